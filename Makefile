@@ -1,0 +1,48 @@
+# make demo   the main job on this machine, set-up included
+# make test   lint, types and tests, set-up included
+# Both need only Python 3.11+ and make.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+
+# A plain torch brings gigabytes of CUDA libraries: pin a version that has a CPU build.
+ifeq ($(GPU),yes)
+TORCH ?= torch>=2.11
+EXTRAS := cupy,triton,cute,torch,dev
+else
+TORCH ?= torch==2.13.0
+EXTRAS := triton,cute,dev
+endif
+
+.PHONY: setup demo test format readme clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet '$(TORCH)' --editable '.[$(EXTRAS)]'
+	touch $@
+
+demo: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m kernelcat.demo
+
+test: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	find kernels/cuda -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	find kernels/cuda -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format -i
+
+readme: setup
+	$(BIN)/kernelcat leaderboard --readme README.md
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

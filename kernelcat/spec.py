@@ -1,0 +1,249 @@
+"""What an entry is: axes, tensors, problems, tolerances and an oracle. Plain data.
+
+Imports neither torch, nor a compiler, nor NumPy, so that listing the catalog stays fast.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from kernelcat.errors import InvalidArgument, UnknownName, nearest
+
+AxisValue = int | str | bool
+Bucket = Callable[[int], int]
+
+
+def exact(size: int) -> int:
+    """Bucketing rule: every size is its own bucket."""
+    return size
+
+
+def power_of_two(size: int) -> int:
+    """Bucketing rule: the next power of two (0 and 1 stay themselves)."""
+    return size if size < 2 else 1 << (size - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One dimension along which problems of an entry differ.
+
+    A *size* has ``low <= value <= high`` (the range fuzzing draws from; callers may go past
+    ``high``) and a bucketing rule. A *choice* has ``values``; a flag is the choice of two booleans.
+    """
+
+    name: str
+    doc: str
+    values: tuple[AxisValue, ...] = ()
+    low: int = 0
+    high: int = 0
+    bucket: Bucket = exact
+
+    @staticmethod
+    def size(name: str, doc: str, low: int, high: int, bucket: Bucket = power_of_two) -> Axis:
+        return Axis(name, doc, low=low, high=high, bucket=bucket)
+
+    @staticmethod
+    def choice(name: str, doc: str, *values: str) -> Axis:
+        return Axis(name, doc, values=values)
+
+    @staticmethod
+    def flag(name: str, doc: str) -> Axis:
+        return Axis(name, doc, values=(False, True))
+
+    def check(self, value: AxisValue) -> None:
+        """Raise ``InvalidArgument`` unless ``value`` is one this axis can take."""
+        if self.values:
+            if value not in self.values:
+                names = ", ".join(str(v) for v in self.values)
+                raise InvalidArgument(
+                    f"{self.name}={value!r} is not supported; use one of: {names}"
+                )
+        elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise InvalidArgument(f"{self.name}={value!r} must be a whole number >= 0")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Axis values of one call: canonical, hashable, JSON-able. ``problem["M"]`` reads a value."""
+
+    entry: str
+    axes: tuple[tuple[str, AxisValue], ...]
+
+    @staticmethod
+    def of(entry: str, /, **axes: AxisValue) -> Problem:
+        return Problem(entry, tuple(sorted(axes.items())))
+
+    @cached_property
+    def values(self) -> dict[str, AxisValue]:
+        return dict(self.axes)
+
+    @cached_property
+    def key(self) -> str:
+        """Canonical JSON of the axes: the text the store compares by."""
+        return json.dumps(self.values, sort_keys=True, separators=(",", ":"))
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def __str__(self) -> str:
+        return " ".join(f"{k}={v}" for k, v in self.axes)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An array argument. ``shape`` names axes or numbers; ``dtype`` an axis or an element type.
+
+    ``flag`` names the axis that says whether an optional tensor is there. ``strides`` (in
+    elements) names axes too; None means contiguous.
+    """
+
+    name: str
+    shape: tuple[str | int, ...]
+    dtype: str
+    doc: str = ""
+    flag: str | None = None
+    strides: tuple[str | int, ...] | None = None
+
+    def shape_of(self, problem: Problem) -> tuple[int, ...]:
+        return tuple(d if isinstance(d, int) else int(problem[d]) for d in self.shape)
+
+    def strides_of(self, problem: Problem) -> tuple[int, ...]:
+        """Strides in elements."""
+        if self.strides is not None:
+            return tuple(s if isinstance(s, int) else int(problem[s]) for s in self.strides)
+        strides, step = [], 1
+        for extent in reversed(self.shape_of(problem)):
+            strides.append(step)
+            step *= max(extent, 1)
+        return tuple(reversed(strides))
+
+    def dtype_of(self, problem: Problem) -> str:
+        value = problem.values.get(self.dtype, self.dtype)
+        return str(value)
+
+    def span_of(self, problem: Problem) -> int:
+        """Elements from the first to the last one, gaps included; 0 for an empty tensor."""
+        shape = self.shape_of(problem)
+        if 0 in shape:
+            return 0
+        return 1 + sum((d - 1) * s for d, s in zip(shape, self.strides_of(problem), strict=True))
+
+    def present(self, problem: Problem) -> bool:
+        return self.flag is None or bool(problem[self.flag])
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """``|out - oracle| <= absolute + relative * |oracle|`` for every element."""
+
+    absolute: float
+    relative: float
+
+
+EXACT = Tolerance(0.0, 0.0)
+"""Outputs equal the oracle's bit by bit; the oracle is given storage arrays, not float32 values."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Somebody else's implementation of an entry, raced beside ours.
+
+    ``load()`` imports it and returns ``make(problem, arrays) -> run()``, where ``arrays`` are the
+    entry's tensors (outputs included) as torch tensors on the GPU and ``run`` launches on torch's
+    current stream. ``load`` raises ``MissingDependency`` where the library is not installed, and
+    ``make`` raises ``Unsupported`` for a problem the library cannot do.
+    """
+
+    name: str
+    load: Callable[[], Callable[[Problem, Mapping[str, Any]], Callable[[], Any]]]
+
+
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The specification of one technique: what it computes, and how to tell that it was right.
+
+    Attributes
+    ----------
+    oracle : ``oracle(problem, arrays) -> {output: array}``
+        NumPy or CuPy arrays in (float32 values, or storage where the tolerance is ``EXACT``),
+        float32 (or storage) out. Only operators and methods both libraries share.
+    make_inputs : ``make_inputs(problem, normal) -> {input: array}``
+        ``normal(shape)`` draws float32 standard normal values on the device in use.
+    flops, bytes_moved : ``problem -> int``
+        The least work that any implementation must do; they give the roofline.
+    constraint : ``problem -> reason or None``
+        Which combinations of axis values make sense at all (``src_stride >= cols``).
+    problems : named problems; ``peers`` : who is raced.
+    """
+
+    name: str
+    summary: str
+    axes: tuple[Axis, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    oracle: Callable[[Problem, Arrays], dict[str, Any]]
+    make_inputs: Callable[[Problem, Callable[[tuple[int, ...]], Any]], dict[str, Any]]
+    tolerance: Mapping[str, Tolerance]
+    flops: Callable[[Problem], int]
+    bytes_moved: Callable[[Problem], int]
+    problems: Mapping[str, Problem] = field(default_factory=dict)
+    peers: tuple[Peer, ...] = ()
+    constraint: Callable[[Problem], str | None] = lambda problem: None
+    tolerance_axis: str = "dtype"
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.inputs + self.outputs
+
+    def axis(self, name: str) -> Axis:
+        for axis in self.axes:
+            if axis.name == name:
+                return axis
+        raise UnknownName(f"{self.name} has no axis {name!r}{nearest(name, self.axis_names)}")
+
+    @property
+    def axis_names(self) -> list[str]:
+        return [axis.name for axis in self.axes]
+
+    def problem(self, **axes: AxisValue) -> Problem:
+        """A checked problem: every axis given once, every value legal."""
+        for name in axes:
+            self.axis(name)
+        missing = [name for name in self.axis_names if name not in axes]
+        if missing:
+            raise InvalidArgument(f"{self.name} also needs {', '.join(missing)}")
+        for axis in self.axes:
+            axis.check(axes[axis.name])
+        problem = Problem.of(self.name, **axes)
+        reason = self.constraint(problem)
+        if reason:
+            raise InvalidArgument(f"{self.name}: {reason}")
+        return problem
+
+    def named(self, name: str) -> Problem:
+        if name not in self.problems:
+            known = list(self.problems)
+            raise UnknownName(f"{self.name} has no problem {name!r}{nearest(name, known)}")
+        return self.problems[name]
+
+    def problem_name(self, problem: Problem) -> str | None:
+        return next((name for name, known in self.problems.items() if known == problem), None)
+
+    def bucket(self, problem: Problem) -> Problem:
+        """The problem with every size rounded by its axis's bucketing rule."""
+        sized = {a.name: a.bucket(problem[a.name]) for a in self.axes if not a.values}
+        return Problem.of(self.name, **{**problem.values, **sized})
+
+    def tolerance_of(self, problem: Problem) -> Tolerance:
+        return self.tolerance[str(problem[self.tolerance_axis])]
+
+    def present(self, problem: Problem) -> Iterator[Tensor]:
+        """The tensors this problem has: all but optional ones that are absent."""
+        return (tensor for tensor in self.tensors if tensor.present(problem))
