@@ -1,0 +1,144 @@
+"""`kernelcat check`: what an implementation has to pass before it is believed.
+
+Every named problem on two seeds, then fuzzing, then NVIDIA's compute-sanitizer over a fuzz run of
+its own. Each implementation runs in a process of its own, so that an illegal access (which leaves
+a CUDA context useless) costs that implementation alone.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from kernelcat import catalog, sources
+from kernelcat.check import check
+from kernelcat.device import Device, Interpreter
+from kernelcat.environment import Environment
+from kernelcat.errors import KernelcatError
+from kernelcat.fuzz import fuzz
+from kernelcat.implementation import Implementation
+from kernelcat.receipts import Receipt
+from kernelcat.sanitizer import command_line, sanitize
+from kernelcat.spec import Problem
+
+INTERPRETED_SIZE = 70
+"""Largest size axis in Triton's interpreter."""
+
+
+@dataclass
+class Outcome:
+    """What one implementation passed and where it failed. ``skipped``: problems it rejects."""
+
+    implementation: str
+    problems: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    fuzz_examples: int = 0
+    sanitizer: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """No failure, and something was checked at all."""
+        return not self.failures and bool(self.problems or self.fuzz_examples)
+
+
+def certify(
+    implementation: Implementation,
+    device: Device,
+    problems: Sequence[Problem] | None = None,
+    fuzz_examples: int = 0,
+) -> Outcome:
+    """Check one implementation in this process.
+
+    ``problems`` None means every named problem, or none of them in the interpreter, which is too
+    slow for real sizes and only fuzzes.
+    """
+    entry = catalog.entry(implementation.entry)
+    outcome = Outcome(implementation.name)
+    interpreted = isinstance(device, Interpreter)
+    chosen = ([] if interpreted else entry.problems.values()) if problems is None else problems
+    for problem in chosen:
+        _check_one(implementation, problem, device, outcome)
+    if fuzz_examples:
+        limit = INTERPRETED_SIZE if interpreted else None
+        result = fuzz(implementation, device, fuzz_examples, limit=limit)
+        outcome.fuzz_examples = result.examples
+        if result.failure:
+            outcome.failures.append(str(result.failure))
+    return outcome
+
+
+def _check_one(
+    implementation: Implementation, problem: Problem, device: Device, outcome: Outcome
+) -> None:
+    name = catalog.entry(problem.entry).problem_name(problem) or str(problem)
+    config = implementation.default(problem, device.gpu)
+    reason = implementation.why_not(config, problem, device.gpu)
+    if reason:
+        outcome.skipped.append(f"{name}: {reason}")
+        return
+    try:
+        verdict = check(implementation, problem, config, device)
+    except KernelcatError as error:
+        outcome.failures.append(f"{name} {config}: {type(error).__name__}: {error}")
+        return
+    if verdict.passed:
+        outcome.problems.append(name)
+    else:
+        outcome.failures.append(f"{name} {config}: {verdict.detail}")
+
+
+def run(
+    found: Sequence[Implementation],
+    device: Device,
+    problems: Sequence[str],
+    fuzz_examples: int,
+    sanitize_examples: int,
+    jobs: int,
+) -> list[Outcome]:
+    """Certify each of ``found``: a single one here, several in a process each.
+
+    ``problems`` are names; none means all.
+    """
+    if len(found) == 1:
+        entry = catalog.entry(found[0].entry)
+        chosen = [entry.named(name) for name in problems] or None
+        outcome = certify(found[0], device, chosen, fuzz_examples)
+        if sanitize_examples and outcome.passed:
+            outcome.sanitizer = sanitize(found[0], sanitize_examples)
+            findings = {tool: n for tool, n in outcome.sanitizer.items() if n}
+            outcome.failures += [f"{tool} found {n} errors" for tool, n in findings.items()]
+        return [outcome]
+    arguments = ["--fuzz", str(fuzz_examples), "--sanitize", str(sanitize_examples)]
+    for name in problems:
+        arguments += ["--problem", name]
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(lambda i: _in_process(i, arguments), found))
+
+
+def _in_process(implementation: Implementation, arguments: Sequence[str]) -> Outcome:
+    command = [*command_line("check", implementation), "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        return Outcome(**json.loads(done.stdout)[0])
+    except (ValueError, IndexError, TypeError):
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+        return Outcome(implementation.name, failures=[f"exit {done.returncode}: {lines[-1]}"])
+
+
+def receipt(implementation: Implementation, outcome: Outcome, device: Device) -> Receipt:
+    """The receipt for an outcome without failures."""
+    return Receipt(
+        implementation=implementation.name,
+        source=sources.digest(implementation),
+        gpu=device.gpu.sku,
+        environment=Environment.capture(device.gpu, 0).to_json(),
+        problems=tuple(outcome.problems),
+        fuzz_examples=outcome.fuzz_examples,
+        sanitizer=outcome.sanitizer,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )

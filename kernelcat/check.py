@@ -1,0 +1,240 @@
+"""The correctness gate: an implementation against the entry's oracle, on poisoned memory.
+
+Every buffer lies between guard bands, and each byte that must not be read (bands, gaps between
+strided rows) is 0xFF: NaN in a float type, so that a read out of bounds shows in the result.
+Outputs start as 0xFF too, so that an element nobody wrote shows. Afterwards inputs, gaps and
+bands must be what they were: a write out of bounds is a wrong result, not only a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kernelcat import catalog, dtypes
+from kernelcat.device import Bind, Device, Run
+from kernelcat.implementation import Config, Implementation
+from kernelcat.spec import EXACT, Arrays, Entry, Problem, Tensor
+
+GUARD_BYTES = 4096
+POISON = 0xFF
+LARGE = 1 << 28
+"""Elements above which a conversion is done in pieces."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a result was right. ``max_error``: largest ``|out - oracle|``, NaN if unknown."""
+
+    passed: bool
+    max_error: float
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor between guard bands. ``view`` is what kernels see; ``raw`` all of it, as bytes."""
+
+    tensor: Tensor
+    raw: Any
+    view: Any
+    used: Any
+
+    @staticmethod
+    def poisoned(tensor: Tensor, problem: Problem, xp: Any) -> Buffer:
+        dtype = dtypes.STORAGE[tensor.dtype_of(problem)]
+        size = np.dtype(dtype).itemsize
+        span = tensor.span_of(problem) * size
+        raw = xp.full(GUARD_BYTES + span + GUARD_BYTES, POISON, dtype="uint8")
+        shape, strides = tensor.shape_of(problem), tensor.strides_of(problem)
+        flat = raw[GUARD_BYTES : GUARD_BYTES + span].view(dtype)
+        byte_strides = tuple(s * size for s in strides)
+        view = xp.lib.stride_tricks.as_strided(flat, shape, byte_strides)
+        return Buffer(tensor, raw, view, _used(raw, shape, byte_strides, size, xp))
+
+    def poison(self) -> None:
+        self.raw.fill(POISON)
+
+    def outside_intact(self) -> bool:
+        """Whether the bands, and the gaps between strided rows, still hold the poison."""
+        outside = self.raw.size - self.view.size * self.view.dtype.itemsize
+        if self.used is None:
+            head, tail = self.raw[:GUARD_BYTES], self.raw[self.raw.size - GUARD_BYTES :]
+            return bool((head == POISON).all()) and bool((tail == POISON).all())
+        poisoned = int((self.raw == POISON).sum()) - int((self.used == POISON).sum())
+        return poisoned == outside
+
+
+def _used(raw: Any, shape: Sequence[int], strides: Sequence[int], size: int, xp: Any) -> Any:
+    """A byte view of the tensor's own elements where there are gaps between them, else None."""
+    packed = size * int(np.prod(shape))
+    if raw.size == packed + 2 * GUARD_BYTES:
+        return None
+    body = raw[GUARD_BYTES : raw.size - GUARD_BYTES]
+    return xp.lib.stride_tricks.as_strided(body, (*shape, size), (*strides, 1))
+
+
+@dataclass
+class Prepared:
+    """Inputs, oracle and poisoned outputs of one problem and seed, shared by every candidate."""
+
+    entry: Entry
+    problem: Problem
+    device: Device
+    buffers: dict[str, Buffer]
+    expected: Mapping[str, Any]
+    pristine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def arrays(self) -> Arrays:
+        """Tensor name -> storage array; what ``device.load(...)``'s bind takes."""
+        return {name: buffer.view for name, buffer in self.buffers.items()}
+
+    def verify(self, bind: Bind) -> Verdict:
+        """Run once on freshly poisoned outputs and judge the result."""
+        return self.verify_run(bind(self.arrays))
+
+    def verify_run(self, run: Run) -> Verdict:
+        """The same for something already bound to ``self.arrays`` (a peer, a captured graph)."""
+        for tensor in self.entry.outputs:
+            self.buffers[tensor.name].poison()
+        run()
+        self.device.synchronize()
+        return self.judge()
+
+    def judge(self) -> Verdict:
+        """Judge what the buffers hold now."""
+        worst = Verdict(True, 0.0)
+        for tensor in self.entry.present(self.problem):
+            buffer = self.buffers[tensor.name]
+            if not buffer.outside_intact():
+                return Verdict(False, float("nan"), f"wrote outside of {tensor.name}")
+            if tensor.name in self.pristine:
+                if not _equal_bits(buffer.view, self.pristine[tensor.name]):
+                    return Verdict(False, float("nan"), f"changed its input {tensor.name}")
+                continue
+            verdict = self._compare(tensor, buffer.view)
+            if not verdict.passed:
+                return verdict
+            worst = max(worst, verdict, key=lambda v: v.max_error)
+        return worst
+
+    def _compare(self, tensor: Tensor, out: Any) -> Verdict:
+        expected, tolerance = self.expected[tensor.name], self.entry.tolerance_of(self.problem)
+        if out.size == 0:
+            return Verdict(True, 0.0)
+        if tolerance == EXACT:
+            if _equal_bits(out, expected):
+                return Verdict(True, 0.0)
+            wrong = int((_bits(out) != _bits(expected)).sum())
+            return Verdict(False, float("nan"), f"{tensor.name}: {wrong} of {out.size} differ")
+        xp = self.device.xp
+        error = dtypes.decode(out, tensor.dtype_of(self.problem))
+        error -= expected
+        xp.abs(error, out=error)
+        largest = float(error.max())
+        error -= tolerance.relative * xp.abs(expected)
+        wrong = out.size - int((error <= tolerance.absolute).sum())
+        if not wrong:
+            return Verdict(True, largest)
+        at = int((~(error <= tolerance.absolute)).argmax())
+        where = tuple(int(i) for i in np.unravel_index(at, out.shape))
+        return Verdict(
+            False,
+            largest,
+            f"{tensor.name}: {wrong} of {out.size} elements off, first at {where}: "
+            f"{float(dtypes.decode(out[where], tensor.dtype_of(self.problem))):.6g} "
+            f"instead of {float(expected[where]):.6g}",
+        )
+
+
+def _bits(array: Any) -> Any:
+    return array.view(f"uint{8 * array.dtype.itemsize}")
+
+
+def _equal_bits(a: Any, b: Any) -> bool:
+    return bool((_bits(a) == _bits(b)).all())
+
+
+def prepare(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> Prepared:
+    """Draw inputs, compute the oracle and poison the rest.
+
+    Memory: for a tensor of n bytes about 2n, and 4 bytes an element of output for the oracle.
+    """
+    buffers = inputs(entry, problem, device, seed)
+    views = {name: buffer.view for name, buffer in buffers.items()}
+    if entry.tolerance_of(problem) != EXACT:
+        views = {n: dtypes.decode(v, buffers[n].tensor.dtype_of(problem)) for n, v in views.items()}
+    expected = entry.oracle(problem, views)
+    pristine = {name: buffer.view.copy() for name, buffer in buffers.items()}
+    for tensor in entry.outputs:
+        buffers[tensor.name] = Buffer.poisoned(tensor, problem, device.xp)
+    return Prepared(entry, problem, device, buffers, expected, pristine)
+
+
+def inputs(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> dict[str, Buffer]:
+    """The problem's inputs, drawn with ``seed``, each between its guard bands."""
+    xp = device.xp
+    random = xp.random.default_rng(seed)
+
+    def normal(shape: tuple[int, ...]) -> Any:
+        return random.standard_normal(shape, dtype=np.float32)
+
+    drawn = entry.make_inputs(problem, normal)
+    buffers = {}
+    for tensor in entry.inputs:
+        if tensor.present(problem):
+            buffers[tensor.name] = Buffer.poisoned(tensor, problem, xp)
+            _store(buffers[tensor.name].view, drawn[tensor.name], tensor.dtype_of(problem))
+    return buffers
+
+
+def _store(view: Any, values: Any, dtype: str) -> None:
+    """Encode ``values`` into ``view``; by halves while large, since encoding needs temporaries."""
+    if view.size <= LARGE:
+        view[...] = dtypes.encode(values, dtype)
+        return
+    axis = int(np.argmax(view.shape))
+    half = view.shape[axis] // 2
+    for part in (slice(None, half), slice(half, None)):
+        at = (slice(None),) * axis + (part,)
+        _store(view[at], values[at], dtype)
+
+
+def allocate(
+    entry: Entry, problem: Problem, device: Device, seed: int = 0, copies: int = 1
+) -> list[Arrays]:
+    """``copies`` independent sets of arrays (inputs drawn once, outputs poisoned) for timing."""
+    sets: list[Arrays] = []
+    drawn = inputs(entry, problem, device, seed)
+    for _ in range(copies):
+        arrays = {}
+        for tensor in entry.present(problem):
+            buffer = Buffer.poisoned(tensor, problem, device.xp)
+            if tensor.name in drawn:
+                buffer.view[...] = drawn[tensor.name].view
+            arrays[tensor.name] = buffer.view
+        sets.append(arrays)
+    return sets
+
+
+def check(
+    implementation: Implementation,
+    problem: Problem,
+    config: Config,
+    device: Device,
+    seeds: Sequence[int] = (0, 1),
+) -> Verdict:
+    """One configuration on several seeds; the first failure, or the pass with the largest error."""
+    entry = catalog.entry(implementation.entry)
+    bind = device.load(implementation, problem, config)
+    worst = Verdict(True, 0.0)
+    for seed in seeds:
+        verdict = prepare(entry, problem, device, seed).verify(bind)
+        if not verdict.passed:
+            return verdict
+        worst = max(worst, verdict, key=lambda v: v.max_error)
+    return worst

@@ -1,0 +1,94 @@
+"""Where kernels run: a CUDA device with CuPy arrays, or Triton's interpreter with NumPy arrays.
+
+The checker, the fuzzer and the tuner are written against :class:`Device` and work on each.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from kernelcat import catalog, gpu
+from kernelcat.errors import MissingDependency, Unsupported
+from kernelcat.implementation import Config, Implementation
+from kernelcat.spec import Problem
+
+Arrays = Mapping[str, Any]
+Run = Callable[[], None]
+Bind = Callable[[Arrays], Run]
+
+
+class Device(Protocol):
+    """What can hold arrays and run implementations.
+
+    ``xp`` is the array module (CuPy or NumPy). ``load`` builds a configuration and returns
+    ``bind(arrays) -> run``: ``arrays`` are storage arrays by tensor name (absent optional
+    tensors are left out), and ``run()`` launches once, asynchronously where the device is.
+    """
+
+    gpu: gpu.Gpu
+    xp: Any
+
+    def load(self, implementation: Implementation, problem: Problem, config: Config) -> Bind: ...
+
+    def synchronize(self) -> None: ...
+
+
+class CudaDevice:
+    """An NVIDIA GPU. Arrays are CuPy's; launches go to CuPy's current stream."""
+
+    def __init__(self, index: int = 0) -> None:
+        try:
+            import cupy
+        except ModuleNotFoundError as error:
+            raise MissingDependency(
+                "checking and tuning on a GPU need CuPy: pip install 'kernelcat[cupy]'"
+            ) from error
+        self.xp = cupy
+        self.index = index
+        self.gpu = gpu.detect(index)
+        cupy.cuda.Device(index).use()
+
+    def load(self, implementation: Implementation, problem: Problem, config: Config) -> Bind:
+        from kernelcat import launcher
+
+        launch = launcher.load(implementation, problem, config, self.gpu, self.index)
+        names = launch.tensors
+        current_stream = self.xp.cuda.get_current_stream
+
+        def bind(arrays: Arrays) -> Run:
+            pointers = tuple(arrays[n].data.ptr if n in arrays else 0 for n in names)
+            return lambda: launch(pointers, current_stream().ptr)
+
+        return bind
+
+    def synchronize(self) -> None:
+        self.xp.cuda.runtime.deviceSynchronize()
+
+
+class Interpreter:
+    """Triton's interpreter on the CPU: slow, exact about memory, and needs no GPU.
+
+    The process must have started with ``TRITON_INTERPRET=1``.
+    """
+
+    def __init__(self, target: str = "h200") -> None:
+        import numpy
+
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            raise Unsupported("the interpreter needs TRITON_INTERPRET=1 in the environment")
+        self.xp = numpy
+        self.gpu = gpu.find(target)
+
+    def load(self, implementation: Implementation, problem: Problem, config: Config) -> Bind:
+        from kernelcat.jit import triton
+
+        if implementation.language != "triton":
+            raise Unsupported(f"{implementation.name}: only Triton kernels can be interpreted")
+        entry = catalog.entry(implementation.entry)
+        program = implementation.program(problem, config, self.gpu)
+        return lambda arrays: lambda: triton.interpret(entry, problem, program, arrays)
+
+    def synchronize(self) -> None:
+        pass

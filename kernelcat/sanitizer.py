@@ -1,0 +1,66 @@
+"""NVIDIA's compute-sanitizer over a small fuzz run of one implementation."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from kernelcat.errors import KernelcatError, MissingDependency
+from kernelcat.implementation import Implementation
+
+SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
+SANITIZED_SIZE = 160
+"""Largest size axis while the sanitizer watches, which slows kernels by 10 to 100 times."""
+
+
+def command_line(verb: str, implementation: Implementation) -> list[str]:
+    """The command that runs ``kernelcat VERB`` on one implementation in a process of its own."""
+    return [
+        *(sys.executable, "-m", "kernelcat", verb, implementation.entry),
+        *("--language", implementation.language, "--variant", implementation.variant),
+    ]
+
+
+def sanitizer_path() -> str | None:
+    """compute-sanitizer on the path, or in the CUDA toolkit."""
+    found = shutil.which("compute-sanitizer")
+    if found:
+        return found
+    root = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    path = Path(root) / "bin" / "compute-sanitizer"
+    return str(path) if path.is_file() else None
+
+
+def sanitize(implementation: Implementation, examples: int) -> dict[str, int]:
+    """Errors that each compute-sanitizer tool finds in a small fuzz run of the implementation.
+
+    Raises
+    ------
+    MissingDependency
+        When compute-sanitizer (part of the CUDA toolkit) is not on the path.
+    KernelcatError
+        When a tool ran but said no number.
+    """
+    sanitizer = sanitizer_path()
+    if sanitizer is None:
+        raise MissingDependency("compute-sanitizer is not on the path: install the CUDA toolkit")
+    fuzzing = [*command_line("fuzz", implementation), "--examples", str(examples)]
+    fuzzing += ["--limit", str(SANITIZED_SIZE), "--configs", "4"]
+    found = {}
+    for tool in SANITIZERS:
+        command = [sanitizer, "--tool", tool, "--kernel-name-exclude", "kernel_substring=cupy"]
+        done = subprocess.run([*command, *fuzzing], capture_output=True, text=True, check=False)
+        found[tool] = _errors(tool, done.stdout + done.stderr)
+    return found
+
+
+def _errors(tool: str, output: str) -> int:
+    match = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)", output)
+    if not match:
+        tail = " | ".join(output.strip().splitlines()[-3:])
+        raise KernelcatError(f"compute-sanitizer --tool {tool} gave no summary: {tail}")
+    return int(match[1])
