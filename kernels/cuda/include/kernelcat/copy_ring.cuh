@@ -1,0 +1,37 @@
+// A ring of shared-memory stages through which one thread copies tiles with the bulk copy engine.
+#pragma once
+
+#include <kernelcat/bulk_copy.cuh>
+
+namespace kernelcat {
+
+// Copies tiles 0 .. num_tiles - 1. `load(tile, stage, barrier)` starts a load that completes on the
+// barrier, which it must tell how many bytes to expect; `store(tile, stage)` starts a store. A
+// stage is loaded again once kNumStores younger stores were started and its own has left shared
+// memory, so about kNumStages - kNumStores loads and kNumStores stores are in flight. Runs in one
+// thread; `barriers` are fresh.
+template <int kNumStages, int kNumStores, typename Load, typename Store>
+__device__ __forceinline__ void copy_through_ring(Barrier (&barriers)[kNumStages],
+                                                  int64_t num_tiles, Load load, Store store) {
+  static_assert(0 < kNumStores && kNumStores < kNumStages);
+  for (int64_t tile = 0; tile < kNumStages && tile < num_tiles; ++tile) {
+    load(tile, static_cast<int>(tile), barriers[tile]);
+  }
+  RingPosition<kNumStages> position;
+  int refill = kNumStages - kNumStores;  // the stage of the tile kNumStores back
+  for (int64_t tile = 0; tile < num_tiles; ++tile) {
+    barriers[position.stage].wait(position.parity);
+    store(tile, position.stage);
+    commit_stores();
+    position.advance();
+    const int64_t next = tile - kNumStores + kNumStages;
+    if (tile >= kNumStores && next < num_tiles) {
+      wait_stores_read<kNumStores>();
+      load(next, refill, barriers[refill]);
+    }
+    refill = refill + 1 == kNumStages ? 0 : refill + 1;
+  }
+  wait_stores_read<0>();
+}
+
+}  // namespace kernelcat

@@ -1,0 +1,43 @@
+// Warp-wide matrix instructions (sm_80+) and the moves of 8x8 matrices that feed and drain them.
+#pragma once
+
+#include <kernelcat/types.cuh>
+
+namespace kernelcat {
+
+// Four 8x8 matrices of 16-bit elements; lane l passes the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void load_matrices(uint32_t (&matrices)[4], uint32_t shared_address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+               : "r"(shared_address)
+               : "memory");
+}
+
+// The reverse of load_matrices (sm_90+).
+__device__ __forceinline__ void store_matrices(uint32_t shared_address,
+                                               const uint32_t (&matrices)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address),
+      "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
+      : "memory");
+}
+
+// d += a @ b^T: a 16 x 16, b 8 x 16, d 16 x 8 float32.
+template <typename T>
+__device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b_low,
+                                            uint32_t b_high);
+
+#define KERNELCAT_MMA(TYPE, NAME)                                                          \
+  template <>                                                                              \
+  __device__ __forceinline__ void mma_16x8x16<TYPE>(float (&d)[4], const uint32_t (&a)[4], \
+                                                    uint32_t b_low, uint32_t b_high) {     \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME                    \
+                 ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"    \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                          \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));   \
+  }
+KERNELCAT_MMA(bfloat16, "bf16")
+KERNELCAT_MMA(float16, "f16")
+#undef KERNELCAT_MMA
+
+}  // namespace kernelcat

@@ -1,0 +1,52 @@
+// A warp's share of an output tile, multiplied by mma.sync from operands in shared memory.
+#pragma once
+
+#include <kernelcat/gemm_output.cuh>
+#include <kernelcat/mma.cuh>
+#include <kernelcat/sync.cuh>
+
+namespace kernelcat {
+
+// kRows x kCols sums. Lane l holds, of each 16 x 8 block, columns 2 * (l % 4) + {0, 1} of rows
+// l / 4 and l / 4 + 8.
+template <typename T, int kRows, int kCols>
+struct WarpTile {
+  static_assert(kRows % 16 == 0 && kCols % 16 == 0);
+  float sums[kRows / 16][kCols / 8][4] = {};
+
+  // Adds 16 columns of k. `a_at(row, unit)` and `b_at(row, unit)` are the shared-memory addresses
+  // of the 16-byte unit (0 or 1) of these columns in a row of the warp's operands.
+  template <typename AddressA, typename AddressB>
+  __device__ __forceinline__ void multiply(AddressA a_at, AddressB b_at) {
+    const int lane = lane_index();
+    uint32_t a[kRows / 16][4], b[kCols / 16][4];
+#pragma unroll
+    for (int i = 0; i < kRows / 16; ++i) load_matrices(a[i], a_at(16 * i + lane % 16, lane / 16));
+#pragma unroll
+    for (int j = 0; j < kCols / 16; ++j) {
+      load_matrices(b[j], b_at(16 * j + lane / 16 * 8 + lane % 8, lane / 8 % 2));
+    }
+#pragma unroll
+    for (int i = 0; i < kRows / 16; ++i) {
+#pragma unroll
+      for (int j = 0; j < kCols / 16; ++j) {
+        mma_16x8x16<T>(sums[i][2 * j], a[i], b[j][0], b[j][1]);
+        mma_16x8x16<T>(sums[i][2 * j + 1], a[i], b[j][2], b[j][3]);
+      }
+    }
+  }
+
+  // `row` and `col` are those of the warp's first element in D.
+  __device__ __forceinline__ void store(const GemmOutput<T>& output, int row, int col) const {
+    const int lane = lane_index();
+#pragma unroll
+    for (int i = 0; i < kRows / 16; ++i) {
+#pragma unroll
+      for (int j = 0; j < kCols / 8; ++j) {
+        output.store_block(row + 16 * i + lane / 4, col + 8 * j + lane % 4 * 2, sums[i][j]);
+      }
+    }
+  }
+};
+
+}  // namespace kernelcat

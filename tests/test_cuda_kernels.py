@@ -1,0 +1,181 @@
+"""The CUDA kernels: what compiles, what it takes, and programs whose maps cover every element.
+
+`test_compiles` looks at the default of one problem; here are the corners of the spaces.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+
+from kernelcat import catalog, gpu, inspect, tensor_map
+from kernelcat.implementation import Config, Implementation, Int32, Program, Step, TensorMap
+from kernelcat.jit import build
+from kernelcat.kernels.cuda.gemm import wgmma
+from kernelcat.kernels.cuda.tma_copy import Boxes, Layout
+from kernelcat.spec import Problem
+
+SKU_OF = {"sm_80": "a100", "sm_90a": "h200", "sm_100a": "b200"}
+
+
+def gemm(m: int, n: int, k: int, dtype: str = "bfloat16", bias: bool = True) -> Problem:
+    return catalog.entry("gemm").problem(M=m, N=n, K=k, dtype=dtype, bias=bias)
+
+
+def copy(rows: int, cols: int, src: int = 0, dst: int = 0, dtype: str = "bfloat16") -> Problem:
+    strides = {"src_stride": src or cols, "dst_stride": dst or src or cols}
+    return catalog.entry("tma_copy").problem(rows=rows, cols=cols, dtype=dtype, **strides)
+
+
+def wgmma_config(block_m: int, block_n: int, split_k: int = 1) -> Config:
+    return Config(block_m=block_m, block_n=block_n, split_k=split_k, group_m=8)
+
+
+RING = Config(tile_kb=16, num_stages=8, blocks_per_sm=1, evict_first=True)
+CORNERS = [
+    # Most accumulators, both ways of storing; the second wgmma; fewest columns; a chunk of 32.
+    ("sm_90a", "gemm", "wgmma", gemm(4096, 4096, 4096), wgmma_config(128, 256)),
+    ("sm_90a", "gemm", "wgmma", gemm(4096, 4095, 4096, "float16"), wgmma_config(128, 256)),
+    ("sm_90a", "gemm", "wgmma", gemm(4096, 4095, 4096), wgmma_config(256, 128)),
+    ("sm_90a", "gemm", "wgmma", gemm(64, 257, 4096), wgmma_config(64, 256, 4)),
+    ("sm_90a", "gemm", "wgmma", gemm(64, 2112, 7168, "float16"), wgmma_config(64, 32, 2)),
+    ("sm_90a", "gemm", "tma", gemm(99, 99, 64), Config(block_m=128, block_n=128, num_stages=6)),
+    ("sm_100a", "gemm", "tma", gemm(9, 99, 64), Config(block_m=32, block_n=64, num_stages=3)),
+    ("sm_80", "gemm", "tiled", gemm(99, 99, 99), Config(block_m=128, block_n=128, num_stages=4)),
+    ("sm_90a", "gemm", "tiled", gemm(99, 99, 99), Config(block_m=128, block_n=64, num_stages=3)),
+    ("sm_80", "gemm", "naive", gemm(3, 3, 3, "float16"), Config()),
+    ("sm_80", "tma_copy", "vectorized", copy(9, 9), Config(unroll=4, streaming=True)),
+    ("sm_90a", "tma_copy", "vectorized", copy(9, 9), Config(unroll=4, streaming=False)),
+    ("sm_100a", "tma_copy", "bulk", copy(1, 1 << 20), RING),
+    ("sm_100a", "tma_copy", "tensor_map", copy(99, 80, 96), RING),
+]
+ODD_PROBLEMS = [
+    gemm(1, 1, 8),
+    gemm(1, 257, 264),
+    gemm(400, 1, 600),
+    gemm(63, 40, 1024),
+    gemm(1 << 20, 16, 8),
+    gemm(5, 3, 0),
+    gemm(5, 3, 7),
+    copy(1, 1),
+    copy(1, 511),
+    copy(1, 513),
+    copy(1, (1 << 32) + 5),
+    copy(3, 5, 8),
+    copy(300, 3000, 4096, 3000),
+    copy(300, 3, 48, 16, "uint8"),
+    copy(7, 33, 36, 40, "float32"),
+]
+
+
+def programs(problem: Problem) -> list[tuple[Implementation, gpu.Gpu, Config, Program]]:
+    """Every program of every CUDA implementation, on the SKUs above."""
+    return [
+        (implementation, target, config, implementation.program(problem, config, target))
+        for implementation in catalog.in_language(problem.entry, "cuda")
+        for target in map(gpu.find, SKU_OF.values())
+        for config in implementation.configs(problem, target)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "entry", "variant", "problem", "config"), CORNERS)
+def test_a_corner_of_the_space_compiles_without_spills_and_proves_its_techniques(
+    arch: str, entry: str, variant: str, problem: Problem, config: Config
+) -> None:
+    implementation, target = catalog.implementation(entry, "cuda", variant), gpu.find(SKU_OF[arch])
+    assert implementation.why_not(config, problem, target) is None
+    (step,) = implementation.program(problem, config, target).steps
+    artifact = build(step.source, arch)
+    assert artifact.metadata["spill_bytes"] == 0
+    assert artifact.metadata["warnings"] == []  # ptxas tells there that it serialized wgmma
+    assert all(inspect.prove(implementation, artifact).values())
+    assert step.shared_bytes + artifact.metadata["static_shared_bytes"] <= target.shared_bytes
+    assert step.block * artifact.metadata["registers"] <= 1 << 16
+
+
+@pytest.mark.parametrize("problem", ODD_PROBLEMS, ids=str)
+def test_every_program_of_an_odd_problem_can_be_launched(problem: Problem) -> None:
+    found = programs(problem)
+    assert {i.variant for i, *_ in found} >= {"naive", "tiled"} or problem.entry == "tma_copy"
+    assert {i.variant for i, *_ in found} >= {"vectorized"} or problem.entry == "gemm"
+    for implementation, target, config, program in found:
+        for step in program.steps:
+            assert 0 < step.grid[0] < 1 << 31 and 0 < step.grid[1] < 1 << 16
+            assert step.shared_bytes <= target.shared_bytes
+            for param in step.params:
+                if isinstance(param, TensorMap):
+                    assert tensor_map.why_not(param) is None, (implementation.name, config)
+
+
+@pytest.mark.parametrize("problem", ODD_PROBLEMS, ids=str)
+def test_a_default_is_a_configuration_that_serves_where_one_does(problem: Problem) -> None:
+    for implementation in catalog.in_language(problem.entry, "cuda"):
+        for target in map(gpu.find, SKU_OF.values()):
+            legal = list(implementation.configs(problem, target))
+            assert not legal or implementation.default(problem, target) in legal
+
+
+@pytest.mark.parametrize("problem", [gemm(0, 5, 8), gemm(5, 0, 8), copy(0, 5), copy(5, 0)], ids=str)
+def test_an_empty_problem_launches_nothing(problem: Problem) -> None:
+    assert all(program.steps == () for *_, program in programs(problem))
+
+
+@pytest.mark.parametrize("problem", [p for p in ODD_PROBLEMS if p.entry == "tma_copy"], ids=str)
+@pytest.mark.parametrize("tile_kb", [4, 16])
+def test_maps_and_what_they_leave_out_cover_a_layout_once(problem: Problem, tile_kb: int) -> None:
+    layout = Layout.of(problem)
+    if layout.row_bytes < 16 or (layout.rows == 1 and layout.bytes < 1024):
+        pytest.skip("no map is made of so short a span")
+    boxes = Boxes.of(layout, tile_kb << 10)
+    assert boxes.rows * boxes.cols * 4 + boxes.tail_rows * boxes.tail_bytes == layout.bytes
+    assert boxes.cols * 4 % 16 == 0, "a TMA store writes whole units of 16 bytes"
+    assert boxes.box_bytes <= tile_kb << 10
+    assert boxes.box_cols * boxes.boxes_per_row >= boxes.cols
+    assert boxes.box_rows * (boxes.count // boxes.boxes_per_row) >= boxes.rows
+    assert boxes.rows * boxes.boxes_per_row * boxes.box_cols < 1 << 62
+    assert boxes.rows < 1 << 31 and boxes.cols < 1 << 31  # a box's coordinates are 32-bit
+
+
+@pytest.mark.parametrize("shape", [(16, 7168, 2048), (64, 2112, 7168), (100, 200, 640)])
+def test_splits_have_work_workspaces_and_at_most_one_wave(shape: tuple[int, int, int]) -> None:
+    target, problem = gpu.find("h200"), gemm(*shape)
+    splits = set()
+    for config in wgmma.IMPLEMENTATION.configs(problem, target):
+        program = wgmma.IMPLEMENTATION.program(problem, config, target)
+        split_k, tiles = config["split_k"], wgmma.tiles(problem, config)
+        splits.add(split_k)
+        blocks = ceil(problem["K"] / 64)
+        shares = [blocks * (s + 1) // split_k - blocks * s // split_k for s in range(split_k)]
+        assert min(shares) > 0 and sum(shares) == blocks
+        if split_k == 1:
+            assert not program.workspaces
+            continue
+        (step,) = program.steps
+        assert step.grid[0] == tiles * split_k <= target.sms
+        tile_bytes = config["block_m"] * config["block_n"] * 4
+        assert program.workspaces["partials"] == tiles * split_k * tile_bytes
+    assert len(splits) > 2
+
+
+def test_wgmma_tiles_follow_the_problem() -> None:
+    """Few rows: short tiles that occupy most SMs. Many: the widest instruction."""
+    target = gpu.find("h200")
+    small = wgmma.IMPLEMENTATION.default(gemm(64, 2112, 7168), target)
+    large = wgmma.IMPLEMENTATION.default(gemm(8192, 8192, 8192), target)
+    assert small["block_m"] == 64
+    assert wgmma.tiles(gemm(64, 2112, 7168), small) * small["split_k"] > target.sms // 2
+    assert (large["block_m"], large["block_n"], large["split_k"]) == (128, 256, 1)
+
+
+def test_a_kernel_gets_as_many_parameters_as_it_declares() -> None:
+    expected = {"naive": 7, "tiled": 8, "tma": 8, "wgmma": 12}
+    for implementation in catalog.in_language("gemm", "cuda"):
+        target, problem = gpu.find("h200"), gemm(128, 128, 128)
+        step: Step = implementation.program(
+            problem, implementation.default(problem, target), target
+        ).steps[0]
+        assert len(step.params) == expected[implementation.variant]
+        sizes = [p.value for p in step.params if isinstance(p, Int32)][:3]
+        assert sizes == [128, 128, 128]
