@@ -1,0 +1,113 @@
+"""Programs of Triton steps run in Triton's interpreter, on NumPy arrays, without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from kernelcat import dtypes
+from kernelcat.errors import MissingDependency, Unsupported
+from kernelcat.implementation import Pointer, Program, Step, TensorMap
+from kernelcat.jit.triton import NAMES, TritonSource, parse_descriptor
+from kernelcat.spec import Arrays
+
+
+def interpret(program: Program, arrays: Arrays) -> None:
+    """Run ``program`` on storage arrays, in place. Workspaces start as zeros.
+
+    The process must have started with ``TRITON_INTERPRET=1``.
+
+    Raises
+    ------
+    Unsupported
+        A step is not written in Triton.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise MissingDependency("Triton's interpreter needs torch: pip install torch") from error
+    memory = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    for name, size in program.workspaces.items():
+        memory[name] = torch.zeros(size, dtype=torch.uint8)
+    with true_bfloat16():
+        for step in program.steps:
+            source = step.source
+            if not isinstance(source, TritonSource):
+                raise Unsupported(f"only Triton steps can be interpreted, not {source.language}")
+            x, y, z = step.grid
+            kernel = source.function()[x // step.cluster[0], y, z]
+            kernel(**_bind(step, source, memory), **source.constants)
+
+
+def _bind(step: Step, source: TritonSource, memory: Mapping[str, Any]) -> dict[str, Any]:
+    """Argument name -> what the interpreter takes for it, from the step's flat parameters."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    params: Iterator[Any] = iter(step.params)
+    bound: dict[str, Any] = {}
+    for name, type_name in source.signature.items():
+        param = next(params)
+        if isinstance(param, Pointer):
+            bound[name] = _typed(memory.get(param.tensor), NAMES[type_name.removeprefix("*")])
+        elif isinstance(param, TensorMap):
+            dtype, block = parse_descriptor(type_name)
+            rows, cols, row_stride, col_stride = (next(params).value for _ in range(4))
+            base = _typed(memory[param.tensor], dtype)
+            bound[name] = TensorDescriptor(
+                base, [rows, cols], [row_stride, col_stride], list(block)
+            )
+        else:
+            bound[name] = param.value
+    return bound
+
+
+def _typed(tensor: Any, dtype: str) -> Any:
+    """The same memory as elements of ``dtype``; None (a null pointer) for an absent tensor."""
+    import torch
+
+    return None if tensor is None else tensor.view(getattr(torch, dtype))
+
+
+@contextlib.contextmanager
+def true_bfloat16() -> Iterator[None]:
+    """Give the interpreter the bfloat16 arithmetic of a GPU while the context lasts.
+
+    It keeps bfloat16 as ``uint16``; up to 3.9 its ``tl.dot`` multiplies these integers and its
+    conversion from float32 truncates.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    convert, dot = interpreter._convert_float, interpreter.InterpreterBuilder.create_dot
+
+    def exact_convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return dtypes.decode(data.view(np.uint16), "bfloat16")
+        if (source, target) == (tl.float32, tl.bfloat16):
+            values = data.view(np.float32)
+            missing = np.isnan(values)
+            rounded = dtypes.encode(np.where(missing, np.float32(0), values), "bfloat16")
+            return np.where(missing, np.uint16(0x7FC0), rounded)
+        return convert(data, source, target, rounding)
+
+    def widened_dot(self: Any, a: Any, b: Any, *more: Any) -> Any:
+        return dot(self, _widen(a, tl), _widen(b, tl), *more)
+
+    interpreter._convert_float = exact_convert
+    interpreter.InterpreterBuilder.create_dot = widened_dot
+    try:
+        yield
+    finally:
+        interpreter._convert_float = convert
+        interpreter.InterpreterBuilder.create_dot = dot
+
+
+def _widen(handle: Any, tl: Any) -> Any:
+    from triton.runtime.interpreter import TensorHandle
+
+    if handle.dtype.scalar != tl.bfloat16:
+        return handle
+    return TensorHandle(dtypes.decode(handle.data, "bfloat16"), tl.float32)

@@ -1,0 +1,207 @@
+"""Triton compiled ahead of time: parameters, descriptors, errors, digests; no GPU needed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+from kernelcat import catalog, gpu
+from kernelcat.errors import CompileError
+from kernelcat.implementation import Config, Int32, Int64, Pointer, Step, TensorMap
+from kernelcat.jit import cache, interpreter, triton
+
+H200 = gpu.find("h200")
+SIZES = {Pointer: (8, 8), Int32: (4, 4), Int64: (8, 8), TensorMap: (128, 64)}
+"""Parameter class -> bytes and alignment, as kernelcat/launcher.py passes them."""
+
+KERNEL = """
+import triton
+import triton.language as tl
+from {helper} import {name}
+
+@triton.jit
+def fill(out, value, BLOCK: tl.constexpr):
+    tl.store(out + tl.arange(0, BLOCK), {name}(value))
+"""
+HELPER = """
+import triton
+
+@triton.jit
+def twice(x):
+    return 2 * x
+"""
+
+
+def step_of(variant: str, config: Config, **sizes: int) -> Step:
+    problem = catalog.entry("gemm").problem(**sizes, dtype="bfloat16", bias=True)
+    implementation = catalog.implementation("gemm", "triton", variant)
+    assert implementation.why_not(config, problem, H200) is None
+    return implementation.program(problem, config, H200).steps[0]
+
+
+STEPS = {
+    "pointers": step_of("naive", Config(tile="32x32x32"), M=40, N=40, K=40),
+    "descriptors": step_of("tma", Config(tile="64x64x128", stages=3, split_k=1), M=40, N=40, K=40),
+    "both": step_of("tma", Config(tile="16x64x128", stages=3, split_k=2), M=9, N=41, K=1024),
+}
+
+
+@pytest.fixture(scope="module", params=list(STEPS))
+def compiled(request: pytest.FixtureRequest):
+    step = STEPS[request.param]
+    return step, step.source.compile("sm_90a")
+
+
+def told_layout(cubin: bytes, tmp_path: Path) -> list[tuple[int, int]]:
+    """Offset (from the first parameter) and size of every kernel parameter, from the ELF file."""
+    import triton as package
+
+    (tmp_path / "kernel.cubin").write_bytes(cubin)
+    tool = Path(package.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    text = subprocess.run(
+        [tool, "-elf", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True
+    ).stdout
+    pattern = r"Ordinal : 0x(\w+)\s+Offset\s+: 0x(\w+)\s+Size\s+: 0x(\w+)"
+    found = sorted(tuple(int(x, 16) for x in match) for match in set(re.findall(pattern, text)))
+    return [(offset - found[0][1], size) for _, offset, size in found]
+
+
+def test_parameters_lie_where_the_launcher_puts_them(compiled, tmp_path: Path) -> None:
+    step, artifact = compiled
+    assert artifact.metadata["hidden_params"] == ["null", "null"]
+    expected, end = [], 0
+    for kind in [*map(type, step.params), Pointer, Pointer]:
+        size, alignment = SIZES[kind]
+        start = -(-end // alignment) * alignment
+        expected.append((start, size))
+        end = start + size
+    assert told_layout(artifact.cubin, tmp_path) == expected
+
+
+def test_an_artifact_survives_the_cache(compiled) -> None:
+    _, artifact = compiled
+    assert cache.decode(cache.encode(artifact)) == artifact
+    assert artifact.metadata["registers"] > 0
+    assert artifact.metadata["num_warps"] == 4
+    assert artifact.metadata["cluster"] == [1, 1, 1]
+
+
+def test_a_descriptor_laid_out_otherwise_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "box_of", lambda dtype, block: ((32, block[0]), 64))
+    with pytest.raises(CompileError, match="laid its descriptors out"):
+        STEPS["descriptors"].source.compile("sm_90a")
+
+
+@pytest.fixture
+def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """``fill(text of the helper's module)`` makes modules and a source of a kernel in them."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(name: str = "twice", **options: int) -> triton.TritonSource:
+        (tmp_path / "kc_helper.py").write_text(HELPER)
+        (tmp_path / "kc_fill.py").write_text(KERNEL.format(helper="kc_helper", name=name))
+        arguments = {"out": triton.pointer("out", "float32"), "value": triton.integer(3)}
+        step = triton.step("kc_fill:fill", (1, 1, 1), arguments, {"BLOCK": 32}, **options)
+        return step.source
+
+    yield make
+    for name in ("kc_fill", "kc_helper"):
+        sys.modules.pop(name, None)
+
+
+def test_a_kernel_that_does_not_compile_says_why_in_one_line(fill, capsys) -> None:
+    source = fill()
+    text = KERNEL.format(helper="kc_helper", name="twice").replace("+ tl.arange", "@ tl.arange")
+    Path(sys.path[0], "kc_fill.py").write_text(text)
+    with pytest.raises(CompileError) as caught:
+        source.compile("sm_90a")
+    assert str(caught.value).startswith("fill does not compile for sm_90a: ")
+    assert "\n" not in str(caught.value)
+    assert "tl.store" in caught.value.log
+    assert capsys.readouterr().out == ""
+
+
+def test_what_other_threads_print_meanwhile_is_not_swallowed(capsys) -> None:
+    log = triton._Log()
+    log.write("ours")
+    other = threading.Thread(target=log.write, args=("theirs",))
+    other.start()
+    other.join()
+    assert log.getvalue() == "ours"
+    assert capsys.readouterr().out == "theirs"
+
+
+def test_nothing_is_compiled_while_interpreting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(CompileError, match="unset it"):
+        STEPS["pointers"].source.compile("sm_90a")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_103a", "sm_120a"])
+def test_a_kernel_compiles_for_gpus_that_are_not_here(fill, arch: str) -> None:
+    artifact = fill(num_warps=2).compile(arch)
+    assert (artifact.arch, artifact.kernel) == (arch, "fill")
+    assert artifact.metadata["num_warps"] == 2
+    assert artifact.cubin.startswith(b"\x7fELF")
+
+
+def test_a_digest_changes_with_all_that_decides_the_code(fill) -> None:
+    source = fill()
+    same = source.digest()
+    assert fill().digest() == same
+    assert fill(num_warps=8).digest() != same
+    fields = {**source.__dict__, "constants": {"BLOCK": 64}}
+    assert triton.TritonSource(**fields).digest() != same
+    assert triton.TritonSource(**{**source.__dict__, "divisors": {}}).digest() != same
+    path = Path(sys.path[0], "kc_fill.py")
+    path.write_text(path.read_text() + "# changed\n")
+    assert source.digest() != same
+
+
+def test_planning_and_looking_up_never_import_the_compiler() -> None:
+    code = (
+        "import sys; from kernelcat import catalog, gpu\n"
+        "i = catalog.implementation('gemm', 'triton', 'tma'); target = gpu.find('h200')\n"
+        "problem = catalog.entry('gemm').named('4096x4096x4096')\n"
+        "step = i.program(problem, i.default(problem, target), target).steps[0]\n"
+        "step.source.digest(), step.source.toolchain()\n"
+        "sys.exit('triton' in sys.modules or 'torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_toolchain_names_the_compiler_in_use() -> None:
+    import triton as package
+
+    assert STEPS["pointers"].source.toolchain() == f"triton {package.__version__}"
+
+
+def test_integers_are_as_wide_and_as_aligned_as_they_need() -> None:
+    assert triton.integer(24) == triton.Argument("i32", (Int32(24),), 8)
+    assert triton.integer(24, divisor=1).divisor == 1
+    assert triton.integer(1 << 32) == triton.Argument("i64", (Int64(1 << 32),), 16)
+
+
+def test_the_interpreter_rounds_and_multiplies_bfloat16_like_a_gpu() -> None:
+    import triton.language as tl
+    from triton.runtime import interpreter as theirs
+
+    values = np.float32([1.0, 1.00390625, 1.01171875, 1.0078125, -3.14159, np.inf, np.nan, 0.0])
+    with interpreter.true_bfloat16():
+        bits = theirs._convert_float(values, tl.float32, tl.bfloat16, None)
+        back = theirs._convert_float(bits, tl.bfloat16, tl.float32, None)
+        eye = theirs.TensorHandle(np.full((16, 16), 0x3F80, np.uint16), tl.bfloat16)
+        zero = theirs.TensorHandle(np.zeros((16, 16), np.float32), tl.float32)
+        product = theirs.interpreter_builder.create_dot(eye, eye, zero, None, 0)
+    np.testing.assert_array_equal(
+        back, np.float32([1.0, 1.0, 1.015625, 1.0078125, -3.140625, np.inf, np.nan, 0.0])
+    )
+    assert (product.data == 16.0).all()

@@ -1,0 +1,181 @@
+"""Triton kernels in Triton's interpreter on the edges that matter; no GPU needed.
+
+Random problems are tests/test_interpreter.py's, machine code tests/test_compiles.py's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from kernelcat import catalog, gpu
+from kernelcat.implementation import Config
+
+BF16, FP16 = "bfloat16", "float16"
+
+
+def gemm(variant: str, m: int, n: int, k: int, dtype: str, bias: bool, **config: int | str):
+    return ("gemm", variant, config, {"M": m, "N": n, "K": k, "dtype": dtype, "bias": bias})
+
+
+def copy(variant: str, rows: int, cols: int, src: int, dst: int, dtype: str, **config: int):
+    axes = {"rows": rows, "cols": cols, "src_stride": src, "dst_stride": dst, "dtype": dtype}
+    return ("tma_copy", variant, config, axes)
+
+
+CASES = {
+    "naive, ragged everywhere": gemm("naive", 37, 45, 70, BF16, True, tile="32x32x32"),
+    "naive, nothing to add up": gemm("naive", 3, 5, 0, BF16, True, tile="32x32x32"),
+    "tiled, odd K": gemm("tiled", 70, 67, 131, BF16, False, tile="64x64x64", stages=3, split_k=1),
+    "tiled, K is 0": gemm("tiled", 5, 31, 0, FP16, False, tile="16x64x128", stages=3, split_k=1),
+    "tiled, split": gemm("tiled", 9, 70, 1100, FP16, True, tile="16x64x128", stages=3, split_k=2),
+    "tiled, groups of tiles": gemm(
+        "tiled", 1100, 70, 40, BF16, False, tile="128x128x32", stages=3, split_k=1
+    ),
+    "tma, few rows": gemm("tma", 9, 72, 264, BF16, True, tile="16x64x128", stages=3, split_k=1),
+    "tma, few rows, split": gemm(
+        "tma", 1, 72, 2080, BF16, True, tile="16x64x128", stages=4, split_k=4
+    ),
+    "tma, odd N": gemm("tma", 50, 71, 264, BF16, True, tile="64x64x128", stages=3, split_k=1),
+    "tma, large tiles": gemm("tma", 130, 136, 72, FP16, False, tile="128x128x64", stages=3,
+                             split_k=1),
+    "persistent, several tiles a program": gemm(
+        "persistent", 390, 776, 72, BF16, True, tile="128x256x64", stages=3, subtiles=2
+    ),
+    "persistent, ragged": gemm(
+        "persistent", 130, 264, 72, FP16, True, tile="128x128x64", stages=3, subtiles=1
+    ),
+    "copy, one row": copy("vectorized", 1, 4099, 0, 0, BF16, tile_bytes=4096, warps=4),
+    "copy, strided, tail": copy("vectorized", 37, 131, 144, 160, BF16, tile_bytes=4096, warps=4),
+    "copy, odd strides": copy("vectorized", 37, 131, 133, 151, "uint8", tile_bytes=4096, warps=4),
+    "copy, a column": copy("vectorized", 300, 1, 8, 3, "float32", tile_bytes=4096, warps=4),
+    "copy, descriptors over one row": copy(
+        "tensor_map", 1, 8192, 0, 0, BF16, tile_bytes=16384, width_bytes=128, stages=3, per_sm=2
+    ),
+    "copy, descriptors past both edges": copy(
+        "tensor_map", 37, 131, 160, 144, "uint8", tile_bytes=16384, width_bytes=512, stages=3,
+        per_sm=1,
+    ),
+    "copy, descriptors over a narrow matrix": copy(
+        "tensor_map", 300, 3, 8, 12, "float32", tile_bytes=16384, width_bytes=128, stages=3,
+        per_sm=2,
+    ),
+}  # fmt: skip
+
+RUN = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from dataclasses import replace
+import numpy as np
+from kernelcat import catalog, check
+from kernelcat.device import Interpreter
+from kernelcat.implementation import Config
+from kernelcat.jit.interpreter import interpret
+
+device = Interpreter()
+device.gpu = replace(device.gpu, sms=4)  # few persistent programs, so that each has several tiles
+
+
+def judge(entry, variant, config, axes):
+    implementation = catalog.implementation(entry, "triton", variant)
+    problem = catalog.entry(entry).problem(**axes)
+    reason = implementation.why_not(Config(config), problem, device.gpu)
+    verdict = check.check(implementation, problem, Config(config), device, seeds=(0,))
+    return reason, verdict.passed, verdict.detail
+
+
+def run_twice(entry, variant, config, axes):
+    # Whether a second run on the same workspaces gives the same, and the counters it leaves.
+    problem = catalog.entry(entry).problem(**axes)
+    implementation = catalog.implementation(entry, "triton", variant)
+    program = implementation.program(problem, Config(config), device.gpu)
+    spaces = {name: np.zeros(size, np.uint8) for name, size in program.workspaces.items()}
+    arrays = dict(check.prepare(catalog.entry(entry), problem, device).arrays)
+    results = []
+    for _ in range(2):
+        interpret(replace(program, workspaces={}), {**arrays, **spaces})
+        results.append(arrays["d"].copy())
+    return bool((results[0] == results[1]).all()), int(spaces["arrivals"].sum())
+
+
+cases = json.load(sys.stdin)
+told = {name: judge(*case) for name, case in cases.items()}
+print(json.dumps([told, run_twice(*cases["tiled, split"])]))
+"""
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> tuple[dict[str, list], list]:
+    """All cases in one process, since importing torch takes longer than any of them."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(sys.path)],
+        input=json.dumps(CASES),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    verdicts, counters = json.loads(done.stdout)
+    return verdicts, counters
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_is_right_at_its_edges(interpreted, name: str) -> None:
+    reason, passed, detail = interpreted[0][name]
+    assert reason is None
+    assert passed, detail
+
+
+def test_split_k_leaves_its_counters_at_zero(interpreted) -> None:
+    assert interpreted[1] == [True, 0]
+
+
+@pytest.mark.parametrize("name", ["gemm", "tma_copy"])
+def test_what_is_tried_for_a_problem_is_few(name: str) -> None:
+    target = gpu.find("h200")
+    for implementation in catalog.in_language(name, "triton"):
+        for problem in catalog.entry(name).problems.values():
+            assert sum(1 for _ in implementation.configs(problem, target)) <= 24
+
+
+def test_nothing_to_do_is_no_step() -> None:
+    for name, axes in {"gemm": {"M": 0}, "tma_copy": {"rows": 0}}.items():
+        entry = catalog.entry(name)
+        whole = next(iter(entry.problems.values()))
+        problem = entry.problem(**{**whole.values, **axes})
+        for implementation in catalog.in_language(name, "triton"):
+            config = implementation.default(problem, gpu.find("h200"))
+            assert implementation.program(problem, config, gpu.find("h200")).steps == ()
+
+
+def test_one_binary_serves_every_number_of_rows() -> None:
+    entry, target = catalog.entry("gemm"), gpu.find("h200")
+    tma = catalog.implementation("gemm", "triton", "tma")
+    config = Config(tile="16x64x128", stages=4, split_k=1)
+    digests = {
+        tma.program(entry.problem(M=m, N=2880, K=4096, dtype=BF16, bias=False), config, target)
+        .steps[0]
+        .source.digest()
+        for m in (1, 7, 8, 16)
+    }
+    assert len(digests) == 1
+
+
+def test_tma_says_why_it_cannot_serve() -> None:
+    entry, target = catalog.entry("gemm"), gpu.find("h200")
+    problem = entry.problem(M=64, N=64, K=65, dtype=BF16, bias=False)
+    tma = catalog.implementation("gemm", "triton", "tma")
+    assert "multiple of 8" in (tma.why_not(tma.default(problem, target), problem, target) or "")
+    small = replace(target, sku="small", shared_bytes=48 << 10)
+    config = Config(tile="64x64x128", stages=4, split_k=1)
+    problem = entry.problem(M=64, N=64, K=64, dtype=BF16, bias=False)
+    assert "shared memory" in (tma.why_not(config, problem, small) or "")
