@@ -1,0 +1,170 @@
+"""CuTe kernels: spaces that serve, programs that add up, machine code that keeps its promises."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import pytest
+
+pytest.importorskip("cutlass")
+
+from kernelcat import catalog, gpu, inspect, jit
+from kernelcat.implementation import Config, Implementation, Program
+from kernelcat.spec import Problem
+
+H200 = gpu.find("h200")
+
+
+def variant(entry: str, name: str) -> Implementation:
+    return catalog.implementation(entry, "cute", name)
+
+
+def gemm(m: int, n: int, k: int, bias: bool = False, dtype: str = "bfloat16") -> Problem:
+    return catalog.entry("gemm").problem(M=m, N=n, K=k, bias=bias, dtype=dtype)
+
+
+def copy(rows: int, cols: int, src: int = 0, dst: int = 0, dtype: str = "bfloat16") -> Problem:
+    return catalog.entry("tma_copy").problem(
+        rows=rows, cols=cols, src_stride=src or cols, dst_stride=dst or cols, dtype=dtype
+    )
+
+
+def test_listing_the_kernels_does_not_import_the_dsl() -> None:
+    import subprocess
+
+    code = (
+        "import sys, kernelcat.kernels.cute.gemm, kernelcat.kernels.cute.tma_copy;"
+        "print('cutlass' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def draw(entry: str, dice: random.Random) -> Problem:
+    if entry == "tma_copy":
+        rows, cols = dice.randint(0, 300), dice.randint(0, 3000)
+        strides = [cols + dice.choice([0, 0, 8, 16, 5]) for _ in range(2)]
+        return copy(rows, cols, *strides, dice.choice(["bfloat16", "float32", "uint8"]))
+    unit = dice.choice([1, 8])
+    m, n, k = (dice.randint(0, top) for top in (3000, 6000, 6000))
+    return gemm(m, n // unit * unit, k // unit * unit, dice.random() < 0.5)
+
+
+@pytest.mark.parametrize("entry", ["gemm", "tma_copy"])
+def test_spaces_stay_small_and_defaults_are_legal(entry: str) -> None:
+    dice = random.Random(0)
+    for _ in range(300):
+        problem = draw(entry, dice)
+        for implementation in catalog.in_language(entry, "cute"):
+            configs = list(implementation.configs(problem, H200))
+            assert len(configs) <= 8, f"{implementation.name} {problem}"
+            default = implementation.default(problem, H200)
+            assert (default in configs) == bool(configs), f"{implementation.name} {problem}"
+            for config in configs:
+                assert implementation.estimate(problem, config, H200) > 0
+                adds_up(implementation.program(problem, config, H200), problem)
+
+
+def adds_up(program: Program, problem: Problem) -> None:
+    empty = 0 in [problem[a.name] for a in catalog.entry(problem.entry).axes[:2]]
+    assert empty == (not program.steps)
+    for step in program.steps:
+        assert len(step.source.params) == len(step.params)
+        assert min(step.grid) > 0 and step.grid[0] % step.cluster[0] == 0
+
+
+def test_one_variant_serves_every_gemm() -> None:
+    naive = variant("gemm", "naive")
+    for sizes in ((3, 5, 7), (1, 1, 0), (0, 4, 4)):
+        assert naive.why_not(Config(), gemm(*sizes), H200) is None
+
+
+def test_few_rows_still_fill_the_gpu() -> None:
+    wgmma = variant("gemm", "wgmma")
+    problem = gemm(64, 2112, 7168)
+    grids = [wgmma.program(problem, c, H200).steps[0].grid[0] for c in wgmma.configs(problem, H200)]
+    assert max(grids) >= 100
+
+
+def test_split_k_has_room_for_whole_tiles() -> None:
+    wgmma = variant("gemm", "wgmma")
+    config = Config(block_m=64, block_n=16, cluster=1, swap=True, split_k=2)
+    program = wgmma.program(gemm(3, 2880, 4096), config, H200)
+    assert program.workspaces == {"partial": 2 * 2880 * 16 * 4}
+
+
+@pytest.mark.parametrize(
+    ("problem", "fields"),
+    [
+        (copy(1, 1 << 32), (8 << 20, 256, 256, 256)),
+        (copy(4096, 8192, 16384, 16384), (4096, 4096, 8192, 8192)),
+        (copy(8191, 4093, 4104, 4104), (8191, 4093, 4104, 4104)),
+        (copy(5, 3, 16, 32, "uint8"), (5, 3, 16, 32)),
+        (copy(7, 3, 3, 3, "uint8"), (1, 21, 32, 32)),
+    ],
+)
+def test_copies_are_folded_into_what_a_tensor_map_describes(
+    problem: Problem, fields: tuple[int, ...]
+) -> None:
+    tensor_map = variant("tma_copy", "tensor_map")
+    config = tensor_map.default(problem, H200)
+    assert tensor_map.why_not(config, problem, H200) is None
+    params = tensor_map.program(problem, config, H200).steps[0].params
+    assert tuple(p.value for p in params[2:6]) == fields
+
+
+def test_tma_refuses_strides_it_cannot_step() -> None:
+    tensor_map = variant("tma_copy", "tensor_map")
+    problem = copy(4, 7, 9, 9)
+    reason = tensor_map.why_not(tensor_map.default(problem, H200), problem, H200)
+    assert reason and "16 bytes" in reason
+
+
+BIG, ODD = gemm(4096, 4096, 4096), gemm(100, 77, 96, bias=True)
+CASES = [
+    ("gemm", "naive", "h200", ODD, {}),
+    ("gemm", "tiled", "h200", BIG, {}),
+    ("gemm", "tiled", "a100", ODD, {"block_m": 64, "block_n": 64}),
+    ("gemm", "tiled", "b200", gemm(64, 64, 64, dtype="float16"), {}),
+    ("gemm", "wgmma", "h200", BIG, {}),
+    ("gemm", "wgmma", "h200", gemm(4097, 5000, 2056, bias=True), {"block_n": 192}),
+    ("gemm", "wgmma", "h200", gemm(64, 7168, 16384, bias=True), {"split_k": 1}),
+    ("gemm", "wgmma", "h200", gemm(16, 2112, 7168, bias=True), {"split_k": 4}),
+    ("gemm", "tcgen05", "b200", gemm(4097, 5000, 2056, bias=True), {}),
+    ("tma_copy", "vectorized", "a100", copy(1, 1 << 25), {}),
+    ("tma_copy", "vectorized", "h200", copy(9, 33, 35, 37), {}),
+    ("tma_copy", "tensor_map", "h200", copy(1, 1 << 25), {}),
+    ("tma_copy", "tensor_map", "b200", copy(8191, 4093, 4104, 4104), {}),
+]
+
+
+@pytest.mark.parametrize(("entry", "name", "sku", "problem", "changes"), CASES)
+def test_the_machine_code_proves_the_techniques(
+    entry: str, name: str, sku: str, problem: Problem, changes: dict[str, int]
+) -> None:
+    implementation, target = variant(entry, name), gpu.find(sku)
+    config = Config(implementation.default(problem, target), **changes)
+    assert implementation.why_not(config, problem, target) is None
+    (step,) = implementation.program(problem, config, target).steps
+    artifact = jit.build(step.source, target.arch)
+    proofs = inspect.prove(implementation, artifact)
+    assert all(proofs.values()), proofs
+    assert artifact.metadata["spill_bytes"] == 0
+    assert artifact.metadata["registers"] <= 255
+
+
+def test_wide_tiles_multicast_and_reallocate_registers() -> None:
+    wgmma = variant("gemm", "wgmma")
+    config = Config(wgmma.default(BIG, H200), cluster=2, block_n=256)
+    (step,) = wgmma.program(BIG, config, H200).steps
+    report = inspect.inspect(jit.build(step.source, "sm_90a"))
+    for pattern in ("UTMALDG*MULTICAST", "USETMAXREG", "UTMASTG", "STSM", "HGMMA"):
+        assert report.has(pattern), pattern
+
+
+def test_vectors_are_as_wide_as_the_strides_allow() -> None:
+    vectorized = variant("tma_copy", "vectorized")
+    for stride, opcode in ((4104, "LDG.E.128"), (4100, "LDG.E.64"), (4098, "LDG.E")):
+        (step,) = vectorized.program(copy(64, 4093, stride, stride), Config(unroll=4), H200).steps
+        assert inspect.inspect(jit.build(step.source, "sm_90a")).has(opcode)

@@ -1,0 +1,152 @@
+"""CuTe DSL: what the digest covers, what an artifact holds, and how launch arguments are packed."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cutlass")
+
+from kernelcat import driver, jit, paths
+from kernelcat.errors import CompileError, LaunchError, MissingDependency
+from kernelcat.jit import cute
+from kernelcat.jit.cache import decode, encode
+
+NAIVE = cute.CuteSource(
+    "gemm.naive:Naive",
+    ("*bfloat16",) * 4 + ("int32",) * 3,
+    (("dtype", "bfloat16"), ("bias", False)),
+)
+
+
+def test_the_digest_is_stable_and_tells_instantiations_apart() -> None:
+    assert NAIVE.digest() == replace(NAIVE).digest()
+    others = [
+        replace(NAIVE, constants=(("dtype", "bfloat16"), ("bias", True))),
+        replace(NAIVE, params=("*float16",) * 4 + ("int32",) * 3),
+        replace(NAIVE, kernel="gemm.tiled:Tiled"),
+    ]
+    assert len({NAIVE.digest(), *(other.digest() for other in others)}) == 4
+
+
+def test_the_digest_covers_imported_catalog_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = cute.CuteSource("gemm.tiled:Tiled", NAIVE.params)
+    before = source.digest()
+    folder = tmp_path / "cute" / "gemm"
+    folder.mkdir(parents=True)
+    for file in (paths.data("kernels") / "cute" / "gemm").glob("*.py"):
+        folder.joinpath(file.name).write_text(file.read_text())
+    monkeypatch.setattr(paths, "data", lambda name: tmp_path)
+    assert source.digest() == before
+    with folder.joinpath("raster.py").open("a") as file:
+        file.write("# changed\n")
+    assert source.digest() != before
+
+
+def test_the_artifact_holds_the_machine_code_and_leaves_no_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    artifact = NAIVE.compile("sm_90a")
+    assert artifact.cubin in artifact.code
+    assert artifact.cubin.startswith(b"\x7fELF")
+    assert artifact.kernel.encode() in artifact.cubin
+    assert 16 <= artifact.metadata["registers"] <= 64
+    assert artifact.metadata["spill_bytes"] == 0
+    assert decode(encode(artifact)) == artifact
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_compiles_for_several_architectures() -> None:
+    codes = {arch: jit.build(NAIVE, arch).cubin for arch in ("sm_90a", "sm_80", "sm_100a")}
+    assert len(set(codes.values())) == 3
+
+
+def test_a_refusal_is_one_line_and_a_log() -> None:
+    kinds = ("*bfloat16",) * 4 + ("*float32",) + ("int32",) * 5
+    tile = (("block_m", 128), ("block_n", 128), ("cluster", 1), ("swap", False), ("split", False))
+    constants = (("dtype", "bfloat16"), ("bias", False), *tile)
+    with pytest.raises(CompileError, match=r"^gemm\.wgmma:Wgmma does not compile for sm_80: ") as e:
+        cute.CuteSource("gemm.wgmma:Wgmma", kinds, constants).compile("sm_80")
+    assert "\n" not in str(e.value)
+    assert "\x1b" not in e.value.log and len(e.value.log) > 20
+
+
+def test_a_missing_dsl_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError) as error:
+        cute.require_dsl()
+    assert error.value.name == "cutlass"
+    with pytest.raises(MissingDependency, match="pip install"):
+        NAIVE.compile("sm_90a")
+
+
+def test_a_launch_packs_every_kind_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+
+    class Runtime:
+        @staticmethod
+        def CuteDSLRT_Function_Run(function: Any, arguments: Any, count: ctypes.c_size_t) -> int:
+            seen.extend(ctypes.string_at(arguments[i], 8) for i in range(count.value))
+            return 0
+
+    monkeypatch.setattr(cute, "_runtime", Runtime)
+    monkeypatch.setattr(cute, "_function", lambda artifact: None)
+    params = ["*bfloat16", "int32", "int64", "float32"]
+    artifact = jit.Artifact("cute", "sm_90a", "kernel", b"", b"", {"params": params})
+    cute.load(artifact)(0x7F0000001000, -3, 1 << 40, 1.5, 0xABC0)
+    address, small, large, real, stream, error = seen
+    assert int.from_bytes(address, "little") == 0x7F0000001000
+    assert ctypes.c_int32.from_buffer_copy(small).value == -3
+    assert int.from_bytes(large, "little") == 1 << 40
+    assert ctypes.c_float.from_buffer_copy(real).value == 1.5
+    assert int.from_bytes(stream, "little") == 0xABC0
+    assert int.from_bytes(error, "little") == 0
+
+
+@pytest.mark.skipif(driver.count() > 0, reason="with a GPU the object loads to the end")
+def test_without_a_gpu_loading_links_and_then_misses_the_driver() -> None:
+    artifact = jit.build(NAIVE, "sm_90a")
+    with pytest.raises(LaunchError, match=r"cannot load .*: CUDA error occurred"):
+        cute.load(artifact)
+    with pytest.raises(LaunchError, match=r"cannot load "):
+        cute.load(replace(artifact, code=artifact.code[:200]))
+
+
+@pytest.mark.gpu
+def test_a_loaded_kernel_runs_without_the_dsl(tmp_path: Path) -> None:
+    """In a process that never imports the DSL: what a warm start does."""
+    from kernelcat import gpu
+
+    path = tmp_path / "artifact"
+    path.write_bytes(encode(jit.build(NAIVE, gpu.detect(0).arch)))
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["6.0", "False"]
+
+
+RUN = """
+import sys
+import cupy
+from kernelcat.jit import cute
+from kernelcat.jit.cache import decode
+ones = cupy.full((5, 6), 0x3F80, dtype="uint16")  # bfloat16 ones
+d = cupy.zeros((5, 5), dtype="uint16")
+launch = cute.load(decode(open(sys.argv[1], "rb").read()))
+stream = cupy.cuda.get_current_stream()
+launch(ones.data.ptr, ones.data.ptr, 0, d.data.ptr, 5, 5, 6, stream.ptr)
+values = (d.astype("uint32") << 16).view("float32")
+assert (values == values[0, 0]).all()
+print(float(values[0, 0]), "cutlass" in sys.modules)
+"""
