@@ -1,0 +1,234 @@
+"""CUDA C++ through NVRTC: a kernel's file and one instantiation of it in, a cubin out.
+
+Needs no CUDA toolkit: NVRTC and the headers come from PyPI. The result is machine code, never PTX:
+a cubin runs on any driver of the same CUDA major version, PTX only on one as new as the compiler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kernelcat import paths
+from kernelcat.errors import CompileError, MissingDependency
+from kernelcat.jit.artifact import Artifact
+from kernelcat.jit.cache import version_of
+
+OPTIONS = ("-std=c++20", "--ptxas-options=-v")
+INSTALL = (
+    "pip install 'nvidia-cuda-nvrtc>=13.0' 'nvidia-cuda-runtime>=13.0' 'nvidia-cuda-cccl>=13.0' "
+    "'nvidia-cuda-crt>=13.0'"
+)
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
+_ERROR = r"^(?P<where>.+\(\d+\)): (?:catastrophic )?error(?: #[^:]*)?: (?P<what>.*)"
+_USAGE = {
+    "registers": r"Used (\d+) registers",
+    "spill_bytes": r"(\d+) bytes spill stores",
+    "static_shared_bytes": r"(\d+) bytes smem",
+    "stack_bytes": r"(\d+) bytes stack frame",
+}
+
+
+@dataclass(frozen=True)
+class CudaSource:
+    """One instantiation of a kernel.
+
+    Attributes
+    ----------
+    path : the file, relative to ``kernels/cuda`` (``gemm/wgmma.cu``)
+    kernel : NVRTC name expression (``kernelcat::gemm_wgmma<128, 256, 64>``); only what it
+        instantiates is compiled, so one file may hold templates for several architectures
+    definitions : preprocessor macros, name and value
+
+    Includes are found in ``kernels/cuda/include``, in the file's own folder and among CUDA's.
+    """
+
+    path: str
+    kernel: str
+    definitions: tuple[tuple[str, str | int], ...] = ()
+
+    language = "cuda"
+
+    @property
+    def file(self) -> Path:
+        return _root() / self.path
+
+    def digest(self) -> str:
+        """Of the file, all of ours that it includes, the name expression and the options."""
+        texts = {_display(path): path.read_bytes() for path in files(self.file)}
+        sha = hashlib.sha256(json.dumps([self.kernel, self.definitions, OPTIONS]).encode())
+        for name in sorted(texts):
+            sha.update(f"\0{name}\0{len(texts[name])}\0".encode() + texts[name])
+        return sha.hexdigest()
+
+    def toolchain(self) -> str:
+        """Versions of NVRTC and of the headers it reads."""
+        parts = [f"nvrtc {_nvrtc_version()}"]
+        for wheel in ("runtime", "cccl", "crt"):
+            parts.append(f"{wheel} {version_of(f'nvidia-cuda-{wheel}') or 'toolkit'}")
+        return ", ".join(parts)
+
+    def compile(self, arch: str) -> Artifact:
+        """Compile for ``arch``.
+
+        Raises
+        ------
+        CompileError
+            NVRTC's first error with file and line; everything it said is in ``log``.
+        MissingDependency
+            NVRTC or CUDA's headers are missing, or NVRTC does not know ``arch`` yet.
+        """
+        nvrtc = _nvrtc()
+        _check_arch(nvrtc, arch)
+        if not self.file.is_file():
+            raise CompileError(f"there is no CUDA source {self.path} under kernels/cuda")
+        folders = (_root() / "include", self.file.parent, *header_folders())
+        options = [f"--gpu-architecture={arch}", *OPTIONS]
+        options += [f"-D{name}={value}" for name, value in self.definitions]
+        options += [f"-I{folder}" for folder in folders]
+        name, cubin, log = _compile(nvrtc, self, options)
+        return Artifact("cuda", arch, name, cubin, cubin, _resources(log, name))
+
+
+def files(path: Path) -> list[Path]:
+    """``path`` and every file of ours that it includes, directly or not; CUDA's are left out."""
+    found: dict[Path, None] = {}
+    pending = [path]
+    while pending:
+        file = pending.pop()
+        if file in found or not file.is_file():
+            continue
+        found[file] = None
+        for name in _INCLUDE.findall(file.read_text(encoding="utf-8")):
+            candidates = (file.parent / name, path.parent / name, _root() / "include" / name)
+            pending += [Path(os.path.normpath(c)) for c in candidates if c.is_file()][:1]
+    return list(found)
+
+
+@cache
+def header_folders() -> tuple[Path, ...]:
+    """The folders of CUDA's own headers: of the PyPI wheels, else of an installed toolkit.
+
+    Raises
+    ------
+    MissingDependency
+        None has ``cuda_bf16.h``, ``crt`` and CCCL's ``cuda/std``.
+    """
+    for group in _header_candidates():
+        folders = tuple(dict.fromkeys(f for root in group for f in (root, root / "cccl")))
+        needed = ("cuda_bf16.h", "crt/mma.h", "cuda/std/cstdint")
+        if all(any((folder / name).is_file() for folder in folders) for name in needed):
+            return tuple(folder for folder in folders if folder.is_dir())
+    raise MissingDependency(f"CUDA's headers are not installed: {INSTALL}")
+
+
+def _header_candidates() -> list[list[Path]]:
+    """Groups of folders; the headers of one version lie in one group."""
+    groups = []
+    for site in map(Path, dict.fromkeys(filter(None, sys.path))):
+        nvidia = site / "nvidia"
+        if nvidia.is_dir():
+            groups += [[root / "include"] for root in sorted(nvidia.glob("cu[0-9]*"), reverse=True)]
+            groups.append(sorted(nvidia.glob("cuda_*/include")))
+    for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        groups += [[Path(root) / "include"]] if root else []
+    return groups
+
+
+@cache
+def _root() -> Path:
+    return paths.data("kernels") / "cuda"
+
+
+def _display(path: Path) -> str:
+    """A name for ``path`` that is the same on every machine."""
+    return str(path.relative_to(_root())) if path.is_relative_to(_root()) else path.name
+
+
+@cache
+def _nvrtc_version() -> str:
+    wheel = version_of("nvidia-cuda-nvrtc")
+    return wheel or ".".join(map(str, _nvrtc().nvrtcVersion()[1:]))
+
+
+def _nvrtc() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except Exception as error:  # the loader raises RuntimeError and classes of its own
+        raise MissingDependency(f"CUDA C++ needs NVRTC ({error}): {INSTALL}") from error
+    return nvrtc
+
+
+def _check_arch(nvrtc: Any, arch: str) -> None:
+    known = nvrtc.nvrtcGetSupportedArchs()[1]
+    if int(arch.removeprefix("sm_").rstrip("af")) not in known:
+        names = ", ".join(f"sm_{number}" for number in known)
+        raise MissingDependency(
+            f"NVRTC {_nvrtc_version()} cannot compile for {arch}, only for {names}: "
+            "pip install --upgrade nvidia-cuda-nvrtc"
+        )
+
+
+def _compile(nvrtc: Any, source: CudaSource, options: list[str]) -> tuple[str, bytes, str]:
+    """The lowered name, the cubin and the log."""
+    text = source.file.read_bytes()
+    program = _ok(nvrtc, nvrtc.nvrtcCreateProgram(text, source.path.encode(), 0, None, None))
+    try:
+        _ok(nvrtc, nvrtc.nvrtcAddNameExpression(program, source.kernel.encode()))
+        encoded = [option.encode() for option in options]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+        log = _bytes(nvrtc, "ProgramLog", program).rstrip(b"\0").decode(errors="replace")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CompileError(_headline(source, status.name, log), log)
+        name = _ok(nvrtc, nvrtc.nvrtcGetLoweredName(program, source.kernel.encode()))
+        return name.decode(), _bytes(nvrtc, "CUBIN", program), log
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _bytes(nvrtc: Any, what: str, program: Any) -> bytes:
+    size = _ok(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size")(program))
+    buffer = bytes(size)
+    _ok(nvrtc, getattr(nvrtc, f"nvrtcGet{what}")(program, buffer))
+    return buffer
+
+
+def _ok(nvrtc: Any, result: tuple[Any, ...]) -> Any:
+    if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise CompileError(f"NVRTC failed: {result[0].name}")
+    return result[1] if len(result) > 1 else None
+
+
+def _headline(source: CudaSource, status: str, log: str) -> str:
+    """One line: the first error with its place, paths shortened to ours."""
+    found = re.search(_ERROR, log, re.MULTILINE)
+    if found is None:
+        said = (line.strip() for line in log.splitlines() if "error" in line or "fatal" in line)
+        return f"{source.path}: {next(said, status)}"
+    where, what = found["where"], found["what"]
+    if where.startswith("__nv_name_map"):  # NVRTC's own file of name expressions
+        return f"{source.path}: error in {source.kernel!r}: {what}"
+    for folder in (_root(), *header_folders()):
+        where = where.removeprefix(f"{folder}/")
+    return f"{where}: error: {what}"
+
+
+def _resources(log: str, kernel: str) -> dict[str, Any]:
+    """What ptxas says about ``kernel``, and its warnings (serialized wgmma, ignored bounds)."""
+    about = log.partition(f"entry function '{kernel}'")[2].partition("Compiling entry")[0]
+    usage: dict[str, Any] = {}
+    for name, pattern in _USAGE.items():
+        found = re.search(pattern, about)
+        usage[name] = int(found[1]) if found else 0
+    notes = [li.strip() for li in log.splitlines() if "warning" in li or "Potential" in li]
+    return {**usage, "warnings": notes}

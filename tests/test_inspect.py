@@ -1,0 +1,156 @@
+"""Machine code: opcodes are counted, and techniques proven by them or not."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelcat import inspect
+from kernelcat.errors import KernelcatError, MissingDependency
+from kernelcat.implementation import Implementation
+from kernelcat.inspect import Report
+from kernelcat.jit import Artifact
+from kernelcat.jit.cuda import CudaSource
+
+ASM = """
+struct alignas(64) Map { char bytes[128]; };
+#define SHARED(p) static_cast<unsigned>(__cvta_generic_to_shared(p))
+extern "C" __global__ void __launch_bounds__(256, 1) k(
+    const __grid_constant__ Map map, float4* out, const float4* in,
+    unsigned long long a, unsigned long long b) {
+  extern __shared__ __align__(128) char tile[];
+  __shared__ unsigned long long barrier;
+  float d[4] = {0, 0, 0, 0};
+  %s
+  out[threadIdx.x] = make_float4(d[0], d[1], d[2], d[3]);
+}
+extern "C" __global__ void other(float* out) { *out = rsqrtf(*out); }
+"""
+TMA = """asm volatile(
+  "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes%s "
+  "[%%0], [%%1, {%%3, %%3}], [%%2]%s;"
+  :: "r"(SHARED(tile)), "l"(&map), "r"(SHARED(&barrier)), "r"(0), "h"((short)3) : "memory");"""
+BULK = """asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+  "[%0], [%1], 4096, [%2];" :: "r"(SHARED(tile)), "l"(in), "r"(SHARED(&barrier)) : "memory");"""
+WGMMA = """asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
+  "{%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;"
+  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(a), "l"(b));"""
+TCGEN05 = """asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0;"
+  "tcgen05.mma.cta_group::1.kind::f16 [%2], %0, %1, %2, p; }" :: "l"(a), "l"(b), "r"(8));"""
+
+BOTH, HOPPER, BLACKWELL = ("sm_90a", "sm_100a"), ("sm_90a",), ("sm_100a",)
+CASES = [
+    ("STG*128", "", BOTH),
+    ("UBLKCP.S.G", BULK, BOTH),
+    ("UTMALDG.2D", TMA % ("", ""), BOTH),
+    ("UTMALDG*MULTICAST", TMA % (".multicast::cluster", ", %4"), BOTH),
+    ("USETMAXREG", 'asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");', BOTH),
+    ("HGMMA.64x8x16.F32.BF16", WGMMA, HOPPER),
+    ("UTCHMMA", TCGEN05, BLACKWELL),
+]
+
+
+def compiled(folder: Path, body: str, arch: str) -> Artifact:
+    path = folder / "kernel.cu"
+    path.write_text(ASM.replace("%s", body))
+    return CudaSource(str(path), "k").compile(arch)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "body", "arch"),
+    [(pattern, body, arch) for pattern, body, archs in CASES for arch in archs],
+)
+def test_a_technique_is_proven_by_its_instruction(
+    tmp_path: Path, pattern: str, body: str, arch: str
+) -> None:
+    report = inspect.inspect(compiled(tmp_path, body, arch))
+    assert report.has(pattern), sorted(report.opcodes)
+    others = [other for other, *_ in CASES if other != pattern and not other.startswith("STG")]
+    found = [other for other in others if report.has(other)]
+    assert found in ([], ["UTMALDG.2D"] if "MULTICAST" in pattern else [])
+
+
+def test_only_the_kernel_that_is_launched_counts(tmp_path: Path) -> None:
+    artifact = compiled(tmp_path, "", "sm_90a")
+    assert not inspect.inspect(artifact).has("MUFU.RSQ")
+    everything = inspect.opcodes(inspect.disassemble(artifact.cubin), "host_entry")
+    assert everything["MUFU.RSQ"] == 1 and everything["STG.E.128"] == 1
+
+
+def test_prove_answers_for_every_technique(tmp_path: Path) -> None:
+    artifact = compiled(tmp_path, BULK, "sm_90a")
+    nothing: Any = None
+    claims = {"1-D bulk": "UBLKCP", "wgmma": "HGMMA"}
+    implementation = Implementation(
+        "copy", "cuda", "bulk", "", ("sm_90a",), {}, nothing, nothing, nothing, nothing, claims
+    )
+    assert inspect.prove(implementation, artifact) == {"1-D bulk": True, "wgmma": False}
+
+
+def test_resources_are_the_compilers(tmp_path: Path) -> None:
+    artifact = compiled(tmp_path, "", "sm_90a")
+    report = inspect.inspect(artifact)
+    assert report.registers == artifact.metadata["registers"] > 0
+    assert (report.spill_bytes, report.shared_bytes) == (
+        0,
+        artifact.metadata["static_shared_bytes"],
+    )
+
+
+def test_parameters_are_told_in_order(tmp_path: Path) -> None:
+    artifact = compiled(tmp_path, "", "sm_90a")
+    assert inspect.parameters(artifact.cubin, "k") == [128, 8, 8, 8, 8]
+    with pytest.raises(KernelcatError, match="no section"):
+        inspect.parameters(artifact.cubin, "nothing")
+
+
+def test_opcodes_are_read_past_predicates_and_operands() -> None:
+    sass = """
+\t.section\t.text.k,"ax",@progbits
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/              @!P0 BRA `(.L_x_0) ;
+        /*0020*/             @!UP0 UTMALDG.2D.MULTICAST [UR8], [UR4], UR6, desc[UR10] ;
+.L_x_0:
+        /*0030*/             @P1   LDC R1, c[0x0][0x2c] ;
+\t.section\t.text.k2,"ax",@progbits
+        /*0000*/                   EXIT ;
+"""
+    found = inspect.opcodes(sass, "k")
+    assert found == Counter({"LDC": 2, "BRA": 1, "UTMALDG.2D.MULTICAST": 1})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "present"),
+    [("UTMALDG", True), ("UTMALDG*MULTICAST", True), ("MULTICAST", False), ("UTMALDG.3D", False),
+     ("HMMA", False), ("HGMMA", True)],
+)  # fmt: skip
+def test_patterns_are_prefixes_with_wildcards(pattern: str, present: bool) -> None:
+    opcodes = Counter({"UTMALDG.2D.MULTICAST": 1, "HGMMA.64x64x16.F32": 2})
+    assert Report(0, 0, 0, opcodes).has(pattern) is present
+
+
+def test_what_is_no_machine_code_is_one_line() -> None:
+    with pytest.raises(KernelcatError, match="nvdisasm cannot read the machine code"):
+        inspect.disassemble(b"no cubin")
+
+
+def test_its_own_wheel_comes_before_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia/cu13/bin/nvdisasm"
+    tool.parent.mkdir(parents=True)
+    tool.touch(mode=0o755)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert inspect.disassembler() == tool
+
+
+def test_a_missing_disassembler_names_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inspect, "_folders", lambda: iter(()))
+    with pytest.raises(MissingDependency, match="pip install nvidia-cuda-nvdisasm"):
+        inspect.disassembler()

@@ -1,0 +1,182 @@
+"""The artifact cache: compiled once, read many times, never believed when damaged."""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelcat.jit import Artifact, build, cache
+
+
+@dataclass
+class Fake:
+    """A source whose compiler counts how often it ran."""
+
+    text: str = "kernel"
+    language: str = "cuda"
+    version: str = "nvrtc 13.0"
+    cubin: bytes = b"\x7fELF machine code"
+    compiled: list[str] = field(default_factory=list)
+
+    def digest(self) -> str:
+        return f"digest of {self.text}"
+
+    def toolchain(self) -> str:
+        return self.version
+
+    def compile(self, arch: str) -> Artifact:
+        self.compiled.append(arch)
+        metadata = {"registers": 40, "cluster": (2, 1, 1)}
+        return Artifact(
+            self.language, arch, self.text, b"\x7fELF machine code", self.cubin, metadata
+        )
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache on disk and in memory."""
+    monkeypatch.setenv("KERNELCAT_CACHE", str(tmp_path / "artifacts"))
+    monkeypatch.setattr(cache, "_memory", {})
+    monkeypatch.setattr(cache, "_warned", set())
+    return tmp_path / "artifacts"
+
+
+def only_file(folder: Path) -> Path:
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_a_source_is_compiled_once_and_then_comes_from_memory() -> None:
+    source = Fake()
+    assert build(source, "sm_90a") is build(source, "sm_90a")
+    assert source.compiled == ["sm_90a"]
+
+
+@pytest.mark.parametrize("cubin", [b"\x7fELF machine code", b"another", b""])
+def test_the_disk_gives_back_what_the_compiler_gave(cubin: bytes) -> None:
+    first = build(Fake(cubin=cubin), "sm_90a")
+    cache._memory.clear()
+    again = Fake(cubin=cubin)
+    assert build(again, "sm_90a") == first
+    assert again.compiled == []
+    assert (first.cubin, first.metadata["cluster"]) == (cubin, [2, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("change", "arch"),
+    [
+        ({}, "sm_100a"),
+        ({"text": "other"}, "sm_90a"),
+        ({"language": "triton"}, "sm_90a"),
+        ({"version": "nvrtc 13.1"}, "sm_90a"),
+    ],
+)
+def test_whatever_decides_the_machine_code_is_in_the_key(change: dict[str, Any], arch: str) -> None:
+    build(Fake(), "sm_90a")
+    other = replace(Fake(), **change)
+    build(other, arch)
+    assert other.compiled == [arch]
+
+
+def test_find_never_compiles() -> None:
+    source = Fake()
+    assert cache.find(source, "sm_90a") is None
+    artifact = build(source, "sm_90a")
+    cache._memory.clear()
+    assert cache.find(source, "sm_90a") == artifact
+    assert source.compiled == ["sm_90a"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:20],
+        lambda data: data[:-1],
+        lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:],
+        lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:],
+        lambda data: b"not an artifact at all\n" * 9,
+    ],
+)
+def test_a_damaged_file_is_compiled_again_with_a_warning(folder: Path, damage: Any) -> None:
+    expected = build(Fake(), "sm_90a")
+    path = only_file(folder)
+    intact = path.read_bytes()
+    path.write_bytes(damage(intact))
+    cache._memory.clear()
+    source = Fake()
+    with pytest.warns(RuntimeWarning, match="unreadable cached kernel"):
+        assert build(source, "sm_90a") == expected
+    assert source.compiled == ["sm_90a"]
+    assert path.read_bytes() == intact
+
+
+def test_a_folder_that_cannot_be_written_costs_one_warning(folder: Path) -> None:
+    folder.write_text("a file where the folder should be")
+    with pytest.warns(RuntimeWarning, match=f"cannot write to {folder}") as caught:
+        assert build(Fake("a"), "sm_90a").kernel == "a"
+        assert build(Fake("b"), "sm_90a").kernel == "b"
+    assert len(caught) == 1
+
+
+def test_a_full_disk_costs_one_warning_and_leaves_no_half_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        assert build(Fake(), "sm_90a").kernel == "kernel"
+    assert list(folder.iterdir()) == []
+
+
+PROCESS = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from test_jit_cache import Fake
+from kernelcat.jit import build
+while time.time() < float(sys.argv[2]):
+    pass
+for number in range(30):
+    assert build(Fake(str(number), cubin=b"x" * 100_000), "sm_90a").kernel == str(number)
+"""
+
+
+def test_processes_that_compile_the_same_at_once_do_not_disturb_each_other(folder: Path) -> None:
+    import time
+
+    start = str(time.time() + 1.5)
+    command = [sys.executable, "-W", "error", "-c", PROCESS, str(Path(__file__).parent), start]
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(4)]
+    errors = [process.communicate(timeout=60)[1].decode() for process in running]
+    assert errors == [""] * 4
+    assert len(list(folder.iterdir())) == 30
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert build(Fake("7", cubin=b"x" * 100_000), "sm_90a").cubin == b"x" * 100_000
+
+
+@pytest.mark.parametrize(
+    "distribution", ["numpy", "cuda-bindings", "nvidia-cuda-nvrtc", "SQLAlchemy"]
+)
+def test_versions_are_those_of_the_package_metadata(distribution: str) -> None:
+    assert cache.version_of(distribution) == importlib.metadata.version(distribution)
+
+
+def test_what_is_not_installed_has_no_version() -> None:
+    assert cache.version_of("no-such-distribution") is None
+
+
+def test_the_user_cache_folder_serves_where_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KERNELCAT_CACHE")
+    assert cache.folder().parts[-2:] == ("kernelcat", "artifacts")

@@ -1,0 +1,807 @@
+"""Launching: what reaches the driver, from whom, on which stream, with whose memory.
+
+``Recorder`` stands in for the driver where there is no GPU: it reads parameters as the driver
+does, at the moment of the launch. The tests at the end launch for real.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from kernelcat import catalog, inspect, launcher, libcuda
+from kernelcat import gpu as gpus
+from kernelcat.errors import InvalidArgument, LaunchError, MissingDependency
+from kernelcat.implementation import (
+    Float32,
+    Implementation,
+    Int32,
+    Int64,
+    Param,
+    Pointer,
+    Program,
+    Step,
+    TensorMap,
+)
+from kernelcat.jit import Artifact, build
+from kernelcat.jit.cache import Compilable
+from kernelcat.jit.cuda import CudaSource
+from kernelcat.launcher import Launcher, prepare
+
+A, B, C = 0x7F0000001000, 0x7F0000002000, 0x7F0000003000
+MAP = TensorMap("b", "bfloat16", (64, 32), (128,), (64, 8), swizzle=128)
+
+
+class Recorder:
+    """The driver's surface, recording. ``formats`` are the struct letters of a kernel's parameters;
+    ``m`` is a descriptor."""
+
+    def __init__(self) -> None:
+        self.formats = ""
+        self.launches: list[dict[str, Any]] = []
+        self.limits: list[tuple[int, int]] = []
+        self.loaded: list[tuple[bytes, str, int]] = []
+        self.encoded: list[tuple[Any, ...]] = []
+        self.alive: dict[int, int] = {}
+        self.statuses: list[int] = []
+        self.contexts: list[str] = []
+        self.has_context = True
+
+    def launch(self, config: Any, function: Any, params: Any, extra: None) -> int:
+        config = config._obj
+        values = [self._value(*pair) for pair in zip(self.formats, params, strict=True)]
+        attributes = [config.attributes[i] for i in range(config.num_attributes)]
+        self.launches.append(
+            {
+                "function": function.value,
+                "params": values,
+                "grid": tuple(config.grid),
+                "block": tuple(config.block),
+                "shared": config.shared_bytes,
+                "stream": config.stream or 0,
+                "attributes": {a.id: tuple(a.value[:3]) for a in attributes},
+                "extra": extra,
+            }
+        )
+        return self.statuses.pop(0) if self.statuses else 0
+
+    def _value(self, letter: str, address: int) -> Any:
+        if letter == "m":
+            assert address % 64 == 0
+            return struct.unpack("<Q", ctypes.string_at(address, 128)[:8])[0]
+        return struct.unpack(letter, ctypes.string_at(address, struct.calcsize(letter)))[0]
+
+    def function(self, code: bytes, name: str, device: int) -> ctypes.c_void_p:
+        self.loaded.append((code, name, device))
+        return ctypes.c_void_p(0xF00 + len(self.loaded))
+
+    def raise_limit(self, function: Any, attribute: int, value: int, device: int) -> None:
+        self.limits.append((attribute, value))
+
+    def allocate(self, size: int, device: int) -> int:
+        address = 0x1000000 * (len(self.alive) + 1)
+        self.alive[address] = size
+        return address
+
+    def free(self, pointer: int, device: int) -> None:
+        self.alive[pointer] = 0
+
+    def encode_tiled(self, descriptor: int, *arguments: Any) -> None:
+        self.encoded.append(arguments)
+        ctypes.memmove(descriptor, struct.pack("<Q120x", arguments[1]), 128)
+
+    def describe(self, status: int) -> str:
+        return f"CUDA_ERROR_{status} (as text)"
+
+    def adopt(self, device: int) -> bool:
+        adopted, self.has_context = not self.has_context, True
+        return adopted
+
+    @contextmanager
+    def using(self, device: int) -> Iterator[None]:
+        self.contexts.append("push")
+        yield
+        self.contexts.append("pop")
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    monkeypatch.setattr(libcuda, "driver", lambda: recorder)
+    monkeypatch.setattr(launcher, "_functions", {})
+    return recorder
+
+
+class Source:
+    language = "cuda"
+
+    def digest(self) -> str:
+        return ""
+
+
+def made(
+    *params: Param,
+    tensors: Sequence[str] = "abc",
+    workspaces: dict[str, int] | None = None,
+    language: str = "cuda",
+    metadata: dict[str, Any] | None = None,
+    copies: int = 1,
+    **step: Any,
+) -> Launcher:
+    """A launcher of one step (or ``copies`` of it) with these parameters."""
+    step = {"grid": (7, 2, 1), "block": 128, **step}
+    artifact = Artifact(language, "sm_90a", "kernel", b"cubin", b"cubin", metadata or {})
+    program = Program((Step(Source(), params=params, **step),) * copies, workspaces or {})
+    return prepare("copy/cuda/bulk", program, [artifact] * copies, tuple(tensors), 0)
+
+
+# ---- parameters --------------------------------------------------------------------------------
+
+
+def test_parameters_keep_the_order_and_the_types_of_the_kernel(driver: Recorder) -> None:
+    driver.formats = "QiQqfQ"
+    launch = made(Pointer("c"), Int32(-5), Pointer("a"), Int64(-(1 << 40)), Float32(0.5),
+                  Pointer("b"))  # fmt: skip
+    launch((A, B, C), 99)
+    (seen,) = driver.launches
+    assert launch.tensors == ("a", "b", "c")
+    assert seen["params"] == [C, -5, A, -(1 << 40), 0.5, B]
+    assert (seen["grid"], seen["block"], seen["stream"]) == ((7, 2, 1), (128, 1, 1), 99)
+    assert (seen["shared"], seen["attributes"], seen["extra"]) == (0, {}, None)
+
+
+def test_new_pointers_are_rewritten_and_old_ones_come_back(driver: Recorder) -> None:
+    driver.formats = "QQ"
+    launch = made(Pointer("a"), Pointer("c"))
+    for pointers in ((A, B, C), (C, B, A), (A, B, C), (A, B, 0)):
+        launch(pointers, 0)
+    assert [seen["params"] for seen in driver.launches] == [[A, C], [C, A], [A, C], [A, 0]]
+
+
+def test_a_list_of_pointers_may_be_changed_by_its_owner(driver: Recorder) -> None:
+    driver.formats = "Q"
+    launch, pointers = made(Pointer("a")), [A, B, C]
+    launch(pointers, 0)
+    pointers[0] = C
+    launch(pointers, 0)
+    assert [seen["params"] for seen in driver.launches] == [[A], [C]]
+
+
+def test_too_few_pointers_are_refused(driver: Recorder) -> None:
+    with pytest.raises(ValueError):
+        made(Pointer("a"))((A, B), 0)
+    assert driver.launches == []
+
+
+def test_an_unknown_name_is_an_error_at_load(driver: Recorder) -> None:
+    with pytest.raises(InvalidArgument, match="copy/cuda/bulk: a parameter names 'd'"):
+        made(Pointer("d"))
+
+
+def test_every_step_is_launched_in_order(driver: Recorder) -> None:
+    driver.formats = "Q"
+    made(Pointer("b"), copies=3)((A, B, C), 5)
+    assert [seen["params"] for seen in driver.launches] == [[B]] * 3
+    assert len(driver.loaded) == 1
+
+
+@pytest.mark.parametrize("grid", [(0, 1, 1), (4, 0, 1)])
+def test_an_empty_grid_launches_nothing(driver: Recorder, grid: tuple[int, int, int]) -> None:
+    made(Pointer("a"), grid=grid)((A, B, C), 0)
+    assert (driver.launches, driver.loaded) == ([], [])
+
+
+def test_no_steps_launch_nothing(driver: Recorder) -> None:
+    made(copies=0)((A, B, C), 0)
+    assert driver.launches == []
+
+
+# ---- launch attributes -------------------------------------------------------------------------
+
+
+def test_clusters_and_dependent_launches_are_attributes(driver: Recorder) -> None:
+    launch = made(cluster=(2, 4, 1), programmatic=True)
+    launch((A, B, C), 0)
+    assert driver.launches[0]["attributes"] == {4: (2, 4, 1), 6: (1, 0, 0)}
+    assert driver.limits == []
+
+
+def test_clusters_of_more_than_eight_blocks_are_allowed_at_load(driver: Recorder) -> None:
+    made(cluster=(16, 1, 1))
+    assert driver.limits == [(libcuda.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)]
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "static", "limits"),
+    [(48 << 10, 0, []), (100 << 10, 0, [(8, 100 << 10)]), (40 << 10, 9 << 10, [(8, 40 << 10)])],
+)
+def test_more_than_48_kb_of_shared_memory_is_asked_for_at_load(
+    driver: Recorder, dynamic: int, static: int, limits: list[tuple[int, int]]
+) -> None:
+    launch = made(shared_bytes=dynamic, metadata={"static_shared_bytes": static})
+    assert driver.limits == limits
+    launch((A, B, C), 0)
+    assert driver.launches[0]["shared"] == dynamic
+
+
+# ---- TMA descriptors ---------------------------------------------------------------------------
+
+
+def test_a_descriptor_is_encoded_once_an_address(driver: Recorder) -> None:
+    driver.formats = "Qmi"
+    launch = made(Pointer("a"), MAP, Int32(3))
+    for pointers in ((A, B, C), (A, C, C), (A, B, C), (B, B, C)):
+        launch(pointers, 0)
+    assert [seen["params"][1] for seen in driver.launches] == [B, C, B, B]
+    assert driver.encoded == [(9, pointer, (64, 32), (128,), (64, 8), 3, 3) for pointer in (B, C)]
+
+
+def test_an_absent_tensor_has_a_descriptor_of_zeros(driver: Recorder) -> None:
+    driver.formats = "m"
+    made(MAP)((A, 0, C), 0)
+    assert driver.launches[0]["params"] == [0] and driver.encoded == []
+
+
+def test_descriptors_are_forgotten_before_they_fill_the_memory(
+    driver: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernelcat.tensor_map.KEPT", 4)
+    driver.formats = "m"
+    launch = made(MAP)
+    for number in (*range(1, 11), 10, 9, 1):
+        launch((A, number * 64, C), 0)
+    assert [seen["params"][0] // 64 for seen in driver.launches] == [*range(1, 11), 10, 9, 1]
+    assert len(driver.encoded) == 11
+
+
+def test_a_misaligned_address_is_refused_and_the_next_call_works(driver: Recorder) -> None:
+    driver.formats = "m"
+    launch = made(MAP)
+    launch((A, B, C), 0)
+    with pytest.raises(InvalidArgument, match=r"b starts at an address .* 16 bytes"):
+        launch((A, B + 8, C), 0)
+    launch((A, B, C), 0)
+    assert [seen["params"] for seen in driver.launches] == [[B], [B]]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"strides": (120,)}, "multiples of 16"),
+        ({"box": (64, 257)}, "1 to 256"),
+        ({"box": (32, 8, 1)}, "one stride less"),
+        ({"strides": (128, 4096)}, "one stride less"),
+        ({"box": (4, 8), "swizzle": 0}, "takes 8 bytes, which is no multiple of 16"),
+        ({"swizzle": 64}, "more than its swizzle span 64"),
+        ({"swizzle": 96}, "must be 0, 32, 64 or 128"),
+        ({"shape": (0, 32)}, "sizes"),
+        ({"dtype": "complex64"}, "no element type complex64"),
+        ({"l2_promotion": 512}, "l2_promotion"),
+    ],
+)
+def test_what_the_hardware_cannot_take_is_refused_at_load(
+    driver: Recorder, change: dict[str, Any], said: str
+) -> None:
+    fields = {name: getattr(MAP, name) for name in MAP.__dataclass_fields__} | change
+    with pytest.raises(InvalidArgument, match=said):
+        made(TensorMap(**fields))
+
+
+# ---- workspaces --------------------------------------------------------------------------------
+
+
+def test_streams_have_workspaces_of_their_own_and_keep_them(driver: Recorder) -> None:
+    driver.formats = "QQ"
+    launch = made(Pointer("a"), Pointer("partial"), workspaces={"partial": 4096, "none": 0})
+    for stream in (1, 7, 1, 7):
+        launch((A, B, C), stream)
+    used = [seen["params"][1] for seen in driver.launches]
+    assert used[0] == used[2] != used[1] == used[3]
+    assert list(driver.alive.values()) == [4096, 4096]
+
+
+def test_a_clone_shares_code_but_no_workspace(driver: Recorder) -> None:
+    driver.formats = "Q"
+    launch = made(Pointer("partial"), workspaces={"partial": 64})
+    twin = launch.clone()
+    launch((A, B, C), 0)
+    twin((A, B, C), 0)
+    first, second = (seen["params"][0] for seen in driver.launches)
+    assert first != second and len(driver.loaded) == 1
+
+
+def test_workspaces_die_with_their_launcher(driver: Recorder) -> None:
+    driver.formats = "Q"
+    launch = made(Pointer("partial"), workspaces={"partial": 64})
+    launch((A, B, C), 0)
+    gc.disable()
+    try:
+        del launch
+        assert list(driver.alive.values()) == [0], "without waiting for the cycle collector"
+    finally:
+        gc.enable()
+
+
+def test_the_per_thread_stream_is_another_stream_in_every_thread(driver: Recorder) -> None:
+    driver.formats = "Q"
+    launch = made(Pointer("partial"), workspaces={"partial": 64})
+    for _ in range(2):
+        launch((A, B, C), launcher.PER_THREAD_STREAM)
+    thread = threading.Thread(target=launch, args=((A, B, C), launcher.PER_THREAD_STREAM))
+    thread.start()
+    thread.join()
+    first, second, third = (seen["params"][0] for seen in driver.launches)
+    assert first == second != third
+
+
+def test_a_call_during_a_call_has_parameters_and_workspaces_of_its_own(driver: Recorder) -> None:
+    """As when another thread launches while the driver has released the GIL."""
+    driver.formats = "QQ"
+    launch = made(Pointer("a"), Pointer("partial"), workspaces={"partial": 64})
+    record, depth = driver.launch, []
+
+    def interrupted(*arguments: Any) -> int:
+        if not depth:
+            depth.append(1)
+            launch((B, B, C), 0)
+        return record(*arguments)
+
+    driver.launch = interrupted  # type: ignore[method-assign]
+    launch((A, B, C), 0)
+    inner, outer = (seen["params"] for seen in driver.launches)
+    assert (inner[0], outer[0]) == (B, A)
+    assert inner[1] != outer[1]
+
+
+def test_threads_never_mix_parameters(driver: Recorder) -> None:
+    driver.formats = "QQ"
+    launch, wrong = made(Pointer("a"), Pointer("b")), []
+
+    def work(number: int) -> None:
+        for turn in range(1, 300):
+            value = number * 1000 + turn
+            launch((value, -value & 0xFFFF, 0), 0)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wrong = [s for s in driver.launches if s["params"][1] != -s["params"][0] & 0xFFFF]
+    assert len(driver.launches) == 8 * 299 and wrong == []
+
+
+# ---- languages ---------------------------------------------------------------------------------
+
+
+def test_triton_gets_its_own_block_shared_memory_cluster_and_hidden_parameters(
+    driver: Recorder,
+) -> None:
+    driver.formats = "QiQQ"
+    metadata = {
+        "num_warps": 4,
+        "shared_bytes": 65536,
+        "cluster": [2, 1, 1],
+        "hidden_params": ["scratch", "null"],
+        "global_scratch_bytes": 128,
+        "global_scratch_align": 128,
+    }
+    launch = made(Pointer("a"), Int32(1), language="triton", metadata=metadata, block=0)
+    launch((A, B, C), 0)
+    (seen,) = driver.launches
+    scratch = next(iter(driver.alive))
+    assert seen["params"] == [A, 1, scratch, 0]
+    assert (seen["block"], seen["shared"]) == ((128, 1, 1), 65536)
+    assert seen["attributes"] == {4: (2, 1, 1)}
+    assert driver.alive == {scratch: 128 * 14}
+    assert driver.limits == [(8, 65536)]
+
+
+def test_triton_without_scratch_gets_null_pointers(driver: Recorder) -> None:
+    driver.formats = "QQQ"
+    metadata = {"num_warps": 1, "shared_bytes": 0, "hidden_params": ["null", "null"]}
+    made(Pointer("a"), language="triton", metadata=metadata)((A, B, C), 0)
+    assert driver.launches[0]["params"] == [A, 0, 0] and driver.alive == {}
+
+
+@pytest.fixture
+def cute(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """CuTe's loader, replaced by one that records calls."""
+    from kernelcat.jit import cute
+
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(cute, "load", lambda artifact: lambda *values: calls.append(values))
+    return calls
+
+
+def test_cute_is_called_with_values_and_the_stream(
+    driver: Recorder, cute: list[tuple[Any, ...]]
+) -> None:
+    params = (Pointer("b"), Int32(3), Pointer("partial"), Float32(0.5), Pointer("a"))
+    launch = made(*params, language="cute", workspaces={"partial": 64})
+    launch((A, B, C), 5)
+    launch((C, A, B), 5)
+    workspace = next(iter(driver.alive))
+    assert cute == [(B, 3, workspace, 0.5, A, 5), (A, 3, workspace, 0.5, C, 5)]
+    assert driver.launches == []
+
+
+def test_cute_failures_name_the_implementation(
+    driver: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernelcat.jit import cute
+
+    def load(artifact: Artifact) -> Any:
+        def launch(*values: Any) -> None:
+            raise RuntimeError("bad stream")
+
+        return launch
+
+    monkeypatch.setattr(cute, "load", load)
+    with pytest.raises(LaunchError, match="copy/cuda/bulk: bad stream"):
+        made(Pointer("a"), language="cute")((A, B, C), 0)
+
+
+# ---- errors ------------------------------------------------------------------------------------
+
+
+def test_a_refused_launch_names_the_error_and_the_implementation(driver: Recorder) -> None:
+    launch = made()
+    driver.statuses = [1]
+    with pytest.raises(LaunchError, match=r"copy/cuda/bulk: CUDA_ERROR_1 \(as text\)"):
+        launch((A, B, C), 0)
+    launch((A, B, C), 0)
+    assert len(driver.launches) == 2
+
+
+@pytest.mark.parametrize("status", [libcuda.INVALID_CONTEXT, libcuda.INVALID_HANDLE])
+def test_a_thread_without_the_context_gets_it(driver: Recorder, status: int) -> None:
+    launch = made()
+    driver.statuses, driver.has_context = [status], False
+    driver.contexts.clear()
+    launch((A, B, C), 0)
+    assert len(driver.launches) == 2
+    assert driver.has_context and driver.contexts == ["push", "pop"]
+
+
+class Library:
+    """``libcuda`` whose calls are recorded, and fail where told."""
+
+    def __init__(self, **failing: int) -> None:
+        self.failing, self.calls = failing, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            self.calls.append(name)
+            if name == "cuGetErrorName":
+                arguments[1]._obj.value = b"CUDA_ERROR_OUT_OF_MEMORY"
+            if name == "cuGetErrorString":
+                arguments[1]._obj.value = b"out of memory"
+            if name == "cuThreadExchangeStreamCaptureMode":
+                self.calls.append(f"mode {arguments[0]._obj.value}")
+                arguments[0]._obj.value = 0
+            return self.failing.get(name, 0)
+
+        return call
+
+
+def test_memory_is_allocated_where_a_capture_may_be_under_way() -> None:
+    library = Library()
+    libcuda.Driver(library).allocate(64, 0)
+    around = ["cuThreadExchangeStreamCaptureMode", "mode 2"]
+    after = ["cuThreadExchangeStreamCaptureMode", "mode 0", "cuCtxPopCurrent_v2"]
+    inside = ["cuMemAlloc_v2", "cuStreamCreate", "cuMemsetD8Async", "cuStreamSynchronize",
+              "cuStreamDestroy_v2"]  # fmt: skip
+    start = library.calls.index("cuCtxPushCurrent_v2") + 1
+    assert library.calls[start:] == around + inside + after
+
+
+def test_a_failed_call_is_told_by_name_and_leaves_the_context_as_it_was() -> None:
+    library = Library(cuMemAlloc_v2=2)
+    text = r"cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY \(out of memory\)"
+    with pytest.raises(LaunchError, match=text):
+        libcuda.Driver(library).allocate(64, 0)
+    assert library.calls[-3:] == [
+        "cuThreadExchangeStreamCaptureMode",
+        "mode 0",
+        "cuCtxPopCurrent_v2",
+    ]
+
+
+def test_without_a_driver_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(MissingDependency, match="no NVIDIA driver"):
+        libcuda.driver.__wrapped__()
+
+
+def test_without_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library(cuInit=100))
+    with pytest.raises(MissingDependency, match="no usable NVIDIA GPU in this machine: CUDA_ERROR"):
+        libcuda.driver.__wrapped__()
+
+
+def test_structures_have_the_layout_of_the_driver_api() -> None:
+    config = libcuda.LaunchConfig
+    offsets = [config.shared_bytes.offset, config.stream.offset, config.attributes.offset]
+    assert (offsets, ctypes.sizeof(config)) == ([24, 32, 40], 56)
+    assert ctypes.sizeof(libcuda.LaunchAttribute) == 72
+
+
+# ---- the catalog's kernels ---------------------------------------------------------------------
+
+SIZES = {"Pointer": 8, "Int32": 4, "Int64": 8, "Float32": 4, "TensorMap": 128}
+KERNELS_OF_THE_CATALOG = [
+    pytest.param(implementation, gpus.find(sku), id=f"{implementation.name}-{sku}")
+    for name in catalog.names()
+    for implementation in catalog.implementations(name)
+    if implementation.language != "cute"  # host code passes a CuTe kernel's parameters
+    for sku in ("h200", "b200")
+    if implementation.serves(gpus.find(sku).arch)
+]
+
+
+@pytest.mark.parametrize(("implementation", "target"), KERNELS_OF_THE_CATALOG)
+def test_a_program_passes_what_its_machine_code_expects(
+    implementation: Implementation, target: gpus.Gpu, driver: Recorder
+) -> None:
+    entry = catalog.entry(implementation.entry)
+    defaults = [(p, implementation.default(p, target)) for p in entry.problems.values()]
+    problem, config = next(
+        (p, c) for p, c in defaults if implementation.why_not(c, p, target) is None
+    )
+    program = implementation.program(problem, config, target)
+    artifacts = [build(cast(Compilable, step.source), target.arch) for step in program.steps]
+    names = tuple(tensor.name for tensor in entry.tensors)
+    assert prepare(implementation.name, program, artifacts, names, 0).tensors == names
+    for step, artifact in zip(program.steps, artifacts, strict=True):
+        passed = [SIZES[type(param).__name__] for param in step.params]
+        passed += [8 for _ in artifact.metadata.get("hidden_params", ())]
+        assert passed == inspect.parameters(artifact.cubin, artifact.kernel), artifact.kernel
+
+
+# ---- on a GPU ----------------------------------------------------------------------------------
+
+KERNELS = """
+struct alignas(64) Map { char bytes[128]; };
+#define SHARED(p) static_cast<unsigned>(__cvta_generic_to_shared(p))
+
+extern "C" __global__ void axpy(float* out, const float* x, const float* y, int n, float a,
+                                long long offset) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = a * x[i] + y[i] + static_cast<float>(offset >> 40);
+}
+
+// One 64 x 32 box of int32 at column 32, row 16 of a 60 x 40 matrix: past both edges.
+extern "C" __global__ void box(int* out, const __grid_constant__ Map map) {
+  extern __shared__ __align__(1024) int tile[];
+  __shared__ unsigned long long barrier;
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(SHARED(&barrier)));
+    asm volatile("fence.mbarrier_init.release.cluster;");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 8192;"
+                 ::"r"(SHARED(&barrier)) : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%3, %4}], [%2];"
+        ::"r"(SHARED(tile)), "l"(&map), "r"(SHARED(&barrier)), "r"(32), "r"(16) : "memory");
+  }
+  __syncthreads();
+  asm volatile("{ .reg .pred p; wait: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0;"
+               "@!p bra wait; }" ::"r"(SHARED(&barrier)) : "memory");
+  for (int i = threadIdx.x; i < 64 * 32; i += blockDim.x) out[i] = tile[i];
+}
+
+extern "C" __global__ void ranks(int* out) {
+  int rank, size;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  if (threadIdx.x == 0) out[blockIdx.x] = 100 * size + rank;
+}
+
+// Every block adds itself; the last one tells the sum and leaves the counters zero.
+extern "C" __global__ void count(int* out, int* counters) {
+  if (threadIdx.x != 0) return;
+  atomicAdd(&counters[0], static_cast<int>(blockIdx.x));
+  __threadfence();
+  if (atomicAdd(&counters[1], 1) != static_cast<int>(gridDim.x) - 1) return;
+  out[0] = atomicExch(&counters[0], 0);
+  counters[1] = 0;
+}
+
+extern "C" __global__ void large(int* out) {
+  extern __shared__ int tile[];
+  int last = 200 * 1024 / 4 - 1;
+  tile[last - threadIdx.x] = threadIdx.x;
+  __syncthreads();
+  out[threadIdx.x] = tile[last - (threadIdx.x ^ 1)];
+}
+
+extern "C" __global__ void increment(int* value) {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  if (threadIdx.x == 0) value[0] += 1;
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+"""
+NAMES = ("axpy", "box", "ranks", "count", "large", "increment")
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> Path:
+    path = tmp_path / "kernels.cu"
+    path.write_text(KERNELS)
+    return path
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_the_kernels_below_compile(kernels: Path, arch: str) -> None:
+    for name in NAMES:
+        assert CudaSource(str(kernels), name).compile(arch).kernel == name
+
+
+class Gpu:
+    """Launches kernels of the file above on CuPy arrays."""
+
+    def __init__(self, path: Path) -> None:
+        from kernelcat import gpu
+
+        self.cupy = pytest.importorskip("cupy")
+        self.path, self.arch = path, gpu.detect(0).arch
+
+    def load(
+        self, kernel: str, params: Sequence[Param], tensors: str, copies: int = 1,
+        workspaces: dict[str, int] | None = None, grid: int = 1, block: int = 128, **step: Any,
+    ) -> Launcher:  # fmt: skip
+        source = CudaSource(str(self.path), kernel)
+        steps = (Step(source, (grid, 1, 1), tuple(params), block, **step),) * copies
+        artifacts = [source.compile(self.arch)] * copies
+        program = Program(steps, workspaces or {})
+        return prepare(f"test/cuda/{kernel}", program, artifacts, tuple(tensors), 0)
+
+
+@pytest.fixture
+def gpu(kernels: Path) -> Gpu:
+    return Gpu(kernels)
+
+
+@pytest.mark.gpu
+def test_pointers_and_numbers_arrive(gpu: Gpu) -> None:
+    cupy = gpu.cupy
+    params = [Pointer("o"), Pointer("x"), Pointer("y"), Int32(1000), Float32(2.5), Int64(3 << 40)]
+    launch = gpu.load("axpy", params, "xyo", grid=8)
+    for seed in range(3):
+        x, y = cupy.random.default_rng(seed).standard_normal((2, 1000), dtype="float32")
+        out = cupy.zeros(1024, "float32")
+        launch((x.data.ptr, y.data.ptr, out.data.ptr), cupy.cuda.get_current_stream().ptr)
+        assert cupy.allclose(out[:1000], 2.5 * x + y + 3, atol=1e-5) and not out[1000:].any()
+
+
+@pytest.mark.gpu
+def test_tma_fills_with_zeros_past_the_edges(gpu: Gpu) -> None:
+    cupy = gpu.cupy
+    matrix = cupy.arange(40 * 60, dtype="int32").reshape(40, 60)
+    tensor_map = TensorMap("m", "int32", (60, 40), (240,), (64, 32))
+    launch = gpu.load("box", [Pointer("o"), tensor_map], "mo", shared_bytes=8192)
+    out = cupy.full((32, 64), -1, "int32")
+    launch((matrix.data.ptr, out.data.ptr), 0)
+    expected = cupy.zeros((32, 64), "int32")
+    expected[:24, :28] = matrix[16:, 32:]
+    assert (out == expected).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [1, 2, 8, 16])
+def test_clusters_of_every_size_start(gpu: Gpu, size: int) -> None:
+    out = gpu.cupy.zeros(32, "int32")
+    launch = gpu.load("ranks", [Pointer("o")], "o", grid=32, cluster=(size, 1, 1))
+    launch((out.data.ptr,), 0)
+    assert out.tolist() == [100 * size + block % size for block in range(32)]
+
+
+@pytest.mark.gpu
+def test_large_shared_memory_is_granted(gpu: Gpu) -> None:
+    out = gpu.cupy.zeros(128, "int32")
+    gpu.load("large", [Pointer("o")], "o", shared_bytes=200 << 10)((out.data.ptr,), 0)
+    assert out.tolist() == [i ^ 1 for i in range(128)]
+
+
+@pytest.mark.gpu
+def test_more_shared_memory_than_there_is_says_so_at_load(gpu: Gpu) -> None:
+    with pytest.raises(LaunchError, match=r"test/cuda/large: cuFuncSetAttribute: CUDA_ERROR"):
+        gpu.load("large", [Pointer("o")], "o", shared_bytes=400 << 10)
+
+
+@pytest.mark.gpu
+def test_two_streams_and_eight_threads_share_no_workspace(gpu: Gpu) -> None:
+    cupy = gpu.cupy
+    params = [Pointer("o"), Pointer("counters")]
+    launch = gpu.load("count", params, "o", grid=300, workspaces={"counters": 8})
+    outs = cupy.zeros((8, 50), "int32")
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            cupy.cuda.Device(0).use()
+            stream = cupy.cuda.Stream(non_blocking=True) if number % 2 else cupy.cuda.Stream.null
+            for turn in range(50):
+                launch((outs[number].data.ptr + 4 * turn,), stream.ptr)
+            stream.synchronize()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    cupy.cuda.runtime.deviceSynchronize()
+    assert errors == [] and (outs == sum(range(300))).all()
+
+
+@pytest.mark.gpu
+def test_a_thread_that_never_used_cuda_can_launch(gpu: Gpu) -> None:
+    out = gpu.cupy.zeros(4, "int32")
+    launch = gpu.load("ranks", [Pointer("o")], "o", grid=4)
+    address = out.data.ptr
+    gpu.cupy.cuda.runtime.deviceSynchronize()
+    thread = threading.Thread(target=launch, args=((address,), 0))
+    thread.start()
+    thread.join()
+    gpu.cupy.cuda.runtime.deviceSynchronize()
+    assert out.tolist() == [100] * 4
+
+
+@pytest.mark.gpu
+def test_a_first_call_inside_a_capture_allocates_and_replays(gpu: Gpu) -> None:
+    cupy = gpu.cupy
+    params = [Pointer("o"), Pointer("counters")]
+    launch = gpu.load("count", params, "o", grid=100, workspaces={"counters": 8}).clone()
+    out, stream = cupy.zeros(1, "int32"), cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.runtime.deviceSynchronize()
+    with stream:
+        stream.begin_capture()
+        launch((out.data.ptr,), stream.ptr)
+        graph = stream.end_capture()
+    assert out.tolist() == [0]
+    for _ in range(3):
+        out.fill(0)
+        cupy.cuda.runtime.deviceSynchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        assert out.tolist() == [sum(range(100))]
+
+
+@pytest.mark.gpu
+def test_dependent_launches_keep_their_order(gpu: Gpu) -> None:
+    value = gpu.cupy.zeros(1, "int32")
+    launch = gpu.load("increment", [Pointer("v")], "v", copies=5, programmatic=True)
+    for _ in range(100):
+        launch((value.data.ptr,), 0)
+    assert value.tolist() == [500]
+
+
+@pytest.mark.gpu
+def test_a_refusal_by_the_real_driver_is_one_line(gpu: Gpu) -> None:
+    out = gpu.cupy.zeros(4, "int32")
+    launch = gpu.load("ranks", [Pointer("o")], "o", block=2048)
+    with pytest.raises(LaunchError, match=r"test/cuda/ranks: CUDA_ERROR_INVALID_VALUE \("):
+        launch((out.data.ptr,), 0)
+    gpu.load("ranks", [Pointer("o")], "o", grid=4)((out.data.ptr,), 0)
+    assert out.tolist() == [100] * 4
+
+
+@pytest.mark.gpu
+def test_code_for_another_architecture_is_refused_at_load(gpu: Gpu) -> None:
+    gpu.arch = "sm_100a" if gpu.arch != "sm_100a" else "sm_90a"
+    with pytest.raises(LaunchError, match="CUDA_ERROR_NO_BINARY_FOR_GPU"):
+        gpu.load("ranks", [Pointer("o")], "o")
