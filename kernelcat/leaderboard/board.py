@@ -1,0 +1,218 @@
+"""Who is fastest, by how much, and how near to the roof: a query over measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from typing import Any
+
+from kernelcat import catalog, sources
+from kernelcat.gpu import SKUS
+from kernelcat.spec import Problem
+from kernelcat.store import Measurement, Race, locate, newest_races, shipped, tied
+
+TERA = 1e12
+
+
+@dataclass(frozen=True)
+class Row:
+    """The winner of one problem, compared with everything that ran beside it.
+
+    Attributes
+    ----------
+    median_us, ci_us : microseconds; the interval is None for a prediction
+    tflops, tbps : TFLOP/s and TB/s of the least work that the entry needs
+    bound : which roof is lower, ``compute`` or ``memory``
+    roofline : share of that roof reached; None for a GPU that is not in the table
+    peers : peer -> its time over ours, in the same run; above 1 we are faster
+    languages : language -> time of ``baseline`` over that language's best time
+    baseline : the fastest peer, or the winner where no peer ran
+    ties : ``language/variant`` of those that cannot be told from the winner
+    stale : whether the sources changed since
+    """
+
+    entry: str
+    gpu: str
+    regime: str
+    kind: str
+    problem: Mapping[str, Any]
+    problem_name: str | None
+    language: str
+    variant: str
+    config: Mapping[str, Any]
+    median_us: float
+    ci_us: tuple[float, float] | None
+    tflops: float
+    tbps: float
+    bound: str
+    roofline: float | None
+    peers: Mapping[str, float]
+    languages: Mapping[str, float]
+    baseline: str
+    ties: tuple[str, ...]
+    stale: bool
+    run: str
+    created_at: str
+    sm_clock_mhz: float | None
+    power_w: float | None
+
+    @property
+    def section(self) -> tuple[str, str, str, str]:
+        """Rows that stand in one table: entry, GPU, regime, kind."""
+        return self.entry, self.gpu, self.regime, self.kind
+
+    @property
+    def title(self) -> str:
+        return self.problem_name or " ".join(f"{k}={v}" for k, v in sorted(self.problem.items()))
+
+
+@dataclass(frozen=True)
+class Means:
+    """Geometric means over ``problems`` rows; a peer's or language's over those it took part in."""
+
+    problems: int
+    roofline: float | None
+    peers: Mapping[str, float]
+    languages: Mapping[str, float]
+
+
+def load(
+    gpu: str | None = None,
+    entry: str | None = None,
+    regime: str | None = None,
+    url: str | None = None,
+) -> list[Measurement]:
+    """Shipped rows and, where there is a database, those of its newest races.
+
+    Raises
+    ------
+    StoreError
+        The database cannot be read, or ``url`` names one that is not there.
+    """
+    rows = [
+        row
+        for row in shipped()
+        if gpu in (None, row.gpu) and entry in (None, row.entry) and regime in (None, row.regime)
+    ]
+    location = locate(url)
+    if url is not None or location.path is None or location.path.exists():
+        from kernelcat.store import Store
+
+        with Store.open(url, create=False) as store:
+            for race in store.winners(gpu=gpu, entry=entry, regime=regime):
+                rows += race.measurements
+    return rows
+
+
+def board(
+    measurements: Iterable[Measurement],
+    gpu: str | None = None,
+    entry: str | None = None,
+    regime: str | None = "graph",
+    digest: Callable[[str, str], str] | None = None,
+) -> list[Row]:
+    """One row for every problem: the newest run's winner. Largest problems first.
+
+    A prediction is left out where the same problem was measured on the same GPU. Rows of entries
+    that the catalog does not have are left out too. ``digest(language, entry)`` gives the digest
+    of the sources as they are now; by default those of the catalog.
+    """
+    found = newest_races(
+        row
+        for row in measurements
+        if gpu in (None, row.gpu) and entry in (None, row.entry) and regime in (None, row.regime)
+    )
+    measured = {race.key[:4] for race in found if race.key.kind == "measured"}
+    rows = [
+        _row(race, digest or sources.digest_of)
+        for race in found
+        if race.key.entry in catalog.names()
+        and (race.key.kind == "measured" or race.key[:4] not in measured)
+    ]
+    return sorted(rows, key=_place)
+
+
+def comparable(rows: Sequence[Row]) -> list[Row]:
+    """The rows whose languages have one kind of baseline: peers, unless no row has any."""
+    return [row for row in rows if row.peers] or list(rows)
+
+
+def means(rows: Sequence[Row]) -> Means:
+    """Geometric means of the ratios; rows should be of one entry, GPU and regime."""
+    roofs = [row.roofline for row in rows if row.roofline]
+    return Means(
+        len(rows),
+        _geometric_mean(roofs) if roofs else None,
+        _mean_by_name(row.peers for row in rows),
+        _mean_by_name(row.languages for row in comparable(rows)),
+    )
+
+
+def _row(race: Race, digest: Callable[[str, str], str]) -> Row:
+    best, times = race.winner, {row.variant: _us(row) for row in race.peers}
+    entry, problem = catalog.entry(best.entry), best.to_problem()
+    flops, moved = entry.flops(problem), entry.bytes_moved(problem)
+    seconds, baseline = _us(best) * 1e-6, min(times.values(), default=_us(best))
+    ours: dict[str, float] = {}
+    for row in race.rows:
+        ours[row.language] = min(_us(row), ours.get(row.language, _us(row)))
+    roof, bound = _roof(best, flops, moved)
+    return Row(
+        entry=best.entry,
+        gpu=best.gpu,
+        regime=best.regime,
+        kind=best.kind,
+        problem=dict(best.problem),
+        problem_name=best.problem_name,
+        language=best.language,
+        variant=best.variant,
+        config=dict(best.config),
+        median_us=_us(best),
+        ci_us=best.ci_us,
+        tflops=flops / seconds / TERA,
+        tbps=moved / seconds / TERA,
+        bound=bound,
+        roofline=roof / _us(best) if roof else None,
+        peers={name: time / _us(best) for name, time in times.items()},
+        languages={language: baseline / time for language, time in sorted(ours.items())},
+        baseline=race.peers[0].variant if race.peers else f"{best.language}/{best.variant}",
+        ties=tuple(f"{r.language}/{r.variant}" for r in race.measurements[1:] if tied(best, r)),
+        stale=digest(best.language, best.entry) != best.source,
+        run=race.run,
+        created_at=race.created_at,
+        sm_clock_mhz=best.sm_clock_mhz,
+        power_w=best.power_w,
+    )
+
+
+def _roof(row: Measurement, flops: int, moved: int) -> tuple[float | None, str]:
+    gpu, dtype = SKUS.get(row.gpu), str(row.problem.get("dtype", "float32"))
+    if gpu is None:
+        return None, "compute" if flops > moved else "memory"
+    compute, memory = gpu.roofline_us(flops, 0, dtype), gpu.roofline_us(0, moved, dtype)
+    return max(compute, memory), "compute" if compute > memory else "memory"
+
+
+def _us(row: Measurement) -> float:
+    assert row.median_us is not None, "only passed rows race"
+    return row.median_us
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    return exp(sum(log(value) for value in values) / len(values))
+
+
+def _mean_by_name(ratios: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    by_name: dict[str, list[float]] = {}
+    for mapping in ratios:
+        for name, ratio in mapping.items():
+            by_name.setdefault(name, []).append(ratio)
+    return {name: _geometric_mean(values) for name, values in sorted(by_name.items())}
+
+
+def _place(row: Row) -> tuple[str, str, str, str, float, float, str]:
+    """By section, then by how much work the problem is."""
+    entry, problem = catalog.entry(row.entry), Problem.of(row.entry, **row.problem)
+    work = (-entry.flops(problem), -entry.bytes_moved(problem))
+    return *row.section, *work, row.title

@@ -1,0 +1,65 @@
+"""The tuning database: rows, races, snapshots, and their way in and out as JSON Lines.
+
+Reading shipped results must stay fast, so what needs SQLAlchemy is imported when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from kernelcat.errors import StoreError
+from kernelcat.store.journal import Journal
+from kernelcat.store.lines import shipped
+from kernelcat.store.location import Location, locate
+from kernelcat.store.measurement import PEER, Measurement, new_run, now
+from kernelcat.store.races import SCREEN, WINNER, Race, newest_races, rank, tied
+from kernelcat.store.snapshots import Choice, Snapshot, snapshot
+
+if TYPE_CHECKING:
+    from kernelcat.store.database import Store
+    from kernelcat.store.transfer import Conflict, ImportReport, MergeReport, export, import_, merge
+
+_LAZY = {
+    "Store": "database",
+    "Conflict": "transfer",
+    "ImportReport": "transfer",
+    "MergeReport": "transfer",
+    "export": "transfer",
+    "import_": "transfer",
+    "merge": "transfer",
+}
+
+__all__ = [
+    "PEER",
+    "SCREEN",
+    "WINNER",
+    "Choice",
+    "Conflict",
+    "ImportReport",
+    "Journal",
+    "Location",
+    "Measurement",
+    "MergeReport",
+    "Race",
+    "Snapshot",
+    "Store",
+    "StoreError",
+    "export",
+    "import_",
+    "locate",
+    "merge",
+    "new_run",
+    "newest_races",
+    "now",
+    "rank",
+    "shipped",
+    "snapshot",
+    "tied",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

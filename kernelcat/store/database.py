@@ -1,0 +1,364 @@
+"""The database of measurements: SQLite by default, any SQLAlchemy URL. The only SQL."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Select,
+    and_,
+    case,
+    create_engine,
+    event,
+    func,
+    insert,
+    select,
+)
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+
+from kernelcat.errors import InvalidArgument, MissingDependency, StoreError
+from kernelcat.spec import Problem
+from kernelcat.store import migrations
+from kernelcat.store.journal import Journal
+from kernelcat.store.location import VARIABLE, Location, locate
+from kernelcat.store.measurement import PEER, Measurement, canonical
+from kernelcat.store.models import from_row, measurements, to_row
+from kernelcat.store.races import SCREEN, Race, newest_races
+
+BUSY_S = 30.0
+"""Seconds to wait for another process's transaction."""
+
+_ADVICE = (
+    ("disk is full", "the disk is full: free some space, or name a database elsewhere in"),
+    ("disk i/o error", "the disk reports an error or is full: free some space, or name a "
+     "database elsewhere in"),
+    ("readonly", "it is read-only: make it writable, or name another database in"),
+    ("locked", "another process keeps it locked: wait for that process, or name another "
+     "database in"),
+    ("not a database", "the file is not a SQLite database: move it away, or name another in"),
+    ("malformed", "the file is damaged: move it away and import an export of it, or name another "
+     "in"),
+    ("unable to open", "it cannot be opened: check that its folder exists and that you may write "
+     "there, or name another database in"),
+)  # fmt: skip
+_POSTGRES_LOCK = 0x6B65726E
+_CHUNK = 500
+
+Text = Problem | Mapping[str, Any] | str | None
+"""A problem or configuration to look for: as an object or as its canonical JSON."""
+
+
+class Store:
+    """An open database. One process, any number of threads; other processes open their own.
+
+    Examples
+    --------
+    >>> with Store.open() as store:
+    ...     store.add(measurements)
+    ...     best = [race.winner for race in store.winners(gpu="h200", entry="gemm")]
+    """
+
+    def __init__(self, engine: Engine, location: Location, timeout: float) -> None:
+        self.engine = engine
+        self.location = location
+        self.journal = Journal(location.journal)
+        self._timeout = timeout
+        self._journaling = False
+
+    @classmethod
+    def open(
+        cls,
+        url: str | os.PathLike[str] | None = None,
+        create: bool = True,
+        timeout: float = BUSY_S,
+    ) -> Self:
+        """Open a database, bring its schema up to date and take in its journal.
+
+        Parameters
+        ----------
+        url : a path or SQLAlchemy URL; None means ``$KERNELCAT_DB`` or the user's own
+        create : whether to make it where there is none
+        timeout : seconds to wait for other writers
+
+        Raises
+        ------
+        StoreError
+            Missing, unreadable, locked, damaged, another program's or a newer kernelcat's.
+        """
+        location = locate(url)
+        if location.path:
+            _check_file(location, create)
+        store = cls(_engine(location, timeout), location, timeout)
+        try:
+            with location.lock(timeout):
+                store._prepare()
+                store._take_in_journal()
+        except BaseException:
+            store.engine.dispose()
+            raise
+        return store
+
+    def close(self) -> None:
+        """Let go of all connections, after one more try to take in what was journaled."""
+        try:
+            if self._journaling:
+                with self.location.lock(self._timeout):
+                    self._take_in_journal()
+        except StoreError:
+            pass  # keep() has warned; the next open takes the journal in
+        finally:
+            self.engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def add(self, rows: Iterable[Measurement]) -> int:
+        """Add rows in one transaction, on disk when this returns; how many were new.
+
+        A row that is there already is left alone, so adding twice and merging do no harm.
+
+        Raises
+        ------
+        StoreError
+            Nothing was added.
+        """
+        fresh = {row.digest: row for row in rows}
+        with self._writing() as connection:
+            for digests in _chunks(list(fresh)):
+                known = select(measurements.c.digest).where(measurements.c.digest.in_(digests))
+                for digest in connection.scalars(known):
+                    del fresh[digest]
+            if fresh:
+                statement: Any = insert(measurements)
+                if connection.dialect.name == "postgresql":  # SQLite's writers come one by one
+                    statement = postgresql_insert(measurements).on_conflict_do_nothing()
+                connection.execute(statement, [to_row(row) for row in fresh.values()])
+        return len(fresh)
+
+    def keep(self, rows: Iterable[Measurement]) -> bool:
+        """Add rows, or else write them to the journal that the next :meth:`open` takes in.
+
+        True when they are in the database. After a first failure, which warns, this store keeps
+        to the journal, so that a tuner does not wait for a lock at every step.
+
+        Raises
+        ------
+        StoreError
+            When the journal cannot be written either.
+        """
+        rows = list(rows)
+        if not self._journaling:
+            try:
+                self.add(rows)
+                return True
+            except StoreError as error:
+                warnings.warn(f"{error}. Results go to {self.journal.path} and are taken in when "
+                              "the database is next opened", stacklevel=2)  # fmt: skip
+                self._journaling = True
+        with self.location.lock(self._timeout):
+            self.journal.append(rows)
+        return False
+
+    def rows(
+        self,
+        *,
+        entry: str | None = None,
+        gpu: str | None = None,
+        language: str | None = None,
+        variant: str | None = None,
+        problem: Text = None,
+        config: Text = None,
+        source: str | None = None,
+        kind: str | None = None,
+        status: str | None = None,
+        run: str | None = None,
+        regime: str | None = None,
+    ) -> list[Measurement]:
+        """The rows that match every given value, oldest first."""
+        wanted = {"entry": entry, "gpu": gpu, "language": language, "variant": variant,
+                  "problem": _key(problem), "config": _key(config), "source": source,
+                  "kind": kind, "status": status, "run": run, "regime": regime}  # fmt: skip
+        statement = select(measurements).order_by(measurements.c.created_at, measurements.c.id)
+        return self._read(statement.where(*_equal(wanted)))
+
+    def tried(
+        self,
+        entry: str,
+        language: str,
+        variant: str,
+        problem: Text,
+        gpu: str,
+        source: str,
+        kind: str = "measured",
+    ) -> dict[str, str]:
+        """Configuration (canonical JSON) -> its last status, for exactly these sources.
+
+        What a resumed tune need not do again, failures included.
+        """
+        wanted = {"entry": entry, "language": language, "variant": variant, "gpu": gpu,
+                  "problem": _key(problem), "source": source, "kind": kind}  # fmt: skip
+        columns = measurements.c
+        statement = select(columns.config, columns.status).where(*_equal(wanted))
+        with self._reading() as connection:
+            found = connection.execute(statement.order_by(columns.created_at, columns.id)).all()
+        return {row.config: row.status for row in found}
+
+    def winners(
+        self, gpu: str | None = None, entry: str | None = None, regime: str | None = "graph"
+    ) -> list[Race]:
+        """The newest race of every (gpu, entry, problem, regime, kind): winner, rivals, peers.
+
+        Only rows of one run are compared. See :func:`kernelcat.store.newest_races`.
+        """
+        columns = measurements.c
+        subject = (columns.gpu, columns.entry, columns.problem, columns.regime, columns.kind)
+        passed = (columns.status == "passed", *_equal({"gpu": gpu, "entry": entry,
+                                                       "regime": regime}))  # fmt: skip
+        screened = case((columns.state == SCREEN, 1), else_=0)
+        place = func.row_number().over(
+            partition_by=subject,
+            order_by=(
+                screened,
+                columns.created_at.desc(),
+                columns.samples.desc(),
+                columns.run.desc(),
+            ),
+        )
+        runs = (
+            select(*subject, columns.run, place.label("place"))
+            .where(*passed, columns.language != PEER)
+            .subquery()
+        )
+        newest = and_(
+            runs.c.place == 1,
+            runs.c.run == columns.run,
+            *(runs.c[column.name] == column for column in subject),
+        )
+        return newest_races(self._read(select(measurements).join(runs, newest).where(*passed)))
+
+    def _read(self, statement: Select[Any]) -> list[Measurement]:
+        with self._reading() as connection:
+            found = connection.execute(statement).all()
+        try:
+            return [from_row(row) for row in found]
+        except (InvalidArgument, ValueError) as error:
+            raise StoreError(f"the tuning database {self.location} holds a row that is not a "
+                             f"measurement: {error}") from error  # fmt: skip
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with _explained(self.location), self.engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """A transaction that holds the write lock from its start, so that it cannot deadlock."""
+        with _explained(self.location), self.engine.begin() as connection:
+            if connection.dialect.name == "sqlite":
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+            yield connection
+
+    def _prepare(self) -> None:
+        with self._reading() as connection:
+            ready = migrations.version(connection) == migrations.newest()
+        if ready:
+            return
+        if self.engine.dialect.name == "sqlite":
+            with self._reading() as connection:
+                connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+        with self._writing() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(select(func.pg_advisory_xact_lock(_POSTGRES_LOCK)))
+            migrations.migrate(connection)
+
+    def _take_in_journal(self) -> None:
+        waiting = self.journal.read()
+        if waiting:
+            self.add(waiting)
+        self.journal.remove()
+
+
+def _engine(location: Location, timeout: float) -> Engine:
+    try:
+        engine = create_engine(location.url)
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            f"the database {location} needs the module {error.name!r}: "
+            "pip install 'kernelcat[postgres]'"
+        ) from error
+    except (NoSuchModuleError, ArgumentError, ValueError) as error:
+        raise StoreError(
+            f"{VARIABLE}={location} is no database: use a path, sqlite:///PATH or "
+            "postgresql+psycopg://USER@HOST/NAME"
+        ) from error
+    if engine.dialect.name == "sqlite":
+
+        @event.listens_for(engine, "connect")
+        def _configure(connection: Any, _: object) -> None:
+            connection.execute(f"PRAGMA busy_timeout={int(timeout * 1000)}")
+            connection.execute("PRAGMA synchronous=FULL")
+
+    return engine
+
+
+def _check_file(location: Location, create: bool) -> None:
+    path = location.path
+    assert path is not None
+    if create:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"cannot make the folder {path.parent} ({error.strerror}): name a database "
+                f"elsewhere in {VARIABLE}"
+            ) from error
+    elif not path.exists():
+        raise StoreError(
+            f"there is no tuning database at {path}: run kernelcat tune, or name one in {VARIABLE}"
+        )
+
+
+@contextmanager
+def _explained(location: Location) -> Iterator[None]:
+    """Turn what a database raises into one line that says what to do."""
+    try:
+        yield
+    except StoreError as error:
+        raise StoreError(f"cannot use the tuning database {location}: {error}") from error
+    except DBAPIError as error:
+        raise StoreError(f"cannot use the tuning database {location}: "
+                         f"{_advice(str(error.orig))}") from error  # fmt: skip
+    except SQLAlchemyError as error:
+        raise StoreError(f"cannot use the tuning database {location}: {error}") from error
+
+
+def _advice(message: str) -> str:
+    for sign, advice in _ADVICE:
+        if sign in message.lower():
+            return f"{advice} {VARIABLE}"
+    return message.strip().splitlines()[0] if message.strip() else "it gave no reason"
+
+
+def _key(value: Text) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return value.key if isinstance(value, Problem) else canonical(value)
+
+
+def _equal(wanted: Mapping[str, str | None]) -> list[Any]:
+    return [measurements.c[name] == value for name, value in wanted.items() if value is not None]
+
+
+def _chunks(values: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(values), _CHUNK):
+        yield values[start : start + _CHUNK]

@@ -1,0 +1,345 @@
+"""One row of the database: what was run, where, how, and what came out. Plain validated data.
+
+Imports no database, so that the call path can read shipped results quickly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from functools import cached_property, lru_cache
+from typing import Any, Literal, cast, get_args
+from uuid import uuid4
+
+from kernelcat.errors import InvalidArgument
+from kernelcat.implementation import Config, ConfigValue
+from kernelcat.spec import AxisValue, Problem
+
+Status = Literal["passed", "wrong", "compile_error", "launch_error", "crashed", "timeout"]
+Kind = Literal["measured", "predicted"]
+STATUSES: tuple[str, ...] = get_args(Status)
+KINDS: tuple[str, ...] = get_args(Kind)
+REGIMES = ("graph", "eager")
+PEER = "peer"
+"""The language of rows that belong to somebody else's implementation."""
+
+LINE_BYTES = 64 << 10
+"""A record longer than this is refused."""
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}").fullmatch
+_TEXT, _DETAIL, _INTEGER, _MEMBERS = 128, 2000, 1 << 63, 64
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One append-only row. Making an invalid one raises ``InvalidArgument``.
+
+    A timing exists exactly where ``status`` is ``passed``. Measured, it has an interval and
+    samples. Predicted (``kind``), ``passed`` means that the configuration compiled and fits;
+    ``median_us`` is the model's, and ``ci_us``, clock, power, temperature and error are None and
+    ``samples`` 0, because nothing ran.
+
+    Attributes
+    ----------
+    language : ``cuda``, ``triton``, ``cute``, or ``peer`` with the peer's name as ``variant``
+    problem, config : axis and tuning values; a peer's config is empty
+    source : digest of the implementation's sources; empty for a peer
+    gpu : SKU (``h200``)
+    protocol : ``regime`` (graph, eager), ``l2``, ``state``
+    run : rows of one run were raced together and may be compared
+    median_us, ci_us : microseconds; ``ci_us`` is (low, high)
+    sm_clock_mhz, power_w, temperature_c : while it ran; None where unknown
+    max_error : largest error against the oracle; None where unknown or not finite
+    created_at : ISO 8601 with a time zone; kept as UTC with milliseconds
+    detail : why it failed or was rejected, put on one line; None, and absent in JSON, without one
+    """
+
+    entry: str
+    language: str
+    variant: str
+    problem: Mapping[str, AxisValue]
+    problem_name: str | None
+    config: Mapping[str, ConfigValue]
+    source: str
+    gpu: str
+    environment: Mapping[str, Any]
+    protocol: Mapping[str, str]
+    run: str
+    kind: Kind
+    status: Status
+    median_us: float | None
+    ci_us: tuple[float, float] | None
+    samples: int
+    sm_clock_mhz: float | None
+    power_w: float | None
+    temperature_c: float | None
+    max_error: float | None
+    created_at: str
+    detail: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("entry", "language", "variant", "gpu", "run"):
+            _word(name, getattr(self, name))
+        _values("problem", self.problem)
+        _values("config", self.config)
+        _text("source", self.source, _TEXT)
+        if self.problem_name is not None:
+            _text("problem_name", self.problem_name, _TEXT)
+        self._set("detail", _one_line(self.detail))
+        _protocol(self.protocol)
+        _one_of("kind", self.kind, KINDS)
+        _one_of("status", self.status, STATUSES)
+        if not isinstance(self.environment, Mapping):
+            raise InvalidArgument("environment must be an object")
+        _integer("samples", self.samples)
+        self._set("median_us", _number("median_us", self.median_us, 1e-3, 1e12))
+        self._set("ci_us", _interval(self.ci_us))
+        self._set("sm_clock_mhz", _number("sm_clock_mhz", self.sm_clock_mhz, 0, 1e5))
+        self._set("power_w", _number("power_w", self.power_w, 0, 1e5))
+        self._set("temperature_c", _number("temperature_c", self.temperature_c, -100, 1000))
+        self._set("max_error", _number("max_error", self.max_error, 0, math.inf))
+        self._set("created_at", _moment(self.created_at))
+        self._check_timing()
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_timing(self) -> None:
+        passed = self.status == "passed"
+        if passed != (self.median_us is not None):
+            raise InvalidArgument(
+                f"median_us must be {'given' if passed else 'null'}: status is {self.status}"
+            )
+        timed = passed and self.kind == "measured"
+        if timed != (self.ci_us is not None) or timed != (self.samples > 0):
+            raise InvalidArgument(
+                f"ci_us and samples must be {'given' if timed else 'null and 0'}: "
+                f"kind is {self.kind}, status is {self.status}"
+            )
+        if timed:
+            (low, high), median = cast(tuple[float, float], self.ci_us), self.median_us
+            if not low <= cast(float, median) <= high:
+                raise InvalidArgument(f"median_us={median} lies outside ci_us=[{low}, {high}]")
+
+    @cached_property
+    def problem_key(self) -> str:
+        """Canonical JSON of the problem, equal to ``Problem.key``."""
+        return canonical(self.problem)
+
+    @cached_property
+    def config_key(self) -> str:
+        """Canonical JSON of the configuration, equal to ``Config.key``."""
+        return canonical(self.config)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex digest of all the content: two equal rows are one row."""
+        return hashlib.sha256(self.line().encode()).hexdigest()[:32]
+
+    @property
+    def is_peer(self) -> bool:
+        return self.language == PEER
+
+    @property
+    def regime(self) -> str:
+        return self.protocol["regime"]
+
+    def to_problem(self) -> Problem:
+        return Problem.of(self.entry, **self.problem)
+
+    def to_config(self) -> Config:
+        return Config(self.config)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data in the order of the fields; ``detail`` only where there is one."""
+        record = {name: getattr(self, name) for name in FIELDS}
+        for name in ("problem", "config", "environment", "protocol"):
+            record[name] = dict(record[name])
+        if self.ci_us is not None:
+            record["ci_us"] = list(self.ci_us)
+        if self.detail is None:
+            del record["detail"]
+        return record
+
+    def line(self) -> str:
+        """Canonical JSON: one line, keys sorted, without the newline."""
+        line = canonical(self.to_json())
+        if len(line) > LINE_BYTES:
+            raise InvalidArgument(f"the record is longer than {LINE_BYTES} bytes")
+        return line
+
+    @staticmethod
+    def from_json(record: Any) -> Measurement:
+        """The row that ``record`` (a parsed JSON object) describes.
+
+        Raises
+        ------
+        InvalidArgument
+            One line that names the key: unknown, missing, of a wrong type, or out of range.
+        """
+        if not isinstance(record, dict):
+            raise InvalidArgument(f"a record must be a JSON object, not {type(record).__name__}")
+        keys = record.keys()
+        if keys - _KEYS:
+            raise InvalidArgument(f"unknown key {_shown(min(keys - _KEYS))}")
+        if _REQUIRED - keys:
+            raise InvalidArgument(f"the key {min(_REQUIRED - keys)!r} is missing")
+        return Measurement(**record)
+
+    @staticmethod
+    def from_line(line: str | bytes) -> Measurement:
+        """:meth:`from_json` of one line of text; bad JSON is ``InvalidArgument`` too."""
+        if len(line) > LINE_BYTES:
+            raise InvalidArgument(f"the line is longer than {LINE_BYTES} bytes")
+        try:
+            text = line if isinstance(line, str) else line.decode()
+            record = _decode(text.strip())
+        except RecursionError as error:
+            raise InvalidArgument("not JSON: nested too deeply") from error
+        except json.JSONDecodeError as error:
+            raise InvalidArgument(f"not JSON: {error.msg} at column {error.colno}") from error
+        except UnicodeDecodeError as error:
+            raise InvalidArgument("not JSON: the text is not UTF-8") from error
+        except ValueError as error:
+            raise InvalidArgument(f"not JSON: {error}") from error
+        return Measurement.from_json(record)
+
+
+FIELDS = tuple(field.name for field in fields(Measurement))
+_KEYS = frozenset(FIELDS)
+_REQUIRED = _KEYS - {"detail"}
+
+
+def now() -> str:
+    """This moment as ``created_at`` wants it."""
+    return _moment(datetime.now(UTC).isoformat())
+
+
+def new_run() -> str:
+    """A name for a run that sorts by time: ``20261120T093012-5f0c``."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid4().hex[:4]}"
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and no blanks; refuses what JSON cannot say (NaN, infinity)."""
+    try:
+        return _encode(dict(value) if isinstance(value, Mapping) else value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"not plain JSON data: {error}") from error
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _refuse(constant: str) -> None:
+    raise InvalidArgument(f"not JSON: {constant} is not a number")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        raise InvalidArgument("not JSON: a key is given twice")
+    return record
+
+
+@lru_cache(1024)
+def _is_word(text: str) -> bool:
+    return _WORD(text) is not None
+
+
+def _word(name: str, value: object) -> None:
+    if not isinstance(value, str) or not _is_word(value):
+        raise InvalidArgument(f"{name}={_shown(value)} must be a word of letters, digits and _.+-")
+
+
+def _text(name: str, value: object, limit: int) -> None:
+    if not isinstance(value, str) or len(value) > limit or not value.isprintable():
+        raise InvalidArgument(
+            f"{name}={_shown(value)} must be one printable line of up to {limit} characters"
+        )
+
+
+def _one_line(detail: object) -> str | None:
+    """Free text on one line: compilers and drivers write what they like."""
+    if detail is None:
+        return None
+    if not isinstance(detail, str):
+        raise InvalidArgument(f"detail={_shown(detail)} must be a text or null")
+    text = " ".join(detail[: 4 * _DETAIL].split())
+    return "".join(c if c.isprintable() else "?" for c in text)[:_DETAIL].strip() or None
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_unique).decode
+
+
+def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise InvalidArgument(f"{name}={_shown(value)} must be one of: {', '.join(known)}")
+
+
+def _integer(name: str, value: object) -> None:
+    if type(value) is not int or not 0 <= value < _INTEGER:
+        raise InvalidArgument(f"{name}={_shown(value)} must be a whole number >= 0")
+
+
+def _number(name: str, value: object, low: float, high: float) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidArgument(f"{name}={_shown(value)} must be a number or null")
+    if not (low <= value <= high and abs(value) <= 1e300):  # NaN fails every comparison
+        raise InvalidArgument(f"{name}={_shown(value)} is out of range [{low:g}, {high:g}]")
+    return float(value) + 0.0  # no negative zero: a database would not keep it
+
+
+def _interval(value: object) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, (list, tuple)) or len(value) != 2 or None in value:
+        raise InvalidArgument(f"ci_us={_shown(value)} must be [low, high]")
+    low, high = (cast(float, _number("ci_us", end, 0, 1e12)) for end in value)
+    return (low, high)
+
+
+def _values(name: str, mapping: object) -> None:
+    if not isinstance(mapping, Mapping) or len(mapping) > _MEMBERS:
+        raise InvalidArgument(f"{name} must be an object of up to {_MEMBERS} members")
+    for key, value in mapping.items():
+        if not isinstance(key, str) or not _is_word(key):
+            raise InvalidArgument(f"{_shown(key)} cannot be a key of {name}")
+        if isinstance(value, str):
+            _text(name, value, _TEXT)
+        elif not isinstance(value, int) or abs(value) >= _INTEGER:
+            raise InvalidArgument(
+                f"{name}.{key}={_shown(value)} must be a whole number, a text or a boolean"
+            )
+
+
+def _protocol(protocol: object) -> None:
+    if not isinstance(protocol, Mapping) or set(protocol) != {"regime", "l2", "state"}:
+        raise InvalidArgument("protocol must have exactly the keys regime, l2 and state")
+    _one_of("protocol.regime", protocol["regime"], REGIMES)
+    _word("protocol.l2", protocol["l2"])
+    _word("protocol.state", protocol["state"])
+
+
+def _moment(value: object) -> str:
+    try:
+        moment = datetime.fromisoformat(cast(str, value))
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"created_at={_shown(value)} must be an ISO 8601 time") from error
+    if moment.tzinfo is None:
+        raise InvalidArgument(f"created_at={_shown(value)} must name a time zone (end in Z)")
+    try:
+        utc = moment.astimezone(UTC)
+    except OverflowError as error:
+        raise InvalidArgument(f"created_at={_shown(value)} is out of range") from error
+    return utc.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"

@@ -1,0 +1,212 @@
+"""The leaderboard: right numbers from rows of one run, and the same ones in every form."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from kernelcat import leaderboard, paths, sources
+from kernelcat.errors import InvalidArgument, StoreError
+from kernelcat.leaderboard import board, means, to_html, to_json, to_markdown
+from kernelcat.store import Measurement, Store
+
+ROW: dict[str, Any] = json.loads(Path(__file__).with_name("measurement.json").read_text())
+PEER = {"language": "peer", "config": {}, "source": ""}
+
+
+def timed(us: float, **changes: Any) -> Measurement:
+    times = {"median_us": us, "ci_us": [us * 0.999, us * 1.001]}
+    return Measurement.from_json(ROW | times | changes)
+
+
+def current(language: str, entry: str) -> str:
+    return str(ROW["source"])
+
+
+def small(**changes: Any) -> dict[str, Any]:
+    return {"problem": ROW["problem"] | {"M": 16}, "problem_name": "16x4096x4096"} | changes
+
+
+@pytest.fixture
+def rows() -> list[Measurement]:
+    """A big problem that cublas wins, and a small one that we win."""
+    return [
+        timed(200.0),
+        timed(250.0, language="triton", variant="tma"),
+        timed(300.0, language="triton", variant="tiled"),
+        timed(180.0, variant="cublas", **PEER),
+        timed(220.0, variant="quack", **PEER),
+        timed(10.0, **small()),
+        timed(10.05, **small(), language="cute", variant="wgmma"),
+        timed(20.0, **small(variant="cublas"), **PEER),
+    ]
+
+
+def test_ratios_and_rates_are_of_one_run(rows: list[Measurement]) -> None:
+    old = timed(1.0, run="old", created_at="2026-01-01T00:00:00Z")
+    big, tiny = board([*rows, old], gpu="h200", entry="gemm", digest=current)
+    assert (big.title, tiny.title) == ("4096x4096x4096", "16x4096x4096")
+    assert (big.language, big.variant, big.median_us) == ("cuda", "wgmma", 200.0)
+    assert big.tflops == pytest.approx(2 * 4096**3 / 200e-6 / 1e12)
+    assert big.bound == "compute"
+    assert big.roofline == pytest.approx(2 * 4096**3 / 989.4e12 / 200e-6)
+    assert big.peers == pytest.approx({"cublas": 0.9, "quack": 1.1})
+    assert big.languages == pytest.approx({"cuda": 0.9, "triton": 0.72})
+    assert (big.baseline, big.ties, big.stale) == ("cublas", (), False)
+    assert tiny.bound == "memory"
+    assert tiny.tbps == pytest.approx(2 * (16 * 4096 * 2 + 4096**2) / 10e-6 / 1e12)
+    assert tiny.ties == ("cute/wgmma",)
+    assert tiny.peers == {"cublas": 2.0}
+
+
+def test_means_are_geometric_and_over_those_who_took_part(rows: list[Measurement]) -> None:
+    total = means(board(rows, digest=current))
+    assert total.problems == 2
+    assert total.peers == pytest.approx({"cublas": (0.9 * 2.0) ** 0.5, "quack": 1.1})
+    assert total.languages["triton"] == pytest.approx(0.72)
+    alone = timed(1.0, **small(problem=ROW["problem"] | {"M": 1}))
+    assert means(board([*rows, alone], digest=current)).languages == total.languages
+
+
+def test_without_peers_languages_are_compared_with_the_winner() -> None:
+    (row,) = board([timed(10.0), timed(20.0, language="triton")], digest=current)
+    assert row.baseline == "cuda/wgmma"
+    assert row.languages == {"cuda": 1.0, "triton": 0.5}
+
+
+def test_a_row_is_stale_when_the_sources_changed() -> None:
+    assert board([timed(10.0)])[0].stale
+    digest = sources._digest("triton", "gemm")
+    assert not board([timed(10.0, language="triton", source=digest)])[0].stale
+
+
+def test_predictions_stand_only_where_nothing_was_measured() -> None:
+    guess = {"kind": "predicted", "ci_us": None, "samples": 0, "median_us": 5.0}
+    predicted = [Measurement.from_json(ROW | guess | {"gpu": gpu}) for gpu in ("h200", "b200")]
+    found = board([timed(10.0), *predicted], digest=current)
+    assert [(row.gpu, row.kind) for row in found] == [("b200", "predicted"), ("h200", "measured")]
+    text = to_markdown(found)
+    assert "gemm --gpu b200`: predicted 2026-11-20" in text
+    assert "~5.00" in text and "nothing ran" in text
+
+
+def test_unknown_gpus_and_entries_do_no_harm() -> None:
+    assert board([timed(1.0, entry="removed_entry")], digest=current) == []
+    (row,) = board([timed(10.0, gpu="h200-mig-1g.18gb")], digest=current)
+    assert row.roofline is None
+    assert "h200-mig-1g.18gb" in to_html([row])
+
+
+def test_json_says_all_of_it(rows: list[Measurement]) -> None:
+    found = board(rows, digest=current)
+    parsed = json.loads(to_json(found))
+    assert [row["median_us"] for row in parsed["rows"]] == [200.0, 10.0]
+    assert parsed["means"]["gemm/h200/graph/measured"]["peers"]["quack"] == pytest.approx(1.1)
+
+
+def cells_of_markdown(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
+
+
+class Cells(HTMLParser):
+    """The cells of a page's tables; fails on a tag that is not closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "!doctype"):
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+def test_every_form_shows_the_same_cells(rows: list[Measurement]) -> None:
+    found = board(rows, digest=current)
+    markdown = cells_of_markdown(to_markdown(found))
+    del markdown[1]
+    page = Cells()
+    page.feed(to_html(found))
+    assert page.open == []
+    assert page.rows == markdown
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    console.print(leaderboard.table(found))
+    shown = console.export_text()
+    for line in markdown:
+        assert re.search(r"\s+".join(re.escape(cell) for cell in line if cell), shown)
+    assert markdown[1] == [
+        "4096x4096x4096", "cuda/wgmma", "200.0 ± 0.2", "687 TFLOP/s", "69%", "0.90", "1.10",
+        "0.90", "0.72", "",
+    ]  # fmt: skip
+    assert markdown[2][1] == "cuda/wgmma≈"
+
+
+def test_a_page_needs_nothing_else_and_escapes_text() -> None:
+    evil = timed(10.0, problem_name="<script>alert(1)</script>", config={"a": "<b>"})
+    page = to_html(board([evil], digest=current), title="a & b")
+    assert "<script" not in page and "&lt;script&gt;" in page and "a &amp; b" in page
+    assert 'title="a=&lt;b&gt;"' in page
+    assert "http" not in page
+
+
+def test_nothing_measured_is_said() -> None:
+    assert "Nothing measured yet" in to_markdown([]) and "Nothing measured yet" in to_html([])
+    console = Console(width=80, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    console.print(leaderboard.table([]))
+    assert "run kernelcat tune" in console.export_text()
+
+
+def test_the_readme_is_filled_in_between_its_markers(
+    tmp_path: Path, rows: list[Measurement]
+) -> None:
+    path = tmp_path / "README.md"
+    path.write_text(
+        "# Title\n<!-- leaderboard:gemm:h200 -->\nold\n<!-- /leaderboard -->\nkept\n"
+        "<!-- leaderboard:gemm:h200:eager --><!-- /leaderboard -->\nend\n"
+    )
+    assert leaderboard.update_readme(path, rows) is True
+    text = path.read_text()
+    assert "| 4096x4096x4096 | cuda/wgmma" in text
+    assert "old" not in text and "\nkept\n" in text and text.endswith("\nend\n")
+    assert "Nothing measured yet.\n<!-- /leaderboard -->" in text
+    assert leaderboard.update_readme(path, rows) is False
+
+
+def test_a_readme_without_markers_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# Title\n")
+    with pytest.raises(InvalidArgument, match="has no leaderboard: add <!-- leaderboard"):
+        leaderboard.update_readme(tmp_path / "README.md")
+
+
+def test_load_reads_shipped_and_local_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[Measurement]
+) -> None:
+    (tmp_path / "tuning_db").mkdir()
+    lines = "".join(f"{row.line()}\n" for row in rows[:5])
+    (tmp_path / "tuning_db" / "nvidia-h200.jsonl").write_text(lines)
+    monkeypatch.setattr(paths, "data", lambda name: tmp_path / name)
+    assert leaderboard.load() == rows[:5]
+    with Store.open() as store:
+        store.add(rows[5:])
+    assert len(leaderboard.load("h200", "gemm", "graph")) == len(rows)
+    assert leaderboard.load("b200") == []
+    with pytest.raises(StoreError, match="there is no tuning database"):
+        leaderboard.load(url=str(tmp_path / "missing.sqlite3"))

@@ -1,0 +1,448 @@
+"""The database: what goes in comes out, whoever else writes, and whatever happens to the file."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+
+from kernelcat.errors import KernelcatError, MissingDependency, StoreError
+from kernelcat.store import SCREEN, WINNER, Measurement, Store, locate, migrations
+
+ROW: dict[str, Any] = json.loads(Path(__file__).with_name("measurement.json").read_text())
+FAILED = {"status": "crashed", "median_us": None, "ci_us": None, "samples": 0}
+
+
+def measurement(**changes: Any) -> Measurement:
+    return Measurement.from_json(ROW | changes)
+
+
+def timed(us: float, **changes: Any) -> Measurement:
+    """A row with the median ``us``, plus or minus 0.1 %."""
+    return measurement(median_us=us, ci_us=[us * 0.999, us * 1.001], **changes)
+
+
+def many(count: int, **changes: Any) -> list[Measurement]:
+    return [measurement(config={"BLOCK_M": i}, **changes) for i in range(count)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "tuning.sqlite3"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    with Store.open(path) as opened:
+        yield opened
+
+
+# ---------------------------------------------------------------- rows in and out
+
+
+def test_rows_come_back_as_they_went_in(store: Store) -> None:
+    predicted = {"kind": "predicted", "ci_us": None, "samples": 0, "max_error": None}
+    rows = [
+        measurement(),
+        measurement(**FAILED, detail="illegal address"),
+        measurement(**predicted, run="model"),
+    ]
+    assert store.add(rows) == 3
+    assert store.rows() == rows
+
+
+def test_adding_again_changes_nothing(store: Store) -> None:
+    rows = many(5)
+    assert store.add([*rows, rows[0]]) == 5
+    assert store.add(rows + many(7)) == 2
+    assert len(store.rows()) == 7
+
+
+def test_a_big_transaction_is_one(store: Store) -> None:
+    assert store.add(many(1300)) == 1300
+    assert len(store.rows()) == 1300
+
+
+def test_rows_are_found_by_every_column(store: Store) -> None:
+    other = measurement(
+        entry="tma_copy", gpu="b200", language="triton", variant="bulk", problem={"rows": 1},
+        config={"BYTES": 4096}, source="feed", kind="predicted", ci_us=None, samples=0, run="r2",
+        protocol=ROW["protocol"] | {"regime": "eager"},
+    )  # fmt: skip
+    store.add([measurement(), other])
+    for name in ("entry", "gpu", "language", "variant", "source", "kind", "run", "regime"):
+        assert store.rows(**{name: getattr(other, name)}) == [other], name
+    for wanted in (other.problem, other.problem_key, other.to_problem()):
+        assert store.rows(problem=wanted) == [other]
+    for config in (other.config, other.config_key, other.to_config()):
+        assert store.rows(config=config) == [other]
+    assert store.rows(entry="gemm", gpu="b200") == []
+
+
+def test_tried_tells_the_last_status_for_the_same_source(store: Store) -> None:
+    later = {"created_at": "2026-11-21T00:00:00Z"}
+    a, b, c = ({"config": {"BLOCK_M": size}} for size in (64, 128, 256))
+    store.add([measurement(**a), measurement(**b, **FAILED), measurement(**c)])
+    store.add([measurement(**c, **FAILED, **later), measurement(**a, source="changed")])
+    subject = ("gemm", "cuda", "wgmma", ROW["problem"], "h200")
+    assert store.tried(*subject, ROW["source"]) == {
+        '{"BLOCK_M":64}': "passed",
+        '{"BLOCK_M":128}': "crashed",
+        '{"BLOCK_M":256}': "crashed",
+    }
+    assert store.tried(*subject, "changed") == {'{"BLOCK_M":64}': "passed"}
+    assert store.tried(*subject, ROW["source"], kind="predicted") == {}
+
+
+# ---------------------------------------------------------------- races
+
+
+def test_a_winner_is_compared_within_its_run_only(store: Store) -> None:
+    old = timed(100.0, run="old", created_at="2026-11-01T00:00:00Z")
+    triton = {"run": "new", "language": "triton", "variant": "tma"}
+    new = [
+        timed(130.0, run="new"),
+        timed(120.0, **triton),
+        timed(125.0, **triton, config={"slow": 1}),
+        timed(110.0, run="new", language="peer", variant="cublas", config={}, source=""),
+    ]
+    store.add([old, *new, measurement(**FAILED, run="newer", created_at="2026-12-01T00:00:00Z")])
+    (race,) = store.winners(gpu="h200", entry="gemm")
+    assert race.run == "new"
+    assert race.winner == new[1]
+    assert race.rivals == (new[0],)
+    assert race.peers == (new[3],)
+
+
+def test_winners_are_by_gpu_problem_regime_and_kind(store: Store) -> None:
+    eager = ROW["protocol"] | {"regime": "eager"}
+    rows = [timed(9.0), timed(8.0, gpu="b200"), timed(7.0, problem={"M": 1}),
+            timed(6.0, protocol=eager),
+            measurement(kind="predicted", ci_us=None, samples=0, median_us=5.0)]  # fmt: skip
+    store.add(rows)
+    assert {race.winner.median_us for race in store.winners()} == {9.0, 8.0, 7.0, 5.0}
+    assert {race.winner.median_us for race in store.winners(regime=None)} == {9, 8, 7, 6, 5}
+    assert [race.winner for race in store.winners(gpu="b200")] == [rows[1]]
+    assert store.winners(entry="tma_copy") == []
+
+
+def test_screening_decides_nothing_where_rows_were_raced(store: Store) -> None:
+    screened = ROW["protocol"] | {"state": SCREEN}
+    store.add([timed(100.0, config={"lucky": True}, protocol=screened), timed(120.0)])
+    store.add([timed(90.0, run="z", protocol=screened, created_at="2026-12-01T00:00:00Z")])
+    (race,) = store.winners()
+    assert race.winner.median_us == 120.0
+
+
+def test_ties_are_broken_by_name_and_the_tuner_has_the_last_word(store: Store) -> None:
+    triton = timed(99.5, language="triton", variant="tma")
+    store.add([timed(100.0), triton])
+    assert store.winners()[0].winner.language == "cuda"
+    later = {"run": "z", "created_at": "2026-12-01T00:00:00Z"}
+    store.add([timed(100.0, **later), timed(101.5, language="cute", detail=WINNER, **later)])
+    assert store.winners()[0].winner.language == "cute"
+
+
+def test_peers_alone_are_no_race(store: Store) -> None:
+    store.add([timed(1.0, language="peer", variant="cublas", config={})])
+    assert store.winners() == []
+
+
+# ---------------------------------------------------------------- many processes
+
+WRITER = """
+import json, sys
+from kernelcat.store import Measurement, Store
+path, row, name, count = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+with Store.open(path) as store:
+    for i in range(0, count, 4):
+        rows = [row | {"run": name, "config": {"i": i + j}} for j in range(4)]
+        store.add([Measurement.from_json(row) for row in rows])
+        print(i, flush=True)
+"""
+
+
+def writer(path: Path, name: str, count: int, code: str = WRITER) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, str(path), json.dumps(ROW), name, str(count)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_eight_processes_writing_at_once_lose_nothing(path: Path) -> None:
+    writers = [writer(path, f"writer{i}", 200) for i in range(8)]
+    errors = [process.communicate(timeout=120)[1] for process in writers]
+    assert errors == [""] * 8
+    assert [process.returncode for process in writers] == [0] * 8
+    with Store.open(path) as store:
+        assert len(store.rows()) == 1600
+        assert len(store.rows(run="writer3")) == 200
+
+
+def test_a_killed_process_loses_nothing_it_had_added(path: Path) -> None:
+    process = writer(path, "killed", 100_000)
+    assert process.stdout is not None
+    done = [int(process.stdout.readline()) for _ in range(20)]
+    process.send_signal(signal.SIGKILL)
+    done += [int(line) for line in process.communicate()[0].split()]
+    with Store.open(path) as store:
+        assert len(store.rows(run="killed")) >= 4 * len(done)
+        assert store.add([measurement()]) == 1
+
+
+# ---------------------------------------------------------------- files that cannot be used
+
+
+def refused(path: Path | str, **options: Any) -> str:
+    """The one line with which opening is refused."""
+    with pytest.raises(KernelcatError) as caught:
+        Store.open(path, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_garbage_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database\n" * 200)
+    assert "is not a SQLite database: move it away" in refused(path)
+    assert path.read_text() == "not a database\n" * 200
+
+
+def test_a_damaged_database_is_refused(path: Path) -> None:
+    with Store.open(path) as store:
+        store.add(many(400))
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xa5" * (size - 8192))
+    with pytest.raises(StoreError, match="damaged"), Store.open(path) as store:
+        store.rows()
+
+
+def test_another_programs_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bookmarks.db"
+    sqlite3.connect(path).execute("CREATE TABLE bookmarks (url TEXT)")
+    assert "tables of another program (bookmarks)" in refused(path)
+
+
+def test_a_newer_database_is_refused(path: Path) -> None:
+    with Store.open(path) as store, store.engine.begin() as connection:
+        connection.execute(text("UPDATE kernelcat_schema SET version = 99"))
+    message = refused(path)
+    assert "a newer kernelcat wrote it (schema 99, this one knows 1): upgrade kernelcat" in message
+
+
+def test_a_missing_database_is_refused_unless_it_may_be_made(path: Path) -> None:
+    assert f"there is no tuning database at {path}: run kernelcat tune" in refused(
+        path, create=False
+    )
+    assert not path.parent.exists()
+
+
+def test_places_where_no_database_can_be_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "cannot make the folder" in refused(tmp_path / "file" / "tuning.sqlite3")
+    assert "it cannot be opened" in refused(tmp_path)
+    assert "is no database: use a path" in refused("nosuch://host/name")
+
+
+def test_a_missing_driver_is_named_with_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(MissingDependency, match=r"pip install 'kernelcat\[postgres\]'"):
+        Store.open("postgresql+psycopg://me:secret@localhost/kernelcat")
+
+
+def test_passwords_are_not_shown() -> None:
+    assert "secret" not in str(locate("postgresql+psycopg://me:secret@localhost/kernelcat"))
+
+
+def test_a_read_only_database_can_be_read(path: Path) -> None:
+    with Store.open(path) as store:
+        store.add([measurement()])
+    with Store.open(f"sqlite:///file:{path}?mode=ro&uri=true") as store:
+        assert store.rows() == [measurement()]
+        with pytest.raises(StoreError, match="read-only: make it writable"):
+            store.add(many(1))
+
+
+def test_a_locked_database_is_waited_for_and_then_refused(store: Store, path: Path) -> None:
+    with held(path):
+        started = time.monotonic()
+        with Store.open(path, timeout=0.2) as other:
+            with pytest.raises(StoreError, match="another process keeps it locked"):
+                other.add([measurement()])
+            assert time.monotonic() - started >= 0.2
+            assert other.rows() == []  # readers are not in a writer's way
+
+
+def test_the_default_place_is_the_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERNELCAT_DB", str(tmp_path / "named.db"))
+    assert locate().path == tmp_path / "named.db"
+    monkeypatch.delenv("KERNELCAT_DB")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert locate().named is False
+
+
+class held:
+    """Another connection's write transaction on a database."""
+
+    def __init__(self, path: Path) -> None:
+        self.connection = sqlite3.connect(path, isolation_level=None)
+
+    def __enter__(self) -> None:
+        self.connection.execute("BEGIN EXCLUSIVE")
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+
+# ---------------------------------------------------------------- the journal
+
+
+def test_what_cannot_be_added_is_kept_and_taken_in_later(path: Path) -> None:
+    rows = many(3)
+    with Store.open(path, timeout=0.1) as store:
+        with held(path):
+            with pytest.warns(UserWarning, match="keeps it locked.*Results go to .*journal"):
+                assert store.keep(rows[:2]) is False
+            assert store.keep(rows[2:]) is False  # no second warning, no second wait
+        assert store.rows() == []
+        journal = store.journal.path
+        assert len(journal.read_text().splitlines()) == 3
+        store._journaling = False  # as if killed: close() takes nothing in
+    with Store.open(path) as store:
+        assert store.rows() == rows
+        assert not journal.exists()
+        assert store.keep(many(4)[3:]) is True
+
+
+def test_closing_takes_the_journal_in(path: Path) -> None:
+    with Store.open(path, timeout=0.1) as store:
+        with held(path), pytest.warns(UserWarning, match="locked"):
+            store.keep([measurement()])
+        journal = store.journal.path
+    assert not journal.exists()
+
+
+def test_a_half_written_line_is_dropped_with_a_warning(path: Path) -> None:
+    first, second = many(2)
+    with Store.open(path) as store:
+        store.journal.path.write_text(first.line() + "\n" + second.line()[:100])
+        store.journal.append([second])
+    with pytest.warns(UserWarning, match="1 half-written lines"), Store.open(path) as store:
+        assert store.rows() == [first, second]
+
+
+def test_a_journal_of_another_version_is_not_thrown_away(path: Path) -> None:
+    with Store.open(path) as store:
+        store.journal.path.write_text(json.dumps(ROW | {"colour": "red"}) + "\n")
+    assert "unknown key 'colour'; move the file away" in refused(path)
+
+
+def test_a_disk_that_is_full_loses_nothing(path: Path) -> None:
+    with Store.open(path) as store:
+        with store.engine.connect() as connection:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+            connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
+        with pytest.raises(StoreError, match="the disk is full: free some space"):
+            store.add(many(300))
+        with pytest.warns(UserWarning, match="the disk is full"):
+            assert store.keep(many(300)) is False
+        store._journaling = False
+    with Store.open(path) as store:
+        assert len(store.rows()) == 300
+
+
+LIMITED = """
+import json, resource, sys, warnings
+from kernelcat.errors import StoreError
+from kernelcat.store import Measurement, Store
+row, limit = json.loads(sys.argv[2]), int(sys.argv[4])
+rows = [Measurement.from_json(row | {"config": {"i": i}}) for i in range(100)]
+with Store.open(sys.argv[1]) as store, warnings.catch_warnings(record=True) as caught:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        print("stored" if store.keep(rows) else f"journaled: {caught[0].message}")
+    except StoreError as error:
+        print(f"refused: {error}")
+"""
+
+
+def test_a_file_that_may_not_grow_sends_rows_to_the_journal(path: Path) -> None:
+    with Store.open(path) as store:
+        store.add(many(600, run="before"))  # so that 100 more rows touch many pages
+    out, error = writer(path, "", 100 << 10, LIMITED).communicate(timeout=60)
+    assert out.startswith("journaled: cannot use the tuning database"), error
+    with Store.open(path) as store:
+        assert len(store.rows()) == 700
+
+
+def test_losing_results_is_an_error(path: Path) -> None:
+    Store.open(path).close()
+    out, error = writer(path, "", 40 << 10, LIMITED).communicate(timeout=60)
+    assert out.startswith("refused: cannot write"), error
+    assert "measurements are not being kept; free some space" in out
+
+
+# ---------------------------------------------------------------- migrations
+
+
+def test_migrations_run_once_in_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.open(path) as store:
+        store.add([measurement()])
+    ran: list[int] = []
+
+    def add_column(connection: Connection) -> None:
+        ran.append(2)
+        connection.execute(text("ALTER TABLE kernelcat_measurements ADD COLUMN node TEXT"))
+
+    def fill_column(connection: Connection) -> None:
+        ran.append(3)
+        connection.execute(text("UPDATE kernelcat_measurements SET node = 'local'"))
+
+    monkeypatch.setattr(migrations, "MIGRATIONS", [add_column, fill_column])
+    for _ in range(2):
+        with Store.open(path) as store, store.engine.connect() as connection:
+            assert store.rows() == [measurement()]
+            assert migrations.version(connection) == 3
+            node = connection.execute(text("SELECT node FROM kernelcat_measurements")).scalar()
+            assert node == "local"
+    assert ran == [2, 3]
+    monkeypatch.undo()
+    assert "a newer kernelcat wrote it (schema 3" in refused(path)
+
+
+def test_a_failed_migration_leaves_the_old_version(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(path) as store:
+        store.add([measurement()])
+
+    def half(connection: Connection) -> None:
+        connection.execute(text("ALTER TABLE kernelcat_measurements ADD COLUMN node TEXT"))
+        connection.execute(text("UPDATE no_such SET x = 1"))
+
+    monkeypatch.setattr(migrations, "MIGRATIONS", [half])
+    assert "no such table: no_such" in refused(path)
+    monkeypatch.undo()
+    with Store.open(path) as store, store.engine.connect() as connection:
+        assert store.rows() == [measurement()]
+        columns = connection.execute(text("SELECT * FROM kernelcat_measurements")).keys()
+        assert "node" not in columns
+
+
+def test_a_new_database_waits_in_wal_mode(store: Store) -> None:
+    with store.engine.connect() as connection, warnings.catch_warnings():
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2

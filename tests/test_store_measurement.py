@@ -1,0 +1,140 @@
+"""A measurement is valid or does not exist; its JSON says the same as it does."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelcat.errors import InvalidArgument
+from kernelcat.implementation import Config
+from kernelcat.spec import Problem
+from kernelcat.store import Measurement, new_run, now
+from kernelcat.store.measurement import LINE_BYTES
+
+ROW: dict[str, Any] = json.loads(Path(__file__).with_name("measurement.json").read_text())
+FAILED = {"status": "timeout", "median_us": None, "ci_us": None, "samples": 0}
+PREDICTED = {"kind": "predicted", "ci_us": None, "samples": 0}
+
+
+def measurement(**changes: Any) -> Measurement:
+    return Measurement.from_json(ROW | changes)
+
+
+def test_keys_are_those_of_the_shipped_format() -> None:
+    assert [*ROW, "detail"] == [field.name for field in dataclasses.fields(Measurement)]
+
+
+def test_detail_is_in_the_json_only_when_set() -> None:
+    assert "detail" not in measurement().to_json()
+    assert measurement(**FAILED, detail="hung").to_json()["detail"] == "hung"
+
+
+def test_detail_becomes_one_printable_line() -> None:
+    row = measurement(**FAILED, detail="error:\n  line 3\x1b[31m\t" + "x" * 9000)
+    assert row.detail is not None and row.detail.startswith("error: line 3?[31m x")
+    assert len(row.detail) == 2000
+
+
+@pytest.mark.parametrize("changes", [FAILED, PREDICTED, {"language": "peer", "config": {}}])
+def test_rows_of_every_kind_are_valid(changes: dict[str, Any]) -> None:
+    row = measurement(**changes)
+    assert Measurement.from_line(row.line()) == row
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"status": "fine"}, "status='fine' must be one of: passed, wrong"),
+        ({"kind": "guessed"}, "kind='guessed' must be one of: measured, predicted"),
+        ({"median_us": None}, "median_us must be given: status is passed"),
+        ({**FAILED, "median_us": 3.0}, "median_us must be null: status is timeout"),
+        ({**PREDICTED, "samples": 5}, "ci_us and samples must be null and 0: kind is predicted"),
+        ({"ci_us": None}, "ci_us and samples must be given"),
+        ({"samples": 0}, "ci_us and samples must be given"),
+        ({"median_us": 181}, "median_us=181.0 lies outside ci_us=[179.5, 180.5]"),
+        ({"ci_us": [181.0, 179.0]}, "lies outside"),
+        ({"ci_us": [179.0]}, "ci_us=[179.0] must be [low, high]"),
+        ({"ci_us": [None, 181.0]}, "must be [low, high]"),
+        ({"median_us": float("nan")}, "median_us=nan is out of range"),
+        ({"max_error": float("inf")}, "max_error=inf is out of range"),
+        ({"median_us": -1.0}, "out of range"),
+        ({"median_us": "180"}, "median_us='180' must be a number or null"),
+        ({"power_w": True}, "power_w=True must be a number or null"),
+        ({"samples": 1.5}, "samples=1.5 must be a whole number"),
+        ({"entry": "gemm; rm -rf"}, "entry='gemm; rm -rf' must be a word"),
+        ({"gpu": ""}, "gpu='' must be a word"),
+        ({"problem": []}, "problem must be an object"),
+        ({"problem": {"M": 1.5}}, "problem.M=1.5 must be a whole number, a text or a boolean"),
+        ({"config": {"BLOCK_M": 1 << 70}}, "config.BLOCK_M="),
+        ({"config": {"a b": 1}}, "'a b' cannot be a key of config"),
+        ({"config": {f"p{i}": i for i in range(99)}}, "object of up to 64 members"),
+        ({"environment": "h200"}, "environment must be an object"),
+        ({"protocol": {"regime": "graph"}}, "exactly the keys regime, l2 and state"),
+        ({"protocol": ROW["protocol"] | {"regime": "warm"}}, "must be one of: graph, eager"),
+        ({"created_at": "yesterday"}, "created_at='yesterday' must be an ISO 8601 time"),
+        ({"created_at": "2026-11-20T09:30:12"}, "must name a time zone"),
+        ({"colour": "red"}, "unknown key 'colour'"),
+    ],
+)
+def test_invalid_rows_are_refused_in_one_line(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        measurement(**changes)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ROW, ids="without-{}".format)
+def test_every_key_is_needed(key: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"the key '{key}' is missing"):
+        Measurement.from_json({name: value for name, value in ROW.items() if name != key})
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "not JSON: Expecting property name"),
+        ("[1]", "must be a JSON object, not list"),
+        ('{"entry": NaN}', "not JSON: NaN is not a number"),
+        ('{"entry": 1, "entry": 2}', "not JSON: a key is given twice"),
+        ("[" * 50_000, "not JSON: nested too deeply"),
+        (b'{"entry": "\xff"}', "not JSON: the text is not UTF-8"),
+        ('{"samples": ' + "9" * 5000 + "}", "not JSON"),
+        (" " * (LINE_BYTES + 1), "longer than 65536 bytes"),
+    ],
+)
+def test_lines_that_are_no_records_are_refused(line: str | bytes, reason: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        Measurement.from_line(line)
+    assert reason in str(caught.value)
+
+
+def test_a_record_too_long_to_export_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="longer than"):
+        _ = measurement(environment={"notes": "x" * LINE_BYTES}).digest
+
+
+def test_times_are_kept_in_utc_so_that_they_sort() -> None:
+    row = measurement(created_at="2026-11-20T10:30:12+01:00")
+    assert row.created_at == ROW["created_at"]
+    assert now() > row.created_at
+
+
+def test_keys_are_those_of_problem_and_config() -> None:
+    row = measurement()
+    assert row.problem_key == Problem.of("gemm", **ROW["problem"]).key == row.to_problem().key
+    assert row.config_key == Config(ROW["config"]).key == row.to_config().key
+
+
+def test_equal_content_has_one_digest() -> None:
+    shuffled = dict(reversed(ROW.items())) | {"median_us": 180}
+    assert Measurement.from_json(shuffled).digest == measurement().digest
+    assert measurement(run="other").digest != measurement().digest
+
+
+def test_runs_have_names_of_their_own() -> None:
+    assert new_run() != new_run()
+    measurement(run=new_run())

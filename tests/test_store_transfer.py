@@ -1,0 +1,219 @@
+"""Export, import and merge: nothing lost, nothing doubled, nothing trusted."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernelcat.errors import StoreError
+from kernelcat.store import Measurement, Store, export, import_, merge
+
+ROW: dict[str, Any] = json.loads(Path(__file__).with_name("measurement.json").read_text())
+FAILED = {"status": "wrong", "median_us": None, "ci_us": None, "samples": 0}
+LATER = {"run": "later", "created_at": "2026-12-01T00:00:00Z"}
+
+
+def measurement(**changes: Any) -> Measurement:
+    return Measurement.from_json(ROW | changes)
+
+
+def timed(us: float, **changes: Any) -> Measurement:
+    return measurement(median_us=us, ci_us=[us * 0.999, us * 1.001], **changes)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "ours.sqlite3") as opened:
+        yield opened
+
+
+words = st.from_regex(r"[a-z0-9_][A-Za-z0-9_.+-]{0,20}", fullmatch=True)
+values = st.one_of(st.booleans(), st.integers(-(1 << 62), 1 << 62), words)
+mappings = st.dictionaries(words, values, max_size=5)
+seconds = st.floats(0, 1e6, allow_nan=False)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Measurement:
+    """Any valid measurement."""
+    status = draw(st.sampled_from(["passed", "wrong", "compile_error", "timeout"]))
+    kind = draw(st.sampled_from(["measured", "predicted"]))
+    low, median, high = sorted(draw(st.tuples(*[st.floats(1e-3, 1e9)] * 3)))
+    passed, timed = status == "passed", status == "passed" and kind == "measured"
+    return Measurement(
+        entry=draw(words), language=draw(words), variant=draw(words), problem=draw(mappings),
+        problem_name=draw(st.none() | words), config=draw(mappings), source=draw(words),
+        gpu=draw(words), environment=draw(st.dictionaries(st.text(max_size=9), plain, max_size=3)),
+        protocol={"regime": draw(st.sampled_from(["graph", "eager"])), "l2": draw(words),
+                  "state": draw(words)},
+        run=draw(words), kind=kind, status=status, median_us=median if passed else None,
+        ci_us=(low, high) if timed else None,
+        samples=draw(st.integers(1, 10**9)) if timed else 0,
+        sm_clock_mhz=draw(st.none() | st.floats(0, 1e5)), power_w=draw(st.none() | st.just(-0.0)),
+        temperature_c=draw(st.none() | st.floats(-100, 1000)), max_error=draw(st.none() | seconds),
+        created_at=draw(st.datetimes().map(lambda moment: f"{moment.isoformat()}Z")),
+        detail=draw(st.none() | st.text(max_size=40)),
+    )  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows())
+def test_any_row_survives_its_line(row: Measurement) -> None:
+    again = Measurement.from_line(row.line())
+    assert again == row
+    assert again.line() == row.line()
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(rows(), max_size=8))
+def test_export_then_import_is_the_identity(
+    tmp_path_factory: pytest.TempPathFactory, found: list[Measurement]
+) -> None:
+    folder = tmp_path_factory.mktemp("trip")
+    with Store.open(folder / "a.sqlite3") as ours, Store.open(folder / "b.sqlite3") as theirs:
+        ours.add(found)
+        count = export(ours, folder / "a.jsonl", shipped=False)
+        report = import_(theirs, folder / "a.jsonl")
+        assert (report.added, report.known, report.refused) == (count, 0, ())
+        by_digest = {row.digest: row for row in found}
+        assert {row.digest: row for row in theirs.rows()} == by_digest
+        export(theirs, folder / "b.jsonl", shipped=False)
+        assert (folder / "a.jsonl").read_bytes() == (folder / "b.jsonl").read_bytes()
+        assert import_(theirs, folder / "a.jsonl").known == count
+
+
+def race() -> list[Measurement]:
+    """One problem: two configurations of a winner, a rival, a peer and a failure."""
+    return [timed(180.0), timed(190.0, config={"BLOCK_M": 64}),
+            timed(200.0, language="triton", variant="tma"), timed(170.0, language="triton",
+            variant="tma", run="earlier", created_at="2026-11-01T00:00:00Z"),
+            timed(185.0, language="peer", variant="cublas", config={}, source=""),
+            measurement(**FAILED, config={"BLOCK_M": 32})]  # fmt: skip
+
+
+def test_shipped_rows_are_the_newest_winners_with_rivals_and_peers(
+    store: Store, tmp_path: Path
+) -> None:
+    store.add(race())
+    assert export(store, tmp_path / "h200.jsonl") == 3
+    lines = (tmp_path / "h200.jsonl").read_text().splitlines()
+    found = [Measurement.from_line(line) for line in lines]
+    assert [(row.language, row.median_us) for row in found] == [
+        ("cuda", 180.0), ("triton", 200.0), ("peer", 185.0),
+    ]  # fmt: skip
+    assert all(line == row.line() for line, row in zip(lines, found, strict=True))
+
+
+def test_the_order_of_rows_does_not_matter(store: Store, tmp_path: Path) -> None:
+    many = [row for m in range(9) for row in (timed(5.0 + m, problem={"M": m}),
+            timed(6.0 + m, problem={"M": m}, language="cute"))]  # fmt: skip
+    random.Random(0).shuffle(many)
+    store.add(many)
+    export(store, tmp_path / "a.jsonl")
+    with Store.open(tmp_path / "other.sqlite3") as other:
+        other.add(sorted(many, key=lambda row: row.digest))
+        export(other, tmp_path / "b.jsonl")
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+
+
+def test_export_keeps_what_the_file_knew_and_the_database_does_not(
+    store: Store, tmp_path: Path
+) -> None:
+    path, other = tmp_path / "h200.jsonl", timed(50.0, problem={"M": 1})
+    path.write_text(f"{other.line()}\n{timed(99.0, **LATER).line()}\n")
+    store.add(race())
+    assert export(store, path, gpu="h200") == 2
+    assert path.read_text().splitlines() == [timed(99.0, **LATER).line(), other.line()]
+    assert export(store, path, gpu="h200") == 2
+
+
+def test_a_prediction_is_shipped_only_where_nothing_was_measured(
+    store: Store, tmp_path: Path
+) -> None:
+    guess = {"kind": "predicted", "ci_us": None, "samples": 0, "median_us": 9.0}
+    store.add([timed(10.0), measurement(**guess, **LATER), measurement(**guess, gpu="b200")])
+    export(store, tmp_path / "all.jsonl")
+    lines = (tmp_path / "all.jsonl").read_text().splitlines()
+    assert {(r["gpu"], r["kind"]) for r in map(json.loads, lines)} == {
+        ("h200", "measured"), ("b200", "predicted"),
+    }  # fmt: skip
+
+
+def test_export_where_it_cannot_write_changes_nothing(store: Store, tmp_path: Path) -> None:
+    store.add(race())
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"cannot write .* free some space or export to another"):
+        export(store, tmp_path / "file" / "h200.jsonl")
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("{}\n")
+    with pytest.raises(StoreError, match=r"bad.jsonl:1: the key .* is missing; mend or remove"):
+        export(store, bad)
+    assert bad.read_text() == "{}\n"
+
+
+def test_a_bad_line_refuses_the_whole_file(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "theirs.jsonl"
+    nonsense = json.dumps(ROW | {"median_us": "__import__('os')"})
+    path.write_text(f"{measurement().line()}\n\n{nonsense}\nnot json\n")
+    report = import_(store, path)
+    assert (report.added, report.known) == (0, 0)
+    assert [line for line, _ in report.refused] == [3, 4]
+    assert report.refused[0][1].startswith("median_us=")
+    assert store.rows() == []
+    report = import_(store, path, partial=True)
+    assert (report.added, len(report.refused)) == (1, 2)
+
+
+def test_files_that_cannot_be_read_are_one_line(store: Store, tmp_path: Path) -> None:
+    for action in (import_, merge):
+        with pytest.raises(StoreError, match=r"cannot read .* directory"):
+            action(store, tmp_path / "missing.jsonl")
+
+
+@pytest.mark.parametrize("form", ["database", "lines"])
+def test_merging_tells_where_winners_differ_and_which_is_kept(
+    store: Store, tmp_path: Path, form: str
+) -> None:
+    theirs = [timed(100.0, language="triton", variant="tma", samples=50, **LATER),
+              timed(104.0, **LATER), timed(5.0, problem={"M": 1})]  # fmt: skip
+    if form == "database":
+        with Store.open(tmp_path / "theirs.sqlite3") as other:
+            other.add(theirs)
+        source = tmp_path / "theirs.sqlite3"
+    else:
+        source = tmp_path / "theirs.jsonl"
+        source.write_text("".join(f"{row.line()}\n" for row in theirs))
+    store.add(race())
+    report = merge(store, source)
+    assert (report.added, report.known) == (3, 0)
+    (conflict,) = report.conflicts
+    assert conflict.kept is conflict.theirs
+    assert str(conflict) == (
+        "gemm 4096x4096x4096 on h200 (graph, measured): ours cuda/wgmma 180 us, theirs "
+        "triton/tma 100 us; kept theirs: 2026-12-01T00:00 against 2026-11-20T09:30, 50 against "
+        "200 samples, which the other lost 1.040x slower"
+    )
+    assert store.winners()[0].winner == theirs[0]
+    again = merge(store, source)
+    assert (again.added, again.known, again.conflicts) == (0, 3, ())
+
+
+def test_merging_older_results_keeps_ours(store: Store, tmp_path: Path) -> None:
+    store.add([timed(180.0, **LATER)])
+    (tmp_path / "old.jsonl").write_text(timed(10.0, language="cute").line() + "\n")
+    (conflict,) = merge(store, tmp_path / "old.jsonl").conflicts
+    assert conflict.kept is conflict.ours
+    assert store.winners()[0].winner.language == "cuda"
