@@ -1,0 +1,28 @@
+"""The measurement protocol: timers, races and their statistics.
+
+Two numbers taken at different times on a GPU say nothing about each other: clocks follow heat
+and power. So whatever is compared is *raced* (``race``), judged by paired differences
+(``stats``), with L2 cold, and with the chip's state recorded (``kernelcat.telemetry``).
+"""
+
+from kernelcat.bench.race import BLOCK_US, BLOCKS, Lane, copies_needed, race
+from kernelcat.bench.stats import Decision, Interval, decide, median_interval, ratio_interval
+from kernelcat.bench.timer import REGIMES, CudaTimer, HostTimer, Timed, Timer
+
+__all__ = [
+    "BLOCKS",
+    "BLOCK_US",
+    "REGIMES",
+    "CudaTimer",
+    "Decision",
+    "HostTimer",
+    "Interval",
+    "Lane",
+    "Timed",
+    "Timer",
+    "copies_needed",
+    "decide",
+    "median_interval",
+    "race",
+    "ratio_interval",
+]

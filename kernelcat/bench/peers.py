@@ -1,0 +1,46 @@
+"""Peers in the race: torch tensors on the very memory our kernels use, on the same stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kernelcat.device import Arrays
+from kernelcat.errors import MissingDependency
+from kernelcat.spec import Entry, Problem
+
+
+def enter_stream(stream: Any) -> None:
+    """Make a CuPy stream torch's current one too, for good."""
+    torch = _torch()
+    torch.cuda.set_stream(torch.cuda.ExternalStream(stream.ptr))
+
+
+def tensors(entry: Entry, problem: Problem, arrays: Arrays) -> dict[str, Any]:
+    """Torch views of storage arrays, with the element types the entry names; nothing is copied."""
+    torch = _torch()
+    views = {}
+    for tensor in entry.present(problem):
+        array = arrays[tensor.name]
+        if array.dtype.name == "uint16":  # torch takes signed integers in every version
+            array = array.view("int16")
+        view = torch.as_tensor(array, device=f"cuda:{array.device.id}")
+        if view.numel() and view.data_ptr() != array.data.ptr:
+            raise MissingDependency("torch copied a CuPy array instead of viewing it: update torch")
+        views[tensor.name] = view.view(getattr(torch, tensor.dtype_of(problem)))
+    return views
+
+
+def binder(
+    entry: Entry, problem: Problem, make: Callable[..., Callable[[], Any]]
+) -> Callable[[Arrays], Callable[[], Any]]:
+    """What ``device.load`` gives for our own kernels, for a peer's ``make``."""
+    return lambda arrays: make(problem, tensors(entry, problem, arrays))
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise MissingDependency("racing peers needs torch: pip install torch") from error
+    return torch

@@ -1,0 +1,160 @@
+"""What the chip does while it is measured: SM clock, power, temperature, throttle reasons."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+SUSTAINED_CLOCK = 0.9
+"""Below this share of its highest SM clock a chip is *sustained*, not *burst*."""
+
+THROTTLES = {
+    0x4: "power_cap",
+    0x8: "hw_slowdown",
+    0x20: "thermal",
+    0x40: "hw_thermal",
+    0x80: "power_brake",
+}
+"""NVML's clock-event bits that mean work was slowed; idle and application clocks are not."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One look at the chip. Megahertz, watts, degrees Celsius."""
+
+    sm_clock_mhz: int
+    max_clock_mhz: int
+    power_w: float
+    temperature_c: int
+    throttle: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(values: dict[str, Any]) -> Reading:
+        return Reading(**{**values, "throttle": tuple(values.get("throttle", ()))})
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summary(readings: Sequence[Reading]) -> dict[str, Any]:
+    """Medians over a race, every throttle reason seen, and the state they amount to."""
+    if not readings:
+        return {"state": "unknown"}
+    seen = Counter(reason for reading in readings for reason in reading.throttle)
+    return {
+        "state": state(readings),
+        "sm_clock_mhz": round(median(r.sm_clock_mhz for r in readings)),
+        "power_w": round(median(r.power_w for r in readings), 1),
+        "temperature_c": round(median(r.temperature_c for r in readings)),
+        "throttle": sorted(seen),
+    }
+
+
+def state(readings: Sequence[Reading]) -> str:
+    """``sustained`` where the median SM clock is under 90 % of the highest one, else ``burst``."""
+    clock = median(r.sm_clock_mhz for r in readings)
+    return "sustained" if clock < SUSTAINED_CLOCK * readings[0].max_clock_mhz else "burst"
+
+
+def throttles(mask: int) -> tuple[str, ...]:
+    """Names of the reasons set in NVML's bit mask."""
+    return tuple(name for bit, name in THROTTLES.items() if mask & bit)
+
+
+class Nvml:
+    """Readings through NVML: about 0.1 ms each, from inside the measuring process."""
+
+    def __init__(self, pci_bus_id: str) -> None:
+        from cuda.bindings import nvml
+
+        nvml.init_v2()
+        self.nvml = nvml
+        self.handle = nvml.device_get_handle_by_pci_bus_id_v2(pci_bus_id)
+        self.max_clock_mhz = int(nvml.device_get_max_clock_info(self.handle, nvml.ClockType.SM))
+
+    def read(self) -> Reading | None:
+        nvml, handle = self.nvml, self.handle
+        sensor = nvml.TemperatureSensors.TEMPERATURE_GPU
+        return Reading(
+            sm_clock_mhz=int(nvml.device_get_clock_info(handle, nvml.ClockType.SM)),
+            max_clock_mhz=self.max_clock_mhz,
+            power_w=nvml.device_get_power_usage(handle) / 1000,
+            temperature_c=int(nvml.device_get_temperature_v(handle, sensor)),
+            throttle=throttles(nvml.device_get_current_clocks_event_reasons(handle)),
+        )
+
+
+class Smi:
+    """Readings of an ``nvidia-smi`` that runs beside us and reports every 100 ms."""
+
+    FIELDS = (
+        "clocks.sm,clocks.max.sm,power.draw,temperature.gpu,clocks_throttle_reasons.active"
+    )  # fmt: skip
+
+    def __init__(self, pci_bus_id: str) -> None:
+        command = ["nvidia-smi", "-i", pci_bus_id, f"--query-gpu={self.FIELDS}",
+                   "--format=csv,noheader,nounits", "-lms", "100"]  # fmt: skip
+        self.latest: Reading | None = None
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self.thread = threading.Thread(target=self._follow, daemon=True)
+        self.thread.start()
+
+    def _follow(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.latest = parse_smi(line) or self.latest
+
+    def read(self) -> Reading | None:
+        return self.latest
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def parse_smi(line: str) -> Reading | None:
+    """A line of ``nvidia-smi``'s CSV; None where a field is not available (MIG)."""
+    fields = [field.strip() for field in line.split(",")]
+    try:
+        clock, most, power, heat, reasons = fields
+        return Reading(int(clock), int(most), float(power), int(heat), throttles(int(reasons, 16)))
+    except ValueError:
+        return None
+
+
+class Silent:
+    """No telemetry: a device that reports nothing."""
+
+    def read(self) -> Reading | None:
+        return None
+
+
+@contextmanager
+def sampler(pci_bus_id: str | None) -> Iterator[Nvml | Smi | Silent]:
+    """The best source of readings this machine has."""
+    source = _source(pci_bus_id)
+    try:
+        yield source
+    finally:
+        if isinstance(source, Smi):
+            source.close()
+
+
+def _source(pci_bus_id: str | None) -> Nvml | Smi | Silent:
+    if pci_bus_id is None:
+        return Silent()
+    try:
+        source = Nvml(pci_bus_id)
+        source.read()
+        return source
+    except Exception:  # bindings before 13.2 have no NVML, a MIG slice no clocks
+        return Smi(pci_bus_id) if shutil.which("nvidia-smi") else Silent()

@@ -1,0 +1,256 @@
+"""Tuning and benchmarking: search, race and write down; or predict for a GPU that is not here.
+
+Examples
+--------
+>>> from kernelcat.tune import tune
+>>> report = tune("gemm", problems=["4096x4096x4096"], budget_s=60)
+>>> print("\\n".join(report.lines()))
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kernelcat import gpu as gpus
+from kernelcat.bench.timer import REGIMES
+from kernelcat.environment import Environment
+from kernelcat.errors import MissingDependency, Unsupported
+from kernelcat.gpu import Gpu
+from kernelcat.implementation import Config, Implementation
+from kernelcat.spec import Entry, Problem
+from kernelcat.store.measurement import new_run
+from kernelcat.tune import backend as backends
+from kernelcat.tune import progress as progresses
+from kernelcat.tune import search
+from kernelcat.tune.candidate import Candidate
+from kernelcat.tune.cross import cross_tune
+from kernelcat.tune.pool import CompilePool
+from kernelcat.tune.problem import ProblemTune, Tools
+from kernelcat.tune.progress import Progress, Quiet
+from kernelcat.tune.report import Interrupted, ProblemReport, TuneReport, Winner
+from kernelcat.tune.rows import Writer
+from kernelcat.tune.supervisor import Limits, Supervisor
+
+if TYPE_CHECKING:
+    from kernelcat.store import Store
+
+__all__ = [
+    "Interrupted",
+    "Limits",
+    "ProblemReport",
+    "Progress",
+    "Quiet",
+    "TuneReport",
+    "Winner",
+    "bench",
+    "tune",
+]
+
+SCREENING_SHARE = 0.75
+"""Part of a problem's share of the budget after which screening stops and the race begins."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to tune. Every field is an argument of :func:`tune`."""
+
+    gpu: str | None = None
+    device: int = 0
+    problems: Sequence[str | Problem] | None = None
+    languages: Sequence[str] | None = None
+    variants: Sequence[str] | None = None
+    budget_s: float | None = None
+    strategy: str = "auto"
+    regimes: Sequence[str] = REGIMES
+    peers: bool = True
+    fresh: bool = False
+    store: Store | None = None
+    progress: Progress | None = None
+    backend: str = backends.CUDA
+    limits: Limits = field(default_factory=Limits)
+    processes: int | None = None
+
+
+def tune(entry: str, **options: Any) -> TuneReport:
+    """Find the fastest configuration of every implementation of ``entry``, problem by problem.
+
+    Every finished measurement is on disk at once: a tune that is stopped or killed goes on from
+    there when it is started again, and what failed is not tried again for the same sources.
+
+    Parameters
+    ----------
+    entry
+        Name of the entry.
+    gpu : str, optional
+        SKU to tune for; None is the GPU of this machine. Another one is cross-tuned: candidates
+        are compiled and ranked by a model, nothing runs, rows are ``predicted``.
+    device : int
+        Index of the GPU to measure on.
+    problems : sequence of names or problems, optional
+        None means every named problem of the entry.
+    languages, variants : sequence of str, optional
+        Only these implementations.
+    budget_s : float, optional
+        Seconds for all problems together; what is left is shared among those still to do.
+    strategy : ``auto``, ``exhaustive``, ``random`` or ``halving``
+    regimes : of ``graph`` (device time) and ``eager`` (host time included)
+    peers : bool
+        Whether other people's implementations race too.
+    fresh : bool
+        Forget earlier results: screen everything again, failures included.
+    store : kernelcat.store.Store, optional
+        None opens the user's database.
+    progress : Progress, optional
+        None shows a bar on a terminal.
+    backend : str
+        ``module:factory`` of the :class:`~kernelcat.tune.backend.Backend`.
+    limits : Limits
+        Seconds after which something counts as hung.
+    processes : int, optional
+        Compiler processes.
+
+    Raises
+    ------
+    UnknownName
+        No such entry, problem, GPU, language, variant or strategy.
+    MissingDependency
+        No GPU here and none named, or CuPy is missing.
+    Interrupted
+        Ctrl-C; a ``KeyboardInterrupt`` that carries the report so far.
+    """
+    return _run(entry, Options(**options), _everything)
+
+
+def bench(entry: str, **options: Any) -> TuneReport:
+    """Race what would be called today: every implementation's best known configuration, and peers.
+
+    The best known is the fastest in the database for the sources as they are, else the default.
+    Takes the arguments of :func:`tune`.
+    """
+    return _run(entry, Options(**{"strategy": "exhaustive", **options}), _best_known)
+
+
+Choose = Callable[[ProblemTune], list[Candidate]]
+
+
+def _everything(at: ProblemTune) -> list[Candidate]:
+    return search.candidates(at.tools.implementations, at.problem, at.tools.gpu)
+
+
+def _best_known(at: ProblemTune) -> list[Candidate]:
+    chosen = []
+    for implementation in at.tools.implementations:
+        owner = (implementation.language, implementation.variant)
+        known = {c: t for c, t in at.history.times.items() if (c.language, c.variant) == owner}
+        config = search.default(implementation, at.problem, at.tools.gpu)
+        if known:
+            chosen.append(min(known, key=lambda c: (known[c], c.key)))
+        elif config is not None:
+            chosen.append(Candidate(*owner, Config(config)))
+    return chosen
+
+
+def _run(name: str, options: Options, choose: Choose) -> TuneReport:
+    from kernelcat.store import Store
+
+    backend = backends.load(options.backend)
+    entry = backend.entry(name)
+    problems = _problems(entry, options.problems)
+    implementations = _implementations(backend, entry, options)
+    target, here = _target(backend, options)
+    start = time.monotonic()
+    report = TuneReport(entry.name, target.sku, "measured" if here else "predicted", new_run())
+    digests = {(i.language, i.variant): backend.digest(i) for i in implementations}
+    with ExitStack() as stack:
+        store = options.store or stack.enter_context(Store.open())
+        progress = stack.enter_context(
+            options.progress or progresses.default(entry.name, len(problems))
+        )
+        pool = CompilePool(options.backend, target, options.processes, options.limits.compile_s)
+        stack.callback(pool.close)
+        try:
+            if here:
+                supervisor = Supervisor(options.backend, options.device, options.limits)
+                stack.callback(supervisor.close)
+                hello = supervisor.hello()
+                writer = Writer(entry, target.sku, report.run, hello["environment"], digests)
+                regimes = [r for r in options.regimes if r in hello["regimes"]]
+                tools = Tools(entry, target, implementations, supervisor, pool, store, writer,
+                              progress, report, regimes, options.strategy, options.peers,
+                              options.fresh)  # fmt: skip
+                _measure(tools, problems, options.budget_s, choose)
+            else:
+                environment = Environment.capture(target).to_json()
+                writer = Writer(entry, target.sku, report.run, environment, digests)
+                cross_tune(entry, target, implementations, problems, pool=pool, store=store,
+                           writer=writer, progress=progress, report=report,
+                           deadline=start + (options.budget_s or float("inf")))  # fmt: skip
+        except KeyboardInterrupt:
+            raise Interrupted(report, _again(name, options)) from None
+        finally:
+            report.duration_s = time.monotonic() - start
+    return report
+
+
+def _measure(
+    tools: Tools, problems: Sequence[Problem], budget_s: float | None, choose: Choose
+) -> None:
+    """Every problem in turn; each gets an equal share of the time that is left."""
+    end = time.monotonic() + (budget_s if budget_s is not None else float("inf"))
+    for done, problem in enumerate(problems):
+        now = time.monotonic()
+        share = (end - now) / (len(problems) - done)
+        tuning = ProblemTune(tools, problem, now + SCREENING_SHARE * share)
+        tools.report.problems.append(tuning.report)
+        tuning.run(choose(tuning))
+        tools.report.restarts = tools.supervisor.restarts
+
+
+def _problems(entry: Entry, wanted: Sequence[str | Problem] | None) -> list[Problem]:
+    if wanted is None:
+        return list(entry.problems.values())
+    return [p if isinstance(p, Problem) else entry.named(p) for p in wanted]
+
+
+def _implementations(
+    backend: backends.Backend, entry: Entry, options: Options
+) -> tuple[Implementation, ...]:
+    found = tuple(
+        i
+        for i in backend.implementations(entry.name)
+        if (options.languages is None or i.language in options.languages)
+        and (options.variants is None or i.variant in options.variants)
+    )
+    if not found:
+        raise Unsupported(f"{entry.name} has no implementation in the languages and variants asked "
+                          f"for: see kernelcat show {entry.name}")  # fmt: skip
+    return found
+
+
+def _target(backend: backends.Backend, options: Options) -> tuple[Gpu, bool]:
+    """The GPU to tune for, and whether it is in this machine."""
+    try:
+        local = backend.gpu(options.device)
+    except MissingDependency:
+        if options.gpu is None:
+            raise
+        return gpus.find(options.gpu), False
+    if options.gpu is None or options.gpu == local.sku:
+        return local, True
+    named = gpus.find(options.gpu)
+    return (local, True) if named.sku == local.sku else (named, False)
+
+
+def _again(entry: str, options: Options) -> str:
+    """The command that goes on where this tune stopped."""
+    words = ["kernelcat tune", entry]
+    words += [f"--gpu {options.gpu}"] if options.gpu else []
+    for problem in options.problems or ():
+        words += [f"--problem {problem}"] if isinstance(problem, str) else []
+    for flag, values in (("--language", options.languages), ("--variant", options.variants)):
+        words += [f"{flag} {value}" for value in values or ()]
+    return " ".join(words)

@@ -1,0 +1,54 @@
+"""One thing that can win: an implementation with a configuration; or a peer, which cannot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernelcat.implementation import LANGUAGES, Config, Implementation
+
+PEER = "peer"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a lane of a race runs. ``key`` names it in messages between processes."""
+
+    language: str
+    variant: str
+    config: Config = field(default_factory=Config)
+
+    @staticmethod
+    def of(implementation: Implementation, config: Config) -> Candidate:
+        return Candidate(implementation.language, implementation.variant, config)
+
+    @staticmethod
+    def parse(key: str) -> Candidate:
+        language, variant, config = json.loads(key)
+        return Candidate(language, variant, Config(config))
+
+    @property
+    def key(self) -> str:
+        return json.dumps([self.language, self.variant, dict(self.config)])
+
+    @property
+    def is_peer(self) -> bool:
+        return self.language == PEER
+
+    def __str__(self) -> str:
+        values = " ".join(f"{k}={v}" for k, v in self.config.items())
+        return f"{self.language}/{self.variant}" + (f" {values}" if values else "")
+
+
+def simplicity(
+    candidate: Candidate,
+    ranks: Mapping[tuple[str, str], int],
+    defaults: Mapping[tuple[str, str], Config],
+) -> tuple[Any, ...]:
+    """The order that breaks ties: low on the ladder, the default first, then by name."""
+    owner = (candidate.language, candidate.variant)
+    language = LANGUAGES.index(candidate.language) if candidate.language in LANGUAGES else 9
+    tuned = defaults.get(owner) != candidate.config
+    return (ranks.get(owner, 99), tuned, language, candidate.variant, candidate.config.key)

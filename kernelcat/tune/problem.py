@@ -1,0 +1,303 @@
+"""Tuning one problem: screen, verify, race, write down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kernelcat.bench.stats import decide, ratio_interval
+from kernelcat.implementation import Implementation
+from kernelcat.spec import Entry, Problem
+from kernelcat.store.measurement import Measurement
+from kernelcat.store.races import SCREEN
+from kernelcat.tune import search
+from kernelcat.tune.candidate import PEER, Candidate, simplicity
+from kernelcat.tune.failure import SKIPPED
+from kernelcat.tune.pool import CompilePool
+from kernelcat.tune.progress import Progress
+from kernelcat.tune.report import ProblemReport, TuneReport, Winner
+from kernelcat.tune.rows import History, Writer
+from kernelcat.tune.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from kernelcat.store import Store
+
+CLOSE = 1.25
+"""Screened within this factor of the best: good enough to race."""
+FINALISTS = 6
+LADDER = 4.0
+"""The best of each variant races too unless it is this many times slower."""
+SEEDS = (1, 2)
+"""Further seeds a finalist must pass."""
+ATTEMPTS = 5
+"""How often a race is run again after it lost a contestant."""
+
+
+@dataclass
+class Tools:
+    """What every problem of a tune shares."""
+
+    entry: Entry
+    gpu: Any
+    implementations: Sequence[Implementation]
+    supervisor: Supervisor
+    pool: CompilePool
+    store: Store
+    writer: Writer
+    progress: Progress
+    report: TuneReport
+    regimes: Sequence[str]
+    strategy: str = "auto"
+    peers: bool = True
+    fresh: bool = False
+
+    def keep(self, *rows: Measurement) -> None:
+        """Write rows down for good, now."""
+        self.store.keep(rows)
+        self.report.rows += rows
+
+
+class ProblemTune:
+    """One problem of a tune. ``deadline`` (``time.monotonic``) ends screening, never a race."""
+
+    def __init__(self, tools: Tools, problem: Problem, deadline: float = float("inf")) -> None:
+        self.tools, self.problem, self.deadline = tools, problem, deadline
+        self.report = ProblemReport(tools.entry.problem_name(problem) or str(problem))
+        self.times: dict[Candidate, float] = {}
+        self.effort: dict[Candidate, float] = {}
+        self.proven: set[Candidate] = set()
+        self.lost: set[tuple[str, Candidate]] = set()
+        self.history = self._history()
+        self.l2 = "cold"
+
+    def run(self, candidates: Sequence[Candidate]) -> ProblemReport:
+        """Tune among ``candidates``, the most promising first."""
+        tools, report = self.tools, self.report
+        report.known = sum(c in self.history.failed for c in candidates)
+        tools.progress.problem(report.name, len(candidates))
+        if not candidates:
+            report.skipped = f"no implementation serves it on {tools.gpu.sku}"
+            return report
+        placed = tools.supervisor.place(self.problem)
+        if placed["status"] != "passed":
+            report.skipped = f"its arrays cannot be prepared: {placed['detail']}"
+            return report
+        self.l2 = placed["l2"]
+        self._search([c for c in candidates if c not in self.history.failed])
+        if not self._verified():
+            report.skipped = "no candidate passed"
+            return report
+        peers = self._peers() if tools.peers else []
+        for regime in tools.regimes:
+            self._race(regime, peers)
+        return report
+
+    def _history(self) -> History:
+        tools = self.tools
+        if tools.fresh:
+            return History({}, {}, {})
+        where = {"entry": tools.entry.name, "gpu": tools.gpu.sku}
+        rows = tools.store.rows(**where, problem=self.problem, kind="measured")
+        incumbents = {}
+        for race in tools.store.winners(**where, regime=None):
+            won = race.winner
+            raced = race.key.kind == "measured" and won.protocol["state"] != SCREEN
+            if raced and race.key.problem == self.problem.key:
+                incumbent = Candidate(won.language, won.variant, won.to_config())
+                incumbents[race.key.regime] = incumbent
+        return History.of(rows, incumbents, tools.writer.digests, tools.regimes[0])
+
+    def _search(self, candidates: Sequence[Candidate]) -> None:
+        """Screen what the strategy asks for, until it is done or time is up."""
+        for candidate in candidates:
+            if candidate in self.history.times:
+                self.times[candidate] = self.history.times[candidate]
+                self.effort[candidate] = float("inf")
+                self.report.known += 1
+        rounds = search.strategy(self.tools.strategy, candidates)
+        step = next(rounds, None)
+        while step is not None and not self.report.cut_short:
+            self._screen_all(step)
+            asked = set(step.candidates)
+            try:
+                step = rounds.send({c: t for c, t in self.times.items() if c in asked})
+            except StopIteration:
+                return
+
+    def _screen_all(self, step: search.Round) -> None:
+        """Compile ahead in the pool, and screen each candidate when its code is there."""
+        tools, failed = self.tools, self.history.failed
+        todo = [
+            candidate
+            for candidate in step.candidates
+            if self.effort.get(candidate, 0) < step.effort_us and candidate not in failed
+        ]
+        for candidate, built in tools.pool.build(self.problem, todo):
+            if time.monotonic() > self.deadline and self.times:
+                self.report.cut_short = True
+                return
+            if built.status == "passed":
+                best = min(self.times.values(), default=None)
+                reply = tools.supervisor.screen(candidate, step.effort_us, best)
+            else:
+                reply = {"status": built.status, "detail": built.detail}
+            if reply["status"] == SKIPPED:
+                tools.report.note(f"{candidate} was left out: {reply['detail']}")
+            else:
+                self._screened(candidate, reply, step.effort_us)
+
+    def _screened(self, candidate: Candidate, reply: Mapping[str, Any], effort_us: float) -> None:
+        tools = self.tools
+        row = self._row(candidate, reply, regime=tools.regimes[0], screening=True)
+        tools.keep(row)
+        self.report.tried[row.status] += 1
+        if row.median_us is None:
+            self.times.pop(candidate, None)
+            self.history.failed[candidate] = row.status
+        else:
+            self.times[candidate] = row.median_us
+            self.effort[candidate] = effort_us
+        tools.progress.tried(candidate, row.status, min(self.times.values(), default=None))
+
+    def _row(self, candidate: Candidate, reply: Mapping[str, Any], **more: Any) -> Measurement:
+        return self.tools.writer.row(self.problem, candidate, reply, l2=self.l2, **more)
+
+    def _fail(self, candidate: Candidate, reply: Mapping[str, Any], regime: str) -> None:
+        """Write a failure down; the candidate is out, now and in later runs."""
+        row = self._row(candidate, reply, regime=regime, screening=True)
+        self.tools.keep(row)
+        self.report.tried[row.status] += 1
+        self.times.pop(candidate, None)
+        self.lost.add((regime, candidate))
+        if candidate.is_peer:
+            self.report.skipped_peers[candidate.variant] = f"{regime}: {reply['detail']}"
+        else:
+            self.history.failed[candidate] = row.status
+
+    def _finalists(self) -> list[Candidate]:
+        """The close ones, the best of each language and variant, the default, the incumbent."""
+        ranked = sorted(self.times, key=lambda c: (self.times[c], c.key))
+        if not ranked:
+            return []
+        best = self.times[ranked[0]]
+        close = [c for c in ranked if self.times[c] <= CLOSE * best]
+        chosen = dict.fromkeys(close[:FINALISTS])
+        languages = {c.language: c for c in reversed(ranked)}
+        variants = {(c.language, c.variant): c for c in reversed(ranked)}
+        chosen |= dict.fromkeys(languages.values())
+        chosen |= dict.fromkeys(c for c in variants.values() if self.times[c] <= LADDER * best)
+        defaults = self._defaults()
+        chosen |= dict.fromkeys(
+            c for c in close if defaults.get((c.language, c.variant)) == c.config
+        )
+        chosen |= dict.fromkeys(c for c in self.history.incumbents.values() if c in self.times)
+        return list(chosen)
+
+    def _verified(self) -> list[Candidate]:
+        """Finalists that passed on further seeds too.
+
+        One that fails may have kept slower ones out, so they are chosen again until all pass.
+        """
+        while True:
+            finalists = self._finalists()
+            waiting = [c for c in finalists if c not in self.proven]
+            if not waiting:
+                return finalists
+            for seed in SEEDS:
+                self.tools.progress.phase(f"verifying, seed {seed}")
+                waiting = [c for c in waiting if self._passes(c, seed)]
+            self.proven |= set(waiting)
+
+    def _passes(self, candidate: Candidate, seed: int) -> bool:
+        reply = self.tools.supervisor.verify(candidate, seed)
+        if reply["status"] == SKIPPED:
+            self.tools.report.note(
+                f"{self.report.name}: seed {seed} was not checked: {reply['detail']}"
+            )
+        elif reply["status"] != "passed":
+            self._fail(candidate, reply, self.tools.regimes[0])
+        return reply["status"] in ("passed", SKIPPED)
+
+    def _peers(self) -> list[Candidate]:
+        """The peers that are here and right; the others are named in the report."""
+        able = []
+        for peer in self.tools.entry.peers:
+            self.tools.progress.phase(f"peer {peer.name}")
+            candidate = Candidate(PEER, peer.name)
+            reply = self.tools.supervisor.verify(candidate, 0)
+            if reply["status"] == "passed":
+                able.append(candidate)
+            else:
+                self.report.skipped_peers[peer.name] = reply["detail"]
+        return able
+
+    def _race(self, regime: str, peers: list[Candidate]) -> None:
+        """Race until all finalists came through it right, then write the rows and the winner."""
+        for attempt in range(ATTEMPTS):
+            finalists = self._verified()
+            if not finalists:
+                self.report.skipped = "no candidate passed"
+                return
+            self.tools.progress.phase(f"racing ({regime})")
+            replies = self._replies(regime, [*finalists, *peers], attempt)
+            if all(candidate in replies for candidate in finalists):
+                self._decide(regime, replies)
+                return
+            peers = [peer for peer in peers if (regime, peer) not in self.lost]
+        self.report.skipped = f"the {regime} race lost a contestant {ATTEMPTS} times"
+
+    def _replies(self, regime: str, lanes: list[Candidate], seed: int) -> dict[Candidate, Any]:
+        """What the race said of every lane that came through; the others are written down."""
+        reply, culprit = self.tools.supervisor.race(lanes, regime, seed)
+        if reply["status"] != "passed":
+            if culprit is not None:
+                self._fail(culprit, reply, regime)
+            return {}
+        lost = {k: r for k, r in reply["lanes"].items() if r["status"] != "passed"}
+        for key, why in lost.items():
+            self._fail(Candidate.parse(key), why, regime)
+        return {Candidate.parse(k): r for k, r in reply["lanes"].items() if k not in lost}
+
+    def _decide(self, regime: str, replies: Mapping[Candidate, Any]) -> None:
+        own = {c: r["samples"] for c, r in replies.items() if not c.is_peer}
+        order = partial(simplicity, ranks=self._ranks(), defaults=self._defaults())
+        decision = decide(own, order, self.history.incumbents.get(regime))
+        rows = {
+            c: self._row(c, r, regime=regime, winner=c == decision.winner)
+            for c, r in replies.items()
+        }
+        self.tools.keep(*rows.values())
+        won = rows[decision.winner]
+        assert won.median_us is not None
+        self.report.winners[regime] = Winner(
+            decision.winner, won.median_us, won.ci_us, decision.reason, len(decision.tied),
+            *_best_peer(replies, decision.winner),
+        )  # fmt: skip
+
+    def _defaults(self) -> dict[tuple[str, str], Any]:
+        tools = self.tools
+        return {
+            (i.language, i.variant): search.default(i, self.problem, tools.gpu)
+            for i in tools.implementations
+        }
+
+    def _ranks(self) -> dict[tuple[str, str], int]:
+        return {(i.language, i.variant): i.rank for i in self.tools.implementations}
+
+
+def _best_peer(
+    replies: Mapping[Candidate, Any], winner: Candidate
+) -> tuple[str | None, tuple[float, float, float] | None]:
+    """The fastest peer and its time over the winner's, paired block by block."""
+    mine = replies[winner]["samples"]
+    ratios = {
+        c.variant: ratio_interval(r["samples"], mine) for c, r in replies.items() if c.is_peer
+    }
+    if not ratios:
+        return None, None
+    name = min(ratios, key=lambda n: ratios[n].median)
+    ratio = ratios[name]
+    return name, (ratio.median, ratio.low, ratio.high)

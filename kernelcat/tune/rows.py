@@ -1,0 +1,115 @@
+"""From a worker's reply to a row of the database."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernelcat import telemetry
+from kernelcat.bench.stats import median_interval
+from kernelcat.spec import Entry, Problem
+from kernelcat.store.measurement import STATUSES, Measurement, now
+from kernelcat.store.races import SCREEN, WINNER
+from kernelcat.tune.candidate import Candidate
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Makes the rows of one tune: what they all share is said once."""
+
+    entry: Entry
+    gpu: str
+    run: str
+    environment: Mapping[str, Any]
+    digests: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    def row(
+        self,
+        problem: Problem,
+        candidate: Candidate,
+        reply: Mapping[str, Any],
+        *,
+        regime: str,
+        l2: str = "cold",
+        screening: bool = False,
+        winner: bool = False,
+        kind: Any = "measured",
+        state: str | None = None,
+    ) -> Measurement:
+        """The row for ``reply`` (``status``, ``detail``, ``samples``, ``readings``)."""
+        status: Any = reply["status"] if reply["status"] in STATUSES else "launch_error"
+        passed = status == "passed"
+        interval = median_interval(reply["samples"]) if passed and reply.get("samples") else None
+        readings = [telemetry.Reading.of(r) for r in reply.get("readings", ())]
+        chip = telemetry.summary(readings)
+        throttle = {"throttle": chip["throttle"]} if chip.get("throttle") else {}
+        return Measurement(
+            entry=self.entry.name,
+            language=candidate.language,
+            variant=candidate.variant,
+            problem=problem.values,
+            problem_name=self.entry.problem_name(problem),
+            config=dict(candidate.config),
+            source=self.digests.get((candidate.language, candidate.variant), ""),
+            gpu=self.gpu,
+            environment={**self.environment, **throttle},
+            protocol={
+                "regime": regime,
+                "l2": l2,
+                "state": state or (SCREEN if screening else chip["state"]),
+            },
+            run=self.run,
+            kind=kind,
+            status=status,
+            median_us=interval.median if interval else reply.get("median_us") if passed else None,
+            ci_us=(interval.low, interval.high) if interval else None,
+            samples=len(reply.get("samples", ())) if interval else 0,
+            sm_clock_mhz=chip.get("sm_clock_mhz"),
+            power_w=chip.get("power_w"),
+            temperature_c=chip.get("temperature_c"),
+            max_error=finite(reply.get("max_error")),
+            created_at=now(),
+            detail=WINNER if winner else reply.get("detail") or None,
+        )
+
+
+def finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+@dataclass
+class History:
+    """What earlier runs know of one problem, for the sources as they are now."""
+
+    failed: dict[Candidate, str]
+    times: dict[Candidate, float]
+    incumbents: dict[str, Candidate]
+
+    @staticmethod
+    def of(
+        rows: Sequence[Measurement],
+        incumbents: Mapping[str, Candidate],
+        digests: Mapping[tuple[str, str], str],
+        regime: str,
+    ) -> History:
+        """``rows`` are oldest first; those of other sources are as if they were not there.
+
+        ``incumbents`` maps a regime to who won it before. Failures count in every regime,
+        times in ``regime`` alone.
+        """
+        history = History({}, {}, {})
+        for row in rows:
+            if digests.get((row.language, row.variant)) != row.source:
+                continue
+            candidate = Candidate(row.language, row.variant, row.to_config())
+            if row.median_us is None:
+                history.failed[candidate] = row.status
+            elif row.regime == regime:
+                history.times[candidate] = row.median_us
+        for candidate in history.failed:
+            history.times.pop(candidate, None)
+        known = history.times
+        history.incumbents = {r: c for r, c in incumbents.items() if c in known}
+        return history

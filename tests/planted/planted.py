@@ -1,0 +1,231 @@
+"""A test language on the host: Python functions that are slow, wrong, wild or endless on purpose.
+
+Loaded by the tuner's processes as the backend ``planted:Backend``, like any other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from kernelcat.bench.timer import HostTimer
+from kernelcat.errors import CompileError, MissingDependency, Unsupported
+from kernelcat.gpu import Gpu
+from kernelcat.implementation import Implementation, Program
+from kernelcat.spec import EXACT, Axis, Entry, Peer, Problem, Tensor
+
+GPU = Gpu("planted", "Planted Host", "sm_90a", 1, 1 << 16, 1 << 16, 1 << 30, 1e15,
+          {"float32": 1e18}, 1)  # fmt: skip
+MICROSECONDS = {"slow": 1500, "fast": 250, "good": 600, "close": 700}
+CLOCK = time.thread_time
+"""CPU time: a machine that is busy with something else changes no result."""
+
+TRUSTED = 400
+"""Calls after which a planted implementation stops computing."""
+
+STATUS = {
+    "hangs": "timeout",
+    "never_compiles": "timeout",
+    "overruns": "wrong",
+    "lies": "wrong",
+    "tires": "wrong",
+    "segfaults": "crashed",
+    "refuses": "compile_error",
+    "raises": "launch_error",
+}
+"""What each planted failure must be recorded as."""
+
+
+def _peer(microseconds):
+    def make(problem, arrays):
+        return lambda: copy(arrays, microseconds)
+
+    return lambda: make
+
+
+def _absent():
+    raise MissingDependency("the peer absent needs: pip install absent")
+
+
+def _unable():
+    def make(problem, arrays):
+        raise Unsupported("cannot do this one")
+
+    return make
+
+
+def _broken():
+    return lambda problem, arrays: lambda: None
+
+
+ENTRY = Entry(
+    name="planted",
+    summary="Copy, in more ways than one.",
+    axes=(
+        Axis.size("n", "elements", 1, 1 << 20),
+        Axis.choice("dtype", "element type", "float32"),
+    ),
+    inputs=(Tensor("src", ("n",), "dtype"),),
+    outputs=(Tensor("dst", ("n",), "dtype"),),
+    oracle=lambda problem, arrays: {"dst": arrays["src"]},
+    make_inputs=lambda problem, normal: {"src": normal((problem["n"],))},
+    tolerance={"float32": EXACT},
+    flops=lambda problem: 0,
+    bytes_moved=lambda problem: int(1e9 * float(os.environ.get("PLANTED_FLOOR_US", "0"))),
+    problems={
+        name: Problem.of("planted", n=n, dtype="float32")
+        for name, n in (("small", 1000), ("large", 4000))
+    },
+    peers=(
+        Peer("host", _peer(450)),
+        Peer("absent", _absent),
+        Peer("unable", _unable),
+        Peer("broken", _broken),
+    ),
+)
+
+
+def implementation(variant, kinds, rank):
+    return Implementation(
+        entry="planted",
+        language="cuda",
+        variant=variant,
+        summary="",
+        archs=("sm_90a",),
+        space={"kind": kinds},
+        reject=lambda config, problem, gpu: None,
+        default=lambda problem, gpu: _config(kinds[0]),
+        program=lambda problem, config, gpu: Program(()),
+        estimate=lambda problem, config, gpu: float(MICROSECONDS.get(config["kind"], 1)),
+        rank=rank,
+    )
+
+
+def _config(kind):
+    from kernelcat.implementation import Config
+
+    return Config(kind=kind)
+
+
+def copy(arrays, microseconds):
+    end = CLOCK() + microseconds * 1e-6
+    arrays["dst"][...] = arrays["src"]
+    while CLOCK() < end:
+        pass
+
+
+def overrun(arrays):
+    """One element past the end, where a guard band lies."""
+    dst = arrays["dst"]
+    copy(arrays, 10)
+    ctypes.memset(dst.ctypes.data + dst.nbytes, 1, 4)
+
+
+def hang(arrays):
+    while True:
+        pass
+
+
+def raises(arrays):
+    raise RuntimeError("the driver refused the launch")
+
+
+def lie(arrays):
+    """Fast, and wrong in one element."""
+    arrays["dst"][...] = arrays["src"]
+    arrays["dst"][-1] += 1
+
+
+def tire(arrays, calls=itertools.count()):  # noqa: B008
+    """Right until it has been called often enough to be believed."""
+    copy(arrays, 100)
+    if next(calls) > TRUSTED:
+        lie(arrays)
+
+
+RUNS = {
+    "hangs": hang,
+    "overruns": overrun,
+    "segfaults": lambda arrays: ctypes.string_at(0),
+    "raises": raises,
+    "lies": lie,
+    "tires": tire,
+}
+
+
+class Host:
+    """A device whose launches are calls. Each load is noted in ``$PLANTED_LOG``."""
+
+    gpu = GPU
+    xp = np
+
+    def load(self, implementation, problem, config):
+        kind = config["kind"]
+        note(kind, problem)
+        if os.environ.get("PLANTED_FULL") == kind:
+            raise MemoryError("device memory is full")
+        if kind in RUNS:
+            return lambda arrays: lambda: RUNS[kind](arrays)
+        return lambda arrays: lambda: copy(arrays, MICROSECONDS[kind])
+
+    def synchronize(self):
+        pass
+
+
+def note(kind, problem):
+    if "PLANTED_LOG" in os.environ:
+        with Path(os.environ["PLANTED_LOG"]).open("a") as log:
+            log.write(json.dumps([kind, problem["n"]]) + "\n")
+
+
+class Backend:
+    """Two variants: one honest, one with everything that can go wrong."""
+
+    def entry(self, name):
+        return ENTRY
+
+    def implementations(self, name):
+        return (
+            implementation("honest", ("slow", "fast", "good", "close"), 0),
+            implementation("bad", tuple(STATUS), 1),
+        )
+
+    def digest(self, implementation):
+        return hashlib.sha256(implementation.name.encode()).hexdigest()[:16]
+
+    def gpu(self, index):
+        return GPU
+
+    def build(self, implementation, problem, config, gpu):
+        if config["kind"] == "refuses":
+            raise CompileError("planted: syntax error", "the log")
+        if config["kind"] == "never_compiles":
+            hang({})
+        return [{"spill_bytes": 64 if config["kind"] == "slow" else 0, "registers": 32}]
+
+    def device(self, index):
+        if "PLANTED_ABSENT" in os.environ:
+            raise MissingDependency("measuring needs: pip install planted")
+        return Host()
+
+    def timer(self, device):
+        return HostTimer(CLOCK)
+
+    def pci_bus_id(self, device):
+        return None
+
+    def free_bytes(self, device):
+        return 1 << 24
+
+    def release(self, device):
+        pass
+
+    def bind_peer(self, entry, problem, timer, make):
+        return lambda arrays: make(problem, arrays)

@@ -1,0 +1,71 @@
+"""The tuner on a GPU, against CUDA kernels that hang, scribble, lie and do not compile."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kernelcat import gpu
+from kernelcat.implementation import Config
+from kernelcat.store import SCREEN, Store
+from kernelcat.tune import Limits, Quiet, tune
+
+PLANTED = Path(__file__).parent / "planted"
+
+
+@pytest.fixture(autouse=True)
+def planted(monkeypatch: pytest.MonkeyPatch):
+    paths = [str(PLANTED), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.syspath_prepend(str(PLANTED))
+    import planted_cuda
+
+    return planted_cuda
+
+
+def test_planted_kernels_compile_or_fail_as_planned(planted) -> None:
+    target, problem = gpu.find("h200"), planted.Backend().entry("tma_copy").named("1MB")
+    for kind, status in planted.STATUS.items():
+        build = planted.Backend().build
+        if status == "compile_error":
+            with pytest.raises(Exception, match="does not compile"):
+                build(planted.PLANTED, problem, Config(kind=kind), target)
+        else:
+            [step] = build(planted.PLANTED, problem, Config(kind=kind), target)
+            assert step["registers"] > 0
+
+
+@pytest.mark.gpu
+def test_planted_kernels_cost_a_configuration_each(planted) -> None:
+    pytest.importorskip("cupy")
+    with Store.open() as store:
+        options = {"backend": "planted_cuda:Backend", "store": store, "problems": ["1MB"],
+                   "limits": Limits(candidate_s=8), "progress": Quiet()}  # fmt: skip
+        report = tune("tma_copy", **options)
+        screened = {r.config["kind"]: r for r in report.rows if r.protocol["state"] == SCREEN}
+        assert {kind: row.status for kind, row in screened.items()} == planted.STATUS
+        assert "wrote outside of dst" in screened["kOverruns"].detail
+        winners = report.problems[0].winners
+        assert {w.candidate.config["kind"] for w in winners.values()} == {"kGood"}
+        assert set(winners) == {"graph", "eager"}
+        again = tune("tma_copy", **options)
+    assert not again.problems[0].tried and again.restarts == 0
+    assert again.problems[0].winners["graph"].candidate == winners["graph"].candidate
+
+
+@pytest.mark.gpu
+def test_a_race_on_a_gpu_knows_its_chip_and_its_peer(planted) -> None:
+    pytest.importorskip("cupy")
+    torch = pytest.importorskip("torch")
+    assert torch.cuda.is_available()
+    with Store.open() as store:
+        report = tune("tma_copy", backend="planted_cuda:Backend", store=store, problems=["64MB"],
+                      budget_s=0.0, limits=Limits(candidate_s=8), progress=Quiet())  # fmt: skip
+    raced = [row for row in report.rows if row.protocol["state"] != SCREEN]
+    assert {(row.language, row.variant) for row in raced} >= {("peer", "torch")}
+    assert all(row.sm_clock_mhz and row.power_w and row.temperature_c for row in raced)
+    assert all(row.protocol["l2"] == "cold" for row in raced)
+    graph = {row.variant: row for row in raced if row.regime == "graph"}
+    assert 25 < graph["torch"].median_us < 100, "64 MB in and out at 2 to 4.8 TB/s"

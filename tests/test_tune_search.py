@@ -1,0 +1,119 @@
+"""Strategies, the order of candidates, tie-breaking, and what is read back from earlier runs."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernelcat import gpu
+from kernelcat.implementation import Config, Implementation, Program
+from kernelcat.spec import Problem
+from kernelcat.tune import search
+from kernelcat.tune.candidate import Candidate, simplicity
+from kernelcat.tune.cross import COMPILED, misfit, promising
+from kernelcat.tune.pool import Built
+
+H200 = gpu.find("h200")
+PROBLEM = Problem.of("toy", n=1)
+
+
+def toy(variant: str, sizes: tuple[int, ...], first: int) -> Implementation:
+    return Implementation(
+        entry="toy",
+        language="cuda",
+        variant=variant,
+        summary="",
+        archs=("sm_90a",),
+        space={"size": sizes},
+        reject=lambda config, problem, gpu: "odd" if config["size"] % 2 else None,
+        default=lambda problem, gpu: Config(size=first),
+        program=lambda problem, config, gpu: Program(()),
+        estimate=lambda problem, config, gpu: 1000.0 / config["size"],
+    )
+
+
+def drive(name: str, candidates: list[Candidate], time_of) -> list[search.Round]:
+    """Run a strategy to its end; the rounds it asked for."""
+    rounds, asked = search.strategy(name, candidates), []
+    step = next(rounds, None)
+    while step is not None:
+        asked.append(step)
+        try:
+            step = rounds.send({c: t for c in step.candidates if (t := time_of(c)) is not None})
+        except StopIteration:
+            break
+    return asked
+
+
+def pool(count: int) -> list[Candidate]:
+    return [Candidate("cuda", "v", Config(i=i)) for i in range(count)]
+
+
+def test_candidates_take_turns_defaults_first_then_by_estimate() -> None:
+    both = [toy("a", (2, 3, 4, 8), 4), toy("b", (2, 16), 2)]
+    found = search.candidates(both, PROBLEM, H200)
+    assert [(c.variant, c.config["size"]) for c in found] == [
+        ("a", 4), ("b", 2), ("a", 8), ("b", 16), ("a", 2)
+    ]  # fmt: skip
+    assert search.candidates(both, PROBLEM, gpu.find("a100")) == []
+
+
+@given(st.integers(0, 200))
+def test_exhaustive_asks_for_everything_once(count) -> None:
+    asked = drive("exhaustive", pool(count), lambda c: 1.0)
+    assert [c for step in asked for c in step.candidates] == pool(count)
+
+
+@given(st.integers(1, 200))
+def test_random_draws_the_same_sample_every_time(count) -> None:
+    first, second = (drive("random", pool(count), lambda c: 1.0) for _ in range(2))
+    assert first == second and len(set(first[0].candidates)) == min(count, search.SAMPLE)
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(1, 1e6)), min_size=1, max_size=100))
+def test_halving_looks_longer_at_fewer_and_keeps_the_best(times) -> None:
+    asked = drive("halving", pool(len(times)), lambda c: times[c.config["i"]])
+    sizes = [len(step.candidates) for step in asked]
+    assert sizes == sorted(sizes, reverse=True)
+    assert [step.effort_us for step in asked] == sorted(step.effort_us for step in asked)
+    known = [t for t in times if t is not None]
+    if known:
+        assert asked[-1].effort_us == search.EFFORT_US
+        assert min(known) in [times[c.config["i"]] for c in asked[-1].candidates]
+
+
+def test_auto_is_exhaustive_only_where_that_is_quick() -> None:
+    assert len(drive("auto", pool(search.SMALL), lambda c: 1.0)) == 1
+    assert len(drive("auto", pool(search.SMALL + 1), lambda c: 1.0)) == 3
+
+
+def test_a_candidate_survives_its_key() -> None:
+    candidate = Candidate("triton", "tma", Config(BLOCK_M=128, persistent=True, order="row"))
+    assert Candidate.parse(candidate.key) == candidate
+    assert str(candidate) == "triton/tma BLOCK_M=128 order=row persistent=True"
+
+
+def test_ties_go_to_the_lower_rung_then_to_the_default() -> None:
+    ranks, defaults = {("cuda", "a"): 0, ("cuda", "b"): 1}, {("cuda", "b"): Config(i=2)}
+    order = [Candidate("cuda", "b", Config(i=1)), Candidate("cuda", "b", Config(i=2)),
+             Candidate("cuda", "a", Config(i=9))]  # fmt: skip
+    ranked = sorted(order, key=lambda c: simplicity(c, ranks, defaults))
+    assert ranked == [order[2], order[1], order[0]]
+
+
+def test_what_does_not_fit_is_rejected_with_the_reason() -> None:
+    def built(**metadata):
+        return Built("passed", steps=({"registers": 255, **metadata},))
+
+    assert misfit(built(spill_bytes=0, static_shared_bytes=1024), H200) is None
+    assert "spills 8 bytes" in (misfit(built(spill_bytes=8), H200) or "")
+    too_much = misfit(built(static_shared_bytes=1024, shared_bytes=H200.shared_bytes), H200)
+    assert too_much is not None and "shared memory" in too_much
+
+
+def test_a_cross_tune_compiles_the_default_and_the_best_few() -> None:
+    many = toy("a", tuple(range(2, 100)), 2)
+    chosen = dict(promising(many, PROBLEM, H200))
+    assert len(chosen) == 1 + COMPILED
+    assert next(iter(chosen)).config["size"] == 2
+    assert max(c.config["size"] for c in chosen) == 98
