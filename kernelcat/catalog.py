@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from functools import cache
 
 from kernelcat import paths
@@ -16,6 +17,8 @@ INSTALL = {
     "cute": "pip install 'kernelcat[cute]'",
 }
 """Language -> the line that installs its compiler."""
+
+_MODULES = {"cuda": "cuda.bindings", "triton": "triton", "cute": "cutlass"}
 
 
 @cache
@@ -58,15 +61,19 @@ def in_language(name: str, language: str) -> tuple[Implementation, ...]:
         raise UnknownName(f"unknown language {language!r}{nearest(language, list(LANGUAGES))}")
     if language not in languages(name):
         return ()
-    try:
-        module = importlib.import_module(f"kernelcat.kernels.{language}.{name}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("kernelcat"):
-            raise
-        raise MissingDependency(
-            f"{language} needs the module {error.name!r}: {INSTALL[language]}"
-        ) from error
+    needed = _MODULES[language]
+    if not installed(needed):
+        raise MissingDependency(f"{language} needs the module {needed!r}: {INSTALL[language]}")
+    module = importlib.import_module(f"kernelcat.kernels.{language}.{name}")
     return tuple(sorted(module.IMPLEMENTATIONS, key=lambda i: i.rank))
+
+
+def installed(module: str) -> bool:
+    """Whether ``module`` can be imported; does not import it (a package of its own, though)."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ModuleNotFoundError, ValueError):  # ValueError: sys.modules says that it is not there
+        return False
 
 
 def implementations(name: str) -> tuple[Implementation, ...]:

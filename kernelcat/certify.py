@@ -25,6 +25,10 @@ from kernelcat.receipts import Receipt
 from kernelcat.sanitizer import command_line, sanitize
 from kernelcat.spec import Problem
 
+CHECKED_BYTES = 2 << 30
+"""Larger problems are left to the tuner's gate: several processes check side by side."""
+CHECKED_S = 900
+"""Seconds after which a process that checks one implementation counts as hung."""
 INTERPRETED_SIZE = 70
 """Largest size axis in Triton's interpreter."""
 
@@ -54,13 +58,16 @@ def certify(
 ) -> Outcome:
     """Check one implementation in this process.
 
-    ``problems`` None means every named problem, or none of them in the interpreter, which is too
-    slow for real sizes and only fuzzes.
+    ``problems`` None means every named problem that moves at most ``CHECKED_BYTES``, or none of
+    them in the interpreter, which is too slow for real sizes and only fuzzes.
     """
     entry = catalog.entry(implementation.entry)
     outcome = Outcome(implementation.name)
     interpreted = isinstance(device, Interpreter)
-    chosen = ([] if interpreted else entry.problems.values()) if problems is None else problems
+    chosen = problems
+    if chosen is None:
+        named = () if interpreted else entry.problems.values()
+        chosen = [p for p in named if entry.bytes_moved(p) <= CHECKED_BYTES]
     for problem in chosen:
         _check_one(implementation, problem, device, outcome)
     if fuzz_examples:
@@ -122,7 +129,12 @@ def run(
 
 def _in_process(implementation: Implementation, arguments: Sequence[str]) -> Outcome:
     command = [*command_line("check", implementation), "--json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=CHECKED_S
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome(implementation.name, failures=[f"no answer in {CHECKED_S} s: it hangs"])
     try:
         return Outcome(**json.loads(done.stdout)[0])
     except (ValueError, IndexError, TypeError):

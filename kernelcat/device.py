@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from kernelcat import catalog, gpu
+from kernelcat import gpu
 from kernelcat.errors import MissingDependency, Unsupported
 from kernelcat.implementation import Config, Implementation
 from kernelcat.spec import Problem
@@ -27,8 +27,11 @@ class Device(Protocol):
     tensors are left out), and ``run()`` launches once, asynchronously where the device is.
     """
 
-    gpu: gpu.Gpu
-    xp: Any
+    @property
+    def gpu(self) -> gpu.Gpu: ...
+
+    @property
+    def xp(self) -> Any: ...
 
     def load(self, implementation: Implementation, problem: Problem, config: Config) -> Bind: ...
 
@@ -78,17 +81,16 @@ class Interpreter:
 
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise Unsupported("the interpreter needs TRITON_INTERPRET=1 in the environment")
-        self.xp = numpy
+        self.xp: Any = numpy
         self.gpu = gpu.find(target)
 
     def load(self, implementation: Implementation, problem: Problem, config: Config) -> Bind:
-        from kernelcat.jit import triton
+        from kernelcat.jit.interpreter import interpret
 
         if implementation.language != "triton":
             raise Unsupported(f"{implementation.name}: only Triton kernels can be interpreted")
-        entry = catalog.entry(implementation.entry)
         program = implementation.program(problem, config, self.gpu)
-        return lambda arrays: lambda: triton.interpret(entry, problem, program, arrays)
+        return lambda arrays: lambda: interpret(program, arrays)
 
     def synchronize(self) -> None:
         pass

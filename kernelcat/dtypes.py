@@ -34,7 +34,7 @@ def decode(array: Any, dtype: str) -> Any:
 
 
 def encode(values: Any, dtype: str) -> Any:
-    """Storage of float32 ``values`` rounded to ``dtype``; finite values, integers modulo 256 for uint8."""
+    """Storage of finite float32 ``values`` rounded to ``dtype``; modulo 256 for uint8."""
     if dtype == "uint8":
         return values.astype("int32").astype("uint8")
     if dtype != "bfloat16":

@@ -88,21 +88,22 @@ SKUS: dict[str, Gpu] = {
 }  # fmt: skip
 
 _PATTERNS = (
-    (r"GH200.*144", "h200"),
+    (r"LAPTOP|MAX Q", None),
+    (r"GH200 .*144G", "h200"),
     (r"GH200", "h100"),
     (r"H200", "h200"),
-    (r"H100.*NVL", "h100-nvl"),
-    (r"H100.*PCIE", "h100-pcie"),
+    (r"H100 .*NVL", "h100-nvl"),
+    (r"H100 .*PCIE", "h100-pcie"),
     (r"H100", "h100"),
     (r"GB200", "gb200"),
     (r"B300", "b300"),
     (r"B200", "b200"),
     (r"A100", "a100"),
     (r"L40S", "l40s"),
-    (r"(RTX)?4090", "rtx4090"),
-    (r"(RTX)?5090", "rtx5090"),
+    (r"(RTX ?)?4090", "rtx4090"),
+    (r"(RTX ?)?5090", "rtx5090"),
 )
-"""First match wins, on the name in capitals without blanks, dashes and underscores."""
+"""Whole words in capitals; the first match wins, and None is a chip that is not in the table."""
 
 
 def find(name: str) -> Gpu:
@@ -116,10 +117,11 @@ def find(name: str) -> Gpu:
     key = name.strip().lower()
     if key in SKUS:
         return SKUS[key]
-    flat = re.sub(r"[\s_-]+", "", name).upper()
-    for pattern, sku in _PATTERNS:
-        if re.search(pattern, flat):
-            return SKUS[sku]
+    words = re.sub(r"[\s_-]+", " ", name).upper()
+    matched = (sku for pattern, sku in _PATTERNS if re.search(rf"\b({pattern})\b", words))
+    sku = next(matched, None)
+    if sku is not None:
+        return SKUS[sku]
     raise UnknownName(f"unknown GPU {name!r}{nearest(key, list(SKUS))}")
 
 

@@ -17,6 +17,7 @@ from kernelcat.spec import Problem
 
 if TYPE_CHECKING:
     from kernelcat.gpu import Gpu
+    from kernelcat.jit.artifact import Artifact
 
 ConfigValue = int | str | bool
 LANGUAGES = ("cuda", "triton", "cute")
@@ -64,6 +65,14 @@ class Source(Protocol):
         """Hex digest of all that decides the machine code, architecture and toolchain aside."""
         ...
 
+    def toolchain(self) -> str:
+        """Name and version of the compiler, told without importing it."""
+        ...
+
+    def compile(self, arch: str) -> Artifact:
+        """Compile for ``arch`` (``sm_90a``); raises ``CompileError`` or ``MissingDependency``."""
+        ...
+
 
 @dataclass(frozen=True)
 class Pointer:
@@ -109,7 +118,7 @@ Param = Pointer | Int32 | Int64 | Float32 | TensorMap
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel launch. ``params`` are in the kernel's order.
+    """One kernel launch. ``params`` are in the kernel's order, ``grid`` counts blocks.
 
     ``block`` is the number of threads and ``shared_bytes`` the dynamic shared memory; a Triton
     artifact knows both itself, so they stay 0 there. ``programmatic`` lets the launch begin before
@@ -130,7 +139,8 @@ class Program:
     """The launches one configuration makes for one problem, in stream order.
 
     ``workspaces`` maps a name to bytes of device memory that are zero before the first run;
-    a kernel that uses one as a counter leaves it zero. No steps: nothing to do (empty problem).
+    a kernel that uses one as a counter leaves it zero, and a size of 0 is a null pointer. No
+    steps: nothing to do (empty problem).
     """
 
     steps: tuple[Step, ...]

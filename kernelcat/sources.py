@@ -12,43 +12,39 @@ from pathlib import Path
 
 from kernelcat import paths
 from kernelcat.implementation import Implementation
+from kernelcat.jit import cuda
 
-_INCLUDE = re.compile(r'^\s*#include "(?P<path>[^"]+)"', re.MULTILINE)
 _IMPORT = re.compile(r"^from kernelcat\.kernels\.(?P<path>[\w.]+) import", re.MULTILINE)
-_SUFFIXES = (".py", ".cu", ".cuh")
 
 
 def digest(implementation: Implementation) -> str:
     """16 hex digits over every file that decides what this implementation computes and how fast."""
-    return _digest(implementation.language, implementation.entry)
+    return digest_of(implementation.language, implementation.entry)
 
 
 def files(language: str, entry: str) -> list[Path]:
     """The kernel's own files and, transitively, those they include or import from the catalog."""
     root = paths.data("kernels")
     folder = root / language / entry
-    start = list(folder.iterdir()) if folder.is_dir() else [root / language / f"{entry}.py"]
-    pending, found = [p for p in start if p.suffix in _SUFFIXES], set[Path]()
+    pending = list(folder.iterdir()) if folder.is_dir() else [root / language / f"{entry}.py"]
+    found = set[Path]()
     while pending:
         path = pending.pop()
-        if path in found or not path.is_file():
+        if path in found or path.suffix not in (".py", ".cu", ".cuh") or not path.is_file():
             continue
         found.add(path)
-        pending += _needed(path, path.read_text(), root)
+        pending += _imported(path, root) if path.suffix == ".py" else cuda.files(path)
     return sorted(found)
 
 
-def _needed(path: Path, text: str, root: Path) -> list[Path]:
-    include = root / "cuda" / "include"
-    needed = [base / m["path"] for m in _INCLUDE.finditer(text) for base in (include, path.parent)]
-    for match in _IMPORT.finditer(text):
-        module = root.joinpath(*match["path"].split("."))
-        needed += [module.with_suffix(".py"), module / "__init__.py"]
-    return needed
+def _imported(path: Path, root: Path) -> list[Path]:
+    modules = [root.joinpath(*m["path"].split(".")) for m in _IMPORT.finditer(path.read_text())]
+    return [file for m in modules for file in (m.with_suffix(".py"), m / "__init__.py")]
 
 
 @cache
-def _digest(language: str, entry: str) -> str:
+def digest_of(language: str, entry: str) -> str:
+    """The same for an entry in one language; imports no compiler."""
     root = paths.data("kernels")
     total = hashlib.sha256()
     for path in files(language, entry):

@@ -8,12 +8,12 @@ from kernelcat.spec import Axis, Entry, Peer, Problem, Tensor, Tolerance
 DTYPES = ("bfloat16", "float16")
 
 
-def _oracle(problem, arrays):  # noqa: ANN001, ANN202
+def _oracle(problem, arrays):
     d = arrays["a"] @ arrays["b"].T
     return {"d": d + arrays["bias"] if problem["bias"] else d}
 
 
-def _make_inputs(problem, normal):  # noqa: ANN001, ANN202
+def _make_inputs(problem, normal):
     """B is scaled by K^-1/2, so that D has variance 1 and a lost k-slice shows."""
     m, n, k = problem["M"], problem["N"], problem["K"]
     inputs = {"a": normal((m, k)), "b": normal((n, k)) * max(k, 1) ** -0.5}
@@ -29,13 +29,13 @@ def _problem(m: int, n: int, k: int, dtype: str = "bfloat16", bias: bool = False
     return Problem.of("gemm", M=m, N=n, K=k, dtype=dtype, bias=bias)
 
 
-def _cublas():  # noqa: ANN202
+def _cublas():
     try:
         import torch
     except ModuleNotFoundError as error:
         raise MissingDependency("the peer cublas needs torch: pip install torch") from error
 
-    def make(problem, arrays):  # noqa: ANN001, ANN202
+    def make(problem, arrays):
         a, b, d = arrays["a"], arrays["b"].t(), arrays["d"]
         if problem["bias"]:
             return lambda: torch.addmm(arrays["bias"], a, b, out=d)
@@ -44,13 +44,13 @@ def _cublas():  # noqa: ANN202
     return make
 
 
-def _quack():  # noqa: ANN202
+def _quack():
     try:
         from quack.gemm_interface import gemm
     except ModuleNotFoundError as error:
         raise MissingDependency("the peer quack needs: pip install quack-kernels") from error
 
-    def make(problem, arrays):  # noqa: ANN001, ANN202
+    def make(problem, arrays):
         a, b, d, bias = arrays["a"], arrays["b"].t(), arrays["d"], arrays.get("bias")
         return lambda: gemm(a, b, out=d, bias=bias)
 

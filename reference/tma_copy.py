@@ -29,7 +29,7 @@ def _problem(rows: int, cols: int, stride: int | None = None, dtype: str = "bflo
     )
 
 
-def _torch_copy():  # noqa: ANN202
+def _torch_copy():
     try:
         import torch  # noqa: F401
     except ModuleNotFoundError as error:
@@ -37,7 +37,7 @@ def _torch_copy():  # noqa: ANN202
 
         raise MissingDependency("the peer torch needs torch: pip install torch") from error
 
-    def make(problem, arrays):  # noqa: ANN001, ANN202
+    def make(problem, arrays):
         if problem["rows"] * problem["cols"] == 0:
             raise Unsupported("nothing to copy")
         src, dst = arrays["src"], arrays["dst"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 import pytest
 
 from kernelcat import driver
@@ -12,13 +15,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     skip = pytest.mark.skip(reason="needs an NVIDIA GPU")
     for item in items:
-        if "gpu" in item.keywords:
+        if item.get_closest_marker("gpu"):
             item.add_marker(skip)
 
 
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A database, receipts and settings of the test's own; compiled kernels are shared."""
+def own_folders(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """A database and receipts of the test's own; compiled kernels are shared.
+
+    A command that turned Triton's interpreter on does so for its own test only.
+    """
     folder = tmp_path_factory.mktemp("kernelcat")
     monkeypatch.setenv("KERNELCAT_DB", str(folder / "tuning.sqlite3"))
     monkeypatch.setenv("KERNELCAT_RECEIPTS", str(folder / "receipts"))
+    yield
+    os.environ.pop("TRITON_INTERPRET", None)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -32,7 +32,6 @@ from kernelcat.implementation import (
     TensorMap,
 )
 from kernelcat.jit import Artifact, build
-from kernelcat.jit.cache import Compilable
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.launcher import Launcher, prepare
 
@@ -561,7 +560,7 @@ def test_a_program_passes_what_its_machine_code_expects(
         (p, c) for p, c in defaults if implementation.why_not(c, p, target) is None
     )
     program = implementation.program(problem, config, target)
-    artifacts = [build(cast(Compilable, step.source), target.arch) for step in program.steps]
+    artifacts = [build(step.source, target.arch) for step in program.steps]
     names = tuple(tensor.name for tensor in entry.tensors)
     assert prepare(implementation.name, program, artifacts, names, 0).tensors == names
     for step, artifact in zip(program.steps, artifacts, strict=True):

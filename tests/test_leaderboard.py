@@ -82,7 +82,7 @@ def test_without_peers_languages_are_compared_with_the_winner() -> None:
 
 def test_a_row_is_stale_when_the_sources_changed() -> None:
     assert board([timed(10.0)])[0].stale
-    digest = sources._digest("triton", "gemm")
+    digest = sources.digest_of("triton", "gemm")
     assert not board([timed(10.0, language="triton", source=digest)])[0].stale
 
 

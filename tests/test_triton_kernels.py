@@ -61,11 +61,11 @@ CASES = {
         "tensor_map", 1, 8192, 0, 0, BF16, tile_bytes=16384, width_bytes=128, stages=3, per_sm=2
     ),
     "copy, descriptors past both edges": copy(
-        "tensor_map", 37, 131, 160, 144, "uint8", tile_bytes=16384, width_bytes=512, stages=3,
+        "tensor_map", 37, 112, 160, 144, "uint8", tile_bytes=16384, width_bytes=512, stages=3,
         per_sm=1,
     ),
     "copy, descriptors over a narrow matrix": copy(
-        "tensor_map", 300, 3, 8, 12, "float32", tile_bytes=16384, width_bytes=128, stages=3,
+        "tensor_map", 300, 4, 8, 12, "float32", tile_bytes=16384, width_bytes=128, stages=3,
         per_sm=2,
     ),
 }  # fmt: skip

@@ -53,7 +53,7 @@ def test_candidates_take_turns_defaults_first_then_by_estimate() -> None:
     both = [toy("a", (2, 3, 4, 8), 4), toy("b", (2, 16), 2)]
     found = search.candidates(both, PROBLEM, H200)
     assert [(c.variant, c.config["size"]) for c in found] == [
-        ("a", 4), ("b", 2), ("a", 8), ("b", 16), ("a", 2)
+        ("b", 2), ("a", 4), ("b", 16), ("a", 8), ("a", 2)
     ]  # fmt: skip
     assert search.candidates(both, PROBLEM, gpu.find("a100")) == []
 

@@ -113,12 +113,6 @@ class CuteSource:
             )
 
 
-def require_dsl() -> None:
-    """Raise ``ModuleNotFoundError`` unless the DSL is installed; does not import it."""
-    if importlib.util.find_spec("cutlass") is None:
-        raise ModuleNotFoundError("No module named 'cutlass'", name="cutlass")
-
-
 def load(artifact: Artifact) -> Callable[..., None]:
     """The launcher of an artifact: ``launch(*values, stream)``.
 

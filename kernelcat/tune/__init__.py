@@ -159,6 +159,7 @@ def _run(name: str, options: Options, choose: Choose) -> TuneReport:
 
     backend = backends.load(options.backend)
     entry = backend.entry(name)
+    search.strategy(options.strategy, ())
     problems = _problems(entry, options.problems)
     implementations = _implementations(backend, entry, options)
     target, here = _target(backend, options)

@@ -99,13 +99,17 @@ def candidates(
 ) -> list[Candidate]:
     """Everything that serves ``problem``: defaults first, then the rest by estimated time.
 
-    Implementations take turns, so that a search cut short was fair to each.
+    Implementations take turns, so that a search cut short was fair to each; in each turn the one
+    with the best estimate is first, and a naive kernel that takes seconds last.
     """
-    queues = []
+    estimated = []
     for implementation in implementations:
         first = default(implementation, problem, gpu)
         ranked = by_estimate(implementation, problem, gpu)
         queue = ([first] if first is not None else []) + [c for c in ranked if c != first]
-        queues.append([Candidate.of(implementation, config) for config in queue])
+        if queue:
+            best = implementation.estimate(problem, ranked[0], gpu)
+            estimated.append((best, [Candidate.of(implementation, config) for config in queue]))
+    queues = [queue for _, queue in sorted(estimated, key=lambda pair: pair[0])]
     longest = max(map(len, queues), default=0)
     return [queue[turn] for turn in range(longest) for queue in queues if turn < len(queue)]

@@ -71,6 +71,8 @@ __global__ void __launch_bounds__(BLOCK_N * 2 + kWarpThreads)
       sums.multiply([&](int row, int unit) { return a + offset_of(warp_row + row, unit); },
                     [&](int row, int unit) { return b + offset_of(warp_col + row, unit); });
     }
+    // Without the fence an arrival overtakes loads in flight, and TMA overwrites what they read.
+    fence_async_shared();
     __syncwarp();
     if (lane_index() == 0) shared.empty[stage].arrive();
   }

@@ -9,11 +9,9 @@ from math import ceil
 
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation, Int32, Int64, Pointer, Program, Step
-from kernelcat.jit.cute import CuteSource, require_dsl
+from kernelcat.jit.cute import CuteSource
 from kernelcat.model import LAUNCH_US, tiled_gemm_us
 from kernelcat.spec import Problem
-
-require_dsl()
 
 BLOCK_K = 64
 TENSORS = ("a", "b", "bias", "d")
@@ -59,7 +57,7 @@ def _naive_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 def _naive_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     work = 2 * problem["M"] * problem["N"] * problem["K"]
-    return LAUNCH_US + work / (0.03 * gpu.flops["float32"]) * 1e6
+    return LAUNCH_US + work / (0.012 * gpu.flops["float32"]) * 1e6
 
 
 # tiled ------------------------------------------------------------------------------------------

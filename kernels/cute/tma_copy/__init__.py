@@ -12,11 +12,9 @@ from math import ceil, gcd
 from kernelcat.dtypes import itemsize
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation, Int32, Int64, Pointer, Program, Step
-from kernelcat.jit.cute import CuteSource, require_dsl
+from kernelcat.jit.cute import CuteSource
 from kernelcat.model import copy_us
 from kernelcat.spec import Problem
-
-require_dsl()
 
 UNIT = 16
 """Bytes of the widest vector, and what TMA's strides are multiples of."""

@@ -235,7 +235,8 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     idle = gpu.sms / min(programs, gpu.sms)
     alone = 2 * tile.stage_bytes * stages > gpu.shared_bytes and "subtiles" not in config
     gaps = model.WAVE_LATENCY_US * (ceil(programs / gpu.sms) - 1) if alone else 0
-    return max(us, model.copy_us(2 * (m * k + n * k + m * n), gpu) * idle + gaps)
+    memory_us = model.copy_us(2 * (m * k + n * k + m * n), gpu) * idle + gaps
+    return max(us, memory_us) if stages else us + memory_us
 
 
 def _implementation(**fields: Any) -> Implementation:

@@ -1,0 +1,5 @@
+"""``python -m kernelcat``."""
+
+from kernelcat.cli import main
+
+main()

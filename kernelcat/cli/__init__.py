@@ -1,0 +1,57 @@
+"""The command line: one verb a question, ``--json`` everywhere, an example in every help."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from kernelcat.errors import KernelcatError
+
+_VERBS = {
+    "list": "catalog:list_",
+    "show": "catalog:show",
+    "inspect": "catalog:inspect",
+    "doctor": "catalog:doctor",
+    "check": "correctness:check",
+    "fuzz": "correctness:fuzz",
+    "tune": "tuning:tune",
+    "bench": "tuning:bench",
+    "leaderboard": "database:leaderboard",
+    "db": "database:db",
+}
+"""Verb -> module and command; a module is imported when one of its verbs is asked for."""
+
+
+class _Group(click.Group):
+    """Imports verbs when needed, and prints a kernelcat error as one line, never a traceback."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _VERBS:
+            return None
+        module, _, attribute = _VERBS[name].partition(":")
+        found: click.Command = getattr(
+            importlib.import_module(f"kernelcat.cli.{module}"), attribute
+        )
+        return found
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KernelcatError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kernelcat")
+def main() -> None:
+    """A catalog of GPU kernels in three languages, with an autotuning database.
+
+    \b
+    Example:
+      kernelcat tune gemm --problem 4096x4096x4096
+    """

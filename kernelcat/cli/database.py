@@ -1,0 +1,156 @@
+"""Verbs about results: leaderboard, db."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kernelcat.cli.options import as_json
+from kernelcat.cli.output import emit, show
+from kernelcat.errors import InvalidArgument
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+url = click.option("--db", "url", help="Database path or SQLAlchemy URL; $KERNELCAT_DB by default.")
+
+
+@click.group()
+def db() -> None:
+    """Look after the database of measurements.
+
+    \b
+    Example:
+      kernelcat db path
+    """
+
+
+@db.command()
+@as_json
+@url
+def path(url: str | None, as_json: bool) -> None:
+    """Print where the database is.
+
+    \b
+    Example:
+      kernelcat db path
+    """
+    from kernelcat.store import locate
+
+    location = locate(url)
+    exists = location.path.exists() if location.path else None
+    if as_json:
+        return emit({"database": str(location), "exists": exists})
+    click.echo(str(location))
+
+
+@db.command()
+@click.argument("file", type=FILE)
+@click.option("--gpu", help="Only results of this SKU.")
+@click.option("--all", "everything", is_flag=True, help="Every row: a backup, failures included.")
+@as_json
+@url
+def export(file: Path, gpu: str | None, everything: bool, url: str | None, as_json: bool) -> None:
+    """Write results to FILE as JSON Lines: winners, rivals and peers of the newest races.
+
+    \b
+    Example:
+      kernelcat db export tuning_db/nvidia-h200.jsonl --gpu h200
+    """
+    from kernelcat import store
+
+    with store.Store.open(url, create=False) as opened:
+        lines = store.export(opened, file, gpu=gpu, shipped=not everything)
+    if as_json:
+        return emit({"file": str(file), "lines": lines})
+    click.echo(f"{file}: {lines} lines")
+
+
+@db.command("import")
+@click.argument("file", type=FILE)
+@click.option("--partial", is_flag=True, help="Take the good lines of a file that has bad ones.")
+@as_json
+@url
+def import_(file: Path, partial: bool, url: str | None, as_json: bool) -> None:
+    """Add the results in FILE; nothing at all if a line is malformed.
+
+    \b
+    Example:
+      kernelcat db import results.jsonl
+    """
+    from kernelcat import store
+
+    with store.Store.open(url) as opened:
+        report = store.import_(opened, file, partial=partial)
+    if as_json:
+        emit(report)
+    else:
+        click.echo(f"{report.added} added, {report.known} known, {len(report.refused)} refused")
+    if report.refused:
+        line, reason = report.refused[0]
+        done = "the good lines were added" if partial else "nothing was added"
+        raise InvalidArgument(f"{file}:{line}: {reason}; {done}")
+
+
+@db.command()
+@click.argument("other")
+@as_json
+@url
+def merge(other: str, url: str | None, as_json: bool) -> None:
+    """Add the results of OTHER, a database or JSON Lines file, and print where winners differ.
+
+    \b
+    Example:
+      kernelcat db merge colleague.sqlite3
+    """
+    from kernelcat import store
+
+    with store.Store.open(url) as opened:
+        report = store.merge(opened, other)
+    conflicts = [str(conflict) for conflict in report.conflicts]
+    if as_json:
+        return emit({"added": report.added, "known": report.known, "conflicts": conflicts})
+    click.echo(f"{report.added} added, {report.known} known")
+    for conflict in conflicts:
+        click.echo(conflict)
+
+
+@click.command()
+@click.argument("entry", required=False)
+@click.option("--gpu", help="Only this SKU.")
+@click.option("--regime", type=click.Choice(("graph", "eager")), default="graph",
+              show_default=True, help="Device time, or host time included.")  # fmt: skip
+@click.option("--html", type=FILE, help="Write a page to this file.")
+@click.option("--readme", type=FILE, help="Fill in this file's tables from tuning_db.")
+@as_json
+@url
+def leaderboard(
+    entry: str | None,
+    gpu: str | None,
+    regime: str,
+    html: Path | None,
+    readme: Path | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Show who is fastest, against the peers of the same race: shipped and local results.
+
+    \b
+    Example:
+      kernelcat leaderboard gemm --gpu h200
+    """
+    from kernelcat import catalog, leaderboard, matrix
+    from kernelcat import gpu as gpus
+
+    if readme:
+        leaderboard.update_readme(readme)
+        readme.write_text(matrix.fill(readme.read_text(encoding="utf-8")), encoding="utf-8")
+        return emit({"file": str(readme)}) if as_json else None
+    name = catalog.entry(entry).name if entry else None
+    sku = gpus.find(gpu).sku if gpu else None
+    rows = leaderboard.board(leaderboard.load(sku, name, regime, url), sku, name, regime)
+    if html:
+        html.write_text(leaderboard.to_html(rows), encoding="utf-8")
+        return emit({"file": str(html)}) if as_json else click.echo(str(html))
+    if as_json:
+        return click.echo(leaderboard.to_json(rows))
+    show(leaderboard.table(rows))

@@ -1,0 +1,98 @@
+"""Verbs that measure, or predict for a GPU that is not here: tune, bench."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from kernelcat.cli.options import as_json, problem_names, seconds
+from kernelcat.cli.output import emit
+
+languages = click.option(
+    "--language", "languages", multiple=True, help="Only this language; repeatable."
+)
+variants = click.option("--variant", "variants", multiple=True, help="Only this variant.")
+sku = click.option("--gpu", help="SKU; this machine's GPU by default. Another is cross-tuned.")
+regimes = click.option(
+    "--regime", "regimes", multiple=True, type=click.Choice(("graph", "eager")),
+    help="Device time, or host time included; both by default.",
+)  # fmt: skip
+no_peers = click.option("--no-peers", is_flag=True, help="Race without other people's kernels.")
+database = click.option("--db", "url", help="Database path or SQLAlchemy URL.")
+
+
+@click.command()
+@click.argument("entry")
+@sku
+@problem_names
+@languages
+@variants
+@click.option("--budget", help="Time for all problems together: 90s, 10m, 1h.")
+@click.option("--strategy", default="auto", help="auto, exhaustive, random or halving.")
+@regimes
+@no_peers
+@click.option("--fresh", is_flag=True, help="Forget earlier results, failures included.")
+@database
+@as_json
+def tune(as_json: bool, **options: Any) -> None:
+    """Find the fastest configurations of ENTRY, race them with its peers, and keep the results.
+
+    A tune that is stopped goes on from there when it is started again.
+
+    \b
+    Example:
+      kernelcat tune gemm --problem 4096x4096x4096 --budget 2m
+    """
+    from kernelcat import tune
+
+    _measure(tune.tune, as_json, **options)
+
+
+@click.command()
+@click.argument("entry")
+@sku
+@problem_names
+@languages
+@variants
+@click.option("--budget", help="Time for all problems together: 90s, 10m, 1h.")
+@regimes
+@no_peers
+@database
+@as_json
+def bench(as_json: bool, **options: Any) -> None:
+    """Race the best known configurations of ENTRY with its peers, without a search.
+
+    \b
+    Example:
+      kernelcat bench gemm --problem 4096x4096x4096
+    """
+    from kernelcat import tune
+
+    _measure(tune.bench, as_json, **options)
+
+
+def _measure(
+    work: Callable[..., Any], as_json: bool, entry: str, url: str | None, budget: str | None,
+    no_peers: bool, **options: Any,
+) -> None:  # fmt: skip
+    from kernelcat.store import Store
+    from kernelcat.tune import Interrupted, Quiet
+
+    chosen = {name: value for name, value in options.items() if value}
+    budget_s = seconds(budget) if budget else None
+    with Store.open(url) as store:
+        try:
+            report = work(
+                entry, store=store, budget_s=budget_s, peers=not no_peers,
+                progress=Quiet() if as_json else None, **chosen,
+            )  # fmt: skip
+        except Interrupted as stopped:
+            click.echo(f"\n{stopped}", err=True)
+            sys.exit(130)
+    if as_json:
+        return emit(report.to_json())
+    for line in report.lines():
+        click.echo(line)

@@ -1,0 +1,64 @@
+"""Entry x language x GPU: what is verified, what was compiled and never ran, what is not there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from kernelcat import catalog, gpu, receipts
+from kernelcat.errors import MissingDependency
+from kernelcat.implementation import LANGUAGES, Implementation
+from kernelcat.receipts import Receipt
+
+COLUMNS = {
+    "A100": "a100",
+    "L40S, RTX 4090": "l40s",
+    "H100, H200": "h200",
+    "B200, GB200": "b200",
+    "RTX 5090": "rtx5090",
+}
+"""Column title -> a SKU of the architecture."""
+
+_NAMES = {"cuda": "CUDA C++", "triton": "Triton", "cute": "CuTe DSL"}
+_BLOCK = re.compile(r"(?P<open><!-- matrix -->)\n.*?(?P<close><!-- /matrix -->)", re.DOTALL)
+
+
+def markdown() -> str:
+    """The matrix as a Markdown table.
+
+    A cell counts the variants that a receipt of that architecture covers (*verified*), and those
+    that compile for it without one (*compiled*: never ran).
+    """
+    lines = [
+        f"| entry | language | {' | '.join(COLUMNS)} |",
+        f"|---|---|{'---|' * len(COLUMNS)}",
+    ]
+    known = receipts.read(receipts.shipped_folder())
+    for name in catalog.names():
+        for language in LANGUAGES:
+            found = _variants(name, language)
+            cells = [_cell(found, sku, known) for sku in COLUMNS.values()]
+            lines.append(f"| `{name}` | {_NAMES[language]} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _variants(name: str, language: str) -> tuple[Implementation, ...]:
+    try:
+        return catalog.in_language(name, language)
+    except MissingDependency as error:
+        raise MissingDependency(f"the matrix needs every language: {error}") from error
+
+
+def _cell(found: Sequence[Implementation], sku: str, known: Sequence[Receipt]) -> str:
+    arch = gpu.find(sku).arch
+    serving = [i for i in found if i.serves(arch)]
+    here = [r for r in known if r.gpu in gpu.SKUS and gpu.find(r.gpu).arch == arch]
+    verified = sum(bool(receipts.valid_for(i, here)) for i in serving)
+    compiled = len(serving) - verified
+    parts = [f"{verified} verified"] * bool(verified) + [f"{compiled} compiled"] * bool(compiled)
+    return ", ".join(parts) or "-"
+
+
+def fill(text: str) -> str:
+    """``text`` with the block between ``<!-- matrix -->`` and ``<!-- /matrix -->`` made anew."""
+    return _BLOCK.sub(lambda m: f"{m['open']}\n{markdown()}{m['close']}", text)

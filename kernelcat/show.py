@@ -1,0 +1,150 @@
+"""What `kernelcat show` and `kernelcat inspect` tell of an entry, as data and as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelcat import catalog, jit, receipts
+from kernelcat import inspect as machine
+from kernelcat.errors import MissingDependency, Unsupported
+from kernelcat.gpu import Gpu
+from kernelcat.implementation import LANGUAGES, Implementation
+from kernelcat.spec import Entry, Problem
+
+
+def card(name: str) -> dict[str, Any]:
+    """All that is known of an entry without compiling anything."""
+    entry = catalog.entry(name)
+    return {
+        "entry": entry.name,
+        "summary": entry.summary,
+        "axes": {a.name: {"doc": a.doc, "values": a.values} for a in entry.axes},
+        "inputs": {t.name: _tensor(t) for t in entry.inputs},
+        "outputs": {t.name: _tensor(t) for t in entry.outputs},
+        "problems": {n: p.values for n, p in entry.problems.items()},
+        "peers": [peer.name for peer in entry.peers],
+        "implementations": _implementations(entry),
+        "missing": _missing(entry),
+    }
+
+
+def _tensor(tensor: Any) -> dict[str, Any]:
+    return {"shape": tensor.shape, "dtype": tensor.dtype, "doc": tensor.doc, "flag": tensor.flag}
+
+
+def _implementations(entry: Entry) -> list[dict[str, Any]]:
+    known = receipts.read(receipts.shipped_folder()) + receipts.read(receipts.local_folder())
+    rows = []
+    for implementation in catalog.implementations(entry.name):
+        valid = receipts.valid_for(implementation, known)
+        rows.append(
+            {
+                "language": implementation.language,
+                "variant": implementation.variant,
+                "archs": implementation.archs,
+                "techniques": dict(implementation.techniques),
+                "summary": implementation.summary,
+                "verified_on": sorted({r.gpu for r in valid}),
+                "unverified": implementation.unverified,
+            }
+        )
+    return rows
+
+
+def _missing(entry: Entry) -> dict[str, str]:
+    missing = {}
+    for language in LANGUAGES:
+        try:
+            catalog.in_language(entry.name, language)
+        except MissingDependency as error:
+            missing[language] = str(error)
+    return missing
+
+
+def text(card: dict[str, Any]) -> str:
+    """The card for a terminal."""
+    lines = [f"{card['entry']}: {card['summary']}", "", "axes"]
+    lines += [f"  {name:<12} {axis['doc']}{_values(axis)}" for name, axis in card["axes"].items()]
+    for kind in ("inputs", "outputs"):
+        lines += ["", kind]
+        for name, tensor in card[kind].items():
+            shape = ", ".join(map(str, tensor["shape"]))
+            optional = ", optional" if tensor["flag"] else ""
+            lines.append(f"  {name:<12} ({shape}) {tensor['dtype']}{optional}: {tensor['doc']}")
+    lines += ["", "implementations"]
+    lines += [_line(row) for row in card["implementations"]]
+    lines += [f"  {language}: {why}" for language, why in card["missing"].items()]
+    lines += ["", f"problems: {', '.join(card['problems'])}", f"peers: {', '.join(card['peers'])}"]
+    return "\n".join(lines)
+
+
+def _values(axis: dict[str, Any]) -> str:
+    return f" ({', '.join(map(str, axis['values']))})" if axis["values"] else ""
+
+
+def _line(row: dict[str, Any]) -> str:
+    state = f"unverified: {row['unverified']}" if row["unverified"] else _verified(row)
+    name = f"{row['language']}/{row['variant']}"
+    return f"  {name:<22} {','.join(row['archs']):<16} [{state}] {row['summary']}"
+
+
+def _verified(row: dict[str, Any]) -> str:
+    return f"verified on {', '.join(row['verified_on'])}" if row["verified_on"] else "no receipt"
+
+
+def machine_code(
+    implementation: Implementation, gpu: Gpu, problem: Problem | None, sass: bool
+) -> dict[str, Any]:
+    """Build the default configuration and read its machine code, step by step.
+
+    ``problem`` None means the first named problem the implementation serves.
+    """
+    entry = catalog.entry(implementation.entry)
+    candidates = [problem] if problem else list(entry.problems.values())
+    for candidate in candidates:
+        config = implementation.default(candidate, gpu)
+        reason = implementation.why_not(config, candidate, gpu)
+        if reason is None:
+            break
+    else:
+        raise Unsupported(f"{implementation.name}: {reason}")
+    steps = implementation.program(candidate, config, gpu).steps
+    artifacts = [jit.build(step.source, gpu.arch) for step in steps]
+    proven: dict[str, bool] = dict.fromkeys(implementation.techniques, False)
+    for artifact in artifacts:
+        found = machine.prove(implementation, artifact)
+        proven = {t: was or found[t] for t, was in proven.items()}
+    return {
+        "implementation": implementation.name,
+        "arch": gpu.arch,
+        "problem": candidate.values,
+        "config": dict(config),
+        "techniques": proven,
+        "steps": [_step(artifact, sass) for artifact in artifacts],
+    }
+
+
+def _step(artifact: jit.Artifact, sass: bool) -> dict[str, Any]:
+    report = machine.inspect(artifact)
+    step = {
+        "kernel": artifact.kernel,
+        "registers": report.registers,
+        "spill_bytes": report.spill_bytes,
+        "shared_bytes": report.shared_bytes,
+        "opcodes": dict(report.opcodes.most_common()),
+    }
+    return step | {"sass": machine.disassemble(artifact.cubin)} if sass else step
+
+
+def machine_text(report: dict[str, Any]) -> str:
+    """The machine code report for a terminal."""
+    lines = [f"{report['implementation']} for {report['arch']}, {report['config']}"]
+    for technique, found in report["techniques"].items():
+        lines.append(f"  {'proven' if found else 'MISSING'}  {technique}")
+    for step in report["steps"]:
+        lines.append(
+            f"  {step['kernel'][:70]}: {step['registers']} registers, "
+            f"{step['spill_bytes']} bytes spilled, {step['shared_bytes']} bytes shared"
+        )
+        lines += [step["sass"]] if "sass" in step else []
+    return "\n".join(lines)

@@ -1,0 +1,176 @@
+"""Every entry as a torch custom operator, ``torch.ops.kernelcat.<entry>``, made from its spec.
+
+``torch.ops.kernelcat.gemm(a, b, bias=None)`` returns the output; ``gemm_out(..., out=d)`` writes
+it. Fake implementations follow from the symbolic shapes, so ``torch.compile(fullgraph=True)`` and
+``torch.export`` keep them with dynamic sizes. An operator is registered by the first
+``kernelcat.get`` or call after torch was imported. There is no backward pass.
+
+Imported only where torch has been imported already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from kernelcat import catalog
+from kernelcat.spec import AxisValue, Entry, Tensor
+
+is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+"""True while Dynamo traces; a constant to Dynamo, and 40 ns in eager mode."""
+
+_LIBRARY = torch.library.Library("kernelcat", "FRAGMENT")
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+
+
+def register(entry: Entry, pin: str) -> Callable[..., Any]:
+    """The operator of ``entry``, registered once: ``traced(*inputs, out=None, **axes)``.
+
+    ``pin`` is the text of what the caller of ``get`` insists on; it travels in the graph.
+    """
+    fresh, into = _define(entry.name)
+
+    def traced(*inputs: Any, out: Any = None, **more: Any) -> Any:
+        if out is None:
+            return fresh(*inputs, **more, pin=pin)
+        into(*inputs, **more, **_named_outputs(entry, out), pin=pin)
+        return out
+
+    return traced
+
+
+def schema(entry: Entry, *, mutating: bool = False) -> str:
+    """The operator's signature in torch's schema language, without its name.
+
+    >>> schema(gemm)
+    '(Tensor a, Tensor b, Tensor? bias=None, *, str pin="") -> Tensor'
+    """
+    arguments = [
+        f"Tensor? {tensor.name}=None" if tensor.flag else f"Tensor {tensor.name}"
+        for tensor in entry.inputs
+    ]
+    arguments.append("*")
+    arguments += [f"{_type_of(values)} {name}" for name, values in told_axes(entry).items()]
+    if mutating:
+        names = [_out_name(entry, tensor) for tensor in entry.outputs]
+        arguments += [f"Tensor({chr(97 + i)}!) {name}" for i, name in enumerate(names)]
+    arguments.append('str pin=""')
+    kinds = ["Tensor"] * len(entry.outputs)
+    result = "()" if mutating else kinds[0] if len(kinds) == 1 else f"({', '.join(kinds)})"
+    return f"({', '.join(arguments)}) -> {result}"
+
+
+def told_axes(entry: Entry) -> dict[str, tuple[AxisValue, ...]]:
+    """Axes that no input tells and no output's strides mean: keywords of the call."""
+    read: set[str | int | None] = set()
+    for tensor in entry.inputs:
+        read |= {*tensor.shape, *(tensor.strides or ()), tensor.dtype, tensor.flag}
+    for tensor in entry.outputs:
+        read |= set(tensor.strides or ())
+    return {axis.name: axis.values for axis in entry.axes if axis.name not in read}
+
+
+@cache
+def _define(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Register both forms of an entry's operator, once; returns them."""
+    entry, into = catalog.entry(name), f"{name}_out"
+    _LIBRARY.define(name + schema(entry), tags=_TAGS)
+    _LIBRARY.define(into + schema(entry, mutating=True), tags=_TAGS)
+    _LIBRARY.impl(name, lambda *inputs, **named: _run(entry, inputs, named), "CUDA")
+    _LIBRARY.impl(into, lambda *inputs, **named: _run_into(entry, inputs, named), "CUDA")
+    torch.library.register_fake(
+        f"kernelcat::{name}",
+        lambda *inputs, pin="", **axes: _fake(entry, inputs, axes),
+        lib=_LIBRARY,
+    )
+    torch.library.register_fake(
+        f"kernelcat::{into}", lambda *inputs, pin="", **named: None, lib=_LIBRARY
+    )
+    namespace = torch.ops.kernelcat
+    return getattr(namespace, name).default, getattr(namespace, into).default
+
+
+def _run(entry: Entry, inputs: Sequence[Any], named: dict[str, Any]) -> Any:
+    from kernelcat import dispatch
+
+    op = dispatch.pinned(entry.name, named.pop("pin", ""))
+    return op(*map(_plain, inputs), **_by_name(named))
+
+
+def _run_into(entry: Entry, inputs: Sequence[Any], named: dict[str, Any]) -> None:
+    outs = tuple(named.pop(_out_name(entry, tensor)) for tensor in entry.outputs)
+    named["out"] = _plain(outs[0]) if len(outs) == 1 else tuple(map(_plain, outs))
+    _run(entry, inputs, named)
+
+
+def _by_name(named: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in named.items()}
+
+
+def _plain(value: Any) -> Any:
+    """A subclass without behaviour of its own as the tensor it is."""
+    if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor:
+        return value.as_subclass(torch.Tensor)
+    return value
+
+
+def _fake(entry: Entry, inputs: Sequence[Any], told: Mapping[str, Any]) -> Any:
+    """Outputs without data, from symbolic sizes; sizes that must agree are checked to."""
+    axes: dict[str, Any] = dict(told)
+    for tensor, array in zip(entry.inputs, inputs, strict=False):
+        if array is not None:
+            _bind_axes(entry, tensor, array, axes)
+    like = inputs[0]
+    made = tuple(
+        like.new_empty(
+            [axes[d] if isinstance(d, str) else d for d in tensor.shape],
+            dtype=_element(axes.get(tensor.dtype, tensor.dtype)),
+        )
+        for tensor in entry.outputs
+    )
+    return made[0] if len(made) == 1 else made
+
+
+def _bind_axes(entry: Entry, tensor: Tensor, array: Any, axes: dict[str, Any]) -> None:
+    name = f"{entry.name}: {tensor.name}"
+    rank = len(tensor.shape)
+    torch._check(array.dim() == rank, lambda: f"{name} must have {rank} dimensions")
+    for position, axis in enumerate(tensor.shape):
+        extent = array.shape[position]
+        expected = axes.setdefault(axis, extent) if isinstance(axis, str) else axis
+        torch._check(
+            extent == expected,
+            lambda axis=axis, extent=extent, expected=expected: (  # type: ignore[misc]
+                f"{name}: {axis} is {extent}, but {expected} elsewhere"
+            ),
+        )
+    wanted = tensor.dtype
+    if wanted in entry.axis_names:
+        wanted = axes.setdefault(wanted, array.dtype)
+    torch._check(
+        array.dtype == _element(wanted), lambda: f"{name} is {array.dtype}; it must be {wanted}"
+    )
+
+
+def _element(dtype: Any) -> Any:
+    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
+
+
+def _type_of(values: tuple[AxisValue, ...]) -> str:
+    """Of an axis: a size is an int that may be symbolic, a flag a bool, a choice a string."""
+    if not values:
+        return "SymInt"
+    return "bool" if isinstance(values[0], bool) else "str"
+
+
+def _out_name(entry: Entry, tensor: Tensor) -> str:
+    return "out" if len(entry.outputs) == 1 else tensor.name
+
+
+def _named_outputs(entry: Entry, out: Any) -> dict[str, Any]:
+    if len(entry.outputs) == 1:
+        return {"out": out}
+    return {tensor.name: array for tensor, array in zip(entry.outputs, out, strict=True)}

@@ -1,0 +1,70 @@
+"""Discovery by file name, and errors that name what is close."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from kernelcat import catalog, sources
+from kernelcat.errors import MissingDependency, UnknownName
+from kernelcat.implementation import LANGUAGES
+
+
+def test_the_entries_are_the_files() -> None:
+    assert {"gemm", "tma_copy"} <= set(catalog.names())
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_entry_has_every_language_and_a_ladder(name: str) -> None:
+    assert catalog.languages(name) == LANGUAGES
+    for language in LANGUAGES:
+        found = catalog.in_language(name, language)
+        assert len({i.variant for i in found}) == len(found) >= 2
+        assert all((i.entry, i.language) == (name, language) for i in found)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: catalog.entry("gem"), "did you mean gemm"),
+        (lambda: catalog.in_language("gemm", "tritn"), "did you mean triton"),
+        (lambda: catalog.implementation("gemm", "cuda", "wgma"), "did you mean wgmma"),
+        (lambda: catalog.entry("gemm").named("4096x4096"), "did you mean 4096x4096x4096"),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_nearest(call, words: str) -> None:
+    with pytest.raises(UnknownName, match=words):
+        call()
+
+
+def test_a_missing_compiler_is_named_with_the_line_that_installs_it(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    for name in [m for m in sys.modules if m.startswith("kernelcat.kernels.triton")]:
+        monkeypatch.delitem(sys.modules, name)
+    catalog.in_language.cache_clear()
+    try:
+        with pytest.raises(MissingDependency, match=r"pip install 'kernelcat\[triton\]'"):
+            catalog.in_language("gemm", "triton")
+        languages = {i.language for i in catalog.implementations("gemm")}
+        assert languages == {"cuda", "cute"}
+    finally:
+        catalog.in_language.cache_clear()
+
+
+def test_the_digest_covers_included_headers() -> None:
+    names = {path.name for path in sources.files("cuda", "gemm")}
+    assert "__init__.py" in names and any(name.endswith(".cuh") for name in names)
+    assert sources.files("triton", "gemm") and sources.files("cute", "gemm")
+
+
+def test_the_digest_changes_with_any_source(monkeypatch) -> None:
+    implementation = catalog.in_language("gemm", "cuda")[0]
+    before = sources.digest(implementation)
+    kept = sources.files("cuda", "gemm")[:-1]
+    monkeypatch.setattr(sources, "files", lambda language, entry: kept)
+    sources.digest_of.cache_clear()
+    try:
+        assert sources.digest(implementation) != before
+    finally:
+        sources.digest_of.cache_clear()

@@ -1,0 +1,121 @@
+"""The gate: what is right passes, and each way of being wrong is caught and named."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kernelcat import catalog, check, dtypes, gpu
+from kernelcat.spec import Problem
+
+HOST = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
+GEMM = catalog.entry("gemm").problem(M=33, N=17, K=40, dtype="bfloat16", bias=True)
+COPY = catalog.entry("tma_copy").problem(
+    rows=5, cols=7, src_stride=9, dst_stride=8, dtype="float16"
+)
+
+
+def product(arrays: dict) -> None:
+    a, b, bias = (dtypes.decode(arrays[n], "bfloat16") for n in ("a", "b", "bias"))
+    arrays["d"][...] = dtypes.encode(a @ b.T + bias, "bfloat16")
+
+
+def copy(arrays: dict) -> None:
+    arrays["dst"][...] = arrays["src"]
+
+
+def judge(problem: Problem, body: Callable[[dict], None]) -> check.Verdict:
+    prepared = check.prepare(catalog.entry(problem.entry), problem, HOST, seed=3)
+    return prepared.verify(lambda arrays: lambda: body(arrays))
+
+
+@pytest.mark.parametrize(("problem", "body"), [(GEMM, product), (COPY, copy)])
+def test_the_right_result_passes(problem: Problem, body: Callable[[dict], None]) -> None:
+    verdict = judge(problem, body)
+    assert verdict.passed, verdict
+
+
+def wrong_element(arrays: dict) -> None:
+    product(arrays)
+    arrays["d"][2, 3] = 0
+
+
+def unwritten_element(arrays: dict) -> None:
+    product(arrays)
+    arrays["d"][-1, -1] = 0xFFFF
+
+
+def lost_slice_of_k(arrays: dict) -> None:
+    product({**arrays, "a": arrays["a"][:, :-8], "b": arrays["b"][:, :-8], "d": arrays["d"]})
+
+
+def writes_before(arrays: dict) -> None:
+    product(arrays)
+    ctypes.memset(arrays["d"].ctypes.data - 1, 0, 1)
+
+
+def writes_behind(arrays: dict) -> None:
+    product(arrays)
+    ctypes.memset(arrays["d"].ctypes.data + arrays["d"].nbytes, 0, 1)
+
+
+def changes_its_input(arrays: dict) -> None:
+    product(arrays)
+    arrays["a"][0, 0] ^= 1
+
+
+def writes_into_a_gap(arrays: dict) -> None:
+    copy(arrays)
+    ctypes.memset(arrays["dst"].ctypes.data + 7 * 2, 0, 1)
+
+
+def flips_a_bit(arrays: dict) -> None:
+    copy(arrays)
+    arrays["dst"].view("uint16")[1, 1] ^= 1
+
+
+@pytest.mark.parametrize(
+    ("problem", "body", "words"),
+    [
+        (GEMM, wrong_element, r"1 of 561 elements off, first at \(2, 3\)"),
+        (GEMM, unwritten_element, r"1 of 561 elements off, first at \(32, 16\): nan"),
+        (GEMM, lost_slice_of_k, "elements off"),
+        (GEMM, writes_before, "wrote outside of d"),
+        (GEMM, writes_behind, "wrote outside of d"),
+        (GEMM, changes_its_input, "changed its input a"),
+        (COPY, writes_into_a_gap, "wrote outside of dst"),
+        (COPY, flips_a_bit, "dst: 1 of 35 differ"),
+    ],
+)
+def test_every_kind_of_wrong_is_caught(problem: Problem, body, words: str) -> None:
+    verdict = judge(problem, body)
+    assert not verdict.passed
+    assert re.search(words, verdict.detail), verdict.detail
+
+
+def test_what_must_not_be_read_is_nan() -> None:
+    prepared = check.prepare(catalog.entry("tma_copy"), COPY, HOST)
+    raw = prepared.buffers["src"].raw[: check.GUARD_BYTES].view("float16")
+    assert np.isnan(raw).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_storage_rounds_to_nearest_even_and_comes_back(dtype: str) -> None:
+    import ml_dtypes
+
+    values = np.random.default_rng(0).standard_normal(4096, dtype="float32")
+    values[:4] = (1 + 2**-8, 1 + 3 * 2**-8, 0.0, -0.0)
+    expected = values.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    back = dtypes.decode(dtypes.encode(values, dtype), dtype)
+    assert np.array_equal(back, expected.astype("float32"))
+
+
+@pytest.mark.parametrize("empty", [{"M": 0}, {"N": 0}, {"K": 0}])
+def test_empty_problems_can_be_judged(empty: dict) -> None:
+    problem = catalog.entry("gemm").problem(**{**GEMM.values, **empty})
+    assert judge(problem, product).passed

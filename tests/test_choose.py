@@ -1,0 +1,257 @@
+"""From a problem to a configuration: the order of evidence, and what is rejected."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelcat import catalog, gpu, sources
+from kernelcat.choose import Pin, choose
+from kernelcat.errors import InvalidArgument, MissingDependency, UnknownName, Unsupported
+from kernelcat.explain import Explanation
+from kernelcat.implementation import Config, Implementation
+from kernelcat.spec import Problem
+from kernelcat.store import Choice
+
+GEMM = catalog.entry("gemm")
+H200, B200, A100 = gpu.SKUS["h200"], gpu.SKUS["b200"], gpu.SKUS["a100"]
+
+
+def problem(m: int, n: int = 4096, k: int = 4096, dtype: str = "bfloat16") -> Problem:
+    return GEMM.problem(M=m, N=n, K=k, dtype=dtype, bias=False)
+
+
+def kernel(language: str, variant: str, rank: int, **more) -> Implementation:
+    """A kernel whose configuration ``tile`` must not be larger than M."""
+    facts = {
+        "archs": ("sm_80+",),
+        "space": {"tile": (16, 64, 256)},
+        "reject": lambda config, p, gpu: (
+            f"tile={config['tile']} is larger than M={p['M']}" if config["tile"] > p["M"] else None
+        ),
+        "default": lambda p, gpu: Config(tile=16),
+        "program": lambda p, config, gpu: None,
+        "estimate": lambda p, config, gpu: 1.0,
+    }
+    return Implementation("gemm", language, variant, "", rank=rank, **{**facts, **more})
+
+
+LADDER = {
+    "cuda": (kernel("cuda", "naive", 0), kernel("cuda", "tiled", 1)),
+    "triton": (kernel("triton", "tiled", 1), kernel("triton", "tma", 2, archs=("sm_90a",))),
+    "cute": (
+        kernel("cute", "tiled", 1),
+        kernel("cute", "new", 9, unverified="needs a Blackwell GPU"),
+        kernel("cute", "only_b200", 3, archs=("sm_100a",), unverified="nobody has one"),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def ladder(monkeypatch) -> dict[str, tuple[Implementation, ...]]:
+    found = dict(LADDER)
+
+    def in_language(name: str, language: str) -> tuple[Implementation, ...]:
+        if not found[language]:
+            raise MissingDependency(f"{language} needs the module 'x': pip install x")
+        return found[language]
+
+    monkeypatch.setattr(catalog, "in_language", in_language)
+    monkeypatch.setattr(catalog, "languages", lambda name: tuple(found))
+    return found
+
+
+def row(
+    p: Problem, variant: str = "cuda/tiled", tile: int = 64, sku: str = "h200", **more
+) -> Choice:
+    language, _, variant = variant.partition("/")
+    facts = {"kind": "measured", "median_us": 10.0, "source": "old", "run": "r", "origin": "local"}
+    return Choice("gemm", sku, p, language, variant, Config(tile=tile), **{**facts, **more})
+
+
+def chosen(p: Problem, rows=(), on=H200, **more) -> tuple[str, str, int]:
+    decision = choose(GEMM, p, on, rows, **more)
+    return decision.why, decision.implementation.name, decision.config["tile"]
+
+
+EVIDENCE = [
+    row(problem(4096), tile=256, kind="predicted"),
+    row(problem(4000), sku="h100"),
+    row(problem(4096), "triton/tiled", sku="h100"),
+    row(problem(3000), "triton/tma"),
+    row(problem(4000), "cute/tiled"),
+    row(problem(4096), "cuda/naive"),
+]
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        (6, ("exact", "gemm/cuda/naive", 64)),
+        (5, ("bucket", "gemm/cute/tiled", 64)),
+        (4, ("bucket", "gemm/triton/tma", 64)),
+        (3, ("borrowed", "gemm/triton/tiled", 64)),
+        (2, ("borrowed", "gemm/cuda/tiled", 64)),
+        (1, ("predicted", "gemm/cuda/tiled", 256)),
+        (0, ("default", "gemm/triton/tma", 16)),
+    ],
+)
+def test_the_better_evidence_comes_first(known: int, expected: tuple[str, str, int]) -> None:
+    assert chosen(problem(4096), EVIDENCE[:known]) == expected
+
+
+def test_the_nearest_problem_of_a_bucket_speaks_for_it() -> None:
+    rows = [row(problem(2100), "cuda/naive"), row(problem(4000), "cuda/tiled")]
+    assert chosen(problem(3900), rows)[1] == "gemm/cuda/tiled"
+    assert chosen(problem(2200), rows)[1] == "gemm/cuda/naive"
+
+
+def test_another_element_type_is_another_bucket() -> None:
+    rows = [row(problem(4096, dtype="float16"), "cuda/naive")]
+    assert chosen(problem(4096), rows)[0] == "default"
+
+
+def test_another_architecture_lends_nothing() -> None:
+    assert chosen(problem(4096), [row(problem(4096), sku="a100")])[0] == "default"
+    assert chosen(problem(4096), [row(problem(4096), sku="somebody-elses")])[0] == "default"
+
+
+def test_a_slice_of_a_gpu_is_a_sibling_of_the_whole() -> None:
+    assert chosen(problem(4096), [row(problem(4096), sku="h200-mig-1g.18gb")])[0] == "borrowed"
+
+
+def test_rows_are_validated_again_and_the_next_rival_serves() -> None:
+    rows = [
+        row(problem(100), tile=256),
+        row(problem(100), "cuda/gone"),
+        row(problem(100), "triton/tma", tile=64),
+    ]
+    decision = choose(GEMM, problem(100), H200, rows)
+    assert decision.implementation.name == "gemm/triton/tma"
+    assert [c.rejected for c in decision.considered] == [
+        "tile=256 is larger than M=100",
+        "gemm has no cuda variant 'gone'; known: naive, tiled",
+        None,
+    ]
+
+
+def test_rows_of_an_older_specification_are_ignored() -> None:
+    old = row(Problem.of("gemm", M=4096, N=4096))
+    assert chosen(problem(4096), [old])[0] == "default"
+
+
+def test_the_highest_rank_serves_and_languages_break_ties(ladder) -> None:
+    assert chosen(problem(4096), on=A100)[1] == "gemm/cuda/tiled"
+    ladder["cuda"] = ()
+    assert chosen(problem(4096), on=A100)[1] == "gemm/triton/tiled"
+
+
+def test_an_uninstalled_language_falls_to_the_next_rival(ladder) -> None:
+    ladder["cuda"] = ()
+    rows = [row(problem(4096), "cuda/tiled"), row(problem(4096), "cute/tiled")]
+    decision = choose(GEMM, problem(4096), H200, rows)
+    assert decision.implementation.name == "gemm/cute/tiled"
+    assert "pip install" in str(decision.considered[0].rejected)
+
+
+def test_a_language_whose_compiler_is_missing_is_skipped() -> None:
+    missing = {"triton": "triton needs x: pip install x"}
+    assert chosen(problem(4096), missing=missing)[1] == "gemm/cuda/tiled"
+
+
+def test_the_unverified_serve_only_where_nothing_else_does(ladder) -> None:
+    assert chosen(problem(4096), [row(problem(4096), "cute/new")])[1] == "gemm/triton/tma"
+    ladder["cuda"] = ladder["triton"] = ()
+    ladder["cute"] = LADDER["cute"][1:]
+    assert chosen(problem(4096))[1] == "gemm/cute/new"
+    assert chosen(problem(4096), [row(problem(4096), "cute/new")])[0] == "exact"
+
+
+def test_the_unverified_serve_by_name() -> None:
+    assert chosen(problem(4096), pin=Pin("cute", "new"))[1] == "gemm/cute/new"
+    assert chosen(problem(4096), pin=Pin("cute"))[1] == "gemm/cute/tiled"
+
+
+def test_a_pin_narrows_the_evidence() -> None:
+    rows = EVIDENCE
+    assert chosen(problem(4096), rows, pin=Pin("cute"))[:2] == ("bucket", "gemm/cute/tiled")
+    assert chosen(problem(4096), rows, pin=Pin("cuda", "tiled"))[0] == "borrowed"
+    pin = Pin("cuda", "tiled", Config(tile=16))
+    assert chosen(problem(4096), rows, pin=pin) == ("forced", "gemm/cuda/tiled", 16)
+
+
+def test_nothing_serves() -> None:
+    with pytest.raises(Unsupported) as caught:
+        choose(GEMM, problem(8), H200)
+    assert str(caught.value) == (
+        "gemm: nothing serves K=4096 M=8 N=4096 bias=False dtype=bfloat16 on h200 (sm_90a): "
+        "gemm/cute/new, gemm/triton/tma, gemm/cuda/tiled, gemm/triton/tiled, gemm/cute/tiled, "
+        "gemm/cuda/naive: tile=16 is larger than M=8; gemm/cute/only_b200: serves sm_100a, "
+        "not sm_90a"
+    )
+
+
+def test_nothing_serves_the_architecture(ladder) -> None:
+    ladder["cuda"] = ladder["cute"] = ()
+    ladder["triton"] = LADDER["triton"][1:]
+    with pytest.raises(Unsupported) as caught:
+        choose(GEMM, problem(4096), B200)
+    message = str(caught.value)
+    assert "gemm/triton/tma: serves sm_90a, not sm_100a" in message
+    assert "gemm/cuda: cuda needs the module 'x': pip install x" in message
+    assert "\n" not in message
+
+
+def test_a_config_that_cannot_serve_is_an_error_not_a_suggestion() -> None:
+    with pytest.raises(Unsupported, match="gemm/cuda/tiled: tile=256 is larger than M=100"):
+        choose(GEMM, problem(100), H200, pin=Pin("cuda", "tiled", Config(tile=256)))
+
+
+@pytest.mark.parametrize(
+    ("pin", "error", "words"),
+    [
+        (Pin("cudda"), UnknownName, "did you mean cuda"),
+        (Pin("cuda", "tield"), UnknownName, "did you mean tiled"),
+        (Pin(variant="tiled"), InvalidArgument, "also needs language="),
+        (Pin("cuda", config=Config(tile=16)), InvalidArgument, "also needs language= and variant="),
+        (Pin("cuda", "tiled", Config(tiel=16)), InvalidArgument, "has exactly: tile"),
+    ],
+)
+def test_a_pin_names_what_exists(pin: Pin, error, words: str, monkeypatch) -> None:
+    if pin.language == "cudda":
+        monkeypatch.undo()
+    with pytest.raises(error, match=words):
+        pin.check(GEMM)
+
+
+def test_a_pin_has_a_canonical_text() -> None:
+    assert Pin().key == ""
+    assert Pin("cuda", "tiled", Config(tile=16)).key == (
+        '{"config":{"tile":16},"language":"cuda","variant":"tiled"}'
+    )
+
+
+def test_only_measurements_of_this_gpu_and_wishes_are_no_misses() -> None:
+    missed = [choose(GEMM, problem(4096), H200, EVIDENCE[:n]).missed for n in range(7)]
+    assert missed == [True, True, True, True, False, False, False]
+
+
+def test_an_explanation_reads_well() -> None:
+    rows = [row(problem(100), tile=256), row(problem(100), "triton/tma")]
+    why = Explanation.of(problem(100), H200, choose(GEMM, problem(100), H200, rows))
+    assert str(why) == (
+        "gemm K=4096 M=100 N=4096 bias=False dtype=bfloat16 on h200 (sm_90a)\n"
+        "  gemm/triton/tma tile=64\n"
+        "  exact: measured for this problem on this GPU\n"
+        "  evidence: 10.00 us measured on h200 for K=4096 M=100 N=4096 bias=False "
+        "dtype=bfloat16 (run r, local)\n"
+        "  stale: the kernel's source has changed since; tune it again\n"
+        "  rejected before it:\n"
+        "    gemm/cuda/tiled (exact): tile=256 is larger than M=100"
+    )
+
+
+def test_an_explanation_is_stale_only_when_the_source_differs() -> None:
+    digest = sources.digest(LADDER["cuda"][1])
+    rows = [row(problem(4096), source=digest)]
+    decision = choose(GEMM, problem(4096), H200, rows)
+    assert not Explanation.of(problem(4096), H200, decision).stale

@@ -1,0 +1,60 @@
+"""Every implementation compiles for every architecture it serves, and its machine code proves it.
+
+No GPU is needed. What is compiled is the default configuration of the first problem that the
+implementation serves on a SKU of the architecture.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelcat import catalog, gpu, show
+from kernelcat.implementation import Implementation
+
+SKUS = {"cuda": ("h200", "b200"), "cute": ("h200", "b200"),
+        "triton": ("h200", "b200", "a100", "l40s", "rtx5090")}  # fmt: skip
+CASES = [
+    pytest.param(implementation, gpu.find(sku), id=f"{implementation.name}-{sku}")
+    for name in catalog.names()
+    for implementation in catalog.implementations(name)
+    for sku in SKUS[implementation.language]
+    if implementation.serves(gpu.find(sku).arch)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("implementation", "target"), CASES)
+def test_it_compiles_and_the_machine_code_proves_its_techniques(
+    implementation: Implementation, target: gpu.Gpu
+) -> None:
+    report = show.machine_code(implementation, target, problem=None, sass=False)
+    missing = [technique for technique, found in report["techniques"].items() if not found]
+    assert not missing, f"not in the machine code: {missing}"
+    for step in report["steps"]:
+        assert step["registers"] and step["registers"] > 0
+        assert step["spill_bytes"] == 0, f"{step['kernel']} spills"
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_named_problem_is_served_on_hopper_in_every_language(name: str) -> None:
+    target, entry = gpu.find("h200"), catalog.entry(name)
+    for problem in entry.problems.values():
+        for language in catalog.languages(name):
+            served = [
+                i
+                for i in catalog.in_language(name, language)
+                if i.why_not(i.default(problem, target), problem, target) is None
+            ]
+            assert served, f"{language} does not serve {problem}"
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_a_default_is_legal_wherever_anything_is(name: str) -> None:
+    for implementation in catalog.implementations(name):
+        for sku in SKUS[implementation.language]:
+            target = gpu.find(sku)
+            for problem in catalog.entry(name).problems.values():
+                if any(True for _ in implementation.configs(problem, target)):
+                    default = implementation.default(problem, target)
+                    reason = implementation.why_not(default, problem, target)
+                    assert reason is None, f"{implementation.name} {problem} {default}: {reason}"

@@ -1,0 +1,37 @@
+"""Every Triton kernel runs in Triton's interpreter on fuzzed problems; no GPU needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kernelcat import catalog, driver
+
+KERNELS = [
+    pytest.param(i, id=i.name)
+    for name in catalog.names()
+    for i in catalog.in_language(name, "triton")
+    if i.serves("sm_90a")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(driver.count() > 0, reason="with a GPU the same fuzzing runs on the GPU")
+@pytest.mark.parametrize("implementation", KERNELS)
+def test_it_is_right_on_random_problems(implementation) -> None:
+    command = [sys.executable, "-m", "kernelcat", "fuzz", implementation.entry, "--json"]
+    command += ["--language", "triton", "--variant", implementation.variant]
+    command += ["--examples", "12", "--configs", "3"]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)[0]["examples"] >= 12

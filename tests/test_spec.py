@@ -1,0 +1,69 @@
+"""Axes, problems and tensors."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelcat import catalog
+from kernelcat.errors import InvalidArgument, UnknownName
+from kernelcat.implementation import Config
+from kernelcat.spec import Problem, power_of_two
+
+GEMM = {"M": 3, "N": 5, "K": 7, "dtype": "float16", "bias": False}
+
+
+def test_a_problem_is_canonical_whatever_the_order() -> None:
+    one, other = Problem.of("gemm", M=1, N=2), Problem.of("gemm", N=2, M=1)
+    assert one == other and hash(one) == hash(other) and one.key == '{"M":1,"N":2}'
+
+
+def test_a_config_equals_its_mapping_and_cannot_be_mistaken_for_another() -> None:
+    config = Config(stages=3, block_m=64)
+    assert config == Config({"block_m": 64, "stages": 3}) != Config(stages=4, block_m=64)
+    assert config.key == '{"block_m":64,"stages":3}'
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dtype": "float64"}, "bfloat16, float16"),
+        ({"M": -1}, "whole number"),
+        ({"M": True}, "whole number"),
+        ({"Q": 1}, "no axis 'Q'"),
+    ],
+)
+def test_an_illegal_problem_says_why(change: dict, words: str) -> None:
+    with pytest.raises((InvalidArgument, UnknownName), match=words):
+        catalog.entry("gemm").problem(**{**GEMM, **change})
+
+
+def test_a_missing_axis_is_named() -> None:
+    with pytest.raises(InvalidArgument, match="also needs K"):
+        catalog.entry("gemm").problem(**{k: v for k, v in GEMM.items() if k != "K"})
+
+
+def test_a_constraint_between_axes_is_kept() -> None:
+    with pytest.raises(InvalidArgument, match="src_stride=4 must be at least cols=8"):
+        catalog.entry("tma_copy").problem(rows=2, cols=8, src_stride=4, dst_stride=8, dtype="uint8")
+
+
+def test_buckets_round_sizes_up_and_keep_choices() -> None:
+    entry = catalog.entry("gemm")
+    bucket = entry.bucket(entry.problem(M=100, N=128, K=129, dtype="bfloat16", bias=True))
+    assert bucket.values == {"M": 128, "N": 128, "K": 256, "dtype": "bfloat16", "bias": True}
+    assert [power_of_two(n) for n in (0, 1, 2, 3, 1024, 1025)] == [0, 1, 2, 4, 1024, 2048]
+
+
+def test_spans_count_the_gaps_between_strided_rows_but_not_after_the_last() -> None:
+    entry = catalog.entry("tma_copy")
+    problem = entry.problem(rows=3, cols=5, src_stride=8, dst_stride=5, dtype="uint8")
+    src, dst = entry.tensors
+    assert src.span_of(problem) == 2 * 8 + 5 and dst.span_of(problem) == 15
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_named_problem_is_legal_and_costs_something(name: str) -> None:
+    entry = catalog.entry(name)
+    for problem in entry.problems.values():
+        assert entry.problem(**problem.values) == problem
+        assert entry.bytes_moved(problem) > 0 and entry.flops(problem) >= 0

@@ -1,0 +1,297 @@
+"""Entries as torch operators: schemas, fakes, compiled graphs.
+
+``cpu_kernel`` registers, for these tests only, a CPU kernel of ``kernelcat::gemm`` beside the CUDA
+one. So graphs are captured, traced and run here exactly as on a GPU, but for the kernel itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+
+import kernelcat
+from kernelcat import catalog, dispatch
+from kernelcat.spec import Axis, Entry, Tensor
+
+torch = pytest.importorskip("torch")
+torch_ops = pytest.importorskip("kernelcat.torch_ops")
+
+GEMM = catalog.entry("gemm")
+
+
+def reference(a, b, bias=None):
+    product = a.float() @ b.float().t()
+    return (product if bias is None else product + bias).to(a.dtype)
+
+
+@pytest.fixture
+def cpu_kernel():
+    """The pins of the calls that reached the kernel."""
+    kernelcat.get("gemm")
+    pins: list[str] = []
+
+    def fresh(a, b, bias=None, *, pin=""):
+        pins.append(pin)
+        return reference(a, b, bias)
+
+    def into(a, b, bias=None, *, out, pin=""):
+        out.copy_(fresh(a, b, bias, pin=pin))
+
+    library = torch.library.Library("kernelcat", "IMPL")
+    library.impl("gemm", fresh, "CPU")
+    library.impl("gemm_out", into, "CPU")
+    yield pins
+    library._destroy()
+    torch._dynamo.reset()
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).half()
+
+
+ATTENTION = dataclasses.replace(
+    GEMM,
+    name="attention_like",
+    axes=(
+        Axis.size("tokens", "", 0, 9),
+        Axis.size("width", "", 0, 9),
+        Axis.size("top_k", "", 1, 9),
+        Axis.flag("causal", ""),
+        Axis.choice("layout", "", "nhd", "hnd"),
+        Axis.choice("dtype", "", "float16", "bfloat16"),
+    ),
+    inputs=(Tensor("q", ("tokens", "width"), "dtype"),),
+    outputs=(Tensor("o", ("tokens", "top_k"), "dtype"), Tensor("lse", ("tokens",), "float32")),
+)
+"""An entry with two outputs, and with axes that no array tells."""
+
+
+@pytest.mark.parametrize(
+    ("entry", "mutating", "schema"),
+    [
+        (GEMM, False, '(Tensor a, Tensor b, Tensor? bias=None, *, str pin="") -> Tensor'),
+        (
+            GEMM,
+            True,
+            '(Tensor a, Tensor b, Tensor? bias=None, *, Tensor(a!) out, str pin="") -> ()',
+        ),
+        (catalog.entry("tma_copy"), False, '(Tensor src, *, str pin="") -> Tensor'),
+        (
+            ATTENTION,
+            False,
+            '(Tensor q, *, SymInt top_k, bool causal, str layout, str pin="") -> (Tensor, Tensor)',
+        ),
+        (
+            ATTENTION,
+            True,
+            "(Tensor q, *, SymInt top_k, bool causal, str layout, "
+            'Tensor(a!) o, Tensor(b!) lse, str pin="") -> ()',
+        ),
+    ],
+)
+def test_the_schema_follows_from_the_specification(
+    entry: Entry, mutating: bool, schema: str
+) -> None:
+    assert torch_ops.schema(entry, mutating=mutating) == schema
+    torch._C.parse_schema(f"kernelcat::x{schema}")
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_entry_becomes_an_operator(name: str) -> None:
+    kernelcat.get(name)
+    for operator in (name, f"{name}_out"):
+        found = getattr(torch.ops.kernelcat, operator).default
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(found.name(), "CUDA")
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(found.name(), "Meta")
+
+
+def test_meta_tensors_give_shape_and_type() -> None:
+    kernelcat.get("gemm")
+    meta = partial(torch.empty, device="meta", dtype=torch.bfloat16)
+    d = torch.ops.kernelcat.gemm(meta(4, 8), meta(6, 8))
+    assert (tuple(d.shape), d.dtype, d.device.type) == ((4, 6), torch.bfloat16, "meta")
+
+
+def test_a_fake_of_several_outputs_and_told_axes() -> None:
+    q = torch.empty(5, 7, device="meta", dtype=torch.float16)
+    o, lse = torch_ops._fake(ATTENTION, (q,), {"top_k": 3, "causal": True, "layout": "nhd"})
+    assert (tuple(o.shape), o.dtype) == ((5, 3), torch.float16)
+    assert (tuple(lse.shape), lse.dtype) == ((5,), torch.float32)
+
+
+def test_fake_cuda_tensors_go_through_the_operator() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    op = kernelcat.get("gemm")
+    with FakeTensorMode():
+        a, b, d = (
+            torch.empty(s, device="cuda", dtype=torch.float16) for s in [(4, 8), (6, 8), (4, 6)]
+        )
+        made = op(a, b)
+        assert (tuple(made.shape), made.device.type) == ((4, 6), "cuda")
+        assert op(a, b, out=d) is d
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        (((4, 8), (6, 9)), "gemm: b: K is 9, but 8 elsewhere"),
+        (((4, 8, 1), (6, 8)), "gemm: a must have 2 dimensions"),
+        (((4, 8), (6, 8), (5,)), "gemm: bias: N is 5, but 6 elsewhere"),
+    ],
+)
+def test_fakes_refuse_what_cannot_be(shapes, words: str) -> None:
+    kernelcat.get("gemm")
+    arrays = [torch.empty(shape, device="meta", dtype=torch.float16) for shape in shapes]
+    with pytest.raises(RuntimeError, match=words):
+        torch.ops.kernelcat.gemm(*arrays)
+
+
+def test_fakes_refuse_mixed_types() -> None:
+    kernelcat.get("gemm")
+    a = torch.empty(4, 8, device="meta", dtype=torch.float16)
+    with pytest.raises(RuntimeError, match=r"b is torch\.bfloat16; it must be torch\.float16"):
+        torch.ops.kernelcat.gemm(a, a.bfloat16())
+
+
+def test_sizes_stay_symbolic_in_an_export(cpu_kernel) -> None:
+    op = kernelcat.get("gemm")
+
+    class Layer(torch.nn.Module):
+        def forward(self, x, w):
+            return op(x, w) * 2
+
+    rows = torch.export.Dim("rows", min=2, max=512)
+    exported = torch.export.export(
+        Layer(), (half(4, 8), half(6, 8)), dynamic_shapes=({0: rows}, None), strict=True
+    )
+    targets = [str(node.target) for node in exported.graph.nodes]
+    assert "kernelcat.gemm.default" in targets
+    x, w = half(9, 8), half(6, 8)
+    assert torch.equal(exported.module()(x, w), reference(x, w) * 2)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_compiled_graph_keeps_the_operator(cpu_kernel, dynamic: bool | None) -> None:
+    op, graphs = kernelcat.get("gemm"), []
+
+    def backend(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return graph.forward
+
+    def layer(x, w, bias):
+        return torch.relu(op(x + 1, w, bias=bias)) - op(x, w)
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend=backend)
+    for rows in (4, 5, 7):
+        x, w, bias = half(rows, 8), half(6, 8), half(6)
+        expected = torch.relu(reference(x + 1, w, bias)) - reference(x, w)
+        assert torch.equal(compiled(x, w, bias), expected)
+    assert graphs[0].count("kernelcat.gemm.default") == 2
+    assert len(graphs) == (1 if dynamic else 2)  # the second shape makes it dynamic by itself
+    assert set(cpu_kernel) == {""}
+
+
+def test_aot_autograd_keeps_it_and_functionalizes_out(cpu_kernel) -> None:
+    op = kernelcat.get("gemm")
+
+    def layer(x, w, d):
+        op(x * 2, w, out=d)
+        return d + 1
+
+    x, w, d = half(4, 8), half(6, 8), half(4, 6)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, w, d), reference(x * 2, w) + 1)
+    assert torch.equal(d, reference(x * 2, w))
+
+
+def test_what_get_insists_on_travels_in_the_graph(cpu_kernel) -> None:
+    op = kernelcat.get("gemm", language="cuda", variant="naive")
+    compiled = torch.compile(lambda x, w: op(x, w), fullgraph=True, backend="aot_eager")
+    compiled(half(4, 8), half(6, 8))
+    assert cpu_kernel == ['{"language":"cuda","variant":"naive"}']
+    assert dispatch.pinned("gemm", cpu_kernel[0]) is op
+    assert dispatch.pinned("gemm", "") is kernelcat.get("gemm")
+
+
+def test_a_tensor_subclass_goes_through_torchs_dispatcher(cpu_kernel) -> None:
+    class Marked(torch.Tensor):
+        pass
+
+    a, b = half(4, 8), half(6, 8)
+    d = kernelcat.get("gemm")(a.as_subclass(Marked), b)
+    assert torch.equal(d.as_subclass(torch.Tensor), reference(a, b))
+    assert cpu_kernel == [""]
+
+
+def test_the_operators_keep_their_contract(cpu_kernel) -> None:
+    """torch's own check: schema, fake against real, aliasing, functionalization, dynamic shapes."""
+    a, b, bias = half(4, 8), half(6, 8), half(6)
+    for arguments in ((a, b), (a, b, bias)):
+        torch.library.opcheck(torch.ops.kernelcat.gemm.default, arguments)
+        torch.library.opcheck(torch.ops.kernelcat.gemm_out.default, arguments, {"out": half(4, 6)})
+
+
+def test_operators_found_before_torch_was_imported_become_torch_operators_too() -> None:
+    code = """
+import kernelcat
+early = kernelcat.get("gemm")
+import torch
+kernelcat.get("tma_copy")
+assert torch.ops.kernelcat.gemm.default and torch.ops.kernelcat.tma_copy_out.default
+a = torch.empty(4, 8, device="meta")
+print(tuple(torch.ops.kernelcat.gemm(a, a).shape))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "(4, 4)"
+
+
+# ---- on a GPU -------------------------------------------------------------------------------
+
+
+def cuda(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device="cuda").bfloat16()
+
+
+@pytest.mark.gpu
+def test_gpu_opcheck() -> None:
+    kernelcat.get("gemm")
+    kernelcat.get("tma_copy")
+    a, b, bias = cuda(64, 64), cuda(128, 64), cuda(128)
+    for arguments in ((a, b), (a, b, bias)):
+        torch.library.opcheck(torch.ops.kernelcat.gemm.default, arguments)
+        torch.library.opcheck(
+            torch.ops.kernelcat.gemm_out.default, arguments, {"out": cuda(64, 128)}
+        )
+    torch.library.opcheck(torch.ops.kernelcat.tma_copy.default, (a,))
+    torch.library.opcheck(torch.ops.kernelcat.tma_copy_out.default, (a,), {"out": cuda(64, 64)})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_gpu_compile_keeps_the_operator(backend: str) -> None:
+    op = kernelcat.get("gemm")
+
+    def layer(x, w, bias):
+        return torch.relu(op(x * 2, w, bias))
+
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    for rows in (64, 100, 128):
+        x, w, bias = cuda(rows, 64), cuda(128, 64), cuda(128)
+        expected = torch.relu((x * 2).float() @ w.float().t() + bias.float())
+        assert torch.allclose(compiled(x, w, bias).float(), expected, rtol=2**-6, atol=0.1)
+
+
+@pytest.mark.gpu
+def test_gpu_compile_with_cuda_graphs() -> None:
+    op = kernelcat.get("gemm")
+    compiled = torch.compile(lambda x, w: op(x, w) + 1, fullgraph=True, mode="reduce-overhead")
+    w = cuda(128, 64)
+    for _ in range(4):
+        x = cuda(64, 64)
+        expected = x.float() @ w.float().t() + 1
+        assert torch.allclose(compiled(x, w).float(), expected, rtol=2**-6, atol=0.1)
