@@ -45,6 +45,7 @@ def _cublas():
 
 
 def _quack():
+    """QuACK chooses its configuration by a tuner of its own, at the first call with a shape."""
     try:
         from quack.gemm_interface import gemm
     except ModuleNotFoundError as error:

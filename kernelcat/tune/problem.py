@@ -30,6 +30,9 @@ CLOSE = 1.25
 FINALISTS = 6
 LADDER = 4.0
 """The best of each variant races too unless it is this many times slower."""
+TOO_LONG_US = 1e6
+FAR_BEHIND = 30.0
+"""Not tried at all: over a second a run by the model, and this many times the best measured."""
 SEEDS = (1, 2)
 """Further seeds a finalist must pass."""
 ATTEMPTS = 5
@@ -136,9 +139,12 @@ class ProblemTune:
             if self.effort.get(candidate, 0) < step.effort_us and candidate not in failed
         ]
         for candidate, built in tools.pool.build(self.problem, todo):
-            if time.monotonic() > self.deadline and self.times:
+            if time.monotonic() > self.deadline and self._all_had_a_turn(step.candidates):
                 self.report.cut_short = True
                 return
+            if self._hopeless(candidate):
+                tools.report.note(f"{candidate} was left out: by the model a run takes seconds")
+                continue
             if built.status == "passed":
                 best = min(self.times.values(), default=None)
                 reply = tools.supervisor.screen(candidate, step.effort_us, best)
@@ -148,6 +154,20 @@ class ProblemTune:
                 tools.report.note(f"{candidate} was left out: {reply['detail']}")
             else:
                 self._screened(candidate, reply, step.effort_us)
+
+    def _hopeless(self, candidate: Candidate) -> bool:
+        """Whether the model sees a naive kernel on a large problem: seconds a run, no chance."""
+        best = min(self.times.values(), default=float("inf"))
+        owner = (candidate.language, candidate.variant)
+        found = next(i for i in self.tools.implementations if (i.language, i.variant) == owner)
+        estimate = found.estimate(self.problem, candidate.config, self.tools.gpu)
+        return estimate > max(TOO_LONG_US, FAR_BEHIND * best)
+
+    def _all_had_a_turn(self, candidates: Sequence[Candidate]) -> bool:
+        """Whether every implementation was tried: one that compiles slowly must not lose by it."""
+        tried = {(c.language, c.variant) for c in (*self.times, *self.history.failed)}
+        worth = {(c.language, c.variant) for c in candidates if not self._hopeless(c)}
+        return bool(self.times) and worth <= tried
 
     def _screened(self, candidate: Candidate, reply: Mapping[str, Any], effort_us: float) -> None:
         tools = self.tools
