@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -25,7 +25,7 @@ from kernelcat.receipts import Receipt
 from kernelcat.sanitizer import command_line, sanitize
 from kernelcat.spec import Problem
 
-CHECKED_BYTES = 2 << 30
+CHECKED_BYTES = 1 << 29
 """Larger problems are left to the tuner's gate: several processes check side by side."""
 CHECKED_S = 900
 """Seconds after which a process that checks one implementation counts as hung."""
@@ -106,8 +106,8 @@ def run(
     fuzz_examples: int,
     sanitize_examples: int,
     jobs: int,
-) -> list[Outcome]:
-    """Certify each of ``found``: a single one here, several in a process each.
+) -> Iterator[tuple[Implementation, Outcome]]:
+    """Certify each of ``found``, as they are done: a single one here, several in a process each.
 
     ``problems`` are names; none means all.
     """
@@ -116,15 +116,25 @@ def run(
         chosen = [entry.named(name) for name in problems] or None
         outcome = certify(found[0], device, chosen, fuzz_examples)
         if sanitize_examples and outcome.passed:
-            outcome.sanitizer = sanitize(found[0], sanitize_examples)
-            findings = {tool: n for tool, n in outcome.sanitizer.items() if n}
-            outcome.failures += [f"{tool} found {n} errors" for tool, n in findings.items()]
-        return [outcome]
+            _sanitize(found[0], sanitize_examples, outcome)
+        yield found[0], outcome
+        return
     arguments = ["--fuzz", str(fuzz_examples), "--sanitize", str(sanitize_examples)]
     for name in problems:
         arguments += ["--problem", name]
     with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(lambda i: _in_process(i, arguments), found))
+        started = {pool.submit(_in_process, i, arguments): i for i in found}
+        for done in as_completed(started):
+            yield started[done], done.result()
+
+
+def _sanitize(implementation: Implementation, examples: int, outcome: Outcome) -> None:
+    try:
+        outcome.sanitizer = sanitize(implementation, examples)
+    except KernelcatError as error:
+        outcome.failures.append(str(error))
+    findings = {tool: n for tool, n in outcome.sanitizer.items() if n}
+    outcome.failures += [f"{tool} found {n} errors" for tool, n in findings.items()]
 
 
 def _in_process(implementation: Implementation, arguments: Sequence[str]) -> Outcome:

@@ -70,6 +70,55 @@ class CudaDevice:
         self.xp.cuda.runtime.deviceSynchronize()
 
 
+class MirroredDevice:
+    """An NVIDIA GPU whose arrays stay on the host: every run copies them there and back.
+
+    Kernels get allocations of the arrays' exact size and no library kernel runs, so that
+    compute-sanitizer sees every byte out of bounds, and ours alone.
+    """
+
+    def __init__(self, index: int = 0) -> None:
+        import numpy
+
+        self.cuda = CudaDevice(index)
+        self.cuda.xp.cuda.set_allocator(None)  # no pool
+        self.xp: Any = numpy
+        self.gpu = self.cuda.gpu
+
+    def load(self, implementation: Implementation, problem: Problem, config: Config) -> Bind:
+        bind = self.cuda.load(implementation, problem, config)
+
+        def bind_mirrored(arrays: Arrays) -> Run:
+            def run() -> None:
+                spans = {name: self._span(array) for name, array in arrays.items()}
+                there = {name: self._upload(span) for name, span in spans.items()}
+                bind(there)()
+                self.synchronize()
+                for name, span in spans.items():
+                    there[name].get(out=span)
+
+            return run
+
+        return bind_mirrored
+
+    def synchronize(self) -> None:
+        self.cuda.synchronize()
+
+    def _span(self, array: Any) -> Any:
+        """The memory from the first element to the last one, gaps between rows included."""
+        if array.size == 0:
+            return array.reshape(-1)
+        steps = zip(array.shape, array.strides, strict=True)
+        length = 1 + sum((n - 1) * step for n, step in steps) // array.itemsize
+        strided = self.xp.lib.stride_tricks.as_strided
+        return strided(array, (length,), (array.itemsize,))
+
+    def _upload(self, span: Any) -> Any:
+        there = self.cuda.xp.empty(span.shape, span.dtype)
+        there.set(span)
+        return there
+
+
 class Interpreter:
     """Triton's interpreter on the CPU: slow, exact about memory, and needs no GPU.
 

@@ -15,6 +15,8 @@ from kernelcat.implementation import Implementation
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 SANITIZED_SIZE = 160
 """Largest size axis while the sanitizer watches, which slows kernels by 10 to 100 times."""
+SANITIZED_S = 300
+"""Seconds after which a sanitized run counts as hung."""
 
 
 def command_line(verb: str, implementation: Implementation) -> list[str]:
@@ -49,18 +51,26 @@ def sanitize(implementation: Implementation, examples: int) -> dict[str, int]:
     if sanitizer is None:
         raise MissingDependency("compute-sanitizer is not on the path: install the CUDA toolkit")
     fuzzing = [*command_line("fuzz", implementation), "--examples", str(examples)]
-    fuzzing += ["--limit", str(SANITIZED_SIZE), "--configs", "4"]
+    fuzzing += ["--limit", str(SANITIZED_SIZE), "--configs", "4", "--mirrored"]
     found = {}
     for tool in SANITIZERS:
-        command = [sanitizer, "--tool", tool, "--kernel-name-exclude", "kernel_substring=cupy"]
-        done = subprocess.run([*command, *fuzzing], capture_output=True, text=True, check=False)
-        found[tool] = _errors(tool, done.stdout + done.stderr)
+        command = [sanitizer, "--tool", tool, *fuzzing]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=SANITIZED_S
+            )
+        except subprocess.TimeoutExpired as error:
+            raise KernelcatError(
+                f"compute-sanitizer --tool {tool}: over {SANITIZED_S} s"
+            ) from error
+        found[tool] = _errors(tool, done.stdout + done.stderr, done.returncode)
     return found
 
 
-def _errors(tool: str, output: str) -> int:
+def _errors(tool: str, output: str, code: int) -> int:
+    """What a tool counted; an error where it counted nothing and the run failed all the same."""
     match = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)", output)
-    if not match:
-        tail = " | ".join(output.strip().splitlines()[-3:])
-        raise KernelcatError(f"compute-sanitizer --tool {tool} gave no summary: {tail}")
+    if not match or (code and not int(match[1])):
+        tail = " | ".join(output.strip().splitlines()[-4:])
+        raise KernelcatError(f"compute-sanitizer --tool {tool}: exit {code}: {tail}")
     return int(match[1])

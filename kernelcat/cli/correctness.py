@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,31 +59,30 @@ def check(
     device = open_device()
     names = catalog.names() if every else (str(entry),)
     found = runnable([i for n in names for i in choose(n, language, variant)], device)
-    outcomes = certify.run(
+    outcomes = []
+    for implementation, outcome in certify.run(
         found, device, problems, fuzz_examples=fuzz_examples, sanitize_examples=sanitize, jobs=jobs
-    )
-    if receipt:
-        written = [
-            certify.receipt(i, o, device) for i, o in zip(found, outcomes, strict=True) if o.passed
-        ]
-        receipts.write(folder or receipts.local_folder(), written)
+    ):
+        outcomes.append(outcome)
+        if receipt and outcome.passed:
+            written = certify.receipt(implementation, outcome, device)
+            receipts.write(folder or receipts.local_folder(), [written])
+        if not as_json:
+            _show(outcome)
     if as_json:
         emit(outcomes)
-    else:
-        _show_outcomes(outcomes)
     if not all(o.passed for o in outcomes):
         sys.exit(1)
 
 
-def _show_outcomes(outcomes: Sequence[Any]) -> None:
-    for outcome in outcomes:
-        word = "passed" if outcome.passed else "FAILED"
-        notes = [f"{len(outcome.problems)} problems", f"{outcome.fuzz_examples} random examples"]
-        notes += [f"{len(outcome.skipped)} not served"] if outcome.skipped else []
-        notes += [f"{tool} {n}" for tool, n in outcome.sanitizer.items()]
-        click.echo(f"{word}  {outcome.implementation}: {', '.join(notes)}")
-        for failure in outcome.failures:
-            click.echo(f"        {failure}")
+def _show(outcome: Any) -> None:
+    word = "passed" if outcome.passed else "FAILED"
+    notes = [f"{len(outcome.problems)} problems", f"{outcome.fuzz_examples} random examples"]
+    notes += [f"{len(outcome.skipped)} not served"] if outcome.skipped else []
+    notes += [f"{tool} {n}" for tool, n in outcome.sanitizer.items()]
+    click.echo(f"{word}  {outcome.implementation}: {', '.join(notes)}")
+    for failure in outcome.failures:
+        click.echo(f"        {failure}")
 
 
 @click.command()
@@ -93,6 +91,7 @@ def _show_outcomes(outcomes: Sequence[Any]) -> None:
 @click.option("--seed", default=0, show_default=True, help="The same seed draws the same ones.")
 @click.option("--limit", type=int, help="Largest value of any size.")
 @click.option("--configs", default=64, show_default=True, help="Configurations drawn from.")
+@click.option("--mirrored", is_flag=True, help="Keep arrays on the host: for compute-sanitizer.")
 @language
 @variant
 @as_json
@@ -102,6 +101,7 @@ def fuzz(
     seed: int,
     limit: int | None,
     configs: int,
+    mirrored: bool,
     language: str | None,
     variant: str | None,
     as_json: bool,
@@ -116,7 +116,7 @@ def fuzz(
     from kernelcat.device import Interpreter
     from kernelcat.fuzz import fuzz
 
-    device = open_device()
+    device = open_device(mirrored)
     if limit is None and isinstance(device, Interpreter):
         limit = INTERPRETED_SIZE
     results = [

@@ -36,13 +36,13 @@ def choose(entry: str, language: str | None, variant: str | None) -> list[Implem
     return list(found)
 
 
-def open_device() -> Device:
+def open_device(mirrored: bool = False) -> Device:
     """The GPU, or Triton's interpreter where there is none."""
     from kernelcat import driver
-    from kernelcat.device import CudaDevice, Interpreter
+    from kernelcat.device import CudaDevice, Interpreter, MirroredDevice
 
     if driver.count():
-        return CudaDevice()
+        return MirroredDevice() if mirrored else CudaDevice()
     os.environ["TRITON_INTERPRET"] = "1"
     return Interpreter()
 
