@@ -101,7 +101,8 @@ class TensorMap:
     """A TMA descriptor over a tensor, passed by value (``__grid_constant__``).
 
     Sizes run from the innermost dimension out. ``strides`` are in bytes, without the innermost
-    one; ``swizzle`` is the span in bytes (0, 32, 64 or 128).
+    one; ``swizzle`` is the span in bytes (0, 32, 64 or 128). ``l2_promotion`` is how many bytes a
+    miss brings into L2 (0, 64, 128 or 256); None leaves it to the launcher.
     """
 
     tensor: str
@@ -110,7 +111,7 @@ class TensorMap:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int = 0
-    l2_promotion: int = 256
+    l2_promotion: int | None = None
 
 
 Param = Pointer | Int32 | Int64 | Float32 | TensorMap

@@ -12,6 +12,9 @@ from kernelcat.implementation import TensorMap
 KEPT = 1024
 """Descriptors a parameter keeps before it forgets them all."""
 
+LINE = 128
+"""Bytes of a cache line."""
+
 _ALIGNMENT = 64
 _BYTES = 128
 _DTYPES = {"uint8": 0, "int32": 3, "float16": 6, "float32": 7, "bfloat16": 9}
@@ -37,10 +40,20 @@ def why_not(tensor_map: TensorMap) -> str | None:
         (t.swizzle in _SWIZZLES, f"swizzle {t.swizzle} must be 0, 32, 64 or 128 bytes"),
         (t.swizzle == 0 or row_bytes <= t.swizzle,
          f"a box row takes {row_bytes} bytes, more than its swizzle span {t.swizzle}"),
-        (t.l2_promotion in _L2_PROMOTIONS,
+        (l2_promotion(t) in _L2_PROMOTIONS,
          f"l2_promotion {t.l2_promotion} must be 0, 64, 128 or 256 bytes"),
     )  # fmt: skip
     return next((f"TMA descriptor: {why}" for legal, why in rules if not legal), None)
+
+
+def l2_promotion(tensor_map: TensorMap) -> int:
+    """Bytes a miss brings into L2: as asked for, else 256 where rows begin at cache lines.
+
+    Where they do not, every box row straddles lines, and twice as much would come for nothing.
+    """
+    if tensor_map.l2_promotion is not None:
+        return tensor_map.l2_promotion
+    return 256 if all(stride % LINE == 0 for stride in tensor_map.strides) else 128
 
 
 class Descriptors:
@@ -78,7 +91,7 @@ class Descriptors:
         if pointer:
             libcuda.driver().encode_tiled(
                 address, _DTYPES[t.dtype], pointer, t.shape, t.strides, t.box,
-                _SWIZZLES[t.swizzle], _L2_PROMOTIONS[t.l2_promotion],
+                _SWIZZLES[t.swizzle], _L2_PROMOTIONS[l2_promotion(t)],
             )  # fmt: skip
         self._memory.append(memory)
         return address
