@@ -11,32 +11,36 @@ import click
 from kernelcat.cli.options import as_json, problem_names, seconds
 from kernelcat.cli.output import emit
 
-languages = click.option(
-    "--language", "languages", multiple=True, help="Only this language; repeatable."
-)
-variants = click.option("--variant", "variants", multiple=True, help="Only this variant.")
-sku = click.option("--gpu", help="SKU; this machine's GPU by default. Another is cross-tuned.")
-regimes = click.option(
-    "--regime", "regimes", multiple=True, type=click.Choice(("graph", "eager")),
-    help="Device time, or host time included; both by default.",
+_OPTIONS = (
+    click.argument("entry"),
+    click.option("--gpu", help="SKU; this machine's GPU by default. Another is cross-tuned."),
+    problem_names,
+    click.option(
+        "--language", "languages", multiple=True, help="Only this language; repeatable."
+    ),
+    click.option("--variant", "variants", multiple=True, help="Only this variant; repeatable."),
+    click.option("--budget", help="Time for all problems together: 90s, 10m, 1h."),
+    click.option(
+        "--regime", "regimes", multiple=True, type=click.Choice(("graph", "eager")),
+        help="Device time, or host time included; both by default.",
+    ),
+    click.option("--no-peers", is_flag=True, help="Race without other people's kernels."),
+    click.option("--db", "url", help="Database path or SQLAlchemy URL."),
+    as_json,
 )  # fmt: skip
-no_peers = click.option("--no-peers", is_flag=True, help="Race without other people's kernels.")
-database = click.option("--db", "url", help="Database path or SQLAlchemy URL.")
+
+
+def _measuring(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the arguments that tune and bench share."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command()
-@click.argument("entry")
-@sku
-@problem_names
-@languages
-@variants
-@click.option("--budget", help="Time for all problems together: 90s, 10m, 1h.")
+@_measuring
 @click.option("--strategy", default="auto", help="auto, exhaustive, random or halving.")
-@regimes
-@no_peers
 @click.option("--fresh", is_flag=True, help="Forget earlier results, failures included.")
-@database
-@as_json
 def tune(as_json: bool, **options: Any) -> None:
     """Find the fastest configurations of ENTRY, race them with its peers, and keep the results.
 
@@ -52,16 +56,7 @@ def tune(as_json: bool, **options: Any) -> None:
 
 
 @click.command()
-@click.argument("entry")
-@sku
-@problem_names
-@languages
-@variants
-@click.option("--budget", help="Time for all problems together: 90s, 10m, 1h.")
-@regimes
-@no_peers
-@database
-@as_json
+@_measuring
 def bench(as_json: bool, **options: Any) -> None:
     """Race the best known configurations of ENTRY with its peers, without a search.
 
