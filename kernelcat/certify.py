@@ -64,6 +64,8 @@ def certify(
     entry = catalog.entry(implementation.entry)
     outcome = Outcome(implementation.name)
     interpreted = isinstance(device, Interpreter)
+    if interpreted:
+        device = Interpreter.serving(implementation)
     chosen = problems
     if chosen is None:
         named = () if interpreted else entry.problems.values()
@@ -76,6 +78,8 @@ def certify(
         outcome.fuzz_examples = result.examples
         if result.failure:
             outcome.failures.append(str(result.failure))
+        elif not result.examples:
+            outcome.failures.append("no random problem was one that it serves")
     return outcome
 
 

@@ -48,7 +48,9 @@ def main() -> None:
         for words in with_gpu() if here else without_gpu():
             print(f"\n$ kernelcat {' '.join(words)}", flush=True)
             command = [sys.executable, "-m", "kernelcat", *words]
-            subprocess.run(command, env=environment, check=True)
+            code = subprocess.run(command, env=environment, check=False).returncode
+            if code:
+                sys.exit(f"\nthe demo ends here: kernelcat {words[0]} failed")
     if here:
         print(f"\nMeasured on this machine's {gpu.detect().name}, with its peers in the same race.")
     else:

@@ -133,6 +133,12 @@ class Interpreter:
         self.xp: Any = numpy
         self.gpu = gpu.find(target)
 
+    @staticmethod
+    def serving(implementation: Implementation) -> Interpreter:
+        """The interpreter as a GPU that ``implementation`` is for (the H200 where it can be)."""
+        skus = ("h200", *gpu.SKUS)
+        return Interpreter(next(s for s in skus if implementation.serves(gpu.SKUS[s].arch)))
+
     def load(self, implementation: Implementation, problem: Problem, config: Config) -> Bind:
         from kernelcat.jit.interpreter import interpret
 

@@ -58,6 +58,11 @@ def test_a_forgotten_tail_is_found_and_shrunk_to_one_element() -> None:
     assert (result.failure.problem["rows"], result.failure.problem["cols"]) == (1, 1)
 
 
+def test_an_implementation_that_serves_nothing_passes_nothing() -> None:
+    elsewhere = replace(planted(), archs=("sm_100a",))
+    assert fuzz.fuzz(elsewhere, host(right), 20) == fuzz.FuzzResult(elsewhere.name, 0)
+
+
 def test_the_same_seed_draws_the_same_examples() -> None:
     seen: list[list[str]] = [[], []]
     for draws in seen:

@@ -15,7 +15,6 @@ KERNELS = [
     pytest.param(i, id=i.name)
     for name in catalog.names()
     for i in catalog.in_language(name, "triton")
-    if i.serves("sm_90a")
 ]
 
 

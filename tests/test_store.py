@@ -124,6 +124,16 @@ def test_a_winner_is_compared_within_its_run_only(store: Store) -> None:
     assert race.peers == (new[3],)
 
 
+def test_what_was_found_wrong_never_wins_by_the_timing_it_had_before(store: Store) -> None:
+    """The tune was killed after a finalist failed its gate and before the others raced."""
+    liar, honest = timed(1.0, variant="liar"), timed(9.0, variant="honest")
+    store.add([liar, honest])
+    assert store.winners()[0].winner.variant == "liar"
+    failed = {"status": "wrong", "median_us": None, "ci_us": None, "samples": 0}
+    store.add([measurement(variant="liar", config=dict(liar.config), **failed)])
+    assert [row.variant for row in store.winners()[0].rows] == ["honest"]
+
+
 def test_winners_are_by_gpu_problem_regime_and_kind(store: Store) -> None:
     eager = ROW["protocol"] | {"regime": "eager"}
     rows = [timed(9.0), timed(8.0, gpu="b200"), timed(7.0, problem={"M": 1}),

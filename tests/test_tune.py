@@ -88,6 +88,16 @@ def test_every_planted_failure_is_recorded_and_none_stops_the_tune_wins_or_is_tr
     assert not kinds(again.rows) & kinds(again.rows, "wrong")
 
 
+def test_an_incumbent_loses_its_place_by_a_race_only(store) -> None:
+    """A tune of other variants races it all the same."""
+    first = run(store, peers=False).problems[0].winners["eager"].candidate
+    assert first.variant == "honest"
+    again = run(store, variants=["bad"], peers=False)
+    raced = {row.variant for row in again.rows if row.protocol["state"] != SCREEN}
+    assert "honest" in raced
+    assert again.problems[0].winners["eager"].candidate == first
+
+
 def test_a_changed_source_is_tried_again(planted, store, monkeypatch) -> None:
     honest = {"variants": ["honest"], "peers": False}
     assert run(store, **honest).problems[0].known == 0

@@ -117,10 +117,18 @@ def fuzz(
     from kernelcat.fuzz import fuzz
 
     device = open_device(mirrored)
-    if limit is None and isinstance(device, Interpreter):
+    interpreted = isinstance(device, Interpreter)
+    if limit is None and interpreted:
         limit = INTERPRETED_SIZE
     results = [
-        fuzz(i, device, examples, random_seed=seed, limit=limit, configs=configs)
+        fuzz(
+            i,
+            Interpreter.serving(i) if interpreted else device,
+            examples,
+            random_seed=seed,
+            limit=limit,
+            configs=configs,
+        )
         for i in runnable(choose(entry, language, variant), device)
     ]
     if as_json:

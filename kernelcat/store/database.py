@@ -16,6 +16,7 @@ from sqlalchemy import (
     case,
     create_engine,
     event,
+    exists,
     func,
     insert,
     select,
@@ -218,12 +219,14 @@ class Store:
     ) -> list[Race]:
         """The newest race of every (gpu, entry, problem, regime, kind): winner, rivals, peers.
 
-        Only rows of one run are compared. See :func:`kernelcat.store.newest_races`.
+        Only rows of one run are compared, and none of a configuration that was found wrong, then
+        or later, with the same source: it must not win by a timing it had before. See
+        :func:`kernelcat.store.newest_races`.
         """
         columns = measurements.c
         subject = (columns.gpu, columns.entry, columns.problem, columns.regime, columns.kind)
         passed = (columns.status == "passed", *_equal({"gpu": gpu, "entry": entry,
-                                                       "regime": regime}))  # fmt: skip
+                                                       "regime": regime}), ~_refuted())  # fmt: skip
         screened = case((columns.state == SCREEN, 1), else_=0)
         place = func.row_number().over(
             partition_by=subject,
@@ -357,6 +360,17 @@ def _key(value: Text) -> str | None:
 
 def _equal(wanted: Mapping[str, str | None]) -> list[Any]:
     return [measurements.c[name] == value for name, value in wanted.items() if value is not None]
+
+
+def _refuted() -> Any:
+    """Whether a row's own configuration was found wrong on its problem, with its source."""
+    failed = measurements.alias("failed")
+    same = ("gpu", "entry", "problem", "language", "variant", "config", "source", "kind")
+    return exists().where(
+        failed.c.status == "wrong",
+        measurements.c.language != PEER,
+        *(failed.c[name] == measurements.c[name] for name in same),
+    )
 
 
 def _chunks(values: Sequence[str]) -> Iterator[Sequence[str]]:

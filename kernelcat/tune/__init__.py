@@ -165,7 +165,8 @@ def _run(name: str, options: Options, choose: Choose) -> TuneReport:
     target, here = _target(backend, options)
     start = time.monotonic()
     report = TuneReport(entry.name, target.sku, "measured" if here else "predicted", new_run())
-    digests = {(i.language, i.variant): backend.digest(i) for i in implementations}
+    everything = backend.implementations(entry.name)  # incumbents too, whatever was asked for
+    digests = {(i.language, i.variant): backend.digest(i) for i in everything}
     with ExitStack() as stack:
         store = options.store or stack.enter_context(Store.open())
         progress = stack.enter_context(

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from kernelcat.bench.stats import decide, ratio_interval
 from kernelcat.implementation import Implementation
 from kernelcat.spec import Entry, Problem
+from kernelcat.store.lines import shipped
 from kernelcat.store.measurement import Measurement
-from kernelcat.store.races import SCREEN
+from kernelcat.store.races import SCREEN, newest_races
 from kernelcat.tune import search
 from kernelcat.tune.candidate import PEER, Candidate, simplicity
 from kernelcat.tune.failure import SKIPPED
@@ -103,19 +104,27 @@ class ProblemTune:
         if tools.fresh:
             return History({}, {}, {})
         where = {"entry": tools.entry.name, "gpu": tools.gpu.sku}
-        rows = tools.store.rows(**where, problem=self.problem, kind="measured")
+        local = tools.store.rows(**where, problem=self.problem, kind="measured")
+        mine = (tools.entry.name, tools.gpu.sku, self.problem.key)
+        known = [r for r in shipped() if (r.entry, r.gpu, r.problem_key) == mine and not r.is_peer]
         incumbents = {}
-        for race in tools.store.winners(**where, regime=None):
+        races = [row for race in tools.store.winners(**where, regime=None)
+                 for row in race.measurements]  # fmt: skip
+        for race in newest_races([*known, *races]):
             won = race.winner
             raced = race.key.kind == "measured" and won.protocol["state"] != SCREEN
             if raced and race.key.problem == self.problem.key:
                 incumbent = Candidate(won.language, won.variant, won.to_config())
                 incumbents[race.key.regime] = incumbent
-        return History.of(rows, incumbents, tools.writer.digests, tools.regimes[0])
+        return History.of([*known, *local], incumbents, tools.writer.digests, tools.regimes[0])
 
     def _search(self, candidates: Sequence[Candidate]) -> None:
-        """Screen what the strategy asks for, until it is done or time is up."""
-        for candidate in candidates:
+        """Screen what the strategy asks for, until it is done or time is up.
+
+        An incumbent is a finalist even where its language or variant was not asked for: it loses
+        its place by a race, not by staying at home.
+        """
+        for candidate in dict.fromkeys((*candidates, *self.history.incumbents.values())):
             if candidate in self.history.times:
                 self.times[candidate] = self.history.times[candidate]
                 self.effort[candidate] = float("inf")
