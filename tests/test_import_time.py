@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 
 HEAVY = ("torch", "numpy", "cupy", "triton", "cutlass", "cuda", "sqlalchemy", "click", "rich")
 
@@ -40,6 +41,17 @@ def test_importing_takes_less_than_150_ms() -> None:
         "print(time.perf_counter() - start)"
     )
     assert min(float(python(code)) for _ in range(5)) < 0.150
+
+
+def test_listing_the_catalog_takes_less_than_400_ms() -> None:
+    """As a user waits for it: the interpreter's start included."""
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "kernelcat", "list"], capture_output=True, check=True)
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(5)) < 0.400
 
 
 def test_there_are_at_most_ten_public_names_and_each_is_there() -> None:
