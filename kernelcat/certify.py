@@ -31,6 +31,8 @@ CHECKED_S = 900
 """Seconds after which a process that checks one implementation counts as hung."""
 INTERPRETED_SIZE = 70
 """Largest size axis in Triton's interpreter."""
+INTERPRETED_EXAMPLES = 10
+"""Random problems there when none are asked for, since no named one is small enough."""
 
 
 @dataclass
@@ -66,6 +68,7 @@ def certify(
     interpreted = isinstance(device, Interpreter)
     if interpreted:
         device = Interpreter.serving(implementation)
+        fuzz_examples = fuzz_examples or INTERPRETED_EXAMPLES
     chosen = problems
     if chosen is None:
         named = () if interpreted else entry.problems.values()

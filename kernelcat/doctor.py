@@ -28,7 +28,6 @@ _MODULES = (
     ("Triton", "triton", "triton", catalog.INSTALL["triton"]),
     ("CuTe DSL", "cutlass", "nvidia-cutlass-dsl", catalog.INSTALL["cute"]),
     ("torch", "torch", "torch", "pip install 'kernelcat[torch]'"),
-    ("Hypothesis", "hypothesis", "hypothesis", "pip install hypothesis"),
 )
 
 

@@ -10,19 +10,16 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hypothesis import HealthCheck, Phase, assume, given, seed, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+
 from kernelcat import catalog
 from kernelcat.check import Verdict, check
 from kernelcat.device import Device
-from kernelcat.errors import KernelcatError, MissingDependency
+from kernelcat.errors import KernelcatError
 from kernelcat.implementation import Config, Implementation
 from kernelcat.spec import Axis, Entry, Problem
-
-try:
-    from hypothesis import HealthCheck, Phase, assume, given, seed, settings
-    from hypothesis import strategies as st
-    from hypothesis.errors import Unsatisfiable
-except ModuleNotFoundError as error:
-    raise MissingDependency("fuzzing needs Hypothesis: pip install hypothesis") from error
 
 MAX_CONFIGS = 64
 TILE_STEPS = (8, 16, 64, 128)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +101,16 @@ def test_doctor_names_the_line_that_installs_what_is_missing() -> None:
 )
 def test_a_mistake_is_answered_with_one_line(arguments: tuple[str, ...], words: str) -> None:
     one_line(run(*arguments), words)
+
+
+@needs_no_gpu
+def test_without_a_gpu_check_runs_triton_kernels_in_the_interpreter() -> None:
+    """In a process of its own: what Triton decorated for the interpreter never compiles again."""
+    arguments = ("check", "tma_copy", "--language", "triton", "--variant", "vectorized", "--json")
+    command = [sys.executable, "-m", "kernelcat", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (outcome,) = json.loads(done.stdout)
+    assert outcome["fuzz_examples"] > 0 and not outcome["failures"]
 
 
 @needs_no_gpu
