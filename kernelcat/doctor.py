@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import starmap
 
 from kernelcat import catalog, gpu
 from kernelcat.errors import KernelcatError, MissingDependency
@@ -33,7 +34,7 @@ _MODULES = (
 
 def examine() -> list[Finding]:
     """Every finding, the GPU first. Imports no compiler."""
-    return [_gpu(), *map(_module, *zip(*_MODULES, strict=True)), _sanitizer(), *_entries()]
+    return [_gpu(), *starmap(_module, _MODULES), _sanitizer(), *_entries()]
 
 
 def _gpu() -> Finding:

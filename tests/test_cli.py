@@ -120,6 +120,7 @@ def test_without_a_gpu_check_runs_triton_kernels_in_the_interpreter() -> None:
         (("tune", "gemm"), "no NVIDIA driver in this machine: install one, or name a GPU"),
         (("bench", "gemm"), "no NVIDIA driver"),
         (("check", "gemm", "--language", "cuda"), "without a GPU only Triton kernels run"),
+        (("check", "gemm", "--receipt"), "a receipt says what ran on a GPU"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -19,6 +19,7 @@ from kernelcat.cli.options import (
     variant,
 )
 from kernelcat.cli.output import emit
+from kernelcat.errors import Unsupported
 
 
 @click.command()
@@ -53,12 +54,15 @@ def check(
       kernelcat check gemm --fuzz 200
     """
     from kernelcat import certify, receipts
+    from kernelcat.device import Interpreter
 
     if every == (entry is not None):
         raise click.UsageError("name an entry, or give --all")
     device = open_device()
     names = catalog.names() if every else (str(entry),)
     found = runnable([i for n in names for i in choose(n, language, variant)], device)
+    if receipt and isinstance(device, Interpreter):
+        raise Unsupported("a receipt says what ran on a GPU, and there is none in this machine")
     outcomes = []
     for implementation, outcome in certify.run(
         found, device, problems, fuzz_examples=fuzz_examples, sanitize_examples=sanitize, jobs=jobs

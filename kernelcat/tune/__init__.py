@@ -22,7 +22,8 @@ from kernelcat.errors import MissingDependency, Unsupported
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation
 from kernelcat.spec import Entry, Problem
-from kernelcat.store.measurement import new_run
+from kernelcat.store.lines import shipped
+from kernelcat.store.measurement import Measurement, new_run
 from kernelcat.tune import backend as backends
 from kernelcat.tune import progress as progresses
 from kernelcat.tune import search
@@ -183,7 +184,7 @@ def _run(name: str, options: Options, choose: Choose) -> TuneReport:
                 regimes = [r for r in options.regimes if r in hello["regimes"]]
                 tools = Tools(entry, target, implementations, supervisor, pool, store, writer,
                               progress, report, regimes, options.strategy, options.peers,
-                              options.fresh)  # fmt: skip
+                              options.fresh, _shipped(entry, target))  # fmt: skip
                 _measure(tools, problems, options.budget_s, choose)
             else:
                 environment = Environment.capture(target).to_json()
@@ -192,6 +193,8 @@ def _run(name: str, options: Options, choose: Choose) -> TuneReport:
                            writer=writer, progress=progress, report=report,
                            deadline=start + (options.budget_s or float("inf")))  # fmt: skip
         except KeyboardInterrupt:
+            # It may have come between writing a row down and noting it in the report.
+            report.rows = max(report.rows, store.rows(run=report.run), key=len)
             raise Interrupted(report, _again(name, options)) from None
         finally:
             report.duration_s = time.monotonic() - start
@@ -210,6 +213,12 @@ def _measure(
         tools.report.problems.append(tuning.report)
         tuning.run(choose(tuning))
         tools.report.restarts = tools.supervisor.restarts
+
+
+def _shipped(entry: Entry, gpu: Gpu) -> list[Measurement]:
+    """What ``tuning_db/`` knows of our own implementations on this GPU, read once a tune."""
+    rows = (row for row in shipped() if (row.entry, row.gpu) == (entry.name, gpu.sku))
+    return [row for row in rows if not row.is_peer]
 
 
 def _problems(entry: Entry, wanted: Sequence[str | Problem] | None) -> list[Problem]:

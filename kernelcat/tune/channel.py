@@ -106,9 +106,6 @@ class Channel:
         return ChildDied(f"{how}: {tail}" if tail else how)
 
 
-Handler = Callable[..., Message]
-
-
 class Server:
     """The child's end. Standard output is the channel; what libraries print goes to the log."""
 

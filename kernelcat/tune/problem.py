@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from kernelcat.bench.stats import decide, ratio_interval
 from kernelcat.implementation import Implementation
 from kernelcat.spec import Entry, Problem
-from kernelcat.store.lines import shipped
 from kernelcat.store.measurement import Measurement
 from kernelcat.store.races import SCREEN, newest_races
 from kernelcat.tune import search
@@ -42,7 +41,7 @@ ATTEMPTS = 5
 
 @dataclass
 class Tools:
-    """What every problem of a tune shares."""
+    """What every problem of a tune shares. ``shipped``: our rows of this entry and GPU."""
 
     entry: Entry
     gpu: Any
@@ -57,6 +56,7 @@ class Tools:
     strategy: str = "auto"
     peers: bool = True
     fresh: bool = False
+    shipped: Sequence[Measurement] = ()
 
     def keep(self, *rows: Measurement) -> None:
         """Write rows down for good, now."""
@@ -105,8 +105,7 @@ class ProblemTune:
             return History({}, {}, {})
         where = {"entry": tools.entry.name, "gpu": tools.gpu.sku}
         local = tools.store.rows(**where, problem=self.problem, kind="measured")
-        mine = (tools.entry.name, tools.gpu.sku, self.problem.key)
-        known = [r for r in shipped() if (r.entry, r.gpu, r.problem_key) == mine and not r.is_peer]
+        known = [row for row in tools.shipped if row.problem_key == self.problem.key]
         incumbents = {}
         races = [row for race in tools.store.winners(**where, regime=None)
                  for row in race.measurements]  # fmt: skip
