@@ -11,6 +11,7 @@ from typing import Any
 
 STORAGE = {
     "bfloat16": "uint16",
+    "float8_e4m3fn": "uint8",
     "float16": "float16",
     "float32": "float32",
     "uint8": "uint8",
@@ -18,7 +19,10 @@ STORAGE = {
 }
 """Element type name -> the NumPy dtype its bytes are held in."""
 
-_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "uint8": 1, "int32": 4}
+E4M3_MAX = 448.0
+"""The largest finite float8_e4m3fn."""
+
+_SIZES = {"bfloat16": 2, "float8_e4m3fn": 1, "float16": 2, "float32": 4, "uint8": 1, "int32": 4}
 
 
 def itemsize(dtype: str) -> int:
@@ -30,14 +34,48 @@ def decode(array: Any, dtype: str) -> Any:
     """Float32 values of a storage array of element type ``dtype``."""
     if dtype == "bfloat16":
         return (array.astype("uint32") << 16).view("float32")
+    if dtype == "float8_e4m3fn":
+        return _decode_e4m3(array)
     return array.astype("float32")
 
 
 def encode(values: Any, dtype: str) -> Any:
-    """Storage of finite float32 ``values`` rounded to ``dtype``; modulo 256 for uint8."""
+    """Storage of finite float32 ``values`` rounded to ``dtype``.
+
+    uint8 takes them modulo 256; what is beyond float8_e4m3fn's 448 becomes 448, as the hardware's
+    saturating conversion makes it.
+    """
     if dtype == "uint8":
         return values.astype("int32").astype("uint8")
+    if dtype == "float8_e4m3fn":
+        return _encode_e4m3(values.astype("float32"))
     if dtype != "bfloat16":
         return values.astype(STORAGE[dtype])
     bits = values.astype("float32").view("uint32")
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("uint16")
+
+
+def _decode_e4m3(array: Any) -> Any:
+    """Sign, 4 bits of exponent (bias 7), 3 of mantissa; 0x7F is NaN, and there is no infinity.
+
+    Moved to float32's places the bits mean the value times 2^-120, subnormals included.
+    """
+    bits = array.astype("uint32")
+    magnitude = ((bits & 0x7F) << 20).view("float32") * 2.0**120
+    missing = ((bits & 0x7F) == 0x7F).astype("uint32") * 0x7FC00000
+    return (magnitude.view("uint32") | missing | ((bits & 0x80) << 24)).view("float32")
+
+
+def _encode_e4m3(values: Any) -> Any:
+    """To nearest, ties to even; NaN becomes 0x7F. Every branch is taken, and one result kept."""
+    bits = values.view("uint32")
+    missing = (bits & 0x7FFFFFFF) > 0x7F800000
+    magnitude = ((bits & 0x7FFFFFFF) * (~missing)).view("float32").clip(0.0, E4M3_MAX)
+    # Below 2^-6 the step is 2^-9, which is float32's own step at 2^14.
+    subnormal = ((magnitude + 2.0**14) - 2.0**14) * 2.0**9
+    exact = magnitude.view("uint32")
+    normal = ((exact + 0x7FFFF + ((exact >> 20) & 1)) >> 20) - (120 << 3)
+    is_small = magnitude < 2.0**-6
+    code = normal * (~is_small) + subnormal.astype("uint32") * is_small
+    code = code * (~missing) + missing * 0x7F
+    return (code | ((bits >> 24) & 0x80)).astype("uint8")

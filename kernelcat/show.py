@@ -9,7 +9,7 @@ from kernelcat import inspect as machine
 from kernelcat.errors import MissingDependency, Unsupported
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import LANGUAGES, Implementation
-from kernelcat.spec import Entry, Problem
+from kernelcat.spec import Derived, Entry, Problem
 
 
 def card(name: str) -> dict[str, Any]:
@@ -29,7 +29,8 @@ def card(name: str) -> dict[str, Any]:
 
 
 def _tensor(tensor: Any) -> dict[str, Any]:
-    return {"shape": tensor.shape, "dtype": tensor.dtype, "doc": tensor.doc, "flag": tensor.flag}
+    shape = [str(size) if isinstance(size, Derived) else size for size in tensor.shape]
+    return {"shape": shape, "dtype": tensor.dtype, "doc": tensor.doc, "flag": tensor.flag}
 
 
 def _implementations(entry: Entry) -> list[dict[str, Any]]:

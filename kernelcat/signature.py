@@ -12,7 +12,7 @@ from kernelcat import arrays
 from kernelcat.arrays import ArrayInfo
 from kernelcat.dtypes import itemsize
 from kernelcat.errors import InvalidArgument, nearest
-from kernelcat.spec import AxisValue, Entry, Problem, Tensor
+from kernelcat.spec import AxisValue, Derived, Entry, Problem, Tensor
 
 Infos = Mapping[str, ArrayInfo]
 
@@ -135,7 +135,21 @@ def infer(entry: Entry, infos: Infos, axes: Mapping[str, AxisValue]) -> Problem:
             _read(known, tensor, infos[tensor.name])
         else:
             _allocate(known, tensor)
-    return entry.problem(**known.values)
+    problem = entry.problem(**known.values)
+    for tensor in entry.tensors:
+        if tensor.name in infos:
+            _check_derived(entry, tensor, infos[tensor.name], problem)
+    return problem
+
+
+def _check_derived(entry: Entry, tensor: Tensor, info: ArrayInfo, problem: Problem) -> None:
+    wanted = tensor.shape_of(problem)
+    for position, size in enumerate(tensor.shape):
+        if isinstance(size, Derived) and info.shape[position] != wanted[position]:
+            raise InvalidArgument(
+                f"{entry.name}: {label(entry, tensor)}.shape[{position}] must be "
+                f"{wanted[position]} ({size}), not {info.shape[position]}"
+            )
 
 
 class _Axes:
@@ -172,7 +186,8 @@ def _read(known: _Axes, tensor: Tensor, info: ArrayInfo) -> None:
         )
     _read_dtype(known, tensor, info)
     for position, (axis, extent) in enumerate(zip(tensor.shape, info.shape, strict=True)):
-        known.add(axis, extent, f"{name}.shape[{position}]")
+        if not isinstance(axis, Derived):
+            known.add(axis, extent, f"{name}.shape[{position}]")
     if tensor.strides is None:
         if not info.contiguous:
             raise InvalidArgument(
@@ -207,8 +222,8 @@ def _allocate(known: _Axes, tensor: Tensor) -> None:
     """Strides of an output that is still to be allocated: those of a contiguous one."""
     if tensor.strides is None:
         return
-    shape = tuple(int(known.values.get(d, 0)) if isinstance(d, str) else d for d in tensor.shape)
-    info = _contiguous_info(shape)
+    axes = {axis: known.values.get(axis, 0) for axis in known.entry.axis_names}
+    info = _contiguous_info(tuple(tensor.extent(d, axes) for d in range(len(tensor.shape))))
     for position, axis in enumerate(tensor.strides):
         if isinstance(axis, str) and axis not in known.values:
             known.add(axis, info.strides[position], f"{tensor.name}'s stride")

@@ -33,6 +33,7 @@ class Axis:
 
     A *size* has ``low <= value <= high`` (the range fuzzing draws from; callers may go past
     ``high``) and a bucketing rule. A *choice* has ``values``; a flag is the choice of two booleans.
+    ``default`` is what a problem has that does not say; None means that it must say.
     """
 
     name: str
@@ -41,18 +42,19 @@ class Axis:
     low: int = 0
     high: int = 0
     bucket: Bucket = exact
+    default: AxisValue | None = None
 
     @staticmethod
     def size(name: str, doc: str, low: int, high: int, bucket: Bucket = power_of_two) -> Axis:
         return Axis(name, doc, low=low, high=high, bucket=bucket)
 
     @staticmethod
-    def choice(name: str, doc: str, *values: str) -> Axis:
-        return Axis(name, doc, values=values)
+    def choice(name: str, doc: str, *values: str, default: str | None = None) -> Axis:
+        return Axis(name, doc, values=values, default=default)
 
     @staticmethod
     def flag(name: str, doc: str) -> Axis:
-        return Axis(name, doc, values=(False, True))
+        return Axis(name, doc, values=(False, True), default=False)
 
     def check(self, value: AxisValue) -> None:
         """Raise ``InvalidArgument`` unless ``value`` is one this axis can take."""
@@ -94,22 +96,45 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Derived:
+    """A size that follows from axes: ``Derived("K/128", lambda axes: -(-axes["K"] // 128))``.
+
+    ``of`` maps axis values to the size, by arithmetic that symbolic integers can do too; ``text``
+    is how messages call it.
+    """
+
+    text: str
+    of: Callable[[Mapping[str, Any]], Any]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
 class Tensor:
-    """An array argument. ``shape`` names axes or numbers; ``dtype`` an axis or an element type.
+    """An array argument. ``shape`` holds axes, numbers or sizes :class:`Derived` from axes;
+    ``dtype`` names an axis or an element type.
 
     ``flag`` names the axis that says whether an optional tensor is there. ``strides`` (in
     elements) names axes too; None means contiguous.
     """
 
     name: str
-    shape: tuple[str | int, ...]
+    shape: tuple[str | int | Derived, ...]
     dtype: str
     doc: str = ""
     flag: str | None = None
     strides: tuple[str | int, ...] | None = None
 
     def shape_of(self, problem: Problem) -> tuple[int, ...]:
-        return tuple(d if isinstance(d, int) else int(problem[d]) for d in self.shape)
+        return tuple(int(self.extent(d, problem.values)) for d in range(len(self.shape)))
+
+    def extent(self, position: int, axes: Mapping[str, Any]) -> Any:
+        """Size along axis ``position`` of the array, from axis values."""
+        size = self.shape[position]
+        if isinstance(size, Derived):
+            return size.of(axes)
+        return axes[size] if isinstance(size, str) else size
 
     def strides_of(self, problem: Problem) -> tuple[int, ...]:
         """Strides in elements."""
@@ -213,9 +238,11 @@ class Entry:
         return [axis.name for axis in self.axes]
 
     def problem(self, **axes: AxisValue) -> Problem:
-        """A checked problem: every axis given once, every value legal."""
+        """A checked problem: every axis given once or defaulted, every value legal."""
         for name in axes:
             self.axis(name)
+        defaults = {a.name: a.default for a in self.axes if a.default is not None}
+        axes = {**defaults, **axes}
         missing = [name for name in self.axis_names if name not in axes]
         if missing:
             raise InvalidArgument(f"{self.name} also needs {', '.join(missing)}")

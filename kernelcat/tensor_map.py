@@ -17,7 +17,7 @@ LINE = 128
 
 _ALIGNMENT = 64
 _BYTES = 128
-_DTYPES = {"uint8": 0, "int32": 3, "float16": 6, "float32": 7, "bfloat16": 9}
+_DTYPES = {"uint8": 0, "float8_e4m3fn": 0, "int32": 3, "float16": 6, "float32": 7, "bfloat16": 9}
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 

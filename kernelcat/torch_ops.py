@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from kernelcat import catalog
-from kernelcat.spec import AxisValue, Entry, Tensor
+from kernelcat.spec import Axis, Derived, Entry, Tensor
 
 is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 """True while Dynamo traces; a constant to Dynamo, and 40 ns in eager mode."""
@@ -53,7 +53,7 @@ def schema(entry: Entry, *, mutating: bool = False) -> str:
         for tensor in entry.inputs
     ]
     arguments.append("*")
-    arguments += [f"{_type_of(values)} {name}" for name, values in told_axes(entry).items()]
+    arguments += map(_keyword, told_axes(entry))
     if mutating:
         names = [_out_name(entry, tensor) for tensor in entry.outputs]
         arguments += [f"Tensor({chr(97 + i)}!) {name}" for i, name in enumerate(names)]
@@ -63,14 +63,14 @@ def schema(entry: Entry, *, mutating: bool = False) -> str:
     return f"({', '.join(arguments)}) -> {result}"
 
 
-def told_axes(entry: Entry) -> dict[str, tuple[AxisValue, ...]]:
+def told_axes(entry: Entry) -> list[Axis]:
     """Axes that no input tells and no output's strides mean: keywords of the call."""
-    read: set[str | int | None] = set()
+    read: set[str | int | Derived | None] = set()
     for tensor in entry.inputs:
         read |= {*tensor.shape, *(tensor.strides or ()), tensor.dtype, tensor.flag}
     for tensor in entry.outputs:
         read |= set(tensor.strides or ())
-    return {axis.name: axis.values for axis in entry.axes if axis.name not in read}
+    return [axis for axis in entry.axes if axis.name not in read]
 
 
 @cache
@@ -119,14 +119,21 @@ def _plain(value: Any) -> Any:
 
 def _fake(entry: Entry, inputs: Sequence[Any], told: Mapping[str, Any]) -> Any:
     """Outputs without data, from symbolic sizes; sizes that must agree are checked to."""
-    axes: dict[str, Any] = dict(told)
-    for tensor, array in zip(entry.inputs, inputs, strict=False):
-        if array is not None:
-            _bind_axes(entry, tensor, array, axes)
+    defaults = {axis.name: axis.default for axis in entry.axes if axis.default is not None}
+    axes: dict[str, Any] = {**defaults, **told}
+    given = [
+        (tensor, array)
+        for tensor, array in zip(entry.inputs, inputs, strict=False)
+        if array is not None
+    ]
+    for tensor, array in given:
+        _bind_axes(entry, tensor, array, axes)
+    for tensor, array in given:
+        _check_derived(entry, tensor, array, axes)
     like = inputs[0]
     made = tuple(
         like.new_empty(
-            [axes[d] if isinstance(d, str) else d for d in tensor.shape],
+            [tensor.extent(d, axes) for d in range(len(tensor.shape))],
             dtype=_element(axes.get(tensor.dtype, tensor.dtype)),
         )
         for tensor in entry.outputs
@@ -139,6 +146,8 @@ def _bind_axes(entry: Entry, tensor: Tensor, array: Any, axes: dict[str, Any]) -
     rank = len(tensor.shape)
     torch._check(array.dim() == rank, lambda: f"{name} must have {rank} dimensions")
     for position, axis in enumerate(tensor.shape):
+        if isinstance(axis, Derived):
+            continue
         extent = array.shape[position]
         expected = axes.setdefault(axis, extent) if isinstance(axis, str) else axis
         torch._check(
@@ -155,15 +164,29 @@ def _bind_axes(entry: Entry, tensor: Tensor, array: Any, axes: dict[str, Any]) -
     )
 
 
+def _check_derived(entry: Entry, tensor: Tensor, array: Any, axes: Mapping[str, Any]) -> None:
+    for position, size in enumerate(tensor.shape):
+        if isinstance(size, Derived):
+            torch._check(
+                array.shape[position] == size.of(axes),
+                lambda position=position, size=size: (  # type: ignore[misc]
+                    f"{entry.name}: {tensor.name}.shape[{position}] must be {size}"
+                ),
+            )
+
+
 def _element(dtype: Any) -> Any:
     return getattr(torch, dtype) if isinstance(dtype, str) else dtype
 
 
-def _type_of(values: tuple[AxisValue, ...]) -> str:
-    """Of an axis: a size is an int that may be symbolic, a flag a bool, a choice a string."""
-    if not values:
-        return "SymInt"
-    return "bool" if isinstance(values[0], bool) else "str"
+def _keyword(axis: Axis) -> str:
+    """A size is an int that may be symbolic, a flag a bool, a choice a string."""
+    if not axis.values:
+        return f"SymInt {axis.name}"
+    if isinstance(axis.values[0], bool):
+        return f"bool {axis.name}={axis.default}"
+    default = "" if axis.default is None else f'="{axis.default}"'
+    return f"str {axis.name}{default}"
 
 
 def _out_name(entry: Entry, tensor: Tensor) -> str:

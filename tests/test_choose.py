@@ -183,7 +183,8 @@ def test_nothing_serves() -> None:
     with pytest.raises(Unsupported) as caught:
         choose(GEMM, problem(8), H200)
     assert str(caught.value) == (
-        "gemm: nothing serves K=4096 M=8 N=4096 bias=False dtype=bfloat16 on h200 (sm_90a): "
+        "gemm: nothing serves K=4096 M=8 N=4096 activation=none bias=False dtype=bfloat16 "
+        "residual=False on h200 (sm_90a): "
         "gemm/cute/new, gemm/triton/tma, gemm/cuda/tiled, gemm/triton/tiled, gemm/cute/tiled, "
         "gemm/cuda/naive: tile=16 is larger than M=8; gemm/cute/only_b200: serves sm_100a, "
         "not sm_90a"
@@ -239,11 +240,12 @@ def test_an_explanation_reads_well() -> None:
     rows = [row(problem(100), tile=256), row(problem(100), "triton/tma")]
     why = Explanation.of(problem(100), H200, choose(GEMM, problem(100), H200, rows))
     assert str(why) == (
-        "gemm K=4096 M=100 N=4096 bias=False dtype=bfloat16 on h200 (sm_90a)\n"
+        "gemm K=4096 M=100 N=4096 activation=none bias=False dtype=bfloat16 residual=False "
+        "on h200 (sm_90a)\n"
         "  gemm/triton/tma tile=64\n"
         "  exact: measured for this problem on this GPU\n"
-        "  evidence: 10.00 us measured on h200 for K=4096 M=100 N=4096 bias=False "
-        "dtype=bfloat16 (run r, local)\n"
+        "  evidence: 10.00 us measured on h200 for K=4096 M=100 N=4096 activation=none bias=False "
+        "dtype=bfloat16 residual=False (run r, local)\n"
         "  stale: the kernel's source has changed since; tune it again\n"
         "  rejected before it:\n"
         "    gemm/cuda/tiled (exact): tile=256 is larger than M=100"

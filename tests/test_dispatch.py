@@ -59,15 +59,16 @@ def view(pointer: int, shape: tuple[int, ...]) -> torch.Tensor:
 class HostLauncher:
     """``launcher.Launcher`` for gemm in host memory; keeps what it was called with."""
 
-    tensors = ("a", "b", "bias", "d")
+    tensors = ("a", "b", "bias", "residual", "d")
 
     def __init__(self, host: Host, problem, name: str, config) -> None:
         self.host, self.problem, self.name, self.config = host, problem, name, config
 
     def __call__(self, pointers, stream: int) -> None:
         m, n, k = (self.problem[axis] for axis in "MNK")
-        a, b, bias, d = pointers
+        a, b, bias, residual, d = pointers
         assert type(pointers) is tuple and (bias != 0) == self.problem["bias"]
+        assert residual == 0
         assert all(pointer % 16 == 0 for pointer in pointers)
         product = view(a, (m, k)).float() @ view(b, (n, k)).float().t()
         view(d, (m, n)).copy_(product + view(bias, (n,)) if bias else product)
@@ -339,7 +340,8 @@ A, B = half(4, 8), half(6, 8)
         (lambda op: op(A), "gemm needs b (arrays)"),
         (lambda op: op(), "gemm needs a and b (arrays)"),
         (lambda op: op(A, B, a=A), "gemm: a is given twice"),
-        (lambda op: op(A, B, None, A), "gemm takes at most 3 arrays (a, b, bias), not 4; "
+        (lambda op: op(A, B, None, None, A), "gemm takes at most 4 arrays "
+         "(a, b, bias, residual), not 5; "
          "pass the output as out="),
         (lambda op: op(A, B, bais=B), "gemm has no argument 'bais'; did you mean bias?"),
         (lambda op: op(A, 3), "gemm: b must be an array (torch, CuPy, or another with "
@@ -359,7 +361,7 @@ A, B = half(4, 8), half(6, 8)
         (lambda op: op(A, B[:, :7].contiguous()),
          "gemm: K differs: a.shape[1] is 8, but b.shape[1] is 7"),
         (lambda op: op(A, B, out=half(4, 7)),
-         "gemm: N differs: b.shape[0] is 6, but out.shape[1] is 7"),
+         "gemm: out.shape[1] must be 6 (N, or N/2 for swiglu), not 7"),
         (lambda op: op(A, B, out=half(4, 6).bfloat16()),
          "gemm: dtype differs: a is float16, but out is bfloat16"),
         (lambda op: op(A, B[:4], out=A[:, :4]), "gemm: out is not contiguous (shape (4, 4), "
@@ -373,10 +375,10 @@ A, B = half(4, 8), half(6, 8)
          "gemm: bind needs arrays at multiples of 16 bytes; a is not: bind a copy of it"),
         (lambda op: op.bind(A, B, stream="default"), "stream must be a torch, CuPy or cuda.core "
          "stream or a handle, not str"),
-        (lambda op: op.plan(M=4, N=6), "gemm also needs K, dtype, bias"),
+        (lambda op: op.plan(M=4, N=6), "gemm also needs K, dtype"),
         (lambda op: op.plan(A, B)(half(5, 8), B),
-         "this plan is for K=8 M=4 N=6 bias=False dtype=float16; these arrays are "
-         "K=8 M=5 N=6 bias=False dtype=float16"),
+         "this plan is for K=8 M=4 N=6 activation=none bias=False dtype=float16 residual=False; "
+         "these arrays are K=8 M=5 N=6 activation=none bias=False dtype=float16 residual=False"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_one_clear_line(host: Host, call, line: str) -> None:

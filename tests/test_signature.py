@@ -40,7 +40,10 @@ def refusal(call, *args, **kwargs) -> str:
 
 def test_shapes_types_and_presence_become_axes() -> None:
     a, b, bias = array(4, 8), array(6, 8), array(6)
-    assert gemm(a=a, b=b) == {"M": 4, "N": 6, "K": 8, "dtype": "bfloat16", "bias": False}
+    assert gemm(a=a, b=b) == {
+        "M": 4, "N": 6, "K": 8, "dtype": "bfloat16", "bias": False, "activation": "none",
+        "residual": False,
+    }  # fmt: skip
     assert gemm(a=a, b=b, bias=bias)["bias"] is True
     assert gemm(a=a, b=b, d=array(4, 6))["M"] == 4
 
@@ -100,7 +103,7 @@ def test_one_row_has_the_stride_of_a_contiguous_array() -> None:
         ),
         (
             {"a": array(4, 8), "b": array(6, 8), "d": array(4, 7)},
-            "gemm: N differs: b.shape[0] is 6, but out.shape[1] is 7",
+            "gemm: out.shape[1] must be 6 (N, or N/2 for swiglu), not 7",
         ),
         (
             {"a": array(4, 8), "b": array(6, 8), "d": array(4, 6, dtype="float16")},
@@ -180,10 +183,16 @@ def test_the_device_is_the_one_all_arrays_share() -> None:
 
 
 def test_arguments_are_placed_by_position_and_by_name() -> None:
-    assert signature.arrange(GEMM, ("a", "b"), {}) == (("a", "b", None), {})
-    assert signature.arrange(GEMM, ("a",), {"bias": "c", "b": "b"}) == (("a", "b", "c"), {})
-    assert signature.arrange(GEMM, ("a", "b", None), {}) == (("a", "b", None), {})
-    assert signature.arrange(GEMM, ("a", "b"), {"M": 4}) == (("a", "b", None), {"M": 4})
+    assert signature.arrange(GEMM, ("a", "b"), {}) == (("a", "b", None, None), {})
+    assert signature.arrange(GEMM, ("a",), {"bias": "c", "b": "b"}) == (
+        ("a", "b", "c", None),
+        {},
+    )
+    assert signature.arrange(GEMM, ("a", "b", None), {}) == (("a", "b", None, None), {})
+    assert signature.arrange(GEMM, ("a", "b"), {"M": 4}) == (
+        ("a", "b", None, None),
+        {"M": 4},
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,9 +202,9 @@ def test_arguments_are_placed_by_position_and_by_name() -> None:
         ((), {}, "gemm needs a and b (arrays)"),
         (("a", None), {}, "gemm needs b (arrays)"),
         (
-            ("a", "b", "c", "d"),
+            ("a", "b", "c", "d", "e"),
             {},
-            "gemm takes at most 3 arrays (a, b, bias), not 4; pass the output as out=",
+            "gemm takes at most 4 arrays (a, b, bias, residual), not 5; pass the output as out=",
         ),
         (("a", "b"), {"a": "a"}, "gemm: a is given twice"),
         (("a", "b"), {"biass": "c"}, "gemm has no argument 'biass'; did you mean bias?"),
@@ -213,13 +222,13 @@ def test_an_axis_given_by_name_must_agree_with_the_arrays() -> None:
 
 
 def test_a_number_is_no_array() -> None:
-    line = refusal(signature.describe, GEMM, (np.zeros((4, 8)), 3, None), ())
+    line = refusal(signature.describe, GEMM, (np.zeros((4, 8)), 3, None, None), ())
     assert line.startswith("gemm: b must be an array (torch, CuPy,")
     assert line.endswith("not int")
 
 
 def test_what_is_passed_as_out_is_named_out() -> None:
-    line = refusal(signature.describe, GEMM, (np.zeros((4, 8)),) * 2 + (None,), (7,))
+    line = refusal(signature.describe, GEMM, (np.zeros((4, 8)),) * 2 + (None, None), (7,))
     assert line.startswith("gemm: out must be an array")
 
 

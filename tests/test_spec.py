@@ -7,7 +7,7 @@ import pytest
 from kernelcat import catalog
 from kernelcat.errors import InvalidArgument, UnknownName
 from kernelcat.implementation import Config
-from kernelcat.spec import Problem, power_of_two
+from kernelcat.spec import Derived, Problem, Tensor, power_of_two
 
 GEMM = {"M": 3, "N": 5, "K": 7, "dtype": "float16", "bias": False}
 
@@ -50,7 +50,8 @@ def test_a_constraint_between_axes_is_kept() -> None:
 def test_buckets_round_sizes_up_and_keep_choices() -> None:
     entry = catalog.entry("gemm")
     bucket = entry.bucket(entry.problem(M=100, N=128, K=129, dtype="bfloat16", bias=True))
-    assert bucket.values == {"M": 128, "N": 128, "K": 256, "dtype": "bfloat16", "bias": True}
+    same = {"dtype": "bfloat16", "bias": True, "activation": "none", "residual": False}
+    assert bucket.values == {"M": 128, "N": 128, "K": 256, **same}
     assert [power_of_two(n) for n in (0, 1, 2, 3, 1024, 1025)] == [0, 1, 2, 4, 1024, 2048]
 
 
@@ -67,3 +68,15 @@ def test_every_named_problem_is_legal_and_costs_something(name: str) -> None:
     for problem in entry.problems.values():
         assert entry.problem(**problem.values) == problem
         assert entry.bytes_moved(problem) > 0 and entry.flops(problem) >= 0
+
+
+def test_a_derived_size_follows_from_the_axes() -> None:
+    blocks = Derived("K/128", lambda axes: -(-axes["K"] // 128))
+    tensor = Tensor("scale", (blocks, "M", 4), "float32")
+    assert tensor.shape_of(Problem.of("any", M=3, K=129)) == (2, 3, 4)
+    assert str(blocks) == "K/128"
+
+
+def test_an_axis_that_is_left_out_takes_its_default() -> None:
+    problem = catalog.entry("gemm").problem(M=1, N=2, K=3, dtype="float16")
+    assert (problem["activation"], problem["bias"]) == ("none", False)

@@ -34,11 +34,11 @@ def cpu_kernel():
     kernelcat.get("gemm")
     pins: list[str] = []
 
-    def fresh(a, b, bias=None, *, pin=""):
+    def fresh(a, b, bias=None, residual=None, *, activation="none", pin=""):
         pins.append(pin)
         return reference(a, b, bias)
 
-    def into(a, b, bias=None, *, out, pin=""):
+    def into(a, b, bias=None, residual=None, *, activation="none", out, pin=""):
         out.copy_(fresh(a, b, bias, pin=pin))
 
     library = torch.library.Library("kernelcat", "IMPL")
@@ -69,26 +69,30 @@ ATTENTION = dataclasses.replace(
 )
 """An entry with two outputs, and with axes that no array tells."""
 
+GEMM_SCHEMA = (
+    '(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, *, str activation="none"'
+)
+
 
 @pytest.mark.parametrize(
     ("entry", "mutating", "schema"),
     [
-        (GEMM, False, '(Tensor a, Tensor b, Tensor? bias=None, *, str pin="") -> Tensor'),
+        (GEMM, False, GEMM_SCHEMA + ', str pin="") -> Tensor'),
         (
             GEMM,
             True,
-            '(Tensor a, Tensor b, Tensor? bias=None, *, Tensor(a!) out, str pin="") -> ()',
+            GEMM_SCHEMA + ', Tensor(a!) out, str pin="") -> ()',
         ),
         (catalog.entry("tma_copy"), False, '(Tensor src, *, str pin="") -> Tensor'),
         (
             ATTENTION,
             False,
-            '(Tensor q, *, SymInt top_k, bool causal, str layout, str pin="") -> (Tensor, Tensor)',
+            '(Tensor q, *, SymInt top_k, bool causal=False, str layout, str pin="") -> (Tensor, Tensor)',
         ),
         (
             ATTENTION,
             True,
-            "(Tensor q, *, SymInt top_k, bool causal, str layout, "
+            "(Tensor q, *, SymInt top_k, bool causal=False, str layout, "
             'Tensor(a!) o, Tensor(b!) lse, str pin="") -> ()',
         ),
     ],
