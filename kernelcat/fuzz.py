@@ -2,15 +2,19 @@
 
 Sizes are drawn anywhere in an axis's range and, just as often, on and around multiples of the
 powers of two that tiles are made of, where kernels go wrong. A failure is shrunk to a small one.
+
+What is compiled in (choices and configuration) comes from a drawn hand of kernels, so that
+thousands of sizes cost a few dozen compilations.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hypothesis import HealthCheck, Phase, assume, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, reject, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
@@ -19,9 +23,12 @@ from kernelcat.check import Verdict, check
 from kernelcat.device import Device
 from kernelcat.errors import KernelcatError
 from kernelcat.implementation import Config, Implementation
-from kernelcat.spec import Axis, Entry, Problem
+from kernelcat.spec import Axis, AxisValue, Entry, Problem
 
-MAX_CONFIGS = 64
+KERNELS = 32
+"""Combinations of choices and configuration a run draws from."""
+DEFAULTS = 4
+"""One in so many of them is the implementation's default configuration."""
 TILE_STEPS = (8, 16, 64, 128)
 
 
@@ -47,6 +54,33 @@ class FuzzResult:
     failure: Failure | None = None
 
 
+@dataclass(frozen=True)
+class _Kernel:
+    """Values of the choice axes, and where in the space the search for a configuration begins;
+    None asks for the default."""
+
+    choices: Mapping[str, AxisValue]
+    space: tuple[Config, ...]
+    first: int | None
+
+    @staticmethod
+    def draw(entry: Entry, space: tuple[Config, ...], seed: int, index: int) -> _Kernel:
+        dice = random.Random(f"{seed} {index}")
+        choices = {axis.name: dice.choice(axis.values) for axis in entry.axes if axis.values}
+        return _Kernel(choices, space, dice.randrange(len(space)) if index % DEFAULTS else None)
+
+    def config(
+        self, implementation: Implementation, problem: Problem, device: Device
+    ) -> Config | None:
+        """The first configuration that serves ``problem``, or None."""
+        gpu, start = device.gpu, self.first or 0
+        rest = itertools.chain(self.space[start:], self.space[:start])
+        if self.first is None:
+            rest = itertools.chain([implementation.default(problem, gpu)], rest)
+        legal = (c for c in rest if implementation.why_not(c, problem, gpu) is None)
+        return next(legal, None)
+
+
 class _Wrong(AssertionError):
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure))
@@ -68,9 +102,12 @@ def values(axis: Axis, limit: int | None = None) -> st.SearchStrategy:
     return drawn.map(lambda n: min(max(n, axis.low), high))
 
 
-def problems(entry: Entry, limit: int | None = None) -> st.SearchStrategy[Problem]:
-    """Legal problems of an entry."""
-    axes = {axis.name: values(axis, limit) for axis in entry.axes}
+def problems(
+    entry: Entry, limit: int | None = None, choices: Mapping[str, AxisValue] | None = None
+) -> st.SearchStrategy[Problem]:
+    """Legal problems of an entry, with ``choices`` where they are given."""
+    fixed = {name: st.just(value) for name, value in (choices or {}).items()}
+    axes = {axis.name: values(axis, limit) for axis in entry.axes} | fixed
     drawn = st.fixed_dictionaries(axes).map(lambda chosen: Problem.of(entry.name, **chosen))
     return drawn.filter(lambda problem: entry.constraint(problem) is None)
 
@@ -81,14 +118,19 @@ def fuzz(
     examples: int,
     random_seed: int = 0,
     limit: int | None = None,
-    configs: int = MAX_CONFIGS,
+    kernels: int = KERNELS,
 ) -> FuzzResult:
     """Check ``examples`` random problems and configurations of one implementation.
 
-    The same ``random_seed`` draws the same examples. At most the first ``configs`` legal
-    configurations of a problem are drawn from, after its default. ``limit`` caps every size.
+    The same ``random_seed`` draws the same examples. They share about ``kernels`` combinations of
+    choices and configuration. ``limit`` caps every size.
     """
     entry, passed = catalog.entry(implementation.entry), 0
+    space = tuple(implementation.whole_space())
+    hand = [_Kernel.draw(entry, space, random_seed, i) for i in range(kernels)]
+    examples_of = st.sampled_from(hand).flatmap(
+        lambda kernel: st.tuples(st.just(kernel), problems(entry, limit, kernel.choices))
+    )
 
     @seed(random_seed)
     @settings(
@@ -99,13 +141,13 @@ def fuzz(
         suppress_health_check=list(HealthCheck),
         phases=(Phase.generate, Phase.shrink),
     )
-    @given(problem=problems(entry, limit), pick=st.integers(0, configs), draw=st.integers(0, 99))
-    def run(problem: Problem, pick: int, draw: int) -> None:
+    @given(example=examples_of, draw=st.integers(0, 99))
+    def run(example: tuple[_Kernel, Problem], draw: int) -> None:
         nonlocal passed
-        assume(implementation.serves(device.gpu.arch))
-        legal = _legal(implementation, problem, device, configs)
-        assume(legal)
-        config = legal[pick % len(legal)]
+        kernel, problem = example
+        config = kernel.config(implementation, problem, device)
+        if config is None:
+            reject()
         verdict = _attempt(implementation, problem, config, device, draw)
         if not verdict.passed:
             raise _Wrong(Failure(implementation.name, problem, config, verdict.detail))
@@ -118,15 +160,6 @@ def fuzz(
     except Unsatisfiable:  # it serves none of them
         return FuzzResult(implementation.name, passed)
     return FuzzResult(implementation.name, passed)
-
-
-def _legal(
-    implementation: Implementation, problem: Problem, device: Device, most: int
-) -> Sequence[Config]:
-    default = implementation.default(problem, device.gpu)
-    first = [default] if implementation.why_not(default, problem, device.gpu) is None else []
-    rest = implementation.configs(problem, device.gpu)
-    return list(dict.fromkeys(itertools.chain(first, itertools.islice(rest, most))))
 
 
 def _attempt(

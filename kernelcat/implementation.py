@@ -205,11 +205,14 @@ class Implementation:
 
     def configs(self, problem: Problem, gpu: Gpu) -> Iterator[Config]:
         """Every configuration of the space that serves ``problem`` on ``gpu``."""
-        names = list(self.space)
-        for values in itertools.product(*self.space.values()):
-            config = Config(dict(zip(names, values, strict=True)))
+        for config in self.whole_space():
             if self.why_not(config, problem, gpu) is None:
                 yield config
+
+    def whole_space(self) -> Iterator[Config]:
+        """Every configuration, whatever it may serve."""
+        for values in itertools.product(*self.space.values()):
+            yield Config(dict(zip(self.space, values, strict=True)))
 
 
 def _number(arch: str) -> int:

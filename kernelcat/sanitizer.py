@@ -51,7 +51,7 @@ def sanitize(implementation: Implementation, examples: int) -> dict[str, int]:
     if sanitizer is None:
         raise MissingDependency("compute-sanitizer is not on the path: install the CUDA toolkit")
     fuzzing = [*command_line("fuzz", implementation), "--examples", str(examples)]
-    fuzzing += ["--limit", str(SANITIZED_SIZE), "--configs", "4", "--mirrored"]
+    fuzzing += ["--limit", str(SANITIZED_SIZE), "--kernels", "6", "--mirrored"]
     found = {}
     for tool in SANITIZERS:
         command = [sanitizer, "--tool", tool, *fuzzing]

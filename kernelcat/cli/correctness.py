@@ -94,7 +94,7 @@ def _show(outcome: Any) -> None:
 @click.option("--examples", default=100, show_default=True, help="Random problems each.")
 @click.option("--seed", default=0, show_default=True, help="The same seed draws the same ones.")
 @click.option("--limit", type=int, help="Largest value of any size.")
-@click.option("--configs", default=64, show_default=True, help="Configurations drawn from.")
+@click.option("--kernels", default=32, show_default=True, help="Compiled variations drawn from.")
 @click.option("--mirrored", is_flag=True, help="Keep arrays on the host: for compute-sanitizer.")
 @language
 @variant
@@ -104,7 +104,7 @@ def fuzz(
     examples: int,
     seed: int,
     limit: int | None,
-    configs: int,
+    kernels: int,
     mirrored: bool,
     language: str | None,
     variant: str | None,
@@ -131,7 +131,7 @@ def fuzz(
             examples,
             random_seed=seed,
             limit=limit,
-            configs=configs,
+            kernels=kernels,
         )
         for i in runnable(choose(entry, language, variant), device)
     ]
