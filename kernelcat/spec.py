@@ -33,7 +33,8 @@ class Axis:
 
     A *size* has ``low <= value <= high`` (the range fuzzing draws from; callers may go past
     ``high``) and a bucketing rule. A *choice* has ``values``; a flag is the choice of two booleans.
-    ``default`` is what a problem has that does not say; None means that it must say.
+    ``default`` is what a problem has that does not say; None means that it must say. A *minor*
+    choice hardly changes which configuration is best, so that problems share a bucket across it.
     """
 
     name: str
@@ -43,18 +44,21 @@ class Axis:
     high: int = 0
     bucket: Bucket = exact
     default: AxisValue | None = None
+    minor: bool = False
 
     @staticmethod
     def size(name: str, doc: str, low: int, high: int, bucket: Bucket = power_of_two) -> Axis:
         return Axis(name, doc, low=low, high=high, bucket=bucket)
 
     @staticmethod
-    def choice(name: str, doc: str, *values: str, default: str | None = None) -> Axis:
-        return Axis(name, doc, values=values, default=default)
+    def choice(
+        name: str, doc: str, *values: str, default: str | None = None, minor: bool = False
+    ) -> Axis:
+        return Axis(name, doc, values=values, default=default, minor=minor)
 
     @staticmethod
-    def flag(name: str, doc: str) -> Axis:
-        return Axis(name, doc, values=(False, True), default=False)
+    def flag(name: str, doc: str, minor: bool = False) -> Axis:
+        return Axis(name, doc, values=(False, True), default=False, minor=minor)
 
     def check(self, value: AxisValue) -> None:
         """Raise ``InvalidArgument`` unless ``value`` is one this axis can take."""
@@ -264,9 +268,10 @@ class Entry:
         return next((name for name, known in self.problems.items() if known == problem), None)
 
     def bucket(self, problem: Problem) -> Problem:
-        """The problem with every size rounded by its axis's bucketing rule."""
+        """The problem with sizes rounded by their axes' rules, and minor choices left out."""
         sized = {a.name: a.bucket(problem[a.name]) for a in self.axes if not a.values}
-        return Problem.of(self.name, **{**problem.values, **sized})
+        major = {a.name: problem[a.name] for a in self.axes if a.values and not a.minor}
+        return Problem.of(self.name, **sized, **major)
 
     def tolerance_of(self, problem: Problem) -> Tolerance:
         return self.tolerance[str(problem[self.tolerance_axis])]

@@ -165,9 +165,11 @@ ENTRY = Entry(
         Axis.size("N", "rows of B, columns of D (twice as many for swiglu)", 0, 400),
         Axis.size("K", "columns of A and B", 0, 600),
         Axis.choice("dtype", "element type of all arrays", *DTYPES),
-        Axis.flag("bias", "whether a bias is added before the activation"),
-        Axis.choice("activation", "applied to the product", *ACTIVATIONS, default="none"),
-        Axis.flag("residual", "whether a matrix is added after the activation"),
+        Axis.flag("bias", "whether a bias is added before the activation", minor=True),
+        Axis.choice(
+            "activation", "applied to the product", *ACTIVATIONS, default="none", minor=True
+        ),
+        Axis.flag("residual", "whether a matrix is added after the activation", minor=True),
     ),
     inputs=(
         Tensor("a", ("M", "K"), "dtype", "left operand"),

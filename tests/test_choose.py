@@ -257,3 +257,8 @@ def test_an_explanation_is_stale_only_when_the_source_differs() -> None:
     rows = [row(problem(4096), source=digest)]
     decision = choose(GEMM, problem(4096), H200, rows)
     assert not Explanation.of(problem(4096), H200, decision).stale
+
+
+def test_a_measurement_serves_other_epilogues_of_the_same_product() -> None:
+    wanted = Problem.of("gemm", **{**problem(100).values, "activation": "silu", "bias": True})
+    assert chosen(wanted, [row(problem(100), "triton/tma")])[:2] == ("bucket", "gemm/triton/tma")
