@@ -58,10 +58,12 @@ def encode(values: Any, dtype: str) -> Any:
 def _decode_e4m3(array: Any) -> Any:
     """Sign, 4 bits of exponent (bias 7), 3 of mantissa; 0x7F is NaN, and there is no infinity.
 
-    Moved to float32's places the bits mean the value times 2^-120, subnormals included.
+    No step makes a float32 subnormal, which CuPy's kernels flush to zero.
     """
     bits = array.astype("uint32")
-    magnitude = ((bits & 0x7F) << 20).view("float32") * 2.0**120
+    exponent, mantissa = (bits >> 3) & 0xF, bits & 7
+    normal = (((exponent + 120) << 23) | (mantissa << 20)).view("float32") * (exponent != 0)
+    magnitude = normal + mantissa.astype("float32") * 2.0**-9 * (exponent == 0)
     missing = ((bits & 0x7F) == 0x7F).astype("uint32") * 0x7FC00000
     return (magnitude.view("uint32") | missing | ((bits & 0x80) << 24)).view("float32")
 

@@ -12,9 +12,6 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-SUSTAINED_CLOCK = 0.9
-"""Below this share of its highest SM clock a chip is *sustained*, not *burst*."""
-
 THROTTLES = {
     0x4: "power_cap",
     0x8: "hw_slowdown",
@@ -44,23 +41,16 @@ class Reading:
 
 
 def summary(readings: Sequence[Reading]) -> dict[str, Any]:
-    """Medians over a race, every throttle reason seen, and the state they amount to."""
+    """Medians over a race, and every throttle reason seen."""
     if not readings:
-        return {"state": "unknown"}
+        return {}
     seen = Counter(reason for reading in readings for reason in reading.throttle)
     return {
-        "state": state(readings),
         "sm_clock_mhz": round(median(r.sm_clock_mhz for r in readings)),
         "power_w": round(median(r.power_w for r in readings), 1),
         "temperature_c": round(median(r.temperature_c for r in readings)),
         "throttle": sorted(seen),
     }
-
-
-def state(readings: Sequence[Reading]) -> str:
-    """``sustained`` where the median SM clock is under 90 % of the highest one, else ``burst``."""
-    clock = median(r.sm_clock_mhz for r in readings)
-    return "sustained" if clock < SUSTAINED_CLOCK * readings[0].max_clock_mhz else "burst"
 
 
 def throttles(mask: int) -> tuple[str, ...]:

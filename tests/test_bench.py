@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kernelcat import telemetry
 from kernelcat.bench.race import Lane, copies_needed, race
+from kernelcat.bench.states import BLOCKS, REST_S, STATES, TUNED
 from kernelcat.bench.stats import (
     MARGIN,
     Interval,
@@ -23,6 +24,7 @@ from kernelcat.bench.stats import (
     ties,
 )
 from kernelcat.bench.timer import Graph, HostTimer, rounds
+from kernelcat.store import STATES as RACED
 
 times = st.floats(0.5, 1e6)
 samples = st.lists(times, min_size=1, max_size=60)
@@ -60,6 +62,12 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
 
 def test_the_interval_of_fifteen_blocks_is_the_sign_tests() -> None:
     assert median_interval(list(range(1, 16))) == Interval(8, 4, 12)
+
+
+def test_a_race_has_blocks_enough_for_fifty_rivals() -> None:
+    """The whole range of the blocks still covers with the corrected confidence."""
+    assert corrected(50) <= 1 - 2 / 2**BLOCKS
+    assert median_interval(list(range(BLOCKS))) == Interval(5, 1, 9)
 
 
 def test_a_thousand_samples_are_not_too_many() -> None:
@@ -151,15 +159,32 @@ def test_ties_looks_at_noise_and_at_size() -> None:
     assert not ties(Interval(1.05, 1.02, 1.08))
 
 
-class Tick:
-    """A timed thing with a known time, that notes when it ran."""
+class Host:
+    """A clock that only sleep and work move."""
 
-    def __init__(self, name: str, us: float, log: list[str]) -> None:
-        self.name, self.estimate_us, self.log = name, us, log
+    def __init__(self) -> None:
+        self.now, self.sleeps = 0.0, list[float]()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.sleeps.append(seconds)
+
+
+class Tick:
+    """A timed thing with a known time, that notes when it ran and for how long it was asked to."""
+
+    def __init__(self, name: str, us: float, log: list[str], host: Host) -> None:
+        self.name, self.estimate_us, self.log, self.host = name, us, log, host
+        self.targets: list[float] = []
 
     def block(self, target_us, during=None) -> float:
-        self.log.append(self.name)
+        self.host.now += max(target_us, self.estimate_us) * 1e-6
+        self.targets.append(target_us)
         if during:
+            self.log.append(self.name)
             during()
         return self.estimate_us
 
@@ -175,10 +200,11 @@ class Chip:
         return telemetry.Reading(self.clock, 1980, 650.0, 60, ("power_cap",))
 
 
-def _race(seed: int) -> tuple[list[str], dict[str, Lane]]:
-    log: list[str] = []
-    lanes = {name: Lane(Tick(name, us, log)) for name, us in (("a", 1.0), ("b", 2.0), ("c", 3.0))}
-    race(lanes, Chip(1500), blocks=12, seed=seed)
+def _race(seed=0, state="burst", clock=1980, host=None) -> tuple[list[str], dict[str, Lane]]:
+    log, host = list[str](), host or Host()
+    times = {"a": 1.0, "b": 2.0, "c": 3.0}
+    lanes = {name: Lane(Tick(name, us, log, host)) for name, us in times.items()}
+    race(lanes, Chip(clock), STATES[state], blocks=12, seed=seed, host=host)
     return log, lanes
 
 
@@ -192,12 +218,37 @@ def test_a_race_interleaves_randomized_blocks() -> None:
     assert all(len(lane.readings) == 12 for lane in lanes.values())
 
 
-def test_the_state_follows_the_clock() -> None:
-    _, lanes = _race(0)
+def test_what_the_chip_did_is_summed_up() -> None:
+    _, lanes = _race(clock=1500)
     found = telemetry.summary(lanes["a"].readings)
-    assert found["state"] == "sustained" and found["throttle"] == ["power_cap"]
-    assert telemetry.state([Chip(1950).read()]) == "burst"
-    assert telemetry.summary([]) == {"state": "unknown"}
+    assert found["sm_clock_mhz"] == 1500 and found["throttle"] == ["power_cap"]
+    assert telemetry.summary([]) == {}
+
+
+def test_a_burst_idles_before_every_block_and_longer_while_the_clock_is_down() -> None:
+    shortest, longest = REST_S
+    cool, hot = Host(), Host()
+    _race(host=cool)
+    assert len(cool.sleeps) == 36 and cool.sleeps[0] == longest
+    assert cool.sleeps[1:] == pytest.approx([5 * 0.002] * 35)
+    _race(clock=1500, host=hot)
+    assert set(hot.sleeps) == {longest}
+    assert STATES["burst"].rest_s(1.0, clock=1.0) == shortest
+    assert STATES["burst"].rest_s(1e6, clock=1.0) == longest
+
+
+def test_a_sustained_race_warms_up_and_never_idles() -> None:
+    host = Host()
+    _, lanes = _race(state="sustained", host=host)
+    assert set(host.sleeps) == {0.0}
+    for lane in lanes.values():
+        warmed = len(lane.timed.targets) - 12
+        assert 3 * warmed * 0.006 == pytest.approx(STATES["sustained"].warm_up_s, abs=0.02)
+        assert len(lane.samples) == len(lane.readings) == 12
+
+
+def test_every_state_has_its_place_in_the_store() -> None:
+    assert set(STATES) == set(RACED) and set(TUNED) < set(RACED)
 
 
 def test_nvidia_smi_lines_are_understood() -> None:

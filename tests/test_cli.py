@@ -85,8 +85,8 @@ def test_doctor_names_the_line_that_installs_what_is_missing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("show", "gem"), "unknown entry 'gem'; did you mean gemm?"),
-        (("check", "gem"), "did you mean gemm?"),
+        (("show", "gem"), "unknown entry 'gem'; did you mean gemm"),
+        (("check", "gem"), "did you mean gemm"),
         (("check", "gemm", "--language", "tritn"), "did you mean triton?"),
         (("check", "gemm", "--variant", "nothing"), "no implementation is called"),
         (("inspect", "gemm", "--gpu", "h20o"), "did you mean h200"),
@@ -95,7 +95,13 @@ def test_doctor_names_the_line_that_installs_what_is_missing() -> None:
         (("tune", "gemm", "--gpu", "b200", "--budget", "ten"), "budget 'ten' is not a time"),
         (("tune", "gemm", "--gpu", "b200", "--problem", "x"), "has no problem 'x'"),
         (("tune", "gemm", "--gpu", "b200", "--strategy", "x"), "unknown strategy 'x'"),
-        (("leaderboard", "gem"), "did you mean gemm?"),
+        (("leaderboard", "gem"), "did you mean gemm"),
+        (("ladder", "gem"), "did you mean gemm"),
+        (("profile", "gem"), "did you mean gemm"),
+        (("profile", "gemm", "--problem", "x"), "has no problem 'x'"),
+        (("profile", "gemm", "--variant", "nothing"), "no implementation is called"),
+        (("ladder", "gemm", "--problem", "x"), "has no problem 'x'"),
+        (("ladder", "gemm", "--measure"), "name a --problem to measure"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -119,6 +125,8 @@ def test_without_a_gpu_check_runs_triton_kernels_in_the_interpreter() -> None:
     [
         (("tune", "gemm"), "no NVIDIA driver in this machine: install one, or name a GPU"),
         (("bench", "gemm"), "no NVIDIA driver"),
+        (("ladder", "gemm", "--measure", "--problem", "4096x4096x4096"), "no NVIDIA driver"),
+        (("profile", "gemm"), "no NVIDIA driver"),
         (("check", "gemm", "--language", "cuda"), "without a GPU only Triton kernels run"),
         (("check", "gemm", "--receipt"), "a receipt says what ran on a GPU"),
     ],

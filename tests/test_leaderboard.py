@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from kernelcat import leaderboard, paths, sources
-from kernelcat.errors import InvalidArgument, StoreError
+from kernelcat.errors import InvalidArgument, StoreError, UnknownName
 from kernelcat.leaderboard import board, means, to_html, to_json, to_markdown
 from kernelcat.store import Measurement, Store
 
@@ -88,6 +88,7 @@ def test_a_row_is_stale_when_the_sources_changed() -> None:
 
 def test_predictions_stand_only_where_nothing_was_measured() -> None:
     guess = {"kind": "predicted", "ci_us": None, "samples": 0, "median_us": 5.0}
+    guess["protocol"] = ROW["protocol"] | {"state": "predicted"}
     predicted = [Measurement.from_json(ROW | guess | {"gpu": gpu}) for gpu in ("h200", "b200")]
     found = board([timed(10.0), *predicted], digest=current)
     assert [(row.gpu, row.kind) for row in found] == [("b200", "predicted"), ("h200", "measured")]
@@ -96,7 +97,86 @@ def test_predictions_stand_only_where_nothing_was_measured() -> None:
     assert "~5.00" in text and "nothing ran" in text
 
 
+def in_state(us: float, state: str, **changes: Any) -> Measurement:
+    return timed(us, protocol=ROW["protocol"] | {"state": state}, **changes)
+
+
+def test_a_hot_chip_decides_and_the_other_states_can_be_asked_for(tmp_path: Path) -> None:
+    rows = [in_state(9.0, "burst", created_at="2026-12-01T00:00:00Z"), timed(10.0),
+            in_state(1.0, "ladder"), in_state(1.0, "screen"),
+            in_state(2.0, "burst", **small())]  # fmt: skip
+    found = board(rows, digest=current)
+    assert [(row.state, row.median_us) for row in found] == [("sustained", 10.0), ("burst", 2.0)]
+    (burst, tiny) = board(rows, state="burst", digest=current)
+    assert (burst.median_us, tiny.median_us) == (9.0, 2.0)
+    text = to_markdown([burst, tiny])
+    assert "`kernelcat leaderboard gemm --gpu h200 --state burst`: measured" in text
+    assert " to 2026-12-01, burst, run " in text
+    path = tmp_path / "README.md"
+    path.write_text("<!-- leaderboard:gemm:h200:graph:burst -->\n<!-- /leaderboard -->")
+    assert leaderboard.update_readme(path, rows)
+    assert "| 9.00 ± 0.01 |" in path.read_text() and "10.0" not in path.read_text()
+
+
+@pytest.fixture
+def climb() -> list[Measurement]:
+    """A ladder in two languages with a peer, and races that are none."""
+    return [in_state(us, "ladder", **changes) for us, changes in (
+        (200.0, {"variant": "wgmma"}), (2000.0, {"variant": "tiled"}),
+        (200_000.0, {"variant": "naive"}), (400.0, {"language": "triton", "variant": "tiled"}),
+        (250.0, {"language": "triton", "variant": "tma"}),
+        (250.0, {"language": "triton", "variant": "tma", "run": "older",
+                 "created_at": "2026-01-01T00:00:00Z"}),
+        (180.0, {"variant": "cublas", **PEER}),
+    )] + [timed(1.0), in_state(1.0, "burst")]  # fmt: skip
+
+
+def test_a_ladder_tells_what_each_step_brings(climb: list[Measurement]) -> None:
+    (found,) = leaderboard.ladders(climb, "gemm", problem="4096x4096x4096", digest=current)
+    steps = {f"{s.language}/{s.variant}": (s.over_previous, s.over_first) for s in found.steps}
+    assert list(steps.items()) == [
+        ("cuda/naive", (None, 1.0)),
+        ("cuda/tiled", (100.0, 100.0)),
+        ("cuda/wgmma", (10.0, 1000.0)),
+        ("triton/tiled", (None, 500.0)),
+        ("triton/tma", (1.6, 800.0)),
+    ]
+    assert found.steps[2].techniques["wgmma"] == "HGMMA"
+    assert found.steps[2].peers == {"cublas": 0.9}
+    assert found.steps[2].rates.tflops == pytest.approx(2 * 4096**3 / 200e-6 / 1e12)
+    assert not found.steps[0].stale
+    assert all(step.stale for step in leaderboard.ladders(climb, "gemm")[0].steps)
+
+
+def test_a_ladder_is_of_the_problem_the_gpu_and_the_entry_asked_for(
+    climb: list[Measurement],
+) -> None:
+    assert leaderboard.ladders(climb, "tma_copy") == []
+    assert leaderboard.ladders(climb, "gemm", gpu="b200") == []
+    assert leaderboard.ladders(climb, "gemm", problem="8192x8192x8192") == []
+    with pytest.raises(UnknownName, match="has no problem '4096'"):
+        leaderboard.ladders(climb, "gemm", problem="4096")
+
+
+def test_the_readme_has_ladders_too(tmp_path: Path, climb: list[Measurement]) -> None:
+    path = tmp_path / "README.md"
+    path.write_text("<!-- ladder:gemm:h200:4096x4096x4096 -->\n<!-- /ladder -->\nend\n")
+    assert leaderboard.update_readme(path, climb)
+    head, _, naive, *_ = cells_of_markdown(path.read_text())
+    assert head == ["step", "µs", "rate", "× step before", "× cuda/naive", "× cublas",
+                    "proven in the machine code"]  # fmt: skip
+    assert naive[:6] == ["cuda/naive†", "200,000 ± 200", "0.69 TFLOP/s", "", "1.00", "0.0009"]
+    text = path.read_text()
+    assert "`kernelcat ladder gemm --problem 4096x4096x4096 --gpu h200`: measured" in text
+    assert "`HGMMA`" in text and text.endswith("<!-- /ladder -->\nend\n")
+    path.write_text("<!-- ladder:gemm:h200 -->\n<!-- /ladder -->\n")
+    with pytest.raises(InvalidArgument, match="is no marker"):
+        leaderboard.update_readme(path, climb)
+
+
 def test_unknown_gpus_and_entries_do_no_harm() -> None:
+    older = {"problem": {"M": 1, "N": 1, "K": 1}}
+    assert board([timed(1.0, **older)], digest=current) == []
     assert board([timed(1.0, entry="removed_entry")], digest=current) == []
     (row,) = board([timed(10.0, gpu="h200-mig-1g.18gb")], digest=current)
     assert row.roofline is None
@@ -107,7 +187,8 @@ def test_json_says_all_of_it(rows: list[Measurement]) -> None:
     found = board(rows, digest=current)
     parsed = json.loads(to_json(found))
     assert [row["median_us"] for row in parsed["rows"]] == [200.0, 10.0]
-    assert parsed["means"]["gemm/h200/graph/measured"]["peers"]["quack"] == pytest.approx(1.1)
+    total = parsed["means"]["gemm/h200/graph/measured/sustained"]
+    assert total["peers"]["quack"] == pytest.approx(1.1)
 
 
 def cells_of_markdown(text: str) -> list[list[str]]:

@@ -202,7 +202,7 @@ def test_merging_tells_where_winners_differ_and_which_is_kept(
     (conflict,) = report.conflicts
     assert conflict.kept is conflict.theirs
     assert str(conflict) == (
-        "gemm 4096x4096x4096 on h200 (graph, measured): ours cuda/wgmma 180 us, theirs "
+        "gemm 4096x4096x4096 on h200 (graph, sustained): ours cuda/wgmma 180 us, theirs "
         "triton/tma 100 us; kept theirs: 2026-12-01T00:00 against 2026-11-20T09:30, 50 against "
         "200 samples, which the other lost 1.040x slower"
     )

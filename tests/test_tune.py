@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from kernelcat.bench import BLOCKS
 from kernelcat.errors import InvalidArgument, MissingDependency, UnknownName, Unsupported
-from kernelcat.store import SCREEN, Store
-from kernelcat.tune import Interrupted, Limits, Quiet, bench, tune
+from kernelcat.store import SCREEN, Store, decisive
+from kernelcat.tune import Interrupted, Limits, Quiet, bench, ladder, tune
 from kernelcat.tune.candidate import Candidate
 
 PLANTED = Path(__file__).parent / "planted"
@@ -48,8 +49,13 @@ def loads(tmp_path: Path) -> list[str]:
 
 def run(store, **options):
     options = {"problems": ["small"], "limits": QUICK, "processes": 1, "progress": Quiet(),
-               **options}  # fmt: skip
+               "states": ["burst"], **options}  # fmt: skip
     return tune("planted", backend="planted:Backend", store=store, **options)
+
+
+def won(report, state="burst"):
+    """Who won the first problem."""
+    return report.problems[0].winners["eager", state]
 
 
 def kinds(rows, status=None) -> Counter[str]:
@@ -68,15 +74,15 @@ def test_every_planted_failure_is_recorded_and_none_stops_the_tune_wins_or_is_tr
     assert "SIGSEGV" in found["segfaults"].detail
     assert "after the timed runs" in found["tires"].detail
     problem = report.problems[0]
-    assert problem.winners["eager"].candidate == Candidate("cuda", "honest", {"kind": "fast"})
+    assert won(report).candidate == Candidate("cuda", "honest", {"kind": "fast"})
     assert set(problem.skipped_peers) == {"absent", "unable", "broken"}
-    assert problem.winners["eager"].peer == "host"
-    assert problem.winners["eager"].vs_peer[1] > 1.5
+    assert won(report).peer == "host"
+    assert won(report).vs_peer[1] > 1.5
     assert report.restarts == 2  # the endless one and the segmentation fault
     [race] = store.winners(gpu="planted", entry="planted", regime="eager")
     assert race.winner.config == {"kind": "fast"}
     assert [peer.variant for peer in race.peers] == ["host"]
-    assert race.winner.samples == 15 and race.winner.protocol["l2"] == "cold"
+    assert race.winner.samples == BLOCKS and race.winner.protocol["l2"] == "cold"
     assert {row.digest for row in store.rows()} == {row.digest for row in report.rows}
 
     (tmp_path / "loads").unlink()
@@ -84,18 +90,18 @@ def test_every_planted_failure_is_recorded_and_none_stops_the_tune_wins_or_is_tr
     assert again.problems[0].known == 12 and not again.problems[0].tried
     assert not set(loads(tmp_path)) & set(planted.STATUS)
     assert again.restarts == 0
-    assert again.problems[0].winners["eager"].candidate == problem.winners["eager"].candidate
+    assert won(again).candidate == won(report).candidate
     assert not kinds(again.rows) & kinds(again.rows, "wrong")
 
 
 def test_an_incumbent_loses_its_place_by_a_race_only(store) -> None:
     """A tune of other variants races it all the same."""
-    first = run(store, peers=False).problems[0].winners["eager"].candidate
+    first = run(store, peers=False).problems[0].winners["eager", "burst"].candidate
     assert first.variant == "honest"
     again = run(store, variants=["bad"], peers=False)
     raced = {row.variant for row in again.rows if row.protocol["state"] != SCREEN}
     assert "honest" in raced
-    assert again.problems[0].winners["eager"].candidate == first
+    assert won(again).candidate == first
 
 
 def test_a_changed_source_is_tried_again(planted, store, monkeypatch) -> None:
@@ -109,24 +115,54 @@ def test_a_changed_source_is_tried_again(planted, store, monkeypatch) -> None:
 def test_halving_finds_the_same_winner_and_a_budget_cuts_short(store) -> None:
     honest = {"variants": ["honest"], "peers": False, "fresh": True}
     report = run(store, strategy="halving", **honest)
-    assert report.problems[0].winners["eager"].candidate.config["kind"] == "fast"
+    assert won(report).candidate.config["kind"] == "fast"
     assert kinds(r for r in report.rows if r.protocol["state"] == SCREEN) == Counter(
         slow=1, good=2, close=1, fast=3
     )
     report = run(store, budget_s=0.0, **honest)
     assert report.problems[0].cut_short and report.problems[0].tried["passed"] == 1
-    assert report.problems[0].winners["eager"].median_us > 0
+    assert won(report).median_us > 0
 
 
 def test_bench_races_the_best_known_or_the_default(store) -> None:
     options = {"backend": "planted:Backend", "store": store, "problems": ["small"],
-               "limits": QUICK, "progress": Quiet(), "variants": ["honest"]}  # fmt: skip
+               "limits": QUICK, "progress": Quiet(), "variants": ["honest"],
+               "states": ["burst"]}  # fmt: skip
     before = bench("planted", **options)
-    assert before.problems[0].winners["eager"].candidate.config["kind"] == "slow"
+    assert won(before).candidate.config["kind"] == "slow"
     run(store, variants=["honest"])
     after = bench("planted", **options)
     raced = [row for row in after.rows if row.protocol["state"] != SCREEN]
     assert kinds(raced) == Counter(fast=1, host=1)
+
+
+def test_each_state_has_a_race_a_winner_and_an_incumbent_of_its_own(store) -> None:
+    options = {"variants": ["honest"], "peers": False, "states": ["burst", "sustained"]}
+    report = run(store, **options)
+    assert set(report.problems[0].winners) == {("eager", "burst"), ("eager", "sustained")}
+    races = store.winners(gpu="planted", regime="eager")
+    assert [race.key.state for race in races] == ["burst", "sustained"]
+    assert all(race.winner.config == {"kind": "fast"} for race in races)
+    assert len({race.run for race in races}) == 1
+    [line, _] = report.lines()
+    assert line.startswith("small eager burst: cuda/honest kind=fast ")
+    json.dumps(report.to_json())
+    again = run(store, **options).problems[0].winners
+    assert {winner.reason for winner in again.values()} == {"the incumbent ties with the fastest"}
+
+
+def test_a_ladder_races_every_variant_however_slow(planted, store, monkeypatch) -> None:
+    """And decides nothing where a tune has raced."""
+    monkeypatch.setitem(planted.MICROSECONDS, "slow", 2500)
+    options = {"backend": "planted:Backend", "store": store, "problems": ["small"],
+               "limits": QUICK, "progress": Quiet(), "regimes": ["eager"]}  # fmt: skip
+    first = ladder("planted", **options, variants=["honest"])
+    assert set(first.problems[0].winners) == {("eager", "ladder")}
+    raced = [row for row in first.rows if row.state == "ladder"]
+    assert kinds(raced) == Counter(slow=1, host=1)
+    run(store, variants=["honest"], peers=False)
+    races = decisive(store.winners(gpu="planted", regime="eager"))
+    assert [race.key.state for race in races] == ["burst"]
 
 
 def test_without_the_gpu_it_predicts_and_says_so(store, tmp_path) -> None:
@@ -136,7 +172,8 @@ def test_without_the_gpu_it_predicts_and_says_so(store, tmp_path) -> None:
     assert not loads(tmp_path)
     slow = next(row for row in report.rows if row.config["kind"] == "slow")
     assert slow.status == "compile_error" and "spills 64 bytes" in slow.detail
-    assert report.problems[0].winners["graph"].candidate.config["kind"] == "fast"
+    winner = report.problems[0].winners["graph", "predicted"]
+    assert winner.candidate.config["kind"] == "fast"
     assert not store.rows(kind="measured")
     json.dumps(report.to_json())
 
@@ -157,6 +194,7 @@ def test_a_compiler_that_fails_costs_a_prediction_only(planted, store) -> None:
         ({"gpu": "voodoo2"}, UnknownName),
         ({"languages": ["triton"]}, Unsupported),
         ({"strategy": "guess"}, UnknownName),
+        ({"states": ["warm"]}, UnknownName),
         ({"backend": "no_such_module:Backend"}, InvalidArgument),
         ({"backend": "planted:Nothing"}, InvalidArgument),
     ],
@@ -182,7 +220,7 @@ def test_a_time_below_the_roofline_is_an_error(planted, store, monkeypatch) -> N
     report = run(store, variants=["honest"], peers=False)
     fast = next(row for row in report.rows if row.config["kind"] == "fast")
     assert fast.status == "wrong" and "below the roofline floor" in fast.detail
-    assert report.problems[0].winners["eager"].candidate.config["kind"] in ("good", "close")
+    assert won(report).candidate.config["kind"] in ("good", "close")
 
 
 def start(**more) -> subprocess.Popen[str]:
@@ -218,7 +256,7 @@ def test_killed_in_the_middle_nothing_is_lost_and_the_next_run_goes_on() -> None
     del screened["tires"]  # believed when screened, found out when raced
     assert set(screened.values()) == {1}, "something was screened twice"
     assert len(known) >= 5 and not known & set(kinds(report.rows, "wrong")) - {"tires"}
-    assert report.problems[0].winners["eager"].candidate.config["kind"] == "fast"
+    assert won(report).candidate.config["kind"] == "fast"
 
 
 def test_control_c_keeps_everything_and_says_how_to_go_on() -> None:
@@ -272,7 +310,7 @@ def test_what_is_not_the_candidates_fault_is_not_held_against_it(planted, store,
     monkeypatch.delenv("PLANTED_FULL")
     report = run(store, variants=["honest"], peers=False)
     assert report.problems[0].tried["passed"] == 1
-    assert report.problems[0].winners["eager"].candidate.config["kind"] in ("fast", "good")
+    assert won(report).candidate.config["kind"] in ("fast", "good")
 
 
 def test_a_worker_that_cannot_start_says_why(store, monkeypatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernelcat import gpu
+from kernelcat.bench.states import TUNED
 from kernelcat.implementation import Config
 from kernelcat.store import SCREEN, Store
 from kernelcat.tune import Limits, Quiet, tune
@@ -49,10 +50,12 @@ def test_planted_kernels_cost_a_configuration_each(planted) -> None:
         assert "wrote outside of dst" in screened["kOverruns"].detail
         winners = report.problems[0].winners
         assert {w.candidate.config["kind"] for w in winners.values()} == {"kGood"}
-        assert set(winners) == {"graph", "eager"}
+        races = {(regime, state) for regime in ("graph", "eager") for state in TUNED}
+        assert set(winners) == races
         again = tune("tma_copy", **options)
+    decided = ("graph", "sustained")
     assert not again.problems[0].tried and again.restarts == 0
-    assert again.problems[0].winners["graph"].candidate == winners["graph"].candidate
+    assert again.problems[0].winners[decided].candidate == winners[decided].candidate
 
 
 @pytest.mark.gpu
@@ -67,5 +70,6 @@ def test_a_race_on_a_gpu_knows_its_chip_and_its_peer(planted) -> None:
     assert {(row.language, row.variant) for row in raced} >= {("peer", "torch")}
     assert all(row.sm_clock_mhz and row.power_w and row.temperature_c for row in raced)
     assert all(row.protocol["l2"] == "cold" for row in raced)
-    graph = {row.variant: row for row in raced if row.regime == "graph"}
+    assert {row.state for row in raced} == set(TUNED)
+    graph = {row.variant: row for row in raced if (row.regime, row.state) == ("graph", "burst")}
     assert 25 < graph["torch"].median_us < 100, "64 MB in and out at 2 to 4.8 TB/s"

@@ -2,22 +2,25 @@
 
 Two numbers taken at different times on a GPU say nothing about each other: clocks follow heat
 and power. So whatever is compared is *raced* (``race``), judged by paired differences
-(``stats``), with L2 cold, and with the chip's state recorded (``kernelcat.telemetry``).
+(``stats``), with L2 cold and the chip cool or hot on purpose (``states``); what the chip did is
+recorded (``kernelcat.telemetry``).
 """
 
-from kernelcat.bench.race import BLOCK_US, BLOCKS, Lane, copies_needed, race
+from kernelcat.bench.race import Lane, copies_needed, race
+from kernelcat.bench.states import BLOCKS, STATES, State
 from kernelcat.bench.stats import Decision, Interval, decide, median_interval, ratio_interval
 from kernelcat.bench.timer import REGIMES, CudaTimer, HostTimer, Timed, Timer
 
 __all__ = [
     "BLOCKS",
-    "BLOCK_US",
     "REGIMES",
+    "STATES",
     "CudaTimer",
     "Decision",
     "HostTimer",
     "Interval",
     "Lane",
+    "State",
     "Timed",
     "Timer",
     "copies_needed",

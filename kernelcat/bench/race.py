@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kernelcat.bench.states import BLOCKS, State
 from kernelcat.bench.timer import Timed
 from kernelcat.telemetry import Reading
-
-BLOCKS = 15
-"""Blocks of a race: enough for a 95 % interval corrected for a dozen rivals."""
-BLOCK_US = 6000.0
-"""Length of a block; a lane slower than that runs once."""
 
 
 class Sampler(Protocol):
     def read(self) -> Reading | None: ...
+
+
+class Time(Protocol):
+    """What a race asks of the module ``time``; tests have one that nobody waits for."""
+
+    def monotonic(self) -> float: ...
+
+    def sleep(self, seconds: float, /) -> None: ...
 
 
 @dataclass
@@ -36,15 +41,22 @@ class Lane:
 
         self.samples.append(self.timed.block(target_us, observe))
 
+    @property
+    def clock(self) -> float:
+        """Share of the highest SM clock when last looked at; 1 where the chip does not tell."""
+        last = self.readings[-1] if self.readings else None
+        return last.sm_clock_mhz / last.max_clock_mhz if last else 1.0
+
 
 def race(
     lanes: Mapping[str, Lane],
     sampler: Sampler,
+    state: State,
     *,
     blocks: int = BLOCKS,
-    block_us: float = BLOCK_US,
     seed: int = 0,
     announce: Callable[[str], None] = lambda key: None,
+    host: Time = time,
 ) -> None:
     """Fill every lane's samples: ``blocks`` blocks, each lane once a block in a drawn order.
 
@@ -52,11 +64,28 @@ def race(
     """
     order: Sequence[str] = sorted(lanes)
     shuffle = random.Random(seed)
+    _warm_up(lanes, state, announce, host)
+    rest_s = state.rest_s(state.block_us, clock=0.0)
     for _ in range(blocks):
         order = shuffle.sample(order, len(order))
         for key in order:
             announce(key)
-            lanes[key].run(block_us, sampler)
+            host.sleep(rest_s)
+            begin = host.monotonic()
+            lanes[key].run(state.block_us, sampler)
+            work_us = (host.monotonic() - begin) * 1e6
+            rest_s = state.rest_s(work_us, lanes[key].clock)
+
+
+def _warm_up(
+    lanes: Mapping[str, Lane], state: State, announce: Callable[[str], None], host: Time
+) -> None:
+    """Run the lanes by turns, unobserved, for as long as ``state`` asks."""
+    end = host.monotonic() + state.warm_up_s
+    while host.monotonic() < end:
+        for key, lane in lanes.items():
+            announce(key)
+            lane.timed.block(state.block_us)
 
 
 COPIES = 2048

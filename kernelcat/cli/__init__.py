@@ -18,6 +18,8 @@ _VERBS = {
     "fuzz": "correctness:fuzz",
     "tune": "tuning:tune",
     "bench": "tuning:bench",
+    "ladder": "tuning:ladder",
+    "profile": "profiling:profile",
     "leaderboard": "database:leaderboard",
     "db": "database:db",
 }

@@ -119,6 +119,9 @@ def merge(other: str, url: str | None, as_json: bool) -> None:
 @click.option("--gpu", help="Only this SKU.")
 @click.option("--regime", type=click.Choice(("graph", "eager")), default="graph",
               show_default=True, help="Device time, or host time included.")  # fmt: skip
+@click.option("--state", type=click.Choice(("sustained", "burst", "ladder")),
+              help="Only races on a hot chip, a cool one, or of every variant; by default the "
+              "first of these that a problem was raced in, as calls go by.")  # fmt: skip
 @click.option("--html", type=FILE, help="Write a page to this file.")
 @click.option("--readme", type=FILE, help="Fill in this file's tables from tuning_db.")
 @as_json
@@ -127,6 +130,7 @@ def leaderboard(
     entry: str | None,
     gpu: str | None,
     regime: str,
+    state: str | None,
     html: Path | None,
     readme: Path | None,
     url: str | None,
@@ -147,7 +151,8 @@ def leaderboard(
         return emit({"file": str(readme)}) if as_json else None
     name = catalog.entry(entry).name if entry else None
     sku = gpus.find(gpu).sku if gpu else None
-    rows = leaderboard.board(leaderboard.load(sku, name, regime, url), sku, name, regime)
+    known = leaderboard.load(sku, name, regime, url)
+    rows = leaderboard.board(known, sku, name, regime, state)
     if html:
         html.write_text(leaderboard.to_html(rows), encoding="utf-8")
         return emit({"file": str(html)}) if as_json else click.echo(str(html))

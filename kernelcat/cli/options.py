@@ -52,8 +52,8 @@ def runnable(found: list[Implementation], device: Device) -> list[Implementation
     from kernelcat.device import Interpreter
 
     if isinstance(device, Interpreter):
-        runnable = [i for i in found if i.language == "triton"]
-        where = "without a GPU only Triton kernels run (in its interpreter)"
+        runnable = [i for i in found if i.interpretable]
+        where = "without a GPU only Triton kernels run (in its interpreter, which has no Gluon)"
     else:
         runnable = [i for i in found if i.serves(device.gpu.arch)]
         where = f"this GPU is {device.gpu.arch}"

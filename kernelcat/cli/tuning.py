@@ -1,4 +1,4 @@
-"""Verbs that measure, or predict for a GPU that is not here: tune, bench."""
+"""Verbs that measure, or predict for a GPU that is not here: tune, bench, ladder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from kernelcat.cli.options import as_json, problem_names, seconds
-from kernelcat.cli.output import emit
+from kernelcat.cli.output import emit, show
+from kernelcat.errors import InvalidArgument
 
 _OPTIONS = (
     click.argument("entry"),
@@ -23,6 +24,10 @@ _OPTIONS = (
     click.option(
         "--regime", "regimes", multiple=True, type=click.Choice(("graph", "eager")),
         help="Device time, or host time included; both by default.",
+    ),
+    click.option(
+        "--state", "states", multiple=True, type=click.Choice(("burst", "sustained")),
+        help="Cool chip, or hot chip; both by default.",
     ),
     click.option("--no-peers", is_flag=True, help="Race without other people's kernels."),
     click.option("--db", "url", help="Database path or SQLAlchemy URL."),
@@ -69,25 +74,74 @@ def bench(as_json: bool, **options: Any) -> None:
     _measure(tune.bench, as_json, **options)
 
 
+@click.command()
+@click.argument("entries", metavar="ENTRY...", nargs=-1, required=True)
+@click.option("--problem", help="Only this problem.")
+@click.option("--gpu", help="Only this SKU.")
+@click.option("--measure", is_flag=True, help="First race every variant on this machine's GPU.")
+@click.option("--db", "url", help="Database path or SQLAlchemy URL.")
+@as_json
+def ladder(
+    entries: tuple[str, ...],
+    problem: str | None,
+    gpu: str | None,
+    measure: bool,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Show what each step of ENTRY's ladder brings, naive kernels and all, from one race.
+
+    \b
+    Example:
+      kernelcat ladder gemm multicast_gemm --problem 4096x4096x4096 --measure
+    """
+    from kernelcat import gpu as gpus
+    from kernelcat import leaderboard, tune
+
+    if measure and problem is None:
+        raise InvalidArgument("name a --problem to measure: naive kernels take seconds on some")
+    if measure:
+        for entry in entries:
+            report = _run(tune.ladder, as_json, url, entry, problems=[problem])
+            reasons = [f"{name}: skipped, {why}" for name, why in report.skipped.items()]
+            for line in (*reasons, *report.notes):
+                click.echo(line, err=True)
+    sku = gpus.find(gpu).sku if gpu else None
+    found = []
+    for entry in entries:
+        rows = leaderboard.load(sku, entry, "graph", url)
+        found += leaderboard.ladders(rows, entry, sku, problem)
+    if as_json:
+        return emit(found)
+    if not found:
+        click.echo("Nothing measured yet: name a problem, and give --measure.")
+    for climbed in found:
+        show(leaderboard.ladder_sheet(climbed).console())
+
+
 def _measure(
     work: Callable[..., Any], as_json: bool, entry: str, url: str | None, budget: str | None,
     no_peers: bool, **options: Any,
 ) -> None:  # fmt: skip
-    from kernelcat.store import Store
-    from kernelcat.tune import Interrupted, Quiet
-
     chosen = {name: value for name, value in options.items() if value}
     budget_s = seconds(budget) if budget else None
-    with Store.open(url) as store:
-        try:
-            report = work(
-                entry, store=store, budget_s=budget_s, peers=not no_peers,
-                progress=Quiet() if as_json else None, **chosen,
-            )  # fmt: skip
-        except Interrupted as stopped:
-            click.echo(f"\n{stopped}", err=True)
-            sys.exit(130)
+    report = _run(work, as_json, url, entry, budget_s=budget_s, peers=not no_peers, **chosen)
     if as_json:
         return emit(report.to_json())
     for line in report.lines():
         click.echo(line)
+
+
+def _run(
+    work: Callable[..., Any], as_json: bool, url: str | None, entry: str, **options: Any
+) -> Any:
+    """The report of ``work``; Ctrl-C ends the program with a line that says what is kept."""
+    from kernelcat.store import Store
+    from kernelcat.tune import Interrupted, Quiet
+
+    with Store.open(url) as store:
+        try:
+            return work(entry, store=store, progress=Quiet() if as_json else None, **options)
+        except Interrupted as stopped:
+            click.echo(f"\n{stopped}", err=True)
+            sys.exit(130)

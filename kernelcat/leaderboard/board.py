@@ -10,7 +10,16 @@ from typing import Any
 from kernelcat import catalog, sources
 from kernelcat.gpu import SKUS
 from kernelcat.spec import Problem
-from kernelcat.store import Measurement, Race, locate, newest_races, shipped, tied
+from kernelcat.store import (
+    Measurement,
+    Race,
+    decisive,
+    locate,
+    newest_races,
+    shipped,
+    tied,
+)
+from kernelcat.store.races import preference
 
 TERA = 1e12
 
@@ -36,6 +45,7 @@ class Row:
     gpu: str
     regime: str
     kind: str
+    state: str
     problem: Mapping[str, Any]
     problem_name: str | None
     language: str
@@ -58,13 +68,31 @@ class Row:
     power_w: float | None
 
     @property
-    def section(self) -> tuple[str, str, str, str]:
-        """Rows that stand in one table: entry, GPU, regime, kind."""
-        return self.entry, self.gpu, self.regime, self.kind
+    def section(self) -> tuple[str, str, str, str, str]:
+        """Rows that stand in one table: entry, GPU, regime, kind, thermal state."""
+        return self.entry, self.gpu, self.regime, self.kind, self.state
 
     @property
     def title(self) -> str:
         return self.problem_name or " ".join(f"{k}={v}" for k, v in sorted(self.problem.items()))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a time means: TFLOP/s, TB/s, the lower roof, and the share of it (None: unknown GPU)."""
+
+    tflops: float
+    tbps: float
+    bound: str
+    roofline: float | None
+
+    @staticmethod
+    def of(row: Measurement) -> Rates:
+        entry, problem = catalog.entry(row.entry), row.to_problem()
+        flops, moved = entry.flops(problem), entry.bytes_moved(problem)
+        seconds, (roof, bound) = microseconds(row) * 1e-6, _roof(row, flops, moved)
+        share = roof / microseconds(row) if roof else None
+        return Rates(flops / seconds / TERA, moved / seconds / TERA, bound, share)
 
 
 @dataclass(frozen=True)
@@ -110,27 +138,37 @@ def board(
     gpu: str | None = None,
     entry: str | None = None,
     regime: str | None = "graph",
+    state: str | None = None,
     digest: Callable[[str, str], str] | None = None,
 ) -> list[Row]:
     """One row for every problem: the newest run's winner. Largest problems first.
 
+    ``state`` None takes the race that calls go by (:func:`kernelcat.store.decisive`).
     A prediction is left out where the same problem was measured on the same GPU. Rows of entries
-    that the catalog does not have are left out too. ``digest(language, entry)`` gives the digest
-    of the sources as they are now; by default those of the catalog.
+    that the catalog does not have, or that had other axes then, are left out too.
+    ``digest(language, entry)`` gives the digest of the sources as they are now; by default those
+    of the catalog.
     """
     found = newest_races(
         row
         for row in measurements
         if gpu in (None, row.gpu) and entry in (None, row.entry) and regime in (None, row.regime)
     )
+    found = decisive(found) if state is None else [r for r in found if r.key.state == state]
     measured = {race.key[:4] for race in found if race.key.kind == "measured"}
     rows = [
         _row(race, digest or sources.digest_of)
         for race in found
-        if race.key.entry in catalog.names()
-        and (race.key.kind == "measured" or race.key[:4] not in measured)
+        if in_catalog(race) and (race.key.kind == "measured" or race.key[:4] not in measured)
     ]
     return sorted(rows, key=_place)
+
+
+def in_catalog(race: Race) -> bool:
+    """Whether the entry is there, and its problems have the axes they had in this race."""
+    if race.key.entry not in catalog.names():
+        return False
+    return race.winner.problem.keys() == set(catalog.entry(race.key.entry).axis_names)
 
 
 def comparable(rows: Sequence[Row]) -> list[Row]:
@@ -139,7 +177,7 @@ def comparable(rows: Sequence[Row]) -> list[Row]:
 
 
 def means(rows: Sequence[Row]) -> Means:
-    """Geometric means of the ratios; rows should be of one entry, GPU and regime."""
+    """Geometric means of the ratios; rows should be of one section."""
     roofs = [row.roofline for row in rows if row.roofline]
     return Means(
         len(rows),
@@ -150,31 +188,26 @@ def means(rows: Sequence[Row]) -> Means:
 
 
 def _row(race: Race, digest: Callable[[str, str], str]) -> Row:
-    best, times = race.winner, {row.variant: _us(row) for row in race.peers}
-    entry, problem = catalog.entry(best.entry), best.to_problem()
-    flops, moved = entry.flops(problem), entry.bytes_moved(problem)
-    seconds, baseline = _us(best) * 1e-6, min(times.values(), default=_us(best))
+    best, times = race.winner, {row.variant: microseconds(row) for row in race.peers}
+    rates, baseline = Rates.of(best), min(times.values(), default=microseconds(best))
     ours: dict[str, float] = {}
     for row in race.rows:
-        ours[row.language] = min(_us(row), ours.get(row.language, _us(row)))
-    roof, bound = _roof(best, flops, moved)
+        ours[row.language] = min(microseconds(row), ours.get(row.language, microseconds(row)))
     return Row(
         entry=best.entry,
         gpu=best.gpu,
         regime=best.regime,
         kind=best.kind,
+        state=best.state,
         problem=dict(best.problem),
         problem_name=best.problem_name,
         language=best.language,
         variant=best.variant,
         config=dict(best.config),
-        median_us=_us(best),
+        median_us=microseconds(best),
         ci_us=best.ci_us,
-        tflops=flops / seconds / TERA,
-        tbps=moved / seconds / TERA,
-        bound=bound,
-        roofline=roof / _us(best) if roof else None,
-        peers={name: time / _us(best) for name, time in times.items()},
+        **vars(rates),
+        peers={name: time / microseconds(best) for name, time in times.items()},
         languages={language: baseline / time for language, time in sorted(ours.items())},
         baseline=race.peers[0].variant if race.peers else f"{best.language}/{best.variant}",
         ties=tuple(f"{r.language}/{r.variant}" for r in race.measurements[1:] if tied(best, r)),
@@ -194,7 +227,8 @@ def _roof(row: Measurement, flops: int, moved: int) -> tuple[float | None, str]:
     return max(compute, memory), "compute" if compute > memory else "memory"
 
 
-def _us(row: Measurement) -> float:
+def microseconds(row: Measurement) -> float:
+    """The median of a row that ran."""
     assert row.median_us is not None, "only passed rows race"
     return row.median_us
 
@@ -211,8 +245,8 @@ def _mean_by_name(ratios: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {name: _geometric_mean(values) for name, values in sorted(by_name.items())}
 
 
-def _place(row: Row) -> tuple[str, str, str, str, float, float, str]:
+def _place(row: Row) -> tuple[str, str, str, str, int, float, float, str]:
     """By section, then by how much work the problem is."""
     entry, problem = catalog.entry(row.entry), Problem.of(row.entry, **row.problem)
     work = (-entry.flops(problem), -entry.bytes_moved(problem))
-    return *row.section, *work, row.title
+    return *row.section[:4], preference(row.state), *work, row.title

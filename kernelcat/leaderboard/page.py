@@ -52,7 +52,7 @@ def _section(grid: Grid) -> str:
     body = "\n".join(_line(line, config, share) for line, config, share in lines)
     notes = "\n".join(f"<p>{escape(note)}</p>" for note in grid.notes)
     return (
-        f"<h2>{escape(grid.title)}</h2>\n<p>{escape(grid.caption)}</p>\n"
+        f"<h2>{escape(grid.title)}</h2>\n"
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>\n'
         f"<tfoot>{_line(grid.mean, '', None)}</tfoot></table></div>\n{notes}\n"
     )

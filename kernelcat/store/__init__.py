@@ -13,7 +13,16 @@ from kernelcat.store.journal import Journal
 from kernelcat.store.lines import shipped
 from kernelcat.store.location import Location, locate
 from kernelcat.store.measurement import PEER, Measurement, new_run, now
-from kernelcat.store.races import SCREEN, WINNER, Race, newest_races, rank, tied
+from kernelcat.store.races import (
+    SCREEN,
+    STATES,
+    WINNER,
+    Race,
+    decisive,
+    newest_races,
+    rank,
+    tied,
+)
 from kernelcat.store.snapshots import Choice, Snapshot, snapshot
 
 if TYPE_CHECKING:
@@ -33,6 +42,7 @@ _LAZY = {
 __all__ = [
     "PEER",
     "SCREEN",
+    "STATES",
     "WINNER",
     "Choice",
     "Conflict",
@@ -45,6 +55,7 @@ __all__ = [
     "Snapshot",
     "Store",
     "StoreError",
+    "decisive",
     "export",
     "import_",
     "locate",

@@ -13,7 +13,6 @@ from sqlalchemy import (
     Engine,
     Select,
     and_,
-    case,
     create_engine,
     event,
     exists,
@@ -31,7 +30,7 @@ from kernelcat.store.journal import Journal
 from kernelcat.store.location import VARIABLE, Location, locate
 from kernelcat.store.measurement import PEER, Measurement, canonical
 from kernelcat.store.models import from_row, measurements, to_row
-from kernelcat.store.races import SCREEN, Race, newest_races
+from kernelcat.store.races import Race, newest_races
 
 BUSY_S = 30.0
 """Seconds to wait for another process's transaction."""
@@ -217,25 +216,20 @@ class Store:
     def winners(
         self, gpu: str | None = None, entry: str | None = None, regime: str | None = "graph"
     ) -> list[Race]:
-        """The newest race of every (gpu, entry, problem, regime, kind): winner, rivals, peers.
+        """The newest race of every (gpu, entry, problem, regime, kind, state), with its peers.
 
         Only rows of one run are compared, and none of a configuration that was found wrong, then
         or later, with the same source: it must not win by a timing it had before. See
         :func:`kernelcat.store.newest_races`.
         """
         columns = measurements.c
-        subject = (columns.gpu, columns.entry, columns.problem, columns.regime, columns.kind)
+        subject = (columns.gpu, columns.entry, columns.problem, columns.regime, columns.kind,
+                   columns.state)  # fmt: skip
         passed = (columns.status == "passed", *_equal({"gpu": gpu, "entry": entry,
                                                        "regime": regime}), ~_refuted())  # fmt: skip
-        screened = case((columns.state == SCREEN, 1), else_=0)
         place = func.row_number().over(
             partition_by=subject,
-            order_by=(
-                screened,
-                columns.created_at.desc(),
-                columns.samples.desc(),
-                columns.run.desc(),
-            ),
+            order_by=(columns.created_at.desc(), columns.samples.desc(), columns.run.desc()),
         )
         runs = (
             select(*subject, columns.run, place.label("place"))

@@ -51,7 +51,7 @@ class Measurement:
     problem, config : axis and tuning values; a peer's config is empty
     source : digest of the implementation's sources; empty for a peer
     gpu : SKU (``h200``)
-    protocol : ``regime`` (graph, eager), ``l2``, ``state``
+    protocol : ``regime`` (graph, eager), ``l2``, ``state`` (burst, sustained, ladder, screen)
     run : rows of one run were raced together and may be compared
     median_us, ci_us : microseconds; ``ci_us`` is (low, high)
     sm_clock_mhz, power_w, temperature_c : while it ran; None where unknown
@@ -149,6 +149,10 @@ class Measurement:
     @property
     def regime(self) -> str:
         return self.protocol["regime"]
+
+    @property
+    def state(self) -> str:
+        return self.protocol["state"]
 
     def to_problem(self) -> Problem:
         return Problem.of(self.entry, **self.problem)

@@ -12,6 +12,14 @@ from kernelcat.store.measurement import Measurement
 TIE = 0.01
 """Medians closer than this share of the faster one are a tie."""
 
+SUSTAINED, BURST, LADDER = "sustained", "burst", "ladder"
+STATES = (SUSTAINED, BURST, LADDER)
+"""``protocol.state`` of rows that raced: how the chip was treated (``kernelcat.bench.states``).
+
+Races in different states are never compared. Calls go by the first state that a problem was raced
+in, and so do tables: servers run hot.
+"""
+
 SCREEN = "screen"
 """``protocol.state`` of a quick first look. It decides nothing where raced rows exist."""
 
@@ -27,6 +35,12 @@ class Key(NamedTuple):
     problem: str
     regime: str
     kind: str
+    state: str
+
+    @property
+    def subject(self) -> tuple[str, str, str, str, str]:
+        """The same without the state."""
+        return self[:5]
 
 
 @dataclass(frozen=True)
@@ -62,17 +76,32 @@ class Race:
 
 
 def newest_races(measurements: Iterable[Measurement]) -> list[Race]:
-    """The newest race of every (gpu, entry, problem, regime, kind), sorted by that key.
+    """The newest race of every (gpu, entry, problem, regime, kind, state), sorted by that key.
 
-    A run that raced is preferred to a newer one that only screened.
+    What was only screened counts where its subject was raced in no state.
     """
     groups: dict[Key, dict[str, list[Measurement]]] = defaultdict(lambda: defaultdict(list))
     for row in measurements:
         if row.status == "passed":
-            key = Key(row.gpu, row.entry, row.problem_key, row.regime, row.kind)
+            key = Key(row.gpu, row.entry, row.problem_key, row.regime, row.kind, row.state)
             groups[key][row.run].append(row)
-    found = (_newest(key, runs) for key, runs in groups.items())
-    return sorted((race for race in found if race), key=lambda race: race.key)
+    found = [race for key, runs in groups.items() if (race := _newest(key, runs))]
+    raced = {race.key.subject for race in found if race.key.state != SCREEN}
+    kept = (r for r in found if r.key.state != SCREEN or r.key.subject not in raced)
+    return sorted(kept, key=lambda race: race.key)
+
+
+def decisive(races: Iterable[Race]) -> list[Race]:
+    """One race of each subject, sorted by key: the one in the first of :data:`STATES`."""
+    chosen: dict[tuple[str, ...], Race] = {}
+    for race in sorted(races, key=lambda race: (preference(race.key.state), race.key)):
+        chosen.setdefault(race.key.subject, race)
+    return sorted(chosen.values(), key=lambda race: race.key)
+
+
+def preference(state: str) -> int:
+    """The place of ``state`` among :data:`STATES`; those that did not race come last."""
+    return STATES.index(state) if state in STATES else len(STATES)
 
 
 def rank(rows: Sequence[Measurement]) -> list[Measurement]:
@@ -120,15 +149,14 @@ def _newest(key: Key, runs: dict[str, list[Measurement]]) -> Race | None:
 
 
 def _last_looks(rows: list[Measurement]) -> list[Measurement]:
-    """The last row of every configuration; screening is left out where anything was raced."""
-    raced = [row for row in rows if row.protocol["state"] != SCREEN] or rows
-    ordered = sorted(raced, key=lambda row: (row.created_at, row.samples))
+    """The last row of every configuration."""
+    ordered = sorted(rows, key=_evidence)
     return list({(r.language, r.variant, r.config_key): r for r in ordered}.values())
 
 
-def _evidence(row: Measurement) -> tuple[bool, str, int]:
+def _evidence(row: Measurement) -> tuple[str, int]:
     """What makes one run count more than another; ``Store.winners`` orders by the same."""
-    return row.protocol["state"] != SCREEN, row.created_at, row.samples
+    return row.created_at, row.samples
 
 
 def _median(row: Measurement) -> float:

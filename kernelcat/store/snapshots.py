@@ -13,7 +13,7 @@ from kernelcat.implementation import Config
 from kernelcat.spec import Problem
 from kernelcat.store.location import locate
 from kernelcat.store.measurement import PEER, Measurement
-from kernelcat.store.races import Key, Race, newest_races
+from kernelcat.store.races import Race, newest_races, preference
 
 Origin = Literal["shipped", "local"]
 REGIME = "graph"
@@ -99,18 +99,16 @@ def _shipped(entry: str) -> Iterator[Measurement]:
 
 
 def _merge(shipped: Iterable[Race], local: Iterable[Race]) -> tuple[Choice, ...]:
-    """For one subject the newer race leads; what only the other one has follows it."""
+    """For one subject the preferred state's newest race leads; what only others have follows it."""
     origins: tuple[tuple[Origin, Iterable[Race]], ...] = (("shipped", shipped), ("local", local))
-    subjects: dict[Key, list[tuple[str, Origin, Race]]] = {}
-    for origin, found in origins:
-        for race in found:
-            subjects.setdefault(race.key, []).append((race.created_at, origin, race))
-    choices: dict[tuple[Key, str, str, str], Choice] = {}
-    for key in sorted(subjects):
-        for _, origin, race in sorted(subjects[key], key=lambda item: item[0], reverse=True):
-            for row in race.rows:
-                name = (key, row.language, row.variant, row.config_key)
-                choices.setdefault(name, _choice(row, origin))
+    newest = [(race, origin) for origin, found in origins for race in found]
+    newest.sort(key=lambda pair: pair[0].created_at, reverse=True)
+    newest.sort(key=lambda pair: (pair[0].key.subject, preference(pair[0].key.state)))
+    choices: dict[tuple[str, ...], Choice] = {}
+    for race, origin in newest:
+        for row in race.rows:
+            name = (*race.key.subject, row.language, row.variant, row.config_key)
+            choices.setdefault(name, _choice(row, origin))
     return tuple(choices.values())
 
 

@@ -39,7 +39,7 @@ class Conflict:
         key = self.ours.key
         problem = self.ours.winner.problem_name or key.problem
         return (
-            f"{key.entry} {problem} on {key.gpu} ({key.regime}, {key.kind}): "
+            f"{key.entry} {problem} on {key.gpu} ({key.regime}, {key.state}): "
             f"ours {_shown(self.ours)}, theirs {_shown(self.theirs)}; "
             f"kept {'ours' if self.kept is self.ours else 'theirs'}: {self.reason}"
         )
@@ -165,6 +165,7 @@ def _place(row: Measurement) -> tuple[str, ...]:
         row.problem_key,
         row.kind,
         row.regime,
+        row.state,
         "1" if row.is_peer else "0",
         row.language,
         row.variant,

@@ -16,14 +16,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kernelcat import gpu as gpus
+from kernelcat.bench.states import STATES, TUNED
 from kernelcat.bench.timer import REGIMES
 from kernelcat.environment import Environment
-from kernelcat.errors import MissingDependency, Unsupported
+from kernelcat.errors import MissingDependency, UnknownName, Unsupported, nearest
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation
 from kernelcat.spec import Entry, Problem
 from kernelcat.store.lines import shipped
 from kernelcat.store.measurement import Measurement, new_run
+from kernelcat.store.races import LADDER
 from kernelcat.tune import backend as backends
 from kernelcat.tune import progress as progresses
 from kernelcat.tune import search
@@ -48,6 +50,7 @@ __all__ = [
     "TuneReport",
     "Winner",
     "bench",
+    "ladder",
     "tune",
 ]
 
@@ -67,6 +70,7 @@ class Options:
     budget_s: float | None = None
     strategy: str = "auto"
     regimes: Sequence[str] = REGIMES
+    states: Sequence[str] = TUNED
     peers: bool = True
     fresh: bool = False
     store: Store | None = None
@@ -99,6 +103,7 @@ def tune(entry: str, **options: Any) -> TuneReport:
         Seconds for all problems together; what is left is shared among those still to do.
     strategy : ``auto``, ``exhaustive``, ``random`` or ``halving``
     regimes : of ``graph`` (device time) and ``eager`` (host time included)
+    states : of ``burst`` (cool chip) and ``sustained`` (hot chip); see ``kernelcat.bench.states``
     peers : bool
         Whether other people's implementations race too.
     fresh : bool
@@ -117,13 +122,13 @@ def tune(entry: str, **options: Any) -> TuneReport:
     Raises
     ------
     UnknownName
-        No such entry, problem, GPU, language, variant or strategy.
+        No such entry, problem, GPU, language, variant, strategy or state.
     MissingDependency
         No GPU here and none named, or CuPy is missing.
     Interrupted
         Ctrl-C; a ``KeyboardInterrupt`` that carries the report so far.
     """
-    return _run(entry, Options(**options), _everything)
+    return _run("tune", entry, Options(**options), _everything)
 
 
 def bench(entry: str, **options: Any) -> TuneReport:
@@ -132,7 +137,17 @@ def bench(entry: str, **options: Any) -> TuneReport:
     The best known is the fastest in the database for the sources as they are, else the default.
     Takes the arguments of :func:`tune`.
     """
-    return _run(entry, Options(**{"strategy": "exhaustive", **options}), _best_known)
+    return _run("bench", entry, Options(**{"strategy": "exhaustive", **options}), _best_known)
+
+
+def ladder(entry: str, **options: Any) -> TuneReport:
+    """Race the best known configuration of every variant, naive ones too, and the peers.
+
+    What each step of the ladder brings can only be told from one race, and a tune leaves slow
+    variants out of its own. Device time on a cool chip. Takes the arguments of :func:`tune`.
+    """
+    climbing = {"strategy": "exhaustive", "regimes": ("graph",), "states": (LADDER,)}
+    return _run("ladder --measure", entry, Options(**{**climbing, **options}), _best_known)
 
 
 Choose = Callable[[ProblemTune], list[Candidate]]
@@ -155,12 +170,15 @@ def _best_known(at: ProblemTune) -> list[Candidate]:
     return chosen
 
 
-def _run(name: str, options: Options, choose: Choose) -> TuneReport:
+def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
     from kernelcat.store import Store
 
     backend = backends.load(options.backend)
     entry = backend.entry(name)
     search.strategy(options.strategy, ())
+    for state in options.states:
+        if state not in STATES:
+            raise UnknownName(f"unknown thermal state {state!r}{nearest(state, list(STATES))}")
     problems = _problems(entry, options.problems)
     implementations = _implementations(backend, entry, options)
     target, here = _target(backend, options)
@@ -183,8 +201,8 @@ def _run(name: str, options: Options, choose: Choose) -> TuneReport:
                 writer = Writer(entry, target.sku, report.run, hello["environment"], digests)
                 regimes = [r for r in options.regimes if r in hello["regimes"]]
                 tools = Tools(entry, target, implementations, supervisor, pool, store, writer,
-                              progress, report, regimes, options.strategy, options.peers,
-                              options.fresh, _shipped(entry, target))  # fmt: skip
+                              progress, report, regimes, options.states, options.strategy,
+                              options.peers, options.fresh, _shipped(entry, target))  # fmt: skip
                 _measure(tools, problems, options.budget_s, choose)
             else:
                 environment = Environment.capture(target).to_json()
@@ -195,7 +213,7 @@ def _run(name: str, options: Options, choose: Choose) -> TuneReport:
         except KeyboardInterrupt:
             # It may have come between writing a row down and noting it in the report.
             report.rows = max(report.rows, store.rows(run=report.run), key=len)
-            raise Interrupted(report, _again(name, options)) from None
+            raise Interrupted(report, _again(verb, name, options)) from None
         finally:
             report.duration_s = time.monotonic() - start
     return report
@@ -256,12 +274,16 @@ def _target(backend: backends.Backend, options: Options) -> tuple[Gpu, bool]:
     return (local, True) if named.sku == local.sku else (named, False)
 
 
-def _again(entry: str, options: Options) -> str:
-    """The command that goes on where this tune stopped."""
-    words = ["kernelcat tune", entry]
+def _again(verb: str, entry: str, options: Options) -> str:
+    """The command that goes on where this one stopped."""
+    words = ["kernelcat", verb, entry]
     words += [f"--gpu {options.gpu}"] if options.gpu else []
     for problem in options.problems or ():
         words += [f"--problem {problem}"] if isinstance(problem, str) else []
-    for flag, values in (("--language", options.languages), ("--variant", options.variants)):
+    chosen = {"--language": options.languages, "--variant": options.variants}
+    if LADDER not in options.states:
+        chosen |= {"--regime": options.regimes} if options.regimes != REGIMES else {}
+        chosen |= {"--state": options.states} if options.states != TUNED else {}
+    for flag, values in chosen.items():
         words += [f"{flag} {value}" for value in values or ()]
     return " ".join(words)

@@ -91,7 +91,7 @@ class Prediction:
             self.report.skipped = f"nothing compiles and fits on {self.gpu.sku}"
             return
         best = min(self.passed, key=lambda c: (self.passed[c], c.key))
-        self.report.winners["graph"] = Winner(
+        self.report.winners["graph", "predicted"] = Winner(
             best, self.passed[best], None, "predicted by the model; nothing ran"
         )
 

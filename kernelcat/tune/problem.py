@@ -12,7 +12,7 @@ from kernelcat.bench.stats import decide, ratio_interval
 from kernelcat.implementation import Implementation
 from kernelcat.spec import Entry, Problem
 from kernelcat.store.measurement import Measurement
-from kernelcat.store.races import SCREEN, newest_races
+from kernelcat.store.races import LADDER, SCREEN, newest_races
 from kernelcat.tune import search
 from kernelcat.tune.candidate import PEER, Candidate, simplicity
 from kernelcat.tune.failure import SKIPPED
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 CLOSE = 1.25
 """Screened within this factor of the best: good enough to race."""
 FINALISTS = 6
-LADDER = 4.0
-"""The best of each variant races too unless it is this many times slower."""
+SLOW = 4.0
+"""The best of each variant races too unless it is this many times slower; on a ladder, always."""
 TOO_LONG_US = 1e6
 FAR_BEHIND = 30.0
-"""Not tried at all: over a second a run by the model, and this many times the best measured."""
+"""Not tried at all: over a second a run by the model, and this many times the best."""
 SEEDS = (1, 2)
 """Further seeds a finalist must pass."""
 ATTEMPTS = 5
@@ -53,6 +53,7 @@ class Tools:
     progress: Progress
     report: TuneReport
     regimes: Sequence[str]
+    states: Sequence[str]
     strategy: str = "auto"
     peers: bool = True
     fresh: bool = False
@@ -73,8 +74,9 @@ class ProblemTune:
         self.times: dict[Candidate, float] = {}
         self.effort: dict[Candidate, float] = {}
         self.proven: set[Candidate] = set()
-        self.lost: set[tuple[str, Candidate]] = set()
+        self.lost: set[tuple[str, Candidate]] = set()  # peers that cannot do a regime
         self.history = self._history()
+        self.promise_us = float("inf")  # the best by the model, until something is timed
         self.l2 = "cold"
 
     def run(self, candidates: Sequence[Candidate]) -> ProblemReport:
@@ -85,6 +87,7 @@ class ProblemTune:
         if not candidates:
             report.skipped = f"no implementation serves it on {tools.gpu.sku}"
             return report
+        self.promise_us = min(map(self._estimate, candidates))
         placed = tools.supervisor.place(self.problem)
         if placed["status"] != "passed":
             report.skipped = f"its arrays cannot be prepared: {placed['detail']}"
@@ -95,8 +98,9 @@ class ProblemTune:
             report.skipped = "no candidate passed"
             return report
         peers = self._peers() if tools.peers else []
-        for regime in tools.regimes:
-            self._race(regime, peers)
+        for state in tools.states:
+            for regime in tools.regimes:
+                self._race(regime, state, peers)
         return report
 
     def _history(self) -> History:
@@ -111,10 +115,10 @@ class ProblemTune:
                  for row in race.measurements]  # fmt: skip
         for race in newest_races([*known, *races]):
             won = race.winner
-            raced = race.key.kind == "measured" and won.protocol["state"] != SCREEN
+            raced = race.key.kind == "measured" and race.key.state != SCREEN
             if raced and race.key.problem == self.problem.key:
                 incumbent = Candidate(won.language, won.variant, won.to_config())
-                incumbents[race.key.regime] = incumbent
+                incumbents[race.key.regime, race.key.state] = incumbent
         return History.of([*known, *local], incumbents, tools.writer.digests, tools.regimes[0])
 
     def _search(self, candidates: Sequence[Candidate]) -> None:
@@ -165,11 +169,13 @@ class ProblemTune:
 
     def _hopeless(self, candidate: Candidate) -> bool:
         """Whether the model sees a naive kernel on a large problem: seconds a run, no chance."""
-        best = min(self.times.values(), default=float("inf"))
+        best = min(self.times.values(), default=self.promise_us)
+        return self._estimate(candidate) > max(TOO_LONG_US, FAR_BEHIND * best)
+
+    def _estimate(self, candidate: Candidate) -> float:
         owner = (candidate.language, candidate.variant)
         found = next(i for i in self.tools.implementations if (i.language, i.variant) == owner)
-        estimate = found.estimate(self.problem, candidate.config, self.tools.gpu)
-        return estimate > max(TOO_LONG_US, FAR_BEHIND * best)
+        return found.estimate(self.problem, candidate.config, self.tools.gpu)
 
     def _all_had_a_turn(self, candidates: Sequence[Candidate]) -> bool:
         """Whether every implementation was tried: one that compiles slowly must not lose by it."""
@@ -179,7 +185,7 @@ class ProblemTune:
 
     def _screened(self, candidate: Candidate, reply: Mapping[str, Any], effort_us: float) -> None:
         tools = self.tools
-        row = self._row(candidate, reply, regime=tools.regimes[0], screening=True)
+        row = self._row(candidate, reply, regime=tools.regimes[0])
         tools.keep(row)
         self.report.tried[row.status] += 1
         if row.median_us is None:
@@ -195,7 +201,7 @@ class ProblemTune:
 
     def _fail(self, candidate: Candidate, reply: Mapping[str, Any], regime: str) -> None:
         """Write a failure down; the candidate is out, now and in later runs."""
-        row = self._row(candidate, reply, regime=regime, screening=True)
+        row = self._row(candidate, reply, regime=regime)
         self.tools.keep(row)
         self.report.tried[row.status] += 1
         self.times.pop(candidate, None)
@@ -216,7 +222,8 @@ class ProblemTune:
         languages = {c.language: c for c in reversed(ranked)}
         variants = {(c.language, c.variant): c for c in reversed(ranked)}
         chosen |= dict.fromkeys(languages.values())
-        chosen |= dict.fromkeys(c for c in variants.values() if self.times[c] <= LADDER * best)
+        limit = float("inf") if LADDER in self.tools.states else SLOW * best
+        chosen |= dict.fromkeys(c for c in variants.values() if self.times[c] <= limit)
         defaults = self._defaults()
         chosen |= dict.fromkeys(
             c for c in close if defaults.get((c.language, c.variant)) == c.config
@@ -262,24 +269,26 @@ class ProblemTune:
                 self.report.skipped_peers[peer.name] = reply["detail"]
         return able
 
-    def _race(self, regime: str, peers: list[Candidate]) -> None:
+    def _race(self, regime: str, state: str, peers: list[Candidate]) -> None:
         """Race until all finalists came through it right, then write the rows and the winner."""
         for attempt in range(ATTEMPTS):
             finalists = self._verified()
             if not finalists:
                 self.report.skipped = "no candidate passed"
                 return
-            self.tools.progress.phase(f"racing ({regime})")
-            replies = self._replies(regime, [*finalists, *peers], attempt)
+            self.tools.progress.phase(f"racing ({regime}, {state})")
+            able = [peer for peer in peers if (regime, peer) not in self.lost]
+            replies = self._replies(regime, state, [*finalists, *able], attempt)
             if all(candidate in replies for candidate in finalists):
-                self._decide(regime, replies)
+                self._decide(regime, state, replies)
                 return
-            peers = [peer for peer in peers if (regime, peer) not in self.lost]
         self.report.skipped = f"the {regime} race lost a contestant {ATTEMPTS} times"
 
-    def _replies(self, regime: str, lanes: list[Candidate], seed: int) -> dict[Candidate, Any]:
+    def _replies(
+        self, regime: str, state: str, lanes: list[Candidate], seed: int
+    ) -> dict[Candidate, Any]:
         """What the race said of every lane that came through; the others are written down."""
-        reply, culprit = self.tools.supervisor.race(lanes, regime, seed)
+        reply, culprit = self.tools.supervisor.race(lanes, regime, state, seed)
         if reply["status"] != "passed":
             if culprit is not None:
                 self._fail(culprit, reply, regime)
@@ -289,18 +298,18 @@ class ProblemTune:
             self._fail(Candidate.parse(key), why, regime)
         return {Candidate.parse(k): r for k, r in reply["lanes"].items() if k not in lost}
 
-    def _decide(self, regime: str, replies: Mapping[Candidate, Any]) -> None:
+    def _decide(self, regime: str, state: str, replies: Mapping[Candidate, Any]) -> None:
         own = {c: r["samples"] for c, r in replies.items() if not c.is_peer}
         order = partial(simplicity, ranks=self._ranks(), defaults=self._defaults())
-        decision = decide(own, order, self.history.incumbents.get(regime))
+        decision = decide(own, order, self.history.incumbents.get((regime, state)))
         rows = {
-            c: self._row(c, r, regime=regime, winner=c == decision.winner)
+            c: self._row(c, r, regime=regime, state=state, winner=c == decision.winner)
             for c, r in replies.items()
         }
         self.tools.keep(*rows.values())
         won = rows[decision.winner]
         assert won.median_us is not None
-        self.report.winners[regime] = Winner(
+        self.report.winners[regime, state] = Winner(
             decision.winner, won.median_us, won.ci_us, decision.reason, len(decision.tied),
             *_best_peer(replies, decision.winner),
         )  # fmt: skip

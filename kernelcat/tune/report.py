@@ -12,7 +12,7 @@ from kernelcat.tune.candidate import Candidate
 
 @dataclass
 class Winner:
-    """Who won one problem in one regime, and what it was compared with.
+    """Who won one problem in one regime and state, and what it was compared with.
 
     ``vs_peer``: the fastest peer's time over the winner's, paired (above 1: the winner is
     faster), with its interval; None without a peer.
@@ -34,18 +34,21 @@ class Winner:
 
 @dataclass
 class ProblemReport:
-    """One problem: what was tried, who won each regime, who was left out and why."""
+    """One problem: what was tried, who won, who was left out and why.
+
+    ``winners`` are by regime and thermal state, (``graph``, ``burst``).
+    """
 
     name: str
     tried: Counter[str] = field(default_factory=Counter)
     known: int = 0
-    winners: dict[str, Winner] = field(default_factory=dict)
+    winners: dict[tuple[str, str], Winner] = field(default_factory=dict)
     skipped_peers: dict[str, str] = field(default_factory=dict)
     skipped: str | None = None
     cut_short: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        winners = {regime: winner.to_json() for regime, winner in self.winners.items()}
+        winners = {" ".join(race): winner.to_json() for race, winner in self.winners.items()}
         return {**vars(self), "tried": dict(self.tried), "winners": winners}
 
 
@@ -78,18 +81,18 @@ class TuneReport:
                 "rows": [row.to_json() for row in self.rows]}  # fmt: skip
 
     def lines(self) -> list[str]:
-        """One line a problem and regime, then the notes."""
+        """One line for each race, then the notes."""
         text = []
         for problem in self.problems:
             if problem.skipped:
                 text.append(f"{problem.name}: skipped, {problem.skipped}")
-            for regime, won in problem.winners.items():
+            for (regime, state), won in problem.winners.items():
                 rival = ""
                 if won.vs_peer:
                     ratio, low, high = won.vs_peer
                     rival = f", {ratio:.3f}x of {won.peer} [{low:.3f}, {high:.3f}]"
-                text.append(f"{problem.name} {regime}: {won.candidate} {won.median_us:.2f} us"
-                            f"{rival} ({won.reason})")  # fmt: skip
+                text.append(f"{problem.name} {regime} {state}: {won.candidate} "
+                            f"{won.median_us:.2f} us{rival} ({won.reason})")  # fmt: skip
         return [*text, *self.notes]
 
 

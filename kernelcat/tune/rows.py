@@ -11,7 +11,7 @@ from kernelcat import telemetry
 from kernelcat.bench.stats import median_interval
 from kernelcat.spec import Entry, Problem
 from kernelcat.store.measurement import STATUSES, Measurement, now
-from kernelcat.store.races import SCREEN, WINNER
+from kernelcat.store.races import SCREEN, SUSTAINED, WINNER
 from kernelcat.tune.candidate import Candidate
 
 
@@ -33,10 +33,9 @@ class Writer:
         *,
         regime: str,
         l2: str = "cold",
-        screening: bool = False,
+        state: str = SCREEN,
         winner: bool = False,
         kind: Any = "measured",
-        state: str | None = None,
     ) -> Measurement:
         """The row for ``reply`` (``status``, ``detail``, ``samples``, ``readings``)."""
         status: Any = reply["status"] if reply["status"] in STATUSES else "launch_error"
@@ -55,11 +54,7 @@ class Writer:
             source=self.digests.get((candidate.language, candidate.variant), ""),
             gpu=self.gpu,
             environment={**self.environment, **throttle},
-            protocol={
-                "regime": regime,
-                "l2": l2,
-                "state": state or (SCREEN if screening else chip["state"]),
-            },
+            protocol={"regime": regime, "l2": l2, "state": state},
             run=self.run,
             kind=kind,
             status=status,
@@ -85,31 +80,31 @@ class History:
 
     failed: dict[Candidate, str]
     times: dict[Candidate, float]
-    incumbents: dict[str, Candidate]
+    incumbents: dict[tuple[str, str], Candidate]
 
     @staticmethod
     def of(
         rows: Sequence[Measurement],
-        incumbents: Mapping[str, Candidate],
+        incumbents: Mapping[tuple[str, str], Candidate],
         digests: Mapping[tuple[str, str], str],
         regime: str,
     ) -> History:
         """``rows`` are oldest first; those of other sources are as if they were not there.
 
-        ``incumbents`` maps a regime to who won it before. Failures count in every regime,
-        times in ``regime`` alone.
+        ``incumbents`` maps a regime and state to who won there before. Failures count in every
+        regime, times in ``regime`` alone, and those of a hot chip where there are no others.
         """
         history = History({}, {}, {})
+        times = history.times
         for row in rows:
             if digests.get((row.language, row.variant)) != row.source:
                 continue
             candidate = Candidate(row.language, row.variant, row.to_config())
             if row.median_us is None:
                 history.failed[candidate] = row.status
-            elif row.regime == regime:
-                history.times[candidate] = row.median_us
+            elif row.regime == regime and (row.state != SUSTAINED or candidate not in times):
+                times[candidate] = row.median_us
         for candidate in history.failed:
-            history.times.pop(candidate, None)
-        known = history.times
-        history.incumbents = {r: c for r, c in incumbents.items() if c in known}
+            times.pop(candidate, None)
+        history.incumbents = {race: c for race, c in incumbents.items() if c in times}
         return history

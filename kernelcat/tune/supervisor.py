@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernelcat.bench.race import BLOCK_US, BLOCKS
 from kernelcat.errors import LaunchError, MissingDependency
 from kernelcat.spec import Problem
 from kernelcat.tune.candidate import Candidate
@@ -66,15 +65,13 @@ class Supervisor:
         return self._about(candidate, "verify", seed=seed)
 
     def race(
-        self, candidates: Sequence[Candidate], regime: str, seed: int,
-        blocks: int = BLOCKS, block_us: float = BLOCK_US,
-    ) -> tuple[Message, Candidate | None]:  # fmt: skip
+        self, candidates: Sequence[Candidate], regime: str, state: str, seed: int
+    ) -> tuple[Message, Candidate | None]:
         """Race; the reply, and who is to blame when the whole race was lost."""
         peers = any(candidate.is_peer for candidate in candidates)
         reply = self._placed(
             "race", self.limits.peer_s if peers else self.limits.candidate_s,
-            lanes=[c.key for c in candidates], regime=regime, blocks=blocks,
-            block_us=block_us, seed=seed,
+            lanes=[c.key for c in candidates], regime=regime, state=state, seed=seed,
         )  # fmt: skip
         if reply["status"] == "passed":
             return reply, None

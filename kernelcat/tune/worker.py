@@ -14,6 +14,7 @@ from typing import Any
 
 from kernelcat import check, telemetry
 from kernelcat.bench.race import Lane, copies_needed, race
+from kernelcat.bench.states import STATES
 from kernelcat.bench.timer import Timed
 from kernelcat.device import Bind
 from kernelcat.environment import Environment
@@ -82,16 +83,13 @@ class Bench:
         """The gate on another seed; only the last one stays prepared."""
         return {"max_error": self._gate(self._bind(lane), seed).max_error}
 
-    def race(
-        self, lanes: list[str], regime: str, blocks: int, block_us: float, seed: int
-    ) -> Message:
+    def race(self, lanes: list[str], regime: str, state: str, seed: int) -> Message:
         """Race ``lanes``, then judge once more what the timed runs themselves write."""
         entrants = {}
         for key in lanes:
             self.announce(key)
             entrants[key] = Lane(self._timed(self._bind(key), regime))
-        race(entrants, self.sampler, blocks=blocks, block_us=block_us, seed=seed,
-             announce=self.announce)  # fmt: skip
+        race(entrants, self.sampler, STATES[state], seed=seed, announce=self.announce)
         return {"lanes": {key: self._after(key, lane) for key, lane in entrants.items()}}
 
     def _after(self, key: str, lane: Lane) -> Message:

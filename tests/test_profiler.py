@@ -1,0 +1,196 @@
+"""Counting bytes: what Nsight Compute prints is understood, and what goes wrong is one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernelcat import catalog, gpu, leaderboard, profiler, profiles, sources
+from kernelcat.errors import KernelcatError, MissingDependency, Unsupported
+from kernelcat.implementation import Config, Implementation
+from kernelcat.profiles import Counts, Profile
+from kernelcat.store import Measurement, Store
+
+H200 = gpu.find("h200")
+PROBLEM = catalog.entry("tma_copy").named("16MB")
+
+PRINTED = """\
+==PROF== Connected to process 4242 (/usr/bin/python3.12)
+==PROF== Profiling "copy_rows" - 0: 0%....50%....100% - 2 passes
+==PROF== Profiling "void finish<__nv_bfloat16, 4>(...)" - 1: 0%....50%....100% - 2 passes
+==PROF== Disconnected from process 4242
+"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size",\
+"Grid Size","Device","CC","dram__bytes_read.sum","dram__bytes_write.sum","gpu__time_duration.sum",\
+"l1tex__m_xbar2l1tex_read_bytes.sum","lts__t_bytes.sum","lts__t_sectors_srcunit_tex_op_read.sum"
+"","","","","","","","","","","","byte","byte","ns","byte","byte","sector"
+"0","4242","python3.12","127.0.0.1","copy_rows","1","7","(256, 1, 1)","(264, 1, 1)","0","9.0",\
+"16,777,216","8,388,608","9,504","33,554,432","50,331,648","524,288"
+"1","4242","python3.12","127.0.0.1","void finish<__nv_bfloat16, 4>(int *, ""x"")","1","7",\
+"(256, 1, 1)","(1, 1, 1)","0","9.0","1,024","0","1,496","n/a","2,048","32"
+"""
+"""``ncu --csv --page raw --print-units base``: progress, a line of units, a line a launch."""
+
+DENIED = """\
+==PROF== Connected to process 4242 (/usr/bin/python3.12)
+==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance \
+Counters on the target device 0. For instructions on enabling permissions and to get more \
+information see https://developer.nvidia.com/ERR_NVGPUCTRPERM
+==PROF== Disconnected from process 4242
+==WARNING== No kernels were profiled.
+"""
+
+
+def implementation() -> Implementation:
+    return catalog.implementation("tma_copy", "cuda", "vectorized")
+
+
+def test_the_launches_of_a_call_are_summed() -> None:
+    counts = profiler.parse(PRINTED)
+    assert counts == Counts(
+        launches=2,
+        duration_us=11.0,
+        dram_read_bytes=16_778_240,
+        dram_write_bytes=8_388_608,
+        l2_bytes=50_333_696,
+        l2_read_bytes=32 * 524_320,
+        sm_read_bytes=None,  # not counted for one of them
+    )
+
+
+def test_units_are_read_not_assumed() -> None:
+    scaled = PRINTED.replace('"byte","byte","ns"', '"Kbyte","byte","usecond"')
+    counts = profiler.parse(scaled)
+    assert counts.dram_read_bytes == 16_778_240_000
+    assert counts.duration_us == 11_000.0
+    with pytest.raises(KernelcatError, match=r"does not count \['dram__bytes_read.sum'\]"):
+        profiler.parse(PRINTED.replace('"16,777,216"', '"n/a"'))
+
+
+@pytest.mark.parametrize(
+    ("output", "error", "words"),
+    [
+        (DENIED, MissingDependency, "may not read this GPU's counters: run as root, or load"),
+        ("==WARNING== No kernels were profiled.\n", MissingDependency, "saw no launch"),
+        (
+            "==ERROR== The application returned an error code (1).\n"
+            "==WARNING== No kernels were profiled.\nTraceback (most recent call last):\n"
+            "kernelcat.errors.LaunchError: the driver refused\n",
+            KernelcatError,
+            "nothing was profiled: kernelcat.errors.LaunchError: the driver refused",
+        ),
+        ("==ERROR== Failed to find metric x\n", KernelcatError, "==ERROR== Failed to find metric"),
+        ("", KernelcatError, "ncu said nothing"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(output: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error) as caught:
+        profiler.parse(output)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for ncu that prints what was recorded; its arguments go to the path returned."""
+    (tmp_path / "printed").write_text(PRINTED)
+    script = tmp_path / "ncu"
+    script.write_text(
+        f"#!{sys.executable}\nimport sys, pathlib, json\nhere = pathlib.Path({str(tmp_path)!r})\n"
+        "if '--version' in sys.argv: sys.exit(print('Version 2025.3.0.0 (build 36273991)'))\n"
+        "(here / 'arguments').write_text(json.dumps(sys.argv[1:]))\n"
+        "print((here / 'printed').read_text())\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path / "arguments"
+
+
+def test_a_profile_is_of_one_cold_launch_and_says_where_it_was_made(ncu: Path) -> None:
+    found = profiler.profile(implementation(), PROBLEM, H200)
+    assert (found.entry, found.variant, found.gpu) == ("tma_copy", "vectorized", "h200")
+    assert found.source == sources.digest(implementation()) and not found.stale
+    assert found.profiler == "2025.3.0.0" and found.problem_name == "16MB"
+    assert found.overhead == pytest.approx((16_778_240 + 8_388_608) / (32 << 20), rel=0.01)
+    words = " ".join(json.loads(ncu.read_text()))
+    for flags in ("--profile-from-start off", "--cache-control all", "--clock-control none",
+                  "--page raw", "-m kernelcat.profiler tma_copy cuda vectorized {"):  # fmt: skip
+        assert flags in words
+    assert Profile.from_json(found.to_json()) == found
+
+
+def test_the_best_measured_configuration_is_profiled_else_the_default() -> None:
+    one, problem = (
+        implementation(),
+        catalog.entry("tma_copy").problem(
+            rows=64, cols=4096, src_stride=4096, dst_stride=4096, dtype="bfloat16"
+        ),
+    )
+    default = one.default(problem, H200)
+    assert profiler.best(one, problem, H200) == default
+    other = next(c for c in one.configs(problem, H200) if c != default)
+    row = json.loads(Path(__file__).with_name("measurement.json").read_text())
+    row |= {"entry": "tma_copy", "variant": "vectorized", "problem": problem.values,
+            "problem_name": None, "config": dict(other)}  # fmt: skip
+    with Store.open() as store:
+        store.add([Measurement.from_json(row)])
+    assert profiler.best(one, problem, H200) == Config(other)
+
+
+def test_what_is_not_served_is_unsupported() -> None:
+    unable = replace(implementation(), reject=lambda config, problem, gpu: "not today")
+    with pytest.raises(Unsupported, match="tma_copy/cuda/vectorized: not today"):
+        profiler.best(unable, PROBLEM, H200)
+
+
+def test_without_ncu_the_line_that_installs_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(MissingDependency, match="apt-get install cuda-nsight-compute"):
+        profiler.profile(implementation(), PROBLEM, H200)
+
+
+def a_profile(variant: str = "vectorized", **changes: object) -> Profile:
+    found = Profile("tma_copy", "cuda", variant, sources.digest_of("cuda", "tma_copy"), "h200",
+                    PROBLEM.values, "16MB", {}, profiler.parse(PRINTED), {}, "2025.3.0.0",
+                    "2026-11-20T00:00:00+00:00")  # fmt: skip
+    return replace(found, **changes)
+
+
+def test_writing_keeps_the_newest_of_each_implementation_and_problem(tmp_path: Path) -> None:
+    first, bulk = a_profile(), a_profile("bulk")
+    profiles.write(tmp_path, [first, bulk])
+    newer = replace(first, created_at="2026-11-21T00:00:00+00:00")
+    profiles.write(tmp_path, [newer, replace(newer, gpu="h100")])
+    assert profiles.read(tmp_path) == [replace(newer, gpu="h100"), bulk, newer]
+
+
+def test_the_readme_shows_shipped_profiles_in_the_order_of_the_ladder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiles, "shipped_folder", lambda: tmp_path)
+    text = "<!-- profile:tma_copy:h200 -->\n<!-- /profile -->"
+    assert "Nothing measured yet." in leaderboard.render_readme(text, [])
+    profiles.write(tmp_path, [a_profile("bulk", source="0" * 16), a_profile()])
+    lines = leaderboard.render_readme(text, []).splitlines()
+    assert lines[1].startswith("| variant | problem | DRAM read | DRAM written | × least |")
+    assert lines[3].startswith("| cuda/vectorized | 16MB | 16.8 | 8.4 | 0.75 | 16.8 |  | 50.3 |")
+    assert lines[4].startswith("| cuda/bulk† |")
+    assert lines[6].startswith("`kernelcat profile tma_copy`: MB of one call with cold caches")
+
+
+def test_shipped_profiles_are_of_the_sources_as_they_are_now() -> None:
+    stale = {p.key for p in profiles.read(profiles.shipped_folder()) if p.stale}
+    assert not stale, f"profile again: {sorted(stale)}"
+
+
+@pytest.mark.gpu
+def test_the_target_runs_without_a_profiler_too() -> None:
+    config = implementation().default(PROBLEM, gpu.detect())
+    words = ["tma_copy", "cuda", "vectorized", PROBLEM.key, config.key]
+    subprocess.run([sys.executable, "-m", "kernelcat.profiler", *words], check=True)
