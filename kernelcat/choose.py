@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import log2
 from typing import TYPE_CHECKING
 
-from kernelcat import catalog
+from kernelcat import catalog, receipts
 from kernelcat import gpu as gpus
 from kernelcat.errors import InvalidArgument, MissingDependency, UnknownName, Unsupported
 from kernelcat.gpu import Gpu
@@ -134,8 +134,9 @@ class _Search:
         self, implementation: Implementation, config: Config | None, verified: bool
     ) -> tuple[Config | None, str | None]:
         named = self.pin.variant is not None
-        if verified and implementation.unverified and not named:
-            return config, f"unverified: {implementation.unverified}"
+        doubt = receipts.doubt(implementation) if verified and not named else None
+        if doubt is not None:
+            return config, f"unverified: {doubt}"
         if not implementation.serves(self.gpu.arch):
             archs = ", ".join(implementation.archs)
             return config, f"serves {archs}, not {self.gpu.arch}"

@@ -142,8 +142,8 @@ class Interpreter:
     def load(self, implementation: Implementation, problem: Problem, config: Config) -> Bind:
         from kernelcat.jit.interpreter import interpret
 
-        if implementation.language != "triton":
-            raise Unsupported(f"{implementation.name}: only Triton kernels can be interpreted")
+        if not implementation.interpretable:
+            raise Unsupported(f"{implementation.name} has no interpreter: only plain Triton has")
         program = implementation.program(problem, config, self.gpu)
         return lambda arrays: lambda: interpret(program, arrays)
 

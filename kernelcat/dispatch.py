@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 from weakref import WeakSet
 
-from kernelcat import arrays, catalog, detours, signature
+from kernelcat import arrays, catalog, detours, receipts, signature
 from kernelcat import gpu as gpus
 from kernelcat.choose import Decision, Pin, choose
 from kernelcat.errors import InvalidArgument, MissingDependency
@@ -78,6 +78,7 @@ def get(
 def reload() -> None:
     """Read the database again; every operator chooses anew at its next call."""
     _snapshot.cache_clear()
+    receipts.known.cache_clear()
     for op in _ops.values():
         op.forget()
 
@@ -314,8 +315,9 @@ class Op:
                     raise
                 missing[chosen.language] = str(error)
                 continue
-            if chosen.unverified:
-                detours.warn_once(f"{chosen.name} is unverified ({chosen.unverified})")
+            doubt = receipts.doubt(chosen)
+            if doubt is not None:
+                detours.warn_once(f"{chosen.name} is unverified ({doubt})")
             return decision, launch
 
 

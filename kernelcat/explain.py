@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernelcat import sources
+from kernelcat import receipts, sources
 from kernelcat.choose import Candidate, Decision
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation
@@ -34,6 +34,7 @@ class Explanation:
     evidence : the row of the database it rests on, or None
     considered : the candidates in order, each with the reason it was rejected, or None
     stale : whether the kernel's source has changed since it was measured
+    unverified : why nobody should trust the kernel yet, or None
     """
 
     problem: Problem
@@ -44,6 +45,7 @@ class Explanation:
     evidence: Choice | None
     considered: tuple[Candidate, ...]
     stale: bool
+    unverified: str | None
 
     @staticmethod
     def of(problem: Problem, gpu: Gpu, decision: Decision) -> Explanation:
@@ -57,6 +59,7 @@ class Explanation:
             evidence=evidence,
             considered=decision.considered,
             stale=evidence is not None and evidence.source != sources.digest(chosen),
+            unverified=receipts.doubt(chosen),
         )
 
     def __str__(self) -> str:
@@ -69,8 +72,8 @@ class Explanation:
             lines.append(f"  evidence: {_told(self.evidence)}")
         if self.stale:
             lines.append("  stale: the kernel's source has changed since; tune it again")
-        if self.implementation.unverified:
-            lines.append(f"  unverified: {self.implementation.unverified}")
+        if self.unverified:
+            lines.append(f"  unverified: {self.unverified}")
         rejected = [c for c in self.considered if c.rejected is not None]
         if rejected:
             lines.append("  rejected before it:")

@@ -25,7 +25,7 @@ from kernelcat.errors import KernelcatError
 from kernelcat.implementation import Config, Implementation
 from kernelcat.spec import Axis, AxisValue, Entry, Problem
 
-KERNELS = 32
+KERNELS = 16
 """Combinations of choices and configuration a run draws from."""
 DEFAULTS = 4
 """One in so many of them is the implementation's default configuration."""

@@ -172,6 +172,8 @@ class Implementation:
         Position on the entry's ladder (naive 0). Without measurements the highest rank serves.
     unverified
         Why there is no receipt (``"needs a Blackwell GPU"``), or None.
+    gluon
+        Whether Triton code is in its lower dialect Gluon, which has no interpreter.
     """
 
     entry: str
@@ -187,6 +189,12 @@ class Implementation:
     techniques: Mapping[str, str] = field(default_factory=dict)
     rank: int = 0
     unverified: str | None = None
+    gluon: bool = False
+
+    @property
+    def interpretable(self) -> bool:
+        """Whether it runs in Triton's interpreter, without a GPU."""
+        return self.language == "triton" and not self.gluon
 
     @cached_property
     def name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from kernelcat import catalog, gpu, receipts
@@ -19,6 +20,7 @@ COLUMNS = {
 }
 """Column title -> a SKU of the architecture."""
 
+STATES = ("verified", "doubted", "compiled")
 _NAMES = {"cuda": "CUDA C++", "triton": "Triton", "cute": "CuTe DSL"}
 _BLOCK = re.compile(r"(?P<open><!-- matrix -->)\n.*?(?P<close><!-- /matrix -->)", re.DOTALL)
 
@@ -26,8 +28,9 @@ _BLOCK = re.compile(r"(?P<open><!-- matrix -->)\n.*?(?P<close><!-- /matrix -->)"
 def markdown() -> str:
     """The matrix as a Markdown table.
 
-    A cell counts the variants that a receipt of that architecture covers (*verified*), and those
-    that compile for it without one (*compiled*: never ran).
+    A cell counts the variants that a receipt of that architecture covers (*verified*), those whose
+    receipt tells of findings of the sanitizer (*doubted*), and those that compile for it without
+    one (*compiled*: never ran).
     """
     lines = [
         f"| entry | language | {' | '.join(COLUMNS)} |",
@@ -53,10 +56,14 @@ def _cell(found: Sequence[Implementation], sku: str, known: Sequence[Receipt]) -
     arch = gpu.find(sku).arch
     serving = [i for i in found if i.serves(arch)]
     here = [r for r in known if r.gpu in gpu.SKUS and gpu.find(r.gpu).arch == arch]
-    verified = sum(bool(receipts.valid_for(i, here)) for i in serving)
-    compiled = len(serving) - verified
-    parts = [f"{verified} verified"] * bool(verified) + [f"{compiled} compiled"] * bool(compiled)
-    return ", ".join(parts) or "-"
+    counts = Counter(_state(i, here) for i in serving)
+    return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]) or "-"
+
+
+def _state(implementation: Implementation, here: Sequence[Receipt]) -> str:
+    if not receipts.valid_for(implementation, here):
+        return "compiled"
+    return "verified" if receipts.doubt(implementation, here) is None else "doubted"
 
 
 def fill(text: str) -> str:

@@ -3,6 +3,9 @@
 ``tuning_db/receipts/nvidia-SKU.jsonl`` holds one line for every implementation. A receipt whose
 ``source`` differs from the implementation's digest today proves nothing; CI refuses it. What a
 user checks on a GPU of their own goes to a local file of the same form.
+
+Whether an implementation is *unverified* follows from its receipts: without one it is so if it
+says so itself, and one with findings of the sanitizer makes it so whatever it says.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +48,12 @@ class Receipt:
     sanitizer: Mapping[str, int]
     created_at: str
 
+    @property
+    def findings(self) -> str:
+        """What the sanitizer found, in words; empty for nothing."""
+        found = {tool: n for tool, n in self.sanitizer.items() if n}
+        return ", ".join(f"{tool} found {n} errors" for tool, n in sorted(found.items()))
+
     @staticmethod
     def from_json(line: str) -> Receipt:
         values = json.loads(line)
@@ -73,6 +83,12 @@ def read(folder: Path) -> list[Receipt]:
     ]
 
 
+@cache
+def known() -> tuple[Receipt, ...]:
+    """The shipped receipts and this user's own, read once (``known.cache_clear()`` forgets)."""
+    return (*read(shipped_folder()), *read(local_folder()))
+
+
 def write(folder: Path, receipts: Iterable[Receipt]) -> None:
     """Merge ``receipts`` into the folder's files, newest for each implementation and GPU."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,15 +107,31 @@ def valid_for(implementation: Implementation, receipts: Iterable[Receipt]) -> li
     return [r for r in receipts if r.implementation == implementation.name and r.source == digest]
 
 
+def doubt(implementation: Implementation, receipts: Iterable[Receipt] | None = None) -> str | None:
+    """Why an implementation is unverified; None when it is not.
+
+    ``receipts`` are the known ones by default. One of its source as it is now decides.
+    """
+    among = known() if receipts is None else receipts
+    of_name = [r for r in among if r.implementation == implementation.name]
+    valid = valid_for(implementation, of_name) if of_name else []
+    if any(not r.findings for r in valid):
+        return None
+    for receipt in valid:
+        return f"{receipt.findings} on {receipt.gpu}"
+    return implementation.unverified
+
+
 def faults(implementation: Implementation, receipts: Iterable[Receipt]) -> list[str]:
-    """What is wrong with an implementation's proof; empty when it holds or none is owed."""
+    """What is wrong with an implementation's proof; empty when it holds or none is owed.
+
+    A finding is no fault here: it makes the implementation unverified.
+    """
     if implementation.unverified:
         return []
     of_name = [r for r in receipts if r.implementation == implementation.name]
     if not of_name:
         return [f"{implementation.name} has no receipt: run it on a GPU (kernelcat check)"]
-    valid = valid_for(implementation, of_name)
-    if not valid:
+    if not valid_for(implementation, of_name):
         return [f"{implementation.name} changed since its receipt: run it on a GPU again"]
-    findings = {t: n for r in valid for t, n in r.sanitizer.items() if n}
-    return [f"{implementation.name}: {tool} found {n} errors" for tool, n in findings.items()]
+    return []

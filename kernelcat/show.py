@@ -34,10 +34,9 @@ def _tensor(tensor: Any) -> dict[str, Any]:
 
 
 def _implementations(entry: Entry) -> list[dict[str, Any]]:
-    known = receipts.read(receipts.shipped_folder()) + receipts.read(receipts.local_folder())
     rows = []
     for implementation in catalog.implementations(entry.name):
-        valid = receipts.valid_for(implementation, known)
+        valid = receipts.valid_for(implementation, receipts.known())
         rows.append(
             {
                 "language": implementation.language,
@@ -46,7 +45,7 @@ def _implementations(entry: Entry) -> list[dict[str, Any]]:
                 "techniques": dict(implementation.techniques),
                 "summary": implementation.summary,
                 "verified_on": sorted({r.gpu for r in valid}),
-                "unverified": implementation.unverified,
+                "unverified": receipts.doubt(implementation),
             }
         )
     return rows

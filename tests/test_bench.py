@@ -125,6 +125,13 @@ def test_noise_is_a_tie_and_the_simplest_wins() -> None:
         assert decision.winner == "a"
 
 
+def test_a_tie_is_never_won_by_who_is_far_behind_in_the_median() -> None:
+    wild = [100.0 + 60 * (i % 3) for i in range(11)]
+    lanes = {"simple": [1.06 * t for t in reversed(wild)], "tricky": wild}
+    decision = decide(lanes, ["simple", "tricky"].index)
+    assert (decision.winner, decision.tied) == ("tricky", ("simple", "tricky"))
+
+
 def test_less_than_one_percent_is_a_tie_however_sure() -> None:
     lanes = {"simple": [100.9] * 15, "tricky": [100.0] * 15}
     order = ["simple", "tricky"].index

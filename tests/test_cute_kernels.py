@@ -20,8 +20,8 @@ def variant(entry: str, name: str) -> Implementation:
     return catalog.implementation(entry, "cute", name)
 
 
-def gemm(m: int, n: int, k: int, bias: bool = False, dtype: str = "bfloat16") -> Problem:
-    return catalog.entry("gemm").problem(M=m, N=n, K=k, bias=bias, dtype=dtype)
+def gemm(m: int, n: int, k: int, dtype: str = "bfloat16", **epilogue: bool | str) -> Problem:
+    return catalog.entry("gemm").problem(M=m, N=n, K=k, dtype=dtype, **epilogue)
 
 
 def copy(rows: int, cols: int, src: int = 0, dst: int = 0, dtype: str = "bfloat16") -> Problem:
@@ -48,7 +48,13 @@ def draw(entry: str, dice: random.Random) -> Problem:
         return copy(rows, cols, *strides, dice.choice(["bfloat16", "float32", "uint8"]))
     unit = dice.choice([1, 8])
     m, n, k = (dice.randint(0, top) for top in (3000, 6000, 6000))
-    return gemm(m, n // unit * unit, k // unit * unit, dice.random() < 0.5)
+    activation = dice.choice(["none", "silu", "gelu", "swiglu"])
+    unit_n = 2 * unit if activation == "swiglu" else unit
+    epilogue = {"bias": dice.random() < 0.5, "residual": dice.random() < 0.5}
+    return gemm(m, n // unit_n * unit_n, k // unit * unit, activation=activation, **epilogue)
+
+
+MOST = {"gemm": 60, "tma_copy": 8}
 
 
 @pytest.mark.parametrize("entry", ["gemm", "tma_copy"])
@@ -58,7 +64,7 @@ def test_spaces_stay_small_and_defaults_are_legal(entry: str) -> None:
         problem = draw(entry, dice)
         for implementation in catalog.in_language(entry, "cute"):
             configs = list(implementation.configs(problem, H200))
-            assert len(configs) <= 8, f"{implementation.name} {problem}"
+            assert len(configs) <= MOST[entry], f"{implementation.name} {problem}"
             default = implementation.default(problem, H200)
             assert (default in configs) == bool(configs), f"{implementation.name} {problem}"
             for config in configs:
@@ -80,18 +86,43 @@ def test_one_variant_serves_every_gemm() -> None:
         assert naive.why_not(Config(), gemm(*sizes), H200) is None
 
 
-def test_few_rows_still_fill_the_gpu() -> None:
-    wgmma = variant("gemm", "wgmma")
-    problem = gemm(64, 2112, 7168)
-    grids = [wgmma.program(problem, c, H200).steps[0].grid[0] for c in wgmma.configs(problem, H200)]
-    assert max(grids) >= 100
+NAMED = catalog.entry("gemm").problems.items()
 
 
-def test_split_k_has_room_for_whole_tiles() -> None:
+@pytest.mark.parametrize(("name", "problem"), NAMED, ids=[name for name, _ in NAMED])
+def test_each_named_problem_has_a_few_candidates_that_fill_the_gpu(
+    name: str, problem: Problem
+) -> None:
+    variants = [variant("gemm", name) for name in ("wgmma", "skinny")]
+    candidates = [(i, config) for i in variants for config in i.configs(problem, H200)]
+    assert 4 <= len(candidates) <= 30
+    grids = [i.program(problem, config, H200).steps[0].grid[0] for i, config in candidates]
+    assert max(grids) >= 0.9 * H200.sms
+
+
+def test_a_single_wave_is_found_where_tiles_of_one_size_make_1_2() -> None:
     wgmma = variant("gemm", "wgmma")
-    config = Config(block_m=64, block_n=16, cluster=1, swap=True, split_k=2)
-    program = wgmma.program(gemm(3, 2880, 4096), config, H200)
-    assert program.workspaces == {"partial": 2 * 2880 * 16 * 4}
+    config = wgmma.default(gemm(1024, 5120, 2880), H200)
+    assert config["block_m"] * config["block_n"] == 256 * 160
+    (step,) = wgmma.program(gemm(1024, 5120, 2880), config, H200).steps
+    assert step.grid[0] == 128
+
+
+def test_a_split_is_one_kernel_without_workspace() -> None:
+    skinny = variant("gemm", "skinny")
+    config = Config(block_m=64, block_n=8, split_k=3, ctas_per_sm=2)
+    program = skinny.program(gemm(3, 2880, 4096), config, H200)
+    assert not program.workspaces
+    (step,) = program.steps
+    assert step.grid == (45 * 3, 1, 1) and step.cluster == (3, 1, 1)
+
+
+@pytest.mark.parametrize("name", ["wgmma", "skinny"])
+def test_half_of_the_columns_must_be_whole_units_too(name: str) -> None:
+    implementation = variant("gemm", name)
+    problem = gemm(100, 24, 64, activation="swiglu")
+    reason = implementation.why_not(implementation.default(problem, H200), problem, H200)
+    assert reason and "16-byte" in reason
 
 
 @pytest.mark.parametrize(
@@ -120,17 +151,22 @@ def test_tma_refuses_strides_it_cannot_step_and_rows_it_would_write_past(problem
     assert reason and "16" in reason
 
 
+ALL = {"bias": True, "residual": True}
 BIG, ODD = gemm(4096, 4096, 4096), gemm(100, 77, 96, bias=True)
 CASES = [
     ("gemm", "naive", "h200", ODD, {}),
     ("gemm", "tiled", "h200", BIG, {}),
     ("gemm", "tiled", "a100", ODD, {"block_m": 64, "block_n": 64}),
     ("gemm", "tiled", "b200", gemm(64, 64, 64, dtype="float16"), {}),
+    ("gemm", "tiled", "h200", gemm(100, 78, 96, activation="swiglu", **ALL), {}),
     ("gemm", "wgmma", "h200", BIG, {}),
-    ("gemm", "wgmma", "h200", gemm(4097, 5000, 2056, bias=True), {"block_n": 192}),
-    ("gemm", "wgmma", "h200", gemm(64, 7168, 16384, bias=True), {"split_k": 1}),
-    ("gemm", "wgmma", "h200", gemm(16, 2112, 7168, bias=True), {"split_k": 4}),
+    ("gemm", "wgmma", "h200", gemm(1024, 5120, 2880), {"block_m": 256, "pingpong": False}),
+    ("gemm", "wgmma", "h200", gemm(4097, 5000, 2056, activation="gelu", **ALL), {}),
+    ("gemm", "wgmma", "h200", gemm(1024, 5120, 2880, activation="swiglu", **ALL), {}),
+    ("gemm", "skinny", "h200", gemm(64, 201088, 2880, activation="silu", **ALL), {}),
+    ("gemm", "skinny", "h200", gemm(16, 2112, 7168, activation="swiglu", **ALL), {"split_k": 8}),
     ("gemm", "tcgen05", "b200", gemm(4097, 5000, 2056, bias=True), {}),
+    ("gemm", "tcgen05", "b200", gemm(4096, 5120, 2880, activation="swiglu", **ALL), {}),
     ("tma_copy", "vectorized", "a100", copy(1, 1 << 25), {}),
     ("tma_copy", "vectorized", "h200", copy(9, 33, 35, 37), {}),
     ("tma_copy", "tensor_map", "h200", copy(1, 1 << 25), {}),
@@ -155,10 +191,34 @@ def test_the_machine_code_proves_the_techniques(
 
 def test_wide_tiles_multicast_and_reallocate_registers() -> None:
     wgmma = variant("gemm", "wgmma")
-    config = Config(wgmma.default(BIG, H200), cluster=2, block_n=256)
+    config = Config(block_m=128, block_n=256, cluster="2x1", pingpong=False)
     (step,) = wgmma.program(BIG, config, H200).steps
     report = inspect.inspect(jit.build(step.source, "sm_90a"))
     for pattern in ("UTMALDG*MULTICAST", "USETMAXREG", "UTMASTG", "STSM", "HGMMA"):
+        assert report.has(pattern), pattern
+
+
+@pytest.mark.parametrize(
+    ("cluster", "block_m", "pingpong"), [("1x2", 256, False), ("2x1", 128, True)]
+)
+def test_either_operand_is_multicast_in_either_schedule(
+    cluster: str, block_m: int, pingpong: bool
+) -> None:
+    wgmma = variant("gemm", "wgmma")
+    config = Config(block_m=block_m, block_n=160, cluster=cluster, pingpong=pingpong)
+    (step,) = wgmma.program(gemm(1024, 5120, 2880), config, H200).steps
+    artifact = jit.build(step.source, "sm_90a")
+    assert artifact.metadata["spill_bytes"] == 0
+    assert inspect.inspect(artifact).has("UTMALDG*MULTICAST")
+
+
+def test_pairs_of_sms_multiply_together_on_blackwell() -> None:
+    tcgen05, b200 = variant("gemm", "tcgen05"), gpu.find("b200")
+    config = tcgen05.default(BIG, b200)
+    assert config["ctas"] == 2
+    (step,) = tcgen05.program(BIG, config, b200).steps
+    report = inspect.inspect(jit.build(step.source, "sm_100a"))
+    for pattern in ("UTCHMMA*2CTA", "UTMALDG*2CTA", "LDTM"):
         assert report.has(pattern), pattern
 
 

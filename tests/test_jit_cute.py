@@ -21,7 +21,7 @@ from kernelcat.jit.cache import decode, encode
 
 NAIVE = cute.CuteSource(
     "gemm.naive:Naive",
-    ("*bfloat16",) * 4 + ("int32",) * 3,
+    ("*bfloat16",) * 5 + ("int32",) * 3,
     (("dtype", "bfloat16"), ("bias", False)),
 )
 
@@ -72,7 +72,7 @@ def test_one_process_compiles_for_several_architectures() -> None:
 
 
 def test_a_refusal_is_one_line_and_a_log() -> None:
-    kinds = ("*bfloat16",) * 4 + ("*float32",) + ("int32",) * 5
+    kinds = ("*bfloat16",) * 5 + ("*float32",) + ("int32",) * 5
     tile = (("block_m", 128), ("block_n", 128), ("cluster", 1), ("swap", False), ("split", False))
     constants = (("dtype", "bfloat16"), ("bias", False), *tile)
     with pytest.raises(CompileError, match=r"^gemm\.wgmma:Wgmma does not compile for sm_80: ") as e:

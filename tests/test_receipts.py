@@ -57,14 +57,30 @@ def verified() -> Implementation:
     return next(i for i in IMPLEMENTATIONS if i.unverified is None)
 
 
-def test_a_changed_source_a_finding_and_a_missing_receipt_are_faults() -> None:
+def test_a_changed_source_and_a_missing_receipt_are_faults() -> None:
     implementation = verified()
     good = a_receipt(implementation)
     assert receipts.faults(implementation, [good]) == []
     assert "no receipt" in receipts.faults(implementation, [])[0]
     assert "changed" in receipts.faults(implementation, [replace(good, source="0" * 16)])[0]
-    found = receipts.faults(implementation, [replace(good, sanitizer={"racecheck": 3})])
-    assert "racecheck found 3 errors" in found[0]
+
+
+def test_what_the_sanitizer_found_makes_an_implementation_unverified() -> None:
+    implementation = verified()
+    good = a_receipt(implementation)
+    doubtful = replace(good, sanitizer={"racecheck": 3, "memcheck": 0})
+    assert receipts.faults(implementation, [doubtful]) == []
+    assert receipts.doubt(implementation, [doubtful]) == "racecheck found 3 errors on h200"
+    assert receipts.doubt(implementation, [doubtful, good]) is None
+    assert receipts.doubt(implementation, [replace(doubtful, source="0" * 16)]) is None
+
+
+def test_a_receipt_makes_verified_what_calls_itself_unverified() -> None:
+    modest = replace(verified(), unverified="needs a Blackwell GPU")
+    assert receipts.doubt(modest, []) == "needs a Blackwell GPU"
+    assert receipts.doubt(modest, [a_receipt(modest)]) is None
+    stale = replace(a_receipt(modest), source="0" * 16)
+    assert receipts.doubt(modest, [stale]) == "needs a Blackwell GPU"
 
 
 def test_unverified_implementations_owe_no_receipt() -> None:

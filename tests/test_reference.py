@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,14 +14,89 @@ from kernelcat import catalog, check, dtypes, fuzz, gpu
 from kernelcat.spec import Problem
 
 HOST = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
+FP8 = "float8_e4m3fn"
 
 
-def gemm(problem: Problem, a, b, bias=None):
+def product(a, b):
     """Sums of outer products over k, in float64."""
-    d = np.zeros((problem["M"], problem["N"]))
-    for k in range(problem["K"]):
+    d = np.zeros((len(a), len(b)))
+    for k in range(a.shape[1]):
         d += np.outer(a[:, k].astype("float64"), b[:, k].astype("float64"))
-    return d if bias is None else d + bias
+    return d
+
+
+def sigmoid(x):
+    return (1 + np.tanh(x / 2)) / 2
+
+
+def gelu(x):
+    return x * 0.5 * (1 + np.vectorize(math.erf, otypes=["float64"])(x / math.sqrt(2)))
+
+
+def swiglu(z):
+    out = np.empty((z.shape[0], z.shape[1] // 2))
+    for j in range(out.shape[1]):
+        out[:, j] = z[:, 2 * j] * sigmoid(z[:, 2 * j]) * z[:, 2 * j + 1]
+    return out
+
+
+ACTIVATIONS = {
+    "none": lambda z: z,
+    "silu": lambda z: z * sigmoid(z),
+    "gelu": gelu,
+    "swiglu": swiglu,
+}
+
+
+def gemm(problem: Problem, a, b, bias=0.0, residual=0.0):
+    z = product(a, b) + bias
+    return {"d": ACTIVATIONS[problem["activation"]](z) + residual}
+
+
+def multicast_gemm(problem: Problem, a, b):
+    return {"d": product(a, b)}
+
+
+def fp8_gemm(problem: Problem, a, a_scale, b, b_scale):
+    """Every column of A and of B scaled by its block's scale, in float64."""
+    a, b = a.astype("float64"), b.astype("float64")
+    for k in range(problem["K"]):
+        a[:, k] *= a_scale[k // 128]
+        b[:, k] *= [b_scale[row // 128, k // 128] for row in range(problem["N"])]
+    return {"d": product(a, b)}
+
+
+E4M3 = np.array(
+    [fraction / 8 * 2.0**-6 for fraction in range(8)]
+    + [(1 + fraction / 8) * 2.0 ** (power - 7) for power in range(1, 16) for fraction in range(8)]
+)[:-1]
+"""Values of the codes 0x00 to 0x7E."""
+
+
+def e4m3(value: float) -> int:
+    """The code nearest to ``value``, the even one of two."""
+    size = min(abs(value), E4M3[-1])
+    distance = np.abs(E4M3 - size)
+    nearest = np.flatnonzero(distance == distance.min())
+    code = next((c for c in nearest if c % 2 == 0), nearest[0])
+    return int(code) | (0x80 if math.copysign(1, value) < 0 else 0)
+
+
+def fp8_quantize(problem: Problem, x):
+    """Block by block, element by element."""
+    m, k, rows = problem["M"], problem["K"], 1 if problem["block"] == "1x128" else 128
+    q = np.empty((m, k), "uint8")
+    scale = np.empty((math.ceil(m / rows), math.ceil(k / 128)), "float32")
+    for i, j in np.ndindex(scale.shape):
+        at = slice(rows * i, rows * (i + 1)), slice(128 * j, 128 * (j + 1))
+        amax = np.float32(max(np.abs(x[at]).max(), 1e-10))
+        scale[i, j] = amax / np.float32(448)
+        scaled = x[at] * (np.float32(448) / amax)
+        q[at] = np.reshape([e4m3(float(value)) for value in scaled.flat], scaled.shape)
+    return {
+        "q": dtypes.decode(q, FP8),
+        "scale": scale.T if problem["block"] == "1x128" else scale,
+    }
 
 
 def tma_copy(problem: Problem, src):
@@ -29,10 +105,18 @@ def tma_copy(problem: Problem, src):
     for row in range(problem["rows"]):
         for col in range(problem["cols"]):
             out[row, col] = src[row, col]
-    return out
+    return {"dst": out}
 
 
-INDEPENDENT = {"gemm": gemm, "tma_copy": tma_copy}
+INDEPENDENT = {
+    "fp8_gemm": fp8_gemm,
+    "fp8_quantize": fp8_quantize,
+    "gemm": gemm,
+    "multicast_gemm": multicast_gemm,
+    "tma_copy": tma_copy,
+}
+LIMITS = {"fp8_gemm": 270, "fp8_quantize": 140}
+"""Sizes drawn at most: beyond 128 where blocks are that large, else 40."""
 
 
 def test_every_entry_has_an_independent_formulation() -> None:
@@ -44,7 +128,7 @@ def test_the_oracle_agrees_with_it(name: str) -> None:
     entry = catalog.entry(name)
 
     @settings(max_examples=40, deadline=None)
-    @given(problem=fuzz.problems(entry, limit=40), seed=st.integers(0, 5))
+    @given(problem=fuzz.problems(entry, limit=LIMITS.get(name, 40)), seed=st.integers(0, 5))
     def run(problem: Problem, seed: int) -> None:
         prepared = check.prepare(entry, problem, HOST, seed)
         inputs = {
@@ -52,23 +136,49 @@ def test_the_oracle_agrees_with_it(name: str) -> None:
             for t in entry.inputs
             if t.present(problem)
         }
-        (output,) = entry.outputs
-        expected = prepared.expected[output.name]
-        if expected.dtype != np.float32:
-            expected = dtypes.decode(expected, output.dtype_of(problem))
         other = INDEPENDENT[name](problem, **inputs)
-        assert np.allclose(expected, other, rtol=1e-5, atol=1e-5)
+        for output in entry.outputs:
+            expected = prepared.expected[output.name]
+            assert expected.shape == output.shape_of(problem)
+            if expected.dtype != np.float32:
+                expected = dtypes.decode(expected, output.dtype_of(problem))
+            assert np.allclose(expected, other[output.name], rtol=1e-5, atol=1e-5)
 
     run()
+
+
+def problem_of(name: str, **axes: int | str | bool) -> Problem:
+    return catalog.entry(name).problem(**axes)
 
 
 @pytest.mark.parametrize(
     ("problem", "flops", "moved"),
     [
-        (Problem.of("gemm", M=3, N=5, K=7, dtype="float16", bias=False), 210, 2 * (21 + 35 + 15)),
-        (Problem.of("gemm", M=3, N=5, K=7, dtype="float16", bias=True), 210, 2 * (21 + 35 + 20)),
+        (problem_of("gemm", M=3, N=5, K=7, dtype="float16"), 210, 2 * (21 + 35 + 15)),
+        (problem_of("gemm", M=3, N=5, K=7, dtype="float16", bias=True), 210, 2 * (21 + 35 + 20)),
         (
-            Problem.of("tma_copy", rows=3, cols=5, src_stride=8, dst_stride=5, dtype="float32"),
+            problem_of("gemm", M=3, N=6, K=7, dtype="float16", activation="swiglu", residual=True),
+            252,
+            2 * (21 + 42 + 9 + 9),
+        ),
+        (problem_of("multicast_gemm", M=3, N=5, K=7, dtype="float16"), 210, 2 * (21 + 35 + 15)),
+        (
+            problem_of("fp8_gemm", M=3, N=130, K=300, dtype=FP8),
+            2 * 3 * 130 * 300,
+            3 * 300 + 130 * 300 + 2 * 3 * 130 + 4 * (3 * 3 + 2 * 3),
+        ),
+        (
+            problem_of("fp8_quantize", M=3, K=300, dtype="float16", block="1x128"),
+            900,
+            3 * 900 + 4 * 9,
+        ),
+        (
+            problem_of("fp8_quantize", M=130, K=300, dtype="float16", block="128x128"),
+            39000,
+            3 * 39000 + 4 * 6,
+        ),
+        (
+            problem_of("tma_copy", rows=3, cols=5, src_stride=8, dst_stride=5, dtype="float32"),
             0,
             2 * 4 * 15,
         ),
@@ -80,10 +190,46 @@ def test_the_least_work_is_counted(problem: Problem, flops: int, moved: int) -> 
     assert (entry.flops(problem), entry.bytes_moved(problem)) == (flops, moved)
 
 
-def test_gemm_inputs_make_a_lost_slice_of_k_visible() -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("gemm", "bfloat16"), ("multicast_gemm", "bfloat16"), ("fp8_gemm", FP8)]
+)
+def test_inputs_make_a_lost_slice_of_k_visible(name: str, dtype: str) -> None:
     """D has variance about 1 whatever K is, far above the tolerance."""
-    entry = catalog.entry("gemm")
+    entry = catalog.entry(name)
     for k in (64, 1024):
-        problem = entry.problem(M=64, N=64, K=k, dtype="bfloat16", bias=False)
+        problem = entry.problem(M=128, N=256, K=k, dtype=dtype)
         d = check.prepare(entry, problem, HOST).expected["d"]
         assert 0.8 < float(np.std(d)) < 1.2
+
+
+def test_a_scale_of_another_block_is_beyond_the_tolerance() -> None:
+    entry = catalog.entry("fp8_gemm")
+    problem = entry.problem(M=64, N=256, K=2048, dtype=FP8)
+    prepared = check.prepare(entry, problem, HOST)
+    tolerance = entry.tolerance_of(problem)
+    values = {
+        t.name: dtypes.decode(prepared.arrays[t.name], t.dtype_of(problem)) for t in entry.inputs
+    }
+    for name, axis in (("a_scale", 0), ("a_scale", 1), ("b_scale", 0), ("b_scale", 1)):
+        wrong = values | {name: np.roll(values[name], 1, axis)}
+        error = abs(entry.oracle(problem, wrong)["d"] - prepared.expected["d"])
+        allowed = tolerance.absolute + tolerance.relative * abs(prepared.expected["d"])
+        assert (error > allowed).mean() > 0.5
+
+
+def test_what_fp8_quantize_makes_is_what_fp8_gemm_takes() -> None:
+    """A product of quantized operands is the product, but for the rounding to 3 bits."""
+    random = np.random.default_rng(0)
+    m, n, k = 40, 200, 300
+    quantize, multiply = catalog.entry("fp8_quantize"), catalog.entry("fp8_gemm")
+    arrays, exact = {}, []
+    for name, rows, block in (("a", m, "1x128"), ("b", n, "128x128")):
+        x = random.standard_normal((rows, k), dtype=np.float32) * k**-0.25
+        x = dtypes.encode(x, "bfloat16")
+        problem = quantize.problem(M=rows, K=k, dtype="bfloat16", block=block)
+        out = quantize.oracle(problem, {"x": x})
+        arrays |= {name: dtypes.decode(out["q"], FP8), f"{name}_scale": out["scale"]}
+        exact.append(dtypes.decode(x, "bfloat16"))
+    d = multiply.oracle(multiply.problem(M=m, N=n, K=k, dtype=FP8), arrays)["d"]
+    assert np.abs(d - exact[0] @ exact[1].T).max() < 0.25
+    assert np.std(d - exact[0] @ exact[1].T) < 0.05

@@ -87,7 +87,8 @@ GEMM_SCHEMA = (
         (
             ATTENTION,
             False,
-            '(Tensor q, *, SymInt top_k, bool causal=False, str layout, str pin="") -> (Tensor, Tensor)',
+            "(Tensor q, *, SymInt top_k, bool causal=False, str layout, "
+            'str pin="") -> (Tensor, Tensor)',
         ),
         (
             ATTENTION,

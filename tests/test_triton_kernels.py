@@ -22,8 +22,12 @@ from kernelcat.implementation import Config
 BF16, FP16 = "bfloat16", "float16"
 
 
-def gemm(variant: str, m: int, n: int, k: int, dtype: str, bias: bool, **config: int | str):
-    return ("gemm", variant, config, {"M": m, "N": n, "K": k, "dtype": dtype, "bias": bias})
+def gemm(
+    variant: str, m: int, n: int, k: int, dtype: str, bias: bool = False,
+    activation: str = "none", residual: bool = False, **config: int | str,
+):  # fmt: skip
+    axes = {"M": m, "N": n, "K": k, "dtype": dtype, "bias": bias}
+    return ("gemm", variant, config, {**axes, "activation": activation, "residual": residual})
 
 
 def copy(variant: str, rows: int, cols: int, src: int, dst: int, dtype: str, **config: int):
@@ -52,6 +56,39 @@ CASES = {
     ),
     "persistent, ragged": gemm(
         "persistent", 130, 264, 72, FP16, True, tile="128x128x64", stages=3, subtiles=1
+    ),
+    "naive, every epilogue at once": gemm(
+        "naive", 37, 46, 70, BF16, True, "swiglu", True, tile="32x64x32"
+    ),
+    "tiled, silu": gemm(
+        "tiled", 70, 67, 131, BF16, False, "silu", True, tile="64x64x64", stages=3, split_k=1
+    ),
+    "tiled, swiglu of an odd number of pairs, split": gemm(
+        "tiled", 9, 70, 1100, FP16, True, "swiglu", True, tile="16x64x128", stages=3, split_k=2
+    ),
+    "tma, gelu": gemm(
+        "tma", 50, 72, 264, FP16, True, "gelu", True, tile="64x64x128", stages=3, split_k=1
+    ),
+    "tma, few rows, swiglu": gemm(
+        "tma", 9, 80, 264, BF16, False, "swiglu", True, tile="16x64x128", stages=3, split_k=1
+    ),
+    "tma, swiglu that no descriptor can store": gemm(
+        "tma", 9, 72, 264, BF16, True, "swiglu", False, tile="16x64x128", stages=3, split_k=1
+    ),
+    "tma, silu, split": gemm(
+        "tma", 1, 72, 2080, BF16, True, "silu", True, tile="16x64x128", stages=4, split_k=4
+    ),
+    "persistent, swiglu in halves": gemm(
+        "persistent", 390, 784, 72, BF16, True, "swiglu", True, tile="128x256x64", stages=3,
+        subtiles=2,
+    ),
+    "persistent, gelu": gemm(
+        "persistent", 130, 264, 72, FP16, False, "gelu", True, tile="128x128x64", stages=3,
+        subtiles=1,
+    ),
+    "persistent, a residual that no descriptor can load": gemm(
+        "persistent", 130, 263, 72, BF16, True, "silu", True, tile="128x128x64", stages=3,
+        subtiles=1,
     ),
     "copy, one row": copy("vectorized", 1, 4099, 0, 0, BF16, tile_bytes=4096, warps=4),
     "copy, strided, tail": copy("vectorized", 37, 131, 144, 160, BF16, tile_bytes=4096, warps=4),
@@ -139,7 +176,7 @@ def test_split_k_leaves_its_counters_at_zero(interpreted) -> None:
     assert interpreted[1] == [True, 0]
 
 
-@pytest.mark.parametrize("name", ["gemm", "tma_copy"])
+@pytest.mark.parametrize("name", ["gemm", "multicast_gemm", "tma_copy"])
 def test_what_is_tried_for_a_problem_is_few(name: str) -> None:
     target = gpu.find("h200")
     for implementation in catalog.in_language(name, "triton"):
@@ -148,7 +185,11 @@ def test_what_is_tried_for_a_problem_is_few(name: str) -> None:
 
 
 def test_nothing_to_do_is_no_step() -> None:
-    for name, axes in {"gemm": {"M": 0}, "tma_copy": {"rows": 0}}.items():
+    for name, axes in {
+        "gemm": {"M": 0},
+        "multicast_gemm": {"N": 0},
+        "tma_copy": {"rows": 0},
+    }.items():
         entry = catalog.entry(name)
         whole = next(iter(entry.problems.values()))
         problem = entry.problem(**{**whole.values, **axes})
@@ -179,3 +220,32 @@ def test_tma_says_why_it_cannot_serve() -> None:
     config = Config(tile="64x64x128", stages=4, split_k=1)
     problem = entry.problem(M=64, N=64, K=64, dtype=BF16, bias=False)
     assert "shared memory" in (tma.why_not(config, problem, small) or "")
+
+
+def test_stages_fill_what_shared_memory_there_is() -> None:
+    from kernelcat.kernels.triton.gemm import gluon
+
+    target, entry = gpu.find("h200"), catalog.entry("gemm")
+    sizes = {"M": 4096, "N": 4096, "K": 4096, "dtype": BF16}
+    for residual, activation, subtiles, expected in (
+        (False, "none", 1, 3),
+        (False, "none", 2, 4),
+        (True, "none", 2, 3),  # waits as a whole
+        (True, "swiglu", 2, 4),
+    ):
+        problem = entry.problem(**sizes, residual=residual, activation=activation)
+        config = Config(tile="128x256x64", schedule="cooperative", subtiles=subtiles)
+        assert gluon.num_stages(problem, config, target) == expected
+
+
+def test_gluon_says_why_it_cannot_serve() -> None:
+    entry, target = catalog.entry("gemm"), gpu.find("h200")
+    gluon = catalog.implementation("gemm", "triton", "gluon")
+    config = Config(tile="128x128x64", schedule="pingpong", subtiles=2, tail_splits=1)
+    for sizes, reason in (
+        ({"M": 128, "N": 128, "K": 65}, "multiple of 8"),
+        ({"M": 128, "N": 129, "K": 64}, "multiple of 16 bytes"),
+        ({"M": 64, "N": 128, "K": 64}, "half empty"),
+    ):
+        problem = entry.problem(**sizes, dtype=BF16)
+        assert reason in (gluon.why_not(config, problem, target) or "")

@@ -68,7 +68,7 @@ def check(
         found, device, problems, fuzz_examples=fuzz_examples, sanitize_examples=sanitize, jobs=jobs
     ):
         outcomes.append(outcome)
-        if receipt and outcome.passed:
+        if receipt and outcome.right:
             written = certify.receipt(implementation, outcome, device)
             receipts.write(folder or receipts.local_folder(), [written])
         if not as_json:
@@ -94,7 +94,7 @@ def _show(outcome: Any) -> None:
 @click.option("--examples", default=100, show_default=True, help="Random problems each.")
 @click.option("--seed", default=0, show_default=True, help="The same seed draws the same ones.")
 @click.option("--limit", type=int, help="Largest value of any size.")
-@click.option("--kernels", default=32, show_default=True, help="Compiled variations drawn from.")
+@click.option("--kernels", default=16, show_default=True, help="Compiled variations drawn from.")
 @click.option("--mirrored", is_flag=True, help="Keep arrays on the host: for compute-sanitizer.")
 @language
 @variant

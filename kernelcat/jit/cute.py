@@ -228,7 +228,7 @@ def element_type(dtype: str) -> Any:
     """The DSL's type of elements called ``dtype`` in kernelcat."""
     import cutlass
 
-    names = {"bfloat16": "BFloat16", "float16": "Float16", "float32": "Float32"}
+    names = {"bfloat16": "BFloat16", "float8_e4m3fn": "Float8E4M3FN"}
     return getattr(cutlass, names.get(dtype, dtype.capitalize()))
 
 

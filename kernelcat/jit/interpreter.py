@@ -32,7 +32,7 @@ def interpret(program: Program, arrays: Arrays) -> None:
     memory = {name: torch.from_numpy(array) for name, array in arrays.items()}
     for name, size in program.workspaces.items():
         memory[name] = torch.zeros(size, dtype=torch.uint8)
-    with true_bfloat16():
+    with true_floats():
         for step in program.steps:
             source = step.source
             if not isinstance(source, TritonSource):
@@ -71,12 +71,19 @@ def _typed(tensor: Any, dtype: str) -> Any:
     return None if tensor is None else tensor.view(getattr(torch, dtype))
 
 
-@contextlib.contextmanager
-def true_bfloat16() -> Iterator[None]:
-    """Give the interpreter the bfloat16 arithmetic of a GPU while the context lasts.
+NARROW = {"bf16": "bfloat16", "fp8e4nv": "float8_e4m3fn"}
+"""Triton's name -> ours, of float types that the interpreter keeps as unsigned integers."""
 
-    It keeps bfloat16 as ``uint16``; up to 3.9 its ``tl.dot`` multiplies these integers and its
-    conversion from float32 truncates.
+_NAN: dict[str, Any] = {"bfloat16": np.uint16(0x7FC0), "float8_e4m3fn": np.uint8(0x7F)}
+"""The NaN that GPUs make."""
+
+
+@contextlib.contextmanager
+def true_floats() -> Iterator[None]:
+    """Give the interpreter a GPU's arithmetic on narrow float types while the context lasts.
+
+    Up to 3.9 its ``tl.dot`` multiplies the integers that hold a bfloat16, and its conversions from
+    float32 truncate.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -84,13 +91,12 @@ def true_bfloat16() -> Iterator[None]:
     convert, dot = interpreter._convert_float, interpreter.InterpreterBuilder.create_dot
 
     def exact_convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
-        if (source, target) == (tl.bfloat16, tl.float32):
-            return dtypes.decode(data.view(np.uint16), "bfloat16")
-        if (source, target) == (tl.float32, tl.bfloat16):
-            values = data.view(np.float32)
-            missing = np.isnan(values)
-            rounded = dtypes.encode(np.where(missing, np.float32(0), values), "bfloat16")
-            return np.where(missing, np.uint16(0x7FC0), rounded)
+        if source.name in NARROW:
+            data, source = _decode(data, NARROW[source.name]), tl.float32
+        if source == target:
+            return data
+        if source == tl.float32 and target.name in NARROW:
+            return _encode(data.view(np.float32), NARROW[target.name])
         return convert(data, source, target, rounding)
 
     def widened_dot(self: Any, a: Any, b: Any, *more: Any) -> Any:
@@ -108,6 +114,17 @@ def true_bfloat16() -> Iterator[None]:
 def _widen(handle: Any, tl: Any) -> Any:
     from triton.runtime.interpreter import TensorHandle
 
-    if handle.dtype.scalar != tl.bfloat16:
+    name = handle.dtype.scalar.name
+    if name not in NARROW:
         return handle
-    return TensorHandle(dtypes.decode(handle.data, "bfloat16"), tl.float32)
+    return TensorHandle(_decode(handle.data, NARROW[name]), tl.float32)
+
+
+def _decode(data: Any, dtype: str) -> Any:
+    return dtypes.decode(data.view(dtypes.STORAGE[dtype]), dtype)
+
+
+def _encode(values: Any, dtype: str) -> Any:
+    missing = np.isnan(values)
+    rounded = dtypes.encode(np.where(missing, np.float32(0), values), dtype)
+    return np.where(missing, _NAN[dtype], rounded)

@@ -21,7 +21,7 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from pathlib import Path
@@ -46,6 +46,7 @@ if version_of("triton") is None:
 
 TYPES = {
     "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8e4nv",
     "float16": "fp16",
     "float32": "fp32",
     "uint8": "u8",
@@ -55,7 +56,9 @@ TYPES = {
 
 NAMES = {short: name for name, short in TYPES.items()}
 _CATALOG_IMPORT = re.compile(r"^from (kernelcat\.kernels\.[\w.]+) import", re.MULTILINE)
-_DESCRIPTOR = re.compile(r"tensordesc<(?P<dtype>\w+)\[(?P<block>[\d, ]+)\]>")
+_DESCRIPTOR = re.compile(
+    r"tensordesc<(?P<dtype>\w+)\[(?P<block>[\d, ]+)\](,.*cga_layout=(?P<cluster>.*)\))?>"
+)
 _PTXAS = re.compile(r"(?P<stores>\d+) bytes spill stores.*?Used (?P<registers>\d+) reg", re.DOTALL)
 _SWIZZLE_BYTES = (0, 32, 64, 128)
 _compiling = threading.Lock()
@@ -96,21 +99,35 @@ def descriptor(
     shape: tuple[int, int],
     block: tuple[int, int],
     row_stride: int | None = None,
+    gluon: bool = False,
+    cluster: tuple[tuple[int, int], ...] = (),
 ) -> Argument:
     """A TMA descriptor over a row-major matrix, loaded and stored in tiles of ``block``.
 
     ``shape`` and ``row_stride`` (default: contiguous) are in elements; a row must take a multiple
-    of 16 bytes.
+    of 16 bytes. To a ``gluon`` kernel the type also tells how a tile lies in shared memory, and
+    which part of it each block of a cluster has: ``cluster`` is Gluon's ``cga_layout``, ``(1, 0)``
+    for halves of the rows, ``(0, 0)`` for all of it twice.
     """
     rows, cols = shape
     stride = cols if row_stride is None else row_stride
     size = dtypes.itemsize(dtype)
-    box, swizzle = box_of(dtype, block)
+    box, swizzle = box_of(dtype, _part(block, cluster))
     tensor_map = TensorMap(tensor, dtype, (cols, rows), (stride * size,), box, swizzle)
+    bases = [list(basis) for basis in cluster]
+    layout = f",NVMMASharedLayout({swizzle}, {8 * size}, cga_layout={bases})" if gluon else ""
     return Argument(
-        f"tensordesc<{TYPES[dtype]}[{block[0]}, {block[1]}]>",
+        f"tensordesc<{TYPES[dtype]}[{block[0]}, {block[1]}]{layout}>",
         (tensor_map, Int32(rows), Int32(cols), Int64(stride), Int64(1)),
     )
+
+
+def _part(block: tuple[int, int], cluster: Iterable[Sequence[int]]) -> tuple[int, int]:
+    """The part of ``block`` that one block of a cluster has."""
+    rows, cols = block
+    for by_rows, by_cols in cluster:
+        rows, cols = rows // (2 if by_rows else 1), cols // (2 if by_cols else 1)
+    return rows, cols
 
 
 def box_of(dtype: str, block: tuple[int, int]) -> tuple[tuple[int, int], int]:
@@ -319,9 +336,9 @@ def _files(module: str) -> Iterator[Path]:
 
 
 def parse_descriptor(type_name: str) -> tuple[str, tuple[int, int]]:
-    """Element type and block of ``tensordesc<bf16[128, 64]>``."""
+    """Element type of ``tensordesc<bf16[128, 64]>`` and its block, or a cluster's block's part."""
     match = _DESCRIPTOR.fullmatch(type_name)
     if match is None:
         raise ValueError(f"malformed descriptor type {type_name!r}")
     rows, cols = map(int, match["block"].split(","))
-    return NAMES[match["dtype"]], (rows, cols)
+    return NAMES[match["dtype"]], _part((rows, cols), json.loads(match["cluster"] or "[]"))

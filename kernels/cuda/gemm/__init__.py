@@ -8,6 +8,7 @@ from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation, Int32, Pointer, Program, Step
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.gemm import tma, wgmma
+from kernelcat.kernels.cuda.gemm.operands import EPILOGUE, d_cols, epilogue, sizes
 from kernelcat.model import copy_us, tiled_gemm_us
 from kernelcat.spec import Problem
 
@@ -15,20 +16,17 @@ NAIVE_THREADS = 256
 NAIVE_FLOPS = 0.5e12
 """What one thread an element reaches on an H200 (2.23 s for 8192^3)."""
 
-POINTERS = tuple(map(Pointer, ("a", "b", "bias", "d")))
-
-
-def _sizes(problem: Problem) -> tuple[Int32, Int32, Int32]:
-    return Int32(problem["M"]), Int32(problem["N"]), Int32(problem["K"])
+POINTERS = (Pointer("a"), Pointer("b"), *EPILOGUE)
 
 
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    blocks = ceil(problem["M"] * problem["N"] / NAIVE_THREADS)
+    blocks = ceil(problem["M"] * d_cols(problem) / NAIVE_THREADS)
     if blocks == 0:
         return Program(())
-    source = CudaSource("gemm/naive.cu", f"kernelcat::gemm_naive<kernelcat::{problem['dtype']}>")
+    arguments = f"kernelcat::{problem['dtype']}, {epilogue(problem)}"
+    source = CudaSource("gemm/naive.cu", f"kernelcat::gemm_naive<{arguments}>")
     grid = (min(blocks, 2**31 - 1), 1, 1)
-    return Program((Step(source, grid, (*POINTERS, *_sizes(problem)), NAIVE_THREADS),))
+    return Program((Step(source, grid, (*POINTERS, *sizes(problem)), NAIVE_THREADS),))
 
 
 def _naive_us(problem: Problem, config: Config, gpu: Gpu) -> float:
@@ -46,9 +44,11 @@ def _tiled(problem: Problem, config: Config, gpu: Gpu) -> Program:
     tiles = ceil(problem["M"] / block_m) * ceil(problem["N"] / block_n)
     if tiles == 0:
         return Program(())
-    arguments = f"kernelcat::{problem['dtype']}, {block_m}, {block_n}, {stages}"
+    arguments = (
+        f"kernelcat::{problem['dtype']}, {block_m}, {block_n}, {stages}, {epilogue(problem)}"
+    )
     source = CudaSource("gemm/tiled.cu", f"kernelcat::gemm_tiled<{arguments}>")
-    params = (*POINTERS, *_sizes(problem), Int32(8))
+    params = (*POINTERS, *sizes(problem), Int32(8))
     return Program((Step(source, (tiles, 1, 1), params, 2 * block_n, _tiled_shared(config)),))
 
 

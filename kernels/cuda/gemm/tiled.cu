@@ -1,4 +1,5 @@
-// D = A @ B^T (+ bias) by mma.sync from a ring of shared-memory stages; any shape and alignment.
+// D = activation(A @ B^T + bias) + residual by mma.sync from a ring of shared-memory stages; any
+// shape and alignment.
 #include <kernelcat/async_copy.cuh>
 #include <kernelcat/mbarrier.cuh>
 #include <kernelcat/tile_order.cuh>
@@ -87,9 +88,9 @@ struct OperandLoader {
   }
 };
 
-template <typename T, int BLOCK_M, int BLOCK_N, int kNumStages, bool kAligned>
+template <int BLOCK_M, int BLOCK_N, int kNumStages, bool kAligned, typename T, typename Output>
 __device__ __forceinline__ void compute_tile(uint32_t shared, const T* a, const T* b,
-                                             const GemmOutput<T>& output, int k, Tile tile) {
+                                             const Output& output, int k, Tile tile) {
   constexpr int kWarpRows = BLOCK_M / 2, kWarpCols = 32;
   constexpr int kThreads = 2 * (BLOCK_N / kWarpCols) * kWarpThreads;
   constexpr uint32_t kStageBytesA = BLOCK_M * kRowBytes;
@@ -133,21 +134,23 @@ __device__ __forceinline__ void compute_tile(uint32_t shared, const T* a, const 
 }
 
 // One block a tile, of BLOCK_N / 16 warps in two rows.
-template <typename T, int BLOCK_M, int BLOCK_N, int kNumStages>
-__global__ void __launch_bounds__(BLOCK_N * 2) gemm_tiled(const T* a,     // (m, k)
-                                                          const T* b,     // (n, k)
-                                                          const T* bias,  // (n,) or null
-                                                          T* d,           // (m, n)
-                                                          int m, int n, int k, int group_m) {
+template <typename T, int BLOCK_M, int BLOCK_N, int kNumStages, Activation kActivation,
+          bool kResidual>
+__global__ void __launch_bounds__(BLOCK_N * 2)
+    gemm_tiled(const T* a,         // (m, k)
+               const T* b,         // (n, k)
+               const T* bias,      // (n,) or null
+               const T* residual,  // as d, or null
+               T* d,               // (m, n), or (m, n / 2) for kSwiglu
+               int m, int n, int k, int group_m) {
   extern __shared__ __align__(16) uint8_t stages[];
-  const GemmOutput<T> output = {d, bias, m, n};
+  const GemmOutput<T, kActivation, kResidual> output = {d, bias, m, n, residual};
   const Tile tile = grouped_tile(blockIdx.x, ceil_div(m, BLOCK_M), ceil_div(n, BLOCK_N), group_m);
+  const uint32_t shared = shared_address(stages);
   if (k % kUnit == 0 && is_aligned(a, 16) && is_aligned(b, 16)) {
-    compute_tile<T, BLOCK_M, BLOCK_N, kNumStages, true>(shared_address(stages), a, b, output, k,
-                                                        tile);
+    compute_tile<BLOCK_M, BLOCK_N, kNumStages, true>(shared, a, b, output, k, tile);
   } else {
-    compute_tile<T, BLOCK_M, BLOCK_N, kNumStages, false>(shared_address(stages), a, b, output, k,
-                                                         tile);
+    compute_tile<BLOCK_M, BLOCK_N, kNumStages, false>(shared, a, b, output, k, tile);
   }
 }
 

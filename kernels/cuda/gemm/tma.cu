@@ -1,6 +1,8 @@
-// D = A @ B^T (+ bias) by mma.sync from a ring of stages that one warp keeps full by TMA: what the
-// copy engine alone brings over `tiled`, where the multiplying warps move the operands themselves.
+// D = activation(A @ B^T + bias) + residual by mma.sync from a ring of stages that one warp keeps
+// full by TMA: what the copy engine alone brings over `tiled`, where the multiplying warps move the
+// operands themselves.
 #include <kernelcat/bulk_copy.cuh>
+#include <kernelcat/cache_policy.cuh>
 #include <kernelcat/sync.cuh>
 #include <kernelcat/tile_order.cuh>
 #include <kernelcat/warp_tile.cuh>
@@ -19,12 +21,14 @@ struct TmaShared {
 };
 
 // One block a tile: BLOCK_N / 16 warps in two rows multiply, and one more loads.
-template <typename T, int BLOCK_M, int BLOCK_N, int kNumStages>
+template <typename T, int BLOCK_M, int BLOCK_N, int kNumStages, Activation kActivation,
+          bool kResidual>
 __global__ void __launch_bounds__(BLOCK_N * 2 + kWarpThreads)
     gemm_tma(const __grid_constant__ TensorMap map_a,  // (m, k), boxes of BLOCK_M x BLOCK_K
              const __grid_constant__ TensorMap map_b,  // (n, k), boxes of BLOCK_N x BLOCK_K
              const T* bias,                            // (n,) or null
-             T* d,                                     // (m, n)
+             const T* residual,                        // as d, or null
+             T* d,                                     // (m, n), or (m, n / 2) for kSwiglu
              int m, int n, int k, int group_m) {
   constexpr int kNumConsumerWarps = BLOCK_N / 16;
   constexpr int kWarpRows = BLOCK_M / 2, kWarpCols = 32;
@@ -45,14 +49,15 @@ __global__ void __launch_bounds__(BLOCK_N * 2 + kWarpThreads)
   RingPosition<kNumStages> position;
   if (warp_index() == kNumConsumerWarps) {
     if (!elect_one()) return;
-    const uint64_t policy = evict_normal_policy();
     for (int k_block = 0; k_block < num_k; ++k_block, position.advance()) {
       const int stage = position.stage;
       shared.empty[stage].wait(position.parity ^ 1);
       Barrier& full = shared.full[stage];
       full.arrive_expect((BLOCK_M + BLOCK_N) * kRowBytes);
-      tensor_load(shared.a[stage], map_a, k_block * BLOCK_K, tile.m * BLOCK_M, full, policy);
-      tensor_load(shared.b[stage], map_b, k_block * BLOCK_K, tile.n * BLOCK_N, full, policy);
+      tensor_load(shared.a[stage], map_a, k_block * BLOCK_K, tile.m * BLOCK_M, full,
+                  kDefaultPolicy);
+      tensor_load(shared.b[stage], map_b, k_block * BLOCK_K, tile.n * BLOCK_N, full,
+                  kDefaultPolicy);
     }
     return;
   }
@@ -76,7 +81,8 @@ __global__ void __launch_bounds__(BLOCK_N * 2 + kWarpThreads)
     __syncwarp();
     if (lane_index() == 0) shared.empty[stage].arrive();
   }
-  sums.store({d, bias, m, n}, tile.m * BLOCK_M + warp_row, tile.n * BLOCK_N + warp_col);
+  const GemmOutput<T, kActivation, kResidual> output = {d, bias, m, n, residual};
+  sums.store(output, tile.m * BLOCK_M + warp_row, tile.n * BLOCK_N + warp_col);
 }
 
 }  // namespace kernelcat

@@ -5,9 +5,16 @@ from __future__ import annotations
 from math import ceil
 
 from kernelcat.gpu import KB, Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Pointer, Program, Step
+from kernelcat.implementation import Config, Implementation, Int32, Program, Step
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.gemm.operands import BLOCK_K, operand_map, why_not_tma
+from kernelcat.kernels.cuda.gemm.operands import (
+    BLOCK_K,
+    EPILOGUE,
+    epilogue,
+    operand_map,
+    sizes,
+    why_not_tma,
+)
 from kernelcat.model import tiled_gemm_us
 from kernelcat.spec import Problem
 
@@ -25,18 +32,20 @@ def _blocks_per_sm(config: Config, gpu: Gpu) -> int:
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    m, n, k, dtype = (problem[axis] for axis in ("M", "N", "K", "dtype"))
+    m, n = problem["M"], problem["N"]
     block_m, block_n, stages = config["block_m"], config["block_n"], config["num_stages"]
     tiles = ceil(m / block_m) * ceil(n / block_n)
     if tiles == 0:
         return Program(())
-    arguments = f"kernelcat::{dtype}, {block_m}, {block_n}, {stages}"
+    arguments = (
+        f"kernelcat::{problem['dtype']}, {block_m}, {block_n}, {stages}, {epilogue(problem)}"
+    )
     params = (
         operand_map("a", problem, m, block_m),
         operand_map("b", problem, n, block_n),
-        Pointer("bias"),
-        Pointer("d"),
-        *map(Int32, (m, n, k, 8)),
+        *EPILOGUE,
+        *sizes(problem),
+        Int32(8),
     )
     source = CudaSource("gemm/tma.cu", f"kernelcat::gemm_tma<{arguments}>")
     step = Step(source, (tiles, 1, 1), params, 2 * block_n + 32, _shared_bytes(config))

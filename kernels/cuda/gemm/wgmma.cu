@@ -1,110 +1,84 @@
-// D = A @ B^T (+ bias) on Hopper: a persistent kernel in which one warpgroup feeds a ring of stages
-// by TMA and one or two others multiply from it by wgmma, optionally with the k range split.
+// D = activation(A @ B^T + bias) + residual on Hopper: a persistent kernel in which one thread
+// feeds a ring of stages by TMA and one or two warpgroups multiply from it by wgmma.
 //
-// The division of labour, the register reallocation and the grouped order of tiles are those of
-// CUTLASS's and DeepGEMM's warp-specialized kernels.
-#include <kernelcat/bulk_copy.cuh>
-#include <kernelcat/gemm_output.cuh>
-#include <kernelcat/mma.cuh>
+// The division of labour, the register reallocation, the ping-pong of two tiles and the grouped
+// order are those of CUTLASS's and DeepGEMM's warp-specialized kernels.
+#include <kernelcat/pdl.cuh>
 #include <kernelcat/split_k.cuh>
-#include <kernelcat/sync.cuh>
 #include <kernelcat/tile_order.cuh>
-#include <kernelcat/wgmma.cuh>
+#include <kernelcat/wgmma_stage.cuh>
+
+#include "wgmma_store.cuh"
 
 namespace kernelcat {
 
-constexpr int BLOCK_K = 64;  // 128 bytes: one row of the swizzle
-
-// What is known at compile time. A consumer warpgroup owns kRows rows of the tile.
-template <typename T_, int BLOCK_M_, int BLOCK_N_, int kNumStages_, bool kTmaStore_>
-struct WgmmaTile {
-  using T = T_;
-  static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, kNumStages = kNumStages_;
-  static constexpr bool kTmaStore = kTmaStore_;
-  static constexpr int kNumConsumers = BLOCK_M == 64 ? 1 : 2;
-  static constexpr int kNumThreads = kWarpgroupThreads * (kNumConsumers + 1);
-  static constexpr int kRows = BLOCK_M / kNumConsumers;
-  static constexpr int kNumWgmmas = kRows / kWgmmaM;  // one below the other
-  static constexpr int kStageBytesA = BLOCK_M * BLOCK_K * 2;
-  static constexpr int kStageBytes = kStageBytesA + BLOCK_N * BLOCK_K * 2;
-  // Output leaves in chunks of 64 rows, two buffers a consumer.
-  static constexpr int kChunkCols = BLOCK_N % 64 == 0 ? 64 : BLOCK_N % 32 == 0 ? 32 : 16;
-  static constexpr int kChunkBytes = kWgmmaM * kChunkCols * 2;
-  static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0);
-
-  using Accumulators = float[kNumWgmmas][BLOCK_N / 2];
-};
-
+// The place of a block in its cluster, and of its tile among the cluster's.
 template <typename Config>
-struct WgmmaShared {
-  alignas(1024) uint8_t stages[Config::kNumStages][Config::kStageBytes];  // A, then B
-  alignas(1024) uint8_t chunks[Config::kNumConsumers][2][Config::kChunkBytes];
-  Barrier full[Config::kNumStages];
-  Barrier empty[Config::kNumStages];
-  uint32_t is_last[Config::kNumConsumers];
-};
+struct ClusterPlace {
+  int rank = Config::kClusterSize > 1 ? static_cast<int>(cluster_rank()) : 0;
 
-// A share of a tile's k range: blocks [k_begin, k_end) of BLOCK_K.
-struct Work {
-  int tile, split, row, col, k_begin, k_end;
-};
+  static __device__ __forceinline__ uint32_t first_work() {
+    return blockIdx.x / Config::kClusterSize;
+  }
+  static __device__ __forceinline__ uint32_t num_clusters() {
+    return gridDim.x / Config::kClusterSize;
+  }
 
-// Every unit of work in its order; splits of a tile are neighbours, so that they run together.
-template <typename Config>
-struct WorkList {
-  int num_m, num_n, num_k, num_splits, group_m;
-
-  __device__ __forceinline__ int size() const { return num_m * num_n * num_splits; }
-
-  __device__ __forceinline__ Work operator[](int index) const {
-    const int tile = index / num_splits, split = index % num_splits;
-    const Tile at = grouped_tile(tile, num_m, num_n, group_m);
-    const auto k_at = [&](int s) { return num_k * s / num_splits; };
-    return {tile,        split,          at.m * Config::BLOCK_M, at.n * Config::BLOCK_N,
-            k_at(split), k_at(split + 1)};
+  __device__ __forceinline__ int row_of(Tile tile) const {
+    return (tile.m * Config::kClusterM + rank / Config::kClusterN) * Config::BLOCK_M;
+  }
+  __device__ __forceinline__ int col_of(Tile tile) const {
+    return (tile.n * Config::kClusterN + rank % Config::kClusterN) * Config::BLOCK_N;
   }
 };
 
-// Runs in one thread.
-template <typename Config>
-__device__ __forceinline__ void produce(WgmmaShared<Config>& shared, const WorkList<Config>& list,
-                                        const TensorMap& map_a, const TensorMap& map_b) {
-  const uint64_t policy = evict_normal_policy();
-  RingPosition<Config::kNumStages> position;
-  for (int index = blockIdx.x; index < list.size(); index += gridDim.x) {
-    const Work work = list[index];
-    for (int k_block = work.k_begin; k_block < work.k_end; ++k_block) {
-      const int stage = position.stage;
-      shared.empty[stage].wait(position.parity ^ 1);
-      Barrier& full = shared.full[stage];
-      full.arrive_expect(Config::kStageBytes);
-      tensor_load(shared.stages[stage], map_a, k_block * BLOCK_K, work.row, full, policy);
-      tensor_load(shared.stages[stage] + Config::kStageBytesA, map_b, k_block * BLOCK_K, work.col,
-                  full, policy);
-      position.advance();
-    }
+// kRows rows of an operand from row `y` on. Where kSharers blocks need the same, each loads its
+// part for all of them.
+template <int kRows, int kSharers>
+__device__ __forceinline__ void load_operand(uint8_t* stage, const TensorMap& map, int x, int y,
+                                             int rank, Barrier& full) {
+  if constexpr (kSharers == 1) {
+    tensor_load(stage, map, x, y, full, kDefaultPolicy);
+  } else {
+    const int first = rank * (kRows / kSharers);
+    tensor_load_multicast(stage + first * kRowBytes, map, x, y + first, full, (1 << kSharers) - 1,
+                          kDefaultPolicy);
   }
 }
 
-// One stage: kRows x BLOCK_N x BLOCK_K. Starts the wgmmas and commits them as one group.
+// Runs in one thread.
 template <typename Config>
-__device__ __forceinline__ void multiply_stage(typename Config::Accumulators& sums, uint64_t a,
-                                               uint64_t b, bool accumulate) {
-#pragma unroll
-  for (int i = 0; i < Config::kNumWgmmas; ++i) pin(sums[i]);
-  wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < BLOCK_K / kWgmmaK; ++k) {
-#pragma unroll
-    for (int i = 0; i < Config::kNumWgmmas; ++i) {
-      Wgmma<typename Config::T, Config::BLOCK_N>::multiply(
-          sums[i], advanced(a, i * kWgmmaM * BLOCK_K * 2 + k * kWgmmaK * 2),
-          advanced(b, k * kWgmmaK * 2), accumulate || k > 0);
+__device__ __forceinline__ void produce(WgmmaShared<Config>& shared, const WorkList& list,
+                                        const TensorMap& map_a, const TensorMap& map_b) {
+  const ClusterPlace<Config> place;
+  RingPosition<Config::kNumStages> position;
+  for (uint32_t index = place.first_work(); index < list.size(); index += place.num_clusters()) {
+    const Work work = list.at<Config::kSplit>(index);
+    const int row = place.row_of(work.tile), col = place.col_of(work.tile);
+    for (int k_block = work.k_begin; k_block < work.k_end; ++k_block) {
+      uint8_t* stage = shared.stages[position.stage];
+      Barrier& full = shared.full[position.stage];
+      shared.empty[position.stage].wait(position.parity ^ 1);
+      full.arrive_expect(Config::kStageBytes);
+      load_operand<Config::BLOCK_M, Config::kClusterN>(stage, map_a, k_block * BLOCK_K, row,
+                                                       place.rank, full);
+      load_operand<Config::BLOCK_N, Config::kClusterM>(stage + Config::kStageBytesA, map_b,
+                                                       k_block * BLOCK_K, col, place.rank, full);
+      position.advance();
     }
   }
-  wgmma_commit();
-#pragma unroll
-  for (int i = 0; i < Config::kNumWgmmas; ++i) pin(sums[i]);
+  launch_dependents();
+}
+
+// A warp is done with a stage: every block that loads into it must know.
+template <typename Config>
+__device__ __forceinline__ void give_back(Barrier& empty) {
+  const int lane = lane_index();
+  if constexpr (Config::kClusterSize == 1) {
+    if (lane == 0) empty.arrive();
+  } else {
+    if (lane < Config::kClusterSize) arrive_remote(empty, lane);
+  }
 }
 
 // One unit of work. A stage is given back when the next one's wgmmas have been started.
@@ -113,174 +87,178 @@ __device__ __forceinline__ void accumulate(WgmmaShared<Config>& shared,
                                            RingPosition<Config::kNumStages>& position,
                                            typename Config::Accumulators& sums, int consumer,
                                            int num_k) {
+  const int first_row = Config::kPingpong ? 0 : consumer * Config::kRows;
   const uint32_t base = shared_address(shared.stages);
-  const uint64_t a = swizzled_rows_descriptor(base + consumer * Config::kRows * BLOCK_K * 2);
+  const uint64_t a = swizzled_rows_descriptor(base + first_row * kRowBytes);
   const uint64_t b = swizzled_rows_descriptor(base + Config::kStageBytesA);
   int previous = 0;
   for (int k_block = 0; k_block < num_k; ++k_block) {
     const int stage = position.stage;
     shared.full[stage].wait(position.parity);
-    multiply_stage<Config>(sums, advanced(a, stage * Config::kStageBytes),
-                           advanced(b, stage * Config::kStageBytes), k_block > 0);
+    multiply_stage<typename Config::T, Config::BLOCK_N>(
+        sums, advanced(a, stage * Config::kStageBytes), advanced(b, stage * Config::kStageBytes),
+        k_block > 0);
     if (k_block > 0) {
       wgmma_wait<1>();
-      if (lane_index() == 0) shared.empty[previous].arrive();
+      give_back<Config>(shared.empty[previous]);
     }
     previous = stage;
     position.advance();
   }
+  if (Config::kPingpong && lane_index() == 0) shared.turn[1 - consumer].arrive();
   wgmma_wait<0>();
 #pragma unroll
   for (int i = 0; i < Config::kNumWgmmas; ++i) pin(sums[i]);
-  if (lane_index() == 0) shared.empty[previous].arrive();
+  give_back<Config>(shared.empty[previous]);
 }
 
-// A chunk of 64 rows x kChunkCols columns of one wgmma's sums, rounded, goes to a swizzled buffer.
-// `first` is the chunk's first column in the tile, `col` in D.
-template <typename Config>
-__device__ __forceinline__ void write_chunk(uint8_t* chunk,
-                                            const float (&sums)[Config::BLOCK_N / 2], int first,
-                                            const GemmOutput<typename Config::T>& output, int col) {
-  constexpr int kSpan = Config::kChunkCols * 2;
-  const int lane = lane_index();
-  const int row = warp_index() % 4 * 16 + lane % 16;  // which this lane addresses
-#pragma unroll
-  for (int j = 0; j < Config::kChunkCols; j += 16) {
-    uint32_t matrices[4];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float* pair = &sums[(first + j + 8 * h) / 2];
-      const float2 bias = output.bias_at(col + j + 8 * h + lane % 4 * 2);
-      matrices[2 * h] = pack<typename Config::T>(pair[0] + bias.x, pair[1] + bias.y);
-      matrices[2 * h + 1] = pack<typename Config::T>(pair[2] + bias.x, pair[3] + bias.y);
-    }
-    const uint32_t offset = row * kSpan + (j + lane / 16 * 8) * 2;
-    store_matrices(shared_address(chunk) + swizzled<kSpan>(offset), matrices);
+// Passes over the stages of another consumer's tile.
+template <int kNumStages>
+__device__ __forceinline__ void skip(RingPosition<kNumStages>& position, int num_blocks) {
+  const int stage = position.stage + num_blocks;
+  position.parity ^= stage / kNumStages & 1;
+  position.stage = stage % kNumStages;
+}
+
+// The bias of a consumer's tile: on its way while the tile is multiplied, then in shared memory,
+// visible after the next barrier of the warpgroup.
+template <typename T, int kCount>
+struct TileBias {
+  T values[ceil_div(kCount, kWarpgroupThreads)];
+
+  __device__ __forceinline__ TileBias(const T* bias, int first, int size) {
+    for_each([&](int i, T& value) {
+      value = bias != nullptr && first + i < size ? bias[first + i] : from_float<T>(0.0f);
+    });
   }
-}
 
-// A warp's 16 rows of a chunk go to D by ordinary stores, for rows no tensor map can describe.
-template <typename Config>
-__device__ __forceinline__ void drain_chunk(const uint8_t* chunk,
-                                            const GemmOutput<typename Config::T>& output, int row,
-                                            int col) {
-  constexpr int kSpan = Config::kChunkCols * 2, kPairs = Config::kChunkCols / 2;
-  const int warp_row = warp_index() % 4 * 16;
-  for (int i = lane_index(); i < 16 * kPairs; i += kWarpThreads) {
-    const int my_row = warp_row + i / kPairs, pair = i % kPairs;
-    const uint8_t* address = chunk + swizzled<kSpan>(my_row * kSpan + pair * 4);
-    output.store_pair(row + my_row, col + 2 * pair, *reinterpret_cast<const uint32_t*>(address));
+  __device__ __forceinline__ void store(T (&shared)[kCount]) {
+    for_each([&](int i, T& value) { shared[i] = value; });
   }
-}
 
-// The sums leave through shared memory, chunk after chunk in two buffers. With tensor maps one
-// thread starts the stores, and the last ones drain while the next tile is computed.
-template <typename Config>
-__device__ __forceinline__ void store_tile(uint8_t (&chunks)[2][Config::kChunkBytes],
-                                           const typename Config::Accumulators& sums,
-                                           const TensorMap& map_d,
-                                           const GemmOutput<typename Config::T>& output, int row,
-                                           int col, int barrier) {
-  const bool leader = threadIdx.x % kWarpgroupThreads == 0;
-  constexpr int kChunksPerRow = Config::BLOCK_N / Config::kChunkCols;
-  constexpr int kNumChunks = Config::kNumWgmmas * kChunksPerRow;
-  // An odd number of chunks ends a tile in the buffer in which the next one begins.
-  if (Config::kTmaStore && leader && kNumChunks % 2 == 1) wait_stores_read<0>();
+  template <typename Function>
+  __device__ __forceinline__ void for_each(Function function) {
 #pragma unroll
-  for (int i = 0; i < kNumChunks; ++i) {
-    const int first = i % kChunksPerRow * Config::kChunkCols;
-    const int my_row = row + i / kChunksPerRow * kWgmmaM, my_col = col + first;
-    uint8_t* chunk = chunks[i % 2];
-    if constexpr (Config::kTmaStore) {
-      if (leader) wait_stores_read<1>();
-      named_barrier_sync(barrier, kWarpgroupThreads);
-      write_chunk<Config>(chunk, sums[i / kChunksPerRow], first, output, my_col);
-      fence_async_shared();
-      named_barrier_sync(barrier, kWarpgroupThreads);
-      if (leader) {
-        if (my_row < output.m && my_col < output.n) {
-          tensor_store(map_d, chunk, my_col, my_row, evict_normal_policy());
-        }
-        commit_stores();
-      }
-    } else {
-      write_chunk<Config>(chunk, sums[i / kChunksPerRow], first, output, my_col);
-      __syncwarp();
-      drain_chunk<Config>(chunk, output, my_row, my_col);
-      __syncwarp();
+    for (int j = 0; j < ceil_div(kCount, kWarpgroupThreads); ++j) {
+      const int i = j * kWarpgroupThreads + threadIdx.x % kWarpgroupThreads;
+      if (i < kCount) function(i, values[j]);
     }
   }
-}
+};
 
 // Runs in a consumer warpgroup.
 template <typename Config>
-__device__ __forceinline__ void consume(WgmmaShared<Config>& shared, const WorkList<Config>& list,
+__device__ __forceinline__ void consume(WgmmaShared<Config>& shared, const WorkList& list,
                                         const TensorMap& map_d,
-                                        const GemmOutput<typename Config::T>& output,
-                                        float* partials, uint32_t* counters) {
+                                        const typename Config::Output& output, float* partials,
+                                        uint32_t* counters) {
   constexpr int kPartials = Config::kRows * Config::BLOCK_N;
+  const ClusterPlace<Config> place;
   const int consumer = warp_index() / 4;
   const int barrier = 1 + consumer;
+  const int num_rows = Config::kSwap ? output.n : output.m;
+  const int num_cols = Config::kSwap ? output.m : output.n;
+  auto& shared_bias = shared.bias[consumer];
   RingPosition<Config::kNumStages> position;
-  for (int index = blockIdx.x; index < list.size(); index += gridDim.x) {
-    const Work work = list[index];
-    const int row = work.row + consumer * Config::kRows;
+  int owner = 1;                    // with kPingpong: whose tile this is
+  uint32_t parity = consumer == 0;  // the first may begin at once
+  for (uint32_t index = place.first_work(); index < list.size(); index += place.num_clusters()) {
+    const Work work = list.at<Config::kSplit>(index);
+    const int num_k = work.k_end - work.k_begin;
+    if constexpr (Config::kPingpong) {
+      owner ^= 1;
+      if (owner != consumer) {
+        skip(position, num_k);
+        continue;
+      }
+      shared.turn[consumer].wait(parity);
+      parity ^= 1;
+    }
+    const int row = place.row_of(work.tile) + (Config::kPingpong ? 0 : consumer * Config::kRows);
+    const int col = place.col_of(work.tile);
+    TileBias<typename Config::T, Config::kTileBias> bias(output.bias, Config::kSwap ? row : col,
+                                                         output.n);
     typename Config::Accumulators sums;
-    accumulate<Config>(shared, position, sums, consumer, work.k_end - work.k_begin);
-    if (list.num_splits > 1) {
-      const int slot = work.tile * Config::kNumConsumers + consumer;
-      const int rows_left = output.m - row - warp_index() % 4 * 16;
-      const int num_live = rows_left > 0 ? ceil_div(rows_left, kWgmmaM) : 0;
-      const int64_t first = static_cast<int64_t>(slot) * list.num_splits * kPartials;
-      if (!reduce_splits(sums, partials + first, counters + slot, work.split, list.num_splits,
-                         num_live, &shared.is_last[consumer], barrier)) {
+    accumulate<Config>(shared, position, sums, consumer, num_k);
+    bias.store(shared_bias);
+    if constexpr (Config::kSplit) {
+      const int slot = (work.part * Config::kClusterSize + place.rank) * Config::kConsumersPerTile +
+                       (Config::kPingpong ? 0 : consumer);
+      const int rows_left = max(num_rows - row - warp_index() % 4 * 16, 0);
+      const int cols_left = max(num_cols - col, 0);
+      const int64_t first = static_cast<int64_t>(slot) * kPartials * list.num_splits;
+      if (work.part >= 0 &&
+          !reduce_splits(sums, partials + first, counters + slot, work.split, list.num_splits,
+                         ceil_div(rows_left, kWgmmaM), &shared.is_last[consumer], barrier,
+                         ceil_div(cols_left, 8) * 4)) {
         continue;
       }
     }
-    store_tile<Config>(shared.chunks[consumer], sums, map_d, output, row, work.col, barrier);
+    store_tile<Config>(shared.chunks[consumer], sums, map_d, output, shared_bias, row, col,
+                       barrier);
   }
   if (Config::kTmaStore) wait_stores_read<0>();
 }
 
-// With num_splits > 1, `partials` holds BLOCK_M * BLOCK_N floats a unit of work and `counters` one
-// zero a tile and consumer. `map_d` is not read unless kTmaStore.
-template <typename T, int BLOCK_M, int BLOCK_N, int kNumStages, bool kTmaStore>
-__global__ void __launch_bounds__(
-    WgmmaTile<T, BLOCK_M, BLOCK_N, kNumStages, kTmaStore>::kNumThreads, 1)
-    gemm_wgmma(const __grid_constant__ TensorMap map_a,  // (m, k), boxes of BLOCK_M x BLOCK_K
-               const __grid_constant__ TensorMap map_b,  // (n, k), boxes of BLOCK_N x BLOCK_K
-               const __grid_constant__ TensorMap map_d,  // (m, n), boxes of 64 x kChunkCols
+// m and n are those of Z; with kSwap the operands change places, map_a is B's and map_b A's. With
+// kSplit all tiles but the first `num_whole` are computed in `num_splits` pieces; for these
+// `partials` holds BLOCK_M * BLOCK_N floats a piece and `counters` one zero a tile and consumer.
+// `map_d` is not read unless kTmaStore.
+template <typename T, int BLOCK_M, int BLOCK_N, int kNumStages, bool kPingpong, bool kSwap,
+          int kClusterM, int kClusterN, bool kSplit, bool kTmaStore, Activation kActivation,
+          bool kResidual,
+          typename Config = WgmmaTile<T, BLOCK_M, BLOCK_N, kNumStages, kPingpong, kSwap, kClusterM,
+                                      kClusterN, kSplit, kTmaStore, kActivation, kResidual>>
+__global__ void __launch_bounds__(Config::kNumThreads, Config::kBlocksPerSm)
+    gemm_wgmma(const __grid_constant__ TensorMap map_a,  // (m, k), boxes BLOCK_M / kClusterN high
+               const __grid_constant__ TensorMap map_b,  // (n, k), boxes BLOCK_N / kClusterM high
+               const __grid_constant__ TensorMap map_d,  // as d, boxes kChunkRows x kChunkCols
                const T* bias,                            // (n,) or null
-               T* d,                                     // (m, n)
-               float* partials, uint32_t* counters, int m, int n, int k, int num_splits,
-               int group_m) {
-  using Config = WgmmaTile<T, BLOCK_M, BLOCK_N, kNumStages, kTmaStore>;
+               const T* residual,                        // as d, or null
+               T* d,                                     // (m, n), or (m, n / 2) for kSwiglu
+               float* partials, uint32_t* counters, int m, int n, int k, int num_whole,
+               int num_splits, int group_m) {
   extern __shared__ uint8_t dynamic_shared[];
   const uint32_t padding = -shared_address(dynamic_shared) & 1023;
   auto& shared = *reinterpret_cast<WgmmaShared<Config>*>(dynamic_shared + padding);
   // Called in each role: values that live across setmaxnreg were seen to spill.
-  const auto list = [&]() -> WorkList<Config> {
-    return {ceil_div(m, BLOCK_M), ceil_div(n, BLOCK_N), ceil_div(k, BLOCK_K), num_splits, group_m};
+  const auto list = [&]() -> WorkList {
+    return {ceil_div(kSwap ? n : m, BLOCK_M * kClusterM),
+            ceil_div(kSwap ? m : n, BLOCK_N * kClusterN),
+            ceil_div(k, BLOCK_K),
+            num_whole,
+            num_splits,
+            group_m};
   };
 
   if (threadIdx.x == 0) {
+    prefetch_map(map_a);
+    prefetch_map(map_b);
+    if (kTmaStore) prefetch_map(map_d);
     for (Barrier& barrier : shared.full) barrier.init(1);
-    for (Barrier& barrier : shared.empty) barrier.init(Config::kNumConsumers * 4);
+    for (Barrier& barrier : shared.empty) {
+      barrier.init(Config::kClusterSize * Config::kConsumersPerTile * 4);
+    }
+    for (Barrier& barrier : shared.turn) barrier.init(4);
     fence_barrier_init();
   }
-  __syncthreads();
+  if constexpr (Config::kClusterSize > 1) {
+    cluster_arrive_relaxed();
+    cluster_wait();
+  } else {
+    __syncthreads();
+  }
+  grid_dependency_wait();
 
   if (warp_index() / 4 == Config::kNumConsumers) {
-    decrease_registers<40>();
-    if (warp_index() % 4 == 0 && elect_one()) {
-      prefetch_map(map_a);
-      prefetch_map(map_b);
-      produce<Config>(shared, list(), map_a, map_b);
-    }
+    if constexpr (Config::kReallocate) decrease_registers<Config::kProducerRegisters>();
+    if (warp_index() % 4 == 0 && elect_one()) produce<Config>(shared, list(), map_a, map_b);
   } else {
-    increase_registers<232>();
-    consume<Config>(shared, list(), map_d, {d, bias, m, n}, partials, counters);
+    if constexpr (Config::kReallocate) increase_registers<Config::kConsumerRegisters>();
+    consume<Config>(shared, list(), map_d, {d, bias, m, n, residual}, partials, counters);
   }
+  // A block must stay while its peer may give stages back to it.
+  if constexpr (Config::kClusterSize > 1) cluster_sync();
 }
 
 }  // namespace kernelcat

@@ -1,10 +1,12 @@
-"""`gemm` by wgmma on Hopper: tile shapes, split k and tile order are tuned, stages follow."""
+"""`gemm` by wgmma on Hopper: tile shape, schedule, cluster and split k are tuned."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import product
 from math import ceil
 
-from kernelcat.gpu import KB, Gpu
+from kernelcat.gpu import Gpu
 from kernelcat.implementation import (
     Config,
     Implementation,
@@ -17,165 +19,231 @@ from kernelcat.implementation import (
     TensorMap,
 )
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.gemm.operands import BLOCK_K, operand_map, why_not_tma
-from kernelcat.model import tiled_gemm_us
+from kernelcat.kernels.cuda.gemm.operands import (
+    BLOCK_K,
+    EPILOGUE,
+    cpp,
+    d_cols,
+    epilogue,
+    operand_map,
+    sizes,
+    why_not_tma,
+)
+from kernelcat.kernels.cuda.gemm.plan import Plan
+from kernelcat.model import LAUNCH_US, copy_us
 from kernelcat.spec import Problem
 
-MAX_STAGES = 8
 MIN_STAGES = 3
+MAX_WAVES_WITH_TAIL = 6
+SLACK = {False: 1.15, True: 1.5}
+"""How much slower than the best a configuration may look to the model and still be tried, by
+``swap``: of small products the model knows less, and there are few choices."""
 NULL = Int64(0)
 
 SPACE = {
-    "block_m": (64, 128, 256),
-    "block_n": (32, 64, 128, 192, 256),
+    "tile": (
+        *("64x16", "64x32", "64x48", "64x64", "64x96", "64x128", "64x192", "64x256"),
+        *("128x16", "128x32", "128x64", "128x96", "128x128", "128x160", "128x192", "128x224"),
+        *("128x256", "256x64", "256x96", "256x128", "256x160", "256x192"),
+    ),
+    "schedule": ("cooperative", "pingpong"),
+    "swap": (False, True),
+    "cluster": ("1x1", "2x1", "1x2"),
     "split_k": (1, 2, 3, 4, 6, 8, 12, 16),
-    "group_m": (8, 16),
 }
-
-_EFFICIENCY = {32: 0.45, 64: 0.60, 128: 0.75, 192: 0.78, 256: 0.82}
-"""BLOCK_N -> share of the tensor cores' peak; narrow instructions leave gaps between them."""
-
-_REDUCTION_US = 1.5
-"""Handing partial sums to the block that arrives last."""
-
-
-def tiles(problem: Problem, config: Config) -> int:
-    return ceil(problem["M"] / config["block_m"]) * ceil(problem["N"] / config["block_n"])
-
-
-def consumers(config: Config) -> int:
-    """Warpgroups that multiply; one more loads."""
-    return 1 if config["block_m"] == 64 else 2
-
-
-def chunk_cols(config: Config) -> int:
-    """Columns of D that leave through shared memory at a time."""
-    return next(cols for cols in (64, 32, 16) if config["block_n"] % cols == 0)
-
-
-def num_stages(config: Config, gpu: Gpu) -> int:
-    """As many as fit beside the output chunks, the barriers (under 256 bytes) and the alignment."""
-    stage = (config["block_m"] + config["block_n"]) * BLOCK_K * 2
-    return min((gpu.shared_bytes - _fixed_shared(config)) // stage, MAX_STAGES)
-
-
-def shared_bytes(config: Config, gpu: Gpu) -> int:
-    stage = (config["block_m"] + config["block_n"]) * BLOCK_K * 2
-    return int(num_stages(config, gpu) * stage + _fixed_shared(config))
-
-
-def _fixed_shared(config: Config) -> int:
-    return consumers(config) * 2 * 64 * chunk_cols(config) * 2 + KB + 256
+"""
+tile : BLOCK_M x BLOCK_N of Z = A @ B^T, or of Z^T where ``swap``
+schedule : two consumer warpgroups share a tile, or each has its own (ping-pong)
+cluster : blocks below each other x side by side; what they share is multicast
+split_k : pieces of every tile's k range where tiles are too few for all SMs, else of those of the
+    last wave
+"""
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    m, n, k, dtype = (problem[axis] for axis in ("M", "N", "K", "dtype"))
-    split_k, num_tiles = config["split_k"], tiles(problem, config)
-    if num_tiles == 0:
+    m, n, dtype = problem["M"], problem["N"], problem["dtype"]
+    plan = Plan.of(config, problem, gpu)
+    if plan.tiles == 0:
         return Program(())
-    map_a = operand_map("a", problem, m, config["block_m"])
-    map_b = operand_map("b", problem, n, config["block_n"])
-    by_tma, cols = n % 8 == 0, chunk_cols(config)
-    map_d = TensorMap("d", dtype, (n, m), (2 * n,), (cols, 64), 2 * cols) if by_tma else map_a
+    columns, (chunk_rows, chunk_cols) = d_cols(problem), plan.chunk
+    tall, wide = (("b", n), ("a", m)) if plan.swap else (("a", m), ("b", n))
+    map_a = operand_map(tall[0], problem, tall[1], plan.block_m // plan.cluster_n)
+    map_b = operand_map(wide[0], problem, wide[1], plan.block_n // plan.cluster_m)
+    by_tma = columns % 8 == 0
+    map_d = (
+        TensorMap(
+            "d", dtype, (columns, m), (2 * columns,), (chunk_cols, chunk_rows), 2 * chunk_cols
+        )
+        if by_tma
+        else map_a
+    )
+    workspaces = plan.workspaces
     arguments = (
-        f"kernelcat::{dtype}, {config['block_m']}, {config['block_n']}, "
-        f"{num_stages(config, gpu)}, {'true' if by_tma else 'false'}"
+        f"kernelcat::{dtype}, {plan.block_m}, {plan.block_n}, {plan.num_stages(gpu)}, "
+        f"{cpp(plan.pingpong)}, {cpp(plan.swap)}, {plan.cluster_m}, {plan.cluster_n}, "
+        f"{cpp(bool(workspaces))}, {cpp(by_tma)}, {epilogue(problem)}"
     )
     params: tuple[Param, ...] = (
         map_a,
         map_b,
         map_d,
-        Pointer("bias"),
-        Pointer("d"),
-        Pointer("partials") if split_k > 1 else NULL,
-        Pointer("counters") if split_k > 1 else NULL,
-        *map(Int32, (m, n, k, split_k, config["group_m"])),
+        *EPILOGUE,
+        *(Pointer(name) if workspaces else NULL for name in ("partials", "counters")),
+        *sizes(problem),
+        *map(Int32, (plan.whole_tiles, plan.split_k, plan.group_m)),
     )
     step = Step(
         CudaSource("gemm/wgmma.cu", f"kernelcat::gemm_wgmma<{arguments}>"),
-        (min(num_tiles * split_k, gpu.sms), 1, 1),
+        (min(plan.units, plan.clusters) * plan.cluster_size, 1, 1),
         params,
-        128 * (consumers(config) + 1),
-        shared_bytes(config, gpu),
+        plan.threads,
+        plan.shared_bytes(gpu),
+        (plan.cluster_size, 1, 1),
+        programmatic=True,
     )
-    return Program((step,), _workspaces(problem, config))
+    return Program((step,), workspaces)
 
 
-def _workspaces(problem: Problem, config: Config) -> dict[str, int]:
-    if config["split_k"] == 1:
-        return {}
-    num_tiles, tile_bytes = tiles(problem, config), 4 * config["block_m"] * config["block_n"]
-    return {
-        "partials": num_tiles * config["split_k"] * tile_bytes,
-        "counters": num_tiles * consumers(config) * 4,
-    }
+# ---- which configurations serve ----------------------------------------------------------------
 
 
 def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if config["block_m"] // consumers(config) * config["block_n"] > 128 * 128:
-        return "the accumulators of 128 x 192 a warpgroup and more do not fit in registers"
-    if num_stages(config, gpu) < MIN_STAGES:
-        return f"fewer than {MIN_STAGES} stages fit in {gpu.shared_bytes} bytes of shared memory"
+    plan = Plan.of(config, problem, gpu)
     return (
         why_not_tma(problem)
-        or _reject_tile(config, problem, gpu)
-        or _reject_split(config, problem, gpu)
+        or _reject_shape(plan, problem, gpu)
+        or _reject_tile(plan, config)
+        or _reject_split(plan)
+        or _reject_slow(plan, problem, gpu)
     )
 
 
-def _reject_tile(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    """Tiles that cannot win: mostly empty, or so small that operands are read too often."""
-    block_m, block_n, m, n = config["block_m"], config["block_n"], problem["M"], problem["N"]
-    if block_m > 64 and block_m >= 2 * m:
-        return f"tiles of {block_m} rows are mostly empty at M={m}"
-    if block_n > 32 and block_n >= 2 * n:
-        return f"tiles of {block_n} columns are mostly empty at N={n}"
-    narrow = block_n < min(n, 128) and tiles(problem, config) > 8 * gpu.sms
-    if narrow or (block_m == 64 and m > 512):
-        return f"tiles of {block_m} x {block_n} are too small for {m} x {n}"
-    if config["group_m"] != SPACE["group_m"][0] and ceil(m / block_m) <= SPACE["group_m"][0]:
-        return "all tile rows are in one group already"
+def _reject_shape(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
+    """What the kernel or the hardware cannot do."""
+    if plan.sums > (128 if problem["residual"] else 192):
+        return f"{plan.sums} accumulators a thread do not fit in registers"
+    if plan.num_stages(gpu) < MIN_STAGES:
+        return f"fewer than {MIN_STAGES} stages fit in {gpu.shared_bytes} bytes of shared memory"
+    if not plan.swap and plan.block_n // plan.pair % 16:
+        return (
+            f"{plan.block_n} columns of Z make {plan.block_n // plan.pair} of D, no multiple of 16"
+        )
     return None
 
 
-def _reject_split(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    split_k, blocks = config["split_k"], ceil(problem["K"] / BLOCK_K)
+def _reject_tile(plan: Plan, config: Config) -> str | None:
+    """Tiles that cannot win, and choices that come to the same."""
+    block_m, block_n = plan.block_m, plan.block_n
+    few = min(n for n in (16, 32, 48, 64, 96, 128) if n >= min(plan.cols, 128))
+    if plan.swap:
+        if plan.cols > 128 or block_n != few:
+            return f"swapped tiles are as wide as M={plan.cols}: {few} columns, 128 at most"
+        if plan.pingpong or plan.cluster_size > 1 or block_m > 128:
+            return "swapped products wait for memory: nothing to overlap or to share"
+    elif plan.rows <= 64:
+        return f"M={plan.rows} fills wgmma's 64 rows only when swapped"
+    elif plan.pingpong != (block_m == 64) and block_m != 128:
+        return f"{config['schedule']} tiles of {block_m} rows leave the tensor cores waiting"
+    elif block_n < 64 or (block_m == 64 and block_n < 128):
+        return f"tiles of {block_m} x {block_n} read operands too often"
+    elif block_m >= 2 * plan.rows or block_n >= 2 * plan.cols > 64:
+        return f"tiles of {block_m} x {block_n} are mostly empty"
+    elif plan.cluster_size > 1 and (plan.cluster_n > 1) != (block_m > block_n):
+        return "a cluster shares the operand of which a tile needs more"
+    return None
+
+
+def _reject_split(plan: Plan) -> str | None:
+    split_k, tail = plan.split_k, plan.tiles - plan.whole_tiles
     if split_k == 1:
         return None
-    if split_k * 2 > blocks:
-        return f"K={problem['K']} has {blocks} blocks of {BLOCK_K}, too few for {split_k} splits"
-    if tiles(problem, config) * split_k > gpu.sms:
-        return f"{tiles(problem, config)} tiles in {split_k} splits are more than {gpu.sms} SMs"
+    if split_k * 2 > plan.k_blocks:
+        return f"{plan.k_blocks} blocks of {BLOCK_K} are too few for {split_k} splits"
+    if tail == 0 or tail * split_k > plan.clusters:
+        return f"{tail} tiles of the last wave in {split_k} pieces are no single wave"
+    if plan.waves > MAX_WAVES_WITH_TAIL:
+        return f"the last of {ceil(plan.waves)} waves is not worth splitting"
     return None
+
+
+def _reject_slow(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
+    best, slack = _best(problem, gpu), SLACK[plan.swap]
+    if best is not None and _plan_us(plan, problem, gpu) > slack * best[0]:
+        return f"by the model over {slack} times slower than {best[1]['tile']}"
+    return None
+
+
+# ---- which one without measuring ---------------------------------------------------------------
+
+_BASE = {"schedule": ("cooperative",), "cluster": ("1x1",)}
+
+
+@lru_cache(maxsize=1024)
+def _best(problem: Problem, gpu: Gpu) -> tuple[float, Config] | None:
+    """The best cooperative configuration without a cluster by the model, and its time."""
+    space = SPACE | _BASE
+    found: tuple[float, Config] | None = None
+    for values in product(*space.values()):
+        config = Config(dict(zip(space, values, strict=True)))
+        plan = Plan.of(config, problem, gpu)
+        if _reject_shape(plan, problem, gpu) or _reject_tile(plan, config) or _reject_split(plan):
+            continue
+        us = _plan_us(plan, problem, gpu)
+        if found is None or us < found[0]:
+            found = us, config
+    return found
+
+
+_NARROW = {16: 0.25, 32: 0.45, 48: 0.55, 64: 0.68, 96: 0.80, 128: 0.88, 160: 0.91, 192: 0.93}
+"""BLOCK_N -> share of a wide wgmma's rate; narrow ones wait for shared memory."""
+
+_L2_BYTES, _PORT_BYTES = 75e9, 110e9
+"""Bytes a second that L2 gives one SM when all ask, and that an SM can take, multicast included."""
+
+_EPILOGUE_US = 2.0
+"""Storing a tile of 128 x 256 while nothing is multiplied."""
+
+_REDUCTION_US = 1.2
+"""Handing partial sums to the block that arrives last."""
+
+_PIECE_BYTES = 20e9
+"""Bytes a second at which one SM writes and reads partial sums."""
+
+
+def _plan_us(plan: Plan, problem: Problem, gpu: Gpu) -> float:
+    """Waves of tiles, each as long as its products or its operands take; or the memory's time."""
+    peak = gpu.flops[problem["dtype"]] / gpu.sms * 0.85 * _NARROW.get(plan.block_n, 0.95)
+    math_us = 2 * plan.block_m * plan.block_n * BLOCK_K / peak * 1e6
+    loaded = plan.block_m / plan.cluster_n + plan.block_n / plan.cluster_m
+    load_us = max(loaded * BLOCK_K * 2 / _L2_BYTES, plan.stage_bytes / _PORT_BYTES) * 1e6
+    area = plan.block_m * plan.block_n / (128 * 256)
+    tiles_a_block = 1 if plan.pingpong else max(plan.waves, 1.0)
+    crowd = max(min(plan.units / plan.sms, plan.blocks_per_sm), 1)
+    busy_us = plan.waves * plan.k_blocks * max(math_us, load_us) * crowd
+    busy_us += _EPILOGUE_US * area * tiles_a_block
+    if plan.tiles > plan.whole_tiles:
+        live = min(plan.block_n, plan.cols) * plan.block_m * 4
+        busy_us += _REDUCTION_US + (1 + plan.split_k) * live / _PIECE_BYTES * 1e6
+    m, n, k = problem["M"], problem["N"], problem["K"]
+    memory_us = copy_us(2 * (m * k + n * k + m * n), gpu) - LAUNCH_US
+    return LAUNCH_US + max(busy_us, memory_us) + 0.1 * min(busy_us, memory_us)
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    us = tiled_gemm_us(
-        problem["M"],
-        problem["N"],
-        problem["K"],
-        block_m=config["block_m"],
-        block_n=config["block_n"],
-        split_k=config["split_k"],
-        gpu=gpu,
-        dtype=problem["dtype"],
-        efficiency=_EFFICIENCY[config["block_n"]] * (0.85 if consumers(config) == 1 else 1.0),
-    )
-    return us + (_REDUCTION_US if config["split_k"] > 1 else 0.0)
+    return _plan_us(Plan.of(config, problem, gpu), problem, gpu)
 
 
 def _default(problem: Problem, gpu: Gpu) -> Config:
-    """The best by the model."""
-    serving = IMPLEMENTATION.configs(problem, gpu)
-    fallback = Config(block_m=64, block_n=32, split_k=1, group_m=8)
-    return min(serving, key=lambda config: _estimate(problem, config, gpu), default=fallback)
+    best = _best(problem, gpu)
+    fallback = Config({name: values[0] for name, values in SPACE.items()} | {"swap": True})
+    return fallback if best is None else best[1]
 
 
 IMPLEMENTATION = Implementation(
     entry="gemm",
     language="cuda",
     variant="wgmma",
-    summary="persistent, warp-specialized: TMA fills a ring that wgmma empties; split k",
+    summary="persistent, warp-specialized: TMA fills a ring that wgmma empties",
     archs=("sm_90a",),
     space=SPACE,
     reject=_reject,
@@ -188,6 +256,7 @@ IMPLEMENTATION = Implementation(
         "mbarrier": "SYNCS",
         "register reallocation": "USETMAXREG",
         "stmatrix": "STSM",
+        "dependent launch": "ACQBULK",
     },
     rank=3,
 )

@@ -11,11 +11,10 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warp
 from cutlass.memory import SmemAllocator
 
-from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.gemm.epilogue import VECTOR, Epilogue
 from kernelcat.kernels.cute.gemm.raster import grouped
 
 BLOCK_K = 64
-VECTOR = 8
 GROUP_M = 8
 VECTORS_K = BLOCK_K // VECTOR
 
@@ -23,13 +22,23 @@ VECTORS_K = BLOCK_K // VECTOR
 class Tiled:
     """Tiles of ``block_m`` x ``block_n``, a warp for 32 columns of each half; K a multiple of 8.
 
-    ``paired`` stores two neighbours of D at once, which needs an even N.
+    ``paired`` stores two neighbours of D at once, which needs an even number of columns.
     """
 
     def __init__(
-        self, dtype: str, bias: bool, block_m: int, block_n: int, stages: int, paired: bool
+        self,
+        dtype: str,
+        bias: bool,
+        activation: str,
+        residual: bool,
+        block_m: int,
+        block_n: int,
+        stages: int,
+        paired: bool,
     ):
-        self.dtype, self.has_bias, self.paired = element_type(dtype), bias, paired
+        self.epilogue = Epilogue(dtype, bias, activation, residual)
+        self.dtype = self.epilogue.dtype
+        self.paired = paired and not self.epilogue.gated
         self.block_m, self.block_n, self.stages = block_m, block_n, stages
         self.warps_n = block_n // 32
         self.threads = 2 * 32 * self.warps_n
@@ -41,17 +50,22 @@ class Tiled:
         a: cute.Pointer,  # (m, k)
         b: cute.Pointer,  # (n, k)
         bias: cute.Pointer,  # (n,)
-        d: cute.Pointer,  # (m, n)
+        residual: cute.Pointer,  # as d
+        d: cute.Pointer,  # (m, n), or (m, n / 2) of swiglu
         m: Int32,
         n: Int32,
         k: Int32,
         stream: cuda.CUstream,
     ):
         row_k = cute.assume(Int64(k), divby=VECTOR)
-        row_n = cute.assume(Int64(n), divby=2) if cutlass.const_expr(self.paired) else Int64(n)
+        cols = n // self.epilogue.span
+        row_d = Int64(cols)
+        if cutlass.const_expr(self.paired):
+            row_d = cute.assume(row_d, divby=2)
         mA = cute.make_tensor(a, cute.make_layout((m, k), stride=(row_k, 1)))
         mB = cute.make_tensor(b, cute.make_layout((n, k), stride=(row_k, 1)))
-        mD = cute.make_tensor(d, cute.make_layout((m, n), stride=(row_n, 1)))
+        mD = cute.make_tensor(d, cute.make_layout((m, cols), stride=(row_d, 1)))
+        mR = cute.make_tensor(residual, mD.layout)
         mBias = cute.make_tensor(bias, cute.make_layout(n))
         a_layout, b_layout = self.shared_layout(self.block_m), self.shared_layout(self.block_n)
         # Two neighbouring 8-wide columns a warp, so that one ldmatrix.x4 feeds two products.
@@ -72,7 +86,7 @@ class Tiled:
 
         tiles_m, tiles_n = cute.ceil_div(m, self.block_m), cute.ceil_div(n, self.block_n)
         self.kernel(
-            mA, mB, mBias, mD, a_layout, b_layout, tiled_mma, tiled_copy, tiles_m, tiles_n
+            mA, mB, mBias, mR, mD, a_layout, b_layout, tiled_mma, tiled_copy, tiles_m, tiles_n
         ).launch(
             grid=(tiles_m * tiles_n, 1, 1),
             block=(self.threads, 1, 1),
@@ -93,6 +107,7 @@ class Tiled:
         mA: cute.Tensor,
         mB: cute.Tensor,
         mBias: cute.Tensor,
+        mR: cute.Tensor,
         mD: cute.Tensor,
         a_layout: cute.ComposedLayout,
         b_layout: cute.ComposedLayout,
@@ -152,8 +167,7 @@ class Tiled:
                     tiled_mma, acc, tCrA[None, None, block], tCrB[None, None, block], acc
                 )
 
-        gD = cute.local_tile(mD, (self.block_m, self.block_n), (m_idx, n_idx))
-        self.store(acc, thr_mma.partition_C(gD), tCcD, mBias, rows_a, rows_b, n_idx)
+        self.store(acc, tCcD, mBias, mR, mD, m_idx, n_idx)
 
     @cute.jit
     def load(
@@ -182,29 +196,47 @@ class Tiled:
     def store(
         self,
         acc: cute.Tensor,  # ((2, 2), MMA_M, MMA_N): a pair of columns, eight rows apart
-        tCgD: cute.Tensor,
         tCcD: cute.Tensor,
-        mBias: cute.Tensor,
-        rows: Int32,
-        cols: Int32,
+        mBias: cute.Tensor,  # (n,)
+        mR: cute.Tensor,  # as mD
+        mD: cute.Tensor,  # (m, columns of D)
+        m_idx: Int32,
         n_idx: Int32,
     ):
-        out = cute.make_rmem_tensor(2, self.dtype)
+        last = cute.size(mBias) - 1
         for i in cutlass.range_constexpr(cute.size(acc, mode=[1])):
             for j in cutlass.range_constexpr(cute.size(acc, mode=[2])):
                 for half in cutlass.range_constexpr(2):
-                    at = ((None, half), i, j)
                     row, col = tCcD[(0, half), i, j]
-                    for c in cutlass.range_constexpr(2):
-                        value = acc[(c, half), i, j]
-                        if cutlass.const_expr(self.has_bias):
-                            here = cutlass.min(col + c, cols - 1)
-                            value += Float32(mBias[n_idx * self.block_n + here])
-                        out[c] = value.to(self.dtype)
-                    if cutlass.const_expr(self.paired):
-                        if row < rows and col < cols:
-                            cute.autovec_copy(out, tCgD[at])
-                    else:
-                        for c in cutlass.range_constexpr(2):
-                            if row < rows and col + c < cols:
-                                tCgD[(c, half), i, j] = out[c]
+                    row, col = m_idx * self.block_m + row, n_idx * self.block_n + col
+                    lo, hi = acc[(0, half), i, j], acc[(1, half), i, j]
+                    if row < mD.shape[0] and col <= last:
+                        if cutlass.const_expr(self.epilogue.bias):
+                            lo += Float32(mBias[col])
+                            hi += Float32(mBias[cutlass.min(col + 1, last)])
+                        self.store_pair(lo, hi, mR, mD, row, col)
+
+    @cute.jit
+    def store_pair(
+        self, lo: Float32, hi: Float32, mR: cute.Tensor, mD: cute.Tensor, row: Int32, col: Int32
+    ):
+        """What becomes of columns ``col`` (even) and ``col + 1`` of Z."""
+        if cutlass.const_expr(self.epilogue.gated):
+            mD[row, col // 2] = self.rounded(self.epilogue.gate(lo, hi), mR, row, col // 2)
+        elif cutlass.const_expr(self.paired):
+            out = cute.make_rmem_tensor((1, 2), self.dtype)
+            gD = cute.local_tile(mD, (1, 2), (row, col // 2))
+            out[0] = self.rounded(self.epilogue.activate(lo), mR, row, col)
+            out[1] = self.rounded(self.epilogue.activate(hi), mR, row, col + 1)
+            cute.autovec_copy(out, gD)
+        else:
+            mD[row, col] = self.rounded(self.epilogue.activate(lo), mR, row, col)
+            if col + 1 < mD.shape[1]:
+                mD[row, col + 1] = self.rounded(self.epilogue.activate(hi), mR, row, col + 1)
+
+    @cute.jit
+    def rounded(self, value: Float32, mR: cute.Tensor, row: Int32, col: Int32):
+        """An element of D, the residual added."""
+        if cutlass.const_expr(self.epilogue.residual):
+            value += Float32(mR[row, col])
+        return value.to(self.dtype)

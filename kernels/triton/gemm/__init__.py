@@ -1,92 +1,44 @@
-"""`gemm` in Triton: naive, tiled (asynchronous copies), tma (tensor descriptors), persistent.
+"""`gemm` in Triton: naive, tiled, persistent, specialized warps (Gluon), and tma with split-K.
 
 The ladder follows Triton's own tutorials (grouped order, persistent descriptors); computing the
 transposed product for few rows is CUTLASS's.
 """
 
-from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
-from kernelcat import model
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation, Program
 from kernelcat.jit import triton
+from kernelcat.kernels.triton.gemm.arguments import (
+    GROUP_M,
+    Tile,
+    by_descriptor,
+    d_cols,
+    described,
+    flags,
+    is_empty,
+    operands,
+    sizes,
+)
+from kernelcat.kernels.triton.gemm.estimate import implementation
+from kernelcat.kernels.triton.gemm.gluon import GLUON
 from kernelcat.spec import Problem
 
 KERNELS = "kernelcat.kernels.triton.gemm.device:"
-GROUP_M = 8
-ACCUMULATOR_WARPS = 64 * 256  # accumulators that 4 warps hold without spilling, with room to spare
 MIN_BYTES_IN_FLIGHT = 48 << 10
 HOPPER, BLACKWELL = ("sm_90a",), ("sm_100a", "sm_103a")
-
-
-@dataclass(frozen=True)
-class Tile:
-    """BLOCK_M x BLOCK_N x BLOCK_K, and what follows from it for one problem."""
-
-    m: int
-    n: int
-    k: int
-
-    @staticmethod
-    def of(config: Config) -> "Tile":
-        return Tile(*map(int, config["tile"].split("x")))
-
-    @property
-    def warps(self) -> int:
-        return 4 if self.m * self.n < ACCUMULATOR_WARPS else 8
-
-    @property
-    def stage_bytes(self) -> int:
-        return 2 * (self.m + self.n) * self.k
-
-    @property
-    def constants(self) -> dict[str, int]:
-        return {"BLOCK_M": self.m, "BLOCK_N": self.n, "BLOCK_K": self.k}
-
-    def count(self, problem: Problem) -> int:
-        return ceil(problem["M"] / self.m) * ceil(problem["N"] / self.n)
 
 
 # ---- programs ----------------------------------------------------------------------------------
 
 
-def _operands(problem: Problem) -> dict[str, triton.Argument]:
-    dtype = problem["dtype"]
-    return {name: triton.pointer(name, dtype) for name in ("a", "b", "bias", "d")}
-
-
-def _described(problem: Problem, tile: Tile, d_cols: int) -> dict[str, triton.Argument]:
-    """a and b as descriptors; d too (in tiles of ``d_cols`` columns) unless that is 0."""
-    m, n, k, dtype = (problem[axis] for axis in ("M", "N", "K", "dtype"))
-    described = _operands(problem) | {
-        "a": triton.descriptor("a", dtype, (m, k), (tile.m, tile.k)),
-        "b": triton.descriptor("b", dtype, (n, k), (tile.n, tile.k)),
-    }
-    store = {"d": triton.descriptor("d", dtype, (m, n), (tile.m, d_cols))} if d_cols else {}
-    return described | store
-
-
-def _sizes(problem: Problem, k_divisor: int | None = None) -> dict[str, triton.Argument]:
-    return {
-        "M": triton.integer(problem["M"], divisor=1),
-        "N": triton.integer(problem["N"]),
-        "K": triton.integer(problem["K"], k_divisor),
-    }
-
-
-def _is_empty(problem: Problem) -> bool:
-    return problem["M"] == 0 or problem["N"] == 0
-
-
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
     tile = Tile.of(config)
-    if _is_empty(problem):
+    if is_empty(problem):
         return Program(())
     grid = (ceil(problem["M"] / tile.m), ceil(problem["N"] / tile.n), 1)
-    arguments = _operands(problem) | _sizes(problem)
-    constants = {"HAS_BIAS": problem["bias"], **tile.constants}
+    arguments = operands(problem) | sizes(problem)
+    constants = {**flags(problem), **tile.constants}
     return Program(
         (triton.step(KERNELS + "naive", grid, arguments, constants, num_warps=4, num_stages=1),)
     )
@@ -101,10 +53,10 @@ def _split(kernel: str, problem: Problem, config: Config, arguments: dict, **mor
         **arguments,
         "partials": triton.pointer("partials", "float32"),
         "arrivals": triton.pointer("arrivals", "int32"),
-        **_sizes(problem, None if kernel == "tiled" else 1),
+        **sizes(problem, None if kernel == "tiled" else 1),
         "split_depth": triton.integer(depth),
     }
-    constants = {"HAS_BIAS": problem["bias"], **tile.constants, "GROUP_M": GROUP_M}
+    constants = {**flags(problem), **tile.constants, "GROUP_M": GROUP_M}
     launch = triton.step(
         KERNELS + kernel,
         (tiles, split, 1),
@@ -118,38 +70,38 @@ def _split(kernel: str, problem: Problem, config: Config, arguments: dict, **mor
 
 
 def _tiled(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    if _is_empty(problem):
+    if is_empty(problem):
         return Program(())
-    return _split("tiled", problem, config, _operands(problem))
+    return _split("tiled", problem, config, operands(problem))
 
 
 def _tma(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    if _is_empty(problem):
+    if is_empty(problem):
         return Program(())
     tile = Tile.of(config)
-    by_descriptor = config["split_k"] == 1 and problem["N"] % 8 == 0
-    arguments = _described(problem, tile, tile.n if by_descriptor else 0)
+    by_tma = config["split_k"] == 1 and by_descriptor(problem)
+    arguments = described(problem, tile, tile.n if by_tma else 0)
     swap = tile.m < 64
-    return _split("tma", problem, config, arguments, SWAP=swap, TMA_STORE=by_descriptor)
+    return _split("tma", problem, config, arguments, SWAP=swap, DESCRIBED=by_tma)
 
 
 def _persistent(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    if _is_empty(problem):
+    if is_empty(problem):
         return Program(())
     tile = Tile.of(config)
-    by_descriptor = problem["N"] % 8 == 0
-    d_cols = tile.n // config["subtiles"] if by_descriptor else 0
+    by_tma = by_descriptor(problem)
+    store_cols = tile.n // config["subtiles"] if by_tma else 0
     launch = triton.step(
         KERNELS + "persistent",
         (min(gpu.sms, tile.count(problem)), 1, 1),
-        _described(problem, tile, d_cols) | _sizes(problem, 1),
+        described(problem, tile, store_cols) | sizes(problem, 1),
         {
-            "HAS_BIAS": problem["bias"],
+            **flags(problem),
             **tile.constants,
             "GROUP_M": GROUP_M,
             "NUM_PROGRAMS": gpu.sms,
             "SUBTILES": config["subtiles"],
-            "TMA_STORE": by_descriptor,
+            "DESCRIBED": by_tma,
             "WARP_SPECIALIZE": gpu.arch in BLACKWELL,
         },
         num_warps=tile.warps,
@@ -207,55 +159,17 @@ def _reject_tma(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 def _reject_persistent(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     tile, stages, subtiles = Tile.of(config), config["stages"], config["subtiles"]
-    if problem["N"] % 8 and (subtiles > 1 or tile.n > 128):
-        return f"N={problem['N']} is no multiple of 8: stored by pointers, which spill if many"
-    epilogue = 2 * tile.m * tile.n // subtiles
+    if not by_descriptor(problem) and (subtiles > 1 or tile.n > 128):
+        return f"rows of D for N={problem['N']} take no multiple of 16 bytes: pointers would spill"
+    epilogue = 2 * tile.m * d_cols(problem, tile.n) // subtiles * (1 + problem["residual"])
     reason = _reject_depth(tile, stages, problem)
     return reason or _reject_tile(tile, stages, problem, gpu, epilogue, least_m=64)
 
 
-# ---- which one without measuring ---------------------------------------------------------------
+# ---- the ladder ----------------------------------------------------------------------------------
 
 
-def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """The model's time, longer where programs are too few, or too large to overlap.
-
-    A program alone on its SM leaves memory idle while it starts and while it ends.
-    """
-    tile, split, stages = Tile.of(config), config.get("split_k", 1), config.get("stages", 0)
-    m, n, k, dtype = (problem[axis] for axis in ("M", "N", "K", "dtype"))
-    efficiency = 0.1  # nothing overlaps in a kernel without stages
-    if stages:
-        efficiency = 0.75 if tile.m * tile.n >= 128 * 256 else 0.65
-    us = model.tiled_gemm_us(
-        m, n, k, block_m=tile.m, block_n=tile.n, split_k=split, gpu=gpu, dtype=dtype,
-        efficiency=efficiency,
-    )  # fmt: skip
-    programs = max(tile.count(problem) * split, 1)
-    idle = gpu.sms / min(programs, gpu.sms)
-    alone = 2 * tile.stage_bytes * stages > gpu.shared_bytes and "subtiles" not in config
-    gaps = model.WAVE_LATENCY_US * (ceil(programs / gpu.sms) - 1) if alone else 0
-    memory_us = model.copy_us(2 * (m * k + n * k + m * n), gpu) * idle + gaps
-    return max(us, memory_us) if stages else us + memory_us
-
-
-def _implementation(**fields: Any) -> Implementation:
-    """An implementation whose default is the best by the model, with the deepest pipeline."""
-
-    def default(problem: Problem, gpu: Gpu) -> Config:
-        def cost(config: Config) -> tuple[float, int]:
-            return _estimate(problem, config, gpu), -config.get("stages", 0)
-
-        first = Config({name: values[0] for name, values in made.space.items()})
-        return min(made.configs(problem, gpu), key=cost, default=first)
-
-    made = Implementation(
-        entry="gemm", language="triton", default=default, estimate=_estimate, **fields
-    )
-    return made
-
-
-NAIVE = _implementation(
+NAIVE = implementation(
     variant="naive",
     summary="one small tile a program, masked loads",
     archs=("sm_80+",),
@@ -265,7 +179,7 @@ NAIVE = _implementation(
     rank=0,
 )
 
-TILED = _implementation(
+TILED = implementation(
     variant="tiled",
     summary="grouped order, software-pipelined asynchronous copies, split-K; any shape",
     archs=("sm_80+",),
@@ -283,7 +197,7 @@ TILED = _implementation(
     rank=1,
 )  # fmt: skip
 
-TMA = _implementation(
+TMA = implementation(
     variant="tma",
     summary="tensor descriptors, warpgroup products, few rows transposed, split-K",
     archs=HOPPER,
@@ -298,10 +212,10 @@ TMA = _implementation(
     reject=_reject_tma,
     program=_tma,
     techniques={"tma": "UTMALDG", "wgmma": "HGMMA"},
-    rank=3,
+    rank=4,  # above what cannot split K where tiles are few
 )  # fmt: skip
 
-PERSISTENT = _implementation(
+PERSISTENT = implementation(
     variant="persistent",
     summary="a program an SM over many tiles, stores overlapped with the next tile's loads",
     archs=HOPPER,
@@ -313,7 +227,7 @@ PERSISTENT = _implementation(
     reject=_reject_persistent,
     program=_persistent,
     techniques={"tma": "UTMALDG", "tma_store": "UTMASTG", "wgmma": "HGMMA"},
-    rank=2,  # below tma, which splits K where tiles are few
+    rank=2,
 )
 
 
@@ -321,7 +235,7 @@ def _on_blackwell(hopper: Implementation) -> Implementation:
     """The same source for Blackwell, where Triton makes tcgen05 products of it."""
     same = ("summary", "space", "reject", "program", "rank")
     techniques = {name: sass for name, sass in hopper.techniques.items() if name != "wgmma"}
-    return _implementation(
+    return implementation(
         variant=f"{hopper.variant}_blackwell",
         archs=BLACKWELL,
         techniques=techniques | {"tcgen05": "UTCHMMA"},
@@ -330,4 +244,12 @@ def _on_blackwell(hopper: Implementation) -> Implementation:
     )
 
 
-IMPLEMENTATIONS = (NAIVE, TILED, TMA, PERSISTENT, _on_blackwell(TMA), _on_blackwell(PERSISTENT))
+IMPLEMENTATIONS = (
+    NAIVE,
+    TILED,
+    TMA,
+    PERSISTENT,
+    GLUON,
+    _on_blackwell(TMA),
+    _on_blackwell(PERSISTENT),
+)

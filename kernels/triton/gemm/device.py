@@ -1,11 +1,12 @@
-"""Triton kernels of `gemm`: D = A @ B^T (+ bias), float32 accumulation.
+"""Triton kernels of `gemm`: D = activation(A @ B^T + bias) + residual, float32 accumulation.
 
-A is (M, K), B is (N, K), bias is (N,), D is (M, N), all row-major. Offsets of whole matrices are
-64-bit: D of a vocabulary projection has more than 2^31 bytes.
+A is (M, K), B is (N, K), both row-major; epilogue.py says what the rest is.
 """
 
 import triton
 import triton.language as tl
+
+from kernelcat.kernels.triton.gemm.epilogue import finish
 
 
 @triton.jit
@@ -20,27 +21,14 @@ def tile_of(tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: t
 
 
 @triton.jit
-def add_bias(acc, bias, cols, N, HAS_BIAS: tl.constexpr):
-    """acc (rows, cols) + bias."""
-    if HAS_BIAS:
-        acc += tl.load(bias + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
-    return acc
-
-
-@triton.jit
-def store(d, acc, rows, cols, M, N):
-    """Write the elements of a tile that lie inside D."""
-    inside = (rows < M)[:, None] & (cols < N)[None, :]
-    tl.store(d + rows[:, None].to(tl.int64) * N + cols[None, :], acc.to(d.dtype.element_ty), inside)
-
-
-@triton.jit
 def sum_splits(acc, partials, arrivals, tile, split, SPLIT_K: tl.constexpr):
     """Deterministic split-K: the last program to arrive at a tile sums all partials, in order.
 
     partials is (tiles, SPLIT_K, tile elements) float32; arrivals counts per tile and is left zero.
     Returns the sum and whether this program is the last.
     """
+    if SPLIT_K == 1:
+        return acc, True
     SIZE: tl.constexpr = acc.shape[0] * acc.shape[1]
     within = (
         tl.arange(0, acc.shape[0])[:, None] * acc.shape[1] + tl.arange(0, acc.shape[1])[None, :]
@@ -59,12 +47,13 @@ def sum_splits(acc, partials, arrivals, tile, split, SPLIT_K: tl.constexpr):
 
 @triton.jit
 def naive(
-    a, b, bias, d, M, N, K,
-    HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    a, b, bias, residual, d, M, N, K,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One small tile a program, masked loads, nothing overlapped: the baseline to beat."""
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row, col = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N
+    rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(0, K, BLOCK_K):
         ks = k + tl.arange(0, BLOCK_K)
@@ -72,19 +61,23 @@ def naive(
         a_tile = tl.load(a + rows[:, None].to(tl.int64) * K + ks, mask=a_mask, other=0.0)
         b_tile = tl.load(b + cols[:, None].to(tl.int64) * K + ks, mask=b_mask, other=0.0)
         acc = tl.dot(a_tile, b_tile.T, acc)
-    store(d, add_bias(acc, bias, cols, N, HAS_BIAS), rows, cols, M, N)
+    finish(
+        acc, bias, residual, d, row, col, M, N,
+        HAS_BIAS, ACTIVATION, HAS_RESIDUAL, DESCRIBED=False,
+    )  # fmt: skip
 
 
 @triton.jit
 def pointer_product(
-    a, b, rows, cols, k_begin, k_end, M, N, K,
+    a, b, row, col, k_begin, k_end, M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """A[rows, k_begin:k_end] @ B[cols, k_begin:k_end]^T through pipelined asynchronous copies.
+    """A[row:, k_begin:k_end] @ B[col:, k_begin:k_end]^T through pipelined asynchronous copies.
 
     Rows past the end are read as row 0 (their results are not stored), so that only the last
     block of K needs a mask.
     """
+    rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
     ks = tl.arange(0, BLOCK_K)
     a_rows = a + tl.where(rows < M, rows, 0)[:, None].to(tl.int64) * K + ks[None, :]
     b_rows = b + tl.where(cols < N, cols, 0)[:, None].to(tl.int64) * K + ks[None, :]
@@ -99,24 +92,24 @@ def pointer_product(
 
 @triton.jit
 def tiled(
-    a, b, bias, d, partials, arrivals, M, N, K, split_depth,
-    HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    a, b, bias, residual, d, partials, arrivals, M, N, K, split_depth,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
 ):  # fmt: skip
     """A tile a program in grouped order, software-pipelined; program axis 1 splits K."""
     tile, split = tl.program_id(0), tl.program_id(1)
     tile_m, tile_n = tile_of(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    row, col = tile_m * BLOCK_M, tile_n * BLOCK_N
     k_begin = split * split_depth
     k_end = min(K, k_begin + split_depth)
-    acc = pointer_product(a, b, rows, cols, k_begin, k_end, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K)
-    if SPLIT_K > 1:
-        acc, last = sum_splits(acc, partials, arrivals, tile, split, SPLIT_K)
-        if last:
-            store(d, add_bias(acc, bias, cols, N, HAS_BIAS), rows, cols, M, N)
-    else:
-        store(d, add_bias(acc, bias, cols, N, HAS_BIAS), rows, cols, M, N)
+    acc = pointer_product(a, b, row, col, k_begin, k_end, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K)
+    acc, last = sum_splits(acc, partials, arrivals, tile, split, SPLIT_K)
+    if last:
+        finish(
+            acc, bias, residual, d, row, col, M, N,
+            HAS_BIAS, ACTIVATION, HAS_RESIDUAL, DESCRIBED=False,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -133,14 +126,15 @@ def descriptor_product(
 
 @triton.jit
 def tma(
-    a, b, bias, d, partials, arrivals, M, N, K, split_depth,
-    HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, SWAP: tl.constexpr, TMA_STORE: tl.constexpr,
+    a, b, bias, residual, d, partials, arrivals, M, N, K, split_depth,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, SWAP: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """`tiled` through tensor descriptors a and b.
 
     SWAP computes D^T = B A^T, so that a tile of few rows still fills the 64 rows of a warpgroup's
-    product. d is a descriptor with TMA_STORE, else a pointer.
+    product. d is a descriptor with DESCRIBED, else a pointer.
     """
     tile, split = tl.program_id(0), tl.program_id(1)
     tile_m, tile_n = tile_of(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
@@ -151,30 +145,26 @@ def tma(
         acc = descriptor_product(b, a, col, row, k_begin, k_end, BLOCK_N, BLOCK_M, BLOCK_K).T
     else:
         acc = descriptor_product(a, b, row, col, k_begin, k_end, BLOCK_M, BLOCK_N, BLOCK_K)
-    rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
-    if SPLIT_K > 1:
-        acc, last = sum_splits(acc, partials, arrivals, tile, split, SPLIT_K)
-        if last:
-            store(d, add_bias(acc, bias, cols, N, HAS_BIAS), rows, cols, M, N)
-    else:
-        acc = add_bias(acc, bias, cols, N, HAS_BIAS)
-        if TMA_STORE:
-            d.store([row, col], acc.to(d.dtype))
-        else:
-            store(d, acc, rows, cols, M, N)
+    acc, last = sum_splits(acc, partials, arrivals, tile, split, SPLIT_K)
+    if last:
+        finish(
+            acc, bias, residual, d, row, col, M, N,
+            HAS_BIAS, ACTIVATION, HAS_RESIDUAL, DESCRIBED,
+        )  # fmt: skip
 
 
 @triton.jit
 def persistent(
-    a, b, bias, d, M, N, K,
-    HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    a, b, bias, residual, d, M, N, K,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr, NUM_PROGRAMS: tl.constexpr, SUBTILES: tl.constexpr,
-    TMA_STORE: tl.constexpr, WARP_SPECIALIZE: tl.constexpr,
+    DESCRIBED: tl.constexpr, WARP_SPECIALIZE: tl.constexpr,
 ):  # fmt: skip
     """A program an SM walks over tiles; both loops are flattened into one pipeline.
 
-    While a tile is stored, the next one's operands are already on their way. SUBTILES 2 stores
-    halves of a tile, which frees shared memory for one more stage.
+    While a tile is stored, the next one's operands are already on their way. SUBTILES 2 finishes
+    and stores halves of a tile, which frees shared memory for one more stage.
     """
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     for tile in tl.range(
@@ -182,15 +172,16 @@ def persistent(
     ):
         tile_m, tile_n = tile_of(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
         row, col = tile_m * BLOCK_M, tile_n * BLOCK_N
-        cols = col + tl.arange(0, BLOCK_N)
         acc = descriptor_product(a, b, row, col, 0, K, BLOCK_M, BLOCK_N, BLOCK_K)
-        acc = add_bias(acc, bias, cols, N, HAS_BIAS)
-        if not TMA_STORE:
-            store(d, acc, row + tl.arange(0, BLOCK_M), cols, M, N)
-        elif SUBTILES == 2:
+        if SUBTILES == 2:
             halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
-            left, right = tl.split(halves)
-            d.store([row, col], left.to(d.dtype))
-            d.store([row, col + BLOCK_N // 2], right.to(d.dtype))
-        else:
-            d.store([row, col], acc.to(d.dtype))
+            acc, right = tl.split(halves)
+        finish(
+            acc, bias, residual, d, row, col, M, N,
+            HAS_BIAS, ACTIVATION, HAS_RESIDUAL, DESCRIBED,
+        )  # fmt: skip
+        if SUBTILES == 2:
+            finish(
+                right, bias, residual, d, row, col + BLOCK_N // 2, M, N,
+                HAS_BIAS, ACTIVATION, HAS_RESIDUAL, DESCRIBED,
+            )  # fmt: skip

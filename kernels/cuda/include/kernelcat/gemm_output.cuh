@@ -1,42 +1,87 @@
-// The end of a matrix product: bias, rounding, and guarded stores from registers.
+// The end of a matrix product: bias, activation, residual, rounding, and guarded stores.
 #pragma once
 
-#include <kernelcat/types.cuh>
+#include <kernelcat/epilogue.cuh>
 
 namespace kernelcat {
 
-// D (m, n), row-major, and an optional bias (n,).
+// Two elements of 16 bits as they lie in memory, the first in the low half.
 template <typename T>
-struct GemmOutput {
-  T* d;
-  const T* bias;  // null: none
-  int m, n;
+__device__ __forceinline__ float2 unpack(uint32_t pair) {
+  const uint16_t halves[2] = {static_cast<uint16_t>(pair), static_cast<uint16_t>(pair >> 16)};
+  return {to_float(*reinterpret_cast<const T*>(&halves[0])),
+          to_float(*reinterpret_cast<const T*>(&halves[1]))};
+}
 
-  // Of columns `col` and `col` + 1; zero where there is none.
+// D = activation(Z + bias) + residual, row-major, where Z (m, n) is the product. D and the residual
+// are (m, n), or (m, n / 2) where the activation takes pairs of columns (kPaired).
+template <typename T, Activation kActivation = Activation::kNone, bool kResidual = false>
+struct GemmOutput {
+  static constexpr bool kPaired = kActivation == Activation::kSwiglu;
+
+  T* d;
+  const T* bias;  // (n,) or null
+  int m, n;
+  const T* residual = nullptr;  // not read unless kResidual
+
+  static __device__ __forceinline__ float activated(float z) { return activate<kActivation>(z); }
+
+  __device__ __forceinline__ int d_cols() const { return kPaired ? n / 2 : n; }
+
+  // Of columns `col` and `col` + 1 of Z; zero where there is none.
   __device__ __forceinline__ float2 bias_at(int col) const {
     return {bias != nullptr && col < n ? to_float(bias[col]) : 0.0f,
             bias != nullptr && col + 1 < n ? to_float(bias[col + 1]) : 0.0f};
   }
 
-  // Elements (row, col) and (row, col + 1), rounded and packed, col even; what lies outside D is
-  // dropped.
+  // The bits of one element; zero outside.
+  __device__ __forceinline__ uint32_t residual_at(int row, int col) const {
+    if (row >= m || col >= d_cols()) return 0;
+    const int64_t offset = static_cast<int64_t>(row) * d_cols() + col;
+    return reinterpret_cast<const uint16_t*>(residual)[offset];
+  }
+
+  // Elements (row, col) and (row, col + 1), packed, col even.
+  __device__ __forceinline__ uint32_t residual_pair(int row, int col) const {
+    const T* address = residual + static_cast<int64_t>(row) * d_cols() + col;
+    if (row < m && col + 1 < d_cols() && is_aligned(address, 4)) {
+      return *reinterpret_cast<const uint32_t*>(address);
+    }
+    return residual_at(row, col) | residual_at(row, col + 1) << 16;
+  }
+
+  // Elements (row, col) and (row, col + 1) of D, rounded and packed, col even; what lies outside D
+  // is dropped.
   __device__ __forceinline__ void store_pair(int row, int col, uint32_t pair) const {
-    if (row >= m || col >= n) return;
-    T* address = d + static_cast<int64_t>(row) * n + col;
-    if (col + 1 < n && is_aligned(address, 4)) {
+    if (row >= m || col >= d_cols()) return;
+    T* address = d + static_cast<int64_t>(row) * d_cols() + col;
+    if (col + 1 < d_cols() && is_aligned(address, 4)) {
       *reinterpret_cast<uint32_t*>(address) = pair;
     } else {
       uint16_t* halves = reinterpret_cast<uint16_t*>(address);
       halves[0] = static_cast<uint16_t>(pair);
-      if (col + 1 < n) halves[1] = static_cast<uint16_t>(pair >> 16);
+      if (col + 1 < d_cols()) halves[1] = static_cast<uint16_t>(pair >> 16);
+    }
+  }
+
+  // Columns `col` and `col` + 1 of one row of Z, bias not added yet; col is even.
+  __device__ __forceinline__ void store_sums(int row, int col, float first, float second) const {
+    const float2 b = bias_at(col);
+    if constexpr (kPaired) {
+      if (row >= m || col >= n) return;
+      const uint16_t bits = kResidual ? residual_at(row, col / 2) : 0;
+      const float value = silu(first + b.x) * (second + b.y);
+      d[static_cast<int64_t>(row) * d_cols() + col / 2] = from_float<T>(value + unpack<T>(bits).x);
+    } else {
+      const float2 r = unpack<T>(kResidual ? residual_pair(row, col) : 0);
+      store_pair(row, col, pack<T>(activated(first + b.x) + r.x, activated(second + b.y) + r.y));
     }
   }
 
   // A lane's share of a 16 x 8 block of sums: columns `col` + {0, 1} of rows `row` and `row` + 8.
   __device__ __forceinline__ void store_block(int row, int col, const float* sums) const {
-    const float2 bias = bias_at(col);
-    store_pair(row, col, pack<T>(sums[0] + bias.x, sums[1] + bias.y));
-    store_pair(row + 8, col, pack<T>(sums[2] + bias.x, sums[3] + bias.y));
+    store_sums(row, col, sums[0], sums[1]);
+    store_sums(row + 8, col, sums[2], sums[3]);
   }
 };
 

@@ -13,13 +13,37 @@ __device__ __forceinline__ void load_matrices(uint32_t (&matrices)[4], uint32_t 
                : "memory");
 }
 
-// The reverse of load_matrices (sm_90+).
+// The reverse of load_matrices (sm_90+); of two matrices with the addresses of lanes 0 to 15.
+// kTranspose turns each: a lane's word then holds neighbours of a column in memory.
+template <bool kTranspose = false>
 __device__ __forceinline__ void store_matrices(uint32_t shared_address,
                                                const uint32_t (&matrices)[4]) {
-  asm volatile(
-      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address),
-      "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
-      : "memory");
+  if constexpr (kTranspose) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     shared_address),
+                 "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
+                 : "memory");
+  } else {
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address),
+        "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
+        : "memory");
+  }
+}
+
+template <bool kTranspose = false>
+__device__ __forceinline__ void store_matrices(uint32_t shared_address,
+                                               const uint32_t (&matrices)[2]) {
+  if constexpr (kTranspose) {
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(shared_address),
+        "r"(matrices[0]), "r"(matrices[1])
+        : "memory");
+  } else {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(shared_address),
+                 "r"(matrices[0]), "r"(matrices[1])
+                 : "memory");
+  }
 }
 
 // d += a @ b^T: a 16 x 16, b 8 x 16, d 16 x 8 float32.

@@ -11,11 +11,13 @@ namespace kernelcat {
 //
 // `partials` has num_splits slots of kNumTiles * kCount * 128 floats; `*counter` is zero before and
 // after. Of the kNumTiles tiles only the first `num_live` matter (this warp's rows of the others
-// lie outside the result), and only those are moved.
+// lie outside the result), and of their kCount sums only the first `num_live_sums` (so do the
+// columns of the others), a multiple of 4; only those are moved.
 template <int kNumTiles, int kCount>
 __device__ __forceinline__ bool reduce_splits(float (&sums)[kNumTiles][kCount], float* partials,
                                               uint32_t* counter, int split, int num_splits,
-                                              int num_live, uint32_t* is_last, int barrier) {
+                                              int num_live, uint32_t* is_last, int barrier,
+                                              int num_live_sums = kCount) {
   const int thread = threadIdx.x % kWarpgroupThreads;
   const auto place = [&](int s, int tile, int i) {
     return reinterpret_cast<float4*>(partials +
@@ -27,6 +29,7 @@ __device__ __forceinline__ bool reduce_splits(float (&sums)[kNumTiles][kCount], 
     if (tile >= num_live) continue;
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
+      if (i >= num_live_sums) break;
       const float4 four = {sums[tile][i], sums[tile][i + 1], sums[tile][i + 2], sums[tile][i + 3]};
       __stcg(place(split, tile, i), four);
     }
@@ -49,6 +52,7 @@ __device__ __forceinline__ bool reduce_splits(float (&sums)[kNumTiles][kCount], 
     for (int s = 0; s < num_splits; ++s) {
 #pragma unroll
       for (int i = 0; i < kCount; i += 4) {
+        if (i >= num_live_sums) break;
         const float4 four = __ldcg(place(s, tile, i));
         sums[tile][i] += four.x;
         sums[tile][i + 1] += four.y;

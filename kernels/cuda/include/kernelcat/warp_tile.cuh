@@ -36,8 +36,9 @@ struct WarpTile {
     }
   }
 
-  // `row` and `col` are those of the warp's first element in D.
-  __device__ __forceinline__ void store(const GemmOutput<T>& output, int row, int col) const {
+  // `row` and `col` are those of the warp's first sum; `output` is a GemmOutput.
+  template <typename Output>
+  __device__ __forceinline__ void store(const Output& output, int row, int col) const {
     const int lane = lane_index();
 #pragma unroll
     for (int i = 0; i < kRows / 16; ++i) {

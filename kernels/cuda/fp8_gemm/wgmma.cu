@@ -1,0 +1,369 @@
+// D = A @ B^T with block scales on Hopper: a persistent kernel in which one warpgroup feeds a ring
+// of stages, operands by TMA and scales by cp.async, and one to three others multiply from it.
+//
+// Tensor cores add up 128 columns of k; those sums are then promoted: multiplied by their scales
+// and added to float32 registers, while the tensor cores do another warpgroup's (or the next)
+// wgmmas. Two-level accumulation, and tiles of which two blocks of a cluster share an operand, are
+// DeepGEMM's; warpgroups that take turns at the tensor cores are FlashAttention-3's.
+#include <kernelcat/cache_policy.cuh>
+#include <kernelcat/cluster.cuh>
+#include <kernelcat/pdl.cuh>
+#include <kernelcat/split_k.cuh>
+#include <kernelcat/tile_order.cuh>
+#include <kernelcat/wgmma_fp8.cuh>
+
+#include "output.cuh"
+#include "scales.cuh"
+
+namespace kernelcat {
+
+constexpr int BLOCK_K = kScaleBlock;  // 128 bytes: one row of the swizzle
+
+// How promotions and wgmmas overlap.
+enum class Overlap {
+  kFree,   // warpgroups start wgmmas when they can
+  kTurns,  // in turns: one multiplies while the other promotes
+  kAhead,  // each starts the next block's before it promotes (two sets of products)
+};
+
+// What is known at compile time. A tile is BLOCK_M x BLOCK_N of D, or of its transpose if kSwap:
+// a wgmma's 64 rows are then B's, which wastes less where A has few. A consumer warpgroup owns
+// kRows rows of the tile.
+template <int BLOCK_M_, int BLOCK_N_, int kNumStages_, bool kSwap_, int kClusterM_, int kClusterN_,
+          Overlap kOverlap_>
+struct Fp8Tile {
+  static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, kNumStages = kNumStages_;
+  static constexpr bool kSwap = kSwap_;
+  static constexpr Overlap kOverlap = kOverlap_;
+  static constexpr int kScaledRows = kSwap ? BLOCK_N : BLOCK_M;  // of A
+  static constexpr int kNumConsumers = BLOCK_M == 64 ? 1 : BLOCK_M == 192 ? 3 : 2;
+  static constexpr int kNumThreads = kWarpgroupThreads * (kNumConsumers + 1);
+  static constexpr int kNumRegisters = kNumConsumers == 3 ? 160 : 232;
+  static constexpr int kRows = BLOCK_M / kNumConsumers;
+  static constexpr int kNumWgmmas = kRows / kWgmmaM;  // one below the other
+  static constexpr int kStageBytesA = BLOCK_M * BLOCK_K;
+  static constexpr int kStageBytes = kStageBytesA + BLOCK_N * BLOCK_K;
+  // Blocks of a cluster that lie below each other share the operand of BLOCK_N rows, those side by
+  // side the other one. Each loads its part for all of them.
+  static constexpr int kClusterM = kClusterM_, kClusterN = kClusterN_;
+  static constexpr int kClusterSize = kClusterM * kClusterN;
+  static_assert(kClusterM == 1 || kClusterN == 1);
+  static_assert(BLOCK_M / kClusterN % 8 == 0 && BLOCK_N / kClusterM % 8 == 0);
+  static_assert(kOverlap != Overlap::kAhead || kNumWgmmas == 1);
+  static_assert(kOverlap != Overlap::kTurns || kNumConsumers == 2);
+
+  using Sums = float[kNumWgmmas][BLOCK_N / 2];
+};
+
+template <typename Config>
+struct Fp8Shared {
+  alignas(1024) uint8_t stages[Config::kNumStages][Config::kStageBytes];
+  StageScales<Config::kScaledRows> scales[Config::kNumStages];
+  Barrier full[Config::kNumStages];
+  Barrier empty[Config::kNumStages];
+  uint32_t is_last[Config::kNumConsumers];
+};
+
+// What a block does: its tile of each of its cluster's units of work.
+template <typename Config>
+struct Fp8Schedule {
+  WorkList list;  // in tiles of a whole cluster
+  int rank;
+
+  // Calls `function(work, row, col)`, with the tile's first row and column.
+  template <typename Function>
+  __device__ __forceinline__ void for_each(Function function) const {
+    const uint32_t step = gridDim.x / Config::kClusterSize;
+    for (uint32_t i = blockIdx.x / Config::kClusterSize; i < list.size(); i += step) {
+      const Work work = list.at<true>(i);
+      const int down = Config::kClusterM > 1 ? rank : 0, right = Config::kClusterN > 1 ? rank : 0;
+      function(work, (work.tile.m * Config::kClusterM + down) * Config::BLOCK_M,
+               (work.tile.n * Config::kClusterN + right) * Config::BLOCK_N);
+    }
+  }
+};
+
+// kRows rows of an operand from `row` on. Where kSharers blocks need the same, each loads its part
+// for all of them.
+template <int kRows, int kSharers>
+__device__ __forceinline__ void load_operand(uint8_t* stage, const TensorMap& map, int k, int row,
+                                             int rank, Barrier& full) {
+  if constexpr (kSharers == 1) {
+    tensor_load(stage, map, k, row, full, kDefaultPolicy);
+  } else {
+    const int first = rank * (kRows / kSharers);
+    tensor_load_multicast(stage + first * BLOCK_K, map, k, row + first, full, (1 << kSharers) - 1,
+                          kDefaultPolicy);
+  }
+}
+
+// Runs in one thread.
+template <typename Config>
+__device__ __forceinline__ void produce_operands(Fp8Shared<Config>& shared,
+                                                 const Fp8Schedule<Config>& schedule,
+                                                 const TensorMap& map_a, const TensorMap& map_b) {
+  RingPosition<Config::kNumStages> position;
+  schedule.for_each([&](const Work& work, int row, int col) {
+    for (int k_block = work.k_begin; k_block < work.k_end; ++k_block) {
+      uint8_t* stage = shared.stages[position.stage];
+      Barrier& full = shared.full[position.stage];
+      shared.empty[position.stage].wait(position.parity ^ 1);
+      full.arrive_expect(Config::kStageBytes);
+      load_operand<Config::BLOCK_M, Config::kClusterN>(stage, map_a, k_block * BLOCK_K, row,
+                                                       schedule.rank, full);
+      load_operand<Config::BLOCK_N, Config::kClusterM>(stage + Config::kStageBytesA, map_b,
+                                                       k_block * BLOCK_K, col, schedule.rank, full);
+      position.advance();
+    }
+  });
+  launch_dependents();
+}
+
+// Runs in one warp.
+template <typename Config>
+__device__ __forceinline__ void produce_scales(Fp8Shared<Config>& shared,
+                                               const Fp8Schedule<Config>& schedule,
+                                               const ScaleSource& source) {
+  RingPosition<Config::kNumStages> position;
+  schedule.for_each([&](const Work& work, int row, int col) {
+    for (int k_block = work.k_begin; k_block < work.k_end; ++k_block) {
+      const int stage = position.stage;
+      shared.empty[stage].wait(position.parity ^ 1);
+      load_scales(shared.scales[stage], source, Config::kSwap ? col : row,
+                  Config::kSwap ? row : col, k_block, shared.full[stage]);
+      position.advance();
+    }
+  });
+}
+
+// A consumer warpgroup's view of the ring.
+template <typename Config>
+struct Fp8Consumer {
+  using Products = float[Config::BLOCK_N / 2];
+  using Promotion = Promotion<Config::BLOCK_N, Config::kSwap>;
+
+  Fp8Shared<Config>& shared;
+  RingPosition<Config::kNumStages> position;
+  int index;      // of the warpgroup
+  int first_row;  // of this thread in the tile
+  uint64_t a, b;  // descriptors of stage 0
+
+  __device__ __forceinline__ explicit Fp8Consumer(Fp8Shared<Config>& shared) : shared(shared) {
+    index = warp_index() / 4;
+    first_row = index * Config::kRows + warp_index() % 4 * 16 + lane_index() / 4;
+    const uint32_t base = shared_address(shared.stages);
+    a = swizzled_rows_descriptor(base + index * Config::kRows * BLOCK_K);
+    b = swizzled_rows_descriptor(base + Config::kStageBytesA);
+  }
+
+  // Named barriers 1 to 3 serve the reduction of splits.
+  __device__ __forceinline__ void wait_turn() const {
+    named_barrier_sync(4 + index, 2 * kWarpgroupThreads);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    asm volatile("bar.arrive %0, %1;" ::"r"(4 + (index ^ 1)), "n"(2 * kWarpgroupThreads)
+                 : "memory");
+  }
+
+  // Starts the i-th 64 rows of this position's stage.
+  __device__ __forceinline__ void start(Products& products, int i) const {
+    using Instruction = WgmmaE4m3<Config::BLOCK_N>;
+    const uint64_t stage_a =
+        advanced(a, position.stage * Config::kStageBytes + i * kWgmmaM * BLOCK_K);
+    const uint64_t stage_b = advanced(b, position.stage * Config::kStageBytes);
+    if constexpr (Config::kOverlap == Overlap::kTurns) wait_turn();
+    pin(products);
+    wgmma_fence();
+    Instruction::template multiply<false>(products, stage_a, stage_b);
+#pragma unroll
+    for (int k = kWgmmaFp8K; k < BLOCK_K; k += kWgmmaFp8K) {
+      // The second half of a turn overlaps with the start of the other warpgroup's.
+      if (Config::kOverlap == Overlap::kTurns && k == BLOCK_K / 2) wgmma_commit();
+      Instruction::template multiply<true>(products, advanced(stage_a, k), advanced(stage_b, k));
+    }
+    wgmma_commit();
+    pin(products);
+    if constexpr (Config::kOverlap == Overlap::kTurns) {
+      wgmma_wait<1>();
+      pass_turn();
+    }
+  }
+
+  // Gives a stage back to every block that loads into it.
+  __device__ __forceinline__ void release(int stage) const {
+    const int lane = lane_index();
+    if constexpr (Config::kClusterSize == 1) {
+      if (lane == 0) shared.empty[stage].arrive();
+    } else {
+      if (lane < Config::kClusterSize) arrive_remote(shared.empty[stage], lane);
+    }
+  }
+
+  // `scaled_col` is the tile's first column in D, which decides on B's scales.
+  __device__ __forceinline__ void accumulate(typename Config::Sums& sums, int num_k,
+                                             int scaled_col) {
+#pragma unroll
+    for (int i = 0; i < Config::kNumWgmmas; ++i) {
+#pragma unroll
+      for (int j = 0; j < Config::BLOCK_N / 2; ++j) sums[i][j] = 0.0f;
+    }
+    if constexpr (Config::kOverlap == Overlap::kAhead) {
+      accumulate_ahead(sums[0], num_k, scaled_col);
+    } else {
+      Products products;
+      for (int k_block = 0; k_block < num_k; ++k_block) {
+        shared.full[position.stage].wait(position.parity);
+#pragma unroll
+        for (int i = 0; i < Config::kNumWgmmas; ++i) {
+          Promotion promotion;
+          promotion.load(shared.scales[position.stage], first_row + i * kWgmmaM, scaled_col);
+          start(products, i);
+          wgmma_wait<0>();
+          pin(products);
+          if (i == Config::kNumWgmmas - 1) release(position.stage);
+          promotion.add(sums[i], products, scaled_col);
+        }
+        position.advance();
+      }
+    }
+  }
+
+  // While one block of k is promoted, the next one is multiplied.
+  __device__ __forceinline__ void accumulate_ahead(Products& sums, int num_k, int scaled_col) {
+    Products products[2];
+    Promotion promotions[2];
+    int previous;
+    const auto begin = [&](int set) {
+      shared.full[position.stage].wait(position.parity);
+      promotions[set].load(shared.scales[position.stage], first_row, scaled_col);
+      start(products[set], 0);
+      previous = position.stage;
+      position.advance();
+    };
+    const auto end = [&](int set, int stage) {
+      pin(products[set]);
+      release(stage);
+      promotions[set].add(sums, products[set], scaled_col);
+    };
+    const auto step = [&](int set) {
+      const int stage = previous;
+      begin(set ^ 1);
+      wgmma_wait<1>();
+      end(set, stage);
+    };
+    begin(0);
+    for (int i = 0; i < (num_k - 1) / 2; ++i) {
+      step(0);
+      step(1);
+    }
+    if (num_k % 2 == 0) {
+      step(0);
+      wgmma_wait<0>();
+      end(1, previous);
+    } else {
+      wgmma_wait<0>();
+      end(0, previous);
+    }
+  }
+};
+
+// Runs in a consumer warpgroup.
+template <typename Config>
+__device__ __forceinline__ void consume(Fp8Shared<Config>& shared,
+                                        const Fp8Schedule<Config>& schedule,
+                                        const Fp8Output& output, float* partials,
+                                        uint32_t* counters) {
+  constexpr int kPartials = Config::kRows * Config::BLOCK_N;
+  const int num_rows = Config::kSwap ? output.n : output.m;
+  const int num_cols = Config::kSwap ? output.m : output.n;
+  const int num_splits = schedule.list.num_splits;
+  Fp8Consumer<Config> consumer(shared);
+  if (Config::kOverlap == Overlap::kTurns && consumer.index == 1) consumer.pass_turn();
+  schedule.for_each([&](const Work& work, int tile_row, int col) {
+    const int row = tile_row + consumer.index * Config::kRows;
+    typename Config::Sums sums;
+    consumer.accumulate(sums, work.k_end - work.k_begin, Config::kSwap ? tile_row : col);
+    if (work.part >= 0) {
+      const int slot = (work.part * Config::kClusterSize + schedule.rank) * Config::kNumConsumers +
+                       consumer.index;
+      const int rows_left = max(num_rows - row - warp_index() % 4 * 16, 0);
+      const int cols_left = max(num_cols - col, 0);
+      const int64_t first = static_cast<int64_t>(slot) * num_splits * kPartials;
+      if (!reduce_splits(sums, partials + first, counters + slot, work.split, num_splits,
+                         ceil_div(rows_left, kWgmmaM), &shared.is_last[consumer.index],
+                         1 + consumer.index, ceil_div(cols_left, 8) * 4)) {
+        return;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < Config::kNumWgmmas; ++i) {
+      store_sums<Config::BLOCK_N, Config::kSwap>(sums[i], output, row + i * kWgmmaM, col);
+    }
+  });
+}
+
+// With kSwap the operands change places: map_a is B's and map_b A's. Of the tiles, all but the
+// first `num_whole` are computed in `num_splits` pieces; for these `partials` holds BLOCK_M *
+// BLOCK_N floats a piece and `counters` one zero a tile and consumer.
+template <
+    int BLOCK_M, int BLOCK_N, int kNumStages, bool kSwap, int kClusterM, int kClusterN,
+    Overlap kOverlap,
+    typename Config = Fp8Tile<BLOCK_M, BLOCK_N, kNumStages, kSwap, kClusterM, kClusterN, kOverlap>>
+__global__ void __launch_bounds__(Config::kNumThreads, 1) fp8_gemm_wgmma(
+    const __grid_constant__ TensorMap map_a,  // (m, k), boxes BLOCK_M / kClusterN high
+    const __grid_constant__ TensorMap map_b,  // (n, k), boxes BLOCK_N / kClusterM high
+    const float* a_scale,                     // (k / 128, m)
+    const float* b_scale,                     // (n / 128, k / 128)
+    bfloat16* d,                              // (m, n)
+    float* partials, uint32_t* counters, int m, int n, int k, int num_whole, int num_splits,
+    int group_m) {
+  extern __shared__ uint8_t dynamic_shared[];
+  const uint32_t padding = -shared_address(dynamic_shared) & 1023;
+  auto& shared = *reinterpret_cast<Fp8Shared<Config>*>(dynamic_shared + padding);
+  // Called in each role: values that live across setmaxnreg were seen to spill.
+  const auto schedule = [&]() -> Fp8Schedule<Config> {
+    const WorkList list{ceil_div(kSwap ? n : m, BLOCK_M * kClusterM),
+                        ceil_div(kSwap ? m : n, BLOCK_N * kClusterN),
+                        ceil_div(k, BLOCK_K),
+                        num_whole,
+                        num_splits,
+                        group_m};
+    return {list, Config::kClusterSize > 1 ? static_cast<int>(cluster_rank()) : 0};
+  };
+
+  if (threadIdx.x == 0) {
+    prefetch_map(map_a);
+    prefetch_map(map_b);
+    for (Barrier& barrier : shared.full) barrier.init(1 + kWarpThreads);
+    for (Barrier& barrier : shared.empty) {
+      barrier.init(Config::kClusterSize * Config::kNumConsumers * 4);
+    }
+    fence_barrier_init();
+  }
+  if constexpr (Config::kClusterSize > 1) {
+    cluster_arrive_relaxed();
+    cluster_wait();
+  } else {
+    __syncthreads();
+  }
+  grid_dependency_wait();
+
+  if (warp_index() / 4 == Config::kNumConsumers) {
+    decrease_registers<32>();
+    const int role = warp_index() % 4;  // by a shuffle, which a part of a warp must not call
+    if (role == 0) {
+      if (elect_one()) produce_operands<Config>(shared, schedule(), map_a, map_b);
+    } else if (role == 1) {
+      produce_scales<Config>(shared, schedule(),
+                             {a_scale, b_scale, m, ceil_div(n, kScaleBlock), ceil_div(k, BLOCK_K)});
+    }
+  } else {
+    increase_registers<Config::kNumRegisters>();
+    const bool is_aligned = n % 8 == 0 && kernelcat::is_aligned(d, 16);
+    consume<Config>(shared, schedule(), {d, m, n, is_aligned}, partials, counters);
+  }
+  // A block must stay while its peer may give stages back to it.
+  if constexpr (Config::kClusterSize > 1) cluster_sync();
+}
+
+}  // namespace kernelcat

@@ -1,0 +1,326 @@
+"""`fp8_gemm` by wgmma on Hopper: tile shape, overlap, cluster and split k are tuned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from kernelcat.gpu import KB, Gpu
+from kernelcat.implementation import (
+    Config,
+    Implementation,
+    Int32,
+    Int64,
+    Param,
+    Pointer,
+    Program,
+    Step,
+    TensorMap,
+)
+from kernelcat.jit.cuda import CudaSource
+from kernelcat.model import LAUNCH_US, copy_us
+from kernelcat.spec import Problem
+
+BLOCK_K = 128
+"""Columns of A and B a stage: 128 bytes, and one block of scales."""
+MAX_STAGES = 12
+MIN_STAGES = 3
+MAX_WAVES_WITH_TAIL = 6
+NULL = Int64(0)
+
+SPACE = {
+    "tile": (
+        *("64x16", "64x32", "64x64", "64x96", "64x128", "64x160", "64x192"),
+        *("128x16", "128x32", "128x64", "128x96", "128x128", "128x160", "128x192"),
+        *("192x16", "192x32", "192x64", "192x128"),
+        *("256x16", "256x32", "256x64", "256x96", "256x128"),
+    ),
+    "swap": (False, True),
+    "cluster": ("1x1", "2x1", "1x2"),
+    "overlap": ("turns", "ahead", "free"),
+    "split_k": (1, 2, 3, 4, 6, 8, 12, 16),
+}
+"""
+tile : BLOCK_M x BLOCK_N of D, or of its transpose where ``swap``
+cluster : blocks below each other x side by side; what they share is multicast
+overlap : of promotions with wgmmas: two warpgroups take turns at the tensor cores, each starts the
+    next block before it promotes one, or neither
+split_k : pieces of every tile's k range where tiles are too few for all SMs, else of those of the
+    last wave
+"""
+
+_OVERLAP = {"turns": "kTurns", "ahead": "kAhead", "free": "kFree"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration in numbers, for one problem. ``rows`` and ``cols`` are those of what is
+    tiled: D, or its transpose."""
+
+    rows: int
+    cols: int
+    k_blocks: int
+    block_m: int
+    block_n: int
+    swap: bool
+    cluster_m: int
+    cluster_n: int
+    overlap: str
+    split_k: int
+    clusters: int
+
+    @staticmethod
+    def of(config: Config, problem: Problem, gpu: Gpu) -> Plan:
+        block_m, block_n = map(int, config["tile"].split("x"))
+        cluster_m, cluster_n = map(int, config["cluster"].split("x"))
+        m, n = problem["M"], problem["N"]
+        return Plan(
+            *((n, m) if config["swap"] else (m, n)),
+            k_blocks=ceil(problem["K"] / BLOCK_K),
+            block_m=block_m,
+            block_n=block_n,
+            swap=config["swap"],
+            cluster_m=cluster_m,
+            cluster_n=cluster_n,
+            overlap=config["overlap"],
+            split_k=config["split_k"],
+            clusters=gpu.sms // (cluster_m * cluster_n),
+        )
+
+    @property
+    def cluster_size(self) -> int:
+        return self.cluster_m * self.cluster_n
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply; one more loads."""
+        return {64: 1, 192: 3}.get(self.block_m, 2)
+
+    @property
+    def registers(self) -> int:
+        """Sums, products and scales that a thread holds."""
+        sums = self.block_m // self.consumers * self.block_n // 128
+        scales = self.block_n // 4 if self.swap else 4
+        return sums + (2 if self.overlap == "ahead" else 1) * (self.block_n // 2 + scales)
+
+    @property
+    def tiles(self) -> int:
+        """Of all blocks of a cluster together."""
+        return ceil(self.rows / (self.block_m * self.cluster_m)) * ceil(
+            self.cols / (self.block_n * self.cluster_n)
+        )
+
+    @property
+    def whole_tiles(self) -> int:
+        if self.split_k == 1:
+            return self.tiles
+        return self.tiles // self.clusters * self.clusters
+
+    @property
+    def units(self) -> int:
+        """What clusters work on: whole tiles, then pieces of the others."""
+        return self.whole_tiles + (self.tiles - self.whole_tiles) * self.split_k
+
+    @property
+    def waves(self) -> float:
+        """How many whole tiles the busiest block computes, pieces in proportion."""
+        pieces = self.units - self.whole_tiles
+        whole = ceil(self.whole_tiles / self.clusters)
+        return whole + ceil(pieces / self.clusters) / self.split_k
+
+    @property
+    def group_m(self) -> int:
+        """Cluster rows in a group of the order: about 2048 rows, as many as a wave has columns."""
+        return max(2048 // (self.block_m * self.cluster_m), 1)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Both operands, the scales of A's rows and two of B's, and two barriers."""
+        scaled = self.block_n if self.swap else self.block_m
+        return (self.block_m + self.block_n) * BLOCK_K + 4 * (scaled + 2) + 16
+
+    def num_stages(self, gpu: Gpu) -> int:
+        """As many as fit beside the alignment and a flag a consumer."""
+        return min((gpu.shared_bytes - KB - 16) // self.stage_bytes, MAX_STAGES)
+
+    def shared_bytes(self, gpu: Gpu) -> int:
+        return self.num_stages(gpu) * self.stage_bytes + KB + 16
+
+    @property
+    def workspaces(self) -> dict[str, int]:
+        parts = (self.tiles - self.whole_tiles) * self.cluster_size
+        if parts == 0:
+            return {}
+        return {
+            "partials": parts * self.split_k * 4 * self.block_m * self.block_n,
+            "counters": parts * self.consumers * 4,
+        }
+
+
+def _operand_map(name: str, problem: Problem, rows: int, box_rows: int) -> TensorMap:
+    k = problem["K"]
+    return TensorMap(name, problem["dtype"], (k, rows), (k,), (BLOCK_K, box_rows), 128)
+
+
+def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    plan = Plan.of(config, problem, gpu)
+    if plan.tiles == 0:
+        return Program(())
+    a, b = ("b", "a") if plan.swap else ("a", "b")
+    arguments = (
+        f"{plan.block_m}, {plan.block_n}, {plan.num_stages(gpu)}, {str(plan.swap).lower()}, "
+        f"{plan.cluster_m}, {plan.cluster_n}, kernelcat::Overlap::{_OVERLAP[plan.overlap]}"
+    )
+    workspaces = plan.workspaces
+    params: tuple[Param, ...] = (
+        _operand_map(a, problem, plan.rows, plan.block_m // plan.cluster_n),
+        _operand_map(b, problem, plan.cols, plan.block_n // plan.cluster_m),
+        *map(Pointer, ("a_scale", "b_scale", "d")),
+        *(Pointer(name) if workspaces else NULL for name in ("partials", "counters")),
+        *(Int32(problem[axis]) for axis in ("M", "N", "K")),
+        *map(Int32, (plan.whole_tiles, plan.split_k, plan.group_m)),
+    )
+    step = Step(
+        CudaSource("fp8_gemm/wgmma.cu", f"kernelcat::fp8_gemm_wgmma<{arguments}>"),
+        (min(plan.units, plan.clusters) * plan.cluster_size, 1, 1),
+        params,
+        128 * (plan.consumers + 1),
+        plan.shared_bytes(gpu),
+        (plan.cluster_size, 1, 1),
+        programmatic=True,
+    )
+    return Program((step,), workspaces)
+
+
+# ---- which configurations serve ----------------------------------------------------------------
+
+
+def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if problem["K"] == 0 or problem["K"] % 16:
+        return f"TMA needs rows of 16, 32, 48 ... bytes, and K={problem['K']} is no multiple of 16"
+    plan = Plan.of(config, problem, gpu)
+    return _reject_shape(plan) or _reject_tile(plan) or _reject_cluster(plan) or _reject_split(plan)
+
+
+def _reject_shape(plan: Plan) -> str | None:
+    """What the kernel has no registers or no use for."""
+    if plan.overlap == "ahead" and plan.block_m // plan.consumers > 64:
+        return "a second set of products for 128 rows a warpgroup does not fit in registers"
+    if plan.overlap == "turns" and plan.consumers != 2:
+        return f"{plan.consumers} warpgroups cannot take turns"
+    budget = 136 if plan.consumers == 3 else 200
+    if plan.registers > budget:
+        return f"{plan.registers} registers of sums, products and scales; {budget} can be had"
+    return None
+
+
+def _reject_tile(plan: Plan) -> str | None:
+    """Tiles that cannot win: mostly empty, or so small that operands are read too often."""
+    block_m, block_n = plan.block_m, plan.block_n
+    if plan.swap:
+        few = min(n for n in (16, 32, 64, 96, 128) if n >= min(plan.cols, 128))
+        if plan.cols > 256 or block_n != few:
+            return f"swapped tiles are as wide as M={plan.cols}: {few} columns, 128 at most"
+    elif plan.rows <= 32:
+        return f"M={plan.rows} rows leave a wgmma's 64 mostly empty"
+    elif block_n < 64 or block_m < min(plan.rows, 128):
+        return f"tiles of {block_m} x {block_n} read operands too often"
+    elif block_n >= 2 * plan.cols and block_n > 64:
+        return f"tiles of {block_n} columns are mostly empty at N={plan.cols}"
+    if block_m >= 2 * plan.rows and block_m > 64:
+        return f"tiles of {block_m} rows are mostly empty at {plan.rows} rows"
+    return None
+
+
+def _reject_cluster(plan: Plan) -> str | None:
+    if plan.cluster_size == 1:
+        return None
+    if (plan.cluster_n > 1) != (plan.block_m > plan.block_n) and plan.block_m != plan.block_n:
+        return "a cluster shares the operand of which a tile needs more"
+    if plan.tiles < plan.clusters:
+        return "a single wave finds in L2 what a cluster would share"
+    return None
+
+
+def _reject_split(plan: Plan) -> str | None:
+    split_k, tail = plan.split_k, plan.tiles - plan.whole_tiles
+    if split_k == 1:
+        return None
+    if split_k * 2 > plan.k_blocks:
+        return f"{plan.k_blocks} blocks of {BLOCK_K} are too few for {split_k} splits"
+    if tail == 0 or tail * split_k > plan.clusters:
+        return f"{tail} tiles of the last wave in {split_k} pieces are no single wave"
+    if plan.waves > MAX_WAVES_WITH_TAIL:
+        return f"the last of {ceil(plan.waves)} waves is not worth splitting"
+    return None
+
+
+# ---- which one without measuring ---------------------------------------------------------------
+
+_EFFICIENCY = {"turns": 0.80, "ahead": 0.80, "free": 0.74}
+"""Share of the tensor cores' peak that is left beside promotions."""
+
+_L2_BYTES = 62e9
+"""Bytes a second that one SM gets out of L2 when all ask."""
+
+_SM_BYTES = 45e9
+"""Bytes a second that one SM gets out of memory, however few others ask."""
+
+_EPILOGUE_US = 1.0
+"""Storing a tile of 256 x 128 while nothing is multiplied."""
+
+_REDUCTION_US = 1.2
+"""Handing partial sums to the block that arrives last."""
+
+_PIECE_BYTES = 20e9
+"""Bytes a second at which one SM writes and reads partial sums."""
+
+
+def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Waves of tiles, each as long as its products or its operands take; or the memory's time."""
+    plan = Plan.of(config, problem, gpu)
+    peak = gpu.flops.get("float8_e4m3fn", gpu.flops["float32"]) / gpu.sms
+    peak *= _EFFICIENCY[plan.overlap] * (0.8 if plan.consumers == 1 else 1.0)
+    peak *= min(1.0, 2 * plan.block_n / (64 + plan.block_n))  # what shared memory feeds
+    math_us = 2 * plan.block_m * plan.block_n * BLOCK_K / peak * 1e6
+    loaded = plan.block_m / plan.cluster_n + plan.block_n / plan.cluster_m
+    l2_us = loaded * BLOCK_K / _L2_BYTES * 1e6
+    memory_us = max(plan.block_m, plan.block_n) * BLOCK_K / _SM_BYTES * 1e6 if plan.swap else 0.0
+    busy_us = plan.waves * plan.k_blocks * max(math_us, l2_us, memory_us)
+    busy_us += _EPILOGUE_US * plan.block_m * plan.block_n / (256 * 128) * max(plan.waves, 1.0)
+    if plan.tiles > plan.whole_tiles:
+        live = min(plan.block_n, plan.cols) * plan.block_m * 4
+        busy_us += _REDUCTION_US + (1 + plan.split_k) * live / _PIECE_BYTES * 1e6
+    m, n, k = problem["M"], problem["N"], problem["K"]
+    memory_us = copy_us(m * k + n * k + 2 * m * n, gpu) - LAUNCH_US
+    return LAUNCH_US + max(busy_us, memory_us) + 0.1 * min(busy_us, memory_us)
+
+
+def _default(problem: Problem, gpu: Gpu) -> Config:
+    """The best by the model."""
+    serving = IMPLEMENTATION.configs(problem, gpu)
+    fallback = Config(tile="64x16", swap=True, cluster="1x1", overlap="ahead", split_k=1)
+    return min(serving, key=lambda config: _estimate(problem, config, gpu), default=fallback)
+
+
+IMPLEMENTATION = Implementation(
+    entry="fp8_gemm",
+    language="cuda",
+    variant="wgmma",
+    summary="persistent, warp-specialized: 128-deep wgmma sums promoted in registers",
+    archs=("sm_90a",),
+    space=SPACE,
+    reject=_reject,
+    default=_default,
+    program=_program,
+    estimate=_estimate,
+    techniques={
+        "wgmma": "QGMMA",
+        "tma": "UTMALDG",
+        "mbarrier": "SYNCS",
+        "asynchronous copy": "LDGSTS",
+        "register reallocation": "USETMAXREG",
+        "dependent launch": "ACQBULK",
+    },
+    rank=1,
+)

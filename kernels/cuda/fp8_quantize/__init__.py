@@ -1,0 +1,120 @@
+"""`fp8_quantize` in CUDA C++: a warp a block of scales, and one pass with 16-byte loads."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from kernelcat.gpu import Gpu
+from kernelcat.implementation import Config, Implementation, Int32, Param, Pointer, Program, Step
+from kernelcat.jit.cuda import CudaSource
+from kernelcat.model import LAUNCH_US, copy_us
+from kernelcat.spec import Problem
+
+BLOCK = 128
+THREADS = 256
+ROW_STEP = 16
+"""Rows that a thread block of `vectorized` reads at once."""
+MAX_GRID = 2**31 - 1
+
+SPACE = {"unroll": (1, 2, 4, 8)}
+"""Vectors of 16 bytes that a thread has in flight."""
+
+
+def _block_rows(problem: Problem) -> int:
+    return 1 if problem["block"] == "1x128" else BLOCK
+
+
+def _step(problem: Problem, variant: str, arguments: str, blocks: int) -> Program:
+    if blocks == 0:
+        return Program(())
+    kernel = (
+        f"kernelcat::fp8_quantize_{variant}<kernelcat::{problem['dtype']}, "
+        f"{_block_rows(problem)}{arguments}>"
+    )
+    params: tuple[Param, ...] = (
+        *map(Pointer, ("x", "q", "scale")),
+        *(Int32(problem[axis]) for axis in ("M", "K")),
+    )
+    source = CudaSource(f"fp8_quantize/{variant}.cu", kernel)
+    return Program((Step(source, (blocks, 1, 1), params, THREADS),))
+
+
+def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    scales = ceil(problem["M"] / _block_rows(problem)) * ceil(problem["K"] / BLOCK)
+    return _step(problem, "naive", "", min(ceil(scales / (THREADS // 32)), MAX_GRID))
+
+
+def _num_blocks(problem: Problem, config: Config) -> int:
+    return ceil(problem["M"] / (ROW_STEP * config["unroll"])) * ceil(problem["K"] / BLOCK)
+
+
+def _vectorized(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    blocks = _num_blocks(problem, config)
+    return _step(problem, "vectorized", f", {config['unroll']}", blocks)
+
+
+def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    rows = ROW_STEP * config["unroll"]
+    if _num_blocks(problem, config) > MAX_GRID:
+        return f"the grid would have more than {MAX_GRID} blocks"
+    if problem["block"] == "128x128":
+        return None if rows == BLOCK else f"{rows} rows at a time are no block of scales"
+    if rows > ROW_STEP and rows >= 2 * problem["M"]:
+        return f"{rows} rows at a time are mostly empty at M={problem['M']}"
+    return None
+
+
+def _bytes_moved(problem: Problem) -> int:
+    return 3 * int(problem["M"] * problem["K"])
+
+
+def _vectorized_us(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Bandwidth grows with the bytes in flight, which many blocks give as well as large ones."""
+    in_flight = min(_num_blocks(problem, config) / gpu.sms, 6) * config["unroll"]
+    return copy_us(_bytes_moved(problem), gpu, 0.9 * min(1.0, 0.4 + in_flight / 40))
+
+
+def _default_vectorized(problem: Problem, gpu: Gpu) -> Config:
+    """As many vectors as leave two thread blocks an SM."""
+    if problem["block"] == "128x128":
+        return Config(unroll=8)
+    serving = [Config(unroll=unroll) for unroll in SPACE["unroll"]]
+    serving = [c for c in serving if _reject_vectorized(c, problem, gpu) is None]
+    busy = [c for c in serving if _num_blocks(problem, c) >= 2 * gpu.sms]
+    return busy[-1] if busy else Config(unroll=1)
+
+
+IMPLEMENTATIONS = (
+    Implementation(
+        entry="fp8_quantize",
+        language="cuda",
+        variant="naive",
+        summary="a warp a block of scales, element by element, in two passes",
+        archs=("sm_80+",),
+        space={},
+        reject=lambda config, problem, gpu: None,
+        default=lambda problem, gpu: Config(),
+        program=_naive,
+        estimate=lambda problem, config, gpu: LAUNCH_US + 8 * copy_us(_bytes_moved(problem), gpu),
+        techniques={"warp shuffle": "SHFL"},
+        rank=0,
+    ),
+    Implementation(
+        entry="fp8_quantize",
+        language="cuda",
+        variant="vectorized",
+        summary="one pass with 16-byte loads; maxima by shuffles that split the rows",
+        archs=("sm_80+",),
+        space=SPACE,
+        reject=_reject_vectorized,
+        default=_default_vectorized,
+        program=_vectorized,
+        estimate=_vectorized_us,
+        techniques={
+            "16-byte loads": "LDG*128",
+            "8-byte stores": "STG*64",
+            "warp shuffle": "SHFL",
+        },
+        rank=1,
+    ),
+)

@@ -1,0 +1,45 @@
+// One warp a block of scales, which it reads twice, element by element.
+#include <kernelcat/fp8.cuh>
+#include <kernelcat/sync.cuh>
+
+namespace kernelcat {
+
+constexpr float kLeastAmax = 1e-10f;
+
+// Blocks of kBlockRows (1 or 128) x 128.
+template <typename T, int kBlockRows>
+__global__ void __launch_bounds__(256)
+    fp8_quantize_naive(const T* x,        // (m, k)
+                       float8_e4m3fn* q,  // (m, k)
+                       float* scale,      // (k / 128, m) for 1 x 128, else (m / 128, k / 128)
+                       int m, int k) {
+  const int64_t num_k = ceil_div(k, kScaleBlock), num_m = ceil_div(m, kBlockRows);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * (blockDim.x / kWarpThreads);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * (blockDim.x / kWarpThreads);
+  for (int64_t i = first + threadIdx.x / kWarpThreads; i < num_m * num_k; i += step) {
+    const int64_t m_block = i / num_k, k_block = i % num_k;
+    const int64_t row_begin = m_block * kBlockRows,
+                  row_end = min(row_begin + kBlockRows, static_cast<int64_t>(m));
+    const int64_t col_begin = k_block * kScaleBlock + lane_index();
+    const int64_t col_end = min((k_block + 1) * kScaleBlock, static_cast<int64_t>(k));
+    float amax = kLeastAmax;
+    for (int64_t row = row_begin; row < row_end; ++row) {
+      for (int64_t col = col_begin; col < col_end; col += kWarpThreads) {
+        amax = fmaxf(amax, fabsf(to_float(x[row * k + col])));
+      }
+    }
+    for (int mask = kWarpThreads / 2; mask > 0; mask /= 2) {
+      amax = fmaxf(amax, __shfl_xor_sync(0xffffffff, amax, mask));
+    }
+    const float inverse = __fdiv_rn(kE4m3Max, amax);
+    for (int64_t row = row_begin; row < row_end; ++row) {
+      for (int64_t col = col_begin; col < col_end; col += kWarpThreads) {
+        q[row * k + col] = float8_e4m3fn(__fmul_rn(to_float(x[row * k + col]), inverse));
+      }
+    }
+    const int64_t place = kBlockRows == 1 ? k_block * m + m_block : i;
+    if (lane_index() == 0) scale[place] = __fdiv_rn(amax, kE4m3Max);
+  }
+}
+
+}  // namespace kernelcat

@@ -1,0 +1,157 @@
+"""What a configuration of the wgmma kernel means for one problem, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from kernelcat.gpu import KB, Gpu
+from kernelcat.implementation import Config
+from kernelcat.kernels.cuda.gemm.operands import BLOCK_K
+from kernelcat.spec import Problem
+
+MAX_STAGES = 12
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration in numbers, for one problem.
+
+    ``rows`` and ``cols`` are those of what is tiled: Z = A @ B^T, or Z^T where ``swap``. ``pair``
+    columns of Z make one of D.
+    """
+
+    rows: int
+    cols: int
+    k_blocks: int
+    block_m: int
+    block_n: int
+    pingpong: bool
+    swap: bool
+    cluster_m: int
+    cluster_n: int
+    split_k: int
+    pair: int
+    sms: int
+
+    @staticmethod
+    def of(config: Config, problem: Problem, gpu: Gpu) -> Plan:
+        block_m, block_n = map(int, config["tile"].split("x"))
+        cluster_m, cluster_n = map(int, config["cluster"].split("x"))
+        m, n = problem["M"], problem["N"]
+        return Plan(
+            *((n, m) if config["swap"] else (m, n)),
+            k_blocks=ceil(problem["K"] / BLOCK_K),
+            block_m=block_m,
+            block_n=block_n,
+            pingpong=config["schedule"] == "pingpong",
+            swap=config["swap"],
+            cluster_m=cluster_m,
+            cluster_n=cluster_n,
+            split_k=config["split_k"],
+            pair=2 if problem["activation"] == "swiglu" else 1,
+            sms=gpu.sms,
+        )
+
+    @property
+    def cluster_size(self) -> int:
+        return self.cluster_m * self.cluster_n
+
+    @property
+    def clusters(self) -> int:
+        """That run at a time."""
+        return self.sms * self.blocks_per_sm // self.cluster_size
+
+    @property
+    def blocks_per_sm(self) -> int:
+        """Blocks of one consumer are small enough for two."""
+        return 2 if self.consumers == 1 else 1
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return 2 if self.pingpong or self.block_m > 64 else 1
+
+    @property
+    def threads(self) -> int:
+        """One consumer comes with a warp that loads, two with a warpgroup."""
+        return 160 if self.consumers == 1 else 384
+
+    @property
+    def consumers_per_tile(self) -> int:
+        return 1 if self.pingpong else self.consumers
+
+    @property
+    def sums(self) -> int:
+        """Accumulators a thread holds."""
+        return self.block_m // self.consumers_per_tile * self.block_n // 128
+
+    @property
+    def chunk(self) -> tuple[int, int]:
+        """Rows and columns of D that leave through shared memory at a time."""
+        if self.swap:
+            return _widest(self.block_n), 64 // self.pair
+        return 64, _widest(self.block_n // self.pair)
+
+    @property
+    def tiles(self) -> int:
+        """Of all blocks of a cluster together."""
+        return ceil(self.rows / (self.block_m * self.cluster_m)) * ceil(
+            self.cols / (self.block_n * self.cluster_n)
+        )
+
+    @property
+    def whole_tiles(self) -> int:
+        if self.split_k == 1:
+            return self.tiles
+        return self.tiles // self.clusters * self.clusters
+
+    @property
+    def group_m(self) -> int:
+        """Cluster rows in a group of the order: a wave of tiles is then about square."""
+        return (16 if self.block_n > self.block_m else 8) // self.cluster_m
+
+    @property
+    def units(self) -> int:
+        """What clusters work on one at a time: whole tiles, then pieces of the others."""
+        return self.whole_tiles + (self.tiles - self.whole_tiles) * self.split_k
+
+    @property
+    def waves(self) -> float:
+        """How many whole tiles the busiest block computes, pieces in proportion."""
+        pieces = self.units - self.whole_tiles
+        whole = ceil(self.whole_tiles / self.clusters)
+        return whole + ceil(pieces / self.clusters) / self.split_k
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.block_m + self.block_n) * BLOCK_K * 2
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Output chunks, bias, barriers (under 256 bytes) and alignment."""
+        rows, cols = self.chunk
+        bias = self.block_m // self.consumers_per_tile if self.swap else self.block_n
+        return self.consumers * 2 * (2 * rows * cols + bias) + KB + 256
+
+    def num_stages(self, gpu: Gpu) -> int:
+        """As many as fit; each block also takes 1 KB that is the system's."""
+        budget = (gpu.shared_bytes + KB) // self.blocks_per_sm - KB
+        return min((budget - self.fixed_bytes) // self.stage_bytes, MAX_STAGES)
+
+    def shared_bytes(self, gpu: Gpu) -> int:
+        return self.num_stages(gpu) * self.stage_bytes + self.fixed_bytes
+
+    @property
+    def workspaces(self) -> dict[str, int]:
+        parts = (self.tiles - self.whole_tiles) * self.cluster_size
+        if parts == 0:
+            return {}
+        return {
+            "partials": parts * self.split_k * 4 * self.block_m * self.block_n,
+            "counters": parts * self.consumers_per_tile * 4,
+        }
+
+
+def _widest(count: int) -> int:
+    return next(cols for cols in (64, 32, 16) if count % cols == 0 or cols == 16)

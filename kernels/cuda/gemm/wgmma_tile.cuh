@@ -1,0 +1,81 @@
+// The wgmma kernel's choices at compile time, and its shared memory.
+#pragma once
+
+#include <kernelcat/cache_policy.cuh>
+#include <kernelcat/cluster.cuh>
+#include <kernelcat/gemm_output.cuh>
+#include <kernelcat/wgmma_stage.cuh>
+
+namespace kernelcat {
+
+// The widest of 64, 32 and 16 that divides `count`.
+__host__ __device__ constexpr int widest(int count) {
+  return count % 64 == 0 ? 64 : count % 32 == 0 ? 32 : 16;
+}
+
+// The larger operand's rows fill wgmma's 64-row side. With kSwap that operand is B, the tile is one
+// of Z^T (Z = A @ B^T), and "rows" are columns of Z.
+//
+// Consumer warpgroups share a tile, or with kPingpong each has its own: one then multiplies while
+// the other stores. Blocks of a cluster lie below (kClusterM) or beside (kClusterN) each other, and
+// load what they share for all. kSplit: some tiles are computed in pieces of their k range.
+template <typename T_, int BLOCK_M_, int BLOCK_N_, int kNumStages_, bool kPingpong_, bool kSwap_,
+          int kClusterM_, int kClusterN_, bool kSplit_, bool kTmaStore_, Activation kActivation,
+          bool kResidual_>
+struct WgmmaTile {
+  using T = T_;
+  using Output = GemmOutput<T, kActivation, kResidual_>;
+  static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, kNumStages = kNumStages_;
+  static constexpr bool kPingpong = kPingpong_, kSwap = kSwap_;
+  static constexpr bool kSplit = kSplit_, kTmaStore = kTmaStore_;
+  static constexpr bool kResidual = kResidual_, kPaired = Output::kPaired;
+  static constexpr int kClusterM = kClusterM_, kClusterN = kClusterN_;
+  static constexpr int kClusterSize = kClusterM * kClusterN;
+
+  static constexpr int kNumConsumers = kPingpong || BLOCK_M > 64 ? 2 : 1;
+  static constexpr int kConsumersPerTile = kPingpong ? 1 : kNumConsumers;
+  // With two consumers a warpgroup loads, for registers are moved between whole warpgroups. One
+  // consumer needs a warp, and leaves room for another block: the next launch's begins early.
+  static constexpr bool kReallocate = kNumConsumers == 2;
+  static constexpr int kNumThreads =
+      kWarpgroupThreads * kNumConsumers + (kReallocate ? kWarpgroupThreads : kWarpThreads);
+  static constexpr int kBlocksPerSm = kReallocate ? 1 : 2;
+  static constexpr int kRows = BLOCK_M / kConsumersPerTile;  // that a consumer multiplies
+  static constexpr int kNumWgmmas = kRows / kWgmmaM;         // one below the other
+  static constexpr bool kManySums = kNumWgmmas * BLOCK_N > 256;
+  static constexpr int kProducerRegisters = kManySums ? 24 : 40;
+  static constexpr int kConsumerRegisters = kManySums ? 240 : 232;
+
+  static constexpr int kTileBias = kSwap ? kRows : BLOCK_N;  // columns of Z in a consumer's tile
+
+  static constexpr int kStageBytesA = BLOCK_M * kRowBytes;
+  static constexpr int kStageBytes = kStageBytesA + BLOCK_N * kRowBytes;
+  static_assert(kClusterM == 1 || kClusterN == 1, "one operand is shared, or none");
+  static_assert(BLOCK_M / kClusterN % 8 == 0 && BLOCK_N / kClusterM % 8 == 0, "whole atoms");
+
+  // D leaves in chunks of kChunkRows x kChunkCols, two buffers a consumer. A chunk comes of 64 rows
+  // and kChunkSums columns of one wgmma's sums.
+  static constexpr int kPair = kPaired ? 2 : 1;
+  static constexpr int kChunkRows = kSwap ? widest(BLOCK_N) : kWgmmaM;
+  static constexpr int kChunkCols = kSwap ? kWgmmaM / kPair : widest(BLOCK_N / kPair);
+  static constexpr int kChunkSums = kSwap ? kChunkRows : kChunkCols * kPair;
+  static constexpr int kChunkBytes = kChunkRows * kChunkCols * 2;
+  static constexpr int kChunksPerWgmma = BLOCK_N / kChunkSums;
+  static_assert(BLOCK_N % kChunkSums == 0);
+
+  using Sums = float[BLOCK_N / 2];
+  using Accumulators = Sums[kNumWgmmas];
+};
+
+template <typename Config>
+struct WgmmaShared {
+  alignas(1024) uint8_t stages[Config::kNumStages][Config::kStageBytes];  // A, then B
+  alignas(1024) uint8_t chunks[Config::kNumConsumers][2][Config::kChunkBytes];
+  alignas(4) typename Config::T bias[Config::kNumConsumers][Config::kTileBias];
+  Barrier full[Config::kNumStages];
+  Barrier empty[Config::kNumStages];
+  Barrier turn[2];  // with kPingpong: a consumer's leave to multiply
+  uint32_t is_last[Config::kNumConsumers];
+};
+
+}  // namespace kernelcat

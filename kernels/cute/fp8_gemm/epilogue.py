@@ -1,0 +1,62 @@
+"""A warpgroup's sums -> bfloat16 -> shared memory -> TMA, 64 rows and some columns at a time."""
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as sm90
+from cutlass import BFloat16, Float32, Int32
+from cutlass.cute.nvgpu import cpasync, warp
+from cutlass.tensor_utils import LayoutEnum
+
+WARPGROUP = 128
+
+
+@cute.jit
+def store_tile(
+    total: cute.Tensor,  # ((2, 2, n / 8), 1, 1, waves): a thread's sums
+    tiled_mma: cute.TiledMma,  # of one warpgroup
+    sD: cute.Tensor,  # (64, epi_n, epi_stages): the warpgroup's own
+    gD: cute.Tensor,  # (64, epi_n, row tiles, column tiles)
+    d_atom: cute.CopyAtom,
+    row_idx: Int32,
+    wave_rows: cutlass.Constexpr[int],
+    col_idx: Int32,
+    barrier_id: Int32,
+    transpose: cutlass.Constexpr[bool],
+):
+    """Store waves ``wave_rows`` row tiles apart, the first one from ``row_idx`` on.
+
+    Each warpgroup for itself: the other one may be a stage behind. ``transpose`` is for a D whose
+    rows (of the tile) are contiguous.
+    """
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    leader = cute.arch.make_warp_uniform(thread // 32) == 0
+    layout = LayoutEnum.COL_MAJOR if transpose else LayoutEnum.ROW_MAJOR
+    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose, 4), BFloat16)
+    r2s = cute.make_tiled_copy_S(
+        sm90.sm90_get_smem_store_op(layout, BFloat16, Float32),
+        cute.make_tiled_copy_C_atom(atom, tiled_mma),
+    )
+    thr_r2s = r2s.get_slice(thread)
+    tRS_sD = thr_r2s.partition_D(sD)
+    tRS_rD = cute.make_rmem_tensor(cute.shape(thr_r2s.partition_S(sD))[:3], BFloat16)
+    values = cute.size(tRS_rD)
+    bSG_sD, bSG_gD = cpasync.tma_partition(
+        d_atom, 0, cute.make_layout(1), cute.group_modes(sD, 0, 2), cute.group_modes(gD, 0, 2)
+    )
+    waves, epi_stages = cute.size(total, mode=[3]), cute.size(sD, mode=[2])
+    parts = cute.size(total, mode=[0]) // values
+    for i in cutlass.range_constexpr(waves * parts):
+        wave, part, stage = i // parts, i % parts, i % epi_stages
+        tRS_rAcc = r2s.retile(total[None, None, None, wave])
+        if leader:  # the buffer must have been read by its last store
+            cute.arch.cp_async_bulk_wait_group(epi_stages - 1, read=True)
+        cute.arch.barrier(barrier_id=barrier_id, number_of_threads=WARPGROUP)
+        for v in cutlass.range_constexpr(values):
+            tRS_rD[v] = tRS_rAcc[part * values + v].to(BFloat16)
+        cute.copy(r2s, tRS_rD, tRS_sD[None, None, None, stage])
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.barrier(barrier_id=barrier_id, number_of_threads=WARPGROUP)
+        if leader:
+            row, col = row_idx + wave * wave_rows, col_idx * parts + part
+            cute.copy(d_atom, bSG_sD[None, stage], bSG_gD[None, row, col])
+            cute.arch.cp_async_bulk_commit_group()

@@ -1,0 +1,61 @@
+"""What the host sides of `gemm`'s kernels share: parameters, tile counts, what TMA asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kernelcat.gpu import Gpu
+from kernelcat.implementation import Config, Implementation, Int32, Param, Pointer
+from kernelcat.jit.cute import CuteSource
+from kernelcat.spec import Problem
+
+TENSORS = ("a", "b", "bias", "residual", "d")
+EPILOGUE = ("bias", "activation", "residual")
+
+
+def source(kernel: str, problem: Problem, ints: int, **constants: int | bool) -> CuteSource:
+    """``ints`` is how many int32 follow the tensors."""
+    params = ("*" + problem["dtype"],) * len(TENSORS) + ("int32",) * ints
+    axes = {name: problem[name] for name in ("dtype", *EPILOGUE)}
+    return CuteSource(f"gemm.{kernel}", params, tuple({**axes, **constants}.items()))
+
+
+def params(problem: Problem, *extra: int) -> tuple[Param, ...]:
+    """The tensors, M, N, K and what else a kernel is told."""
+    sizes = (problem["M"], problem["N"], problem["K"], *extra)
+    return (*map(Pointer, TENSORS), *map(Int32, sizes))
+
+
+def span(problem: Problem) -> int:
+    """Columns of A @ B^T that make one of D."""
+    return 2 if problem["activation"] == "swiglu" else 1
+
+
+def is_empty(problem: Problem) -> bool:
+    return problem["M"] == 0 or problem["N"] == 0
+
+
+def why_not_tma(problem: Problem) -> str | None:
+    n, k = problem["N"], problem["K"]
+    unit = 8 * span(problem)
+    if is_empty(problem):
+        return "an empty matrix has no tiles"
+    if k == 0 or k % 8 or n % unit:
+        return (
+            f"TMA needs whole 16-byte units: K={k} must be a multiple of 8 and not 0, "
+            f"N={n} one of {unit}"
+        )
+    return None
+
+
+def fastest(find: Callable[[], Implementation]) -> Callable[[Problem, Gpu], Config]:
+    """A ``default``: the configuration that the analytic model of ``find()`` ranks first."""
+
+    def default(problem: Problem, gpu: Gpu) -> Config:
+        found = find()
+        first = Config({name: values[0] for name, values in found.space.items()})
+        configs = found.configs(problem, gpu)
+        # None serves: the caller learns why from `why_not`.
+        return min(configs, key=lambda c: found.estimate(problem, c, gpu), default=first)
+
+    return default

@@ -1,0 +1,315 @@
+"""GEMM on Hopper by clusters of CTAs: persistent, warp-specialized, TMA in and out.
+
+The CTAs of a cluster make tiles that lie side by side, ``cluster_m`` x ``cluster_n`` of them. With
+``multicast`` each loads a slice of an operand that others need as well, and the copy engine writes
+it to all of them; without, each loads all that it needs. Tiles outside of D are worked on too:
+their CTA's peers need what it loads.
+
+The pipeline is CUTLASS's: a stage is filled once the consumers of every CTA that it is written to
+have released it.
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+import cutlass.utils.hopper_helpers as sm90
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import cpasync, warp, warpgroup
+from cutlass.memory import SmemAllocator
+from cutlass.tensor_utils import LayoutEnum
+
+from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.gemm.raster import grouped
+
+BLOCK_K = 64
+SHARED_BYTES = 227 * 1024
+MAX_STAGES = 8
+GROUP_M = 8
+VECTOR = 8
+WARPGROUPS = 2
+MMA_THREADS = 128 * WARPGROUPS
+THREADS = MMA_THREADS + 128
+PRODUCER_WARP = MMA_THREADS // 32
+EPI_TILE = (64 * WARPGROUPS, 64)
+EPI_STAGES = 2
+
+
+class Cluster:
+    """D = A @ B^T in tiles of ``block_m`` x ``block_n``; N and K are multiples of 8."""
+
+    def __init__(
+        self,
+        dtype: str,
+        block_m: int,
+        block_n: int,
+        cluster_m: int,
+        cluster_n: int,
+        multicast: bool,
+    ):
+        self.dtype = element_type(dtype)
+        self.block_m, self.block_n = block_m, block_n
+        self.cluster_m, self.cluster_n = cluster_m, cluster_n
+        self.group_m = GROUP_M // cluster_m
+        self.sharers_a, self.sharers_b = (cluster_n, cluster_m) if multicast else (1, 1)
+        # CTAs of the first cluster row and of the first cluster column, a bit each.
+        self.row_mask = sum(1 << (i * cluster_m) for i in range(cluster_n))
+        self.column_mask = (1 << cluster_m) - 1
+        epi_bytes = 2 * EPI_STAGES * EPI_TILE[0] * EPI_TILE[1]
+        stage_bytes = 2 * (block_m + block_n) * BLOCK_K
+        self.stages = min(MAX_STAGES, (SHARED_BYTES - 2048 - epi_bytes) // stage_bytes)
+        self.epi_barrier = pipeline.NamedBarrier(barrier_id=1, num_threads=MMA_THREADS)
+
+    @cute.jit
+    def __call__(
+        self,
+        a: cute.Pointer,  # (m, k)
+        b: cute.Pointer,  # (n, k)
+        d: cute.Pointer,  # (m, n)
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        num_clusters: Int32,
+        stream: cuda.CUstream,
+    ):
+        n, k = cute.assume(n, divby=VECTOR), cute.assume(k, divby=VECTOR)
+        mA = cute.make_tensor(a, cute.make_layout((m, k), stride=(k, 1)))
+        mB = cute.make_tensor(b, cute.make_layout((n, k), stride=(k, 1)))
+        mD = cute.make_tensor(d, cute.make_layout((m, n), stride=(n, 1)))
+        tiles_m = cute.ceil_div(m, self.block_m * self.cluster_m)
+        tiles_n = cute.ceil_div(n, self.block_n * self.cluster_n)
+
+        row_major = LayoutEnum.ROW_MAJOR
+        tile = (self.block_m, self.block_n, BLOCK_K)
+        tiled_mma = sm90.make_trivial_tiled_mma(
+            self.dtype,
+            self.dtype,
+            row_major.sm90_mma_major_mode(),
+            row_major.sm90_mma_major_mode(),
+            Float32,
+            (WARPGROUPS, 1, 1),
+            tiler_mn=(64, self.block_n),
+        )
+        a_layout = sm90.make_smem_layout_a(row_major, tile, self.dtype, self.stages)
+        b_layout = sm90.make_smem_layout_b(row_major, tile, self.dtype, self.stages)
+        d_layout = sm90.make_smem_layout_epi(self.dtype, row_major, EPI_TILE, EPI_STAGES)
+        a_atom, tA = self.load_atom(mA, a_layout, self.block_m, self.sharers_a)
+        b_atom, tB = self.load_atom(mB, b_layout, self.block_n, self.sharers_b)
+        d_atom, tD = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileS2GOp(),
+            mD,
+            cute.slice_(d_layout, (None, None, 0)),
+            EPI_TILE,
+        )
+
+        @cute.struct
+        class SharedStorage:
+            barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.stages]
+            a: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(a_layout)], 1024]
+            b: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(b_layout)], 1024]
+            d: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(d_layout)], 1024]
+
+        self.shared_storage = SharedStorage
+        cluster_size = self.cluster_m * self.cluster_n
+        self.kernel(
+            a_atom, tA, b_atom, tB, d_atom, tD,
+            tiled_mma, a_layout, b_layout, d_layout, tiles_m, tiles_n,
+        ).launch(
+            grid=(num_clusters * cluster_size, 1, 1),
+            block=(THREADS, 1, 1),
+            cluster=(cluster_size, 1, 1),
+            min_blocks_per_mp=1,
+            stream=stream,
+        )  # fmt: skip
+
+    def load_atom(self, tensor, layout, rows, sharers):
+        """TMA of ``rows`` of an operand, of which a CTA loads one of ``sharers`` slices."""
+        alone, shared = cpasync.CopyBulkTensorTileG2SOp, cpasync.CopyBulkTensorTileG2SMulticastOp
+        return cpasync.make_tiled_tma_atom(
+            shared() if sharers > 1 else alone(),
+            tensor,
+            cute.slice_(layout, (None, None, 0)),
+            (rows, BLOCK_K),
+            num_multicast=sharers,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        a_atom: cute.CopyAtom,
+        mA: cute.Tensor,
+        b_atom: cute.CopyAtom,
+        mB: cute.Tensor,
+        d_atom: cute.CopyAtom,
+        mD: cute.Tensor,
+        tiled_mma: cute.TiledMma,
+        a_layout: cute.ComposedLayout,
+        b_layout: cute.ComposedLayout,
+        d_layout: cute.ComposedLayout,
+        tiles_m: Int32,
+        tiles_n: Int32,
+    ):
+        tidx, _, _ = cute.arch.thread_idx()
+        warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        rank_m, rank_n = rank % self.cluster_m, rank // self.cluster_m
+        if warp_idx == PRODUCER_WARP:
+            cpasync.prefetch_descriptor(a_atom)
+            cpasync.prefetch_descriptor(b_atom)
+            cpasync.prefetch_descriptor(d_atom)
+
+        storage = SmemAllocator().allocate(self.shared_storage)
+        sA = storage.a.get_tensor(a_layout.outer, swizzle=a_layout.inner)
+        sB = storage.b.get_tensor(b_layout.outer, swizzle=b_layout.inner)
+        sD = storage.d.get_tensor(d_layout.outer, swizzle=d_layout.inner)
+        tx_bytes = cute.size_in_bytes(self.dtype, cute.slice_(a_layout, (None, None, 0)))
+        tx_bytes += cute.size_in_bytes(self.dtype, cute.slice_(b_layout, (None, None, 0)))
+        # A stage is free when each consumer warp of each CTA that it is written to says so.
+        releases = 4 * WARPGROUPS * (self.sharers_a + self.sharers_b - 1)
+        ring = pipeline.PipelineTmaAsync.create(
+            barrier_storage=storage.barriers.data_ptr(),
+            num_stages=self.stages,
+            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
+            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, releases),
+            tx_count=tx_bytes,
+            cta_layout_vmnk=cute.make_layout((1, self.sharers_b, self.sharers_a, 1)),
+        )
+
+        cluster_size = self.cluster_m * self.cluster_n
+        first = cute.arch.block_idx()[0] // cluster_size
+        step = cute.arch.grid_dim()[0] // cluster_size
+        num_tiles = tiles_m * tiles_n
+        k_tiles = cute.ceil_div(mA.shape[1], BLOCK_K)
+
+        if warp_idx >= PRODUCER_WARP:
+            cute.arch.setmaxregister_decrease(40)
+            if warp_idx == PRODUCER_WARP:
+                gA = cute.local_tile(mA, (self.block_m, BLOCK_K), (None, None))
+                gB = cute.local_tile(mB, (self.block_n, BLOCK_K), (None, None))
+                tAsA, tAgA = self.slices(a_atom, sA, gA, rank_n, self.sharers_a)
+                tBsB, tBgB = self.slices(b_atom, sB, gB, rank_m, self.sharers_b)
+                a_mask = self.mask(self.row_mask, rank_m, self.sharers_a)
+                b_mask = self.mask(self.column_mask, rank_n * self.cluster_m, self.sharers_b)
+                state = pipeline.make_pipeline_state(
+                    pipeline.PipelineUserType.Producer, self.stages
+                )
+                for index in cutlass.range(first, num_tiles, step, unroll=1):
+                    m_idx, n_idx = grouped(index, tiles_m, tiles_n, self.group_m)
+                    m_idx = m_idx * self.cluster_m + rank_m
+                    n_idx = n_idx * self.cluster_n + rank_n
+                    for k_idx in cutlass.range(k_tiles, unroll=1):
+                        ring.producer_acquire(state)
+                        barrier = ring.producer_get_barrier(state)
+                        cute.copy(
+                            a_atom,
+                            tAgA[None, m_idx, k_idx],
+                            tAsA[None, state.index],
+                            tma_bar_ptr=barrier,
+                            mcast_mask=a_mask,
+                        )
+                        cute.copy(
+                            b_atom,
+                            tBgB[None, n_idx, k_idx],
+                            tBsB[None, state.index],
+                            tma_bar_ptr=barrier,
+                            mcast_mask=b_mask,
+                        )
+                        state.advance()
+                # A CTA must not exit while its peers may still signal its barriers.
+                ring.producer_tail(state)
+        else:
+            cute.arch.setmaxregister_increase(232)
+            warpgroup_idx = cute.arch.make_warp_uniform(tidx // 128)
+            thr_mma = tiled_mma.get_slice(cute.make_layout(WARPGROUPS, stride=128)(warpgroup_idx))
+            tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A(sA))
+            tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB))
+            acc = cute.make_rmem_tensor(
+                tiled_mma.partition_shape_C((self.block_m, self.block_n)), Float32
+            )
+            read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
+            release = pipeline.make_pipeline_state(
+                pipeline.PipelineUserType.Consumer, self.stages
+            )
+            for index in cutlass.range(first, num_tiles, step, unroll=1):
+                m_idx, n_idx = grouped(index, tiles_m, tiles_n, self.group_m)
+                m_idx = m_idx * self.cluster_m + rank_m
+                n_idx = n_idx * self.cluster_n + rank_n
+                acc.fill(0.0)
+                tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+                warpgroup.fence()
+                for k_idx in cutlass.range(k_tiles, unroll=1):
+                    ring.consumer_wait(read)
+                    for block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+                        at = (None, None, block, read.index)
+                        cute.gemm(tiled_mma, acc, tCrA[at], tCrB[at], acc)
+                    warpgroup.commit_group()
+                    read.advance()
+                    # The previous stage is free once its products, one group back, are done.
+                    warpgroup.wait_group(1)
+                    if k_idx > 0:
+                        ring.consumer_release(release)
+                        release.advance()
+                warpgroup.wait_group(0)
+                ring.consumer_release(release)
+                release.advance()
+                gD = cute.local_tile(mD, (self.block_m, self.block_n), (m_idx, n_idx))
+                self.store_tile(acc, tiled_mma, sD, gD, d_atom, tidx, warp_idx)
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    def slices(self, atom, shared, tiles, slice_idx, sharers):
+        """A CTA's slice of every stage, and of every tile of an operand."""
+        return cpasync.tma_partition(
+            atom,
+            slice_idx if sharers > 1 else 0,
+            cute.make_layout(sharers),
+            cute.group_modes(shared, 0, 2),
+            cute.group_modes(tiles, 0, 2),
+        )
+
+    def mask(self, ranks: int, shift: Int32, sharers: int):
+        """The CTAs that a slice goes to, a bit each; None where there is one."""
+        return cutlass.Int16(ranks << shift) if sharers > 1 else None
+
+    @cute.jit
+    def store_tile(
+        self,
+        acc: cute.Tensor,
+        tiled_mma: cute.TiledMma,
+        sD: cute.Tensor,
+        gD: cute.Tensor,
+        d_atom: cute.CopyAtom,
+        tidx: Int32,
+        warp_idx: Int32,
+    ):
+        """Accumulators -> 16 bit -> shared memory -> TMA, an ``EPI_TILE`` at a time."""
+        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), self.dtype)
+        r2s = cute.make_tiled_copy_S(
+            sm90.sm90_get_smem_store_op(LayoutEnum.ROW_MAJOR, self.dtype, Float32),
+            cute.make_tiled_copy_C_atom(atom, tiled_mma),
+        )
+        thr_r2s = r2s.get_slice(tidx)
+        tRS_sD = thr_r2s.partition_D(sD)
+        tRS_rAcc = r2s.retile(acc)
+        tRS_rD = cute.make_rmem_tensor(cute.shape(thr_r2s.partition_S(sD))[:3], self.dtype)
+        values = cute.size(tRS_rD)
+        bSG_sD, bSG_gD = cpasync.tma_partition(
+            d_atom, 0, cute.make_layout(1),
+            cute.group_modes(sD, 0, 2), cute.zipped_divide(gD, EPI_TILE),
+        )  # fmt: skip
+        columns = self.block_n // EPI_TILE[1]
+        parts = self.block_m // EPI_TILE[0] * columns
+        for part in cutlass.range_constexpr(parts):
+            stage = part % EPI_STAGES
+            if warp_idx == 0:  # the buffer must have been read by its last store
+                cute.arch.cp_async_bulk_wait_group(0 if part == 0 else EPI_STAGES - 1, read=True)
+            self.epi_barrier.arrive_and_wait()
+            for i in cutlass.range_constexpr(values):
+                tRS_rD[i] = tRS_rAcc[part * values + i].to(self.dtype)
+            cute.copy(r2s, tRS_rD, tRS_sD[None, None, None, stage])
+            cute.arch.fence_proxy("async.shared", space="cta")
+            self.epi_barrier.arrive_and_wait()
+            if warp_idx == 0:
+                cute.copy(
+                    d_atom, bSG_sD[None, stage], bSG_gD[None, (part // columns, part % columns)]
+                )
+                cute.arch.cp_async_bulk_commit_group()

@@ -1,0 +1,51 @@
+"""Which configuration without measuring."""
+
+from math import ceil
+from typing import Any
+
+from kernelcat import model
+from kernelcat.gpu import Gpu
+from kernelcat.implementation import Config, Implementation
+from kernelcat.kernels.triton.gemm.arguments import Tile
+from kernelcat.spec import Problem
+
+
+def estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """The model's time, longer where programs are too few, or too large to overlap.
+
+    A program alone on its SM leaves memory idle while it starts and while it ends.
+    """
+    tile, split = Tile.of(config), config.get("split_k", 1)
+    m, n, k, dtype = (problem[axis] for axis in ("M", "N", "K", "dtype"))
+    persistent = "subtiles" in config
+    overlaps = persistent or "stages" in config
+    efficiency = 0.1
+    if overlaps:
+        efficiency = 0.75 if tile.m * tile.n >= 128 * 256 else 0.65
+    us = model.tiled_gemm_us(
+        m, n, k, block_m=tile.m, block_n=tile.n, split_k=split, gpu=gpu, dtype=dtype,
+        efficiency=efficiency,
+    )  # fmt: skip
+    programs = max(tile.count(problem) * split, 1)
+    idle = gpu.sms / min(programs, gpu.sms)
+    fills_sm = 2 * tile.stage_bytes * config.get("stages", 0) > gpu.shared_bytes
+    alone = fills_sm and not persistent
+    gaps = model.WAVE_LATENCY_US * (ceil(programs / gpu.sms) - 1) if alone else 0
+    memory_us = model.copy_us(2 * (m * k + n * k + m * n), gpu) * idle + gaps
+    return max(us, memory_us) if overlaps else us + memory_us
+
+
+def implementation(entry: str = "gemm", **fields: Any) -> Implementation:
+    """A Triton implementation whose default is the best by the model, with the most stages."""
+
+    def default(problem: Problem, gpu: Gpu) -> Config:
+        def cost(config: Config) -> tuple[float, int]:
+            return made.estimate(problem, config, gpu), -config.get("stages", 0)
+
+        first = Config({name: values[0] for name, values in made.space.items()})
+        return min(made.configs(problem, gpu), key=cost, default=first)
+
+    made = Implementation(
+        entry=entry, language="triton", default=default, **{"estimate": estimate, **fields}
+    )
+    return made

@@ -1,0 +1,151 @@
+"""The CUDA kernels of `fp8_gemm` and `fp8_quantize`: corners of their spaces, and odd problems."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelcat import catalog, gpu, inspect, tensor_map
+from kernelcat.implementation import Config, TensorMap
+from kernelcat.jit import build
+from kernelcat.kernels.cuda.fp8_gemm import wgmma
+from kernelcat.spec import Problem
+
+H200 = gpu.find("h200")
+
+
+def gemm(m: int, n: int, k: int) -> Problem:
+    return catalog.entry("fp8_gemm").problem(M=m, N=n, K=k, dtype="float8_e4m3fn")
+
+
+def quantize(m: int, k: int, block: str, dtype: str = "bfloat16") -> Problem:
+    return catalog.entry("fp8_quantize").problem(M=m, K=k, block=block, dtype=dtype)
+
+
+def config(tile: str, **chosen: int | str | bool) -> Config:
+    usual = {"swap": False, "cluster": "1x1", "overlap": "free", "split_k": 1}
+    return Config(usual | {"tile": tile} | chosen)
+
+
+LARGE = gemm(4096, 7168, 2048)
+CORNERS = [
+    # Two wgmmas a warpgroup; the widest; two scales of B a tile; three warpgroups; a split tail.
+    (LARGE, config("256x128", overlap="turns", cluster="1x2")),
+    (LARGE, config("128x192", overlap="turns", cluster="2x1")),
+    (LARGE, config("128x160")),
+    (LARGE, config("192x128")),
+    (gemm(1100, 4096, 7168), config("128x128", overlap="ahead", cluster="2x1", split_k=2)),
+    # Rows of B: most scales, two sets of products, three warpgroups and the narrowest.
+    (gemm(100, 2112, 7168), config("128x128", swap=True, overlap="turns", split_k=2)),
+    (gemm(64, 2112, 7168), config("64x64", swap=True, overlap="ahead", split_k=4)),
+    (gemm(16, 7168, 2048), config("192x16", swap=True)),
+]
+ODD = [
+    gemm(1, 1, 16),
+    gemm(1, 257, 272),
+    gemm(33, 5, 144),
+    gemm(400, 1, 592),
+    gemm(1 << 20, 16, 16),
+    gemm(3, 1 << 20, 32),
+    gemm(4097, 5000, 2064),
+    gemm(5, 3, 0),
+    gemm(5, 3, 7),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("problem", "chosen"), CORNERS)
+def test_a_corner_of_the_space_compiles_without_spills_and_proves_its_techniques(
+    problem: Problem, chosen: Config
+) -> None:
+    assert wgmma.IMPLEMENTATION.why_not(chosen, problem, H200) is None
+    (step,) = wgmma.IMPLEMENTATION.program(problem, chosen, H200).steps
+    artifact = build(step.source, H200.arch)
+    assert artifact.metadata["spill_bytes"] == 0
+    assert artifact.metadata["warnings"] == []  # ptxas tells there that it serialized wgmma
+    assert all(inspect.prove(wgmma.IMPLEMENTATION, artifact).values())
+    assert inspect.inspect(artifact).has("UTMALDG*MULTICAST") == (step.cluster[0] > 1)
+    assert step.shared_bytes <= H200.shared_bytes
+    assert step.block * artifact.metadata["registers"] <= 1 << 16
+
+
+@pytest.mark.parametrize("problem", ODD, ids=str)
+def test_every_program_of_an_odd_problem_can_be_launched(problem: Problem) -> None:
+    legal = list(wgmma.IMPLEMENTATION.configs(problem, H200))
+    assert bool(legal) == (problem["K"] % 16 == 0 and problem["K"] > 0)
+    for chosen in legal:
+        program = wgmma.IMPLEMENTATION.program(problem, chosen, H200)
+        (step,) = program.steps
+        assert 0 < step.grid[0] <= H200.sms and step.grid[0] % step.cluster[0] == 0
+        assert step.shared_bytes <= H200.shared_bytes
+        maps = [param for param in step.params if isinstance(param, TensorMap)]
+        assert [tensor_map.why_not(param) for param in maps] == [None, None]
+        # Boxes of the blocks that share a tile make it up, in whole atoms of the swizzle.
+        plan = wgmma.Plan.of(chosen, problem, H200)
+        assert maps[0].box[1] * plan.cluster_n == plan.block_m and maps[0].box[1] % 8 == 0
+        assert maps[1].box[1] * plan.cluster_m == plan.block_n and maps[1].box[1] % 8 == 0
+        assert [m.tensor for m in maps] == (["b", "a"] if chosen["swap"] else ["a", "b"])
+    if legal:
+        assert wgmma.IMPLEMENTATION.default(problem, H200) in legal
+
+
+@pytest.mark.parametrize("shape", [(16, 7168, 2048), (64, 2112, 7168), (1100, 4096, 1648)])
+def test_pieces_have_work_workspaces_and_at_most_one_wave(shape: tuple[int, int, int]) -> None:
+    problem = gemm(*shape)
+    splits = set()
+    for chosen in wgmma.IMPLEMENTATION.configs(problem, H200):
+        plan = wgmma.Plan.of(chosen, problem, H200)
+        workspaces = wgmma.IMPLEMENTATION.program(problem, chosen, H200).workspaces
+        splits.add(plan.split_k)
+        if plan.split_k == 1:
+            assert plan.units == plan.tiles and not workspaces
+            continue
+        pieces = (plan.tiles - plan.whole_tiles) * plan.split_k
+        assert 0 < pieces == plan.units - plan.whole_tiles <= plan.clusters
+        assert plan.whole_tiles % plan.clusters == 0 and plan.split_k <= plan.k_blocks
+        tile_bytes = plan.block_m * plan.block_n * 4
+        assert workspaces["partials"] == pieces * plan.cluster_size * tile_bytes
+    assert len(splits) > 2
+
+
+def test_few_rows_swap_operands_and_many_share_them() -> None:
+    few = wgmma.IMPLEMENTATION.default(gemm(16, 7168, 2048), H200)
+    many = wgmma.IMPLEMENTATION.default(gemm(8192, 8192, 8192), H200)
+    assert few["swap"] and few["tile"].endswith("x16")
+    assert not many["swap"] and many["cluster"] != "1x1"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("block", ["1x128", "128x128"])
+@pytest.mark.parametrize("variant", ["naive", "vectorized"])
+@pytest.mark.slow
+def test_quantizing_compiles_with_and_without_conversion_instructions(
+    variant: str, block: str, arch: str
+) -> None:
+    implementation = catalog.implementation("fp8_quantize", "cuda", variant)
+    problem = quantize(300, 264, block, "float16")
+    (step,) = implementation.program(problem, implementation.default(problem, H200), H200).steps
+    artifact = build(step.source, arch)
+    assert artifact.metadata["spill_bytes"] == 0
+    assert inspect.inspect(artifact).has("F2FP*E4M3") == (arch == "sm_90a")
+
+
+@pytest.mark.parametrize(("m", "k"), [(1, 8), (1, 1), (17, 136), (300, 260), (1 << 24, 128)])
+@pytest.mark.parametrize("block", ["1x128", "128x128"])
+def test_quantizing_covers_every_row_and_column(m: int, k: int, block: str) -> None:
+    implementation, problem = (
+        catalog.implementation("fp8_quantize", "cuda", "vectorized"),
+        quantize(m, k, block),
+    )
+    legal = list(implementation.configs(problem, H200))
+    assert implementation.default(problem, H200) in legal
+    for chosen in legal:
+        (step,) = implementation.program(problem, chosen, H200).steps
+        assert step.grid[0] == -(-m // (16 * chosen["unroll"])) * -(-k // 128)
+
+
+def test_an_empty_problem_launches_nothing() -> None:
+    empty = (gemm(0, 5, 16), gemm(5, 0, 16), quantize(0, 8, "1x128"), quantize(5, 0, "128x128"))
+    for problem in empty:
+        for implementation in catalog.in_language(problem.entry, "cuda"):
+            for chosen in implementation.configs(problem, H200):
+                assert implementation.program(problem, chosen, H200).steps == ()

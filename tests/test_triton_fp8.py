@@ -1,0 +1,133 @@
+"""`fp8_gemm` and `fp8_quantize` in Triton's interpreter, on the edges that matter; no GPU needed.
+
+Random problems are tests/test_interpreter.py's, machine code tests/test_compiles.py's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from kernelcat import catalog, gpu
+from kernelcat.implementation import Config
+
+H200 = gpu.find("h200")
+FP8 = "float8_e4m3fn"
+
+
+def gemm(variant: str, m: int, n: int, k: int, **config: int | str):
+    return ("fp8_gemm", variant, config, {"M": m, "N": n, "K": k, "dtype": FP8})
+
+
+def quantize(variant: str, m: int, k: int, dtype: str, block: str, **config: int):
+    return ("fp8_quantize", variant, config, {"M": m, "K": k, "dtype": dtype, "block": block})
+
+
+CASES = {
+    "naive, ragged everywhere": gemm("naive", 37, 141, 301, tile="32x32"),
+    "naive, nothing to add up": gemm("naive", 3, 5, 0, tile="32x64"),
+    "tma, few rows": gemm("tma", 9, 264, 304, tile="16x64", stages=6, split_k=1),
+    "tma, few rows, split": gemm("tma", 1, 136, 2064, tile="16x128", stages=4, split_k=4),
+    "tma, odd N": gemm("tma", 50, 201, 272, tile="64x128", stages=3, split_k=1),
+    "tma, split, past both edges": gemm("tma", 60, 71, 1040, tile="64x64", stages=6, split_k=2),
+    "tma, large tiles": gemm("tma", 130, 264, 144, tile="128x128", stages=3, split_k=1),
+    "persistent, several tiles a program": gemm(
+        "persistent", 390, 776, 144, tile="128x64", stages=3, per_sm=1
+    ),
+    "persistent, odd N": gemm("persistent", 130, 395, 272, tile="64x128", stages=2, per_sm=2),
+    "quantize, one element": quantize("naive", 1, 1, "bfloat16", "1x128"),
+    "quantize, ragged rows": quantize("tiled", 37, 301, "float16", "1x128", rows=16, warps=4),
+    "quantize, few rows": quantize("tiled", 3, 4100, "bfloat16", "1x128", rows=4, warps=2),
+    "quantize, ragged blocks": quantize(
+        "tiled", 130, 301, "bfloat16", "128x128", rows=128, warps=16
+    ),
+}
+
+RUN = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from dataclasses import replace
+from kernelcat import catalog, check
+from kernelcat.device import Interpreter
+from kernelcat.implementation import Config
+
+device = Interpreter()
+device.gpu = replace(device.gpu, sms=4)  # few persistent programs, so that each has several tiles
+
+
+def judge(entry, variant, config, axes):
+    implementation = catalog.implementation(entry, "triton", variant)
+    problem = catalog.entry(entry).problem(**axes)
+    config = Config(config) if config else implementation.default(problem, device.gpu)
+    reason = implementation.why_not(config, problem, device.gpu)
+    verdict = check.check(implementation, problem, config, device, seeds=(0,))
+    return reason, verdict.passed, verdict.detail
+
+
+print(json.dumps({name: judge(*case) for name, case in json.load(sys.stdin).items()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, list]:
+    """All cases in one process, since importing torch takes longer than any of them."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(sys.path)],
+        input=json.dumps(CASES),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told: dict[str, list] = json.loads(done.stdout)
+    return told
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_is_right_at_its_edges(verdicts, name: str) -> None:
+    reason, passed, detail = verdicts[name]
+    assert reason is None
+    assert passed, detail
+
+
+@pytest.mark.parametrize("name", ["fp8_gemm", "fp8_quantize"])
+def test_what_is_tried_for_a_problem_is_few(name: str) -> None:
+    for implementation in catalog.in_language(name, "triton"):
+        for problem in catalog.entry(name).problems.values():
+            assert sum(1 for _ in implementation.configs(problem, H200)) <= 24
+
+
+@pytest.mark.parametrize("name", ["fp8_gemm", "fp8_quantize"])
+def test_nothing_to_do_is_no_step(name: str) -> None:
+    entry = catalog.entry(name)
+    whole = next(iter(entry.problems.values()))
+    problem = entry.problem(**{**whole.values, "M": 0})
+    for implementation in catalog.in_language(name, "triton"):
+        config = implementation.default(problem, H200)
+        assert implementation.program(problem, config, H200).steps == ()
+
+
+def test_one_binary_serves_every_number_of_rows_and_every_depth() -> None:
+    entry, tma = catalog.entry("fp8_gemm"), catalog.implementation("fp8_gemm", "triton", "tma")
+    config = Config(tile="16x64", stages=6, split_k=1)
+    digests = {
+        tma.program(entry.problem(M=m, N=7168, K=k, dtype=FP8), config, H200)
+        .steps[0]
+        .source.digest()
+        for m, k in ((1, 2048), (7, 7168), (16, 272))
+    }
+    assert len(digests) == 1
+
+
+def test_descriptors_say_what_they_cannot_describe() -> None:
+    entry, tma = catalog.entry("fp8_gemm"), catalog.implementation("fp8_gemm", "triton", "tma")
+    problem = entry.problem(M=64, N=64, K=72, dtype=FP8)
+    assert "multiple of 16" in (tma.why_not(tma.default(problem, H200), problem, H200) or "")
