@@ -22,7 +22,7 @@ from kernelcat.jit.cache import decode, encode
 NAIVE = cute.CuteSource(
     "gemm.naive:Naive",
     ("*bfloat16",) * 5 + ("int32",) * 3,
-    (("dtype", "bfloat16"), ("bias", False)),
+    (("dtype", "bfloat16"), ("bias", False), ("activation", "none"), ("residual", False)),
 )
 
 
@@ -30,7 +30,7 @@ def test_the_digest_is_stable_and_tells_instantiations_apart() -> None:
     assert NAIVE.digest() == replace(NAIVE).digest()
     others = [
         replace(NAIVE, constants=(("dtype", "bfloat16"), ("bias", True))),
-        replace(NAIVE, params=("*float16",) * 4 + ("int32",) * 3),
+        replace(NAIVE, params=("*float16",) * 5 + ("int32",) * 3),
         replace(NAIVE, kernel="gemm.tiled:Tiled"),
     ]
     assert len({NAIVE.digest(), *(other.digest() for other in others)}) == 4
@@ -72,9 +72,9 @@ def test_one_process_compiles_for_several_architectures() -> None:
 
 
 def test_a_refusal_is_one_line_and_a_log() -> None:
-    kinds = ("*bfloat16",) * 5 + ("*float32",) + ("int32",) * 5
-    tile = (("block_m", 128), ("block_n", 128), ("cluster", 1), ("swap", False), ("split", False))
-    constants = (("dtype", "bfloat16"), ("bias", False), *tile)
+    kinds = ("*bfloat16",) * 5 + ("int32",) * 4
+    tile = (("block_m", 128), ("block_n", 128), ("cluster_m", 1), ("cluster_n", 1))
+    constants = (*NAIVE.constants, *tile, ("pingpong", False))
     with pytest.raises(CompileError, match=r"^gemm\.wgmma:Wgmma does not compile for sm_80: ") as e:
         cute.CuteSource("gemm.wgmma:Wgmma", kinds, constants).compile("sm_80")
     assert "\n" not in str(e.value)
@@ -142,7 +142,7 @@ ones = cupy.full((5, 6), 0x3F80, dtype="uint16")  # bfloat16 ones
 d = cupy.zeros((5, 5), dtype="uint16")
 launch = cute.load(decode(open(sys.argv[1], "rb").read()))
 stream = cupy.cuda.get_current_stream()
-launch(ones.data.ptr, ones.data.ptr, 0, d.data.ptr, 5, 5, 6, stream.ptr)
+launch(ones.data.ptr, ones.data.ptr, 0, 0, d.data.ptr, 5, 5, 6, stream.ptr)
 values = (d.astype("uint32") << 16).view("float32")
 assert (values == values[0, 0]).all()
 print(float(values[0, 0]), "cutlass" in sys.modules)
