@@ -38,6 +38,35 @@ def test_calls_are_right(m: int, n: int, k: int) -> None:
     assert op(a, b, bias, out=d) is d and close(d, a, b, bias)
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu", "swiglu"])
+def test_epilogues_come_with_the_call(activation: str) -> None:
+    op, a, b, bias = kernelcat.get("gemm"), cuda(96, 128), cuda(256, 128), cuda(256)
+    z = a.float() @ b.float().t() / 128**0.5 + bias.float()
+    silu = torch.nn.functional.silu
+    expected = {
+        "silu": lambda: silu(z),
+        "gelu": lambda: torch.nn.functional.gelu(z),
+        "swiglu": lambda: silu(z[:, ::2]) * z[:, 1::2],
+    }[activation]()
+    residual = torch.randn_like(expected).to(torch.bfloat16)
+    d = op(a, (b / 128**0.5).to(torch.bfloat16), bias, residual, activation=activation)
+    assert d.shape == expected.shape
+    assert torch.allclose(d.float(), expected + residual.float(), rtol=2**-6, atol=0.05)
+
+
+def test_a_linear_layer_in_float8() -> None:
+    """Quantized as torch tensors, multiplied, and compared with the exact product."""
+    quantize, product = kernelcat.get("fp8_quantize"), kernelcat.get("fp8_gemm")
+    x, w = cuda(200, 512), cuda(384, 512) / 512**0.5
+    a, a_scale = quantize(x, block="1x128")
+    b, b_scale = quantize(w, block="128x128")
+    assert (a.dtype, a_scale.shape, b_scale.shape) == (torch.float8_e4m3fn, (4, 200), (3, 4))
+    d = product(a, a_scale, b, b_scale)
+    exact = x.float() @ w.float().t()
+    assert d.dtype == torch.bfloat16
+    assert (d.float() - exact).norm() / exact.norm() < 0.05
+
+
 def test_the_callers_stream_is_honoured() -> None:
     """The inputs are only there after a long kernel on the same side stream."""
     op, a, b, d = kernelcat.get("gemm"), cuda(512, 512), cuda(512, 512), cuda(512, 512)

@@ -121,6 +121,24 @@ def test_meta_tensors_give_shape_and_type() -> None:
     assert (tuple(d.shape), d.dtype, d.device.type) == ((4, 6), torch.bfloat16, "meta")
 
 
+def test_sizes_derived_from_axes_are_those_of_the_output() -> None:
+    kernelcat.get("gemm")
+    gemm, meta = torch.ops.kernelcat.gemm, partial(torch.empty, device="meta", dtype=torch.float16)
+    assert gemm(meta(4, 8), meta(6, 8), activation="swiglu").shape == (4, 3)
+    residual = meta(4, 3)
+    assert gemm(meta(4, 8), meta(6, 8), None, residual, activation="swiglu").shape == (4, 3)
+    with pytest.raises(RuntimeError, match="residual.shape.1. must be N, or N/2 for swiglu"):
+        gemm(meta(4, 8), meta(6, 8), None, residual)
+
+
+def test_block_scales_have_derived_shapes_and_their_own_types() -> None:
+    kernelcat.get("fp8_quantize")
+    quantize = torch.ops.kernelcat.fp8_quantize
+    q, scale = quantize(torch.empty(5, 300, device="meta", dtype=torch.bfloat16), block="1x128")
+    assert (q.shape, q.dtype) == ((5, 300), torch.float8_e4m3fn)
+    assert (scale.shape, scale.dtype) == ((3, 5), torch.float32)
+
+
 def test_a_fake_of_several_outputs_and_told_axes() -> None:
     q = torch.empty(5, 7, device="meta", dtype=torch.float16)
     o, lse = torch_ops._fake(ATTENTION, (q,), {"top_k": 3, "causal": True, "layout": "nhd"})
