@@ -1,8 +1,8 @@
 """From a problem and a GPU to an implementation and its configuration, and why that one.
 
 Order: the exact problem measured on this SKU; a measured problem of the same bucket; the same of
-a sibling SKU (one architecture); a prediction for this SKU; the implementations' own defaults,
-highest rank first. Whatever is found is validated again, so an old row never launches a kernel
+a sibling SKU (one architecture); a prediction for this SKU; what won the nearest problems measured
+on this SKU; the implementations' own defaults, highest rank first. Whatever is found is validated again, so an old row never launches a kernel
 that cannot serve. An unverified implementation serves only by name, or where nothing else does.
 """
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 MEASURED_WHY = ("exact", "bucket", "forced")
 """Reasons that are not a miss: somebody measured this, or asked for it."""
+
+
+NEAREST = 4.0
+"""How far the nearest measured problem may be: the sum of its sizes' ratios, in powers of two."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Decision:
-    """What serves a problem. ``why`` is exact, bucket, borrowed, predicted, default or forced."""
+    """What serves a problem.
+
+    ``why`` is exact, bucket, borrowed, predicted, nearest, default or forced.
+    """
 
     implementation: Implementation
     config: Config
@@ -181,6 +188,8 @@ def _offers(search: _Search, choices: Sequence[Choice]) -> Iterator[_Offer]:
         return
     for why, choice in _known(search, choices):
         yield _Offer(why, choice.language, choice.variant, choice.config, choice)
+        if why == "nearest":  # its configuration may not fit, and its kernel be right all the same
+            yield _Offer(why, choice.language, choice.variant, evidence=choice)
     defaults = [i for i in _installed(search) if pin.allows(i.language, i.variant)]
     for best in sorted(defaults, key=lambda i: (-i.rank, LANGUAGES.index(i.language))):
         yield _Offer("default", best.language, best.variant)
@@ -200,6 +209,9 @@ def _known(search: _Search, choices: Sequence[Choice]) -> Iterator[tuple[str, Ch
     exact = [c for c in allowed if c.problem == problem]
     near = [c for c in allowed if c.problem != problem and entry.bucket(c.problem) == bucket]
     near.sort(key=lambda choice: _distance(entry, problem, choice.problem))
+    far = [c for c in allowed if _distance(entry, problem, c.problem) <= NEAREST]
+    far = [c for c in far if _same_choices(entry, problem, c.problem)]
+    far.sort(key=lambda choice: _distance(entry, problem, choice.problem))
 
     def rows(kind: str, among: list[Choice], sibling: bool = False) -> Iterator[Choice]:
         for choice in among:
@@ -212,6 +224,13 @@ def _known(search: _Search, choices: Sequence[Choice]) -> Iterator[tuple[str, Ch
     yield from (("bucket", c) for c in rows("measured", near))
     yield from (("borrowed", c) for c in rows("measured", exact + near, sibling=True))
     yield from (("predicted", c) for c in rows("predicted", exact + near))
+    yield from (("nearest", c) for c in rows("measured", far))
+
+
+def _same_choices(entry: Entry, first: Problem, second: Problem) -> bool:
+    """Whether two problems agree in every choice that matters to a configuration."""
+    major = [axis.name for axis in entry.axes if axis.values and not axis.minor]
+    return all(first[name] == second[name] for name in major)
 
 
 def _siblings(sku: str, gpu: Gpu) -> bool:

@@ -19,6 +19,7 @@ _WHY = {
     "bucket": "measured for a problem of the same bucket on this GPU",
     "borrowed": "measured on another GPU of this architecture",
     "predicted": "ranked by the analytic model; nothing was measured",
+    "nearest": "won the nearest problem measured on this GPU; this one is unknown",
     "default": "the implementation's own default; nothing is known about this problem",
     "forced": "asked for by name",
 }
@@ -30,7 +31,7 @@ class Explanation:
 
     Attributes
     ----------
-    why : exact, bucket, borrowed, predicted, default or forced
+    why : exact, bucket, borrowed, predicted, nearest, default or forced
     evidence : the row of the database it rests on, or None
     considered : the candidates in order, each with the reason it was rejected, or None
     stale : whether the kernel's source has changed since it was measured

@@ -35,8 +35,8 @@ def _scale_shape(axes):
     return (k_blocks, m_blocks) if axes["block"] == "1x128" else (m_blocks, k_blocks)
 
 
-SCALE_ROWS = Derived("ceil(K/128), or ceil(M/128) for 128x128", lambda axes: _scale_shape(axes)[0])
-SCALE_COLS = Derived("M, or ceil(K/128) for 128x128", lambda axes: _scale_shape(axes)[1])
+SCALE_ROWS = Derived("ceil(K/128) or ceil(M/128)", lambda axes: _scale_shape(axes)[0])
+SCALE_COLS = Derived("M or ceil(K/128)", lambda axes: _scale_shape(axes)[1])
 
 
 def _oracle(problem, arrays):

@@ -155,7 +155,7 @@ GPT_OSS = tuple(
 )
 """QKV projection, output projection and vocabulary of gpt-oss-20b."""
 
-OUT_COLS = Derived("N, or N/2 for swiglu", out_cols)
+OUT_COLS = Derived("N or N/2", out_cols)
 
 ENTRY = Entry(
     name="gemm",
@@ -164,7 +164,7 @@ ENTRY = Entry(
         Axis.size("M", "rows of A and D", 0, 400),
         Axis.size("N", "rows of B, columns of D (twice as many for swiglu)", 0, 400),
         Axis.size("K", "columns of A and B", 0, 600),
-        Axis.choice("dtype", "element type of all arrays", *DTYPES),
+        Axis.choice("dtype", "element type of all arrays", *DTYPES, minor=True),
         Axis.flag("bias", "whether a bias is added before the activation", minor=True),
         Axis.choice(
             "activation", "applied to the product", *ACTIVATIONS, default="none", minor=True

@@ -67,7 +67,7 @@ ENTRY = Entry(
         Axis.size("M", "rows of A and D", 0, 1200),
         Axis.size("N", "rows of B, columns of D", 0, 1200),
         Axis.size("K", "columns of A and B", 0, 600),
-        Axis.choice("dtype", "element type of A, B and D", *DTYPES),
+        Axis.choice("dtype", "element type of A, B and D", *DTYPES, minor=True),
     ),
     inputs=(
         Tensor("a", ("M", "K"), "dtype", "left operand"),

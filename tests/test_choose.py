@@ -105,9 +105,23 @@ def test_the_nearest_problem_of_a_bucket_speaks_for_it() -> None:
     assert chosen(problem(2200), rows)[1] == "gemm/cuda/naive"
 
 
-def test_another_element_type_is_another_bucket() -> None:
+def test_choices_that_hardly_matter_share_a_bucket_and_others_do_not() -> None:
     rows = [row(problem(4096, dtype="float16"), "cuda/naive")]
-    assert chosen(problem(4096), rows)[0] == "default"
+    assert chosen(problem(4096), rows)[0] == "bucket"
+    copy = catalog.entry("tma_copy")
+    sizes = {"rows": 8, "cols": 8, "src_stride": 8, "dst_stride": 8}
+    buckets = {copy.bucket(copy.problem(**sizes, dtype=d)) for d in ("bfloat16", "float16")}
+    assert len(buckets) == 2
+
+
+def test_the_nearest_problem_speaks_where_nothing_else_is_known() -> None:
+    rows = [row(problem(1000), "cute/tiled"), row(problem(9000), "triton/tma")]
+    assert chosen(problem(2500), rows)[:2] == ("nearest", "gemm/cute/tiled")
+    assert chosen(problem(5000), rows)[:2] == ("nearest", "gemm/triton/tma")
+    small = [row(problem(1000), "cute/tiled", tile=4096)]
+    assert chosen(problem(2500), small) == ("nearest", "gemm/cute/tiled", 16)
+    assert chosen(problem(2500, n=64, k=64), rows)[0] == "default"
+    assert choose(GEMM, problem(5000), H200, rows).missed
 
 
 def test_another_architecture_lends_nothing() -> None:

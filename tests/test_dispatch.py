@@ -361,7 +361,7 @@ A, B = half(4, 8), half(6, 8)
         (lambda op: op(A, B[:, :7].contiguous()),
          "gemm: K differs: a.shape[1] is 8, but b.shape[1] is 7"),
         (lambda op: op(A, B, out=half(4, 7)),
-         "gemm: out.shape[1] must be 6 (N, or N/2 for swiglu), not 7"),
+         "gemm: out.shape[1] must be 6 (N or N/2), not 7"),
         (lambda op: op(A, B, out=half(4, 6).bfloat16()),
          "gemm: dtype differs: a is float16, but out is bfloat16"),
         (lambda op: op(A, B[:4], out=A[:, :4]), "gemm: out is not contiguous (shape (4, 4), "

@@ -103,7 +103,7 @@ def test_one_row_has_the_stride_of_a_contiguous_array() -> None:
         ),
         (
             {"a": array(4, 8), "b": array(6, 8), "d": array(4, 7)},
-            "gemm: out.shape[1] must be 6 (N, or N/2 for swiglu), not 7",
+            "gemm: out.shape[1] must be 6 (N or N/2), not 7",
         ),
         (
             {"a": array(4, 8), "b": array(6, 8), "d": array(4, 6, dtype="float16")},
