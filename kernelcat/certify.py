@@ -8,27 +8,32 @@ a CUDA context useless) costs that implementation alone.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from queue import SimpleQueue
 
 from kernelcat import catalog, sources
 from kernelcat.check import check
 from kernelcat.device import Device, Interpreter
+from kernelcat.devices import VISIBLE, visible
 from kernelcat.environment import Environment
 from kernelcat.errors import KernelcatError
-from kernelcat.fuzz import fuzz
+from kernelcat.fuzz import MAX_JOBS, fuzz
 from kernelcat.implementation import Implementation
 from kernelcat.receipts import Receipt
-from kernelcat.sanitizer import command_line, sanitize
+from kernelcat.sanitizer import SANITIZERS, command_line, sanitize
 from kernelcat.spec import Problem
 
 CHECKED_BYTES = 1 << 29
 """Larger problems are left to the tuner's gate: several processes check side by side."""
 CHECKED_S = 900
 """Seconds after which a process that checks one implementation counts as hung."""
+SANITIZED_EXAMPLES = 8
+"""Random problems under a tool that was asked for by name, without a number."""
 INTERPRETED_SIZE = 70
 """Largest size axis in Triton's interpreter."""
 INTERPRETED_EXAMPLES = 10
@@ -37,7 +42,11 @@ INTERPRETED_EXAMPLES = 10
 
 @dataclass
 class Outcome:
-    """What one implementation passed and where it failed. ``skipped``: problems it rejects."""
+    """What one implementation passed and where it failed.
+
+    ``skipped`` are problems it rejects; ``sanitizer`` counts each tool's errors, ``findings`` says
+    what they are.
+    """
 
     implementation: str
     problems: list[str] = field(default_factory=list)
@@ -45,6 +54,7 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
     fuzz_examples: int = 0
     sanitizer: dict[str, int] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
 
     @property
     def right(self) -> bool:
@@ -62,8 +72,9 @@ def certify(
     device: Device,
     problems: Sequence[Problem] | None = None,
     fuzz_examples: int = 0,
+    jobs: int | None = None,
 ) -> Outcome:
-    """Check one implementation in this process.
+    """Check one implementation in this process; ``jobs`` others compile ahead what it fuzzes.
 
     ``problems`` None means every named problem that moves at most ``CHECKED_BYTES``, or none of
     them in the interpreter, which is too slow for real sizes and only fuzzes.
@@ -82,7 +93,7 @@ def certify(
         _check_one(implementation, problem, device, outcome)
     if fuzz_examples:
         limit = INTERPRETED_SIZE if interpreted else None
-        result = fuzz(implementation, device, fuzz_examples, limit=limit)
+        result = fuzz(implementation, device, fuzz_examples, limit=limit, jobs=jobs)
         outcome.fuzz_examples = result.examples
         if result.failure:
             outcome.failures.append(str(result.failure))
@@ -118,41 +129,67 @@ def run(
     fuzz_examples: int,
     sanitize_examples: int,
     jobs: int,
+    devices: Sequence[int] = (0,),
+    tools: Sequence[str] = SANITIZERS,
 ) -> Iterator[tuple[Implementation, Outcome]]:
-    """Certify each of ``found``, as they are done: a single one here, several in a process each.
+    """Certify each of ``found``, as they are done, in a process each that sees one GPU alone.
 
-    ``problems`` are names; none means all.
+    Each of ``devices`` (GPUs by number) has ``jobs`` of them at a time; a single implementation
+    on GPU 0 is certified here, and ``jobs`` processes compile for it. ``problems`` are names;
+    none means all.
     """
-    if len(found) == 1:
+    if len(found) == 1 and tuple(devices) == (0,):
         entry = catalog.entry(found[0].entry)
         chosen = [entry.named(name) for name in problems] or None
-        outcome = certify(found[0], device, chosen, fuzz_examples)
+        outcome = certify(found[0], device, chosen, fuzz_examples, jobs)
         if sanitize_examples and outcome.passed:
-            _sanitize(found[0], sanitize_examples, outcome)
+            _sanitize(found[0], sanitize_examples, tools, outcome)
         yield found[0], outcome
         return
     arguments = ["--fuzz", str(fuzz_examples), "--sanitize", str(sanitize_examples)]
     for name in problems:
         arguments += ["--problem", name]
-    with ThreadPoolExecutor(jobs) as pool:
-        started = {pool.submit(_in_process, i, arguments): i for i in found}
+    if sanitize_examples:
+        for tool in tools:
+            arguments += ["--tool", tool]
+    compilers = (os.cpu_count() or 1) // (jobs * len(devices))
+    arguments += ["--jobs", str(min(max(compilers, 1), MAX_JOBS))]
+    free: SimpleQueue[int] = SimpleQueue()
+    for number in list(devices) * jobs:
+        free.put(number)
+
+    def on_a_gpu(implementation: Implementation) -> Outcome:
+        number = free.get()
+        try:
+            return _in_process(implementation, arguments, number)
+        finally:
+            free.put(number)
+
+    with ThreadPoolExecutor(jobs * len(devices)) as pool:
+        started = {pool.submit(on_a_gpu, i): i for i in found}
         for done in as_completed(started):
             yield started[done], done.result()
 
 
-def _sanitize(implementation: Implementation, examples: int, outcome: Outcome) -> None:
+def _sanitize(
+    implementation: Implementation, examples: int, tools: Sequence[str], outcome: Outcome
+) -> None:
     try:
-        outcome.sanitizer = sanitize(implementation, examples)
+        reports = sanitize(implementation, examples, tools)
     except KernelcatError as error:
         outcome.failures.append(str(error))
+        return
+    outcome.sanitizer = {tool: report.errors for tool, report in reports.items()}
+    outcome.findings = [f"{tool}: {f}" for tool, report in reports.items() for f in report.findings]
 
 
-def _in_process(implementation: Implementation, arguments: Sequence[str]) -> Outcome:
+def _in_process(implementation: Implementation, arguments: Sequence[str], number: int) -> Outcome:
     command = [*command_line("check", implementation), "--json", *arguments]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=CHECKED_S
-        )
+            command, capture_output=True, text=True, check=False, timeout=CHECKED_S,
+            env={**os.environ, VISIBLE: visible(number)},
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return Outcome(implementation.name, failures=[f"no answer in {CHECKED_S} s: it hangs"])
     try:

@@ -2,8 +2,9 @@
 
 Order: the exact problem measured on this SKU; a measured problem of the same bucket; the same of
 a sibling SKU (one architecture); a prediction for this SKU; what won the nearest problems measured
-on this SKU; the implementations' own defaults, highest rank first. Whatever is found is validated again, so an old row never launches a kernel
-that cannot serve. An unverified implementation serves only by name, or where nothing else does.
+on this SKU; the implementations' own defaults, highest rank first. Whatever is found is validated
+again, so an old row never launches a kernel that cannot serve. An unverified implementation serves
+only by name, or where nothing else does.
 """
 
 from __future__ import annotations

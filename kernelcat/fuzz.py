@@ -4,15 +4,20 @@ Sizes are drawn anywhere in an axis's range and, just as often, on and around mu
 powers of two that tiles are made of, where kernels go wrong. A failure is shrunk to a small one.
 
 What is compiled in (choices and configuration) comes from a drawn hand of kernels, so that
-thousands of sizes cost a few dozen compilations.
+thousands of sizes cost a few dozen compilations. Where a GPU would wait for them, several
+processes compile ahead what the first examples need.
 """
 
 from __future__ import annotations
 
-import itertools
+import os
 import random
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import cache
 
 from hypothesis import HealthCheck, Phase, given, reject, seed, settings
 from hypothesis import strategies as st
@@ -20,16 +25,25 @@ from hypothesis.errors import Unsatisfiable
 
 from kernelcat import catalog
 from kernelcat.check import Verdict, check
-from kernelcat.device import Device
+from kernelcat.device import CudaDevice, Device, MirroredDevice
 from kernelcat.errors import KernelcatError
-from kernelcat.implementation import Config, Implementation
+from kernelcat.gpu import Gpu
+from kernelcat.implementation import Config, Implementation, Source
+from kernelcat.jit.cache import find
+from kernelcat.sanitizer import EXAMPLE
 from kernelcat.spec import Axis, AxisValue, Entry, Problem
+from kernelcat.tune.backend import CUDA
+from kernelcat.tune.candidate import Candidate
+from kernelcat.tune.pool import CompilePool
 
 KERNELS = 16
 """Combinations of choices and configuration a run draws from."""
 DEFAULTS = 4
 """One in so many of them is the implementation's default configuration."""
 TILE_STEPS = (8, 16, 64, 128)
+AHEAD = 100
+"""Examples whose kernels are compiled before the first one runs."""
+MAX_JOBS = 8
 
 
 @dataclass(frozen=True)
@@ -54,7 +68,7 @@ class FuzzResult:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Kernel:
     """Values of the choice axes, and where in the space the search for a configuration begins;
     None asks for the default."""
@@ -69,16 +83,21 @@ class _Kernel:
         choices = {axis.name: dice.choice(axis.values) for axis in entry.axes if axis.values}
         return _Kernel(choices, space, dice.randrange(len(space)) if index % DEFAULTS else None)
 
-    def config(
-        self, implementation: Implementation, problem: Problem, device: Device
-    ) -> Config | None:
+    def config(self, implementation: Implementation, problem: Problem, gpu: Gpu) -> Config | None:
         """The first configuration that serves ``problem``, or None."""
-        gpu, start = device.gpu, self.first or 0
-        rest = itertools.chain(self.space[start:], self.space[:start])
+
+        def serves(config: Config) -> bool:
+            return implementation.why_not(config, problem, gpu) is None
+
+        start = self.first or 0
+        if self.first is not None and serves(self.space[start]):
+            return self.space[start]
+        default = implementation.default(problem, gpu)
+        if not serves(default):
+            return None  # nor does anything else: that is what a default is
         if self.first is None:
-            rest = itertools.chain([implementation.default(problem, gpu)], rest)
-        legal = (c for c in rest if implementation.why_not(c, problem, gpu) is None)
-        return next(legal, None)
+            return default
+        return next(filter(serves, (*self.space[start:], *self.space[:start])), None)
 
 
 class _Wrong(AssertionError):
@@ -119,52 +138,105 @@ def fuzz(
     random_seed: int = 0,
     limit: int | None = None,
     kernels: int = KERNELS,
+    jobs: int | None = None,
 ) -> FuzzResult:
     """Check ``examples`` random problems and configurations of one implementation.
 
     The same ``random_seed`` draws the same examples. They share about ``kernels`` combinations of
-    choices and configuration. ``limit`` caps every size.
+    choices and configuration. ``limit`` caps every size. For a CUDA device ``jobs`` processes (by
+    default one a CPU, at most ``MAX_JOBS``) compile ahead.
     """
     entry, passed = catalog.entry(implementation.entry), 0
     space = tuple(implementation.whole_space())
     hand = [_Kernel.draw(entry, space, random_seed, i) for i in range(kernels)]
-    examples_of = st.sampled_from(hand).flatmap(
-        lambda kernel: st.tuples(st.just(kernel), problems(entry, limit, kernel.choices))
-    )
+    of_hand = [st.tuples(st.just(k), problems(entry, limit, k.choices)) for k in hand]
+    examples_of = st.sampled_from(of_hand).flatmap(lambda of_kernel: of_kernel)
 
-    @seed(random_seed)
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        derandomize=False,
-        suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate, Phase.shrink),
-    )
-    @given(example=examples_of, draw=st.integers(0, 99))
-    def run(example: tuple[_Kernel, Problem], draw: int) -> None:
+    @cache
+    def config_of(kernel: _Kernel, problem: Problem) -> Config | None:
+        return kernel.config(implementation, problem, device.gpu)
+
+    def each(body: Callable[[Problem, Config, int], None], count: int, *phases: Phase) -> None:
+        """Call ``body`` with each example that the implementation serves, and a seed for inputs."""
+
+        @seed(random_seed)
+        @settings(
+            max_examples=count,
+            deadline=None,
+            database=None,
+            derandomize=False,
+            suppress_health_check=list(HealthCheck),
+            phases=phases,
+        )
+        @given(example=examples_of, draw=st.integers(0, 99))
+        def run(example: tuple[_Kernel, Problem], draw: int) -> None:
+            kernel, problem = example
+            config = config_of(kernel, problem)
+            if config is None:
+                reject()
+            body(problem, config, draw)
+
+        with suppress(Unsatisfiable):  # it serves none of them
+            run()
+
+    def judge(problem: Problem, config: Config, draw: int) -> None:
         nonlocal passed
-        kernel, problem = example
-        config = kernel.config(implementation, problem, device)
-        if config is None:
-            reject()
         verdict = _attempt(implementation, problem, config, device, draw)
         if not verdict.passed:
             raise _Wrong(Failure(implementation.name, problem, config, verdict.detail))
         passed += 1
 
+    if isinstance(device, CudaDevice):
+        first: list[tuple[Problem, Config]] = []
+        each(lambda problem, config, _: first.append((problem, config)),
+             min(examples, AHEAD), Phase.generate)  # fmt: skip
+        todo = list(_uncompiled(implementation, first, device.gpu))
+        _compile(implementation, todo, device.gpu, jobs or min(os.cpu_count() or 1, MAX_JOBS))
     try:
-        run()
+        each(judge, examples, Phase.generate, Phase.shrink)
     except _Wrong as wrong:
         return FuzzResult(implementation.name, passed, wrong.failure)
-    except Unsatisfiable:  # it serves none of them
-        return FuzzResult(implementation.name, passed)
     return FuzzResult(implementation.name, passed)
+
+
+def _uncompiled(
+    implementation: Implementation, examples: Iterable[tuple[Problem, Config]], gpu: Gpu
+) -> Iterator[tuple[Problem, Config]]:
+    """Examples that between them need every kernel which nobody has compiled yet."""
+    known: set[Source] = set()
+    for problem, config in examples:
+        with suppress(KernelcatError):  # the example's own check will tell
+            steps = implementation.program(problem, config, gpu).steps
+            new = {step.source for step in steps} - known
+            known |= new
+            if any(find(source, gpu.arch) is None for source in new):
+                yield problem, config
+
+
+def _compile(
+    implementation: Implementation, todo: list[tuple[Problem, Config]], gpu: Gpu, jobs: int
+) -> None:
+    """Fill the disk cache; what does not compile is told by the example that needs it."""
+    jobs = min(jobs, len(todo))
+    if jobs < 2:
+        return
+    with ThreadPoolExecutor(jobs) as threads, closing(CompilePool(CUDA, gpu, jobs)) as pool:
+
+        def build(example: tuple[Problem, Config]) -> None:
+            problem, config = example
+            for _ in pool.build(problem, [Candidate.of(implementation, config)]):
+                pass
+
+        for _ in threads.map(build, todo):
+            pass
 
 
 def _attempt(
     implementation: Implementation, problem: Problem, config: Config, device: Device, draw: int
 ) -> Verdict:
+    if isinstance(device, MirroredDevice):
+        words = f"{EXAMPLE}{Candidate.of(implementation, config)} on {problem}"
+        print(words, file=sys.stderr, flush=True)
     try:
         return check(implementation, problem, config, device, seeds=(draw,))
     except KernelcatError as error:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass, field
 from functools import partial
@@ -328,5 +327,7 @@ class Memory:
 
     def __del__(self) -> None:
         if getattr(self, "pointer", 0):
-            with suppress(Exception):  # at exit the driver may be gone already
+            try:  # noqa: SIM105 (at exit a global may be None, even `suppress`)
                 libcuda.driver().free(self.pointer, self._device)
+            except Exception:
+                pass  # the driver or this module is gone, and the memory with it

@@ -95,19 +95,51 @@ def best(implementation: Implementation, problem: Problem, gpu: Gpu) -> Config:
     return config
 
 
-def profile(implementation: Implementation, problem: Problem, gpu: Gpu) -> Profile:
-    """Count what one call of ``implementation``, in its best configuration, moves.
+def configuration(
+    implementation: Implementation, problem: Problem, gpu: Gpu, asked: Mapping[str, object]
+) -> Config:
+    """:func:`best` with the parameters of ``asked`` in place; ``"128"`` means 128, too.
+
+    Raises
+    ------
+    Unsupported
+        The implementation has no such parameter or value, or does not serve the problem with it.
+    """
+    values = dict(best(implementation, problem, gpu))
+    for name, word in asked.items():
+        has = implementation.space.get(name, ())
+        like = [value for value in has if str(value).lower() == str(word).lower()]
+        if not like:
+            offers = ", ".join(map(str, has or implementation.space))
+            raise Unsupported(f"{implementation.name} has no {name}={word}; there is: {offers}")
+        values[name] = like[0]
+    config = Config(values)
+    reason = implementation.why_not(config, problem, gpu)
+    if reason:
+        raise Unsupported(f"{implementation.name}: {reason}")
+    return config
+
+
+def profile(
+    implementation: Implementation,
+    problem: Problem,
+    gpu: Gpu,
+    asked: Mapping[str, object] | None = None,
+) -> Profile:
+    """Count what one call of ``implementation`` moves, in its best configuration.
+
+    ``asked`` holds parameters that shall have other values.
 
     Raises
     ------
     MissingDependency
         There is no ncu, or it may not count on this machine.
     Unsupported
-        The implementation does not serve the problem.
+        The implementation does not serve the problem, or has no such configuration.
     KernelcatError
         Nsight Compute or the kernel failed; one line that says how.
     """
-    ncu, config = ncu_path(), best(implementation, problem, gpu)
+    ncu, config = ncu_path(), configuration(implementation, problem, gpu, asked or {})
     entry, language, variant = implementation.name.split("/")
     counts = parse(_run([*command(ncu), entry, language, variant, problem.key, config.key]))
     return Profile(
@@ -123,6 +155,7 @@ def profile(implementation: Implementation, problem: Problem, gpu: Gpu) -> Profi
         environment=Environment.capture(gpu, 0).to_json(),
         profiler=_version(ncu),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        asked=bool(asked),
     )
 
 

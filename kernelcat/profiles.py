@@ -1,8 +1,9 @@
 """Profiles: the bytes that one cold launch of an implementation moved, as the hardware counted.
 
 ``tuning_db/profiles/nvidia-SKU.jsonl`` holds one line for every implementation and problem, under
-the digest of the sources that ran, as receipts are. What a user profiles goes to a local file of
-the same form. ``kernelcat.profiler`` makes them.
+the digest of the sources that ran, as receipts are; and one more for each configuration that was
+asked for, where others are of the best. What a user profiles goes to a local file of the same
+form. ``kernelcat.profiler`` makes them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import platformdirs
 
 from kernelcat import catalog, paths, sources
+from kernelcat.implementation import Config
 from kernelcat.spec import Problem
 
 
@@ -51,6 +53,7 @@ class Profile:
     ----------
     source : digest of its files when it ran
     problem, config : axis and tuning values
+    asked : whether the configuration was asked for; else it was the best one known
     profiler : version of Nsight Compute
     created_at : ISO 8601, UTC
     """
@@ -67,6 +70,7 @@ class Profile:
     environment: Mapping[str, Any]
     profiler: str
     created_at: str
+    asked: bool = False
 
     @staticmethod
     def from_json(line: str) -> Profile:
@@ -80,7 +84,8 @@ class Profile:
     def key(self) -> tuple[str, ...]:
         """What a newer profile replaces."""
         problem = Problem.of(self.entry, **self.problem).key
-        return self.gpu, self.entry, problem, self.language, self.variant
+        asked = Config(self.config).key if self.asked else ""
+        return self.gpu, self.entry, problem, self.language, self.variant, asked
 
     @property
     def stale(self) -> bool:

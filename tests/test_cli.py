@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from kernelcat import driver
+from kernelcat import catalog, certify, driver, gpu
 from kernelcat.cli import main
+from kernelcat.devices import VISIBLE
+from kernelcat.sanitizer import Report
 
 needs_no_gpu = pytest.mark.skipif(driver.count() > 0, reason="tells what is said without a GPU")
 
@@ -89,6 +92,8 @@ def test_doctor_names_the_line_that_installs_what_is_missing() -> None:
         (("check", "gem"), "did you mean gemm"),
         (("check", "gemm", "--language", "tritn"), "did you mean triton?"),
         (("check", "gemm", "--variant", "nothing"), "no implementation is called"),
+        (("check", "gemm", "--device", "first"), "--device first: write a GPU's number, or all"),
+        (("tune", "gemm", "--device", "-1"), "--device -1: write a GPU's number, or all"),
         (("inspect", "gemm", "--gpu", "h20o"), "did you mean h200"),
         (("inspect", "gemm", "--problem", "4096"), "has no problem '4096'"),
         (("tune", "gemm", "--gpu", "b20"), "did you mean b200"),
@@ -129,11 +134,53 @@ def test_without_a_gpu_check_runs_triton_kernels_in_the_interpreter() -> None:
         (("profile", "gemm"), "no NVIDIA driver"),
         (("check", "gemm", "--language", "cuda"), "without a GPU only Triton kernels run"),
         (("check", "gemm", "--receipt"), "a receipt says what ran on a GPU"),
+        (("check", "gemm", "--device", "all"), "no NVIDIA driver"),
+        (("tune", "gemm", "--device", "all"), "no NVIDIA driver"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_without_a_gpu_it_says_so(arguments: tuple[str, ...], words: str) -> None:
     one_line(run(*arguments), words)
+
+
+def test_check_spreads_over_the_gpus_and_each_process_sees_one(monkeypatch) -> None:
+    """With ``--jobs 1``: never two processes on a GPU at a time."""
+    busy, seen, found = set(), set(), catalog.implementations("gemm")[:5]
+
+    def checks(command, env, **_) -> subprocess.CompletedProcess[str]:
+        assert env[VISIBLE] not in busy
+        busy.add(env[VISIBLE])
+        seen.add(env[VISIBLE])
+        time.sleep(0.02)
+        busy.remove(env[VISIBLE])
+        name = f"{command[4]}/{command[6]}/{command[8]}"
+        outcome = {"implementation": name, "problems": ["p"]}
+        return subprocess.CompletedProcess(command, 0, json.dumps([outcome]), "")
+
+    monkeypatch.setattr(certify.subprocess, "run", checks)
+    monkeypatch.setenv(VISIBLE, "3,GPU-5,6")
+    done = certify.run(found, None, (), 0, 0, jobs=1, devices=(0, 1))
+    assert {outcome.implementation for _, outcome in done} == {i.name for i in found}
+    assert seen == {"3", "GPU-5"}
+    [(_, alone)] = certify.run(found[:1], None, (), 0, 0, jobs=1, devices=(2,))
+    assert alone.right and "6" in seen
+
+
+def test_check_says_what_the_sanitizer_found(monkeypatch) -> None:
+    reports = {"memcheck": Report(0), "racecheck": Report(2, ("WAR hazard at kernel+0x10",))}
+    monkeypatch.setattr(certify, "sanitize", lambda implementation, examples: reports)
+    right = certify.Outcome("", problems=["p"])
+    monkeypatch.setattr(certify, "certify", lambda *_: right)
+    found = catalog.implementations("tma_copy")[:1]
+    [(_, outcome)] = certify.run(found, None, (), 0, 8, jobs=1)
+    assert outcome.sanitizer == {"memcheck": 0, "racecheck": 2} and not outcome.passed
+    assert outcome.findings == ["racecheck: WAR hazard at kernel+0x10"]
+
+
+def test_receipts_of_two_kinds_of_gpus_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr(driver, "count", lambda: 2)
+    monkeypatch.setattr(gpu, "detect", lambda index: gpu.find(("h100", "h200")[index]))
+    one_line(run("check", "gemm", "--device", "all"), "GPU 0 is a h100 and GPU 1 a h200")
 
 
 def one_line(result: Result, words: str) -> None:

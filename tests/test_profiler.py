@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from kernelcat import catalog, gpu, leaderboard, profiler, profiles, sources
-from kernelcat.errors import KernelcatError, MissingDependency, Unsupported
+from kernelcat.cli import profiling
+from kernelcat.errors import InvalidArgument, KernelcatError, MissingDependency, Unsupported
 from kernelcat.implementation import Config, Implementation
+from kernelcat.leaderboard import traffic
 from kernelcat.profiles import Counts, Profile
 from kernelcat.store import Measurement, Store
 
@@ -140,6 +142,38 @@ def test_the_best_measured_configuration_is_profiled_else_the_default() -> None:
     assert profiler.best(one, problem, H200) == Config(other)
 
 
+def test_a_configuration_asked_for_replaces_the_best_ones_parameters(ncu: Path) -> None:
+    one = implementation()
+    best = profiler.best(one, PROBLEM, H200)
+    other = next(c for c in one.configs(PROBLEM, H200) if c != best)
+    asked = {name: str(value) for name, value in other.items() if value != best[name]}
+    assert profiler.configuration(one, PROBLEM, H200, {}) == best
+    assert profiler.configuration(one, PROBLEM, H200, asked) == other
+    found = profiler.profile(one, PROBLEM, H200, asked)
+    assert found.config == other and found.asked
+    assert json.loads(ncu.read_text())[-1] == other.key
+    assert not profiler.profile(one, PROBLEM, H200).asked
+    assert Profile.from_json(found.to_json()) == found
+    name, value = next(iter(best.items()))
+    with pytest.raises(Unsupported, match=r"vectorized has no tiel=4; there is: unroll, streaming"):
+        profiler.configuration(one, PROBLEM, H200, {"tiel": 4})
+    with pytest.raises(Unsupported, match=rf"has no {name}=x; there is: .*{value}"):
+        profiler.configuration(one, PROBLEM, H200, {name: "x"})
+    picky = replace(one, reject=lambda c, p, g: None if c == best else "not that one")
+    with pytest.raises(Unsupported, match="not that one"):
+        profiler.configuration(picky, PROBLEM, H200, asked)
+
+
+def test_the_command_takes_parameters_one_by_one_or_as_json() -> None:
+    words = ("tile=128x256", '{"stages": 4, "split": true}', "where=a=b")
+    assert profiling._parameters(words) == {
+        "tile": "128x256", "stages": 4, "split": True, "where": "a=b",
+    }  # fmt: skip
+    for wrong in ("tile", "{tile}", "{"):
+        with pytest.raises(InvalidArgument, match="--config"):
+            profiling._parameters((wrong,))
+
+
 def test_what_is_not_served_is_unsupported() -> None:
     unable = replace(implementation(), reject=lambda config, problem, gpu: "not today")
     with pytest.raises(Unsupported, match="tma_copy/cuda/vectorized: not today"):
@@ -168,6 +202,24 @@ def test_writing_keeps_the_newest_of_each_implementation_and_problem(tmp_path: P
     newer = replace(first, created_at="2026-11-21T00:00:00+00:00")
     profiles.write(tmp_path, [newer, replace(newer, gpu="h100")])
     assert profiles.read(tmp_path) == [replace(newer, gpu="h100"), bulk, newer]
+
+
+def test_a_configuration_asked_for_has_a_line_of_its_own_that_shows_it(tmp_path: Path) -> None:
+    best = a_profile(config={"threads": 256})
+    asked = replace(best, asked=True)
+    other = replace(best, asked=True, config={"unroll": 2, "threads": 128})
+    profiles.write(tmp_path, [best, asked, other])
+    profiles.write(tmp_path, [replace(best, config={"threads": 512})])
+    kept = profiles.read(tmp_path)
+    assert [(p.asked, dict(p.config)) for p in kept] == [
+        (False, {"threads": 512}), (True, other.config), (True, {"threads": 256}),
+    ]  # fmt: skip
+    cells = [line[0] for line in traffic.sheet(kept).lines]
+    assert cells == ["cuda/vectorized", "cuda/vectorized threads=128 unroll=2",
+                     "cuda/vectorized threads=256"]  # fmt: skip
+    unknown = json.loads(best.to_json())
+    del unknown["asked"]
+    assert Profile.from_json(json.dumps(unknown)) == best
 
 
 def test_the_readme_shows_shipped_profiles_in_the_order_of_the_ladder(

@@ -1,20 +1,30 @@
-"""compute-sanitizer sees our kernels, in allocations of their exact size."""
+"""compute-sanitizer sees our kernels, in allocations of their exact size, and is understood."""
 
 from __future__ import annotations
 
-import subprocess
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from kernelcat.errors import KernelcatError
-from kernelcat.sanitizer import _errors, sanitizer_path
+from kernelcat import catalog, sanitizer
+from kernelcat.errors import KernelcatError, MissingDependency
+from kernelcat.sanitizer import Report, parse, sanitize, sanitizer_path
 
-KERNEL = """
+COPY = """
 extern "C" __global__ void copy(const char* src, char* dst, int n) {
   const int i = threadIdx.x;
   if (i < n) dst[i] = src[i];
+}
+"""
+RACE = """
+extern "C" __global__ void copy(const char* src, char* dst, int n) {
+  __shared__ char tile[128];
+  const int i = threadIdx.x;
+  if (i < n) tile[i] = src[i];
+  const int j = (i + 32) % n;  // another warp's
+  if (i < n) dst[j] = tile[j];
 }
 """
 
@@ -39,25 +49,165 @@ prepared = check.prepare(entry, problem, device)
 assert prepared.verify(device.load(planted, problem, Config())).passed
 """
 
+RACES = """\
+========= COMPUTE-SANITIZER
+kernelcat example: triton/gluon tile=128 on K=64 M=9
+========= Error: Race reported between Write access at gemm+0x430
+=========     and Read access at gemm+0x770 [248 hazards]
+=========     and Read access at gemm+0x7a0 [248 hazards]
+=========
+kernelcat example: triton/gluon tile=128 on K=96 M=9
+========= Error: Race reported between Write access at gemm+0x430
+=========     and Read access at gemm+0x770 [1,024 hazards]
+=========     and Read access at gemm+0x7a0 [512 hazards]
+=========
+========= Warning: Detected overflow of tracked cuda::barrier structures. Results might be \
+incorrect. Try using --num-cuda-barriers to fix the issue
+gemm/triton/gluon: 8 passed
+========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)
+"""
+
+HAZARDS = """\
+========= COMPUTE-SANITIZER
+kernelcat example: triton/gluon tile=128 on K=64 M=9
+========= Error: Potential WAR hazard detected at __shared__ 0x410 in block (11,0,0) :
+=========     Read Thread (127,0,0) at gemm+0x860
+=========     Write Thread (0,0,0) at gemm+0x9d0
+=========     Current Value : 0, Incoming Value : 181
+=========
+========= Error: Potential WAR hazard detected at __shared__ 0x411 in block (11,0,0) :
+=========     Read Thread (126,0,0) at gemm+0x860
+=========     Write Thread (0,0,0) at gemm+0x9d0
+=========
+========= Warning: Maximum number of hazards reached. Environment variable \
+NV_COMPUTE_SANITIZER_MAX_RACECHECK_HAZARDS can be used to increase this count.
+========= RACECHECK SUMMARY: 10000 hazards displayed (10000 errors, 0 warnings)
+"""
+
+INVALID = """\
+========= COMPUTE-SANITIZER
+========= Invalid __global__ write of size 1 bytes
+=========     at copy+0x70
+=========     by thread (100,0,0) in block (0,0,0)
+=========     Access to 0x7f1c2fa00064 is out of bounds
+=========     and is 1 bytes after the nearest allocation at 0x7f1c2fa00000 of size 100 bytes
+=========
+========= Program hit CUDA_ERROR_LAUNCH_FAILED (error 719) due to "unspecified launch failure" \
+on CUDA API call to cuCtxSynchronize.
+========= Target application returned an error
+========= ERROR SUMMARY: 2 errors
+"""
+
+
+def planted(tmp_path: Path, kernel: str, beyond: int = 0) -> list[str]:
+    """The command that copies 100 bytes, and as many beyond."""
+    source = tmp_path / "copy.cu"
+    source.write_text(kernel)
+    return [sys.executable, "-c", RUN, str(source), str(beyond)]
+
 
 @pytest.mark.gpu
+@pytest.mark.skipif(sanitizer_path() is None, reason="compute-sanitizer is not here")
 @pytest.mark.parametrize("beyond", [0, 1])
-def test_one_byte_out_of_bounds_is_counted(tmp_path: Path, beyond: int) -> None:
-    sanitizer = sanitizer_path()
-    if sanitizer is None:
-        pytest.skip("compute-sanitizer is not here")
-    source = tmp_path / "copy.cu"
-    source.write_text(KERNEL)
-    command = [sanitizer, "--tool", "memcheck", sys.executable, "-c", RUN, str(source), str(beyond)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = _errors("memcheck", done.stdout + done.stderr, done.returncode)
-    assert (found > 0) == (beyond > 0), done.stdout[-2000:]
+def test_one_byte_out_of_bounds_is_counted_and_told(tmp_path: Path, beyond: int) -> None:
+    found = sanitizer.run("memcheck", planted(tmp_path, COPY, beyond))
+    assert (found.errors > 0) == (beyond > 0), found
+    assert any("Invalid __global__ " in f and "at copy+0x" in f for f in found.findings) == beyond
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(sanitizer_path() is None, reason="compute-sanitizer is not here")
+def test_a_race_is_counted_and_told_with_its_threads(tmp_path: Path) -> None:
+    words = planted(tmp_path, RACE)
+    races = sanitizer.run("racecheck", words)
+    assert races.errors > 0 and "Race reported between" in races.findings[0]
+    first = sanitizer._explained(races, words).findings[0]
+    for part in ("hazard detected at __shared__ 0x", "Thread (", " at copy+0x"):
+        assert part in first
 
 
 def test_a_summary_is_read_and_a_silent_failure_is_an_error() -> None:
-    assert _errors("memcheck", "========= ERROR SUMMARY: 3 errors", 1) == 3
-    assert _errors("racecheck", "= RACECHECK SUMMARY: 0 hazards displayed (0 errors)", 0) == 0
+    assert parse("memcheck", "========= ERROR SUMMARY: 3 errors", 1) == Report(3)
+    assert parse("racecheck", "= RACECHECK SUMMARY: 0 hazards displayed (0 errors)", 0).errors == 0
     with pytest.raises(KernelcatError, match="exit 1"):
-        _errors("memcheck", "Traceback\n========= ERROR SUMMARY: 0 errors", 1)
+        parse("memcheck", "Traceback\n========= ERROR SUMMARY: 0 errors", 1)
     with pytest.raises(KernelcatError, match="exit 9"):
-        _errors("synccheck", "killed", 9)
+        parse("synccheck", "killed", 9)
+
+
+def test_a_finding_is_one_line_with_the_example_that_ran_and_how_many_are_like_it() -> None:
+    race, overflow = parse("racecheck", RACES, 0).findings
+    assert race == (
+        "Error: Race reported between Write access at gemm+0x430, and Read access at gemm+0x770 "
+        "[248 hazards], and Read access at gemm+0x7a0 [248 hazards]; triton/gluon tile=128 on "
+        "K=64 M=9 (first of 2)"
+    )
+    assert overflow.startswith("Warning: Detected overflow of tracked cuda::barrier structures")
+    [hazard] = parse("racecheck", HAZARDS, 0).findings
+    assert hazard == (
+        "Error: Potential WAR hazard detected at __shared__ 0x410 in block (11,0,0), Read Thread "
+        "(127,0,0) at gemm+0x860, Write Thread (0,0,0) at gemm+0x9d0; triton/gluon tile=128 on "
+        "K=64 M=9 (first of 2)"
+    )
+    access, error = parse("memcheck", INVALID, 1).findings
+    assert access.startswith("Invalid __global__ write of size 1 bytes, at copy+0x70, by thread (1")
+    assert access.endswith("1 bytes after the nearest allocation at 0x7f1c2fa00000 of size 100 byt"
+                           "es")  # fmt: skip
+    assert error.startswith("Program hit CUDA_ERROR_LAUNCH_FAILED")
+
+
+def test_a_few_distinct_findings_are_kept() -> None:
+    record = "========= Error: Race reported between Write access at gemm+0x{:x}\n"
+    many = "".join(record.format(16 * i) for i in range(20)) + RACES
+    findings = parse("racecheck", many, 0).findings
+    assert [f.rpartition("+")[2] for f in findings] == ["0x0", "0x10", "0x20", "0x30", "0x40"]
+
+
+@pytest.fixture
+def printing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for compute-sanitizer; the arguments of each run are a line of the path."""
+    for name, text in {"analysis": RACES, "hazard": HAZARDS, "memcheck": INVALID}.items():
+        (tmp_path / name).write_text(text)
+    script = tmp_path / "compute-sanitizer"
+    script.write_text(
+        f"#!{sys.executable}\nimport sys, pathlib, json\nhere = pathlib.Path({str(tmp_path)!r})\n"
+        "words = sys.argv[1:]\n"
+        "with (here / 'runs').open('a') as runs: runs.write(json.dumps(words) + '\\n')\n"
+        "kind = 'hazard' if 'hazard' in words else words[1].replace('racecheck', 'analysis')\n"
+        "clean = '========= ERROR SUMMARY: 0 errors'\n"
+        "print((here / kind).read_text() if (here / kind).exists() else clean)\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path / "runs"
+
+
+def test_racecheck_runs_again_to_tell_what_it_counted(printing: Path) -> None:
+    reports = sanitize(catalog.implementation("gemm", "triton", "gluon"), 8)
+    assert {tool: report.errors for tool, report in reports.items()} == {
+        "memcheck": 2, "racecheck": 2, "synccheck": 0, "initcheck": 0,
+    }  # fmt: skip
+    hazard, race, _ = reports["racecheck"].findings
+    assert "WAR hazard" in hazard and "Race reported" in race
+    runs = [" ".join(json.loads(line)) for line in printing.read_text().splitlines()]
+    assert len(runs) == 5
+    assert "--tool racecheck" in runs[1] and "--racecheck-report" not in runs[1]
+    assert "--racecheck-report hazard --print-limit 10000" in runs[2]
+    for run in runs:
+        assert "fuzz gemm --language triton --variant gluon --examples 8 --limit 160" in run
+        assert run.endswith("--mirrored") and "--show-backtrace no" in run
+
+
+def test_chosen_tools_run_alone(printing: Path) -> None:
+    implementation = catalog.implementation("gemm", "cuda", "wgmma")
+    assert set(sanitize(implementation, 8, ["synccheck"])) == {"synccheck"}
+    assert len(printing.read_text().splitlines()) == 1
+
+
+def test_without_compute_sanitizer_the_error_says_what_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(MissingDependency, match="install the CUDA toolkit"):
+        sanitize(catalog.implementation("gemm", "cuda", "wgmma"), 8)

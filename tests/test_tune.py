@@ -7,17 +7,30 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kernelcat.bench import BLOCKS
-from kernelcat.errors import InvalidArgument, MissingDependency, UnknownName, Unsupported
+from kernelcat.errors import (
+    InvalidArgument,
+    LaunchError,
+    MissingDependency,
+    UnknownName,
+    Unsupported,
+)
 from kernelcat.store import SCREEN, Store, decisive
 from kernelcat.tune import Interrupted, Limits, Quiet, bench, ladder, tune
 from kernelcat.tune.candidate import Candidate
+from kernelcat.tune.channel import Stopped
+from kernelcat.tune.measure import SCREENING_SHARE, Queue, largest_first
+from kernelcat.tune.pool import Built, CompilePool
+from kernelcat.tune.progress import Bar
+from kernelcat.tune.supervisor import Supervisor
 
 PLANTED = Path(__file__).parent / "planted"
 QUICK = Limits(candidate_s=1.5, compile_s=2.5, peer_s=5)
@@ -43,8 +56,15 @@ def store():
 
 def loads(tmp_path: Path) -> list[str]:
     """Kinds that a worker loaded, in order."""
+    return [kind for kind, _, _ in loaded(tmp_path)]
+
+
+def loaded(tmp_path: Path) -> list[tuple[str, int, int]]:
+    """The same with the problem's size and the device."""
     log = tmp_path / "loads"
-    return [json.loads(line)[0] for line in log.read_text().splitlines()] if log.exists() else []
+    return (
+        [tuple(json.loads(line)) for line in log.read_text().splitlines()] if log.exists() else []
+    )
 
 
 def run(store, **options):
@@ -223,10 +243,9 @@ def test_a_time_below_the_roofline_is_an_error(planted, store, monkeypatch) -> N
     assert won(report).candidate.config["kind"] in ("good", "close")
 
 
-def start(**more) -> subprocess.Popen[str]:
-    command = [sys.executable, str(PLANTED / "drive.py")]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True,
-                            **more)  # fmt: skip
+def start(*devices: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(PLANTED / "drive.py"), *devices]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def wait_for_rows(count: int) -> None:
@@ -259,15 +278,20 @@ def test_killed_in_the_middle_nothing_is_lost_and_the_next_run_goes_on() -> None
     assert won(report).candidate.config["kind"] == "fast"
 
 
-def test_control_c_keeps_everything_and_says_how_to_go_on() -> None:
-    tuning = start()
+@pytest.mark.parametrize("devices", [["0"], ["0", "1"]], ids=" ".join)
+def test_control_c_keeps_everything_blames_nobody_and_says_how_to_go_on(planted, devices) -> None:
+    tuning = start(*devices)
     wait_for_rows(3)
     os.killpg(tuning.pid, signal.SIGINT)
     said, _ = tuning.communicate(timeout=20)
     assert tuning.returncode == 130
-    assert "go on with: kernelcat tune planted" in said
+    again = " --device 0 --device 1" if len(devices) > 1 else ""
+    assert f"go on with: kernelcat tune planted{again} --problem small" in said
     with Store.open() as store:
-        assert f"{len(store.rows())} measurements are kept" in said
+        rows = store.rows()
+    assert f"{len(rows)} measurements are kept" in said
+    for row in rows:
+        assert row.status in ("passed", planted.STATUS.get(row.config["kind"])), row
 
 
 def test_an_orphaned_worker_dies_even_in_an_endless_loop(tmp_path) -> None:
@@ -318,3 +342,125 @@ def test_a_worker_that_cannot_start_says_why(store, monkeypatch) -> None:
     with pytest.raises(MissingDependency, match="pip install planted"):
         run(store)
     assert not store.rows()
+
+
+BOTH = {"problems": ["small", "large"], "devices": "all", "variants": ["honest"], "peers": False}
+
+
+def test_two_gpus_share_a_tune(store, tmp_path) -> None:
+    report = run(store, processes=2, **BOTH)
+    assert [problem.name for problem in report.problems] == ["small", "large"]
+    assert all(problem.winners for problem in report.problems)
+    assert {row.run for row in report.rows} == {report.run} and report.restarts == 0
+    assert {row.digest for row in store.rows()} == {row.digest for row in report.rows}
+    screened = Counter((row.config["kind"], row.problem_name) for row in report.rows
+                       if row.state == SCREEN)  # fmt: skip
+    assert len(screened) == 8 and set(screened.values()) == {1}
+    places = {(size, device) for _, size, device in loaded(tmp_path)}
+    assert len(places) == 2 and {device for _, device in places} == {0, 1}
+
+    again = run(store, **BOTH)
+    assert not any(problem.tried for problem in again.problems)
+    before = [problem.winners["eager", "burst"].candidate for problem in report.problems]
+    assert [problem.winners["eager", "burst"].candidate for problem in again.problems] == before
+
+
+def test_a_hang_on_one_gpu_leaves_the_other_alone(store, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PLANTED_HANG", "good on 1")
+    report = run(store, processes=2, **BOTH)
+    where = {device: size for _, size, device in loaded(tmp_path)}
+    status = {row.problem["n"]: row.status for row in report.rows if row.config["kind"] == "good"}
+    assert status == {where[0]: "passed", where[1]: "timeout"}
+    assert all(problem.winners for problem in report.problems) and report.restarts == 1
+
+
+def test_a_lost_gpu_is_an_error_when_the_others_are_done(store, monkeypatch) -> None:
+    place = Supervisor.place
+
+    def lost(self, problem):
+        if self.index == 1:
+            raise LaunchError("the GPU does not recover")
+        return place(self, problem)
+
+    monkeypatch.setattr(Supervisor, "place", lost)
+    with pytest.raises(LaunchError, match="does not recover"):
+        run(store, **BOTH)
+    assert len(store.winners(gpu="planted", regime="eager")) == 1
+
+
+def test_gpus_of_two_kinds_are_not_tuned_together(planted, store, monkeypatch) -> None:
+    kinds = staticmethod(lambda index: replace(planted.GPU, sku=f"planted{index}"))
+    monkeypatch.setattr(planted.Backend, "gpu", kinds)
+    with pytest.raises(InvalidArgument, match="GPU 0 is a planted0 and GPU 1 a planted1"):
+        run(store, **BOTH)
+    with pytest.raises(InvalidArgument, match="at least one"):
+        run(store, devices=())
+
+
+def test_largest_problems_come_first_with_equal_shares_of_the_budget(planted) -> None:
+    problems = list(planted.ENTRY.problems.values())
+    assert largest_first(planted.ENTRY, problems, planted.GPU) == problems[::-1]
+    queue, shares = Queue(problems * 2, 2, 100.0), []
+    for _, deadline in iter(queue.take, None):
+        shares.append(round((deadline - time.monotonic()) / SCREENING_SHARE))
+    assert shares == [50, 67, 100, 100]  # of 100 s, when 4, 3, 2 and 1 wait for two GPUs
+    [endless] = [Queue(problems[:1], 2, None).take()]
+    assert endless[1] == float("inf")
+
+
+def test_a_closed_worker_blames_nobody(planted, tmp_path) -> None:
+    supervisor = Supervisor("planted:Backend")
+    supervisor.place(planted.ENTRY.named("small"))
+    closing = threading.Thread(target=close_when, args=(supervisor, "hangs", tmp_path))
+    closing.start()
+    with pytest.raises(Stopped):
+        supervisor.screen(Candidate("cuda", "bad", {"kind": "hangs"}), 1e4, None)
+    closing.join()
+    with pytest.raises(Stopped):
+        supervisor.hello()
+
+
+def close_when(supervisor: Supervisor, kind: str, tmp_path: Path) -> None:
+    while kind not in loads(tmp_path):
+        time.sleep(0.02)
+    supervisor.close()
+
+
+def test_a_closed_compiler_blames_nobody(planted) -> None:
+    pool = CompilePool("planted:Backend", planted.GPU, 1)
+    threading.Timer(0.5, pool.close).start()
+    candidates = [Candidate("cuda", "bad", {"kind": kind}) for kind in ("never_compiles", "lies")]
+    with pytest.raises(Stopped):
+        list(pool.build(planted.ENTRY.named("small"), candidates))
+
+
+def test_problems_share_the_compilers(planted, monkeypatch) -> None:
+    built = []
+
+    def build(self, problem, candidate):
+        built.append(problem)
+        time.sleep(0.01)
+        return Built("passed")
+
+    monkeypatch.setattr(CompilePool, "_build", build)
+    pool = CompilePool("planted:Backend", planted.GPU, 1)
+    small, large = planted.ENTRY.problems.values()
+    many = [Candidate("cuda", "honest", {"kind": i}) for i in range(50)]
+    first, second = pool.build(small, many), pool.build(large, many)
+    next(first)
+    next(second)
+    assert built.count(small) <= 4
+    assert len([*first, *second]) == 2 * (50 - 1) and Counter(built) == {small: 50, large: 50}
+    pool.close()
+
+
+def test_each_gpu_has_a_bar_of_its_own() -> None:
+    bar = Bar("planted", 3)
+    lines = [bar.line("GPU 0"), bar.line("GPU 1")]
+    for line, name in zip(lines, ("small", "large"), strict=True):
+        line.problem(name, 4)
+        line.tried(Candidate("cuda", "honest"), "passed", 250.0)
+    assert [(task.description, task.completed) for task in bar.bar.tasks] == [
+        ("GPU 0 planted small (1/3)", 1),
+        ("GPU 1 planted large (2/3)", 1),
+    ]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelcat import gpu
+from kernelcat import driver, gpu
 from kernelcat.bench.states import TUNED
 from kernelcat.implementation import Config
 from kernelcat.store import SCREEN, Store
@@ -73,3 +73,20 @@ def test_a_race_on_a_gpu_knows_its_chip_and_its_peer(planted) -> None:
     assert {row.state for row in raced} == set(TUNED)
     graph = {row.variant: row for row in raced if (row.regime, row.state) == ("graph", "burst")}
     assert 25 < graph["torch"].median_us < 100, "64 MB in and out at 2 to 4.8 TB/s"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(driver.count() < 2, reason="needs two GPUs")
+def test_two_gpus_race_a_problem_each_with_its_peer(planted) -> None:
+    pytest.importorskip("cupy")
+    pytest.importorskip("torch")
+    with Store.open() as store:
+        report = tune("tma_copy", backend="planted_cuda:Backend", store=store, devices=(0, 1),
+                      problems=["16MB", "64MB"], budget_s=0.0, regimes=["graph"],
+                      states=["burst"], limits=Limits(candidate_s=8), progress=Quiet())  # fmt: skip
+    assert [problem.name for problem in report.problems] == ["16MB", "64MB"]
+    raced = [row for row in report.rows if row.state == "burst"]
+    peers = {row.problem_name for row in raced if (row.language, row.variant) == ("peer", "torch")}
+    assert peers == {"16MB", "64MB"}
+    assert all(row.sm_clock_mhz and row.power_w for row in raced)
+    assert {row.run for row in report.rows} == {report.run}

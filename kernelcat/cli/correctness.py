@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from kernelcat import catalog
+from kernelcat.cli.devices import devices
 from kernelcat.cli.options import (
     as_json,
     choose,
@@ -19,7 +20,9 @@ from kernelcat.cli.options import (
     variant,
 )
 from kernelcat.cli.output import emit
+from kernelcat.devices import Devices
 from kernelcat.errors import Unsupported
+from kernelcat.sanitizer import SANITIZERS
 
 
 @click.command()
@@ -30,9 +33,21 @@ from kernelcat.errors import Unsupported
 @problem_names
 @click.option("--fuzz", "fuzz_examples", default=0, help="Random problems besides the named ones.")
 @click.option("--sanitize", default=0, help="Random problems under each compute-sanitizer tool.")
+@click.option(
+    "--tool",
+    "tools",
+    type=click.Choice(SANITIZERS),
+    multiple=True,
+    help="Only this compute-sanitizer tool; repeatable.",
+)
 @click.option("--receipt", is_flag=True, help="Write a receipt for everything that passed.")
 @click.option("--receipts", "folder", type=click.Path(path_type=Path), help="Folder for receipts.")
-@click.option("--jobs", default=4, help="Implementations checked at once, a process each.")
+@devices
+@click.option(
+    "--jobs",
+    default=4,
+    help="Implementations checked at once on each GPU; compilers of a single one.",
+)
 @as_json
 def check(
     entry: str | None,
@@ -42,8 +57,10 @@ def check(
     problems: tuple[str, ...],
     fuzz_examples: int,
     sanitize: int,
+    tools: tuple[str, ...],
     receipt: bool,
     folder: Path | None,
+    devices: Devices,
     jobs: int,
     as_json: bool,
 ) -> None:
@@ -54,19 +71,24 @@ def check(
       kernelcat check gemm --fuzz 200
     """
     from kernelcat import certify, receipts
-    from kernelcat.device import Interpreter
+    from kernelcat.device import CudaDevice, Interpreter
 
     if every == (entry is not None):
         raise click.UsageError("name an entry, or give --all")
-    device = open_device()
+    if receipt and tools and set(tools) != set(SANITIZERS):
+        raise click.UsageError("a receipt takes every tool: leave out --tool")
+    numbers = _numbers(devices)
+    device = CudaDevice(numbers[0]) if devices else open_device()
     names = catalog.names() if every else (str(entry),)
     found = runnable([i for n in names for i in choose(n, language, variant)], device)
     if receipt and isinstance(device, Interpreter):
         raise Unsupported("a receipt says what ran on a GPU, and there is none in this machine")
     outcomes = []
     for implementation, outcome in certify.run(
-        found, device, problems, fuzz_examples=fuzz_examples, sanitize_examples=sanitize, jobs=jobs
-    ):
+        found, device, problems, fuzz_examples=fuzz_examples,
+        sanitize_examples=sanitize or (certify.SANITIZED_EXAMPLES if tools else 0),
+        jobs=jobs, devices=numbers, tools=tools or SANITIZERS,
+    ):  # fmt: skip
         outcomes.append(outcome)
         if receipt and outcome.right:
             written = certify.receipt(implementation, outcome, device)
@@ -79,14 +101,26 @@ def check(
         sys.exit(1)
 
 
+def _numbers(devices: Devices) -> tuple[int, ...]:
+    """The GPUs asked for, all of one SKU; the first where none was."""
+    from kernelcat import driver, gpu
+    from kernelcat.devices import numbers, shared_sku
+
+    if not devices:
+        return (0,)
+    found = numbers(devices, driver.count())
+    shared_sku({number: gpu.detect(number) for number in found})
+    return found
+
+
 def _show(outcome: Any) -> None:
     word = "passed" if outcome.passed else "FAILED"
     notes = [f"{len(outcome.problems)} problems", f"{outcome.fuzz_examples} random examples"]
     notes += [f"{len(outcome.skipped)} not served"] if outcome.skipped else []
     notes += [f"{tool} {n}" for tool, n in outcome.sanitizer.items()]
     click.echo(f"{word}  {outcome.implementation}: {', '.join(notes)}")
-    for failure in outcome.failures:
-        click.echo(f"        {failure}")
+    for line in (*outcome.failures, *outcome.findings):
+        click.echo(f"        {line}")
 
 
 @click.command()
@@ -95,6 +129,7 @@ def _show(outcome: Any) -> None:
 @click.option("--seed", default=0, show_default=True, help="The same seed draws the same ones.")
 @click.option("--limit", type=int, help="Largest value of any size.")
 @click.option("--kernels", default=16, show_default=True, help="Compiled variations drawn from.")
+@click.option("--jobs", type=int, help="Processes that compile ahead on a GPU; 8 by default.")
 @click.option("--mirrored", is_flag=True, help="Keep arrays on the host: for compute-sanitizer.")
 @language
 @variant
@@ -105,6 +140,7 @@ def fuzz(
     seed: int,
     limit: int | None,
     kernels: int,
+    jobs: int | None,
     mirrored: bool,
     language: str | None,
     variant: str | None,
@@ -132,6 +168,7 @@ def fuzz(
             random_seed=seed,
             limit=limit,
             kernels=kernels,
+            jobs=jobs,
         )
         for i in runnable(choose(entry, language, variant), device)
     ]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from kernelcat import catalog
 from kernelcat.cli.options import as_json, choose, language, variant
 from kernelcat.cli.output import emit, show
-from kernelcat.errors import KernelcatError, MissingDependency, Unsupported
+from kernelcat.errors import InvalidArgument, KernelcatError, MissingDependency, Unsupported
 
 
 @click.command()
@@ -18,6 +20,13 @@ from kernelcat.errors import KernelcatError, MissingDependency, Unsupported
 @click.option("--problem", "name", help="Problem to profile; the first one by default.")
 @language
 @variant
+@click.option(
+    "--config",
+    "words",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A parameter in place of the best one's; repeatable, or all of them as a JSON object.",
+)
 @click.option("--profiles", "folder", type=click.Path(path_type=Path), help="Folder for results.")
 @as_json
 def profile(
@@ -25,25 +34,28 @@ def profile(
     name: str | None,
     language: str | None,
     variant: str | None,
+    words: tuple[str, ...],
     folder: Path | None,
     as_json: bool,
 ) -> None:
     """Count the bytes each kernel moves from DRAM and L2 with cold caches, by Nsight Compute.
 
+    Each runs in its best configuration; --config gives several variants the same one.
+
     \b
     Example:
-      kernelcat profile multicast_gemm --problem 4096x4096x4096
+      kernelcat profile multicast_gemm --config tile=128x256 --config cluster=2x1
     """
     from kernelcat import gpu, leaderboard, profiler, profiles
 
     found = catalog.entry(entry)
     problem = found.named(name) if name else next(iter(found.problems.values()))
-    chosen = choose(entry, language, variant)
+    chosen, asked = choose(entry, language, variant), _parameters(words)
     here = gpu.detect()
     counted, failed = [], False
     for implementation in (i for i in chosen if i.serves(here.arch)):
         try:
-            counted.append(profiler.profile(implementation, problem, here))
+            counted.append(profiler.profile(implementation, problem, here, asked))
         except MissingDependency:
             raise  # so it would be with the others
         except Unsupported as error:
@@ -59,3 +71,20 @@ def profile(
         show(leaderboard.traffic_sheet(counted).console())
     if failed or not counted:
         sys.exit(1)
+
+
+def _parameters(words: tuple[str, ...]) -> dict[str, Any]:
+    """``KEY=VALUE`` and JSON objects as one mapping."""
+    found: dict[str, Any] = {}
+    for word in words:
+        if word.startswith("{"):
+            try:
+                found |= json.loads(word)
+            except ValueError as error:
+                raise InvalidArgument(f"--config {word}: {error}") from error
+            continue
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise InvalidArgument(f"--config {word}: give KEY=VALUE or a JSON object")
+        found[key] = value
+    return found

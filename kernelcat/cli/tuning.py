@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from kernelcat.cli.devices import devices
 from kernelcat.cli.options import as_json, problem_names, seconds
 from kernelcat.cli.output import emit, show
 from kernelcat.errors import InvalidArgument
@@ -15,6 +16,7 @@ from kernelcat.errors import InvalidArgument
 _OPTIONS = (
     click.argument("entry"),
     click.option("--gpu", help="SKU; this machine's GPU by default. Another is cross-tuned."),
+    devices,
     problem_names,
     click.option(
         "--language", "languages", multiple=True, help="Only this language; repeatable."
@@ -54,6 +56,9 @@ def tune(as_json: bool, **options: Any) -> None:
     \b
     Example:
       kernelcat tune gemm --problem 4096x4096x4096 --budget 2m
+
+    With several GPUs of one kind (--device all) each takes one problem at a time, screens and
+    races it alone, and takes the next.
     """
     from kernelcat import tune
 

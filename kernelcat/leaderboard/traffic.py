@@ -36,8 +36,9 @@ def sheet(profiles: Sequence[Profile]) -> Sheet:
 
 def _line(profile: Profile) -> tuple[str, ...]:
     counts = profile.counts
+    asked = [f" {name}={value}" for name, value in profile.config.items() if profile.asked]
     return (
-        f"{profile.language}/{profile.variant}" + (STALE if profile.stale else ""),
+        f"{profile.language}/{profile.variant}{STALE if profile.stale else ''}{''.join(asked)}",
         profile.problem_name or str(Problem.of(profile.entry, **profile.problem)),
         _megabytes(counts.dram_read_bytes),
         _megabytes(counts.dram_write_bytes),

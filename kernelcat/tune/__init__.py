@@ -9,8 +9,9 @@ Examples
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kernelcat import gpu as gpus
 from kernelcat.bench.states import STATES, TUNED
 from kernelcat.bench.timer import REGIMES
+from kernelcat.devices import Devices, numbers, shared_sku
 from kernelcat.environment import Environment
 from kernelcat.errors import MissingDependency, UnknownName, Unsupported, nearest
 from kernelcat.gpu import Gpu
@@ -31,7 +33,8 @@ from kernelcat.tune import progress as progresses
 from kernelcat.tune import search
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.cross import cross_tune
-from kernelcat.tune.pool import CompilePool
+from kernelcat.tune.measure import Choose, largest_first, measure
+from kernelcat.tune.pool import CompilePool, default_processes
 from kernelcat.tune.problem import ProblemTune, Tools
 from kernelcat.tune.progress import Progress, Quiet
 from kernelcat.tune.report import Interrupted, ProblemReport, TuneReport, Winner
@@ -54,16 +57,13 @@ __all__ = [
     "tune",
 ]
 
-SCREENING_SHARE = 0.75
-"""Part of a problem's share of the budget after which screening stops and the race begins."""
-
 
 @dataclass(frozen=True)
 class Options:
     """How to tune. Every field is an argument of :func:`tune`."""
 
     gpu: str | None = None
-    device: int = 0
+    devices: Devices = (0,)
     problems: Sequence[str | Problem] | None = None
     languages: Sequence[str] | None = None
     variants: Sequence[str] | None = None
@@ -93,8 +93,8 @@ def tune(entry: str, **options: Any) -> TuneReport:
     gpu : str, optional
         SKU to tune for; None is the GPU of this machine. Another one is cross-tuned: candidates
         are compiled and ranked by a model, nothing runs, rows are ``predicted``.
-    device : int
-        Index of the GPU to measure on.
+    devices : numbers of GPUs, or ``all``
+        The GPUs to measure on, of one SKU. Each takes one problem at a time, the largest first.
     problems : sequence of names or problems, optional
         None means every named problem of the entry.
     languages, variants : sequence of str, optional
@@ -123,6 +123,8 @@ def tune(entry: str, **options: Any) -> TuneReport:
     ------
     UnknownName
         No such entry, problem, GPU, language, variant, strategy or state.
+    InvalidArgument
+        The GPUs are not of one SKU.
     MissingDependency
         No GPU here and none named, or CuPy is missing.
     Interrupted
@@ -148,9 +150,6 @@ def ladder(entry: str, **options: Any) -> TuneReport:
     """
     climbing = {"strategy": "exhaustive", "regimes": ("graph",), "states": (LADDER,)}
     return _run("ladder --measure", entry, Options(**{**climbing, **options}), _best_known)
-
-
-Choose = Callable[[ProblemTune], list[Candidate]]
 
 
 def _everything(at: ProblemTune) -> list[Candidate]:
@@ -181,9 +180,9 @@ def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
             raise UnknownName(f"unknown thermal state {state!r}{nearest(state, list(STATES))}")
     problems = _problems(entry, options.problems)
     implementations = _implementations(backend, entry, options)
-    target, here = _target(backend, options)
+    target, devices = _target(backend, options)
     start = time.monotonic()
-    report = TuneReport(entry.name, target.sku, "measured" if here else "predicted", new_run())
+    report = TuneReport(entry.name, target.sku, "measured" if devices else "predicted", new_run())
     everything = backend.implementations(entry.name)  # incumbents too, whatever was asked for
     digests = {(i.language, i.variant): backend.digest(i) for i in everything}
     with ExitStack() as stack:
@@ -191,46 +190,46 @@ def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
         progress = stack.enter_context(
             options.progress or progresses.default(entry.name, len(problems))
         )
-        pool = CompilePool(options.backend, target, options.processes, options.limits.compile_s)
+        devices = devices[: max(1, len(problems))]  # a GPU without a problem has nothing to do
+        processes = options.processes or default_processes(max(1, len(devices)))
+        pool = CompilePool(options.backend, target, processes, options.limits.compile_s)
         stack.callback(pool.close)
+        supervisors = [Supervisor(options.backend, i, options.limits) for i in devices]
+        lock, rows = threading.Lock(), _shipped(entry, target)
+
+        def equip(supervisor: Supervisor) -> Tools:
+            hello = supervisor.hello()
+            return Tools(
+                entry=entry, gpu=target, implementations=implementations, supervisor=supervisor,
+                pool=pool, store=store,
+                writer=Writer(entry, target.sku, report.run, hello["environment"], digests),
+                progress=progress.line(f"GPU {supervisor.index}" if len(devices) > 1 else ""),
+                report=report, lock=lock,
+                regimes=[r for r in options.regimes if r in hello["regimes"]],
+                states=options.states, strategy=options.strategy, peers=options.peers,
+                fresh=options.fresh, shipped=rows,
+            )  # fmt: skip
+
         try:
-            if here:
-                supervisor = Supervisor(options.backend, options.device, options.limits)
-                stack.callback(supervisor.close)
-                hello = supervisor.hello()
-                writer = Writer(entry, target.sku, report.run, hello["environment"], digests)
-                regimes = [r for r in options.regimes if r in hello["regimes"]]
-                tools = Tools(entry, target, implementations, supervisor, pool, store, writer,
-                              progress, report, regimes, options.states, options.strategy,
-                              options.peers, options.fresh, _shipped(entry, target))  # fmt: skip
-                _measure(tools, problems, options.budget_s, choose)
+            if devices:
+                queued = largest_first(entry, problems, target) if len(devices) > 1 else problems
+                measure(supervisors, pool, equip, queued, options.budget_s, choose)
             else:
                 environment = Environment.capture(target).to_json()
                 writer = Writer(entry, target.sku, report.run, environment, digests)
                 cross_tune(entry, target, implementations, problems, pool=pool, store=store,
-                           writer=writer, progress=progress, report=report,
+                           writer=writer, progress=progress.line(), report=report,
                            deadline=start + (options.budget_s or float("inf")))  # fmt: skip
         except KeyboardInterrupt:
             # It may have come between writing a row down and noting it in the report.
             report.rows = max(report.rows, store.rows(run=report.run), key=len)
             raise Interrupted(report, _again(verb, name, options)) from None
         finally:
+            order = [entry.problem_name(problem) or str(problem) for problem in problems]
+            report.problems.sort(key=lambda done: order.index(done.name))
+            report.restarts = sum(supervisor.restarts for supervisor in supervisors)
             report.duration_s = time.monotonic() - start
     return report
-
-
-def _measure(
-    tools: Tools, problems: Sequence[Problem], budget_s: float | None, choose: Choose
-) -> None:
-    """Every problem in turn; each gets an equal share of the time that is left."""
-    end = time.monotonic() + (budget_s if budget_s is not None else float("inf"))
-    for done, problem in enumerate(problems):
-        now = time.monotonic()
-        share = (end - now) / (len(problems) - done)
-        tuning = ProblemTune(tools, problem, now + SCREENING_SHARE * share)
-        tools.report.problems.append(tuning.report)
-        tuning.run(choose(tuning))
-        tools.report.restarts = tools.supervisor.restarts
 
 
 def _shipped(entry: Entry, gpu: Gpu) -> list[Measurement]:
@@ -240,9 +239,10 @@ def _shipped(entry: Entry, gpu: Gpu) -> list[Measurement]:
 
 
 def _problems(entry: Entry, wanted: Sequence[str | Problem] | None) -> list[Problem]:
+    """Each once, in the order asked for."""
     if wanted is None:
         return list(entry.problems.values())
-    return [p if isinstance(p, Problem) else entry.named(p) for p in wanted]
+    return list(dict.fromkeys(p if isinstance(p, Problem) else entry.named(p) for p in wanted))
 
 
 def _implementations(
@@ -260,24 +260,29 @@ def _implementations(
     return found
 
 
-def _target(backend: backends.Backend, options: Options) -> tuple[Gpu, bool]:
-    """The GPU to tune for, and whether it is in this machine."""
+def _target(backend: backends.Backend, options: Options) -> tuple[Gpu, tuple[int, ...]]:
+    """The GPU to tune for, and the numbers of those in this machine; none: it is not here."""
     try:
-        local = backend.gpu(options.device)
+        devices = numbers(options.devices, backend.count())
+        local = shared_sku({i: backend.gpu(i) for i in devices})
     except MissingDependency:
         if options.gpu is None:
             raise
-        return gpus.find(options.gpu), False
+        return gpus.find(options.gpu), ()
     if options.gpu is None or options.gpu == local.sku:
-        return local, True
+        return local, devices
     named = gpus.find(options.gpu)
-    return (local, True) if named.sku == local.sku else (named, False)
+    return (local, devices) if named.sku == local.sku else (named, ())
 
 
 def _again(verb: str, entry: str, options: Options) -> str:
     """The command that goes on where this one stopped."""
     words = ["kernelcat", verb, entry]
     words += [f"--gpu {options.gpu}"] if options.gpu else []
+    if options.devices == "all":
+        words.append("--device all")
+    elif tuple(options.devices) != (0,):
+        words += [f"--device {number}" for number in options.devices]
     for problem in options.problems or ():
         words += [f"--problem {problem}"] if isinstance(problem, str) else []
     chosen = {"--language": options.languages, "--variant": options.variants}

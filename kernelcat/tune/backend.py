@@ -7,13 +7,15 @@ catalog, or a device without CUDA, are tuned by the same machinery.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from kernelcat import catalog, gpu, jit, sources
+from kernelcat import catalog, driver, gpu, jit, sources
 from kernelcat.bench import peers
 from kernelcat.bench.timer import CudaTimer, Timer
 from kernelcat.device import Arrays, CudaDevice, Device
+from kernelcat.devices import VISIBLE, visible
 from kernelcat.errors import InvalidArgument, MissingDependency
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation
@@ -31,8 +33,12 @@ class Backend(Protocol):
 
     def digest(self, implementation: Implementation) -> str: ...
 
+    def count(self) -> int:
+        """How many GPUs this machine has."""
+        ...
+
     def gpu(self, index: int) -> Gpu:
-        """The GPU of this machine; ``MissingDependency`` where there is none."""
+        """A GPU of this machine; ``MissingDependency`` where there is none."""
         ...
 
     def build(
@@ -64,6 +70,7 @@ class Cuda:
     entry = staticmethod(catalog.entry)
     implementations = staticmethod(catalog.implementations)
     digest = staticmethod(sources.digest)
+    count = staticmethod(driver.count)
 
     def gpu(self, index: int) -> Gpu:
         return gpu.detect(index)
@@ -80,7 +87,12 @@ class Cuda:
         return built
 
     def device(self, index: int) -> CudaDevice:
-        return CudaDevice(index)
+        """The GPU, alone and first in this process, which must not have used CUDA yet.
+
+        Libraries that think of GPU 0 must neither fail on another one nor disturb its race.
+        """
+        os.environ[VISIBLE] = visible(index)
+        return CudaDevice(0)
 
     def timer(self, device: Any) -> CudaTimer:
         return CudaTimer(device)

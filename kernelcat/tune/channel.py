@@ -31,6 +31,10 @@ class ChildDied(Exception):
     """The child ended before it answered; the text says how."""
 
 
+class Stopped(Exception):
+    """The tune is ending, and so did the child: nobody is to blame, and nothing is written down."""
+
+
 class Channel:
     """The parent's end: starts ``python -m MODULE ARGS`` and talks to it."""
 

@@ -15,7 +15,7 @@ from kernelcat.tune import search
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.failure import SKIPPED
 from kernelcat.tune.pool import Built, CompilePool
-from kernelcat.tune.progress import Progress
+from kernelcat.tune.progress import Line
 from kernelcat.tune.report import ProblemReport, TuneReport, Winner
 from kernelcat.tune.rows import Writer
 
@@ -28,7 +28,7 @@ COMPILED = 8
 
 def cross_tune(
     entry: Entry, gpu: Gpu, implementations: Sequence[Implementation], problems: Sequence[Problem],
-    *, pool: CompilePool, store: Store, writer: Writer, progress: Progress, report: TuneReport,
+    *, pool: CompilePool, store: Store, writer: Writer, progress: Line, report: TuneReport,
     deadline: float,
 ) -> None:  # fmt: skip
     """Fill ``report`` and the store with predictions for ``gpu``."""

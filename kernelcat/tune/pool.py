@@ -8,16 +8,20 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 from kernelcat.gpu import Gpu
 from kernelcat.spec import Problem
 from kernelcat.tune.candidate import Candidate
-from kernelcat.tune.channel import Channel, ChildDied, ChildTimeout
+from kernelcat.tune.channel import Channel, ChildDied, ChildTimeout, Stopped
 
 MAX_PROCESSES = 16
+"""For each GPU that measures."""
+AHEAD = 2
+"""Candidates waiting or compiling for each process: none is idle, and no problem waits long."""
 
 
 @dataclass(frozen=True)
@@ -29,36 +33,64 @@ class Built:
     steps: tuple[dict[str, Any], ...] = ()
 
 
-class CompilePool:
-    """Compiles candidates in ``processes`` child processes; each has its own timeout."""
+def default_processes(num_gpus: int) -> int:
+    """As many as there are cores, up to a limit; the others' GPUs may race: a core for each."""
+    cores = (os.cpu_count() or 1) - (num_gpus - 1)
+    return max(1, min(cores, MAX_PROCESSES * num_gpus))
 
-    def __init__(self, spec: str, gpu: Gpu, processes: int | None = None, timeout: float = 120):
-        self.spec, self.gpu, self.timeout = spec, gpu, timeout
-        self.threads = ThreadPoolExecutor(processes or min(os.cpu_count() or 1, MAX_PROCESSES))
+
+class CompilePool:
+    """Compiles candidates in ``processes`` child processes; each has its own timeout.
+
+    Several threads may ask at once, and get equal shares of it.
+    """
+
+    def __init__(self, spec: str, gpu: Gpu, processes: int, timeout: float = 120) -> None:
+        self.spec, self.gpu, self.processes, self.timeout = spec, gpu, processes, timeout
+        self.threads = ThreadPoolExecutor(processes)
         self.local = threading.local()
         self.channels: set[Channel] = set()
+        self.builds: set[object] = set()
         self.closed = False
 
     def build(
         self, problem: Problem, candidates: Iterable[Candidate]
     ) -> Iterator[tuple[Candidate, Built]]:
-        """Each candidate with its outcome, in the order in which they are done."""
-        jobs = {self.threads.submit(self._build, problem, c): c for c in candidates}
+        """Each candidate with its outcome, in the order in which they are done.
+
+        Raises
+        ------
+        Stopped
+            After ``close``.
+        """
+        waiting, jobs = iter(candidates), dict[Future[Built], Candidate]()
+        this = object()
+        self.builds.add(this)
         try:
-            for job in as_completed(jobs):
-                yield jobs[job], job.result()
+            while True:
+                share = max(1, AHEAD * self.processes // len(self.builds))
+                for candidate in islice(waiting, max(0, share - len(jobs))):
+                    jobs[self.threads.submit(self._build, problem, candidate)] = candidate
+                if not jobs:
+                    return
+                done = wait(jobs, return_when=FIRST_COMPLETED).done
+                first = next(job for job in jobs if job in done)
+                yield jobs.pop(first), first.result()
         finally:
+            self.builds.discard(this)
             for job in jobs:
                 job.cancel()
 
     def close(self) -> None:
-        """End every child at once."""
+        """End every child at once, whoever waits for it."""
         self.closed = True
-        self.threads.shutdown(wait=False, cancel_futures=True)
         for channel in list(self.channels):
             channel.kill()
+        self.threads.shutdown(wait=False)  # not cancelled: waiting jobs wake their threads
 
     def _build(self, problem: Problem, candidate: Candidate) -> Built:
+        if self.closed:
+            raise Stopped
         channel = self._channel()
         try:
             reply = channel.request("build", self.timeout, entry=problem.entry,
@@ -82,6 +114,8 @@ class CompilePool:
         return channel
 
     def _lost(self, channel: Channel, outcome: Built) -> Built:
+        if self.closed:
+            raise Stopped
         channel.kill()
         self.channels.discard(channel)
         self.local.channel = None

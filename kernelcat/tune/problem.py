@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from kernelcat.tune import search
 from kernelcat.tune.candidate import PEER, Candidate, simplicity
 from kernelcat.tune.failure import SKIPPED
 from kernelcat.tune.pool import CompilePool
-from kernelcat.tune.progress import Progress
+from kernelcat.tune.progress import Line
 from kernelcat.tune.report import ProblemReport, TuneReport, Winner
 from kernelcat.tune.rows import History, Writer
 from kernelcat.tune.supervisor import Supervisor
@@ -41,7 +42,10 @@ ATTEMPTS = 5
 
 @dataclass
 class Tools:
-    """What every problem of a tune shares. ``shipped``: our rows of this entry and GPU."""
+    """What every problem on one GPU shares, much of it with the other GPUs of the tune.
+
+    ``lock`` guards ``store`` and ``report``; ``shipped`` are our rows of this entry and GPU.
+    """
 
     entry: Entry
     gpu: Any
@@ -50,8 +54,9 @@ class Tools:
     pool: CompilePool
     store: Store
     writer: Writer
-    progress: Progress
+    progress: Line
     report: TuneReport
+    lock: threading.Lock
     regimes: Sequence[str]
     states: Sequence[str]
     strategy: str = "auto"
@@ -61,8 +66,14 @@ class Tools:
 
     def keep(self, *rows: Measurement) -> None:
         """Write rows down for good, now."""
-        self.store.keep(rows)
-        self.report.rows += rows
+        with self.lock:
+            self.store.keep(rows)
+            self.report.rows += rows
+
+    def note(self, text: str) -> None:
+        """Tell the user, once."""
+        with self.lock:
+            self.report.note(text)
 
 
 class ProblemTune:
@@ -155,7 +166,7 @@ class ProblemTune:
                 self.report.cut_short = True
                 return
             if self._hopeless(candidate):
-                tools.report.note(f"{candidate} was left out: by the model a run takes seconds")
+                tools.note(f"{candidate} was left out: by the model a run takes seconds")
                 continue
             if built.status == "passed":
                 best = min(self.times.values(), default=None)
@@ -163,7 +174,7 @@ class ProblemTune:
             else:
                 reply = {"status": built.status, "detail": built.detail}
             if reply["status"] == SKIPPED:
-                tools.report.note(f"{candidate} was left out: {reply['detail']}")
+                tools.note(f"{candidate} was left out: {reply['detail']}")
             else:
                 self._screened(candidate, reply, step.effort_us)
 
@@ -249,9 +260,7 @@ class ProblemTune:
     def _passes(self, candidate: Candidate, seed: int) -> bool:
         reply = self.tools.supervisor.verify(candidate, seed)
         if reply["status"] == SKIPPED:
-            self.tools.report.note(
-                f"{self.report.name}: seed {seed} was not checked: {reply['detail']}"
-            )
+            self.tools.note(f"{self.report.name}: seed {seed} was not checked: {reply['detail']}")
         elif reply["status"] != "passed":
             self._fail(candidate, reply, self.tools.regimes[0])
         return reply["status"] in ("passed", SKIPPED)

@@ -1,21 +1,30 @@
-"""How far a tune is: a bar on a terminal, nothing elsewhere."""
+"""How far a tune is: a bar for each GPU on a terminal, nothing elsewhere."""
 
 from __future__ import annotations
 
 import sys
+from itertools import count
 from typing import Any, Protocol, Self
 
 from kernelcat.tune.candidate import Candidate
 
 
-class Progress(Protocol):
-    """What the tuner tells while it works. Times are microseconds."""
+class Line(Protocol):
+    """What the tuner tells of one GPU while it works. Times are microseconds."""
 
     def problem(self, name: str, candidates: int) -> None: ...
 
     def tried(self, candidate: Candidate, status: str, best_us: float | None) -> None: ...
 
     def phase(self, name: str) -> None: ...
+
+
+class Progress(Protocol):
+    """Where it tells it; GPUs may tell at the same time."""
+
+    def line(self, gpu: str = "") -> Line:
+        """One for each GPU, with its name where there are several."""
+        ...
 
     def __enter__(self) -> Self: ...
 
@@ -24,6 +33,9 @@ class Progress(Protocol):
 
 class Quiet:
     """Tells nobody."""
+
+    def line(self, gpu: str = "") -> Self:
+        return self
 
     def problem(self, name: str, candidates: int) -> None:
         pass
@@ -42,7 +54,7 @@ class Quiet:
 
 
 class Bar:
-    """A progress bar: problem, candidates, best so far, failures, time left."""
+    """Progress bars: problem, candidates, best so far, failures, time left."""
 
     def __init__(self, entry: str, problems: int) -> None:
         from rich.console import Console
@@ -54,7 +66,7 @@ class Bar:
             TimeRemainingColumn,
         )
 
-        self.entry, self.problems, self.number, self.failed = entry, problems, 0, 0
+        self.entry, self.problems, self.started = entry, problems, count(1)
         self.bar: Any = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -65,12 +77,29 @@ class Bar:
             console=Console(stderr=True),
             transient=True,
         )
-        self.task = self.bar.add_task(entry, total=None, best="", phase="starting")
+
+    def line(self, gpu: str = "") -> BarLine:
+        return BarLine(self, gpu)
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+
+class BarLine:
+    """One GPU's bar."""
+
+    def __init__(self, of: Bar, gpu: str) -> None:
+        self.of, self.bar, self.failed = of, of.bar, 0
+        self.title = f"{gpu} {of.entry}".strip()
+        self.task = self.bar.add_task(self.title, total=None, best="", phase="starting")
 
     def problem(self, name: str, candidates: int) -> None:
-        self.number += 1
         self.failed = 0
-        title = f"{self.entry} {name} ({self.number}/{self.problems})"
+        title = f"{self.title} {name} ({next(self.of.started)}/{self.of.problems})"
         self.bar.reset(self.task, total=candidates, description=title, best="", phase="")
 
     def tried(self, candidate: Candidate, status: str, best_us: float | None) -> None:
@@ -82,14 +111,7 @@ class Bar:
     def phase(self, name: str) -> None:
         self.bar.update(self.task, phase=name)
 
-    def __enter__(self) -> Self:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
 
 def default(entry: str, problems: int) -> Progress:
-    """A bar where standard error is a terminal."""
+    """Bars where standard error is a terminal."""
     return Bar(entry, problems) if sys.stderr.isatty() else Quiet()

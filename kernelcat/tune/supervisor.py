@@ -9,7 +9,7 @@ from typing import Any
 from kernelcat.errors import LaunchError, MissingDependency
 from kernelcat.spec import Problem
 from kernelcat.tune.candidate import Candidate
-from kernelcat.tune.channel import Channel, ChildDied, ChildTimeout, Message
+from kernelcat.tune.channel import Channel, ChildDied, ChildTimeout, Message, Stopped
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,10 @@ class Limits:
 
 
 class Supervisor:
-    """A measuring process per GPU that is started again, problem included, when it is lost."""
+    """A measuring process per GPU that is started again, problem included, when it is lost.
+
+    One thread asks; another may ``close`` it meanwhile, which raises ``Stopped`` in the first.
+    """
 
     def __init__(self, spec: str, index: int = 0, limits: Limits | None = None) -> None:
         self.spec, self.index = spec, index
@@ -32,7 +35,13 @@ class Supervisor:
         self.channel: Channel | None = None
         self.problem: Problem | None = None
         self.placed: Message | None = None
-        self.restarts = -1
+        self.starts = 0
+        self.closed = False
+
+    @property
+    def restarts(self) -> int:
+        """How often the process was lost and started again."""
+        return max(0, self.starts - 1)
 
     def hello(self) -> Message:
         """Start the worker; what it says of its GPU.
@@ -43,7 +52,9 @@ class Supervisor:
             When it cannot work on this machine.
         """
         self.channel = Channel("kernelcat.tune.worker", self.spec, str(self.index))
-        self.restarts += 1
+        self.starts += 1
+        if self.closed:  # too early for close() to see the channel
+            self.channel.kill()
         reply = self._ask("hello", self.limits.start_s)
         if reply["status"] == "skipped":
             raise MissingDependency(reply["detail"])
@@ -79,10 +90,11 @@ class Supervisor:
         return reply, Candidate.parse(key) if key else None
 
     def close(self) -> None:
-        """End the worker, whatever it is doing."""
-        if self.channel:
-            self.channel.kill()
-        self.channel, self.placed = None, None
+        """End the worker for good, whatever it is doing."""
+        self.closed = True
+        channel = self.channel
+        if channel:
+            channel.kill()
 
     def _about(self, candidate: Candidate, op: str, **args: Any) -> Message:
         limit = self.limits.peer_s if candidate.is_peer else self.limits.candidate_s
@@ -112,10 +124,12 @@ class Supervisor:
         channel = self.channel
         try:
             reply = channel.request(op, timeout, **args)
-        except ChildTimeout as error:
-            reply = {"status": "timeout", "detail": str(error), "fatal": True}
-        except ChildDied as error:
-            reply = {"status": "crashed", "detail": str(error), "fatal": True}
+        except (ChildTimeout, ChildDied) as error:
+            if self.closed:
+                raise Stopped from error
+            status = "timeout" if isinstance(error, ChildTimeout) else "crashed"
+            reply = {"status": status, "detail": str(error), "fatal": True}
         if reply.get("fatal"):
-            self.close()
+            channel.kill()
+            self.channel, self.placed = None, None
         return {**reply, "announced": channel.announced}

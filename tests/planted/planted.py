@@ -77,7 +77,7 @@ ENTRY = Entry(
     oracle=lambda problem, arrays: {"dst": arrays["src"]},
     make_inputs=lambda problem, normal: {"src": normal((problem["n"],))},
     tolerance={"float32": EXACT},
-    flops=lambda problem: 0,
+    flops=lambda problem: problem["n"],
     bytes_moved=lambda problem: int(1e9 * float(os.environ.get("PLANTED_FLOOR_US", "0"))),
     problems={
         name: Problem.of("planted", n=n, dtype="float32")
@@ -166,9 +166,14 @@ class Host:
     gpu = GPU
     xp = np
 
+    def __init__(self, index):
+        self.index = index
+
     def load(self, implementation, problem, config):
         kind = config["kind"]
-        note(kind, problem)
+        note(kind, problem, self.index)
+        if os.environ.get("PLANTED_HANG") == f"{kind} on {self.index}":
+            kind = "hangs"
         if os.environ.get("PLANTED_FULL") == kind:
             raise MemoryError("device memory is full")
         if kind in RUNS:
@@ -179,14 +184,14 @@ class Host:
         pass
 
 
-def note(kind, problem):
+def note(kind, problem, index):
     if "PLANTED_LOG" in os.environ:
         with Path(os.environ["PLANTED_LOG"]).open("a") as log:
-            log.write(json.dumps([kind, problem["n"]]) + "\n")
+            log.write(json.dumps([kind, problem["n"], index]) + "\n")
 
 
 class Backend:
-    """Two variants: one honest, one with everything that can go wrong."""
+    """Two devices; two variants: one honest, one with everything that can go wrong."""
 
     def entry(self, name):
         return ENTRY
@@ -199,6 +204,9 @@ class Backend:
 
     def digest(self, implementation):
         return hashlib.sha256(implementation.name.encode()).hexdigest()[:16]
+
+    def count(self):
+        return 2
 
     def gpu(self, index):
         return GPU
@@ -213,7 +221,7 @@ class Backend:
     def device(self, index):
         if "PLANTED_ABSENT" in os.environ:
             raise MissingDependency("measuring needs: pip install planted")
-        return Host()
+        return Host(index)
 
     def timer(self, device):
         return HostTimer(CLOCK)
