@@ -168,13 +168,25 @@ def test_check_spreads_over_the_gpus_and_each_process_sees_one(monkeypatch) -> N
 
 def test_check_says_what_the_sanitizer_found(monkeypatch) -> None:
     reports = {"memcheck": Report(0), "racecheck": Report(2, ("WAR hazard at kernel+0x10",))}
-    monkeypatch.setattr(certify, "sanitize", lambda implementation, examples: reports)
+    asked = []
+
+    def sanitize(implementation, examples, tools):
+        asked.append((examples, tools))
+        return reports
+
+    monkeypatch.setattr(certify, "sanitize", sanitize)
     right = certify.Outcome("", problems=["p"])
     monkeypatch.setattr(certify, "certify", lambda *_: right)
     found = catalog.implementations("tma_copy")[:1]
-    [(_, outcome)] = certify.run(found, None, (), 0, 8, jobs=1)
+    [(_, outcome)] = certify.run(found, None, (), 0, 8, jobs=1, tools=("racecheck",))
+    assert asked == [(8, ("racecheck",))]
     assert outcome.sanitizer == {"memcheck": 0, "racecheck": 2} and not outcome.passed
     assert outcome.findings == ["racecheck: WAR hazard at kernel+0x10"]
+
+
+def test_a_receipt_takes_every_tool() -> None:
+    result = run("check", "tma_copy", "--receipt", "--tool", "racecheck")
+    assert result.exit_code == 2 and "a receipt takes every tool" in result.output
 
 
 def test_receipts_of_two_kinds_of_gpus_are_refused(monkeypatch) -> None:
