@@ -123,7 +123,8 @@ class Prepared:
         return worst
 
     def _compare(self, tensor: Tensor, out: Any) -> Verdict:
-        expected, tolerance = self.expected[tensor.name], self.entry.tolerance_of(self.problem)
+        expected = self.expected[tensor.name]
+        tolerance = tensor.tolerance or self.entry.tolerance_of(self.problem)
         if out.size == 0:
             return Verdict(True, 0.0)
         if tolerance == EXACT:

@@ -115,12 +115,25 @@ class Derived:
 
 
 @dataclass(frozen=True)
+class Tolerance:
+    """``|out - oracle| <= absolute + relative * |oracle|`` for every element."""
+
+    absolute: float
+    relative: float
+
+
+EXACT = Tolerance(0.0, 0.0)
+"""Outputs equal the oracle's bit by bit; the oracle is given storage arrays, not float32 values."""
+
+
+@dataclass(frozen=True)
 class Tensor:
     """An array argument. ``shape`` holds axes, numbers or sizes :class:`Derived` from axes;
     ``dtype`` names an axis or an element type.
 
     ``flag`` names the axis that says whether an optional tensor is there. ``strides`` (in
-    elements) names axes too; None means contiguous.
+    elements) names axes too; None means contiguous. ``tolerance`` is an output's own, where the
+    entry's would not do.
     """
 
     name: str
@@ -129,6 +142,7 @@ class Tensor:
     doc: str = ""
     flag: str | None = None
     strides: tuple[str | int, ...] | None = None
+    tolerance: Tolerance | None = None
 
     def shape_of(self, problem: Problem) -> tuple[int, ...]:
         return tuple(int(self.extent(d, problem.values)) for d in range(len(self.shape)))
@@ -163,18 +177,6 @@ class Tensor:
 
     def present(self, problem: Problem) -> bool:
         return self.flag is None or bool(problem[self.flag])
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """``|out - oracle| <= absolute + relative * |oracle|`` for every element."""
-
-    absolute: float
-    relative: float
-
-
-EXACT = Tolerance(0.0, 0.0)
-"""Outputs equal the oracle's bit by bit; the oracle is given storage arrays, not float32 values."""
 
 
 @dataclass(frozen=True)

@@ -98,10 +98,46 @@ def test_every_kind_of_wrong_is_caught(problem: Problem, body, words: str) -> No
     assert re.search(words, verdict.detail), verdict.detail
 
 
+def test_an_output_may_have_a_tolerance_of_its_own() -> None:
+    """A neighbouring float8 value is right, a scale that is as much off is wrong."""
+    entry = catalog.entry("fp8_swiglu")
+    problem = entry.problem(M=4, N=512, dtype="bfloat16")
+    prepared = check.prepare(entry, problem, HOST, seed=3)
+    q = dtypes.encode(prepared.expected["q"], "float8_e4m3fn")
+
+    def write(codes, scale):
+        def body(arrays):
+            arrays["q"][...] = codes
+            arrays["scale"][...] = scale
+
+        return prepared.verify(lambda arrays: lambda: body(arrays))
+
+    neighbours = q + ((q & 0x7F) < 0x7E).astype("uint8")
+    assert write(neighbours, prepared.expected["scale"]).passed
+    assert not write(q + 2 * (q == 0x30).astype("uint8"), prepared.expected["scale"]).passed
+    off = write(q, prepared.expected["scale"] * np.float32(1.001))
+    assert not off.passed and off.detail.startswith("scale: ")
+
+
 def test_what_must_not_be_read_is_nan() -> None:
     prepared = check.prepare(catalog.entry("tma_copy"), COPY, HOST)
     raw = prepared.buffers["src"].raw[: check.GUARD_BYTES].view("float16")
     assert np.isnan(raw).all()
+
+
+def test_float8_is_torchs() -> None:
+    torch = pytest.importorskip("torch")
+    codes = np.arange(256, dtype=np.uint8)
+    values = dtypes.decode(codes, "float8_e4m3fn")
+    known = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
+    assert np.array_equal(values, known, equal_nan=True)
+    finite = np.sort(values[np.isfinite(values)])
+    ties = (finite[1:] + finite[:-1]) / 2
+    drawn = np.random.default_rng(0).standard_normal(10_000, dtype=np.float32) * 100
+    some = np.concatenate([finite, ties, np.nextafter(ties, np.float32(1e9)), drawn / 1000, drawn])
+    clipped = torch.from_numpy(some.clip(-448, 448)).to(torch.float8_e4m3fn).view(torch.uint8)
+    assert np.array_equal(dtypes.encode(some, "float8_e4m3fn"), clipped.numpy())
+    assert dtypes.encode(np.float32([np.nan]), "float8_e4m3fn")[0] == 0x7F
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
