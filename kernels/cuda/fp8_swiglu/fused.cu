@@ -1,0 +1,117 @@
+// One pass: y stays in registers between the maximum of its block and its rounding.
+#include <kernelcat/fp8.cuh>
+#include <kernelcat/sync.cuh>
+
+namespace kernelcat {
+
+constexpr float kLeastAmax = 1e-10f;
+constexpr int kVector = 8;           // elements of x in 16 bytes
+constexpr int kPairs = kVector / 2;  // elements of q that they make
+static_assert(kWarpThreads * kPairs == kScaleBlock, "a warp takes a block of scales at once");
+
+// The `count` elements at `x` (up to 8, where they are not a whole vector), zeros after them.
+template <typename T>
+__device__ __forceinline__ uint4 load_elements(const T* x, int count) {
+  uint4 vector = {};
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    if (i < count) reinterpret_cast<T*>(&vector)[i] = x[i];
+  }
+  return vector;
+}
+
+// x * sigmoid(x) as epilogue.cuh has it, without care for subnormals: three instructions fewer.
+__device__ __forceinline__ float silu(float x) {
+  float exp, sigmoid;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(exp) : "f"(x * -1.44269504f));  // -log2(e)
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(sigmoid) : "f"(1.0f + exp));
+  return x * sigmoid;
+}
+
+// y of each pair of the vector: silu(gate) * up.
+template <typename T>
+__device__ __forceinline__ float4 gated(const uint4& vector) {
+  const T* x = reinterpret_cast<const T*>(&vector);
+  const auto y = [&](int i) { return silu(to_float(x[2 * i])) * to_float(x[2 * i + 1]); };
+  return {y(0), y(1), y(2), y(3)};
+}
+
+__device__ __forceinline__ float vector_amax(const float4& y) {
+  return fmaxf(fmaxf(fabsf(y.x), fabsf(y.y)), fmaxf(fabsf(y.z), fabsf(y.w)));
+}
+
+// Floats that are not negative are ordered as their bits are, which one instruction reduces.
+__device__ __forceinline__ float warp_amax(float amax) {
+  return __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(amax)));
+}
+
+__device__ __forceinline__ uint32_t quantized(const float4& y, float inverse) {
+  const uint16_t low = pack_e4m3(__fmul_rn(y.x, inverse), __fmul_rn(y.y, inverse));
+  const uint16_t high = pack_e4m3(__fmul_rn(y.z, inverse), __fmul_rn(y.w, inverse));
+  uint32_t pairs;
+  asm("mov.b32 %0, {%1, %2};" : "=r"(pairs) : "h"(low), "h"(high));
+  return pairs;
+}
+
+// A warp takes kUnroll rows x 128 columns of q, row by row a block of scales, and a thread block
+// kNumWarps as many rows; columns run fastest in the grid. Rows that do not begin at multiples of
+// 16 bytes are moved element by element.
+template <typename T, int kNumWarps, int kUnroll>
+__global__ void __launch_bounds__(kNumWarps* kWarpThreads)
+    fp8_swiglu_fused(const T* x,        // (m, n)
+                     float8_e4m3fn* q,  // (m, n / 2)
+                     float* scale,      // (n / 256, m)
+                     int m, int n) {
+  const int num_blocks = ceil_div(n / 2, kScaleBlock), lane = lane_index();
+  const int rows_block = blockIdx.x / num_blocks, block = blockIdx.x % num_blocks;
+  const int64_t row = (static_cast<int64_t>(rows_block) * kNumWarps + warp_index()) * kUnroll;
+  const int64_t col = static_cast<int64_t>(block) * kScaleBlock + lane * kPairs;
+  const int num_rows = static_cast<int>(min(m - row, static_cast<int64_t>(kUnroll)));
+  const int count = static_cast<int>(min(n - 2 * col, static_cast<int64_t>(kVector)));
+
+  const bool by_vectors = n % kVector == 0 && is_aligned(x, 16) && is_aligned(q, 4);
+  x += row * n + 2 * col;
+  q += row * (n / 2) + col;
+  uint4 vectors[kUnroll] = {};
+  if (by_vectors) {
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i, x += n) {
+      if (i < num_rows && count > 0) vectors[i] = __ldcs(reinterpret_cast<const uint4*>(x));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i, x += n) {
+      if (i < num_rows) vectors[i] = load_elements(x, count);
+    }
+  }
+
+  float4 y[kUnroll];
+  float own = 0.0f;  // the maximum of row lane % kUnroll
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) {
+    y[i] = gated<T>(vectors[i]);
+    const float amax = warp_amax(vector_amax(y[i]));
+    own = lane % kUnroll == i ? amax : own;
+  }
+  own = fmaxf(own, kLeastAmax);
+  if (lane < num_rows) {
+    scale[static_cast<int64_t>(block) * m + row + lane] = __fdiv_rn(own, kE4m3Max);
+  }
+  const float own_inverse = __fdiv_rn(kE4m3Max, own);
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i, q += n / 2) {
+    const float inverse = __shfl_sync(0xffffffff, own_inverse, i);
+    if (i >= num_rows || count <= 0) continue;
+    const uint32_t vector = quantized(y[i], inverse);
+    if (by_vectors) {
+      *reinterpret_cast<uint32_t*>(q) = vector;
+    } else {
+#pragma unroll
+      for (int j = 0; j < kPairs; ++j) {
+        if (2 * j < count) q[j].__x = static_cast<uint8_t>(vector >> 8 * j);
+      }
+    }
+  }
+}
+
+}  // namespace kernelcat

@@ -1,0 +1,43 @@
+// One warp a block of scales, whose y it computes twice, element by element.
+#include <kernelcat/epilogue.cuh>
+#include <kernelcat/fp8.cuh>
+#include <kernelcat/sync.cuh>
+
+namespace kernelcat {
+
+constexpr float kLeastAmax = 1e-10f;
+
+// y of the pair at `x`: silu(gate) * up.
+template <typename T>
+__device__ __forceinline__ float gated(const T* x) {
+  return silu(to_float(x[0])) * to_float(x[1]);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(256) fp8_swiglu_naive(const T* x,        // (m, n)
+                                                        float8_e4m3fn* q,  // (m, n / 2)
+                                                        float* scale,      // (n / 256, m)
+                                                        int m, int n) {
+  const int64_t cols = n / 2, num_blocks = ceil_div<int64_t>(cols, kScaleBlock);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * (blockDim.x / kWarpThreads);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * (blockDim.x / kWarpThreads);
+  for (int64_t i = first + threadIdx.x / kWarpThreads; i < m * num_blocks; i += step) {
+    const int64_t row = i / num_blocks, block = i % num_blocks;
+    const int64_t col_begin = block * kScaleBlock + lane_index();
+    const int64_t col_end = min((block + 1) * kScaleBlock, cols);
+    float amax = kLeastAmax;
+    for (int64_t col = col_begin; col < col_end; col += kWarpThreads) {
+      amax = fmaxf(amax, fabsf(gated(x + row * n + 2 * col)));
+    }
+    for (int mask = kWarpThreads / 2; mask > 0; mask /= 2) {
+      amax = fmaxf(amax, __shfl_xor_sync(0xffffffff, amax, mask));
+    }
+    const float inverse = __fdiv_rn(kE4m3Max, amax);
+    for (int64_t col = col_begin; col < col_end; col += kWarpThreads) {
+      q[row * cols + col] = float8_e4m3fn(__fmul_rn(gated(x + row * n + 2 * col), inverse));
+    }
+    if (lane_index() == 0) scale[block * m + row] = __fdiv_rn(amax, kE4m3Max);
+  }
+}
+
+}  // namespace kernelcat

@@ -1,0 +1,72 @@
+"""Gate and quantize block by block: one warp makes 128 neighbours of a row, four to a lane."""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint8
+
+from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.fp8_quantize.scaling import BLOCK, e4m3x4, largest, scale_and_inverse
+from kernelcat.kernels.cute.gemm.epilogue import silu
+
+WARPS = 4
+LANES = 32
+
+
+class Naive:
+    """Any even n. A lane holds every 32nd column of its warp's block."""
+
+    def __init__(self, dtype: str):
+        self.dtype = element_type(dtype)
+
+    @cute.jit
+    def __call__(
+        self,
+        x: cute.Pointer,  # (m, n), gates in the even columns
+        q: cute.Pointer,  # (m, n / 2) float8_e4m3fn, as bytes
+        scale: cute.Pointer,  # (col_blocks, m) float32
+        m: Int32,
+        n: Int32,
+        stream: cuda.CUstream,
+    ):
+        cols, col_blocks = n // 2, cute.ceil_div(n // 2, BLOCK)
+        mX = cute.make_tensor(x, cute.make_layout((2, cols, m), stride=(1, 2, Int64(n))))
+        mQ = cute.make_tensor(q, cute.make_layout((cols, m), stride=(1, Int64(cols))))
+        mS = cute.make_tensor(scale, cute.make_layout((m, col_blocks), stride=(1, Int64(m))))
+        self.kernel(mX, mQ, mS).launch(
+            grid=(cute.ceil_div(m * col_blocks, WARPS), 1, 1),
+            block=(LANES, WARPS, 1),
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        mX: cute.Tensor,  # (2, cols, m)
+        mQ: cute.Tensor,  # (cols, m)
+        mS: cute.Tensor,  # (m, col_blocks)
+    ):
+        lane, warp, _ = cute.arch.thread_idx()
+        (cols, m), col_blocks = mQ.shape, mS.shape[1]
+        block = cute.arch.block_idx()[0] * WARPS + warp
+        row, col_block = block // col_blocks, block % col_blocks
+        first = col_block * BLOCK + lane
+        if row < m:
+            y = cute.make_rmem_tensor(BLOCK // LANES, Float32)
+            y.fill(0.0)
+            amax = Float32(0)
+            for i in cutlass.range_constexpr(BLOCK // LANES):
+                col = first + i * LANES
+                if col < cols:
+                    y[i] = silu(Float32(mX[0, col, row])) * Float32(mX[1, col, row])
+                amax = largest(amax, y[i])
+            scale, inverse = scale_and_inverse(cute.arch.warp_reduction_max(amax))
+            if lane == 0:
+                mS[row, col_block] = scale
+            for i in cutlass.range_constexpr(BLOCK // LANES):
+                y[i] = y[i] * inverse
+            word = e4m3x4(y)
+            for i in cutlass.range_constexpr(BLOCK // LANES):
+                col = first + i * LANES
+                if col < cols:
+                    mQ[col, row] = Uint8(word >> (8 * i) & 0xFF)

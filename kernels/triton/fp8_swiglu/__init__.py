@@ -1,0 +1,121 @@
+"""`fp8_swiglu` in Triton: naive (a block of one row a program), fused (many rows a program).
+
+Both read x once, and y stays in registers between the maximum and its rounding.
+"""
+
+from math import ceil
+
+from kernelcat import model
+from kernelcat.gpu import Gpu
+from kernelcat.implementation import Config, Implementation, Program
+from kernelcat.jit import triton
+from kernelcat.reference.fp8_swiglu import BLOCK
+from kernelcat.spec import Problem
+
+DEVICE = "kernelcat.kernels.triton.fp8_swiglu.device"
+ARCHS = ("sm_89+",)  # the first with an instruction that converts to float8_e4m3fn
+TECHNIQUES = {"fp8_convert": "F2FP.SATFINITE.E4M3"}
+
+
+def _num_blocks(problem: Problem) -> int:
+    """Blocks of scales along a row."""
+    return ceil(problem["N"] / (2 * BLOCK))
+
+
+def _program(kernel: str, problem: Problem, rows: int, warps: int, **constants: int) -> Program:
+    """One launch: ``rows`` rows and 128 columns of q a program."""
+    m, n, dtype = problem["M"], problem["N"], problem["dtype"]
+    if m == 0 or n == 0:
+        return Program(())
+    launch = triton.step(
+        f"{DEVICE}:{kernel}",
+        (ceil(m / rows) * _num_blocks(problem), 1, 1),
+        {
+            "x": triton.pointer("x", dtype),
+            "q": triton.pointer("q", "float8_e4m3fn"),
+            "scale": triton.pointer("scale", "float32"),
+            "M": triton.integer(m, divisor=1),
+            "N": triton.integer(n),
+        },
+        constants,
+        num_warps=warps,
+    )
+    return Program((launch,))
+
+
+def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    return _program("naive", problem, rows=1, warps=config["warps"])
+
+
+def _fused(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    rows, lanes = config["rows"], config["lanes"]
+    return _program("fused", problem, rows, config["warps"], ROWS=rows, LANES=lanes)
+
+
+def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if problem["M"] * _num_blocks(problem) >= 1 << 31:
+        return "more scales than 32-bit indices reach"
+    return None
+
+
+def _reject_fused(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    rows, lanes, warps = config["rows"], config["lanes"], config["warps"]
+    if rows > 8 * warps:
+        return f"{rows // warps} vectors a thread: more than 8 fill the registers"
+    if rows * lanes < 32 * warps:
+        return f"{warps} warps are more than {rows} rows of {lanes} lanes"
+    if rows > 2 and rows >= 2 * problem["M"]:
+        return f"programs of {rows} rows are at least half empty for M={problem['M']}"
+    return _reject(config, problem, gpu)
+
+
+def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Memory time; longer where programs are fewer than SMs or threads have few vectors."""
+    rows, vectors = config.get("rows", 1), config.get("rows", 1) / config["warps"]
+    programs = max(1, ceil(problem["M"] / rows) * _num_blocks(problem))
+    busy = min(1.0, programs / gpu.sms) * min(1.0, 0.4 + vectors / 5)
+    moved = problem["M"] * problem["N"] * 5 // 2
+    return model.copy_us(moved, gpu, model.BANDWIDTH_EFFICIENCY * busy)
+
+
+def _default_fused(problem: Problem, gpu: Gpu) -> Config:
+    """Four vectors a thread; one where programs would not give every SM two."""
+    for rows in (16, 8, 4):
+        if ceil(problem["M"] / rows) * _num_blocks(problem) >= 2 * gpu.sms:
+            return Config(rows=rows, lanes=8, warps=rows // 4)
+    return Config(rows=2, lanes=32, warps=2)
+
+
+NAIVE = Implementation(
+    entry="fp8_swiglu",
+    language="triton",
+    variant="naive",
+    summary="the elements of one scale a program; any shape",
+    archs=ARCHS,
+    space={"warps": (4,)},
+    reject=_reject,
+    default=lambda problem, gpu: Config(warps=4),
+    program=_naive,
+    estimate=_estimate,
+    techniques=TECHNIQUES,
+    rank=0,
+    unverified="not yet run on a GPU",
+)
+
+FUSED = Implementation(
+    entry="fp8_swiglu",
+    language="triton",
+    variant="fused",
+    summary="many rows a program, 16-byte loads; in registers from load to store",
+    archs=ARCHS,
+    space={"rows": (2, 4, 8, 16, 32, 64), "lanes": (8, 16, 32), "warps": (1, 2, 4, 8)},
+    reject=_reject_fused,
+    default=_default_fused,
+    program=_fused,
+    estimate=_estimate,
+    techniques={"16-byte loads": "LDG*128", **TECHNIQUES},
+    rank=1,
+    unverified="not yet run on a GPU",
+)
+
+IMPLEMENTATIONS = (NAIVE, FUSED)
