@@ -9,15 +9,12 @@ form. ``kernelcat.profiler`` makes them.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
-from kernelcat import catalog, paths, sources
+from kernelcat import catalog, ledger, sources
 from kernelcat.implementation import Config
 from kernelcat.spec import Problem
 
@@ -102,31 +99,19 @@ class Profile:
 
 def shipped_folder() -> Path:
     """Where the profiles that come with the package lie."""
-    return paths.data("tuning_db") / "profiles"
+    return ledger.shipped_folder("profiles")
 
 
 def local_folder() -> Path:
     """Where this user's own lie: ``$KERNELCAT_PROFILES``, else the user's data folder."""
-    chosen = os.environ.get("KERNELCAT_PROFILES")
-    return Path(chosen) if chosen else Path(platformdirs.user_data_dir("kernelcat")) / "profiles"
+    return ledger.local_folder("profiles")
 
 
 def read(folder: Path) -> list[Profile]:
     """Every profile in a folder, in file and line order."""
-    return [
-        Profile.from_json(line)
-        for path in sorted(folder.glob("*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
+    return [Profile.from_json(line) for line in ledger.lines(folder)]
 
 
 def write(folder: Path, profiles: Iterable[Profile]) -> None:
     """Merge ``profiles`` into the folder's files, the newest of each :attr:`Profile.key`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    merged = {profile.key: profile for profile in [*read(folder), *profiles]}
-    for gpu in {profile.gpu for profile in merged.values()}:
-        lines = [merged[key].to_json() for key in sorted(merged) if key[0] == gpu]
-        path = folder / f"nvidia-{gpu}.jsonl"
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("\n".join(lines) + "\n")
-        temporary.replace(path)
+    ledger.write(folder, [*read(folder), *profiles])

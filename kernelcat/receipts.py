@@ -11,16 +11,13 @@ says so itself, and one with findings of the sanitizer makes it so whatever it s
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
-from kernelcat import paths, sources
+from kernelcat import ledger, sources
 from kernelcat.implementation import Implementation
 
 
@@ -49,6 +46,11 @@ class Receipt:
     created_at: str
 
     @property
+    def key(self) -> tuple[str, ...]:
+        """What a newer receipt replaces."""
+        return self.gpu, self.implementation
+
+    @property
     def findings(self) -> str:
         """What the sanitizer found, in words; empty for nothing."""
         found = {tool: n for tool, n in self.sanitizer.items() if n}
@@ -65,22 +67,17 @@ class Receipt:
 
 def shipped_folder() -> Path:
     """Where the receipts that come with the package lie."""
-    return paths.data("tuning_db") / "receipts"
+    return ledger.shipped_folder("receipts")
 
 
 def local_folder() -> Path:
     """Where this user's own receipts lie: ``$KERNELCAT_RECEIPTS``, else the user's data folder."""
-    chosen = os.environ.get("KERNELCAT_RECEIPTS")
-    return Path(chosen) if chosen else Path(platformdirs.user_data_dir("kernelcat")) / "receipts"
+    return ledger.local_folder("receipts")
 
 
 def read(folder: Path) -> list[Receipt]:
     """Every receipt in a folder, in file and line order."""
-    return [
-        Receipt.from_json(line)
-        for path in sorted(folder.glob("*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
+    return [Receipt.from_json(line) for line in ledger.lines(folder)]
 
 
 @cache
@@ -91,14 +88,7 @@ def known() -> tuple[Receipt, ...]:
 
 def write(folder: Path, receipts: Iterable[Receipt]) -> None:
     """Merge ``receipts`` into the folder's files, newest for each implementation and GPU."""
-    folder.mkdir(parents=True, exist_ok=True)
-    merged = {(r.gpu, r.implementation): r for r in [*read(folder), *receipts]}
-    for gpu in {gpu for gpu, _ in merged}:
-        lines = [merged[key].to_json() for key in sorted(merged) if key[0] == gpu]
-        path = folder / f"nvidia-{gpu}.jsonl"
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("\n".join(lines) + "\n")
-        temporary.replace(path)
+    ledger.write(folder, [*read(folder), *receipts])
 
 
 def valid_for(implementation: Implementation, receipts: Iterable[Receipt]) -> list[Receipt]:
