@@ -39,19 +39,23 @@ SCALE_ROWS = Derived("ceil(K/128) or ceil(M/128)", lambda axes: _scale_shape(axe
 SCALE_COLS = Derived("M or ceil(K/128)", lambda axes: _scale_shape(axes)[1])
 
 
-def _oracle(problem, arrays):
+def quantize(x, rows: int):
+    """``(q, scale)`` of float32 ``x`` by blocks of ``rows`` x 128: e4m3 storage, and float32 of
+    (ceil(M / rows), ceil(K / 128))."""
     from numpy import pad  # CuPy's own for CuPy arrays
 
-    m, k, rows = problem["M"], problem["K"], block_rows(problem.values)
-    x = dtypes.decode(arrays["x"], problem["dtype"])
+    m, k = x.shape
     blocks = pad(abs(x), ((0, -m % rows), (0, -k % BLOCK)))
     blocks = blocks.reshape(-(-m // rows), rows, -(-k // BLOCK), BLOCK)
     amax = blocks.max(axis=(1, 3)).clip(LEAST_AMAX, None)
     inverse = (dtypes.E4M3_MAX / amax).repeat(rows, axis=0)[:m].repeat(BLOCK, axis=1)[:, :k]
-    scale = amax / dtypes.E4M3_MAX
-    if problem["block"] == "1x128":
-        scale = scale.T.copy()
-    return {"q": dtypes.encode(x * inverse, "float8_e4m3fn"), "scale": scale}
+    return dtypes.encode(x * inverse, "float8_e4m3fn"), amax / dtypes.E4M3_MAX
+
+
+def _oracle(problem, arrays):
+    x = dtypes.decode(arrays["x"], problem["dtype"])
+    q, scale = quantize(x, block_rows(problem.values))
+    return {"q": q, "scale": scale.T.copy() if problem["block"] == "1x128" else scale}
 
 
 def _make_inputs(problem, normal):

@@ -19,7 +19,8 @@ def out_cols(axes):
     return axes["N"] // 2 if axes["activation"] == "swiglu" else axes["N"]
 
 
-def _silu(x):
+def silu(x):
+    """x * sigmoid(x)."""
     import numpy as np
 
     return x / (1 + np.exp(-x))
@@ -40,11 +41,11 @@ def _gelu(x):
 
 def _activate(activation, z):
     if activation == "silu":
-        return _silu(z)
+        return silu(z)
     if activation == "gelu":
         return _gelu(z)
     if activation == "swiglu":
-        return _silu(z[:, ::2]) * z[:, 1::2]
+        return silu(z[:, ::2]) * z[:, 1::2]
     return z
 
 
@@ -75,9 +76,10 @@ def _bytes_moved(problem: Problem) -> int:
     return 2 * (m * k + n * k + d + (n if problem["bias"] else 0))
 
 
-def _problem(m: int, n: int, k: int) -> Problem:
+def product(m: int, n: int, k: int, dtype: str = "bfloat16") -> Problem:
+    """The problem A @ B^T, with nothing before or after it."""
     return Problem.of(
-        "gemm", M=m, N=n, K=k, dtype="bfloat16", bias=False, activation="none", residual=False
+        "gemm", M=m, N=n, K=k, dtype=dtype, bias=False, activation="none", residual=False
     )
 
 
@@ -106,14 +108,14 @@ def _cublas():
         a, b, d, bias = arrays["a"], arrays["b"].t(), arrays["d"], arrays.get("bias")
         activate, residual = activations[problem["activation"]], arrays.get("residual")
 
-        def product(out=None):
+        def multiply(out=None):
             return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
 
         if problem["activation"] == "none" and residual is None:
-            return lambda: product(out=d)
+            return lambda: multiply(out=d)
         if residual is None:
-            return lambda: d.copy_(activate(product()))
-        return lambda: torch.add(activate(product()), residual, out=d)
+            return lambda: d.copy_(activate(multiply()))
+        return lambda: torch.add(activate(multiply()), residual, out=d)
 
     return make
 
@@ -183,7 +185,7 @@ ENTRY = Entry(
     tolerance={"bfloat16": Tolerance(2e-3, 2**-8), "float16": Tolerance(5e-4, 2**-10)},
     flops=lambda problem: 2 * problem["M"] * problem["N"] * problem["K"],
     bytes_moved=_bytes_moved,
-    problems={"x".join(map(str, shape)): _problem(*shape) for shape in TARGETS + GPT_OSS},
+    problems={"x".join(map(str, shape)): product(*shape) for shape in TARGETS + GPT_OSS},
     peers=(Peer("cublas", _cublas), Peer("quack", _quack)),
     constraint=_constraint,
 )

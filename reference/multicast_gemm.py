@@ -2,52 +2,20 @@
 
 from __future__ import annotations
 
-from kernelcat.errors import MissingDependency
-from kernelcat.spec import Axis, Entry, Peer, Problem, Tensor, Tolerance
-
-DTYPES = ("bfloat16", "float16")
+from kernelcat.reference import gemm
+from kernelcat.spec import Axis, Entry, Peer, Problem, Tensor
 
 
-def _oracle(problem, arrays):
-    return {"d": arrays["a"] @ arrays["b"].T}
+def _as_gemm(problem: Problem) -> Problem:
+    return gemm.product(problem["M"], problem["N"], problem["K"], problem["dtype"])
 
 
-def _make_inputs(problem, normal):
-    """B is scaled by K^-1/2, so that D has variance 1 and a lost k-slice shows."""
-    m, n, k = problem["M"], problem["N"], problem["K"]
-    return {"a": normal((m, k)), "b": normal((n, k)) * max(k, 1) ** -0.5}
+def _peer(of_gemm: Peer) -> Peer:
+    def load():
+        make = of_gemm.load()
+        return lambda problem, arrays: make(_as_gemm(problem), arrays)
 
-
-def _bytes_moved(problem: Problem) -> int:
-    m, n, k = problem["M"], problem["N"], problem["K"]
-    return 2 * (m * k + n * k + m * n)
-
-
-def _cublas():
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise MissingDependency("the peer cublas needs torch: pip install torch") from error
-
-    def make(problem, arrays):
-        a, b, d = arrays["a"], arrays["b"].t(), arrays["d"]
-        return lambda: torch.mm(a, b, out=d)
-
-    return make
-
-
-def _quack():
-    """QuACK chooses its configuration by a tuner of its own, at the first call with a shape."""
-    try:
-        from quack.gemm_interface import gemm
-    except ModuleNotFoundError as error:
-        raise MissingDependency("the peer quack needs: pip install quack-kernels") from error
-
-    def make(problem, arrays):
-        a, b, d = arrays["a"], arrays["b"].t(), arrays["d"]
-        return lambda: gemm(a, b, out=d)
-
-    return make
+    return Peer(of_gemm.name, load)
 
 
 TARGETS = (
@@ -67,21 +35,21 @@ ENTRY = Entry(
         Axis.size("M", "rows of A and D", 0, 1200),
         Axis.size("N", "rows of B, columns of D", 0, 1200),
         Axis.size("K", "columns of A and B", 0, 600),
-        Axis.choice("dtype", "element type of A, B and D", *DTYPES, minor=True),
+        Axis.choice("dtype", "element type of A, B and D", *gemm.DTYPES, minor=True),
     ),
     inputs=(
         Tensor("a", ("M", "K"), "dtype", "left operand"),
         Tensor("b", ("N", "K"), "dtype", "right operand, transposed"),
     ),
     outputs=(Tensor("d", ("M", "N"), "dtype", "the product"),),
-    oracle=_oracle,
-    make_inputs=_make_inputs,
-    tolerance={"bfloat16": Tolerance(2e-3, 2**-8), "float16": Tolerance(5e-4, 2**-10)},
-    flops=lambda problem: 2 * problem["M"] * problem["N"] * problem["K"],
-    bytes_moved=_bytes_moved,
+    oracle=lambda problem, arrays: gemm.ENTRY.oracle(_as_gemm(problem), arrays),
+    make_inputs=lambda problem, normal: gemm.ENTRY.make_inputs(_as_gemm(problem), normal),
+    tolerance=gemm.ENTRY.tolerance,
+    flops=lambda problem: gemm.ENTRY.flops(_as_gemm(problem)),
+    bytes_moved=lambda problem: gemm.ENTRY.bytes_moved(_as_gemm(problem)),
     problems={
         f"{m}x{n}x{k}": Problem.of("multicast_gemm", M=m, N=n, K=k, dtype="bfloat16")
         for m, n, k in TARGETS
     },
-    peers=(Peer("cublas", _cublas), Peer("quack", _quack)),
+    peers=tuple(map(_peer, gemm.ENTRY.peers)),
 )

@@ -9,7 +9,7 @@ from kernelcat import model
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation, Program
 from kernelcat.jit import triton
-from kernelcat.reference.fp8_swiglu import BLOCK
+from kernelcat.reference.fp8_quantize import BLOCK
 from kernelcat.spec import Problem
 
 DEVICE = "kernelcat.kernels.triton.fp8_swiglu.device"
