@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 MEASURED_WHY = ("exact", "bucket", "forced")
 """Reasons that are not a miss: somebody measured this, or asked for it."""
 
-
 NEAREST = 4.0
 """How far the nearest measured problem may be: the sum of its sizes' ratios, in powers of two."""
 
@@ -210,9 +209,6 @@ def _known(search: _Search, choices: Sequence[Choice]) -> Iterator[tuple[str, Ch
     exact = [c for c in allowed if c.problem == problem]
     near = [c for c in allowed if c.problem != problem and entry.bucket(c.problem) == bucket]
     near.sort(key=lambda choice: _distance(entry, problem, choice.problem))
-    far = [c for c in allowed if _distance(entry, problem, c.problem) <= NEAREST]
-    far = [c for c in far if _same_choices(entry, problem, c.problem)]
-    far.sort(key=lambda choice: _distance(entry, problem, choice.problem))
 
     def rows(kind: str, among: list[Choice], sibling: bool = False) -> Iterator[Choice]:
         for choice in among:
@@ -225,13 +221,11 @@ def _known(search: _Search, choices: Sequence[Choice]) -> Iterator[tuple[str, Ch
     yield from (("bucket", c) for c in rows("measured", near))
     yield from (("borrowed", c) for c in rows("measured", exact + near, sibling=True))
     yield from (("predicted", c) for c in rows("predicted", exact + near))
-    yield from (("nearest", c) for c in rows("measured", far))
-
-
-def _same_choices(entry: Entry, first: Problem, second: Problem) -> bool:
-    """Whether two problems agree in every choice that matters to a configuration."""
-    major = [axis.name for axis in entry.axes if axis.values and not axis.minor]
-    return all(first[name] == second[name] for name in major)
+    major = entry.major_choices(problem)
+    alike = [c for c in allowed if entry.major_choices(c.problem) == major]
+    reached = [(_distance(entry, problem, c.problem), c) for c in alike]
+    far = sorted((pair for pair in reached if pair[0] <= NEAREST), key=lambda pair: pair[0])
+    yield from (("nearest", c) for c in rows("measured", [c for _, c in far]))
 
 
 def _siblings(sku: str, gpu: Gpu) -> bool:

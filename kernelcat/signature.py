@@ -223,7 +223,7 @@ def _allocate(known: _Axes, tensor: Tensor) -> None:
     if tensor.strides is None:
         return
     axes = {axis: known.values.get(axis, 0) for axis in known.entry.axis_names}
-    info = _contiguous_info(tuple(tensor.extent(d, axes) for d in range(len(tensor.shape))))
+    info = _contiguous_info(tensor.extents(axes))
     for position, axis in enumerate(tensor.strides):
         if isinstance(axis, str) and axis not in known.values:
             known.add(axis, info.strides[position], f"{tensor.name}'s stride")

@@ -145,14 +145,17 @@ class Tensor:
     tolerance: Tolerance | None = None
 
     def shape_of(self, problem: Problem) -> tuple[int, ...]:
-        return tuple(int(self.extent(d, problem.values)) for d in range(len(self.shape)))
+        return tuple(map(int, self.extents(problem.values)))
 
-    def extent(self, position: int, axes: Mapping[str, Any]) -> Any:
-        """Size along axis ``position`` of the array, from axis values."""
-        size = self.shape[position]
-        if isinstance(size, Derived):
-            return size.of(axes)
-        return axes[size] if isinstance(size, str) else size
+    def extents(self, axes: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The shape, from axis values that may be symbolic."""
+
+        def extent(size: str | int | Derived) -> Any:
+            if isinstance(size, Derived):
+                return size.of(axes)
+            return axes[size] if isinstance(size, str) else size
+
+        return tuple(map(extent, self.shape))
 
     def strides_of(self, problem: Problem) -> tuple[int, ...]:
         """Strides in elements."""
@@ -243,12 +246,16 @@ class Entry:
     def axis_names(self) -> list[str]:
         return [axis.name for axis in self.axes]
 
+    @property
+    def defaults(self) -> dict[str, AxisValue]:
+        """What a problem has along axes that it does not say."""
+        return {a.name: a.default for a in self.axes if a.default is not None}
+
     def problem(self, **axes: AxisValue) -> Problem:
         """A checked problem: every axis given once or defaulted, every value legal."""
         for name in axes:
             self.axis(name)
-        defaults = {a.name: a.default for a in self.axes if a.default is not None}
-        axes = {**defaults, **axes}
+        axes = {**self.defaults, **axes}
         missing = [name for name in self.axis_names if name not in axes]
         if missing:
             raise InvalidArgument(f"{self.name} also needs {', '.join(missing)}")
@@ -272,8 +279,11 @@ class Entry:
     def bucket(self, problem: Problem) -> Problem:
         """The problem with sizes rounded by their axes' rules, and minor choices left out."""
         sized = {a.name: a.bucket(problem[a.name]) for a in self.axes if not a.values}
-        major = {a.name: problem[a.name] for a in self.axes if a.values and not a.minor}
-        return Problem.of(self.name, **sized, **major)
+        return Problem.of(self.name, **sized, **self.major_choices(problem))
+
+    def major_choices(self, problem: Problem) -> dict[str, AxisValue]:
+        """The choices that matter to which configuration is best."""
+        return {a.name: problem[a.name] for a in self.axes if a.values and not a.minor}
 
     def tolerance_of(self, problem: Problem) -> Tolerance:
         return self.tolerance[str(problem[self.tolerance_axis])]

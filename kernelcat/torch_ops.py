@@ -119,8 +119,7 @@ def _plain(value: Any) -> Any:
 
 def _fake(entry: Entry, inputs: Sequence[Any], told: Mapping[str, Any]) -> Any:
     """Outputs without data, from symbolic sizes; sizes that must agree are checked to."""
-    defaults = {axis.name: axis.default for axis in entry.axes if axis.default is not None}
-    axes: dict[str, Any] = {**defaults, **told}
+    axes: dict[str, Any] = {**entry.defaults, **told}
     given = [
         (tensor, array)
         for tensor, array in zip(entry.inputs, inputs, strict=False)
@@ -132,10 +131,7 @@ def _fake(entry: Entry, inputs: Sequence[Any], told: Mapping[str, Any]) -> Any:
         _check_derived(entry, tensor, array, axes)
     like = inputs[0]
     made = tuple(
-        like.new_empty(
-            [tensor.extent(d, axes) for d in range(len(tensor.shape))],
-            dtype=_element(axes.get(tensor.dtype, tensor.dtype)),
-        )
+        like.new_empty(tensor.extents(axes), dtype=_element(axes.get(tensor.dtype, tensor.dtype)))
         for tensor in entry.outputs
     )
     return made[0] if len(made) == 1 else made

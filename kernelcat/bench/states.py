@@ -45,10 +45,12 @@ class State:
         return min(max(self.rest * work_us * 1e-6, shortest), longest)
 
 
+_RESTED = State(block_us=2000.0, rest=5.0)
+
 STATES = {
-    BURST: State(block_us=2000.0, rest=5.0),
+    BURST: _RESTED,
     SUSTAINED: State(block_us=6000.0, warm_up_s=2.0),
-    LADDER: State(block_us=2000.0, rest=5.0),
+    LADDER: _RESTED,
 }
 """Name -> state. ``ladder`` is ``burst`` with every variant, however slow: see `kernelcat ladder`.
 Slow lanes let the chip cool, so they say nothing about a hot one."""

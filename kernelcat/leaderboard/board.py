@@ -74,7 +74,7 @@ class Row:
 
     @property
     def title(self) -> str:
-        return self.problem_name or " ".join(f"{k}={v}" for k, v in sorted(self.problem.items()))
+        return self.problem_name or str(Problem.of(self.entry, **self.problem))
 
 
 @dataclass(frozen=True)

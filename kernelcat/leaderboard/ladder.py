@@ -12,6 +12,7 @@ from kernelcat.implementation import LANGUAGES, Implementation
 from kernelcat.leaderboard.board import Rates, in_catalog, microseconds
 from kernelcat.leaderboard.grid import STALE, caption, duration, figure, rate
 from kernelcat.leaderboard.sheet import Sheet
+from kernelcat.spec import Problem
 from kernelcat.store import Measurement, Race, newest_races
 from kernelcat.store.races import LADDER
 
@@ -145,7 +146,7 @@ def height(
 def sheet(ladder: Ladder) -> Sheet:
     """The ladder as a table: a line a step."""
     peers = sorted(ladder.steps[0].peers)
-    title = ladder.problem_name or " ".join(f"{k}={v}" for k, v in sorted(ladder.problem.items()))
+    title = ladder.problem_name or Problem.of(ladder.entry, **ladder.problem)
     headers = ("step", "µs", "rate", "× step before", f"× {ladder.first}",
                *(f"× {peer}" for peer in peers), "proven in the machine code")  # fmt: skip
     notes = [ladder.note, "×: that one's time over the step's, in the same race."]
