@@ -39,10 +39,15 @@ def copy(rows: int, cols: int, src: int = 0, dst: int = 0, dtype: str = "bfloat1
 
 
 def wgmma_config(
-    tile: str, schedule: str = "cooperative", *, cluster: str = "1x1", split_k: int = 1
+    tile: str,
+    schedule: str = "cooperative",
+    *,
+    cluster: str = "1x1",
+    split_k: int = 1,
+    swap: bool = False,
 ) -> Config:
-    """Swapped where the problem has so few rows that nothing else serves: tiles of 16 to 64."""
-    swap = tile in ("64x16", "64x32", "64x48", "64x64", "128x16", "128x64")
+    """Swapped too where the problem has so few rows that nothing else serves: tiles of 16 to 64."""
+    swap |= tile in ("64x16", "64x32", "64x48", "64x64", "128x16", "128x64")
     return Config(tile=tile, schedule=schedule, swap=swap, cluster=cluster, split_k=split_k)
 
 
@@ -53,6 +58,10 @@ CORNERS = [
     ("sm_90a", "gemm", "wgmma", gemm(4097, 5001, 2056, "float16"), wgmma_config("128x256")),
     ("sm_90a", "gemm", "wgmma", gemm(1024, 5120, 2880), wgmma_config("256x160")),
     ("sm_90a", "gemm", "wgmma", gemm(8192, 8192, 8192), wgmma_config("256x192", cluster="1x2")),
+    (
+        *("sm_90a", "gemm", "wgmma", gemm(4097, 5000, 2056)),
+        wgmma_config("256x160", cluster="1x2", swap=True),
+    ),
     (
         "sm_90a",
         "gemm",
@@ -218,6 +227,23 @@ def test_wgmma_tiles_follow_the_problem() -> None:
     assert Plan.of(small, gemm(64, 2112, 7168), target).units > target.sms // 2
     assert (large["tile"], large["split_k"]) == ("128x256", 1)
     assert (wave["tile"], wave["split_k"]) == ("256x160", 1)
+
+
+def test_large_tiles_are_swapped_only_for_fewer_waves() -> None:
+    """4097 rows make 17 tiles of 256, 5000 columns 20: 544 or 520 tiles for 132 SMs."""
+    target = gpu.find("h200")
+    odd, even = gemm(4097, 5000, 2056), gemm(4096, 4096, 4096)
+    config = wgmma_config("256x160", swap=True, cluster="1x2")
+    assert Plan.of(config, odd, target).waves == 4
+    assert wgmma.IMPLEMENTATION.why_not(config, odd, target) is None
+    assert "waves" in (wgmma.IMPLEMENTATION.why_not(config, even, target) or "")
+
+
+def test_a_block_alone_on_its_sm_has_the_whole_of_its_memory() -> None:
+    target, problem = gpu.find("h200"), gemm(64, 2880, 4096)
+    alone, two = (Plan.of(wgmma_config("64x64", split_k=s), problem, target) for s in (2, 3))
+    assert (alone.units, alone.num_stages(target)) == (90, 13)
+    assert (two.units, two.num_stages(target)) == (135, 5)
 
 
 @pytest.mark.parametrize("shape", [(8192, 8192, 8192), (1024, 5120, 2880), (8, 2880, 4096)])

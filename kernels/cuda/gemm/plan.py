@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from kernelcat.gpu import KB, Gpu
@@ -10,7 +10,9 @@ from kernelcat.implementation import Config
 from kernelcat.kernels.cuda.gemm.operands import BLOCK_K
 from kernelcat.spec import Problem
 
-MAX_STAGES = 12
+MAX_STAGES = 24
+SKINNY_COLS = 128
+"""Products of so few rows are only swapped for wgmma's 64 rows, not for the waves they make."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Plan:
 
     rows: int
     cols: int
+    k: int
     k_blocks: int
     block_m: int
     block_n: int
@@ -41,6 +44,7 @@ class Plan:
         m, n = problem["M"], problem["N"]
         return Plan(
             *((n, m) if config["swap"] else (m, n)),
+            k=problem["K"],
             k_blocks=ceil(problem["K"] / BLOCK_K),
             block_m=block_m,
             block_n=block_n,
@@ -52,6 +56,16 @@ class Plan:
             pair=2 if problem["activation"] == "swiglu" else 1,
             sms=gpu.sms,
         )
+
+    @property
+    def skinny(self) -> bool:
+        """Swapped because A has few rows, and not because the tiles then fit better."""
+        return self.swap and self.cols <= SKINNY_COLS
+
+    @property
+    def unswapped(self) -> Plan:
+        """The same tiles the other way round."""
+        return replace(self, rows=self.cols, cols=self.rows, swap=False)
 
     @property
     def cluster_size(self) -> int:
@@ -112,6 +126,12 @@ class Plan:
         return (16 if self.block_n > self.block_m else 8) // self.cluster_m
 
     @property
+    def last_depth(self) -> int:
+        """Columns of the last block of k that are multiplied, 16 a wgmma; pieces do not differ."""
+        left = self.k % BLOCK_K
+        return ceil(left / 16) * 16 if left and self.split_k == 1 else BLOCK_K
+
+    @property
     def units(self) -> int:
         """What clusters work on one at a time: whole tiles, then pieces of the others."""
         return self.whole_tiles + (self.tiles - self.whole_tiles) * self.split_k
@@ -129,18 +149,22 @@ class Plan:
 
     @property
     def fixed_bytes(self) -> int:
-        """Output chunks, bias, barriers (under 256 bytes) and alignment."""
+        """Output chunks, bias, what consumers tell each other (under 64 bytes) and alignment."""
         rows, cols = self.chunk
         bias = self.block_m // self.consumers_per_tile if self.swap else self.block_n
-        return self.consumers * 2 * (2 * rows * cols + bias) + KB + 256
+        return self.consumers * 2 * (2 * rows * cols + bias) + KB + 64
 
     def num_stages(self, gpu: Gpu) -> int:
-        """As many as fit; each block also takes 1 KB that is the system's."""
-        budget = (gpu.shared_bytes + KB) // self.blocks_per_sm - KB
-        return min((budget - self.fixed_bytes) // self.stage_bytes, MAX_STAGES)
+        """As many as fit, two barriers with each; a block also takes 1 KB that is the system's.
+
+        A block alone on its SM has it all: few SMs then draw as much as their ports let in.
+        """
+        residents = self.blocks_per_sm if self.units > self.sms else 1
+        budget = (gpu.shared_bytes + KB) // residents - KB
+        return min((budget - self.fixed_bytes) // (self.stage_bytes + 16), MAX_STAGES)
 
     def shared_bytes(self, gpu: Gpu) -> int:
-        return self.num_stages(gpu) * self.stage_bytes + self.fixed_bytes
+        return self.num_stages(gpu) * (self.stage_bytes + 16) + self.fixed_bytes
 
     @property
     def workspaces(self) -> dict[str, int]:

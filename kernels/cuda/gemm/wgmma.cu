@@ -81,6 +81,11 @@ __device__ __forceinline__ void give_back(Barrier& empty) {
   }
 }
 
+template <int kValue>
+struct Constant {
+  static constexpr int value = kValue;
+};
+
 // One unit of work. A stage is given back when the next one's wgmmas have been started.
 template <typename Config>
 __device__ __forceinline__ void accumulate(WgmmaShared<Config>& shared,
@@ -92,10 +97,10 @@ __device__ __forceinline__ void accumulate(WgmmaShared<Config>& shared,
   const uint64_t a = swizzled_rows_descriptor(base + first_row * kRowBytes);
   const uint64_t b = swizzled_rows_descriptor(base + Config::kStageBytesA);
   int previous = 0;
-  for (int k_block = 0; k_block < num_k; ++k_block) {
+  const auto multiply = [&](int k_block, auto depth) {
     const int stage = position.stage;
     shared.full[stage].wait(position.parity);
-    multiply_stage<typename Config::T, Config::BLOCK_N>(
+    multiply_stage<typename Config::T, Config::BLOCK_N, decltype(depth)::value>(
         sums, advanced(a, stage * Config::kStageBytes), advanced(b, stage * Config::kStageBytes),
         k_block > 0);
     if (k_block > 0) {
@@ -104,7 +109,12 @@ __device__ __forceinline__ void accumulate(WgmmaShared<Config>& shared,
     }
     previous = stage;
     position.advance();
+  };
+  constexpr bool kRagged = Config::kLastDepth < BLOCK_K;
+  for (int k_block = 0; k_block < num_k - kRagged; ++k_block) {
+    multiply(k_block, Constant<BLOCK_K>{});
   }
+  if (kRagged) multiply(num_k - 1, Constant<Config::kLastDepth>{});
   if (Config::kPingpong && lane_index() == 0) shared.turn[1 - consumer].arrive();
   wgmma_wait<0>();
 #pragma unroll
@@ -204,11 +214,12 @@ __device__ __forceinline__ void consume(WgmmaShared<Config>& shared, const WorkL
 // kSplit all tiles but the first `num_whole` are computed in `num_splits` pieces; for these
 // `partials` holds BLOCK_M * BLOCK_N floats a piece and `counters` one zero a tile and consumer.
 // `map_d` is not read unless kTmaStore.
-template <typename T, int BLOCK_M, int BLOCK_N, int kNumStages, bool kPingpong, bool kSwap,
-          int kClusterM, int kClusterN, bool kSplit, bool kTmaStore, Activation kActivation,
-          bool kResidual,
-          typename Config = WgmmaTile<T, BLOCK_M, BLOCK_N, kNumStages, kPingpong, kSwap, kClusterM,
-                                      kClusterN, kSplit, kTmaStore, kActivation, kResidual>>
+template <
+    typename T, int BLOCK_M, int BLOCK_N, int kNumStages, bool kPingpong, bool kSwap, int kClusterM,
+    int kClusterN, bool kSplit, bool kTmaStore, Activation kActivation, bool kResidual,
+    int kLastDepth,
+    typename Config = WgmmaTile<T, BLOCK_M, BLOCK_N, kNumStages, kPingpong, kSwap, kClusterM,
+                                kClusterN, kSplit, kTmaStore, kActivation, kResidual, kLastDepth>>
 __global__ void __launch_bounds__(Config::kNumThreads, Config::kBlocksPerSm)
     gemm_wgmma(const __grid_constant__ TensorMap map_a,  // (m, k), boxes BLOCK_M / kClusterN high
                const __grid_constant__ TensorMap map_b,  // (n, k), boxes BLOCK_N / kClusterM high

@@ -35,9 +35,11 @@ from kernelcat.spec import Problem
 
 MIN_STAGES = 3
 MAX_WAVES_WITH_TAIL = 6
+MAX_WAVES_OF_SWAPPED = 0.95
+"""Large tiles are only swapped for so many of the waves that they are otherwise."""
 SLACK = {False: 1.15, True: 1.5}
 """How much slower than the best a configuration may look to the model and still be tried, by
-``swap``: of small products the model knows less, and there are few choices."""
+``skinny``: of small products the model knows less, and there are few choices."""
 NULL = Int64(0)
 
 SPACE = {
@@ -81,7 +83,8 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     arguments = (
         f"kernelcat::{dtype}, {plan.block_m}, {plan.block_n}, {plan.num_stages(gpu)}, "
         f"{cpp(plan.pingpong)}, {cpp(plan.swap)}, {plan.cluster_m}, {plan.cluster_n}, "
-        f"{cpp(bool(workspaces))}, {cpp(by_tma)}, {epilogue(problem)}"
+        f"{cpp(bool(workspaces))}, {cpp(by_tma)}, {epilogue(problem)}, "
+        f"{plan.last_depth}"
     )
     params: tuple[Param, ...] = (
         map_a,
@@ -120,7 +123,7 @@ def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 def _reject_shape(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
     """What the kernel or the hardware cannot do."""
-    if plan.sums > (128 if problem["residual"] else 192):
+    if plan.sums > ((96 if plan.swap else 128) if problem["residual"] else 192):
         return f"{plan.sums} accumulators a thread do not fit in registers"
     if plan.num_stages(gpu) < MIN_STAGES:
         return f"fewer than {MIN_STAGES} stages fit in {gpu.shared_bytes} bytes of shared memory"
@@ -134,14 +137,16 @@ def _reject_shape(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
 def _reject_tile(plan: Plan, config: Config) -> str | None:
     """Tiles that cannot win, and choices that come to the same."""
     block_m, block_n = plan.block_m, plan.block_n
-    few = min(n for n in (16, 32, 48, 64, 96, 128) if n >= min(plan.cols, 128))
-    if plan.swap:
-        if plan.cols > 128 or block_n != few:
-            return f"swapped tiles are as wide as M={plan.cols}: {few} columns, 128 at most"
+    if plan.skinny:
+        few = min(n for n in (16, 32, 48, 64, 96, 128) if n >= plan.cols)
+        if block_n != few:
+            return f"skinny tiles are as wide as M={plan.cols}: {few} columns"
         if plan.pingpong or plan.cluster_size > 1 or block_m > 128:
-            return "swapped products wait for memory: nothing to overlap or to share"
+            return "skinny products wait for memory: nothing to overlap or to share"
+    elif plan.swap and plan.waves > MAX_WAVES_OF_SWAPPED * plan.unswapped.waves:
+        return f"{plan.waves:.3g} waves of swapped tiles, {plan.unswapped.waves:.3g} of others"
     elif plan.rows <= 64:
-        return f"M={plan.rows} fills wgmma's 64 rows only when swapped"
+        return f"{plan.rows} rows fill wgmma's 64 only on the other side"
     elif plan.pingpong != (block_m == 64) and block_m != 128:
         return f"{config['schedule']} tiles of {block_m} rows leave the tensor cores waiting"
     elif block_n < 64 or (block_m == 64 and block_n < 128):
@@ -167,7 +172,7 @@ def _reject_split(plan: Plan) -> str | None:
 
 
 def _reject_slow(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
-    best, slack = _best(problem, gpu), SLACK[plan.swap]
+    best, slack = _best(problem, gpu), SLACK[plan.skinny]
     if best is not None and _plan_us(plan, problem, gpu) > slack * best[0]:
         return f"by the model over {slack} times slower than {best[1]['tile']}"
     return None
@@ -198,7 +203,8 @@ _NARROW = {16: 0.25, 32: 0.45, 48: 0.55, 64: 0.68, 96: 0.80, 128: 0.88, 160: 0.9
 """BLOCK_N -> share of a wide wgmma's rate; narrow ones wait for shared memory."""
 
 _L2_BYTES, _PORT_BYTES = 75e9, 110e9
-"""Bytes a second that L2 gives one SM when all ask, and that an SM can take, multicast included."""
+"""Bytes a second that L2 gives one SM when all ask (few get more), and that an SM can take,
+multicast included."""
 
 _EPILOGUE_US = 2.0
 """Storing a tile of 128 x 256 while nothing is multiplied."""
@@ -215,7 +221,8 @@ def _plan_us(plan: Plan, problem: Problem, gpu: Gpu) -> float:
     peak = gpu.flops[problem["dtype"]] / gpu.sms * 0.85 * _NARROW.get(plan.block_n, 0.95)
     math_us = 2 * plan.block_m * plan.block_n * BLOCK_K / peak * 1e6
     loaded = plan.block_m / plan.cluster_n + plan.block_n / plan.cluster_m
-    load_us = max(loaded * BLOCK_K * 2 / _L2_BYTES, plan.stage_bytes / _PORT_BYTES) * 1e6
+    l2_bytes = _L2_BYTES / min(max(plan.units, 1) * plan.cluster_size / plan.sms, 1)
+    load_us = max(loaded * BLOCK_K * 2 / l2_bytes, plan.stage_bytes / _PORT_BYTES) * 1e6
     area = plan.block_m * plan.block_n / (128 * 256)
     tiles_a_block = 1 if plan.pingpong else max(plan.waves, 1.0)
     crowd = max(min(plan.units / plan.sms, plan.blocks_per_sm), 1)

@@ -18,16 +18,18 @@ __host__ __device__ constexpr int widest(int count) {
 //
 // Consumer warpgroups share a tile, or with kPingpong each has its own: one then multiplies while
 // the other stores. Blocks of a cluster lie below (kClusterM) or beside (kClusterN) each other, and
-// load what they share for all. kSplit: some tiles are computed in pieces of their k range.
+// load what they share for all. kSplit: some tiles are computed in pieces of their k range. Of the
+// last block of k only the first kLastDepth columns are multiplied; the others are zero.
 template <typename T_, int BLOCK_M_, int BLOCK_N_, int kNumStages_, bool kPingpong_, bool kSwap_,
           int kClusterM_, int kClusterN_, bool kSplit_, bool kTmaStore_, Activation kActivation,
-          bool kResidual_>
+          bool kResidual_, int kLastDepth_>
 struct WgmmaTile {
   using T = T_;
   using Output = GemmOutput<T, kActivation, kResidual_>;
   static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, kNumStages = kNumStages_;
   static constexpr bool kPingpong = kPingpong_, kSwap = kSwap_;
   static constexpr bool kSplit = kSplit_, kTmaStore = kTmaStore_;
+  static constexpr int kLastDepth = kLastDepth_;
   static constexpr bool kResidual = kResidual_, kPaired = Output::kPaired;
   static constexpr int kClusterM = kClusterM_, kClusterN = kClusterN_;
   static constexpr int kClusterSize = kClusterM * kClusterN;

@@ -276,14 +276,20 @@ def specialized(
     d_tiles = gl.allocate_shared_memory(d.dtype, [D_TILES, PART_M, d.block_shape[1]], d.layout)
     full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
-    loaded = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    # Barriers that nobody waits for must not be: their memory would be given to others.
+    loaded, turns = full, full
+    if HAS_RESIDUAL:
+        loaded = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    if PINGPONG:
+        turns = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(NUM_STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=PARTS)
-    turns = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(CONSUMERS):
-        mbarrier.init(loaded.index(i), count=1)
-        mbarrier.init(turns.index(i), count=1)
+        if HAS_RESIDUAL:
+            mbarrier.init(loaded.index(i), count=1)
+        if PINGPONG:
+            mbarrier.init(turns.index(i), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
