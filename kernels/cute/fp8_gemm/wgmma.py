@@ -27,7 +27,6 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from kernelcat.kernels.cute.fp8_gemm.epilogue import store_tile
-from kernelcat.kernels.cute.gemm.raster import grouped
 from kernelcat.kernels.cute.fp8_gemm.scales import (
     load_group_scales,
     load_row_scales,
@@ -35,6 +34,7 @@ from kernelcat.kernels.cute.fp8_gemm.scales import (
     read_scales,
 )
 from kernelcat.kernels.cute.fp8_gemm.split import reduce_splits
+from kernelcat.kernels.cute.gemm.raster import grouped
 
 BLOCK = 128
 """Columns of a stage; rows and columns of B that share a scale."""
