@@ -54,6 +54,7 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
     fuzz_examples: int = 0
     sanitizer: dict[str, int] = field(default_factory=dict)
+    ordered: int = 0
     findings: list[str] = field(default_factory=list)
 
     @property
@@ -180,6 +181,7 @@ def _sanitize(
         outcome.failures.append(str(error))
         return
     outcome.sanitizer = {tool: report.errors for tool, report in reports.items()}
+    outcome.ordered = sum(report.ordered for report in reports.values())
     outcome.findings = [f"{tool}: {f}" for tool, report in reports.items() for f in report.findings]
 
 

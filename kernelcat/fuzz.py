@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
 from hypothesis import HealthCheck, Phase, given, reject, seed, settings
 from hypothesis import strategies as st
@@ -29,12 +30,15 @@ from kernelcat.device import CudaDevice, Device, MirroredDevice
 from kernelcat.errors import KernelcatError
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation, Source
-from kernelcat.jit.cache import find
-from kernelcat.sanitizer import EXAMPLE
+from kernelcat.inspect import disassemble
+from kernelcat.jit.artifact import Artifact
+from kernelcat.jit.cache import build, find
+from kernelcat.sanitizer import EXAMPLE, ORDERED
 from kernelcat.spec import Axis, AxisValue, Entry, Problem
 from kernelcat.tune.backend import CUDA
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.pool import CompilePool
+from kernelcat.warp_dispatch import ordered
 
 KERNELS = 16
 """Combinations of choices and configuration a run draws from."""
@@ -234,10 +238,25 @@ def _compile(
 def _attempt(
     implementation: Implementation, problem: Problem, config: Config, device: Device, draw: int
 ) -> Verdict:
-    if isinstance(device, MirroredDevice):
-        words = f"{EXAMPLE}{Candidate.of(implementation, config)} on {problem}"
-        print(words, file=sys.stderr, flush=True)
     try:
+        if isinstance(device, MirroredDevice):
+            _announce(implementation, problem, config, device.gpu)
         return check(implementation, problem, config, device, seeds=(draw,))
     except KernelcatError as error:
         return Verdict(False, float("nan"), f"{type(error).__name__}: {error}")
+
+
+def _announce(implementation: Implementation, problem: Problem, config: Config, gpu: Gpu) -> None:
+    """Tell the sanitizer's reader what runs next, and which of its accesses are ordered."""
+    if implementation.language == "triton":
+        steps = implementation.program(problem, config, gpu).steps
+        print(
+            ORDERED, *chain(*(_ordered(build(s.source, gpu.arch)) for s in steps)), file=sys.stderr
+        )
+    words = f"{EXAMPLE}{Candidate.of(implementation, config)} on {problem}"
+    print(words, file=sys.stderr, flush=True)
+
+
+def _ordered(artifact: Artifact) -> Iterator[str]:
+    for write, read in sorted(ordered(disassemble(artifact.cubin))):
+        yield f"{artifact.kernel}+{write:#x}>{artifact.kernel}+{read:#x}"

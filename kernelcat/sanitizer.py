@@ -7,8 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,28 +21,58 @@ SANITIZED_S = 300
 """Seconds after which a sanitized run counts as hung."""
 EXAMPLE = "kernelcat example: "
 """Begins the line by which a sanitized fuzz run says what it does next."""
+ORDERED = "kernelcat ordered: "
+"""Begins the line before: writes and reads known to be ordered, ``gemm+0x40>gemm+0x90``."""
 FINDINGS = 5
 """Distinct findings kept of each tool."""
 FINDING_LINES = 6
 """Lines of a finding kept; a race may go on with every access that takes part."""
-HAZARDS = 10_000
-"""Bytes of shared memory after which racecheck prints no further hazards."""
+HAZARDS = ["--racecheck-report", "hazard", "--print-limit", "10000"]
+"""Byte by byte: kind of hazard, address, threads; races are pairs of instructions only."""
 
 _SAID = re.compile(r"={8,} (?P<indent> *)(?P<text>\S.*)")
 _NO_FINDING = re.compile(
     r"COMPUTE-SANITIZER|\w+ SUMMARY: |Target application returned|Warning: Maximum number|"
     r"Current Value"
 )
+_PLACE = re.compile(r"(Read|Write) Thread \([\d,]+\) at (\S+)")
+_ORDERED = re.compile(r"(\S+)>(\S+)")
 _NUMBERS = re.compile(r"(?<!\+)\b(0x[0-9a-f]+|\d[\d,]*)\b")
 """Threads, addresses and counts, but not the offset of an instruction."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one tool counted, and its first distinct findings, each on one line."""
+    """What one tool counted, and its first distinct findings, each on one line.
+
+    ``ordered`` hazards are not among the errors: a barrier lies between their accesses, which the
+    machine code shows (:mod:`kernelcat.warp_dispatch`).
+    """
 
     errors: int
     findings: tuple[str, ...] = ()
+    ordered: int = 0
+
+
+@dataclass
+class _Record:
+    """What a tool printed of one finding, the example that ran, and what is known to be ordered."""
+
+    lines: list[str]
+    example: str
+    ordered: frozenset[tuple[str, str]]
+
+    def __str__(self) -> str:
+        text = ", ".join(self.lines[:FINDING_LINES])
+        return f"{text}; {self.example}".rstrip("; ")
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether it is a read after a write that is known to come before."""
+        text = " ".join(self.lines)
+        places = dict(_PLACE.findall(text))
+        pair = places.get("Write", ""), places.get("Read", "")
+        return "Potential RAW hazard" in text and pair in self.ordered
 
 
 def command_line(verb: str, implementation: Implementation) -> list[str]:
@@ -78,23 +107,19 @@ def sanitize(
     """
     fuzzing = [*command_line("fuzz", implementation), "--examples", str(examples)]
     fuzzing += ["--limit", str(SANITIZED_SIZE), "--kernels", "6", "--mirrored"]
-    reports = {}
-    for tool in tools:
-        reports[tool] = run(tool, fuzzing)
-        if tool == "racecheck" and reports[tool].errors:
-            reports[tool] = _explained(reports[tool], fuzzing)
-    return reports
+    return {tool: run(tool, fuzzing) for tool in tools}
 
 
-def run(tool: str, words: Sequence[str], options: Sequence[str] = ()) -> Report:
+def run(tool: str, words: Sequence[str]) -> Report:
     """Run the command ``words`` under a tool; raises as :func:`sanitize` does."""
     sanitizer = sanitizer_path()
     if sanitizer is None:
         raise MissingDependency("compute-sanitizer is not on the path: install the CUDA toolkit")
-    quietly = ("--show-backtrace", "no", "--demangle", "simple")
+    options = ["--show-backtrace", "no", "--demangle", "simple"]
+    options += HAZARDS if tool == "racecheck" else []
     try:
         done = subprocess.run(
-            [sanitizer, "--tool", tool, *quietly, *options, *words],
+            [sanitizer, "--tool", tool, *options, *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,  # in the order in which it was said
             text=True,
@@ -113,48 +138,43 @@ def parse(tool: str, output: str, code: int) -> Report:
     if not match or (code and not int(match[1])):
         tail = " | ".join(output.strip().splitlines()[-4:])
         raise KernelcatError(f"compute-sanitizer --tool {tool}: exit {code}: {tail}")
-    return Report(int(match[1]), _findings(output))
+    records = list(_records(output))
+    ordered = sum(record.is_ordered for record in records)
+    findings = _findings(record for record in records if not record.is_ordered)
+    return Report(int(match[1]) - ordered, findings, ordered)
 
 
-def _explained(races: Report, words: Sequence[str]) -> Report:
-    """The same count, by a second run told byte by byte: kind of hazard, address, threads.
-
-    Racecheck counts races, pairs of instructions, only where it does not print their hazards.
-    """
-    hazards = Report(0)
-    with suppress(KernelcatError):  # the races themselves are known
-        options = ("--racecheck-report", "hazard", "--print-limit", str(HAZARDS))
-        hazards = run("racecheck", words, options)
-    return Report(races.errors, (*hazards.findings, *races.findings)[:FINDINGS])
-
-
-def _findings(output: str) -> tuple[str, ...]:
+def _findings(records: Iterable[_Record]) -> tuple[str, ...]:
     """The first distinct ones: those that differ by threads, addresses and counts are alike."""
     alike: dict[str, list[str]] = {}
-    for text, example in _records(output):
-        alike.setdefault(_NUMBERS.sub("#", text), []).append(f"{text}; {example}".rstrip("; "))
+    for record in records:
+        alike.setdefault(_NUMBERS.sub("#", ", ".join(record.lines)), []).append(str(record))
     firsts = [(lines[0], len(lines)) for lines in alike.values()]
     return tuple(
         f"{line} (first of {count})" if count > 1 else line for line, count in firsts[:FINDINGS]
     )
 
 
-def _records(output: str) -> list[tuple[str, str]]:
-    """What was found, in the order of the output, each with the example that ran.
+def _records(output: str) -> Iterator[_Record]:
+    """What was found, in the order of the output.
 
     A record is a line of the sanitizer's, and those after it that are indented.
     """
-    example, records = "", list[tuple[list[str], str]]()
+    example, record = "", None
+    ordered, announced = frozenset[tuple[str, str]](), frozenset[tuple[str, str]]()
     for line in output.splitlines():
         said = _SAID.match(line)
-        if line.startswith(EXAMPLE):
-            example = line.removeprefix(EXAMPLE)
+        if line.startswith(ORDERED):
+            announced = frozenset(_ORDERED.findall(line.removeprefix(ORDERED)))
+        elif line.startswith(EXAMPLE):
+            example, ordered = line.removeprefix(EXAMPLE), announced
+            announced = frozenset()
         elif said and not said["indent"]:
-            records.append(([said["text"].rstrip(" :")], example))
-        elif said and records and not _NO_FINDING.match(said["text"]):
-            records[-1][0].append(said["text"].rstrip())
-    return [
-        (", ".join(lines[:FINDING_LINES]), ran)
-        for lines, ran in records
-        if not _NO_FINDING.match(lines[0])
-    ]
+            if record:
+                yield record
+            text = said["text"].rstrip(" :")
+            record = None if _NO_FINDING.match(text) else _Record([text], example, ordered)
+        elif said and record and not _NO_FINDING.match(said["text"]):
+            record.lines.append(said["text"].rstrip())
+    if record:
+        yield record

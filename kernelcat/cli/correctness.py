@@ -118,6 +118,7 @@ def _show(outcome: Any) -> None:
     notes = [f"{len(outcome.problems)} problems", f"{outcome.fuzz_examples} random examples"]
     notes += [f"{len(outcome.skipped)} not served"] if outcome.skipped else []
     notes += [f"{tool} {n}" for tool, n in outcome.sanitizer.items()]
+    notes += [f"{outcome.ordered} reads after a barrier left out"] if outcome.ordered else []
     click.echo(f"{word}  {outcome.implementation}: {', '.join(notes)}")
     for line in (*outcome.failures, *outcome.findings):
         click.echo(f"        {line}")

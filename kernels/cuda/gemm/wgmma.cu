@@ -81,12 +81,26 @@ __device__ __forceinline__ void give_back(Barrier& empty) {
   }
 }
 
-template <int kValue>
-struct Constant {
-  static constexpr int value = kValue;
-};
+// Starts the product of the next stage's first kDepth columns; the stage before is then given back.
+template <typename Config, int kDepth>
+__device__ __forceinline__ void multiply_block(WgmmaShared<Config>& shared,
+                                               RingPosition<Config::kNumStages>& position,
+                                               typename Config::Accumulators& sums, uint64_t a,
+                                               uint64_t b, int& previous, bool is_first) {
+  const int stage = position.stage;
+  shared.full[stage].wait(position.parity);
+  multiply_stage<typename Config::T, Config::BLOCK_N, kDepth>(
+      sums, advanced(a, stage * Config::kStageBytes), advanced(b, stage * Config::kStageBytes),
+      !is_first);
+  if (!is_first) {
+    wgmma_wait<1>();
+    give_back<Config>(shared.empty[previous]);
+  }
+  previous = stage;
+  position.advance();
+}
 
-// One unit of work. A stage is given back when the next one's wgmmas have been started.
+// One unit of work.
 template <typename Config>
 __device__ __forceinline__ void accumulate(WgmmaShared<Config>& shared,
                                            RingPosition<Config::kNumStages>& position,
@@ -96,25 +110,14 @@ __device__ __forceinline__ void accumulate(WgmmaShared<Config>& shared,
   const uint32_t base = shared_address(shared.stages);
   const uint64_t a = swizzled_rows_descriptor(base + first_row * kRowBytes);
   const uint64_t b = swizzled_rows_descriptor(base + Config::kStageBytesA);
-  int previous = 0;
-  const auto multiply = [&](int k_block, auto depth) {
-    const int stage = position.stage;
-    shared.full[stage].wait(position.parity);
-    multiply_stage<typename Config::T, Config::BLOCK_N, decltype(depth)::value>(
-        sums, advanced(a, stage * Config::kStageBytes), advanced(b, stage * Config::kStageBytes),
-        k_block > 0);
-    if (k_block > 0) {
-      wgmma_wait<1>();
-      give_back<Config>(shared.empty[previous]);
-    }
-    previous = stage;
-    position.advance();
-  };
   constexpr bool kRagged = Config::kLastDepth < BLOCK_K;
+  int previous = 0;
   for (int k_block = 0; k_block < num_k - kRagged; ++k_block) {
-    multiply(k_block, Constant<BLOCK_K>{});
+    multiply_block<Config, BLOCK_K>(shared, position, sums, a, b, previous, k_block == 0);
   }
-  if (kRagged) multiply(num_k - 1, Constant<Config::kLastDepth>{});
+  if (kRagged) {
+    multiply_block<Config, Config::kLastDepth>(shared, position, sums, a, b, previous, num_k == 1);
+  }
   if (Config::kPingpong && lane_index() == 0) shared.turn[1 - consumer].arrive();
   wgmma_wait<0>();
 #pragma unroll
