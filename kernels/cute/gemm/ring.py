@@ -58,19 +58,12 @@ def operand(atom, shared, tensor, tile, num_multicast=1, rank=0, mask=None):
     return Operand(atom, stages, tiles, Int16(mask) if num_multicast > 1 else None)
 
 
-def load_stage(ring, state, first, row: Int32, second, col: Int32, k_idx: Int32):
-    """Wait until a stage is empty and start filling it; its barrier.
-
-    From ``first`` comes the tile in ``row``, from ``second`` that in ``col``.
-    """
-    ring.producer_acquire(state)
-    barrier = ring.producer_get_barrier(state)
-    for source, index in ((first, row), (second, col)):
-        cute.copy(
-            source.atom,
-            source.tiles[None, index, k_idx],
-            source.stages[None, state.index],
-            tma_bar_ptr=barrier,
-            mcast_mask=source.mask,
-        )
-    return barrier
+def load(source: Operand, tile: Int32, k_idx: Int32, stage: Int32, barrier: cute.Pointer):
+    """Start loading a tile into a stage; ``barrier`` counts its bytes."""
+    cute.copy(
+        source.atom,
+        source.tiles[None, tile, k_idx],
+        source.stages[None, stage],
+        tma_bar_ptr=barrier,
+        mcast_mask=source.mask,
+    )

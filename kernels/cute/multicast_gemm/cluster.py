@@ -22,13 +22,7 @@ from cutlass.tensor_utils import LayoutEnum
 from kernelcat.jit.cute import element_type
 from kernelcat.kernels.cute.gemm.mainloop import finish, make_mma, multiply
 from kernelcat.kernels.cute.gemm.raster import grouped
-from kernelcat.kernels.cute.gemm.ring import (
-    load_stage,
-    make_ring,
-    memory,
-    operand,
-    stage_layouts,
-)
+from kernelcat.kernels.cute.gemm.ring import load, make_ring, memory, operand, stage_layouts
 from kernelcat.kernels.cute.gemm.tma import load_atom, store_atom
 
 BLOCK_K = 64
@@ -183,7 +177,10 @@ class Cluster:
                     m_idx = m_idx * self.cluster_m + rank_m
                     n_idx = n_idx * self.cluster_n + rank_n
                     for k_idx in cutlass.range(k_tiles, unroll=1):
-                        load_stage(ring, state, a, m_idx, b, n_idx, k_idx)
+                        ring.producer_acquire(state)
+                        barrier = ring.producer_get_barrier(state)
+                        load(a, m_idx, k_idx, state.index, barrier)
+                        load(b, n_idx, k_idx, state.index, barrier)
                         state.advance()
                 # A CTA must not exit while its peers may still signal its barriers.
                 ring.producer_tail(state)
