@@ -4,8 +4,10 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
 from cutlass import BFloat16, Float32, Int32
-from cutlass.cute.nvgpu import cpasync, warp
+from cutlass.cute.nvgpu import warp
 from cutlass.tensor_utils import LayoutEnum
+
+from kernelcat.kernels.cute.gemm.tma import partition
 
 WARPGROUP = 128
 
@@ -40,9 +42,7 @@ def store_tile(
     tRS_sD = thr_r2s.partition_D(sD)
     tRS_rD = cute.make_rmem_tensor(cute.shape(thr_r2s.partition_S(sD))[:3], BFloat16)
     values = cute.size(tRS_rD)
-    bSG_sD, bSG_gD = cpasync.tma_partition(
-        d_atom, 0, cute.make_layout(1), cute.group_modes(sD, 0, 2), cute.group_modes(gD, 0, 2)
-    )
+    bSG_sD, bSG_gD = partition(d_atom, sD, gD)
     waves, epi_stages = cute.size(total, mode=[3]), cute.size(sD, mode=[2])
     parts = cute.size(total, mode=[0]) // values
     for i in cutlass.range_constexpr(waves * parts):
