@@ -2,11 +2,9 @@
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.utils.hopper_helpers as sm90
-from cutlass import BFloat16, Float32, Int32
-from cutlass.cute.nvgpu import warp
-from cutlass.tensor_utils import LayoutEnum
+from cutlass import BFloat16, Int32
 
+from kernelcat.kernels.cute.gemm.stmatrix import registers_to_shared
 from kernelcat.kernels.cute.gemm.tma import partition
 
 WARPGROUP = 128
@@ -32,15 +30,7 @@ def store_tile(
     """
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     leader = cute.arch.make_warp_uniform(thread // 32) == 0
-    layout = LayoutEnum.COL_MAJOR if transpose else LayoutEnum.ROW_MAJOR
-    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose, 4), BFloat16)
-    r2s = cute.make_tiled_copy_S(
-        sm90.sm90_get_smem_store_op(layout, BFloat16, Float32),
-        cute.make_tiled_copy_C_atom(atom, tiled_mma),
-    )
-    thr_r2s = r2s.get_slice(thread)
-    tRS_sD = thr_r2s.partition_D(sD)
-    tRS_rD = cute.make_rmem_tensor(cute.shape(thr_r2s.partition_S(sD))[:3], BFloat16)
+    r2s, tRS_rD, tRS_sD = registers_to_shared(tiled_mma, sD, thread, BFloat16, transpose)
     values = cute.size(tRS_rD)
     bSG_sD, bSG_gD = partition(d_atom, sD, gD)
     waves, epi_stages = cute.size(total, mode=[3]), cute.size(sD, mode=[2])

@@ -12,7 +12,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
@@ -34,17 +34,14 @@ class Skinny:
 
     def __init__(
         self,
-        dtype: str,
-        bias: bool,
-        activation: str,
-        residual: bool,
         block_m: int,
         block_n: int,
         block_k: int,
         split_k: int,
         stages: int,
+        **epilogue: str | bool,
     ):
-        self.epilogue = Epilogue(dtype, bias, activation, residual)
+        self.epilogue = Epilogue(**epilogue)
         self.dtype = self.epilogue.dtype
         self.block_m, self.block_n, self.block_k = block_m, block_n, block_k
         self.split_k, self.stages = split_k, stages
@@ -69,12 +66,7 @@ class Skinny:
         n, k = cute.assume(n, divby=VECTOR), cute.assume(k, divby=VECTOR)
         mA = cute.make_tensor(a, cute.make_layout((m, k), stride=(k, 1)))
         mB = cute.make_tensor(b, cute.make_layout((n, k), stride=(k, 1)))
-        mBias = cute.make_tensor(
-            bias, cute.make_layout((VECTOR, n // VECTOR), stride=(1, VECTOR))
-        )
-        cols = cute.assume(Int64(n // self.epilogue.span), divby=VECTOR)
-        vectors = cute.make_layout((VECTOR, cols // VECTOR, m), stride=(1, VECTOR, cols))
-        mR, mD = cute.make_tensor(residual, vectors), cute.make_tensor(d, vectors)
+        mBias, mR, mD = self.epilogue.vectors(bias, residual, d, m, n)
 
         tiled_mma = make_mma(self.dtype, self.block_m // 64, self.block_n)
         tile = (self.block_m, self.block_n, self.block_k)

@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.blackwell_helpers as sm100
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import (
     OperandMajorMode,
     cpasync,
@@ -39,10 +39,8 @@ COLUMNS = 32
 class Tcgen05:
     """Tiles of 128 * ``ctas`` x ``block_n``; N and K are multiples of 8."""
 
-    def __init__(
-        self, dtype: str, bias: bool, activation: str, residual: bool, block_n: int, ctas: int
-    ):
-        self.epilogue = Epilogue(dtype, bias, activation, residual)
+    def __init__(self, block_n: int, ctas: int, **epilogue: str | bool):
+        self.epilogue = Epilogue(**epilogue)
         self.dtype, self.block_n, self.ctas = self.epilogue.dtype, block_n, ctas
         self.tiler = (ROWS * ctas, block_n, BLOCK_K)
         self.group = tcgen05.CtaGroup.TWO if ctas == 2 else tcgen05.CtaGroup.ONE
@@ -66,12 +64,7 @@ class Tcgen05:
         n, k = cute.assume(n, divby=VECTOR), cute.assume(k, divby=VECTOR)
         mA = cute.make_tensor(a, cute.make_layout((m, k), stride=(k, 1)))
         mB = cute.make_tensor(b, cute.make_layout((n, k), stride=(k, 1)))
-        cols = cute.assume(Int64(n // self.epilogue.span), divby=VECTOR)
-        vectors = cute.make_layout((VECTOR, cols // VECTOR, m), stride=(1, VECTOR, cols))
-        mR, mD = cute.make_tensor(residual, vectors), cute.make_tensor(d, vectors)
-        mBias = cute.make_tensor(
-            bias, cute.make_layout((VECTOR, n // VECTOR), stride=(1, VECTOR))
-        )
+        mBias, mR, mD = self.epilogue.vectors(bias, residual, d, m, n)
         tiled_mma = cute.make_tiled_mma(
             tcgen05.MmaF16BF16Op(
                 self.dtype,

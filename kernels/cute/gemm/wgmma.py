@@ -45,17 +45,14 @@ class Wgmma:
 
     def __init__(
         self,
-        dtype: str,
-        bias: bool,
-        activation: str,
-        residual: bool,
         block_m: int,
         block_n: int,
         cluster_m: int,
         cluster_n: int,
         pingpong: bool,
+        **epilogue: str | bool,
     ):
-        self.epilogue = Epilogue(dtype, bias, activation, residual)
+        self.epilogue = Epilogue(**epilogue)
         self.dtype = self.epilogue.dtype
         self.block_m, self.block_n = block_m, block_n
         self.cluster_m, self.cluster_n = cluster_m, cluster_n

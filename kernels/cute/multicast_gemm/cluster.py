@@ -15,7 +15,7 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import cpasync, warp, warpgroup
+from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
@@ -23,6 +23,7 @@ from kernelcat.jit.cute import element_type
 from kernelcat.kernels.cute.gemm.mainloop import finish, make_mma, multiply
 from kernelcat.kernels.cute.gemm.raster import grouped
 from kernelcat.kernels.cute.gemm.ring import load, make_ring, memory, operand, stage_layouts
+from kernelcat.kernels.cute.gemm.stmatrix import registers_to_shared
 from kernelcat.kernels.cute.gemm.tma import load_atom, store_atom
 
 BLOCK_K = 64
@@ -173,9 +174,7 @@ class Cluster:
                     pipeline.PipelineUserType.Producer, self.stages
                 )
                 for index in cutlass.range(first, num_tiles, step, unroll=1):
-                    m_idx, n_idx = grouped(index, tiles_m, tiles_n, self.group_m)
-                    m_idx = m_idx * self.cluster_m + rank_m
-                    n_idx = n_idx * self.cluster_n + rank_n
+                    m_idx, n_idx = self.tile_of(index, tiles_m, tiles_n, rank_m, rank_n)
                     for k_idx in cutlass.range(k_tiles, unroll=1):
                         ring.producer_acquire(state)
                         barrier = ring.producer_get_barrier(state)
@@ -198,9 +197,7 @@ class Cluster:
                 pipeline.PipelineUserType.Consumer, self.stages
             )
             for index in cutlass.range(first, num_tiles, step, unroll=1):
-                m_idx, n_idx = grouped(index, tiles_m, tiles_n, self.group_m)
-                m_idx = m_idx * self.cluster_m + rank_m
-                n_idx = n_idx * self.cluster_n + rank_n
+                m_idx, n_idx = self.tile_of(index, tiles_m, tiles_n, rank_m, rank_n)
                 acc.fill(0.0)
                 tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
                 read, release = multiply(
@@ -210,6 +207,14 @@ class Cluster:
                 gD = cute.local_tile(mD, (self.block_m, self.block_n), (m_idx, n_idx))
                 self.store_tile(acc, tiled_mma, sD, gD, d_atom, tidx, warp_idx)
             cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def tile_of(
+        self, index: Int32, tiles_m: Int32, tiles_n: Int32, rank_m: Int32, rank_n: Int32
+    ):
+        """Row and column, in tiles, of a CTA's share of the cluster's tile."""
+        row, col = grouped(index, tiles_m, tiles_n, self.group_m)
+        return row * self.cluster_m + rank_m, col * self.cluster_n + rank_n
 
     @cute.jit
     def store_tile(
@@ -223,15 +228,8 @@ class Cluster:
         warp_idx: Int32,
     ):
         """Accumulators -> 16 bit -> shared memory -> TMA, an ``EPI_TILE`` at a time."""
-        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), self.dtype)
-        r2s = cute.make_tiled_copy_S(
-            sm90.sm90_get_smem_store_op(LayoutEnum.ROW_MAJOR, self.dtype, Float32),
-            cute.make_tiled_copy_C_atom(atom, tiled_mma),
-        )
-        thr_r2s = r2s.get_slice(tidx)
-        tRS_sD = thr_r2s.partition_D(sD)
+        r2s, tRS_rD, tRS_sD = registers_to_shared(tiled_mma, sD, tidx, self.dtype)
         tRS_rAcc = r2s.retile(acc)
-        tRS_rD = cute.make_rmem_tensor(cute.shape(thr_r2s.partition_S(sD))[:3], self.dtype)
         values = cute.size(tRS_rD)
         bSG_sD, bSG_gD = cpasync.tma_partition(
             d_atom, 0, cute.make_layout(1),
