@@ -25,10 +25,11 @@ def store_atom(tensor, layout, tile):
 
 def partition(atom, shared, tiles, num_multicast=1, rank=0):
     """Stages and tiles as TMA sees them: slice ``rank`` of each where they are multicast."""
+    modes = cute.rank(shared) - 1  # of one tile
     return cpasync.tma_partition(
         atom,
         rank if num_multicast > 1 else 0,
         cute.make_layout(num_multicast),
-        cute.group_modes(shared, 0, 2),
-        cute.group_modes(tiles, 0, 2),
+        cute.group_modes(shared, 0, modes),
+        cute.group_modes(tiles, 0, modes),
     )
