@@ -211,7 +211,7 @@ class Wgmma:
             Float8E4M3FN,
             (a_layout, b_layout),
             releases,
-            cluster=(self.cluster, 1),
+            cluster=(self.cluster_m, self.cluster_n),
             producers=1 + 32,
         )
 

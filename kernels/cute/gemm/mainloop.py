@@ -29,7 +29,7 @@ def multiply(
     k_begin: Int32,
     k_end: Int32,
 ):
-    """acc += A @ B^T; the last stage's products may still be under way, see ``finish``."""
+    """acc += A @ B^T; the last stage's products may still be under way, see ``drain``."""
     warpgroup.fence()
     for k_idx in cutlass.range(k_begin, k_end, unroll=1):
         ring.consumer_wait(read)
@@ -47,7 +47,7 @@ def multiply(
 
 
 @cute.jit
-def finish(ring: pipeline.PipelineTmaAsync, release: pipeline.PipelineState):
+def drain(ring: pipeline.PipelineTmaAsync, release: pipeline.PipelineState):
     """Wait for the last products of ``multiply`` and free their stage."""
     warpgroup.wait_group(0)
     ring.consumer_release(release)

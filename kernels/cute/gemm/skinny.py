@@ -17,7 +17,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
 from kernelcat.kernels.cute.gemm.epilogue import VECTOR, Epilogue
-from kernelcat.kernels.cute.gemm.mainloop import finish, make_mma, multiply
+from kernelcat.kernels.cute.gemm.mainloop import drain, make_mma, multiply
 from kernelcat.kernels.cute.gemm.ring import load, make_ring, memory, operand, stage_layouts
 from kernelcat.kernels.cute.gemm.tma import load_atom
 
@@ -174,7 +174,7 @@ class Skinny:
                 read, release = multiply(
                     tiled_mma, acc, tCrB, tCrA, ring, read, release, k_begin, k_end
                 )
-                release = finish(ring, release)
+                release = drain(ring, release)
                 cute.autovec_copy(acc, tCsZ)
                 self.sync_sums(release=True)
                 row, col = tile // tiles_n * self.block_m, tile % tiles_n * self.block_n

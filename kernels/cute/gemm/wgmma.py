@@ -19,7 +19,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
 from kernelcat.kernels.cute.gemm.epilogue import Epilogue
-from kernelcat.kernels.cute.gemm.mainloop import finish, make_mma, multiply
+from kernelcat.kernels.cute.gemm.mainloop import drain, make_mma, multiply
 from kernelcat.kernels.cute.gemm.raster import grouped
 from kernelcat.kernels.cute.gemm.ring import load, make_ring, memory, operand, stage_layouts
 from kernelcat.kernels.cute.gemm.store import FIRST_BARRIER, WarpgroupStore
@@ -264,7 +264,7 @@ class Wgmma:
             )
             if cutlass.const_expr(self.pingpong):
                 self.give_turn(1 - group)
-            release = finish(ring, release)
+            release = drain(ring, release)
             if cutlass.const_expr(self.pingpong):  # over the other's tile
                 read.advance(k_tiles)
                 release.advance(k_tiles)

@@ -20,7 +20,7 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from kernelcat.jit.cute import element_type
-from kernelcat.kernels.cute.gemm.mainloop import finish, make_mma, multiply
+from kernelcat.kernels.cute.gemm.mainloop import drain, make_mma, multiply
 from kernelcat.kernels.cute.gemm.raster import grouped
 from kernelcat.kernels.cute.gemm.ring import load, make_ring, memory, operand, stage_layouts
 from kernelcat.kernels.cute.gemm.stmatrix import registers_to_shared
@@ -203,7 +203,7 @@ class Cluster:
                 read, release = multiply(
                     tiled_mma, acc, tCrA, tCrB, ring, read, release, 0, k_tiles
                 )
-                release = finish(ring, release)
+                release = drain(ring, release)
                 gD = cute.local_tile(mD, (self.block_m, self.block_n), (m_idx, n_idx))
                 self.store_tile(acc, tiled_mma, sD, gD, d_atom, tidx, warp_idx)
             cute.arch.cp_async_bulk_wait_group(0, read=True)
