@@ -1,4 +1,4 @@
-"""WGMMA over the stages of a ring, one group of products behind the loads."""
+"""WGMMA over the stages of a ring: a stage is freed while the products of the next one run."""
 
 import cutlass
 import cutlass.cute as cute
