@@ -10,6 +10,7 @@ from math import ceil
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation, Int32, Int64, Pointer, Program, Step
 from kernelcat.jit.cute import CuteSource
+from kernelcat.kernels.cute.gemm.program import fastest, is_empty, why_not_naive
 from kernelcat.model import L2_TO_DRAM, LAUNCH_US, TENSOR_EFFICIENCY, WAVE_LATENCY_US, copy_us
 from kernelcat.spec import Problem
 
@@ -27,21 +28,11 @@ def _sizes(problem: Problem) -> tuple[Int32, Int32, Int32]:
     return Int32(problem["M"]), Int32(problem["N"]), Int32(problem["K"])
 
 
-def _empty(problem: Problem) -> bool:
-    return problem["M"] == 0 or problem["N"] == 0
-
-
 # naive ------------------------------------------------------------------------------------------
 
 
-def _naive_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if problem["M"] > 65535 * 16:
-        return "M is beyond the grid's 65535 blocks of 16 rows"
-    return None
-
-
 def _naive_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    if _empty(problem):
+    if is_empty(problem):
         return Program(())
     source = CuteSource("fp8_gemm.naive:Naive", _kinds("*uint8") + ("int32",) * 3)
     grid = (ceil(problem["N"] / 16), ceil(problem["M"] / 16), 1)
@@ -52,6 +43,21 @@ def _naive_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     work = 2 * problem["M"] * problem["N"] * problem["K"]
     return LAUNCH_US + work / (0.01 * gpu.flops["float32"]) * 1e6
 
+
+NAIVE = Implementation(
+    entry="fp8_gemm",
+    language="cute",
+    variant="naive",
+    summary="one thread, one element; any shape",
+    archs=("sm_89+",),
+    space={},
+    reject=why_not_naive,
+    default=lambda problem, gpu: Config(),
+    program=_naive_program,
+    estimate=_naive_estimate,
+    techniques={"fp8 conversion": "F2FP.F16.E4M3.UNPACK_B"},
+    rank=0,
+)
 
 # wgmma ------------------------------------------------------------------------------------------
 
@@ -139,7 +145,7 @@ def _wide_reject(config: Config, m: int) -> str | None:
 
 
 def _wgmma_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    if _empty(problem):
+    if is_empty(problem):
         return Program(())
     tiles_m, tiles_n = _tiles(problem, config)
     tiles, cluster, split_k = tiles_m * tiles_n, config["cluster"], config["split_k"]
@@ -202,6 +208,21 @@ def _tiled_us(
     return max(rounds * (max(math_us, l2_us) + tail_us), dram_us) + LAUNCH_US
 
 
+WGMMA = Implementation(
+    entry="fp8_gemm",
+    language="cute",
+    variant="wgmma",
+    summary="persistent and warp-specialized: TMA ring, FP8 WGMMA, promoted sums, split-K",
+    archs=("sm_90a",),
+    space=SPACE,
+    reject=_wgmma_reject,
+    default=fastest(lambda: WGMMA),
+    program=_wgmma_program,
+    estimate=_wgmma_estimate,
+    techniques={"tma": "UTMALDG", "wgmma": "QGMMA", "mbarrier": "SYNCS", "cp.async": "LDGSTS"},
+    rank=3,
+)
+
 # tcgen05 ----------------------------------------------------------------------------------------
 
 
@@ -210,7 +231,7 @@ def _tcgen05_grid(problem: Problem, config: Config) -> int:
 
 
 def _tcgen05_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    if _empty(problem):
+    if is_empty(problem):
         return Program(())
     kinds = _kinds("*float8_e4m3fn") + ("int32",) * 3
     source = CuteSource("fp8_gemm.tcgen05:Tcgen05", kinds, tuple(config.items()))
@@ -231,57 +252,20 @@ def _tcgen05_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     )
 
 
-def _fastest(variant: str, problem: Problem, gpu: Gpu) -> Config:
-    """The configuration the analytic model ranks first."""
-    found = next(i for i in IMPLEMENTATIONS if i.variant == variant)
-    configs = list(found.configs(problem, gpu))
-    if not configs:  # rejected whatever it is: the caller learns why from `why_not`
-        return Config({name: values[0] for name, values in found.space.items()})
-    return min(configs, key=lambda config: found.estimate(problem, config, gpu))
-
-
-IMPLEMENTATIONS = (
-    Implementation(
-        entry="fp8_gemm",
-        language="cute",
-        variant="naive",
-        summary="one thread, one element; any shape",
-        archs=("sm_89+",),
-        space={},
-        reject=_naive_reject,
-        default=lambda problem, gpu: Config(),
-        program=_naive_program,
-        estimate=_naive_estimate,
-        techniques={"fp8 conversion": "F2FP.F16.E4M3.UNPACK_B"},
-        rank=0,
-    ),
-    Implementation(
-        entry="fp8_gemm",
-        language="cute",
-        variant="wgmma",
-        summary="persistent and warp-specialized: TMA ring, FP8 WGMMA, promoted sums, split-K",
-        archs=("sm_90a",),
-        space=SPACE,
-        reject=_wgmma_reject,
-        default=lambda problem, gpu: _fastest("wgmma", problem, gpu),
-        program=_wgmma_program,
-        estimate=_wgmma_estimate,
-        techniques={"tma": "UTMALDG", "wgmma": "QGMMA", "mbarrier": "SYNCS", "cp.async": "LDGSTS"},
-        rank=3,
-    ),
-    Implementation(
-        entry="fp8_gemm",
-        language="cute",
-        variant="tcgen05",
-        summary="Blackwell: TMA ring, tcgen05 into tensor memory, sums promoted to registers",
-        archs=("sm_100a", "sm_103a"),
-        space={"block_n": (128, 64)},
-        reject=lambda config, problem, gpu: _tma_reject(problem),
-        default=lambda problem, gpu: _fastest("tcgen05", problem, gpu),
-        program=_tcgen05_program,
-        estimate=_tcgen05_estimate,
-        techniques={"tma": "UTMALDG", "tcgen05": "UTCQMMA", "tensor memory": "LDTM"},
-        rank=4,
-        unverified="needs a Blackwell GPU",
-    ),
+TCGEN05 = Implementation(
+    entry="fp8_gemm",
+    language="cute",
+    variant="tcgen05",
+    summary="Blackwell: TMA ring, tcgen05 into tensor memory, sums promoted to registers",
+    archs=("sm_100a", "sm_103a"),
+    space={"block_n": (128, 64)},
+    reject=lambda config, problem, gpu: _tma_reject(problem),
+    default=fastest(lambda: TCGEN05),
+    program=_tcgen05_program,
+    estimate=_tcgen05_estimate,
+    techniques={"tma": "UTMALDG", "tcgen05": "UTCQMMA", "tensor memory": "LDTM"},
+    rank=4,
+    unverified="needs a Blackwell GPU",
 )
+
+IMPLEMENTATIONS = (NAIVE, WGMMA, TCGEN05)

@@ -2,10 +2,10 @@
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.utils.hopper_helpers as sm90
-from cutlass import BFloat16, Float32, Int32
-from cutlass.cute.nvgpu import cpasync, warp
-from cutlass.tensor_utils import LayoutEnum
+from cutlass import BFloat16, Int32
+
+from kernelcat.kernels.cute.gemm.stmatrix import registers_to_shared
+from kernelcat.kernels.cute.gemm.tma import partition
 
 WARPGROUP = 128
 
@@ -30,19 +30,9 @@ def store_tile(
     """
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     leader = cute.arch.make_warp_uniform(thread // 32) == 0
-    layout = LayoutEnum.COL_MAJOR if transpose else LayoutEnum.ROW_MAJOR
-    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose, 4), BFloat16)
-    r2s = cute.make_tiled_copy_S(
-        sm90.sm90_get_smem_store_op(layout, BFloat16, Float32),
-        cute.make_tiled_copy_C_atom(atom, tiled_mma),
-    )
-    thr_r2s = r2s.get_slice(thread)
-    tRS_sD = thr_r2s.partition_D(sD)
-    tRS_rD = cute.make_rmem_tensor(cute.shape(thr_r2s.partition_S(sD))[:3], BFloat16)
+    r2s, tRS_rD, tRS_sD = registers_to_shared(tiled_mma, sD, thread, BFloat16, transpose)
     values = cute.size(tRS_rD)
-    bSG_sD, bSG_gD = cpasync.tma_partition(
-        d_atom, 0, cute.make_layout(1), cute.group_modes(sD, 0, 2), cute.group_modes(gD, 0, 2)
-    )
+    bSG_sD, bSG_gD = partition(d_atom, sD, gD)
     waves, epi_stages = cute.size(total, mode=[3]), cute.size(sD, mode=[2])
     parts = cute.size(total, mode=[0]) // values
     for i in cutlass.range_constexpr(waves * parts):

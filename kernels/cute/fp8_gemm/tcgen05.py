@@ -20,7 +20,17 @@ from cutlass.cute.nvgpu import (
 )
 from cutlass.memory import SmemAllocator, TmemAllocator
 
+from kernelcat.kernels.cute.gemm.accumulators import (
+    ACCUMULATORS,
+    COLUMNS,
+    LOAD_WARP,
+    MMA_WARP,
+    THREADS,
+    make_rings,
+    read_columns,
+)
 from kernelcat.kernels.cute.gemm.raster import grouped
+from kernelcat.kernels.cute.gemm.tma import partition
 
 BLOCK = 128
 """Rows of a tile, columns of a stage, and what shares a scale."""
@@ -28,12 +38,6 @@ BLOCK = 128
 SHARED_BYTES = 227 * 1024
 GROUP_M = 16
 VECTOR = 8
-EPI_WARPS = 4
-MMA_WARP, LOAD_WARP = 4, 5
-THREADS = 32 * 6
-ACC_STAGES = 2
-COLUMNS = 32
-"""Columns of the accumulator that a thread reads at once."""
 
 
 class Tcgen05:
@@ -93,7 +97,7 @@ class Tcgen05:
         @cute.struct
         class SharedStorage:
             stages: cute.struct.MemRange[Int64, 2 * self.stages]
-            accumulators: cute.struct.MemRange[Int64, 2 * ACC_STAGES]
+            accumulators: cute.struct.MemRange[Int64, 2 * ACCUMULATORS]
             tensor_memory: Int32
 
         self.shared_storage = SharedStorage
@@ -129,43 +133,25 @@ class Tcgen05:
             storage.tensor_memory.ptr,
             barrier_for_retrieve=pipeline.NamedBarrier(barrier_id=1, num_threads=THREADS),
         )
-        tmem.allocate(ACC_STAGES * self.block_n)
+        tmem.allocate(ACCUMULATORS * self.block_n)
         if warp_idx == LOAD_WARP:
             cpasync.prefetch_descriptor(a_atom)
             cpasync.prefetch_descriptor(b_atom)
 
-        tx_bytes = cute.size_in_bytes(Float8E4M3FN, cute.select(a_layout, mode=[0, 1, 2]))
-        tx_bytes += cute.size_in_bytes(Float8E4M3FN, cute.select(b_layout, mode=[0, 1, 2]))
-        one_thread = pipeline.CooperativeGroup(pipeline.Agent.Thread)
-        producer, consumer = pipeline.PipelineTmaUmma.create(
-            num_stages=self.stages,
-            producer_group=one_thread,
-            consumer_group=one_thread,
-            tx_count=tx_bytes,
-            barrier_storage=storage.stages.data_ptr(),
-        ).make_participants()
-        issuer, reader = pipeline.PipelineUmmaAsync.create(
-            num_stages=ACC_STAGES,
-            producer_group=one_thread,
-            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 32 * EPI_WARPS),
-            barrier_storage=storage.accumulators.data_ptr(),
-        ).make_participants()
+        producer, consumer, issuer, reader = make_rings(
+            storage, self.stages, Float8E4M3FN, (a_layout, b_layout)
+        )
 
         thr_mma = tiled_mma.get_slice(0)
         gA = cute.local_tile(mA, (BLOCK, BLOCK), (m_idx, None))
         gB = cute.local_tile(mB, (self.block_n, BLOCK), (n_idx, None))
         tCgA, tCgB = thr_mma.partition_A(gA), thr_mma.partition_B(gB)
         tCrA, tCrB = tiled_mma.make_fragment_A(sA), tiled_mma.make_fragment_B(sB)
-        one = cute.make_layout(1)
-        tAsA, tAgA = cpasync.tma_partition(
-            a_atom, 0, one, cute.group_modes(sA, 0, 3), cute.group_modes(tCgA, 0, 3)
-        )
-        tBsB, tBgB = cpasync.tma_partition(
-            b_atom, 0, one, cute.group_modes(sB, 0, 3), cute.group_modes(tCgB, 0, 3)
-        )
+        tAsA, tAgA = partition(a_atom, sA, tCgA)
+        tBsB, tBgB = partition(b_atom, sB, tCgB)
         tmem.wait_for_alloc()
         tmem_ptr = tmem.retrieve_ptr(Float32)
-        shape = cute.append(tiled_mma.partition_shape_C(self.tiler[:2]), ACC_STAGES)
+        shape = cute.append(tiled_mma.partition_shape_C(self.tiler[:2]), ACCUMULATORS)
         tCtAcc = cute.make_tensor(tmem_ptr, tiled_mma.make_fragment_C(shape).layout)
         k_blocks = cute.size(gA, mode=[2])
 
@@ -189,15 +175,10 @@ class Tcgen05:
                 accumulator.commit()
         else:
             cD = thr_mma.partition_C(cute.make_identity_tensor((BLOCK, self.block_n)))
-            part = ((BLOCK, COLUMNS),)
-            parts = cute.zipped_divide(tCtAcc[None, 0, 0, None], part)
-            c_parts = cute.zipped_divide(cD, part)
-            atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition.x32), Float32)
-            tiled_copy = tcgen05.make_tmem_copy(atom, parts[None, 0])
-            thr_copy = tiled_copy.get_slice(tidx)
-            tDtC, tDcD = thr_copy.partition_S(parts), thr_copy.partition_D(c_parts)
+            tiled_copy, tDtC, tDcD, values = read_columns(
+                tCtAcc[None, 0, 0, None], cD, tidx
+            )
             num_parts = self.block_n // COLUMNS
-            values = cute.make_rmem_tensor(tDcD[None, None, 0].shape, Float32)
             total = cute.make_rmem_tensor((COLUMNS, num_parts), Float32)
             total.fill(0.0)
             row = m_idx * BLOCK + tDcD[None, None, 0][0][0]

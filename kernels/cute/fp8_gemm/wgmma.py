@@ -34,7 +34,10 @@ from kernelcat.kernels.cute.fp8_gemm.scales import (
     read_scales,
 )
 from kernelcat.kernels.cute.fp8_gemm.split import reduce_splits
+from kernelcat.kernels.cute.gemm.mainloop import make_mma
 from kernelcat.kernels.cute.gemm.raster import grouped
+from kernelcat.kernels.cute.gemm.ring import load, make_ring, memory, operand, stage_layouts
+from kernelcat.kernels.cute.gemm.tma import load_atom, store_atom
 
 BLOCK = 128
 """Columns of a stage; rows and columns of B that share a scale."""
@@ -127,23 +130,16 @@ class Wgmma:
         tiles_m = cute.ceil_div(mA.shape[0], self.block_m * self.cluster_m) * self.cluster_m
         tiles_n = cute.ceil_div(mB.shape[0], self.block_n * self.cluster_n) * self.cluster_n
 
-        k_major = LayoutEnum.ROW_MAJOR
+        tiled_mma = make_mma(Float8E4M3FN, self.warpgroups, self.block_n)
         tile = (self.block_m, self.block_n, BLOCK)
-        tiled_mma = self.tiled_mma(self.warpgroups)
-        a_layout = sm90.make_smem_layout_a(k_major, tile, Float8E4M3FN, self.stages)
-        b_layout = sm90.make_smem_layout_b(k_major, tile, Float8E4M3FN, self.stages)
+        a_layout, b_layout = stage_layouts(tile, Float8E4M3FN, self.stages)
         epi_tile = (64, self.epi_n)
         d_layout = sm90.make_smem_layout_epi(
             BFloat16, self.layout, epi_tile, self.epi_stages * self.warpgroups
         )
-        a_atom, tA = self.load_atom(mA, a_layout, self.block_m, self.cluster_n)
-        b_atom, tB = self.load_atom(mB, b_layout, self.block_n, self.cluster_m)
-        d_atom, tD = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileS2GOp(),
-            mD,
-            cute.slice_(d_layout, (None, None, 0)),
-            epi_tile,
-        )
+        a_atom, tA = load_atom(mA, a_layout, (self.block_m, BLOCK), self.cluster_n)
+        b_atom, tB = load_atom(mB, b_layout, (self.block_n, BLOCK), self.cluster_m)
+        d_atom, tD = store_atom(mD, d_layout, epi_tile)
         # A thread keeps its sums in vectors of four, a warpgroup's threads side by side.
         vectors = self.waves * self.block_n // 8
         slots = (4, vectors, WARPGROUP, self.warpgroups, tiles_m * tiles_n, num_splits)
@@ -156,9 +152,9 @@ class Wgmma:
             is_last: cute.struct.MemRange[Int32, self.warpgroups]
             a_scale: cute.struct.Align[cute.struct.MemRange[Float32, self.rows_a * self.stages], 16]
             b_scale: cute.struct.MemRange[Float32, self.groups * self.stages]
-            a: cute.struct.Align[cute.struct.MemRange[Float8E4M3FN, cute.cosize(a_layout)], 1024]
-            b: cute.struct.Align[cute.struct.MemRange[Float8E4M3FN, cute.cosize(b_layout)], 1024]
-            d: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(d_layout)], 1024]
+            a: memory(Float8E4M3FN, a_layout)
+            b: memory(Float8E4M3FN, b_layout)
+            d: memory(BFloat16, d_layout)
 
         self.shared_storage = SharedStorage
         self.kernel(
@@ -171,42 +167,6 @@ class Wgmma:
             min_blocks_per_mp=1,
             stream=stream,
         )  # fmt: skip
-
-    def tiled_mma(self, warpgroups):
-        k_major = LayoutEnum.ROW_MAJOR.sm90_mma_major_mode()
-        return sm90.make_trivial_tiled_mma(
-            Float8E4M3FN,
-            Float8E4M3FN,
-            k_major,
-            k_major,
-            Float32,
-            (warpgroups, 1, 1),
-            tiler_mn=(64, self.block_n),
-        )
-
-    def load_atom(self, operand, layout, rows, shared_by):
-        """TMA of ``rows`` x 128; each of the CTAs that share it fetches a part for all."""
-        plain = cpasync.CopyBulkTensorTileG2SOp()
-        multicast = cpasync.CopyBulkTensorTileG2SMulticastOp()
-        return cpasync.make_tiled_tma_atom(
-            multicast if shared_by > 1 else plain,
-            operand,
-            cute.slice_(layout, (None, None, 0)),
-            (rows, BLOCK),
-            num_multicast=shared_by,
-        )
-
-    def partition(self, atom, sX, mX, rows, shared_by, cta_rank):
-        """An operand's stages and tiles as its TMA sees them, and the CTAs that get them."""
-        gX = cute.local_tile(mX, (rows, BLOCK), (None, None))
-        tXsX, tXgX = cpasync.tma_partition(
-            atom,
-            cta_rank if shared_by > 1 else 0,
-            cute.make_layout(shared_by),
-            cute.group_modes(sX, 0, 2),
-            cute.group_modes(gX, 0, 2),
-        )
-        return tXsX, tXgX, cutlass.Int16((1 << shared_by) - 1) if shared_by > 1 else None
 
     @cute.kernel
     def kernel(
@@ -242,18 +202,17 @@ class Wgmma:
         sB = storage.b.get_tensor(b_layout.outer, swizzle=b_layout.inner)
         sSA = storage.a_scale.get_tensor(cute.make_layout((1, self.rows_a, self.stages)))
         sSB = storage.b_scale.get_tensor(cute.make_layout((1, self.groups, self.stages)))
-        tx_bytes = cute.size_in_bytes(Float8E4M3FN, cute.slice_(a_layout, (None, None, 0)))
-        tx_bytes += cute.size_in_bytes(Float8E4M3FN, cute.slice_(b_layout, (None, None, 0)))
         # A stage is full when TMA's bytes and the cp.async of all 32 lanes have landed, and
         # empty when each warp of either CTA that reads a multicast stage has let go of it.
         releases = self.cluster * 4 * self.warpgroups
-        ring = pipeline.PipelineTmaAsync.create(
-            barrier_storage=storage.barriers.data_ptr(),
-            num_stages=self.stages,
-            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 1 + 32),
-            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, releases),
-            tx_count=tx_bytes,
-            cta_layout_vmnk=cute.make_layout((1, self.cluster, 1, 1)),
+        ring = make_ring(
+            storage.barriers,
+            self.stages,
+            Float8E4M3FN,
+            (a_layout, b_layout),
+            releases,
+            cluster=(self.cluster_m, self.cluster_n),
+            producers=1 + 32,
         )
 
         k_blocks = cute.ceil_div(mA.shape[1], BLOCK)
@@ -265,12 +224,10 @@ class Wgmma:
             if cutlass.const_expr(self.reallocate):
                 cute.arch.setmaxregister_decrease(40)
             if warp_idx == self.producer_warp:
-                tAsA, tAgA, a_mask = self.partition(
-                    a_atom, sA, mA, self.block_m, self.cluster_n, cta_rank
-                )
-                tBsB, tBgB, b_mask = self.partition(
-                    b_atom, sB, mB, self.block_n, self.cluster_m, cta_rank
-                )
+                everyone = (1 << self.cluster) - 1
+                a_tile, b_tile = (self.block_m, BLOCK), (self.block_n, BLOCK)
+                a = operand(a_atom, sA, mA, a_tile, self.cluster_n, cta_rank, everyone)
+                b = operand(b_atom, sB, mB, b_tile, self.cluster_m, cta_rank, everyone)
                 state = pipeline.make_pipeline_state(
                     pipeline.PipelineUserType.Producer, self.stages
                 )
@@ -285,20 +242,8 @@ class Wgmma:
                     for k_idx in cutlass.range(k_begin, k_end, unroll=1):
                         ring.producer_acquire(state)
                         barrier = ring.producer_get_barrier(state)
-                        cute.copy(
-                            a_atom,
-                            tAgA[None, m_idx, k_idx],
-                            tAsA[None, state.index],
-                            tma_bar_ptr=barrier,
-                            mcast_mask=a_mask,
-                        )
-                        cute.copy(
-                            b_atom,
-                            tBgB[None, n_idx, k_idx],
-                            tBsB[None, state.index],
-                            tma_bar_ptr=barrier,
-                            mcast_mask=b_mask,
-                        )
+                        load(a, m_idx, k_idx, state.index, barrier)
+                        load(b, n_idx, k_idx, state.index, barrier)
                         load_row_scales(
                             mSA[None, None, k_idx], sSA[None, None, state.index], a_first
                         )
@@ -373,7 +318,7 @@ class Wgmma:
                 if complete:
                     store_tile(
                         total,
-                        self.tiled_mma(1),
+                        make_mma(Float8E4M3FN, 1, self.block_n),
                         sD,
                         gD,
                         d_atom,

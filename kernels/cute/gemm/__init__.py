@@ -15,8 +15,10 @@ from kernelcat.kernels.cute.gemm.program import (
     fastest,
     is_empty,
     params,
+    persistent,
     source,
     span,
+    why_not_naive,
     why_not_tma,
 )
 from kernelcat.model import LAUNCH_US, tiled_gemm_us
@@ -25,12 +27,6 @@ from kernelcat.spec import Problem
 BLOCK_K = 64
 
 # naive ------------------------------------------------------------------------------------------
-
-
-def _naive_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if problem["M"] > 65535 * 16:
-        return "M is beyond the grid's 65535 blocks of 16 rows"
-    return None
 
 
 def _naive_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -52,7 +48,7 @@ NAIVE = Implementation(
     summary="one thread, one element; any shape",
     archs=("sm_80+",),
     space={},
-    reject=_naive_reject,
+    reject=why_not_naive,
     default=lambda problem, gpu: Config(),
     program=_naive_program,
     estimate=_naive_estimate,
@@ -123,9 +119,7 @@ def _tcgen05_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     kernel, ctas = source("tcgen05:Tcgen05", problem, 4, **config), config["ctas"]
     tiles = ceil(problem["M"] / (128 * ctas)) * ceil(problem["N"] / config["block_n"])
     num_ctas = min(tiles, gpu.sms // ctas) * ctas
-    grid, cluster = (num_ctas, 1, 1), (ctas, 1, 1)
-    step = Step(kernel, grid, params(problem, num_ctas), block=192, cluster=cluster)
-    return Program((step,))
+    return persistent(kernel, problem, num_ctas, block=192, cluster=ctas)
 
 
 def _tcgen05_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:

@@ -2,7 +2,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Int64
 
 from kernelcat.jit.cute import element_type
 
@@ -33,6 +33,14 @@ class Epilogue:
         self.bias, self.activation, self.residual = bias, activation, residual
         self.gated = activation == "swiglu"
         self.span = 2 if self.gated else 1
+
+    def vectors(self, bias, residual, d, m, n):
+        """The tensors of ``store_vector``; n is a multiple of 8 times ``span``."""
+        vector = cute.make_layout((VECTOR, n // VECTOR), stride=(1, VECTOR))
+        mBias = cute.make_tensor(bias, vector)
+        cols = cute.assume(Int64(n // self.span), divby=VECTOR)
+        vectors = cute.make_layout((VECTOR, cols // VECTOR, m), stride=(1, VECTOR, cols))
+        return mBias, cute.make_tensor(residual, vectors), cute.make_tensor(d, vectors)
 
     @cute.jit
     def activate(self, z: Float32):

@@ -7,10 +7,10 @@ from itertools import product
 from math import ceil
 
 from kernelcat.gpu import KB, Gpu
-from kernelcat.implementation import Config, Implementation, Program, Step
+from kernelcat.implementation import Config, Implementation, Program
 from kernelcat.kernels.cute.gemm.program import (
     fastest,
-    params,
+    persistent,
     source,
     span,
     why_not_tma,
@@ -138,9 +138,7 @@ def _wgmma_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         pingpong=config["pingpong"],
     )
     num_ctas = min(_clusters(problem, config), gpu.sms // cluster) * cluster
-    grid, shape = (num_ctas, 1, 1), (cluster, 1, 1)
-    step = Step(kernel, grid, params(problem, num_ctas), block=384, cluster=shape)
-    return Program((step,))
+    return persistent(kernel, problem, num_ctas, block=384, cluster=cluster)
 
 
 WGMMA = Implementation(
@@ -250,9 +248,7 @@ def _skinny_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     )
     num_ctas = min(tiles, gpu.sms * config["ctas_per_sm"]) if split_k == 1 else tiles * split_k
     block = 2 * config["block_m"] + 32
-    grid, cluster = (num_ctas, 1, 1), (split_k, 1, 1)
-    step = Step(kernel, grid, params(problem, num_ctas), block=block, cluster=cluster)
-    return Program((step,))
+    return persistent(kernel, problem, num_ctas, block=block, cluster=split_k)
 
 
 SKINNY = Implementation(

@@ -13,8 +13,8 @@ BLOCK = 16
 class Naive:
     """Any shape, K = 0 included."""
 
-    def __init__(self, dtype: str, bias: bool, activation: str, residual: bool):
-        self.epilogue = Epilogue(dtype, bias, activation, residual)
+    def __init__(self, **epilogue: str | bool):
+        self.epilogue = Epilogue(**epilogue)
 
     @cute.jit
     def __call__(

@@ -1,11 +1,19 @@
-"""What the host sides of `gemm`'s kernels share: parameters, tile counts, what TMA asks for."""
+"""What the host sides of `gemm`'s kernels share: parameters, programs, what TMA asks for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Param, Pointer
+from kernelcat.implementation import (
+    Config,
+    Implementation,
+    Int32,
+    Param,
+    Pointer,
+    Program,
+    Step,
+)
 from kernelcat.jit.cute import CuteSource
 from kernelcat.spec import Problem
 
@@ -46,6 +54,22 @@ def why_not_tma(problem: Problem) -> str | None:
             f"N={n} one of {unit}"
         )
     return None
+
+
+def why_not_naive(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    """A ``reject`` for grids that have a row of blocks for 16 rows of D."""
+    if problem["M"] > 65535 * 16:
+        return "M is beyond the grid's 65535 blocks of 16 rows"
+    return None
+
+
+def persistent(
+    kernel: CuteSource, problem: Problem, num_ctas: int, *, block: int, cluster: int
+) -> Program:
+    """CTAs that walk over tiles, ``cluster`` of them together, and are told how many they are."""
+    grid, shape = (num_ctas, 1, 1), (cluster, 1, 1)
+    step = Step(kernel, grid, params(problem, num_ctas), block=block, cluster=shape)
+    return Program((step,))
 
 
 def fastest(find: Callable[[], Implementation]) -> Callable[[Problem, Gpu], Config]:

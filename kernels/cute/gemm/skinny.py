@@ -12,13 +12,14 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
-from cutlass.tensor_utils import LayoutEnum
 
 from kernelcat.kernels.cute.gemm.epilogue import VECTOR, Epilogue
+from kernelcat.kernels.cute.gemm.mainloop import drain, make_mma, multiply
+from kernelcat.kernels.cute.gemm.ring import load, make_ring, memory, operand, stage_layouts
+from kernelcat.kernels.cute.gemm.tma import load_atom
 
 PADDING = 4
 """Floats between rows of sums, so that a warp writes to 32 different banks."""
@@ -33,17 +34,14 @@ class Skinny:
 
     def __init__(
         self,
-        dtype: str,
-        bias: bool,
-        activation: str,
-        residual: bool,
         block_m: int,
         block_n: int,
         block_k: int,
         split_k: int,
         stages: int,
+        **epilogue: str | bool,
     ):
-        self.epilogue = Epilogue(dtype, bias, activation, residual)
+        self.epilogue = Epilogue(**epilogue)
         self.dtype = self.epilogue.dtype
         self.block_m, self.block_n, self.block_k = block_m, block_n, block_k
         self.split_k, self.stages = split_k, stages
@@ -68,34 +66,19 @@ class Skinny:
         n, k = cute.assume(n, divby=VECTOR), cute.assume(k, divby=VECTOR)
         mA = cute.make_tensor(a, cute.make_layout((m, k), stride=(k, 1)))
         mB = cute.make_tensor(b, cute.make_layout((n, k), stride=(k, 1)))
-        mBias = cute.make_tensor(
-            bias, cute.make_layout((VECTOR, n // VECTOR), stride=(1, VECTOR))
-        )
-        cols = cute.assume(Int64(n // self.epilogue.span), divby=VECTOR)
-        vectors = cute.make_layout((VECTOR, cols // VECTOR, m), stride=(1, VECTOR, cols))
-        mR, mD = cute.make_tensor(residual, vectors), cute.make_tensor(d, vectors)
+        mBias, mR, mD = self.epilogue.vectors(bias, residual, d, m, n)
 
-        k_major = LayoutEnum.ROW_MAJOR
+        tiled_mma = make_mma(self.dtype, self.block_m // 64, self.block_n)
         tile = (self.block_m, self.block_n, self.block_k)
-        tiled_mma = sm90.make_trivial_tiled_mma(
-            self.dtype,
-            self.dtype,
-            k_major.sm90_mma_major_mode(),
-            k_major.sm90_mma_major_mode(),
-            Float32,
-            (self.block_m // 64, 1, 1),
-            tiler_mn=(64, self.block_n),
-        )
-        b_layout = sm90.make_smem_layout_a(k_major, tile, self.dtype, self.stages)
-        a_layout = sm90.make_smem_layout_b(k_major, tile, self.dtype, self.stages)
-        a_atom, tA = self.load_atom(mA, a_layout, self.block_n)
-        b_atom, tB = self.load_atom(mB, b_layout, self.block_m)
+        b_layout, a_layout = stage_layouts(tile, self.dtype, self.stages)
+        a_atom, tA = load_atom(mA, a_layout, (self.block_n, self.block_k))
+        b_atom, tB = load_atom(mB, b_layout, (self.block_m, self.block_k))
 
         @cute.struct
         class SharedStorage:
             barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.stages]
-            a: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(a_layout)], 1024]
-            b: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(b_layout)], 1024]
+            a: memory(self.dtype, a_layout)
+            b: memory(self.dtype, b_layout)
             sums: cute.struct.Align[
                 cute.struct.MemRange[Float32, self.block_n * self.pitch], 1024
             ]
@@ -114,14 +97,6 @@ class Skinny:
             use_pdl=True,
             stream=stream,
         )  # fmt: skip
-
-    def load_atom(self, tensor, layout, rows):
-        return cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileG2SOp(),
-            tensor,
-            cute.slice_(layout, (None, None, 0)),
-            (rows, self.block_k),
-        )
 
     @cute.kernel
     def kernel(
@@ -151,16 +126,8 @@ class Skinny:
         sB = storage.b.get_tensor(b_layout.outer, swizzle=b_layout.inner)
         sums = cute.make_layout((self.block_m, self.block_n), stride=(1, self.pitch))
         sZ = storage.sums.get_tensor(sums)
-        tx_bytes = cute.size_in_bytes(self.dtype, cute.slice_(a_layout, (None, None, 0)))
-        tx_bytes += cute.size_in_bytes(self.dtype, cute.slice_(b_layout, (None, None, 0)))
-        ring = pipeline.PipelineTmaAsync.create(
-            barrier_storage=storage.barriers.data_ptr(),
-            num_stages=self.stages,
-            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
-            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, producer_warp),
-            tx_count=tx_bytes,
-            cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
-        )
+        layouts, mma_warps = (a_layout, b_layout), producer_warp
+        ring = make_ring(storage.barriers, self.stages, self.dtype, layouts, mma_warps)
 
         # The kernel before may still be running, and the one after may begin.
         cute.arch.griddepcontrol_wait()
@@ -172,26 +139,17 @@ class Skinny:
         first = cute.arch.block_idx()[0] // self.split_k
         step = cute.arch.grid_dim()[0] // self.split_k
         if warp_idx == producer_warp:
-            gA = cute.local_tile(mA, (self.block_n, self.block_k), (None, None))
-            gB = cute.local_tile(mB, (self.block_m, self.block_k), (None, None))
-            one = cute.make_layout(1)
-            tAsA, tAgA = cpasync.tma_partition(
-                a_atom, 0, one, cute.group_modes(sA, 0, 2), cute.group_modes(gA, 0, 2)
-            )
-            tBsB, tBgB = cpasync.tma_partition(
-                b_atom, 0, one, cute.group_modes(sB, 0, 2), cute.group_modes(gB, 0, 2)
-            )
+            a = operand(a_atom, sA, mA, (self.block_n, self.block_k))
+            b = operand(b_atom, sB, mB, (self.block_m, self.block_k))
             state = pipeline.make_pipeline_state(
                 pipeline.PipelineUserType.Producer, self.stages
             )
             for tile in cutlass.range(first, num_tiles, step, unroll=1):
                 for k_idx in cutlass.range(k_begin, k_end, unroll=1):
                     ring.producer_acquire(state)
-                    barrier, stage = ring.producer_get_barrier(state), state.index
-                    source = tBgB[None, tile // tiles_n, k_idx]
-                    cute.copy(b_atom, source, tBsB[None, stage], tma_bar_ptr=barrier)
-                    source = tAgA[None, tile % tiles_n, k_idx]
-                    cute.copy(a_atom, source, tAsA[None, stage], tma_bar_ptr=barrier)
+                    barrier = ring.producer_get_barrier(state)
+                    load(b, tile // tiles_n, k_idx, state.index, barrier)
+                    load(a, tile % tiles_n, k_idx, state.index, barrier)
                     state.advance()
             if cutlass.const_expr(self.split_k > 1):
                 self.sync_cluster(release=False)
@@ -213,22 +171,10 @@ class Skinny:
             for tile in cutlass.range(first, num_tiles, step, unroll=1):
                 acc.fill(0.0)
                 tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
-                warpgroup.fence()
-                for k_idx in cutlass.range(k_begin, k_end, unroll=1):
-                    ring.consumer_wait(read)
-                    for block in cutlass.range_constexpr(cute.size(tCrB, mode=[2])):
-                        at = (None, None, block, read.index)
-                        cute.gemm(tiled_mma, acc, tCrB[at], tCrA[at], acc)
-                    warpgroup.commit_group()
-                    read.advance()
-                    # The previous stage is free once its products, one group back, are done.
-                    warpgroup.wait_group(1)
-                    if k_idx > k_begin:
-                        ring.consumer_release(release)
-                        release.advance()
-                warpgroup.wait_group(0)
-                ring.consumer_release(release)
-                release.advance()
+                read, release = multiply(
+                    tiled_mma, acc, tCrB, tCrA, ring, read, release, k_begin, k_end
+                )
+                release = drain(ring, release)
                 cute.autovec_copy(acc, tCsZ)
                 self.sync_sums(release=True)
                 row, col = tile // tiles_n * self.block_m, tile % tiles_n * self.block_n

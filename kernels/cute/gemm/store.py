@@ -4,10 +4,11 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import cpasync, warp
 from cutlass.tensor_utils import LayoutEnum
 
 from kernelcat.kernels.cute.gemm.epilogue import Epilogue
+from kernelcat.kernels.cute.gemm.stmatrix import registers_to_shared
+from kernelcat.kernels.cute.gemm.tma import partition, store_atom
 
 AHEAD = 2
 """Parts for which the residual is asked in advance."""
@@ -42,12 +43,7 @@ class WarpgroupStore:
         return sm90.make_smem_layout_epi(self.dtype, LayoutEnum.ROW_MAJOR, part, stages)
 
     def tma_atom(self, mD, layout):
-        return cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileS2GOp(),
-            mD,
-            cute.slice_(layout, (None, None, 0)),
-            (64, self.part_n),
-        )
+        return store_atom(mD, layout, (64, self.part_n))
 
     @cute.jit
     def store(
@@ -70,19 +66,9 @@ class WarpgroupStore:
         """
         tidx = cute.arch.thread_idx()[0] % 128
         warp_idx = cute.arch.make_warp_uniform(tidx // 32)
-        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), self.dtype)
-        r2s = cute.make_tiled_copy_S(
-            sm90.sm90_get_smem_store_op(LayoutEnum.ROW_MAJOR, self.dtype, Float32),
-            cute.make_tiled_copy_C_atom(atom, tiled_mma),
-        )
-        thr_r2s = r2s.get_slice(tidx)
-        tRS_sD = thr_r2s.partition_D(sD)
-        tRS_rD = cute.make_rmem_tensor(cute.shape(thr_r2s.partition_S(sD))[:3], self.dtype)
+        r2s, tRS_rD, tRS_sD = registers_to_shared(tiled_mma, sD, tidx, self.dtype)
         gD = cute.local_tile(mD, (64, self.part_n), (None, None))
-        bSG_sD, bSG_gD = cpasync.tma_partition(
-            d_atom, 0, cute.make_layout(1),
-            cute.group_modes(sD, 0, 2), cute.group_modes(gD, 0, 2),
-        )  # fmt: skip
+        bSG_sD, bSG_gD = partition(d_atom, sD, gD)
         fetched = cute.make_rmem_tensor((2, 2, self.part_n // 8, AHEAD), self.dtype)
         count = self.rows // 64 * self.parts
         for step in cutlass.range_constexpr(min(AHEAD, count)):

@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.blackwell_helpers as sm100
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import (
     OperandMajorMode,
     cpasync,
@@ -21,28 +21,30 @@ from cutlass.cute.nvgpu import (
 )
 from cutlass.memory import SmemAllocator, TmemAllocator
 
+from kernelcat.kernels.cute.gemm.accumulators import (
+    ACCUMULATORS,
+    COLUMNS,
+    LOAD_WARP,
+    MMA_WARP,
+    ROWS,
+    THREADS,
+    make_rings,
+    read_columns,
+)
 from kernelcat.kernels.cute.gemm.epilogue import VECTOR, Epilogue
 from kernelcat.kernels.cute.gemm.raster import grouped
+from kernelcat.kernels.cute.gemm.tma import partition
 
-ROWS, BLOCK_K = 128, 64
-"""Rows of a tile in one CTA, and the depth of a stage."""
+BLOCK_K = 64
 SHARED_BYTES = 227 * 1024
 GROUP_ROWS = 2048
-ACCUMULATORS = 2
-EPI_WARPS = 4
-MMA_WARP, LOAD_WARP = 4, 5
-THREADS = 32 * 6
-COLUMNS = 32
-"""Columns of the accumulator that a thread reads at once."""
 
 
 class Tcgen05:
     """Tiles of 128 * ``ctas`` x ``block_n``; N and K are multiples of 8."""
 
-    def __init__(
-        self, dtype: str, bias: bool, activation: str, residual: bool, block_n: int, ctas: int
-    ):
-        self.epilogue = Epilogue(dtype, bias, activation, residual)
+    def __init__(self, block_n: int, ctas: int, **epilogue: str | bool):
+        self.epilogue = Epilogue(**epilogue)
         self.dtype, self.block_n, self.ctas = self.epilogue.dtype, block_n, ctas
         self.tiler = (ROWS * ctas, block_n, BLOCK_K)
         self.group = tcgen05.CtaGroup.TWO if ctas == 2 else tcgen05.CtaGroup.ONE
@@ -66,12 +68,7 @@ class Tcgen05:
         n, k = cute.assume(n, divby=VECTOR), cute.assume(k, divby=VECTOR)
         mA = cute.make_tensor(a, cute.make_layout((m, k), stride=(k, 1)))
         mB = cute.make_tensor(b, cute.make_layout((n, k), stride=(k, 1)))
-        cols = cute.assume(Int64(n // self.epilogue.span), divby=VECTOR)
-        vectors = cute.make_layout((VECTOR, cols // VECTOR, m), stride=(1, VECTOR, cols))
-        mR, mD = cute.make_tensor(residual, vectors), cute.make_tensor(d, vectors)
-        mBias = cute.make_tensor(
-            bias, cute.make_layout((VECTOR, n // VECTOR), stride=(1, VECTOR))
-        )
+        mBias, mR, mD = self.epilogue.vectors(bias, residual, d, m, n)
         tiled_mma = cute.make_tiled_mma(
             tcgen05.MmaF16BF16Op(
                 self.dtype,
@@ -145,27 +142,9 @@ class Tcgen05:
             is_two_cta=self.ctas == 2,
             two_cta_tmem_dealloc_mbar_ptr=storage.freed.ptr,
         )
-        tx_bytes = cute.size_in_bytes(self.dtype, cute.select(a_layout, mode=[0, 1, 2]))
-        tx_bytes += cute.size_in_bytes(self.dtype, cute.select(b_layout, mode=[0, 1, 2]))
-        one_thread = pipeline.CooperativeGroup(pipeline.Agent.Thread)
-        pair = cute.make_layout((self.ctas, 1, 1, 1))
-        producer, consumer = pipeline.PipelineTmaUmma.create(
-            num_stages=self.stages,
-            producer_group=one_thread,
-            consumer_group=one_thread,
-            tx_count=tx_bytes * self.ctas,
-            barrier_storage=storage.stages.data_ptr(),
-            cta_layout_vmnk=pair,
-        ).make_participants()
-        issuer, reader = pipeline.PipelineUmmaAsync.create(
-            num_stages=ACCUMULATORS,
-            producer_group=one_thread,
-            consumer_group=pipeline.CooperativeGroup(
-                pipeline.Agent.Thread, 32 * EPI_WARPS * self.ctas
-            ),
-            barrier_storage=storage.accumulators.data_ptr(),
-            cta_layout_vmnk=pair,
-        ).make_participants()
+        producer, consumer, issuer, reader = make_rings(
+            storage, self.stages, self.dtype, (a_layout, b_layout), self.ctas
+        )
         tmem.allocate(ACCUMULATORS * self.block_n)
         tmem.wait_for_alloc()
         tmem_ptr = tmem.retrieve_ptr(Float32)
@@ -175,13 +154,8 @@ class Tcgen05:
         gB = cute.local_tile(mB, (self.block_n, BLOCK_K), (None, None))
         tCgA, tCgB = thr_mma.partition_A(gA), thr_mma.partition_B(gB)
         tCrA, tCrB = tiled_mma.make_fragment_A(sA), tiled_mma.make_fragment_B(sB)
-        one = cute.make_layout(1)
-        tAsA, tAgA = cpasync.tma_partition(
-            a_atom, 0, one, cute.group_modes(sA, 0, 3), cute.group_modes(tCgA, 0, 3)
-        )
-        tBsB, tBgB = cpasync.tma_partition(
-            b_atom, 0, one, cute.group_modes(sB, 0, 3), cute.group_modes(tCgB, 0, 3)
-        )
+        tAsA, tAgA = partition(a_atom, sA, tCgA)
+        tBsB, tBgB = partition(b_atom, sB, tCgB)
         acc_shape = tiled_mma.partition_shape_C(self.tiler[:2])
         fragment = tiled_mma.make_fragment_C(cute.append(acc_shape, ACCUMULATORS))
         tCtAcc = cute.make_tensor(tmem_ptr, fragment.layout)  # (MMA, MMA_M, MMA_N, ACCUMULATORS)
@@ -242,13 +216,7 @@ class Tcgen05:
         tidx: Int32,
     ):
         """Tensor memory -> registers -> global memory, ``COLUMNS`` of a row at a time."""
-        part = ((ROWS, COLUMNS),)
-        acc_parts, c_parts = cute.zipped_divide(tCtAcc, part), cute.zipped_divide(cD, part)
-        atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition.x32), Float32)
-        tiled_copy = tcgen05.make_tmem_copy(atom, acc_parts[None, 0])
-        thr_copy = tiled_copy.get_slice(tidx)
-        tDtC, tDcD = thr_copy.partition_S(acc_parts), thr_copy.partition_D(c_parts)
-        values = cute.make_rmem_tensor(tDcD[None, None, 0].shape, Float32)
+        tiled_copy, tDtC, tDcD, values = read_columns(tCtAcc, cD, tidx)
         width = VECTOR * self.epilogue.span
         z = cute.make_rmem_tensor(width, Float32)
         for i in cutlass.range_constexpr(self.block_n // COLUMNS):

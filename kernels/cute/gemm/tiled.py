@@ -26,17 +26,9 @@ class Tiled:
     """
 
     def __init__(
-        self,
-        dtype: str,
-        bias: bool,
-        activation: str,
-        residual: bool,
-        block_m: int,
-        block_n: int,
-        stages: int,
-        paired: bool,
+        self, block_m: int, block_n: int, stages: int, paired: bool, **epilogue: str | bool
     ):
-        self.epilogue = Epilogue(dtype, bias, activation, residual)
+        self.epilogue = Epilogue(**epilogue)
         self.dtype = self.epilogue.dtype
         self.paired = paired and not self.epilogue.gated
         self.block_m, self.block_n, self.stages = block_m, block_n, stages

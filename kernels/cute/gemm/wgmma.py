@@ -14,15 +14,16 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
-from cutlass.tensor_utils import LayoutEnum
 
 from kernelcat.kernels.cute.gemm.epilogue import Epilogue
+from kernelcat.kernels.cute.gemm.mainloop import drain, make_mma, multiply
 from kernelcat.kernels.cute.gemm.raster import grouped
+from kernelcat.kernels.cute.gemm.ring import load, make_ring, memory, operand, stage_layouts
 from kernelcat.kernels.cute.gemm.store import FIRST_BARRIER, WarpgroupStore
+from kernelcat.kernels.cute.gemm.tma import load_atom
 
 BLOCK_K = 64
 SHARED_BYTES = 227 * 1024
@@ -44,17 +45,14 @@ class Wgmma:
 
     def __init__(
         self,
-        dtype: str,
-        bias: bool,
-        activation: str,
-        residual: bool,
         block_m: int,
         block_n: int,
         cluster_m: int,
         cluster_n: int,
         pingpong: bool,
+        **epilogue: str | bool,
     ):
-        self.epilogue = Epilogue(dtype, bias, activation, residual)
+        self.epilogue = Epilogue(**epilogue)
         self.dtype = self.epilogue.dtype
         self.block_m, self.block_n = block_m, block_n
         self.cluster_m, self.cluster_n = cluster_m, cluster_n
@@ -93,30 +91,20 @@ class Wgmma:
         row = cute.assume(Int64(cols), divby=8)
         mR = cute.make_tensor(residual, cute.make_layout((2, cols // 2, m), stride=(1, 2, row)))
 
-        k_major = LayoutEnum.ROW_MAJOR
+        tiled_mma = make_mma(self.dtype, 1, self.block_n)
         tile = (self.block_m, self.block_n, BLOCK_K)
-        tiled_mma = sm90.make_trivial_tiled_mma(
-            self.dtype,
-            self.dtype,
-            k_major.sm90_mma_major_mode(),
-            k_major.sm90_mma_major_mode(),
-            Float32,
-            (1, 1, 1),
-            tiler_mn=(64, self.block_n),
-        )
-        a_layout = sm90.make_smem_layout_a(k_major, tile, self.dtype, self.stages)
-        b_layout = sm90.make_smem_layout_b(k_major, tile, self.dtype, self.stages)
+        a_layout, b_layout = stage_layouts(tile, self.dtype, self.stages)
         d_layout = self.out.shared_layout(WARPGROUPS)
-        a_atom, tA = self.load_atom(mA, a_layout, self.block_m, self.cluster_n)
-        b_atom, tB = self.load_atom(mB, b_layout, self.block_n, self.cluster_m)
+        a_atom, tA = load_atom(mA, a_layout, (self.block_m, BLOCK_K), self.cluster_n)
+        b_atom, tB = load_atom(mB, b_layout, (self.block_n, BLOCK_K), self.cluster_m)
         d_atom, tD = self.out.tma_atom(mD, d_layout)
 
         @cute.struct
         class SharedStorage:
             barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.stages]
-            a: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(a_layout)], 1024]
-            b: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(b_layout)], 1024]
-            d: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(d_layout)], 1024]
+            a: memory(self.dtype, a_layout)
+            b: memory(self.dtype, b_layout)
+            d: memory(self.dtype, d_layout)
 
         self.shared_storage = SharedStorage
         tiles_m = cute.ceil_div(m, self.block_m * self.cluster_m)
@@ -132,18 +120,6 @@ class Wgmma:
             use_pdl=True,
             stream=stream,
         )  # fmt: skip
-
-    def load_atom(self, tensor, layout, rows, num_multicast):
-        """TMA of (rows, BLOCK_K), each of ``num_multicast`` CTAs loading its share for all."""
-        load = cpasync.CopyBulkTensorTileG2SOp()
-        multicast = cpasync.CopyBulkTensorTileG2SMulticastOp()
-        return cpasync.make_tiled_tma_atom(
-            multicast if num_multicast > 1 else load,
-            tensor,
-            cute.slice_(layout, (None, None, 0)),
-            (rows, BLOCK_K),
-            num_multicast=num_multicast,
-        )
 
     @cute.kernel
     def kernel(
@@ -173,19 +149,15 @@ class Wgmma:
         sA = storage.a.get_tensor(a_layout.outer, swizzle=a_layout.inner)
         sB = storage.b.get_tensor(b_layout.outer, swizzle=b_layout.inner)
         sD = storage.d.get_tensor(d_layout.outer, swizzle=d_layout.inner)
-        tx_bytes = cute.size_in_bytes(self.dtype, cute.slice_(a_layout, (None, None, 0)))
-        tx_bytes += cute.size_in_bytes(self.dtype, cute.slice_(b_layout, (None, None, 0)))
         # Each warp of either CTA that reads a multicast stage frees it in both.
         readers = 4 * (1 if self.pingpong else WARPGROUPS)
-        ring = pipeline.PipelineTmaAsync.create(
-            barrier_storage=storage.barriers.data_ptr(),
-            num_stages=self.stages,
-            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
-            consumer_group=pipeline.CooperativeGroup(
-                pipeline.Agent.Thread, self.cluster * readers
-            ),
-            tx_count=tx_bytes,
-            cta_layout_vmnk=cute.make_layout((1, self.cluster_m, self.cluster_n, 1)),
+        ring = make_ring(
+            storage.barriers,
+            self.stages,
+            self.dtype,
+            (a_layout, b_layout),
+            self.cluster * readers,
+            cluster=(self.cluster_m, self.cluster_n),
         )
         # The kernel before may still be running, and the one after may begin.
         cute.arch.griddepcontrol_wait()
@@ -227,35 +199,20 @@ class Wgmma:
     ):
         """Runs in one warp."""
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-        gA = cute.local_tile(mA, (self.block_m, BLOCK_K), (None, None))
-        gB = cute.local_tile(mB, (self.block_n, BLOCK_K), (None, None))
-        tAsA, tAgA = cpasync.tma_partition(
-            a_atom, rank if self.cluster_n > 1 else 0, cute.make_layout(self.cluster_n),
-            cute.group_modes(sA, 0, 2), cute.group_modes(gA, 0, 2),
-        )  # fmt: skip
-        tBsB, tBgB = cpasync.tma_partition(
-            b_atom, rank if self.cluster_m > 1 else 0, cute.make_layout(self.cluster_m),
-            cute.group_modes(sB, 0, 2), cute.group_modes(gB, 0, 2),
-        )  # fmt: skip
-        everyone = cutlass.Int16((1 << self.cluster) - 1)
-        a_mask = everyone if cutlass.const_expr(self.cluster_n > 1) else None
-        b_mask = everyone if cutlass.const_expr(self.cluster_m > 1) else None
+        everyone = (1 << self.cluster) - 1
+        a_tile, b_tile = (self.block_m, BLOCK_K), (self.block_n, BLOCK_K)
+        a = operand(a_atom, sA, mA, a_tile, self.cluster_n, rank, everyone)
+        b = operand(b_atom, sB, mB, b_tile, self.cluster_m, rank, everyone)
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
         first = cute.arch.block_idx()[0] // self.cluster
         step = cute.arch.grid_dim()[0] // self.cluster
         for index in cutlass.range(first, tiles_m * tiles_n, step, unroll=1):
             row, col = self.tile_of(index, tiles_m, tiles_n)
-            for k_idx in cutlass.range(cute.size(gA, mode=[3]), unroll=1):
+            for k_idx in cutlass.range(cute.size(a.tiles, mode=[2]), unroll=1):
                 ring.producer_acquire(state)
                 barrier = ring.producer_get_barrier(state)
-                cute.copy(
-                    a_atom, tAgA[None, row, k_idx], tAsA[None, state.index],
-                    tma_bar_ptr=barrier, mcast_mask=a_mask,
-                )  # fmt: skip
-                cute.copy(
-                    b_atom, tBgB[None, col, k_idx], tBsB[None, state.index],
-                    tma_bar_ptr=barrier, mcast_mask=b_mask,
-                )  # fmt: skip
+                load(a, row, k_idx, state.index, barrier)
+                load(b, col, k_idx, state.index, barrier)
                 state.advance()
         # A CTA must not exit while its peer may still signal its barriers.
         ring.producer_tail(state)
@@ -302,24 +259,12 @@ class Wgmma:
             tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
             if cutlass.const_expr(self.pingpong):
                 self.await_turn(group)
-            warpgroup.fence()
-            for k_idx in cutlass.range(k_tiles, unroll=1):
-                ring.consumer_wait(read)
-                for block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
-                    at = (None, None, block, read.index)
-                    cute.gemm(tiled_mma, acc, tCrA[at], tCrB[at], acc)
-                warpgroup.commit_group()
-                read.advance()
-                # The previous stage is free once its products, one group back, are done.
-                warpgroup.wait_group(1)
-                if k_idx > 0:
-                    ring.consumer_release(release)
-                    release.advance()
+            read, release = multiply(
+                tiled_mma, acc, tCrA, tCrB, ring, read, release, 0, k_tiles
+            )
             if cutlass.const_expr(self.pingpong):
                 self.give_turn(1 - group)
-            warpgroup.wait_group(0)
-            ring.consumer_release(release)
-            release.advance()
+            release = drain(ring, release)
             if cutlass.const_expr(self.pingpong):  # over the other's tile
                 read.advance(k_tiles)
                 release.advance(k_tiles)

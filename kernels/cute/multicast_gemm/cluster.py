@@ -15,12 +15,16 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import cpasync, warp, warpgroup
+from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.gemm.mainloop import drain, make_mma, multiply
 from kernelcat.kernels.cute.gemm.raster import grouped
+from kernelcat.kernels.cute.gemm.ring import load, make_ring, memory, operand, stage_layouts
+from kernelcat.kernels.cute.gemm.stmatrix import registers_to_shared
+from kernelcat.kernels.cute.gemm.tma import load_atom, store_atom
 
 BLOCK_K = 64
 SHARED_BYTES = 227 * 1024
@@ -79,35 +83,22 @@ class Cluster:
         tiles_m = cute.ceil_div(m, self.block_m * self.cluster_m)
         tiles_n = cute.ceil_div(n, self.block_n * self.cluster_n)
 
-        row_major = LayoutEnum.ROW_MAJOR
+        tiled_mma = make_mma(self.dtype, WARPGROUPS, self.block_n)
         tile = (self.block_m, self.block_n, BLOCK_K)
-        tiled_mma = sm90.make_trivial_tiled_mma(
-            self.dtype,
-            self.dtype,
-            row_major.sm90_mma_major_mode(),
-            row_major.sm90_mma_major_mode(),
-            Float32,
-            (WARPGROUPS, 1, 1),
-            tiler_mn=(64, self.block_n),
+        a_layout, b_layout = stage_layouts(tile, self.dtype, self.stages)
+        d_layout = sm90.make_smem_layout_epi(
+            self.dtype, LayoutEnum.ROW_MAJOR, EPI_TILE, EPI_STAGES
         )
-        a_layout = sm90.make_smem_layout_a(row_major, tile, self.dtype, self.stages)
-        b_layout = sm90.make_smem_layout_b(row_major, tile, self.dtype, self.stages)
-        d_layout = sm90.make_smem_layout_epi(self.dtype, row_major, EPI_TILE, EPI_STAGES)
-        a_atom, tA = self.load_atom(mA, a_layout, self.block_m, self.sharers_a)
-        b_atom, tB = self.load_atom(mB, b_layout, self.block_n, self.sharers_b)
-        d_atom, tD = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileS2GOp(),
-            mD,
-            cute.slice_(d_layout, (None, None, 0)),
-            EPI_TILE,
-        )
+        a_atom, tA = load_atom(mA, a_layout, (self.block_m, BLOCK_K), self.sharers_a)
+        b_atom, tB = load_atom(mB, b_layout, (self.block_n, BLOCK_K), self.sharers_b)
+        d_atom, tD = store_atom(mD, d_layout, EPI_TILE)
 
         @cute.struct
         class SharedStorage:
             barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.stages]
-            a: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(a_layout)], 1024]
-            b: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(b_layout)], 1024]
-            d: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(d_layout)], 1024]
+            a: memory(self.dtype, a_layout)
+            b: memory(self.dtype, b_layout)
+            d: memory(self.dtype, d_layout)
 
         self.shared_storage = SharedStorage
         cluster_size = self.cluster_m * self.cluster_n
@@ -121,17 +112,6 @@ class Cluster:
             min_blocks_per_mp=1,
             stream=stream,
         )  # fmt: skip
-
-    def load_atom(self, tensor, layout, rows, sharers):
-        """TMA of ``rows`` of an operand, of which a CTA loads one of ``sharers`` slices."""
-        alone, shared = cpasync.CopyBulkTensorTileG2SOp, cpasync.CopyBulkTensorTileG2SMulticastOp
-        return cpasync.make_tiled_tma_atom(
-            shared() if sharers > 1 else alone(),
-            tensor,
-            cute.slice_(layout, (None, None, 0)),
-            (rows, BLOCK_K),
-            num_multicast=sharers,
-        )
 
     @cute.kernel
     def kernel(
@@ -162,17 +142,15 @@ class Cluster:
         sA = storage.a.get_tensor(a_layout.outer, swizzle=a_layout.inner)
         sB = storage.b.get_tensor(b_layout.outer, swizzle=b_layout.inner)
         sD = storage.d.get_tensor(d_layout.outer, swizzle=d_layout.inner)
-        tx_bytes = cute.size_in_bytes(self.dtype, cute.slice_(a_layout, (None, None, 0)))
-        tx_bytes += cute.size_in_bytes(self.dtype, cute.slice_(b_layout, (None, None, 0)))
         # A stage is free when each consumer warp of each CTA that it is written to says so.
         releases = 4 * WARPGROUPS * (self.sharers_a + self.sharers_b - 1)
-        ring = pipeline.PipelineTmaAsync.create(
-            barrier_storage=storage.barriers.data_ptr(),
-            num_stages=self.stages,
-            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
-            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, releases),
-            tx_count=tx_bytes,
-            cta_layout_vmnk=cute.make_layout((1, self.sharers_b, self.sharers_a, 1)),
+        ring = make_ring(
+            storage.barriers,
+            self.stages,
+            self.dtype,
+            (a_layout, b_layout),
+            releases,
+            cluster=(self.sharers_b, self.sharers_a),
         )
 
         cluster_size = self.cluster_m * self.cluster_n
@@ -184,36 +162,24 @@ class Cluster:
         if warp_idx >= PRODUCER_WARP:
             cute.arch.setmaxregister_decrease(40)
             if warp_idx == PRODUCER_WARP:
-                gA = cute.local_tile(mA, (self.block_m, BLOCK_K), (None, None))
-                gB = cute.local_tile(mB, (self.block_n, BLOCK_K), (None, None))
-                tAsA, tAgA = self.slices(a_atom, sA, gA, rank_n, self.sharers_a)
-                tBsB, tBgB = self.slices(b_atom, sB, gB, rank_m, self.sharers_b)
-                a_mask = self.mask(self.row_mask, rank_m, self.sharers_a)
-                b_mask = self.mask(self.column_mask, rank_n * self.cluster_m, self.sharers_b)
+                a = operand(
+                    a_atom, sA, mA, (self.block_m, BLOCK_K),
+                    self.sharers_a, rank_n, self.row_mask << rank_m,
+                )  # fmt: skip
+                b = operand(
+                    b_atom, sB, mB, (self.block_n, BLOCK_K),
+                    self.sharers_b, rank_m, self.column_mask << (rank_n * self.cluster_m),
+                )  # fmt: skip
                 state = pipeline.make_pipeline_state(
                     pipeline.PipelineUserType.Producer, self.stages
                 )
                 for index in cutlass.range(first, num_tiles, step, unroll=1):
-                    m_idx, n_idx = grouped(index, tiles_m, tiles_n, self.group_m)
-                    m_idx = m_idx * self.cluster_m + rank_m
-                    n_idx = n_idx * self.cluster_n + rank_n
+                    m_idx, n_idx = self.tile_of(index, tiles_m, tiles_n, rank_m, rank_n)
                     for k_idx in cutlass.range(k_tiles, unroll=1):
                         ring.producer_acquire(state)
                         barrier = ring.producer_get_barrier(state)
-                        cute.copy(
-                            a_atom,
-                            tAgA[None, m_idx, k_idx],
-                            tAsA[None, state.index],
-                            tma_bar_ptr=barrier,
-                            mcast_mask=a_mask,
-                        )
-                        cute.copy(
-                            b_atom,
-                            tBgB[None, n_idx, k_idx],
-                            tBsB[None, state.index],
-                            tma_bar_ptr=barrier,
-                            mcast_mask=b_mask,
-                        )
+                        load(a, m_idx, k_idx, state.index, barrier)
+                        load(b, n_idx, k_idx, state.index, barrier)
                         state.advance()
                 # A CTA must not exit while its peers may still signal its barriers.
                 ring.producer_tail(state)
@@ -231,44 +197,24 @@ class Cluster:
                 pipeline.PipelineUserType.Consumer, self.stages
             )
             for index in cutlass.range(first, num_tiles, step, unroll=1):
-                m_idx, n_idx = grouped(index, tiles_m, tiles_n, self.group_m)
-                m_idx = m_idx * self.cluster_m + rank_m
-                n_idx = n_idx * self.cluster_n + rank_n
+                m_idx, n_idx = self.tile_of(index, tiles_m, tiles_n, rank_m, rank_n)
                 acc.fill(0.0)
                 tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
-                warpgroup.fence()
-                for k_idx in cutlass.range(k_tiles, unroll=1):
-                    ring.consumer_wait(read)
-                    for block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
-                        at = (None, None, block, read.index)
-                        cute.gemm(tiled_mma, acc, tCrA[at], tCrB[at], acc)
-                    warpgroup.commit_group()
-                    read.advance()
-                    # The previous stage is free once its products, one group back, are done.
-                    warpgroup.wait_group(1)
-                    if k_idx > 0:
-                        ring.consumer_release(release)
-                        release.advance()
-                warpgroup.wait_group(0)
-                ring.consumer_release(release)
-                release.advance()
+                read, release = multiply(
+                    tiled_mma, acc, tCrA, tCrB, ring, read, release, 0, k_tiles
+                )
+                release = drain(ring, release)
                 gD = cute.local_tile(mD, (self.block_m, self.block_n), (m_idx, n_idx))
                 self.store_tile(acc, tiled_mma, sD, gD, d_atom, tidx, warp_idx)
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
-    def slices(self, atom, shared, tiles, slice_idx, sharers):
-        """A CTA's slice of every stage, and of every tile of an operand."""
-        return cpasync.tma_partition(
-            atom,
-            slice_idx if sharers > 1 else 0,
-            cute.make_layout(sharers),
-            cute.group_modes(shared, 0, 2),
-            cute.group_modes(tiles, 0, 2),
-        )
-
-    def mask(self, ranks: int, shift: Int32, sharers: int):
-        """The CTAs that a slice goes to, a bit each; None where there is one."""
-        return cutlass.Int16(ranks << shift) if sharers > 1 else None
+    @cute.jit
+    def tile_of(
+        self, index: Int32, tiles_m: Int32, tiles_n: Int32, rank_m: Int32, rank_n: Int32
+    ):
+        """Row and column, in tiles, of a CTA's share of the cluster's tile."""
+        row, col = grouped(index, tiles_m, tiles_n, self.group_m)
+        return row * self.cluster_m + rank_m, col * self.cluster_n + rank_n
 
     @cute.jit
     def store_tile(
@@ -282,15 +228,8 @@ class Cluster:
         warp_idx: Int32,
     ):
         """Accumulators -> 16 bit -> shared memory -> TMA, an ``EPI_TILE`` at a time."""
-        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), self.dtype)
-        r2s = cute.make_tiled_copy_S(
-            sm90.sm90_get_smem_store_op(LayoutEnum.ROW_MAJOR, self.dtype, Float32),
-            cute.make_tiled_copy_C_atom(atom, tiled_mma),
-        )
-        thr_r2s = r2s.get_slice(tidx)
-        tRS_sD = thr_r2s.partition_D(sD)
+        r2s, tRS_rD, tRS_sD = registers_to_shared(tiled_mma, sD, tidx, self.dtype)
         tRS_rAcc = r2s.retile(acc)
-        tRS_rD = cute.make_rmem_tensor(cute.shape(thr_r2s.partition_S(sD))[:3], self.dtype)
         values = cute.size(tRS_rD)
         bSG_sD, bSG_gD = cpasync.tma_partition(
             d_atom, 0, cute.make_layout(1),
