@@ -145,11 +145,12 @@ class Skinny:
                 pipeline.PipelineUserType.Producer, self.stages
             )
             for tile in cutlass.range(first, num_tiles, step, unroll=1):
+                b_tile, a_tile = tile // tiles_n, tile % tiles_n
                 for k_idx in cutlass.range(k_begin, k_end, unroll=1):
                     ring.producer_acquire(state)
                     barrier = ring.producer_get_barrier(state)
-                    load(b, tile // tiles_n, k_idx, state.index, barrier)
-                    load(a, tile % tiles_n, k_idx, state.index, barrier)
+                    load(b, b_tile, k_idx, state.index, barrier)
+                    load(a, a_tile, k_idx, state.index, barrier)
                     state.advance()
             if cutlass.const_expr(self.split_k > 1):
                 self.sync_cluster(release=False)
