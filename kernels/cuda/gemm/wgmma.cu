@@ -3,6 +3,7 @@
 //
 // The division of labour, the register reallocation, the ping-pong of two tiles and the grouped
 // order are those of CUTLASS's and DeepGEMM's warp-specialized kernels.
+#include <kernelcat/operand_ring.cuh>
 #include <kernelcat/pdl.cuh>
 #include <kernelcat/split_k.cuh>
 #include <kernelcat/tile_order.cuh>
@@ -32,20 +33,6 @@ struct ClusterPlace {
   }
 };
 
-// kRows rows of an operand from row `y` on. Where kSharers blocks need the same, each loads its
-// part for all of them.
-template <int kRows, int kSharers>
-__device__ __forceinline__ void load_operand(uint8_t* stage, const TensorMap& map, int x, int y,
-                                             int rank, Barrier& full) {
-  if constexpr (kSharers == 1) {
-    tensor_load(stage, map, x, y, full, kDefaultPolicy);
-  } else {
-    const int first = rank * (kRows / kSharers);
-    tensor_load_multicast(stage + first * kRowBytes, map, x, y + first, full, (1 << kSharers) - 1,
-                          kDefaultPolicy);
-  }
-}
-
 // Runs in one thread.
 template <typename Config>
 __device__ __forceinline__ void produce(WgmmaShared<Config>& shared, const WorkList& list,
@@ -54,31 +41,10 @@ __device__ __forceinline__ void produce(WgmmaShared<Config>& shared, const WorkL
   RingPosition<Config::kNumStages> position;
   for (uint32_t index = place.first_work(); index < list.size(); index += place.num_clusters()) {
     const Work work = list.at<Config::kSplit>(index);
-    const int row = place.row_of(work.tile), col = place.col_of(work.tile);
-    for (int k_block = work.k_begin; k_block < work.k_end; ++k_block) {
-      uint8_t* stage = shared.stages[position.stage];
-      Barrier& full = shared.full[position.stage];
-      shared.empty[position.stage].wait(position.parity ^ 1);
-      full.arrive_expect(Config::kStageBytes);
-      load_operand<Config::BLOCK_M, Config::kClusterN>(stage, map_a, k_block * BLOCK_K, row,
-                                                       place.rank, full);
-      load_operand<Config::BLOCK_N, Config::kClusterM>(stage + Config::kStageBytesA, map_b,
-                                                       k_block * BLOCK_K, col, place.rank, full);
-      position.advance();
-    }
+    load_stages<Config>(shared, position, work, place.row_of(work.tile), place.col_of(work.tile),
+                        place.rank, map_a, map_b);
   }
   launch_dependents();
-}
-
-// A warp is done with a stage: every block that loads into it must know.
-template <typename Config>
-__device__ __forceinline__ void give_back(Barrier& empty) {
-  const int lane = lane_index();
-  if constexpr (Config::kClusterSize == 1) {
-    if (lane == 0) empty.arrive();
-  } else {
-    if (lane < Config::kClusterSize) arrive_remote(empty, lane);
-  }
 }
 
 template <int kValue>
