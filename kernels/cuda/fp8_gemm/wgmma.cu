@@ -6,9 +6,7 @@
 // wgmmas. Two-level accumulation, and tiles of which two blocks of a cluster share an operand, are
 // DeepGEMM's; warpgroups that take turns at the tensor cores are FlashAttention-3's.
 #include <kernelcat/operand_ring.cuh>
-#include <kernelcat/pdl.cuh>
 #include <kernelcat/split_k.cuh>
-#include <kernelcat/tile_order.cuh>
 #include <kernelcat/wgmma_fp8.cuh>
 
 #include "output.cuh"
@@ -32,6 +30,7 @@ struct Fp8Tile {
   static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, kNumStages = kNumStages_;
   static constexpr int BLOCK_K = kScaleBlock;  // 128 bytes: one row of the swizzle
   static constexpr bool kSwap = kSwap_;
+  static constexpr bool kSplit = true;
   static constexpr Overlap kOverlap = kOverlap_;
   static constexpr int kScaledRows = kSwap ? BLOCK_N : BLOCK_M;  // of A
   static constexpr int kNumConsumers = BLOCK_M == 64 ? 1 : BLOCK_M == 192 ? 3 : 2;
@@ -62,41 +61,10 @@ struct Fp8Shared {
   uint32_t is_last[Config::kNumConsumers];
 };
 
-// What a block does: its tile of each of its cluster's units of work.
-template <typename Config>
-struct Fp8Schedule {
-  WorkList list;  // in tiles of a whole cluster
-  int rank;
-
-  // Calls `function(work, row, col)`, with the tile's first row and column.
-  template <typename Function>
-  __device__ __forceinline__ void for_each(Function function) const {
-    const uint32_t step = gridDim.x / Config::kClusterSize;
-    for (uint32_t i = blockIdx.x / Config::kClusterSize; i < list.size(); i += step) {
-      const Work work = list.at<true>(i);
-      const int down = Config::kClusterM > 1 ? rank : 0, right = Config::kClusterN > 1 ? rank : 0;
-      function(work, (work.tile.m * Config::kClusterM + down) * Config::BLOCK_M,
-               (work.tile.n * Config::kClusterN + right) * Config::BLOCK_N);
-    }
-  }
-};
-
-// Runs in one thread.
-template <typename Config>
-__device__ __forceinline__ void produce_operands(Fp8Shared<Config>& shared,
-                                                 const Fp8Schedule<Config>& schedule,
-                                                 const TensorMap& map_a, const TensorMap& map_b) {
-  RingPosition<Config::kNumStages> position;
-  schedule.for_each([&](const Work& work, int row, int col) {
-    load_stages<Config>(shared, position, work, row, col, schedule.rank, map_a, map_b);
-  });
-  launch_dependents();
-}
-
 // Runs in one warp.
 template <typename Config>
 __device__ __forceinline__ void produce_scales(Fp8Shared<Config>& shared,
-                                               const Fp8Schedule<Config>& schedule,
+                                               const BlockSchedule<Config>& schedule,
                                                const ScaleSource& source) {
   RingPosition<Config::kNumStages> position;
   schedule.for_each([&](const Work& work, int row, int col) {
@@ -234,7 +202,7 @@ struct Fp8Consumer {
 // Runs in a consumer warpgroup.
 template <typename Config>
 __device__ __forceinline__ void consume(Fp8Shared<Config>& shared,
-                                        const Fp8Schedule<Config>& schedule,
+                                        const BlockSchedule<Config>& schedule,
                                         const Fp8Output& output, float* partials,
                                         uint32_t* counters) {
   constexpr int kPartials = Config::kRows * Config::BLOCK_N;
@@ -285,14 +253,8 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1) fp8_gemm_wgmma(
   const uint32_t padding = -shared_address(dynamic_shared) & 1023;
   auto& shared = *reinterpret_cast<Fp8Shared<Config>*>(dynamic_shared + padding);
   // Called in each role: values that live across setmaxnreg were seen to spill.
-  const auto schedule = [&]() -> Fp8Schedule<Config> {
-    const WorkList list{ceil_div(kSwap ? n : m, BLOCK_M * kClusterM),
-                        ceil_div(kSwap ? m : n, BLOCK_N * kClusterN),
-                        ceil_div(k, kScaleBlock),
-                        num_whole,
-                        num_splits,
-                        group_m};
-    return {list, Config::kClusterSize > 1 ? static_cast<int>(cluster_rank()) : 0};
+  const auto schedule = [&] {
+    return BlockSchedule<Config>::of(m, n, k, num_whole, num_splits, group_m);
   };
 
   if (threadIdx.x == 0) {

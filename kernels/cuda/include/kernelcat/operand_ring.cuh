@@ -2,10 +2,10 @@
 // how the warps that multiply give stages back.
 #pragma once
 
+#include <kernelcat/block_schedule.cuh>
 #include <kernelcat/cache_policy.cuh>
-#include <kernelcat/cluster.cuh>
+#include <kernelcat/pdl.cuh>
 #include <kernelcat/sync.cuh>
-#include <kernelcat/tile_order.cuh>
 #include <kernelcat/wgmma.cuh>
 
 namespace kernelcat {
@@ -24,25 +24,27 @@ __device__ __forceinline__ void load_operand(uint8_t* stage, const TensorMap& ma
   }
 }
 
-// Loads the blocks of k of one unit of work, whose tile begins at `row` and `col`; `rank` is this
-// block's in its cluster. Runs in one thread. `shared` has kNumStages of `stages`, each A's rows
-// and then B's, and of the barriers `full` and `empty`.
+// Runs in one thread. `shared` has kNumStages of `stages`, each A's rows and then B's, and of the
+// barriers `full` and `empty`.
 template <typename Config, typename Shared>
-__device__ __forceinline__ void load_stages(Shared& shared,
-                                            RingPosition<Config::kNumStages>& position,
-                                            const Work& work, int row, int col, int rank,
-                                            const TensorMap& map_a, const TensorMap& map_b) {
-  for (int k_block = work.k_begin; k_block < work.k_end; ++k_block) {
-    uint8_t* stage = shared.stages[position.stage];
-    Barrier& full = shared.full[position.stage];
-    shared.empty[position.stage].wait(position.parity ^ 1);
-    full.arrive_expect(Config::kStageBytes);
-    load_operand<Config::BLOCK_M, Config::kClusterN>(stage, map_a, k_block * Config::BLOCK_K, row,
-                                                     rank, full);
-    load_operand<Config::BLOCK_N, Config::kClusterM>(stage + Config::kStageBytesA, map_b,
-                                                     k_block * Config::BLOCK_K, col, rank, full);
-    position.advance();
-  }
+__device__ __forceinline__ void produce_operands(Shared& shared,
+                                                 const BlockSchedule<Config>& schedule,
+                                                 const TensorMap& map_a, const TensorMap& map_b) {
+  RingPosition<Config::kNumStages> position;
+  schedule.for_each([&](const Work& work, int row, int col) {
+    for (int k_block = work.k_begin; k_block < work.k_end; ++k_block) {
+      uint8_t* stage = shared.stages[position.stage];
+      Barrier& full = shared.full[position.stage];
+      shared.empty[position.stage].wait(position.parity ^ 1);
+      full.arrive_expect(Config::kStageBytes);
+      load_operand<Config::BLOCK_M, Config::kClusterN>(stage, map_a, k_block * Config::BLOCK_K, row,
+                                                       schedule.rank, full);
+      load_operand<Config::BLOCK_N, Config::kClusterM>(
+          stage + Config::kStageBytesA, map_b, k_block * Config::BLOCK_K, col, schedule.rank, full);
+      position.advance();
+    }
+  });
+  launch_dependents();
 }
 
 // A warp is done with a stage: every block that loads into it must know.
