@@ -6,7 +6,7 @@ from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Pointer, Program
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.fp8_gemm import wgmma
-from kernelcat.kernels.cuda.gemm import naive
+from kernelcat.kernels.cuda.gemm.naive import baseline, launch
 from kernelcat.kernels.cuda.gemm.operands import sizes
 from kernelcat.model import copy_us
 from kernelcat.spec import Problem
@@ -18,7 +18,7 @@ NAIVE_FLOPS = 0.3e12
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
     source = CudaSource("fp8_gemm/naive.cu", "kernelcat::fp8_gemm_naive")
     pointers = map(Pointer, ("a", "a_scale", "b", "b_scale", "d"))
-    return naive.launch(source, problem["M"] * problem["N"], (*pointers, *sizes(problem)))
+    return launch(source, problem["M"] * problem["N"], (*pointers, *sizes(problem)))
 
 
 def _naive_us(problem: Problem, config: Config, gpu: Gpu) -> float:
@@ -27,6 +27,6 @@ def _naive_us(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 
 IMPLEMENTATIONS = (
-    naive.baseline("fp8_gemm", "one thread an element; any shape", _naive, _naive_us),
+    baseline("fp8_gemm", "one thread an element; any shape", _naive, _naive_us),
     wgmma.IMPLEMENTATION,
 )

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from kernelcat.gpu import KB, Gpu
 from kernelcat.implementation import Config, Implementation, Pointer, Program, TensorMap
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.gemm import persistent
+from kernelcat.kernels.cuda.gemm.operands import cpp
 from kernelcat.kernels.cuda.gemm.persistent import (
     CLUSTERS,
     SPLITS,
     PersistentPlan,
+    launch,
     overlapped_us,
     reject_split,
 )
@@ -100,7 +101,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         return Program(())
     a, b = ("b", "a") if plan.swap else ("a", "b")
     arguments = (
-        f"{plan.block_m}, {plan.block_n}, {plan.num_stages(gpu)}, {str(plan.swap).lower()}, "
+        f"{plan.block_m}, {plan.block_n}, {plan.num_stages(gpu)}, {cpp(plan.swap)}, "
         f"{plan.cluster_m}, {plan.cluster_n}, kernelcat::Overlap::{_OVERLAP[plan.overlap]}"
     )
     operands = (
@@ -109,7 +110,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         *map(Pointer, ("a_scale", "b_scale", "d")),
     )
     source = CudaSource("fp8_gemm/wgmma.cu", f"kernelcat::fp8_gemm_wgmma<{arguments}>")
-    return persistent.program(plan, source, operands, problem, gpu)
+    return launch(plan, source, operands, problem, gpu)
 
 
 # ---- which configurations serve ----------------------------------------------------------------

@@ -163,7 +163,7 @@ class PersistentPlan(ABC):
         return _REDUCTION_US + (1 + self.split_k) * live / _PIECE_BYTES * 1e6
 
 
-def program(
+def launch(
     plan: PersistentPlan,
     source: CudaSource,
     operands: tuple[Param, ...],

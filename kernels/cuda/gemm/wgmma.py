@@ -8,7 +8,6 @@ from itertools import product
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation, Program, TensorMap
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.gemm import persistent
 from kernelcat.kernels.cuda.gemm.operands import (
     BLOCK_K,
     EPILOGUE,
@@ -18,7 +17,13 @@ from kernelcat.kernels.cuda.gemm.operands import (
     operand_map,
     why_not_tma,
 )
-from kernelcat.kernels.cuda.gemm.persistent import CLUSTERS, SPLITS, overlapped_us, reject_split
+from kernelcat.kernels.cuda.gemm.persistent import (
+    CLUSTERS,
+    SPLITS,
+    launch,
+    overlapped_us,
+    reject_split,
+)
 from kernelcat.kernels.cuda.gemm.plan import Plan
 from kernelcat.spec import Problem
 
@@ -69,7 +74,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         f"{cpp(bool(plan.workspaces))}, {cpp(by_tma)}, {epilogue(problem)}, {plan.last_depth}"
     )
     source = CudaSource("gemm/wgmma.cu", f"kernelcat::gemm_wgmma<{arguments}>")
-    return persistent.program(plan, source, (map_a, map_b, map_d, *EPILOGUE), problem, gpu)
+    return launch(plan, source, (map_a, map_b, map_d, *EPILOGUE), problem, gpu)
 
 
 # ---- which configurations serve ----------------------------------------------------------------
