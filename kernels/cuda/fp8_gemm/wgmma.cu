@@ -5,19 +5,14 @@
 // and added to float32 registers, while the tensor cores do another warpgroup's (or the next)
 // wgmmas. Two-level accumulation, and tiles of which two blocks of a cluster share an operand, are
 // DeepGEMM's; warpgroups that take turns at the tensor cores are FlashAttention-3's.
-#include <kernelcat/cache_policy.cuh>
-#include <kernelcat/cluster.cuh>
-#include <kernelcat/pdl.cuh>
+#include <kernelcat/operand_ring.cuh>
 #include <kernelcat/split_k.cuh>
-#include <kernelcat/tile_order.cuh>
 #include <kernelcat/wgmma_fp8.cuh>
 
 #include "output.cuh"
 #include "scales.cuh"
 
 namespace kernelcat {
-
-constexpr int BLOCK_K = kScaleBlock;  // 128 bytes: one row of the swizzle
 
 // How promotions and wgmmas overlap.
 enum class Overlap {
@@ -33,7 +28,9 @@ template <int BLOCK_M_, int BLOCK_N_, int kNumStages_, bool kSwap_, int kCluster
           Overlap kOverlap_>
 struct Fp8Tile {
   static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, kNumStages = kNumStages_;
+  static constexpr int BLOCK_K = kScaleBlock;  // 128 bytes: one row of the swizzle
   static constexpr bool kSwap = kSwap_;
+  static constexpr bool kSplit = true;
   static constexpr Overlap kOverlap = kOverlap_;
   static constexpr int kScaledRows = kSwap ? BLOCK_N : BLOCK_M;  // of A
   static constexpr int kNumConsumers = BLOCK_M == 64 ? 1 : BLOCK_M == 192 ? 3 : 2;
@@ -41,8 +38,8 @@ struct Fp8Tile {
   static constexpr int kNumRegisters = kNumConsumers == 3 ? 160 : 232;
   static constexpr int kRows = BLOCK_M / kNumConsumers;
   static constexpr int kNumWgmmas = kRows / kWgmmaM;  // one below the other
-  static constexpr int kStageBytesA = BLOCK_M * BLOCK_K;
-  static constexpr int kStageBytes = kStageBytesA + BLOCK_N * BLOCK_K;
+  static constexpr int kStageBytesA = BLOCK_M * kRowBytes;
+  static constexpr int kStageBytes = kStageBytesA + BLOCK_N * kRowBytes;
   // Blocks of a cluster that lie below each other share the operand of BLOCK_N rows, those side by
   // side the other one. Each loads its part for all of them.
   static constexpr int kClusterM = kClusterM_, kClusterN = kClusterN_;
@@ -64,65 +61,10 @@ struct Fp8Shared {
   uint32_t is_last[Config::kNumConsumers];
 };
 
-// What a block does: its tile of each of its cluster's units of work.
-template <typename Config>
-struct Fp8Schedule {
-  WorkList list;  // in tiles of a whole cluster
-  int rank;
-
-  // Calls `function(work, row, col)`, with the tile's first row and column.
-  template <typename Function>
-  __device__ __forceinline__ void for_each(Function function) const {
-    const uint32_t step = gridDim.x / Config::kClusterSize;
-    for (uint32_t i = blockIdx.x / Config::kClusterSize; i < list.size(); i += step) {
-      const Work work = list.at<true>(i);
-      const int down = Config::kClusterM > 1 ? rank : 0, right = Config::kClusterN > 1 ? rank : 0;
-      function(work, (work.tile.m * Config::kClusterM + down) * Config::BLOCK_M,
-               (work.tile.n * Config::kClusterN + right) * Config::BLOCK_N);
-    }
-  }
-};
-
-// kRows rows of an operand from `row` on. Where kSharers blocks need the same, each loads its part
-// for all of them.
-template <int kRows, int kSharers>
-__device__ __forceinline__ void load_operand(uint8_t* stage, const TensorMap& map, int k, int row,
-                                             int rank, Barrier& full) {
-  if constexpr (kSharers == 1) {
-    tensor_load(stage, map, k, row, full, kDefaultPolicy);
-  } else {
-    const int first = rank * (kRows / kSharers);
-    tensor_load_multicast(stage + first * BLOCK_K, map, k, row + first, full, (1 << kSharers) - 1,
-                          kDefaultPolicy);
-  }
-}
-
-// Runs in one thread.
-template <typename Config>
-__device__ __forceinline__ void produce_operands(Fp8Shared<Config>& shared,
-                                                 const Fp8Schedule<Config>& schedule,
-                                                 const TensorMap& map_a, const TensorMap& map_b) {
-  RingPosition<Config::kNumStages> position;
-  schedule.for_each([&](const Work& work, int row, int col) {
-    for (int k_block = work.k_begin; k_block < work.k_end; ++k_block) {
-      uint8_t* stage = shared.stages[position.stage];
-      Barrier& full = shared.full[position.stage];
-      shared.empty[position.stage].wait(position.parity ^ 1);
-      full.arrive_expect(Config::kStageBytes);
-      load_operand<Config::BLOCK_M, Config::kClusterN>(stage, map_a, k_block * BLOCK_K, row,
-                                                       schedule.rank, full);
-      load_operand<Config::BLOCK_N, Config::kClusterM>(stage + Config::kStageBytesA, map_b,
-                                                       k_block * BLOCK_K, col, schedule.rank, full);
-      position.advance();
-    }
-  });
-  launch_dependents();
-}
-
 // Runs in one warp.
 template <typename Config>
 __device__ __forceinline__ void produce_scales(Fp8Shared<Config>& shared,
-                                               const Fp8Schedule<Config>& schedule,
+                                               const BlockSchedule<Config>& schedule,
                                                const ScaleSource& source) {
   RingPosition<Config::kNumStages> position;
   schedule.for_each([&](const Work& work, int row, int col) {
@@ -152,7 +94,7 @@ struct Fp8Consumer {
     index = warp_index() / 4;
     first_row = index * Config::kRows + warp_index() % 4 * 16 + lane_index() / 4;
     const uint32_t base = shared_address(shared.stages);
-    a = swizzled_rows_descriptor(base + index * Config::kRows * BLOCK_K);
+    a = swizzled_rows_descriptor(base + index * Config::kRows * kRowBytes);
     b = swizzled_rows_descriptor(base + Config::kStageBytesA);
   }
 
@@ -169,16 +111,16 @@ struct Fp8Consumer {
   __device__ __forceinline__ void start(Products& products, int i) const {
     using Instruction = WgmmaE4m3<Config::BLOCK_N>;
     const uint64_t stage_a =
-        advanced(a, position.stage * Config::kStageBytes + i * kWgmmaM * BLOCK_K);
+        advanced(a, position.stage * Config::kStageBytes + i * kWgmmaM * kRowBytes);
     const uint64_t stage_b = advanced(b, position.stage * Config::kStageBytes);
     if constexpr (Config::kOverlap == Overlap::kTurns) wait_turn();
     pin(products);
     wgmma_fence();
     Instruction::template multiply<false>(products, stage_a, stage_b);
 #pragma unroll
-    for (int k = kWgmmaFp8K; k < BLOCK_K; k += kWgmmaFp8K) {
+    for (int k = kWgmmaFp8K; k < Config::BLOCK_K; k += kWgmmaFp8K) {
       // The second half of a turn overlaps with the start of the other warpgroup's.
-      if (Config::kOverlap == Overlap::kTurns && k == BLOCK_K / 2) wgmma_commit();
+      if (Config::kOverlap == Overlap::kTurns && k == Config::BLOCK_K / 2) wgmma_commit();
       Instruction::template multiply<true>(products, advanced(stage_a, k), advanced(stage_b, k));
     }
     wgmma_commit();
@@ -186,16 +128,6 @@ struct Fp8Consumer {
     if constexpr (Config::kOverlap == Overlap::kTurns) {
       wgmma_wait<1>();
       pass_turn();
-    }
-  }
-
-  // Gives a stage back to every block that loads into it.
-  __device__ __forceinline__ void release(int stage) const {
-    const int lane = lane_index();
-    if constexpr (Config::kClusterSize == 1) {
-      if (lane == 0) shared.empty[stage].arrive();
-    } else {
-      if (lane < Config::kClusterSize) arrive_remote(shared.empty[stage], lane);
     }
   }
 
@@ -220,7 +152,7 @@ struct Fp8Consumer {
           start(products, i);
           wgmma_wait<0>();
           pin(products);
-          if (i == Config::kNumWgmmas - 1) release(position.stage);
+          if (i == Config::kNumWgmmas - 1) give_back<Config>(shared.empty[position.stage]);
           promotion.add(sums[i], products, scaled_col);
         }
         position.advance();
@@ -242,7 +174,7 @@ struct Fp8Consumer {
     };
     const auto end = [&](int set, int stage) {
       pin(products[set]);
-      release(stage);
+      give_back<Config>(shared.empty[stage]);
       promotions[set].add(sums, products[set], scaled_col);
     };
     const auto step = [&](int set) {
@@ -270,7 +202,7 @@ struct Fp8Consumer {
 // Runs in a consumer warpgroup.
 template <typename Config>
 __device__ __forceinline__ void consume(Fp8Shared<Config>& shared,
-                                        const Fp8Schedule<Config>& schedule,
+                                        const BlockSchedule<Config>& schedule,
                                         const Fp8Output& output, float* partials,
                                         uint32_t* counters) {
   constexpr int kPartials = Config::kRows * Config::BLOCK_N;
@@ -321,14 +253,8 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1) fp8_gemm_wgmma(
   const uint32_t padding = -shared_address(dynamic_shared) & 1023;
   auto& shared = *reinterpret_cast<Fp8Shared<Config>*>(dynamic_shared + padding);
   // Called in each role: values that live across setmaxnreg were seen to spill.
-  const auto schedule = [&]() -> Fp8Schedule<Config> {
-    const WorkList list{ceil_div(kSwap ? n : m, BLOCK_M * kClusterM),
-                        ceil_div(kSwap ? m : n, BLOCK_N * kClusterN),
-                        ceil_div(k, BLOCK_K),
-                        num_whole,
-                        num_splits,
-                        group_m};
-    return {list, Config::kClusterSize > 1 ? static_cast<int>(cluster_rank()) : 0};
+  const auto schedule = [&] {
+    return BlockSchedule<Config>::of(m, n, k, num_whole, num_splits, group_m);
   };
 
   if (threadIdx.x == 0) {
@@ -354,8 +280,9 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1) fp8_gemm_wgmma(
     if (role == 0) {
       if (elect_one()) produce_operands<Config>(shared, schedule(), map_a, map_b);
     } else if (role == 1) {
-      produce_scales<Config>(shared, schedule(),
-                             {a_scale, b_scale, m, ceil_div(n, kScaleBlock), ceil_div(k, BLOCK_K)});
+      produce_scales<Config>(
+          shared, schedule(),
+          {a_scale, b_scale, m, ceil_div(n, kScaleBlock), ceil_div(k, kScaleBlock)});
     }
   } else {
     increase_registers<Config::kNumRegisters>();

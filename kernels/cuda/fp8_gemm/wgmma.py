@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
 from kernelcat.gpu import KB, Gpu
-from kernelcat.implementation import (
-    Config,
-    Implementation,
-    Int32,
-    Int64,
-    Param,
-    Pointer,
-    Program,
-    Step,
-    TensorMap,
-)
+from kernelcat.implementation import Config, Implementation, Pointer, Program, TensorMap
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.model import LAUNCH_US, copy_us
+from kernelcat.kernels.cuda.gemm.operands import cpp
+from kernelcat.kernels.cuda.gemm.persistent import (
+    CLUSTERS,
+    SPLITS,
+    PersistentPlan,
+    launch,
+    overlapped_us,
+    reject_split,
+)
 from kernelcat.spec import Problem
 
 BLOCK_K = 128
 """Columns of A and B a stage: 128 bytes, and one block of scales."""
 MAX_STAGES = 12
-MIN_STAGES = 3
-MAX_WAVES_WITH_TAIL = 6
-NULL = Int64(0)
 
 SPACE = {
     "tile": (
@@ -36,60 +30,30 @@ SPACE = {
         *("256x16", "256x32", "256x64", "256x96", "256x128"),
     ),
     "swap": (False, True),
-    "cluster": ("1x1", "2x1", "1x2"),
+    "cluster": CLUSTERS,
     "overlap": ("turns", "ahead", "free"),
-    "split_k": (1, 2, 3, 4, 6, 8, 12, 16),
+    "split_k": SPLITS,
 }
 """
 tile : BLOCK_M x BLOCK_N of D, or of its transpose where ``swap``
-cluster : blocks below each other x side by side; what they share is multicast
 overlap : of promotions with wgmmas: two warpgroups take turns at the tensor cores, each starts the
     next block before it promotes one, or neither
-split_k : pieces of every tile's k range where tiles are too few for all SMs, else of those of the
-    last wave
 """
 
 _OVERLAP = {"turns": "kTurns", "ahead": "kAhead", "free": "kFree"}
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A configuration in numbers, for one problem. ``rows`` and ``cols`` are those of what is
-    tiled: D, or its transpose."""
+class Plan(PersistentPlan):
+    """A configuration in numbers, for one problem. What is tiled is D, or D^T where ``swap``."""
 
-    rows: int
-    cols: int
-    k_blocks: int
-    block_m: int
-    block_n: int
-    swap: bool
-    cluster_m: int
-    cluster_n: int
     overlap: str
-    split_k: int
-    clusters: int
+
+    block_k = BLOCK_K
 
     @staticmethod
     def of(config: Config, problem: Problem, gpu: Gpu) -> Plan:
-        block_m, block_n = map(int, config["tile"].split("x"))
-        cluster_m, cluster_n = map(int, config["cluster"].split("x"))
-        m, n = problem["M"], problem["N"]
-        return Plan(
-            *((n, m) if config["swap"] else (m, n)),
-            k_blocks=ceil(problem["K"] / BLOCK_K),
-            block_m=block_m,
-            block_n=block_n,
-            swap=config["swap"],
-            cluster_m=cluster_m,
-            cluster_n=cluster_n,
-            overlap=config["overlap"],
-            split_k=config["split_k"],
-            clusters=gpu.sms // (cluster_m * cluster_n),
-        )
-
-    @property
-    def cluster_size(self) -> int:
-        return self.cluster_m * self.cluster_n
+        return Plan(**Plan.fields(config, problem, gpu), overlap=config["overlap"])
 
     @property
     def consumers(self) -> int:
@@ -97,36 +61,15 @@ class Plan:
         return {64: 1, 192: 3}.get(self.block_m, 2)
 
     @property
+    def threads(self) -> int:
+        return 128 * (self.consumers + 1)
+
+    @property
     def registers(self) -> int:
         """Sums, products and scales that a thread holds."""
         sums = self.block_m // self.consumers * self.block_n // 128
         scales = self.block_n // 4 if self.swap else 4
         return sums + (2 if self.overlap == "ahead" else 1) * (self.block_n // 2 + scales)
-
-    @property
-    def tiles(self) -> int:
-        """Of all blocks of a cluster together."""
-        return ceil(self.rows / (self.block_m * self.cluster_m)) * ceil(
-            self.cols / (self.block_n * self.cluster_n)
-        )
-
-    @property
-    def whole_tiles(self) -> int:
-        if self.split_k == 1:
-            return self.tiles
-        return self.tiles // self.clusters * self.clusters
-
-    @property
-    def units(self) -> int:
-        """What clusters work on: whole tiles, then pieces of the others."""
-        return self.whole_tiles + (self.tiles - self.whole_tiles) * self.split_k
-
-    @property
-    def waves(self) -> float:
-        """How many whole tiles the busiest block computes, pieces in proportion."""
-        pieces = self.units - self.whole_tiles
-        whole = ceil(self.whole_tiles / self.clusters)
-        return whole + ceil(pieces / self.clusters) / self.split_k
 
     @property
     def group_m(self) -> int:
@@ -146,16 +89,6 @@ class Plan:
     def shared_bytes(self, gpu: Gpu) -> int:
         return self.num_stages(gpu) * self.stage_bytes + KB + 16
 
-    @property
-    def workspaces(self) -> dict[str, int]:
-        parts = (self.tiles - self.whole_tiles) * self.cluster_size
-        if parts == 0:
-            return {}
-        return {
-            "partials": parts * self.split_k * 4 * self.block_m * self.block_n,
-            "counters": parts * self.consumers * 4,
-        }
-
 
 def _operand_map(name: str, problem: Problem, rows: int, box_rows: int) -> TensorMap:
     k = problem["K"]
@@ -168,28 +101,16 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         return Program(())
     a, b = ("b", "a") if plan.swap else ("a", "b")
     arguments = (
-        f"{plan.block_m}, {plan.block_n}, {plan.num_stages(gpu)}, {str(plan.swap).lower()}, "
+        f"{plan.block_m}, {plan.block_n}, {plan.num_stages(gpu)}, {cpp(plan.swap)}, "
         f"{plan.cluster_m}, {plan.cluster_n}, kernelcat::Overlap::{_OVERLAP[plan.overlap]}"
     )
-    workspaces = plan.workspaces
-    params: tuple[Param, ...] = (
+    operands = (
         _operand_map(a, problem, plan.rows, plan.block_m // plan.cluster_n),
         _operand_map(b, problem, plan.cols, plan.block_n // plan.cluster_m),
         *map(Pointer, ("a_scale", "b_scale", "d")),
-        *(Pointer(name) if workspaces else NULL for name in ("partials", "counters")),
-        *(Int32(problem[axis]) for axis in ("M", "N", "K")),
-        *map(Int32, (plan.whole_tiles, plan.split_k, plan.group_m)),
     )
-    step = Step(
-        CudaSource("fp8_gemm/wgmma.cu", f"kernelcat::fp8_gemm_wgmma<{arguments}>"),
-        (min(plan.units, plan.clusters) * plan.cluster_size, 1, 1),
-        params,
-        128 * (plan.consumers + 1),
-        plan.shared_bytes(gpu),
-        (plan.cluster_size, 1, 1),
-        programmatic=True,
-    )
-    return Program((step,), workspaces)
+    source = CudaSource("fp8_gemm/wgmma.cu", f"kernelcat::fp8_gemm_wgmma<{arguments}>")
+    return launch(plan, source, operands, problem, gpu)
 
 
 # ---- which configurations serve ----------------------------------------------------------------
@@ -199,7 +120,7 @@ def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if problem["K"] == 0 or problem["K"] % 16:
         return f"TMA needs rows of 16, 32, 48 ... bytes, and K={problem['K']} is no multiple of 16"
     plan = Plan.of(config, problem, gpu)
-    return _reject_shape(plan) or _reject_tile(plan) or _reject_cluster(plan) or _reject_split(plan)
+    return _reject_shape(plan) or _reject_tile(plan) or _reject_cluster(plan) or reject_split(plan)
 
 
 def _reject_shape(plan: Plan) -> str | None:
@@ -242,19 +163,6 @@ def _reject_cluster(plan: Plan) -> str | None:
     return None
 
 
-def _reject_split(plan: Plan) -> str | None:
-    split_k, tail = plan.split_k, plan.tiles - plan.whole_tiles
-    if split_k == 1:
-        return None
-    if split_k * 2 > plan.k_blocks:
-        return f"{plan.k_blocks} blocks of {BLOCK_K} are too few for {split_k} splits"
-    if tail == 0 or tail * split_k > plan.clusters:
-        return f"{tail} tiles of the last wave in {split_k} pieces are no single wave"
-    if plan.waves > MAX_WAVES_WITH_TAIL:
-        return f"the last of {ceil(plan.waves)} waves is not worth splitting"
-    return None
-
-
 # ---- which one without measuring ---------------------------------------------------------------
 
 _EFFICIENCY = {"turns": 0.80, "ahead": 0.80, "free": 0.74}
@@ -269,12 +177,6 @@ _SM_BYTES = 45e9
 _EPILOGUE_US = 1.0
 """Storing a tile of 256 x 128 while nothing is multiplied."""
 
-_REDUCTION_US = 1.2
-"""Handing partial sums to the block that arrives last."""
-
-_PIECE_BYTES = 20e9
-"""Bytes a second at which one SM writes and reads partial sums."""
-
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Waves of tiles, each as long as its products or its operands take; or the memory's time."""
@@ -288,12 +190,9 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     memory_us = max(plan.block_m, plan.block_n) * BLOCK_K / _SM_BYTES * 1e6 if plan.swap else 0.0
     busy_us = plan.waves * plan.k_blocks * max(math_us, l2_us, memory_us)
     busy_us += _EPILOGUE_US * plan.block_m * plan.block_n / (256 * 128) * max(plan.waves, 1.0)
-    if plan.tiles > plan.whole_tiles:
-        live = min(plan.block_n, plan.cols) * plan.block_m * 4
-        busy_us += _REDUCTION_US + (1 + plan.split_k) * live / _PIECE_BYTES * 1e6
+    busy_us += plan.reduction_us
     m, n, k = problem["M"], problem["N"], problem["K"]
-    memory_us = copy_us(m * k + n * k + 2 * m * n, gpu) - LAUNCH_US
-    return LAUNCH_US + max(busy_us, memory_us) + 0.1 * min(busy_us, memory_us)
+    return overlapped_us(busy_us, m * k + n * k + 2 * m * n, gpu)
 
 
 def _default(problem: Problem, gpu: Gpu) -> Config:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from math import ceil
 
 from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Param, Pointer, Program, Step
-from kernelcat.jit.cuda import CudaSource
-from kernelcat.model import LAUNCH_US, copy_us
+from kernelcat.implementation import Config, Implementation, Program
+from kernelcat.kernels.cuda.fp8_quantize.quantizer import MAX_GRID, launch, launch_naive, naive
+from kernelcat.model import copy_us
 from kernelcat.spec import Problem
 
 BLOCK = 128
-THREADS = 256
+NUM_WARPS = 8
 ROW_STEP = 16
 """Rows that a thread block of `vectorized` reads at once."""
-MAX_GRID = 2**31 - 1
 
 SPACE = {"unroll": (1, 2, 4, 8)}
 """Vectors of 16 bytes that a thread has in flight."""
@@ -24,24 +23,9 @@ def _block_rows(problem: Problem) -> int:
     return 1 if problem["block"] == "1x128" else BLOCK
 
 
-def _step(problem: Problem, variant: str, arguments: str, blocks: int) -> Program:
-    if blocks == 0:
-        return Program(())
-    kernel = (
-        f"kernelcat::fp8_quantize_{variant}<kernelcat::{problem['dtype']}, "
-        f"{_block_rows(problem)}{arguments}>"
-    )
-    params: tuple[Param, ...] = (
-        *map(Pointer, ("x", "q", "scale")),
-        *(Int32(problem[axis]) for axis in ("M", "K")),
-    )
-    source = CudaSource(f"fp8_quantize/{variant}.cu", kernel)
-    return Program((Step(source, (blocks, 1, 1), params, THREADS),))
-
-
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    scales = ceil(problem["M"] / _block_rows(problem)) * ceil(problem["K"] / BLOCK)
-    return _step(problem, "naive", "", min(ceil(scales / (THREADS // 32)), MAX_GRID))
+    m, k, rows = problem["M"], problem["K"], _block_rows(problem)
+    return launch_naive(problem, (m, k), rows, num_scales=ceil(m / rows) * ceil(k / BLOCK))
 
 
 def _num_blocks(problem: Problem, config: Config) -> int:
@@ -49,8 +33,15 @@ def _num_blocks(problem: Problem, config: Config) -> int:
 
 
 def _vectorized(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    blocks = _num_blocks(problem, config)
-    return _step(problem, "vectorized", f", {config['unroll']}", blocks)
+    return launch(
+        problem,
+        "vectorized",
+        (problem["M"], problem["K"]),
+        _block_rows(problem),
+        config["unroll"],
+        blocks=_num_blocks(problem, config),
+        num_warps=NUM_WARPS,
+    )
 
 
 def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -85,20 +76,7 @@ def _default_vectorized(problem: Problem, gpu: Gpu) -> Config:
 
 
 IMPLEMENTATIONS = (
-    Implementation(
-        entry="fp8_quantize",
-        language="cuda",
-        variant="naive",
-        summary="a warp a block of scales, element by element, in two passes",
-        archs=("sm_80+",),
-        space={},
-        reject=lambda config, problem, gpu: None,
-        default=lambda problem, gpu: Config(),
-        program=_naive,
-        estimate=lambda problem, config, gpu: LAUNCH_US + 8 * copy_us(_bytes_moved(problem), gpu),
-        techniques={"warp shuffle": "SHFL"},
-        rank=0,
-    ),
+    naive("fp8_quantize", _naive, _bytes_moved),
     Implementation(
         entry="fp8_quantize",
         language="cuda",

@@ -1,10 +1,7 @@
 // One warp a block of scales, which it reads twice, element by element.
-#include <kernelcat/fp8.cuh>
-#include <kernelcat/sync.cuh>
+#include <kernelcat/quantize.cuh>
 
 namespace kernelcat {
-
-constexpr float kLeastAmax = 1e-10f;
 
 // Blocks of kBlockRows (1 or 128) x 128.
 template <typename T, int kBlockRows>
@@ -28,17 +25,15 @@ __global__ void __launch_bounds__(256)
         amax = fmaxf(amax, fabsf(to_float(x[row * k + col])));
       }
     }
-    for (int mask = kWarpThreads / 2; mask > 0; mask /= 2) {
-      amax = fmaxf(amax, __shfl_xor_sync(0xffffffff, amax, mask));
-    }
-    const float inverse = __fdiv_rn(kE4m3Max, amax);
+    amax = warp_max(amax);
+    const float inverse = inverse_of(amax);
     for (int64_t row = row_begin; row < row_end; ++row) {
       for (int64_t col = col_begin; col < col_end; col += kWarpThreads) {
-        q[row * k + col] = float8_e4m3fn(__fmul_rn(to_float(x[row * k + col]), inverse));
+        q[row * k + col] = quantized(to_float(x[row * k + col]), inverse);
       }
     }
     const int64_t place = kBlockRows == 1 ? k_block * m + m_block : i;
-    if (lane_index() == 0) scale[place] = __fdiv_rn(amax, kE4m3Max);
+    if (lane_index() == 0) scale[place] = scale_of(amax);
   }
 }
 

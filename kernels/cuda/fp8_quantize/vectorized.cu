@@ -1,11 +1,8 @@
 // One pass: x stays in registers between the maximum of its block and its rounding.
-#include <kernelcat/fp8.cuh>
-#include <kernelcat/sync.cuh>
+#include <kernelcat/quantize.cuh>
 
 namespace kernelcat {
 
-constexpr float kLeastAmax = 1e-10f;
-constexpr int kVector = 8;                     // elements of x in 16 bytes
 constexpr int kLanes = kScaleBlock / kVector;  // threads side by side on 128 columns
 constexpr int kNumThreads = 256;
 constexpr int kRowStep = kNumThreads / kLanes;  // rows a thread block reads at once
@@ -71,27 +68,13 @@ __device__ __forceinline__ float block_amax(const float (&values)[kCount], float
   float amax = values[0];
 #pragma unroll
   for (int i = 1; i < kCount; ++i) amax = fmaxf(amax, values[i]);
-#pragma unroll
-  for (int mask = kWarpThreads / 2; mask > 0; mask /= 2) {
-    amax = fmaxf(amax, __shfl_xor_sync(0xffffffff, amax, mask));
-  }
+  amax = warp_max(amax);
   const int warp = warp_index();  // by a shuffle: of all lanes
   if (lane_index() == 0) shared[warp] = amax;
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kNumThreads / kWarpThreads; ++i) amax = fmaxf(amax, shared[i]);
   return amax;
-}
-
-// The `count` elements at `x` (up to 8, where they are not a whole vector), zeros after them.
-template <typename T>
-__device__ __forceinline__ uint4 load_elements(const T* x, int count) {
-  uint4 vector = {};
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) {
-    if (i < count) reinterpret_cast<T*>(&vector)[i] = x[i];
-  }
-  return vector;
 }
 
 __device__ __forceinline__ void store_elements(float8_e4m3fn* q, const uint2& vector, int count) {
@@ -145,14 +128,14 @@ __global__ void __launch_bounds__(kNumThreads)
   if constexpr (kBlockRows == 1) {
     own = fmaxf(row_amax(amax), kLeastAmax);
     if (col_lane < kUnroll && row_at(col_lane) < m) {
-      scale[static_cast<int64_t>(k_block) * m + row_at(col_lane)] = __fdiv_rn(own, kE4m3Max);
+      scale[static_cast<int64_t>(k_block) * m + row_at(col_lane)] = scale_of(own);
     }
   } else {
     __shared__ float shared[kNumThreads / kWarpThreads];
     own = fmaxf(block_amax(amax, shared), kLeastAmax);
-    if (threadIdx.x == 0) scale[blockIdx.x] = __fdiv_rn(own, kE4m3Max);
+    if (threadIdx.x == 0) scale[blockIdx.x] = scale_of(own);
   }
-  const float own_inverse = __fdiv_rn(kE4m3Max, own);
+  const float own_inverse = inverse_of(own);
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
     const float inverse = __shfl_sync(0xffffffff, own_inverse, i, kLanes);

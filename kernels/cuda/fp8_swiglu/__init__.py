@@ -5,38 +5,21 @@ from __future__ import annotations
 from math import ceil
 
 from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Param, Pointer, Program, Step
-from kernelcat.jit.cuda import CudaSource
-from kernelcat.model import LAUNCH_US, copy_us
+from kernelcat.implementation import Config, Implementation, Program
+from kernelcat.kernels.cuda.fp8_quantize.quantizer import MAX_GRID, launch, launch_naive, naive
+from kernelcat.model import copy_us
 from kernelcat.spec import Problem
 
 BLOCK = 256
 """Columns of x whose results share a scale."""
-NAIVE_WARPS = 8
-MAX_GRID = 2**31 - 1
 
 SPACE = {"num_warps": (2, 4, 8), "unroll": (1, 2, 4, 8)}
 """``unroll`` is how many rows a warp has in flight, 16 bytes a thread and row."""
 
 
-def _step(
-    problem: Problem, variant: str, arguments: str, *, blocks: int, num_warps: int
-) -> Program:
-    if blocks == 0:
-        return Program(())
-    kernel = f"kernelcat::fp8_swiglu_{variant}<kernelcat::{problem['dtype']}{arguments}>"
-    params: tuple[Param, ...] = (
-        *map(Pointer, ("x", "q", "scale")),
-        *(Int32(problem[axis]) for axis in ("M", "N")),
-    )
-    source = CudaSource(f"fp8_swiglu/{variant}.cu", kernel)
-    return Program((Step(source, (blocks, 1, 1), params, 32 * num_warps),))
-
-
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    scales = problem["M"] * ceil(problem["N"] / BLOCK)
-    blocks = min(ceil(scales / NAIVE_WARPS), MAX_GRID)
-    return _step(problem, "naive", "", blocks=blocks, num_warps=NAIVE_WARPS)
+    m, n = problem["M"], problem["N"]
+    return launch_naive(problem, (m, n), num_scales=m * ceil(n / BLOCK))
 
 
 def _rows(config: Config) -> int:
@@ -48,9 +31,16 @@ def _num_blocks(problem: Problem, config: Config) -> int:
 
 
 def _fused(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    num_warps, blocks = config["num_warps"], _num_blocks(problem, config)
-    arguments = f", {num_warps}, {config['unroll']}"
-    return _step(problem, "fused", arguments, blocks=blocks, num_warps=num_warps)
+    num_warps = config["num_warps"]
+    return launch(
+        problem,
+        "fused",
+        (problem["M"], problem["N"]),
+        num_warps,
+        config["unroll"],
+        blocks=_num_blocks(problem, config),
+        num_warps=num_warps,
+    )
 
 
 def _reject_fused(config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -83,21 +73,7 @@ def _default_fused(problem: Problem, gpu: Gpu) -> Config:
 
 
 IMPLEMENTATIONS = (
-    Implementation(
-        entry="fp8_swiglu",
-        language="cuda",
-        variant="naive",
-        summary="a warp a block of scales, element by element, in two passes",
-        archs=("sm_80+",),
-        space={},
-        reject=lambda config, problem, gpu: None,
-        default=lambda problem, gpu: Config(),
-        program=_naive,
-        estimate=lambda problem, config, gpu: LAUNCH_US + 8 * copy_us(_bytes_moved(problem), gpu),
-        techniques={"warp shuffle": "SHFL"},
-        unverified="not yet run on a GPU",
-        rank=0,
-    ),
+    naive("fp8_swiglu", _naive, _bytes_moved, unverified="not yet run on a GPU"),
     Implementation(
         entry="fp8_swiglu",
         language="cuda",
@@ -110,7 +86,6 @@ IMPLEMENTATIONS = (
         program=_fused,
         estimate=_fused_us,
         techniques={"16-byte loads": "LDG*128", "warp reduction": "*REDUX"},
-        unverified="not yet run on a GPU",
         rank=1,
     ),
 )

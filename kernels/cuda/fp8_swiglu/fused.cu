@@ -1,24 +1,10 @@
 // One pass: y stays in registers between the maximum of its block and its rounding.
-#include <kernelcat/fp8.cuh>
-#include <kernelcat/sync.cuh>
+#include <kernelcat/quantize.cuh>
 
 namespace kernelcat {
 
-constexpr float kLeastAmax = 1e-10f;
-constexpr int kVector = 8;           // elements of x in 16 bytes
-constexpr int kPairs = kVector / 2;  // elements of q that they make
+constexpr int kPairs = kVector / 2;  // elements of q that a vector of x makes
 static_assert(kWarpThreads * kPairs == kScaleBlock, "a warp takes a block of scales at once");
-
-// The `count` elements at `x` (up to 8, where they are not a whole vector), zeros after them.
-template <typename T>
-__device__ __forceinline__ uint4 load_elements(const T* x, int count) {
-  uint4 vector = {};
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) {
-    if (i < count) reinterpret_cast<T*>(&vector)[i] = x[i];
-  }
-  return vector;
-}
 
 // x * sigmoid(x) as epilogue.cuh has it, without care for subnormals: three instructions fewer.
 __device__ __forceinline__ float silu(float x) {
@@ -95,9 +81,9 @@ __global__ void __launch_bounds__(kNumWarps* kWarpThreads)
   }
   own = fmaxf(own, kLeastAmax);
   if (lane < num_rows) {
-    scale[static_cast<int64_t>(block) * m + row + lane] = __fdiv_rn(own, kE4m3Max);
+    scale[static_cast<int64_t>(block) * m + row + lane] = scale_of(own);
   }
-  const float own_inverse = __fdiv_rn(kE4m3Max, own);
+  const float own_inverse = inverse_of(own);
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i, q += n / 2) {
     const float inverse = __shfl_sync(0xffffffff, own_inverse, i);

@@ -1,11 +1,8 @@
 // One warp a block of scales, whose y it computes twice, element by element.
 #include <kernelcat/epilogue.cuh>
-#include <kernelcat/fp8.cuh>
-#include <kernelcat/sync.cuh>
+#include <kernelcat/quantize.cuh>
 
 namespace kernelcat {
-
-constexpr float kLeastAmax = 1e-10f;
 
 // y of the pair at `x`: silu(gate) * up.
 template <typename T>
@@ -29,14 +26,12 @@ __global__ void __launch_bounds__(256) fp8_swiglu_naive(const T* x,        // (m
     for (int64_t col = col_begin; col < col_end; col += kWarpThreads) {
       amax = fmaxf(amax, fabsf(gated(x + row * n + 2 * col)));
     }
-    for (int mask = kWarpThreads / 2; mask > 0; mask /= 2) {
-      amax = fmaxf(amax, __shfl_xor_sync(0xffffffff, amax, mask));
-    }
-    const float inverse = __fdiv_rn(kE4m3Max, amax);
+    amax = warp_max(amax);
+    const float inverse = inverse_of(amax);
     for (int64_t col = col_begin; col < col_end; col += kWarpThreads) {
-      q[row * cols + col] = float8_e4m3fn(__fmul_rn(gated(x + row * n + 2 * col), inverse));
+      q[row * cols + col] = quantized(gated(x + row * n + 2 * col), inverse);
     }
-    if (lane_index() == 0) scale[block * m + row] = __fdiv_rn(amax, kE4m3Max);
+    if (lane_index() == 0) scale[block * m + row] = scale_of(amax);
   }
 }
 

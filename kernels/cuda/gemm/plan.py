@@ -8,6 +8,7 @@ from math import ceil
 from kernelcat.gpu import KB, Gpu
 from kernelcat.implementation import Config
 from kernelcat.kernels.cuda.gemm.operands import BLOCK_K
+from kernelcat.kernels.cuda.gemm.persistent import PersistentPlan
 from kernelcat.spec import Problem
 
 MAX_STAGES = 24
@@ -16,45 +17,23 @@ SKINNY_COLS = 128
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(PersistentPlan):
     """A configuration in numbers, for one problem.
 
-    ``rows`` and ``cols`` are those of what is tiled: Z = A @ B^T, or Z^T where ``swap``. ``pair``
-    columns of Z make one of D.
+    What is tiled is Z = A @ B^T, or Z^T where ``swap``; ``pair`` columns of Z make one of D.
     """
 
-    rows: int
-    cols: int
-    k: int
-    k_blocks: int
-    block_m: int
-    block_n: int
     pingpong: bool
-    swap: bool
-    cluster_m: int
-    cluster_n: int
-    split_k: int
     pair: int
-    sms: int
+
+    block_k = BLOCK_K
 
     @staticmethod
     def of(config: Config, problem: Problem, gpu: Gpu) -> Plan:
-        block_m, block_n = map(int, config["tile"].split("x"))
-        cluster_m, cluster_n = map(int, config["cluster"].split("x"))
-        m, n = problem["M"], problem["N"]
         return Plan(
-            *((n, m) if config["swap"] else (m, n)),
-            k=problem["K"],
-            k_blocks=ceil(problem["K"] / BLOCK_K),
-            block_m=block_m,
-            block_n=block_n,
+            **Plan.fields(config, problem, gpu),
             pingpong=config["schedule"] == "pingpong",
-            swap=config["swap"],
-            cluster_m=cluster_m,
-            cluster_n=cluster_n,
-            split_k=config["split_k"],
             pair=2 if problem["activation"] == "swiglu" else 1,
-            sms=gpu.sms,
         )
 
     @property
@@ -66,15 +45,6 @@ class Plan:
     def unswapped(self) -> Plan:
         """The same tiles the other way round."""
         return replace(self, rows=self.cols, cols=self.rows, swap=False)
-
-    @property
-    def cluster_size(self) -> int:
-        return self.cluster_m * self.cluster_n
-
-    @property
-    def clusters(self) -> int:
-        """That run at a time."""
-        return self.sms * self.blocks_per_sm // self.cluster_size
 
     @property
     def blocks_per_sm(self) -> int:
@@ -108,19 +78,6 @@ class Plan:
         return 64, _widest(self.block_n // self.pair)
 
     @property
-    def tiles(self) -> int:
-        """Of all blocks of a cluster together."""
-        return ceil(self.rows / (self.block_m * self.cluster_m)) * ceil(
-            self.cols / (self.block_n * self.cluster_n)
-        )
-
-    @property
-    def whole_tiles(self) -> int:
-        if self.split_k == 1:
-            return self.tiles
-        return self.tiles // self.clusters * self.clusters
-
-    @property
     def group_m(self) -> int:
         """Cluster rows in a group of the order: a wave of tiles is then about square."""
         return (16 if self.block_n > self.block_m else 8) // self.cluster_m
@@ -130,18 +87,6 @@ class Plan:
         """Columns of the last block of k that are multiplied, 16 a wgmma; pieces do not differ."""
         left = self.k % BLOCK_K
         return ceil(left / 16) * 16 if left and self.split_k == 1 else BLOCK_K
-
-    @property
-    def units(self) -> int:
-        """What clusters work on one at a time: whole tiles, then pieces of the others."""
-        return self.whole_tiles + (self.tiles - self.whole_tiles) * self.split_k
-
-    @property
-    def waves(self) -> float:
-        """How many whole tiles the busiest block computes, pieces in proportion."""
-        pieces = self.units - self.whole_tiles
-        whole = ceil(self.whole_tiles / self.clusters)
-        return whole + ceil(pieces / self.clusters) / self.split_k
 
     @property
     def stage_bytes(self) -> int:
@@ -165,16 +110,6 @@ class Plan:
 
     def shared_bytes(self, gpu: Gpu) -> int:
         return self.num_stages(gpu) * (self.stage_bytes + 16) + self.fixed_bytes
-
-    @property
-    def workspaces(self) -> dict[str, int]:
-        parts = (self.tiles - self.whole_tiles) * self.cluster_size
-        if parts == 0:
-            return {}
-        return {
-            "partials": parts * self.split_k * 4 * self.block_m * self.block_n,
-            "counters": parts * self.consumers_per_tile * 4,
-        }
 
 
 def _widest(count: int) -> int:

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from math import ceil
-
 from kernelcat.gpu import KB, Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Program, Step
-from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.gemm.operands import (
-    BLOCK_K,
-    EPILOGUE,
-    epilogue,
-    operand_map,
-    sizes,
-    why_not_tma,
-)
-from kernelcat.model import tiled_gemm_us
+from kernelcat.implementation import Config, Implementation, Program
+from kernelcat.kernels.cuda.gemm import tiled
+from kernelcat.kernels.cuda.gemm.operands import BLOCK_K, operand_map, why_not_tma
 from kernelcat.spec import Problem
 
-SPACE = {"block_m": (32, 64, 128), "block_n": (64, 128), "num_stages": (3, 4, 6)}
+SPACE = tiled.SPACE | {"num_stages": (3, 4, 6)}
 
 
 def _shared_bytes(config: Config) -> int:
@@ -32,48 +22,33 @@ def _blocks_per_sm(config: Config, gpu: Gpu) -> int:
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    m, n = problem["M"], problem["N"]
-    block_m, block_n, stages = config["block_m"], config["block_n"], config["num_stages"]
-    tiles = ceil(m / block_m) * ceil(n / block_n)
-    if tiles == 0:
-        return Program(())
-    arguments = (
-        f"kernelcat::{problem['dtype']}, {block_m}, {block_n}, {stages}, {epilogue(problem)}"
+    block_m, block_n = config["block_m"], config["block_n"]
+    return tiled.launch(
+        "tma",
+        problem,
+        config,
+        (
+            operand_map("a", problem, problem["M"], block_m),
+            operand_map("b", problem, problem["N"], block_n),
+        ),
+        threads=2 * block_n + 32,
+        shared_bytes=_shared_bytes(config),
     )
-    params = (
-        operand_map("a", problem, m, block_m),
-        operand_map("b", problem, n, block_n),
-        *EPILOGUE,
-        *sizes(problem),
-        Int32(8),
-    )
-    source = CudaSource("gemm/tma.cu", f"kernelcat::gemm_tma<{arguments}>")
-    step = Step(source, (tiles, 1, 1), params, 2 * block_n + 32, _shared_bytes(config))
-    return Program((step,))
 
 
 def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    shared = _shared_bytes(config)
-    if shared > gpu.shared_bytes:
-        return f"{shared} bytes of shared memory; {gpu.name} has {gpu.shared_bytes}"
-    if problem["M"] <= 64 < config["block_m"]:
-        return f"tiles of {config['block_m']} rows are mostly empty at M={problem['M']}"
-    return why_not_tma(problem)
+    reason = tiled.reject_tile(config, problem, gpu, _shared_bytes(config))
+    return reason or why_not_tma(problem)
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """mma.sync reaches about 0.6 of Hopper's rate."""
-    return tiled_gemm_us(
-        problem["M"],
-        problem["N"],
-        problem["K"],
-        block_m=config["block_m"],
-        block_n=config["block_n"],
-        split_k=1,
-        gpu=gpu,
-        dtype=problem["dtype"],
+    return tiled.tile_us(
+        problem,
+        config,
+        gpu,
         blocks_per_sm=_blocks_per_sm(config, gpu),
-        efficiency=0.62 if config["block_m"] * config["block_n"] >= 128 * 128 else 0.5,
+        efficiency=0.62 if tiled.is_big(config) else 0.5,
     )
 
 

@@ -3,83 +3,13 @@
 //
 // The division of labour, the register reallocation, the ping-pong of two tiles and the grouped
 // order are those of CUTLASS's and DeepGEMM's warp-specialized kernels.
-#include <kernelcat/pdl.cuh>
+#include <kernelcat/operand_ring.cuh>
 #include <kernelcat/split_k.cuh>
-#include <kernelcat/tile_order.cuh>
 #include <kernelcat/wgmma_stage.cuh>
 
 #include "wgmma_store.cuh"
 
 namespace kernelcat {
-
-// The place of a block in its cluster, and of its tile among the cluster's.
-template <typename Config>
-struct ClusterPlace {
-  int rank = Config::kClusterSize > 1 ? static_cast<int>(cluster_rank()) : 0;
-
-  static __device__ __forceinline__ uint32_t first_work() {
-    return blockIdx.x / Config::kClusterSize;
-  }
-  static __device__ __forceinline__ uint32_t num_clusters() {
-    return gridDim.x / Config::kClusterSize;
-  }
-
-  __device__ __forceinline__ int row_of(Tile tile) const {
-    return (tile.m * Config::kClusterM + rank / Config::kClusterN) * Config::BLOCK_M;
-  }
-  __device__ __forceinline__ int col_of(Tile tile) const {
-    return (tile.n * Config::kClusterN + rank % Config::kClusterN) * Config::BLOCK_N;
-  }
-};
-
-// kRows rows of an operand from row `y` on. Where kSharers blocks need the same, each loads its
-// part for all of them.
-template <int kRows, int kSharers>
-__device__ __forceinline__ void load_operand(uint8_t* stage, const TensorMap& map, int x, int y,
-                                             int rank, Barrier& full) {
-  if constexpr (kSharers == 1) {
-    tensor_load(stage, map, x, y, full, kDefaultPolicy);
-  } else {
-    const int first = rank * (kRows / kSharers);
-    tensor_load_multicast(stage + first * kRowBytes, map, x, y + first, full, (1 << kSharers) - 1,
-                          kDefaultPolicy);
-  }
-}
-
-// Runs in one thread.
-template <typename Config>
-__device__ __forceinline__ void produce(WgmmaShared<Config>& shared, const WorkList& list,
-                                        const TensorMap& map_a, const TensorMap& map_b) {
-  const ClusterPlace<Config> place;
-  RingPosition<Config::kNumStages> position;
-  for (uint32_t index = place.first_work(); index < list.size(); index += place.num_clusters()) {
-    const Work work = list.at<Config::kSplit>(index);
-    const int row = place.row_of(work.tile), col = place.col_of(work.tile);
-    for (int k_block = work.k_begin; k_block < work.k_end; ++k_block) {
-      uint8_t* stage = shared.stages[position.stage];
-      Barrier& full = shared.full[position.stage];
-      shared.empty[position.stage].wait(position.parity ^ 1);
-      full.arrive_expect(Config::kStageBytes);
-      load_operand<Config::BLOCK_M, Config::kClusterN>(stage, map_a, k_block * BLOCK_K, row,
-                                                       place.rank, full);
-      load_operand<Config::BLOCK_N, Config::kClusterM>(stage + Config::kStageBytesA, map_b,
-                                                       k_block * BLOCK_K, col, place.rank, full);
-      position.advance();
-    }
-  }
-  launch_dependents();
-}
-
-// A warp is done with a stage: every block that loads into it must know.
-template <typename Config>
-__device__ __forceinline__ void give_back(Barrier& empty) {
-  const int lane = lane_index();
-  if constexpr (Config::kClusterSize == 1) {
-    if (lane == 0) empty.arrive();
-  } else {
-    if (lane < Config::kClusterSize) arrive_remote(empty, lane);
-  }
-}
 
 // Starts the product of the next stage's first kDepth columns; the stage before is then given back.
 template <typename Config, int kDepth>
@@ -161,12 +91,12 @@ struct TileBias {
 
 // Runs in a consumer warpgroup.
 template <typename Config>
-__device__ __forceinline__ void consume(WgmmaShared<Config>& shared, const WorkList& list,
+__device__ __forceinline__ void consume(WgmmaShared<Config>& shared,
+                                        const BlockSchedule<Config>& schedule,
                                         const TensorMap& map_d,
                                         const typename Config::Output& output, float* partials,
                                         uint32_t* counters) {
   constexpr int kPartials = Config::kRows * Config::BLOCK_N;
-  const ClusterPlace<Config> place;
   const int consumer = warp_index() / 4;
   const int barrier = 1 + consumer;
   const int num_rows = Config::kSwap ? output.n : output.m;
@@ -175,8 +105,8 @@ __device__ __forceinline__ void consume(WgmmaShared<Config>& shared, const WorkL
   RingPosition<Config::kNumStages> position;
   int owner = 1;                    // with kPingpong: whose tile this is
   uint32_t parity = consumer == 0;  // the first may begin at once
-  for (uint32_t index = place.first_work(); index < list.size(); index += place.num_clusters()) {
-    const Work work = list.at<Config::kSplit>(index);
+  for (uint32_t i = schedule.first(); i < schedule.size(); i += schedule.step()) {
+    const Work work = schedule[i];
     const int num_k = work.k_end - work.k_begin;
     if constexpr (Config::kPingpong) {
       owner ^= 1;
@@ -187,23 +117,24 @@ __device__ __forceinline__ void consume(WgmmaShared<Config>& shared, const WorkL
       shared.turn[consumer].wait(parity);
       parity ^= 1;
     }
-    const int row = place.row_of(work.tile) + (Config::kPingpong ? 0 : consumer * Config::kRows);
-    const int col = place.col_of(work.tile);
+    const int row = schedule.row_of(work.tile) + (Config::kPingpong ? 0 : consumer * Config::kRows);
+    const int col = schedule.col_of(work.tile);
     TileBias<typename Config::T, Config::kTileBias> bias(output.bias, Config::kSwap ? row : col,
                                                          output.n);
     typename Config::Accumulators sums;
     accumulate<Config>(shared, position, sums, consumer, num_k);
     bias.store(shared_bias);
     if constexpr (Config::kSplit) {
-      const int slot = (work.part * Config::kClusterSize + place.rank) * Config::kConsumersPerTile +
-                       (Config::kPingpong ? 0 : consumer);
+      const int slot =
+          (work.part * Config::kClusterSize + schedule.rank) * Config::kConsumersPerTile +
+          (Config::kPingpong ? 0 : consumer);
       const int rows_left = max(num_rows - row - warp_index() % 4 * 16, 0);
       const int cols_left = max(num_cols - col, 0);
-      const int64_t first = static_cast<int64_t>(slot) * kPartials * list.num_splits;
+      const int64_t first = static_cast<int64_t>(slot) * kPartials * schedule.list.num_splits;
       if (work.part >= 0 &&
-          !reduce_splits(sums, partials + first, counters + slot, work.split, list.num_splits,
-                         ceil_div(rows_left, kWgmmaM), &shared.is_last[consumer], barrier,
-                         ceil_div(cols_left, 8) * 4)) {
+          !reduce_splits(sums, partials + first, counters + slot, work.split,
+                         schedule.list.num_splits, ceil_div(rows_left, kWgmmaM),
+                         &shared.is_last[consumer], barrier, ceil_div(cols_left, 8) * 4)) {
         continue;
       }
     }
@@ -236,13 +167,8 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kBlocksPerSm)
   const uint32_t padding = -shared_address(dynamic_shared) & 1023;
   auto& shared = *reinterpret_cast<WgmmaShared<Config>*>(dynamic_shared + padding);
   // Called in each role: values that live across setmaxnreg were seen to spill.
-  const auto list = [&]() -> WorkList {
-    return {ceil_div(kSwap ? n : m, BLOCK_M * kClusterM),
-            ceil_div(kSwap ? m : n, BLOCK_N * kClusterN),
-            ceil_div(k, BLOCK_K),
-            num_whole,
-            num_splits,
-            group_m};
+  const auto schedule = [&] {
+    return BlockSchedule<Config>::of(m, n, k, num_whole, num_splits, group_m);
   };
 
   if (threadIdx.x == 0) {
@@ -266,10 +192,11 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kBlocksPerSm)
 
   if (warp_index() / 4 == Config::kNumConsumers) {
     if constexpr (Config::kReallocate) decrease_registers<Config::kProducerRegisters>();
-    if (warp_index() % 4 == 0 && elect_one()) produce<Config>(shared, list(), map_a, map_b);
+    if (warp_index() % 4 == 0 && elect_one())
+      produce_operands<Config>(shared, schedule(), map_a, map_b);
   } else {
     if constexpr (Config::kReallocate) increase_registers<Config::kConsumerRegisters>();
-    consume<Config>(shared, list(), map_d, {d, bias, m, n, residual}, partials, counters);
+    consume<Config>(shared, schedule(), map_d, {d, bias, m, n, residual}, partials, counters);
   }
   // A block must stay while its peer may give stages back to it.
   if constexpr (Config::kClusterSize > 1) cluster_sync();

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import product
-from math import ceil
 
 from kernelcat.gpu import Gpu
-from kernelcat.implementation import (
-    Config,
-    Implementation,
-    Int32,
-    Int64,
-    Param,
-    Pointer,
-    Program,
-    Step,
-    TensorMap,
-)
+from kernelcat.implementation import Config, Implementation, Program, TensorMap
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.gemm.operands import (
     BLOCK_K,
@@ -26,21 +15,24 @@ from kernelcat.kernels.cuda.gemm.operands import (
     d_cols,
     epilogue,
     operand_map,
-    sizes,
     why_not_tma,
 )
+from kernelcat.kernels.cuda.gemm.persistent import (
+    CLUSTERS,
+    SPLITS,
+    launch,
+    overlapped_us,
+    reject_split,
+)
 from kernelcat.kernels.cuda.gemm.plan import Plan
-from kernelcat.model import LAUNCH_US, copy_us
 from kernelcat.spec import Problem
 
 MIN_STAGES = 3
-MAX_WAVES_WITH_TAIL = 6
 MAX_WAVES_OF_SWAPPED = 0.95
 """Large tiles are only swapped for so many of the waves that they are otherwise."""
 SLACK = {False: 1.15, True: 1.5}
 """How much slower than the best a configuration may look to the model and still be tried, by
 ``skinny``: of small products the model knows less, and there are few choices."""
-NULL = Int64(0)
 
 SPACE = {
     "tile": (
@@ -50,27 +42,24 @@ SPACE = {
     ),
     "schedule": ("cooperative", "pingpong"),
     "swap": (False, True),
-    "cluster": ("1x1", "2x1", "1x2"),
-    "split_k": (1, 2, 3, 4, 6, 8, 12, 16),
+    "cluster": CLUSTERS,
+    "split_k": SPLITS,
 }
 """
 tile : BLOCK_M x BLOCK_N of Z = A @ B^T, or of Z^T where ``swap``
 schedule : two consumer warpgroups share a tile, or each has its own (ping-pong)
-cluster : blocks below each other x side by side; what they share is multicast
-split_k : pieces of every tile's k range where tiles are too few for all SMs, else of those of the
-    last wave
 """
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    m, n, dtype = problem["M"], problem["N"], problem["dtype"]
+    m, dtype = problem["M"], problem["dtype"]
     plan = Plan.of(config, problem, gpu)
     if plan.tiles == 0:
         return Program(())
     columns, (chunk_rows, chunk_cols) = d_cols(problem), plan.chunk
-    tall, wide = (("b", n), ("a", m)) if plan.swap else (("a", m), ("b", n))
-    map_a = operand_map(tall[0], problem, tall[1], plan.block_m // plan.cluster_n)
-    map_b = operand_map(wide[0], problem, wide[1], plan.block_n // plan.cluster_m)
+    a, b = ("b", "a") if plan.swap else ("a", "b")
+    map_a = operand_map(a, problem, plan.rows, plan.block_m // plan.cluster_n)
+    map_b = operand_map(b, problem, plan.cols, plan.block_n // plan.cluster_m)
     by_tma = columns % 8 == 0
     map_d = (
         TensorMap(
@@ -79,32 +68,13 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         if by_tma
         else map_a
     )
-    workspaces = plan.workspaces
     arguments = (
         f"kernelcat::{dtype}, {plan.block_m}, {plan.block_n}, {plan.num_stages(gpu)}, "
         f"{cpp(plan.pingpong)}, {cpp(plan.swap)}, {plan.cluster_m}, {plan.cluster_n}, "
-        f"{cpp(bool(workspaces))}, {cpp(by_tma)}, {epilogue(problem)}, "
-        f"{plan.last_depth}"
+        f"{cpp(bool(plan.workspaces))}, {cpp(by_tma)}, {epilogue(problem)}, {plan.last_depth}"
     )
-    params: tuple[Param, ...] = (
-        map_a,
-        map_b,
-        map_d,
-        *EPILOGUE,
-        *(Pointer(name) if workspaces else NULL for name in ("partials", "counters")),
-        *sizes(problem),
-        *map(Int32, (plan.whole_tiles, plan.split_k, plan.group_m)),
-    )
-    step = Step(
-        CudaSource("gemm/wgmma.cu", f"kernelcat::gemm_wgmma<{arguments}>"),
-        (min(plan.units, plan.clusters) * plan.cluster_size, 1, 1),
-        params,
-        plan.threads,
-        plan.shared_bytes(gpu),
-        (plan.cluster_size, 1, 1),
-        programmatic=True,
-    )
-    return Program((step,), workspaces)
+    source = CudaSource("gemm/wgmma.cu", f"kernelcat::gemm_wgmma<{arguments}>")
+    return launch(plan, source, (map_a, map_b, map_d, *EPILOGUE), problem, gpu)
 
 
 # ---- which configurations serve ----------------------------------------------------------------
@@ -116,7 +86,7 @@ def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         why_not_tma(problem)
         or _reject_shape(plan, problem, gpu)
         or _reject_tile(plan, config)
-        or _reject_split(plan)
+        or reject_split(plan)
         or _reject_slow(plan, problem, gpu)
     )
 
@@ -158,19 +128,6 @@ def _reject_tile(plan: Plan, config: Config) -> str | None:
     return None
 
 
-def _reject_split(plan: Plan) -> str | None:
-    split_k, tail = plan.split_k, plan.tiles - plan.whole_tiles
-    if split_k == 1:
-        return None
-    if split_k * 2 > plan.k_blocks:
-        return f"{plan.k_blocks} blocks of {BLOCK_K} are too few for {split_k} splits"
-    if tail == 0 or tail * split_k > plan.clusters:
-        return f"{tail} tiles of the last wave in {split_k} pieces are no single wave"
-    if plan.waves > MAX_WAVES_WITH_TAIL:
-        return f"the last of {ceil(plan.waves)} waves is not worth splitting"
-    return None
-
-
 def _reject_slow(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
     best, slack = _best(problem, gpu), SLACK[plan.skinny]
     if best is not None and _plan_us(plan, problem, gpu) > slack * best[0]:
@@ -191,7 +148,7 @@ def _best(problem: Problem, gpu: Gpu) -> tuple[float, Config] | None:
     for values in product(*space.values()):
         config = Config(dict(zip(space, values, strict=True)))
         plan = Plan.of(config, problem, gpu)
-        if _reject_shape(plan, problem, gpu) or _reject_tile(plan, config) or _reject_split(plan):
+        if _reject_shape(plan, problem, gpu) or _reject_tile(plan, config) or reject_split(plan):
             continue
         us = _plan_us(plan, problem, gpu)
         if found is None or us < found[0]:
@@ -209,12 +166,6 @@ multicast included."""
 _EPILOGUE_US = 2.0
 """Storing a tile of 128 x 256 while nothing is multiplied."""
 
-_REDUCTION_US = 1.2
-"""Handing partial sums to the block that arrives last."""
-
-_PIECE_BYTES = 20e9
-"""Bytes a second at which one SM writes and reads partial sums."""
-
 
 def _plan_us(plan: Plan, problem: Problem, gpu: Gpu) -> float:
     """Waves of tiles, each as long as its products or its operands take; or the memory's time."""
@@ -228,12 +179,9 @@ def _plan_us(plan: Plan, problem: Problem, gpu: Gpu) -> float:
     crowd = max(min(plan.units / plan.sms, plan.blocks_per_sm), 1)
     busy_us = plan.waves * plan.k_blocks * max(math_us, load_us) * crowd
     busy_us += _EPILOGUE_US * area * tiles_a_block
-    if plan.tiles > plan.whole_tiles:
-        live = min(plan.block_n, plan.cols) * plan.block_m * 4
-        busy_us += _REDUCTION_US + (1 + plan.split_k) * live / _PIECE_BYTES * 1e6
+    busy_us += plan.reduction_us
     m, n, k = problem["M"], problem["N"], problem["K"]
-    memory_us = copy_us(2 * (m * k + n * k + m * n), gpu) - LAUNCH_US
-    return LAUNCH_US + max(busy_us, memory_us) + 0.1 * min(busy_us, memory_us)
+    return overlapped_us(busy_us, 2 * (m * k + n * k + m * n), gpu)
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:

@@ -27,6 +27,7 @@ struct WgmmaTile {
   using T = T_;
   using Output = GemmOutput<T, kActivation, kResidual_>;
   static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, kNumStages = kNumStages_;
+  static constexpr int BLOCK_K = kernelcat::BLOCK_K;
   static constexpr bool kPingpong = kPingpong_, kSwap = kSwap_;
   static constexpr bool kSplit = kSplit_, kTmaStore = kTmaStore_;
   static constexpr int kLastDepth = kLastDepth_;

@@ -6,34 +6,34 @@ another's products; computing the transposed product for few rows is CUTLASS's.
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 from kernelcat import model
 from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Program
+from kernelcat.implementation import Config, Program
 from kernelcat.jit import triton
+from kernelcat.kernels.triton.gemm.arguments import GROUP_M, MIN_BYTES_IN_FLIGHT, is_empty, sizes
+from kernelcat.kernels.triton.gemm.arguments import Tile as GemmTile
+from kernelcat.kernels.triton.gemm.variants import (
+    BLACKWELL,
+    HOPPER,
+    implementation,
+    on_blackwell,
+    reject_naive,
+)
 from kernelcat.spec import Problem
 
 KERNELS = "kernelcat.kernels.triton.fp8_gemm.device:"
 FP8, BLOCK_K = "float8_e4m3fn", 128
-GROUP_M = 8
-MIN_BYTES_IN_FLIGHT = 48 << 10
 WARPGROUP_ROWS = 64
 REGISTERS = {2: (232, 40), 3: (152, 40)}
 """Consumers -> registers of a thread that multiplies, and of one that loads."""
-HOPPER, BLACKWELL = ("sm_90a",), ("sm_100a", "sm_103a")
 
 
 @dataclass(frozen=True)
-class Tile:
-    """BLOCK_M x BLOCK_N, and what follows from it for one problem; 128 deep always."""
+class Tile(GemmTile):
+    """BLOCK_M x BLOCK_N; always as deep as a block of scales."""
 
-    m: int
-    n: int
-
-    @staticmethod
-    def of(config: Config) -> "Tile":
-        return Tile(*map(int, config["tile"].split("x")))
+    k: int = BLOCK_K
 
     @property
     def warps(self) -> int:
@@ -48,15 +48,8 @@ class Tile:
     def constants(self) -> dict[str, int]:
         return {"BLOCK_M": self.m, "BLOCK_N": self.n}
 
-    def count(self, problem: Problem) -> int:
-        return ceil(problem["M"] / self.m) * ceil(problem["N"] / self.n)
-
 
 # ---- programs ----------------------------------------------------------------------------------
-
-
-def _is_empty(problem: Problem) -> bool:
-    return problem["M"] == 0 or problem["N"] == 0
 
 
 def _stored_by_tma(problem: Problem) -> bool:
@@ -85,20 +78,12 @@ def _described(problem: Problem, tile: Tile, described_d: bool) -> dict[str, tri
     return described
 
 
-def _sizes(problem: Problem, k_divisor: int | None = None) -> dict[str, triton.Argument]:
-    return {
-        "M": triton.integer(problem["M"], divisor=1),
-        "N": triton.integer(problem["N"]),
-        "K": triton.integer(problem["K"], k_divisor),
-    }
-
-
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    if _is_empty(problem):
+    if is_empty(problem):
         return Program(())
     tile = Tile.of(config)
     grid = (ceil(problem["M"] / tile.m), ceil(problem["N"] / tile.n), 1)
-    arguments = _operands() | _sizes(problem)
+    arguments = _operands() | sizes(problem)
     launch = triton.step(
         KERNELS + "naive", grid, arguments, tile.constants, num_warps=4, num_stages=1
     )
@@ -107,7 +92,7 @@ def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 def _tma(problem: Problem, config: Config, gpu: Gpu) -> Program:
     """One launch over (tiles, split_k); a workspace for partial tiles where K is split."""
-    if _is_empty(problem):
+    if is_empty(problem):
         return Program(())
     tile, split, stages = Tile.of(config), config["split_k"], config["stages"]
     tiles = tile.count(problem)
@@ -116,7 +101,7 @@ def _tma(problem: Problem, config: Config, gpu: Gpu) -> Program:
         **_described(problem, tile, by_descriptor),
         "partials": triton.pointer("partials", "float32"),
         "arrivals": triton.pointer("arrivals", "int32"),
-        **_sizes(problem, 1),
+        **sizes(problem, 1),
         "split_blocks": triton.integer(ceil(problem["K"] / BLOCK_K / split), divisor=1),
     }
     constants = {
@@ -136,7 +121,7 @@ def _tma(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _persistent(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    if _is_empty(problem):
+    if is_empty(problem):
         return Program(())
     tile, stages = Tile.of(config), config["stages"]
     programs = gpu.sms * config["per_sm"]
@@ -144,7 +129,7 @@ def _persistent(problem: Problem, config: Config, gpu: Gpu) -> Program:
     launch = triton.step(
         KERNELS + "persistent",
         (min(programs, tile.count(problem)), 1, 1),
-        _described(problem, tile, by_descriptor) | _sizes(problem, 1),
+        _described(problem, tile, by_descriptor) | sizes(problem, 1),
         {
             **tile.constants,
             "GROUP_M": GROUP_M,
@@ -167,7 +152,7 @@ def _ring_stages(consumers: int, gpu: Gpu) -> int:
 
 
 def _gluon(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    if _is_empty(problem):
+    if is_empty(problem):
         return Program(())
     m, n, k, consumers = problem["M"], problem["N"], problem["K"], config["consumers"]
     tiles = Tile(consumers * WARPGROUP_ROWS, BLOCK_K).count(problem)
@@ -176,7 +161,7 @@ def _gluon(problem: Problem, config: Config, gpu: Gpu) -> Program:
         "a": triton.descriptor("a", FP8, (m, k), (WARPGROUP_ROWS, BLOCK_K), gluon=True),
         "b": triton.descriptor("b", FP8, (n, k), (BLOCK_K, BLOCK_K), gluon=True),
         "d": triton.descriptor("d", "bfloat16", (m, n), (WARPGROUP_ROWS, BLOCK_K), gluon=True),
-        **_sizes(problem, 1),
+        **sizes(problem, 1),
     }
     constants = {
         "CONSUMERS": consumers,
@@ -194,12 +179,6 @@ def _gluon(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 # ---- which configurations serve ----------------------------------------------------------------
-
-
-def _reject_naive(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if problem["N"] > 65535 * Tile.of(config).n:
-        return "N needs more than 65535 tiles, the most a grid's second axis has"
-    return None
 
 
 def _reject_depth(problem: Problem) -> str | None:
@@ -289,33 +268,21 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     return max(us, memory_us) if stages else us + memory_us
 
 
-def _implementation(**fields: Any) -> Implementation:
-    """An implementation whose default is the best by the model, with the deepest pipeline."""
-
-    def default(problem: Problem, gpu: Gpu) -> Config:
-        def cost(config: Config) -> tuple[float, int]:
-            return _estimate(problem, config, gpu), -config.get("stages", 0)
-
-        first = Config({name: values[0] for name, values in made.space.items()})
-        return min(made.configs(problem, gpu), key=cost, default=first)
-
-    made = Implementation(
-        entry="fp8_gemm", language="triton", default=default, estimate=_estimate, **fields
-    )
-    return made
-
-
-NAIVE = _implementation(
+NAIVE = implementation(
+    entry="fp8_gemm",
+    estimate=_estimate,
     variant="naive",
     summary="one small tile a program, masked loads; any shape",
     archs=("sm_89+",),
     space={"tile": ("32x32", "32x64", "64x64")},
-    reject=_reject_naive,
+    reject=reject_naive,
     program=_naive,
     rank=0,
 )
 
-TMA = _implementation(
+TMA = implementation(
+    entry="fp8_gemm",
+    estimate=_estimate,
     variant="tma",
     summary="tensor descriptors, warpgroup products promoted to float32, few rows transposed, "
     "split-K",
@@ -333,7 +300,9 @@ TMA = _implementation(
     rank=2,
 )  # fmt: skip
 
-PERSISTENT = _implementation(
+PERSISTENT = implementation(
+    entry="fp8_gemm",
+    estimate=_estimate,
     variant="persistent",
     summary="programs over many tiles, stores overlapped with the next tile's loads",
     archs=HOPPER,
@@ -345,7 +314,9 @@ PERSISTENT = _implementation(
 )
 
 
-GLUON = _implementation(
+GLUON = implementation(
+    entry="fp8_gemm",
+    estimate=_estimate,
     variant="gluon",
     summary="specialized warps: one loads, two or three warpgroups multiply and promote (Gluon)",
     archs=HOPPER,
@@ -361,17 +332,11 @@ GLUON = _implementation(
 )  # fmt: skip
 
 
-def _on_blackwell(hopper: Implementation) -> Implementation:
-    """The same source for Blackwell, where Triton makes tcgen05 products of it."""
-    same = ("summary", "space", "reject", "program", "rank")
-    techniques = {name: sass for name, sass in hopper.techniques.items() if name != "wgmma"}
-    return _implementation(
-        variant=f"{hopper.variant}_blackwell",
-        archs=BLACKWELL,
-        techniques=techniques | {"tcgen05": "UTCQMMA"},
-        unverified="needs a Blackwell GPU",
-        **{name: getattr(hopper, name) for name in same},
-    )
-
-
-IMPLEMENTATIONS = (NAIVE, TMA, PERSISTENT, GLUON, _on_blackwell(TMA), _on_blackwell(PERSISTENT))
+IMPLEMENTATIONS = (
+    NAIVE,
+    TMA,
+    PERSISTENT,
+    GLUON,
+    on_blackwell(TMA, "UTCQMMA"),
+    on_blackwell(PERSISTENT, "UTCQMMA"),
+)

@@ -5,36 +5,18 @@ One kernel: a maximum over registers, two correctly rounded divisions, one conve
 
 from math import ceil
 
-from kernelcat import model
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation, Program
-from kernelcat.jit import triton
-from kernelcat.reference.fp8_quantize import block_rows
+from kernelcat.kernels.triton.fp8_quantize.quantizer import ARCHS, TECHNIQUES, launch, launch_us
+from kernelcat.reference.fp8_quantize import BLOCK, block_rows
 from kernelcat.spec import Problem
 
 KERNEL = "kernelcat.kernels.triton.fp8_quantize.device:quantize"
-ARCHS = ("sm_89+",)  # the first with an instruction that converts to float8_e4m3fn
 
 
 def _program(problem: Problem, rows: int, warps: int) -> Program:
-    """One launch: ``rows`` rows and 128 columns a program."""
-    m, k, dtype = problem["M"], problem["K"], problem["dtype"]
-    if m == 0 or k == 0:
-        return Program(())
-    launch = triton.step(
-        KERNEL,
-        (ceil(m / rows) * ceil(k / 128), 1, 1),
-        {
-            "x": triton.pointer("x", dtype),
-            "q": triton.pointer("q", "float8_e4m3fn"),
-            "scale": triton.pointer("scale", "float32"),
-            "M": triton.integer(m, divisor=1),
-            "K": triton.integer(k),
-        },
-        {"BLOCK_ROWS": block_rows(problem.values), "ROWS": rows},
-        num_warps=warps,
-    )
-    return Program((launch,))
+    constants = {"BLOCK_ROWS": block_rows(problem.values), "ROWS": rows}
+    return launch(KERNEL, problem, "K", constants, rows=rows, width=BLOCK, warps=warps)
 
 
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -46,7 +28,7 @@ def _tiled(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _reject_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    rows, per_thread = config["rows"], config["rows"] * 128 // (32 * config["warps"])
+    rows, per_thread = config["rows"], config["rows"] * BLOCK // (32 * config["warps"])
     if not 8 <= per_thread <= 64:
         return f"{per_thread} elements a thread: 8 fill one load, more than 64 the registers"
     if problem["block"] == "128x128" and rows != 128:
@@ -59,13 +41,10 @@ def _reject_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Memory time; longer where programs are fewer than SMs or threads hold few elements."""
     rows = config.get("rows", block_rows(problem.values))
-    programs = max(1, ceil(problem["M"] / rows) * ceil(problem["K"] / 128))
-    per_thread = rows * 128 / (32 * config["warps"])
-    busy = min(1.0, programs / gpu.sms) * min(1.0, 0.4 + per_thread / 32)
-    moved = 3 * problem["M"] * problem["K"]
-    return model.copy_us(moved, gpu, model.BANDWIDTH_EFFICIENCY * busy)
+    programs = ceil(problem["M"] / rows) * ceil(problem["K"] / BLOCK)
+    per_thread = rows * BLOCK / (32 * config["warps"])
+    return launch_us(3 * problem["M"] * problem["K"], programs, per_thread / 32, gpu)
 
 
 def _default_naive(problem: Problem, gpu: Gpu) -> Config:
@@ -76,7 +55,7 @@ def _default_tiled(problem: Problem, gpu: Gpu) -> Config:
     """16 to 32 elements a thread; fewer rows where they would not give every SM four programs."""
     if problem["block"] == "128x128":
         return Config(rows=128, warps=16)
-    k_blocks = max(1, ceil(problem["K"] / 128))
+    k_blocks = max(1, ceil(problem["K"] / BLOCK))
     for rows in (32, 16, 8):
         if ceil(problem["M"] / rows) * k_blocks >= 4 * gpu.sms:
             return Config(rows=rows, warps=max(2, rows // 8))
@@ -108,7 +87,7 @@ TILED = Implementation(
     default=_default_tiled,
     program=_tiled,
     estimate=_estimate,
-    techniques={"fp8_convert": "F2FP.SATFINITE.E4M3"},
+    techniques=TECHNIQUES,
     rank=1,
 )
 

@@ -5,16 +5,13 @@ Both read x once, and y stays in registers between the maximum and its rounding.
 
 from math import ceil
 
-from kernelcat import model
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation, Program
-from kernelcat.jit import triton
+from kernelcat.kernels.triton.fp8_quantize.quantizer import ARCHS, TECHNIQUES, launch, launch_us
 from kernelcat.reference.fp8_quantize import BLOCK
 from kernelcat.spec import Problem
 
 DEVICE = "kernelcat.kernels.triton.fp8_swiglu.device"
-ARCHS = ("sm_89+",)  # the first with an instruction that converts to float8_e4m3fn
-TECHNIQUES = {"fp8_convert": "F2FP.SATFINITE.E4M3"}
 
 
 def _num_blocks(problem: Problem) -> int:
@@ -23,24 +20,8 @@ def _num_blocks(problem: Problem) -> int:
 
 
 def _program(kernel: str, problem: Problem, rows: int, warps: int, **constants: int) -> Program:
-    """One launch: ``rows`` rows and 128 columns of q a program."""
-    m, n, dtype = problem["M"], problem["N"], problem["dtype"]
-    if m == 0 or n == 0:
-        return Program(())
-    launch = triton.step(
-        f"{DEVICE}:{kernel}",
-        (ceil(m / rows) * _num_blocks(problem), 1, 1),
-        {
-            "x": triton.pointer("x", dtype),
-            "q": triton.pointer("q", "float8_e4m3fn"),
-            "scale": triton.pointer("scale", "float32"),
-            "M": triton.integer(m, divisor=1),
-            "N": triton.integer(n),
-        },
-        constants,
-        num_warps=warps,
-    )
-    return Program((launch,))
+    kernel = f"{DEVICE}:{kernel}"
+    return launch(kernel, problem, "N", constants, rows=rows, width=2 * BLOCK, warps=warps)
 
 
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -70,12 +51,9 @@ def _reject_fused(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Memory time; longer where programs are fewer than SMs or threads have few vectors."""
     rows, vectors = config.get("rows", 1), config.get("rows", 1) / config["warps"]
-    programs = max(1, ceil(problem["M"] / rows) * _num_blocks(problem))
-    busy = min(1.0, programs / gpu.sms) * min(1.0, 0.4 + vectors / 5)
-    moved = problem["M"] * problem["N"] * 5 // 2
-    return model.copy_us(moved, gpu, model.BANDWIDTH_EFFICIENCY * busy)
+    programs = ceil(problem["M"] / rows) * _num_blocks(problem)
+    return launch_us(problem["M"] * problem["N"] * 5 // 2, programs, vectors / 5, gpu)
 
 
 def _default_fused(problem: Problem, gpu: Gpu) -> Config:
@@ -99,7 +77,6 @@ NAIVE = Implementation(
     estimate=_estimate,
     techniques=TECHNIQUES,
     rank=0,
-    unverified="not yet run on a GPU",
 )
 
 FUSED = Implementation(
@@ -115,7 +92,6 @@ FUSED = Implementation(
     estimate=_estimate,
     techniques={"16-byte loads": "LDG*128", **TECHNIQUES},
     rank=1,
-    unverified="not yet run on a GPU",
 )
 
 IMPLEMENTATIONS = (NAIVE, FUSED)

@@ -6,6 +6,8 @@ scale is (ceil(N/256), M). Even columns of x are gates, odd ones what they gate.
 import triton
 import triton.language as tl
 
+from kernelcat.kernels.triton.fp8_quantize.device import clamped, inverse_of, scale_of
+
 
 @triton.jit
 def silu_and_mul(gate, up):
@@ -16,9 +18,8 @@ def silu_and_mul(gate, up):
 
 @triton.jit
 def scale_and_inverse(amax):
-    """A block's scale, and what its elements are multiplied by; both correctly rounded."""
-    amax = tl.maximum(amax, 1e-10)
-    return tl.div_rn(amax, 448.0), tl.div_rn(448.0, amax)
+    amax = clamped(amax)
+    return scale_of(amax), inverse_of(amax)
 
 
 @triton.jit

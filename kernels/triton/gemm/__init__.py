@@ -7,10 +7,11 @@ transposed product for few rows is CUTLASS's.
 from math import ceil
 
 from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Program
+from kernelcat.implementation import Config, Program
 from kernelcat.jit import triton
 from kernelcat.kernels.triton.gemm.arguments import (
     GROUP_M,
+    MIN_BYTES_IN_FLIGHT,
     Tile,
     by_descriptor,
     d_cols,
@@ -20,13 +21,17 @@ from kernelcat.kernels.triton.gemm.arguments import (
     operands,
     sizes,
 )
-from kernelcat.kernels.triton.gemm.estimate import implementation
 from kernelcat.kernels.triton.gemm.gluon import GLUON
+from kernelcat.kernels.triton.gemm.variants import (
+    BLACKWELL,
+    HOPPER,
+    implementation,
+    on_blackwell,
+    reject_naive,
+)
 from kernelcat.spec import Problem
 
 KERNELS = "kernelcat.kernels.triton.gemm.device:"
-MIN_BYTES_IN_FLIGHT = 48 << 10
-HOPPER, BLACKWELL = ("sm_90a",), ("sm_100a", "sm_103a")
 
 
 # ---- programs ----------------------------------------------------------------------------------
@@ -113,12 +118,6 @@ def _persistent(problem: Problem, config: Config, gpu: Gpu) -> Program:
 # ---- which configurations serve ----------------------------------------------------------------
 
 
-def _reject_naive(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if problem["N"] > 65535 * Tile.of(config).n:
-        return "N needs more than 65535 tiles, the most a grid's second axis has"
-    return None
-
-
 def _reject_tile(
     tile: Tile, stages: int, problem: Problem, gpu: Gpu, epilogue: int = 0, least_m: int = 16
 ) -> str | None:
@@ -174,7 +173,7 @@ NAIVE = implementation(
     summary="one small tile a program, masked loads",
     archs=("sm_80+",),
     space={"tile": ("32x32x32", "32x64x32", "64x64x32")},
-    reject=_reject_naive,
+    reject=reject_naive,
     program=_naive,
     rank=0,
 )
@@ -231,25 +230,12 @@ PERSISTENT = implementation(
 )
 
 
-def _on_blackwell(hopper: Implementation) -> Implementation:
-    """The same source for Blackwell, where Triton makes tcgen05 products of it."""
-    same = ("summary", "space", "reject", "program", "rank")
-    techniques = {name: sass for name, sass in hopper.techniques.items() if name != "wgmma"}
-    return implementation(
-        variant=f"{hopper.variant}_blackwell",
-        archs=BLACKWELL,
-        techniques=techniques | {"tcgen05": "UTCHMMA"},
-        unverified="needs a Blackwell GPU",
-        **{name: getattr(hopper, name) for name in same},
-    )
-
-
 IMPLEMENTATIONS = (
     NAIVE,
     TILED,
     TMA,
     PERSISTENT,
     GLUON,
-    _on_blackwell(TMA),
-    _on_blackwell(PERSISTENT),
+    on_blackwell(TMA, "UTCHMMA"),
+    on_blackwell(PERSISTENT, "UTCHMMA"),
 )

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Self
 
 from kernelcat.implementation import Config
 from kernelcat.jit import triton
 from kernelcat.spec import Problem
 
 GROUP_M = 8
+MIN_BYTES_IN_FLIGHT = 48 << 10
 ACCUMULATOR_WARPS = 64 * 256  # accumulators that 4 warps hold without spilling, with room to spare
 
 
@@ -19,9 +21,9 @@ class Tile:
     n: int
     k: int
 
-    @staticmethod
-    def of(config: Config) -> "Tile":
-        return Tile(*map(int, config["tile"].split("x")))
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        return cls(*map(int, config["tile"].split("x")))
 
     @property
     def warps(self) -> int:

@@ -1,11 +1,10 @@
 """Which configuration without measuring."""
 
 from math import ceil
-from typing import Any
 
 from kernelcat import model
 from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation
+from kernelcat.implementation import Config
 from kernelcat.kernels.triton.gemm.arguments import Tile
 from kernelcat.spec import Problem
 
@@ -33,19 +32,3 @@ def estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     gaps = model.WAVE_LATENCY_US * (ceil(programs / gpu.sms) - 1) if alone else 0
     memory_us = model.copy_us(2 * (m * k + n * k + m * n), gpu) * idle + gaps
     return max(us, memory_us) if overlaps else us + memory_us
-
-
-def implementation(entry: str = "gemm", **fields: Any) -> Implementation:
-    """A Triton implementation whose default is the best by the model, with the most stages."""
-
-    def default(problem: Problem, gpu: Gpu) -> Config:
-        def cost(config: Config) -> tuple[float, int]:
-            return made.estimate(problem, config, gpu), -config.get("stages", 0)
-
-        first = Config({name: values[0] for name, values in made.space.items()})
-        return min(made.configs(problem, gpu), key=cost, default=first)
-
-    made = Implementation(
-        entry=entry, language="triton", default=default, **{"estimate": estimate, **fields}
-    )
-    return made

@@ -13,7 +13,7 @@ from kernelcat.kernels.triton.gemm.arguments import (
     operands,
     sizes,
 )
-from kernelcat.kernels.triton.gemm.estimate import implementation
+from kernelcat.kernels.triton.gemm.variants import implementation
 from kernelcat.spec import Problem
 
 KERNEL = "kernelcat.kernels.triton.gemm.gluon_device:specialized"

@@ -12,7 +12,6 @@ from kernelcat.implementation import Config, Implementation, Program
 from kernelcat.jit import triton
 from kernelcat.jit.cache import version_of
 from kernelcat.kernels.triton.gemm.arguments import GROUP_M, Tile, sizes
-from kernelcat.kernels.triton.gemm.estimate import implementation
 from kernelcat.kernels.triton.gemm.gluon import (
     ACCUMULATORS,
     BARRIER_BYTES,
@@ -21,6 +20,7 @@ from kernelcat.kernels.triton.gemm.gluon import (
     MAX_STAGES,
     MIN_STAGES,
 )
+from kernelcat.kernels.triton.gemm.variants import implementation
 from kernelcat.spec import Problem
 
 KERNEL = "kernelcat.kernels.triton.multicast_gemm.device:clustered"

@@ -35,8 +35,6 @@ struct WorkList {
     return num_whole + (num_m * num_n - num_whole) * num_splits;
   }
 
-  __device__ __forceinline__ Work operator[](uint32_t index) const { return at<true>(index); }
-
   // Unit `index`; without kSplit all tiles are whole.
   template <bool kSplit>
   __device__ __forceinline__ Work at(uint32_t index) const {

@@ -7,6 +7,7 @@ namespace kernelcat {
 
 constexpr int kWgmmaM = 64;
 constexpr int kWgmmaK = 16;
+constexpr int kRowBytes = 128;  // of an operand in shared memory: one row of the swizzle
 
 // Describes K-major rows of 128 bytes in the 128-byte swizzle, as a tensor map with a box of 64
 // 16-bit columns lays them out: 8 rows are one atom of 1024 bytes, to which `shared_address` must

@@ -5,8 +5,7 @@
 
 namespace kernelcat {
 
-constexpr int BLOCK_K = 64;  // 128 bytes: one row of the swizzle
-constexpr int kRowBytes = BLOCK_K * 2;
+constexpr int BLOCK_K = kRowBytes / 2;
 
 // sums += A @ B^T for kNumWgmmas * 64 rows of A, kCols rows of B and kDepth columns, or sums = ...
 // without `accumulate`. Starts the wgmmas and commits them as one group.
