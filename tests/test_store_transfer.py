@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from kernelcat.errors import StoreError
 from kernelcat.store import Measurement, Store, export, import_, merge
+from kernelcat.store.lines import read_all
+from kernelcat.store.measurement import canonical
 
 ROW: dict[str, Any] = json.loads(Path(__file__).with_name("measurement.json").read_text())
 FAILED = {"status": "wrong", "median_us": None, "ci_us": None, "samples": 0}
@@ -109,12 +111,28 @@ def test_shipped_rows_are_the_newest_winners_with_rivals_and_peers(
 ) -> None:
     store.add(race())
     assert export(store, tmp_path / "h200.jsonl") == 3
-    lines = (tmp_path / "h200.jsonl").read_text().splitlines()
-    found = [Measurement.from_line(line) for line in lines]
+    found = read_all(tmp_path / "h200.jsonl")
     assert [(row.language, row.median_us) for row in found] == [
         ("cuda", 180.0), ("triton", 200.0), ("peer", 185.0),
     ]  # fmt: skip
-    assert all(line == row.line() for line, row in zip(lines, found, strict=True))
+    first, *rest = (tmp_path / "h200.jsonl").read_text().splitlines()
+    name = json.loads(first)["id"]
+    assert first == canonical({"environment": dict(found[0].environment), "id": name})
+    assert all(json.loads(line)["environment"] == name for line in rest)
+
+
+def test_each_environment_is_written_once(store: Store, tmp_path: Path) -> None:
+    """The text of a hash decides their order; a row that names none of them is refused."""
+    rows = [timed(5.0 + m, problem={"M": m}, environment={"sms": m % 3}) for m in range(9)]
+    store.add(rows)
+    path = tmp_path / "h200.jsonl"
+    export(store, path)
+    assert {row.line() for row in read_all(path)} == {row.line() for row in rows}
+    lines = path.read_text().splitlines(keepends=True)
+    assert sum(line.startswith('{"environment":{') for line in lines) == 3
+    path.write_text("".join(lines[3:]))
+    with pytest.raises(StoreError, match=r"no environment '[0-9a-f]{8}' stands before this row"):
+        read_all(path)
 
 
 def test_the_order_of_rows_does_not_matter(store: Store, tmp_path: Path) -> None:
@@ -136,7 +154,7 @@ def test_export_keeps_what_the_file_knew_and_the_database_does_not(
     path.write_text(f"{other.line()}\n{timed(99.0, **LATER).line()}\n")
     store.add(race())
     assert export(store, path, gpu="h200") == 2
-    assert path.read_text().splitlines() == [timed(99.0, **LATER).line(), other.line()]
+    assert read_all(path) == [timed(99.0, **LATER), other]
     assert export(store, path, gpu="h200") == 2
 
 
@@ -146,8 +164,7 @@ def test_a_prediction_is_shipped_only_where_nothing_was_measured(
     guess = {"kind": "predicted", "ci_us": None, "samples": 0, "median_us": 9.0}
     store.add([timed(10.0), measurement(**guess, **LATER), measurement(**guess, gpu="b200")])
     export(store, tmp_path / "all.jsonl")
-    lines = (tmp_path / "all.jsonl").read_text().splitlines()
-    assert {(r["gpu"], r["kind"]) for r in map(json.loads, lines)} == {
+    assert {(row.gpu, row.kind) for row in read_all(tmp_path / "all.jsonl")} == {
         ("h200", "measured"), ("b200", "predicted"),
     }  # fmt: skip
 

@@ -199,20 +199,7 @@ class Measurement:
     @staticmethod
     def from_line(line: str | bytes) -> Measurement:
         """:meth:`from_json` of one line of text; bad JSON is ``InvalidArgument`` too."""
-        if len(line) > LINE_BYTES:
-            raise InvalidArgument(f"the line is longer than {LINE_BYTES} bytes")
-        try:
-            text = line if isinstance(line, str) else line.decode()
-            record = _decode(text.strip())
-        except RecursionError as error:
-            raise InvalidArgument("not JSON: nested too deeply") from error
-        except json.JSONDecodeError as error:
-            raise InvalidArgument(f"not JSON: {error.msg} at column {error.colno}") from error
-        except UnicodeDecodeError as error:
-            raise InvalidArgument("not JSON: the text is not UTF-8") from error
-        except ValueError as error:
-            raise InvalidArgument(f"not JSON: {error}") from error
-        return Measurement.from_json(record)
+        return Measurement.from_json(decode(line))
 
 
 FIELDS = tuple(field.name for field in fields(Measurement))
@@ -236,6 +223,23 @@ def canonical(value: Any) -> str:
         return _encode(dict(value) if isinstance(value, Mapping) else value)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"not plain JSON data: {error}") from error
+
+
+def decode(line: str | bytes) -> Any:
+    """The JSON value on one line; what JSON does not allow is ``InvalidArgument``."""
+    if len(line) > LINE_BYTES:
+        raise InvalidArgument(f"the line is longer than {LINE_BYTES} bytes")
+    try:
+        text = line if isinstance(line, str) else line.decode()
+        return _decode(text.strip())
+    except RecursionError as error:
+        raise InvalidArgument("not JSON: nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise InvalidArgument(f"not JSON: {error.msg} at column {error.colno}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidArgument("not JSON: the text is not UTF-8") from error
+    except ValueError as error:
+        raise InvalidArgument(f"not JSON: {error}") from error
 
 
 def _shown(value: object) -> str:

@@ -11,6 +11,7 @@ from kernelcat import paths
 from kernelcat.errors import InvalidArgument, KernelcatError
 from kernelcat.implementation import Config
 from kernelcat.spec import Problem
+from kernelcat.store.lines import ENVIRONMENT, Reader
 from kernelcat.store.location import locate
 from kernelcat.store.measurement import PEER, Measurement
 from kernelcat.store.races import Race, newest_races, preference
@@ -88,14 +89,19 @@ def snapshot(url: str | None = None) -> Snapshot:
 def _shipped(entry: str) -> Iterator[Measurement]:
     wanted, regime = f'"entry":"{entry}"'.encode(), f'"regime":"{REGIME}"'.encode()
     for path in sorted(paths.data("tuning_db").glob("*.jsonl")):
+        reader = Reader()
         for number, line in enumerate(path.read_bytes().splitlines(), 1):
             # Lines are canonical JSON, so that most of them need no parsing.
-            if wanted not in line or regime not in line or _PEERS in line:
+            is_row = wanted in line and regime in line and _PEERS not in line
+            if not is_row and not line.startswith(ENVIRONMENT):
                 continue
             try:
-                yield Measurement.from_line(line)
+                row = reader.row(line)
             except InvalidArgument as error:
                 warnings.warn(f"{path}:{number} is skipped: {error}", stacklevel=5)
+                continue
+            if row is not None:
+                yield row
 
 
 def _merge(shipped: Iterable[Race], local: Iterable[Race]) -> tuple[Choice, ...]:

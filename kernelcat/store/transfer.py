@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kernelcat.errors import StoreError
 from kernelcat.store.database import Store
-from kernelcat.store.lines import Refusals, read_all, read_lines
+from kernelcat.store.lines import Refusals, read_all, read_lines, write_lines
 from kernelcat.store.measurement import Measurement
 from kernelcat.store.races import Race, newest_races
 
@@ -76,7 +76,7 @@ def export(store: Store, path: str | Path, *, gpu: str | None = None, shipped: b
         rows = reduce([*held, *(row for race in found for row in race.measurements)])
     else:
         rows = store.rows(gpu=gpu)
-    _write(path, "".join(f"{row.line()}\n" for row in sorted(rows, key=_place)))
+    _write(path, write_lines(sorted(rows, key=_place)))
     return len(rows)
 
 
