@@ -19,6 +19,7 @@ from kernelcat import catalog, certify, driver, gpu
 from kernelcat.cli import main
 from kernelcat.devices import VISIBLE
 from kernelcat.sanitizer import Report
+from kernelcat.store.lines import read_all
 
 needs_no_gpu = pytest.mark.skipif(driver.count() > 0, reason="tells what is said without a GPU")
 
@@ -208,10 +209,10 @@ def test_the_database_goes_out_and_comes_in(tmp_path: Path, monkeypatch) -> None
     assert tuned.exit_code == 0, tuned.output
     assert run("db", "path", "--db", str(database)).output.strip() == str(database)
     exported = json.loads(run("db", "export", str(file), "--db", str(database), "--json").output)
-    assert exported["lines"] == len(file.read_text().splitlines()) > 0
+    assert exported["rows"] == len(read_all(file)) > 0
     other = str(tmp_path / "b.sqlite3")
     added = json.loads(run("db", "import", str(file), "--db", other, "--json").output)
-    assert added["added"] == exported["lines"] and not added["refused"]
+    assert added["added"] == exported["rows"] and not added["refused"]
     again = json.loads(run("db", "merge", str(database), "--db", other, "--json").output)
     assert again["conflicts"] == []
 

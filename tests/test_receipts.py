@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from kernelcat import catalog, paths, receipts, sources
 from kernelcat.implementation import Implementation
+from kernelcat.store.lines import read_all
 
 IMPLEMENTATIONS = [i for name in catalog.names() for i in catalog.implementations(name)]
 SHIPPED = receipts.read(receipts.shipped_folder())
@@ -31,11 +31,10 @@ def test_every_implementation_was_checked_on_a_gpu_as_its_source_is_now(
 )
 def test_shipped_results_are_of_the_sources_as_they_are_now(path: Path) -> None:
     stale = set()
-    for line in path.read_text().splitlines():
-        row = json.loads(line)
-        if row["language"] != "peer":
-            found = catalog.implementation(row["entry"], row["language"], row["variant"])
-            if row["source"] != sources.digest(found):
+    for row in read_all(path):
+        if not row.is_peer:
+            found = catalog.implementation(row.entry, row.language, row.variant)
+            if row.source != sources.digest(found):
                 stale.add(found.name)
     assert not stale, f"tune again: {sorted(stale)}"
 

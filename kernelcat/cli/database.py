@@ -59,10 +59,10 @@ def export(file: Path, gpu: str | None, everything: bool, url: str | None, as_js
     from kernelcat import store
 
     with store.Store.open(url, create=False) as opened:
-        lines = store.export(opened, file, gpu=gpu, shipped=not everything)
+        rows = store.export(opened, file, gpu=gpu, shipped=not everything)
     if as_json:
-        return emit({"file": str(file), "lines": lines})
-    click.echo(f"{file}: {lines} lines")
+        return emit({"file": str(file), "rows": rows})
+    click.echo(f"{file}: {rows} rows")
 
 
 @db.command("import")

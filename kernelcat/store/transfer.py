@@ -55,7 +55,7 @@ class MergeReport:
 
 
 def export(store: Store, path: str | Path, *, gpu: str | None = None, shipped: bool = True) -> int:
-    """Write measurements as JSON Lines in a stable order; how many lines.
+    """Write measurements as JSON Lines in a stable order; how many.
 
     Parameters
     ----------
