@@ -284,7 +284,7 @@ class Op:
         self, args: tuple[Any, ...], named: dict[str, Any], anywhere: bool = False
     ) -> tuple[Problem, int | None]:
         """The problem that arrays pose, and their GPU; or that axes spell out."""
-        if not args and all(isinstance(value, (int, str)) for value in named.values()):
+        if not args and all(isinstance(value, (int, float, str)) for value in named.values()):
             return self.entry.problem(**named), None
         out = named.pop("out", None)
         inputs, axes = signature.arrange(self.entry, args, named)

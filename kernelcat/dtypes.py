@@ -31,7 +31,9 @@ def itemsize(dtype: str) -> int:
 
 
 def decode(array: Any, dtype: str) -> Any:
-    """Float32 values of a storage array of element type ``dtype``."""
+    """Float32 values of a storage array of element type ``dtype``; int32 as it is."""
+    if dtype == "int32":
+        return array
     if dtype == "bfloat16":
         return (array.astype("uint32") << 16).view("float32")
     if dtype == "float8_e4m3fn":

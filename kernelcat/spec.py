@@ -9,11 +9,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isfinite
 from typing import Any
 
 from kernelcat.errors import InvalidArgument, UnknownName, nearest
 
-AxisValue = int | str | bool
+AxisValue = int | float | str | bool
 Bucket = Callable[[int], int]
 
 
@@ -33,8 +34,9 @@ class Axis:
 
     A *size* has ``low <= value <= high`` (the range fuzzing draws from; callers may go past
     ``high``) and a bucketing rule. A *choice* has ``values``; a flag is the choice of two booleans.
-    ``default`` is what a problem has that does not say; None means that it must say. A *minor*
-    choice hardly changes which configuration is best, so that problems share a bucket across it.
+    A *number* is any finite float, and its ``values`` are examples. ``default`` is what a problem
+    has that does not say; None means that it must say. A *minor* choice hardly changes which
+    configuration is best, so that problems share a bucket across it; numbers are minor.
     """
 
     name: str
@@ -45,14 +47,26 @@ class Axis:
     bucket: Bucket = exact
     default: AxisValue | None = None
     minor: bool = False
+    is_number: bool = False
 
     @staticmethod
-    def size(name: str, doc: str, low: int, high: int, bucket: Bucket = power_of_two) -> Axis:
-        return Axis(name, doc, low=low, high=high, bucket=bucket)
+    def size(
+        name: str,
+        doc: str,
+        low: int,
+        high: int,
+        bucket: Bucket = power_of_two,
+        default: int | None = None,
+    ) -> Axis:
+        return Axis(name, doc, low=low, high=high, bucket=bucket, default=default)
 
     @staticmethod
     def choice(
-        name: str, doc: str, *values: str, default: str | None = None, minor: bool = False
+        name: str,
+        doc: str,
+        *values: str | int,
+        default: str | int | None = None,
+        minor: bool = False,
     ) -> Axis:
         return Axis(name, doc, values=values, default=default, minor=minor)
 
@@ -60,9 +74,20 @@ class Axis:
     def flag(name: str, doc: str, minor: bool = False) -> Axis:
         return Axis(name, doc, values=(False, True), default=False, minor=minor)
 
+    @staticmethod
+    def number(name: str, doc: str, *examples: float, default: float = 0.0) -> Axis:
+        return Axis(name, doc, values=examples, default=default, minor=True, is_number=True)
+
     def check(self, value: AxisValue) -> None:
         """Raise ``InvalidArgument`` unless ``value`` is one this axis can take."""
-        if self.values:
+        if self.is_number:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not isfinite(value)
+            ):
+                raise InvalidArgument(f"{self.name}={value!r} must be a finite number")
+        elif self.values:
             if value not in self.values:
                 names = ", ".join(str(v) for v in self.values)
                 raise InvalidArgument(

@@ -68,7 +68,7 @@ def test_rows_of_every_kind_are_valid(changes: dict[str, Any]) -> None:
         ({"entry": "gemm; rm -rf"}, "entry='gemm; rm -rf' must be a word"),
         ({"gpu": ""}, "gpu='' must be a word"),
         ({"problem": []}, "problem must be an object"),
-        ({"problem": {"M": 1.5}}, "problem.M=1.5 must be a whole number, a text or a boolean"),
+        ({"problem": {"M": [1]}}, "problem.M=[1] must be a number, text or boolean"),
         ({"config": {"BLOCK_M": 1 << 70}}, "config.BLOCK_M="),
         ({"config": {"a b": 1}}, "'a b' cannot be a key of config"),
         ({"config": {f"p{i}": i for i in range(99)}}, "object of up to 64 members"),

@@ -325,10 +325,8 @@ def _values(name: str, mapping: object) -> None:
             raise InvalidArgument(f"{_shown(key)} cannot be a key of {name}")
         if isinstance(value, str):
             _text(name, value, _TEXT)
-        elif not isinstance(value, int) or abs(value) >= _INTEGER:
-            raise InvalidArgument(
-                f"{name}.{key}={_shown(value)} must be a whole number, a text or a boolean"
-            )
+        elif not isinstance(value, (int, float)) or not abs(value) < _INTEGER:
+            raise InvalidArgument(f"{name}.{key}={_shown(value)} must be a number, text or boolean")
 
 
 def _protocol(protocol: object) -> None:

@@ -1,0 +1,366 @@
+"""`paged_attn`: attention of new tokens over a paged cache of keys and values.
+
+Sequence s has ``kv_lens[s]`` tokens in the cache; the last ``q_lens[s] = cu_q[s + 1] - cu_q[s]`` of
+them ask, and each sees itself and what came before it (decode, speculative verification, chunked
+and full prefill are one thing). Token t of sequence s lies in page ``block_table[s, t //
+page_size]``, slot ``t % page_size``; sequences may share pages.
+
+    z = sm_scale * q . k              (times k_scale)
+    z = softcap * tanh(z / softcap)   (where softcap > 0)
+    p = softmax over the visible keys, and over the sink if there is one
+    out = p @ v                       (times v_scale),  lse = log of the softmax's denominator
+
+With ``window`` a query sees the last ``window`` tokens, itself included. A sink is one more logit,
+neither scaled nor capped, whose value is zero. A query that sees nothing gets zeros and an lse of
+-inf (or its sink). Table entries beyond a sequence and slots that hold none of its tokens are
+never read. Query heads ``h * group .. (h + 1) * group - 1`` share key-value head h.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import lru_cache
+
+from kernelcat import dtypes
+from kernelcat.errors import MissingDependency, Unsupported
+from kernelcat.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance, exact
+
+DTYPES = ("bfloat16", "float16")
+KV_DTYPES = (*DTYPES, "float8_e4m3fn")
+HEAD_DIMS = (64, 128, 256)
+PAGE_SIZES = (1, 16, 32, 64, 128)
+SCORES = 1 << 26
+"""Scores that the oracle has in memory at once."""
+GARBAGE = -(1 << 30)
+"""What the table holds where nothing may be read."""
+LOWEST = -1e30
+"""A logit that counts for nothing."""
+
+
+@lru_cache(64)
+def lengths(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """``(q_lens, kv_lens)`` that a problem's inputs have; they follow from the problem alone.
+
+    ``equal``: every table is full and queries are dealt out evenly. ``ragged``: anything that the
+    table has room for, empty sequences and the borders of pages among it.
+    """
+    batch, tokens, size = problem["batch"], problem["tokens"], problem["page_size"]
+    room = problem["table_width"] * size
+    if batch == 0:
+        return (), ()
+    if problem["lengths"] == "equal":
+        return tuple(tokens // batch + (s < tokens % batch) for s in range(batch)), (room,) * batch
+    dice = random.Random(problem.key)
+    q_lens = [0] * batch
+    most = min(problem["max_q"], room)
+    for _ in range(tokens):
+        q_lens[dice.choice([s for s in range(batch) if q_lens[s] < most])] += 1
+    kv_lens = []
+    for q_len in q_lens:
+        border = dice.randint(0, problem["table_width"]) * size + dice.choice((-1, 0, 1))
+        length = dice.choice((border, dice.randint(0, room), room if q_len else 0))
+        kv_lens.append(min(max(length, q_len), room))
+    return tuple(q_lens), tuple(kv_lens)
+
+
+def visible(problem: Problem) -> list[tuple[int, int]]:
+    """For each query token, the range of its sequence's tokens that it sees."""
+    ranges = []
+    for q_len, kv_len in zip(*lengths(problem), strict=True):
+        for last in range(kv_len - q_len + 1, kv_len + 1):
+            first = max(0, last - problem["window"]) if problem["window"] else 0
+            ranges.append((first, last))
+    return ranges
+
+
+def num_pages_read(problem: Problem) -> int:
+    """Entries of the table that name a page."""
+    return sum(-(-length // problem["page_size"]) for length in lengths(problem)[1])
+
+
+def tokens_read(problem: Problem) -> int:
+    """Cached tokens that some query sees."""
+    total = 0
+    for q_len, kv_len in zip(*lengths(problem), strict=True):
+        first = max(0, kv_len - q_len + 1 - problem["window"]) if problem["window"] else 0
+        total += kv_len - first if q_len else 0
+    return min(total, problem["pages"] * problem["page_size"])
+
+
+def _tables(problem: Problem) -> tuple[list[list[int]], list[int]]:
+    """The block table, and how many slots of each page are read. Few pages are shared."""
+    size, table, slots = problem["page_size"], [], [0] * problem["pages"]
+    order = list(range(problem["pages"]))
+    random.Random(problem.key).shuffle(order)
+    pages = itertools.cycle(order)
+    for kv_len in lengths(problem)[1]:
+        row = [GARBAGE] * problem["table_width"]
+        for i in range(-(-kv_len // size)):
+            row[i] = next(pages)
+            slots[row[i]] = max(slots[row[i]], min(size, kv_len - i * size))
+        table.append(row)
+    return table, slots
+
+
+def _make_inputs(problem, normal):
+    """Slots that nobody may read are NaN, and so are pages that no table names."""
+    import numpy as np
+
+    tokens, heads, kv_heads, dim = (problem[a] for a in ("tokens", "heads", "kv_heads", "head_dim"))
+    q, (table, slots), (q_lens, kv_lens) = (
+        normal((tokens, heads, dim)), _tables(problem), lengths(problem),
+    )  # fmt: skip
+    used = np.asarray(slots, dtype="int32", like=q)[:, None]
+    unread = (np.arange(problem["page_size"], like=q)[None, :] >= used)[:, :, None, None]
+    cache = (problem["pages"], problem["page_size"], kv_heads, dim)
+    starts = [0, *itertools.accumulate(q_lens)]
+    inputs = {
+        "q": q,
+        "k_cache": np.where(unread, np.float32("nan"), normal(cache)),
+        "v_cache": np.where(unread, np.float32("nan"), normal(cache)),
+        "block_table": np.asarray(table, dtype="int32", like=q).reshape(
+            problem["batch"], problem["table_width"]
+        ),
+        "kv_lens": np.asarray(kv_lens, dtype="int32", like=q),
+        "cu_q": np.asarray(starts, dtype="int32", like=q),
+    }
+    if problem["has_sinks"]:
+        inputs["sinks"] = normal((heads,))
+    if problem["has_scales"]:
+        for name in ("k_scale", "v_scale"):
+            inputs[name] = np.exp(0.3 * normal((scale_rows(problem.values), kv_heads)))
+    return inputs
+
+
+def scale_rows(axes):
+    """Rows of k_scale and v_scale."""
+    return axes["pages"] if axes["page_scales"] else 1
+
+
+def sm_scale(problem: Problem) -> float:
+    """What scores are multiplied by: 1 / sqrt(head_dim) where the problem says 0."""
+    return float(problem["sm_scale"]) or problem["head_dim"] ** -0.5
+
+
+def _attend(problem, q, k, v, sinks, first_token):
+    """(kv_heads, group, queries, dim) over (kv_heads, tokens, dim): out and lse.
+
+    Query i is token ``first_token + i`` of its sequence. ``sinks`` is (kv_heads, group, 1).
+    """
+    import numpy as np
+
+    heads, group, queries, dim = q.shape
+    z = q.reshape(heads, -1, dim) @ k.transpose(0, 2, 1) * sm_scale(problem)
+    if problem["softcap"]:
+        z = problem["softcap"] * np.tanh(z / problem["softcap"])
+    z = z.reshape(heads, group, queries, -1)
+    ahead = np.arange(z.shape[3], like=q)[None, :] - np.arange(queries, like=q)[:, None]
+    hidden = ahead > first_token
+    if problem["window"]:
+        hidden |= ahead <= first_token - problem["window"]
+    z = np.where(hidden, np.float32("-inf"), z)
+    most = np.maximum(z.max(3, initial=LOWEST), sinks)
+    p = np.exp(z - most[..., None])
+    total = p.sum(3) + np.exp(sinks - most)
+    out = (p.reshape(heads, -1, p.shape[3]) @ v).reshape(q.shape)
+    seen = total > 0
+    out = out / np.where(seen, total, 1.0)[..., None]
+    return out, np.where(seen, np.log(np.where(seen, total, 1.0)) + most, np.float32("-inf"))
+
+
+def _oracle(problem, arrays):
+    import numpy as np
+
+    size, dim, kv_heads = problem["page_size"], problem["head_dim"], problem["kv_heads"]
+    heads = problem["heads"]
+    q = arrays["q"].reshape(problem["tokens"], kv_heads, heads // kv_heads, dim)
+    out, lse = np.zeros_like(q), np.zeros_like(q[..., 0])
+    sinks = np.full_like(out, LOWEST, shape=q.shape[1:3])
+    if problem["has_sinks"]:
+        sinks = arrays["sinks"].reshape(sinks.shape)
+    start = 0
+    for s, (q_len, kv_len) in enumerate(zip(*lengths(problem), strict=True)):
+        pages = arrays["block_table"][s, : -(-kv_len // size)]
+        cached = []
+        for name in ("k", "v"):
+            values = arrays[f"{name}_cache"][pages]  # (pages, slots, heads, dim)
+            if problem["has_scales"]:
+                rows = pages if problem["page_scales"] else np.zeros_like(pages)
+                values = values * arrays[f"{name}_scale"][rows][:, None, :, None]
+            cached.append(values.reshape(-1, kv_heads, dim)[:kv_len].transpose(1, 0, 2))
+        step = max(1, SCORES // max(heads * kv_len, 1))
+        for i in range(0, q_len, step):
+            part = slice(start + i, start + min(i + step, q_len))
+            found = _attend(
+                problem, q[part].transpose(1, 2, 0, 3), *cached, sinks[..., None],
+                kv_len - q_len + i,
+            )  # fmt: skip
+            out[part], lse[part] = found[0].transpose(2, 0, 1, 3), found[1].transpose(2, 0, 1)
+        start += q_len
+    return {"out": out.reshape(-1, heads, dim), "lse": lse.reshape(-1, heads)}
+
+
+def _flops(problem: Problem) -> int:
+    pairs = sum(last - first for first, last in visible(problem))
+    return 4 * problem["heads"] * problem["head_dim"] * pairs
+
+
+def _bytes_moved(problem: Problem) -> int:
+    row, size = problem["head_dim"], dtypes.itemsize(problem["dtype"])
+    cached = 2 * tokens_read(problem) * problem["kv_heads"] * row
+    asked = problem["tokens"] * problem["heads"] * (2 * row * size + 4)
+    return cached * dtypes.itemsize(problem["kv_dtype"]) + asked
+
+
+def _constraint(problem):
+    room = problem["table_width"] * problem["page_size"]
+    if not problem["kv_heads"] or problem["heads"] % problem["kv_heads"]:
+        return f"heads={problem['heads']} must be a multiple of kv_heads={problem['kv_heads']}"
+    if problem["kv_dtype"] not in (problem["dtype"], "float8_e4m3fn"):
+        return f"kv_dtype is dtype ({problem['dtype']}) or float8_e4m3fn"
+    if problem["tokens"] > problem["batch"] * min(problem["max_q"], room):
+        return "more query tokens than batch * max_q, or than the table has room for"
+    if not problem["pages"] and room * problem["batch"]:
+        return "the cache has no page"
+    return None
+
+
+def attention(
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    context: int,
+    page_size: int,
+    q_len: int = 1,
+    **more: int | float | str | bool,
+) -> Problem:
+    """Sequences of one length, ``context`` tokens of which the last ``q_len`` ask."""
+    width = -(-context // page_size)
+    axes = {
+        "dtype": "bfloat16", "kv_dtype": "bfloat16", "window": 0, "softcap": 0.0, "sm_scale": 0.0,
+        "has_sinks": False, "has_scales": False, "page_scales": False, "lengths": "equal", **more,
+    }  # fmt: skip
+    return Problem.of(
+        "paged_attn", batch=batch, tokens=batch * q_len, max_q=q_len, heads=heads,
+        kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, table_width=width,
+        pages=batch * width, **axes,
+    )  # fmt: skip
+
+
+DECODE = (
+    (128, 32, 8, 128, 4096, 16),
+    (128, 32, 8, 128, 2048, 64),
+    (128, 64, 8, 128, 2048, 64),
+    (16, 32, 8, 128, 32768, 16),
+    (1, 32, 8, 128, 131072, 16),
+    (64, 64, 8, 64, 4096, 16),
+    (64, 64, 8, 64, 1024, 16),
+    (1, 64, 8, 64, 8192, 16),
+)
+"""Llama and gpt-oss shapes: batch, heads, kv_heads, head_dim, context, page_size."""
+
+PREFILL = ((1, 32, 8, 128, 16384, 64), (4, 32, 8, 128, 4096, 64), (2, 64, 8, 64, 8192, 64))
+
+
+def _names() -> dict[str, Problem]:
+    found = {}
+    for kind, shapes in (("decode", DECODE), ("prefill", PREFILL)):
+        for shape in shapes:
+            batch, heads, kv_heads, dim, context, page = shape
+            name = f"{kind}-{batch}x{context}-{heads}/{kv_heads}x{dim}-p{page}"
+            found[name] = attention(*shape, q_len=1 if kind == "decode" else context)
+    return found
+
+
+def _sdpa():
+    """torch's attention over the same keys and values, gathered ahead of time."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise MissingDependency("the peer sdpa needs torch: pip install torch") from error
+
+    def make(problem, arrays):
+        extras = ("window", "softcap", "has_sinks", "has_scales")
+        if problem["kv_dtype"] != problem["dtype"] or any(problem[name] for name in extras):
+            raise Unsupported("torch's attention has no window, cap, sinks or scales")
+        room = problem["table_width"] * problem["page_size"]
+        q_len = problem["max_q"]
+        even = problem["lengths"] == "equal" and problem["tokens"] == problem["batch"] * q_len
+        if not even or q_len not in (1, room):
+            raise Unsupported("torch's attention is raced over sequences of one length")
+        batch, heads, dim = problem["batch"], problem["heads"], problem["head_dim"]
+        table = arrays["block_table"].long()
+        k, v = (
+            arrays[name][table].reshape(batch, room, -1, dim).transpose(1, 2).contiguous()
+            for name in ("k_cache", "v_cache")
+        )
+        q = arrays["q"].reshape(batch, q_len, heads, dim).transpose(1, 2)
+        out = arrays["out"].reshape(batch, q_len, heads, dim).transpose(1, 2)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        scale, is_causal = sm_scale(problem), q_len > 1
+        return lambda: out.copy_(
+            attend(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=heads > k.shape[1])
+        )
+
+    return make
+
+
+SCALE_ROWS = Derived("1 or pages", scale_rows)
+STARTS = Derived("batch + 1", lambda axes: axes["batch"] + 1)
+CACHE = ("pages", "page_size", "kv_heads", "head_dim")
+
+ENTRY = Entry(
+    name="paged_attn",
+    summary="Attention of new tokens over a paged cache of keys and values, and its log-sum-exp.",
+    axes=(
+        Axis.size("batch", "sequences", 0, 6),
+        Axis.size("tokens", "query tokens of all sequences", 0, 24),
+        Axis.size("heads", "query heads", 1, 16, exact),
+        Axis.size("kv_heads", "key-value heads", 1, 4, exact),
+        Axis.size("pages", "pages of the cache", 1, 40),
+        Axis.size("table_width", "pages of the longest sequence", 0, 12),
+        Axis.size("max_q", "query tokens of any sequence, at most", 1, 9, default=1),
+        Axis.size("window", "tokens a query sees, itself included; 0: all", 0, 40, default=0),
+        Axis.choice("head_dim", "elements of a head", *HEAD_DIMS),
+        Axis.choice("page_size", "tokens of a page", *PAGE_SIZES),
+        Axis.choice("dtype", "element type of q and out", *DTYPES, minor=True),
+        Axis.choice("kv_dtype", "element type of the cache", *KV_DTYPES),
+        Axis.number("sm_scale", "factor of the scores; 0: 1 / sqrt(head_dim)", 0.0, 0.2),
+        Axis.number("softcap", "bound of the scores; 0: none", 0.0, 2.5),
+        Axis.flag("has_sinks", "whether there are sinks", minor=True),
+        Axis.flag("has_scales", "whether keys and values have scales", minor=True),
+        Axis.flag("page_scales", "whether each page has scales of its own", minor=True),
+        Axis.choice(
+            "lengths", "of the inputs that are drawn", "equal", "ragged",
+            default="equal", minor=True,
+        ),
+    ),
+    inputs=(
+        Tensor("q", ("tokens", "heads", "head_dim"), "dtype", "queries, sequence after sequence"),
+        Tensor("k_cache", CACHE, "kv_dtype", "keys"),
+        Tensor("v_cache", CACHE, "kv_dtype", "values"),
+        Tensor("block_table", ("batch", "table_width"), "int32", "pages of each sequence"),
+        Tensor("kv_lens", ("batch",), "int32", "cached tokens of each sequence, queries included"),
+        Tensor("cu_q", (STARTS,), "int32", "where each sequence's queries begin, and their end"),
+        Tensor("sinks", ("heads",), "float32", "a logit more for each head", flag="has_sinks"),
+        Tensor("k_scale", (SCALE_ROWS, "kv_heads"), "float32", "of keys", flag="has_scales"),
+        Tensor("v_scale", (SCALE_ROWS, "kv_heads"), "float32", "of values", flag="has_scales"),
+    ),
+    outputs=(
+        Tensor("out", ("tokens", "heads", "head_dim"), "dtype", "the result"),
+        Tensor(
+            "lse", ("tokens", "heads"), "float32", "log of the softmax's denominator",
+            tolerance=Tolerance(2e-4, 1e-5),
+        ),
+    ),
+    oracle=_oracle,
+    make_inputs=_make_inputs,
+    tolerance={"bfloat16": Tolerance(4e-3, 2**-7), "float16": Tolerance(1e-3, 2**-9)},
+    flops=_flops,
+    bytes_moved=_bytes_moved,
+    problems=_names(),
+    peers=(Peer("sdpa", _sdpa),),
+    constraint=_constraint,
+)  # fmt: skip
