@@ -31,6 +31,7 @@ from kernelcat import dtypes
 from kernelcat.errors import CompileError
 from kernelcat.implementation import (
     ConfigValue,
+    Float32,
     Int32,
     Int64,
     Param,
@@ -91,6 +92,11 @@ def integer(value: int, divisor: int | None = None) -> Argument:
     if value < 1 << 31:
         return Argument("i32", (Int32(value),), divisor)
     return Argument("i64", (Int64(value),), divisor)
+
+
+def real(value: float) -> Argument:
+    """A float of 32 bits."""
+    return Argument("fp32", (Float32(value),))
 
 
 def descriptor(

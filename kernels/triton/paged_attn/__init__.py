@@ -1,0 +1,229 @@
+"""`paged_attn` in Triton: naive, tiled (prefill), split (decode in equal shares).
+
+Blocks gather their tokens' rows through the block table by pointers, so that any page size serves.
+"""
+
+from math import ceil, e, log2
+
+from kernelcat import model
+from kernelcat.gpu import Gpu
+from kernelcat.implementation import Config, ConfigValue, Implementation, Program
+from kernelcat.jit import triton
+from kernelcat.kernels.triton.gemm.variants import implementation
+from kernelcat.reference.paged_attn import ENTRY, sm_scale
+from kernelcat.spec import Problem
+
+PACKAGE = "kernelcat.kernels.triton.paged_attn"
+MAX_BATCH = 4096
+"""Sequences whose lengths a program of `split` has in registers."""
+
+
+def _group(problem: Problem) -> int:
+    return int(problem["heads"] // problem["kv_heads"])
+
+
+def _is_empty(problem: Problem) -> bool:
+    return not problem["batch"] or not problem["tokens"]
+
+
+def _arrays(problem: Problem) -> dict[str, triton.Argument]:
+    """Every tensor of the entry, absent ones as null pointers."""
+    return {
+        tensor.name: triton.pointer(tensor.name, tensor.dtype_of(problem))
+        for tensor in ENTRY.tensors
+    }
+
+
+def _numbers(problem: Problem) -> dict[str, triton.Argument]:
+    scale = sm_scale(problem) * log2(e)
+    return {
+        "width": triton.integer(problem["table_width"], divisor=1),
+        "window": triton.integer(problem["window"], divisor=1),
+        "scale": triton.real(scale),
+        "softcap": triton.real(problem["softcap"]),
+    }
+
+
+def _constants(problem: Problem) -> dict[str, ConfigValue]:
+    return {
+        "GROUP": _group(problem),
+        "KV_HEADS": problem["kv_heads"],
+        "HEAD_DIM": problem["head_dim"],
+        "PAGE_SIZE": problem["page_size"],
+        "WINDOW": problem["window"] > 0,
+        "SOFTCAP": problem["softcap"] > 0,
+        "HAS_SINKS": problem["has_sinks"],
+        "HAS_SCALES": problem["has_scales"],
+        "PAGE_SCALES": problem["page_scales"],
+    }
+
+
+def _tile(config: Config) -> dict[str, ConfigValue]:
+    return {
+        "BLOCK_M": config["block_m"], "BLOCK_N": config["block_n"], "STAGES": config["stages"],
+    }  # fmt: skip
+
+
+def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    if _is_empty(problem):
+        return Program(())
+    max_q = {"max_q": triton.integer(problem["max_q"], divisor=1)}
+    step = triton.step(
+        f"{PACKAGE}.device:naive",
+        (problem["batch"] * problem["max_q"], problem["heads"], 1),
+        _arrays(problem) | max_q | _numbers(problem),
+        _constants(problem),
+        num_warps=4,
+    )
+    return Program((step,))
+
+
+def _tiled(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    if _is_empty(problem):
+        return Program(())
+    max_q = {"max_q": triton.integer(problem["max_q"], divisor=1)}
+    row_tiles = ceil(problem["max_q"] * _group(problem) / config["block_m"])
+    step = triton.step(
+        f"{PACKAGE}.device:tiled",
+        (row_tiles, problem["kv_heads"], problem["batch"]),
+        _arrays(problem) | max_q | _numbers(problem),
+        _constants(problem) | _tile(config),
+        num_warps=config["warps"],
+    )
+    return Program((step,))
+
+
+def _split(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    if _is_empty(problem):
+        return Program(())
+    programs, block_m, batch = config["per_sm"] * gpu.sms, config["block_m"], problem["batch"]
+    workspaces = {
+        "partials": 2 * programs * block_m * problem["head_dim"] * 4,
+        "sums": 2 * programs * block_m * 2 * 4,
+        "arrivals": batch * problem["kv_heads"] * 4,
+    }
+    pieces = {
+        "partials": triton.pointer("partials", "float32"),
+        "sums": triton.pointer("sums", "float32"),
+        "arrivals": triton.pointer("arrivals", "int32"),
+        "batch": triton.integer(batch, divisor=1),
+    }
+    step = triton.step(
+        f"{PACKAGE}.split:split",
+        (programs, 1, 1),
+        _arrays(problem) | pieces | _numbers(problem),
+        _constants(problem)
+        | _tile(config)
+        | {"BATCH": 1 << (batch - 1).bit_length(), "NUM_PROGRAMS": programs},
+        num_warps=config["warps"],
+    )
+    return Program((step,), workspaces)
+
+
+def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if problem["batch"] > 65535 or problem["heads"] > 65535:
+        return "a grid's second and third axes have 65535 blocks at most"
+    if problem["kv_dtype"] == "float8_e4m3fn" and int(gpu.arch[3:].rstrip("af")) < 89:
+        return f"Triton converts no float8_e4m3fn on {gpu.arch}"
+    return None
+
+
+def _reject_tile(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    block_m, block_n, dim = config["block_m"], config["block_n"], problem["head_dim"]
+    stage = 2 * block_n * dim * (1 if problem["kv_dtype"] == "float8_e4m3fn" else 2)
+    if stage * config["stages"] + 2 * block_m * dim > gpu.shared_bytes:
+        return f"{config['stages']} stages of {stage} bytes do not fit in shared memory"
+    if block_m * (dim + block_n) > 128 * 32 * config["warps"]:
+        return f"{config['warps']} warps have no registers for {block_m} x ({dim} + {block_n})"
+    return _reject(config, problem, gpu)
+
+
+def _reject_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    rows = problem["max_q"] * _group(problem)
+    if config["block_m"] > 16 and config["block_m"] >= 2 * rows:
+        return f"tiles of {config['block_m']} rows are at least half empty for {rows}"
+    return _reject_tile(config, problem, gpu)
+
+
+def _reject_split(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    rows = problem["max_q"] * _group(problem)
+    if config["block_m"] < rows:
+        return f"{rows} rows are more than a tile of {config['block_m']}"
+    if config["block_m"] > 16 and config["block_m"] >= 2 * rows:
+        return f"tiles of {config['block_m']} rows are at least half empty for {rows}"
+    if problem["batch"] > MAX_BATCH:
+        return f"more than {MAX_BATCH} sequences"
+    return _reject_tile(config, problem, gpu)
+
+
+def _work_us(problem: Problem, gpu: Gpu, busy: float) -> float:
+    """Bytes or products, whichever takes longer, on a share ``busy`` of the chip."""
+    math_us = ENTRY.flops(problem) / (gpu.flops[problem["dtype"]] * 0.5 * busy) * 1e6
+    return max(model.copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * busy), math_us)
+
+
+def _estimate_naive(problem: Problem, config: Config, gpu: Gpu) -> float:
+    return 50 * _group(problem) * _work_us(problem, gpu, 1.0)
+
+
+def _estimate_tiled(problem: Problem, config: Config, gpu: Gpu) -> float:
+    rows = problem["max_q"] * _group(problem)
+    programs = ceil(rows / config["block_m"]) * problem["kv_heads"] * problem["batch"]
+    filled = min(1.0, rows / config["block_m"], config["block_m"] / 64 if rows > 64 else 1.0)
+    return _work_us(problem, gpu, max(min(1.0, programs / gpu.sms) * filled, 1e-3))
+
+
+def _estimate_split(problem: Problem, config: Config, gpu: Gpu) -> float:
+    in_flight = config["per_sm"] * config["stages"] * config["block_n"] * problem["head_dim"] * 4
+    return _work_us(problem, gpu, min(1.0, 0.3 + in_flight / (96 * 1024))) + 1.0
+
+
+ARCHS = ("sm_80+",)
+
+NAIVE = implementation(
+    entry="paged_attn",
+    variant="naive",
+    summary="one query token and head a program; any shape",
+    archs=ARCHS,
+    space={},
+    reject=_reject,
+    program=_naive,
+    estimate=_estimate_naive,
+    rank=0,
+    unverified="not yet run on a GPU",
+)
+
+TILED = implementation(
+    entry="paged_attn",
+    variant="tiled",
+    summary="a tile of packed rows over all that they see, tensor cores, asynchronous copies",
+    archs=ARCHS,
+    space={
+        "block_m": (128, 64, 16), "block_n": (64, 128, 32), "stages": (2, 3), "warps": (4, 8),
+    },
+    reject=_reject_tiled,
+    program=_tiled,
+    estimate=_estimate_tiled,
+    techniques={"asynchronous copy": "LDGSTS"},
+    rank=1,
+    unverified="not yet run on a GPU",
+)  # fmt: skip
+
+SPLIT = implementation(
+    entry="paged_attn",
+    variant="split",
+    summary="decode in equal shares of all tiles, pieces added up by the last to arrive",
+    archs=ARCHS,
+    space={
+        "block_m": (16, 32, 64, 128), "block_n": (64, 128, 32), "stages": (3, 2, 4),
+        "warps": (4, 8), "per_sm": (2, 1, 3, 4),
+    },
+    reject=_reject_split,
+    program=_split,
+    estimate=_estimate_split,
+    techniques={"asynchronous copy": "LDGSTS"},
+    rank=2,
+    unverified="not yet run on a GPU",
+)  # fmt: skip
+
+IMPLEMENTATIONS: tuple[Implementation, ...] = (NAIVE, TILED, SPLIT)

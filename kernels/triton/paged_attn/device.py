@@ -1,0 +1,106 @@
+"""Triton kernels of `paged_attn`; the arrays are those of the entry."""
+
+import triton
+import triton.language as tl
+
+from kernelcat.kernels.triton.paged_attn.tile import (
+    LN2,
+    LOWEST,
+    attend,
+    capped,
+    finish,
+    load_rows,
+    slots_of,
+)
+
+
+@triton.jit
+def naive(
+    q, k_cache, v_cache, block_table, kv_lens, cu_q, sinks, k_scale, v_scale, out, lse,
+    max_q, width, window, scale, softcap,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_SCALES: tl.constexpr, PAGE_SCALES: tl.constexpr,
+):  # fmt: skip
+    """One query token and head a program, 16 tokens at a time, without tensor cores."""
+    BLOCK_N: tl.constexpr = 16
+    seq, token = tl.program_id(0) // max_q, tl.program_id(0) % max_q
+    head = tl.program_id(1)  # of queries
+    HEADS: tl.constexpr = GROUP * KV_HEADS
+    kv_head, start, kv_len = head // GROUP, tl.load(cu_q + seq), tl.load(kv_lens + seq)
+    q_len = tl.load(cu_q + seq + 1) - start
+    if token < q_len:
+        dims = tl.arange(0, HEAD_DIM)
+        at = ((start + token).to(tl.int64) * HEADS + head) * HEAD_DIM
+        row = tl.load(q + at + dims).to(tl.float32)
+        last = kv_len - q_len + token
+        most, total, acc = -1.0e30, 0.0, tl.zeros((HEAD_DIM,), tl.float32)
+        begin = tl.maximum(last + 1 - window, 0) if WINDOW else 0
+        for first in range(begin, last + 1, BLOCK_N):
+            tokens = first + tl.arange(0, BLOCK_N)
+            seen = tokens <= last
+            table = block_table + seq.to(tl.int64) * width
+            slot, page = slots_of(tokens, seen, table, PAGE_SIZE)
+            kv_at = ((slot * KV_HEADS + kv_head) * HEAD_DIM)[:, None] + dims[None, :]
+            k = tl.load(k_cache + kv_at, mask=seen[:, None], other=0.0).to(tl.float32)
+            v = tl.load(v_cache + kv_at, mask=seen[:, None], other=0.0).to(tl.float32)
+            if HAS_SCALES:
+                scale_row = page * KV_HEADS + kv_head if PAGE_SCALES else page * 0 + kv_head
+                k *= tl.load(k_scale + scale_row, mask=seen, other=0.0)[:, None]
+                v *= tl.load(v_scale + scale_row, mask=seen, other=0.0)[:, None]
+            z = capped(tl.sum(k * row[None, :], 1) * scale, softcap, SOFTCAP)
+            z = tl.where(seen, z, LOWEST)
+            highest = tl.maximum(most, tl.max(z, 0))
+            p, shrink = tl.exp2(z - highest), tl.exp2(most - highest)
+            total = total * shrink + tl.sum(p, 0)
+            acc = acc * shrink + tl.sum(p[:, None] * v, 0)
+            most = highest
+        if HAS_SINKS:
+            sink = tl.load(sinks + head) / LN2
+            highest = tl.maximum(most, sink)
+            shrink = tl.exp2(most - highest)
+            total = total * shrink + tl.exp2(sink - highest)
+            acc, most = acc * shrink, highest
+        seen_any = total > 0.0
+        total = tl.where(seen_any, total, 1.0)
+        tl.store(out + at + dims, (acc / total).to(out.dtype.element_ty))
+        value = tl.where(seen_any, (most + tl.log2(total)) * LN2, float("-inf"))
+        tl.store(lse + (start + token).to(tl.int64) * HEADS + head, value)
+
+
+@triton.jit
+def tiled(
+    q, k_cache, v_cache, block_table, kv_lens, cu_q, sinks, k_scale, v_scale, out, lse,
+    max_q, width, window, scale, softcap,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_SCALES: tl.constexpr, PAGE_SCALES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """A tile of rows over all that they see; the last tokens, which see most, first."""
+    seq, head = tl.program_id(2), tl.program_id(1)
+    HEADS: tl.constexpr = GROUP * KV_HEADS
+    start, kv_len = tl.load(cu_q + seq), tl.load(kv_lens + seq)
+    q_len = tl.load(cu_q + seq + 1) - start
+    first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
+    if first_row < q_len * GROUP:
+        row = first_row + tl.arange(0, BLOCK_M)
+        rows = load_rows(q, row, q_len, start, head, HEADS, GROUP, HEAD_DIM)
+        last = kv_len - q_len + row // GROUP
+        end = tl.minimum(kv_len, kv_len - q_len + (first_row + BLOCK_M - 1) // GROUP + 1)
+        begin = 0
+        if WINDOW:
+            begin = tl.maximum(kv_len - q_len + first_row // GROUP + 1 - window, 0)
+            begin = begin // BLOCK_N * BLOCK_N
+        acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
+        most, total = tl.full((BLOCK_M,), LOWEST, tl.float32), tl.zeros((BLOCK_M,), tl.float32)
+        acc, most, total = attend(
+            rows, acc, most, total, begin, end, last, head, kv_len, k_cache, v_cache,
+            block_table + seq.to(tl.int64) * width, k_scale, v_scale, window, scale, softcap,
+            KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, HAS_SCALES, PAGE_SCALES,
+            STAGES,
+        )  # fmt: skip
+        finish(
+            acc, most, total, row, q_len, start, head, sinks, out, lse,
+            HEADS, GROUP, HEAD_DIM, HAS_SINKS,
+        )  # fmt: skip
