@@ -93,20 +93,20 @@ class Prepared:
         """Tensor name -> storage array; what ``device.load(...)``'s bind takes."""
         return {name: buffer.view for name, buffer in self.buffers.items()}
 
-    def verify(self, bind: Bind) -> Verdict:
+    def verify(self, bind: Bind, *, peer: bool = False) -> Verdict:
         """Run once on freshly poisoned outputs and judge the result."""
-        return self.verify_run(bind(self.arrays))
+        return self.verify_run(bind(self.arrays), peer=peer)
 
-    def verify_run(self, run: Run) -> Verdict:
-        """The same for something already bound to ``self.arrays`` (a peer, a captured graph)."""
+    def verify_run(self, run: Run, *, peer: bool = False) -> Verdict:
+        """The same for something already bound to ``self.arrays`` (a captured graph)."""
         for tensor in self.entry.outputs:
             self.buffers[tensor.name].poison()
         run()
         self.device.synchronize()
-        return self.judge()
+        return self.judge(peer=peer)
 
-    def judge(self) -> Verdict:
-        """Judge what the buffers hold now."""
+    def judge(self, *, peer: bool = False) -> Verdict:
+        """Judge what the buffers hold now; of a ``peer`` without the outputs it is spared."""
         worst = Verdict(True, 0.0)
         for tensor in self.entry.present(self.problem):
             buffer = self.buffers[tensor.name]
@@ -115,6 +115,8 @@ class Prepared:
             if tensor.name in self.pristine:
                 if not _equal_bits(buffer.view, self.pristine[tensor.name]):
                     return Verdict(False, float("nan"), f"changed its input {tensor.name}")
+                continue
+            if peer and tensor.spared:
                 continue
             verdict = self._compare(tensor, buffer.view)
             if not verdict.passed:

@@ -158,7 +158,7 @@ class Tensor:
 
     ``flag`` names the axis that says whether an optional tensor is there. ``strides`` (in
     elements) names axes too; None means contiguous. ``tolerance`` is an output's own, where the
-    entry's would not do.
+    entry's would not do. A ``spared`` output is one that peers need not write.
     """
 
     name: str
@@ -168,6 +168,7 @@ class Tensor:
     flag: str | None = None
     strides: tuple[str | int, ...] | None = None
     tolerance: Tolerance | None = None
+    spared: bool = False
 
     def shape_of(self, problem: Problem) -> tuple[int, ...]:
         return tuple(map(int, self.extents(problem.values)))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 from functools import lru_cache
 
 from kernelcat import dtypes
@@ -105,37 +106,41 @@ def _tables(problem: Problem) -> tuple[list[list[int]], list[int]]:
 
 def _make_inputs(problem, normal):
     """Slots that nobody may read are NaN, and so are pages that no table names."""
-    import numpy as np
-
-    tokens, heads, kv_heads, dim = (problem[a] for a in ("tokens", "heads", "kv_heads", "head_dim"))
+    batch, tokens, heads, kv_heads, dim = (
+        problem[axis] for axis in ("batch", "tokens", "heads", "kv_heads", "head_dim")
+    )
     q, (table, slots), (q_lens, kv_lens) = (
         normal((tokens, heads, dim)), _tables(problem), lengths(problem),
     )  # fmt: skip
-    used = np.asarray(slots, dtype="int32", like=q)[:, None]
-    unread = (np.arange(problem["page_size"], like=q)[None, :] >= used)[:, :, None, None]
+    xp = _library(q)
+    used = xp.asarray(slots, dtype="int32")[:, None]
+    unread = (xp.arange(problem["page_size"])[None, :] >= used)[:, :, None, None]
     cache = (problem["pages"], problem["page_size"], kv_heads, dim)
     starts = [0, *itertools.accumulate(q_lens)]
     inputs = {
         "q": q,
-        "k_cache": np.where(unread, np.float32("nan"), normal(cache)),
-        "v_cache": np.where(unread, np.float32("nan"), normal(cache)),
-        "block_table": np.asarray(table, dtype="int32", like=q).reshape(
-            problem["batch"], problem["table_width"]
-        ),
-        "kv_lens": np.asarray(kv_lens, dtype="int32", like=q),
-        "cu_q": np.asarray(starts, dtype="int32", like=q),
+        "k_cache": xp.where(unread, xp.float32("nan"), normal(cache)),
+        "v_cache": xp.where(unread, xp.float32("nan"), normal(cache)),
+        "block_table": xp.asarray(table, dtype="int32").reshape(batch, problem["table_width"]),
+        "kv_lens": xp.asarray(kv_lens, dtype="int32"),
+        "cu_q": xp.asarray(starts, dtype="int32"),
     }
     if problem["has_sinks"]:
         inputs["sinks"] = normal((heads,))
     if problem["has_scales"]:
         for name in ("k_scale", "v_scale"):
-            inputs[name] = np.exp(0.3 * normal((scale_rows(problem.values), kv_heads)))
+            inputs[name] = xp.exp(0.3 * normal((scale_rows(problem.values), kv_heads)))
     return inputs
 
 
 def scale_rows(axes):
     """Rows of k_scale and v_scale."""
     return axes["pages"] if axes["page_scales"] else 1
+
+
+def _library(array):
+    """NumPy or CuPy, whichever the array is of."""
+    return sys.modules[type(array).__module__.partition(".")[0]]
 
 
 def sm_scale(problem: Problem) -> float:
@@ -146,37 +151,36 @@ def sm_scale(problem: Problem) -> float:
 def _attend(problem, q, k, v, sinks, first_token):
     """(kv_heads, group, queries, dim) over (kv_heads, tokens, dim): out and lse.
 
-    Query i is token ``first_token + i`` of its sequence. ``sinks`` is (kv_heads, group, 1).
+    Query i is token ``first_token + i`` of its sequence. The sink, (kv_heads, group), is a token
+    more that has no value.
     """
-    import numpy as np
-
+    xp = _library(q)
     heads, group, queries, dim = q.shape
     z = q.reshape(heads, -1, dim) @ k.transpose(0, 2, 1) * sm_scale(problem)
     if problem["softcap"]:
-        z = problem["softcap"] * np.tanh(z / problem["softcap"])
-    z = z.reshape(heads, group, queries, -1)
-    ahead = np.arange(z.shape[3], like=q)[None, :] - np.arange(queries, like=q)[:, None]
+        z = problem["softcap"] * xp.tanh(z / problem["softcap"])
+    z = z.reshape(heads, group, queries, k.shape[1])
+    ahead = xp.arange(k.shape[1])[None, :] - xp.arange(queries)[:, None]
     hidden = ahead > first_token
     if problem["window"]:
         hidden |= ahead <= first_token - problem["window"]
-    z = np.where(hidden, np.float32("-inf"), z)
-    most = np.maximum(z.max(3, initial=LOWEST), sinks)
-    p = np.exp(z - most[..., None])
-    total = p.sum(3) + np.exp(sinks - most)
-    out = (p.reshape(heads, -1, p.shape[3]) @ v).reshape(q.shape)
-    seen = total > 0
-    out = out / np.where(seen, total, 1.0)[..., None]
-    return out, np.where(seen, np.log(np.where(seen, total, 1.0)) + most, np.float32("-inf"))
+    z = xp.where(hidden, xp.float32("-inf"), z)
+    sinks = xp.broadcast_to(sinks[..., None, None], (*z.shape[:3], 1))
+    z = xp.concatenate((z, sinks), axis=3)
+    most = z.max(3)
+    p = xp.exp(z - most[..., None])
+    total = p.sum(3)
+    out = (p[..., :-1].reshape(heads, -1, k.shape[1]) @ v).reshape(q.shape) / total[..., None]
+    return out, xp.where(most > LOWEST, xp.log(total) + most, xp.float32("-inf"))
 
 
 def _oracle(problem, arrays):
-    import numpy as np
-
     size, dim, kv_heads = problem["page_size"], problem["head_dim"], problem["kv_heads"]
     heads = problem["heads"]
     q = arrays["q"].reshape(problem["tokens"], kv_heads, heads // kv_heads, dim)
-    out, lse = np.zeros_like(q), np.zeros_like(q[..., 0])
-    sinks = np.full_like(out, LOWEST, shape=q.shape[1:3])
+    xp = _library(q)
+    out, lse = xp.zeros_like(q), xp.zeros_like(q[..., 0])
+    sinks = xp.full(q.shape[1:3], LOWEST, dtype="float32")
     if problem["has_sinks"]:
         sinks = arrays["sinks"].reshape(sinks.shape)
     start = 0
@@ -186,16 +190,14 @@ def _oracle(problem, arrays):
         for name in ("k", "v"):
             values = arrays[f"{name}_cache"][pages]  # (pages, slots, heads, dim)
             if problem["has_scales"]:
-                rows = pages if problem["page_scales"] else np.zeros_like(pages)
+                rows = pages if problem["page_scales"] else xp.zeros_like(pages)
                 values = values * arrays[f"{name}_scale"][rows][:, None, :, None]
             cached.append(values.reshape(-1, kv_heads, dim)[:kv_len].transpose(1, 0, 2))
         step = max(1, SCORES // max(heads * kv_len, 1))
         for i in range(0, q_len, step):
             part = slice(start + i, start + min(i + step, q_len))
-            found = _attend(
-                problem, q[part].transpose(1, 2, 0, 3), *cached, sinks[..., None],
-                kv_len - q_len + i,
-            )  # fmt: skip
+            asked = q[part].transpose(1, 2, 0, 3)
+            found = _attend(problem, asked, *cached, sinks, kv_len - q_len + i)
             out[part], lse[part] = found[0].transpose(2, 0, 1, 3), found[1].transpose(2, 0, 1)
         start += q_len
     return {"out": out.reshape(-1, heads, dim), "lse": lse.reshape(-1, heads)}
@@ -307,6 +309,48 @@ def _sdpa():
     return make
 
 
+def _flashinfer():
+    """FlashInfer's wrappers; what they plan on the host is done ahead of time."""
+    try:
+        import flashinfer
+        import torch
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            "the peer flashinfer needs: pip install flashinfer-python"
+        ) from error
+
+    def make(problem, arrays):
+        q_lens, kv_lens = lengths(problem)
+        if problem["kv_dtype"] != problem["dtype"] or problem["has_sinks"]:
+            raise Unsupported("FlashInfer is raced without sinks, over a cache of q's type")
+        if not all(kv_lens) or not all(q_lens):
+            raise Unsupported("FlashInfer is raced without empty sequences")
+        size, table = problem["page_size"], arrays["block_table"]
+        counts = [-(-kv_len // size) for kv_len in kv_lens]
+        pages = torch.cat([table[s, :count] for s, count in enumerate(counts)])
+        starts = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32)
+        last = torch.tensor([(n - 1) % size + 1 for n in kv_lens], dtype=torch.int32)
+        memory = torch.zeros(256 << 20, dtype=torch.uint8, device=table.device)
+        sizes = (problem["heads"], problem["kv_heads"], problem["head_dim"], size)
+        options = {
+            "sm_scale": sm_scale(problem),
+            "window_left": problem["window"] - 1,
+            "logits_soft_cap": problem["softcap"],
+            "q_data_type": arrays["q"].dtype,
+            "kv_data_type": arrays["k_cache"].dtype,
+        }
+        if problem["max_q"] == 1:
+            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(memory, use_tensor_cores=True)
+            wrapper.plan(starts, pages, last, *sizes, **options)
+        else:
+            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(memory)
+            wrapper.plan(arrays["cu_q"], starts, pages, last, *sizes, causal=True, **options)
+        cache, out = (arrays["k_cache"], arrays["v_cache"]), arrays["out"]
+        return lambda: wrapper.run(arrays["q"], cache, out=out)
+
+    return make
+
+
 SCALE_ROWS = Derived("1 or pages", scale_rows)
 STARTS = Derived("batch + 1", lambda axes: axes["batch"] + 1)
 CACHE = ("pages", "page_size", "kv_heads", "head_dim")
@@ -353,6 +397,7 @@ ENTRY = Entry(
         Tensor(
             "lse", ("tokens", "heads"), "float32", "log of the softmax's denominator",
             tolerance=Tolerance(2e-4, 1e-5),
+            spared=True,
         ),
     ),
     oracle=_oracle,
@@ -361,6 +406,6 @@ ENTRY = Entry(
     flops=_flops,
     bytes_moved=_bytes_moved,
     problems=_names(),
-    peers=(Peer("sdpa", _sdpa),),
+    peers=(Peer("sdpa", _sdpa), Peer("flashinfer", _flashinfer)),
     constraint=_constraint,
 )  # fmt: skip

@@ -68,8 +68,9 @@ class Bench:
 
     def screen(self, lane: str, budget_us: float, best_us: float | None) -> Message:
         """The gate on one seed, then a short timing."""
-        bind = self._load(Candidate.parse(lane))  # not kept: its workspaces may be large
-        verdict = self._gate(bind, 0)
+        candidate = Candidate.parse(lane)
+        bind = self._load(candidate)  # not kept: its workspaces may be large
+        verdict = self._gate(bind, 0, candidate.is_peer)
         timed = self._timed(bind, self.timer.regimes[0])
         entrant = Lane(timed)
         hopeless = best_us is not None and timed.estimate_us > HOPELESS * best_us
@@ -81,7 +82,8 @@ class Bench:
 
     def verify(self, lane: str, seed: int) -> Message:
         """The gate on another seed; only the last one stays prepared."""
-        return {"max_error": self._gate(self._bind(lane), seed).max_error}
+        peer = Candidate.parse(lane).is_peer
+        return {"max_error": self._gate(self._bind(lane), seed, peer).max_error}
 
     def race(self, lanes: list[str], regime: str, state: str, seed: int) -> Message:
         """Race ``lanes``, then judge once more what the timed runs themselves write."""
@@ -95,15 +97,16 @@ class Bench:
     def _after(self, key: str, lane: Lane) -> Message:
         self.announce(key)
         try:
-            verdict = self._prepared(0).verify_run(lane.timed.once)
+            peer = Candidate.parse(key).is_peer
+            verdict = self._prepared(0).verify_run(lane.timed.once, peer=peer)
             if not verdict.passed:
                 raise Rejected("wrong", f"after the timed runs: {verdict.detail}")
             return {**self._timing(lane), "max_error": verdict.max_error}
         except Rejected as error:
             return {"status": error.status, "detail": str(error)}
 
-    def _gate(self, bind: Bind, seed: int) -> check.Verdict:
-        verdict = self._prepared(seed).verify(bind)
+    def _gate(self, bind: Bind, seed: int, peer: bool) -> check.Verdict:
+        verdict = self._prepared(seed).verify(bind, peer=peer)
         if not verdict.passed:
             raise Rejected("wrong", verdict.detail, verdict.max_error)
         return verdict

@@ -215,7 +215,7 @@ SPLIT = implementation(
     summary="decode in equal shares of all tiles, pieces added up by the last to arrive",
     archs=ARCHS,
     space={
-        "block_m": (16, 32, 64, 128), "block_n": (64, 128, 32), "stages": (3, 2, 4),
+        "block_m": (16, 32, 64, 128), "block_n": (64, 128, 32), "stages": (3, 2, 4, 5, 6),
         "warps": (4, 8), "per_sm": (2, 1, 3, 4),
     },
     reject=_reject_split,
