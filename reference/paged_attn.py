@@ -105,13 +105,15 @@ def _tables(problem: Problem) -> tuple[list[list[int]], list[int]]:
 
 
 def _make_inputs(problem, normal):
-    """Slots that nobody may read are NaN, and so are pages that no table names."""
+    """Slots that nobody may read are NaN, and so are pages that no table names.
+
+    Queries are large, so that a few keys have most of the weight and each of them shows.
+    """
     batch, tokens, heads, kv_heads, dim = (
         problem[axis] for axis in ("batch", "tokens", "heads", "kv_heads", "head_dim")
     )
-    q, (table, slots), (q_lens, kv_lens) = (
-        normal((tokens, heads, dim)), _tables(problem), lengths(problem),
-    )  # fmt: skip
+    (table, slots), (q_lens, kv_lens) = _tables(problem), lengths(problem)
+    q = 2.5 * normal((tokens, heads, dim))
     xp = _library(q)
     used = xp.asarray(slots, dtype="int32")[:, None]
     unread = (xp.arange(problem["page_size"])[None, :] >= used)[:, :, None, None]
@@ -221,6 +223,8 @@ def _constraint(problem):
         return f"heads={problem['heads']} must be a multiple of kv_heads={problem['kv_heads']}"
     if problem["kv_dtype"] not in (problem["dtype"], "float8_e4m3fn"):
         return f"kv_dtype is dtype ({problem['dtype']}) or float8_e4m3fn"
+    if problem["sm_scale"] < 0 or problem["softcap"] < 0:
+        return "sm_scale and softcap must not be negative"
     if problem["tokens"] > problem["batch"] * min(problem["max_q"], room):
         return "more query tokens than batch * max_q, or than the table has room for"
     if not problem["pages"] and room * problem["batch"]:
@@ -402,7 +406,7 @@ ENTRY = Entry(
     ),
     oracle=_oracle,
     make_inputs=_make_inputs,
-    tolerance={"bfloat16": Tolerance(4e-3, 2**-7), "float16": Tolerance(1e-3, 2**-9)},
+    tolerance={"bfloat16": Tolerance(1e-2, 2**-7), "float16": Tolerance(2e-3, 2**-9)},
     flops=_flops,
     bytes_moved=_bytes_moved,
     problems=_names(),

@@ -3,7 +3,9 @@
 Blocks gather their tokens' rows through the block table by pointers, so that any page size serves.
 """
 
+from functools import partial
 from math import ceil, e, log2
+from typing import Any
 
 from kernelcat import model
 from kernelcat.gpu import Gpu
@@ -26,12 +28,21 @@ def _is_empty(problem: Problem) -> bool:
     return not problem["batch"] or not problem["tokens"]
 
 
-def _arrays(problem: Problem) -> dict[str, triton.Argument]:
-    """Every tensor of the entry, absent ones as null pointers."""
-    return {
+def _arrays(problem: Problem, tma_rows: int = 0) -> dict[str, triton.Argument]:
+    """Every tensor of the entry, absent ones as null pointers.
+
+    With ``tma_rows`` the caches are descriptors of matrices, loaded by so many tokens of a head.
+    """
+    arguments = {
         tensor.name: triton.pointer(tensor.name, tensor.dtype_of(problem))
         for tensor in ENTRY.tensors
     }
+    if tma_rows:
+        dtype, dim = problem["kv_dtype"], problem["head_dim"]
+        shape = (problem["pages"] * problem["page_size"], problem["kv_heads"] * dim)
+        for name in ("k_cache", "v_cache"):
+            arguments[name] = triton.descriptor(name, dtype, shape, (tma_rows, dim))
+    return arguments
 
 
 def _numbers(problem: Problem) -> dict[str, triton.Argument]:
@@ -58,9 +69,10 @@ def _constants(problem: Problem) -> dict[str, ConfigValue]:
     }
 
 
-def _tile(config: Config) -> dict[str, ConfigValue]:
+def _tile(config: Config, tma: bool) -> dict[str, ConfigValue]:
     return {
         "BLOCK_M": config["block_m"], "BLOCK_N": config["block_n"], "STAGES": config["stages"],
+        "TMA": tma,
     }  # fmt: skip
 
 
@@ -78,7 +90,7 @@ def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return Program((step,))
 
 
-def _tiled(problem: Problem, config: Config, gpu: Gpu) -> Program:
+def _tiled(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> Program:
     if _is_empty(problem):
         return Program(())
     max_q = {"max_q": triton.integer(problem["max_q"], divisor=1)}
@@ -86,14 +98,14 @@ def _tiled(problem: Problem, config: Config, gpu: Gpu) -> Program:
     step = triton.step(
         f"{PACKAGE}.device:tiled",
         (row_tiles, problem["kv_heads"], problem["batch"]),
-        _arrays(problem) | max_q | _numbers(problem),
-        _constants(problem) | _tile(config),
+        _arrays(problem, tma * config["block_n"]) | max_q | _numbers(problem),
+        _constants(problem) | _tile(config, tma),
         num_warps=config["warps"],
     )
     return Program((step,))
 
 
-def _split(problem: Problem, config: Config, gpu: Gpu) -> Program:
+def _split(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> Program:
     if _is_empty(problem):
         return Program(())
     programs, block_m, batch = config["per_sm"] * gpu.sms, config["block_m"], problem["batch"]
@@ -111,9 +123,9 @@ def _split(problem: Problem, config: Config, gpu: Gpu) -> Program:
     step = triton.step(
         f"{PACKAGE}.split:split",
         (programs, 1, 1),
-        _arrays(problem) | pieces | _numbers(problem),
+        _arrays(problem, tma * config["block_n"]) | pieces | _numbers(problem),
         _constants(problem)
-        | _tile(config)
+        | _tile(config, tma)
         | {"BATCH": 1 << (batch - 1).bit_length(), "NUM_PROGRAMS": programs},
         num_warps=config["warps"],
     )
@@ -138,14 +150,24 @@ def _reject_tile(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return _reject(config, problem, gpu)
 
 
-def _reject_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _reject_tma(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if problem["page_size"] < config["block_n"]:
+        return f"pages of {problem['page_size']} tokens are less than a load of {config['block_n']}"
+    if problem["pages"] * problem["page_size"] >= 1 << 31:
+        return "more slots than a descriptor's 32-bit coordinates reach"
+    return None
+
+
+def _reject_tiled(tma: bool, config: Config, problem: Problem, gpu: Gpu) -> str | None:
     rows = problem["max_q"] * _group(problem)
     if config["block_m"] > 16 and config["block_m"] >= 2 * rows:
         return f"tiles of {config['block_m']} rows are at least half empty for {rows}"
-    return _reject_tile(config, problem, gpu)
+    return (_reject_tma(config, problem, gpu) if tma else None) or _reject_tile(
+        config, problem, gpu
+    )
 
 
-def _reject_split(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _reject_split(tma: bool, config: Config, problem: Problem, gpu: Gpu) -> str | None:
     rows = problem["max_q"] * _group(problem)
     if config["block_m"] < rows:
         return f"{rows} rows are more than a tile of {config['block_m']}"
@@ -153,7 +175,9 @@ def _reject_split(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"tiles of {config['block_m']} rows are at least half empty for {rows}"
     if problem["batch"] > MAX_BATCH:
         return f"more than {MAX_BATCH} sequences"
-    return _reject_tile(config, problem, gpu)
+    return (_reject_tma(config, problem, gpu) if tma else None) or _reject_tile(
+        config, problem, gpu
+    )
 
 
 def _work_us(problem: Problem, gpu: Gpu, busy: float) -> float:
@@ -193,37 +217,57 @@ NAIVE = implementation(
     unverified="not yet run on a GPU",
 )
 
-TILED = implementation(
-    entry="paged_attn",
-    variant="tiled",
-    summary="a tile of packed rows over all that they see, tensor cores, asynchronous copies",
-    archs=ARCHS,
-    space={
-        "block_m": (128, 64, 16), "block_n": (64, 128, 32), "stages": (2, 3), "warps": (4, 8),
-    },
-    reject=_reject_tiled,
-    program=_tiled,
-    estimate=_estimate_tiled,
-    techniques={"asynchronous copy": "LDGSTS"},
-    rank=1,
-    unverified="not yet run on a GPU",
-)  # fmt: skip
+TILES = {"block_m": (128, 64, 16), "block_n": (64, 128, 32), "stages": (2, 3, 4), "warps": (4, 8)}
+SHARES = {
+    "block_m": (16, 32, 64, 128), "block_n": (64, 128, 32), "stages": (3, 2, 4, 5, 6),
+    "warps": (4, 8), "per_sm": (2, 1, 3, 4),
+}  # fmt: skip
 
-SPLIT = implementation(
-    entry="paged_attn",
-    variant="split",
-    summary="decode in equal shares of all tiles, pieces added up by the last to arrive",
-    archs=ARCHS,
-    space={
-        "block_m": (16, 32, 64, 128), "block_n": (64, 128, 32), "stages": (3, 2, 4, 5, 6),
-        "warps": (4, 8), "per_sm": (2, 1, 3, 4),
-    },
-    reject=_reject_split,
-    program=_split,
-    estimate=_estimate_split,
-    techniques={"asynchronous copy": "LDGSTS"},
-    rank=2,
-    unverified="not yet run on a GPU",
-)  # fmt: skip
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = (NAIVE, TILED, SPLIT)
+def _tiles(variant: str, tma: bool, **fields: Any) -> Implementation:
+    return implementation(
+        entry="paged_attn",
+        variant=variant,
+        space=TILES,
+        reject=partial(_reject_tiled, tma),
+        program=partial(_tiled, tma),
+        estimate=_estimate_tiled,
+        unverified="not yet run on a GPU",
+        **fields,
+    )
+
+
+def _shares(variant: str, tma: bool, **fields: Any) -> Implementation:
+    return implementation(
+        entry="paged_attn",
+        variant=variant,
+        space=SHARES,
+        reject=partial(_reject_split, tma),
+        program=partial(_split, tma),
+        estimate=_estimate_split,
+        unverified="not yet run on a GPU",
+        **fields,
+    )
+
+
+GATHER, BY_TMA = {"asynchronous copy": "LDGSTS"}, {"tma": "UTMALDG"}
+
+IMPLEMENTATIONS: tuple[Implementation, ...] = (
+    NAIVE,
+    _tiles(
+        "tiled", False, archs=ARCHS, techniques=GATHER, rank=1,
+        summary="a tile of packed rows over all that they see, tensor cores, asynchronous copies",
+    ),
+    _tiles(
+        "tma", True, archs=("sm_90a",), techniques=BY_TMA, rank=2,
+        summary="the same where pages are large enough to be loaded by TMA",
+    ),
+    _shares(
+        "split", False, archs=ARCHS, techniques=GATHER, rank=3,
+        summary="decode in equal shares of all tiles, pieces added up by the last to arrive",
+    ),
+    _shares(
+        "split_tma", True, archs=("sm_90a",), techniques=BY_TMA, rank=4,
+        summary="the same where pages are large enough to be loaded by TMA",
+    ),
+)  # fmt: skip

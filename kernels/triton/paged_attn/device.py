@@ -75,7 +75,7 @@ def tiled(
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_SCALES: tl.constexpr, PAGE_SCALES: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """A tile of rows over all that they see; the last tokens, which see most, first."""
     seq, head = tl.program_id(2), tl.program_id(1)
@@ -92,13 +92,11 @@ def tiled(
         if WINDOW:
             begin = tl.maximum(kv_len - q_len + first_row // GROUP + 1 - window, 0)
             begin = begin // BLOCK_N * BLOCK_N
-        acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
-        most, total = tl.full((BLOCK_M,), LOWEST, tl.float32), tl.zeros((BLOCK_M,), tl.float32)
         acc, most, total = attend(
-            rows, acc, most, total, begin, end, last, head, kv_len, k_cache, v_cache,
-            block_table + seq.to(tl.int64) * width, k_scale, v_scale, window, scale, softcap,
-            KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, HAS_SCALES, PAGE_SCALES,
-            STAGES,
+            rows, begin, end, kv_len - q_len + first_row // GROUP + 1, last, head, kv_len,
+            k_cache, v_cache, block_table + seq.to(tl.int64) * width, k_scale, v_scale,
+            window, scale, softcap, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP,
+            HAS_SCALES, PAGE_SCALES, STAGES, TMA,
         )  # fmt: skip
         finish(
             acc, most, total, row, q_len, start, head, sinks, out, lse,

@@ -29,24 +29,28 @@ def program_of(tile, total, programs):
 
 
 @triton.jit
-def merge(
-    partials, sums, first, last, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr
-):  # fmt: skip
-    """The sum of the pieces that programs first .. last have left, in order."""
+def merge(partials, sums, first, last, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """The sum of the pieces that programs first .. last have left, in order, AT_ONCE at a time."""
+    AT_ONCE: tl.constexpr = 8192 // (BLOCK_M * HEAD_DIM) if BLOCK_M * HEAD_DIM <= 4096 else 1
     rows, dims = tl.arange(0, BLOCK_M), tl.arange(0, HEAD_DIM)
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
     most, total = tl.full((BLOCK_M,), LOWEST, tl.float32), tl.zeros((BLOCK_M,), tl.float32)
-    for program in range(first, last + 1):
+    for begin in range(first, last + 1, AT_ONCE):
+        program = begin + tl.arange(0, AT_ONCE)
         # A head begins in the second piece of its first program, and goes on in first pieces.
         slot = 2 * program + tl.where(program == first, 1, 0)
-        at = slot.to(tl.int64) * BLOCK_M + rows
-        its_most = tl.load(sums + 2 * at, cache_modifier=".cg")
-        its_total = tl.load(sums + 2 * at + 1, cache_modifier=".cg")
-        piece = tl.load(partials + at[:, None] * HEAD_DIM + dims[None, :], cache_modifier=".cg")
-        highest = tl.maximum(most, its_most)
-        shrink, its_shrink = tl.exp2(most - highest), tl.exp2(its_most - highest)
-        total = total * shrink + its_total * its_shrink
-        acc = acc * shrink[:, None] + piece * its_shrink[:, None]
+        there = (program <= last)[:, None]
+        at = slot.to(tl.int64)[:, None] * BLOCK_M + rows[None, :]
+        piece_at = at[:, :, None] * HEAD_DIM + dims[None, None, :]
+        piece = tl.load(
+            partials + piece_at, mask=there[:, :, None], other=0.0, cache_modifier=".cg"
+        )
+        its_most = tl.load(sums + 2 * at, mask=there, other=LOWEST, cache_modifier=".cg")
+        its_total = tl.load(sums + 2 * at + 1, mask=there, other=0.0, cache_modifier=".cg")
+        highest = tl.maximum(most, tl.max(its_most, 0))
+        shrink, its_shrink = tl.exp2(most - highest), tl.exp2(its_most - highest[None, :])
+        total = total * shrink + tl.sum(its_total * its_shrink, 0)
+        acc = acc * shrink[:, None] + tl.sum(piece * its_shrink[:, :, None], 0)
         most = highest
     return acc, most, total
 
@@ -58,7 +62,7 @@ def split(
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_SCALES: tl.constexpr, PAGE_SCALES: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
     BATCH: tl.constexpr, NUM_PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """partials (2 * programs, BLOCK_M, HEAD_DIM) and sums (.., BLOCK_M, 2: most, total) float32,
@@ -88,15 +92,13 @@ def split(
         num_tiles = tl.minimum(count - tile, (share_end - at).to(tl.int32))
 
         rows = load_rows(q, row, q_len, start, head, HEADS, GROUP, HEAD_DIM)
-        acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
-        most, total = tl.full((BLOCK_M,), LOWEST, tl.float32), tl.zeros((BLOCK_M,), tl.float32)
         begin = (first + tile) * BLOCK_N
         acc, most, total = attend(
-            rows, acc, most, total, begin, tl.minimum(begin + num_tiles * BLOCK_N, kv_len),
+            rows, begin, tl.minimum(begin + num_tiles * BLOCK_N, kv_len), kv_len - q_len + 1,
             kv_len - q_len + row // GROUP, head, kv_len, k_cache, v_cache,
             block_table + seq.to(tl.int64) * width, k_scale, v_scale, window, scale, softcap,
             KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, HAS_SCALES, PAGE_SCALES,
-            STAGES,
+            STAGES, TMA,
         )  # fmt: skip
         is_last = num_tiles == count
         if num_tiles < count:

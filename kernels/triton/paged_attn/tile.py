@@ -2,6 +2,9 @@
 
 A row is a query token and one of the GROUP heads that share a key-value head: row r of a tile is
 token r // GROUP. Scores are in units of log2, so that exp2 serves.
+
+k_cache and v_cache are pointers, or with TMA descriptors over (pages * PAGE_SIZE, KV_HEADS *
+HEAD_DIM) in blocks of (BLOCK_N, HEAD_DIM), which lie within a page.
 """
 
 import triton
@@ -20,9 +23,12 @@ def load_rows(q, row, q_len, start, head, HEADS, GROUP: tl.constexpr, HEAD_DIM: 
 
 
 @triton.jit
-def slots_of(tokens, inside, table, PAGE_SIZE: tl.constexpr):
-    """Where tokens of a sequence lie in the cache; `table` is the sequence's row."""
-    page = tl.load(table + tokens // PAGE_SIZE, mask=inside, other=0)
+def slots_of(tokens, inside, table, PAGE_SIZE: tl.constexpr, MASKED: tl.constexpr = True):
+    """Where tokens of a sequence lie in the cache, and their pages; `table` is its row."""
+    if MASKED:
+        page = tl.load(table + tokens // PAGE_SIZE, mask=inside, other=0)
+    else:
+        page = tl.load(table + tokens // PAGE_SIZE)
     return page.to(tl.int64) * PAGE_SIZE + tokens % PAGE_SIZE, page
 
 
@@ -35,40 +41,98 @@ def capped(z, softcap, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def attend(
+def load_tile(cache, slot, inside, head, KV_HEADS, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr,
+              TMA: tl.constexpr):  # fmt: skip
+    """(BLOCK_N, HEAD_DIM) of a cache: rows at `slot`, or BLOCK_N rows from `slot` on with TMA.
+
+    Where MASKED, rows that are not `inside` are zero: they may hold NaN.
+    """
+    if TMA:
+        tile = cache.load([slot, head * HEAD_DIM])
+        if MASKED:
+            tile = tl.where(inside[:, None], tile, 0.0)
+    else:
+        at = ((slot * KV_HEADS + head) * HEAD_DIM)[:, None] + tl.arange(0, HEAD_DIM)[None, :]
+        if MASKED:
+            tile = tl.load(cache + at, mask=inside[:, None], other=0.0)
+        else:
+            tile = tl.load(cache + at)
+    return tile
+
+
+@triton.jit
+def attend_part(
     rows, acc, most, total, begin, end, last, head, kv_len,
     k_cache, v_cache, table, k_scale, v_scale, window, scale, softcap,
     KV_HEADS, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SCALES: tl.constexpr,
-    PAGE_SCALES: tl.constexpr, STAGES: tl.constexpr,
+    PAGE_SCALES: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Tokens begin .. end of a sequence added to (acc, most, total); row r sees up to last[r]."""
-    dims = tl.arange(0, HEAD_DIM)
+    """Tokens begin .. end of a sequence added to (acc, most, total); row r sees up to last[r].
+
+    Unless MASKED every row sees all of them, and they end with a block.
+    """
     for first in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
         tokens = first + tl.arange(0, BLOCK_N)
         inside = tokens < kv_len
-        slot, page = slots_of(tokens, inside, table, PAGE_SIZE)
-        at = (slot * KV_HEADS + head) * HEAD_DIM
-        k = tl.load(k_cache + at[None, :] + dims[:, None], mask=inside[None, :], other=0.0)
-        z = tl.dot(rows, k.to(rows.dtype)) * scale
+        if TMA:
+            page = tl.load(table + first // PAGE_SIZE)
+            slot = page * PAGE_SIZE + first % PAGE_SIZE
+        else:
+            slot, page = slots_of(tokens, inside, table, PAGE_SIZE, MASKED)
+        k = load_tile(k_cache, slot, inside, head, KV_HEADS, HEAD_DIM, MASKED, TMA)
+        z = tl.dot(rows, k.to(rows.dtype).T)
         if HAS_SCALES:
-            row = page * KV_HEADS + head if PAGE_SCALES else page * 0 + head
-            z *= tl.load(k_scale + row, mask=inside, other=0.0)[None, :]
-        z = capped(z, softcap, SOFTCAP)
-        seen = (tokens[None, :] <= last[:, None]) & inside[None, :]
-        if WINDOW:
-            seen &= tokens[None, :] > last[:, None] - window
-        z = tl.where(seen, z, LOWEST)
-        highest = tl.maximum(most, tl.max(z, 1))
-        p = tl.where(seen, tl.exp2(z - highest[:, None]), 0.0)
+            at = page * KV_HEADS + head if PAGE_SCALES else page * 0 + head
+            keys = tl.load(k_scale + at)
+            z *= keys if TMA else keys[None, :]
+        if SOFTCAP:
+            z = capped(z * scale, softcap, SOFTCAP) / scale
+        if MASKED:
+            seen = (tokens[None, :] <= last[:, None]) & inside[None, :]
+            if WINDOW:
+                seen &= tokens[None, :] > last[:, None] - window
+            z = tl.where(seen, z, LOWEST)
+        highest = tl.maximum(most, tl.maximum(tl.max(z, 1) * scale, LOWEST))
+        p = tl.exp2(z * scale - highest[:, None])
+        if MASKED:
+            p = tl.where(seen, p, 0.0)
         shrink = tl.exp2(most - highest)
         total = total * shrink + tl.sum(p, 1)
         most = highest
         if HAS_SCALES:
-            p *= tl.load(v_scale + row, mask=inside, other=0.0)[None, :]
-        v = tl.load(v_cache + at[:, None] + dims[None, :], mask=inside[:, None], other=0.0)
+            values = tl.load(v_scale + at)
+            p *= values if TMA else values[None, :]
+        v = load_tile(v_cache, slot, inside, head, KV_HEADS, HEAD_DIM, MASKED, TMA)
         acc = tl.dot(p.to(rows.dtype), v.to(rows.dtype), acc * shrink[:, None])
     return acc, most, total
+
+
+@triton.jit
+def attend(
+    rows, begin, end, clear, last, head, kv_len,
+    k_cache, v_cache, table, k_scale, v_scale, window, scale, softcap,
+    KV_HEADS, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SCALES: tl.constexpr,
+    PAGE_SCALES: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    """(acc, most, total) of tokens begin .. end; every row sees those before `clear`."""
+    BLOCK_M: tl.constexpr = rows.shape[0]
+    acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
+    most, total = tl.full((BLOCK_M,), LOWEST, tl.float32), tl.zeros((BLOCK_M,), tl.float32)
+    middle = begin
+    if not WINDOW:
+        middle = tl.minimum(tl.maximum(clear // BLOCK_N * BLOCK_N, begin), end)
+        acc, most, total = attend_part(
+            rows, acc, most, total, begin, middle, last, head, kv_len, k_cache, v_cache, table,
+            k_scale, v_scale, window, scale, softcap, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N,
+            WINDOW, SOFTCAP, HAS_SCALES, PAGE_SCALES, STAGES, TMA, False,
+        )  # fmt: skip
+    return attend_part(
+        rows, acc, most, total, middle, end, last, head, kv_len, k_cache, v_cache, table,
+        k_scale, v_scale, window, scale, softcap, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N,
+        WINDOW, SOFTCAP, HAS_SCALES, PAGE_SCALES, STAGES, TMA, True,
+    )  # fmt: skip
 
 
 @triton.jit
