@@ -30,27 +30,22 @@ def program_of(tile, total, programs):
 
 @triton.jit
 def merge(partials, sums, first, last, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """The sum of the pieces that programs first .. last have left, in order, AT_ONCE at a time."""
-    AT_ONCE: tl.constexpr = 8192 // (BLOCK_M * HEAD_DIM) if BLOCK_M * HEAD_DIM <= 4096 else 1
+    """The sum of the pieces that programs first .. last have left, in order."""
     rows, dims = tl.arange(0, BLOCK_M), tl.arange(0, HEAD_DIM)
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
     most, total = tl.full((BLOCK_M,), LOWEST, tl.float32), tl.zeros((BLOCK_M,), tl.float32)
-    for begin in range(first, last + 1, AT_ONCE):
-        program = begin + tl.arange(0, AT_ONCE)
+    for program in range(first, last + 1):
         # A head begins in the second piece of its first program, and goes on in first pieces.
         slot = 2 * program + tl.where(program == first, 1, 0)
-        there = (program <= last)[:, None]
-        at = slot.to(tl.int64)[:, None] * BLOCK_M + rows[None, :]
-        piece_at = at[:, :, None] * HEAD_DIM + dims[None, None, :]
-        piece = tl.load(
-            partials + piece_at, mask=there[:, :, None], other=0.0, cache_modifier=".cg"
-        )
-        its_most = tl.load(sums + 2 * at, mask=there, other=LOWEST, cache_modifier=".cg")
-        its_total = tl.load(sums + 2 * at + 1, mask=there, other=0.0, cache_modifier=".cg")
-        highest = tl.maximum(most, tl.max(its_most, 0))
-        shrink, its_shrink = tl.exp2(most - highest), tl.exp2(its_most - highest[None, :])
-        total = total * shrink + tl.sum(its_total * its_shrink, 0)
-        acc = acc * shrink[:, None] + tl.sum(piece * its_shrink[:, :, None], 0)
+        at = slot.to(tl.int64) * BLOCK_M + rows
+        its_most = tl.load(sums + 2 * at, cache_modifier=".cg")
+        its_total = tl.load(sums + 2 * at + 1, cache_modifier=".cg")
+        piece_at = at[:, None] * HEAD_DIM + dims[None, :]
+        piece = tl.load(partials + piece_at, cache_modifier=".cg")
+        highest = tl.maximum(most, its_most)
+        shrink, its_shrink = tl.exp2(most - highest), tl.exp2(its_most - highest)
+        total = total * shrink + its_total * its_shrink
+        acc = acc * shrink[:, None] + piece * its_shrink[:, None]
         most = highest
     return acc, most, total
 
@@ -124,4 +119,5 @@ def split(
                 acc, most, total, row, q_len, start, head, sinks, out, lse,
                 HEADS, GROUP, HEAD_DIM, HAS_SINKS,
             )  # fmt: skip
+        tl.debug_barrier()  # shared memory is the next head's from here on
         at += num_tiles
