@@ -25,7 +25,7 @@ KERNELS = [
 def test_it_is_right_on_random_problems(implementation) -> None:
     command = [sys.executable, "-m", "kernelcat", "fuzz", implementation.entry, "--json"]
     command += ["--language", "triton", "--variant", implementation.variant]
-    command += ["--examples", "12", "--kernels", "4"]
+    command += ["--examples", "12", "--kernels", "8"]
     done = subprocess.run(
         command,
         capture_output=True,

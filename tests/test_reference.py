@@ -121,15 +121,46 @@ def tma_copy(problem: Problem, src):
     return {"dst": out}
 
 
+def paged_attn(problem: Problem, q, k_cache, v_cache, block_table, kv_lens, cu_q, **more):
+    """Query by query and key by key, in float64; lengths are those of the arrays."""
+    group, size = problem["heads"] // problem["kv_heads"], problem["page_size"]
+    scale = problem["sm_scale"] or 1 / math.sqrt(problem["head_dim"])
+    out, lse = np.zeros(q.shape), np.full(q.shape[:2], -np.inf)
+    for s in range(problem["batch"]):
+        for t, head in np.ndindex(cu_q[s + 1] - cu_q[s], problem["heads"]):
+            own = kv_lens[s] - (cu_q[s + 1] - cu_q[s]) + t
+            first = max(0, own - problem["window"] + 1) if problem["window"] else 0
+            logits, values = [], [np.zeros(problem["head_dim"])]
+            for token in range(first, own + 1):
+                page = block_table[s, token // size]
+                at = page, token % size, head // group
+                k, v = k_cache[at].astype("float64"), v_cache[at].astype("float64")
+                if problem["has_scales"]:
+                    row = page if problem["page_scales"] else 0, head // group
+                    k, v = k * more["k_scale"][row], v * more["v_scale"][row]
+                logit = scale * (q[cu_q[s] + t, head] @ k)
+                if problem["softcap"]:
+                    logit = problem["softcap"] * math.tanh(logit / problem["softcap"])
+                logits.append(logit)
+                values.append(v)
+            sink = more["sinks"][head] if problem["has_sinks"] else -math.inf
+            total = np.logaddexp.reduce([sink, *logits])
+            if total > -math.inf:
+                weights = np.exp(np.array([-math.inf, *logits]) - total)
+                out[cu_q[s] + t, head], lse[cu_q[s] + t, head] = weights @ values, total
+    return {"out": out, "lse": lse}
+
+
 INDEPENDENT = {
     "fp8_gemm": fp8_gemm,
     "fp8_quantize": fp8_quantize,
     "fp8_swiglu": fp8_swiglu,
     "gemm": gemm,
     "multicast_gemm": multicast_gemm,
+    "paged_attn": paged_attn,
     "tma_copy": tma_copy,
 }
-LIMITS = {"fp8_gemm": 270, "fp8_quantize": 140, "fp8_swiglu": 270}
+LIMITS = {"fp8_gemm": 270, "fp8_quantize": 140, "fp8_swiglu": 270, "paged_attn": 8}
 """Sizes drawn at most: beyond 128 where blocks are that large, else 40."""
 CLOSE = Tolerance(1e-5, 1e-5)
 

@@ -1,0 +1,83 @@
+"""What the inputs of `paged_attn` promise: lengths that fit, poison where nobody may read."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernelcat import catalog, fuzz
+from kernelcat.errors import InvalidArgument
+from kernelcat.reference import paged_attn
+from kernelcat.spec import Problem
+
+ENTRY = catalog.entry("paged_attn")
+
+
+def inputs(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
+    dice = np.random.default_rng(seed)
+    return ENTRY.make_inputs(problem, lambda shape: dice.standard_normal(shape, dtype="float32"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(problem=fuzz.problems(ENTRY), seed=st.integers(0, 3))
+def test_what_may_be_read_is_a_number_and_everything_else_is_poison(
+    problem: Problem, seed: int
+) -> None:
+    drawn = inputs(problem, seed)
+    q_lens = [after - before for before, after in pairwise(drawn["cu_q"].tolist())]
+    kv_lens, table = drawn["kv_lens"].tolist(), drawn["block_table"]
+    assert (tuple(q_lens), tuple(kv_lens)) == paged_attn.lengths(problem)
+    assert drawn["cu_q"][-1] == problem["tokens"] and max(q_lens, default=0) <= problem["max_q"]
+    size, readable = problem["page_size"], np.zeros(drawn["k_cache"].shape[:2], bool)
+    for s, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
+        assert q_len <= kv_len <= problem["table_width"] * size
+        for token in range(kv_len):
+            readable[table[s, token // size], token % size] = True
+        assert (table[s, -(-kv_len // size) :] == paged_attn.GARBAGE).all()
+    for name in ("k_cache", "v_cache"):
+        assert (np.isnan(drawn[name]).any((2, 3)) == ~readable).all()
+
+
+def test_ragged_batches_have_empty_sequences_and_whole_pages() -> None:
+    ragged = paged_attn.attention(6, 4, 2, 64, 96, 32, lengths="ragged").values
+    lengths = [
+        paged_attn.lengths(ENTRY.problem(**{**ragged, "max_q": 3, "window": window}))
+        for window in range(50)
+    ]
+    kv_lens = {length for _, found in lengths for length in found}
+    assert {0, 1, 31, 32, 33, 64, 96} <= kv_lens
+    assert {count for q_lens, _ in lengths for count in q_lens} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"heads": 5}, "must be a multiple of kv_heads"),
+        ({"kv_dtype": "float16"}, "kv_dtype is dtype"),
+        ({"max_q": 1, "tokens": 9}, r"more query tokens than batch \* max_q"),
+        ({"softcap": -1.0}, "must not be negative"),
+        ({"softcap": float("nan")}, "softcap=nan must be a finite number"),
+        ({"sm_scale": True}, "sm_scale=True must be a finite number"),
+        ({"page_size": 8}, "use one of: 1, 16, 32, 64, 128"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(changes: dict, reason: str) -> None:
+    sound = paged_attn.attention(4, 8, 2, 64, 64, 16).values
+    with pytest.raises(InvalidArgument, match=reason):
+        ENTRY.problem(**{**sound, **changes})
+
+
+def test_the_least_work_is_what_the_visible_tokens_need() -> None:
+    whole = paged_attn.attention(2, 8, 2, 64, 64, 16)
+    assert ENTRY.flops(whole) == 4 * 2 * 64 * 8 * 64
+    assert paged_attn.tokens_read(whole) == 2 * 64
+    window = paged_attn.attention(2, 8, 2, 64, 64, 16, window=10)
+    assert paged_attn.tokens_read(window) == 2 * 10
+    causal = paged_attn.attention(1, 8, 2, 64, 64, 16, q_len=64)
+    assert ENTRY.flops(causal) == 4 * 8 * 64 * (64 * 65 // 2)
+    cached = 2 * 2 * 64 * 2 * 64 * 2
+    assert ENTRY.bytes_moved(whole) == cached + 2 * 8 * (2 * 64 * 2 + 4)
