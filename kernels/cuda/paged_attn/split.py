@@ -21,6 +21,7 @@ from kernelcat.model import L2_TO_DRAM, LAUNCH_US, copy_us
 from kernelcat.spec import Problem
 
 MAX_STAGES = 6
+MAX_COPIES = 16
 REGISTERS = 1 << 16
 IN_FLIGHT = 64 << 10
 """Bytes that an SM must have in flight for the whole of the bandwidth."""
@@ -110,9 +111,11 @@ def _shape_reason(plan: Plan) -> str | None:
         return "fewer threads than tokens to look up"
     if plan.tile_bytes < 16 * threads:
         return "more threads than 16-byte units in a tile of keys"
+    if plan.tile_bytes > 16 * threads * MAX_COPIES:
+        return f"a thread would copy more than {MAX_COPIES} units of a tile of keys"
     if plan.head_dim // plan.merge_parts < 32:
         return "a stage is too small to merge sums in"
-    if plan.registers * threads * plan.blocks_per_sm > REGISTERS:
+    if plan.registers > 255 or plan.registers * threads * plan.blocks_per_sm > REGISTERS:
         return f"{plan.blocks_per_sm} blocks an SM would leave too few registers"
     return None
 

@@ -8,12 +8,13 @@
 
 namespace kernelcat {
 
-// Rows of kUnits 16-byte units, swizzled so that eight rows' equal units lie in different banks.
+// Rows of kUnits 16-byte units, swizzled within 128 bytes so that eight rows' equal units lie in
+// different banks. What is beyond 128 bytes is kept apart: it becomes an instruction's offset.
 template <int kUnits>
 __device__ __forceinline__ uint32_t place_in_tile(int row, int unit) {
-  static_assert(kUnits >= 8 || kUnits == 4);
-  const int swizzled = unit ^ (kUnits == 4 ? row / 2 % 4 : row % 8);
-  return (row * kUnits + swizzled) * 16;
+  static_assert(kUnits % 8 == 0 || kUnits == 4);
+  const int mask = kUnits == 4 ? row / 2 % 4 : row % 8;
+  return row * (kUnits * 16) + (unit % 8 ^ mask) * 16 + unit / 8 * 128;
 }
 
 // As load_matrices, each matrix transposed.

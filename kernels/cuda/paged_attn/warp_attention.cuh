@@ -20,13 +20,24 @@ struct ScoreScale {
   float factor, softcap;
 };
 
+// What rounding to the pair `rounded` took from `low` and `high`.
+template <typename T>
+__device__ __forceinline__ uint32_t remainders(uint32_t rounded, float low, float high) {
+  const T* pair = reinterpret_cast<const T*>(&rounded);
+  return pack<T>(low - to_float(pair[0]), high - to_float(pair[1]));
+}
+
 // Swizzled so that neighbouring rows lie in different banks; groups of eight stay together.
 __device__ __forceinline__ int place_of_sum(int row, int column) {
   return column ^ (row % 4 * 8);
 }
 
 // Lane l holds, of rows l / 4 and l / 4 + 8, what mma.sync leaves it.
-template <typename Kind, int kTokens>
+//
+// Weights rounded to T are off by up to 2^-9 (bfloat16), which values that cancel out magnify; it
+// averages out over many tokens. kPrecise always multiplies the remainders too; otherwise the tiles
+// at the ends of what rows see do, among them all that rows with few tokens have.
+template <typename Kind, int kTokens, bool kPrecise>
 struct WarpAttention {
   using T = typename Kind::T;
   using Tile = CacheTile<Kind>;
@@ -98,7 +109,11 @@ struct WarpAttention {
         for (int j = 0; j < 4; ++j) scores[i][j] *= v_scales[row + 8 * i + column + j % 2];
       }
     }
-    multiply_values(scores, values, row);
+    if (kPrecise || hides) {
+      multiply_values<true>(scores, values, row);
+    } else {
+      multiply_values<false>(scores, values, row);
+    }
   }
 
   // The rows' totals, in all lanes.
@@ -196,21 +211,29 @@ struct WarpAttention {
     }
   }
 
+  // kRemainders adds what the weights' rounding to T leaves out.
+  template <bool kRemainders>
   __device__ __forceinline__ void multiply_values(const float (&weights)[kTokens / 8][4],
                                                   uint32_t values, int row) {
 #pragma unroll
     for (int i = 0; i < kTokens / 16; ++i) {
-      const uint32_t a[4] = {pack<T>(weights[2 * i][0], weights[2 * i][1]),
-                             pack<T>(weights[2 * i][2], weights[2 * i][3]),
-                             pack<T>(weights[2 * i + 1][0], weights[2 * i + 1][1]),
-                             pack<T>(weights[2 * i + 1][2], weights[2 * i + 1][3])};
+      uint32_t a[4], rest[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float low = weights[2 * i + j / 2][j % 2 * 2];
+        const float high = weights[2 * i + j / 2][j % 2 * 2 + 1];
+        a[j] = pack<T>(low, high);
+        if constexpr (kRemainders) rest[j] = remainders<T>(a[j], low, high);
+      }
 #pragma unroll
       for (int block = 0; block < Tile::kBlocks; ++block) {
         uint32_t b[2 * Tile::kSteps][2];
         Tile::load_values(b, values, row + 16 * i, block);
 #pragma unroll
         for (int j = 0; j < 2 * Tile::kSteps; ++j) {
-          mma_16x8x16<T>(sums[block * 2 * Tile::kSteps + j], a, b[j][0], b[j][1]);
+          float (&sum)[4] = sums[block * 2 * Tile::kSteps + j];
+          mma_16x8x16<T>(sum, a, b[j][0], b[j][1]);
+          if constexpr (kRemainders) mma_16x8x16<T>(sum, rest, b[j][0], b[j][1]);
         }
       }
     }
