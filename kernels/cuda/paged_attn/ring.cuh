@@ -77,7 +77,7 @@ struct CacheRing {
   __device__ __forceinline__ void copy(const Attention<Kind>& call, int unit) const {
     const Rows& told = rows[unit % kNumStages];
     const uint32_t keys = stage(unit), values = keys + kTileBytes;
-#pragma unroll
+#pragma unroll 8  // more would take registers that the sums need
     for (int i = 0; i < kCopies; ++i) {
       const int index = threadIdx.x + i * kThreads;
       const int token = index / Tile::kUnits, column = index % Tile::kUnits;

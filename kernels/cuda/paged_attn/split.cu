@@ -30,6 +30,10 @@ struct SplitAttention {
     Planner<List, kNumWarps> planner;
     Sum sum;
     bool is_last;
+    // What is not needed between two tiles of rows takes no registers there.
+    Shares shares;
+    Cursor<List> reading;
+    int64_t first_unit;  // of the tile of rows that is being read
   };
 
   const Attention<Kind>& call;
@@ -76,12 +80,50 @@ struct SplitAttention {
     return Kind::kSoftcap ? factor / call.softcap : factor * kLog2E;
   }
 
+  __device__ __forceinline__ TileRows<Kind> tile_rows() const {
+    const Cursor<List>& reading = shared.reading;
+    return {reading.sequence.first_query, reading.row_tile * BLOCK_M, reading.head};
+  }
+  __device__ __forceinline__ int live_rows() const {
+    return min(list.num_rows(shared.reading.sequence) - tile_rows().first_row, BLOCK_M);
+  }
+
+  // Stores the tile of rows, or what this block has of it; the last block that has any stores all.
+  __device__ __forceinline__ void finish(const Warp& own, float* buffer) const {
+    const TileRows<Kind> rows = tile_rows();
+    const int num_rows = live_rows();
+    const int64_t first_unit = shared.first_unit;
+    const int first_block = shared.shares.owner(first_unit);
+    const int last_block = shared.shares.owner(first_unit + shared.reading.range.size() - 1);
+    if (first_block == last_block) {
+      shared.sum.merge(buffer, own, num_rows, [&](int row, int column, const PartialSum& sum) {
+        rows.store(call, row, column, sum);
+      });
+      __syncthreads();
+      return;
+    }
+    const int slot = Space::slot(blockIdx.x, first_block == blockIdx.x);
+    shared.sum.merge(buffer, own, num_rows, [&](int row, int column, const PartialSum& sum) {
+      space.put(slot, row, column, sum);
+    });
+    if (!space.is_last(first_block, last_block - first_block + 1, &shared.is_last)) return;
+    for (int i = threadIdx.x; i < num_rows * (Kind::kHeadDim / 4); i += kThreads) {
+      const int row = i / (Kind::kHeadDim / 4), column = i % (Kind::kHeadDim / 4) * 4;
+      rows.store(call, row, column, space.sum(first_block, last_block, row, column));
+    }
+  }
+
   __device__ __forceinline__ void run() {
     const Shares shares = shared.planner.shares(list);
     if (blockIdx.x >= shares.num_blocks) return;
     const int64_t begin = shares.begin(blockIdx.x);
     const int count = static_cast<int>(shares.begin(blockIdx.x + 1) - begin);
-    Cursor<List> reading = shared.planner.find(list, begin), ahead = reading;
+    Cursor<List> ahead = shared.planner.find(list, begin);
+    if (threadIdx.x == 0) {
+      shared.shares = shares;
+      shared.reading = ahead;
+      shared.first_unit = begin - (ahead.tile - ahead.range.begin);
+    }
     const Ring ring = {shared_address(stages), shared.rows};
     const auto look_up = [&](int unit) {
       if (unit >= count) return Lookup();
@@ -103,18 +145,16 @@ struct SplitAttention {
     const int warp = warp_index();
     const int warp_row = warp % kWarpsM * 16, warp_token = warp / kWarpsM * kWarpTokens;
     for (int unit = 0; unit < count;) {
-      const TileRange range = reading.range;
-      const Sequence sequence = reading.sequence;
-      const int tile_end = unit + range.end - reading.tile, end = min(tile_end, count);
-      const int64_t tile_begin = begin + unit - (reading.tile - range.begin);
-      const TileRows<Kind> rows = {sequence.first_query, reading.row_tile * BLOCK_M, reading.head};
-      const int num_rows = min(list.num_rows(sequence) - rows.first_row, BLOCK_M);
-      const int first_query = rows.first_row / list.group;
-      const int last_query = (rows.first_row + num_rows - 1) / list.group;
-      const int all_end = sequence.context() + first_query + 1;  // what all rows see ends there
-      const int all_begin = sequence.context() + last_query + 1 - list.window;
+      const Sequence sequence = shared.reading.sequence;
+      int tile = shared.reading.tile;
+      const int end = min(unit + shared.reading.range.end - tile, count);
+      const TileRows<Kind> rows = tile_rows();
+      const int num_rows = live_rows(), last_row = rows.first_row + num_rows - 1;
+      // What all rows see.
+      const int all_end = sequence.context() + rows.first_row / list.group + 1;
+      const int all_begin = sequence.context() + last_row / list.group + 1 - list.window;
       const Visible tokens = visible(sequence, rows.first_row + warp_row + lane_index() / 4);
-      const float factor = score_factor(reading.head);
+      const float factor = score_factor(rows.kv_head);
       // A factor of zero would make NaN of what is hidden.
       const ScoreScale scale = {fmaxf(fabsf(factor), 1e-30f), call.softcap * kLog2E};
 
@@ -122,13 +162,13 @@ struct SplitAttention {
       __syncthreads();
       Warp own;
       own.begin(shared_address(query_tile()), warp_row);
-      for (; unit < end; ++unit, ++reading.tile) {
+      for (; unit < end; ++unit, ++tile) {
         const Lookup next = look_up(unit + kNumStages);
         wait_async_copies<kNumStages - 2>();
         __syncthreads();  // the unit has landed for all, and all are done with the one before
         if (unit + kNumStages - 1 < count) ring.copy(call, unit + kNumStages - 1);
         commit_async_copies();
-        const int token = reading.tile * BLOCK_N;
+        const int token = tile * BLOCK_N;
         const bool hides = token + BLOCK_N > all_end || (Kind::kWindow && token < all_begin);
         const uint8_t* stage = stages + unit % kNumStages * Ring::kStageBytes;
         const float* scales = reinterpret_cast<const float*>(stage + 2 * Ring::kTileBytes);
@@ -137,29 +177,13 @@ struct SplitAttention {
         ring.tell(call, unit + kNumStages, next);
       }
       own.end();
-
       // The stage that was read last is free until the next unit.
-      float* buffer =
-          reinterpret_cast<float*>(stages + (unit - 1) % kNumStages * Ring::kStageBytes);
-      const int first_block = shares.owner(tile_begin);
-      const int last_block = shares.owner(tile_begin + range.size() - 1);
-      if (first_block == last_block) {
-        shared.sum.merge(buffer, own, num_rows, [&](int row, int column, const PartialSum& sum) {
-          rows.store(call, row, column, sum);
-        });
-      } else {
-        const int slot = Space::slot(blockIdx.x, first_block == blockIdx.x);
-        shared.sum.merge(buffer, own, num_rows, [&](int row, int column, const PartialSum& sum) {
-          space.put(slot, row, column, sum);
-        });
-        if (space.is_last(first_block, last_block - first_block + 1, &shared.is_last)) {
-          for (int i = threadIdx.x; i < num_rows * (Kind::kHeadDim / 4); i += kThreads) {
-            const int row = i / (Kind::kHeadDim / 4), column = i % (Kind::kHeadDim / 4) * 4;
-            rows.store(call, row, column, space.sum(first_block, last_block, row, column));
-          }
-        }
+      finish(own, reinterpret_cast<float*>(stages + (unit - 1) % kNumStages * Ring::kStageBytes));
+      if (threadIdx.x == 0 && unit < count) {
+        shared.first_unit += shared.reading.range.size();
+        shared.reading.next_row_tile(list);
       }
-      if (unit < count) reading.next_row_tile(list);
+      __syncthreads();
     }
     wait_async_copies<0>();
   }

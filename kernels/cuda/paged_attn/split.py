@@ -83,9 +83,9 @@ class Plan:
 
     @property
     def registers(self) -> int:
-        """Sums, queries, scores and about 64 others, of a thread."""
+        """Sums, queries, scores and about 68 others, of a thread."""
         queries = self.head_dim // 4 if self.head_dim <= 128 else 0
-        return self.head_dim // 2 + queries + self.tokens_per_warp + 64
+        return self.head_dim // 2 + queries + self.tokens_per_warp + 68
 
     @property
     def merge_parts(self) -> int:
