@@ -25,13 +25,15 @@ MAX_COPIES = 16
 REGISTERS = 1 << 16
 IN_FLIGHT = 64 << 10
 """Bytes that an SM must have in flight for the whole of the bandwidth."""
+UNIT_US, TOKEN_US = 0.6, 0.012
+"""What a block takes for a tile of tokens at least, and for each token of a warp."""
 TILE_US = 1.5
 """What a block loses at the border of two tiles of rows."""
 
 SPACE = {
     "block_m": (16, 64, 128),
     "block_n": (32, 64, 128),
-    "num_warps": (2, 4, 8),
+    "num_warps": (4, 8, 2),
     "blocks_per_sm": (1, 2, 3, 4),
 }
 """``block_m`` rows (queries times the heads that share keys) against ``block_n`` tokens."""
@@ -178,9 +180,12 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     flops = 4 * units * plan.block_m * plan.block_n * plan.head_dim
     math_us = flops / (gpu.flops[problem["dtype"]] * efficiency) * 1e6
     l2_us = l2_bytes / (gpu.bandwidth * L2_TO_DRAM * busy) * 1e6
+    token_us = TOKEN_US * plan.tokens_per_warp * plan.head_dim / 128
+    latency_us = share * (UNIT_US + token_us)
     borders = (1 + share / per_tile) * TILE_US / plan.blocks_per_sm
     merged = min(blocks / row_tiles, per_tile) * 0.05
-    return max(copy_us(dram_bytes, gpu, 0.9 * busy), math_us, l2_us) + borders + merged
+    dram_us = copy_us(dram_bytes, gpu, 0.9 * busy)
+    return max(dram_us, math_us, l2_us, latency_us) + borders + merged
 
 
 def _default(problem: Problem, gpu: Gpu) -> Config:
