@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernelcat import dtypes
 from kernelcat.implementation import Float32, Int32, Param, Pointer
+from kernelcat.reference.paged_attn import sm_scale
 from kernelcat.spec import Problem
 
 TENSORS = (
@@ -30,11 +31,10 @@ def kind(problem: Problem) -> str:
 
 def params(problem: Problem, *workspaces: str) -> tuple[Param, ...]:
     """Tensors, workspaces, sizes and numbers."""
-    sm_scale = float(problem["sm_scale"]) or problem["head_dim"] ** -0.5
     return (
         *map(Pointer, (*TENSORS, *workspaces)),
         *(Int32(problem[name]) for name in SIZES),
-        Float32(sm_scale),
+        Float32(sm_scale(problem)),
         Float32(float(problem["softcap"])),
     )
 
