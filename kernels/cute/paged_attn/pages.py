@@ -27,13 +27,6 @@ class Pages:
         self.span = max(self.rows_a_pass, min(page_size, block_n))
         self.lookups = block_n // self.span
 
-    def cache_layout(self, kv_heads):
-        """(VECTOR, vectors of a row, kv_heads, slots) of a cache."""
-        stride = cute.assume(Int64(kv_heads) * self.width, divby=VECTOR)
-        return cute.make_layout(
-            (VECTOR, self.row_threads, kv_heads, 1), stride=(1, VECTOR, self.width, stride)
-        )
-
     def shared_layout(self, stages: int):
         """(block_n, width, stages) in atoms of 8 rows: ldmatrix meets no bank conflict."""
         cols = min(self.width, 64)
@@ -81,23 +74,27 @@ class Pages:
     def load(
         self,
         tiled_copy: cute.TiledCopy,
-        gK: cute.Tensor,  # (VECTOR, slots): this thread's piece of every slot
-        gV: cute.Tensor,
+        mK: cute.Tensor,  # (VECTOR, vectors): a slot is ``slot_vectors`` of them
+        mV: cute.Tensor,
         tKsK: cute.Tensor,  # ((VECTOR, 1), passes, 1)
         tVsV: cute.Tensor,
         pages: cute.Tensor,  # (lookups,)
+        kv_head: Int32,
+        slot_vectors: Int32,
         tile: Int32,
         end: Int32,
         tidx: Int32,
     ):
         """Start copying this thread's pieces of a tile; what follows ``end`` repeats the last."""
         first = tile * self.block_n + tidx // self.row_threads
+        own = kv_head * self.row_threads + tidx % self.row_threads
         for i in cutlass.range_constexpr(self.passes):
             token = cutlass.min(first + i * self.rows_a_pass, end - 1)
             page = pages[i * self.rows_a_pass // self.span]
-            slot = Int64(page) * self.page_size + token % self.page_size
-            cute.copy(tiled_copy, gK[None, slot], tKsK[None, i, 0])
-            cute.copy(tiled_copy, gV[None, slot], tVsV[None, i, 0])
+            slot = page * self.page_size + token % self.page_size
+            vector = Int64(slot * slot_vectors + own)
+            cute.copy(tiled_copy, mK[None, vector], tKsK[None, i, 0])
+            cute.copy(tiled_copy, mV[None, vector], tVsV[None, i, 0])
 
     @cute.jit
     def load_scales(

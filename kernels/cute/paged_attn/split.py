@@ -43,10 +43,12 @@ class Split:
         block_n: int,
         stages: int,
         split: bool,
+        ctas_per_sm: int,
     ):
         self.dtype, self.fp8, self.head_dim = element_type(dtype), fp8, head_dim
         self.window, self.scales, self.split = window, scales, split
         self.block_m, self.block_n, self.stages = block_m, block_n, stages
+        self.ctas_per_sm = ctas_per_sm
         self.warps_m = min(block_m // 16, WARPS)
         self.warps_n = WARPS // self.warps_m
         width = head_dim // 2 if fp8 else head_dim
@@ -91,7 +93,7 @@ class Split:
         dim = self.head_dim
         row = cute.assume(Int64(heads) * dim, divby=VECTOR)
         rows = cute.make_layout((dim, heads, tokens), stride=(1, dim, row))
-        cached = self.pages.cache_layout(kv_heads)
+        cached = cute.make_layout((VECTOR, 1), stride=(1, VECTOR))
         by_page = cute.make_layout((1, kv_heads), stride=(Int64(kv_heads), 1))
         tiled_mma = cute.make_tiled_mma(
             warp.MmaF16BF16Op(self.dtype, Float32, (16, 8, 16)),
@@ -127,7 +129,8 @@ class Split:
         ).launch(
             grid=(row_tiles * kv_heads * num_splits, batch, 1),
             block=(THREADS, 1, 1),
-            min_blocks_per_mp=1,
+            min_blocks_per_mp=self.ctas_per_sm,
+            preferred_smem_carveout=100,
             stream=stream,
         )
 
@@ -135,7 +138,7 @@ class Split:
     def kernel(
         self,
         mQ: cute.Tensor,  # (head_dim, heads, tokens)
-        mK: cute.Tensor,  # (VECTOR, vectors of a row, kv_heads, slots)
+        mK: cute.Tensor,  # (VECTOR, vectors): slot by slot, head by head
         mV: cute.Tensor,
         mTable: cute.Tensor,  # (table_width, batch)
         mLens: cute.Tensor,  # (batch,)
@@ -157,7 +160,7 @@ class Split:
         softcap: Float32,
     ):
         index, seq, _ = cute.arch.block_idx()
-        kv_heads = mK.shape[2]
+        kv_heads = mKS.shape[1]
         group = mQ.shape[1] // kv_heads
         # The longest rows first: they see the most keys.
         row_tile = row_tiles - 1 - index % row_tiles
@@ -192,17 +195,17 @@ class Split:
             if cutlass.const_expr(self.scales == "tensor"):
                 scale, v_factor = sm_scale * mKS[0, kv_head], mVS[0, kv_head]
             gQ = cute.domain_offset((0, kv_head * group, q_begin), mQ)
-            gO = cute.domain_offset((0, kv_head * group, q_begin), mO)
-            gL = cute.domain_offset((kv_head * group, q_begin), mL)
-            gSinks = cute.domain_offset(kv_head * group, mSinks)
             self.attend(
-                tiled_mma, tiled_copy, gQ, mK[None, None, kv_head, None],
-                mV[None, None, kv_head, None], mTable[None, seq], mKS[None, kv_head],
-                mVS[None, kv_head], sK, sV, sScale, sO, group, before, row_begin, row_end,
+                tiled_mma, tiled_copy, gQ, mK, mV, mTable[None, seq], mKS[None, kv_head],
+                mVS[None, kv_head], sK, sV, sScale, sO, kv_head,
+                kv_heads * self.pages.row_threads, group, before, row_begin, row_end,
                 tile_begin + tiles * split_idx // used,
                 tile_begin + tiles * (split_idx + 1) // used,
                 end, window, scale, softcap,
             )  # fmt: skip
+            gO = cute.domain_offset((0, kv_head * group, q_begin), mO)
+            gL = cute.domain_offset((kv_head * group, q_begin), mL)
+            gSinks = cute.domain_offset(kv_head * group, mSinks)
             rows = row_end - row_begin
             if cutlass.const_expr(self.split):
                 if used == 1:
@@ -228,8 +231,8 @@ class Split:
         tiled_mma: cute.TiledMma,
         tiled_copy: cute.TiledCopy,
         gQ: cute.Tensor,  # (head_dim, group, query tokens) that share the key-value head
-        gK: cute.Tensor,  # (VECTOR, vectors of a row, slots)
-        gV: cute.Tensor,
+        mK: cute.Tensor,  # (VECTOR, vectors)
+        mV: cute.Tensor,
         gTable: cute.Tensor,  # (table_width,)
         gKS: cute.Tensor,  # (pages,)
         gVS: cute.Tensor,
@@ -237,6 +240,8 @@ class Split:
         sV: cute.Tensor,
         sScale: cute.Tensor,  # (block_n, 2, stages)
         sO: cute.Tensor,  # (VECTOR, vectors + 1, block_m, warps_n), in place of keys and values
+        kv_head: Int32,
+        slot_vectors: Int32,
         group: Int32,
         before: Int32,
         row_begin: Int32,
@@ -252,8 +257,6 @@ class Split:
         tidx, _, _ = cute.arch.thread_idx()
         thr_copy = tiled_copy.get_slice(tidx)
         tKsK, tVsV = thr_copy.partition_D(sK), thr_copy.partition_D(sV)
-        vector = tidx % self.pages.row_threads
-        tKgK, tVgV = gK[None, vector, None], gV[None, vector, None]
         pages = cute.make_rmem_tensor((self.pages.lookups, self.stages - 1), Int32)
         pages.fill(0)
         for stage in cutlass.range_constexpr(self.stages - 1):
@@ -263,8 +266,9 @@ class Split:
             tile = tile_begin + stage
             if tile < tile_end:
                 self.pages.load(
-                    tiled_copy, tKgK, tVgV, tKsK[None, None, None, stage],
-                    tVsV[None, None, None, stage], pages[None, stage], tile, end, tidx,
+                    tiled_copy, mK, mV, tKsK[None, None, None, stage],
+                    tVsV[None, None, None, stage], pages[None, stage], kv_head,
+                    slot_vectors, tile, end, tidx,
                 )  # fmt: skip
                 if cutlass.const_expr(self.scales == "page"):
                     self.pages.load_scales(
@@ -304,8 +308,9 @@ class Split:
             if ahead < tile_end:
                 stage = (ahead - tile_begin) % self.stages
                 self.pages.load(
-                    tiled_copy, tKgK, tVgV, tKsK[None, None, None, stage],
-                    tVsV[None, None, None, stage], pages[None, 0], ahead, end, tidx,
+                    tiled_copy, mK, mV, tKsK[None, None, None, stage],
+                    tVsV[None, None, None, stage], pages[None, 0], kv_head,
+                    slot_vectors, ahead, end, tidx,
                 )  # fmt: skip
                 if cutlass.const_expr(self.scales == "page"):
                     self.pages.load_scales(

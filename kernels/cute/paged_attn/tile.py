@@ -90,13 +90,11 @@ class Tile:
     def widen_keys(self, tiled_mma: cute.TiledMma, pairs: cute.Tensor):
         """16 units of each token -> 32 elements: a word of four is a thread's share of 16."""
         wide = tiled_mma.make_fragment_B(tiled_mma.partition_shape_B((self.tokens, 32)))
-        source, target = words(pairs), words(wide)
-        num = self.tokens // 8
-        for n in cutlass.range_constexpr(num):
+        source, target = cute.recast_tensor(pairs, Uint32), cute.recast_tensor(wide, Uint32)
+        for n in cutlass.range_constexpr(self.tokens // 8):
             for half in cutlass.range_constexpr(2):
-                low, high = widen(source[2 * n + half], self.dtype)
-                target[2 * (half * num + n)] = low
-                target[2 * (half * num + n) + 1] = high
+                low, high = widen(source[(0, half), n], self.dtype)
+                target[(0, 0), n, half], target[(0, 1), n, half] = low, high
         return wide
 
     @cute.jit
@@ -201,13 +199,12 @@ class Tile:
     def widen_values(self, tiled_mma: cute.TiledMma, pairs: cute.Tensor):
         """Even columns of eight units are one step of the product, odd ones the next."""
         wide = tiled_mma.make_fragment_B(tiled_mma.partition_shape_B((self.head_dim, 16)))
-        source, target = words(pairs), words(wide)
+        source, target = cute.recast_tensor(pairs, Uint32), cute.recast_tensor(wide, Uint32)
         for n in cutlass.range_constexpr(self.width // 8):
-            columns = even_odd(source[2 * n], source[2 * n + 1])
+            columns = even_odd(source[(0, 0), n], source[(0, 1), n])
             for odd in cutlass.range_constexpr(2):
                 low, high = widen(columns[odd], self.dtype)
-                target[2 * (2 * n + odd)] = low
-                target[2 * (2 * n + odd) + 1] = high
+                target[(0, 0), 2 * n + odd, 0], target[(0, 1), 2 * n + odd, 0] = low, high
         return wide
 
     def as_operand(self, acc):
@@ -219,11 +216,3 @@ class Tile:
             ((2, 2, 2), rows, self.tokens // 16), stride=((1, 2, 4 * rows), 4, 8 * rows)
         )
         return cute.make_tensor(p.iterator, layout)
-
-
-def words(fragment):
-    """Registers of a fragment of 16-bit elements, in order."""
-    return cute.make_tensor(
-        cute.recast_ptr(fragment.iterator, dtype=Uint32),
-        cute.make_layout(cute.size(fragment) // 2),
-    )
