@@ -147,16 +147,18 @@ def _row_bytes(problem: Problem) -> int:
 
 
 def _shared_bytes(problem: Problem, config: Config) -> int:
-    """Stages, or what the warps leave in their place; as ``Split``, and 1 KB of alignment."""
+    """Stages, or what the warps leave in their place, scales, parked queries; and 1 KB to spare."""
     stage = 2 * config["block_n"] * _row_bytes(problem)
     left = 4 * (problem["head_dim"] + 8) * max(_block_m(problem), 16 * WARPS)
     scales = 8 * config["block_n"] if problem["has_scales"] and problem["page_scales"] else 0
-    return int(max(config["stages"] * stage, left) + config["stages"] * scales + 1024)
+    is_fp8 = problem["kv_dtype"] == FP8
+    parked = 128 * problem["head_dim"] if problem["head_dim"] * (1 + is_fp8) >= 256 else 0
+    return int(max(config["stages"] * stage, left) + config["stages"] * scales + parked + 1024)
 
 
 def _ctas_per_sm(problem: Problem) -> int:
     """What registers allow: sums and queries of a row are kept in them."""
-    return {64: 3 if _block_m(problem) < 64 else 2, 128: 2, 256: 1}[problem["head_dim"]]
+    return {64: 3 if _block_m(problem) == 16 else 2, 128: 2, 256: 1}[problem["head_dim"]]
 
 
 def _slots(problem: Problem, config: Config, gpu: Gpu) -> int:

@@ -188,6 +188,7 @@ class Split:
             cute.recast_ptr(memory, dtype=Float32), self.merge.shared_layout()
         )
         sScale = shared.allocate_tensor(Float32, self.pages.scale_layout(self.stages), 16)
+        sQ = shared.allocate_tensor(self.dtype, self.tile.query_layout(THREADS), 16)
         is_last = shared.allocate_array(Int32, 1)
 
         if row_begin < row_end and split_idx < used:
@@ -197,7 +198,7 @@ class Split:
             gQ = cute.domain_offset((0, kv_head * group, q_begin), mQ)
             self.attend(
                 tiled_mma, tiled_copy, gQ, mK, mV, mTable[None, seq], mKS[None, kv_head],
-                mVS[None, kv_head], sK, sV, sScale, sO, kv_head,
+                mVS[None, kv_head], sK, sV, sScale, sQ, sO, kv_head,
                 kv_heads * self.pages.row_threads, group, before, row_begin, row_end,
                 tile_begin + tiles * split_idx // used,
                 tile_begin + tiles * (split_idx + 1) // used,
@@ -239,6 +240,7 @@ class Split:
         sK: cute.Tensor,  # (block_n, width, stages)
         sV: cute.Tensor,
         sScale: cute.Tensor,  # (block_n, 2, stages)
+        sQ: cute.Tensor,  # (8, MMA_K, threads)
         sO: cute.Tensor,  # (VECTOR, vectors + 1, block_m, warps_n), in place of keys and values
         kv_head: Int32,
         slot_vectors: Int32,
@@ -286,7 +288,8 @@ class Split:
         tCcQ = thr_mma.partition_A(cute.make_identity_tensor((self.block_m, dim)))
         tScS = thr_mma.partition_C(cute.make_identity_tensor((self.block_m, self.tokens)))
         tCcO = thr_mma.partition_C(cute.make_identity_tensor((self.block_m, dim)))
-        tSrQ = self.tile.load_query(tiled_mma, tCcQ, gQ, row_begin, row_end, group)
+        sQ = sQ[None, None, tidx]
+        tSrQ = self.tile.load_query(tiled_mma, sQ, tCcQ, gQ, row_begin, row_end, group)
         out = cute.make_rmem_tensor(tCcO.shape, Float32)
         out.fill(0.0)
         num_rows = 2 * cute.size(out, mode=[1])
@@ -328,7 +331,7 @@ class Split:
             keys = cute.local_tile(sK[None, None, stage], own, (warp_n, 0))
             values = cute.local_tile(sV[None, None, stage], own, (warp_n, 0))
             tile_scale = cute.local_tile(sScale[None, None, stage], (self.tokens, 2), (warp_n, 0))
-            acc = self.tile.scores(tiled_mma, mma_tidx, tSrQ, keys)
+            acc = self.tile.scores(tiled_mma, mma_tidx, tSrQ, sQ, keys)
             self.tile.softmax(
                 acc, out, most, total, limits, tScS, tile_scale,
                 token + warp_n * self.tokens, hides, window, scale, softcap,

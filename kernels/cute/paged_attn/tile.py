@@ -22,6 +22,7 @@ class Tile:
         self.block_m, self.tokens = block_m, tokens
         self.width = head_dim // 2 if fp8 else head_dim
         self.window, self.softcap, self.page_scales = window, softcap, scales == "page"
+        self.parks_query = head_dim * (2 if fp8 else 1) >= 256
 
     def key_column(self, col):
         """The element of a query that meets column ``col`` of the first product."""
@@ -35,17 +36,26 @@ class Tile:
             return col
         return col // 16 * 16 + col % 8 * 2 + col // 8 % 2
 
+    def query_layout(self, threads):
+        """(8, MMA_K, threads): what each thread parks of the queries, 16 bytes at a time."""
+        stride = (1, 8 * threads, 8) if self.parks_query else (0, 0, 0)
+        return cute.make_layout((8, self.head_dim // 16, threads), stride=stride)
+
     @cute.jit
     def load_query(
         self,
         tiled_mma: cute.TiledMma,
+        sQ: cute.Tensor,  # (8, MMA_K) of this thread
         tCcQ: cute.Tensor,  # ((2, 2, 2), MMA_M, MMA_K): rows and columns of a thread
         mQ: cute.Tensor,  # (head_dim, group, query tokens)
         row_begin: Int32,
         row_end: Int32,
         group: Int32,
     ):
-        """This thread's queries; rows from ``row_end`` on are as the last before."""
+        """This thread's queries; rows from ``row_end`` on are as the last before.
+
+        In registers, or in ``sQ`` where registers are short.
+        """
         tSrQ = tiled_mma.make_fragment_A(tiled_mma.partition_shape_A((self.block_m, self.head_dim)))
         for i in cutlass.range_constexpr(cute.size(tSrQ, mode=[1])):
             for half in cutlass.range_constexpr(2):
@@ -56,7 +66,20 @@ class Tile:
                         col = self.key_column(tCcQ[(0, 0, half_k), 0, k][1])
                         pair = cute.local_tile(gQ, (2,), (col // 2,))
                         cute.autovec_copy(pair, tSrQ[(None, half, half_k), i, k])
+        if cutlass.const_expr(self.parks_query):
+            for k in cutlass.range_constexpr(self.head_dim // 16):
+                cute.autovec_copy(flat(tSrQ[None, 0, k]), sQ[None, k])
         return tSrQ
+
+    @cute.jit
+    def query(self, tiled_mma: cute.TiledMma, tSrQ: cute.Tensor, sQ: cute.Tensor, k):
+        """16 columns of this thread's queries."""
+        columns = tSrQ[None, None, k]
+        if cutlass.const_expr(self.parks_query):
+            shape = tiled_mma.partition_shape_A((self.block_m, 16))
+            columns = tiled_mma.make_fragment_A(shape)[None, None, 0]
+            cute.autovec_copy(sQ[None, k], flat(columns))
+        return columns
 
     @cute.jit
     def scores(
@@ -64,6 +87,7 @@ class Tile:
         tiled_mma: cute.TiledMma,
         tidx: Int32,  # in the warps that share the tokens
         tSrQ: cute.Tensor,
+        sQ: cute.Tensor,
         sK: cute.Tensor,  # (tokens, width)
     ):
         """The products of queries and keys."""
@@ -80,10 +104,11 @@ class Tile:
             if cutlass.const_expr(self.fp8):
                 halves = self.widen_keys(tiled_mma, tSrK[None, None, k])
                 for half in cutlass.range_constexpr(2):
-                    query = tSrQ[None, None, 2 * k + half]
+                    query = self.query(tiled_mma, tSrQ, sQ, 2 * k + half)
                     cute.gemm(tiled_mma, acc, query, halves[None, None, half], acc)
             else:
-                cute.gemm(tiled_mma, acc, tSrQ[None, None, k], tSrK[None, None, k], acc)
+                query = self.query(tiled_mma, tSrQ, sQ, k)
+                cute.gemm(tiled_mma, acc, query, tSrK[None, None, k], acc)
         return acc
 
     @cute.jit
@@ -216,3 +241,8 @@ class Tile:
             ((2, 2, 2), rows, self.tokens // 16), stride=((1, 2, 4 * rows), 4, 8 * rows)
         )
         return cute.make_tensor(p.iterator, layout)
+
+
+def flat(fragment):
+    """A compact fragment as one vector."""
+    return cute.make_tensor(fragment.iterator, cute.make_layout(cute.size(fragment)))
