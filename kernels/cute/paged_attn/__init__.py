@@ -121,6 +121,8 @@ WARPS = 4
 MMA_EFFICIENCY = 0.35
 """Of the tensor cores' peak, by mma.sync and ldmatrix on Hopper."""
 
+SPLITS = (1, 2, 3, 4, 8, 16, 32, 64)
+
 BYTES_IN_FLIGHT = 40 << 10
 """Of an SM, that keep its share of the memory busy."""
 
@@ -189,19 +191,21 @@ def _tile_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"tiles of {block_m} x {block_n} do not fit the registers"
     if block_n * row_bytes > 1 << 15 or block_n * row_bytes * config["stages"] < 1 << 14:
         return "too much or too little of the cache to be under way"
-    if _shared_bytes(problem, config) * min(2, _ctas_per_sm(problem)) > gpu.shared_bytes:
-        return f"{config['stages']} stages leave an SM too few CTAs"
+    ctas = 1 if config["stages"] == 2 else min(2, _ctas_per_sm(problem))
+    if _shared_bytes(problem, config) * ctas > gpu.shared_bytes:
+        return f"{config['stages']} stages do not fit the shared memory of {ctas} CTAs"
     return None
 
 
 def _splits_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    splits, tiles = config["splits"], _tiles(problem)
-    if splits == 1:
-        return None
-    if splits * config["block_n"] > problem["table_width"] * problem["page_size"]:
+    splits, tiles, most = config["splits"], _tiles(problem), SPLITS[-1]
+    most = min(most, problem["table_width"] * problem["page_size"] // config["block_n"])
+    if splits > max(most, 1):
         return f"{splits} CTAs share fewer tiles of tokens"
-    if tiles * splits > 4 * _slots(problem, config, gpu):
+    if splits > 1 and tiles * splits > 8 * _slots(problem, config, gpu):
         return "the SMs are full with fewer splits"
+    if 2 * splits <= most and 2 * tiles * splits <= gpu.sms:
+        return "half of the SMs or more are idle"
     return None
 
 
@@ -268,8 +272,8 @@ SPLIT = Implementation(
     archs=("sm_80+",),
     space={
         "block_n": (64, 128, 32, 16),
-        "stages": (2, 3, 4),
-        "splits": (1, 2, 3, 4, 6, 8, 12, 16, 32, 64),
+        "stages": (3, 4, 2),
+        "splits": SPLITS,
     },
     reject=_split_reject,
     default=fastest(lambda: SPLIT),

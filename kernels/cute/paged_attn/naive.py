@@ -156,7 +156,5 @@ class Naive:
     def cached(self, element):
         """An element of the cache in float32."""
         if cutlass.const_expr(self.fp8):
-            value = to_float(element)
-        else:
-            value = Float32(element)
-        return value
+            element = to_float(element)
+        return Float32(element)
