@@ -160,7 +160,8 @@ def _shared_bytes(problem: Problem, config: Config) -> int:
 
 def _ctas_per_sm(problem: Problem) -> int:
     """What registers allow: sums and queries of a row are kept in them."""
-    return {64: 3 if _block_m(problem) == 16 else 2, 128: 2, 256: 1}[problem["head_dim"]]
+    is_light = _block_m(problem) == 16 and problem["kv_dtype"] != FP8
+    return {64: 3 if is_light else 2, 128: 2, 256: 1}[problem["head_dim"]]
 
 
 def _slots(problem: Problem, config: Config, gpu: Gpu) -> int:
@@ -191,7 +192,8 @@ def _tile_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"tiles of {block_m} x {block_n} do not fit the registers"
     if block_n * row_bytes > 1 << 15 or block_n * row_bytes * config["stages"] < 1 << 14:
         return "too much or too little of the cache to be under way"
-    ctas = 1 if config["stages"] == 2 else min(2, _ctas_per_sm(problem))
+    is_least = config["stages"] == 2 and block_n * row_bytes <= 1 << 14
+    ctas = 1 if is_least else min(2, _ctas_per_sm(problem))
     if _shared_bytes(problem, config) * ctas > gpu.shared_bytes:
         return f"{config['stages']} stages do not fit the shared memory of {ctas} CTAs"
     return None
