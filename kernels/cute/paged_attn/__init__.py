@@ -266,7 +266,7 @@ def _split_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     return steady_us / busy + waves * WAVE_LATENCY_US + merge_us
 
 
-SPLIT = Implementation(
+SPLIT: Implementation = Implementation(
     entry="paged_attn",
     language="cute",
     variant="split",
