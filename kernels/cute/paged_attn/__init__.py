@@ -1,0 +1,289 @@
+"""`paged_attn` in CuTe DSL: a warp for each query, and flash-decoding on tensor cores.
+
+The device code is in modules that import the DSL; they are imported when something is compiled.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import ceil
+
+from kernelcat.gpu import Gpu
+from kernelcat.implementation import (
+    Config,
+    Float32,
+    Implementation,
+    Int32,
+    Int64,
+    Param,
+    Pointer,
+    Program,
+    Step,
+)
+from kernelcat.jit.cute import CuteSource
+from kernelcat.kernels.cute.gemm.program import fastest
+from kernelcat.model import BANDWIDTH_EFFICIENCY, LAUNCH_US, WAVE_LATENCY_US, copy_us
+from kernelcat.reference.paged_attn import ENTRY, sm_scale
+from kernelcat.spec import Problem
+
+FP8 = "float8_e4m3fn"
+TENSORS = (
+    "q", "k_cache", "v_cache", "block_table", "kv_lens", "cu_q", "sinks", "k_scale", "v_scale",
+    "out", "lse",
+)  # fmt: skip
+
+
+def _constants(problem: Problem) -> dict[str, int | str | bool]:
+    """What is compiled in."""
+    scales = "page" if problem["page_scales"] else "tensor"
+    return {
+        "dtype": problem["dtype"],
+        "fp8": problem["kv_dtype"] == FP8,
+        "head_dim": problem["head_dim"],
+        "page_size": problem["page_size"],
+        "window": problem["window"] > 0,
+        "softcap": problem["softcap"] > 0,
+        "sinks": problem["has_sinks"],
+        "scales": scales if problem["has_scales"] else "none",
+    }
+
+
+def _kinds(problem: Problem) -> tuple[str, ...]:
+    """Of the tensors; float8 as bytes."""
+    dtype = "*" + problem["dtype"]
+    cache = "*uint8" if problem["kv_dtype"] == FP8 else dtype
+    return (dtype, cache, cache, *["*int32"] * 3, *["*float32"] * 3, dtype, "*float32")
+
+
+def _params(problem: Problem, scratch: tuple[Param, ...], *numbers: int) -> tuple[Param, ...]:
+    """Tensors, sizes, what a variant wants to know besides, and the numbers of the softmax."""
+    sizes = (problem[name] for name in ("batch", "tokens", "heads", "kv_heads", "table_width"))
+    return (
+        *map(Pointer, TENSORS),
+        *scratch,
+        *map(Int32, sizes),
+        *map(Int32, numbers),
+        Int32(problem["window"]),
+        Float32(sm_scale(problem)),
+        Float32(float(problem["softcap"])),
+    )
+
+
+def _is_empty(problem: Problem) -> bool:
+    return problem["batch"] == 0 or problem["tokens"] == 0
+
+
+def _why_not(problem: Problem, gpu: Gpu) -> str | None:
+    if problem["kv_dtype"] == FP8 and FP8 not in gpu.flops:
+        return f"{gpu.sku} has no float8"
+    if max(problem["pages"], problem["table_width"] + 1) * problem["page_size"] >= 1 << 31:
+        return "more slots than 32-bit indices reach"
+    return None
+
+
+# naive ------------------------------------------------------------------------------------------
+
+NAIVE_WARPS = 4
+
+
+def _naive_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    if _is_empty(problem):
+        return Program(())
+    kinds = (*_kinds(problem), *["int32"] * 6, "float32", "float32")
+    source = CuteSource("paged_attn.naive:Naive", kinds, tuple(_constants(problem).items()))
+    grid = (problem["tokens"], ceil(problem["heads"] / NAIVE_WARPS), 1)
+    return Program((Step(source, grid, _params(problem, ()), block=32 * NAIVE_WARPS),))
+
+
+def _naive_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    return LAUNCH_US + ENTRY.flops(problem) / (0.02 * gpu.flops["float32"]) * 1e6
+
+
+NAIVE = Implementation(
+    entry="paged_attn",
+    language="cute",
+    variant="naive",
+    summary="one warp, one query of one head, key after key; any shape",
+    archs=("sm_80+",),
+    space={},
+    reject=lambda config, problem, gpu: _why_not(problem, gpu),
+    default=lambda problem, gpu: Config(),
+    program=_naive_program,
+    estimate=_naive_estimate,
+    techniques={"warp shuffle": "SHFL.BFLY"},
+    rank=0,
+    unverified="not yet run on a GPU",
+)
+
+# split ------------------------------------------------------------------------------------------
+
+WARPS = 4
+MMA_EFFICIENCY = 0.35
+"""Of the tensor cores' peak, by mma.sync and ldmatrix on Hopper."""
+
+SPLITS = (1, 2, 3, 4, 8, 16, 32, 64)
+
+BYTES_IN_FLIGHT = 40 << 10
+"""Of an SM, that keep its share of the memory busy."""
+
+
+def _rows(problem: Problem) -> int:
+    """Rows of one key-value head, of the longest sequence."""
+    return int(problem["max_q"] * (problem["heads"] // problem["kv_heads"]))
+
+
+def _block_m(problem: Problem) -> int:
+    """The fewest rows that hold all, up to the 64 of four warps."""
+    return next((block for block in (16, 32) if _rows(problem) <= block), 64)
+
+
+def _tiles(problem: Problem) -> int:
+    """Tiles of rows."""
+    row_tiles = ceil(_rows(problem) / _block_m(problem))
+    return int(row_tiles * problem["kv_heads"] * problem["batch"])
+
+
+def _row_bytes(problem: Problem) -> int:
+    """Of a cached key, or value."""
+    return int(problem["head_dim"] * (1 if problem["kv_dtype"] == FP8 else 2))
+
+
+def _shared_bytes(problem: Problem, config: Config) -> int:
+    """Stages, or what the warps leave in their place, scales, parked queries; and 1 KB to spare."""
+    stage = 2 * config["block_n"] * _row_bytes(problem)
+    left = 4 * (problem["head_dim"] + 8) * max(_block_m(problem), 16 * WARPS)
+    scales = 8 * config["block_n"] if problem["has_scales"] and problem["page_scales"] else 0
+    is_fp8 = problem["kv_dtype"] == FP8
+    parked = 128 * problem["head_dim"] if problem["head_dim"] * (1 + is_fp8) >= 256 else 0
+    return int(max(config["stages"] * stage, left) + config["stages"] * scales + parked + 1024)
+
+
+def _ctas_per_sm(problem: Problem) -> int:
+    """What registers allow: sums and queries of a row are kept in them."""
+    is_light = _block_m(problem) == 16 and problem["kv_dtype"] != FP8
+    return {64: 3 if is_light else 2, 128: 2, 256: 1}[problem["head_dim"]]
+
+
+def _slots(problem: Problem, config: Config, gpu: Gpu) -> int:
+    """CTAs that run at once."""
+    by_memory = gpu.shared_bytes // _shared_bytes(problem, config)
+    return gpu.sms * max(1, min(by_memory, _ctas_per_sm(problem)))
+
+
+def _split_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if reason := _why_not(problem, gpu):
+        return reason
+    if problem["batch"] > 65535 or _tiles(problem) * config["splits"] >= 1 << 31:
+        return "more sequences or tiles than a grid has CTAs"
+    slots, vectors = problem["pages"] * problem["page_size"], _row_bytes(problem) // 16
+    if slots * problem["kv_heads"] * vectors >= 1 << 31:
+        return "a cache of 32 GB or more is beyond 32-bit offsets of 16 bytes"
+    return _tile_reject(config, problem, gpu) or _splits_reject(config, problem, gpu)
+
+
+def _tile_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    block_m, block_n, row_bytes = _block_m(problem), config["block_n"], _row_bytes(problem)
+    if block_n < 16 * (64 // block_m):
+        return f"block_n={block_n} leaves a warp fewer than 16 tokens"
+    if block_n * row_bytes < 512 * WARPS:
+        return f"block_n={block_n} leaves a thread nothing to copy"
+    tokens = block_n * block_m // 64  # of a warp
+    if tokens * problem["head_dim"] > (1 << 12 if problem["kv_dtype"] == FP8 else 1 << 13):
+        return f"tiles of {block_m} x {block_n} do not fit the registers"
+    if block_n * row_bytes > 1 << 15 or block_n * row_bytes * config["stages"] < 1 << 14:
+        return "too much or too little of the cache to be under way"
+    is_least = config["stages"] == 2 and block_n * row_bytes <= 1 << 14
+    ctas = 1 if is_least else min(2, _ctas_per_sm(problem))
+    if _shared_bytes(problem, config) * ctas > gpu.shared_bytes:
+        return f"{config['stages']} stages do not fit the shared memory of {ctas} CTAs"
+    return None
+
+
+def _splits_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    splits, tiles, most = config["splits"], _tiles(problem), SPLITS[-1]
+    most = min(most, problem["table_width"] * problem["page_size"] // config["block_n"])
+    if splits > max(most, 1):
+        return f"{splits} CTAs share fewer tiles of tokens"
+    if splits > 1 and tiles * splits > 8 * _slots(problem, config, gpu):
+        return "the SMs are full with fewer splits"
+    if 2 * splits <= most and 2 * tiles * splits <= gpu.sms:
+        return "half of the SMs or more are idle"
+    return None
+
+
+def _split_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    if _is_empty(problem):
+        return Program(())
+    block_m, splits, tiles = _block_m(problem), config["splits"], _tiles(problem)
+    constants = _constants(problem) | {
+        "block_m": block_m,
+        "block_n": config["block_n"],
+        "stages": config["stages"],
+        "split": splits > 1,
+        "ctas_per_sm": _ctas_per_sm(problem),
+    }
+    kinds = (*_kinds(problem), "*float32", "*int32", *["int32"] * 8, "float32", "float32")
+    source = CuteSource("paged_attn.split:Split", kinds, tuple(constants.items()))
+    row_tiles = tiles // (problem["kv_heads"] * problem["batch"])
+    workspaces: dict[str, int] = {}
+    scratch: tuple[Param, ...] = (Int64(0), Int64(0))
+    if splits > 1:
+        row_bytes = 4 * (problem["head_dim"] + 4)
+        partial = tiles * splits * block_m * row_bytes
+        workspaces = {"partial": partial, "counters": 4 * tiles}
+        scratch = tuple(Pointer(name) for name in workspaces)
+    params = _params(problem, scratch, row_tiles, splits)
+    grid = (row_tiles * problem["kv_heads"] * splits, problem["batch"], 1)
+    return Program((Step(source, grid, params, block=32 * WARPS),), workspaces)
+
+
+@lru_cache(256)
+def _work(problem: Problem) -> tuple[int, int]:
+    return ENTRY.flops(problem), ENTRY.bytes_moved(problem)
+
+
+def _split_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Bytes or products, at the pace of the SMs that have work, and the merge of the splits."""
+    if _is_empty(problem):
+        return LAUNCH_US
+    flops, moved = _work(problem)
+    ctas, slots = _tiles(problem) * config["splits"], _slots(problem, config, gpu)
+    waves = ceil(ctas / slots)
+    # Full waves but for the last; few CTAs leave SMs idle.
+    busy = ctas / (waves * slots) if waves > 1 else min(1.0, ctas / gpu.sms)
+    stage = 2 * config["block_n"] * _row_bytes(problem)
+    under_way = stage * (config["stages"] - 1) * min(slots, ctas) / gpu.sms
+    flow = min(1.0, (under_way / BYTES_IN_FLIGHT) ** 0.5)
+    # Small tiles wait at more barriers.
+    flow *= 1 - 256 / (256 + config["block_n"] * problem["head_dim"] // 2)
+    padding = _block_m(problem) * ceil(_rows(problem) / _block_m(problem)) / _rows(problem)
+    math_us = flops * padding / (gpu.flops[problem["dtype"]] * MMA_EFFICIENCY) * 1e6
+    merge_us = 0.0
+    if config["splits"] > 1:
+        partial = 8 * _tiles(problem) * config["splits"] * min(_rows(problem), _block_m(problem))
+        merge_us = WAVE_LATENCY_US + partial * problem["head_dim"] / gpu.bandwidth * 1e6
+    steady_us = max(copy_us(moved, gpu, BANDWIDTH_EFFICIENCY * flow), math_us)
+    return steady_us / busy + waves * WAVE_LATENCY_US + merge_us
+
+
+SPLIT: Implementation = Implementation(
+    entry="paged_attn",
+    language="cute",
+    variant="split",
+    summary="packed heads on mma.sync, pages by cp.async, keys split between warps and CTAs",
+    archs=("sm_80+",),
+    space={
+        "block_n": (64, 128, 32, 16),
+        "stages": (3, 4, 2),
+        "splits": SPLITS,
+    },
+    reject=_split_reject,
+    default=fastest(lambda: SPLIT),
+    program=_split_program,
+    estimate=_split_estimate,
+    techniques={"cp.async": "LDGSTS", "ldmatrix": "LDSM", "mma": "HMMA.16816.F32"},
+    rank=2,
+    unverified="not yet run on a GPU",
+)
+
+IMPLEMENTATIONS = (NAIVE, SPLIT)

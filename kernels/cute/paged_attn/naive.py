@@ -1,0 +1,160 @@
+"""Paged attention without tricks: one warp, one query of one head, key after key."""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.paged_attn.fp8 import to_float
+from kernelcat.kernels.cute.paged_attn.softmax import LOWEST, exp2, finish, logit
+
+WARPS = 4
+LANES = 32
+
+
+class Naive:
+    """Any shape. A lane holds every 32nd element of its warp's head."""
+
+    def __init__(
+        self,
+        dtype: str,
+        fp8: bool,
+        head_dim: int,
+        page_size: int,
+        window: bool,
+        softcap: bool,
+        sinks: bool,
+        scales: str,
+    ):
+        self.dtype, self.fp8 = element_type(dtype), fp8
+        self.head_dim, self.page_size = head_dim, page_size
+        self.window, self.softcap, self.sinks, self.scales = window, softcap, sinks, scales
+        self.held = head_dim // LANES
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Pointer,  # (tokens, heads, head_dim)
+        k_cache: cute.Pointer,  # (pages, page_size, kv_heads, head_dim), float8 as bytes
+        v_cache: cute.Pointer,  # as k_cache
+        block_table: cute.Pointer,  # (batch, table_width)
+        kv_lens: cute.Pointer,  # (batch,)
+        cu_q: cute.Pointer,  # (batch + 1,)
+        sinks: cute.Pointer,  # (heads,)
+        k_scale: cute.Pointer,  # (1 or pages, kv_heads)
+        v_scale: cute.Pointer,  # as k_scale
+        out: cute.Pointer,  # as q
+        lse: cute.Pointer,  # (tokens, heads)
+        batch: Int32,
+        tokens: Int32,
+        heads: Int32,
+        kv_heads: Int32,
+        table_width: Int32,
+        window: Int32,
+        sm_scale: Float32,
+        softcap: Float32,
+        stream: cuda.CUstream,
+    ):
+        dim = self.head_dim
+        rows = cute.make_layout((dim, heads, tokens), stride=(1, dim, Int64(heads) * dim))
+        cached = cute.make_layout((dim, kv_heads, 1), stride=(1, dim, Int64(kv_heads) * dim))
+        by_page = cute.make_layout((kv_heads, 1), stride=(1, Int64(kv_heads)))
+        table = cute.make_layout((table_width, batch), stride=(1, Int64(table_width)))
+        self.kernel(
+            cute.make_tensor(q, rows),
+            cute.make_tensor(k_cache, cached),
+            cute.make_tensor(v_cache, cached),
+            cute.make_tensor(block_table, table),
+            cute.make_tensor(kv_lens, cute.make_layout(batch)),
+            cute.make_tensor(cu_q, cute.make_layout(batch + 1)),
+            cute.make_tensor(sinks, cute.make_layout(heads)),
+            cute.make_tensor(k_scale, by_page),
+            cute.make_tensor(v_scale, by_page),
+            cute.make_tensor(out, rows),
+            cute.make_tensor(
+                lse, cute.make_layout((heads, tokens), stride=(1, Int64(heads)))
+            ),
+            window,
+            sm_scale,
+            softcap,
+        ).launch(
+            grid=(tokens, cute.ceil_div(heads, WARPS), 1), block=(LANES, WARPS, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        mQ: cute.Tensor,  # (head_dim, heads, tokens)
+        mK: cute.Tensor,  # (head_dim, kv_heads, slots)
+        mV: cute.Tensor,
+        mTable: cute.Tensor,  # (table_width, batch)
+        mLens: cute.Tensor,  # (batch,)
+        mStarts: cute.Tensor,  # (batch + 1,)
+        mSinks: cute.Tensor,  # (heads,)
+        mKS: cute.Tensor,  # (kv_heads, pages)
+        mVS: cute.Tensor,
+        mO: cute.Tensor,  # as mQ
+        mL: cute.Tensor,  # (heads, tokens)
+        window: Int32,
+        sm_scale: Float32,
+        softcap: Float32,
+    ):
+        lane, warp, _ = cute.arch.thread_idx()
+        token, block, _ = cute.arch.block_idx()
+        head, batch = block * WARPS + warp, mTable.shape[1]
+        kv_head = head // (mQ.shape[1] // mK.shape[1])
+        if head < mQ.shape[1]:
+            # The token's sequence is as many as have ended before it.
+            ended = Int32(0)
+            for s in cutlass.range(lane, batch, LANES, unroll=1):
+                ended += Int32(mStarts[s + 1] <= token)
+            seq = cute.arch.warp_reduction_sum(ended)
+            position = mLens[seq] - (mStarts[seq + 1] - token)
+            first = Int32(0)
+            if cutlass.const_expr(self.window):
+                first = cutlass.max(position - window + 1, 0)
+
+            query = cute.make_rmem_tensor(self.held, Float32)
+            value = cute.make_rmem_tensor(self.held, Float32)
+            value.fill(0.0)
+            for i in cutlass.range_constexpr(self.held):
+                query[i] = Float32(mQ[i * LANES + lane, head, token])
+            most, total = Float32(LOWEST), Float32(0)
+            for t in cutlass.range(first, position + 1, unroll=1):
+                page = mTable[t // self.page_size, seq]
+                slot = Int64(page) * self.page_size + t % self.page_size
+                score = Float32(0)
+                for i in cutlass.range_constexpr(self.held):
+                    score += query[i] * self.cached(mK[i * LANES + lane, kv_head, slot])
+                scale, v_factor = sm_scale, Float32(1)
+                if cutlass.const_expr(self.scales != "none"):
+                    row = Int32(0)
+                    if cutlass.const_expr(self.scales == "page"):
+                        row = page
+                    scale, v_factor = sm_scale * mKS[kv_head, row], mVS[kv_head, row]
+                score = cute.arch.warp_reduction_sum(score)
+                z = logit(score, scale, softcap, self.softcap)
+                before = most
+                most = cute.arch.fmax(most, z)
+                rescale, p = exp2(before - most), exp2(z - most)
+                total = total * rescale + p
+                for i in cutlass.range_constexpr(self.held):
+                    v = self.cached(mV[i * LANES + lane, kv_head, slot])
+                    value[i] = value[i] * rescale + p * v_factor * v
+
+            sink = Float32(0)
+            if cutlass.const_expr(self.sinks):
+                sink = mSinks[head]
+            factor, lse = finish(most, total, sink, self.sinks)
+            for i in cutlass.range_constexpr(self.held):
+                mO[i * LANES + lane, head, token] = (value[i] * factor).to(self.dtype)
+            if lane == 0:
+                mL[head, token] = lse
+
+    @cute.jit
+    def cached(self, element):
+        """An element of the cache in float32."""
+        if cutlass.const_expr(self.fp8):
+            element = to_float(element)
+        return Float32(element)

@@ -1,0 +1,120 @@
+"""Tiles of cached tokens, from wherever their pages lie into shared memory.
+
+A thread looks up the pages of its rows a tile ahead, so that a copy does not wait for the table.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+
+VECTOR = 8
+"""Units of 16 bits in a copy."""
+
+
+class Pages:
+    """How ``threads`` threads copy ``block_n`` tokens of ``width`` units of 16 bits each.
+
+    Side by side, ``row_threads`` threads copy a token; ``span`` tokens are found by one look-up.
+    """
+
+    def __init__(self, dtype, width, page_size, block_n, threads, has_scales):
+        self.dtype, self.width, self.page_size, self.block_n = dtype, width, page_size, block_n
+        self.has_scales = has_scales
+        self.row_threads = width // VECTOR
+        self.rows_a_pass = threads // self.row_threads
+        self.passes = block_n // self.rows_a_pass
+        self.span = max(self.rows_a_pass, min(page_size, block_n))
+        self.lookups = block_n // self.span
+
+    def shared_layout(self, stages: int):
+        """(block_n, width, stages) in atoms of 8 rows: ldmatrix meets no bank conflict."""
+        cols = min(self.width, 64)
+        atom = cute.make_composed_layout(
+            cute.make_swizzle(3 if cols == 64 else 2, 3, 3),
+            0,
+            cute.make_layout((8, cols), stride=(cols, 1)),
+        )
+        return cute.tile_to_shape(atom, (self.block_n, self.width, stages), (0, 1, 2))
+
+    def scale_layout(self, stages: int):
+        """(block_n, 2, stages): of keys and of values; one float where pages have no scales."""
+        stride = (1, self.block_n, 2 * self.block_n) if self.has_scales else (0, 0, 0)
+        return cute.make_layout((self.block_n, 2, stages), stride=stride)
+
+    def tiled_copy(self):
+        return cute.make_tiled_copy_tv(
+            cute.make_copy_atom(
+                cpasync.CopyG2SOp(cache_mode=cpasync.LoadCacheMode.GLOBAL),
+                self.dtype,
+                num_bits_per_copy=128,
+            ),
+            cute.make_layout(
+                (self.rows_a_pass, self.row_threads), stride=(self.row_threads, 1)
+            ),
+            cute.make_layout((1, VECTOR)),
+        )
+
+    @cute.jit
+    def find(
+        self,
+        mTable: cute.Tensor,  # (table_width,) of the sequence
+        pages: cute.Tensor,  # (lookups,), written
+        tile: Int32,
+        end: Int32,
+        tidx: Int32,
+    ):
+        """Look up the pages of this thread's rows; rows from ``end`` on are as the last before."""
+        first = tile * self.block_n + tidx // self.row_threads
+        for i in cutlass.range_constexpr(self.lookups):
+            token = cutlass.min(first + i * self.span, end - 1)
+            pages[i] = mTable[token // self.page_size]
+
+    @cute.jit
+    def load(
+        self,
+        tiled_copy: cute.TiledCopy,
+        mK: cute.Tensor,  # (VECTOR, vectors): a slot is ``slot_vectors`` of them
+        mV: cute.Tensor,
+        tKsK: cute.Tensor,  # ((VECTOR, 1), passes, 1)
+        tVsV: cute.Tensor,
+        pages: cute.Tensor,  # (lookups,)
+        kv_head: Int32,
+        slot_vectors: Int32,
+        tile: Int32,
+        end: Int32,
+        tidx: Int32,
+    ):
+        """Start copying this thread's pieces of a tile; what follows ``end`` repeats the last."""
+        first = tile * self.block_n + tidx // self.row_threads
+        own = kv_head * self.row_threads + tidx % self.row_threads
+        for i in cutlass.range_constexpr(self.passes):
+            token = cutlass.min(first + i * self.rows_a_pass, end - 1)
+            page = pages[i * self.rows_a_pass // self.span]
+            slot = page * self.page_size + token % self.page_size
+            vector = Int64(slot * slot_vectors + own)
+            cute.copy(tiled_copy, mK[None, vector], tKsK[None, i, 0])
+            cute.copy(tiled_copy, mV[None, vector], tVsV[None, i, 0])
+
+    @cute.jit
+    def load_scales(
+        self,
+        mTable: cute.Tensor,  # (table_width,)
+        mKS: cute.Tensor,  # (pages,)
+        mVS: cute.Tensor,
+        sScale: cute.Tensor,  # (block_n, 2): of keys and of values
+        tile: Int32,
+        end: Int32,
+        tidx: Int32,
+    ):
+        """Start copying the scales of a tile's tokens."""
+        atom = cute.make_copy_atom(cpasync.CopyG2SOp(), Float32, num_bits_per_copy=32)
+        if tidx < self.block_n:
+            token = cutlass.min(tile * self.block_n + tidx, end - 1)
+            page = mTable[token // self.page_size]
+            one = cute.make_layout(1)
+            for i in cutlass.range_constexpr(2):
+                scale = mKS if cutlass.const_expr(i == 0) else mVS
+                target = cute.make_tensor(sScale.iterator + i * self.block_n + tidx, one)
+                source = cute.make_tensor(scale.iterator + page * scale.stride[0], one)
+                cute.copy(atom, source, target)

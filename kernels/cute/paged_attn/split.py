@@ -1,0 +1,227 @@
+"""Flash-decoding over pages on tensor cores since Ampere: cp.async, ldmatrix, mma.sync.
+
+FlashAttention-2's online softmax in registers. As in FlashInfer, the rows of a tile are the query
+heads that share a key-value head, token by token, so that a token is read once for all of them and
+decode and prefill are one kernel. As in flash-decoding, CTAs share the keys of a long sequence; the
+last one to finish merges. Few rows are one warp high, and the warps then share the keys of a tile.
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import warp
+from cutlass.memory import SmemAllocator
+
+from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.paged_attn.merge import Merge
+from kernelcat.kernels.cute.paged_attn.pages import VECTOR, Pages
+from kernelcat.kernels.cute.paged_attn.rows import Rows
+from kernelcat.kernels.cute.paged_attn.tile import Tile
+
+WARPS = 4
+THREADS = 32 * WARPS
+
+
+class Split(Rows):
+    """Tiles of ``block_m`` rows and ``block_n`` tokens; ``num_splits`` CTAs to a tile of rows.
+
+    Row r of a sequence is query token r / group of it, head r % group of those that share.
+    """
+
+    def __init__(
+        self,
+        dtype: str,
+        fp8: bool,
+        head_dim: int,
+        page_size: int,
+        window: bool,
+        softcap: bool,
+        sinks: bool,
+        scales: str,
+        block_m: int,
+        block_n: int,
+        stages: int,
+        split: bool,
+        ctas_per_sm: int,
+    ):
+        self.dtype, self.fp8, self.head_dim = element_type(dtype), fp8, head_dim
+        self.window, self.scales, self.split = window, scales, split
+        self.block_m, self.block_n, self.stages = block_m, block_n, stages
+        self.ctas_per_sm = ctas_per_sm
+        self.warps_m = min(block_m // 16, WARPS)
+        self.warps_n = WARPS // self.warps_m
+        width = head_dim // 2 if fp8 else head_dim
+        self.pages = Pages(self.dtype, width, page_size, block_n, THREADS, scales == "page")
+        self.tokens = block_n // self.warps_n  # of a tile, that a warp attends to
+        self.tile = Tile(
+            self.dtype, fp8, head_dim, block_m, self.tokens, window, softcap, scales
+        )
+        self.merge = Merge(
+            self.dtype, head_dim, block_m, self.warps_n, THREADS, sinks, scales
+        )
+        self.shared_bytes = max(4 * block_n * width * stages, self.merge.shared_bytes)
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Pointer,  # (tokens, heads, head_dim)
+        k_cache: cute.Pointer,  # (pages, page_size, kv_heads, head_dim)
+        v_cache: cute.Pointer,  # as k_cache
+        block_table: cute.Pointer,  # (batch, table_width)
+        kv_lens: cute.Pointer,  # (batch,)
+        cu_q: cute.Pointer,  # (batch + 1,)
+        sinks: cute.Pointer,  # (heads,)
+        k_scale: cute.Pointer,  # (1 or pages, kv_heads)
+        v_scale: cute.Pointer,  # as k_scale
+        out: cute.Pointer,  # as q
+        lse: cute.Pointer,  # (tokens, heads)
+        partial: cute.Pointer,  # (tiles, num_splits, block_m, head_dim + 4)
+        counters: cute.Pointer,  # (tiles,)
+        batch: Int32,
+        tokens: Int32,
+        heads: Int32,
+        kv_heads: Int32,
+        table_width: Int32,
+        row_tiles: Int32,
+        num_splits: Int32,
+        window: Int32,
+        sm_scale: Float32,
+        softcap: Float32,
+        stream: cuda.CUstream,
+    ):
+        dim = self.head_dim
+        row = cute.assume(Int64(heads) * dim, divby=VECTOR)
+        rows = cute.make_layout((dim, heads, tokens), stride=(1, dim, row))
+        cached = cute.make_layout((VECTOR, 1), stride=(1, VECTOR))
+        by_page = cute.make_layout((1, kv_heads), stride=(Int64(kv_heads), 1))
+        tiled_mma = cute.make_tiled_mma(
+            warp.MmaF16BF16Op(self.dtype, Float32, (16, 8, 16)),
+            cute.make_layout((self.warps_m, 1, 1)),
+            permutation_mnk=(16 * self.warps_m, 16, 16),
+        )
+        self.kernel(
+            cute.make_tensor(q, rows),
+            cute.make_tensor(cute.recast_ptr(k_cache, dtype=self.dtype), cached),
+            cute.make_tensor(cute.recast_ptr(v_cache, dtype=self.dtype), cached),
+            cute.make_tensor(
+                block_table, cute.make_layout((table_width, batch), stride=(1, Int64(table_width)))
+            ),
+            cute.make_tensor(kv_lens, cute.make_layout(batch)),
+            cute.make_tensor(cu_q, cute.make_layout(batch + 1)),
+            cute.make_tensor(sinks, cute.make_layout(heads)),
+            cute.make_tensor(k_scale, by_page),
+            cute.make_tensor(v_scale, by_page),
+            cute.make_tensor(out, rows),
+            cute.make_tensor(lse, cute.make_layout((heads, tokens), stride=(1, Int64(heads)))),
+            cute.make_tensor(
+                partial, self.merge.partial_layout(row_tiles * kv_heads * batch, num_splits)
+            ),
+            counters,
+            self.pages.shared_layout(self.stages),
+            tiled_mma,
+            self.pages.tiled_copy(),
+            row_tiles,
+            num_splits,
+            window,
+            sm_scale,
+            softcap,
+        ).launch(
+            grid=(row_tiles * kv_heads * num_splits, batch, 1),
+            block=(THREADS, 1, 1),
+            min_blocks_per_mp=self.ctas_per_sm,
+            preferred_smem_carveout=100,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        mQ: cute.Tensor,  # (head_dim, heads, tokens)
+        mK: cute.Tensor,  # (VECTOR, vectors): slot by slot, head by head
+        mV: cute.Tensor,
+        mTable: cute.Tensor,  # (table_width, batch)
+        mLens: cute.Tensor,  # (batch,)
+        mStarts: cute.Tensor,  # (batch + 1,)
+        mSinks: cute.Tensor,  # (heads,)
+        mKS: cute.Tensor,  # (pages, kv_heads)
+        mVS: cute.Tensor,
+        mO: cute.Tensor,  # as mQ
+        mL: cute.Tensor,  # (heads, tokens)
+        mPartial: cute.Tensor,
+        counters: cute.Pointer,
+        shared_layout: cute.ComposedLayout,
+        tiled_mma: cute.TiledMma,
+        tiled_copy: cute.TiledCopy,
+        row_tiles: Int32,
+        num_splits: Int32,
+        window: Int32,
+        sm_scale: Float32,
+        softcap: Float32,
+    ):
+        index, seq, _ = cute.arch.block_idx()
+        kv_heads = mKS.shape[1]
+        group = mQ.shape[1] // kv_heads
+        # The longest rows first: they see the most keys.
+        row_tile = row_tiles - 1 - index % row_tiles
+        kv_head = index // row_tiles % kv_heads
+        split_idx = index // row_tiles // kv_heads
+
+        q_begin = mStarts[seq]
+        q_len = mStarts[seq + 1] - q_begin
+        before = mLens[seq] - q_len  # tokens ahead of the first query
+        row_begin = row_tile * self.block_m
+        row_end = cutlass.min(row_begin + self.block_m, q_len * group)
+        first, last = before + row_begin // group, before + (row_end - 1) // group
+        tile_begin, end = Int32(0), cutlass.max(last + 1, 0)
+        if cutlass.const_expr(self.window):
+            tile_begin = cutlass.max(first - window + 1, 0) // self.block_n
+        tiles = cutlass.max(cute.ceil_div(end, self.block_n) - tile_begin, 0)
+        used = cutlass.max(cutlass.min(num_splits, tiles), 1)
+
+        shared = SmemAllocator()
+        memory = shared.allocate(self.shared_bytes, 1024)
+        ring = cute.recast_ptr(memory, dtype=self.dtype)
+        sK = cute.make_tensor(ring, shared_layout)
+        sV = cute.make_tensor(ring + cute.cosize(shared_layout), shared_layout)
+        sO = cute.make_tensor(
+            cute.recast_ptr(memory, dtype=Float32), self.merge.shared_layout()
+        )
+        sScale = shared.allocate_tensor(Float32, self.pages.scale_layout(self.stages), 16)
+        sQ = shared.allocate_tensor(self.dtype, self.tile.query_layout(THREADS), 16)
+        is_last = shared.allocate_array(Int32, 1)
+
+        if row_begin < row_end and split_idx < used:
+            scale, v_factor = sm_scale, Float32(1)
+            if cutlass.const_expr(self.scales == "tensor"):
+                scale, v_factor = sm_scale * mKS[0, kv_head], mVS[0, kv_head]
+            gQ = cute.domain_offset((0, kv_head * group, q_begin), mQ)
+            self.attend(
+                tiled_mma, tiled_copy, gQ, mK, mV, mTable[None, seq], mKS[None, kv_head],
+                mVS[None, kv_head], sK, sV, sScale, sQ, sO, kv_head,
+                kv_heads * self.pages.row_threads, group, before, row_begin, row_end,
+                tile_begin + tiles * split_idx // used,
+                tile_begin + tiles * (split_idx + 1) // used,
+                end, window, scale, softcap,
+            )  # fmt: skip
+            gO = cute.domain_offset((0, kv_head * group, q_begin), mO)
+            gL = cute.domain_offset((kv_head * group, q_begin), mL)
+            gSinks = cute.domain_offset(kv_head * group, mSinks)
+            rows = row_end - row_begin
+            if cutlass.const_expr(self.split):
+                if used == 1:
+                    self.merge.store(
+                        sO, self.warps_n, rows, gO, gL, gSinks, group, row_begin, v_factor
+                    )
+                else:
+                    tile = index % (row_tiles * kv_heads) + row_tiles * kv_heads * seq
+                    gPartial = mPartial[None, None, None, None, tile]
+                    self.merge.store_partial(sO, rows, gPartial[None, None, None, split_idx])
+                    if self.merge.arrive(counters + tile, used, is_last):
+                        self.merge.store(
+                            gPartial, used, rows, gO, gL, gSinks, group, row_begin, v_factor
+                        )
+            else:
+                self.merge.store(
+                    sO, self.warps_n, rows, gO, gL, gSinks, group, row_begin, v_factor
+                )
