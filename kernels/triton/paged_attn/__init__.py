@@ -3,6 +3,7 @@
 Blocks gather their tokens' rows through the block table by pointers, so that any page size serves.
 """
 
+from collections.abc import Callable
 from functools import partial
 from math import ceil, e, log2
 from typing import Any
@@ -203,6 +204,7 @@ def _estimate_split(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 
 ARCHS = ("sm_80+",)
+UNVERIFIED = "no receipt yet"
 
 NAIVE = implementation(
     entry="paged_attn",
@@ -214,7 +216,7 @@ NAIVE = implementation(
     program=_naive,
     estimate=_estimate_naive,
     rank=0,
-    unverified="not yet run on a GPU",
+    unverified=UNVERIFIED,
 )
 
 TILES = {"block_m": (128, 64, 16), "block_n": (64, 128, 32), "stages": (2, 3, 4), "warps": (4, 8)}
@@ -224,50 +226,39 @@ SHARES = {
 }  # fmt: skip
 
 
-def _tiles(variant: str, tma: bool, **fields: Any) -> Implementation:
+def _variant(
+    variant: str,
+    tma: bool,
+    space: dict[str, tuple[int, ...]],
+    reject: Callable[..., str | None],
+    program: Callable[..., Program],
+    **fields: Any,
+) -> Implementation:
+    """``reject`` and ``program`` are told first whether tiles are loaded by TMA."""
     return implementation(
         entry="paged_attn",
         variant=variant,
-        space=TILES,
-        reject=partial(_reject_tiled, tma),
-        program=partial(_tiled, tma),
-        estimate=_estimate_tiled,
-        unverified="not yet run on a GPU",
+        archs=("sm_90a",) if tma else ARCHS,
+        space=space,
+        reject=partial(reject, tma),
+        program=partial(program, tma),
+        techniques={"tma": "UTMALDG"} if tma else {"asynchronous copy": "LDGSTS"},
+        unverified=UNVERIFIED,
         **fields,
     )
 
 
-def _shares(variant: str, tma: bool, **fields: Any) -> Implementation:
-    return implementation(
-        entry="paged_attn",
-        variant=variant,
-        space=SHARES,
-        reject=partial(_reject_split, tma),
-        program=partial(_split, tma),
-        estimate=_estimate_split,
-        unverified="not yet run on a GPU",
-        **fields,
-    )
-
-
-GATHER, BY_TMA = {"asynchronous copy": "LDGSTS"}, {"tma": "UTMALDG"}
+_tiles = partial(
+    _variant, space=TILES, reject=_reject_tiled, program=_tiled, estimate=_estimate_tiled
+)
+_shares = partial(
+    _variant, space=SHARES, reject=_reject_split, program=_split, estimate=_estimate_split
+)
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     NAIVE,
-    _tiles(
-        "tiled", False, archs=ARCHS, techniques=GATHER, rank=1,
-        summary="a tile of packed rows over all that they see, tensor cores, asynchronous copies",
-    ),
-    _tiles(
-        "tma", True, archs=("sm_90a",), techniques=BY_TMA, rank=2,
-        summary="the same where pages are large enough to be loaded by TMA",
-    ),
-    _shares(
-        "split", False, archs=ARCHS, techniques=GATHER, rank=3,
-        summary="decode in equal shares of all tiles, pieces added up by the last to arrive",
-    ),
-    _shares(
-        "split_tma", True, archs=("sm_90a",), techniques=BY_TMA, rank=4,
-        summary="the same where pages are large enough to be loaded by TMA",
-    ),
-)  # fmt: skip
+    _shares("split", False, rank=1, summary="equal shares of all tiles, pieces merged at the end"),
+    _shares("split_tma", True, rank=2, summary="split, where pages are large enough for TMA"),
+    _tiles("tiled", False, rank=3, summary="a tile of packed rows over all that they see"),
+    _tiles("tma", True, rank=4, summary="tiled, where pages are large enough to load by TMA"),
+)
