@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kernelcat import catalog, check, dtypes, gpu
+from kernelcat.reference.paged_attn import attention
 from kernelcat.spec import Problem
 
 HOST = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
@@ -117,6 +118,43 @@ def test_an_output_may_have_a_tolerance_of_its_own() -> None:
     assert not write(q + 2 * (q == 0x30).astype("uint8"), prepared.expected["scale"]).passed
     off = write(q, prepared.expected["scale"] * np.float32(1.001))
     assert not off.passed and off.detail.startswith("scale: ")
+
+
+MERGE = catalog.entry("attn_merge").problem(
+    parts=1, tokens=40, heads=4, head_dim=64, dtype="float16"
+)
+"""Of which some rows saw no key: their lse is -inf."""
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, -1e30, 0.0])
+def test_an_infinity_is_right_only_where_the_oracle_has_it(value: float) -> None:
+    prepared = check.prepare(catalog.entry("attn_merge"), MERGE, HOST, seed=3)
+    out, lse = prepared.expected["out"], prepared.expected["lse"]
+    unseen = np.isneginf(lse)
+    assert unseen.any() and not unseen.all()
+
+    def write(written, **how):
+        def body(arrays):
+            arrays["out"][...], arrays["lse"][...] = out, written
+
+        return prepared.verify(lambda arrays: lambda: body(arrays), **how)
+
+    assert write(lse).passed
+    for wrong in (np.where(unseen, value, lse), np.where(unseen, lse, -np.inf)):
+        assert not write(wrong).passed
+
+
+def test_a_peer_is_spared_what_it_need_not_write() -> None:
+    entry = catalog.entry("paged_attn")
+    problem = attention(2, 4, 2, 64, 32, 16)
+    prepared = check.prepare(entry, problem, HOST, seed=3)
+
+    def body(arrays):
+        arrays["out"][...] = dtypes.encode(prepared.expected["out"], "bfloat16")
+
+    assert prepared.verify(lambda arrays: lambda: body(arrays), peer=True).passed
+    ours = prepared.verify(lambda arrays: lambda: body(arrays))
+    assert not ours.passed and ours.detail.startswith("lse: ")
 
 
 def test_what_must_not_be_read_is_nan() -> None:

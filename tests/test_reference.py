@@ -121,6 +121,18 @@ def tma_copy(problem: Problem, src):
     return {"dst": out}
 
 
+def attn_merge(problem: Problem, outs, lses):
+    """Row by row, in float64; parts that saw no key are left out."""
+    out, lse = np.zeros(outs.shape[1:]), np.full(lses.shape[1:], -np.inf)
+    for row in np.ndindex(*lse.shape):
+        seen = [part for part in range(problem["parts"]) if lses[part][row] > -np.inf]
+        if seen:
+            lse[row] = np.logaddexp.reduce([float(lses[part][row]) for part in seen])
+            for part in seen:
+                out[row] += math.exp(lses[part][row] - lse[row]) * outs[part][row].astype(float)
+    return {"out": out, "lse": lse}
+
+
 def paged_attn(problem: Problem, q, k_cache, v_cache, block_table, kv_lens, cu_q, **more):
     """Query by query and key by key, in float64; lengths are those of the arrays."""
     group, size = problem["heads"] // problem["kv_heads"], problem["page_size"]
@@ -152,6 +164,7 @@ def paged_attn(problem: Problem, q, k_cache, v_cache, block_table, kv_lens, cu_q
 
 
 INDEPENDENT = {
+    "attn_merge": attn_merge,
     "fp8_gemm": fp8_gemm,
     "fp8_quantize": fp8_quantize,
     "fp8_swiglu": fp8_swiglu,
