@@ -1,7 +1,6 @@
 """Merge in vectors of 16 bytes: several rows a CTA, several parts in flight.
 
-A part that saw no key is not read, so loads wait for the part's log-sum-exp; those of the next
-parts are on their way meanwhile.
+A part that saw no key is not read: loads wait for the log-sum-exps of their parts.
 """
 
 import cuda.bindings.driver as cuda
@@ -69,29 +68,23 @@ class Vectorized:
             gX, gXL = mX[None, vector, row, None], mXL[row, None]
             held = cute.make_rmem_tensor((VECTOR, self.unroll), self.dtype)
             lses = cute.make_rmem_tensor(self.unroll, Float32)
-            weights = cute.make_rmem_tensor(self.unroll, Float32)
             values = cute.make_rmem_tensor(VECTOR, Float32)
             values.fill(0.0)
             most, total = Float32(LOWEST), Float32(0)
-            self.load(gXL, Int32(0), parts, lses)
+            self.load(gX, gXL, Int32(0), parts, held, lses)
             for first in cutlass.range(0, parts, self.unroll, unroll=1):
-                held.fill(0.0)  # where not read: what is left of another part may be NaN
                 before = most
                 for u in cutlass.range_constexpr(self.unroll):
-                    if lses[u] > -Float32.inf:
-                        cute.autovec_copy(gX[None, first + u], held[None, u])
                     most = cute.arch.fmax(most, lses[u])
-                for u in cutlass.range_constexpr(self.unroll):
-                    weights[u] = exp(lses[u] - most)
-                self.load(gXL, first + self.unroll, parts, lses)
-
                 kept = exp(before - most)
                 total *= kept
                 value = values.load() * kept
                 for u in cutlass.range_constexpr(self.unroll):
-                    total += weights[u]
-                    value += held[None, u].load().to(Float32) * weights[u]
+                    weight = exp(lses[u] - most)
+                    total += weight
+                    value += held[None, u].load().to(Float32) * weight
                 values.store(value)
+                self.load(gX, gXL, first + self.unroll, parts, held, lses)
 
             factor, lse = finish(most, total)
             rounded = cute.make_rmem_tensor(VECTOR, self.dtype)
@@ -103,13 +96,22 @@ class Vectorized:
     @cute.jit
     def load(
         self,
-        gXL: cute.Tensor,  # (parts,) of a row
+        gX: cute.Tensor,  # (VECTOR, parts)
+        gXL: cute.Tensor,  # (parts,)
         first: Int32,
         parts: Int32,
+        held: cute.Tensor,  # (VECTOR, unroll), written
         lses: cute.Tensor,  # (unroll,), written
     ):
-        """Log-sum-exps of ``unroll`` parts from ``first`` on; -inf past the last."""
+        """Vectors of ``unroll`` parts from ``first`` on: 0 at -inf where nothing was seen.
+
+        Its uses are behind the loop's branch, else the compiler waits for one load before the next.
+        """
         for u in cutlass.range_constexpr(self.unroll):
             lses[u] = -Float32.inf
             if first + u < parts:
                 lses[u] = gXL[first + u]
+        held.fill(0.0)
+        for u in cutlass.range_constexpr(self.unroll):
+            if lses[u] > -Float32.inf:
+                cute.autovec_copy(gX[None, first + u], held[None, u])
