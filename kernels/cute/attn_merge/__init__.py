@@ -1,0 +1,127 @@
+"""`attn_merge` in CuTe DSL: element by element, and in vectors of 16 bytes.
+
+The device code is in modules that import the DSL; they are imported when something is compiled.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from kernelcat.gpu import Gpu
+from kernelcat.implementation import Config, Implementation, Int32, Pointer, Program, Step
+from kernelcat.jit.cute import CuteSource
+from kernelcat.model import copy_us
+from kernelcat.reference.attn_merge import ENTRY
+from kernelcat.spec import Problem
+
+VECTOR = 8
+"""Elements in 16 bytes."""
+
+NAIVE_WARPS = 4
+
+
+def _rows(problem: Problem) -> int:
+    return int(problem["tokens"] * problem["heads"])
+
+
+def _too_large(problem: Problem, block_rows: int, unroll: int) -> str | None:
+    """Indices of rows and parts run past the last by less than a CTA's, in 32 bits."""
+    if max(_rows(problem) + block_rows, problem["parts"] + 2 * unroll) >= 1 << 31:
+        return "more rows or parts than 32-bit indices reach"
+    return None
+
+
+def _program(
+    problem: Problem, kernel: str, config: Config, block_rows: int, threads: int
+) -> Program:
+    rows = _rows(problem)
+    if rows == 0:
+        return Program(())
+    element = "*" + problem["dtype"]
+    kinds = (element, "*float32", element, "*float32", "int32", "int32")
+    constants = (("dtype", problem["dtype"]), ("head_dim", problem["head_dim"]), *config.items())
+    params = (*map(Pointer, ("outs", "lses", "out", "lse")), Int32(problem["parts"]), Int32(rows))
+    grid = (ceil(rows / block_rows), 1, 1)
+    return Program((Step(CuteSource(kernel, kinds, constants), grid, params, block=threads),))
+
+
+# naive ------------------------------------------------------------------------------------------
+
+
+def _naive_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    return _program(problem, "attn_merge.naive:Naive", config, NAIVE_WARPS, 32 * NAIVE_WARPS)
+
+
+def _naive_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    return copy_us(ENTRY.bytes_moved(problem), gpu, 0.3)
+
+
+# vectorized -------------------------------------------------------------------------------------
+
+
+def _block_rows(problem: Problem, config: Config) -> int:
+    return int(config["threads"] * VECTOR // problem["head_dim"])
+
+
+def _vectorized_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    block_rows, unroll = _block_rows(problem, config), config["unroll"]
+    if unroll >= 2 * problem["parts"]:
+        return f"{unroll} parts at a time are at least twice the {problem['parts']} there are"
+    if config["threads"] > 128 and block_rows >= 2 * _rows(problem):
+        return f"CTAs of {block_rows} rows are at least half empty for {_rows(problem)} rows"
+    return _too_large(problem, block_rows, unroll)
+
+
+def _vectorized_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    kernel = "attn_merge.vectorized:Vectorized"
+    return _program(problem, kernel, config, _block_rows(problem, config), config["threads"])
+
+
+def _vectorized_default(problem: Problem, gpu: Gpu) -> Config:
+    """All parts at once if they are few; small CTAs where large ones leave SMs idle."""
+    vectors = _rows(problem) * problem["head_dim"] // VECTOR
+    return Config(
+        threads=256 if vectors >= 8 * 256 * gpu.sms else 128,
+        unroll=next((unroll for unroll in (1, 2) if unroll >= problem["parts"]), 4),
+    )
+
+
+def _vectorized_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Memory time; longer where few loads are in flight: of a thread, or as SMs are not full."""
+    efficiency = {1: 0.72, 2: 0.82, 4: 0.85}[config["unroll"]]
+    ctas = max(1, ceil(_rows(problem) / _block_rows(problem, config)))
+    busy = min(1.0, ctas * config["threads"] / (512 * gpu.sms))
+    return copy_us(ENTRY.bytes_moved(problem), gpu, efficiency * busy)
+
+
+IMPLEMENTATIONS = (
+    Implementation(
+        entry="attn_merge",
+        language="cute",
+        variant="naive",
+        summary="one warp, one row, element by element; any shape",
+        archs=("sm_80+",),
+        space={},
+        reject=lambda config, problem, gpu: _too_large(problem, NAIVE_WARPS, 1),
+        default=lambda problem, gpu: Config(),
+        program=_naive_program,
+        estimate=_naive_estimate,
+        rank=0,
+        unverified="not yet run on a GPU",
+    ),
+    Implementation(
+        entry="attn_merge",
+        language="cute",
+        variant="vectorized",
+        summary="16-byte loads of several parts at once; several rows a CTA",
+        archs=("sm_80+",),
+        space={"threads": (128, 256, 512), "unroll": (1, 2, 4)},
+        reject=_vectorized_reject,
+        default=_vectorized_default,
+        program=_vectorized_program,
+        estimate=_vectorized_estimate,
+        techniques={"vector load": "LDG.E.128", "vector store": "STG.E.128"},
+        rank=1,
+        unverified="not yet run on a GPU",
+    ),
+)
