@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator
 
@@ -19,8 +20,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
-def pytest_unconfigure() -> None:
-    """End with pytest's own last line: Triton's compiler lists leaked references at exit."""
+@atexit.register
+def end_with_pytests_last_line() -> None:
+    """Triton's compiler lists leaked references after it, once Python is gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
