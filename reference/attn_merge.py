@@ -11,11 +11,9 @@ saw any, out is zero and lse -inf.
 
 from __future__ import annotations
 
-import sys
-
 from kernelcat import dtypes
 from kernelcat.errors import MissingDependency, Unsupported
-from kernelcat.reference.paged_attn import DTYPES, HEAD_DIMS
+from kernelcat.reference.paged_attn import DTYPES, HEAD_DIMS, library_of
 from kernelcat.spec import Axis, Entry, Peer, Problem, Tensor, Tolerance
 
 UNSEEN = 5
@@ -25,7 +23,7 @@ UNSEEN = 5
 def _make_inputs(problem, normal):
     shape = tuple(problem[axis] for axis in ("parts", "tokens", "heads"))
     outs, lses = normal((*shape, problem["head_dim"])), 2.0 * normal(shape)
-    xp = sys.modules[type(outs).__module__.partition(".")[0]]
+    xp = library_of(outs)
     unseen = xp.arange(lses.size).reshape(shape) * 7919 % UNSEEN == 0
     return {
         "outs": xp.where(unseen[..., None], xp.float32("nan"), outs),
@@ -35,7 +33,7 @@ def _make_inputs(problem, normal):
 
 def _oracle(problem, arrays):
     outs, lses = arrays["outs"], arrays["lses"]
-    xp = sys.modules[type(outs).__module__.partition(".")[0]]
+    xp = library_of(outs)
     seen = lses > xp.float32("-inf")
     most = xp.where(seen, lses, xp.float32(-1e30)).max(0)
     weights = xp.where(seen, xp.exp(lses - most), 0.0)

@@ -65,19 +65,14 @@ def lengths(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(q_lens), tuple(kv_lens)
 
 
-def visible(problem: Problem) -> list[tuple[int, int]]:
-    """For each query token, the range of its sequence's tokens that it sees."""
-    ranges = []
+def pairs_seen(problem: Problem) -> int:
+    """Query tokens times the tokens that each sees."""
+    total = 0
     for q_len, kv_len in zip(*lengths(problem), strict=True):
-        for last in range(kv_len - q_len + 1, kv_len + 1):
-            first = max(0, last - problem["window"]) if problem["window"] else 0
-            ranges.append((first, last))
-    return ranges
-
-
-def num_pages_read(problem: Problem) -> int:
-    """Entries of the table that name a page."""
-    return sum(-(-length // problem["page_size"]) for length in lengths(problem)[1])
+        before, most = kv_len - q_len, problem["window"] or kv_len
+        growing = min(max(most - before, 0), q_len)  # queries that see one token more each
+        total += growing * before + growing * (growing + 1) // 2 + (q_len - growing) * most
+    return total
 
 
 def tokens_read(problem: Problem) -> int:
@@ -114,7 +109,7 @@ def _make_inputs(problem, normal):
     )
     (table, slots), (q_lens, kv_lens) = _tables(problem), lengths(problem)
     q = 2.5 * normal((tokens, heads, dim))
-    xp = _library(q)
+    xp = library_of(q)
     used = xp.asarray(slots, dtype="int32")[:, None]
     unread = (xp.arange(problem["page_size"])[None, :] >= used)[:, :, None, None]
     cache = (problem["pages"], problem["page_size"], kv_heads, dim)
@@ -140,7 +135,7 @@ def scale_rows(axes):
     return axes["pages"] if axes["page_scales"] else 1
 
 
-def _library(array):
+def library_of(array):
     """NumPy or CuPy, whichever the array is of."""
     return sys.modules[type(array).__module__.partition(".")[0]]
 
@@ -156,7 +151,7 @@ def _attend(problem, q, k, v, sinks, first_token):
     Query i is token ``first_token + i`` of its sequence. The sink, (kv_heads, group), is a token
     more that has no value.
     """
-    xp = _library(q)
+    xp = library_of(q)
     heads, group, queries, dim = q.shape
     z = q.reshape(heads, -1, dim) @ k.transpose(0, 2, 1) * sm_scale(problem)
     if problem["softcap"]:
@@ -180,7 +175,7 @@ def _oracle(problem, arrays):
     size, dim, kv_heads = problem["page_size"], problem["head_dim"], problem["kv_heads"]
     heads = problem["heads"]
     q = arrays["q"].reshape(problem["tokens"], kv_heads, heads // kv_heads, dim)
-    xp = _library(q)
+    xp = library_of(q)
     out, lse = xp.zeros_like(q), xp.zeros_like(q[..., 0])
     sinks = xp.full(q.shape[1:3], LOWEST, dtype="float32")
     if problem["has_sinks"]:
@@ -206,8 +201,7 @@ def _oracle(problem, arrays):
 
 
 def _flops(problem: Problem) -> int:
-    pairs = sum(last - first for first, last in visible(problem))
-    return 4 * problem["heads"] * problem["head_dim"] * pairs
+    return int(4 * problem["heads"] * problem["head_dim"] * pairs_seen(problem))
 
 
 def _bytes_moved(problem: Problem) -> int:

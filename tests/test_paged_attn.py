@@ -71,6 +71,16 @@ def test_what_makes_no_sense_is_refused_in_one_line(changes: dict, reason: str) 
         ENTRY.problem(**{**sound, **changes})
 
 
+@settings(max_examples=200, deadline=None)
+@given(problem=fuzz.problems(ENTRY))
+def test_pairs_are_counted_as_one_by_one(problem: Problem) -> None:
+    pairs = 0
+    for q_len, kv_len in zip(*paged_attn.lengths(problem), strict=True):
+        for seen in range(kv_len - q_len + 1, kv_len + 1):
+            pairs += min(seen, problem["window"]) if problem["window"] else seen
+    assert paged_attn.pairs_seen(problem) == pairs
+
+
 def test_the_least_work_is_what_the_visible_tokens_need() -> None:
     whole = paged_attn.attention(2, 8, 2, 64, 64, 16)
     assert ENTRY.flops(whole) == 4 * 2 * 64 * 8 * 64

@@ -5,7 +5,6 @@ The device code is in modules that import the DSL; they are imported when someth
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import ceil
 
 from kernelcat.gpu import Gpu
@@ -237,16 +236,11 @@ def _split_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return Program((Step(source, grid, params, block=32 * WARPS),), workspaces)
 
 
-@lru_cache(256)
-def _work(problem: Problem) -> tuple[int, int]:
-    return ENTRY.flops(problem), ENTRY.bytes_moved(problem)
-
-
 def _split_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Bytes or products, at the pace of the SMs that have work, and the merge of the splits."""
     if _is_empty(problem):
         return LAUNCH_US
-    flops, moved = _work(problem)
+    flops, moved = ENTRY.flops(problem), ENTRY.bytes_moved(problem)
     ctas, slots = _tiles(problem) * config["splits"], _slots(problem, config, gpu)
     waves = ceil(ctas / slots)
     # Full waves but for the last; few CTAs leave SMs idle.

@@ -8,7 +8,7 @@ from functools import partial
 from math import ceil, e, log2
 from typing import Any
 
-from kernelcat import model
+from kernelcat import dtypes, model
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, ConfigValue, Implementation, Program
 from kernelcat.jit import triton
@@ -94,12 +94,11 @@ def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
 def _tiled(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> Program:
     if _is_empty(problem):
         return Program(())
-    max_q = {"max_q": triton.integer(problem["max_q"], divisor=1)}
-    row_tiles = ceil(problem["max_q"] * _group(problem) / config["block_m"])
+    row_tiles = ceil(_rows(problem) / config["block_m"])
     step = triton.step(
         f"{PACKAGE}.device:tiled",
         (row_tiles, problem["kv_heads"], problem["batch"]),
-        _arrays(problem, tma * config["block_n"]) | max_q | _numbers(problem),
+        _arrays(problem, tma * config["block_n"]) | _numbers(problem),
         _constants(problem) | _tile(config, tma),
         num_warps=config["warps"],
     )
@@ -141,17 +140,12 @@ def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
-def _reject_tile(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    block_m, block_n, dim = config["block_m"], config["block_n"], problem["head_dim"]
-    stage = 2 * block_n * dim * (1 if problem["kv_dtype"] == "float8_e4m3fn" else 2)
-    if stage * config["stages"] + 2 * block_m * dim > gpu.shared_bytes:
-        return f"{config['stages']} stages of {stage} bytes do not fit in shared memory"
-    if block_m * (dim + block_n) > 128 * 32 * config["warps"]:
-        return f"{config['warps']} warps have no registers for {block_m} x ({dim} + {block_n})"
-    return _reject(config, problem, gpu)
+def _rows(problem: Problem) -> int:
+    """Rows of a sequence and key-value head, at most."""
+    return int(problem["max_q"] * _group(problem))
 
 
-def _reject_tma(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _reject_tma(config: Config, problem: Problem) -> str | None:
     if problem["page_size"] < config["block_n"]:
         return f"pages of {problem['page_size']} tokens are less than a load of {config['block_n']}"
     if problem["pages"] * problem["page_size"] >= 1 << 31:
@@ -160,25 +154,25 @@ def _reject_tma(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _reject_tiled(tma: bool, config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    rows = problem["max_q"] * _group(problem)
-    if config["block_m"] > 16 and config["block_m"] >= 2 * rows:
-        return f"tiles of {config['block_m']} rows are at least half empty for {rows}"
-    return (_reject_tma(config, problem, gpu) if tma else None) or _reject_tile(
-        config, problem, gpu
-    )
+    block_m, block_n, dim = config["block_m"], config["block_n"], problem["head_dim"]
+    if block_m > 16 and block_m >= 2 * _rows(problem):
+        return f"tiles of {block_m} rows are at least half empty for {_rows(problem)}"
+    if tma and (reason := _reject_tma(config, problem)):
+        return reason
+    stage = 2 * block_n * dim * dtypes.itemsize(problem["kv_dtype"])
+    if stage * config["stages"] + 2 * block_m * dim > gpu.shared_bytes:
+        return f"{config['stages']} stages of {stage} bytes do not fit in shared memory"
+    if block_m * (dim + block_n) > 128 * 32 * config["warps"]:
+        return f"{config['warps']} warps have no registers for {block_m} x ({dim} + {block_n})"
+    return _reject(config, problem, gpu)
 
 
 def _reject_split(tma: bool, config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    rows = problem["max_q"] * _group(problem)
-    if config["block_m"] < rows:
-        return f"{rows} rows are more than a tile of {config['block_m']}"
-    if config["block_m"] > 16 and config["block_m"] >= 2 * rows:
-        return f"tiles of {config['block_m']} rows are at least half empty for {rows}"
+    if config["block_m"] < _rows(problem):
+        return f"{_rows(problem)} rows are more than a tile of {config['block_m']}"
     if problem["batch"] > MAX_BATCH:
         return f"more than {MAX_BATCH} sequences"
-    return (_reject_tma(config, problem, gpu) if tma else None) or _reject_tile(
-        config, problem, gpu
-    )
+    return _reject_tiled(tma, config, problem, gpu)
 
 
 def _work_us(problem: Problem, gpu: Gpu, busy: float) -> float:
@@ -192,7 +186,7 @@ def _estimate_naive(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 
 def _estimate_tiled(problem: Problem, config: Config, gpu: Gpu) -> float:
-    rows = problem["max_q"] * _group(problem)
+    rows = _rows(problem)
     programs = ceil(rows / config["block_m"]) * problem["kv_heads"] * problem["batch"]
     filled = min(1.0, rows / config["block_m"], config["block_m"] / 64 if rows > 64 else 1.0)
     return _work_us(problem, gpu, max(min(1.0, programs / gpu.sms) * filled, 1e-3))

@@ -4,13 +4,14 @@ import triton
 import triton.language as tl
 
 from kernelcat.kernels.triton.paged_attn.tile import (
-    LN2,
     LOWEST,
     attend,
     capped,
+    ended,
     finish,
     load_rows,
     slots_of,
+    with_sink,
 )
 
 
@@ -56,22 +57,17 @@ def naive(
             acc = acc * shrink + tl.sum(p[:, None] * v, 0)
             most = highest
         if HAS_SINKS:
-            sink = tl.load(sinks + head) / LN2
-            highest = tl.maximum(most, sink)
-            shrink = tl.exp2(most - highest)
-            total = total * shrink + tl.exp2(sink - highest)
-            acc, most = acc * shrink, highest
-        seen_any = total > 0.0
-        total = tl.where(seen_any, total, 1.0)
+            most, total, shrink = with_sink(most, total, tl.load(sinks + head))
+            acc *= shrink
+        total, log_sum = ended(most, total)
         tl.store(out + at + dims, (acc / total).to(out.dtype.element_ty))
-        value = tl.where(seen_any, (most + tl.log2(total)) * LN2, float("-inf"))
-        tl.store(lse + (start + token).to(tl.int64) * HEADS + head, value)
+        tl.store(lse + (start + token).to(tl.int64) * HEADS + head, log_sum)
 
 
 @triton.jit
 def tiled(
     q, k_cache, v_cache, block_table, kv_lens, cu_q, sinks, k_scale, v_scale, out, lse,
-    max_q, width, window, scale, softcap,
+    width, window, scale, softcap,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_SCALES: tl.constexpr, PAGE_SCALES: tl.constexpr,

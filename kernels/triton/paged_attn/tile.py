@@ -136,6 +136,23 @@ def attend(
 
 
 @triton.jit
+def with_sink(most, total, sink):
+    """A logit more, without a value: maximum, sum, and what sums of values are multiplied by."""
+    sink = sink / LN2
+    highest = tl.maximum(most, sink)
+    shrink = tl.exp2(most - highest)
+    return highest, total * shrink + tl.exp2(sink - highest), shrink
+
+
+@triton.jit
+def ended(most, total):
+    """The softmax's denominator, 1 of a row that saw nothing, and the log of it."""
+    seen = total > 0.0
+    total = tl.where(seen, total, 1.0)
+    return total, tl.where(seen, (most + tl.log2(total)) * LN2, float("-inf"))
+
+
+@triton.jit
 def finish(
     acc, most, total, row, q_len, start, head, sinks, out, lse,
     HEADS, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HAS_SINKS: tl.constexpr,
@@ -143,17 +160,12 @@ def finish(
     """Divide by the softmax's denominator and store; a row that saw nothing is zero."""
     inside = row < q_len * GROUP
     if HAS_SINKS:
-        sink = tl.load(sinks + head * GROUP + row % GROUP, mask=inside, other=0.0) / LN2
-        highest = tl.maximum(most, sink)
-        shrink = tl.exp2(most - highest)
-        total = total * shrink + tl.exp2(sink - highest)
-        acc = acc * shrink[:, None]
-        most = highest
-    seen = total > 0.0
-    total = tl.where(seen, total, 1.0)
+        sink = tl.load(sinks + head * GROUP + row % GROUP, mask=inside, other=0.0)
+        most, total, shrink = with_sink(most, total, sink)
+        acc *= shrink[:, None]
+    total, log_sum = ended(most, total)
     at = (start + row // GROUP).to(tl.int64) * HEADS + head * GROUP + row % GROUP
     dims = tl.arange(0, HEAD_DIM)
     result = (acc / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + at[:, None] * HEAD_DIM + dims[None, :], result, mask=inside[:, None])
-    value = tl.where(seen, (most + tl.log2(total)) * LN2, float("-inf"))
-    tl.store(lse + at, value, mask=inside)
+    tl.store(lse + at, log_sum, mask=inside)
