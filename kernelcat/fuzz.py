@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 
 from hypothesis import HealthCheck, Phase, given, reject, seed, settings
 from hypothesis import strategies as st
@@ -250,9 +249,8 @@ def _announce(implementation: Implementation, problem: Problem, config: Config, 
     """Tell the sanitizer's reader what runs next, and which of its accesses are ordered."""
     if implementation.language == "triton":
         steps = implementation.program(problem, config, gpu).steps
-        print(
-            ORDERED, *chain(*(_ordered(build(s.source, gpu.arch)) for s in steps)), file=sys.stderr
-        )
+        pairs = [text for step in steps for text in _ordered(build(step.source, gpu.arch))]
+        print(ORDERED, *pairs, file=sys.stderr)
     words = f"{EXAMPLE}{Candidate.of(implementation, config)} on {problem}"
     print(words, file=sys.stderr, flush=True)
 

@@ -179,9 +179,8 @@ def _keyword(axis: Axis) -> str:
     """A size is an int that may be symbolic, a flag a bool, a number a float, a choice a string."""
     if not axis.values:
         return f"SymInt {axis.name}" + ("" if axis.default is None else f"={axis.default}")
-    if isinstance(axis.values[0], (bool, float)):
-        kind = "bool" if isinstance(axis.values[0], bool) else "float"
-        return f"{kind} {axis.name}={axis.default}"
+    if axis.is_number or isinstance(axis.values[0], bool):
+        return f"{'float' if axis.is_number else 'bool'} {axis.name}={axis.default}"
     default = "" if axis.default is None else f'="{axis.default}"'
     return f"str {axis.name}{default}"
 

@@ -68,9 +68,8 @@ class Bench:
 
     def screen(self, lane: str, budget_us: float, best_us: float | None) -> Message:
         """The gate on one seed, then a short timing."""
-        candidate = Candidate.parse(lane)
-        bind = self._load(candidate)  # not kept: its workspaces may be large
-        verdict = self._gate(bind, 0, candidate.is_peer)
+        bind = self._load(Candidate.parse(lane))  # not kept: its workspaces may be large
+        verdict = self._gate(lane, bind, 0)
         timed = self._timed(bind, self.timer.regimes[0])
         entrant = Lane(timed)
         hopeless = best_us is not None and timed.estimate_us > HOPELESS * best_us
@@ -82,8 +81,7 @@ class Bench:
 
     def verify(self, lane: str, seed: int) -> Message:
         """The gate on another seed; only the last one stays prepared."""
-        peer = Candidate.parse(lane).is_peer
-        return {"max_error": self._gate(self._bind(lane), seed, peer).max_error}
+        return {"max_error": self._gate(lane, self._bind(lane), seed).max_error}
 
     def race(self, lanes: list[str], regime: str, state: str, seed: int) -> Message:
         """Race ``lanes``, then judge once more what the timed runs themselves write."""
@@ -105,8 +103,8 @@ class Bench:
         except Rejected as error:
             return {"status": error.status, "detail": str(error)}
 
-    def _gate(self, bind: Bind, seed: int, peer: bool) -> check.Verdict:
-        verdict = self._prepared(seed).verify(bind, peer=peer)
+    def _gate(self, lane: str, bind: Bind, seed: int) -> check.Verdict:
+        verdict = self._prepared(seed).verify(bind, peer=Candidate.parse(lane).is_peer)
         if not verdict.passed:
             raise Rejected("wrong", verdict.detail, verdict.max_error)
         return verdict
