@@ -120,6 +120,7 @@ def machine_code(
         "problem": candidate.values,
         "config": dict(config),
         "techniques": proven,
+        "instructions": dict(implementation.techniques),
         "steps": [_step(artifact, sass) for artifact in artifacts],
     }
 
@@ -140,7 +141,8 @@ def machine_text(report: dict[str, Any]) -> str:
     """The machine code report for a terminal."""
     lines = [f"{report['implementation']} for {report['arch']}, {report['config']}"]
     for technique, found in report["techniques"].items():
-        lines.append(f"  {'proven' if found else 'MISSING'}  {technique}")
+        instruction = report["instructions"][technique]
+        lines.append(f"  {'proven' if found else 'MISSING'}  {technique} by {instruction}")
     for step in report["steps"]:
         lines.append(
             f"  {step['kernel'][:70]}: {step['registers']} registers, "
