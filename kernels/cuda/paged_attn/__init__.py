@@ -1,5 +1,5 @@
-"""`paged_attn` in CUDA C++: a warp a query and head, and tiles of all that share keys."""
+"""`paged_attn` in CUDA C++: a warp a query and head, tiles that share keys, wgmma for prefill."""
 
-from kernelcat.kernels.cuda.paged_attn import naive, split
+from kernelcat.kernels.cuda.paged_attn import naive, split, wgmma
 
-IMPLEMENTATIONS = (naive.IMPLEMENTATION, split.IMPLEMENTATION)
+IMPLEMENTATIONS = (naive.IMPLEMENTATION, wgmma.IMPLEMENTATION, split.IMPLEMENTATION)

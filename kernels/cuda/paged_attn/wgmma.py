@@ -1,0 +1,168 @@
+"""`paged_attn` by wgmma for many query tokens: warp-specialized, pages loaded by TMA."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from kernelcat import dtypes
+from kernelcat.gpu import Gpu
+from kernelcat.implementation import Config, Implementation, Int32, Program, Step, TensorMap
+from kernelcat.jit.cuda import CudaSource
+from kernelcat.kernels.cuda.paged_attn.operands import kind, num_rows, params, q_len
+from kernelcat.model import LAUNCH_US, copy_us
+from kernelcat.reference.paged_attn import ENTRY
+from kernelcat.spec import Problem
+
+COLUMNS = 64
+"""Of a row of the 128-byte swizzle."""
+CONSUMER_REGISTERS = {2: 240, 3: 160}
+OTHER_REGISTERS = 32
+EFFICIENCY = 0.75
+"""Of the tensor cores' peak."""
+ROW_TILE_US = 2.0
+"""What a block loses between two tiles of rows."""
+
+SPACE = {"block_m": (128, 192), "block_n": (128, 64, 192), "stages": (2, 3)}
+
+
+def _group(problem: Problem) -> int:
+    return int(problem["heads"] // problem["kv_heads"])
+
+
+def _shared_bytes(problem: Problem, config: Config) -> int:
+    """The queries and the stages; then barriers, and what is lost to alignment."""
+    rows = config["block_m"] + 2 * config["stages"] * config["block_n"]
+    return int(rows * problem["head_dim"] * 2 + 4096)
+
+
+def _why_not_paged(problem: Problem, config: Config) -> str | None:
+    size, block_n = problem["page_size"], config["block_n"]
+    if size < 16:
+        return f"pages of {size} tokens are too small for TMA"
+    if block_n % size and size % block_n:
+        return f"tiles of {block_n} tokens would straddle pages of {size}"
+    if problem["pages"] * size >= 1 << 31:
+        return "more slots than TMA's 32-bit coordinates reach"
+    return None
+
+
+def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    block_m, block_n, dim = config["block_m"], config["block_n"], problem["head_dim"]
+    rows = problem["max_q"] * _group(problem)
+    if problem["kv_dtype"] != problem["dtype"]:
+        return "wgmma takes keys and values as queries are"
+    if problem["has_scales"] and problem["page_scales"]:
+        return "scales of pages are not loaded"
+    if _group(problem) > block_m:
+        return f"{_group(problem)} heads share keys, more than a tile's {block_m} rows"
+    if 8 * rows <= block_m:
+        return f"tiles of {block_m} rows are mostly empty at {rows}"
+    if reason := _why_not_paged(problem, config):
+        return reason
+    registers = block_n // 2 + dim // 2 + block_n // 4 + OTHER_REGISTERS
+    if registers > CONSUMER_REGISTERS[block_m // 64]:
+        return f"{block_m // 64} warpgroups have no registers for {block_n} x {dim}"
+    if _shared_bytes(problem, config) > gpu.shared_bytes:
+        return f"{config['stages']} stages do not fit {gpu.name}'s shared memory"
+    if problem["batch"] * problem["kv_heads"] * _row_tiles(problem, config) >= 1 << 31:
+        return "more tiles of rows than are counted in 32 bits"
+    return None
+
+
+def _row_tiles(problem: Problem, config: Config) -> int:
+    """Of the longest sequence and a key-value head."""
+    return ceil(problem["max_q"] / (config["block_m"] // _group(problem)))
+
+
+def _query_map(problem: Problem, block_m: int) -> TensorMap:
+    """(tokens, kv_heads, group, head_dim): boxes of whole tokens, the heads that share keys."""
+    group, dim = _group(problem), problem["head_dim"]
+    return TensorMap(
+        "q",
+        problem["dtype"],
+        (dim, group, problem["kv_heads"], problem["tokens"]),
+        (dim * 2, group * dim * 2, problem["heads"] * dim * 2),
+        (COLUMNS, group, 1, block_m // group),
+        swizzle=2 * COLUMNS,
+    )
+
+
+def _cache_map(name: str, problem: Problem, block_n: int) -> TensorMap:
+    """(slots, kv_heads, head_dim): boxes of a head's tokens within a page."""
+    dim, size = problem["head_dim"], dtypes.itemsize(problem["kv_dtype"])
+    return TensorMap(
+        name,
+        problem["kv_dtype"],
+        (dim, problem["kv_heads"], problem["pages"] * problem["page_size"]),
+        (dim * size, problem["kv_heads"] * dim * size),
+        (COLUMNS, 1, min(block_n, problem["page_size"])),
+        swizzle=2 * COLUMNS,
+    )
+
+
+def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    if num_rows(problem) == 0:
+        return Program(())
+    arguments = (kind(problem), config["block_m"], config["block_n"], config["stages"])
+    source = CudaSource(
+        "paged_attn/wgmma.cu", f"kernelcat::paged_attn_wgmma<{', '.join(map(str, arguments))}>"
+    )
+    row_tiles = _row_tiles(problem, config)
+    step = Step(
+        source,
+        (min(gpu.sms, row_tiles * problem["kv_heads"] * problem["batch"]), 1, 1),
+        (
+            _query_map(problem, config["block_m"]),
+            _cache_map("k_cache", problem, config["block_n"]),
+            _cache_map("v_cache", problem, config["block_n"]),
+            *params(problem),
+            Int32(problem["pages"] * problem["page_size"]),
+            Int32(row_tiles),
+        ),
+        128 * (config["block_m"] // 64 + 1),
+        _shared_bytes(problem, config),
+    )
+    return Program((step,))
+
+
+def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Products or bytes on the SMs that have work; the model knows no better tile."""
+    if num_rows(problem) == 0:
+        return LAUNCH_US
+    rows = q_len(problem) * _group(problem)
+    per_head = ceil(q_len(problem) / (config["block_m"] // _group(problem)))
+    tiles = per_head * problem["kv_heads"] * problem["batch"]
+    busy = min(1.0, tiles / gpu.sms)
+    padding = per_head * config["block_m"] / max(rows, 1)
+    flops = ENTRY.flops(problem) * padding
+    math_us = flops / (gpu.flops[problem["dtype"]] * EFFICIENCY * busy) * 1e6
+    bytes_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * busy)
+    return max(math_us, bytes_us) + ceil(tiles / gpu.sms) * ROW_TILE_US
+
+
+def _default(problem: Problem, gpu: Gpu) -> Config:
+    """The first that serves: the space is in order of preference."""
+    configs = (c for c in IMPLEMENTATION.whole_space() if _reject(c, problem, gpu) is None)
+    return next(configs, Config(block_m=128, block_n=64, stages=2))
+
+
+IMPLEMENTATION = Implementation(
+    entry="paged_attn",
+    language="cuda",
+    variant="wgmma",
+    summary="prefill by warp-specialized wgmma, pages by TMA, softmax between products",
+    archs=("sm_90a",),
+    space=SPACE,
+    reject=_reject,
+    default=_default,
+    program=_program,
+    estimate=_estimate,
+    techniques={
+        "wgmma": "HGMMA",
+        "tma": "UTMALDG",
+        "register reallocation": "USETMAXREG",
+        "exponential by one instruction": "MUFU.EX2",
+    },
+    rank=1,
+    unverified="not yet run on a GPU",
+)
