@@ -180,8 +180,8 @@ def _oracle(problem, arrays):
     sinks = xp.full(q.shape[1:3], LOWEST, dtype="float32")
     if problem["has_sinks"]:
         sinks = arrays["sinks"].reshape(sinks.shape)
-    start = 0
-    for s, (q_len, kv_len) in enumerate(zip(*lengths(problem), strict=True)):
+    bounds = itertools.pairwise(arrays["cu_q"].tolist())
+    for s, ((start, end), kv_len) in enumerate(zip(bounds, arrays["kv_lens"].tolist(), strict=True)):
         pages = arrays["block_table"][s, : -(-kv_len // size)]
         cached = []
         for name in ("k", "v"):
@@ -191,12 +191,11 @@ def _oracle(problem, arrays):
                 values = values * arrays[f"{name}_scale"][rows][:, None, :, None]
             cached.append(values.reshape(-1, kv_heads, dim)[:kv_len].transpose(1, 0, 2))
         step = max(1, SCORES // max(heads * kv_len, 1))
-        for i in range(0, q_len, step):
-            part = slice(start + i, start + min(i + step, q_len))
+        for first in range(start, end, step):
+            part = slice(first, min(first + step, end))
             asked = q[part].transpose(1, 2, 0, 3)
-            found = _attend(problem, asked, *cached, sinks, kv_len - q_len + i)
+            found = _attend(problem, asked, *cached, sinks, kv_len - (end - first))
             out[part], lse[part] = found[0].transpose(2, 0, 1, 3), found[1].transpose(2, 0, 1)
-        start += q_len
     return {"out": out.reshape(-1, heads, dim), "lse": lse.reshape(-1, heads)}
 
 
