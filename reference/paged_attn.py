@@ -180,8 +180,8 @@ def _oracle(problem, arrays):
     sinks = xp.full(q.shape[1:3], LOWEST, dtype="float32")
     if problem["has_sinks"]:
         sinks = arrays["sinks"].reshape(sinks.shape)
-    start = 0
-    for s, (q_len, kv_len) in enumerate(zip(*lengths(problem), strict=True)):
+    bounds = itertools.pairwise(arrays["cu_q"].tolist())
+    for s, ((start, end), kv_len) in enumerate(zip(bounds, arrays["kv_lens"].tolist(), strict=True)):
         pages = arrays["block_table"][s, : -(-kv_len // size)]
         cached = []
         for name in ("k", "v"):
@@ -191,12 +191,11 @@ def _oracle(problem, arrays):
                 values = values * arrays[f"{name}_scale"][rows][:, None, :, None]
             cached.append(values.reshape(-1, kv_heads, dim)[:kv_len].transpose(1, 0, 2))
         step = max(1, SCORES // max(heads * kv_len, 1))
-        for i in range(0, q_len, step):
-            part = slice(start + i, start + min(i + step, q_len))
+        for first in range(start, end, step):
+            part = slice(first, min(first + step, end))
             asked = q[part].transpose(1, 2, 0, 3)
-            found = _attend(problem, asked, *cached, sinks, kv_len - q_len + i)
+            found = _attend(problem, asked, *cached, sinks, kv_len - (end - first))
             out[part], lse[part] = found[0].transpose(2, 0, 1, 3), found[1].transpose(2, 0, 1)
-        start += q_len
     return {"out": out.reshape(-1, heads, dim), "lse": lse.reshape(-1, heads)}
 
 
@@ -274,6 +273,18 @@ def _names() -> dict[str, Problem]:
     return found
 
 
+def _is_even(problem):
+    """Whether tables are full and every sequence has max_q queries."""
+    tokens = problem["batch"] * problem["max_q"]
+    return problem["lengths"] == "equal" and problem["tokens"] == tokens
+
+
+def _gathered(arrays):
+    """Keys and values of full tables, (batch, tokens, kv_heads, head_dim), out of their pages."""
+    table = arrays["block_table"].long()
+    return [arrays[name][table].flatten(1, 2) for name in ("k_cache", "v_cache")]
+
+
 def _sdpa():
     """torch's attention over the same keys and values, gathered ahead of time."""
     try:
@@ -285,17 +296,11 @@ def _sdpa():
         extras = ("window", "softcap", "has_sinks", "has_scales")
         if problem["kv_dtype"] != problem["dtype"] or any(problem[name] for name in extras):
             raise Unsupported("torch's attention has no window, cap, sinks or scales")
-        room = problem["table_width"] * problem["page_size"]
         q_len = problem["max_q"]
-        even = problem["lengths"] == "equal" and problem["tokens"] == problem["batch"] * q_len
-        if not even or q_len not in (1, room):
+        if not _is_even(problem) or q_len not in (1, problem["table_width"] * problem["page_size"]):
             raise Unsupported("torch's attention is raced over sequences of one length")
         batch, heads, dim = problem["batch"], problem["heads"], problem["head_dim"]
-        table = arrays["block_table"].long()
-        k, v = (
-            arrays[name][table].reshape(batch, room, -1, dim).transpose(1, 2).contiguous()
-            for name in ("k_cache", "v_cache")
-        )
+        k, v = (x.transpose(1, 2).contiguous() for x in _gathered(arrays))
         q = arrays["q"].reshape(batch, q_len, heads, dim).transpose(1, 2)
         out = arrays["out"].reshape(batch, q_len, heads, dim).transpose(1, 2)
         attend = torch.nn.functional.scaled_dot_product_attention
@@ -303,6 +308,47 @@ def _sdpa():
         return lambda: out.copy_(
             attend(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=heads > k.shape[1])
         )
+
+    return make
+
+
+def _flash_attn_4():
+    """FlashAttention-4 over the pages; where all tokens ask, over keys gathered ahead of time.
+
+    Its public functions return a new array; the one below them writes where it is told. On Hopper
+    it splits no sequence, and loads by TMA only pages of 128 tokens.
+    """
+    try:
+        import torch
+        from flash_attn.cute.interface import _flash_attn_fwd as attend
+    except ModuleNotFoundError as error:
+        raise MissingDependency("the peer flash_attn_4 needs: pip install flash-attn-4") from error
+
+    def make(problem, arrays):
+        if problem["kv_dtype"] != problem["dtype"] or problem["has_scales"]:
+            raise Unsupported("FlashAttention-4 is raced without scales, over a cache of q's type")
+        q_len = problem["max_q"]
+        options = {
+            "softmax_scale": sm_scale(problem),
+            "causal": q_len > 1,
+            "window_size_left": problem["window"] - 1 if problem["window"] else None,
+            "softcap": problem["softcap"],
+            "learnable_sink": arrays.get("sinks"),
+            # 0: as many as it thinks best
+            "num_splits": 0 if torch.cuda.get_device_capability()[0] > 9 else 1,
+        }
+        q, options["out"] = arrays["q"], arrays["out"]
+        if _is_even(problem):
+            rows = (problem["batch"], q_len, problem["heads"], problem["head_dim"])
+            q, options["out"] = q.view(rows), arrays["out"].view(rows)
+        else:
+            options |= {"cu_seqlens_q": arrays["cu_q"], "max_seqlen_q": q_len}
+        if _is_even(problem) and q_len == problem["table_width"] * problem["page_size"]:
+            k, v = _gathered(arrays)
+        else:
+            k, v = arrays["k_cache"], arrays["v_cache"]
+            options |= {"page_table": arrays["block_table"], "seqused_k": arrays["kv_lens"]}
+        return lambda: attend(q, k, v, **options)
 
     return make
 
@@ -404,6 +450,8 @@ ENTRY = Entry(
     flops=_flops,
     bytes_moved=_bytes_moved,
     problems=_names(),
-    peers=(Peer("sdpa", _sdpa), Peer("flashinfer", _flashinfer)),
+    peers=(
+        Peer("sdpa", _sdpa), Peer("flash_attn_4", _flash_attn_4), Peer("flashinfer", _flashinfer),
+    ),
     constraint=_constraint,
 )  # fmt: skip

@@ -1,0 +1,84 @@
+"""The examples run: on a GPU as they are, elsewhere with the oracle in the kernel's place."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kernelcat
+from kernelcat import catalog, signature
+
+torch = pytest.importorskip("torch")
+
+FOLDER = Path(__file__).parent.parent / "examples"
+LINE = re.compile(r"^(?:prefill|step \d+): largest difference from torch (\d\.\d+)$", re.MULTILINE)
+
+
+class Oracle:
+    """An operator on CPU tensors: what its entry's oracle says, with the real one's signature."""
+
+    def __init__(self, name: str) -> None:
+        self.entry = catalog.entry(name)
+
+    def __call__(self, *arrays: Any, **axes: Any) -> tuple[Any, ...]:
+        inputs, axes = signature.arrange(self.entry, arrays, axes)
+        problem = signature.infer(self.entry, signature.describe(self.entry, inputs, ()), axes)
+        values = {
+            tensor.name: array.numpy() if tensor.dtype == "int32" else array.float().numpy()
+            for tensor, array in zip(self.entry.inputs, inputs, strict=True)
+            if array is not None
+        }
+        found = self.entry.oracle(problem, values)
+        return tuple(
+            torch.from_numpy(np.ascontiguousarray(found[tensor.name])).to(
+                getattr(torch, tensor.dtype_of(problem))
+            )
+            for tensor in self.entry.outputs
+        )
+
+    def bind(self, *arrays: Any, **axes: Any) -> Any:
+        def run() -> None:
+            run.out = self(*arrays, **axes)
+
+        return run
+
+
+def load(name: str) -> ModuleType:
+    spec = spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def differences(printed: str, steps: int) -> list[float]:
+    found = [float(number) for number in LINE.findall(printed)]
+    assert len(found) == 1 + steps, printed
+    return found
+
+
+def test_paged_attention_step_by_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = load("paged_attention")
+    monkeypatch.setattr(kernelcat, "get", Oracle)
+    monkeypatch.setattr(example, "capture", lambda step: step)
+    monkeypatch.setattr(example, "PROMPTS", (70, 33, 1, 16))
+    monkeypatch.setattr(example, "ROOM", 128)
+    example.main()
+    assert max(differences(capsys.readouterr().out, example.STEPS)) < 0.04
+
+
+@pytest.mark.gpu
+def test_paged_attention() -> None:
+    command = [sys.executable, str(FOLDER / "paged_attention.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert max(differences(done.stdout, load("paged_attention").STEPS)) < 0.04
