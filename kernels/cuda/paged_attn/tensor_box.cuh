@@ -15,6 +15,20 @@ __device__ __forceinline__ void tensor_load_3d(void* shared, const TensorMap& ma
       : "memory");
 }
 
+// Into every block of the cluster whose bit is set in `mask`, and completing on its barrier: both
+// lie where they lie here.
+__device__ __forceinline__ void tensor_load_multicast_3d(void* shared, const TensorMap& map, int x,
+                                                         int y, int z, Barrier& barrier,
+                                                         uint16_t mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(
+          shared_address(shared)),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(&barrier)), "h"(mask),
+      "l"(kDefaultPolicy)
+      : "memory");
+}
+
 __device__ __forceinline__ void tensor_load_4d(void* shared, const TensorMap& map, int x, int y,
                                                int z, int w, Barrier& barrier) {
   asm volatile(

@@ -5,6 +5,7 @@
 // works on the softmax while the tensor cores do the rest; warpgroups take turns, so that one's
 // softmax falls into another's products (FlashAttention-3). The blocks are persistent: the next
 // queries and keys are on their way while the last rows are stored.
+#include <kernelcat/cluster.cuh>
 #include <kernelcat/fragments.cuh>
 
 #include "prefill_tile.cuh"
@@ -46,12 +47,13 @@ struct PrefillProducer {
   PrefillShared<Tile>& shared;
   const TensorMap &map_q, &map_k, &map_v;
   const int* block_table;
-  int table_width, num_slots, group;
+  int table_width, num_slots, group, rank;
 
   // Where in the cache the lane's box of a tile of tokens begins: beyond its end, which makes
   // zeros, where the sequence has no tokens.
   __device__ __forceinline__ int slot_of(const RowTile& rows, int tile) const {
-    const int token = tile * Tile::BLOCK_N + lane_index() * Tile::kBoxTokens;
+    const int box = rank * Tile::kBoxes + lane_index();
+    const int token = tile * Tile::BLOCK_N + box * Tile::kBoxTokens;
     if (lane_index() >= Tile::kBoxes || token >= rows.sequence.num_tokens) return num_slots;
     const int64_t entry = static_cast<int64_t>(rows.index) * table_width + token / Tile::kPageSize;
     return __ldg(block_table + entry) * Tile::kPageSize + token % Tile::kPageSize;
@@ -79,8 +81,14 @@ struct PrefillProducer {
     if (lane < Tile::kBoxes) {
 #pragma unroll
       for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-        tensor_load_3d(stage[chunk] + lane * Tile::kBoxTokens * kRowBytes, map,
-                       chunk * Tile::kColumns, kv_head, slot, full);
+        uint8_t* box = stage[chunk] + (rank * Tile::kBoxes + lane) * Tile::kBoxTokens * kRowBytes;
+        const int column = chunk * Tile::kColumns;
+        if constexpr (Tile::kClusterSize == 1) {
+          tensor_load_3d(box, map, column, kv_head, slot, full);
+        } else {
+          tensor_load_multicast_3d(box, map, column, kv_head, slot, full,
+                                   (1 << Tile::kClusterSize) - 1);
+        }
       }
     }
     __syncwarp();
@@ -144,8 +152,13 @@ struct PrefillConsumer {
     const int next = consumer + 1 == Tile::kNumConsumers ? 0 : consumer + 1;
     named_barrier_arrive(kTurnBarrier + next, 2 * kWarpgroupThreads);
   }
+  // Every block that loads into a stage must know that a warp is done with it.
   static __device__ __forceinline__ void give_back(Barrier& empty) {
-    if (lane_index() == 0) empty.arrive();
+    if constexpr (Tile::kClusterSize == 1) {
+      if (lane_index() == 0) empty.arrive();
+    } else {
+      if (lane_index() < Tile::kClusterSize) arrive_remote(empty, lane_index());
+    }
   }
 
   // Starts scores = queries @ keys^T.
@@ -347,7 +360,7 @@ struct PrefillConsumer {
       if constexpr (Kind::kWindow) {
         for (; i >= tile.begin; --i) attend<true>(rows, keys, values, i, k_scale);
       }
-      give_back(shared.queries_empty);
+      if (lane_index() == 0) shared.queries_empty.arrive();
       shared.values_full[values.stage].wait(values.parity);
       multiply_values(rows, values.stage);
       wgmma_wait<0>();
@@ -359,8 +372,8 @@ struct PrefillConsumer {
   }
 };
 
-template <typename Kind, int BLOCK_M, int BLOCK_N, int kNumStages,
-          typename Tile = PrefillTile<Kind, BLOCK_M, BLOCK_N, kNumStages>>
+template <typename Kind, int BLOCK_M, int BLOCK_N, int kNumStages, int kClusterSize,
+          typename Tile = PrefillTile<Kind, BLOCK_M, BLOCK_N, kNumStages, kClusterSize>>
 __global__ void __launch_bounds__(Tile::kNumThreads, 1) paged_attn_wgmma(
     const __grid_constant__ TensorMap map_q,  // (tokens, kv_heads, group, head_dim)
     const __grid_constant__ TensorMap map_k,  // (slots, kv_heads, head_dim)
@@ -383,30 +396,38 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1) paged_attn_wgmma(
     for (int i = 0; i < kNumStages; ++i) {
       shared.keys_full[i].init(1);
       shared.values_full[i].init(1);
-      shared.keys_empty[i].init(kWarps);
-      shared.values_empty[i].init(kWarps);
+      shared.keys_empty[i].init(kWarps * kClusterSize);
+      shared.values_empty[i].init(kWarps * kClusterSize);
     }
     fence_barrier_init();
   }
-  __syncthreads();
+  if constexpr (kClusterSize > 1) {
+    cluster_arrive_relaxed();
+    cluster_wait();
+  } else {
+    __syncthreads();
+  }
 
   const Attention<Kind> call = {q,     k_cache,  v_cache,     block_table, kv_lens,  cu_q,
                                 sinks, k_scale,  v_scale,     out,         lse,      batch,
                                 heads, kv_heads, table_width, window,      sm_scale, softcap};
-  const PrefillSchedule<Tile> schedule = {kv_lens,      cu_q,   batch,        kv_heads,
-                                          call.group(), window, num_row_tiles};
+  const int rank = kClusterSize > 1 ? cluster_rank() : 0;
+  const PrefillSchedule<Tile> schedule = {kv_lens,      cu_q,   batch,         kv_heads,
+                                          call.group(), window, num_row_tiles, rank};
   const int warpgroup = warp_index() / 4;
   if (warpgroup == Tile::kNumConsumers) {
     decrease_registers<Tile::kProducerRegisters>();
     if (warp_index() % 4 == 0) {
-      PrefillProducer<Tile>{shared,      map_q,       map_k,     map_v,
-                            block_table, table_width, num_slots, call.group()}
+      PrefillProducer<Tile>{shared,      map_q,     map_k,        map_v, block_table,
+                            table_width, num_slots, call.group(), rank}
           .run(schedule);
     }
   } else {
     increase_registers<Tile::kConsumerRegisters>();
     PrefillConsumer<Tile>{shared, call, warpgroup}.run(schedule);
   }
+  // A block must stay while its peer may give stages back to it.
+  if constexpr (kClusterSize > 1) cluster_sync();
 }
 
 }  // namespace kernelcat

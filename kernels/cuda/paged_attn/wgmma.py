@@ -13,6 +13,7 @@ from kernelcat.model import LAUNCH_US, copy_us
 from kernelcat.reference.paged_attn import ENTRY
 from kernelcat.spec import Problem
 
+CACHES = ("k_cache", "v_cache")
 COLUMNS = 64
 """Of a row of the 128-byte swizzle."""
 CONSUMER_REGISTERS = {2: 240, 3: 160}
@@ -22,7 +23,7 @@ EFFICIENCY = 0.75
 ROW_TILE_US = 2.0
 """What a block loses between two tiles of rows."""
 
-SPACE = {"block_m": (128, 192), "block_n": (128, 64, 192), "stages": (2, 3)}
+SPACE = {"block_m": (128, 192), "block_n": (128, 64, 192), "stages": (2, 3), "cluster": (2, 1)}
 
 
 def _group(problem: Problem) -> int:
@@ -39,8 +40,9 @@ def _why_not_paged(problem: Problem, config: Config) -> str | None:
     size, block_n = problem["page_size"], config["block_n"]
     if size < 16:
         return f"pages of {size} tokens are too small for TMA"
-    if block_n % size and size % block_n:
-        return f"tiles of {block_n} tokens would straddle pages of {size}"
+    loaded = block_n // config["cluster"]
+    if loaded % size and size % loaded:
+        return f"blocks that load {loaded} tokens would straddle pages of {size}"
     if problem["pages"] * size >= 1 << 31:
         return "more slots than TMA's 32-bit coordinates reach"
     return None
@@ -49,6 +51,8 @@ def _why_not_paged(problem: Problem, config: Config) -> str | None:
 def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     block_m, block_n, dim = config["block_m"], config["block_n"], problem["head_dim"]
     rows = problem["max_q"] * _group(problem)
+    if config["cluster"] > 1 and rows <= block_m:
+        return "a cluster shares what two tiles of rows read"
     if problem["kv_dtype"] != problem["dtype"]:
         return "wgmma takes keys and values as queries are"
     if problem["has_scales"] and problem["page_scales"]:
@@ -70,8 +74,8 @@ def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _row_tiles(problem: Problem, config: Config) -> int:
-    """Of the longest sequence and a key-value head."""
-    return ceil(problem["max_q"] / (config["block_m"] // _group(problem)))
+    """Of the longest sequence, a key-value head and a block of a cluster."""
+    return ceil(problem["max_q"] / (config["block_m"] // _group(problem) * config["cluster"]))
 
 
 def _query_map(problem: Problem, block_m: int) -> TensorMap:
@@ -87,15 +91,15 @@ def _query_map(problem: Problem, block_m: int) -> TensorMap:
     )
 
 
-def _cache_map(name: str, problem: Problem, block_n: int) -> TensorMap:
-    """(slots, kv_heads, head_dim): boxes of a head's tokens within a page."""
+def _cache_map(name: str, problem: Problem, loaded: int) -> TensorMap:
+    """(slots, kv_heads, head_dim): boxes of a head's tokens within a page, ``loaded`` at most."""
     dim, size = problem["head_dim"], dtypes.itemsize(problem["kv_dtype"])
     return TensorMap(
         name,
         problem["kv_dtype"],
         (dim, problem["kv_heads"], problem["pages"] * problem["page_size"]),
         (dim * size, problem["kv_heads"] * dim * size),
-        (COLUMNS, 1, min(block_n, problem["page_size"])),
+        (COLUMNS, 1, min(loaded, problem["page_size"])),
         swizzle=2 * COLUMNS,
     )
 
@@ -103,24 +107,25 @@ def _cache_map(name: str, problem: Problem, block_n: int) -> TensorMap:
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if num_rows(problem) == 0:
         return Program(())
-    arguments = (kind(problem), config["block_m"], config["block_n"], config["stages"])
+    arguments = (kind(problem), *(config[name] for name in SPACE))
     source = CudaSource(
         "paged_attn/wgmma.cu", f"kernelcat::paged_attn_wgmma<{', '.join(map(str, arguments))}>"
     )
-    row_tiles = _row_tiles(problem, config)
+    row_tiles, cluster = _row_tiles(problem, config), config["cluster"]
+    clusters = min(gpu.sms // cluster, row_tiles * problem["kv_heads"] * problem["batch"])
     step = Step(
         source,
-        (min(gpu.sms, row_tiles * problem["kv_heads"] * problem["batch"]), 1, 1),
+        (clusters * cluster, 1, 1),
         (
             _query_map(problem, config["block_m"]),
-            _cache_map("k_cache", problem, config["block_n"]),
-            _cache_map("v_cache", problem, config["block_n"]),
+            *(_cache_map(name, problem, config["block_n"] // cluster) for name in CACHES),
             *params(problem),
             Int32(problem["pages"] * problem["page_size"]),
             Int32(row_tiles),
         ),
         128 * (config["block_m"] // 64 + 1),
         _shared_bytes(problem, config),
+        (cluster, 1, 1),
     )
     return Program((step,))
 
@@ -143,7 +148,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
 def _default(problem: Problem, gpu: Gpu) -> Config:
     """The first that serves: the space is in order of preference."""
     configs = (c for c in IMPLEMENTATION.whole_space() if _reject(c, problem, gpu) is None)
-    return next(configs, Config(block_m=128, block_n=64, stages=2))
+    return next(configs, Config(block_m=128, block_n=64, stages=2, cluster=1))
 
 
 IMPLEMENTATION = Implementation(
