@@ -167,7 +167,8 @@ def _attend(problem, q, k, v, sinks, first_token):
     most = z.max(3)
     p = xp.exp(z - most[..., None])
     total = p.sum(3)
-    out = (p[..., :-1].reshape(heads, -1, k.shape[1]) @ v).reshape(q.shape) / total[..., None]
+    rows = (heads, group * queries, k.shape[1])
+    out = (p[..., :-1].reshape(rows) @ v).reshape(q.shape) / total[..., None]
     return out, xp.where(most > LOWEST, xp.log(total) + most, xp.float32("-inf"))
 
 

@@ -91,3 +91,12 @@ def test_the_least_work_is_what_the_visible_tokens_need() -> None:
     assert ENTRY.flops(causal) == 4 * 8 * 64 * (64 * 65 // 2)
     cached = 2 * 2 * 64 * 2 * 64 * 2
     assert ENTRY.bytes_moved(whole) == cached + 2 * 8 * (2 * 64 * 2 + 4)
+
+
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_a_query_that_sees_nothing_gets_zeros(has_sinks: bool) -> None:
+    problem = paged_attn.attention(2, 8, 2, 64, 64, 16, has_sinks=has_sinks)
+    arrays = inputs(problem) | {"kv_lens": np.array([0, 64], "int32")}
+    found = ENTRY.oracle(problem, arrays)
+    assert (found["out"][0] == 0).all() and (found["out"][1] != 0).all()
+    assert np.allclose(found["lse"][0], arrays["sinks"] if has_sinks else -np.inf)
