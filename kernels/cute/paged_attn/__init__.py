@@ -1,5 +1,8 @@
 """`paged_attn` in CuTe DSL: a warp for each query, and flash-decoding on tensor cores.
 
+Few sequences are split between CTAs, that meet in device memory (``split``) or, from Hopper, are a
+cluster and meet in shared memory (``cluster``).
+
 The device code is in modules that import the DSL; they are imported when something is compiled.
 """
 
@@ -170,6 +173,17 @@ def _slots(problem: Problem, config: Config, gpu: Gpu) -> int:
 
 
 def _split_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    is_least = config["stages"] == 2 and config["block_n"] * _row_bytes(problem) <= 1 << 14
+    ctas = 1 if is_least else min(2, _ctas_per_sm(problem))
+    return (
+        _size_reject(config, problem, gpu)
+        or _tile_reject(config, problem)
+        or _stages_reject(config, ctas * _shared_bytes(problem, config), gpu)
+        or _splits_reject(config, problem, gpu)
+    )
+
+
+def _size_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if reason := _why_not(problem, gpu):
         return reason
     if problem["batch"] > 65535 or _tiles(problem) * config["splits"] >= 1 << 31:
@@ -177,10 +191,10 @@ def _split_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     slots, vectors = problem["pages"] * problem["page_size"], _row_bytes(problem) // 16
     if slots * problem["kv_heads"] * vectors >= 1 << 31:
         return "a cache of 32 GB or more is beyond 32-bit offsets of 16 bytes"
-    return _tile_reject(config, problem, gpu) or _splits_reject(config, problem, gpu)
+    return None
 
 
-def _tile_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _tile_reject(config: Config, problem: Problem) -> str | None:
     block_m, block_n, row_bytes = _block_m(problem), config["block_n"], _row_bytes(problem)
     if block_n < 16 * (64 // block_m):
         return f"block_n={block_n} leaves a warp fewer than 16 tokens"
@@ -191,16 +205,23 @@ def _tile_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"tiles of {block_m} x {block_n} do not fit the registers"
     if block_n * row_bytes > 1 << 15 or block_n * row_bytes * config["stages"] < 1 << 14:
         return "too much or too little of the cache to be under way"
-    is_least = config["stages"] == 2 and block_n * row_bytes <= 1 << 14
-    ctas = 1 if is_least else min(2, _ctas_per_sm(problem))
-    if _shared_bytes(problem, config) * ctas > gpu.shared_bytes:
-        return f"{config['stages']} stages do not fit the shared memory of {ctas} CTAs"
     return None
 
 
+def _stages_reject(config: Config, shared_bytes: int, gpu: Gpu) -> str | None:
+    if shared_bytes > gpu.shared_bytes:
+        return f"{config['stages']} stages do not fit the shared memory"
+    return None
+
+
+def _most_splits(problem: Problem, config: Config, most: int) -> int:
+    """How many CTAs get a tile of tokens, ``most`` at most."""
+    return int(min(most, problem["table_width"] * problem["page_size"] // config["block_n"]))
+
+
 def _splits_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    splits, tiles, most = config["splits"], _tiles(problem), SPLITS[-1]
-    most = min(most, problem["table_width"] * problem["page_size"] // config["block_n"])
+    splits, tiles = config["splits"], _tiles(problem)
+    most = _most_splits(problem, config, SPLITS[-1])
     if splits > max(most, 1):
         return f"{splits} CTAs share fewer tiles of tokens"
     if splits > 1 and tiles * splits > 8 * _slots(problem, config, gpu):
@@ -211,6 +232,10 @@ def _splits_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _split_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    return _program(problem, config, cluster=1)
+
+
+def _program(problem: Problem, config: Config, cluster: int) -> Program:
     if _is_empty(problem):
         return Program(())
     block_m, splits, tiles = _block_m(problem), config["splits"], _tiles(problem)
@@ -218,22 +243,33 @@ def _split_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         "block_m": block_m,
         "block_n": config["block_n"],
         "stages": config["stages"],
-        "split": splits > 1,
-        "ctas_per_sm": _ctas_per_sm(problem),
+        "split": splits > cluster,
+        "cluster": cluster,
+        "ctas_per_sm": min(_ctas_per_sm(problem), 2 if cluster > 1 else 3),
     }
     kinds = (*_kinds(problem), "*float32", "*int32", *["int32"] * 8, "float32", "float32")
     source = CuteSource("paged_attn.split:Split", kinds, tuple(constants.items()))
     row_tiles = tiles // (problem["kv_heads"] * problem["batch"])
     workspaces: dict[str, int] = {}
     scratch: tuple[Param, ...] = (Int64(0), Int64(0))
-    if splits > 1:
+    if splits > cluster:
         row_bytes = 4 * (problem["head_dim"] + 4)
         partial = tiles * splits * block_m * row_bytes
         workspaces = {"partial": partial, "counters": 4 * tiles}
         scratch = tuple(Pointer(name) for name in workspaces)
     params = _params(problem, scratch, row_tiles, splits)
     grid = (row_tiles * problem["kv_heads"] * splits, problem["batch"], 1)
-    return Program((Step(source, grid, params, block=32 * WARPS),), workspaces)
+    step = Step(source, grid, params, block=32 * WARPS, cluster=(cluster, 1, 1))
+    return Program((step,), workspaces)
+
+
+def _flow(problem: Problem, config: Config, ctas: float) -> float:
+    """Share of the bandwidth that ``ctas`` CTAs on each SM ask for."""
+    stage = 2 * config["block_n"] * _row_bytes(problem)
+    under_way = stage * (config["stages"] - 1) * ctas
+    # Small tiles wait at more barriers.
+    haste = 1 - 256 / (256 + config["block_n"] * problem["head_dim"] // 2)
+    return float(haste * min(1.0, (under_way / BYTES_IN_FLIGHT) ** 0.5))
 
 
 def _split_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
@@ -245,11 +281,7 @@ def _split_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     waves = ceil(ctas / slots)
     # Full waves but for the last; few CTAs leave SMs idle.
     busy = ctas / (waves * slots) if waves > 1 else min(1.0, ctas / gpu.sms)
-    stage = 2 * config["block_n"] * _row_bytes(problem)
-    under_way = stage * (config["stages"] - 1) * min(slots, ctas) / gpu.sms
-    flow = min(1.0, (under_way / BYTES_IN_FLIGHT) ** 0.5)
-    # Small tiles wait at more barriers.
-    flow *= 1 - 256 / (256 + config["block_n"] * problem["head_dim"] // 2)
+    flow = _flow(problem, config, min(slots, ctas) / gpu.sms)
     padding = _block_m(problem) * ceil(_rows(problem) / _block_m(problem)) / _rows(problem)
     math_us = flops * padding / (gpu.flops[problem["dtype"]] * MMA_EFFICIENCY) * 1e6
     merge_us = 0.0
@@ -280,4 +312,80 @@ SPLIT: Implementation = Implementation(
     unverified="not yet run on a GPU",
 )
 
-IMPLEMENTATIONS = (NAIVE, SPLIT)
+# cluster ----------------------------------------------------------------------------------------
+
+CLUSTERS = (16, 8, 4, 2)
+GPC_SMS = 14
+"""Of a graphics processing cluster that has few; a cluster of CTAs lies within one."""
+SM_BANDWIDTH = 60e9
+"""Bytes a second that reach one SM while others have nothing to read."""
+
+
+def _inbox_bytes(problem: Problem) -> int:
+    """For each vector of four floats, its place and that of maximum and sum."""
+    return int(32 * _block_m(problem) * problem["head_dim"] // 4)
+
+
+def _cluster_ctas(problem: Problem, config: Config, gpu: Gpu) -> int:
+    """CTAs on an SM."""
+    shared_bytes = _shared_bytes(problem, config) + _inbox_bytes(problem)
+    return int(min(gpu.shared_bytes // shared_bytes, _ctas_per_sm(problem), 2))
+
+
+def _cluster_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if _is_empty(problem):
+        return "nothing to share"
+    shared_bytes = _shared_bytes(problem, config) + _inbox_bytes(problem)
+    reason = (
+        _size_reject(config, problem, gpu)
+        or _tile_reject(config, problem)
+        or _stages_reject(config, shared_bytes, gpu)
+    )
+    if reason:
+        return reason
+    splits, tiles = config["splits"], _tiles(problem)
+    most = _most_splits(problem, config, CLUSTERS[0])
+    if splits > most:
+        return f"{splits} CTAs share fewer tiles of tokens"
+    if splits > 8 and gpu.mig:
+        return "a slice of a GPU may have no room for 16 CTAs side by side"
+    if tiles * splits > gpu.sms * _cluster_ctas(problem, config, gpu):
+        return "more clusters than run at once"
+    if 2 * splits <= most and 4 * tiles * splits <= gpu.sms:
+        return "three quarters of the SMs or more are idle"
+    return None
+
+
+def _cluster_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Bytes, at the pace of the SMs that have work."""
+    splits, tiles = config["splits"], _tiles(problem)
+    a_gpc = GPC_SMS * _cluster_ctas(problem, config, gpu) // splits
+    at_once = max(1, gpu.sms // GPC_SMS * a_gpc)
+    ctas = min(tiles, at_once) * splits
+    flow = _flow(problem, config, ctas / gpu.sms)
+    rate = min(gpu.bandwidth * BANDWIDTH_EFFICIENCY * flow, min(ctas, gpu.sms) * SM_BANDWIDTH)
+    return LAUNCH_US + WAVE_LATENCY_US + ENTRY.bytes_moved(problem) / rate * 1e6
+
+
+CLUSTER: Implementation = Implementation(
+    entry="paged_attn",
+    language="cute",
+    variant="cluster",
+    summary="split between the CTAs of a cluster, that merge through distributed shared memory",
+    archs=("sm_90a", "sm_100a", "sm_103a"),
+    space={"block_n": (128, 64, 32), "stages": (6, 4, 3), "splits": CLUSTERS},
+    reject=_cluster_reject,
+    default=fastest(lambda: CLUSTER),
+    program=lambda problem, config, gpu: _program(problem, config, cluster=config["splits"]),
+    estimate=_cluster_estimate,
+    techniques={
+        "cp.async": "LDGSTS",
+        "mma": "HMMA.16816.F32",
+        "cluster": "UCGABAR",
+        "dependent launch": "ACQBULK",
+    },
+    rank=3,
+    unverified="not yet run on a GPU",
+)
+
+IMPLEMENTATIONS = (NAIVE, SPLIT, CLUSTER)

@@ -71,21 +71,22 @@ class Merge:
     @cute.jit
     def gather(
         self,
-        parts: cute.Tensor,  # (VECTOR, vectors + 1, num_parts) of a row
+        vectors: cute.Tensor,  # (VECTOR, num_parts): of a row's values
+        sums: cute.Tensor,  # (VECTOR, num_parts): the row's maximum and sum
         num_parts: Int32,
-        vector: Int32,
         values: cute.Tensor,  # (VECTOR,), written
+        unroll: cutlass.Constexpr[int] = 4,
     ):
         """A vector of a row's values, relative to the maximum; the maximum, and the sum."""
         most, total = Float32(LOWEST), Float32(0)
-        for part in cutlass.range(num_parts, unroll=4):
-            most = cute.arch.fmax(most, parts[0, self.vectors, part])
+        for part in cutlass.range(num_parts, unroll=unroll):
+            most = cute.arch.fmax(most, sums[0, part])
         values.fill(0.0)
         held = cute.make_rmem_tensor(VECTOR, Float32)
-        for part in cutlass.range(num_parts, unroll=4):
-            weight = exp2(parts[0, self.vectors, part] - most)
-            total += weight * parts[1, self.vectors, part]
-            cute.autovec_copy(parts[None, vector, part], held)
+        for part in cutlass.range(num_parts, unroll=unroll):
+            weight = exp2(sums[0, part] - most)
+            total += weight * sums[1, part]
+            cute.autovec_copy(vectors[None, part], held)
             for v in cutlass.range_constexpr(VECTOR):
                 values[v] += weight * held[v]
         return most, total
@@ -105,25 +106,45 @@ class Merge:
     ):
         """Rows of out and lse."""
         values = cute.make_rmem_tensor(VECTOR, Float32)
-        rounded = cute.make_rmem_tensor(VECTOR, self.dtype)
         first = cute.arch.thread_idx()[0]
         for index in cutlass.range(first, num_rows * self.vectors, self.threads, unroll=1):
             row, vector = index // self.vectors, index % self.vectors
-            most, total = self.gather(parts[None, None, row, None], num_parts, vector, values)
-            head, token = (row_begin + row) % group, (row_begin + row) // group
-            sink = Float32(0)
-            if cutlass.const_expr(self.sinks):
-                sink = mSinks[head]
-            factor, lse = finish(most, total, sink, self.sinks)
-            if cutlass.const_expr(self.tensor_scales):
-                factor *= v_factor
-            for v in cutlass.range_constexpr(VECTOR):
-                rounded[v] = (values[v] * factor).to(self.dtype)
-            cute.autovec_copy(
-                rounded, cute.local_tile(mO[None, head, token], (VECTOR,), (vector,))
+            most, total = self.gather(
+                parts[None, vector, row, None], parts[None, self.vectors, row, None],
+                num_parts, values,
+            )  # fmt: skip
+            self.store_vector(
+                values, most, total, row_begin + row, vector, mO, mL, mSinks, group, v_factor
             )
-            if vector == 0:
-                mL[head, token] = lse
+
+    @cute.jit
+    def store_vector(
+        self,
+        values: cute.Tensor,  # (VECTOR,), relative to the maximum
+        most: Float32,
+        total: Float32,
+        row: Int32,
+        vector: Int32,
+        mO: cute.Tensor,  # (head_dim, group, query tokens)
+        mL: cute.Tensor,  # (group, query tokens)
+        mSinks: cute.Tensor,  # (group,)
+        group: Int32,
+        v_factor: Float32,
+    ):
+        """A vector of a row of out, and with the first of them the row's lse."""
+        head, token = row % group, row // group
+        sink = Float32(0)
+        if cutlass.const_expr(self.sinks):
+            sink = mSinks[head]
+        factor, lse = finish(most, total, sink, self.sinks)
+        if cutlass.const_expr(self.tensor_scales):
+            factor *= v_factor
+        rounded = cute.make_rmem_tensor(VECTOR, self.dtype)
+        for v in cutlass.range_constexpr(VECTOR):
+            rounded[v] = (values[v] * factor).to(self.dtype)
+        cute.autovec_copy(rounded, cute.local_tile(mO[None, head, token], (VECTOR,), (vector,)))
+        if vector == 0:
+            mL[head, token] = lse
 
     @cute.jit
     def store_partial(
@@ -138,8 +159,9 @@ class Merge:
         for index in cutlass.range(first, num_rows * self.vectors, self.threads, unroll=1):
             row, vector = index // self.vectors, index % self.vectors
             most, total = self.gather(
-                parts[None, None, row, None], Int32(self.parts), vector, values
-            )
+                parts[None, vector, row, None], parts[None, self.vectors, row, None],
+                Int32(self.parts), values,
+            )  # fmt: skip
             cute.autovec_copy(values, partial[None, vector, row])
             if vector == 0:
                 partial[0, self.vectors, row] = most

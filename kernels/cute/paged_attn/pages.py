@@ -5,7 +5,7 @@ A thread looks up the pages of its rows a tile ahead, so that a copy does not wa
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 
 VECTOR = 8
@@ -61,20 +61,20 @@ class Pages:
         mTable: cute.Tensor,  # (table_width,) of the sequence
         pages: cute.Tensor,  # (lookups,), written
         tile: Int32,
-        end: Int32,
         tidx: Int32,
     ):
-        """Look up the pages of this thread's rows; rows from ``end`` on are as the last before."""
-        first = tile * self.block_n + tidx // self.row_threads
+        """Look up the pages of this thread's rows; beyond the sequence they are anything."""
+        first = Uint32(tile * self.block_n + tidx // self.row_threads)
         for i in cutlass.range_constexpr(self.lookups):
-            token = cutlass.min(first + i * self.span, end - 1)
-            pages[i] = mTable[token // self.page_size]
+            entry = Int32((first + i * self.span) // self.page_size)
+            entry = cutlass.min(entry, mTable.shape[0] - 1)
+            pages[i] = mTable[entry]
 
     @cute.jit
     def load(
         self,
         tiled_copy: cute.TiledCopy,
-        mK: cute.Tensor,  # (VECTOR, vectors): a slot is ``slot_vectors`` of them
+        mK: cute.Tensor,  # ((VECTOR, 1), 1, vectors): a slot is ``slot_vectors`` of them
         mV: cute.Tensor,
         tKsK: cute.Tensor,  # ((VECTOR, 1), passes, 1)
         tVsV: cute.Tensor,
@@ -85,16 +85,21 @@ class Pages:
         end: Int32,
         tidx: Int32,
     ):
-        """Start copying this thread's pieces of a tile; what follows ``end`` repeats the last."""
+        """Start copying this thread's pieces of a tile; tokens from ``end`` on become zeros."""
         first = tile * self.block_n + tidx // self.row_threads
         own = kv_head * self.row_threads + tidx % self.row_threads
+        is_token = cute.make_rmem_tensor((1, 1), Boolean)
         for i in cutlass.range_constexpr(self.passes):
-            token = cutlass.min(first + i * self.rows_a_pass, end - 1)
+            token = first + i * self.rows_a_pass
             page = pages[i * self.rows_a_pass // self.span]
-            slot = page * self.page_size + token % self.page_size
+            slot = page * self.page_size + Int32(Uint32(token) % self.page_size)
             vector = Int64(slot * slot_vectors + own)
-            cute.copy(tiled_copy, mK[None, vector], tKsK[None, i, 0])
-            cute.copy(tiled_copy, mV[None, vector], tVsV[None, i, 0])
+            is_token[0, 0] = token < end
+            for j in cutlass.range_constexpr(2):
+                source, target = (mK, tKsK) if cutlass.const_expr(j == 0) else (mV, tVsV)
+                cute.copy(
+                    tiled_copy, source[None, None, vector], target[None, i, None], pred=is_token
+                )
 
     @cute.jit
     def load_scales(

@@ -16,11 +16,12 @@ class Rows:
         tiled_mma: cute.TiledMma,
         tiled_copy: cute.TiledCopy,
         gQ: cute.Tensor,  # (head_dim, group, query tokens) that share the key-value head
-        mK: cute.Tensor,  # (VECTOR, vectors)
+        mK: cute.Tensor,  # ((VECTOR, 1), 1, vectors)
         mV: cute.Tensor,
         gTable: cute.Tensor,  # (table_width,)
         gKS: cute.Tensor,  # (pages,)
         gVS: cute.Tensor,
+        pages: cute.Tensor,  # (lookups, stages - 1) of the first tiles; overwritten
         sK: cute.Tensor,  # (block_n, width, stages)
         sV: cute.Tensor,
         sScale: cute.Tensor,  # (block_n, 2, stages)
@@ -33,7 +34,8 @@ class Rows:
         row_begin: Int32,
         row_end: Int32,
         tile_begin: Int32,
-        tile_end: Int32,
+        tile_step: Int32,
+        num_tiles: Int32,
         end: Int32,
         window: Int32,
         scale: Float32,
@@ -43,14 +45,9 @@ class Rows:
         tidx, _, _ = cute.arch.thread_idx()
         thr_copy = tiled_copy.get_slice(tidx)
         tKsK, tVsV = thr_copy.partition_D(sK), thr_copy.partition_D(sV)
-        pages = cute.make_rmem_tensor((self.pages.lookups, self.stages - 1), Int32)
-        pages.fill(0)
         for stage in cutlass.range_constexpr(self.stages - 1):
-            if tile_begin + stage < tile_end:
-                self.pages.find(gTable, pages[None, stage], tile_begin + stage, end, tidx)
-        for stage in cutlass.range_constexpr(self.stages - 1):
-            tile = tile_begin + stage
-            if tile < tile_end:
+            if stage < num_tiles:
+                tile = tile_begin + stage * tile_step
                 self.pages.load(
                     tiled_copy, mK, mV, tKsK[None, None, None, stage],
                     tVsV[None, None, None, stage], pages[None, stage], kv_head,
@@ -61,8 +58,8 @@ class Rows:
                         gTable, gKS, gVS, sScale[None, None, stage], tile, end, tidx
                     )
             cute.arch.cp_async_commit_group()
-        if tile_begin + self.stages - 1 < tile_end:
-            self.pages.find(gTable, pages[None, 0], tile_begin + self.stages - 1, end, tidx)
+        lookahead = tile_begin + (self.stages - 1) * tile_step
+        self.pages.find(gTable, pages[None, 0], lookahead, tidx)
 
         # The warps of a column share their tokens, those of a row the rows.
         column_threads = 32 * self.warps_m
@@ -87,27 +84,26 @@ class Rows:
             limits[i] = before + cutlass.min(row, row_end - 1) // group
         first, last = before + row_begin // group, before + (row_end - 1) // group
 
-        for tile in cutlass.range(tile_begin, tile_end, unroll=1):
+        for index in cutlass.range(num_tiles, unroll=1):
             # This tile has landed, and everyone is done with the stage that is filled next.
             cute.arch.cp_async_wait_group(self.stages - 2)
             cute.arch.barrier()
-            ahead = tile + self.stages - 1
-            if ahead < tile_end:
-                stage = (ahead - tile_begin) % self.stages
+            ahead = index + self.stages - 1
+            if ahead < num_tiles:
+                stage, tile = ahead % self.stages, tile_begin + ahead * tile_step
                 self.pages.load(
                     tiled_copy, mK, mV, tKsK[None, None, None, stage],
                     tVsV[None, None, None, stage], pages[None, 0], kv_head,
-                    slot_vectors, ahead, end, tidx,
+                    slot_vectors, tile, end, tidx,
                 )  # fmt: skip
                 if cutlass.const_expr(self.scales == "page"):
                     self.pages.load_scales(
-                        gTable, gKS, gVS, sScale[None, None, stage], ahead, end, tidx
+                        gTable, gKS, gVS, sScale[None, None, stage], tile, end, tidx
                     )
-                self.pages.find(gTable, pages[None, 0], ahead + 1, end, tidx)
+                self.pages.find(gTable, pages[None, 0], tile + tile_step, tidx)
             cute.arch.cp_async_commit_group()
 
-            stage = (tile - tile_begin) % self.stages
-            token = tile * self.block_n
+            stage, token = index % self.stages, (tile_begin + index * tile_step) * self.block_n
             hides = token + self.block_n > first + 1
             if cutlass.const_expr(self.window):
                 hides = hides or token <= last - window

@@ -14,6 +14,7 @@ from cutlass.cute.nvgpu import warp
 from cutlass.memory import SmemAllocator
 
 from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.paged_attn.exchange import Exchange
 from kernelcat.kernels.cute.paged_attn.merge import Merge
 from kernelcat.kernels.cute.paged_attn.pages import VECTOR, Pages
 from kernelcat.kernels.cute.paged_attn.rows import Rows
@@ -43,12 +44,13 @@ class Split(Rows):
         block_n: int,
         stages: int,
         split: bool,
+        cluster: int,
         ctas_per_sm: int,
     ):
         self.dtype, self.fp8, self.head_dim = element_type(dtype), fp8, head_dim
         self.window, self.scales, self.split = window, scales, split
         self.block_m, self.block_n, self.stages = block_m, block_n, stages
-        self.ctas_per_sm = ctas_per_sm
+        self.cluster, self.ctas_per_sm = cluster, ctas_per_sm
         self.warps_m = min(block_m // 16, WARPS)
         self.warps_n = WARPS // self.warps_m
         width = head_dim // 2 if fp8 else head_dim
@@ -60,6 +62,7 @@ class Split(Rows):
         self.merge = Merge(
             self.dtype, head_dim, block_m, self.warps_n, THREADS, sinks, scales
         )
+        self.exchange = Exchange(self.merge, cluster)
         self.shared_bytes = max(4 * block_n * width * stages, self.merge.shared_bytes)
 
     @cute.jit
@@ -93,7 +96,7 @@ class Split(Rows):
         dim = self.head_dim
         row = cute.assume(Int64(heads) * dim, divby=VECTOR)
         rows = cute.make_layout((dim, heads, tokens), stride=(1, dim, row))
-        cached = cute.make_layout((VECTOR, 1), stride=(1, VECTOR))
+        cached = cute.make_layout(((VECTOR, 1), 1, 1), stride=((1, 0), 0, VECTOR))
         by_page = cute.make_layout((1, kv_heads), stride=(Int64(kv_heads), 1))
         tiled_mma = cute.make_tiled_mma(
             warp.MmaF16BF16Op(self.dtype, Float32, (16, 8, 16)),
@@ -121,6 +124,7 @@ class Split(Rows):
             self.pages.shared_layout(self.stages),
             tiled_mma,
             self.pages.tiled_copy(),
+            heads // kv_heads,
             row_tiles,
             num_splits,
             window,
@@ -129,6 +133,8 @@ class Split(Rows):
         ).launch(
             grid=(row_tiles * kv_heads * num_splits, batch, 1),
             block=(THREADS, 1, 1),
+            cluster=(self.cluster, 1, 1) if self.cluster > 1 else None,
+            use_pdl=self.cluster > 1,
             min_blocks_per_mp=self.ctas_per_sm,
             preferred_smem_carveout=100,
             stream=stream,
@@ -138,7 +144,7 @@ class Split(Rows):
     def kernel(
         self,
         mQ: cute.Tensor,  # (head_dim, heads, tokens)
-        mK: cute.Tensor,  # (VECTOR, vectors): slot by slot, head by head
+        mK: cute.Tensor,  # ((VECTOR, 1), 1, vectors): slot by slot, head by head
         mV: cute.Tensor,
         mTable: cute.Tensor,  # (table_width, batch)
         mLens: cute.Tensor,  # (batch,)
@@ -153,19 +159,28 @@ class Split(Rows):
         shared_layout: cute.ComposedLayout,
         tiled_mma: cute.TiledMma,
         tiled_copy: cute.TiledCopy,
+        group: Int32,
         row_tiles: Int32,
         num_splits: Int32,
         window: Int32,
         sm_scale: Float32,
         softcap: Float32,
     ):
+        tidx, _, _ = cute.arch.thread_idx()
         index, seq, _ = cute.arch.block_idx()
         kv_heads = mKS.shape[1]
-        group = mQ.shape[1] // kv_heads
+        if cutlass.const_expr(self.cluster > 1):
+            num_splits = self.cluster
+            split_idx, index = index % self.cluster, index // self.cluster
+        else:
+            split_idx = index // (row_tiles * kv_heads)
         # The longest rows first: they see the most keys.
         row_tile = row_tiles - 1 - index % row_tiles
         kv_head = index // row_tiles % kv_heads
-        split_idx = index // row_tiles // kv_heads
+        if cutlass.const_expr(self.cluster > 1):
+            # The kernel before may still be running, and the one after may begin.
+            cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
 
         q_begin = mStarts[seq]
         q_len = mStarts[seq + 1] - q_begin
@@ -177,7 +192,14 @@ class Split(Rows):
         if cutlass.const_expr(self.window):
             tile_begin = cutlass.max(first - window + 1, 0) // self.block_n
         tiles = cutlass.max(cute.ceil_div(end, self.block_n) - tile_begin, 0)
-        used = cutlass.max(cutlass.min(num_splits, tiles), 1)
+        # Tiles are dealt out in turn. So, but for a window, a CTA knows its first ones, and looks
+        # up their pages, before it knows how long the sequence is.
+        tile_begin += split_idx
+        num_tiles = cute.ceil_div(cutlass.max(tiles - split_idx, 0), num_splits)
+        pages = cute.make_rmem_tensor((self.pages.lookups, self.stages - 1), Int32)
+        for stage in cutlass.range_constexpr(self.stages - 1):
+            tile = tile_begin + stage * num_splits
+            self.pages.find(mTable[None, seq], pages[None, stage], tile, tidx)
 
         shared = SmemAllocator()
         memory = shared.allocate(self.shared_bytes, 1024)
@@ -190,25 +212,36 @@ class Split(Rows):
         sScale = shared.allocate_tensor(Float32, self.pages.scale_layout(self.stages), 16)
         sQ = shared.allocate_tensor(self.dtype, self.tile.query_layout(THREADS), 16)
         is_last = shared.allocate_array(Int32, 1)
+        if cutlass.const_expr(self.cluster > 1):
+            sInbox = shared.allocate_tensor(Float32, self.exchange.inbox_layout(), 16)
+            inbox_full = shared.allocate_array(Int64, 1)
+            self.exchange.open(inbox_full)
 
-        if row_begin < row_end and split_idx < used:
+        # All of a cluster take part: who has no tiles leaves sums of nothing.
+        used = cutlass.max(cutlass.min(num_splits, tiles), 1)
+        if row_begin < row_end and (self.cluster > 1 or split_idx < used):
             scale, v_factor = sm_scale, Float32(1)
             if cutlass.const_expr(self.scales == "tensor"):
                 scale, v_factor = sm_scale * mKS[0, kv_head], mVS[0, kv_head]
+            rows = row_end - row_begin
+            if cutlass.const_expr(self.cluster > 1):
+                self.exchange.expect(inbox_full, rows, split_idx)
             gQ = cute.domain_offset((0, kv_head * group, q_begin), mQ)
             self.attend(
                 tiled_mma, tiled_copy, gQ, mK, mV, mTable[None, seq], mKS[None, kv_head],
-                mVS[None, kv_head], sK, sV, sScale, sQ, sO, kv_head,
+                mVS[None, kv_head], pages, sK, sV, sScale, sQ, sO, kv_head,
                 kv_heads * self.pages.row_threads, group, before, row_begin, row_end,
-                tile_begin + tiles * split_idx // used,
-                tile_begin + tiles * (split_idx + 1) // used,
-                end, window, scale, softcap,
+                tile_begin, num_splits, num_tiles, end, window, scale, softcap,
             )  # fmt: skip
             gO = cute.domain_offset((0, kv_head * group, q_begin), mO)
             gL = cute.domain_offset((kv_head * group, q_begin), mL)
             gSinks = cute.domain_offset(kv_head * group, mSinks)
-            rows = row_end - row_begin
-            if cutlass.const_expr(self.split):
+            if cutlass.const_expr(self.cluster > 1):
+                self.exchange.send(sO, rows, sInbox, inbox_full, split_idx)
+                self.exchange.store(
+                    sInbox, inbox_full, rows, split_idx, gO, gL, gSinks, group, row_begin, v_factor
+                )
+            elif cutlass.const_expr(self.split):
                 if used == 1:
                     self.merge.store(
                         sO, self.warps_n, rows, gO, gL, gSinks, group, row_begin, v_factor
