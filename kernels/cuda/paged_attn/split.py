@@ -18,6 +18,7 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
     token_bytes,
 )
 from kernelcat.model import L2_TO_DRAM, LAUNCH_US, copy_us
+from kernelcat.reference.paged_attn import NVFP4
 from kernelcat.spec import Problem
 
 MAX_STAGES = 6
@@ -123,6 +124,8 @@ def _shape_reason(plan: Plan) -> str | None:
 
 
 def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if problem["kv_dtype"] == NVFP4:
+        return "no NVFP4 cache"
     plan, rows = Plan.of(config, problem), _rows(problem, problem["max_q"])
     reason = _shape_reason(plan)
     if reason is not None:

@@ -22,10 +22,9 @@ from kernelcat.implementation import (
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cute.gemm.program import fastest
 from kernelcat.model import BANDWIDTH_EFFICIENCY, LAUNCH_US, WAVE_LATENCY_US, copy_us
-from kernelcat.reference.paged_attn import ENTRY, sm_scale
+from kernelcat.reference.paged_attn import ENTRY, FP8, NVFP4, sm_scale
 from kernelcat.spec import Problem
 
-FP8 = "float8_e4m3fn"
 TENSORS = (
     "q", "k_cache", "v_cache", "block_table", "kv_lens", "cu_q", "sinks", "k_scale", "v_scale",
     "out", "lse",
@@ -73,6 +72,8 @@ def _is_empty(problem: Problem) -> bool:
 
 
 def _why_not(problem: Problem, gpu: Gpu) -> str | None:
+    if problem["kv_dtype"] == NVFP4:
+        return "no NVFP4 cache"
     if problem["kv_dtype"] == FP8 and FP8 not in gpu.flops:
         return f"{gpu.sku} has no float8"
     if max(problem["pages"], problem["table_width"] + 1) * problem["page_size"] >= 1 << 31:

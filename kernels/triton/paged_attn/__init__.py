@@ -13,7 +13,7 @@ from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, ConfigValue, Implementation, Program
 from kernelcat.jit import triton
 from kernelcat.kernels.triton.gemm.variants import implementation
-from kernelcat.reference.paged_attn import ENTRY, sm_scale
+from kernelcat.reference.paged_attn import ENTRY, NVFP4, sm_scale
 from kernelcat.spec import Problem
 
 PACKAGE = "kernelcat.kernels.triton.paged_attn"
@@ -135,6 +135,8 @@ def _split(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> Program:
 def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if problem["batch"] > 65535 or problem["heads"] > 65535:
         return "a grid's second and third axes have 65535 blocks at most"
+    if problem["kv_dtype"] == NVFP4:
+        return "no NVFP4 cache"
     if problem["kv_dtype"] == "float8_e4m3fn" and int(gpu.arch[3:].rstrip("af")) < 89:
         return f"Triton converts no float8_e4m3fn on {gpu.arch}"
     return None
