@@ -13,7 +13,7 @@ from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, ConfigValue, Implementation, Program
 from kernelcat.jit import triton
 from kernelcat.kernels.triton.gemm.variants import implementation
-from kernelcat.reference.paged_attn import ENTRY, NVFP4, sm_scale
+from kernelcat.reference.paged_attn import ENTRY, FP8, NVFP4, cache_row, row_bytes, sm_scale
 from kernelcat.spec import Problem
 
 PACKAGE = "kernelcat.kernels.triton.paged_attn"
@@ -35,14 +35,18 @@ def _arrays(problem: Problem, tma_rows: int = 0) -> dict[str, triton.Argument]:
     With ``tma_rows`` the caches are descriptors of matrices, loaded by so many tokens of a head.
     """
     arguments = {
-        tensor.name: triton.pointer(tensor.name, tensor.dtype_of(problem))
+        tensor.name: triton.pointer(tensor.name, dtypes.STORAGE[NVFP4])
+        if tensor.dtype_of(problem) == NVFP4
+        else triton.pointer(tensor.name, tensor.dtype_of(problem))
         for tensor in ENTRY.tensors
     }
     if tma_rows:
-        dtype, dim = problem["kv_dtype"], problem["head_dim"]
-        shape = (problem["pages"] * problem["page_size"], problem["kv_heads"] * dim)
+        dtype, row = problem["kv_dtype"], cache_row(problem.values)
+        if dtype == NVFP4:
+            dtype = dtypes.STORAGE[NVFP4]
+        shape = (problem["pages"] * problem["page_size"], problem["kv_heads"] * row)
         for name in ("k_cache", "v_cache"):
-            arguments[name] = triton.descriptor(name, dtype, shape, (tma_rows, dim))
+            arguments[name] = triton.descriptor(name, dtype, shape, (tma_rows, row))
     return arguments
 
 
@@ -67,6 +71,7 @@ def _constants(problem: Problem) -> dict[str, ConfigValue]:
         "HAS_SINKS": problem["has_sinks"],
         "HAS_SCALES": problem["has_scales"],
         "PAGE_SCALES": problem["page_scales"],
+        "NVFP4": problem["kv_dtype"] == NVFP4,
     }
 
 
@@ -135,10 +140,8 @@ def _split(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> Program:
 def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if problem["batch"] > 65535 or problem["heads"] > 65535:
         return "a grid's second and third axes have 65535 blocks at most"
-    if problem["kv_dtype"] == NVFP4:
-        return "no NVFP4 cache"
-    if problem["kv_dtype"] == "float8_e4m3fn" and int(gpu.arch[3:].rstrip("af")) < 89:
-        return f"Triton converts no float8_e4m3fn on {gpu.arch}"
+    if problem["kv_dtype"] in (FP8, NVFP4) and int(gpu.arch[3:].rstrip("af")) < 89:
+        return f"Triton converts no {FP8} on {gpu.arch}"
     return None
 
 
@@ -161,8 +164,9 @@ def _reject_tiled(tma: bool, config: Config, problem: Problem, gpu: Gpu) -> str 
         return f"tiles of {block_m} rows are at least half empty for {_rows(problem)}"
     if tma and (reason := _reject_tma(config, problem)):
         return reason
-    stage = 2 * block_n * dim * dtypes.itemsize(problem["kv_dtype"])
-    if stage * config["stages"] + 2 * block_m * dim > gpu.shared_bytes:
+    stage = 2 * block_n * row_bytes(problem)
+    widened = 2 * block_n * dim if problem["kv_dtype"] == NVFP4 else 0
+    if stage * config["stages"] + 2 * block_m * dim + widened > gpu.shared_bytes:
         return f"{config['stages']} stages of {stage} bytes do not fit in shared memory"
     if block_m * (dim + block_n) > 128 * 32 * config["warps"]:
         return f"{config['warps']} warps have no registers for {block_m} x ({dim} + {block_n})"
