@@ -73,8 +73,10 @@ def load_tile(
         if TMA:
             slot = slot.to(tl.int64) + tl.arange(0, tile.shape[0])
         scales = load_heads(block_scale, slot, inside, head, KV_HEADS, HEAD_DIM // 16, MASKED)
-        return widened(tile, scales, dtype)
-    return tile.to(dtype)
+        tile = widened(tile, scales, dtype)
+    else:
+        tile = tile.to(dtype)
+    return tile
 
 
 @triton.jit
