@@ -8,7 +8,7 @@ from functools import partial
 from math import ceil, e, log2
 from typing import Any
 
-from kernelcat import dtypes, model
+from kernelcat import model
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, ConfigValue, Implementation, Program
 from kernelcat.jit import triton
@@ -29,21 +29,24 @@ def _is_empty(problem: Problem) -> bool:
     return not problem["batch"] or not problem["tokens"]
 
 
+def _dtype(name: str, dtype: str) -> str:
+    """What Triton takes an array of ``dtype`` for: it has no NVFP4.
+
+    Block scales are bytes since before sm_89 not even a null pointer may be of their type.
+    """
+    return "uint8" if dtype == NVFP4 or name.endswith("block_scale") else dtype
+
+
 def _arrays(problem: Problem, tma_rows: int = 0) -> dict[str, triton.Argument]:
     """Every tensor of the entry, absent ones as null pointers.
 
     With ``tma_rows`` the caches are descriptors of matrices, loaded by so many tokens of a head.
     """
     arguments = {
-        tensor.name: triton.pointer(tensor.name, dtypes.STORAGE[NVFP4])
-        if tensor.dtype_of(problem) == NVFP4
-        else triton.pointer(tensor.name, tensor.dtype_of(problem))
-        for tensor in ENTRY.tensors
+        t.name: triton.pointer(t.name, _dtype(t.name, t.dtype_of(problem))) for t in ENTRY.tensors
     }
     if tma_rows:
-        dtype, row = problem["kv_dtype"], cache_row(problem.values)
-        if dtype == NVFP4:
-            dtype = dtypes.STORAGE[NVFP4]
+        dtype, row = _dtype("k_cache", problem["kv_dtype"]), cache_row(problem.values)
         shape = (problem["pages"] * problem["page_size"], problem["kv_heads"] * row)
         for name in ("k_cache", "v_cache"):
             arguments[name] = triton.descriptor(name, dtype, shape, (tma_rows, row))

@@ -21,10 +21,10 @@ def from_highest(bits):
 
 @triton.jit
 def widened(pairs, scales, dtype: tl.constexpr):
-    """(rows, 2 * columns) of bytes (rows, columns) and float8 scales (rows, columns / 8)."""
+    """(rows, 2 * columns) of bytes (rows, columns) and scales (rows, columns / 8), bytes too."""
     ROWS: tl.constexpr = pairs.shape[0]
     COLUMNS: tl.constexpr = pairs.shape[1]
-    factors = scales.to(tl.float32)[:, :, None] * FACTOR
+    factors = scales.to(tl.float8e4nv, bitcast=True).to(tl.float32)[:, :, None] * FACTOR
     factors = tl.broadcast_to(factors, (ROWS, COLUMNS // 8, 8)).reshape(ROWS, COLUMNS)
     bits = pairs.to(tl.int32)
     low, high = from_highest(bits << 28) * factors, from_highest(bits << 24) * factors
