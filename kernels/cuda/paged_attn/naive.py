@@ -9,7 +9,6 @@ from kernelcat.implementation import Config, Implementation, Program, Step
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.paged_attn.operands import kind, num_rows, params, span, token_bytes
 from kernelcat.model import LAUNCH_US, copy_us
-from kernelcat.reference.paged_attn import NVFP4
 from kernelcat.spec import Problem
 
 NUM_WARPS = 4
@@ -39,7 +38,7 @@ IMPLEMENTATION = Implementation(
     summary="a warp a query and head, one key after another, with a running softmax",
     archs=("sm_80+",),
     space={},
-    reject=lambda config, problem, gpu: "no NVFP4 cache" if problem["kv_dtype"] == NVFP4 else None,
+    reject=lambda config, problem, gpu: None,
     default=lambda problem, gpu: Config(),
     program=_program,
     estimate=_estimate,

@@ -194,15 +194,17 @@ __global__ void __launch_bounds__(kNumWarps* kWarpThreads, kBlocksPerSm)
     paged_attn_split(const typename Kind::T* q, const typename Kind::Cached* k_cache,
                      const typename Kind::Cached* v_cache, const int* block_table,
                      const int* kv_lens, const int* cu_q, const float* sinks, const float* k_scale,
-                     const float* v_scale, typename Kind::T* out, float* lse, float* partials,
-                     uint32_t* counters, int batch, int heads, int kv_heads, int table_width,
-                     int window, float sm_scale, float softcap) {
+                     const float* v_scale, const float8_e4m3fn* k_block_scale,
+                     const float8_e4m3fn* v_block_scale, typename Kind::T* out, float* lse,
+                     float* partials, uint32_t* counters, int batch, int heads, int kv_heads,
+                     int table_width, int window, float sm_scale, float softcap) {
   using Kernel = SplitAttention<Kind, BLOCK_M, BLOCK_N, kNumWarps, kNumStages>;
   extern __shared__ __align__(128) uint8_t stages[];
   __shared__ typename Kernel::Shared shared;
-  const Attention<Kind> call = {q,     k_cache,  v_cache,     block_table, kv_lens,  cu_q,
-                                sinks, k_scale,  v_scale,     out,         lse,      batch,
-                                heads, kv_heads, table_width, window,      sm_scale, softcap};
+  const Attention<Kind> call = {q,        k_cache, v_cache, block_table,   kv_lens,       cu_q,
+                                sinks,    k_scale, v_scale, k_block_scale, v_block_scale, out,
+                                lse,      batch,   heads,   kv_heads,      table_width,   window,
+                                sm_scale, softcap};
   Kernel{call,
          {partials, counters},
          {kv_lens, cu_q, batch, kv_heads, call.group(), window},
