@@ -7,16 +7,6 @@ namespace kernelcat {
 
 enum class Scales { kNone, kHead, kPage };  // whom keys and values share a scale with
 
-template <typename T_, typename Cached_, int kHeadDim_, int kPageSize_, bool kWindow_,
-          bool kSoftcap_, bool kSinks_, Scales kScales_>
-struct AttentionKind {
-  using T = T_;
-  using Cached = Cached_;
-  static constexpr int kHeadDim = kHeadDim_, kPageSize = kPageSize_;
-  static constexpr bool kWindow = kWindow_, kSoftcap = kSoftcap_, kSinks = kSinks_;
-  static constexpr Scales kScales = kScales_;
-};
-
 template <typename T>
 constexpr bool kIsFloat8 = false;
 template <>
@@ -26,6 +16,19 @@ template <typename T>
 constexpr bool kIsNvfp4 = false;
 template <>
 constexpr bool kIsNvfp4<float4_e2m1fn_x2> = true;
+
+template <typename T_, typename Cached_, int kHeadDim_, int kPageSize_, bool kWindow_,
+          bool kSoftcap_, bool kSinks_, Scales kScales_>
+struct AttentionKind {
+  using T = T_;
+  using Cached = Cached_;
+  static constexpr int kHeadDim = kHeadDim_, kPageSize = kPageSize_;
+  static constexpr int kRowBytes = kIsNvfp4<Cached> ? kHeadDim / 2 : kHeadDim * sizeof(Cached);
+  // Of what tiles of NVFP4 make (widen.cuh).
+  static constexpr float kGrowth = kIsNvfp4<Cached> ? 128.0f : 1.0f;
+  static constexpr bool kWindow = kWindow_, kSoftcap = kSoftcap_, kSinks = kSinks_;
+  static constexpr Scales kScales = kScales_;
+};
 
 // Query heads h * group .. (h + 1) * group - 1 share key-value head h.
 template <typename Kind>

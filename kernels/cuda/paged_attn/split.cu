@@ -75,7 +75,7 @@ struct SplitAttention {
 
   // Of products of queries and keys, in base 2 where there is no softcap.
   __device__ __forceinline__ float score_factor(int kv_head) const {
-    float factor = call.sm_scale;
+    float factor = call.sm_scale * Kind::kGrowth;
     if constexpr (Kind::kScales == Scales::kHead) factor *= __ldg(call.k_scale + kv_head);
     return Kind::kSoftcap ? factor / call.softcap : factor * kLog2E;
   }
@@ -170,10 +170,8 @@ struct SplitAttention {
         commit_async_copies();
         const int token = tile * BLOCK_N;
         const bool hides = token + BLOCK_N > all_end || (Kind::kWindow && token < all_begin);
-        const uint8_t* stage = stages + unit % kNumStages * Ring::kStageBytes;
-        const float* scales = reinterpret_cast<const float*>(stage + 2 * Ring::kTileBytes);
-        own.attend(ring.stage(unit), ring.stage(unit) + Ring::kTileBytes, scales, scales + BLOCK_N,
-                   warp_token, token + warp_token, hides, tokens, scale);
+        own.attend(ring.tile(stages, unit, 0), ring.tile(stages, unit, 1), warp_token,
+                   token + warp_token, hides, tokens, scale);
         ring.tell(call, unit + kNumStages, next);
       }
       own.end();
