@@ -19,8 +19,9 @@ struct SplitAttention {
   using List = WorkList<BLOCK_M, BLOCK_N, Kind::kWindow>;
   using Ring = CacheRing<Kind, BLOCK_N, kThreads, kNumStages>;
   using Queries = QueryTile<Kind>;
-  // Memory-bound where there are few rows; scales of pages make weights of any size.
-  static constexpr bool kPrecise = BLOCK_M == 16 || Kind::kScales == Scales::kPage;
+  // Memory-bound where there are few rows, but for NVFP4; scales of pages make weights of any size.
+  static constexpr bool kPrecise =
+      (BLOCK_M == 16 && !kIsNvfp4<typename Kind::Cached>) || Kind::kScales == Scales::kPage;
   using Warp = WarpAttention<Kind, kWarpTokens, kPrecise>;
   using Space = Workspace<Kind, BLOCK_M>;
   using Sum = BlockSum<Kind, BLOCK_M, kNumWarps, 2 * Ring::kTileBytes>;
