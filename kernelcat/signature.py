@@ -126,7 +126,7 @@ def infer(entry: Entry, infos: Infos, axes: Mapping[str, AxisValue]) -> Problem:
         known.add(name, value, f"{name}=")
     for tensor in entry.inputs:
         present = tensor.name in infos
-        if tensor.flag is not None:
+        if tensor.flag is not None and tensor.when is True:
             known.add(tensor.flag, present, tensor.name)
         if present:
             _read(known, tensor, infos[tensor.name])
@@ -136,10 +136,18 @@ def infer(entry: Entry, infos: Infos, axes: Mapping[str, AxisValue]) -> Problem:
         else:
             _allocate(known, tensor)
     problem = entry.problem(**known.values)
+    for tensor in entry.inputs:
+        _check_presence(entry, tensor, tensor.name in infos, problem)
     for tensor in entry.tensors:
         if tensor.name in infos:
             _check_derived(entry, tensor, infos[tensor.name], problem)
     return problem
+
+
+def _check_presence(entry: Entry, tensor: Tensor, given: bool, problem: Problem) -> None:
+    if tensor.flag is not None and given != tensor.present(problem):
+        verb, value = "takes no" if given else "needs", problem[tensor.flag]
+        raise InvalidArgument(f"{entry.name} {verb} {tensor.name} where {tensor.flag} is {value}")
 
 
 def _check_derived(entry: Entry, tensor: Tensor, info: ArrayInfo, problem: Problem) -> None:

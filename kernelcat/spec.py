@@ -156,9 +156,10 @@ class Tensor:
     """An array argument. ``shape`` holds axes, numbers or sizes :class:`Derived` from axes;
     ``dtype`` names an axis or an element type.
 
-    ``flag`` names the axis that says whether an optional tensor is there. ``strides`` (in
-    elements) names axes too; None means contiguous. ``tolerance`` is an output's own, where the
-    entry's would not do. A ``spared`` output is one that peers need not write.
+    ``flag`` names the axis that says whether an optional tensor is there: it is where that is
+    ``when``. ``strides`` (in elements) names axes too; None means contiguous. ``tolerance`` is an
+    output's own, where the entry's would not do. A ``spared`` output is one that peers need not
+    write.
     """
 
     name: str
@@ -166,6 +167,7 @@ class Tensor:
     dtype: str
     doc: str = ""
     flag: str | None = None
+    when: AxisValue = True
     strides: tuple[str | int, ...] | None = None
     tolerance: Tolerance | None = None
     spared: bool = False
@@ -205,7 +207,7 @@ class Tensor:
         return 1 + sum((d - 1) * s for d, s in zip(shape, self.strides_of(problem), strict=True))
 
     def present(self, problem: Problem) -> bool:
-        return self.flag is None or bool(problem[self.flag])
+        return self.flag is None or problem[self.flag] == self.when
 
 
 @dataclass(frozen=True)

@@ -154,10 +154,9 @@ def _bind_axes(entry: Entry, tensor: Tensor, array: Any, axes: dict[str, Any]) -
         )
     wanted = tensor.dtype
     if wanted in entry.axis_names:
-        wanted = axes.setdefault(wanted, array.dtype)
-    torch._check(
-        array.dtype == _element(wanted), lambda: f"{name} is {array.dtype}; it must be {wanted}"
-    )
+        wanted = axes.setdefault(wanted, str(array.dtype).removeprefix("torch."))
+    element = _element(wanted)
+    torch._check(array.dtype == element, lambda: f"{name} is {array.dtype}; it must be {element}")
 
 
 def _check_derived(entry: Entry, tensor: Tensor, array: Any, axes: Mapping[str, Any]) -> None:
@@ -171,8 +170,8 @@ def _check_derived(entry: Entry, tensor: Tensor, array: Any, axes: Mapping[str, 
             )
 
 
-def _element(dtype: Any) -> Any:
-    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
+def _element(dtype: str) -> Any:
+    return getattr(torch, dtype)
 
 
 def _keyword(axis: Axis) -> str:

@@ -14,6 +14,10 @@ With ``window`` a query sees the last ``window`` tokens, itself included. A sink
 neither scaled nor capped, whose value is zero. A query that sees nothing gets zeros and an lse of
 -inf (or its sink). Table entries beyond a sequence and slots that hold none of its tokens are
 never read. Query heads ``h * group .. (h + 1) * group - 1`` share key-value head h.
+
+A cache of ``float4_e2m1fn_x2`` is in NVFP4: pairs of E2M1 values in a byte, the first in its low
+half, and a float8_e4m3fn scale, not negative, for 16 values of a head. What NVFP4 calls the global
+scale is k_scale and v_scale: ``k = e2m1 * k_block_scale * k_scale``.
 """
 
 from __future__ import annotations
@@ -28,7 +32,10 @@ from kernelcat.errors import MissingDependency, Unsupported
 from kernelcat.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance, exact
 
 DTYPES = ("bfloat16", "float16")
-KV_DTYPES = (*DTYPES, "float8_e4m3fn")
+FP8, NVFP4 = "float8_e4m3fn", "float4_e2m1fn_x2"
+KV_DTYPES = (*DTYPES, FP8, NVFP4)
+SCALED = 16
+"""Values that share a block scale."""
 HEAD_DIMS = (64, 128, 256)
 PAGE_SIZES = (1, 16, 32, 64, 128)
 SCORES = 1 << 26
@@ -102,7 +109,8 @@ def _tables(problem: Problem) -> tuple[list[list[int]], list[int]]:
 def _make_inputs(problem, normal):
     """Slots that nobody may read are NaN, and so are pages that no table names.
 
-    Queries are large, so that a few keys have most of the weight and each of them shows.
+    NVFP4 has no NaN: there it is the block scales. Queries are large, so that a few keys have most
+    of the weight and each of them shows.
     """
     batch, tokens, heads, kv_heads, dim = (
         problem[axis] for axis in ("batch", "tokens", "heads", "kv_heads", "head_dim")
@@ -116,12 +124,18 @@ def _make_inputs(problem, normal):
     starts = [0, *itertools.accumulate(q_lens)]
     inputs = {
         "q": q,
-        "k_cache": xp.where(unread, xp.float32("nan"), normal(cache)),
-        "v_cache": xp.where(unread, xp.float32("nan"), normal(cache)),
         "block_table": xp.asarray(table, dtype="int32").reshape(batch, problem["table_width"]),
         "kv_lens": xp.asarray(kv_lens, dtype="int32"),
         "cu_q": xp.asarray(starts, dtype="int32"),
     }
+    for name in ("k", "v"):
+        values, nan = normal(cache), xp.float32("nan")
+        if problem["kv_dtype"] == NVFP4:
+            values, scales = _in_blocks(values)
+            inputs[f"{name}_block_scale"] = xp.where(unread, nan, scales)
+        else:
+            values = xp.where(unread, nan, values)
+        inputs[f"{name}_cache"] = values
     if problem["has_sinks"]:
         inputs["sinks"] = normal((heads,))
     if problem["has_scales"]:
@@ -130,9 +144,28 @@ def _make_inputs(problem, normal):
     return inputs
 
 
+def _in_blocks(values):
+    """Blocks of ``values`` with the largest at E2M1's, and the scales that this takes."""
+    blocks = values.reshape(*values.shape[:-1], -1, SCALED)
+    scales = abs(blocks).max(-1) / dtypes.E2M1_MAX
+    scales = dtypes.decode(dtypes.encode(scales, FP8), FP8)
+    return (blocks / scales[..., None]).reshape(values.shape), scales
+
+
 def scale_rows(axes):
     """Rows of k_scale and v_scale."""
     return axes["pages"] if axes["page_scales"] else 1
+
+
+def cache_row(axes):
+    """Elements that hold a head's values: NVFP4 has two in each."""
+    return axes["head_dim"] // 2 if axes["kv_dtype"] == NVFP4 else axes["head_dim"]
+
+
+def row_bytes(problem: Problem) -> int:
+    """Bytes that a key or value of a head takes in the cache, block scales included."""
+    row = cache_row(problem.values) * dtypes.itemsize(problem["kv_dtype"])
+    return int(row + problem["head_dim"] // SCALED * (problem["kv_dtype"] == NVFP4))
 
 
 def library_of(array):
@@ -187,6 +220,9 @@ def _oracle(problem, arrays):
         cached = []
         for name in ("k", "v"):
             values = arrays[f"{name}_cache"][pages]  # (pages, slots, heads, dim)
+            if problem["kv_dtype"] == NVFP4:
+                scales = arrays[f"{name}_block_scale"][pages]
+                values = values * scales.repeat(SCALED, axis=-1)
             if problem["has_scales"]:
                 rows = pages if problem["page_scales"] else xp.zeros_like(pages)
                 values = values * arrays[f"{name}_scale"][rows][:, None, :, None]
@@ -205,18 +241,17 @@ def _flops(problem: Problem) -> int:
 
 
 def _bytes_moved(problem: Problem) -> int:
-    row, size = problem["head_dim"], dtypes.itemsize(problem["dtype"])
-    cached = 2 * tokens_read(problem) * problem["kv_heads"] * row
-    asked = problem["tokens"] * problem["heads"] * (2 * row * size + 4)
-    return cached * dtypes.itemsize(problem["kv_dtype"]) + asked
+    query_bytes = problem["head_dim"] * dtypes.itemsize(problem["dtype"])
+    cached = 2 * tokens_read(problem) * problem["kv_heads"] * row_bytes(problem)
+    return int(cached + problem["tokens"] * problem["heads"] * (2 * query_bytes + 4))
 
 
 def _constraint(problem):
     room = problem["table_width"] * problem["page_size"]
     if not problem["kv_heads"] or problem["heads"] % problem["kv_heads"]:
         return f"heads={problem['heads']} must be a multiple of kv_heads={problem['kv_heads']}"
-    if problem["kv_dtype"] not in (problem["dtype"], "float8_e4m3fn"):
-        return f"kv_dtype is dtype ({problem['dtype']}) or float8_e4m3fn"
+    if problem["kv_dtype"] not in (problem["dtype"], FP8, NVFP4):
+        return f"kv_dtype is dtype ({problem['dtype']}), {FP8} or {NVFP4}"
     if problem["sm_scale"] < 0 or problem["softcap"] < 0:
         return "sm_scale and softcap must not be negative"
     if problem["tokens"] > problem["batch"] * min(problem["max_q"], room):
@@ -261,16 +296,28 @@ DECODE = (
 )
 """Llama and gpt-oss shapes: batch, heads, kv_heads, head_dim, context, page_size."""
 
+QUANTIZED = {
+    FP8: (DECODE[0], DECODE[2], DECODE[5]),
+    NVFP4: (DECODE[0], DECODE[5]),
+}
+"""Shapes that are decoded from caches of these types, too, with a scale a head."""
+
 PREFILL = ((1, 32, 8, 128, 16384, 64), (4, 32, 8, 128, 4096, 64), (2, 64, 8, 64, 8192, 64))
 
 
+def _named(kind: str, shape: tuple[int, ...]) -> str:
+    batch, heads, kv_heads, dim, context, page = shape
+    return f"{kind}-{batch}x{context}-{heads}/{kv_heads}x{dim}-p{page}"
+
+
 def _names() -> dict[str, Problem]:
-    found = {}
-    for kind, shapes in (("decode", DECODE), ("prefill", PREFILL)):
-        for shape in shapes:
-            batch, heads, kv_heads, dim, context, page = shape
-            name = f"{kind}-{batch}x{context}-{heads}/{kv_heads}x{dim}-p{page}"
-            found[name] = attention(*shape, q_len=1 if kind == "decode" else context)
+    found = {_named("decode", shape): attention(*shape) for shape in DECODE}
+    for shape in PREFILL:
+        found[_named("prefill", shape)] = attention(*shape, q_len=shape[4])
+    for kv_dtype, suffix in ((FP8, "e4m3"), (NVFP4, "nvfp4")):
+        for shape in QUANTIZED[kv_dtype]:
+            quantized = attention(*shape, kv_dtype=kv_dtype, has_scales=True)
+            found[f"{_named('decode', shape)}-{suffix}"] = quantized
     return found
 
 
@@ -398,7 +445,9 @@ def _flashinfer():
 
 SCALE_ROWS = Derived("1 or pages", scale_rows)
 STARTS = Derived("batch + 1", lambda axes: axes["batch"] + 1)
-CACHE = ("pages", "page_size", "kv_heads", "head_dim")
+SLOTS = ("pages", "page_size", "kv_heads")
+CACHE = (*SLOTS, Derived("head_dim or head_dim/2", cache_row))
+BLOCKS = (*SLOTS, Derived(f"head_dim/{SCALED}", lambda axes: axes["head_dim"] // SCALED))
 
 ENTRY = Entry(
     name="paged_attn",
@@ -436,6 +485,8 @@ ENTRY = Entry(
         Tensor("sinks", ("heads",), "float32", "a logit more for each head", flag="has_sinks"),
         Tensor("k_scale", (SCALE_ROWS, "kv_heads"), "float32", "of keys", flag="has_scales"),
         Tensor("v_scale", (SCALE_ROWS, "kv_heads"), "float32", "of values", flag="has_scales"),
+        Tensor("k_block_scale", BLOCKS, FP8, "of keys in NVFP4", flag="kv_dtype", when=NVFP4),
+        Tensor("v_block_scale", BLOCKS, FP8, "of values in NVFP4", flag="kv_dtype", when=NVFP4),
     ),
     outputs=(
         Tensor("out", ("tokens", "heads", "head_dim"), "dtype", "the result"),

@@ -178,6 +178,24 @@ def test_float8_is_torchs() -> None:
     assert dtypes.encode(np.float32([np.nan]), "float8_e4m3fn")[0] == 0x7F
 
 
+def test_float4_is_ml_dtypes_in_pairs() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    codes = np.arange(256, dtype=np.uint8)
+    values = dtypes.decode(codes, "float4_e2m1fn_x2")
+    halves = np.stack([codes & 15, codes >> 4], axis=-1).ravel()
+    known = halves.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    assert np.array_equal(values.view(np.uint32), known.view(np.uint32))
+    assert np.array_equal(dtypes.encode(values, "float4_e2m1fn_x2"), codes)
+    finite = np.unique(np.abs(known))
+    ties = (finite[1:] + finite[:-1]) / 2
+    near = np.nextafter(ties, np.float32(9)), np.nextafter(ties, np.float32(0))
+    some = np.concatenate([finite, ties, *near, np.float32([6.9, 7, 1e9, np.inf])])
+    some = np.concatenate([some, -some])
+    rounded = some.clip(-6, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    back = dtypes.decode(dtypes.encode(some, "float4_e2m1fn_x2"), "float4_e2m1fn_x2")
+    assert np.array_equal(back.view(np.uint32), rounded.view(np.uint32))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_storage_rounds_to_nearest_even_and_comes_back(dtype: str) -> None:
     import ml_dtypes

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelcat import catalog, fuzz
+from kernelcat import catalog, check, dtypes, fuzz, gpu
 from kernelcat.errors import InvalidArgument
 from kernelcat.reference import paged_attn
 from kernelcat.spec import Problem
 
 ENTRY = catalog.entry("paged_attn")
+HOST = SimpleNamespace(xp=np, gpu=gpu.find("h200"))
 
 
 def inputs(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
@@ -38,8 +40,10 @@ def test_what_may_be_read_is_a_number_and_everything_else_is_poison(
         for token in range(kv_len):
             readable[table[s, token // size], token % size] = True
         assert (table[s, -(-kv_len // size) :] == paged_attn.GARBAGE).all()
-    for name in ("k_cache", "v_cache"):
-        assert (np.isnan(drawn[name]).any((2, 3)) == ~readable).all()
+    poisoned = "block_scale" if problem["kv_dtype"] == paged_attn.NVFP4 else "cache"
+    for name in ("k", "v"):
+        assert (np.isnan(drawn[f"{name}_{poisoned}"]).all((2, 3)) == ~readable).all()
+        assert not np.isnan(drawn[f"{name}_{poisoned}"][readable]).any()
 
 
 def test_ragged_batches_have_empty_sequences_and_whole_pages() -> None:
@@ -58,6 +62,7 @@ def test_ragged_batches_have_empty_sequences_and_whole_pages() -> None:
     [
         ({"heads": 5}, "must be a multiple of kv_heads"),
         ({"kv_dtype": "float16"}, "kv_dtype is dtype"),
+        ({"kv_dtype": "uint8"}, "use one of: .*, float4_e2m1fn_x2"),
         ({"max_q": 1, "tokens": 9}, r"more query tokens than batch \* max_q"),
         ({"softcap": -1.0}, "must not be negative"),
         ({"softcap": float("nan")}, "softcap=nan must be a finite number"),
@@ -91,6 +96,9 @@ def test_the_least_work_is_what_the_visible_tokens_need() -> None:
     assert ENTRY.flops(causal) == 4 * 8 * 64 * (64 * 65 // 2)
     cached = 2 * 2 * 64 * 2 * 64 * 2
     assert ENTRY.bytes_moved(whole) == cached + 2 * 8 * (2 * 64 * 2 + 4)
+    quantized = paged_attn.attention(2, 8, 2, 64, 64, 16, kv_dtype=paged_attn.NVFP4)
+    in_blocks = 2 * 2 * 64 * 2 * (64 // 2 + 64 // 16)
+    assert ENTRY.bytes_moved(quantized) == in_blocks + 2 * 8 * (2 * 64 * 2 + 4)
 
 
 @pytest.mark.parametrize("has_sinks", [False, True])
@@ -100,3 +108,14 @@ def test_a_query_that_sees_nothing_gets_zeros(has_sinks: bool) -> None:
     found = ENTRY.oracle(problem, arrays)
     assert (found["out"][0] == 0).all() and (found["out"][1] != 0).all()
     assert np.allclose(found["lse"][0], arrays["sinks"] if has_sinks else -np.inf)
+
+
+def test_what_is_quantized_is_near_and_fills_its_blocks() -> None:
+    problem = paged_attn.attention(2, 8, 2, 64, 64, 16, kv_dtype=paged_attn.NVFP4)
+    drawn, prepared = inputs(problem), check.prepare(ENTRY, problem, HOST)
+    for name in ("k", "v"):
+        scaled = drawn[f"{name}_cache"]
+        assert abs(scaled).max() < 6.5 and abs(scaled.reshape(-1, 16)).max(1).min() > 5.5
+        packed = prepared.arrays[f"{name}_cache"]
+        assert packed.shape == (8, 16, 2, 32)
+        assert abs(dtypes.decode(packed, paged_attn.NVFP4) - scaled.clip(-6, 6)).max() <= 1

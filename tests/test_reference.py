@@ -14,7 +14,7 @@ from kernelcat import catalog, check, dtypes, fuzz, gpu
 from kernelcat.spec import Problem, Tolerance
 
 HOST = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
-FP8 = "float8_e4m3fn"
+FP8, NVFP4 = "float8_e4m3fn", "float4_e2m1fn_x2"
 
 
 def product(a, b):
@@ -147,6 +147,10 @@ def paged_attn(problem: Problem, q, k_cache, v_cache, block_table, kv_lens, cu_q
                 page = block_table[s, token // size]
                 at = page, token % size, head // group
                 k, v = k_cache[at].astype("float64"), v_cache[at].astype("float64")
+                if problem["kv_dtype"] == NVFP4:
+                    block = np.arange(problem["head_dim"]) // 16
+                    k *= more["k_block_scale"][at][block]
+                    v *= more["v_block_scale"][at][block]
                 if problem["has_scales"]:
                     row = page if problem["page_scales"] else 0, head // group
                     k, v = k * more["k_scale"][row], v * more["v_scale"][row]

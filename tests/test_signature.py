@@ -251,3 +251,30 @@ def layout(start: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Arra
 def test_overlap_is_exact(first: ArrayInfo, second: ArrayInfo, shared: bool) -> None:
     assert signature.overlap(first, second) is shared
     assert signature.overlap(second, first) is shared
+
+
+def attention(**more: ArrayInfo) -> dict[str, object]:
+    """Two sequences over four pages of 16 tokens, 4 heads over 2, of 64 elements."""
+    sizes = {"block_table": (2, 2), "kv_lens": (2,), "cu_q": (3,)}
+    ints = {name: array(*shape, dtype="int32") for name, shape in sizes.items()}
+    infos = {"q": array(2, 4, 64), **ints, **more}
+    return dict(signature.infer(catalog.entry("paged_attn"), infos, {}).values)
+
+
+def test_a_packed_cache_comes_with_its_block_scales_and_no_other_does() -> None:
+    packed = array(4, 16, 2, 32, dtype="float4_e2m1fn_x2")
+    cache, scale = array(4, 16, 2, 64), array(4, 16, 2, 4, dtype="float8_e4m3fn")
+    scales = {"k_block_scale": scale, "v_block_scale": scale}
+    found = attention(k_cache=packed, v_cache=packed, **scales)
+    assert (found["kv_dtype"], found["head_dim"]) == ("float4_e2m1fn_x2", 64)
+    assert attention(k_cache=cache, v_cache=cache)["kv_dtype"] == "bfloat16"
+    assert refusal(attention, k_cache=packed, v_cache=packed, k_block_scale=scale) == (
+        "paged_attn needs v_block_scale where kv_dtype is float4_e2m1fn_x2"
+    )
+    assert refusal(attention, k_cache=cache, v_cache=cache, **scales) == (
+        "paged_attn takes no k_block_scale where kv_dtype is bfloat16"
+    )
+    wide = array(4, 16, 2, 64, dtype="float4_e2m1fn_x2")
+    assert refusal(attention, k_cache=wide, v_cache=wide, **scales) == (
+        "paged_attn: k_cache.shape[3] must be 32 (head_dim or head_dim/2), not 64"
+    )

@@ -131,6 +131,22 @@ def test_sizes_derived_from_axes_are_those_of_the_output() -> None:
         gemm(meta(4, 8), meta(6, 8), None, residual)
 
 
+def test_a_packed_cache_has_half_the_elements_of_a_head() -> None:
+    kernelcat.get("paged_attn")
+    meta = partial(torch.empty, device="meta")
+    ints = (meta(2, 2, dtype=torch.int32), *(meta(n, dtype=torch.int32) for n in (2, 3)))
+    scales = 2 * (meta(4, 16, 2, 4, dtype=torch.float8_e4m3fn),)
+
+    def attend(row: int) -> torch.Tensor:
+        cache = meta(4, 16, 2, row, dtype=torch.float4_e2m1fn_x2)
+        q = meta(2, 4, 64, dtype=torch.bfloat16)
+        return torch.ops.kernelcat.paged_attn(q, cache, cache, *ints, None, None, None, *scales)
+
+    assert attend(32)[0].shape == (2, 4, 64)
+    with pytest.raises(RuntimeError, match=r"k_cache\.shape\[3\] must be head_dim or head_dim/2"):
+        attend(64)
+
+
 def test_block_scales_have_derived_shapes_and_their_own_types() -> None:
     kernelcat.get("fp8_quantize")
     quantize = torch.ops.kernelcat.fp8_quantize

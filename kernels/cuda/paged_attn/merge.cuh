@@ -50,6 +50,7 @@ struct TileRows {
     }
     if (column == 0) call.lse[place] = end.lse;
     if constexpr (Kind::kScales == Scales::kHead) end.factor *= __ldg(call.v_scale + kv_head);
+    end.factor *= Kind::kGrowth;
     const uint2 four = {pack<T>(sum.values.x * end.factor, sum.values.y * end.factor),
                         pack<T>(sum.values.z * end.factor, sum.values.w * end.factor)};
     *reinterpret_cast<uint2*>(call.out + place * Kind::kHeadDim + column) = four;

@@ -29,6 +29,19 @@ __device__ __forceinline__ int sequence_of(int token, const int* cu_q, int batch
   return low;
 }
 
+// Element `column` of a row of head_dim elements.
+template <typename Kind>
+__device__ __forceinline__ float cached_value(const typename Kind::Cached* cache,
+                                              const float8_e4m3fn* block_scale, int64_t row,
+                                              int column) {
+  const int64_t at = row * Kind::kHeadDim + column;
+  if constexpr (kIsNvfp4<typename Kind::Cached>) {
+    return to_float(cache[at / 2], column % 2) * to_float(block_scale[at / kScaledValues]);
+  } else {
+    return to_float(cache[at]);
+  }
+}
+
 template <typename Kind>
 __device__ __forceinline__ void attend(const Attention<Kind>& call, int token, int head) {
   constexpr int kDim = Kind::kHeadDim, kPerLane = kDim / kWarpThreads;
@@ -51,7 +64,8 @@ __device__ __forceinline__ void attend(const Attention<Kind>& call, int token, i
     float dot = 0.0f;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      dot += q[i] * to_float(call.k_cache[cached * kDim + lane + i * kWarpThreads]);
+      dot += q[i] *
+             cached_value<Kind>(call.k_cache, call.k_block_scale, cached, lane + i * kWarpThreads);
     }
     float score = warp_sum(dot) * call.sm_scale;
     if constexpr (Kind::kScales != Scales::kNone) score *= call.k_scale[scaled];
@@ -66,7 +80,8 @@ __device__ __forceinline__ void attend(const Attention<Kind>& call, int token, i
     if constexpr (Kind::kScales != Scales::kNone) of_value *= call.v_scale[scaled];
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      const float v = to_float(call.v_cache[cached * kDim + lane + i * kWarpThreads]);
+      const float v =
+          cached_value<Kind>(call.v_cache, call.v_block_scale, cached, lane + i * kWarpThreads);
       sum[i] = sum[i] * kept + of_value * v;
     }
   }
@@ -90,11 +105,14 @@ __global__ void __launch_bounds__(128)
     paged_attn_naive(const typename Kind::T* q, const typename Kind::Cached* k_cache,
                      const typename Kind::Cached* v_cache, const int* block_table,
                      const int* kv_lens, const int* cu_q, const float* sinks, const float* k_scale,
-                     const float* v_scale, typename Kind::T* out, float* lse, int batch, int heads,
-                     int kv_heads, int table_width, int window, float sm_scale, float softcap) {
-  const Attention<Kind> call = {q,     k_cache,  v_cache,     block_table, kv_lens,  cu_q,
-                                sinks, k_scale,  v_scale,     out,         lse,      batch,
-                                heads, kv_heads, table_width, window,      sm_scale, softcap};
+                     const float* v_scale, const float8_e4m3fn* k_block_scale,
+                     const float8_e4m3fn* v_block_scale, typename Kind::T* out, float* lse,
+                     int batch, int heads, int kv_heads, int table_width, int window,
+                     float sm_scale, float softcap) {
+  const Attention<Kind> call = {q,        k_cache, v_cache, block_table,   kv_lens,       cu_q,
+                                sinks,    k_scale, v_scale, k_block_scale, v_block_scale, out,
+                                lse,      batch,   heads,   kv_heads,      table_width,   window,
+                                sm_scale, softcap};
   const int64_t num_rows = static_cast<int64_t>(cu_q[batch]) * heads;
   const int64_t step = static_cast<int64_t>(gridDim.x) * (blockDim.x / kWarpThreads);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (blockDim.x / kWarpThreads);

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from kernelcat import dtypes
 from kernelcat.implementation import Float32, Int32, Param, Pointer
-from kernelcat.reference.paged_attn import sm_scale
+from kernelcat.reference.paged_attn import row_bytes, sm_scale
 from kernelcat.spec import Problem
 
 TENSORS = (
     *("q", "k_cache", "v_cache", "block_table", "kv_lens", "cu_q"),
-    *("sinks", "k_scale", "v_scale", "out", "lse"),
+    *("sinks", "k_scale", "v_scale", "k_block_scale", "v_block_scale", "out", "lse"),
 )
 SIZES = ("batch", "heads", "kv_heads", "table_width", "window")
 
@@ -61,5 +60,5 @@ def span(problem: Problem, queries: int) -> int:
 
 
 def token_bytes(problem: Problem) -> int:
-    """Bytes of a token's keys and values, of one head."""
-    return 2 * int(problem["head_dim"]) * dtypes.itemsize(problem["kv_dtype"])
+    """Bytes of a token's keys and values, of one head, block scales included."""
+    return 2 * row_bytes(problem)

@@ -11,10 +11,12 @@
 
 namespace kernelcat {
 
-__device__ __forceinline__ void async_copy_4(uint32_t shared_address, const void* global,
-                                             bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address), "l"(global),
-               "r"(valid ? 4 : 0)
+// 4, 8 or 16 bytes.
+template <int kBytes>
+__device__ __forceinline__ void async_copy(uint32_t shared_address, const void* global,
+                                           bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address), "l"(global),
+               "n"(kBytes), "r"(valid ? kBytes : 0)
                : "memory");
 }
 
@@ -30,10 +32,14 @@ struct CacheRing {
   using Tile = CacheTile<Kind>;
   using Cached = typename Kind::Cached;
   static constexpr bool kPageScales = Kind::kScales == Scales::kPage;
-  static constexpr int kTileBytes = BLOCK_N * Tile::kUnits * 16;
+  static constexpr int kTileBytes = BLOCK_N * Kind::kRowBytes;
   static constexpr int kScaleBytes = kPageScales ? BLOCK_N * 4 : 0;
-  static constexpr int kStageBytes = 2 * (kTileBytes + kScaleBytes);  // K, V, their scales
-  static constexpr int kCopies = BLOCK_N * Tile::kUnits / kThreads;   // of K, by each thread
+  static constexpr int kBlockScales =
+      kIsNvfp4<Cached> ? Kind::kHeadDim / kScaledValues : 0;  // of a token
+  static constexpr int kBlockScaleBytes = BLOCK_N * kBlockScales;
+  // K, V, their scales, their block scales.
+  static constexpr int kStageBytes = 2 * (kTileBytes + kScaleBytes + kBlockScaleBytes);
+  static constexpr int kCopies = BLOCK_N * Tile::kUnits / kThreads;  // of K, by each thread
   static_assert(BLOCK_N <= kThreads && BLOCK_N * Tile::kUnits % kThreads == 0);
 
   // What a copy needs to know of the tokens of a stage's next unit.
@@ -82,7 +88,7 @@ struct CacheRing {
       const int index = threadIdx.x + i * kThreads;
       const int token = index / Tile::kUnits, column = index % Tile::kUnits;
       const int64_t row = told.row[token];
-      const int64_t offset = row == kUnread ? 0 : row * (Tile::kUnits * 16) + column * 16;
+      const int64_t offset = row == kUnread ? 0 : row * Kind::kRowBytes + column * 16;
       const uint32_t place = place_in_tile<Tile::kUnits>(token, column);
       async_copy_16(keys + place, reinterpret_cast<const uint8_t*>(call.k_cache) + offset,
                     row != kUnread);
@@ -93,16 +99,30 @@ struct CacheRing {
       if (threadIdx.x < BLOCK_N) {
         const bool read = told.row[threadIdx.x] != kUnread;
         const int scale = read ? told.scale[threadIdx.x] : 0;
-        const uint32_t place = scales(unit) + threadIdx.x * 4;
-        async_copy_4(place, call.k_scale + scale, read);
-        async_copy_4(place + kScaleBytes, call.v_scale + scale, read);
+        const uint32_t place = stage(unit) + 2 * kTileBytes + threadIdx.x * 4;
+        async_copy<4>(place, call.k_scale + scale, read);
+        async_copy<4>(place + kScaleBytes, call.v_scale + scale, read);
+      }
+    }
+    if constexpr (kIsNvfp4<Cached>) {
+      if (threadIdx.x < BLOCK_N) {
+        const int64_t row = told.row[threadIdx.x];
+        const int64_t offset = row == kUnread ? 0 : row * kBlockScales;
+        const uint32_t place =
+            stage(unit) + 2 * (kTileBytes + kScaleBytes) + threadIdx.x * kBlockScales;
+        async_copy<kBlockScales>(place, call.k_block_scale + offset, row != kUnread);
+        async_copy<kBlockScales>(place + kBlockScaleBytes, call.v_block_scale + offset,
+                                 row != kUnread);
       }
     }
   }
 
-  // Of keys; those of values lie kScaleBytes after them.
-  __device__ __forceinline__ uint32_t scales(int unit) const {
-    return stage(unit) + 2 * kTileBytes;
+  // Keys (0) or values (1) of a unit; `memory` is what lies at `stages`.
+  __device__ __forceinline__ ScaledTile tile(const uint8_t* memory, int unit, int which) const {
+    const uint8_t* scales = memory + unit % kNumStages * kStageBytes + 2 * kTileBytes;
+    return {stage(unit) + which * kTileBytes,
+            reinterpret_cast<const float*>(scales + which * kScaleBytes),
+            scales + 2 * kScaleBytes + which * kBlockScaleBytes};
   }
 };
 

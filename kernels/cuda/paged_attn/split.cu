@@ -19,8 +19,9 @@ struct SplitAttention {
   using List = WorkList<BLOCK_M, BLOCK_N, Kind::kWindow>;
   using Ring = CacheRing<Kind, BLOCK_N, kThreads, kNumStages>;
   using Queries = QueryTile<Kind>;
-  // Memory-bound where there are few rows; scales of pages make weights of any size.
-  static constexpr bool kPrecise = BLOCK_M == 16 || Kind::kScales == Scales::kPage;
+  // Memory-bound where there are few rows, but for NVFP4; scales of pages make weights of any size.
+  static constexpr bool kPrecise =
+      (BLOCK_M == 16 && !kIsNvfp4<typename Kind::Cached>) || Kind::kScales == Scales::kPage;
   using Warp = WarpAttention<Kind, kWarpTokens, kPrecise>;
   using Space = Workspace<Kind, BLOCK_M>;
   using Sum = BlockSum<Kind, BLOCK_M, kNumWarps, 2 * Ring::kTileBytes>;
@@ -75,7 +76,7 @@ struct SplitAttention {
 
   // Of products of queries and keys, in base 2 where there is no softcap.
   __device__ __forceinline__ float score_factor(int kv_head) const {
-    float factor = call.sm_scale;
+    float factor = call.sm_scale * Kind::kGrowth;
     if constexpr (Kind::kScales == Scales::kHead) factor *= __ldg(call.k_scale + kv_head);
     return Kind::kSoftcap ? factor / call.softcap : factor * kLog2E;
   }
@@ -170,10 +171,8 @@ struct SplitAttention {
         commit_async_copies();
         const int token = tile * BLOCK_N;
         const bool hides = token + BLOCK_N > all_end || (Kind::kWindow && token < all_begin);
-        const uint8_t* stage = stages + unit % kNumStages * Ring::kStageBytes;
-        const float* scales = reinterpret_cast<const float*>(stage + 2 * Ring::kTileBytes);
-        own.attend(ring.stage(unit), ring.stage(unit) + Ring::kTileBytes, scales, scales + BLOCK_N,
-                   warp_token, token + warp_token, hides, tokens, scale);
+        own.attend(ring.tile(stages, unit, 0), ring.tile(stages, unit, 1), warp_token,
+                   token + warp_token, hides, tokens, scale);
         ring.tell(call, unit + kNumStages, next);
       }
       own.end();
@@ -194,15 +193,17 @@ __global__ void __launch_bounds__(kNumWarps* kWarpThreads, kBlocksPerSm)
     paged_attn_split(const typename Kind::T* q, const typename Kind::Cached* k_cache,
                      const typename Kind::Cached* v_cache, const int* block_table,
                      const int* kv_lens, const int* cu_q, const float* sinks, const float* k_scale,
-                     const float* v_scale, typename Kind::T* out, float* lse, float* partials,
-                     uint32_t* counters, int batch, int heads, int kv_heads, int table_width,
-                     int window, float sm_scale, float softcap) {
+                     const float* v_scale, const float8_e4m3fn* k_block_scale,
+                     const float8_e4m3fn* v_block_scale, typename Kind::T* out, float* lse,
+                     float* partials, uint32_t* counters, int batch, int heads, int kv_heads,
+                     int table_width, int window, float sm_scale, float softcap) {
   using Kernel = SplitAttention<Kind, BLOCK_M, BLOCK_N, kNumWarps, kNumStages>;
   extern __shared__ __align__(128) uint8_t stages[];
   __shared__ typename Kernel::Shared shared;
-  const Attention<Kind> call = {q,     k_cache,  v_cache,     block_table, kv_lens,  cu_q,
-                                sinks, k_scale,  v_scale,     out,         lse,      batch,
-                                heads, kv_heads, table_width, window,      sm_scale, softcap};
+  const Attention<Kind> call = {q,        k_cache, v_cache, block_table,   kv_lens,       cu_q,
+                                sinks,    k_scale, v_scale, k_block_scale, v_block_scale, out,
+                                lse,      batch,   heads,   kv_heads,      table_width,   window,
+                                sm_scale, softcap};
   Kernel{call,
          {partials, counters},
          {kv_lens, cu_q, batch, kv_heads, call.group(), window},

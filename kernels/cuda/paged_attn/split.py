@@ -18,6 +18,7 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
     token_bytes,
 )
 from kernelcat.model import L2_TO_DRAM, LAUNCH_US, copy_us
+from kernelcat.reference.paged_attn import NVFP4, SCALED, cache_row
 from kernelcat.spec import Problem
 
 MAX_STAGES = 6
@@ -48,15 +49,19 @@ class Plan:
     num_warps: int
     blocks_per_sm: int
     head_dim: int
-    itemsize: int
+    row_bytes: int
     page_scales: bool
+    block_scales: int
 
     @staticmethod
     def of(config: Config, problem: Problem) -> Plan:
         page_scales = problem["has_scales"] and problem["page_scales"]
-        itemsize = dtypes.itemsize(problem["kv_dtype"])
         return Plan(
-            **config, head_dim=problem["head_dim"], itemsize=itemsize, page_scales=page_scales
+            **config,
+            head_dim=problem["head_dim"],
+            row_bytes=cache_row(problem.values) * dtypes.itemsize(problem["kv_dtype"]),
+            page_scales=page_scales,
+            block_scales=problem["head_dim"] // SCALED if problem["kv_dtype"] == NVFP4 else 0,
         )
 
     @property
@@ -66,11 +71,12 @@ class Plan:
 
     @property
     def tile_bytes(self) -> int:
-        return self.block_n * self.head_dim * self.itemsize
+        return self.block_n * self.row_bytes
 
     @property
     def stage_bytes(self) -> int:
-        return 2 * self.tile_bytes + (8 * self.block_n if self.page_scales else 0)
+        scales = 4 * self.page_scales + self.block_scales
+        return 2 * (self.tile_bytes + self.block_n * scales)
 
     @property
     def query_bytes(self) -> int:
@@ -115,7 +121,7 @@ def _shape_reason(plan: Plan) -> str | None:
         return "more threads than 16-byte units in a tile of keys"
     if plan.tile_bytes > 16 * threads * MAX_COPIES:
         return f"a thread would copy more than {MAX_COPIES} units of a tile of keys"
-    if plan.head_dim // plan.merge_parts < 32:
+    if plan.merge_parts > 4 or plan.head_dim // plan.merge_parts < 32:
         return "a stage is too small to merge sums in"
     if plan.registers > 255 or plan.registers * threads * plan.blocks_per_sm > REGISTERS:
         return f"{plan.blocks_per_sm} blocks an SM would leave too few registers"

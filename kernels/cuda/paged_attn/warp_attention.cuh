@@ -34,13 +34,15 @@ __device__ __forceinline__ int place_of_sum(int row, int column) {
 
 // Lane l holds, of rows l / 4 and l / 4 + 8, what mma.sync leaves it.
 //
-// Weights rounded to T are off by up to 2^-9 (bfloat16), which values that cancel out magnify; it
-// averages out over many tokens. kPrecise always multiplies the remainders too; otherwise the tiles
-// at the ends of what rows see do, among them all that rows with few tokens have.
+// Weights rounded to 16 bits are off by up to 2^-9 (bfloat16), which values that cancel out
+// magnify; it averages out over many tokens. kPrecise always multiplies the remainders too;
+// otherwise the tiles at the ends of what rows see do, among them all that rows with few tokens
+// have.
 template <typename Kind, int kTokens, bool kPrecise>
 struct WarpAttention {
   using T = typename Kind::T;
   using Tile = CacheTile<Kind>;
+  using Weight = typename Tile::Weight;
   static constexpr int kColumns = Kind::kHeadDim / 8;
   static constexpr int kQuerySteps = Kind::kHeadDim / 16;
   static constexpr bool kHoldQueries = Kind::kHeadDim <= 128;  // else there are no registers left
@@ -68,10 +70,10 @@ struct WarpAttention {
   }
 
   // Tokens `token` .. of the sequence, which are rows `row` .. of both tiles. `hides` says whether
-  // some row does not see some of them; `scales` is where those of the tile's keys and values are.
-  __device__ __forceinline__ void attend(uint32_t keys, uint32_t values, const float* k_scales,
-                                         const float* v_scales, int row, int token, bool hides,
-                                         const Visible& visible, ScoreScale scale) {
+  // some row does not see some of them.
+  __device__ __forceinline__ void attend(const ScaledTile& keys, const ScaledTile& values, int row,
+                                         int token, bool hides, const Visible& visible,
+                                         ScoreScale scale) {
     float scores[kTokens / 8][4] = {};
     multiply_keys(scores, keys, row);
     const int column = lane_index() % 4 * 2;
@@ -79,7 +81,7 @@ struct WarpAttention {
 #pragma unroll
       for (int i = 0; i < kTokens / 8; ++i) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) scores[i][j] *= k_scales[row + 8 * i + column + j % 2];
+        for (int j = 0; j < 4; ++j) scores[i][j] *= keys.scales[row + 8 * i + column + j % 2];
       }
     }
     if constexpr (Kind::kSoftcap) {
@@ -106,7 +108,7 @@ struct WarpAttention {
 #pragma unroll
       for (int i = 0; i < kTokens / 8; ++i) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) scores[i][j] *= v_scales[row + 8 * i + column + j % 2];
+        for (int j = 0; j < 4; ++j) scores[i][j] *= values.scales[row + 8 * i + column + j % 2];
       }
     }
     if (kPrecise || hides) {
@@ -132,6 +134,19 @@ struct WarpAttention {
 #pragma unroll
     for (int row = lane / 4, i = 0; i < 2; row += 8, ++i) {
       float* own = rows + row * kCount;
+      if constexpr (kIsNvfp4<typename Kind::Cached>) {  // every fourth column, four times
+#pragma unroll
+        for (int column = 0; column < kCount; column += 32) {
+          const int first = (kFirst + column) / 8;
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const int k = 2 * i + j, place = place_of_sum(row, column + lane % 4 * 8) + j * 4;
+            *reinterpret_cast<float4*>(own + place) = {sums[first][k], sums[first + 1][k],
+                                                       sums[first + 2][k], sums[first + 3][k]};
+          }
+        }
+        continue;
+      }
 #pragma unroll
       for (int column = 0; column < kCount; column += 16) {
         const float (&low)[4] = sums[(kFirst + column) / 8];
@@ -150,8 +165,8 @@ struct WarpAttention {
   }
 
  private:
-  __device__ __forceinline__ void multiply_keys(float (&scores)[kTokens / 8][4], uint32_t keys,
-                                                int row) const {
+  __device__ __forceinline__ void multiply_keys(float (&scores)[kTokens / 8][4],
+                                                const ScaledTile& keys, int row) const {
 #pragma unroll
     for (int block = 0; block < Tile::kBlocks; ++block) {
       uint32_t a[Tile::kSteps][4];
@@ -214,7 +229,7 @@ struct WarpAttention {
   // kRemainders adds what the weights' rounding to T leaves out.
   template <bool kRemainders>
   __device__ __forceinline__ void multiply_values(const float (&weights)[kTokens / 8][4],
-                                                  uint32_t values, int row) {
+                                                  const ScaledTile& values, int row) {
 #pragma unroll
     for (int i = 0; i < kTokens / 16; ++i) {
       uint32_t a[4], rest[4];
@@ -222,8 +237,8 @@ struct WarpAttention {
       for (int j = 0; j < 4; ++j) {
         const float low = weights[2 * i + j / 2][j % 2 * 2];
         const float high = weights[2 * i + j / 2][j % 2 * 2 + 1];
-        a[j] = pack<T>(low, high);
-        if constexpr (kRemainders) rest[j] = remainders<T>(a[j], low, high);
+        a[j] = pack<Weight>(low, high);
+        if constexpr (kRemainders) rest[j] = remainders<Weight>(a[j], low, high);
       }
 #pragma unroll
       for (int block = 0; block < Tile::kBlocks; ++block) {
@@ -232,8 +247,8 @@ struct WarpAttention {
 #pragma unroll
         for (int j = 0; j < 2 * Tile::kSteps; ++j) {
           float (&sum)[4] = sums[block * 2 * Tile::kSteps + j];
-          mma_16x8x16<T>(sum, a, b[j][0], b[j][1]);
-          if constexpr (kRemainders) mma_16x8x16<T>(sum, rest, b[j][0], b[j][1]);
+          mma_16x8x16<Weight>(sum, a, b[j][0], b[j][1]);
+          if constexpr (kRemainders) mma_16x8x16<Weight>(sum, rest, b[j][0], b[j][1]);
         }
       }
     }

@@ -25,10 +25,9 @@ from kernelcat.implementation import (
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cute.gemm.program import fastest
 from kernelcat.model import BANDWIDTH_EFFICIENCY, LAUNCH_US, WAVE_LATENCY_US, copy_us
-from kernelcat.reference.paged_attn import ENTRY, sm_scale
+from kernelcat.reference.paged_attn import ENTRY, FP8, NVFP4, sm_scale
 from kernelcat.spec import Problem
 
-FP8 = "float8_e4m3fn"
 TENSORS = (
     "q", "k_cache", "v_cache", "block_table", "kv_lens", "cu_q", "sinks", "k_scale", "v_scale",
     "out", "lse",
@@ -51,9 +50,9 @@ def _constants(problem: Problem) -> dict[str, int | str | bool]:
 
 
 def _kinds(problem: Problem) -> tuple[str, ...]:
-    """Of the tensors; float8 as bytes."""
+    """Of the tensors; float8 and NVFP4 as bytes."""
     dtype = "*" + problem["dtype"]
-    cache = "*uint8" if problem["kv_dtype"] == FP8 else dtype
+    cache = "*uint8" if problem["kv_dtype"] in (FP8, NVFP4) else dtype
     return (dtype, cache, cache, *["*int32"] * 3, *["*float32"] * 3, dtype, "*float32")
 
 
@@ -76,7 +75,7 @@ def _is_empty(problem: Problem) -> bool:
 
 
 def _why_not(problem: Problem, gpu: Gpu) -> str | None:
-    if problem["kv_dtype"] == FP8 and FP8 not in gpu.flops:
+    if problem["kv_dtype"] in (FP8, NVFP4) and FP8 not in gpu.flops:
         return f"{gpu.sku} has no float8"
     if max(problem["pages"], problem["table_width"] + 1) * problem["page_size"] >= 1 << 31:
         return "more slots than 32-bit indices reach"
@@ -91,10 +90,12 @@ NAIVE_WARPS = 4
 def _naive_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if _is_empty(problem):
         return Program(())
-    kinds = (*_kinds(problem), *["int32"] * 6, "float32", "float32")
-    source = CuteSource("paged_attn.naive:Naive", kinds, tuple(_constants(problem).items()))
+    kinds = (*_kinds(problem), "*uint8", "*uint8", *["int32"] * 6, "float32", "float32")
+    constants = _constants(problem) | {"nvfp4": problem["kv_dtype"] == NVFP4}
+    source = CuteSource("paged_attn.naive:Naive", kinds, tuple(constants.items()))
     grid = (problem["tokens"], ceil(problem["heads"] / NAIVE_WARPS), 1)
-    return Program((Step(source, grid, _params(problem, ()), block=32 * NAIVE_WARPS),))
+    params = _params(problem, (Pointer("k_block_scale"), Pointer("v_block_scale")))
+    return Program((Step(source, grid, params, block=32 * NAIVE_WARPS),))
 
 
 def _naive_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
@@ -186,6 +187,8 @@ def _split_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 def _size_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if reason := _why_not(problem, gpu):
         return reason
+    if problem["kv_dtype"] == NVFP4:
+        return "NVFP4 is read by naive alone"
     if problem["batch"] > 65535 or _tiles(problem) * config["splits"] >= 1 << 31:
         return "more sequences or tiles than a grid has CTAs"
     slots, vectors = problem["pages"] * problem["page_size"], _row_bytes(problem) // 16

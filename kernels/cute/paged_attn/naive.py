@@ -7,6 +7,7 @@ from cutlass import Float32, Int32, Int64
 
 from kernelcat.jit.cute import element_type
 from kernelcat.kernels.cute.paged_attn.fp8 import to_float
+from kernelcat.kernels.cute.paged_attn.nvfp4 import value_of
 from kernelcat.kernels.cute.paged_attn.softmax import LOWEST, exp2, finish, logit
 
 WARPS = 4
@@ -26,8 +27,9 @@ class Naive:
         softcap: bool,
         sinks: bool,
         scales: str,
+        nvfp4: bool,
     ):
-        self.dtype, self.fp8 = element_type(dtype), fp8
+        self.dtype, self.fp8, self.nvfp4 = element_type(dtype), fp8, nvfp4
         self.head_dim, self.page_size = head_dim, page_size
         self.window, self.softcap, self.sinks, self.scales = window, softcap, sinks, scales
         self.held = head_dim // LANES
@@ -36,7 +38,7 @@ class Naive:
     def __call__(
         self,
         q: cute.Pointer,  # (tokens, heads, head_dim)
-        k_cache: cute.Pointer,  # (pages, page_size, kv_heads, head_dim), float8 as bytes
+        k_cache: cute.Pointer,  # (pages, page_size, kv_heads, head_dim or half), dtype or bytes
         v_cache: cute.Pointer,  # as k_cache
         block_table: cute.Pointer,  # (batch, table_width)
         kv_lens: cute.Pointer,  # (batch,)
@@ -46,6 +48,8 @@ class Naive:
         v_scale: cute.Pointer,  # as k_scale
         out: cute.Pointer,  # as q
         lse: cute.Pointer,  # (tokens, heads)
+        k_block_scale: cute.Pointer,  # (pages, page_size, kv_heads, head_dim / 16), bytes
+        v_block_scale: cute.Pointer,  # as k_block_scale
         batch: Int32,
         tokens: Int32,
         heads: Int32,
@@ -58,7 +62,12 @@ class Naive:
     ):
         dim = self.head_dim
         rows = cute.make_layout((dim, heads, tokens), stride=(1, dim, Int64(heads) * dim))
-        cached = cute.make_layout((dim, kv_heads, 1), stride=(1, dim, Int64(kv_heads) * dim))
+        row = dim // 2 if self.nvfp4 else dim
+        cached = cute.make_layout((row, kv_heads, 1), stride=(1, row, Int64(kv_heads) * row))
+        blocks = dim // 16
+        by_block = cute.make_layout(
+            (blocks, kv_heads, 1), stride=(1, blocks, Int64(kv_heads) * blocks)
+        )
         by_page = cute.make_layout((kv_heads, 1), stride=(1, Int64(kv_heads)))
         table = cute.make_layout((table_width, batch), stride=(1, Int64(table_width)))
         self.kernel(
@@ -71,6 +80,8 @@ class Naive:
             cute.make_tensor(sinks, cute.make_layout(heads)),
             cute.make_tensor(k_scale, by_page),
             cute.make_tensor(v_scale, by_page),
+            cute.make_tensor(k_block_scale, by_block),
+            cute.make_tensor(v_block_scale, by_block),
             cute.make_tensor(out, rows),
             cute.make_tensor(
                 lse, cute.make_layout((heads, tokens), stride=(1, Int64(heads)))
@@ -86,7 +97,7 @@ class Naive:
     def kernel(
         self,
         mQ: cute.Tensor,  # (head_dim, heads, tokens)
-        mK: cute.Tensor,  # (head_dim, kv_heads, slots)
+        mK: cute.Tensor,  # (head_dim or half, kv_heads, slots)
         mV: cute.Tensor,
         mTable: cute.Tensor,  # (table_width, batch)
         mLens: cute.Tensor,  # (batch,)
@@ -94,6 +105,8 @@ class Naive:
         mSinks: cute.Tensor,  # (heads,)
         mKS: cute.Tensor,  # (kv_heads, pages)
         mVS: cute.Tensor,
+        mKB: cute.Tensor,  # (head_dim / 16, kv_heads, slots)
+        mVB: cute.Tensor,
         mO: cute.Tensor,  # as mQ
         mL: cute.Tensor,  # (heads, tokens)
         window: Int32,
@@ -126,7 +139,7 @@ class Naive:
                 slot = Int64(page) * self.page_size + t % self.page_size
                 score = Float32(0)
                 for i in cutlass.range_constexpr(self.held):
-                    score += query[i] * self.cached(mK[i * LANES + lane, kv_head, slot])
+                    score += query[i] * self.cached(mK, mKB, i * LANES + lane, kv_head, slot)
                 scale, v_factor = sm_scale, Float32(1)
                 if cutlass.const_expr(self.scales != "none"):
                     row = Int32(0)
@@ -140,7 +153,7 @@ class Naive:
                 rescale, p = exp2(before - most), exp2(z - most)
                 total = total * rescale + p
                 for i in cutlass.range_constexpr(self.held):
-                    v = self.cached(mV[i * LANES + lane, kv_head, slot])
+                    v = self.cached(mV, mVB, i * LANES + lane, kv_head, slot)
                     value[i] = value[i] * rescale + p * v_factor * v
 
             sink = Float32(0)
@@ -153,8 +166,13 @@ class Naive:
                 mL[head, token] = lse
 
     @cute.jit
-    def cached(self, element):
+    def cached(self, values, block_scales, dim: Int32, kv_head: Int32, slot: Int64):
         """An element of the cache in float32."""
-        if cutlass.const_expr(self.fp8):
-            element = to_float(element)
-        return Float32(element)
+        if cutlass.const_expr(self.nvfp4):
+            value = value_of(values[dim // 2, kv_head, slot], dim % 2)
+            value *= to_float(block_scales[dim // 16, kv_head, slot])
+        else:
+            value = values[dim, kv_head, slot]
+            if cutlass.const_expr(self.fp8):
+                value = to_float(value)
+        return Float32(value)

@@ -8,12 +8,12 @@ from functools import partial
 from math import ceil, e, log2
 from typing import Any
 
-from kernelcat import dtypes, model
+from kernelcat import model
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, ConfigValue, Implementation, Program
 from kernelcat.jit import triton
 from kernelcat.kernels.triton.gemm.variants import implementation
-from kernelcat.reference.paged_attn import ENTRY, sm_scale
+from kernelcat.reference.paged_attn import ENTRY, FP8, NVFP4, cache_row, row_bytes, sm_scale
 from kernelcat.spec import Problem
 
 PACKAGE = "kernelcat.kernels.triton.paged_attn"
@@ -29,20 +29,27 @@ def _is_empty(problem: Problem) -> bool:
     return not problem["batch"] or not problem["tokens"]
 
 
+def _dtype(name: str, dtype: str) -> str:
+    """What Triton takes an array of ``dtype`` for: it has no NVFP4.
+
+    Block scales are bytes since before sm_89 not even a null pointer may be of their type.
+    """
+    return "uint8" if dtype == NVFP4 or name.endswith("block_scale") else dtype
+
+
 def _arrays(problem: Problem, tma_rows: int = 0) -> dict[str, triton.Argument]:
     """Every tensor of the entry, absent ones as null pointers.
 
     With ``tma_rows`` the caches are descriptors of matrices, loaded by so many tokens of a head.
     """
     arguments = {
-        tensor.name: triton.pointer(tensor.name, tensor.dtype_of(problem))
-        for tensor in ENTRY.tensors
+        t.name: triton.pointer(t.name, _dtype(t.name, t.dtype_of(problem))) for t in ENTRY.tensors
     }
     if tma_rows:
-        dtype, dim = problem["kv_dtype"], problem["head_dim"]
-        shape = (problem["pages"] * problem["page_size"], problem["kv_heads"] * dim)
+        dtype, row = _dtype("k_cache", problem["kv_dtype"]), cache_row(problem.values)
+        shape = (problem["pages"] * problem["page_size"], problem["kv_heads"] * row)
         for name in ("k_cache", "v_cache"):
-            arguments[name] = triton.descriptor(name, dtype, shape, (tma_rows, dim))
+            arguments[name] = triton.descriptor(name, dtype, shape, (tma_rows, row))
     return arguments
 
 
@@ -67,6 +74,7 @@ def _constants(problem: Problem) -> dict[str, ConfigValue]:
         "HAS_SINKS": problem["has_sinks"],
         "HAS_SCALES": problem["has_scales"],
         "PAGE_SCALES": problem["page_scales"],
+        "NVFP4": problem["kv_dtype"] == NVFP4,
     }
 
 
@@ -135,8 +143,8 @@ def _split(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> Program:
 def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if problem["batch"] > 65535 or problem["heads"] > 65535:
         return "a grid's second and third axes have 65535 blocks at most"
-    if problem["kv_dtype"] == "float8_e4m3fn" and int(gpu.arch[3:].rstrip("af")) < 89:
-        return f"Triton converts no float8_e4m3fn on {gpu.arch}"
+    if problem["kv_dtype"] in (FP8, NVFP4) and int(gpu.arch[3:].rstrip("af")) < 89:
+        return f"Triton converts no {FP8} on {gpu.arch}"
     return None
 
 
@@ -159,8 +167,9 @@ def _reject_tiled(tma: bool, config: Config, problem: Problem, gpu: Gpu) -> str 
         return f"tiles of {block_m} rows are at least half empty for {_rows(problem)}"
     if tma and (reason := _reject_tma(config, problem)):
         return reason
-    stage = 2 * block_n * dim * dtypes.itemsize(problem["kv_dtype"])
-    if stage * config["stages"] + 2 * block_m * dim > gpu.shared_bytes:
+    stage = 2 * block_n * row_bytes(problem)
+    widened = 2 * block_n * dim if problem["kv_dtype"] == NVFP4 else 0
+    if stage * config["stages"] + 2 * block_m * dim + widened > gpu.shared_bytes:
         return f"{config['stages']} stages of {stage} bytes do not fit in shared memory"
     if block_m * (dim + block_n) > 128 * 32 * config["warps"]:
         return f"{config['warps']} warps have no registers for {block_m} x ({dim} + {block_n})"

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from kernelcat.kernels.triton.paged_attn.nvfp4 import GROWTH
 from kernelcat.kernels.triton.paged_attn.tile import (
     LOWEST,
     attend,
@@ -10,6 +11,7 @@ from kernelcat.kernels.triton.paged_attn.tile import (
     ended,
     finish,
     load_rows,
+    load_tile,
     slots_of,
     with_sink,
 )
@@ -17,11 +19,12 @@ from kernelcat.kernels.triton.paged_attn.tile import (
 
 @triton.jit
 def naive(
-    q, k_cache, v_cache, block_table, kv_lens, cu_q, sinks, k_scale, v_scale, out, lse,
+    q, k_cache, v_cache, block_table, kv_lens, cu_q, sinks, k_scale, v_scale,
+    k_block_scale, v_block_scale, out, lse,
     max_q, width, window, scale, softcap,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_SCALES: tl.constexpr, PAGE_SCALES: tl.constexpr,
+    HAS_SCALES: tl.constexpr, PAGE_SCALES: tl.constexpr, NVFP4: tl.constexpr,
 ):  # fmt: skip
     """One query token and head a program, 16 tokens at a time, without tensor cores."""
     BLOCK_N: tl.constexpr = 16
@@ -35,6 +38,8 @@ def naive(
         at = ((start + token).to(tl.int64) * HEADS + head) * HEAD_DIM
         row = tl.load(q + at + dims).to(tl.float32)
         last = kv_len - q_len + token
+        if NVFP4:
+            scale *= GROWTH
         most, total, acc = -1.0e30, 0.0, tl.zeros((HEAD_DIM,), tl.float32)
         begin = tl.maximum(last + 1 - window, 0) if WINDOW else 0
         for first in range(begin, last + 1, BLOCK_N):
@@ -42,9 +47,14 @@ def naive(
             seen = tokens <= last
             table = block_table + seq.to(tl.int64) * width
             slot, page = slots_of(tokens, seen, table, PAGE_SIZE)
-            kv_at = ((slot * KV_HEADS + kv_head) * HEAD_DIM)[:, None] + dims[None, :]
-            k = tl.load(k_cache + kv_at, mask=seen[:, None], other=0.0).to(tl.float32)
-            v = tl.load(v_cache + kv_at, mask=seen[:, None], other=0.0).to(tl.float32)
+            k = load_tile(
+                k_cache, k_block_scale, slot, seen, kv_head,
+                KV_HEADS, HEAD_DIM, NVFP4, True, False, tl.float32,
+            )  # fmt: skip
+            v = load_tile(
+                v_cache, v_block_scale, slot, seen, kv_head,
+                KV_HEADS, HEAD_DIM, NVFP4, True, False, tl.float32,
+            )  # fmt: skip
             if HAS_SCALES:
                 scale_row = page * KV_HEADS + kv_head if PAGE_SCALES else page * 0 + kv_head
                 k *= tl.load(k_scale + scale_row, mask=seen, other=0.0)[:, None]
@@ -56,6 +66,8 @@ def naive(
             total = total * shrink + tl.sum(p, 0)
             acc = acc * shrink + tl.sum(p[:, None] * v, 0)
             most = highest
+        if NVFP4:
+            acc *= GROWTH
         if HAS_SINKS:
             most, total, shrink = with_sink(most, total, tl.load(sinks + head))
             acc *= shrink
@@ -66,11 +78,12 @@ def naive(
 
 @triton.jit
 def tiled(
-    q, k_cache, v_cache, block_table, kv_lens, cu_q, sinks, k_scale, v_scale, out, lse,
+    q, k_cache, v_cache, block_table, kv_lens, cu_q, sinks, k_scale, v_scale,
+    k_block_scale, v_block_scale, out, lse,
     width, window, scale, softcap,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_SCALES: tl.constexpr, PAGE_SCALES: tl.constexpr,
+    HAS_SCALES: tl.constexpr, PAGE_SCALES: tl.constexpr, NVFP4: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """A tile of rows over all that they see; the last tokens, which see most, first."""
@@ -91,8 +104,8 @@ def tiled(
         acc, most, total = attend(
             rows, begin, end, kv_len - q_len + first_row // GROUP + 1, last, head, kv_len,
             k_cache, v_cache, block_table + seq.to(tl.int64) * width, k_scale, v_scale,
-            window, scale, softcap, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP,
-            HAS_SCALES, PAGE_SCALES, STAGES, TMA,
+            k_block_scale, v_block_scale, window, scale, softcap, KV_HEADS, HEAD_DIM, PAGE_SIZE,
+            BLOCK_N, WINDOW, SOFTCAP, HAS_SCALES, PAGE_SCALES, NVFP4, STAGES, TMA,
         )  # fmt: skip
         finish(
             acc, most, total, row, q_len, start, head, sinks, out, lse,

@@ -52,11 +52,12 @@ def merge(partials, sums, first, last, BLOCK_M: tl.constexpr, HEAD_DIM: tl.const
 
 @triton.jit
 def split(
-    q, k_cache, v_cache, block_table, kv_lens, cu_q, sinks, k_scale, v_scale, out, lse,
-    partials, sums, arrivals, batch, width, window, scale, softcap,
+    q, k_cache, v_cache, block_table, kv_lens, cu_q, sinks, k_scale, v_scale,
+    k_block_scale, v_block_scale, out, lse, partials, sums, arrivals,
+    batch, width, window, scale, softcap,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_SCALES: tl.constexpr, PAGE_SCALES: tl.constexpr,
+    HAS_SCALES: tl.constexpr, PAGE_SCALES: tl.constexpr, NVFP4: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
     BATCH: tl.constexpr, NUM_PROGRAMS: tl.constexpr,
 ):  # fmt: skip
@@ -91,9 +92,9 @@ def split(
         acc, most, total = attend(
             rows, begin, tl.minimum(begin + num_tiles * BLOCK_N, kv_len), kv_len - q_len + 1,
             kv_len - q_len + row // GROUP, head, kv_len, k_cache, v_cache,
-            block_table + seq.to(tl.int64) * width, k_scale, v_scale, window, scale, softcap,
-            KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, HAS_SCALES, PAGE_SCALES,
-            STAGES, TMA,
+            block_table + seq.to(tl.int64) * width, k_scale, v_scale, k_block_scale, v_block_scale,
+            window, scale, softcap, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP,
+            HAS_SCALES, PAGE_SCALES, NVFP4, STAGES, TMA,
         )  # fmt: skip
         is_last = num_tiles == count
         if num_tiles < count:

@@ -10,6 +10,8 @@ HEAD_DIM) in blocks of (BLOCK_N, HEAD_DIM), which lie within a page.
 import triton
 import triton.language as tl
 
+from kernelcat.kernels.triton.paged_attn.nvfp4 import GROWTH, widened
+
 LN2 = tl.constexpr(0.6931471805599453)
 LOWEST = tl.constexpr(-1.0e30)
 
@@ -41,32 +43,50 @@ def capped(z, softcap, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def load_tile(cache, slot, inside, head, KV_HEADS, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr,
-              TMA: tl.constexpr):  # fmt: skip
-    """(BLOCK_N, HEAD_DIM) of a cache: rows at `slot`, or BLOCK_N rows from `slot` on with TMA.
+def load_heads(array, slot, inside, head, KV_HEADS, SIZE: tl.constexpr, MASKED: tl.constexpr):
+    """(BLOCK_N, SIZE) of an array (slots, KV_HEADS, SIZE): rows at `slot`.
 
     Where MASKED, rows that are not `inside` are zero: they may hold NaN.
     """
+    at = ((slot * KV_HEADS + head) * SIZE)[:, None] + tl.arange(0, SIZE)[None, :]
+    mask = inside[:, None] if MASKED else None
+    return tl.load(array + at, mask=mask, other=0.0 if MASKED else None)
+
+
+@triton.jit
+def load_tile(
+    cache, block_scale, slot, inside, head, KV_HEADS, HEAD_DIM: tl.constexpr, NVFP4: tl.constexpr,
+    MASKED: tl.constexpr, TMA: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """(BLOCK_N, HEAD_DIM) of a cache, as `load_heads`; with TMA BLOCK_N rows from `slot` on.
+
+    Of NVFP4 it is still to be multiplied by GROWTH.
+    """
+    ROW: tl.constexpr = HEAD_DIM // 2 if NVFP4 else HEAD_DIM
     if TMA:
-        tile = cache.load([slot, head * HEAD_DIM])
+        tile = cache.load([slot, head * ROW])
         if MASKED:
-            tile = tl.where(inside[:, None], tile, 0.0)
+            tile = tl.where(inside[:, None], tile, 0)
     else:
-        at = ((slot * KV_HEADS + head) * HEAD_DIM)[:, None] + tl.arange(0, HEAD_DIM)[None, :]
-        if MASKED:
-            tile = tl.load(cache + at, mask=inside[:, None], other=0.0)
-        else:
-            tile = tl.load(cache + at)
+        tile = load_heads(cache, slot, inside, head, KV_HEADS, ROW, MASKED)
+    if NVFP4:
+        if TMA:
+            slot = slot.to(tl.int64) + tl.arange(0, tile.shape[0])
+        scales = load_heads(block_scale, slot, inside, head, KV_HEADS, HEAD_DIM // 16, MASKED)
+        tile = widened(tile, scales, dtype)
+    else:
+        tile = tile.to(dtype)
     return tile
 
 
 @triton.jit
 def attend_part(
     rows, acc, most, total, begin, end, last, head, kv_len,
-    k_cache, v_cache, table, k_scale, v_scale, window, scale, softcap,
-    KV_HEADS, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SCALES: tl.constexpr,
-    PAGE_SCALES: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr,
+    k_cache, v_cache, table, k_scale, v_scale, k_block_scale, v_block_scale,
+    window, scale, softcap, KV_HEADS, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SCALES: tl.constexpr,
+    PAGE_SCALES: tl.constexpr, NVFP4: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Tokens begin .. end of a sequence added to (acc, most, total); row r sees up to last[r].
 
@@ -80,8 +100,11 @@ def attend_part(
             slot = page * PAGE_SIZE + first % PAGE_SIZE
         else:
             slot, page = slots_of(tokens, inside, table, PAGE_SIZE, MASKED)
-        k = load_tile(k_cache, slot, inside, head, KV_HEADS, HEAD_DIM, MASKED, TMA)
-        z = tl.dot(rows, k.to(rows.dtype).T)
+        k = load_tile(
+            k_cache, k_block_scale, slot, inside, head,
+            KV_HEADS, HEAD_DIM, NVFP4, MASKED, TMA, rows.dtype,
+        )  # fmt: skip
+        z = tl.dot(rows, k.T)
         if HAS_SCALES:
             at = page * KV_HEADS + head if PAGE_SCALES else page * 0 + head
             keys = tl.load(k_scale + at)
@@ -103,36 +126,46 @@ def attend_part(
         if HAS_SCALES:
             values = tl.load(v_scale + at)
             p *= values if TMA else values[None, :]
-        v = load_tile(v_cache, slot, inside, head, KV_HEADS, HEAD_DIM, MASKED, TMA)
-        acc = tl.dot(p.to(rows.dtype), v.to(rows.dtype), acc * shrink[:, None])
+        v = load_tile(
+            v_cache, v_block_scale, slot, inside, head,
+            KV_HEADS, HEAD_DIM, NVFP4, MASKED, TMA, rows.dtype,
+        )  # fmt: skip
+        acc = tl.dot(p.to(rows.dtype), v, acc * shrink[:, None])
     return acc, most, total
 
 
 @triton.jit
 def attend(
     rows, begin, end, clear, last, head, kv_len,
-    k_cache, v_cache, table, k_scale, v_scale, window, scale, softcap,
-    KV_HEADS, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SCALES: tl.constexpr,
-    PAGE_SCALES: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
+    k_cache, v_cache, table, k_scale, v_scale, k_block_scale, v_block_scale,
+    window, scale, softcap, KV_HEADS, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SCALES: tl.constexpr,
+    PAGE_SCALES: tl.constexpr, NVFP4: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """(acc, most, total) of tokens begin .. end; every row sees those before `clear`."""
     BLOCK_M: tl.constexpr = rows.shape[0]
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
     most, total = tl.full((BLOCK_M,), LOWEST, tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     middle = begin
+    if NVFP4:
+        scale *= GROWTH
     if not WINDOW:
         middle = tl.minimum(tl.maximum(clear // BLOCK_N * BLOCK_N, begin), end)
         acc, most, total = attend_part(
             rows, acc, most, total, begin, middle, last, head, kv_len, k_cache, v_cache, table,
-            k_scale, v_scale, window, scale, softcap, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N,
-            WINDOW, SOFTCAP, HAS_SCALES, PAGE_SCALES, STAGES, TMA, False,
+            k_scale, v_scale, k_block_scale, v_block_scale, window, scale, softcap, KV_HEADS,
+            HEAD_DIM, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, HAS_SCALES, PAGE_SCALES, NVFP4, STAGES,
+            TMA, False,
         )  # fmt: skip
-    return attend_part(
+    acc, most, total = attend_part(
         rows, acc, most, total, middle, end, last, head, kv_len, k_cache, v_cache, table,
-        k_scale, v_scale, window, scale, softcap, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N,
-        WINDOW, SOFTCAP, HAS_SCALES, PAGE_SCALES, STAGES, TMA, True,
+        k_scale, v_scale, k_block_scale, v_block_scale, window, scale, softcap, KV_HEADS,
+        HEAD_DIM, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, HAS_SCALES, PAGE_SCALES, NVFP4, STAGES,
+        TMA, True,
     )  # fmt: skip
+    if NVFP4:
+        acc *= GROWTH
+    return acc, most, total
 
 
 @triton.jit
