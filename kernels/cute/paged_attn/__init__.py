@@ -150,13 +150,18 @@ def _row_bytes(problem: Problem) -> int:
     return int(problem["head_dim"] * (1 if problem["kv_dtype"] == FP8 else 2))
 
 
+def _warps(config: Config) -> int:
+    return int(config.get("warps", WARPS))
+
+
 def _shared_bytes(problem: Problem, config: Config) -> int:
     """Stages, or what the warps leave in their place, scales, parked queries; and 1 KB to spare."""
     stage = 2 * config["block_n"] * _row_bytes(problem)
-    left = 4 * (problem["head_dim"] + 8) * max(_block_m(problem), 16 * WARPS)
+    left = 4 * (problem["head_dim"] + 8) * max(_block_m(problem), 16 * _warps(config))
     scales = 8 * config["block_n"] if problem["has_scales"] and problem["page_scales"] else 0
     is_fp8 = problem["kv_dtype"] == FP8
-    parked = 128 * problem["head_dim"] if problem["head_dim"] * (1 + is_fp8) >= 256 else 0
+    parked = 32 * _warps(config) * problem["head_dim"]
+    parked *= problem["head_dim"] * (1 + is_fp8) >= 256
     return int(max(config["stages"] * stage, left) + config["stages"] * scales + parked + 1024)
 
 
@@ -186,8 +191,9 @@ def _split_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 def _size_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if reason := _why_not(problem, gpu):
         return reason
-    if problem["batch"] > 65535 or _tiles(problem) * config["splits"] >= 1 << 31:
-        return "more sequences or tiles than a grid has CTAs"
+    most = max(problem["batch"] * config["splits"], problem["kv_heads"])
+    if most > 65535 or _rows(problem) * config["splits"] >= 1 << 31:
+        return "more sequences, heads or rows than a grid has CTAs"
     slots, vectors = problem["pages"] * problem["page_size"], _row_bytes(problem) // 16
     if slots * problem["kv_heads"] * vectors >= 1 << 31:
         return "a cache of 32 GB or more is beyond 32-bit offsets of 16 bytes"
@@ -196,11 +202,12 @@ def _size_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 def _tile_reject(config: Config, problem: Problem) -> str | None:
     block_m, block_n, row_bytes = _block_m(problem), config["block_n"], _row_bytes(problem)
-    if block_n < 16 * (64 // block_m):
+    warps_m = min(block_m // 16, _warps(config))
+    tokens = block_n * warps_m // _warps(config)  # of a warp
+    if tokens < 16:
         return f"block_n={block_n} leaves a warp fewer than 16 tokens"
-    if block_n * row_bytes < 512 * WARPS:
+    if block_n * row_bytes < 512 * _warps(config):
         return f"block_n={block_n} leaves a thread nothing to copy"
-    tokens = block_n * block_m // 64  # of a warp
     if tokens * problem["head_dim"] > (1 << 12 if problem["kv_dtype"] == FP8 else 1 << 13):
         return f"tiles of {block_m} x {block_n} do not fit the registers"
     if block_n * row_bytes > 1 << 15 or block_n * row_bytes * config["stages"] < 1 << 14:
@@ -232,10 +239,12 @@ def _splits_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _split_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    return _program(problem, config, cluster=1)
+    return _program(problem, config, gpu, cluster=1, ctas_per_sm=_ctas_per_sm(problem))
 
 
-def _program(problem: Problem, config: Config, cluster: int) -> Program:
+def _program(
+    problem: Problem, config: Config, gpu: Gpu, cluster: int, ctas_per_sm: int
+) -> Program:
     if _is_empty(problem):
         return Program(())
     block_m, splits, tiles = _block_m(problem), config["splits"], _tiles(problem)
@@ -245,7 +254,9 @@ def _program(problem: Problem, config: Config, cluster: int) -> Program:
         "stages": config["stages"],
         "split": splits > cluster,
         "cluster": cluster,
-        "ctas_per_sm": min(_ctas_per_sm(problem), 2 if cluster > 1 else 3),
+        "warps": _warps(config),
+        "ctas_per_sm": ctas_per_sm,
+        "programmatic": int(gpu.arch.strip("sm_af")) >= 90,
     }
     kinds = (*_kinds(problem), "*float32", "*int32", *["int32"] * 8, "float32", "float32")
     source = CuteSource("paged_attn.split:Split", kinds, tuple(constants.items()))
@@ -258,8 +269,8 @@ def _program(problem: Problem, config: Config, cluster: int) -> Program:
         workspaces = {"partial": partial, "counters": 4 * tiles}
         scratch = tuple(Pointer(name) for name in workspaces)
     params = _params(problem, scratch, row_tiles, splits)
-    grid = (row_tiles * problem["kv_heads"] * splits, problem["batch"], 1)
-    step = Step(source, grid, params, block=32 * WARPS, cluster=(cluster, 1, 1))
+    grid = (row_tiles * cluster, problem["kv_heads"], problem["batch"] * (splits // cluster))
+    step = Step(source, grid, params, block=32 * _warps(config), cluster=(cluster, 1, 1))
     return Program((step,), workspaces)
 
 
@@ -326,10 +337,15 @@ def _inbox_bytes(problem: Problem) -> int:
     return int(32 * _block_m(problem) * problem["head_dim"] // 4)
 
 
+def _cluster_ctas_per_sm(problem: Problem, config: Config) -> int:
+    """What registers allow."""
+    return int(min(_ctas_per_sm(problem), 2 * WARPS // config["warps"]))
+
+
 def _cluster_ctas(problem: Problem, config: Config, gpu: Gpu) -> int:
     """CTAs on an SM."""
     shared_bytes = _shared_bytes(problem, config) + _inbox_bytes(problem)
-    return int(min(gpu.shared_bytes // shared_bytes, _ctas_per_sm(problem), 2))
+    return int(min(gpu.shared_bytes // shared_bytes, _cluster_ctas_per_sm(problem, config)))
 
 
 def _cluster_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -356,6 +372,11 @@ def _cluster_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
+def _cluster_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    ctas_per_sm = _cluster_ctas_per_sm(problem, config)
+    return _program(problem, config, gpu, config["splits"], ctas_per_sm)
+
+
 def _cluster_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Bytes, at the pace of the SMs that have work."""
     splits, tiles = config["splits"], _tiles(problem)
@@ -373,15 +394,21 @@ CLUSTER: Implementation = Implementation(
     variant="cluster",
     summary="split between the CTAs of a cluster, that merge through distributed shared memory",
     archs=("sm_90a", "sm_100a", "sm_103a"),
-    space={"block_n": (128, 64, 32), "stages": (6, 4, 3), "splits": CLUSTERS},
+    space={
+        "block_n": (128, 64, 32),
+        "stages": (6, 4, 3),
+        "splits": CLUSTERS,
+        "warps": (WARPS, 2 * WARPS),
+    },
     reject=_cluster_reject,
     default=fastest(lambda: CLUSTER),
-    program=lambda problem, config, gpu: _program(problem, config, cluster=config["splits"]),
+    program=_cluster_program,
     estimate=_cluster_estimate,
     techniques={
         "cp.async": "LDGSTS",
         "mma": "HMMA.16816.F32",
         "cluster": "UCGABAR",
+        "store at a peer": "STAS",
         "dependent launch": "ACQBULK",
     },
     rank=3,
