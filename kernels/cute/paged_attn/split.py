@@ -3,7 +3,9 @@
 FlashAttention-2's online softmax in registers. As in FlashInfer, the rows of a tile are the query
 heads that share a key-value head, token by token, so that a token is read once for all of them and
 decode and prefill are one kernel. As in flash-decoding, CTAs share the keys of a long sequence; the
-last one to finish merges. Few rows are one warp high, and the warps then share the keys of a tile.
+last one to finish merges, or those of a cluster merge a share each. Few rows are one warp high, and
+the warps then share the keys of a tile. By programmatic dependent launch (Hopper) a kernel sets up
+while the one before it ends.
 """
 
 import cuda.bindings.driver as cuda
@@ -23,6 +25,8 @@ from kernelcat.kernels.cute.paged_attn.tile import Tile
 
 class Split(Rows):
     """Tiles of ``block_m`` rows and ``block_n`` tokens; ``num_splits`` CTAs to a tile of rows.
+
+    They are a cluster of ``cluster``, or that is 1.
 
     Row r of a sequence is query token r / group of it, head r % group of those that share.
     """
