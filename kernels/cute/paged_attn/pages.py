@@ -1,8 +1,8 @@
 """Tiles of cached tokens, from wherever their pages lie into shared memory.
 
 A thread looks up the pages of its rows a tile ahead, so that a copy does not wait for the table;
-those of its first tiles before it knows where the sequence ends. What the table holds beyond that is
-not followed.
+those of its first tiles before it knows where the sequence ends. What the table holds beyond the
+end is not followed.
 """
 
 import cutlass

@@ -157,7 +157,10 @@ def stages_reject(config: Config, shared_bytes: int, gpu: Gpu) -> str | None:
 
 def most_splits(problem: Problem, config: Config, most: int) -> int:
     """How many CTAs get a tile of tokens, ``most`` at most."""
-    return int(min(most, problem["table_width"] * problem["page_size"] // config["block_n"]))
+    block_n, seen = config["block_n"], problem["table_width"] * problem["page_size"]
+    if problem["window"]:
+        seen = min(seen, problem["window"] + problem["max_q"] + block_n - 2)
+    return int(min(most, seen // block_n))
 
 
 def attend(
