@@ -12,8 +12,8 @@ page_size]``, slot ``t % page_size``; sequences may share pages.
 
 With ``window`` a query sees the last ``window`` tokens, itself included. A sink is one more logit,
 neither scaled nor capped, whose value is zero. A query that sees nothing gets zeros and an lse of
--inf (or its sink). Table entries beyond a sequence and slots that hold none of its tokens are
-never read. Query heads ``h * group .. (h + 1) * group - 1`` share key-value head h.
+-inf (or its sink). Table entries beyond a sequence are never followed, and slots that hold none of
+its tokens never read. Query heads ``h * group .. (h + 1) * group - 1`` share key-value head h.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PAGE_SIZES = (1, 16, 32, 64, 128)
 SCORES = 1 << 26
 """Scores that the oracle has in memory at once."""
 GARBAGE = -(1 << 30)
-"""What the table holds where nothing may be read."""
+"""What the table holds where nothing may be followed."""
 LOWEST = -1e30
 """A logit that counts for nothing."""
 
