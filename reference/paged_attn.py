@@ -12,8 +12,8 @@ page_size]``, slot ``t % page_size``; sequences may share pages.
 
 With ``window`` a query sees the last ``window`` tokens, itself included. A sink is one more logit,
 neither scaled nor capped, whose value is zero. A query that sees nothing gets zeros and an lse of
--inf (or its sink). Table entries beyond a sequence and slots that hold none of its tokens are
-never read. Query heads ``h * group .. (h + 1) * group - 1`` share key-value head h.
+-inf (or its sink). Table entries beyond a sequence are never followed, and slots that hold none of
+its tokens never read. Query heads ``h * group .. (h + 1) * group - 1`` share key-value head h.
 
 A cache of ``float4_e2m1fn_x2`` is in NVFP4: pairs of E2M1 values in a byte, the first in its low
 half, and a float8_e4m3fn scale, not negative, for 16 values of a head. What NVFP4 calls the global
@@ -41,7 +41,7 @@ PAGE_SIZES = (1, 16, 32, 64, 128)
 SCORES = 1 << 26
 """Scores that the oracle has in memory at once."""
 GARBAGE = -(1 << 30)
-"""What the table holds where nothing may be read."""
+"""What the table holds where nothing may be followed."""
 LOWEST = -1e30
 """A logit that counts for nothing."""
 
@@ -215,7 +215,9 @@ def _oracle(problem, arrays):
     if problem["has_sinks"]:
         sinks = arrays["sinks"].reshape(sinks.shape)
     bounds = itertools.pairwise(arrays["cu_q"].tolist())
-    for s, ((start, end), kv_len) in enumerate(zip(bounds, arrays["kv_lens"].tolist(), strict=True)):
+    for s, ((start, end), kv_len) in enumerate(
+        zip(bounds, arrays["kv_lens"].tolist(), strict=True)
+    ):
         pages = arrays["block_table"][s, : -(-kv_len // size)]
         cached = []
         for name in ("k", "v"):

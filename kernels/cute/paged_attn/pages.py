@@ -1,6 +1,8 @@
 """Tiles of cached tokens, from wherever their pages lie into shared memory.
 
-A thread looks up the pages of its rows a tile ahead, so that a copy does not wait for the table.
+A thread looks up the pages of its rows a tile ahead, so that a copy does not wait for the table;
+those of its first tiles before it knows where the sequence ends. What the table holds beyond the
+end is not followed.
 """
 
 import cutlass
@@ -63,7 +65,7 @@ class Pages:
         tile: Int32,
         tidx: Int32,
     ):
-        """Look up the pages of this thread's rows; beyond the sequence they are anything."""
+        """Look up the pages of this thread's rows; beyond the sequence they may be anything."""
         first = Uint32(tile * self.block_n + tidx // self.row_threads)
         for i in cutlass.range_constexpr(self.lookups):
             entry = Int32((first + i * self.span) // self.page_size)
@@ -95,11 +97,8 @@ class Pages:
             slot = page * self.page_size + Int32(Uint32(token) % self.page_size)
             vector = Int64(slot * slot_vectors + own)
             is_token[0, 0] = token < end
-            for j in cutlass.range_constexpr(2):
-                source, target = (mK, tKsK) if cutlass.const_expr(j == 0) else (mV, tVsV)
-                cute.copy(
-                    tiled_copy, source[None, None, vector], target[None, i, None], pred=is_token
-                )
+            cute.copy(tiled_copy, mK[None, None, vector], tKsK[None, i, None], pred=is_token)
+            cute.copy(tiled_copy, mV[None, None, vector], tVsV[None, i, None], pred=is_token)
 
     @cute.jit
     def load_scales(

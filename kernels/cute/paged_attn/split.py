@@ -3,7 +3,9 @@
 FlashAttention-2's online softmax in registers. As in FlashInfer, the rows of a tile are the query
 heads that share a key-value head, token by token, so that a token is read once for all of them and
 decode and prefill are one kernel. As in flash-decoding, CTAs share the keys of a long sequence; the
-last one to finish merges. Few rows are one warp high, and the warps then share the keys of a tile.
+last one to finish merges, or those of a cluster merge a share each. Few rows are one warp high, and
+the warps then share the keys of a tile. By programmatic dependent launch (Hopper) a kernel sets up
+while the one before it ends.
 """
 
 import cuda.bindings.driver as cuda
@@ -20,12 +22,11 @@ from kernelcat.kernels.cute.paged_attn.pages import VECTOR, Pages
 from kernelcat.kernels.cute.paged_attn.rows import Rows
 from kernelcat.kernels.cute.paged_attn.tile import Tile
 
-WARPS = 4
-THREADS = 32 * WARPS
-
 
 class Split(Rows):
     """Tiles of ``block_m`` rows and ``block_n`` tokens; ``num_splits`` CTAs to a tile of rows.
+
+    They are a cluster of ``cluster``, or that is 1.
 
     Row r of a sequence is query token r / group of it, head r % group of those that share.
     """
@@ -45,22 +46,28 @@ class Split(Rows):
         stages: int,
         split: bool,
         cluster: int,
+        warps: int,
         ctas_per_sm: int,
+        programmatic: bool,
     ):
         self.dtype, self.fp8, self.head_dim = element_type(dtype), fp8, head_dim
-        self.window, self.scales, self.split = window, scales, split
+        self.window, self.sinks, self.scales = window, sinks, scales
         self.block_m, self.block_n, self.stages = block_m, block_n, stages
-        self.cluster, self.ctas_per_sm = cluster, ctas_per_sm
-        self.warps_m = min(block_m // 16, WARPS)
-        self.warps_n = WARPS // self.warps_m
+        self.split, self.cluster = split, cluster
+        self.ctas_per_sm, self.programmatic = ctas_per_sm, programmatic
+        self.warps_m = min(block_m // 16, warps)
+        self.warps_n = warps // self.warps_m
+        self.threads = 32 * warps
         width = head_dim // 2 if fp8 else head_dim
-        self.pages = Pages(self.dtype, width, page_size, block_n, THREADS, scales == "page")
+        self.pages = Pages(
+            self.dtype, width, page_size, block_n, self.threads, scales == "page"
+        )
         self.tokens = block_n // self.warps_n  # of a tile, that a warp attends to
         self.tile = Tile(
             self.dtype, fp8, head_dim, block_m, self.tokens, window, softcap, scales
         )
         self.merge = Merge(
-            self.dtype, head_dim, block_m, self.warps_n, THREADS, sinks, scales
+            self.dtype, head_dim, block_m, self.warps_n, self.threads, sinks, scales
         )
         self.exchange = Exchange(self.merge, cluster)
         self.shared_bytes = max(4 * block_n * width * stages, self.merge.shared_bytes)
@@ -131,10 +138,10 @@ class Split(Rows):
             sm_scale,
             softcap,
         ).launch(
-            grid=(row_tiles * kv_heads * num_splits, batch, 1),
-            block=(THREADS, 1, 1),
+            grid=(row_tiles * self.cluster, kv_heads, batch * (num_splits // self.cluster)),
+            block=(self.threads, 1, 1),
             cluster=(self.cluster, 1, 1) if self.cluster > 1 else None,
-            use_pdl=self.cluster > 1,
+            use_pdl=self.programmatic,
             min_blocks_per_mp=self.ctas_per_sm,
             preferred_smem_carveout=100,
             stream=stream,
@@ -167,27 +174,27 @@ class Split(Rows):
         softcap: Float32,
     ):
         tidx, _, _ = cute.arch.thread_idx()
-        index, seq, _ = cute.arch.block_idx()
+        row_tile, kv_head, seq = cute.arch.block_idx()
         kv_heads = mKS.shape[1]
         if cutlass.const_expr(self.cluster > 1):
             num_splits = self.cluster
-            split_idx, index = index % self.cluster, index // self.cluster
+            split_idx, row_tile = row_tile % num_splits, row_tile // num_splits
+        elif cutlass.const_expr(self.split):
+            split_idx, seq = seq % num_splits, seq // num_splits
         else:
-            split_idx = index // (row_tiles * kv_heads)
+            split_idx, num_splits = 0, 1
         # The longest rows first: they see the most keys.
-        row_tile = row_tiles - 1 - index % row_tiles
-        kv_head = index // row_tiles % kv_heads
-        if cutlass.const_expr(self.cluster > 1):
-            # The kernel before may still be running, and the one after may begin.
-            cute.arch.griddepcontrol_wait()
-            cute.arch.griddepcontrol_launch_dependents()
+        row_tile = row_tiles - 1 - row_tile
+        if cutlass.const_expr(self.programmatic):
+            cute.arch.griddepcontrol_wait()  # the kernel before may still be running
 
         q_begin = mStarts[seq]
         q_len = mStarts[seq + 1] - q_begin
         before = mLens[seq] - q_len  # tokens ahead of the first query
         row_begin = row_tile * self.block_m
         row_end = cutlass.min(row_begin + self.block_m, q_len * group)
-        first, last = before + row_begin // group, before + (row_end - 1) // group
+        first = before + row_begin // group
+        last = before + cutlass.min((row_begin + self.block_m - 1) // group, q_len - 1)
         tile_begin, end = Int32(0), cutlass.max(last + 1, 0)
         if cutlass.const_expr(self.window):
             tile_begin = cutlass.max(first - window + 1, 0) // self.block_n
@@ -200,6 +207,8 @@ class Split(Rows):
         for stage in cutlass.range_constexpr(self.stages - 1):
             tile = tile_begin + stage * num_splits
             self.pages.find(mTable[None, seq], pages[None, stage], tile, tidx)
+        if cutlass.const_expr(self.programmatic):
+            cute.arch.griddepcontrol_launch_dependents()
 
         shared = SmemAllocator()
         memory = shared.allocate(self.shared_bytes, 1024)
@@ -210,7 +219,7 @@ class Split(Rows):
             cute.recast_ptr(memory, dtype=Float32), self.merge.shared_layout()
         )
         sScale = shared.allocate_tensor(Float32, self.pages.scale_layout(self.stages), 16)
-        sQ = shared.allocate_tensor(self.dtype, self.tile.query_layout(THREADS), 16)
+        sQ = shared.allocate_tensor(self.dtype, self.tile.query_layout(self.threads), 16)
         is_last = shared.allocate_array(Int32, 1)
         if cutlass.const_expr(self.cluster > 1):
             sInbox = shared.allocate_tensor(Float32, self.exchange.inbox_layout(), 16)
@@ -226,6 +235,9 @@ class Split(Rows):
             rows = row_end - row_begin
             if cutlass.const_expr(self.cluster > 1):
                 self.exchange.expect(inbox_full, rows, split_idx)
+            gSinks = cute.domain_offset(kv_head * group, mSinks)
+            if cutlass.const_expr(self.sinks):  # that are asked for at the very end
+                cute.arch.prefetch(gSinks.iterator.llvm_ptr, cache_level="L2")
             gQ = cute.domain_offset((0, kv_head * group, q_begin), mQ)
             self.attend(
                 tiled_mma, tiled_copy, gQ, mK, mV, mTable[None, seq], mKS[None, kv_head],
@@ -235,7 +247,6 @@ class Split(Rows):
             )  # fmt: skip
             gO = cute.domain_offset((0, kv_head * group, q_begin), mO)
             gL = cute.domain_offset((kv_head * group, q_begin), mL)
-            gSinks = cute.domain_offset(kv_head * group, mSinks)
             if cutlass.const_expr(self.cluster > 1):
                 self.exchange.send(sO, rows, sInbox, inbox_full, split_idx)
                 self.exchange.store(
@@ -247,7 +258,7 @@ class Split(Rows):
                         sO, self.warps_n, rows, gO, gL, gSinks, group, row_begin, v_factor
                     )
                 else:
-                    tile = index % (row_tiles * kv_heads) + row_tiles * kv_heads * seq
+                    tile = (seq * kv_heads + kv_head) * row_tiles + row_tile
                     gPartial = mPartial[None, None, None, None, tile]
                     self.merge.store_partial(sO, rows, gPartial[None, None, None, split_idx])
                     if self.merge.arrive(counters + tile, used, is_last):
