@@ -160,7 +160,8 @@ class Op:
 
         Each call launches on the same memory and returns the output. It goes to the caller's
         current stream, or always to ``stream``; it is safe inside CUDA graph capture, and has
-        workspaces of its own. The arrays are kept alive.
+        workspaces of its own. The arrays are kept alive, and so must this be, as long as a graph
+        that captured it is replayed.
         """
         inputs, axes = signature.arrange(self.entry, args, named)
         outs = signature.outputs(self.entry, out)

@@ -77,7 +77,7 @@ def draw(problem: Problem, q_lens: Sequence[int], kv_lens: Sequence[int], seed: 
 
 
 def capture(implementation: Implementation, inputs: dict, **axes: object) -> tuple:
-    """One call as a graph, and what it writes."""
+    """One call as a graph, and the call, whose workspaces the graph goes on using."""
     language, variant = implementation.language, implementation.variant
     try:
         run = kernelcat.get(ENTRY.name, language=language, variant=variant).bind(**inputs, **axes)
@@ -86,7 +86,7 @@ def capture(implementation: Implementation, inputs: dict, **axes: object) -> tup
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return graph, run.out
+    return graph, run
 
 
 def assert_right(problem: Problem, inputs: dict, found: Sequence[torch.Tensor]) -> None:
@@ -113,7 +113,8 @@ def test_one_capture_serves_other_lengths_and_tables(implementation, kind, extra
     drawn = [draw(problem, *lengths, seed) for seed, lengths in enumerate(batches)]
     there = {name: array.cuda() for name, array in drawn[0].items()}
     untold = {axis: problem[axis] for axis in ("max_q", "window", "softcap")}
-    graph, outputs = capture(implementation, there, **untold)
+    graph, call = capture(implementation, there, **untold)
+    outputs = call.out
     for inputs in [*drawn, drawn[0]]:
         for name, array in inputs.items():
             there[name].copy_(array)
@@ -128,10 +129,10 @@ def test_one_capture_serves_other_lengths_and_tables(implementation, kind, extra
 @pytest.mark.parametrize("batch", [0, 3])
 def test_a_batch_without_queries_is_captured(implementation, batch: int) -> None:
     inputs = draw(DECODE, (0,) * batch, (5,) * batch, 0)
-    graph, outputs = capture(implementation, {name: x.cuda() for name, x in inputs.items()})
+    graph, call = capture(implementation, {name: x.cuda() for name, x in inputs.items()})
     graph.replay()
     torch.cuda.synchronize()
-    assert [tuple(output.shape) for output in outputs] == [(0, 8, 128), (0, 8)]
+    assert [tuple(output.shape) for output in call.out] == [(0, 8, 128), (0, 8)]
 
 
 @pytest.mark.parametrize("language", catalog.languages(ENTRY.name))

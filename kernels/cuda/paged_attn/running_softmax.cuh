@@ -15,9 +15,9 @@ struct RunningSoftmax {
   // multiplied by `kept`. `factor` must not be negative.
   template <int kCount>
   __device__ __forceinline__ void add(float (&scores)[kCount], float factor, float (&kept)[2]) {
-    float new_most[2] = {-kInfinity, -kInfinity};
+    float new_most[2];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) new_most[i / 2 % 2] = fmaxf(new_most[i / 2 % 2], scores[i]);
+    for (int row = 0; row < 2; ++row) new_most[row] = largest(scores, 2 * row);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       new_most[row] = fmaxf(new_most[row], __shfl_xor_sync(0xffffffff, new_most[row], 1));
@@ -33,6 +33,19 @@ struct RunningSoftmax {
       scores[i] = fast_exp2(fmaf(scores[i], factor, -new_most[i / 2 % 2]));
       total[i / 2 % 2] += scores[i];
     }
+  }
+
+  // Of every four scores those at `first` and behind it. Four chains, for each step takes a while.
+  template <int kCount>
+  static __device__ __forceinline__ float largest(const float (&scores)[kCount], int first) {
+    float most[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) most[i] = scores[i / 2 * 4 + first + i % 2];
+#pragma unroll
+    for (int i = 4; i < kCount / 2; ++i) {
+      most[i % 4] = fmaxf(most[i % 4], scores[i / 2 * 4 + first + i % 2]);
+    }
+    return fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
   }
 
   // The rows' totals, in all lanes.

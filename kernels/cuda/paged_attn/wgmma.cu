@@ -138,6 +138,7 @@ struct PrefillConsumer {
     float out[kHeadDim / 2];
     uint32_t weights[kSteps][4];
     RunningSoftmax softmax;
+    float kept[2] = {1.0f, 1.0f};
     int limit[2];  // the last tokens that the lane's two rows see
   };
 
@@ -243,10 +244,17 @@ struct PrefillConsumer {
   template <bool kHides>
   __device__ __forceinline__ void attend(Rows& rows, Position& keys, Position& values, int tile,
                                          float k_scale) const {
-    float scores[BLOCK_N / 2], kept[2];
+    float scores[BLOCK_N / 2];
+    float (&kept)[2] = rows.kept;
     shared.keys_full[keys.stage].wait(keys.parity);
     if (kTurns) wait_for_turn();
     multiply_keys(scores, keys.stage);
+    if (Tile::kExp > 0) {
+      pin(rows.out);
+      if (Tile::kExp != 2 || __any_sync(0xffffffff, kept[0] != 1.0f || kept[1] != 1.0f)) {
+        scale(rows, kept);
+      }
+    }
     shared.values_full[values.stage].wait(values.parity);
     multiply_values(rows, values.stage);
     if (kTurns) pass_turn();
@@ -260,7 +268,7 @@ struct PrefillConsumer {
     pin(rows.weights);
     give_back(shared.values_empty[values.stage]);
     round(rows, scores);
-    scale(rows, kept);
+    if (Tile::kExp == 0) scale(rows, kept);
     keys.advance();
     values.advance();
   }
@@ -362,6 +370,7 @@ struct PrefillConsumer {
       }
       if (lane_index() == 0) shared.queries_empty.arrive();
       shared.values_full[values.stage].wait(values.parity);
+      if (Tile::kExp > 0) scale(rows, rows.kept);
       multiply_values(rows, values.stage);
       wgmma_wait<0>();
       pin(rows.out);
@@ -372,8 +381,8 @@ struct PrefillConsumer {
   }
 };
 
-template <typename Kind, int BLOCK_M, int BLOCK_N, int kNumStages, int kClusterSize,
-          typename Tile = PrefillTile<Kind, BLOCK_M, BLOCK_N, kNumStages, kClusterSize>>
+template <typename Kind, int BLOCK_M, int BLOCK_N, int kNumStages, int kClusterSize, int kExp,
+          typename Tile = PrefillTile<Kind, BLOCK_M, BLOCK_N, kNumStages, kClusterSize, kExp>>
 __global__ void __launch_bounds__(Tile::kNumThreads, 1) paged_attn_wgmma(
     const __grid_constant__ TensorMap map_q,  // (tokens, kv_heads, group, head_dim)
     const __grid_constant__ TensorMap map_k,  // (slots, kv_heads, head_dim)
@@ -382,7 +391,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1) paged_attn_wgmma(
     const typename Kind::Cached* v_cache, const int* block_table, const int* kv_lens,
     const int* cu_q, const float* sinks, const float* k_scale, const float* v_scale,
     typename Kind::T* out, float* lse, int batch, int heads, int kv_heads, int table_width,
-    int window, float sm_scale, float softcap, int num_slots, int num_row_tiles) {
+    int window, float sm_scale, float softcap, int num_slots, int num_row_tiles, int pairs_at_once) {
   extern __shared__ uint8_t dynamic_shared[];
   const uint32_t padding = -shared_address(dynamic_shared) & 1023;
   auto& shared = *reinterpret_cast<PrefillShared<Tile>*>(dynamic_shared + padding);
@@ -413,7 +422,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1) paged_attn_wgmma(
                                 heads, kv_heads, table_width, window,      sm_scale, softcap};
   const int rank = kClusterSize > 1 ? cluster_rank() : 0;
   const PrefillSchedule<Tile> schedule = {kv_lens,      cu_q,   batch,         kv_heads,
-                                          call.group(), window, num_row_tiles, rank};
+                                          call.group(), window, num_row_tiles, pairs_at_once, rank};
   const int warpgroup = warp_index() / 4;
   if (warpgroup == Tile::kNumConsumers) {
     decrease_registers<Tile::kProducerRegisters>();

@@ -260,8 +260,8 @@ _shares = partial(
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     NAIVE,
-    _shares("split", False, rank=1, summary="equal shares of all tiles, pieces merged at the end"),
-    _shares("split_tma", True, rank=2, summary="split, where pages are large enough for TMA"),
-    _tiles("tiled", False, rank=3, summary="a tile of packed rows over all that they see"),
-    _tiles("tma", True, rank=4, summary="tiled, where pages are large enough to load by TMA"),
+    _tiles("tiled", False, rank=1, summary="a tile of packed rows over all that they see"),
+    _tiles("tma", True, rank=2, summary="tiled, where pages are large enough to load by TMA"),
+    _shares("split_tma", True, rank=3, summary="split, where pages are large enough for TMA"),
+    _shares("split", False, rank=4, summary="equal shares of all tiles, pieces merged at the end"),
 )
