@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelcat import catalog, check, dtypes, fuzz, gpu
+from kernelcat import catalog, check, dtypes, fuzz, gpu, show
 from kernelcat.errors import InvalidArgument
 from kernelcat.reference import paged_attn
 from kernelcat.spec import Problem
@@ -119,3 +119,18 @@ def test_what_is_quantized_is_near_and_fills_its_blocks() -> None:
         packed = prepared.arrays[f"{name}_cache"]
         assert packed.shape == (8, 16, 2, 32)
         assert abs(dtypes.decode(packed, paged_attn.NVFP4) - scaled.clip(-6, 6)).max() <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", [paged_attn.FP8, paged_attn.NVFP4])
+@pytest.mark.parametrize(
+    "implementation", catalog.implementations("paged_attn"), ids=lambda i: i.name
+)
+def test_kernels_of_quantized_caches_prove_their_techniques(implementation, kv_dtype) -> None:
+    target = gpu.find("h200")
+    problem = paged_attn.attention(8, 32, 8, 128, 4096, 64, kv_dtype=kv_dtype, has_scales=True)
+    if implementation.why_not(implementation.default(problem, target), problem, target):
+        pytest.skip("it does not serve them")
+    report = show.machine_code(implementation, target, problem, sass=False)
+    assert all(report["techniques"].values())
+    assert all(step["spill_bytes"] == 0 for step in report["steps"])

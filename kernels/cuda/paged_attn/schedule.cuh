@@ -2,9 +2,11 @@
 //
 // A unit is BLOCK_N tokens of the cache for BLOCK_M rows of a sequence and key-value head. The rows
 // are its queries, the heads that share the key-value head side by side: row = query * group +
-// head. The list runs over sequences, heads, tiles of rows and, innermost, tokens, so that a
-// block's share is whole tiles of rows but for its two ends. It is made on the device, from lengths
-// that a captured graph may find changed. (After FlashMLA's and FlashInfer's planners.)
+// head. The list runs over heads, sequences, tiles of rows and, innermost, tokens, so that a
+// block's share is whole tiles of rows but for its two ends, and blocks that are at the same tokens
+// of different heads are so at the same time: a sector of short rows or of their scales has several
+// heads'. It is made on the device, from lengths that a captured graph may find changed. (After
+// FlashMLA's and FlashInfer's planners.)
 #pragma once
 
 #include <kernelcat/sync.cuh>
@@ -78,12 +80,10 @@ struct Cursor {
   __device__ __forceinline__ void next_row_tile(const List& list) {
     if (++row_tile == list.num_row_tiles(sequence)) {
       row_tile = 0;
-      if (++head == list.kv_heads) {
-        head = 0;
-        do {
-          sequence = list.sequence(++index);
-        } while (sequence.num_queries == 0);
-      }
+      do {
+        if (++index == list.batch) index = 0, ++head;
+        sequence = list.sequence(index);
+      } while (sequence.num_queries == 0);
     }
     range = list.range(sequence, row_tile);
     tile = range.begin;
@@ -104,10 +104,10 @@ __device__ __forceinline__ int64_t warp_inclusive_sum(int64_t value) {
   return value;
 }
 
-// Units of each lane's sequence and one head. A lane counts a few tiles of rows itself; where there
+// Units of each lane's sequence, of one head. A lane counts a few tiles of rows itself; where there
 // are many (a prefill), the warp does.
 template <typename List>
-__device__ __forceinline__ int64_t units_per_head(const List& list, const Sequence& sequence) {
+__device__ __forceinline__ int64_t num_units(const List& list, const Sequence& sequence) {
   constexpr int kFew = 2;
   const int num_tiles = list.num_row_tiles(sequence);
   int64_t units = 0;
@@ -134,17 +134,17 @@ struct Planner {
   static constexpr int kThreads = kNumWarps * kWarpThreads;
 
   int64_t warp_sums[kNumWarps];
-  int64_t offset, per_head;  // of the unit in its sequence; units of one of its heads
+  int64_t offset;  // of the unit in its sequence
   int index;
 
   struct Cost {
-    int64_t before, own, all, per_head;  // `all` of the sequences of one pass over the threads
+    int64_t before, own, all;  // of one head; `all` of the sequences of one pass over the threads
   };
 
   __device__ __forceinline__ Cost cost_of(const List& list, int first) {
     const int s = first + threadIdx.x;
     const Sequence sequence = s < list.batch ? list.sequence(s) : Sequence{};
-    const int64_t per_head = units_per_head(list, sequence), own = per_head * list.kv_heads;
+    const int64_t own = num_units(list, sequence);
     const int64_t inclusive = warp_inclusive_sum(own);
     const int warp = threadIdx.x / kWarpThreads;
     if (lane_index() == kWarpThreads - 1) warp_sums[warp] = inclusive;
@@ -156,32 +156,36 @@ struct Planner {
       all += warp_sums[i];
     }
     __syncthreads();  // before warp_sums is written again
-    return {before, own, all, per_head};
+    return {before, own, all};
   }
 
   __device__ __forceinline__ Shares shares(const List& list) {
     int64_t total = 0;
     for (int s = 0; s < list.batch; s += kThreads) total += cost_of(list, s).all;
+    total *= list.kv_heads;
     return {total, static_cast<int>(min(total, static_cast<int64_t>(gridDim.x)))};
   }
 
-  __device__ __forceinline__ Cursor<List> find(const List& list, int64_t unit) {
+  __device__ __forceinline__ Cursor<List> find(const List& list, const Shares& shares,
+                                               int64_t unit) {
+    const int64_t per_head = shares.total / list.kv_heads;
+    Cursor<List> cursor;
+    cursor.head = static_cast<int>(unit / per_head);
+    unit %= per_head;
     for (int s = 0; s < list.batch; s += kThreads) {
       const Cost cost = cost_of(list, s);
       if (unit < cost.all) {
         if (cost.before <= unit && unit < cost.before + cost.own) {
-          offset = unit - cost.before, per_head = cost.per_head, index = s + threadIdx.x;
+          offset = unit - cost.before, index = s + threadIdx.x;
         }
         break;
       }
       unit -= cost.all;
     }
     __syncthreads();
-    Cursor<List> cursor;
     cursor.index = index;
     cursor.sequence = list.sequence(index);
-    cursor.head = static_cast<int>(offset / per_head);
-    int64_t rest = offset % per_head;
+    int64_t rest = offset;
     // Which tile of rows: 32 at a time.
     for (int first = 0;; first += kWarpThreads) {
       const int own_tile = first + lane_index();

@@ -119,7 +119,7 @@ struct SplitAttention {
     if (blockIdx.x >= shares.num_blocks) return;
     const int64_t begin = shares.begin(blockIdx.x);
     const int count = static_cast<int>(shares.begin(blockIdx.x + 1) - begin);
-    Cursor<List> ahead = shared.planner.find(list, begin);
+    Cursor<List> ahead = shared.planner.find(list, shares, begin);
     if (threadIdx.x == 0) {
       shared.shares = shares;
       shared.reading = ahead;

@@ -1,9 +1,11 @@
 """Decode in equal shares: every program takes as many tiles of keys and values as any other.
 
-The tiles of all sequences and key-value heads stand in one row, which is cut into a share for each
-program, on the device and at each launch: a captured graph is right after lengths and tables have
-changed. A share has at most two heads of which it holds a piece only; of those the last program to
-arrive adds up the pieces (flash-decoding; the shares are FlashMLA's and stream-K's).
+The tiles of all key-value heads and their sequences stand in one row, which is cut into a share for
+each program, on the device and at each launch: a captured graph is right after lengths and tables
+have changed. A share has at most two heads of which it holds a piece only; of those the last
+program to arrive adds up the pieces (flash-decoding; the shares are FlashMLA's and stream-K's).
+Heads stand outermost so that programs read the same tokens of different heads at about the same
+time, which matters where a sector of memory has rows or block scales of several.
 """
 
 import triton
@@ -70,8 +72,9 @@ def split(
     q_end = tl.load(cu_q + seqs + 1, mask=seqs < batch, other=0)
     lens = tl.load(kv_lens + seqs, mask=seqs < batch, other=0)
     _, counts = tiles_of(lens, q_end - q_begin, window, WINDOW, BLOCK_N)
-    ends = tl.cumsum(counts, 0) * KV_HEADS
-    total_tiles = tl.sum(counts, 0).to(tl.int64) * KV_HEADS
+    ends = tl.cumsum(counts, 0)
+    head_tiles = tl.sum(counts, 0).to(tl.int64)
+    total_tiles = head_tiles * KV_HEADS
     programs = tl.minimum(total_tiles, NUM_PROGRAMS)  # none of which has an empty share
     at, share_end = total_tiles, total_tiles
     if program < programs:
@@ -79,12 +82,12 @@ def split(
         share_end = total_tiles * (program + 1) // programs
     row = tl.arange(0, BLOCK_M)
     while at < share_end:
-        seq = tl.sum((ends <= at).to(tl.int32), 0)
+        head, in_head = (at // head_tiles).to(tl.int32), (at % head_tiles).to(tl.int32)
+        seq = tl.sum((ends <= in_head).to(tl.int32), 0)
         start, kv_len = tl.load(cu_q + seq), tl.load(kv_lens + seq)
         q_len = tl.load(cu_q + seq + 1) - start
         first, count = tiles_of(kv_len, q_len, window, WINDOW, BLOCK_N)
-        within = at - (tl.sum(tl.where(seqs == seq, ends, 0), 0) - count * KV_HEADS)
-        head, tile = (within // count).to(tl.int32), (within % count).to(tl.int32)
+        tile = in_head - (tl.sum(tl.where(seqs == seq, ends, 0), 0) - count)
         num_tiles = tl.minimum(count - tile, (share_end - at).to(tl.int32))
 
         rows = load_rows(q, row, q_len, start, head, HEADS, GROUP, HEAD_DIM)
