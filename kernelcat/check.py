@@ -3,7 +3,8 @@
 Every buffer lies between guard bands, and each byte that must not be read (bands, gaps between
 strided rows) is 0xFF: NaN in a float type, so that a read out of bounds shows in the result.
 Outputs start as 0xFF too, so that an element nobody wrote shows. Afterwards inputs, gaps and
-bands must be what they were: a write out of bounds is a wrong result, not only a crash.
+bands must be what they were: a write out of bounds is a wrong result, not only a crash. So must
+those elements of an updated output that the oracle leaves alone.
 """
 
 from __future__ import annotations
@@ -79,7 +80,11 @@ def _used(raw: Any, shape: Sequence[int], strides: Sequence[int], size: int, xp:
 
 @dataclass
 class Prepared:
-    """Inputs, oracle and poisoned outputs of one problem and seed, shared by every candidate."""
+    """Inputs, oracle and poisoned outputs of one problem and seed, shared by every candidate.
+
+    ``pristine`` is what inputs and updated outputs held when they were drawn; ``kept`` tells of an
+    updated output's elements which must stay as they were.
+    """
 
     entry: Entry
     problem: Problem
@@ -87,6 +92,7 @@ class Prepared:
     buffers: dict[str, Buffer]
     expected: Mapping[str, Any]
     pristine: Mapping[str, Any] = field(default_factory=dict)
+    kept: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def arrays(self) -> Arrays:
@@ -94,13 +100,16 @@ class Prepared:
         return {name: buffer.view for name, buffer in self.buffers.items()}
 
     def verify(self, bind: Bind, *, peer: bool = False) -> Verdict:
-        """Run once on freshly poisoned outputs and judge the result."""
+        """Run once on freshly poisoned outputs, updated ones as drawn, and judge the result."""
         return self.verify_run(bind(self.arrays), peer=peer)
 
     def verify_run(self, run: Run, *, peer: bool = False) -> Verdict:
         """The same for something already bound to ``self.arrays`` (a captured graph)."""
         for tensor in self.entry.outputs:
-            self.buffers[tensor.name].poison()
+            buffer = self.buffers[tensor.name]
+            buffer.poison()
+            if tensor.updated:
+                buffer.view[...] = self.pristine[tensor.name]
         run()
         self.device.synchronize()
         return self.judge(peer=peer)
@@ -112,7 +121,7 @@ class Prepared:
             buffer = self.buffers[tensor.name]
             if not buffer.outside_intact():
                 return Verdict(False, float("nan"), f"wrote outside of {tensor.name}")
-            if tensor.name in self.pristine:
+            if tensor in self.entry.inputs:
                 if not _equal_bits(buffer.view, self.pristine[tensor.name]):
                     return Verdict(False, float("nan"), f"changed its input {tensor.name}")
                 continue
@@ -126,9 +135,15 @@ class Prepared:
 
     def _compare(self, tensor: Tensor, out: Any) -> Verdict:
         expected = self.expected[tensor.name]
-        tolerance = tensor.tolerance or self.entry.tolerance_of(self.problem)
+        tolerance = self.entry.tolerance_of(self.problem, tensor)
         if out.size == 0:
             return Verdict(True, 0.0)
+        kept = self.kept.get(tensor.name, False)
+        if tensor.updated:
+            changed = int((kept & (_bits(out) != _bits(self.pristine[tensor.name]))).sum())
+            if changed:
+                detail = f"{tensor.name}: {changed} elements changed that must stay as they were"
+                return Verdict(False, float("nan"), detail)
         if tolerance == EXACT:
             if _equal_bits(out, expected):
                 return Verdict(True, 0.0)
@@ -136,7 +151,7 @@ class Prepared:
             return Verdict(False, float("nan"), f"{tensor.name}: {wrong} of {out.size} differ")
         xp = self.device.xp
         error = dtypes.decode(out, tensor.dtype_of(self.problem))
-        same = error == expected
+        same = (error == expected) | kept
         with np.errstate(invalid="ignore"):  # the difference of infinities
             error -= expected
             xp.abs(error, out=error)
@@ -169,7 +184,8 @@ def _equal_bits(a: Any, b: Any) -> bool:
 def prepare(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> Prepared:
     """Draw inputs, compute the oracle and poison the rest.
 
-    Memory: for a tensor of n bytes about 2n, and 4 bytes an element of output for the oracle.
+    Memory: for a tensor of n bytes about 2n, and 4 bytes an element of output for the oracle; an
+    updated output takes one byte an element more.
     """
     buffers = inputs(entry, problem, device, seed)
     views = {name: buffer.view for name, buffer in buffers.items()}
@@ -177,13 +193,15 @@ def prepare(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> Pr
         views = {n: dtypes.decode(v, buffers[n].tensor.dtype_of(problem)) for n, v in views.items()}
     expected = entry.oracle(problem, views)
     pristine = {name: buffer.view.copy() for name, buffer in buffers.items()}
+    kept = {t.name: _bits(expected[t.name]) == _bits(views[t.name]) for t in entry.updated}
     for tensor in entry.outputs:
-        buffers[tensor.name] = Buffer.poisoned(tensor, problem, device.xp)
-    return Prepared(entry, problem, device, buffers, expected, pristine)
+        if not tensor.updated:
+            buffers[tensor.name] = Buffer.poisoned(tensor, problem, device.xp)
+    return Prepared(entry, problem, device, buffers, expected, pristine, kept)
 
 
 def inputs(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> dict[str, Buffer]:
-    """The problem's inputs, drawn with ``seed``, each between its guard bands."""
+    """What is drawn of the problem with ``seed``, each tensor between its guard bands."""
     xp = device.xp
     random = xp.random.default_rng(seed)
 
@@ -192,7 +210,7 @@ def inputs(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> dic
 
     drawn = entry.make_inputs(problem, normal)
     buffers = {}
-    for tensor in entry.inputs:
+    for tensor in entry.drawn:
         if tensor.present(problem):
             buffers[tensor.name] = Buffer.poisoned(tensor, problem, xp)
             _store(buffers[tensor.name].view, drawn[tensor.name], tensor.dtype_of(problem))
@@ -214,7 +232,7 @@ def _store(view: Any, values: Any, dtype: str) -> None:
 def allocate(
     entry: Entry, problem: Problem, device: Device, seed: int = 0, copies: int = 1
 ) -> list[Arrays]:
-    """``copies`` independent sets of arrays (inputs drawn once, outputs poisoned) for timing."""
+    """``copies`` independent sets of arrays for timing: drawn once, and other outputs poisoned."""
     sets: list[Arrays] = []
     drawn = inputs(entry, problem, device, seed)
     for _ in range(copies):

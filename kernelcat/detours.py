@@ -28,17 +28,22 @@ def with_copies(op: Op, library: arrays.Library, inputs: Arrays, outs: Arrays, a
     )
     if outs:
         refuse_overlap(op.entry, (*inputs, *outs))
-    aligned = [
-        array if array is None or arrays.describe(array).aligned else library.copy(array)
-        for array in inputs
-    ]
-    packed = outs[0] if len(outs) == 1 else outs or None
-    if all(arrays.describe(array).aligned for array in outs):
-        return op(*aligned, out=packed, **axes)
-    result = op(*aligned, **axes)
-    for target, source in zip(outs, (result,) if len(outs) == 1 else result, strict=True):
-        library.assign(target, source)
-    return packed
+
+    def aligned(array: Any) -> Any:
+        return array if array is None or arrays.describe(array).aligned else library.copy(array)
+
+    if not outs:
+        return op(*map(aligned, inputs), **axes)
+    places = tuple(map(aligned, outs))  # with what they hold: they may be updated
+    op(*map(aligned, inputs), out=_packed(places), **axes)
+    for target, source in zip(outs, places, strict=True):
+        if source is not target:
+            library.assign(target, source)
+    return _packed(outs)
+
+
+def _packed(outs: Arrays) -> Any:
+    return outs[0] if len(outs) == 1 else outs
 
 
 def through_dlpack(op: Op, inputs: Arrays, outs: Arrays, axes: Axes) -> Any:

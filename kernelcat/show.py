@@ -30,7 +30,8 @@ def card(name: str) -> dict[str, Any]:
 
 def _tensor(tensor: Any) -> dict[str, Any]:
     shape = [str(size) if isinstance(size, Derived) else size for size in tensor.shape]
-    return {"shape": shape, "dtype": tensor.dtype, "doc": tensor.doc, "flag": tensor.flag}
+    facts = {"dtype": tensor.dtype, "doc": tensor.doc, "flag": tensor.flag}
+    return {"shape": shape, **facts, "updated": tensor.updated}
 
 
 def _implementations(entry: Entry) -> list[dict[str, Any]]:
@@ -69,8 +70,8 @@ def text(card: dict[str, Any]) -> str:
         lines += ["", kind]
         for name, tensor in card[kind].items():
             shape = ", ".join(map(str, tensor["shape"]))
-            optional = ", optional" if tensor["flag"] else ""
-            lines.append(f"  {name:<12} ({shape}) {tensor['dtype']}{optional}: {tensor['doc']}")
+            how = ", optional" if tensor["flag"] else ", updated" if tensor["updated"] else ""
+            lines.append(f"  {name:<12} ({shape}) {tensor['dtype']}{how}: {tensor['doc']}")
     lines += ["", "implementations"]
     lines += [_line(row) for row in card["implementations"]]
     lines += [f"  {language}: {why}" for language, why in card["missing"].items()]

@@ -49,12 +49,21 @@ def arrange(
 
 
 def outputs(entry: Entry, out: Any) -> tuple[Any, ...]:
-    """``out=`` as one array an output; empty when the call allocates them."""
+    """``out=`` as one array an output; empty when the call allocates them.
+
+    Raises
+    ------
+    InvalidArgument
+        They are not as many as they should be, or the call would allocate what it updates.
+    """
+    names = ", ".join(tensor.name for tensor in entry.outputs)
+    if out is None and entry.updated:
+        updated = " and ".join(label(entry, tensor) for tensor in entry.updated)
+        raise InvalidArgument(f"{entry.name} updates {updated} in place: pass out=({names})")
     if out is None:
         return ()
     if len(entry.outputs) == 1:
         return (out,)
-    names = ", ".join(tensor.name for tensor in entry.outputs)
     if not isinstance(out, (tuple, list)) or len(out) != len(entry.outputs):
         raise InvalidArgument(f"{entry.name}: out must be a tuple of {names}")
     return tuple(out)

@@ -158,8 +158,9 @@ class Tensor:
 
     ``flag`` names the axis that says whether an optional tensor is there: it is where that is
     ``when``. ``strides`` (in elements) names axes too; None means contiguous. ``tolerance`` is an
-    output's own, where the entry's would not do. A ``spared`` output is one that peers need not
-    write.
+    output's own, where the entry's would not do, or the axis that picks one of the entry's. A
+    ``spared`` output is one that peers need not write. An ``updated`` output holds something before
+    the call, and keeps it where the entry says nothing else: the caller must pass it.
     """
 
     name: str
@@ -169,8 +170,9 @@ class Tensor:
     flag: str | None = None
     when: AxisValue = True
     strides: tuple[str | int, ...] | None = None
-    tolerance: Tolerance | None = None
+    tolerance: Tolerance | str | None = None
     spared: bool = False
+    updated: bool = False
 
     def shape_of(self, problem: Problem) -> tuple[int, ...]:
         return tuple(map(int, self.extents(problem.values)))
@@ -235,8 +237,10 @@ class Entry:
     ----------
     oracle : ``oracle(problem, arrays) -> {output: array}``
         NumPy or CuPy arrays in (float32 values, or storage where the tolerance is ``EXACT``),
-        float32 (or storage) out. Only operators and methods both libraries share.
-    make_inputs : ``make_inputs(problem, normal) -> {input: array}``
+        float32 (or storage) out. Only operators and methods both libraries share. Of an updated
+        output it is given what it holds before, and tells all that it holds after: an element
+        that stays as it was must stay so bit for bit.
+    make_inputs : ``make_inputs(problem, normal) -> {input or updated output: array}``
         ``normal(shape)`` draws float32 standard normal values on the device in use.
     flops, bytes_moved : ``problem -> int``
         The least work that any implementation must do; they give the roofline.
@@ -263,6 +267,16 @@ class Entry:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.inputs + self.outputs
+
+    @property
+    def updated(self) -> tuple[Tensor, ...]:
+        """Outputs that hold something before a call."""
+        return tuple(tensor for tensor in self.outputs if tensor.updated)
+
+    @property
+    def drawn(self) -> tuple[Tensor, ...]:
+        """Tensors that hold something before a call: what ``make_inputs`` makes."""
+        return self.inputs + self.updated
 
     def axis(self, name: str) -> Axis:
         for axis in self.axes:
@@ -313,8 +327,12 @@ class Entry:
         """The choices that matter to which configuration is best."""
         return {a.name: problem[a.name] for a in self.axes if a.values and not a.minor}
 
-    def tolerance_of(self, problem: Problem) -> Tolerance:
-        return self.tolerance[str(problem[self.tolerance_axis])]
+    def tolerance_of(self, problem: Problem, output: Tensor | None = None) -> Tolerance:
+        """The entry's tolerance, or that of an output that may have one of its own."""
+        own = output.tolerance if output else None
+        if isinstance(own, Tolerance):
+            return own
+        return self.tolerance[str(problem[own or self.tolerance_axis])]
 
     def present(self, problem: Problem) -> Iterator[Tensor]:
         """The tensors this problem has: all but optional ones that are absent."""

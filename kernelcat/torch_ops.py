@@ -1,9 +1,10 @@
 """Every entry as a torch custom operator, ``torch.ops.kernelcat.<entry>``, made from its spec.
 
 ``torch.ops.kernelcat.gemm(a, b, bias=None)`` returns the output; ``gemm_out(..., out=d)`` writes
-it. Fake implementations follow from the symbolic shapes, so ``torch.compile(fullgraph=True)`` and
-``torch.export`` keep them with dynamic sizes. An operator is registered by the first
-``kernelcat.get`` or call after torch was imported. There is no backward pass.
+it. What updates an output in place has the second form alone. Fake implementations follow from the
+symbolic shapes, so ``torch.compile(fullgraph=True)`` and ``torch.export`` keep them with dynamic
+sizes. An operator is registered by the first ``kernelcat.get`` or call after torch was imported.
+There is no backward pass.
 
 Imported only where torch has been imported already.
 """
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kernelcat import catalog
+from kernelcat import catalog, signature
 from kernelcat.spec import Axis, Derived, Entry, Tensor
 
 is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
@@ -64,9 +65,9 @@ def schema(entry: Entry, *, mutating: bool = False) -> str:
 
 
 def told_axes(entry: Entry) -> list[Axis]:
-    """Axes that no input tells and no output's strides mean: keywords of the call."""
+    """Axes that no array of every call tells and no output's strides mean: keywords of the call."""
     read: set[str | int | Derived | None] = set()
-    for tensor in entry.inputs:
+    for tensor in entry.drawn:
         read |= {*tensor.shape, *(tensor.strides or ()), tensor.dtype, tensor.flag}
     for tensor in entry.outputs:
         read |= set(tensor.strides or ())
@@ -75,22 +76,27 @@ def told_axes(entry: Entry) -> list[Axis]:
 
 @cache
 def _define(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Register both forms of an entry's operator, once; returns them."""
-    entry, into = catalog.entry(name), f"{name}_out"
-    _LIBRARY.define(name + schema(entry), tags=_TAGS)
+    """Register both forms of an entry's operator, once; returns them.
+
+    Where an output is updated in place, the first one only refuses.
+    """
+    entry, into, namespace = catalog.entry(name), f"{name}_out", torch.ops.kernelcat
     _LIBRARY.define(into + schema(entry, mutating=True), tags=_TAGS)
-    _LIBRARY.impl(name, lambda *inputs, **named: _run(entry, inputs, named), "CUDA")
     _LIBRARY.impl(into, lambda *inputs, **named: _run_into(entry, inputs, named), "CUDA")
+    torch.library.register_fake(
+        f"kernelcat::{into}", lambda *inputs, pin="", **named: None, lib=_LIBRARY
+    )
+    writes = getattr(namespace, into).default
+    if entry.updated:
+        return lambda *inputs, **named: signature.outputs(entry, None), writes
+    _LIBRARY.define(name + schema(entry), tags=_TAGS)
+    _LIBRARY.impl(name, lambda *inputs, **named: _run(entry, inputs, named), "CUDA")
     torch.library.register_fake(
         f"kernelcat::{name}",
         lambda *inputs, pin="", **axes: _fake(entry, inputs, axes),
         lib=_LIBRARY,
     )
-    torch.library.register_fake(
-        f"kernelcat::{into}", lambda *inputs, pin="", **named: None, lib=_LIBRARY
-    )
-    namespace = torch.ops.kernelcat
-    return getattr(namespace, name).default, getattr(namespace, into).default
+    return getattr(namespace, name).default, writes
 
 
 def _run(entry: Entry, inputs: Sequence[Any], named: dict[str, Any]) -> Any:

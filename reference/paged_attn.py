@@ -53,15 +53,19 @@ def lengths(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
     ``equal``: every table is full and queries are dealt out evenly. ``ragged``: anything that the
     table has room for, empty sequences and the borders of pages among it.
     """
+    room = problem["table_width"] * problem["page_size"]
+    return dealt(problem, room, min(problem["max_q"], room))
+
+
+def dealt(problem: Problem, room: int, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """:func:`lengths` of sequences of ``room`` tokens at most, of which ``most`` are new."""
     batch, tokens, size = problem["batch"], problem["tokens"], problem["page_size"]
-    room = problem["table_width"] * size
     if batch == 0:
         return (), ()
     if problem["lengths"] == "equal":
         return tuple(tokens // batch + (s < tokens % batch) for s in range(batch)), (room,) * batch
     dice = random.Random(problem.key)
     q_lens = [0] * batch
-    most = min(problem["max_q"], room)
     for _ in range(tokens):
         q_lens[dice.choice([s for s in range(batch) if q_lens[s] < most])] += 1
     kv_lens = []

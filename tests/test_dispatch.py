@@ -19,6 +19,7 @@ import pytest
 
 import kernelcat
 from kernelcat import arrays, catalog, detours, dispatch, gpu, launcher, ready, store
+from kernelcat.choose import Pin
 from kernelcat.errors import (
     InvalidArgument,
     LaunchError,
@@ -135,7 +136,7 @@ def host(monkeypatch, request) -> Host:
     monkeypatch.setattr(catalog, "in_language", lambda name, language: kernels[language])
     monkeypatch.setattr(catalog, "languages", lambda name: tuple(kernels))
     monkeypatch.setattr(arrays, "torch", lambda: plain)
-    monkeypatch.setattr(launcher, "load", host.load)
+    monkeypatch.setattr(launcher, "load", lambda *arguments: host.load(*arguments))
     monkeypatch.setattr(dispatch, "_gpu", lambda index: gpu.SKUS["h200"])
     monkeypatch.setattr(store, "snapshot", lambda: Rows(host.rows))
     for name in ("_ops", "_scans"):
@@ -427,6 +428,29 @@ def test_offset_views_are_copied_with_one_warning(host: Host) -> None:
             assert torch.equal(aligned, product(a, B))
     assert len(caught) == 1
     assert torch.equal(op(half(4, 8, offset=8), B), op(half(4, 8), B)) is False
+
+
+def test_an_offset_output_that_is_updated_is_copied_with_what_it_holds(host: Host) -> None:
+    gemm, memory = kernelcat.get("gemm").entry, half(25)
+    updating = dataclasses.replace(
+        gemm, outputs=(dataclasses.replace(gemm.outputs[0], updated=True),)
+    )
+    op, d, seen = dispatch.Op(updating, Pin()), memory[1:].view(4, 6), []
+    before, load = d.clone(), host.load
+
+    def watching(*arguments):
+        launch = load(*arguments)
+
+        def run(pointers, stream):
+            seen.append(view(pointers[4], (4, 6)).clone())
+            launch(pointers, stream)
+
+        return run
+
+    host.load = watching
+    with pytest.warns(UserWarning, match="is copied"):
+        assert op(A, B, out=d) is d
+    assert torch.equal(seen[0], before) and torch.equal(d, product(A, B))
 
 
 def test_an_offset_view_that_overlaps_is_refused(host: Host) -> None:

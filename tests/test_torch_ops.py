@@ -108,7 +108,7 @@ def test_the_schema_follows_from_the_specification(
 @pytest.mark.parametrize("name", catalog.names())
 def test_every_entry_becomes_an_operator(name: str) -> None:
     kernelcat.get(name)
-    for operator in (name, f"{name}_out"):
+    for operator in [f"{name}_out"] if catalog.entry(name).updated else [name, f"{name}_out"]:
         found = getattr(torch.ops.kernelcat, operator).default
         assert torch._C._dispatch_has_kernel_for_dispatch_key(found.name(), "CUDA")
         assert torch._C._dispatch_has_kernel_for_dispatch_key(found.name(), "Meta")

@@ -92,11 +92,12 @@ COPIES = 2048
 """Rotating copies at most."""
 
 
-def copies_needed(bytes_each: int, l2_bytes: int, free_bytes: int) -> int:
-    """How many copies of a problem's arrays keep L2 cold: three times the L2 in total.
+def copies_needed(moved_bytes: int, bytes_each: int, l2_bytes: int, free_bytes: int) -> int:
+    """How many copies of a problem's arrays keep L2 cold: runs on all move three times the L2.
 
-    At most 40 % of the free memory is spent on them.
+    A run moves ``moved_bytes`` of a copy's ``bytes_each``. At most 40 % of the free memory is
+    spent on them.
     """
-    wanted = -(-3 * l2_bytes // max(bytes_each, 1))
+    wanted = -(-3 * l2_bytes // moved_bytes) if moved_bytes else 1
     affordable = int(0.4 * free_bytes) // max(bytes_each, 1)
     return max(1, min(wanted, affordable, COPIES))

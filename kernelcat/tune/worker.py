@@ -54,12 +54,13 @@ class Bench:
         self.at = Problem.of(entry, **axes)
         first = self._prepared(0)
         one = sum(math.prod(a.shape) * a.dtype.itemsize for a in first.arrays.values())
+        moved = min(one, self.entry.bytes_moved(self.at))
         free = self.backend.free_bytes(self.device)
-        count = copies_needed(one, self.device.gpu.l2_bytes, free)
+        count = copies_needed(moved, one, self.device.gpu.l2_bytes, free)
         more = check.allocate(self.entry, self.at, self.device, 0, count - 1) if count > 1 else []
         self.copies = [first.arrays, *more]
         self.device.synchronize()
-        cold = count * one >= 3 * self.device.gpu.l2_bytes
+        cold = count * moved >= 3 * self.device.gpu.l2_bytes
         return {"copies": count, "bytes": one, "l2": "cold" if cold else "warm"}
 
     def clear(self) -> None:

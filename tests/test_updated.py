@@ -1,0 +1,233 @@
+"""Outputs that are updated in place: at the gate, in calls, and as torch operators."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import kernelcat
+from kernelcat import catalog, check, dtypes, gpu
+from kernelcat.errors import InvalidArgument
+from kernelcat.reference.kv_write import FP8, appended
+from kernelcat.spec import EXACT, Entry, Problem
+
+HOST = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
+ENTRY = catalog.entry("kv_write")
+PROBLEM = appended(2, 4, 2, 64, context=20, q_len=3, kv_dtype=FP8, has_scales=True)
+
+
+def prepared(entry: Entry = ENTRY, problem: Problem = PROBLEM) -> check.Prepared:
+    return check.prepare(entry, problem, HOST, seed=3)
+
+
+def written(case: check.Prepared) -> dict[str, np.ndarray]:
+    """What the outputs hold where everything was right."""
+    arrays = {}
+    for tensor in case.entry.outputs:
+        new = dtypes.encode(case.expected[tensor.name], tensor.dtype_of(case.problem))
+        if tensor.updated:
+            new = np.where(case.kept[tensor.name], case.pristine[tensor.name], new)
+        arrays[tensor.name] = new
+    return arrays
+
+
+def judge(case: check.Prepared, spoil: Callable[[dict], None] = lambda arrays: None):
+    def body(arrays: dict) -> None:
+        for name, values in written(case).items():
+            arrays[name][...] = values
+        spoil(arrays)
+
+    return case.verify(lambda arrays: lambda: body(arrays))
+
+
+def new_slot(case: check.Prepared) -> tuple[int, ...]:
+    return tuple(np.argwhere(~case.kept["k_cache"])[0])
+
+
+def old_slot(case: check.Prepared) -> tuple[int, ...]:
+    return tuple(np.argwhere(case.kept["k_cache"])[0])
+
+
+def leaves_a_new_slot(case, arrays):
+    arrays["k_cache"][new_slot(case)] = case.pristine["k_cache"][new_slot(case)]
+
+
+def flips_a_bit_of_an_old_slot(case, arrays):
+    arrays["k_cache"][old_slot(case)] ^= 1
+
+
+def poisons_old_slots(case, arrays):
+    arrays["v_cache"][case.kept["v_cache"]] = 0xFF
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (leaves_a_new_slot, r"k_cache: 1 of \d+ elements off, first at .*: nan instead of"),
+        (flips_a_bit_of_an_old_slot, "k_cache: 1 elements changed that must stay"),
+        (poisons_old_slots, r"v_cache: \d+ elements changed that must stay"),
+    ],
+)
+def test_what_is_written_and_nothing_else_may_change(spoil, words: str) -> None:
+    case = prepared()
+    assert judge(case).passed
+    verdict = judge(case, lambda arrays: spoil(case, arrays))
+    assert not verdict.passed and re.search(words, verdict.detail), verdict
+
+
+def test_old_slots_may_be_nan_but_no_other_nan() -> None:
+    def make_inputs(problem, normal):
+        return {**ENTRY.make_inputs(problem, normal), "v_cache": np.full(shape, np.nan, "float32")}
+
+    shape = ENTRY.outputs[2].shape_of(PROBLEM)
+    case = prepared(replace(ENTRY, make_inputs=make_inputs))
+    assert judge(case).passed
+    at = tuple(np.argwhere(case.kept["v_cache"])[0])
+
+    def spoil(arrays):
+        arrays["v_cache"][at] ^= 0x80
+
+    assert judge(case, spoil).detail == "v_cache: 1 elements changed that must stay as they were"
+
+
+def test_every_run_begins_with_what_was_drawn() -> None:
+    case = prepared()
+    assert judge(case).passed
+    verdict = case.verify(lambda arrays: lambda: arrays["q_out"].fill(0))
+    assert not verdict.passed
+    for name in ("k_cache", "v_cache"):
+        assert np.array_equal(case.arrays[name], case.pristine[name])
+
+
+def test_it_may_be_exact() -> None:
+    """The oracle then says by storage what everything holds."""
+    copy = catalog.entry("tma_copy")
+    problem = copy.problem(rows=5, cols=7, src_stride=9, dst_stride=8, dtype="float16")
+
+    def oracle(problem, arrays):
+        dst = arrays["dst"].copy()
+        dst[1] = arrays["src"][1]
+        return {"dst": dst}
+
+    def make_inputs(problem, normal):
+        return {**copy.make_inputs(problem, normal), "dst": normal((5, 7))}
+
+    entry = replace(
+        copy, outputs=(replace(copy.outputs[0], updated=True),), oracle=oracle,
+        make_inputs=make_inputs,
+    )  # fmt: skip
+    case = prepared(entry, problem)
+    assert entry.tolerance_of(problem) == EXACT
+
+    def row(index: int):
+        def body(arrays):
+            arrays["dst"][index] = arrays["src"][index]
+
+        return case.verify(lambda arrays: lambda: body(arrays))
+
+    assert row(1).passed and not row(0).passed
+
+
+def test_sets_for_timing_hold_what_was_drawn() -> None:
+    first, second = check.allocate(ENTRY, PROBLEM, HOST, seed=3, copies=2)
+    pristine = prepared().pristine
+    for arrays in (first, second):
+        assert np.array_equal(arrays["k_cache"], pristine["k_cache"])
+    first["k_cache"].fill(0)
+    assert np.array_equal(second["k_cache"], pristine["k_cache"])
+
+
+# ---- calls ----------------------------------------------------------------------------------
+
+
+def tensors() -> dict:
+    torch = pytest.importorskip("torch")
+    kinds = {"uint8": torch.float8_e4m3fn, "uint16": torch.bfloat16}
+    views = {}
+    for name, array in prepared().arrays.items():
+        signed = array.view("int16") if array.dtype == "uint16" else array
+        views[name] = torch.from_numpy(signed.copy())
+        if str(array.dtype) in kinds:
+            views[name] = views[name].view(kinds[str(array.dtype)])
+    return views
+
+
+def test_it_has_to_be_passed() -> None:
+    given = tensors()
+    inputs = {
+        name: array for name, array in given.items() if name in [t.name for t in ENTRY.inputs]
+    }
+    op = kernelcat.get("kv_write")
+    words = r"kv_write updates k_cache and v_cache in place: pass out=\(q_out, k_cache, v_cache\)"
+    for call in (op, op.bind, op.plan, op.explain):
+        with pytest.raises(InvalidArgument, match=words):
+            call(**inputs)
+
+
+def test_its_shape_and_type_are_axes() -> None:
+    given = tensors()
+    inputs = {
+        name: array for name, array in given.items() if name in [t.name for t in ENTRY.inputs]
+    }
+    out = tuple(given[t.name] for t in ENTRY.outputs)
+    explained = kernelcat.get("kv_write").explain(**inputs, out=out, gpu="h200")
+    assert explained.problem == PROBLEM
+
+
+# ---- torch operators ------------------------------------------------------------------------
+
+
+def test_the_schema_says_what_is_mutated() -> None:
+    torch = pytest.importorskip("torch")
+    from kernelcat import torch_ops
+
+    kernelcat.get("kv_write")
+    schema = torch_ops.schema(ENTRY, mutating=True)
+    assert schema.endswith(
+        '*, str style="neox", bool page_scales=False, str lengths="equal", '
+        'Tensor(a!) q_out, Tensor(b!) k_cache, Tensor(c!) v_cache, str pin="") -> ()'
+    )
+    torch._C.parse_schema(f"kernelcat::x{schema}")
+    assert not hasattr(torch.ops.kernelcat, "kv_write")  # it would have to allocate the caches
+
+
+def test_a_compiled_graph_updates_the_callers_arrays() -> None:
+    torch = pytest.importorskip("torch")
+    op, given = kernelcat.get("kv_write"), tensors()
+
+    def kernel(q, k, v, *more, q_out, k_cache, v_cache, **axes):
+        q_out.copy_(q)
+        k_cache.view(torch.uint8)[0].add_(1)
+
+    library = torch.library.Library("kernelcat", "IMPL")
+    library.impl("kv_write_out", kernel, "CPU")
+    inputs = [given[t.name] for t in ENTRY.inputs]
+    out = tuple(given[t.name] for t in ENTRY.outputs)
+    before = out[1].clone().view(torch.uint8)
+
+    def step(inputs, out):
+        op(*inputs, out=out)
+        return out[0] + 1
+
+    try:
+        compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(inputs, out), inputs[0] + 1)
+    finally:
+        library._destroy()
+        torch._dynamo.reset()
+    after = out[1].view(torch.uint8)
+    assert torch.equal(after[0], before[0] + 1) and torch.equal(after[1:], before[1:])
+
+
+def test_a_compiled_graph_cannot_allocate_it() -> None:
+    torch = pytest.importorskip("torch")
+    op, given = kernelcat.get("kv_write"), tensors()
+    inputs = [given[t.name] for t in ENTRY.inputs]
+    with pytest.raises(Exception, match="pass out="):
+        torch.compile(lambda *inputs: op(*inputs), fullgraph=True, backend="eager")(*inputs)
+    torch._dynamo.reset()
