@@ -26,9 +26,9 @@ from kernelcat.errors import MissingDependency, Unsupported
 from kernelcat.reference.paged_attn import (
     CACHE,
     DTYPES,
+    FP8,
     GARBAGE,
     HEAD_DIMS,
-    KV_DTYPES,
     PAGE_SIZES,
     SCALE_ROWS,
     STARTS,
@@ -38,7 +38,6 @@ from kernelcat.reference.paged_attn import (
 )
 from kernelcat.spec import Axis, Entry, Peer, Problem, Tensor, Tolerance, exact
 
-FP8 = "float8_e4m3fn"
 STYLES = ("neox", "interleaved")
 
 
@@ -343,7 +342,7 @@ ENTRY = Entry(
         Axis.choice("head_dim", "elements of a head", *HEAD_DIMS),
         Axis.choice("page_size", "tokens of a page", *PAGE_SIZES),
         Axis.choice("dtype", "element type of q, k and v", *DTYPES, minor=True),
-        Axis.choice("kv_dtype", "element type of the cache", *KV_DTYPES),
+        Axis.choice("kv_dtype", "element type of the cache", *DTYPES, FP8),
         Axis.choice("style", "which elements are a pair", *STYLES, default="neox"),
         Axis.flag("has_scales", "whether keys and values have scales", minor=True),
         Axis.flag("page_scales", "whether each page has scales of its own", minor=True),

@@ -12,7 +12,8 @@ namespace kernelcat {
 // BLOCK_M rows, 64 for each consumer warpgroup, against BLOCK_N tokens at a time. Rows are query
 // tokens and the heads that share a key-value head; a tile has whole tokens only. The blocks of a
 // cluster have neighbouring rows, and each loads its part of the keys and values for all.
-template <typename Kind_, int BLOCK_M_, int BLOCK_N_, int kNumStages_, int kClusterSize_, int kExp_ = 0>
+template <typename Kind_, int BLOCK_M_, int BLOCK_N_, int kNumStages_, int kClusterSize_,
+          int kExp_ = 0>
 struct PrefillTile {
   using Kind = Kind_;
   using T = typename Kind::T;
@@ -83,7 +84,8 @@ struct PrefillSchedule {
     int place = static_cast<int>(blockIdx.x) / Tile::kClusterSize;
     for (int first = 0; first < total; first += num_clusters) {
       if (first + place < total) {
-        const int i = first + place, group_begin = i / (pairs_at_once * num_row_tiles) * pairs_at_once;
+        const int i = first + place,
+                  group_begin = i / (pairs_at_once * num_row_tiles) * pairs_at_once;
         const int group_size = min(pairs_at_once, pairs - group_begin);
         const int within = i - group_begin * num_row_tiles;
         const int pair = group_begin + within % group_size;

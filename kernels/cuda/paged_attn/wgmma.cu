@@ -390,8 +390,9 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1) paged_attn_wgmma(
     const typename Kind::T* q, const typename Kind::Cached* k_cache,
     const typename Kind::Cached* v_cache, const int* block_table, const int* kv_lens,
     const int* cu_q, const float* sinks, const float* k_scale, const float* v_scale,
-    typename Kind::T* out, float* lse, int batch, int heads, int kv_heads, int table_width,
-    int window, float sm_scale, float softcap, int num_slots, int num_row_tiles, int pairs_at_once) {
+    const float8_e4m3fn* k_block_scale, const float8_e4m3fn* v_block_scale, typename Kind::T* out,
+    float* lse, int batch, int heads, int kv_heads, int table_width, int window, float sm_scale,
+    float softcap, int num_slots, int num_row_tiles, int pairs_at_once) {
   extern __shared__ uint8_t dynamic_shared[];
   const uint32_t padding = -shared_address(dynamic_shared) & 1023;
   auto& shared = *reinterpret_cast<PrefillShared<Tile>*>(dynamic_shared + padding);
@@ -417,12 +418,13 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1) paged_attn_wgmma(
     __syncthreads();
   }
 
-  const Attention<Kind> call = {q,     k_cache,  v_cache,     block_table, kv_lens,  cu_q,
-                                sinks, k_scale,  v_scale,     out,         lse,      batch,
-                                heads, kv_heads, table_width, window,      sm_scale, softcap};
+  const Attention<Kind> call = {q,        k_cache, v_cache, block_table,   kv_lens,       cu_q,
+                                sinks,    k_scale, v_scale, k_block_scale, v_block_scale, out,
+                                lse,      batch,   heads,   kv_heads,      table_width,   window,
+                                sm_scale, softcap};
   const int rank = kClusterSize > 1 ? cluster_rank() : 0;
-  const PrefillSchedule<Tile> schedule = {kv_lens,      cu_q,   batch,         kv_heads,
-                                          call.group(), window, num_row_tiles, pairs_at_once, rank};
+  const PrefillSchedule<Tile> schedule = {
+      kv_lens, cu_q, batch, kv_heads, call.group(), window, num_row_tiles, pairs_at_once, rank};
   const int warpgroup = warp_index() / 4;
   if (warpgroup == Tile::kNumConsumers) {
     decrease_registers<Tile::kProducerRegisters>();
