@@ -88,8 +88,9 @@ class Op:
 
     ``op(a, b, out=d)`` takes the entry's inputs in order or by name (optional ones may be left
     out), torch, CuPy or other DLPack arrays of one GPU, and returns the output, or a tuple of
-    them, in the caller's library. It runs on the caller's current stream. Arrays that start at
-    an address that is not a multiple of 16 bytes are copied first, with one warning.
+    them, in the caller's library. An output that the entry updates must be passed, and the others
+    with it. It runs on the caller's current stream. Arrays that start at an address that is not a
+    multiple of 16 bytes are copied first, with one warning.
 
     For arrays of other DLPack producers (JAX) the call returns when the kernel has finished:
     they cannot tell that their memory is still being read.

@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 
 from kernelcat import catalog, gpu
 from kernelcat.implementation import Config
+from kernelcat.reference.kv_write import appended
 
 BF16, FP16 = "bfloat16", "float16"
 
@@ -33,6 +34,12 @@ def gemm(
 def copy(variant: str, rows: int, cols: int, src: int, dst: int, dtype: str, **config: int):
     axes = {"rows": rows, "cols": cols, "src_stride": src, "dst_stride": dst, "dtype": dtype}
     return ("tma_copy", variant, config, axes)
+
+
+def write(variant: str, tokens: int, batch: int, *heads: int, **more: int | str | bool):
+    config = {name: more.pop(name) for name in ("block_h", "warps") if name in more}
+    problem = appended(batch, *heads, 4, lengths="ragged", **more)
+    return ("kv_write", variant, config, {**problem.values, "tokens": tokens})
 
 
 CASES = {
@@ -105,6 +112,16 @@ CASES = {
         "tensor_map", 300, 4, 8, 12, "float32", tile_bytes=16384, width_bytes=128, stages=3,
         per_sm=2,
     ),
+    "cache, more sequences than a chunk": write(
+        "vectorized", 9, 1100, 1, 1, 64, block_h=8, warps=1
+    ),
+    "cache, halves of no power of two": write(
+        "vectorized", 5, 3, 5, 3, 256, rotary_dim=96, block_h=4, warps=2
+    ),
+    "cache, pairs side by side": write(
+        "vectorized", 5, 3, 9, 3, 128, rotary_dim=96, style="interleaved", block_h=8, warps=1
+    ),
+    "cache, naive, halves of no vectors": write("naive", 5, 3, 2, 1, 64, rotary_dim=22),
 }  # fmt: skip
 
 RUN = """

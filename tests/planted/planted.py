@@ -78,7 +78,9 @@ ENTRY = Entry(
     make_inputs=lambda problem, normal: {"src": normal((problem["n"],))},
     tolerance={"float32": EXACT},
     flops=lambda problem: problem["n"],
-    bytes_moved=lambda problem: int(1e9 * float(os.environ.get("PLANTED_FLOOR_US", "0"))),
+    bytes_moved=lambda problem: max(
+        8 * problem["n"], int(1e9 * float(os.environ.get("PLANTED_FLOOR_US", "0")))
+    ),
     problems={
         name: Problem.of("planted", n=n, dtype="float32")
         for name, n in (("small", 1000), ("large", 4000))

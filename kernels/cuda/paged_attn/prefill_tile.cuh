@@ -12,8 +12,7 @@ namespace kernelcat {
 // BLOCK_M rows, 64 for each consumer warpgroup, against BLOCK_N tokens at a time. Rows are query
 // tokens and the heads that share a key-value head; a tile has whole tokens only. The blocks of a
 // cluster have neighbouring rows, and each loads its part of the keys and values for all.
-template <typename Kind_, int BLOCK_M_, int BLOCK_N_, int kNumStages_, int kClusterSize_,
-          int kExp_ = 0>
+template <typename Kind_, int BLOCK_M_, int BLOCK_N_, int kNumStages_, int kClusterSize_>
 struct PrefillTile {
   using Kind = Kind_;
   using T = typename Kind::T;
@@ -27,7 +26,7 @@ struct PrefillTile {
   static constexpr int kColumns = kRowBytes / 2;  // of a chunk
   static constexpr int kChunks = kHeadDim / kColumns;
   static constexpr int kTileBytes = BLOCK_N * kHeadDim * 2;
-  static constexpr int kClusterSize = kClusterSize_, kExp = kExp_;
+  static constexpr int kClusterSize = kClusterSize_;
   static constexpr int kLoadedTokens = BLOCK_N / kClusterSize;  // of a tile, by each block
   // A box of a tensor map lies within a page.
   static constexpr int kBoxTokens = kLoadedTokens < kPageSize ? kLoadedTokens : kPageSize;
@@ -63,16 +62,14 @@ struct RowTile {
   __device__ __forceinline__ int last_limit() const { return first_limit() + size - 1; }
 };
 
-// Every cluster takes the same number of row tiles, give or take one. Sequences and heads come in
-// groups whose keys and values L2 can hold (as FlashAttention-4 has them); of a group those tiles
-// come first that see most, and back and forth, so that the sums of what clusters see are alike.
-// Made on the device, from lengths that a captured graph may find changed.
+// Every cluster takes the same number of row tiles, give or take one: those that see most first,
+// and back and forth, so that the sums of what they see are alike. Made on the device, from lengths
+// that a captured graph may find changed.
 template <typename Tile>
 struct PrefillSchedule {
   const int *kv_lens, *cu_q;
   int batch, kv_heads, group, window;
   int num_row_tiles;  // of any sequence and one of the cluster's blocks, at most
-  int pairs_at_once;  // sequences and heads of a group
   int rank;           // of the block in its cluster
 
   __device__ __forceinline__ int tokens_per_tile() const { return Tile::BLOCK_M / group; }
@@ -84,13 +81,9 @@ struct PrefillSchedule {
     int place = static_cast<int>(blockIdx.x) / Tile::kClusterSize;
     for (int first = 0; first < total; first += num_clusters) {
       if (first + place < total) {
-        const int i = first + place,
-                  group_begin = i / (pairs_at_once * num_row_tiles) * pairs_at_once;
-        const int group_size = min(pairs_at_once, pairs - group_begin);
-        const int within = i - group_begin * num_row_tiles;
-        const int pair = group_begin + within % group_size;
+        const int i = first + place, pair = i % pairs;
         RowTile tile;
-        if (find(tile, num_row_tiles - 1 - within / group_size, pair / kv_heads, pair % kv_heads)) {
+        if (find(tile, num_row_tiles - 1 - i / pairs, pair / kv_heads, pair % kv_heads)) {
           function(tile);
         }
       }

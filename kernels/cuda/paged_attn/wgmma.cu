@@ -138,8 +138,8 @@ struct PrefillConsumer {
     float out[kHeadDim / 2];
     uint32_t weights[kSteps][4];
     RunningSoftmax softmax;
-    float kept[2] = {1.0f, 1.0f};
-    int limit[2];  // the last tokens that the lane's two rows see
+    float kept[2] = {1.0f, 1.0f};  // of what was summed, by the scores seen since
+    int limit[2];                  // the last tokens that the lane's two rows see
   };
 
   PrefillShared<Tile>& shared;
@@ -199,10 +199,10 @@ struct PrefillConsumer {
     pin(rows.out);
   }
 
-  // Scores of a tile become weights; what was summed is to be multiplied by `kept`.
+  // Scores of a tile become weights; rows.kept is what the sums are then to be multiplied by.
   template <bool kHides>
   __device__ __forceinline__ void exponentiate(Rows& rows, float (&scores)[BLOCK_N / 2], int tile,
-                                               float (&kept)[2], float k_scale) const {
+                                               float k_scale) const {
     float factor = call.sm_scale * kLog2E;
     if constexpr (Kind::kScales == Scales::kHead) {
 #pragma unroll
@@ -225,7 +225,7 @@ struct PrefillConsumer {
       }
     }
     // A factor of zero would make NaN of what is hidden.
-    rows.softmax.add(scores, fmaxf(factor, 1e-30f), kept);
+    rows.softmax.add(scores, fmaxf(factor, 1e-30f), rows.kept);
   }
 
   static __device__ __forceinline__ void round(Rows& rows, const float (&weights)[BLOCK_N / 2]) {
@@ -235,9 +235,11 @@ struct PrefillConsumer {
     }
   }
 
-  static __device__ __forceinline__ void scale(Rows& rows, const float (&factors)[2]) {
+  // Once the largest scores have been seen, most tiles change nothing.
+  static __device__ __forceinline__ void rescale(Rows& rows) {
+    if (!__any_sync(0xffffffff, rows.kept[0] != 1.0f || rows.kept[1] != 1.0f)) return;
 #pragma unroll
-    for (int i = 0; i < kHeadDim / 2; ++i) rows.out[i] *= factors[i / 2 % 2];
+    for (int i = 0; i < kHeadDim / 2; ++i) rows.out[i] *= rows.kept[i / 2 % 2];
   }
 
   // The scores of one more tile, while the values of the one before are multiplied.
@@ -245,30 +247,24 @@ struct PrefillConsumer {
   __device__ __forceinline__ void attend(Rows& rows, Position& keys, Position& values, int tile,
                                          float k_scale) const {
     float scores[BLOCK_N / 2];
-    float (&kept)[2] = rows.kept;
     shared.keys_full[keys.stage].wait(keys.parity);
     if (kTurns) wait_for_turn();
     multiply_keys(scores, keys.stage);
-    if (Tile::kExp > 0) {
-      pin(rows.out);
-      if (Tile::kExp != 2 || __any_sync(0xffffffff, kept[0] != 1.0f || kept[1] != 1.0f)) {
-        scale(rows, kept);
-      }
-    }
+    pin(rows.out);
+    rescale(rows);  // hidden behind the scores
     shared.values_full[values.stage].wait(values.parity);
     multiply_values(rows, values.stage);
     if (kTurns) pass_turn();
     wgmma_wait<1>();
     pin(scores);
     give_back(shared.keys_empty[keys.stage]);
-    exponentiate<kHides>(rows, scores, tile, kept, k_scale);
+    exponentiate<kHides>(rows, scores, tile, k_scale);
     keep_before(shared.totals[threadIdx.x], rows.softmax.total);
     wgmma_wait<0>();
     pin(rows.out);
     pin(rows.weights);
     give_back(shared.values_empty[values.stage]);
     round(rows, scores);
-    if (Tile::kExp == 0) scale(rows, kept);
     keys.advance();
     values.advance();
   }
@@ -353,14 +349,14 @@ struct PrefillConsumer {
       parity ^= 1;
       int i = tile.end - 1;
       {
-        float scores[BLOCK_N / 2], kept[2];
+        float scores[BLOCK_N / 2];
         shared.keys_full[keys.stage].wait(keys.parity);
         multiply_keys(scores, keys.stage);
         wgmma_wait<0>();
         pin(scores);
         give_back(shared.keys_empty[keys.stage]);
         keys.advance();
-        exponentiate<true>(rows, scores, i, kept, k_scale);
+        exponentiate<true>(rows, scores, i, k_scale);
         round(rows, scores);
       }
       for (--i; i >= max(clear_end, tile.begin); --i) attend<true>(rows, keys, values, i, k_scale);
@@ -370,7 +366,7 @@ struct PrefillConsumer {
       }
       if (lane_index() == 0) shared.queries_empty.arrive();
       shared.values_full[values.stage].wait(values.parity);
-      if (Tile::kExp > 0) scale(rows, rows.kept);
+      rescale(rows);
       multiply_values(rows, values.stage);
       wgmma_wait<0>();
       pin(rows.out);
@@ -381,8 +377,8 @@ struct PrefillConsumer {
   }
 };
 
-template <typename Kind, int BLOCK_M, int BLOCK_N, int kNumStages, int kClusterSize, int kExp,
-          typename Tile = PrefillTile<Kind, BLOCK_M, BLOCK_N, kNumStages, kClusterSize, kExp>>
+template <typename Kind, int BLOCK_M, int BLOCK_N, int kNumStages, int kClusterSize,
+          typename Tile = PrefillTile<Kind, BLOCK_M, BLOCK_N, kNumStages, kClusterSize>>
 __global__ void __launch_bounds__(Tile::kNumThreads, 1) paged_attn_wgmma(
     const __grid_constant__ TensorMap map_q,  // (tokens, kv_heads, group, head_dim)
     const __grid_constant__ TensorMap map_k,  // (slots, kv_heads, head_dim)
@@ -392,7 +388,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1) paged_attn_wgmma(
     const int* cu_q, const float* sinks, const float* k_scale, const float* v_scale,
     const float8_e4m3fn* k_block_scale, const float8_e4m3fn* v_block_scale, typename Kind::T* out,
     float* lse, int batch, int heads, int kv_heads, int table_width, int window, float sm_scale,
-    float softcap, int num_slots, int num_row_tiles, int pairs_at_once) {
+    float softcap, int num_slots, int num_row_tiles) {
   extern __shared__ uint8_t dynamic_shared[];
   const uint32_t padding = -shared_address(dynamic_shared) & 1023;
   auto& shared = *reinterpret_cast<PrefillShared<Tile>*>(dynamic_shared + padding);
@@ -423,8 +419,8 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1) paged_attn_wgmma(
                                 lse,      batch,   heads,   kv_heads,      table_width,   window,
                                 sm_scale, softcap};
   const int rank = kClusterSize > 1 ? cluster_rank() : 0;
-  const PrefillSchedule<Tile> schedule = {
-      kv_lens, cu_q, batch, kv_heads, call.group(), window, num_row_tiles, pairs_at_once, rank};
+  const PrefillSchedule<Tile> schedule = {kv_lens,      cu_q,   batch,         kv_heads,
+                                          call.group(), window, num_row_tiles, rank};
   const int warpgroup = warp_index() / 4;
   if (warpgroup == Tile::kNumConsumers) {
     decrease_registers<Tile::kProducerRegisters>();

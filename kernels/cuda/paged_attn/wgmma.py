@@ -8,14 +8,7 @@ from kernelcat import dtypes
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation, Int32, Program, Step, TensorMap
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.paged_attn.operands import (
-    context,
-    kind,
-    num_rows,
-    params,
-    q_len,
-    token_bytes,
-)
+from kernelcat.kernels.cuda.paged_attn.operands import kind, num_rows, params, q_len
 from kernelcat.model import LAUNCH_US, copy_us
 from kernelcat.reference.paged_attn import ENTRY
 from kernelcat.spec import Problem
@@ -30,7 +23,7 @@ EFFICIENCY = 0.75
 ROW_TILE_US = 2.0
 """What a block loses between two tiles of rows."""
 
-SPACE = {"block_m": (128, 192), "block_n": (128, 64, 192), "stages": (2, 3), "cluster": (2, 1), "exp": (1, 2), "grp": (0, 1)}
+SPACE = {"block_m": (128, 192), "block_n": (128, 64, 192), "stages": (2, 3), "cluster": (2, 1)}
 
 
 def _group(problem: Problem) -> int:
@@ -85,12 +78,6 @@ def _row_tiles(problem: Problem, config: Config) -> int:
     return ceil(problem["max_q"] / (config["block_m"] // _group(problem) * config["cluster"]))
 
 
-def _pairs_at_once(problem: Problem, gpu: Gpu) -> int:
-    """Sequences and heads whose keys and values fit in half of L2."""
-    pair_bytes = context(problem) * token_bytes(problem)
-    return int(max(1, gpu.l2_bytes // 2 // max(pair_bytes, 1)))
-
-
 def _query_map(problem: Problem, block_m: int) -> TensorMap:
     """(tokens, kv_heads, group, head_dim): boxes of whole tokens, the heads that share keys."""
     group, dim = _group(problem), problem["head_dim"]
@@ -120,7 +107,7 @@ def _cache_map(name: str, problem: Problem, loaded: int) -> TensorMap:
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if num_rows(problem) == 0:
         return Program(())
-    arguments = (kind(problem), *(config[name] for name in SPACE if name != "grp"))
+    arguments = (kind(problem), *(config[name] for name in SPACE))
     source = CudaSource(
         "paged_attn/wgmma.cu", f"kernelcat::paged_attn_wgmma<{', '.join(map(str, arguments))}>"
     )
@@ -135,7 +122,6 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
             *params(problem),
             Int32(problem["pages"] * problem["page_size"]),
             Int32(row_tiles),
-            Int32(_pairs_at_once(problem, gpu) if config["grp"] else problem["batch"]*problem["kv_heads"]),
         ),
         128 * (config["block_m"] // 64 + 1),
         _shared_bytes(problem, config),
@@ -162,7 +148,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
 def _default(problem: Problem, gpu: Gpu) -> Config:
     """The first that serves: the space is in order of preference."""
     configs = (c for c in IMPLEMENTATION.whole_space() if _reject(c, problem, gpu) is None)
-    return next(configs, Config(block_m=128, block_n=64, stages=2, cluster=1, exp=1, grp=0))
+    return next(configs, Config(block_m=128, block_n=64, stages=2, cluster=1))
 
 
 IMPLEMENTATION = Implementation(

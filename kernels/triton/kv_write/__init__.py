@@ -92,7 +92,7 @@ def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None
     if not 16 <= elements <= 64:
         return f"{elements:g} elements a thread: too few, or too many for registers"
     most = max(problem["heads"], problem["kv_heads"])
-    if config["block_h"] > 4 and config["block_h"] >= 2 * most:
+    if config["block_h"] > max(4, 512 // problem["head_dim"]) and config["block_h"] >= 2 * most:
         return f"blocks of {config['block_h']} heads are at least half empty for {most}"
     return _reject(config, problem, gpu)
 
