@@ -152,8 +152,8 @@ struct BlockSum {
     if (kPart == 0 && lane % 4 == 0) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        most[warp][lane / 4 + 8 * i] = own.most[i];
-        total[warp][lane / 4 + 8 * i] = own.total[i];
+        most[warp][lane / 4 + 8 * i] = own.softmax.most[i];
+        total[warp][lane / 4 + 8 * i] = own.softmax.total[i];
       }
     }
     __syncthreads();

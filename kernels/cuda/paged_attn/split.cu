@@ -175,7 +175,7 @@ struct SplitAttention {
                    token + warp_token, hides, tokens, scale);
         ring.tell(call, unit + kNumStages, next);
       }
-      own.end();
+      own.softmax.end();
       // The stage that was read last is free until the next unit.
       finish(own, reinterpret_cast<float*>(stages + (unit - 1) % kNumStages * Ring::kStageBytes));
       if (threadIdx.x == 0 && unit < count) {

@@ -4,7 +4,7 @@
 
 #include <kernelcat/sync.cuh>
 
-#include "softmax.cuh"
+#include "running_softmax.cuh"
 #include "tiles.cuh"
 
 namespace kernelcat {
@@ -50,7 +50,7 @@ struct WarpAttention {
 
   uint32_t queries[kHoldQueries ? kQuerySteps : 1][4];
   float sums[kColumns][4];
-  float most[2], total[2];  // total: over the lane's own columns
+  RunningSoftmax softmax;
   uint32_t query_tile;
   int first_row;
 
@@ -65,8 +65,7 @@ struct WarpAttention {
 #pragma unroll
       for (int j = 0; j < 4; ++j) sums[i][j] = 0.0f;
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) most[i] = -kInfinity, total[i] = 0.0f;
+    softmax = RunningSoftmax();
   }
 
   // Tokens `token` .. of the sequence, which are rows `row` .. of both tiles. `hides` says whether
@@ -103,7 +102,13 @@ struct WarpAttention {
         }
       }
     }
-    exponentiate(scores, scale.factor);
+    float kept[2];
+    softmax.add(scores, scale.factor, kept);
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sums[i][j] *= kept[j / 2];
+    }
     if constexpr (Kind::kScales == Scales::kPage) {
 #pragma unroll
       for (int i = 0; i < kTokens / 8; ++i) {
@@ -115,15 +120,6 @@ struct WarpAttention {
       multiply_values<true>(scores, values, row);
     } else {
       multiply_values<false>(scores, values, row);
-    }
-  }
-
-  // The rows' totals, in all lanes.
-  __device__ __forceinline__ void end() {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      total[i] += __shfl_xor_sync(0xffffffff, total[i], 1);
-      total[i] += __shfl_xor_sync(0xffffffff, total[i], 2);
     }
   }
 
@@ -189,39 +185,6 @@ struct WarpAttention {
           mma_16x8x16<T>(scores[2 * i], a[step], b[step][0][0], b[step][0][1]);
           mma_16x8x16<T>(scores[2 * i + 1], a[step], b[step][1][0], b[step][1][1]);
         }
-      }
-    }
-  }
-
-  // Scores become exponentials relative to the largest so far, and what was summed follows.
-  __device__ __forceinline__ void exponentiate(float (&scores)[kTokens / 8][4], float factor) {
-    float new_most[2] = {-kInfinity, -kInfinity};
-#pragma unroll
-    for (int i = 0; i < kTokens / 8; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) new_most[j / 2] = fmaxf(new_most[j / 2], scores[i][j]);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      new_most[i] = fmaxf(new_most[i], __shfl_xor_sync(0xffffffff, new_most[i], 1));
-      new_most[i] = fmaxf(new_most[i], __shfl_xor_sync(0xffffffff, new_most[i], 2));
-      new_most[i] = fmaxf(most[i], new_most[i] * factor);
-      const float kept = rescale(most[i], new_most[i]);
-      most[i] = new_most[i];
-      if (new_most[i] == -kInfinity) new_most[i] = 0.0f;  // nothing seen: exp2(-inf - 0)
-      total[i] *= kept;
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column) {
-        sums[column][2 * i] *= kept;
-        sums[column][2 * i + 1] *= kept;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kTokens / 8; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        scores[i][j] = fast_exp2(fmaf(scores[i][j], factor, -new_most[j / 2]));
-        total[j / 2] += scores[i][j];
       }
     }
   }

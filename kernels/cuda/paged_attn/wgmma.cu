@@ -225,7 +225,8 @@ struct PrefillConsumer {
       }
     }
     // A factor of zero would make NaN of what is hidden.
-    rows.softmax.add(scores, fmaxf(factor, 1e-30f), rows.kept);
+    rows.softmax.add(reinterpret_cast<float (&)[BLOCK_N / 8][4]>(scores), fmaxf(factor, 1e-30f),
+                     rows.kept);
   }
 
   static __device__ __forceinline__ void round(Rows& rows, const float (&weights)[BLOCK_N / 2]) {
