@@ -37,7 +37,7 @@ class Exchange:
 
     @cute.jit
     def expect(self, inbox_full: cute.Pointer, num_rows: Int32, rank: Int32):
-        """Say how much is going to come."""
+        """Say how much is to come, or has; a barrier of the CTA lies between open() and this."""
         if cute.arch.thread_idx()[0] == 0:
             chunks = num_rows * (self.merge.vectors // CHUNK)
             own = (chunks + self.size - 1 - rank) // self.size

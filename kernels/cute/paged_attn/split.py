@@ -233,8 +233,6 @@ class Split(Rows):
             if cutlass.const_expr(self.scales == "tensor"):
                 scale, v_factor = sm_scale * mKS[0, kv_head], mVS[0, kv_head]
             rows = row_end - row_begin
-            if cutlass.const_expr(self.cluster > 1):
-                self.exchange.expect(inbox_full, rows, split_idx)
             gSinks = cute.domain_offset(kv_head * group, mSinks)
             if cutlass.const_expr(self.sinks):  # that are asked for at the very end
                 cute.arch.prefetch(gSinks.iterator.llvm_ptr, cache_level="L2")
@@ -248,6 +246,7 @@ class Split(Rows):
             gO = cute.domain_offset((0, kv_head * group, q_begin), mO)
             gL = cute.domain_offset((kv_head * group, q_begin), mL)
             if cutlass.const_expr(self.cluster > 1):
+                self.exchange.expect(inbox_full, rows, split_idx)
                 self.exchange.send(sO, rows, sInbox, inbox_full, split_idx)
                 self.exchange.store(
                     sInbox, inbox_full, rows, split_idx, gO, gL, gSinks, group, row_begin, v_factor
