@@ -6,20 +6,10 @@ implementation serves on a SKU of the architecture.
 
 from __future__ import annotations
 
-import struct
-
 import pytest
 
 from kernelcat import catalog, gpu, show
-from kernelcat.implementation import (
-    Float32,
-    Implementation,
-    Int32,
-    Int64,
-    Pointer,
-    TensorMap,
-)
-from kernelcat.jit.cache import build
+from kernelcat.implementation import Implementation
 
 SKUS = ("h200", "b200", "a100", "l40s", "rtx5090")
 RACED = ("h200", "b200")
@@ -45,61 +35,6 @@ def test_it_compiles_and_the_machine_code_proves_its_techniques(
         assert step["registers"] and step["registers"] > 0
         if target.sku in RACED:
             assert step["spill_bytes"] == 0, f"{step['kernel']} spills"
-
-
-PARAM_BYTES = {Pointer: 8, Int32: 4, Int64: 8, Float32: 4, TensorMap: 128}
-KPARAM_INFO, WITH_SIZE = 0x17, 4
-"""Of a cubin's section .nv.info.KERNEL: the record of a parameter, and records that tell how long
-they are; others are a word."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "implementation",
-    [
-        pytest.param(implementation, id=implementation.name)
-        for name in catalog.names()
-        for implementation in catalog.implementations(name)
-        if implementation.language == "cuda" and implementation.serves("sm_90a")
-    ],
-)
-def test_a_cuda_kernel_takes_what_its_program_passes(implementation: Implementation) -> None:
-    """A launch with too few reads whatever lies behind them on the host."""
-    target = gpu.find("h200")
-    problem, config = next(
-        (problem, config)
-        for problem in catalog.entry(implementation.entry).problems.values()
-        for config in implementation.configs(problem, target)
-    )
-    for step in implementation.program(problem, config, target).steps:
-        artifact = build(step.source, target.arch)
-        passed = [PARAM_BYTES[type(param)] for param in step.params]
-        assert passed == _parameter_bytes(artifact.cubin, artifact.kernel)
-
-
-def _parameter_bytes(cubin: bytes, kernel: str) -> list[int]:
-    """Sizes of a kernel's parameters, in order, as its cubin (an ELF file) tells them."""
-    (headers,) = struct.unpack_from("<Q", cubin, 0x28)
-    size, count, names = struct.unpack_from("<3H", cubin, 0x3A)
-    sections = [struct.unpack_from("<IIQQQQ", cubin, headers + i * size) for i in range(count)]
-    wanted = f".nv.info.{kernel}\0".encode()
-    for name, _, _, _, first, length in sections:
-        if cubin.startswith(wanted, sections[names][4] + name):
-            return _sizes(cubin[first : first + length])
-    raise AssertionError(f"the cubin has no {wanted!r}")
-
-
-def _sizes(records: bytes) -> list[int]:
-    found, at = {}, 0
-    while at < len(records):
-        form, attribute, length = struct.unpack_from("<BBH", records, at)
-        at += 4
-        if form == WITH_SIZE:
-            if attribute == KPARAM_INFO:
-                _, ordinal, _, bits = struct.unpack_from("<IHHI", records, at)
-                found[ordinal] = bits >> 18
-            at += length
-    return [found[ordinal] for ordinal in sorted(found)]
 
 
 @pytest.mark.parametrize("name", catalog.names())
