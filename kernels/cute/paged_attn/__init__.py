@@ -143,7 +143,7 @@ SPLIT: Implementation = Implementation(
     summary="packed heads on mma.sync, pages by cp.async, keys split between warps and CTAs",
     archs=("sm_80+",),
     space={
-        "block_n": (64, 128, 32, 16),
+        "block_n": (64, 128, 256, 32, 16),
         "stages": (3, 4, 2),
         "splits": SPLITS,
     },
@@ -228,7 +228,7 @@ CLUSTER: Implementation = Implementation(
     summary="split between the CTAs of a cluster, that merge through distributed shared memory",
     archs=("sm_90a", "sm_100a", "sm_103a"),
     space={
-        "block_n": (128, 64, 32),
+        "block_n": (128, 256, 64, 32),
         "stages": (6, 4, 3),
         "splits": CLUSTERS,
         "warps": (WARPS, 2 * WARPS),

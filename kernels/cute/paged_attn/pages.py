@@ -10,6 +10,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 
+SECTOR = 8
+"""Entries of the table in 32 bytes, the least that L2 loads."""
 VECTOR = 8
 """Units of 16 bits in a copy."""
 
@@ -56,6 +58,17 @@ class Pages:
             ),
             cute.make_layout((1, VECTOR)),
         )
+
+    @cute.jit
+    def prefetch(
+        self,
+        mTable: cute.Tensor,  # (table_width,) of the sequence
+        sector: Int32,
+    ):
+        """Bring eight entries into L2, before the keys and values that they would queue behind."""
+        entry = sector * SECTOR
+        if entry < mTable.shape[0]:
+            cute.arch.prefetch((mTable.iterator + entry).llvm_ptr, cache_level="L2")
 
     @cute.jit
     def find(

@@ -105,10 +105,13 @@ class Split(Rows):
         rows = cute.make_layout((dim, heads, tokens), stride=(1, dim, row))
         cached = cute.make_layout(((VECTOR, 1), 1, 1), stride=((1, 0), 0, VECTOR))
         by_page = cute.make_layout((1, kv_heads), stride=(Int64(kv_heads), 1))
-        tiled_mma = cute.make_tiled_mma(
-            warp.MmaF16BF16Op(self.dtype, Float32, (16, 8, 16)),
-            cute.make_layout((self.warps_m, 1, 1)),
-            permutation_mnk=(16 * self.warps_m, 16, 16),
+        tiled_mma, value_mma = (
+            cute.make_tiled_mma(
+                warp.MmaF16BF16Op(dtype, Float32, (16, 8, 16)),
+                cute.make_layout((self.warps_m, 1, 1)),
+                permutation_mnk=(16 * self.warps_m, 16, 16),
+            )
+            for dtype in (self.dtype, self.tile.value_dtype)
         )
         self.kernel(
             cute.make_tensor(q, rows),
@@ -130,6 +133,7 @@ class Split(Rows):
             counters,
             self.pages.shared_layout(self.stages),
             tiled_mma,
+            value_mma,
             self.pages.tiled_copy(),
             heads // kv_heads,
             row_tiles,
@@ -165,6 +169,7 @@ class Split(Rows):
         counters: cute.Pointer,
         shared_layout: cute.ComposedLayout,
         tiled_mma: cute.TiledMma,
+        value_mma: cute.TiledMma,
         tiled_copy: cute.TiledCopy,
         group: Int32,
         row_tiles: Int32,
@@ -185,8 +190,26 @@ class Split(Rows):
             split_idx, num_splits = 0, 1
         # The longest rows first: they see the most keys.
         row_tile = row_tiles - 1 - row_tile
+        shared = SmemAllocator()
+        memory = shared.allocate(self.shared_bytes, 1024)
+        ring = cute.recast_ptr(memory, dtype=self.dtype)
+        sK = cute.make_tensor(ring, shared_layout)
+        sV = cute.make_tensor(ring + cute.cosize(shared_layout), shared_layout)
+        sO = cute.make_tensor(
+            cute.recast_ptr(memory, dtype=Float32), self.merge.shared_layout()
+        )
+        sScale = shared.allocate_tensor(Float32, self.pages.scale_layout(self.stages), 16)
+        sQ = shared.allocate_tensor(self.dtype, self.tile.query_layout(self.threads), 16)
+        is_last = shared.allocate_array(Int32, 1)
+        if cutlass.const_expr(self.cluster > 1):
+            sInbox = shared.allocate_tensor(Float32, self.exchange.inbox_layout(), 16)
+            inbox_full = shared.allocate_array(Int64, 1)
+            self.exchange.open(inbox_full)
+
         if cutlass.const_expr(self.programmatic):
             cute.arch.griddepcontrol_wait()  # the kernel before may still be running
+        if cutlass.const_expr(not self.window):
+            self.pages.prefetch(mTable[None, seq], split_idx * self.threads + tidx)
 
         q_begin = mStarts[seq]
         q_len = mStarts[seq + 1] - q_begin
@@ -210,22 +233,6 @@ class Split(Rows):
         if cutlass.const_expr(self.programmatic):
             cute.arch.griddepcontrol_launch_dependents()
 
-        shared = SmemAllocator()
-        memory = shared.allocate(self.shared_bytes, 1024)
-        ring = cute.recast_ptr(memory, dtype=self.dtype)
-        sK = cute.make_tensor(ring, shared_layout)
-        sV = cute.make_tensor(ring + cute.cosize(shared_layout), shared_layout)
-        sO = cute.make_tensor(
-            cute.recast_ptr(memory, dtype=Float32), self.merge.shared_layout()
-        )
-        sScale = shared.allocate_tensor(Float32, self.pages.scale_layout(self.stages), 16)
-        sQ = shared.allocate_tensor(self.dtype, self.tile.query_layout(self.threads), 16)
-        is_last = shared.allocate_array(Int32, 1)
-        if cutlass.const_expr(self.cluster > 1):
-            sInbox = shared.allocate_tensor(Float32, self.exchange.inbox_layout(), 16)
-            inbox_full = shared.allocate_array(Int64, 1)
-            self.exchange.open(inbox_full)
-
         # All of a cluster take part: who has no tiles leaves sums of nothing.
         used = cutlass.max(cutlass.min(num_splits, tiles), 1)
         if row_begin < row_end and (self.cluster > 1 or split_idx < used):
@@ -238,8 +245,8 @@ class Split(Rows):
                 cute.arch.prefetch(gSinks.iterator.llvm_ptr, cache_level="L2")
             gQ = cute.domain_offset((0, kv_head * group, q_begin), mQ)
             self.attend(
-                tiled_mma, tiled_copy, gQ, mK, mV, mTable[None, seq], mKS[None, kv_head],
-                mVS[None, kv_head], pages, sK, sV, sScale, sQ, sO, kv_head,
+                tiled_mma, value_mma, tiled_copy, gQ, mK, mV, mTable[None, seq],
+                mKS[None, kv_head], mVS[None, kv_head], pages, sK, sV, sScale, sQ, sO, kv_head,
                 kv_heads * self.pages.row_threads, group, before, row_begin, row_end,
                 tile_begin, num_splits, num_tiles, end, window, scale, softcap,
             )  # fmt: skip

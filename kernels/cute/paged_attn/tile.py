@@ -7,7 +7,7 @@ the head the tensor cores take for which.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Float16, Float32, Int32, Uint32
 from cutlass.cute.nvgpu import warp
 
 from kernelcat.kernels.cute.paged_attn.fp8 import even_odd, widen
@@ -22,6 +22,8 @@ class Tile:
         self.block_m, self.tokens = block_m, tokens
         self.width = head_dim // 2 if fp8 else head_dim
         self.window, self.softcap, self.page_scales = window, softcap, scales == "page"
+        # Weights are at most 1, and float8 becomes float16 by one instruction, bfloat16 by four.
+        self.value_dtype = Float16 if fp8 and not self.page_scales else dtype
         self.parks_query = head_dim * (2 if fp8 else 1) >= 256
 
     def key_column(self, col):
@@ -197,7 +199,8 @@ class Tile:
     @cute.jit
     def values(
         self,
-        tiled_mma: cute.TiledMma,
+        tiled_mma: cute.TiledMma,  # as the cache is loaded
+        value_mma: cute.TiledMma,  # of value_dtype
         tidx: Int32,
         acc: cute.Tensor,  # probabilities
         sV: cute.Tensor,  # (tokens, width)
@@ -215,27 +218,27 @@ class Tile:
         for k in cutlass.range_constexpr(self.tokens // 16):
             cute.copy(copy, tOsV[None, None, k], tXrV[None, None, k])
             if cutlass.const_expr(self.fp8):
-                wide = self.widen_values(tiled_mma, tOrV[None, None, k])
-                cute.gemm(tiled_mma, out, p[None, None, k], wide[None, None, 0], out)
+                wide = self.widen_values(value_mma, tOrV[None, None, k])
+                cute.gemm(value_mma, out, p[None, None, k], wide[None, None, 0], out)
             else:
                 cute.gemm(tiled_mma, out, p[None, None, k], tOrV[None, None, k], out)
 
     @cute.jit
-    def widen_values(self, tiled_mma: cute.TiledMma, pairs: cute.Tensor):
+    def widen_values(self, value_mma: cute.TiledMma, pairs: cute.Tensor):
         """Even columns of eight units are one step of the product, odd ones the next."""
-        wide = tiled_mma.make_fragment_B(tiled_mma.partition_shape_B((self.head_dim, 16)))
+        wide = value_mma.make_fragment_B(value_mma.partition_shape_B((self.head_dim, 16)))
         source, target = cute.recast_tensor(pairs, Uint32), cute.recast_tensor(wide, Uint32)
         for n in cutlass.range_constexpr(self.width // 8):
             columns = even_odd(source[(0, 0), n], source[(0, 1), n])
             for odd in cutlass.range_constexpr(2):
-                low, high = widen(columns[odd], self.dtype)
+                low, high = widen(columns[odd], self.value_dtype)
                 target[(0, 0), 2 * n + odd, 0], target[(0, 1), 2 * n + odd, 0] = low, high
         return wide
 
     def as_operand(self, acc):
         """Sums of one product as the first operand of the next: ((2, 2, 2), MMA_M, MMA_K)."""
-        p = cute.make_rmem_tensor_like(acc, self.dtype)
-        p.store(acc.load().to(self.dtype))
+        p = cute.make_rmem_tensor_like(acc, self.value_dtype)
+        p.store(acc.load().to(self.value_dtype))
         rows = cute.size(acc, mode=[1])
         layout = cute.make_layout(
             ((2, 2, 2), rows, self.tokens // 16), stride=((1, 2, 4 * rows), 4, 8 * rows)
