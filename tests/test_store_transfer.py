@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from kernelcat.errors import StoreError
 from kernelcat.store import Measurement, Store, export, import_, merge
 from kernelcat.store.lines import read_all
-from kernelcat.store.measurement import canonical
 
 ROW: dict[str, Any] = json.loads(Path(__file__).with_name("measurement.json").read_text())
 FAILED = {"status": "wrong", "median_us": None, "ci_us": None, "samples": 0}
@@ -115,14 +114,16 @@ def test_shipped_rows_are_the_newest_winners_with_rivals_and_peers(
     assert [(row.language, row.median_us) for row in found] == [
         ("cuda", 180.0), ("triton", 200.0), ("peer", 185.0),
     ]  # fmt: skip
-    first, *rest = (tmp_path / "h200.jsonl").read_text().splitlines()
-    name = json.loads(first)["id"]
-    assert first == canonical({"environment": dict(found[0].environment), "id": name})
-    assert all(json.loads(line)["environment"] == name for line in rest)
+    records = [json.loads(line) for line in (tmp_path / "h200.jsonl").read_text().splitlines()]
+    environment, shared, *rows = records
+    assert environment["environment"] == found[0].environment
+    assert shared["race"]["environment"] == environment["id"]
+    assert shared["race"]["problem"] == found[0].problem
+    assert [row["race"] for row in rows] == [shared["id"]] * 3
 
 
-def test_each_environment_is_written_once(store: Store, tmp_path: Path) -> None:
-    """The text of a hash decides their order; a row that names none of them is refused."""
+def test_what_rows_share_is_written_once(store: Store, tmp_path: Path) -> None:
+    """Environments in the order of their text; a line that names what does not stand is refused."""
     rows = [timed(5.0 + m, problem={"M": m}, environment={"sms": m % 3}) for m in range(9)]
     store.add(rows)
     path = tmp_path / "h200.jsonl"
@@ -130,8 +131,12 @@ def test_each_environment_is_written_once(store: Store, tmp_path: Path) -> None:
     assert {row.line() for row in read_all(path)} == {row.line() for row in rows}
     lines = path.read_text().splitlines(keepends=True)
     assert sum(line.startswith('{"environment":{') for line in lines) == 3
+    assert sum(line.startswith('{"id":') for line in lines) == 9
     path.write_text("".join(lines[3:]))
-    with pytest.raises(StoreError, match=r"no environment '[0-9a-f]{8}' stands before this row"):
+    with pytest.raises(StoreError, match=r"no environment '[0-9a-f]{8}' stands before this line"):
+        read_all(path)
+    path.write_text("".join(line for line in lines if not line.startswith('{"id":')))
+    with pytest.raises(StoreError, match=r"no race '[0-9a-f]{8}' stands before this line"):
         read_all(path)
 
 

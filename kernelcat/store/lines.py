@@ -1,13 +1,15 @@
 """JSON Lines files of measurements: one row a line.
 
-Where many rows were measured stands once, on a line ``{"environment": {...}, "id": "..."}`` before
-them; they give its id for their environment.
+What many rows have in common stands once, before them: where they were measured, on a line
+``{"environment": {...}, "id": "..."}``, and the race they were in, on a line ``{"id": "...",
+"race": {...}}`` that gives the environment's id. A row gives the race's id instead of its fields.
+A row that has all fields itself, as a database keeps it, is a row too.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from kernelcat.store.measurement import Measurement, canonical, decode
 Refusals = tuple[tuple[int, str], ...]
 """Line numbers and why each line was refused."""
 
+RACE = ("entry", "environment", "gpu", "kind", "problem", "problem_name", "protocol", "run")
+"""Fields of a row that its race has."""
 ENVIRONMENT = b'{"environment":'
 """Begins the line of an environment and no other: a row begins with its ``ci_us``."""
 
@@ -27,31 +31,67 @@ class Reader:
 
     def __init__(self) -> None:
         self._environments: dict[str, Any] = {}
+        self._races: dict[str, dict[str, Any]] = {}
 
     def row(self, line: str | bytes) -> Measurement | None:
-        """The row on a line, None for an environment; ``InvalidArgument`` where it is neither."""
+        """The row on a line; None for what rows have in common.
+
+        Raises
+        ------
+        InvalidArgument
+            The line is neither, or names what does not stand before it.
+        """
         record = decode(line)
         if isinstance(record, dict):
             if record.keys() == {"environment", "id"}:
                 self._environments[str(record["id"])] = record["environment"]
                 return None
-            name = record.get("environment")
-            if isinstance(name, str):
-                if name not in self._environments:
-                    raise InvalidArgument(f"no environment {name!r} stands before this row")
-                record["environment"] = self._environments[name]
+            if record.keys() == {"id", "race"}:
+                self._races[str(record["id"])] = self._placed(record["race"])
+                return None
+            if "race" in record:
+                record |= _named(self._races, "race", record.pop("race"))
+            else:
+                record = self._placed(record)
         return Measurement.from_json(record)
+
+    def has_race(self, line: bytes) -> bool:
+        """Whether the race of a canonical line has been read, told without parsing it."""
+        _, _, after = line.partition(b'"race":"')
+        return after.partition(b'"')[0].decode(errors="replace") in self._races
+
+    def _placed(self, record: dict[str, Any]) -> dict[str, Any]:
+        """``record`` with its environment, of which it may have the name."""
+        name = record.get("environment") if isinstance(record, dict) else None
+        if not isinstance(name, str):
+            return record
+        return record | {"environment": _named(self._environments, "environment", name)}
+
+
+def _named(known: Mapping[str, Any], kind: str, name: Any) -> Any:
+    if not isinstance(name, str) or name not in known:
+        raise InvalidArgument(f"no {kind} {name!r} stands before this line")
+    return known[name]
 
 
 def write_lines(rows: Sequence[Measurement]) -> str:
-    """The text of a file with these rows in this order, after their environments."""
-    environments = {canonical(row.environment): row.environment for row in rows}
-    names = {text: hashlib.sha256(text.encode()).hexdigest()[:8] for text in environments}
-    records = [
-        *({"environment": dict(environments[text]), "id": names[text]} for text in sorted(names)),
-        *(row.to_json() | {"environment": names[canonical(row.environment)]} for row in rows),
-    ]
-    return "".join(f"{canonical(record)}\n" for record in records)
+    """The text of a file with these rows in this order, each race before its first row."""
+    environments: dict[str, Any] = {}
+    lines: dict[str, None] = {}  # in order, races once
+    for row in rows:
+        record = row.to_json()
+        environment = record["environment"]
+        environments[_name(environment)] = environment
+        race = {name: record.pop(name) for name in RACE} | {"environment": _name(environment)}
+        lines[canonical({"id": _name(race), "race": race})] = None
+        lines[canonical(record | {"race": _name(race)})] = None
+    named = sorted(environments.items(), key=lambda item: canonical(item[1]))
+    heads = [canonical({"environment": dict(value), "id": name}) for name, value in named]
+    return "".join(f"{line}\n" for line in [*heads, *lines])
+
+
+def _name(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:8]
 
 
 def read_lines(path: Path) -> tuple[list[Measurement], Refusals]:

@@ -41,6 +41,7 @@ class Writer:
         status: Any = reply["status"] if reply["status"] in STATUSES else "launch_error"
         passed = status == "passed"
         interval = median_interval(reply["samples"]) if passed and reply.get("samples") else None
+        median = interval.median if interval else reply.get("median_us")
         readings = [telemetry.Reading.of(r) for r in reply.get("readings", ())]
         chip = telemetry.summary(readings)
         throttle = {"throttle": chip["throttle"]} if chip.get("throttle") else {}
@@ -58,8 +59,8 @@ class Writer:
             run=self.run,
             kind=kind,
             status=status,
-            median_us=interval.median if interval else reply.get("median_us") if passed else None,
-            ci_us=(interval.low, interval.high) if interval else None,
+            median_us=_rounded(median) if passed and median is not None else None,
+            ci_us=(_rounded(interval.low), _rounded(interval.high)) if interval else None,
             samples=len(reply.get("samples", ())) if interval else 0,
             sm_clock_mhz=chip.get("sm_clock_mhz"),
             power_w=chip.get("power_w"),
@@ -70,8 +71,14 @@ class Writer:
         )
 
 
+def _rounded(us: float) -> float:
+    """To a tenth of a nanosecond, which no clock here resolves."""
+    return round(us, 4)
+
+
 def finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    """``value`` to four digits; None of what is not finite."""
+    return float(f"{value:.4g}") if value is not None and math.isfinite(value) else None
 
 
 @dataclass
