@@ -71,7 +71,6 @@ NAIVE = Implementation(
     estimate=_naive_estimate,
     techniques={"warp shuffle": "SHFL.BFLY"},
     rank=0,
-    unverified="not yet run on a GPU",
 )
 
 # split ------------------------------------------------------------------------------------------
@@ -153,7 +152,6 @@ SPLIT: Implementation = Implementation(
     estimate=_split_estimate,
     techniques={"cp.async": "LDGSTS", "ldmatrix": "LDSM", "mma": "HMMA.16816.F32"},
     rank=2,
-    unverified="not yet run on a GPU",
 )
 
 # cluster ----------------------------------------------------------------------------------------
@@ -245,7 +243,6 @@ CLUSTER: Implementation = Implementation(
         "dependent launch": "ACQBULK",
     },
     rank=3,
-    unverified="not yet run on a GPU",
 )
 
 IMPLEMENTATIONS = (NAIVE, SPLIT, CLUSTER)
