@@ -28,7 +28,8 @@ class Split(Rows):
 
     They are a cluster of ``cluster``, or that is 1.
 
-    Row r of a sequence is query token r / group of it, head r % group of those that share.
+    Row r of a sequence is query token r / group of it, head r % group of those that share. Of every
+    16 rows of a tile ``row_halves`` times 8 are used.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Split(Rows):
         sinks: bool,
         scales: str,
         block_m: int,
+        row_halves: int,
         block_n: int,
         stages: int,
         split: bool,
@@ -64,10 +66,10 @@ class Split(Rows):
         )
         self.tokens = block_n // self.warps_n  # of a tile, that a warp attends to
         self.tile = Tile(
-            self.dtype, fp8, head_dim, block_m, self.tokens, window, softcap, scales
+            self.dtype, fp8, head_dim, block_m, row_halves, self.tokens, window, softcap, scales
         )
         self.merge = Merge(
-            self.dtype, head_dim, block_m, self.warps_n, self.threads, sinks, scales
+            self.dtype, head_dim, block_m, row_halves, self.warps_n, self.threads, sinks, scales
         )
         self.exchange = Exchange(self.merge, cluster)
         self.shared_bytes = max(4 * block_n * width * stages, self.merge.shared_bytes)

@@ -15,11 +15,16 @@ from kernelcat.kernels.cute.paged_attn.softmax import exp2, logit
 
 
 class Tile:
-    """``tokens`` of a tile, ``width`` units each, against the rows of a warp."""
+    """``tokens`` of a tile, ``width`` units each, against the rows of a warp.
 
-    def __init__(self, dtype, fp8, head_dim, block_m, tokens, window, softcap, scales):
+    Of every 16 rows only ``row_halves`` times 8 (1 or 2) are queries.
+    """
+
+    def __init__(
+        self, dtype, fp8, head_dim, block_m, row_halves, tokens, window, softcap, scales
+    ):
         self.dtype, self.fp8, self.head_dim = dtype, fp8, head_dim
-        self.block_m, self.tokens = block_m, tokens
+        self.block_m, self.row_halves, self.tokens = block_m, row_halves, tokens
         self.width = head_dim // 2 if fp8 else head_dim
         self.window, self.softcap, self.page_scales = window, softcap, scales == "page"
         # Weights are at most 1, and float8 becomes float16 by one instruction, bfloat16 by four.
@@ -59,8 +64,10 @@ class Tile:
         In registers, or in ``sQ`` where registers are short.
         """
         tSrQ = tiled_mma.make_fragment_A(tiled_mma.partition_shape_A((self.block_m, self.head_dim)))
+        if cutlass.const_expr(self.row_halves == 1):
+            tSrQ.fill(0.0)
         for i in cutlass.range_constexpr(cute.size(tSrQ, mode=[1])):
-            for half in cutlass.range_constexpr(2):
+            for half in cutlass.range_constexpr(self.row_halves):
                 row = cutlass.min(row_begin + tCcQ[(0, half, 0), i, 0][0], row_end - 1)
                 gQ = mQ[None, row % group, row // group]
                 for k in cutlass.range_constexpr(cute.size(tSrQ, mode=[2])):
@@ -147,14 +154,14 @@ class Tile:
                     factor = scale
                     if cutlass.const_expr(self.page_scales):
                         factor = scale * sScale[tScS[(c, 0), 0, j][1], 0]
-                    for half in cutlass.range_constexpr(2):
+                    for half in cutlass.range_constexpr(self.row_halves):
                         acc[(c, half), i, j] = logit(
                             acc[(c, half), i, j], factor, softcap, self.softcap
                         )
         if hides:
             self.hide(acc, limits, tScS, token, window)
         for i in cutlass.range_constexpr(cute.size(acc, mode=[1])):
-            for half in cutlass.range_constexpr(2):
+            for half in cutlass.range_constexpr(self.row_halves):
                 row, before = 2 * i + half, most[2 * i + half]
                 largest = before
                 for j in cutlass.range_constexpr(cute.size(acc, mode=[2])):
@@ -185,7 +192,7 @@ class Tile:
     ):
         """-inf for what a row does not see."""
         for i in cutlass.range_constexpr(cute.size(acc, mode=[1])):
-            for half in cutlass.range_constexpr(2):
+            for half in cutlass.range_constexpr(self.row_halves):
                 limit = limits[2 * i + half] - token
                 for j in cutlass.range_constexpr(cute.size(acc, mode=[2])):
                     for c in cutlass.range_constexpr(2):
