@@ -68,7 +68,7 @@ class Pages:
         """Bring eight entries into L2, before the keys and values that they would queue behind."""
         entry = sector * SECTOR
         if entry < mTable.shape[0]:
-            cute.arch.prefetch((mTable.iterator + entry).llvm_ptr, cache_level="L2")
+            prefetch(mTable.iterator + entry)
 
     @cute.jit
     def find(
@@ -135,3 +135,9 @@ class Pages:
                 target = cute.make_tensor(sScale.iterator + i * self.block_n + tidx, one)
                 source = cute.make_tensor(scale.iterator + page * scale.stride[0], one)
                 cute.copy(atom, source, target)
+
+
+@cute.jit
+def prefetch(pointer: cute.Pointer):
+    """Bring what lies at an address of device memory into L2, on sm_80 too."""
+    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[pointer.toint()])

@@ -18,7 +18,7 @@ from cutlass.memory import SmemAllocator
 from kernelcat.jit.cute import element_type
 from kernelcat.kernels.cute.paged_attn.exchange import Exchange
 from kernelcat.kernels.cute.paged_attn.merge import Merge
-from kernelcat.kernels.cute.paged_attn.pages import VECTOR, Pages
+from kernelcat.kernels.cute.paged_attn.pages import VECTOR, Pages, prefetch
 from kernelcat.kernels.cute.paged_attn.rows import Rows
 from kernelcat.kernels.cute.paged_attn.tile import Tile
 
@@ -244,7 +244,7 @@ class Split(Rows):
             rows = row_end - row_begin
             gSinks = cute.domain_offset(kv_head * group, mSinks)
             if cutlass.const_expr(self.sinks):  # that are asked for at the very end
-                cute.arch.prefetch(gSinks.iterator.llvm_ptr, cache_level="L2")
+                prefetch(gSinks.iterator)
             gQ = cute.domain_offset((0, kv_head * group, q_begin), mQ)
             self.attend(
                 tiled_mma, value_mma, tiled_copy, gQ, mK, mV, mTable[None, seq],
