@@ -208,10 +208,14 @@ class Split(Rows):
             inbox_full = shared.allocate_array(Int64, 1)
             self.exchange.open(inbox_full)
 
-        if cutlass.const_expr(self.programmatic):
-            cute.arch.griddepcontrol_wait()  # the kernel before may still be running
+        # What the first loads need comes into L2 while the kernel before still runs: it may change
+        # all of it, for L2 is where both meet.
+        prefetch(mLens.iterator + seq)
+        prefetch(mStarts.iterator + seq)
         if cutlass.const_expr(not self.window):
             self.pages.prefetch(mTable[None, seq], split_idx * self.threads + tidx)
+        if cutlass.const_expr(self.programmatic):
+            cute.arch.griddepcontrol_wait()
 
         q_begin = mStarts[seq]
         q_len = mStarts[seq + 1] - q_begin
