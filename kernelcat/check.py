@@ -203,18 +203,23 @@ def prepare(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> Pr
 def inputs(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> dict[str, Buffer]:
     """What is drawn of the problem with ``seed``, each tensor between its guard bands."""
     xp = device.xp
+    values = drawn(entry, problem, xp, seed)
+    buffers = {}
+    for tensor in entry.drawn:
+        if tensor.present(problem):
+            buffers[tensor.name] = Buffer.poisoned(tensor, problem, xp)
+            _store(buffers[tensor.name].view, values[tensor.name], tensor.dtype_of(problem))
+    return buffers
+
+
+def drawn(entry: Entry, problem: Problem, xp: Any, seed: int = 0) -> dict[str, Any]:
+    """The values that ``entry.make_inputs`` draws with ``seed``, by NumPy or CuPy (``xp``)."""
     random = xp.random.default_rng(seed)
 
     def normal(shape: tuple[int, ...]) -> Any:
         return random.standard_normal(shape, dtype=np.float32)
 
-    drawn = entry.make_inputs(problem, normal)
-    buffers = {}
-    for tensor in entry.drawn:
-        if tensor.present(problem):
-            buffers[tensor.name] = Buffer.poisoned(tensor, problem, xp)
-            _store(buffers[tensor.name].view, drawn[tensor.name], tensor.dtype_of(problem))
-    return buffers
+    return entry.make_inputs(problem, normal)
 
 
 def _store(view: Any, values: Any, dtype: str) -> None:
@@ -234,13 +239,13 @@ def allocate(
 ) -> list[Arrays]:
     """``copies`` independent sets of arrays for timing: drawn once, and other outputs poisoned."""
     sets: list[Arrays] = []
-    drawn = inputs(entry, problem, device, seed)
+    originals = inputs(entry, problem, device, seed)
     for _ in range(copies):
         arrays = {}
         for tensor in entry.present(problem):
             buffer = Buffer.poisoned(tensor, problem, device.xp)
-            if tensor.name in drawn:
-                buffer.view[...] = drawn[tensor.name].view
+            if tensor.name in originals:
+                buffer.view[...] = originals[tensor.name].view
             arrays[tensor.name] = buffer.view
         sets.append(arrays)
     return sets

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelcat import catalog, fuzz
+from kernelcat import catalog, check, fuzz
 from kernelcat.errors import InvalidArgument
 from kernelcat.reference import kv_write
 from kernelcat.reference.kv_write import FP8, appended
@@ -20,8 +20,7 @@ ENTRY = catalog.entry("kv_write")
 
 
 def inputs(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
-    dice = np.random.default_rng(seed)
-    return ENTRY.make_inputs(problem, lambda shape: dice.standard_normal(shape, dtype="float32"))
+    return check.drawn(ENTRY, problem, np, seed)
 
 
 @settings(max_examples=60, deadline=None)

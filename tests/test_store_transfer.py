@@ -138,6 +138,9 @@ def test_what_rows_share_is_written_once(store: Store, tmp_path: Path) -> None:
     path.write_text("".join(line for line in lines if not line.startswith('{"id":')))
     with pytest.raises(StoreError, match=r"no race '[0-9a-f]{8}' stands before this line"):
         read_all(path)
+    path.write_text('{"id":"a","race":5}\n')
+    with pytest.raises(StoreError, match="a race must be a JSON object"):
+        read_all(path)
 
 
 def test_the_order_of_rows_does_not_matter(store: Store, tmp_path: Path) -> None:

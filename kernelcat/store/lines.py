@@ -47,6 +47,8 @@ class Reader:
                 self._environments[str(record["id"])] = record["environment"]
                 return None
             if record.keys() == {"id", "race"}:
+                if not isinstance(record["race"], dict):
+                    raise InvalidArgument("a race must be a JSON object")
                 self._races[str(record["id"])] = self._placed(record["race"])
                 return None
             if "race" in record:
@@ -62,7 +64,7 @@ class Reader:
 
     def _placed(self, record: dict[str, Any]) -> dict[str, Any]:
         """``record`` with its environment, of which it may have the name."""
-        name = record.get("environment") if isinstance(record, dict) else None
+        name = record.get("environment")
         if not isinstance(name, str):
             return record
         return record | {"environment": _named(self._environments, "environment", name)}
@@ -80,11 +82,12 @@ def write_lines(rows: Sequence[Measurement]) -> str:
     lines: dict[str, None] = {}  # in order, races once
     for row in rows:
         record = row.to_json()
-        environment = record["environment"]
-        environments[_name(environment)] = environment
-        race = {name: record.pop(name) for name in RACE} | {"environment": _name(environment)}
-        lines[canonical({"id": _name(race), "race": race})] = None
-        lines[canonical(record | {"race": _name(race)})] = None
+        environment = _name(record["environment"])
+        environments[environment] = record["environment"]
+        race = {field: record.pop(field) for field in RACE} | {"environment": environment}
+        name = _name(race)
+        lines[canonical({"id": name, "race": race})] = None
+        lines[canonical(record | {"race": name})] = None
     named = sorted(environments.items(), key=lambda item: canonical(item[1]))
     heads = [canonical({"environment": dict(value), "id": name}) for name, value in named]
     return "".join(f"{line}\n" for line in [*heads, *lines])
