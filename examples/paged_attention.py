@@ -2,9 +2,10 @@
 
     python examples/paged_attention.py
 
-Sequences of different lengths share a paged cache of keys and values. The kernels read lengths and
-block table when they run, so that a graph captured once serves every step. Each result is compared
-with torch's own attention.
+Sequences of different lengths share a paged cache of keys and values. One kernel turns queries and
+keys by their positions and appends to the cache, another attends. Both read lengths and block table
+when they run, so that a graph captured once serves every step. Each result is compared with torch's
+own attention.
 """
 
 import torch
@@ -19,50 +20,48 @@ HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 
 
 def main():
-    attend, batch, width = kernelcat.get("paged_attn"), len(PROMPTS), ROOM // PAGE_SIZE
+    append, attend = kernelcat.get("kv_write"), kernelcat.get("paged_attn")
+    batch, width = len(PROMPTS), ROOM // PAGE_SIZE
     caches = torch.empty(2, batch * width, PAGE_SIZE, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)
     block_table = torch.randperm(batch * width).view(batch, width).int()  # pages in any order
-    seqs, kv_lens = torch.arange(batch), torch.tensor(PROMPTS).int()
+    kv_lens, cos_sin = torch.tensor(PROMPTS).int(), rotations()
 
     # Prefill: the prompts of all sequences, one after the other.
-    q, new = random(sum(PROMPTS), HEADS, HEAD_DIM), random(2, sum(PROMPTS), KV_HEADS, HEAD_DIM)
+    q, k, v = (random(sum(PROMPTS), heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
     cu_q = torch.tensor([sum(PROMPTS[:s]) for s in range(batch + 1)]).int()
-    owners = seqs.repeat_interleave(kv_lens)
-    write(caches, new, block_table, owners, torch.arange(len(q)) - cu_q[owners])
-    out, _ = attend(q, *caches, block_table, kv_lens, cu_q, max_q=max(PROMPTS))
-    report("prefill", out, q, caches, block_table, kv_lens, cu_q)
+    turned = torch.empty_like(q)
+    append(q, k, v, block_table, kv_lens, cu_q, cos_sin, out=(turned, *caches))
+    out, _ = attend(turned, *caches, block_table, kv_lens, cu_q, max_q=max(PROMPTS))
+    report("prefill", out, turned, caches, block_table, kv_lens, cu_q)
 
     # Decode: one token of each sequence a step.
-    q, new = random(batch, HEADS, HEAD_DIM), random(2, batch, KV_HEADS, HEAD_DIM)
-    cu_q = torch.arange(batch + 1).int()
-    run = attend.bind(q, *caches, block_table, kv_lens, cu_q)
+    q, k, v = (random(batch, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    cu_q, turned = torch.arange(batch + 1).int(), torch.empty_like(q)
+    write = append.bind(q, k, v, block_table, kv_lens, cu_q, cos_sin, out=(turned, *caches))
+    run = attend.bind(turned, *caches, block_table, kv_lens, cu_q)
 
     def step():
-        write(caches, new, block_table, seqs, kv_lens)
         kv_lens.add_(1)
+        write()
         run()
 
     replay = capture(step)
     for number in range(STEPS):
-        q.normal_()
-        new.normal_()
+        for new in (q, k, v):
+            new.normal_()
         replay()
-        report(f"step {number}", run.out[0], q, caches, block_table, kv_lens, cu_q)
+        report(f"step {number}", run.out[0], turned, caches, block_table, kv_lens, cu_q)
+
+
+def rotations(base=10000.0):
+    """Cosines, then sines, of each position (RoPE)."""
+    frequencies = base ** -(torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    angles = torch.arange(ROOM)[:, None] * frequencies
+    return torch.cat((angles.cos(), angles.sin()), 1)
 
 
 def random(*shape):
     return torch.randn(shape, dtype=torch.bfloat16)
-
-
-def write(
-    caches,  # (2, pages, PAGE_SIZE, KV_HEADS, HEAD_DIM)
-    new,  # (2, tokens, KV_HEADS, HEAD_DIM)
-    block_table,  # (batch, pages of a sequence)
-    seqs,  # (tokens,)
-    positions,  # (tokens,)
-):
-    """Put keys and values of new tokens where their sequences have room for them."""
-    caches[:, block_table[seqs, positions // PAGE_SIZE], positions % PAGE_SIZE] = new
 
 
 def capture(step):

@@ -307,6 +307,9 @@ QUANTIZED = {
 }
 """Shapes that are decoded from caches of these types, too, with a scale a head."""
 
+RAGGED = (64, 32, 8, 128, 16384, 16)
+"""A shape that is decoded with sequences of any length, up to the context."""
+
 PREFILL = ((1, 32, 8, 128, 16384, 64), (4, 32, 8, 128, 4096, 64), (2, 64, 8, 64, 8192, 64))
 
 
@@ -319,6 +322,7 @@ def _names() -> dict[str, Problem]:
     found = {_named("decode", shape): attention(*shape) for shape in DECODE}
     for shape in PREFILL:
         found[_named("prefill", shape)] = attention(*shape, q_len=shape[4])
+    found[_named("ragged", RAGGED)] = attention(*RAGGED, lengths="ragged")
     for kv_dtype, suffix in ((FP8, "e4m3"), (NVFP4, "nvfp4")):
         for shape in QUANTIZED[kv_dtype]:
             quantized = attention(*shape, kv_dtype=kv_dtype, has_scales=True)

@@ -61,3 +61,13 @@ def test_clusters_compile_without_spills_and_prove_their_techniques(config: Conf
     assert artifact.metadata["spill_bytes"] == 0
     proofs = inspect.prove(CLUSTER, artifact)
     assert all(proofs.values()), proofs
+
+
+@pytest.mark.parametrize("sku", ["a100", "l40s"])
+def test_all_that_is_asked_of_a_split_compiles_for_older_gpus(sku: str) -> None:
+    target = gpu.find(sku)
+    problem = attention(
+        4, 8, 2, 64, 640, 16, q_len=2, window=70, softcap=5.0, has_sinks=True, has_scales=True
+    )
+    (step,) = SPLIT.program(problem, SPLIT.default(problem, target), target).steps
+    assert jit.build(step.source, target.arch).metadata["spill_bytes"] == 0

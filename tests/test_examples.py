@@ -28,25 +28,31 @@ class Oracle:
     def __init__(self, name: str) -> None:
         self.entry = catalog.entry(name)
 
-    def __call__(self, *arrays: Any, **axes: Any) -> tuple[Any, ...]:
+    def __call__(self, *arrays: Any, out: Any = None, **axes: Any) -> tuple[Any, ...]:
         inputs, axes = signature.arrange(self.entry, arrays, axes)
-        problem = signature.infer(self.entry, signature.describe(self.entry, inputs, ()), axes)
+        outs = signature.outputs(self.entry, out)
+        problem = signature.infer(self.entry, signature.describe(self.entry, inputs, outs), axes)
+        told = [*zip(self.entry.inputs, inputs, strict=True)]
+        told += [pair for pair in zip(self.entry.outputs, outs) if pair[0].updated]  # noqa: B905
         values = {
             tensor.name: array.numpy() if tensor.dtype == "int32" else array.float().numpy()
-            for tensor, array in zip(self.entry.inputs, inputs, strict=True)
+            for tensor, array in told
             if array is not None
         }
         found = self.entry.oracle(problem, values)
-        return tuple(
+        results = tuple(
             torch.from_numpy(np.ascontiguousarray(found[tensor.name])).to(
                 getattr(torch, tensor.dtype_of(problem))
             )
             for tensor in self.entry.outputs
         )
+        for place, result in zip(outs, results):  # noqa: B905
+            place.copy_(result)
+        return outs or results
 
-    def bind(self, *arrays: Any, **axes: Any) -> Any:
+    def bind(self, *arrays: Any, **named: Any) -> Any:
         def run() -> None:
-            run.out = self(*arrays, **axes)
+            run.out = self(*arrays, **named)
 
         return run
 

@@ -112,7 +112,6 @@ IMPLEMENTATIONS = (
         estimate=lambda problem, config, gpu: 4 * copy_us(ENTRY.bytes_moved(problem), gpu),
         techniques={"exponential by one instruction": "MUFU.EX2"},
         rank=0,
-        unverified="not yet run on a GPU",
     ),
     Implementation(
         entry="attn_merge",
@@ -127,6 +126,5 @@ IMPLEMENTATIONS = (
         estimate=_vectorized_us,
         techniques={"16-byte loads": "LDG*128", "16-byte stores": "STG*128"},
         rank=1,
-        unverified="not yet run on a GPU",
     ),
 )

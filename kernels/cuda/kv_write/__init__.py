@@ -120,7 +120,6 @@ IMPLEMENTATIONS = (
         estimate=lambda problem, config, gpu: 4 * copy_us(ENTRY.bytes_moved(problem), gpu),
         techniques={"search by votes of a warp": "VOTE"},
         rank=0,
-        unverified="not yet run on a GPU",
     ),
     Implementation(
         entry="kv_write",
@@ -139,6 +138,5 @@ IMPLEMENTATIONS = (
             "search by votes of a warp": "VOTE",
         },
         rank=1,
-        unverified="not yet run on a GPU",
     ),
 )

@@ -101,7 +101,7 @@ __device__ __forceinline__ void attend(const Attention<Kind>& call, int token, i
 }
 
 template <typename Kind>
-__global__ void __launch_bounds__(128, 12)
+__global__ void __launch_bounds__(128, 8)
     paged_attn_naive(const typename Kind::T* q, const typename Kind::Cached* k_cache,
                      const typename Kind::Cached* v_cache, const int* block_table,
                      const int* kv_lens, const int* cu_q, const float* sinks, const float* k_scale,

@@ -9,6 +9,10 @@
 
 namespace kernelcat {
 
+__host__ __device__ constexpr int greatest_common_divisor(int a, int b) {
+  return b == 0 ? a : greatest_common_divisor(b, a % b);
+}
+
 // BLOCK_M rows, 64 for each consumer warpgroup, against BLOCK_N tokens at a time. Rows are query
 // tokens and the heads that share a key-value head; a tile has whole tokens only. The blocks of a
 // cluster have neighbouring rows, and each loads its part of the keys and values for all.
@@ -29,10 +33,9 @@ struct PrefillTile {
   static constexpr int kClusterSize = kClusterSize_;
   static constexpr int kLoadedTokens = BLOCK_N / kClusterSize;  // of a tile, by each block
   // A box of a tensor map lies within a page.
-  static constexpr int kBoxTokens = kLoadedTokens < kPageSize ? kLoadedTokens : kPageSize;
+  static constexpr int kBoxTokens = greatest_common_divisor(kLoadedTokens, kPageSize);
   static constexpr int kBoxes = kLoadedTokens / kBoxTokens;
-  static_assert(kLoadedTokens % kBoxTokens == 0 && kPageSize % kBoxTokens == 0 &&
-                kBoxTokens % 8 == 0);
+  static_assert(kBoxTokens % 8 == 0);
   static_assert(kBoxes <= kWarpThreads && kNumStages >= 2);
 };
 

@@ -219,5 +219,4 @@ IMPLEMENTATION = Implementation(
         "exponential by one instruction": "MUFU.EX2",
     },
     rank=2,
-    unverified="not yet run on a GPU",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, gcd
 
 from kernelcat import dtypes
 from kernelcat.gpu import Gpu
@@ -23,7 +23,7 @@ EFFICIENCY = 0.75
 ROW_TILE_US = 2.0
 """What a block loses between two tiles of rows."""
 
-SPACE = {"block_m": (128, 192), "block_n": (128, 64, 192), "stages": (2, 3), "cluster": (2, 1)}
+SPACE = {"block_m": (128, 192), "block_n": (128, 160, 64, 192), "stages": (2, 3), "cluster": (2, 1)}
 
 
 def _group(problem: Problem) -> int:
@@ -36,13 +36,17 @@ def _shared_bytes(problem: Problem, config: Config) -> int:
     return int(rows * problem["head_dim"] * 2 + 4096)
 
 
+def _box_tokens(problem: Problem, config: Config) -> int:
+    """That a block loads at once: they lie within a page."""
+    return gcd(config["block_n"] // config["cluster"], problem["page_size"])
+
+
 def _why_not_paged(problem: Problem, config: Config) -> str | None:
-    size, block_n = problem["page_size"], config["block_n"]
+    size = problem["page_size"]
     if size < 16:
         return f"pages of {size} tokens are too small for TMA"
-    loaded = block_n // config["cluster"]
-    if loaded % size and size % loaded:
-        return f"blocks that load {loaded} tokens would straddle pages of {size}"
+    if _box_tokens(problem, config) < 8:
+        return f"a box of tokens would be less than the swizzle's 8 rows, in pages of {size}"
     if problem["pages"] * size >= 1 << 31:
         return "more slots than TMA's 32-bit coordinates reach"
     return None
@@ -91,15 +95,15 @@ def _query_map(problem: Problem, block_m: int) -> TensorMap:
     )
 
 
-def _cache_map(name: str, problem: Problem, loaded: int) -> TensorMap:
-    """(slots, kv_heads, head_dim): boxes of a head's tokens within a page, ``loaded`` at most."""
+def _cache_map(name: str, problem: Problem, box_tokens: int) -> TensorMap:
+    """(slots, kv_heads, head_dim): boxes of a head's tokens within a page."""
     dim, size = problem["head_dim"], dtypes.itemsize(problem["kv_dtype"])
     return TensorMap(
         name,
         problem["kv_dtype"],
         (dim, problem["kv_heads"], problem["pages"] * problem["page_size"]),
         (dim * size, problem["kv_heads"] * dim * size),
-        (COLUMNS, 1, min(loaded, problem["page_size"])),
+        (COLUMNS, 1, box_tokens),
         swizzle=2 * COLUMNS,
     )
 
@@ -118,7 +122,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         (clusters * cluster, 1, 1),
         (
             _query_map(problem, config["block_m"]),
-            *(_cache_map(name, problem, config["block_n"] // cluster) for name in CACHES),
+            *(_cache_map(name, problem, _box_tokens(problem, config)) for name in CACHES),
             *params(problem),
             Int32(problem["pages"] * problem["page_size"]),
             Int32(row_tiles),
@@ -169,5 +173,4 @@ IMPLEMENTATION = Implementation(
         "exponential by one instruction": "MUFU.EX2",
     },
     rank=3,
-    unverified="not yet run on a GPU",
 )

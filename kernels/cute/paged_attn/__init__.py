@@ -71,7 +71,6 @@ NAIVE = Implementation(
     estimate=_naive_estimate,
     techniques={"warp shuffle": "SHFL.BFLY"},
     rank=0,
-    unverified="not yet run on a GPU",
 )
 
 # split ------------------------------------------------------------------------------------------
@@ -143,7 +142,7 @@ SPLIT: Implementation = Implementation(
     summary="packed heads on mma.sync, pages by cp.async, keys split between warps and CTAs",
     archs=("sm_80+",),
     space={
-        "block_n": (64, 128, 32, 16),
+        "block_n": (64, 128, 256, 32, 16),
         "stages": (3, 4, 2),
         "splits": SPLITS,
     },
@@ -153,7 +152,6 @@ SPLIT: Implementation = Implementation(
     estimate=_split_estimate,
     techniques={"cp.async": "LDGSTS", "ldmatrix": "LDSM", "mma": "HMMA.16816.F32"},
     rank=2,
-    unverified="not yet run on a GPU",
 )
 
 # cluster ----------------------------------------------------------------------------------------
@@ -228,7 +226,7 @@ CLUSTER: Implementation = Implementation(
     summary="split between the CTAs of a cluster, that merge through distributed shared memory",
     archs=("sm_90a", "sm_100a", "sm_103a"),
     space={
-        "block_n": (128, 64, 32),
+        "block_n": (128, 256, 64, 32),
         "stages": (6, 4, 3),
         "splits": CLUSTERS,
         "warps": (WARPS, 2 * WARPS),
@@ -245,7 +243,6 @@ CLUSTER: Implementation = Implementation(
         "dependent launch": "ACQBULK",
     },
     rank=3,
-    unverified="not yet run on a GPU",
 )
 
 IMPLEMENTATIONS = (NAIVE, SPLIT, CLUSTER)

@@ -22,8 +22,9 @@ class Merge:
     A row is its values and one vector more: the maximum, the sum, and nothing.
     """
 
-    def __init__(self, dtype, head_dim, block_m, parts, threads, sinks, scales):
+    def __init__(self, dtype, head_dim, block_m, row_halves, parts, threads, sinks, scales):
         self.dtype, self.head_dim, self.block_m, self.parts = dtype, head_dim, block_m, parts
+        self.row_halves = row_halves
         self.sinks, self.tensor_scales = sinks, scales == "tensor"
         self.vectors, self.threads = head_dim // VECTOR, threads
         self.shared_bytes = 4 * (head_dim + PADDING) * block_m * parts
@@ -57,7 +58,7 @@ class Merge:
     ):
         """A warp's rows into shared memory."""
         for i in cutlass.range_constexpr(cute.size(out, mode=[1])):
-            for half in cutlass.range_constexpr(2):
+            for half in cutlass.range_constexpr(self.row_halves):
                 row = tCcO[(0, half), i, 0][0]
                 sO[0, self.vectors, row] = most[2 * i + half]
                 sO[1, self.vectors, row] = cute.arch.warp_reduction_sum(

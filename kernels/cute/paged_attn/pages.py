@@ -10,6 +10,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 
+SECTOR = 8
+"""Entries of the table in 32 bytes, the least that L2 loads."""
 VECTOR = 8
 """Units of 16 bits in a copy."""
 
@@ -56,6 +58,17 @@ class Pages:
             ),
             cute.make_layout((1, VECTOR)),
         )
+
+    @cute.jit
+    def prefetch(
+        self,
+        mTable: cute.Tensor,  # (table_width,) of the sequence
+        sector: Int32,
+    ):
+        """Bring eight entries into L2, before the keys and values that they would queue behind."""
+        entry = sector * SECTOR
+        if entry < mTable.shape[0]:
+            prefetch(mTable.iterator + entry)
 
     @cute.jit
     def find(
@@ -122,3 +135,9 @@ class Pages:
                 target = cute.make_tensor(sScale.iterator + i * self.block_n + tidx, one)
                 source = cute.make_tensor(scale.iterator + page * scale.stride[0], one)
                 cute.copy(atom, source, target)
+
+
+@cute.jit
+def prefetch(pointer: cute.Pointer):
+    """Bring what lies at an address of device memory into L2, on sm_80 too."""
+    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[pointer.toint()])

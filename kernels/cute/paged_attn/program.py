@@ -173,6 +173,7 @@ def attend(
     block_m, splits, tiles = rows_a_tile(problem), config["splits"], num_tiles(problem)
     constants = compiled_in(problem) | {
         "block_m": block_m,
+        "row_halves": 1 if num_rows(problem) <= 8 else 2,
         "block_n": config["block_n"],
         "stages": config["stages"],
         "split": splits > cluster,

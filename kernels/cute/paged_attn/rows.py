@@ -14,6 +14,7 @@ class Rows:
     def attend(
         self,
         tiled_mma: cute.TiledMma,
+        value_mma: cute.TiledMma,
         tiled_copy: cute.TiledCopy,
         gQ: cute.Tensor,  # (head_dim, group, query tokens) that share the key-value head
         mK: cute.Tensor,  # ((VECTOR, 1), 1, vectors)
@@ -116,7 +117,7 @@ class Rows:
                 acc, out, most, total, limits, tScS, tile_scale,
                 token + warp_n * self.tokens, hides, window, scale, softcap,
             )  # fmt: skip
-            self.tile.values(tiled_mma, mma_tidx, acc, values, out)
+            self.tile.values(tiled_mma, value_mma, mma_tidx, acc, values, out)
 
         cute.arch.cp_async_wait_group(0)
         cute.arch.barrier()

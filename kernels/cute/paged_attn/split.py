@@ -18,7 +18,7 @@ from cutlass.memory import SmemAllocator
 from kernelcat.jit.cute import element_type
 from kernelcat.kernels.cute.paged_attn.exchange import Exchange
 from kernelcat.kernels.cute.paged_attn.merge import Merge
-from kernelcat.kernels.cute.paged_attn.pages import VECTOR, Pages
+from kernelcat.kernels.cute.paged_attn.pages import VECTOR, Pages, prefetch
 from kernelcat.kernels.cute.paged_attn.rows import Rows
 from kernelcat.kernels.cute.paged_attn.tile import Tile
 
@@ -28,7 +28,8 @@ class Split(Rows):
 
     They are a cluster of ``cluster``, or that is 1.
 
-    Row r of a sequence is query token r / group of it, head r % group of those that share.
+    Row r of a sequence is query token r / group of it, head r % group of those that share. Of every
+    16 rows of a tile ``row_halves`` times 8 are used.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Split(Rows):
         sinks: bool,
         scales: str,
         block_m: int,
+        row_halves: int,
         block_n: int,
         stages: int,
         split: bool,
@@ -64,10 +66,10 @@ class Split(Rows):
         )
         self.tokens = block_n // self.warps_n  # of a tile, that a warp attends to
         self.tile = Tile(
-            self.dtype, fp8, head_dim, block_m, self.tokens, window, softcap, scales
+            self.dtype, fp8, head_dim, block_m, row_halves, self.tokens, window, softcap, scales
         )
         self.merge = Merge(
-            self.dtype, head_dim, block_m, self.warps_n, self.threads, sinks, scales
+            self.dtype, head_dim, block_m, row_halves, self.warps_n, self.threads, sinks, scales
         )
         self.exchange = Exchange(self.merge, cluster)
         self.shared_bytes = max(4 * block_n * width * stages, self.merge.shared_bytes)
@@ -105,10 +107,13 @@ class Split(Rows):
         rows = cute.make_layout((dim, heads, tokens), stride=(1, dim, row))
         cached = cute.make_layout(((VECTOR, 1), 1, 1), stride=((1, 0), 0, VECTOR))
         by_page = cute.make_layout((1, kv_heads), stride=(Int64(kv_heads), 1))
-        tiled_mma = cute.make_tiled_mma(
-            warp.MmaF16BF16Op(self.dtype, Float32, (16, 8, 16)),
-            cute.make_layout((self.warps_m, 1, 1)),
-            permutation_mnk=(16 * self.warps_m, 16, 16),
+        tiled_mma, value_mma = (
+            cute.make_tiled_mma(
+                warp.MmaF16BF16Op(dtype, Float32, (16, 8, 16)),
+                cute.make_layout((self.warps_m, 1, 1)),
+                permutation_mnk=(16 * self.warps_m, 16, 16),
+            )
+            for dtype in (self.dtype, self.tile.value_dtype)
         )
         self.kernel(
             cute.make_tensor(q, rows),
@@ -130,6 +135,7 @@ class Split(Rows):
             counters,
             self.pages.shared_layout(self.stages),
             tiled_mma,
+            value_mma,
             self.pages.tiled_copy(),
             heads // kv_heads,
             row_tiles,
@@ -165,6 +171,7 @@ class Split(Rows):
         counters: cute.Pointer,
         shared_layout: cute.ComposedLayout,
         tiled_mma: cute.TiledMma,
+        value_mma: cute.TiledMma,
         tiled_copy: cute.TiledCopy,
         group: Int32,
         row_tiles: Int32,
@@ -185,8 +192,30 @@ class Split(Rows):
             split_idx, num_splits = 0, 1
         # The longest rows first: they see the most keys.
         row_tile = row_tiles - 1 - row_tile
+        shared = SmemAllocator()
+        memory = shared.allocate(self.shared_bytes, 1024)
+        ring = cute.recast_ptr(memory, dtype=self.dtype)
+        sK = cute.make_tensor(ring, shared_layout)
+        sV = cute.make_tensor(ring + cute.cosize(shared_layout), shared_layout)
+        sO = cute.make_tensor(
+            cute.recast_ptr(memory, dtype=Float32), self.merge.shared_layout()
+        )
+        sScale = shared.allocate_tensor(Float32, self.pages.scale_layout(self.stages), 16)
+        sQ = shared.allocate_tensor(self.dtype, self.tile.query_layout(self.threads), 16)
+        is_last = shared.allocate_array(Int32, 1)
+        if cutlass.const_expr(self.cluster > 1):
+            sInbox = shared.allocate_tensor(Float32, self.exchange.inbox_layout(), 16)
+            inbox_full = shared.allocate_array(Int64, 1)
+            self.exchange.open(inbox_full)
+
+        # What the first loads need comes into L2 while the kernel before still runs: it may change
+        # all of it, for L2 is where both meet.
+        prefetch(mLens.iterator + seq)
+        prefetch(mStarts.iterator + seq)
+        if cutlass.const_expr(not self.window):
+            self.pages.prefetch(mTable[None, seq], split_idx * self.threads + tidx)
         if cutlass.const_expr(self.programmatic):
-            cute.arch.griddepcontrol_wait()  # the kernel before may still be running
+            cute.arch.griddepcontrol_wait()
 
         q_begin = mStarts[seq]
         q_len = mStarts[seq + 1] - q_begin
@@ -210,22 +239,6 @@ class Split(Rows):
         if cutlass.const_expr(self.programmatic):
             cute.arch.griddepcontrol_launch_dependents()
 
-        shared = SmemAllocator()
-        memory = shared.allocate(self.shared_bytes, 1024)
-        ring = cute.recast_ptr(memory, dtype=self.dtype)
-        sK = cute.make_tensor(ring, shared_layout)
-        sV = cute.make_tensor(ring + cute.cosize(shared_layout), shared_layout)
-        sO = cute.make_tensor(
-            cute.recast_ptr(memory, dtype=Float32), self.merge.shared_layout()
-        )
-        sScale = shared.allocate_tensor(Float32, self.pages.scale_layout(self.stages), 16)
-        sQ = shared.allocate_tensor(self.dtype, self.tile.query_layout(self.threads), 16)
-        is_last = shared.allocate_array(Int32, 1)
-        if cutlass.const_expr(self.cluster > 1):
-            sInbox = shared.allocate_tensor(Float32, self.exchange.inbox_layout(), 16)
-            inbox_full = shared.allocate_array(Int64, 1)
-            self.exchange.open(inbox_full)
-
         # All of a cluster take part: who has no tiles leaves sums of nothing.
         used = cutlass.max(cutlass.min(num_splits, tiles), 1)
         if row_begin < row_end and (self.cluster > 1 or split_idx < used):
@@ -235,11 +248,11 @@ class Split(Rows):
             rows = row_end - row_begin
             gSinks = cute.domain_offset(kv_head * group, mSinks)
             if cutlass.const_expr(self.sinks):  # that are asked for at the very end
-                cute.arch.prefetch(gSinks.iterator.llvm_ptr, cache_level="L2")
+                prefetch(gSinks.iterator)
             gQ = cute.domain_offset((0, kv_head * group, q_begin), mQ)
             self.attend(
-                tiled_mma, tiled_copy, gQ, mK, mV, mTable[None, seq], mKS[None, kv_head],
-                mVS[None, kv_head], pages, sK, sV, sScale, sQ, sO, kv_head,
+                tiled_mma, value_mma, tiled_copy, gQ, mK, mV, mTable[None, seq],
+                mKS[None, kv_head], mVS[None, kv_head], pages, sK, sV, sScale, sQ, sO, kv_head,
                 kv_heads * self.pages.row_threads, group, before, row_begin, row_end,
                 tile_begin, num_splits, num_tiles, end, window, scale, softcap,
             )  # fmt: skip

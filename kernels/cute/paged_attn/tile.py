@@ -7,7 +7,7 @@ the head the tensor cores take for which.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Float16, Float32, Int32, Uint32
 from cutlass.cute.nvgpu import warp
 
 from kernelcat.kernels.cute.paged_attn.fp8 import even_odd, widen
@@ -15,13 +15,20 @@ from kernelcat.kernels.cute.paged_attn.softmax import exp2, logit
 
 
 class Tile:
-    """``tokens`` of a tile, ``width`` units each, against the rows of a warp."""
+    """``tokens`` of a tile, ``width`` units each, against the rows of a warp.
 
-    def __init__(self, dtype, fp8, head_dim, block_m, tokens, window, softcap, scales):
+    Of every 16 rows only ``row_halves`` times 8 (1 or 2) are queries.
+    """
+
+    def __init__(
+        self, dtype, fp8, head_dim, block_m, row_halves, tokens, window, softcap, scales
+    ):
         self.dtype, self.fp8, self.head_dim = dtype, fp8, head_dim
-        self.block_m, self.tokens = block_m, tokens
+        self.block_m, self.row_halves, self.tokens = block_m, row_halves, tokens
         self.width = head_dim // 2 if fp8 else head_dim
         self.window, self.softcap, self.page_scales = window, softcap, scales == "page"
+        # Weights are at most 1, and float8 becomes float16 by one instruction, bfloat16 by four.
+        self.value_dtype = Float16 if fp8 and not self.page_scales else dtype
         self.parks_query = head_dim * (2 if fp8 else 1) >= 256
 
     def key_column(self, col):
@@ -57,8 +64,10 @@ class Tile:
         In registers, or in ``sQ`` where registers are short.
         """
         tSrQ = tiled_mma.make_fragment_A(tiled_mma.partition_shape_A((self.block_m, self.head_dim)))
+        if cutlass.const_expr(self.row_halves == 1):
+            tSrQ.fill(0.0)
         for i in cutlass.range_constexpr(cute.size(tSrQ, mode=[1])):
-            for half in cutlass.range_constexpr(2):
+            for half in cutlass.range_constexpr(self.row_halves):
                 row = cutlass.min(row_begin + tCcQ[(0, half, 0), i, 0][0], row_end - 1)
                 gQ = mQ[None, row % group, row // group]
                 for k in cutlass.range_constexpr(cute.size(tSrQ, mode=[2])):
@@ -145,14 +154,14 @@ class Tile:
                     factor = scale
                     if cutlass.const_expr(self.page_scales):
                         factor = scale * sScale[tScS[(c, 0), 0, j][1], 0]
-                    for half in cutlass.range_constexpr(2):
+                    for half in cutlass.range_constexpr(self.row_halves):
                         acc[(c, half), i, j] = logit(
                             acc[(c, half), i, j], factor, softcap, self.softcap
                         )
         if hides:
             self.hide(acc, limits, tScS, token, window)
         for i in cutlass.range_constexpr(cute.size(acc, mode=[1])):
-            for half in cutlass.range_constexpr(2):
+            for half in cutlass.range_constexpr(self.row_halves):
                 row, before = 2 * i + half, most[2 * i + half]
                 largest = before
                 for j in cutlass.range_constexpr(cute.size(acc, mode=[2])):
@@ -183,7 +192,7 @@ class Tile:
     ):
         """-inf for what a row does not see."""
         for i in cutlass.range_constexpr(cute.size(acc, mode=[1])):
-            for half in cutlass.range_constexpr(2):
+            for half in cutlass.range_constexpr(self.row_halves):
                 limit = limits[2 * i + half] - token
                 for j in cutlass.range_constexpr(cute.size(acc, mode=[2])):
                     for c in cutlass.range_constexpr(2):
@@ -197,7 +206,8 @@ class Tile:
     @cute.jit
     def values(
         self,
-        tiled_mma: cute.TiledMma,
+        tiled_mma: cute.TiledMma,  # as the cache is loaded
+        value_mma: cute.TiledMma,  # of value_dtype
         tidx: Int32,
         acc: cute.Tensor,  # probabilities
         sV: cute.Tensor,  # (tokens, width)
@@ -215,27 +225,27 @@ class Tile:
         for k in cutlass.range_constexpr(self.tokens // 16):
             cute.copy(copy, tOsV[None, None, k], tXrV[None, None, k])
             if cutlass.const_expr(self.fp8):
-                wide = self.widen_values(tiled_mma, tOrV[None, None, k])
-                cute.gemm(tiled_mma, out, p[None, None, k], wide[None, None, 0], out)
+                wide = self.widen_values(value_mma, tOrV[None, None, k])
+                cute.gemm(value_mma, out, p[None, None, k], wide[None, None, 0], out)
             else:
                 cute.gemm(tiled_mma, out, p[None, None, k], tOrV[None, None, k], out)
 
     @cute.jit
-    def widen_values(self, tiled_mma: cute.TiledMma, pairs: cute.Tensor):
+    def widen_values(self, value_mma: cute.TiledMma, pairs: cute.Tensor):
         """Even columns of eight units are one step of the product, odd ones the next."""
-        wide = tiled_mma.make_fragment_B(tiled_mma.partition_shape_B((self.head_dim, 16)))
+        wide = value_mma.make_fragment_B(value_mma.partition_shape_B((self.head_dim, 16)))
         source, target = cute.recast_tensor(pairs, Uint32), cute.recast_tensor(wide, Uint32)
         for n in cutlass.range_constexpr(self.width // 8):
             columns = even_odd(source[(0, 0), n], source[(0, 1), n])
             for odd in cutlass.range_constexpr(2):
-                low, high = widen(columns[odd], self.dtype)
+                low, high = widen(columns[odd], self.value_dtype)
                 target[(0, 0), 2 * n + odd, 0], target[(0, 1), 2 * n + odd, 0] = low, high
         return wide
 
     def as_operand(self, acc):
         """Sums of one product as the first operand of the next: ((2, 2, 2), MMA_M, MMA_K)."""
-        p = cute.make_rmem_tensor_like(acc, self.dtype)
-        p.store(acc.load().to(self.dtype))
+        p = cute.make_rmem_tensor_like(acc, self.value_dtype)
+        p.store(acc.load().to(self.value_dtype))
         rows = cute.size(acc, mode=[1])
         layout = cute.make_layout(
             ((2, 2, 2), rows, self.tokens // 16), stride=((1, 2, 4 * rows), 4, 8 * rows)
