@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kernelcat.implementation import Float32, Int32, Param, Pointer
+from kernelcat import dtypes
+from kernelcat.implementation import Float32, Int32, Param, Pointer, TensorMap
 from kernelcat.reference.paged_attn import row_bytes, sm_scale
 from kernelcat.spec import Problem
 
@@ -10,6 +11,7 @@ TENSORS = (
     *("q", "k_cache", "v_cache", "block_table", "kv_lens", "cu_q"),
     *("sinks", "k_scale", "v_scale", "k_block_scale", "v_block_scale", "out", "lse"),
 )
+CACHES = ("k_cache", "v_cache")
 SIZES = ("batch", "heads", "kv_heads", "table_width", "window")
 
 
@@ -62,3 +64,39 @@ def span(problem: Problem, queries: int) -> int:
 def token_bytes(problem: Problem) -> int:
     """Bytes of a token's keys and values, of one head, block scales included."""
     return 2 * row_bytes(problem)
+
+
+def group(problem: Problem) -> int:
+    """Query heads that share a key-value head."""
+    return int(problem["heads"] // problem["kv_heads"])
+
+
+def slots(problem: Problem) -> int:
+    """Tokens that the cache has room for."""
+    return int(problem["pages"] * problem["page_size"])
+
+
+def why_no_boxes(problem: Problem, box_tokens: int) -> str | None:
+    """Why TMA cannot load ``box_tokens`` of a page at a time."""
+    size = problem["page_size"]
+    if size < 16:
+        return f"pages of {size} tokens are too small for TMA"
+    if box_tokens < 8:
+        return f"a box of tokens would be less than the swizzle's 8 rows, in pages of {size}"
+    if slots(problem) >= 1 << 31:
+        return "more slots than TMA's 32-bit coordinates reach"
+    return None
+
+
+def cache_map(name: str, problem: Problem, box_tokens: int) -> TensorMap:
+    """(slots, kv_heads, head_dim): boxes of a head's tokens within a page, 128 bytes a row."""
+    dim, size = problem["head_dim"], dtypes.itemsize(problem["kv_dtype"])
+    span = min(dim * size, 128)
+    return TensorMap(
+        name,
+        problem["kv_dtype"],
+        (dim, problem["kv_heads"], slots(problem)),
+        (dim * size, problem["kv_heads"] * dim * size),
+        (span // size, 1, box_tokens),
+        swizzle=span,
+    )

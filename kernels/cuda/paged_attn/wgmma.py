@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from math import ceil, gcd
 
-from kernelcat import dtypes
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation, Int32, Program, Step, TensorMap
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.paged_attn.operands import kind, num_rows, params, q_len
+from kernelcat.kernels.cuda.paged_attn.operands import (
+    CACHES,
+    cache_map,
+    group,
+    kind,
+    num_rows,
+    params,
+    q_len,
+    slots,
+    why_no_boxes,
+)
 from kernelcat.model import LAUNCH_US, copy_us
 from kernelcat.reference.paged_attn import ENTRY
 from kernelcat.spec import Problem
 
-CACHES = ("k_cache", "v_cache")
 COLUMNS = 64
 """Of a row of the 128-byte swizzle."""
 CONSUMER_REGISTERS = {2: 240, 3: 160}
@@ -24,10 +32,6 @@ ROW_TILE_US = 2.0
 """What a block loses between two tiles of rows."""
 
 SPACE = {"block_m": (128, 192), "block_n": (128, 160, 64, 192), "stages": (2, 3), "cluster": (2, 1)}
-
-
-def _group(problem: Problem) -> int:
-    return int(problem["heads"] // problem["kv_heads"])
 
 
 def _shared_bytes(problem: Problem, config: Config) -> int:
@@ -41,31 +45,20 @@ def _box_tokens(problem: Problem, config: Config) -> int:
     return gcd(config["block_n"] // config["cluster"], problem["page_size"])
 
 
-def _why_not_paged(problem: Problem, config: Config) -> str | None:
-    size = problem["page_size"]
-    if size < 16:
-        return f"pages of {size} tokens are too small for TMA"
-    if _box_tokens(problem, config) < 8:
-        return f"a box of tokens would be less than the swizzle's 8 rows, in pages of {size}"
-    if problem["pages"] * size >= 1 << 31:
-        return "more slots than TMA's 32-bit coordinates reach"
-    return None
-
-
 def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     block_m, block_n, dim = config["block_m"], config["block_n"], problem["head_dim"]
-    rows = problem["max_q"] * _group(problem)
+    rows = problem["max_q"] * group(problem)
     if config["cluster"] > 1 and rows <= block_m:
         return "a cluster shares what two tiles of rows read"
     if problem["kv_dtype"] != problem["dtype"]:
         return "wgmma takes keys and values as queries are"
     if problem["has_scales"] and problem["page_scales"]:
         return "scales of pages are not loaded"
-    if _group(problem) > block_m:
-        return f"{_group(problem)} heads share keys, more than a tile's {block_m} rows"
+    if group(problem) > block_m:
+        return f"{group(problem)} heads share keys, more than a tile's {block_m} rows"
     if 2 * rows <= block_m:
         return f"tiles of {block_m} rows are mostly empty at {rows}"
-    if reason := _why_not_paged(problem, config):
+    if reason := why_no_boxes(problem, _box_tokens(problem, config)):
         return reason
     registers = block_n // 2 + dim // 2 + block_n // 4 + OTHER_REGISTERS
     if registers > CONSUMER_REGISTERS[block_m // 64]:
@@ -79,31 +72,18 @@ def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 def _row_tiles(problem: Problem, config: Config) -> int:
     """Of the longest sequence, a key-value head and a block of a cluster."""
-    return ceil(problem["max_q"] / (config["block_m"] // _group(problem) * config["cluster"]))
+    return ceil(problem["max_q"] / (config["block_m"] // group(problem) * config["cluster"]))
 
 
 def _query_map(problem: Problem, block_m: int) -> TensorMap:
     """(tokens, kv_heads, group, head_dim): boxes of whole tokens, the heads that share keys."""
-    group, dim = _group(problem), problem["head_dim"]
+    shared_by, dim = group(problem), problem["head_dim"]
     return TensorMap(
         "q",
         problem["dtype"],
-        (dim, group, problem["kv_heads"], problem["tokens"]),
-        (dim * 2, group * dim * 2, problem["heads"] * dim * 2),
-        (COLUMNS, group, 1, block_m // group),
-        swizzle=2 * COLUMNS,
-    )
-
-
-def _cache_map(name: str, problem: Problem, box_tokens: int) -> TensorMap:
-    """(slots, kv_heads, head_dim): boxes of a head's tokens within a page."""
-    dim, size = problem["head_dim"], dtypes.itemsize(problem["kv_dtype"])
-    return TensorMap(
-        name,
-        problem["kv_dtype"],
-        (dim, problem["kv_heads"], problem["pages"] * problem["page_size"]),
-        (dim * size, problem["kv_heads"] * dim * size),
-        (COLUMNS, 1, box_tokens),
+        (dim, shared_by, problem["kv_heads"], problem["tokens"]),
+        (dim * 2, shared_by * dim * 2, problem["heads"] * dim * 2),
+        (COLUMNS, shared_by, 1, block_m // shared_by),
         swizzle=2 * COLUMNS,
     )
 
@@ -122,9 +102,9 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         (clusters * cluster, 1, 1),
         (
             _query_map(problem, config["block_m"]),
-            *(_cache_map(name, problem, _box_tokens(problem, config)) for name in CACHES),
+            *(cache_map(name, problem, _box_tokens(problem, config)) for name in CACHES),
             *params(problem),
-            Int32(problem["pages"] * problem["page_size"]),
+            Int32(slots(problem)),
             Int32(row_tiles),
         ),
         128 * (config["block_m"] // 64 + 1),
@@ -138,8 +118,8 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Products or bytes on the SMs that have work; the model knows no better tile."""
     if num_rows(problem) == 0:
         return LAUNCH_US
-    rows = q_len(problem) * _group(problem)
-    per_head = ceil(q_len(problem) / (config["block_m"] // _group(problem)))
+    rows = q_len(problem) * group(problem)
+    per_head = ceil(q_len(problem) / (config["block_m"] // group(problem)))
     tiles = per_head * problem["kv_heads"] * problem["batch"]
     busy = min(1.0, tiles / gpu.sms)
     padding = per_head * config["block_m"] / max(rows, 1)

@@ -214,7 +214,13 @@ class Tile:
         out: cute.Tensor,
     ):
         """Add the values, times their probabilities, to ``out``."""
-        p = self.as_operand(acc)
+        weights = acc.load()
+        rounded = weights.to(self.value_dtype)
+        operands = [self.as_operand(acc, rounded)]
+        if cutlass.const_expr(self.page_scales):
+            # Scales make weights of any size: what rounding took from them counts too.
+            rest = (weights - rounded.to(Float32)).to(self.value_dtype)
+            operands.append(self.as_operand(acc, rest))
         sV = cute.composition(
             sV, cute.make_layout((self.width, self.tokens), stride=(self.tokens, 1))
         )
@@ -226,9 +232,11 @@ class Tile:
             cute.copy(copy, tOsV[None, None, k], tXrV[None, None, k])
             if cutlass.const_expr(self.fp8):
                 wide = self.widen_values(value_mma, tOrV[None, None, k])
-                cute.gemm(value_mma, out, p[None, None, k], wide[None, None, 0], out)
+                for p in operands:
+                    cute.gemm(value_mma, out, p[None, None, k], wide[None, None, 0], out)
             else:
-                cute.gemm(tiled_mma, out, p[None, None, k], tOrV[None, None, k], out)
+                for p in operands:
+                    cute.gemm(tiled_mma, out, p[None, None, k], tOrV[None, None, k], out)
 
     @cute.jit
     def widen_values(self, value_mma: cute.TiledMma, pairs: cute.Tensor):
@@ -242,10 +250,10 @@ class Tile:
                 target[(0, 0), 2 * n + odd, 0], target[(0, 1), 2 * n + odd, 0] = low, high
         return wide
 
-    def as_operand(self, acc):
-        """Sums of one product as the first operand of the next: ((2, 2, 2), MMA_M, MMA_K)."""
+    def as_operand(self, acc, rounded):
+        """What sums became as the first operand of a product: ((2, 2, 2), MMA_M, MMA_K)."""
         p = cute.make_rmem_tensor_like(acc, self.value_dtype)
-        p.store(acc.load().to(self.value_dtype))
+        p.store(rounded)
         rows = cute.size(acc, mode=[1])
         layout = cute.make_layout(
             ((2, 2, 2), rows, self.tokens // 16), stride=((1, 2, 4 * rows), 4, 8 * rows)
