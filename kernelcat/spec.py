@@ -75,7 +75,7 @@ class Axis:
         return Axis(name, doc, values=(False, True), default=False, minor=minor)
 
     @staticmethod
-    def number(name: str, doc: str, *examples: float, default: float = 0.0) -> Axis:
+    def number(name: str, doc: str, *examples: float, default: float | None = 0.0) -> Axis:
         return Axis(name, doc, values=examples, default=default, minor=True, is_number=True)
 
     def check(self, value: AxisValue) -> None:

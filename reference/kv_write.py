@@ -41,15 +41,15 @@ from kernelcat.spec import Axis, Entry, Peer, Problem, Tensor, Tolerance, exact
 STYLES = ("neox", "interleaved")
 
 
-def _room(problem: Problem) -> int:
+def room_of(problem: Problem) -> int:
     """Tokens that a sequence may have: its table and cos_sin have a place for each."""
     room = int(problem["table_width"] * problem["page_size"])
     return min(room, problem["positions"]) if problem["rotary_dim"] else room
 
 
-def _capacity(problem: Problem) -> int:
+def capacity(problem: Problem) -> int:
     """New tokens that fit if no page is shared: whole pages first, then last ones cut short."""
-    whole, rest = divmod(_room(problem), problem["page_size"])
+    whole, rest = divmod(room_of(problem), problem["page_size"])
     full = min(problem["pages"], problem["batch"] * whole)
     return full * problem["page_size"] + min(problem["pages"] - full, problem["batch"]) * rest
 
@@ -60,7 +60,7 @@ def lengths(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
     Else new sequences are filled one after another, which takes the fewest pages.
     """
-    room, size = _room(problem), problem["page_size"]
+    room, size = room_of(problem), problem["page_size"]
     drawn = dealt(problem, room, room)
     if sum(map(len, _new_pages(problem, *drawn))) <= problem["pages"]:
         return drawn
@@ -81,7 +81,7 @@ def _new_pages(problem, q_lens, kv_lens):
     ]
 
 
-def _table(problem: Problem) -> list[list[int]]:
+def new_table(problem: Problem) -> list[list[int]]:
     """The block table: another page for each place that has a new token, garbage elsewhere."""
     order = list(range(problem["pages"]))
     random.Random(problem.key).shuffle(order)
@@ -100,7 +100,7 @@ def positions(problem: Problem) -> list[int]:
     return [at for q_len, kv_len in q_and_kv for at in range(kv_len - q_len, kv_len)]
 
 
-def _slots(problem, arrays):
+def slots_of(problem, arrays):
     """Position, page and slot of each token."""
     cu_q, xp = arrays["cu_q"], library_of(arrays["cu_q"])
     token = xp.arange(problem["tokens"], dtype="int32")
@@ -120,7 +120,7 @@ def _make_inputs(problem, normal):
     q = normal((tokens, heads, dim))
     xp = library_of(q)
     q_lens, kv_lens = lengths(problem)
-    table = xp.asarray(_table(problem), dtype="int32").reshape(batch, problem["table_width"])
+    table = xp.asarray(new_table(problem), dtype="int32").reshape(batch, problem["table_width"])
     inputs = {
         "q": q,
         "k": normal((tokens, kv_heads, dim)),
@@ -129,7 +129,7 @@ def _make_inputs(problem, normal):
         "kv_lens": xp.asarray(kv_lens, dtype="int32"),
         "cu_q": xp.asarray([0, *itertools.accumulate(q_lens)], dtype="int32"),
     }
-    at, page, slot = _slots(problem, inputs)
+    at, page, slot = slots_of(problem, inputs)
     angles = 3.0 * normal((problem["positions"], problem["rotary_dim"] // 2))
     cos_sin = xp.concatenate((xp.cos(angles), xp.sin(angles)), axis=1)
     inputs["cos_sin"] = xp.full_like(cos_sin, xp.nan)
@@ -145,7 +145,7 @@ def _make_inputs(problem, normal):
     return inputs
 
 
-def _rotated(problem, x, cos_sin, at):
+def rotated(problem, x, cos_sin, at):
     """x (tokens, heads, head_dim) turned by rows ``at`` of cos_sin."""
     rotary_dim, half = problem["rotary_dim"], problem["rotary_dim"] // 2
     if not rotary_dim:
@@ -161,8 +161,8 @@ def _rotated(problem, x, cos_sin, at):
 
 
 def _oracle(problem, arrays):
-    at, page, slot = _slots(problem, arrays)
-    q, k = (_rotated(problem, arrays[name], arrays["cos_sin"], at) for name in ("q", "k"))
+    at, page, slot = slots_of(problem, arrays)
+    q, k = (rotated(problem, arrays[name], arrays["cos_sin"], at) for name in ("q", "k"))
     out = {"q_out": q}
     for name, x in (("k", k), ("v", arrays["v"])):
         if problem["has_scales"]:
@@ -193,9 +193,9 @@ def _constraint(problem):
         return f"rotary_dim={problem['rotary_dim']} must be even, and at most head_dim"
     if problem["kv_dtype"] not in (problem["dtype"], FP8):
         return f"kv_dtype is dtype ({problem['dtype']}) or {FP8}"
-    if problem["tokens"] > problem["batch"] * _room(problem):
+    if problem["tokens"] > problem["batch"] * room_of(problem):
         return "more new tokens than the table, or cos_sin, has room for"
-    if problem["tokens"] > _capacity(problem):
+    if problem["tokens"] > capacity(problem):
         return f"{problem['tokens']} new tokens do not fit in {problem['pages']} pages"
     return None
 

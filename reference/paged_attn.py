@@ -75,11 +75,16 @@ def dealt(problem: Problem, room: int, most: int) -> tuple[tuple[int, ...], tupl
     return tuple(q_lens), tuple(kv_lens)
 
 
+def _window(problem: Problem) -> int:
+    """Tokens that a query sees; 0 (all of them) too where the entry has no window."""
+    return int(problem.values.get("window", 0))
+
+
 def pairs_seen(problem: Problem) -> int:
     """Query tokens times the tokens that each sees."""
     total = 0
     for q_len, kv_len in zip(*lengths(problem), strict=True):
-        before, most = kv_len - q_len, problem["window"] or kv_len
+        before, most = kv_len - q_len, _window(problem) or kv_len
         growing = min(max(most - before, 0), q_len)  # queries that see one token more each
         total += growing * before + growing * (growing + 1) // 2 + (q_len - growing) * most
     return total
@@ -89,12 +94,12 @@ def tokens_read(problem: Problem) -> int:
     """Cached tokens that some query sees."""
     total = 0
     for q_len, kv_len in zip(*lengths(problem), strict=True):
-        first = max(0, kv_len - q_len + 1 - problem["window"]) if problem["window"] else 0
+        first = max(0, kv_len - q_len + 1 - _window(problem)) if _window(problem) else 0
         total += kv_len - first if q_len else 0
     return min(total, problem["pages"] * problem["page_size"])
 
 
-def _tables(problem: Problem) -> tuple[list[list[int]], list[int]]:
+def tables(problem: Problem) -> tuple[list[list[int]], list[int]]:
     """The block table, and how many slots of each page are read. Few pages are shared."""
     size, table, slots = problem["page_size"], [], [0] * problem["pages"]
     order = list(range(problem["pages"]))
@@ -118,7 +123,7 @@ def _make_inputs(problem, normal):
     batch, tokens, heads, kv_heads, dim = (
         problem[axis] for axis in ("batch", "tokens", "heads", "kv_heads", "head_dim")
     )
-    (table, slots), (q_lens, kv_lens) = _tables(problem), lengths(problem)
+    (table, slots), (q_lens, kv_lens) = tables(problem), lengths(problem)
     q = 2.5 * normal((tokens, heads, dim))
     xp = library_of(q)
     used = xp.asarray(slots, dtype="int32")[:, None]
