@@ -1,7 +1,8 @@
 """`flashmla`: multi-head latent attention (DeepSeek) with absorbed weights, over a paged cache.
 
 A token's row of the cache is its key for all heads, and the first 512 of its 576 elements are its
-value: ``[norm(c) (512) | rope(k_pe) (64)]``. A query is ``[q_nope @ W_UK | rope(q_pe)]``. Sequences, query tokens and pages are those of `paged_attn`: the last ``cu_q[s + 1] - cu_q[s]`` of
+value: ``[norm(c) (512) | rope(k_pe) (64)]``. A query is ``[q_nope @ W_UK | rope(q_pe)]``.
+Sequences, query tokens and pages are those of `paged_attn`: the last ``cu_q[s + 1] - cu_q[s]`` of
 ``kv_lens[s]`` cached tokens ask, and each sees itself and what came before it.
 
     p = softmax(sm_scale * q . row)   over the rows that a query token sees
