@@ -27,12 +27,6 @@ MAX_STAGES = 8
 REGISTERS = 1 << 16
 IN_FLIGHT = 64 << 10
 """Bytes that an SM must have in flight for the whole of the bandwidth."""
-GPC_SMS = 14
-"""Of a graphics processing cluster that has few; a cluster of blocks lies within one."""
-LONELY_US = 1.0
-"""What it costs where the next launch finds no room before this one ends."""
-TOKEN_US = 0.006
-"""What a warp takes for a token, where no other launch or wave hides it."""
 
 SPACE = {
     "tokens": (32, 16, 64),
@@ -85,9 +79,8 @@ def _shared_bytes(problem: Problem, config: Config, gpu: Gpu) -> int:
 
 
 def _registers(problem: Problem, config: Config) -> int:
-    """Sums, queries, scores, weights and what is loaded, and about 34 others, of a thread."""
-    own = 5 * problem["head_dim"] // 8 + config["tokens"] // 2
-    return int(_row_tiles(problem) * own + 34)
+    """Sums, queries, scores and about 60 others, of a thread."""
+    return _row_tiles(problem) * (3 * problem["head_dim"] // 8 + config["tokens"] // 4) + 60
 
 
 def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -156,31 +149,23 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return Program((step,))
 
 
-def _next_starts(problem: Problem, config: Config, gpu: Gpu) -> bool:
-    """Whether the next launch's blocks find room beside these, cluster by cluster."""
-    blocks, cluster = config["blocks_per_sm"], config["cluster"]
-    clusters = gpu.sms // GPC_SMS * (GPC_SMS * blocks // cluster)
-    return bool(2 * problem["batch"] * problem["kv_heads"] <= clusters)
-
-
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bytes, at the pace of the SMs that have work, and what nothing hides in a single wave."""
+    """Bytes, at the pace of the SMs that have work, in whole waves."""
     if num_rows(problem) == 0:
         return LAUNCH_US
     blocks = problem["batch"] * problem["kv_heads"] * config["cluster"]
-    waves = ceil(blocks / (gpu.sms * config["blocks_per_sm"]))
+    at_once = gpu.sms * config["blocks_per_sm"]
+    waves = ceil(blocks / at_once)
+    busy = blocks / (waves * at_once) if waves > 1 else min(1.0, blocks / gpu.sms)
     per_sm = min(config["blocks_per_sm"], max(1.0, blocks / gpu.sms))
     ring = config["num_warps"] * _num_stages(problem, config, gpu) * _stage_bytes(problem, config)
-    flow = min(1.0, (per_sm * ring / IN_FLIGHT) ** 0.5) * min(1.0, blocks / gpu.sms) ** 0.5
-    # Small tiles wait and vote more often.
-    haste = 1 - 2 / (2 + config["tokens"])
-    moved = ENTRY.bytes_moved(problem)
-    total_us = LAUNCH_US + copy_us(moved, gpu, BANDWIDTH_EFFICIENCY * flow * haste)
-    if waves > 1:
-        return total_us + waves * WAVE_LATENCY_US
-    lonely_us = 0.0 if _next_starts(problem, config, gpu) else LONELY_US
-    per_warp = context(problem) / (config["cluster"] * config["num_warps"])
-    return total_us + WAVE_LATENCY_US + lonely_us + per_warp * TOKEN_US
+    flow = min(1.0, (per_sm * ring / IN_FLIGHT) ** 0.5)
+    # Small tiles wait and vote more often; larger clusters merge longer, and need room in one GPC.
+    haste = 1 - 4 / (4 + config["tokens"])
+    merge_us = 0.1 * config["cluster"]
+    rate = BANDWIDTH_EFFICIENCY * busy * flow * haste
+    stream_us = copy_us(ENTRY.bytes_moved(problem), gpu, rate)
+    return LAUNCH_US + waves * WAVE_LATENCY_US + merge_us + stream_us
 
 
 def _default(problem: Problem, gpu: Gpu) -> Config:
