@@ -27,8 +27,13 @@ FINDINGS = 5
 """Distinct findings kept of each tool."""
 FINDING_LINES = 6
 """Lines of a finding kept; a race may go on with every access that takes part."""
-HAZARDS = ["--racecheck-report", "hazard", "--print-limit", "10000"]
-"""Byte by byte: kind of hazard, address, threads; races are pairs of instructions only."""
+TOOL_OPTIONS = {
+    # Byte by byte: kind of hazard, address, threads; races are pairs of instructions only.
+    "racecheck": ("--racecheck-report", "hazard", "--print-limit", "10000"),
+    # A ring for each warp is more barriers than it keeps room for by itself, and that counts as an
+    # error.
+    "synccheck": ("--num-cuda-barriers", "1024"),
+}
 
 _SAID = re.compile(r"={8,} (?P<indent> *)(?P<text>\S.*)")
 _NO_FINDING = re.compile(
@@ -116,7 +121,7 @@ def run(tool: str, words: Sequence[str]) -> Report:
     if sanitizer is None:
         raise MissingDependency("compute-sanitizer is not on the path: install the CUDA toolkit")
     options = ["--show-backtrace", "no", "--demangle", "simple"]
-    options += HAZARDS if tool == "racecheck" else []
+    options += TOOL_OPTIONS.get(tool, ())
     try:
         done = subprocess.run(
             [sanitizer, "--tool", tool, *options, *words],

@@ -190,6 +190,7 @@ def test_each_tool_runs_once_over_small_problems(printing: Path) -> None:
     for tool, run in zip(sanitizer.SANITIZERS, runs, strict=True):
         assert f"--tool {tool} " in run
         assert ("--racecheck-report hazard" in run) == (tool == "racecheck")
+        assert ("--num-cuda-barriers 1024" in run) == (tool == "synccheck")
         assert "fuzz gemm --language triton --variant gluon --examples 8 --limit 160" in run
         assert run.endswith("--mirrored") and "--show-backtrace no" in run
 

@@ -32,6 +32,11 @@ struct TileRows {
   int64_t first_query;  // of the sequence, among all
   int first_row, kv_head;
 
+  // The same rows of the key-value head `ahead` further on.
+  __device__ __forceinline__ TileRows of_head(int ahead) const {
+    return {first_query, first_row, kv_head + ahead};
+  }
+
   // Index of (token, head) in q and out.
   __device__ __forceinline__ int64_t at(const Attention<Kind>& call, int row) const {
     const int group = call.group(), query = (first_row + row) / group;

@@ -88,15 +88,15 @@ def why_no_boxes(problem: Problem, box_tokens: int) -> str | None:
     return None
 
 
-def cache_map(name: str, problem: Problem, box_tokens: int) -> TensorMap:
-    """(slots, kv_heads, head_dim): boxes of a head's tokens within a page, 128 bytes a row."""
-    dim, size = problem["head_dim"], dtypes.itemsize(problem["kv_dtype"])
-    span = min(dim * size, 128)
+def cache_map(name: str, problem: Problem, box_tokens: int, heads: int = 1) -> TensorMap:
+    """(slots, kv_heads / heads, heads * head_dim): boxes of tokens of a page, 128 bytes a row."""
+    dim, size = heads * problem["head_dim"], dtypes.itemsize(problem["kv_dtype"])
+    span, groups = min(dim * size, 128), problem["kv_heads"] // heads
     return TensorMap(
         name,
         problem["kv_dtype"],
-        (dim, problem["kv_heads"], slots(problem)),
-        (dim * size, problem["kv_heads"] * dim * size),
+        (dim, groups, slots(problem)),
+        (dim * size, groups * dim * size),
         (span // size, 1, box_tokens),
         swizzle=span,
     )

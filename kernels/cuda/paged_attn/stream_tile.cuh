@@ -37,16 +37,18 @@ struct StreamOperand<
 };
 
 // Lane l has, of tokens l / 4 and l / 4 + 8 of every 16, the scores of rows 2 * (l % 4) and the
-// next, of every 8 rows.
-template <typename Kind, int kRowTiles, int kTokens>
+// next, of every 8 rows. Each of kHeads key-value heads, side by side in the cache, has kRowTiles
+// times 8 rows.
+template <typename Kind, int kHeads, int kRowTiles, int kTokens>
 struct StreamTile {
   using T = typename Kind::T;
   using Operand = typename StreamOperand<Kind>::T;
   static constexpr bool kFloat8 = kIsFloat8<typename Kind::Cached>;
-  static constexpr int kHeadDim = Kind::kHeadDim, kRowBytes = Kind::kRowBytes;
-  static constexpr int kSpan = kRowBytes < 128 ? kRowBytes : 128;  // of a row, in a chunk
+  static constexpr int kHeadDim = Kind::kHeadDim, kGroups = kHeads * kRowTiles;
+  static constexpr int kRowBytes = kHeads * Kind::kRowBytes;       // of a token
+  static constexpr int kSpan = kRowBytes < 128 ? kRowBytes : 128;  // of them, in a chunk
   static constexpr int kChunks = kRowBytes / kSpan;
-  static constexpr int kColumns = kHeadDim / kChunks;
+  static constexpr int kColumns = kHeads * kHeadDim / kChunks;
   static constexpr int kTileBytes = kTokens * kRowBytes;
   static constexpr int kBoxTokens = kTokens < Kind::kPageSize ? kTokens : Kind::kPageSize;
   static constexpr int kBoxes = kTokens / kBoxTokens;
@@ -68,16 +70,17 @@ struct StreamTile {
     return 16 * step + (kFloat8 ? 2 * own + half : own + 8 * half);
   }
 
-  // Loads the queries; rows from `num_rows` on are zero.
-  __device__ __forceinline__ void begin(const Attention<Kind>& call, const TileRows<Kind>& rows,
+  // Loads the queries; a head's rows from `num_rows` on are zero.
+  __device__ __forceinline__ void begin(const Attention<Kind>& call, const TileRows<Kind>& first,
                                         int num_rows, const Sequence& sequence) {
     const int lane = lane_index(), group = call.group();
-    float scale = Kind::kSoftcap ? call.sm_scale / call.softcap : call.sm_scale * kLog2E;
-    if constexpr (Kind::kScales == Scales::kHead) scale *= call.k_scale[rows.kv_head];
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
-      const int row = 8 * r + lane / 4;
-      uint32_t (&words)[kSteps][2] = queries[r];
+    for (int g = 0; g < kGroups; ++g) {
+      const TileRows<Kind> rows = first.of_head(g / kRowTiles);
+      float scale = Kind::kSoftcap ? call.sm_scale / call.softcap : call.sm_scale * kLog2E;
+      if constexpr (Kind::kScales == Scales::kHead) scale *= call.k_scale[rows.kv_head];
+      const int r = g % kRowTiles, row = 8 * r + lane / 4;
+      uint32_t (&words)[kSteps][2] = queries[g];
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) words[step][0] = words[step][1] = 0;
       if (row < num_rows) {
@@ -99,19 +102,17 @@ struct StreamTile {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int own = lane % 4 * 2 + j;  // of the rows of scores, not of queries
-        if (kScaled || r == 0) {
-          factor[r][j] = kScaled ? __shfl_sync(0xffffffff, grown, 4 * own) : scale;
-        }
+        factor[g][j] = kScaled ? __shfl_sync(0xffffffff, grown, 4 * own) : scale;
         limit[r][j] = sequence.context() + min(8 * r + own, num_rows - 1) / group;
-        most[r][j] = -kInfinity, total[r][j] = 0.0f;
+        most[g][j] = -kInfinity, total[g][j] = 0.0f;
       }
     }
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
+      for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) sums[m][r][j] = 0.0f;
+        for (int j = 0; j < 4; ++j) sums[m][g][j] = 0.0f;
       }
     }
   }
@@ -133,7 +134,7 @@ struct StreamTile {
   // see some of them.
   __device__ __forceinline__ void attend(uint32_t stage, int token, bool hides,
                                          const Attention<Kind>& call) {
-    float scores[kBlocks][kRowTiles][4] = {};
+    float scores[kBlocks][kGroups][4] = {};
     multiply_keys(scores, stage);
     scale(scores, call);
     if (hides) hide(scores, token, call.window);
@@ -144,19 +145,19 @@ struct StreamTile {
   // The rows' totals, in all lanes of a row.
   __device__ __forceinline__ void end() {
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
+    for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
 #pragma unroll
         for (int step = 4; step < kWarpThreads; step *= 2) {
-          total[r][j] += __shfl_xor_sync(0xffffffff, total[r][j], step);
+          total[g][j] += __shfl_xor_sync(0xffffffff, total[g][j], step);
         }
       }
     }
   }
 
  private:
-  using Scores = float[kBlocks][kRowTiles][4];
+  using Scores = float[kBlocks][kGroups][4];
 
   // Of this lane's row of queries, bfloat16 to float16: divided by the power of two that is given
   // back, and that leaves the largest between 1 and 2.
@@ -190,8 +191,9 @@ struct StreamTile {
   __device__ __forceinline__ void multiply_keys(Scores& scores, uint32_t tile) const {
     const int lane = lane_index();
 #pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      const uint32_t units = tile + lane % 16 * kSpan + place(2 * pair + lane / 16);
+    for (int i = 0; i < kHeads * kPairs; ++i) {
+      const int head = i / kPairs, pair = i % kPairs;
+      const uint32_t units = tile + lane % 16 * kSpan + place(2 * i + lane / 16);
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
         uint32_t words[4];  // tokens 0-7 and 8-15 of a unit, then of the other
@@ -202,20 +204,20 @@ struct StreamTile {
             const uint32_t a[4] = {float8_pair(words[2 * unit]), float8_pair(words[2 * unit + 1]),
                                    float8_pair(words[2 * unit] >> 16),
                                    float8_pair(words[2 * unit + 1] >> 16)};
-            multiply(scores[block], a, 2 * pair + unit);
+            multiply(scores[block], a, head, 2 * pair + unit);
           }
         } else {
-          multiply(scores[block], words, pair);
+          multiply(scores[block], words, head, pair);
         }
       }
     }
   }
 
-  __device__ __forceinline__ void multiply(float (&scores)[kRowTiles][4], const uint32_t (&a)[4],
-                                           int step) const {
+  __device__ __forceinline__ void multiply(float (&scores)[kGroups][4], const uint32_t (&a)[4],
+                                           int head, int step) const {
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
-      mma_16x8x16<Operand>(scores[r], a, queries[r][step][0], queries[r][step][1]);
+    for (int g = head * kRowTiles; g < (head + 1) * kRowTiles; ++g) {
+      mma_16x8x16<Operand>(scores[g], a, queries[g][step][0], queries[g][step][1]);
     }
   }
 
@@ -223,11 +225,11 @@ struct StreamTile {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
+      for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          float& score = scores[block][r][j];
-          score *= factor[kScaled ? r : 0][j % 2];
+          float& score = scores[block][g][j];
+          score *= factor[g][j % 2];
           if constexpr (Kind::kSoftcap) score = call.softcap * kLog2E * tanhf(score);
         }
       }
@@ -238,12 +240,12 @@ struct StreamTile {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
+      for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int own = token + 16 * block + lane_index() / 4 + j / 2 * 8;
-          const int ahead = own - limit[r][j % 2];
-          if (ahead > 0 || (Kind::kWindow && ahead <= -window)) scores[block][r][j] = -kInfinity;
+          const int ahead = own - limit[g % kRowTiles][j % 2];
+          if (ahead > 0 || (Kind::kWindow && ahead <= -window)) scores[block][g][j] = -kInfinity;
         }
       }
     }
@@ -251,54 +253,54 @@ struct StreamTile {
 
   // Scores become weights. Once the largest scores have been seen, most tiles change no sum.
   __device__ __forceinline__ void exponentiate(Scores& scores) {
-    float largest[kRowTiles][2];
+    float largest[kGroups][2];
     bool grows = false;
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
+    for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        largest[r][j] = fmaxf(scores[0][r][j], scores[0][r][j + 2]);
+        largest[g][j] = fmaxf(scores[0][g][j], scores[0][g][j + 2]);
 #pragma unroll
         for (int block = 1; block < kBlocks; ++block) {
-          largest[r][j] = fmaxf(largest[r][j], scores[block][r][j]);
-          largest[r][j] = fmaxf(largest[r][j], scores[block][r][j + 2]);
+          largest[g][j] = fmaxf(largest[g][j], scores[block][g][j]);
+          largest[g][j] = fmaxf(largest[g][j], scores[block][g][j + 2]);
         }
-        grows |= largest[r][j] > most[r][j];
+        grows |= largest[g][j] > most[g][j];
       }
     }
     if (__any_sync(0xffffffff, grows)) raise(largest);
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
+    for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float base = most[r][j % 2] == -kInfinity ? 0.0f : most[r][j % 2];
+        const float base = most[g][j % 2] == -kInfinity ? 0.0f : most[g][j % 2];
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
-          scores[block][r][j] = fast_exp2(scores[block][r][j] - base);
-          total[r][j % 2] += scores[block][r][j];
+          scores[block][g][j] = fast_exp2(scores[block][g][j] - base);
+          total[g][j % 2] += scores[block][g][j];
         }
       }
     }
   }
 
-  __device__ __forceinline__ void raise(float (&largest)[kRowTiles][2]) {
+  __device__ __forceinline__ void raise(float (&largest)[kGroups][2]) {
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
+    for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        float& new_most = largest[r][j];
+        float& new_most = largest[g][j];
 #pragma unroll
         for (int step = 4; step < kWarpThreads; step *= 2) {
           new_most = fmaxf(new_most, __shfl_xor_sync(0xffffffff, new_most, step));
         }
-        new_most = fmaxf(new_most, most[r][j]);
-        const float kept = rescale(most[r][j], new_most);
-        most[r][j] = new_most;
-        total[r][j] *= kept;
+        new_most = fmaxf(new_most, most[g][j]);
+        const float kept = rescale(most[g][j], new_most);
+        most[g][j] = new_most;
+        total[g][j] *= kept;
 #pragma unroll
         for (int m = 0; m < kSteps; ++m) {
-          sums[m][r][j] *= kept;
-          sums[m][r][j + 2] *= kept;
+          sums[m][g][j] *= kept;
+          sums[m][g][j + 2] *= kept;
         }
       }
     }
@@ -308,21 +310,22 @@ struct StreamTile {
     const int lane = lane_index();
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      uint32_t b[kRowTiles][2];
+      uint32_t b[kGroups][2];
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
-        const float (&own)[4] = weights[block][r];
-        b[r][0] = transposed(pack<Operand>(own[0], own[1]));
-        b[r][1] = transposed(pack<Operand>(own[2], own[3]));
+      for (int g = 0; g < kGroups; ++g) {
+        const float (&own)[4] = weights[block][g];
+        b[g][0] = transposed(pack<Operand>(own[0], own[1]));
+        b[g][1] = transposed(pack<Operand>(own[2], own[3]));
       }
 #pragma unroll
-      for (int pair = 0; pair < kPairs; ++pair) {
+      for (int n = 0; n < kHeads * kPairs; ++n) {
+        const int head = n / kPairs, pair = n % kPairs;
         // Of float8, both halves of the tokens of a unit, then of the other.
         const int half = kFloat8 ? lane / 8 % 2 : lane / 16;
         const int unit = kFloat8 ? lane / 16 : lane / 8 % 2;
         uint32_t words[4];
         load_matrices_transposed(
-            words, tile + (16 * block + 8 * half + lane % 8) * kSpan + place(2 * pair + unit));
+            words, tile + (16 * block + 8 * half + lane % 8) * kSpan + place(2 * n + unit));
         if constexpr (kFloat8) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
@@ -331,19 +334,21 @@ struct StreamTile {
             const uint32_t high = __byte_perm(words[2 * i + 1], 0, 0x3120);
             const uint32_t a[4] = {float8_pair(low), float8_pair(low >> 16), float8_pair(high),
                                    float8_pair(high >> 16)};
-            add(2 * pair + i, a, b);
+            add(head, 2 * pair + i, a, b);
           }
         } else {
-          add(pair, words, b);
+          add(head, pair, words, b);
         }
       }
     }
   }
 
-  __device__ __forceinline__ void add(int step, const uint32_t (&a)[4],
-                                      const uint32_t (&b)[kRowTiles][2]) {
+  __device__ __forceinline__ void add(int head, int step, const uint32_t (&a)[4],
+                                      const uint32_t (&b)[kGroups][2]) {
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) mma_16x8x16<Operand>(sums[step][r], a, b[r][0], b[r][1]);
+    for (int g = head * kRowTiles; g < (head + 1) * kRowTiles; ++g) {
+      mma_16x8x16<Operand>(sums[step][g], a, b[g][0], b[g][1]);
+    }
   }
 };
 

@@ -4,8 +4,9 @@
 // the products, the tokens their rows: scores are keys @ queries^T, sums values^T @ weights^T, so
 // that mma.sync wastes nothing on 8 rows. A warp has its own ring of stages: a lane that owns a box
 // of one looks its page up a whole round ahead and loads it, so that warps meet only once, at the
-// end. Blocks of a cluster share the tokens of a sequence and send each other what they found
-// (flash-decoding), through distributed shared memory.
+// end. Where a head's row is less than 128 bytes a block may take two neighbouring heads, whose
+// rows are one piece of memory. Blocks of a cluster share the tokens of a sequence and send each
+// other what they found (flash-decoding), through distributed shared memory.
 #include <kernelcat/cluster.cuh>
 #include <kernelcat/fragments.cuh>
 #include <kernelcat/pdl.cuh>
@@ -49,22 +50,39 @@ struct Parts {
   }
 };
 
-template <typename Kind, int kRowTiles, int kTokens, int kNumWarps, int kNumStages,
-          int kClusterSize>
+template <typename Kind, int kHeads, int kRowTiles, int kTokens, int kNumWarps, int kNumStages,
+          int kClusterSize, int kAhead>
 struct StreamAttention {
   using T = typename Kind::T;
-  using Tile = StreamTile<Kind, kRowTiles, kTokens>;
+  using Tile = StreamTile<Kind, kHeads, kRowTiles, kTokens>;
   static constexpr int kHeadDim = Kind::kHeadDim, kThreads = kNumWarps * kWarpThreads;
   static constexpr int kBoxTokens = Tile::kBoxTokens, kBoxes = Tile::kBoxes;
   static constexpr int kStageBytes = 2 * Tile::kTileBytes;
   static constexpr int kRingBytes = kNumStages * kStageBytes;
-  static constexpr int kMaxRows = 8 * kRowTiles;
+  static constexpr int kMaxRows = 8 * Tile::kGroups;
   static constexpr int kVectors = kHeadDim / 4;  // of a row
   static constexpr int kPitch = kHeadDim + 4;    // so that rows lie in different banks
   static constexpr int kChunk = 4;               // vectors side by side that a block stores
   static constexpr int kSlots = ceil_div(kMaxRows * kVectors, kChunk* kClusterSize) * kChunk;
   static_assert(kNumStages * kBoxes <= kWarpThreads, "a lane owns a box");
   static_assert(kMaxRows * kPitch * 4 <= kRingBytes, "a warp's sums take its stages' place");
+
+  // Of all heads, one after the other.
+  struct Rows {
+    TileRows<Kind> first;
+    int per_head;
+
+    __device__ __forceinline__ int num_vectors() const { return kHeads * per_head * kVectors; }
+    // Where among a warp's sums row `i` is.
+    __device__ __forceinline__ int place(int i) const {
+      return i / per_head * (8 * kRowTiles) + i % per_head;
+    }
+    __device__ __forceinline__ void store(const Attention<Kind>& call, int i,
+                                          const PartialSum& sum) const {
+      const int row = i / kVectors;
+      first.of_head(row / per_head).store(call, row % per_head, i % kVectors * 4, sum);
+    }
+  };
 
   struct Received {
     float4 values, sums;  // sums: the largest score, the total
@@ -83,14 +101,42 @@ struct StreamAttention {
   Shared& shared;
   int warp, lane, rank;
 
+  // A word that the kernel before has written or, at a glance, may be writing yet: then it comes
+  // from L2, where both meet, and L1 keeps nothing of it.
+  template <bool kGlance>
+  static __device__ __forceinline__ int read(const int* place) {
+    if constexpr (!kGlance) return *place;
+    int word;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(word) : "l"(place));
+    return word;
+  }
+
+  // A sequence, and the tokens that some query of it sees.
+  struct Span {
+    Sequence sequence;
+    int first_token, end_token;
+
+    __device__ __forceinline__ int first_tile() const { return first_token / kTokens; }
+    __device__ __forceinline__ int end_tile() const { return ceil_div(end_token, kTokens); }
+  };
+  template <bool kGlance = false>
+  __device__ __forceinline__ Span span_of(int seq) const {
+    const int first_query = read<kGlance>(call.cu_q + seq);
+    const int num_queries = read<kGlance>(call.cu_q + seq + 1) - first_query;
+    const Sequence sequence = {first_query, num_queries, read<kGlance>(call.kv_lens + seq)};
+    return {sequence, Kind::kWindow ? max(sequence.context() + 1 - call.window, 0) : 0,
+            num_queries > 0 ? max(sequence.num_tokens, 0) : 0};
+  }
+
   // The lane's box of a tile of tokens. Where no query sees the box it lies beyond the cache's end,
   // which makes zeros.
-  __device__ __forceinline__ int slot_of(const int* table, int tile, int first_token,
-                                         int end_token) const {
-    const int token = tile * kTokens + lane % kBoxes * kBoxTokens;
-    const int entry = min(token / Kind::kPageSize, call.table_width - 1);
-    const int slot = table[entry] * Kind::kPageSize + token % Kind::kPageSize;
-    return token < end_token && token + kBoxTokens > first_token ? slot : num_slots;
+  template <bool kGlance = false>
+  __device__ __forceinline__ int slot_of(const int* table, int tile, const Span& span) const {
+    const uint32_t token = tile * kTokens + lane % kBoxes * kBoxTokens;
+    const uint32_t entry = min(token / Kind::kPageSize, call.table_width - 1u);
+    const int slot = read<kGlance>(table + entry) * Kind::kPageSize + token % Kind::kPageSize;
+    const bool is_seen = token < span.end_token && token + kBoxTokens > span.first_token;
+    return is_seen ? slot : num_slots;
   }
 
   __device__ __forceinline__ uint8_t* stage(int index) const {
@@ -100,12 +146,12 @@ struct StreamAttention {
   __device__ __forceinline__ void load_box(int index, int slot) const {
     uint8_t* box = stage(index) + lane % kBoxes * kBoxTokens * Tile::kSpan;
     Barrier& full = shared.full[warp][index];
-    const int kv_head = blockIdx.y;
+    const int heads = blockIdx.y;  // as the maps count them
 #pragma unroll
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
       uint8_t* at = box + chunk * kTokens * Tile::kSpan;
-      tensor_load_3d(at, map_k, chunk * Tile::kColumns, kv_head, slot, full);
-      tensor_load_3d(at + Tile::kTileBytes, map_v, chunk * Tile::kColumns, kv_head, slot, full);
+      tensor_load_3d(at, map_k, chunk * Tile::kColumns, heads, slot, full);
+      tensor_load_3d(at + Tile::kTileBytes, map_v, chunk * Tile::kColumns, heads, slot, full);
     }
   }
 
@@ -113,26 +159,28 @@ struct StreamAttention {
   __device__ __forceinline__ void leave(const Tile& own) const {
     float* sums = reinterpret_cast<float*>(shared.rings[warp]);
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
+    for (int g = 0; g < Tile::kGroups; ++g) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int row = 8 * r + lane % 4 * 2 + j;
+        const int row = 8 * g + lane % 4 * 2 + j;
         if (lane < 4) {
-          shared.most[warp][row] = own.most[r][j];
-          shared.total[warp][row] = own.total[r][j];
+          shared.most[warp][row] = own.most[g][j];
+          shared.total[warp][row] = own.total[g][j];
         }
 #pragma unroll
         for (int m = 0; m < kHeadDim / 16; ++m) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            sums[row * kPitch + Tile::column(m, half)] = own.sums[m][r][2 * half + j];
+            sums[row * kPitch + Tile::column(m, half)] = own.sums[m][g][2 * half + j];
           }
         }
       }
     }
   }
 
-  __device__ __forceinline__ PartialSum sum_of_warps(int row, int vector) const {
+  // Vector `i` of the rows.
+  __device__ __forceinline__ PartialSum sum_of_warps(const Rows& rows, int i) const {
+    const int row = rows.place(i / kVectors), vector = i % kVectors;
     Parts<kNumWarps> found;
 #pragma unroll
     for (int w = 0; w < kNumWarps; ++w) {
@@ -144,10 +192,10 @@ struct StreamAttention {
   }
 
   // Every block gets every kClusterSize-th chunk of vectors from all, adds up and stores it.
-  __device__ __forceinline__ void exchange(const TileRows<Kind>& rows, int num_rows) const {
+  __device__ __forceinline__ void exchange(const Rows& rows) const {
     cluster_wait();  // all inboxes are open
-    for (int i = threadIdx.x; i < num_rows * kVectors; i += kThreads) {
-      const PartialSum sum = sum_of_warps(i / kVectors, i % kVectors);
+    for (int i = threadIdx.x; i < rows.num_vectors(); i += kThreads) {
+      const PartialSum sum = sum_of_warps(rows, i);
       const int chunk = i / kChunk, to = chunk % kClusterSize;
       Received& place = shared.inbox[rank][chunk / kClusterSize * kChunk + i % kChunk];
       store_async(&place.values, sum.values, shared.inbox_full, to);
@@ -156,14 +204,14 @@ struct StreamAttention {
     shared.inbox_full.wait(0);
     for (int slot = threadIdx.x; slot < kSlots; slot += kThreads) {
       const int i = (slot / kChunk * kClusterSize + rank) * kChunk + slot % kChunk;
-      if (i >= num_rows * kVectors) continue;
+      if (i >= rows.num_vectors()) continue;
       Parts<kClusterSize> found;
 #pragma unroll
       for (int from = 0; from < kClusterSize; ++from) {
         const Received& part = shared.inbox[from][slot];
         found.parts[from] = {part.values, part.sums.x, part.sums.y};
       }
-      rows.store(call, i / kVectors, i % kVectors * 4, found.sum());
+      rows.store(call, i, found.sum());
     }
   }
 
@@ -175,9 +223,9 @@ struct StreamAttention {
     cluster_arrive_relaxed();
   }
 
-  __device__ __forceinline__ void expect(int num_rows) const {
+  __device__ __forceinline__ void expect(const Rows& rows) const {
     if (threadIdx.x != 0) return;
-    const int chunks = num_rows * kVectors / kChunk;
+    const int chunks = rows.num_vectors() / kChunk;
     const int own = (chunks + kClusterSize - 1 - rank) / kClusterSize;
     shared.inbox_full.arrive_expect(own * kChunk * kClusterSize * sizeof(Received));
   }
@@ -187,24 +235,22 @@ struct StreamAttention {
     if (lane < kNumStages) full[lane].init(1);
     fence_barrier_init();
     if constexpr (kClusterSize > 1) open_inbox();
-    const int seq = blockIdx.z, kv_head = blockIdx.y;
+    const int seq = blockIdx.z;
     const int* table = call.block_table + static_cast<int64_t>(seq) * call.table_width;
-    prefetch_ahead(table, seq);
+    prefetch_words(table, seq);
+    if constexpr (kAhead > 0) prefetch_boxes(table, seq);
     __syncwarp();
     grid_dependency_wait();
     launch_dependents();
 
-    const int first_query = call.cu_q[seq], num_queries = call.cu_q[seq + 1] - first_query;
-    const Sequence sequence = {first_query, num_queries, call.kv_lens[seq]};
-    const int end_token = num_queries > 0 ? max(sequence.num_tokens, 0) : 0;
-    const int first_token = Kind::kWindow ? max(sequence.context() + 1 - call.window, 0) : 0;
-    const int first_tile = first_token / kTokens, end_tile = ceil_div(end_token, kTokens);
+    const Span span = span_of(seq);
+    const int end_tile = span.end_tile();
     // Tiles are dealt out in turn.
     constexpr int kStep = kClusterSize * kNumWarps;
-    int tile = first_tile + rank * kNumWarps + warp;
+    int tile = span.first_tile() + rank * kNumWarps + warp;
     const int owned = lane / kBoxes;  // the stage that the lane has a box of
     int next = tile + owned * kStep;  // the tile that it loads into it
-    int slot = slot_of(table, next, first_token, end_token);
+    int slot = slot_of(table, next, span);
     if (owned < kNumStages && next < end_tile && lane % kBoxes == 0) {
       full[owned].arrive_expect(kStageBytes);
     }
@@ -212,25 +258,26 @@ struct StreamAttention {
     const auto load = [&] {
       if (next < end_tile) load_box(owned, slot);
       next += kNumStages * kStep;
-      if (next < end_tile) slot = slot_of(table, next, first_token, end_token);
+      if (next < end_tile) slot = slot_of(table, next, span);
     };
     if (owned < kNumStages) load();
 
-    const int group = call.group(), num_rows = num_queries * group;
-    if (num_rows <= 0) return;  // as the whole cluster does
-    if constexpr (kClusterSize > 1) expect(num_rows);
-    const TileRows<Kind> rows = {first_query, 0, kv_head};
+    const Sequence& sequence = span.sequence;
+    if (sequence.num_queries <= 0) return;  // as the whole cluster does
+    const int first_head = static_cast<int>(blockIdx.y) * kHeads;
+    const Rows rows = {{sequence.first_query, 0, first_head}, sequence.num_queries * call.group()};
+    if constexpr (kClusterSize > 1) expect(rows);
     Tile own;
-    own.begin(call, rows, num_rows, sequence);
+    own.begin(call, rows.first, rows.per_head, sequence);
     // What all rows see.
-    const int all_begin = Kind::kWindow ? end_token - call.window : 0;
+    const int all_begin = Kind::kWindow ? span.end_token - call.window : 0;
     const int all_end = sequence.context() + 1;
     RingPosition<kNumStages> at;
     for (; tile < end_tile; tile += kStep) {
       const int token = tile * kTokens;
       const bool hides = token + kTokens > all_end || (Kind::kWindow && token < all_begin);
       full[at.stage].wait(at.parity);
-      if (hides) own.clear(stage(at.stage), token, first_token, end_token);
+      if (hides) own.clear(stage(at.stage), token, span.first_token, span.end_token);
       own.attend(shared_address(stage(at.stage)), token, hides, call);
       __syncwarp();
       if (tile + kNumStages * kStep < end_tile) {
@@ -244,11 +291,10 @@ struct StreamAttention {
     leave(own);
     __syncthreads();
     if constexpr (kClusterSize > 1) {
-      exchange(rows, num_rows);
+      exchange(rows);
     } else {
-      for (int i = threadIdx.x; i < num_rows * kVectors; i += kThreads) {
-        const int row = i / kVectors, vector = i % kVectors;
-        rows.store(call, row, 4 * vector, sum_of_warps(row, vector));
+      for (int i = threadIdx.x; i < rows.num_vectors(); i += kThreads) {
+        rows.store(call, i, sum_of_warps(rows, i));
       }
     }
   }
@@ -259,7 +305,7 @@ struct StreamAttention {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(place));
   }
 
-  __device__ __forceinline__ void prefetch_ahead(const int* table, int seq) const {
+  __device__ __forceinline__ void prefetch_words(const int* table, int seq) const {
     constexpr int kSector = 8;  // entries
     if (threadIdx.x == 0) {
       prefetch_map(map_k);
@@ -270,20 +316,41 @@ struct StreamAttention {
     const int entry = (rank * kThreads + static_cast<int>(threadIdx.x)) * kSector;
     if (!Kind::kWindow && entry < call.table_width) prefetch(table + entry);
   }
+
+  // What the ring holds first, and kAhead - 1 times more: if the table is not yet what it will be,
+  // something else.
+  __device__ __forceinline__ void prefetch_boxes(const int* table, int seq) const {
+    const Span span = span_of<true>(seq);
+    const int owned = lane / kBoxes;
+    if (owned >= kNumStages) return;
+#pragma unroll
+    for (int round = 0; round < kAhead; ++round) {
+      const int before = (round * kNumStages + owned) * kClusterSize * kNumWarps;
+      const int tile = span.first_tile() + rank * kNumWarps + warp + before;
+      if (tile >= span.end_tile()) return;
+      const int slot = slot_of<true>(table, tile, span), heads = blockIdx.y;
+#pragma unroll
+      for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+        tensor_prefetch_3d(map_k, chunk * Tile::kColumns, heads, slot);
+        tensor_prefetch_3d(map_v, chunk * Tile::kColumns, heads, slot);
+      }
+    }
+  }
 };
 
-template <typename Kind, int kRowTiles, int kTokens, int kNumWarps, int kNumStages,
-          int kClusterSize, int kBlocksPerSm>
-__global__ void __launch_bounds__(kNumWarps* kWarpThreads, kBlocksPerSm)
-    paged_attn_tma(const __grid_constant__ TensorMap map_k,  // (slots, kv_heads, head_dim)
-                   const __grid_constant__ TensorMap map_v,  // the same
-                   const typename Kind::T* q, const typename Kind::Cached* k_cache,
-                   const typename Kind::Cached* v_cache, const int* block_table, const int* kv_lens,
-                   const int* cu_q, const float* sinks, const float* k_scale, const float* v_scale,
-                   const float8_e4m3fn* k_block_scale, const float8_e4m3fn* v_block_scale,
-                   typename Kind::T* out, float* lse, int batch, int heads, int kv_heads,
-                   int table_width, int window, float sm_scale, float softcap, int num_slots) {
-  using Kernel = StreamAttention<Kind, kRowTiles, kTokens, kNumWarps, kNumStages, kClusterSize>;
+template <typename Kind, int kHeads, int kRowTiles, int kTokens, int kNumWarps, int kNumStages,
+          int kClusterSize, int kAhead, int kBlocksPerSm>
+__global__ void __launch_bounds__(kNumWarps* kWarpThreads, kBlocksPerSm) paged_attn_tma(
+    const __grid_constant__ TensorMap map_k,  // (slots, kv_heads / kHeads, kHeads * head_dim)
+    const __grid_constant__ TensorMap map_v,  // the same
+    const typename Kind::T* q, const typename Kind::Cached* k_cache,
+    const typename Kind::Cached* v_cache, const int* block_table, const int* kv_lens,
+    const int* cu_q, const float* sinks, const float* k_scale, const float* v_scale,
+    const float8_e4m3fn* k_block_scale, const float8_e4m3fn* v_block_scale, typename Kind::T* out,
+    float* lse, int batch, int heads, int kv_heads, int table_width, int window, float sm_scale,
+    float softcap, int num_slots) {
+  using Kernel = StreamAttention<Kind, kHeads, kRowTiles, kTokens, kNumWarps, kNumStages,
+                                 kClusterSize, kAhead>;
   extern __shared__ uint8_t dynamic_shared[];
   const uint32_t padding = -shared_address(dynamic_shared) & 1023;
   auto& shared = *reinterpret_cast<typename Kernel::Shared*>(dynamic_shared + padding);
