@@ -31,7 +31,7 @@ from kernelcat.reference.paged_attn import (
     tables,
     tokens_read,
 )
-from kernelcat.spec import Axis, Derived, Entry, Problem, Tensor, Tolerance, exact
+from kernelcat.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance, exact
 
 PACKED_TYPE = "uint8"
 """Of a cache in rows of 656 bytes."""
@@ -182,6 +182,17 @@ def _names() -> dict[str, Problem]:
     return found
 
 
+def _peer(name: str) -> Peer:
+    """A peer from its own module, which is imported when it is raced."""
+
+    def load():
+        from kernelcat.reference import _flashmla_peers
+
+        return getattr(_flashmla_peers, name)()
+
+    return Peer(name, load)
+
+
 ENTRY = Entry(
     name="flashmla",
     summary="Multi-head latent attention with absorbed weights over a paged cache (DeepSeek).",
@@ -225,5 +236,6 @@ ENTRY = Entry(
     flops=_flops,
     bytes_moved=_bytes_moved,
     problems=_names(),
+    peers=(_peer("flash_mla"), _peer("flashinfer")),
     constraint=_constraint,
 )  # fmt: skip
