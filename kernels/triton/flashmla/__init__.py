@@ -159,19 +159,22 @@ def _reject_split(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _tile_us(config: Config, problem: Problem, gpu: Gpu) -> float:
-    """A tile of rows against one of tokens on one SM: bytes out of L2, or products.
+    """A tile of rows against one of tokens on one SM: bytes out of L2 and products.
 
     wgmma reaches two fifths of its peak since both warpgroups need all weights, mma.sync half of
-    that.
+    that. Loads hide behind products where there is a buffer more.
     """
     block_m, block_n = config["block_m"], config["block_n"]
     row = row_length(problem.values) * (1 if is_packed(problem) else 2)
     rate = gpu.flops[problem["dtype"]] / gpu.sms
     rate *= 0.4 if _uses_wgmma(config, gpu) or gpu.arch in ("sm_80", "sm_89") else 0.2
-    return max(
-        block_n * row / (gpu.bandwidth * model.L2_TO_DRAM / gpu.sms) * 1e6,
-        2 * block_m * block_n * (ROW + LATENT) / rate * 1e6 + 0.2,
-    )
+    load_us = block_n * row / (gpu.bandwidth * model.L2_TO_DRAM / gpu.sms) * 1e6
+    math_us = 2 * block_m * block_n * (ROW + LATENT) / rate * 1e6
+    if block_n > problem["page_size"]:
+        math_us *= 1.1  # a thread has an address for each of its rows
+    if _uses_wgmma(config, gpu) or config["stages"] > 2:
+        return max(load_us, math_us) + 0.2
+    return load_us + math_us + 0.2
 
 
 def _tiles(config: Config, problem: Problem) -> tuple[int, int]:
