@@ -31,10 +31,11 @@ def _layout(problem: Problem) -> dict[str, ConfigValue]:
     return {"PAGE_SIZE": problem["page_size"], "PACKED": is_packed(problem)}
 
 
-def _tile(problem: Problem, config: Config) -> dict[str, ConfigValue]:
+def _tile(problem: Problem, config: Config, gpu: Gpu) -> dict[str, ConfigValue]:
     return {
         "HEADS": problem["heads"], **_layout(problem), "BLOCK_M": config["block_m"],
         "BLOCK_N": config["block_n"], "STAGES": config["stages"],
+        "APART": _uses_wgmma(config, gpu),
     }  # fmt: skip
 
 
@@ -66,7 +67,7 @@ def _tiled(problem: Problem, config: Config, gpu: Gpu) -> Program:
         f"{PACKAGE}.device:tiled",
         (_row_tiles(problem, config), problem["batch"], 1),
         with_cache(ENTRY, problem) | _numbers(problem, width=problem["table_width"]),
-        _tile(problem, config),
+        _tile(problem, config, gpu),
         num_warps=config["warps"],
     )
     return Program((step,))
@@ -94,7 +95,7 @@ def _split(problem: Problem, config: Config, gpu: Gpu) -> Program:
         f"{PACKAGE}.split:split",
         (programs, 1, 1),
         with_cache(ENTRY, problem) | pieces | arrivals | numbers,
-        _tile(problem, config)
+        _tile(problem, config, gpu)
         | shares
         | {"LAST_MERGES": last_merges, "BLOCK_D": min(LATENT, 1024 * config["warps"] // block_m)},
         num_warps=config["warps"],
@@ -161,20 +162,20 @@ def _reject_split(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 def _tile_us(config: Config, problem: Problem, gpu: Gpu) -> float:
     """A tile of rows against one of tokens on one SM: bytes out of L2 and products.
 
-    wgmma reaches two fifths of its peak since both warpgroups need all weights, mma.sync half of
-    that. Loads hide behind products where there is a buffer more.
+    wgmma makes half of the scores' columns in either warpgroup and reads all rows for them, so that
+    it is the slower the fewer tokens there are. Loads hide behind products where stages are many.
     """
     block_m, block_n = config["block_m"], config["block_n"]
     row = row_length(problem.values) * (1 if is_packed(problem) else 2)
-    rate = gpu.flops[problem["dtype"]] / gpu.sms
-    rate *= 0.4 if _uses_wgmma(config, gpu) or gpu.arch in ("sm_80", "sm_89") else 0.2
+    rate = 0.4 if gpu.arch in ("sm_80", "sm_89") else 0.2
+    if _uses_wgmma(config, gpu):
+        rate = {16: 0.25, 32: 0.45}.get(block_n, 0.6)
     load_us = block_n * row / (gpu.bandwidth * model.L2_TO_DRAM / gpu.sms) * 1e6
-    math_us = 2 * block_m * block_n * (ROW + LATENT) / rate * 1e6
+    flops = 2 * block_m * block_n * (ROW + LATENT)
+    math_us = flops / (rate * gpu.flops[problem["dtype"]] / gpu.sms) * 1e6
     if block_n > problem["page_size"]:
         math_us *= 1.1  # a thread has an address for each of its rows
-    if _uses_wgmma(config, gpu) or config["stages"] > 2:
-        return max(load_us, math_us) + 0.2
-    return load_us + math_us + 0.2
+    return 0.2 + (max(load_us, math_us) if config["stages"] > 2 else load_us + math_us)
 
 
 def _tiles(config: Config, problem: Problem) -> tuple[int, int]:

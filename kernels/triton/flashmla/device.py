@@ -56,7 +56,7 @@ def tiled(
     q, latent, factor, rotated, block_table, kv_lens, cu_q, out, lse,
     width, scale,
     HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr, PACKED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """A tile of a sequence's rows over all that they see; tiles of a sequence side by side."""
     seq, tile_row = tl.program_id(1), tl.program_id(0) * BLOCK_M
@@ -70,6 +70,6 @@ def tiled(
             row, row_pe, 0, tl.minimum(kv_len, before + (tile_row + BLOCK_M - 1) // HEADS + 1),
             before + (tile_row + tl.arange(0, BLOCK_M)) // HEADS, kv_len,
             latent, factor, rotated, block_table + seq.to(tl.int64) * width, scale,
-            PAGE_SIZE, BLOCK_N, PACKED, STAGES,
+            PAGE_SIZE, BLOCK_N, PACKED, STAGES, APART,
         )  # fmt: skip
         finish(acc, most, total, first_row, rows, out, lse)

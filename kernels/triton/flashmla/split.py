@@ -75,7 +75,7 @@ def split(
     q, latent, factor, rotated, block_table, kv_lens, cu_q, out, lse, partials, sums, arrivals,
     batch, width, scale,
     HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr, PACKED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, APART: tl.constexpr,
     ROW_TILES: tl.constexpr, ASKING: tl.constexpr, NUM_PROGRAMS: tl.constexpr,
     LAST_MERGES: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -110,7 +110,7 @@ def split(
             row, row_pe, begin, tl.minimum(begin + num_tiles * BLOCK_N, seen_end),
             before + (tile_row + tl.arange(0, BLOCK_M)) // HEADS, kv_len,
             latent, factor, rotated, block_table + seq.to(tl.int64) * width, scale,
-            PAGE_SIZE, BLOCK_N, PACKED, STAGES,
+            PAGE_SIZE, BLOCK_N, PACKED, STAGES, APART,
         )  # fmt: skip
         if num_tiles == count:
             finish(acc, most, total, first_row, rows, out, lse)

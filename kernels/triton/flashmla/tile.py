@@ -82,13 +82,26 @@ def load_tokens(
 
 
 @triton.jit
+def weights(z, seen, most, total, dtype: tl.constexpr):
+    """Of scores z: weights in dtype, what earlier sums shrink to, the new maximum and sum."""
+    z = tl.where(seen, z, float("-inf"))
+    highest = tl.maximum(most, tl.max(z, 1))  # most is LOWEST or more: no infinities cancel
+    p = tl.exp2(z - highest[:, None])
+    shrink = tl.exp2(most - highest)
+    return p.to(dtype), shrink, highest, total * shrink + tl.sum(p, 1)
+
+
+@triton.jit
 def attend(
     q, q_pe, begin, end, last, kv_len, latent, factor, rotated, table, scale,
     PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
+    APART: tl.constexpr,
 ):  # fmt: skip
     """(acc, most, total) of tokens begin .. end of a sequence; row r sees up to last[r].
 
-    One loop with masks: with another one without them, registers spill.
+    One loop with masks: with another one without them, registers spill. APART has the products of
+    scores in branches, which are always taken: else Triton sees that the values' product takes what
+    they make, and has every warpgroup make all of it.
     """
     BLOCK_M: tl.constexpr = q.shape[0]
     acc = tl.zeros((BLOCK_M, LATENT), tl.float32)
@@ -98,15 +111,22 @@ def attend(
         inside = tokens < kv_len
         slot, rows = slots_of(first, table, kv_len, PAGE_SIZE, BLOCK_N)
         c, pe = load_tokens(latent, factor, rotated, slot, rows, inside, PACKED, q.dtype)
-        z = tl.dot(q, c.T, tl.dot(q_pe, pe.T))
         seen = (tokens[None, :] <= last[:, None]) & inside[None, :]
-        z = tl.where(seen, z * scale, float("-inf"))
-        highest = tl.maximum(most, tl.max(z, 1))  # most is LOWEST or more: no infinities cancel
-        p = tl.exp2(z - highest[:, None])
-        shrink = tl.exp2(most - highest)
-        total = total * shrink + tl.sum(p, 1)
-        most = highest
-        acc = tl.dot(p.to(q.dtype), c, acc * shrink[:, None])
+        if APART:
+            if first < end:  # noqa: SIM108
+                z = tl.dot(q_pe, pe.T)
+            else:
+                z = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            if first < kv_len:
+                z = tl.dot(q, c.T, z) * scale
+                p, shrink, most, total = weights(z, seen, most, total, q.dtype)
+            else:
+                p = tl.broadcast_to(total[:, None], (BLOCK_M, BLOCK_N)).to(q.dtype)
+                shrink = total
+        else:
+            z = tl.dot(q, c.T, tl.dot(q_pe, pe.T)) * scale
+            p, shrink, most, total = weights(z, seen, most, total, q.dtype)
+        acc = tl.dot(p, c, acc * shrink[:, None])
     return acc, most, total
 
 
