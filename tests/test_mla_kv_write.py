@@ -1,4 +1,4 @@
-"""What the inputs of `mla_kv_write` promise: places for all new tokens, poison where none may read."""
+"""What the inputs of `mla_kv_write` promise: a place for each new token, poison elsewhere."""
 
 from __future__ import annotations
 

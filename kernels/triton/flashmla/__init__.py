@@ -7,7 +7,7 @@ from math import ceil, e, log2
 
 from kernelcat import model
 from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, ConfigValue, Implementation, Program
+from kernelcat.implementation import Config, ConfigValue, Implementation, Program, Step
 from kernelcat.jit import triton
 from kernelcat.kernels.triton.flashmla.cache import is_packed, reject_packed, with_cache
 from kernelcat.kernels.triton.gemm.variants import implementation
@@ -18,8 +18,8 @@ from kernelcat.spec import Problem
 PACKAGE = "kernelcat.kernels.triton.flashmla"
 MAX_ASKING = 4096
 """Tiles of rows whose lengths a program of `split` has in registers."""
-COMBINED = 4
-"""Rows that a program of `combine` merges."""
+COMBINING = 8
+"""Programs of `combine` an SM, if tiles of rows are no more."""
 
 
 def _numbers(problem: Problem, **integers: int) -> dict[str, triton.Argument]:
@@ -73,48 +73,59 @@ def _tiled(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return Program((step,))
 
 
+def _pieces(*names: str) -> dict[str, triton.Argument]:
+    return {name: triton.pointer(name, "float32") for name in names}
+
+
 def _split(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if not problem["tokens"]:
         return Program(())
-    programs, block_m, batch = config["per_sm"] * gpu.sms, config["block_m"], problem["batch"]
-    row_tiles, last_merges = _row_tiles(problem, config), config["merge"] == "last"
+    programs, block_m = config["per_sm"] * gpu.sms, config["block_m"]
+    asking, last_merges = problem["batch"] * _row_tiles(problem, config), config["merge"] == "last"
     workspaces = {
         "partials": 2 * programs * block_m * LATENT * 4,
         "sums": 2 * programs * block_m * 2 * 4,
-        "arrivals": batch * row_tiles * 4 * last_merges,
+        "arrivals": asking * 4 * last_merges,
     }
-    pieces = {name: triton.pointer(name, "float32") for name in ("partials", "sums")}
-    arrivals = {"arrivals": triton.pointer("arrivals", "int32")}
     shares: dict[str, ConfigValue] = {
-        "ROW_TILES": row_tiles,
-        "ASKING": 1 << (batch * row_tiles - 1).bit_length(),
+        "ROW_TILES": _row_tiles(problem, config),
+        "ASKING": 1 << (asking - 1).bit_length(),
         "NUM_PROGRAMS": programs,
     }
-    numbers = _numbers(problem, batch=batch, width=problem["table_width"])
+    columns = min(LATENT, 1024 * config["warps"] // block_m)
     step = triton.step(
         f"{PACKAGE}.split:split",
         (programs, 1, 1),
-        with_cache(ENTRY, problem) | pieces | arrivals | numbers,
-        _tile(problem, config, gpu)
-        | shares
-        | {"LAST_MERGES": last_merges, "BLOCK_D": min(LATENT, 1024 * config["warps"] // block_m)},
+        with_cache(ENTRY, problem)
+        | _pieces("partials", "sums")
+        | {"arrivals": triton.pointer("arrivals", "int32")}
+        | _numbers(problem, batch=problem["batch"], width=problem["table_width"]),
+        _tile(problem, config, gpu) | shares | {"LAST_MERGES": last_merges, "BLOCK_D": columns},
         num_warps=config["warps"],
     )
-    if last_merges:
-        return Program((step,), workspaces)
+    steps = (step,) if last_merges else (step, _combine(problem, config, asking, shares, gpu))
+    return Program(steps, workspaces)
+
+
+def _combine(
+    problem: Problem, config: Config, asking: int, shares: dict[str, ConfigValue], gpu: Gpu
+) -> Step:
+    """The launch that merges what ``asking`` tiles of rows are left in."""
+    block_m, rows = config["block_m"], 1
+    while rows < block_m and asking * block_m // rows > COMBINING * gpu.sms:
+        rows *= 2
     arrays = with_cache(ENTRY, problem)
-    combine = triton.step(
+    return triton.step(
         f"{PACKAGE}.split:combine",
-        (batch * row_tiles, block_m // COMBINED, 1),
+        (asking, block_m // rows, 1),
         {name: arrays[name] for name in ("kv_lens", "cu_q", "out", "lse")}
-        | pieces
-        | {"batch": numbers["batch"]},
+        | _pieces("partials", "sums")
+        | {"batch": triton.integer(problem["batch"], divisor=1)},
         {"HEADS": problem["heads"], "BLOCK_M": block_m, "BLOCK_N": config["block_n"]}
         | shares
-        | {"ROWS": COMBINED},
+        | {"ROWS": rows},
         num_warps=4,
     )
-    return Program((step, combine), workspaces)
 
 
 def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -200,11 +211,12 @@ def _estimate_split(problem: Problem, config: Config, gpu: Gpu) -> float:
     asking, tiles = _tiles(config, problem)
     programs = min(config["per_sm"] * gpu.sms, asking * tiles)
     busy = asking * tiles / min(programs, gpu.sms) * _tile_us(config, problem, gpu)
-    piece_us = config["block_m"] * LATENT * 4 / gpu.bandwidth * 1e6
-    if config["merge"] == "last":
-        merge_us = programs / asking * piece_us * gpu.sms / 2 * (programs > asking) + 1.0
+    if config["merge"] == "last":  # piece after piece, and for some columns at a time
+        rounds = 1 + config["block_m"] / (2 * config["warps"])
+        merge_us = 0.5 * (programs / asking + 1) * rounds
     else:
-        merge_us = 2 * programs * piece_us + model.LAUNCH_US
+        piece_us = config["block_m"] * LATENT * 4 / gpu.bandwidth * 1e6
+        merge_us = 2 * programs * piece_us + model.LAUNCH_US + 1.0
     return max(model.copy_us(ENTRY.bytes_moved(problem), gpu), busy + model.LAUNCH_US) + merge_us
 
 

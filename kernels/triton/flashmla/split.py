@@ -40,17 +40,14 @@ def piece_of(program, first):
 
 @triton.jit
 def merge(
-    partials, sums, first, last, from_row, first_row, rows, out, lse,
-    BLOCK_M: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    partials, sums, first, last, first_row, rows, out, lse,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Store the sum of the pieces that programs first .. last have left, BLOCK_D columns at once.
-
-    Of ROWS rows from the `from_row`-th of the tile on, which are `first_row` .. of all.
-    """
-    row, dims = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)[None, :]
-    most, total = tl.full((ROWS,), LOWEST, tl.float32), tl.zeros((ROWS,), tl.float32)
+    """Store the sum of pieces, those of programs first .. last, BLOCK_D columns at once."""
+    row, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)[None, :]
+    most, total = tl.full((BLOCK_M,), LOWEST, tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     for program in range(first, last + 1):
-        at = sums + 2 * (piece_of(program, first) * BLOCK_M + from_row + row)
+        at = sums + 2 * (piece_of(program, first) * BLOCK_M + row)
         its_most = tl.load(at, cache_modifier=".cg")
         its_total = tl.load(at + 1, cache_modifier=".cg")
         highest = tl.maximum(most, its_most)
@@ -59,15 +56,45 @@ def merge(
     total, log_sum = ended(most, total)
     tl.store(lse + first_row + row, log_sum, mask=row < rows)
     for first_dim in range(0, LATENT, BLOCK_D):
-        acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
+        acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
         for program in range(first, last + 1):
-            slot = piece_of(program, first) * BLOCK_M + from_row
+            slot = piece_of(program, first) * BLOCK_M
             weight = tl.exp2(tl.load(sums + 2 * (slot + row), cache_modifier=".cg") - most)
             piece = partials + slot * LATENT + first_dim + row[:, None] * LATENT + dims
             acc += tl.load(piece, cache_modifier=".cg") * weight[:, None]
         at = out + first_row * LATENT + first_dim + row[:, None] * LATENT + dims
         result = (acc * (1.0 / total)[:, None]).to(out.dtype.element_ty)
         tl.store(at, result, mask=(row < rows)[:, None])
+
+
+@triton.jit
+def merge_row(
+    partials, sums, first, last, row, target, out, lse,
+    BLOCK_M: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """As `merge`, of the tile's row `row`, `target` among all, and PIECES pieces at once."""
+    lane, dims = tl.arange(0, PIECES), tl.arange(0, LATENT)
+    most, total = -1.0e30, 0.0
+    for program in range(first, last + 1, PIECES):
+        inside = program + lane <= last
+        at = sums + 2 * (piece_of(program + lane, first) * BLOCK_M + row)
+        its_most = tl.load(at, mask=inside, other=LOWEST)
+        its_total = tl.load(at + 1, mask=inside, other=0.0)
+        highest = tl.maximum(most, tl.max(its_most, 0))
+        sum_here = tl.sum(its_total * tl.exp2(its_most - highest), 0)
+        total = total * tl.exp2(most - highest) + sum_here
+        most = highest
+    acc = tl.zeros((PIECES, LATENT), tl.float32)
+    for program in range(first, last + 1, PIECES):
+        inside = program + lane <= last
+        slot = piece_of(program + lane, first) * BLOCK_M + row
+        weight = tl.exp2(tl.load(sums + 2 * slot, mask=inside, other=LOWEST) - most)
+        piece = partials + slot[:, None] * LATENT + dims[None, :]
+        acc += tl.load(piece, mask=inside[:, None], other=0.0) * weight[:, None]
+    total, log_sum = ended(most, total)
+    result = tl.sum(acc, 0) * (1.0 / total)
+    tl.store(out + target * LATENT + dims, result.to(out.dtype.element_ty))
+    tl.store(lse + target, log_sum)
 
 
 @triton.jit
@@ -130,8 +157,8 @@ def split(
                 if arrived == last_program - first_program:
                     tl.store(arrivals + asker, 0)
                     merge(
-                        partials, sums, first_program, last_program, 0, first_row, rows, out, lse,
-                        BLOCK_M, BLOCK_M, BLOCK_D,
+                        partials, sums, first_program, last_program, first_row, rows, out, lse,
+                        BLOCK_M, BLOCK_D,
                     )  # fmt: skip
         tl.debug_barrier()  # shared memory is the next tile's from here on
         at += num_tiles
@@ -144,11 +171,12 @@ def combine(
     ASKING: tl.constexpr, NUM_PROGRAMS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of a tile a program, where `split` has left it in pieces; arrays are its own."""
+    PIECES: tl.constexpr = 16
     asker, from_row = tl.program_id(0), tl.program_id(1) * ROWS
-    seq, tile_row = asker % batch, asker // batch * BLOCK_M + from_row
+    seq, tile_row = asker % batch, asker // batch * BLOCK_M
     start = tl.load(cu_q + seq)
     rows = (tl.load(cu_q + seq + 1) - start) * HEADS - tile_row
-    if rows > 0:
+    if from_row < rows:
         number, counts, ends = askers(
             batch, cu_q, kv_lens, HEADS, BLOCK_M, BLOCK_N, ROW_TILES, ASKING
         )  # fmt: skip
@@ -159,7 +187,9 @@ def combine(
         first_program = program_of(begin, total_tiles, programs)
         last_program = program_of(end - 1, total_tiles, programs)
         if first_program < last_program:
-            merge(
-                partials, sums, first_program, last_program, from_row,
-                start.to(tl.int64) * HEADS + tile_row, rows, out, lse, BLOCK_M, ROWS, LATENT,
-            )  # fmt: skip
+            first_row = start.to(tl.int64) * HEADS + tile_row
+            for row in range(from_row, tl.minimum(from_row + ROWS, rows)):
+                merge_row(
+                    partials, sums, first_program, last_program, row, first_row + row, out, lse,
+                    BLOCK_M, PIECES,
+                )  # fmt: skip
