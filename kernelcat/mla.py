@@ -7,6 +7,7 @@ Attention of H heads over latents c of 512 elements (DeepSeek-V2, section 2.1; V
 
 so that a decoder keeps latents alone, and all heads share them:
 
+>>> flashmla, mla_kv_write = kernelcat.get("flashmla"), kernelcat.get("mla_kv_write")
 >>> w_uk, w_uv = mla.split(kv_b.weight, heads=128, nope=128)
 >>> mla_kv_write(c, k_pe, block_table, kv_lens, cu_q, cos_sin, out=kv_cache)
 >>> q = mla.absorb(q_nope, mla.rotate(q_pe, cos_sin, positions), w_uk)
@@ -23,9 +24,7 @@ from math import log
 import torch
 
 
-def split(
-    kv_b: torch.Tensor, heads: int, nope: int = 128
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def split(kv_b: torch.Tensor, heads: int, nope: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
     """``(W_UK, W_UV)`` of a layer, views of its weight.
 
     Parameters

@@ -151,13 +151,15 @@ def _shared_bytes(config: Config, problem: Problem, gpu: Gpu) -> int:
 
 def _reject_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     block_m, rows = config["block_m"], problem["max_q"] * problem["heads"]
+    if reason := _reject(config, problem, gpu):
+        return reason
     if block_m > 16 and block_m >= 2 * rows:
         return f"tiles of {block_m} rows are at least half empty for {rows}"
     if (size := _shared_bytes(config, problem, gpu)) > gpu.shared_bytes:
         return f"{size} bytes do not fit in shared memory"
     if block_m > 8 * config["warps"]:
         return f"{config['warps']} warps have no registers for {block_m} x {LATENT} sums"
-    return _reject(config, problem, gpu)
+    return None
 
 
 def _reject_split(config: Config, problem: Problem, gpu: Gpu) -> str | None:
