@@ -76,14 +76,15 @@ def _make_inputs(problem, normal):
 def attend(q, rows, first_token, sm_scale):
     """(queries, heads, 576) over (tokens, 576): out (queries, heads, 512) and lse.
 
-    Query i is token ``first_token + i``, and may come before the first row.
+    Query i is token ``first_token + i``, and may come before the first row, of which there is
+    at least one.
     """
     xp = library_of(q)
     queries, heads, dim = q.shape
     z = (q.reshape(-1, dim) @ rows.T).reshape(queries, heads, len(rows)) * xp.float32(sm_scale)
     ahead = xp.arange(len(rows))[None, :] - xp.arange(queries)[:, None]
     z = xp.where((ahead > first_token)[:, None], xp.float32("-inf"), z)
-    most = z.max(2, initial=xp.float32(-1e30))
+    most = xp.maximum(z.max(2), xp.float32(-1e30))
     p = xp.exp(z - most[..., None])
     total = p.sum(2)
     out = (p.reshape(-1, len(rows)) @ rows[:, :LATENT]).reshape(queries, heads, LATENT)
@@ -96,10 +97,12 @@ def _oracle(problem, arrays):
     size, q = problem["page_size"], arrays["q"]
     xp = library_of(q)
     out = xp.zeros((*q.shape[:2], LATENT), "float32")
-    lse = xp.zeros(q.shape[:2], "float32")
+    lse = xp.full(q.shape[:2], -xp.inf, "float32")
     bounds = itertools.pairwise(arrays["cu_q"].tolist())
     lens = arrays["kv_lens"].tolist()
     for s, ((start, end), kv_len) in enumerate(zip(bounds, lens, strict=True)):
+        if not kv_len:
+            continue
         pages = arrays["block_table"][s, : -(-kv_len // size)]
         rows = arrays["kv_cache"][pages].reshape(-1, row_length(problem.values))[:kv_len]
         if problem["kv_dtype"] == PACKED_TYPE:

@@ -197,18 +197,79 @@ def kv_write(problem: Problem, q, k, v, block_table, kv_lens, cu_q, cos_sin, **m
     return out
 
 
+def latent_row(packed):
+    """512 values of a float8 code and a scale each, then 64 of bfloat16, from 656 bytes."""
+    codes, scales, turned = packed[:512], packed[512:528].tobytes(), packed[528:].tobytes()
+    values = [math.copysign(E4M3[code & 0x7F], 127.5 - code) for code in codes]
+    scales = np.frombuffer(scales, "<f4").astype("float64")
+    halves = np.frombuffer(turned, "<u2").astype("<u4") << 16
+    return np.concatenate((np.repeat(scales, 128) * values, halves.view("<f4")))
+
+
+def flashmla(problem: Problem, q, kv_cache, block_table, kv_lens, cu_q):
+    """Query by query and head by head, in float64; lengths are those of the arrays."""
+    size, scale = problem["page_size"], problem["sm_scale"]
+    out, lse = np.zeros((*q.shape[:2], 512)), np.full(q.shape[:2], -np.inf)
+    for s in range(problem["batch"]):
+        rows = np.zeros((kv_lens[s], 576))
+        for token in range(kv_lens[s]):
+            row = kv_cache[block_table[s, token // size], token % size]
+            is_packed = problem["kv_dtype"] == "uint8"
+            rows[token] = latent_row(row.astype("uint8")) if is_packed else row
+        for t, head in np.ndindex(cu_q[s + 1] - cu_q[s], problem["heads"]):
+            seen = rows[: kv_lens[s] - (cu_q[s + 1] - cu_q[s]) + t + 1]
+            logits = scale * (seen @ q[cu_q[s] + t, head].astype("float64"))
+            total = np.logaddexp.reduce(logits)
+            out[cu_q[s] + t, head] = np.exp(logits - total) @ seen[:, :512]
+            lse[cu_q[s] + t, head] = total
+    return {"out": out, "lse": lse}
+
+
+def packed_row(row):
+    """656 bytes of a row: group by group, element by element."""
+    codes, scales = [], []
+    for group in row[:512].reshape(4, 128).astype("float64"):
+        scales.append(2.0 ** math.ceil(math.log2(max(np.abs(group).max() / 448, 1e-4))))
+        codes += [e4m3(value / scales[-1]) for value in group]
+    halves = dtypes.encode(row[512:], "bfloat16")
+    parts = np.uint8(codes), np.float32(scales).view("uint8"), halves.view("uint8")
+    return np.concatenate(parts)
+
+
+def mla_kv_write(problem: Problem, c, k_pe, block_table, kv_lens, cu_q, cos_sin, kv_cache):
+    """Token by token and pair by pair, in float32 since bytes count; the rest stays."""
+    half, size, out = problem["rotary_dim"] // 2, problem["page_size"], kv_cache.copy()
+    for s in range(problem["batch"]):
+        for t in range(cu_q[s], cu_q[s + 1]):
+            at, turned = kv_lens[s] - cu_q[s + 1] + t, k_pe[t].copy()
+            for i in range(half):
+                pair = [2 * i, 2 * i + 1] if problem["style"] == "interleaved" else [i, i + half]
+                (x, y), cos, sin = k_pe[t, pair], cos_sin[at, i], cos_sin[at, half + i]
+                turned[pair] = x * cos - y * sin, y * cos + x * sin
+            row = np.concatenate((c[t], turned))
+            is_packed = problem["kv_dtype"] == "uint8"
+            page = block_table[s, at // size]
+            out[page, at % size] = packed_row(row) if is_packed else row
+    return {"kv_cache": out}
+
+
 INDEPENDENT = {
     "attn_merge": attn_merge,
+    "flashmla": flashmla,
     "fp8_gemm": fp8_gemm,
     "fp8_quantize": fp8_quantize,
     "fp8_swiglu": fp8_swiglu,
     "gemm": gemm,
     "kv_write": kv_write,
+    "mla_kv_write": mla_kv_write,
     "multicast_gemm": multicast_gemm,
     "paged_attn": paged_attn,
     "tma_copy": tma_copy,
 }
-LIMITS = {"fp8_gemm": 270, "fp8_quantize": 140, "fp8_swiglu": 270, "paged_attn": 8}
+LIMITS = {
+    "flashmla": 8, "fp8_gemm": 270, "fp8_quantize": 140, "fp8_swiglu": 270, "mla_kv_write": 12,
+    "paged_attn": 8,
+}  # fmt: skip
 """Sizes drawn at most: beyond 128 where blocks are that large, else 40."""
 CLOSE = Tolerance(1e-5, 1e-5)
 

@@ -1,0 +1,156 @@
+"""Triton kernels of `flashmla` and `mla_kv_write` in the interpreter; no GPU needed.
+
+Random problems are tests/test_interpreter.py's, machine code tests/test_compiles.py's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from kernelcat import catalog, gpu
+from kernelcat.implementation import Config
+from kernelcat.reference.flashmla import latent
+from kernelcat.reference.mla_kv_write import appended
+
+TARGET = gpu.find("h200")
+
+
+def attention(variant: str, *shape: int, block_n: int = 64, warps: int = 8, **more: int | str):
+    """``shape`` is batch, query tokens, heads, context; six sequences of any length."""
+    config = {"block_n": block_n, "stages": 2, "warps": warps}
+    config |= {name: more.pop(name) for name in ("block_m", "per_sm", "merge") if name in more}
+    problem = latent(*shape, lengths="ragged", **more)
+    return ("flashmla", variant, config, dict(problem.values))
+
+
+SPLIT = {"block_m": 16, "per_sm": 2, "warps": 4}
+CASES = {
+    "tiles that rows of two tokens share": attention("tiled", 3, 4, 24, 192, block_m=64),
+    "pages of one token": attention("tiled", 3, 2, 8, 90, 1, block_m=16, block_n=32, warps=4),
+    "a page with several tiles": attention("tiled", 2, 1, 16, 256, 128, block_m=16, warps=4),
+    "packed rows": attention("tiled", 2, 3, 16, 130, 16, block_m=32, kv_dtype="uint8"),
+    "pieces merged by the last": attention("split", 5, 2, 20, 320, merge="last", **SPLIT),
+    "pieces merged by a launch": attention("split", 5, 2, 20, 320, merge="launch", **SPLIT),
+    "packed pieces": attention(
+        "split", 2, 1, 16, 320, merge="launch", kv_dtype="uint8", dtype="float16", **SPLIT
+    ),
+    "fewer tiles than programs": attention("split", 1, 1, 8, 64, merge="last", **SPLIT),
+}
+
+RUN = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from dataclasses import replace
+import numpy as np
+from kernelcat import catalog, check
+from kernelcat.device import Interpreter
+from kernelcat.implementation import Config
+from kernelcat.jit.interpreter import interpret
+
+device = Interpreter()
+device.gpu = replace(device.gpu, sms=3)  # few persistent programs, so that each has several tiles
+
+
+def judge(name, variant, config, axes):
+    entry, implementation = catalog.entry(name), catalog.implementation(name, "triton", variant)
+    problem = entry.problem(**axes)
+    verdict = check.check(implementation, problem, Config(config), device, seeds=(0,))
+    reason = implementation.why_not(Config(config), problem, device.gpu)
+    return reason, verdict.passed, verdict.detail
+
+
+def replayed(name, variant, config, axes):
+    # The same launches on the same workspaces with shorter sequences, then with those before.
+    entry, implementation = catalog.entry(name), catalog.implementation(name, "triton", variant)
+    problem = entry.problem(**axes)
+    program = implementation.program(problem, Config(config), device.gpu)
+    spaces = {name: np.zeros(size, np.uint8) for name, size in program.workspaces.items() if size}
+    prepared, told = check.prepare(entry, problem, device), []
+    q_lens, lens = np.diff(prepared.arrays["cu_q"]), prepared.arrays["kv_lens"].copy()
+    for kv_lens in (lens, np.maximum(lens // 3, q_lens), lens):
+        arrays = prepared.arrays
+        arrays["kv_lens"][...] = kv_lens
+        values = {t.name: check.dtypes.decode(arrays[t.name], t.dtype_of(problem))
+                  for t in entry.inputs}
+        interpret(replace(program, workspaces={}), {**arrays, **spaces})
+        out = check.dtypes.decode(arrays["out"], problem["dtype"])
+        expected = entry.oracle(problem, values)
+        told.append(bool(np.allclose(out, expected["out"], 2.01 / 128, 8e-4))
+                    and bool(np.allclose(arrays["lse"], expected["lse"], 1e-5, 2e-4)))
+    return told, int(spaces.get("arrivals", np.zeros(1)).sum())
+
+
+cases = json.load(sys.stdin)
+told = {name: judge(*case) for name, case in cases.items()}
+again = {name: replayed(*case) for name, case in cases.items() if "pieces merged" in name}
+print(json.dumps([told, again]))
+"""
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> tuple[dict[str, list], dict[str, list]]:
+    """All cases in one process, since importing torch takes longer than any of them."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(sys.path)],
+        input=json.dumps(CASES),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    verdicts, again = json.loads(done.stdout)
+    return verdicts, again
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_is_right_at_its_edges(interpreted, name: str) -> None:
+    reason, passed, detail = interpreted[0][name]
+    assert reason is None
+    assert passed, detail
+
+
+@pytest.mark.parametrize("merge", ["last", "launch"])
+def test_a_replayed_launch_follows_the_lengths(interpreted, merge: str) -> None:
+    (name,) = (name for name in interpreted[1] if name.endswith(merge))
+    assert interpreted[1][name] == [[True, True, True], 0]
+
+
+def test_nothing_to_do_is_no_step() -> None:
+    for problem in (latent(2, 0, 16, 64), appended(2, q_len=0), latent(0, 0, 16, 64)):
+        for implementation in catalog.in_language(problem.entry, "triton"):
+            config = implementation.default(problem, TARGET)
+            assert implementation.program(problem, config, TARGET).steps == ()
+
+
+@pytest.mark.parametrize(
+    ("problem", "config", "reason"),
+    [
+        (latent(1, 1, 16, 64), {"block_m": 64}, "half empty for 16"),
+        (latent(1, 1, 128, 64), {"block_m": 64, "stages": 7}, "do not fit in shared memory"),
+        (latent(1, 1, 128, 64), {"block_m": 64, "warps": 4}, "no registers for 64 x 512 sums"),
+        (latent(2048, 1, 128, 64), {}, "16384 tiles of rows are more than 4096"),
+    ],
+)
+def test_split_says_why_it_cannot_serve(problem, config: dict, reason: str) -> None:
+    split = catalog.implementation("flashmla", "triton", "split")
+    config = {**SPLIT, "block_n": 64, "stages": 2, "warps": 8, "merge": "last", **config}
+    assert reason in (split.why_not(Config(config), problem, TARGET) or "")
+
+
+def test_no_product_of_rope_is_contracted() -> None:
+    """So that bytes are the oracle's."""
+    for implementation in catalog.in_language("mla_kv_write", "triton"):
+        problem = appended(4)
+        (step,) = implementation.program(
+            problem, implementation.default(problem, TARGET), TARGET
+        ).steps
+        assert step.source.options["enable_fp_fusion"] is False
