@@ -1,0 +1,164 @@
+"""What the host sides of `flashmla`'s kernels share: parameters, rows of tiles, splits."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from kernelcat.gpu import Gpu
+from kernelcat.implementation import (
+    Config,
+    Float32,
+    Int32,
+    Int64,
+    Param,
+    Pointer,
+    Program,
+    Step,
+)
+from kernelcat.jit.cute import CuteSource
+from kernelcat.reference._mla_row import LATENT, PACKED, ROW
+from kernelcat.reference.flashmla import PACKED_TYPE
+from kernelcat.spec import Problem
+
+TENSORS = ("q", "kv_cache", "block_table", "kv_lens", "cu_q", "out", "lse")
+SIZES = ("batch", "tokens", "heads", "table_width")
+PITCH = LATENT + 4
+"""Floats of a row's partial sums: the values, their maximum, the sum of weights, and nothing."""
+
+
+def is_packed(problem: Problem) -> bool:
+    return bool(problem["kv_dtype"] == PACKED_TYPE)
+
+
+def is_empty(problem: Problem) -> bool:
+    return problem["batch"] == 0 or problem["tokens"] == 0
+
+
+def compiled_in(problem: Problem) -> dict[str, int | str | bool]:
+    """What every kernel has compiled in."""
+    return {
+        "dtype": problem["dtype"],
+        "packed": is_packed(problem),
+        "page_size": problem["page_size"],
+    }
+
+
+def tensor_kinds(problem: Problem) -> tuple[str, ...]:
+    """Of the tensors; packed rows are bytes."""
+    dtype = "*" + problem["dtype"]
+    cache = "*uint8" if is_packed(problem) else dtype
+    return (dtype, cache, *["*int32"] * 3, dtype, "*float32")
+
+
+def parameters(
+    problem: Problem, scratch: tuple[Param, ...] = (), *numbers: int
+) -> tuple[Param, ...]:
+    """Tensors, scratch memory, sizes, what a variant wants to know besides, and the scale."""
+    return (
+        *map(Pointer, TENSORS),
+        *scratch,
+        *(Int32(problem[name]) for name in SIZES),
+        *map(Int32, numbers),
+        Float32(float(problem["sm_scale"])),
+    )
+
+
+def why_not(problem: Problem, gpu: Gpu) -> str | None:
+    if is_packed(problem) and "float8_e4m3fn" not in gpu.flops:
+        return f"{gpu.sku} has no float8"
+    if max(problem["pages"], problem["table_width"] + 1) * problem["page_size"] >= 1 << 31:
+        return "more slots than 32-bit indices reach"
+    return None
+
+
+def num_rows(problem: Problem) -> int:
+    """Rows of the longest sequence: a query token's heads, token after token."""
+    return int(problem["max_q"] * problem["heads"])
+
+
+def row_tiles(problem: Problem, block_m: int) -> int:
+    return ceil(num_rows(problem) / block_m)
+
+
+def splits_reject(
+    problem: Problem, block_m: int, block_n: int, splits: int, slots: int
+) -> str | None:
+    """``slots`` CTAs run at once; each of ``splits`` should have a tile, and a place to run."""
+    room = problem["table_width"] * problem["page_size"]
+    most = max(1, room // block_n)
+    tiles = row_tiles(problem, block_m) * problem["batch"]
+    if splits > most:
+        return f"{splits} CTAs share fewer tiles of tokens"
+    ragged = 8 if problem["lengths"] == "ragged" else 2
+    if splits > 1 and tiles * splits > ragged * slots:
+        return "the SMs are full with fewer splits"
+    if 2 * splits <= most and 4 * tiles * splits <= slots:
+        return "three quarters of the SMs or more are idle"
+    return None
+
+
+def attend(
+    problem: Problem,
+    gpu: Gpu,
+    kernel: str,
+    constants: Config | dict[str, int | str | bool],
+    *,
+    block_m: int,
+    splits: int,
+    threads: int,
+    cluster: int = 1,
+) -> Program:
+    """``splits`` CTAs to a tile of ``block_m`` rows, and what adds up what they found."""
+    if is_empty(problem):
+        return Program(())
+    programmatic = int(gpu.arch.strip("sm_af")) >= 90
+    tiles = row_tiles(problem, block_m)
+    tiles = ceil(tiles / cluster) * cluster
+    compiled = {
+        **compiled_in(problem), **constants, "split": splits > 1, "programmatic": programmatic
+    }  # fmt: skip
+    kinds = (*tensor_kinds(problem), "*float32", *["int32"] * 6, "float32")
+    source = CuteSource(f"flashmla.{kernel}", kinds, tuple(compiled.items()))
+    workspaces: dict[str, int] = {}
+    partial: Param = Int64(0)
+    if splits > 1:
+        workspaces = {"partial": 4 * PITCH * block_m * splits * tiles * problem["batch"]}
+        partial = Pointer("partial")
+    params = parameters(problem, (partial,), tiles, splits)
+    grid = (tiles, splits, problem["batch"])
+    steps = [Step(source, grid, params, block=threads, cluster=(cluster, 1, 1))]
+    if splits > 1:
+        steps.append(_combine(problem, block_m, constants, tiles, splits, programmatic))
+    return Program(tuple(steps), workspaces)
+
+
+def _combine(
+    problem: Problem,
+    block_m: int,
+    constants: Config | dict[str, int | str | bool],
+    tiles: int,
+    splits: int,
+    programmatic: bool,
+) -> Step:
+    compiled: dict[str, int | str | bool] = {
+        "dtype": problem["dtype"],
+        "block_m": block_m,
+        "block_n": int(constants["block_n"]),
+        "programmatic": programmatic,
+    }
+    kinds = (
+        "*float32", "*int32", "*int32", "*" + problem["dtype"], "*float32", *["int32"] * 5,
+    )  # fmt: skip
+    source = CuteSource("flashmla.combine:Combine", kinds, tuple(compiled.items()))
+    params = (
+        *map(Pointer, ("partial", "kv_lens", "cu_q", "out", "lse")),
+        *(Int32(problem[name]) for name in ("batch", "tokens", "heads")),
+        Int32(tiles),
+        Int32(splits),
+    )
+    return Step(source, (problem["heads"], problem["tokens"], 1), params, block=LATENT // 4)
+
+
+def row_bytes(problem: Problem) -> int:
+    """Of a token in the cache."""
+    return PACKED if is_packed(problem) else 2 * ROW
