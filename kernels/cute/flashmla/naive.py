@@ -34,6 +34,7 @@ class Naive:
         batch: Int32,
         tokens: Int32,
         heads: Int32,
+        pages: Int32,
         table_width: Int32,
         sm_scale: Float32,
         stream: cuda.CUstream,

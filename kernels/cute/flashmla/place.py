@@ -25,3 +25,13 @@ def out_layout(vector, rows):
 def used_splits(kv_len: Int32, block_n: cutlass.Constexpr, num_splits: Int32):
     """CTAs that have a tile of tokens; one where there is none, that says so."""
     return cutlass.max(cutlass.min(cute.ceil_div(kv_len, block_n), num_splits), 1)
+
+
+def partial_layout(vector, block_m, num_splits, tiles):
+    """(vector, vectors, block_m, num_splits, tiles) of partial sums, as `Merge` lays them out."""
+    pitch = LATENT + 4
+    split = pitch * block_m
+    return cute.make_layout(
+        (vector, pitch // vector, block_m, num_splits, tiles),
+        stride=(1, vector, pitch, split, cute.assume(Int64(num_splits) * split, divby=4)),
+    )

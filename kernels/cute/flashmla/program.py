@@ -21,7 +21,7 @@ from kernelcat.reference.flashmla import PACKED_TYPE
 from kernelcat.spec import Problem
 
 TENSORS = ("q", "kv_cache", "block_table", "kv_lens", "cu_q", "out", "lse")
-SIZES = ("batch", "tokens", "heads", "table_width")
+SIZES = ("batch", "tokens", "heads", "pages", "table_width")
 PITCH = LATENT + 4
 """Floats of a row's partial sums: the values, their maximum, the sum of weights, and nothing."""
 
@@ -80,6 +80,16 @@ def row_tiles(problem: Problem, block_m: int) -> int:
     return ceil(num_rows(problem) / block_m)
 
 
+def grid_reject(problem: Problem) -> str | None:
+    if problem["batch"] > 65535 or problem["tokens"] > 65535:
+        return "more sequences or query tokens than a grid has CTAs"
+    if problem["tokens"] * problem["heads"] >= 1 << 31:
+        return "more rows than 32-bit indices reach"
+    if is_empty(problem):
+        return "nothing to do"
+    return None
+
+
 def splits_reject(
     problem: Problem, block_m: int, block_n: int, splits: int, slots: int
 ) -> str | None:
@@ -117,7 +127,7 @@ def attend(
     compiled = {
         **compiled_in(problem), **constants, "split": splits > 1, "programmatic": programmatic
     }  # fmt: skip
-    kinds = (*tensor_kinds(problem), "*float32", *["int32"] * 6, "float32")
+    kinds = (*tensor_kinds(problem), "*float32", *["int32"] * 7, "float32")
     source = CuteSource(f"flashmla.{kernel}", kinds, tuple(compiled.items()))
     workspaces: dict[str, int] = {}
     partial: Param = Int64(0)
