@@ -14,13 +14,14 @@ from kernelcat.kernels.cute.flashmla.program import (
     is_empty,
     is_packed,
     parameters,
+    row_bytes,
     row_tiles,
     splits_reject,
     tensor_kinds,
     why_not,
 )
 from kernelcat.model import LAUNCH_US
-from kernelcat.reference._mla_row import PACKED
+from kernelcat.reference._mla_row import PACKED, ROW
 from kernelcat.reference.flashmla import ENTRY
 from kernelcat.spec import Problem
 
@@ -57,10 +58,76 @@ NAIVE = Implementation(
     unverified=UNVERIFIED,
 )
 
+# split ------------------------------------------------------------------------------------------
+
+SPLIT_ROWS = 16
+SPLITS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def _cta_bytes(problem: Problem, config: Config) -> int:
+    """The ring, a tile that was widened, queries, scores; and 2 KB to spare."""
+    block_n = config["block_n"]
+    ring = config["stages"] * block_n * row_bytes(problem)
+    widened = 2 * ROW * block_n if is_packed(problem) else 0
+    return int(ring + widened + SPLIT_ROWS * (2 * ROW + 4 * block_n) + 2048)
+
+
+def _ctas_per_sm(problem: Problem, config: Config, gpu: Gpu) -> int:
+    return int(max(1, min(8 // config["warps"], gpu.shared_bytes // _cta_bytes(problem, config))))
+
+
+def _split_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if reason := why_not(problem, gpu) or grid_reject(problem):
+        return reason
+    block_n, stages = config["block_n"], config["stages"]
+    if config["warps"] * 8 > block_n:
+        return f"tiles of {block_n} tokens leave a warp fewer than 8"
+    if _cta_bytes(problem, config) > gpu.shared_bytes:
+        return f"{stages} stages do not fit the shared memory"
+    slots = gpu.sms * _ctas_per_sm(problem, config, gpu)
+    if stages == 4 and block_n == 64:
+        return "fewer stages of as many tokens are under way"
+    return splits_reject(problem, SPLIT_ROWS, block_n, config["splits"], slots)
+
+
+def _split_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    constants = {name: config[name] for name in ("block_n", "stages", "warps")}
+    constants["ctas_per_sm"] = _ctas_per_sm(problem, config, gpu)
+    return attend(
+        problem, gpu, "split:Split", constants, block_m=SPLIT_ROWS, splits=config["splits"],
+        threads=32 * config["warps"],
+    )  # fmt: skip
+
+
+def _split_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    return 1.0
+
+
+SPLIT: Implementation = Implementation(
+    entry="flashmla",
+    language="cute",
+    variant="split",
+    summary="16 rows on mma.sync, any page by cp.async, rows of 656 bytes widened in shared memory",
+    archs=("sm_80+",),
+    space={
+        "block_n": (64, 32),
+        "warps": (4, 8),
+        "stages": (2, 3, 4),
+        "splits": SPLITS,
+    },
+    reject=_split_reject,
+    default=fastest(lambda: SPLIT),
+    program=_split_program,
+    estimate=_split_estimate,
+    techniques={"cp.async": "LDGSTS", "ldmatrix": "LDSM", "mma": "HMMA.16816.F32"},
+    rank=2,
+    unverified=UNVERIFIED,
+)
+
 # wgmma ------------------------------------------------------------------------------------------
 
 WGMMA_BLOCK = 64
-WGMMA_SPLITS = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 44, 66)
+WGMMA_SPLITS = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 44, 64)
 
 
 def _wgmma_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -110,4 +177,4 @@ WGMMA: Implementation = Implementation(
     unverified=UNVERIFIED,
 )
 
-IMPLEMENTATIONS = (NAIVE, WGMMA)
+IMPLEMENTATIONS = (NAIVE, SPLIT, WGMMA)

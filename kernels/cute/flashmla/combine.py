@@ -76,7 +76,7 @@ class Combine:
         if cutlass.const_expr(self.programmatic):
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
-        seq = sequence_of(token, mStarts, mLens.shape[0])
+        seq = sequence_of(token, mStarts, cute.size(mLens))
         used = used_splits(mLens[seq], self.block_n, num_splits)
         if used > 1:
             row = (token - mStarts[seq]) * heads + head

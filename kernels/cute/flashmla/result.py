@@ -12,9 +12,9 @@ from kernelcat.kernels.cute.flashmla.seesaw import (
     GROUPS,
     HALF,
     MMA_THREADS,
-    ROWS,
     Sums,
 )
+from kernelcat.kernels.cute.flashmla.softmax import ROWS
 from kernelcat.kernels.cute.gemm.stmatrix import registers_to_shared
 from kernelcat.kernels.cute.paged_attn.softmax import finish
 

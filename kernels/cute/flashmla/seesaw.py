@@ -10,8 +10,9 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
 from kernelcat.kernels.cute.flashmla.place import LATENT, ROW
+from kernelcat.kernels.cute.flashmla.softmax import ROWS, hide, online
 from kernelcat.kernels.cute.gemm.stmatrix import registers_to_shared
-from kernelcat.kernels.cute.paged_attn.softmax import LOG2E, exp2
+from kernelcat.kernels.cute.paged_attn.softmax import exp2
 
 GROUPS = 2
 """Warpgroups, each with a half of the columns of values; as many tiles are in shared memory."""
@@ -26,10 +27,6 @@ PARTS = GROUPS + 1
 COLUMNS = LATENT // GROUPS
 HALF = COLUMNS // PIECE
 """Pieces of a half."""
-ROWS = 2
-"""Of a thread, eight apart."""
-HEADROOM = 8.0
-"""Powers of two that a weight may exceed 1 by before sums are rescaled, as in FlashAttention-4."""
 WEIGHTS_BARRIER = 1
 """The first of a named barrier for each warpgroup: the weights of its tile are there."""
 GROUP_BARRIER = WEIGHTS_BARRIER + GROUPS
@@ -188,7 +185,9 @@ class Seesaw:
             warpgroup.wait_group(0)
         self.release(shared, group, GROUPS)
 
-        self.softmax(sums, token, all_see, scale)
+        if token + BLOCK > all_see + 1:
+            hide(sums.acc, sums.limits, token, BLOCK)
+        online(sums.acc, sums.most, sums.total, sums.factor, scale, BLOCK)
         weights = cute.make_rmem_tensor(own_mma.partition_shape_A((BLOCK, BLOCK)), self.dtype)
         weights.store(self.as_weights(sums.acc, weights))
         if token + BLOCK > kv_len:
@@ -196,6 +195,8 @@ class Seesaw:
         if cutlass.const_expr(comes_next):
             warpgroup.wait_group(0)
             self.release(shared, 1 - group, group)
+            # Nobody reads the other's weights any more.
+            cute.arch.barrier(barrier_id=GROUP_BARRIER + group, number_of_threads=128)
         for i in cutlass.range_constexpr(cute.size(weights)):
             shared.tRS_rP[i] = weights[i]
         cute.copy(shared.r2s, shared.tRS_rP, shared.tRS_sP[None, None, None, 0])
@@ -236,37 +237,6 @@ class Seesaw:
             weights, value = shared.tOrP[None, None, k, 0], shared.tOrV[None, None, k, stage]
             cute.gemm(mma, sums.out, weights, value, sums.out)
         warpgroup.commit_group()
-
-    @cute.jit
-    def softmax(self, sums: Sums, token: Int32, all_see: Int32, scale: Float32):
-        """Scores become weights, relative to a maximum that is kept while it serves."""
-        acc, first = sums.acc, cute.arch.lane_idx() % 4 * 2
-        if token + BLOCK > all_see + 1:
-            for half in cutlass.range_constexpr(ROWS):
-                limit = sums.limits[half] - token - first
-                for j in cutlass.range_constexpr(BLOCK // 8):
-                    for c in cutlass.range_constexpr(2):
-                        if 8 * j + c > limit:
-                            acc[(c, half, j), 0, 0] = -Float32.inf
-        for half in cutlass.range_constexpr(ROWS):
-            largest = -Float32.inf
-            for j in cutlass.range_constexpr(BLOCK // 8):
-                for c in cutlass.range_constexpr(2):
-                    largest = cute.arch.fmax(largest, acc[(c, half, j), 0, 0])
-            largest = cute.arch.warp_reduction_max(largest, threads_in_group=4) * scale
-            before = sums.most[half]
-            most = before
-            if largest > before + HEADROOM:
-                most = largest
-            part = Float32(0)
-            for j in cutlass.range_constexpr(BLOCK // 8):
-                for c in cutlass.range_constexpr(2):
-                    weight = exp2(acc[(c, half, j), 0, 0] * scale - most)
-                    acc[(c, half, j), 0, 0] = weight
-                    part += weight
-            factor = exp2(before - most)
-            sums.most[half], sums.factor[half] = most, factor
-            sums.total[half] = sums.total[half] * factor + part
 
     def as_weights(self, acc, weights):
         """Scores of a thread in the order of an operand in registers, rounded."""

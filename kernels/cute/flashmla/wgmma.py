@@ -34,7 +34,6 @@ from kernelcat.kernels.cute.flashmla.seesaw import (
     PARTS,
     PIECE,
     PIECES,
-    ROWS,
     STAGES,
     Seesaw,
     as_vectors,
@@ -42,6 +41,7 @@ from kernelcat.kernels.cute.flashmla.seesaw import (
     make_shared,
     make_sums,
 )
+from kernelcat.kernels.cute.flashmla.softmax import ROWS
 from kernelcat.kernels.cute.gemm.ring import load, memory, operand
 from kernelcat.kernels.cute.gemm.tma import load_atom
 from kernelcat.kernels.cute.paged_attn.softmax import LOG2E, LOWEST
