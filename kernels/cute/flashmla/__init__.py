@@ -1,14 +1,19 @@
-"""`flashmla` in CuTe DSL."""
+"""`flashmla` in CuTe DSL: a warp for each query, few heads on mma.sync, many on WGMMA.
+
+CTAs that share the tokens of a sequence leave sums in device memory, which a second kernel adds up.
+
+The device code is in modules that import the DSL; they are imported when something is compiled.
+"""
 
 from __future__ import annotations
 
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation, Program, Step
 from kernelcat.jit.cute import CuteSource
-from kernelcat.kernels.cute.gemm.program import fastest
 from kernelcat.kernels.cute.flashmla.program import (
     SIZES,
     attend,
+    attend_us,
     compiled_in,
     grid_reject,
     is_empty,
@@ -20,6 +25,7 @@ from kernelcat.kernels.cute.flashmla.program import (
     tensor_kinds,
     why_not,
 )
+from kernelcat.kernels.cute.gemm.program import fastest
 from kernelcat.model import LAUNCH_US
 from kernelcat.reference._mla_row import PACKED, ROW
 from kernelcat.reference.flashmla import ENTRY
@@ -61,6 +67,14 @@ NAIVE = Implementation(
 # split ------------------------------------------------------------------------------------------
 
 SPLIT_ROWS = 16
+BYTES_IN_FLIGHT = 72 << 10
+"""Of an SM, that keep its share of the memory busy."""
+SPLIT_TOKEN_US = 0.014
+"""Scores and values of a token for 16 rows, by a CTA of eight warps."""
+WIDEN_TOKEN_US = 0.005
+"""Making 16 bits of a token's float8, in shared memory."""
+BARRIERS_US = 0.2
+"""Of a tile."""
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -100,7 +114,14 @@ def _split_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _split_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    return 1.0
+    """A warp's products and ldmatrix, which eight warps on an SM hide best; or the bytes."""
+    block_n, ctas = config["block_n"], _ctas_per_sm(problem, config, gpu)
+    under_way = ctas * (config["stages"] - 1) * block_n * row_bytes(problem)
+    flow = min(1.0, (under_way / BYTES_IN_FLIGHT) ** 0.5)
+    token_us = (SPLIT_TOKEN_US + is_packed(problem) * WIDEN_TOKEN_US) * 8 / config["warps"]
+    tile_us = block_n * token_us + BARRIERS_US
+    slots = gpu.sms * ctas
+    return attend_us(problem, gpu, SPLIT_ROWS, block_n, config["splits"], slots, tile_us, flow)
 
 
 SPLIT: Implementation = Implementation(
@@ -127,6 +148,8 @@ SPLIT: Implementation = Implementation(
 # wgmma ------------------------------------------------------------------------------------------
 
 WGMMA_BLOCK = 64
+WGMMA_TILE_US = 1.7
+"""64 rows and 64 tokens, at three quarters of the tensor cores' peak."""
 WGMMA_SPLITS = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 44, 64)
 
 
@@ -151,7 +174,10 @@ def _wgmma_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _wgmma_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    return 1.0
+    """Both CTAs of a cluster load a tile once, but wait for each other."""
+    tile_us = WGMMA_TILE_US * (0.95 if config["cluster"] > 1 else 1.0)
+    block, splits = WGMMA_BLOCK, config["splits"]
+    return attend_us(problem, gpu, block, block, splits, gpu.sms, tile_us, 1.0)
 
 
 WGMMA: Implementation = Implementation(

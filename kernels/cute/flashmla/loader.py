@@ -30,7 +30,7 @@ def latent_layout(rows, stages):
 
 
 def as_vectors(memory, rows, stages):
-    """The same as ((VECTOR, 1), SHARE, rows, pieces, stages): chunk c of row r is at c ^ (r % 8)."""
+    """As ((VECTOR, 1), SHARE, rows, pieces, stages): chunk c of row r is at c ^ (r % 8)."""
     piece = PIECE * rows
     layout = cute.make_layout(
         ((VECTOR, 1), SHARE, rows, ROW // PIECE, stages),
@@ -195,7 +195,11 @@ def pair_of(scale: Float32, dtype: cutlass.Constexpr):
 def times(pair: Uint32, scale: Uint32, dtype: cutlass.Constexpr):
     """Both elements of a word times those of another; -0 is what nothing is changed by."""
     return cute.arch.inline_ptx(
-        f"fma.rn.{suffix(dtype)} {{$w0}}, {{$r0}}, {{$r1}}, {{$r2}};",
+        f"""{{
+        .reg .b32 nothing;
+        mov.b32 nothing, 0x80008000;
+        fma.rn.{suffix(dtype)} {{$w0}}, {{$r0}}, {{$r1}}, nothing;
+        }}""",
         write_only_types=[Uint32],
-        read_only_args=[pair, scale, Uint32(0x80008000)],
+        read_only_args=[pair, scale],
     )

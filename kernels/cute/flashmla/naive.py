@@ -40,7 +40,9 @@ class Naive:
         stream: cuda.CUstream,
     ):
         asked = cute.make_layout((ROW, heads, tokens), stride=(1, ROW, Int64(heads) * ROW))
-        result = cute.make_layout((LATENT, heads, tokens), stride=(1, LATENT, Int64(heads) * LATENT))
+        result = cute.make_layout(
+            (LATENT, heads, tokens), stride=(1, LATENT, Int64(heads) * LATENT)
+        )
         table = cute.make_layout((table_width, batch), stride=(1, Int64(table_width)))
         row = PACKED if self.packed else ROW
         mC = cute.make_tensor(kv_cache, cute.make_layout((row, 1), stride=(1, Int64(row))))

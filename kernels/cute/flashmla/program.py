@@ -16,8 +16,10 @@ from kernelcat.implementation import (
     Step,
 )
 from kernelcat.jit.cute import CuteSource
+from kernelcat.model import BANDWIDTH_EFFICIENCY, L2_TO_DRAM, LAUNCH_US, copy_us
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW
-from kernelcat.reference.flashmla import PACKED_TYPE
+from kernelcat.reference.flashmla import ENTRY, PACKED_TYPE
+from kernelcat.reference.paged_attn import tokens_read
 from kernelcat.spec import Problem
 
 TENSORS = ("q", "kv_cache", "block_table", "kv_lens", "cu_q", "out", "lse")
@@ -172,3 +174,34 @@ def _combine(
 def row_bytes(problem: Problem) -> int:
     """Of a token in the cache."""
     return PACKED if is_packed(problem) else 2 * ROW
+
+
+START_US = 4.0
+"""Of a CTA: queries and the first tile on their way, and storing the result."""
+
+
+def attend_us(
+    problem: Problem,
+    gpu: Gpu,
+    block_m: int,
+    block_n: int,
+    splits: int,
+    slots: int,
+    tile_us: float,
+    flow: float,
+) -> float:
+    """Waves of CTAs that spend ``tile_us`` on a tile, or bytes at ``flow`` of the bandwidth."""
+    if is_empty(problem):
+        return LAUNCH_US
+    tokens = tokens_read(problem) / problem["batch"]
+    tiles = max(1.0, tokens / block_n)
+    ctas = row_tiles(problem, block_m) * problem["batch"] * min(splits, ceil(tiles))
+    # Unequal CTAs follow each other without waves; equal ones end together.
+    waves = ctas / slots if problem["lengths"] == "ragged" else ceil(ctas / slots)
+    math_us = max(waves, 1.0) * (ceil(tiles / splits) * tile_us + START_US)
+    idle = min(1.0, ctas / slots)
+    memory_us = copy_us(ENTRY.bytes_moved(problem), gpu, BANDWIDTH_EFFICIENCY * flow * idle)
+    merge_us = 0.0
+    if splits > 1:
+        merge_us = LAUNCH_US + copy_us(8 * PITCH * block_m * ctas, gpu, L2_TO_DRAM)
+    return LAUNCH_US + max(math_us, memory_us) + merge_us

@@ -6,7 +6,6 @@ from cutlass import Float32, Int32
 
 from kernelcat.kernels.cute.flashmla.place import LATENT
 from kernelcat.kernels.cute.flashmla.seesaw import (
-    BLOCK,
     COLUMNS,
     GROUP_BARRIER,
     GROUPS,

@@ -255,7 +255,7 @@ class Seesaw:
 
     @cute.jit
     def clear(self, shared: Shared, stage: Int32, first_row: Int32):
-        """Values beyond the end become zeros: they may be NaN, and weights of 0 do not hide that."""
+        """Values beyond the end become zeros: they may be NaN, which no weight of 0 hides."""
         tidx = cute.arch.thread_idx()[0] % 128
         zeros = cute.make_rmem_tensor(8, self.dtype)
         zeros.fill(0)

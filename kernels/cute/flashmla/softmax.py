@@ -21,7 +21,8 @@ def hide(acc: cute.Tensor, limits: cute.Tensor, token: Int32, columns: cutlass.C
         for j in cutlass.range_constexpr(columns // 8):
             for c in cutlass.range_constexpr(2):
                 at = 4 * j + 2 * half + c
-                acc[at] = Float32(cutlass.select_(8 * j + c > limit, Float32(-Float32.inf), acc[at]))
+                hidden = 8 * j + c > limit
+                acc[at] = Float32(cutlass.select_(hidden, Float32(-Float32.inf), acc[at]))
 
 
 @cute.jit

@@ -74,8 +74,7 @@ def _tokens(config: Config) -> int:
 
 
 def _vectorized_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    smallest = config["threads"] == min(SPACE["threads"]) and config["unroll"] == 1
-    if not smallest and _tokens(config) * gpu.sms >= 2 * problem["tokens"]:
+    if config["unroll"] > 1 and _tokens(config) * gpu.sms >= 2 * problem["tokens"]:
         return f"CTAs of {_tokens(config)} tokens leave half of the SMs idle"
     return _why_not(problem, gpu)
 

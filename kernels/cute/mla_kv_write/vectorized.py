@@ -132,7 +132,8 @@ class Vectorized:
                 page = mTable[position // self.page_size, seq]
                 slot = slot_of(page, position, self.page_size)
                 if cutlass.const_expr(self.packed):
-                    self.quantize(held[None, None, u], mC[None, None, slot], mS[0, None, slot], lane)
+                    gC, gS = mC[None, None, slot], mS[0, None, slot]
+                    self.quantize(held[None, None, u], gC, gS, lane)
                 else:
                     for i in cutlass.range_constexpr(PASSES):
                         cute.autovec_copy(held[None, i, u], mC[None, i * LANES + lane, slot])
