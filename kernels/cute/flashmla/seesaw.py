@@ -121,7 +121,10 @@ def make_sums(mmas):
 
 
 class Seesaw:
-    """Tile t of a CTA is that of warpgroup t % GROUPS, and lies in that stage."""
+    """Tile t of a CTA is that of warpgroup t % GROUPS, and lies in that stage.
+
+    ``self`` has ``dtype``, ``packed`` and ``cluster``.
+    """
 
     @cute.jit
     def attend(
@@ -173,7 +176,8 @@ class Seesaw:
             if cutlass.const_expr(i > 0):
                 piece = (i - 1 + group * HALF) % (PIECES - 1)
             at = group * PIECES + piece
-            cute.arch.mbarrier_wait(shared.full + at, parity)
+            if cutlass.const_expr(i == 0 or not self.packed):
+                cute.arch.mbarrier_wait(shared.full + self.barrier_of(group, piece), parity)
             for k in cutlass.range_constexpr(cute.size(shared.tSrQ, mode=[2])):
                 query, key = shared.tSrQ[None, None, k, piece], shared.tSrK[None, None, k, at]
                 cute.gemm(qk_mma, sums.acc, query, key, sums.acc)
@@ -190,8 +194,9 @@ class Seesaw:
         online(sums.acc, sums.most, sums.total, sums.factor, scale, BLOCK)
         weights = cute.make_rmem_tensor(own_mma.partition_shape_A((BLOCK, BLOCK)), self.dtype)
         weights.store(self.as_weights(sums.acc, weights))
-        if token + BLOCK > kv_len:
-            self.clear(shared, group, kv_len - token)
+        if cutlass.const_expr(not self.packed):  # noqa: SIM102  (the DSL's own branch)
+            if token + BLOCK > kv_len:
+                self.clear(shared, group, kv_len - token)
         if cutlass.const_expr(comes_next):
             warpgroup.wait_group(0)
             self.release(shared, 1 - group, group)
@@ -222,9 +227,9 @@ class Seesaw:
     ):
         """Start adding the values of a tile of the other warpgroup."""
         stage = 1 - group
-        for i in cutlass.range_constexpr(HALF):
-            piece = stage * PIECES + group * HALF + i
-            cute.arch.mbarrier_wait(shared.full + piece, index // STAGES % 2)
+        for i in cutlass.range_constexpr(1 if self.packed else HALF):
+            barrier = shared.full + self.barrier_of(stage, group * HALF + i)
+            cute.arch.mbarrier_wait(barrier, index // STAGES % 2)
         cute.arch.barrier(barrier_id=WEIGHTS_BARRIER + stage, number_of_threads=MMA_THREADS)
         for half in cutlass.range_constexpr(ROWS):
             theirs = shared.most[half]
@@ -237,6 +242,10 @@ class Seesaw:
             weights, value = shared.tOrP[None, None, k, 0], shared.tOrV[None, None, k, stage]
             cute.gemm(mma, sums.out, weights, value, sums.out)
         warpgroup.commit_group()
+
+    def barrier_of(self, stage, piece):
+        """Packed rows come all at once."""
+        return stage * PIECES + (0 if self.packed else piece)
 
     def as_weights(self, acc, weights):
         """Scores of a thread in the order of an operand in registers, rounded."""

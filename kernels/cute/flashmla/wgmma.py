@@ -19,7 +19,10 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.flashmla.gather import PRODUCERS, Gather
+from kernelcat.kernels.cute.flashmla.loader import VECTOR
 from kernelcat.kernels.cute.flashmla.place import (
+    PACKED,
     ROW,
     out_layout,
     partial_layout,
@@ -52,7 +55,7 @@ PIECE_BYTES = 2 * BLOCK * PIECE
 LANES = 32
 
 
-class Wgmma(Seesaw, Result):
+class Wgmma(Seesaw, Result, Gather):
     """Rows of a sequence are its query tokens' heads, token after token."""
 
     def __init__(
@@ -65,15 +68,16 @@ class Wgmma(Seesaw, Result):
         split: bool,
         programmatic: bool,
     ):
-        assert not packed and block_n == BLOCK and programmatic
-        self.dtype, self.page_size = element_type(dtype), page_size
+        assert block_n == BLOCK and programmatic
+        self.dtype, self.packed, self.page_size = element_type(dtype), packed, page_size
+        self.producer_registers, self.mma_registers = (96, 208) if packed else (24, 240)
         self.cluster, self.split = cluster, split
 
     @cute.jit
     def __call__(
         self,
         q: cute.Pointer,  # (tokens, heads, ROW)
-        kv_cache: cute.Pointer,  # (pages, page_size, ROW)
+        kv_cache: cute.Pointer,  # (pages, page_size, ROW), or PACKED bytes
         block_table: cute.Pointer,  # (batch, table_width)
         kv_lens: cute.Pointer,  # (batch,)
         cu_q: cute.Pointer,  # (batch + 1,)
@@ -93,14 +97,20 @@ class Wgmma(Seesaw, Result):
         rows = tokens * heads
         mQ = cute.make_tensor(q, cute.make_layout((rows, ROW), stride=(ROW, 1)))
         slots = pages * self.page_size
-        mK = cute.make_tensor(kv_cache, cute.make_layout((slots, ROW), stride=(ROW, 1)))
+        cache = cute.recast_ptr(kv_cache, dtype=self.dtype)
+        mK = cute.make_tensor(cache, cute.make_layout((slots, ROW), stride=(ROW, 1)))
         k_major = LayoutEnum.ROW_MAJOR
         tile = (BLOCK, BLOCK, PIECE)
         q_layout = sm90.make_smem_layout_a(k_major, tile, self.dtype, PIECES)
         k_layout = sm90.make_smem_layout_b(k_major, tile, self.dtype, STAGES * PIECES)
         p_layout = sm90.make_smem_layout_a(k_major, tile, self.dtype, 1)
         q_atom, tQ = load_atom(mQ, q_layout, (BLOCK, PIECE))
-        k_atom, tK = load_atom(mK, k_layout, (BLOCK, PIECE), self.cluster)
+        mC = mS = None
+        if cutlass.const_expr(self.packed):
+            k_atom, tK = q_atom, tQ
+            mC, mS = packed_rows(kv_cache, self.dtype, VECTOR), packed_rows(kv_cache, Float32, 1)
+        else:
+            k_atom, tK = load_atom(mK, k_layout, (BLOCK, PIECE), self.cluster)
 
         @cute.struct
         class SharedStorage:
@@ -119,6 +129,8 @@ class Wgmma(Seesaw, Result):
             tQ,
             k_atom,
             tK,
+            mC,
+            mS,
             cute.make_tensor(
                 block_table, cute.make_layout((table_width, batch), stride=(1, Int64(table_width)))
             ),
@@ -149,6 +161,8 @@ class Wgmma(Seesaw, Result):
         mQ: cute.Tensor,  # (tokens * heads, ROW)
         k_atom: cute.CopyAtom,
         mK: cute.Tensor,  # (slots, ROW)
+        mC: cute.Tensor | None,  # packed rows, (VECTOR, PACKED / 16, slots) of 16-bit units
+        mS: cute.Tensor | None,  # the same as float32, (1, PACKED / 4, slots)
         mTable: cute.Tensor,  # (table_width, batch)
         mLens: cute.Tensor,  # (batch,)
         mStarts: cute.Tensor,  # (batch + 1,)
@@ -179,7 +193,7 @@ class Wgmma(Seesaw, Result):
         if warp_idx == 0:
             with cute.arch.elect_one():
                 for i in cutlass.range_constexpr(STAGES * PIECES):
-                    cute.arch.mbarrier_init(full + i, 1)
+                    cute.arch.mbarrier_init(full + i, PRODUCERS // LANES if self.packed else 1)
                 for i in cutlass.range_constexpr(STAGES * PARTS):  # the warps of a warpgroup
                     cute.arch.mbarrier_init(empty + i, 4 * self.cluster)
                 cute.arch.mbarrier_init(q_full, 1)
@@ -201,14 +215,22 @@ class Wgmma(Seesaw, Result):
         # Both of a cluster take part, or neither.
         is_asked = (row_tile // self.cluster * (self.cluster * BLOCK) < rows) & (split_idx < used)
         if warp_idx >= PRODUCER_WARP:
-            cute.arch.setmaxregister_decrease(24)
+            cute.arch.setmaxregister_decrease(self.producer_registers)
             if (warp_idx == PRODUCER_WARP) & is_asked:
-                self.produce(
-                    q_atom, mQ, sQ, q_full, k_atom, mK, sK, full, empty, mTable[None, seq],
-                    q_begin * heads + row_begin, split_idx, num_splits, num_tiles,
-                )  # fmt: skip
+                self.load_query(q_atom, mQ, sQ, q_full, q_begin * heads + row_begin)
+                if cutlass.const_expr(not self.packed):
+                    self.produce(
+                        k_atom, mK, sK, full, empty, mTable[None, seq], split_idx, num_splits,
+                        num_tiles,
+                    )  # fmt: skip
+            if cutlass.const_expr(self.packed):  # noqa: SIM102  (the DSL's own branch)
+                if is_asked:
+                    self.gather(
+                        mC, mS[0, None, None], as_vectors(storage.k.data_ptr(), STAGES * PIECES),
+                        full, empty, mTable[None, seq], kv_len, split_idx, num_splits, num_tiles,
+                    )  # fmt: skip
         else:
-            cute.arch.setmaxregister_increase(240)
+            cute.arch.setmaxregister_increase(self.mma_registers)
             if is_asked:
                 first_row, tile = q_begin * heads + row_begin, seq * row_tiles + row_tile
                 self.consume(
@@ -224,35 +246,40 @@ class Wgmma(Seesaw, Result):
             cute.arch.cluster_wait()
 
     @cute.jit
-    def produce(
+    def load_query(
         self,
         q_atom: cute.CopyAtom,
         mQ: cute.Tensor,  # (tokens * heads, ROW)
         sQ: cute.Tensor,  # (BLOCK, PIECE, PIECES)
         q_full: cute.Pointer,
+        first_row: Int32,
+    ):
+        """Runs in one warp. What lies beyond these rows is another sequence's, and does no harm."""
+        q = operand(q_atom, sQ, cute.domain_offset((first_row, 0), mQ), (BLOCK, PIECE))
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(q_full, PIECES * PIECE_BYTES)
+        for i in cutlass.range_constexpr(PIECES):
+            load(q, 0, i, i, q_full)
+
+    @cute.jit
+    def produce(
+        self,
         k_atom: cute.CopyAtom,
         mK: cute.Tensor,  # (slots, ROW)
         sK: cute.Tensor,  # (BLOCK, PIECE, STAGES * PIECES)
         full: cute.Pointer,  # for each piece
         empty: cute.Pointer,  # for each half of the values, and for what is key alone
         gTable: cute.Tensor,  # (table_width,)
-        first_row: Int32,
         split_idx: Int32,
         num_splits: Int32,
         num_tiles: Int32,
     ):
         """Runs in one warp. Each lane looks up the page of one of 32 tiles."""
-        q = operand(q_atom, sQ, cute.domain_offset((first_row, 0), mQ), (BLOCK, PIECE))
         rank = Int32(0)
         if cutlass.const_expr(self.cluster > 1):
             rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         everyone = (1 << self.cluster) - 1
         k = operand(k_atom, sK, mK, (BLOCK, PIECE), self.cluster, rank, everyone)
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(q_full, PIECES * PIECE_BYTES)
-        for i in cutlass.range_constexpr(PIECES):
-            load(q, 0, i, i, q_full)
-
         a_page = self.page_size // BLOCK
         page, lane = Int32(0), cute.arch.lane_idx()
         for index in cutlass.range(num_tiles, unroll=1):
@@ -325,3 +352,12 @@ class Wgmma(Seesaw, Result):
             mmas[0], sums, sTotal, sQ, as_vectors(storage.q.data_ptr(), PIECES), gO, gL,
             gPartial, group, num_rows, used,
         )  # fmt: skip
+
+
+def packed_rows(cache, dtype, vector):
+    """(vector, vectors, slots) of elements of ``dtype``."""
+    row = 8 * PACKED // dtype.width
+    layout = cute.make_layout(
+        (vector, row // vector, 1), stride=(1, vector, cute.assume(Int64(row), divby=row))
+    )
+    return cute.make_tensor(cute.recast_ptr(cache, dtype=dtype), layout)
