@@ -160,6 +160,8 @@ def _wgmma_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return reason
     if is_packed(problem) and config["cluster"] > 1:
         return "packed rows are widened by each CTA, and not multicast"
+    if is_packed(problem) and problem["dtype"] != "bfloat16":
+        return "what makes float16 of packed rows does not fit the registers"
     if not is_packed(problem) and problem["page_size"] % WGMMA_BLOCK:
         return f"pages of {problem['page_size']} tokens are no whole tiles of {WGMMA_BLOCK}"
     if row_tiles(problem, WGMMA_BLOCK) % config["cluster"]:

@@ -6,7 +6,7 @@ under way while the one before it is widened, and the tile after is on its way i
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int32, Int64, Uint32
 
 from kernelcat.kernels.cute.flashmla.loader import (
     PACKED_VECTORS,
@@ -32,7 +32,7 @@ LINE = 128
 
 
 class Gather:
-    """``self`` has ``dtype`` and ``page_size``."""
+    """``self`` has ``dtype``, which is bfloat16, and ``page_size``."""
 
     @cute.jit
     def gather(
@@ -159,8 +159,5 @@ class Gather:
                 place = (vector % SHARE) ^ (row % 8)
                 target = row_vectors[None, place, first_piece + vector // SHARE]
                 cute.autovec_copy(wide[None, half], target)
-        rope = cute.make_rmem_tensor(VECTOR, self.dtype)
-        rope.store(
-            cute.recast_tensor(held[None, GROUPS], BFloat16).load().to(Float32).to(self.dtype)
-        )
-        cute.autovec_copy(rope, row_vectors[None, chunk ^ (row % 8), first_piece + PIECES - 1])
+        rope = row_vectors[None, chunk ^ (row % 8), first_piece + PIECES - 1]
+        cute.autovec_copy(held[None, GROUPS], rope)

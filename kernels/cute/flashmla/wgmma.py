@@ -6,7 +6,8 @@ the 512 columns: so tensor cores have work while either is at its softmax. That 
 FlashMLA's "seesaw", here with a single buffer of weights, that changes hands with every tile. A
 producer warp brings tiles by TMA, 64 columns at a time; products begin with the first that land,
 and the halves of a tile are freed one by one. Two CTAs with other heads of the same sequence are a
-cluster, and each loads a half of every piece for both.
+cluster, and each loads a half of every piece for both. Packed rows come through the registers of
+four producer warps, which make bfloat16 of them.
 """
 
 import cuda.bindings.driver as cuda
