@@ -99,8 +99,8 @@ def _split_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if _cta_bytes(problem, config) > gpu.shared_bytes:
         return f"{stages} stages do not fit the shared memory"
     slots = gpu.sms * _ctas_per_sm(problem, config, gpu)
-    if stages == 4 and block_n == 64:
-        return "fewer stages of as many tokens are under way"
+    if stages > 3 and block_n == 64:
+        return "three such tiles keep the memory busy"
     return splits_reject(problem, SPLIT_ROWS, block_n, config["splits"], slots)
 
 
@@ -133,7 +133,7 @@ SPLIT: Implementation = Implementation(
     space={
         "block_n": (64, 32),
         "warps": (4, 8),
-        "stages": (2, 3, 4),
+        "stages": (2, 3, 4, 5),
         "splits": SPLITS,
     },
     reject=_split_reject,

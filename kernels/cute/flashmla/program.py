@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil
 
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import (
-    Config,
     Float32,
     Int32,
     Int64,
@@ -26,6 +26,10 @@ TENSORS = ("q", "kv_cache", "block_table", "kv_lens", "cu_q", "out", "lse")
 SIZES = ("batch", "tokens", "heads", "pages", "table_width")
 PITCH = LATENT + 4
 """Floats of a row's partial sums: the values, their maximum, the sum of weights, and nothing."""
+
+
+GROUPS = 4
+"""Of threads that share the parts of a row, where rows are few."""
 
 
 def is_packed(problem: Problem) -> bool:
@@ -82,6 +86,11 @@ def row_tiles(problem: Problem, block_m: int) -> int:
     return ceil(num_rows(problem) / block_m)
 
 
+def is_programmatic(gpu: Gpu) -> bool:
+    """Whether a kernel may be launched while the one before it runs."""
+    return int(gpu.arch.strip("sm_af")) >= 90
+
+
 def grid_reject(problem: Problem) -> str | None:
     if problem["batch"] > 65535 or problem["tokens"] > 65535:
         return "more sequences or query tokens than a grid has CTAs"
@@ -101,8 +110,7 @@ def splits_reject(
     tiles = row_tiles(problem, block_m) * problem["batch"]
     if splits > most:
         return f"{splits} CTAs share fewer tiles of tokens"
-    ragged = 8 if problem["lengths"] == "ragged" else 2
-    if splits > 1 and tiles * splits > ragged * slots:
+    if splits > 1 and tiles * splits > 4 * slots:  # unequal sequences want more than one wave
         return "the SMs are full with fewer splits"
     if 2 * splits <= most and 4 * tiles * splits <= slots:
         return "three quarters of the SMs or more are idle"
@@ -113,7 +121,7 @@ def attend(
     problem: Problem,
     gpu: Gpu,
     kernel: str,
-    constants: Config | dict[str, int | str | bool],
+    constants: Mapping[str, int | str | bool],
     *,
     block_m: int,
     splits: int,
@@ -123,12 +131,14 @@ def attend(
     """``splits`` CTAs to a tile of ``block_m`` rows, and what adds up what they found."""
     if is_empty(problem):
         return Program(())
-    programmatic = int(gpu.arch.strip("sm_af")) >= 90
     tiles = row_tiles(problem, block_m)
     tiles = ceil(tiles / cluster) * cluster
     compiled = {
-        **compiled_in(problem), **constants, "split": splits > 1, "programmatic": programmatic
-    }  # fmt: skip
+        **compiled_in(problem),
+        **constants,
+        "split": splits > 1,
+        "programmatic": is_programmatic(gpu),
+    }
     kinds = (*tensor_kinds(problem), "*float32", *["int32"] * 7, "float32")
     source = CuteSource(f"flashmla.{kernel}", kinds, tuple(compiled.items()))
     workspaces: dict[str, int] = {}
@@ -140,23 +150,26 @@ def attend(
     grid = (tiles, splits, problem["batch"])
     steps = [Step(source, grid, params, block=threads, cluster=(cluster, 1, 1))]
     if splits > 1:
-        steps.append(_combine(problem, block_m, constants, tiles, splits, programmatic))
+        steps.append(_combine(problem, gpu, block_m, constants, tiles, splits))
     return Program(tuple(steps), workspaces)
 
 
 def _combine(
     problem: Problem,
+    gpu: Gpu,
     block_m: int,
-    constants: Config | dict[str, int | str | bool],
+    constants: Mapping[str, int | str | bool],
     tiles: int,
     splits: int,
-    programmatic: bool,
 ) -> Step:
+    are_few = problem["tokens"] * problem["heads"] <= 4 * gpu.sms
+    groups = GROUPS if are_few and splits >= 2 * GROUPS else 1
     compiled: dict[str, int | str | bool] = {
         "dtype": problem["dtype"],
         "block_m": block_m,
-        "block_n": int(constants["block_n"]),
-        "programmatic": programmatic,
+        "block_n": constants["block_n"],
+        "groups": groups,
+        "programmatic": is_programmatic(gpu),
     }
     kinds = (
         "*float32", "*int32", "*int32", "*" + problem["dtype"], "*float32", *["int32"] * 5,
@@ -168,7 +181,8 @@ def _combine(
         Int32(tiles),
         Int32(splits),
     )
-    return Step(source, (problem["heads"], problem["tokens"], 1), params, block=LATENT // 4)
+    grid = (problem["heads"], problem["tokens"], 1)
+    return Step(source, grid, params, block=groups * LATENT // 4)
 
 
 def row_bytes(problem: Problem) -> int:
