@@ -170,7 +170,7 @@ def _wgmma_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _wgmma_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    constants = {"block_n": WGMMA_BLOCK, "cluster": config["cluster"]}
+    constants = {"block_n": WGMMA_BLOCK} | {n: config[n] for n in ("cluster", "scores_first")}
     return attend(
         problem, gpu, "wgmma:Wgmma", constants, block_m=WGMMA_BLOCK, splits=config["splits"],
         threads=384, cluster=config["cluster"],
@@ -191,7 +191,7 @@ WGMMA: Implementation = Implementation(
     variant="wgmma",
     summary="64 rows, pages by TMA, two warpgroups that halve the values and share the weights",
     archs=("sm_90a",),
-    space={"cluster": (1, 2), "splits": WGMMA_SPLITS},
+    space={"cluster": (1, 2), "scores_first": (False, True), "splits": WGMMA_SPLITS},
     reject=_wgmma_reject,
     default=fastest(lambda: WGMMA),
     program=_wgmma_program,

@@ -123,7 +123,7 @@ def make_sums(mmas):
 class Seesaw:
     """Tile t of a CTA is that of warpgroup t % GROUPS, and lies in that stage.
 
-    ``self`` has ``dtype``, ``packed`` and ``cluster``.
+    ``self`` has ``dtype``, ``packed``, ``cluster`` and ``scores_first``.
     """
 
     @cute.jit
@@ -165,24 +165,17 @@ class Seesaw:
         scale: Float32,
         comes_next: cutlass.Constexpr[bool],
     ):
-        """Values of the tile before, which is the other's, beside the scores of an own one."""
+        """Values of the tile before, which is the other's, beside the scores of an own one.
+
+        Scores first hides the softmax behind the values; values first frees their half sooner.
+        """
         qk_mma, own_mma, other_mma = mmas
-        parity = index // STAGES % 2
-        sums.acc.fill(0.0)
-        warpgroup.fence()
-        for i in cutlass.range_constexpr(PIECES):
-            # As they are loaded: see Wgmma.produce.
-            piece = PIECES - 1
-            if cutlass.const_expr(i > 0):
-                piece = (i - 1 + group * HALF) % (PIECES - 1)
-            at = group * PIECES + piece
-            if cutlass.const_expr(i == 0 or not self.packed):
-                cute.arch.mbarrier_wait(shared.full + self.barrier_of(group, piece), parity)
-            for k in cutlass.range_constexpr(cute.size(shared.tSrQ, mode=[2])):
-                query, key = shared.tSrQ[None, None, k, piece], shared.tSrK[None, None, k, at]
-                cute.gemm(qk_mma, sums.acc, query, key, sums.acc)
-        warpgroup.commit_group()
-        if cutlass.const_expr(comes_next):
+        if cutlass.const_expr(comes_next and not self.scores_first):
+            self.add_other(other_mma, shared, sums, group, index - 1)
+            warpgroup.wait_group(0)
+            self.release(shared, 1 - group, group)
+        self.scores(qk_mma, shared, sums, group, index // STAGES % 2)
+        if cutlass.const_expr(comes_next and self.scores_first):
             self.add_other(other_mma, shared, sums, group, index - 1)
             warpgroup.wait_group(1)
         else:
@@ -197,9 +190,10 @@ class Seesaw:
         if cutlass.const_expr(not self.packed):  # noqa: SIM102  (the DSL's own branch)
             if token + BLOCK > kv_len:
                 self.clear(shared, group, kv_len - token)
-        if cutlass.const_expr(comes_next):
+        if cutlass.const_expr(comes_next and self.scores_first):
             warpgroup.wait_group(0)
             self.release(shared, 1 - group, group)
+        if cutlass.const_expr(comes_next):
             # Nobody reads the other's weights any more.
             cute.arch.barrier(barrier_id=GROUP_BARRIER + group, number_of_threads=128)
         for i in cutlass.range_constexpr(cute.size(weights)):
@@ -220,6 +214,26 @@ class Seesaw:
         warpgroup.commit_group()
         warpgroup.wait_group(0)
         self.release(shared, group, group)
+
+    @cute.jit
+    def scores(
+        self, mma: cute.TiledMma, shared: Shared, sums: Sums, group: Int32, parity: Int32
+    ):
+        """Start the products with the keys of an own tile, as its pieces land."""
+        sums.acc.fill(0.0)
+        warpgroup.fence()
+        for i in cutlass.range_constexpr(PIECES):
+            # As they are loaded: see Wgmma.produce.
+            piece = PIECES - 1
+            if cutlass.const_expr(i > 0):
+                piece = (i - 1 + group * HALF) % (PIECES - 1)
+            if cutlass.const_expr(i == 0 or not self.packed):
+                cute.arch.mbarrier_wait(shared.full + self.barrier_of(group, piece), parity)
+            at = group * PIECES + piece
+            for k in cutlass.range_constexpr(cute.size(shared.tSrQ, mode=[2])):
+                query, key = shared.tSrQ[None, None, k, piece], shared.tSrK[None, None, k, at]
+                cute.gemm(mma, sums.acc, query, key, sums.acc)
+        warpgroup.commit_group()
 
     @cute.jit
     def add_other(

@@ -66,13 +66,14 @@ class Wgmma(Seesaw, Result, Gather):
         page_size: int,
         block_n: int,
         cluster: int,
+        scores_first: bool,
         split: bool,
         programmatic: bool,
     ):
         assert block_n == BLOCK and programmatic
         self.dtype, self.packed, self.page_size = element_type(dtype), packed, page_size
         self.producer_registers, self.mma_registers = (96, 208) if packed else (24, 240)
-        self.cluster, self.split = cluster, split
+        self.cluster, self.scores_first, self.split = cluster, scores_first, split
 
     @cute.jit
     def __call__(
