@@ -227,30 +227,3 @@ def test_vectors_are_as_wide_as_the_strides_allow() -> None:
     for stride, opcode in ((4104, "LDG.E.128"), (4100, "LDG.E.64"), (4098, "LDG.E")):
         (step,) = vectorized.program(copy(64, 4093, stride, stride), Config(unroll=4), H200).steps
         assert inspect.inspect(jit.build(step.source, "sm_90a")).has(opcode)
-
-
-LATENT = catalog.entry("flashmla").problems
-
-
-@pytest.mark.parametrize("scores_first", [False, True])
-@pytest.mark.parametrize("name", ["128x1-128-4096", "128x1-128-4096-fp8"])
-def test_products_of_latent_attention_are_under_way_together(name: str, scores_first: bool) -> None:
-    """A compiler that cannot follow accumulators waits after every product."""
-    wgmma = variant("flashmla", "wgmma")
-    config = Config(wgmma.default(LATENT[name], H200), scores_first=scores_first)
-    artifact = jit.build(wgmma.program(LATENT[name], config, H200).steps[0].source, "sm_90a")
-    opcodes = inspect.inspect(artifact).opcodes
-    products = sum(count for opcode, count in opcodes.items() if opcode.startswith("HGMMA"))
-    assert artifact.metadata["spill_bytes"] == 0
-    assert 10 * opcodes["WARPGROUP.DEPBAR.LE"] < products
-
-
-def test_sums_of_latent_attention_are_combined_where_cuda_graphs_need_no_host() -> None:
-    wgmma, problem = variant("flashmla", "wgmma"), LATENT["1x1-128-4096"]
-    program = wgmma.program(problem, wgmma.default(problem, H200), H200)
-    assert [step.source.kernel for step in program.steps] == [
-        "flashmla.wgmma:Wgmma",
-        "flashmla.combine:Combine",
-    ]
-    assert program.steps[1].grid == (problem["heads"], problem["tokens"], 1)
-    assert program.workspaces["partial"] > 0

@@ -23,15 +23,15 @@ from kernelcat.kernels.cute.flashmla.place import (
     partial_layout,
     used_splits,
 )
+from kernelcat.kernels.cute.flashmla.products import BLOCK_M, Products
 from kernelcat.kernels.cute.flashmla.softmax import ROWS, hide, online
 from kernelcat.kernels.cute.paged_attn.pages import prefetch
 from kernelcat.kernels.cute.paged_attn.softmax import LOG2E, LOWEST, finish
 
-BLOCK_M = 16
 LANES = 32
 
 
-class Split:
+class Split(Products):
     """Tiles of ``block_n`` tokens, ``warps`` that share them; ``num_splits`` CTAs to 16 rows."""
 
     def __init__(
@@ -276,63 +276,6 @@ class Split:
             values = cute.local_tile(sK[None, None, stage], own, (0, warp_idx))
             self.values(value_mma, out, logits, values, lane)
         cute.arch.cp_async_wait_group(0)
-
-    @cute.jit
-    def scores(
-        self,
-        tiled_mma: cute.TiledMma,
-        acc: cute.Tensor,  # ((2, 2), 1, tokens / 8), written
-        sQ: cute.Tensor,  # (BLOCK_M, ROW)
-        sK: cute.Tensor,  # (tokens, ROW)
-        lane: Int32,
-    ):
-        """The products of all rows with a warp's tokens."""
-        acc.fill(0.0)
-        thr_mma = tiled_mma.get_slice(lane)
-        matrices = 4 if self.tokens >= 16 else 2
-        a_copy = cute.make_tiled_copy_A(
-            cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, 4), self.dtype), tiled_mma
-        )
-        b_copy = cute.make_tiled_copy_B(
-            cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, matrices), self.dtype), tiled_mma
-        )
-        tSrQ = tiled_mma.make_fragment_A(thr_mma.partition_A(sQ))
-        tSrK = tiled_mma.make_fragment_B(thr_mma.partition_B(sK))
-        tSsQ, tXrQ = a_copy.get_slice(lane).partition_S(sQ), a_copy.retile(tSrQ)
-        tSsK, tXrK = b_copy.get_slice(lane).partition_S(sK), b_copy.retile(tSrK)
-        for k in cutlass.range_constexpr(ROW // 16):
-            cute.copy(a_copy, tSsQ[None, None, k], tXrQ[None, None, k])
-            cute.copy(b_copy, tSsK[None, None, k], tXrK[None, None, k])
-            cute.gemm(tiled_mma, acc, tSrQ[None, None, k], tSrK[None, None, k], acc)
-
-    @cute.jit
-    def values(
-        self,
-        tiled_mma: cute.TiledMma,
-        out: cute.Tensor,  # ((2, 2), 1, columns / 8)
-        weights: cute.Tensor,  # ((2, 2), 1, block_n / 8)
-        sV: cute.Tensor,  # (block_n, columns)
-        lane: Int32,
-    ):
-        """Add a warp's columns of the values, times their weights."""
-        rounded = cute.make_rmem_tensor_like(weights, self.dtype)
-        rounded.store(weights.load().to(self.dtype))
-        operand = cute.make_tensor(
-            rounded.iterator,
-            cute.make_layout(((2, 2, 2), 1, self.block_n // 16), stride=((1, 2, 4), 0, 8)),
-        )
-        sV = cute.composition(
-            sV,
-            cute.make_layout((self.columns, self.block_n), stride=(self.block_n, 1)),
-        )
-        copy = cute.make_tiled_copy_B(
-            cute.make_copy_atom(warp.LdMatrix8x8x16bOp(True, 4), self.dtype), tiled_mma
-        )
-        tOrV = tiled_mma.make_fragment_B(tiled_mma.get_slice(lane).partition_B(sV))
-        tOsV, tXrV = copy.get_slice(lane).partition_S(sV), copy.retile(tOrV)
-        for k in cutlass.range_constexpr(self.block_n // 16):
-            cute.copy(copy, tOsV[None, None, k], tXrV[None, None, k])
-            cute.gemm(tiled_mma, out, operand[None, None, k], tOrV[None, None, k], out)
 
     @cute.jit
     def store(
