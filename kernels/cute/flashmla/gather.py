@@ -55,20 +55,21 @@ class Gather:
         pages = cute.make_rmem_tensor(PASSES, Int32)  # of each pass, when it is next asked for
         if num_tiles > 0:
             for i in cutlass.range_constexpr(PASSES):
-                pages[i] = self.look_up(gTable, split_idx, i, kv_len, tidx)
+                self.look_up(gTable, pages, split_idx, i, kv_len, tidx)
             self.fetch(mC, mS, held, scales, 0, pages[0], split_idx, 0, kv_len, tidx)
-            pages[0] = self.look_up(gTable, split_idx + num_splits, 0, kv_len, tidx)
+            self.look_up(gTable, pages, split_idx + num_splits, 0, kv_len, tidx)
             for index in cutlass.range(num_tiles, unroll=1):
                 tile, stage = split_idx + index * num_splits, index % STAGES
                 after = tile + num_splits
                 for i in cutlass.range_constexpr(PASSES):
                     here, there, coming = i % BUFFERS, (i + 1) % BUFFERS, (i + 1) % PASSES
                     if cutlass.const_expr(i > 0):
-                        self.warm(mC, pages[i], after, i, kv_len, tidx)
+                        ahead = pages[0 if self.page_size >= BLOCK else i]
+                        self.warm(mC, ahead, after, i, kv_len, tidx)
                     its = tile if cutlass.const_expr(coming > 0) else after
                     page = pages[coming]
                     self.fetch(mC, mS, held, scales, there, page, its, coming, kv_len, tidx)
-                    pages[coming] = self.look_up(gTable, its + num_splits, coming, kv_len, tidx)
+                    self.look_up(gTable, pages, its + num_splits, coming, kv_len, tidx)
                     if cutlass.const_expr(i == 0):
                         for part in cutlass.range_constexpr(PARTS):
                             cute.arch.mbarrier_wait(
@@ -85,10 +86,26 @@ class Gather:
                     cute.arch.mbarrier_arrive(full + stage * PIECES)
 
     @cute.jit
-    def look_up(self, gTable: cute.Tensor, tile: Int32, i: int, kv_len: Int32, tidx: Int32):
-        """The page of this thread's token of a pass; beyond the end, that of the last."""
-        token = cutlass.min(tile * BLOCK + i * A_PASS + tidx // SHARE, kv_len - 1)
-        return gTable[Int32(Uint32(token) // self.page_size)]
+    def look_up(
+        self,
+        gTable: cute.Tensor,
+        pages: cute.Tensor,
+        tile: Int32,
+        i: int,
+        kv_len: Int32,
+        tidx: Int32,
+    ):
+        """The page of this thread's token of a pass; beyond the end, that of the last.
+
+        All passes of a tile have the same where pages are as large; then the first tells.
+        """
+        if cutlass.const_expr(i == 0 or self.page_size < BLOCK):
+            token = cutlass.min(tile * BLOCK + i * A_PASS + tidx // SHARE, kv_len - 1)
+            page = gTable[Int32(Uint32(token) // self.page_size)]
+            if cutlass.const_expr(self.page_size >= BLOCK):
+                for j in cutlass.range_constexpr(1, PASSES):
+                    pages[j] = pages[0]
+            pages[i] = page
 
     @cute.jit
     def slot(self, page: Int32, token: Int32):
@@ -144,20 +161,19 @@ class Gather:
     ):
         """A token's latents, widened, and its rotated part into shared memory."""
         chunk = tidx % SHARE
-        wide = cute.make_rmem_tensor((VECTOR, 2), self.dtype)
+        wide = cute.make_rmem_tensor(VECTOR, self.dtype)
         wide_words = cute.recast_tensor(wide, Uint32)
         first_lane = cute.arch.lane_idx() // SHARE * SHARE
         for group in cutlass.range_constexpr(GROUPS):
             factor = pair_of(cute.arch.shuffle_sync(scale, first_lane + group), self.dtype)
             words = cute.recast_tensor(held[None, group], Uint32)
-            for w in cutlass.range_constexpr(VECTOR // 2):
-                low, high = widen(words[w], self.dtype)
-                wide_words[2 * w] = times(low, factor, self.dtype)
-                wide_words[2 * w + 1] = times(high, factor, self.dtype)
             for half in cutlass.range_constexpr(2):
+                for w in cutlass.range_constexpr(2):
+                    low, high = widen(words[2 * half + w], self.dtype)
+                    wide_words[2 * w] = times(low, factor, self.dtype)
+                    wide_words[2 * w + 1] = times(high, factor, self.dtype)
                 vector = 2 * (group * SHARE + chunk) + half
                 place = (vector % SHARE) ^ (row % 8)
-                target = row_vectors[None, place, first_piece + vector // SHARE]
-                cute.autovec_copy(wide[None, half], target)
+                cute.autovec_copy(wide, row_vectors[None, place, first_piece + vector // SHARE])
         rope = row_vectors[None, chunk ^ (row % 8), first_piece + PIECES - 1]
         cute.autovec_copy(held[None, GROUPS], rope)

@@ -72,7 +72,8 @@ class Wgmma(Seesaw, Result, Gather):
     ):
         assert block_n == BLOCK and programmatic
         self.dtype, self.packed, self.page_size = element_type(dtype), packed, page_size
-        self.producer_registers, self.mma_registers = (96, 208) if packed else (24, 240)
+        # A third of the threads produce; all begin with 168.
+        self.producer_registers, self.mma_registers = (88, 208) if packed else (24, 240)
         self.cluster, self.scores_first, self.split = cluster, scores_first, split
 
     @cute.jit
