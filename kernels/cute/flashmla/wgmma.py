@@ -1,0 +1,366 @@
+"""Latent attention on Hopper: a tile of tokens lies once in shared memory, key and value in one.
+
+A CTA has 64 rows: heads of query tokens. Its two warpgroups take tiles of 64 tokens in turn, one
+computes a tile's weights and hands them to the other through shared memory, and each adds up 256 of
+the 512 columns: so tensor cores have work while either is at its softmax. That schedule is
+FlashMLA's "seesaw", here with a single buffer of weights, that changes hands with every tile. A
+producer warp brings tiles by TMA, 64 columns at a time; products begin with the first that land,
+and the halves of a tile are freed one by one. Two CTAs with other heads of the same sequence are a
+cluster, and each loads a half of every piece for both. Packed rows come through the registers of
+four producer warps, which make bfloat16 of them.
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as sm90
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.memory import SmemAllocator
+from cutlass.tensor_utils import LayoutEnum
+
+from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.flashmla.gather import PRODUCERS, Gather
+from kernelcat.kernels.cute.flashmla.loader import VECTOR
+from kernelcat.kernels.cute.flashmla.place import (
+    PACKED,
+    ROW,
+    out_layout,
+    partial_layout,
+    used_splits,
+)
+from kernelcat.kernels.cute.flashmla.result import Result
+from kernelcat.kernels.cute.flashmla.seesaw import (
+    BLOCK,
+    GROUPS,
+    HALF,
+    MMA_THREADS,
+    PARTS,
+    PIECE,
+    PIECES,
+    STAGES,
+    Seesaw,
+    as_vectors,
+    make_mmas,
+    make_shared,
+    make_sums,
+)
+from kernelcat.kernels.cute.flashmla.softmax import ROWS
+from kernelcat.kernels.cute.gemm.ring import load, memory, operand
+from kernelcat.kernels.cute.gemm.tma import load_atom
+from kernelcat.kernels.cute.paged_attn.softmax import LOG2E, LOWEST
+
+THREADS = MMA_THREADS + 128
+PRODUCER_WARP = MMA_THREADS // 32
+PIECE_BYTES = 2 * BLOCK * PIECE
+LANES = 32
+
+
+class Wgmma(Seesaw, Result, Gather):
+    """Rows of a sequence are its query tokens' heads, token after token."""
+
+    def __init__(
+        self,
+        dtype: str,
+        packed: bool,
+        page_size: int,
+        block_n: int,
+        cluster: int,
+        scores_first: bool,
+        split: bool,
+        programmatic: bool,
+    ):
+        assert block_n == BLOCK and programmatic
+        self.dtype, self.packed, self.page_size = element_type(dtype), packed, page_size
+        # A third of the threads produce; all begin with 168.
+        self.producer_registers, self.mma_registers = (88, 208) if packed else (24, 240)
+        self.cluster, self.scores_first, self.split = cluster, scores_first, split
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Pointer,  # (tokens, heads, ROW)
+        kv_cache: cute.Pointer,  # (pages, page_size, ROW), or PACKED bytes
+        block_table: cute.Pointer,  # (batch, table_width)
+        kv_lens: cute.Pointer,  # (batch,)
+        cu_q: cute.Pointer,  # (batch + 1,)
+        out: cute.Pointer,  # (tokens, heads, LATENT)
+        lse: cute.Pointer,  # (tokens, heads)
+        partial: cute.Pointer,  # (batch, row_tiles, num_splits, BLOCK, LATENT + 4)
+        batch: Int32,
+        tokens: Int32,
+        heads: Int32,
+        pages: Int32,
+        table_width: Int32,
+        row_tiles: Int32,
+        num_splits: Int32,
+        sm_scale: Float32,
+        stream: cuda.CUstream,
+    ):
+        rows = tokens * heads
+        mQ = cute.make_tensor(q, cute.make_layout((rows, ROW), stride=(ROW, 1)))
+        slots = pages * self.page_size
+        cache = cute.recast_ptr(kv_cache, dtype=self.dtype)
+        mK = cute.make_tensor(cache, cute.make_layout((slots, ROW), stride=(ROW, 1)))
+        k_major = LayoutEnum.ROW_MAJOR
+        tile = (BLOCK, BLOCK, PIECE)
+        q_layout = sm90.make_smem_layout_a(k_major, tile, self.dtype, PIECES)
+        k_layout = sm90.make_smem_layout_b(k_major, tile, self.dtype, STAGES * PIECES)
+        p_layout = sm90.make_smem_layout_a(k_major, tile, self.dtype, 1)
+        q_atom, tQ = load_atom(mQ, q_layout, (BLOCK, PIECE))
+        mC = mS = None
+        if cutlass.const_expr(self.packed):
+            k_atom, tK = q_atom, tQ
+            mC, mS = packed_rows(kv_cache, self.dtype, VECTOR), packed_rows(kv_cache, Float32, 1)
+        else:
+            k_atom, tK = load_atom(mK, k_layout, (BLOCK, PIECE), self.cluster)
+
+        @cute.struct
+        class SharedStorage:
+            full: cute.struct.MemRange[Int64, STAGES * PIECES]
+            empty: cute.struct.MemRange[Int64, STAGES * PARTS]
+            q_full: cute.struct.MemRange[Int64, 1]
+            most: cute.struct.MemRange[Float32, BLOCK]
+            total: cute.struct.MemRange[Float32, GROUPS * BLOCK]
+            q: memory(self.dtype, q_layout)
+            k: memory(self.dtype, k_layout)
+            p: memory(self.dtype, p_layout)
+
+        self.shared_storage = SharedStorage
+        self.kernel(
+            q_atom,
+            tQ,
+            k_atom,
+            tK,
+            mC,
+            mS,
+            cute.make_tensor(
+                block_table, cute.make_layout((table_width, batch), stride=(1, Int64(table_width)))
+            ),
+            cute.make_tensor(kv_lens, cute.make_layout(batch)),
+            cute.make_tensor(cu_q, cute.make_layout(batch + 1)),
+            cute.make_tensor(out, out_layout(8, rows)),
+            cute.make_tensor(lse, cute.make_layout(rows)),
+            cute.make_tensor(partial, partial_layout(2, BLOCK, num_splits, batch * row_tiles)),
+            q_layout,
+            k_layout,
+            p_layout,
+            *make_mmas(self.dtype),
+            heads,
+            sm_scale,
+        ).launch(
+            grid=(row_tiles, num_splits, batch),
+            block=(THREADS, 1, 1),
+            cluster=(self.cluster, 1, 1),
+            min_blocks_per_mp=1,
+            use_pdl=True,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        q_atom: cute.CopyAtom,
+        mQ: cute.Tensor,  # (tokens * heads, ROW)
+        k_atom: cute.CopyAtom,
+        mK: cute.Tensor,  # (slots, ROW)
+        mC: cute.Tensor | None,  # packed rows, (VECTOR, PACKED / 16, slots) of 16-bit units
+        mS: cute.Tensor | None,  # the same as float32, (1, PACKED / 4, slots)
+        mTable: cute.Tensor,  # (table_width, batch)
+        mLens: cute.Tensor,  # (batch,)
+        mStarts: cute.Tensor,  # (batch + 1,)
+        mO: cute.Tensor,  # (8, LATENT / 8, tokens * heads)
+        mL: cute.Tensor,  # (tokens * heads,)
+        mPartial: cute.Tensor,  # (2, LATENT / 2 + 2, BLOCK, num_splits, tiles)
+        q_layout: cute.ComposedLayout,
+        k_layout: cute.ComposedLayout,
+        p_layout: cute.ComposedLayout,
+        qk_mma: cute.TiledMma,
+        own_mma: cute.TiledMma,
+        other_mma: cute.TiledMma,
+        heads: Int32,
+        sm_scale: Float32,
+    ):
+        warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        row_tile, split_idx, seq = cute.arch.block_idx()
+        row_tiles, num_splits, _ = cute.arch.grid_dim()
+        if warp_idx == PRODUCER_WARP:
+            cpasync.prefetch_descriptor(q_atom)
+            cpasync.prefetch_descriptor(k_atom)
+        storage = SmemAllocator().allocate(self.shared_storage)
+        sQ = storage.q.get_tensor(q_layout.outer, swizzle=q_layout.inner)
+        sK = storage.k.get_tensor(k_layout.outer, swizzle=k_layout.inner)
+        sP = storage.p.get_tensor(p_layout.outer, swizzle=p_layout.inner)
+        full, empty = storage.full.data_ptr(), storage.empty.data_ptr()
+        q_full = storage.q_full.data_ptr()
+        if warp_idx == 0:
+            with cute.arch.elect_one():
+                for i in cutlass.range_constexpr(STAGES * PIECES):
+                    cute.arch.mbarrier_init(full + i, PRODUCERS // LANES if self.packed else 1)
+                for i in cutlass.range_constexpr(STAGES * PARTS):  # the warps of a warpgroup
+                    cute.arch.mbarrier_init(empty + i, 4 * self.cluster)
+                cute.arch.mbarrier_init(q_full, 1)
+            cute.arch.mbarrier_init_fence()
+        if cutlass.const_expr(self.cluster > 1):
+            cute.arch.cluster_arrive_relaxed()
+            cute.arch.cluster_wait()
+        cute.arch.barrier()
+
+        # The kernel before may still be running, and the one after may begin.
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+        q_begin, kv_len = mStarts[seq], mLens[seq]
+        q_len = mStarts[seq + 1] - q_begin
+        rows, row_begin = q_len * heads, row_tile * BLOCK
+        used = used_splits(kv_len, BLOCK, num_splits)
+        tiles = cute.ceil_div(kv_len, BLOCK)
+        num_tiles = cute.ceil_div(cutlass.max(tiles - split_idx, 0), num_splits)
+        # Both of a cluster take part, or neither.
+        is_asked = (row_tile // self.cluster * (self.cluster * BLOCK) < rows) & (split_idx < used)
+        if warp_idx >= PRODUCER_WARP:
+            cute.arch.setmaxregister_decrease(self.producer_registers)
+            if (warp_idx == PRODUCER_WARP) & is_asked:
+                self.load_query(q_atom, mQ, sQ, q_full, q_begin * heads + row_begin)
+                if cutlass.const_expr(not self.packed):
+                    self.produce(
+                        k_atom, mK, sK, full, empty, mTable[None, seq], split_idx, num_splits,
+                        num_tiles,
+                    )  # fmt: skip
+            if cutlass.const_expr(self.packed):  # noqa: SIM102  (the DSL's own branch)
+                if is_asked:
+                    self.gather(
+                        mC, mS[0, None, None], as_vectors(storage.k.data_ptr(), STAGES * PIECES),
+                        full, empty, mTable[None, seq], kv_len, split_idx, num_splits, num_tiles,
+                    )  # fmt: skip
+        else:
+            cute.arch.setmaxregister_increase(self.mma_registers)
+            if is_asked:
+                first_row, tile = q_begin * heads + row_begin, seq * row_tiles + row_tile
+                self.consume(
+                    storage, (qk_mma, own_mma, other_mma), sQ, sK, sP,
+                    cute.domain_offset((0, 0, first_row), mO), cute.domain_offset(first_row, mL),
+                    mPartial[None, None, None, split_idx, tile], heads, row_begin,
+                    rows - row_begin, kv_len - q_len, kv_len, split_idx, num_splits, num_tiles,
+                    used, sm_scale,
+                )  # fmt: skip
+        if cutlass.const_expr(self.cluster > 1):
+            # A CTA must not exit while its peer may still signal its barriers.
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+
+    @cute.jit
+    def load_query(
+        self,
+        q_atom: cute.CopyAtom,
+        mQ: cute.Tensor,  # (tokens * heads, ROW)
+        sQ: cute.Tensor,  # (BLOCK, PIECE, PIECES)
+        q_full: cute.Pointer,
+        first_row: Int32,
+    ):
+        """Runs in one warp. What lies beyond these rows is another sequence's, and does no harm."""
+        q = operand(q_atom, sQ, cute.domain_offset((first_row, 0), mQ), (BLOCK, PIECE))
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(q_full, PIECES * PIECE_BYTES)
+        for i in cutlass.range_constexpr(PIECES):
+            load(q, 0, i, i, q_full)
+
+    @cute.jit
+    def produce(
+        self,
+        k_atom: cute.CopyAtom,
+        mK: cute.Tensor,  # (slots, ROW)
+        sK: cute.Tensor,  # (BLOCK, PIECE, STAGES * PIECES)
+        full: cute.Pointer,  # for each piece
+        empty: cute.Pointer,  # for each half of the values, and for what is key alone
+        gTable: cute.Tensor,  # (table_width,)
+        split_idx: Int32,
+        num_splits: Int32,
+        num_tiles: Int32,
+    ):
+        """Runs in one warp. Each lane looks up the page of one of 32 tiles."""
+        rank = Int32(0)
+        if cutlass.const_expr(self.cluster > 1):
+            rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        everyone = (1 << self.cluster) - 1
+        k = operand(k_atom, sK, mK, (BLOCK, PIECE), self.cluster, rank, everyone)
+        a_page = self.page_size // BLOCK
+        page, lane = Int32(0), cute.arch.lane_idx()
+        for index in cutlass.range(num_tiles, unroll=1):
+            if index % LANES == 0:
+                ahead = cutlass.min(index + lane, num_tiles - 1)
+                page = gTable[(split_idx + ahead * num_splits) // a_page]
+            tile = split_idx + index * num_splits
+            slot_tile = cute.arch.shuffle_sync(page, index % LANES) * a_page + tile % a_page
+            stage, parity = index % STAGES, (index // STAGES + 1) % 2
+            for part in cutlass.range_constexpr(PARTS):
+                # What is key alone, then the half that the warpgroup of the tile frees itself.
+                which = (stage + part - 1) % GROUPS
+                first, count = which * HALF, HALF
+                if cutlass.const_expr(part == 0):
+                    which, first, count = GROUPS, PIECES - 1, 1
+                cute.arch.mbarrier_wait(empty + stage * PARTS + which, parity)
+                for i in cutlass.range_constexpr(count):
+                    piece = stage * PIECES + first + i
+                    with cute.arch.elect_one():
+                        cute.arch.mbarrier_arrive_and_expect_tx(full + piece, PIECE_BYTES)
+                    load(k, slot_tile, first + i, piece, full + piece)
+
+    @cute.jit
+    def consume(
+        self,
+        storage: cutlass.Constexpr,
+        mmas: tuple,
+        sQ: cute.Tensor,  # (BLOCK, PIECE, PIECES)
+        sK: cute.Tensor,  # (BLOCK, PIECE, STAGES * PIECES)
+        sP: cute.Tensor,  # (BLOCK, BLOCK, 1)
+        gO: cute.Tensor,  # (8, LATENT / 8, rows)
+        gL: cute.Tensor,  # (rows,)
+        gPartial: cute.Tensor,  # (2, LATENT / 2 + 2, BLOCK)
+        heads: Int32,
+        row_begin: Int32,
+        num_rows: Int32,
+        before: Int32,  # tokens ahead of the first query
+        kv_len: Int32,
+        split_idx: Int32,
+        num_splits: Int32,
+        num_tiles: Int32,
+        used: Int32,
+        sm_scale: Float32,
+    ):
+        """Runs in both warpgroups."""
+        tidx = cute.arch.thread_idx()[0] % 128
+        group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 128)
+        for mma in mmas:
+            mma.set(warpgroup.Field.ACCUMULATE, True)
+        shared = make_shared(
+            mmas, sQ, sK, sP, as_vectors(storage.k.data_ptr(), STAGES * PIECES),
+            storage.most.data_ptr(), storage.full.data_ptr(), storage.empty.data_ptr(), group,
+            tidx, self.dtype,
+        )  # fmt: skip
+        sums = make_sums(mmas)
+        sums.out.fill(0.0)
+        sums.most.fill(LOWEST)
+        sums.total.fill(0.0)
+        for half in cutlass.range_constexpr(ROWS):
+            row = tidx // LANES * 16 + tidx % LANES // 4 + 8 * half
+            sums.limits[half] = before + (row_begin + cutlass.min(row, num_rows - 1)) // heads
+        all_see = before + row_begin // heads
+        cute.arch.mbarrier_wait(storage.q_full.data_ptr(), 0)
+        self.attend(
+            mmas, shared, sums, group, split_idx, num_splits, num_tiles, all_see, kv_len,
+            sm_scale * LOG2E,
+        )  # fmt: skip
+        sTotal = storage.total.get_tensor(cute.make_layout((BLOCK, GROUPS)))
+        self.leave(
+            mmas[0], sums, sTotal, sQ, as_vectors(storage.q.data_ptr(), PIECES), gO, gL,
+            gPartial, group, num_rows, used,
+        )  # fmt: skip
+
+
+def packed_rows(cache, dtype, vector):
+    """(vector, vectors, slots) of elements of ``dtype``."""
+    row = 8 * PACKED // dtype.width
+    layout = cute.make_layout(
+        (vector, row // vector, 1), stride=(1, vector, cute.assume(Int64(row), divby=row))
+    )
+    return cute.make_tensor(cute.recast_ptr(cache, dtype=dtype), layout)
