@@ -1,0 +1,3 @@
+"""`flashmla` in CUDA C++."""
+
+IMPLEMENTATIONS = ()
