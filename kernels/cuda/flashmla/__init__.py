@@ -1,3 +1,5 @@
 """`flashmla` in CUDA C++."""
 
-IMPLEMENTATIONS = ()
+from kernelcat.kernels.cuda.flashmla import naive
+
+IMPLEMENTATIONS = (naive.IMPLEMENTATION,)
