@@ -1,5 +1,5 @@
-"""`flashmla` in CUDA C++."""
+"""`flashmla` in CUDA C++: a warp a query and head, and wgmma over tiles of heads and tokens."""
 
-from kernelcat.kernels.cuda.flashmla import naive
+from kernelcat.kernels.cuda.flashmla import naive, wgmma
 
-IMPLEMENTATIONS = (naive.IMPLEMENTATION,)
+IMPLEMENTATIONS = (naive.IMPLEMENTATION, wgmma.IMPLEMENTATION)

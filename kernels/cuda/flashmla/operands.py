@@ -54,7 +54,7 @@ def slots(problem: Problem) -> int:
     return int(problem["pages"] * problem["page_size"])
 
 
-def blocks_of(problem: Problem, block_m: int) -> int:
+def row_tiles(problem: Problem, block_m: int) -> int:
     """Tiles of ``block_m`` rows, of all sequences, in the mean."""
     q_len = ceil(problem["tokens"] / max(problem["batch"], 1))
     return int(problem["batch"] * ceil(q_len * problem["heads"] / block_m))
