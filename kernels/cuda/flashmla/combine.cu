@@ -1,39 +1,47 @@
-// Puts together rows that many blocks have parts of: a block for every two columns a thread, four
-// groups of threads side by side on the parts.
+// Puts together rows that many blocks have parts of: a block for every 128 columns of a row, a warp
+// for every 16th part.
 #include <kernelcat/pdl.cuh>
 
 #include "partials.cuh"
 
 namespace kernelcat {
 
-constexpr int kGroups = 4, kThreads = kGroups * kWarpgroupThreads;
-constexpr int kItems = kLatent / 8;  // of 64 rows
-constexpr int kInFlight = 8;         // parts that a thread waits for together
+constexpr int kNumWarps = 16, kThreads = kNumWarps * kWarpThreads;
+constexpr int kColumns = 4 * kWarpThreads, kItems = kLatent / kColumns;  // of a row
+constexpr int kInFlight = 8;  // parts that a thread waits for together
 
+// Of four columns of a row, relative to its largest score in base 2.
 struct Sum {
   float4 values = {};
-  RowSums rows;
+  float most = -kInfinity, total = 0.0f;
 
-  __device__ __forceinline__ void add(const Sum& other) {
-    const Weights weights = kernelcat::add(rows, other.rows);
-    kernelcat::add(values, other.values, weights);
+  __device__ __forceinline__ void add(float4 other, float2 most_and_total) {
+    const float new_most = fmaxf(most, most_and_total.x);
+    const float kept = rescale(most, new_most), factor = rescale(most_and_total.x, new_most);
+    values.x = values.x * kept + other.x * factor;
+    values.y = values.y * kept + other.y * factor;
+    values.z = values.z * kept + other.z * factor;
+    values.w = values.w * kept + other.w * factor;
+    total = total * kept + most_and_total.y * factor;
+    most = new_most;
   }
 };
 
-template <typename T, int kRowTiles>
+template <typename T, int kTileRows>
 __global__ void __launch_bounds__(kThreads) flashmla_combine(float* memory,      // partials
                                                              const Task* tasks,  // (shares,)
                                                              T* out, float* lse, int num_shares) {
-  __shared__ Sum sums[kGroups][kWarpgroupThreads];
+  __shared__ float4 values[kNumWarps][kWarpThreads];
+  __shared__ float2 most_and_total[kNumWarps];
   __shared__ Task told[kThreads];
   __shared__ int shares[kThreads], num_tasks;
   grid_dependency_wait();
   launch_dependents();
-  const Partials<kRowTiles> partials = {memory};
+  const Partials<kTileRows> partials = {memory};
+  const int warp = warp_index(), lane = lane_index();
   if (threadIdx.x < num_shares) told[threadIdx.x] = tasks[threadIdx.x];
   __syncthreads();
-  if (threadIdx.x < kWarpThreads) {  // lists the shares that have something to do
-    const int lane = lane_index();
+  if (warp == 0) {  // lists the shares that have something to do
     int count = 0;
     for (int first = 0; first < num_shares; first += kWarpThreads) {
       const bool has = first + lane < num_shares && told[first + lane].num_parts > 0;
@@ -45,44 +53,39 @@ __global__ void __launch_bounds__(kThreads) flashmla_combine(float* memory,     
   }
   __syncthreads();
 
-  const int group = threadIdx.x / kWarpgroupThreads, thread = threadIdx.x % kWarpgroupThreads;
-  const int row = thread / kWarpThreads * 16 + lane_index() / 4;
-  for (int item = blockIdx.x; item < num_tasks * kRowTiles * kItems; item += gridDim.x) {
-    const int share = shares[item / (kRowTiles * kItems)];
-    const int rank = item / kItems % kRowTiles;
-    const int half = item % kItems / (kItems / 2), step = item % (kItems / 2);
+  for (int item = blockIdx.x; item < num_tasks * kTileRows * kItems; item += gridDim.x) {
+    const int share = shares[item / (kTileRows * kItems)];
+    const int row = item / kItems % kTileRows, column = item % kItems * kColumns + 4 * lane;
     const Task task = told[share];
-    const int num_rows = task.num_rows - rank * kPartRows;
+    if (row >= task.num_rows) continue;
     Sum sum;
-    for (int first = group; first < task.num_parts; first += kInFlight * kGroups) {
-      Sum parts[kInFlight];
+    for (int first = warp; first < task.num_parts; first += kInFlight * kNumWarps) {
+      float4 found[kInFlight];
+      float2 rows[kInFlight];
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
-        const int part = first + i * kGroups;
-        if (part < task.num_parts) {
-          const int slot = Partials<kRowTiles>::slot(share + part, part == 0, rank);
-          parts[i] = {__ldcg(partials.unit(slot, half, step, thread)), partials.sums(slot, row)};
-        }
+        const int part = first + i * kNumWarps;
+        found[i] = {}, rows[i] = {-kInfinity, 0.0f};
+        if (part >= task.num_parts) continue;
+        const int slot = Partials<kTileRows>::slot(share + part, part == 0);
+        found[i] = __ldcg(reinterpret_cast<float4*>(partials.at(slot, row, column)));
+        rows[i] = __ldcg(partials.most_and_total(slot, row));
       }
 #pragma unroll
-      for (int i = 0; i < kInFlight; ++i) sum.add(parts[i]);
+      for (int i = 0; i < kInFlight; ++i) sum.add(found[i], rows[i]);
     }
-    sums[group][thread] = sum;
+    values[warp][lane] = sum.values;
+    if (lane == 0) most_and_total[warp] = {sum.most, sum.total};
     __syncthreads();
-    if (group == 0) {
+    if (warp == 0) {
 #pragma unroll
-      for (int i = 1; i < kGroups; ++i) sum.add(sums[i][thread]);
-      const int column = half * kHalf + 8 * step + thread % 4 * 2;
-      const float values[2][2] = {{sum.values.x, sum.values.y}, {sum.values.z, sum.values.w}};
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (row + 8 * i >= num_rows) continue;
-        const int64_t place = static_cast<int64_t>(task.first_row) + rank * kPartRows + row + 8 * i;
-        const RowEnd end = RowEnd::of(sum.rows.most[i], sum.rows.total[i]);
-        const uint32_t pair = pack<T>(values[i][0] * end.factor, values[i][1] * end.factor);
-        *reinterpret_cast<uint32_t*>(out + place * kLatent + column) = pair;
-        if (column == 0) lse[place] = end.lse;
-      }
+      for (int i = 1; i < kNumWarps; ++i) sum.add(values[i][lane], most_and_total[i]);
+      const int64_t place = static_cast<int64_t>(task.first_row) + row;
+      const RowEnd end = RowEnd::of(sum.most, sum.total);
+      const uint2 four = {pack<T>(sum.values.x * end.factor, sum.values.y * end.factor),
+                          pack<T>(sum.values.z * end.factor, sum.values.w * end.factor)};
+      *reinterpret_cast<uint2*>(out + place * kLatent + column) = four;
+      if (column == 0) lse[place] = end.lse;
     }
     __syncthreads();
   }

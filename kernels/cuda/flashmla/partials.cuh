@@ -7,42 +7,6 @@
 
 namespace kernelcat {
 
-constexpr int kPartRows = 64;  // of a block
-constexpr int kHalf = kLatent / 2;
-
-// Lane l of a warp has, of rows l / 4 and l / 4 + 8 of its 16, what wgmma leaves it. `most` is the
-// largest score in base 2, `total` the sum of the exponentials relative to it.
-struct RowSums {
-  float most[2] = {-kInfinity, -kInfinity}, total[2] = {};
-};
-
-// What sums relative to older largest scores are multiplied by.
-struct Weights {
-  float own[2], other[2];
-};
-
-// Takes another part's sums in.
-__device__ __forceinline__ Weights add(RowSums& rows, const RowSums& other) {
-  Weights weights;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float most = fmaxf(rows.most[i], other.most[i]);
-    weights.own[i] = rescale(rows.most[i], most);
-    weights.other[i] = rescale(other.most[i], most);
-    rows.total[i] = rows.total[i] * weights.own[i] + other.total[i] * weights.other[i];
-    rows.most[i] = most;
-  }
-  return weights;
-}
-
-// Two columns of the upper row, then two of the lower.
-__device__ __forceinline__ void add(float4& values, const float4& other, const Weights& weights) {
-  values.x = values.x * weights.own[0] + other.x * weights.other[0];
-  values.y = values.y * weights.own[0] + other.y * weights.other[0];
-  values.z = values.z * weights.own[1] + other.z * weights.other[1];
-  values.w = values.w * weights.own[1] + other.w * weights.other[1];
-}
-
 // Rows that so many shares have parts of that a kernel of its own puts them together.
 struct alignas(16) Task {
   int num_parts;  // 0: there is nothing to do
@@ -50,33 +14,70 @@ struct alignas(16) Task {
   int num_rows;
 };
 
-// Two slots a share, since a tile of rows that it has in common with others can only be its first
-// (slot 0: it goes on from the share before) or its last (slot 1: it begins here). A slot holds 64
-// rows for each of the kRowTiles blocks of a share, in the order in which threads have them: units
-// of two rows x two columns, those of 128 threads side by side.
-template <int kRowTiles>
-struct Partials {
-  static constexpr int kUnits = kPartRows * kLatent / 4;
-  static constexpr int64_t kSlotFloats = 4 * kUnits + 2 * kPartRows;
-  float* memory;
+// Largest scores in base 2, and the sums of the exponentials relative to them, of kRows rows.
+template <int kRows>
+struct RowSums {
+  float most[kRows], total[kRows];
 
-  static __device__ __forceinline__ int slot(int share, bool begins_here, int rank) {
-    return (2 * share + begins_here) * kRowTiles + rank;
-  }
-  // Of thread `thread` of the warpgroup that has half `half` of the columns.
-  __device__ __forceinline__ float4* unit(int slot, int half, int step, int thread) const {
-    float4* units = reinterpret_cast<float4*>(memory + slot * kSlotFloats);
-    return units + (half * (kHalf / 8) + step) * kWarpgroupThreads + thread;
-  }
-  __device__ __forceinline__ float2* most_and_total(int slot, int row) const {
-    return reinterpret_cast<float2*>(memory + slot * kSlotFloats + 4 * kUnits) + row;
-  }
-  // `row` is the upper one.
-  __device__ __forceinline__ RowSums sums(int slot, int row) const {
-    const float2 upper = __ldcg(most_and_total(slot, row));
-    const float2 lower = __ldcg(most_and_total(slot, row + 8));
-    return {{upper.x, lower.x}, {upper.y, lower.y}};
+  __device__ __forceinline__ RowSums() {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) most[i] = -kInfinity, total[i] = 0.0f;
   }
 };
+
+// What sums relative to older largest scores are multiplied by.
+template <int kRows>
+struct Factors {
+  float own[kRows], other[kRows];
+};
+
+// Takes another part's sums in.
+template <int kRows>
+__device__ __forceinline__ Factors<kRows> add(RowSums<kRows>& rows, const RowSums<kRows>& other) {
+  Factors<kRows> factors;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const float most = fmaxf(rows.most[i], other.most[i]);
+    factors.own[i] = rescale(rows.most[i], most);
+    factors.other[i] = rescale(other.most[i], most);
+    rows.total[i] = rows.total[i] * factors.own[i] + other.total[i] * factors.other[i];
+    rows.most[i] = most;
+  }
+  return factors;
+}
+
+// Two slots a share in global memory, since a tile of rows that it has in common with others can
+// only be its first (slot 0: it goes on from the share before) or its last (slot 1: it begins
+// here). A slot holds kTileRows rows of 512 sums, then the largest scores and totals.
+template <int kTileRows>
+struct Partials {
+  static constexpr int64_t kSlotFloats = kTileRows * (kLatent + 2);
+  float* memory;
+
+  static __device__ __forceinline__ int slot(int share, bool begins_here) {
+    return 2 * share + begins_here;
+  }
+  __device__ __forceinline__ float* at(int slot, int row, int column) const {
+    return memory + slot * kSlotFloats + row * kLatent + column;
+  }
+  __device__ __forceinline__ float2* most_and_total(int slot, int row) const {
+    return reinterpret_cast<float2*>(memory + slot * kSlotFloats + kTileRows * kLatent) + row;
+  }
+};
+
+// Whether all `num_parts` of some rows are there: the threads of named barrier `barrier` call it
+// once they have put theirs. `counter` is zero before and after.
+__device__ __forceinline__ bool is_last_part(uint32_t* counter, int num_parts, bool is_first_thread,
+                                             bool* shared, int barrier, int num_threads) {
+  __threadfence();
+  named_barrier_sync(barrier, num_threads);
+  if (is_first_thread) {
+    *shared = atomicAdd(counter, 1) + 1 == num_parts;
+    if (*shared) *counter = 0;
+    __threadfence();
+  }
+  named_barrier_sync(barrier, num_threads);
+  return *shared;
+}
 
 }  // namespace kernelcat

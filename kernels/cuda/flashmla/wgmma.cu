@@ -150,7 +150,7 @@ struct LatentConsumer {
   static constexpr int BLOCK_N = Tile::BLOCK_N, kOther = 1 - kOwn;
   static constexpr int kSteps = BLOCK_N / kWgmmaK;
   static constexpr int kChunkBytes = Tile::kChunkBytes;
-  static constexpr int kParts = Tile::kRowTiles;
+  static constexpr int kHalf = kLatent / 2, kTileRows = Tile::BLOCK_M * Tile::kRowTiles;
   using Scores = float[BLOCK_N / 2];
 
   struct Rows {
@@ -163,7 +163,7 @@ struct LatentConsumer {
 
   LatentShared<Tile>& shared;
   const LatentAttention<T, T>& call;
-  const Partials<kParts>& partials;
+  const Partials<kTileRows>& partials;
   uint32_t* counters;  // (shares, kRowTiles): zero before and after
   Task* tasks;         // (shares,)
   int few, share, rank;
@@ -328,14 +328,14 @@ struct LatentConsumer {
   }
 
   // The softmax's denominators of all tokens, from both warpgroups' tiles.
-  __device__ __forceinline__ RowSums sums_of(Rows& rows) const {
+  __device__ __forceinline__ RowSums<2> sums_of(Rows& rows) const {
     rows.softmax.end();
     if (lane_index() % 4 == 0) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) shared.totals[kOwn][row() + 8 * i] = rows.softmax.total[i];
     }
     named_barrier_sync(kConsumersBarrier, Tile::kConsumerThreads);
-    RowSums sums;
+    RowSums<2> sums;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       sums.most[i] = rows.softmax.most[i];
@@ -345,7 +345,7 @@ struct LatentConsumer {
   }
 
   // Divides by the softmax's denominators and stores.
-  __device__ __forceinline__ void store(const float (&out)[kHalf / 2], const RowSums& sums,
+  __device__ __forceinline__ void store(const float (&out)[kHalf / 2], const RowSums<2>& sums,
                                         const Segment& segment) const {
     const int lane = lane_index();
     const int64_t first =
@@ -371,60 +371,61 @@ struct LatentConsumer {
     }
   }
 
-  __device__ __forceinline__ void put(const float (&out)[kHalf / 2], const RowSums& sums,
+  // Columns 0 and 1 of every eight of this lane's row `i`, in a slot.
+  __device__ __forceinline__ float2* part(int slot, int i) const {
+    const int first = kOwn * kHalf + lane_index() % 4 * 2;
+    return reinterpret_cast<float2*>(
+        partials.at(slot, rank * Tile::BLOCK_M + row() + 8 * i, first));
+  }
+  __device__ __forceinline__ float2* part_sums(int slot, int i) const {
+    return partials.most_and_total(slot, rank * Tile::BLOCK_M + row() + 8 * i);
+  }
+
+  __device__ __forceinline__ void put(const float (&out)[kHalf / 2], const RowSums<2>& sums,
                                       int slot) const {
-    const int thread = threadIdx.x % kWarpgroupThreads;
 #pragma unroll
-    for (int step = 0; step < kHalf / 8; ++step) {
-      const float* four = out + 4 * step;
-      __stcg(partials.unit(slot, kOwn, step, thread), {four[0], four[1], four[2], four[3]});
-    }
-    if (kOwn == 0 && lane_index() % 4 == 0) {
+    for (int i = 0; i < 2; ++i) {
+      float2* pairs = part(slot, i);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        __stcg(partials.most_and_total(slot, row() + 8 * i), {sums.most[i], sums.total[i]});
+      for (int step = 0; step < kHalf / 8; ++step) {
+        const int at = 4 * step + 2 * i;
+        __stcg(pairs + 4 * step, {out[at], out[at + 1]});
+      }
+      if (kOwn == 0 && lane_index() % 4 == 0) {
+        __stcg(part_sums(slot, i), {sums.most[i], sums.total[i]});
       }
     }
   }
 
-  // Whether all parts of the rows are there, once this block has put its own.
-  __device__ __forceinline__ bool is_last(const Segment& segment) const {
-    __threadfence();
-    named_barrier_sync(kConsumersBarrier, Tile::kConsumerThreads);
-    if (threadIdx.x == 0) {
-      uint32_t* counter = counters + segment.first_share * kParts + rank;
-      const int num_parts = segment.last_share - segment.first_share + 1;
-      shared.is_last = atomicAdd(counter, 1) + 1 == num_parts;
-      if (shared.is_last) *counter = 0;
-      __threadfence();
-    }
-    named_barrier_sync(kConsumersBarrier, Tile::kConsumerThreads);
-    return shared.is_last;
-  }
-
   // Adds all parts up, in the order of shares.
   __device__ __forceinline__ void merge(const Segment& segment) const {
-    constexpr int kInFlight = 8;
-    const int thread = threadIdx.x % kWarpgroupThreads;
+    constexpr int kInFlight = 16;
     float out[kHalf / 2] = {};
-    RowSums sums;
+    RowSums<2> sums;
 #pragma unroll 1
     for (int from = segment.first_share; from <= segment.last_share; ++from) {
-      const int slot = Partials<kParts>::slot(from, from == segment.first_share, rank);
-      const Weights weights = add(sums, partials.sums(slot, row()));
+      const int slot = Partials<kTileRows>::slot(from, from == segment.first_share);
+      RowSums<2> other;
 #pragma unroll
-      for (int first = 0; first < kHalf / 8; first += kInFlight) {
-        float4 parts[kInFlight];
+      for (int i = 0; i < 2; ++i) {
+        const float2 row_sums = __ldcg(part_sums(slot, i));
+        other.most[i] = row_sums.x, other.total[i] = row_sums.y;
+      }
+      const Factors<2> factors = add(sums, other);
 #pragma unroll
-        for (int i = 0; i < kInFlight; ++i) {
-          parts[i] = __ldcg(partials.unit(slot, kOwn, first + i, thread));
-        }
+      for (int i = 0; i < 2; ++i) {
+        const float2* pairs = part(slot, i);
 #pragma unroll
-        for (int i = 0; i < kInFlight; ++i) {
-          float* four = out + 4 * (first + i);
-          float4 sum = {four[0], four[1], four[2], four[3]};
-          add(sum, parts[i], weights);
-          four[0] = sum.x, four[1] = sum.y, four[2] = sum.z, four[3] = sum.w;
+        for (int first = 0; first < kHalf / 8; first += kInFlight) {
+          float2 found[kInFlight];
+#pragma unroll
+          for (int j = 0; j < kInFlight; ++j) found[j] = __ldcg(pairs + 4 * (first + j));
+#pragma unroll
+          for (int j = 0; j < kInFlight; ++j) {
+            float* pair = out + 4 * (first + j) + 2 * i;
+            pair[0] = pair[0] * factors.own[i] + found[j].x * factors.other[i];
+            pair[1] = pair[1] * factors.own[i] + found[j].y * factors.other[i];
+          }
         }
       }
     }
@@ -434,14 +435,14 @@ struct LatentConsumer {
   // Stores the rows, or what this block has of them. Up to `few` parts are put together by the last
   // block that has any, more by a kernel that follows. True: it has to.
   __device__ __forceinline__ bool finish(Rows& rows, const Segment& segment) const {
-    const RowSums sums = sums_of(rows);
+    const RowSums<2> sums = sums_of(rows);
     const int num_parts = segment.last_share - segment.first_share + 1;
     if (num_parts == 1) {
       store(rows.out, sums, segment);
       return false;
     }
     const bool begins_here = segment.first_share == share;
-    put(rows.out, sums, Partials<kParts>::slot(share, begins_here, rank));
+    put(rows.out, sums, Partials<kTileRows>::slot(share, begins_here));
     if (num_parts > few) {
       if (begins_here && rank == 0 && threadIdx.x == 0) {
         const int first = segment.sequence.first_query * call.heads + segment.side_row;
@@ -449,7 +450,11 @@ struct LatentConsumer {
       }
       return begins_here;
     }
-    if (is_last(segment)) merge(segment);
+    uint32_t* counter = counters + segment.first_share * Tile::kRowTiles + rank;
+    if (is_last_part(counter, num_parts, threadIdx.x == 0, &shared.is_last, kConsumersBarrier,
+                     Tile::kConsumerThreads)) {
+      merge(segment);
+    }
     return false;
   }
 
@@ -540,7 +545,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     const int warpgroup = warp_index() / 4;
     const LatentAttention<T, T> call = {q,   kv_cache, block_table, kv_lens,     cu_q,    out,
                                         lse, batch,    heads,       table_width, sm_scale};
-    const Partials<kRowTiles> partials = {memory};
+    const Partials<Tile::BLOCK_M * kRowTiles> partials = {memory};
     if (warpgroup == 2) {
       decrease_registers<Tile::kProducerRegisters>();
       if (warp_index() % 4 == 0) {

@@ -36,6 +36,7 @@ THREADS = 384
 SHARED_BYTES = 28 * BLOCK * 2 * COLUMNS + 3072
 """Queries, two tiles of keys, two of weights; then barriers, and what is lost to alignment."""
 PART_FLOATS = BLOCK * (LATENT + 2)
+"""Of a block's rows: sums, the largest scores, totals."""
 TASK_BYTES = 16
 COMBINE_THREADS = 512
 COMBINE_BLOCKS_PER_SM = 2
@@ -71,7 +72,7 @@ def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"pages of {problem['page_size']} tokens are too small for TMA"
     if slots(problem) >= 1 << 31 or num_rows(problem) >= 1 << 31:
         return "more slots, or rows, than TMA's 32-bit coordinates reach"
-    if SHARED_BYTES > gpu.shared_bytes:
+    if gpu.shared_bytes < SHARED_BYTES:
         return f"two tiles of keys do not fit {gpu.name}'s shared memory"
     if side > 1 and rows(problem) <= BLOCK:
         return f"{rows(problem)} rows are not split over {side} blocks"
@@ -88,9 +89,7 @@ def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 def _tiles(problem: Problem, config: Config) -> int:
     """Tiles of tokens that are worked on, of all blocks side by side together."""
-    return row_tiles(problem, BLOCK * config["row_tiles"]) * max(
-        ceil(context(problem) / BLOCK), 1
-    )
+    return row_tiles(problem, BLOCK * config["row_tiles"]) * max(ceil(context(problem) / BLOCK), 1)
 
 
 def _shares(problem: Problem, config: Config, gpu: Gpu) -> int:
@@ -135,7 +134,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if not config["combine"]:
         return Program((step,), workspaces)
     combine = Step(
-        CudaSource("flashmla/combine.cu", f"kernelcat::flashmla_combine<{dtype}, {side}>"),
+        CudaSource("flashmla/combine.cu", f"kernelcat::flashmla_combine<{dtype}, {BLOCK * side}>"),
         (gpu.sms * COMBINE_BLOCKS_PER_SM, 1, 1),
         (*map(Pointer, ("partials", "tasks", "out", "lse")), Int32(shares)),
         COMBINE_THREADS,
