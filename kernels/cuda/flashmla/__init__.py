@@ -1,5 +1,5 @@
-"""`flashmla` in CUDA C++: a warp a query and head, and wgmma over tiles of heads and tokens."""
+"""`flashmla` in CUDA C++: a warp a query and head, mma.sync for few rows, wgmma for many."""
 
-from kernelcat.kernels.cuda.flashmla import naive, wgmma
+from kernelcat.kernels.cuda.flashmla import mma, naive, wgmma
 
-IMPLEMENTATIONS = (naive.IMPLEMENTATION, wgmma.IMPLEMENTATION)
+IMPLEMENTATIONS = (naive.IMPLEMENTATION, mma.IMPLEMENTATION, wgmma.IMPLEMENTATION)

@@ -8,7 +8,7 @@ namespace kernelcat {
 
 constexpr int kNumWarps = 16, kThreads = kNumWarps * kWarpThreads;
 constexpr int kColumns = 4 * kWarpThreads, kItems = kLatent / kColumns;  // of a row
-constexpr int kInFlight = 8;  // parts that a thread waits for together
+constexpr int kInFlight = 4;  // parts that a thread waits for together
 
 // Of four columns of a row, relative to its largest score in base 2.
 struct Sum {
@@ -66,10 +66,10 @@ __global__ void __launch_bounds__(kThreads) flashmla_combine(float* memory,     
       for (int i = 0; i < kInFlight; ++i) {
         const int part = first + i * kNumWarps;
         found[i] = {}, rows[i] = {-kInfinity, 0.0f};
-        if (part >= task.num_parts) continue;
         const int slot = Partials<kTileRows>::slot(share + part, part == 0);
-        found[i] = __ldcg(reinterpret_cast<float4*>(partials.at(slot, row, column)));
-        rows[i] = __ldcg(partials.most_and_total(slot, row));
+        const auto* four = reinterpret_cast<const float4*>(partials.at(slot, row, column));
+        if (part < task.num_parts) found[i] = __ldcg(four);
+        if (part < task.num_parts) rows[i] = __ldcg(partials.most_and_total(slot, row));
       }
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) sum.add(found[i], rows[i]);

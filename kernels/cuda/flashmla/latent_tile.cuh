@@ -5,8 +5,8 @@
 #include <kernelcat/mbarrier.cuh>
 #include <kernelcat/wgmma.cuh>
 
-#include "../paged_attn/schedule.cuh"
 #include "latent.cuh"
+#include "segments.cuh"
 
 namespace kernelcat {
 
@@ -43,21 +43,6 @@ struct LatentTile {
   }
 };
 
-// A block's rows, and tiles of tokens [begin, end) of what they see; none: there is no more work.
-struct Segment {
-  Sequence sequence;
-  int index;                // of the sequence
-  int first_row, num_rows;  // of the sequence's; none if num_rows <= 0
-  int side_row, side_rows;  // those of all blocks side by side
-  int begin, end;
-  int first_share, last_share;  // that have parts of these rows
-
-  // The last token that row `row` of the block sees.
-  __device__ __forceinline__ int limit(int row, int heads) const {
-    return sequence.context() + (first_row + min(row, num_rows - 1)) / heads;
-  }
-};
-
 // Tiles of tokens take turns with the stages; warpgroup s has the scores of stage s.
 template <typename Tile>
 struct LatentShared {
@@ -73,42 +58,6 @@ struct LatentShared {
   Planner<typename Tile::List, Tile::kNumWarps> planner;
   Segment segments[2];  // the latest: queries_full says that it is there
   bool is_last;
-};
-
-// A share of the list's units, the same for all blocks side by side.
-template <typename Tile>
-struct LatentSchedule {
-  using List = typename Tile::List;
-  List list;
-  Shares shares;
-  int share, rank;
-
-  // `cursor` is where the share begins.
-  template <typename Function>
-  __device__ __forceinline__ void for_each(Cursor<List> cursor, Function function) const {
-    const int64_t begin = shares.begin(share);
-    int left = static_cast<int>(shares.begin(share + 1) - begin);
-    int64_t first_unit = begin - (cursor.tile - cursor.range.begin);  // of the tile of rows
-    while (true) {
-      Segment segment;
-      segment.sequence = cursor.sequence;
-      segment.index = cursor.index;
-      segment.side_row = cursor.row_tile * Tile::BLOCK_M * Tile::kRowTiles;
-      segment.side_rows =
-          min(list.num_rows(cursor.sequence) - segment.side_row, Tile::BLOCK_M * Tile::kRowTiles);
-      segment.first_row = segment.side_row + rank * Tile::BLOCK_M;
-      segment.num_rows = min(segment.side_rows - rank * Tile::BLOCK_M, Tile::BLOCK_M);
-      segment.begin = cursor.tile;
-      segment.end = min(cursor.range.end, cursor.tile + left);
-      segment.first_share = shares.owner(first_unit);
-      first_unit += cursor.range.size();
-      segment.last_share = shares.owner(first_unit - 1);
-      function(segment);
-      left -= segment.end - segment.begin;
-      if (left == 0) break;
-      cursor.next_row_tile(list);
-    }
-  }
 };
 
 }  // namespace kernelcat

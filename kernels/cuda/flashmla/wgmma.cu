@@ -536,9 +536,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
   launch_dependents();
 
   const typename Tile::List list = {kv_lens, cu_q, batch, 1, heads, 0};
-  const int64_t total = shared.planner.shares(list).total;
-  const int64_t most = min(static_cast<int64_t>(gridDim.x / kRowTiles), total);
-  const Shares shares = {total, static_cast<int>(max(min(total / least, most), min(most, 1LL)))};
+  const Shares shares = shares_of(shared.planner.shares(list).total, gridDim.x / kRowTiles, least);
   const int share = blockIdx.x / kRowTiles, rank = blockIdx.x % kRowTiles;
   if (share < shares.num_blocks) {
     const auto first = shared.planner.find(list, shares, shares.begin(share));

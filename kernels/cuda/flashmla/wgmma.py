@@ -9,7 +9,6 @@ from kernelcat.implementation import (
     Config,
     Implementation,
     Int32,
-    Pointer,
     Program,
     Step,
     TensorMap,
@@ -23,8 +22,17 @@ from kernelcat.kernels.cuda.flashmla.operands import (
     rows,
     slots,
 )
+from kernelcat.kernels.cuda.flashmla.split import (
+    ALL_PARTS,
+    FEW_PARTS,
+    WORKSPACES,
+    combine_step,
+    merge_us,
+    num_shares,
+    workspaces,
+)
 from kernelcat.model import LAUNCH_US, copy_us
-from kernelcat.reference._mla_row import LATENT, ROW
+from kernelcat.reference._mla_row import ROW
 from kernelcat.reference.flashmla import ENTRY
 from kernelcat.spec import Problem
 
@@ -35,24 +43,11 @@ COLUMNS = 64
 THREADS = 384
 SHARED_BYTES = 28 * BLOCK * 2 * COLUMNS + 3072
 """Queries, two tiles of keys, two of weights; then barriers, and what is lost to alignment."""
-PART_FLOATS = BLOCK * (LATENT + 2)
-"""Of a block's rows: sums, the largest scores, totals."""
-TASK_BYTES = 16
-COMBINE_THREADS = 512
-COMBINE_BLOCKS_PER_SM = 2
-FEW_PARTS = 4
-"""Of a row: so many the last block puts together, more a kernel that follows."""
-ALL_PARTS = 1 << 30
-FULL = 0.9
-"""Of the blocks: so many are enough if then no tile of rows has to be split."""
 
 TILE_US = 1.5
 """What a block takes for a tile of tokens."""
 ROW_TILE_US = 3.0
 """What it takes for queries and results."""
-PART_US = 0.9
-"""What the last block takes for a part of its rows."""
-COMBINE_US = 4.0
 
 SPACE = {
     "row_tiles": (2, 1),
@@ -80,8 +75,6 @@ def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return "a cluster is of blocks that have the same tokens"
     if cluster > 1 and problem["page_size"] < 32:
         return "a block's half of a page would be less than the swizzle's 16 rows"
-    if config["combine"] and _shares(problem, config, gpu) <= FEW_PARTS:
-        return f"no row has more than {FEW_PARTS} parts"
     if config["least"] > 1 and _tiles(problem, config) >= config["least"] * gpu.sms // side:
         return "blocks have more tiles than that"
     return None
@@ -93,11 +86,8 @@ def _tiles(problem: Problem, config: Config) -> int:
 
 
 def _shares(problem: Problem, config: Config, gpu: Gpu) -> int:
-    """Of the work: for each block that an SM has, or a few less where that leaves rows whole."""
-    most = gpu.sms // config["row_tiles"]
-    tiles = max(row_tiles(problem, BLOCK * config["row_tiles"]), 1)
-    whole = ceil(tiles / ceil(tiles / most)) if tiles > most else most // tiles * tiles
-    return int(whole if whole >= FULL * most else most)
+    side = config["row_tiles"]
+    return num_shares(problem, BLOCK * side, gpu.sms // side)
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -116,7 +106,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         (
             _map("q", problem, num_rows(problem), BLOCK),
             _map("kv_cache", problem, slots(problem), min(BLOCK // cluster, size)),
-            *params(problem, "partials", "counters", "tasks"),
+            *params(problem, *WORKSPACES),
             Int32(slots(problem)),
             Int32(config["least"]),
             Int32(FEW_PARTS if config["combine"] else ALL_PARTS),
@@ -126,21 +116,10 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         (cluster, 1, 1),
         programmatic=True,
     )
-    workspaces = {
-        "partials": 2 * shares * side * PART_FLOATS * 4,
-        "counters": shares * side * 4,
-        "tasks": shares * TASK_BYTES,
-    }
-    if not config["combine"]:
-        return Program((step,), workspaces)
-    combine = Step(
-        CudaSource("flashmla/combine.cu", f"kernelcat::flashmla_combine<{dtype}, {BLOCK * side}>"),
-        (gpu.sms * COMBINE_BLOCKS_PER_SM, 1, 1),
-        (*map(Pointer, ("partials", "tasks", "out", "lse")), Int32(shares)),
-        COMBINE_THREADS,
-        programmatic=True,
-    )
-    return Program((step, combine), workspaces)
+    steps = (step,)
+    if config["combine"]:
+        steps += (combine_step(problem, BLOCK * side, shares, gpu),)
+    return Program(steps, workspaces(shares, BLOCK * side, side))
 
 
 def _map(name: str, problem: Problem, num_rows: int, box_rows: int) -> TensorMap:
@@ -163,15 +142,12 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     shares = max(1, min(_shares(problem, config, gpu), tiles // config["least"]))
     per_share = ceil(tiles / shares)
     row_tiles_of_all = row_tiles(problem, BLOCK * side)
-    parts = ceil(shares / max(row_tiles_of_all, 1))
-    merge_us = PART_US * parts if parts > 1 else 0.0
-    if config["combine"]:
-        merge_us = COMBINE_US + (PART_US * parts if parts <= FEW_PARTS else 0.0)
     # A tile of rows by itself reads all keys again.
     again = ceil(rows(problem) / (BLOCK * side))
     bytes_us = copy_us(ENTRY.bytes_moved(problem) * again, gpu, 0.85)
     work_us = per_share * TILE_US + ROW_TILE_US * ceil(row_tiles_of_all / shares)
-    return LAUNCH_US + max(bytes_us, work_us) + merge_us + 0.1 * (config["cluster"] > 1)
+    total_us = LAUNCH_US + max(bytes_us, work_us) + 0.1 * (config["cluster"] > 1)
+    return total_us + merge_us(problem, BLOCK * side, shares, config["combine"])
 
 
 def _default(problem: Problem, gpu: Gpu) -> Config:
