@@ -71,6 +71,8 @@ def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"two tiles of keys do not fit {gpu.name}'s shared memory"
     if side > 1 and rows(problem) <= BLOCK:
         return f"{rows(problem)} rows are not split over {side} blocks"
+    if side > gpu.sms:
+        return f"{side} blocks side by side need as many SMs"
     if cluster not in (1, side):
         return "a cluster is of blocks that have the same tokens"
     if cluster > 1 and problem["page_size"] < 32:
