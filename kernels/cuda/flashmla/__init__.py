@@ -1,4 +1,4 @@
-"""`flashmla` in CUDA C++: a warp a query and head, mma.sync for few rows, wgmma for many."""
+"""`flashmla` in CUDA C++: a warp a query and head, mma.sync for few rows and for float8, wgmma."""
 
 from kernelcat.kernels.cuda.flashmla import mma, naive, wgmma
 

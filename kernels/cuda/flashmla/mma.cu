@@ -13,17 +13,18 @@ namespace kernelcat {
 
 constexpr int kValuesBarrier = 1;  // barrier 0 is __syncthreads'
 
-template <typename T_, typename Cached_, int kRowTiles_, int kNumStages_>
+// A block has 8 * kEights rows; kRowTiles blocks side by side have neighbouring ones of the same
+// tokens.
+template <typename T_, typename Cached_, int kEights_, int kRowTiles_, int kNumStages_>
 struct StreamTile {
   using T = T_;
   using Cached = Cached_;
-  static constexpr int BLOCK_M = 8 * kRowTiles_, BLOCK_N = kUnitTokens;
-  static constexpr int kRowTiles = 1;  // blocks side by side
-  static constexpr int kEights = kRowTiles_, kNumStages = kNumStages_;
+  static constexpr int BLOCK_M = 8 * kEights_, BLOCK_N = kUnitTokens;
+  static constexpr int kEights = kEights_, kRowTiles = kRowTiles_, kNumStages = kNumStages_;
   static constexpr int kNumWarps = kScoreWarps + kValueWarps + 4;  // the last four load
   static constexpr int kScoreRegisters = 240, kValueRegisters = 208, kProducerRegisters = 40;
   static constexpr int kNumThreads = kNumWarps * kWarpThreads;
-  using List = WorkList<BLOCK_M, BLOCK_N, false>;
+  using List = WorkList<BLOCK_M * kRowTiles, BLOCK_N, false>;
   using Keys = Unit<T, Cached>;
 };
 
@@ -43,6 +44,7 @@ struct StreamLatent {
   using Keys = typename Tile::Keys;
   using Position = RingPosition<Tile::kNumStages>;
   using Cursor = kernelcat::Cursor<typename Tile::List>;
+  using Partials = kernelcat::Partials<Tile::BLOCK_M * Tile::kRowTiles>;
 
   StreamShared<Tile>& shared;
   const LatentAttention<T, typename Tile::Cached>& call;
@@ -98,9 +100,7 @@ struct StreamLatent {
     Position at;
     schedule.for_each(first, [&](const Segment& segment) {
       ScoreWarp<T, typename Tile::Cached, Tile::kEights> own;
-      const int64_t row = static_cast<int64_t>(segment.sequence.first_query) * call.heads;
-      own.begin(call.q + row * kRowElements, segment.num_rows, segment.sequence.context(),
-                call.heads, call.sm_scale);
+      own.begin(call, segment);
       for (int unit = segment.begin; unit < segment.end; ++unit) {
         if (turn == warp) {
           Keys& keys = shared.keys[at.stage];
@@ -120,37 +120,40 @@ struct StreamLatent {
   // Up to `few` blocks' parts of the rows are put together here. True: flashmla_combine has to.
   template <typename Warp>
   __device__ __forceinline__ bool finish(Warp& own, const Segment& segment,
-                                         const typename Warp::Parts& partials, uint32_t* counters,
-                                         Task* tasks, int few) const {
-    const int first = segment.sequence.first_query * call.heads;
+                                         const Partials& partials, uint32_t* counters, Task* tasks,
+                                         int few) const {
+    const int first = segment.sequence.first_query * call.heads;  // among all (token, head)
     const int num_parts = segment.last_share - segment.first_share + 1;
+    const int rank = schedule.rank, first_part_row = rank * Tile::BLOCK_M;
     const bool is_first_thread = threadIdx.x == kScoreWarps * kWarpThreads;
     if (num_parts > 1) {
       const bool begins_here = segment.first_share == schedule.share;
-      own.put(partials, Warp::Parts::slot(schedule.share, begins_here));
+      own.put(partials, Partials::slot(schedule.share, begins_here), first_part_row);
       if (num_parts > few) {
-        if (begins_here && is_first_thread) {
-          tasks[schedule.share] = {num_parts, first, segment.num_rows};
+        if (begins_here && rank == 0 && is_first_thread) {
+          tasks[schedule.share] = {num_parts, first + segment.side_row, segment.side_rows};
         }
         return begins_here;
       }
-      if (!is_last_part(counters + segment.first_share, num_parts, is_first_thread, &shared.is_last,
-                        kValuesBarrier, kValueWarps * kWarpThreads)) {
+      uint32_t* counter = counters + segment.first_share * Tile::kRowTiles + rank;
+      if (!is_last_part(counter, num_parts, is_first_thread, &shared.is_last, kValuesBarrier,
+                        kValueWarps * kWarpThreads)) {
         return false;
       }
       own.begin();
       for (int from = segment.first_share; from <= segment.last_share; ++from) {
-        own.take(partials, Warp::Parts::slot(from, from == segment.first_share));
+        own.take(partials, Partials::slot(from, from == segment.first_share), first_part_row);
       }
     }
-    own.store(call.out + static_cast<int64_t>(first) * kLatent, call.lse + first, segment.num_rows);
+    const int64_t row = first + segment.first_row;
+    own.store(call.out + row * kLatent, call.lse + row, segment.num_rows);
     return false;
   }
 
   __device__ __forceinline__ void sum(const Cursor& first, int warp, float* memory,
                                       uint32_t* counters, Task* tasks, int few) const {
     using Warp = ValueWarp<T, typename Tile::Cached, Tile::kEights>;
-    const typename Warp::Parts partials = {memory};
+    const Partials partials = {memory};
     bool has_task = false;
     Position at;
     schedule.for_each(first, [&](const Segment& segment) {
@@ -167,12 +170,13 @@ struct StreamLatent {
       own.end();
       has_task |= finish(own, segment, partials, counters, tasks, few);
     });
-    if (!has_task && warp == 0 && lane_index() == 0) tasks[schedule.share].num_parts = 0;
+    if (!has_task && schedule.rank == 0 && warp == 0 && lane_index() == 0)
+      tasks[schedule.share].num_parts = 0;
   }
 };
 
-template <typename T, typename Cached, int kRowTiles, int kNumStages,
-          typename Tile = StreamTile<T, Cached, kRowTiles, kNumStages>>
+template <typename T, typename Cached, int kEights, int kRowTiles, int kNumStages,
+          typename Tile = StreamTile<T, Cached, kEights, kRowTiles, kNumStages>>
 __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     flashmla_mma(const __grid_constant__ TensorMap map_latents,  // (slots, a row)
                  const __grid_constant__ TensorMap map_tails,    // the same
@@ -198,16 +202,16 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
   launch_dependents();
 
   const typename Tile::List list = {kv_lens, cu_q, batch, 1, heads, 0};
-  const Shares shares = shares_of(shared.planner.shares(list).total, gridDim.x, least);
-  const int share = blockIdx.x;
+  const Shares shares = shares_of(shared.planner.shares(list).total, gridDim.x / kRowTiles, least);
+  const int share = blockIdx.x / kRowTiles, rank = blockIdx.x % kRowTiles;
   if (share >= shares.num_blocks) {
-    if (threadIdx.x == 0) tasks[share].num_parts = 0;
+    if (rank == 0 && threadIdx.x == 0) tasks[share].num_parts = 0;
     return;
   }
   const auto first = shared.planner.find(list, shares, shares.begin(share));
   const LatentAttention<T, Cached> call = {q,   kv_cache, block_table, kv_lens,     cu_q,    out,
                                            lse, batch,    heads,       table_width, sm_scale};
-  const LatentSchedule<Tile> schedule = {list, shares, share, 0};
+  const LatentSchedule<Tile> schedule = {list, shares, share, rank};
   const StreamLatent<Tile> kernel = {shared, call, schedule, page_bits};
   const int warp = warp_index(), warpgroup = warp / 4;
   if (warpgroup == 0) {

@@ -1,4 +1,4 @@
-"""`flashmla` by mma.sync for few rows: tokens stream through a ring, in 16 bits or packed."""
+"""`flashmla` by mma.sync, 16 rows a block: tokens stream by TMA, in 16 bits or packed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ TOKENS = 16
 """Of a unit."""
 SPAN = 128
 """Bytes of a row in a chunk."""
-MOST_ROWS = 16
+BLOCK_ROWS = 16
+"""Of a block, at most: that many are kept in registers."""
+MOST_SIDE = 8
+"""Blocks that have the same tokens."""
 THREADS = 12 * 32
 STAGE_BYTES = {False: TOKENS * 2 * ROW, True: 11 << 10}
 """Of a unit; a packed one is padded to the swizzle's 1024 bytes."""
@@ -58,24 +61,39 @@ def _packed(problem: Problem) -> bool:
     return bool(problem["kv_dtype"] == PACKED_TYPE)
 
 
-def _tile_rows(problem: Problem) -> int:
+def _block_rows(problem: Problem) -> int:
     """The columns of mma.sync, once or twice."""
-    return 8 * ceil(rows(problem) / 8)
+    return min(8 * ceil(rows(problem) / 8), BLOCK_ROWS)
+
+
+def _side(problem: Problem) -> int:
+    """Blocks side by side: a power of two."""
+    blocks = ceil(rows(problem) / BLOCK_ROWS)
+    return min(1 << (blocks - 1).bit_length(), MOST_SIDE)
+
+
+def _tile_rows(problem: Problem) -> int:
+    """Of all blocks side by side."""
+    return _block_rows(problem) * _side(problem)
+
+
+def _shares(problem: Problem, gpu: Gpu) -> int:
+    return num_shares(problem, _tile_rows(problem), gpu.sms // _side(problem))
 
 
 def _num_stages(problem: Problem, gpu: Gpu) -> int:
-    stage = STAGE_BYTES[_packed(problem)] + WEIGHT_BYTES * _tile_rows(problem) + 24
+    stage = STAGE_BYTES[_packed(problem)] + WEIGHT_BYTES * _block_rows(problem) + 24
     return min((gpu.shared_bytes - FIXED_BYTES) // stage, MAX_STAGES)
 
 
 def _shared_bytes(problem: Problem, gpu: Gpu) -> int:
-    stage = STAGE_BYTES[_packed(problem)] + WEIGHT_BYTES * _tile_rows(problem) + 24
+    stage = STAGE_BYTES[_packed(problem)] + WEIGHT_BYTES * _block_rows(problem) + 24
     return _num_stages(problem, gpu) * stage + FIXED_BYTES
 
 
 def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if rows(problem) > MOST_ROWS:
-        return f"{rows(problem)} rows; {MOST_ROWS} at most are kept in registers"
+    if _side(problem) > gpu.sms:
+        return f"{_side(problem)} blocks side by side need as many SMs"
     if _packed(problem) and problem["dtype"] != "bfloat16":
         return "the rotated part of packed rows is bfloat16, and so must queries be"
     if problem["page_size"] < TOKENS:
@@ -84,14 +102,15 @@ def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return "more slots, or rows, than 32-bit indices reach"
     if _num_stages(problem, gpu) < 8:
         return f"eight units do not fit {gpu.name}'s shared memory"
-    if config["least"] > SPACE["least"][0] and _units(problem) >= config["least"] * gpu.sms:
+    blocks = gpu.sms // _side(problem)
+    if config["least"] > SPACE["least"][0] and _units(problem) >= config["least"] * blocks:
         return "blocks have more units than that"
     return None
 
 
 def _units(problem: Problem) -> int:
-    """Of all sequences."""
-    return row_tiles(problem, MOST_ROWS) * max(ceil(context(problem) / TOKENS), 1)
+    """Of all sequences, and of all blocks side by side together."""
+    return row_tiles(problem, _tile_rows(problem)) * max(ceil(context(problem) / TOKENS), 1)
 
 
 def _maps(problem: Problem) -> tuple[TensorMap, TensorMap]:
@@ -117,15 +136,14 @@ def _maps(problem: Problem) -> tuple[TensorMap, TensorMap]:
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if num_rows(problem) == 0:
         return Program(())
-    tile_rows = _tile_rows(problem)
-    shares = num_shares(problem, tile_rows, gpu.sms)
-    arguments = (*types(problem), tile_rows // 8, _num_stages(problem, gpu))
+    tile_rows, side, shares = _tile_rows(problem), _side(problem), _shares(problem, gpu)
+    arguments = (*types(problem), _block_rows(problem) // 8, side, _num_stages(problem, gpu))
     source = CudaSource(
         "flashmla/mma.cu", f"kernelcat::flashmla_mma<{', '.join(map(str, arguments))}>"
     )
     step = Step(
         source,
-        (shares, 1, 1),
+        (shares * side, 1, 1),
         (
             *_maps(problem),
             *params(problem, *WORKSPACES),
@@ -141,17 +159,18 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     steps = (step,)
     if config["combine"]:
         steps += (combine_step(problem, tile_rows, shares, gpu),)
-    return Program(steps, workspaces(shares, tile_rows, 1))
+    return Program(steps, workspaces(shares, tile_rows, side))
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """The bytes, or the units of a share; its queries and results, and merging its parts."""
     if num_rows(problem) == 0:
         return LAUNCH_US
-    tile_rows, units = _tile_rows(problem), _units(problem)
-    shares = max(1, min(num_shares(problem, tile_rows, gpu.sms), units // config["least"]))
-    busy = min(1.0, shares / gpu.sms)
-    bytes_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * busy**0.5)
+    tile_rows, units, side = _tile_rows(problem), _units(problem), _side(problem)
+    shares = max(1, min(_shares(problem, gpu), units // config["least"]))
+    busy = min(1.0, shares * side / gpu.sms)
+    again = ceil(rows(problem) / tile_rows)  # a tile of rows by itself reads all keys again
+    bytes_us = copy_us(ENTRY.bytes_moved(problem) * again, gpu, 0.9 * busy**0.5)
     work_us = ceil(units / shares) * UNIT_US[_packed(problem)]
     segments = ceil(row_tiles(problem, tile_rows) / shares)
     total_us = LAUNCH_US + max(bytes_us, work_us) + segments * SEGMENT_US
@@ -169,7 +188,7 @@ IMPLEMENTATION = Implementation(
     entry="flashmla",
     language="cuda",
     variant="mma",
-    summary="few rows, as columns of mma.sync; tokens stream by TMA, also packed in float8",
+    summary="16 rows a block, as columns of mma.sync; tokens stream by TMA, also float8 ones",
     archs=("sm_90a",),
     space=SPACE,
     reject=_reject,

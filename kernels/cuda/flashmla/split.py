@@ -21,8 +21,8 @@ TASK_BYTES = 16
 COMBINE_THREADS = 512
 COMBINE_BLOCKS_PER_SM = 2
 COMBINE_US = 4.0
-PART_US = {8: 0.3, 16: 0.4, 64: 0.9, 128: 0.9}
-"""What the last block takes for a part of so many rows; they may be those of two blocks."""
+PART_US = 0.9
+"""What the last block takes for a part."""
 
 WORKSPACES = ("partials", "counters", "tasks")
 
@@ -58,7 +58,7 @@ def combine_step(problem: Problem, tile_rows: int, shares: int, gpu: Gpu) -> Ste
 def merge_us(problem: Problem, tile_rows: int, shares: int, combine: bool) -> float:
     """Microseconds that it takes to merge the parts of a row, in the mean."""
     parts = ceil(shares / max(row_tiles(problem, tile_rows), 1))
-    here_us = PART_US[tile_rows] * parts if parts > 1 else 0.0
+    here_us = PART_US * parts if parts > 1 else 0.0
     if not combine:
         return here_us
     return COMBINE_US + (here_us if parts <= FEW_PARTS else 0.0)

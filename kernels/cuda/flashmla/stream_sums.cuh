@@ -3,7 +3,6 @@
 #pragma once
 
 #include "partials.cuh"
-#include "segments.cuh"
 #include "stream_unit.cuh"
 
 namespace kernelcat {
@@ -14,7 +13,6 @@ template <typename T, typename Cached, int kRowTiles>
 struct ValueWarp {
   using Keys = Unit<T, Cached>;
   using Value = typename Keys::Value;
-  using Parts = Partials<8 * kRowTiles>;
   static constexpr int kSteps = kWarpColumns / 16;
 
   float sums[kSteps][kRowTiles][4];
@@ -115,7 +113,9 @@ struct ValueWarp {
     }
   }
 
-  __device__ __forceinline__ void put(const Parts& partials, int slot) const {
+  // Into a slot's rows `first` ..
+  template <typename Partials>
+  __device__ __forceinline__ void put(const Partials& partials, int slot, int first) const {
     const int lane = lane_index();
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
@@ -123,23 +123,25 @@ struct ValueWarp {
       for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const int row = 8 * r + lane % 4 * 2 + j % 2;
+          const int row = first + 8 * r + lane % 4 * 2 + j % 2;
           __stcg(partials.at(slot, row, column(step, j / 2)), sums[step][r][j]);
         }
       }
       if (first_column == 0 && lane % 4 == 0) {
-        __stcg(partials.most_and_total(slot, 8 * r + lane / 4), {rows.most[r], rows.total[r]});
+        __stcg(partials.most_and_total(slot, first + 8 * r + lane / 4),
+               {rows.most[r], rows.total[r]});
       }
     }
   }
 
   // Takes a part of what `put` left in.
-  __device__ __forceinline__ void take(const Parts& partials, int slot) {
+  template <typename Partials>
+  __device__ __forceinline__ void take(const Partials& partials, int slot, int first) {
     const int lane = lane_index();
     RowSums<kRowTiles> other;
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
-      const float2 found = __ldcg(partials.most_and_total(slot, 8 * r + lane / 4));
+      const float2 found = __ldcg(partials.most_and_total(slot, first + 8 * r + lane / 4));
       other.most[r] = found.x, other.total[r] = found.y;
     }
     const Factors<kRowTiles> factors = add(rows, other);
@@ -147,7 +149,7 @@ struct ValueWarp {
     for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int row = 8 * r + lane % 4 * 2 + j % 2;
+        const int row = first + 8 * r + lane % 4 * 2 + j % 2;
         const float kept = of_sums(factors.own[r], j % 2);
         const float factor = of_sums(factors.other[r], j % 2);
         float found[kSteps];

@@ -9,6 +9,7 @@
 
 #include "../paged_attn/tiles.cuh"
 #include "latent.cuh"
+#include "segments.cuh"
 
 namespace kernelcat {
 
@@ -87,17 +88,18 @@ struct ScoreWarp {
   float scale;                               // of scores
   int limit[kRowTiles][2];                   // the last token that a row sees
 
-  // `q`: (num_rows, 576); rows from `num_rows` on are zero. Row i sees tokens up to
-  // `context` + i / heads.
-  __device__ __forceinline__ void begin(const T* q, int num_rows, int context, int heads,
-                                        float sm_scale) {
+  // Loads the queries; rows beyond the segment's are zero.
+  __device__ __forceinline__ void begin(const LatentAttention<T, Cached>& call,
+                                        const Segment& segment) {
     const int lane = lane_index();
-    scale = sm_scale * kLog2E;
+    const int64_t first =
+        static_cast<int64_t>(segment.sequence.first_query) * call.heads + segment.first_row;
+    scale = call.sm_scale * kLog2E;
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
       const int row = 8 * r + lane / 4;
-      const T* query = q + row * kRowElements;
-      const bool is_live = row < num_rows;
+      const T* query = call.q + (first + row) * kRowElements;
+      const bool is_live = row < segment.num_rows;
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         uint2 words = {};
@@ -119,7 +121,7 @@ struct ScoreWarp {
       for (int j = 0; j < 2; ++j) {
         const int own = lane % 4 * 2 + j;  // of the rows of scores, not of queries
         if constexpr (kPacked) factor[r][j] = __shfl_sync(0xffffffff, grown, 4 * own);
-        limit[r][j] = context + min(8 * r + own, num_rows - 1) / heads;
+        limit[r][j] = segment.limit(8 * r + own, call.heads);
         most[r][j] = -kInfinity;
       }
     }

@@ -14,7 +14,7 @@
 #include "../paged_attn/running_softmax.cuh"
 #include "latent_tile.cuh"
 #include "partials.cuh"
-#include "wgmma_latent.cuh"
+#include "wgmma_queries.cuh"
 
 namespace kernelcat {
 
@@ -222,15 +222,30 @@ struct LatentConsumer {
     pin(scores);
   }
 
-  // This half of the values in a stage.
-  __device__ __forceinline__ uint64_t values(int stage) const {
+  // Starts rows.out += weights @ this half of the values in a stage.
+  __device__ __forceinline__ void multiply_values(Rows& rows, uint32_t (&weights)[kSteps][4],
+                                                  int stage) const {
     const uint8_t* half = shared.keys[stage][kOwn * Tile::kHalfChunks];
-    return opaque(swizzled_values_descriptor(shared_address(half), kChunkBytes));
+    const uint64_t b = opaque(swizzled_values_descriptor(shared_address(half), kChunkBytes));
+    pin(rows.out);
+    pin(weights);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      WgmmaValues<T, kHalf>::multiply(rows.out, weights[k], advanced(b, k * kWgmmaK * kRowBytes));
+    }
+    wgmma_commit();
+    pin(rows.out);
   }
 
   // Starts rows.out += the other warpgroup's weights @ values, once it has told them.
-  __device__ __forceinline__ void multiply_others(Rows& rows) const {
+  __device__ __forceinline__ void multiply_others(Rows& rows,
+                                                  uint32_t (&weights)[kSteps][4]) const {
     named_barrier_sync(kWeightsBarrier + kOther, Tile::kConsumerThreads);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      load_matrices(weights[k], matrices(shared.weights[kOther], k));
+    }
     float kept[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -240,17 +255,7 @@ struct LatentConsumer {
       rows.softmax.total[i] *= kept[i];
     }
     rescale_sums(rows, kept);
-    const uint64_t a = swizzled_rows_descriptor(shared_address(shared.weights[kOther]));
-    const uint64_t b = values(kOther);
-    pin(rows.out);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      WgmmaWeights<T>::multiply(rows.out, advanced(a, k * kWgmmaK * 2),
-                                advanced(b, k * kWgmmaK * kRowBytes));
-    }
-    wgmma_commit();
-    pin(rows.out);
+    multiply_values(rows, weights, kOther);
   }
 
   // Slots that hold none of the sequence's tokens may hold NaN, which weights of zero do not undo.
@@ -279,8 +284,9 @@ struct LatentConsumer {
   __device__ __forceinline__ void attend(Rows& rows, const Segment& segment, int tile,
                                          uint32_t parity) const {
     Scores scores;
+    uint32_t others[kSteps][4];
     multiply_keys(rows, scores, parity);
-    if constexpr (!kFirst) multiply_others(rows);
+    if constexpr (!kFirst) multiply_others(rows, others);
     wgmma_wait<kFirst ? 0 : 1>();
     pin(scores);
     pin(rows.rope);
@@ -304,23 +310,15 @@ struct LatentConsumer {
 #pragma unroll
       for (int i = 0; i < 2; ++i) shared.most[kOwn][row() + 8 * i] = rows.softmax.most[i];
     }
-    fence_async_shared();
     named_barrier_arrive(kWeightsBarrier + kOwn, Tile::kConsumerThreads);
     if constexpr (!kFirst) {
       wgmma_wait<0>();
       pin(rows.out);
+      pin(others);
       give_back(shared.half_empty[kOther][kOwn]);
     }
     rescale_sums(rows, kept);
-    const uint64_t b = values(kOwn);
-    pin(rows.out);
-    pin(weights);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      WgmmaValues<T, kHalf>::multiply(rows.out, weights[k], advanced(b, k * kWgmmaK * kRowBytes));
-    }
-    wgmma_commit();
+    multiply_values(rows, weights, kOwn);
     wgmma_wait<0>();
     pin(rows.out);
     pin(weights);
@@ -488,11 +486,15 @@ struct LatentConsumer {
         parity ^= 1;
       }
       if ((segment.end - segment.begin) % 2 == kOwn) {  // the last tile is the other's
-        multiply_others(rows);
+        uint32_t others[kSteps][4];
+        multiply_others(rows, others);
         wgmma_wait<0>();
         pin(rows.out);
+        pin(others);
         give_back(shared.half_empty[kOther][kOwn]);
       }
+      fence_async_shared();  // TMA writes where weights were
+      __syncwarp();
       if (lane_index() == 0) shared.queries_empty.arrive();
       has_task |= finish(rows, segment);
     }
