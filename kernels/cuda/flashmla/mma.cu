@@ -117,9 +117,10 @@ struct StreamLatent {
     });
   }
 
-  // Up to `few` blocks' parts of the rows are put together here. True: flashmla_combine has to.
+  // Stores the rows, or what this block has of them. Up to `few` parts are put together by the last
+  // block that has any, more by a kernel that follows.
   template <typename Warp>
-  __device__ __forceinline__ bool finish(Warp& own, const Segment& segment,
+  __device__ __forceinline__ void finish(Warp& own, const Segment& segment,
                                          const Partials& partials, uint32_t* counters, Task* tasks,
                                          int few) const {
     const int first = segment.sequence.first_query * call.heads;  // among all (token, head)
@@ -133,12 +134,12 @@ struct StreamLatent {
         if (begins_here && rank == 0 && is_first_thread) {
           tasks[schedule.share] = {num_parts, first + segment.side_row, segment.side_rows};
         }
-        return begins_here;
+        return;
       }
       uint32_t* counter = counters + segment.first_share * Tile::kRowTiles + rank;
       if (!is_last_part(counter, num_parts, is_first_thread, &shared.is_last, kValuesBarrier,
                         kValueWarps * kWarpThreads)) {
-        return false;
+        return;
       }
       own.begin();
       for (int from = segment.first_share; from <= segment.last_share; ++from) {
@@ -147,14 +148,12 @@ struct StreamLatent {
     }
     const int64_t row = first + segment.first_row;
     own.store(call.out + row * kLatent, call.lse + row, segment.num_rows);
-    return false;
   }
 
   __device__ __forceinline__ void sum(const Cursor& first, int warp, float* memory,
                                       uint32_t* counters, Task* tasks, int few) const {
     using Warp = ValueWarp<T, typename Tile::Cached, Tile::kEights>;
     const Partials partials = {memory};
-    bool has_task = false;
     Position at;
     schedule.for_each(first, [&](const Segment& segment) {
       Warp own;
@@ -168,10 +167,8 @@ struct StreamLatent {
         at.advance();
       }
       own.end();
-      has_task |= finish(own, segment, partials, counters, tasks, few);
+      finish(own, segment, partials, counters, tasks, few);
     });
-    if (!has_task && schedule.rank == 0 && warp == 0 && lane_index() == 0)
-      tasks[schedule.share].num_parts = 0;
   }
 };
 
@@ -204,10 +201,8 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
   const typename Tile::List list = {kv_lens, cu_q, batch, 1, heads, 0};
   const Shares shares = shares_of(shared.planner.shares(list).total, gridDim.x / kRowTiles, least);
   const int share = blockIdx.x / kRowTiles, rank = blockIdx.x % kRowTiles;
-  if (share >= shares.num_blocks) {
-    if (rank == 0 && threadIdx.x == 0) tasks[share].num_parts = 0;
-    return;
-  }
+  if (rank == 0 && threadIdx.x == 0) tasks[share].num_parts = 0;
+  if (share >= shares.num_blocks) return;
   const auto first = shared.planner.find(list, shares, shares.begin(share));
   const LatentAttention<T, Cached> call = {q,   kv_cache, block_table, kv_lens,     cu_q,    out,
                                            lse, batch,    heads,       table_width, sm_scale};

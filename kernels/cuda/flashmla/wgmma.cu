@@ -6,6 +6,7 @@
 // both. So while one works on its softmax, the tensor cores multiply the other's scores, and the
 // weights of the tile before by values (DeepSeek's "seesaw" scheduling). A stage is given back in
 // three parts, as soon as each has been read, and its next scores begin with the first that land.
+#include <kernelcat/cache_policy.cuh>
 #include <kernelcat/cluster.cuh>
 #include <kernelcat/fragments.cuh>
 #include <kernelcat/mma.cuh>
@@ -66,20 +67,19 @@ struct LatentProducer {
     shared.queries_empty.wait(index & 1 ^ 1);
     if (lane_index() == 0) {
       shared.segments[index & 1] = segment;
-      const uint64_t policy = evict_normal_policy();
       const int row = segment.sequence.first_query * heads + segment.first_row;
       shared.queries_full.arrive_expect(Tile::kChunks * Tile::kChunkBytes);
-      tensor_load(shared.weights[0], map_q, kLatent, row, shared.queries_full, policy);
+      tensor_load(shared.weights[0], map_q, kLatent, row, shared.queries_full, kDefaultPolicy);
       for (int chunk = 0; chunk < Tile::kValueChunks; ++chunk) {
         tensor_load(shared.queries[chunk], map_q, chunk * Tile::kColumns, row, shared.queries_full,
-                    policy);
+                    kDefaultPolicy);
       }
     }
     __syncwarp();
   }
 
-  __device__ __forceinline__ void load_piece(int stage, int piece, int slot,
-                                             uint64_t policy) const {
+  __device__ __forceinline__ void load_piece(int stage, int piece, int slot) const {
+    const uint64_t policy = evict_first_policy();
     const int lane = lane_index(), chunks = piece == 0 ? 1 : Tile::kPieceChunks;
     Barrier& full = shared.keys_full[stage][piece];
     if (lane == 0) full.arrive_expect(chunks * Tile::kChunkBytes);
@@ -99,16 +99,15 @@ struct LatentProducer {
   }
 
   // `parity` of the stage's earlier loads.
-  __device__ __forceinline__ void load_keys(int stage, uint32_t parity, int slot,
-                                            uint64_t policy) const {
+  __device__ __forceinline__ void load_keys(int stage, uint32_t parity, int slot) const {
     shared.rope_empty[stage].wait(parity ^ 1);
-    load_piece(stage, 0, slot, policy);
+    load_piece(stage, 0, slot);
 #pragma unroll 1
     for (int piece = 1; piece < Tile::kPieces; ++piece) {
       // A stage's own half first, which is given back first.
       const int half = (piece - 1) * Tile::kPieceChunks / Tile::kHalfChunks ^ stage;
       shared.half_empty[stage][half].wait(parity ^ 1);
-      load_piece(stage, piece, slot, policy);
+      load_piece(stage, piece, slot);
     }
     __syncwarp();
   }
@@ -124,7 +123,6 @@ struct LatentProducer {
 
   __device__ __forceinline__ void run(const LatentSchedule<Tile>& schedule,
                                       const Cursor<typename Tile::List>& cursor) const {
-    const uint64_t policy = evict_first_policy();
     int index = 0;          // of the segment
     uint32_t parities = 0;  // bit s: of stage s
     schedule.for_each(cursor, [&](const Segment& segment) {
@@ -132,7 +130,7 @@ struct LatentProducer {
       for (int tile = segment.begin; tile < segment.end; ++tile) {
         const int stage = (tile - segment.begin) % 2;
         const int next = tile + 1 < segment.end ? slot_of(segment, tile + 1) : num_slots;
-        load_keys(stage, parities >> stage & 1, slot, policy);
+        load_keys(stage, parities >> stage & 1, slot);
         parities ^= 1 << stage;
         if (tile == segment.begin) tell(segment, index++);
         slot = next;
@@ -431,13 +429,13 @@ struct LatentConsumer {
   }
 
   // Stores the rows, or what this block has of them. Up to `few` parts are put together by the last
-  // block that has any, more by a kernel that follows. True: it has to.
-  __device__ __forceinline__ bool finish(Rows& rows, const Segment& segment) const {
+  // block that has any, more by a kernel that follows.
+  __device__ __forceinline__ void finish(Rows& rows, const Segment& segment) const {
     const RowSums<2> sums = sums_of(rows);
     const int num_parts = segment.last_share - segment.first_share + 1;
     if (num_parts == 1) {
       store(rows.out, sums, segment);
-      return false;
+      return;
     }
     const bool begins_here = segment.first_share == share;
     put(rows.out, sums, Partials<kTileRows>::slot(share, begins_here));
@@ -446,22 +444,20 @@ struct LatentConsumer {
         const int first = segment.sequence.first_query * call.heads + segment.side_row;
         tasks[share] = {num_parts, first, segment.side_rows};
       }
-      return begins_here;
+      return;
     }
     uint32_t* counter = counters + segment.first_share * Tile::kRowTiles + rank;
     if (is_last_part(counter, num_parts, threadIdx.x == 0, &shared.is_last, kConsumersBarrier,
                      Tile::kConsumerThreads)) {
       merge(segment);
     }
-    return false;
   }
 
   __device__ __forceinline__ void run() const {
-    uint32_t parity = 0;
-    bool has_task = false;
-    for (int index = 0;; ++index) {
-      shared.queries_full.wait(index & 1);
-      const Segment& segment = shared.segments[index & 1];
+    uint32_t parities = 0;  // bit 0: of the stage; bit 1: of segments
+    while (true) {
+      shared.queries_full.wait(parities >> 1);
+      const Segment& segment = shared.segments[parities >> 1];
       if (segment.begin == segment.end) break;
       Rows rows;
 #pragma unroll
@@ -477,13 +473,13 @@ struct LatentConsumer {
       named_barrier_sync(kConsumersBarrier, Tile::kConsumerThreads);
       int tile = segment.begin + kOwn;
       if constexpr (kOwn == 0) {
-        attend<true>(rows, segment, tile, parity);
-        parity ^= 1;
+        attend<true>(rows, segment, tile, parities & 1);
+        parities ^= 1;
         tile += 2;
       }
       for (; tile < segment.end; tile += 2) {
-        attend<false>(rows, segment, tile, parity);
-        parity ^= 1;
+        attend<false>(rows, segment, tile, parities & 1);
+        parities ^= 1;
       }
       if ((segment.end - segment.begin) % 2 == kOwn) {  // the last tile is the other's
         uint32_t others[kSteps][4];
@@ -496,9 +492,9 @@ struct LatentConsumer {
       fence_async_shared();  // TMA writes where weights were
       __syncwarp();
       if (lane_index() == 0) shared.queries_empty.arrive();
-      has_task |= finish(rows, segment);
+      finish(rows, segment);
+      parities ^= 2;
     }
-    if (kOwn == 0 && !has_task && rank == 0 && threadIdx.x == 0) tasks[share].num_parts = 0;
   }
 };
 
@@ -540,6 +536,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
   const typename Tile::List list = {kv_lens, cu_q, batch, 1, heads, 0};
   const Shares shares = shares_of(shared.planner.shares(list).total, gridDim.x / kRowTiles, least);
   const int share = blockIdx.x / kRowTiles, rank = blockIdx.x % kRowTiles;
+  if (rank == 0 && threadIdx.x == 0) tasks[share].num_parts = 0;
   if (share < shares.num_blocks) {
     const auto first = shared.planner.find(list, shares, shares.begin(share));
     const int warpgroup = warp_index() / 4;
@@ -561,8 +558,6 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
         LatentConsumer<Tile, 1>{shared, call, partials, counters, tasks, few, share, rank}.run();
       }
     }
-  } else if (rank == 0 && threadIdx.x == 0) {
-    tasks[share].num_parts = 0;
   }
   // A block must stay while its peer may give stages back to it.
   if constexpr (kClusterSize > 1) cluster_sync();

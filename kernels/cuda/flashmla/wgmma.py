@@ -75,8 +75,6 @@ def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"{side} blocks side by side need as many SMs"
     if cluster not in (1, side):
         return "a cluster is of blocks that have the same tokens"
-    if cluster > 1 and problem["page_size"] < 32:
-        return "a block's half of a page would be less than the swizzle's 16 rows"
     if config["least"] > 1 and _tiles(problem, config) >= config["least"] * gpu.sms // side:
         return "blocks have more tiles than that"
     return None
