@@ -156,7 +156,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         _shared_bytes(problem, gpu),
         programmatic=True,
     )
-    steps = (step,)
+    steps: tuple[Step, ...] = (step,)
     if config["combine"]:
         steps += (combine_step(problem, tile_rows, shares, gpu),)
     return Program(steps, workspaces(shares, tile_rows, side))

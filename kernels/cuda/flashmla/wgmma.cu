@@ -277,15 +277,16 @@ struct LatentConsumer {
     }
   }
 
-  // The warpgroup's own tile, and before it the values of the other's last one.
-  template <bool kFirst>
+  // The warpgroup's own tile. The first warpgroup takes the other's weights after its own (run()),
+  // the second one while it works on its softmax: so both stages are given back as early as can be,
+  // and no values wait for the next keys.
   __device__ __forceinline__ void attend(Rows& rows, const Segment& segment, int tile,
                                          uint32_t parity) const {
     Scores scores;
     uint32_t others[kSteps][4];
     multiply_keys(rows, scores, parity);
-    if constexpr (!kFirst) multiply_others(rows, others);
-    wgmma_wait<kFirst ? 0 : 1>();
+    if constexpr (kOwn == 1) multiply_others(rows, others);
+    wgmma_wait<kOwn>();
     pin(scores);
     pin(rows.rope);
     give_back(shared.rope_empty[kOwn]);
@@ -309,7 +310,7 @@ struct LatentConsumer {
       for (int i = 0; i < 2; ++i) shared.most[kOwn][row() + 8 * i] = rows.softmax.most[i];
     }
     named_barrier_arrive(kWeightsBarrier + kOwn, Tile::kConsumerThreads);
-    if constexpr (!kFirst) {
+    if constexpr (kOwn == 1) {
       wgmma_wait<0>();
       pin(rows.out);
       pin(others);
@@ -321,6 +322,16 @@ struct LatentConsumer {
     pin(rows.out);
     pin(weights);
     give_back(shared.half_empty[kOwn][kOwn]);
+  }
+
+  // The other warpgroup's tile, once it has told the weights.
+  __device__ __forceinline__ void attend_others(Rows& rows) const {
+    uint32_t others[kSteps][4];
+    multiply_others(rows, others);
+    wgmma_wait<0>();
+    pin(rows.out);
+    pin(others);
+    give_back(shared.half_empty[kOther][kOwn]);
   }
 
   // The softmax's denominators of all tokens, from both warpgroups' tiles.
@@ -471,24 +482,12 @@ struct LatentConsumer {
       }
       // Before weights take the place of the queries' rotated part.
       named_barrier_sync(kConsumersBarrier, Tile::kConsumerThreads);
-      int tile = segment.begin + kOwn;
-      if constexpr (kOwn == 0) {
-        attend<true>(rows, segment, tile, parities & 1);
+      for (int tile = segment.begin + kOwn; tile < segment.end; tile += 2) {
+        attend(rows, segment, tile, parities & 1);
         parities ^= 1;
-        tile += 2;
+        if (kOwn == 0 && tile + 1 < segment.end) attend_others(rows);
       }
-      for (; tile < segment.end; tile += 2) {
-        attend<false>(rows, segment, tile, parities & 1);
-        parities ^= 1;
-      }
-      if ((segment.end - segment.begin) % 2 == kOwn) {  // the last tile is the other's
-        uint32_t others[kSteps][4];
-        multiply_others(rows, others);
-        wgmma_wait<0>();
-        pin(rows.out);
-        pin(others);
-        give_back(shared.half_empty[kOther][kOwn]);
-      }
+      if (kOwn == 1 && (segment.end - segment.begin) % 2 == 1) attend_others(rows);
       fence_async_shared();  // TMA writes where weights were
       __syncwarp();
       if (lane_index() == 0) shared.queries_empty.arrive();

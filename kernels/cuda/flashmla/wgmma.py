@@ -116,7 +116,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         (cluster, 1, 1),
         programmatic=True,
     )
-    steps = (step,)
+    steps: tuple[Step, ...] = (step,)
     if config["combine"]:
         steps += (combine_step(problem, BLOCK * side, shares, gpu),)
     return Program(steps, workspaces(shares, BLOCK * side, side))

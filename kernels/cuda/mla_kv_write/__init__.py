@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Pointer, Program, Step
+from kernelcat.implementation import Config, Implementation, Int32, Param, Pointer, Program, Step
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.model import LAUNCH_US, copy_us
 from kernelcat.reference.flashmla import PACKED_TYPE
@@ -39,7 +39,7 @@ def _launch(problem: Problem, variant: str, *constants: int, blocks: int, thread
         *map(str, constants),
     )
     name = f"kernelcat::mla_kv_write_{variant}<{', '.join(arguments)}>"
-    params = (
+    params: tuple[Param, ...] = (
         *map(Pointer, TENSORS),
         *(Int32(problem[name]) for name in SIZES),
         Int32(problem["page_size"].bit_length() - 1),
