@@ -1,0 +1,155 @@
+// What becomes of the sums of a consumer warpgroup of flashmla/wgmma: rows of the result, or parts
+// of them that are put together.
+#pragma once
+
+#include <kernelcat/fragments.cuh>
+
+#include "latent_tile.cuh"
+#include "partials.cuh"
+
+namespace kernelcat {
+
+constexpr int kConsumersBarrier = 3;
+
+template <typename Tile>
+struct LatentResults {
+  using T = typename Tile::T;
+  static constexpr int kTileRows = Tile::BLOCK_M * Tile::kRowTiles;
+
+  const LatentAttention<T, T>& call;
+  Partials<kTileRows> partials;
+  uint32_t* counters;  // (shares, kRowTiles): zero before and after
+  Task* tasks;         // (shares,)
+  bool* is_last;       // in shared memory
+  int few, share, rank;
+};
+
+// Of half kOwn of the columns: lane l of a warp has, of rows l / 4 and l / 4 + 8 of its 16, what
+// wgmma leaves it.
+template <typename Tile, int kOwn>
+struct LatentResult : LatentResults<Tile> {
+  using T = typename Tile::T;
+  using Base = LatentResults<Tile>;
+  using Base::call, Base::partials, Base::counters, Base::tasks, Base::is_last;
+  using Base::few, Base::share, Base::rank, Base::kTileRows;
+  static constexpr int kHalf = kLatent / 2;
+
+  // The upper one of the lane's two rows.
+  static __device__ __forceinline__ int row() { return warp_index() % 4 * 16 + lane_index() / 4; }
+
+  // Stores the rows, or what this block has of them. Up to `few` parts are put together by the last
+  // block that has any, more by a kernel that follows.
+  __device__ __forceinline__ void finish(const float (&out)[kHalf / 2], const RowSums<2>& sums,
+                                         const Segment& segment) const {
+    const int num_parts = segment.last_share - segment.first_share + 1;
+    if (num_parts == 1) {
+      store(out, sums, segment);
+      return;
+    }
+    const bool begins_here = segment.first_share == share;
+    put(out, sums, Partials<kTileRows>::slot(share, begins_here));
+    if (num_parts > few) {
+      if (begins_here && rank == 0 && threadIdx.x == 0) {
+        const int first = segment.sequence.first_query * call.heads + segment.side_row;
+        tasks[share] = {num_parts, first, segment.side_rows};
+      }
+      return;
+    }
+    uint32_t* counter = counters + segment.first_share * Tile::kRowTiles + rank;
+    if (is_last_part(counter, num_parts, threadIdx.x == 0, is_last, kConsumersBarrier,
+                     Tile::kConsumerThreads)) {
+      merge(segment);
+    }
+  }
+
+ private:
+  // Divides by the softmax's denominators and stores.
+  __device__ __forceinline__ void store(const float (&out)[kHalf / 2], const RowSums<2>& sums,
+                                        const Segment& segment) const {
+    const int lane = lane_index();
+    const int64_t first =
+        static_cast<int64_t>(segment.sequence.first_query) * call.heads + segment.first_row;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool is_live = row() + 8 * i < segment.num_rows;
+      const int64_t place = first + row() + 8 * i;
+      const RowEnd end = RowEnd::of(sums.most[i], sums.total[i]);
+      if (kOwn == 0 && is_live && lane % 4 == 0) call.lse[place] = end.lse;
+      T* target = call.out + place * kLatent + kOwn * kHalf + lane % 4 * 8;
+#pragma unroll
+      for (int column = 0; column < kHalf; column += 32) {
+        uint32_t matrices[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int at = column / 2 + 4 * j + 2 * i;
+          matrices[j] = pack<T>(out[at] * end.factor, out[at + 1] * end.factor);
+        }
+        const uint4 eight = gather_rows(matrices);
+        if (is_live) *reinterpret_cast<uint4*>(target + column) = eight;
+      }
+    }
+  }
+
+  // Columns 0 and 1 of every eight of this lane's row `i`, in a slot.
+  __device__ __forceinline__ float2* part(int slot, int i) const {
+    const int first = kOwn * kHalf + lane_index() % 4 * 2;
+    return reinterpret_cast<float2*>(
+        partials.at(slot, rank * Tile::BLOCK_M + row() + 8 * i, first));
+  }
+  __device__ __forceinline__ float2* part_sums(int slot, int i) const {
+    return partials.most_and_total(slot, rank * Tile::BLOCK_M + row() + 8 * i);
+  }
+
+  __device__ __forceinline__ void put(const float (&out)[kHalf / 2], const RowSums<2>& sums,
+                                      int slot) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float2* pairs = part(slot, i);
+#pragma unroll
+      for (int step = 0; step < kHalf / 8; ++step) {
+        const int at = 4 * step + 2 * i;
+        __stcg(pairs + 4 * step, {out[at], out[at + 1]});
+      }
+      if (kOwn == 0 && lane_index() % 4 == 0) {
+        __stcg(part_sums(slot, i), {sums.most[i], sums.total[i]});
+      }
+    }
+  }
+
+  // Adds all parts up, in the order of shares.
+  __device__ __forceinline__ void merge(const Segment& segment) const {
+    constexpr int kInFlight = 16;
+    float out[kHalf / 2] = {};
+    RowSums<2> sums;
+#pragma unroll 1
+    for (int from = segment.first_share; from <= segment.last_share; ++from) {
+      const int slot = Partials<kTileRows>::slot(from, from == segment.first_share);
+      RowSums<2> other;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2 row_sums = __ldcg(part_sums(slot, i));
+        other.most[i] = row_sums.x, other.total[i] = row_sums.y;
+      }
+      const Factors<2> factors = add(sums, other);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2* pairs = part(slot, i);
+#pragma unroll
+        for (int first = 0; first < kHalf / 8; first += kInFlight) {
+          float2 found[kInFlight];
+#pragma unroll
+          for (int j = 0; j < kInFlight; ++j) found[j] = __ldcg(pairs + 4 * (first + j));
+#pragma unroll
+          for (int j = 0; j < kInFlight; ++j) {
+            float* pair = out + 4 * (first + j) + 2 * i;
+            pair[0] = pair[0] * factors.own[i] + found[j].x * factors.other[i];
+            pair[1] = pair[1] * factors.own[i] + found[j].y * factors.other[i];
+          }
+        }
+      }
+    }
+    store(out, sums, segment);
+  }
+};
+
+}  // namespace kernelcat

@@ -1,0 +1,52 @@
+"""`flashmla` by one warp a query token and head: the ladder's first step."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from kernelcat.gpu import Gpu
+from kernelcat.implementation import Config, Implementation, Int32, Program, Step
+from kernelcat.jit.cuda import CudaSource
+from kernelcat.kernels.cuda.flashmla.operands import context, num_rows, params, row_bytes, types
+from kernelcat.model import LAUNCH_US, copy_us
+from kernelcat.spec import Problem
+
+NUM_WARPS = 4
+TOKEN_US = 0.5
+"""What a warp takes for a token: two loads that wait for each other, and a sum over the lanes."""
+WARPS_PER_SM = 32
+
+
+def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    blocks = min(ceil(num_rows(problem) / NUM_WARPS), 2**31 - 1)
+    if blocks == 0:
+        return Program(())
+    source = CudaSource(
+        "flashmla/naive.cu", f"kernelcat::flashmla_naive<{', '.join(types(problem))}>"
+    )
+    arguments = (*params(problem), Int32(problem["page_size"].bit_length() - 1))
+    return Program((Step(source, (blocks, 1, 1), arguments, 32 * NUM_WARPS),))
+
+
+def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    tokens, rows = context(problem), num_rows(problem)
+    waves = ceil(rows / (gpu.sms * WARPS_PER_SM))
+    read_us = copy_us(rows * tokens * row_bytes(problem), gpu)
+    return LAUNCH_US + max(waves * tokens * TOKEN_US, read_us)
+
+
+IMPLEMENTATION = Implementation(
+    entry="flashmla",
+    language="cuda",
+    variant="naive",
+    summary="a warp a query and head, one token after another, with a running softmax",
+    archs=("sm_80+",),
+    space={},
+    reject=lambda config, problem, gpu: None,
+    default=lambda problem, gpu: Config(),
+    program=_program,
+    estimate=_estimate,
+    techniques={"warp shuffle": "SHFL", "exponential by one instruction": "MUFU.EX2"},
+    rank=0,
+    unverified="not yet run on a GPU",
+)

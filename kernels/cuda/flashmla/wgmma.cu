@@ -1,0 +1,351 @@
+// Latent attention on Hopper: 64 rows a block, keys by TMA, products by wgmma.
+//
+// The result is 64 x 512 floats: each of two warpgroups sums half of the columns, over all tokens.
+// Tiles of tokens take turns with two stages, and the warpgroups with the tiles: one has the scores
+// of tile t, makes weights of them relative to the largest score so far, and tells the other one
+// both. So while one works on its softmax, the tensor cores multiply the other's scores, and the
+// weights of the tile before by values (DeepSeek's "seesaw" scheduling). A stage is given back in
+// three parts, as soon as each has been read, and its next scores begin with the first that land.
+#include <kernelcat/cluster.cuh>
+#include <kernelcat/mma.cuh>
+#include <kernelcat/pdl.cuh>
+
+#include "../paged_attn/running_softmax.cuh"
+#include "latent_producer.cuh"
+#include "latent_result.cuh"
+#include "wgmma_queries.cuh"
+
+namespace kernelcat {
+
+// Barrier 0 is __syncthreads'.
+constexpr int kWeightsBarrier = 1;  // and one for the other warpgroup's; 3 is kConsumersBarrier
+constexpr int kOwnBarrier = 4;      // and one for the other warpgroup
+
+__device__ __forceinline__ void named_barrier_arrive(int barrier, int num_threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
+}
+
+template <int kCount, int kWords>
+__device__ __forceinline__ void pin(uint32_t (&values)[kCount][kWords]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int j = 0; j < kWords; ++j) asm volatile("" : "+r"(values[i][j])::"memory");
+  }
+}
+
+// Keeps the compiler from holding all that follows from a descriptor in registers.
+__device__ __forceinline__ uint64_t opaque(uint64_t descriptor) {
+  asm volatile("" : "+l"(descriptor));
+  return descriptor;
+}
+
+// Runs in consumer warpgroup kOwn, which has half kOwn of the columns, and the scores of every
+// second tile.
+template <typename Tile, int kOwn>
+struct LatentConsumer {
+  using T = typename Tile::T;
+  static constexpr int BLOCK_N = Tile::BLOCK_N, kOther = 1 - kOwn;
+  static constexpr int kSteps = BLOCK_N / kWgmmaK;
+  static constexpr int kChunkBytes = Tile::kChunkBytes;
+  static constexpr int kHalf = kLatent / 2;
+  using Scores = float[BLOCK_N / 2];
+  using Result = LatentResult<Tile, kOwn>;
+
+  struct Rows {
+    float out[kHalf / 2];
+    uint32_t rope[kSteps][4];  // of the queries
+    RunningSoftmax softmax;    // most: of all tiles so far; total: of the warpgroup's own
+    int limit[2];              // the last tokens that the lane's two rows see
+    int clear_end;             // tokens before this one are seen by all
+  };
+
+  LatentShared<Tile>& shared;
+  const LatentAttention<T, T>& call;
+  Result result;
+
+  // Where the lane's row of two by two matrices lies, of 16 columns of a chunk.
+  static __device__ __forceinline__ uint32_t matrices(const uint8_t* chunk, int step) {
+    const int lane = lane_index(), row = warp_index() % 4 * 16 + lane % 16;
+    return shared_address(chunk) + row * kRowBytes + ((2 * step + lane / 16) ^ row % 8) * 16;
+  }
+
+  static __device__ __forceinline__ void give_back(Barrier& empty) {
+    if constexpr (Tile::kClusterSize == 1) {
+      if (lane_index() == 0) empty.arrive();
+    } else {
+      if (lane_index() < Tile::kClusterSize) arrive_remote(empty, lane_index());
+    }
+  }
+
+  // Once the largest scores have been seen, most tiles change nothing.
+  static __device__ __forceinline__ void rescale_sums(Rows& rows, const float (&kept)[2]) {
+    if (!__any_sync(0xffffffff, kept[0] != 1.0f || kept[1] != 1.0f)) return;
+#pragma unroll
+    for (int i = 0; i < kHalf / 2; ++i) rows.out[i] *= kept[i / 2 % 2];
+  }
+
+  // Starts scores = queries @ keys^T, chunk by chunk as keys land.
+  __device__ __forceinline__ void multiply_keys(Rows& rows, Scores& scores, uint32_t parity) const {
+    const uint64_t a = opaque(swizzled_rows_descriptor(shared_address(shared.queries[0])));
+    const uint64_t b = opaque(swizzled_rows_descriptor(shared_address(shared.keys[kOwn][0])));
+    Barrier* full = shared.keys_full[kOwn];
+    full[0].wait(parity);
+    pin(scores);
+    pin(rows.rope);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      const int at = Tile::kValueChunks * kChunkBytes + k * kWgmmaK * 2;
+      WgmmaQueries<T>::multiply(scores, rows.rope[k], advanced(b, at), k > 0);
+    }
+#pragma unroll
+    for (int piece = 1; piece < Tile::kPieces; ++piece) {
+      full[piece].wait(parity);
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < Tile::kPieceChunks; ++i) {
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+          const int at = Tile::chunk(kOwn, piece, i) * kChunkBytes + k * kWgmmaK * 2;
+          Wgmma<T, BLOCK_N>::multiply(scores, advanced(a, at), advanced(b, at), true);
+        }
+      }
+    }
+    wgmma_commit();
+    pin(scores);
+  }
+
+  // Starts rows.out += weights @ this half of the values in a stage.
+  __device__ __forceinline__ void multiply_values(Rows& rows, uint32_t (&weights)[kSteps][4],
+                                                  int stage) const {
+    const uint8_t* half = shared.keys[stage][kOwn * Tile::kHalfChunks];
+    const uint64_t b = opaque(swizzled_values_descriptor(shared_address(half), kChunkBytes));
+    pin(rows.out);
+    pin(weights);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      WgmmaValues<T, kHalf>::multiply(rows.out, weights[k], advanced(b, k * kWgmmaK * kRowBytes));
+    }
+    wgmma_commit();
+    pin(rows.out);
+  }
+
+  // Starts rows.out += the other warpgroup's weights @ values, once it has told them.
+  __device__ __forceinline__ void multiply_others(Rows& rows,
+                                                  uint32_t (&weights)[kSteps][4]) const {
+    named_barrier_sync(kWeightsBarrier + kOther, Tile::kConsumerThreads);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      load_matrices(weights[k], matrices(shared.weights[kOther], k));
+    }
+    float kept[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float most = shared.most[kOther][Result::row() + 8 * i];
+      kept[i] = rescale(rows.softmax.most[i], most);
+      rows.softmax.most[i] = most;
+      rows.softmax.total[i] *= kept[i];
+    }
+    rescale_sums(rows, kept);
+    multiply_values(rows, weights, kOther);
+  }
+
+  // Slots that hold none of the sequence's tokens may hold NaN, which weights of zero do not undo.
+  __device__ __forceinline__ void clear_from(int token) const {
+    constexpr int kUnits = kRowBytes / 16;
+    const int units = (BLOCK_N - token) * kUnits;
+#pragma unroll 1
+    for (int chunk = 0; chunk < Tile::kValueChunks; ++chunk) {
+      uint4* rows = reinterpret_cast<uint4*>(shared.keys[kOwn][chunk]) + token * kUnits;
+      for (int i = threadIdx.x % kWarpgroupThreads; i < units; i += kWarpgroupThreads) rows[i] = {};
+    }
+    fence_async_shared();
+    named_barrier_sync(kOwnBarrier + kOwn, kWarpgroupThreads);
+  }
+
+  static __device__ __forceinline__ void hide(const Rows& rows, Scores& scores, int token) {
+    const int first = token + lane_index() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 2; ++i) {
+      if (first + i / 4 * 8 + i % 2 > rows.limit[i / 2 % 2]) scores[i] = -kInfinity;
+    }
+  }
+
+  // The warpgroup's own tile. The first warpgroup takes the other's weights after its own (run()),
+  // the second one while it works on its softmax: so both stages are given back as early as can be,
+  // and no values wait for the next keys.
+  __device__ __forceinline__ void attend(Rows& rows, const Segment& segment, int tile,
+                                         uint32_t parity) const {
+    Scores scores;
+    uint32_t others[kSteps][4];
+    multiply_keys(rows, scores, parity);
+    if constexpr (kOwn == 1) multiply_others(rows, others);
+    wgmma_wait<kOwn>();
+    pin(scores);
+    pin(rows.rope);
+    give_back(shared.rope_empty[kOwn]);
+    const int token = tile * BLOCK_N, left = segment.sequence.num_tokens - token;
+    if (left > 0 && left < BLOCK_N) clear_from(left);
+    if (token + BLOCK_N > rows.clear_end) hide(rows, scores, token);
+    float kept[2];
+    rows.softmax.add(reinterpret_cast<float (&)[BLOCK_N / 8][4]>(scores), call.sm_scale * kLog2E,
+                     kept);
+    uint32_t weights[kSteps][4];
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 4; ++i) {
+      weights[i / 4][i % 4] = pack<T>(scores[2 * i], scores[2 * i + 1]);
+    }
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      store_matrices(matrices(shared.weights[kOwn], k), weights[k]);
+    }
+    if (lane_index() % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) shared.most[kOwn][Result::row() + 8 * i] = rows.softmax.most[i];
+    }
+    named_barrier_arrive(kWeightsBarrier + kOwn, Tile::kConsumerThreads);
+    if constexpr (kOwn == 1) {
+      wgmma_wait<0>();
+      pin(rows.out);
+      pin(others);
+      give_back(shared.half_empty[kOther][kOwn]);
+    }
+    rescale_sums(rows, kept);
+    multiply_values(rows, weights, kOwn);
+    wgmma_wait<0>();
+    pin(rows.out);
+    pin(weights);
+    give_back(shared.half_empty[kOwn][kOwn]);
+  }
+
+  // The other warpgroup's tile, once it has told the weights.
+  __device__ __forceinline__ void attend_others(Rows& rows) const {
+    uint32_t others[kSteps][4];
+    multiply_others(rows, others);
+    wgmma_wait<0>();
+    pin(rows.out);
+    pin(others);
+    give_back(shared.half_empty[kOther][kOwn]);
+  }
+
+  // The softmax's denominators of all tokens, from both warpgroups' tiles.
+  __device__ __forceinline__ RowSums<2> sums_of(Rows& rows) const {
+    rows.softmax.end();
+    if (lane_index() % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        shared.totals[kOwn][Result::row() + 8 * i] = rows.softmax.total[i];
+    }
+    named_barrier_sync(kConsumersBarrier, Tile::kConsumerThreads);
+    RowSums<2> sums;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      sums.most[i] = rows.softmax.most[i];
+      sums.total[i] =
+          shared.totals[0][Result::row() + 8 * i] + shared.totals[1][Result::row() + 8 * i];
+    }
+    return sums;
+  }
+
+  __device__ __forceinline__ void run() const {
+    uint32_t parities = 0;  // bit 0: of the stage; bit 1: of segments
+    while (true) {
+      shared.queries_full.wait(parities >> 1);
+      const Segment& segment = shared.segments[parities >> 1];
+      if (segment.begin == segment.end) break;
+      Rows rows;
+#pragma unroll
+      for (float& value : rows.out) value = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) rows.limit[i] = segment.limit(Result::row() + 8 * i, call.heads);
+      rows.clear_end = segment.limit(0, call.heads) + 1;
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        load_matrices(rows.rope[k], matrices(shared.weights[0], k));
+      }
+      // Before weights take the place of the queries' rotated part.
+      named_barrier_sync(kConsumersBarrier, Tile::kConsumerThreads);
+      for (int tile = segment.begin + kOwn; tile < segment.end; tile += 2) {
+        attend(rows, segment, tile, parities & 1);
+        parities ^= 1;
+        if (kOwn == 0 && tile + 1 < segment.end) attend_others(rows);
+      }
+      if (kOwn == 1 && (segment.end - segment.begin) % 2 == 1) attend_others(rows);
+      fence_async_shared();  // TMA writes where weights were
+      __syncwarp();
+      if (lane_index() == 0) shared.queries_empty.arrive();
+      result.finish(rows.out, sums_of(rows), segment);
+      parities ^= 2;
+    }
+  }
+};
+
+// Up to `few` blocks' parts of a row are put together here; flashmla_combine does the rest.
+template <typename T, int kPageSize, int kRowTiles, int kClusterSize,
+          typename Tile = LatentTile<T, kPageSize, kRowTiles, kClusterSize>>
+__global__ void __launch_bounds__(Tile::kNumThreads, 1)
+    flashmla_wgmma(const __grid_constant__ TensorMap map_q,   // (tokens * heads, 576)
+                   const __grid_constant__ TensorMap map_kv,  // (slots, 576)
+                   const T* q, const T* kv_cache, const int* block_table, const int* kv_lens,
+                   const int* cu_q, T* out, float* lse, float* memory, uint32_t* counters,
+                   Task* tasks, int batch, int heads, int table_width, float sm_scale,
+                   int num_slots, int least, int few) {
+  extern __shared__ uint8_t dynamic_shared[];
+  const uint32_t padding = -shared_address(dynamic_shared) & 1023;
+  auto& shared = *reinterpret_cast<LatentShared<Tile>*>(dynamic_shared + padding);
+  if (threadIdx.x == 0) {
+    prefetch_map(map_q);
+    prefetch_map(map_kv);
+    constexpr int kWarps = kWarpgroupThreads / kWarpThreads;  // of a warpgroup
+    shared.queries_full.init(1);
+    shared.queries_empty.init(2 * kWarps);
+    for (int stage = 0; stage < 2; ++stage) {
+      for (Barrier& full : shared.keys_full[stage]) full.init(1);
+      shared.rope_empty[stage].init(kWarps * kClusterSize);
+      for (Barrier& empty : shared.half_empty[stage]) empty.init(kWarps * kClusterSize);
+    }
+    fence_barrier_init();
+  }
+  if constexpr (kClusterSize > 1) {
+    cluster_arrive_relaxed();
+    cluster_wait();
+  } else {
+    __syncthreads();
+  }
+  grid_dependency_wait();
+  launch_dependents();
+
+  const typename Tile::List list = {kv_lens, cu_q, batch, 1, heads, 0};
+  const Shares shares = shares_of(shared.planner.shares(list).total, gridDim.x / kRowTiles, least);
+  const int share = blockIdx.x / kRowTiles, rank = blockIdx.x % kRowTiles;
+  if (rank == 0 && threadIdx.x == 0) tasks[share].num_parts = 0;
+  if (share < shares.num_blocks) {
+    const auto first = shared.planner.find(list, shares, shares.begin(share));
+    const int warpgroup = warp_index() / 4;
+    const LatentAttention<T, T> call = {q,   kv_cache, block_table, kv_lens,     cu_q,    out,
+                                        lse, batch,    heads,       table_width, sm_scale};
+    const LatentResults<Tile> results = {call, {memory}, counters, tasks, &shared.is_last,
+                                         few,  share,    rank};
+    if (warpgroup == 2) {
+      decrease_registers<Tile::kProducerRegisters>();
+      if (warp_index() % 4 == 0) {
+        LatentProducer<Tile>{shared, map_q,       map_kv,    block_table,
+                             heads,  table_width, num_slots, rank}
+            .run({list, shares, share, rank}, first);
+      }
+    } else {
+      increase_registers<Tile::kConsumerRegisters>();
+      if (warpgroup == 0) {
+        LatentConsumer<Tile, 0>{shared, call, {results}}.run();
+      } else {
+        LatentConsumer<Tile, 1>{shared, call, {results}}.run();
+      }
+    }
+  }
+  // A block must stay while its peer may give stages back to it.
+  if constexpr (kClusterSize > 1) cluster_sync();
+}
+
+}  // namespace kernelcat

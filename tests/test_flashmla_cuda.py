@@ -1,0 +1,87 @@
+"""CUDA's `flashmla` and `mla_kv_write`: corners of their spaces, and what a launch is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kernelcat import catalog, gpu, inspect, tensor_map
+from kernelcat.implementation import Config, Float32, Int32, TensorMap
+from kernelcat.jit import build
+from kernelcat.kernels.cuda.flashmla import mma, wgmma
+from kernelcat.kernels.cuda.flashmla.split import num_shares
+from kernelcat.reference.flashmla import PACKED_TYPE, latent
+from kernelcat.reference.mla_kv_write import appended
+from kernelcat.spec import Problem
+
+H200 = gpu.find("h200")
+PAIR = Config(row_tiles=2, cluster=2, least=1, combine=True)
+ALONE = Config(row_tiles=1, cluster=1, least=1, combine=False)
+HALF = {"dtype": "float16", "kv_dtype": "float16"}
+PACKED = {"kv_dtype": PACKED_TYPE}
+CORNERS = [
+    ("wgmma", latent(128, 1, 128, 4096), PAIR),
+    ("wgmma", latent(1, 4, 128, 4096, 128, **HALF), PAIR),
+    ("wgmma", latent(16, 2, 16, 512, 16), ALONE),
+    ("mma", latent(128, 1, 16, 4096), Config(least=4, combine=True)),
+    ("mma", latent(128, 1, 8, 4096, 16, **HALF), Config(least=4, combine=False)),
+    ("mma", latent(128, 1, 16, 4096, **PACKED), Config(least=4, combine=False)),
+    ("mma", latent(64, 2, 128, 4096, **PACKED), Config(least=4, combine=False)),
+]
+WIDTHS = {TensorMap: 128, Int32: 4, Float32: 4}
+"""Bytes of parameters that are no pointers."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("variant", "problem", "config"), CORNERS)
+def test_a_corner_compiles_without_spills_and_gets_the_parameters_it_declares(
+    variant: str, problem: Problem, config: Config
+) -> None:
+    implementation = catalog.implementation("flashmla", "cuda", variant)
+    assert implementation.why_not(config, problem, H200) is None
+    program = implementation.program(problem, config, H200)
+    for step in program.steps:
+        artifact = build(step.source, H200.arch)
+        assert artifact.metadata["spill_bytes"] == 0
+        assert artifact.metadata["warnings"] == []  # ptxas tells there that it serialized wgmma
+        assert step.shared_bytes + artifact.metadata["static_shared_bytes"] <= H200.shared_bytes
+        assert step.block * artifact.metadata["registers"] <= 1 << 16
+        given = [WIDTHS.get(type(param), 8) for param in step.params]
+        assert inspect.parameters(artifact.cubin, artifact.kernel) == given
+        maps = [param for param in step.params if isinstance(param, TensorMap)]
+        assert all(tensor_map.why_not(found) is None for found in maps)
+    assert all(inspect.prove(implementation, build(program.steps[0].source, H200.arch)).values())
+
+
+@pytest.mark.parametrize(
+    ("tiles", "most", "shares"),
+    [(64, 66, 64), (128, 66, 64), (16, 66, 64), (1, 66, 66), (40, 66, 66), (0, 66, 66)],
+)
+def test_tiles_of_rows_stay_whole_where_that_keeps_nearly_all_blocks(
+    tiles: int, most: int, shares: int
+) -> None:
+    assert num_shares(latent(tiles, 1, 128, 4096), 128, most) == shares
+
+
+@pytest.mark.parametrize("sms", [1, 2, 7, 132])
+@pytest.mark.parametrize("problem", [p for _, p, _ in CORNERS], ids=str)
+def test_workspaces_hold_two_slots_a_share(problem: Problem, sms: int) -> None:
+    target = replace(H200, sms=sms)
+    for implementation in (wgmma.IMPLEMENTATION, mma.IMPLEMENTATION):
+        for config in implementation.configs(problem, target):
+            program = implementation.program(problem, config, target)
+            step = program.steps[0]
+            side = config.get("row_tiles") or program.workspaces["counters"] // (
+                program.workspaces["tasks"] // 4
+            )
+            shares = step.grid[0] // side
+            assert 0 < step.grid[0] <= sms and step.grid[0] == shares * side
+            assert program.workspaces["partials"] % (2 * shares * side * 514 * 4) == 0
+
+
+def test_an_empty_problem_launches_nothing() -> None:
+    for problem in (latent(0, 1, 16, 64), appended(0)):
+        for implementation in catalog.in_language(problem.entry, "cuda"):
+            config = implementation.default(problem, H200)
+            assert implementation.program(problem, config, H200).steps == ()
