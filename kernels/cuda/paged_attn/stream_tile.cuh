@@ -54,15 +54,15 @@ struct StreamTile {
   static constexpr int kBoxes = kTokens / kBoxTokens;
   static constexpr int kBlocks = kTokens / 16, kSteps = kHeadDim / 16;
   static constexpr int kUnits = kSpan / 16;                   // of 16 bytes, in a row of a chunk
-  static constexpr int kPairs = kRowBytes / 32;               // of units, in a row
+  static constexpr int kPairs = Kind::kRowBytes / 32;         // of units, of a head
   static constexpr bool kScaled = kFloat8 && kIsBfloat16<T>;  // queries, by powers of two
   static_assert(kBoxTokens % 8 == 0);
 
-  uint32_t queries[kRowTiles][kSteps][2];
-  float sums[kSteps][kRowTiles][4];
-  float most[kRowTiles][2], total[kRowTiles][2];  // totals: over the lane's tokens, until end()
-  float factor[kScaled ? kRowTiles : 1][2];       // of scores
-  int limit[kRowTiles][2];                        // the last token that a row sees
+  uint32_t queries[kGroups][kSteps][2];
+  float sums[kSteps][kGroups][4];
+  float most[kGroups][2], total[kGroups][2];  // totals: over the lane's tokens, until end()
+  float factor[kGroups][2];                   // of scores
+  int limit[kRowTiles][2];                    // the last token that a row sees
 
   // Which column of a head sums[step][..][2 * half ..] is.
   static __device__ __forceinline__ int column(int step, int half) {
