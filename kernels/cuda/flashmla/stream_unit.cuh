@@ -7,6 +7,7 @@
 #include <kernelcat/mma.cuh>
 #include <kernelcat/sync.cuh>
 
+#include "../paged_attn/float8_operands.cuh"
 #include "../paged_attn/tiles.cuh"
 #include "latent.cuh"
 #include "segments.cuh"
@@ -59,15 +60,6 @@ struct UnitWeights {
   float most[8 * kRowTiles];                   // in base 2
 };
 
-// Two e4m3 values, the low bytes of `bytes`, as float16.
-__device__ __forceinline__ uint32_t float8_pair(uint32_t bytes) {
-  uint32_t pair;
-  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, low;\n}"
-      : "=r"(pair)
-      : "r"(bytes));
-  return pair;
-}
-
 // Matrices of eight tokens x 16 bytes: where lane l's row lies in a chunk, but for the tokens.
 __device__ __forceinline__ uint32_t swizzled_unit(int unit) {
   return (unit ^ lane_index() % 8) * 16;
@@ -116,7 +108,7 @@ struct ScoreWarp {
         rope[r][step][0] = words.x, rope[r][step][1] = words.y;
       }
       float grown = scale;
-      if constexpr (kPacked) grown *= fit(queries[r]);
+      if constexpr (kPacked) grown *= fit_float16(queries[r]);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int own = lane % 4 * 2 + j;  // of the rows of scores, not of queries
@@ -169,29 +161,6 @@ struct ScoreWarp {
   static __device__ __forceinline__ uint2 two_pairs(const T* query) {
     const T* pair = query + lane_index() % 4 * 2;
     return {*reinterpret_cast<const uint32_t*>(pair), *reinterpret_cast<const uint32_t*>(pair + 8)};
-  }
-
-  // Of this lane's row, bfloat16 to float16: divided by the power of two that is given back, and
-  // that leaves the largest between 1 and 2.
-  static __device__ __forceinline__ float fit(uint32_t (&words)[kSteps][2]) {
-    uint32_t largest = 0;
-#pragma unroll
-    for (int i = 0; i < 2 * kSteps; ++i) {
-      const uint32_t word = words[i / 2][i % 2];
-      largest = max(largest, max(word & 0x7fff, word >> 16 & 0x7fff));
-    }
-    largest = max(largest, __shfl_xor_sync(0xffffffff, largest, 1));
-    largest = max(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-    // Both powers are normal numbers; an infinity or NaN stays what it is.
-    const uint32_t exponent = min(max(largest >> 7, 1u), 253u);
-    const float inverse = __uint_as_float((254 - exponent) << 23);
-#pragma unroll
-    for (int i = 0; i < 2 * kSteps; ++i) {
-      uint32_t& word = words[i / 2][i % 2];
-      word = pack<float16>(__uint_as_float(word << 16) * inverse,
-                           __uint_as_float(word & 0xffff0000) * inverse);
-    }
-    return __uint_as_float(exponent << 23);
   }
 
   template <typename Operand, int kCount>

@@ -12,6 +12,10 @@ TENSORS = (
     *("sinks", "k_scale", "v_scale", "k_block_scale", "v_block_scale", "out", "lse"),
 )
 CACHES = ("k_cache", "v_cache")
+REGISTERS = 1 << 16
+"""Of an SM."""
+IN_FLIGHT = 64 << 10
+"""Bytes that an SM must have in flight for the whole of the bandwidth."""
 SIZES = ("batch", "heads", "kv_heads", "table_width", "window")
 
 

@@ -10,6 +10,8 @@ from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation, Program, Step
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.paged_attn.operands import (
+    IN_FLIGHT,
+    REGISTERS,
     kind,
     num_rows,
     params,
@@ -23,9 +25,6 @@ from kernelcat.spec import Problem
 
 MAX_STAGES = 6
 MAX_COPIES = 16
-REGISTERS = 1 << 16
-IN_FLIGHT = 64 << 10
-"""Bytes that an SM must have in flight for the whole of the bandwidth."""
 UNIT_US, TOKEN_US = 0.6, 0.012
 """What a block takes for a tile of tokens at least, and for each token of a warp."""
 TILE_US = 1.5

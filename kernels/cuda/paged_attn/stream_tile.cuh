@@ -7,6 +7,7 @@
 #include <kernelcat/fragments.cuh>
 #include <kernelcat/sync.cuh>
 
+#include "float8_operands.cuh"
 #include "merge.cuh"
 #include "schedule.cuh"
 #include "softmax.cuh"
@@ -14,17 +15,8 @@
 
 namespace kernelcat {
 
-// Two e4m3 values, the low bytes of `bytes`, as float16.
-__device__ __forceinline__ uint32_t float8_pair(uint32_t bytes) {
-  uint32_t pair;
-  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, low;\n}"
-      : "=r"(pair)
-      : "r"(bytes));
-  return pair;
-}
-
 // Of both products' operands. Float8 becomes float16, by one instruction a pair; queries are then
-// divided by a power of two (exponent()) so that they fit.
+// divided by a power of two (fit_float16()) so that they fit.
 template <typename Kind>
 struct StreamOperand {
   using T = typename Kind::T;
@@ -87,7 +79,7 @@ struct StreamTile {
         const T* query = call.q + rows.at(call, row) * kHeadDim;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-          if constexpr (kFloat8) {  // as load_keys() has them: a lane's four neighbours
+          if constexpr (kFloat8) {  // as multiply_keys() has them: a lane's four neighbours
             const uint2 four = *reinterpret_cast<const uint2*>(query + 16 * step + lane % 4 * 4);
             words[step][0] = four.x, words[step][1] = four.y;
           } else {
@@ -98,7 +90,7 @@ struct StreamTile {
         }
       }
       float grown = scale;
-      if constexpr (kScaled) grown *= fit(words);
+      if constexpr (kScaled) grown *= fit_float16(words);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int own = lane % 4 * 2 + j;  // of the rows of scores, not of queries
@@ -158,29 +150,6 @@ struct StreamTile {
 
  private:
   using Scores = float[kBlocks][kGroups][4];
-
-  // Of this lane's row of queries, bfloat16 to float16: divided by the power of two that is given
-  // back, and that leaves the largest between 1 and 2.
-  static __device__ __forceinline__ float fit(uint32_t (&words)[kSteps][2]) {
-    uint32_t largest = 0;
-#pragma unroll
-    for (int i = 0; i < 2 * kSteps; ++i) {
-      const uint32_t word = words[i / 2][i % 2];
-      largest = max(largest, max(word & 0x7fff, word >> 16 & 0x7fff));
-    }
-    largest = max(largest, __shfl_xor_sync(0xffffffff, largest, 1));
-    largest = max(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-    // Both powers are normal numbers; an infinity or NaN stays what it is.
-    const uint32_t exponent = min(max(largest >> 7, 1u), 253u);
-    const float inverse = __uint_as_float((254 - exponent) << 23);
-#pragma unroll
-    for (int i = 0; i < 2 * kSteps; ++i) {
-      uint32_t& word = words[i / 2][i % 2];
-      word = pack<float16>(__uint_as_float(word << 16) * inverse,
-                           __uint_as_float(word & 0xffff0000) * inverse);
-    }
-    return __uint_as_float(exponent << 23);
-  }
 
   // Matrices of eight tokens x one unit: where lane l's row of them lies, but for the tokens.
   static __device__ __forceinline__ uint32_t place(int unit) {

@@ -9,6 +9,8 @@ from kernelcat.implementation import Config, Implementation, Int32, Program, Ste
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.paged_attn.operands import (
     CACHES,
+    IN_FLIGHT,
+    REGISTERS,
     cache_map,
     context,
     group,
@@ -24,9 +26,6 @@ from kernelcat.reference.paged_attn import ENTRY, FP8
 from kernelcat.spec import Problem
 
 MAX_STAGES = 8
-REGISTERS = 1 << 16
-IN_FLIGHT = 64 << 10
-"""Bytes that an SM must have in flight for the whole of the bandwidth."""
 SM_BANDWIDTH = 60e9
 """Bytes a second that reach one SM while others have nothing to read."""
 GPC_SMS = 14
