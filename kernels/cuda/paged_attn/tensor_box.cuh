@@ -15,13 +15,6 @@ __device__ __forceinline__ void tensor_load_3d(void* shared, const TensorMap& ma
       : "memory");
 }
 
-// Into L2 alone. What lies outside the tensor is not fetched.
-__device__ __forceinline__ void tensor_prefetch_3d(const TensorMap& map, int x, int y, int z) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map),
-               "r"(x), "r"(y), "r"(z)
-               : "memory");
-}
-
 // Into every block of the cluster whose bit is set in `mask`, and completing on its barrier: both
 // lie where they lie here.
 __device__ __forceinline__ void tensor_load_multicast_3d(void* shared, const TensorMap& map, int x,

@@ -51,7 +51,7 @@ struct Parts {
 };
 
 template <typename Kind, int kHeads, int kRowTiles, int kTokens, int kNumWarps, int kNumStages,
-          int kClusterSize, int kAhead>
+          int kClusterSize>
 struct StreamAttention {
   using T = typename Kind::T;
   using Tile = StreamTile<Kind, kHeads, kRowTiles, kTokens>;
@@ -73,14 +73,15 @@ struct StreamAttention {
     int per_head;
 
     __device__ __forceinline__ int num_vectors() const { return kHeads * per_head * kVectors; }
-    // Where among a warp's sums row `i` is.
-    __device__ __forceinline__ int place(int i) const {
-      return i / per_head * (8 * kRowTiles) + i % per_head;
+    __device__ __forceinline__ int head(int row) const { return kHeads > 1 ? row / per_head : 0; }
+    // Where among a warp's sums a row is.
+    __device__ __forceinline__ int place(int row) const {
+      return row + head(row) * (8 * kRowTiles - per_head);
     }
     __device__ __forceinline__ void store(const Attention<Kind>& call, int i,
                                           const PartialSum& sum) const {
-      const int row = i / kVectors;
-      first.of_head(row / per_head).store(call, row % per_head, i % kVectors * 4, sum);
+      const int row = i / kVectors, of = head(row);
+      first.of_head(of).store(call, row - of * per_head, i % kVectors * 4, sum);
     }
   };
 
@@ -101,16 +102,6 @@ struct StreamAttention {
   Shared& shared;
   int warp, lane, rank;
 
-  // A word that the kernel before has written or, at a glance, may be writing yet: then it comes
-  // from L2, where both meet, and L1 keeps nothing of it.
-  template <bool kGlance>
-  static __device__ __forceinline__ int read(const int* place) {
-    if constexpr (!kGlance) return *place;
-    int word;
-    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(word) : "l"(place));
-    return word;
-  }
-
   // A sequence, and the tokens that some query of it sees.
   struct Span {
     Sequence sequence;
@@ -119,22 +110,20 @@ struct StreamAttention {
     __device__ __forceinline__ int first_tile() const { return first_token / kTokens; }
     __device__ __forceinline__ int end_tile() const { return ceil_div(end_token, kTokens); }
   };
-  template <bool kGlance = false>
   __device__ __forceinline__ Span span_of(int seq) const {
-    const int first_query = read<kGlance>(call.cu_q + seq);
-    const int num_queries = read<kGlance>(call.cu_q + seq + 1) - first_query;
-    const Sequence sequence = {first_query, num_queries, read<kGlance>(call.kv_lens + seq)};
+    const int first_query = call.cu_q[seq];
+    const int num_queries = call.cu_q[seq + 1] - first_query;
+    const Sequence sequence = {first_query, num_queries, call.kv_lens[seq]};
     return {sequence, Kind::kWindow ? max(sequence.context() + 1 - call.window, 0) : 0,
             num_queries > 0 ? max(sequence.num_tokens, 0) : 0};
   }
 
   // The lane's box of a tile of tokens. Where no query sees the box it lies beyond the cache's end,
   // which makes zeros.
-  template <bool kGlance = false>
   __device__ __forceinline__ int slot_of(const int* table, int tile, const Span& span) const {
     const uint32_t token = tile * kTokens + lane % kBoxes * kBoxTokens;
     const uint32_t entry = min(token / Kind::kPageSize, call.table_width - 1u);
-    const int slot = read<kGlance>(table + entry) * Kind::kPageSize + token % Kind::kPageSize;
+    const int slot = table[entry] * Kind::kPageSize + token % Kind::kPageSize;
     const bool is_seen = token < span.end_token && token + kBoxTokens > span.first_token;
     return is_seen ? slot : num_slots;
   }
@@ -238,7 +227,6 @@ struct StreamAttention {
     const int seq = blockIdx.z;
     const int* table = call.block_table + static_cast<int64_t>(seq) * call.table_width;
     prefetch_words(table, seq);
-    if constexpr (kAhead > 0) prefetch_boxes(table, seq);
     __syncwarp();
     grid_dependency_wait();
     launch_dependents();
@@ -316,30 +304,10 @@ struct StreamAttention {
     const int entry = (rank * kThreads + static_cast<int>(threadIdx.x)) * kSector;
     if (!Kind::kWindow && entry < call.table_width) prefetch(table + entry);
   }
-
-  // What the ring holds first, and kAhead - 1 times more: if the table is not yet what it will be,
-  // something else.
-  __device__ __forceinline__ void prefetch_boxes(const int* table, int seq) const {
-    const Span span = span_of<true>(seq);
-    const int owned = lane / kBoxes;
-    if (owned >= kNumStages) return;
-#pragma unroll
-    for (int round = 0; round < kAhead; ++round) {
-      const int before = (round * kNumStages + owned) * kClusterSize * kNumWarps;
-      const int tile = span.first_tile() + rank * kNumWarps + warp + before;
-      if (tile >= span.end_tile()) return;
-      const int slot = slot_of<true>(table, tile, span), heads = blockIdx.y;
-#pragma unroll
-      for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-        tensor_prefetch_3d(map_k, chunk * Tile::kColumns, heads, slot);
-        tensor_prefetch_3d(map_v, chunk * Tile::kColumns, heads, slot);
-      }
-    }
-  }
 };
 
 template <typename Kind, int kHeads, int kRowTiles, int kTokens, int kNumWarps, int kNumStages,
-          int kClusterSize, int kAhead, int kBlocksPerSm>
+          int kClusterSize, int kBlocksPerSm>
 __global__ void __launch_bounds__(kNumWarps* kWarpThreads, kBlocksPerSm) paged_attn_tma(
     const __grid_constant__ TensorMap map_k,  // (slots, kv_heads / kHeads, kHeads * head_dim)
     const __grid_constant__ TensorMap map_v,  // the same
@@ -349,8 +317,8 @@ __global__ void __launch_bounds__(kNumWarps* kWarpThreads, kBlocksPerSm) paged_a
     const float8_e4m3fn* k_block_scale, const float8_e4m3fn* v_block_scale, typename Kind::T* out,
     float* lse, int batch, int heads, int kv_heads, int table_width, int window, float sm_scale,
     float softcap, int num_slots) {
-  using Kernel = StreamAttention<Kind, kHeads, kRowTiles, kTokens, kNumWarps, kNumStages,
-                                 kClusterSize, kAhead>;
+  using Kernel =
+      StreamAttention<Kind, kHeads, kRowTiles, kTokens, kNumWarps, kNumStages, kClusterSize>;
   extern __shared__ uint8_t dynamic_shared[];
   const uint32_t padding = -shared_address(dynamic_shared) & 1023;
   auto& shared = *reinterpret_cast<typename Kernel::Shared*>(dynamic_shared + padding);

@@ -41,13 +41,11 @@ SPACE = {
     "tokens": (32, 16, 64),
     "num_warps": (8, 4),
     "blocks_per_sm": (1, 2, 3),
-    "cluster": (1, 2, 4, 8, 12, 14, 16),
+    "cluster": (1, 2, 4, 8, 16),
     "heads": (1, 2),
-    "ahead": (0, 1, 2),
 }
 """A warp takes ``tokens`` at a time; the blocks of a cluster share those of a sequence, each of
-``heads`` key-value heads. ``ahead`` rounds of the rings are fetched into L2 before the kernel
-before has ended."""
+``heads`` key-value heads."""
 
 
 def _rows(problem: Problem) -> int:
@@ -137,8 +135,6 @@ def _cluster_reason(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     most = seen // (config["tokens"] * config["num_warps"])  # that have work for all warps
     if cluster > max(most, 1):
         return f"{cluster} blocks share too few tokens"
-    if config["ahead"] and cluster == 1:
-        return "nothing is idle before the kernel before has ended"
     if cluster > 8 and gpu.mig:
         return "a slice of a GPU may have no room for 16 blocks side by side"
     if cluster > 1 and tiles * cluster > gpu.sms * config["blocks_per_sm"]:
@@ -154,7 +150,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     stages = _num_stages(problem, config, gpu)
     arguments = (
         *(kind(problem), config["heads"], _row_tiles(problem), config["tokens"]),
-        *(config["num_warps"], stages, config["cluster"], config["ahead"]),
+        *(config["num_warps"], stages, config["cluster"]),
         config["blocks_per_sm"],
     )
     source = CudaSource(
@@ -210,7 +206,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
 def _default(problem: Problem, gpu: Gpu) -> Config:
     """The best by the model."""
     configs = [c for c in IMPLEMENTATION.whole_space() if _reject(c, problem, gpu) is None]
-    fallback = Config(tokens=16, num_warps=4, blocks_per_sm=1, cluster=1, heads=1, ahead=0)
+    fallback = Config(tokens=16, num_warps=4, blocks_per_sm=1, cluster=1, heads=1)
     return min(configs, key=lambda c: _estimate(problem, c, gpu), default=fallback)
 
 
