@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
+import weakref
 from statistics import median
 
 import pytest
@@ -350,6 +352,40 @@ def test_a_graph_holds_whole_turns_of_the_copies_and_hides_its_gaps(us, copies, 
     before, seen = cuda.now_us, []
     assert timed.block(6000.0, during=lambda: seen.append(1)) == pytest.approx(us, rel=0.02)
     assert seen and cuda.now_us - before > 5000
+
+
+def test_a_graph_keeps_what_its_runs_hold_and_the_memory_they_were_captured_in() -> None:
+    cuda, inside = FakeCuda(), []
+
+    class Array:
+        pass
+
+    class Pool(Array):
+        def __enter__(self) -> Pool:
+            inside.append("in")
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            inside.append("out")
+
+    def make():
+        array = Array()
+
+        def run(array: Array = array) -> None:
+            assert inside == ["in"]
+            cuda.launch_kernel(5.0)
+
+        return run, weakref.ref(array)
+
+    run, held = make()
+    timed = Graph([run], cuda, cuda, Pool)
+    del run
+    gc.collect()
+    assert held() is not None and isinstance(timed.memory, Pool) and inside == ["in", "out"]
+    timed.once()
+    del timed
+    gc.collect()
+    assert held() is None
 
 
 def test_a_failed_capture_is_ended() -> None:

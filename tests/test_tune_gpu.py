@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from kernelcat import driver, gpu
+from kernelcat.bench import peers
 from kernelcat.bench.states import TUNED
+from kernelcat.bench.timer import CudaTimer
+from kernelcat.device import CudaDevice
 from kernelcat.implementation import Config
 from kernelcat.store import SCREEN, Store
 from kernelcat.tune import Limits, Quiet, tune
@@ -73,6 +76,29 @@ def test_a_race_on_a_gpu_knows_its_chip_and_its_peer(planted) -> None:
     assert {row.state for row in raced} == set(TUNED)
     graph = {row.variant: row for row in raced if (row.regime, row.state) == ("graph", "burst")}
     assert 25 < graph["torch"].median_us < 100, "64 MB in and out at 2 to 4.8 TB/s"
+
+
+@pytest.mark.gpu
+def test_what_a_peer_holds_and_allocates_stays_its_own_while_its_graph_lives(request) -> None:
+    cupy, torch = pytest.importorskip("cupy"), pytest.importorskip("torch")
+    timer = CudaTimer(CudaDevice(0))
+    peers.enter(timer)
+    request.addfinalizer(cupy.cuda.Stream.null.use)
+    request.addfinalizer(lambda: torch.cuda.set_stream(torch.cuda.default_stream()))
+    size = {"size": (1 << 20,), "device": "cuda"}
+    out = torch.empty(**size)
+
+    def make():
+        held = torch.full(fill_value=3.0, **size)
+        return lambda: torch.add(held * 2.0, 1.0, out=out)  # the product is freed at once
+
+    timed = timer.prepare([make()], "graph")
+    others = [torch.zeros(**size) for _ in range(64)]
+    out.zero_()
+    timed.once()
+    torch.cuda.synchronize()
+    assert (out == 7.0).all()
+    assert not any(other.any() for other in others)
 
 
 @pytest.mark.gpu

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from kernelcat.bench.timer import CudaTimer
 from kernelcat.device import Arrays
 from kernelcat.errors import MissingDependency
 from kernelcat.spec import Entry, Problem
 
 
-def enter_stream(stream: Any) -> None:
-    """Make a CuPy stream torch's current one too, for good."""
+def enter(timer: CudaTimer) -> None:
+    """Make ``timer``'s stream torch's current one, and its graphs keep torch's memory, for good."""
     torch = _torch()
-    torch.cuda.set_stream(torch.cuda.ExternalStream(stream.ptr))
+    torch.cuda.set_stream(torch.cuda.ExternalStream(timer.stream.ptr))
+    timer.memory = own_memory
+
+
+@contextmanager
+def own_memory() -> Iterator[Any]:
+    """A pool that torch allocates from, and nobody else gets back what was freed there.
+
+    A tensor that a captured run allocates is free for others once the run has returned, but every
+    replay writes to it.
+    """
+    torch = _torch()
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        yield pool
 
 
 def tensors(entry: Entry, problem: Problem, arrays: Arrays) -> dict[str, Any]:

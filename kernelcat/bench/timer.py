@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from kernelcat.device import CudaDevice, Run
@@ -16,6 +17,9 @@ MAX_NODES = 4096
 """Launches one graph may hold."""
 GRAPH_US = 1000.0
 """A graph is made about this long, so that the gap between two replays does not count."""
+
+Memory = Callable[[], AbstractContextManager[Any]]
+"""Within it, what others' code allocates is kept apart for as long as its value lives."""
 
 
 class Timed(Protocol):
@@ -86,28 +90,35 @@ def rounds(target_us: float, one_us: float) -> int:
 
 
 class Graph:
-    """A captured CUDA graph over all copies, replayed between two events."""
+    """A captured CUDA graph over all copies, replayed between two events.
 
-    def __init__(self, runs: Sequence[Run], stream: Any, cupy: Any) -> None:
-        self.stream = stream
+    A graph knows addresses alone. It keeps ``runs``, whose arrays lie there, and what the runs
+    allocated while they were captured stays in the ``memory`` of their own.
+    """
+
+    def __init__(
+        self, runs: Sequence[Run], stream: Any, cupy: Any, memory: Memory = nullcontext
+    ) -> None:
+        self.runs, self.stream = runs, stream
         self.start, self.end = cupy.cuda.Event(), cupy.cuda.Event()
         self.elapsed_ms = cupy.cuda.get_elapsed_time
-        for run in runs:
-            run()
-        stream.synchronize()
-        self._capture(runs, 1)
-        short_us = self._time(1, None)
-        repeats = min(rounds(GRAPH_US, short_us * len(runs)), max(1, MAX_NODES // len(runs)))
-        if repeats > 1:
-            self._capture(runs, repeats)
+        with memory() as self.memory:
+            for run in runs:
+                run()
+            stream.synchronize()
+            self._capture(1)
+            short_us = self._time(1, None)
+            repeats = min(rounds(GRAPH_US, short_us * len(runs)), max(1, MAX_NODES // len(runs)))
+            if repeats > 1:
+                self._capture(repeats)
         self.estimate_us = self._time(1, None)
 
-    def _capture(self, runs: Sequence[Run], repeats: int) -> None:
-        self.nodes = repeats * len(runs)
+    def _capture(self, repeats: int) -> None:
+        self.nodes = repeats * len(self.runs)
         self.stream.begin_capture()  # CuPy's default mode is relaxed: peers may allocate
         try:
             for _ in range(repeats):
-                for run in runs:
+                for run in self.runs:
                     run()
         finally:
             self.graph = self.stream.end_capture()
@@ -133,9 +144,13 @@ class Graph:
 
 
 class CudaTimer:
-    """Times on one CuPy stream, which it makes the current one of this thread for good."""
+    """Times on one CuPy stream, which it makes the current one of this thread for good.
+
+    ``memory`` is entered around what is captured; our own kernels allocate nothing.
+    """
 
     regimes = REGIMES
+    memory: Memory = staticmethod(nullcontext)
 
     def __init__(self, device: CudaDevice) -> None:
         self.cupy = device.xp
@@ -144,7 +159,7 @@ class CudaTimer:
 
     def prepare(self, runs: Sequence[Run], regime: str) -> Timed:
         if regime == "graph":
-            return Graph(runs, self.stream, self.cupy)
+            return Graph(runs, self.stream, self.cupy, self.memory)
         return Eager(runs, self.stream.synchronize)
 
 

@@ -109,7 +109,7 @@ class Cuda:
     def bind_peer(
         self, entry: Entry, problem: Problem, timer: Any, make: Callable[..., Any]
     ) -> Callable[[Arrays], Callable[[], Any]]:
-        peers.enter_stream(timer.stream)
+        peers.enter(timer)
         return peers.binder(entry, problem, make)
 
 

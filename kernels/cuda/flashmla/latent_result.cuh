@@ -34,8 +34,10 @@ struct LatentResult : LatentResults<Tile> {
   using Base::few, Base::share, Base::rank, Base::kTileRows;
   static constexpr int kHalf = kLatent / 2;
 
-  // The upper one of the lane's two rows.
-  static __device__ __forceinline__ int row() { return warp_index() % 4 * 16 + lane_index() / 4; }
+  // The upper one of the lane's two rows. Lanes may ask for it one by one (not so warp_index()).
+  static __device__ __forceinline__ int row() {
+    return static_cast<int>(threadIdx.x) / kWarpThreads % 4 * 16 + lane_index() / 4;
+  }
 
   // Stores the rows, or what this block has of them. Up to `few` parts are put together by the last
   // block that has any, more by a kernel that follows.
