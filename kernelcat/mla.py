@@ -18,6 +18,11 @@ Where each query token has a list of its own (DeepSeek-V3.2), of slots of the ca
 
 >>> out, lse = flashmla(q, *mla.sparse(kv_cache, indices), sm_scale=mla.sm_scale(192, 40))
 
+Of a chunk of a prompt, with keys and values of every head instead:
+
+>>> new = q_nope, mla.rotate(q_pe, cos_sin, positions), kv_b.weight
+>>> heads, lse = mla.prefill(*new, kv_cache, block_table, [4096], [1024], mla.sm_scale(192, 40))
+
 Needs torch, and works on any device and type.
 """
 
@@ -27,6 +32,8 @@ from math import log
 from typing import NamedTuple
 
 import torch
+
+from kernelcat.mla_prefill import prefill as prefill
 
 
 def split(kv_b: torch.Tensor, heads: int, nope: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
