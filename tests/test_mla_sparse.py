@@ -10,7 +10,9 @@ pytest.importorskip("torch")
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import kernelcat
 from kernelcat import catalog, mla
+from kernelcat.errors import MissingDependency, Unsupported
 from kernelcat.reference import _mla_row, paged_attn
 from kernelcat.reference.flashmla import SPREAD, latent
 
@@ -41,7 +43,7 @@ def lists(tokens: int, topk: int) -> torch.Tensor:
 def attended(q: torch.Tensor, kv_cache, block_table, kv_lens, cu_q) -> tuple[torch.Tensor, ...]:
     """By the oracle, on the problem that a call makes of such arrays."""
     problem = ENTRY.problem(
-        batch=len(kv_lens), tokens=len(q), heads=HEADS, pages=len(kv_cache),
+        batch=len(kv_lens), tokens=len(q), heads=q.shape[1], pages=len(kv_cache),
         table_width=block_table.shape[1], page_size=kv_cache.shape[1], dtype="bfloat16",
         kv_dtype="uint8" if kv_cache.dtype == torch.uint8 else "bfloat16", sm_scale=SCALE,
     )  # fmt: skip
@@ -139,3 +141,47 @@ def test_named_lists_are_spread_over_the_cache() -> None:
     problem = latent(3, 1, 16, 50, 1, pages=600)
     table = np.array(paged_attn.tables(problem)[0])
     assert len({*table.flat}) == table.size and abs(np.diff(table)).mean() > 100
+
+
+KERNELS = [
+    pytest.param(i.language, i.variant, id=i.name) for i in catalog.implementations(ENTRY.name)
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:there is no tuning database")
+@pytest.mark.filterwarnings("ignore:.* is unverified")
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "uint8"])
+@pytest.mark.parametrize(("language", "variant"), KERNELS)
+def test_one_capture_serves_other_lists(language: str, variant: str, kv_dtype: str) -> None:
+    """What makes arguments of lists is in the graph, too."""
+    cache, tokens, topk = cached(kv_dtype)[0], 9, 150
+    batches = [
+        lists(tokens, topk),
+        torch.full((tokens, topk), -1).int(),
+        lists(tokens, topk).flip(0),
+    ]
+    q = (torch.randn(tokens, 16, 576) / 4).bfloat16()
+    there, indices, slots = q.cuda(), batches[0].cuda(), cache.cuda()
+    told = mla.sparse(slots, indices)
+    try:
+        attend = kernelcat.get(ENTRY.name, language=language, variant=variant)
+        run = attend.bind(there, *told, sm_scale=SCALE)
+    except (MissingDependency, Unsupported) as error:
+        pytest.skip(str(error))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for place, new in zip(told, mla.sparse(slots, indices), strict=True):
+            if place is not told.kv_cache:
+                place.copy_(new)
+        run()
+    for batch in [*batches, batches[0]]:
+        indices.copy_(batch)
+        for out in run.out:
+            out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        expected = attended(q.float(), *mla.sparse(cache, batch))
+        for tensor, found, right in zip(ENTRY.outputs, run.out, expected, strict=True):
+            limits = tensor.tolerance or ENTRY.tolerance["bfloat16"]
+            assert torch.allclose(found.float().cpu(), right, limits.relative, limits.absolute)
