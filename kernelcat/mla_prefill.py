@@ -1,9 +1,9 @@
 """Chunks of prompts over a paged latent cache, with keys and values of every head.
 
 In latent space (`flashmla`) a score and its value take 576 + 512 products, but no key has to be
-made. Here they take 192 + 128, and 512 * 256 to make a head's key and value of a token: less from
-about 170 query tokens on. Context is expanded piece by piece, so that memory is bounded, and pieces
-become one by their log-sum-exps (`attn_merge`).
+made. Here they take 192 + 128, and 512 * 256 to make a head's key and value of a token: less for
+chunks of more than some 170 tokens. Context is expanded piece by piece, so that memory is bounded,
+and pieces become one by their log-sum-exps (`attn_merge`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def prefill(
 
     Source: DeepSeek-V2, section 2.1, as it is written; chunks over context as in vLLM.
     """
-    _check(q_nope, q_pe, kv_cache, block_table, kv_lens, q_lens, piece)
+    _check(q_nope, q_pe, kv_b, kv_cache, block_table, kv_lens, q_lens, piece)
     q = torch.cat((q_nope, q_pe), -1)
     heads, nope = q_nope.shape[1:]
     out = q.new_empty(len(q), heads, len(kv_b) // heads - nope)
@@ -100,12 +100,16 @@ def _attend_all(
 def _check(
     q_nope: torch.Tensor,
     q_pe: torch.Tensor,
+    kv_b: torch.Tensor,
     kv_cache: torch.Tensor,
     block_table: torch.Tensor,
     kv_lens: Sequence[int],
     q_lens: Sequence[int],
     piece: int,
 ) -> None:
+    heads, nope = q_nope.shape[1:]
+    if len(kv_b) % heads or len(kv_b) <= heads * nope:
+        raise ValueError(f"{len(kv_b)} rows of kv_b are not {heads} heads of {nope} + v")
     if kv_cache.ndim != 3 or kv_cache.shape[2] not in (ROW, PACKED):
         raise ValueError(f"kv_cache must be (pages, page_size, {ROW} or {PACKED})")
     if not len(block_table) == len(kv_lens) == len(q_lens):

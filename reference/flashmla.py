@@ -198,6 +198,7 @@ def _names() -> dict[str, Problem]:
         listed = f"sparse-{name((tokens, 1, heads, topk))}"
         found[listed] = sparse(tokens, heads, topk)
         found[f"{listed}-fp8"] = sparse(tokens, heads, topk, kv_dtype=PACKED_TYPE)
+    found["sparse-ragged-128x1-128-2048"] = sparse(128, 128, 2048, lengths="ragged")
     return found
 
 

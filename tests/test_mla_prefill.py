@@ -142,6 +142,8 @@ def test_parts_are_merged_as_by_attn_merge() -> None:
     ("changes", "reason"),
     [
         ({"kv_cache": torch.zeros(PAGES, PAGE_SIZE, 512)}, "576 or 656"),
+        ({"kv_b": torch.zeros(HEADS * NOPE, 512)}, "96 rows of kv_b are not 3 heads of 32"),
+        ({"kv_b": torch.zeros(HEADS * (NOPE + V) + 1, 512)}, "169 rows of kv_b"),
         ({"kv_lens": KV_LENS[1:]}, "must be of the same sequences"),
         ({"block_table": torch.zeros(4, WIDTH).int()}, "must be of the same sequences"),
         ({"q_lens": (10, *Q_LENS[1:])}, "must have 44 tokens, as q_lens has"),
