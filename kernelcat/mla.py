@@ -14,14 +14,26 @@ so that a decoder keeps latents alone, and all heads share them:
 >>> out, lse = flashmla(q, kv_cache, block_table, kv_lens, cu_q, sm_scale=mla.sm_scale(192, 40))
 >>> heads = mla.expand(out, w_uv)
 
+Where each query token has a list of its own (DeepSeek-V3.2), of slots of the cache:
+
+>>> out, lse = flashmla(q, *mla.sparse(kv_cache, indices), sm_scale=mla.sm_scale(192, 40))
+
+Of a chunk of a prompt, with keys and values of every head instead:
+
+>>> new = q_nope, mla.rotate(q_pe, cos_sin, positions), kv_b.weight
+>>> heads, lse = mla.prefill(*new, kv_cache, block_table, [4096], [1024], mla.sm_scale(192, 40))
+
 Needs torch, and works on any device and type.
 """
 
 from __future__ import annotations
 
 from math import log
+from typing import NamedTuple
 
 import torch
+
+from kernelcat.mla_prefill import prefill as prefill
 
 
 def split(kv_b: torch.Tensor, heads: int, nope: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,6 +104,68 @@ def expand(out: torch.Tensor, w_uv: torch.Tensor) -> torch.Tensor:
     ``w_uv`` is (heads, v, 512), from :func:`split`.
     """
     return torch.einsum("shc,hdc->shd", out, w_uv)
+
+
+class Sparse(NamedTuple):
+    """What `flashmla` takes after ``q``: a query token is a sequence, and a slot is a page."""
+
+    kv_cache: torch.Tensor  # (pages * page_size, 1, 576, or 656 bytes), a view
+    block_table: torch.Tensor  # (tokens, topk) int32
+    kv_lens: torch.Tensor  # (tokens,) int32
+    cu_q: torch.Tensor  # (tokens + 1,) int32
+
+
+def sparse(
+    kv_cache: torch.Tensor, indices: torch.Tensor, lens: torch.Tensor | None = None
+) -> Sparse:
+    """Attention of each query token to the slots that it lists, as arguments of `flashmla`.
+
+    A list is not ordered: a token attends to all of it, and twice to what stands there twice.
+    Whoever makes the lists leaves out tokens that come after the query.
+
+    Parameters
+    ----------
+    kv_cache : (pages, page_size, 576) or uint8 (pages, page_size, 656), contiguous
+    indices : (tokens, topk) or (batch, q_len, topk) int32, slots of the cache: ``page * page_size``
+        plus the place in the page. -1, or any other number that is no slot, may stand anywhere and
+        counts for nothing.
+    lens : (tokens,) or (batch, q_len) int32: only so many of each list count. They must be slots,
+        which is not checked. Without it invalid indices are moved to the end, by a few kernels.
+
+    Nothing is read on the host, so that it can be part of a CUDA graph. ``indices`` stay as they
+    are. Source: ``indices_in_kvcache`` and ``topk_length`` of DeepSeek's FlashMLA.
+
+    Raises
+    ------
+    ValueError
+        An array is not of such a shape, type or layout.
+    """
+    if kv_cache.ndim != 3 or not kv_cache.is_contiguous():
+        raise ValueError("kv_cache must be contiguous, (pages, page_size, row)")
+    if indices.ndim not in (2, 3) or indices.dtype != torch.int32:
+        raise ValueError("indices must be int32, (tokens, topk) or (batch, q_len, topk)")
+    if lens is not None and (lens.shape != indices.shape[:-1] or lens.dtype != torch.int32):
+        raise ValueError(f"lens must be int32, {tuple(indices.shape[:-1])}")
+    slots = kv_cache.view(-1, 1, kv_cache.shape[2])
+    table = indices.flatten(0, -2).contiguous()
+    if lens is None:
+        table, lens = valid_first(table, len(slots))
+    starts = torch.arange(len(table) + 1, dtype=torch.int32, device=table.device)
+    return Sparse(slots, table, lens.flatten(), starts)
+
+
+def valid_first(indices: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lists with what is no slot, not in ``range(num_slots)``, at their end; in order otherwise.
+
+    ``indices`` is (tokens, topk) int32, and so is the first result. The second is how many of each
+    list are slots, (tokens,) int32.
+    """
+    valid = (indices >= 0) & (indices < num_slots)
+    before = valid.cumsum(1) - valid.long()
+    count = valid.sum(1, keepdim=True)
+    invalid_before = torch.arange(indices.shape[1], device=indices.device) - before
+    place = torch.where(valid, before, count + invalid_before)
+    return torch.empty_like(indices).scatter_(1, place, indices), count[:, 0].int()
 
 
 def sm_scale(head_dim: int, yarn: float = 1.0) -> float:

@@ -12,6 +12,9 @@ Sequences, query tokens and pages are those of `paged_attn`: the last ``cu_q[s +
 YaRN's factor. A query that sees nothing gets zeros and an lse of -inf. Table entries beyond a
 sequence are never followed, and slots that hold none of its tokens never read.
 
+Sparse attention, where each query token has a list of slots of its own, is this with sequences of
+one token over pages of one: the lists are the block table (`kernelcat.mla.sparse`).
+
 A cache of ``uint8`` has rows of 656 bytes: float8 latents, their scales, and bfloat16 for the
 rotated part (`reference/_mla_row.py`).
 """
@@ -147,12 +150,17 @@ def latent(
     width = -(-context // page_size)
     axes = {
         "dtype": "bfloat16", "kv_dtype": "bfloat16", "sm_scale": DEEPSEEK_SCALE,
-        "lengths": "equal", **more,
+        "lengths": "equal", "pages": batch * width, **more,
     }  # fmt: skip
     return Problem.of(
         "flashmla", batch=batch, tokens=batch * q_len, max_q=q_len, heads=heads,
-        page_size=page_size, table_width=width, pages=batch * width, **axes,
+        page_size=page_size, table_width=width, **axes,
     )  # fmt: skip
+
+
+def sparse(tokens: int, heads: int, topk: int, **more: int | float | str) -> Problem:
+    """Query tokens that list ``topk`` slots each, of a cache that is ``SPREAD`` times larger."""
+    return latent(tokens, 1, heads, topk, 1, pages=SPREAD * tokens * topk, **more)
 
 
 SHAPES = (
@@ -169,6 +177,10 @@ SHAPES = (
 )
 """Batch, query tokens, heads, context; fewer heads are those of a tensor-parallel rank."""
 
+SPARSE = ((1, 128, 2048), (128, 128, 2048), (128, 64, 2048))
+"""Query tokens, heads, slots that each lists: DeepSeek-V3.2's decode."""
+SPREAD = 4
+
 RAGGED = (64, 2, 128, 16384)
 """Of sequences of any length, up to the context."""
 
@@ -182,6 +194,11 @@ def _names() -> dict[str, Problem]:
     found[f"ragged-{name(RAGGED)}"] = latent(*RAGGED, lengths="ragged")
     for shape in SHAPES:
         found[f"{name(shape)}-fp8"] = latent(*shape, kv_dtype=PACKED_TYPE)
+    for tokens, heads, topk in SPARSE:
+        listed = f"sparse-{name((tokens, 1, heads, topk))}"
+        found[listed] = sparse(tokens, heads, topk)
+        found[f"{listed}-fp8"] = sparse(tokens, heads, topk, kv_dtype=PACKED_TYPE)
+    found["sparse-ragged-128x1-128-2048"] = sparse(128, 128, 2048, lengths="ragged")
     return found
 
 

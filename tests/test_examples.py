@@ -70,21 +70,28 @@ def differences(printed: str, steps: int) -> list[float]:
     return found
 
 
-def test_paged_attention_step_by_step(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+PROMPTS = {"paged_attention": (70, 33, 1, 16), "mla_decode": (100, 33, 1, 64)}
+"""Of a test without a GPU."""
+ALLOWED = 0.04
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_an_example_step_by_step(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example = load("paged_attention")
+    example = load(name)
     monkeypatch.setattr(kernelcat, "get", Oracle)
     monkeypatch.setattr(example, "capture", lambda step: step)
-    monkeypatch.setattr(example, "PROMPTS", (70, 33, 1, 16))
+    monkeypatch.setattr(example, "PROMPTS", PROMPTS[name])
     monkeypatch.setattr(example, "ROOM", 128)
     example.main()
-    assert max(differences(capsys.readouterr().out, example.STEPS)) < 0.04
+    assert max(differences(capsys.readouterr().out, example.STEPS)) < ALLOWED
 
 
 @pytest.mark.gpu
-def test_paged_attention() -> None:
-    command = [sys.executable, str(FOLDER / "paged_attention.py")]
+@pytest.mark.parametrize("name", PROMPTS)
+def test_an_example(name: str) -> None:
+    command = [sys.executable, str(FOLDER / f"{name}.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert max(differences(done.stdout, load("paged_attention").STEPS)) < 0.04
+    assert max(differences(done.stdout, load(name).STEPS)) < ALLOWED

@@ -11,7 +11,7 @@ from kernelcat.implementation import Config, Float32, Int32, TensorMap
 from kernelcat.jit import build
 from kernelcat.kernels.cuda.flashmla import mma, wgmma
 from kernelcat.kernels.cuda.flashmla.split import num_shares
-from kernelcat.reference.flashmla import PACKED_TYPE, latent
+from kernelcat.reference.flashmla import PACKED_TYPE, latent, sparse
 from kernelcat.reference.mla_kv_write import appended
 from kernelcat.spec import Problem
 
@@ -29,12 +29,20 @@ CORNERS = [
     ("mma", latent(128, 1, 16, 4096, **PACKED), Config(least=4, combine=False)),
     ("mma", latent(64, 2, 128, 4096, **PACKED), Config(least=4, combine=False)),
 ]
+SIDE = Config(row_tiles=2, cluster=1, least=1, combine=False)
+GATHERED = [
+    ("wgmma", sparse(128, 128, 2048), SIDE),
+    ("wgmma", latent(2, 3, 16, 500, 1, **HALF), ALONE),
+    ("mma", sparse(128, 8, 2048, **HALF), Config(least=4, combine=False)),
+    ("mma", sparse(128, 64, 2048, **PACKED), Config(least=4, combine=True)),
+]
+"""Pages of one token."""
 WIDTHS = {TensorMap: 128, Int32: 4, Float32: 4}
 """Bytes of parameters that are no pointers."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("variant", "problem", "config"), CORNERS)
+@pytest.mark.parametrize(("variant", "problem", "config"), CORNERS + GATHERED)
 def test_a_corner_compiles_without_spills_and_gets_the_parameters_it_declares(
     variant: str, problem: Problem, config: Config
 ) -> None:
@@ -51,7 +59,13 @@ def test_a_corner_compiles_without_spills_and_gets_the_parameters_it_declares(
         assert inspect.parameters(artifact.cubin, artifact.kernel) == given
         maps = [param for param in step.params if isinstance(param, TensorMap)]
         assert all(tensor_map.why_not(found) is None for found in maps)
-    assert all(inspect.prove(implementation, build(program.steps[0].source, H200.arch)).values())
+    artifact = build(program.steps[0].source, H200.arch)
+    gathers = problem["page_size"] == 1
+    proven = inspect.prove(implementation, artifact)
+    if gathers and variant == "mma":
+        assert not proven.pop("tma")
+    assert all(proven.values())
+    assert gathers == inspect.inspect(artifact).has("LDGSTS")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +79,7 @@ def test_tiles_of_rows_stay_whole_where_that_keeps_nearly_all_blocks(
 
 
 @pytest.mark.parametrize("sms", [1, 2, 7, 132])
-@pytest.mark.parametrize("problem", [p for _, p, _ in CORNERS], ids=str)
+@pytest.mark.parametrize("problem", [p for _, p, _ in CORNERS + GATHERED], ids=str)
 def test_workspaces_hold_two_slots_a_share(problem: Problem, sms: int) -> None:
     target = replace(H200, sms=sms)
     for implementation in (wgmma.IMPLEMENTATION, mma.IMPLEMENTATION):
@@ -85,3 +99,8 @@ def test_an_empty_problem_launches_nothing() -> None:
         for implementation in catalog.in_language(problem.entry, "cuda"):
             config = implementation.default(problem, H200)
             assert implementation.program(problem, config, H200).steps == ()
+
+
+def test_a_row_by_itself_is_not_loaded_by_a_cluster() -> None:
+    reason = wgmma.IMPLEMENTATION.why_not(PAIR, sparse(128, 128, 2048), H200)
+    assert reason == "a row by itself is copied into one block"

@@ -1,9 +1,15 @@
-"""A layer decoded with absorbed weights through the oracles, against the layer as it is written."""
+"""A DeepSeek-V3 layer served from a cache of latents, against the layer as it is written.
+
+On a CPU the oracles stand in for the kernels, and nothing is rounded but what the cache rounds.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,18 +18,23 @@ pytest.importorskip("torch")
 
 import torch
 
-from kernelcat import catalog, dtypes, mla
+import kernelcat
+from kernelcat import catalog, dtypes, mla, signature
+from kernelcat.errors import MissingDependency
 from kernelcat.reference.flashmla import DEEPSEEK_SCALE, POISON
 
 HEADS, NOPE, ROPE, V, LATENT, HIDDEN = 4, 32, 64, 24, 512, 96
-SCALE = mla.sm_scale(NOPE + ROPE, yarn=40)
 LENGTHS, PAGE_SIZE = (37, 20), 16
+CHUNKS = ((11, 5), (14, 8))
+"""Of the prompts; what follows is decoded."""
 
 
 @dataclass
 class Layer:
     """Weights (rows, columns) of a DeepSeek-V3 attention layer, and gains of its norms."""
 
+    heads: int
+    nope: int
     q_a: torch.Tensor
     q_norm: torch.Tensor
     q_b: torch.Tensor
@@ -33,29 +44,40 @@ class Layer:
     o: torch.Tensor
 
     @staticmethod
-    def random() -> Layer:
+    def random(heads: int = HEADS, nope: int = NOPE, v: int = V, hidden: int = HIDDEN) -> Layer:
         torch.manual_seed(0)
 
         def weight(rows: int, cols: int) -> torch.Tensor:
             return torch.randn(rows, cols) * cols**-0.5
 
         return Layer(
-            weight(48, HIDDEN), torch.rand(48) + 0.5, weight(HEADS * (NOPE + ROPE), 48) * 2,
-            weight(LATENT + ROPE, HIDDEN), torch.rand(LATENT) + 0.5,
-            weight(HEADS * (NOPE + V), LATENT), weight(HIDDEN, HEADS * V),
+            heads, nope,
+            weight(48, hidden), torch.rand(48) + 0.5, weight(heads * (nope + ROPE), 48) * 2,
+            weight(LATENT + ROPE, hidden), torch.rand(LATENT) + 0.5,
+            weight(heads * (nope + v), LATENT), weight(hidden, heads * v),
         )  # fmt: skip
+
+    @property
+    def scale(self) -> float:
+        return mla.sm_scale(self.nope + ROPE, yarn=40)
+
+    def to(self, *args: Any) -> Layer:
+        """Moved, or of another type, as a tensor's ``to``."""
+        weights = {field.name: getattr(self, field.name) for field in fields(self)[2:]}
+        return replace(self, **{name: weight.to(*args) for name, weight in weights.items()})
 
     def queries(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         q = norm(x @ self.q_a.T, self.q_norm) @ self.q_b.T
-        return q.view(len(x), HEADS, -1).split((NOPE, ROPE), -1)
+        return q.view(len(x), self.heads, -1).split((self.nope, ROPE), -1)
 
     def latents(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         c, k_pe = (x @ self.kv_a.T).split((LATENT, ROPE), -1)
-        return norm(c, self.kv_norm), k_pe
+        return norm(c, self.kv_norm), k_pe.contiguous()
 
 
 def norm(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-    return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * gain
+    wide = x.float()
+    return (wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype) * gain
 
 
 def angles(positions: int) -> torch.Tensor:
@@ -73,72 +95,129 @@ def as_written(layer: Layer, x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Te
 
     q_nope, q_pe = layer.queries(x)
     c, k_pe = layer.latents(x)
-    k_nope, v = (c @ layer.kv_b.T).view(len(x), HEADS, -1).split((NOPE, V), -1)
-    k_pe = turn(k_pe[:, None]).expand(-1, HEADS, -1)
+    kv = (c @ layer.kv_b.T).view(len(x), layer.heads, -1)
+    k_nope, v = kv[..., : layer.nope], kv[..., layer.nope :]
+    k_pe = turn(k_pe[:, None]).expand(-1, layer.heads, -1)
     q, k = torch.cat((q_nope, turn(q_pe)), -1), torch.cat((k_nope, k_pe), -1)
-    z = torch.einsum("qhd,khd->hqk", q, k) * SCALE
+    z = torch.einsum("qhd,khd->hqk", q, k) * layer.scale
     z = z.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), float("-inf"))
     out = torch.einsum("hqk,khd->qhd", z.softmax(-1), v)
     return out.flatten(1) @ layer.o.T
 
 
-def decoded(
-    layer: Layer, sequences: list[torch.Tensor], cos_sin: torch.Tensor, kv_dtype: str
-) -> list[torch.Tensor]:
-    """A token of each sequence a step, or two, from a paged cache of latents."""
-    batch, width = len(sequences), -(-max(LENGTHS) // PAGE_SIZE)
-    table = np.random.default_rng(0).permutation(batch * width).astype("int32")
-    shared = {"batch": batch, "pages": batch * width, "table_width": width,
-              "page_size": PAGE_SIZE, "dtype": "bfloat16", "kv_dtype": kv_dtype}  # fmt: skip
-    is_packed = kv_dtype == "uint8"
-    cache = np.full((batch * width, PAGE_SIZE, 656 if is_packed else 576), np.nan, "float32")
-    cache = np.full_like(cache, POISON) if is_packed else cache
-    lens, results = [0] * batch, [[] for _ in sequences]
-    w_uk, w_uv = mla.split(layer.kv_b, HEADS, NOPE)
-    while any(length < len(x) for length, x in zip(lens, sequences, strict=True)):
-        counts = [min(1 + length % 2, len(x) - length)
-                  for length, x in zip(lens, sequences, strict=True)]  # fmt: skip
-        new = [x[n : n + count] for x, n, count in zip(sequences, lens, counts, strict=True)]
-        at = torch.cat([torch.arange(n, n + k) for n, k in zip(lens, counts, strict=True)])
-        lens = [n + k for n, k in zip(lens, counts, strict=True)]
-        x, tokens = torch.cat(new), sum(counts)
-        arrays = {
-            "block_table": table.reshape(batch, width), "kv_lens": np.array(lens, "int32"),
-            "cu_q": np.cumsum([0, *counts]).astype("int32"),
-        }  # fmt: skip
-        c, k_pe = layer.latents(x)
-        write = catalog.entry("mla_kv_write")
-        problem = write.problem(tokens=tokens, positions=len(cos_sin), **shared)
-        cache = write.oracle(problem, {**arrays, "c": c.numpy(), "k_pe": k_pe.numpy(),
-                                       "cos_sin": cos_sin.numpy(), "kv_cache": cache})  # fmt: skip
-        cache = cache["kv_cache"]
+def oracle(name: str) -> Callable:
+    """An operator on CPU tensors: what the oracle says, in the type of the first array.
+
+    Tensors of float32 stand for bfloat16 ones that are not rounded.
+    """
+    entry = catalog.entry(name)
+
+    def call(*arrays: torch.Tensor, out: Any = None, **axes: Any) -> tuple[torch.Tensor, ...]:
+        outs = signature.outputs(entry, out)
+        told = [*zip(entry.inputs, arrays, strict=True), *zip(entry.outputs, outs, strict=False)]
+        typed = [
+            array.bfloat16()
+            if array.dtype == torch.float32 and tensor.dtype != "float32"
+            else array
+            for tensor, array in told
+        ]
+        infos = signature.describe(entry, typed[: len(arrays)], typed[len(arrays) :])
+        values = {
+            tensor.name: (array if tensor.dtype == "int32" else array.float()).numpy()
+            for tensor, array in told
+        }
+        found = entry.oracle(signature.infer(entry, infos, axes), values)
+        results = tuple(torch.from_numpy(found[tensor.name]) for tensor in entry.outputs)
+        for place, result in zip(outs, results, strict=False):
+            place.copy_(result)
+        return outs or tuple(result.to(arrays[0].dtype) for result in results)
+
+    return call
+
+
+WRITE, ATTEND = oracle("mla_kv_write"), oracle("flashmla")
+
+
+@dataclass
+class Server:
+    """A layer over a paged cache of latents, in such pages; `write` and `attend` are operators."""
+
+    layer: Layer
+    cos_sin: torch.Tensor
+    kv_dtype: torch.dtype
+    page_size: int = PAGE_SIZE
+    piece: int = 4
+    write: Callable = WRITE
+    attend: Callable = ATTEND
+
+    def run(
+        self, sequences: Sequence[torch.Tensor], chunks: Sequence[Sequence[int]] = ()
+    ) -> list[torch.Tensor]:
+        """Prompts chunk by chunk, then one or two tokens of each sequence a step."""
+        device, batch = self.cos_sin.device, len(sequences)
+        width = -(-max(map(len, sequences)) // self.page_size)
+        order = np.random.default_rng(0).permutation(batch * width).astype("int32")
+        self.table = torch.from_numpy(order).view(batch, width).to(device)
+        is_packed = self.kv_dtype == torch.uint8
+        self.cache = torch.full(
+            (batch * width, self.page_size, 656 if is_packed else 576),
+            POISON if is_packed else float("nan"), dtype=self.kv_dtype, device=device,
+        )  # fmt: skip
+        lens, results, step = [0] * batch, [[] for _ in sequences], 0
+        while any(length < len(x) for length, x in zip(lens, sequences, strict=True)):
+            counts = chunks[step] if step < len(chunks) else [
+                min(1 + length % 2, len(x) - length)
+                for length, x in zip(lens, sequences, strict=True)
+            ]  # fmt: skip
+            new = [x[n : n + k] for x, n, k in zip(sequences, lens, counts, strict=True)]
+            lens = [n + k for n, k in zip(lens, counts, strict=True)]
+            rows = self.step(torch.cat(new), lens, counts, is_chunk=step < len(chunks))
+            for own, part in zip(results, rows.split([*counts]), strict=True):
+                own.append(part)
+            step += 1
+        return [torch.cat(rows) for rows in results]
+
+    def step(
+        self, x: torch.Tensor, lens: list[int], counts: Sequence[int], is_chunk: bool
+    ) -> torch.Tensor:
+        """``counts`` new tokens of each sequence, which has ``lens`` then."""
+        layer, device = self.layer, x.device
+        at = torch.cat([torch.arange(n - k, n) for n, k in zip(lens, counts, strict=True)])
+        cu_q = torch.tensor([*accumulate(counts, initial=0)], dtype=torch.int32, device=device)
+        where = self.table, torch.tensor(lens, dtype=torch.int32, device=device), cu_q
+        self.write(*layer.latents(x), *where, self.cos_sin, out=self.cache)
         q_nope, q_pe = layer.queries(x)
-        q = mla.absorb(q_nope, mla.rotate(q_pe, cos_sin, at), w_uk)
-        attend = catalog.entry("flashmla")
-        problem = attend.problem(tokens=tokens, heads=HEADS, max_q=2, sm_scale=SCALE, **shared)
-        out = attend.oracle(problem, {**arrays, "q": q.numpy(), "kv_cache": cache})["out"]
-        result = mla.expand(torch.from_numpy(out), w_uv).flatten(1) @ layer.o.T
-        for own, rows in zip(results, result.split(counts), strict=True):
-            own.append(rows)
-    return [torch.cat(rows) for rows in results]
+        q_pe = mla.rotate(q_pe, self.cos_sin, at.to(device))
+        if is_chunk:
+            new = q_nope, q_pe, layer.kv_b, self.cache, self.table
+            out, _ = mla.prefill(*new, lens, counts, layer.scale, piece=self.piece)
+        else:
+            w_uk, w_uv = mla.split(layer.kv_b, layer.heads, layer.nope)
+            q = mla.absorb(q_nope, q_pe, w_uk)
+            out, _ = self.attend(q, self.cache, *where, sm_scale=layer.scale, max_q=max(counts))
+            out = mla.expand(out, w_uv)
+        return out.flatten(1) @ layer.o.T
 
 
-def sequences() -> list[torch.Tensor]:
+def sequences(lengths: Sequence[int] = LENGTHS, hidden: int = HIDDEN) -> list[torch.Tensor]:
     torch.manual_seed(1)
-    return [torch.randn(length, HIDDEN) for length in LENGTHS]
+    return [torch.randn(length, hidden) for length in lengths]
 
 
-@pytest.mark.parametrize(("kv_dtype", "allowed"), [("bfloat16", 1e-4), ("uint8", 0.15)])
-def test_a_decoded_layer_is_the_layer_as_written(kv_dtype: str, allowed: float) -> None:
+@pytest.mark.parametrize("chunks", [(), CHUNKS])
+@pytest.mark.parametrize(("kv_dtype", "allowed"), [("float32", 1e-4), ("uint8", 0.15)])
+def test_a_served_layer_is_the_layer_as_written(kv_dtype: str, allowed: float, chunks) -> None:
     """But for float8's rounding of latents and bfloat16's of keys."""
     layer, x, cos_sin = Layer.random(), sequences(), angles(max(LENGTHS))
-    for found, own in zip(decoded(layer, x, cos_sin, kv_dtype), x, strict=True):
+    server = Server(layer, cos_sin, getattr(torch, kv_dtype))
+    for found, own in zip(server.run(x, chunks), x, strict=True):
         expected = as_written(layer, own, cos_sin)
         assert expected.std() > 0.2
         assert (found - expected).abs().max() < allowed
 
 
-def test_a_decoded_layer_is_that_of_transformers() -> None:
+@pytest.mark.parametrize("chunks", [(), CHUNKS])
+def test_a_served_layer_is_that_of_transformers(chunks) -> None:
     modeling = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
     from transformers import DeepseekV3Config
 
@@ -153,7 +232,7 @@ def test_a_decoded_layer_is_that_of_transformers() -> None:
     )  # fmt: skip
     layer, x = Layer.random(), sequences()
     theirs = modeling.DeepseekV3Attention(config, 0).eval()
-    assert abs(theirs.scaling - SCALE) < 1e-9
+    assert abs(theirs.scaling - layer.scale) < 1e-9
     names = {
         "q_a_proj": layer.q_a, "q_a_layernorm": layer.q_norm, "q_b_proj": layer.q_b,
         "kv_a_proj_with_mqa": layer.kv_a, "kv_a_layernorm": layer.kv_norm,
@@ -163,12 +242,43 @@ def test_a_decoded_layer_is_that_of_transformers() -> None:
     at = torch.arange(max(LENGTHS))[None]
     cos, sin = modeling.DeepseekV3RotaryEmbedding(config)(x[0], at)
     cos_sin = torch.cat((cos[0, :, : ROPE // 2], sin[0, :, : ROPE // 2]), 1)
-    for found, own in zip(decoded(layer, x, cos_sin, "bfloat16"), x, strict=True):
+    server = Server(layer, cos_sin, torch.float32)
+    for found, own in zip(server.run(x, chunks), x, strict=True):
         mask = torch.full((len(own), len(own)), float("-inf")).triu(1)[None, None]
         turned = cos[:, : len(own)], sin[:, : len(own)]
         with torch.no_grad():
             expected, _ = theirs(own[None], turned, mask)
         assert (found - expected[0]).abs().max() < 1e-4
+
+
+REAL = {"heads": 16, "nope": 128, "v": 128, "hidden": 512}
+"""A tensor-parallel rank's part of DeepSeek-V3, but for the hidden size."""
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:there is no tuning database")
+@pytest.mark.filterwarnings("ignore:.* is unverified")
+@pytest.mark.parametrize("language", catalog.languages("flashmla"))
+@pytest.mark.parametrize(("kv_dtype", "allowed"), [("bfloat16", 0.08), ("uint8", 0.25)])
+def test_kernels_serve_the_layer_as_written(language: str, kv_dtype: str, allowed: float) -> None:
+    """Two chunks, whose context is merged by `attn_merge`, and then some tokens decoded."""
+    try:
+        write, attend = (
+            kernelcat.get(name, language=language) for name in ("mla_kv_write", "flashmla")
+        )
+    except MissingDependency as error:
+        pytest.skip(str(error))
+    lengths, chunks = (300, 170), ((128, 100), (150, 60))
+    layer = Layer.random(**REAL).to(torch.bfloat16)
+    x = [own.bfloat16() for own in sequences(lengths, REAL["hidden"])]
+    cos_sin = angles(max(lengths))
+    server = Server(
+        layer.to("cuda"), cos_sin.cuda(), getattr(torch, kv_dtype), 64, 64, write, attend
+    )
+    for found, own in zip(server.run([own.cuda() for own in x], chunks), x, strict=True):
+        expected = as_written(layer.to(torch.float32), own.float(), cos_sin)
+        assert expected.std() > 0.2
+        assert (found.float().cpu() - expected).abs().max() < allowed
 
 
 def test_the_scale_is_that_of_deepseek() -> None:

@@ -5,6 +5,7 @@
 #include <kernelcat/mbarrier.cuh>
 #include <kernelcat/wgmma.cuh>
 
+#include "gathered_rows.cuh"
 #include "latent.cuh"
 #include "segments.cuh"
 
@@ -18,6 +19,8 @@ struct LatentTile {
   static constexpr int BLOCK_M = kWgmmaM, BLOCK_N = 64;
   static constexpr int kPageSize = kPageSize_, kRowTiles = kRowTiles_;
   static constexpr int kClusterSize = kClusterSize_;
+  static constexpr bool kGathers = kPageSize == 1;                 // by cp.async; else by TMA
+  static constexpr int kArrivals = kGathers ? kGatherThreads : 1;  // when keys have landed
   static constexpr int kConsumerThreads = 2 * kWarpgroupThreads;
   static constexpr int kNumThreads = kConsumerThreads + kWarpgroupThreads;
   static constexpr int kNumWarps = kNumThreads / kWarpThreads;
@@ -33,7 +36,7 @@ struct LatentTile {
   static constexpr int kBoxTokens = kLoadedTokens < kPageSize ? kLoadedTokens : kPageSize;
   static constexpr int kBoxes = kLoadedTokens / kBoxTokens;
   using List = WorkList<BLOCK_M * kRowTiles, BLOCK_N, false>;
-  static_assert(kBoxTokens % 8 == 0 && kBoxes <= kWarpThreads);
+  static_assert(kGathers || (kBoxTokens % 8 == 0 && kBoxes <= kWarpThreads));
   static_assert(kClusterSize == 1 || kClusterSize == kRowTiles);
 
   // Chunks of the columns that warpgroup `half` sums come first in its own tiles.

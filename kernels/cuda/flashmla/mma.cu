@@ -7,6 +7,7 @@
 // anything but units.
 #include <kernelcat/pdl.cuh>
 
+#include "stream_gatherer.cuh"
 #include "stream_sums.cuh"
 
 namespace kernelcat {
@@ -15,12 +16,15 @@ constexpr int kValuesBarrier = 1;  // barrier 0 is __syncthreads'
 
 // A block has 8 * kEights rows; kRowTiles blocks side by side have neighbouring ones of the same
 // tokens.
-template <typename T_, typename Cached_, int kEights_, int kRowTiles_, int kNumStages_>
+template <typename T_, typename Cached_, int kEights_, int kRowTiles_, int kNumStages_,
+          bool kGathers_>
 struct StreamTile {
   using T = T_;
   using Cached = Cached_;
   static constexpr int BLOCK_M = 8 * kEights_, BLOCK_N = kUnitTokens;
   static constexpr int kEights = kEights_, kRowTiles = kRowTiles_, kNumStages = kNumStages_;
+  static constexpr bool kGathers = kGathers_;  // pages of one token, by cp.async; else by TMA
+  static constexpr int kArrivals = kGathers ? kGatherThreads : 1;  // when keys have landed
   static constexpr int kNumWarps = kScoreWarps + kValueWarps + 4;  // the last four load
   static constexpr int kScoreRegisters = 240, kValueRegisters = 208, kProducerRegisters = 40;
   static constexpr int kNumThreads = kNumWarps * kWarpThreads;
@@ -172,8 +176,8 @@ struct StreamLatent {
   }
 };
 
-template <typename T, typename Cached, int kEights, int kRowTiles, int kNumStages,
-          typename Tile = StreamTile<T, Cached, kEights, kRowTiles, kNumStages>>
+template <typename T, typename Cached, int kEights, int kRowTiles, int kNumStages, bool kGathers,
+          typename Tile = StreamTile<T, Cached, kEights, kRowTiles, kNumStages, kGathers>>
 __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     flashmla_mma(const __grid_constant__ TensorMap map_latents,  // (slots, a row)
                  const __grid_constant__ TensorMap map_tails,    // the same
@@ -188,7 +192,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     prefetch_map(map_latents);
     prefetch_map(map_tails);
     for (int i = 0; i < kNumStages; ++i) {
-      shared.full[i].init(1);
+      shared.full[i].init(Tile::kArrivals);
       shared.told[i].init(1);
       shared.empty[i].init(kValueWarps);
     }
@@ -217,7 +221,11 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     kernel.sum(first, warp - kScoreWarps, memory, counters, tasks, few);
   } else {
     decrease_registers<Tile::kProducerRegisters>();
-    if (warp % 4 == 0) kernel.produce(first, map_latents, map_tails, num_slots);
+    if constexpr (kGathers) {
+      StreamGatherer<Tile, StreamShared<Tile>>{shared, call}.produce(schedule, first);
+    } else if (warp % 4 == 0) {
+      kernel.produce(first, map_latents, map_tails, num_slots);
+    }
   }
 }
 

@@ -1,4 +1,4 @@
-"""`flashmla` by mma.sync, 16 rows a block: tokens stream by TMA, in 16 bits or packed."""
+"""`flashmla` by mma.sync, 16 rows a block: 16-bit or packed tokens stream by TMA or cp.async."""
 
 from __future__ import annotations
 
@@ -96,8 +96,6 @@ def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"{_side(problem)} blocks side by side need as many SMs"
     if _packed(problem) and problem["dtype"] != "bfloat16":
         return "the rotated part of packed rows is bfloat16, and so must queries be"
-    if problem["page_size"] < TOKENS:
-        return f"pages of {problem['page_size']} tokens are too small for TMA"
     if slots(problem) >= 1 << 31 or num_rows(problem) >= 1 << 31:
         return "more slots, or rows, than 32-bit indices reach"
     if _num_stages(problem, gpu) < 8:
@@ -137,7 +135,9 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if num_rows(problem) == 0:
         return Program(())
     tile_rows, side, shares = _tile_rows(problem), _side(problem), _shares(problem, gpu)
-    arguments = (*types(problem), _block_rows(problem) // 8, side, _num_stages(problem, gpu))
+    gathers = str(problem["page_size"] == 1).lower()
+    stages = _num_stages(problem, gpu)
+    arguments = (*types(problem), _block_rows(problem) // 8, side, stages, gathers)
     source = CudaSource(
         "flashmla/mma.cu", f"kernelcat::flashmla_mma<{', '.join(map(str, arguments))}>"
     )

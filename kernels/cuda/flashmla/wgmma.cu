@@ -11,7 +11,7 @@
 #include <kernelcat/pdl.cuh>
 
 #include "../paged_attn/running_softmax.cuh"
-#include "latent_producer.cuh"
+#include "latent_gatherer.cuh"
 #include "latent_result.cuh"
 #include "wgmma_queries.cuh"
 
@@ -91,6 +91,7 @@ struct LatentConsumer {
     const uint64_t b = opaque(swizzled_rows_descriptor(shared_address(shared.keys[kOwn][0])));
     Barrier* full = shared.keys_full[kOwn];
     full[0].wait(parity);
+    if constexpr (Tile::kGathers) fence_async_shared();  // cp.async wrote what wgmma reads
     pin(scores);
     pin(rows.rope);
     wgmma_fence();
@@ -102,6 +103,7 @@ struct LatentConsumer {
 #pragma unroll
     for (int piece = 1; piece < Tile::kPieces; ++piece) {
       full[piece].wait(parity);
+      if constexpr (Tile::kGathers) fence_async_shared();
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < Tile::kPieceChunks; ++i) {
@@ -302,7 +304,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     shared.queries_full.init(1);
     shared.queries_empty.init(2 * kWarps);
     for (int stage = 0; stage < 2; ++stage) {
-      for (Barrier& full : shared.keys_full[stage]) full.init(1);
+      for (Barrier& full : shared.keys_full[stage]) full.init(Tile::kArrivals);
       shared.rope_empty[stage].init(kWarps * kClusterSize);
       for (Barrier& empty : shared.half_empty[stage]) empty.init(kWarps * kClusterSize);
     }
@@ -330,10 +332,13 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
                                          few,  share,    rank};
     if (warpgroup == 2) {
       decrease_registers<Tile::kProducerRegisters>();
-      if (warp_index() % 4 == 0) {
-        LatentProducer<Tile>{shared, map_q,       map_kv,    block_table,
-                             heads,  table_width, num_slots, rank}
-            .run({list, shares, share, rank}, first);
+      const LatentProducer<Tile> producer = {shared, map_q,       map_kv,    block_table,
+                                             heads,  table_width, num_slots, rank};
+      const LatentSchedule<Tile> schedule = {list, shares, share, rank};
+      if constexpr (Tile::kGathers) {
+        LatentGatherer<Tile>{producer, kv_cache}.run(schedule, first);
+      } else if (warp_index() % 4 == 0) {
+        producer.run(schedule, first);
       }
     } else {
       increase_registers<Tile::kConsumerRegisters>();

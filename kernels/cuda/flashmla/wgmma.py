@@ -1,4 +1,7 @@
-"""`flashmla` by wgmma: 64 rows a block, two warpgroups that trade weights, pages by TMA."""
+"""`flashmla` by wgmma: 64 rows a block, two warpgroups that trade weights, pages by TMA.
+
+A page of one token is a row that lies anywhere: those are gathered by cp.async.
+"""
 
 from __future__ import annotations
 
@@ -63,8 +66,8 @@ def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     side, cluster = config["row_tiles"], config["cluster"]
     if problem["kv_dtype"] != problem["dtype"]:
         return "wgmma takes rows of the cache as queries are"
-    if problem["page_size"] < 16:
-        return f"pages of {problem['page_size']} tokens are too small for TMA"
+    if problem["page_size"] == 1 and cluster > 1:
+        return "a row by itself is copied into one block"
     if slots(problem) >= 1 << 31 or num_rows(problem) >= 1 << 31:
         return "more slots, or rows, than TMA's 32-bit coordinates reach"
     if gpu.shared_bytes < SHARED_BYTES:

@@ -1,0 +1,81 @@
+// What the producer warpgroup of flashmla/wgmma does over pages of one token: its first warp tells
+// segments and loads queries, all four gather keys.
+#pragma once
+
+#include "gathered_rows.cuh"
+#include "latent_producer.cuh"
+
+namespace kernelcat {
+
+template <typename Tile>
+struct LatentGatherer {
+  static constexpr int kRows = Tile::BLOCK_N / kGatherRows;  // of a tile, that a lane has parts of
+  static_assert(Tile::kPageSize == 1 && Tile::kClusterSize == 1);
+
+  LatentProducer<Tile> producer;
+  const typename Tile::T* kv_cache;  // (slots, 576)
+
+  __device__ __forceinline__ void look_up(int (&slots)[kRows], const Segment& segment,
+                                          int tile) const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int token = tile * Tile::BLOCK_N + i * kGatherRows + gather_row();
+      slots[i] = gather_slot(producer.block_table, producer.table_width, segment, token);
+    }
+  }
+
+  __device__ __forceinline__ void load_piece(int stage, int piece,
+                                             const int (&slots)[kRows]) const {
+    const int chunks = piece == 0 ? 1 : Tile::kPieceChunks;
+    for (int i = 0; i < chunks; ++i) {
+      const int chunk = piece == 0 ? Tile::kValueChunks : Tile::chunk(stage, piece, i);
+#pragma unroll
+      for (int j = 0; j < kRows; ++j) {
+        const int64_t first = static_cast<int64_t>(max(slots[j], 0)) * kRowElements;
+        const auto* source =
+            reinterpret_cast<const uint8_t*>(kv_cache + first + chunk * Tile::kColumns);
+        gather_span(producer.shared.keys[stage][chunk], j * kGatherRows + gather_row(), source,
+                    slots[j] != kNoSlot);
+      }
+    }
+    arrive_when_gathered(producer.shared.keys_full[stage][piece]);
+  }
+
+  // `parity` of the stage's earlier loads.
+  __device__ __forceinline__ void load_keys(int stage, uint32_t parity,
+                                            const int (&slots)[kRows]) const {
+    producer.shared.rope_empty[stage].wait(parity ^ 1);
+    load_piece(stage, 0, slots);
+#pragma unroll 1
+    for (int piece = 1; piece < Tile::kPieces; ++piece) {
+      const int half = (piece - 1) * Tile::kPieceChunks / Tile::kHalfChunks ^ stage;
+      producer.shared.half_empty[stage][half].wait(parity ^ 1);
+      load_piece(stage, piece, slots);
+    }
+  }
+
+  __device__ __forceinline__ void run(const LatentSchedule<Tile>& schedule,
+                                      const Cursor<typename Tile::List>& cursor) const {
+    const bool tells = warp_index() % 4 == 0;
+    int index = 0;          // of the segment
+    uint32_t parities = 0;  // bit s: of stage s
+    schedule.for_each(cursor, [&](const Segment& segment) {
+      int slots[kRows];
+      look_up(slots, segment, segment.begin);
+      for (int tile = segment.begin; tile < segment.end; ++tile) {
+        const int stage = (tile - segment.begin) % 2;
+        int next[kRows];
+        look_up(next, segment, tile + 1);
+        load_keys(stage, parities >> stage & 1, slots);
+        parities ^= 1 << stage;
+        if (tile == segment.begin && tells) producer.tell(segment, index);
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) slots[i] = next[i];
+      }
+      ++index;
+    });
+    if (tells) producer.tell_end(index);
+  }
+};
+
+}  // namespace kernelcat
