@@ -9,21 +9,24 @@ import pytest
 from kernelcat import catalog, gpu, inspect, tensor_map
 from kernelcat.implementation import Config, Float32, Int32, TensorMap
 from kernelcat.jit import build
-from kernelcat.kernels.cuda.flashmla import mma, wgmma
+from kernelcat.kernels.cuda.flashmla import mma, pair, wgmma
 from kernelcat.kernels.cuda.flashmla.split import num_shares
 from kernelcat.reference.flashmla import PACKED_TYPE, latent, sparse
 from kernelcat.reference.mla_kv_write import appended
 from kernelcat.spec import Problem
 
 H200 = gpu.find("h200")
-PAIR = Config(row_tiles=2, cluster=2, least=1, combine=True)
+CLUSTER = Config(row_tiles=2, cluster=2, least=1, combine=True)
 ALONE = Config(row_tiles=1, cluster=1, least=1, combine=False)
 HALF = {"dtype": "float16", "kv_dtype": "float16"}
 PACKED = {"kv_dtype": PACKED_TYPE}
 CORNERS = [
-    ("wgmma", latent(128, 1, 128, 4096), PAIR),
-    ("wgmma", latent(1, 4, 128, 4096, 128, **HALF), PAIR),
+    ("wgmma", latent(128, 1, 128, 4096), CLUSTER),
+    ("wgmma", latent(1, 4, 128, 4096, 128, **HALF), CLUSTER),
     ("wgmma", latent(16, 2, 16, 512, 16), ALONE),
+    ("pair", latent(128, 1, 128, 4096), Config(least=1, combine=True)),
+    ("pair", latent(1, 4, 128, 4096, 128, **HALF), Config(least=1, combine=False)),
+    ("pair", latent(16, 2, 64, 512, 16), Config(least=1, combine=False)),
     ("mma", latent(128, 1, 16, 4096), Config(least=4, combine=True)),
     ("mma", latent(128, 1, 8, 4096, 16, **HALF), Config(least=4, combine=False)),
     ("mma", latent(128, 1, 16, 4096, **PACKED), Config(least=4, combine=False)),
@@ -82,7 +85,7 @@ def test_tiles_of_rows_stay_whole_where_that_keeps_nearly_all_blocks(
 @pytest.mark.parametrize("problem", [p for _, p, _ in CORNERS + GATHERED], ids=str)
 def test_workspaces_hold_two_slots_a_share(problem: Problem, sms: int) -> None:
     target = replace(H200, sms=sms)
-    for implementation in (wgmma.IMPLEMENTATION, mma.IMPLEMENTATION):
+    for implementation in (wgmma.IMPLEMENTATION, pair.IMPLEMENTATION, mma.IMPLEMENTATION):
         for config in implementation.configs(problem, target):
             program = implementation.program(problem, config, target)
             step = program.steps[0]
@@ -101,6 +104,13 @@ def test_an_empty_problem_launches_nothing() -> None:
             assert implementation.program(problem, config, H200).steps == ()
 
 
+def test_a_pair_has_more_rows_than_a_block() -> None:
+    reason = pair.IMPLEMENTATION.why_not(
+        Config(least=1, combine=False), latent(8, 1, 64, 512), H200
+    )
+    assert reason == "64 rows are not split over 2 blocks"
+
+
 def test_a_row_by_itself_is_not_loaded_by_a_cluster() -> None:
-    reason = wgmma.IMPLEMENTATION.why_not(PAIR, sparse(128, 128, 2048), H200)
+    reason = wgmma.IMPLEMENTATION.why_not(CLUSTER, sparse(128, 128, 2048), H200)
     assert reason == "a row by itself is copied into one block"

@@ -1,5 +1,5 @@
-// What becomes of the sums of a consumer warpgroup of flashmla/wgmma: rows of the result, or parts
-// of them that are put together.
+// What becomes of the sums of a consumer warpgroup of flashmla/wgmma or pair: rows of the result,
+// or parts of them that are put together.
 #pragma once
 
 #include <kernelcat/fragments.cuh>
@@ -18,21 +18,23 @@ struct LatentResults {
 
   const LatentAttention<T, T>& call;
   Partials<kTileRows> partials;
-  uint32_t* counters;  // (shares, kRowTiles): zero before and after
+  uint32_t* counters;  // (shares, kSide): zero before and after
   Task* tasks;         // (shares,)
   bool* is_last;       // in shared memory
   int few, share, rank;
 };
 
-// Of half kOwn of the columns: lane l of a warp has, of rows l / 4 and l / 4 + 8 of its 16, what
-// wgmma leaves it.
-template <typename Tile, int kOwn>
+// Of half `half` of the columns, and 64 rows from row `first` of the segment on: lane l of a warp
+// has, of rows l / 4 and l / 4 + 8 of its 16, what wgmma leaves it.
+template <typename Tile>
 struct LatentResult : LatentResults<Tile> {
   using T = typename Tile::T;
   using Base = LatentResults<Tile>;
   using Base::call, Base::partials, Base::counters, Base::tasks, Base::is_last;
   using Base::few, Base::share, Base::rank, Base::kTileRows;
   static constexpr int kHalf = kLatent / 2;
+
+  int half, first;
 
   // The upper one of the lane's two rows. Lanes may ask for it one by one (not so warp_index()).
   static __device__ __forceinline__ int row() {
@@ -57,7 +59,7 @@ struct LatentResult : LatentResults<Tile> {
       }
       return;
     }
-    uint32_t* counter = counters + segment.first_share * Tile::kRowTiles + rank;
+    uint32_t* counter = counters + segment.first_share * Tile::kSide + rank;
     if (is_last_part(counter, num_parts, threadIdx.x == 0, is_last, kConsumersBarrier,
                      Tile::kConsumerThreads)) {
       merge(segment);
@@ -69,15 +71,15 @@ struct LatentResult : LatentResults<Tile> {
   __device__ __forceinline__ void store(const float (&out)[kHalf / 2], const RowSums<2>& sums,
                                         const Segment& segment) const {
     const int lane = lane_index();
-    const int64_t first =
+    const int64_t begin =
         static_cast<int64_t>(segment.sequence.first_query) * call.heads + segment.first_row;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const bool is_live = row() + 8 * i < segment.num_rows;
-      const int64_t place = first + row() + 8 * i;
+      const int own = first + row() + 8 * i;
+      const bool is_live = own < segment.num_rows;
       const RowEnd end = RowEnd::of(sums.most[i], sums.total[i]);
-      if (kOwn == 0 && is_live && lane % 4 == 0) call.lse[place] = end.lse;
-      T* target = call.out + place * kLatent + kOwn * kHalf + lane % 4 * 8;
+      if (half == 0 && is_live && lane % 4 == 0) call.lse[begin + own] = end.lse;
+      T* target = call.out + (begin + own) * kLatent + half * kHalf + lane % 4 * 8;
 #pragma unroll
       for (int column = 0; column < kHalf; column += 32) {
         uint32_t matrices[4];
@@ -92,14 +94,17 @@ struct LatentResult : LatentResults<Tile> {
     }
   }
 
-  // Columns 0 and 1 of every eight of this lane's row `i`, in a slot.
+  // Of this lane's row `i`: among those of all blocks side by side.
+  __device__ __forceinline__ int part_row(int i) const {
+    return (Tile::kRowTiles > 1 ? rank * Tile::BLOCK_M : first) + row() + 8 * i;
+  }
+  // Columns 0 and 1 of every eight, in a slot.
   __device__ __forceinline__ float2* part(int slot, int i) const {
-    const int first = kOwn * kHalf + lane_index() % 4 * 2;
-    return reinterpret_cast<float2*>(
-        partials.at(slot, rank * Tile::BLOCK_M + row() + 8 * i, first));
+    const int column = half * kHalf + lane_index() % 4 * 2;
+    return reinterpret_cast<float2*>(partials.at(slot, part_row(i), column));
   }
   __device__ __forceinline__ float2* part_sums(int slot, int i) const {
-    return partials.most_and_total(slot, rank * Tile::BLOCK_M + row() + 8 * i);
+    return partials.most_and_total(slot, part_row(i));
   }
 
   __device__ __forceinline__ void put(const float (&out)[kHalf / 2], const RowSums<2>& sums,
@@ -112,7 +117,7 @@ struct LatentResult : LatentResults<Tile> {
         const int at = 4 * step + 2 * i;
         __stcg(pairs + 4 * step, {out[at], out[at + 1]});
       }
-      if (kOwn == 0 && lane_index() % 4 == 0) {
+      if (half == 0 && lane_index() % 4 == 0) {
         __stcg(part_sums(slot, i), {sums.most[i], sums.total[i]});
       }
     }

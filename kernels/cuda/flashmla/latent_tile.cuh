@@ -18,6 +18,7 @@ struct LatentTile {
   using T = T_;
   static constexpr int BLOCK_M = kWgmmaM, BLOCK_N = 64;
   static constexpr int kPageSize = kPageSize_, kRowTiles = kRowTiles_;
+  static constexpr int kSide = kRowTiles;  // blocks of a share
   static constexpr int kClusterSize = kClusterSize_;
   static constexpr bool kGathers = kPageSize == 1;                 // by cp.async; else by TMA
   static constexpr int kArrivals = kGathers ? kGatherThreads : 1;  // when keys have landed

@@ -106,14 +106,15 @@ struct StreamLatent {
       ScoreWarp<T, typename Tile::Cached, Tile::kEights> own;
       own.begin(call, segment);
       for (int unit = segment.begin; unit < segment.end; ++unit) {
+        // For others' units, too: copies may land out of order, and a warp that misses a phase of
+        // a barrier takes the one before for the one that it waits for.
+        shared.full[at.stage].wait(at.parity);
         if (turn == warp) {
           Keys& keys = shared.keys[at.stage];
-          shared.full[at.stage].wait(at.parity);
           const int token = unit * kUnitTokens, left = segment.sequence.num_tokens - token;
           if (left < kUnitTokens) own.clear(keys, max(left, 0));
           own.attend(keys, token, shared.weights[at.stage]);
-          __syncwarp();
-          if (lane_index() == 0) shared.told[at.stage].arrive();
+          shared.told[at.stage].arrive();
         }
         turn = turn + 1 == kScoreWarps ? 0 : turn + 1;
         at.advance();
@@ -193,7 +194,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     prefetch_map(map_tails);
     for (int i = 0; i < kNumStages; ++i) {
       shared.full[i].init(Tile::kArrivals);
-      shared.told[i].init(1);
+      shared.told[i].init(kWarpThreads);
       shared.empty[i].init(kValueWarps);
     }
     fence_barrier_init();

@@ -10,34 +10,18 @@
 #include <kernelcat/mma.cuh>
 #include <kernelcat/pdl.cuh>
 
-#include "../paged_attn/running_softmax.cuh"
 #include "latent_gatherer.cuh"
+#include "latent_products.cuh"
 #include "latent_result.cuh"
 #include "wgmma_queries.cuh"
 
 namespace kernelcat {
 
 // Barrier 0 is __syncthreads'.
-constexpr int kWeightsBarrier = 1;  // and one for the other warpgroup's; 3 is kConsumersBarrier
-constexpr int kOwnBarrier = 4;      // and one for the other warpgroup
+constexpr int kWeightsBarrier = 1;  // and one for the other warpgroup's
 
 __device__ __forceinline__ void named_barrier_arrive(int barrier, int num_threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
-}
-
-template <int kCount, int kWords>
-__device__ __forceinline__ void pin(uint32_t (&values)[kCount][kWords]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-#pragma unroll
-    for (int j = 0; j < kWords; ++j) asm volatile("" : "+r"(values[i][j])::"memory");
-  }
-}
-
-// Keeps the compiler from holding all that follows from a descriptor in registers.
-__device__ __forceinline__ uint64_t opaque(uint64_t descriptor) {
-  asm volatile("" : "+l"(descriptor));
-  return descriptor;
 }
 
 // Runs in consumer warpgroup kOwn, which has half kOwn of the columns, and the scores of every
@@ -46,18 +30,16 @@ template <typename Tile, int kOwn>
 struct LatentConsumer {
   using T = typename Tile::T;
   static constexpr int BLOCK_N = Tile::BLOCK_N, kOther = 1 - kOwn;
-  static constexpr int kSteps = BLOCK_N / kWgmmaK;
   static constexpr int kChunkBytes = Tile::kChunkBytes;
-  static constexpr int kHalf = kLatent / 2;
-  using Scores = float[BLOCK_N / 2];
-  using Result = LatentResult<Tile, kOwn>;
+  using Result = LatentResult<Tile>;
+  using Sums = LatentRows<T, BLOCK_N>;
+  using Scores = typename Sums::Scores;
+  using Weights = typename Sums::Weights;
+  static constexpr int kSteps = Sums::kSteps;
 
-  struct Rows {
-    float out[kHalf / 2];
+  // softmax.most: of all tiles so far; softmax.total: of the warpgroup's own.
+  struct Rows : Sums {
     uint32_t rope[kSteps][4];  // of the queries
-    RunningSoftmax softmax;    // most: of all tiles so far; total: of the warpgroup's own
-    int limit[2];              // the last tokens that the lane's two rows see
-    int clear_end;             // tokens before this one are seen by all
   };
 
   LatentShared<Tile>& shared;
@@ -76,13 +58,6 @@ struct LatentConsumer {
     } else {
       if (lane_index() < Tile::kClusterSize) arrive_remote(empty, lane_index());
     }
-  }
-
-  // Once the largest scores have been seen, most tiles change nothing.
-  static __device__ __forceinline__ void rescale_sums(Rows& rows, const float (&kept)[2]) {
-    if (!__any_sync(0xffffffff, kept[0] != 1.0f || kept[1] != 1.0f)) return;
-#pragma unroll
-    for (int i = 0; i < kHalf / 2; ++i) rows.out[i] *= kept[i / 2 % 2];
   }
 
   // Starts scores = queries @ keys^T, chunk by chunk as keys land.
@@ -119,24 +94,12 @@ struct LatentConsumer {
   }
 
   // Starts rows.out += weights @ this half of the values in a stage.
-  __device__ __forceinline__ void multiply_values(Rows& rows, uint32_t (&weights)[kSteps][4],
-                                                  int stage) const {
-    const uint8_t* half = shared.keys[stage][kOwn * Tile::kHalfChunks];
-    const uint64_t b = opaque(swizzled_values_descriptor(shared_address(half), kChunkBytes));
-    pin(rows.out);
-    pin(weights);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      WgmmaValues<T, kHalf>::multiply(rows.out, weights[k], advanced(b, k * kWgmmaK * kRowBytes));
-    }
-    wgmma_commit();
-    pin(rows.out);
+  __device__ __forceinline__ void multiply_values(Rows& rows, Weights& weights, int stage) const {
+    rows.multiply_values(weights, shared.keys[stage][kOwn * Tile::kHalfChunks]);
   }
 
   // Starts rows.out += the other warpgroup's weights @ values, once it has told them.
-  __device__ __forceinline__ void multiply_others(Rows& rows,
-                                                  uint32_t (&weights)[kSteps][4]) const {
+  __device__ __forceinline__ void multiply_others(Rows& rows, Weights& weights) const {
     named_barrier_sync(kWeightsBarrier + kOther, Tile::kConsumerThreads);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
@@ -150,29 +113,8 @@ struct LatentConsumer {
       rows.softmax.most[i] = most;
       rows.softmax.total[i] *= kept[i];
     }
-    rescale_sums(rows, kept);
+    rows.rescale_sums(kept);
     multiply_values(rows, weights, kOther);
-  }
-
-  // Slots that hold none of the sequence's tokens may hold NaN, which weights of zero do not undo.
-  __device__ __forceinline__ void clear_from(int token) const {
-    constexpr int kUnits = kRowBytes / 16;
-    const int units = (BLOCK_N - token) * kUnits;
-#pragma unroll 1
-    for (int chunk = 0; chunk < Tile::kValueChunks; ++chunk) {
-      uint4* rows = reinterpret_cast<uint4*>(shared.keys[kOwn][chunk]) + token * kUnits;
-      for (int i = threadIdx.x % kWarpgroupThreads; i < units; i += kWarpgroupThreads) rows[i] = {};
-    }
-    fence_async_shared();
-    named_barrier_sync(kOwnBarrier + kOwn, kWarpgroupThreads);
-  }
-
-  static __device__ __forceinline__ void hide(const Rows& rows, Scores& scores, int token) {
-    const int first = token + lane_index() % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / 2; ++i) {
-      if (first + i / 4 * 8 + i % 2 > rows.limit[i / 2 % 2]) scores[i] = -kInfinity;
-    }
   }
 
   // The warpgroup's own tile. The first warpgroup takes the other's weights after its own (run()),
@@ -181,7 +123,7 @@ struct LatentConsumer {
   __device__ __forceinline__ void attend(Rows& rows, const Segment& segment, int tile,
                                          uint32_t parity) const {
     Scores scores;
-    uint32_t others[kSteps][4];
+    Weights others, weights;
     multiply_keys(rows, scores, parity);
     if constexpr (kOwn == 1) multiply_others(rows, others);
     wgmma_wait<kOwn>();
@@ -189,16 +131,12 @@ struct LatentConsumer {
     pin(rows.rope);
     give_back(shared.rope_empty[kOwn]);
     const int token = tile * BLOCK_N, left = segment.sequence.num_tokens - token;
-    if (left > 0 && left < BLOCK_N) clear_from(left);
-    if (token + BLOCK_N > rows.clear_end) hide(rows, scores, token);
-    float kept[2];
-    rows.softmax.add(reinterpret_cast<float (&)[BLOCK_N / 8][4]>(scores), call.sm_scale * kLog2E,
-                     kept);
-    uint32_t weights[kSteps][4];
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / 4; ++i) {
-      weights[i / 4][i % 4] = pack<T>(scores[2 * i], scores[2 * i + 1]);
+    if (left > 0 && left < BLOCK_N) {
+      clear_tokens<BLOCK_N>(shared.keys[kOwn][0], Tile::kValueChunks, left, kOwn);
     }
+    float kept[2];
+    rows.exponentiate(scores, token, call.sm_scale * kLog2E, kept);
+    Rows::round(scores, weights);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       store_matrices(matrices(shared.weights[kOwn], k), weights[k]);
@@ -214,7 +152,7 @@ struct LatentConsumer {
       pin(others);
       give_back(shared.half_empty[kOther][kOwn]);
     }
-    rescale_sums(rows, kept);
+    rows.rescale_sums(kept);
     multiply_values(rows, weights, kOwn);
     wgmma_wait<0>();
     pin(rows.out);
@@ -224,7 +162,7 @@ struct LatentConsumer {
 
   // The other warpgroup's tile, once it has told the weights.
   __device__ __forceinline__ void attend_others(Rows& rows) const {
-    uint32_t others[kSteps][4];
+    Weights others;
     multiply_others(rows, others);
     wgmma_wait<0>();
     pin(rows.out);
@@ -258,11 +196,7 @@ struct LatentConsumer {
       const Segment& segment = shared.segments[parities >> 1];
       if (segment.begin == segment.end) break;
       Rows rows;
-#pragma unroll
-      for (float& value : rows.out) value = 0.0f;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) rows.limit[i] = segment.limit(Result::row() + 8 * i, call.heads);
-      rows.clear_end = segment.limit(0, call.heads) + 1;
+      rows.begin(segment, Result::row(), call.heads);
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
         load_matrices(rows.rope[k], matrices(shared.weights[0], k));
@@ -343,9 +277,9 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     } else {
       increase_registers<Tile::kConsumerRegisters>();
       if (warpgroup == 0) {
-        LatentConsumer<Tile, 0>{shared, call, {results}}.run();
+        LatentConsumer<Tile, 0>{shared, call, {results, 0, 0}}.run();
       } else {
-        LatentConsumer<Tile, 1>{shared, call, {results}}.run();
+        LatentConsumer<Tile, 1>{shared, call, {results, 1, 0}}.run();
       }
     }
   }

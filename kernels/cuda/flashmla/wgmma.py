@@ -64,12 +64,10 @@ has at least ``least`` tiles; ``combine`` is a second kernel for rows that many 
 
 def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     side, cluster = config["row_tiles"], config["cluster"]
-    if problem["kv_dtype"] != problem["dtype"]:
-        return "wgmma takes rows of the cache as queries are"
+    if reason := why_no_wgmma(problem):
+        return reason
     if problem["page_size"] == 1 and cluster > 1:
         return "a row by itself is copied into one block"
-    if slots(problem) >= 1 << 31 or num_rows(problem) >= 1 << 31:
-        return "more slots, or rows, than TMA's 32-bit coordinates reach"
     if gpu.shared_bytes < SHARED_BYTES:
         return f"two tiles of keys do not fit {gpu.name}'s shared memory"
     if side > 1 and rows(problem) <= BLOCK:
@@ -80,6 +78,15 @@ def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return "a cluster is of blocks that have the same tokens"
     if config["least"] > 1 and _tiles(problem, config) >= config["least"] * gpu.sms // side:
         return "blocks have more tiles than that"
+    return None
+
+
+def why_no_wgmma(problem: Problem) -> str | None:
+    """What keeps wgmma and TMA from a problem's queries and cache."""
+    if problem["kv_dtype"] != problem["dtype"]:
+        return "wgmma takes rows of the cache as queries are"
+    if slots(problem) >= 1 << 31 or num_rows(problem) >= 1 << 31:
+        return "more slots, or rows, than TMA's 32-bit coordinates reach"
     return None
 
 
@@ -107,8 +114,8 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         source,
         (shares * side, 1, 1),
         (
-            _map("q", problem, num_rows(problem), BLOCK),
-            _map("kv_cache", problem, slots(problem), min(BLOCK // cluster, size)),
+            wgmma_map("q", problem, num_rows(problem), BLOCK),
+            wgmma_map("kv_cache", problem, slots(problem), min(BLOCK // cluster, size)),
             *params(problem, *WORKSPACES),
             Int32(slots(problem)),
             Int32(config["least"]),
@@ -125,7 +132,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return Program(steps, workspaces(shares, BLOCK * side, side))
 
 
-def _map(name: str, problem: Problem, num_rows: int, box_rows: int) -> TensorMap:
+def wgmma_map(name: str, problem: Problem, num_rows: int, box_rows: int) -> TensorMap:
     """(rows, 576): boxes of 64 columns, 128 bytes a row."""
     return TensorMap(
         name,
@@ -179,5 +186,5 @@ IMPLEMENTATION = Implementation(
         "exponential by one instruction": "MUFU.EX2",
     },
     rank=2,
-    unverified="not yet run on a GPU",
+    unverified="right on an H200, but without a receipt yet",
 )

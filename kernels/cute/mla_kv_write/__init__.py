@@ -22,7 +22,7 @@ WAIT_US = 2.0
 """From a row's load to its store: a sequence is looked up, then a position, a page and angles."""
 RESIDENT = 1024
 """Threads that an SM runs at once."""
-UNVERIFIED = "not yet run on a GPU"
+UNVERIFIED = "right on an H200, but without a receipt yet"
 
 
 def _program(

@@ -20,7 +20,7 @@ MAX_CHUNK = 1024
 """Sequences whose beginnings a program looks at together, over all of its tokens."""
 START_US = 0.03
 """What an SM takes to start a program."""
-UNVERIFIED = "not yet run on a GPU"
+UNVERIFIED = "right on an H200, but without a receipt yet"
 
 
 def _launch(

@@ -1,0 +1,147 @@
+"""`flashmla` by two blocks for 128 rows: each has half of the columns, and the softmax of half of
+the rows."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from kernelcat.gpu import Gpu
+from kernelcat.implementation import Config, Implementation, Int32, Program, Step
+from kernelcat.jit.cuda import CudaSource
+from kernelcat.kernels.cuda.flashmla.operands import (
+    context,
+    num_rows,
+    params,
+    row_tiles,
+    rows,
+    slots,
+)
+from kernelcat.kernels.cuda.flashmla.split import (
+    ALL_PARTS,
+    FEW_PARTS,
+    WORKSPACES,
+    combine_step,
+    merge_us,
+    num_shares,
+    workspaces,
+)
+from kernelcat.kernels.cuda.flashmla.wgmma import BLOCK, THREADS, wgmma_map, why_no_wgmma
+from kernelcat.model import LAUNCH_US, copy_us
+from kernelcat.reference.flashmla import ENTRY
+from kernelcat.spec import Problem
+
+SIDE = 2
+"""Blocks of a cluster."""
+TILE_ROWS = SIDE * BLOCK
+SHARED_BYTES = 24 * BLOCK * 128 + BLOCK * 256 + BLOCK * 160 + 3072
+"""Queries, three tiles' keys, what the other block sends; barriers, what is lost to alignment."""
+
+TILE_US = 1.3
+"""What a cluster takes for a tile of tokens."""
+ROW_TILE_US = 3.0
+"""What it takes for queries and results."""
+
+SPACE = {"least": (1, 2, 4, 8), "combine": (False, True)}
+"""A cluster has at least ``least`` tiles; ``combine`` is a second kernel for rows that many
+clusters share."""
+
+
+def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if rows(problem) <= BLOCK:
+        return f"{rows(problem)} rows are not split over {SIDE} blocks"
+    if problem["page_size"] == 1:
+        return "pages of one token are too small for TMA"
+    if reason := why_no_wgmma(problem):
+        return reason
+    if gpu.shared_bytes < SHARED_BYTES:
+        return f"three tiles of keys do not fit {gpu.name}'s shared memory"
+    if gpu.sms < SIDE:
+        return f"a cluster of {SIDE} blocks needs as many SMs"
+    if config["least"] > 1 and _tiles(problem) >= config["least"] * (gpu.sms // SIDE):
+        return "clusters have more tiles than that"
+    return None
+
+
+def _tiles(problem: Problem) -> int:
+    """Tiles of tokens that are worked on, of all clusters together."""
+    return row_tiles(problem, TILE_ROWS) * max(ceil(context(problem) / BLOCK), 1)
+
+
+def _shares(problem: Problem, gpu: Gpu) -> int:
+    return num_shares(problem, TILE_ROWS, gpu.sms // SIDE)
+
+
+def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    if num_rows(problem) == 0:
+        return Program(())
+    source = CudaSource(
+        "flashmla/pair.cu",
+        f"kernelcat::flashmla_pair<kernelcat::{problem['dtype']}, {problem['page_size']}>",
+    )
+    shares = _shares(problem, gpu)
+    step = Step(
+        source,
+        (shares * SIDE, 1, 1),
+        (
+            wgmma_map("q", problem, num_rows(problem), BLOCK),
+            wgmma_map("kv_cache", problem, slots(problem), min(BLOCK, problem["page_size"])),
+            *params(problem, *WORKSPACES),
+            Int32(slots(problem)),
+            Int32(config["least"]),
+            Int32(FEW_PARTS if config["combine"] else ALL_PARTS),
+        ),
+        THREADS,
+        SHARED_BYTES,
+        (SIDE, 1, 1),
+        programmatic=True,
+    )
+    steps: tuple[Step, ...] = (step,)
+    if config["combine"]:
+        steps += (combine_step(problem, TILE_ROWS, shares, gpu),)
+    return Program(steps, workspaces(shares, TILE_ROWS, SIDE))
+
+
+def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """The tiles of a share, its queries and results, and what it takes to merge its parts."""
+    if num_rows(problem) == 0:
+        return LAUNCH_US
+    tiles = _tiles(problem)
+    shares = max(1, min(_shares(problem, gpu), tiles // config["least"]))
+    # A tile of rows by itself reads all keys again.
+    again = ceil(rows(problem) / TILE_ROWS)
+    bytes_us = copy_us(ENTRY.bytes_moved(problem) * again, gpu, 0.85)
+    segments = ceil(row_tiles(problem, TILE_ROWS) / shares)
+    work_us = ceil(tiles / shares) * TILE_US + ROW_TILE_US * segments
+    merging_us = merge_us(problem, TILE_ROWS, shares, config["combine"])
+    return LAUNCH_US + max(bytes_us, work_us) + merging_us
+
+
+def _default(problem: Problem, gpu: Gpu) -> Config:
+    """The best by the model."""
+    configs = [c for c in IMPLEMENTATION.whole_space() if _reject(c, problem, gpu) is None]
+    fallback = Config(least=1, combine=False)
+    return min(configs, key=lambda c: _estimate(problem, c, gpu), default=fallback)
+
+
+IMPLEMENTATION = Implementation(
+    entry="flashmla",
+    language="cuda",
+    variant="pair",
+    summary="128 rows a cluster of two, each block half of the columns; scores and weights cross",
+    archs=("sm_90a",),
+    space=SPACE,
+    reject=_reject,
+    default=_default,
+    program=_program,
+    estimate=_estimate,
+    techniques={
+        "wgmma": "HGMMA",
+        "tma": "UTMALDG",
+        "register reallocation": "USETMAXREG",
+        "distributed shared memory": "STAS",
+        "dependent launch": "ACQBULK",
+        "exponential by one instruction": "MUFU.EX2",
+    },
+    rank=3,
+    unverified="not yet run on a GPU",
+)

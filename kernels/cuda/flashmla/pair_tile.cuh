@@ -1,0 +1,56 @@
+// What the two blocks of a cluster of flashmla/pair work on: 128 rows, 64 tokens at a time, of
+// which each block has half of the columns.
+#pragma once
+
+#include <kernelcat/mbarrier.cuh>
+#include <kernelcat/wgmma.cuh>
+
+#include "latent.cuh"
+#include "segments.cuh"
+
+namespace kernelcat {
+
+template <typename T_, int kPageSize_>
+struct PairTile {
+  using T = T_;
+  static constexpr int BLOCK_M = 128, BLOCK_N = 64, kWarpgroupRows = kWgmmaM;
+  static constexpr int kPageSize = kPageSize_, kRowTiles = 1;
+  static constexpr int kSide = 2;  // blocks of a share: the cluster's
+  static constexpr int kNumStages = 3;
+  static constexpr int kConsumerThreads = 2 * kWarpgroupThreads;
+  static constexpr int kNumThreads = kConsumerThreads + kWarpgroupThreads;
+  static constexpr int kNumWarps = kNumThreads / kWarpThreads;
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kColumns = kRowBytes / 2;                   // of a chunk
+  static constexpr int kValueChunks = kLatent / kSide / kColumns;  // of the block's half
+  static constexpr int kRopeChunk = kValueChunks, kChunks = kValueChunks + 1;
+  static constexpr int kChunkBytes = BLOCK_N * kRowBytes;
+  static constexpr int kBoxTokens = BLOCK_N < kPageSize ? BLOCK_N : kPageSize;
+  static constexpr int kBoxes = BLOCK_N / kBoxTokens;  // of a chunk: each lies within a page
+  using List = WorkList<BLOCK_M, BLOCK_N, false>;
+  static_assert(kChunks * kBoxes <= kWarpThreads, "a lane loads a box");
+};
+
+// Warpgroup w has rows 64 * w ..; those of the warpgroup of the block's rank are the block's own,
+// of which it has the softmax.
+template <typename Tile>
+struct PairShared {
+  static constexpr int kThreads = kWarpgroupThreads;
+  alignas(1024) uint8_t queries[2][Tile::kValueChunks][Tile::kChunkBytes];
+  alignas(1024) uint8_t queries_rope[Tile::kChunkBytes];  // of the own rows
+  alignas(1024) uint8_t keys[Tile::kNumStages][Tile::kChunks][Tile::kChunkBytes];
+  // What the other block sends, a thread to the same of its warpgroup: scores of the own rows by
+  // its columns, and weights of its rows with their largest scores and totals.
+  float4 scores[Tile::BLOCK_N / 8][kThreads];
+  uint4 weights[Tile::BLOCK_N / 16][kThreads];
+  float4 sums[kThreads];
+  Barrier queries_full, queries_empty;
+  Barrier keys_full[Tile::kNumStages], keys_empty[Tile::kNumStages];
+  Barrier scores_full, weights_full;    // here
+  Barrier scores_empty, weights_empty;  // there: what this block sends next finds room
+  Planner<typename Tile::List, Tile::kNumWarps> planner;
+  Segment segments[2];  // the latest: queries_full says that it is there
+  bool is_last;
+};
+
+}  // namespace kernelcat
