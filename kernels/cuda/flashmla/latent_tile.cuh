@@ -36,7 +36,7 @@ struct LatentTile {
   // A box of a tensor map lies within a page.
   static constexpr int kBoxTokens = kLoadedTokens < kPageSize ? kLoadedTokens : kPageSize;
   static constexpr int kBoxes = kLoadedTokens / kBoxTokens;
-  using List = WorkList<BLOCK_M * kRowTiles, BLOCK_N, false>;
+  using List = WorkList<BLOCK_M * kRowTiles, BLOCK_N>;
   static_assert(kGathers || (kBoxTokens % 8 == 0 && kBoxes <= kWarpThreads));
   static_assert(kClusterSize == 1 || kClusterSize == kRowTiles);
 

@@ -26,9 +26,9 @@ struct StreamTile {
   static constexpr bool kGathers = kGathers_;  // pages of one token, by cp.async; else by TMA
   static constexpr int kArrivals = kGathers ? kGatherThreads : 1;  // when keys have landed
   static constexpr int kNumWarps = kScoreWarps + kValueWarps + 4;  // the last four load
-  static constexpr int kScoreRegisters = 240, kValueRegisters = 208, kProducerRegisters = 40;
+  static constexpr int kScoreRegisters = 240, kValueRegisters = 224, kProducerRegisters = 40;
   static constexpr int kNumThreads = kNumWarps * kWarpThreads;
-  using List = WorkList<BLOCK_M * kRowTiles, BLOCK_N, false>;
+  using List = WorkList<BLOCK_M * kRowTiles, BLOCK_N>;
   using Keys = Unit<T, Cached>;
 };
 
@@ -203,12 +203,12 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
   grid_dependency_wait();
   launch_dependents();
 
-  const typename Tile::List list = {kv_lens, cu_q, batch, 1, heads, 0};
-  const Shares shares = shares_of(shared.planner.shares(list).total, gridDim.x / kRowTiles, least);
+  const typename Tile::List list = {kv_lens, cu_q, batch, heads};
   const int share = blockIdx.x / kRowTiles, rank = blockIdx.x % kRowTiles;
+  Cursor<typename Tile::List> first;
+  const Shares shares = shared.planner.deal(list, gridDim.x / kRowTiles, least, share, first);
   if (rank == 0 && threadIdx.x == 0) tasks[share].num_parts = 0;
   if (share >= shares.num_blocks) return;
-  const auto first = shared.planner.find(list, shares, shares.begin(share));
   const LatentAttention<T, Cached> call = {q,   kv_cache, block_table, kv_lens,     cu_q,    out,
                                            lse, batch,    heads,       table_width, sm_scale};
   const LatentSchedule<Tile> schedule = {list, shares, share, rank};

@@ -1,7 +1,7 @@
 // A block's work, one tile of rows after the other.
 #pragma once
 
-#include "../paged_attn/schedule.cuh"
+#include "plan.cuh"
 
 namespace kernelcat {
 
@@ -20,13 +20,6 @@ struct Segment {
   }
 };
 
-// For each of `num_blocks` one, but for those that would have less than `least` units.
-__device__ __forceinline__ Shares shares_of(int64_t total, int num_blocks, int least) {
-  const int64_t most = min(static_cast<int64_t>(num_blocks), total);
-  const int64_t one = min(most, static_cast<int64_t>(1));
-  return {total, static_cast<int>(max(min(total / least, most), one))};
-}
-
 // A share of the list's units, the same for all blocks side by side.
 template <typename Tile>
 struct LatentSchedule {
@@ -38,10 +31,10 @@ struct LatentSchedule {
   // `cursor` is where the share begins.
   template <typename Function>
   __device__ __forceinline__ void for_each(Cursor<List> cursor, Function function) const {
-    const int64_t begin = shares.begin(share);
-    int left = static_cast<int>(shares.begin(share + 1) - begin);
-    int64_t first_unit = begin - (cursor.tile - cursor.range.begin);  // of the tile of rows
+    const int end = shares.begin(share + 1);
+    int left = end - shares.begin(share);
     while (true) {
+      const int num_tiles = list.num_tiles(cursor.sequence), first_unit = end - left - cursor.tile;
       Segment segment;
       segment.sequence = cursor.sequence;
       segment.index = cursor.index;
@@ -51,10 +44,10 @@ struct LatentSchedule {
       segment.first_row = segment.side_row + rank * Tile::BLOCK_M;
       segment.num_rows = min(segment.side_rows - rank * Tile::BLOCK_M, Tile::BLOCK_M);
       segment.begin = cursor.tile;
-      segment.end = min(cursor.range.end, cursor.tile + left);
-      segment.first_share = shares.owner(first_unit);
-      first_unit += cursor.range.size();
-      segment.last_share = shares.owner(first_unit - 1);
+      segment.end = min(num_tiles, cursor.tile + left);
+      const bool is_whole = segment.end - segment.begin == num_tiles;
+      segment.first_share = is_whole ? share : shares.owner(first_unit);
+      segment.last_share = is_whole ? share : shares.owner(first_unit + num_tiles - 1);
       function(segment);
       left -= segment.end - segment.begin;
       if (left == 0) break;

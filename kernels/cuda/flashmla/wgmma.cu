@@ -253,12 +253,12 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
   grid_dependency_wait();
   launch_dependents();
 
-  const typename Tile::List list = {kv_lens, cu_q, batch, 1, heads, 0};
-  const Shares shares = shares_of(shared.planner.shares(list).total, gridDim.x / kRowTiles, least);
+  const typename Tile::List list = {kv_lens, cu_q, batch, heads};
   const int share = blockIdx.x / kRowTiles, rank = blockIdx.x % kRowTiles;
+  Cursor<typename Tile::List> first;
+  const Shares shares = shared.planner.deal(list, gridDim.x / kRowTiles, least, share, first);
   if (rank == 0 && threadIdx.x == 0) tasks[share].num_parts = 0;
   if (share < shares.num_blocks) {
-    const auto first = shared.planner.find(list, shares, shares.begin(share));
     const int warpgroup = warp_index() / 4;
     const LatentAttention<T, T> call = {q,   kv_cache, block_table, kv_lens,     cu_q,    out,
                                         lse, batch,    heads,       table_width, sm_scale};
