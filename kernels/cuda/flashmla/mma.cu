@@ -167,8 +167,7 @@ struct StreamLatent {
       for (int unit = segment.begin; unit < segment.end; ++unit) {
         shared.told[at.stage].wait(at.parity);
         own.attend(shared.keys[at.stage], shared.weights[at.stage]);
-        __syncwarp();
-        if (lane_index() == 0) shared.empty[at.stage].arrive();
+        shared.empty[at.stage].arrive();
         at.advance();
       }
       own.end();
@@ -195,7 +194,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     for (int i = 0; i < kNumStages; ++i) {
       shared.full[i].init(Tile::kArrivals);
       shared.told[i].init(kWarpThreads);
-      shared.empty[i].init(kValueWarps);
+      shared.empty[i].init(kValueWarps * kWarpThreads);
     }
     fence_barrier_init();
   }
