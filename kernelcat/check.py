@@ -10,7 +10,7 @@ those elements of an updated output that the oracle leaves alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -103,16 +103,33 @@ class Prepared:
         """Run once on freshly poisoned outputs, updated ones as drawn, and judge the result."""
         return self.verify_run(bind(self.arrays), peer=peer)
 
-    def verify_run(self, run: Run, *, peer: bool = False) -> Verdict:
-        """The same for something already bound to ``self.arrays`` (a captured graph)."""
-        for tensor in self.entry.outputs:
-            buffer = self.buffers[tensor.name]
-            buffer.poison()
+    def verify_run(self, run: Run, *, peer: bool = False, copies: Sequence[Arrays] = ()) -> Verdict:
+        """The same for something already bound to ``self.arrays`` (a captured graph).
+
+        ``copies`` are further arrays that it is bound to, with the same inputs: of them outputs
+        are judged.
+        """
+        outputs = self.entry.outputs
+        for tensor in outputs:
+            self.buffers[tensor.name].poison()
+            for arrays in copies:
+                bits = _bits(arrays[tensor.name])
+                bits[...] = int.from_bytes(bytes([POISON]) * bits.dtype.itemsize, "little")
             if tensor.updated:
-                buffer.view[...] = self.pristine[tensor.name]
+                for arrays in (self.arrays, *copies):
+                    arrays[tensor.name][...] = self.pristine[tensor.name]
         run()
         self.device.synchronize()
-        return self.judge(peer=peer)
+        worst = self.judge(peer=peer)
+        for number, arrays in enumerate(copies, 2):
+            for tensor in outputs:
+                if not worst.passed or (peer and tensor.spared):
+                    continue
+                verdict = self._compare(tensor, arrays[tensor.name])
+                if not verdict.passed:
+                    return replace(verdict, detail=f"copy {number}: {verdict.detail}")
+                worst = max(worst, verdict, key=lambda v: v.max_error)
+        return worst
 
     def judge(self, *, peer: bool = False) -> Verdict:
         """Judge what the buffers hold now; of a ``peer`` without the outputs it is spared."""

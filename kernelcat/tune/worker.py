@@ -97,7 +97,8 @@ class Bench:
         self.announce(key)
         try:
             peer = Candidate.parse(key).is_peer
-            verdict = self._prepared(0).verify_run(lane.timed.once, peer=peer)
+            run, copies = lane.timed.once, self.copies[1:]
+            verdict = self._prepared(0).verify_run(run, peer=peer, copies=copies)
             if not verdict.passed:
                 raise Rejected("wrong", f"after the timed runs: {verdict.detail}")
             return {**self._timing(lane), "max_error": verdict.max_error}

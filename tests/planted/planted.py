@@ -36,6 +36,7 @@ STATUS = {
     "overruns": "wrong",
     "lies": "wrong",
     "tires": "wrong",
+    "neglects": "wrong",
     "segfaults": "crashed",
     "refuses": "compile_error",
     "raises": "launch_error",
@@ -152,6 +153,13 @@ def tire(arrays, calls=itertools.count()):  # noqa: B008
         lie(arrays)
 
 
+def neglect(arrays, first={}):  # noqa: B006
+    """Right on the first of several copies of the same arrays, and nothing on the others."""
+    own = arrays["dst"].ctypes.data
+    if first.setdefault(arrays["src"].tobytes(), own) == own:
+        copy(arrays, 100)
+
+
 RUNS = {
     "hangs": hang,
     "overruns": overrun,
@@ -159,6 +167,7 @@ RUNS = {
     "raises": raises,
     "lies": lie,
     "tires": tire,
+    "neglects": neglect,
 }
 
 
