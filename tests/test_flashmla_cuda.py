@@ -27,6 +27,9 @@ CORNERS = [
     ("pair", latent(128, 1, 128, 4096), Config(least=1, combine=True)),
     ("pair", latent(1, 4, 128, 4096, 128, **HALF), Config(least=1, combine=False)),
     ("pair", latent(16, 2, 64, 512, 16), Config(least=1, combine=False)),
+    ("pair", latent(128, 1, 64, 4096), Config(least=1, combine=True)),
+    ("pair", latent(64, 1, 128, 4096, **PACKED), Config(least=1, combine=True)),
+    ("pair", latent(16, 1, 64, 512, 16, **PACKED), Config(least=1, combine=False)),
     ("mma", latent(128, 1, 16, 4096), Config(least=4, combine=True)),
     ("mma", latent(128, 1, 8, 4096, 16, **HALF), Config(least=4, combine=False)),
     ("mma", latent(128, 1, 16, 4096, **PACKED), Config(least=4, combine=False)),
@@ -102,13 +105,6 @@ def test_an_empty_problem_launches_nothing() -> None:
         for implementation in catalog.in_language(problem.entry, "cuda"):
             config = implementation.default(problem, H200)
             assert implementation.program(problem, config, H200).steps == ()
-
-
-def test_a_pair_has_more_rows_than_a_block() -> None:
-    reason = pair.IMPLEMENTATION.why_not(
-        Config(least=1, combine=False), latent(8, 1, 64, 512), H200
-    )
-    assert reason == "64 rows are not split over 2 blocks"
 
 
 def test_a_row_by_itself_is_not_loaded_by_a_cluster() -> None:

@@ -16,7 +16,7 @@ struct LatentResults {
   using T = typename Tile::T;
   static constexpr int kTileRows = Tile::BLOCK_M * Tile::kRowTiles;
 
-  const LatentAttention<T, T>& call;
+  const LatentAttention<T, typename Tile::Cached>& call;
   Partials<kTileRows> partials;
   uint32_t* counters;  // (shares, kSide): zero before and after
   Task* tasks;         // (shares,)

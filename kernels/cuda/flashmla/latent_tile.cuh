@@ -16,6 +16,7 @@ namespace kernelcat {
 template <typename T_, int kPageSize_, int kRowTiles_, int kClusterSize_>
 struct LatentTile {
   using T = T_;
+  using Cached = T_;
   static constexpr int BLOCK_M = kWgmmaM, BLOCK_N = 64;
   static constexpr int kPageSize = kPageSize_, kRowTiles = kRowTiles_;
   static constexpr int kSide = kRowTiles;  // blocks of a share

@@ -1,6 +1,7 @@
-// Latent attention of 128 rows on Hopper by two blocks, of which each has half of the columns.
+// Latent attention of 64 or 128 rows on Hopper by two blocks, of which each has half of the
+// columns.
 //
-// Both blocks of a cluster have all 128 rows, and of a tile of tokens the 256 latent columns that
+// Both blocks of a cluster have all rows, and of a tile of tokens the 256 latent columns that
 // their half of the result is of: a byte of the cache is read by one SM alone, and takes the room
 // of half a tile. Scores need all columns. So a block has the softmax of 64 of the rows: the other
 // one sends what its columns add to their scores, and gets their weights; both go from the
@@ -12,7 +13,7 @@
 
 #include "latent_products.cuh"
 #include "latent_result.cuh"
-#include "pair_producer.cuh"
+#include "pair_unpacker.cuh"
 #include "remote_store.cuh"
 
 namespace kernelcat {
@@ -30,7 +31,7 @@ struct PairConsumer {
   static constexpr int kSteps = Rows::kSteps;
 
   PairShared<Tile>& shared;
-  const LatentAttention<T, T>& call;
+  const LatentAttention<T, typename Tile::Cached>& call;
   Result result;
   int warpgroup, peer;
 
@@ -248,11 +249,14 @@ struct PairConsumer {
 };
 
 // Up to `few` clusters' parts of a row are put together here; flashmla_combine does the rest.
-template <typename T, int kPageSize, typename Tile = PairTile<T, kPageSize>>
+template <typename T, typename Cached, int kPageSize, int kWarpgroups,
+          typename Tile = PairTile<T, Cached, kPageSize, kWarpgroups>>
 __global__ void __launch_bounds__(Tile::kNumThreads, 1)
-    flashmla_pair(const __grid_constant__ TensorMap map_q,   // (tokens * heads, 576)
-                  const __grid_constant__ TensorMap map_kv,  // (slots, 576)
-                  const T* q, const T* kv_cache, const int* block_table, const int* kv_lens,
+    flashmla_pair(const __grid_constant__ TensorMap map_q,       // (tokens * heads, 576)
+                  const __grid_constant__ TensorMap map_kv,      // (slots, a row)
+                  const __grid_constant__ TensorMap map_rope,    // the same, of packed rows
+                  const __grid_constant__ TensorMap map_scales,  // the same
+                  const T* q, const Cached* kv_cache, const int* block_table, const int* kv_lens,
                   const int* cu_q, T* out, float* lse, float* memory, uint32_t* counters,
                   Task* tasks, int batch, int heads, int table_width, float sm_scale, int num_slots,
                   int least, int few) {
@@ -264,10 +268,11 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     prefetch_map(map_kv);
     constexpr int kWarps = kWarpgroupThreads / kWarpThreads;  // of a warpgroup
     shared.queries_full.init(1);
-    shared.queries_empty.init(2 * kWarps);
+    shared.queries_empty.init(kWarpgroups * kWarps);
     for (int stage = 0; stage < Tile::kNumStages; ++stage) {
-      shared.keys_full[stage].init(1);
-      shared.keys_empty[stage].init(2 * kWarps);
+      shared.keys_full[stage].init(Tile::kPacked ? kWarpgroupThreads : 1);
+      if constexpr (Tile::kPacked) shared.packed_full[stage].init(1);
+      shared.keys_empty[stage].init(kWarpgroups * kWarps);
     }
     shared.scores_full.init(1);
     shared.weights_full.init(1);
@@ -287,8 +292,8 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
   if (rank == 0 && threadIdx.x == 0) tasks[share].num_parts = 0;
   if (share < shares.num_blocks) {
     const int warpgroup = warp_index() / 4;
-    const LatentAttention<T, T> call = {q,   kv_cache, block_table, kv_lens,     cu_q,    out,
-                                        lse, batch,    heads,       table_width, sm_scale};
+    const LatentAttention<T, Cached> call = {q,   kv_cache, block_table, kv_lens,     cu_q,    out,
+                                             lse, batch,    heads,       table_width, sm_scale};
     const LatentResults<Tile> results = {call, {memory}, counters, tasks, &shared.is_last,
                                          few,  share,    rank};
     if (warpgroup == 2) {
@@ -296,8 +301,13 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
       const PairProducer<Tile> producer = {shared, map_q,       map_kv,    block_table,
                                            heads,  table_width, num_slots, rank};
       // Both blocks have all rows.
-      if (warp_index() % 4 == 0) producer.run({list, shares, share, 0}, first);
-    } else {
+      const LatentSchedule<Tile> schedule = {list, shares, share, 0};
+      if constexpr (Tile::kPacked) {
+        PairUnpacker<Tile>{producer, map_rope, map_scales}.run(schedule, first);
+      } else if (warp_index() % 4 == 0) {
+        producer.run(schedule, first);
+      }
+    } else if (warpgroup < kWarpgroups) {
       increase_registers<Tile::kConsumerRegisters>();
       const LatentResult<Tile> result = {results, rank, warpgroup * Tile::kWarpgroupRows};
       if (warpgroup == rank) {

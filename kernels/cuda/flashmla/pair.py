@@ -1,12 +1,12 @@
 """`flashmla` by two blocks for 128 rows: each has half of the columns, and the softmax of half of
-the rows."""
+the rows. Of 64 rows the first block has the softmax of all."""
 
 from __future__ import annotations
 
 from math import ceil
 
 from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Program, Step
+from kernelcat.implementation import Config, Implementation, Int32, Program, Step, TensorMap
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.flashmla.operands import (
     context,
@@ -15,6 +15,7 @@ from kernelcat.kernels.cuda.flashmla.operands import (
     row_tiles,
     rows,
     slots,
+    types,
 )
 from kernelcat.kernels.cuda.flashmla.split import (
     ALL_PARTS,
@@ -27,17 +28,19 @@ from kernelcat.kernels.cuda.flashmla.split import (
 )
 from kernelcat.kernels.cuda.flashmla.wgmma import BLOCK, THREADS, wgmma_map, why_no_wgmma
 from kernelcat.model import LAUNCH_US, copy_us
-from kernelcat.reference.flashmla import ENTRY
+from kernelcat.reference._mla_row import PACKED, ROPE, SCALED, SCALES
+from kernelcat.reference.flashmla import ENTRY, PACKED_TYPE
 from kernelcat.spec import Problem
 
 SIDE = 2
 """Blocks of a cluster."""
-TILE_ROWS = SIDE * BLOCK
 SHARED_BYTES = 24 * BLOCK * 128 + BLOCK * 256 + BLOCK * 160 + 3072
 """Queries, three tiles' keys, what the other block sends; barriers, what is lost to alignment."""
+SCALE_BYTES = 3 * 16 * BLOCK
+"""Of packed rows."""
 
-TILE_US = 1.3
-"""What a cluster takes for a tile of tokens."""
+TILE_US = {1: 1.0, 2: 1.3}
+"""What a cluster takes for a tile of tokens, by the warpgroups that have rows."""
 ROW_TILE_US = 3.0
 """What it takes for queries and results."""
 
@@ -47,13 +50,14 @@ clusters share."""
 
 
 def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if rows(problem) <= BLOCK:
-        return f"{rows(problem)} rows are not split over {SIDE} blocks"
     if problem["page_size"] == 1:
         return "pages of one token are too small for TMA"
-    if reason := why_no_wgmma(problem):
+    if _packed(problem):
+        if problem["dtype"] != "bfloat16":
+            return "the rotated part of packed rows is bfloat16, and so must queries be"
+    elif reason := why_no_wgmma(problem):
         return reason
-    if gpu.shared_bytes < SHARED_BYTES:
+    if gpu.shared_bytes < _shared_bytes(problem):
         return f"three tiles of keys do not fit {gpu.name}'s shared memory"
     if gpu.sms < SIDE:
         return f"a cluster of {SIDE} blocks needs as many SMs"
@@ -62,43 +66,74 @@ def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
+def _warpgroups(problem: Problem) -> int:
+    """Of a block, that have rows."""
+    return 1 if rows(problem) <= BLOCK else 2
+
+
+def _tile_rows(problem: Problem) -> int:
+    return BLOCK * _warpgroups(problem)
+
+
+def _packed(problem: Problem) -> bool:
+    return bool(problem["kv_dtype"] == PACKED_TYPE)
+
+
+def _shared_bytes(problem: Problem) -> int:
+    return SHARED_BYTES + (SCALE_BYTES if _packed(problem) else 0)
+
+
+def _maps(problem: Problem) -> tuple[TensorMap, ...]:
+    """Of the queries, and of the cache: its rows, or packed ones' latents, rotations, scales."""
+    tokens = min(BLOCK, problem["page_size"])
+    queries = wgmma_map("q", problem, num_rows(problem), BLOCK)
+    if not _packed(problem):
+        return queries, *[wgmma_map("kv_cache", problem, slots(problem), tokens)] * 3
+
+    def boxes(columns: int, swizzle: int) -> TensorMap:
+        shape, box = (PACKED, slots(problem)), (columns, tokens)
+        return TensorMap("kv_cache", PACKED_TYPE, shape, (PACKED,), box, swizzle=swizzle)
+
+    return queries, boxes(SCALED, 0), boxes(2 * ROPE, 2 * ROPE), boxes(SCALES, 0)
+
+
 def _tiles(problem: Problem) -> int:
     """Tiles of tokens that are worked on, of all clusters together."""
-    return row_tiles(problem, TILE_ROWS) * max(ceil(context(problem) / BLOCK), 1)
+    return row_tiles(problem, _tile_rows(problem)) * max(ceil(context(problem) / BLOCK), 1)
 
 
 def _shares(problem: Problem, gpu: Gpu) -> int:
-    return num_shares(problem, TILE_ROWS, gpu.sms // SIDE)
+    return num_shares(problem, _tile_rows(problem), gpu.sms // SIDE)
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if num_rows(problem) == 0:
         return Program(())
+    arguments = (*types(problem), problem["page_size"], _warpgroups(problem))
     source = CudaSource(
         "flashmla/pair.cu",
-        f"kernelcat::flashmla_pair<kernelcat::{problem['dtype']}, {problem['page_size']}>",
+        f"kernelcat::flashmla_pair<{', '.join(map(str, arguments))}>",
     )
     shares = _shares(problem, gpu)
     step = Step(
         source,
         (shares * SIDE, 1, 1),
         (
-            wgmma_map("q", problem, num_rows(problem), BLOCK),
-            wgmma_map("kv_cache", problem, slots(problem), min(BLOCK, problem["page_size"])),
+            *_maps(problem),
             *params(problem, *WORKSPACES),
             Int32(slots(problem)),
             Int32(config["least"]),
             Int32(FEW_PARTS if config["combine"] else ALL_PARTS),
         ),
         THREADS,
-        SHARED_BYTES,
+        _shared_bytes(problem),
         (SIDE, 1, 1),
         programmatic=True,
     )
     steps: tuple[Step, ...] = (step,)
     if config["combine"]:
-        steps += (combine_step(problem, TILE_ROWS, shares, gpu),)
-    return Program(steps, workspaces(shares, TILE_ROWS, SIDE))
+        steps += (combine_step(problem, _tile_rows(problem), shares, gpu),)
+    return Program(steps, workspaces(shares, _tile_rows(problem), SIDE))
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
@@ -108,11 +143,12 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     tiles = _tiles(problem)
     shares = max(1, min(_shares(problem, gpu), tiles // config["least"]))
     # A tile of rows by itself reads all keys again.
-    again = ceil(rows(problem) / TILE_ROWS)
+    again = ceil(rows(problem) / _tile_rows(problem))
     bytes_us = copy_us(ENTRY.bytes_moved(problem) * again, gpu, 0.85)
-    segments = ceil(row_tiles(problem, TILE_ROWS) / shares)
-    work_us = ceil(tiles / shares) * TILE_US + ROW_TILE_US * segments
-    merging_us = merge_us(problem, TILE_ROWS, shares, config["combine"])
+    segments = ceil(row_tiles(problem, _tile_rows(problem)) / shares)
+    tile_us = TILE_US[_warpgroups(problem)]
+    work_us = ceil(tiles / shares) * tile_us + ROW_TILE_US * segments
+    merging_us = merge_us(problem, _tile_rows(problem), shares, config["combine"])
     return LAUNCH_US + max(bytes_us, work_us) + merging_us
 
 
@@ -127,7 +163,7 @@ IMPLEMENTATION = Implementation(
     entry="flashmla",
     language="cuda",
     variant="pair",
-    summary="128 rows a cluster of two, each block half of the columns; scores and weights cross",
+    summary="64 or 128 rows a cluster; each block half of the columns; scores and weights cross",
     archs=("sm_90a",),
     space=SPACE,
     reject=_reject,

@@ -52,15 +52,15 @@ struct PairProducer {
     const int row = segment.sequence.first_query * heads + segment.first_row;
     if (lane_index() == 0) {
       shared.segments[index & 1] = segment;
-      full.arrive_expect((2 * Tile::kValueChunks + 1) * Tile::kChunkBytes);
+      full.arrive_expect((Tile::kWarpgroups * Tile::kValueChunks + 1) * Tile::kChunkBytes);
     }
     __syncwarp();
     const int warpgroup = lane_index() / Tile::kValueChunks;
     const int chunk = lane_index() % Tile::kValueChunks;
-    if (warpgroup < 2) {
+    if (warpgroup < Tile::kWarpgroups) {
       tensor_load(shared.queries[warpgroup][chunk], map_q, column(chunk),
                   row + warpgroup * Tile::kWarpgroupRows, full, kDefaultPolicy);
-    } else if (lane_index() == 2 * Tile::kValueChunks) {
+    } else if (lane_index() == Tile::kWarpgroups * Tile::kValueChunks) {
       tensor_load(shared.queries_rope, map_q, column(Tile::kRopeChunk),
                   row + rank * Tile::kWarpgroupRows, full, kDefaultPolicy);
     }

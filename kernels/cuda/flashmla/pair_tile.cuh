@@ -10,17 +10,28 @@
 
 namespace kernelcat {
 
-template <typename T_, int kPageSize_>
+template <typename A, typename B>
+constexpr bool same_type = false;
+template <typename A>
+constexpr bool same_type<A, A> = true;
+
+// kWarpgroups have rows; with one, there are 64 rows, and the first block has the softmax of all.
+template <typename T_, typename Cached_, int kPageSize_, int kWarpgroups_>
 struct PairTile {
   using T = T_;
-  static constexpr int BLOCK_M = 128, BLOCK_N = 64, kWarpgroupRows = kWgmmaM;
+  using Cached = Cached_;
+  // Float8 rows become 16-bit numbers in shared memory, by the warps beside the one that loads.
+  static constexpr bool kPacked = !same_type<T, Cached>;
+  static constexpr int kWarpgroups = kWarpgroups_, kWarpgroupRows = kWgmmaM;
+  static constexpr int BLOCK_M = kWarpgroups * kWarpgroupRows, BLOCK_N = 64;
   static constexpr int kPageSize = kPageSize_, kRowTiles = 1;
   static constexpr int kSide = 2;  // blocks of a share: the cluster's
   static constexpr int kNumStages = 3;
-  static constexpr int kConsumerThreads = 2 * kWarpgroupThreads;
-  static constexpr int kNumThreads = kConsumerThreads + kWarpgroupThreads;
+  static constexpr int kConsumerThreads = kWarpgroups * kWarpgroupThreads;
+  static constexpr int kNumThreads = 3 * kWarpgroupThreads;  // the last warpgroup loads
   static constexpr int kNumWarps = kNumThreads / kWarpThreads;
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kProducerRegisters = kPacked ? 72 : 40;
+  static constexpr int kConsumerRegisters = kPacked ? 216 : 232;
   static constexpr int kColumns = kRowBytes / 2;                   // of a chunk
   static constexpr int kValueChunks = kLatent / kSide / kColumns;  // of the block's half
   static constexpr int kRopeChunk = kValueChunks, kChunks = kValueChunks + 1;
@@ -44,9 +55,11 @@ struct PairShared {
   float4 scores[Tile::BLOCK_N / 8][kThreads];
   uint4 weights[Tile::BLOCK_N / 16][kThreads];
   float4 sums[kThreads];
+  float4 scales[Tile::kPacked ? Tile::kNumStages : 1][Tile::BLOCK_N];  // of packed rows
   Barrier queries_full, queries_empty;
   Barrier keys_full[Tile::kNumStages], keys_empty[Tile::kNumStages];
-  Barrier scores_full, weights_full;    // here
+  Barrier packed_full[Tile::kPacked ? Tile::kNumStages : 1];  // rows have landed as they are cached
+  Barrier scores_full, weights_full;                          // here
   Barrier scores_empty, weights_empty;  // there: what this block sends next finds room
   Planner<typename Tile::List, Tile::kNumWarps> planner;
   Segment segments[2];  // the latest: queries_full says that it is there
