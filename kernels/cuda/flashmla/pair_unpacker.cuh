@@ -128,23 +128,16 @@ struct PairUnpacker {
     Position at, ahead;
     schedule.for_each(cursor, [&](const Segment& segment) {
       int loaded = segment.begin;  // tiles before this one are on their way
-      const auto load_next = [&] {
-        load(ahead.stage, producer.slot_of(segment, loaded++));
-        ahead.advance();
-      };
       for (int tile = segment.begin; tile < segment.end; ++tile) {
-        if (loads) {
-          if (loaded == tile) {
-            shared.keys_empty[ahead.stage].wait(ahead.parity ^ 1);
-            load_next();
-          }
-          if (tile == segment.begin) producer.tell(segment, index);
-          while (
-              loaded < segment.end &&
-              __all_sync(0xffffffff, is_over(shared.keys_empty[ahead.stage], ahead.parity ^ 1))) {
-            load_next();
-          }
+        while (loads && loaded < segment.end) {
+          const Barrier& empty = shared.keys_empty[ahead.stage];
+          const uint32_t parity = ahead.parity ^ 1;
+          if (loaded > tile && !__all_sync(0xffffffff, is_over(empty, parity))) break;
+          shared.keys_empty[ahead.stage].wait(parity);
+          load(ahead.stage, producer.slot_of(segment, loaded++));
+          ahead.advance();
         }
+        if (loads && tile == segment.begin) producer.tell(segment, index);
         unpack(at);
         at.advance();
       }
