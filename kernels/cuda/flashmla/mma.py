@@ -203,5 +203,4 @@ IMPLEMENTATION = Implementation(
         "exponential by one instruction": "MUFU.EX2",
     },
     rank=1,
-    unverified="was wrong on an H200; mended, and not yet run again",
 )

@@ -179,5 +179,4 @@ IMPLEMENTATION = Implementation(
         "exponential by one instruction": "MUFU.EX2",
     },
     rank=3,
-    unverified="not yet run on a GPU",
 )

@@ -186,5 +186,4 @@ IMPLEMENTATION = Implementation(
         "exponential by one instruction": "MUFU.EX2",
     },
     rank=2,
-    unverified="right on an H200, but without a receipt yet",
 )
