@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 
 from kernelcat import catalog, fuzz, gpu
 from kernelcat.device import CudaDevice, MirroredDevice
@@ -164,3 +164,18 @@ def test_drawn_problems_are_legal_and_within_the_limit(name: str) -> None:
         assert all(problem[a.name] <= 50 for a in entry.axes if not a.values)
 
     run()
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_few_drawn_problems_have_nothing_to_do(name: str) -> None:
+    entry, drawn = catalog.entry(name), []
+
+    @settings(max_examples=100, database=None, derandomize=True, phases=[Phase.generate])
+    @given(fuzz.problems(entry, limit=160))
+    def draw(problem: Problem) -> None:
+        drawn.append(problem)
+
+    draw()
+    idle = sum(entry.bytes_moved(problem) == 0 for problem in drawn)
+    assert len(drawn) >= 50
+    assert idle <= len(drawn) // 4
