@@ -30,7 +30,7 @@ def card(name: str) -> dict[str, Any]:
 
 def _tensor(tensor: Any) -> dict[str, Any]:
     shape = [str(size) if isinstance(size, Derived) else size for size in tensor.shape]
-    facts = {"dtype": tensor.dtype, "doc": tensor.doc, "flag": tensor.flag}
+    facts = {"dtype": str(tensor.dtype), "doc": tensor.doc, "flag": tensor.flag}
     return {"shape": shape, **facts, "updated": tensor.updated}
 
 

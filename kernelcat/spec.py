@@ -33,10 +33,11 @@ class Axis:
     """One dimension along which problems of an entry differ.
 
     A *size* has ``low <= value <= high`` (the range fuzzing draws from; callers may go past
-    ``high``) and a bucketing rule. A *choice* has ``values``; a flag is the choice of two booleans.
-    A *number* is any finite float, and its ``values`` are examples. ``default`` is what a problem
-    has that does not say; None means that it must say. A *minor* choice hardly changes which
-    configuration is best, so that problems share a bucket across it; numbers are minor.
+    ``high``), a bucketing rule and a ``step`` that divides it. A *choice* has ``values``; a flag is
+    the choice of two booleans. A *number* is any finite float, and its ``values`` are examples.
+    ``default`` is what a problem has that does not say; None means that it must say. A *minor*
+    choice hardly changes which configuration is best, so that problems share a bucket across it;
+    numbers are minor.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Axis:
     default: AxisValue | None = None
     minor: bool = False
     is_number: bool = False
+    step: int = 1
 
     @staticmethod
     def size(
@@ -57,8 +59,9 @@ class Axis:
         high: int,
         bucket: Bucket = power_of_two,
         default: int | None = None,
+        step: int = 1,
     ) -> Axis:
-        return Axis(name, doc, low=low, high=high, bucket=bucket, default=default)
+        return Axis(name, doc, low=low, high=high, bucket=bucket, default=default, step=step)
 
     @staticmethod
     def choice(
@@ -95,6 +98,8 @@ class Axis:
                 )
         elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise InvalidArgument(f"{self.name}={value!r} must be a whole number >= 0")
+        elif value % self.step:
+            raise InvalidArgument(f"{self.name}={value!r} must be a multiple of {self.step}")
 
 
 @dataclass(frozen=True)
@@ -129,14 +134,44 @@ class Derived:
     """A size that follows from axes: ``Derived("K/128", lambda axes: -(-axes["K"] // 128))``.
 
     ``of`` maps axis values to the size, by arithmetic that symbolic integers can do too; ``text``
-    is how messages call it.
+    is how messages call it. ``tells`` is an axis and how it follows from the size, where an array
+    of this size tells that axis.
     """
 
     text: str
     of: Callable[[Mapping[str, Any]], Any]
+    tells: tuple[str, Callable[[Any], Any]] | None = None
 
     def __str__(self) -> str:
         return self.text
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """An element type that follows from a choice: ``ElementType.of("format", nvfp4="uint8")``."""
+
+    axis: str
+    types: tuple[tuple[AxisValue, str], ...]
+
+    @staticmethod
+    def of(axis: str, **types: str) -> ElementType:
+        return ElementType(axis, tuple(types.items()))
+
+    def where(self, axes: Mapping[str, Any]) -> str:
+        return dict(self.types)[axes[self.axis]]
+
+    def told_by(self, dtype: str) -> AxisValue | None:
+        """The choice an array of ``dtype`` tells: the only one that has this type, or None."""
+        values = [value for value, name in self.types if name == dtype]
+        return values[0] if len(values) == 1 else None
+
+    @property
+    def tells(self) -> bool:
+        """Whether every array of such elements tells the choice."""
+        return all(self.told_by(dtype) == value for value, dtype in self.types)
+
+    def __str__(self) -> str:
+        return " or ".join(f"{dtype} ({value})" for value, dtype in self.types)
 
 
 @dataclass(frozen=True)
@@ -154,7 +189,7 @@ EXACT = Tolerance(0.0, 0.0)
 @dataclass(frozen=True)
 class Tensor:
     """An array argument. ``shape`` holds axes, numbers or sizes :class:`Derived` from axes;
-    ``dtype`` names an axis or an element type.
+    ``dtype`` names an axis or an element type, or is an :class:`ElementType`.
 
     ``flag`` names the axis that says whether an optional tensor is there: it is where that is
     ``when``. ``strides`` (in elements) names axes too; None means contiguous. ``tolerance`` is an
@@ -165,7 +200,7 @@ class Tensor:
 
     name: str
     shape: tuple[str | int | Derived, ...]
-    dtype: str
+    dtype: str | ElementType
     doc: str = ""
     flag: str | None = None
     when: AxisValue = True
@@ -198,8 +233,12 @@ class Tensor:
         return tuple(reversed(strides))
 
     def dtype_of(self, problem: Problem) -> str:
-        value = problem.values.get(self.dtype, self.dtype)
-        return str(value)
+        return self.element_type(problem.values)
+
+    def element_type(self, axes: Mapping[str, Any]) -> str:
+        if isinstance(self.dtype, ElementType):
+            return self.dtype.where(axes)
+        return str(axes.get(self.dtype, self.dtype))
 
     def span_of(self, problem: Problem) -> int:
         """Elements from the first to the last one, gaps included; 0 for an empty tensor."""
