@@ -86,7 +86,7 @@ def _vectorized(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if _nothing(problem):
         return Program(())
     threads, main_blocks = config["threads"], _main_blocks(problem, config)
-    constants = _constants(problem, "hadamard", "stochastic") + [str(threads)]
+    constants = [*_constants(problem, "hadamard", "stochastic"), str(threads)]
     blocks = main_blocks + _padding_blocks(problem, threads)
     if problem["rms_norm"]:
         constants.append(str(_row_unroll(problem, threads)))
@@ -155,7 +155,6 @@ IMPLEMENTATIONS = (
         estimate=lambda problem, config, gpu: (
             LAUNCH_US + 8 * copy_us(ENTRY.bytes_moved(problem), gpu)
         ),
-        techniques={"warp shuffle": "SHFL"},
         rank=0,
         unverified=UNVERIFIED,
     ),
