@@ -199,6 +199,38 @@ def nvfp4_quantize(problem: Problem, x, global_scale=None, weight=None, signs=No
     return {"q": signed, "scale": scales}
 
 
+def weight_place(row: int, col: int, k: int) -> int:
+    """Where the code of (row, col) lies among those of weights in tiles of 16 x 64."""
+    tile = row // 16 * math.ceil(k / 64) + col // 64
+    lane, step = row % 8 * 4 + col % 8 // 2, col % 64 // 16
+    nibble = row % 16 // 8 + col % 16 // 8 * 2 + col % 2 * 4
+    return tile * 1024 + lane * 32 + step * 8 + nibble
+
+
+def nvfp4_matmul(
+    problem: Problem, a, w, w_scale, global_scale=None, a_scale=None, bias=0.0
+):  # fmt: skip
+    """Weight by weight, then sums of outer products, in float64."""
+    n, k, dtype = problem["N"], problem["K"], problem["dtype"]
+    size = 16 if problem["format"] == "nvfp4" else 32
+    decoded = np.zeros((n, k), "float32")
+    for row, col in np.ndindex(decoded.shape):
+        at, block = (row, col), (row, col // size)
+        code = w[at] if problem["packing"] == "rows" else w.flat[weight_place(row, col, k)]
+        if problem["packing"] == "tiles":
+            each = 64 // size
+            tile = row // 16 * math.ceil(k / 64) + col // 64
+            block = (tile * 16 + row % 8 * 2 + row % 16 // 8) * each + col % 64 // size
+        scale = w_scale[block] if problem["packing"] == "rows" else w_scale.flat[block]
+        decoded[at] = code * scale
+    if dtype == "float16":
+        decoded = decoded.astype("float16")
+    z = product(a, decoded) * (1.0 if global_scale is None else float(global_scale[0]))
+    if a_scale is not None:
+        z *= a_scale[:, None]
+    return {"d": ACTIVATIONS[problem["activation"]](z + bias)}
+
+
 def nvfp4_dequantize(problem: Problem, q, scale, global_scale=None):
     """Element by element."""
     m, k = problem["M"], problem["K"]
@@ -379,13 +411,14 @@ INDEPENDENT = {
     "mla_kv_write": mla_kv_write,
     "multicast_gemm": multicast_gemm,
     "nvfp4_dequantize": nvfp4_dequantize,
+    "nvfp4_matmul": nvfp4_matmul,
     "nvfp4_quantize": nvfp4_quantize,
     "paged_attn": paged_attn,
     "tma_copy": tma_copy,
 }
 LIMITS = {
     "flashmla": 8, "fp8_gemm": 270, "fp8_quantize": 140, "fp8_swiglu": 270, "mla_kv_write": 12,
-    "nvfp4_dequantize": 64, "nvfp4_quantize": 64, "paged_attn": 8,
+    "nvfp4_dequantize": 64, "nvfp4_matmul": 128, "nvfp4_quantize": 64, "paged_attn": 8,
 }  # fmt: skip
 """Sizes drawn at most: beyond 128 where blocks are that large, else 40."""
 CLOSE = Tolerance(1e-5, 1e-5)
