@@ -11,6 +11,9 @@ from kernelcat.errors import InvalidArgument
 _fp4: Any = importlib.import_module("kernelcat.reference._fp4")
 _fp4_tiles: Any = importlib.import_module("kernelcat.reference._fp4_tiles")
 
+BLOCKS: dict[str, int] = _fp4.BLOCKS
+"""Format -> elements of a row that share a scale."""
+
 
 def global_scale_of(amax: float) -> float:
     """NVFP4's global scale for a tensor whose largest element is ``amax``: amax / (6 * 448).
@@ -50,9 +53,9 @@ def prepack(w: Any, scale: Any) -> tuple[Any, Any]:
     """
     format = format_of(scale)
     n, k = w.shape[0], 2 * w.shape[1]
-    if tuple(scale.shape) != (n, k // _fp4.BLOCKS[format]) or k % _fp4.BLOCKS[format]:
+    if tuple(scale.shape) != (n, k // BLOCKS[format]) or k % BLOCKS[format]:
         raise InvalidArgument(
-            f"weights of {n} x {k} in {format} have {n} x {k // _fp4.BLOCKS[format]} scales, "
+            f"weights of {n} x {k} in {format} have {n} x {k // BLOCKS[format]} scales, "
             f"not {tuple(scale.shape)}"
         )
     codes, scales = _as_bytes(w), _as_bytes(scale)
