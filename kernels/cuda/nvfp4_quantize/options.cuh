@@ -70,7 +70,7 @@ __device__ __forceinline__ float lanes_sum(float value) {
 // What a row is multiplied by.
 __device__ __forceinline__ float inverse_root(float sum, int k, float eps) {
   const float mean = __fadd_rn(__fdiv_rn(sum, static_cast<float>(k)), eps);
-  return __fdiv_rn(1.0f, __fsqrt_rn(mean));
+  return __frcp_rn(__fsqrt_rn(mean));
 }
 
 __device__ __forceinline__ int64_t padded(int64_t value, int step) {

@@ -5,11 +5,27 @@
 
 namespace kernelcat {
 
+// Both elements of a word; one instruction each.
+template <typename T>
+__device__ __forceinline__ float2 widen_pair(uint32_t pair);
+template <>
+__device__ __forceinline__ float2 widen_pair<bfloat16>(uint32_t pair) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000)};
+}
+template <>
+__device__ __forceinline__ float2 widen_pair<float16>(uint32_t pair) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+}
+
 template <typename T>
 __device__ __forceinline__ void widen(const uint4& vector, float (&h)[kVector]) {
-  const T* elements = reinterpret_cast<const T*>(&vector);
+  const uint32_t pairs[kVector / 2] = {vector.x, vector.y, vector.z, vector.w};
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) h[i] = to_float(elements[i]);
+  for (int i = 0; i < kVector / 2; ++i) {
+    const float2 both = widen_pair<T>(pairs[i]);
+    h[2 * i] = both.x;
+    h[2 * i + 1] = both.y;
+  }
 }
 
 // The transform of the 16 elements that a lane and its neighbour have.

@@ -4,7 +4,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from kernelcat.kernels.cute.fp8_quantize.scaling import divide
 from kernelcat.kernels.cute.mla_kv_write.row import bits_of, float_of
 
 E2M1_MAX = 6.0
@@ -34,6 +33,14 @@ def scale_place(row: Int64, col: Int32, num_cols: Int32, swizzled: cutlass.Const
 
 
 @cute.jit
+def reciprocal(x: Float32):
+    """1 / x, correctly rounded."""
+    return cute.arch.inline_ptx(
+        "rcp.rn.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[x]
+    )
+
+
+@cute.jit
 def larger(a: Float32, b: Float32):
     """The larger magnitude, NaN if one is."""
     return cute.arch.inline_ptx(
@@ -52,11 +59,11 @@ def larger(a: Float32, b: Float32):
 def scale_of(amax: Float32, global_scale: Float32, nvfp4: cutlass.Constexpr):
     """A block's scale as a byte, and what its elements are multiplied by; ``amax`` is no NaN."""
     if cutlass.const_expr(nvfp4):
-        per_six = divide(Float32(1.0), Float32(E2M1_MAX) * global_scale)
+        per_six = reciprocal(Float32(E2M1_MAX) * global_scale)
         wanted = cute.arch.fmax(amax * per_six, Float32(LEAST_SCALE))
         bits = bits_of(cute.arch.fmin(wanted, Float32(E4M3_MAX)))
         rounded = (bits + Uint32(0x7FFFF) + ((bits >> 20) & 1)) >> 20
-        inverse = divide(Float32(1.0), float_of(rounded << 20) * global_scale)
+        inverse = reciprocal(float_of(rounded << 20) * global_scale)
         code = rounded - Uint32(120 << 3)
     else:
         power = bits_of(amax)

@@ -5,7 +5,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8, Uint32
 
 from kernelcat.kernels.cute.fp8_quantize.scaling import divide
-from kernelcat.kernels.cute.nvfp4_quantize.fp4 import scale_place
+from kernelcat.kernels.cute.nvfp4_quantize.fp4 import reciprocal, scale_place
 
 HADAMARD = 16
 ROUNDS = 10
@@ -102,7 +102,7 @@ def inverse_root(total: Float32, k: Int32, eps: Float32):
         write_only_types=[Float32],
         read_only_args=[divide(total, Float32(k)) + eps],
     )
-    return divide(Float32(1.0), root)
+    return reciprocal(root)
 
 
 @cute.jit

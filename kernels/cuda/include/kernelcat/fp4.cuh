@@ -38,7 +38,7 @@ struct Scaling<true> {
   float global_scale, per_six;
 
   __device__ __forceinline__ explicit Scaling(const float* global)
-      : global_scale(*global), per_six(__fdiv_rn(1.0f, __fmul_rn(kE2m1Max, *global))) {}
+      : global_scale(*global), per_six(__frcp_rn(__fmul_rn(kE2m1Max, *global))) {}
 
   // Never subnormal, so that rounding is that of a float's bits.
   __device__ __forceinline__ BlockScale of(float amax) const {
@@ -46,7 +46,7 @@ struct Scaling<true> {
     const uint32_t bits = __float_as_uint(wanted);
     const uint32_t code = (bits + 0x7ffff + (bits >> 20 & 1)) >> 20;
     const float scale = __uint_as_float(code << 20);
-    return {code - (kE4m3Bias >> 20), __fdiv_rn(1.0f, __fmul_rn(scale, global_scale))};
+    return {code - (kE4m3Bias >> 20), __frcp_rn(__fmul_rn(scale, global_scale))};
   }
 };
 
