@@ -30,7 +30,17 @@ from kernelcat.reference._fp4_tiles import (
 from kernelcat.reference._nvfp4_peers import torch_matmul
 from kernelcat.reference.gemm import ACTIVATIONS, OUT_COLS, activate, out_cols
 from kernelcat.reference.paged_attn import library_of
-from kernelcat.spec import Axis, Derived, ElementType, Entry, Peer, Problem, Tensor, Tolerance
+from kernelcat.spec import (
+    Axis,
+    Derived,
+    ElementType,
+    Entry,
+    Peer,
+    Problem,
+    Signal,
+    Tensor,
+    Tolerance,
+)
 
 FP8 = "float8_e4m3fn"
 DTYPES = ("bfloat16", "float16", FP8)
@@ -84,7 +94,7 @@ def _oracle(problem, arrays):
 def _make_inputs(problem, normal):
     """D has a variance of about 1; a third of the rows of NVFP4 weights have subnormal scales.
 
-    Padding of tiles is zero.
+    Padding of tiles is zero. ``_w`` are the weights before they became codes.
     """
     m, n, k, format = (problem[axis] for axis in ("M", "N", "K", "format"))
     blocks = normal((n, k // BLOCKS[format]))
@@ -97,8 +107,11 @@ def _make_inputs(problem, normal):
         inputs["global_scale"] = spread * (1 + 0.1 * normal((1,)).clip(-3, 3))
     else:
         scale = 2.0 ** (xp.rint(xp.log2(xp.float32(spread))) + xp.rint(blocks).clip(-2, 1))
-    codes = dtypes.encode(3 * normal((n, k)), CODES)
     scales = dtypes.encode(scale.astype("float32"), SCALE.where(problem.values))
+    scale = dtypes.decode(scales, SCALE.where(problem.values)).repeat(BLOCKS[format], axis=1)
+    w = (3 * normal((n, k))).clip(-dtypes.E2M1_MAX, dtypes.E2M1_MAX)
+    codes = dtypes.encode(w, CODES)
+    inputs["_w"] = w * scale * inputs.get("global_scale", xp.float32(1))
     if problem["packing"] == "tiles":
         codes, scales = pack_codes(codes), pack_scales(scales, format)
     inputs["w"] = dtypes.decode(codes, CODES)
@@ -108,6 +121,33 @@ def _make_inputs(problem, normal):
     if problem["bias"]:
         inputs["bias"] = normal((n,))
     return inputs
+
+
+def _exact(problem, drawn):
+    """D of weights that are no codes and of A that is in float32."""
+    d = drawn["a"] @ drawn["_w"].T
+    if problem["dtype"] == FP8:
+        d *= drawn["a_scale"][:, None]
+    if problem["bias"]:
+        d += drawn["bias"]
+    return {"d": activate(problem["activation"], d)}
+
+
+LEAST_SQNR = {"nvfp4": 16.0, "mxfp4": 12.0}
+"""Signal to quantization noise of products, in dB."""
+
+
+def _least_sqnr(problem: Problem) -> float | None:
+    """None of so few elements that one block's noise, or one sum that cancels, decides.
+
+    swiglu multiplies two products: their noises add up, which is 3 dB, and its tails are heavy.
+    """
+    gated = problem["activation"] == "swiglu"
+    if problem["N"] * problem["K"] < 4096:
+        return None
+    if problem["M"] * out_cols(problem) < (4096 if gated else 256):
+        return None
+    return LEAST_SQNR[problem["format"]] - (3 if gated else 0)
 
 
 def _bytes_moved(problem: Problem) -> int:
@@ -189,4 +229,5 @@ ENTRY = Entry(
     problems=_names(),
     peers=(Peer("cublas", torch_matmul),),
     constraint=_constraint,
+    signal=Signal(_exact, _least_sqnr),
 )  # fmt: skip
