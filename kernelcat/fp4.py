@@ -63,6 +63,28 @@ def prepack(w: Any, scale: Any) -> tuple[Any, Any]:
     return _like(packed[0], w), _like(packed[1], scale)
 
 
+def swizzle(scale: Any) -> Any:
+    """Block scales of weights in rows as products with activations in 4 bits read them (W4A4).
+
+    Once, when a model is loaded; `nvfp4_quantize` makes those of activations so by itself.
+
+    Parameters
+    ----------
+    scale : (N, K / 16) ``float8_e4m3fn`` (NVFP4) or (N, K / 32) ``float8_e8m0fnu`` (MXFP4), linear
+
+    Returns
+    -------
+    The same in tiles of 128 x 4 as cuBLASLt reads them, padded with zeros to multiples of those.
+
+    Raises
+    ------
+    InvalidArgument
+        Scales of another element type.
+    """
+    format_of(scale)
+    return _like(_fp4.swizzle(_as_bytes(scale)), scale)
+
+
 def _as_bytes(array: Any) -> Any:
     """A NumPy or CuPy array of the same bytes."""
     if type(array).__module__.partition(".")[0] != "torch":

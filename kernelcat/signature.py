@@ -215,7 +215,7 @@ def _read(known: _Axes, tensor: Tensor, info: ArrayInfo) -> None:
             known.add(axis, extent, f"{name}.shape[{position}]")
         elif axis.tells is not None:
             told, size_of = axis.tells
-            known.add(told, size_of(extent), f"{name}'s ({axis} = {extent})")
+            known.add(told, size_of(extent, known.values), f"{name}'s ({axis} = {extent})")
     if tensor.strides is None:
         if not info.contiguous:
             raise InvalidArgument(

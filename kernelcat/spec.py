@@ -51,12 +51,13 @@ class Derived:
 
     ``of`` maps axis values to the size, by arithmetic that symbolic integers can do too; ``text``
     is how messages call it. ``tells`` is an axis and how it follows from the size, where an array
-    of this size tells that axis.
+    of this size tells that axis: of the size and the axes known so far, the array's element type
+    among them.
     """
 
     text: str
     of: Callable[[Mapping[str, Any]], Any]
-    tells: tuple[str, Callable[[Any], Any]] | None = None
+    tells: tuple[str, Callable[[Any, Mapping[str, Any]], Any]] | None = None
 
     def __str__(self) -> str:
         return self.text

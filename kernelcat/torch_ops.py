@@ -157,20 +157,6 @@ def _bind_axes(entry: Entry, tensor: Tensor, array: Any, axes: dict[str, Any]) -
     name = f"{entry.name}: {tensor.name}"
     rank = len(tensor.shape)
     torch._check(array.dim() == rank, lambda: f"{name} must have {rank} dimensions")
-    for position, axis in enumerate(tensor.shape):
-        extent = array.shape[position]
-        if isinstance(axis, Derived):
-            if axis.tells is None:
-                continue
-            axis, size_of = axis.tells
-            extent = size_of(extent)
-        expected = axes.setdefault(axis, extent) if isinstance(axis, str) else axis
-        torch._check(
-            extent == expected,
-            lambda axis=axis, extent=extent, expected=expected: (  # type: ignore[misc]
-                f"{name}: {axis} is {extent}, but {expected} elsewhere"
-            ),
-        )
     dtype = str(array.dtype).removeprefix("torch.")
     if isinstance(tensor.dtype, ElementType):
         if tensor.dtype.tells and tensor.dtype.told_by(dtype) is not None:
@@ -179,6 +165,20 @@ def _bind_axes(entry: Entry, tensor: Tensor, array: Any, axes: dict[str, Any]) -
         axes.setdefault(tensor.dtype, dtype)
     element = _element(tensor.element_type(axes))
     torch._check(array.dtype == element, lambda: f"{name} is {array.dtype}; it must be {element}")
+    for position, axis in enumerate(tensor.shape):
+        extent = array.shape[position]
+        if isinstance(axis, Derived):
+            if axis.tells is None:
+                continue
+            axis, size_of = axis.tells
+            extent = size_of(extent, axes)
+        expected = axes.setdefault(axis, extent) if isinstance(axis, str) else axis
+        torch._check(
+            extent == expected,
+            lambda axis=axis, extent=extent, expected=expected: (  # type: ignore[misc]
+                f"{name}: {axis} is {extent}, but {expected} elsewhere"
+            ),
+        )
 
 
 def _check_derived(entry: Entry, tensor: Tensor, array: Any, axes: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernelcat import dtypes
 from kernelcat.errors import MissingDependency, Unsupported
-from kernelcat.reference._fp4 import BLOCKS, LEAST_SCALE, NAN_SCALE
+from kernelcat.reference._fp4 import BLOCKS, CODES, LEAST_SCALE, NAN_SCALE
 
 TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 """Between codes i and i + 1; the even one gets the tie."""
@@ -57,6 +57,13 @@ def dequantized(torch, q, scale, format: str, global_scale):
     return found if global_scale is None else found * global_scale
 
 
+def unswizzled(scales, rows: int, cols: int):
+    """(rows, cols) bytes of the swizzled layout's (`_fp4`)."""
+    tiles, tile_cols = scales.shape[0] // 128, scales.shape[1] // 4
+    parts = scales.reshape(tiles, tile_cols, 32, 4, 4).permute(0, 3, 2, 1, 4)
+    return parts.reshape(scales.shape)[:rows, :cols].contiguous()
+
+
 def _plain(problem) -> None:
     if problem["M"] * problem["K"] == 0 or problem["scale_layout"] != "linear":
         raise Unsupported("torch's formulation has linear scales, and something to do")
@@ -103,7 +110,8 @@ def torch_dequantize():
 def torch_matmul():
     """cuBLAS in 16 bits through torch, of weights that were dequantized ahead of time.
 
-    A in float8 is made bfloat16 ahead of time as well; its scales come after the product.
+    A in float8 or 4 bits is made bfloat16 ahead of time as well; float8's scales come after the
+    product.
     """
     torch = import_torch()
     activations = {
@@ -113,15 +121,23 @@ def torch_matmul():
         "swiglu": lambda z: torch.nn.functional.silu(z[:, ::2]) * z[:, 1::2],
     }
 
+    def values(problem, codes, scales, is_swizzled: bool):
+        codes, scales = codes.view(torch.uint8), scales.view(torch.uint8)
+        if is_swizzled:
+            cols = problem["K"] // BLOCKS[problem["format"]]
+            scales = unswizzled(scales, codes.shape[0], cols)
+        found = dequantized(torch, codes, scales, problem["format"], None)
+        return found.to(torch.float16 if problem["dtype"] == "float16" else torch.bfloat16)
+
     def make(problem, arrays):
         if problem["packing"] != "rows":
             raise Unsupported("cuBLAS is raced over weights in rows")
         a, d, bias, a_scale = (arrays.get(name) for name in ("a", "d", "bias", "a_scale"))
         if a_scale is not None and (bias is not None or problem["activation"] != "none"):
             raise Unsupported("with float8 cuBLAS is raced without bias and activation")
-        a = a.to(d.dtype)
-        codes, scales = (arrays[name].view(torch.uint8) for name in ("w", "w_scale"))
-        w = dequantized(torch, codes, scales, problem["format"], None).to(d.dtype).t()
+        in_codes = problem["dtype"] == CODES
+        a = values(problem, a, arrays["a_block_scale"], True) if in_codes else a.to(d.dtype)
+        w = values(problem, arrays["w"], arrays["w_scale"], in_codes).t()
         alpha = float(arrays["global_scale"]) if "global_scale" in arrays else 1.0
         added, beta = (d.new_zeros(1), 0) if bias is None else (bias, 1)
         if a_scale is not None:

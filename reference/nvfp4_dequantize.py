@@ -29,7 +29,7 @@ from kernelcat.spec import EXACT, Axis, Derived, Entry, Peer, Problem, Tensor
 
 DTYPES = ("bfloat16", "float16", "float32")
 NAN = {"bfloat16": 0x7FFF, "float16": 0x7FFF, "float32": 0x7FFFFFFF}
-HALF_K = Derived("K/2", lambda axes: axes["K"] // 2, tells=("K", lambda size: 2 * size))
+HALF_K = Derived("K/2", lambda axes: axes["K"] // 2, tells=("K", lambda size, axes: 2 * size))
 
 
 def _stored(values, dtype: str):

@@ -48,7 +48,7 @@ INTERPRET = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from dataclasses import replace
-from kernelcat import catalog, check
+from kernelcat import catalog, check, gpu
 from kernelcat.device import Interpreter
 from kernelcat.implementation import Config
 
@@ -59,8 +59,9 @@ device.gpu = replace(device.gpu, sms=4)  # few persistent programs, so that each
 def judge(entry, variant, config, axes):
     implementation = catalog.implementation(entry, "triton", variant)
     problem = catalog.entry(entry).problem(**axes)
-    config = Config(config) if config else implementation.default(problem, device.gpu)
-    reason = implementation.why_not(config, problem, device.gpu)
+    target = device.gpu if implementation.serves(device.gpu.arch) else gpu.find("b200")
+    config = Config(config) if config else implementation.default(problem, target)
+    reason = implementation.why_not(config, problem, target)
     verdict = check.check(implementation, problem, config, device, seeds=(0,))
     return reason, verdict.passed, verdict.detail
 

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kernelcat import catalog, check, dtypes, fp4
+from kernelcat import catalog, check, dtypes, fp4, signature, torch_ops
+from kernelcat.arrays import ArrayInfo
 from kernelcat.errors import InvalidArgument, Unsupported
 from kernelcat.reference import _fp4, _fp4_tiles
-from kernelcat.reference.nvfp4_matmul import FP8
+from kernelcat.reference.nvfp4_matmul import DTYPES, FP4, FP8, OUT
 
 torch = pytest.importorskip("torch")
 
@@ -63,12 +64,74 @@ def test_prepacked_weights_are_the_same_weights(n: int, k: int, format: str) -> 
     assert (packed.shape, scale.shape) == (shapes["w"], shapes["w_scale"])
 
 
+@pytest.mark.parametrize("format", _fp4.FORMATS)
+def test_swizzled_scales_are_the_same_scales(format: str) -> None:
+    n, k = 140, 288
+    _, scales = drawn(n, k, format)
+    element = {"nvfp4": torch.float8_e4m3fn, "mxfp4": torch.float8_e8m0fnu}[format]
+    found = fp4.swizzle(torch.from_numpy(scales).view(element))
+    problem = ENTRY.problem(M=1, N=n, K=k, dtype=FP4, format=format)
+    wanted = next(t for t in ENTRY.inputs if t.name == "w_scale")
+    assert (tuple(found.shape), found.dtype) == (wanted.shape_of(problem), element)
+    bytes_ = found.view(torch.uint8).numpy()
+    assert (_fp4.unswizzle(bytes_, *scales.shape) == scales).all()
+    assert bytes_.sum(dtype=int) == scales.sum(dtype=int)  # padding is zero
+    with pytest.raises(InvalidArgument, match="scales are uint8"):
+        fp4.swizzle(torch.from_numpy(scales))
+
+
 def test_prepack_says_what_it_cannot_take() -> None:
     w = torch.zeros(4, 32, dtype=torch.uint8)
     with pytest.raises(InvalidArgument, match="scales are uint8; use float8_e4m3fn"):
         fp4.prepack(w, torch.zeros(4, 4, dtype=torch.uint8))
     with pytest.raises(InvalidArgument, match="4 x 64 in nvfp4 have 4 x 4 scales, not"):
         fp4.prepack(w, torch.zeros(4, 2, dtype=torch.uint8).view(torch.float8_e4m3fn))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_call_tells_its_problem(dtype: str) -> None:
+    """Of A in 4 bits, too, whose columns are half as many as K."""
+    problem = ENTRY.problem(M=33, N=80, K=96, dtype=dtype, format="mxfp4")
+    infos, fakes = {}, []
+    for tensor in ENTRY.inputs:
+        if not tensor.present(problem):
+            fakes.append(None)
+            continue
+        shape, kind = tensor.shape_of(problem), tensor.dtype_of(problem)
+        fakes.append(torch.empty(shape, dtype=getattr(torch, kind), device="meta"))
+        strides = tensor.strides_of(problem)
+        infos[tensor.name] = ArrayInfo(16, shape, strides, kind, "cuda:0", "torch")
+    assert signature.infer(ENTRY, infos, {"N": 80}) == problem
+    d = torch_ops._fake(ENTRY, fakes, {"N": 80, "packing": "rows", "activation": "none"})
+    assert (tuple(d.shape), str(d.dtype)) == ((33, 80), f"torch.{OUT.where(problem.values)}")
+
+
+def test_scales_of_both_operands_are_where_blackwell_reads_them() -> None:
+    """D of the oracle is what the definition gives of `nvfp4_quantize`'s two outputs."""
+    random = np.random.default_rng(0)
+    m, n, k = 140, 130, 208
+    a, w = (random.standard_normal(size).astype("float32") for size in ((m, k), (n, k)))
+    quantized, operands = {}, {}
+    entry = catalog.entry("nvfp4_quantize")
+    for name, x in (("a", a), ("w", w)):
+        g = np.float32([_fp4.global_scale_of(float(abs(x).max()))])
+        axes = {"dtype": "bfloat16", "format": "nvfp4", "scale_layout": "swizzled"}
+        problem = entry.problem(M=len(x), K=k, **axes)
+        out = entry.oracle(problem, {"x": dtypes.encode(x, "bfloat16"), "global_scale": g})
+        scales = _fp4.unswizzle(out["scale"], len(x), k // 16)
+        operands[name] = _fp4.dequantize(out["q"], scales, "nvfp4", g)
+        quantized[name] = out["q"], out["scale"], g
+    problem = ENTRY.problem(M=m, N=n, K=k, dtype=FP4, format="nvfp4")
+    arrays = {
+        "a": dtypes.decode(quantized["a"][0], _fp4.CODES),
+        "a_block_scale": dtypes.decode(quantized["a"][1], "float8_e4m3fn"),
+        "w": dtypes.decode(quantized["w"][0], _fp4.CODES),
+        "w_scale": dtypes.decode(quantized["w"][1], "float8_e4m3fn"),
+        "global_scale": quantized["a"][2] * quantized["w"][2],
+    }
+    d = ENTRY.oracle(problem, arrays)["d"]
+    assert np.allclose(d, operands["a"] @ operands["w"].T, rtol=1e-4, atol=1e-4)
+    assert check.sqnr_db(d, a @ w.T) > 16
 
 
 def judge(**axes) -> check.Verdict:
@@ -88,7 +151,7 @@ def judge(**axes) -> check.Verdict:
 
 @pytest.mark.parametrize("format", _fp4.FORMATS)
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", FP4])
 def test_the_peer_means_the_same(dtype: str, format: str, bias: bool) -> None:
     verdict = judge(dtype=dtype, format=format, bias=bias)
     assert verdict.passed, verdict.detail

@@ -1,4 +1,4 @@
-"""`nvfp4_matmul` in Triton: naive, and tiled (weights decoded in registers, pipelined, split-K)."""
+"""`nvfp4_matmul` in Triton: naive, tiled (weights decoded in registers), block_scaled (W4A4)."""
 
 from math import ceil
 
@@ -8,10 +8,12 @@ from kernelcat.implementation import Config, Program
 from kernelcat.jit import triton
 from kernelcat.kernels.triton.gemm.arguments import GROUP_M, Tile
 from kernelcat.kernels.triton.gemm.variants import implementation, reject_naive
-from kernelcat.reference.nvfp4_matmul import ENTRY, FP8, OUT
+from kernelcat.reference._fp4 import block_of
+from kernelcat.reference.nvfp4_matmul import ENTRY, FP4, FP8, OUT
 from kernelcat.spec import Problem
 
-KERNELS = "kernelcat.kernels.triton.nvfp4_matmul.device:"
+MODULE = "kernelcat.kernels.triton.nvfp4_matmul."
+KERNELS = MODULE + "device:"
 UNVERIFIED = "not yet run on a GPU"
 
 
@@ -22,8 +24,9 @@ def _is_empty(problem: Problem) -> bool:
 def _arguments(problem: Problem) -> dict[str, triton.Argument]:
     out = OUT.where(problem.values)
     types = {
-        "a": problem["dtype"], "w": "uint8", "w_scale": "uint8", "global_scale": "float32",
-        "a_scale": "float32", "bias": out, "d": out,
+        "a": "uint8" if problem["dtype"] == FP4 else problem["dtype"], "w": "uint8",
+        "w_scale": "uint8", "global_scale": "float32", "a_scale": "float32",
+        "a_block_scale": "uint8", "bias": out, "d": out,
     }  # fmt: skip
     return {name: triton.pointer(name, kind) for name, kind in types.items()}
 
@@ -39,6 +42,7 @@ def _flags(problem: Problem) -> dict[str, bool | str]:
     return {
         "NVFP4": problem["format"] == "nvfp4",
         "TILES": problem["packing"] == "tiles",
+        "CODED": problem["dtype"] == FP4,
         "HAS_A_SCALE": problem["dtype"] == FP8,
         "HAS_BIAS": problem["bias"],
         "ACTIVATION": problem["activation"],
@@ -96,6 +100,8 @@ def _reject_naive(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 def _reject_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     tile, stages, split = Tile.of(config), config["stages"], config["split_k"]
+    if problem["dtype"] == FP4:
+        return "A in 4 bits is for tensor cores that take it"
     if problem["packing"] == "tiles":
         return "only weights in rows are read by whole lines"
     m, tiles = problem["M"], tile.count(problem)
@@ -111,6 +117,66 @@ def _reject_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if split > 1 and problem["K"] < 2 * tile.k * split:
         return f"K={problem['K']} is too short for split_k={split}"
     return _reject_arch(problem, gpu)
+
+
+def _block_scaled(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    if _is_empty(problem):
+        return Program(())
+    tile, known, sizes = Tile.of(config), _arguments(problem), _sizes(problem)
+    size, half_k = block_of(problem.values), problem["K"] // 2
+    element = "float8_e4m3fn" if problem["format"] == "nvfp4" else "uint8"
+    scale_bytes = ceil(problem["K"] / size / 4) * 512
+
+    def codes(name: str, rows: int, block: int) -> triton.Argument:
+        return triton.descriptor(name, "uint8", (rows, half_k), (block, tile.k // 2))
+
+    def scales(name: str, rows: int, block: int) -> triton.Argument:
+        box = (block // 128, tile.k // size // 4 * 512)
+        return triton.descriptor(name, element, (ceil(rows / 128), scale_bytes), box)
+
+    step = triton.step(
+        MODULE + "block_scaled:block_scaled",
+        (tile.count(problem), 1, 1),
+        {
+            "a": codes("a", problem["M"], tile.m),
+            "a_block_scale": scales("a_block_scale", problem["M"], tile.m),
+            "w": codes("w", problem["N"], tile.n),
+            "w_scale": scales("w_scale", problem["N"], tile.n),
+            **{name: known[name] for name in ("global_scale", "bias", "d")},
+            **sizes,
+        },
+        {
+            **{name: _flags(problem)[name] for name in ("NVFP4", "HAS_BIAS", "ACTIVATION")},
+            **tile.constants,
+            "GROUP_M": GROUP_M,
+        },
+        num_warps=4 if tile.m == 128 else 8,
+        num_stages=config["stages"],
+    )
+    return Program((step,))
+
+
+def _reject_block_scaled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    tile, k = Tile.of(config), problem["K"]
+    if problem["dtype"] != FP4 or problem["packing"] != "rows":
+        return "block-scaled tensor cores take A in 4 bits, and W in rows"
+    if k % 32 or k == 0:
+        return f"TMA needs whole 16-byte units: K={k} must be a multiple of 32 and not 0"
+    stage = (tile.m + tile.n) * (tile.k // 2 + tile.k // block_of(problem.values))
+    if stage * config["stages"] + 2048 > gpu.shared_bytes:
+        return f"{config['stages']} stages of {stage} bytes are more than {gpu.sku} shares"
+    if tile.m >= 2 * max(problem["M"], 128):
+        return f"tiles of {tile.m} rows are at least half empty for M={problem['M']}"
+    return None
+
+
+def _estimate_block_scaled(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """As of 16 bits at a quarter of the depth: so many are the bytes, and the products' time."""
+    tile = Tile.of(config)
+    return model.tiled_gemm_us(
+        problem["M"], problem["N"], problem["K"] // 4, block_m=tile.m, block_n=tile.n, split_k=1,
+        gpu=gpu, dtype="bfloat16", efficiency=0.6,
+    )  # fmt: skip
 
 
 DECODES_A_SECOND = 4e9 * 132
@@ -167,4 +233,21 @@ TILED = implementation(
     unverified=UNVERIFIED,
 )  # fmt: skip
 
-IMPLEMENTATIONS = (NAIVE, TILED)
+BLOCK_SCALED = implementation(
+    entry="nvfp4_matmul",
+    variant="block_scaled",
+    summary="W4A4: TMA of codes and swizzled scales, block-scaled tensor cores",
+    archs=("sm_100a", "sm_103a", "sm_120a"),
+    space={
+        "tile": ("128x128x256", "128x256x256", "256x128x256", "128x128x128"),
+        "stages": (2, 3, 4),
+    },
+    reject=_reject_block_scaled,
+    program=_block_scaled,
+    estimate=_estimate_block_scaled,
+    techniques={"tma": "UTMALDG", "block scales": "*OMMA"},
+    rank=2,
+    unverified="compiled, not run: needs a Blackwell GPU",
+)
+
+IMPLEMENTATIONS = (NAIVE, TILED, BLOCK_SCALED)

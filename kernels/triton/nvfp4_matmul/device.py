@@ -12,6 +12,7 @@ from kernelcat.kernels.triton.gemm.epilogue import finish
 from kernelcat.kernels.triton.nvfp4_quantize.fp4 import (
     mxfp4_factors,
     nvfp4_factors,
+    scale_place,
     spread,
     unpacked,
 )
@@ -26,16 +27,18 @@ def scaled(values, scales, NVFP4: tl.constexpr):
 
 
 @triton.jit
-def weight_rows(
-    w, w_scale, cols, k, N, K, dtype: tl.constexpr, NVFP4: tl.constexpr, BLOCK_K: tl.constexpr
-):
-    """W[cols, k : k + BLOCK_K], zeros past the edges, of weights in rows."""
+def coded_rows(
+    codes, scale, rows, k, num_rows, K,
+    dtype: tl.constexpr, NVFP4: tl.constexpr, SWIZZLED: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Values [rows, k : k + BLOCK_K], zeros past the edges, of codes in rows."""
     SIZE: tl.constexpr = 16 if NVFP4 else 32
     halves, blocks = k // 2 + tl.arange(0, BLOCK_K // 2), k // SIZE + tl.arange(0, BLOCK_K // SIZE)
-    at, inside = cols[:, None].to(tl.int64) * (K // 2) + halves[None, :], (cols < N)[:, None]
-    pairs = tl.load(w + at, mask=inside & (halves < K // 2)[None, :], other=0)
-    at = cols[:, None].to(tl.int64) * (K // SIZE) + blocks[None, :]
-    scales = tl.load(w_scale + at, mask=inside & (blocks < K // SIZE)[None, :], other=0)
+    at = rows[:, None].to(tl.int64) * (K // 2) + halves[None, :]
+    inside = (rows < num_rows)[:, None]
+    pairs = tl.load(codes + at, mask=inside & (halves < K // 2)[None, :], other=0)
+    at = scale_place(rows, blocks, K // SIZE, SWIZZLED)
+    scales = tl.load(scale + at, mask=inside & (blocks < K // SIZE)[None, :], other=0)
     return scaled(unpacked(pairs), scales, NVFP4).to(dtype)
 
 
@@ -66,22 +69,25 @@ def weight_tiles(
 
 @triton.jit
 def product(
-    a, w, w_scale, row, col, k_begin, k_end, M, N, K,
-    NVFP4: tl.constexpr, TILES: tl.constexpr,
+    a, a_block_scale, w, w_scale, row, col, k_begin, k_end, M, N, K,
+    NVFP4: tl.constexpr, TILES: tl.constexpr, CODED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """(W A^T)[col:, row:] over [k_begin, k_end), without the global scale."""
+    """(W A^T)[col:, row:] over [k_begin, k_end), without the global scale. CODED is A in 4 bits."""
     kind: tl.constexpr = tl.float16 if a.dtype.element_ty == tl.float16 else tl.bfloat16
     rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
     a_rows = a + tl.where(rows < M, rows, 0)[:, None].to(tl.int64) * K
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for k in range(k_begin, k_end, BLOCK_K):
         ks = k + tl.arange(0, BLOCK_K)
-        a_tile = tl.load(a_rows + ks[None, :], mask=(ks < K)[None, :], other=0.0).to(kind)
+        if CODED:
+            a_tile = coded_rows(a, a_block_scale, rows, k, M, K, kind, NVFP4, True, BLOCK_K)
+        else:
+            a_tile = tl.load(a_rows + ks[None, :], mask=(ks < K)[None, :], other=0.0).to(kind)
         if TILES:
             w_tile = weight_tiles(w, w_scale, cols, k, N, K, kind, NVFP4, BLOCK_K)
         else:
-            w_tile = weight_rows(w, w_scale, cols, k, N, K, kind, NVFP4, BLOCK_K)
+            w_tile = coded_rows(w, w_scale, cols, k, N, K, kind, NVFP4, CODED, BLOCK_K)
         acc = tl.dot(w_tile, a_tile.T, acc)
     return acc.T
 
@@ -103,15 +109,16 @@ def write(
 
 @triton.jit
 def naive(
-    a, w, w_scale, global_scale, a_scale, bias, d, M, N, K,
-    NVFP4: tl.constexpr, TILES: tl.constexpr, HAS_A_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
+    a, w, w_scale, global_scale, a_scale, a_block_scale, bias, d, M, N, K,
+    NVFP4: tl.constexpr, TILES: tl.constexpr, CODED: tl.constexpr, HAS_A_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One small tile a program, nothing overlapped: the baseline to beat."""
     row, col = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N
     acc = product(
-        a, w, w_scale, row, col, 0, K, M, N, K, NVFP4, TILES, BLOCK_M, BLOCK_N, BLOCK_K
+        a, a_block_scale, w, w_scale, row, col, 0, K, M, N, K, NVFP4, TILES, CODED,
+        BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     write(
         acc, global_scale, a_scale, bias, d, row, col, M, N,
@@ -121,9 +128,10 @@ def naive(
 
 @triton.jit
 def tiled(
-    a, w, w_scale, global_scale, a_scale, bias, d, partials, arrivals, M, N, K, split_depth,
-    NVFP4: tl.constexpr, TILES: tl.constexpr, HAS_A_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
+    a, w, w_scale, global_scale, a_scale, a_block_scale, bias, d, partials, arrivals,
+    M, N, K, split_depth,
+    NVFP4: tl.constexpr, TILES: tl.constexpr, CODED: tl.constexpr, HAS_A_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
 ):  # fmt: skip
@@ -134,7 +142,8 @@ def tiled(
     k_begin = split * split_depth
     k_end = min(K, k_begin + split_depth)
     acc = product(
-        a, w, w_scale, row, col, k_begin, k_end, M, N, K, NVFP4, TILES, BLOCK_M, BLOCK_N, BLOCK_K
+        a, a_block_scale, w, w_scale, row, col, k_begin, k_end, M, N, K, NVFP4, TILES, CODED,
+        BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     acc, last = sum_splits(acc, partials, arrivals, tile, split, SPLIT_K)
     if last:
