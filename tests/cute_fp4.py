@@ -70,9 +70,9 @@ def run_tiled(problem: Any, arrays: Any, d: np.ndarray, block_m: int, block_n: i
     s = {
         "w": registers((4, 4, block_n, 2), Word),
         "a": registers((4, kernel.a_pieces, block_m, 2), Word),
-        "z": registers(kernel.pitch * block_m, Value),
+        "z": registers(kernel.result.pitch * block_m, Value),
     }
-    s["z"] = cute_host.Tensor(s["z"].iterator, (block_n, block_m), (1, kernel.pitch))
+    s["z"] = cute_host.Tensor(s["z"].iterator, (block_n, block_m), (1, kernel.result.pitch))
     factor = Value(arrays["global_scale"][0] * tiled.LEFT if kernel.nvfp4 else 1)
     for row in range(0, m, block_m):
         for col in range(0, n, block_n):
@@ -95,9 +95,9 @@ def run_tile(kernel: Any, g: Any, s: Any, factor: Any, row: int, col: int, k_til
             kernel.load_scales(g["scales"], scales, col + own_n, k_idx)
             at = (None, None, None, stage)
             kernel.multiply(mma, acc, scales, s["w"][at], s["a"][at], own_n, own_m)
-        kernel.place(acc, s["z"], own_n, own_m)
+        kernel.result.place(acc, s["z"], own_n, own_m)
         everyone.wait()
-        kernel.store(s["z"], g["factor"], None, g["d"], factor, row, col, tidx)
+        kernel.result.store(s["z"], g["factor"], None, g["d"], factor, row, col, tidx)
 
     def guarded(tidx: int) -> None:
         try:

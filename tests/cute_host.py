@@ -308,6 +308,7 @@ cute.append_ones = Layout.with_ones
 cute.make_layout = lambda shape: shape
 cute.make_tensor = Tensor
 cute.local_tile = lambda tensor, tile, at: Tensor(tensor.iterator + tile[0] * at[0], tile)
+cute.size = lambda tensor, mode: size(tensor.shape[mode[0]])
 cute.ceil_div = lambda x, y: -(-x // y)
 cute.gemm = lambda mma, d, a, b, c: mma.multiply(d, a, b)
 cute.arch.inline_ptx = inline_ptx

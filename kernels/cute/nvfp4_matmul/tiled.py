@@ -16,9 +16,10 @@ from cutlass.memory import SmemAllocator
 
 from kernelcat.jit.cute import element_type
 from kernelcat.kernels.cute.fp8_gemm.split import WARPGROUP, reduce_splits
-from kernelcat.kernels.cute.gemm.epilogue import VECTOR, Epilogue
+from kernelcat.kernels.cute.gemm.epilogue import Epilogue
 from kernelcat.kernels.cute.gemm.raster import grouped
 from kernelcat.kernels.cute.nvfp4_matmul.codes import LEFT, apart, decoded_pair, factors
+from kernelcat.kernels.cute.nvfp4_matmul.result import Result
 from kernelcat.kernels.cute.paged_attn.fp8 import widen
 
 BLOCK_K = 128
@@ -29,8 +30,6 @@ WORDS = 4
 WARPS_N = 4
 """Warps side by side along the rows of W."""
 GROUP_M = 8
-PADDING = 4
-"""Floats between rows of sums, so that a warp writes to 32 different banks."""
 
 
 class Tiled:
@@ -62,7 +61,7 @@ class Tiled:
         self.threads = 32 * WARPS_N * self.warps_m
         self.warp_n, self.warp_m = block_n // WARPS_N, block_m // self.warps_m
         self.a_pieces = BLOCK_K // (16 if self.fp8 else 8)
-        self.pitch = block_n + PADDING
+        self.result = Result(self.epilogue, self.fp8, block_m, block_n, self.threads)
 
     @cute.jit
     def __call__(
@@ -115,7 +114,7 @@ class Tiled:
                 128,
             ]
             sums: cute.struct.Align[
-                cute.struct.MemRange[Float32, self.block_m * self.pitch], 128
+                cute.struct.MemRange[Float32, self.block_m * self.result.pitch], 128
             ]
 
         self.shared_storage = SharedStorage
@@ -158,7 +157,7 @@ class Tiled:
             cute.make_layout((WORDS, self.a_pieces, self.block_m, self.stages))
         )
         sZ = storage.sums.get_tensor(
-            cute.make_layout((self.block_n, self.block_m), stride=(1, self.pitch))
+            cute.make_layout((self.block_n, self.block_m), stride=(1, self.result.pitch))
         )
         k_tiles = cute.ceil_div(k, BLOCK_K)
         num_splits = cute.arch.grid_dim()[1]
@@ -202,12 +201,12 @@ class Tiled:
                 storage.is_last.data_ptr(), split_idx, 1,
             )  # fmt: skip
         if complete:
-            self.place(acc, sZ, own_n, own_m)
+            self.result.place(acc, sZ, own_n, own_m)
             cute.arch.barrier()
             factor = Float32(1)
             if cutlass.const_expr(self.nvfp4):
                 factor = mG[0] * Float32(LEFT)
-            self.store(sZ, mFactor, mBias, mD, factor, row, col, tidx)
+            self.result.store(sZ, mFactor, mBias, mD, factor, row, col, tidx)
 
     @cute.jit
     def load(
@@ -340,44 +339,3 @@ class Tiled:
         else:
             cute.autovec_copy(sA[None, self.a_place(r, 4 * quad + word), r], wide)
         apart(wide, pairs)
-
-    @cute.jit
-    def place(self, acc: cute.Tensor, sZ: cute.Tensor, own_n: Int32, own_m: Int32):
-        """Sums to shared memory: rows r and r + 8 of W, two neighbouring rows of A."""
-        lane = cute.arch.lane_idx()
-        for i in cutlass.range_constexpr(self.warp_n // 16):
-            for j in cutlass.range_constexpr(self.warp_m // 8):
-                for half in cutlass.range_constexpr(2):
-                    for c in cutlass.range_constexpr(2):
-                        n = own_n + i * 16 + half * 8 + lane // 4
-                        sZ[n, own_m + j * 8 + lane % 4 * 2 + c] = acc[(c, half), i, j]
-
-    @cute.jit
-    def store(
-        self,
-        sZ: cute.Tensor,  # (block_n, block_m) float32
-        mFactor: cute.Tensor,  # (m,)
-        mBias: cute.Tensor,  # (8, n / 8)
-        mD: cute.Tensor,  # (8, columns of D / 8, m)
-        factor: Float32,
-        row: Int32,
-        col: Int32,
-        tidx: Int32,
-    ):
-        """Eight columns of D a thread at a time."""
-        width = VECTOR * self.epilogue.span
-        vectors = self.block_n // width
-        z = cute.make_rmem_tensor(width, Float32)
-        for index in cutlass.range(tidx, vectors * self.block_m, self.threads, unroll=1):
-            own, vector = index // vectors, index % vectors
-            d_row, d_vector = row + own, col // width + vector
-            if d_row < mD.shape[2] and d_vector < mD.shape[1]:
-                source = sZ.iterator + own * self.pitch + vector * width
-                cute.autovec_copy(
-                    cute.make_tensor(source.align(16), cute.make_layout(width)), z
-                )
-                scale = factor
-                if cutlass.const_expr(self.fp8):
-                    scale = factor * mFactor[d_row]
-                z.store(z.load() * scale)
-                self.epilogue.store_vector(z, mBias, mD, mD, d_row, d_vector)
