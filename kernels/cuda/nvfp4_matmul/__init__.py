@@ -1,5 +1,5 @@
-"""`nvfp4_matmul` in CUDA C++: one thread an element."""
+"""`nvfp4_matmul` in CUDA C++: one thread an element, and weights streamed to registers."""
 
-from kernelcat.kernels.cuda.nvfp4_matmul import naive
+from kernelcat.kernels.cuda.nvfp4_matmul import mma, naive
 
-IMPLEMENTATIONS = (naive.IMPLEMENTATION,)
+IMPLEMENTATIONS = (naive.IMPLEMENTATION, mma.IMPLEMENTATION)

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(256)
                        const TOut* bias,           // (n,) or null
                        TOut* d,                    // (m, n), or (m, n / 2) for kSwiglu
                        int m, int n, int k) {
-  using Output = Fp4Output<TOut, kActivation>;
+  using Output = Fp4Output<TOut, kActivation, sizeof(T) == 1>;
   const Output output = {d, global_scale, a_scale, bias, m, n};
   const float global = output.global();
   const auto sum_at = [&](int64_t row, int64_t col) {
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(256)
       const float weight = weight_at<kNvfp4, kTiles>(w, w_scale, col, j, k);
       sum += to_float(a[row * k + j]) * as_operand<T>(weight);
     }
-    return sum * global * output.row_scale(row) + output.bias_at(col);
+    return sum * output.row_scale(global, row) + output.bias_at(col);
   };
   const int64_t d_cols = output.d_cols(), num_elements = m * d_cols;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;

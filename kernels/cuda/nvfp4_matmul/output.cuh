@@ -6,8 +6,8 @@
 namespace kernelcat {
 
 // D = activation(global_scale * a_scale * sums + bias), row-major; (m, n), or (m, n / 2) for
-// kSwiglu. `T` is D's element type.
-template <typename T_, Activation kActivation>
+// kSwiglu. `T` is D's element type; kRowScale: A is float8, and has a scale a row.
+template <typename T_, Activation kActivation, bool kRowScale>
 struct Fp4Output {
   using T = T_;
   static constexpr bool kPaired = kActivation == Activation::kSwiglu;
@@ -24,9 +24,10 @@ struct Fp4Output {
     return global_scale == nullptr ? 1.0f : *global_scale;
   }
 
-  // What sums of a row are multiplied by besides; any number for rows that are not.
-  __device__ __forceinline__ float row_scale(int row) const {
-    return a_scale == nullptr || row >= m ? 1.0f : a_scale[row];
+  // `scale` times what sums of a row are multiplied by besides; any number for rows that are not.
+  __device__ __forceinline__ float row_scale(float scale, int row) const {
+    if constexpr (!kRowScale) return scale;
+    return row < m ? scale * a_scale[row] : 0.0f;
   }
 
   __device__ __forceinline__ float bias_at(int col) const {
