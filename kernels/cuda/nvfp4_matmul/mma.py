@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from kernelcat.gpu import KB, Gpu
@@ -26,7 +26,8 @@ from kernelcat.reference._fp4_tiles import TILE_COLS, TILE_ROWS
 from kernelcat.reference.nvfp4_matmul import ENTRY
 from kernelcat.spec import Problem
 
-WARPS = 8
+WARPS = (16, 8)
+"""Of a block: more where only one block fits an SM, for its loads in flight."""
 MAX_ROWS = 64
 """Of A; with more wgmma reads them from shared memory less often."""
 SUMS_PITCH = 20
@@ -38,7 +39,7 @@ some have odd numbers of SMs."""
 SPACE = {"row_tiles": (1, 2), "warp_rows": (1, 2, 4), "cluster": (1, 2, 4, 8)}
 """
 row_tiles : tiles of 16 rows of W a warp has
-warp_rows : warps below each other; the others of the 8 split k
+warp_rows : warps below each other; the others split k
 cluster : blocks that split k
 """
 
@@ -54,11 +55,17 @@ class Plan:
     warp_rows: int
     cluster: int
     sms: int
+    warps: int
 
     @staticmethod
     def of(config: Config, problem: Problem, gpu: Gpu) -> Plan:
         chosen = (config[name] for name in ("row_tiles", "warp_rows", "cluster"))
-        return Plan(problem["M"], row_tiles(problem), k_tiles(problem), *chosen, gpu.sms)
+        sizes = (problem["M"], row_tiles(problem), k_tiles(problem))
+        many, few = WARPS
+        plan = Plan(*sizes, *chosen, gpu.sms, few)
+        larger = replace(plan, warps=many)
+        alone = plan.residents(gpu) == 1 and larger.residents(gpu) == 1
+        return larger if alone and not plan.has_many_sums else plan
 
     @property
     def col_tiles(self) -> int:
@@ -76,7 +83,7 @@ class Plan:
     @property
     def slices(self) -> int:
         """Of k, in a block."""
-        return WARPS // self.warp_rows
+        return self.warps // self.warp_rows
 
     @property
     def slice_tiles(self) -> int:
@@ -97,9 +104,14 @@ class Plan:
         return a + partials + 2 * self.cluster * ceil(self.quads / self.cluster) * 16 + 16
 
     @property
+    def has_many_sums(self) -> bool:
+        """More than 128 registers a thread have room for, beside what is in flight."""
+        return self.col_tiles * self.row_tiles >= 8
+
+    @property
     def registers_for(self) -> int:
         """Blocks an SM that registers are shared among."""
-        if self.col_tiles * self.row_tiles >= 8:
+        if self.has_many_sums or self.warps == max(WARPS):
             return 1
         return 3 if self.row_tiles == 1 and self.col_tiles <= 2 else 2
 
@@ -119,14 +131,14 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     plan = Plan.of(config, problem, gpu)
     arguments = (
         *types(problem), is_nvfp4(problem), activation(problem), plan.col_tiles, plan.row_tiles,
-        plan.warp_rows, WARPS, plan.cluster, plan.registers_for,
+        plan.warp_rows, plan.warps, plan.cluster, plan.registers_for,
     )  # fmt: skip
     kernel = f"kernelcat::nvfp4_matmul_mma<{', '.join(map(str, arguments))}>"
     step = Step(
         CudaSource("nvfp4_matmul/mma.cu", kernel),
         (plan.clusters(gpu) * plan.cluster, 1, 1),
         (Pointer("a"), *WEIGHTS, *EPILOGUE, *sizes(problem), Int32(plan.slice_tiles)),
-        WARPS * 32,
+        plan.warps * 32,
         plan.shared_bytes,
         (plan.cluster, 1, 1),
         programmatic=True,
@@ -179,7 +191,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     tiles = rounds * plan.unit_tiles * plan.slices * plan.slice_tiles * crowd
     scale = 0.0625 if problem["format"] == "nvfp4" else 0.03125
     tile_bytes = TILE_ROWS * TILE_COLS * (0.5 + scale)
-    in_flight = crowd * WARPS * plan.row_tiles * 4 * 512 * plan.slice_tiles / groups
+    in_flight = crowd * plan.warps * plan.row_tiles * 4 * 512 * plan.slice_tiles / groups
     fair = gpu.bandwidth * 0.92 / min(plan.sms, blocks)
     rate = min(fair, in_flight / LATENCY, 2 * gpu.bandwidth / plan.sms)
     issue_ns = TILE_NS + PRODUCT_NS * plan.col_tiles
