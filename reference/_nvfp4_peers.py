@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernelcat import dtypes
 from kernelcat.errors import MissingDependency, Unsupported
 from kernelcat.reference._fp4 import BLOCKS, LEAST_SCALE, NAN_SCALE
+from kernelcat.reference._fp4_tiles import unpack_codes, unpack_scales
 
 TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 """Between codes i and i + 1; the even one gets the tie."""
@@ -100,6 +101,21 @@ def torch_dequantize():
     return make
 
 
+def in_rows(torch, problem, codes, scales):
+    """Weights' bytes as quantizers store them, whatever the problem's packing."""
+    if problem["packing"] == "rows":
+        return codes, scales
+    n, k = problem["N"], problem["K"]
+    if codes.device.type == "cpu":
+        codes, scales = codes.numpy(), scales.numpy()
+    else:
+        import cupy
+
+        codes, scales = cupy.from_dlpack(codes), cupy.from_dlpack(scales)
+    codes, scales = unpack_codes(codes, n, k), unpack_scales(scales, problem["format"], n, k)
+    return torch.from_dlpack(codes), torch.from_dlpack(scales)
+
+
 def torch_matmul():
     """cuBLAS in 16 bits through torch, of weights that were dequantized ahead of time.
 
@@ -114,13 +130,12 @@ def torch_matmul():
     }
 
     def make(problem, arrays):
-        if problem["packing"] != "rows":
-            raise Unsupported("cuBLAS is raced over weights in rows")
         a, d, bias, a_scale = (arrays.get(name) for name in ("a", "d", "bias", "a_scale"))
         if a_scale is not None and (bias is not None or problem["activation"] != "none"):
             raise Unsupported("with float8 cuBLAS is raced without bias and activation")
         a = a.to(d.dtype)
-        codes, scales = (arrays[name].view(torch.uint8) for name in ("w", "w_scale"))
+        stored = (arrays[name].view(torch.uint8) for name in ("w", "w_scale"))
+        codes, scales = in_rows(torch, problem, *stored)
         w = dequantized(torch, codes, scales, problem["format"], None).to(d.dtype).t()
         alpha = float(arrays["global_scale"]) if "global_scale" in arrays else 1.0
         added, beta = (d.new_zeros(1), 0) if bias is None else (bias, 1)

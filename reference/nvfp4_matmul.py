@@ -146,7 +146,12 @@ def _names() -> dict[str, Problem]:
         for n, k in ((5760, 2880), (2880, 2880)):
             names[f"{m}x{n}x{k}-mxfp4"] = product(m, n, k, format="mxfp4")
         names[f"{m}x8192x8192-w4a8"] = product(m, 8192, 8192, dtype=FP8)
-    return names
+    tiles = {f"{name}-tiles": _in_tiles(problem) for name, problem in names.items()}
+    return names | tiles
+
+
+def _in_tiles(problem: Problem) -> Problem:
+    return Problem.of("nvfp4_matmul", **{**problem.values, "packing": "tiles"})
 
 
 ENTRY = Entry(

@@ -97,4 +97,7 @@ def test_nothing_to_do_is_no_step(name: str) -> None:
 def test_what_is_tried_for_a_problem_is_few(name: str) -> None:
     for implementation in catalog.in_language(name, "triton"):
         for problem in catalog.entry(name).problems.values():
-            assert 1 <= sum(1 for _ in implementation.configs(problem, H200)) <= 40
+            tried = sum(1 for _ in implementation.configs(problem, H200))
+            reads_tiles = implementation.variant == "naive"
+            least = 1 if reads_tiles or problem.values.get("packing") != "tiles" else 0
+            assert least <= tried <= 40
