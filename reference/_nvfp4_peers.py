@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernelcat import dtypes
 from kernelcat.errors import MissingDependency, Unsupported
 from kernelcat.reference._fp4 import BLOCKS, CODES, LEAST_SCALE, NAN_SCALE
+from kernelcat.reference._fp4_tiles import unpack_codes, unpack_scales
 
 TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 """Between codes i and i + 1; the even one gets the tie."""
@@ -107,6 +108,21 @@ def torch_dequantize():
     return make
 
 
+def in_rows(torch, problem, codes, scales):
+    """Weights' bytes as quantizers store them, whatever the problem's packing."""
+    if problem["packing"] == "rows":
+        return codes, scales
+    n, k = problem["N"], problem["K"]
+    if codes.device.type == "cpu":
+        codes, scales = codes.numpy(), scales.numpy()
+    else:
+        import cupy
+
+        codes, scales = cupy.from_dlpack(codes), cupy.from_dlpack(scales)
+    codes, scales = unpack_codes(codes, n, k), unpack_scales(scales, problem["format"], n, k)
+    return torch.from_dlpack(codes), torch.from_dlpack(scales)
+
+
 def torch_matmul():
     """cuBLAS in 16 bits through torch, of weights that were dequantized ahead of time.
 
@@ -121,8 +137,11 @@ def torch_matmul():
         "swiglu": lambda z: torch.nn.functional.silu(z[:, ::2]) * z[:, 1::2],
     }
 
+    def stored(array):
+        return array.view(torch.uint8)
+
     def values(problem, codes, scales, is_swizzled: bool):
-        codes, scales = codes.view(torch.uint8), scales.view(torch.uint8)
+        codes, scales = stored(codes), stored(scales)
         if is_swizzled:
             cols = problem["K"] // BLOCKS[problem["format"]]
             scales = unswizzled(scales, codes.shape[0], cols)
@@ -130,14 +149,13 @@ def torch_matmul():
         return found.to(torch.float16 if problem["dtype"] == "float16" else torch.bfloat16)
 
     def make(problem, arrays):
-        if problem["packing"] != "rows":
-            raise Unsupported("cuBLAS is raced over weights in rows")
         a, d, bias, a_scale = (arrays.get(name) for name in ("a", "d", "bias", "a_scale"))
         if a_scale is not None and (bias is not None or problem["activation"] != "none"):
             raise Unsupported("with float8 cuBLAS is raced without bias and activation")
-        in_codes = problem["dtype"] == CODES
+        in_codes, in_tiles = problem["dtype"] == CODES, problem["packing"] == "tiles"
         a = values(problem, a, arrays["a_block_scale"], True) if in_codes else a.to(d.dtype)
-        w = values(problem, arrays["w"], arrays["w_scale"], in_codes).t()
+        codes, scales = in_rows(torch, problem, stored(arrays["w"]), stored(arrays["w_scale"]))
+        w = values(problem, codes, scales, in_codes and not in_tiles).t()
         alpha = float(arrays["global_scale"]) if "global_scale" in arrays else 1.0
         added, beta = (d.new_zeros(1), 0) if bias is None else (bias, 1)
         if a_scale is not None:

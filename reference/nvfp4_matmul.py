@@ -266,9 +266,16 @@ def _names() -> dict[str, Problem]:
         for n, k in ((5760, 2880), (2880, 2880)):
             names[f"{m}x{n}x{k}-mxfp4"] = product(m, n, k, format="mxfp4")
         names[f"{m}x8192x8192-w4a8"] = product(m, 8192, 8192, dtype=FP8)
+    tiles = {f"{name}-tiles": _in_tiles(problem) for name, problem in names.items()}
+    # A in 4 bits is for tensor cores that read W in rows: of tiles it has no problem to race.
+    for m in (1, 64, 8192):
         names[f"{m}x8192x8192-w4a4"] = product(m, 8192, 8192, dtype=FP4)
     names["8192x8192x8192-w4a4-mxfp4"] = product(8192, 8192, 8192, dtype=FP4, format="mxfp4")
-    return names
+    return names | tiles
+
+
+def _in_tiles(problem: Problem) -> Problem:
+    return Problem.of("nvfp4_matmul", **{**problem.values, "packing": "tiles"})
 
 
 ENTRY = Entry(

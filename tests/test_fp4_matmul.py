@@ -11,7 +11,7 @@ from kernelcat import catalog, check, dtypes, fp4, signature, torch_ops
 from kernelcat.arrays import ArrayInfo
 from kernelcat.errors import InvalidArgument, Unsupported
 from kernelcat.reference import _fp4, _fp4_tiles
-from kernelcat.reference.nvfp4_matmul import DTYPES, FP4, FP8, OUT
+from kernelcat.reference.nvfp4_matmul import DTYPES, FP4, FP8, OUT, PACKINGS
 
 torch = pytest.importorskip("torch")
 
@@ -152,8 +152,9 @@ def judge(**axes) -> check.Verdict:
 @pytest.mark.parametrize("format", _fp4.FORMATS)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", FP4])
-def test_the_peer_means_the_same(dtype: str, format: str, bias: bool) -> None:
-    verdict = judge(dtype=dtype, format=format, bias=bias)
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_the_peer_means_the_same(packing: str, dtype: str, format: str, bias: bool) -> None:
+    verdict = judge(dtype=dtype, format=format, bias=bias, packing=packing)
     assert verdict.passed, verdict.detail
 
 

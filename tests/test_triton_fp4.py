@@ -142,9 +142,10 @@ def test_nothing_to_do_is_no_step(name: str) -> None:
 @pytest.mark.parametrize("name", ["nvfp4_quantize", "nvfp4_dequantize", "nvfp4_matmul"])
 def test_what_is_tried_for_a_problem_is_few(name: str) -> None:
     for problem in catalog.entry(name).problems.values():
+        least = 1 if problem.values.get("packing") == "tiles" else 2  # tiles: naive alone
         for target in (H200, gpu.find("b200")):
             found = [
                 sum(1 for _ in implementation.configs(problem, target))
                 for implementation in catalog.in_language(name, "triton")
             ]
-            assert max(found) <= 40 and sum(found) >= 2
+            assert max(found) <= 40 and sum(found) >= least

@@ -153,6 +153,8 @@ DECODES_A_SECOND = 8e9
 
 def _tiled_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Memory, decoding and products, whichever is longest, over the SMs that have work."""
+    if is_empty(problem):
+        return LAUNCH_US
     m, n, k, split = problem["M"], problem["N"], problem["K"], config["split_k"]
     block_m, block_n = config["block_m"], config["block_n"]
     ctas = _tiles(problem, config) * split
