@@ -27,18 +27,23 @@ struct LatentProducer {
     return __ldg(block_table + entry) * Tile::kPageSize + token % Tile::kPageSize;
   }
 
-  // The consumers' next segment, number `index`, and its queries.
+  // The consumers' next segment, number `index`, and its queries, as soon as the last keys have
+  // been multiplied by those before; their rotated part when no more weights are there.
   __device__ __forceinline__ void tell(const Segment& segment, int index) const {
+    const int row = segment.sequence.first_query * heads + segment.first_row;
     shared.queries_empty.wait(index & 1 ^ 1);
     if (lane_index() == 0) {
       shared.segments[index & 1] = segment;
-      const int row = segment.sequence.first_query * heads + segment.first_row;
       shared.queries_full.arrive_expect(Tile::kChunks * Tile::kChunkBytes);
-      tensor_load(shared.weights[0], map_q, kLatent, row, shared.queries_full, kDefaultPolicy);
       for (int chunk = 0; chunk < Tile::kValueChunks; ++chunk) {
         tensor_load(shared.queries[chunk], map_q, chunk * Tile::kColumns, row, shared.queries_full,
                     kDefaultPolicy);
       }
+    }
+    __syncwarp();
+    shared.queries_rope_empty.wait(index & 1 ^ 1);
+    if (lane_index() == 0) {
+      tensor_load(shared.weights[0], map_q, kLatent, row, shared.queries_full, kDefaultPolicy);
     }
     __syncwarp();
   }
@@ -95,9 +100,11 @@ struct LatentProducer {
       for (int tile = segment.begin; tile < segment.end; ++tile) {
         const int stage = (tile - segment.begin) % 2;
         const int next = tile + 1 < segment.end ? slot_of(segment, tile + 1) : num_slots;
+        const bool tells = tile == segment.begin;
+        if (tells && index == 0) tell(segment, 0);  // queries need no look at the block table
         load_keys(stage, parities >> stage & 1, slot);
         parities ^= 1 << stage;
-        if (tile == segment.begin) tell(segment, index++);
+        if (tells && index++ > 0) tell(segment, index - 1);
         slot = next;
       }
     });

@@ -5,9 +5,9 @@
 #include <kernelcat/sync.cuh>
 #include <kernelcat/wgmma.cuh>
 
-#include "../paged_attn/running_softmax.cuh"
 #include "../paged_attn/wgmma_values.cuh"
 #include "latent.cuh"
+#include "latent_softmax.cuh"
 
 namespace kernelcat {
 
@@ -38,14 +38,14 @@ struct LatentRows {
   using Weights = uint32_t[kSteps][4];
 
   float out[kHalfLatent / 2];
-  RunningSoftmax softmax;
+  LatentSoftmax softmax;
   int limit[2];   // the last tokens that the lane's two rows see
   int clear_end;  // tokens before this one are seen by all
 
   // `first` is the upper one of the lane's two rows.
   template <typename Segment>
   __device__ __forceinline__ void begin(const Segment& segment, int first, int heads) {
-    softmax = RunningSoftmax();
+    softmax = LatentSoftmax();
 #pragma unroll
     for (float& value : out) value = 0.0f;
 #pragma unroll
@@ -53,18 +53,18 @@ struct LatentRows {
     clear_end = segment.limit(0, heads) + 1;
   }
 
-  // Once the largest scores have been seen, most tiles change nothing.
+  // Few tiles change anything.
   __device__ __forceinline__ void rescale_sums(const float (&kept)[2]) {
     if (!__any_sync(0xffffffff, kept[0] != 1.0f || kept[1] != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < kHalfLatent / 2; ++i) out[i] *= kept[i / 2 % 2];
   }
 
-  // Scores of tokens `token` .. become exponentials, relative to the largest score so far.
+  // Scores of tokens `token` .. become exponentials, relative to softmax.most.
   __device__ __forceinline__ void exponentiate(Scores& scores, int token, float factor,
                                                float (&kept)[2]) {
     if (token + kTokens > clear_end) hide(scores, token);
-    softmax.add(reinterpret_cast<float (&)[kTokens / 8][4]>(scores), factor, kept);
+    softmax.add(scores, factor, kept);
   }
 
   // As operands of the values' product.

@@ -18,7 +18,7 @@ from kernelcat.kernels.cuda.flashmla.operands import (
 )
 from kernelcat.kernels.cuda.flashmla.split import (
     ALL_PARTS,
-    FEW_PARTS,
+    NO_PARTS,
     WORKSPACES,
     combine_step,
     merge_us,
@@ -150,7 +150,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
             Int32(problem["page_size"].bit_length() - 1),
             Int32(slots(problem)),
             Int32(config["least"]),
-            Int32(FEW_PARTS if config["combine"] else ALL_PARTS),
+            Int32(NO_PARTS if config["combine"] else ALL_PARTS),
         ),
         THREADS,
         _shared_bytes(problem, gpu),
@@ -203,5 +203,4 @@ IMPLEMENTATION = Implementation(
         "exponential by one instruction": "MUFU.EX2",
     },
     rank=1,
-    unverified="was wrong on an H200; mended, and not yet run again",
 )

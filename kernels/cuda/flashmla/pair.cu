@@ -236,6 +236,7 @@ struct PairConsumer {
       } else {
         attend_others(rows, segment, next, at, parity);
       }
+      __syncwarp();  // all lanes are done with the segment before
       if (lane_index() == 0) shared.queries_empty.arrive();
       rows.softmax.end();
       RowSums<2> sums;

@@ -19,7 +19,7 @@ from kernelcat.kernels.cuda.flashmla.operands import (
 )
 from kernelcat.kernels.cuda.flashmla.split import (
     ALL_PARTS,
-    FEW_PARTS,
+    NO_PARTS,
     WORKSPACES,
     combine_step,
     merge_us,
@@ -123,7 +123,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
             *params(problem, *WORKSPACES),
             Int32(slots(problem)),
             Int32(config["least"]),
-            Int32(FEW_PARTS if config["combine"] else ALL_PARTS),
+            Int32(NO_PARTS if config["combine"] else ALL_PARTS),
         ),
         THREADS,
         _shared_bytes(problem),
@@ -179,5 +179,4 @@ IMPLEMENTATION = Implementation(
         "exponential by one instruction": "MUFU.EX2",
     },
     rank=3,
-    unverified="not yet run on a GPU",
 )

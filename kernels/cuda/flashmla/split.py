@@ -11,9 +11,8 @@ from kernelcat.kernels.cuda.flashmla.operands import row_tiles
 from kernelcat.reference._mla_row import LATENT
 from kernelcat.spec import Problem
 
-FEW_PARTS = 4
+NO_PARTS, ALL_PARTS = 1, 1 << 30
 """Of a row: so many the last block puts together, more a kernel that follows."""
-ALL_PARTS = 1 << 30
 FULL = 0.9
 """Of the blocks: so many are enough if then no tile of rows has to be split."""
 
@@ -21,8 +20,8 @@ TASK_BYTES = 16
 COMBINE_THREADS = 512
 COMBINE_BLOCKS_PER_SM = 2
 COMBINE_US = 4.0
-PART_US = 0.9
-"""What the last block takes for a part."""
+PART_US = 3.8
+"""What the last block takes for a part of 64 rows."""
 
 WORKSPACES = ("partials", "counters", "tasks")
 
@@ -44,7 +43,7 @@ def workspaces(shares: int, tile_rows: int, side: int) -> dict[str, int]:
 
 
 def combine_step(problem: Problem, tile_rows: int, shares: int, gpu: Gpu) -> Step:
-    """Puts rows of more than ``FEW_PARTS`` parts together."""
+    """Puts together what blocks have left of rows that they share."""
     name = f"kernelcat::flashmla_combine<kernelcat::{problem['dtype']}, {tile_rows}>"
     return Step(
         CudaSource("flashmla/combine.cu", name),
@@ -58,7 +57,6 @@ def combine_step(problem: Problem, tile_rows: int, shares: int, gpu: Gpu) -> Ste
 def merge_us(problem: Problem, tile_rows: int, shares: int, combine: bool) -> float:
     """Microseconds that it takes to merge the parts of a row, in the mean."""
     parts = ceil(shares / max(row_tiles(problem, tile_rows), 1))
-    here_us = PART_US * parts if parts > 1 else 0.0
-    if not combine:
-        return here_us
-    return COMBINE_US + (here_us if parts <= FEW_PARTS else 0.0)
+    if combine:
+        return COMBINE_US
+    return PART_US * parts if parts > 1 else 0.0

@@ -60,6 +60,10 @@ struct LatentConsumer {
     }
   }
 
+  __device__ __forceinline__ void give_back_queries() const {
+    if (lane_index() == 0) shared.queries_empty.arrive();
+  }
+
   // Starts scores = queries @ keys^T, chunk by chunk as keys land.
   __device__ __forceinline__ void multiply_keys(Rows& rows, Scores& scores, uint32_t parity) const {
     const uint64_t a = opaque(swizzled_rows_descriptor(shared_address(shared.queries[0])));
@@ -130,6 +134,7 @@ struct LatentConsumer {
     pin(scores);
     pin(rows.rope);
     give_back(shared.rope_empty[kOwn]);
+    if (tile + 2 >= segment.end) give_back_queries();
     const int token = tile * BLOCK_N, left = segment.sequence.num_tokens - token;
     if (left > 0 && left < BLOCK_N) {
       clear_tokens<BLOCK_N>(shared.keys[kOwn][0], Tile::kValueChunks, left, kOwn);
@@ -203,6 +208,7 @@ struct LatentConsumer {
       }
       // Before weights take the place of the queries' rotated part.
       named_barrier_sync(kConsumersBarrier, Tile::kConsumerThreads);
+      if (segment.begin + kOwn >= segment.end) give_back_queries();  // there is no tile of its own
       for (int tile = segment.begin + kOwn; tile < segment.end; tile += 2) {
         attend(rows, segment, tile, parities & 1);
         parities ^= 1;
@@ -211,7 +217,7 @@ struct LatentConsumer {
       if (kOwn == 1 && (segment.end - segment.begin) % 2 == 1) attend_others(rows);
       fence_async_shared();  // TMA writes where weights were
       __syncwarp();
-      if (lane_index() == 0) shared.queries_empty.arrive();
+      if (lane_index() == 0) shared.queries_rope_empty.arrive();
       result.finish(rows.out, sums_of(rows), segment);
       parities ^= 2;
     }
@@ -237,6 +243,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     constexpr int kWarps = kWarpgroupThreads / kWarpThreads;  // of a warpgroup
     shared.queries_full.init(1);
     shared.queries_empty.init(2 * kWarps);
+    shared.queries_rope_empty.init(2 * kWarps);
     for (int stage = 0; stage < 2; ++stage) {
       for (Barrier& full : shared.keys_full[stage]) full.init(Tile::kArrivals);
       shared.rope_empty[stage].init(kWarps * kClusterSize);

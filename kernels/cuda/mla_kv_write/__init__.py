@@ -87,7 +87,6 @@ IMPLEMENTATIONS = (
         estimate=lambda problem, config, gpu: 4 * copy_us(ENTRY.bytes_moved(problem), gpu),
         techniques={"search by votes of a warp": "VOTE"},
         rank=0,
-        unverified="right on an H200, but without a receipt yet",
     ),
     Implementation(
         entry="mla_kv_write",
@@ -106,6 +105,5 @@ IMPLEMENTATIONS = (
             "search by votes of a warp": "VOTE",
         },
         rank=1,
-        unverified="right on an H200, but without a receipt yet",
     ),
 )

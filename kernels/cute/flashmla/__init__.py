@@ -31,7 +31,6 @@ from kernelcat.reference._mla_row import ROW
 from kernelcat.reference.flashmla import ENTRY
 from kernelcat.spec import Problem
 
-UNVERIFIED = "right on an H200, but without a receipt yet"
 NAIVE_WARPS = 4
 
 
@@ -61,7 +60,6 @@ NAIVE = Implementation(
     estimate=_naive_estimate,
     techniques={"warp shuffle": "SHFL.BFLY"},
     rank=0,
-    unverified=UNVERIFIED,
 )
 
 # split ------------------------------------------------------------------------------------------
@@ -142,7 +140,6 @@ SPLIT: Implementation = Implementation(
     estimate=_split_estimate,
     techniques={"cp.async": "LDGSTS", "ldmatrix": "LDSM", "mma": "HMMA.16816.F32"},
     rank=2,
-    unverified=UNVERIFIED,
 )
 
 # wgmma ------------------------------------------------------------------------------------------
@@ -205,7 +202,6 @@ WGMMA: Implementation = Implementation(
         "dependent launch": "ACQBULK",
     },
     rank=3,
-    unverified=UNVERIFIED,
 )
 
 IMPLEMENTATIONS = (NAIVE, SPLIT, WGMMA)

@@ -224,7 +224,6 @@ def _estimate_split(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 ARCHS = ("sm_80+",)
 TECHNIQUES = {"asynchronous copy": "LDGSTS"}
-UNVERIFIED = "right on an H200, but without a receipt yet"
 TILES = {
     "block_m": (64, 16, 32), "block_n": (64, 32, 16, 128), "stages": (2, 5, 7), "warps": (8, 4),
 }  # fmt: skip
@@ -240,7 +239,6 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         program=_naive,
         estimate=_estimate_naive,
         rank=0,
-        unverified=UNVERIFIED,
     ),
     implementation(
         entry="flashmla",
@@ -253,7 +251,6 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         estimate=_estimate_tiled,
         techniques=TECHNIQUES,
         rank=1,
-        unverified=UNVERIFIED,
     ),
     implementation(
         entry="flashmla",
@@ -266,6 +263,5 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         estimate=_estimate_split,
         techniques=TECHNIQUES,
         rank=2,
-        unverified=UNVERIFIED,
     ),
 )
