@@ -208,23 +208,28 @@ def weight_place(row: int, col: int, k: int) -> int:
 
 
 def nvfp4_matmul(
-    problem: Problem, a, w, w_scale, global_scale=None, a_scale=None, bias=0.0
+    problem: Problem, a, w, w_scale, global_scale=None, a_scale=None, a_block_scale=None, bias=0.0
 ):  # fmt: skip
     """Weight by weight, then sums of outer products, in float64."""
     n, k, dtype = problem["N"], problem["K"], problem["dtype"]
     size = 16 if problem["format"] == "nvfp4" else 32
     decoded = np.zeros((n, k), "float32")
     for row, col in np.ndindex(decoded.shape):
-        at, block = (row, col), (row, col // size)
-        code = w[at] if problem["packing"] == "rows" else w.flat[weight_place(row, col, k)]
+        at, block = row * k + col, row * (k // size) + col // size
         if problem["packing"] == "tiles":
             each = 64 // size
             tile = row // 16 * math.ceil(k / 64) + col // 64
+            at = weight_place(row, col, k)
             block = (tile * 16 + row % 8 * 2 + row % 16 // 8) * each + col % 64 // size
-        scale = w_scale[block] if problem["packing"] == "rows" else w_scale.flat[block]
-        decoded[at] = code * scale
+        elif a_block_scale is not None:
+            block = swizzled_place(row, col // size, k // size)
+        decoded[row, col] = w.flat[at] * w_scale.flat[block]
     if dtype == "float16":
         decoded = decoded.astype("float16")
+    if a_block_scale is not None:
+        a = a.copy()
+        for row, col in np.ndindex(a.shape):
+            a[row, col] *= a_block_scale.flat[swizzled_place(row, col // size, k // size)]
     z = product(a, decoded) * (1.0 if global_scale is None else float(global_scale[0]))
     if a_scale is not None:
         z *= a_scale[:, None]
