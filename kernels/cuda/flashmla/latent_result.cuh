@@ -117,7 +117,8 @@ struct LatentResult : LatentResults<Tile> {
         const int at = 4 * step + 2 * i;
         __stcg(pairs + 4 * step, {out[at], out[at + 1]});
       }
-      if (half == 0 && lane_index() % 4 == 0) {
+      // Both halves: the one that merges may know of its own block alone that it is there.
+      if (lane_index() % 4 == 0) {
         __stcg(part_sums(slot, i), {sums.most[i], sums.total[i]});
       }
     }

@@ -62,6 +62,7 @@ struct LatentConsumer {
 
   __device__ __forceinline__ void give_back_queries() const {
     if (lane_index() == 0) shared.queries_empty.arrive();
+    __syncwarp();  // warps come whole to the barriers that follow
   }
 
   // Starts scores = queries @ keys^T, chunk by chunk as keys land.
