@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import log10
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,22 @@ LARGE = 1 << 28
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a result was right. ``max_error``: largest ``|out - oracle|``, NaN if unknown."""
+    """Whether a result was right.
+
+    ``max_error``: largest ``|out - oracle|``, NaN if unknown. ``sqnr_db``: signal to quantization
+    noise in dB, None where the entry knows no unquantized result or has no signal.
+    """
 
     passed: bool
     max_error: float
     detail: str = ""
+    sqnr_db: float | None = None
+
+    def with_another(self, other: Verdict) -> Verdict:
+        """Of two results that are right: the largest error, the least signal."""
+        known = [v.sqnr_db for v in (self, other) if v.sqnr_db is not None]
+        error = max(self.max_error, other.max_error)
+        return Verdict(True, error, sqnr_db=min(known, default=None))
 
 
 @dataclass(frozen=True)
@@ -83,7 +95,8 @@ class Prepared:
     """Inputs, oracle and poisoned outputs of one problem and seed, shared by every candidate.
 
     ``pristine`` is what inputs and updated outputs held when they were drawn; ``kept`` tells of an
-    updated output's elements which must stay as they were.
+    updated output's elements which must stay as they were. ``exact`` are outputs of unquantized
+    inputs, for an entry that has a signal to keep.
     """
 
     entry: Entry
@@ -93,6 +106,7 @@ class Prepared:
     expected: Mapping[str, Any]
     pristine: Mapping[str, Any] = field(default_factory=dict)
     kept: Mapping[str, Any] = field(default_factory=dict)
+    exact: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def arrays(self) -> Arrays:
@@ -128,7 +142,7 @@ class Prepared:
                 verdict = self._compare(tensor, arrays[tensor.name])
                 if not verdict.passed:
                     return replace(verdict, detail=f"copy {number}: {verdict.detail}")
-                worst = max(worst, verdict, key=lambda v: v.max_error)
+                worst = worst.with_another(verdict)
         return worst
 
     def judge(self, *, peer: bool = False) -> Verdict:
@@ -147,7 +161,7 @@ class Prepared:
             verdict = self._compare(tensor, buffer.view)
             if not verdict.passed:
                 return verdict
-            worst = max(worst, verdict, key=lambda v: v.max_error)
+            worst = worst.with_another(verdict)
         return worst
 
     def _compare(self, tensor: Tensor, out: Any) -> Verdict:
@@ -163,7 +177,7 @@ class Prepared:
                 return Verdict(False, float("nan"), detail)
         if tolerance == EXACT:
             if _equal_bits(out, expected):
-                return Verdict(True, 0.0)
+                return self._hear(tensor, out, 0.0)
             wrong = int((_bits(out) != _bits(expected)).sum())
             return Verdict(False, float("nan"), f"{tensor.name}: {wrong} of {out.size} differ")
         xp = self.device.xp
@@ -178,7 +192,7 @@ class Prepared:
             right = same | (error <= tolerance.absolute)
         wrong = out.size - int(right.sum())
         if not wrong:
-            return Verdict(True, largest)
+            return self._hear(tensor, out, largest)
         at = int((~right).argmax())
         where = tuple(int(i) for i in np.unravel_index(at, out.shape))
         return Verdict(
@@ -188,6 +202,26 @@ class Prepared:
             f"{float(dtypes.decode(out[where], tensor.dtype_of(self.problem))):.6g} "
             f"instead of {float(expected[where]):.6g}",
         )
+
+    def _hear(self, tensor: Tensor, out: Any, max_error: float) -> Verdict:
+        """The verdict on elements within the tolerance: whether together they keep the signal."""
+        signal, exact = self.entry.signal, self.exact.get(tensor.name)
+        if signal is None or exact is None:
+            return Verdict(True, max_error)
+        sqnr = sqnr_db(dtypes.decode(out, tensor.dtype_of(self.problem)), exact)
+        least = signal.least(self.problem)
+        if sqnr is None or least is None or sqnr >= least:
+            return Verdict(True, max_error, sqnr_db=sqnr)
+        detail = f"{tensor.name}: {sqnr:.2f} dB of signal to quantization noise, less than {least}"
+        return Verdict(False, max_error, detail, sqnr)
+
+
+def sqnr_db(found: Any, exact: Any) -> float | None:
+    """``10 log10(sum exact^2 / sum (found - exact)^2)``; None of no signal and of no noise."""
+    signal = float((exact * exact).sum(dtype="float64"))
+    noise = found - exact
+    noise = float((noise * noise).sum(dtype="float64"))
+    return 10 * log10(signal / noise) if signal and noise else None
 
 
 def _bits(array: Any) -> Any:
@@ -201,30 +235,34 @@ def _equal_bits(a: Any, b: Any) -> bool:
 def prepare(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> Prepared:
     """Draw inputs, compute the oracle and poison the rest.
 
-    Memory: for a tensor of n bytes about 2n, and 4 bytes an element of output for the oracle; an
-    updated output takes one byte an element more.
+    Memory: for a tensor of n bytes about 2n, and 4 bytes an element of output for the oracle (8
+    where there is a signal to keep); an updated output takes one byte an element more.
     """
-    buffers = inputs(entry, problem, device, seed)
+    values = drawn(entry, problem, device.xp, seed)
+    buffers = _stored(entry, problem, device, values)
     views = {name: buffer.view for name, buffer in buffers.items()}
     if entry.tolerance_of(problem) != EXACT:
         views = {n: dtypes.decode(v, buffers[n].tensor.dtype_of(problem)) for n, v in views.items()}
     expected = entry.oracle(problem, views)
+    exact = entry.signal.exact(problem, values) if entry.signal else {}
     pristine = {name: buffer.view.copy() for name, buffer in buffers.items()}
     kept = {t.name: _bits(expected[t.name]) == _bits(views[t.name]) for t in entry.updated}
     for tensor in entry.outputs:
         if not tensor.updated:
             buffers[tensor.name] = Buffer.poisoned(tensor, problem, device.xp)
-    return Prepared(entry, problem, device, buffers, expected, pristine, kept)
+    return Prepared(entry, problem, device, buffers, expected, pristine, kept, exact)
 
 
 def inputs(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> dict[str, Buffer]:
     """What is drawn of the problem with ``seed``, each tensor between its guard bands."""
-    xp = device.xp
-    values = drawn(entry, problem, xp, seed)
+    return _stored(entry, problem, device, drawn(entry, problem, device.xp, seed))
+
+
+def _stored(entry: Entry, problem: Problem, device: Device, values: Arrays) -> dict[str, Buffer]:
     buffers = {}
     for tensor in entry.drawn:
         if tensor.present(problem):
-            buffers[tensor.name] = Buffer.poisoned(tensor, problem, xp)
+            buffers[tensor.name] = Buffer.poisoned(tensor, problem, device.xp)
             _store(buffers[tensor.name].view, values[tensor.name], tensor.dtype_of(problem))
     return buffers
 
@@ -283,5 +321,5 @@ def check(
         verdict = prepare(entry, problem, device, seed).verify(bind)
         if not verdict.passed:
             return verdict
-        worst = max(worst, verdict, key=lambda v: v.max_error)
+        worst = worst.with_another(verdict)
     return worst

@@ -16,6 +16,7 @@ STORAGE = {
     "bfloat16": "uint16",
     "float4_e2m1fn_x2": "uint8",
     "float8_e4m3fn": "uint8",
+    "float8_e8m0fnu": "uint8",
     "float16": "float16",
     "float32": "float32",
     "uint8": "uint8",
@@ -30,8 +31,8 @@ E2M1_MAX = 6.0
 """The largest value of a half of float4_e2m1fn_x2."""
 
 _SIZES = {
-    "bfloat16": 2, "float4_e2m1fn_x2": 1, "float8_e4m3fn": 1, "float16": 2, "float32": 4,
-    "uint8": 1, "int32": 4,
+    "bfloat16": 2, "float4_e2m1fn_x2": 1, "float8_e4m3fn": 1, "float8_e8m0fnu": 1, "float16": 2,
+    "float32": 4, "uint8": 1, "int32": 4,
 }  # fmt: skip
 
 
@@ -48,6 +49,8 @@ def decode(array: Any, dtype: str) -> Any:
         return (array.astype("uint32") << 16).view("float32")
     if dtype == "float8_e4m3fn":
         return _decode_e4m3(array)
+    if dtype == "float8_e8m0fnu":
+        return _decode_e8m0(array)
     if dtype == "float4_e2m1fn_x2":
         return _decode_e2m1(array)
     return array.astype("float32")
@@ -57,12 +60,15 @@ def encode(values: Any, dtype: str) -> Any:
     """Storage of finite float32 ``values`` rounded to ``dtype``.
 
     uint8 takes them modulo 256; what is beyond float8_e4m3fn's 448 or float4_e2m1fn_x2's 6 becomes
-    that, as the hardware's saturating conversions make it.
+    that, as the hardware's saturating conversions make it. float8_e8m0fnu has powers of two only:
+    the values must be such, or NaN.
     """
     if dtype == "uint8":
         return values.astype("int32").astype("uint8")
     if dtype == "float8_e4m3fn":
         return _encode_e4m3(values.astype("float32"))
+    if dtype == "float8_e8m0fnu":
+        return (values.astype("float32").view("uint32") >> 23 & 0xFF).astype("uint8")
     if dtype == "float4_e2m1fn_x2":
         return _encode_e2m1(values.astype("float32"))
     if dtype != "bfloat16":
@@ -97,6 +103,12 @@ def _encode_e4m3(values: Any) -> Any:
     code = normal * (~is_small) + subnormal.astype("uint32") * is_small
     code = code * (~missing) + missing * 0x7F
     return (code | ((bits >> 24) & 0x80)).astype("uint8")
+
+
+def _decode_e8m0(array: Any) -> Any:
+    """2^(code - 127); 0xFF is NaN. The lowest, 2^-127, is a float32 subnormal."""
+    bits = array.astype("uint32")
+    return (bits << 23 | ((bits == 0) | (bits == 0xFF)).astype("uint32") << 22).view("float32")
 
 
 def _decode_e2m1(array: Any) -> Any:

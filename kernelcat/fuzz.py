@@ -124,7 +124,7 @@ def values(axis: Axis, limit: int | None = None) -> st.SearchStrategy:
 
     steps = [near(step) for step in TILE_STEPS if step <= high]
     drawn = st.one_of(st.integers(axis.low, high), *steps)
-    return drawn.map(lambda n: min(max(n, axis.low), high))
+    return drawn.map(lambda n: min(max(n, axis.low), high) // axis.step * axis.step)
 
 
 def problems(

@@ -44,7 +44,8 @@ class Gpu:
 
     def roofline_us(self, flops: int, bytes_moved: int, dtype: str) -> float:
         """The least time for this work: the longer of arithmetic and memory, in microseconds."""
-        rate = self.flops.get(dtype, self.flops["float32"])
+        # What the GPU has no rate for is computed as another type: any of them is a floor.
+        rate = self.flops.get(dtype) or max(self.flops.values())
         return max(flops / rate, bytes_moved / self.bandwidth) * 1e6
 
 
@@ -52,7 +53,7 @@ def _peaks(bf16: float, fp32: float, fp8: float = 0, fp4: float = 0) -> dict[str
     """Dense peaks, given in TFLOP/s."""
     peaks = {"bfloat16": bf16, "float16": bf16, "float32": fp32}
     peaks |= {"float8_e4m3fn": fp8} if fp8 else {}
-    peaks |= {"float4_e2m1fn": fp4} if fp4 else {}
+    peaks |= {"float4_e2m1fn_x2": fp4} if fp4 else {}
     return {dtype: rate * TERA for dtype, rate in peaks.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelcat import catalog, jit, receipts
+from kernelcat import catalog, jit, leaderboard, receipts, sources
 from kernelcat import inspect as machine
 from kernelcat.errors import MissingDependency, Unsupported
 from kernelcat.gpu import Gpu
@@ -23,6 +23,7 @@ def card(name: str) -> dict[str, Any]:
         "outputs": {t.name: _tensor(t) for t in entry.outputs},
         "problems": {n: p.values for n, p in entry.problems.items()},
         "peers": [peer.name for peer in entry.peers],
+        "signal": _signal(entry) if entry.signal else {},
         "implementations": _implementations(entry),
         "missing": _missing(entry),
     }
@@ -30,7 +31,7 @@ def card(name: str) -> dict[str, Any]:
 
 def _tensor(tensor: Any) -> dict[str, Any]:
     shape = [str(size) if isinstance(size, Derived) else size for size in tensor.shape]
-    facts = {"dtype": tensor.dtype, "doc": tensor.doc, "flag": tensor.flag}
+    facts = {"dtype": str(tensor.dtype), "doc": tensor.doc, "flag": tensor.flag}
     return {"shape": shape, **facts, "updated": tensor.updated}
 
 
@@ -50,6 +51,28 @@ def _implementations(entry: Entry) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _signal(entry: Entry) -> dict[str, Any]:
+    """Signal to quantization noise that named problems must keep and that was measured, in dB.
+
+    Of sources as they are now, and of peers; the newest row of each counts.
+    """
+    assert entry.signal is not None
+    digests = {_owner(i): sources.digest(i) for i in catalog.implementations(entry.name)}
+    found: dict[str, dict[str, float]] = {name: {} for name in entry.problems}
+    for row in sorted(leaderboard.load(entry=entry.name), key=lambda row: row.created_at):
+        owner = f"{row.language}/{row.variant}"
+        name = entry.problem_name(row.to_problem())
+        is_current = row.is_peer or digests.get(owner) == row.source
+        if name is not None and row.sqnr_db is not None and is_current:
+            found[name][owner] = row.sqnr_db
+    least = {name: entry.signal.least(problem) for name, problem in entry.problems.items()}
+    return {name: {"least_db": least[name], "measured_db": found[name]} for name in found}
+
+
+def _owner(implementation: Implementation) -> str:
+    return f"{implementation.language}/{implementation.variant}"
 
 
 def _missing(entry: Entry) -> dict[str, str]:
@@ -75,8 +98,25 @@ def text(card: dict[str, Any]) -> str:
     lines += ["", "implementations"]
     lines += [_line(row) for row in card["implementations"]]
     lines += [f"  {language}: {why}" for language, why in card["missing"].items()]
+    lines += _signal_lines(card["signal"])
     lines += ["", f"problems: {', '.join(card['problems'])}", f"peers: {', '.join(card['peers'])}"]
     return "\n".join(lines)
+
+
+def _signal_lines(signal: dict[str, Any]) -> list[str]:
+    """A line for each problem that was measured, and one for the floors of the others."""
+    if not signal:
+        return []
+    lines = ["", "signal to quantization noise, dB"]
+    for name, row in signal.items():
+        if row["measured_db"]:
+            told = ", ".join(f"{owner} {db:.1f}" for owner, db in row["measured_db"].items())
+            lines.append(f"  {name:<22} at least {row['least_db'] or 'anything'}: {told}")
+    others = {row["least_db"] for row in signal.values() if not row["measured_db"]}
+    floors = sorted(floor for floor in others if floor is not None)
+    if floors:
+        lines.append(f"  not measured yet: at least {' or '.join(map(str, floors))}")
+    return lines
 
 
 def _values(axis: dict[str, Any]) -> str:

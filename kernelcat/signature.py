@@ -12,7 +12,7 @@ from kernelcat import arrays
 from kernelcat.arrays import ArrayInfo
 from kernelcat.dtypes import itemsize
 from kernelcat.errors import InvalidArgument, nearest
-from kernelcat.spec import AxisValue, Derived, Entry, Problem, Tensor
+from kernelcat.spec import AxisValue, Derived, ElementType, Entry, Problem, Tensor
 
 Infos = Mapping[str, ArrayInfo]
 
@@ -150,6 +150,7 @@ def infer(entry: Entry, infos: Infos, axes: Mapping[str, AxisValue]) -> Problem:
     for tensor in entry.tensors:
         if tensor.name in infos:
             _check_derived(entry, tensor, infos[tensor.name], problem)
+            _check_dtype(entry, tensor, infos[tensor.name], problem)
     return problem
 
 
@@ -167,6 +168,13 @@ def _check_derived(entry: Entry, tensor: Tensor, info: ArrayInfo, problem: Probl
                 f"{entry.name}: {label(entry, tensor)}.shape[{position}] must be "
                 f"{wanted[position]} ({size}), not {info.shape[position]}"
             )
+
+
+def _check_dtype(entry: Entry, tensor: Tensor, info: ArrayInfo, problem: Problem) -> None:
+    wanted = tensor.dtype_of(problem)
+    if info.dtype != wanted:
+        name = label(entry, tensor)
+        raise InvalidArgument(f"{entry.name}: {name} must be {wanted} here, not {info.dtype}")
 
 
 class _Axes:
@@ -205,6 +213,9 @@ def _read(known: _Axes, tensor: Tensor, info: ArrayInfo) -> None:
     for position, (axis, extent) in enumerate(zip(tensor.shape, info.shape, strict=True)):
         if not isinstance(axis, Derived):
             known.add(axis, extent, f"{name}.shape[{position}]")
+        elif axis.tells is not None:
+            told, size_of = axis.tells
+            known.add(told, size_of(extent, known.values), f"{name}'s ({axis} = {extent})")
     if tensor.strides is None:
         if not info.contiguous:
             raise InvalidArgument(
@@ -224,7 +235,13 @@ def _read(known: _Axes, tensor: Tensor, info: ArrayInfo) -> None:
 
 def _read_dtype(known: _Axes, tensor: Tensor, info: ArrayInfo) -> None:
     entry, name = known.entry, label(known.entry, tensor)
-    if tensor.dtype in entry.axis_names:
+    if isinstance(tensor.dtype, ElementType):
+        told = tensor.dtype.told_by(info.dtype)
+        if told is not None:
+            known.add(tensor.dtype.axis, told, f"{name}'s")
+        elif info.dtype not in dict(tensor.dtype.types).values():
+            raise InvalidArgument(f"{entry.name}: {name} is {info.dtype}; use {tensor.dtype}")
+    elif tensor.dtype in entry.axis_names:
         legal = entry.axis(tensor.dtype).values
         if info.dtype not in legal:
             raise InvalidArgument(

@@ -9,92 +9,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite
 from typing import Any
 
+from kernelcat.axes import Axis as Axis
+from kernelcat.axes import AxisValue as AxisValue
+from kernelcat.axes import exact as exact
+from kernelcat.axes import power_of_two as power_of_two
 from kernelcat.errors import InvalidArgument, UnknownName, nearest
-
-AxisValue = int | float | str | bool
-Bucket = Callable[[int], int]
-
-
-def exact(size: int) -> int:
-    """Bucketing rule: every size is its own bucket."""
-    return size
-
-
-def power_of_two(size: int) -> int:
-    """Bucketing rule: the next power of two (0 and 1 stay themselves)."""
-    return size if size < 2 else 1 << (size - 1).bit_length()
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One dimension along which problems of an entry differ.
-
-    A *size* has ``low <= value <= high`` (the range fuzzing draws from; callers may go past
-    ``high``) and a bucketing rule. A *choice* has ``values``; a flag is the choice of two booleans.
-    A *number* is any finite float, and its ``values`` are examples. ``default`` is what a problem
-    has that does not say; None means that it must say. A *minor* choice hardly changes which
-    configuration is best, so that problems share a bucket across it; numbers are minor.
-    """
-
-    name: str
-    doc: str
-    values: tuple[AxisValue, ...] = ()
-    low: int = 0
-    high: int = 0
-    bucket: Bucket = exact
-    default: AxisValue | None = None
-    minor: bool = False
-    is_number: bool = False
-
-    @staticmethod
-    def size(
-        name: str,
-        doc: str,
-        low: int,
-        high: int,
-        bucket: Bucket = power_of_two,
-        default: int | None = None,
-    ) -> Axis:
-        return Axis(name, doc, low=low, high=high, bucket=bucket, default=default)
-
-    @staticmethod
-    def choice(
-        name: str,
-        doc: str,
-        *values: str | int,
-        default: str | int | None = None,
-        minor: bool = False,
-    ) -> Axis:
-        return Axis(name, doc, values=values, default=default, minor=minor)
-
-    @staticmethod
-    def flag(name: str, doc: str, minor: bool = False) -> Axis:
-        return Axis(name, doc, values=(False, True), default=False, minor=minor)
-
-    @staticmethod
-    def number(name: str, doc: str, *examples: float, default: float | None = 0.0) -> Axis:
-        return Axis(name, doc, values=examples, default=default, minor=True, is_number=True)
-
-    def check(self, value: AxisValue) -> None:
-        """Raise ``InvalidArgument`` unless ``value`` is one this axis can take."""
-        if self.is_number:
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or not isfinite(value)
-            ):
-                raise InvalidArgument(f"{self.name}={value!r} must be a finite number")
-        elif self.values:
-            if value not in self.values:
-                names = ", ".join(str(v) for v in self.values)
-                raise InvalidArgument(
-                    f"{self.name}={value!r} is not supported; use one of: {names}"
-                )
-        elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InvalidArgument(f"{self.name}={value!r} must be a whole number >= 0")
 
 
 @dataclass(frozen=True)
@@ -129,14 +50,45 @@ class Derived:
     """A size that follows from axes: ``Derived("K/128", lambda axes: -(-axes["K"] // 128))``.
 
     ``of`` maps axis values to the size, by arithmetic that symbolic integers can do too; ``text``
-    is how messages call it.
+    is how messages call it. ``tells`` is an axis and how it follows from the size, where an array
+    of this size tells that axis: of the size and the axes known so far, the array's element type
+    among them.
     """
 
     text: str
     of: Callable[[Mapping[str, Any]], Any]
+    tells: tuple[str, Callable[[Any, Mapping[str, Any]], Any]] | None = None
 
     def __str__(self) -> str:
         return self.text
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """An element type that follows from a choice: ``ElementType.of("format", nvfp4="uint8")``."""
+
+    axis: str
+    types: tuple[tuple[AxisValue, str], ...]
+
+    @staticmethod
+    def of(axis: str, **types: str) -> ElementType:
+        return ElementType(axis, tuple(types.items()))
+
+    def where(self, axes: Mapping[str, Any]) -> str:
+        return dict(self.types)[axes[self.axis]]
+
+    def told_by(self, dtype: str) -> AxisValue | None:
+        """The choice an array of ``dtype`` tells: the only one that has this type, or None."""
+        values = [value for value, name in self.types if name == dtype]
+        return values[0] if len(values) == 1 else None
+
+    @property
+    def tells(self) -> bool:
+        """Whether every array of such elements tells the choice."""
+        return all(self.told_by(dtype) == value for value, dtype in self.types)
+
+    def __str__(self) -> str:
+        return " or ".join(f"{dtype} ({value})" for value, dtype in self.types)
 
 
 @dataclass(frozen=True)
@@ -154,7 +106,7 @@ EXACT = Tolerance(0.0, 0.0)
 @dataclass(frozen=True)
 class Tensor:
     """An array argument. ``shape`` holds axes, numbers or sizes :class:`Derived` from axes;
-    ``dtype`` names an axis or an element type.
+    ``dtype`` names an axis or an element type, or is an :class:`ElementType`.
 
     ``flag`` names the axis that says whether an optional tensor is there: it is where that is
     ``when``. ``strides`` (in elements) names axes too; None means contiguous. ``tolerance`` is an
@@ -165,7 +117,7 @@ class Tensor:
 
     name: str
     shape: tuple[str | int | Derived, ...]
-    dtype: str
+    dtype: str | ElementType
     doc: str = ""
     flag: str | None = None
     when: AxisValue = True
@@ -198,8 +150,12 @@ class Tensor:
         return tuple(reversed(strides))
 
     def dtype_of(self, problem: Problem) -> str:
-        value = problem.values.get(self.dtype, self.dtype)
-        return str(value)
+        return self.element_type(problem.values)
+
+    def element_type(self, axes: Mapping[str, Any]) -> str:
+        if isinstance(self.dtype, ElementType):
+            return self.dtype.where(axes)
+        return str(axes.get(self.dtype, self.dtype))
 
     def span_of(self, problem: Problem) -> int:
         """Elements from the first to the last one, gaps included; 0 for an empty tensor."""
@@ -230,6 +186,21 @@ Arrays = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
+class Signal:
+    """How much of the unquantized result an output keeps, beside the tolerance of its elements.
+
+    ``exact(problem, drawn)`` is what the entry's outputs would be of unquantized inputs, float32
+    by name; ``drawn`` is all that ``make_inputs`` returned, originals under names of no tensor
+    among it. ``least(problem)`` is the signal to quantization noise that must be left,
+    ``10 log10(sum exact^2 / sum (out - exact)^2)`` in dB, or None where there are too few elements
+    for a ratio of sums to mean anything.
+    """
+
+    exact: Callable[[Problem, Arrays], dict[str, Any]]
+    least: Callable[[Problem], float | None]
+
+
+@dataclass(frozen=True)
 class Entry:
     """The specification of one technique: what it computes, and how to tell that it was right.
 
@@ -241,12 +212,14 @@ class Entry:
         output it is given what it holds before, and tells all that it holds after: an element
         that stays as it was must stay so bit for bit.
     make_inputs : ``make_inputs(problem, normal) -> {input or updated output: array}``
-        ``normal(shape)`` draws float32 standard normal values on the device in use.
+        ``normal(shape)`` draws float32 standard normal values on the device in use. Names that
+        begin with ``_`` are no tensors, and are there for ``signal``.
     flops, bytes_moved : ``problem -> int``
         The least work that any implementation must do; they give the roofline.
     constraint : ``problem -> reason or None``
         Which combinations of axis values make sense at all (``src_stride >= cols``).
     problems : named problems; ``peers`` : who is raced.
+    signal : what is left of an unquantized result, where inputs are quantized values
     """
 
     name: str
@@ -263,6 +236,7 @@ class Entry:
     peers: tuple[Peer, ...] = ()
     constraint: Callable[[Problem], str | None] = lambda problem: None
     tolerance_axis: str = "dtype"
+    signal: Signal | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

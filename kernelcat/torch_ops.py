@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from kernelcat import catalog, signature
-from kernelcat.spec import Axis, Derived, Entry, Tensor
+from kernelcat.spec import Axis, Derived, ElementType, Entry, Tensor
 
 is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 """True while Dynamo traces; a constant to Dynamo, and 40 ns in eager mode."""
@@ -66,12 +66,22 @@ def schema(entry: Entry, *, mutating: bool = False) -> str:
 
 def told_axes(entry: Entry) -> list[Axis]:
     """Axes that no array of every call tells and no output's strides mean: keywords of the call."""
-    read: set[str | int | Derived | None] = set()
+    read: set[Any] = set()
     for tensor in entry.drawn:
-        read |= {*tensor.shape, *(tensor.strides or ()), tensor.dtype, tensor.flag}
+        sizes = [s.tells[0] if isinstance(s, Derived) and s.tells else s for s in tensor.shape]
+        read |= {*sizes, *(tensor.strides or ()), _choice_told(tensor)}
+        if tensor.when is True:
+            read.add(tensor.flag)
     for tensor in entry.outputs:
         read |= set(tensor.strides or ())
     return [axis for axis in entry.axes if axis.name not in read]
+
+
+def _choice_told(tensor: Tensor) -> str | None:
+    """The axis that an array's element type tells."""
+    if isinstance(tensor.dtype, ElementType):
+        return tensor.dtype.axis if tensor.dtype.tells else None
+    return tensor.dtype
 
 
 @cache
@@ -137,7 +147,7 @@ def _fake(entry: Entry, inputs: Sequence[Any], told: Mapping[str, Any]) -> Any:
         _check_derived(entry, tensor, array, axes)
     like = inputs[0]
     made = tuple(
-        like.new_empty(tensor.extents(axes), dtype=_element(axes.get(tensor.dtype, tensor.dtype)))
+        like.new_empty(tensor.extents(axes), dtype=_element(tensor.element_type(axes)))
         for tensor in entry.outputs
     )
     return made[0] if len(made) == 1 else made
@@ -147,10 +157,21 @@ def _bind_axes(entry: Entry, tensor: Tensor, array: Any, axes: dict[str, Any]) -
     name = f"{entry.name}: {tensor.name}"
     rank = len(tensor.shape)
     torch._check(array.dim() == rank, lambda: f"{name} must have {rank} dimensions")
+    dtype = str(array.dtype).removeprefix("torch.")
+    if isinstance(tensor.dtype, ElementType):
+        if tensor.dtype.tells and tensor.dtype.told_by(dtype) is not None:
+            axes[tensor.dtype.axis] = tensor.dtype.told_by(dtype)
+    elif tensor.dtype in entry.axis_names:
+        axes.setdefault(tensor.dtype, dtype)
+    element = _element(tensor.element_type(axes))
+    torch._check(array.dtype == element, lambda: f"{name} is {array.dtype}; it must be {element}")
     for position, axis in enumerate(tensor.shape):
-        if isinstance(axis, Derived):
-            continue
         extent = array.shape[position]
+        if isinstance(axis, Derived):
+            if axis.tells is None:
+                continue
+            axis, size_of = axis.tells
+            extent = size_of(extent, axes)
         expected = axes.setdefault(axis, extent) if isinstance(axis, str) else axis
         torch._check(
             extent == expected,
@@ -158,11 +179,6 @@ def _bind_axes(entry: Entry, tensor: Tensor, array: Any, axes: dict[str, Any]) -
                 f"{name}: {axis} is {extent}, but {expected} elsewhere"
             ),
         )
-    wanted = tensor.dtype
-    if wanted in entry.axis_names:
-        wanted = axes.setdefault(wanted, str(array.dtype).removeprefix("torch."))
-    element = _element(wanted)
-    torch._check(array.dtype == element, lambda: f"{name} is {array.dtype}; it must be {element}")
 
 
 def _check_derived(entry: Entry, tensor: Tensor, array: Any, axes: Mapping[str, Any]) -> None:

@@ -39,7 +39,8 @@ def _gelu(x):
     return x * 0.5 * (1 + np.sign(x) * (1 - tail))
 
 
-def _activate(activation, z):
+def activate(activation, z):
+    """The activation called ``activation`` of float32 ``z``."""
     if activation == "silu":
         return silu(z)
     if activation == "gelu":
@@ -53,7 +54,7 @@ def _oracle(problem, arrays):
     d = arrays["a"] @ arrays["b"].T
     if problem["bias"]:
         d += arrays["bias"]
-    d = _activate(problem["activation"], d)
+    d = activate(problem["activation"], d)
     if problem["residual"]:
         d += arrays["residual"]
     return {"d": d}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
@@ -39,3 +42,53 @@ def own_folders(
     monkeypatch.setenv("KERNELCAT_RECEIPTS", str(folder / "receipts"))
     yield
     os.environ.pop("TRITON_INTERPRET", None)
+
+
+INTERPRET = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from dataclasses import replace
+from kernelcat import catalog, check, gpu
+from kernelcat.device import Interpreter
+from kernelcat.implementation import Config
+
+device = Interpreter()
+device.gpu = replace(device.gpu, sms=4)  # few persistent programs, so that each has several tiles
+
+
+def judge(entry, variant, config, axes):
+    implementation = catalog.implementation(entry, "triton", variant)
+    problem = catalog.entry(entry).problem(**axes)
+    target = device.gpu if implementation.serves(device.gpu.arch) else gpu.find("b200")
+    config = Config(config) if config else implementation.default(problem, target)
+    reason = implementation.why_not(config, problem, target)
+    verdict = check.check(implementation, problem, config, device, seeds=(0,))
+    return reason, verdict.passed, verdict.detail
+
+
+print(json.dumps({name: judge(*case) for name, case in json.load(sys.stdin).items()}))
+"""
+
+
+@pytest.fixture(scope="session")
+def interpreted() -> Callable[[Mapping[str, tuple]], dict[str, list]]:
+    """Runs cases (entry, variant, configuration or {}, axes) in Triton's interpreter.
+
+    What comes back is, by name: why the configuration is rejected, whether the result was right,
+    and what was wrong. All cases share a process, since importing torch takes longer than any.
+    """
+
+    def run(cases: Mapping[str, tuple]) -> dict[str, list]:
+        done = subprocess.run(
+            [sys.executable, "-c", INTERPRET, json.dumps(sys.path)],
+            input=json.dumps(cases),
+            capture_output=True,
+            text=True,
+            env={**os.environ, "TRITON_INTERPRET": "1"},
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        told: dict[str, list] = json.loads(done.stdout)
+        return told
+
+    return run

@@ -196,6 +196,15 @@ def test_float4_is_ml_dtypes_in_pairs() -> None:
     assert np.array_equal(back.view(np.uint32), rounded.view(np.uint32))
 
 
+def test_float8_e8m0_is_ml_dtypes() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    codes = np.arange(256, dtype=np.uint8)
+    values = dtypes.decode(codes, "float8_e8m0fnu")
+    known = codes.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
+    assert np.array_equal(values, known, equal_nan=True)
+    assert np.array_equal(dtypes.encode(values, "float8_e8m0fnu"), codes)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_storage_rounds_to_nearest_even_and_comes_back(dtype: str) -> None:
     import ml_dtypes

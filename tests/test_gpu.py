@@ -93,3 +93,10 @@ def test_a_gpu_outside_the_table_gets_a_row_from_its_attributes() -> None:
 def test_this_gpu_is_found() -> None:
     found = gpu.detect()
     assert found.sms > 0 and found.memory_bytes > 0 and found.bandwidth > 1e11
+
+
+def test_a_type_without_a_rate_of_its_own_is_bounded_by_the_fastest() -> None:
+    """4 bits on Hopper are computed as something else: no time of theirs may look impossible."""
+    h200, b200 = gpu.find("h200"), gpu.find("b200")
+    assert h200.roofline_us(10**12, 0, "float4_e2m1fn_x2") == pytest.approx(1e6 / 1978.9)
+    assert b200.roofline_us(10**12, 0, "float4_e2m1fn_x2") == pytest.approx(1e6 / 9000)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kernelcat import catalog, check, dtypes, fuzz, gpu
 from kernelcat.reference.kv_write import appended
-from kernelcat.spec import Problem, Tolerance
+from kernelcat.spec import EXACT, Problem, Tolerance
 
 HOST = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
 FP8, NVFP4 = "float8_e4m3fn", "float4_e2m1fn_x2"
@@ -98,6 +98,158 @@ def fp8_quantize(problem: Problem, x):
         "q": dtypes.decode(q, FP8),
         "scale": scale.T if problem["block"] == "1x128" else scale,
     }
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def e2m1(value: float, chance: float | None = None) -> int:
+    """The code nearest to ``value``, the even one of two; or the next one with ``chance``."""
+    size, sign = min(abs(value), 6.0), 8 if math.copysign(1, value) < 0 else 0
+    if chance is None:
+        distance = np.abs(E2M1 - size)
+        nearest = np.flatnonzero(distance == distance.min())
+        return sign | int(next((c for c in nearest if c % 2 == 0), nearest[0]))
+    below = int(np.flatnonzero(size >= E2M1)[-1])
+    if below == 7:
+        return sign | 7
+    if size < 1:
+        size = float(np.float32(1) + np.float32(size)) - 1
+    fraction = (size - E2M1[below]) / (E2M1[below + 1] - E2M1[below])
+    return sign | below + math.floor(fraction + chance)
+
+
+def neighbours_sum(values):
+    """Of float32 values, half by half; as if zeros filled them up to a power of two."""
+    if len(values) == 1:
+        return values[0]
+    half = 1 << (len(values) - 1).bit_length() - 1
+    rest = values[half:] if len(values) > half else np.zeros(1, "float32")
+    rest = np.concatenate((rest, np.zeros(half - len(rest), "float32")))
+    return neighbours_sum(values[:half]) + neighbours_sum(rest)
+
+
+def transform(values):
+    """Hadamard's, half by half."""
+    if len(values) == 1:
+        return values
+    low, high = np.split(values, 2)
+    low, high = transform(low), transform(high)
+    return np.concatenate((low + high, low - high))
+
+
+def philox_halves(seed, place: int):
+    """Eight times 16 bits: Philox-4x32-10 word by word."""
+    words, keys = [place & 0xFFFFFFFF, place >> 32, 0, 0], [int(word) % 2**32 for word in seed]
+    for _ in range(10):
+        a, b = 0xD2511F53 * words[0], 0xCD9E8D57 * words[2]
+        words = [b >> 32 ^ words[1] ^ keys[0], b % 2**32, a >> 32 ^ words[3] ^ keys[1], a % 2**32]
+        keys = [(keys[0] + 0x9E3779B9) % 2**32, (keys[1] + 0xBB67AE85) % 2**32]
+    return [half for word in words for half in (word & 0xFFFF, word >> 16)]
+
+
+def swizzled_place(row: int, col: int, cols: int) -> int:
+    """Where a scale lies among bytes; ``cols`` are those of a row."""
+    tile = row // 128 * math.ceil(cols / 4) + col // 4
+    return 512 * tile + row % 32 * 16 + row % 128 // 32 * 4 + col % 4
+
+
+def nvfp4_quantize(problem: Problem, x, global_scale=None, weight=None, signs=None, seed=None):
+    """Row by row, block by block, element by element."""
+    (m, k), is_nvfp4, one = x.shape, problem["format"] == "nvfp4", np.float32(1)
+    size = 16 if is_nvfp4 else 32
+    scales, codes = np.zeros((m, k // size), "float32"), np.zeros((m, k), "uint8")
+    for row in range(m):
+        h = x[row]
+        if problem["rms_norm"] and k:
+            mean = neighbours_sum(h * h) / np.float32(k) + np.float32(problem["eps"])
+            with np.errstate(invalid="ignore"):  # infinity times 0
+                h = h * (one / np.sqrt(mean)) * weight
+        if problem["hadamard"]:
+            parts = [transform(part * signs) for part in h.reshape(-1, 16)]
+            h = np.concatenate([*parts, np.zeros(0, "float32")]) * np.float32(0.25)
+        for block in range(k // size):
+            values = h[block * size : (block + 1) * size]
+            amax = np.abs(values).max()
+            if np.isnan(amax):
+                scales[row, block] = np.nan
+                continue
+            if is_nvfp4:
+                wanted = amax * (one / (np.float32(6) * global_scale[0]))
+                scale = np.float32(E4M3[e4m3(max(float(wanted), 2.0**-6))])
+                inverse = one / (scale * global_scale[0])
+            else:
+                power = math.frexp(min(amax, np.finfo("float32").max))[1] - 3 if amax else -127
+                scale = np.float32(2.0 ** max(power, -127))
+                inverse = one / scale
+            scales[row, block] = scale
+            for i, value in enumerate(values * inverse):
+                chance, at = None, row * k + block * size + i
+                if problem["stochastic"]:
+                    chance = philox_halves(seed, at // 8)[at % 8] / 65536
+                codes[row, block * size + i] = e2m1(float(value), chance)
+    if problem["scale_layout"] == "swizzled":
+        padded = np.zeros((math.ceil(m / 128) * 128, math.ceil(k / size / 4) * 4), "float32")
+        if not is_nvfp4:
+            padded += np.float32(2.0**-127)
+        for row, col in np.ndindex(scales.shape):
+            padded.flat[swizzled_place(row, col, k // size)] = scales[row, col]
+        scales = padded
+    signed = np.where(codes & 8, -1.0, 1.0) * E2M1[codes & 7]
+    return {"q": signed, "scale": scales}
+
+
+def weight_place(row: int, col: int, k: int) -> int:
+    """Where the code of (row, col) lies among those of weights in tiles of 16 x 64."""
+    tile = row // 16 * math.ceil(k / 64) + col // 64
+    lane, step = row % 8 * 4 + col % 8 // 2, col % 64 // 16
+    nibble = row % 16 // 8 + col % 16 // 8 * 2 + col % 2 * 4
+    return tile * 1024 + lane * 32 + step * 8 + nibble
+
+
+def nvfp4_matmul(
+    problem: Problem, a, w, w_scale, global_scale=None, a_scale=None, a_block_scale=None, bias=0.0
+):  # fmt: skip
+    """Weight by weight, then sums of outer products, in float64."""
+    n, k, dtype = problem["N"], problem["K"], problem["dtype"]
+    size = 16 if problem["format"] == "nvfp4" else 32
+    decoded = np.zeros((n, k), "float32")
+    for row, col in np.ndindex(decoded.shape):
+        at, block = row * k + col, row * (k // size) + col // size
+        if problem["packing"] == "tiles":
+            each = 64 // size
+            tile = row // 16 * math.ceil(k / 64) + col // 64
+            at = weight_place(row, col, k)
+            block = (tile * 16 + row % 8 * 2 + row % 16 // 8) * each + col % 64 // size
+        elif a_block_scale is not None:
+            block = swizzled_place(row, col // size, k // size)
+        decoded[row, col] = w.flat[at] * w_scale.flat[block]
+    if dtype == "float16":
+        decoded = decoded.astype("float16")
+    if a_block_scale is not None:
+        a = a.copy()
+        for row, col in np.ndindex(a.shape):
+            a[row, col] *= a_block_scale.flat[swizzled_place(row, col // size, k // size)]
+    z = product(a, decoded) * (1.0 if global_scale is None else float(global_scale[0]))
+    if a_scale is not None:
+        z *= a_scale[:, None]
+    return {"d": ACTIVATIONS[problem["activation"]](z + bias)}
+
+
+def nvfp4_dequantize(problem: Problem, q, scale, global_scale=None):
+    """Element by element."""
+    m, k = problem["M"], problem["K"]
+    size = 16 if problem["format"] == "nvfp4" else 32
+    x = np.zeros((m, k), "float32")
+    for row, col in np.ndindex(x.shape):
+        place = row * (k // size) + col // size
+        if problem["scale_layout"] == "swizzled":
+            place = swizzled_place(row, col // size, k // size)
+        x[row, col] = np.float32(q[row, col]) * scale.flat[place]
+        if global_scale is not None:
+            x[row, col] *= global_scale[0]
+    with np.errstate(over="ignore"):
+        return {"x": dtypes.decode(dtypes.encode(x, problem["dtype"]), problem["dtype"])}
 
 
 def fp8_swiglu(problem: Problem, x):
@@ -263,12 +415,15 @@ INDEPENDENT = {
     "kv_write": kv_write,
     "mla_kv_write": mla_kv_write,
     "multicast_gemm": multicast_gemm,
+    "nvfp4_dequantize": nvfp4_dequantize,
+    "nvfp4_matmul": nvfp4_matmul,
+    "nvfp4_quantize": nvfp4_quantize,
     "paged_attn": paged_attn,
     "tma_copy": tma_copy,
 }
 LIMITS = {
     "flashmla": 8, "fp8_gemm": 270, "fp8_quantize": 140, "fp8_swiglu": 270, "mla_kv_write": 12,
-    "paged_attn": 8,
+    "nvfp4_dequantize": 64, "nvfp4_matmul": 128, "nvfp4_quantize": 64, "paged_attn": 8,
 }  # fmt: skip
 """Sizes drawn at most: beyond 128 where blocks are that large, else 40."""
 CLOSE = Tolerance(1e-5, 1e-5)
@@ -299,13 +454,15 @@ def test_the_oracle_agrees_with_it(name: str) -> None:
                 expected = dtypes.decode(expected, output.dtype_of(problem))
             # A value on the border of two of 8 bits may go to either, unless bits are promised.
             rounded = output.tolerance or output.dtype_of(problem) == FP8
-            allowed = entry.tolerance_of(problem, output) if rounded else CLOSE
+            exact = entry.tolerance_of(problem, output) == EXACT
+            allowed = entry.tolerance_of(problem, output) if rounded or exact else CLOSE
             assert np.allclose(
                 expected,
                 other[output.name],
                 rtol=allowed.relative,
                 atol=allowed.absolute,
-                equal_nan=output.updated,  # of what it held before
+                # Of what it held before, or of a NaN with bits of its own.
+                equal_nan=output.updated or allowed == EXACT,
             )
 
     run()

@@ -278,3 +278,42 @@ def test_a_packed_cache_comes_with_its_block_scales_and_no_other_does() -> None:
     assert refusal(attention, k_cache=wide, v_cache=wide, **scales) == (
         "paged_attn: k_cache.shape[3] must be 32 (head_dim or head_dim/2), not 64"
     )
+
+
+def dequantize(scale: ArrayInfo, q: ArrayInfo | None = None, **more) -> dict[str, object]:
+    infos = {"q": q or array(6, 32, dtype="float4_e2m1fn_x2"), "scale": scale}
+    infos |= {n: a for n, a in more.items() if isinstance(a, ArrayInfo)}
+    axes = {n: a for n, a in more.items() if not isinstance(a, ArrayInfo)}
+    return dict(signature.infer(catalog.entry("nvfp4_dequantize"), infos, axes).values)
+
+
+def test_an_element_type_tells_a_choice_and_a_derived_size_an_axis() -> None:
+    e4m3, e8m0 = array(6, 4, dtype="float8_e4m3fn"), array(6, 2, dtype="float8_e8m0fnu")
+    one = array(1, dtype="float32")
+    found = dequantize(e4m3, global_scale=one)
+    assert (found["M"], found["K"], found["format"]) == (6, 64, "nvfp4")
+    assert dequantize(e8m0)["format"] == "mxfp4"
+    swizzled = array(128, 4, dtype="float8_e4m3fn")
+    found = dequantize(swizzled, global_scale=one, scale_layout="swizzled")
+    assert found["scale_layout"] == "swizzled"
+    assert refusal(dequantize, e4m3) == (
+        "nvfp4_dequantize needs global_scale where format is nvfp4"
+    )
+    assert refusal(dequantize, array(6, 4, dtype="uint8")) == (
+        "nvfp4_dequantize: scale is uint8; use float8_e4m3fn (nvfp4) or float8_e8m0fnu (mxfp4)"
+    )
+    assert refusal(dequantize, e8m0, global_scale=one) == (
+        "nvfp4_dequantize takes no global_scale where format is mxfp4"
+    )
+    assert "scale.shape[1] must be 4 (K/16" in refusal(
+        dequantize, array(6, 2, dtype="float8_e4m3fn"), global_scale=one
+    )
+    assert "format differs" in refusal(dequantize, e8m0, format="nvfp4")
+
+
+def test_an_output_of_the_wrong_element_type_is_refused() -> None:
+    quantize, x = catalog.entry("nvfp4_quantize"), array(6, 64)
+    infos = {"x": x, "scale": array(6, 4, dtype="float8_e4m3fn")}
+    assert refusal(signature.infer, quantize, infos, {"format": "mxfp4"}).startswith(
+        "nvfp4_quantize: format differs"
+    )

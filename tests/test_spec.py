@@ -7,7 +7,7 @@ import pytest
 from kernelcat import catalog
 from kernelcat.errors import InvalidArgument, UnknownName
 from kernelcat.implementation import Config
-from kernelcat.spec import Derived, Problem, Tensor, power_of_two
+from kernelcat.spec import Axis, Derived, ElementType, Problem, Tensor, power_of_two
 
 GEMM = {"M": 3, "N": 5, "K": 7, "dtype": "float16", "bias": False}
 
@@ -79,3 +79,21 @@ def test_a_derived_size_follows_from_the_axes() -> None:
 def test_an_axis_that_is_left_out_takes_its_default() -> None:
     problem = catalog.entry("gemm").problem(M=1, N=2, K=3, dtype="float16")
     assert (problem["activation"], problem["bias"]) == ("none", False)
+
+
+def test_a_size_may_have_a_step() -> None:
+    axis = Axis.size("K", "columns", 0, 100, step=16)
+    axis.check(32)
+    with pytest.raises(InvalidArgument, match="K=40 must be a multiple of 16"):
+        axis.check(40)
+
+
+def test_an_element_type_follows_from_a_choice_and_may_tell_it() -> None:
+    scale = ElementType.of("format", nvfp4="float8_e4m3fn", mxfp4="float8_e8m0fnu")
+    tensor = Tensor("scale", (1,), scale)
+    assert tensor.dtype_of(Problem.of("any", format="mxfp4")) == "float8_e8m0fnu"
+    assert scale.tells and scale.told_by("float8_e4m3fn") == "nvfp4"
+    assert scale.told_by("float32") is None
+    out = ElementType.of("dtype", bfloat16="bfloat16", float16="float16", float8="bfloat16")
+    assert out.told_by("bfloat16") is None and out.told_by("float16") == "float16"
+    assert not out.tells

@@ -56,8 +56,9 @@ def test_rows_come_back_as_they_went_in(store: Store) -> None:
         measurement(),
         measurement(**FAILED, detail="illegal address"),
         measurement(**predicted, run="model"),
+        measurement(sqnr_db=20.5),
     ]
-    assert store.add(rows) == 3
+    assert store.add(rows) == 4
     assert store.rows() == rows
 
 
@@ -248,7 +249,7 @@ def test_a_newer_database_is_refused(path: Path) -> None:
     with Store.open(path) as store, store.engine.begin() as connection:
         connection.execute(text("UPDATE kernelcat_schema SET version = 99"))
     message = refused(path)
-    assert "a newer kernelcat wrote it (schema 99, this one knows 1): upgrade kernelcat" in message
+    assert f"(schema 99, this one knows {migrations.newest()}): upgrade kernelcat" in message
 
 
 def test_a_missing_database_is_refused_unless_it_may_be_made(path: Path) -> None:
@@ -421,16 +422,30 @@ def test_migrations_run_once_in_order(path: Path, monkeypatch: pytest.MonkeyPatc
         ran.append(3)
         connection.execute(text("UPDATE kernelcat_measurements SET node = 'local'"))
 
-    monkeypatch.setattr(migrations, "MIGRATIONS", [add_column, fill_column])
+    before = migrations.newest()
+    steps = [*migrations.MIGRATIONS, add_column, fill_column]
+    monkeypatch.setattr(migrations, "MIGRATIONS", steps)
     for _ in range(2):
         with Store.open(path) as store, store.engine.connect() as connection:
             assert store.rows() == [measurement()]
-            assert migrations.version(connection) == 3
+            assert migrations.version(connection) == before + 2
             node = connection.execute(text("SELECT node FROM kernelcat_measurements")).scalar()
             assert node == "local"
     assert ran == [2, 3]
     monkeypatch.undo()
-    assert "a newer kernelcat wrote it (schema 3" in refused(path)
+    assert f"a newer kernelcat wrote it (schema {before + 2}" in refused(path)
+
+
+def test_a_database_of_the_first_version_keeps_its_rows_and_takes_new_ones(path: Path) -> None:
+    path.parent.mkdir()
+    with sqlite3.connect(path) as old:
+        old.executescript(Path(__file__).with_name("database-1.sql").read_text())
+    heard = measurement(sqnr_db=19.25)
+    with Store.open(path) as store, store.engine.connect() as connection:
+        assert store.rows() == [measurement()]
+        assert store.add([measurement(), heard]) == 1
+        assert store.rows() == [measurement(), heard]
+        assert migrations.version(connection) == migrations.newest()
 
 
 def test_a_failed_migration_leaves_the_old_version(
@@ -443,7 +458,7 @@ def test_a_failed_migration_leaves_the_old_version(
         connection.execute(text("ALTER TABLE kernelcat_measurements ADD COLUMN node TEXT"))
         connection.execute(text("UPDATE no_such SET x = 1"))
 
-    monkeypatch.setattr(migrations, "MIGRATIONS", [half])
+    monkeypatch.setattr(migrations, "MIGRATIONS", [*migrations.MIGRATIONS, half])
     assert "no such table: no_such" in refused(path)
     monkeypatch.undo()
     with Store.open(path) as store, store.engine.connect() as connection:

@@ -25,11 +25,12 @@ def measurement(**changes: Any) -> Measurement:
 
 
 def test_keys_are_those_of_the_shipped_format() -> None:
-    assert [*ROW, "detail"] == [field.name for field in dataclasses.fields(Measurement)]
+    assert [*ROW, "detail", "sqnr_db"] == [field.name for field in dataclasses.fields(Measurement)]
 
 
-def test_detail_is_in_the_json_only_when_set() -> None:
-    assert "detail" not in measurement().to_json()
+def test_detail_and_signal_are_in_the_json_only_when_set() -> None:
+    assert not {"detail", "sqnr_db"} & measurement().to_json().keys()
+    assert measurement(sqnr_db=17).to_json()["sqnr_db"] == 17.0
     assert measurement(**FAILED, detail="hung").to_json()["detail"] == "hung"
 
 
@@ -61,6 +62,7 @@ def test_rows_of_every_kind_are_valid(changes: dict[str, Any]) -> None:
         ({"ci_us": [None, 181.0]}, "must be [low, high]"),
         ({"median_us": float("nan")}, "median_us=nan is out of range"),
         ({"max_error": float("inf")}, "max_error=inf is out of range"),
+        ({"sqnr_db": float("nan")}, "sqnr_db=nan is out of range"),
         ({"median_us": -1.0}, "out of range"),
         ({"median_us": "180"}, "median_us='180' must be a number or null"),
         ({"power_w": True}, "power_w=True must be a number or null"),

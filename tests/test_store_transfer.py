@@ -66,6 +66,7 @@ def rows(draw: st.DrawFn) -> Measurement:
         sm_clock_mhz=draw(st.none() | st.floats(0, 1e5)), power_w=draw(st.none() | st.just(-0.0)),
         temperature_c=draw(st.none() | st.floats(-100, 1000)), max_error=draw(st.none() | seconds),
         created_at=draw(st.datetimes().map(lambda moment: f"{moment.isoformat()}Z")),
+        sqnr_db=draw(st.none() | st.floats(-100, 100)),
         detail=draw(st.none() | st.text(max_size=40)),
     )  # fmt: skip
 

@@ -155,6 +155,17 @@ def test_block_scales_have_derived_shapes_and_their_own_types() -> None:
     assert (scale.shape, scale.dtype) == ((3, 5), torch.float32)
 
 
+def test_element_types_that_follow_from_a_choice() -> None:
+    kernelcat.get("nvfp4_quantize")
+    kernelcat.get("nvfp4_dequantize")
+    x = torch.empty(5, 64, device="meta", dtype=torch.bfloat16)
+    q, scale = torch.ops.kernelcat.nvfp4_quantize(x, format="mxfp4", scale_layout="swizzled")
+    assert (q.shape, q.dtype) == ((5, 32), torch.float4_e2m1fn_x2)
+    assert (scale.shape, scale.dtype) == ((128, 4), torch.float8_e8m0fnu)
+    back = torch.ops.kernelcat.nvfp4_dequantize(q, scale, scale_layout="swizzled")
+    assert (back.shape, back.dtype) == ((5, 64), torch.bfloat16)
+
+
 def test_a_fake_of_several_outputs_and_told_axes() -> None:
     q = torch.empty(5, 7, device="meta", dtype=torch.float16)
     o, lse = torch_ops._fake(ATTENTION, (q,), {"top_k": 3, "causal": True, "layout": "nhd"})

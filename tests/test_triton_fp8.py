@@ -5,11 +5,6 @@ Random problems are tests/test_interpreter.py's, machine code tests/test_compile
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 pytest.importorskip("triton")
@@ -50,45 +45,10 @@ CASES = {
     ),
 }
 
-RUN = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from dataclasses import replace
-from kernelcat import catalog, check
-from kernelcat.device import Interpreter
-from kernelcat.implementation import Config
-
-device = Interpreter()
-device.gpu = replace(device.gpu, sms=4)  # few persistent programs, so that each has several tiles
-
-
-def judge(entry, variant, config, axes):
-    implementation = catalog.implementation(entry, "triton", variant)
-    problem = catalog.entry(entry).problem(**axes)
-    config = Config(config) if config else implementation.default(problem, device.gpu)
-    reason = implementation.why_not(config, problem, device.gpu)
-    verdict = check.check(implementation, problem, config, device, seeds=(0,))
-    return reason, verdict.passed, verdict.detail
-
-
-print(json.dumps({name: judge(*case) for name, case in json.load(sys.stdin).items()}))
-"""
-
 
 @pytest.fixture(scope="module")
-def verdicts() -> dict[str, list]:
-    """All cases in one process, since importing torch takes longer than any of them."""
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(sys.path)],
-        input=json.dumps(CASES),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told: dict[str, list] = json.loads(done.stdout)
-    return told
+def verdicts(interpreted) -> dict[str, list]:
+    return interpreted(CASES)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -95,6 +95,10 @@ def test_every_planted_failure_is_recorded_and_none_stops_the_tune_wins_or_is_tr
     assert "SIGSEGV" in found["segfaults"].detail
     assert "after the timed runs" in found["tires"].detail
     assert "after the timed runs: copy 2: dst" in found["neglects"].detail
+    assert "of signal to quantization noise, less than 50.0" in found["slurs"].detail
+    assert 8e-3 < found["slurs"].max_error < 1e-2
+    passed = [row for row in report.rows if row.status == "passed"]
+    assert passed and all(round(row.sqnr_db) == 60 and row.max_error == 0 for row in passed)
     problem = report.problems[0]
     assert won(report).candidate == Candidate("cuda", "honest", {"kind": "fast"})
     assert set(problem.skipped_peers) == {"absent", "unable", "broken"}
@@ -109,7 +113,7 @@ def test_every_planted_failure_is_recorded_and_none_stops_the_tune_wins_or_is_tr
 
     (tmp_path / "loads").unlink()
     again = run(store)
-    assert again.problems[0].known == 13 and not again.problems[0].tried
+    assert again.problems[0].known == 14 and not again.problems[0].tried
     assert not set(loads(tmp_path)) & set(planted.STATUS)
     assert again.restarts == 0
     assert won(again).candidate == won(report).candidate

@@ -82,12 +82,13 @@ _NAN: dict[str, Any] = {"bfloat16": np.uint16(0x7FC0), "float8_e4m3fn": np.uint8
 def true_floats() -> Iterator[None]:
     """Give the interpreter a GPU's arithmetic on narrow float types while the context lasts.
 
-    Up to 3.9 its ``tl.dot`` multiplies the integers that hold a bfloat16, and its conversions from
-    float32 truncate.
+    Up to 3.9 its ``tl.dot`` multiplies the integers that hold a bfloat16, its conversions from
+    float32 truncate, and its ``tl.dot_scaled`` takes every scale for a power of two.
     """
     import triton.language as tl
     from triton.runtime import interpreter
 
+    powers: Any = getattr(interpreter, "_dot_scaled_scale_to_f32", None)  # since 3.9
     convert, dot = interpreter._convert_float, interpreter.InterpreterBuilder.create_dot
 
     def exact_convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
@@ -102,11 +103,20 @@ def true_floats() -> Iterator[None]:
     def widened_dot(self: Any, a: Any, b: Any, *more: Any) -> Any:
         return dot(self, _widen(a, tl), _widen(b, tl), *more)
 
+    def scale_values(handle: Any, compute_type: Any) -> Any:
+        if handle.dtype.scalar.name in NARROW:
+            return _decode(handle.data, NARROW[handle.dtype.scalar.name])
+        return powers(handle, compute_type)
+
+    if powers is not None:
+        interpreter._dot_scaled_scale_to_f32 = scale_values
     interpreter._convert_float = exact_convert
     interpreter.InterpreterBuilder.create_dot = widened_dot
     try:
         yield
     finally:
+        if powers is not None:
+            interpreter._dot_scaled_scale_to_f32 = powers
         interpreter._convert_float = convert
         interpreter.InterpreterBuilder.create_dot = dot
 

@@ -58,6 +58,8 @@ class Measurement:
     max_error : largest error against the oracle; None where unknown or not finite
     created_at : ISO 8601 with a time zone; kept as UTC with milliseconds
     detail : why it failed or was rejected, put on one line; None, and absent in JSON, without one
+    sqnr_db : signal to quantization noise of the result in dB; None, and absent in JSON, of what
+        has no quantized inputs, and of rows older than the figure
     """
 
     entry: str
@@ -82,6 +84,7 @@ class Measurement:
     max_error: float | None
     created_at: str
     detail: str | None = None
+    sqnr_db: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("entry", "language", "variant", "gpu", "run"):
@@ -104,6 +107,7 @@ class Measurement:
         self._set("power_w", _number("power_w", self.power_w, 0, 1e5))
         self._set("temperature_c", _number("temperature_c", self.temperature_c, -100, 1000))
         self._set("max_error", _number("max_error", self.max_error, 0, math.inf))
+        self._set("sqnr_db", _number("sqnr_db", self.sqnr_db, -1e4, 1e4))
         self._set("created_at", _moment(self.created_at))
         self._check_timing()
 
@@ -161,15 +165,13 @@ class Measurement:
         return Config(self.config)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data in the order of the fields; ``detail`` only where there is one."""
+        """Plain data in the order of the fields; optional ones only where they have a value."""
         record = {name: getattr(self, name) for name in FIELDS}
         for name in ("problem", "config", "environment", "protocol"):
             record[name] = dict(record[name])
         if self.ci_us is not None:
             record["ci_us"] = list(self.ci_us)
-        if self.detail is None:
-            del record["detail"]
-        return record
+        return {n: value for n, value in record.items() if value is not None or n in _REQUIRED}
 
     def line(self) -> str:
         """Canonical JSON: one line, keys sorted, without the newline."""
@@ -204,7 +206,7 @@ class Measurement:
 
 FIELDS = tuple(field.name for field in fields(Measurement))
 _KEYS = frozenset(FIELDS)
-_REQUIRED = _KEYS - {"detail"}
+_REQUIRED = _KEYS - {"detail", "sqnr_db"}
 
 
 def now() -> str:

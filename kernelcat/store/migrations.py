@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import Connection, delete, func, insert, inspect, select
+from sqlalchemy import Connection, delete, func, insert, inspect, select, text
 
 from kernelcat.errors import StoreError
 from kernelcat.store import models
 
 Migration = Callable[[Connection], None]
 
-MIGRATIONS: list[Migration] = []
+
+def add_sqnr(connection: Connection) -> None:
+    """Signal to quantization noise, which older rows do not have."""
+    table = models.measurements.name
+    connection.execute(text(f"ALTER TABLE {table} ADD COLUMN sqnr_db DOUBLE PRECISION"))
+
+
+MIGRATIONS: list[Migration] = [add_sqnr]
 """``MIGRATIONS[n]`` takes a database from version ``n + 1`` to ``n + 2``. Only ever append.
 
 A new database is made by ``models`` as it is now, so a change of ``models`` comes with the step

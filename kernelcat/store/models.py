@@ -54,6 +54,7 @@ measurements = Table(
     Column("max_error", Float(53)),
     Column("created_at", String(32), nullable=False),
     Column("detail", Text),
+    Column("sqnr_db", Float(53)),
 )
 
 Index(

@@ -66,6 +66,7 @@ class Writer:
             power_w=chip.get("power_w"),
             temperature_c=chip.get("temperature_c"),
             max_error=finite(reply.get("max_error")),
+            sqnr_db=finite(reply.get("sqnr_db")),
             created_at=now(),
             detail=WINNER if winner else reply.get("detail") or None,
         )

@@ -78,11 +78,11 @@ class Bench:
             entrant.samples.append(timed.estimate_us)
         for _ in range(0 if hopeless else SCREEN_BLOCKS):
             entrant.run(budget_us / SCREEN_BLOCKS, self.sampler)
-        return {**self._timing(entrant), "max_error": verdict.max_error}
+        return {**self._timing(entrant), **_accuracy(verdict)}
 
     def verify(self, lane: str, seed: int) -> Message:
         """The gate on another seed; only the last one stays prepared."""
-        return {"max_error": self._gate(lane, self._bind(lane), seed).max_error}
+        return _accuracy(self._gate(lane, self._bind(lane), seed))
 
     def race(self, lanes: list[str], regime: str, state: str, seed: int) -> Message:
         """Race ``lanes``, then judge once more what the timed runs themselves write."""
@@ -101,7 +101,7 @@ class Bench:
             verdict = self._prepared(0).verify_run(run, peer=peer, copies=copies)
             if not verdict.passed:
                 raise Rejected("wrong", f"after the timed runs: {verdict.detail}")
-            return {**self._timing(lane), "max_error": verdict.max_error}
+            return {**self._timing(lane), **_accuracy(verdict)}
         except Rejected as error:
             return {"status": error.status, "detail": str(error)}
 
@@ -156,6 +156,10 @@ class Bench:
         except Exception:
             return False
         return True
+
+
+def _accuracy(verdict: check.Verdict) -> Message:
+    return {"max_error": verdict.max_error, "sqnr_db": verdict.sqnr_db}
 
 
 def handler(bench: Bench) -> Callable[[Message], Message]:

@@ -19,7 +19,7 @@ from kernelcat.bench.timer import HostTimer
 from kernelcat.errors import CompileError, MissingDependency, Unsupported
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Implementation, Program
-from kernelcat.spec import EXACT, Axis, Entry, Peer, Problem, Tensor
+from kernelcat.spec import Axis, Entry, Peer, Problem, Signal, Tensor, Tolerance
 
 GPU = Gpu("planted", "Planted Host", "sm_90a", 1, 1 << 16, 1 << 16, 1 << 30, 1e15,
           {"float32": 1e18}, 1)  # fmt: skip
@@ -35,6 +35,7 @@ STATUS = {
     "never_compiles": "timeout",
     "overruns": "wrong",
     "lies": "wrong",
+    "slurs": "wrong",
     "tires": "wrong",
     "neglects": "wrong",
     "segfaults": "crashed",
@@ -77,7 +78,7 @@ ENTRY = Entry(
     outputs=(Tensor("dst", ("n",), "dtype"),),
     oracle=lambda problem, arrays: {"dst": arrays["src"]},
     make_inputs=lambda problem, normal: {"src": normal((problem["n"],))},
-    tolerance={"float32": EXACT},
+    tolerance={"float32": Tolerance(1e-2, 0.0)},
     flops=lambda problem: problem["n"],
     bytes_moved=lambda problem: max(
         8 * problem["n"], int(1e9 * float(os.environ.get("PLANTED_FLOOR_US", "0")))
@@ -91,6 +92,10 @@ ENTRY = Entry(
         Peer("absent", _absent),
         Peer("unable", _unable),
         Peer("broken", _broken),
+    ),
+    # As if src were quantized: what it was is 60 dB away.
+    signal=Signal(
+        lambda problem, drawn: {"dst": drawn["src"] * np.float32(1.001)}, lambda problem: 50.0
     ),
 )
 
@@ -146,6 +151,11 @@ def lie(arrays):
     arrays["dst"][-1] += 1
 
 
+def slur(arrays):
+    """Every element within the tolerance, and all of them off to one side: 41 dB."""
+    arrays["dst"][...] = arrays["src"] + np.float32(9e-3)
+
+
 def tire(arrays, calls=itertools.count()):  # noqa: B008
     """Right until it has been called often enough to be believed."""
     copy(arrays, 100)
@@ -166,6 +176,7 @@ RUNS = {
     "segfaults": lambda arrays: ctypes.string_at(0),
     "raises": raises,
     "lies": lie,
+    "slurs": slur,
     "tires": tire,
     "neglects": neglect,
 }

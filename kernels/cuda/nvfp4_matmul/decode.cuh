@@ -1,0 +1,139 @@
+// Packed weights and their scales become operands of tensor cores, in registers.
+//
+// Scales of four tiles of 16 x 64 are read together: lane l has those of rows l % 8 and l % 8 + 8
+// of tile l / 8, decodes them, and every lane fetches the eight (NVFP4) or four (MXFP4) it needs of
+// a tile by shuffles. Decoding by shifts into a float's fields, times a power of two, is that of
+// Marlin (Frantar et al. 2024) and vLLM's FP4 kernels.
+#pragma once
+
+#include <kernelcat/fp4.cuh>
+#include <kernelcat/sync.cuh>
+
+#include "../paged_attn/widen.cuh"
+
+namespace kernelcat {
+
+constexpr int kTileRows = 16, kTileCols = 64;
+constexpr int kTileCodes = kTileRows * kTileCols / 2;  // bytes
+constexpr int kTileSteps = kTileCols / 16;             // products of 16 columns
+constexpr int kGroup = 4;                              // tiles whose scales are read together
+
+template <bool kNvfp4>
+constexpr int kTileScales = kTileRows * kTileCols / kFp4Block<kNvfp4>;  // bytes
+
+// What decoded weights are short of, which sums are multiplied by: see widen.cuh.
+template <bool kNvfp4>
+constexpr float kGrowth = kNvfp4 ? 0x1p7f : 1.0f;
+
+// A register with one half of `pair` twice.
+template <int kHalf>
+__device__ __forceinline__ uint32_t twice(uint32_t pair) {
+  uint32_t result;
+  if constexpr (kHalf == 0) {
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {low, low};\n}"
+        : "=r"(result)
+        : "r"(pair));
+  } else {
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {high, high};\n}"
+        : "=r"(result)
+        : "r"(pair));
+  }
+  return result;
+}
+
+// The scales of a tile that a lane needs, each pair in a register: of row r those of blocks 0 and 1
+// (and 2 and 3), then of row r + 8.
+template <bool kNvfp4>
+struct TileScales {
+  static constexpr int kWords = kNvfp4 ? 4 : 2;
+  uint32_t pairs[kWords];
+
+  // Of the product of columns 16 kStep and on; kLower: of row r + 8.
+  template <int kStep, bool kLower>
+  __device__ __forceinline__ uint32_t of() const {
+    constexpr int kBlock = kNvfp4 ? kStep : kStep / 2;
+    return twice<kBlock % 2>(pairs[(kLower ? kWords / 2 : 0) + kBlock / 2]);
+  }
+};
+
+// Scales of four tiles as they are read, a lane's share of them.
+template <typename T, bool kNvfp4>
+struct GroupScales;
+
+template <typename T>
+struct GroupScales<T, true> {
+  using Raw = uint2;
+  uint32_t pairs[4];
+
+  GroupScales() = default;
+  __device__ __forceinline__ explicit GroupScales(const Raw& raw) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t word = i < 2 ? raw.x : raw.y;
+      pairs[i] = widen_scales<T>(__byte_perm(word, 0, i % 2 == 0 ? 0x1404 : 0x3424));
+    }
+  }
+};
+
+template <typename T>
+struct GroupScales<T, false> {
+  using Raw = uint32_t;
+  uint32_t pairs[2];
+
+  GroupScales() = default;
+
+  // bfloat16 has e8m0's exponent; 2^-127 is its subnormal.
+  static __device__ __forceinline__ uint32_t power(uint32_t code) {
+    return code == 0 ? 0x40 : code << 7;
+  }
+
+  __device__ __forceinline__ explicit GroupScales(Raw raw) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t low = raw >> 16 * i & 0xff, high = raw >> (16 * i + 8) & 0xff;
+      pairs[i] = power(low) | power(high) << 16;
+    }
+  }
+};
+
+// Of tile `tile` of the four, for every lane of the warp.
+template <bool kNvfp4, typename T>
+__device__ __forceinline__ TileScales<kNvfp4> tile_scales(const GroupScales<T, kNvfp4>& scales,
+                                                          int tile) {
+  TileScales<kNvfp4> found;
+#pragma unroll
+  for (int i = 0; i < TileScales<kNvfp4>::kWords; ++i) {
+    found.pairs[i] = __shfl_sync(0xffffffff, scales.pairs[i], tile * 8 + lane_index() / 4);
+  }
+  return found;
+}
+
+// Pair `kPair` of a word's codes (nibbles kPair and kPair + 4) in T's fields: 2^-126 of its values,
+// or 2^-14 for float16.
+template <typename T, int kPair>
+__device__ __forceinline__ uint32_t placed(uint32_t word) {
+  constexpr int kShift = 12 - 4 * kPair - (kIsBfloat16<T> ? 6 : 3);
+  constexpr uint32_t kMagnitude = kIsBfloat16<T> ? 0x01c001c0 : 0x0e000e00;
+  const uint32_t sign = word << (12 - 4 * kPair);
+  const uint32_t magnitude = kShift < 0 ? word >> -kShift : word << (kShift < 0 ? 0 : kShift);
+  return (sign & 0x80008000) | (magnitude & kMagnitude);
+}
+
+// The 16 x 16 left operand of step kStep: codes times scales, 1 / kGrowth of them. MXFP4's powers
+// of two span all of bfloat16, so its values are made normal first.
+template <typename T, bool kNvfp4, int kStep>
+__device__ __forceinline__ void decode(uint32_t (&operand)[4], uint32_t word,
+                                       const TileScales<kNvfp4>& scales) {
+  static_assert(kNvfp4 || kIsBfloat16<T>, "scales of MXFP4 leave float16's range");
+  const uint32_t upper = scales.template of<kStep, false>();
+  const uint32_t lower = scales.template of<kStep, true>();
+  uint32_t pairs[4] = {placed<T, 0>(word), placed<T, 1>(word), placed<T, 2>(word),
+                       placed<T, 3>(word)};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (!kNvfp4) pairs[i] = multiply_pairs<T>(pairs[i], 0x7e807e80);  // 2^126
+    operand[i] = multiply_pairs<T>(pairs[i], i % 2 == 0 ? upper : lower);
+  }
+}
+
+}  // namespace kernelcat

@@ -1,0 +1,162 @@
+"""`nvfp4_quantize` in CUDA C++: a thread a block of scales, and one pass with 16-byte loads."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from kernelcat.gpu import Gpu
+from kernelcat.implementation import (
+    Config,
+    Float32,
+    Implementation,
+    Int32,
+    Param,
+    Pointer,
+    Program,
+    Step,
+)
+from kernelcat.jit.cuda import CudaSource
+from kernelcat.model import LAUNCH_US, copy_us
+from kernelcat.reference._fp4 import block_of
+from kernelcat.reference.nvfp4_quantize import ENTRY
+from kernelcat.spec import Problem
+
+UNVERIFIED = "not yet run on a GPU"
+MAX_GRID = 2**31 - 1
+VECTOR = 8
+NAIVE_THREADS = 128
+NORM_UNROLL = 8
+"""Vectors of a row that a thread of `rms_norm` holds at most."""
+
+ARRAYS = ("x", "global_scale", "weight", "signs", "seed", "q", "scale")
+SPACE = {"threads": (128, 256, 512), "unroll": (1, 2, 4, 8)}
+
+
+def _constants(problem: Problem, *options: str) -> list[str]:
+    """x's type, the format, the layout, then which ``options`` are on."""
+    flags = [problem["format"] == "nvfp4", problem["scale_layout"] == "swizzled"]
+    flags += [problem[option] for option in options]
+    return [f"kernelcat::{problem['dtype']}", *(str(flag).lower() for flag in flags)]
+
+
+def _launch(
+    problem: Problem, kernel: str, constants: list[str], blocks: int, threads: int, last: Param
+) -> Program:
+    name = f"kernelcat::nvfp4_quantize_{kernel}<{', '.join(constants)}>"
+    source = CudaSource(f"nvfp4_quantize/{kernel}.cu", name)
+    sizes = (Int32(problem["M"]), Int32(problem["K"]))
+    params = (*map(Pointer, ARRAYS), *sizes, last)
+    return Program((Step(source, (blocks, 1, 1), params, threads),))
+
+
+def _nothing(problem: Problem) -> bool:
+    return problem["M"] * problem["K"] == 0
+
+
+def _padding_blocks(problem: Problem, threads: int) -> int:
+    """Thread blocks that clear the padding of swizzled scales."""
+    if problem["scale_layout"] != "swizzled":
+        return 0
+    m, cols = problem["M"], problem["K"] // block_of(problem.values)
+    cells = -m % 128 * (cols + -cols % 4) + m * (-cols % 4)
+    return min(ceil(cells / threads), 128)
+
+
+def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    if _nothing(problem):
+        return Program(())
+    constants = _constants(problem, "rms_norm", "hadamard", "stochastic")
+    blocks = min(ceil(problem["M"] / (NAIVE_THREADS // 32)), MAX_GRID)
+    eps = Float32(problem["eps"])
+    return _launch(problem, "naive", constants, blocks, NAIVE_THREADS, eps)
+
+
+def _row_unroll(problem: Problem, threads: int) -> int:
+    """A power of two of vectors a thread that hold a row."""
+    return 1 << (ceil(problem["K"] / (VECTOR * threads)) - 1).bit_length()
+
+
+def _main_blocks(problem: Problem, config: Config) -> int:
+    if problem["rms_norm"]:
+        return int(problem["M"])
+    return ceil(problem["M"] * problem["K"] / (VECTOR * config["threads"] * config["unroll"]))
+
+
+def _vectorized(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    if _nothing(problem):
+        return Program(())
+    threads, main_blocks = config["threads"], _main_blocks(problem, config)
+    constants = [*_constants(problem, "hadamard", "stochastic"), str(threads)]
+    blocks = main_blocks + _padding_blocks(problem, threads)
+    if problem["rms_norm"]:
+        constants.append(str(_row_unroll(problem, threads)))
+        eps = Float32(problem["eps"])
+        return _launch(problem, "rms_norm", constants, blocks, threads, eps)
+    constants.append(str(config["unroll"]))
+    return _launch(problem, "vectorized", constants, blocks, threads, Int32(main_blocks))
+
+
+def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    threads, unroll = config["threads"], config["unroll"]
+    if _main_blocks(problem, config) + 128 > MAX_GRID:
+        return f"the grid would have more than {MAX_GRID} blocks"
+    if problem["rms_norm"]:
+        if unroll != _row_unroll(problem, threads):
+            longest = VECTOR * threads * NORM_UNROLL
+            return f"a row of K={problem['K']} is in registers once, and K at most {longest}"
+    elif unroll > 1 and VECTOR * threads * unroll >= 2 * problem["M"] * problem["K"]:
+        return f"{unroll} vectors a thread are mostly none"
+    return None
+
+
+def _vectorized_us(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Bandwidth grows with the bytes in flight, which many blocks give as well as large ones."""
+    blocks, held = _main_blocks(problem, config), config["threads"] * config["unroll"] / 256
+    in_flight = min(blocks / gpu.sms * held, 2048 / 256 * config["unroll"])
+    slow = 0.6 if problem["stochastic"] else 1.0
+    return copy_us(
+        ENTRY.bytes_moved(problem), gpu, 0.9 * slow * min(1.0, 0.4 + in_flight / 24)
+    ) + 1e-3 * abs(config["threads"] - 256)
+
+
+def _default_vectorized(problem: Problem, gpu: Gpu) -> Config:
+    serving = VECTORIZED.configs(problem, gpu)
+    best = min(serving, key=lambda c: _vectorized_us(problem, c, gpu), default=None)
+    return best or Config(threads=256, unroll=1)
+
+
+VECTORIZED = Implementation(
+    entry="nvfp4_quantize",
+    language="cuda",
+    variant="vectorized",
+    summary="one pass with 16-byte loads, eight elements a thread; rows in registers for RMSNorm",
+    archs=("sm_80+",),
+    space=SPACE,
+    reject=_reject_vectorized,
+    default=_default_vectorized,
+    program=_vectorized,
+    estimate=_vectorized_us,
+    techniques={"16-byte loads": "LDG*128", "warp shuffle": "SHFL"},
+    rank=1,
+    unverified=UNVERIFIED,
+)
+
+IMPLEMENTATIONS = (
+    Implementation(
+        entry="nvfp4_quantize",
+        language="cuda",
+        variant="naive",
+        summary="a warp a row, a thread a block of scales, element by element",
+        archs=("sm_80+",),
+        space={},
+        reject=lambda config, problem, gpu: None,
+        default=lambda problem, gpu: Config(),
+        program=_naive,
+        estimate=lambda problem, config, gpu: (
+            LAUNCH_US + 8 * copy_us(ENTRY.bytes_moved(problem), gpu)
+        ),
+        rank=0,
+        unverified=UNVERIFIED,
+    ),
+    VECTORIZED,
+)

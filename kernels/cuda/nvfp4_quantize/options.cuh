@@ -1,0 +1,93 @@
+// What may happen before and while rows become codes: sums of squares, a transform, random bits.
+#pragma once
+
+#include <kernelcat/fp4.cuh>
+#include <kernelcat/sync.cuh>
+
+namespace kernelcat {
+
+constexpr int kVector = 8;     // elements of 16 bits in 16 bytes; of a thread's word of codes
+constexpr int kHadamard = 16;  // elements of one transform
+
+template <typename T>
+struct Arrays {
+  const T* x;                 // (m, k)
+  const float* global_scale;  // (1,), of NVFP4
+  const T* weight;            // (k,), of RMSNorm
+  const float* signs;         // (16,), of the transform
+  const uint32_t* seed;       // (2,), of random rounding
+  uint32_t* q;                // (m, k / 8) words of eight codes
+  uint8_t* scale;             // (m, k / 16 or 32), or padded to multiples of (128, 4)
+};
+
+// Philox-4x32-10 (Salmon et al., SC 2011): random bits of a counter of two words.
+__device__ __forceinline__ uint4 philox(uint32_t key0, uint32_t key1, uint64_t counter) {
+  uint4 c = {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0};
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = static_cast<uint64_t>(c.x) * 0xd2511f53u;
+    const uint64_t b = static_cast<uint64_t>(c.z) * 0xcd9e8d57u;
+    c = {static_cast<uint32_t>(b >> 32) ^ c.y ^ key0, static_cast<uint32_t>(b),
+         static_cast<uint32_t>(a >> 32) ^ c.w ^ key1, static_cast<uint32_t>(a)};
+    key0 += 0x9e3779b9u;
+    key1 += 0xbb67ae85u;
+  }
+  return c;
+}
+
+// Sums and differences of elements kStep apart; rounds of 1, 2, 4 and 8 are the transform.
+template <int kStep, int kCount>
+__device__ __forceinline__ void butterflies(float (&h)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (i & kStep) continue;
+    const float first = h[i], second = h[i + kStep];
+    h[i] = __fadd_rn(first, second);
+    h[i + kStep] = __fsub_rn(first, second);
+  }
+}
+
+// Adds neighbours, then neighbouring sums, over 2^n values.
+template <int kCount>
+__device__ __forceinline__ float neighbours_sum(float (&values)[kCount]) {
+#pragma unroll
+  for (int count = kCount; count > 1; count /= 2) {
+#pragma unroll
+    for (int i = 0; i < count / 2; ++i) values[i] = __fadd_rn(values[2 * i], values[2 * i + 1]);
+  }
+  return values[0];
+}
+
+// The same over the lanes of a warp, which all get it.
+__device__ __forceinline__ float lanes_sum(float value) {
+#pragma unroll
+  for (int mask = 1; mask < kWarpThreads; mask *= 2) {
+    value = __fadd_rn(value, __shfl_xor_sync(0xffffffff, value, mask));
+  }
+  return value;
+}
+
+// What a row is multiplied by.
+__device__ __forceinline__ float inverse_root(float sum, int k, float eps) {
+  const float mean = __fadd_rn(__fdiv_rn(sum, static_cast<float>(k)), eps);
+  return __frcp_rn(__fsqrt_rn(mean));
+}
+
+__device__ __forceinline__ int64_t padded(int64_t value, int step) {
+  return ceil_div<int64_t>(value, step) * step;
+}
+
+// Zeros for the padding of swizzled scales: `index` of `stride` threads.
+__device__ __forceinline__ void clear_padding(uint8_t* scale, int64_t m, int64_t num_cols,
+                                              int64_t index, int64_t stride) {
+  const int64_t rows = padded(m, 128), cols = padded(num_cols, 4);
+  const int64_t below = (rows - m) * cols, beside = m * (cols - num_cols);
+  for (int64_t i = index; i < below + beside; i += stride) {
+    const bool is_below = i < below;
+    const int64_t width = is_below ? cols : cols - num_cols, j = is_below ? i : i - below;
+    const int64_t row = j / width + (is_below ? m : 0), col = j % width + (is_below ? 0 : num_cols);
+    scale[scale_place<true>(row, col, num_cols)] = 0;
+  }
+}
+
+}  // namespace kernelcat

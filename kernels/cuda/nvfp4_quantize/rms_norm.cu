@@ -1,0 +1,82 @@
+// RMSNorm and quantization in one pass: a thread block holds a row in registers.
+#include "vector.cuh"
+
+namespace kernelcat {
+
+// The sum over a row of which thread t has vectors t, t + kThreads ...: neighbours first, as if
+// zeros filled the row up to a power of two.
+template <int kThreads, int kUnroll>
+__device__ __forceinline__ float row_sum(const float (&partial)[kUnroll]) {
+  constexpr int kWarps = kThreads / kWarpThreads, kCount = kUnroll * kWarps;
+  constexpr int kOwn = kCount <= kWarpThreads ? 1 : kCount / kWarpThreads;
+  __shared__ float shared[kCount];
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) {
+    const float sum = lanes_sum(partial[i]);
+    if (lane_index() == 0) shared[i * kWarps + threadIdx.x / kWarpThreads] = sum;
+  }
+  __syncthreads();
+  float own[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const int at = lane_index() * kOwn + i;
+    own[i] = at < kCount ? shared[at] : 0.0f;
+  }
+  return lanes_sum(neighbours_sum(own));
+}
+
+// Rows of up to kThreads * kUnroll vectors; kUnroll is a power of two. The first m thread blocks
+// have a row each, those after them clear swizzled scales' padding.
+template <typename T, bool kNvfp4, bool kSwizzled, bool kRotated, bool kStochastic, int kThreads,
+          int kUnroll>
+__global__ void __launch_bounds__(kThreads)
+    nvfp4_quantize_rms_norm(const T* x, const float* global_scale, const T* weight,
+                            const float* signs, const uint32_t* seed, uint32_t* q, uint8_t* scale,
+                            int m, int k, float eps) {
+  const Arrays<T> arrays = {x, global_scale, weight, signs, seed, q, scale};
+  const int num_blocks = k / kFp4Block<kNvfp4>, row_vectors = k / kVector;
+  if constexpr (kSwizzled) {
+    if (blockIdx.x >= m) {
+      const int64_t stride = static_cast<int64_t>(gridDim.x - m) * kThreads;
+      const int64_t index = static_cast<int64_t>(blockIdx.x - m) * kThreads + threadIdx.x;
+      return clear_padding(arrays.scale, m, num_blocks, index, stride);
+    }
+  }
+  const int64_t row = blockIdx.x, first = row * row_vectors;
+  const uint4* own = reinterpret_cast<const uint4*>(x) + first;
+  uint4 vectors[kUnroll] = {};
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) {
+    const int col = threadIdx.x + i * kThreads;
+    if (col < row_vectors) vectors[i] = __ldcs(own + col);
+  }
+  float partial[kUnroll];
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) {
+    float squares[kVector];
+    widen<T>(vectors[i], squares);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) squares[j] = __fmul_rn(squares[j], squares[j]);
+    partial[i] = neighbours_sum(squares);
+  }
+  const float inverse_rms = inverse_root(row_sum<kThreads>(partial), k, eps);
+
+  const Scaling<kNvfp4> scaling(arrays.global_scale);
+  const uint4* weights = reinterpret_cast<const uint4*>(weight);
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) {
+    const int col = threadIdx.x + i * kThreads;
+    const bool inside = col < row_vectors;
+    float h[kVector], weight[kVector];
+    widen<T>(vectors[i], h);
+    widen<T>(inside ? weights[col] : uint4{}, weight);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      h[j] = __fmul_rn(__fmul_rn(h[j], inverse_rms), weight[j]);
+    }
+    const Place place = {first + col, row, col, inside};
+    write_codes<kNvfp4, kSwizzled, kRotated, kStochastic>(arrays, scaling, h, place, num_blocks);
+  }
+}
+
+}  // namespace kernelcat

@@ -1,0 +1,164 @@
+"""Quantize block by block: a warp a row, a lane a block of scales, element by element."""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint8, Uint32
+
+from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.nvfp4_quantize.fp4 import (
+    CODES,
+    NAN,
+    block_size,
+    larger,
+    nearest_codes,
+    random_codes,
+    scale_of,
+    scale_place,
+)
+from kernelcat.kernels.cute.nvfp4_quantize.options import (
+    HADAMARD,
+    butterflies,
+    clear_padding,
+    inverse_root,
+    lanes_sum,
+    random_words,
+)
+
+WARPS = 4
+LEVELS = 26
+"""Sums of 32, 64 ... squares."""
+
+
+class Naive:
+    """Any shape. RMSNorm reads the row twice."""
+
+    def __init__(
+        self, dtype: str, nvfp4: bool, swizzled: bool, rms_norm: bool, hadamard: bool,
+        stochastic: bool,
+    ):  # fmt: skip
+        self.dtype, self.nvfp4, self.swizzled = element_type(dtype), nvfp4, swizzled
+        self.rms_norm, self.hadamard, self.stochastic = rms_norm, hadamard, stochastic
+        self.size = block_size(nvfp4)
+
+    @cute.jit
+    def __call__(
+        self,
+        x: cute.Pointer,  # (m, k)
+        global_scale: cute.Pointer,  # (1,) float32, of NVFP4
+        weight: cute.Pointer,  # (k,), of RMSNorm
+        signs: cute.Pointer,  # (16,) float32, of the transform
+        seed: cute.Pointer,  # (2,) of random rounding
+        q: cute.Pointer,  # (m, k / 8) words of eight codes
+        scale: cute.Pointer,  # (m, k / 16 or 32) bytes, or padded
+        m: Int32,
+        k: Int32,
+        eps: Float32,
+        stream: cuda.CUstream,
+    ):
+        mX = cute.make_tensor(x, cute.make_layout((m, k), stride=(Int64(k), 1)))
+        mW = cute.make_tensor(weight, cute.make_layout(k))
+        mQ = cute.make_tensor(q, cute.make_layout(Int64(m) * (k // CODES)))
+        bytes_ = cute.ceil_div(Int64(m), 128) * 128 * (k // CODES + 128)
+        mS = cute.make_tensor(scale, cute.make_layout(bytes_))
+        mG = cute.make_tensor(global_scale, cute.make_layout(1))
+        mSigns = cute.make_tensor(signs, cute.make_layout(HADAMARD))
+        mSeed = cute.make_tensor(seed, cute.make_layout(2))
+        self.kernel(mX, mW, mQ, mS, mG, mSigns, mSeed, m, eps).launch(
+            grid=(cute.ceil_div(m, WARPS), 1, 1), block=(32, WARPS, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        mX: cute.Tensor,  # (m, k)
+        mW: cute.Tensor,  # (k,)
+        mQ: cute.Tensor,  # words
+        mS: cute.Tensor,  # bytes
+        mG: cute.Tensor,  # (1,)
+        mSigns: cute.Tensor,  # (16,)
+        mSeed: cute.Tensor,  # (2,)
+        m: Int32,
+        eps: Float32,
+    ):
+        lane, warp, _ = cute.arch.thread_idx()
+        row, k = cute.arch.block_idx()[0] * WARPS + warp, mX.shape[1]
+        num_blocks = k // self.size
+        if row < m:
+            factor = Float32(1)
+            if cutlass.const_expr(self.rms_norm):
+                factor = inverse_root(self.squares_sum(mX, row, lane), k, eps)
+            for block in cutlass.range(lane, num_blocks, 32, unroll=1):
+                h = cute.make_rmem_tensor(self.size, Float32)
+                for i in cutlass.range_constexpr(self.size):
+                    col = block * self.size + i
+                    h[i] = Float32(mX[row, col])
+                    if cutlass.const_expr(self.rms_norm):
+                        h[i] = h[i] * factor * Float32(mW[col])
+                    if cutlass.const_expr(self.hadamard):
+                        h[i] = h[i] * mSigns[i % HADAMARD]
+                self.write(h, mQ, mS, mG, mSeed, row, block, num_blocks)
+        if cutlass.const_expr(self.swizzled):
+            index = Int64(row) * 32 + lane
+            stride = Int64(cute.ceil_div(m, WARPS)) * (WARPS * 32)
+            clear_padding(mS, m, num_blocks, index, stride)
+
+    @cute.jit
+    def squares_sum(self, mX: cute.Tensor, row: Int32, lane: Int32):
+        """32 squares at a time; sums of as many neighbours are added up as digits carry."""
+        k = mX.shape[1]
+        levels = cute.make_rmem_tensor(LEVELS, Float32)
+        levels.fill(0.0)
+        chunks = cute.ceil_div(k, 32)
+        for chunk in cutlass.range(chunks, unroll=1):
+            value = Float32(0)
+            if chunk * 32 + lane < k:
+                value = Float32(mX[row, chunk * 32 + lane])
+            carry = lanes_sum(value * value)
+            for level in cutlass.range_constexpr(LEVELS):
+                below = (1 << level) - 1
+                if chunk & below == below:
+                    if (chunk >> level) & 1 == 1:
+                        carry = levels[level] + carry
+                    else:
+                        levels[level] = carry
+        total = Float32(0)
+        for level in cutlass.range_constexpr(LEVELS):
+            if (chunks >> level) & 1 == 1:
+                total = levels[level] + total
+        return total
+
+    @cute.jit
+    def write(self, h: cute.Tensor, mQ, mS, mG, mSeed, row: Int32, block: Int32, num_blocks: Int32):
+        """A block's codes and its scale."""
+        if cutlass.const_expr(self.hadamard):
+            for step in cutlass.range_constexpr(4):
+                butterflies(h, 1 << step)
+        amax = Float32(0)
+        for i in cutlass.range_constexpr(self.size):
+            if cutlass.const_expr(self.hadamard):
+                h[i] = h[i] * Float32(0.25)
+            amax = larger(amax, h[i])
+        missing = amax != amax
+        if missing:
+            amax = Float32(0)
+        given = Float32(1)
+        if cutlass.const_expr(self.nvfp4):
+            given = mG[0]
+        code, inverse = scale_of(amax, given, self.nvfp4)
+        for part in cutlass.range_constexpr(self.size // CODES):
+            place = (Int64(row) * num_blocks + block) * (self.size // CODES) + part
+            y = cute.make_rmem_tensor(CODES, Float32)
+            for i in cutlass.range_constexpr(CODES):
+                y[i] = h[part * CODES + i] * inverse
+            word = Uint32(0)
+            if cutlass.const_expr(self.stochastic):
+                word = random_codes(y, random_words(mSeed, place))
+            else:
+                word = nearest_codes(y)
+            if missing:
+                word = Uint32(0)
+            mQ[place] = word
+        if missing:
+            code = Uint32(NAN[self.nvfp4])
+        mS[scale_place(Int64(row), block, num_blocks, self.swizzled)] = Uint8(code)

@@ -1,0 +1,138 @@
+"""Signal to quantization noise: the gate hears what no element tells, and `show` says it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from kernelcat import catalog, check, dtypes, sources
+from kernelcat.cli import main
+from kernelcat.reference.nvfp4_matmul import DTYPES, FORMATS, LEAST_SQNR, PACKINGS
+from kernelcat.store import Measurement, Store
+
+HOST = SimpleNamespace(xp=np, synchronize=lambda: None)
+ENTRY = catalog.entry("nvfp4_matmul")
+
+
+def judge(prepared: check.Prepared, d: np.ndarray) -> check.Verdict:
+    def write() -> None:
+        kind = ENTRY.outputs[0].dtype_of(prepared.problem)
+        prepared.arrays["d"][...] = dtypes.encode(d, kind)
+
+    return prepared.verify(lambda arrays: write)
+
+
+def prepared(m: int, n: int, k: int, seed: int = 0, **axes) -> check.Prepared:
+    axes = {"dtype": "bfloat16", "format": "nvfp4", **axes}
+    return check.prepare(ENTRY, ENTRY.problem(M=m, N=n, K=k, **axes), HOST, seed)
+
+
+def test_the_ratio_is_in_decibels() -> None:
+    exact = np.float32([3, -4])
+    assert check.sqnr_db(exact * np.float32(1.125), exact) == pytest.approx(18.062, abs=1e-3)
+    assert check.sqnr_db(exact, exact) is check.sqnr_db(exact, 0 * exact) is None
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_the_right_result_keeps_its_signal(packing: str, dtype: str, format: str) -> None:
+    case = prepared(64, 128, 576, dtype=dtype, format=format, packing=packing)
+    verdict = judge(case, case.expected["d"])
+    assert verdict.passed, verdict.detail
+    assert verdict.sqnr_db is not None and LEAST_SQNR[format] < verdict.sqnr_db < 21
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "swiglu"])
+def test_so_it_does_past_an_activation(activation: str) -> None:
+    case = prepared(64, 256, 512, activation=activation, bias=True)
+    verdict = judge(case, case.expected["d"])
+    assert verdict.passed and verdict.sqnr_db is not None and 15 < verdict.sqnr_db < 30
+
+
+def of_small_weights() -> check.Prepared:
+    """A product whose only row of weights has subnormal scales, so that D is about 2^-7."""
+    for seed in range(20):
+        case = prepared(1024, 1, 16384, seed)
+        if case.expected["d"].std() < 0.02:
+            return case
+    raise AssertionError("a third of the rows should be small")
+
+
+def test_a_zero_point_left_in_passes_element_by_element_and_fails_together() -> None:
+    case = of_small_weights()
+    d = case.expected["d"]
+    right, sloppy = judge(case, d), judge(case, d + np.float32(1.9e-3))
+    assert right.passed and right.sqnr_db is not None and right.sqnr_db > 19
+    assert not sloppy.passed and sloppy.max_error < 2e-3
+    assert "dB of signal to quantization noise, less than 16.0" in sloppy.detail
+    silent = replace(case, entry=replace(ENTRY, signal=None))
+    assert judge(silent, d + np.float32(1.9e-3)).passed
+
+
+def test_every_copy_of_a_result_must_keep_the_signal() -> None:
+    case = of_small_weights()
+    d = case.expected["d"]
+    [copy] = check.allocate(ENTRY, case.problem, HOST)
+
+    def found(first: np.ndarray, second: np.ndarray) -> check.Verdict:
+        def run() -> None:
+            case.arrays["d"][...] = dtypes.encode(first, "bfloat16")
+            copy["d"][...] = dtypes.encode(second, "bfloat16")
+
+        return case.verify_run(run, copies=[copy])
+
+    both, less = found(d, d), found(d, d + np.float32(5e-4))
+    assert both.passed and less.passed and both.sqnr_db is not None
+    assert less.sqnr_db is not None and less.sqnr_db < both.sqnr_db - 0.01
+    sloppy = found(d, d + np.float32(1.9e-3))
+    assert not sloppy.passed and sloppy.detail.startswith("copy 2: d: ")
+
+
+def test_few_elements_are_measured_and_not_judged() -> None:
+    for sizes in ((1, 4, 2048), (64, 64, 48)):
+        case = prepared(*sizes)
+        assert ENTRY.signal is not None and ENTRY.signal.least(case.problem) is None
+        assert judge(case, case.expected["d"]).sqnr_db is not None
+
+
+def test_the_least_signal_of_several_results_counts() -> None:
+    verdicts = [check.Verdict(True, e, sqnr_db=s) for e, s in ((0.1, 19.0), (0.2, None), (0, 18.0))]
+    both = verdicts[0].with_another(verdicts[1]).with_another(verdicts[2])
+    assert (both.max_error, both.sqnr_db) == (0.2, 18.0)
+
+
+ROW = {
+    "entry": "nvfp4_matmul", "problem_name": "64x8192x8192", "config": {}, "gpu": "h200",
+    "environment": {}, "protocol": {"regime": "graph", "l2": "cold", "state": "burst"},
+    "run": "r1", "kind": "measured", "status": "passed", "median_us": 20.0, "ci_us": [19.0, 21.0],
+    "samples": 9, "sm_clock_mhz": None, "power_w": None, "temperature_c": None, "max_error": 0.001,
+}  # fmt: skip
+
+
+def test_show_tells_what_was_measured_of_sources_as_they_are() -> None:
+    tiled = catalog.implementation("nvfp4_matmul", "triton", "tiled")
+    problem = ENTRY.problems["64x8192x8192"].values
+
+    def row(language: str, variant: str, source: str, sqnr_db: float, minute: int) -> Measurement:
+        told = {"language": language, "variant": variant, "source": source, "sqnr_db": sqnr_db}
+        when = {"created_at": f"2026-11-22T00:{minute:02}:00Z", "problem": problem}
+        return Measurement.from_json({**ROW, **told, **when})
+
+    now = sources.digest(tiled)
+    with Store.open() as store:
+        store.add([
+            row("triton", "tiled", now, 20.04, 0), row("triton", "naive", "older", 3.0, 1),
+            row("peer", "cublas", "", 19.96, 0),
+        ])  # fmt: skip
+    shown = CliRunner().invoke(main, ["show", "nvfp4_matmul"]).output
+    line = next(line for line in shown.splitlines() if " at least 16.0: " in line)
+    assert line.split()[0] == "64x8192x8192"
+    assert "triton/tiled 20.0" in line and "cublas 20.0" in line
+    assert "triton/naive" not in line
+    assert "not measured yet: at least 12.0 or 16.0" in shown
+    assert "signal to quantization noise" not in CliRunner().invoke(main, ["show", "gemm"]).output
