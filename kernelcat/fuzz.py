@@ -130,20 +130,25 @@ def values(axis: Axis, limit: int | None = None) -> st.SearchStrategy:
 def problems(
     entry: Entry, limit: int | None = None, choices: Mapping[str, AxisValue] | None = None
 ) -> st.SearchStrategy[Problem]:
-    """Legal problems of an entry, with ``choices`` where they are given.
-
-    Few of them have nothing to do: Hypothesis likes sizes of zero, and one is enough for that.
-    """
+    """Legal problems of an entry, with ``choices`` where they are given."""
     fixed = {name: st.just(value) for name, value in (choices or {}).items()}
     axes = {axis.name: values(axis, limit) for axis in entry.axes} | fixed
     drawn = st.fixed_dictionaries(axes).map(lambda chosen: Problem.of(entry.name, **chosen))
+    return drawn.filter(lambda problem: entry.constraint(problem) is None)
+
+
+def worthwhile(
+    entry: Entry, limit: int | None = None, choices: Mapping[str, AxisValue] | None = None
+) -> st.SearchStrategy[Problem]:
+    """The same, few of which have nothing to do.
+
+    Hypothesis likes sizes of zero, and one is enough for that.
+    """
 
     def is_worth_it(problem: Problem) -> bool:
-        if entry.constraint(problem) is not None:
-            return False
         return entry.bytes_moved(problem) > 0 or crc32(str(problem).encode()) % IDLE == 0
 
-    return drawn.filter(is_worth_it)
+    return problems(entry, limit, choices).filter(is_worth_it)
 
 
 def fuzz(
@@ -164,7 +169,7 @@ def fuzz(
     entry, passed = catalog.entry(implementation.entry), 0
     space = tuple(implementation.whole_space())
     hand = [_Kernel.draw(entry, space, random_seed, i) for i in range(kernels)]
-    of_hand = [st.tuples(st.just(k), problems(entry, limit, k.choices)) for k in hand]
+    of_hand = [st.tuples(st.just(k), worthwhile(entry, limit, k.choices)) for k in hand]
     examples_of = st.sampled_from(of_hand).flatmap(lambda of_kernel: of_kernel)
 
     @cache

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 from kernelcat import catalog, fuzz, gpu
 from kernelcat.device import CudaDevice, MirroredDevice
@@ -170,8 +170,15 @@ def test_drawn_problems_are_legal_and_within_the_limit(name: str) -> None:
 def test_few_drawn_problems_have_nothing_to_do(name: str) -> None:
     entry, drawn = catalog.entry(name), []
 
-    @settings(max_examples=100, database=None, derandomize=True, phases=[Phase.generate])
-    @given(fuzz.problems(entry, limit=160))
+    @settings(
+        max_examples=100,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),  # as a fuzz run has it
+    )
+    @given(fuzz.worthwhile(entry, limit=160))
     def draw(problem: Problem) -> None:
         drawn.append(problem)
 
