@@ -39,7 +39,7 @@ struct LatentTile {
   static constexpr int kBoxes = kLoadedTokens / kBoxTokens;
   using List = WorkList<BLOCK_M * kRowTiles, BLOCK_N>;
   static_assert(kGathers || (kBoxTokens % 8 == 0 && kBoxes <= kWarpThreads));
-  static_assert(kClusterSize == 1 || kClusterSize == kRowTiles);
+  static_assert(kRowTiles % kClusterSize == 0);
 
   // Chunks of the columns that warpgroup `half` sums come first in its own tiles.
   static __device__ __forceinline__ int chunk(int half, int piece, int i) {

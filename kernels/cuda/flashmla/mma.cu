@@ -199,10 +199,11 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     fence_barrier_init();
   }
   __syncthreads();
+  const typename Tile::List list = {kv_lens, cu_q, batch, heads};
+  list.prefetch();
   grid_dependency_wait();
   launch_dependents();
 
-  const typename Tile::List list = {kv_lens, cu_q, batch, heads};
   const int share = blockIdx.x / kRowTiles, rank = blockIdx.x % kRowTiles;
   Cursor<typename Tile::List> first;
   const Shares shares = shared.planner.deal(list, gridDim.x / kRowTiles, least, share, first);

@@ -43,6 +43,14 @@ struct WorkList {
   const int *kv_lens, *cu_q;
   int batch, heads;
 
+  // Into L2, where writes of kernels before this one are seen, too: they need not have ended.
+  __device__ __forceinline__ void prefetch() const {
+    constexpr int kLine = 128 / sizeof(int);
+    const int first = static_cast<int>(threadIdx.x) * kLine;
+    if (first < batch) asm volatile("prefetch.global.L2 [%0];" ::"l"(kv_lens + first));
+    if (first <= batch) asm volatile("prefetch.global.L2 [%0];" ::"l"(cu_q + first));
+  }
+
   __device__ __forceinline__ Sequence sequence(int s) const {
     const int begin = __ldg(cu_q + s);
     return {begin, __ldg(cu_q + s + 1) - begin, __ldg(kv_lens + s)};

@@ -60,11 +60,6 @@ struct LatentConsumer {
     }
   }
 
-  __device__ __forceinline__ void give_back_queries() const {
-    if (lane_index() == 0) shared.queries_empty.arrive();
-    __syncwarp();  // warps come whole to the barriers that follow
-  }
-
   // Starts scores = queries @ keys^T, chunk by chunk as keys land.
   __device__ __forceinline__ void multiply_keys(Rows& rows, Scores& scores, uint32_t parity) const {
     const uint64_t a = opaque(swizzled_rows_descriptor(shared_address(shared.queries[0])));
@@ -135,7 +130,7 @@ struct LatentConsumer {
     pin(scores);
     pin(rows.rope);
     give_back(shared.rope_empty[kOwn]);
-    if (tile + 2 >= segment.end) give_back_queries();
+    if (tile + 2 >= segment.end) shared.queries_empty.arrive();
     const int token = tile * BLOCK_N, left = segment.sequence.num_tokens - token;
     if (left > 0 && left < BLOCK_N) {
       clear_tokens<BLOCK_N>(shared.keys[kOwn][0], Tile::kValueChunks, left, kOwn);
@@ -209,7 +204,7 @@ struct LatentConsumer {
       }
       // Before weights take the place of the queries' rotated part.
       named_barrier_sync(kConsumersBarrier, Tile::kConsumerThreads);
-      if (segment.begin + kOwn >= segment.end) give_back_queries();  // there is no tile of its own
+      if (segment.begin + kOwn >= segment.end) shared.queries_empty.arrive();  // no tile of its own
       for (int tile = segment.begin + kOwn; tile < segment.end; tile += 2) {
         attend(rows, segment, tile, parities & 1);
         parities ^= 1;
@@ -217,8 +212,7 @@ struct LatentConsumer {
       }
       if (kOwn == 1 && (segment.end - segment.begin) % 2 == 1) attend_others(rows);
       fence_async_shared();  // TMA writes where weights were
-      __syncwarp();
-      if (lane_index() == 0) shared.queries_rope_empty.arrive();
+      shared.queries_rope_empty.arrive();
       result.finish(rows.out, sums_of(rows), segment);
       parities ^= 2;
     }
@@ -243,8 +237,8 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     prefetch_map(map_kv);
     constexpr int kWarps = kWarpgroupThreads / kWarpThreads;  // of a warpgroup
     shared.queries_full.init(1);
-    shared.queries_empty.init(2 * kWarps);
-    shared.queries_rope_empty.init(2 * kWarps);
+    shared.queries_empty.init(Tile::kConsumerThreads);
+    shared.queries_rope_empty.init(Tile::kConsumerThreads);
     for (int stage = 0; stage < 2; ++stage) {
       for (Barrier& full : shared.keys_full[stage]) full.init(Tile::kArrivals);
       shared.rope_empty[stage].init(kWarps * kClusterSize);
@@ -258,10 +252,11 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
   } else {
     __syncthreads();
   }
+  const typename Tile::List list = {kv_lens, cu_q, batch, heads};
+  list.prefetch();
   grid_dependency_wait();
   launch_dependents();
 
-  const typename Tile::List list = {kv_lens, cu_q, batch, heads};
   const int share = blockIdx.x / kRowTiles, rank = blockIdx.x % kRowTiles;
   Cursor<typename Tile::List> first;
   const Shares shares = shared.planner.deal(list, gridDim.x / kRowTiles, least, share, first);
