@@ -58,6 +58,8 @@ struct LatentShared {
   alignas(1024) uint8_t keys[2][Tile::kChunks][Tile::kChunkBytes];
   float most[2][kRow], totals[2][kRow];
   Barrier queries_full, queries_empty, queries_rope_empty;
+  Barrier weights_full[2];  // each warpgroup's, for the other one
+  Barrier meeting;          // of both
   Barrier keys_full[2][Tile::kPieces];
   Barrier rope_empty[2], half_empty[2][2];  // half_empty[stage][half]
   Planner<typename Tile::List, Tile::kNumWarps> planner;

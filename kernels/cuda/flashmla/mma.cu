@@ -142,10 +142,8 @@ struct StreamLatent {
         return;
       }
       uint32_t* counter = counters + segment.first_share * Tile::kRowTiles + rank;
-      if (!is_last_part(counter, num_parts, is_first_thread, &shared.is_last, kValuesBarrier,
-                        kValueWarps * kWarpThreads)) {
-        return;
-      }
+      const auto sync = [] { named_barrier_sync(kValuesBarrier, kValueWarps * kWarpThreads); };
+      if (!is_last_part(counter, num_parts, is_first_thread, &shared.is_last, sync)) return;
       own.begin();
       for (int from = segment.first_share; from <= segment.last_share; ++from) {
         own.take(partials, Partials::slot(from, from == segment.first_share), first_part_row);

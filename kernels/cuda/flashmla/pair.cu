@@ -224,6 +224,7 @@ struct PairConsumer {
 
   __device__ __forceinline__ void run() const {
     Position next, at;
+    Meeting meet = {shared.meeting};
     uint32_t parity = 0;
     for (int index = 0;; ++index) {
       shared.queries_full.wait(index & 1);
@@ -243,7 +244,7 @@ struct PairConsumer {
       for (int i = 0; i < 2; ++i) {
         sums.most[i] = rows.softmax.most[i], sums.total[i] = rows.softmax.total[i];
       }
-      result.finish(rows.out, sums, segment);
+      result.finish(rows.out, sums, segment, meet);
     }
   }
 };
@@ -269,6 +270,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     constexpr int kWarps = kWarpgroupThreads / kWarpThreads;  // of a warpgroup
     shared.queries_full.init(1);
     shared.queries_empty.init(Tile::kConsumerThreads);
+    shared.meeting.init(Tile::kConsumerThreads);
     for (int stage = 0; stage < Tile::kNumStages; ++stage) {
       shared.keys_full[stage].init(Tile::kPacked ? kWarpgroupThreads : 1);
       if constexpr (Tile::kPacked) shared.packed_full[stage].init(1);
