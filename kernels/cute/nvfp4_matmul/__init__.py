@@ -1,17 +1,18 @@
-"""`nvfp4_matmul` in CuTe DSL: naive, and tensor cores with weights decoded in registers.
+"""`nvfp4_matmul` in CuTe DSL: naive, tiled (weights decoded in registers), block_scaled (W4A4).
 
 The device code is in modules that import the DSL; they are imported when something is compiled.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 from kernelcat.gpu import Gpu
 from kernelcat.implementation import Config, Implementation, Int32, Int64, Pointer, Program, Step
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cute.gemm.program import fastest, is_empty, span, why_not_naive
-from kernelcat.model import LAUNCH_US, WAVE_LATENCY_US, copy_us
+from kernelcat.model import LAUNCH_US, WAVE_LATENCY_US, copy_us, tiled_gemm_us
 from kernelcat.reference.nvfp4_matmul import ENTRY, FP4, FP8, OUT
 from kernelcat.spec import Problem
 
@@ -191,4 +192,79 @@ TILED = Implementation(
     unverified=UNVERIFIED,
 )
 
-IMPLEMENTATIONS = (NAIVE, TILED)
+# block_scaled -----------------------------------------------------------------------------------
+
+BLOCK_SCALED_TENSORS = ("a", "w", "a_block_scale", "w_scale", "global_scale", "bias", "d")
+
+
+def _block_scaled_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    m, n, k = problem["M"], problem["N"], problem["K"]
+    if problem["dtype"] != FP4 or problem["packing"] != "rows":
+        return "block-scaled tensor cores take A in 4 bits, and W in rows"
+    if k == 0 or k % 32:
+        return f"TMA needs whole 16-byte units: K={k} must be a multiple of 32 and not 0"
+    if n % (8 * span(problem)):
+        return f"D is stored in 16-byte units: N={n} must be a multiple of {8 * span(problem)}"
+    if config["ctas"] == 2 and config["block_n"] == 64:
+        return "64 rows of W are too few for a pair of SMs"
+    if config["ctas"] == 2 and m <= 128:
+        return f"the second SM of a pair has no rows at M={m}"
+    return None
+
+
+def _block_scaled_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    if is_empty(problem):
+        return Program(())
+    wide, ctas = "*" + OUT.where(problem.values), config["ctas"]
+    kinds = (*("*uint8",) * 4, "*float32", wide, wide, *("int32",) * 4)
+    constants = {name: value for name, value in _constants(problem).items() if name != "kind"}
+    source = CuteSource(
+        "nvfp4_matmul.block_scaled:BlockScaled", kinds, tuple((constants | {**config}).items())
+    )
+    tiles = ceil(problem["M"] / (128 * ctas)) * ceil(problem["N"] / config["block_n"])
+    num_ctas = min(tiles, gpu.sms // ctas) * ctas
+    params = (*_pointers(*BLOCK_SCALED_TENSORS), *_sizes(problem), Int32(num_ctas))
+    step = Step(source, (num_ctas, 1, 1), params, block=192, cluster=(ctas, 1, 1))
+    return Program((step,))
+
+
+def _block_scaled_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """As of 16 bits at a quarter of the depth: so many are the bytes, and the products' time.
+
+    A pair of SMs is one of half as many, twice as fast.
+    """
+    return tiled_gemm_us(
+        problem["M"],
+        problem["N"],
+        problem["K"] // 4,
+        block_m=128 * config["ctas"],
+        block_n=config["block_n"],
+        split_k=1,
+        gpu=replace(gpu, sms=gpu.sms // config["ctas"]),
+        dtype="bfloat16",
+        efficiency=0.7,
+    )
+
+
+BLOCK_SCALED = Implementation(
+    entry="nvfp4_matmul",
+    language="cute",
+    variant="block_scaled",
+    summary="Blackwell, W4A4, persistent: TMA of codes and swizzled scales, block-scaled tcgen05",
+    archs=("sm_100a",),
+    space={"block_n": (256, 128, 64), "ctas": (2, 1)},
+    reject=_block_scaled_reject,
+    default=fastest(lambda: BLOCK_SCALED),
+    program=_block_scaled_program,
+    estimate=_block_scaled_estimate,
+    techniques={
+        "tma": "UTMALDG",
+        "block scales": "UTCOMMA",
+        "scales to tensor memory": "UTCCP",
+        "tensor memory": "LDTM",
+    },
+    rank=2,
+    unverified="needs a Blackwell GPU",
+)
+
+IMPLEMENTATIONS = (NAIVE, TILED, BLOCK_SCALED)
