@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
   cluster_arrive_relaxed();
   cluster_wait();
   const typename Tile::List list = {kv_lens, cu_q, batch, heads};
-  list.prefetch();
+  list.prefetch(block_table, table_width);
   grid_dependency_wait();
   launch_dependents();
 

@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     __syncthreads();
   }
   const typename Tile::List list = {kv_lens, cu_q, batch, heads};
-  list.prefetch();
+  list.prefetch(block_table, table_width);
   grid_dependency_wait();
   launch_dependents();
 
