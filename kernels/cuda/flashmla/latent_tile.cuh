@@ -59,6 +59,7 @@ struct LatentShared {
   float most[2][kRow], totals[2][kRow];
   Barrier queries_full, queries_empty, queries_rope_empty;
   Barrier weights_full[2];  // each warpgroup's, for the other one
+  Barrier first_scores;     // of a segment are there
   Barrier meeting;          // of both
   Barrier keys_full[2][Tile::kPieces];
   Barrier rope_empty[2], half_empty[2][2];  // half_empty[stage][half]

@@ -115,16 +115,21 @@ struct LatentConsumer {
 
   // The warpgroup's own tile. The first warpgroup takes the other's weights after its own (run()),
   // the second one while it works on its softmax: so both stages are given back as early as can be,
-  // and no values wait for the next keys.
-  __device__ __forceinline__ void attend(Rows& rows, const Segment& segment, int tile,
-                                         uint32_t parity, uint32_t others_parity) const {
+  // and no values wait for the next keys. `index` is the segment's, modulo 2; `parity` of the keys,
+  // `others_parity` of the other's weights before.
+  __device__ __forceinline__ void attend(Rows& rows, const Segment& segment, uint32_t index,
+                                         int tile, uint32_t parity, uint32_t others_parity) const {
     Scores scores;
     Weights others, weights;
+    // A segment's first scores are not multiplied side by side with its second ones: then the
+    // warpgroups would wait for their softmax together, and the tensor cores for both.
+    if (kOwn == 1 && tile == segment.begin + 1) shared.first_scores.wait(index);
     multiply_keys(rows, scores, parity);
     if constexpr (kOwn == 1) multiply_others(rows, others, others_parity);
     wgmma_wait<kOwn>();
     pin(scores);
     pin(rows.rope);
+    if (kOwn == 0 && tile == segment.begin) shared.first_scores.arrive();
     give_back(shared.rope_empty[kOwn]);
     if (tile + 2 >= segment.end) shared.queries_empty.arrive();
     const int token = tile * BLOCK_N, left = segment.sequence.num_tokens - token;
@@ -204,7 +209,7 @@ struct LatentConsumer {
       meet();
       if (segment.begin + kOwn >= segment.end) shared.queries_empty.arrive();  // no tile of its own
       for (int tile = segment.begin + kOwn; tile < segment.end; tile += 2) {
-        attend(rows, segment, tile, parities & 1, parities >> 2);
+        attend(rows, segment, index, tile, parities & 1, parities >> 2);
         parities ^= kOwn == 1 ? 5 : 1;
         if (kOwn == 0 && tile + 1 < segment.end) {
           attend_others(rows, parities >> 2);
@@ -244,6 +249,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     shared.queries_empty.init(Tile::kConsumerThreads);
     shared.queries_rope_empty.init(Tile::kConsumerThreads);
     for (Barrier& full : shared.weights_full) full.init(kWarpgroupThreads);
+    shared.first_scores.init(kWarpgroupThreads);
     shared.meeting.init(Tile::kConsumerThreads);
     for (int stage = 0; stage < 2; ++stage) {
       for (Barrier& full : shared.keys_full[stage]) full.init(Tile::kArrivals);
