@@ -26,7 +26,8 @@ struct LatentTile {
   static constexpr int kConsumerThreads = 2 * kWarpgroupThreads;
   static constexpr int kNumThreads = kConsumerThreads + kWarpgroupThreads;
   static constexpr int kNumWarps = kNumThreads / kWarpThreads;
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kProducerRegisters = kGathers ? 56 : 40;
+  static constexpr int kConsumerRegisters = kGathers ? 224 : 232;
   static constexpr int kColumns = kRowBytes / 2;  // of a chunk
   static constexpr int kValueChunks = kLatent / kColumns, kChunks = kValueChunks + 1;
   static constexpr int kHalfChunks = kValueChunks / 2;
