@@ -16,10 +16,15 @@ struct LatentProducer {
   const int* block_table;
   int heads, table_width, num_slots, rank;
 
+  // Of those that the block loads for its cluster.
+  __device__ __forceinline__ int first_box() const {
+    return rank % Tile::kClusterSize * Tile::kBoxes;
+  }
+
   // Where in the cache the lane's box of a tile begins: beyond its end, which makes zeros, where
   // the sequence has no tokens.
   __device__ __forceinline__ int slot_of(const Segment& segment, int tile) const {
-    const int box = (Tile::kClusterSize > 1 ? rank * Tile::kBoxes : 0) + lane_index();
+    const int box = first_box() + lane_index();
     const int token = tile * Tile::BLOCK_N + box * Tile::kBoxTokens;
     if (lane_index() >= Tile::kBoxes || token >= segment.sequence.num_tokens) return num_slots;
     const int64_t entry =
@@ -57,7 +62,7 @@ struct LatentProducer {
     if (lane >= Tile::kBoxes) return;
     for (int i = 0; i < chunks; ++i) {
       const int chunk = piece == 0 ? Tile::kValueChunks : Tile::chunk(stage, piece, i);
-      const int box = (Tile::kClusterSize > 1 ? rank * Tile::kBoxes : 0) + lane;
+      const int box = first_box() + lane;
       uint8_t* place = shared.keys[stage][chunk] + box * Tile::kBoxTokens * kRowBytes;
       if constexpr (Tile::kClusterSize == 1) {
         tensor_load(place, map_kv, chunk * Tile::kColumns, slot, full, policy);
