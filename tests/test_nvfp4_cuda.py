@@ -35,10 +35,12 @@ CORNERS = [
     ("mma", tiles(16, 8192, 8192), streams(2, 1, 2)),
     ("mma", tiles(32, 4096, 4096, dtype=FP8, activation="gelu"), streams(2, 4, 8)),
     ("mma", tiles(64, 4096, 4096, **MXFP4, activation="swiglu"), streams(2, 4, 8)),
-    # Most sums; split tails; the widest ring; and what float8 needs besides.
+    # Most sums; clusters that split k; the widest ring; and what float8 needs besides.
     ("wgmma", tiles(8192, 8192, 8192), Config(tile="128x256", split_k=1)),
     ("wgmma", tiles(300, 4096, 4096, **MXFP4, activation="swiglu"),
-     Config(tile="128x256", split_k=2)),
+     Config(tile="128x192", split_k=1)),
+    ("wgmma", tiles(100, 2880, 2880, **MXFP4, activation="swiglu"),
+     Config(tile="128x128", split_k=3)),
     ("wgmma", tiles(200, 4096, 4096, **HALF, activation="gelu"),
      Config(tile="128x128", split_k=2)),
     ("wgmma", tiles(64, 4096, 4096, dtype=FP8, activation="silu"),
@@ -75,9 +77,9 @@ def test_a_corner_compiles_without_spills_and_gets_the_parameters_it_declares(
         assert all(tensor_map.why_not(found) is None for found in maps)
     artifact = build(program.steps[-1].source, H200.arch)
     assert all(inspect.prove(implementation, artifact).values())
-    if variant == "mma":
-        # Blocks of a cluster send each other sums, and wait for them at a barrier.
-        assert inspect.inspect(artifact).has("STAS") == (config["cluster"] > 1)
+    # Blocks of a cluster send each other sums, and wait for them at a barrier.
+    blocks = config["cluster" if variant == "mma" else "split_k"]
+    assert inspect.inspect(artifact).has("STAS") == (blocks > 1)
 
 
 @pytest.mark.slow
@@ -164,8 +166,24 @@ def test_float8_rows_become_bfloat16_in_a_workspace() -> None:
     widen, multiply = program.steps
     assert program.workspaces["wide"] == 2 * 100 * 512
     assert Int64(100 * 512 // 16) in widen.params
-    (found,) = (param for param in multiply.params if isinstance(param, TensorMap))
-    assert (found.tensor, found.dtype, found.shape) == ("wide", "bfloat16", (512, 100))
+    rows, codes, scales = (param for param in multiply.params if isinstance(param, TensorMap))
+    assert (rows.tensor, rows.dtype, rows.shape) == ("wide", "bfloat16", (512, 100))
+    # Words of 16 tile rows: of a tile 128, and 16 of scales.
+    assert (codes.tensor, codes.shape, codes.box) == ("w", (8 * 128, 16), (256, 8))
+    assert (scales.tensor, scales.shape, scales.box) == ("w_scale", (8 * 16, 16), (32, 8))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 2880, 2880), (32, 4096, 4096), (300, 400, 18432)])
+def test_splits_of_k_are_one_wave_of_clusters(m: int, n: int, k: int) -> None:
+    problem, splits = tiles(m, n, k), set()
+    for config in wgmma.IMPLEMENTATION.configs(problem, H200):
+        (step,) = wgmma.IMPLEMENTATION.program(problem, config, H200).steps
+        plan = wgmma.Plan.of(config, problem, H200)
+        splits.add(plan.split_k)
+        assert step.cluster == (plan.split_k, 1, 1) and step.grid[0] <= H200.sms
+        # A block receives once, so a cluster computes one tile.
+        assert plan.split_k == 1 or step.grid[0] == plan.tiles * plan.split_k
+    assert len(splits) > 2
 
 
 def test_what_does_not_serve_says_why() -> None:

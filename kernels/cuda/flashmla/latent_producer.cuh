@@ -53,8 +53,12 @@ struct LatentProducer {
     __syncwarp();
   }
 
+  // Blocks of other clusters read the same tokens, or nobody does.
+  static __device__ __forceinline__ uint64_t policy() {
+    return Tile::kClusterSize < Tile::kSide ? kDefaultPolicy : evict_first_policy();
+  }
+
   __device__ __forceinline__ void load_piece(int stage, int piece, int slot) const {
-    const uint64_t policy = evict_first_policy();
     const int lane = lane_index(), chunks = piece == 0 ? 1 : Tile::kPieceChunks;
     Barrier& full = shared.keys_full[stage][piece];
     if (lane == 0) full.arrive_expect(chunks * Tile::kChunkBytes);
@@ -65,10 +69,10 @@ struct LatentProducer {
       const int box = first_box() + lane;
       uint8_t* place = shared.keys[stage][chunk] + box * Tile::kBoxTokens * kRowBytes;
       if constexpr (Tile::kClusterSize == 1) {
-        tensor_load(place, map_kv, chunk * Tile::kColumns, slot, full, policy);
+        tensor_load(place, map_kv, chunk * Tile::kColumns, slot, full, policy());
       } else {
         tensor_load_multicast(place, map_kv, chunk * Tile::kColumns, slot, full,
-                              (1 << Tile::kClusterSize) - 1, policy);
+                              (1 << Tile::kClusterSize) - 1, policy());
       }
     }
   }

@@ -2,8 +2,8 @@
 // each finishes its part of the unit.
 #pragma once
 
+#include "../flashmla/remote_store.cuh"
 #include "output.cuh"
-#include "remote_store.cuh"
 
 namespace kernelcat {
 

@@ -10,7 +10,6 @@ from kernelcat.implementation import Config, Implementation, Int32, Pointer, Pro
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
     EPILOGUE,
-    UNVERIFIED,
     WEIGHTS,
     activation,
     is_empty,
@@ -228,5 +227,4 @@ IMPLEMENTATION = Implementation(
         "dependent launch": "ACQBULK",
     },
     rank=1,
-    unverified=UNVERIFIED,
 )

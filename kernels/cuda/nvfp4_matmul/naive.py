@@ -10,7 +10,6 @@ from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.gemm.naive import baseline, launch
 from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
     EPILOGUE,
-    UNVERIFIED,
     WEIGHTS,
     activation,
     cpp,
@@ -48,5 +47,4 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
 IMPLEMENTATION = replace(
     baseline("nvfp4_matmul", "one thread an element; either packing", _program, _estimate),
     reject=lambda config, problem, gpu: why_not_coded(problem),
-    unverified=UNVERIFIED,
 )

@@ -11,6 +11,9 @@ template <typename T_, Activation kActivation, bool kRowScale>
 struct Fp4Output {
   using T = T_;
   static constexpr bool kPaired = kActivation == Activation::kSwiglu;
+  // Eight columns of D^T each, which make 16 bytes of a row of D: four matrices of 8 x 8, of the
+  // halves of 16 rows of W, or of pairs of them.
+  static constexpr int kStoredBlocks = kPaired ? 4 : 2;
 
   T* d;
   const float* global_scale;  // (1,), or null for MXFP4

@@ -9,6 +9,7 @@ from kernelcat.gpu import KB, Gpu
 from kernelcat.implementation import (
     Config,
     Implementation,
+    Int32,
     Int64,
     Pointer,
     Program,
@@ -16,76 +17,102 @@ from kernelcat.implementation import (
     TensorMap,
 )
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.gemm.persistent import (
-    PersistentPlan,
-    launch,
-    overlapped_us,
-    reject_split,
-)
+from kernelcat.kernels.cuda.gemm.persistent import overlapped_us
 from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
     EPILOGUE,
-    UNVERIFIED,
-    WEIGHTS,
     activation,
     cpp,
     is_empty,
     is_nvfp4,
+    k_tiles,
     math_dtype,
+    row_tiles,
+    sizes,
     types,
     why_not_tiles,
 )
 from kernelcat.model import copy_us
+from kernelcat.reference._fp4_tiles import TILE_COLS, TILE_ROWS
 from kernelcat.reference.nvfp4_matmul import ENTRY, FP8
 from kernelcat.spec import Problem
 
 MIN_STAGES = 3
-SPACE = {"tile": ("128x64", "128x128", "128x256"), "split_k": (1, 2, 3, 4, 6, 8)}
+BLOCK_M, BLOCK_K = 128, 128
+"""Rows of W a tile, and columns a stage."""
+CONSUMERS = 2
+"""Warpgroups that multiply."""
+GROUP_M = 16
+"""Tile rows of W in a group of the order: W's tiles are small, so there are many."""
+SPACE = {
+    "tile": ("128x64", "128x128", "128x192", "128x256"),
+    "split_k": (1, 2, 3, 4, 5, 6, 8),
+}
 """
 tile : rows of W x rows of A
-split_k : pieces of the k range of tiles of the last wave
+split_k : blocks of a cluster, which split a tile's k range
 """
 
 
 @dataclass(frozen=True)
-class Plan(PersistentPlan):
-    """A configuration in numbers: what is tiled is D^T, so ``rows`` are those of W."""
+class Plan:
+    """A configuration in numbers, for one problem: what is tiled is D^T."""
 
+    m: int
+    n: int
+    k: int
+    block_n: int  # rows of A
+    split_k: int
+    is_paired: bool  # columns of D: two rows of W make one
     scale_block: int
-
-    block_k = 128
+    sms: int
 
     @staticmethod
     def of(config: Config, problem: Problem, gpu: Gpu) -> Plan:
-        chosen = Config({**config, "swap": True, "cluster": "1x1"})
-        block = 16 if problem["format"] == "nvfp4" else 32
-        return Plan(**PersistentPlan.fields(chosen, problem, gpu), scale_block=block)
+        return Plan(
+            *(int(problem[axis]) for axis in "MNK"),
+            int(config["tile"].split("x")[1]),
+            int(config["split_k"]),
+            problem["activation"] == "swiglu",
+            16 if problem["format"] == "nvfp4" else 32,
+            gpu.sms,
+        )
 
     @property
-    def consumers(self) -> int:
-        """Warpgroups that multiply."""
-        return 2
+    def tiles(self) -> int:
+        return ceil(self.n / BLOCK_M) * ceil(self.m / self.block_n)
 
     @property
-    def threads(self) -> int:
-        return 384
+    def k_blocks(self) -> int:
+        return ceil(self.k / BLOCK_K)
 
     @property
-    def group_m(self) -> int:
-        """Tile rows of W in a group of the order: W's tiles are small, so there are many."""
-        return 16
+    def clusters(self) -> int:
+        """That run at a time."""
+        return self.sms // self.split_k
 
     @property
     def stage_bytes(self) -> int:
         """Rows of A in 16 bits, codes and scales; whole atoms of the swizzle."""
-        weights = self.block_m * (self.block_k // 2 + self.block_k // self.scale_block)
-        return int(2 * self.block_n * self.block_k + ceil(weights / KB) * KB)
+        weights = BLOCK_M * (BLOCK_K // 2 + BLOCK_K // self.scale_block)
+        return 2 * self.block_n * BLOCK_K + ceil(weights / KB) * KB
+
+    @property
+    def inbox_bytes(self) -> int:
+        """Sums of the columns that a block finishes, from each of the others, and a barrier."""
+        cols = 32 if self.is_paired else 16  # of a group that one block finishes
+        own = ceil(self.block_n // cols / self.split_k) * cols
+        return CONSUMERS * ((self.split_k - 1) * own * BLOCK_M // CONSUMERS * 4 + 16)
+
+    def _rest_bytes(self) -> int:
+        """Of shared memory beside the stages and their barriers, with room to align them."""
+        return self.inbox_bytes + KB + 64
 
     def num_stages(self, gpu: Gpu) -> int:
         """As many as fit, two barriers with each."""
-        return min((gpu.shared_bytes - KB - 64) // (self.stage_bytes + 16), 12)
+        return min((gpu.shared_bytes - self._rest_bytes()) // (self.stage_bytes + 16), 12)
 
     def shared_bytes(self, gpu: Gpu) -> int:
-        return self.num_stages(gpu) * (self.stage_bytes + 16) + KB + 64
+        return self.num_stages(gpu) * (self.stage_bytes + 16) + self._rest_bytes()
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -100,15 +127,35 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     )  # fmt: skip
     arguments = (
         f"kernelcat::{dtype}", types(problem)[1], is_nvfp4(problem), activation(problem),
-        cpp(is_float8), plan.block_n, plan.num_stages(gpu), cpp(bool(plan.workspaces)),
+        cpp(is_float8), plan.block_n, plan.num_stages(gpu), plan.split_k,
     )  # fmt: skip
     kernel = f"kernelcat::nvfp4_matmul_wgmma<{', '.join(map(str, arguments))}>"
-    source = CudaSource("nvfp4_matmul/wgmma.cu", kernel)
-    program = launch(plan, source, (map_a, *WEIGHTS, *EPILOGUE), problem, gpu)
+    step = Step(
+        CudaSource("nvfp4_matmul/wgmma.cu", kernel),
+        (min(plan.tiles, plan.clusters) * plan.split_k, 1, 1),
+        (map_a, *_weight_maps(plan, problem), *EPILOGUE, *sizes(problem), Int32(GROUP_M)),
+        (CONSUMERS + 1) * 128,
+        plan.shared_bytes(gpu),
+        (plan.split_k, 1, 1),
+        programmatic=True,
+    )
     if not is_float8:
-        return program
-    widen = _widen_rows(m * k // 16, gpu)
-    return Program((widen, *program.steps), {**program.workspaces, "wide": 2 * m * k})
+        return Program((step,))
+    return Program((_widen_rows(m * k // 16, gpu), step), {"wide": 2 * m * k})
+
+
+def _weight_maps(plan: Plan, problem: Problem) -> tuple[TensorMap, TensorMap]:
+    """Tile rows of W and of its scales as rows of words, boxes of a stage."""
+    rows, tiles = row_tiles(problem), k_tiles(problem)
+    stage_tiles, stage_rows = BLOCK_K // TILE_COLS, BLOCK_M // TILE_ROWS
+
+    def of(tensor: str, tile_bytes: int) -> TensorMap:
+        words = tile_bytes // 4
+        shape, box = (tiles * words, rows), (stage_tiles * words, stage_rows)
+        return TensorMap(tensor, "int32", shape, (tiles * tile_bytes,), box)
+
+    codes = TILE_ROWS * TILE_COLS // 2
+    return of("w", codes), of("w_scale", 2 * codes // plan.scale_block)
 
 
 def _widen_rows(vectors: int, gpu: Gpu) -> Step:
@@ -129,30 +176,44 @@ def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     plan = Plan.of(config, problem, gpu)
     if plan.num_stages(gpu) < MIN_STAGES:
         return f"fewer than {MIN_STAGES} stages fit in {gpu.shared_bytes} bytes of shared memory"
-    if plan.block_n > 64 and plan.block_n >= 2 * plan.cols:
-        return f"tiles of {plan.block_n} rows are at least half empty for M={plan.cols}"
-    if plan.block_n < 256 and plan.cols >= 32 * plan.block_n:
-        return f"tiles of {plan.block_n} rows decode W more often than M={plan.cols} needs"
-    return reject_split(plan)
+    if plan.block_n > 64 and plan.block_n >= 2 * plan.m:
+        return f"tiles of {plan.block_n} rows are at least half empty for M={plan.m}"
+    if plan.block_n < 192 and plan.m >= 32 * plan.block_n:
+        return f"tiles of {plan.block_n} rows decode W more often than M={plan.m} needs"
+    if plan.split_k == 1:
+        return None
+    if plan.split_k * 2 > plan.k_blocks:
+        return f"{plan.k_blocks} blocks of {BLOCK_K} are too few for {plan.split_k} splits"
+    if plan.tiles > plan.clusters:
+        return f"{plan.tiles} tiles in {plan.split_k} pieces are no single wave"
+    return None
 
 
 # ---- which one without measuring ---------------------------------------------------------------
 
-_MATH = {64: 0.60, 128: 0.74, 256: 0.82}
-"""Rows of A a tile -> share of the peak: decoding is under products, but not all of it."""
+_STAGE_US = {64: 0.40, 128: 0.62, 192: 0.88, 256: 1.12}
+"""Rows of A a tile -> microseconds a stage: with few of them what decoding takes."""
 
-_EPILOGUE_US = 2.5
+_ENDS_US = 3.0
+"""Until the first stage is there, and from the last one on."""
+
+_TILE_US = 1.5
 """Storing a tile of 128 x 256 while nothing is multiplied."""
+
+_EXCHANGE_US = 0.8
+"""Sums on their way to the block that finishes them."""
+
+_FIT = {1: 1.0, 2: 1.0, 3: 0.95, 4: 0.96}
+"""Blocks of a cluster -> share of the SMs that such clusters fill: they do not leave a GPC."""
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Waves of tiles, each as long as its products or loads take; or the memory's time."""
+    """Waves of tiles, a time a stage; or the memory's time."""
     plan = Plan.of(config, problem, gpu)
-    peak = gpu.flops[math_dtype(problem)] / gpu.sms * _MATH[plan.block_n]
-    math_us = 2 * plan.block_m * plan.block_n * plan.block_k / peak * 1e6
-    load_us = plan.stage_bytes / 60e9 * 1e6
-    busy_us = plan.waves * plan.k_blocks * max(math_us, load_us)
-    busy_us += _EPILOGUE_US * plan.block_n / 256 * max(plan.waves, 1.0) + plan.reduction_us
+    waves = ceil(plan.tiles / max(int(plan.clusters * _FIT.get(plan.split_k, 0.84)), 1))
+    busy_us = waves * ceil(plan.k_blocks / plan.split_k) * _STAGE_US[plan.block_n]
+    busy_us += _ENDS_US + _TILE_US * plan.block_n / 256 * (waves - 1)
+    busy_us += _EXCHANGE_US * (plan.split_k > 1)
     widen_us = 0.0
     if problem["dtype"] == FP8:
         widen_us = copy_us(3 * problem["M"] * problem["K"], gpu)
@@ -179,11 +240,9 @@ IMPLEMENTATION = Implementation(
     techniques={
         "wgmma": "HGMMA",
         "tma": "UTMALDG",
-        "bulk copy": "UBLKCP",
         "mbarrier": "SYNCS",
         "register reallocation": "USETMAXREG",
         "dependent launch": "ACQBULK",
     },
     rank=2,
-    unverified=UNVERIFIED,
 )

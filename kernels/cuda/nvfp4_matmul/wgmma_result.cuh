@@ -75,13 +75,14 @@ struct TransposedSums {
     return transposed(__shfl_sync(0xffffffff, word, (r % 4 * 2 + r / 4) * 4 + q));
   }
 
-  template <bool kVectors>
-  __device__ __forceinline__ void store() const {
-    // Four matrices make 16 bytes a lane: two blocks by two halves, or four blocks of pairs.
-    constexpr int kBlocks = Output::kPaired ? 4 : 2;
+  // Groups of blocks of eight rows of A for which `is_own(group)`.
+  template <bool kVectors, typename Predicate>
+  __device__ __forceinline__ void store(Predicate is_own) const {
+    constexpr int kBlocks = Output::kStoredBlocks;
     const int r = lane_index() / 4, own = lane_index() % 4;
 #pragma unroll
     for (int j = 0; j < kCols / 8; j += kBlocks) {
+      if (!is_own(j / kBlocks)) continue;
       uint32_t matrices[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -102,15 +103,15 @@ struct TransposedSums {
 };
 
 // Sums of 64 rows of W from `row` on, by kCols rows of A from `col` on, times `scale`.
-template <int kCols, typename Output>
+template <int kCols, typename Output, typename Predicate>
 __device__ __forceinline__ void store_transposed(const float (&sums)[kCols / 2],
                                                  const Output& output, float scale, int row,
-                                                 int col) {
+                                                 int col, Predicate is_own) {
   const TransposedSums<kCols, Output> tile(sums, output, scale, row + warp_index() % 4 * 16, col);
   if (output.d_cols() % 8 == 0 && is_aligned(output.d, 16)) {
-    tile.template store<true>();
+    tile.template store<true>(is_own);
   } else {
-    tile.template store<false>();
+    tile.template store<false>(is_own);
   }
 }
 

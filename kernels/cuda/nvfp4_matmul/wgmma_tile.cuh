@@ -6,23 +6,26 @@
 #include <kernelcat/pdl.cuh>
 
 #include "decode.cuh"
-#include "output.cuh"
+#include "sum_inbox.cuh"
 #include "wgmma_weights.cuh"
 
 namespace kernelcat {
 
 // What is tiled is D^T = W A^T: 128 rows of W, two warpgroups of 64, by BLOCK_N rows of A. A stage
 // has 128 columns: two boxes of 64 of A, swizzled, and of each of the eight tile rows of W two
-// tiles with their scales. kSplit: some tiles are computed in pieces of their k range.
+// tiles with their scales. kSplitK blocks, a cluster, have a part of a tile's k range each; such a
+// cluster computes one tile.
 template <typename T_, typename TOut, bool kNvfp4_, Activation kActivation, bool kRowScale,
-          int BLOCK_N_, int kNumStages_, bool kSplit_>
+          int BLOCK_N_, int kNumStages_, int kSplitK_>
 struct Fp4WgmmaTile {
   using T = T_;
   using Output = Fp4Output<TOut, kActivation, kRowScale>;
-  static constexpr bool kNvfp4 = kNvfp4_, kSplit = kSplit_, kSwap = true;
+  static constexpr bool kNvfp4 = kNvfp4_;
   static constexpr int BLOCK_M = 128, BLOCK_N = BLOCK_N_, BLOCK_K = 128;
-  static constexpr int kNumStages = kNumStages_;
-  static constexpr int kClusterM = 1, kClusterN = 1, kClusterSize = 1;  // for BlockSchedule
+  static constexpr int kNumStages = kNumStages_, kSplitK = kSplitK_;
+  // For BlockSchedule.
+  static constexpr bool kSplit = false, kSwap = true;
+  static constexpr int kClusterM = 1, kClusterN = 1, kClusterSize = kSplitK;
   static constexpr int kNumConsumers = 2, kNumThreads = 3 * kWarpgroupThreads;
   static constexpr int kRegisters = BLOCK_N == 256 ? 240 : 232;
   static constexpr int kProducerRegisters = BLOCK_N == 256 ? 24 : 40;
@@ -44,48 +47,57 @@ struct Fp4WgmmaStage {
 template <typename Config>
 struct Fp4WgmmaShared {
   Fp4WgmmaStage<Config> stages[Config::kNumStages];
+  SumInbox<Config> inboxes[Config::kNumConsumers];
   Barrier full[Config::kNumStages];
   Barrier empty[Config::kNumStages];
-  uint32_t is_last[Config::kNumConsumers];
 };
 
-// Runs in one warp, all of it: A comes by two boxes, W by a copy of a lane's own a tile row, and
-// its scales by one of another lane's. Tiles and tile rows past the end of W are not copied.
+// Blocks [begin, end) of a tile's k range.
+template <typename Config>
+struct KRange {
+  int begin, end;
+
+  __device__ __forceinline__ KRange(const Work& work, int rank)
+      : begin(work.k_end * rank / Config::kSplitK),
+        end(work.k_end * (rank + 1) / Config::kSplitK) {}
+};
+
+// What of global memory is copied: rows of A, and of W the tile rows' codes and scales as rows of
+// words. What lies outside comes as zeros.
+struct Fp4Maps {
+  const TensorMap& a;       // (m, k), boxes BLOCK_N x 64
+  const TensorMap& w;       // (tile rows, words of codes), boxes of 8 rows and two tiles
+  const TensorMap& scales;  // the same of scales
+
+  __device__ __forceinline__ void prefetch() const {
+    prefetch_map(a);
+    prefetch_map(w);
+    prefetch_map(scales);
+  }
+};
+
+// Runs in one thread.
 template <typename Config>
 __device__ __forceinline__ void produce(Fp4WgmmaShared<Config>& shared,
                                         const BlockSchedule<Config>& schedule,
-                                        const TensorMap& map_a, const uint8_t* w,
-                                        const uint8_t* w_scale, int n, int k) {
-  constexpr int kRows = Config::kTileRowsOfW;
-  const int lane = lane_index(), row = lane % kRows;
-  const bool is_codes = lane < kRows, is_scales = !is_codes && lane < 2 * kRows;
-  const int k_tiles = ceil_div(k, kTileCols), num_rows = ceil_div(n, kTileRows);
-  const int tile_bytes = is_codes ? kTileCodes : Config::kScaleBytes;
+                                        const Fp4Maps& maps) {
+  constexpr int kTiles = Config::kStageTiles, kWord = sizeof(uint32_t);
   RingPosition<Config::kNumStages> position;
   schedule.for_each([&](const Work& work, int first_row, int first_col) {
-    const int tile_row = first_row / kTileRows + row;
-    const int live_rows = min(num_rows - first_row / kTileRows, kRows);
-    const uint8_t* source =
-        (is_codes ? w : w_scale) + static_cast<int64_t>(tile_row) * k_tiles * tile_bytes;
-    for (int block = work.k_begin; block < work.k_end; ++block) {
+    const int tile_row = first_row / kTileRows;
+    const KRange<Config> range(work, schedule.rank);
+    for (int block = range.begin; block < range.end; ++block) {
       Fp4WgmmaStage<Config>& stage = shared.stages[position.stage];
       Barrier& full = shared.full[position.stage];
-      const int tile = block * Config::kStageTiles;
-      const int tiles = min(k_tiles - tile, Config::kStageTiles);
+      const int tile = block * kTiles;
       shared.empty[position.stage].wait(position.parity ^ 1);
-      if (lane == 0) {
-        full.arrive_expect(Config::kStageTiles * Config::kBoxBytes +
-                           live_rows * tiles * (kTileCodes + Config::kScaleBytes));
+      full.arrive_expect(sizeof(stage.a) + sizeof(stage.codes) + sizeof(stage.scales));
+      tensor_load(stage.codes, maps.w, tile * (kTileCodes / kWord), tile_row, full, kDefaultPolicy);
+      tensor_load(stage.scales, maps.scales, tile * (Config::kScaleBytes / kWord), tile_row, full,
+                  kDefaultPolicy);
 #pragma unroll
-        for (int i = 0; i < Config::kStageTiles; ++i) {
-          tensor_load(stage.a[i], map_a, (tile + i) * kTileCols, first_col, full, kDefaultPolicy);
-        }
-      }
-      __syncwarp();
-      if ((is_codes || is_scales) && row < live_rows) {
-        uint8_t* target = is_codes ? stage.codes[row][0] : stage.scales[row][0];
-        bulk_load(target, source + static_cast<int64_t>(tile) * tile_bytes, tiles * tile_bytes,
-                  full, kDefaultPolicy);
+      for (int i = 0; i < kTiles; ++i) {
+        tensor_load(stage.a[i], maps.a, (tile + i) * kTileCols, first_col, full, kDefaultPolicy);
       }
       position.advance();
     }

@@ -21,7 +21,6 @@ from kernelcat.reference._fp4 import block_of
 from kernelcat.reference.nvfp4_quantize import ENTRY
 from kernelcat.spec import Problem
 
-UNVERIFIED = "not yet run on a GPU"
 MAX_GRID = 2**31 - 1
 VECTOR = 8
 NAIVE_THREADS = 128
@@ -138,7 +137,6 @@ VECTORIZED = Implementation(
     estimate=_vectorized_us,
     techniques={"16-byte loads": "LDG*128", "warp shuffle": "SHFL"},
     rank=1,
-    unverified=UNVERIFIED,
 )
 
 IMPLEMENTATIONS = (
@@ -156,7 +154,6 @@ IMPLEMENTATIONS = (
             LAUNCH_US + 8 * copy_us(ENTRY.bytes_moved(problem), gpu)
         ),
         rank=0,
-        unverified=UNVERIFIED,
     ),
     VECTORIZED,
 )

@@ -16,7 +16,6 @@ from kernelcat.model import LAUNCH_US, WAVE_LATENCY_US, copy_us, tiled_gemm_us
 from kernelcat.reference.nvfp4_matmul import ENTRY, FP4, FP8, OUT
 from kernelcat.spec import Problem
 
-UNVERIFIED = "not yet run on a GPU"
 BLOCK_K = 128
 
 
@@ -81,7 +80,6 @@ NAIVE = Implementation(
     program=_naive_program,
     estimate=_naive_estimate,
     rank=0,
-    unverified=UNVERIFIED,
 )
 
 # tiled ------------------------------------------------------------------------------------------
@@ -189,7 +187,6 @@ TILED = Implementation(
     estimate=_tiled_estimate,
     techniques={"cp.async": "LDGSTS", "mma.sync": "HMMA"},
     rank=1,
-    unverified=UNVERIFIED,
 )
 
 # block_scaled -----------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from kernelcat.spec import Problem
 
 KERNEL = "kernelcat.kernels.triton.nvfp4_dequantize.device:dequantize"
 ARCHS = ("sm_80+",)
-UNVERIFIED = "not yet run on a GPU"
 NAIVE_COLS = 128
 SPACE = {"rows": (1, 4, 16), "cols": (128, 256, 512, 1024), "warps": (2, 4, 8)}
 SMALLEST = Config(rows=1, cols=512, warps=2)
@@ -86,7 +85,6 @@ NAIVE = Implementation(
     program=_naive,
     estimate=_estimate,
     rank=0,
-    unverified=UNVERIFIED,
 )
 
 TILED = Implementation(
@@ -102,7 +100,6 @@ TILED = Implementation(
     estimate=_estimate,
     techniques={"16-byte stores": "STG*128"},
     rank=1,
-    unverified=UNVERIFIED,
 )
 
 IMPLEMENTATIONS = (NAIVE, TILED)

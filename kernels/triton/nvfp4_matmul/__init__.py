@@ -14,7 +14,6 @@ from kernelcat.spec import Problem
 
 MODULE = "kernelcat.kernels.triton.nvfp4_matmul."
 KERNELS = MODULE + "device:"
-UNVERIFIED = "not yet run on a GPU"
 
 
 def _is_empty(problem: Problem) -> bool:
@@ -209,7 +208,6 @@ NAIVE = implementation(
     program=_naive,
     estimate=_estimate,
     rank=0,
-    unverified=UNVERIFIED,
 )
 
 TILED = implementation(
@@ -230,7 +228,6 @@ TILED = implementation(
     estimate=_estimate,
     techniques={"cp_async": "LDGSTS"},
     rank=1,
-    unverified=UNVERIFIED,
 )  # fmt: skip
 
 BLOCK_SCALED = implementation(
