@@ -23,6 +23,8 @@ from kernelcat.spec import Problem
 
 MAX_GRID = 2**31 - 1
 VECTOR = 8
+TILE_ROWS = 128
+"""Of swizzled scales."""
 NAIVE_THREADS = 128
 NORM_UNROLL = 8
 """Vectors of a row that a thread of `rms_norm` holds at most."""
@@ -31,20 +33,23 @@ ARRAYS = ("x", "global_scale", "weight", "signs", "seed", "q", "scale")
 SPACE = {"threads": (128, 256, 512), "unroll": (1, 2, 4, 8)}
 
 
-def _constants(problem: Problem, *options: str) -> list[str]:
-    """x's type, the format, the layout, then which ``options`` are on."""
-    flags = [problem["format"] == "nvfp4", problem["scale_layout"] == "swizzled"]
-    flags += [problem[option] for option in options]
+def _is_swizzled(problem: Problem) -> bool:
+    return bool(problem["scale_layout"] == "swizzled")
+
+
+def _constants(problem: Problem, *flags: bool) -> list[str]:
+    """x's type, the format, then ``flags``."""
+    flags = (problem["format"] == "nvfp4", *flags)
     return [f"kernelcat::{problem['dtype']}", *(str(flag).lower() for flag in flags)]
 
 
 def _launch(
-    problem: Problem, kernel: str, constants: list[str], blocks: int, threads: int, last: Param
+    problem: Problem, kernel: str, constants: list[str], blocks: int, threads: int, *last: Param
 ) -> Program:
     name = f"kernelcat::nvfp4_quantize_{kernel}<{', '.join(constants)}>"
     source = CudaSource(f"nvfp4_quantize/{kernel}.cu", name)
     sizes = (Int32(problem["M"]), Int32(problem["K"]))
-    params = (*map(Pointer, ARRAYS), *sizes, last)
+    params = (*map(Pointer, ARRAYS), *sizes, *last)
     return Program((Step(source, (blocks, 1, 1), params, threads),))
 
 
@@ -54,7 +59,7 @@ def _nothing(problem: Problem) -> bool:
 
 def _padding_blocks(problem: Problem, threads: int) -> int:
     """Thread blocks that clear the padding of swizzled scales."""
-    if problem["scale_layout"] != "swizzled":
+    if not _is_swizzled(problem):
         return 0
     m, cols = problem["M"], problem["K"] // block_of(problem.values)
     cells = -m % 128 * (cols + -cols % 4) + m * (-cols % 4)
@@ -64,7 +69,8 @@ def _padding_blocks(problem: Problem, threads: int) -> int:
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if _nothing(problem):
         return Program(())
-    constants = _constants(problem, "rms_norm", "hadamard", "stochastic")
+    options = (problem[option] for option in ("rms_norm", "hadamard", "stochastic"))
+    constants = _constants(problem, _is_swizzled(problem), *options)
     blocks = min(ceil(problem["M"] / (NAIVE_THREADS // 32)), MAX_GRID)
     eps = Float32(problem["eps"])
     return _launch(problem, "naive", constants, blocks, NAIVE_THREADS, eps)
@@ -78,21 +84,25 @@ def _row_unroll(problem: Problem, threads: int) -> int:
 def _main_blocks(problem: Problem, config: Config) -> int:
     if problem["rms_norm"]:
         return int(problem["M"])
+    if _is_swizzled(problem):
+        return ceil(problem["M"] / TILE_ROWS) * ceil(problem["K"] / (VECTOR * 32))
     return ceil(problem["M"] * problem["K"] / (VECTOR * config["threads"] * config["unroll"]))
 
 
 def _vectorized(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if _nothing(problem):
         return Program(())
-    threads, main_blocks = config["threads"], _main_blocks(problem, config)
-    constants = [*_constants(problem, "hadamard", "stochastic"), str(threads)]
-    blocks = main_blocks + _padding_blocks(problem, threads)
+    threads, unroll, blocks = config["threads"], config["unroll"], _main_blocks(problem, config)
+    options = (problem["hadamard"], problem["stochastic"])
     if problem["rms_norm"]:
+        constants = [*_constants(problem, _is_swizzled(problem), *options), f"{threads}"]
         constants.append(str(_row_unroll(problem, threads)))
+        blocks += _padding_blocks(problem, threads)
         eps = Float32(problem["eps"])
         return _launch(problem, "rms_norm", constants, blocks, threads, eps)
-    constants.append(str(config["unroll"]))
-    return _launch(problem, "vectorized", constants, blocks, threads, Int32(main_blocks))
+    kernel = "swizzled" if _is_swizzled(problem) else "vectorized"
+    constants = [*_constants(problem, *options), f"{threads}", f"{unroll}"]
+    return _launch(problem, kernel, constants, blocks, threads)
 
 
 def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -103,6 +113,9 @@ def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None
         if unroll != _row_unroll(problem, threads):
             longest = VECTOR * threads * NORM_UNROLL
             return f"a row of K={problem['K']} is in registers once, and K at most {longest}"
+    elif _is_swizzled(problem):
+        if threads // 32 * unroll > TILE_ROWS:
+            return f"a thread block has {TILE_ROWS} rows"
     elif unroll > 1 and VECTOR * threads * unroll >= 2 * problem["M"] * problem["K"]:
         return f"{unroll} vectors a thread are mostly none"
     return None

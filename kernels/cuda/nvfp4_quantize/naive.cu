@@ -43,15 +43,15 @@ __global__ void __launch_bounds__(128)
   const int num_blocks = k / kSize;
   const Scaling<kNvfp4> scaling(global_scale);
   for (int64_t row = warp; row < m; row += num_warps) {
-    const T* own = x + row * k;
+    const T* from = x + row * k;
     float inverse_rms = 1.0f;
-    if constexpr (kRmsNorm) inverse_rms = inverse_root(squares_sum(own, k), k, eps);
+    if constexpr (kRmsNorm) inverse_rms = inverse_root(squares_sum(from, k), k, eps);
     for (int block = lane_index(); block < num_blocks; block += kWarpThreads) {
       float h[kSize];
       float amax = 0.0f;
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
-        h[i] = to_float(own[block * kSize + i]);
+        h[i] = to_float(from[block * kSize + i]);
         if constexpr (kRmsNorm) {
           const float factor = to_float(weight[block * kSize + i]);
           h[i] = __fmul_rn(__fmul_rn(h[i], inverse_rms), factor);
@@ -75,14 +75,14 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
       for (int part = 0; part < kSize / kVector; ++part) {
         const int64_t place = (row * num_blocks + block) * (kSize / kVector) + part;
-        float y[kVector];
+        float own[kVector];
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) y[i] = __fmul_rn(h[part * kVector + i], found.inverse);
+        for (int i = 0; i < kVector; ++i) own[i] = h[part * kVector + i];
         uint32_t codes;
         if constexpr (kStochastic) {
-          codes = random_codes(y, philox(seed[0], seed[1], place));
+          codes = random_codes(own, found.inverse, philox(seed[0], seed[1], place));
         } else {
-          codes = nearest_codes(y);
+          codes = nearest_codes<kNvfp4>(own, found.inverse, amax);
         }
         q[place] = is_nan ? 0 : codes;
       }

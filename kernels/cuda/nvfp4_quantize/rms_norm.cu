@@ -33,6 +33,7 @@ __global__ void __launch_bounds__(kThreads)
     nvfp4_quantize_rms_norm(const T* x, const float* global_scale, const T* weight,
                             const float* signs, const uint32_t* seed, uint32_t* q, uint8_t* scale,
                             int m, int k, float eps) {
+  constexpr int kLanes = kScaleLanes<kNvfp4>;
   const Arrays<T> arrays = {x, global_scale, weight, signs, seed, q, scale};
   const int num_blocks = k / kFp4Block<kNvfp4>, row_vectors = k / kVector;
   if constexpr (kSwizzled) {
@@ -74,8 +75,12 @@ __global__ void __launch_bounds__(kThreads)
     for (int j = 0; j < kVector; ++j) {
       h[j] = __fmul_rn(__fmul_rn(h[j], inverse_rms), weight[j]);
     }
-    const Place place = {first + col, row, col, inside};
-    write_codes<kNvfp4, kSwizzled, kRotated, kStochastic>(arrays, scaling, h, place, num_blocks);
+    const Coded found = coded<kNvfp4, kRotated, kStochastic>(arrays, scaling, h, first + col);
+    if (!inside) continue;
+    __stcs(q + first + col, found.codes);
+    if (lane_index() % kLanes == 0) {
+      scale[scale_place<kSwizzled>(row, col / kLanes, num_blocks)] = found.scale;
+    }
   }
 }
 

@@ -5,6 +5,9 @@
 
 namespace kernelcat {
 
+template <bool kNvfp4>
+constexpr int kScaleLanes = kFp4Block<kNvfp4> / kVector;  // that share a scale
+
 // Both elements of a word; one instruction each.
 template <typename T>
 __device__ __forceinline__ float2 widen_pair(uint32_t pair);
@@ -46,44 +49,32 @@ __device__ __forceinline__ void rotate(float (&h)[kVector], const float* signs) 
   }
 }
 
-// Where a vector goes: `index` counts vectors of the whole matrix.
-struct Place {
-  int64_t index, row;
-  int col;  // in vectors
-  bool inside;
+// A vector's codes, and its block's scale.
+struct Coded {
+  uint32_t codes, scale;
 };
 
-// Quantizes one vector a lane; all lanes of a warp must call it together.
-template <bool kNvfp4, bool kSwizzled, bool kRotated, bool kStochastic, typename T>
-__device__ __forceinline__ void write_codes(const Arrays<T>& arrays, const Scaling<kNvfp4>& scaling,
-                                            float (&h)[kVector], const Place& place,
-                                            int num_blocks) {
-  constexpr int kLanes = kFp4Block<kNvfp4> / kVector;  // that share a scale
+// Of vector `index` of the whole matrix, one a lane; all lanes of a warp must call it together.
+template <bool kNvfp4, bool kRotated, bool kStochastic, typename T>
+__device__ __forceinline__ Coded coded(const Arrays<T>& arrays, const Scaling<kNvfp4>& scaling,
+                                       float (&h)[kVector], int64_t index) {
   if constexpr (kRotated) rotate(h, arrays.signs);
   float amax = 0.0f;
 #pragma unroll
   for (int i = 0; i < kVector; ++i) amax = larger_magnitude(amax, h[i]);
 #pragma unroll
-  for (int mask = 1; mask < kLanes; mask *= 2) {
+  for (int mask = 1; mask < kScaleLanes<kNvfp4>; mask *= 2) {
     amax = larger_magnitude(amax, __shfl_xor_sync(0xffffffff, amax, mask));
   }
   const bool is_nan = amax != amax;
   const BlockScale found = scaling.of(is_nan ? 0.0f : amax);
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) h[i] = __fmul_rn(h[i], found.inverse);
   uint32_t codes;
   if constexpr (kStochastic) {
-    codes = random_codes(h, philox(arrays.seed[0], arrays.seed[1], place.index));
+    codes = random_codes(h, found.inverse, philox(arrays.seed[0], arrays.seed[1], index));
   } else {
-    codes = nearest_codes(h);
+    codes = nearest_codes<kNvfp4>(h, found.inverse, amax);
   }
-  if (!place.inside) return;
-  __stcs(arrays.q + place.index, is_nan ? 0 : codes);
-  if (lane_index() % kLanes == 0) {
-    const int64_t at = kSwizzled ? scale_place<true>(place.row, place.col / kLanes, num_blocks)
-                                 : place.index / kLanes;
-    arrays.scale[at] = is_nan ? scaling.kNan : found.code;
-  }
+  return {is_nan ? 0 : codes, is_nan ? scaling.kNan : found.code};
 }
 
 }  // namespace kernelcat

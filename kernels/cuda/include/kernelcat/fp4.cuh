@@ -70,35 +70,56 @@ __device__ __forceinline__ float larger_magnitude(float a, float b) {
   return result;
 }
 
-// Eight codes in a word, to nearest, ties to even, saturating. Of NaN any.
-__device__ __forceinline__ uint32_t nearest_codes(const float (&y)[8]) {
-  uint32_t codes = 0, signs = 0;
+// Of a code's place, 4 i + 3, the sign of value i.
+__device__ __forceinline__ uint32_t code_signs(const float (&h)[8]) {
+  const auto high_bytes = [&](int first) {  // of every second value
+    const auto word = [&](int i) { return __float_as_uint(h[first + i]); };
+    return __byte_perm(__byte_perm(word(0), word(2), 0x73), __byte_perm(word(4), word(6), 0x73),
+                       0x5410);
+  };
+  return (high_bytes(1) & 0x80808080) | (high_bytes(0) >> 4 & 0x08080808);
+}
+
+// Eight codes in a word, of h times `inverse`, to nearest, ties to even, saturating. `amax` is the
+// largest magnitude of the block; if it is NaN, or a product is, codes are any.
+template <bool kNvfp4>
+__device__ __forceinline__ uint32_t nearest_codes(const float (&h)[8], float inverse, float amax) {
+  float size[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float size = fminf(fabsf(y[i]), kE2m1Max);
-    // 1, 2 or 4; adding it 2^22 times leaves the step of codes there: 0.5, 1 or 2. What is in the
-    // last bits of the sum is a multiple of that step.
-    const uint32_t power = __float_as_uint(fmaxf(size, 1.0f)) & kInfinityBits;
-    const float sum = fmaf(__uint_as_float(power), 0x1p22f, size);
-    codes += (__float_as_uint(sum) + (power >> 22) - power) << 4 * i;
-    signs |= __float_as_uint(y[i]) >> (28 - 4 * i) & 8u << 4 * i;
+  for (int i = 0; i < 8; ++i) size[i] = __fmul_rn(fabsf(h[i]), inverse);
+  // From 7 on; of NVFP4 only in blocks whose scale saturates.
+  if (!kNvfp4 || !(__fmul_rn(amax, inverse) < 7.0f)) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) size[i] = fminf(size[i], kE2m1Max);
   }
-  constexpr uint32_t kAhead = (22u << 23) + 254;  // of each code
-  return (codes - kAhead * 0x11111111u) | signs;
+  // Codes are whole at 2 x, x + 2 and x / 2 + 4, of which the least is the right one and exact up
+  // to one rounding: the sum with 2^23, whose last bits are the code.
+  constexpr float kWhole = 0x1p23f;
+  uint32_t codes = 0;
+#pragma unroll
+  for (int i = 7; i >= 0; --i) {
+    const float least = fminf(fminf(fmaf(size[i], 2.0f, kWhole), __fadd_rn(size[i], kWhole + 2)),
+                              fmaf(size[i], 0.5f, kWhole + 4));
+    codes = codes * 16 + __float_as_uint(least);
+  }
+  constexpr uint32_t kAhead = 0x4b000000u * 0x11u;  // 2^23, of the first two
+  return (codes - kAhead) | code_signs(h);
 }
 
 // The same with chance: 16 random bits an element, a pair of elements in a word, the first low.
-__device__ __forceinline__ uint32_t random_codes(const float (&y)[8], const uint4& random) {
+__device__ __forceinline__ uint32_t random_codes(float (&h)[8], float inverse,
+                                                 const uint4& random) {
   const uint32_t words[4] = {random.x, random.y, random.z, random.w};
   uint32_t codes = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const float size = fminf(fabsf(y[i]), kE2m1Max);
+    h[i] = __fmul_rn(h[i], inverse);
+    const float size = fminf(fabsf(h[i]), kE2m1Max);
     const bool small = size < 1.0f;
     const uint32_t bits = __float_as_uint(small ? __fadd_rn(size, 1.0f) : size);
     const uint32_t chance = i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff;
     const uint32_t code = ((bits + (chance << 6)) >> 22) - (small ? 254 : 252);
-    codes |= (code | (__float_as_uint(y[i]) >> 28 & 8)) << 4 * i;
+    codes |= (code | (__float_as_uint(h[i]) >> 28 & 8)) << 4 * i;
   }
   return codes;
 }
