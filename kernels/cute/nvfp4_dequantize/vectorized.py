@@ -10,6 +10,7 @@ from kernelcat.kernels.cute.nvfp4_quantize.fp4 import (
     CODES,
     block_size,
     code_value,
+    scale_layout,
     scale_place,
     scale_value,
 )
@@ -36,8 +37,7 @@ class Vectorized:
     ):
         words = Int64(m) * (k // CODES)
         mQ = cute.make_tensor(q, cute.make_layout(words))
-        bytes_ = cute.ceil_div(Int64(m), 128) * 128 * (k // CODES + 128)
-        mS = cute.make_tensor(scale, cute.make_layout(bytes_))
+        mS = cute.make_tensor(scale, scale_layout(m, k))
         mG = cute.make_tensor(global_scale, cute.make_layout(1))
         mX = cute.make_tensor(x, cute.make_layout((CODES, words), stride=(1, CODES)))
         ctas = Int32(cute.ceil_div(words, self.threads * self.unroll))

@@ -33,6 +33,12 @@ def scale_place(row: Int64, col: Int32, num_cols: Int32, swizzled: cutlass.Const
 
 
 @cute.jit
+def scale_layout(m: Int32, k: Int32):
+    """Bytes of scales, of either order: more than there may be of the swizzled one's padding."""
+    return cute.make_layout(cute.ceil_div(Int64(m), 128) * 128 * (k // CODES + 128))
+
+
+@cute.jit
 def reciprocal(x: Float32):
     """1 / x, correctly rounded."""
     return cute.arch.inline_ptx(

@@ -13,6 +13,7 @@ from kernelcat.kernels.cute.nvfp4_quantize.fp4 import (
     larger,
     nearest_codes,
     random_codes,
+    scale_layout,
     scale_of,
     scale_place,
 )
@@ -59,8 +60,7 @@ class Naive:
         mX = cute.make_tensor(x, cute.make_layout((m, k), stride=(Int64(k), 1)))
         mW = cute.make_tensor(weight, cute.make_layout(k))
         mQ = cute.make_tensor(q, cute.make_layout(Int64(m) * (k // CODES)))
-        bytes_ = cute.ceil_div(Int64(m), 128) * 128 * (k // CODES + 128)
-        mS = cute.make_tensor(scale, cute.make_layout(bytes_))
+        mS = cute.make_tensor(scale, scale_layout(m, k))
         mG = cute.make_tensor(global_scale, cute.make_layout(1))
         mSigns = cute.make_tensor(signs, cute.make_layout(HADAMARD))
         mSeed = cute.make_tensor(seed, cute.make_layout(2))

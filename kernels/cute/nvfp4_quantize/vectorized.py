@@ -14,6 +14,7 @@ from kernelcat.kernels.cute.nvfp4_quantize.fp4 import (
     larger,
     nearest_codes,
     random_codes,
+    scale_layout,
     scale_of,
     scale_place,
 )
@@ -65,8 +66,7 @@ class Vectorized:
         mX = cute.make_tensor(x, by_vectors)
         mW = cute.make_tensor(weight, cute.make_layout((CODES, row_vectors), stride=(1, CODES)))
         mQ = cute.make_tensor(q, cute.make_layout(vectors))
-        bytes_ = cute.ceil_div(Int64(m), 128) * 128 * (row_vectors + 128)
-        mS = cute.make_tensor(scale, cute.make_layout(bytes_))
+        mS = cute.make_tensor(scale, scale_layout(m, k))
         mG = cute.make_tensor(global_scale, cute.make_layout(1))
         mSigns = cute.make_tensor(signs, cute.make_layout(16))
         mSeed = cute.make_tensor(seed, cute.make_layout(2))

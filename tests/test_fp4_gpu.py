@@ -1,0 +1,60 @@
+"""Quantizers run at the bandwidth of a copy of as many bytes, raced beside it with L2 cold."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+
+from kernelcat import catalog, check, telemetry
+from kernelcat.bench import STATES, CudaTimer, Lane, copies_needed, race
+from kernelcat.device import CudaDevice
+from kernelcat.gpu import GB
+from kernelcat.spec import Problem
+
+pytestmark = pytest.mark.gpu
+
+SHARE = 0.85
+LARGE = [
+    ("nvfp4_quantize", "8192x8192-nvfp4"),
+    ("nvfp4_quantize", "8192x8192-mxfp4"),
+    ("nvfp4_quantize", "8192x8192-nvfp4-swizzled"),
+    ("nvfp4_dequantize", "7168x18432-nvfp4"),
+    ("nvfp4_dequantize", "7168x18432-mxfp4"),
+    ("nvfp4_dequantize", "7168x18432-nvfp4-swizzled"),
+]
+
+
+def lanes_of(name: str, problem: Problem, device: CudaDevice, timer: CudaTimer) -> dict[str, Lane]:
+    """Every configuration of `vectorized`, over rotating copies of the arrays."""
+    entry = catalog.entry(name)
+    implementation = catalog.implementation(name, "cuda", "vectorized")
+    moved = entry.bytes_moved(problem)
+    copies = copies_needed(moved, moved, device.gpu.l2_bytes, 20 * GB)
+    sets = check.allocate(entry, problem, device, 0, copies)
+    lanes = {}
+    for config in implementation.configs(problem, device.gpu):
+        bind = device.load(implementation, problem, config)
+        timed = timer.prepare([bind(arrays) for arrays in sets], "graph")
+        lanes[f"{name} {config}"] = Lane(timed)
+    return lanes
+
+
+@pytest.mark.parametrize(("name", "problem_name"), LARGE)
+def test_a_quantizer_runs_at_the_bandwidth_of_a_copy(name: str, problem_name: str) -> None:
+    device = CudaDevice(0)
+    timer, entry = CudaTimer(device), catalog.entry(name)
+    problem = entry.named(problem_name)
+    cols = entry.bytes_moved(problem) // 4  # of 16 bits, read and written
+    copy = Problem.of(
+        "tma_copy", rows=1, cols=cols, src_stride=cols, dst_stride=cols, dtype="bfloat16"
+    )
+    lanes = lanes_of("tma_copy", copy, device, timer) | lanes_of(name, problem, device, timer)
+    race(lanes, telemetry.Silent(), STATES["burst"], blocks=8)
+    times = {key: median(lane.samples) for key, lane in lanes.items()}
+    best = {
+        entry: min((time, key) for key, time in times.items() if key.startswith(f"{entry} "))
+        for entry in ("tma_copy", name)
+    }
+    print(problem_name, *best.values())
+    assert best["tma_copy"][0] / best[name][0] >= SHARE
