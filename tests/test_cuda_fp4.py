@@ -15,10 +15,10 @@ ALL = {"rms_norm": True, "hadamard": True, "stochastic": True, "scale_layout": "
 WEIGHTS = catalog.entry("nvfp4_dequantize").named("7168x18432-nvfp4-swizzled")
 CORNERS = [
     ("naive", rows(64, 4096, "mxfp4", **ALL), Config()),
-    ("vectorized", rows(4096, 4096), Config(threads=512, unroll=8)),
+    ("vectorized", rows(4096, 4096), Config(threads=512, unroll=4)),
     ("vectorized", rows(4096, 4096, "mxfp4", **ALL | {"rms_norm": False}),
-     Config(threads=128, unroll=8)),
-    ("vectorized", rows(64, 32768, **ALL), Config(threads=512, unroll=8)),
+     Config(threads=128, unroll=4)),
+    ("vectorized", rows(64, 32768, **ALL), Config(threads=512, unroll=4)),
     ("naive", WEIGHTS, Config()),
     ("vectorized", WEIGHTS, Config(unroll=8)),
 ]  # fmt: skip

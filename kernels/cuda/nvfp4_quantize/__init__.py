@@ -22,15 +22,15 @@ from kernelcat.reference.nvfp4_quantize import ENTRY
 from kernelcat.spec import Problem
 
 MAX_GRID = 2**31 - 1
-VECTOR = 8
-TILE_ROWS = 128
-"""Of swizzled scales."""
+VECTOR = 16
+TILE_ROWS, PART_ROWS = 128, 32
+"""Of swizzled scales: of a tile, and of one in a thread block."""
 NAIVE_THREADS = 128
-NORM_UNROLL = 8
+NORM_UNROLL = 4
 """Vectors of a row that a thread of `rms_norm` holds at most."""
 
 ARRAYS = ("x", "global_scale", "weight", "signs", "seed", "q", "scale")
-SPACE = {"threads": (128, 256, 512), "unroll": (1, 2, 4, 8)}
+SPACE = {"threads": (128, 256, 512), "unroll": (1, 2, 4)}
 
 
 def _is_swizzled(problem: Problem) -> bool:
@@ -85,7 +85,8 @@ def _main_blocks(problem: Problem, config: Config) -> int:
     if problem["rms_norm"]:
         return int(problem["M"])
     if _is_swizzled(problem):
-        return ceil(problem["M"] / TILE_ROWS) * ceil(problem["K"] / (VECTOR * 32))
+        parts = ceil(problem["M"] / TILE_ROWS) * (TILE_ROWS // PART_ROWS)
+        return parts * ceil(problem["K"] / (VECTOR * 32))
     return ceil(problem["M"] * problem["K"] / (VECTOR * config["threads"] * config["unroll"]))
 
 
@@ -114,8 +115,8 @@ def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None
             longest = VECTOR * threads * NORM_UNROLL
             return f"a row of K={problem['K']} is in registers once, and K at most {longest}"
     elif _is_swizzled(problem):
-        if threads // 32 * unroll > TILE_ROWS:
-            return f"a thread block has {TILE_ROWS} rows"
+        if threads // 32 * unroll > PART_ROWS:
+            return f"a thread block has {PART_ROWS} rows"
     elif unroll > 1 and VECTOR * threads * unroll >= 2 * problem["M"] * problem["K"]:
         return f"{unroll} vectors a thread are mostly none"
     return None
@@ -123,8 +124,8 @@ def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None
 
 def _vectorized_us(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Bandwidth grows with the bytes in flight, which many blocks give as well as large ones."""
-    blocks, held = _main_blocks(problem, config), config["threads"] * config["unroll"] / 256
-    in_flight = min(blocks / gpu.sms * held, 2048 / 256 * config["unroll"])
+    blocks, held = _main_blocks(problem, config), config["threads"] * config["unroll"] / 128
+    in_flight = min(blocks / gpu.sms * held, 2048 / 128 * config["unroll"])
     slow = 0.6 if problem["stochastic"] else 1.0
     return copy_us(
         ENTRY.bytes_moved(problem), gpu, 0.9 * slow * min(1.0, 0.4 + in_flight / 24)

@@ -73,11 +73,11 @@ __global__ void __launch_bounds__(128)
       const BlockScale found = scaling.of(is_nan ? 0.0f : amax);
       scale[scale_place<kSwizzled>(row, block, num_blocks)] = is_nan ? scaling.kNan : found.code;
 #pragma unroll
-      for (int part = 0; part < kSize / kVector; ++part) {
-        const int64_t place = (row * num_blocks + block) * (kSize / kVector) + part;
-        float own[kVector];
+      for (int part = 0; part < kSize / kWord; ++part) {
+        const int64_t place = (row * num_blocks + block) * (kSize / kWord) + part;
+        float own[kWord];
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) own[i] = h[part * kVector + i];
+        for (int i = 0; i < kWord; ++i) own[i] = h[part * kWord + i];
         uint32_t codes;
         if constexpr (kStochastic) {
           codes = random_codes(own, found.inverse, philox(seed[0], seed[1], place));

@@ -6,7 +6,7 @@
 
 namespace kernelcat {
 
-constexpr int kVector = 8;     // elements of 16 bits in 16 bytes; of a thread's word of codes
+constexpr int kWord = 8;       // codes in a word
 constexpr int kHadamard = 16;  // elements of one transform
 
 template <typename T>
@@ -16,8 +16,6 @@ struct Arrays {
   const T* weight;            // (k,), of RMSNorm
   const float* signs;         // (16,), of the transform
   const uint32_t* seed;       // (2,), of random rounding
-  uint32_t* q;                // (m, k / 8) words of eight codes
-  uint8_t* scale;             // (m, k / 16 or 32), or padded to multiples of (128, 4)
 };
 
 // Philox-4x32-10 (Salmon et al., SC 2011): random bits of a counter of two words.

@@ -29,51 +29,54 @@ __device__ __forceinline__ float row_sum(const float (&partial)[kUnroll]) {
 // have a row each, those after them clear swizzled scales' padding.
 template <typename T, bool kNvfp4, bool kSwizzled, bool kRotated, bool kStochastic, int kThreads,
           int kUnroll>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     nvfp4_quantize_rms_norm(const T* x, const float* global_scale, const T* weight,
-                            const float* signs, const uint32_t* seed, uint32_t* q, uint8_t* scale,
+                            const float* signs, const uint32_t* seed, uint2* q, uint8_t* scale,
                             int m, int k, float eps) {
   constexpr int kLanes = kScaleLanes<kNvfp4>;
-  const Arrays<T> arrays = {x, global_scale, weight, signs, seed, q, scale};
+  const Arrays<T> arrays = {x, global_scale, weight, signs, seed};
   const int num_blocks = k / kFp4Block<kNvfp4>, row_vectors = k / kVector;
   if constexpr (kSwizzled) {
     if (blockIdx.x >= m) {
       const int64_t stride = static_cast<int64_t>(gridDim.x - m) * kThreads;
       const int64_t index = static_cast<int64_t>(blockIdx.x - m) * kThreads + threadIdx.x;
-      return clear_padding(arrays.scale, m, num_blocks, index, stride);
+      return clear_padding(scale, m, num_blocks, index, stride);
     }
   }
   const int64_t row = blockIdx.x, first = row * row_vectors;
-  const uint4* own = reinterpret_cast<const uint4*>(x) + first;
-  uint4 vectors[kUnroll] = {};
+  Vector vectors[kUnroll] = {};
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
     const int col = threadIdx.x + i * kThreads;
-    if (col < row_vectors) vectors[i] = __ldcs(own + col);
+    if (col < row_vectors) vectors[i] = Vector::load_once(x, first + col);
   }
   float partial[kUnroll];
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
+    Values h;
+    widen<T>(vectors[i], h);
     float squares[kVector];
-    widen<T>(vectors[i], squares);
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) squares[j] = __fmul_rn(squares[j], squares[j]);
+    for (int j = 0; j < kVector; ++j) {
+      const float value = h[j / kWord][j % kWord];
+      squares[j] = __fmul_rn(value, value);
+    }
     partial[i] = neighbours_sum(squares);
   }
   const float inverse_rms = inverse_root(row_sum<kThreads>(partial), k, eps);
 
-  const Scaling<kNvfp4> scaling(arrays.global_scale);
-  const uint4* weights = reinterpret_cast<const uint4*>(weight);
+  const Scaling<kNvfp4> scaling(global_scale);
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
     const int col = threadIdx.x + i * kThreads;
     const bool inside = col < row_vectors;
-    float h[kVector], weight[kVector];
+    Values h, factors;
     widen<T>(vectors[i], h);
-    widen<T>(inside ? weights[col] : uint4{}, weight);
+    widen<T>(inside ? Vector::load(weight, col) : Vector{}, factors);
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      h[j] = __fmul_rn(__fmul_rn(h[j], inverse_rms), weight[j]);
+      float& value = h[j / kWord][j % kWord];
+      value = __fmul_rn(__fmul_rn(value, inverse_rms), factors[j / kWord][j % kWord]);
     }
     const Coded found = coded<kNvfp4, kRotated, kStochastic>(arrays, scaling, h, first + col);
     if (!inside) continue;

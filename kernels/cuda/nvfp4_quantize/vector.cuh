@@ -1,12 +1,36 @@
-// Eight neighbours of a row in a thread, from 16 bits to codes; neighbouring threads share a block.
+// Sixteen neighbours of a row in a thread, from 16 bits to codes: a block of NVFP4, half of
+// MXFP4's.
 #pragma once
 
 #include "options.cuh"
 
 namespace kernelcat {
 
+constexpr int kVector = 2 * kWord;
+
 template <bool kNvfp4>
 constexpr int kScaleLanes = kFp4Block<kNvfp4> / kVector;  // that share a scale
+
+// Elements as they are stored: 32 bytes.
+struct Vector {
+  uint4 halves[2];
+
+  // Vector `index` of `all`, which others read too.
+  template <typename T>
+  static __device__ __forceinline__ Vector load(const T* all, int64_t index) {
+    const uint4* first = reinterpret_cast<const uint4*>(all) + 2 * index;
+    return {first[0], first[1]};
+  }
+
+  // The same of what nobody else reads.
+  template <typename T>
+  static __device__ __forceinline__ Vector load_once(const T* all, int64_t index) {
+    const uint4* first = reinterpret_cast<const uint4*>(all) + 2 * index;
+    return {__ldcs(first), __ldcs(first + 1)};
+  }
+};
+
+using Values = float[2][kWord];
 
 // Both elements of a word; one instruction each.
 template <typename T>
@@ -21,60 +45,77 @@ __device__ __forceinline__ float2 widen_pair<float16>(uint32_t pair) {
 }
 
 template <typename T>
-__device__ __forceinline__ void widen(const uint4& vector, float (&h)[kVector]) {
-  const uint32_t pairs[kVector / 2] = {vector.x, vector.y, vector.z, vector.w};
+__device__ __forceinline__ void widen(const Vector& vector, Values& h) {
 #pragma unroll
-  for (int i = 0; i < kVector / 2; ++i) {
-    const float2 both = widen_pair<T>(pairs[i]);
-    h[2 * i] = both.x;
-    h[2 * i + 1] = both.y;
+  for (int half = 0; half < 2; ++half) {
+    const uint4& four = vector.halves[half];
+    const uint32_t pairs[kWord / 2] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int i = 0; i < kWord / 2; ++i) {
+      const float2 both = widen_pair<T>(pairs[i]);
+      h[half][2 * i] = both.x;
+      h[half][2 * i + 1] = both.y;
+    }
   }
 }
 
-// The transform of the 16 elements that a lane and its neighbour have.
-__device__ __forceinline__ void rotate(float (&h)[kVector], const float* signs) {
-  const bool is_second = lane_index() % 2;
-  const float4* own = reinterpret_cast<const float4*>(signs) + 2 * is_second;
-  const float4 low = own[0], high = own[1];
-  const float sign[kVector] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+// The transform, whose last round is between the halves.
+__device__ __forceinline__ void rotate(Values& h, const float* signs) {
+  const float4* fours = reinterpret_cast<const float4*>(signs);
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) h[i] *= sign[i];
-  butterflies<1>(h);
-  butterflies<2>(h);
-  butterflies<4>(h);
+  for (int half = 0; half < 2; ++half) {
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) {
-    const float other = __shfl_xor_sync(0xffffffff, h[i], 1);
-    h[i] = 0.25f * (is_second ? __fsub_rn(other, h[i]) : __fadd_rn(h[i], other));
+    for (int i = 0; i < kWord; i += 4) {
+      const float4 four = fours[(half * kWord + i) / 4];
+      h[half][i] *= four.x;
+      h[half][i + 1] *= four.y;
+      h[half][i + 2] *= four.z;
+      h[half][i + 3] *= four.w;
+    }
+    butterflies<1>(h[half]);
+    butterflies<2>(h[half]);
+    butterflies<4>(h[half]);
+  }
+#pragma unroll
+  for (int i = 0; i < kWord; ++i) {
+    const float first = h[0][i], second = h[1][i];
+    h[0][i] = 0.25f * __fadd_rn(first, second);
+    h[1][i] = 0.25f * __fsub_rn(first, second);
   }
 }
 
 // A vector's codes, and its block's scale.
 struct Coded {
-  uint32_t codes, scale;
+  uint2 codes;
+  uint32_t scale;
 };
 
 // Of vector `index` of the whole matrix, one a lane; all lanes of a warp must call it together.
 template <bool kNvfp4, bool kRotated, bool kStochastic, typename T>
 __device__ __forceinline__ Coded coded(const Arrays<T>& arrays, const Scaling<kNvfp4>& scaling,
-                                       float (&h)[kVector], int64_t index) {
+                                       Values& h, int64_t index) {
   if constexpr (kRotated) rotate(h, arrays.signs);
   float amax = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) amax = larger_magnitude(amax, h[i]);
+  for (int i = 0; i < kVector; ++i) amax = larger_magnitude(amax, h[i / kWord][i % kWord]);
 #pragma unroll
   for (int mask = 1; mask < kScaleLanes<kNvfp4>; mask *= 2) {
     amax = larger_magnitude(amax, __shfl_xor_sync(0xffffffff, amax, mask));
   }
   const bool is_nan = amax != amax;
   const BlockScale found = scaling.of(is_nan ? 0.0f : amax);
-  uint32_t codes;
-  if constexpr (kStochastic) {
-    codes = random_codes(h, found.inverse, philox(arrays.seed[0], arrays.seed[1], index));
-  } else {
-    codes = nearest_codes<kNvfp4>(h, found.inverse, amax);
+  uint32_t codes[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if constexpr (kStochastic) {
+      const uint4 random = philox(arrays.seed[0], arrays.seed[1], 2 * index + half);
+      codes[half] = random_codes(h[half], found.inverse, random);
+    } else {
+      codes[half] = nearest_codes<kNvfp4>(h[half], found.inverse, amax);
+    }
+    if (is_nan) codes[half] = 0;
   }
-  return {is_nan ? 0 : codes, is_nan ? scaling.kNan : found.code};
+  return {{codes[0], codes[1]}, is_nan ? scaling.kNan : found.code};
 }
 
 }  // namespace kernelcat
