@@ -48,9 +48,11 @@ INTERPRET = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from dataclasses import replace
+import numpy as np
 from kernelcat import catalog, check, gpu
 from kernelcat.device import Interpreter
 from kernelcat.implementation import Config
+from kernelcat.jit.interpreter import interpret
 
 device = Interpreter()
 device.gpu = replace(device.gpu, sms=4)  # few persistent programs, so that each has several tiles
@@ -66,21 +68,26 @@ def judge(entry, variant, config, axes):
     return reason, verdict.passed, verdict.detail
 
 
-print(json.dumps({name: judge(*case) for name, case in json.load(sys.stdin).items()}))
+exec(sys.argv[2])
+told = {}
+for name, (entry, variant, config, axes, *function) in json.load(sys.stdin).items():
+    told[name] = globals()[function[0] if function else "judge"](entry, variant, config, axes)
+print(json.dumps(told))
 """
 
 
 @pytest.fixture(scope="session")
-def interpreted() -> Callable[[Mapping[str, tuple]], dict[str, list]]:
+def interpreted() -> Callable[..., dict[str, list]]:
     """Runs cases (entry, variant, configuration or {}, axes) in Triton's interpreter.
 
     What comes back is, by name: why the configuration is rejected, whether the result was right,
-    and what was wrong. All cases share a process, since importing torch takes longer than any.
+    and what was wrong; or of a case that ends in the name of a function which ``source`` defines,
+    what that returns. All cases share a process, since importing torch takes longer than any.
     """
 
-    def run(cases: Mapping[str, tuple]) -> dict[str, list]:
+    def run(cases: Mapping[str, tuple], source: str = "") -> dict[str, list]:
         done = subprocess.run(
-            [sys.executable, "-c", INTERPRET, json.dumps(sys.path)],
+            [sys.executable, "-c", INTERPRET, json.dumps(sys.path), source],
             input=json.dumps(cases),
             capture_output=True,
             text=True,

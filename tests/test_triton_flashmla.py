@@ -5,11 +5,6 @@ Random problems are tests/test_interpreter.py's, machine code tests/test_compile
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 pytest.importorskip("triton")
@@ -45,28 +40,7 @@ CASES = {
     "fewer tiles than programs": attention("split", 1, 1, 8, 64, merge="last", **SPLIT),
 }
 
-RUN = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from dataclasses import replace
-import numpy as np
-from kernelcat import catalog, check
-from kernelcat.device import Interpreter
-from kernelcat.implementation import Config
-from kernelcat.jit.interpreter import interpret
-
-device = Interpreter()
-device.gpu = replace(device.gpu, sms=3)  # few persistent programs, so that each has several tiles
-
-
-def judge(name, variant, config, axes):
-    entry, implementation = catalog.entry(name), catalog.implementation(name, "triton", variant)
-    problem = entry.problem(**axes)
-    verdict = check.check(implementation, problem, Config(config), device, seeds=(0,))
-    reason = implementation.why_not(Config(config), problem, device.gpu)
-    return reason, verdict.passed, verdict.detail
-
-
+REPLAYED = """
 def replayed(name, variant, config, axes):
     # The same launches on the same workspaces with shorter sequences, then with those before.
     entry, implementation = catalog.entry(name), catalog.implementation(name, "triton", variant)
@@ -86,42 +60,26 @@ def replayed(name, variant, config, axes):
         told.append(bool(np.allclose(out, expected["out"], 2.01 / 128, 8e-4))
                     and bool(np.allclose(arrays["lse"], expected["lse"], 1e-5, 2e-4)))
     return told, int(spaces.get("arrivals", np.zeros(1)).sum())
-
-
-cases = json.load(sys.stdin)
-told = {name: judge(*case) for name, case in cases.items()}
-again = {name: replayed(*case) for name, case in cases.items() if "pieces merged" in name}
-print(json.dumps([told, again]))
 """
+MERGES = {f"merged by {way}, again": (*CASES[f"pieces merged by {name}"], "replayed")
+          for way, name in (("last", "the last"), ("launch", "a launch"))}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def interpreted() -> tuple[dict[str, list], dict[str, list]]:
-    """All cases in one process, since importing torch takes longer than any of them."""
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(sys.path)],
-        input=json.dumps(CASES),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    verdicts, again = json.loads(done.stdout)
-    return verdicts, again
+def results(interpreted) -> dict[str, list]:
+    return interpreted(CASES | MERGES, REPLAYED)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_kernel_is_right_at_its_edges(interpreted, name: str) -> None:
-    reason, passed, detail = interpreted[0][name]
+def test_a_kernel_is_right_at_its_edges(results, name: str) -> None:
+    reason, passed, detail = results[name]
     assert reason is None
     assert passed, detail
 
 
-@pytest.mark.parametrize("merge", ["last", "launch"])
-def test_a_replayed_launch_follows_the_lengths(interpreted, merge: str) -> None:
-    (name,) = (name for name in interpreted[1] if name.endswith(merge))
-    assert interpreted[1][name] == [[True, True, True], 0]
+@pytest.mark.parametrize("name", MERGES)
+def test_a_replayed_launch_follows_the_lengths(results, name: str) -> None:
+    assert results[name] == [[True, True, True], 0]
 
 
 def test_nothing_to_do_is_no_step() -> None:

@@ -5,10 +5,6 @@ Random problems are tests/test_interpreter.py's, machine code tests/test_compile
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -124,28 +120,7 @@ CASES = {
     "cache, naive, halves of no vectors": write("naive", 5, 3, 2, 1, 64, rotary_dim=22),
 }  # fmt: skip
 
-RUN = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from dataclasses import replace
-import numpy as np
-from kernelcat import catalog, check
-from kernelcat.device import Interpreter
-from kernelcat.implementation import Config
-from kernelcat.jit.interpreter import interpret
-
-device = Interpreter()
-device.gpu = replace(device.gpu, sms=4)  # few persistent programs, so that each has several tiles
-
-
-def judge(entry, variant, config, axes):
-    implementation = catalog.implementation(entry, "triton", variant)
-    problem = catalog.entry(entry).problem(**axes)
-    reason = implementation.why_not(Config(config), problem, device.gpu)
-    verdict = check.check(implementation, problem, Config(config), device, seeds=(0,))
-    return reason, verdict.passed, verdict.detail
-
-
+RUN_TWICE = """
 def run_twice(entry, variant, config, axes):
     # Whether a second run on the same workspaces gives the same, and the counters it leaves.
     problem = catalog.entry(entry).problem(**axes)
@@ -158,39 +133,24 @@ def run_twice(entry, variant, config, axes):
         interpret(replace(program, workspaces={}), {**arrays, **spaces})
         results.append(arrays["d"].copy())
     return bool((results[0] == results[1]).all()), int(spaces["arrivals"].sum())
-
-
-cases = json.load(sys.stdin)
-told = {name: judge(*case) for name, case in cases.items()}
-print(json.dumps([told, run_twice(*cases["tiled, split"])]))
 """
+TWICE = "split, twice"
 
 
 @pytest.fixture(scope="module")
-def interpreted() -> tuple[dict[str, list], list]:
-    """All cases in one process, since importing torch takes longer than any of them."""
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(sys.path)],
-        input=json.dumps(CASES),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    verdicts, counters = json.loads(done.stdout)
-    return verdicts, counters
+def results(interpreted) -> dict[str, list]:
+    return interpreted({**CASES, TWICE: (*CASES["tiled, split"], "run_twice")}, RUN_TWICE)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_kernel_is_right_at_its_edges(interpreted, name: str) -> None:
-    reason, passed, detail = interpreted[0][name]
+def test_a_kernel_is_right_at_its_edges(results, name: str) -> None:
+    reason, passed, detail = results[name]
     assert reason is None
     assert passed, detail
 
 
-def test_split_k_leaves_its_counters_at_zero(interpreted) -> None:
-    assert interpreted[1] == [True, 0]
+def test_split_k_leaves_its_counters_at_zero(results) -> None:
+    assert results[TWICE] == [True, 0]
 
 
 @pytest.mark.parametrize("name", ["gemm", "multicast_gemm", "tma_copy"])
