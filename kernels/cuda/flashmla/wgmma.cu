@@ -17,13 +17,6 @@
 
 namespace kernelcat {
 
-// Barrier 0 is __syncthreads'.
-constexpr int kWeightsBarrier = 1;  // and one for the other warpgroup's
-
-__device__ __forceinline__ void named_barrier_arrive(int barrier, int num_threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
-}
-
 // Runs in consumer warpgroup kOwn, which has half kOwn of the columns, and the scores of every
 // second tile.
 template <typename Tile, int kOwn>
@@ -58,11 +51,6 @@ struct LatentConsumer {
     } else {
       if (lane_index() < Tile::kClusterSize) arrive_remote(empty, lane_index());
     }
-  }
-
-  __device__ __forceinline__ void give_back_queries() const {
-    if (lane_index() == 0) shared.queries_empty.arrive();
-    __syncwarp();  // warps come whole to the barriers that follow
   }
 
   // Starts scores = queries @ keys^T, chunk by chunk as keys land.
@@ -103,9 +91,12 @@ struct LatentConsumer {
     rows.multiply_values(weights, shared.keys[stage][kOwn * Tile::kHalfChunks]);
   }
 
-  // Starts rows.out += the other warpgroup's weights @ values, once it has told them.
-  __device__ __forceinline__ void multiply_others(Rows& rows, Weights& weights) const {
-    named_barrier_sync(kWeightsBarrier + kOther, Tile::kConsumerThreads);
+  // Starts rows.out += the other warpgroup's weights @ values, once it has told them; `parity` of
+  // those before.
+  __device__ __forceinline__ void multiply_others(Rows& rows, Weights& weights,
+                                                  uint32_t parity) const {
+    shared.weights_full[kOther].wait(parity);
+    __syncwarp();
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       load_matrices(weights[k], matrices(shared.weights[kOther], k));
@@ -124,18 +115,23 @@ struct LatentConsumer {
 
   // The warpgroup's own tile. The first warpgroup takes the other's weights after its own (run()),
   // the second one while it works on its softmax: so both stages are given back as early as can be,
-  // and no values wait for the next keys.
-  __device__ __forceinline__ void attend(Rows& rows, const Segment& segment, int tile,
-                                         uint32_t parity) const {
+  // and no values wait for the next keys. `index` is the segment's, modulo 2; `parity` of the keys,
+  // `others_parity` of the other's weights before.
+  __device__ __forceinline__ void attend(Rows& rows, const Segment& segment, uint32_t index,
+                                         int tile, uint32_t parity, uint32_t others_parity) const {
     Scores scores;
     Weights others, weights;
+    // A segment's first scores are not multiplied side by side with its second ones: then the
+    // warpgroups would wait for their softmax together, and the tensor cores for both.
+    if (kOwn == 1 && tile == segment.begin + 1) shared.first_scores.wait(index);
     multiply_keys(rows, scores, parity);
-    if constexpr (kOwn == 1) multiply_others(rows, others);
+    if constexpr (kOwn == 1) multiply_others(rows, others, others_parity);
     wgmma_wait<kOwn>();
     pin(scores);
     pin(rows.rope);
+    if (kOwn == 0 && tile == segment.begin) shared.first_scores.arrive();
     give_back(shared.rope_empty[kOwn]);
-    if (tile + 2 >= segment.end) give_back_queries();
+    if (tile + 2 >= segment.end) shared.queries_empty.arrive();
     const int token = tile * BLOCK_N, left = segment.sequence.num_tokens - token;
     if (left > 0 && left < BLOCK_N) {
       clear_tokens<BLOCK_N>(shared.keys[kOwn][0], Tile::kValueChunks, left, kOwn);
@@ -151,7 +147,7 @@ struct LatentConsumer {
 #pragma unroll
       for (int i = 0; i < 2; ++i) shared.most[kOwn][Result::row() + 8 * i] = rows.softmax.most[i];
     }
-    named_barrier_arrive(kWeightsBarrier + kOwn, Tile::kConsumerThreads);
+    shared.weights_full[kOwn].arrive();
     if constexpr (kOwn == 1) {
       wgmma_wait<0>();
       pin(rows.out);
@@ -167,9 +163,9 @@ struct LatentConsumer {
   }
 
   // The other warpgroup's tile, once it has told the weights.
-  __device__ __forceinline__ void attend_others(Rows& rows) const {
+  __device__ __forceinline__ void attend_others(Rows& rows, uint32_t parity) const {
     Weights others;
-    multiply_others(rows, others);
+    multiply_others(rows, others, parity);
     wgmma_wait<0>();
     pin(rows.out);
     pin(others);
@@ -177,14 +173,14 @@ struct LatentConsumer {
   }
 
   // The softmax's denominators of all tokens, from both warpgroups' tiles.
-  __device__ __forceinline__ RowSums<2> sums_of(Rows& rows) const {
+  __device__ __forceinline__ RowSums<2> sums_of(Rows& rows, Meeting& meet) const {
     rows.softmax.end();
     if (lane_index() % 4 == 0) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         shared.totals[kOwn][Result::row() + 8 * i] = rows.softmax.total[i];
     }
-    named_barrier_sync(kConsumersBarrier, Tile::kConsumerThreads);
+    meet();
     RowSums<2> sums;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -196,10 +192,12 @@ struct LatentConsumer {
   }
 
   __device__ __forceinline__ void run() const {
-    uint32_t parities = 0;  // bit 0: of the stage; bit 1: of segments
+    Meeting meet = {shared.meeting};
+    uint32_t parities = 0;  // bit 0: of the stage; bit 1: of segments; bit 2: of others' weights
     while (true) {
-      shared.queries_full.wait(parities >> 1);
-      const Segment& segment = shared.segments[parities >> 1];
+      const uint32_t index = parities >> 1 & 1;
+      shared.queries_full.wait(index);
+      const Segment& segment = shared.segments[index];
       if (segment.begin == segment.end) break;
       Rows rows;
       rows.begin(segment, Result::row(), call.heads);
@@ -208,18 +206,23 @@ struct LatentConsumer {
         load_matrices(rows.rope[k], matrices(shared.weights[0], k));
       }
       // Before weights take the place of the queries' rotated part.
-      named_barrier_sync(kConsumersBarrier, Tile::kConsumerThreads);
-      if (segment.begin + kOwn >= segment.end) give_back_queries();  // there is no tile of its own
+      meet();
+      if (segment.begin + kOwn >= segment.end) shared.queries_empty.arrive();  // no tile of its own
       for (int tile = segment.begin + kOwn; tile < segment.end; tile += 2) {
-        attend(rows, segment, tile, parities & 1);
-        parities ^= 1;
-        if (kOwn == 0 && tile + 1 < segment.end) attend_others(rows);
+        attend(rows, segment, index, tile, parities & 1, parities >> 2);
+        parities ^= kOwn == 1 ? 5 : 1;
+        if (kOwn == 0 && tile + 1 < segment.end) {
+          attend_others(rows, parities >> 2);
+          parities ^= 4;
+        }
       }
-      if (kOwn == 1 && (segment.end - segment.begin) % 2 == 1) attend_others(rows);
+      if (kOwn == 1 && (segment.end - segment.begin) % 2 == 1) {
+        attend_others(rows, parities >> 2);
+        parities ^= 4;
+      }
       fence_async_shared();  // TMA writes where weights were
-      __syncwarp();
-      if (lane_index() == 0) shared.queries_rope_empty.arrive();
-      result.finish(rows.out, sums_of(rows), segment);
+      shared.queries_rope_empty.arrive();
+      result.finish(rows.out, sums_of(rows, meet), segment, meet);
       parities ^= 2;
     }
   }
@@ -243,8 +246,11 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     prefetch_map(map_kv);
     constexpr int kWarps = kWarpgroupThreads / kWarpThreads;  // of a warpgroup
     shared.queries_full.init(1);
-    shared.queries_empty.init(2 * kWarps);
-    shared.queries_rope_empty.init(2 * kWarps);
+    shared.queries_empty.init(Tile::kConsumerThreads);
+    shared.queries_rope_empty.init(Tile::kConsumerThreads);
+    for (Barrier& full : shared.weights_full) full.init(kWarpgroupThreads);
+    shared.first_scores.init(kWarpgroupThreads);
+    shared.meeting.init(Tile::kConsumerThreads);
     for (int stage = 0; stage < 2; ++stage) {
       for (Barrier& full : shared.keys_full[stage]) full.init(Tile::kArrivals);
       shared.rope_empty[stage].init(kWarps * kClusterSize);
@@ -258,10 +264,11 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
   } else {
     __syncthreads();
   }
+  const typename Tile::List list = {kv_lens, cu_q, batch, heads};
+  list.prefetch(block_table, table_width);
   grid_dependency_wait();
   launch_dependents();
 
-  const typename Tile::List list = {kv_lens, cu_q, batch, heads};
   const int share = blockIdx.x / kRowTiles, rank = blockIdx.x % kRowTiles;
   Cursor<typename Tile::List> first;
   const Shares shares = shared.planner.deal(list, gridDim.x / kRowTiles, least, share, first);
