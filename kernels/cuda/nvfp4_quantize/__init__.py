@@ -30,7 +30,7 @@ NORM_UNROLL = 4
 """Vectors of a row that a thread of `rms_norm` holds at most."""
 
 ARRAYS = ("x", "global_scale", "weight", "signs", "seed", "q", "scale")
-SPACE = {"threads": (128, 256, 512), "unroll": (1, 2, 4)}
+SPACE = {"threads": (128, 256, 512), "unroll": (1, 2, 4, 8)}
 
 
 def _is_swizzled(problem: Problem) -> bool:
@@ -117,6 +117,8 @@ def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None
     elif _is_swizzled(problem):
         if threads // 32 * unroll > PART_ROWS:
             return f"a thread block has {PART_ROWS} rows"
+    elif unroll > NORM_UNROLL:
+        return f"{unroll} vectors a thread take registers from others"
     elif unroll > 1 and VECTOR * threads * unroll >= 2 * problem["M"] * problem["K"]:
         return f"{unroll} vectors a thread are mostly none"
     return None

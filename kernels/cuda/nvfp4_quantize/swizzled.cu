@@ -6,7 +6,7 @@ namespace kernelcat {
 
 // A thread block has 512 columns; kUnroll: rows that a warp has in flight.
 template <typename T, bool kNvfp4, bool kRotated, bool kStochastic, int kThreads, int kUnroll>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, kStochastic ? 1 : 640 / kThreads)
     nvfp4_quantize_swizzled(const T* x, const float* global_scale, const T* weight,
                             const float* signs, const uint32_t* seed, uint2* q, uint8_t* scale,
                             int m, int k) {
