@@ -29,6 +29,9 @@ NAIVE_THREADS = 128
 NORM_UNROLL = 4
 """Vectors of a row that a thread of `rms_norm` holds at most."""
 
+ENOUGH = 85e3
+"""Bytes in flight an SM from which on memory is the limit."""
+
 ARRAYS = ("x", "global_scale", "weight", "signs", "seed", "q", "scale")
 SPACE = {"threads": (128, 256, 512), "unroll": (1, 2, 4, 8)}
 
@@ -125,13 +128,16 @@ def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None
 
 
 def _vectorized_us(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bandwidth grows with the bytes in flight, which many blocks give as well as large ones."""
-    blocks, held = _main_blocks(problem, config), config["threads"] * config["unroll"] / 128
-    in_flight = min(blocks / gpu.sms * held, 2048 / 128 * config["unroll"])
-    slow = 0.6 if problem["stochastic"] else 1.0
-    return copy_us(
-        ENTRY.bytes_moved(problem), gpu, 0.9 * slow * min(1.0, 0.4 + in_flight / 24)
-    ) + 1e-3 * abs(config["threads"] - 256)
+    """Bandwidth grows with the bytes that an SM has in flight, of as many threads as registers
+    serve."""
+    threads, unroll = config["threads"], config["unroll"]
+    held = min(
+        _main_blocks(problem, config) / gpu.sms * threads, 2048, 65536 / (40 + VECTOR * unroll)
+    )
+    in_flight = held * unroll * 2 * VECTOR
+    slow = 0.5 if problem["stochastic"] else 0.6 if problem["rms_norm"] else 1.0
+    share = 0.85 * slow * min(1.0, 0.7 + 0.3 * in_flight / ENOUGH)
+    return copy_us(ENTRY.bytes_moved(problem), gpu, share) + 1e-3 * threads / 128
 
 
 def _default_vectorized(problem: Problem, gpu: Gpu) -> Config:
