@@ -72,7 +72,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     const bool inside = col < row_vectors;
     Values h, factors;
     widen<T>(vectors[i], h);
-    widen<T>(inside ? Vector::load(weight, col) : Vector{}, factors);
+    Vector weights = {};
+    if (inside) weights = Vector::load(weight, col);
+    widen<T>(weights, factors);
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       float& value = h[j / kWord][j % kWord];
