@@ -172,14 +172,12 @@ class Seesaw:
         qk_mma, own_mma, other_mma = mmas
         if cutlass.const_expr(comes_next and not self.scores_first):
             self.add_other(other_mma, shared, sums, group, index - 1)
+            warpgroup.wait_group(0)
+            self.release(shared, 1 - group, group)
         self.scores(qk_mma, shared, sums, group, index // STAGES % 2)
         if cutlass.const_expr(comes_next and self.scores_first):
             self.add_other(other_mma, shared, sums, group, index - 1)
             warpgroup.wait_group(1)
-        elif cutlass.const_expr(comes_next):
-            warpgroup.wait_group(1)
-            self.release(shared, 1 - group, group)
-            warpgroup.wait_group(0)
         else:
             warpgroup.wait_group(0)
         self.release(shared, group, GROUPS)
