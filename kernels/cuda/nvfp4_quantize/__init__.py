@@ -114,7 +114,7 @@ def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None
     if _main_blocks(problem, config) + 128 > MAX_GRID:
         return f"the grid would have more than {MAX_GRID} blocks"
     if problem["rms_norm"]:
-        if unroll != _row_unroll(problem, threads):
+        if unroll > NORM_UNROLL or unroll != _row_unroll(problem, threads):
             longest = VECTOR * threads * NORM_UNROLL
             return f"a row of K={problem['K']} is in registers once, and K at most {longest}"
     elif _is_swizzled(problem):
