@@ -157,7 +157,7 @@ VECTORIZED = Implementation(
     default=_default_vectorized,
     program=_vectorized,
     estimate=_vectorized_us,
-    techniques={"16-byte loads": "LDG*128", "warp shuffle": "SHFL"},
+    techniques={"16-byte loads": "LDG*128"},
     rank=1,
 )
 
