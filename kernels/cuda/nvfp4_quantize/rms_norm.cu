@@ -66,6 +66,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const float inverse_rms = inverse_root(row_sum<kThreads>(partial), k, eps);
 
   const Scaling<kNvfp4> scaling(global_scale);
+  uint8_t* scales = scale + scale_place<kSwizzled>(row, 0, num_blocks);  // of the row
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
     const int col = threadIdx.x + i * kThreads;
@@ -84,7 +85,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (!inside) continue;
     __stcs(q + first + col, found.codes);
     if (lane_index() % kLanes == 0) {
-      scale[scale_place<kSwizzled>(row, col / kLanes, num_blocks)] = found.scale;
+      // Tiles of four columns are 512 bytes apart.
+      const int scale_col = col / kLanes;
+      scales[kSwizzled ? scale_col / 4 * 512 + scale_col % 4 : scale_col] = found.scale;
     }
   }
 }
