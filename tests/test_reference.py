@@ -426,7 +426,9 @@ LIMITS = {
     "nvfp4_dequantize": 64, "nvfp4_matmul": 128, "nvfp4_quantize": 64, "paged_attn": 8,
 }  # fmt: skip
 """Sizes drawn at most: beyond 128 where blocks are that large, else 40."""
-CLOSE = Tolerance(1e-5, 1e-5)
+CLOSE = Tolerance(5e-5, 5e-5)
+"""Scores of 40 have errors of 4e-6 in float32, a few of which add up, and exponentials have them
+as relative ones."""
 
 
 def test_every_entry_has_an_independent_formulation() -> None:
