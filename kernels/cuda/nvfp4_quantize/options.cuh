@@ -9,13 +9,10 @@ namespace kernelcat {
 constexpr int kWord = 8;       // codes in a word
 constexpr int kHadamard = 16;  // elements of one transform
 
-template <typename T>
-struct Arrays {
-  const T* x;                 // (m, k)
-  const float* global_scale;  // (1,), of NVFP4
-  const T* weight;            // (k,), of RMSNorm
-  const float* signs;         // (16,), of the transform
-  const uint32_t* seed;       // (2,), of random rounding
+// What options read.
+struct Options {
+  const float* signs;    // (16,), of the transform
+  const uint32_t* seed;  // (2,), of random rounding
 };
 
 // Philox-4x32-10 (Salmon et al., SC 2011): random bits of a counter of two words.

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                             const float* signs, const uint32_t* seed, uint2* q, uint8_t* scale,
                             int m, int k, float eps) {
   constexpr int kLanes = kScaleLanes<kNvfp4>;
-  const Arrays<T> arrays = {x, global_scale, weight, signs, seed};
+  const Options options = {signs, seed};
   const int num_blocks = k / kFp4Block<kNvfp4>, row_vectors = k / kVector;
   if constexpr (kSwizzled) {
     if (blockIdx.x >= m) {
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       float& value = h[j / kWord][j % kWord];
       value = __fmul_rn(__fmul_rn(value, inverse_rms), factors[j / kWord][j % kWord]);
     }
-    const Coded found = coded<kNvfp4, kRotated, kStochastic>(arrays, scaling, h, first + col);
+    const Coded found = coded<kNvfp4, kRotated, kStochastic>(options, scaling, h, first + col);
     if (!inside) continue;
     __stcs(q + first + col, found.codes);
     if (lane_index() % kLanes == 0) {
