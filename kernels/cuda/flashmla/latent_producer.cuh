@@ -16,10 +16,15 @@ struct LatentProducer {
   const int* block_table;
   int heads, table_width, num_slots, rank;
 
+  // Of those that the block loads for its cluster.
+  __device__ __forceinline__ int first_box() const {
+    return rank % Tile::kClusterSize * Tile::kBoxes;
+  }
+
   // Where in the cache the lane's box of a tile begins: beyond its end, which makes zeros, where
   // the sequence has no tokens.
   __device__ __forceinline__ int slot_of(const Segment& segment, int tile) const {
-    const int box = (Tile::kClusterSize > 1 ? rank * Tile::kBoxes : 0) + lane_index();
+    const int box = first_box() + lane_index();
     const int token = tile * Tile::BLOCK_N + box * Tile::kBoxTokens;
     if (lane_index() >= Tile::kBoxes || token >= segment.sequence.num_tokens) return num_slots;
     const int64_t entry =
@@ -48,8 +53,12 @@ struct LatentProducer {
     __syncwarp();
   }
 
+  // Blocks of other clusters read the same tokens, or nobody does.
+  static __device__ __forceinline__ uint64_t policy() {
+    return Tile::kClusterSize < Tile::kSide ? kDefaultPolicy : evict_first_policy();
+  }
+
   __device__ __forceinline__ void load_piece(int stage, int piece, int slot) const {
-    const uint64_t policy = evict_first_policy();
     const int lane = lane_index(), chunks = piece == 0 ? 1 : Tile::kPieceChunks;
     Barrier& full = shared.keys_full[stage][piece];
     if (lane == 0) full.arrive_expect(chunks * Tile::kChunkBytes);
@@ -57,13 +66,13 @@ struct LatentProducer {
     if (lane >= Tile::kBoxes) return;
     for (int i = 0; i < chunks; ++i) {
       const int chunk = piece == 0 ? Tile::kValueChunks : Tile::chunk(stage, piece, i);
-      const int box = (Tile::kClusterSize > 1 ? rank * Tile::kBoxes : 0) + lane;
+      const int box = first_box() + lane;
       uint8_t* place = shared.keys[stage][chunk] + box * Tile::kBoxTokens * kRowBytes;
       if constexpr (Tile::kClusterSize == 1) {
-        tensor_load(place, map_kv, chunk * Tile::kColumns, slot, full, policy);
+        tensor_load(place, map_kv, chunk * Tile::kColumns, slot, full, policy());
       } else {
         tensor_load_multicast(place, map_kv, chunk * Tile::kColumns, slot, full,
-                              (1 << Tile::kClusterSize) - 1, policy);
+                              (1 << Tile::kClusterSize) - 1, policy());
       }
     }
   }

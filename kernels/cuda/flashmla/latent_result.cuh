@@ -9,7 +9,19 @@
 
 namespace kernelcat {
 
-constexpr int kConsumersBarrier = 3;
+// Where all consumer threads of a block meet. An mbarrier, and not a named one: it says by itself
+// what is ordered by it, to the sanitizer too, wherever in the code a warpgroup comes to it.
+struct Meeting {
+  Barrier& barrier;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void operator()() {
+    barrier.arrive();
+    barrier.wait(parity);
+    parity ^= 1;
+    __syncwarp();
+  }
+};
 
 template <typename Tile>
 struct LatentResults {
@@ -44,7 +56,7 @@ struct LatentResult : LatentResults<Tile> {
   // Stores the rows, or what this block has of them. Up to `few` parts are put together by the last
   // block that has any, more by a kernel that follows.
   __device__ __forceinline__ void finish(const float (&out)[kHalf / 2], const RowSums<2>& sums,
-                                         const Segment& segment) const {
+                                         const Segment& segment, Meeting& meet) const {
     const int num_parts = segment.last_share - segment.first_share + 1;
     if (num_parts == 1) {
       store(out, sums, segment);
@@ -60,8 +72,7 @@ struct LatentResult : LatentResults<Tile> {
       return;
     }
     uint32_t* counter = counters + segment.first_share * Tile::kSide + rank;
-    if (is_last_part(counter, num_parts, threadIdx.x == 0, is_last, kConsumersBarrier,
-                     Tile::kConsumerThreads)) {
+    if (is_last_part(counter, num_parts, threadIdx.x == 0, is_last, [&] { meet(); })) {
       merge(segment);
     }
   }

@@ -26,7 +26,8 @@ struct LatentTile {
   static constexpr int kConsumerThreads = 2 * kWarpgroupThreads;
   static constexpr int kNumThreads = kConsumerThreads + kWarpgroupThreads;
   static constexpr int kNumWarps = kNumThreads / kWarpThreads;
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kProducerRegisters = kGathers ? 56 : 40;
+  static constexpr int kConsumerRegisters = kGathers ? 224 : 232;
   static constexpr int kColumns = kRowBytes / 2;  // of a chunk
   static constexpr int kValueChunks = kLatent / kColumns, kChunks = kValueChunks + 1;
   static constexpr int kHalfChunks = kValueChunks / 2;
@@ -39,7 +40,7 @@ struct LatentTile {
   static constexpr int kBoxes = kLoadedTokens / kBoxTokens;
   using List = WorkList<BLOCK_M * kRowTiles, BLOCK_N>;
   static_assert(kGathers || (kBoxTokens % 8 == 0 && kBoxes <= kWarpThreads));
-  static_assert(kClusterSize == 1 || kClusterSize == kRowTiles);
+  static_assert(kRowTiles % kClusterSize == 0);
 
   // Chunks of the columns that warpgroup `half` sums come first in its own tiles.
   static __device__ __forceinline__ int chunk(int half, int piece, int i) {
@@ -58,6 +59,9 @@ struct LatentShared {
   alignas(1024) uint8_t keys[2][Tile::kChunks][Tile::kChunkBytes];
   float most[2][kRow], totals[2][kRow];
   Barrier queries_full, queries_empty, queries_rope_empty;
+  Barrier weights_full[2];  // each warpgroup's, for the other one
+  Barrier first_scores;     // of a segment are there
+  Barrier meeting;          // of both
   Barrier keys_full[2][Tile::kPieces];
   Barrier rope_empty[2], half_empty[2][2];  // half_empty[stage][half]
   Planner<typename Tile::List, Tile::kNumWarps> planner;

@@ -142,10 +142,8 @@ struct StreamLatent {
         return;
       }
       uint32_t* counter = counters + segment.first_share * Tile::kRowTiles + rank;
-      if (!is_last_part(counter, num_parts, is_first_thread, &shared.is_last, kValuesBarrier,
-                        kValueWarps * kWarpThreads)) {
-        return;
-      }
+      const auto sync = [] { named_barrier_sync(kValuesBarrier, kValueWarps * kWarpThreads); };
+      if (!is_last_part(counter, num_parts, is_first_thread, &shared.is_last, sync)) return;
       own.begin();
       for (int from = segment.first_share; from <= segment.last_share; ++from) {
         own.take(partials, Partials::slot(from, from == segment.first_share), first_part_row);
@@ -199,10 +197,11 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     fence_barrier_init();
   }
   __syncthreads();
+  const typename Tile::List list = {kv_lens, cu_q, batch, heads};
+  list.prefetch(block_table, table_width);
   grid_dependency_wait();
   launch_dependents();
 
-  const typename Tile::List list = {kv_lens, cu_q, batch, heads};
   const int share = blockIdx.x / kRowTiles, rank = blockIdx.x % kRowTiles;
   Cursor<typename Tile::List> first;
   const Shares shares = shared.planner.deal(list, gridDim.x / kRowTiles, least, share, first);

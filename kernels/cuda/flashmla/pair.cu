@@ -224,6 +224,7 @@ struct PairConsumer {
 
   __device__ __forceinline__ void run() const {
     Position next, at;
+    Meeting meet = {shared.meeting};
     uint32_t parity = 0;
     for (int index = 0;; ++index) {
       shared.queries_full.wait(index & 1);
@@ -236,15 +237,14 @@ struct PairConsumer {
       } else {
         attend_others(rows, segment, next, at, parity);
       }
-      __syncwarp();  // all lanes are done with the segment before
-      if (lane_index() == 0) shared.queries_empty.arrive();
+      shared.queries_empty.arrive();
       rows.softmax.end();
       RowSums<2> sums;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         sums.most[i] = rows.softmax.most[i], sums.total[i] = rows.softmax.total[i];
       }
-      result.finish(rows.out, sums, segment);
+      result.finish(rows.out, sums, segment, meet);
     }
   }
 };
@@ -269,7 +269,8 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     prefetch_map(map_kv);
     constexpr int kWarps = kWarpgroupThreads / kWarpThreads;  // of a warpgroup
     shared.queries_full.init(1);
-    shared.queries_empty.init(kWarpgroups * kWarps);
+    shared.queries_empty.init(Tile::kConsumerThreads);
+    shared.meeting.init(Tile::kConsumerThreads);
     for (int stage = 0; stage < Tile::kNumStages; ++stage) {
       shared.keys_full[stage].init(Tile::kPacked ? kWarpgroupThreads : 1);
       if constexpr (Tile::kPacked) shared.packed_full[stage].init(1);
@@ -283,10 +284,11 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
   }
   cluster_arrive_relaxed();
   cluster_wait();
+  const typename Tile::List list = {kv_lens, cu_q, batch, heads};
+  list.prefetch(block_table, table_width);
   grid_dependency_wait();
   launch_dependents();
 
-  const typename Tile::List list = {kv_lens, cu_q, batch, heads};
   const int share = blockIdx.x / Tile::kSide, rank = blockIdx.x % Tile::kSide;
   Cursor<typename Tile::List> first;
   const Shares shares = shared.planner.deal(list, gridDim.x / Tile::kSide, least, share, first);

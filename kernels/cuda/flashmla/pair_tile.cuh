@@ -56,7 +56,7 @@ struct PairShared {
   uint4 weights[Tile::BLOCK_N / 16][kThreads];
   float4 sums[kThreads];
   float4 scales[Tile::kPacked ? Tile::kNumStages : 1][Tile::BLOCK_N];  // of packed rows
-  Barrier queries_full, queries_empty;
+  Barrier queries_full, queries_empty, meeting;
   Barrier keys_full[Tile::kNumStages], keys_empty[Tile::kNumStages];
   Barrier packed_full[Tile::kPacked ? Tile::kNumStages : 1];  // rows have landed as they are cached
   Barrier scores_full, weights_full;                          // here

@@ -65,18 +65,19 @@ struct Partials {
   }
 };
 
-// Whether all `num_parts` of some rows are there: the threads of named barrier `barrier` call it
-// once they have put theirs. `counter` is zero before and after.
+// Whether all `num_parts` of some rows are there: the threads that `sync()` waits for call it once
+// they have put theirs. `counter` is zero before and after.
+template <typename Sync>
 __device__ __forceinline__ bool is_last_part(uint32_t* counter, int num_parts, bool is_first_thread,
-                                             bool* shared, int barrier, int num_threads) {
+                                             bool* shared, Sync sync) {
   __threadfence();
-  named_barrier_sync(barrier, num_threads);
+  sync();
   if (is_first_thread) {
     *shared = atomicAdd(counter, 1) + 1 == num_parts;
     if (*shared) *counter = 0;
     __threadfence();
   }
-  named_barrier_sync(barrier, num_threads);
+  sync();
   return *shared;
 }
 

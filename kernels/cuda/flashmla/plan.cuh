@@ -38,10 +38,26 @@ struct Shares {
   }
 };
 
+__device__ __forceinline__ void prefetch_line(const int* place) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(place));
+}
+
 template <int BLOCK_M, int BLOCK_N>
 struct WorkList {
   const int *kv_lens, *cu_q;
   int batch, heads;
+
+  // What is looked at first comes to L2, where writes of kernels before this one are seen: they
+  // need not have ended. Of the table (batch, table_width), where each sequence begins.
+  __device__ __forceinline__ void prefetch(const int* block_table, int table_width) const {
+    constexpr int kLine = 128 / sizeof(int);
+    const int thread = static_cast<int>(threadIdx.x), first = thread * kLine;
+    if (first < batch) prefetch_line(kv_lens + first);
+    if (first <= batch) prefetch_line(cu_q + first);
+    if (thread < batch && table_width > 0) {
+      prefetch_line(block_table + static_cast<int64_t>(thread) * table_width);
+    }
+  }
 
   __device__ __forceinline__ Sequence sequence(int s) const {
     const int begin = __ldg(cu_q + s);

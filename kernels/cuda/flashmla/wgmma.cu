@@ -17,13 +17,6 @@
 
 namespace kernelcat {
 
-// Barrier 0 is __syncthreads'.
-constexpr int kWeightsBarrier = 1;  // and one for the other warpgroup's
-
-__device__ __forceinline__ void named_barrier_arrive(int barrier, int num_threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
-}
-
 // Runs in consumer warpgroup kOwn, which has half kOwn of the columns, and the scores of every
 // second tile.
 template <typename Tile, int kOwn>
@@ -58,11 +51,6 @@ struct LatentConsumer {
     } else {
       if (lane_index() < Tile::kClusterSize) arrive_remote(empty, lane_index());
     }
-  }
-
-  __device__ __forceinline__ void give_back_queries() const {
-    if (lane_index() == 0) shared.queries_empty.arrive();
-    __syncwarp();  // warps come whole to the barriers that follow
   }
 
   // Starts scores = queries @ keys^T, chunk by chunk as keys land.
@@ -103,9 +91,12 @@ struct LatentConsumer {
     rows.multiply_values(weights, shared.keys[stage][kOwn * Tile::kHalfChunks]);
   }
 
-  // Starts rows.out += the other warpgroup's weights @ values, once it has told them.
-  __device__ __forceinline__ void multiply_others(Rows& rows, Weights& weights) const {
-    named_barrier_sync(kWeightsBarrier + kOther, Tile::kConsumerThreads);
+  // Starts rows.out += the other warpgroup's weights @ values, once it has told them; `parity` of
+  // those before.
+  __device__ __forceinline__ void multiply_others(Rows& rows, Weights& weights,
+                                                  uint32_t parity) const {
+    shared.weights_full[kOther].wait(parity);
+    __syncwarp();
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       load_matrices(weights[k], matrices(shared.weights[kOther], k));
@@ -122,25 +113,23 @@ struct LatentConsumer {
     multiply_values(rows, weights, kOther);
   }
 
-  // The warpgroup's own tile. The first warpgroup takes the other's weights after its own (run()),
-  // the second one while it works on its softmax: so both stages are given back as early as can be,
-  // and no values wait for the next keys.
-  __device__ __forceinline__ void attend(Rows& rows, const Segment& segment, int tile,
-                                         uint32_t parity) const {
-    Scores scores;
-    Weights others, weights;
-    multiply_keys(rows, scores, parity);
-    if constexpr (kOwn == 1) multiply_others(rows, others);
-    wgmma_wait<kOwn>();
+  // The scores of tile `tile` have been multiplied.
+  __device__ __forceinline__ void end_scores(Rows& rows, Scores& scores, const Segment& segment,
+                                             int tile) const {
     pin(scores);
     pin(rows.rope);
     give_back(shared.rope_empty[kOwn]);
-    if (tile + 2 >= segment.end) give_back_queries();
+    if (tile + 2 >= segment.end) shared.queries_empty.arrive();
+  }
+
+  // Makes weights of the scores of tile `tile`, and tells them the other warpgroup.
+  __device__ __forceinline__ void tell_weights(Rows& rows, Scores& scores, Weights& weights,
+                                               const Segment& segment, int tile,
+                                               float (&kept)[2]) const {
     const int token = tile * BLOCK_N, left = segment.sequence.num_tokens - token;
     if (left > 0 && left < BLOCK_N) {
       clear_tokens<BLOCK_N>(shared.keys[kOwn][0], Tile::kValueChunks, left, kOwn);
     }
-    float kept[2];
     rows.exponentiate(scores, token, call.sm_scale * kLog2E, kept);
     Rows::round(scores, weights);
 #pragma unroll
@@ -151,13 +140,12 @@ struct LatentConsumer {
 #pragma unroll
       for (int i = 0; i < 2; ++i) shared.most[kOwn][Result::row() + 8 * i] = rows.softmax.most[i];
     }
-    named_barrier_arrive(kWeightsBarrier + kOwn, Tile::kConsumerThreads);
-    if constexpr (kOwn == 1) {
-      wgmma_wait<0>();
-      pin(rows.out);
-      pin(others);
-      give_back(shared.half_empty[kOther][kOwn]);
-    }
+    shared.weights_full[kOwn].arrive();
+  }
+
+  // The values of the warpgroup's own tile.
+  __device__ __forceinline__ void add_own(Rows& rows, Weights& weights,
+                                          const float (&kept)[2]) const {
     rows.rescale_sums(kept);
     multiply_values(rows, weights, kOwn);
     wgmma_wait<0>();
@@ -166,25 +154,83 @@ struct LatentConsumer {
     give_back(shared.half_empty[kOwn][kOwn]);
   }
 
-  // The other warpgroup's tile, once it has told the weights.
-  __device__ __forceinline__ void attend_others(Rows& rows) const {
-    Weights others;
-    multiply_others(rows, others);
-    wgmma_wait<0>();
+  // Those of the other one's have been multiplied.
+  __device__ __forceinline__ void end_others(Rows& rows, Weights& others) const {
     pin(rows.out);
     pin(others);
     give_back(shared.half_empty[kOther][kOwn]);
   }
 
+  // The other warpgroup's tile, once it has told the weights.
+  __device__ __forceinline__ void attend_others(Rows& rows, uint32_t parity) const {
+    Weights others;
+    multiply_others(rows, others, parity);
+    wgmma_wait<0>();
+    end_others(rows, others);
+  }
+
+  // The first warpgroup's tiles of a segment, each with the other's that follows it. Its next
+  // scores are multiplied behind the values of the other's tile: those keys have come meanwhile.
+  __device__ __forceinline__ void attend_first(Rows& rows, const Segment& segment,
+                                               uint32_t& parities) const {
+    Scores scores;
+    Weights weights, others;
+    float kept[2];
+    multiply_keys(rows, scores, parities & 1);
+    parities ^= 1;
+    wgmma_wait<0>();
+    end_scores(rows, scores, segment, segment.begin);
+    shared.first_scores.arrive();
+    tell_weights(rows, scores, weights, segment, segment.begin, kept);
+    int tile = segment.begin;
+    while (true) {
+      add_own(rows, weights, kept);
+      if (tile + 1 >= segment.end) return;
+      tile += 2;
+      if (tile >= segment.end) break;
+      multiply_others(rows, others, parities >> 2);
+      multiply_keys(rows, scores, parities & 1);
+      parities ^= 5;
+      wgmma_wait<1>();
+      end_others(rows, others);
+      wgmma_wait<0>();
+      end_scores(rows, scores, segment, tile);
+      tell_weights(rows, scores, weights, segment, tile, kept);
+    }
+    attend_others(rows, parities >> 2);
+    parities ^= 4;
+  }
+
+  // One of the second warpgroup's: it takes the other's weights before its own, while it works on
+  // its softmax. `index` is the segment's, modulo 2.
+  __device__ __forceinline__ void attend_second(Rows& rows, const Segment& segment, uint32_t index,
+                                                int tile, uint32_t& parities) const {
+    Scores scores;
+    Weights others, weights;
+    // A segment's first scores are not multiplied side by side with its second ones: then the
+    // warpgroups would wait for their softmax together, and the tensor cores for both.
+    if (tile == segment.begin + 1) shared.first_scores.wait(index);
+    multiply_keys(rows, scores, parities & 1);
+    multiply_others(rows, others, parities >> 2);
+    parities ^= 5;
+    wgmma_wait<1>();
+    end_scores(rows, scores, segment, tile);
+    float kept[2];
+    tell_weights(rows, scores, weights, segment, tile, kept);
+    wgmma_wait<0>();
+    end_others(rows, others);
+    add_own(rows, weights, kept);
+  }
+
   // The softmax's denominators of all tokens, from both warpgroups' tiles.
-  __device__ __forceinline__ RowSums<2> sums_of(Rows& rows) const {
+  __device__ __forceinline__ RowSums<2> sums_of(Rows& rows, Meeting& meet) const {
     rows.softmax.end();
     if (lane_index() % 4 == 0) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         shared.totals[kOwn][Result::row() + 8 * i] = rows.softmax.total[i];
     }
-    named_barrier_sync(kConsumersBarrier, Tile::kConsumerThreads);
+    meet();
     RowSums<2> sums;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -196,10 +242,12 @@ struct LatentConsumer {
   }
 
   __device__ __forceinline__ void run() const {
-    uint32_t parities = 0;  // bit 0: of the stage; bit 1: of segments
+    Meeting meet = {shared.meeting};
+    uint32_t parities = 0;  // bit 0: of the stage; bit 1: of segments; bit 2: of others' weights
     while (true) {
-      shared.queries_full.wait(parities >> 1);
-      const Segment& segment = shared.segments[parities >> 1];
+      const uint32_t index = parities >> 1 & 1;
+      shared.queries_full.wait(index);
+      const Segment& segment = shared.segments[index];
       if (segment.begin == segment.end) break;
       Rows rows;
       rows.begin(segment, Result::row(), call.heads);
@@ -208,18 +256,22 @@ struct LatentConsumer {
         load_matrices(rows.rope[k], matrices(shared.weights[0], k));
       }
       // Before weights take the place of the queries' rotated part.
-      named_barrier_sync(kConsumersBarrier, Tile::kConsumerThreads);
-      if (segment.begin + kOwn >= segment.end) give_back_queries();  // there is no tile of its own
-      for (int tile = segment.begin + kOwn; tile < segment.end; tile += 2) {
-        attend(rows, segment, tile, parities & 1);
-        parities ^= 1;
-        if (kOwn == 0 && tile + 1 < segment.end) attend_others(rows);
+      meet();
+      if (segment.begin + kOwn >= segment.end) shared.queries_empty.arrive();  // no tile of its own
+      if constexpr (kOwn == 0) {
+        attend_first(rows, segment, parities);
+      } else {
+        for (int tile = segment.begin + 1; tile < segment.end; tile += 2) {
+          attend_second(rows, segment, index, tile, parities);
+        }
+        if ((segment.end - segment.begin) % 2 == 1) {
+          attend_others(rows, parities >> 2);
+          parities ^= 4;
+        }
       }
-      if (kOwn == 1 && (segment.end - segment.begin) % 2 == 1) attend_others(rows);
       fence_async_shared();  // TMA writes where weights were
-      __syncwarp();
-      if (lane_index() == 0) shared.queries_rope_empty.arrive();
-      result.finish(rows.out, sums_of(rows), segment);
+      shared.queries_rope_empty.arrive();
+      result.finish(rows.out, sums_of(rows, meet), segment, meet);
       parities ^= 2;
     }
   }
@@ -243,8 +295,11 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     prefetch_map(map_kv);
     constexpr int kWarps = kWarpgroupThreads / kWarpThreads;  // of a warpgroup
     shared.queries_full.init(1);
-    shared.queries_empty.init(2 * kWarps);
-    shared.queries_rope_empty.init(2 * kWarps);
+    shared.queries_empty.init(Tile::kConsumerThreads);
+    shared.queries_rope_empty.init(Tile::kConsumerThreads);
+    for (Barrier& full : shared.weights_full) full.init(kWarpgroupThreads);
+    shared.first_scores.init(kWarpgroupThreads);
+    shared.meeting.init(Tile::kConsumerThreads);
     for (int stage = 0; stage < 2; ++stage) {
       for (Barrier& full : shared.keys_full[stage]) full.init(Tile::kArrivals);
       shared.rope_empty[stage].init(kWarps * kClusterSize);
@@ -258,10 +313,11 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
   } else {
     __syncthreads();
   }
+  const typename Tile::List list = {kv_lens, cu_q, batch, heads};
+  list.prefetch(block_table, table_width);
   grid_dependency_wait();
   launch_dependents();
 
-  const typename Tile::List list = {kv_lens, cu_q, batch, heads};
   const int share = blockIdx.x / kRowTiles, rank = blockIdx.x % kRowTiles;
   Cursor<typename Tile::List> first;
   const Shares shares = shared.planner.deal(list, gridDim.x / kRowTiles, least, share, first);

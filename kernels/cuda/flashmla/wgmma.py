@@ -54,12 +54,12 @@ ROW_TILE_US = 3.0
 
 SPACE = {
     "row_tiles": (2, 1, 4),
-    "cluster": (1, 2, 4),
+    "cluster": (1, 2),
     "least": (1, 2, 4, 8),
     "combine": (False, True),
 }
-"""``row_tiles`` blocks have the same tokens, which a ``cluster`` of them loads together; a block
-has at least ``least`` tiles; ``combine`` is a second kernel for rows that many blocks share."""
+"""``row_tiles`` blocks have the same tokens, which ``cluster`` of them load together; a block has
+at least ``least`` tiles; ``combine`` is a second kernel for rows that many blocks share."""
 
 
 def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -74,7 +74,7 @@ def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"{rows(problem)} rows are not split over {side} blocks"
     if side > gpu.sms:
         return f"{side} blocks side by side need as many SMs"
-    if cluster not in (1, side):
+    if side % cluster:
         return "a cluster is of blocks that have the same tokens"
     if config["least"] > 1 and _tiles(problem, config) >= config["least"] * gpu.sms // side:
         return "blocks have more tiles than that"
@@ -148,7 +148,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """The tiles of a share, its queries and results, and what it takes to merge its parts."""
     if num_rows(problem) == 0:
         return LAUNCH_US
-    side, tiles = config["row_tiles"], _tiles(problem, config)
+    side, cluster, tiles = config["row_tiles"], config["cluster"], _tiles(problem, config)
     shares = max(1, min(_shares(problem, config, gpu), tiles // config["least"]))
     per_share = ceil(tiles / shares)
     row_tiles_of_all = row_tiles(problem, BLOCK * side)
@@ -156,7 +156,9 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     again = ceil(rows(problem) / (BLOCK * side))
     bytes_us = copy_us(ENTRY.bytes_moved(problem) * again, gpu, 0.85)
     work_us = per_share * TILE_US + ROW_TILE_US * ceil(row_tiles_of_all / shares)
-    total_us = LAUNCH_US + max(bytes_us, work_us) + 0.1 * (config["cluster"] > 1)
+    # What is read again costs power, if not time; a cluster reads it from L2 once.
+    total_us = LAUNCH_US + max(bytes_us, work_us) + 0.05 * bytes_us
+    total_us += (0.6 - 0.015 * bytes_us) * (cluster > 1)
     return total_us + merge_us(problem, BLOCK * side, shares, config["combine"])
 
 

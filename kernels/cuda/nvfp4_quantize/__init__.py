@@ -29,8 +29,11 @@ NAIVE_THREADS = 128
 NORM_UNROLL = 4
 """Vectors of a row that a thread of `rms_norm` holds at most."""
 
+ENOUGH = 85e3
+"""Bytes in flight an SM from which on memory is the limit."""
+
 ARRAYS = ("x", "global_scale", "weight", "signs", "seed", "q", "scale")
-SPACE = {"threads": (128, 256, 512), "unroll": (1, 2, 4)}
+SPACE = {"threads": (128, 256, 512), "unroll": (1, 2, 4, 8)}
 
 
 def _is_swizzled(problem: Problem) -> bool:
@@ -111,25 +114,30 @@ def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None
     if _main_blocks(problem, config) + 128 > MAX_GRID:
         return f"the grid would have more than {MAX_GRID} blocks"
     if problem["rms_norm"]:
-        if unroll != _row_unroll(problem, threads):
+        if unroll > NORM_UNROLL or unroll != _row_unroll(problem, threads):
             longest = VECTOR * threads * NORM_UNROLL
             return f"a row of K={problem['K']} is in registers once, and K at most {longest}"
     elif _is_swizzled(problem):
         if threads // 32 * unroll > PART_ROWS:
             return f"a thread block has {PART_ROWS} rows"
+    elif unroll > NORM_UNROLL:
+        return f"{unroll} vectors a thread take registers from others"
     elif unroll > 1 and VECTOR * threads * unroll >= 2 * problem["M"] * problem["K"]:
         return f"{unroll} vectors a thread are mostly none"
     return None
 
 
 def _vectorized_us(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bandwidth grows with the bytes in flight, which many blocks give as well as large ones."""
-    blocks, held = _main_blocks(problem, config), config["threads"] * config["unroll"] / 128
-    in_flight = min(blocks / gpu.sms * held, 2048 / 128 * config["unroll"])
-    slow = 0.6 if problem["stochastic"] else 1.0
-    return copy_us(
-        ENTRY.bytes_moved(problem), gpu, 0.9 * slow * min(1.0, 0.4 + in_flight / 24)
-    ) + 1e-3 * abs(config["threads"] - 256)
+    """Bandwidth grows with the bytes that an SM has in flight, of as many threads as registers
+    serve."""
+    threads, unroll = config["threads"], config["unroll"]
+    held = min(
+        _main_blocks(problem, config) / gpu.sms * threads, 2048, 65536 / (40 + VECTOR * unroll)
+    )
+    in_flight = held * unroll * 2 * VECTOR
+    slow = 0.5 if problem["stochastic"] else 0.6 if problem["rms_norm"] else 1.0
+    share = 0.85 * slow * min(1.0, 0.7 + 0.3 * in_flight / ENOUGH)
+    return copy_us(ENTRY.bytes_moved(problem), gpu, share) + 1e-3 * threads / 128
 
 
 def _default_vectorized(problem: Problem, gpu: Gpu) -> Config:
@@ -149,7 +157,7 @@ VECTORIZED = Implementation(
     default=_default_vectorized,
     program=_vectorized,
     estimate=_vectorized_us,
-    techniques={"16-byte loads": "LDG*128", "warp shuffle": "SHFL"},
+    techniques={"16-byte loads": "LDG*128"},
     rank=1,
 )
 

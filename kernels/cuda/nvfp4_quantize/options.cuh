@@ -9,13 +9,10 @@ namespace kernelcat {
 constexpr int kWord = 8;       // codes in a word
 constexpr int kHadamard = 16;  // elements of one transform
 
-template <typename T>
-struct Arrays {
-  const T* x;                 // (m, k)
-  const float* global_scale;  // (1,), of NVFP4
-  const T* weight;            // (k,), of RMSNorm
-  const float* signs;         // (16,), of the transform
-  const uint32_t* seed;       // (2,), of random rounding
+// What options read.
+struct Options {
+  const float* signs;    // (16,), of the transform
+  const uint32_t* seed;  // (2,), of random rounding
 };
 
 // Philox-4x32-10 (Salmon et al., SC 2011): random bits of a counter of two words.
@@ -47,13 +44,15 @@ __device__ __forceinline__ void butterflies(float (&h)[kCount]) {
 
 // Adds neighbours, then neighbouring sums, over 2^n values.
 template <int kCount>
-__device__ __forceinline__ float neighbours_sum(float (&values)[kCount]) {
+__device__ __forceinline__ float neighbours_sum(const float (&values)[kCount]) {
+  if constexpr (kCount == 1) {
+    return values[0];
+  } else {
+    float pairs[kCount / 2];
 #pragma unroll
-  for (int count = kCount; count > 1; count /= 2) {
-#pragma unroll
-    for (int i = 0; i < count / 2; ++i) values[i] = __fadd_rn(values[2 * i], values[2 * i + 1]);
+    for (int i = 0; i < kCount / 2; ++i) pairs[i] = __fadd_rn(values[2 * i], values[2 * i + 1]);
+    return neighbours_sum(pairs);
   }
-  return values[0];
 }
 
 // The same over the lanes of a warp, which all get it.

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                             const float* signs, const uint32_t* seed, uint2* q, uint8_t* scale,
                             int m, int k, float eps) {
   constexpr int kLanes = kScaleLanes<kNvfp4>;
-  const Arrays<T> arrays = {x, global_scale, weight, signs, seed};
+  const Options options = {signs, seed};
   const int num_blocks = k / kFp4Block<kNvfp4>, row_vectors = k / kVector;
   if constexpr (kSwizzled) {
     if (blockIdx.x >= m) {
@@ -66,23 +66,28 @@ __global__ void __launch_bounds__(kThreads, 1)
   const float inverse_rms = inverse_root(row_sum<kThreads>(partial), k, eps);
 
   const Scaling<kNvfp4> scaling(global_scale);
+  uint8_t* scales = scale + scale_place<kSwizzled>(row, 0, num_blocks);  // of the row
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
     const int col = threadIdx.x + i * kThreads;
     const bool inside = col < row_vectors;
     Values h, factors;
     widen<T>(vectors[i], h);
-    widen<T>(inside ? Vector::load(weight, col) : Vector{}, factors);
+    Vector weights = {};
+    if (inside) weights = Vector::load(weight, col);
+    widen<T>(weights, factors);
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       float& value = h[j / kWord][j % kWord];
       value = __fmul_rn(__fmul_rn(value, inverse_rms), factors[j / kWord][j % kWord]);
     }
-    const Coded found = coded<kNvfp4, kRotated, kStochastic>(arrays, scaling, h, first + col);
+    const Coded found = coded<kNvfp4, kRotated, kStochastic>(options, scaling, h, first + col);
     if (!inside) continue;
     __stcs(q + first + col, found.codes);
     if (lane_index() % kLanes == 0) {
-      scale[scale_place<kSwizzled>(row, col / kLanes, num_blocks)] = found.scale;
+      // Tiles of four columns are 512 bytes apart.
+      const int scale_col = col / kLanes;
+      scales[kSwizzled ? scale_col / 4 * 512 + scale_col % 4 : scale_col] = found.scale;
     }
   }
 }

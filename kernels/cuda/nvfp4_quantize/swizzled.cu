@@ -6,7 +6,7 @@ namespace kernelcat {
 
 // A thread block has 512 columns; kUnroll: rows that a warp has in flight.
 template <typename T, bool kNvfp4, bool kRotated, bool kStochastic, int kThreads, int kUnroll>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, kStochastic ? 1 : 640 / kThreads)
     nvfp4_quantize_swizzled(const T* x, const float* global_scale, const T* weight,
                             const float* signs, const uint32_t* seed, uint2* q, uint8_t* scale,
                             int m, int k) {
@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr int kRows = 32, kQuarter = kRows / 4;
   constexpr int kTiles = kWarpThreads / kLanes / 4;  // beside each other, of a thread block
   __shared__ alignas(16) uint8_t shared[kTiles][kQuarter][16];
-  const Arrays<T> arrays = {x, global_scale, weight, signs, seed};
+  const Options options = {signs, seed};
   const int row_vectors = k / kVector, tiles_beside = ceil_div(k / kFp4Block<kNvfp4>, 4);
   const int blocks_beside = ceil_div(row_vectors, kWarpThreads);
   const int beside = blockIdx.x % blocks_beside, below = blockIdx.x / blocks_beside;
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int i = 0; i < kUnroll; ++i) {
       Values h;
       widen<T>(vectors[i], h);
-      const Coded found = coded<kNvfp4, kRotated, kStochastic>(arrays, scaling, h, index(i));
+      const Coded found = coded<kNvfp4, kRotated, kStochastic>(options, scaling, h, index(i));
       if (is_inside(i)) __stcs(q + index(i), found.codes);
       if (lane_index() % kLanes == 0) {
         const int own = first + i * kWarps, scale_col = lane_index() / kLanes;

@@ -91,10 +91,10 @@ struct Coded {
 };
 
 // Of vector `index` of the whole matrix, one a lane; all lanes of a warp must call it together.
-template <bool kNvfp4, bool kRotated, bool kStochastic, typename T>
-__device__ __forceinline__ Coded coded(const Arrays<T>& arrays, const Scaling<kNvfp4>& scaling,
+template <bool kNvfp4, bool kRotated, bool kStochastic>
+__device__ __forceinline__ Coded coded(const Options& options, const Scaling<kNvfp4>& scaling,
                                        Values& h, int64_t index) {
-  if constexpr (kRotated) rotate(h, arrays.signs);
+  if constexpr (kRotated) rotate(h, options.signs);
   float amax = 0.0f;
 #pragma unroll
   for (int i = 0; i < kVector; ++i) amax = larger_magnitude(amax, h[i / kWord][i % kWord]);
@@ -108,7 +108,7 @@ __device__ __forceinline__ Coded coded(const Arrays<T>& arrays, const Scaling<kN
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if constexpr (kStochastic) {
-      const uint4 random = philox(arrays.seed[0], arrays.seed[1], 2 * index + half);
+      const uint4 random = philox(options.seed[0], options.seed[1], 2 * index + half);
       codes[half] = random_codes(h[half], found.inverse, random);
     } else {
       codes[half] = nearest_codes<kNvfp4>(h[half], found.inverse, amax);

@@ -10,7 +10,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                               const float* signs, const uint32_t* seed, uint2* q, uint8_t* scale,
                               int m, int k) {
   constexpr int kLanes = kScaleLanes<kNvfp4>;
-  const Arrays<T> arrays = {x, global_scale, weight, signs, seed};
+  const Options options = {signs, seed};
   const int64_t end = static_cast<int64_t>(m) * (k / kVector);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads * kUnroll) + threadIdx.x;
   Vector vectors[kUnroll] = {};
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int64_t index = first + i * kThreads;
     Values h;
     widen<T>(vectors[i], h);
-    const Coded found = coded<kNvfp4, kRotated, kStochastic>(arrays, scaling, h, index);
+    const Coded found = coded<kNvfp4, kRotated, kStochastic>(options, scaling, h, index);
     if (index >= end) continue;
     __stcs(q + index, found.codes);
     if (lane_index() % kLanes == 0) scale[index / kLanes] = found.scale;

@@ -7,10 +7,7 @@ from cutlass import Float32, Int32
 from kernelcat.kernels.cute.flashmla.place import LATENT
 from kernelcat.kernels.cute.flashmla.seesaw import (
     COLUMNS,
-    GROUP_BARRIER,
-    GROUPS,
     HALF,
-    MMA_THREADS,
     Sums,
 )
 from kernelcat.kernels.cute.flashmla.softmax import ROWS
@@ -29,6 +26,7 @@ class Result:
         qk_mma: cute.TiledMma,
         sums: Sums,
         sTotal: cute.Tensor,  # (BLOCK, GROUPS)
+        met: cute.Pointer,  # where both warpgroups meet
         sO: cute.Tensor,  # (BLOCK, PIECE, PIECES), in place of the queries
         vectors: cute.Tensor,  # the same as (8, 8, BLOCK, PIECES)
         gO: cute.Tensor,  # (8, LATENT / 8, rows)
@@ -46,7 +44,9 @@ class Result:
             if lane == 0:
                 sTotal[row + 8 * half, group] = share
         # The queries have been read, too.
-        cute.arch.barrier(barrier_id=GROUP_BARRIER + GROUPS, number_of_threads=MMA_THREADS)
+        cute.arch.mbarrier_arrive(met)
+        cute.arch.mbarrier_wait(met, 0)
+        cute.arch.sync_warp()
         for half in cutlass.range_constexpr(ROWS):
             at = row + 8 * half
             sums.total[half] = sTotal[at, 0] + sTotal[at, 1]

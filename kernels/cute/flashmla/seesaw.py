@@ -27,10 +27,8 @@ PARTS = GROUPS + 1
 COLUMNS = LATENT // GROUPS
 HALF = COLUMNS // PIECE
 """Pieces of a half."""
-WEIGHTS_BARRIER = 1
-"""The first of a named barrier for each warpgroup: the weights of its tile are there."""
-GROUP_BARRIER = WEIGHTS_BARRIER + GROUPS
-"""The first of a named barrier for each warpgroup, and one for both."""
+GROUP_BARRIER = 1
+"""The first of a named barrier for each warpgroup."""
 MMA_THREADS = 128 * GROUPS
 
 
@@ -48,6 +46,7 @@ class Shared(NamedTuple):
     most: cute.Tensor  # (ROWS,): maxima that the latest weights are relative to
     full: cute.Pointer  # (STAGES * PIECES,)
     empty: cute.Pointer  # (STAGES * PARTS,)
+    told: cute.Pointer  # (GROUPS,): the weights of a warpgroup's tile are there
 
 
 class Sums(NamedTuple):
@@ -94,7 +93,7 @@ def as_vectors(memory, pieces):
     return cute.make_tensor(memory, layout)
 
 
-def make_shared(mmas, sQ, sK, sP, vectors, most, full, empty, group, tidx, dtype):
+def make_shared(mmas, sQ, sK, sP, vectors, most, full, empty, told, group, tidx, dtype):
     qk_mma, own_mma, other_mma = mmas
     thr_qk, thr_own, thr_other = (mma.get_slice(0) for mma in mmas)
     sV = cute.local_tile(as_values(sK), (COLUMNS, BLOCK, STAGES), (group, 0, 0))
@@ -109,6 +108,7 @@ def make_shared(mmas, sQ, sK, sP, vectors, most, full, empty, group, tidx, dtype
         cute.make_tensor(most + row, cute.make_layout(ROWS, stride=8)),
         full,
         empty,
+        told,
     )
 
 
@@ -203,9 +203,7 @@ class Seesaw:
             for half in cutlass.range_constexpr(ROWS):
                 shared.most[half] = sums.most[half]
         cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.barrier_arrive(
-            barrier_id=WEIGHTS_BARRIER + group, number_of_threads=MMA_THREADS
-        )
+        cute.arch.mbarrier_arrive(shared.told + group)
         self.rescale(sums)
         warpgroup.fence()
         for k in cutlass.range_constexpr(cute.size(weights, mode=[2])):
@@ -244,7 +242,8 @@ class Seesaw:
         for i in cutlass.range_constexpr(1 if self.packed else HALF):
             barrier = shared.full + self.barrier_of(stage, group * HALF + i)
             cute.arch.mbarrier_wait(barrier, index // STAGES % 2)
-        cute.arch.barrier(barrier_id=WEIGHTS_BARRIER + stage, number_of_threads=MMA_THREADS)
+        cute.arch.mbarrier_wait(shared.told + stage, index // STAGES % 2)
+        cute.arch.sync_warp()
         for half in cutlass.range_constexpr(ROWS):
             theirs = shared.most[half]
             sums.factor[half] = exp2(sums.most[half] - theirs)

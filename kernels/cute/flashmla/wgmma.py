@@ -120,6 +120,8 @@ class Wgmma(Seesaw, Result, Gather):
             full: cute.struct.MemRange[Int64, STAGES * PIECES]
             empty: cute.struct.MemRange[Int64, STAGES * PARTS]
             q_full: cute.struct.MemRange[Int64, 1]
+            told: cute.struct.MemRange[Int64, GROUPS]
+            met: cute.struct.MemRange[Int64, 1]
             most: cute.struct.MemRange[Float32, BLOCK]
             total: cute.struct.MemRange[Float32, GROUPS * BLOCK]
             q: memory(self.dtype, q_layout)
@@ -200,6 +202,9 @@ class Wgmma(Seesaw, Result, Gather):
                 for i in cutlass.range_constexpr(STAGES * PARTS):  # the warps of a warpgroup
                     cute.arch.mbarrier_init(empty + i, 4 * self.cluster)
                 cute.arch.mbarrier_init(q_full, 1)
+                for i in cutlass.range_constexpr(GROUPS):
+                    cute.arch.mbarrier_init(storage.told.data_ptr() + i, MMA_THREADS // GROUPS)
+                cute.arch.mbarrier_init(storage.met.data_ptr(), MMA_THREADS)
             cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(self.cluster > 1):
             cute.arch.cluster_arrive_relaxed()
@@ -334,8 +339,8 @@ class Wgmma(Seesaw, Result, Gather):
             mma.set(warpgroup.Field.ACCUMULATE, True)
         shared = make_shared(
             mmas, sQ, sK, sP, as_vectors(storage.k.data_ptr(), STAGES * PIECES),
-            storage.most.data_ptr(), storage.full.data_ptr(), storage.empty.data_ptr(), group,
-            tidx, self.dtype,
+            storage.most.data_ptr(), storage.full.data_ptr(), storage.empty.data_ptr(),
+            storage.told.data_ptr(), group, tidx, self.dtype,
         )  # fmt: skip
         sums = make_sums(mmas)
         sums.out.fill(0.0)
@@ -352,8 +357,8 @@ class Wgmma(Seesaw, Result, Gather):
         )  # fmt: skip
         sTotal = storage.total.get_tensor(cute.make_layout((BLOCK, GROUPS)))
         self.leave(
-            mmas[0], sums, sTotal, sQ, as_vectors(storage.q.data_ptr(), PIECES), gO, gL,
-            gPartial, group, num_rows, used,
+            mmas[0], sums, sTotal, storage.met.data_ptr(), sQ,
+            as_vectors(storage.q.data_ptr(), PIECES), gO, gL, gPartial, group, num_rows, used,
         )  # fmt: skip
 
 
