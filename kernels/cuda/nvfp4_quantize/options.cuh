@@ -55,10 +55,11 @@ __device__ __forceinline__ float neighbours_sum(const float (&values)[kCount]) {
   }
 }
 
-// The same over the lanes of a warp, which all get it.
+// The same over lanes kFirst, 2 kFirst ... apart, which all get it: without kFirst over a warp.
+template <int kFirst = 1>
 __device__ __forceinline__ float lanes_sum(float value) {
 #pragma unroll
-  for (int mask = 1; mask < kWarpThreads; mask *= 2) {
+  for (int mask = kFirst; mask < kWarpThreads; mask *= 2) {
     value = __fadd_rn(value, __shfl_xor_sync(0xffffffff, value, mask));
   }
   return value;

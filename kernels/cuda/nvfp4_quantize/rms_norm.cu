@@ -3,6 +3,25 @@
 
 namespace kernelcat {
 
+// The sum over a warp of values[i], in lane i and those that are a multiple of kCount, a power of
+// two, after it: lanes hand each other half of what they hold until they hold one.
+template <int kMask = 1, int kCount>
+__device__ __forceinline__ float lanes_sums(const float (&values)[kCount]) {
+  if constexpr (kCount == 1) {
+    return lanes_sum<kMask>(values[0]);
+  } else {
+    const bool odd = lane_index() & kMask;
+    float sums[kCount / 2];
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+      const float own = odd ? values[2 * i + 1] : values[2 * i];
+      const float other = odd ? values[2 * i] : values[2 * i + 1];
+      sums[i] = __fadd_rn(own, __shfl_xor_sync(0xffffffff, other, kMask));
+    }
+    return lanes_sums<2 * kMask>(sums);
+  }
+}
+
 // The sum over a row of which thread t has vectors t, t + kThreads ...: neighbours first, as if
 // zeros filled the row up to a power of two.
 template <int kThreads, int kUnroll>
@@ -10,10 +29,9 @@ __device__ __forceinline__ float row_sum(const float (&partial)[kUnroll]) {
   constexpr int kWarps = kThreads / kWarpThreads, kCount = kUnroll * kWarps;
   constexpr int kOwn = kCount <= kWarpThreads ? 1 : kCount / kWarpThreads;
   __shared__ float shared[kCount];
-#pragma unroll
-  for (int i = 0; i < kUnroll; ++i) {
-    const float sum = lanes_sum(partial[i]);
-    if (lane_index() == 0) shared[i * kWarps + threadIdx.x / kWarpThreads] = sum;
+  const float sum = lanes_sums(partial);
+  if (lane_index() < kUnroll) {
+    shared[lane_index() * kWarps + threadIdx.x / kWarpThreads] = sum;
   }
   __syncthreads();
   float own[kOwn];
@@ -55,11 +73,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int i = 0; i < kUnroll; ++i) {
     Values h;
     widen<T>(vectors[i], h);
-    float squares[kVector];
+    float squares[kVector / 2];  // of pairs; those of 16 bits are exact, so one rounding is both
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      const float value = h[j / kWord][j % kWord];
-      squares[j] = __fmul_rn(value, value);
+    for (int j = 0; j < kVector; j += 2) {
+      const float first = h[j / kWord][j % kWord], second = h[j / kWord][j % kWord + 1];
+      squares[j / 2] = fmaf(second, second, __fmul_rn(first, first));
     }
     partial[i] = neighbours_sum(squares);
   }
@@ -71,6 +89,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int i = 0; i < kUnroll; ++i) {
     const int col = threadIdx.x + i * kThreads;
     const bool inside = col < row_vectors;
+    if (col - lane_index() >= row_vectors) break;  // all of the warp
     Values h, factors;
     widen<T>(vectors[i], h);
     Vector weights = {};
@@ -81,7 +100,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       float& value = h[j / kWord][j % kWord];
       value = __fmul_rn(__fmul_rn(value, inverse_rms), factors[j / kWord][j % kWord]);
     }
-    const Coded found = coded<kNvfp4, kRotated, kStochastic>(options, scaling, h, first + col);
+    if constexpr (kRotated) rotate(h, signs);
+    const Coded found =
+        coded_values<kNvfp4, kRotated, kStochastic>(options, scaling, h, magnitude(h), first + col);
     if (!inside) continue;
     __stcs(q + first + col, found.codes);
     if (lane_index() % kLanes == 0) {

@@ -37,9 +37,8 @@ __global__ void __launch_bounds__(kThreads, kStochastic ? 1 : 640 / kThreads)
     }
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
-      Values h;
-      widen<T>(vectors[i], h);
-      const Coded found = coded<kNvfp4, kRotated, kStochastic>(options, scaling, h, index(i));
+      const Coded found =
+          coded<T, kNvfp4, kRotated, kStochastic>(options, scaling, vectors[i], index(i));
       if (is_inside(i)) __stcs(q + index(i), found.codes);
       if (lane_index() % kLanes == 0) {
         const int own = first + i * kWarps, scale_col = lane_index() / kLanes;

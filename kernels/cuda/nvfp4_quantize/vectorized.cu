@@ -22,9 +22,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
     const int64_t index = first + i * kThreads;
-    Values h;
-    widen<T>(vectors[i], h);
-    const Coded found = coded<kNvfp4, kRotated, kStochastic>(options, scaling, h, index);
+    const Coded found =
+        coded<T, kNvfp4, kRotated, kStochastic>(options, scaling, vectors[i], index);
     if (index >= end) continue;
     __stcs(q + index, found.codes);
     if (lane_index() % kLanes == 0) scale[index / kLanes] = found.scale;
