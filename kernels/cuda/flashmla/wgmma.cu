@@ -113,23 +113,30 @@ struct LatentConsumer {
     multiply_values(rows, weights, kOther);
   }
 
-  // The scores of tile `tile` have been multiplied.
-  __device__ __forceinline__ void end_scores(Rows& rows, Scores& scores, const Segment& segment,
-                                             int tile) const {
+  // The warpgroup's own tile. The first warpgroup takes the other's weights after its own (run()),
+  // the second one while it works on its softmax: so both stages are given back as early as can be,
+  // and no values wait for the next keys. `index` is the segment's, modulo 2; `parity` of the keys,
+  // `others_parity` of the other's weights before.
+  __device__ __forceinline__ void attend(Rows& rows, const Segment& segment, uint32_t index,
+                                         int tile, uint32_t parity, uint32_t others_parity) const {
+    Scores scores;
+    Weights others, weights;
+    // A segment's first scores are not multiplied side by side with its second ones: then the
+    // warpgroups would wait for their softmax together, and the tensor cores for both.
+    if (kOwn == 1 && tile == segment.begin + 1) shared.first_scores.wait(index);
+    multiply_keys(rows, scores, parity);
+    if constexpr (kOwn == 1) multiply_others(rows, others, others_parity);
+    wgmma_wait<kOwn>();
     pin(scores);
     pin(rows.rope);
+    if (kOwn == 0 && tile == segment.begin) shared.first_scores.arrive();
     give_back(shared.rope_empty[kOwn]);
     if (tile + 2 >= segment.end) shared.queries_empty.arrive();
-  }
-
-  // Makes weights of the scores of tile `tile`, and tells them the other warpgroup.
-  __device__ __forceinline__ void tell_weights(Rows& rows, Scores& scores, Weights& weights,
-                                               const Segment& segment, int tile,
-                                               float (&kept)[2]) const {
     const int token = tile * BLOCK_N, left = segment.sequence.num_tokens - token;
     if (left > 0 && left < BLOCK_N) {
       clear_tokens<BLOCK_N>(shared.keys[kOwn][0], Tile::kValueChunks, left, kOwn);
     }
+    float kept[2];
     rows.exponentiate(scores, token, call.sm_scale * kLog2E, kept);
     Rows::round(scores, weights);
 #pragma unroll
@@ -141,11 +148,12 @@ struct LatentConsumer {
       for (int i = 0; i < 2; ++i) shared.most[kOwn][Result::row() + 8 * i] = rows.softmax.most[i];
     }
     shared.weights_full[kOwn].arrive();
-  }
-
-  // The values of the warpgroup's own tile.
-  __device__ __forceinline__ void add_own(Rows& rows, Weights& weights,
-                                          const float (&kept)[2]) const {
+    if constexpr (kOwn == 1) {
+      wgmma_wait<0>();
+      pin(rows.out);
+      pin(others);
+      give_back(shared.half_empty[kOther][kOwn]);
+    }
     rows.rescale_sums(kept);
     multiply_values(rows, weights, kOwn);
     wgmma_wait<0>();
@@ -154,72 +162,14 @@ struct LatentConsumer {
     give_back(shared.half_empty[kOwn][kOwn]);
   }
 
-  // Those of the other one's have been multiplied.
-  __device__ __forceinline__ void end_others(Rows& rows, Weights& others) const {
-    pin(rows.out);
-    pin(others);
-    give_back(shared.half_empty[kOther][kOwn]);
-  }
-
   // The other warpgroup's tile, once it has told the weights.
   __device__ __forceinline__ void attend_others(Rows& rows, uint32_t parity) const {
     Weights others;
     multiply_others(rows, others, parity);
     wgmma_wait<0>();
-    end_others(rows, others);
-  }
-
-  // The first warpgroup's tiles of a segment, each with the other's that follows it. Its next
-  // scores are multiplied behind the values of the other's tile: those keys have come meanwhile.
-  __device__ __forceinline__ void attend_first(Rows& rows, const Segment& segment,
-                                               uint32_t& parities) const {
-    Scores scores;
-    Weights weights, others;
-    float kept[2];
-    multiply_keys(rows, scores, parities & 1);
-    parities ^= 1;
-    wgmma_wait<0>();
-    end_scores(rows, scores, segment, segment.begin);
-    shared.first_scores.arrive();
-    tell_weights(rows, scores, weights, segment, segment.begin, kept);
-    int tile = segment.begin;
-    while (true) {
-      add_own(rows, weights, kept);
-      if (tile + 1 >= segment.end) return;
-      tile += 2;
-      if (tile >= segment.end) break;
-      multiply_others(rows, others, parities >> 2);
-      multiply_keys(rows, scores, parities & 1);
-      parities ^= 5;
-      wgmma_wait<1>();
-      end_others(rows, others);
-      wgmma_wait<0>();
-      end_scores(rows, scores, segment, tile);
-      tell_weights(rows, scores, weights, segment, tile, kept);
-    }
-    attend_others(rows, parities >> 2);
-    parities ^= 4;
-  }
-
-  // One of the second warpgroup's: it takes the other's weights before its own, while it works on
-  // its softmax. `index` is the segment's, modulo 2.
-  __device__ __forceinline__ void attend_second(Rows& rows, const Segment& segment, uint32_t index,
-                                                int tile, uint32_t& parities) const {
-    Scores scores;
-    Weights others, weights;
-    // A segment's first scores are not multiplied side by side with its second ones: then the
-    // warpgroups would wait for their softmax together, and the tensor cores for both.
-    if (tile == segment.begin + 1) shared.first_scores.wait(index);
-    multiply_keys(rows, scores, parities & 1);
-    multiply_others(rows, others, parities >> 2);
-    parities ^= 5;
-    wgmma_wait<1>();
-    end_scores(rows, scores, segment, tile);
-    float kept[2];
-    tell_weights(rows, scores, weights, segment, tile, kept);
-    wgmma_wait<0>();
-    end_others(rows, others);
-    add_own(rows, weights, kept);
+    pin(rows.out);
+    pin(others);
+    give_back(shared.half_empty[kOther][kOwn]);
   }
 
   // The softmax's denominators of all tokens, from both warpgroups' tiles.
@@ -258,16 +208,17 @@ struct LatentConsumer {
       // Before weights take the place of the queries' rotated part.
       meet();
       if (segment.begin + kOwn >= segment.end) shared.queries_empty.arrive();  // no tile of its own
-      if constexpr (kOwn == 0) {
-        attend_first(rows, segment, parities);
-      } else {
-        for (int tile = segment.begin + 1; tile < segment.end; tile += 2) {
-          attend_second(rows, segment, index, tile, parities);
-        }
-        if ((segment.end - segment.begin) % 2 == 1) {
+      for (int tile = segment.begin + kOwn; tile < segment.end; tile += 2) {
+        attend(rows, segment, index, tile, parities & 1, parities >> 2);
+        parities ^= kOwn == 1 ? 5 : 1;
+        if (kOwn == 0 && tile + 1 < segment.end) {
           attend_others(rows, parities >> 2);
           parities ^= 4;
         }
+      }
+      if (kOwn == 1 && (segment.end - segment.begin) % 2 == 1) {
+        attend_others(rows, parities >> 2);
+        parities ^= 4;
       }
       fence_async_shared();  // TMA writes where weights were
       shared.queries_rope_empty.arrive();

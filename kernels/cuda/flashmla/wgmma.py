@@ -156,9 +156,8 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     again = ceil(rows(problem) / (BLOCK * side))
     bytes_us = copy_us(ENTRY.bytes_moved(problem) * again, gpu, 0.85)
     work_us = per_share * TILE_US + ROW_TILE_US * ceil(row_tiles_of_all / shares)
-    # What is read again costs power, if not time; a cluster reads it from L2 once.
-    total_us = LAUNCH_US + max(bytes_us, work_us) + 0.05 * bytes_us
-    total_us += (0.6 - 0.015 * bytes_us) * (cluster > 1)
+    # What is read again costs power, if not time.
+    total_us = LAUNCH_US + max(bytes_us, work_us) + 0.05 * bytes_us + 0.1 * (cluster > 1)
     return total_us + merge_us(problem, BLOCK * side, shares, config["combine"])
 
 
