@@ -98,8 +98,8 @@ def _norm_blocks(problem: Problem, threads: int) -> int:
 
 
 def _norm_bytes(problem: Problem, threads: int) -> int:
-    """Shared memory for float32 weights of as many vectors as threads hold."""
-    return 4 * VECTOR * threads * _row_unroll(problem, threads)
+    """Shared memory for weights of as many vectors as threads hold: float32, and signs again."""
+    return (4 * VECTOR + 8) * threads * _row_unroll(problem, threads)
 
 
 def _main_blocks(problem: Problem, config: Config, gpu: Gpu) -> int:

@@ -55,10 +55,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
                             const float* signs, const uint32_t* seed, uint2* q, uint8_t* scale,
                             int m, int k, float eps, int row_blocks) {
   constexpr int kLanes = kScaleLanes<kNvfp4>, kFours = kVector / 4;
-  // Four weights of each vector that a thread has, then the next four; it reads what it wrote.
+  // A thread reads what it wrote: of each vector four weights, the next four ..., then their signs.
   extern __shared__ float4 factors[];
   const auto four_of = [&](int i, int j) -> float4& {
     return factors[(i * kFours + j) * kThreads + threadIdx.x];
+  };
+  const auto signs_at = [&](int i) -> uint2& {
+    return reinterpret_cast<uint2*>(factors +
+                                    kUnroll * kFours * kThreads)[i * kThreads + threadIdx.x];
   };
   const Options options = {signs, seed};
   const int num_blocks = k / kFp4Block<kNvfp4>, row_vectors = k / kVector;
@@ -70,14 +74,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
   }
   const auto is_inside = [&](int i) { return threadIdx.x + i * kThreads < row_vectors; };
-  uint2 flips[kUnroll];  // signs of weights
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
     Vector weights = {};
     if (is_inside(i)) weights = Vector::load(weight, threadIdx.x + i * kThreads);
     Values wide;
     widen<T>(weights, wide);
-    flips[i] = signs_of(weights);
+    signs_at(i) = signs_of(weights);
 #pragma unroll
     for (int j = 0; j < kFours; ++j) {
       const float* four = &wide[j / 2][j % 2 * 4];
@@ -90,16 +93,18 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int own_scale = kSwizzled ? scale_col / 4 * 512 + scale_col % 4 : scale_col;
   constexpr int kNextScale = kThreads / kLanes * (kSwizzled ? 128 : 1);
 
+  Vector vectors[kUnroll] = {};
+  const T* from = x + (static_cast<int64_t>(blockIdx.x) * row_vectors + threadIdx.x) * kVector;
+  const auto load = [&](int i) {
+    if (is_inside(i)) vectors[i] = Vector::load_once(from, i * kThreads);
+  };
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) load(i);
+
   int parity = 0;
 #pragma unroll 1
   for (int row = blockIdx.x; row < m; row += row_blocks, parity ^= 1) {
     const int64_t first = static_cast<int64_t>(row) * row_vectors + threadIdx.x;
-    const T* from = x + first * kVector;
-    Vector vectors[kUnroll] = {};
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      if (is_inside(i)) vectors[i] = Vector::load_once(from, i * kThreads);
-    }
     float partial[kUnroll];
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
@@ -117,6 +122,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
     uint8_t* scales = scale + scale_place<kSwizzled>(row, 0, num_blocks) + own_scale;
     uint2* to = q + first;
+    from += static_cast<int64_t>(row_blocks) * k;
+    asm("" : "+l"(from));  // one addition, not the product of a row again in each place
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       if (threadIdx.x / kWarpThreads * kWarpThreads + i * kThreads >= row_vectors) break;
@@ -134,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         }
       }
       uint2 own = signs_of(vectors[i]);
-      own = {own.x ^ flips[i].x, own.y ^ flips[i].y};
+      own = {own.x ^ signs_at(i).x, own.y ^ signs_at(i).y};
       float amax;
       if constexpr (kRotated) {
         rotate(h, signs);
@@ -148,6 +155,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       if (!is_inside(i)) continue;
       __stcs(to + i * kThreads, found.codes);
       if (lane_index() % kLanes == 0) scales[i * kNextScale] = found.scale;
+      if (row + row_blocks < m) load(i);  // of the next row, early
     }
   }
 }
