@@ -28,8 +28,6 @@ TILE_ROWS, PART_ROWS = 128, 32
 NAIVE_THREADS = 128
 NORM_UNROLL = 4
 """Vectors of a row that a thread of `rms_norm` holds at most."""
-NORM_THREADS = {False: 768, True: 512}
-"""Of an SM in `rms_norm`, whose registers they share: with random rounding or without."""
 
 ENOUGH = 85e3
 """Bytes in flight an SM from which on memory is the limit."""
@@ -49,19 +47,13 @@ def _constants(problem: Problem, *flags: bool) -> list[str]:
 
 
 def _launch(
-    problem: Problem,
-    kernel: str,
-    constants: list[str],
-    blocks: int,
-    threads: int,
-    *last: Param,
-    shared_bytes: int = 0,
+    problem: Problem, kernel: str, constants: list[str], blocks: int, threads: int, *last: Param
 ) -> Program:
     name = f"kernelcat::nvfp4_quantize_{kernel}<{', '.join(constants)}>"
     source = CudaSource(f"nvfp4_quantize/{kernel}.cu", name)
     sizes = (Int32(problem["M"]), Int32(problem["K"]))
     params = (*map(Pointer, ARRAYS), *sizes, *last)
-    return Program((Step(source, (blocks, 1, 1), params, threads, shared_bytes),))
+    return Program((Step(source, (blocks, 1, 1), params, threads),))
 
 
 def _nothing(problem: Problem) -> bool:
@@ -92,19 +84,9 @@ def _row_unroll(problem: Problem, threads: int) -> int:
     return 1 << (ceil(problem["K"] / (VECTOR * threads)) - 1).bit_length()
 
 
-def _norm_blocks(problem: Problem, threads: int) -> int:
-    """Thread blocks of `rms_norm` that an SM holds."""
-    return max(NORM_THREADS[bool(problem["stochastic"])] // threads, 1)
-
-
-def _norm_bytes(problem: Problem, threads: int) -> int:
-    """Shared memory for weights of as many vectors as threads hold: float32, and signs again."""
-    return (4 * VECTOR + 8) * threads * _row_unroll(problem, threads)
-
-
-def _main_blocks(problem: Problem, config: Config, gpu: Gpu) -> int:
+def _main_blocks(problem: Problem, config: Config) -> int:
     if problem["rms_norm"]:
-        return min(int(problem["M"]), gpu.sms * _norm_blocks(problem, config["threads"]))
+        return int(problem["M"])
     if _is_swizzled(problem):
         parts = ceil(problem["M"] / TILE_ROWS) * (TILE_ROWS // PART_ROWS)
         return parts * ceil(problem["K"] / (VECTOR * 32))
@@ -114,18 +96,14 @@ def _main_blocks(problem: Problem, config: Config, gpu: Gpu) -> int:
 def _vectorized(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if _nothing(problem):
         return Program(())
-    threads, unroll = config["threads"], config["unroll"]
-    blocks = _main_blocks(problem, config, gpu)
+    threads, unroll, blocks = config["threads"], config["unroll"], _main_blocks(problem, config)
     options = (problem["hadamard"], problem["stochastic"])
     if problem["rms_norm"]:
         constants = [*_constants(problem, _is_swizzled(problem), *options), f"{threads}"]
-        constants += [f"{_row_unroll(problem, threads)}", f"{_norm_blocks(problem, threads)}"]
-        last = (Float32(problem["eps"]), Int32(blocks))
+        constants.append(str(_row_unroll(problem, threads)))
         blocks += _padding_blocks(problem, threads)
-        return _launch(
-            problem, "rms_norm", constants, blocks, threads, *last,
-            shared_bytes=_norm_bytes(problem, threads),
-        )  # fmt: skip
+        eps = Float32(problem["eps"])
+        return _launch(problem, "rms_norm", constants, blocks, threads, eps)
     kernel = "swizzled" if _is_swizzled(problem) else "vectorized"
     constants = [*_constants(problem, *options), f"{threads}", f"{unroll}"]
     return _launch(problem, kernel, constants, blocks, threads)
@@ -133,14 +111,12 @@ def _vectorized(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     threads, unroll = config["threads"], config["unroll"]
-    if _main_blocks(problem, config, gpu) + 128 > MAX_GRID:
+    if _main_blocks(problem, config) + 128 > MAX_GRID:
         return f"the grid would have more than {MAX_GRID} blocks"
     if problem["rms_norm"]:
         if unroll > NORM_UNROLL or unroll != _row_unroll(problem, threads):
             longest = VECTOR * threads * NORM_UNROLL
             return f"a row of K={problem['K']} is in registers once, and K at most {longest}"
-        if _norm_bytes(problem, threads) > gpu.shared_bytes:
-            return f"weights in shared memory take more than {gpu.shared_bytes} bytes"
     elif _is_swizzled(problem):
         if threads // 32 * unroll > PART_ROWS:
             return f"a thread block has {PART_ROWS} rows"
@@ -156,10 +132,10 @@ def _vectorized_us(problem: Problem, config: Config, gpu: Gpu) -> float:
     serve."""
     threads, unroll = config["threads"], config["unroll"]
     held = min(
-        _main_blocks(problem, config, gpu) / gpu.sms * threads, 2048, 65536 / (40 + VECTOR * unroll)
+        _main_blocks(problem, config) / gpu.sms * threads, 2048, 65536 / (40 + VECTOR * unroll)
     )
     in_flight = held * unroll * 2 * VECTOR
-    slow = 0.5 if problem["stochastic"] else 0.8 if problem["rms_norm"] else 1.0
+    slow = 0.55 if problem["stochastic"] else 0.75 if problem["rms_norm"] else 1.0
     share = 0.85 * slow * min(1.0, 0.7 + 0.3 * in_flight / ENOUGH)
     return copy_us(ENTRY.bytes_moved(problem), gpu, share) + 1e-3 * threads / 128
 

@@ -100,36 +100,6 @@ __device__ __forceinline__ float magnitude(const Values& h) {
   return result;
 }
 
-// The same of values without a sign: as integers, for NaN's are the largest.
-__device__ __forceinline__ float magnitude_of_sizes(const Values& h) {
-  uint32_t result = 0;
-#pragma unroll
-  for (int i = 0; i < kVector; i += 2) {
-    result = __vimax3_u32(result, __float_as_uint(h[i / kWord][i % kWord]),
-                          __float_as_uint(h[i / kWord][i % kWord + 1]));
-  }
-  return __uint_as_float(result);
-}
-
-// The signs of both halves, each where its code's is (`code_signs`).
-__device__ __forceinline__ uint2 signs_of(const Values& h) {
-  return {code_signs(h[0]), code_signs(h[1])};
-}
-
-__device__ __forceinline__ uint2 signs_of(const Vector& vector) {
-  uint32_t signs[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint4& four = vector.halves[half];
-    const auto bytes = [&](uint32_t low) {  // of every second value
-      return __byte_perm(__byte_perm(four.x, four.y, low), __byte_perm(four.z, four.w, low),
-                         0x5410);
-    };
-    signs[half] = (bytes(0x73) & 0x80808080) | (bytes(0x51) >> 4 & 0x08080808);
-  }
-  return {signs[0], signs[1]};
-}
-
 // Four times the transform, whose last round is between the halves.
 __device__ __forceinline__ void rotate(Values& h, const float* signs) {
   const float4* fours = reinterpret_cast<const float4*>(signs);
@@ -155,8 +125,8 @@ __device__ __forceinline__ void rotate(Values& h, const float* signs) {
   }
 }
 
-// `nearest_codes` of both halves, but for signs, with one minimum of three integers an element, for
-// minima run at half the rate of sums: floats that are not negative are ordered as their bits are.
+// `nearest_codes` of both halves with one minimum of three integers an element, for minima run at
+// half the rate of sums: floats that are not negative are ordered as their bits are.
 template <bool kNvfp4>
 __device__ __forceinline__ uint2 nearest_codes_by_integers(const Values& h, float inverse,
                                                            float amax) {
@@ -184,7 +154,7 @@ __device__ __forceinline__ uint2 nearest_codes_by_integers(const Values& h, floa
                                           __float_as_uint(fmaf(own, 0.5f, kWhole + 4)));
       codes[half] = codes[half] * 16 + least;
     }
-    codes[half] -= kAhead;
+    codes[half] = (codes[half] - kAhead) | code_signs(h[half]);
   }
   return {codes[0], codes[1]};
 }
@@ -204,7 +174,7 @@ __device__ __forceinline__ uint32_t random_codes_by_integers(const float (&h)[kW
     const uint32_t chance = i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff;
     codes = codes * 16 + ((bits + (chance << 6)) / kCode);
   }
-  return codes - 252 * 0x11111111u;
+  return (codes - 252 * 0x11111111u) | code_signs(h);
 }
 
 // A vector's codes, and its block's scale.
@@ -214,12 +184,12 @@ struct Coded {
 };
 
 // Of vector `index` of the whole matrix, one a lane, whose largest magnitude is `amax`; all lanes
-// of a warp must call it together. Signs of h do not count, `signs` are its values'. What was
-// rotated is four times too large, and so is amax.
+// of a warp must call it together. Values that were rotated are four times too large, and so is
+// amax.
 template <bool kNvfp4, bool kRotated, bool kStochastic>
 __device__ __forceinline__ Coded coded_values(const Options& options,
                                               const Scaling<kNvfp4>& scaling, const Values& h,
-                                              uint2 signs, float amax, int64_t index) {
+                                              float amax, int64_t index) {
   constexpr float kShare = kRotated ? 0.25f : 1.0f;
   amax *= kShare;
 #pragma unroll
@@ -239,7 +209,7 @@ __device__ __forceinline__ Coded coded_values(const Options& options,
   } else {
     codes = nearest_codes_by_integers<kNvfp4>(h, inverse, amax / kShare);
   }
-  codes = is_nan ? uint2{0, 0} : uint2{codes.x | signs.x, codes.y | signs.y};
+  if (is_nan) codes = {0, 0};
   return {codes, is_nan ? scaling.kNan : found.code};
 }
 
@@ -247,14 +217,11 @@ __device__ __forceinline__ Coded coded_values(const Options& options,
 template <typename T, bool kNvfp4, bool kRotated, bool kStochastic>
 __device__ __forceinline__ Coded coded(const Options& options, const Scaling<kNvfp4>& scaling,
                                        const Vector& vector, int64_t index) {
-  const auto of = coded_values<kNvfp4, kRotated, kStochastic>;
   Values h;
   widen<T>(vector, h);
-  if constexpr (kRotated) {
-    rotate(h, options.signs);
-    return of(options, scaling, h, signs_of(h), magnitude(h), index);
-  }
-  return of(options, scaling, h, signs_of(vector), magnitude<T>(vector), index);
+  if constexpr (kRotated) rotate(h, options.signs);
+  const float amax = kRotated ? magnitude(h) : magnitude<T>(vector);
+  return coded_values<kNvfp4, kRotated, kStochastic>(options, scaling, h, amax, index);
 }
 
 }  // namespace kernelcat
