@@ -7,12 +7,14 @@ import math
 import random
 import weakref
 from statistics import median
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelcat import telemetry
+from kernelcat import catalog, telemetry
+from kernelcat.bench import peers
 from kernelcat.bench.race import Lane, copies_needed, race
 from kernelcat.bench.states import BLOCKS, REST_S, STATES, TUNED
 from kernelcat.bench.stats import (
@@ -398,3 +400,20 @@ def test_a_failed_capture_is_ended() -> None:
     with pytest.raises(RuntimeError, match="not in a capture"):
         Graph([refuse], cuda, cuda)
     assert cuda.capturing is None
+
+
+def test_a_compiled_peer_serves_more_problems_than_torch_compiles_a_function_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(peers, "tensors", lambda entry, problem, arrays: arrays)
+    run = torch.compile(lambda x: x + 1, fullgraph=True, dynamic=False, backend="eager")
+
+    def make(problem: Any, arrays: Any) -> Any:
+        return lambda: run(arrays["x"])
+
+    entry = catalog.entry("nvfp4_quantize")
+    for size in range(1, 12):
+        (problem, *_) = entry.problems.values()
+        bound = peers.binder(entry, problem, make)({"x": torch.zeros(size)})
+        assert bound().tolist() == [1.0] * size

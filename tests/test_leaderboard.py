@@ -271,6 +271,17 @@ def test_the_readme_is_filled_in_between_its_markers(
     assert leaderboard.update_readme(path, rows) is False
 
 
+def test_problems_are_chosen_by_a_pattern(tmp_path: Path, rows: list[Measurement]) -> None:
+    assert [r.title for r in board(rows, problem="16x*", digest=current)] == ["16x4096x4096"]
+    assert board(rows, problem="16x", digest=current) == []
+    path = tmp_path / "README.md"
+    path.write_text("<!-- leaderboard:gemm:h200:graph:sustained:16x* --><!-- /leaderboard -->")
+    assert leaderboard.update_readme(path, rows)
+    text = path.read_text()
+    assert "16x4096x4096" in text and "\n| 4096x4096x4096" not in text
+    assert "--problem '16x*'`" in text
+
+
 def test_a_readme_without_markers_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("# Title\n")
     with pytest.raises(InvalidArgument, match="has no leaderboard: add <!-- leaderboard"):

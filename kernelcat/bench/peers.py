@@ -50,7 +50,12 @@ def tensors(entry: Entry, problem: Problem, arrays: Arrays) -> dict[str, Any]:
 def binder(
     entry: Entry, problem: Problem, make: Callable[..., Callable[[], Any]]
 ) -> Callable[[Arrays], Callable[[], Any]]:
-    """What ``device.load`` gives for our own kernels, for a peer's ``make``."""
+    """What ``device.load`` gives for our own kernels, for a peer's ``make``.
+
+    What ``torch.compile`` made for other problems is forgotten: it takes eight shapes of a function
+    and fails from the ninth on.
+    """
+    _torch().compiler.reset()
     return lambda arrays: make(problem, tensors(entry, problem, arrays))
 
 

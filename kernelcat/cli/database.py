@@ -122,6 +122,8 @@ def merge(other: str, url: str | None, as_json: bool) -> None:
 @click.option("--state", type=click.Choice(("sustained", "burst", "ladder")),
               help="Only races on a hot chip, a cool one, or of every variant; by default the "
               "first of these that a problem was raced in, as calls go by.")  # fmt: skip
+@click.option("--problem", default="*", metavar="PATTERN",
+              help="Only problems of this name; * stands for anything.")  # fmt: skip
 @click.option("--html", type=FILE, help="Write a page to this file.")
 @click.option("--readme", type=FILE, help="Fill in this file's tables from tuning_db.")
 @as_json
@@ -131,6 +133,7 @@ def leaderboard(
     gpu: str | None,
     regime: str,
     state: str | None,
+    problem: str,
     html: Path | None,
     readme: Path | None,
     url: str | None,
@@ -152,7 +155,7 @@ def leaderboard(
     name = catalog.entry(entry).name if entry else None
     sku = gpus.find(gpu).sku if gpu else None
     known = leaderboard.load(sku, name, regime, url)
-    rows = leaderboard.board(known, sku, name, regime, state)
+    rows = leaderboard.board(known, sku, name, regime, state, problem)
     if html:
         html.write_text(leaderboard.to_html(rows), encoding="utf-8")
         return emit({"file": str(html)}) if as_json else click.echo(str(html))

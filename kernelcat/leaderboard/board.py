@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from math import exp, log
 from typing import Any
 
@@ -139,11 +140,13 @@ def board(
     entry: str | None = None,
     regime: str | None = "graph",
     state: str | None = None,
+    problem: str = "*",
     digest: Callable[[str, str], str] | None = None,
 ) -> list[Row]:
     """One row for every problem: the newest run's winner. Largest problems first.
 
     ``state`` None takes the race that calls go by (:func:`kernelcat.store.decisive`).
+    ``problem`` is a name or a pattern, in which ``*`` stands for anything.
     A prediction is left out where the same problem was measured on the same GPU. Rows of entries
     that the catalog does not have, or that had other axes then, are left out too.
     ``digest(language, entry)`` gives the digest of the sources as they are now; by default those
@@ -161,7 +164,7 @@ def board(
         for race in found
         if in_catalog(race) and (race.key.kind == "measured" or race.key[:4] not in measured)
     ]
-    return sorted(rows, key=_place)
+    return sorted((row for row in rows if fnmatchcase(row.title, problem)), key=_place)
 
 
 def in_catalog(race: Race) -> bool:

@@ -2,7 +2,8 @@
 
 A block stands between ``<!-- KIND:... -->`` and ``<!-- /KIND -->``:
 
-- ``leaderboard:ENTRY:GPU``, ``...:eager`` for the other regime, ``...:graph:burst`` for one state;
+- ``leaderboard:ENTRY:GPU``, ``...:eager`` for the other regime, ``...:graph:burst`` for one state,
+  ``...:graph:burst:PATTERN`` for problems whose names match;
 - ``ladder:ENTRY:GPU:PROBLEM``;
 - ``profile:ENTRY:GPU``, ``...:PROBLEM`` for one problem alone.
 """
@@ -77,8 +78,10 @@ def _leaderboard(
     gpu: str,
     regime: str = "graph",
     state: str | None = None,
+    problem: str = "*",
 ) -> str:
-    return to_markdown(board(rows, gpu, entry, regime, state))
+    found = board(rows, gpu, entry, regime, state, problem)
+    return to_markdown(found, "" if problem == "*" else f" --problem '{problem}'")
 
 
 def _ladder(rows: Sequence[Measurement], entry: str, gpu: str, problem: str) -> str:

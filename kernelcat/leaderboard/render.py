@@ -35,8 +35,8 @@ def to_json(rows: Sequence[Row]) -> str:
     return json.dumps({"rows": [asdict(row) for row in rows], "means": total}, indent=1)
 
 
-def to_markdown(rows: Sequence[Row]) -> str:
-    """Tables in GitHub's Markdown, with the command that shows the same."""
+def to_markdown(rows: Sequence[Row], options: str = "") -> str:
+    """Tables in GitHub's Markdown, with the command that shows the same (``options``: its last)."""
     if not rows:
         return f"{NOTHING}.\n"
-    return "\n".join(grid.sheet.markdown(grid.command) for grid in grids(rows))
+    return "\n".join(grid.sheet.markdown(grid.command + options) for grid in grids(rows))
