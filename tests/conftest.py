@@ -8,10 +8,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
-from kernelcat import driver
+from kernelcat import driver, paths
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,6 +43,16 @@ def own_folders(
     monkeypatch.setenv("KERNELCAT_RECEIPTS", str(folder / "receipts"))
     yield
     os.environ.pop("TRITON_INTERPRET", None)
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The path of the only results that are shipped; there are none yet."""
+    folder = tmp_path / "tuning_db"
+    folder.mkdir()
+    data = paths.data
+    monkeypatch.setattr(paths, "data", lambda name: folder if name == "tuning_db" else data(name))
+    return folder / "nvidia-h200.jsonl"
 
 
 INTERPRET = """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kernelcat import leaderboard, paths, sources
+from kernelcat import leaderboard, sources
 from kernelcat.errors import InvalidArgument, StoreError, UnknownName
 from kernelcat.leaderboard import board, means, to_html, to_json, to_markdown
 from kernelcat.store import Measurement, Store
@@ -289,12 +289,9 @@ def test_a_readme_without_markers_is_an_error(tmp_path: Path) -> None:
 
 
 def test_load_reads_shipped_and_local_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[Measurement]
+    shipped: Path, tmp_path: Path, rows: list[Measurement]
 ) -> None:
-    (tmp_path / "tuning_db").mkdir()
-    lines = "".join(f"{row.line()}\n" for row in rows[:5])
-    (tmp_path / "tuning_db" / "nvidia-h200.jsonl").write_text(lines)
-    monkeypatch.setattr(paths, "data", lambda name: tmp_path / name)
+    shipped.write_text("".join(f"{row.line()}\n" for row in rows[:5]))
     assert leaderboard.load() == rows[:5]
     with Store.open() as store:
         store.add(rows[5:])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from kernelcat import catalog, check, dtypes, paths, sources
+from kernelcat import catalog, check, dtypes, sources
 from kernelcat.cli import main
 from kernelcat.reference.nvfp4_matmul import DTYPES, FORMATS, LEAST_SQNR, PACKINGS
 from kernelcat.store import Measurement, Store
@@ -115,13 +115,7 @@ ROW = {
 }  # fmt: skip
 
 
-def test_show_tells_what_was_measured_of_sources_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = paths.data
-    monkeypatch.setattr(  # nothing is shipped
-        paths, "data", lambda name: tmp_path / name if name == "tuning_db" else data(name)
-    )
+def test_show_tells_what_was_measured_of_sources_as_they_are(shipped: Path) -> None:
     tiled = catalog.implementation("nvfp4_matmul", "triton", "tiled")
     problem = ENTRY.problems["64x8192x8192"].values
 

@@ -26,15 +26,6 @@ def timed(us: float, **changes: Any) -> Measurement:
 
 
 @pytest.fixture
-def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A catalog whose ``tuning_db/nvidia-h200.jsonl`` is the path returned."""
-    folder = tmp_path / "tuning_db"
-    folder.mkdir()
-    monkeypatch.setattr(paths, "data", lambda name: tmp_path / name)
-    return folder / "nvidia-h200.jsonl"
-
-
-@pytest.fixture
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's default database, not yet there."""
     monkeypatch.delenv("KERNELCAT_DB")

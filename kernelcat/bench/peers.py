@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -50,13 +51,14 @@ def tensors(entry: Entry, problem: Problem, arrays: Arrays) -> dict[str, Any]:
 def binder(
     entry: Entry, problem: Problem, make: Callable[..., Callable[[], Any]]
 ) -> Callable[[Arrays], Callable[[], Any]]:
-    """What ``device.load`` gives for our own kernels, for a peer's ``make``.
-
-    What ``torch.compile`` made for other problems is forgotten: it takes eight shapes of a function
-    and fails from the ninth on.
-    """
-    _torch().compiler.reset()
+    """What ``device.load`` gives for our own kernels, for a peer's ``make``."""
     return lambda arrays: make(problem, tensors(entry, problem, arrays))
+
+
+def forget() -> None:
+    """Forget what ``torch.compile`` made: from the ninth shape of a function on it fails."""
+    if "torch._dynamo" in sys.modules:  # else nothing was compiled, and importing it takes seconds
+        _torch().compiler.reset()
 
 
 def _torch() -> Any:

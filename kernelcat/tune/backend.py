@@ -104,6 +104,7 @@ class Cuda:
         return int(device.xp.cuda.runtime.memGetInfo()[0])
 
     def release(self, device: Any) -> None:
+        peers.forget()
         device.xp.get_default_memory_pool().free_all_blocks()
 
     def bind_peer(
