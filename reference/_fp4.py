@@ -133,8 +133,8 @@ def scales_of(amax, format: str, global_scale=None):
 def quantize(h, format: str, global_scale=None, random=None):
     """``(codes, scales)`` of float64 ``h`` (rows, K) whose values are float32's.
 
-    Codes are packed, (rows, K / 2) bytes; scales (rows, K / block). ``random`` (rows, K), 16 bits
-    each, asks for stochastic rounding.
+    Codes are packed, (rows, K / 2) bytes; scales (rows, K / block). ``random`` (rows, K), nine
+    bits each, asks for stochastic rounding.
     """
     xp = library_of(h)
     size = BLOCKS[format]
@@ -152,15 +152,13 @@ def quantize(h, format: str, global_scale=None, random=None):
 def stochastic(y, random):
     """Packed codes of float32 ``y`` (at most 6), rounded up with the chance that is its fraction.
 
-    A float32's bits hold a code (its exponent's and its mantissa's highest bit) and 22 bits below;
-    below 1, where codes are evenly spaced, those of 1 + \\|y\\| do. 64 times the 16 random bits are
-    added to what is below.
+    The magnitude times 2^-14 is rounded to float16, whose bits hold a code (the exponent's and the
+    mantissa's highest, also below 1, where numbers of both types are evenly spaced) and nine bits
+    below, to which nine random bits are added.
     """
-    magnitude = abs(y)
-    small = magnitude < 1
-    bits = (magnitude + small.astype("float32")).view("uint32")
-    code = (bits + random.astype("uint32") * 64 >> 22) - 252 - 2 * small.astype("uint32")
-    code |= y.view("uint32") >> 28 & 8
+    xp = library_of(y)
+    bits = (abs(y) * xp.float32(2.0**-14)).astype("float16").view("uint16").astype("uint32")
+    code = bits + random.astype("uint32") >> 9 | y.view("uint32") >> 28 & 8
     return (code[:, ::2] | code[:, 1::2] << 4).astype("uint8")
 
 

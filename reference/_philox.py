@@ -24,17 +24,18 @@ def philox(key: tuple[int, int], counter: tuple):
     return c0, c1, c2, c3
 
 
-def halves(seed, rows: int, cols: int):
-    """(rows, cols) of 16 random bits, as uint32; ``cols`` is a multiple of 8.
+def nine_bits(seed, rows: int, cols: int):
+    """(rows, cols) of nine random bits, as uint32; ``cols`` is a multiple of 16.
 
-    The key is ``seed``, int32 of (2,). Eight elements of a row share a counter, which is their
-    place in the matrix, divided by 8: its low and its high word, then zeros. Element j of them has
-    the low (j even) or the high half of word j // 2.
+    The key is ``seed``, int32 of (2,). Sixteen elements of a row share a counter, which is their
+    place in the matrix, divided by 16: its low and its high word, then zeros. Elements j of them
+    share 16 bits with their neighbour j ^ 1: the low (j // 2 even) or the high half of word j // 4,
+    of which j has the low (j even) or the high nine bits.
     """
     xp = library_of(seed)
     k0, k1 = (int(word) & LOW for word in seed.tolist())
-    place = xp.arange(rows * cols // 8, dtype="uint64")
+    place = xp.arange(rows * cols // 16, dtype="uint64")
     zeros = xp.zeros_like(place)
     words = philox((k0, k1), (place & LOW, place >> 32, zeros, zeros))
-    parts = [part for word in words for part in (word & 0xFFFF, word >> 16)]
+    parts = [word >> shift & 0x1FF for word in words for shift in (0, 7, 16, 23)]
     return xp.stack(parts, axis=-1).astype("uint32").reshape(rows, cols)

@@ -14,9 +14,9 @@ between:
 2. ``signs``, (16,) of +1 and -1: the Hadamard transform of every 16 neighbours times their signs,
    a quarter of what four rounds of sums and differences give: of elements 1 apart, then 2, 4, 8.
    It is its own inverse but for the signs.
-3. ``seed``, int32 of (2,): stochastic rounding of values (never of scales) with Philox's bits, as
-   `_philox.halves` and `_fp4.stochastic` say: an element's expected value is the element, to 2^-16
-   of the step between two codes.
+3. ``seed``, int32 of (2,): stochastic rounding of values (never of scales) with nine of Philox's
+   bits, as `_philox.nine_bits` and `_fp4.stochastic` say: an element's expected value is the
+   element, to 2^-10 of the step between two codes.
 
 Outliers, zeros, infinities and NaN: see `_fp4`.
 """
@@ -37,7 +37,7 @@ from kernelcat.reference._fp4 import (
     scale_sizes,
 )
 from kernelcat.reference._nvfp4_peers import torch_quantize
-from kernelcat.reference._philox import halves
+from kernelcat.reference._philox import nine_bits
 from kernelcat.reference.paged_attn import library_of
 from kernelcat.spec import EXACT, Axis, Entry, Peer, Problem, Tensor
 
@@ -80,7 +80,7 @@ def _oracle(problem, arrays):
             h = normalized(h.astype("float32"), weight, problem["eps"]).astype("float64")
         if problem["hadamard"]:
             h = rotated(h.astype("float32"), arrays["signs"]).astype("float64")
-    random = halves(arrays["seed"], *h.shape) if problem["stochastic"] else None
+    random = nine_bits(arrays["seed"], *h.shape) if problem["stochastic"] else None
     codes, scales = quantize(h, problem["format"], arrays.get("global_scale"), random)
     return {"q": codes, "scale": laid_out(problem.values, scales)}
 

@@ -15,10 +15,14 @@ from kernelcat.spec import Problem
 pytestmark = pytest.mark.gpu
 
 SHARE = 0.85
+SHORT = {"8192x7168-nvfp4-rms": 0.79}
+"""What is below it, and why: docs/measured.md."""
 LARGE = [
     ("nvfp4_quantize", "8192x8192-nvfp4"),
     ("nvfp4_quantize", "8192x8192-mxfp4"),
     ("nvfp4_quantize", "8192x8192-nvfp4-swizzled"),
+    ("nvfp4_quantize", "8192x8192-nvfp4-training"),
+    ("nvfp4_quantize", "8192x7168-nvfp4-rms"),
     ("nvfp4_dequantize", "7168x18432-nvfp4"),
     ("nvfp4_dequantize", "7168x18432-mxfp4"),
     ("nvfp4_dequantize", "7168x18432-nvfp4-swizzled"),
@@ -55,4 +59,4 @@ def test_a_quantizer_runs_at_the_bandwidth_of_a_copy(name: str, problem_name: st
         min((median(lane.samples), key) for key, lane in lanes.items()) for lanes in (copies, own)
     )
     print(f"{problem_name}: {config} {best:.2f} us, copy {whole:.2f}")
-    assert whole / best >= SHARE
+    assert whole / best >= SHORT.get(problem_name, SHARE)

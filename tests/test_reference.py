@@ -103,8 +103,8 @@ def fp8_quantize(problem: Problem, x):
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
-def e2m1(value: float, chance: float | None = None) -> int:
-    """The code nearest to ``value``, the even one of two; or the next one with ``chance``."""
+def e2m1(value: float, chance: int | None = None) -> int:
+    """The code nearest to ``value``, the even one of two; or the next one with ``chance`` / 512."""
     size, sign = min(abs(value), 6.0), 8 if math.copysign(1, value) < 0 else 0
     if chance is None:
         distance = np.abs(E2M1 - size)
@@ -113,10 +113,8 @@ def e2m1(value: float, chance: float | None = None) -> int:
     below = int(np.flatnonzero(size >= E2M1)[-1])
     if below == 7:
         return sign | 7
-    if size < 1:
-        size = float(np.float32(1) + np.float32(size)) - 1
     fraction = (size - E2M1[below]) / (E2M1[below + 1] - E2M1[below])
-    return sign | below + math.floor(fraction + chance)
+    return sign | below + (round(512 * fraction) + chance) // 512
 
 
 def neighbours_sum(values):
@@ -138,14 +136,15 @@ def transform(values):
     return np.concatenate((low + high, low - high))
 
 
-def philox_halves(seed, place: int):
-    """Eight times 16 bits: Philox-4x32-10 word by word."""
+def philox_chances(seed, place: int):
+    """Sixteen times nine bits, the low and the high ones of 16: Philox-4x32-10 word by word."""
     words, keys = [place & 0xFFFFFFFF, place >> 32, 0, 0], [int(word) % 2**32 for word in seed]
     for _ in range(10):
         a, b = 0xD2511F53 * words[0], 0xCD9E8D57 * words[2]
         words = [b >> 32 ^ words[1] ^ keys[0], b % 2**32, a >> 32 ^ words[3] ^ keys[1], a % 2**32]
         keys = [(keys[0] + 0x9E3779B9) % 2**32, (keys[1] + 0xBB67AE85) % 2**32]
-    return [half for word in words for half in (word & 0xFFFF, word >> 16)]
+    halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]
+    return [chance for half in halves for chance in (half % 512, half // 128)]
 
 
 def swizzled_place(row: int, col: int, cols: int) -> int:
@@ -186,7 +185,7 @@ def nvfp4_quantize(problem: Problem, x, global_scale=None, weight=None, signs=No
             for i, value in enumerate(values * inverse):
                 chance, at = None, row * k + block * size + i
                 if problem["stochastic"]:
-                    chance = philox_halves(seed, at // 8)[at % 8] / 65536
+                    chance = philox_chances(seed, at // 16)[at % 16]
                 codes[row, block * size + i] = e2m1(float(value), chance)
     if problem["scale_layout"] == "swizzled":
         padded = np.zeros((math.ceil(m / 128) * 128, math.ceil(k / size / 4) * 4), "float32")

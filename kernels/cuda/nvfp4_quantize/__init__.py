@@ -100,7 +100,8 @@ def _vectorized(problem: Problem, config: Config, gpu: Gpu) -> Program:
     options = (problem["hadamard"], problem["stochastic"])
     if problem["rms_norm"]:
         constants = [*_constants(problem, _is_swizzled(problem), *options), f"{threads}"]
-        constants.append(str(_row_unroll(problem, threads)))
+        is_whole = problem["K"] % (VECTOR * 32) == 0
+        constants += [f"{_row_unroll(problem, threads)}", str(is_whole).lower()]
         blocks += _padding_blocks(problem, threads)
         eps = Float32(problem["eps"])
         return _launch(problem, "rms_norm", constants, blocks, threads, eps)
@@ -120,8 +121,6 @@ def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None
     elif _is_swizzled(problem):
         if threads // 32 * unroll > PART_ROWS:
             return f"a thread block has {PART_ROWS} rows"
-    elif unroll > NORM_UNROLL:
-        return f"{unroll} vectors a thread take registers from others"
     elif unroll > 1 and VECTOR * threads * unroll >= 2 * problem["M"] * problem["K"]:
         return f"{unroll} vectors a thread are mostly none"
     return None
@@ -129,13 +128,15 @@ def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None
 
 def _vectorized_us(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Bandwidth grows with the bytes that an SM has in flight, of as many threads as registers
-    serve."""
+    serve; options have instructions, of which some are once a thread."""
     threads, unroll = config["threads"], config["unroll"]
+    is_linear = not (problem["rms_norm"] or _is_swizzled(problem))
+    ahead = min(unroll, 2 if is_linear else 4)
     held = min(
-        _main_blocks(problem, config) / gpu.sms * threads, 2048, 65536 / (40 + VECTOR * unroll)
+        _main_blocks(problem, config) / gpu.sms * threads, 2048, 65536 / (40 + VECTOR * ahead)
     )
-    in_flight = held * unroll * 2 * VECTOR
-    slow = 0.55 if problem["stochastic"] else 0.75 if problem["rms_norm"] else 1.0
+    in_flight = held * ahead * 2 * VECTOR
+    slow = 0.95 - 0.4 / unroll if problem["stochastic"] else 0.85 if problem["rms_norm"] else 1.0
     share = 0.85 * slow * min(1.0, 0.7 + 0.3 * in_flight / ENOUGH)
     return copy_us(ENTRY.bytes_moved(problem), gpu, share) + 1e-3 * threads / 128
 

@@ -31,6 +31,21 @@ __device__ float squares_sum(const T* x, int k) {
   return sum;
 }
 
+// The codes of `h` times `inverse`, eight elements that `random` is of. `random_codes` takes
+// sixteen bits an element: seven of them are zeros, and what it is given has nine bits below a
+// code.
+__device__ uint32_t chance_codes(const float (&h)[kWord], float inverse, const uint2& random) {
+  float rounded[kWord];
+#pragma unroll
+  for (int i = 0; i < kWord; ++i) {
+    rounded[i] = __half2float(__float2half_rn(__fmul_rn(h[i], inverse) * 0x1p-14f)) * 0x1p14f;
+  }
+  const auto spread = [](uint32_t half) { return (half & 0x1ff) << 7 | (half & 0xff80) << 16; };
+  const uint4 bits = {spread(random.x), spread(random.x >> 16), spread(random.y),
+                      spread(random.y >> 16)};
+  return random_codes(rounded, 1.0f, bits);
+}
+
 template <typename T, bool kNvfp4, bool kSwizzled, bool kRmsNorm, bool kRotated, bool kStochastic>
 __global__ void __launch_bounds__(128)
     nvfp4_quantize_naive(const T* x, const float* global_scale, const T* weight, const float* signs,
@@ -80,7 +95,9 @@ __global__ void __launch_bounds__(128)
         for (int i = 0; i < kWord; ++i) own[i] = h[part * kWord + i];
         uint32_t codes;
         if constexpr (kStochastic) {
-          codes = random_codes(own, found.inverse, philox(seed[0], seed[1], place));
+          const uint4 four = philox(seed[0], seed[1], place / 2);
+          codes = chance_codes(own, found.inverse,
+                               part % 2 ? uint2{four.z, four.w} : uint2{four.x, four.y});
         } else {
           codes = nearest_codes<kNvfp4>(own, found.inverse, amax);
         }

@@ -4,16 +4,11 @@
 #include <kernelcat/fp4.cuh>
 #include <kernelcat/sync.cuh>
 
+#include "codes.cuh"
+
 namespace kernelcat {
 
-constexpr int kWord = 8;       // codes in a word
 constexpr int kHadamard = 16;  // elements of one transform
-
-// What options read.
-struct Options {
-  const float* signs;    // (16,), of the transform
-  const uint32_t* seed;  // (2,), of random rounding
-};
 
 // Philox-4x32-10 (Salmon et al., SC 2011): random bits of a counter of two words.
 __device__ __forceinline__ uint4 philox(uint32_t key0, uint32_t key1, uint64_t counter) {

@@ -22,10 +22,24 @@ __device__ __forceinline__ float lanes_sums(const float (&values)[kCount]) {
   }
 }
 
-// The sum over a row of which thread t has vectors t, t + kThreads ...: neighbours first, as if
-// zeros filled the row up to a power of two.
+// The sum of the squares of a vector. Those of 16 bits are exact, so that one rounding is a pair's.
+template <typename T>
+__device__ __forceinline__ float squares_sum(const Vector& vector) {
+  Values h;
+  widen<T>(vector, h);
+  float squares[kVector / 2];
+#pragma unroll
+  for (int i = 0; i < kVector; i += 2) {
+    const float even = h[i / kWord][i % kWord], odd = h[i / kWord][i % kWord + 1];
+    squares[i / 2] = fmaf(odd, odd, __fmul_rn(even, even));
+  }
+  return neighbours_sum(squares);
+}
+
+// What a row is multiplied by, of which thread t has vectors t, t + kThreads ...: its sum adds up
+// neighbours first, as if zeros filled the row up to a power of two.
 template <int kThreads, int kUnroll>
-__device__ __forceinline__ float row_sum(const float (&partial)[kUnroll]) {
+__device__ __forceinline__ float row_factor(const float (&partial)[kUnroll], int k, float eps) {
   constexpr int kWarps = kThreads / kWarpThreads, kCount = kUnroll * kWarps;
   constexpr int kOwn = kCount <= kWarpThreads ? 1 : kCount / kWarpThreads;
   __shared__ float shared[kCount];
@@ -40,19 +54,23 @@ __device__ __forceinline__ float row_sum(const float (&partial)[kUnroll]) {
     const int at = lane_index() * kOwn + i;
     own[i] = at < kCount ? shared[at] : 0.0f;
   }
-  return lanes_sum(neighbours_sum(own));
+  return inverse_root(lanes_sum(neighbours_sum(own)), k, eps);
 }
 
-// Rows of up to kThreads * kUnroll vectors; kUnroll is a power of two. The first m thread blocks
-// have a row each, those after them clear swizzled scales' padding.
+// Of an SM: with more of them registers spill.
+template <bool kOptions>
+constexpr int kNormThreads = kOptions ? 512 : 1024;
+
+// Rows of up to kThreads * kUnroll vectors; kUnroll is a power of two, kWhole is whether a row is
+// whole warps of vectors. The first m thread blocks have a row each, those after them clear
+// swizzled scales' padding.
 template <typename T, bool kNvfp4, bool kSwizzled, bool kRotated, bool kStochastic, int kThreads,
-          int kUnroll>
-__global__ void __launch_bounds__(kThreads, 1)
+          int kUnroll, bool kWhole>
+__global__ void __launch_bounds__(kThreads, kNormThreads<kRotated || kStochastic> / kThreads)
     nvfp4_quantize_rms_norm(const T* x, const float* global_scale, const T* weight,
                             const float* signs, const uint32_t* seed, uint2* q, uint8_t* scale,
                             int m, int k, float eps) {
   constexpr int kLanes = kScaleLanes<kNvfp4>;
-  const Options options = {signs, seed};
   const int num_blocks = k / kFp4Block<kNvfp4>, row_vectors = k / kVector;
   if constexpr (kSwizzled) {
     if (blockIdx.x >= m) {
@@ -61,41 +79,47 @@ __global__ void __launch_bounds__(kThreads, 1)
       return clear_padding(scale, m, num_blocks, index, stride);
     }
   }
-  const auto is_inside = [&](int i) { return threadIdx.x + i * kThreads < row_vectors; };
-  const int64_t row = blockIdx.x, first = row * row_vectors + threadIdx.x;
+  const int warp_first = threadIdx.x / kWarpThreads * kWarpThreads;
+  const auto is_inside = [&](int i) {
+    return (kWhole ? warp_first : static_cast<int>(threadIdx.x)) + i * kThreads < row_vectors;
+  };
+  const uint32_t row = blockIdx.x;
+  const int64_t first = static_cast<int64_t>(row) * row_vectors + threadIdx.x;
   const T* from = x + first * kVector;
-  Vector vectors[kUnroll] = {};
+  Vector vectors[kUnroll];
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
+    if (!kWhole) vectors[i] = {};
     if (is_inside(i)) vectors[i] = Vector::load_once(from, i * kThreads);
   }
-  const Scaling<kNvfp4> scaling(global_scale);
+  const Options<kRotated, kStochastic> options(signs, seed);
+  const QuickScaling<kNvfp4, kRotated, kStochastic> scaling(global_scale);
   float partial[kUnroll];
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
-    Values h;
-    widen<T>(vectors[i], h);
-    float squares[kVector / 2];  // of pairs; those of 16 bits are exact, so one rounding is both
-#pragma unroll
-    for (int j = 0; j < kVector; j += 2) {
-      const float even = h[j / kWord][j % kWord], odd = h[j / kWord][j % kWord + 1];
-      squares[j / 2] = fmaf(odd, odd, __fmul_rn(even, even));
-    }
-    partial[i] = neighbours_sum(squares);
+    partial[i] = 0.0f;
+    if (is_inside(i)) partial[i] = squares_sum<T>(vectors[i]);
   }
-  const float inverse_rms = inverse_root(row_sum<kThreads>(partial), k, eps);
+  const float factor = row_factor<kThreads>(partial, k, eps);
 
-  // Tiles of four columns are 512 bytes apart.
-  const int scale_col = threadIdx.x / kLanes;
+  // `scale_place` in 32 bits as far as they reach: tiles of four columns are 512 bytes apart.
+  const uint32_t scale_col = threadIdx.x / kLanes;
   constexpr int kNextScale = kThreads / kLanes * (kSwizzled ? 128 : 1);
-  uint8_t* scales = scale + scale_place<kSwizzled>(row, 0, num_blocks) +
-                    (kSwizzled ? scale_col / 4 * 512 + scale_col % 4 : scale_col);
+  uint8_t* scales;
+  if constexpr (kSwizzled) {
+    const uint64_t tile = static_cast<uint64_t>(row / 128) * (ceil_div(num_blocks, 4) * 512);
+    scales =
+        scale + tile + (row % 32 * 16 + row % 128 / 32 * 4 + scale_col / 4 * 512 + scale_col % 4);
+  } else {
+    scales = scale + static_cast<uint64_t>(row) * num_blocks + scale_col;
+  }
   const T* own_weights = weight + threadIdx.x * kVector;
   uint2* to = q + first;
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
-    if (threadIdx.x / kWarpThreads * kWarpThreads + i * kThreads >= row_vectors) break;
-    Vector weights = {};
+    if (warp_first + i * kThreads >= row_vectors) break;
+    Vector weights;
+    if (!kWhole) weights = {};
     if (is_inside(i)) weights = Vector::load(own_weights, i * kThreads);
     Values h, factors;
     widen<T>(vectors[i], h);
@@ -103,11 +127,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       float& value = h[j / kWord][j % kWord];
-      value = __fmul_rn(__fmul_rn(value, inverse_rms), factors[j / kWord][j % kWord]);
+      value = __fmul_rn(__fmul_rn(value, factor), factors[j / kWord][j % kWord]);
+      if constexpr (kRotated) value *= options.signs[j];
     }
-    if constexpr (kRotated) rotate(h, signs);
-    const Coded found = coded_values<kNvfp4, kRotated, kStochastic>(
-        options, scaling, h, magnitude(h), first + i * kThreads);
+    if constexpr (kRotated) rotate(h);
+    const Coded found = coded_values(options, scaling, h, magnitude(h), first + i * kThreads);
     if (!is_inside(i)) continue;
     __stcs(to + i * kThreads, found.codes);
     if (lane_index() % kLanes == 0) scales[i * kNextScale] = found.scale;

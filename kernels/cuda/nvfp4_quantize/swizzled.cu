@@ -14,13 +14,13 @@ __global__ void __launch_bounds__(kThreads, kStochastic ? 1 : 640 / kThreads)
   constexpr int kRows = 32, kQuarter = kRows / 4;
   constexpr int kTiles = kWarpThreads / kLanes / 4;  // beside each other, of a thread block
   __shared__ alignas(16) uint8_t shared[kTiles][kQuarter][16];
-  const Options options = {signs, seed};
+  const Options<kRotated, kStochastic> options(signs, seed);
   const int row_vectors = k / kVector, tiles_beside = ceil_div(k / kFp4Block<kNvfp4>, 4);
   const int blocks_beside = ceil_div(row_vectors, kWarpThreads);
   const int beside = blockIdx.x % blocks_beside, below = blockIdx.x / blocks_beside;
   const int col = beside * kWarpThreads + lane_index();
   const int tile_row = below / 4, part = below % 4;  // of the tiles: a quarter of each quarter
-  const Scaling<kNvfp4> scaling(global_scale);
+  const QuickScaling<kNvfp4, kRotated, kStochastic> scaling(global_scale);
 
 #pragma unroll 1
   for (int first = threadIdx.x / kWarpThreads; first < kRows; first += kUnroll * kWarps) {
@@ -37,8 +37,7 @@ __global__ void __launch_bounds__(kThreads, kStochastic ? 1 : 640 / kThreads)
     }
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
-      const Coded found =
-          coded<T, kNvfp4, kRotated, kStochastic>(options, scaling, vectors[i], index(i));
+      const Coded found = coded<T>(options, scaling, vectors[i], index(i));
       if (is_inside(i)) __stcs(q + index(i), found.codes);
       if (lane_index() % kLanes == 0) {
         const int own = first + i * kWarps, scale_col = lane_index() / kLanes;

@@ -2,11 +2,11 @@
 // MXFP4's.
 #pragma once
 
+#include "codes.cuh"
 #include "options.cuh"
+#include "quick_scaling.cuh"
 
 namespace kernelcat {
-
-constexpr int kVector = 2 * kWord;
 
 template <bool kNvfp4>
 constexpr int kScaleLanes = kFp4Block<kNvfp4> / kVector;  // that share a scale
@@ -29,8 +29,6 @@ struct Vector {
     return {__ldcs(first), __ldcs(first + 1)};
   }
 };
-
-using Values = float[2][kWord];
 
 // Both elements of a word; one instruction each.
 template <typename T>
@@ -100,19 +98,35 @@ __device__ __forceinline__ float magnitude(const Values& h) {
   return result;
 }
 
-// Four times the transform, whose last round is between the halves.
-__device__ __forceinline__ void rotate(Values& h, const float* signs) {
-  const float4* fours = reinterpret_cast<const float4*>(signs);
+// Values times signs: bfloat16's bits get theirs as they move into place.
+template <typename T>
+__device__ __forceinline__ void widen(const Vector& vector, const float (&signs)[kVector],
+                                      Values& h) {
+  widen<T>(vector, h);
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) h[i / kWord][i % kWord] *= signs[i];
+}
+template <>
+__device__ __forceinline__ void widen<bfloat16>(const Vector& vector, const float (&signs)[kVector],
+                                                Values& h) {
+  const auto sign = [&](int i) { return __float_as_uint(signs[i]) & 0x80000000; };
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
+    const uint4& four = vector.halves[half];
+    const uint32_t pairs[kWord / 2] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-    for (int i = 0; i < kWord; i += 4) {
-      const float4 four = fours[(half * kWord + i) / 4];
-      h[half][i] *= four.x;
-      h[half][i + 1] *= four.y;
-      h[half][i + 2] *= four.z;
-      h[half][i + 3] *= four.w;
+    for (int i = 0; i < kWord; i += 2) {
+      const uint32_t pair = pairs[i / 2];
+      h[half][i] = __uint_as_float(pair * 0x10000 + sign(half * kWord + i));
+      h[half][i + 1] = __uint_as_float((pair & 0xffff0000) ^ sign(half * kWord + i + 1));
     }
+  }
+}
+
+// Four times the transform, whose last round is between the halves.
+__device__ __forceinline__ void rotate(Values& h) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
     butterflies<1>(h[half]);
     butterflies<2>(h[half]);
     butterflies<4>(h[half]);
@@ -125,57 +139,29 @@ __device__ __forceinline__ void rotate(Values& h, const float* signs) {
   }
 }
 
-// `nearest_codes` of both halves with one minimum of three integers an element, for minima run at
-// half the rate of sums: floats that are not negative are ordered as their bits are.
-template <bool kNvfp4>
-__device__ __forceinline__ uint2 nearest_codes_by_integers(const Values& h, float inverse,
-                                                           float amax) {
-  Values size;
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) {
-    size[i / kWord][i % kWord] = __fmul_rn(fabsf(h[i / kWord][i % kWord]), inverse);
-  }
-  if (!kNvfp4 || !(__fmul_rn(amax, inverse) < 7.0f)) {
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      size[i / kWord][i % kWord] = fminf(size[i / kWord][i % kWord], kE2m1Max);
-    }
-  }
-  constexpr float kWhole = 0x1p23f;
-  constexpr uint32_t kAhead = 0x4b000000u * 0x11u;  // 2^23, of the first two
-  uint32_t codes[2] = {};
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-#pragma unroll
-    for (int i = kWord - 1; i >= 0; --i) {
-      const float own = size[half][i];
-      const uint32_t least = __vimin3_u32(__float_as_uint(fmaf(own, 2.0f, kWhole)),
-                                          __float_as_uint(__fadd_rn(own, kWhole + 2)),
-                                          __float_as_uint(fmaf(own, 0.5f, kWhole + 4)));
-      codes[half] = codes[half] * 16 + least;
-    }
-    codes[half] = (codes[half] - kAhead) | code_signs(h[half]);
-  }
-  return {codes[0], codes[1]};
-}
+// What options read, once a thread.
+template <bool kRotated, bool kStochastic>
+struct Options {
+  float signs[kVector];  // of the transform
+  uint32_t key[2];       // of random rounding
 
-// `random_codes` likewise: with 22 bits below a code, it is the larger of size's bits and those of
-// 1 + size, from which two codes are taken; they meet at 1.
-__device__ __forceinline__ uint32_t random_codes_by_integers(const float (&h)[kWord], float inverse,
-                                                             const uint4& random) {
-  constexpr int kCode = 1 << 22;
-  const uint32_t words[kWord / 2] = {random.x, random.y, random.z, random.w};
-  uint32_t codes = 0;
+  __device__ __forceinline__ Options(const float* all_signs, const uint32_t* seed) {
+    if constexpr (kRotated) {
 #pragma unroll
-  for (int i = kWord - 1; i >= 0; --i) {
-    const float size = fminf(__fmul_rn(fabsf(h[i]), inverse), kE2m1Max);
-    const int bits =
-        __viaddmax_s32(__float_as_int(__fadd_rn(size, 1.0f)), -2 * kCode, __float_as_int(size));
-    const uint32_t chance = i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff;
-    codes = codes * 16 + ((bits + (chance << 6)) / kCode);
+      for (int i = 0; i < kVector; i += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(all_signs + i);
+        signs[i] = four.x;
+        signs[i + 1] = four.y;
+        signs[i + 2] = four.z;
+        signs[i + 3] = four.w;
+      }
+    }
+    if constexpr (kStochastic) {
+      key[0] = seed[0];
+      key[1] = seed[1];
+    }
   }
-  return (codes - 252 * 0x11111111u) | code_signs(h);
-}
+};
 
 // A vector's codes, and its block's scale.
 struct Coded {
@@ -184,44 +170,45 @@ struct Coded {
 };
 
 // Of vector `index` of the whole matrix, one a lane, whose largest magnitude is `amax`; all lanes
-// of a warp must call it together. Values that were rotated are four times too large, and so is
-// amax.
+// of a warp must call it together.
 template <bool kNvfp4, bool kRotated, bool kStochastic>
-__device__ __forceinline__ Coded coded_values(const Options& options,
-                                              const Scaling<kNvfp4>& scaling, const Values& h,
-                                              float amax, int64_t index) {
-  constexpr float kShare = kRotated ? 0.25f : 1.0f;
-  amax *= kShare;
+__device__ __forceinline__ Coded
+coded_values(const Options<kRotated, kStochastic>& options,
+             const QuickScaling<kNvfp4, kRotated, kStochastic>& scaling, const Values& h,
+             float amax, int64_t index) {
 #pragma unroll
   for (int mask = 1; mask < kScaleLanes<kNvfp4>; mask *= 2) {
     amax = larger_magnitude(amax, __shfl_xor_sync(0xffffffff, amax, mask));
   }
-  const bool is_nan = amax != amax;
-  const BlockScale found = scaling.of(is_nan ? 0.0f : amax);
-  const float inverse = found.inverse * kShare;
+  const BlockScale found = scaling.of(amax);
   uint2 codes;
   if constexpr (kStochastic) {
-    const auto random = [&](int half) {
-      return philox(options.seed[0], options.seed[1], 2 * index + half);
-    };
-    codes = {random_codes_by_integers(h[0], inverse, random(0)),
-             random_codes_by_integers(h[1], inverse, random(1))};
+    const uint4 random = philox(options.key[0], options.key[1], index);
+    codes = {random_codes_by_halves(h[0], found.inverse, {random.x, random.y}),
+             random_codes_by_halves(h[1], found.inverse, {random.z, random.w})};
   } else {
-    codes = nearest_codes_by_integers<kNvfp4>(h, inverse, amax / kShare);
+    codes = nearest_codes_by_integers(h, found.inverse, scaling.saturates(found.code));
   }
-  if (is_nan) codes = {0, 0};
-  return {codes, is_nan ? scaling.kNan : found.code};
+  if (amax != amax) codes = {0, 0};
+  return {codes, found.code};
 }
 
 // Of a vector as it is stored.
 template <typename T, bool kNvfp4, bool kRotated, bool kStochastic>
-__device__ __forceinline__ Coded coded(const Options& options, const Scaling<kNvfp4>& scaling,
+__device__ __forceinline__ Coded coded(const Options<kRotated, kStochastic>& options,
+                                       const QuickScaling<kNvfp4, kRotated, kStochastic>& scaling,
                                        const Vector& vector, int64_t index) {
   Values h;
-  widen<T>(vector, h);
-  if constexpr (kRotated) rotate(h, options.signs);
-  const float amax = kRotated ? magnitude(h) : magnitude<T>(vector);
-  return coded_values<kNvfp4, kRotated, kStochastic>(options, scaling, h, amax, index);
+  float amax;
+  if constexpr (kRotated) {
+    widen<T>(vector, options.signs, h);
+    rotate(h);
+    amax = magnitude(h);
+  } else {
+    widen<T>(vector, h);
+    amax = magnitude<T>(vector);
+  }
+  return coded_values(options, scaling, h, amax, index);
 }
 
 }  // namespace kernelcat

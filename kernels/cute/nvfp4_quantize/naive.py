@@ -24,6 +24,7 @@ from kernelcat.kernels.cute.nvfp4_quantize.options import (
     inverse_root,
     lanes_sum,
     random_words,
+    round_to_halves,
 )
 
 WARPS = 4
@@ -153,6 +154,7 @@ class Naive:
                 y[i] = h[part * CODES + i] * inverse
             word = Uint32(0)
             if cutlass.const_expr(self.stochastic):
+                round_to_halves(y)
                 word = random_codes(y, random_words(mSeed, place))
             else:
                 word = nearest_codes(y)

@@ -35,18 +35,41 @@ PHILOX = _philox()
 
 @cute.jit
 def random_words(mSeed: cute.Tensor, place: Int64):
-    """Four random words of eight elements' place, (4,)."""
+    """Four words of eight elements' place: two elements a word, each the highest 9 of its 16 bits.
+
+    Sixteen elements share a counter, and two of them 16 bits: the low 9 and the high 9 of these.
+    """
+    group = place // 2
     first, second, third, fourth = cute.arch.inline_ptx(
         PHILOX,
         write_only_types=[Uint32] * 4,
-        read_only_args=[mSeed[0], mSeed[1], Uint32(place), Uint32(place >> 32)],
+        read_only_args=[mSeed[0], mSeed[1], Uint32(group), Uint32(group >> 32)],
     )
+    if place % 2 == 1:
+        first, second = third, fourth
     words = cute.make_rmem_tensor(4, Uint32)
-    words[0] = first
-    words[1] = second
-    words[2] = third
-    words[3] = fourth
+    for i, word in enumerate((first, second)):
+        words[2 * i] = ((word & 0x1FF) << 7) | ((word & 0xFF80) << 16)
+        words[2 * i + 1] = (((word >> 16) & 0x1FF) << 7) | (word & Uint32(0xFF800000))
     return words
+
+
+@cute.jit
+def round_to_halves(y: cute.Tensor):
+    """Leaves nine bits below a code, in place: 2^-14 times a value becomes a float16."""
+    for i in cutlass.range_constexpr(cute.size(y)):
+        y[i] = cute.arch.inline_ptx(
+            """{
+            .reg .f32 small;
+            .reg .b16 half;
+            mul.rn.f32 small, {$r0}, 0f38800000;
+            cvt.rn.f16.f32 half, small;
+            cvt.f32.f16 small, half;
+            mul.rn.f32 {$w0}, small, 0f46800000;
+            }""",
+            write_only_types=[Float32],
+            read_only_args=[y[i]],
+        )
 
 
 @cute.jit

@@ -25,6 +25,7 @@ from kernelcat.kernels.cute.nvfp4_quantize.options import (
     neighbours_sum,
     random_words,
     rotate,
+    round_to_halves,
 )
 
 PADDING_CTAS = 64
@@ -198,6 +199,7 @@ class Vectorized:
             h[j] = h[j] * inverse
         word = Uint32(0)
         if cutlass.const_expr(self.stochastic):
+            round_to_halves(h)
             word = random_codes(h, random_words(mSeed, index))
         else:
             word = nearest_codes(h)

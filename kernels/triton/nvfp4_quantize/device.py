@@ -54,20 +54,28 @@ def rotated(h, signs):
 
 
 @triton.jit
-def random_halves(seed, rows, first_col, K, COLS: tl.constexpr):
-    """16 random bits an element of (rows, COLS): eight neighbours share Philox's counter."""
+def nine_bits(seed, rows, first_col, K, COLS: tl.constexpr):
+    """Nine random bits an element of (rows, COLS): sixteen neighbours share Philox's counter."""
     ROWS: tl.constexpr = rows.shape[0]
     low, high = tl.load(seed).to(tl.uint32), tl.load(seed + 1).to(tl.uint32)
     key = low.to(tl.uint64) | (high.to(tl.uint64) << 32)
-    groups = first_col // 8 + tl.arange(0, COLS // 8)
-    place = rows.to(tl.int64)[:, None] * (K // 8) + groups[None, :]
-    zeros = tl.zeros((ROWS, COLS // 8), tl.uint32)
+    groups = first_col // 16 + tl.arange(0, COLS // 16)
+    place = rows.to(tl.int64)[:, None] * (K // 16) + groups[None, :]
+    zeros = tl.zeros((ROWS, COLS // 16), tl.uint32)
     first, second, third, fourth = tl.philox(
         key, place.to(tl.uint32), (place >> 32).to(tl.uint32), zeros, zeros
     )
     words = tl.join(tl.join(first, third), tl.join(second, fourth))
-    words = tl.reshape(words, (ROWS, COLS // 2))
-    return tl.interleave(words & 0xFFFF, words >> 16).to(tl.int32)
+    words = tl.reshape(words, (ROWS, COLS // 4))
+    halves = tl.interleave(words & 0xFFFF, words >> 16)
+    return tl.interleave(halves & 0x1FF, halves >> 7).to(tl.int32)
+
+
+@triton.jit
+def rounded_to_halves(y):
+    """Values of 6 at most with nine bits below a code: 2^-14 of them are float16."""
+    small = tl.maximum(tl.minimum(y, 6.0), -6.0) * 6.103515625e-05
+    return small.to(tl.float16).to(tl.float32) * 16384.0
 
 
 @triton.jit
@@ -116,7 +124,8 @@ def quantize(
 
     y = h * spread(inverse, SIZE)
     if STOCHASTIC:
-        codes = random_codes(y, random_halves(seed, rows, tile * COLS, K, COLS))
+        random = nine_bits(seed, rows, tile * COLS, K, COLS)
+        codes = random_codes(rounded_to_halves(y), random << 7)
     else:
         codes = nearest_codes(y)
     pairs = packed(tl.where(spread(missing.to(tl.int32), SIZE) != 0, 0, codes))
