@@ -1,13 +1,10 @@
 """Calls from end to end: arguments in, the chosen launcher run, outputs out.
 
-Without a GPU, CPU tensors play the part of CUDA ones: their description says ``cuda:0``, and the
-launcher is a NumPy product that reads and writes the very addresses it is given. Everything
-between is the real thing.
+`host_machine.py` stands in for a GPU. Everything between arguments and launches is the real thing.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import gc
 import threading
@@ -16,6 +13,7 @@ import weakref
 
 import numpy as np
 import pytest
+from host_machine import STREAM, Host, HostLauncher, HostTorch, Rows, kernel, view
 
 import kernelcat
 from kernelcat import arrays, catalog, detours, dispatch, gpu, launcher, ready, store
@@ -27,97 +25,10 @@ from kernelcat.errors import (
     UnknownName,
     Unsupported,
 )
-from kernelcat.implementation import Config, Implementation
+from kernelcat.implementation import Config
 from kernelcat.store import Choice
 
 torch = pytest.importorskip("torch")
-
-STREAM = 77
-
-
-class HostTorch(arrays.Torch):
-    """CPU tensors that claim to lie on ``cuda:0``."""
-
-    def describe(self, array):
-        return dataclasses.replace(super().describe(array), device="cuda:0")
-
-    def allocator(self, shape, dtype, device):
-        return lambda: torch.full(shape, float("nan"), dtype=getattr(torch, dtype))
-
-    def stream(self):
-        return lambda device: STREAM
-
-
-def view(pointer: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """The float16 matrix at an address of this process."""
-    count = int(np.prod(shape))
-    if not count:
-        return torch.empty(shape, dtype=torch.float16)
-    raw = (ctypes.c_uint16 * count).from_address(pointer)
-    return torch.from_numpy(np.frombuffer(raw, np.uint16)).view(torch.float16).view(shape)
-
-
-class HostLauncher:
-    """``launcher.Launcher`` for gemm in host memory; keeps what it was called with."""
-
-    tensors = ("a", "b", "bias", "residual", "d")
-
-    def __init__(self, host: Host, problem, name: str, config) -> None:
-        self.host, self.problem, self.name, self.config = host, problem, name, config
-
-    def __call__(self, pointers, stream: int) -> None:
-        m, n, k = (self.problem[axis] for axis in "MNK")
-        a, b, bias, residual, d = pointers
-        assert type(pointers) is tuple and (bias != 0) == self.problem["bias"]
-        assert residual == 0
-        assert all(pointer % 16 == 0 for pointer in pointers)
-        product = view(a, (m, k)).float() @ view(b, (n, k)).float().t()
-        view(d, (m, n)).copy_(product + view(bias, (n,)) if bias else product)
-        self.host.launches.append((self.name, stream))
-
-    def clone(self) -> HostLauncher:
-        self.host.clones += 1
-        return HostLauncher(self.host, self.problem, self.name, self.config)
-
-
-class Rows:
-    """A snapshot of the database that never changes."""
-
-    def __init__(self, rows: tuple[Choice, ...]) -> None:
-        self.rows = rows
-
-    def choices(self, entry: str) -> tuple[Choice, ...]:
-        return self.rows
-
-
-class Host:
-    """What the stand-in machine was asked to do."""
-
-    def __init__(self) -> None:
-        self.launches: list[tuple[str, int]] = []
-        self.loads: list[tuple[str, Config]] = []
-        self.clones = 0
-        self.rows: tuple[Choice, ...] = ()
-        self.uninstalled: set[str] = set()
-
-    def load(self, implementation, problem, config, where, device):
-        if implementation.language in self.uninstalled:
-            raise MissingDependency(f"{implementation.language} needs x: pip install x")
-        assert (where.sku, device) == ("h200", 0)
-        self.loads.append((implementation.name, config))
-        return HostLauncher(self, problem, implementation.name, config)
-
-
-def kernel(language: str, variant: str, rank: int, **more) -> Implementation:
-    facts = {
-        "archs": ("sm_80+",),
-        "space": {"tile": (16, 64)},
-        "reject": lambda config, problem, where: None,
-        "default": lambda problem, where: Config(tile=16),
-        "program": lambda problem, config, where: None,
-        "estimate": lambda problem, config, where: 1.0,
-    }
-    return Implementation("gemm", language, variant, "", rank=rank, **{**facts, **more})
 
 
 @pytest.fixture(params=["guards", "keys"])

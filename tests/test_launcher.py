@@ -6,15 +6,13 @@ does, at the moment of the launch. ``test_launcher_gpu.py`` launches for real.
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import struct
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from driver_recorder import Recorder
 
 from kernelcat import catalog, inspect, launcher, libcuda
 from kernelcat import gpu as gpus
@@ -35,78 +33,6 @@ from kernelcat.launcher import Launcher, prepare
 
 A, B, C = 0x7F0000001000, 0x7F0000002000, 0x7F0000003000
 MAP = TensorMap("b", "bfloat16", (64, 32), (128,), (64, 8), swizzle=128)
-
-
-class Recorder:
-    """The driver's surface, recording. ``formats`` are the struct letters of a kernel's parameters;
-    ``m`` is a descriptor."""
-
-    def __init__(self) -> None:
-        self.formats = ""
-        self.launches: list[dict[str, Any]] = []
-        self.limits: list[tuple[int, int]] = []
-        self.loaded: list[tuple[bytes, str, int]] = []
-        self.encoded: list[tuple[Any, ...]] = []
-        self.alive: dict[int, int] = {}
-        self.statuses: list[int] = []
-        self.contexts: list[str] = []
-        self.has_context = True
-
-    def launch(self, config: Any, function: Any, params: Any, extra: None) -> int:
-        config = config._obj
-        values = [self._value(*pair) for pair in zip(self.formats, params, strict=True)]
-        attributes = [config.attributes[i] for i in range(config.num_attributes)]
-        self.launches.append(
-            {
-                "function": function.value,
-                "params": values,
-                "grid": tuple(config.grid),
-                "block": tuple(config.block),
-                "shared": config.shared_bytes,
-                "stream": config.stream or 0,
-                "attributes": {a.id: tuple(a.value[:3]) for a in attributes},
-                "extra": extra,
-            }
-        )
-        return self.statuses.pop(0) if self.statuses else 0
-
-    def _value(self, letter: str, address: int) -> Any:
-        if letter == "m":
-            assert address % 64 == 0
-            return struct.unpack("<Q", ctypes.string_at(address, 128)[:8])[0]
-        return struct.unpack(letter, ctypes.string_at(address, struct.calcsize(letter)))[0]
-
-    def function(self, code: bytes, name: str, device: int) -> ctypes.c_void_p:
-        self.loaded.append((code, name, device))
-        return ctypes.c_void_p(0xF00 + len(self.loaded))
-
-    def raise_limit(self, function: Any, attribute: int, value: int, device: int) -> None:
-        self.limits.append((attribute, value))
-
-    def allocate(self, size: int, device: int) -> int:
-        address = 0x1000000 * (len(self.alive) + 1)
-        self.alive[address] = size
-        return address
-
-    def free(self, pointer: int, device: int) -> None:
-        self.alive[pointer] = 0
-
-    def encode_tiled(self, descriptor: int, *arguments: Any) -> None:
-        self.encoded.append(arguments)
-        ctypes.memmove(descriptor, struct.pack("<Q120x", arguments[1]), 128)
-
-    def describe(self, status: int) -> str:
-        return f"CUDA_ERROR_{status} (as text)"
-
-    def adopt(self, device: int) -> bool:
-        adopted, self.has_context = not self.has_context, True
-        return adopted
-
-    @contextmanager
-    def using(self, device: int) -> Iterator[None]:
-        self.contexts.append("push")
-        yield
-        self.contexts.append("pop")
 
 
 @pytest.fixture
