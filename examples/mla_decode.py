@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import kernelcat
-from kernelcat import mla
+from kernelcat.layers import mla
 
 PROMPTS = (700, 33, 1, 256)
 """Tokens of each sequence's prompt."""

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernelcat import driver, gpu
+from kernelcat.runtime import driver, gpu
 
 PROBLEMS = ("4096x4096x4096", "64x7168x16384", "16x7168x2048")
 

@@ -27,8 +27,8 @@ subnormal E4M3 scale; what reads scales takes them as they are.
 from __future__ import annotations
 
 from kernelcat import dtypes
+from kernelcat.catalog.spec import Derived, ElementType
 from kernelcat.reference.paged_attn import library_of
-from kernelcat.spec import Derived, ElementType
 
 FORMATS = ("nvfp4", "mxfp4")
 BLOCKS = {"nvfp4": 16, "mxfp4": 32}

@@ -12,9 +12,9 @@ saw any, out is zero and lse -inf.
 from __future__ import annotations
 
 from kernelcat import dtypes
+from kernelcat.catalog.spec import Axis, Entry, Peer, Problem, Tensor, Tolerance
 from kernelcat.errors import MissingDependency, Unsupported
 from kernelcat.reference.paged_attn import DTYPES, HEAD_DIMS, library_of
-from kernelcat.spec import Axis, Entry, Peer, Problem, Tensor, Tolerance
 
 UNSEEN = 5
 """One in so many parts of the inputs saw no key."""

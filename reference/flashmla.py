@@ -24,6 +24,7 @@ from __future__ import annotations
 import itertools
 
 from kernelcat import dtypes
+from kernelcat.catalog.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance, exact
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW, pack, unpack
 from kernelcat.reference.paged_attn import (
     DTYPES,
@@ -34,7 +35,6 @@ from kernelcat.reference.paged_attn import (
     tables,
     tokens_read,
 )
-from kernelcat.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance, exact
 
 PACKED_TYPE = "uint8"
 """Of a cache in rows of 656 bytes."""

@@ -5,8 +5,8 @@ A has a scale for every row and 128 columns, B one for every 128 x 128, as in De
 
 from __future__ import annotations
 
+from kernelcat.catalog.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance
 from kernelcat.errors import MissingDependency, Unsupported
-from kernelcat.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance
 
 BLOCK = 128
 """Rows of B, and columns of A and B, that share a scale."""

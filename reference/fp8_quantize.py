@@ -13,8 +13,8 @@ so that results are the same bit by bit everywhere. x is finite.
 from __future__ import annotations
 
 from kernelcat import dtypes
+from kernelcat.catalog.spec import EXACT, Axis, Derived, Entry, Peer, Problem, Tensor
 from kernelcat.errors import MissingDependency, Unsupported
-from kernelcat.spec import EXACT, Axis, Derived, Entry, Peer, Problem, Tensor
 
 BLOCK = 128
 LEAST_AMAX = 1e-10

@@ -15,10 +15,10 @@ x is finite. y is not rounded to 16 bits in between.
 from __future__ import annotations
 
 from kernelcat import dtypes
+from kernelcat.catalog.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance
 from kernelcat.errors import MissingDependency, Unsupported
 from kernelcat.reference.fp8_quantize import BLOCK, DTYPES, LEAST_AMAX, quantize
 from kernelcat.reference.gemm import silu
-from kernelcat.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance
 
 COLS = Derived("N/2", lambda axes: axes["N"] // 2)
 BLOCKS = Derived("ceil(N/256)", lambda axes: -(-axes["N"] // (2 * BLOCK)))

@@ -7,8 +7,8 @@ them, so that D[:, j] = silu(Z[:, 2j]) * Z[:, 2j+1] for Z = A @ B^T + bias.
 
 from __future__ import annotations
 
+from kernelcat.catalog.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance
 from kernelcat.errors import MissingDependency, Unsupported
-from kernelcat.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance
 
 DTYPES = ("bfloat16", "float16")
 ACTIVATIONS = ("none", "silu", "gelu", "swiglu")

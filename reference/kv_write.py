@@ -22,6 +22,7 @@ import random
 from functools import lru_cache
 
 from kernelcat import dtypes
+from kernelcat.catalog.spec import Axis, Entry, Peer, Problem, Tensor, Tolerance, exact
 from kernelcat.errors import MissingDependency, Unsupported
 from kernelcat.reference.paged_attn import (
     CACHE,
@@ -36,7 +37,6 @@ from kernelcat.reference.paged_attn import (
     library_of,
     scale_rows,
 )
-from kernelcat.spec import Axis, Entry, Peer, Problem, Tensor, Tolerance, exact
 
 STYLES = ("neox", "interleaved")
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 
 from kernelcat import dtypes
+from kernelcat.catalog.spec import Axis, Derived, Entry, Problem, Tensor, Tolerance
 from kernelcat.reference._mla_row import LATENT, PACKED, ROPE, ROW, pack
 from kernelcat.reference.flashmla import PACKED_TYPE, PAGE_SIZES, POISON, row_length
 from kernelcat.reference.kv_write import (
@@ -28,7 +29,6 @@ from kernelcat.reference.kv_write import (
     slots_of,
 )
 from kernelcat.reference.paged_attn import DTYPES, STARTS, library_of
-from kernelcat.spec import Axis, Derived, Entry, Problem, Tensor, Tolerance
 
 
 def _make_inputs(problem, normal):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kernelcat.catalog.spec import Axis, Entry, Peer, Problem, Tensor
 from kernelcat.reference import gemm
-from kernelcat.spec import Axis, Entry, Peer, Problem, Tensor
 
 
 def _as_gemm(problem: Problem) -> Problem:

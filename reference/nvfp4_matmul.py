@@ -20,6 +20,17 @@ Scales must be neither negative nor NaN; zeros and subnormals count as they are.
 from __future__ import annotations
 
 from kernelcat import dtypes
+from kernelcat.catalog.spec import (
+    Axis,
+    Derived,
+    ElementType,
+    Entry,
+    Peer,
+    Problem,
+    Signal,
+    Tensor,
+    Tolerance,
+)
 from kernelcat.reference._fp4 import (
     BLOCKS,
     CODES,
@@ -46,17 +57,6 @@ from kernelcat.reference._fp4_tiles import (
 from kernelcat.reference._nvfp4_peers import torch_matmul
 from kernelcat.reference.gemm import ACTIVATIONS, OUT_COLS, activate, out_cols
 from kernelcat.reference.paged_attn import library_of
-from kernelcat.spec import (
-    Axis,
-    Derived,
-    ElementType,
-    Entry,
-    Peer,
-    Problem,
-    Signal,
-    Tensor,
-    Tolerance,
-)
 
 FP8, FP4 = "float8_e4m3fn", CODES
 DTYPES = ("bfloat16", "float16", FP8, FP4)

@@ -24,6 +24,7 @@ Outliers, zeros, infinities and NaN: see `_fp4`.
 from __future__ import annotations
 
 from kernelcat import dtypes
+from kernelcat.catalog.spec import EXACT, Axis, Entry, Peer, Problem, Tensor
 from kernelcat.reference._fp4 import (
     CODES,
     FORMATS,
@@ -39,7 +40,6 @@ from kernelcat.reference._fp4 import (
 from kernelcat.reference._nvfp4_peers import torch_quantize
 from kernelcat.reference._philox import nine_bits
 from kernelcat.reference.paged_attn import library_of
-from kernelcat.spec import EXACT, Axis, Entry, Peer, Problem, Tensor
 
 DTYPES = ("bfloat16", "float16")
 HADAMARD = 16

@@ -28,7 +28,7 @@ import sys
 from functools import lru_cache
 
 from kernelcat import dtypes
-from kernelcat.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance, exact
+from kernelcat.catalog.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance, exact
 
 DTYPES = ("bfloat16", "float16")
 FP8, NVFP4 = "float8_e4m3fn", "float4_e2m1fn_x2"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from kernelcat.catalog.spec import EXACT, Axis, Entry, Peer, Problem, Tensor, exact
 from kernelcat.dtypes import itemsize
 from kernelcat.errors import Unsupported
-from kernelcat.spec import EXACT, Axis, Entry, Peer, Problem, Tensor, exact
 
 DTYPES = ("bfloat16", "float16", "float32", "uint8")
 

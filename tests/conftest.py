@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelcat import driver, paths
+from kernelcat import paths
+from kernelcat.runtime import driver
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,9 +61,11 @@ import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from dataclasses import replace
 import numpy as np
-from kernelcat import catalog, check, gpu
-from kernelcat.device import Interpreter
-from kernelcat.implementation import Config
+from kernelcat import catalog
+from kernelcat.verify import gate
+from kernelcat.runtime import gpu
+from kernelcat.runtime.device import Interpreter
+from kernelcat.catalog.implementation import Config
 from kernelcat.jit.interpreter import interpret
 
 device = Interpreter()
@@ -75,7 +78,7 @@ def judge(entry, variant, config, axes):
     target = device.gpu if implementation.serves(device.gpu.arch) else gpu.find("b200")
     config = Config(config) if config else implementation.default(problem, target)
     reason = implementation.why_not(config, problem, target)
-    verdict = check.check(implementation, problem, config, device, seeds=(0,))
+    verdict = gate.check(implementation, problem, config, device, seeds=(0,))
     return reason, verdict.passed, verdict.detail
 
 

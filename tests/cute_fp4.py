@@ -12,8 +12,9 @@ import cute_host
 import numpy as np
 from cute_host import Mma, Value, Word, here, on, registers
 
-from kernelcat import catalog, check, dtypes
+from kernelcat import catalog, dtypes
 from kernelcat.kernels.cute.nvfp4_matmul import naive, tiled
+from kernelcat.verify import gate
 
 ENTRY = catalog.entry("nvfp4_matmul")
 HOST = SimpleNamespace(xp=np, synchronize=lambda: None)
@@ -119,7 +120,7 @@ def run_tile(kernel: Any, g: Any, s: Any, factor: Any, row: int, col: int, k_til
 
 def judge(tile: list[int], axes: dict[str, Any]) -> list[Any]:
     problem = ENTRY.problem(**axes)
-    prepared = check.prepare(ENTRY, problem, HOST, 3)
+    prepared = gate.prepare(ENTRY, problem, HOST, 3)
     d = np.full((problem["M"], problem["N"]), np.nan, "float32")
     if tile:
         run_tiled(problem, prepared.arrays, d, *tile)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from kernelcat import dtypes
-from kernelcat.spec import Problem
+from kernelcat.catalog.spec import Problem
 
 FP8, NVFP4 = "float8_e4m3fn", "float4_e2m1fn_x2"
 

@@ -28,7 +28,8 @@ from typing import Any
 import torch
 
 import kernelcat
-from kernelcat import arrays, dispatch, gpu, launcher
+from kernelcat.call import arrays, operator
+from kernelcat.runtime import gpu, launcher
 
 SHAPE = (128, 128, 128)
 CALLS = 200
@@ -70,7 +71,7 @@ def stand_in() -> None:
     plain, nothing = DryTorch(), Nothing()
     arrays.torch = lambda: plain  # type: ignore[assignment]
     launcher.load = lambda *_: nothing  # type: ignore[assignment,return-value]
-    dispatch._gpu = lambda index: gpu.SKUS["h200"]  # type: ignore[assignment]
+    operator._gpu = lambda index: gpu.SKUS["h200"]  # type: ignore[assignment]
 
 
 def ways(dry: bool) -> dict[str, Way]:

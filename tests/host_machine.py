@@ -12,9 +12,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kernelcat import arrays
+from kernelcat.call import arrays
+from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.errors import MissingDependency
-from kernelcat.implementation import Config, Implementation
 from kernelcat.store import Choice
 
 torch = pytest.importorskip("torch")

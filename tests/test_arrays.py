@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelcat import arrays, torch_guards
-from kernelcat.arrays import ArrayInfo
+from kernelcat.call import arrays, torch_guards
+from kernelcat.call.arrays import ArrayInfo
 from kernelcat.errors import InvalidArgument, MissingDependency
 
 torch = pytest.importorskip("torch")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelcat import catalog, telemetry
+from kernelcat import catalog
 from kernelcat.bench import peers
 from kernelcat.bench.race import Lane, copies_needed, race
 from kernelcat.bench.states import BLOCKS, REST_S, STATES, TUNED
@@ -29,6 +29,7 @@ from kernelcat.bench.stats import (
     ties,
 )
 from kernelcat.bench.timer import Graph, HostTimer, rounds
+from kernelcat.runtime import telemetry
 from kernelcat.store import STATES as RACED
 from kernelcat.tune.backend import Cuda
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from kernelcat import catalog, sources
+from kernelcat import catalog
+from kernelcat.catalog.implementation import LANGUAGES
 from kernelcat.errors import MissingDependency, UnknownName
-from kernelcat.implementation import LANGUAGES
 
 
 def test_the_entries_are_the_files() -> None:
@@ -50,21 +50,3 @@ def test_a_missing_compiler_is_named_with_the_line_that_installs_it(monkeypatch)
         assert languages == {"cuda", "cute"}
     finally:
         catalog.in_language.cache_clear()
-
-
-def test_the_digest_covers_included_headers() -> None:
-    names = {path.name for path in sources.files("cuda", "gemm")}
-    assert "__init__.py" in names and any(name.endswith(".cuh") for name in names)
-    assert sources.files("triton", "gemm") and sources.files("cute", "gemm")
-
-
-def test_the_digest_changes_with_any_source(monkeypatch) -> None:
-    implementation = catalog.in_language("gemm", "cuda")[0]
-    before = sources.digest(implementation)
-    kept = sources.files("cuda", "gemm")[:-1]
-    monkeypatch.setattr(sources, "files", lambda language, entry: kept)
-    sources.digest_of.cache_clear()
-    try:
-        assert sources.digest(implementation) != before
-    finally:
-        sources.digest_of.cache_clear()

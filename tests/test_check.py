@@ -10,9 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kernelcat import catalog, check, dtypes, gpu
+from kernelcat import catalog, dtypes
+from kernelcat.catalog.spec import Problem
 from kernelcat.reference.paged_attn import attention
-from kernelcat.spec import Problem
+from kernelcat.runtime import gpu
+from kernelcat.verify import gate
 
 HOST = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
 GEMM = catalog.entry("gemm").problem(M=33, N=17, K=40, dtype="bfloat16", bias=True)
@@ -30,8 +32,8 @@ def copy(arrays: dict) -> None:
     arrays["dst"][...] = arrays["src"]
 
 
-def judge(problem: Problem, body: Callable[[dict], None]) -> check.Verdict:
-    prepared = check.prepare(catalog.entry(problem.entry), problem, HOST, seed=3)
+def judge(problem: Problem, body: Callable[[dict], None]) -> gate.Verdict:
+    prepared = gate.prepare(catalog.entry(problem.entry), problem, HOST, seed=3)
     return prepared.verify(lambda arrays: lambda: body(arrays))
 
 
@@ -103,7 +105,7 @@ def test_an_output_may_have_a_tolerance_of_its_own() -> None:
     """A neighbouring float8 value is right, a scale that is as much off is wrong."""
     entry = catalog.entry("fp8_swiglu")
     problem = entry.problem(M=4, N=512, dtype="bfloat16")
-    prepared = check.prepare(entry, problem, HOST, seed=3)
+    prepared = gate.prepare(entry, problem, HOST, seed=3)
     q = dtypes.encode(prepared.expected["q"], "float8_e4m3fn")
 
     def write(codes, scale):
@@ -128,7 +130,7 @@ MERGE = catalog.entry("attn_merge").problem(
 
 @pytest.mark.parametrize("value", [np.inf, np.nan, -1e30, 0.0])
 def test_an_infinity_is_right_only_where_the_oracle_has_it(value: float) -> None:
-    prepared = check.prepare(catalog.entry("attn_merge"), MERGE, HOST, seed=3)
+    prepared = gate.prepare(catalog.entry("attn_merge"), MERGE, HOST, seed=3)
     out, lse = prepared.expected["out"], prepared.expected["lse"]
     unseen = np.isneginf(lse)
     assert unseen.any() and not unseen.all()
@@ -147,7 +149,7 @@ def test_an_infinity_is_right_only_where_the_oracle_has_it(value: float) -> None
 def test_a_peer_is_spared_what_it_need_not_write() -> None:
     entry = catalog.entry("paged_attn")
     problem = attention(2, 4, 2, 64, 32, 16)
-    prepared = check.prepare(entry, problem, HOST, seed=3)
+    prepared = gate.prepare(entry, problem, HOST, seed=3)
 
     def body(arrays):
         arrays["out"][...] = dtypes.encode(prepared.expected["out"], "bfloat16")
@@ -158,8 +160,8 @@ def test_a_peer_is_spared_what_it_need_not_write() -> None:
 
 
 def test_what_must_not_be_read_is_nan() -> None:
-    prepared = check.prepare(catalog.entry("tma_copy"), COPY, HOST)
-    raw = prepared.buffers["src"].raw[: check.GUARD_BYTES].view("float16")
+    prepared = gate.prepare(catalog.entry("tma_copy"), COPY, HOST)
+    raw = prepared.buffers["src"].raw[: gate.GUARD_BYTES].view("float16")
     assert np.isnan(raw).all()
 
 

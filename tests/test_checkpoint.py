@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernelcat.checkpoint import INDEX, Checkpoint
 from kernelcat.errors import InvalidArgument, UnknownName
+from kernelcat.layers.checkpoint import INDEX, Checkpoint
 from kernelcat.reference import _fp4
 
 N, K = 32, 64

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kernelcat import catalog, gpu, sources
-from kernelcat.choose import Pin, choose
+from kernelcat import catalog
+from kernelcat.call.choice import Pin, choose
+from kernelcat.catalog.digest import digest
+from kernelcat.catalog.implementation import Config, Implementation
+from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument, MissingDependency, UnknownName, Unsupported
-from kernelcat.explain import Explanation
-from kernelcat.implementation import Config, Implementation
-from kernelcat.spec import Problem
+from kernelcat.report.explain import Explanation
+from kernelcat.runtime import gpu
 from kernelcat.store import Choice
 
 GEMM = catalog.entry("gemm")
@@ -55,8 +57,9 @@ def ladder(monkeypatch) -> dict[str, tuple[Implementation, ...]]:
             raise MissingDependency(f"{language} needs the module 'x': pip install x")
         return found[language]
 
-    monkeypatch.setattr(catalog, "in_language", in_language)
-    monkeypatch.setattr(catalog, "languages", lambda name: tuple(found))
+    for module in (catalog, catalog.discovery):
+        monkeypatch.setattr(module, "in_language", in_language)
+        monkeypatch.setattr(module, "languages", lambda name: tuple(found))
     return found
 
 
@@ -260,15 +263,15 @@ def test_an_explanation_reads_well() -> None:
         "  exact: measured for this problem on this GPU\n"
         "  evidence: 10.00 us measured on h200 for K=4096 M=100 N=4096 activation=none bias=False "
         "dtype=bfloat16 residual=False (run r, local)\n"
-        "  stale: the kernel's source has changed since; tune it again\n"
+        "  stale: the kernel runs other code than was measured; tune it again\n"
         "  rejected before it:\n"
         "    gemm/cuda/tiled (exact): tile=256 is larger than M=100"
     )
 
 
 def test_an_explanation_is_stale_only_when_the_source_differs() -> None:
-    digest = sources.digest(LADDER["cuda"][1])
-    rows = [row(problem(4096), source=digest)]
+    source = digest(LADDER["cuda"][1])
+    rows = [row(problem(4096), source=source)]
     decision = choose(GEMM, problem(4096), H200, rows)
     assert not Explanation.of(problem(4096), H200, decision).stale
 

@@ -15,11 +15,13 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from kernelcat import catalog, certify, driver, gpu
+from kernelcat import catalog
 from kernelcat.cli import main
-from kernelcat.devices import VISIBLE
-from kernelcat.sanitizer import Report
+from kernelcat.runtime import driver, gpu
+from kernelcat.runtime.devices import VISIBLE
 from kernelcat.store.lines import read_all
+from kernelcat.verify import certify
+from kernelcat.verify.sanitizer import Report
 
 needs_no_gpu = pytest.mark.skipif(driver.count() > 0, reason="tells what is said without a GPU")
 

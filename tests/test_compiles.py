@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import pytest
 
-from kernelcat import catalog, gpu, show
-from kernelcat.implementation import Implementation
+from kernelcat import catalog
+from kernelcat.catalog.implementation import Implementation
+from kernelcat.report import show
+from kernelcat.runtime import gpu
 
 SKUS = ("h200", "b200", "a100", "l40s", "rtx5090")
 RACED = ("h200", "b200")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kernelcat import catalog, gpu, inspect
-from kernelcat.implementation import Config, Float32, Int32
+from kernelcat import catalog
+from kernelcat.catalog.implementation import Config, Float32, Int32
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import build
 from kernelcat.reference.nvfp4_quantize import rows
-from kernelcat.spec import Problem
+from kernelcat.runtime import gpu
+from kernelcat.verify import inspect
 
 H200 = gpu.find("h200")
 ALL = {"rms_norm": True, "hadamard": True, "stochastic": True, "scale_layout": "swizzled"}

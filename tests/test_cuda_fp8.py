@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kernelcat import catalog, gpu, inspect, tensor_map
-from kernelcat.implementation import Config, TensorMap
+from kernelcat import catalog
+from kernelcat.catalog.implementation import Config, TensorMap
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import build
 from kernelcat.kernels.cuda.fp8_gemm import wgmma
-from kernelcat.spec import Problem
+from kernelcat.runtime import gpu, tensor_map
+from kernelcat.verify import inspect
 
 H200 = gpu.find("h200")
 

@@ -9,13 +9,15 @@ from math import ceil
 
 import pytest
 
-from kernelcat import catalog, gpu, inspect, tensor_map
-from kernelcat.implementation import Config, Implementation, Int32, Program, TensorMap
+from kernelcat import catalog
+from kernelcat.catalog.implementation import Config, Implementation, Int32, Program, TensorMap
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import build
 from kernelcat.kernels.cuda.gemm import wgmma
 from kernelcat.kernels.cuda.gemm.plan import Plan
 from kernelcat.kernels.cuda.tma_copy import Boxes, Layout
-from kernelcat.spec import Problem
+from kernelcat.runtime import gpu, tensor_map
+from kernelcat.verify import inspect
 
 SKU_OF = {"sm_80": "a100", "sm_90a": "h200", "sm_100a": "b200"}
 

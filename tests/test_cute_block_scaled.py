@@ -15,11 +15,13 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from kernelcat import catalog, gpu, inspect, jit
-from kernelcat.implementation import Config
+from kernelcat import catalog, jit
+from kernelcat.catalog.implementation import Config
 from kernelcat.reference._fp4 import BLOCKS, swizzle
 from kernelcat.reference.gemm import ACTIVATIONS
 from kernelcat.reference.nvfp4_matmul import FP4, FP8, product
+from kernelcat.runtime import gpu
+from kernelcat.verify import inspect
 
 B200 = gpu.find("b200")
 BLOCK_SCALED = catalog.implementation("nvfp4_matmul", "cute", "block_scaled")

@@ -12,9 +12,11 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from kernelcat import catalog, gpu, inspect, jit
-from kernelcat.implementation import Config
+from kernelcat import catalog, jit
+from kernelcat.catalog.implementation import Config
 from kernelcat.reference.nvfp4_matmul import FP4, FP8, product
+from kernelcat.runtime import gpu
+from kernelcat.verify import inspect
 
 H200 = gpu.find("h200")
 TILED = catalog.implementation("nvfp4_matmul", "cute", "tiled")

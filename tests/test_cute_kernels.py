@@ -9,9 +9,11 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from kernelcat import catalog, gpu, inspect, jit
-from kernelcat.implementation import Config, Implementation, Program
-from kernelcat.spec import Problem
+from kernelcat import catalog, jit
+from kernelcat.catalog.implementation import Config, Implementation, Program
+from kernelcat.catalog.spec import Problem
+from kernelcat.runtime import gpu
+from kernelcat.verify import inspect
 
 H200 = gpu.find("h200")
 

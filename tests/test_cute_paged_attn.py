@@ -8,9 +8,11 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from kernelcat import catalog, gpu, inspect, jit
-from kernelcat.implementation import Config
+from kernelcat import catalog, jit
+from kernelcat.catalog.implementation import Config
 from kernelcat.reference.paged_attn import attention
+from kernelcat.runtime import gpu
+from kernelcat.verify import inspect
 
 H200 = gpu.find("h200")
 SPLIT = catalog.implementation("paged_attn", "cute", "split")

@@ -16,8 +16,10 @@ import pytest
 from host_machine import STREAM, Host, HostLauncher, HostTorch, Rows, kernel, view
 
 import kernelcat
-from kernelcat import arrays, catalog, detours, dispatch, gpu, launcher, ready, store
-from kernelcat.choose import Pin
+from kernelcat import catalog, store
+from kernelcat.call import adapters, arrays, fast_path, operator
+from kernelcat.call.choice import Pin
+from kernelcat.catalog.implementation import Config
 from kernelcat.errors import (
     InvalidArgument,
     LaunchError,
@@ -25,7 +27,7 @@ from kernelcat.errors import (
     UnknownName,
     Unsupported,
 )
-from kernelcat.implementation import Config
+from kernelcat.runtime import gpu, launcher
 from kernelcat.store import Choice
 
 torch = pytest.importorskip("torch")
@@ -44,19 +46,20 @@ def host(monkeypatch, request) -> Host:
     assert plain._guards is not None, "torch's guards have changed: calls are 1.5 us slower"
     if request.param == "keys":
         plain._guards = None
-    monkeypatch.setattr(catalog, "in_language", lambda name, language: kernels[language])
-    monkeypatch.setattr(catalog, "languages", lambda name: tuple(kernels))
+    for module in (catalog, catalog.discovery):
+        monkeypatch.setattr(module, "in_language", lambda name, language: kernels[language])
+        monkeypatch.setattr(module, "languages", lambda name: tuple(kernels))
     monkeypatch.setattr(arrays, "torch", lambda: plain)
     monkeypatch.setattr(launcher, "load", lambda *arguments: host.load(*arguments))
-    monkeypatch.setattr(dispatch, "_gpu", lambda index: gpu.SKUS["h200"])
+    monkeypatch.setattr(operator, "_gpu", lambda index: gpu.SKUS["h200"])
     monkeypatch.setattr(store, "snapshot", lambda: Rows(host.rows))
     for name in ("_ops", "_scans"):
-        monkeypatch.setattr(dispatch, name, {})
-    monkeypatch.setattr(detours, "_warned", set())
-    monkeypatch.setattr(ready, "_missed", {})
-    dispatch._snapshot.cache_clear()
+        monkeypatch.setattr(operator, name, {})
+    monkeypatch.setattr(adapters, "_warned", set())
+    monkeypatch.setattr(fast_path, "_missed", {})
+    operator._snapshot.cache_clear()
     yield host
-    dispatch._snapshot.cache_clear()
+    operator._snapshot.cache_clear()
 
 
 def half(*shape: int, offset: int = 0) -> torch.Tensor:
@@ -118,7 +121,7 @@ def test_later_calls_ask_nothing(host: Host, monkeypatch) -> None:
     op(a, b, out=d)
     op(a, b)
     monkeypatch.setattr(op, "_first_call", None)
-    monkeypatch.setattr(dispatch, "_choices", None)
+    monkeypatch.setattr(operator, "_choices", None)
     assert torch.equal(op(half(4, 8), b, out=d), d)
     assert op(a, b).shape == (4, 6)
 
@@ -138,11 +141,11 @@ def test_more_signatures_than_are_tried_one_by_one(host: Host, monkeypatch) -> N
         assert torch.equal(op(a, B, None, out=d), product(a, B))
         assert torch.equal(op(a, B, bias=half(6) * 0, out=d), product(a, B))
     assert len(host.loads) == 24
-    assert all(len(recent) <= dispatch.RECENT for recent in op._fresh + op._onto)
+    assert all(len(recent) <= operator.RECENT for recent in op._fresh + op._onto)
 
 
 def test_what_is_remembered_is_bounded(host: Host, monkeypatch) -> None:
-    monkeypatch.setattr(dispatch, "REMEMBERED", 3)
+    monkeypatch.setattr(operator, "REMEMBERED", 3)
     op = kernelcat.get("gemm")
     for m in (1, 2, 3, 4, 5, 1):
         assert op(half(m, 8), half(6, 8)).shape == (m, 6)
@@ -230,7 +233,7 @@ def test_misses_are_counted_by_call(host: Host) -> None:
     for m, calls in ((4, 2), (64, 3), (100, 1)):
         for _ in range(calls):
             op(half(m, 8), b)
-    assert [(problem["M"], count) for problem, count in dispatch.misses()] == [(64, 3), (100, 1)]
+    assert [(problem["M"], count) for problem, count in operator.misses()] == [(64, 3), (100, 1)]
 
 
 def test_entries_are_what_get_takes() -> None:
@@ -346,7 +349,7 @@ def test_an_offset_output_that_is_updated_is_copied_with_what_it_holds(host: Hos
     updating = dataclasses.replace(
         gemm, outputs=(dataclasses.replace(gemm.outputs[0], updated=True),)
     )
-    op, d, seen = dispatch.Op(updating, Pin()), memory[1:].view(4, 6), []
+    op, d, seen = operator.Op(updating, Pin()), memory[1:].view(4, 6), []
     before, load = d.clone(), host.load
 
     def watching(*arguments):

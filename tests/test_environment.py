@@ -9,8 +9,8 @@ from importlib import metadata
 
 import pytest
 
-from kernelcat import driver, gpu
-from kernelcat.environment import NONE, Environment
+from kernelcat.runtime import driver, gpu
+from kernelcat.runtime.environment import NONE, Environment
 
 
 def test_a_gpu_that_is_not_here_has_no_driver() -> None:
@@ -28,7 +28,7 @@ def test_it_is_plain_json() -> None:
 
 def test_it_imports_no_compiler() -> None:
     code = (
-        "import sys; from kernelcat import environment, gpu; "
+        "import sys; from kernelcat.runtime import environment, gpu; "
         "environment.Environment.capture(gpu.find('h200')); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'triton', 'cutlass')))"
     )

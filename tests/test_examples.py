@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import kernelcat
-from kernelcat import catalog, signature
+from kernelcat import catalog
+from kernelcat.call import signature
 
 torch = pytest.importorskip("torch")
 

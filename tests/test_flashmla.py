@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelcat import catalog, check, dtypes, fuzz
+from kernelcat import catalog, dtypes
+from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument
 from kernelcat.reference import _mla_row, flashmla, paged_attn
 from kernelcat.reference.flashmla import latent
-from kernelcat.spec import Problem
+from kernelcat.verify import fuzz, gate
 
 ENTRY = catalog.entry("flashmla")
 
 
 def inputs(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
-    return check.drawn(ENTRY, problem, np, seed)
+    return gate.drawn(ENTRY, problem, np, seed)
 
 
 @settings(max_examples=60, deadline=None)

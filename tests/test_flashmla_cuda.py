@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from kernelcat import catalog, gpu, inspect, tensor_map
-from kernelcat.implementation import Config, Float32, Int32, TensorMap
+from kernelcat import catalog
+from kernelcat.catalog.implementation import Config, Float32, Int32, TensorMap
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import build
 from kernelcat.kernels.cuda.flashmla import mma, pair, wgmma
 from kernelcat.kernels.cuda.flashmla.split import num_shares
 from kernelcat.reference.flashmla import PACKED_TYPE, latent, sparse
 from kernelcat.reference.mla_kv_write import appended
-from kernelcat.spec import Problem
+from kernelcat.runtime import gpu, tensor_map
+from kernelcat.verify import inspect
 
 H200 = gpu.find("h200")
 CLUSTER = Config(row_tiles=2, cluster=2, least=1, combine=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelcat import catalog, check, dtypes
+from kernelcat import catalog, dtypes
+from kernelcat.catalog.spec import Problem
 from kernelcat.reference import _fp4, _nvfp4_peers, _philox
 from kernelcat.reference.nvfp4_quantize import normalized, rotated, rows
-from kernelcat.spec import Problem
+from kernelcat.verify import gate
 
 QUANTIZE, DEQUANTIZE = catalog.entry("nvfp4_quantize"), catalog.entry("nvfp4_dequantize")
 
@@ -236,7 +237,7 @@ def test_one_wrong_bit_of_codes_or_scales_is_seen() -> None:
     from types import SimpleNamespace
 
     host = SimpleNamespace(xp=np, synchronize=lambda: None)
-    prepared = check.prepare(QUANTIZE, rows(5, 64), host)
+    prepared = gate.prepare(QUANTIZE, rows(5, 64), host)
 
     def answer(**flips: int):
         def run() -> None:
@@ -259,7 +260,7 @@ def test_the_peers_mean_the_same(name: str, format: str) -> None:
 
     entry = catalog.entry(name)
     problem = entry.problem(M=70, K=512, dtype="bfloat16", format=format)
-    prepared = check.prepare(entry, problem, SimpleNamespace(xp=np, synchronize=lambda: None), 3)
+    prepared = gate.prepare(entry, problem, SimpleNamespace(xp=np, synchronize=lambda: None), 3)
     arrays = {n: torch.from_numpy(a.copy()) for n, a in prepared.arrays.items()}
     given = arrays.get("global_scale")
     if name == "nvfp4_quantize":

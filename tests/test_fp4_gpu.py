@@ -6,11 +6,13 @@ from statistics import median
 
 import pytest
 
-from kernelcat import catalog, check, telemetry
+from kernelcat import catalog
 from kernelcat.bench import STATES, CudaTimer, Lane, copies_needed, race
-from kernelcat.device import CudaDevice
-from kernelcat.gpu import GB
-from kernelcat.spec import Problem
+from kernelcat.catalog.spec import Problem
+from kernelcat.runtime import telemetry
+from kernelcat.runtime.device import CudaDevice
+from kernelcat.runtime.gpu import GB
+from kernelcat.verify import gate
 
 pytestmark = pytest.mark.gpu
 
@@ -35,7 +37,7 @@ def lanes_of(name: str, problem: Problem, device: CudaDevice, timer: CudaTimer) 
     implementation = catalog.implementation(name, "cuda", "vectorized")
     moved = entry.bytes_moved(problem)
     copies = copies_needed(moved, moved, device.gpu.l2_bytes, 20 * GB)
-    sets = check.allocate(entry, problem, device, 0, copies)
+    sets = gate.allocate(entry, problem, device, 0, copies)
     lanes = {}
     for config in implementation.configs(problem, device.gpu):
         bind = device.load(implementation, problem, config)

@@ -7,11 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kernelcat import catalog, check, dtypes, fp4, signature, torch_ops
-from kernelcat.arrays import ArrayInfo
+from kernelcat import catalog, dtypes
+from kernelcat.call import signature, torch_operators
+from kernelcat.call.arrays import ArrayInfo
 from kernelcat.errors import InvalidArgument, Unsupported
+from kernelcat.layers import fp4
 from kernelcat.reference import _fp4, _fp4_tiles
 from kernelcat.reference.nvfp4_matmul import DTYPES, FP4, FP8, OUT, PACKINGS
+from kernelcat.verify import gate
 
 torch = pytest.importorskip("torch")
 
@@ -102,7 +105,7 @@ def test_a_call_tells_its_problem(dtype: str) -> None:
         strides = tensor.strides_of(problem)
         infos[tensor.name] = ArrayInfo(16, shape, strides, kind, "cuda:0", "torch")
     assert signature.infer(ENTRY, infos, {"N": 80}) == problem
-    d = torch_ops._fake(ENTRY, fakes, {"N": 80, "packing": "rows", "activation": "none"})
+    d = torch_operators._fake(ENTRY, fakes, {"N": 80, "packing": "rows", "activation": "none"})
     assert (tuple(d.shape), str(d.dtype)) == ((33, 80), f"torch.{OUT.where(problem.values)}")
 
 
@@ -131,12 +134,12 @@ def test_scales_of_both_operands_are_where_blackwell_reads_them() -> None:
     }
     d = ENTRY.oracle(problem, arrays)["d"]
     assert np.allclose(d, operands["a"] @ operands["w"].T, rtol=1e-4, atol=1e-4)
-    assert check.sqnr_db(d, a @ w.T) > 16
+    assert gate.sqnr_db(d, a @ w.T) > 16
 
 
-def judge(**axes) -> check.Verdict:
+def judge(**axes) -> gate.Verdict:
     problem = ENTRY.problem(M=33, N=96, K=512, **axes)
-    prepared = check.prepare(ENTRY, problem, HOST, 1)
+    prepared = gate.prepare(ENTRY, problem, HOST, 1)
 
     def tensors(arrays) -> dict:
         found = {}
@@ -192,7 +195,7 @@ def test_products_keep_enough_signal() -> None:
 
 def test_subnormal_scales_and_lost_slices_are_beyond_the_tolerance() -> None:
     problem = ENTRY.problem(M=64, N=128, K=1024, dtype="bfloat16", format="nvfp4")
-    prepared = check.prepare(ENTRY, problem, HOST)
+    prepared = gate.prepare(ENTRY, problem, HOST)
     views = {
         t.name: dtypes.decode(prepared.arrays[t.name], t.dtype_of(problem))
         for t in ENTRY.inputs

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kernelcat import catalog, check, dtypes, gpu
+from kernelcat import catalog, dtypes
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import build
-from kernelcat.spec import Problem
+from kernelcat.runtime import gpu
+from kernelcat.verify import gate
 
 H200 = gpu.find("h200")
 HOST = SimpleNamespace(xp=np, gpu=H200, synchronize=lambda: None)
@@ -45,7 +47,7 @@ def test_it_makes_what_gemm_and_fp8_quantize_make_but_for_the_16_bits_between() 
 def test_few_values_lie_so_near_a_border_that_float32_decides(dtype: str) -> None:
     """q from y in float64 is nearly always the oracle's, far closer than the tolerance."""
     problem = problem_of(64, 1024, dtype)
-    prepared = check.prepare(ENTRY, problem, HOST)
+    prepared = gate.prepare(ENTRY, problem, HOST)
     x = dtypes.decode(prepared.arrays["x"], dtype).astype("float64")
     y = x[:, ::2] * x[:, 1::2] * np.exp(-np.logaddexp(0, -x[:, ::2]))
     inverse = 1 / prepared.expected["scale"].astype("float64").T.repeat(128, axis=1)
@@ -55,7 +57,7 @@ def test_few_values_lie_so_near_a_border_that_float32_decides(dtype: str) -> Non
 
 def test_gates_in_place_of_what_they_gate_and_other_blocks_are_beyond_the_tolerances() -> None:
     problem = problem_of(64, 1024)
-    prepared = check.prepare(ENTRY, problem, HOST)
+    prepared = gate.prepare(ENTRY, problem, HOST)
     x, expected = dtypes.decode(prepared.arrays["x"], "bfloat16"), prepared.expected
     q, scale = ENTRY.outputs
     swapped = ENTRY.oracle(problem, {"x": x.reshape(64, -1, 2)[:, :, ::-1].reshape(64, -1)})

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from kernelcat import catalog, fuzz, gpu
-from kernelcat.device import CudaDevice, MirroredDevice
-from kernelcat.implementation import Config, Implementation
+from kernelcat import catalog
+from kernelcat.catalog.implementation import Config, Implementation
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import cache
-from kernelcat.sanitizer import EXAMPLE
-from kernelcat.spec import Problem
+from kernelcat.runtime import gpu
+from kernelcat.runtime.device import CudaDevice, MirroredDevice
+from kernelcat.verify import fuzz
+from kernelcat.verify.sanitizer import EXAMPLE
 
 TILE = 16
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kernelcat import gpu
-from kernelcat.driver import Facts, split_mig
 from kernelcat.errors import UnknownName
+from kernelcat.runtime import gpu
+from kernelcat.runtime.driver import Facts, split_mig
 
 
 @pytest.mark.parametrize(

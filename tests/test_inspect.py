@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kernelcat import inspect
+from kernelcat.catalog.implementation import Implementation
 from kernelcat.errors import KernelcatError, MissingDependency
-from kernelcat.implementation import Implementation
-from kernelcat.inspect import Report
 from kernelcat.jit import Artifact
 from kernelcat.jit.cuda import CudaSource
+from kernelcat.verify import inspect
+from kernelcat.verify.inspect import Report
 
 ASM = """
 struct alignas(64) Map { char bytes[128]; };

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from kernelcat import catalog, driver
+from kernelcat import catalog
+from kernelcat.runtime import driver
 
 KERNELS = [
     pytest.param(i, id=i.name)

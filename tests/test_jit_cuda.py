@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kernelcat.catalog import source as catalog_source
 from kernelcat.errors import CompileError, MissingDependency
 from kernelcat.jit import cuda
 from kernelcat.jit.cuda import CudaSource
@@ -42,7 +43,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "include/kernelcat/one.cuh").write_text("constexpr int kScale = 1;\n")
     (tmp_path / "scaled/own.cuh").write_text("constexpr int kOwn = 1;\n")
     (tmp_path / "scaled/kernel.cu").write_text(KERNEL)
-    monkeypatch.setattr(cuda, "_root", lambda: tmp_path)
+    monkeypatch.setattr(catalog_source, "cuda_root", lambda: tmp_path)
     return tmp_path
 
 
@@ -135,6 +136,8 @@ def test_an_architecture_newer_than_nvrtc_says_what_to_upgrade(root: Path) -> No
 def test_the_digest_follows_every_file_of_ours(root: Path, path: str) -> None:
     before = source().digest()
     (root / path).write_text((root / path).read_text() + "// another\n")
+    assert source().digest() == before
+    (root / path).write_text((root / path).read_text() + "struct Another {};\n")
     assert source().digest() != before
 
 
@@ -152,7 +155,7 @@ def test_the_digest_is_the_same_wherever_the_catalog_lies(
     before = source().digest()
     moved = tmp_path_factory.mktemp("elsewhere") / "cuda"
     root.rename(moved)
-    monkeypatch.setattr(cuda, "_root", lambda: moved)
+    monkeypatch.setattr(catalog_source, "cuda_root", lambda: moved)
     assert source().digest() == before
 
 
@@ -160,7 +163,7 @@ def test_headers_that_include_each_other_are_digested_once(root: Path) -> None:
     (root / "include/kernelcat/one.cuh").write_text(
         '#pragma once\n#include "kernelcat/scale.cuh"\nconstexpr int kScale = 1;\n'
     )
-    found = [path.name for path in cuda.files(source().file)]
+    found = [path.name for path in source().files()]
     assert sorted(found) == ["kernel.cu", "one.cuh", "own.cuh", "scale.cuh"]
 
 
@@ -222,7 +225,7 @@ def test_a_missing_nvrtc_names_the_line_that_installs_it(monkeypatch: pytest.Mon
 WARM = """
 import sys, time, json, numpy, kernelcat.catalog
 start = time.process_time()
-from kernelcat import launcher
+from kernelcat.runtime import launcher
 from kernelcat.jit import build
 from kernelcat.jit.cuda import CudaSource
 build(CudaSource(sys.argv[1], "k"), "sm_90a")

@@ -14,10 +14,11 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from kernelcat import driver, jit, paths
+from kernelcat import jit, paths
 from kernelcat.errors import CompileError, LaunchError, MissingDependency
 from kernelcat.jit import cute
 from kernelcat.jit.cache import decode, encode
+from kernelcat.runtime import driver
 
 NAIVE = cute.CuteSource(
     "gemm.naive:Naive",
@@ -48,7 +49,7 @@ def test_the_digest_covers_imported_catalog_files(
     monkeypatch.setattr(paths, "data", lambda name: tmp_path)
     assert source.digest() == before
     with folder.joinpath("raster.py").open("a") as file:
-        file.write("# changed\n")
+        file.write("CHANGED = 1\n")
     assert source.digest() != before
 
 
@@ -122,7 +123,7 @@ def test_without_a_gpu_loading_links_and_then_misses_the_driver() -> None:
 @pytest.mark.gpu
 def test_a_loaded_kernel_runs_without_the_dsl(tmp_path: Path) -> None:
     """In a process that never imports the DSL: what a warm start does."""
-    from kernelcat import gpu
+    from kernelcat.runtime import gpu
 
     path = tmp_path / "artifact"
     path.write_bytes(encode(jit.build(NAIVE, gpu.detect(0).arch)))

@@ -13,10 +13,11 @@ import pytest
 
 pytest.importorskip("triton")
 
-from kernelcat import catalog, gpu
+from kernelcat import catalog
+from kernelcat.catalog.implementation import Config, Int32, Int64, Pointer, Step, TensorMap
 from kernelcat.errors import CompileError
-from kernelcat.implementation import Config, Int32, Int64, Pointer, Step, TensorMap
 from kernelcat.jit import cache, interpreter, triton
+from kernelcat.runtime import gpu
 
 H200 = gpu.find("h200")
 SIZES = {Pointer: (8, 8), Int32: (4, 4), Int64: (8, 8), TensorMap: (128, 64)}
@@ -175,13 +176,13 @@ def test_a_digest_changes_with_all_that_decides_the_code(fill) -> None:
     assert triton.TritonSource(**fields).digest() != same
     assert triton.TritonSource(**{**source.__dict__, "divisors": {}}).digest() != same
     path = Path(sys.path[0], "kc_fill.py")
-    path.write_text(path.read_text() + "# changed\n")
+    path.write_text(path.read_text() + "CHANGED = 1\n")
     assert source.digest() != same
 
 
 def test_planning_and_looking_up_never_import_the_compiler() -> None:
     code = (
-        "import sys; from kernelcat import catalog, gpu\n"
+        "import sys; from kernelcat import catalog; from kernelcat.runtime import gpu\n"
         "i = catalog.implementation('gemm', 'triton', 'tma'); target = gpu.find('h200')\n"
         "problem = catalog.entry('gemm').named('4096x4096x4096')\n"
         "step = i.program(problem, i.default(problem, target), target).steps[0]\n"

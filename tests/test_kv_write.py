@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelcat import catalog, check, fuzz
+from kernelcat import catalog
+from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument
 from kernelcat.reference import kv_write
 from kernelcat.reference.kv_write import FP8, appended
 from kernelcat.reference.paged_attn import GARBAGE
-from kernelcat.spec import Problem
+from kernelcat.verify import fuzz, gate
 
 ENTRY = catalog.entry("kv_write")
 
 
 def inputs(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
-    return check.drawn(ENTRY, problem, np, seed)
+    return gate.drawn(ENTRY, problem, np, seed)
 
 
 @settings(max_examples=60, deadline=None)

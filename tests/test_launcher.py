@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 from driver_recorder import Recorder
 
-from kernelcat import catalog, inspect, launcher, libcuda
-from kernelcat import gpu as gpus
-from kernelcat.errors import InvalidArgument, LaunchError
-from kernelcat.implementation import (
+from kernelcat import catalog
+from kernelcat.catalog.implementation import (
     Float32,
     Implementation,
     Int32,
@@ -28,8 +26,13 @@ from kernelcat.implementation import (
     Step,
     TensorMap,
 )
+from kernelcat.errors import InvalidArgument, LaunchError
 from kernelcat.jit import Artifact, build
-from kernelcat.launcher import Launcher, prepare
+from kernelcat.runtime import driver as drivers
+from kernelcat.runtime import gpu as gpus
+from kernelcat.runtime import launcher
+from kernelcat.runtime.launcher import Launcher, prepare
+from kernelcat.verify import inspect
 
 A, B, C = 0x7F0000001000, 0x7F0000002000, 0x7F0000003000
 MAP = TensorMap("b", "bfloat16", (64, 32), (128,), (64, 8), swizzle=128)
@@ -38,7 +41,7 @@ MAP = TensorMap("b", "bfloat16", (64, 32), (128,), (64, 8), swizzle=128)
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    monkeypatch.setattr(libcuda, "driver", lambda: recorder)
+    monkeypatch.setattr(drivers, "opened", lambda: recorder)
     monkeypatch.setattr(launcher, "_functions", {})
     return recorder
 
@@ -139,7 +142,7 @@ def test_clusters_and_dependent_launches_are_attributes(driver: Recorder) -> Non
 
 def test_clusters_of_more_than_eight_blocks_are_allowed_at_load(driver: Recorder) -> None:
     made(cluster=(16, 1, 1))
-    assert driver.limits == [(libcuda.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)]
+    assert driver.limits == [(drivers.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +179,7 @@ def test_an_absent_tensor_has_a_descriptor_of_zeros(driver: Recorder) -> None:
 def test_descriptors_are_forgotten_before_they_fill_the_memory(
     driver: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kernelcat.tensor_map.KEPT", 4)
+    monkeypatch.setattr("kernelcat.runtime.tensor_map.KEPT", 4)
     driver.formats = "m"
     launch = made(MAP)
     for number in (*range(1, 11), 10, 9, 1):
@@ -385,7 +388,7 @@ def test_a_refused_launch_names_the_error_and_the_implementation(driver: Recorde
     assert len(driver.launches) == 2
 
 
-@pytest.mark.parametrize("status", [libcuda.INVALID_CONTEXT, libcuda.INVALID_HANDLE])
+@pytest.mark.parametrize("status", [drivers.INVALID_CONTEXT, drivers.INVALID_HANDLE])
 def test_a_thread_without_the_context_gets_it(driver: Recorder, status: int) -> None:
     launch = made()
     driver.statuses, driver.has_context = [status], False

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from kernelcat.errors import LaunchError
-from kernelcat.implementation import (
+from kernelcat.catalog.implementation import (
     Float32,
     Int32,
     Int64,
@@ -20,8 +19,9 @@ from kernelcat.implementation import (
     Step,
     TensorMap,
 )
+from kernelcat.errors import LaunchError
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.launcher import Launcher, prepare
+from kernelcat.runtime.launcher import Launcher, prepare
 
 KERNELS = """
 struct alignas(64) Map { char bytes[128]; };
@@ -104,7 +104,7 @@ class Gpu:
     """Launches kernels of the file above on CuPy arrays."""
 
     def __init__(self, path: Path) -> None:
-        from kernelcat import gpu
+        from kernelcat.runtime import gpu
 
         self.cupy = pytest.importorskip("cupy")
         self.path, self.arch = path, gpu.detect(0).arch

@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kernelcat import leaderboard, sources
+from kernelcat.catalog.digest import digest_of
 from kernelcat.errors import InvalidArgument, StoreError, UnknownName
-from kernelcat.leaderboard import board, means, to_html, to_json, to_markdown
+from kernelcat.report.board import board, load, means
+from kernelcat.report.ladder import ladders
+from kernelcat.report.page import to_html
+from kernelcat.report.readme import update_readme
+from kernelcat.report.render import table, to_json, to_markdown
 from kernelcat.store import Measurement, Store
 
 ROW: dict[str, Any] = json.loads(Path(__file__).with_name("measurement.json").read_text())
@@ -25,8 +29,8 @@ def timed(us: float, **changes: Any) -> Measurement:
     return Measurement.from_json(ROW | times | changes)
 
 
-def current(language: str, entry: str) -> str:
-    return str(ROW["source"])
+def current(row: Measurement) -> bool:
+    return row.source == ROW["source"]
 
 
 def small(**changes: Any) -> dict[str, Any]:
@@ -50,7 +54,7 @@ def rows() -> list[Measurement]:
 
 def test_ratios_and_rates_are_of_one_run(rows: list[Measurement]) -> None:
     old = timed(1.0, run="old", created_at="2026-01-01T00:00:00Z")
-    big, tiny = board([*rows, old], gpu="h200", entry="gemm", digest=current)
+    big, tiny = board([*rows, old], gpu="h200", entry="gemm", is_current=current)
     assert (big.title, tiny.title) == ("4096x4096x4096", "16x4096x4096")
     assert (big.language, big.variant, big.median_us) == ("cuda", "wgmma", 200.0)
     assert big.tflops == pytest.approx(2 * 4096**3 / 200e-6 / 1e12)
@@ -66,31 +70,31 @@ def test_ratios_and_rates_are_of_one_run(rows: list[Measurement]) -> None:
 
 
 def test_means_are_geometric_and_over_those_who_took_part(rows: list[Measurement]) -> None:
-    total = means(board(rows, digest=current))
+    total = means(board(rows, is_current=current))
     assert total.problems == 2
     assert total.peers == pytest.approx({"cublas": (0.9 * 2.0) ** 0.5, "quack": 1.1})
     assert total.languages["triton"] == pytest.approx(0.72)
     alone = timed(1.0, **small(problem=ROW["problem"] | {"M": 1}))
-    assert means(board([*rows, alone], digest=current)).languages == total.languages
+    assert means(board([*rows, alone], is_current=current)).languages == total.languages
 
 
 def test_without_peers_languages_are_compared_with_the_winner() -> None:
-    (row,) = board([timed(10.0), timed(20.0, language="triton")], digest=current)
+    (row,) = board([timed(10.0), timed(20.0, language="triton")], is_current=current)
     assert row.baseline == "cuda/wgmma"
     assert row.languages == {"cuda": 1.0, "triton": 0.5}
 
 
 def test_a_row_is_stale_when_the_sources_changed() -> None:
     assert board([timed(10.0)])[0].stale
-    digest = sources.digest_of("triton", "gemm")
-    assert not board([timed(10.0, language="triton", source=digest)])[0].stale
+    digest = digest_of("gemm", "triton", "tma")
+    assert not board([timed(10.0, language="triton", variant="tma", source=digest)])[0].stale
 
 
 def test_predictions_stand_only_where_nothing_was_measured() -> None:
     guess = {"kind": "predicted", "ci_us": None, "samples": 0, "median_us": 5.0}
     guess["protocol"] = ROW["protocol"] | {"state": "predicted"}
     predicted = [Measurement.from_json(ROW | guess | {"gpu": gpu}) for gpu in ("h200", "b200")]
-    found = board([timed(10.0), *predicted], digest=current)
+    found = board([timed(10.0), *predicted], is_current=current)
     assert [(row.gpu, row.kind) for row in found] == [("b200", "predicted"), ("h200", "measured")]
     text = to_markdown(found)
     assert "gemm --gpu b200`: predicted 2026-11-20" in text
@@ -105,16 +109,16 @@ def test_a_hot_chip_decides_and_the_other_states_can_be_asked_for(tmp_path: Path
     rows = [in_state(9.0, "burst", created_at="2026-12-01T00:00:00Z"), timed(10.0),
             in_state(1.0, "ladder"), in_state(1.0, "screen"),
             in_state(2.0, "burst", **small())]  # fmt: skip
-    found = board(rows, digest=current)
+    found = board(rows, is_current=current)
     assert [(row.state, row.median_us) for row in found] == [("sustained", 10.0), ("burst", 2.0)]
-    (burst, tiny) = board(rows, state="burst", digest=current)
+    (burst, tiny) = board(rows, state="burst", is_current=current)
     assert (burst.median_us, tiny.median_us) == (9.0, 2.0)
     text = to_markdown([burst, tiny])
     assert "`kernelcat leaderboard gemm --gpu h200 --state burst`: measured" in text
     assert " to 2026-12-01, burst, run " in text
     path = tmp_path / "README.md"
     path.write_text("<!-- leaderboard:gemm:h200:graph:burst -->\n<!-- /leaderboard -->")
-    assert leaderboard.update_readme(path, rows)
+    assert update_readme(path, rows)
     assert "| 9.00 ± 0.01 |" in path.read_text() and "10.0" not in path.read_text()
 
 
@@ -132,7 +136,7 @@ def climb() -> list[Measurement]:
 
 
 def test_a_ladder_tells_what_each_step_brings(climb: list[Measurement]) -> None:
-    (found,) = leaderboard.ladders(climb, "gemm", problem="4096x4096x4096", digest=current)
+    (found,) = ladders(climb, "gemm", problem="4096x4096x4096", is_current=current)
     steps = {f"{s.language}/{s.variant}": (s.over_previous, s.over_first) for s in found.steps}
     assert list(steps.items()) == [
         ("cuda/naive", (None, 1.0)),
@@ -145,23 +149,23 @@ def test_a_ladder_tells_what_each_step_brings(climb: list[Measurement]) -> None:
     assert found.steps[2].peers == {"cublas": 0.9}
     assert found.steps[2].rates.tflops == pytest.approx(2 * 4096**3 / 200e-6 / 1e12)
     assert not found.steps[0].stale
-    assert all(step.stale for step in leaderboard.ladders(climb, "gemm")[0].steps)
+    assert all(step.stale for step in ladders(climb, "gemm")[0].steps)
 
 
 def test_a_ladder_is_of_the_problem_the_gpu_and_the_entry_asked_for(
     climb: list[Measurement],
 ) -> None:
-    assert leaderboard.ladders(climb, "tma_copy") == []
-    assert leaderboard.ladders(climb, "gemm", gpu="b200") == []
-    assert leaderboard.ladders(climb, "gemm", problem="8192x8192x8192") == []
+    assert ladders(climb, "tma_copy") == []
+    assert ladders(climb, "gemm", gpu="b200") == []
+    assert ladders(climb, "gemm", problem="8192x8192x8192") == []
     with pytest.raises(UnknownName, match="has no problem '4096'"):
-        leaderboard.ladders(climb, "gemm", problem="4096")
+        ladders(climb, "gemm", problem="4096")
 
 
 def test_the_readme_has_ladders_too(tmp_path: Path, climb: list[Measurement]) -> None:
     path = tmp_path / "README.md"
     path.write_text("<!-- ladder:gemm:h200:4096x4096x4096 -->\n<!-- /ladder -->\nend\n")
-    assert leaderboard.update_readme(path, climb)
+    assert update_readme(path, climb)
     head, _, naive, *_ = cells_of_markdown(path.read_text())
     assert head == ["step", "µs", "rate", "× step before", "× cuda/naive", "× cublas",
                     "proven in the machine code"]  # fmt: skip
@@ -171,20 +175,20 @@ def test_the_readme_has_ladders_too(tmp_path: Path, climb: list[Measurement]) ->
     assert "`HGMMA`" in text and text.endswith("<!-- /ladder -->\nend\n")
     path.write_text("<!-- ladder:gemm:h200 -->\n<!-- /ladder -->\n")
     with pytest.raises(InvalidArgument, match="is no marker"):
-        leaderboard.update_readme(path, climb)
+        update_readme(path, climb)
 
 
 def test_unknown_gpus_and_entries_do_no_harm() -> None:
     older = {"problem": {"M": 1, "N": 1, "K": 1}}
-    assert board([timed(1.0, **older)], digest=current) == []
-    assert board([timed(1.0, entry="removed_entry")], digest=current) == []
-    (row,) = board([timed(10.0, gpu="h200-mig-1g.18gb")], digest=current)
+    assert board([timed(1.0, **older)], is_current=current) == []
+    assert board([timed(1.0, entry="removed_entry")], is_current=current) == []
+    (row,) = board([timed(10.0, gpu="h200-mig-1g.18gb")], is_current=current)
     assert row.roofline is None
     assert "h200-mig-1g.18gb" in to_html([row])
 
 
 def test_json_says_all_of_it(rows: list[Measurement]) -> None:
-    found = board(rows, digest=current)
+    found = board(rows, is_current=current)
     parsed = json.loads(to_json(found))
     assert [row["median_us"] for row in parsed["rows"]] == [200.0, 10.0]
     total = parsed["means"]["gemm/h200/graph/measured/sustained"]
@@ -221,7 +225,7 @@ class Cells(HTMLParser):
 
 
 def test_every_form_shows_the_same_cells(rows: list[Measurement]) -> None:
-    found = board(rows, digest=current)
+    found = board(rows, is_current=current)
     markdown = cells_of_markdown(to_markdown(found))
     del markdown[1]
     page = Cells()
@@ -229,7 +233,7 @@ def test_every_form_shows_the_same_cells(rows: list[Measurement]) -> None:
     assert page.open == []
     assert page.rows == markdown
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(leaderboard.table(found))
+    console.print(table(found))
     shown = console.export_text()
     for line in markdown:
         assert re.search(r"\s+".join(re.escape(cell) for cell in line if cell), shown)
@@ -242,7 +246,7 @@ def test_every_form_shows_the_same_cells(rows: list[Measurement]) -> None:
 
 def test_a_page_needs_nothing_else_and_escapes_text() -> None:
     evil = timed(10.0, problem_name="<script>alert(1)</script>", config={"a": "<b>"})
-    page = to_html(board([evil], digest=current), title="a & b")
+    page = to_html(board([evil], is_current=current), title="a & b")
     assert "<script" not in page and "&lt;script&gt;" in page and "a &amp; b" in page
     assert 'title="a=&lt;b&gt;"' in page
     assert "http" not in page
@@ -251,7 +255,7 @@ def test_a_page_needs_nothing_else_and_escapes_text() -> None:
 def test_nothing_measured_is_said() -> None:
     assert "Nothing measured yet" in to_markdown([]) and "Nothing measured yet" in to_html([])
     console = Console(width=80, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(leaderboard.table([]))
+    console.print(table([]))
     assert "run kernelcat tune" in console.export_text()
 
 
@@ -263,20 +267,20 @@ def test_the_readme_is_filled_in_between_its_markers(
         "# Title\n<!-- leaderboard:gemm:h200 -->\nold\n<!-- /leaderboard -->\nkept\n"
         "<!-- leaderboard:gemm:h200:eager --><!-- /leaderboard -->\nend\n"
     )
-    assert leaderboard.update_readme(path, rows) is True
+    assert update_readme(path, rows) is True
     text = path.read_text()
     assert "| 4096x4096x4096 | cuda/wgmma" in text
     assert "old" not in text and "\nkept\n" in text and text.endswith("\nend\n")
     assert "Nothing measured yet.\n<!-- /leaderboard -->" in text
-    assert leaderboard.update_readme(path, rows) is False
+    assert update_readme(path, rows) is False
 
 
 def test_problems_are_chosen_by_a_pattern(tmp_path: Path, rows: list[Measurement]) -> None:
-    assert [r.title for r in board(rows, problem="16x*", digest=current)] == ["16x4096x4096"]
-    assert board(rows, problem="16x", digest=current) == []
+    assert [r.title for r in board(rows, problem="16x*", is_current=current)] == ["16x4096x4096"]
+    assert board(rows, problem="16x", is_current=current) == []
     path = tmp_path / "README.md"
     path.write_text("<!-- leaderboard:gemm:h200:graph:sustained:16x* --><!-- /leaderboard -->")
-    assert leaderboard.update_readme(path, rows)
+    assert update_readme(path, rows)
     text = path.read_text()
     assert "16x4096x4096" in text and "\n| 4096x4096x4096" not in text
     assert "--problem '16x*'`" in text
@@ -285,17 +289,17 @@ def test_problems_are_chosen_by_a_pattern(tmp_path: Path, rows: list[Measurement
 def test_a_readme_without_markers_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("# Title\n")
     with pytest.raises(InvalidArgument, match="has no leaderboard: add <!-- leaderboard"):
-        leaderboard.update_readme(tmp_path / "README.md")
+        update_readme(tmp_path / "README.md")
 
 
 def test_load_reads_shipped_and_local_rows(
     shipped: Path, tmp_path: Path, rows: list[Measurement]
 ) -> None:
     shipped.write_text("".join(f"{row.line()}\n" for row in rows[:5]))
-    assert leaderboard.load() == rows[:5]
+    assert load() == rows[:5]
     with Store.open() as store:
         store.add(rows[5:])
-    assert len(leaderboard.load("h200", "gemm", "graph")) == len(rows)
-    assert leaderboard.load("b200") == []
+    assert len(load("h200", "gemm", "graph")) == len(rows)
+    assert load("b200") == []
     with pytest.raises(StoreError, match="there is no tuning database"):
-        leaderboard.load(url=str(tmp_path / "missing.sqlite3"))
+        load(url=str(tmp_path / "missing.sqlite3"))

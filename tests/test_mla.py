@@ -19,8 +19,10 @@ pytest.importorskip("torch")
 import torch
 
 import kernelcat
-from kernelcat import catalog, dtypes, mla, signature
+from kernelcat import catalog, dtypes
+from kernelcat.call import signature
 from kernelcat.errors import MissingDependency
+from kernelcat.layers import mla
 from kernelcat.reference.flashmla import DEEPSEEK_SCALE, POISON
 
 HEADS, NOPE, ROPE, V, LATENT, HIDDEN = 4, 32, 64, 24, 512, 96

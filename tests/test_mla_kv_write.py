@@ -9,20 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelcat import catalog, check, fuzz
+from kernelcat import catalog
+from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument
 from kernelcat.reference import _mla_row
 from kernelcat.reference.flashmla import PACKED_TYPE, POISON, latent
 from kernelcat.reference.kv_write import STYLES
 from kernelcat.reference.mla_kv_write import appended
 from kernelcat.reference.paged_attn import GARBAGE
-from kernelcat.spec import Problem
+from kernelcat.verify import fuzz, gate
 
 ENTRY = catalog.entry("mla_kv_write")
 
 
 def inputs(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
-    return check.drawn(ENTRY, problem, np, seed)
+    return gate.drawn(ENTRY, problem, np, seed)
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,7 +11,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from kernelcat import catalog, dtypes, mla, mla_prefill
+from kernelcat import catalog, dtypes
+from kernelcat.layers import mla, mla_prefill
 from kernelcat.reference import _mla_row
 from kernelcat.reference.paged_attn import GARBAGE
 

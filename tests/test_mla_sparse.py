@@ -11,8 +11,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernelcat
-from kernelcat import catalog, mla
+from kernelcat import catalog
 from kernelcat.errors import MissingDependency, Unsupported
+from kernelcat.layers import mla
 from kernelcat.reference import _mla_row, paged_attn
 from kernelcat.reference.flashmla import SPREAD, latent
 

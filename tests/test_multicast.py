@@ -7,11 +7,13 @@ from math import ceil
 
 import pytest
 
-from kernelcat import catalog, gpu, inspect, tensor_map
-from kernelcat.implementation import Config, Implementation, TensorMap
+from kernelcat import catalog
+from kernelcat.catalog.implementation import Config, Implementation, TensorMap
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import build
 from kernelcat.kernels.cuda.multicast_gemm import clusters
-from kernelcat.spec import Problem
+from kernelcat.runtime import gpu, tensor_map
+from kernelcat.verify import inspect
 
 ENTRY = catalog.entry("multicast_gemm")
 H200 = gpu.find("h200")

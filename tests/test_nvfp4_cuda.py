@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from kernelcat import catalog, gpu, inspect, tensor_map
-from kernelcat.implementation import Config, Int32, Int64, Pointer, TensorMap
+from kernelcat import catalog
+from kernelcat.catalog.implementation import Config, Int32, Int64, Pointer, TensorMap
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import build
 from kernelcat.kernels.cuda.nvfp4_matmul import mma, naive, wgmma
 from kernelcat.reference.nvfp4_matmul import FORMATS, FP4, FP8, PACKINGS, product
-from kernelcat.spec import Problem
+from kernelcat.runtime import gpu, tensor_map
+from kernelcat.verify import inspect
 
 H200, B200, A100 = map(gpu.find, ("h200", "b200", "a100"))
 HALF, MXFP4 = {"dtype": "float16"}, {"format": "mxfp4"}

@@ -10,17 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelcat import catalog, check, dtypes, fuzz, gpu, show
+from kernelcat import catalog, dtypes
+from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument
 from kernelcat.reference import paged_attn
-from kernelcat.spec import Problem
+from kernelcat.report import show
+from kernelcat.runtime import gpu
+from kernelcat.verify import fuzz, gate
 
 ENTRY = catalog.entry("paged_attn")
 HOST = SimpleNamespace(xp=np, gpu=gpu.find("h200"))
 
 
 def inputs(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
-    return check.drawn(ENTRY, problem, np, seed)
+    return gate.drawn(ENTRY, problem, np, seed)
 
 
 @settings(max_examples=60, deadline=None)
@@ -111,7 +114,7 @@ def test_a_query_that_sees_nothing_gets_zeros(has_sinks: bool) -> None:
 
 def test_what_is_quantized_is_near_and_fills_its_blocks() -> None:
     problem = paged_attn.attention(2, 8, 2, 64, 64, 16, kv_dtype=paged_attn.NVFP4)
-    drawn, prepared = inputs(problem), check.prepare(ENTRY, problem, HOST)
+    drawn, prepared = inputs(problem), gate.prepare(ENTRY, problem, HOST)
     for name in ("k", "v"):
         scaled = drawn[f"{name}_cache"]
         assert abs(scaled).max() < 6.5 and abs(scaled.reshape(-1, 16)).max(1).min() > 5.5

@@ -10,10 +10,10 @@ import pytest
 
 import kernelcat
 from kernelcat import catalog
+from kernelcat.catalog.implementation import Implementation
+from kernelcat.catalog.spec import Problem
 from kernelcat.errors import MissingDependency, Unsupported
-from kernelcat.implementation import Implementation
 from kernelcat.reference.paged_attn import GARBAGE, attention
-from kernelcat.spec import Problem
 
 torch = pytest.importorskip("torch")
 

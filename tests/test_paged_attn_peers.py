@@ -14,10 +14,12 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from kernelcat import catalog, check, gpu
+from kernelcat import catalog
+from kernelcat.catalog.spec import Problem
 from kernelcat.errors import MissingDependency, Unsupported
 from kernelcat.reference.paged_attn import attention
-from kernelcat.spec import Problem
+from kernelcat.runtime import gpu
+from kernelcat.verify import gate
 
 torch = pytest.importorskip("torch")
 
@@ -48,9 +50,9 @@ def tensors(arrays: dict) -> dict:
     }
 
 
-def judge(name: str, problem: Problem) -> check.Verdict:
+def judge(name: str, problem: Problem) -> gate.Verdict:
     make = peer(name)
-    prepared = check.prepare(ENTRY, problem, HOST)
+    prepared = gate.prepare(ENTRY, problem, HOST)
     return prepared.verify(lambda arrays: make(problem, tensors(arrays)), peer=True)
 
 
@@ -127,7 +129,7 @@ def test_flash_attention_4_has_its_fastest_form(
     problem: Problem, paged: bool, q: tuple[int, ...], calls: list
 ) -> None:
     """Rows where sequences are alike, pages only where tokens are not all new, no copy of out."""
-    arrays = tensors(check.prepare(ENTRY, problem, HOST).arrays)
+    arrays = tensors(gate.prepare(ENTRY, problem, HOST).arrays)
     run = peer("flash_attn_4")(problem, arrays)
     assert not calls
     run()
@@ -142,7 +144,7 @@ def test_flash_attention_4_splits_where_it_can(
     calls: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
-    peer("flash_attn_4")(DECODE, tensors(check.prepare(ENTRY, DECODE, HOST).arrays))()
+    peer("flash_attn_4")(DECODE, tensors(gate.prepare(ENTRY, DECODE, HOST).arrays))()
     assert calls[0]["num_splits"] == 0
 
 

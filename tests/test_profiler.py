@@ -10,13 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from kernelcat import catalog, gpu, leaderboard, profiler, profiles, sources
+from kernelcat import catalog
+from kernelcat.catalog.digest import digest, digest_of
+from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.cli import profiling
 from kernelcat.errors import InvalidArgument, KernelcatError, MissingDependency, Unsupported
-from kernelcat.implementation import Config, Implementation
-from kernelcat.leaderboard import traffic
-from kernelcat.profiles import Counts, Profile
+from kernelcat.report import traffic
+from kernelcat.report.readme import render_readme
+from kernelcat.runtime import gpu
 from kernelcat.store import Measurement, Store
+from kernelcat.verify import profiler, profiles
+from kernelcat.verify.profiles import Counts, Profile
 
 H200 = gpu.find("h200")
 PROBLEM = catalog.entry("tma_copy").named("16MB")
@@ -114,12 +118,13 @@ def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_profile_is_of_one_cold_launch_and_says_where_it_was_made(ncu: Path) -> None:
     found = profiler.profile(implementation(), PROBLEM, H200)
     assert (found.entry, found.variant, found.gpu) == ("tma_copy", "vectorized", "h200")
-    assert found.source == sources.digest(implementation()) and not found.stale
+    assert found.source == digest(implementation()) and not found.stale
     assert found.profiler == "2025.3.0.0" and found.problem_name == "16MB"
     assert found.overhead == pytest.approx((16_778_240 + 8_388_608) / (32 << 20), rel=0.01)
     words = " ".join(json.loads(ncu.read_text()))
     for flags in ("--profile-from-start off", "--cache-control all", "--clock-control none",
-                  "--page raw", "-m kernelcat.profiler tma_copy cuda vectorized {"):  # fmt: skip
+                  "--page raw",
+                  "-m kernelcat.verify.profiler tma_copy cuda vectorized {"):  # fmt: skip
         assert flags in words
     assert Profile.from_json(found.to_json()) == found
 
@@ -190,7 +195,7 @@ def test_without_ncu_the_line_that_installs_it_is_named(
 
 
 def a_profile(variant: str = "vectorized", **changes: object) -> Profile:
-    found = Profile("tma_copy", "cuda", variant, sources.digest_of("cuda", "tma_copy"), "h200",
+    found = Profile("tma_copy", "cuda", variant, digest_of("tma_copy", "cuda", variant), "h200",
                     PROBLEM.values, "16MB", {}, profiler.parse(PRINTED), {}, "2025.3.0.0",
                     "2026-11-20T00:00:00+00:00")  # fmt: skip
     return replace(found, **changes)
@@ -227,9 +232,9 @@ def test_the_readme_shows_shipped_profiles_in_the_order_of_the_ladder(
 ) -> None:
     monkeypatch.setattr(profiles, "shipped_folder", lambda: tmp_path)
     text = "<!-- profile:tma_copy:h200 -->\n<!-- /profile -->"
-    assert "Nothing measured yet." in leaderboard.render_readme(text, [])
+    assert "Nothing measured yet." in render_readme(text, [])
     profiles.write(tmp_path, [a_profile("bulk", source="0" * 16), a_profile()])
-    lines = leaderboard.render_readme(text, []).splitlines()
+    lines = render_readme(text, []).splitlines()
     assert lines[1].startswith("| variant | problem | DRAM read | DRAM written | × least |")
     assert lines[3].startswith("| cuda/vectorized | 16MB | 16.8 | 8.4 | 0.75 | 16.8 |  | 50.3 |")
     assert lines[4].startswith("| cuda/bulk† |")
@@ -245,4 +250,4 @@ def test_shipped_profiles_are_of_the_sources_as_they_are_now() -> None:
 def test_the_target_runs_without_a_profiler_too() -> None:
     config = implementation().default(PROBLEM, gpu.detect())
     words = ["tma_copy", "cuda", "vectorized", PROBLEM.key, config.key]
-    subprocess.run([sys.executable, "-m", "kernelcat.profiler", *words], check=True)
+    subprocess.run([sys.executable, "-m", "kernelcat.verify.profiler", *words], check=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernelcat import leaderboard, matrix
+from kernelcat.report import support
+from kernelcat.report.readme import render_readme
 from kernelcat.store import shipped
 
 README = Path(__file__).parent.parent / "README.md"
@@ -12,7 +13,7 @@ README = Path(__file__).parent.parent / "README.md"
 
 def test_the_readme_is_what_make_readme_writes() -> None:
     text = README.read_text(encoding="utf-8")
-    fresh = matrix.fill(leaderboard.render_readme(text, shipped()))
+    fresh = support.fill(render_readme(text, shipped()))
     assert fresh == text, "run make readme"
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kernelcat import catalog, paths, receipts, sources
-from kernelcat.implementation import Implementation
+from kernelcat import catalog, paths
+from kernelcat.catalog.digest import digest
+from kernelcat.catalog.implementation import Implementation
 from kernelcat.store.lines import read_all
+from kernelcat.verify import code_record, receipts
 
 IMPLEMENTATIONS = [i for name in catalog.names() for i in catalog.implementations(name)]
 SHIPPED = receipts.read(receipts.shipped_folder())
@@ -34,7 +36,7 @@ def test_shipped_results_are_of_the_sources_as_they_are_now(path: Path) -> None:
     for row in read_all(path):
         if not row.is_peer:
             found = catalog.implementation(row.entry, row.language, row.variant)
-            if row.source != sources.digest(found):
+            if not code_record.is_current(row):
                 stale.add(found.name)
     assert not stale, f"tune again: {sorted(stale)}"
 
@@ -42,7 +44,7 @@ def test_shipped_results_are_of_the_sources_as_they_are_now(path: Path) -> None:
 def a_receipt(implementation: Implementation) -> receipts.Receipt:
     return receipts.Receipt(
         implementation=implementation.name,
-        source=sources.digest(implementation),
+        source=digest(implementation),
         gpu="h200",
         environment={},
         problems=("4096x4096x4096",),

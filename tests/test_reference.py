@@ -10,9 +10,11 @@ from formulations import FP8, INDEPENDENT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelcat import catalog, check, dtypes, fuzz, gpu
+from kernelcat import catalog, dtypes
+from kernelcat.catalog.spec import EXACT, Problem, Tolerance
 from kernelcat.reference.kv_write import appended
-from kernelcat.spec import EXACT, Problem, Tolerance
+from kernelcat.runtime import gpu
+from kernelcat.verify import fuzz, gate
 
 HOST = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
 LIMITS = {
@@ -39,7 +41,7 @@ def test_the_oracle_agrees_with_it(name: str) -> None:
     @settings(max_examples=40, deadline=None)
     @given(problem=fuzz.problems(entry, limit=LIMITS.get(name, 40)), seed=st.integers(0, 5))
     def run(problem: Problem, seed: int) -> None:
-        prepared = check.prepare(entry, problem, HOST, seed)
+        prepared = gate.prepare(entry, problem, HOST, seed)
         inputs = {
             t.name: dtypes.decode(prepared.buffers[t.name].view, t.dtype_of(problem))
             for t in entry.drawn
@@ -133,14 +135,14 @@ def test_inputs_make_a_lost_slice_of_k_visible(name: str, dtype: str) -> None:
     entry = catalog.entry(name)
     for k in (64, 1024):
         problem = entry.problem(M=128, N=256, K=k, dtype=dtype)
-        d = check.prepare(entry, problem, HOST).expected["d"]
+        d = gate.prepare(entry, problem, HOST).expected["d"]
         assert 0.8 < float(np.std(d)) < 1.2
 
 
 def test_a_scale_of_another_block_is_beyond_the_tolerance() -> None:
     entry = catalog.entry("fp8_gemm")
     problem = entry.problem(M=64, N=256, K=2048, dtype=FP8)
-    prepared = check.prepare(entry, problem, HOST)
+    prepared = gate.prepare(entry, problem, HOST)
     tolerance = entry.tolerance_of(problem)
     values = {
         t.name: dtypes.decode(prepared.arrays[t.name], t.dtype_of(problem)) for t in entry.inputs

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kernelcat import catalog, sanitizer
+from kernelcat import catalog
 from kernelcat.errors import KernelcatError, MissingDependency
-from kernelcat.sanitizer import Report, parse, sanitize, sanitizer_path
+from kernelcat.verify import sanitizer
+from kernelcat.verify.sanitizer import Report, parse, sanitize, sanitizer_path
 
 COPY = """
 extern "C" __global__ void copy(const char* src, char* dst, int n) {
@@ -31,9 +32,10 @@ extern "C" __global__ void copy(const char* src, char* dst, int n) {
 RUN = """
 import sys
 from dataclasses import replace
-from kernelcat import catalog, check
-from kernelcat.device import MirroredDevice
-from kernelcat.implementation import Config, Int32, Pointer, Program, Step
+from kernelcat import catalog
+from kernelcat.verify import gate
+from kernelcat.runtime.device import MirroredDevice
+from kernelcat.catalog.implementation import Config, Int32, Pointer, Program, Step
 from kernelcat.jit.cuda import CudaSource
 
 source = CudaSource(sys.argv[1], "copy")
@@ -45,7 +47,7 @@ planted = replace(
 )
 entry = catalog.entry("tma_copy")
 problem = entry.problem(rows=1, cols=100, src_stride=100, dst_stride=100, dtype="uint8")
-prepared = check.prepare(entry, problem, device)
+prepared = gate.prepare(entry, problem, device)
 assert prepared.verify(device.load(planted, problem, Config())).passed
 """
 

@@ -10,16 +10,18 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from kernelcat import catalog, check, dtypes, sources
+from kernelcat import catalog, dtypes
+from kernelcat.catalog.digest import digest
 from kernelcat.cli import main
 from kernelcat.reference.nvfp4_matmul import DTYPES, FORMATS, LEAST_SQNR, PACKINGS
 from kernelcat.store import Measurement, Store
+from kernelcat.verify import gate
 
 HOST = SimpleNamespace(xp=np, synchronize=lambda: None)
 ENTRY = catalog.entry("nvfp4_matmul")
 
 
-def judge(prepared: check.Prepared, d: np.ndarray) -> check.Verdict:
+def judge(prepared: gate.Prepared, d: np.ndarray) -> gate.Verdict:
     def write() -> None:
         kind = ENTRY.outputs[0].dtype_of(prepared.problem)
         prepared.arrays["d"][...] = dtypes.encode(d, kind)
@@ -27,15 +29,15 @@ def judge(prepared: check.Prepared, d: np.ndarray) -> check.Verdict:
     return prepared.verify(lambda arrays: write)
 
 
-def prepared(m: int, n: int, k: int, seed: int = 0, **axes) -> check.Prepared:
+def prepared(m: int, n: int, k: int, seed: int = 0, **axes) -> gate.Prepared:
     axes = {"dtype": "bfloat16", "format": "nvfp4", **axes}
-    return check.prepare(ENTRY, ENTRY.problem(M=m, N=n, K=k, **axes), HOST, seed)
+    return gate.prepare(ENTRY, ENTRY.problem(M=m, N=n, K=k, **axes), HOST, seed)
 
 
 def test_the_ratio_is_in_decibels() -> None:
     exact = np.float32([3, -4])
-    assert check.sqnr_db(exact * np.float32(1.125), exact) == pytest.approx(18.062, abs=1e-3)
-    assert check.sqnr_db(exact, exact) is check.sqnr_db(exact, 0 * exact) is None
+    assert gate.sqnr_db(exact * np.float32(1.125), exact) == pytest.approx(18.062, abs=1e-3)
+    assert gate.sqnr_db(exact, exact) is gate.sqnr_db(exact, 0 * exact) is None
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -55,7 +57,7 @@ def test_so_it_does_past_an_activation(activation: str) -> None:
     assert verdict.passed and verdict.sqnr_db is not None and 15 < verdict.sqnr_db < 30
 
 
-def of_small_weights() -> check.Prepared:
+def of_small_weights() -> gate.Prepared:
     """A product whose only row of weights has subnormal scales, so that D is about 2^-7."""
     for seed in range(20):
         case = prepared(1024, 1, 16384, seed)
@@ -78,9 +80,9 @@ def test_a_zero_point_left_in_passes_element_by_element_and_fails_together() -> 
 def test_every_copy_of_a_result_must_keep_the_signal() -> None:
     case = of_small_weights()
     d = case.expected["d"]
-    [copy] = check.allocate(ENTRY, case.problem, HOST)
+    [copy] = gate.allocate(ENTRY, case.problem, HOST)
 
-    def found(first: np.ndarray, second: np.ndarray) -> check.Verdict:
+    def found(first: np.ndarray, second: np.ndarray) -> gate.Verdict:
         def run() -> None:
             case.arrays["d"][...] = dtypes.encode(first, "bfloat16")
             copy["d"][...] = dtypes.encode(second, "bfloat16")
@@ -102,7 +104,7 @@ def test_few_elements_are_measured_and_not_judged() -> None:
 
 
 def test_the_least_signal_of_several_results_counts() -> None:
-    verdicts = [check.Verdict(True, e, sqnr_db=s) for e, s in ((0.1, 19.0), (0.2, None), (0, 18.0))]
+    verdicts = [gate.Verdict(True, e, sqnr_db=s) for e, s in ((0.1, 19.0), (0.2, None), (0, 18.0))]
     both = verdicts[0].with_another(verdicts[1]).with_another(verdicts[2])
     assert (both.max_error, both.sqnr_db) == (0.2, 18.0)
 
@@ -124,7 +126,7 @@ def test_show_tells_what_was_measured_of_sources_as_they_are(shipped: Path) -> N
         when = {"created_at": f"2026-11-22T00:{minute:02}:00Z", "problem": problem}
         return Measurement.from_json({**ROW, **told, **when})
 
-    now = sources.digest(tiled)
+    now = digest(tiled)
     with Store.open() as store:
         store.add([
             row("triton", "tiled", now, 20.04, 0), row("triton", "naive", "older", 3.0, 1),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelcat import catalog, signature
-from kernelcat.arrays import ArrayInfo
+from kernelcat import catalog
+from kernelcat.call import signature
+from kernelcat.call.arrays import ArrayInfo
 from kernelcat.errors import InvalidArgument
 
 GEMM, COPY = catalog.entry("gemm"), catalog.entry("tma_copy")

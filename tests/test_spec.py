@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kernelcat import catalog
+from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.spec import Axis, Derived, ElementType, Problem, Tensor, power_of_two
 from kernelcat.errors import InvalidArgument, UnknownName
-from kernelcat.implementation import Config
-from kernelcat.spec import Axis, Derived, ElementType, Problem, Tensor, power_of_two
 
 GEMM = {"M": 3, "N": 5, "K": 7, "dtype": "float16", "bias": False}
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument
-from kernelcat.implementation import Config
-from kernelcat.spec import Problem
 from kernelcat.store import Measurement, new_run, now
 from kernelcat.store.measurement import LINE_BYTES
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kernelcat import paths
-from kernelcat.implementation import Config
+from kernelcat.catalog.implementation import Config
 from kernelcat.store import Measurement, Store, snapshot
 from kernelcat.store.lines import read_all, write_lines
 

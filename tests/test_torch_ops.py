@@ -14,11 +14,12 @@ from functools import partial
 import pytest
 
 import kernelcat
-from kernelcat import catalog, dispatch
-from kernelcat.spec import Axis, Entry, Tensor
+from kernelcat import catalog
+from kernelcat.call import operator
+from kernelcat.catalog.spec import Axis, Entry, Tensor
 
 torch = pytest.importorskip("torch")
-torch_ops = pytest.importorskip("kernelcat.torch_ops")
+torch_ops = pytest.importorskip("kernelcat.call.torch_operators")
 
 GEMM = catalog.entry("gemm")
 
@@ -108,8 +109,8 @@ def test_the_schema_follows_from_the_specification(
 @pytest.mark.parametrize("name", catalog.names())
 def test_every_entry_becomes_an_operator(name: str) -> None:
     kernelcat.get(name)
-    for operator in [f"{name}_out"] if catalog.entry(name).updated else [name, f"{name}_out"]:
-        found = getattr(torch.ops.kernelcat, operator).default
+    for form in [f"{name}_out"] if catalog.entry(name).updated else [name, f"{name}_out"]:
+        found = getattr(torch.ops.kernelcat, form).default
         assert torch._C._dispatch_has_kernel_for_dispatch_key(found.name(), "CUDA")
         assert torch._C._dispatch_has_kernel_for_dispatch_key(found.name(), "Meta")
 
@@ -264,8 +265,8 @@ def test_what_get_insists_on_travels_in_the_graph(cpu_kernel) -> None:
     compiled = torch.compile(lambda x, w: op(x, w), fullgraph=True, backend="aot_eager")
     compiled(half(4, 8), half(6, 8))
     assert cpu_kernel == ['{"language":"cuda","variant":"naive"}']
-    assert dispatch.pinned("gemm", cpu_kernel[0]) is op
-    assert dispatch.pinned("gemm", "") is kernelcat.get("gemm")
+    assert operator.pinned("gemm", cpu_kernel[0]) is op
+    assert operator.pinned("gemm", "") is kernelcat.get("gemm")
 
 
 def test_a_tensor_subclass_goes_through_torchs_dispatcher(cpu_kernel) -> None:

@@ -10,10 +10,11 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-from kernelcat import catalog, gpu
-from kernelcat.implementation import Config
+from kernelcat import catalog
+from kernelcat.catalog.implementation import Config
 from kernelcat.reference.flashmla import latent
 from kernelcat.reference.mla_kv_write import appended
+from kernelcat.runtime import gpu
 
 TARGET = gpu.find("h200")
 
@@ -47,15 +48,15 @@ def replayed(name, variant, config, axes):
     problem = entry.problem(**axes)
     program = implementation.program(problem, Config(config), device.gpu)
     spaces = {name: np.zeros(size, np.uint8) for name, size in program.workspaces.items() if size}
-    prepared, told = check.prepare(entry, problem, device), []
+    prepared, told = gate.prepare(entry, problem, device), []
     q_lens, lens = np.diff(prepared.arrays["cu_q"]), prepared.arrays["kv_lens"].copy()
     for kv_lens in (lens, np.maximum(lens // 3, q_lens), lens):
         arrays = prepared.arrays
         arrays["kv_lens"][...] = kv_lens
-        values = {t.name: check.dtypes.decode(arrays[t.name], t.dtype_of(problem))
+        values = {t.name: gate.dtypes.decode(arrays[t.name], t.dtype_of(problem))
                   for t in entry.inputs}
         interpret(replace(program, workspaces={}), {**arrays, **spaces})
-        out = check.dtypes.decode(arrays["out"], problem["dtype"])
+        out = gate.dtypes.decode(arrays["out"], problem["dtype"])
         expected = entry.oracle(problem, values)
         told.append(bool(np.allclose(out, expected["out"], 2.01 / 128, 8e-4))
                     and bool(np.allclose(arrays["lse"], expected["lse"], 1e-5, 2e-4)))

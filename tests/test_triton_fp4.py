@@ -12,9 +12,11 @@ pytest.importorskip("torch")
 
 from triton.runtime.interpreter import InterpreterBuilder
 
-from kernelcat import catalog, gpu, inspect, jit
+from kernelcat import catalog, jit
 from kernelcat.reference.nvfp4_matmul import FP4, FP8, product
 from kernelcat.reference.nvfp4_quantize import rows
+from kernelcat.runtime import gpu
+from kernelcat.verify import inspect
 
 H200 = gpu.find("h200")
 ALL = {"rms_norm": True, "hadamard": True, "stochastic": True, "scale_layout": "swizzled"}

@@ -10,8 +10,9 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-from kernelcat import catalog, gpu
-from kernelcat.implementation import Config
+from kernelcat import catalog
+from kernelcat.catalog.implementation import Config
+from kernelcat.runtime import gpu
 
 H200 = gpu.find("h200")
 FP8 = "float8_e4m3fn"

@@ -12,9 +12,10 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-from kernelcat import catalog, gpu
-from kernelcat.implementation import Config
+from kernelcat import catalog
+from kernelcat.catalog.implementation import Config
 from kernelcat.reference.kv_write import appended
+from kernelcat.runtime import gpu
 
 BF16, FP16 = "bfloat16", "float16"
 
@@ -127,7 +128,7 @@ def run_twice(entry, variant, config, axes):
     implementation = catalog.implementation(entry, "triton", variant)
     program = implementation.program(problem, Config(config), device.gpu)
     spaces = {name: np.zeros(size, np.uint8) for name, size in program.workspaces.items()}
-    arrays = dict(check.prepare(catalog.entry(entry), problem, device).arrays)
+    arrays = dict(gate.prepare(catalog.entry(entry), problem, device).arrays)
     results = []
     for _ in range(2):
         interpret(replace(program, workspaces={}), {**arrays, **spaces})

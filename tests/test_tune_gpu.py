@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kernelcat import driver, gpu
 from kernelcat.bench import peers
 from kernelcat.bench.states import TUNED
 from kernelcat.bench.timer import CudaTimer
-from kernelcat.device import CudaDevice
-from kernelcat.implementation import Config
+from kernelcat.catalog.implementation import Config
+from kernelcat.runtime import driver, gpu
+from kernelcat.runtime.device import CudaDevice
 from kernelcat.store import SCREEN, Store
 from kernelcat.tune import Limits, Quiet, tune
 

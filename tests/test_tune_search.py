@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelcat import gpu
-from kernelcat.implementation import Config, Implementation, Program
-from kernelcat.spec import Problem
+from kernelcat.catalog.implementation import Config, Implementation, Program
+from kernelcat.catalog.spec import Problem
+from kernelcat.runtime import gpu
 from kernelcat.tune import search
 from kernelcat.tune.candidate import Candidate, simplicity
 from kernelcat.tune.cross import COMPILED, misfit, promising

@@ -11,21 +11,23 @@ import numpy as np
 import pytest
 
 import kernelcat
-from kernelcat import catalog, check, dtypes, gpu
+from kernelcat import catalog, dtypes
+from kernelcat.catalog.spec import EXACT, Entry, Problem
 from kernelcat.errors import InvalidArgument
 from kernelcat.reference.kv_write import FP8, appended
-from kernelcat.spec import EXACT, Entry, Problem
+from kernelcat.runtime import gpu
+from kernelcat.verify import gate
 
 HOST = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
 ENTRY = catalog.entry("kv_write")
 PROBLEM = appended(2, 4, 2, 64, context=20, q_len=3, kv_dtype=FP8, has_scales=True)
 
 
-def prepared(entry: Entry = ENTRY, problem: Problem = PROBLEM) -> check.Prepared:
-    return check.prepare(entry, problem, HOST, seed=3)
+def prepared(entry: Entry = ENTRY, problem: Problem = PROBLEM) -> gate.Prepared:
+    return gate.prepare(entry, problem, HOST, seed=3)
 
 
-def written(case: check.Prepared) -> dict[str, np.ndarray]:
+def written(case: gate.Prepared) -> dict[str, np.ndarray]:
     """What the outputs hold where everything was right."""
     arrays = {}
     for tensor in case.entry.outputs:
@@ -36,7 +38,7 @@ def written(case: check.Prepared) -> dict[str, np.ndarray]:
     return arrays
 
 
-def judge(case: check.Prepared, spoil: Callable[[dict], None] = lambda arrays: None):
+def judge(case: gate.Prepared, spoil: Callable[[dict], None] = lambda arrays: None):
     def body(arrays: dict) -> None:
         for name, values in written(case).items():
             arrays[name][...] = values
@@ -45,11 +47,11 @@ def judge(case: check.Prepared, spoil: Callable[[dict], None] = lambda arrays: N
     return case.verify(lambda arrays: lambda: body(arrays))
 
 
-def new_slot(case: check.Prepared) -> tuple[int, ...]:
+def new_slot(case: gate.Prepared) -> tuple[int, ...]:
     return tuple(np.argwhere(~case.kept["k_cache"])[0])
 
 
-def old_slot(case: check.Prepared) -> tuple[int, ...]:
+def old_slot(case: gate.Prepared) -> tuple[int, ...]:
     return tuple(np.argwhere(case.kept["k_cache"])[0])
 
 
@@ -134,7 +136,7 @@ def test_it_may_be_exact() -> None:
 
 
 def test_sets_for_timing_hold_what_was_drawn() -> None:
-    first, second = check.allocate(ENTRY, PROBLEM, HOST, seed=3, copies=2)
+    first, second = gate.allocate(ENTRY, PROBLEM, HOST, seed=3, copies=2)
     pristine = prepared().pristine
     for arrays in (first, second):
         assert np.array_equal(arrays["k_cache"], pristine["k_cache"])
@@ -184,10 +186,10 @@ def test_its_shape_and_type_are_axes() -> None:
 
 def test_the_schema_says_what_is_mutated() -> None:
     torch = pytest.importorskip("torch")
-    from kernelcat import torch_ops
+    from kernelcat.call import torch_operators
 
     kernelcat.get("kv_write")
-    schema = torch_ops.schema(ENTRY, mutating=True)
+    schema = torch_operators.schema(ENTRY, mutating=True)
     assert schema.endswith(
         '*, str style="neox", bool page_scales=False, str lengths="equal", '
         'Tensor(a!) q_out, Tensor(b!) k_cache, Tensor(c!) v_cache, str pin="") -> ()'

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kernelcat import catalog, gpu
-from kernelcat.inspect import disassemble
+from kernelcat import catalog
 from kernelcat.jit.cache import build
-from kernelcat.warp_dispatch import ordered
+from kernelcat.runtime import gpu
+from kernelcat.verify.inspect import disassemble
+from kernelcat.verify.warp_roles import ordered
 
 SASS = """\
 .L_x_1:

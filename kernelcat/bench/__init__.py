@@ -3,7 +3,7 @@
 Two numbers taken at different times on a GPU say nothing about each other: clocks follow heat
 and power. So whatever is compared is *raced* (``race``), judged by paired differences
 (``stats``), with L2 cold and the chip cool or hot on purpose (``states``); what the chip did is
-recorded (``kernelcat.telemetry``).
+recorded (``kernelcat.runtime.telemetry``).
 """
 
 from kernelcat.bench.race import Lane, copies_needed, race

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from kernelcat.bench.timer import CudaTimer
-from kernelcat.device import Arrays
+from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.errors import MissingDependency
-from kernelcat.spec import Entry, Problem
+from kernelcat.runtime.device import Arrays
 
 
 def enter(timer: CudaTimer) -> None:

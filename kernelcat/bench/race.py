@@ -10,7 +10,7 @@ from typing import Protocol
 
 from kernelcat.bench.states import BLOCKS, State
 from kernelcat.bench.timer import Timed
-from kernelcat.telemetry import Reading
+from kernelcat.runtime.telemetry import Reading
 
 
 class Sampler(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from kernelcat.device import CudaDevice, Run
+from kernelcat.runtime.device import CudaDevice, Run
 
 REGIMES = ("graph", "eager")
 """``graph``: device time inside a CUDA graph. ``eager``: host time included."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from kernelcat import __version__
 from kernelcat.errors import KernelcatError
 
 _VERBS = {
@@ -20,6 +21,7 @@ _VERBS = {
     "bench": "tuning:bench",
     "ladder": "tuning:ladder",
     "profile": "profiling:profile",
+    "receipts": "receipts:receipts",
     "leaderboard": "database:leaderboard",
     "db": "database:db",
 }
@@ -49,7 +51,7 @@ class _Group(click.Group):
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="kernelcat")
+@click.version_option(__version__, prog_name="kernelcat")
 def main() -> None:
     """A catalog of GPU kernels in three languages, with an autotuning database.
 

@@ -41,7 +41,7 @@ def show(entry: str, as_json: bool) -> None:
     Example:
       kernelcat show gemm
     """
-    from kernelcat import show
+    from kernelcat.report import show
 
     card = show.card(entry)
     if as_json:
@@ -72,7 +72,8 @@ def inspect(
     Example:
       kernelcat inspect gemm --language cuda --variant wgmma
     """
-    from kernelcat import driver, gpu, show
+    from kernelcat.report import show
+    from kernelcat.runtime import driver, gpu
 
     target = gpu.find(sku) if sku else gpu.detect() if driver.count() else gpu.find("h200")
     chosen = [i for i in choose(entry, language, variant) if i.serves(target.arch)]
@@ -95,7 +96,7 @@ def doctor(as_json: bool) -> None:
     Example:
       kernelcat doctor
     """
-    from kernelcat.doctor import examine
+    from kernelcat.report.doctor import examine
 
     findings = examine()
     if as_json:

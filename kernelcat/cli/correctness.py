@@ -20,9 +20,9 @@ from kernelcat.cli.options import (
     variant,
 )
 from kernelcat.cli.output import emit
-from kernelcat.devices import Devices
 from kernelcat.errors import Unsupported
-from kernelcat.sanitizer import SANITIZERS
+from kernelcat.runtime.devices import Devices
+from kernelcat.verify.sanitizer import SANITIZERS
 
 
 @click.command()
@@ -70,8 +70,8 @@ def check(
     Example:
       kernelcat check gemm --fuzz 200
     """
-    from kernelcat import certify, receipts
-    from kernelcat.device import CudaDevice, Interpreter
+    from kernelcat.runtime.device import CudaDevice, Interpreter
+    from kernelcat.verify import certify, receipts
 
     if every == (entry is not None):
         raise click.UsageError("name an entry, or give --all")
@@ -103,8 +103,8 @@ def check(
 
 def _numbers(devices: Devices) -> tuple[int, ...]:
     """The GPUs asked for, all of one SKU; the first where none was."""
-    from kernelcat import driver, gpu
-    from kernelcat.devices import numbers, shared_sku
+    from kernelcat.runtime import driver, gpu
+    from kernelcat.runtime.devices import numbers, shared_sku
 
     if not devices:
         return (0,)
@@ -153,9 +153,9 @@ def fuzz(
     Example:
       kernelcat fuzz gemm --examples 500
     """
-    from kernelcat.certify import INTERPRETED_SIZE
-    from kernelcat.device import Interpreter
-    from kernelcat.fuzz import fuzz
+    from kernelcat.runtime.device import Interpreter
+    from kernelcat.verify.certify import INTERPRETED_SIZE
+    from kernelcat.verify.fuzz import fuzz
 
     device = open_device(mirrored)
     interpreted = isinstance(device, Interpreter)

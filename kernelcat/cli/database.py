@@ -145,20 +145,25 @@ def leaderboard(
     Example:
       kernelcat leaderboard gemm --gpu h200
     """
-    from kernelcat import catalog, leaderboard, matrix
-    from kernelcat import gpu as gpus
+    from kernelcat import catalog
+    from kernelcat.report import support
+    from kernelcat.report.board import board, load
+    from kernelcat.report.page import to_html
+    from kernelcat.report.readme import update_readme
+    from kernelcat.report.render import table, to_json
+    from kernelcat.runtime import gpu as gpus
 
     if readme:
-        leaderboard.update_readme(readme)
-        readme.write_text(matrix.fill(readme.read_text(encoding="utf-8")), encoding="utf-8")
+        update_readme(readme)
+        readme.write_text(support.fill(readme.read_text(encoding="utf-8")), encoding="utf-8")
         return emit({"file": str(readme)}) if as_json else None
     name = catalog.entry(entry).name if entry else None
     sku = gpus.find(gpu).sku if gpu else None
-    known = leaderboard.load(sku, name, regime, url)
-    rows = leaderboard.board(known, sku, name, regime, state, problem)
+    known = load(sku, name, regime, url)
+    rows = board(known, sku, name, regime, state, problem)
     if html:
-        html.write_text(leaderboard.to_html(rows), encoding="utf-8")
+        html.write_text(to_html(rows), encoding="utf-8")
         return emit({"file": str(html)}) if as_json else click.echo(str(html))
     if as_json:
-        return click.echo(leaderboard.to_json(rows))
-    show(leaderboard.table(rows))
+        return click.echo(to_json(rows))
+    show(table(rows))

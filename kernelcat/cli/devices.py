@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from kernelcat.devices import Devices
 from kernelcat.errors import InvalidArgument
+from kernelcat.runtime.devices import Devices
 
 
 def _parse(context: click.Context, option: click.Parameter, words: tuple[str, ...]) -> Devices:

@@ -12,8 +12,8 @@ from kernelcat import catalog
 from kernelcat.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
-    from kernelcat.device import Device
-    from kernelcat.implementation import Implementation
+    from kernelcat.catalog.implementation import Implementation
+    from kernelcat.runtime.device import Device
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 language = click.option("--language", help="Only this language: cuda, triton or cute.")
@@ -38,8 +38,8 @@ def choose(entry: str, language: str | None, variant: str | None) -> list[Implem
 
 def open_device(mirrored: bool = False) -> Device:
     """The GPU, or Triton's interpreter where there is none."""
-    from kernelcat import driver
-    from kernelcat.device import CudaDevice, Interpreter, MirroredDevice
+    from kernelcat.runtime import driver
+    from kernelcat.runtime.device import CudaDevice, Interpreter, MirroredDevice
 
     if driver.count():
         return MirroredDevice() if mirrored else CudaDevice()
@@ -49,7 +49,7 @@ def open_device(mirrored: bool = False) -> Device:
 
 def runnable(found: list[Implementation], device: Device) -> list[Implementation]:
     """Those this device can run at all."""
-    from kernelcat.device import Interpreter
+    from kernelcat.runtime.device import Interpreter
 
     if isinstance(device, Interpreter):
         runnable = [i for i in found if i.interpretable]

@@ -46,7 +46,9 @@ def profile(
     Example:
       kernelcat profile multicast_gemm --config tile=128x256 --config cluster=2x1
     """
-    from kernelcat import gpu, leaderboard, profiler, profiles
+    from kernelcat.report import traffic
+    from kernelcat.runtime import gpu
+    from kernelcat.verify import profiler, profiles
 
     found = catalog.entry(entry)
     problem = found.named(name) if name else next(iter(found.problems.values()))
@@ -68,7 +70,7 @@ def profile(
     if as_json:
         emit(counted)
     elif counted:
-        show(leaderboard.traffic_sheet(counted).console())
+        show(traffic.sheet(counted).console())
     if failed or not counted:
         sys.exit(1)
 

@@ -100,28 +100,30 @@ def ladder(
     Example:
       kernelcat ladder gemm multicast_gemm --problem 4096x4096x4096 --measure
     """
-    from kernelcat import gpu as gpus
-    from kernelcat import leaderboard, tune
+    from kernelcat import tune
+    from kernelcat.report.board import load
+    from kernelcat.report.ladder import ladders, sheet
+    from kernelcat.runtime import gpu as gpus
 
     if measure and problem is None:
         raise InvalidArgument("name a --problem to measure: naive kernels take seconds on some")
     if measure:
         for entry in entries:
-            report = _run(tune.ladder, as_json, url, entry, problems=[problem])
-            reasons = [f"{name}: skipped, {why}" for name, why in report.skipped.items()]
-            for line in (*reasons, *report.notes):
+            raced = _run(tune.ladder, as_json, url, entry, problems=[problem])
+            reasons = [f"{name}: skipped, {why}" for name, why in raced.skipped.items()]
+            for line in (*reasons, *raced.notes):
                 click.echo(line, err=True)
     sku = gpus.find(gpu).sku if gpu else None
     found = []
     for entry in entries:
-        rows = leaderboard.load(sku, entry, "graph", url)
-        found += leaderboard.ladders(rows, entry, sku, problem)
+        rows = load(sku, entry, "graph", url)
+        found += ladders(rows, entry, sku, problem)
     if as_json:
         return emit(found)
     if not found:
         click.echo("Nothing measured yet: name a problem, and give --measure.")
     for climbed in found:
-        show(leaderboard.ladder_sheet(climbed).console())
+        show(sheet(climbed).console())
 
 
 def _measure(

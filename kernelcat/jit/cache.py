@@ -16,10 +16,10 @@ import warnings
 from functools import cache
 from pathlib import Path
 
-from kernelcat.implementation import Source
+from kernelcat.catalog.implementation import Source
 from kernelcat.jit.artifact import Artifact
 
-FORMAT = 1
+FORMAT = 2
 """Goes into every key: raise it when the file format or the meaning of metadata changes."""
 
 

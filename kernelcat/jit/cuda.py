@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernelcat import paths
+from kernelcat.catalog import source
 from kernelcat.errors import CompileError, MissingDependency
 from kernelcat.jit.artifact import Artifact
 from kernelcat.jit.cache import version_of
@@ -27,7 +27,6 @@ INSTALL = (
     "'nvidia-cuda-crt>=13.0'"
 )
 
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 _ERROR = r"^(?P<where>.+\(\d+\)): (?:catastrophic )?error(?: #[^:]*)?: (?P<what>.*)"
 _USAGE = {
     "registers": r"Used (\d+) registers",
@@ -59,15 +58,20 @@ class CudaSource:
 
     @property
     def file(self) -> Path:
-        return _root() / self.path
+        return source.cuda_root() / self.path
+
+    def text(self) -> str:
+        """Tokens of the file and of all of ours that it includes."""
+        return source.cuda_text(self.file)
+
+    def files(self) -> list[Path]:
+        return source.cuda_files(self.file)
+
+    def instance(self) -> list[Any]:
+        return [self.kernel, self.definitions, OPTIONS]
 
     def digest(self) -> str:
-        """Of the file, all of ours that it includes, the name expression and the options."""
-        texts = {_display(path): path.read_bytes() for path in files(self.file)}
-        sha = hashlib.sha256(json.dumps([self.kernel, self.definitions, OPTIONS]).encode())
-        for name in sorted(texts):
-            sha.update(f"\0{name}\0{len(texts[name])}\0".encode() + texts[name])
-        return sha.hexdigest()
+        return hashlib.sha256(json.dumps([self.text(), self.instance()]).encode()).hexdigest()
 
     def toolchain(self) -> str:
         """Versions of NVRTC and of the headers it reads."""
@@ -90,27 +94,12 @@ class CudaSource:
         _check_arch(nvrtc, arch)
         if not self.file.is_file():
             raise CompileError(f"there is no CUDA source {self.path} under kernels/cuda")
-        folders = (_root() / "include", self.file.parent, *header_folders())
+        folders = (source.cuda_root() / "include", self.file.parent, *header_folders())
         options = [f"--gpu-architecture={arch}", *OPTIONS]
         options += [f"-D{name}={value}" for name, value in self.definitions]
         options += [f"-I{folder}" for folder in folders]
         name, cubin, log = _compile(nvrtc, self, options)
         return Artifact("cuda", arch, name, cubin, cubin, _resources(log, name))
-
-
-def files(path: Path) -> list[Path]:
-    """``path`` and every file of ours that it includes, directly or not; CUDA's are left out."""
-    found: dict[Path, None] = {}
-    pending = [path]
-    while pending:
-        file = pending.pop()
-        if file in found or not file.is_file():
-            continue
-        found[file] = None
-        for name in _INCLUDE.findall(file.read_text(encoding="utf-8")):
-            candidates = (file.parent / name, path.parent / name, _root() / "include" / name)
-            pending += [Path(os.path.normpath(c)) for c in candidates if c.is_file()][:1]
-    return list(found)
 
 
 @cache
@@ -144,16 +133,6 @@ def _header_candidates() -> list[list[Path]]:
 
 
 @cache
-def _root() -> Path:
-    return paths.data("kernels") / "cuda"
-
-
-def _display(path: Path) -> str:
-    """A name for ``path`` that is the same on every machine."""
-    return str(path.relative_to(_root())) if path.is_relative_to(_root()) else path.name
-
-
-@cache
 def _nvrtc_version() -> str:
     wheel = version_of("nvidia-cuda-nvrtc")
     return wheel or ".".join(map(str, _nvrtc().nvrtcVersion()[1:]))
@@ -179,18 +158,18 @@ def _check_arch(nvrtc: Any, arch: str) -> None:
         )
 
 
-def _compile(nvrtc: Any, source: CudaSource, options: list[str]) -> tuple[str, bytes, str]:
+def _compile(nvrtc: Any, kernel: CudaSource, options: list[str]) -> tuple[str, bytes, str]:
     """The lowered name, the cubin and the log."""
-    text = source.file.read_bytes()
-    program = _ok(nvrtc, nvrtc.nvrtcCreateProgram(text, source.path.encode(), 0, None, None))
+    text = kernel.file.read_bytes()
+    program = _ok(nvrtc, nvrtc.nvrtcCreateProgram(text, kernel.path.encode(), 0, None, None))
     try:
-        _ok(nvrtc, nvrtc.nvrtcAddNameExpression(program, source.kernel.encode()))
+        _ok(nvrtc, nvrtc.nvrtcAddNameExpression(program, kernel.kernel.encode()))
         encoded = [option.encode() for option in options]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
         log = _bytes(nvrtc, "ProgramLog", program).rstrip(b"\0").decode(errors="replace")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CompileError(_headline(source, status.name, log), log)
-        name = _ok(nvrtc, nvrtc.nvrtcGetLoweredName(program, source.kernel.encode()))
+            raise CompileError(_headline(kernel, status.name, log), log)
+        name = _ok(nvrtc, nvrtc.nvrtcGetLoweredName(program, kernel.kernel.encode()))
         return name.decode(), _bytes(nvrtc, "CUBIN", program), log
     finally:
         nvrtc.nvrtcDestroyProgram(program)
@@ -209,16 +188,16 @@ def _ok(nvrtc: Any, result: tuple[Any, ...]) -> Any:
     return result[1] if len(result) > 1 else None
 
 
-def _headline(source: CudaSource, status: str, log: str) -> str:
+def _headline(kernel: CudaSource, status: str, log: str) -> str:
     """One line: the first error with its place, paths shortened to ours."""
     found = re.search(_ERROR, log, re.MULTILINE)
     if found is None:
         said = (line.strip() for line in log.splitlines() if "error" in line or "fatal" in line)
-        return f"{source.path}: {next(said, status)}"
+        return f"{kernel.path}: {next(said, status)}"
     where, what = found["where"], found["what"]
     if where.startswith("__nv_name_map"):  # NVRTC's own file of name expressions
-        return f"{source.path}: error in {source.kernel!r}: {what}"
-    for folder in (_root(), *header_folders()):
+        return f"{kernel.path}: error in {kernel.kernel!r}: {what}"
+    for folder in (source.cuda_root(), *header_folders()):
         where = where.removeprefix(f"{folder}/")
     return f"{where}: error: {what}"
 

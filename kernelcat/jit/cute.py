@@ -18,14 +18,16 @@ import struct
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernelcat import paths
+from kernelcat.catalog import source
+from kernelcat.catalog.reach import reached
 from kernelcat.errors import CompileError, LaunchError, MissingDependency
+from kernelcat.jit import elf
 from kernelcat.jit.artifact import Artifact
 from kernelcat.jit.cache import version_of
 
@@ -37,7 +39,15 @@ _PREFIX = "kernelcat"
 _SLOTS = {"int32": "i4x", "int64": "q", "float32": "f4x"}
 """Kind of a scalar parameter -> how it lies in its 8-byte slot (``struct`` notation)."""
 
-_IMPORT = re.compile(r"^from kernelcat\.kernels\.cute\.(?P<module>[\w.]+) import", re.MULTILINE)
+_USAGE = {0x2F: "registers", 0x11: "spill_bytes"}
+"""Attributes of ``.nv.info`` that tell one number of a kernel."""
+_SYMBOL_AND_VALUE = struct.Struct("<II")
+_NAMES_IN_IR = (
+    (re.compile(r'@kernels_binary\("(?:[^"\\]|\\.)*"\)'), "@kernels_binary"),
+    (re.compile(r"kernel_cutlass_\w+"), "kernel"),
+    (re.compile(r"cutlass___call___\w+"), "launch"),
+    (re.compile(r"array<\d+ x i8>"), "text"),
+)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _compiling = threading.Lock()
 
@@ -61,13 +71,29 @@ class CuteSource:
 
     language = "cute"
 
+    @property
+    def module(self) -> str:
+        return f"kernelcat.kernels.cute.{self.kernel.partition(':')[0]}"
+
+    @property
+    def builder(self) -> str:
+        """Name of the class."""
+        return self.kernel.partition(":")[2]
+
+    def text(self) -> str:
+        """The definitions that the class reaches."""
+        return reached(self.module, self.builder)
+
+    def files(self) -> list[Path]:
+        return source.python_files(self.module)
+
+    def instance(self) -> list[Any]:
+        return [self.builder, self.params, self.constants, ALIGNMENT]
+
     def digest(self) -> str:
-        """Of the kernel's file, the catalog files it imports, the constants and the parameters."""
-        parts: list[Any] = [self.kernel, self.params, self.constants]
-        sha = hashlib.sha256(json.dumps(parts).encode())
-        for name, text in sorted(_texts(self.kernel.partition(":")[0])):
-            sha.update(f"\0{name}\0{len(text)}\0{text}".encode())
-        return sha.hexdigest()
+        """Of the kernel's file and the catalog files it imports, whole, and of the instance."""
+        parts = [source.python_text(self.module), self.instance()]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def toolchain(self) -> str:
         """Version of the DSL."""
@@ -96,15 +122,15 @@ class CuteSource:
                 compiled.export_to_c(folder, "kernel", _PREFIX)
                 code = Path(folder, "kernel.o").read_bytes()
         cubin = embedded_cubin(code)
-        metadata = resources(cubin) | {"params": list(self.params)}
+        host = host_digest(str(compiled.ir_module))
+        metadata = resources(cubin) | {"params": list(self.params), "host": host}
         return Artifact("cute", arch, next(iter(compiled.kernel_info)), code, cubin, metadata)
 
     def _compile(self, arch: str) -> Any:
         import cutlass.cute as cute
         from cuda.bindings.driver import CUstream
 
-        module, _, name = self.kernel.partition(":")
-        builder = getattr(importlib.import_module(f"kernelcat.kernels.cute.{module}"), name)
+        builder = getattr(importlib.import_module(self.module), self.builder)
         arguments = [*map(_example, self.params), CUstream(0)]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="This static loop")  # unrolled on purpose
@@ -161,55 +187,31 @@ def embedded_cubin(code: bytes) -> bytes:
     raise ValueError("the object file holds no cubin")
 
 
+def host_digest(ir: str) -> str:
+    """Digest of the host code that launches a kernel, as MLIR: grid, cluster, TMA descriptors.
+
+    Without the machine code and the symbols, which name the kernel's class and file.
+    """
+    for pattern, instead in _NAMES_IN_IR:
+        ir = pattern.sub(instead, ir)
+    return hashlib.sha256(ir.encode()).hexdigest()[:12]
+
+
 def resources(cubin: bytes) -> dict[str, int]:
     """The most that any kernel in it uses: registers a thread, bytes of stack, shared bytes.
 
     What lies on the stack is what was spilled. Shared memory of 1 KB is the system's, from Hopper.
     """
     usage = {"registers": 0, "spill_bytes": 0, "static_shared_bytes": 0}
-    for name, kind, body, size in _sections(cubin):
-        if name == ".nv.info":
-            for attribute, value in _attributes(body):
-                key = {0x2F: "registers", 0x11: "spill_bytes"}.get(attribute)
-                if key:
-                    usage[key] = max(usage[key], value)
-        elif name.startswith(".nv.shared.") and kind == 8:  # SHT_NOBITS
-            usage["static_shared_bytes"] = max(usage["static_shared_bytes"], size)
+    for section in elf.sections(cubin):
+        if section.name == ".nv.info":
+            for number, payload in elf.attributes(section.body):
+                key = _USAGE.get(number)
+                if key and len(payload) == _SYMBOL_AND_VALUE.size:
+                    usage[key] = max(usage[key], _SYMBOL_AND_VALUE.unpack(payload)[1])
+        elif section.name.startswith(".nv.shared.") and section.kind == elf.NOBITS:
+            usage["static_shared_bytes"] = max(usage["static_shared_bytes"], section.size)
     return usage
-
-
-def _sections(elf: bytes) -> Iterator[tuple[str, int, bytes, int]]:
-    """Name, type, contents and size of every section of a 64-bit ELF file."""
-    (table,) = struct.unpack_from("<Q", elf, 40)
-    step, count, names = struct.unpack_from("<HHH", elf, 58)
-    rows = [struct.unpack_from("<IIQQQQ", elf, table + step * i) for i in range(count)]
-    strings = rows[names][4]
-    for name, kind, _flags, _address, offset, size in rows:
-        end = elf.index(b"\0", strings + name)
-        yield elf[strings + name : end].decode(), kind, elf[offset : offset + size], size
-
-
-def _attributes(body: bytes) -> Iterator[tuple[int, int]]:
-    """Attribute and value of the records of ``.nv.info`` that tell one number about a symbol."""
-    at = 0
-    while at + 4 <= len(body):
-        layout, attribute, size = struct.unpack_from("<BBH", body, at)
-        at += 4
-        if layout == 4:  # the only layout whose payload follows
-            if size == 8:
-                yield attribute, struct.unpack_from("<I", body, at + 4)[0]
-            at += size
-
-
-def _texts(module: str) -> set[tuple[str, str]]:
-    """Name and text of a kernel's file and of the catalog files it imports, transitively."""
-    root, pending, found = paths.data("kernels") / "cute", [module], dict[str, str]()
-    while pending:
-        name = pending.pop()
-        if name not in found:
-            found[name] = root.joinpath(*name.split(".")).with_suffix(".py").read_text()
-            pending += [m["module"] for m in _IMPORT.finditer(found[name])]
-    return set(found.items())
 
 
 def _example(kind: str) -> Any:

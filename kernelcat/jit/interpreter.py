@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from kernelcat import dtypes
+from kernelcat.catalog.implementation import Pointer, Program, Step, TensorMap
+from kernelcat.catalog.spec import Arrays
 from kernelcat.errors import MissingDependency, Unsupported
-from kernelcat.implementation import Pointer, Program, Step, TensorMap
 from kernelcat.jit.triton import NAMES, TritonSource, parse_descriptor
-from kernelcat.spec import Arrays
 
 
 def interpret(program: Program, arrays: Arrays) -> None:

@@ -14,22 +14,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
-import importlib.util
 import io
 import json
 import re
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from pathlib import Path
 from typing import Any
 
 from kernelcat import dtypes
-from kernelcat.errors import CompileError
-from kernelcat.implementation import (
+from kernelcat.catalog import source
+from kernelcat.catalog.implementation import (
     ConfigValue,
     Float32,
     Int32,
@@ -39,6 +38,8 @@ from kernelcat.implementation import (
     Step,
     TensorMap,
 )
+from kernelcat.catalog.reach import reached
+from kernelcat.errors import CompileError
 from kernelcat.jit.artifact import Artifact
 from kernelcat.jit.cache import version_of
 
@@ -56,7 +57,10 @@ TYPES = {
 """Element type name -> Triton's."""
 
 NAMES = {short: name for name, short in TYPES.items()}
-_CATALOG_IMPORT = re.compile(r"^from (kernelcat\.kernels\.[\w.]+) import", re.MULTILINE)
+
+DEFAULT_OPTIONS = {"enable_fp_fusion": True}
+"""Compiler options of every kernel that does not give them."""
+
 _DESCRIPTOR = re.compile(
     r"tensordesc<(?P<dtype>\w+)\[(?P<block>[\d, ]+)\](,.*cga_layout=(?P<cluster>.*)\))?>"
 )
@@ -166,7 +170,7 @@ def step(
     options : Triton's: ``num_warps``, ``num_stages``, ``num_ctas``, ``maxnreg`` ...
     """
     module, _, name = kernel.partition(":")
-    source = TritonSource(
+    made = TritonSource(
         module,
         name,
         {key: argument.type for key, argument in arguments.items()},
@@ -176,7 +180,7 @@ def step(
     )
     cluster = options.get("num_ctas", 1)
     params = tuple(param for argument in arguments.values() for param in argument.params)
-    return Step(source, (grid[0] * cluster, *grid[1:]), params, cluster=(cluster, 1, 1))
+    return Step(made, (grid[0] * cluster, *grid[1:]), params, cluster=(cluster, 1, 1))
 
 
 # ---- compilation -------------------------------------------------------------------------------
@@ -203,17 +207,22 @@ class TritonSource:
     options: Mapping[str, int] = field(hash=False)
     language = "triton"
 
+    def text(self) -> str:
+        """The definitions that the kernel reaches."""
+        return reached(self.module, self.kernel)
+
+    def files(self) -> list[Path]:
+        return source.python_files(self.module)
+
+    def instance(self) -> list[Any]:
+        mappings = (self.signature, self.divisors, self.constants)
+        options = sorted({**DEFAULT_OPTIONS, **self.options}.items())
+        return [self.kernel, *(list(m.items()) for m in mappings), options]
+
     def digest(self) -> str:
-        """Hex digest over the text of the kernel's module, and of catalog modules it imports."""
-        fields = (
-            self.kernel,
-            *(list(m.items()) for m in (self.signature, self.divisors, self.constants)),
-            sorted(self.options.items()),
-        )
-        total = hashlib.sha256(json.dumps(fields).encode())
-        for path in _files(self.module):
-            total.update(path.read_bytes())
-        return total.hexdigest()
+        """Of the kernel's module and the catalog modules it imports, whole, and of the instance."""
+        parts = [source.python_text(self.module), self.instance()]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def toolchain(self) -> str:
         """``triton 3.6.0``."""
@@ -238,7 +247,7 @@ class TritonSource:
         if knobs.runtime.interpret:
             raise CompileError("Triton compiles nothing while TRITON_INTERPRET is set: unset it")
         target = GPUTarget("cuda", int(arch.removeprefix("sm_").rstrip("af")), 32)
-        options = {"enable_fp_fusion": True, **self.options}
+        options = {**DEFAULT_OPTIONS, **self.options}
         log = _Log()
         # Triton's own disk cache would only shadow ours; ptxas reports registers in its log.
         with (
@@ -324,21 +333,6 @@ class _Log(io.StringIO):
         if threading.get_ident() == self._thread:
             return super().write(text)
         return self._others.write(text)
-
-
-def _files(module: str) -> Iterator[Path]:
-    """The module's file and, transitively, those it imports from the catalog."""
-    pending, seen = [module], set()
-    while pending:
-        name = pending.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:
-            raise ModuleNotFoundError(f"no module {name}", name=name)
-        yield Path(spec.origin)
-        pending += _CATALOG_IMPORT.findall(Path(spec.origin).read_text())
 
 
 def parse_descriptor(type_name: str) -> tuple[str, tuple[int, int]]:

@@ -23,8 +23,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
+from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument, MissingDependency, StoreError
-from kernelcat.spec import Problem
 from kernelcat.store import migrations
 from kernelcat.store.journal import Journal
 from kernelcat.store.location import VARIABLE, Location, locate

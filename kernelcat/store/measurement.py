@@ -16,9 +16,9 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal, cast, get_args
 from uuid import uuid4
 
+from kernelcat.catalog.implementation import Config, ConfigValue
+from kernelcat.catalog.spec import AxisValue, Problem
 from kernelcat.errors import InvalidArgument
-from kernelcat.implementation import Config, ConfigValue
-from kernelcat.spec import AxisValue, Problem
 
 Status = Literal["passed", "wrong", "compile_error", "launch_error", "crashed", "timeout"]
 Kind = Literal["measured", "predicted"]

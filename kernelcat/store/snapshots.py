@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from kernelcat import paths
+from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument, KernelcatError
-from kernelcat.implementation import Config
-from kernelcat.spec import Problem
 from kernelcat.store.lines import ENVIRONMENT, Reader
 from kernelcat.store.location import locate
 from kernelcat.store.measurement import PEER, Measurement
@@ -27,8 +27,8 @@ CALL_TIMEOUT_S = 1.0
 class Choice:
     """A configuration that some run found good for a problem.
 
-    ``source`` is the digest of the sources that were measured, ``kind`` tells measured from
-    predicted, and ``median_us`` is in microseconds.
+    ``source`` is the digest of the kernel that was measured, ``kind`` tells measured from
+    predicted, ``median_us`` is in microseconds, and ``compilers`` are their versions then.
     """
 
     entry: str
@@ -42,6 +42,7 @@ class Choice:
     source: str
     run: str
     origin: Origin
+    compilers: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 class Snapshot:
@@ -133,4 +134,5 @@ def _choice(row: Measurement, origin: Origin) -> Choice:
         source=row.source,
         run=row.run,
         origin=origin,
+        compilers=row.environment.get("compilers", {}),
     )

@@ -16,15 +16,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kernelcat import gpu as gpus
 from kernelcat.bench.states import STATES, TUNED
 from kernelcat.bench.timer import REGIMES
-from kernelcat.devices import Devices, numbers, shared_sku
-from kernelcat.environment import Environment
+from kernelcat.catalog.implementation import Config, Implementation
+from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.errors import MissingDependency, UnknownName, Unsupported, nearest
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation
-from kernelcat.spec import Entry, Problem
+from kernelcat.runtime import gpu as gpus
+from kernelcat.runtime.devices import Devices, numbers, shared_sku
+from kernelcat.runtime.environment import Environment
+from kernelcat.runtime.gpu import Gpu
 from kernelcat.store.lines import shipped
 from kernelcat.store.measurement import Measurement, new_run
 from kernelcat.store.races import LADDER

@@ -11,15 +11,17 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from kernelcat import catalog, driver, gpu, jit, sources
+from kernelcat import catalog, jit
 from kernelcat.bench import peers
 from kernelcat.bench.timer import CudaTimer, Timer
-from kernelcat.device import Arrays, CudaDevice, Device
-from kernelcat.devices import VISIBLE, visible
+from kernelcat.catalog.digest import digest
+from kernelcat.catalog.implementation import Config, Implementation
+from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.errors import InvalidArgument, MissingDependency
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation
-from kernelcat.spec import Entry, Problem
+from kernelcat.runtime import driver, gpu
+from kernelcat.runtime.device import Arrays, CudaDevice, Device
+from kernelcat.runtime.devices import VISIBLE, visible
+from kernelcat.runtime.gpu import Gpu
 
 CUDA = "kernelcat.tune.backend:Cuda"
 
@@ -69,7 +71,7 @@ class Cuda:
 
     entry = staticmethod(catalog.entry)
     implementations = staticmethod(catalog.implementations)
-    digest = staticmethod(sources.digest)
+    digest = staticmethod(digest)
     count = staticmethod(driver.count)
 
     def gpu(self, index: int) -> Gpu:

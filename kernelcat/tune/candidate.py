@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernelcat.implementation import LANGUAGES, Config, Implementation
+from kernelcat.catalog.implementation import LANGUAGES, Config, Implementation
 
 PEER = "peer"
 

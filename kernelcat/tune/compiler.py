@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from kernelcat.gpu import Gpu
-from kernelcat.spec import Problem
+from kernelcat.catalog.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 from kernelcat.tune import backend as backends
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.channel import Message, Server

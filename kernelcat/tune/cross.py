@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Implementation
-from kernelcat.spec import Entry, Problem
+from kernelcat.catalog.implementation import Implementation
+from kernelcat.catalog.spec import Entry, Problem
+from kernelcat.runtime.gpu import Gpu
 from kernelcat.tune import search
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.failure import SKIPPED

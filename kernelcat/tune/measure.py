@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
-from kernelcat.gpu import Gpu
-from kernelcat.spec import Entry, Problem
+from kernelcat.catalog.spec import Entry, Problem
+from kernelcat.runtime.gpu import Gpu
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.pool import CompilePool
 from kernelcat.tune.problem import ProblemTune, Tools

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
-from kernelcat.gpu import Gpu
-from kernelcat.spec import Problem
+from kernelcat.catalog.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.channel import Channel, ChildDied, ChildTimeout, Stopped
 

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernelcat.bench.stats import decide, ratio_interval
-from kernelcat.implementation import Implementation
-from kernelcat.spec import Entry, Problem
+from kernelcat.catalog.implementation import Implementation
+from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.store.measurement import Measurement
 from kernelcat.store.races import LADDER, SCREEN, newest_races
 from kernelcat.tune import search

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernelcat import telemetry
 from kernelcat.bench.stats import median_interval
-from kernelcat.spec import Entry, Problem
+from kernelcat.catalog.digest import UNKNOWN
+from kernelcat.catalog.spec import Entry, Problem
+from kernelcat.runtime import telemetry
 from kernelcat.store.measurement import STATUSES, Measurement, now
 from kernelcat.store.races import SCREEN, SUSTAINED, WINNER
 from kernelcat.tune.candidate import Candidate
+from kernelcat.verify.code_record import Case, are_equal
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def finite(value: float | None) -> float | None:
 
 @dataclass
 class History:
-    """What earlier runs know of one problem, for the sources as they are now."""
+    """What earlier runs know of one problem, for the kernels as they are now."""
 
     failed: dict[Candidate, str]
     times: dict[Candidate, float]
@@ -97,7 +99,7 @@ class History:
         digests: Mapping[tuple[str, str], str],
         regime: str,
     ) -> History:
-        """``rows`` are oldest first; those of other sources are as if they were not there.
+        """``rows`` are oldest first; those of other code are as if they were not there.
 
         ``incumbents`` maps a regime and state to who won there before. Failures count in every
         regime, times in ``regime`` alone, and those of a hot chip where there are no others.
@@ -105,9 +107,12 @@ class History:
         history = History({}, {}, {})
         times = history.times
         for row in rows:
-            if digests.get((row.language, row.variant)) != row.source:
-                continue
             candidate = Candidate(row.language, row.variant, row.to_config())
+            name = f"{row.entry}/{row.language}/{row.variant}"
+            now = digests.get((row.language, row.variant), UNKNOWN)
+            case = Case(row.to_problem(), candidate.config)
+            if not are_equal(name, row.gpu, row.source, now, case):
+                continue
             if row.median_us is None:
                 history.failed[candidate] = row.status
             elif row.regime == regime and (row.state != SUSTAINED or candidate not in times):

@@ -10,10 +10,10 @@ import random as random_numbers
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
+from kernelcat.catalog.implementation import Config, Implementation
+from kernelcat.catalog.spec import Problem
 from kernelcat.errors import UnknownName, nearest
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 from kernelcat.tune.candidate import Candidate
 
 EFFORT_US = 20_000.0

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kernelcat.catalog.spec import Problem
 from kernelcat.errors import LaunchError, MissingDependency
-from kernelcat.spec import Problem
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.channel import Channel, ChildDied, ChildTimeout, Message, Stopped
 

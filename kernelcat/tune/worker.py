@@ -12,17 +12,18 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kernelcat import check, telemetry
 from kernelcat.bench.race import Lane, copies_needed, race
 from kernelcat.bench.states import STATES
 from kernelcat.bench.timer import Timed
-from kernelcat.device import Bind
-from kernelcat.environment import Environment
-from kernelcat.spec import Entry, Problem
+from kernelcat.catalog.spec import Entry, Problem
+from kernelcat.runtime import telemetry
+from kernelcat.runtime.device import Bind
+from kernelcat.runtime.environment import Environment
 from kernelcat.tune import backend as backends
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.channel import Message, Server
 from kernelcat.tune.failure import Rejected, failure
+from kernelcat.verify import gate
 
 HOPELESS = 5.0
 """A candidate this many times slower than the best is timed once and left alone."""
@@ -40,7 +41,7 @@ class Bench:
         self.sampler: Any = telemetry.Silent()
         self.binds: dict[str, Bind] = {}
         self.copies: list[Any] = []
-        self.prepared: dict[int, check.Prepared] = {}
+        self.prepared: dict[int, gate.Prepared] = {}
 
     def hello(self) -> Message:
         gpu = self.device.gpu
@@ -57,7 +58,7 @@ class Bench:
         moved = min(one, self.entry.bytes_moved(self.at))
         free = self.backend.free_bytes(self.device)
         count = copies_needed(moved, one, self.device.gpu.l2_bytes, free)
-        more = check.allocate(self.entry, self.at, self.device, 0, count - 1) if count > 1 else []
+        more = gate.allocate(self.entry, self.at, self.device, 0, count - 1) if count > 1 else []
         self.copies = [first.arrays, *more]
         self.device.synchronize()
         cold = count * moved >= 3 * self.device.gpu.l2_bytes
@@ -105,17 +106,17 @@ class Bench:
         except Rejected as error:
             return {"status": error.status, "detail": str(error)}
 
-    def _gate(self, lane: str, bind: Bind, seed: int) -> check.Verdict:
+    def _gate(self, lane: str, bind: Bind, seed: int) -> gate.Verdict:
         verdict = self._prepared(seed).verify(bind, peer=Candidate.parse(lane).is_peer)
         if not verdict.passed:
             raise Rejected("wrong", verdict.detail, verdict.max_error)
         return verdict
 
-    def _prepared(self, seed: int) -> check.Prepared:
+    def _prepared(self, seed: int) -> gate.Prepared:
         if seed not in self.prepared:
             for other in [s for s in self.prepared if s != 0]:
                 del self.prepared[other]
-            self.prepared[seed] = check.prepare(self.entry, self.at, self.device, seed)
+            self.prepared[seed] = gate.prepare(self.entry, self.at, self.device, seed)
         return self.prepared[seed]
 
     def _bind(self, lane: str) -> Bind:
@@ -158,7 +159,7 @@ class Bench:
         return True
 
 
-def _accuracy(verdict: check.Verdict) -> Message:
+def _accuracy(verdict: gate.Verdict) -> Message:
     return {"max_error": verdict.max_error, "sqnr_db": verdict.sqnr_db}
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from kernelcat.bench.timer import HostTimer
+from kernelcat.catalog.implementation import Implementation, Program
+from kernelcat.catalog.spec import Axis, Entry, Peer, Problem, Signal, Tensor, Tolerance
 from kernelcat.errors import CompileError, MissingDependency, Unsupported
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Implementation, Program
-from kernelcat.spec import Axis, Entry, Peer, Problem, Signal, Tensor, Tolerance
+from kernelcat.runtime.gpu import Gpu
 
 GPU = Gpu("planted", "Planted Host", "sm_90a", 1, 1 << 16, 1 << 16, 1 << 30, 1e15,
           {"float32": 1e18}, 1)  # fmt: skip
@@ -117,7 +117,7 @@ def implementation(variant, kinds, rank):
 
 
 def _config(kind):
-    from kernelcat.implementation import Config
+    from kernelcat.catalog.implementation import Config
 
     return Config(kind=kind)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernelcat.implementation import Config, Implementation, Int64, Pointer, Program, Step
+from kernelcat.catalog.implementation import Config, Implementation, Int64, Pointer, Program, Step
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.tune.backend import Cuda
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Int64, Pointer, Program, Step
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import (
+    Config,
+    Implementation,
+    Int32,
+    Int64,
+    Pointer,
+    Program,
+    Step,
+)
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.model import LAUNCH_US, copy_us
 from kernelcat.reference.attn_merge import ENTRY
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 MAX_GRID = 2**31 - 1
 NAIVE_WARPS = 8

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Program, Step, TensorMap
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import Config, Implementation, Int32, Program, Step, TensorMap
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.flashmla.operands import (
     context,
@@ -25,10 +26,9 @@ from kernelcat.kernels.cuda.flashmla.split import (
     num_shares,
     workspaces,
 )
-from kernelcat.model import LAUNCH_US, copy_us
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW
 from kernelcat.reference.flashmla import ENTRY, PACKED_TYPE
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 TOKENS = 16
 """Of a unit."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import ceil
 
 from kernelcat import dtypes
-from kernelcat.implementation import Float32, Int32, Param, Pointer
+from kernelcat.catalog.implementation import Float32, Int32, Param, Pointer
+from kernelcat.catalog.spec import Problem
 from kernelcat.reference.flashmla import PACKED_TYPE, row_length
-from kernelcat.spec import Problem
 
 TENSORS = ("q", "kv_cache", "block_table", "kv_lens", "cu_q", "out", "lse")
 SIZES = ("batch", "heads", "table_width")

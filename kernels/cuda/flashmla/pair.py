@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Program, Step, TensorMap
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import Config, Implementation, Int32, Program, Step, TensorMap
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.flashmla.operands import (
     context,
@@ -27,10 +28,9 @@ from kernelcat.kernels.cuda.flashmla.split import (
     workspaces,
 )
 from kernelcat.kernels.cuda.flashmla.wgmma import BLOCK, THREADS, wgmma_map, why_no_wgmma
-from kernelcat.model import LAUNCH_US, copy_us
 from kernelcat.reference._mla_row import PACKED, ROPE, SCALED, SCALES
 from kernelcat.reference.flashmla import ENTRY, PACKED_TYPE
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 SIDE = 2
 """Blocks of a cluster."""

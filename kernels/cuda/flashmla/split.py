@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Int32, Pointer, Step
+from kernelcat.catalog.implementation import Int32, Pointer, Step
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.flashmla.operands import row_tiles
 from kernelcat.reference._mla_row import LATENT
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 NO_PARTS, ALL_PARTS = 1, 1 << 30
 """Of a row: so many the last block puts together, more a kernel that follows."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import (
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import (
     Config,
     Implementation,
     Int32,
@@ -16,6 +16,7 @@ from kernelcat.implementation import (
     Step,
     TensorMap,
 )
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.flashmla.operands import (
     context,
@@ -34,10 +35,9 @@ from kernelcat.kernels.cuda.flashmla.split import (
     num_shares,
     workspaces,
 )
-from kernelcat.model import LAUNCH_US, copy_us
 from kernelcat.reference._mla_row import ROW
 from kernelcat.reference.flashmla import ENTRY
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 BLOCK = 64
 """Rows, and tokens, of a tile."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Pointer, Program
+from kernelcat.catalog.cost_model import copy_us
+from kernelcat.catalog.implementation import Config, Pointer, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.fp8_gemm import wgmma
 from kernelcat.kernels.cuda.gemm.naive import baseline, launch
 from kernelcat.kernels.cuda.gemm.operands import sizes
-from kernelcat.model import copy_us
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 NAIVE_FLOPS = 0.3e12
 """A guess at what one thread an element reaches, from gemm's on an H200."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernelcat.gpu import KB, Gpu
-from kernelcat.implementation import Config, Implementation, Pointer, Program, TensorMap
+from kernelcat.catalog.implementation import Config, Implementation, Pointer, Program, TensorMap
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.gemm.operands import cpp
 from kernelcat.kernels.cuda.gemm.persistent import (
@@ -16,7 +16,7 @@ from kernelcat.kernels.cuda.gemm.persistent import (
     overlapped_us,
     reject_split,
 )
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import KB, Gpu
 
 BLOCK_K = 128
 """Columns of A and B a stage: 128 bytes, and one block of scales."""

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from math import ceil
 from typing import Any
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Pointer, Program, Step
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import Config, Implementation, Int32, Pointer, Program, Step
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.model import LAUNCH_US, copy_us
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 MAX_GRID = 2**31 - 1
 NAIVE_WARPS = 8

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Program
+from kernelcat.catalog.cost_model import copy_us
+from kernelcat.catalog.implementation import Config, Implementation, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.fp8_quantize.quantizer import MAX_GRID, launch, launch_naive, naive
-from kernelcat.model import copy_us
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 BLOCK = 256
 """Columns of x whose results share a scale."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Param, Pointer, Program, Step
+from kernelcat.catalog.cost_model import copy_us
+from kernelcat.catalog.implementation import Config, Implementation, Param, Pointer, Program, Step
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.gemm.operands import EPILOGUE, d_cols, epilogue, sizes
-from kernelcat.model import copy_us
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 THREADS = 256
 FLOPS = 0.5e12

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kernelcat.implementation import Int32, Pointer, TensorMap
-from kernelcat.spec import Problem
+from kernelcat.catalog.implementation import Int32, Pointer, TensorMap
+from kernelcat.catalog.spec import Problem
 
 BLOCK_K = 64
 """Columns of A and B a stage: 128 bytes, the widest row the hardware swizzles."""

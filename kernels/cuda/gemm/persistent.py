@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import (
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import (
     Config,
     ConfigValue,
     Int32,
@@ -18,10 +18,10 @@ from kernelcat.implementation import (
     Program,
     Step,
 )
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.gemm.operands import sizes
-from kernelcat.model import LAUNCH_US, copy_us
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 CLUSTERS: tuple[ConfigValue, ...] = ("1x1", "2x1", "1x2")
 """Blocks below each other x side by side; what they share is multicast."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from kernelcat.gpu import KB, Gpu
-from kernelcat.implementation import Config
+from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.gemm.operands import BLOCK_K
 from kernelcat.kernels.cuda.gemm.persistent import PersistentPlan
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import KB, Gpu
 
 MAX_STAGES = 24
 SKINNY_COLS = 128

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Param, Pointer, Program, Step
+from kernelcat.catalog.cost_model import tiled_gemm_us
+from kernelcat.catalog.implementation import (
+    Config,
+    Implementation,
+    Int32,
+    Param,
+    Pointer,
+    Program,
+    Step,
+)
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.gemm.operands import EPILOGUE, epilogue, sizes
-from kernelcat.model import tiled_gemm_us
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 GROUP_M = 8
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kernelcat.gpu import KB, Gpu
-from kernelcat.implementation import Config, Implementation, Program
+from kernelcat.catalog.implementation import Config, Implementation, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.gemm import tiled
 from kernelcat.kernels.cuda.gemm.operands import BLOCK_K, operand_map, why_not_tma
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import KB, Gpu
 
 SPACE = tiled.SPACE | {"num_stages": (3, 4, 6)}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import product
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Program, TensorMap
+from kernelcat.catalog.implementation import Config, Implementation, Program, TensorMap
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.gemm.operands import (
     BLOCK_K,
@@ -25,7 +25,7 @@ from kernelcat.kernels.cuda.gemm.persistent import (
     reject_split,
 )
 from kernelcat.kernels.cuda.gemm.plan import Plan
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 MIN_STAGES = 3
 MAX_WAVES_OF_SWAPPED = 0.95

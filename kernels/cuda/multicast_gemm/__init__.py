@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kernelcat.gpu import KB, Gpu
-from kernelcat.implementation import Config, Int32, Program, Step, TensorMap
+from kernelcat.catalog.implementation import Config, Int32, Program, Step, TensorMap
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.multicast_gemm import clusters
 from kernelcat.kernels.cuda.multicast_gemm.clusters import BLOCK_K, DSMEM, MULTICAST, UNICAST
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import KB, Gpu
 
 THREADS = 384
 """Two warpgroups that multiply, one that loads."""

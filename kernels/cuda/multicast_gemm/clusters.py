@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, ConfigValue, Implementation, Program
-from kernelcat.model import L2_TO_DRAM, LAUNCH_US, TENSOR_EFFICIENCY, WAVE_LATENCY_US
-from kernelcat.spec import Problem
+from kernelcat.catalog.cost_model import L2_TO_DRAM, LAUNCH_US, TENSOR_EFFICIENCY, WAVE_LATENCY_US
+from kernelcat.catalog.implementation import Config, ConfigValue, Implementation, Program
+from kernelcat.catalog.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 BLOCK_K = 64
 """Columns of A and B a stage: 128 bytes, the widest row the hardware swizzles."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from kernelcat.gpu import KB, Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Pointer, Program, Step
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import Config, Implementation, Int32, Pointer, Program, Step
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
     EPILOGUE,
@@ -20,10 +21,9 @@ from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
     types,
     why_not_tiles,
 )
-from kernelcat.model import LAUNCH_US, copy_us
 from kernelcat.reference._fp4_tiles import TILE_COLS, TILE_ROWS
 from kernelcat.reference.nvfp4_matmul import ENTRY
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import KB, Gpu
 
 WARPS = (16, 8)
 """Of a block: more where only one block fits an SM, for its loads in flight."""

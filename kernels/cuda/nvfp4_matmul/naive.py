@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Pointer, Program
+from kernelcat.catalog.cost_model import copy_us
+from kernelcat.catalog.implementation import Config, Pointer, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.gemm.naive import baseline, launch
 from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
@@ -18,9 +19,8 @@ from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
     types,
     why_not_coded,
 )
-from kernelcat.model import copy_us
 from kernelcat.reference.nvfp4_matmul import ENTRY
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 FLOPS = 0.1e12
 """A guess: every thread decodes what it multiplies."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kernelcat.implementation import Int32, Pointer
+from kernelcat.catalog.implementation import Int32, Pointer
+from kernelcat.catalog.spec import Problem
 from kernelcat.reference._fp4_tiles import TILE_COLS, TILE_ROWS
 from kernelcat.reference.nvfp4_matmul import FP4, FP8, OUT
-from kernelcat.spec import Problem
 
 WEIGHTS = tuple(map(Pointer, ("w", "w_scale")))
 EPILOGUE = tuple(map(Pointer, ("global_scale", "a_scale", "bias", "d")))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from kernelcat.gpu import KB, Gpu
-from kernelcat.implementation import (
+from kernelcat.catalog.cost_model import copy_us
+from kernelcat.catalog.implementation import (
     Config,
     Implementation,
     Int32,
@@ -16,6 +16,7 @@ from kernelcat.implementation import (
     Step,
     TensorMap,
 )
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.gemm.persistent import overlapped_us
 from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
@@ -31,10 +32,9 @@ from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
     types,
     why_not_tiles,
 )
-from kernelcat.model import copy_us
 from kernelcat.reference._fp4_tiles import TILE_COLS, TILE_ROWS
 from kernelcat.reference.nvfp4_matmul import ENTRY, FP8
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import KB, Gpu
 
 MIN_STAGES = 3
 BLOCK_M, BLOCK_K = 128, 128

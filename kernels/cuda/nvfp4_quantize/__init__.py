@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import (
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import (
     Config,
     Float32,
     Implementation,
@@ -15,11 +15,11 @@ from kernelcat.implementation import (
     Program,
     Step,
 )
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.model import LAUNCH_US, copy_us
 from kernelcat.reference._fp4 import block_of
 from kernelcat.reference.nvfp4_quantize import ENTRY
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 MAX_GRID = 2**31 - 1
 VECTOR = 16

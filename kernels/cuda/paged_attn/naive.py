@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Program, Step
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import Config, Implementation, Program, Step
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.paged_attn.operands import kind, num_rows, params, span, token_bytes
-from kernelcat.model import LAUNCH_US, copy_us
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 NUM_WARPS = 4
 KEY_US = 0.4

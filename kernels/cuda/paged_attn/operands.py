@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kernelcat import dtypes
-from kernelcat.implementation import Float32, Int32, Param, Pointer, TensorMap
+from kernelcat.catalog.implementation import Float32, Int32, Param, Pointer, TensorMap
+from kernelcat.catalog.spec import Problem
 from kernelcat.reference.paged_attn import row_bytes, sm_scale
-from kernelcat.spec import Problem
 
 TENSORS = (
     *("q", "k_cache", "v_cache", "block_table", "kv_lens", "cu_q"),

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from math import ceil
 
 from kernelcat import dtypes
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Program, Step
+from kernelcat.catalog.cost_model import L2_TO_DRAM, LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import Config, Implementation, Program, Step
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.paged_attn.operands import (
     IN_FLIGHT,
@@ -19,9 +20,8 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
     span,
     token_bytes,
 )
-from kernelcat.model import L2_TO_DRAM, LAUNCH_US, copy_us
 from kernelcat.reference.paged_attn import NVFP4, SCALED, cache_row
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 MAX_STAGES = 6
 MAX_COPIES = 16

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Program, Step
+from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, LAUNCH_US, WAVE_LATENCY_US
+from kernelcat.catalog.implementation import Config, Implementation, Int32, Program, Step
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.paged_attn.operands import (
     CACHES,
@@ -21,9 +22,8 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
     token_bytes,
     why_no_boxes,
 )
-from kernelcat.model import BANDWIDTH_EFFICIENCY, LAUNCH_US, WAVE_LATENCY_US
 from kernelcat.reference.paged_attn import ENTRY, FP8
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 MAX_STAGES = 8
 SM_BANDWIDTH = 60e9

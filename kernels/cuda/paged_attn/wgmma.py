@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from math import ceil, gcd
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Program, Step, TensorMap
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import Config, Implementation, Int32, Program, Step, TensorMap
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.paged_attn.operands import (
     CACHES,
@@ -18,9 +19,8 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
     slots,
     why_no_boxes,
 )
-from kernelcat.model import LAUNCH_US, copy_us
 from kernelcat.reference.paged_attn import ENTRY
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 COLUMNS = 64
 """Of a row of the 128-byte swizzle."""

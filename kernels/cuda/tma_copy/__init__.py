@@ -9,9 +9,8 @@ from __future__ import annotations
 from math import ceil
 from typing import NamedTuple
 
-from kernelcat.dtypes import itemsize
-from kernelcat.gpu import KB, MB, Gpu
-from kernelcat.implementation import (
+from kernelcat.catalog.cost_model import copy_us
+from kernelcat.catalog.implementation import (
     Config,
     Implementation,
     Int32,
@@ -21,9 +20,10 @@ from kernelcat.implementation import (
     Step,
     TensorMap,
 )
+from kernelcat.catalog.spec import Problem
+from kernelcat.dtypes import itemsize
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.model import copy_us
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import KB, MB, Gpu
 
 THREADS = 256
 RING_THREADS = 128

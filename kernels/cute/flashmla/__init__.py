@@ -7,8 +7,9 @@ The device code is in modules that import the DSL; they are imported when someth
 
 from __future__ import annotations
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Program, Step
+from kernelcat.catalog.cost_model import LAUNCH_US
+from kernelcat.catalog.implementation import Config, Implementation, Program, Step
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cute.flashmla.program import (
     SIZES,
@@ -26,10 +27,9 @@ from kernelcat.kernels.cute.flashmla.program import (
     why_not,
 )
 from kernelcat.kernels.cute.gemm.program import fastest
-from kernelcat.model import LAUNCH_US
 from kernelcat.reference._mla_row import ROW
 from kernelcat.reference.flashmla import ENTRY
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 NAIVE_WARPS = 4
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import (
+from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, L2_TO_DRAM, LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import (
     Float32,
     Int32,
     Int64,
@@ -15,12 +15,12 @@ from kernelcat.implementation import (
     Program,
     Step,
 )
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
-from kernelcat.model import BANDWIDTH_EFFICIENCY, L2_TO_DRAM, LAUNCH_US, copy_us
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW
 from kernelcat.reference.flashmla import ENTRY, PACKED_TYPE
 from kernelcat.reference.paged_attn import tokens_read
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 TENSORS = ("q", "kv_cache", "block_table", "kv_lens", "cu_q", "out", "lse")
 SIZES = ("batch", "tokens", "heads", "pages", "table_width")

@@ -7,12 +7,26 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Int64, Pointer, Program, Step
+from kernelcat.catalog.cost_model import (
+    L2_TO_DRAM,
+    LAUNCH_US,
+    TENSOR_EFFICIENCY,
+    WAVE_LATENCY_US,
+    copy_us,
+)
+from kernelcat.catalog.implementation import (
+    Config,
+    Implementation,
+    Int32,
+    Int64,
+    Pointer,
+    Program,
+    Step,
+)
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cute.gemm.program import fastest, is_empty, why_not_naive
-from kernelcat.model import L2_TO_DRAM, LAUNCH_US, TENSOR_EFFICIENCY, WAVE_LATENCY_US, copy_us
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 BLOCK = 128
 """Columns of A and B, and rows of B, that share a scale; the depth of a stage."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Pointer, Program, Step
+from kernelcat.catalog.cost_model import copy_us
+from kernelcat.catalog.implementation import Config, Implementation, Int32, Pointer, Program, Step
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
-from kernelcat.model import copy_us
 from kernelcat.reference.fp8_swiglu import BLOCKS
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 VECTOR = 8
 """Elements of x in 16 bytes."""

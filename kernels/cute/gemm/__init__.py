@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Program, Step
+from kernelcat.catalog.cost_model import LAUNCH_US, tiled_gemm_us
+from kernelcat.catalog.implementation import Config, Implementation, Program, Step
+from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cute.gemm.hopper import SKINNY, WGMMA
 from kernelcat.kernels.cute.gemm.program import (
     fastest,
@@ -21,8 +22,7 @@ from kernelcat.kernels.cute.gemm.program import (
     why_not_naive,
     why_not_tma,
 )
-from kernelcat.model import LAUNCH_US, tiled_gemm_us
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 BLOCK_K = 64
 

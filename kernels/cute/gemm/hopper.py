@@ -6,8 +6,9 @@ from functools import lru_cache
 from itertools import product
 from math import ceil
 
-from kernelcat.gpu import KB, Gpu
-from kernelcat.implementation import Config, Implementation, Program
+from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import Config, Implementation, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cute.gemm.program import (
     fastest,
     persistent,
@@ -15,8 +16,7 @@ from kernelcat.kernels.cute.gemm.program import (
     span,
     why_not_tma,
 )
-from kernelcat.model import BANDWIDTH_EFFICIENCY, LAUNCH_US, copy_us
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import KB, Gpu
 
 # wgmma: many rows -------------------------------------------------------------------------------
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import (
+from kernelcat.catalog.implementation import (
     Config,
     Implementation,
     Int32,
@@ -14,8 +13,9 @@ from kernelcat.implementation import (
     Program,
     Step,
 )
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 TENSORS = ("a", "b", "bias", "residual", "d")
 EPILOGUE = ("bias", "activation", "residual")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Pointer, Program, Step
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import Config, Implementation, Int32, Pointer, Program, Step
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cute.gemm.program import fastest
-from kernelcat.model import LAUNCH_US, copy_us
 from kernelcat.reference.kv_write import ENTRY, FP8
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 HELD = 16
 """Elements of a row that a thread of `vectorized` has."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Pointer, Program, Step
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import Config, Implementation, Int32, Pointer, Program, Step
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cute.gemm.program import fastest
-from kernelcat.model import LAUNCH_US, copy_us
 from kernelcat.reference.flashmla import PACKED_TYPE
 from kernelcat.reference.mla_kv_write import ENTRY
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 NAIVE_WARPS = 4
 SIZES = ("tokens", "batch", "table_width")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Int32, Param, Pointer, Program, Step
+from kernelcat.catalog.implementation import Config, Int32, Param, Pointer, Program, Step
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cuda.multicast_gemm import clusters
 from kernelcat.kernels.cuda.multicast_gemm.clusters import MULTICAST, UNICAST
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 THREADS = 384
 TENSORS = ("a", "b", "d")

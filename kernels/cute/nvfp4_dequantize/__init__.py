@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Pointer, Program, Step
+from kernelcat.catalog.cost_model import copy_us
+from kernelcat.catalog.implementation import Config, Implementation, Int32, Pointer, Program, Step
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
-from kernelcat.model import copy_us
 from kernelcat.reference._fp4 import block_of
 from kernelcat.reference.nvfp4_dequantize import ENTRY
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 ARCHS = ("sm_80+",)
 CODES = 8

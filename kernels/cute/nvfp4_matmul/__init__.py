@@ -8,13 +8,21 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Int64, Pointer, Program, Step
+from kernelcat.catalog.cost_model import LAUNCH_US, WAVE_LATENCY_US, copy_us, tiled_gemm_us
+from kernelcat.catalog.implementation import (
+    Config,
+    Implementation,
+    Int32,
+    Int64,
+    Pointer,
+    Program,
+    Step,
+)
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cute.gemm.program import fastest, is_empty, span, why_not_naive
-from kernelcat.model import LAUNCH_US, WAVE_LATENCY_US, copy_us, tiled_gemm_us
 from kernelcat.reference.nvfp4_matmul import ENTRY, FP4, FP8, OUT
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 BLOCK_K = 128
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import (
+from kernelcat.catalog.cost_model import copy_us
+from kernelcat.catalog.implementation import (
     Config,
     Float32,
     Implementation,
@@ -17,10 +17,10 @@ from kernelcat.implementation import (
     Program,
     Step,
 )
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
-from kernelcat.model import copy_us
 from kernelcat.reference.nvfp4_quantize import ENTRY
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 ARCHS = ("sm_80+",)
 VECTOR = 8

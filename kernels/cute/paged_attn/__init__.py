@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Pointer, Program, Step
+from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, LAUNCH_US, WAVE_LATENCY_US, copy_us
+from kernelcat.catalog.implementation import Config, Implementation, Pointer, Program, Step
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cute.gemm.program import fastest
 from kernelcat.kernels.cute.paged_attn.program import (
@@ -34,9 +35,8 @@ from kernelcat.kernels.cute.paged_attn.program import (
     token_bytes,
     why_not,
 )
-from kernelcat.model import BANDWIDTH_EFFICIENCY, LAUNCH_US, WAVE_LATENCY_US, copy_us
 from kernelcat.reference.paged_attn import ENTRY, NVFP4
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 # naive ------------------------------------------------------------------------------------------
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import (
+from kernelcat.catalog.implementation import (
     Config,
     Float32,
     Int32,
@@ -15,9 +14,10 @@ from kernelcat.implementation import (
     Program,
     Step,
 )
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
 from kernelcat.reference.paged_attn import FP8, NVFP4, sm_scale
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 TENSORS = (
     "q", "k_cache", "v_cache", "block_table", "kv_lens", "cu_q", "sinks", "k_scale", "v_scale",

@@ -9,12 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, gcd
 
+from kernelcat.catalog.cost_model import copy_us
+from kernelcat.catalog.implementation import (
+    Config,
+    Implementation,
+    Int32,
+    Int64,
+    Pointer,
+    Program,
+    Step,
+)
+from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Int32, Int64, Pointer, Program, Step
 from kernelcat.jit.cute import CuteSource
-from kernelcat.model import copy_us
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 UNIT = 16
 """Bytes of the widest vector, and what TMA's strides are multiples of."""

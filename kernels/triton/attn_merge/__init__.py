@@ -2,13 +2,13 @@
 
 from math import ceil
 
-from kernelcat import model
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Program
+from kernelcat.catalog import cost_model
+from kernelcat.catalog.implementation import Config, Implementation, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
 from kernelcat.kernels.triton.gemm.variants import implementation
 from kernelcat.reference.attn_merge import ENTRY
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 KERNEL = "kernelcat.kernels.triton.attn_merge.device:merge"
 
@@ -53,7 +53,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     programs = ceil(problem["tokens"] * problem["heads"] / rows)
     in_flight = min(1.0, 0.3 + rows * problem["head_dim"] / (32 * warps) / 24)
     busy = min(1.0, max(programs, 1) / gpu.sms)
-    return model.copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * in_flight * busy)
+    return cost_model.copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * in_flight * busy)
 
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (

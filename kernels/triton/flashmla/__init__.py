@@ -5,15 +5,15 @@ Blocks gather their tokens' rows through the block table by pointers, so that an
 
 from math import ceil, e, log2
 
-from kernelcat import model
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, ConfigValue, Implementation, Program, Step
+from kernelcat.catalog import cost_model
+from kernelcat.catalog.implementation import Config, ConfigValue, Implementation, Program, Step
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
 from kernelcat.kernels.triton.flashmla.cache import is_packed, reject_packed, with_cache
 from kernelcat.kernels.triton.gemm.variants import implementation
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW
 from kernelcat.reference.flashmla import ENTRY, row_length
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 PACKAGE = "kernelcat.kernels.triton.flashmla"
 MAX_ASKING = 4096
@@ -183,7 +183,7 @@ def _tile_us(config: Config, problem: Problem, gpu: Gpu) -> float:
     rate = 0.4 if gpu.arch in ("sm_80", "sm_89") else 0.2
     if _uses_wgmma(config, gpu):
         rate = {16: 0.25, 32: 0.45}.get(block_n, 0.6)
-    load_us = block_n * row / (gpu.bandwidth * model.L2_TO_DRAM / gpu.sms) * 1e6
+    load_us = block_n * row / (gpu.bandwidth * cost_model.L2_TO_DRAM / gpu.sms) * 1e6
     flops = 2 * block_m * block_n * (ROW + LATENT)
     math_us = flops / (rate * gpu.flops[problem["dtype"]] / gpu.sms) * 1e6
     if block_n > problem["page_size"]:
@@ -199,13 +199,13 @@ def _tiles(config: Config, problem: Problem) -> tuple[int, int]:
 
 
 def _estimate_naive(problem: Problem, config: Config, gpu: Gpu) -> float:
-    return 50 * problem["heads"] * model.copy_us(ENTRY.bytes_moved(problem), gpu)
+    return 50 * problem["heads"] * cost_model.copy_us(ENTRY.bytes_moved(problem), gpu)
 
 
 def _estimate_tiled(problem: Problem, config: Config, gpu: Gpu) -> float:
     asking, tiles = _tiles(config, problem)
     busy = ceil(asking / gpu.sms) * tiles * _tile_us(config, problem, gpu)
-    return max(model.copy_us(ENTRY.bytes_moved(problem), gpu), busy + model.LAUNCH_US)
+    return max(cost_model.copy_us(ENTRY.bytes_moved(problem), gpu), busy + cost_model.LAUNCH_US)
 
 
 def _estimate_split(problem: Problem, config: Config, gpu: Gpu) -> float:
@@ -218,8 +218,9 @@ def _estimate_split(problem: Problem, config: Config, gpu: Gpu) -> float:
         merge_us = 0.5 * (programs / asking + 1) * rounds
     else:
         piece_us = config["block_m"] * LATENT * 4 / gpu.bandwidth * 1e6
-        merge_us = 2 * programs * piece_us + model.LAUNCH_US + 1.0
-    return max(model.copy_us(ENTRY.bytes_moved(problem), gpu), busy + model.LAUNCH_US) + merge_us
+        merge_us = 2 * programs * piece_us + cost_model.LAUNCH_US + 1.0
+    moved_us = cost_model.copy_us(ENTRY.bytes_moved(problem), gpu)
+    return max(moved_us, busy + cost_model.LAUNCH_US) + merge_us
 
 
 ARCHS = ("sm_80+",)

@@ -1,9 +1,9 @@
 """A latent cache as arguments of Triton kernels, here and of `mla_kv_write`."""
 
-from kernelcat.gpu import Gpu
+from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.jit import triton
 from kernelcat.reference.flashmla import PACKED_TYPE
-from kernelcat.spec import Entry, Problem
+from kernelcat.runtime.gpu import Gpu
 
 PARTS = {"latent": "float8_e4m3fn", "factor": "float32", "rotated": "bfloat16"}
 """Pointers to the cache, and what they point to in rows of 656 bytes."""

@@ -7,9 +7,9 @@ another's products; computing the transposed product for few rows is CUTLASS's.
 from dataclasses import dataclass
 from math import ceil
 
-from kernelcat import model
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Program
+from kernelcat.catalog import cost_model
+from kernelcat.catalog.implementation import Config, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
 from kernelcat.kernels.triton.gemm.arguments import GROUP_M, MIN_BYTES_IN_FLIGHT, is_empty, sizes
 from kernelcat.kernels.triton.gemm.arguments import Tile as GemmTile
@@ -20,7 +20,7 @@ from kernelcat.kernels.triton.gemm.variants import (
     on_blackwell,
     reject_naive,
 )
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 KERNELS = "kernelcat.kernels.triton.fp8_gemm.device:"
 FP8, BLOCK_K = "float8_e4m3fn", 128
@@ -258,12 +258,12 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
         efficiency = 0.6 if tile.m * tile.n >= 128 * 128 else 0.5
     if not stages:
         efficiency = 0.1  # nothing overlaps
-    us = model.tiled_gemm_us(
+    us = cost_model.tiled_gemm_us(
         m, n, ceil(k / 2), block_m=tile.m, block_n=tile.n, split_k=split, gpu=gpu,
         dtype="bfloat16", efficiency=efficiency,
     )  # fmt: skip
     programs = max(tile.count(problem) * split, 1)
-    memory_us = model.copy_us(m * k + n * k + 2 * m * n, gpu)
+    memory_us = cost_model.copy_us(m * k + n * k + 2 * m * n, gpu)
     memory_us *= gpu.sms / min(programs, gpu.sms)
     return max(us, memory_us) if stages else us + memory_us
 

@@ -5,11 +5,11 @@ One kernel: a maximum over registers, two correctly rounded divisions, one conve
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Program
+from kernelcat.catalog.implementation import Config, Implementation, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.triton.fp8_quantize.quantizer import ARCHS, TECHNIQUES, launch, launch_us
 from kernelcat.reference.fp8_quantize import BLOCK, block_rows
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 KERNEL = "kernelcat.kernels.triton.fp8_quantize.device:quantize"
 

@@ -2,11 +2,11 @@
 
 from math import ceil
 
-from kernelcat import model
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import ConfigValue, Program
+from kernelcat.catalog import cost_model
+from kernelcat.catalog.implementation import ConfigValue, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 ARCHS = ("sm_89+",)  # the first with an instruction that converts to float8_e4m3fn
 TECHNIQUES = {"fp8_convert": "F2FP.SATFINITE.E4M3"}
@@ -48,4 +48,4 @@ def launch_us(bytes_moved: int, programs: int, in_flight: float, gpu: Gpu) -> fl
     ``in_flight`` is what a thread holds, as a share of what it takes to hide the latency.
     """
     busy = min(1.0, max(1, programs) / gpu.sms) * min(1.0, 0.4 + in_flight)
-    return model.copy_us(bytes_moved, gpu, model.BANDWIDTH_EFFICIENCY * busy)
+    return cost_model.copy_us(bytes_moved, gpu, cost_model.BANDWIDTH_EFFICIENCY * busy)

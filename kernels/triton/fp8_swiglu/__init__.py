@@ -5,11 +5,11 @@ Both read x once, and y stays in registers between the maximum and its rounding.
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Program
+from kernelcat.catalog.implementation import Config, Implementation, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.triton.fp8_quantize.quantizer import ARCHS, TECHNIQUES, launch, launch_us
 from kernelcat.reference.fp8_quantize import BLOCK
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 DEVICE = "kernelcat.kernels.triton.fp8_swiglu.device"
 

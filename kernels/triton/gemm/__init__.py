@@ -6,8 +6,8 @@ transposed product for few rows is CUTLASS's.
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Program
+from kernelcat.catalog.implementation import Config, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
 from kernelcat.kernels.triton.gemm.arguments import (
     GROUP_M,
@@ -29,7 +29,7 @@ from kernelcat.kernels.triton.gemm.variants import (
     on_blackwell,
     reject_naive,
 )
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 KERNELS = "kernelcat.kernels.triton.gemm.device:"
 

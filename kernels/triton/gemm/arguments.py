@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Self
 
-from kernelcat.implementation import Config
+from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
-from kernelcat.spec import Problem
 
 GROUP_M = 8
 MIN_BYTES_IN_FLIGHT = 48 << 10

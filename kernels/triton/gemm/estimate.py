@@ -2,11 +2,11 @@
 
 from math import ceil
 
-from kernelcat import model
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config
+from kernelcat.catalog import cost_model
+from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.triton.gemm.arguments import Tile
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 
 def estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
@@ -21,7 +21,7 @@ def estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     efficiency = 0.1
     if overlaps:
         efficiency = 0.75 if tile.m * tile.n >= 128 * 256 else 0.65
-    us = model.tiled_gemm_us(
+    us = cost_model.tiled_gemm_us(
         m, n, k, block_m=tile.m, block_n=tile.n, split_k=split, gpu=gpu, dtype=dtype,
         efficiency=efficiency,
     )  # fmt: skip
@@ -29,6 +29,6 @@ def estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     idle = gpu.sms / min(programs, gpu.sms)
     fills_sm = 2 * tile.stage_bytes * config.get("stages", 0) > gpu.shared_bytes
     alone = fills_sm and not persistent
-    gaps = model.WAVE_LATENCY_US * (ceil(programs / gpu.sms) - 1) if alone else 0
-    memory_us = model.copy_us(2 * (m * k + n * k + m * n), gpu) * idle + gaps
+    gaps = cost_model.WAVE_LATENCY_US * (ceil(programs / gpu.sms) - 1) if alone else 0
+    memory_us = cost_model.copy_us(2 * (m * k + n * k + m * n), gpu) * idle + gaps
     return max(us, memory_us) if overlaps else us + memory_us

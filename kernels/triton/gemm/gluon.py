@@ -1,7 +1,7 @@
 """`gemm` in Gluon on Hopper: warps that load, warpgroups that multiply, a ring between them."""
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Program
+from kernelcat.catalog.implementation import Config, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
 from kernelcat.kernels.triton.gemm.arguments import (
     GROUP_M,
@@ -14,7 +14,7 @@ from kernelcat.kernels.triton.gemm.arguments import (
     sizes,
 )
 from kernelcat.kernels.triton.gemm.variants import implementation
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 KERNEL = "kernelcat.kernels.triton.gemm.gluon_device:specialized"
 CONSUMERS = 2

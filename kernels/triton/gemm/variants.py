@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation
+from kernelcat.catalog.implementation import Config, Implementation
+from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.triton.gemm.estimate import estimate
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 HOPPER, BLACKWELL = ("sm_90a",), ("sm_100a", "sm_103a")
 

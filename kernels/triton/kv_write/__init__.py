@@ -2,13 +2,13 @@
 
 from math import ceil
 
-from kernelcat import model
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, ConfigValue, Implementation, Program
+from kernelcat.catalog import cost_model
+from kernelcat.catalog.implementation import Config, ConfigValue, Implementation, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
 from kernelcat.kernels.triton.gemm.variants import implementation
 from kernelcat.reference.kv_write import ENTRY, FP8
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 KERNELS = "kernelcat.kernels.triton.kv_write.device:"
 MAX_CHUNK = 1024
@@ -104,7 +104,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     elements = block_h * problem["head_dim"] / (32 * warps)
     resident = min(32.0, REGISTERS / (32 * warps * (32 + 2 * elements)))
     wait_us = 1.0 + 0.03 * elements
-    copy_us = model.copy_us(ENTRY.bytes_moved(problem), gpu)
+    copy_us = cost_model.copy_us(ENTRY.bytes_moved(problem), gpu)
     return max(copy_us, programs * START_US, programs / resident * wait_us) + wait_us
 
 

@@ -5,15 +5,15 @@ Without contracted products and sums, so that bytes are the oracle's.
 
 from math import ceil
 
-from kernelcat import model
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, ConfigValue, Implementation, Program
+from kernelcat.catalog import cost_model
+from kernelcat.catalog.implementation import Config, ConfigValue, Implementation, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
 from kernelcat.kernels.triton.flashmla.cache import is_packed, reject_packed, with_cache
 from kernelcat.kernels.triton.gemm.variants import implementation
 from kernelcat.reference._mla_row import ROW
 from kernelcat.reference.mla_kv_write import ENTRY
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 KERNELS = "kernelcat.kernels.triton.mla_kv_write.device:"
 MAX_CHUNK = 1024
@@ -77,7 +77,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     rows, warps = config.get("rows", 1), config.get("warps", 1)
     programs = ceil(problem["tokens"] / rows) / gpu.sms
     wait_us = 1.0 + 0.03 * rows * ROW / (32 * warps)
-    copy_us = model.copy_us(ENTRY.bytes_moved(problem), gpu)
+    copy_us = cost_model.copy_us(ENTRY.bytes_moved(problem), gpu)
     return max(copy_us, programs * START_US) + wait_us
 
 

@@ -7,8 +7,8 @@ block of a cluster loads all that it multiplies (``UTMALDG.2D``); Gluon of 3.9 m
 
 from math import ceil
 
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Program
+from kernelcat.catalog.implementation import Config, Implementation, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
 from kernelcat.jit.cache import version_of
 from kernelcat.kernels.triton.gemm.arguments import GROUP_M, Tile, sizes
@@ -21,7 +21,7 @@ from kernelcat.kernels.triton.gemm.gluon import (
     MIN_STAGES,
 )
 from kernelcat.kernels.triton.gemm.variants import implementation
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 KERNEL = "kernelcat.kernels.triton.multicast_gemm.device:clustered"
 BLOCKS = 2

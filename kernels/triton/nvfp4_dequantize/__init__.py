@@ -2,12 +2,12 @@
 
 from math import ceil
 
-from kernelcat import model
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Program
+from kernelcat.catalog import cost_model
+from kernelcat.catalog.implementation import Config, Implementation, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
 from kernelcat.reference.nvfp4_dequantize import ENTRY
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 KERNEL = "kernelcat.kernels.triton.nvfp4_dequantize.device:dequantize"
 ARCHS = ("sm_80+",)
@@ -64,7 +64,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     held = min(1.0, per_thread / 32) * (1.0 if warps > 2 else 0.9)
     used = k / (ceil(k / cols) * cols) if k else 1.0
     busy = min(1.0, programs / gpu.sms) * (0.5 + 0.5 * held) * (0.5 + 0.5 * used)
-    return model.copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * busy)
+    return cost_model.copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * busy)
 
 
 def _default_tiled(problem: Problem, gpu: Gpu) -> Config:

@@ -2,15 +2,15 @@
 
 from math import ceil
 
-from kernelcat import model
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Program
+from kernelcat.catalog import cost_model
+from kernelcat.catalog.implementation import Config, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
 from kernelcat.kernels.triton.gemm.arguments import GROUP_M, Tile
 from kernelcat.kernels.triton.gemm.variants import implementation, reject_naive
 from kernelcat.reference._fp4 import block_of
 from kernelcat.reference.nvfp4_matmul import ENTRY, FP4, FP8, OUT
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 MODULE = "kernelcat.kernels.triton.nvfp4_matmul."
 KERNELS = MODULE + "device:"
@@ -172,7 +172,7 @@ def _reject_block_scaled(config: Config, problem: Problem, gpu: Gpu) -> str | No
 def _estimate_block_scaled(problem: Problem, config: Config, gpu: Gpu) -> float:
     """As of 16 bits at a quarter of the depth: so many are the bytes, and the products' time."""
     tile = Tile.of(config)
-    return model.tiled_gemm_us(
+    return cost_model.tiled_gemm_us(
         problem["M"], problem["N"], problem["K"] // 4, block_m=tile.m, block_n=tile.n, split_k=1,
         gpu=gpu, dtype="bfloat16", efficiency=0.6,
     )  # fmt: skip
@@ -193,9 +193,9 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     dtype = "float16" if problem["dtype"] == "float16" else "bfloat16"
     math_us = 2 * ceil(m / tile.m) * tile.m * n * k / gpu.flops[dtype] * idle * 1e6 / 0.6
     partials = 8 * m * n * split if split > 1 else 0
-    memory_us = model.copy_us(ENTRY.bytes_moved(problem) + partials, gpu) * max(1.0, idle / 2)
+    memory_us = cost_model.copy_us(ENTRY.bytes_moved(problem) + partials, gpu) * max(1.0, idle / 2)
     slow = 1.0 if "stages" in config else 4.0
-    return slow * max(decode_us + math_us, memory_us) + model.WAVE_LATENCY_US * waves
+    return slow * max(decode_us + math_us, memory_us) + cost_model.WAVE_LATENCY_US * waves
 
 
 NAIVE = implementation(

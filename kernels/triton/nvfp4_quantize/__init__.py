@@ -5,13 +5,13 @@ One kernel: everything from RMSNorm to the packed codes happens in registers.
 
 from math import ceil
 
-from kernelcat import model
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Program
+from kernelcat.catalog import cost_model
+from kernelcat.catalog.implementation import Config, Implementation, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
 from kernelcat.reference._fp4 import block_of, scale_sizes
 from kernelcat.reference.nvfp4_quantize import ENTRY
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 KERNEL = "kernelcat.kernels.triton.nvfp4_quantize.device:quantize"
 ARCHS = ("sm_80+",)
@@ -109,7 +109,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     used = k / (ceil(k / cols) * cols) if k else 1.0
     busy = min(1.0, programs / gpu.sms) * (0.5 + 0.5 * held) * (0.5 + 0.5 * used)
     slow = 0.5 if problem["stochastic"] else 1.0
-    return model.copy_us(ENTRY.bytes_moved(problem), gpu, 0.85 * busy * slow)
+    return cost_model.copy_us(ENTRY.bytes_moved(problem), gpu, 0.85 * busy * slow)
 
 
 SPACE = {"rows": (1, 4, 16), "cols": (128, 256, 512, 1024), "warps": (2, 4, 8, 16)}

@@ -8,13 +8,13 @@ from functools import partial
 from math import ceil, e, log2
 from typing import Any
 
-from kernelcat import model
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, ConfigValue, Implementation, Program
+from kernelcat.catalog import cost_model
+from kernelcat.catalog.implementation import Config, ConfigValue, Implementation, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
 from kernelcat.kernels.triton.gemm.variants import implementation
 from kernelcat.reference.paged_attn import ENTRY, FP8, NVFP4, cache_row, row_bytes, sm_scale
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 PACKAGE = "kernelcat.kernels.triton.paged_attn"
 MAX_BATCH = 4096
@@ -187,7 +187,7 @@ def _reject_split(tma: bool, config: Config, problem: Problem, gpu: Gpu) -> str 
 def _work_us(problem: Problem, gpu: Gpu, busy: float) -> float:
     """Bytes or products, whichever takes longer, on a share ``busy`` of the chip."""
     math_us = ENTRY.flops(problem) / (gpu.flops[problem["dtype"]] * 0.5 * busy) * 1e6
-    return max(model.copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * busy), math_us)
+    return max(cost_model.copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * busy), math_us)
 
 
 def _estimate_naive(problem: Problem, config: Config, gpu: Gpu) -> float:

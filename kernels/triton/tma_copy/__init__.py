@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from math import ceil, gcd
 
-from kernelcat import model
+from kernelcat.catalog import cost_model
+from kernelcat.catalog.implementation import Config, Implementation, Program
+from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
-from kernelcat.gpu import Gpu
-from kernelcat.implementation import Config, Implementation, Program
 from kernelcat.jit import triton
-from kernelcat.spec import Problem
+from kernelcat.runtime.gpu import Gpu
 
 KERNELS = "kernelcat.kernels.triton.tma_copy.device:"
 
@@ -171,14 +171,14 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     size = itemsize(problem["dtype"])
     total = 2 * problem["rows"] * problem["cols"] * size
     if total == 0:
-        return model.LAUNCH_US
+        return cost_model.LAUNCH_US
     matrix = Matrix.of(problem)
     access = 16
     in_flight = config["tile_bytes"] * config.get("stages", 4) * config.get("per_sm", 1)
     if "stages" not in config and matrix.rows > 1:
         access = matrix.alignment * size
     efficiency = min(1.0, 0.4 + access / 16) * min(1.0, 0.5 + in_flight / (96 << 10))
-    return model.copy_us(total, gpu, model.BANDWIDTH_EFFICIENCY * efficiency)
+    return cost_model.copy_us(total, gpu, cost_model.BANDWIDTH_EFFICIENCY * efficiency)
 
 
 VECTORIZED = Implementation(

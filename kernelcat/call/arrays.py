@@ -1,0 +1,380 @@
+"""Arrays of any library behind one small interface: what they are, where, and on which stream.
+
+torch and CuPy arrays are used as they are. Other DLPack arrays (JAX) come in through CuPy and go
+out through their own ``from_dlpack``. No array library is imported before an array of it arrives.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+from kernelcat.call import torch_guards
+from kernelcat.errors import InvalidArgument, MissingDependency
+
+ALIGNMENT = 16
+"""Bytes. Kernels may assume that every array starts at a multiple of this (TMA, vector loads)."""
+
+Key = tuple[Any, ...]
+Scan = Callable[[Iterable[Any]], tuple[Key, list[int]]]
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """What dispatch wants to know about an array.
+
+    Attributes
+    ----------
+    pointer : address of the first element; 0 for an empty or abstract (meta) array
+    strides : in elements
+    dtype : element type by name (``bfloat16``)
+    device : ``cuda:0``, ``cpu``, ``meta`` ...
+    library : ``torch``, ``cupy``, ``numpy``, or the module of another DLPack producer
+    """
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: str
+    library: str
+
+    @property
+    def cuda_index(self) -> int | None:
+        """Which GPU the array is on; None when it is on none."""
+        kind, _, index = self.device.partition(":")
+        return int(index or 0) if kind == "cuda" else None
+
+    @property
+    def aligned(self) -> bool:
+        return self.pointer % ALIGNMENT == 0
+
+    @property
+    def contiguous(self) -> bool:
+        """Row-major without gaps; strides of axes of extent 1 do not matter."""
+        step = 1
+        for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if extent != 1 and stride != step and 0 not in self.shape:
+                return False
+            step *= extent
+        return True
+
+
+class Library(Protocol):
+    """What dispatch asks of an array library.
+
+    ``scan(arrays)`` is the hot path: one hashable key that tells every array's type, shape,
+    strides, element type, device and alignment, and their addresses. None stands for an absent
+    array. Nested pairs instead of one flat list make it a sixth faster. It may raise anything on
+    arrays that are not the library's; the slow path then says clearly what is wrong.
+    """
+
+    name: str
+
+    def scan(self, arrays: Iterable[Any], /) -> tuple[Key, list[int]]: ...
+
+    def matcher(self, arrays: Sequence[Any]) -> Callable[..., bool] | None:
+        """A quicker way than ``scan`` to tell that arrays are just like ``arrays``, or None.
+
+        ``matches(*others)`` compares all that ``scan`` does, but for the alignment.
+        """
+        ...
+
+    def addresses(self, arrays: Iterable[Any], /) -> list[int]:
+        """Addresses of arrays; raises ``InvalidArgument`` when one is not aligned."""
+        ...
+
+    def describe(self, array: Any) -> ArrayInfo: ...
+
+    def allocator(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
+        """A function that makes new arrays of this kind on GPU ``device``."""
+        ...
+
+    def stream(self) -> Callable[[int], int]:
+        """``current(device) -> handle`` of the caller's current stream on that GPU."""
+        ...
+
+    def copy(self, array: Any) -> Any:
+        """A contiguous, aligned copy, on the current stream."""
+        ...
+
+    def assign(self, target: Any, source: Any) -> None:
+        """Copy ``source`` into ``target``, on the current stream."""
+        ...
+
+    def address(self, array: Any) -> int: ...
+
+
+def describe(array: Any) -> ArrayInfo:
+    """What ``array`` is: torch, CuPy or NumPy, wherever it lies.
+
+    Raises
+    ------
+    InvalidArgument
+        For anything else (the message starts after the array's name); other DLPack arrays go
+        through :func:`from_dlpack` first.
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(array, numpy.ndarray):
+        return _describe_numpy(array)
+    return library_of(array).describe(array)
+
+
+def library_of(array: Any) -> Library:
+    """torch or CuPy, whichever ``array`` belongs to; raises like :func:`describe`."""
+    for name, cls, library in (("torch", "Tensor", torch), ("cupy", "ndarray", cupy)):
+        module = sys.modules.get(name)
+        if module is not None and isinstance(array, getattr(module, cls)):
+            return library()
+    raise InvalidArgument(
+        f"must be an array (torch, CuPy, or another with __dlpack__), not {type(array).__name__}"
+    )
+
+
+def is_foreign(array: Any) -> bool:
+    """Whether this is a DLPack array of neither torch, CuPy nor NumPy (JAX)."""
+    if not hasattr(type(array), "__dlpack__"):
+        return False
+    for name, cls in (("torch", "Tensor"), ("cupy", "ndarray"), ("numpy", "ndarray")):
+        module = sys.modules.get(name)
+        if module is not None and isinstance(array, getattr(module, cls)):
+            return False
+    return True
+
+
+def is_wrapper(array: Any) -> bool:
+    """Whether this is a torch tensor without memory of its own (fake, traced, distributed)."""
+    module = sys.modules.get("torch")
+    return (
+        module is not None
+        and isinstance(array, module.Tensor)
+        and type(array) not in (module.Tensor, module.nn.Parameter)
+    )
+
+
+def from_dlpack(array: Any) -> Any:
+    """A CuPy view of a foreign array, ready on CuPy's current stream.
+
+    Raises
+    ------
+    InvalidArgument
+        When the array is not on a CUDA device (the message starts after the array's name).
+    """
+    kind, _ = array.__dlpack_device__()
+    if int(kind) not in (2, 13):  # kDLCUDA, kDLCUDAManaged
+        raise InvalidArgument("is on the CPU; move it to a CUDA device")
+    try:
+        import cupy
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            f"arrays of {type(array).__module__} need CuPy: pip install 'kernelcat[cupy]'"
+        ) from error
+    return cupy.from_dlpack(array)
+
+
+def to_producer(array: Any, like: Any) -> Any:
+    """Hand a CuPy array to the library of ``like``, through that library's ``from_dlpack``."""
+    if hasattr(like, "__array_namespace__"):
+        return like.__array_namespace__().from_dlpack(array)
+    producer = sys.modules[type(like).__module__.partition(".")[0]]
+    if not hasattr(producer, "from_dlpack"):
+        raise InvalidArgument(f"{producer.__name__} has no from_dlpack; pass CuPy or torch arrays")
+    return producer.from_dlpack(array)
+
+
+def synchronize(array: Any) -> None:
+    """Wait until CuPy's current stream on the array's GPU has done its work."""
+    with array.device:
+        cupy().cupy.cuda.get_current_stream().synchronize()
+
+
+def fixed_stream(stream: Any) -> Callable[[int], int]:
+    """``current(device) -> handle`` that always tells ``stream``."""
+    handle = stream_handle(stream)
+    return lambda device: handle
+
+
+def stream_handle(stream: Any) -> int:
+    """The CUstream of a torch, CuPy or ``__cuda_stream__`` stream, or of a plain handle."""
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return stream
+    for attribute in ("cuda_stream", "ptr"):
+        if hasattr(stream, attribute):
+            return int(getattr(stream, attribute))
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    raise InvalidArgument(
+        f"stream must be a torch, CuPy or cuda.core stream or a handle, not {type(stream).__name__}"
+    )
+
+
+class Torch:
+    name = "torch"
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        self._guards = torch_guards.proven(torch)
+
+    def matcher(self, arrays: Sequence[Any]) -> Callable[..., bool] | None:
+        return torch_guards.make(self._guards, arrays) if self._guards is not None else None
+
+    def addresses(self, arrays: Iterable[Any], /) -> list[int]:
+        found = []
+        for x in arrays:
+            pointer = x.data_ptr()
+            if pointer % ALIGNMENT:
+                raise InvalidArgument("is not aligned")
+            found.append(pointer)
+        return found
+
+    def scan(self, arrays: Iterable[Any], /) -> tuple[Key, list[int]]:
+        key: Key = ()
+        pointers: list[int] = []
+        for x in arrays:
+            if x is None:
+                key = (key, None)
+                pointers.append(0)
+                continue
+            pointer = x.data_ptr()
+            pointers.append(pointer)
+            layout = x.is_contiguous() or x.stride()
+            key = (
+                key, type(x), x.shape, layout, x.dtype, x.get_device(), x.requires_grad,
+                pointer % ALIGNMENT,
+            )  # fmt: skip
+        return key, pointers
+
+    def describe(self, array: Any) -> ArrayInfo:
+        if array.layout is not self.torch.strided:
+            raise InvalidArgument(f"is a {array.layout} tensor; pass one with .to_dense()")
+        real = not is_wrapper(array) and array.device.type != "meta"
+        return ArrayInfo(
+            array.data_ptr() if real else 0,
+            tuple(array.shape),
+            tuple(array.stride()),
+            str(array.dtype).removeprefix("torch."),
+            str(array.device),
+            self.name,
+        )
+
+    def allocator(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
+        torch = self.torch
+        element, place = getattr(torch, dtype), torch.device("cuda", device)
+        return lambda: torch.empty(shape, dtype=element, device=place)
+
+    def stream(self) -> Callable[[int], int]:
+        # 0.1 us, where torch.cuda.current_stream(device).cuda_stream takes 4
+        current: Callable[[int], int] = self.torch._C._cuda_getCurrentRawStream
+        return current
+
+    def copy(self, array: Any) -> Any:
+        return array.clone(memory_format=self.torch.contiguous_format)
+
+    def assign(self, target: Any, source: Any) -> None:
+        target.copy_(source)
+
+    def address(self, array: Any) -> int:
+        return int(array.data_ptr())
+
+
+class Cupy:
+    """CuPy. Its bfloat16 is ``ml_dtypes.bfloat16`` (CuPy 14)."""
+
+    name = "cupy"
+
+    def __init__(self) -> None:
+        import cupy
+
+        self.cupy = cupy
+
+    def matcher(self, arrays: Sequence[Any]) -> None:
+        return None
+
+    def addresses(self, arrays: Iterable[Any], /) -> list[int]:
+        found = [x.data.ptr for x in arrays]
+        if any(pointer % ALIGNMENT for pointer in found):
+            raise InvalidArgument("is not aligned")
+        return found
+
+    def scan(self, arrays: Iterable[Any], /) -> tuple[Key, list[int]]:
+        key: Key = ()
+        pointers: list[int] = []
+        for x in arrays:
+            if x is None:
+                key = (key, None)
+                pointers.append(0)
+                continue
+            data = x.data
+            pointer = data.ptr
+            pointers.append(pointer)
+            key = (
+                key, type(x), x.shape, x.strides, x.dtype, data.device_id, pointer % ALIGNMENT,
+            )  # fmt: skip
+        return key, pointers
+
+    def describe(self, array: Any) -> ArrayInfo:
+        item = array.dtype.itemsize
+        return ArrayInfo(
+            array.data.ptr,
+            array.shape,
+            tuple(stride // item for stride in array.strides),
+            array.dtype.name,
+            f"cuda:{array.data.device_id}",
+            self.name,
+        )
+
+    def allocator(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
+        cupy, element, place = self.cupy, _numpy_dtype(dtype), self.cupy.cuda.Device(device)
+
+        def allocate() -> Any:
+            with place:
+                return cupy.empty(shape, element)
+
+        return allocate
+
+    def stream(self) -> Callable[[int], int]:
+        current = self.cupy.cuda.get_current_stream
+        return lambda device: current(device).ptr
+
+    def copy(self, array: Any) -> Any:
+        with array.device:
+            return array.copy(order="C")
+
+    def assign(self, target: Any, source: Any) -> None:
+        target[...] = source
+
+    def address(self, array: Any) -> int:
+        return int(array.data.ptr)
+
+
+def _describe_numpy(array: Any) -> ArrayInfo:
+    item = max(array.dtype.itemsize, 1)
+    strides = tuple(stride // item for stride in array.strides)
+    pointer = int(array.__array_interface__["data"][0])
+    return ArrayInfo(pointer, array.shape, strides, array.dtype.name, "cpu", "numpy")
+
+
+def _numpy_dtype(name: str) -> Any:
+    """NumPy's dtype, with those NumPy lacks taken from ml_dtypes."""
+    import numpy
+
+    if hasattr(numpy, name):
+        return numpy.dtype(name)
+    import ml_dtypes
+
+    return numpy.dtype(getattr(ml_dtypes, name))
+
+
+@cache
+def torch() -> Torch:
+    return Torch()
+
+
+@cache
+def cupy() -> Cupy:
+    return Cupy()

@@ -1,0 +1,310 @@
+"""From the arguments of a call to a problem: names, ranks, shapes, strides and element types.
+
+Every refusal is one line that names the array, what it is, and what it must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kernelcat.call import arrays
+from kernelcat.call.arrays import ArrayInfo
+from kernelcat.catalog.spec import AxisValue, Derived, ElementType, Entry, Problem, Tensor
+from kernelcat.dtypes import itemsize
+from kernelcat.errors import InvalidArgument, nearest
+
+Infos = Mapping[str, ArrayInfo]
+
+
+def arrange(
+    entry: Entry, args: Sequence[Any], named: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, AxisValue]]:
+    """Arguments in the order of ``entry.inputs`` (None where absent), and axis values.
+
+    A keyword names an input, or an axis that no array tells (``causal=True``).
+    """
+    inputs = [tensor.name for tensor in entry.inputs]
+    if len(args) > len(inputs):
+        raise InvalidArgument(
+            f"{entry.name} takes at most {len(inputs)} arrays ({', '.join(inputs)}), "
+            f"not {len(args)}; pass the output as out="
+        )
+    placed = dict(zip(inputs, args, strict=False))
+    axes: dict[str, AxisValue] = {}
+    for name, value in named.items():
+        if name in placed:
+            raise InvalidArgument(f"{entry.name}: {name} is given twice")
+        if name in inputs:
+            placed[name] = value
+        elif name in entry.axis_names:
+            axes[name] = value
+        else:
+            known = list(dict.fromkeys((*inputs, *entry.axis_names, "out")))
+            raise InvalidArgument(f"{entry.name} has no argument {name!r}{nearest(name, known)}")
+    missing = [t.name for t in entry.inputs if t.flag is None and placed.get(t.name) is None]
+    if missing:
+        raise InvalidArgument(f"{entry.name} needs {' and '.join(missing)} (arrays)")
+    return tuple(placed.get(name) for name in inputs), axes
+
+
+def outputs(entry: Entry, out: Any) -> tuple[Any, ...]:
+    """``out=`` as one array an output; empty when the call allocates them.
+
+    Raises
+    ------
+    InvalidArgument
+        They are not as many as they should be, or the call would allocate what it updates.
+    """
+    names = ", ".join(tensor.name for tensor in entry.outputs)
+    if out is None and entry.updated:
+        updated = " and ".join(label(entry, tensor) for tensor in entry.updated)
+        raise InvalidArgument(f"{entry.name} updates {updated} in place: pass out=({names})")
+    if out is None:
+        return ()
+    if len(entry.outputs) == 1:
+        return (out,)
+    if not isinstance(out, (tuple, list)) or len(out) != len(entry.outputs):
+        raise InvalidArgument(f"{entry.name}: out must be a tuple of {names}")
+    return tuple(out)
+
+
+def label(entry: Entry, tensor: Tensor) -> str:
+    """How messages call a tensor: the only output is ``out``, as in the call."""
+    return "out" if entry.outputs == (tensor,) else tensor.name
+
+
+def describe(entry: Entry, inputs: Sequence[Any], outs: Sequence[Any]) -> dict[str, ArrayInfo]:
+    """Tensor name -> its description, without the absent ones."""
+    given = {**dict(zip(entry.inputs, inputs, strict=True)), **dict(zip(entry.outputs, outs))}  # noqa: B905
+    infos = {}
+    for tensor, array in given.items():
+        if array is None:
+            continue
+        try:
+            infos[tensor.name] = arrays.describe(array)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{entry.name}: {label(entry, tensor)} {error}") from None
+    return infos
+
+
+def device_of(entry: Entry, infos: Infos) -> int:
+    """The GPU all arrays are on, after checking that they share one GPU and one library."""
+    first: str | None = None
+    for tensor in entry.tensors:
+        if tensor.name not in infos:
+            continue
+        info, name = infos[tensor.name], label(entry, tensor)
+        if info.device == "cpu":
+            raise InvalidArgument(f"{entry.name}: {name} is on the CPU; move it to a CUDA device")
+        if info.cuda_index is None:
+            raise InvalidArgument(
+                f"{entry.name}: {name} is on {info.device!r}; move it to a CUDA device"
+            )
+        if first is None:
+            first, library, device = name, info.library, info.device
+        if info.device != device:
+            raise InvalidArgument(
+                f"{entry.name}: {first} is on {device} but {name} is on {info.device}; "
+                "move them to one device"
+            )
+        if info.library != library:
+            raise InvalidArgument(
+                f"{entry.name}: {first} is a {library} array but {name} is a {info.library} one; "
+                "pass arrays of one library"
+            )
+    index = ArrayInfo(0, (), (), "", device, library).cuda_index
+    assert index is not None
+    return index
+
+
+def infer(entry: Entry, infos: Infos, axes: Mapping[str, AxisValue]) -> Problem:
+    """The problem these arrays pose.
+
+    An axis that occurs only in an output's strides is read from ``out``; for an output that is
+    still to be allocated it is that of a contiguous one.
+
+    Raises
+    ------
+    InvalidArgument
+        Wrong rank, disagreeing sizes or element types, unsupported element type, strides that
+        no implementation takes, an axis neither array nor keyword tells.
+    """
+    known = _Axes(entry)
+    for name, value in axes.items():
+        known.add(name, value, f"{name}=")
+    for tensor in entry.inputs:
+        present = tensor.name in infos
+        if tensor.flag is not None and tensor.when is True:
+            known.add(tensor.flag, present, tensor.name)
+        if present:
+            _read(known, tensor, infos[tensor.name])
+    for tensor in entry.outputs:
+        if tensor.name in infos:
+            _read(known, tensor, infos[tensor.name])
+        else:
+            _allocate(known, tensor)
+    problem = entry.problem(**known.values)
+    for tensor in entry.inputs:
+        _check_presence(entry, tensor, tensor.name in infos, problem)
+    for tensor in entry.tensors:
+        if tensor.name in infos:
+            _check_derived(entry, tensor, infos[tensor.name], problem)
+            _check_dtype(entry, tensor, infos[tensor.name], problem)
+    return problem
+
+
+def _check_presence(entry: Entry, tensor: Tensor, given: bool, problem: Problem) -> None:
+    if tensor.flag is not None and given != tensor.present(problem):
+        verb, value = "takes no" if given else "needs", problem[tensor.flag]
+        raise InvalidArgument(f"{entry.name} {verb} {tensor.name} where {tensor.flag} is {value}")
+
+
+def _check_derived(entry: Entry, tensor: Tensor, info: ArrayInfo, problem: Problem) -> None:
+    wanted = tensor.shape_of(problem)
+    for position, size in enumerate(tensor.shape):
+        if isinstance(size, Derived) and info.shape[position] != wanted[position]:
+            raise InvalidArgument(
+                f"{entry.name}: {label(entry, tensor)}.shape[{position}] must be "
+                f"{wanted[position]} ({size}), not {info.shape[position]}"
+            )
+
+
+def _check_dtype(entry: Entry, tensor: Tensor, info: ArrayInfo, problem: Problem) -> None:
+    wanted = tensor.dtype_of(problem)
+    if info.dtype != wanted:
+        name = label(entry, tensor)
+        raise InvalidArgument(f"{entry.name}: {name} must be {wanted} here, not {info.dtype}")
+
+
+class _Axes:
+    """Axis values collected so far, with where each came from."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.values: dict[str, AxisValue] = {}
+        self._origins: dict[str, str] = {}
+
+    def add(self, axis: str | int, value: AxisValue, origin: str) -> None:
+        """Note that ``axis`` is ``value``; a number instead of an axis is a fixed value."""
+        if axis not in self.values and isinstance(axis, str) and axis in self.entry.axis_names:
+            self.entry.axis(axis).check(value)
+            self.values[axis], self._origins[axis] = value, origin
+        elif axis in self.values:
+            known = self.values[axis]  # type: ignore[index]
+            if known != value:
+                raise InvalidArgument(
+                    f"{self.entry.name}: {axis} differs: {self._origins[axis]} is {known}, "  # type: ignore[index]
+                    f"but {origin} is {value}"
+                )
+        elif axis != value:
+            raise InvalidArgument(f"{self.entry.name}: {origin} must be {axis}, not {value}")
+
+
+def _read(known: _Axes, tensor: Tensor, info: ArrayInfo) -> None:
+    entry, name = known.entry, label(known.entry, tensor)
+    if len(info.shape) != len(tensor.shape):
+        axes = ", ".join(map(str, tensor.shape))
+        raise InvalidArgument(
+            f"{entry.name}: {name} must have {len(tensor.shape)} dimensions ({axes}), "
+            f"not {len(info.shape)} (its shape is {info.shape})"
+        )
+    _read_dtype(known, tensor, info)
+    for position, (axis, extent) in enumerate(zip(tensor.shape, info.shape, strict=True)):
+        if not isinstance(axis, Derived):
+            known.add(axis, extent, f"{name}.shape[{position}]")
+        elif axis.tells is not None:
+            told, size_of = axis.tells
+            known.add(told, size_of(extent, known.values), f"{name}'s ({axis} = {extent})")
+    if tensor.strides is None:
+        if not info.contiguous:
+            raise InvalidArgument(
+                f"{entry.name}: {name} is not contiguous (shape {info.shape}, strides "
+                f"{info.strides}); pass {_contiguous_call(name, info)}"
+            )
+        return
+    for position, axis in enumerate(tensor.strides):
+        stride = _stride(info, position)
+        if isinstance(axis, int) and stride != axis:
+            raise InvalidArgument(
+                f"{entry.name}: {name} must have stride {axis} along axis {position}, "
+                f"not {stride}; pass {_contiguous_call(name, info)}"
+            )
+        known.add(axis, stride, f"{name}'s stride along axis {position}")
+
+
+def _read_dtype(known: _Axes, tensor: Tensor, info: ArrayInfo) -> None:
+    entry, name = known.entry, label(known.entry, tensor)
+    if isinstance(tensor.dtype, ElementType):
+        told = tensor.dtype.told_by(info.dtype)
+        if told is not None:
+            known.add(tensor.dtype.axis, told, f"{name}'s")
+        elif info.dtype not in dict(tensor.dtype.types).values():
+            raise InvalidArgument(f"{entry.name}: {name} is {info.dtype}; use {tensor.dtype}")
+    elif tensor.dtype in entry.axis_names:
+        legal = entry.axis(tensor.dtype).values
+        if info.dtype not in legal:
+            raise InvalidArgument(
+                f"{entry.name}: {name} is {info.dtype}; use one of: {', '.join(map(str, legal))}"
+            )
+        known.add(tensor.dtype, info.dtype, name)
+    elif info.dtype != tensor.dtype:
+        raise InvalidArgument(f"{entry.name}: {name} must be {tensor.dtype}, not {info.dtype}")
+
+
+def _allocate(known: _Axes, tensor: Tensor) -> None:
+    """Strides of an output that is still to be allocated: those of a contiguous one."""
+    if tensor.strides is None:
+        return
+    axes = {axis: known.values.get(axis, 0) for axis in known.entry.axis_names}
+    info = _contiguous_info(tensor.extents(axes))
+    for position, axis in enumerate(tensor.strides):
+        if isinstance(axis, str) and axis not in known.values:
+            known.add(axis, info.strides[position], f"{tensor.name}'s stride")
+
+
+def _contiguous_info(shape: tuple[int, ...]) -> ArrayInfo:
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return ArrayInfo(0, shape, tuple(reversed(strides)), "", "", "")
+
+
+def _stride(info: ArrayInfo, position: int) -> int:
+    """A stride in elements; along an axis it never steps over, that of a contiguous array."""
+    if info.shape[position] <= 1 or 0 in info.shape:
+        return _contiguous_info(info.shape).strides[position]
+    return info.strides[position]
+
+
+def _contiguous_call(name: str, info: ArrayInfo) -> str:
+    if name == "out":
+        return "a contiguous array"
+    if info.library == "torch":
+        return f"{name}.contiguous()"
+    return f"{info.library}.ascontiguousarray({name})"
+
+
+def overlap(first: ArrayInfo, second: ArrayInfo) -> bool:
+    """Whether any byte belongs to both arrays: exact, strides included."""
+    import numpy
+
+    if 0 in first.shape or 0 in second.shape:
+        return False
+    return bool(numpy.shares_memory(_layout(first), _layout(second)))
+
+
+def _layout(info: ArrayInfo) -> Any:
+    """A NumPy array at the same addresses. Only its layout is used: the memory is not touched."""
+    import numpy
+
+    item = itemsize(info.dtype)
+    interface = {
+        "version": 3,
+        "shape": info.shape,
+        "typestr": f"|V{item}",
+        "data": (info.pointer, False),
+        "strides": tuple(stride * item for stride in info.strides),
+    }
+    return numpy.asarray(type("Layout", (), {"__array_interface__": interface})())

@@ -1,0 +1,97 @@
+"""Discovery: entries and implementations are found by file name, and imported when first needed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from functools import cache
+
+from kernelcat import paths
+from kernelcat.catalog.implementation import LANGUAGES, Implementation
+from kernelcat.catalog.spec import Entry
+from kernelcat.errors import MissingDependency, UnknownName, nearest
+
+INSTALL = {
+    "cuda": "pip install kernelcat",
+    "triton": "pip install 'kernelcat[triton]'",
+    "cute": "pip install 'kernelcat[cute]'",
+}
+"""Language -> the line that installs its compiler."""
+
+_MODULES = {"cuda": "cuda.bindings", "triton": "triton", "cute": "cutlass"}
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Every entry's name, sorted. Reads one folder, imports nothing."""
+    return tuple(sorted(p.stem for p in paths.data("reference").glob("[a-z]*.py")))
+
+
+@cache
+def entry(name: str) -> Entry:
+    """The specification called ``name``; ``UnknownName`` tells the nearest names."""
+    if name not in names():
+        raise UnknownName(f"unknown entry {name!r}{nearest(name, list(names()))}")
+    found: Entry = importlib.import_module(f"kernelcat.reference.{name}").ENTRY
+    return found
+
+
+@cache
+def languages(name: str) -> tuple[str, ...]:
+    """The languages ``name`` has files for; imports nothing."""
+    root = paths.data("kernels")
+    return tuple(
+        language
+        for language in LANGUAGES
+        if (root / language / f"{name}.py").is_file()
+        or (root / language / name / "__init__.py").is_file()
+    )
+
+
+@cache
+def in_language(name: str, language: str) -> tuple[Implementation, ...]:
+    """The implementations of an entry in one language, lowest rank first.
+
+    Raises
+    ------
+    MissingDependency
+        When the language's compiler is not installed; says how to install it.
+    """
+    if language not in LANGUAGES:
+        raise UnknownName(f"unknown language {language!r}{nearest(language, list(LANGUAGES))}")
+    if language not in languages(name):
+        return ()
+    needed = _MODULES[language]
+    if not installed(needed):
+        raise MissingDependency(f"{language} needs the module {needed!r}: {INSTALL[language]}")
+    module = importlib.import_module(f"kernelcat.kernels.{language}.{name}")
+    return tuple(sorted(module.IMPLEMENTATIONS, key=lambda i: i.rank))
+
+
+def installed(module: str) -> bool:
+    """Whether ``module`` can be imported; does not import it (a package of its own, though)."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ModuleNotFoundError, ValueError):  # ValueError: sys.modules says that it is not there
+        return False
+
+
+def implementations(name: str) -> tuple[Implementation, ...]:
+    """Every implementation of an entry whose compiler is installed."""
+    found: list[Implementation] = []
+    for language in languages(entry(name).name):
+        try:
+            found += in_language(name, language)
+        except MissingDependency:
+            continue
+    return tuple(found)
+
+
+def implementation(name: str, language: str, variant: str) -> Implementation:
+    """One implementation by name; ``UnknownName`` tells the variants there are."""
+    variants = {i.variant: i for i in in_language(entry(name).name, language)}
+    if variant not in variants:
+        raise UnknownName(
+            f"{name} has no {language} variant {variant!r}{nearest(variant, list(variants))}"
+        )
+    return variants[variant]

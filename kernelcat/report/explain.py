@@ -1,0 +1,110 @@
+"""Why a call runs what it runs, for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernelcat.call.choice import Candidate, Decision
+from kernelcat.catalog.implementation import Config, Implementation
+from kernelcat.catalog.spec import Problem
+from kernelcat.runtime.environment import other_compiler
+from kernelcat.runtime.gpu import Gpu
+from kernelcat.verify import receipts
+from kernelcat.verify.code_record import Case, is_todays
+
+if TYPE_CHECKING:
+    from kernelcat.store import Choice
+
+_WHY = {
+    "exact": "measured for this problem on this GPU",
+    "bucket": "measured for a problem of the same bucket on this GPU",
+    "borrowed": "measured on another GPU of this architecture",
+    "predicted": "ranked by the analytic model; nothing was measured",
+    "nearest": "won the nearest problem measured on this GPU; this one is unknown",
+    "default": "the implementation's own default; nothing is known about this problem",
+    "forced": "asked for by name",
+}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What serves a problem on a GPU, and why. ``print`` it.
+
+    Attributes
+    ----------
+    why : exact, bucket, borrowed, predicted, nearest, default or forced
+    evidence : the row of the database it rests on, or None
+    considered : the candidates in order, each with the reason it was rejected, or None
+    stale : whether the kernel runs other code today than when it was measured
+    compiler : how the compiler differs from the one it was measured with, or None
+    unverified : why nobody should trust the kernel yet, or None
+    """
+
+    problem: Problem
+    gpu: Gpu
+    implementation: Implementation
+    config: Config
+    why: str
+    evidence: Choice | None
+    considered: tuple[Candidate, ...]
+    stale: bool
+    compiler: str | None
+    unverified: str | None
+
+    @staticmethod
+    def of(problem: Problem, gpu: Gpu, decision: Decision) -> Explanation:
+        evidence, chosen = decision.evidence, decision.implementation
+        return Explanation(
+            problem=problem,
+            gpu=gpu,
+            implementation=chosen,
+            config=decision.config,
+            why=decision.why,
+            evidence=evidence,
+            considered=decision.considered,
+            stale=evidence is not None and not _is_todays(evidence),
+            compiler=None if evidence is None else _other_compiler(evidence),
+            unverified=receipts.doubt(chosen),
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.problem.entry} {self.problem} on {self.gpu.sku} ({self.gpu.arch})",
+            f"  {self.implementation.name} {_settings(self.config)}",
+            f"  {self.why}: {_WHY[self.why]}",
+        ]
+        if self.evidence is not None:
+            lines.append(f"  evidence: {_told(self.evidence)}")
+        if self.stale:
+            lines.append("  stale: the kernel runs other code than was measured; tune it again")
+        if self.compiler:
+            lines.append(f"  another compiler: {self.compiler}")
+        if self.unverified:
+            lines.append(f"  unverified: {self.unverified}")
+        rejected = [c for c in self.considered if c.rejected is not None]
+        if rejected:
+            lines.append("  rejected before it:")
+        lines += [f"    {c.name} ({c.why}): {c.rejected}" for c in rejected]
+        return "\n".join(lines)
+
+
+def _is_todays(choice: Choice) -> bool:
+    name = f"{choice.entry}/{choice.language}/{choice.variant}"
+    case = Case(choice.problem, choice.config)
+    return is_todays(name, choice.gpu, choice.source, case)
+
+
+def _other_compiler(choice: Choice) -> str | None:
+    return other_compiler(choice.language, choice.compilers)
+
+
+def _settings(config: Config) -> str:
+    return " ".join(f"{name}={value}" for name, value in config.items())
+
+
+def _told(choice: Choice) -> str:
+    return (
+        f"{choice.median_us:.2f} us {choice.kind} on {choice.gpu} for {choice.problem} "
+        f"(run {choice.run}, {choice.origin})"
+    )

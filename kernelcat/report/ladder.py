@@ -1,0 +1,174 @@
+"""The ladder of an entry: what each step brings, every variant measured in one race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from kernelcat import catalog
+from kernelcat.catalog.implementation import LANGUAGES, Implementation
+from kernelcat.catalog.spec import Problem
+from kernelcat.report.board import Rates, in_catalog, microseconds
+from kernelcat.report.grid import STALE, caption, duration, figure, rate
+from kernelcat.report.sheet import Sheet
+from kernelcat.store import Measurement, Race, newest_races
+from kernelcat.store.races import LADDER
+from kernelcat.verify import code_record
+
+
+@dataclass(frozen=True)
+class Step:
+    """The best configuration of one variant.
+
+    Attributes
+    ----------
+    rates : TFLOP/s, TB/s, which roof is lower and the share of it
+    over_previous : time of the step below, in the same language, over this one's; None at the foot
+    over_first : time of the ladder's first step over this one's
+    peers : peer -> its time over this step's; above 1 we are faster
+    techniques : technique -> the instruction in the machine code that proves it
+    stale : whether the kernel runs other code today
+    """
+
+    language: str
+    variant: str
+    config: Mapping[str, Any]
+    median_us: float
+    ci_us: tuple[float, float] | None
+    rates: Rates
+    over_previous: float | None
+    over_first: float
+    peers: Mapping[str, float]
+    techniques: Mapping[str, str]
+    stale: bool
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """One race of every variant. ``steps`` climb language by language; ``note`` says when it ran.
+
+    The first step is the lowest one of the first language: the naive CUDA kernel, where there is
+    one.
+    """
+
+    entry: str
+    gpu: str
+    problem: Mapping[str, Any]
+    problem_name: str | None
+    steps: tuple[Step, ...]
+    note: str
+
+    @property
+    def first(self) -> str:
+        return f"{self.steps[0].language}/{self.steps[0].variant}"
+
+    @property
+    def command(self) -> str:
+        """What shows it."""
+        problem = f" --problem {self.problem_name}" if self.problem_name else ""
+        return f"kernelcat ladder {self.entry}{problem} --gpu {self.gpu}"
+
+
+def ladders(
+    measurements: Iterable[Measurement],
+    entry: str,
+    gpu: str | None = None,
+    problem: str | None = None,
+    is_current: Callable[[Measurement], bool] = code_record.is_current,
+) -> list[Ladder]:
+    """The newest ladder of every problem of ``entry``, or of the one called ``problem``.
+
+    Raises
+    ------
+    UnknownName
+        No such entry or problem.
+    """
+    known = catalog.entry(entry)
+    wanted = known.named(problem).key if problem else None
+    races = newest_races(
+        row
+        for row in measurements
+        if row.entry == entry and row.state == LADDER and gpu in (None, row.gpu)
+    )
+    return [
+        _ladder(race, is_current)
+        for race in races
+        if in_catalog(race) and wanted in (None, race.key.problem)
+    ]
+
+
+def _ladder(race: Race, is_current: Callable[[Measurement], bool]) -> Ladder:
+    known = installed(race.key.entry)
+    rows = sorted(
+        race.rows, key=lambda r: (*height(known, r.language, r.variant), -microseconds(r))
+    )
+    peers = {row.variant: microseconds(row) for row in race.peers}
+    steps = []
+    for _, climb in groupby(rows, key=lambda row: row.language):
+        below = None
+        for row in climb:
+            own, implementation = microseconds(row), known.get((row.language, row.variant))
+            steps.append(
+                Step(
+                    language=row.language,
+                    variant=row.variant,
+                    config=dict(row.config),
+                    median_us=own,
+                    ci_us=row.ci_us,
+                    rates=Rates.of(row),
+                    over_previous=below / own if below else None,
+                    over_first=microseconds(rows[0]) / own,
+                    peers={name: time / own for name, time in peers.items()},
+                    techniques=dict(implementation.techniques) if implementation else {},
+                    stale=not is_current(row),
+                )
+            )
+            below = own
+    best = race.winner
+    note = f"{caption(race.measurements)}."
+    return Ladder(best.entry, best.gpu, dict(best.problem), best.problem_name, tuple(steps), note)
+
+
+def installed(entry: str) -> dict[tuple[str, str], Implementation]:
+    """Language and variant -> what is installed here."""
+    return {(i.language, i.variant): i for i in catalog.implementations(entry)}
+
+
+def height(
+    known: Mapping[tuple[str, str], Implementation], language: str, variant: str
+) -> tuple[int, int]:
+    """Where a step stands: by language, then by rank; what is not installed comes last."""
+    found = known.get((language, variant))
+    return (LANGUAGES.index(language), found.rank) if found else (len(LANGUAGES), 0)
+
+
+def sheet(ladder: Ladder) -> Sheet:
+    """The ladder as a table: a line a step."""
+    peers = sorted(ladder.steps[0].peers)
+    title = ladder.problem_name or Problem.of(ladder.entry, **ladder.problem)
+    headers = ("step", "µs", "rate", "× step before", f"× {ladder.first}",
+               *(f"× {peer}" for peer in peers), "proven in the machine code")  # fmt: skip
+    notes = [ladder.note, "×: that one's time over the step's, in the same race."]
+    if any(step.stale for step in ladder.steps):
+        notes.append(f"{STALE} stale: the kernel's sources changed since; measure again.")
+    return Sheet(
+        title=f"{ladder.entry} {title} on {ladder.gpu}",
+        headers=headers,
+        lines=[_line(step, peers) for step in ladder.steps],
+        notes=notes,
+        numbers=slice(1, -1),
+    )
+
+
+def _line(step: Step, peers: Sequence[str]) -> tuple[str, ...]:
+    return (
+        f"{step.language}/{step.variant}" + (STALE if step.stale else ""),
+        duration(step.median_us, step.ci_us),
+        rate(step.rates),
+        figure(step.over_previous) if step.over_previous else "",
+        figure(step.over_first),
+        *(figure(step.peers[peer]) for peer in peers),
+        ", ".join(f"{name} `{opcode}`" for name, opcode in step.techniques.items()),
+    )

@@ -1,0 +1,106 @@
+"""Tables between markers in a Markdown file, filled in from what is committed.
+
+A block stands between ``<!-- KIND:... -->`` and ``<!-- /KIND -->``:
+
+- ``leaderboard:ENTRY:GPU``, ``...:eager`` for the other regime, ``...:graph:burst`` for one state,
+  ``...:graph:burst:PATTERN`` for problems whose names match;
+- ``ladder:ENTRY:GPU:PROBLEM``;
+- ``profile:ENTRY:GPU``, ``...:PROBLEM`` for one problem alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from inspect import signature
+from pathlib import Path
+
+from kernelcat.errors import InvalidArgument
+from kernelcat.report import traffic
+from kernelcat.report.board import board
+from kernelcat.report.ladder import ladders, sheet
+from kernelcat.report.render import NOTHING, to_markdown
+from kernelcat.store import Measurement, shipped
+from kernelcat.verify import profiles
+
+_BLOCK = re.compile(
+    r"(?P<open><!-- (?P<kind>leaderboard|ladder|profile):(?P<words>[^\s>]+) -->)"
+    r".*?(?P<close><!-- /(?P=kind) -->)",
+    re.DOTALL,
+)
+
+
+def render_readme(text: str, measurements: Iterable[Measurement]) -> str:
+    """``text`` with every block filled in anew.
+
+    Raises
+    ------
+    InvalidArgument
+        A marker has too few words or too many.
+    """
+    rows = list(measurements)
+
+    def fill(block: re.Match[str]) -> str:
+        filler = _FILLERS[block["kind"]]
+        try:
+            given = signature(filler).bind(rows, *block["words"].split(":"))
+        except TypeError as error:
+            raise InvalidArgument(f"{block['open']} is no marker: see {__name__}") from error
+        return f"{block['open']}\n{filler(*given.args)}{block['close']}"
+
+    return _BLOCK.sub(fill, text)
+
+
+def update_readme(path: str | Path, measurements: Iterable[Measurement] | None = None) -> bool:
+    """Fill in a file's blocks from ``tuning_db/``; whether it changed.
+
+    Raises
+    ------
+    InvalidArgument
+        The file has no block.
+    """
+    path = Path(path)
+    text = path.read_text(encoding="utf-8")
+    if not _BLOCK.search(text):
+        raise InvalidArgument(
+            f"{path} has no leaderboard: add <!-- leaderboard:ENTRY:GPU --> and "
+            "<!-- /leaderboard --> where it belongs"
+        )
+    new = render_readme(text, shipped() if measurements is None else measurements)
+    if new != text:
+        path.write_text(new, encoding="utf-8")
+    return new != text
+
+
+def _leaderboard(
+    rows: Sequence[Measurement],
+    entry: str,
+    gpu: str,
+    regime: str = "graph",
+    state: str | None = None,
+    problem: str = "*",
+) -> str:
+    found = board(rows, gpu, entry, regime, state, problem)
+    return to_markdown(found, "" if problem == "*" else f" --problem '{problem}'")
+
+
+def _ladder(rows: Sequence[Measurement], entry: str, gpu: str, problem: str) -> str:
+    found = ladders(rows, entry, gpu, problem)
+    return "\n".join(sheet(f).markdown(f.command) for f in found) or f"{NOTHING}.\n"
+
+
+def _profile(_: Sequence[Measurement], entry: str, gpu: str, problem: str | None = None) -> str:
+    found = [
+        profile
+        for profile in profiles.read(profiles.shipped_folder())
+        if (profile.entry, profile.gpu) == (entry, gpu) and problem in (None, profile.problem_name)
+    ]
+    command = f"kernelcat profile {entry}" + (f" --problem {problem}" if problem else "")
+    return traffic.sheet(found).markdown(command) if found else f"{NOTHING}.\n"
+
+
+_FILLERS: dict[str, Callable[..., str]] = {
+    "leaderboard": _leaderboard,
+    "ladder": _ladder,
+    "profile": _profile,
+}

@@ -1,0 +1,189 @@
+"""What `kernelcat show` and `kernelcat inspect` tell of an entry, as data and as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelcat import catalog, jit
+from kernelcat.catalog.implementation import LANGUAGES, Implementation
+from kernelcat.catalog.spec import Derived, Entry, Problem
+from kernelcat.errors import MissingDependency, Unsupported
+from kernelcat.report.board import load
+from kernelcat.runtime.gpu import Gpu
+from kernelcat.verify import code_record, receipts
+from kernelcat.verify import inspect as machine
+
+
+def card(name: str) -> dict[str, Any]:
+    """All that is known of an entry without compiling anything."""
+    entry = catalog.entry(name)
+    return {
+        "entry": entry.name,
+        "summary": entry.summary,
+        "axes": {a.name: {"doc": a.doc, "values": a.values} for a in entry.axes},
+        "inputs": {t.name: _tensor(t) for t in entry.inputs},
+        "outputs": {t.name: _tensor(t) for t in entry.outputs},
+        "problems": {n: p.values for n, p in entry.problems.items()},
+        "peers": [peer.name for peer in entry.peers],
+        "signal": _signal(entry) if entry.signal else {},
+        "implementations": _implementations(entry),
+        "missing": _missing(entry),
+    }
+
+
+def _tensor(tensor: Any) -> dict[str, Any]:
+    shape = [str(size) if isinstance(size, Derived) else size for size in tensor.shape]
+    facts = {"dtype": str(tensor.dtype), "doc": tensor.doc, "flag": tensor.flag}
+    return {"shape": shape, **facts, "updated": tensor.updated}
+
+
+def _implementations(entry: Entry) -> list[dict[str, Any]]:
+    rows = []
+    for implementation in catalog.implementations(entry.name):
+        valid = receipts.valid_for(implementation, receipts.known())
+        rows.append(
+            {
+                "language": implementation.language,
+                "variant": implementation.variant,
+                "archs": implementation.archs,
+                "techniques": dict(implementation.techniques),
+                "summary": implementation.summary,
+                "verified_on": sorted({r.gpu for r in valid}),
+                "unverified": receipts.doubt(implementation),
+            }
+        )
+    return rows
+
+
+def _signal(entry: Entry) -> dict[str, Any]:
+    """Signal to quantization noise that named problems must keep and that was measured, in dB.
+
+    Of sources as they are now, and of peers; the newest row of each counts.
+    """
+    assert entry.signal is not None
+    found: dict[str, dict[str, float]] = {name: {} for name in entry.problems}
+    for row in sorted(load(entry=entry.name), key=lambda row: row.created_at):
+        owner = f"{row.language}/{row.variant}"
+        name = entry.problem_name(row.to_problem())
+        if name is not None and row.sqnr_db is not None and code_record.is_current(row):
+            found[name][owner] = row.sqnr_db
+    least = {name: entry.signal.least(problem) for name, problem in entry.problems.items()}
+    return {name: {"least_db": least[name], "measured_db": found[name]} for name in found}
+
+
+def _missing(entry: Entry) -> dict[str, str]:
+    missing = {}
+    for language in LANGUAGES:
+        try:
+            catalog.in_language(entry.name, language)
+        except MissingDependency as error:
+            missing[language] = str(error)
+    return missing
+
+
+def text(card: dict[str, Any]) -> str:
+    """The card for a terminal."""
+    lines = [f"{card['entry']}: {card['summary']}", "", "axes"]
+    lines += [f"  {name:<12} {axis['doc']}{_values(axis)}" for name, axis in card["axes"].items()]
+    for kind in ("inputs", "outputs"):
+        lines += ["", kind]
+        for name, tensor in card[kind].items():
+            shape = ", ".join(map(str, tensor["shape"]))
+            how = ", optional" if tensor["flag"] else ", updated" if tensor["updated"] else ""
+            lines.append(f"  {name:<12} ({shape}) {tensor['dtype']}{how}: {tensor['doc']}")
+    lines += ["", "implementations"]
+    lines += [_line(row) for row in card["implementations"]]
+    lines += [f"  {language}: {why}" for language, why in card["missing"].items()]
+    lines += _signal_lines(card["signal"])
+    lines += ["", f"problems: {', '.join(card['problems'])}", f"peers: {', '.join(card['peers'])}"]
+    return "\n".join(lines)
+
+
+def _signal_lines(signal: dict[str, Any]) -> list[str]:
+    """A line for each problem that was measured, and one for the floors of the others."""
+    if not signal:
+        return []
+    lines = ["", "signal to quantization noise, dB"]
+    for name, row in signal.items():
+        if row["measured_db"]:
+            told = ", ".join(f"{owner} {db:.1f}" for owner, db in row["measured_db"].items())
+            lines.append(f"  {name:<22} at least {row['least_db'] or 'anything'}: {told}")
+    others = {row["least_db"] for row in signal.values() if not row["measured_db"]}
+    floors = sorted(floor for floor in others if floor is not None)
+    if floors:
+        lines.append(f"  not measured yet: at least {' or '.join(map(str, floors))}")
+    return lines
+
+
+def _values(axis: dict[str, Any]) -> str:
+    return f" ({', '.join(map(str, axis['values']))})" if axis["values"] else ""
+
+
+def _line(row: dict[str, Any]) -> str:
+    state = f"unverified: {row['unverified']}" if row["unverified"] else _verified(row)
+    name = f"{row['language']}/{row['variant']}"
+    return f"  {name:<22} {','.join(row['archs']):<16} [{state}] {row['summary']}"
+
+
+def _verified(row: dict[str, Any]) -> str:
+    return f"verified on {', '.join(row['verified_on'])}" if row["verified_on"] else "no receipt"
+
+
+def machine_code(
+    implementation: Implementation, gpu: Gpu, problem: Problem | None, sass: bool
+) -> dict[str, Any]:
+    """Build the default configuration and read its machine code, step by step.
+
+    ``problem`` None means the first named problem the implementation serves.
+    """
+    entry = catalog.entry(implementation.entry)
+    candidates = [problem] if problem else list(entry.problems.values())
+    for candidate in candidates:
+        config = implementation.default(candidate, gpu)
+        reason = implementation.why_not(config, candidate, gpu)
+        if reason is None:
+            break
+    else:
+        raise Unsupported(f"{implementation.name}: {reason}")
+    steps = implementation.program(candidate, config, gpu).steps
+    artifacts = [jit.build(step.source, gpu.arch) for step in steps]
+    proven: dict[str, bool] = dict.fromkeys(implementation.techniques, False)
+    for artifact in artifacts:
+        found = machine.prove(implementation, artifact)
+        proven = {t: was or found[t] for t, was in proven.items()}
+    return {
+        "implementation": implementation.name,
+        "arch": gpu.arch,
+        "problem": candidate.values,
+        "config": dict(config),
+        "techniques": proven,
+        "instructions": dict(implementation.techniques),
+        "steps": [_step(artifact, sass) for artifact in artifacts],
+    }
+
+
+def _step(artifact: jit.Artifact, sass: bool) -> dict[str, Any]:
+    report = machine.inspect(artifact)
+    step = {
+        "kernel": artifact.kernel,
+        "registers": report.registers,
+        "spill_bytes": report.spill_bytes,
+        "shared_bytes": report.shared_bytes,
+        "opcodes": dict(report.opcodes.most_common()),
+    }
+    return step | {"sass": machine.disassemble(artifact.cubin)} if sass else step
+
+
+def machine_text(report: dict[str, Any]) -> str:
+    """The machine code report for a terminal."""
+    lines = [f"{report['implementation']} for {report['arch']}, {report['config']}"]
+    for technique, found in report["techniques"].items():
+        instruction = report["instructions"][technique]
+        lines.append(f"  {'proven' if found else 'MISSING'}  {technique} by {instruction}")
+    for step in report["steps"]:
+        lines.append(
+            f"  {step['kernel'][:70]}: {step['registers']} registers, "
+            f"{step['spill_bytes']} bytes spilled, {step['shared_bytes']} bytes shared"
+        )
+        lines += [step["sass"]] if "sass" in step else []
+    return "\n".join(lines)

@@ -1,0 +1,151 @@
+"""Where kernels run: a CUDA device with CuPy arrays, or Triton's interpreter with NumPy arrays.
+
+The checker, the fuzzer and the tuner are written against :class:`Device` and work on each.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from kernelcat.catalog.implementation import Config, Implementation
+from kernelcat.catalog.spec import Problem
+from kernelcat.errors import MissingDependency, Unsupported
+from kernelcat.runtime import gpu
+
+Arrays = Mapping[str, Any]
+Run = Callable[[], None]
+Bind = Callable[[Arrays], Run]
+
+
+class Device(Protocol):
+    """What can hold arrays and run implementations.
+
+    ``xp`` is the array module (CuPy or NumPy). ``load`` builds a configuration and returns
+    ``bind(arrays) -> run``: ``arrays`` are storage arrays by tensor name (absent optional
+    tensors are left out), and ``run()`` launches once, asynchronously where the device is.
+    """
+
+    @property
+    def gpu(self) -> gpu.Gpu: ...
+
+    @property
+    def xp(self) -> Any: ...
+
+    def load(self, implementation: Implementation, problem: Problem, config: Config) -> Bind: ...
+
+    def synchronize(self) -> None: ...
+
+
+class CudaDevice:
+    """An NVIDIA GPU. Arrays are CuPy's; launches go to CuPy's current stream."""
+
+    def __init__(self, index: int = 0) -> None:
+        try:
+            import cupy
+        except ModuleNotFoundError as error:
+            raise MissingDependency(
+                "checking and tuning on a GPU need CuPy: pip install 'kernelcat[cupy]'"
+            ) from error
+        self.xp = cupy
+        self.index = index
+        self.gpu = gpu.detect(index)
+        cupy.cuda.Device(index).use()
+
+    def load(self, implementation: Implementation, problem: Problem, config: Config) -> Bind:
+        from kernelcat.runtime import launcher
+
+        launch = launcher.load(implementation, problem, config, self.gpu, self.index)
+        names = launch.tensors
+        current_stream = self.xp.cuda.get_current_stream
+
+        def bind(arrays: Arrays) -> Run:
+            pointers = tuple(arrays[n].data.ptr if n in arrays else 0 for n in names)
+            return lambda: launch(pointers, current_stream().ptr)
+
+        return bind
+
+    def synchronize(self) -> None:
+        self.xp.cuda.runtime.deviceSynchronize()
+
+
+class MirroredDevice:
+    """An NVIDIA GPU whose arrays stay on the host: every run copies them there and back.
+
+    Kernels get allocations of the arrays' exact size and no library kernel runs, so that
+    compute-sanitizer sees every byte out of bounds, and ours alone.
+    """
+
+    def __init__(self, index: int = 0) -> None:
+        import numpy
+
+        self.cuda = CudaDevice(index)
+        self.cuda.xp.cuda.set_allocator(None)  # no pool
+        self.xp: Any = numpy
+        self.gpu = self.cuda.gpu
+
+    def load(self, implementation: Implementation, problem: Problem, config: Config) -> Bind:
+        bind = self.cuda.load(implementation, problem, config)
+
+        def bind_mirrored(arrays: Arrays) -> Run:
+            def run() -> None:
+                spans = {name: self._span(array) for name, array in arrays.items()}
+                there = {name: self._upload(span) for name, span in spans.items()}
+                bind(there)()
+                self.synchronize()
+                for name, span in spans.items():
+                    there[name].get(out=span)
+
+            return run
+
+        return bind_mirrored
+
+    def synchronize(self) -> None:
+        self.cuda.synchronize()
+
+    def _span(self, array: Any) -> Any:
+        """The memory from the first element to the last one, gaps between rows included."""
+        if array.size == 0:
+            return array.reshape(-1)
+        steps = zip(array.shape, array.strides, strict=True)
+        length = 1 + sum((n - 1) * step for n, step in steps) // array.itemsize
+        strided = self.xp.lib.stride_tricks.as_strided
+        return strided(array, (length,), (array.itemsize,))
+
+    def _upload(self, span: Any) -> Any:
+        there = self.cuda.xp.empty(span.shape, span.dtype)
+        there.set(span)
+        return there
+
+
+class Interpreter:
+    """Triton's interpreter on the CPU: slow, exact about memory, and needs no GPU.
+
+    The process must have started with ``TRITON_INTERPRET=1``.
+    """
+
+    def __init__(self, target: str = "h200") -> None:
+        import numpy
+
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            raise Unsupported("the interpreter needs TRITON_INTERPRET=1 in the environment")
+        self.xp: Any = numpy
+        self.gpu = gpu.find(target)
+
+    @staticmethod
+    def serving(implementation: Implementation) -> Interpreter:
+        """The interpreter as a GPU that ``implementation`` is for (the H200 where it can be)."""
+        skus = ("h200", *gpu.SKUS)
+        return Interpreter(next(s for s in skus if implementation.serves(gpu.SKUS[s].arch)))
+
+    def load(self, implementation: Implementation, problem: Problem, config: Config) -> Bind:
+        from kernelcat.jit.interpreter import interpret
+
+        if not implementation.interpretable:
+            raise Unsupported(f"{implementation.name} has no interpreter: only plain Triton has")
+        program = implementation.program(problem, config, self.gpu)
+        return lambda arrays: lambda: interpret(program, arrays)
+
+    def synchronize(self) -> None:
+        pass

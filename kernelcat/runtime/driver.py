@@ -1,0 +1,323 @@
+"""The NVIDIA driver, through ctypes: what it says of this machine's GPUs, loading and launching.
+
+``cuda.bindings`` makes the same calls and takes 100 ms to import; ctypes takes 5 ms, and a prepared
+call of ``cuLaunchKernelEx`` costs a fifth less. Only the power limit comes from the bindings of
+NVML.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from kernelcat.errors import LaunchError, MissingDependency
+
+MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
+
+INVALID_CONTEXT, INVALID_HANDLE = 201, 400
+
+_CLUSTER_DIMENSION = 4
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_CAPTURE_MODE_RELAXED = 2
+_STREAM_NON_BLOCKING = 1
+
+
+class LaunchAttribute(ctypes.Structure):
+    """``CUlaunchAttribute``."""
+
+    _fields_ = (("id", c_uint), ("padding", c_uint), ("value", c_uint * 16))
+
+
+class LaunchConfig(ctypes.Structure):
+    """``CUlaunchConfig``."""
+
+    _fields_ = (
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("stream", c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("num_attributes", c_uint),
+    )
+
+
+def launch_config(
+    grid: Sequence[int],
+    threads: int,
+    shared_bytes: int,
+    stream: int,
+    cluster: Sequence[int] = (1, 1, 1),
+    programmatic: bool = False,
+) -> LaunchConfig:
+    """A configuration for ``cuLaunchKernelEx``; it keeps its attributes alive."""
+    attributes = []
+    if tuple(cluster) != (1, 1, 1):
+        attributes.append(_attribute(_CLUSTER_DIMENSION, *cluster))
+    if programmatic:
+        attributes.append(_attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 1))
+    array = (LaunchAttribute * len(attributes))(*attributes)
+    block = (c_uint * 3)(threads, 1, 1)
+    return LaunchConfig((c_uint * 3)(*grid), block, shared_bytes, stream, array, len(attributes))
+
+
+def _attribute(number: int, *value: int) -> LaunchAttribute:
+    return LaunchAttribute(number, 0, (c_uint * 16)(*value))
+
+
+class Driver:
+    """``libcuda`` after ``cuInit``.
+
+    ``launch(byref(config), function, params, None) -> status`` is ``cuLaunchKernelEx`` itself:
+    nothing may stand between it and the hot path.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self.launch = library.cuLaunchKernelEx
+        self._contexts: dict[int, c_void_p] = {}
+
+    def call(self, name: str, *args: Any) -> None:
+        """Call ``name``; raise ``LaunchError`` with the CUDA error's name and text."""
+        status = getattr(self._library, name)(*args)
+        if status:
+            raise LaunchError(f"{name}: {self.describe(status)}")
+
+    def describe(self, status: int) -> str:
+        """``CUDA_ERROR_INVALID_VALUE (invalid argument)``."""
+        texts = []
+        for function in (self._library.cuGetErrorName, self._library.cuGetErrorString):
+            text = ctypes.c_char_p()
+            function(c_int(status), ctypes.byref(text))
+            texts.append((text.value or b"unknown error").decode())
+        return f"{texts[0]} ({texts[1]})"
+
+    def count(self) -> int:
+        """How many GPUs there are."""
+        found = c_int()
+        self.call("cuDeviceGetCount", ctypes.byref(found))
+        return found.value
+
+    def version(self) -> str:
+        """The newest CUDA that the driver supports (``13.0``)."""
+        found = c_int()
+        self.call("cuDriverGetVersion", ctypes.byref(found))
+        return f"{found.value // 1000}.{found.value % 1000 // 10}"
+
+    def attribute(self, number: int, device: int) -> int:
+        """A ``CU_DEVICE_ATTRIBUTE`` of a GPU."""
+        found = c_int()
+        self.call("cuDeviceGetAttribute", ctypes.byref(found), c_int(number), self._handle(device))
+        return found.value
+
+    def name(self, device: int) -> str:
+        text = ctypes.create_string_buffer(128)
+        self.call("cuDeviceGetName", text, c_int(len(text)), self._handle(device))
+        return text.value.decode()
+
+    def memory_bytes(self, device: int) -> int:
+        found = c_size_t()
+        self.call("cuDeviceTotalMem_v2", ctypes.byref(found), self._handle(device))
+        return found.value
+
+    def pci_bus_id(self, device: int) -> str:
+        text = ctypes.create_string_buffer(32)
+        self.call("cuDeviceGetPCIBusId", text, c_int(len(text)), self._handle(device))
+        return text.value.decode()
+
+    def _handle(self, device: int) -> c_int:
+        handle = c_int()
+        self.call("cuDeviceGet", ctypes.byref(handle), c_int(device))
+        return handle
+
+    def context(self, device: int) -> c_void_p:
+        """The primary context of ``device``: the one torch, CuPy and the CUDA runtime use."""
+        if device not in self._contexts:
+            context = c_void_p()
+            self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._handle(device))
+            self._contexts[device] = context
+        return self._contexts[device]
+
+    @contextmanager
+    def using(self, device: int) -> Iterator[None]:
+        """Make the primary context of ``device`` current.
+
+        A stream capture under way in this thread stays valid: allocating and loading are allowed.
+        """
+        mode, popped = c_int(_CAPTURE_MODE_RELAXED), c_void_p()
+        self.call("cuCtxPushCurrent_v2", self.context(device))
+        try:
+            self.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+            try:
+                yield
+            finally:
+                self.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        finally:
+            self.call("cuCtxPopCurrent_v2", ctypes.byref(popped))
+
+    def adopt(self, device: int) -> bool:
+        """Whether this thread had no context; it has the primary one from now on (as in CUDA)."""
+        current = c_void_p()
+        self.call("cuCtxGetCurrent", ctypes.byref(current))
+        if current.value:
+            return False
+        self.call("cuCtxSetCurrent", self.context(device))
+        return True
+
+    def function(self, code: bytes, name: str, device: int) -> c_void_p:
+        """Load a cubin into ``device`` (for the life of the process) and find a kernel in it."""
+        module, function = c_void_p(), c_void_p()
+        with self.using(device):
+            self.call("cuModuleLoadData", ctypes.byref(module), code)
+            self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+        return function
+
+    def raise_limit(self, function: c_void_p, attribute: int, value: int, device: int) -> None:
+        """Set an attribute of a function to at least ``value``; other launchers may share it."""
+        current = c_int()
+        with self.using(device):
+            self.call("cuFuncGetAttribute", ctypes.byref(current), c_int(attribute), function)
+            if current.value < value:
+                self.call("cuFuncSetAttribute", function, c_int(attribute), c_int(value))
+
+    def allocate(self, size: int, device: int) -> int:
+        """Address of ``size`` zeroed bytes (multiple of 256 aligned), also while capturing."""
+        pointer, stream = c_uint64(), c_void_p()
+        with self.using(device):
+            self.call("cuMemAlloc_v2", ctypes.byref(pointer), c_size_t(size))
+            self.call("cuStreamCreate", ctypes.byref(stream), c_uint(_STREAM_NON_BLOCKING))
+            self.call("cuMemsetD8Async", pointer, ctypes.c_ubyte(0), c_size_t(size), stream)
+            self.call("cuStreamSynchronize", stream)
+            self.call("cuStreamDestroy_v2", stream)
+        return pointer.value
+
+    def free(self, pointer: int, device: int) -> None:
+        """Free what ``allocate`` gave; work that was launched before may still use it."""
+        with self.using(device):
+            self.call("cuMemFree_v2", c_uint64(pointer))
+
+    def encode_tiled(
+        self,
+        descriptor: int,
+        dtype: int,
+        pointer: int,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        box: Sequence[int],
+        swizzle: int,
+        l2_promotion: int,
+    ) -> None:
+        """``cuTensorMapEncodeTiled`` into the 128 bytes at ``descriptor``: zeros out of bounds."""
+        rank = len(shape)
+        ones = (c_uint32 * rank)(*[1] * rank)
+        dims, pitches = (c_uint64 * rank)(*shape), (c_uint64 * max(rank - 1, 1))(*strides)
+        self.call(
+            "cuTensorMapEncodeTiled", c_void_p(descriptor), c_int(dtype), c_uint32(rank),
+            c_void_p(pointer), dims, pitches, (c_uint32 * rank)(*box), ones, c_int(0),
+            c_int(swizzle), c_int(l2_promotion), c_int(0),
+        )  # fmt: skip
+
+
+@cache
+def opened() -> Driver:
+    """The driver of this machine, opened once.
+
+    Raises
+    ------
+    MissingDependency
+        Without a driver or a GPU; one line.
+    """
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        found = Driver(library)
+    except OSError as error:
+        raise MissingDependency(
+            "no NVIDIA driver in this machine: install one, or name a GPU with --gpu to cross-tune"
+        ) from error
+    except AttributeError as error:  # a function that it does not have
+        raise MissingDependency(f"the NVIDIA driver is too old for CUDA 13: {error}") from error
+    status = library.cuInit(c_uint(0))
+    if status:
+        raise MissingDependency(f"no usable NVIDIA GPU in this machine: {found.describe(status)}")
+    return found
+
+
+def count() -> int:
+    """How many CUDA devices there are; 0 without a driver."""
+    try:
+        return opened().count()
+    except MissingDependency:
+        return 0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One GPU as its driver describes it. Bytes, hertz, bytes a second, watts.
+
+    ``mig`` is the profile (``1g.10gb``) when the device is a MIG slice; ``power_w`` is the
+    enforced limit, None where NVML does not tell.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    sms: int
+    shared_bytes: int
+    l2_bytes: int
+    memory_bytes: int
+    bandwidth: float
+    clock_hz: float
+    mig: str | None = None
+    power_w: int | None = None
+
+
+_SMS, _CLOCK_RATE, _MEMORY_CLOCK_RATE, _BUS_WIDTH, _L2_BYTES = 16, 13, 36, 37, 38
+_MAJOR, _MINOR, _SHARED_BYTES = 75, 76, 97
+"""``CU_DEVICE_ATTRIBUTE`` numbers; clock rates are in kHz, the bus width is in bits."""
+
+
+def facts(index: int = 0) -> Facts:
+    """Facts of device ``index``; ``MissingDependency`` where there is none."""
+    cuda = opened()
+    available = cuda.count()
+    if index >= available:
+        raise MissingDependency(f"there is no GPU {index}: this machine has {available}")
+    name, mig = split_mig(cuda.name(index))
+    return Facts(
+        name=name,
+        capability=(cuda.attribute(_MAJOR, index), cuda.attribute(_MINOR, index)),
+        sms=cuda.attribute(_SMS, index),
+        shared_bytes=cuda.attribute(_SHARED_BYTES, index),
+        l2_bytes=cuda.attribute(_L2_BYTES, index),
+        memory_bytes=cuda.memory_bytes(index),
+        bandwidth=2e3 * cuda.attribute(_MEMORY_CLOCK_RATE, index)
+        * cuda.attribute(_BUS_WIDTH, index) / 8,
+        clock_hz=1e3 * cuda.attribute(_CLOCK_RATE, index),
+        mig=mig,
+        power_w=_power_limit(cuda.pci_bus_id(index)),
+    )  # fmt: skip
+
+
+def split_mig(name: str) -> tuple[str, str | None]:
+    """``("NVIDIA H100 80GB HBM3", "1g.10gb")`` from the name the driver gives a MIG slice."""
+    match = re.fullmatch(r"(?P<name>.*?)\s+MIG\s+(?P<mig>\S+)", name)
+    return (match["name"], match["mig"]) if match else (name, None)
+
+
+def _power_limit(pci_bus_id: str) -> int | None:
+    """The enforced power limit in watts, or None where NVML does not tell (MIG, no NVML)."""
+    try:
+        from cuda.bindings import nvml
+    except ImportError:
+        return None
+    try:
+        nvml.init_v2()
+        handle = nvml.device_get_handle_by_pci_bus_id_v2(pci_bus_id)
+        return round(nvml.device_get_enforced_power_limit(handle) / 1000)
+    except (RuntimeError, AttributeError, nvml.NvmlError):
+        return None

@@ -1,0 +1,169 @@
+"""A receipt holds over a renamed variable, and falls with an instruction, an option or a grid.
+
+Each tree is built for real, by the compilers installed here, and compared with the record of the
+tree that it was made from.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from trees import Edit, Tree
+
+from kernelcat import catalog
+from kernelcat.runtime.environment import Environment
+from kernelcat.runtime.gpu import find
+from kernelcat.verify.receipts import Receipt, write
+
+ENTRY = "attn_merge"
+PROBLEM = "2x128-32x128"
+CUDA, TRITON, CUTE = (f"kernels/{language}/attn_merge" for language in ("cuda", "triton", "cute"))
+ALL = frozenset(i.name for i in catalog.implementations(ENTRY))
+
+
+def named(*variants: str) -> frozenset[str]:
+    return frozenset(f"{ENTRY}/{variant}" for variant in variants)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    """A tree with a receipt of every implementation, of the compilers here, and their record."""
+    tree = Tree.copy(tmp_path_factory.mktemp("original"))
+    environment = Environment.capture(find("h200")).to_json()
+    receipts = [
+        Receipt(name, digest, "h200", environment, (PROBLEM,), 100, {"memcheck": 0},
+                "2026-11-20T00:00:00+00:00")
+        for name, digest in tree.digests(ENTRY).items()
+    ]  # fmt: skip
+    write(tree.root / "tuning_db" / "receipts", receipts)
+    assert tree.run("receipts", "record", ENTRY) == {"added": dict.fromkeys(sorted(ALL), 1),
+                                                     "failed": []}  # fmt: skip
+    assert not void(tree)
+    return tree
+
+
+def void(tree: Tree) -> frozenset[str]:
+    """The implementations whose receipt does not hold."""
+    states = tree.run("receipts", "list", ENTRY)
+    assert states.keys() == ALL
+    return frozenset(name for name, state in states.items() if not state.startswith("holds"))
+
+
+RENAMED = (
+    Edit(f"{CUDA}/vectorized.cu", "part_lses", "sums_of_parts"),
+    Edit(f"{CUDA}/running_sum.cuh", "new_most", "largest"),
+    Edit(f"{TRITON}/device.py", "its_lse", "part_lse"),
+    Edit(f"{CUTE}/vectorized.py", "rounded", "result"),
+    Edit(f"{CUTE}/naive.py", "before", "previous"),
+)
+EXPLAINED = (
+    Edit(f"{CUDA}/vectorized.cu", "// 16 bytes a thread", "// Sixteen bytes a thread"),
+    Edit("kernels/cuda/include/kernelcat/types.cuh", "#pragma once", "#pragma once\n// Types."),
+    Edit(f"{TRITON}/device.py", '"""ROWS rows a program', '"""ROWS rows for each program'),
+    Edit(
+        f"{TRITON}/device.py", "    inside = row < num_rows\n", "    inside = (row < num_rows)\n\n"
+    ),
+    Edit(f"{CUTE}/weights.py", '"""e^x of a difference', '"""e^x of some difference'),
+)
+LEFT_TO_THE_MODEL = (
+    Edit(f"{CUDA}/__init__.py", "WAIT_US = 0.7", "WAIT_US = 0.9"),
+    Edit(f"{CUDA}/__init__.py", "4 * copy_us", "5 * copy_us"),
+    Edit(f"{TRITON}/__init__.py", "0.3 + rows", "0.4 + rows"),
+    Edit(f"{CUTE}/__init__.py", "gpu, 0.3)", "gpu, 0.2)"),
+    Edit("kernelcat/catalog/cost_model.py", "LAUNCH_US = 2.0", "LAUNCH_US = 3.0"),
+)
+MOVED = (
+    Edit(f"{CUDA}/vectorized.cu", '"running_sum.cuh"', "<kernelcat/moved.cuh>"),
+    Edit(f"{CUDA}/naive.cu", '"running_sum.cuh"', "<kernelcat/moved.cuh>"),
+    Edit(f"{CUTE}/naive.py", "attn_merge.weights", "attn_merge.moved"),
+    Edit(f"{CUTE}/vectorized.py", "attn_merge.weights", "attn_merge.moved"),
+)
+
+
+@pytest.mark.parametrize("edits", [EXPLAINED, LEFT_TO_THE_MODEL], ids=["comments", "cost models"])
+def test_what_does_not_run_voids_nothing(original: Tree, tmp_path: Path, edits) -> None:
+    assert not void(original.changed(tmp_path / "tree", edits))
+
+
+def test_a_renamed_variable_keeps_every_receipt(original: Tree, tmp_path: Path) -> None:
+    tree = original.changed(tmp_path / "tree", RENAMED)
+    assert void(tree) == ALL
+    told = tree.run("receipts", "carry")
+    assert {one["implementation"]: one["same"] for one in told} == dict.fromkeys(ALL, True)
+    assert not void(tree)
+    assert all(", carried 2" in s for s in tree.run("receipts", "list", ENTRY).values())
+    checked = tree.run("receipts", "verify")
+    assert len(checked) == len(ALL) and all(one["same"] for one in checked)
+    assert tree.run("receipts", "verify") == []
+
+
+def test_a_moved_file_voids_nothing(original: Tree, tmp_path: Path) -> None:
+    tree = original.changed(tmp_path / "tree", MOVED)
+    for before, after in (("kernels/cuda/attn_merge/running_sum.cuh",
+                           "kernels/cuda/include/kernelcat/moved.cuh"),
+                          (f"{CUTE}/weights.py", f"{CUTE}/moved.py")):  # fmt: skip
+        (tree.root / before).rename(tree.root / after)
+    assert not void(tree)
+
+
+CHANGES = {
+    "an instruction": (
+        (
+            Edit(f"{CUDA}/vectorized.cu", "__ldcs(", "__ldg("),
+            Edit(f"{TRITON}/device.py", "total * kept + weight", "total * kept + weight * 2.0"),
+            Edit(f"{CUTE}/vectorized.py", "total += weight", "total += weight * 2.0"),
+        ),
+        named("cuda/vectorized", "triton/naive", "triton/tiled", "cute/vectorized"),
+    ),
+    "a constant of a shared header": (
+        (
+            Edit(f"{CUDA}/running_sum.cuh", "total = 0.0f;", "total = 1.0f;"),
+            Edit("kernels/cute/paged_attn/softmax.py", "LN2 = ", "LN2 = 2 * "),
+        ),
+        named("cuda/naive", "cuda/vectorized", "cute/naive", "cute/vectorized"),
+    ),
+    "a grid": (
+        (
+            Edit(f"{CUDA}/__init__.py", "min(ceil(_num_rows(problem) / NAIVE_WARPS)",
+                 "min(1 + ceil(_num_rows(problem) / NAIVE_WARPS)"),
+            Edit(f"{TRITON}/__init__.py", "(ceil(num_rows / rows), 1, 1)",
+                 "(ceil(num_rows / rows) + (rows > 1), 1, 1)"),
+            Edit(f"{CUTE}/naive.py", "grid=(cute.ceil_div(rows, WARPS), 1, 1)",
+                 "grid=(cute.ceil_div(rows, WARPS) + 1, 1, 1)"),
+        ),
+        named("cuda/naive", "triton/tiled", "cute/naive"),
+    ),
+    "an option": (
+        (
+            Edit("kernelcat/jit/cuda.py", '"--ptxas-options=-v")',
+                 '"--ptxas-options=-v", "--maxrregcount=24")'),
+            Edit(f"{TRITON}/__init__.py", "num_warps=warps,", "num_warps=2 * warps,"),
+        ),
+        named("cuda/naive", "cuda/vectorized", "triton/naive", "triton/tiled"),
+    ),
+    "an option that no code depends on": (
+        (Edit("kernelcat/jit/cuda.py", '"--ptxas-options=-v")', '"--ptxas-options=-v", "-DA=1")'),),
+        named(),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_voids_exactly_what_it_reaches(
+    original: Tree, tmp_path: Path, change: str
+) -> None:
+    edits, reached = CHANGES[change]
+    tree = original.changed(tmp_path / "tree", edits)
+    assert reached <= void(tree)
+    told = tree.run("receipts", "carry", check=False)
+    assert {one["implementation"] for one in told if not one["same"]} == reached
+    assert void(tree) == reached
+
+
+def test_what_no_longer_compiles_is_void_and_says_why(original: Tree, tmp_path: Path) -> None:
+    edit = Edit(f"{CUDA}/naive.cu", "RunningSum sum;", "RunningSome sum;")
+    tree = original.changed(tmp_path / "tree", [edit])
+    (told,) = tree.run("receipts", "carry", check=False)
+    assert not told["same"] and 'identifier "RunningSome" is undefined' in told["text"]
+    assert void(tree) == named("cuda/naive")

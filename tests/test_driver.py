@@ -1,0 +1,77 @@
+"""The driver's library: what is called in which order, and what a failure says."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from kernelcat.errors import LaunchError, MissingDependency
+from kernelcat.runtime import driver
+
+
+class Library:
+    """``libcuda`` whose calls are recorded, and fail where told."""
+
+    def __init__(self, **failing: int) -> None:
+        self.failing, self.calls = failing, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            self.calls.append(name)
+            if name == "cuGetErrorName":
+                arguments[1]._obj.value = b"CUDA_ERROR_OUT_OF_MEMORY"
+            if name == "cuGetErrorString":
+                arguments[1]._obj.value = b"out of memory"
+            if name == "cuThreadExchangeStreamCaptureMode":
+                self.calls.append(f"mode {arguments[0]._obj.value}")
+                arguments[0]._obj.value = 0
+            return self.failing.get(name, 0)
+
+        return call
+
+
+def test_memory_is_allocated_where_a_capture_may_be_under_way() -> None:
+    library = Library()
+    driver.Driver(library).allocate(64, 0)
+    around = ["cuThreadExchangeStreamCaptureMode", "mode 2"]
+    after = ["cuThreadExchangeStreamCaptureMode", "mode 0", "cuCtxPopCurrent_v2"]
+    inside = ["cuMemAlloc_v2", "cuStreamCreate", "cuMemsetD8Async", "cuStreamSynchronize",
+              "cuStreamDestroy_v2"]  # fmt: skip
+    start = library.calls.index("cuCtxPushCurrent_v2") + 1
+    assert library.calls[start:] == around + inside + after
+
+
+def test_a_failed_call_is_told_by_name_and_leaves_the_context_as_it_was() -> None:
+    library = Library(cuMemAlloc_v2=2)
+    text = r"cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY \(out of memory\)"
+    with pytest.raises(LaunchError, match=text):
+        driver.Driver(library).allocate(64, 0)
+    assert library.calls[-3:] == [
+        "cuThreadExchangeStreamCaptureMode",
+        "mode 0",
+        "cuCtxPopCurrent_v2",
+    ]
+
+
+def test_without_a_driver_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(MissingDependency, match="no NVIDIA driver"):
+        driver.opened.__wrapped__()
+
+
+def test_without_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library(cuInit=100))
+    with pytest.raises(MissingDependency, match="no usable NVIDIA GPU in this machine: CUDA_ERROR"):
+        driver.opened.__wrapped__()
+
+
+def test_structures_have_the_layout_of_the_driver_api() -> None:
+    config = driver.LaunchConfig
+    offsets = [config.shared_bytes.offset, config.stream.offset, config.attributes.offset]
+    assert (offsets, ctypes.sizeof(config)) == ([24, 32, 40], 56)
+    assert ctypes.sizeof(driver.LaunchAttribute) == 72
