@@ -35,6 +35,10 @@ INSTALL = "pip install 'kernelcat[cute]'"
 ALIGNMENT = 16
 """Bytes every pointer handed to a kernel is aligned to; copies are vectorized on that promise."""
 
+FLAVORS = ("cu13", "cu12")
+"""The DSL's compilers, by the CUDA version they are of; the newest first."""
+
+_LIBS = "nvidia-cutlass-dsl-libs"
 _PREFIX = "kernelcat"
 _SLOTS = {"int32": "i4x", "int64": "q", "float32": "f4x"}
 """Kind of a scalar parameter -> how it lies in its 8-byte slot (``struct`` notation)."""
@@ -96,8 +100,8 @@ class CuteSource:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def toolchain(self) -> str:
-        """Version of the DSL."""
-        return f"nvidia-cutlass-dsl {version_of('nvidia-cutlass-dsl') or 'missing'}"
+        """Version of the DSL, and of CUDA in its compiler."""
+        return f"nvidia-cutlass-dsl {version_of('nvidia-cutlass-dsl') or 'missing'} {flavor()}"
 
     def compile(self, arch: str) -> Artifact:
         """An object file and the cubin in it, for ``arch`` (``sm_90a``); needs no GPU.
@@ -137,6 +141,15 @@ class CuteSource:
             return cute.compile(
                 builder(**dict(self.constants)), *arguments, options=f"--gpu-arch {arch}"
             )
+
+
+def flavor() -> str:
+    """Which of its compilers the DSL takes: ``cu13``, the newest installed, or ``cu12``.
+
+    They make other machine code of the same source. (One newer than the driver it leaves alone,
+    but without a driver for CUDA 13 no kernel of ours runs.)
+    """
+    return next((name for name in FLAVORS if version_of(f"{_LIBS}-{name}")), "none")
 
 
 def load(artifact: Artifact) -> Callable[..., None]:
@@ -252,7 +265,7 @@ def _runtime_path() -> Path:
     found = sorted(p for f in folders for p in f.glob("cu*/lib/libcute_dsl_runtime.so"))
     if not found:
         raise MissingDependency(f"CuTe kernels need the CuTe DSL's runtime library: {INSTALL}")
-    return found[0]
+    return found[-1]  # of the newest flavor, as the DSL takes it
 
 
 @cache

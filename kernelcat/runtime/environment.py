@@ -10,6 +10,7 @@ from typing import Any
 
 from kernelcat import __version__
 from kernelcat.errors import KernelcatError
+from kernelcat.jit import cute
 from kernelcat.runtime import driver
 from kernelcat.runtime.gpu import Gpu
 
@@ -73,8 +74,11 @@ class Environment:
 
 @cache
 def compilers() -> dict[str, str]:
-    """Compiler -> the version installed here."""
-    return {name: _version(*packages) for name, packages in _PACKAGES.items()}
+    """Compiler -> the version installed here; ``4.8.1+cu13`` tells which of the DSL's compilers."""
+    found = {name: _version(*packages) for name, packages in _PACKAGES.items()}
+    if found["cutlass-dsl"] != NONE:
+        found["cutlass-dsl"] += f"+{cute.flavor()}"
+    return found
 
 
 def other_compiler(language: str, then: Mapping[str, str]) -> str | None:
@@ -85,7 +89,7 @@ def other_compiler(language: str, then: Mapping[str, str]) -> str | None:
     """
     name = COMPILERS[language]
     before, here = then.get(name, NONE), compilers()[name]
-    if NONE in (before, here) or before == here:
+    if NONE in (before, here) or before in (here, here.partition("+")[0]):
         return None
     return f"{name} {before} then, {here} here"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -131,12 +132,18 @@ def _build(python: Path, record: Record, cases: Cases) -> dict[Case, str]:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": _search_path(python)},
     )
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["it said nothing"]
         raise KernelcatError(f"{record.implementation}: building its cases failed: {said[-1]}")
     return dict(zip(cases, json.loads(done.stdout)["codes"], strict=True))
+
+
+def _search_path(python: Path) -> str:
+    """Where a building process finds this package, and what this process finds if it is one."""
+    mine = os.environ.get("PYTHONPATH", "") if str(python) == sys.executable else ""
+    return os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), mine)))
 
 
 def _now(record: Record) -> str:

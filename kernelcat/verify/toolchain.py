@@ -41,8 +41,11 @@ def requirements(versions: Mapping[str, str]) -> list[str]:
             cuda = ".".join(version.split(".")[:2])
             found.append(f"nvidia-cuda-nvrtc=={version}")
             found += [f"nvidia-cuda-{wheel}=={cuda}.*" for wheel in HEADERS]
+        elif name == "cutlass-dsl":
+            number, _, flavor = version.partition("+")
+            found.append(f"nvidia-cutlass-dsl[{flavor}]=={number}")
         else:
-            found.append(f"{'nvidia-' if name == 'cutlass-dsl' else ''}{name}=={version}")
+            found.append(f"{name}=={version}")
     return found
 
 
