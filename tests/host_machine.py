@@ -100,7 +100,7 @@ def kernel(language: str, variant: str, rank: int, **more) -> Implementation:
     facts = {
         "archs": ("sm_80+",),
         "space": {"tile": (16, 64)},
-        "reject": lambda config, problem, where: None,
+        "illegal": lambda config, problem, where: None,
         "default": lambda problem, where: Config(tile=16),
         "program": lambda problem, config, where: None,
         "estimate": lambda problem, config, where: 1.0,

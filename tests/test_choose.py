@@ -27,7 +27,7 @@ def kernel(language: str, variant: str, rank: int, **more) -> Implementation:
     facts = {
         "archs": ("sm_80+",),
         "space": {"tile": (16, 64, 256)},
-        "reject": lambda config, p, gpu: (
+        "illegal": lambda config, p, gpu: (
             f"tile={config['tile']} is larger than M={p['M']}" if config["tile"] > p["M"] else None
         ),
         "default": lambda p, gpu: Config(tile=16),

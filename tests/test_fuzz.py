@@ -62,7 +62,7 @@ def planted() -> Implementation:
         model,
         variant="planted",
         space={"tile": (TILE,)},
-        reject=lambda config, problem, gpu: None,
+        illegal=lambda config, problem, gpu: None,
         default=lambda problem, gpu: Config(tile=TILE),
     )
 
@@ -109,7 +109,7 @@ def test_a_kernel_keeps_its_configuration_where_it_serves() -> None:
 
     def found(first: int | None, refused: set[int]) -> Config | None:
         picky = replace(
-            model, reject=lambda c, problem, gpu: "no" if c["tile"] in refused else None
+            model, illegal=lambda c, problem, gpu: "no" if c["tile"] in refused else None
         )
         return fuzz._Kernel({}, space, first).config(picky, problem, h200)
 

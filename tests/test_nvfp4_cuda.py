@@ -209,7 +209,7 @@ def test_a_in_4_bits_is_for_others(target: gpu.Gpu, format: str, packing: str) -
         for implementation in catalog.in_language("nvfp4_matmul", "cuda"):
             assert list(implementation.configs(problem, target)) == []
             config = implementation.default(problem, target)
-            assert implementation.reject(config, problem, target) == (
+            assert implementation.illegal(config, problem, target) == (
                 "A in 4 bits is not decoded here: it is for tensor cores that take it"
             )
 

@@ -164,7 +164,7 @@ def test_a_configuration_asked_for_replaces_the_best_ones_parameters(ncu: Path) 
         profiler.configuration(one, PROBLEM, H200, {"tiel": 4})
     with pytest.raises(Unsupported, match=rf"has no {name}=x; there is: .*{value}"):
         profiler.configuration(one, PROBLEM, H200, {name: "x"})
-    picky = replace(one, reject=lambda c, p, g: None if c == best else "not that one")
+    picky = replace(one, illegal=lambda c, p, g: None if c == best else "not that one")
     with pytest.raises(Unsupported, match="not that one"):
         profiler.configuration(picky, PROBLEM, H200, asked)
 
@@ -180,7 +180,7 @@ def test_the_command_takes_parameters_one_by_one_or_as_json() -> None:
 
 
 def test_what_is_not_served_is_unsupported() -> None:
-    unable = replace(implementation(), reject=lambda config, problem, gpu: "not today")
+    unable = replace(implementation(), illegal=lambda config, problem, gpu: "not today")
     with pytest.raises(Unsupported, match="tma_copy/cuda/vectorized: not today"):
         profiler.best(unable, PROBLEM, H200)
 

@@ -25,7 +25,7 @@ def toy(variant: str, sizes: tuple[int, ...], first: int) -> Implementation:
         summary="",
         archs=("sm_90a",),
         space={"size": sizes},
-        reject=lambda config, problem, gpu: "odd" if config["size"] % 2 else None,
+        illegal=lambda config, problem, gpu: "odd" if config["size"] % 2 else None,
         default=lambda problem, gpu: Config(size=first),
         program=lambda problem, config, gpu: Program(()),
         estimate=lambda problem, config, gpu: 1000.0 / config["size"],

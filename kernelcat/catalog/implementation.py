@@ -184,11 +184,15 @@ class Implementation:
         Architectures served: ``sm_90a`` exactly, ``sm_80+`` from there on.
     space
         Tuning parameter -> the values tried.
-    reject : ``(config, problem, gpu) -> reason or None``
-        The one predicate: why this configuration cannot serve this problem on this GPU.
+    illegal : ``(config, problem, gpu) -> reason or None``
+        Why this configuration cannot serve this problem on this GPU. Everybody obeys it.
+    unpromising : ``(config, problem, gpu) -> reason or None``
+        Why a configuration that could serve is not worth a try. Only the tuner's search and the
+        default obey it; it is asked only of configurations that are legal.
     default : ``(problem, gpu) -> Config``
-        A good configuration without any measurement; must not be rejected where some
-        configuration of the space serves.
+        A good configuration without any measurement; must be legal where some configuration of
+        the space is. By default the one with the least estimate, the first of equals in the order
+        of the space.
     program : ``(problem, config, gpu) -> Program``
         What to compile and launch. Called without a GPU too: ``gpu`` is a row of the SKU table.
     estimate : ``(problem, config, gpu) -> microseconds``
@@ -208,14 +212,19 @@ class Implementation:
     summary: str
     archs: tuple[str, ...]
     space: Mapping[str, tuple[ConfigValue, ...]]
-    reject: Callable[[Config, Problem, Gpu], str | None]
-    default: Callable[[Problem, Gpu], Config]
     program: Callable[[Problem, Config, Gpu], Program]
     estimate: Callable[[Problem, Config, Gpu], float]
+    illegal: Callable[[Config, Problem, Gpu], str | None] = lambda config, problem, gpu: None
+    unpromising: Callable[[Config, Problem, Gpu], str | None] = lambda config, problem, gpu: None
+    default: Callable[[Problem, Gpu], Config] = field(default_factory=lambda: LeastEstimate())
     techniques: Mapping[str, str] = field(default_factory=dict)
     rank: int = 0
     unverified: str | None = None
     gluon: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.default, LeastEstimate):  # of this one, not of one it was copied from
+            object.__setattr__(self, "default", LeastEstimate(self))
 
     @property
     def interpretable(self) -> bool:
@@ -235,18 +244,54 @@ class Implementation:
         """Why ``config`` cannot serve, architecture included; None when it can."""
         if not self.serves(gpu.arch):
             return f"{self.name} serves {', '.join(self.archs)}, not {gpu.arch}"
-        return self.reject(config, problem, gpu)
+        return self.illegal(config, problem, gpu)
 
-    def configs(self, problem: Problem, gpu: Gpu) -> Iterator[Config]:
-        """Every configuration of the space that serves ``problem`` on ``gpu``."""
+    def legal(self, problem: Problem, gpu: Gpu) -> Iterator[Config]:
+        """Every configuration of the space that can serve ``problem`` on ``gpu``."""
         for config in self.whole_space():
             if self.why_not(config, problem, gpu) is None:
+                yield config
+
+    def configs(self, problem: Problem, gpu: Gpu) -> Iterator[Config]:
+        """Those of the legal ones that are worth a try."""
+        for config in self.legal(problem, gpu):
+            if self.unpromising(config, problem, gpu) is None:
                 yield config
 
     def whole_space(self) -> Iterator[Config]:
         """Every configuration, whatever it may serve."""
         for values in itertools.product(*self.space.values()):
             yield Config(dict(zip(self.space, values, strict=True)))
+
+
+class LeastEstimate:
+    """The default of an implementation that says none: what its own estimate calls fastest.
+
+    Of configurations worth a try, else of legal ones; the first of the space where nothing serves.
+    """
+
+    REMEMBERED = 1024
+
+    def __init__(self, of: Implementation | None = None) -> None:
+        self._of = of
+        self._known: dict[tuple[Problem, Gpu], Config] = {}
+
+    def __call__(self, problem: Problem, gpu: Gpu) -> Config:
+        found = self._known.get((problem, gpu))
+        if found is None:
+            if len(self._known) >= self.REMEMBERED:
+                self._known.clear()
+            found = self._known[problem, gpu] = self._least(problem, gpu)
+        return found
+
+    def _least(self, problem: Problem, gpu: Gpu) -> Config:
+        of = self._of
+        assert of is not None
+        for configs in (of.configs(problem, gpu), of.legal(problem, gpu)):
+            best = min(configs, key=lambda c: of.estimate(problem, c, gpu), default=None)
+            if best is not None:
+                return best
+        return next(of.whole_space())
 
 
 def _number(arch: str) -> int:

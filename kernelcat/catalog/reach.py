@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from kernelcat.catalog.source import (
     WhileUnchanged,
+    bound,
     canonical,
     imports,
     is_catalog,
@@ -105,8 +106,8 @@ class Reach:
             owner = self._classes[definition._replace(member="")]
             nodes: list[Any] = [s for s in owner.body if definition.member in _names(s)]
         else:
-            bound = python_module(definition.module).bindings[definition.name]
-            nodes = [self._header(s, definition) for s in bound]
+            binding = python_module(definition.module).bindings[definition.name]
+            nodes = [self._header(s, definition) for s in binding]
         followed = [[canonical(n), self._follow(n, definition.module)] for n in nodes]
         self._text.append([number, definition.member or definition.name, followed])
 
@@ -125,10 +126,13 @@ class Reach:
         """What names in ``node`` mean: numbers of definitions, or names from elsewhere."""
         known = python_module(module)
         imported = {**known.imports, **imports(node)}
+        own = set(_own_names(node))
         found: dict[str, Any] = {}
         for name, attribute in _uses(node):
             if attribute:
                 self._ask_for(attribute)
+            if name in own:
+                continue
             source = imported.get(name)
             if source is None:
                 if name in known.bindings and name not in OPAQUE:
@@ -184,6 +188,17 @@ def _uses(node: ast.AST) -> Iterator[tuple[str, str]]:
             yield (child.value.id if isinstance(child.value, ast.Name) else ""), child.attr
         elif isinstance(child, ast.Name) and child not in owners:
             yield child.id, ""
+
+
+def _own_names(node: ast.AST) -> Iterator[str]:
+    """Parameters and variables of a function: a global of the same name is not meant by them."""
+    if isinstance(node, ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef):
+        arguments = node.args
+        every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+        yield from (a.arg for a in (*every, arguments.vararg, arguments.kwarg) if a is not None)
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        for statement in node.body:
+            yield from bound(statement)
 
 
 def _names(statement: ast.stmt) -> tuple[str, ...]:

@@ -252,17 +252,23 @@ def _parsed(name: str, text: str) -> Module:
     bindings: dict[str, list[ast.stmt]] = {}
     for statement in tree.body:
         if not isinstance(statement, ast.Import | ast.ImportFrom):
-            for bound in _bound(statement):
-                bindings.setdefault(bound, []).append(statement)
+            for binding in bound(statement):
+                bindings.setdefault(binding, []).append(statement)
     return Module(name, tree, {k: tuple(v) for k, v in bindings.items()}, imports(tree))
 
 
-def _bound(statement: ast.stmt) -> list[str]:
-    """The names a top-level statement binds, those in its branches included."""
+def bound(statement: ast.AST) -> Iterator[str]:
+    """The names that a statement binds where it stands, those in its branches included.
+
+    Variables of a comprehension and of a function are not bound there.
+    """
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return [statement.name]
-    nodes = ast.walk(statement)
-    return [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        yield statement.name
+    elif isinstance(statement, ast.Name) and isinstance(statement.ctx, ast.Store):
+        yield statement.id
+    elif not isinstance(statement, _SCOPES):
+        for child in ast.iter_child_nodes(statement):
+            yield from bound(child)
 
 
 def imports(node: ast.AST) -> dict[str, Import]:
@@ -286,6 +292,9 @@ def _imported(module: str, name: str) -> Import:
         return Import(inner, None)
     return Import(module, name)
 
+
+_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+"""Expressions with variables of their own."""
 
 _LEFT_OUT = ("ctx", "kind", "type_comment")
 

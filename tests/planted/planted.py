@@ -108,7 +108,7 @@ def implementation(variant, kinds, rank):
         summary="",
         archs=("sm_90a",),
         space={"kind": kinds},
-        reject=lambda config, problem, gpu: None,
+        illegal=lambda config, problem, gpu: None,
         default=lambda problem, gpu: _config(kinds[0]),
         program=lambda problem, config, gpu: Program(()),
         estimate=lambda problem, config, gpu: float(MICROSECONDS.get(config["kind"], 1)),

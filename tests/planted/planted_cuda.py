@@ -41,7 +41,7 @@ PLANTED = Implementation(
     summary="Everything that can go wrong.",
     archs=("sm_80+",),
     space={"kind": tuple(STATUS)},
-    reject=lambda config, problem, gpu: None,
+    illegal=lambda config, problem, gpu: None,
     default=lambda problem, gpu: Config(kind="kGood"),
     program=_program,
     estimate=lambda problem, config, gpu: 1.0,

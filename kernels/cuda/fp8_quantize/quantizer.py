@@ -55,7 +55,7 @@ def naive(
         summary="a warp a block of scales, element by element, in two passes",
         archs=("sm_80+",),
         space={},
-        reject=lambda config, problem, gpu: None,
+        illegal=lambda config, problem, gpu: None,
         default=lambda problem, gpu: Config(),
         program=program,
         estimate=lambda problem, config, gpu: LAUNCH_US + 8 * copy_us(bytes_moved(problem), gpu),

@@ -38,7 +38,7 @@ def baseline(
         summary=summary,
         archs=("sm_80+",),
         space={},
-        reject=lambda config, problem, gpu: None,
+        illegal=lambda config, problem, gpu: None,
         default=lambda problem, gpu: Config(),
         program=program,
         estimate=estimate,

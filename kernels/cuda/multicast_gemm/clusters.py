@@ -115,7 +115,7 @@ def implementation(
         summary=summary,
         archs=("sm_90a",),
         space=space,
-        reject=reject,
+        illegal=reject,
         default=default,
         program=partial(program, transfer),
         estimate=cost,

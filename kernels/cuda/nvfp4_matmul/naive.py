@@ -46,5 +46,5 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 IMPLEMENTATION = replace(
     baseline("nvfp4_matmul", "one thread an element; either packing", _program, _estimate),
-    reject=lambda config, problem, gpu: why_not_coded(problem),
+    illegal=lambda config, problem, gpu: why_not_coded(problem),
 )

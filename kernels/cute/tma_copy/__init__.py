@@ -188,7 +188,7 @@ IMPLEMENTATIONS = (
         summary="vectors of up to 16 bytes, several in flight a thread",
         archs=("sm_80+",),
         space={"unroll": (1, 2, 4, 8)},
-        reject=_vectorized_reject,
+        illegal=_vectorized_reject,
         default=lambda problem, gpu: Config(unroll=4 if _moved(problem) > 1 << 23 else 1),
         program=_vectorized_program,
         estimate=_vectorized_estimate,
@@ -202,7 +202,7 @@ IMPLEMENTATIONS = (
         summary="persistent ring of TMA boxes, out-of-bounds edges left to TMA",
         archs=("sm_90+",),
         space={"box_bytes": (16384, 8192), "stages": (6, 4), "ctas_per_sm": (2, 1)},
-        reject=_tensor_map_reject,
+        illegal=_tensor_map_reject,
         default=lambda problem, gpu: Config(
             box_bytes=16384 if _moved(problem) > 1 << 23 else 8192,
             stages=4,

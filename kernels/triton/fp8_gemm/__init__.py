@@ -275,7 +275,7 @@ NAIVE = implementation(
     summary="one small tile a program, masked loads; any shape",
     archs=("sm_89+",),
     space={"tile": ("32x32", "32x64", "64x64")},
-    reject=reject_naive,
+    illegal=reject_naive,
     program=_naive,
     rank=0,
 )
@@ -294,7 +294,7 @@ TMA = implementation(
         "stages": (3, 4, 6),
         "split_k": (1, 2, 4, 8),
     },
-    reject=_reject_tma,
+    illegal=_reject_tma,
     program=_tma,
     techniques={"tma": "UTMALDG", "wgmma": "QGMMA"},
     rank=2,
@@ -307,7 +307,7 @@ PERSISTENT = implementation(
     summary="programs over many tiles, stores overlapped with the next tile's loads",
     archs=HOPPER,
     space={"tile": ("64x128", "128x64", "128x128"), "stages": (2, 3, 4, 6), "per_sm": (1, 2, 3)},
-    reject=_reject_persistent,
+    illegal=_reject_persistent,
     program=_persistent,
     techniques={"tma": "UTMALDG", "tma_store": "UTMASTG", "wgmma": "QGMMA"},
     rank=1,  # below tma, which splits K where tiles are few
@@ -321,7 +321,7 @@ GLUON = implementation(
     summary="specialized warps: one loads, two or three warpgroups multiply and promote (Gluon)",
     archs=HOPPER,
     space={"consumers": (2, 3), "group_m": (8, 16)},
-    reject=_reject_gluon,
+    illegal=_reject_gluon,
     program=_gluon,
     techniques={
         "tma": "UTMALDG", "tma_store": "UTMASTG", "wgmma": "QGMMA",

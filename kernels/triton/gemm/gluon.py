@@ -134,7 +134,7 @@ GLUON = implementation(
         "subtiles": (2, 1),
         "tail_splits": (1, 2, 4),
     },
-    reject=_reject,
+    illegal=_reject,
     program=_program,
     techniques={
         "tma": "UTMALDG", "tma_store": "UTMASTG", "wgmma": "HGMMA",

@@ -28,7 +28,7 @@ def implementation(entry: str = "gemm", **fields: Any) -> Implementation:
 
 def on_blackwell(hopper: Implementation, sass: str) -> Implementation:
     """The same source for Blackwell, where Triton makes tcgen05 products (``sass``) of it."""
-    same = ("entry", "summary", "space", "reject", "program", "estimate", "rank")
+    same = ("entry", "summary", "space", "illegal", "program", "estimate", "rank")
     techniques = {name: proof for name, proof in hopper.techniques.items() if name != "wgmma"}
     return implementation(
         variant=f"{hopper.variant}_blackwell",

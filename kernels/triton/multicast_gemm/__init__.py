@@ -94,7 +94,7 @@ def _variant(variant: str, multicast: bool, **fields: object) -> Implementation:
         variant=variant,
         archs=("sm_90a",),
         space={"tile": ("128x128x64", "128x256x64", "256x128x64"), "subtiles": (2, 1)},
-        reject=lambda *asked: _reject(multicast, *asked),
+        illegal=lambda *asked: _reject(multicast, *asked),
         program=lambda *asked: _program(multicast, *asked),
         techniques=techniques | {"warp_specialization": "USETMAXREG"},
         gluon=True,

@@ -214,7 +214,7 @@ NAIVE = implementation(
     summary="one query token and head a program; any shape",
     archs=ARCHS,
     space={},
-    reject=_reject,
+    illegal=_reject,
     program=_naive,
     estimate=_estimate_naive,
     rank=0,
@@ -231,17 +231,17 @@ def _variant(
     variant: str,
     tma: bool,
     space: dict[str, tuple[int, ...]],
-    reject: Callable[..., str | None],
+    illegal: Callable[..., str | None],
     program: Callable[..., Program],
     **fields: Any,
 ) -> Implementation:
-    """``reject`` and ``program`` are told first whether tiles are loaded by TMA."""
+    """``illegal`` and ``program`` are told first whether tiles are loaded by TMA."""
     return implementation(
         entry="paged_attn",
         variant=variant,
         archs=("sm_90a",) if tma else ARCHS,
         space=space,
-        reject=partial(reject, tma),
+        illegal=partial(illegal, tma),
         program=partial(program, tma),
         techniques={"tma": "UTMALDG"} if tma else {"asynchronous copy": "LDGSTS"},
         **fields,
@@ -249,10 +249,10 @@ def _variant(
 
 
 _tiles = partial(
-    _variant, space=TILES, reject=_reject_tiled, program=_tiled, estimate=_estimate_tiled
+    _variant, space=TILES, illegal=_reject_tiled, program=_tiled, estimate=_estimate_tiled
 )
 _shares = partial(
-    _variant, space=SHARES, reject=_reject_split, program=_split, estimate=_estimate_split
+    _variant, space=SHARES, illegal=_reject_split, program=_split, estimate=_estimate_split
 )
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (

@@ -152,7 +152,7 @@ def _default_vectorized(problem: Problem, gpu: Gpu) -> Config:
     total = problem["rows"] * problem["cols"] * itemsize(problem["dtype"])
     size = next((s for s in (16384, 8192) if total >= 4 * gpu.sms * s), 4096)
     config = Config(tile_bytes=size, warps=4)
-    if VECTORIZED.reject(config, problem, gpu):
+    if VECTORIZED.illegal(config, problem, gpu):
         return Config(tile_bytes=32768, warps=4)
     return config
 
@@ -188,7 +188,7 @@ VECTORIZED = Implementation(
     summary="16-byte loads and stores through registers, a tile a program; any strides",
     archs=("sm_80+",),
     space={"tile_bytes": (4096, 8192, 16384, 32768), "warps": (4, 8)},
-    reject=_reject_vectorized,
+    illegal=_reject_vectorized,
     default=_default_vectorized,
     program=_vectorized,
     estimate=_estimate,
@@ -207,7 +207,7 @@ TENSOR_MAP = Implementation(
         "stages": (2, 3, 4),
         "per_sm": (1, 2, 4),
     },
-    reject=_reject_tensor_map,
+    illegal=_reject_tensor_map,
     default=_default_tensor_map,
     program=_tensor_map,
     estimate=_estimate,
