@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from kernelcat import dtypes
 from kernelcat.catalog.spec import Derived, ElementType
-from kernelcat.reference.paged_attn import library_of
+from kernelcat.reference._arrays import library_of
 
 FORMATS = ("nvfp4", "mxfp4")
 BLOCKS = {"nvfp4": 16, "mxfp4": 32}

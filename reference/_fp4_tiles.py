@@ -14,8 +14,8 @@ four each (NVFP4) or two (MXFP4). They are 1 / 8 or 1 / 16 as many bytes as the 
 
 from __future__ import annotations
 
+from kernelcat.reference._arrays import library_of
 from kernelcat.reference._fp4 import BLOCKS
-from kernelcat.reference.paged_attn import library_of
 
 TILE_ROWS, TILE_COLS = 16, 64
 CODE_BYTES = TILE_COLS // 2

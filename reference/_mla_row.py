@@ -7,7 +7,7 @@ the key's rotated part, which are not quantized. A scale is a power of two.
 from __future__ import annotations
 
 from kernelcat import dtypes
-from kernelcat.reference.paged_attn import library_of
+from kernelcat.reference._arrays import library_of
 
 LATENT, ROPE = 512, 64
 ROW = LATENT + ROPE

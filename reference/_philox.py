@@ -5,7 +5,7 @@ J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
 from __future__ import annotations
 
-from kernelcat.reference.paged_attn import library_of
+from kernelcat.reference._arrays import library_of
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)

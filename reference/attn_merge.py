@@ -14,7 +14,8 @@ from __future__ import annotations
 from kernelcat import dtypes
 from kernelcat.catalog.spec import Axis, Entry, Peer, Problem, Tensor, Tolerance
 from kernelcat.errors import MissingDependency, Unsupported
-from kernelcat.reference.paged_attn import DTYPES, HEAD_DIMS, library_of
+from kernelcat.reference._arrays import library_of
+from kernelcat.reference.paged_attn import DTYPES, HEAD_DIMS
 
 UNSEEN = 5
 """One in so many parts of the inputs saw no key."""

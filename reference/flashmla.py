@@ -25,12 +25,12 @@ import itertools
 
 from kernelcat import dtypes
 from kernelcat.catalog.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance, exact
+from kernelcat.reference._arrays import library_of
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW, pack, unpack
 from kernelcat.reference.paged_attn import (
     DTYPES,
     STARTS,
     lengths,
-    library_of,
     pairs_seen,
     tables,
     tokens_read,
@@ -247,7 +247,7 @@ ENTRY = Entry(
         Tensor(
             "lse", ("tokens", "heads"), "float32", "log of the softmax's denominator",
             tolerance=Tolerance(2e-4, 1e-5),
-            spared=True,
+            optional_for_peers=True,
         ),
     ),
     oracle=_oracle,

@@ -24,6 +24,7 @@ from functools import lru_cache
 from kernelcat import dtypes
 from kernelcat.catalog.spec import Axis, Entry, Peer, Problem, Tensor, Tolerance, exact
 from kernelcat.errors import MissingDependency, Unsupported
+from kernelcat.reference._arrays import library_of
 from kernelcat.reference.paged_attn import (
     CACHE,
     DTYPES,
@@ -34,7 +35,6 @@ from kernelcat.reference.paged_attn import (
     SCALE_ROWS,
     STARTS,
     dealt,
-    library_of,
     scale_rows,
 )
 

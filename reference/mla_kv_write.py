@@ -16,6 +16,7 @@ import itertools
 
 from kernelcat import dtypes
 from kernelcat.catalog.spec import Axis, Derived, Entry, Problem, Tensor, Tolerance
+from kernelcat.reference._arrays import library_of
 from kernelcat.reference._mla_row import LATENT, PACKED, ROPE, ROW, pack
 from kernelcat.reference.flashmla import PACKED_TYPE, PAGE_SIZES, POISON, row_length
 from kernelcat.reference.kv_write import (
@@ -28,7 +29,7 @@ from kernelcat.reference.kv_write import (
     rotated,
     slots_of,
 )
-from kernelcat.reference.paged_attn import DTYPES, STARTS, library_of
+from kernelcat.reference.paged_attn import DTYPES, STARTS
 
 
 def _make_inputs(problem, normal):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from kernelcat import dtypes
 from kernelcat.catalog.spec import EXACT, Axis, Derived, Entry, Peer, Problem, Tensor
+from kernelcat.reference._arrays import library_of
 from kernelcat.reference._fp4 import (
     CODES,
     FORMATS,
@@ -25,7 +26,6 @@ from kernelcat.reference._fp4 import (
     swizzle,
 )
 from kernelcat.reference._nvfp4_peers import torch_dequantize
-from kernelcat.reference.paged_attn import library_of
 
 DTYPES = ("bfloat16", "float16", "float32")
 NAN = {"bfloat16": 0x7FFF, "float16": 0x7FFF, "float32": 0x7FFFFFFF}

@@ -31,6 +31,7 @@ from kernelcat.catalog.spec import (
     Tensor,
     Tolerance,
 )
+from kernelcat.reference._arrays import library_of
 from kernelcat.reference._fp4 import (
     BLOCKS,
     CODES,
@@ -56,7 +57,6 @@ from kernelcat.reference._fp4_tiles import (
 )
 from kernelcat.reference._nvfp4_peers import torch_matmul
 from kernelcat.reference.gemm import ACTIVATIONS, OUT_COLS, activate, out_cols
-from kernelcat.reference.paged_attn import library_of
 
 FP8, FP4 = "float8_e4m3fn", CODES
 DTYPES = ("bfloat16", "float16", FP8, FP4)

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from kernelcat import dtypes
 from kernelcat.catalog.spec import EXACT, Axis, Entry, Peer, Problem, Tensor
+from kernelcat.reference._arrays import library_of
 from kernelcat.reference._fp4 import (
     CODES,
     FORMATS,
@@ -39,7 +40,6 @@ from kernelcat.reference._fp4 import (
 )
 from kernelcat.reference._nvfp4_peers import torch_quantize
 from kernelcat.reference._philox import nine_bits
-from kernelcat.reference.paged_attn import library_of
 
 DTYPES = ("bfloat16", "float16")
 HADAMARD = 16

@@ -24,11 +24,11 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
 from functools import lru_cache
 
 from kernelcat import dtypes
 from kernelcat.catalog.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance, exact
+from kernelcat.reference._arrays import library_of
 
 DTYPES = ("bfloat16", "float16")
 FP8, NVFP4 = "float8_e4m3fn", "float4_e2m1fn_x2"
@@ -174,11 +174,6 @@ def row_bytes(problem: Problem) -> int:
     """Bytes that a key or value of a head takes in the cache, block scales included."""
     row = cache_row(problem.values) * dtypes.itemsize(problem["kv_dtype"])
     return int(row + problem["head_dim"] // SCALED * (problem["kv_dtype"] == NVFP4))
-
-
-def library_of(array):
-    """NumPy or CuPy, whichever the array is of."""
-    return sys.modules[type(array).__module__.partition(".")[0]]
 
 
 def sm_scale(problem: Problem) -> float:
@@ -396,7 +391,7 @@ ENTRY = Entry(
         Tensor(
             "lse", ("tokens", "heads"), "float32", "log of the softmax's denominator",
             tolerance=Tolerance(2e-4, 1e-5),
-            spared=True,
+            optional_for_peers=True,
         ),
     ),
     oracle=_oracle,

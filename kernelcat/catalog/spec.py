@@ -110,9 +110,9 @@ class Tensor:
 
     ``flag`` names the axis that says whether an optional tensor is there: it is where that is
     ``when``. ``strides`` (in elements) names axes too; None means contiguous. ``tolerance`` is an
-    output's own, where the entry's would not do, or the axis that picks one of the entry's. A
-    ``spared`` output is one that peers need not write. An ``updated`` output holds something before
-    the call, and keeps it where the entry says nothing else: the caller must pass it.
+    output's own, where the entry's would not do, or the axis that picks one of the entry's. An
+    ``optional_for_peers`` output need not be written by peers. An ``updated`` output holds values
+    before the call, and keeps them where the entry says nothing else: the caller must pass it.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Tensor:
     when: AxisValue = True
     strides: tuple[str | int, ...] | None = None
     tolerance: Tolerance | str | None = None
-    spared: bool = False
+    optional_for_peers: bool = False
     updated: bool = False
 
     def shape_of(self, problem: Problem) -> tuple[int, ...]:

@@ -137,7 +137,7 @@ class Prepared:
         worst = self.judge(peer=peer)
         for number, arrays in enumerate(copies, 2):
             for tensor in outputs:
-                if not worst.passed or (peer and tensor.spared):
+                if not worst.passed or (peer and tensor.optional_for_peers):
                     continue
                 verdict = self._compare(tensor, arrays[tensor.name])
                 if not verdict.passed:
@@ -146,7 +146,7 @@ class Prepared:
         return worst
 
     def judge(self, *, peer: bool = False) -> Verdict:
-        """Judge what the buffers hold now; of a ``peer`` without the outputs it is spared."""
+        """Judge what the buffers hold; of a ``peer`` without the outputs that it need not write."""
         worst = Verdict(True, 0.0)
         for tensor in self.entry.present(self.problem):
             buffer = self.buffers[tensor.name]
@@ -156,7 +156,7 @@ class Prepared:
                 if not _equal_bits(buffer.view, self.pristine[tensor.name]):
                     return Verdict(False, float("nan"), f"changed its input {tensor.name}")
                 continue
-            if peer and tensor.spared:
+            if peer and tensor.optional_for_peers:
                 continue
             verdict = self._compare(tensor, buffer.view)
             if not verdict.passed:

@@ -41,15 +41,15 @@ struct LatentGatherer {
     arrive_when_gathered(producer.shared.keys_full[stage][piece]);
   }
 
-  // `parity` of the stage's earlier loads.
-  __device__ __forceinline__ void load_keys(int stage, uint32_t parity,
+  // `phase` of the stage's earlier loads.
+  __device__ __forceinline__ void load_keys(int stage, uint32_t phase,
                                             const int (&slots)[kRows]) const {
-    producer.shared.rope_empty[stage].wait(parity ^ 1);
+    producer.shared.rope_empty[stage].wait(phase ^ 1);
     load_piece(stage, 0, slots);
 #pragma unroll 1
     for (int piece = 1; piece < Tile::kPieces; ++piece) {
       const int half = (piece - 1) * Tile::kPieceChunks / Tile::kHalfChunks ^ stage;
-      producer.shared.half_empty[stage][half].wait(parity ^ 1);
+      producer.shared.half_empty[stage][half].wait(phase ^ 1);
       load_piece(stage, piece, slots);
     }
   }
@@ -57,8 +57,8 @@ struct LatentGatherer {
   __device__ __forceinline__ void run(const LatentSchedule<Tile>& schedule,
                                       const Cursor<typename Tile::List>& cursor) const {
     const bool tells = warp_index() % 4 == 0;
-    int index = 0;          // of the segment
-    uint32_t parities = 0;  // bit s: of stage s
+    int index = 0;        // of the segment
+    uint32_t phases = 0;  // bit s: of stage s
     schedule.for_each(cursor, [&](const Segment& segment) {
       int slots[kRows];
       look_up(slots, segment, segment.begin);
@@ -66,8 +66,8 @@ struct LatentGatherer {
         const int stage = (tile - segment.begin) % 2;
         int next[kRows];
         look_up(next, segment, tile + 1);
-        load_keys(stage, parities >> stage & 1, slots);
-        parities ^= 1 << stage;
+        load_keys(stage, phases >> stage & 1, slots);
+        phases ^= 1 << stage;
         if (tile == segment.begin && tells) producer.tell(segment, index);
 #pragma unroll
         for (int i = 0; i < kRows; ++i) slots[i] = next[i];

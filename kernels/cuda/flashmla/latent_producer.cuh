@@ -77,15 +77,15 @@ struct LatentProducer {
     }
   }
 
-  // `parity` of the stage's earlier loads.
-  __device__ __forceinline__ void load_keys(int stage, uint32_t parity, int slot) const {
-    shared.rope_empty[stage].wait(parity ^ 1);
+  // `phase` of the stage's earlier loads.
+  __device__ __forceinline__ void load_keys(int stage, uint32_t phase, int slot) const {
+    shared.rope_empty[stage].wait(phase ^ 1);
     load_piece(stage, 0, slot);
 #pragma unroll 1
     for (int piece = 1; piece < Tile::kPieces; ++piece) {
       // A stage's own half first, which is given back first.
       const int half = (piece - 1) * Tile::kPieceChunks / Tile::kHalfChunks ^ stage;
-      shared.half_empty[stage][half].wait(parity ^ 1);
+      shared.half_empty[stage][half].wait(phase ^ 1);
       load_piece(stage, piece, slot);
     }
     __syncwarp();
@@ -102,8 +102,8 @@ struct LatentProducer {
 
   __device__ __forceinline__ void run(const LatentSchedule<Tile>& schedule,
                                       const Cursor<typename Tile::List>& cursor) const {
-    int index = 0;          // of the segment
-    uint32_t parities = 0;  // bit s: of stage s
+    int index = 0;        // of the segment
+    uint32_t phases = 0;  // bit s: of stage s
     schedule.for_each(cursor, [&](const Segment& segment) {
       int slot = slot_of(segment, segment.begin);
       for (int tile = segment.begin; tile < segment.end; ++tile) {
@@ -111,8 +111,8 @@ struct LatentProducer {
         const int next = tile + 1 < segment.end ? slot_of(segment, tile + 1) : num_slots;
         const bool tells = tile == segment.begin;
         if (tells && index == 0) tell(segment, 0);  // queries need no look at the block table
-        load_keys(stage, parities >> stage & 1, slot);
-        parities ^= 1 << stage;
+        load_keys(stage, phases >> stage & 1, slot);
+        phases ^= 1 << stage;
         if (tells && index++ > 0) tell(segment, index - 1);
         slot = next;
       }

@@ -13,12 +13,12 @@ namespace kernelcat {
 // what is ordered by it, to the sanitizer too, wherever in the code a warpgroup comes to it.
 struct Meeting {
   Barrier& barrier;
-  uint32_t parity = 0;
+  uint32_t phase = 0;
 
   __device__ __forceinline__ void operator()() {
     barrier.arrive();
-    barrier.wait(parity);
-    parity ^= 1;
+    barrier.wait(phase);
+    phase ^= 1;
     __syncwarp();
   }
 };

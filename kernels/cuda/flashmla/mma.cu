@@ -46,7 +46,7 @@ template <typename Tile>
 struct StreamLatent {
   using T = typename Tile::T;
   using Keys = typename Tile::Keys;
-  using Position = RingPosition<Tile::kNumStages>;
+  using Position = PipelineState<Tile::kNumStages>;
   using Cursor = kernelcat::Cursor<typename Tile::List>;
   using Partials = kernelcat::Partials<Tile::BLOCK_M * Tile::kRowTiles>;
 
@@ -82,7 +82,7 @@ struct StreamLatent {
           const int own = __shfl_sync(0xffffffff, slot, i);
           Keys& keys = shared.keys[at.stage];
           Barrier& full = shared.full[at.stage];
-          shared.empty[at.stage].wait(at.parity ^ 1);
+          shared.empty[at.stage].wait(at.phase ^ 1);
           if (lane == 0) full.arrive_expect(kBytes);
           __syncwarp();
           if (lane < Keys::kChunks) {
@@ -108,7 +108,7 @@ struct StreamLatent {
       for (int unit = segment.begin; unit < segment.end; ++unit) {
         // For others' units, too: copies may land out of order, and a warp that misses a phase of
         // a barrier takes the one before for the one that it waits for.
-        shared.full[at.stage].wait(at.parity);
+        shared.full[at.stage].wait(at.phase);
         if (turn == warp) {
           Keys& keys = shared.keys[at.stage];
           const int token = unit * kUnitTokens, left = segment.sequence.num_tokens - token;
@@ -163,7 +163,7 @@ struct StreamLatent {
       own.first_column = warp * kWarpColumns;
       own.begin();
       for (int unit = segment.begin; unit < segment.end; ++unit) {
-        shared.told[at.stage].wait(at.parity);
+        shared.told[at.stage].wait(at.phase);
         own.attend(shared.keys[at.stage], shared.weights[at.stage]);
         shared.empty[at.stage].arrive();
         at.advance();

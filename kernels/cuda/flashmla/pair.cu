@@ -27,7 +27,7 @@ struct PairConsumer {
   using Scores = typename Rows::Scores;
   using Weights = typename Rows::Weights;
   using Result = LatentResult<Tile>;
-  using Position = RingPosition<Tile::kNumStages>;
+  using Position = PipelineState<Tile::kNumStages>;
   static constexpr int kSteps = Rows::kSteps;
 
   PairShared<Tile>& shared;
@@ -40,7 +40,7 @@ struct PairConsumer {
   // Starts scores = queries @ keys^T by the block's columns; those of the rotated part count where
   // the softmax is.
   __device__ __forceinline__ void multiply_keys(Scores& scores, const Position& at) const {
-    shared.keys_full[at.stage].wait(at.parity);
+    shared.keys_full[at.stage].wait(at.phase);
     const uint8_t* rows = shared.queries[warpgroup][0];
     const uint64_t a = opaque(swizzled_rows_descriptor(shared_address(rows)));
     const uint64_t b = opaque(swizzled_rows_descriptor(shared_address(shared.keys[at.stage][0])));
@@ -65,20 +65,20 @@ struct PairConsumer {
   }
 
   // Says that what the other block sent has been read. Loads may still be under way.
-  __device__ __forceinline__ void give_back_remote(Barrier& empty) const {
+  __device__ __forceinline__ void release_stage_remote(Barrier& empty) const {
     fence_async_shared();
     __syncwarp();
     if (lane_index() == 0) arrive_remote(empty, peer);
   }
 
-  // Waits until what was sent is here: `parity` of earlier tiles.
-  __device__ __forceinline__ void receive(Barrier& full, int num_bytes, uint32_t parity) const {
+  // Waits until what was sent is here: `phase` of earlier tiles.
+  __device__ __forceinline__ void receive(Barrier& full, int num_bytes, uint32_t phase) const {
     if (thread() == 0) full.arrive_expect(num_bytes);
-    full.wait(parity);
+    full.wait(phase);
   }
 
-  __device__ __forceinline__ void send_scores(const Scores& scores, uint32_t parity) const {
-    shared.scores_empty.wait(parity ^ 1);
+  __device__ __forceinline__ void send_scores(const Scores& scores, uint32_t phase) const {
+    shared.scores_empty.wait(phase ^ 1);
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 8; ++i) {
       const float4 four = {scores[4 * i], scores[4 * i + 1], scores[4 * i + 2], scores[4 * i + 3]};
@@ -86,21 +86,21 @@ struct PairConsumer {
     }
   }
 
-  __device__ __forceinline__ void take_scores(Scores& scores, uint32_t parity) const {
-    receive(shared.scores_full, sizeof(shared.scores), parity);
+  __device__ __forceinline__ void take_scores(Scores& scores, uint32_t phase) const {
+    receive(shared.scores_full, sizeof(shared.scores), phase);
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 8; ++i) {
       const float4 four = shared.scores[i][thread()];
       scores[4 * i] += four.x, scores[4 * i + 1] += four.y;
       scores[4 * i + 2] += four.z, scores[4 * i + 3] += four.w;
     }
-    give_back_remote(shared.scores_empty);
+    release_stage_remote(shared.scores_empty);
   }
 
   __device__ __forceinline__ void send_weights(const Weights& weights,
                                                const RunningSoftmax& softmax,
-                                               uint32_t parity) const {
-    shared.weights_empty.wait(parity ^ 1);
+                                               uint32_t phase) const {
+    shared.weights_empty.wait(phase ^ 1);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       const uint4 words = {weights[k][0], weights[k][1], weights[k][2], weights[k][3]};
@@ -111,8 +111,8 @@ struct PairConsumer {
   }
 
   __device__ __forceinline__ void take_weights(Weights& weights, RunningSoftmax& softmax,
-                                               float (&kept)[2], uint32_t parity) const {
-    receive(shared.weights_full, sizeof(shared.weights) + sizeof(shared.sums), parity);
+                                               float (&kept)[2], uint32_t phase) const {
+    receive(shared.weights_full, sizeof(shared.weights) + sizeof(shared.sums), phase);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       const uint4 words = shared.weights[k][thread()];
@@ -120,7 +120,7 @@ struct PairConsumer {
       weights[k][2] = words.z, weights[k][3] = words.w;
     }
     const float4 sums = shared.sums[thread()];
-    give_back_remote(shared.weights_empty);
+    release_stage_remote(shared.weights_empty);
     kept[0] = rescale(softmax.most[0], sums.x), kept[1] = rescale(softmax.most[1], sums.y);
     softmax.most[0] = sums.x, softmax.most[1] = sums.y;
     softmax.total[0] = sums.z, softmax.total[1] = sums.w;
@@ -148,15 +148,15 @@ struct PairConsumer {
   }
 
   // Gives the keys back whose values have been multiplied; none if `stage` is negative.
-  __device__ __forceinline__ void give_back(int stage) const {
+  __device__ __forceinline__ void release_stage(int stage) const {
     if (stage >= 0 && lane_index() == 0) shared.keys_empty[stage].arrive();
   }
 
   // Tiles of a segment, of the block's own rows: the next tile's scores and this one's values are
   // multiplied one after the other, the values while the next softmax is worked on. `next`, `at`:
-  // where the ring is with keys, and with values; `parity` flips with every tile.
+  // where the ring is with keys, and with values; `phase` flips with every tile.
   __device__ __forceinline__ void attend_own(Rows& rows, const Segment& segment, Position& next,
-                                             Position& at, uint32_t& parity) const {
+                                             Position& at, uint32_t& phase) const {
     Scores scores;
     Weights weights;
     int before = -1;  // the stage whose values are under way
@@ -166,12 +166,12 @@ struct PairConsumer {
     for (int tile = segment.begin; tile < segment.end; ++tile) {
       const int token = tile * BLOCK_N;
       float kept[2];
-      take_scores(scores, parity);
+      take_scores(scores, phase);
       rows.exponentiate(scores, token, call.sm_scale * kLog2E, kept);
       wait<0>(rows, scores, weights);
-      give_back(before);
+      release_stage(before);
       Rows::round(scores, weights);
-      send_weights(weights, rows.softmax, parity);
+      send_weights(weights, rows.softmax, phase);
       if (tile + 1 < segment.end) {
         multiply_keys(scores, next);
         next.advance();
@@ -180,22 +180,22 @@ struct PairConsumer {
       wait<1>(rows, scores, weights);
       before = at.stage;
       at.advance();
-      parity ^= 1;
+      phase ^= 1;
     }
     wait<0>(rows, scores, weights);
-    give_back(before);
+    release_stage(before);
   }
 
   // Of the other block's rows: scores are sent a tile ahead of the weights that are awaited.
   __device__ __forceinline__ void attend_others(Rows& rows, const Segment& segment, Position& next,
-                                                Position& at, uint32_t& parity) const {
+                                                Position& at, uint32_t& phase) const {
     Scores scores;
     Weights weights;
     int before = -1;
     multiply_keys(scores, next);
     next.advance();
     wait<0>(rows, scores, weights);
-    send_scores(scores, parity);
+    send_scores(scores, phase);
     for (int tile = segment.begin; tile < segment.end; ++tile) {
       const bool has_next = tile + 1 < segment.end;
       float kept[2];
@@ -204,28 +204,28 @@ struct PairConsumer {
         next.advance();
       }
       wait<1>(rows, scores, weights);
-      if (has_next) give_back(before);
+      if (has_next) release_stage(before);
       wait<0>(rows, scores, weights);
       if (has_next) {
-        send_scores(scores, parity ^ 1);
+        send_scores(scores, phase ^ 1);
       } else {
-        give_back(before);
+        release_stage(before);
       }
-      take_weights(weights, rows.softmax, kept, parity);
+      take_weights(weights, rows.softmax, kept, phase);
       const int left = segment.sequence.num_tokens - tile * BLOCK_N;
       add_values(rows, weights, kept, left, at.stage);
       before = at.stage;
       at.advance();
-      parity ^= 1;
+      phase ^= 1;
     }
     wait<0>(rows, scores, weights);
-    give_back(before);
+    release_stage(before);
   }
 
   __device__ __forceinline__ void run() const {
     Position next, at;
     Meeting meet = {shared.meeting};
-    uint32_t parity = 0;
+    uint32_t phase = 0;
     for (int index = 0;; ++index) {
       shared.queries_full.wait(index & 1);
       const Segment& segment = shared.segments[index & 1];
@@ -233,9 +233,9 @@ struct PairConsumer {
       Rows rows;
       rows.begin(segment, warpgroup * Tile::kWarpgroupRows + Result::row(), call.heads);
       if constexpr (kOwn) {
-        attend_own(rows, segment, next, at, parity);
+        attend_own(rows, segment, next, at, phase);
       } else {
-        attend_others(rows, segment, next, at, parity);
+        attend_others(rows, segment, next, at, phase);
       }
       shared.queries_empty.arrive();
       rows.softmax.end();

@@ -80,12 +80,12 @@ struct PairProducer {
   __device__ __forceinline__ void run(const LatentSchedule<Tile>& schedule,
                                       const Cursor<typename Tile::List>& cursor) const {
     int index = 0;  // of the segment
-    RingPosition<Tile::kNumStages> at;
+    PipelineState<Tile::kNumStages> at;
     schedule.for_each(cursor, [&](const Segment& segment) {
       int slot = slot_of(segment, segment.begin);
       for (int tile = segment.begin; tile < segment.end; ++tile) {
         const int next = tile + 1 < segment.end ? slot_of(segment, tile + 1) : num_slots;
-        shared.keys_empty[at.stage].wait(at.parity ^ 1);
+        shared.keys_empty[at.stage].wait(at.phase ^ 1);
         load_keys(at.stage, slot);
         at.advance();
         if (tile == segment.begin) tell(segment, index++);

@@ -11,8 +11,8 @@ namespace kernelcat {
 
 constexpr int kUnpackBarrier = 6;
 
-// Whether the phase of this parity is over; nobody waits.
-__device__ __forceinline__ bool is_over(const Barrier& barrier, uint32_t parity) {
+// Whether the phase of this phase is over; nobody waits.
+__device__ __forceinline__ bool is_over(const Barrier& barrier, uint32_t phase) {
   uint32_t done;
   asm volatile(
       "{\n"
@@ -21,7 +21,7 @@ __device__ __forceinline__ bool is_over(const Barrier& barrier, uint32_t parity)
       "selp.u32 %0, 1, 0, p;\n"
       "}\n"
       : "=r"(done)
-      : "r"(shared_address(&barrier)), "r"(parity)
+      : "r"(shared_address(&barrier)), "r"(phase)
       : "memory");
   return done != 0;
 }
@@ -31,7 +31,7 @@ __device__ __forceinline__ bool is_over(const Barrier& barrier, uint32_t parity)
 template <typename Tile>
 struct PairUnpacker {
   using T = typename Tile::T;
-  using Position = RingPosition<Tile::kNumStages>;
+  using Position = PipelineState<Tile::kNumStages>;
   static constexpr int kGroups = kLatent / Tile::kSide / kScaled;
   static constexpr int kGroupChunks = Tile::kValueChunks / kGroups;
   static constexpr int kGroupBytes = Tile::BLOCK_N * kScaled;
@@ -103,7 +103,7 @@ struct PairUnpacker {
   // are, which all threads must have read.
   __device__ __forceinline__ void unpack(const Position& at) const {
     PairShared<Tile>& shared = producer.shared;
-    shared.packed_full[at.stage].wait(at.parity);
+    shared.packed_full[at.stage].wait(at.phase);
     const uint4* bytes = reinterpret_cast<const uint4*>(shared.keys[at.stage][0]);
     uint4 first[kUnits];
 #pragma unroll
@@ -131,9 +131,9 @@ struct PairUnpacker {
       for (int tile = segment.begin; tile < segment.end; ++tile) {
         while (loads && loaded < segment.end) {
           const Barrier& empty = shared.keys_empty[ahead.stage];
-          const uint32_t parity = ahead.parity ^ 1;
-          if (loaded > tile && !__all_sync(0xffffffff, is_over(empty, parity))) break;
-          shared.keys_empty[ahead.stage].wait(parity);
+          const uint32_t phase = ahead.phase ^ 1;
+          if (loaded > tile && !__all_sync(0xffffffff, is_over(empty, phase))) break;
+          shared.keys_empty[ahead.stage].wait(phase);
           load(ahead.stage, producer.slot_of(segment, loaded++));
           ahead.advance();
         }

@@ -41,12 +41,12 @@ struct StreamGatherer {
 
   __device__ __forceinline__ void produce(const LatentSchedule<Tile>& schedule,
                                           const Cursor<typename Tile::List>& first) const {
-    RingPosition<Tile::kNumStages> at;
+    PipelineState<Tile::kNumStages> at;
     schedule.for_each(first, [&](const Segment& segment) {
       int slot = slot_of(segment, segment.begin);
       for (int unit = segment.begin; unit < segment.end; ++unit) {
         const int next = slot_of(segment, unit + 1);
-        shared.empty[at.stage].wait(at.parity ^ 1);
+        shared.empty[at.stage].wait(at.phase ^ 1);
         load(shared.keys[at.stage], slot);
         arrive_when_gathered(shared.full[at.stage]);
         at.advance();

@@ -45,7 +45,7 @@ struct LatentConsumer {
     return shared_address(chunk) + row * kRowBytes + ((2 * step + lane / 16) ^ row % 8) * 16;
   }
 
-  static __device__ __forceinline__ void give_back(Barrier& empty) {
+  static __device__ __forceinline__ void release_stage(Barrier& empty) {
     if constexpr (Tile::kClusterSize == 1) {
       if (lane_index() == 0) empty.arrive();
     } else {
@@ -54,11 +54,11 @@ struct LatentConsumer {
   }
 
   // Starts scores = queries @ keys^T, chunk by chunk as keys land.
-  __device__ __forceinline__ void multiply_keys(Rows& rows, Scores& scores, uint32_t parity) const {
+  __device__ __forceinline__ void multiply_keys(Rows& rows, Scores& scores, uint32_t phase) const {
     const uint64_t a = opaque(swizzled_rows_descriptor(shared_address(shared.queries[0])));
     const uint64_t b = opaque(swizzled_rows_descriptor(shared_address(shared.keys[kOwn][0])));
     Barrier* full = shared.keys_full[kOwn];
-    full[0].wait(parity);
+    full[0].wait(phase);
     if constexpr (Tile::kGathers) fence_async_shared();  // cp.async wrote what wgmma reads
     pin(scores);
     pin(rows.rope);
@@ -70,7 +70,7 @@ struct LatentConsumer {
     }
 #pragma unroll
     for (int piece = 1; piece < Tile::kPieces; ++piece) {
-      full[piece].wait(parity);
+      full[piece].wait(phase);
       if constexpr (Tile::kGathers) fence_async_shared();
       wgmma_fence();
 #pragma unroll
@@ -91,11 +91,11 @@ struct LatentConsumer {
     rows.multiply_values(weights, shared.keys[stage][kOwn * Tile::kHalfChunks]);
   }
 
-  // Starts rows.out += the other warpgroup's weights @ values, once it has told them; `parity` of
+  // Starts rows.out += the other warpgroup's weights @ values, once it has told them; `phase` of
   // those before.
   __device__ __forceinline__ void multiply_others(Rows& rows, Weights& weights,
-                                                  uint32_t parity) const {
-    shared.weights_full[kOther].wait(parity);
+                                                  uint32_t phase) const {
+    shared.weights_full[kOther].wait(phase);
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
@@ -115,22 +115,22 @@ struct LatentConsumer {
 
   // The warpgroup's own tile. The first warpgroup takes the other's weights after its own (run()),
   // the second one while it works on its softmax: so both stages are given back as early as can be,
-  // and no values wait for the next keys. `index` is the segment's, modulo 2; `parity` of the keys,
-  // `others_parity` of the other's weights before.
+  // and no values wait for the next keys. `index` is the segment's, modulo 2; `phase` of the keys,
+  // `others_phase` of the other's weights before.
   __device__ __forceinline__ void attend(Rows& rows, const Segment& segment, uint32_t index,
-                                         int tile, uint32_t parity, uint32_t others_parity) const {
+                                         int tile, uint32_t phase, uint32_t others_phase) const {
     Scores scores;
     Weights others, weights;
     // A segment's first scores are not multiplied side by side with its second ones: then the
     // warpgroups would wait for their softmax together, and the tensor cores for both.
     if (kOwn == 1 && tile == segment.begin + 1) shared.first_scores.wait(index);
-    multiply_keys(rows, scores, parity);
-    if constexpr (kOwn == 1) multiply_others(rows, others, others_parity);
+    multiply_keys(rows, scores, phase);
+    if constexpr (kOwn == 1) multiply_others(rows, others, others_phase);
     wgmma_wait<kOwn>();
     pin(scores);
     pin(rows.rope);
     if (kOwn == 0 && tile == segment.begin) shared.first_scores.arrive();
-    give_back(shared.rope_empty[kOwn]);
+    release_stage(shared.rope_empty[kOwn]);
     if (tile + 2 >= segment.end) shared.queries_empty.arrive();
     const int token = tile * BLOCK_N, left = segment.sequence.num_tokens - token;
     if (left > 0 && left < BLOCK_N) {
@@ -152,24 +152,24 @@ struct LatentConsumer {
       wgmma_wait<0>();
       pin(rows.out);
       pin(others);
-      give_back(shared.half_empty[kOther][kOwn]);
+      release_stage(shared.half_empty[kOther][kOwn]);
     }
     rows.rescale_sums(kept);
     multiply_values(rows, weights, kOwn);
     wgmma_wait<0>();
     pin(rows.out);
     pin(weights);
-    give_back(shared.half_empty[kOwn][kOwn]);
+    release_stage(shared.half_empty[kOwn][kOwn]);
   }
 
   // The other warpgroup's tile, once it has told the weights.
-  __device__ __forceinline__ void attend_others(Rows& rows, uint32_t parity) const {
+  __device__ __forceinline__ void attend_others(Rows& rows, uint32_t phase) const {
     Weights others;
-    multiply_others(rows, others, parity);
+    multiply_others(rows, others, phase);
     wgmma_wait<0>();
     pin(rows.out);
     pin(others);
-    give_back(shared.half_empty[kOther][kOwn]);
+    release_stage(shared.half_empty[kOther][kOwn]);
   }
 
   // The softmax's denominators of all tokens, from both warpgroups' tiles.
@@ -193,9 +193,9 @@ struct LatentConsumer {
 
   __device__ __forceinline__ void run() const {
     Meeting meet = {shared.meeting};
-    uint32_t parities = 0;  // bit 0: of the stage; bit 1: of segments; bit 2: of others' weights
+    uint32_t phases = 0;  // bit 0: of the stage; bit 1: of segments; bit 2: of others' weights
     while (true) {
-      const uint32_t index = parities >> 1 & 1;
+      const uint32_t index = phases >> 1 & 1;
       shared.queries_full.wait(index);
       const Segment& segment = shared.segments[index];
       if (segment.begin == segment.end) break;
@@ -209,21 +209,21 @@ struct LatentConsumer {
       meet();
       if (segment.begin + kOwn >= segment.end) shared.queries_empty.arrive();  // no tile of its own
       for (int tile = segment.begin + kOwn; tile < segment.end; tile += 2) {
-        attend(rows, segment, index, tile, parities & 1, parities >> 2);
-        parities ^= kOwn == 1 ? 5 : 1;
+        attend(rows, segment, index, tile, phases & 1, phases >> 2);
+        phases ^= kOwn == 1 ? 5 : 1;
         if (kOwn == 0 && tile + 1 < segment.end) {
-          attend_others(rows, parities >> 2);
-          parities ^= 4;
+          attend_others(rows, phases >> 2);
+          phases ^= 4;
         }
       }
       if (kOwn == 1 && (segment.end - segment.begin) % 2 == 1) {
-        attend_others(rows, parities >> 2);
-        parities ^= 4;
+        attend_others(rows, phases >> 2);
+        phases ^= 4;
       }
       fence_async_shared();  // TMA writes where weights were
       shared.queries_rope_empty.arrive();
       result.finish(rows.out, sums_of(rows, meet), segment, meet);
-      parities ^= 2;
+      phases ^= 2;
     }
   }
 };

@@ -66,11 +66,11 @@ template <typename Config>
 __device__ __forceinline__ void produce_scales(Fp8Shared<Config>& shared,
                                                const BlockSchedule<Config>& schedule,
                                                const ScaleSource& source) {
-  RingPosition<Config::kNumStages> position;
+  PipelineState<Config::kNumStages> position;
   schedule.for_each([&](const Work& work, int row, int col) {
     for (int k_block = work.k_begin; k_block < work.k_end; ++k_block) {
       const int stage = position.stage;
-      shared.empty[stage].wait(position.parity ^ 1);
+      shared.empty[stage].wait(position.phase ^ 1);
       load_scales(shared.scales[stage], source, Config::kSwap ? col : row,
                   Config::kSwap ? row : col, k_block, shared.full[stage]);
       position.advance();
@@ -85,7 +85,7 @@ struct Fp8Consumer {
   using Promotion = Promotion<Config::BLOCK_N, Config::kSwap>;
 
   Fp8Shared<Config>& shared;
-  RingPosition<Config::kNumStages> position;
+  PipelineState<Config::kNumStages> position;
   int index;      // of the warpgroup
   int first_row;  // of this thread in the tile
   uint64_t a, b;  // descriptors of stage 0
@@ -144,7 +144,7 @@ struct Fp8Consumer {
     } else {
       Products products;
       for (int k_block = 0; k_block < num_k; ++k_block) {
-        shared.full[position.stage].wait(position.parity);
+        shared.full[position.stage].wait(position.phase);
 #pragma unroll
         for (int i = 0; i < Config::kNumWgmmas; ++i) {
           Promotion promotion;
@@ -152,7 +152,7 @@ struct Fp8Consumer {
           start(products, i);
           wgmma_wait<0>();
           pin(products);
-          if (i == Config::kNumWgmmas - 1) give_back<Config>(shared.empty[position.stage]);
+          if (i == Config::kNumWgmmas - 1) release_stage<Config>(shared.empty[position.stage]);
           promotion.add(sums[i], products, scaled_col);
         }
         position.advance();
@@ -166,7 +166,7 @@ struct Fp8Consumer {
     Promotion promotions[2];
     int previous;
     const auto begin = [&](int set) {
-      shared.full[position.stage].wait(position.parity);
+      shared.full[position.stage].wait(position.phase);
       promotions[set].load(shared.scales[position.stage], first_row, scaled_col);
       start(products[set], 0);
       previous = position.stage;
@@ -174,7 +174,7 @@ struct Fp8Consumer {
     };
     const auto end = [&](int set, int stage) {
       pin(products[set]);
-      give_back<Config>(shared.empty[stage]);
+      release_stage<Config>(shared.empty[stage]);
       promotions[set].add(sums, products[set], scaled_col);
     };
     const auto step = [&](int set) {

@@ -46,12 +46,12 @@ __global__ void __launch_bounds__(BLOCK_N * 2 + kWarpThreads)
   }
   __syncthreads();
 
-  RingPosition<kNumStages> position;
+  PipelineState<kNumStages> position;
   if (warp_index() == kNumConsumerWarps) {
     if (!elect_one()) return;
     for (int k_block = 0; k_block < num_k; ++k_block, position.advance()) {
       const int stage = position.stage;
-      shared.empty[stage].wait(position.parity ^ 1);
+      shared.empty[stage].wait(position.phase ^ 1);
       Barrier& full = shared.full[stage];
       full.arrive_expect((BLOCK_M + BLOCK_N) * kRowBytes);
       tensor_load(shared.a[stage], map_a, k_block * BLOCK_K, tile.m * BLOCK_M, full,
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(BLOCK_N * 2 + kWarpThreads)
   WarpTile<T, kWarpRows, kWarpCols> sums;
   for (int k_block = 0; k_block < num_k; ++k_block, position.advance()) {
     const int stage = position.stage;
-    shared.full[stage].wait(position.parity);
+    shared.full[stage].wait(position.phase);
     const uint32_t a = shared_address(shared.a[stage]), b = shared_address(shared.b[stage]);
 #pragma unroll
     for (int i = 0; i < BLOCK_K / 8; i += 2) {

@@ -14,17 +14,17 @@ namespace kernelcat {
 // Starts the product of the next stage's first kDepth columns; the stage before is then given back.
 template <typename Config, int kDepth>
 __device__ __forceinline__ void multiply_block(WgmmaShared<Config>& shared,
-                                               RingPosition<Config::kNumStages>& position,
+                                               PipelineState<Config::kNumStages>& position,
                                                typename Config::Accumulators& sums, uint64_t a,
                                                uint64_t b, int& previous, bool is_first) {
   const int stage = position.stage;
-  shared.full[stage].wait(position.parity);
+  shared.full[stage].wait(position.phase);
   multiply_stage<typename Config::T, Config::BLOCK_N, kDepth>(
       sums, advanced(a, stage * Config::kStageBytes), advanced(b, stage * Config::kStageBytes),
       !is_first);
   if (!is_first) {
     wgmma_wait<1>();
-    give_back<Config>(shared.empty[previous]);
+    release_stage<Config>(shared.empty[previous]);
   }
   previous = stage;
   position.advance();
@@ -33,7 +33,7 @@ __device__ __forceinline__ void multiply_block(WgmmaShared<Config>& shared,
 // One unit of work.
 template <typename Config>
 __device__ __forceinline__ void accumulate(WgmmaShared<Config>& shared,
-                                           RingPosition<Config::kNumStages>& position,
+                                           PipelineState<Config::kNumStages>& position,
                                            typename Config::Accumulators& sums, int consumer,
                                            int num_k) {
   const int first_row = Config::kPingpong ? 0 : consumer * Config::kRows;
@@ -52,14 +52,14 @@ __device__ __forceinline__ void accumulate(WgmmaShared<Config>& shared,
   wgmma_wait<0>();
 #pragma unroll
   for (int i = 0; i < Config::kNumWgmmas; ++i) pin(sums[i]);
-  give_back<Config>(shared.empty[previous]);
+  release_stage<Config>(shared.empty[previous]);
 }
 
 // Passes over the stages of another consumer's tile.
 template <int kNumStages>
-__device__ __forceinline__ void skip(RingPosition<kNumStages>& position, int num_blocks) {
+__device__ __forceinline__ void skip(PipelineState<kNumStages>& position, int num_blocks) {
   const int stage = position.stage + num_blocks;
-  position.parity ^= stage / kNumStages & 1;
+  position.phase ^= stage / kNumStages & 1;
   position.stage = stage % kNumStages;
 }
 
@@ -102,9 +102,9 @@ __device__ __forceinline__ void consume(WgmmaShared<Config>& shared,
   const int num_rows = Config::kSwap ? output.n : output.m;
   const int num_cols = Config::kSwap ? output.m : output.n;
   auto& shared_bias = shared.bias[consumer];
-  RingPosition<Config::kNumStages> position;
-  int owner = 1;                    // with kPingpong: whose tile this is
-  uint32_t parity = consumer == 0;  // the first may begin at once
+  PipelineState<Config::kNumStages> position;
+  int owner = 1;                   // with kPingpong: whose tile this is
+  uint32_t phase = consumer == 0;  // the first may begin at once
   for (uint32_t i = schedule.first(); i < schedule.size(); i += schedule.step()) {
     const Work work = schedule[i];
     const int num_k = work.k_end - work.k_begin;
@@ -114,8 +114,8 @@ __device__ __forceinline__ void consume(WgmmaShared<Config>& shared,
         skip(position, num_k);
         continue;
       }
-      shared.turn[consumer].wait(parity);
-      parity ^= 1;
+      shared.turn[consumer].wait(phase);
+      phase ^= 1;
     }
     const int row = schedule.row_of(work.tile) + (Config::kPingpong ? 0 : consumer * Config::kRows);
     const int col = schedule.col_of(work.tile);

@@ -153,12 +153,12 @@ __device__ __forceinline__ void produce(ClusterShared<Config>& shared,
   constexpr bool kDsmem = Config::kTransfer == Transfer::kDsmem;
   constexpr int kBytes = kDsmem ? Config::kSliceBytesA + Config::kSliceBytesB : Config::kStageBytes;
   const auto place = Place<Config>::here();
-  RingPosition<Config::kNumStages> position;
+  PipelineState<Config::kNumStages> position;
   for (int index = schedule.first(); index < schedule.size(); index += schedule.step()) {
     const Tile tile = schedule.tile(index, place);
     for (int k_block = 0; k_block < schedule.num_k; ++k_block) {
       const int stage = position.stage;
-      shared.empty[stage].wait(position.parity ^ 1);
+      shared.empty[stage].wait(position.phase ^ 1);
       Barrier& barrier = kDsmem ? shared.landed[stage] : shared.full[stage];
       barrier.arrive_expect(kBytes);
       load_slices<Config>(shared.stages[stage], map_a, map_b, k_block * BLOCK_K,
@@ -168,7 +168,7 @@ __device__ __forceinline__ void produce(ClusterShared<Config>& shared,
   }
   // A block outlives its last signals: those of the peers that were sent its slices.
   for (int i = 0; i < Config::kNumStages; ++i) {
-    shared.empty[position.stage].wait(position.parity ^ 1);
+    shared.empty[position.stage].wait(position.phase ^ 1);
     position.advance();
   }
 }
@@ -179,14 +179,14 @@ __device__ __forceinline__ void pass_on(ClusterShared<Config>& shared,
                                         const Schedule<Config>& schedule) {
   constexpr int kForeignBytes = Config::kStageBytes - Config::kSliceBytesA - Config::kSliceBytesB;
   const auto place = Place<Config>::here();
-  RingPosition<Config::kNumStages> position;
+  PipelineState<Config::kNumStages> position;
   for (int index = schedule.first(); index < schedule.size(); index += schedule.step()) {
     for (int k_block = 0; k_block < schedule.num_k; ++k_block) {
       Barrier& full = shared.full[position.stage];
       const uint8_t* stage = shared.stages[position.stage];
       const uint8_t* a = stage + place.slice_a() * Config::kSliceBytesA;
       const uint8_t* b = stage + Config::kBytesA + place.slice_b() * Config::kSliceBytesB;
-      shared.landed[position.stage].wait(position.parity);
+      shared.landed[position.stage].wait(position.phase);
       full.arrive_expect(kForeignBytes);
 #pragma unroll
       for (int i = 0; i < Config::CLUSTER_N; ++i) {
@@ -216,7 +216,7 @@ __device__ __forceinline__ void release(Barrier& empty, Place<Config> place) {
 // One tile. A stage is given back when the next one's wgmmas have been started.
 template <typename Config>
 __device__ __forceinline__ void accumulate(ClusterShared<Config>& shared,
-                                           RingPosition<Config::kNumStages>& position,
+                                           PipelineState<Config::kNumStages>& position,
                                            typename Config::Accumulators& sums, int consumer,
                                            int num_k, Place<Config> place) {
   const uint32_t base = shared_address(shared.stages);
@@ -225,7 +225,7 @@ __device__ __forceinline__ void accumulate(ClusterShared<Config>& shared,
   int previous = 0;
   for (int k_block = 0; k_block < num_k; ++k_block) {
     const int stage = position.stage;
-    shared.full[stage].wait(position.parity);
+    shared.full[stage].wait(position.phase);
     multiply_stage<typename Config::T, Config::BLOCK_N>(
         sums, advanced(a, stage * Config::kStageBytes), advanced(b, stage * Config::kStageBytes),
         k_block > 0);
@@ -299,7 +299,7 @@ __device__ __forceinline__ void consume(ClusterShared<Config>& shared,
                                         int m, int n) {
   const int consumer = warp_index() / 4;
   const auto place = Place<Config>::here();
-  RingPosition<Config::kNumStages> position;
+  PipelineState<Config::kNumStages> position;
   for (int index = schedule.first(); index < schedule.size(); index += schedule.step()) {
     const Tile tile = schedule.tile(index, place);
     typename Config::Accumulators sums;

@@ -55,7 +55,7 @@ __device__ __forceinline__ void multiply_tile(typename Config::Sums& sums,
 }
 
 // A warp is done with a stage; what it read by ordinary loads is behind it for the copy engine too.
-__device__ __forceinline__ void give_back(Barrier& empty) {
+__device__ __forceinline__ void release_stage(Barrier& empty) {
   fence_async_shared();
   __syncwarp();
   if (lane_index() == 0) empty.arrive();
@@ -73,13 +73,13 @@ struct PackedStage {
 // One tile of D^T: weights are decoded while the products of those before run.
 template <typename Config>
 __device__ __forceinline__ void accumulate(Fp4WgmmaShared<Config>& shared,
-                                           RingPosition<Config::kNumStages>& position,
+                                           PipelineState<Config::kNumStages>& position,
                                            typename Config::Sums& sums,
                                            const KRange<Config>& range) {
   uint32_t operands[Config::kStageTiles][kTileSteps][4];
   const int row = threadIdx.x / kWarpThreads;
   const auto packed_stage = [&] {
-    shared.full[position.stage].wait(position.parity);
+    shared.full[position.stage].wait(position.phase);
     return PackedStage<Config>(shared.stages[position.stage], row);
   };
   PackedStage<Config> packed = packed_stage();
@@ -97,13 +97,13 @@ __device__ __forceinline__ void accumulate(Fp4WgmmaShared<Config>& shared,
       wgmma_wait<1>();
 #pragma unroll
       for (int s = 0; s < kTileSteps; ++s) pin_operand(operands[1 - t][s]);
-      if (t == 0 && block > range.begin) give_back(shared.empty[previous]);
+      if (t == 0 && block > range.begin) release_stage(shared.empty[previous]);
     }
     previous = stage;
   }
   wgmma_wait<0>();
   pin(sums);
-  give_back(shared.empty[previous]);
+  release_stage(shared.empty[previous]);
 }
 
 // Runs in a consumer warpgroup.
@@ -114,7 +114,7 @@ __device__ __forceinline__ void consume(Fp4WgmmaShared<Config>& shared,
   using Groups = SumGroups<Config>;
   const int consumer = warp_index() / 4, rank = schedule.rank;
   const float scale = output.global() * kGrowth<Config::kNvfp4>;
-  RingPosition<Config::kNumStages> position;
+  PipelineState<Config::kNumStages> position;
   schedule.for_each([&](const Work& work, int first_row, int col) {
     typename Config::Sums sums;
     accumulate<Config>(shared, position, sums, KRange<Config>(work, rank));

@@ -82,7 +82,7 @@ __device__ __forceinline__ void produce(Fp4WgmmaShared<Config>& shared,
                                         const BlockSchedule<Config>& schedule,
                                         const Fp4Maps& maps) {
   constexpr int kTiles = Config::kStageTiles, kWord = sizeof(uint32_t);
-  RingPosition<Config::kNumStages> position;
+  PipelineState<Config::kNumStages> position;
   schedule.for_each([&](const Work& work, int first_row, int first_col) {
     const int tile_row = first_row / kTileRows;
     const KRange<Config> range(work, schedule.rank);
@@ -90,7 +90,7 @@ __device__ __forceinline__ void produce(Fp4WgmmaShared<Config>& shared,
       Fp4WgmmaStage<Config>& stage = shared.stages[position.stage];
       Barrier& full = shared.full[position.stage];
       const int tile = block * kTiles;
-      shared.empty[position.stage].wait(position.parity ^ 1);
+      shared.empty[position.stage].wait(position.phase ^ 1);
       full.arrive_expect(sizeof(stage.a) + sizeof(stage.codes) + sizeof(stage.scales));
       tensor_load(stage.codes, maps.w, tile * (kTileCodes / kWord), tile_row, full, kDefaultPolicy);
       tensor_load(stage.scales, maps.scales, tile * (Config::kScaleBytes / kWord), tile_row, full,

@@ -260,11 +260,11 @@ struct StreamAttention {
     // What all rows see.
     const int all_begin = Kind::kWindow ? span.end_token - call.window : 0;
     const int all_end = sequence.context() + 1;
-    RingPosition<kNumStages> at;
+    PipelineState<kNumStages> at;
     for (; tile < end_tile; tile += kStep) {
       const int token = tile * kTokens;
       const bool hides = token + kTokens > all_end || (Kind::kWindow && token < all_begin);
-      full[at.stage].wait(at.parity);
+      full[at.stage].wait(at.phase);
       if (hides) own.clear(stage(at.stage), token, span.first_token, span.end_token);
       own.attend(shared_address(stage(at.stage)), token, hides, call);
       __syncwarp();

@@ -43,7 +43,7 @@ __device__ __forceinline__ void pin(uint32_t (&values)[kCount][kWords]) {
 // Runs in one warp.
 template <typename Tile>
 struct PrefillProducer {
-  using Position = RingPosition<Tile::kNumStages>;
+  using Position = PipelineState<Tile::kNumStages>;
   PrefillShared<Tile>& shared;
   const TensorMap &map_q, &map_k, &map_v;
   const int* block_table;
@@ -59,8 +59,8 @@ struct PrefillProducer {
     return __ldg(block_table + entry) * Tile::kPageSize + token % Tile::kPageSize;
   }
 
-  __device__ __forceinline__ void load_queries(const RowTile& rows, uint32_t parity) const {
-    shared.queries_empty.wait(parity ^ 1);
+  __device__ __forceinline__ void load_queries(const RowTile& rows, uint32_t phase) const {
+    shared.queries_empty.wait(phase ^ 1);
     if (lane_index() == 0) {
       shared.queries_full.arrive_expect(Tile::BLOCK_M / group * group * kRowBytes * Tile::kChunks);
       for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
@@ -74,7 +74,7 @@ struct PrefillProducer {
   __device__ __forceinline__ void load(uint8_t (&stage)[Tile::kChunks][Tile::BLOCK_N * kRowBytes],
                                        const TensorMap& map, Barrier& empty, Barrier& full,
                                        Position& position, int kv_head, int slot) const {
-    empty.wait(position.parity ^ 1);
+    empty.wait(position.phase ^ 1);
     const int lane = lane_index();
     if (lane == 0) full.arrive_expect(Tile::kTileBytes);
     __syncwarp();
@@ -107,12 +107,12 @@ struct PrefillProducer {
   // Values follow the keys one tile behind, as they are consumed.
   __device__ __forceinline__ void run(const PrefillSchedule<Tile>& schedule) const {
     Position keys, values;
-    uint32_t parity = 0;
+    uint32_t phase = 0;
     schedule.for_each([&](const RowTile& rows) {
       int slot = slot_of(rows, rows.end - 1);
       load_keys(keys, rows, slot);
-      load_queries(rows, parity);
-      parity ^= 1;
+      load_queries(rows, phase);
+      phase ^= 1;
       for (int tile = rows.end - 2; tile >= rows.begin; --tile) {
         const int next = slot_of(rows, tile);
         load_keys(keys, rows, next);
@@ -129,7 +129,7 @@ template <typename Tile>
 struct PrefillConsumer {
   using Kind = typename Tile::Kind;
   using T = typename Tile::T;
-  using Position = RingPosition<Tile::kNumStages>;
+  using Position = PipelineState<Tile::kNumStages>;
   static constexpr int BLOCK_N = Tile::BLOCK_N, kHeadDim = Tile::kHeadDim;
   static constexpr int kSteps = BLOCK_N / kWgmmaK;
   static constexpr bool kTurns = Tile::kNumConsumers > 1;
@@ -154,7 +154,7 @@ struct PrefillConsumer {
     named_barrier_arrive(kTurnBarrier + next, 2 * kWarpgroupThreads);
   }
   // Every block that loads into a stage must know that a warp is done with it.
-  static __device__ __forceinline__ void give_back(Barrier& empty) {
+  static __device__ __forceinline__ void release_stage(Barrier& empty) {
     if constexpr (Tile::kClusterSize == 1) {
       if (lane_index() == 0) empty.arrive();
     } else {
@@ -248,23 +248,23 @@ struct PrefillConsumer {
   __device__ __forceinline__ void attend(Rows& rows, Position& keys, Position& values, int tile,
                                          float k_scale) const {
     float scores[BLOCK_N / 2];
-    shared.keys_full[keys.stage].wait(keys.parity);
+    shared.keys_full[keys.stage].wait(keys.phase);
     if (kTurns) wait_for_turn();
     multiply_keys(scores, keys.stage);
     pin(rows.out);
     rescale(rows);  // hidden behind the scores
-    shared.values_full[values.stage].wait(values.parity);
+    shared.values_full[values.stage].wait(values.phase);
     multiply_values(rows, values.stage);
     if (kTurns) pass_turn();
     wgmma_wait<1>();
     pin(scores);
-    give_back(shared.keys_empty[keys.stage]);
+    release_stage(shared.keys_empty[keys.stage]);
     exponentiate<kHides>(rows, scores, tile, k_scale);
     keep_before(shared.totals[threadIdx.x], rows.softmax.total);
     wgmma_wait<0>();
     pin(rows.out);
     pin(rows.weights);
-    give_back(shared.values_empty[values.stage]);
+    release_stage(shared.values_empty[values.stage]);
     round(rows, scores);
     keys.advance();
     values.advance();
@@ -276,7 +276,7 @@ struct PrefillConsumer {
     if (first >= BLOCK_N || first % Tile::kBoxTokens == 0) return;
     const int end = ceil_div(first, Tile::kBoxTokens) * Tile::kBoxTokens;
     const int units = (end - first) * (kRowBytes / 16);
-    shared.values_full[values.stage].wait(values.parity);
+    shared.values_full[values.stage].wait(values.phase);
 #pragma unroll
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
       uint4* rows = reinterpret_cast<uint4*>(shared.values[values.stage][chunk]);
@@ -327,7 +327,7 @@ struct PrefillConsumer {
 
   __device__ __forceinline__ void run(const PrefillSchedule<Tile>& schedule) const {
     Position keys, values;
-    uint32_t parity = 0;
+    uint32_t phase = 0;
     if (kTurns && consumer + 1 == Tile::kNumConsumers) pass_turn();  // the first may begin
     schedule.for_each([&](const RowTile& tile) {
       const int first_row = consumer * kWgmmaM + warp_index() % 4 * 16 + lane_index() / 4;
@@ -346,16 +346,16 @@ struct PrefillConsumer {
           Kind::kWindow ? ceil_div(max(tile.last_limit() + 1 - call.window, 0), BLOCK_N) : 0;
 
       clear_unused(tile, values);
-      shared.queries_full.wait(parity);
-      parity ^= 1;
+      shared.queries_full.wait(phase);
+      phase ^= 1;
       int i = tile.end - 1;
       {
         float scores[BLOCK_N / 2];
-        shared.keys_full[keys.stage].wait(keys.parity);
+        shared.keys_full[keys.stage].wait(keys.phase);
         multiply_keys(scores, keys.stage);
         wgmma_wait<0>();
         pin(scores);
-        give_back(shared.keys_empty[keys.stage]);
+        release_stage(shared.keys_empty[keys.stage]);
         keys.advance();
         exponentiate<true>(rows, scores, i, k_scale);
         round(rows, scores);
@@ -366,12 +366,12 @@ struct PrefillConsumer {
         for (; i >= tile.begin; --i) attend<true>(rows, keys, values, i, k_scale);
       }
       if (lane_index() == 0) shared.queries_empty.arrive();
-      shared.values_full[values.stage].wait(values.parity);
+      shared.values_full[values.stage].wait(values.phase);
       rescale(rows);
       multiply_values(rows, values.stage);
       wgmma_wait<0>();
       pin(rows.out);
-      give_back(shared.values_empty[values.stage]);
+      release_stage(shared.values_empty[values.stage]);
       values.advance();
       store(rows, tile, first_row);
     });

@@ -17,10 +17,10 @@ __device__ __forceinline__ void copy_through_ring(Barrier (&barriers)[kNumStages
   for (int64_t tile = 0; tile < kNumStages && tile < num_tiles; ++tile) {
     load(tile, static_cast<int>(tile), barriers[tile]);
   }
-  RingPosition<kNumStages> position;
+  PipelineState<kNumStages> position;
   int refill = kNumStages - kNumStores;  // the stage of the tile kNumStores back
   for (int64_t tile = 0; tile < num_tiles; ++tile) {
-    barriers[position.stage].wait(position.parity);
+    barriers[position.stage].wait(position.phase);
     store(tile, position.stage);
     commit_stores();
     position.advance();

@@ -10,7 +10,7 @@ namespace kernelcat {
 __device__ __forceinline__ uint4 gather_rows(const uint32_t (&matrices)[4]) {
   const int lane = lane_index();
   const bool odd = lane & 1, high = lane & 2;
-  // Neighbours exchange matrices of the other's parity; then pairs of neighbours do.
+  // Neighbours exchange matrices of the other's phase; then pairs of neighbours do.
   uint32_t halves[2][2];  // [matrix / 2][column pair of this pair of lanes]
 #pragma unroll
   for (int i = 0; i < 2; ++i) {

@@ -30,14 +30,14 @@ struct alignas(8) Barrier {
         : "memory");
   }
 
-  // Returns once the phase of this parity is over. A fresh barrier is in phase 0, and the phase
-  // before it (parity 1) counts as over.
-  __device__ __forceinline__ void wait(uint32_t parity) {
-    while (!try_wait(parity)) {
+  // Waits until the phase with this parity has completed. A barrier starts in phase 0, and the
+  // phase before phase 0 (parity 1) counts as completed.
+  __device__ __forceinline__ void wait(uint32_t phase) {
+    while (!try_wait(phase)) {
     }
   }
 
-  __device__ __forceinline__ bool try_wait(uint32_t parity) {
+  __device__ __forceinline__ bool try_wait(uint32_t phase) {
     uint32_t done;
     asm volatile(
         "{\n"
@@ -46,7 +46,7 @@ struct alignas(8) Barrier {
         "selp.u32 %0, 1, 0, p;\n"
         "}\n"
         : "=r"(done)
-        : "r"(shared_address(this)), "r"(parity)
+        : "r"(shared_address(this)), "r"(phase)
         : "memory");
     return done != 0;
   }
@@ -57,16 +57,16 @@ __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// A position in a ring of stages: parity flips each time round.
+// A stage of a ring and the phase of its barriers; the phase flips each time the ring wraps around.
 template <int kNumStages>
-struct RingPosition {
+struct PipelineState {
   int stage = 0;
-  uint32_t parity = 0;
+  uint32_t phase = 0;
 
   __device__ __forceinline__ void advance() {
     if (++stage == kNumStages) {
       stage = 0;
-      parity ^= 1;
+      phase ^= 1;
     }
   }
 };

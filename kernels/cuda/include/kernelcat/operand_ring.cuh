@@ -30,12 +30,12 @@ template <typename Config, typename Shared>
 __device__ __forceinline__ void produce_operands(Shared& shared,
                                                  const BlockSchedule<Config>& schedule,
                                                  const TensorMap& map_a, const TensorMap& map_b) {
-  RingPosition<Config::kNumStages> position;
+  PipelineState<Config::kNumStages> position;
   schedule.for_each([&](const Work& work, int row, int col) {
     for (int k_block = work.k_begin; k_block < work.k_end; ++k_block) {
       uint8_t* stage = shared.stages[position.stage];
       Barrier& full = shared.full[position.stage];
-      shared.empty[position.stage].wait(position.parity ^ 1);
+      shared.empty[position.stage].wait(position.phase ^ 1);
       full.arrive_expect(Config::kStageBytes);
       load_operand<Config::BLOCK_M, Config::kClusterN>(stage, map_a, k_block * Config::BLOCK_K, row,
                                                        schedule.rank, full);
@@ -49,7 +49,7 @@ __device__ __forceinline__ void produce_operands(Shared& shared,
 
 // A warp is done with a stage: every block that loads into it must know.
 template <typename Config>
-__device__ __forceinline__ void give_back(Barrier& empty) {
+__device__ __forceinline__ void release_stage(Barrier& empty) {
   const int lane = lane_index();
   if constexpr (Config::kClusterSize == 1) {
     if (lane == 0) empty.arrive();
