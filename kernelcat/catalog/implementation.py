@@ -214,9 +214,9 @@ class Implementation:
     variant: str
     summary: str
     archs: tuple[str, ...]
-    space: Mapping[str, tuple[ConfigValue, ...]]
     program: Callable[[Problem, Config, Gpu], Program]
     estimate: Callable[[Problem, Config, Gpu], float]
+    space: Mapping[str, tuple[ConfigValue, ...]] = field(default_factory=dict)
     illegal: Callable[[Config, Problem, Gpu], str | None] = lambda config, problem, gpu: None
     unpromising: Callable[[Config, Problem, Gpu], str | None] = lambda config, problem, gpu: None
     default: Callable[[Problem, Gpu], Config] = field(default_factory=lambda: LeastEstimate())

@@ -42,12 +42,14 @@ def cross_tune(
         "that command to a Ray cluster that has one: ray job submit --entrypoint-num-gpus 1 -- "
         f"kernelcat tune {entry.name}"
     )
-    for problem in problems:
+    for number, problem in enumerate(problems):
+        now = time.monotonic()
+        end = now + (deadline - now) / (len(problems) - number)  # equal shares of what is left
         predicting = Prediction(entry, gpu, implementations, problem, writer)
         report.problems.append(predicting.report)
         progress.problem(predicting.report.name, len(predicting.estimates))
         for candidate, built in pool.build(problem, predicting.estimates):
-            if time.monotonic() > deadline:
+            if time.monotonic() > end:
                 predicting.report.cut_short = True
                 break
             if isinstance(built, Failed) and built.status == SKIPPED:
@@ -92,7 +94,11 @@ class Prediction:
 
     def finish(self) -> None:
         if not self.passed:
-            self.report.skipped = f"nothing compiles and fits on {self.gpu.sku}"
+            self.report.skipped = (
+                "the time was up before anything was compiled: give it a larger --budget"
+                if self.report.cut_short
+                else f"nothing compiles and fits on {self.gpu.sku}"
+            )
             return
         best = min(self.passed, key=lambda c: (self.passed[c], c.key))
         self.report.winners["graph", "predicted"] = Winner(
