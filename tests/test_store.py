@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import sqlite3
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign import seeds
 from sqlalchemy import Connection, text
 
 from kernelcat.errors import KernelcatError, MissingDependency, StoreError
@@ -199,10 +201,12 @@ def test_eight_processes_writing_at_once_lose_nothing(path: Path) -> None:
         assert len(store.rows(run="writer3")) == 200
 
 
-def test_a_killed_process_loses_nothing_it_had_added(path: Path) -> None:
-    process = writer(path, "killed", 100_000)
+@seeds(50)
+def test_a_killed_process_loses_nothing_it_had_added(path: Path, seed: int) -> None:
+    dice, process = random.Random(seed), writer(path, "killed", 100_000)
     assert process.stdout is not None
-    done = [int(process.stdout.readline()) for _ in range(20)]
+    done = [int(process.stdout.readline()) for _ in range(dice.randint(1, 20))]
+    time.sleep(dice.uniform(0, 0.02))  # in the middle of a transaction, as likely as not
     process.send_signal(signal.SIGKILL)
     done += [int(line) for line in process.communicate()[0].split()]
     with Store.open(path) as store:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from campaign import seeds
 
 from kernelcat.bench import BLOCKS
 from kernelcat.errors import (
@@ -267,9 +268,11 @@ def wait_for_rows(count: int) -> None:
     raise AssertionError("the tune wrote nothing")
 
 
-def test_killed_in_the_middle_nothing_is_lost_and_the_next_run_goes_on() -> None:
+@seeds(20)
+def test_killed_in_the_middle_nothing_is_lost_and_the_next_run_goes_on(seed: int) -> None:
     tuning = start()
     wait_for_rows(5)
+    time.sleep(seed * 0.15)
     os.killpg(tuning.pid, signal.SIGKILL)
     tuning.wait()
     with Store.open() as store:
