@@ -1,4 +1,4 @@
-"""Long campaigns: ``make campaign`` runs all of one, every other run a tenth of it."""
+"""Long tests: every trial runs in ``make campaign``, a tenth of them in ``make test``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import os
 
 import pytest
 
-WHOLE = os.environ.get("KERNELCAT_CAMPAIGN", "") not in ("", "0")
+RUNS_ALL = os.environ.get("KERNELCAT_CAMPAIGN", "") not in ("", "0")
 
 
 def share(count: int) -> int:
-    """How many of ``count`` trials to run."""
-    return count if WHOLE else max(1, count // 10)
+    """The number of trials to run out of ``count``."""
+    return count if RUNS_ALL else max(1, count // 10)
 
 
 def seeds(count: int) -> pytest.MarkDecorator:
-    """Run a test that takes ``seed`` with the first of ``count`` seeds, or with all of them."""
-    return pytest.mark.parametrize("seed", range(share(count)))
+    """Runs a test, once for each value of its argument ``seed``: ``share(count)`` times."""
+    marks = pytest.mark.campaign
+    return pytest.mark.parametrize(
+        "seed", [pytest.param(i, marks=marks) for i in range(share(count))]
+    )

@@ -18,6 +18,8 @@ from kernelcat.runtime import gpu
 from kernelcat.verify import fuzz, gate
 from kernelcat.verify.gate import Prepared
 
+pytestmark = pytest.mark.campaign
+
 HOST = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
 LIMIT = 140
 """Sizes drawn at most: beyond 128, where the largest blocks of scales end."""
