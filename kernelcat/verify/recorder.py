@@ -1,7 +1,8 @@
-"""What belongs into the records of machine code and is not there yet.
+"""Which cases the records of machine code lack.
 
-A record begins with a receipt: its code is that of what the receipt checked, and of everything that
-was measured under the same digest. It can only be made while the sources are still those that ran.
+A record starts from a receipt. Its cases are those that the receipt checked and those that were
+measured under the same digest. A record can only be made before the sources change, because the
+cases are built from the sources.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kernelcat.verify.receipts import Receipt
 
 
 class Result(Protocol):
-    """Something measured of an implementation: a row of the database, or a profile."""
+    """A measurement of an implementation: a row of the database, or a profile."""
 
     @property
     def entry(self) -> str: ...
@@ -48,24 +49,27 @@ class Result(Protocol):
 def missing(
     receipts: Iterable[Receipt], results: Iterable[Result], records: Iterable[Record]
 ) -> list[tuple[Record, list[Case]]]:
-    """Each record that lacks cases, with those; one that lacks all is new."""
+    """Each record that lacks cases, with these cases; a record without any case is new."""
     measured: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         measured[f"{result.entry}/{result.language}/{result.variant}"].append(result)
-    known = {record.key: record for record in records}
-    found = []
+    by_key = {record.key: record for record in records}
+    incomplete = []
     for receipt in receipts:
-        record = _record_of(receipt, known.get(receipt.key))
+        record = _record_of(receipt, by_key.get(receipt.key))
         if record is not None:
             cases = _cases(receipt, measured[receipt.implementation], record)
-            lacking = [case for case in dict.fromkeys(cases) if record.code(case) is None]
-            if lacking:
-                found.append((record, lacking))
-    return found
+            unrecorded = [case for case in dict.fromkeys(cases) if record.code(case) is None]
+            if unrecorded:
+                incomplete.append((record, unrecorded))
+    return incomplete
 
 
 def _record_of(receipt: Receipt, known: Record | None) -> Record | None:
-    """The record of the code that runs today, new where a receipt is; None of code long gone."""
+    """The record of today's code: ``known``, or a new one if the receipt is of today's sources.
+
+    None where neither is: the code that ran cannot be built any more.
+    """
     now = digest_of(*receipt.implementation.split("/"))
     if known is not None and now in known.digests:
         return known
@@ -77,11 +81,13 @@ def _record_of(receipt: Receipt, known: Record | None) -> Record | None:
 
 
 def _cases(receipt: Receipt, results: Sequence[Result], record: Record) -> Iterator[Case]:
+    """The cases that belong into ``record``: default configurations of the receipt's problems (for
+    a new record), and every result that was measured under one of the record's digests."""
     if receipt.source in record.digests and not record.cases:
         implementation = discovery.implementation(*receipt.implementation.split("/"))
-        entry, where = discovery.entry(implementation.entry), gpu.find(receipt.gpu)
+        entry, target = discovery.entry(implementation.entry), gpu.find(receipt.gpu)
         for problem in (entry.problems[n] for n in receipt.problems if n in entry.problems):
-            yield Case(problem, implementation.default(problem, where))
+            yield Case(problem, implementation.default(problem, target))
     for result in results:
         if result.gpu == receipt.gpu and result.source in record.digests:
             problem = Problem.of(result.entry, **result.problem)
