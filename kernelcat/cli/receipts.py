@@ -118,6 +118,7 @@ def record(entries: tuple[str, ...], jobs: int | None, as_json: bool) -> None:
     Example:
       kernelcat receipts record
     """
+    from kernelcat.catalog.digest import digest_of
     from kernelcat.store import shipped
     from kernelcat.verify import code_record, profiles, receipts
     from kernelcat.verify.carry import build
@@ -133,11 +134,13 @@ def record(entries: tuple[str, ...], jobs: int | None, as_json: bool) -> None:
     added: dict[str, int] = {}
     failed: list[str] = []
     for before, codes in build(requests, jobs):
-        errors = [code[1:] for code in codes.values() if code.startswith("!")]
+        added_codes = [code for case, code in codes.items() if before.code(case) is None]
+        errors = [code[1:] for code in added_codes if code.startswith("!")]
         if errors:
             failed.append(f"{before.implementation}: {errors[0]}")
             continue
-        code_record.write(code_record.shipped_folder(), [before.with_cases(codes)])
+        today = digest_of(*before.implementation.split("/"))
+        code_record.write(code_record.shipped_folder(), [before.with_cases(codes, today)])
         added[before.implementation] = len(codes)
     if as_json:
         emit({"added": added, "failed": failed})

@@ -5,12 +5,15 @@ when a variable is renamed and the compiler makes identical machine code. A reco
 for each *case* (a problem in a configuration), a digest of the launch and a digest of the machine
 code made by the compilers that the receipt names. Two digests of an implementation are equal if all
 cases have the same code: what was checked or measured under one digest holds under the other.
+If only some cases have other code, a receipt no longer holds, and neither do the measurements of
+these cases; measurements of the remaining cases do.
 
 ``tuning_db/machine_code/nvidia-SKU.jsonl`` has one line for every implementation with a receipt.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,9 +36,17 @@ class Case(NamedTuple):
     problem: Problem
     config: Config
 
+    @property
+    def key(self) -> str:
+        """8 hex digits over problem and configuration."""
+        return hashlib.sha256(f"{self.problem.key}{self.config.key}".encode()).hexdigest()[:8]
+
 
 RAN = "ran"
-"""Value in :attr:`Record.digests` of the digest whose code ran on the GPU, as a receipt proves."""
+"""Value in :attr:`Record.digests` of a digest whose code ran on the GPU, as a receipt proves."""
+
+DIFFERENT, NOT_COMPARED = "different", "not compared"
+"""Values in :attr:`Record.exceptions`: the code of a case was other code, or was never compared."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,7 @@ class Record:
     checked : the digest for which the last full check compiled every case
     configs : the configurations of all cases, without duplicates
     cases : name of a problem, or its JSON -> index into ``configs`` -> code
+    exceptions : digest -> key of a case -> why ``cases`` does not hold for it under this digest
     """
 
     implementation: str
@@ -60,6 +72,7 @@ class Record:
     checked: str
     configs: tuple[Mapping[str, Any], ...]
     cases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    exceptions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -67,7 +80,10 @@ class Record:
         return self.gpu, self.implementation
 
     def to_json(self) -> str:
-        return json.dumps({**vars(self)}, sort_keys=True, separators=(",", ":"))
+        values = {
+            name: value for name, value in vars(self).items() if name != "exceptions" or value
+        }
+        return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
     @staticmethod
     def from_json(line: str) -> Record:
@@ -89,17 +105,45 @@ class Record:
         matches = (n for n in codes if Config(self.configs[int(n)]) == case.config)
         return next((codes[n] for n in matches), None)
 
-    def with_cases(self, codes: Mapping[Case, str]) -> Record:
-        """A record with ``codes`` added; a known case gets its new code."""
+    def with_cases(self, codes: Mapping[Case, str], digest: str) -> Record:
+        """A record with the ``codes`` that were built from the sources of ``digest``.
+
+        A known case gets its new code, or is dropped if it does not compile any more. Under the
+        other digests, cases with new codes become exceptions.
+        """
         entry = discovery.entry(self.implementation.partition("/")[0])
+        reasons = {
+            case.key: NOT_COMPARED if self.code(case) is None else DIFFERENT
+            for case, code in codes.items()
+            if code != self.code(case)
+        }
+        exceptions = {
+            known: {**reasons, **self.exceptions.get(known, {})} if known != digest else {}
+            for known in self.digests
+        }
         all_codes = {**dict(self.codes()), **codes}
+        all_codes = {case: code for case, code in all_codes.items() if not code.startswith("!")}
         configs = sorted({case.config for case in all_codes}, key=lambda config: config.key)
         numbers = {config: str(number) for number, config in enumerate(configs)}
         cases: dict[str, dict[str, str]] = {}
         for (problem, config), code in all_codes.items():
             name = entry.problem_name(problem) or problem.key
             cases.setdefault(name, {})[numbers[config]] = code
-        return replace(self, configs=tuple(map(dict, configs)), cases=cases)
+        return replace(
+            self,
+            configs=tuple(map(dict, configs)),
+            cases=cases,
+            exceptions={known: value for known, value in exceptions.items() if value},
+        )
+
+    def runs_same_code(self, then: str, now: str, case: Case | None) -> bool:
+        """Whether two digests have the same code for ``case``; without a case, for all compared."""
+        if not {then, now} <= self.digests.keys():
+            return False
+        exceptions = {**self.exceptions.get(then, {}), **self.exceptions.get(now, {})}
+        if case is None:
+            return DIFFERENT not in exceptions.values()
+        return self.code(case) is not None and case.key not in exceptions
 
 
 def shipped_folder() -> Path:
@@ -142,10 +186,8 @@ def are_equal(implementation: str, gpu: str, then: str, now: str, case: Case | N
     if then == now:
         return bool(now)
     record = find(implementation, gpu)
-    if record is None or not {then, now} <= record.digests.keys():
-        return False
     try:
-        return case is None or record.code(case) is not None
+        return record is not None and record.runs_same_code(then, now, case)
     except UnknownName:
         return False
 
