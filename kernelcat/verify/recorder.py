@@ -68,7 +68,7 @@ def missing(
 def _record_of(receipt: Receipt, known: Record | None) -> Record | None:
     """The record of today's code: ``known``, or a new one if the receipt is of today's sources.
 
-    None where neither is: the code that ran cannot be built any more.
+    None if there is neither: the code that ran cannot be built any more.
     """
     now = digest_of(*receipt.implementation.split("/"))
     if known is not None and now in known.digests:
