@@ -253,7 +253,8 @@ def test_a_newer_database_is_refused(path: Path) -> None:
     with Store.open(path) as store, store.engine.begin() as connection:
         connection.execute(text("UPDATE kernelcat_schema SET version = 99"))
     message = refused(path)
-    assert f"(schema 99, this one reads up to {migrations.newest()}): upgrade kernelcat" in message
+    versions = f"(schema 99, this kernelcat reads up to {migrations.newest()})"
+    assert f"{versions}: upgrade kernelcat" in message
 
 
 def test_a_missing_database_is_refused_unless_it_may_be_made(path: Path) -> None:

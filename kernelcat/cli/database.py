@@ -148,8 +148,8 @@ def leaderboard(
 ) -> None:
     """Show the fastest implementation of each problem.
 
-    It is compared with the peers of the same race. Times are in microseconds, from shipped and
-    local results.
+    The table compares it with the peers of the same race. Results are shipped and local ones,
+    times are in microseconds.
 
     \b
     Example:

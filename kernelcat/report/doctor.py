@@ -81,5 +81,5 @@ def _entries() -> Iterator[Finding]:
             for i in catalog.implementations(name)
             if arch is None or i.serves(arch)
         ]
-        where = f"on {arch}" if arch else "without a GPU: compile and cross-tune only"
+        where = f"on {arch}" if arch else "without a GPU: compile and predict only"
         yield Finding(f"entry {name}", bool(serving), f"{', '.join(serving) or 'nothing'} {where}")

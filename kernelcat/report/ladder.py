@@ -1,4 +1,4 @@
-"""The ladder of an entry: the speedup of each variant over the one before, from one race."""
+"""The ladder of an entry: the speedup of each variant over the previous variant, from one race."""
 
 from __future__ import annotations
 

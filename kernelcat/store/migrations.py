@@ -71,7 +71,7 @@ def version(connection: Connection) -> int:
     number = int(connection.execute(select(func.max(models.schema.c.version))).scalar() or 0)
     if number > newest():
         raise StoreError(
-            f"a newer kernelcat wrote it (schema {number}, this one reads up to {newest()}): "
+            f"a newer kernelcat wrote it (schema {number}, this kernelcat reads up to {newest()}): "
             "upgrade kernelcat, or name another database in KERNELCAT_DB"
         )
     return number

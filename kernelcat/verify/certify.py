@@ -117,7 +117,7 @@ def certify(
         if result.failure:
             outcome.failures.append(str(result.failure))
         elif not result.examples:
-            outcome.failures.append("it serves none of the random problems")
+            outcome.failures.append("the implementation serves none of the random problems")
     return outcome
 
 

@@ -46,7 +46,7 @@ KERNELS = 16
 DEFAULTS = 4
 """Every fourth combination has the implementation's default configuration."""
 TILE_STEPS = (8, 16, 64, 128)
-"""Sizes of tiles; sizes are drawn next to multiples of them."""
+"""Sizes of tiles. Sizes of problems are drawn on and next to multiples of these."""
 IDLE = 10
 """One in this many of the problems that move no bytes is kept."""
 AHEAD = 100
@@ -284,7 +284,7 @@ def _attempt(
 
 
 def _announce(implementation: Implementation, problem: Problem, config: Config, gpu: Gpu) -> None:
-    """Print the next example, and before it its ordered accesses, for :mod:`.sanitizer` to read."""
+    """Print the next example and its ordered accesses for :mod:`.sanitizer`, which reads them."""
     if implementation.language == "triton":
         steps = implementation.program(problem, config, gpu).steps
         pairs = [pair for step in steps for pair in _ordered_pairs(build(step.source, gpu.arch))]

@@ -22,7 +22,7 @@ SANITIZED_S = 300
 EXAMPLE = "kernelcat example: "
 """Prefix of the line that a sanitized fuzz run prints before each example."""
 ORDERED = "kernelcat ordered: "
-"""Prefix of the line before that one: pairs of a write and a read that a barrier is known to order
+"""Prefix of the line before the example's: pairs of a write and a read that a barrier orders
 (``gemm+0x40>gemm+0x90``)."""
 FINDINGS = 5
 """Most distinct findings that a report has of each tool."""
