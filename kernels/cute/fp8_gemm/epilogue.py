@@ -4,8 +4,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Int32
 
-from kernelcat.kernels.cute.gemm.stmatrix import registers_to_shared
-from kernelcat.kernels.cute.gemm.tma import partition
+from kernelcat.kernels.cute.common.stmatrix import registers_to_shared
+from kernelcat.kernels.cute.common.tma import partition
 
 WARPGROUP = 128
 

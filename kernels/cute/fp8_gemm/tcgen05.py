@@ -20,7 +20,7 @@ from cutlass.cute.nvgpu import (
 )
 from cutlass.memory import SmemAllocator, TmemAllocator
 
-from kernelcat.kernels.cute.gemm.accumulators import (
+from kernelcat.kernels.cute.common.tensor_memory import (
     ACCUMULATORS,
     COLUMNS,
     LOAD_WARP,
@@ -29,8 +29,8 @@ from kernelcat.kernels.cute.gemm.accumulators import (
     make_rings,
     read_columns,
 )
-from kernelcat.kernels.cute.gemm.raster import grouped
-from kernelcat.kernels.cute.gemm.tma import partition
+from kernelcat.kernels.cute.common.tile_order import grouped
+from kernelcat.kernels.cute.common.tma import partition
 
 BLOCK = 128
 """Rows of a tile, columns of a stage, and what shares a scale."""

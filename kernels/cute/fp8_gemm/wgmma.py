@@ -26,6 +26,11 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
+from kernelcat.kernels.cute.common.mainloop import make_mma
+from kernelcat.kernels.cute.common.ring import load, make_ring, memory, operand, stage_layouts
+from kernelcat.kernels.cute.common.split_k import reduce_splits
+from kernelcat.kernels.cute.common.tile_order import grouped
+from kernelcat.kernels.cute.common.tma import load_atom, store_atom
 from kernelcat.kernels.cute.fp8_gemm.epilogue import store_tile
 from kernelcat.kernels.cute.fp8_gemm.scales import (
     load_group_scales,
@@ -33,11 +38,6 @@ from kernelcat.kernels.cute.fp8_gemm.scales import (
     promote,
     read_scales,
 )
-from kernelcat.kernels.cute.fp8_gemm.split import reduce_splits
-from kernelcat.kernels.cute.gemm.mainloop import make_mma
-from kernelcat.kernels.cute.gemm.raster import grouped
-from kernelcat.kernels.cute.gemm.ring import load, make_ring, memory, operand, stage_layouts
-from kernelcat.kernels.cute.gemm.tma import load_atom, store_atom
 
 BLOCK = 128
 """Columns of a stage; rows and columns of B that share a scale."""

@@ -6,7 +6,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8
 
 from kernelcat.jit.cute import element_type
-from kernelcat.kernels.cute.fp8_quantize.scaling import BLOCK, e4m3x4, largest, scale_and_inverse
+from kernelcat.kernels.cute.common.quantize import BLOCK, e4m3x4, largest, scale_and_inverse
 
 WARPS = 4
 

@@ -10,7 +10,7 @@ from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
 from kernelcat.jit.cute import element_type
-from kernelcat.kernels.cute.fp8_quantize.scaling import BLOCK, e4m3x4, largest, scale_and_inverse
+from kernelcat.kernels.cute.common.quantize import BLOCK, e4m3x4, largest, scale_and_inverse
 
 VECTOR = 8
 ROW_THREADS = BLOCK // VECTOR

@@ -11,8 +11,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
 from kernelcat.jit.cute import element_type
-from kernelcat.kernels.cute.fp8_quantize.scaling import BLOCK, e4m3x4, largest, scale_and_inverse
-from kernelcat.kernels.cute.gemm.epilogue import silu
+from kernelcat.kernels.cute.common.epilogue import silu
+from kernelcat.kernels.cute.common.quantize import BLOCK, e4m3x4, largest, scale_and_inverse
 
 VECTOR = 8
 PAIRS = VECTOR // 2

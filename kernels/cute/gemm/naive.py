@@ -5,7 +5,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from kernelcat.kernels.cute.gemm.epilogue import Epilogue
+from kernelcat.kernels.cute.common.epilogue import Epilogue
 
 BLOCK = 16
 

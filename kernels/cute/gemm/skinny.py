@@ -16,10 +16,10 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
-from kernelcat.kernels.cute.gemm.epilogue import VECTOR, Epilogue
-from kernelcat.kernels.cute.gemm.mainloop import drain, make_mma, multiply
-from kernelcat.kernels.cute.gemm.ring import load, make_ring, memory, operand, stage_layouts
-from kernelcat.kernels.cute.gemm.tma import load_atom
+from kernelcat.kernels.cute.common.epilogue import VECTOR, Epilogue
+from kernelcat.kernels.cute.common.mainloop import drain, make_mma, multiply
+from kernelcat.kernels.cute.common.ring import load, make_ring, memory, operand, stage_layouts
+from kernelcat.kernels.cute.common.tma import load_atom
 
 PADDING = 4
 """Floats between rows of sums, so that a warp writes to 32 different banks."""

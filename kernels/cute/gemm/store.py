@@ -6,9 +6,9 @@ import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float32, Int32
 from cutlass.tensor_utils import LayoutEnum
 
-from kernelcat.kernels.cute.gemm.epilogue import Epilogue
-from kernelcat.kernels.cute.gemm.stmatrix import registers_to_shared
-from kernelcat.kernels.cute.gemm.tma import partition, store_atom
+from kernelcat.kernels.cute.common.epilogue import Epilogue
+from kernelcat.kernels.cute.common.stmatrix import registers_to_shared
+from kernelcat.kernels.cute.common.tma import partition, store_atom
 
 AHEAD = 2
 """Parts for which the residual is asked in advance."""

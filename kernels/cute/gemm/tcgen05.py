@@ -21,7 +21,8 @@ from cutlass.cute.nvgpu import (
 )
 from cutlass.memory import SmemAllocator, TmemAllocator
 
-from kernelcat.kernels.cute.gemm.accumulators import (
+from kernelcat.kernels.cute.common.epilogue import VECTOR, Epilogue
+from kernelcat.kernels.cute.common.tensor_memory import (
     ACCUMULATORS,
     COLUMNS,
     LOAD_WARP,
@@ -31,9 +32,8 @@ from kernelcat.kernels.cute.gemm.accumulators import (
     make_rings,
     read_columns,
 )
-from kernelcat.kernels.cute.gemm.epilogue import VECTOR, Epilogue
-from kernelcat.kernels.cute.gemm.raster import grouped
-from kernelcat.kernels.cute.gemm.tma import partition
+from kernelcat.kernels.cute.common.tile_order import grouped
+from kernelcat.kernels.cute.common.tma import partition
 
 BLOCK_K = 64
 SHARED_BYTES = 227 * 1024

@@ -18,12 +18,12 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
-from kernelcat.kernels.cute.gemm.epilogue import Epilogue
-from kernelcat.kernels.cute.gemm.mainloop import drain, make_mma, multiply
-from kernelcat.kernels.cute.gemm.raster import grouped
-from kernelcat.kernels.cute.gemm.ring import load, make_ring, memory, operand, stage_layouts
+from kernelcat.kernels.cute.common.epilogue import Epilogue
+from kernelcat.kernels.cute.common.mainloop import drain, make_mma, multiply
+from kernelcat.kernels.cute.common.ring import load, make_ring, memory, operand, stage_layouts
+from kernelcat.kernels.cute.common.tile_order import grouped
+from kernelcat.kernels.cute.common.tma import load_atom
 from kernelcat.kernels.cute.gemm.store import FIRST_BARRIER, WarpgroupStore
-from kernelcat.kernels.cute.gemm.tma import load_atom
 
 BLOCK_K = 64
 SHARED_BYTES = 227 * 1024

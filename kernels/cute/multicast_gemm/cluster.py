@@ -20,11 +20,11 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from kernelcat.jit.cute import element_type
-from kernelcat.kernels.cute.gemm.mainloop import drain, make_mma, multiply
-from kernelcat.kernels.cute.gemm.raster import grouped
-from kernelcat.kernels.cute.gemm.ring import load, make_ring, memory, operand, stage_layouts
-from kernelcat.kernels.cute.gemm.stmatrix import registers_to_shared
-from kernelcat.kernels.cute.gemm.tma import load_atom, store_atom
+from kernelcat.kernels.cute.common.mainloop import drain, make_mma, multiply
+from kernelcat.kernels.cute.common.ring import load, make_ring, memory, operand, stage_layouts
+from kernelcat.kernels.cute.common.stmatrix import registers_to_shared
+from kernelcat.kernels.cute.common.tile_order import grouped
+from kernelcat.kernels.cute.common.tma import load_atom, store_atom
 
 BLOCK_K = 64
 SHARED_BYTES = 227 * 1024

@@ -26,7 +26,8 @@ from cutlass.cute.nvgpu import (
 )
 from cutlass.memory import SmemAllocator, TmemAllocator
 
-from kernelcat.kernels.cute.gemm.accumulators import (
+from kernelcat.kernels.cute.common.epilogue import VECTOR, Epilogue
+from kernelcat.kernels.cute.common.tensor_memory import (
     ACCUMULATORS,
     COLUMNS,
     LOAD_WARP,
@@ -35,9 +36,8 @@ from kernelcat.kernels.cute.gemm.accumulators import (
     THREADS,
     read_columns,
 )
-from kernelcat.kernels.cute.gemm.epilogue import VECTOR, Epilogue
-from kernelcat.kernels.cute.gemm.raster import grouped
-from kernelcat.kernels.cute.gemm.tma import partition
+from kernelcat.kernels.cute.common.tile_order import grouped
+from kernelcat.kernels.cute.common.tma import partition
 from kernelcat.kernels.cute.nvfp4_matmul.rings import make_rings
 from kernelcat.kernels.cute.nvfp4_matmul.scales import (
     ATOM_BYTES,

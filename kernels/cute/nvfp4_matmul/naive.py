@@ -6,8 +6,8 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float16, Float32, Int32, Int64, Uint8, Uint32
 
 from kernelcat.jit.cute import element_type
-from kernelcat.kernels.cute.gemm.epilogue import Epilogue
-from kernelcat.kernels.cute.nvfp4_quantize.fp4 import (
+from kernelcat.kernels.cute.common.epilogue import Epilogue
+from kernelcat.kernels.cute.common.fp4 import (
     block_size,
     code_value,
     scale_place,

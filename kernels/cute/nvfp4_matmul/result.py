@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from kernelcat.kernels.cute.gemm.epilogue import VECTOR
+from kernelcat.kernels.cute.common.epilogue import VECTOR
 
 PADDING = 4
 """Floats between rows of sums, so that a warp writes to 32 different banks."""

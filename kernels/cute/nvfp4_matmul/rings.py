@@ -3,7 +3,7 @@
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 
-from kernelcat.kernels.cute.gemm.accumulators import EPI_WARPS
+from kernelcat.kernels.cute.common.tensor_memory import EPI_WARPS
 
 
 def make_rings(storage, stages: int, stage_bytes: int, accumulators: int, ctas: int):

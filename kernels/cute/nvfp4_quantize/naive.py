@@ -6,7 +6,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8, Uint32
 
 from kernelcat.jit.cute import element_type
-from kernelcat.kernels.cute.nvfp4_quantize.fp4 import (
+from kernelcat.kernels.cute.common.fp4 import (
     CODES,
     NAN,
     block_size,

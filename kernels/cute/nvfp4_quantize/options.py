@@ -4,8 +4,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8, Uint32
 
-from kernelcat.kernels.cute.fp8_quantize.scaling import divide
-from kernelcat.kernels.cute.nvfp4_quantize.fp4 import reciprocal, scale_place
+from kernelcat.kernels.cute.common.fp4 import reciprocal, scale_place
+from kernelcat.kernels.cute.common.quantize import divide
 
 HADAMARD = 16
 ROUNDS = 10

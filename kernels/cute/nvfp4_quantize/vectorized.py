@@ -7,7 +7,7 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint32
 from cutlass.memory import SmemAllocator
 
 from kernelcat.jit.cute import element_type
-from kernelcat.kernels.cute.nvfp4_quantize.fp4 import (
+from kernelcat.kernels.cute.common.fp4 import (
     CODES,
     NAN,
     block_size,

@@ -8,7 +8,7 @@ import cutlass.utils.hopper_helpers as sm90
 from cutlass import Int16, Int32
 from cutlass.tensor_utils import LayoutEnum
 
-from kernelcat.kernels.cute.gemm.tma import partition
+from kernelcat.kernels.cute.common.tma import partition
 
 
 def stage_layouts(tile, dtype, stages):
