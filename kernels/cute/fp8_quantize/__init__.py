@@ -148,7 +148,6 @@ IMPLEMENTATIONS = (
         illegal=_illegal_vectorized,
         unpromising=_unpromising_vectorized,
         default=_vectorized_default,
-
         program=_vectorized_program,
         estimate=_vectorized_estimate,
         techniques={"vector load": "LDG.E.128", "fp8 conversion": "F2FP.SATFINITE.E4M3"},

@@ -66,4 +66,3 @@ class Naive:
                 for col in cutlass.range(first_col + lane, end_col, 32, unroll=1):
                     values[0] = Float32(mX[row, col]) * inverse
                     mQ[row, col] = Uint8(e4m3x4(values) & 0xFF)
-

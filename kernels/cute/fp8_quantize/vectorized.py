@@ -140,4 +140,3 @@ class Vectorized:
         for w in cutlass.range_constexpr(VECTOR // 4):
             words[w] = e4m3x4(scaled[None, w])
         cute.autovec_copy(words, target)
-

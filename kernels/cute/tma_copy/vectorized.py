@@ -71,4 +71,3 @@ class Vectorized:
                     cute.autovec_copy(rX[None, i], mD[None, vector, row])
             if chunk_in_row == row_chunks - 1 and tidx < tail_bytes:
                 mD[tidx, Int64(num_vectors), row] = mS[tidx, Int64(num_vectors), row]
-
