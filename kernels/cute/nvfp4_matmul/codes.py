@@ -46,7 +46,7 @@ def factors(scales, nvfp4: cutlass.Constexpr, half: cutlass.Constexpr):
     found = cute.make_rmem_tensor(2, Uint32)
     if cutlass.const_expr(nvfp4):
         # 2^-8 and 2^-120 of an e4m3 value when put in place; times 2^14 and 2^238 that is 2^6 and
-        # 2^118 of it, as much larger as codes are smaller, but for 2^-8.
+        # 2^118 of it, as much max_magnitude as codes are smaller, but for 2^-8.
         for i in cutlass.range_constexpr(2):
             byte = (Uint32(scales) >> (8 * i)) & Uint32(0xFF)
             both = byte | (byte << 16)

@@ -10,7 +10,7 @@ from kernelcat.kernels.cute.common.epilogue import Epilogue
 from kernelcat.kernels.cute.common.fp4 import (
     block_size,
     code_value,
-    scale_place,
+    scale_offset,
     scale_value,
 )
 from kernelcat.kernels.cute.paged_attn.fp8 import to_float
@@ -26,7 +26,7 @@ class Naive:
         self.epilogue = Epilogue(out, bias, activation, residual=False)
         self.coded, self.fp8 = kind == "float4_e2m1fn_x2", kind == "float8_e4m3fn"
         self.dtype = BFloat16 if self.coded or self.fp8 else element_type(kind)
-        self.nvfp4, self.tiles, self.size = nvfp4, tiles, block_size(nvfp4)
+        self.nvfp4, self.tiles, self.block_size = nvfp4, tiles, block_size(nvfp4)
 
     @cute.jit
     def __call__(
@@ -95,14 +95,14 @@ class Naive:
     ):  # fmt: skip
         """One element of factor * (A @ W^T) + bias."""
         total = Float32(0)
-        for block in cutlass.range(k // self.size, unroll=1):
+        for block in cutlass.range(k // self.block_size, unroll=1):
             scale = scale_value(Uint32(mWS[self.weight_scale(col, block, k)]), self.nvfp4)
             a_scale = Float32(1)
             if cutlass.const_expr(self.coded):
-                place = scale_place(Int64(row), block, k // self.size, True)
+                place = scale_offset(Int64(row), block, k // self.block_size, True)
                 a_scale = scale_value(Uint32(mAS[place]), self.nvfp4)
-            for i in cutlass.range(self.size, unroll=1):
-                at = block * self.size + i
+            for i in cutlass.range(self.block_size, unroll=1):
+                at = block * self.block_size + i
                 w = self.weight(mW, col, at, k) * scale
                 if cutlass.const_expr(self.dtype is Float16):
                     w = Float32(w.to(Float16))
@@ -139,14 +139,14 @@ class Naive:
     @cute.jit
     def weight_scale(self, col: Int32, block: Int32, k: Int32):
         """Where the scale of W[col, block] lies."""
-        num_blocks = k // self.size
+        num_blocks = k // self.block_size
         if cutlass.const_expr(self.tiles):
-            each = TILE_COLS // self.size
+            each = TILE_COLS // self.block_size
             tile = Int64(col // TILE_ROWS) * cute.ceil_div(k, TILE_COLS) + block // each
             within = (col % 8 * 2 + col % 16 // 8) * each + block % each
             place = tile * (TILE_ROWS * each) + within
         else:
-            place = scale_place(Int64(col), block, num_blocks, self.coded)
+            place = scale_offset(Int64(col), block, num_blocks, self.coded)
         return place
 
 

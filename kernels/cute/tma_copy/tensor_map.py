@@ -137,6 +137,5 @@ class TensorMap:
     ):
         """Start loading box (``row``, ``col``) into a stage."""
         with cute.arch.elect_one():
-
             cute.arch.mbarrier_arrive_and_expect_tx(full + stage, box_bytes)
         cute.copy(load, source[None, row, col], target[None, stage], tma_bar_ptr=full + stage)
