@@ -1,4 +1,4 @@
-"""The order in which tiles of a matrix are worked on."""
+"""The order in which the tiles of a matrix are computed."""
 
 import cutlass
 import cutlass.cute as cute
@@ -6,13 +6,15 @@ from cutlass import Int32
 
 
 @cute.jit
-def grouped(tile: Int32, tiles_m: Int32, tiles_n: Int32, group_m: cutlass.Constexpr[int]):
-    """Row and column of a tile: ``group_m`` rows down before the next column.
+def grouped_tile(
+    tile: Int32, num_tiles_m: Int32, num_tiles_n: Int32, group_m: cutlass.Constexpr[int]
+):
+    """Row and column of a tile, in tiles: ``group_m`` rows down, then the next column.
 
-    CTAs that run together then share what they read from L2.
+    Tiles that are computed at the same time then form a rectangle, whose operands are shared in L2.
     """
-    width = group_m * tiles_n
-    first_m = tile // width * group_m
-    group = cutlass.min(tiles_m - first_m, group_m)
-    inside = tile % width
-    return first_m + inside % group, inside // group
+    group_tiles = group_m * num_tiles_n
+    first_m = tile // group_tiles * group_m
+    rows = cutlass.min(num_tiles_m - first_m, group_m)
+    tile_in_group = tile % group_tiles
+    return first_m + tile_in_group % rows, tile_in_group // rows

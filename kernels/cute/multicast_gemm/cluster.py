@@ -23,7 +23,7 @@ from kernelcat.jit.cute import element_type
 from kernelcat.kernels.cute.common.mainloop import drain, make_mma, multiply
 from kernelcat.kernels.cute.common.ring import load, make_ring, memory, operand, stage_layouts
 from kernelcat.kernels.cute.common.stmatrix import registers_to_shared
-from kernelcat.kernels.cute.common.tile_order import grouped
+from kernelcat.kernels.cute.common.tile_order import grouped_tile
 from kernelcat.kernels.cute.common.tma import load_atom, store_atom
 
 BLOCK_K = 64
@@ -80,8 +80,8 @@ class Cluster:
         mA = cute.make_tensor(a, cute.make_layout((m, k), stride=(k, 1)))
         mB = cute.make_tensor(b, cute.make_layout((n, k), stride=(k, 1)))
         mD = cute.make_tensor(d, cute.make_layout((m, n), stride=(n, 1)))
-        tiles_m = cute.ceil_div(m, self.block_m * self.cluster_m)
-        tiles_n = cute.ceil_div(n, self.block_n * self.cluster_n)
+        num_tiles_m = cute.ceil_div(m, self.block_m * self.cluster_m)
+        num_tiles_n = cute.ceil_div(n, self.block_n * self.cluster_n)
 
         tiled_mma = make_mma(self.dtype, WARPGROUPS, self.block_n)
         tile = (self.block_m, self.block_n, BLOCK_K)
@@ -104,7 +104,7 @@ class Cluster:
         cluster_size = self.cluster_m * self.cluster_n
         self.kernel(
             a_atom, tA, b_atom, tB, d_atom, tD,
-            tiled_mma, a_layout, b_layout, d_layout, tiles_m, tiles_n,
+            tiled_mma, a_layout, b_layout, d_layout, num_tiles_m, num_tiles_n,
         ).launch(
             grid=(num_clusters * cluster_size, 1, 1),
             block=(THREADS, 1, 1),
@@ -126,8 +126,8 @@ class Cluster:
         a_layout: cute.ComposedLayout,
         b_layout: cute.ComposedLayout,
         d_layout: cute.ComposedLayout,
-        tiles_m: Int32,
-        tiles_n: Int32,
+        num_tiles_m: Int32,
+        num_tiles_n: Int32,
     ):
         tidx, _, _ = cute.arch.thread_idx()
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -156,7 +156,7 @@ class Cluster:
         cluster_size = self.cluster_m * self.cluster_n
         first = cute.arch.block_idx()[0] // cluster_size
         step = cute.arch.grid_dim()[0] // cluster_size
-        num_tiles = tiles_m * tiles_n
+        num_tiles = num_tiles_m * num_tiles_n
         k_tiles = cute.ceil_div(mA.shape[1], BLOCK_K)
 
         if warp_idx >= PRODUCER_WARP:
@@ -174,7 +174,7 @@ class Cluster:
                     pipeline.PipelineUserType.Producer, self.stages
                 )
                 for index in cutlass.range(first, num_tiles, step, unroll=1):
-                    m_idx, n_idx = self.tile_of(index, tiles_m, tiles_n, rank_m, rank_n)
+                    m_idx, n_idx = self.tile_of(index, num_tiles_m, num_tiles_n, rank_m, rank_n)
                     for k_idx in cutlass.range(k_tiles, unroll=1):
                         ring.producer_acquire(state)
                         barrier = ring.producer_get_barrier(state)
@@ -197,7 +197,7 @@ class Cluster:
                 pipeline.PipelineUserType.Consumer, self.stages
             )
             for index in cutlass.range(first, num_tiles, step, unroll=1):
-                m_idx, n_idx = self.tile_of(index, tiles_m, tiles_n, rank_m, rank_n)
+                m_idx, n_idx = self.tile_of(index, num_tiles_m, num_tiles_n, rank_m, rank_n)
                 acc.fill(0.0)
                 tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
                 read, release = multiply(
@@ -210,10 +210,10 @@ class Cluster:
 
     @cute.jit
     def tile_of(
-        self, index: Int32, tiles_m: Int32, tiles_n: Int32, rank_m: Int32, rank_n: Int32
+        self, index: Int32, num_tiles_m: Int32, num_tiles_n: Int32, rank_m: Int32, rank_n: Int32
     ):
         """Row and column, in tiles, of a CTA's share of the cluster's tile."""
-        row, col = grouped(index, tiles_m, tiles_n, self.group_m)
+        row, col = grouped_tile(index, num_tiles_m, num_tiles_n, self.group_m)
         return row * self.cluster_m + rank_m, col * self.cluster_n + rank_n
 
     @cute.jit
