@@ -131,7 +131,6 @@ IMPLEMENTATIONS = (
         space={"warps": (2, 4, 8), "unroll": (1, 2, 4, 8)},
         illegal=_illegal_fused,
         unpromising=_unpromising_fused,
-
         default=_fused_default,
         program=_fused_program,
         estimate=_fused_estimate,

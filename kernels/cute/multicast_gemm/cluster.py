@@ -1,10 +1,10 @@
 """GEMM on Hopper by clusters of thread blocks: persistent, warp-specialized, TMA in and out.
 
-The thread blocks of a cluster compute ``cluster_m`` x ``cluster_n`` neighbouring tiles. Tiles in one
-row need the same rows of A, tiles in one column the same rows of B. With ``multicast`` a thread
-block loads a slice of an operand that others need too, and TMA writes the slice to all of them;
-without, it loads its operands whole. A thread block whose tile lies outside of D works
-nevertheless: others need what it loads.
+The thread blocks of a cluster compute ``cluster_m`` x ``cluster_n`` neighbouring tiles. Tiles in a
+row need the same rows of A, tiles in a column the same rows of B. With ``multicast`` a thread block
+loads a slice of an operand that others need too, and TMA writes the slice to all of them; without,
+it loads its operands whole. A thread block whose tile lies outside of D works nevertheless: others
+need what it loads.
 
     barrier       who arrives (how many)                     who waits         for what
     full[stage]   producer (1) and TMA, bytes                consumers         a k-block has arrived

@@ -28,8 +28,8 @@ class Vectorized:
     def __call__(
         self,
         q: cute.Pointer,  # (m, k / 8) words of eight codes
-        scale: cute.Pointer,  # (m, k / 16 or 32) bytes, or padded
-        global_scale: cute.Pointer,  # (1,) float32, of NVFP4
+        scale: cute.Pointer,  # (m, k / 16 or 32) bytes; swizzled scales are padded
+        global_scale: cute.Pointer,  # (1,) float32, for NVFP4
         x: cute.Pointer,  # (m, k)
         m: Int32,
         k: Int32,

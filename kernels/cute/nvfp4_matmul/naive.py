@@ -91,8 +91,17 @@ class Naive:
 
     @cute.jit
     def product(
-        self, mA, mAS, mW, mWS, mBias, factor: Float32, row: Int32, col: Int32, k: Int32
-    ):  # fmt: skip
+        self,
+        mA: cute.Tensor,  # flat
+        mAS: cute.Tensor,  # flat
+        mW: cute.Tensor,  # flat
+        mWS: cute.Tensor,  # flat
+        mBias: cute.Tensor,  # (n,)
+        factor: Float32,
+        row: Int32,
+        col: Int32,
+        k: Int32,
+    ):
         """Element (row, col) of factor * (A @ W^T) + bias."""
         total = Float32(0)
         for block in cutlass.range(k // self.block_size, unroll=1):

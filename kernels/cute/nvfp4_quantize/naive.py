@@ -47,12 +47,12 @@ class Naive:
     def __call__(
         self,
         x: cute.Pointer,  # (m, k)
-        global_scale: cute.Pointer,  # (1,) float32, of NVFP4
-        weight: cute.Pointer,  # (k,), of RMSNorm
-        signs: cute.Pointer,  # (16,) float32, of the transform
-        seed: cute.Pointer,  # (2,) of random rounding
+        global_scale: cute.Pointer,  # (1,) float32, for NVFP4
+        weight: cute.Pointer,  # (k,), for RMSNorm
+        signs: cute.Pointer,  # (16,) float32, for the Hadamard transform
+        seed: cute.Pointer,  # (2,), for random rounding
         q: cute.Pointer,  # (m, k / 8) words of eight codes
-        scale: cute.Pointer,  # (m, k / 16 or 32) bytes, or padded
+        scale: cute.Pointer,  # (m, k / 16 or 32) bytes; swizzled scales are padded
         m: Int32,
         k: Int32,
         eps: Float32,

@@ -52,12 +52,12 @@ class Vectorized:
     def __call__(
         self,
         x: cute.Pointer,  # (m, k)
-        global_scale: cute.Pointer,  # (1,) float32, of NVFP4
-        weight: cute.Pointer,  # (k,), of RMSNorm
-        signs: cute.Pointer,  # (16,) float32, of the transform
-        seed: cute.Pointer,  # (2,) of random rounding
+        global_scale: cute.Pointer,  # (1,) float32, for NVFP4
+        weight: cute.Pointer,  # (k,), for RMSNorm
+        signs: cute.Pointer,  # (16,) float32, for the Hadamard transform
+        seed: cute.Pointer,  # (2,), for random rounding
         q: cute.Pointer,  # (m, k / 8) words of eight codes
-        scale: cute.Pointer,  # (m, k / 16 or 32) bytes, or padded
+        scale: cute.Pointer,  # (m, k / 16 or 32) bytes; swizzled scales are padded
         m: Int32,
         k: Int32,
         eps: Float32,
@@ -111,7 +111,18 @@ class Vectorized:
             self.quantize(mX, mQ, mS, mG, mSigns, mSeed, cta, tidx, k)
 
     @cute.jit
-    def quantize(self, mX, mQ, mS, mG, mSigns, mSeed, cta: Int32, tidx: Int32, k: Int32):
+    def quantize(
+        self,
+        mX: cute.Tensor,  # (8, num_vectors)
+        mQ: cute.Tensor,  # (num_vectors,) words
+        mS: cute.Tensor,  # bytes
+        mG: cute.Tensor,  # (1,)
+        mSigns: cute.Tensor,  # (16,)
+        mSeed: cute.Tensor,  # (2,)
+        cta: Int32,
+        tidx: Int32,
+        k: Int32,
+    ):
         """Quantize the vectors of a thread block."""
         num_vectors = mX.shape[1]
         first = Int64(cta) * (self.threads * self.unroll) + tidx
@@ -132,7 +143,20 @@ class Vectorized:
             self.write(h, mQ, mS, mG, mSigns, mSeed, vector, row, col, is_inside, tidx, k)
 
     @cute.jit
-    def normalize(self, mX, mW, mQ, mS, mG, mSigns, mSeed, cta: Int32, tidx: Int32, k: Int32, eps):
+    def normalize(
+        self,
+        mX: cute.Tensor,  # (8, num_vectors)
+        mW: cute.Tensor,  # (8, vectors of a row)
+        mQ: cute.Tensor,  # (num_vectors,) words
+        mS: cute.Tensor,  # bytes
+        mG: cute.Tensor,  # (1,)
+        mSigns: cute.Tensor,  # (16,)
+        mSeed: cute.Tensor,  # (2,)
+        cta: Int32,
+        tidx: Int32,
+        k: Int32,
+        eps: Float32,
+    ):
         """Normalize and quantize row ``cta``."""
         row_vectors = k // CODES
         first = Int64(cta) * row_vectors
