@@ -16,7 +16,7 @@ a tile: each writes float32 sums to a workspace, and the last one to finish adds
                    of the producer's lanes (32)                              scales have arrived
     empty[stage]   consumer warps of all thread blocks     producer          the stage may be
                    of the cluster (4 or 8 in each)                           overwritten
-    1 + warpgroup  a warpgroup (128 threads, named)        the same threads  partial sums or a part
+    1 + group      a warpgroup (128 threads, named)        the same threads  partial sums or a part
                                                                              of D are written
 
 Promotion, waves and tile shapes follow DeepGEMM's Hopper kernel, the ring follows CUTLASS's
@@ -234,121 +234,157 @@ class Wgmma:
         )
 
         num_k_blocks = cute.ceil_div(mA.shape[1], BLOCK)
-        cluster_idx = cute.arch.block_idx()[0] // self.cluster
-        num_clusters = cute.arch.grid_dim()[0] // self.cluster
-        num_items = num_tiles_m * num_tiles_n // self.cluster * num_splits
-
+        first = cute.arch.block_idx()[0] // self.cluster
+        step = cute.arch.grid_dim()[0] // self.cluster
+        items = first, num_tiles_m * num_tiles_n // self.cluster * num_splits, step
         if warp_idx >= self.producer_warp:
             if cutlass.const_expr(self.is_reallocated):
                 cute.arch.setmaxregister_decrease(40)
             if warp_idx == self.producer_warp:
-                whole_cluster = (1 << self.cluster) - 1
-                a_tile, b_tile = (self.block_m, BLOCK), (self.block_n, BLOCK)
-                a = operand(a_atom, sA, mA, a_tile, self.cluster_n, rank, whole_cluster)
-                b = operand(b_atom, sB, mB, b_tile, self.cluster_m, rank, whole_cluster)
-                state = pipeline.make_pipeline_state(
-                    pipeline.PipelineUserType.Producer, self.num_stages
-                )
-                for item in cutlass.range(cluster_idx, num_items, num_clusters, unroll=1):
-                    m_idx, n_idx, split_idx = self.tile_of(item, num_tiles_m, num_tiles_n, rank)
-                    k_begin = split_idx * num_k_blocks // num_splits
-                    k_end = (split_idx + 1) * num_k_blocks // num_splits
-                    a_row = m_idx * self.block_m
-                    b_row = n_idx * self.block_n
-                    if cutlass.const_expr(self.swap):
-                        a_row, b_row = n_idx * self.block_n, m_idx * self.block_m
-                    for k_idx in cutlass.range(k_begin, k_end, unroll=1):
-                        ring.producer_acquire(state)
-                        barrier = ring.producer_get_barrier(state)
-                        load(a, m_idx, k_idx, state.index, barrier)
-                        load(b, n_idx, k_idx, state.index, barrier)
-                        load_row_scales(
-                            mSA[None, None, k_idx], sSA[None, None, state.index], a_row
-                        )
-                        load_group_scales(
-                            mSB[None, None, k_idx],
-                            sSB[None, None, state.index],
-                            b_row,
-                            self.group_rows,
-                        )
-                        cute.arch.cp_async_mbarrier_arrive_noinc(barrier)
-                        state.advance()
-                # A thread block must not exit while the other one may still arrive at its barriers.
-                ring.producer_tail(state)
+                self.produce(
+                    a_atom, mA, mSA, b_atom, mB, mSB, sA, sSA, sB, sSB, ring,
+                    num_tiles_m, num_tiles_n, num_splits, num_k_blocks, items, rank,
+                )  # fmt: skip
         else:
             if cutlass.const_expr(self.is_reallocated):
                 cute.arch.setmaxregister_increase(232)
-            wg_idx = cute.arch.make_warp_uniform(tidx // WARPGROUP)
-            thr_mma = tiled_mma.get_slice(
-                cute.make_layout(self.num_warpgroups, stride=WARPGROUP)(wg_idx)
-            )
-            tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A(sA))
-            tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB))
-            # Coordinates in the tile of a thread's sums of the first wave.
-            cD = cute.make_identity_tensor((64 * self.num_warpgroups, self.block_n))
-            tCcD = tiled_mma.get_slice(tidx).partition_C(cD)
-            acc = cute.make_rmem_tensor(tCcD.shape, Float32)
-            sums = cute.make_rmem_tensor((*tCcD.shape, self.num_waves), Float32)
             sD = storage.d.get_tensor(d_layout.outer, swizzle=d_layout.inner)
-            sD = cute.logical_divide(sD, (None, None, self.d_stages))[None, None, (None, wg_idx)]
-            gD = cute.local_tile(mD, (64, self.part_n), (None, None))
-            state = pipeline.make_pipeline_state(
-                pipeline.PipelineUserType.Consumer, self.num_stages
-            )
-            for item in cutlass.range(cluster_idx, num_items, num_clusters, unroll=1):
-                m_idx, n_idx, split_idx = self.tile_of(item, num_tiles_m, num_tiles_n, rank)
-                k_begin = split_idx * num_k_blocks // num_splits
-                k_end = (split_idx + 1) * num_k_blocks // num_splits
-                sums.fill(0.0)
-                for _ in cutlass.range(k_begin, k_end, unroll=1):
-                    ring.consumer_wait(state)
-                    for wave in cutlass.range_constexpr(self.num_waves):
-                        # Before the products: all reads are done when the stage is released.
-                        rRows, rGroups = read_scales(
-                            sSA[0, None, state.index],
-                            sSB[0, None, state.index],
-                            tCcD,
-                            wave * self.mma_threads // 2,
-                            self.swap,
-                        )
-                        warpgroup.fence()
-                        for block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
-                            tiled_mma.set(warpgroup.Field.ACCUMULATE, block > 0)
-                            rows = tCrA[None, wave, block, state.index]
-                            rows = cute.make_tensor(rows.iterator, cute.append_ones(rows.layout, 2))
-                            cols = tCrB[None, None, block, state.index]
-                            cute.gemm(tiled_mma, acc, rows, cols, acc)
-                        warpgroup.commit_group()
-                        warpgroup.wait_group(0)
-                        if cutlass.const_expr(wave == self.num_waves - 1):
-                            ring.consumer_release(state)
-                        promote(acc, rRows, rGroups, sums[None, None, None, wave], self.swap)
-                    state.advance()
-                complete = cutlass.Boolean(True)
-                if cutlass.const_expr(self.is_split):
-                    tile = m_idx * num_tiles_n + n_idx
-                    complete = reduce_splits(
-                        sums,
-                        mP[None, None, tidx % WARPGROUP, wg_idx, tile, None],
-                        mCount.iterator + mCount.layout((wg_idx, tile)),
-                        storage.is_last.data_ptr() + wg_idx,
-                        split_idx,
-                        wg_idx + 1,
-                    )
-                if complete:
-                    store_tile(
-                        sums,
-                        make_mma(Float8E4M3FN, 1, self.block_n),
-                        sD,
-                        gD,
-                        d_atom,
-                        m_idx * (self.block_m // 64) + wg_idx,
-                        self.num_warpgroups,
-                        n_idx,
-                        wg_idx + 1,
-                        self.swap,
-                    )
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
+            self.consume(
+                tiled_mma, sA, sSA, sB, sSB, sD, d_atom, mD, mP, mCount,
+                storage.is_last.data_ptr(), ring, num_tiles_m, num_tiles_n, num_splits,
+                num_k_blocks, items, rank, tidx,
+            )  # fmt: skip
+
+    @cute.jit
+    def produce(
+        self,
+        a_atom: cute.CopyAtom,
+        mA: cute.Tensor,  # coordinates for TMA, as in ``kernel``
+        mSA: cute.Tensor,  # (1, m, num_k_blocks)
+        b_atom: cute.CopyAtom,
+        mB: cute.Tensor,  # coordinates for TMA, as in ``kernel``
+        mSB: cute.Tensor,  # (1, num_n_blocks, num_k_blocks)
+        sA: cute.Tensor,  # (block_m, BLOCK, stages)
+        sSA: cute.Tensor,  # (1, rows_a, stages)
+        sB: cute.Tensor,  # (block_n, BLOCK, stages)
+        sSB: cute.Tensor,  # (1, groups, stages)
+        ring: pipeline.PipelineTmaAsync,
+        num_tiles_m: Int32,
+        num_tiles_n: Int32,
+        num_splits: Int32,
+        num_k_blocks: Int32,
+        items: tuple[Int32, Int32, Int32],  # the first one, the end, the step
+        rank: Int32,
+    ):
+        """The producer warp: loads operands and scales of all work items of this thread block."""
+        whole_cluster = (1 << self.cluster) - 1
+        a_tile, b_tile = (self.block_m, BLOCK), (self.block_n, BLOCK)
+        a = operand(a_atom, sA, mA, a_tile, self.cluster_n, rank, whole_cluster)
+        b = operand(b_atom, sB, mB, b_tile, self.cluster_m, rank, whole_cluster)
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.num_stages)
+        first, end, step = items
+        for item in cutlass.range(first, end, step, unroll=1):
+            m_idx, n_idx, split_idx = self.tile_of(item, num_tiles_m, num_tiles_n, rank)
+            k_begin = split_idx * num_k_blocks // num_splits
+            k_end = (split_idx + 1) * num_k_blocks // num_splits
+            a_row = m_idx * self.block_m
+            b_row = n_idx * self.block_n
+            if cutlass.const_expr(self.swap):
+                a_row, b_row = n_idx * self.block_n, m_idx * self.block_m
+            for k_idx in cutlass.range(k_begin, k_end, unroll=1):
+                ring.producer_acquire(state)
+                barrier = ring.producer_get_barrier(state)
+                load(a, m_idx, k_idx, state.index, barrier)
+                load(b, n_idx, k_idx, state.index, barrier)
+                load_row_scales(mSA[None, None, k_idx], sSA[None, None, state.index], a_row)
+                load_group_scales(
+                    mSB[None, None, k_idx], sSB[None, None, state.index], b_row, self.group_rows
+                )
+                cute.arch.cp_async_mbarrier_arrive_noinc(barrier)
+                state.advance()
+        # A thread block must not exit while the other one may still arrive at its barriers.
+        ring.producer_tail(state)
+
+    @cute.jit
+    def consume(
+        self,
+        tiled_mma: cute.TiledMma,
+        sA: cute.Tensor,  # (block_m, BLOCK, stages)
+        sSA: cute.Tensor,  # (1, rows_a, stages)
+        sB: cute.Tensor,  # (block_n, BLOCK, stages)
+        sSB: cute.Tensor,  # (1, groups, stages)
+        sD: cute.Tensor,  # (64, part_n, d_stages * warpgroups)
+        d_atom: cute.CopyAtom,
+        mD: cute.Tensor,  # coordinates for TMA, as in ``kernel``
+        mP: cute.Tensor,  # (4, vectors, 128, warpgroups, tiles, num_splits)
+        mCount: cute.Tensor,  # (warpgroups, tiles)
+        is_last: cute.Pointer,  # (warpgroups,) in shared memory
+        ring: pipeline.PipelineTmaAsync,
+        num_tiles_m: Int32,
+        num_tiles_n: Int32,
+        num_splits: Int32,
+        num_k_blocks: Int32,
+        items: tuple[Int32, Int32, Int32],  # the first one, the end, the step
+        rank: Int32,
+        tidx: Int32,
+    ):
+        """The consumer warpgroups: multiply, promote, reduce splits, store."""
+        group = cute.arch.make_warp_uniform(tidx // WARPGROUP)
+        thr_mma = tiled_mma.get_slice(
+            cute.make_layout(self.num_warpgroups, stride=WARPGROUP)(group)
+        )
+        tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A(sA))
+        tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB))
+        # Coordinates in the tile of a thread's sums of the first wave.
+        cD = cute.make_identity_tensor((64 * self.num_warpgroups, self.block_n))
+        tCcD = tiled_mma.get_slice(tidx).partition_C(cD)
+        acc = cute.make_rmem_tensor(tCcD.shape, Float32)
+        sums = cute.make_rmem_tensor((*tCcD.shape, self.num_waves), Float32)
+        sD = cute.logical_divide(sD, (None, None, self.d_stages))[None, None, (None, group)]
+        gD = cute.local_tile(mD, (64, self.part_n), (None, None))
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.num_stages)
+        first, end, step = items
+        for item in cutlass.range(first, end, step, unroll=1):
+            m_idx, n_idx, split_idx = self.tile_of(item, num_tiles_m, num_tiles_n, rank)
+            k_begin = split_idx * num_k_blocks // num_splits
+            k_end = (split_idx + 1) * num_k_blocks // num_splits
+            sums.fill(0.0)
+            for _ in cutlass.range(k_begin, k_end, unroll=1):
+                ring.consumer_wait(state)
+                for wave in cutlass.range_constexpr(self.num_waves):
+                    # Before the products: all reads are done when the stage is released.
+                    rRows, rGroups = read_scales(
+                        sSA[0, None, state.index], sSB[0, None, state.index], tCcD,
+                        wave * self.mma_threads // 2, self.swap,
+                    )  # fmt: skip
+                    warpgroup.fence()
+                    for block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+                        tiled_mma.set(warpgroup.Field.ACCUMULATE, block > 0)
+                        rows = tCrA[None, wave, block, state.index]
+                        rows = cute.make_tensor(rows.iterator, cute.append_ones(rows.layout, 2))
+                        cols = tCrB[None, None, block, state.index]
+                        cute.gemm(tiled_mma, acc, rows, cols, acc)
+                    warpgroup.commit_group()
+                    warpgroup.wait_group(0)
+                    if cutlass.const_expr(wave == self.num_waves - 1):
+                        ring.consumer_release(state)
+                    promote(acc, rRows, rGroups, sums[None, None, None, wave], self.swap)
+                state.advance()
+            complete = cutlass.Boolean(True)
+            if cutlass.const_expr(self.is_split):
+                tile = m_idx * num_tiles_n + n_idx
+                complete = reduce_splits(
+                    sums, mP[None, None, tidx % WARPGROUP, group, tile, None],
+                    mCount.iterator + mCount.layout((group, tile)),
+                    is_last + group, split_idx, group + 1,
+                )  # fmt: skip
+            if complete:
+                row_idx = m_idx * (self.block_m // 64) + group
+                store_tile(
+                    sums, make_mma(Float8E4M3FN, 1, self.block_n), sD, gD, d_atom,
+                    row_idx, self.num_warpgroups, n_idx, group + 1, self.swap,
+                )  # fmt: skip
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
     def tile_of(self, item: Int32, num_tiles_m: Int32, num_tiles_n: Int32, rank: Int32):
