@@ -173,57 +173,102 @@ class Cluster:
         cluster_size = self.cluster_m * self.cluster_n
         first = cute.arch.block_idx()[0] // cluster_size
         step = cute.arch.grid_dim()[0] // cluster_size
-        num_tiles = num_tiles_m * num_tiles_n
+        tiles = first, num_tiles_m * num_tiles_n, step
         num_k_blocks = cute.ceil_div(mA.shape[1], BLOCK_K)
 
         if warp_idx >= PRODUCER_WARP:
             cute.arch.setmaxregister_decrease(40)
             if warp_idx == PRODUCER_WARP:
-                a = operand(
-                    a_atom, sA, mA, (self.block_m, BLOCK_K),
-                    self.num_sharers_a, rank_n, self.row_mask << rank_m,
+                self.produce(
+                    a_atom, mA, b_atom, mB, sA, sB, ring, tiles, num_tiles_m, num_tiles_n,
+                    num_k_blocks, rank_m, rank_n,
                 )  # fmt: skip
-                b = operand(
-                    b_atom, sB, mB, (self.block_n, BLOCK_K),
-                    self.num_sharers_b, rank_m, self.column_mask << (rank_n * self.cluster_m),
-                )  # fmt: skip
-                state = pipeline.make_pipeline_state(
-                    pipeline.PipelineUserType.Producer, self.num_stages
-                )
-                for index in cutlass.range(first, num_tiles, step, unroll=1):
-                    m_idx, n_idx = self.tile_of(index, num_tiles_m, num_tiles_n, rank_m, rank_n)
-                    for k_idx in cutlass.range(num_k_blocks, unroll=1):
-                        ring.producer_acquire(state)
-                        barrier = ring.producer_get_barrier(state)
-                        load(a, m_idx, k_idx, state.index, barrier)
-                        load(b, n_idx, k_idx, state.index, barrier)
-                        state.advance()
-                # A thread block must not exit while others may still arrive at its barriers.
-                ring.producer_tail(state)
         else:
             cute.arch.setmaxregister_increase(232)
-            warpgroup_idx = cute.arch.make_warp_uniform(tidx // 128)
-            thr_mma = tiled_mma.get_slice(cute.make_layout(WARPGROUPS, stride=128)(warpgroup_idx))
-            tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A(sA))
-            tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB))
-            acc = cute.make_rmem_tensor(
-                tiled_mma.partition_shape_C((self.block_m, self.block_n)), Float32
+            self.consume(
+                tiled_mma, sA, sB, sD, d_atom, mD, ring, tiles, num_tiles_m, num_tiles_n,
+                num_k_blocks, rank_m, rank_n, tidx, warp_idx,
+            )  # fmt: skip
+
+    @cute.jit
+    def produce(
+        self,
+        a_atom: cute.CopyAtom,
+        mA: cute.Tensor,  # (m, k), coordinates for TMA
+        b_atom: cute.CopyAtom,
+        mB: cute.Tensor,  # (n, k), coordinates for TMA
+        sA: cute.Tensor,  # (block_m, BLOCK_K, stages)
+        sB: cute.Tensor,  # (block_n, BLOCK_K, stages)
+        ring: pipeline.PipelineTmaAsync,
+        tiles: tuple[Int32, Int32, Int32],  # the first one, the end, the step
+        num_tiles_m: Int32,
+        num_tiles_n: Int32,
+        num_k_blocks: Int32,
+        rank_m: Int32,
+        rank_n: Int32,
+    ):
+        """The producer warp: loads the k-blocks of all tiles of this thread block."""
+        first, end, step = tiles
+        a = operand(
+            a_atom, sA, mA, (self.block_m, BLOCK_K),
+            self.num_sharers_a, rank_n, self.row_mask << rank_m,
+        )  # fmt: skip
+        b = operand(
+            b_atom, sB, mB, (self.block_n, BLOCK_K),
+            self.num_sharers_b, rank_m, self.column_mask << (rank_n * self.cluster_m),
+        )  # fmt: skip
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.num_stages)
+        for index in cutlass.range(first, end, step, unroll=1):
+            m_idx, n_idx = self.tile_of(index, num_tiles_m, num_tiles_n, rank_m, rank_n)
+            for k_idx in cutlass.range(num_k_blocks, unroll=1):
+                ring.producer_acquire(state)
+                barrier = ring.producer_get_barrier(state)
+                load(a, m_idx, k_idx, state.index, barrier)
+                load(b, n_idx, k_idx, state.index, barrier)
+                state.advance()
+        # A thread block must not exit while others may still arrive at its barriers.
+        ring.producer_tail(state)
+
+    @cute.jit
+    def consume(
+        self,
+        tiled_mma: cute.TiledMma,
+        sA: cute.Tensor,  # (block_m, BLOCK_K, stages)
+        sB: cute.Tensor,  # (block_n, BLOCK_K, stages)
+        sD: cute.Tensor,  # (128, 64, PART_STAGES)
+        d_atom: cute.CopyAtom,
+        mD: cute.Tensor,  # (m, n), coordinates for TMA
+        ring: pipeline.PipelineTmaAsync,
+        tiles: tuple[Int32, Int32, Int32],  # the first one, the end, the step
+        num_tiles_m: Int32,
+        num_tiles_n: Int32,
+        num_k_blocks: Int32,
+        rank_m: Int32,
+        rank_n: Int32,
+        tidx: Int32,
+        warp_idx: Int32,
+    ):
+        """The consumer warpgroups: multiply and store."""
+        first, end, step = tiles
+        group = cute.arch.make_warp_uniform(tidx // 128)
+        thr_mma = tiled_mma.get_slice(cute.make_layout(WARPGROUPS, stride=128)(group))
+        tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A(sA))
+        tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB))
+        acc_shape = tiled_mma.partition_shape_C((self.block_m, self.block_n))
+        acc = cute.make_rmem_tensor(acc_shape, Float32)
+        read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.num_stages)
+        release = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.num_stages)
+        for index in cutlass.range(first, end, step, unroll=1):
+            m_idx, n_idx = self.tile_of(index, num_tiles_m, num_tiles_n, rank_m, rank_n)
+            acc.fill(0.0)
+            tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+            read, release = multiply(
+                tiled_mma, acc, tCrA, tCrB, ring, read, release, 0, num_k_blocks
             )
-            read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.num_stages)
-            release = pipeline.make_pipeline_state(
-                pipeline.PipelineUserType.Consumer, self.num_stages
-            )
-            for index in cutlass.range(first, num_tiles, step, unroll=1):
-                m_idx, n_idx = self.tile_of(index, num_tiles_m, num_tiles_n, rank_m, rank_n)
-                acc.fill(0.0)
-                tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
-                read, release = multiply(
-                    tiled_mma, acc, tCrA, tCrB, ring, read, release, 0, num_k_blocks
-                )
-                release = drain(ring, release)
-                gD = cute.local_tile(mD, (self.block_m, self.block_n), (m_idx, n_idx))
-                self.store_tile(acc, tiled_mma, sD, gD, d_atom, tidx, warp_idx)
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
+            release = drain(ring, release)
+            gD = cute.local_tile(mD, (self.block_m, self.block_n), (m_idx, n_idx))
+            self.store_tile(acc, tiled_mma, sD, gD, d_atom, tidx, warp_idx)
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
     def tile_of(
