@@ -11,7 +11,7 @@ the first one issues the products of both.
     accumulators, full   MMA warp's tcgen05.commit (1)     readers      the products are done
     accumulators, empty  readers (128 of each SM)          MMA warp     the products may begin
     allocation           all threads (192, named)          all threads  tensor memory has an address
-    freed                a warp of the other SM (32)       warp 0       it has read its accumulators
+    freed                a warp of the other SM (32)       warp 0       the other SM is done reading
 
 The MMA warp is that of the first SM of a pair.
 """

@@ -74,13 +74,13 @@ NAIVE = Implementation(
 # wgmma ------------------------------------------------------------------------------------------
 
 MAX_SWAPPED_M = 64
-"""Up to so many rows, A takes WGMMA's narrow side and the weights its side of 64 rows."""
+"""With at most this many rows, A takes WGMMA's narrow side and the weights the side of 64 rows."""
 SWAPPED_BLOCK_N = (16, 32, 64)
 
 TILES = ((256, 128), (128, 192), (128, 160), (128, 128), (128, 64))
 """Tiles that are not swapped: registers do not hold the sums and accumulators of larger ones."""
 SPLIT_TILES = ((128, 128), (128, 64))
-"""Of these tiles registers hold the sums and, besides, the partial sums of another split."""
+"""Tiles whose sums fit into registers together with the partial sums of another split."""
 
 
 def _cluster_shape(config: Config) -> tuple[int, int]:
@@ -138,7 +138,10 @@ def _illegal_wide(config: Config) -> str | None:
 def _illegal_split(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     split_k, num_tiles = config["split_k"], _num_tiles(problem, config)
     if split_k > 1 and num_tiles * split_k > 2 * gpu.sms:
-        return f"split_k={split_k}: partial sums of {num_tiles * split_k} tiles are too many"
+        return (
+            f"split_k={split_k} leaves partial sums of {num_tiles * split_k} tiles: "
+            f"at most {2 * gpu.sms}, two for each SM"
+        )
     if split_k > ceil(problem["K"] / BLOCK):
         return f"K={problem['K']} has no k-block for each of split_k={split_k}"
     return None

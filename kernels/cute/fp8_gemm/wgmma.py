@@ -8,7 +8,7 @@ promotes, the products of the other one keep the tensor cores busy. A warpgroup 
 in *waves* of 64, so that all waves use the same accumulators.
 
 With ``swap`` the kernel computes D^T = B @ A^T: the rows of B, the weights, fill WGMMA's side of 64
-rows, and the few rows of A its narrow side. With ``is_split`` several thread blocks split the K of
+rows, and the few rows of A the narrow side. With ``is_split`` several thread blocks split the K of
 a tile: each writes float32 sums to a workspace, and the last one to finish adds them up in order.
 
     barrier        who arrives (how many)                  who waits         for what

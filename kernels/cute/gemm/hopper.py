@@ -19,7 +19,7 @@ WGMMA_MIN_M = 65
 CLUSTERS = {"1x1": (1, 1), "2x1": (2, 1), "1x2": (1, 2)}
 """Thread blocks of a cluster along M and along N."""
 MAX_SLOWDOWN = 1.08
-"""A configuration is not promising if its estimate is this factor above the least."""
+"""A configuration is unpromising if its estimate is more than the least one times this factor."""
 
 L2_BYTES_PER_CYCLE = 256
 FLOPS_PER_CYCLE = 4096
@@ -90,7 +90,7 @@ def _unpromising_wgmma(config: Config, problem: Problem, gpu: Gpu) -> str | None
         return reason
     time_us, best_us = _wgmma_estimate(problem, config, gpu), _best_wgmma_us(problem, gpu)
     if time_us - LAUNCH_US > MAX_SLOWDOWN * (best_us - LAUNCH_US):
-        return f"its estimate is {time_us / best_us:.2f} times the least one"
+        return f"the estimate is {time_us / best_us:.2f} times the least estimate"
     return None
 
 

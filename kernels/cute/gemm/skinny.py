@@ -1,6 +1,6 @@
 """GEMM of few rows on Hopper: weights on WGMMA's side of 64 rows, split-K within a cluster.
 
-D^T = B @ A^T: the rows of B, the weights, fill WGMMA's side of 64 rows, and the few rows of A its
+D^T = B @ A^T: the rows of B, the weights, fill WGMMA's side of 64 rows, and the few rows of A the
 narrow side. Where tiles alone would leave SMs idle, the thread blocks of a cluster split the K of a
 tile: each leaves partial sums in its shared memory, and each then adds up and stores a part of the
 tile. They read each other's partial sums through distributed shared memory, always in the same

@@ -94,8 +94,8 @@ NAIVE = Implementation(
 
 # tiled ------------------------------------------------------------------------------------------
 
-MAX_WAVES_OF_PARTIALS = 8
-"""Split-K leaves partial sums for at most so many tiles on each SM."""
+MAX_PARTIALS_PER_SM = 8
+"""Tiles of partial sums that split-K may leave, for each SM."""
 
 
 def _num_tiles(problem: Problem, config: Config) -> int:
@@ -114,7 +114,10 @@ def _illegal_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     n, k = problem["N"], problem["K"]
     unit = 8 * span(problem)
     if problem["packing"] == "tiles" or problem["dtype"] == FP4:
-        return "a lane reads 32 neighbouring weights of a row, and their linear scales"
+        return (
+            f"packing={problem['packing']}, dtype={problem['dtype']}: `tiled` reads W in rows "
+            f"with scales in linear order, and A in 8 or 16 bits"
+        )
     if k == 0 or k % 32 or n % unit:
         return (
             f"rows are copied in whole 16-byte units: K={k} must be a multiple of 32 and not 0, "
@@ -134,8 +137,11 @@ def _illegal_split(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if config["block_m"] > 64:
         return "partial sums are added up by one warpgroup: tiles of 128 rows have two"
     num_partials = _num_tiles(problem, config) * split_k
-    if num_partials > MAX_WAVES_OF_PARTIALS * gpu.sms:
-        return f"split_k={split_k}: partial sums of {num_partials} tiles are too many"
+    if num_partials > MAX_PARTIALS_PER_SM * gpu.sms:
+        return (
+            f"split_k={split_k} leaves partial sums of {num_partials} tiles: "
+            f"at most {MAX_PARTIALS_PER_SM} for each SM"
+        )
     if ceil(problem["K"] / BLOCK_K) < split_k:
         return f"K={problem['K']} has no k-block for each of split_k={split_k}"
     return None
@@ -179,7 +185,7 @@ def _tiled_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 WEIGHTS_PER_SECOND = 8e9
-"""Weights that an SM decodes."""
+"""Weights that an SM decodes in a second."""
 
 
 def _tiled_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
@@ -230,7 +236,10 @@ def _illegal_block_scaled(config: Config, problem: Problem, gpu: Gpu) -> str | N
     n, k = problem["N"], problem["K"]
     unit = 8 * span(problem)
     if problem["dtype"] != FP4 or problem["packing"] != "rows":
-        return "block-scaled tensor cores take A in 4 bits, and W in rows"
+        return (
+            f"packing={problem['packing']}, dtype={problem['dtype']}: "
+            f"block-scaled tensor cores take A in 4 bits, and TMA takes W in rows"
+        )
     if k == 0 or k % 32:
         return f"TMA needs whole 16-byte units: K={k} must be a multiple of 32 and not 0"
     if n % unit:

@@ -298,7 +298,12 @@ class BlockScaled:
         return cute.make_tensor(cute.recast_ptr(tmem_ptr + column, dtype=self.scale_type), layout)
 
     @cute.jit
-    def scales_of_tile(self, tmem_ptr: cute.Pointer, tSW: cute.Tensor, n_idx: Int32):
+    def scales_of_tile(
+        self,
+        tmem_ptr: cute.Pointer,
+        tSW: cute.Tensor,  # W's scales of a stage in tensor memory
+        n_idx: Int32,
+    ):
         """W's scales of a tile: tiles of 64 rows use two of an atom's four columns of 32 rows."""
         found = tSW
         if cutlass.const_expr(self.block_n < ATOM_ROWS):

@@ -122,7 +122,13 @@ class Naive:
         return total
 
     @cute.jit
-    def activation(self, mA: cute.Tensor, row: Int32, at: Int32, k: Int32):
+    def activation(
+        self,
+        mA: cute.Tensor,  # flat
+        row: Int32,
+        at: Int32,
+        k: Int32,
+    ):
         """A[row, at] without scales."""
         if cutlass.const_expr(self.is_coded):
             value = code_of(mA[Int64(row) * (k // 2) + at // 2], at % 2)
@@ -133,7 +139,13 @@ class Naive:
         return value
 
     @cute.jit
-    def weight(self, mW: cute.Tensor, col: Int32, at: Int32, k: Int32):
+    def weight(
+        self,
+        mW: cute.Tensor,  # flat
+        col: Int32,
+        at: Int32,
+        k: Int32,
+    ):
         """W[col, at] without scales; tiles are laid out as in reference/_fp4_tiles.py."""
         if cutlass.const_expr(self.tiles):
             tile = Int64(col // TILE_ROWS) * cute.ceil_div(k, TILE_COLS) + at // TILE_COLS

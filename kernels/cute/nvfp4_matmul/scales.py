@@ -51,7 +51,11 @@ def place_of(n_idx, block_n: int):
     return n_idx * block_n // rows, n_idx * block_n % rows // 32
 
 
-def load_atom(group: tcgen05.CtaGroup, tensor: cute.Tensor, stages: cute.Layout):
+def load_atom(
+    group: tcgen05.CtaGroup,
+    tensor: cute.Tensor,  # (PAIRS, atoms along K, atoms along the rows)
+    stages: cute.Layout,  # (PAIRS, atoms_k, atoms_rows, stages)
+):
     """TMA loads from a tensor that ``stored`` makes into a stage of a layout of ``stages_of``."""
     return cpasync.make_tiled_tma_atom(
         cpasync.CopyBulkTensorTileG2SOp(group),
@@ -61,12 +65,19 @@ def load_atom(group: tcgen05.CtaGroup, tensor: cute.Tensor, stages: cute.Layout)
     )
 
 
-def as_pairs(sS: cute.Tensor, stages: cute.Layout) -> cute.Tensor:
+def as_pairs(
+    sS: cute.Tensor,  # stages of scales, in the layout that the products read
+    stages: cute.Layout,  # (PAIRS, atoms_k, atoms_rows, stages)
+) -> cute.Tensor:
     """Stages of scales in the layout that TMA fills, in pairs."""
     return cute.make_tensor(cute.recast_ptr(sS.iterator, dtype=Int16), stages)
 
 
-def to_tensor_memory(group: tcgen05.CtaGroup, sS: cute.Tensor, tS: cute.Tensor):
+def to_tensor_memory(
+    group: tcgen05.CtaGroup,
+    sS: cute.Tensor,  # stages of scales, in the layout that the products read
+    tS: cute.Tensor,  # scales of one stage in tensor memory
+):
     """``tcgen05.cp`` of a stage of scales into tensor memory.
 
     Returns the copy, its sources (a shared memory descriptor for each stage) and its target. The
