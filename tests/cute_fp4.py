@@ -21,9 +21,14 @@ HOST = SimpleNamespace(xp=np, synchronize=lambda: None)
 
 
 def epilogue(write: Any) -> Any:
-    """In place of gemm's: what it would be given of a row, to ``write``."""
-    return lambda *told, **residual: SimpleNamespace(
-        span=1, gated=False, bias=False, dtype="float32", activate=lambda z: z, store_vector=write
+    """Stands in for ``Epilogue``: ``write`` gets each vector of the product."""
+    return lambda *axes, **residual: SimpleNamespace(
+        span=1,
+        is_gated=False,
+        bias=False,
+        dtype="float32",
+        activate=lambda z: z,
+        store_vector=write,
     )
 
 

@@ -75,7 +75,7 @@ def ways(format: str, block_n: int, ctas: int) -> tuple[Way, Way]:
             (found[1], N, kernel.atoms_n, w_layout, tw_layout),
         ):
             way.stored = places(scales.stored(pointer, rows, K, kernel.size).layout)
-            stages = scales.stages_of(kernel.atoms_k, atoms, kernel.stages)
+            stages = scales.stages_of(kernel.atoms_k, atoms, kernel.num_stages)
             way.box, way.stages = stages.shape[:3], places(stages)
             smem, tmem = cutlass.AddressSpace.smem, cutlass.AddressSpace.tmem
             kind = kernel.scale_type
@@ -176,8 +176,8 @@ def test_stages_fit_into_shared_memory(format: str, block_n: int, ctas: int) -> 
     kernel = kernel_of(format, block_n, ctas)
     codes = (128 + block_n // ctas) * 128
     scales = (128 + max(block_n, 128)) * 256 // BLOCKS[format]
-    assert kernel.stages >= 4
-    assert 1024 + kernel.stages * (codes + scales) <= B200.shared_bytes
+    assert kernel.num_stages >= 4
+    assert 1024 + kernel.num_stages * (codes + scales) <= B200.shared_bytes
 
 
 # ---- compiled ------------------------------------------------------------------------------------

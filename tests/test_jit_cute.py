@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -42,13 +43,12 @@ def test_the_digest_covers_imported_catalog_files(
 ) -> None:
     source = cute.CuteSource("gemm.tiled:Tiled", NAIVE.params)
     before = source.digest()
-    folder = tmp_path / "cute" / "gemm"
-    folder.mkdir(parents=True)
-    for file in (paths.data("kernels") / "cute" / "gemm").glob("*.py"):
-        folder.joinpath(file.name).write_text(file.read_text())
+    kernels = tmp_path / "cute"
+    for folder in ("gemm", "common"):
+        shutil.copytree(paths.data("kernels") / "cute" / folder, kernels / folder)
     monkeypatch.setattr(paths, "data", lambda name: tmp_path)
     assert source.digest() == before
-    with folder.joinpath("raster.py").open("a") as file:
+    with kernels.joinpath("common", "tile_order.py").open("a") as file:
         file.write("CHANGED = 1\n")
     assert source.digest() != before
 

@@ -9,9 +9,9 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
+from kernelcat.kernels.cute.common.stmatrix import registers_to_shared
 from kernelcat.kernels.cute.flashmla.place import LATENT, ROW
 from kernelcat.kernels.cute.flashmla.softmax import ROWS, hide, online
-from kernelcat.kernels.cute.gemm.stmatrix import registers_to_shared
 from kernelcat.kernels.cute.paged_attn.softmax import exp2
 
 GROUPS = 2

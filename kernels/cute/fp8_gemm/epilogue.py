@@ -1,21 +1,20 @@
-"""A warpgroup's sums -> bfloat16 -> shared memory -> TMA, 64 rows and some columns at a time."""
+"""From the sums of a warpgroup to D: rounded to bfloat16, through shared memory, by TMA."""
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Int32
 
-from kernelcat.kernels.cute.gemm.stmatrix import registers_to_shared
-from kernelcat.kernels.cute.gemm.tma import partition
-
-WARPGROUP = 128
+from kernelcat.kernels.cute.common.split_k import WARPGROUP
+from kernelcat.kernels.cute.common.stmatrix import registers_to_shared
+from kernelcat.kernels.cute.common.tma import partition
 
 
 @cute.jit
 def store_tile(
-    total: cute.Tensor,  # ((2, 2, n / 8), 1, 1, waves): a thread's sums
+    sums: cute.Tensor,  # ((2, 2, block_n / 8), 1, 1, waves) of a thread
     tiled_mma: cute.TiledMma,  # of one warpgroup
-    sD: cute.Tensor,  # (64, epi_n, epi_stages): the warpgroup's own
-    gD: cute.Tensor,  # (64, epi_n, row tiles, column tiles)
+    sD: cute.Tensor,  # (64, part_n, stages) of the warpgroup
+    gD: cute.Tensor,  # (64, part_n, row tiles, column tiles), coordinates for TMA
     d_atom: cute.CopyAtom,
     row_idx: Int32,
     wave_rows: cutlass.Constexpr[int],
@@ -23,23 +22,23 @@ def store_tile(
     barrier_id: Int32,
     transpose: cutlass.Constexpr[bool],
 ):
-    """Store waves ``wave_rows`` row tiles apart, the first one from ``row_idx`` on.
+    """Store the waves of a warpgroup; the first is row tile ``row_idx``.
 
-    Each warpgroup for itself: the other one may be a stage behind. ``transpose`` is for a D whose
-    rows (of the tile) are contiguous.
+    The others follow ``wave_rows`` row tiles apart. Warpgroups store independently: one may be a
+    stage behind the other. ``transpose`` is for an ``sD`` whose columns are contiguous.
     """
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     leader = cute.arch.make_warp_uniform(thread // 32) == 0
     r2s, tRS_rD, tRS_sD = registers_to_shared(tiled_mma, sD, thread, BFloat16, transpose)
     values = cute.size(tRS_rD)
     bSG_sD, bSG_gD = partition(d_atom, sD, gD)
-    waves, epi_stages = cute.size(total, mode=[3]), cute.size(sD, mode=[2])
-    parts = cute.size(total, mode=[0]) // values
-    for i in cutlass.range_constexpr(waves * parts):
-        wave, part, stage = i // parts, i % parts, i % epi_stages
-        tRS_rAcc = r2s.retile(total[None, None, None, wave])
-        if leader:  # the buffer must have been read by its last store
-            cute.arch.cp_async_bulk_wait_group(epi_stages - 1, read=True)
+    num_waves, num_stages = cute.size(sums, mode=[3]), cute.size(sD, mode=[2])
+    num_parts = cute.size(sums, mode=[0]) // values
+    for i in cutlass.range_constexpr(num_waves * num_parts):
+        wave, part, stage = i // num_parts, i % num_parts, i % num_stages
+        tRS_rAcc = r2s.retile(sums[None, None, None, wave])
+        if leader:  # wait until the last store from this stage has read it
+            cute.arch.cp_async_bulk_wait_group(num_stages - 1, read=True)
         cute.arch.barrier(barrier_id=barrier_id, number_of_threads=WARPGROUP)
         for v in cutlass.range_constexpr(values):
             tRS_rD[v] = tRS_rAcc[part * values + v].to(BFloat16)
@@ -47,6 +46,6 @@ def store_tile(
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.barrier(barrier_id=barrier_id, number_of_threads=WARPGROUP)
         if leader:
-            row, col = row_idx + wave * wave_rows, col_idx * parts + part
+            row, col = row_idx + wave * wave_rows, col_idx * num_parts + part
             cute.copy(d_atom, bSG_sD[None, stage], bSG_gD[None, row, col])
             cute.arch.cp_async_bulk_commit_group()

@@ -1,6 +1,6 @@
-"""Scales of a stage: into shared memory, from there into registers, and onto a product.
+"""Scales of a stage: loaded into shared memory, read into registers, multiplied with a product.
 
-Naming: ``rows`` are A's, of which each has a scale; ``groups`` are rows of B that share one.
+``rows`` are rows of A, each with a scale of its own; ``groups`` are rows of B that share one.
 """
 
 import cutlass
@@ -9,6 +9,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
 BLOCK = 128
+"""Rows of B that share a scale."""
 
 
 @cute.jit
@@ -17,9 +18,9 @@ def load_row_scales(
     target: cute.Tensor,  # (1, rows) in shared memory
     first: Int32,
 ):
-    """Start copying the scales of the rows from ``first`` on; all lanes of a warp call this.
+    """Start copying the scales of rows of A from row ``first`` on; all lanes of a warp call this.
 
-    Rows past the end take the last scale: their products are never stored.
+    Rows past the end get the last scale: their products are never stored.
     """
     atom = cute.make_copy_atom(cpasync.CopyG2SOp(), Float32, num_bits_per_copy=32)
     lane, rows, last = cute.arch.lane_idx(), cute.size(target), cute.size(source) - 1
@@ -36,7 +37,10 @@ def load_group_scales(
     first: Int32,
     group_rows: cutlass.Constexpr[int],
 ):
-    """The same for groups of ``group_rows`` rows of B, a divisor of 128, from row ``first`` on."""
+    """Start copying the scales of groups of rows of B from row ``first`` on; a warp calls this.
+
+    ``group_rows`` divides 128. Groups past the end get the last scale.
+    """
     atom = cute.make_copy_atom(cpasync.CopyG2SOp(), Float32, num_bits_per_copy=32)
     lane, groups, last = cute.arch.lane_idx(), cute.size(target), cute.size(source) - 1
     if lane < groups:
@@ -48,14 +52,14 @@ def load_group_scales(
 def read_scales(
     sRows: cute.Tensor,  # (rows,)
     sGroups: cute.Tensor,  # (groups,)
-    tCcD: cute.Tensor,  # ((2, 2, n / 8), 1, 1): a thread's places in a wave
+    tCcD: cute.Tensor,  # ((2, 2, block_n / 8), 1, 1): coordinates of a thread's sums in a wave
     first: cutlass.Constexpr[int],
     swap: cutlass.Constexpr[bool],
 ):
-    """What a thread needs for its sums of the wave that begins in row ``first``.
+    """Read the scales of a thread's sums of the wave that begins in row ``first`` of the tile.
 
-    Of A, (2,) scales: the thread's two rows; or (2, n / 8) where ``swap``: its pairs of columns.
-    Of B, one scale a group.
+    Returns scales of A and of B. A's are (2,), for the two rows of the thread, or with ``swap``
+    (2, block_n / 8), for its pairs of columns. B's are (groups,).
     """
     rGroups = cute.make_rmem_tensor(cute.size(sGroups), Float32)
     cute.autovec_copy(sGroups, rGroups)
@@ -75,13 +79,13 @@ def read_scales(
 
 @cute.jit
 def promote(
-    acc: cute.Tensor,  # ((2, 2, n / 8), 1, 1): a pair of columns, eight rows apart, pairs
-    rRows: cute.Tensor,
-    rGroups: cute.Tensor,
-    total: cute.Tensor,  # like acc
+    acc: cute.Tensor,  # ((2, 2, block_n / 8), 1, 1): a pair of columns, rows eight apart, pairs
+    rRows: cute.Tensor,  # (2,), or (2, block_n / 8) with swap
+    rGroups: cute.Tensor,  # (groups,)
+    sums: cute.Tensor,  # like acc
     swap: cutlass.Constexpr[bool],
 ):
-    """total += scales * acc."""
+    """Add the scaled accumulators to the sums."""
     pairs, groups = cute.size(acc) // 4, cute.size(rGroups)
     if cutlass.const_expr(swap):
         for j in cutlass.range_constexpr(pairs):
@@ -89,7 +93,7 @@ def promote(
                 scale = rRows[c, j] * rGroups[0]
                 for half in cutlass.range_constexpr(2):
                     at = ((c, half, j), 0, 0)
-                    total[at] += scale * acc[at]
+                    sums[at] += scale * acc[at]
     else:
         scales = cute.make_rmem_tensor((2, groups), Float32)
         for half in cutlass.range_constexpr(2):
@@ -99,4 +103,4 @@ def promote(
             for half in cutlass.range_constexpr(2):
                 for c in cutlass.range_constexpr(2):
                     at = ((c, half, j), 0, 0)
-                    total[at] += scales[half, j * groups // pairs] * acc[at]
+                    sums[at] += scales[half, j * groups // pairs] * acc[at]

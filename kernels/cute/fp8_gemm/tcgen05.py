@@ -1,60 +1,62 @@
 """Block-scaled FP8 GEMM on Blackwell's tensor cores: TMA in, tcgen05, sums promoted to registers.
 
-One warp loads, one issues the products of 128 columns each into alternating accumulators in tensor
-memory, four read them, a row a thread, and add them, scaled, to float32 registers. Never run yet:
-only compiled, and modelled on CUTLASS's Blackwell tutorial.
+The roles of the warps and their barriers are in ``common/tensor_memory.py``. The products of each
+k-block, 128 columns with one scale, go into alternating accumulators in tensor memory. The threads
+that read them add them, scaled, to float32 registers. Only compiled, never run yet; modelled on
+CUTLASS's Blackwell tutorial.
 """
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-import cutlass.pipeline as pipeline
-import cutlass.utils.blackwell_helpers as sm100
 from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64
-from cutlass.cute.nvgpu import (
-    OperandMajorMode,
-    cpasync,
-    make_tiled_tma_atom_A,
-    make_tiled_tma_atom_B,
-    tcgen05,
-)
-from cutlass.memory import SmemAllocator, TmemAllocator
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass.memory import SmemAllocator
 
-from kernelcat.kernels.cute.gemm.accumulators import (
-    ACCUMULATORS,
+from kernelcat.kernels.cute.common.epilogue import VECTOR
+from kernelcat.kernels.cute.common.ring import SHARED_BYTES
+from kernelcat.kernels.cute.common.tensor_memory import (
     COLUMNS,
     LOAD_WARP,
     MMA_WARP,
+    NUM_ACCUMULATORS,
+    RESERVED_BYTES,
     THREADS,
+    cta_group,
+    make_allocator,
+    make_operands,
     make_rings,
     read_columns,
 )
-from kernelcat.kernels.cute.gemm.raster import grouped
-from kernelcat.kernels.cute.gemm.tma import partition
+from kernelcat.kernels.cute.common.tile_order import grouped_tile
+from kernelcat.kernels.cute.common.tma import partition
 
 BLOCK = 128
-"""Rows of a tile, columns of a stage, and what shares a scale."""
+"""Rows of a tile; columns of a stage; rows of B and columns of A and B that share a scale."""
 
-SHARED_BYTES = 227 * 1024
+MAX_STAGES = 8
 GROUP_M = 16
-VECTOR = 8
 
 
 class Tcgen05:
-    """A CTA makes one tile of 128 x ``block_n``, 64 or 128; N is a multiple of 8 and K of 16."""
+    """A thread block computes one tile of 128 x ``block_n``, 64 or 128.
+
+    N is a multiple of 8 and K of 16.
+    """
 
     def __init__(self, block_n: int):
         self.block_n = block_n
         self.tiler = (BLOCK, block_n, BLOCK)
-        self.stages = min(8, (SHARED_BYTES - 4096) // ((BLOCK + block_n) * BLOCK))
+        self.stage_bytes = (BLOCK + block_n) * BLOCK
+        self.num_stages = min(MAX_STAGES, (SHARED_BYTES - RESERVED_BYTES) // self.stage_bytes)
 
     @cute.jit
     def __call__(
         self,
         a: cute.Pointer,  # (m, k)
-        a_scale: cute.Pointer,  # (k_blocks, m)
+        a_scale: cute.Pointer,  # (num_k_blocks, m)
         b: cute.Pointer,  # (n, k)
-        b_scale: cute.Pointer,  # (n_blocks, k_blocks)
+        b_scale: cute.Pointer,  # (num_n_blocks, num_k_blocks)
         d: cute.Pointer,  # (m, n)
         m: Int32,
         n: Int32,
@@ -62,85 +64,76 @@ class Tcgen05:
         stream: cuda.CUstream,
     ):
         n, k = cute.assume(n, divby=VECTOR), cute.assume(k, divby=16)
-        k_blocks, n_blocks = cute.ceil_div(k, BLOCK), cute.ceil_div(n, BLOCK)
+        num_k_blocks, num_n_blocks = cute.ceil_div(k, BLOCK), cute.ceil_div(n, BLOCK)
         mA = cute.make_tensor(a, cute.make_layout((m, k), stride=(k, 1)))
         mB = cute.make_tensor(b, cute.make_layout((n, k), stride=(k, 1)))
-        mSA = cute.make_tensor(a_scale, cute.make_layout((m, k_blocks), stride=(1, Int64(m))))
-        mSB = cute.make_tensor(
-            b_scale, cute.make_layout((n_blocks, k_blocks), stride=(Int64(k_blocks), 1))
-        )
-        row_n = cute.assume(Int64(n), divby=VECTOR)
+        mSA = cute.make_tensor(a_scale, cute.make_layout((m, num_k_blocks), stride=(1, Int64(m))))
+        b_blocks = cute.make_layout((num_n_blocks, num_k_blocks), stride=(Int64(num_k_blocks), 1))
+        mSB = cute.make_tensor(b_scale, b_blocks)
+        stride = cute.assume(Int64(n), divby=VECTOR)
         vectors = (VECTOR, n // VECTOR, m)
-        mD = cute.make_tensor(d, cute.make_layout(vectors, stride=(1, VECTOR, row_n)))
+        mD = cute.make_tensor(d, cute.make_layout(vectors, stride=(1, VECTOR, stride)))
         tiled_mma = cute.make_tiled_mma(
             tcgen05.MmaF8F6F4Op(
                 Float8E4M3FN,
                 Float8E4M3FN,
                 Float32,
                 (BLOCK, self.block_n, 32),
-                tcgen05.CtaGroup.ONE,
+                cta_group(1),
                 tcgen05.OperandSource.SMEM,
                 OperandMajorMode.K,
                 OperandMajorMode.K,
             )
         )
-        a_layout = sm100.make_smem_layout_a(tiled_mma, self.tiler, Float8E4M3FN, self.stages)
-        b_layout = sm100.make_smem_layout_b(tiled_mma, self.tiler, Float8E4M3FN, self.stages)
-        load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
-        a_atom, tA = make_tiled_tma_atom_A(
-            load, mA, cute.select(a_layout, mode=[0, 1, 2]), self.tiler, tiled_mma
-        )
-        b_atom, tB = make_tiled_tma_atom_B(
-            load, mB, cute.select(b_layout, mode=[0, 1, 2]), self.tiler, tiled_mma
+        (a_layout, a_atom, tA), (b_layout, b_atom, tB) = make_operands(
+            tiled_mma, self.tiler, Float8E4M3FN, self.num_stages, mA, mB, ctas=1
         )
 
         @cute.struct
         class SharedStorage:
-            stages: cute.struct.MemRange[Int64, 2 * self.stages]
-            accumulators: cute.struct.MemRange[Int64, 2 * ACCUMULATORS]
+            stages: cute.struct.MemRange[Int64, 2 * self.num_stages]
+            accumulators: cute.struct.MemRange[Int64, 2 * NUM_ACCUMULATORS]
             tensor_memory: Int32
 
         self.shared_storage = SharedStorage
-        tiles_m, tiles_n = cute.ceil_div(m, BLOCK), cute.ceil_div(n, self.block_n)
+        num_tiles_m, num_tiles_n = cute.ceil_div(m, BLOCK), cute.ceil_div(n, self.block_n)
         self.kernel(
-            a_atom, tA, mSA, b_atom, tB, mSB, mD, tiled_mma, a_layout, b_layout, tiles_m, tiles_n
-        ).launch(grid=(tiles_m * tiles_n, 1, 1), block=(THREADS, 1, 1), stream=stream)
+            a_atom, tA, mSA, b_atom, tB, mSB, mD, tiled_mma, a_layout, b_layout,
+            num_tiles_m, num_tiles_n,
+        ).launch(
+            grid=(num_tiles_m * num_tiles_n, 1, 1), block=(THREADS, 1, 1), stream=stream
+        )  # fmt: skip
 
     @cute.kernel
     def kernel(
         self,
         a_atom: cute.CopyAtom,
-        mA: cute.Tensor,
-        mSA: cute.Tensor,
+        mA: cute.Tensor,  # (m, k), coordinates for TMA
+        mSA: cute.Tensor,  # (m, num_k_blocks)
         b_atom: cute.CopyAtom,
-        mB: cute.Tensor,
-        mSB: cute.Tensor,
-        mD: cute.Tensor,
+        mB: cute.Tensor,  # (n, k), coordinates for TMA
+        mSB: cute.Tensor,  # (num_n_blocks, num_k_blocks)
+        mD: cute.Tensor,  # (8, n / 8, m)
         tiled_mma: cute.TiledMma,
         a_layout: cute.ComposedLayout,
         b_layout: cute.ComposedLayout,
-        tiles_m: Int32,
-        tiles_n: Int32,
+        num_tiles_m: Int32,
+        num_tiles_n: Int32,
     ):
         tidx, _, _ = cute.arch.thread_idx()
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        m_idx, n_idx = grouped(cute.arch.block_idx()[0], tiles_m, tiles_n, GROUP_M)
+        m_idx, n_idx = grouped_tile(cute.arch.block_idx()[0], num_tiles_m, num_tiles_n, GROUP_M)
         shared = SmemAllocator()
         storage = shared.allocate(self.shared_storage)
         sA = shared.allocate_tensor(Float8E4M3FN, a_layout.outer, 1024, swizzle=a_layout.inner)
         sB = shared.allocate_tensor(Float8E4M3FN, b_layout.outer, 1024, swizzle=b_layout.inner)
-        tmem = TmemAllocator(
-            storage.tensor_memory.ptr,
-            barrier_for_retrieve=pipeline.NamedBarrier(barrier_id=1, num_threads=THREADS),
-        )
-        tmem.allocate(ACCUMULATORS * self.block_n)
+        tmem = make_allocator(storage)
+        tmem.allocate(NUM_ACCUMULATORS * self.block_n)
         if warp_idx == LOAD_WARP:
             cpasync.prefetch_descriptor(a_atom)
             cpasync.prefetch_descriptor(b_atom)
 
-        producer, consumer, issuer, reader = make_rings(
-            storage, self.stages, Float8E4M3FN, (a_layout, b_layout)
-        )
+        producer, consumer, issuer, reader = make_rings(storage, self.num_stages, self.stage_bytes)
 
         thr_mma = tiled_mma.get_slice(0)
         gA = cute.local_tile(mA, (BLOCK, BLOCK), (m_idx, None))
@@ -151,19 +144,19 @@ class Tcgen05:
         tBsB, tBgB = partition(b_atom, sB, tCgB)
         tmem.wait_for_alloc()
         tmem_ptr = tmem.retrieve_ptr(Float32)
-        shape = cute.append(tiled_mma.partition_shape_C(self.tiler[:2]), ACCUMULATORS)
+        shape = cute.append(tiled_mma.partition_shape_C(self.tiler[:2]), NUM_ACCUMULATORS)
         tCtAcc = cute.make_tensor(tmem_ptr, tiled_mma.make_fragment_C(shape).layout)
-        k_blocks = cute.size(gA, mode=[2])
+        num_k_blocks = cute.size(gA, mode=[2])
 
         if warp_idx == LOAD_WARP:
-            for _ in cutlass.range(k_blocks, unroll=1):
+            for _ in cutlass.range(num_k_blocks, unroll=1):
                 stage = producer.acquire_and_advance()
-                source, target, barrier = stage.count, stage.index, stage.barrier
-                cute.copy(a_atom, tAgA[None, source], tAsA[None, target], tma_bar_ptr=barrier)
-                cute.copy(b_atom, tBgB[None, source], tBsB[None, target], tma_bar_ptr=barrier)
+                k_idx, target, barrier = stage.count, stage.index, stage.barrier
+                cute.copy(a_atom, tAgA[None, k_idx], tAsA[None, target], tma_bar_ptr=barrier)
+                cute.copy(b_atom, tBgB[None, k_idx], tBsB[None, target], tma_bar_ptr=barrier)
             producer.tail()
         elif warp_idx == MMA_WARP:
-            for _ in cutlass.range(k_blocks, unroll=1):
+            for _ in cutlass.range(num_k_blocks, unroll=1):
                 stage = consumer.wait_and_advance()
                 accumulator = issuer.acquire_and_advance()
                 for block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
@@ -175,7 +168,7 @@ class Tcgen05:
                 accumulator.commit()
         else:
             cD = thr_mma.partition_C(cute.make_identity_tensor((BLOCK, self.block_n)))
-            tiled_copy, tDtC, tDcD, values = read_columns(
+            tiled_copy, tDtC, tDcD, columns = read_columns(
                 tCtAcc[None, 0, 0, None], cD, tidx
             )
             num_parts = self.block_n // COLUMNS
@@ -185,17 +178,18 @@ class Tcgen05:
             gSA = mSA[cutlass.min(row, mSA.shape[0] - 1), None]
             gSB = mSB[n_idx * self.block_n // BLOCK, None]
             scale = gSA[0] * gSB[0]
-            for k_idx in cutlass.range(k_blocks, unroll=1):
-                ahead = cutlass.min(k_idx + 1, k_blocks - 1)
+            for k_idx in cutlass.range(num_k_blocks, unroll=1):
+                ahead = cutlass.min(k_idx + 1, num_k_blocks - 1)
                 scale_a, scale_b = gSA[ahead], gSB[ahead]
-                full = reader.wait_and_advance()
+                accumulator = reader.wait_and_advance()
                 for i in cutlass.range_constexpr(num_parts):
-                    cute.copy(tiled_copy, tDtC[None, None, i + full.index * num_parts], values)
+                    part = i + accumulator.index * num_parts
+                    cute.copy(tiled_copy, tDtC[None, None, part], columns)
                     cute.arch.fence_view_async_tmem_load()
                     if cutlass.const_expr(i == num_parts - 1):
-                        full.release()
+                        accumulator.release()
                     for j in cutlass.range_constexpr(COLUMNS):
-                        total[j, i] += scale * values[j]
+                        total[j, i] += scale * columns[j]
                 scale = scale_a * scale_b
             self.store(total, mD, row, n_idx)
         cute.arch.sync_threads()
@@ -206,11 +200,11 @@ class Tcgen05:
     def store(
         self,
         total: cute.Tensor,  # (COLUMNS, block_n / COLUMNS): a row of the tile
-        mD: cute.Tensor,  # (VECTOR, n / VECTOR, m)
+        mD: cute.Tensor,  # (8, n / 8, m)
         row: Int32,
         n_idx: Int32,
     ):
-        """Registers -> global memory, eight elements at a time."""
+        """Registers -> global memory, a vector at a time."""
         out = cute.make_rmem_tensor(VECTOR, BFloat16)
         for i in cutlass.range_constexpr(self.block_n // VECTOR):
             vector = n_idx * (self.block_n // VECTOR) + i

@@ -1,6 +1,6 @@
-"""`fp8_swiglu` in CuTe DSL: pair by pair, and in vectors that stay in registers.
+"""`fp8_swiglu` in CuTe DSL: naive (pair by pair), fused (vectors that stay in registers).
 
-The device code is in modules that import the DSL; they are imported when something is compiled.
+The device code is in modules that import the DSL; they are imported when a kernel is compiled.
 """
 
 from __future__ import annotations
@@ -20,69 +20,83 @@ VECTOR = 8
 NAIVE_WARPS = 4
 
 
-def _blocks(problem: Problem) -> int:
-    """Scales, each the work of a warp."""
+def _num_blocks(problem: Problem) -> int:
+    """Blocks with a scale each; a warp computes one."""
     return int(problem["M"] * BLOCKS.of(problem.values))
 
 
-def _moved(problem: Problem) -> int:
+def _bytes_moved(problem: Problem) -> int:
+    """Bytes of x and of q; the scales are too few to matter."""
     return int(5 * problem["M"] * problem["N"] // 2)
 
 
-def _too_large(problem: Problem, warps: int) -> str | None:
-    """Indices of rows, columns and warps run to the end of the last CTA, in 32 bits."""
-    if max(problem["M"], problem["N"], _blocks(problem)) + 32 * warps >= 1 << 31:
+def _exceeds_indices(problem: Problem, warps: int) -> str | None:
+    """Why 32 bits do not hold every index of a row, a column or a block, past the end included."""
+    if max(problem["M"], problem["N"], _num_blocks(problem)) + 32 * warps >= 1 << 31:
         return "more rows, columns or blocks than 32-bit indices reach"
     return None
 
 
 def _program(
-    problem: Problem, kernel: str, words: str, config: Config, ctas: int, warps: int
+    problem: Problem, kernel: str, codes: str, config: Config, num_ctas: int, warps: int
 ) -> Program:
+    """``codes`` is the kind of parameter by which q is written."""
     if problem["M"] * problem["N"] == 0:
         return Program(())
-    kinds = ("*" + problem["dtype"], words, "*float32", "int32", "int32")
+    kinds = ("*" + problem["dtype"], codes, "*float32", "int32", "int32")
     source = CuteSource(kernel, kinds, (("dtype", problem["dtype"]), *config.items()))
     params = (Pointer("x"), Pointer("q"), Pointer("scale"))
     sizes = (Int32(problem["M"]), Int32(problem["N"]))
-    return Program((Step(source, (ctas, 1, 1), (*params, *sizes), block=32 * warps),))
+    return Program((Step(source, (num_ctas, 1, 1), (*params, *sizes), block=32 * warps),))
 
 
 # naive ------------------------------------------------------------------------------------------
 
 
 def _naive_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    ctas = ceil(_blocks(problem) / NAIVE_WARPS)
-    return _program(problem, "fp8_swiglu.naive:Naive", "*uint8", config, ctas, NAIVE_WARPS)
+    num_ctas = ceil(_num_blocks(problem) / NAIVE_WARPS)
+    return _program(problem, "fp8_swiglu.naive:Naive", "*uint8", config, num_ctas, NAIVE_WARPS)
+
+
+def _illegal_naive(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    return _exceeds_indices(problem, NAIVE_WARPS)
 
 
 def _naive_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    return copy_us(_moved(problem), gpu, 0.3)
+    return copy_us(_bytes_moved(problem), gpu, 0.3)
 
 
 # fused ------------------------------------------------------------------------------------------
 
 
-def _fused_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _block_m(config: Config) -> int:
+    """Rows of a thread block."""
+    return int(config["warps"] * config["unroll"])
+
+
+def _illegal_fused(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if problem["N"] % VECTOR:
-        return f"N={problem['N']} must be a multiple of 8: rows are read 16 bytes at a time"
-    block_m = config["warps"] * config["unroll"]
+        return f"N={problem['N']} must be a multiple of {VECTOR}: rows are read 16 bytes at a time"
+    return _exceeds_indices(problem, _block_m(config))
+
+
+def _unpromising_fused(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    block_m = _block_m(config)
     if block_m > VECTOR and block_m >= 2 * problem["M"]:
-        return f"CTAs of {block_m} rows are at least half empty for M={problem['M']}"
-    return _too_large(problem, block_m)
+        return f"thread blocks of {block_m} rows are at least half empty at M={problem['M']}"
+    return None
 
 
 def _fused_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    block_m = config["warps"] * config["unroll"]
-    ctas = ceil(problem["M"] / block_m) * BLOCKS.of(problem.values)
+    num_ctas = ceil(problem["M"] / _block_m(config)) * BLOCKS.of(problem.values)
     kernel = "fp8_swiglu.fused:Fused"
-    return _program(problem, kernel, "*uint32", config, ctas, config["warps"])
+    return _program(problem, kernel, "*uint32", config, num_ctas, config["warps"])
 
 
 def _fused_default(problem: Problem, gpu: Gpu) -> Config:
-    """Several rows a warp where that leaves every SM as many warps as it can hold."""
+    """Several rows a warp where every SM still has as many warps as it can hold."""
     for unroll in (4, 2):
-        if problem["M"] >= 8 * unroll and _blocks(problem) >= 64 * unroll * gpu.sms:
+        if problem["M"] >= 8 * unroll and _num_blocks(problem) >= 64 * unroll * gpu.sms:
             return Config(warps=8, unroll=unroll)
     return Config(warps=4, unroll=1)
 
@@ -90,8 +104,8 @@ def _fused_default(problem: Problem, gpu: Gpu) -> Config:
 def _fused_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Memory time; longer where a warp has few loads in flight, or warps do not fill the SMs."""
     efficiency = {1: 0.78, 2: 0.83, 4: 0.85, 8: 0.82}[config["unroll"]]
-    busy = min(1.0, max(1, _blocks(problem)) / (config["unroll"] * 16 * gpu.sms))
-    return copy_us(_moved(problem), gpu, efficiency * busy)
+    busy = min(1.0, max(1, _num_blocks(problem)) / (config["unroll"] * 16 * gpu.sms))
+    return copy_us(_bytes_moved(problem), gpu, efficiency * busy)
 
 
 IMPLEMENTATIONS = (
@@ -99,11 +113,10 @@ IMPLEMENTATIONS = (
         entry="fp8_swiglu",
         language="cute",
         variant="naive",
-        summary="one warp, one block, pair by pair; any shape",
+        summary="a warp for each block, pair by pair; any shape",
         archs=("sm_89+",),
         space={},
-        illegal=lambda config, problem, gpu: _too_large(problem, NAIVE_WARPS),
-        default=lambda problem, gpu: Config(),
+        illegal=_illegal_naive,
         program=_naive_program,
         estimate=_naive_estimate,
         techniques={"fp8 conversion": "F2FP.SATFINITE.E4M3"},
@@ -113,10 +126,11 @@ IMPLEMENTATIONS = (
         entry="fp8_swiglu",
         language="cute",
         variant="fused",
-        summary="vectors of 16 bytes, read once; a warp reduces and divides for several blocks",
+        summary="vectors of 16 bytes, read once; a warp computes the scales of several blocks",
         archs=("sm_89+",),
         space={"warps": (2, 4, 8), "unroll": (1, 2, 4, 8)},
-        illegal=_fused_reject,
+        illegal=_illegal_fused,
+        unpromising=_unpromising_fused,
         default=_fused_default,
         program=_fused_program,
         estimate=_fused_estimate,

@@ -1,4 +1,4 @@
-"""How a warpgroup's accumulators become rows of D: epilogue, shared memory, TMA."""
+"""From the accumulators of a warpgroup to rows of D: epilogue, shared memory, TMA."""
 
 import cutlass
 import cutlass.cute as cute
@@ -6,43 +6,47 @@ import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float32, Int32
 from cutlass.tensor_utils import LayoutEnum
 
-from kernelcat.kernels.cute.gemm.epilogue import Epilogue
-from kernelcat.kernels.cute.gemm.stmatrix import registers_to_shared
-from kernelcat.kernels.cute.gemm.tma import partition, store_atom
+from kernelcat.kernels.cute.common.epilogue import Epilogue
+from kernelcat.kernels.cute.common.stmatrix import registers_to_shared
+from kernelcat.kernels.cute.common.tma import partition, store_atom
 
 AHEAD = 2
-"""Parts for which the residual is asked in advance."""
+"""Parts for which the residual is loaded in advance."""
 FIRST_BARRIER = 1
-"""The first of a named barrier for each warpgroup: its part of D is in shared memory."""
+"""The first of the named barriers, one for each warpgroup."""
+MAX_STAGES = 8
 
 
 class WarpgroupStore:
-    """Stores ``rows`` x ``block_n`` of Z, finished, in parts of 64 x ``part_n`` of D.
+    """Makes D of ``rows`` x ``block_n`` of Z, and stores parts of 64 x ``part_n`` of D by TMA.
 
-    Every warpgroup has buffers and a barrier of its own and waits for no other.
+    Every warpgroup has buffers and a named barrier of its own, and does not wait for the other one.
     """
 
     def __init__(self, epilogue: Epilogue, rows: int, block_n: int):
         self.epilogue, self.dtype = epilogue, epilogue.dtype
         self.rows, self.block_n = rows, block_n
-        self.cols = block_n // epilogue.span
-        wide = self.cols % 32 == 0 and not epilogue.residual  # whose registers are then needed
-        self.part_n = 32 if wide else 16
-        self.parts = self.cols // self.part_n
+        num_cols = block_n // epilogue.span
+        # Parts are narrow where a residual, which is loaded ahead, takes registers.
+        is_wide = num_cols % 32 == 0 and not epilogue.residual
+        self.part_n = 32 if is_wide else 16
+        self.num_parts = num_cols // self.part_n
         self.part_bytes = 2 * 64 * self.part_n
-        self.stages = 64 // self.part_n
-        self.least_bytes = self.stages * self.part_bytes
+        self.num_stages = 64 // self.part_n
+        self.min_bytes = self.num_stages * self.part_bytes
 
-    def take(self, shared_bytes: int):
-        """Use so much shared memory for as many buffers as help."""
-        self.stages = min(shared_bytes // self.part_bytes, 8)
+    def use(self, shared_bytes: int):
+        """Use ``shared_bytes`` of shared memory for as many buffers as help."""
+        self.num_stages = min(shared_bytes // self.part_bytes, MAX_STAGES)
 
-    def shared_layout(self, warpgroups: int):
+    def shared_layout(self, num_warpgroups: int):
+        """(64, part_n, buffers of all warpgroups), swizzled."""
         part = (64, self.part_n)
-        stages = warpgroups * self.stages
-        return sm90.make_smem_layout_epi(self.dtype, LayoutEnum.ROW_MAJOR, part, stages)
+        num_stages = num_warpgroups * self.num_stages
+        return sm90.make_smem_layout_epi(self.dtype, LayoutEnum.ROW_MAJOR, part, num_stages)
 
     def tma_atom(self, mD, layout):
+        """TMA stores of a buffer of ``layout`` into parts of ``mD`` (m, columns of D)."""
         return store_atom(mD, layout, (64, self.part_n))
 
     @cute.jit
@@ -52,65 +56,65 @@ class WarpgroupStore:
         tiled_mma: cute.TiledMma,
         sD: cute.Tensor,  # (64, part_n, stages of all warpgroups)
         d_atom: cute.CopyAtom,
-        mD: cute.Tensor,
+        mD: cute.Tensor,  # (m, columns of D), coordinates for TMA
         mBias: cute.Tensor,  # (2, n / 2)
         mR: cute.Tensor,  # (2, columns of D / 2, m)
         row: Int32,
         col: Int32,
         group: Int32,
     ):
-        """``row`` is the first row, ``col`` counts tiles, ``group`` warpgroups.
+        """Store the tile of warpgroup ``group`` from row ``row`` on, in column ``col`` of tiles.
 
-        One barrier a part: warp 0 lets no more than ``stages - 2`` stores go on reading, so the
-        buffer that is filled after the next barrier is free.
+        There is one barrier for each part: before it warp 0 waits until no more than ``num_stages
+        - 2`` stores read their buffers, so the buffer that is written after the barrier is free.
         """
         tidx = cute.arch.thread_idx()[0] % 128
         warp_idx = cute.arch.make_warp_uniform(tidx // 32)
         r2s, tRS_rD, tRS_sD = registers_to_shared(tiled_mma, sD, tidx, self.dtype)
         gD = cute.local_tile(mD, (64, self.part_n), (None, None))
         bSG_sD, bSG_gD = partition(d_atom, sD, gD)
-        fetched = cute.make_rmem_tensor((2, 2, self.part_n // 8, AHEAD), self.dtype)
-        count = self.rows // 64 * self.parts
+        rR = cute.make_rmem_tensor((2, 2, self.part_n // 8, AHEAD), self.dtype)
+        count = self.rows // 64 * self.num_parts
         for step in cutlass.range_constexpr(min(AHEAD, count)):
-            self.fetch(fetched[None, None, None, step], mR, row, col, step)
+            self.load_residual(rR[None, None, None, step], mR, row, col, step)
         if warp_idx == 0:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         self.sync(group)
         for step in cutlass.range_constexpr(count):
-            i, part = step // self.parts, step % self.parts
-            stage = group * self.stages + step % self.stages
-            theirs = fetched[None, None, None, step % AHEAD]
-            self.finish(acc[None, i, 0], theirs, tRS_rD, mBias, col, part)
+            i, part = step // self.num_parts, step % self.num_parts
+            stage = group * self.num_stages + step % self.num_stages
+            residual = rR[None, None, None, step % AHEAD]
+            self.finish(acc[None, i, 0], residual, tRS_rD, mBias, col, part)
             if cutlass.const_expr(step + AHEAD < count):
-                self.fetch(theirs, mR, row, col, step + AHEAD)
+                self.load_residual(residual, mR, row, col, step + AHEAD)
             cute.copy(r2s, tRS_rD, tRS_sD[None, None, None, stage])
             cute.arch.fence_proxy("async.shared", space="cta")
             self.sync(group)
             if warp_idx == 0:
-                target = bSG_gD[None, row // 64 + i, col * self.parts + part]
+                target = bSG_gD[None, row // 64 + i, col * self.num_parts + part]
                 cute.copy(d_atom, bSG_sD[None, stage], target)
                 cute.arch.cp_async_bulk_commit_group()
-                cute.arch.cp_async_bulk_wait_group(self.stages - 2, read=True)
+                cute.arch.cp_async_bulk_wait_group(self.num_stages - 2, read=True)
 
     @cute.jit
     def sync(self, group: Int32):
-        """All four warps of a warpgroup."""
+        """Synchronize the four warps of a warpgroup."""
         cute.arch.barrier(barrier_id=FIRST_BARRIER + group, number_of_threads=128)
 
     @cute.jit
-    def fetch(
+    def load_residual(
         self,
-        out: cute.Tensor,  # (2, 2, part_n / 8), as a thread's accumulators
+        out: cute.Tensor,  # (2, 2, part_n / 8), laid out like a thread's accumulators
         mR: cute.Tensor,  # (2, columns of D / 2, m)
         row: Int32,
         col: Int32,
         step: cutlass.Constexpr[int],
     ):
-        """Ask for a thread's share of the residual of part ``step``."""
+        """Load the residual of this thread's elements of part ``step``."""
         if cutlass.const_expr(self.epilogue.residual):
             tidx = cute.arch.thread_idx()[0] % 128
-            row += step // self.parts * 64 + tidx // 32 * 16 + tidx % 32 // 4
-            first = (col * self.parts + step % self.parts) * (self.part_n // 2) + tidx % 4
+            row += step // self.num_parts * 64 + tidx // 32 * 16 + tidx % 32 // 4
+            first = (col * self.num_parts + step % self.num_parts) * (self.part_n // 2) + tidx % 4
             for j in cutlass.range_constexpr(self.part_n // 8):
                 for half in cutlass.range_constexpr(2):
                     if row + half * 8 < mR.shape[2] and first + j * 4 < mR.shape[1]:
@@ -120,22 +124,22 @@ class WarpgroupStore:
     @cute.jit
     def finish(
         self,
-        acc: cute.Tensor,  # (2, 2, block_n / 8): neighbours, eight rows apart, columns of 8
-        theirs: cute.Tensor,  # (2, 2, part_n / 8) of the residual
-        out: cute.Tensor,  # as ``theirs``
+        acc: cute.Tensor,  # (2, 2, block_n / 8): neighbours, rows eight apart, groups of 8 columns
+        residual: cute.Tensor,  # (2, 2, part_n / 8)
+        out: cute.Tensor,  # (2, 2, part_n / 8), written
         mBias: cute.Tensor,  # (2, n / 2)
         col: Int32,
         part: cutlass.Constexpr[int],
     ):
-        """The epilogue's arithmetic on a thread's share of a part."""
+        """Apply the epilogue to this thread's elements of a part."""
         lane = cute.arch.thread_idx()[0] % 32
         for j in cutlass.range_constexpr(self.part_n // 8):
             octet = part * (self.part_n // 8) + j
             for half in cutlass.range_constexpr(2):
                 lo, hi = self.columns(acc, mBias, col, lane, octet, half)
                 if cutlass.const_expr(self.epilogue.residual):
-                    lo += Float32(theirs[0, half, j])
-                    hi += Float32(theirs[1, half, j])
+                    lo += Float32(residual[0, half, j])
+                    hi += Float32(residual[1, half, j])
                 out[4 * j + 2 * half] = lo.to(self.dtype)
                 out[4 * j + 2 * half + 1] = hi.to(self.dtype)
 
@@ -149,25 +153,28 @@ class WarpgroupStore:
         octet: cutlass.Constexpr[int],
         half: cutlass.Constexpr[int],
     ):
-        """Columns 2 * (lane % 4) and the next of the tile's ``octet``-th eight columns of D."""
-        if cutlass.const_expr(self.epilogue.gated):
-            x = self.epilogue.gate(*self.biased(acc, mBias, col, lane, 2 * octet, half))
-            y = self.epilogue.gate(*self.biased(acc, mBias, col, lane, 2 * octet + 1, half))
-            # A quad's lanes hold columns 0 to 3 (x) and 4 to 7 (y); each wants two neighbours.
-            upper, odd = lane % 4 >= 2, lane % 2 == 1
-            kept = y if upper else x
-            got = cute.arch.shuffle_sync_bfly(x if upper else y, 2)
-            lo, hi = got if upper else kept, kept if upper else got
-            kept = hi if odd else lo
-            got = cute.arch.shuffle_sync_bfly(lo if odd else hi, 1)
-            lo, hi = got if odd else kept, kept if odd else got
+        """Columns 2 * (lane % 4) and the next one of the tile's ``octet``-th octet of D.
+
+        With swiglu a lane makes one column of D of each of two octets of Z, lane % 4 (x) and
+        4 + lane % 4 (y). Two exchanges within a quad of lanes give every lane two neighbours.
+        """
+        if cutlass.const_expr(self.epilogue.is_gated):
+            x = self.epilogue.gate(*self.add_bias(acc, mBias, col, lane, 2 * octet, half))
+            y = self.epilogue.gate(*self.add_bias(acc, mBias, col, lane, 2 * octet + 1, half))
+            is_upper, is_odd = lane % 4 >= 2, lane % 2 == 1
+            mine = y if is_upper else x
+            other = cute.arch.shuffle_sync_bfly(x if is_upper else y, 2)
+            lo, hi = other if is_upper else mine, mine if is_upper else other
+            mine = hi if is_odd else lo
+            other = cute.arch.shuffle_sync_bfly(lo if is_odd else hi, 1)
+            lo, hi = other if is_odd else mine, mine if is_odd else other
         else:
-            lo, hi = self.biased(acc, mBias, col, lane, octet, half)
+            lo, hi = self.add_bias(acc, mBias, col, lane, octet, half)
             lo, hi = self.epilogue.activate(lo), self.epilogue.activate(hi)
         return lo, hi
 
     @cute.jit
-    def biased(
+    def add_bias(
         self,
         acc: cute.Tensor,  # (2, 2, block_n / 8)
         mBias: cute.Tensor,  # (2, n / 2)
@@ -176,7 +183,7 @@ class WarpgroupStore:
         octet: cutlass.Constexpr[int],
         half: cutlass.Constexpr[int],
     ):
-        """Two neighbours of Z; columns past the end take the last bias: they are never stored."""
+        """Two neighbours of Z + bias; columns outside of D, never stored, add the last bias."""
         lo, hi = acc[4 * octet + 2 * half], acc[4 * octet + 2 * half + 1]
         if cutlass.const_expr(self.epilogue.bias):
             pair = cute.make_rmem_tensor(2, self.dtype)

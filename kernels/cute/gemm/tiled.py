@@ -1,7 +1,8 @@
 """GEMM on tensor cores since Ampere: cp.async into a ring of stages, ldmatrix, mma.sync.
 
-Every 16-byte piece of a tile that lies outside its matrix is written as zeros instead of copied, so
-ragged M, N and K read nothing they must not. The layouts are those of CUTLASS's Ampere example.
+A 16-byte vector of a tile that lies outside its matrix becomes zeros in shared memory instead of a
+copy, so that ragged M, N and K read nothing outside. The layouts are those of CUTLASS's Ampere
+example.
 """
 
 import cuda.bindings.driver as cuda
@@ -11,30 +12,32 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warp
 from cutlass.memory import SmemAllocator
 
-from kernelcat.kernels.cute.gemm.epilogue import VECTOR, Epilogue
-from kernelcat.kernels.cute.gemm.raster import grouped
+from kernelcat.kernels.cute.common.epilogue import VECTOR, Epilogue
+from kernelcat.kernels.cute.common.tile_order import grouped_tile
 
 BLOCK_K = 64
 GROUP_M = 8
 VECTORS_K = BLOCK_K // VECTOR
+"""Vectors in a row of a stage."""
 
 
 class Tiled:
-    """Tiles of ``block_m`` x ``block_n``, a warp for 32 columns of each half; K a multiple of 8.
+    """Tiles of ``block_m`` x ``block_n``; K is a multiple of 8.
 
-    ``paired`` stores two neighbours of D at once, which needs an even number of columns.
+    A warp computes 32 columns of the upper or the lower half of a tile. With ``is_paired`` two
+    neighbours of D are stored at once, which needs an even number of columns.
     """
 
     def __init__(
-        self, block_m: int, block_n: int, stages: int, paired: bool, **epilogue: str | bool
+        self, block_m: int, block_n: int, num_stages: int, is_paired: bool, **epilogue: str | bool
     ):
         self.epilogue = Epilogue(**epilogue)
         self.dtype = self.epilogue.dtype
-        self.paired = paired and not self.epilogue.gated
-        self.block_m, self.block_n, self.stages = block_m, block_n, stages
+        self.is_paired = is_paired and not self.epilogue.is_gated
+        self.block_m, self.block_n, self.num_stages = block_m, block_n, num_stages
         self.warps_n = block_n // 32
         self.threads = 2 * 32 * self.warps_n
-        self.rows_a_pass = self.threads // VECTORS_K
+        self.pass_rows = self.threads // VECTORS_K
 
     @cute.jit
     def __call__(
@@ -42,25 +45,25 @@ class Tiled:
         a: cute.Pointer,  # (m, k)
         b: cute.Pointer,  # (n, k)
         bias: cute.Pointer,  # (n,)
-        residual: cute.Pointer,  # as d
+        residual: cute.Pointer,  # like d
         d: cute.Pointer,  # (m, n), or (m, n / 2) of swiglu
         m: Int32,
         n: Int32,
         k: Int32,
         stream: cuda.CUstream,
     ):
-        row_k = cute.assume(Int64(k), divby=VECTOR)
-        cols = n // self.epilogue.span
-        row_d = Int64(cols)
-        if cutlass.const_expr(self.paired):
-            row_d = cute.assume(row_d, divby=2)
-        mA = cute.make_tensor(a, cute.make_layout((m, k), stride=(row_k, 1)))
-        mB = cute.make_tensor(b, cute.make_layout((n, k), stride=(row_k, 1)))
-        mD = cute.make_tensor(d, cute.make_layout((m, cols), stride=(row_d, 1)))
+        stride_k = cute.assume(Int64(k), divby=VECTOR)
+        num_cols = n // self.epilogue.span
+        stride_d = Int64(num_cols)
+        if cutlass.const_expr(self.is_paired):
+            stride_d = cute.assume(stride_d, divby=2)
+        mA = cute.make_tensor(a, cute.make_layout((m, k), stride=(stride_k, 1)))
+        mB = cute.make_tensor(b, cute.make_layout((n, k), stride=(stride_k, 1)))
+        mD = cute.make_tensor(d, cute.make_layout((m, num_cols), stride=(stride_d, 1)))
         mR = cute.make_tensor(residual, mD.layout)
         mBias = cute.make_tensor(bias, cute.make_layout(n))
         a_layout, b_layout = self.shared_layout(self.block_m), self.shared_layout(self.block_n)
-        # Two neighbouring 8-wide columns a warp, so that one ldmatrix.x4 feeds two products.
+        # A warp has two neighbouring groups of 8 columns, so that one ldmatrix.x4 feeds two mma.
         tiled_mma = cute.make_tiled_mma(
             warp.MmaF16BF16Op(self.dtype, Float32, (16, 8, 16)),
             cute.make_layout((2, self.warps_n, 1)),
@@ -72,44 +75,45 @@ class Tiled:
                 self.dtype,
                 num_bits_per_copy=128,
             ),
-            cute.make_layout((self.rows_a_pass, VECTORS_K), stride=(VECTORS_K, 1)),
+            cute.make_layout((self.pass_rows, VECTORS_K), stride=(VECTORS_K, 1)),
             cute.make_layout((1, VECTOR)),
         )
 
-        tiles_m, tiles_n = cute.ceil_div(m, self.block_m), cute.ceil_div(n, self.block_n)
+        num_tiles_m, num_tiles_n = cute.ceil_div(m, self.block_m), cute.ceil_div(n, self.block_n)
         self.kernel(
-            mA, mB, mBias, mR, mD, a_layout, b_layout, tiled_mma, tiled_copy, tiles_m, tiles_n
+            mA, mB, mBias, mR, mD, a_layout, b_layout, tiled_mma, tiled_copy,
+            num_tiles_m, num_tiles_n,
         ).launch(
-            grid=(tiles_m * tiles_n, 1, 1),
+            grid=(num_tiles_m * num_tiles_n, 1, 1),
             block=(self.threads, 1, 1),
             min_blocks_per_mp=1,
             stream=stream,
-        )
+        )  # fmt: skip
 
     def shared_layout(self, rows):
-        """(rows, BLOCK_K, stages) in atoms of 8 x 128 bytes: ldmatrix meets no bank conflict."""
+        """(rows, BLOCK_K, stages), swizzled in atoms of 8 x 128 bytes against bank conflicts."""
         atom = cute.make_composed_layout(
             cute.make_swizzle(3, 3, 3), 0, cute.make_layout((8, BLOCK_K), stride=(BLOCK_K, 1))
         )
-        return cute.tile_to_shape(atom, (rows, BLOCK_K, self.stages), (0, 1, 2))
+        return cute.tile_to_shape(atom, (rows, BLOCK_K, self.num_stages), (0, 1, 2))
 
     @cute.kernel
     def kernel(
         self,
-        mA: cute.Tensor,
-        mB: cute.Tensor,
-        mBias: cute.Tensor,
-        mR: cute.Tensor,
-        mD: cute.Tensor,
+        mA: cute.Tensor,  # (m, k)
+        mB: cute.Tensor,  # (n, k)
+        mBias: cute.Tensor,  # (n,)
+        mR: cute.Tensor,  # (m, columns of D)
+        mD: cute.Tensor,  # (m, columns of D)
         a_layout: cute.ComposedLayout,
         b_layout: cute.ComposedLayout,
         tiled_mma: cute.TiledMma,
         tiled_copy: cute.TiledCopy,
-        tiles_m: Int32,
-        tiles_n: Int32,
+        num_tiles_m: Int32,
+        num_tiles_n: Int32,
     ):
         tidx, _, _ = cute.arch.thread_idx()
-        m_idx, n_idx = grouped(cute.arch.block_idx()[0], tiles_m, tiles_n, GROUP_M)
+        m_idx, n_idx = grouped_tile(cute.arch.block_idx()[0], num_tiles_m, num_tiles_n, GROUP_M)
         shared = SmemAllocator()
         sA = shared.allocate_tensor(self.dtype, a_layout, 1024)
         sB = shared.allocate_tensor(self.dtype, b_layout, 1024)
@@ -120,12 +124,12 @@ class Tiled:
         tAgA, tAsA = thr_copy.partition_S(gA), thr_copy.partition_D(sA)
         tBgB, tBsB = thr_copy.partition_S(gB), thr_copy.partition_D(sB)
         k = mA.shape[1]
-        k_tiles = cute.ceil_div(k, BLOCK_K)
+        num_k_blocks = cute.ceil_div(k, BLOCK_K)
         rows_a = mA.shape[0] - m_idx * self.block_m
         rows_b = mB.shape[0] - n_idx * self.block_n
 
-        for stage in cutlass.range_constexpr(self.stages - 1):
-            if stage < k_tiles:
+        for stage in cutlass.range_constexpr(self.num_stages - 1):
+            if stage < num_k_blocks:
                 self.load(tiled_copy, tAgA, tAsA, rows_a, k, stage, stage, tidx)
                 self.load(tiled_copy, tBgB, tBsB, rows_b, k, stage, stage, tidx)
             cute.arch.cp_async_commit_group()
@@ -142,16 +146,17 @@ class Tiled:
         tSsA, tSrA = copy_a.get_slice(tidx).partition_S(sA), copy_a.retile(tCrA)
         tSsB, tSrB = copy_b.get_slice(tidx).partition_S(sB), copy_b.retile(tCrB)
 
-        for k_idx in cutlass.range(k_tiles, unroll=1):
-            # This tile has landed, and everyone is done with the stage that is filled next.
-            cute.arch.cp_async_wait_group(self.stages - 2)
+        for k_idx in cutlass.range(num_k_blocks, unroll=1):
+            # This k-block has arrived, and all warps have read the stage that is loaded next.
+            cute.arch.cp_async_wait_group(self.num_stages - 2)
             cute.arch.barrier()
-            ahead = k_idx + self.stages - 1
-            if ahead < k_tiles:
-                self.load(tiled_copy, tAgA, tAsA, rows_a, k, ahead, ahead % self.stages, tidx)
-                self.load(tiled_copy, tBgB, tBsB, rows_b, k, ahead, ahead % self.stages, tidx)
+            ahead = k_idx + self.num_stages - 1
+            if ahead < num_k_blocks:
+                next_stage = ahead % self.num_stages
+                self.load(tiled_copy, tAgA, tAsA, rows_a, k, ahead, next_stage, tidx)
+                self.load(tiled_copy, tBgB, tBsB, rows_b, k, ahead, next_stage, tidx)
             cute.arch.cp_async_commit_group()
-            stage = k_idx % self.stages
+            stage = k_idx % self.num_stages
             for block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
                 cute.copy(copy_a, tSsA[None, None, block, stage], tSrA[None, None, block])
                 cute.copy(copy_b, tSsB[None, None, block, stage], tSrB[None, None, block])
@@ -165,21 +170,21 @@ class Tiled:
     def load(
         self,
         tiled_copy: cute.TiledCopy,
-        source: cute.Tensor,
-        target: cute.Tensor,
+        source: cute.Tensor,  # (vector, rows of a thread, 1, k-blocks) in global memory
+        target: cute.Tensor,  # (vector, rows of a thread, 1, stages) in shared memory
         rows: Int32,
         k: Int32,
         k_idx: Int32,
         stage: Int32,
         tidx: Int32,
     ):
-        """Start copying this thread's pieces of a tile; pieces outside become zeros."""
+        """Start copying this thread's vectors of a tile; zeros stand for vectors outside."""
         zeros = cute.make_rmem_tensor(VECTOR, self.dtype)
         zeros.fill(0)
         first = tidx // VECTORS_K
-        inside_k = k_idx * BLOCK_K + tidx % VECTORS_K * VECTOR < k
+        is_inside_k = k_idx * BLOCK_K + tidx % VECTORS_K * VECTOR < k
         for i in cutlass.range_constexpr(cute.size(target, mode=[1])):
-            if inside_k and first + i * self.rows_a_pass < rows:
+            if is_inside_k and first + i * self.pass_rows < rows:
                 cute.copy(tiled_copy, source[None, i, 0, k_idx], target[None, i, 0, stage])
             else:
                 cute.autovec_copy(zeros, target[None, i, 0, stage])
@@ -187,14 +192,15 @@ class Tiled:
     @cute.jit
     def store(
         self,
-        acc: cute.Tensor,  # ((2, 2), MMA_M, MMA_N): a pair of columns, eight rows apart
-        tCcD: cute.Tensor,
+        acc: cute.Tensor,  # ((2, 2), MMA_M, MMA_N): a pair of columns, in rows eight apart
+        tCcD: cute.Tensor,  # coordinates of acc in the tile
         mBias: cute.Tensor,  # (n,)
-        mR: cute.Tensor,  # as mD
+        mR: cute.Tensor,  # (m, columns of D)
         mD: cute.Tensor,  # (m, columns of D)
         m_idx: Int32,
         n_idx: Int32,
     ):
+        """Apply the epilogue to a thread's accumulators, and store what lies inside D."""
         last = cute.size(mBias) - 1
         for i in cutlass.range_constexpr(cute.size(acc, mode=[1])):
             for j in cutlass.range_constexpr(cute.size(acc, mode=[2])):
@@ -210,25 +216,37 @@ class Tiled:
 
     @cute.jit
     def store_pair(
-        self, lo: Float32, hi: Float32, mR: cute.Tensor, mD: cute.Tensor, row: Int32, col: Int32
+        self,
+        lo: Float32,
+        hi: Float32,
+        mR: cute.Tensor,  # (m, columns of D)
+        mD: cute.Tensor,  # (m, columns of D)
+        row: Int32,
+        col: Int32,
     ):
-        """What becomes of columns ``col`` (even) and ``col + 1`` of Z."""
-        if cutlass.const_expr(self.epilogue.gated):
-            mD[row, col // 2] = self.rounded(self.epilogue.gate(lo, hi), mR, row, col // 2)
-        elif cutlass.const_expr(self.paired):
+        """Store what columns ``col`` (even) and ``col + 1`` of Z + bias make of a row of D."""
+        if cutlass.const_expr(self.epilogue.is_gated):
+            mD[row, col // 2] = self.finish(self.epilogue.gate(lo, hi), mR, row, col // 2)
+        elif cutlass.const_expr(self.is_paired):
             out = cute.make_rmem_tensor((1, 2), self.dtype)
             gD = cute.local_tile(mD, (1, 2), (row, col // 2))
-            out[0] = self.rounded(self.epilogue.activate(lo), mR, row, col)
-            out[1] = self.rounded(self.epilogue.activate(hi), mR, row, col + 1)
+            out[0] = self.finish(self.epilogue.activate(lo), mR, row, col)
+            out[1] = self.finish(self.epilogue.activate(hi), mR, row, col + 1)
             cute.autovec_copy(out, gD)
         else:
-            mD[row, col] = self.rounded(self.epilogue.activate(lo), mR, row, col)
+            mD[row, col] = self.finish(self.epilogue.activate(lo), mR, row, col)
             if col + 1 < mD.shape[1]:
-                mD[row, col + 1] = self.rounded(self.epilogue.activate(hi), mR, row, col + 1)
+                mD[row, col + 1] = self.finish(self.epilogue.activate(hi), mR, row, col + 1)
 
     @cute.jit
-    def rounded(self, value: Float32, mR: cute.Tensor, row: Int32, col: Int32):
-        """An element of D, the residual added."""
+    def finish(
+        self,
+        value: Float32,
+        mR: cute.Tensor,  # (m, columns of D)
+        row: Int32,
+        col: Int32,
+    ):
+        """Add the residual and round."""
         if cutlass.const_expr(self.epilogue.residual):
             value += Float32(mR[row, col])
         return value.to(self.dtype)

@@ -1,11 +1,19 @@
 """GEMM on Hopper's tensor cores: persistent, warp-specialized, TMA in and out.
 
-One producer warp keeps a ring of shared-memory stages full by TMA; two warpgroups run WGMMA on
-them. Either both work on one tile, a half of its rows each (*cooperative*), or each has a tile of
-its own and one stores while the other multiplies (*pingpong*). The two CTAs of a cluster share what
-they both read by multicast: B where they lie below each other, A where beside. TMA fills what lies
-outside a matrix with zeros and drops what is written there, so ragged sizes need no code. By
-programmatic dependent launch a kernel sets up while the one before it ends.
+One producer warp keeps a ring of stages full by TMA; two warpgroups run WGMMA on the stages. Either
+both compute one tile, half of its rows each (*cooperative*), or each computes a tile of its own and
+one stores while the other multiplies (*pingpong*). The two thread blocks of a cluster multicast the
+operand that both need: B where their tiles lie one below the other, A where they lie side by side.
+TMA loads zeros where a tile reaches outside its matrix and stores nothing there, so ragged sizes
+need no code. By programmatic dependent launch a kernel sets up while the kernel before it ends.
+
+    barrier       who arrives (how many)                    who waits         for what
+    full[stage]   producer (1) and TMA, bytes               consumers         a k-block has arrived
+    empty[stage]  warps that read the stage, in all thread  producer          the stage may be
+                  blocks of the cluster (4 or 8 in each)                      overwritten
+    part[group]   a warpgroup (128 threads, named)          the same threads  D's part is written,
+                                                                              the next buffer free
+    turn[group]   both warpgroups (256 threads, named)      a warpgroup       its turn to multiply
 
 The schedules are those of CUTLASS's Hopper kernels, the tile shapes those of QuACK's GEMM.
 """
@@ -18,29 +26,37 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
-from kernelcat.kernels.cute.gemm.epilogue import Epilogue
-from kernelcat.kernels.cute.gemm.mainloop import drain, make_mma, multiply
-from kernelcat.kernels.cute.gemm.raster import grouped
-from kernelcat.kernels.cute.gemm.ring import load, make_ring, memory, operand, stage_layouts
+from kernelcat.kernels.cute.common.epilogue import Epilogue
+from kernelcat.kernels.cute.common.mainloop import drain, make_mma, multiply
+from kernelcat.kernels.cute.common.ring import (
+    SHARED_BYTES,
+    load,
+    make_ring,
+    memory,
+    operand,
+    stage_layouts,
+)
+from kernelcat.kernels.cute.common.tile_order import grouped_tile
+from kernelcat.kernels.cute.common.tma import load_atom
 from kernelcat.kernels.cute.gemm.store import FIRST_BARRIER, WarpgroupStore
-from kernelcat.kernels.cute.gemm.tma import load_atom
 
 BLOCK_K = 64
-SHARED_BYTES = 227 * 1024
 MAX_STAGES = 8
 GROUP_ROWS = 2048
+"""Rows of D that are computed before the next column of tiles."""
 WARPGROUPS = 2
 MMA_THREADS = 128 * WARPGROUPS
 THREADS = MMA_THREADS + 128
 PRODUCER_WARP = MMA_THREADS // 32
 TURN_BARRIER = FIRST_BARRIER + WARPGROUPS
-"""The first of a named barrier for each warpgroup: its turn to multiply."""
+"""The first of the named barriers ``turn``."""
 
 
 class Wgmma:
-    """Tiles of ``block_m`` x ``block_n`` of Z = A @ B^T, finished by an ``Epilogue``.
+    """Tiles of ``block_m`` x ``block_n`` of Z = A @ B^T, and the ``Epilogue`` that makes them D.
 
-    A cluster is 1 x 1, ``cluster_m`` = 2 CTAs below or ``cluster_n`` = 2 beside each other.
+    A cluster has one thread block, or two: ``cluster_m`` = 2 one below the other or ``cluster_n``
+    = 2 side by side.
     """
 
     def __init__(
@@ -49,7 +65,7 @@ class Wgmma:
         block_n: int,
         cluster_m: int,
         cluster_n: int,
-        pingpong: bool,
+        is_pingpong: bool,
         **epilogue: str | bool,
     ):
         self.epilogue = Epilogue(**epilogue)
@@ -57,16 +73,16 @@ class Wgmma:
         self.block_m, self.block_n = block_m, block_n
         self.cluster_m, self.cluster_n = cluster_m, cluster_n
         self.cluster = cluster_m * cluster_n
-        self.pingpong = pingpong
-        self.rows = block_m if pingpong else block_m // WARPGROUPS  # of a warpgroup
+        self.is_pingpong = is_pingpong
+        self.rows = block_m if is_pingpong else block_m // WARPGROUPS  # of a warpgroup
         self.group_m = GROUP_ROWS // (block_m * cluster_m)
-        heavy = self.rows * block_n >= 128 * 208
-        self.producer_registers, self.mma_registers = (24, 240) if heavy else (40, 232)
+        needs_most = self.rows * block_n >= 128 * 208
+        self.producer_registers, self.mma_registers = (24, 240) if needs_most else (40, 232)
         self.out = WarpgroupStore(self.epilogue, self.rows, block_n)
         stage_bytes = 2 * (block_m + block_n) * BLOCK_K
         free = SHARED_BYTES - 2048
-        self.stages = min(MAX_STAGES, (free - WARPGROUPS * self.out.least_bytes) // stage_bytes)
-        self.out.take((free - self.stages * stage_bytes) // WARPGROUPS)
+        self.num_stages = min(MAX_STAGES, (free - WARPGROUPS * self.out.min_bytes) // stage_bytes)
+        self.out.use((free - self.num_stages * stage_bytes) // WARPGROUPS)
 
     @cute.jit
     def __call__(
@@ -74,7 +90,7 @@ class Wgmma:
         a: cute.Pointer,  # (m, k)
         b: cute.Pointer,  # (n, k)
         bias: cute.Pointer,  # (n,)
-        residual: cute.Pointer,  # as d
+        residual: cute.Pointer,  # like d
         d: cute.Pointer,  # (m, n), or (m, n / 2) of swiglu
         m: Int32,
         n: Int32,
@@ -83,17 +99,18 @@ class Wgmma:
         stream: cuda.CUstream,
     ):
         n, k = cute.assume(n, divby=8), cute.assume(k, divby=8)
-        cols = cute.assume(n // self.epilogue.span, divby=8)
+        num_cols = cute.assume(n // self.epilogue.span, divby=8)
         mA = cute.make_tensor(a, cute.make_layout((m, k), stride=(k, 1)))
         mB = cute.make_tensor(b, cute.make_layout((n, k), stride=(k, 1)))
-        mD = cute.make_tensor(d, cute.make_layout((m, cols), stride=(cols, 1)))
+        mD = cute.make_tensor(d, cute.make_layout((m, num_cols), stride=(num_cols, 1)))
         mBias = cute.make_tensor(bias, cute.make_layout((2, n // 2), stride=(1, 2)))
-        row = cute.assume(Int64(cols), divby=8)
-        mR = cute.make_tensor(residual, cute.make_layout((2, cols // 2, m), stride=(1, 2, row)))
+        stride = cute.assume(Int64(num_cols), divby=8)
+        pairs = cute.make_layout((2, num_cols // 2, m), stride=(1, 2, stride))
+        mR = cute.make_tensor(residual, pairs)
 
         tiled_mma = make_mma(self.dtype, 1, self.block_n)
         tile = (self.block_m, self.block_n, BLOCK_K)
-        a_layout, b_layout = stage_layouts(tile, self.dtype, self.stages)
+        a_layout, b_layout = stage_layouts(tile, self.dtype, self.num_stages)
         d_layout = self.out.shared_layout(WARPGROUPS)
         a_atom, tA = load_atom(mA, a_layout, (self.block_m, BLOCK_K), self.cluster_n)
         b_atom, tB = load_atom(mB, b_layout, (self.block_n, BLOCK_K), self.cluster_m)
@@ -101,17 +118,17 @@ class Wgmma:
 
         @cute.struct
         class SharedStorage:
-            barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.stages]
+            barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.num_stages]
             a: memory(self.dtype, a_layout)
             b: memory(self.dtype, b_layout)
             d: memory(self.dtype, d_layout)
 
         self.shared_storage = SharedStorage
-        tiles_m = cute.ceil_div(m, self.block_m * self.cluster_m)
-        tiles_n = cute.ceil_div(n, self.block_n * self.cluster_n)
+        num_tiles_m = cute.ceil_div(m, self.block_m * self.cluster_m)
+        num_tiles_n = cute.ceil_div(n, self.block_n * self.cluster_n)
         self.kernel(
             a_atom, tA, b_atom, tB, d_atom, tD, mBias, mR,
-            tiled_mma, a_layout, b_layout, d_layout, tiles_m, tiles_n,
+            tiled_mma, a_layout, b_layout, d_layout, num_tiles_m, num_tiles_n,
         ).launch(
             grid=(num_ctas, 1, 1),
             block=(THREADS, 1, 1),
@@ -125,19 +142,19 @@ class Wgmma:
     def kernel(
         self,
         a_atom: cute.CopyAtom,
-        mA: cute.Tensor,
+        mA: cute.Tensor,  # (m, k), coordinates for TMA
         b_atom: cute.CopyAtom,
-        mB: cute.Tensor,
+        mB: cute.Tensor,  # (n, k), coordinates for TMA
         d_atom: cute.CopyAtom,
-        mD: cute.Tensor,
+        mD: cute.Tensor,  # (m, columns of D), coordinates for TMA
         mBias: cute.Tensor,  # (2, n / 2)
         mR: cute.Tensor,  # (2, columns of D / 2, m)
         tiled_mma: cute.TiledMma,
         a_layout: cute.ComposedLayout,
         b_layout: cute.ComposedLayout,
         d_layout: cute.ComposedLayout,
-        tiles_m: Int32,
-        tiles_n: Int32,
+        num_tiles_m: Int32,
+        num_tiles_n: Int32,
     ):
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_idx == PRODUCER_WARP:
@@ -149,34 +166,35 @@ class Wgmma:
         sA = storage.a.get_tensor(a_layout.outer, swizzle=a_layout.inner)
         sB = storage.b.get_tensor(b_layout.outer, swizzle=b_layout.inner)
         sD = storage.d.get_tensor(d_layout.outer, swizzle=d_layout.inner)
-        # Each warp of either CTA that reads a multicast stage frees it in both.
-        readers = 4 * (1 if self.pingpong else WARPGROUPS)
+        # Each warp that reads a stage releases it in every thread block of the cluster.
+        reading_warps = 4 * (1 if self.is_pingpong else WARPGROUPS)
         ring = make_ring(
             storage.barriers,
-            self.stages,
+            self.num_stages,
             self.dtype,
             (a_layout, b_layout),
-            self.cluster * readers,
+            self.cluster * reading_warps,
             cluster=(self.cluster_m, self.cluster_n),
         )
-        # The kernel before may still be running, and the one after may begin.
+        # The kernel before may still be writing A and B; the kernel after may begin.
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
         if warp_idx >= PRODUCER_WARP:
             cute.arch.setmaxregister_decrease(self.producer_registers)
             if warp_idx == PRODUCER_WARP:
-                self.produce(a_atom, mA, b_atom, mB, sA, sB, ring, tiles_m, tiles_n)
+                self.produce(a_atom, mA, b_atom, mB, sA, sB, ring, num_tiles_m, num_tiles_n)
         else:
             cute.arch.setmaxregister_increase(self.mma_registers)
-            k_tiles = cute.ceil_div(mA.shape[1], BLOCK_K)
+            num_k_blocks = cute.ceil_div(mA.shape[1], BLOCK_K)
             self.consume(
-                tiled_mma, sA, sB, sD, d_atom, mD, mBias, mR, ring, tiles_m, tiles_n, k_tiles
-            )
+                tiled_mma, sA, sB, sD, d_atom, mD, mBias, mR, ring,
+                num_tiles_m, num_tiles_n, num_k_blocks,
+            )  # fmt: skip
 
     @cute.jit
-    def tile_of(self, index: Int32, tiles_m: Int32, tiles_n: Int32):
-        """Row and column, in tiles, of this CTA's share of the cluster's tile."""
-        row, col = grouped(index, tiles_m, tiles_n, self.group_m)
+    def tile_of(self, index: Int32, num_tiles_m: Int32, num_tiles_n: Int32):
+        """Row and column, in tiles, of this thread block's tile in the cluster's tile ``index``."""
+        row, col = grouped_tile(index, num_tiles_m, num_tiles_n, self.group_m)
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         if cutlass.const_expr(self.cluster_m > 1):
             row = row * self.cluster_m + rank
@@ -188,33 +206,33 @@ class Wgmma:
     def produce(
         self,
         a_atom: cute.CopyAtom,
-        mA: cute.Tensor,
+        mA: cute.Tensor,  # (m, k), coordinates for TMA
         b_atom: cute.CopyAtom,
-        mB: cute.Tensor,
+        mB: cute.Tensor,  # (n, k), coordinates for TMA
         sA: cute.Tensor,  # (block_m, BLOCK_K, stages)
         sB: cute.Tensor,  # (block_n, BLOCK_K, stages)
         ring: pipeline.PipelineTmaAsync,
-        tiles_m: Int32,
-        tiles_n: Int32,
+        num_tiles_m: Int32,
+        num_tiles_n: Int32,
     ):
-        """Runs in one warp."""
+        """The producer warp: loads the k-blocks of all tiles of this thread block."""
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-        everyone = (1 << self.cluster) - 1
+        whole_cluster = (1 << self.cluster) - 1
         a_tile, b_tile = (self.block_m, BLOCK_K), (self.block_n, BLOCK_K)
-        a = operand(a_atom, sA, mA, a_tile, self.cluster_n, rank, everyone)
-        b = operand(b_atom, sB, mB, b_tile, self.cluster_m, rank, everyone)
-        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
+        a = operand(a_atom, sA, mA, a_tile, self.cluster_n, rank, whole_cluster)
+        b = operand(b_atom, sB, mB, b_tile, self.cluster_m, rank, whole_cluster)
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.num_stages)
         first = cute.arch.block_idx()[0] // self.cluster
         step = cute.arch.grid_dim()[0] // self.cluster
-        for index in cutlass.range(first, tiles_m * tiles_n, step, unroll=1):
-            row, col = self.tile_of(index, tiles_m, tiles_n)
+        for index in cutlass.range(first, num_tiles_m * num_tiles_n, step, unroll=1):
+            row, col = self.tile_of(index, num_tiles_m, num_tiles_n)
             for k_idx in cutlass.range(cute.size(a.tiles, mode=[2]), unroll=1):
                 ring.producer_acquire(state)
                 barrier = ring.producer_get_barrier(state)
                 load(a, row, k_idx, state.index, barrier)
                 load(b, col, k_idx, state.index, barrier)
                 state.advance()
-        # A CTA must not exit while its peer may still signal its barriers.
+        # A thread block must not exit while the other one may still arrive at its barriers.
         ring.producer_tail(state)
 
     @cute.jit
@@ -225,59 +243,61 @@ class Wgmma:
         sB: cute.Tensor,  # (block_n, BLOCK_K, stages)
         sD: cute.Tensor,  # (64, part_n, stages of both warpgroups)
         d_atom: cute.CopyAtom,
-        mD: cute.Tensor,
+        mD: cute.Tensor,  # (m, columns of D), coordinates for TMA
         mBias: cute.Tensor,  # (2, n / 2)
         mR: cute.Tensor,  # (2, columns of D / 2, m)
         ring: pipeline.PipelineTmaAsync,
-        tiles_m: Int32,
-        tiles_n: Int32,
-        k_tiles: Int32,
+        num_tiles_m: Int32,
+        num_tiles_n: Int32,
+        num_k_blocks: Int32,
     ):
-        """Runs in both warpgroups; in pingpong order each leaves every other tile alone."""
+        """The consumer warpgroups: multiply and store; in pingpong order every other tile each."""
         group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 128)
         thr_mma = tiled_mma.get_slice(0)
-        first_row = 0 if cutlass.const_expr(self.pingpong) else group
-        sA = cute.local_tile(sA, (self.rows, BLOCK_K, self.stages), (first_row, 0, 0))
+        first_row = 0 if cutlass.const_expr(self.is_pingpong) else group
+        sA = cute.local_tile(sA, (self.rows, BLOCK_K, self.num_stages), (first_row, 0, 0))
         tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A(sA))
         tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB))
         acc_shape = tiled_mma.partition_shape_C((self.rows, self.block_n))
         acc = cute.make_rmem_tensor(acc_shape, Float32)
-        read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
-        release = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
+        read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.num_stages)
+        release = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.num_stages)
         first = cute.arch.block_idx()[0] // self.cluster
         step = cute.arch.grid_dim()[0] // self.cluster
-        if cutlass.const_expr(self.pingpong):
+        if cutlass.const_expr(self.is_pingpong):
             first, step = first + group * step, WARPGROUPS * step
             if group == 1:
-                read.advance(k_tiles)
-                release.advance(k_tiles)
-                self.give_turn(0)
+                read.advance(num_k_blocks)
+                release.advance(num_k_blocks)
+                self.pass_turn(0)
 
-        for index in cutlass.range(first, tiles_m * tiles_n, step, unroll=1):
-            row, col = self.tile_of(index, tiles_m, tiles_n)
+        for index in cutlass.range(first, num_tiles_m * num_tiles_n, step, unroll=1):
+            row, col = self.tile_of(index, num_tiles_m, num_tiles_n)
             acc.fill(0.0)
             tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
-            if cutlass.const_expr(self.pingpong):
-                self.await_turn(group)
+            if cutlass.const_expr(self.is_pingpong):
+                self.wait_turn(group)
             read, release = multiply(
-                tiled_mma, acc, tCrA, tCrB, ring, read, release, 0, k_tiles
+                tiled_mma, acc, tCrA, tCrB, ring, read, release, 0, num_k_blocks
             )
-            if cutlass.const_expr(self.pingpong):
-                self.give_turn(1 - group)
+            if cutlass.const_expr(self.is_pingpong):
+                self.pass_turn(1 - group)
             release = drain(ring, release)
-            if cutlass.const_expr(self.pingpong):  # over the other's tile
-                read.advance(k_tiles)
-                release.advance(k_tiles)
+            if cutlass.const_expr(self.is_pingpong):  # skip the other warpgroup's tile
+                read.advance(num_k_blocks)
+                release.advance(num_k_blocks)
             row = row * self.block_m
-            if cutlass.const_expr(not self.pingpong):
+            if cutlass.const_expr(not self.is_pingpong):
                 row += group * self.rows
             self.out.store(acc, tiled_mma, sD, d_atom, mD, mBias, mR, row, col, group)
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
-    def await_turn(self, group: Int32):
+    def wait_turn(self, group: Int32):
+        """Wait until the other warpgroup passes the turn to multiply."""
         cute.arch.barrier(barrier_id=TURN_BARRIER + group, number_of_threads=MMA_THREADS)
 
     @cute.jit
-    def give_turn(self, group: Int32):
+    def pass_turn(self, group: Int32):
+        """Let ``group``, the other warpgroup, multiply."""
         cute.arch.barrier_arrive(barrier_id=TURN_BARRIER + group, number_of_threads=MMA_THREADS)

@@ -6,7 +6,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 
 from kernelcat.jit.cute import element_type
-from kernelcat.kernels.cute.fp8_quantize.scaling import largest
+from kernelcat.kernels.cute.common.quantize import largest
 from kernelcat.kernels.cute.kv_write.place import e4m3, position_of, sequence_of, slot_of
 from kernelcat.kernels.cute.mla_kv_write.row import (
     LATENT,

@@ -3,7 +3,7 @@
 import cutlass.cute as cute
 from cutlass import Float32, Uint32
 
-from kernelcat.kernels.cute.fp8_quantize.scaling import E4M3_MAX, divide
+from kernelcat.kernels.cute.common.quantize import E4M3_MAX, divide
 
 LATENT, ROPE = 512, 64
 ROW = LATENT + ROPE

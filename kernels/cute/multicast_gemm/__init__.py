@@ -1,12 +1,13 @@
-"""`multicast_gemm` in CuTe DSL: clusters of CTAs, with and without TMA multicast."""
+"""`multicast_gemm` in CuTe DSL: clusters of thread blocks, with and without TMA multicast."""
 
 from __future__ import annotations
 
-from kernelcat.catalog.implementation import Config, Int32, Param, Pointer, Program, Step
+from kernelcat.catalog.implementation import Config, Int32, Pointer, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cuda.multicast_gemm import clusters
 from kernelcat.kernels.cuda.multicast_gemm.clusters import MULTICAST, UNICAST
+from kernelcat.kernels.cute.common.matmul import is_empty, sizes
 from kernelcat.runtime.gpu import Gpu
 
 THREADS = 384
@@ -14,9 +15,9 @@ TENSORS = ("a", "b", "d")
 
 
 def _program(transfer: str, problem: Problem, config: Config, gpu: Gpu) -> Program:
-    m, n, k, dtype = (problem[axis] for axis in ("M", "N", "K", "dtype"))
-    if m == 0 or n == 0:
+    if is_empty(problem):
         return Program(())
+    dtype = problem["dtype"]
     block_m, block_n = clusters.sizes(config["tile"])
     cluster_m, cluster_n = clusters.sizes(config["cluster"])
     constants = {
@@ -33,7 +34,7 @@ def _program(transfer: str, problem: Problem, config: Config, gpu: Gpu) -> Progr
         tuple(constants.items()),
     )
     num_clusters = clusters.num_clusters(problem, config, gpu)
-    params: tuple[Param, ...] = (*map(Pointer, TENSORS), *map(Int32, (m, n, k, num_clusters)))
+    params = (*map(Pointer, TENSORS), *sizes(problem), Int32(num_clusters))
     size = clusters.cluster_size(config)
     step = Step(source, (num_clusters * size, 1, 1), params, THREADS, cluster=(size, 1, 1))
     return Program((step,))
@@ -41,12 +42,12 @@ def _program(transfer: str, problem: Problem, config: Config, gpu: Gpu) -> Progr
 
 IMPLEMENTATIONS = (
     clusters.implementation(
-        "cute", UNICAST, "every CTA of a cluster loads its own operands by TMA", _program, {}
+        "cute", UNICAST, "every thread block loads its operands whole by TMA", _program, {}
     ),
     clusters.implementation(
         "cute",
         MULTICAST,
-        "a CTA loads its slice of a shared operand by TMA, multicast to its peers",
+        "a thread block loads a slice of a shared operand by TMA, multicast to the cluster",
         _program,
         {
             "cluster": "UCGABAR",

@@ -1,6 +1,6 @@
-"""`nvfp4_dequantize` in CuTe DSL: value by value, and words of eight codes.
+"""`nvfp4_dequantize` in CuTe DSL: naive (value by value), vectorized (words of eight codes).
 
-The device code is in modules that import the DSL; they are imported when something is compiled.
+The device code is in modules that import the DSL; they are imported when a kernel is compiled.
 """
 
 from __future__ import annotations
@@ -17,92 +17,93 @@ from kernelcat.runtime.gpu import Gpu
 
 ARCHS = ("sm_80+",)
 CODES = 8
-"""Codes of a word."""
+"""Codes in a word."""
 
 TENSORS = tuple(Pointer(name) for name in ("q", "scale", "global_scale", "x"))
 
 
-def _program(problem: Problem, kernel: str, config: Config, ctas: int, threads: int) -> Program:
+def _program(problem: Problem, kernel: str, config: Config, num_ctas: int, threads: int) -> Program:
     if problem["M"] * problem["K"] == 0:
         return Program(())
     kinds = ("*uint32", "*uint8", "*float32", "*" + problem["dtype"], "int32", "int32")
     constants = (
         ("dtype", problem["dtype"]),
-        ("nvfp4", problem["format"] == "nvfp4"),
-        ("swizzled", problem["scale_layout"] == "swizzled"),
+        ("is_nvfp4", problem["format"] == "nvfp4"),
+        ("is_swizzled", problem["scale_layout"] == "swizzled"),
         *config.items(),
     )
     source = CuteSource(f"nvfp4_dequantize.{kernel}", kinds, constants)
-    numbers = (Int32(problem["M"]), Int32(problem["K"]))
-    return Program((Step(source, (ctas, 1, 1), (*TENSORS, *numbers), block=threads),))
+    sizes = (Int32(problem["M"]), Int32(problem["K"]))
+    return Program((Step(source, (num_ctas, 1, 1), (*TENSORS, *sizes), block=threads),))
 
 
-def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    blocks = problem["M"] * problem["K"] // block_of(problem.values)
-    return _program(problem, "naive:Naive", Config(), ceil(blocks / 256), 256)
+# naive ------------------------------------------------------------------------------------------
 
 
-def _naive_us(problem: Problem, config: Config, gpu: Gpu) -> float:
+def _naive_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    num_blocks = problem["M"] * problem["K"] // block_of(problem.values)
+    return _program(problem, "naive:Naive", Config(), ceil(num_blocks / 256), 256)
+
+
+def _naive_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     return copy_us(ENTRY.bytes_moved(problem), gpu, 0.1)
 
 
-def _ctas(problem: Problem, config: Config) -> int:
+# vectorized -------------------------------------------------------------------------------------
+
+
+def _num_ctas(problem: Problem, config: Config) -> int:
     return ceil(problem["M"] * problem["K"] / (CODES * config["threads"] * config["unroll"]))
 
 
-def _vectorized(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    ctas = _ctas(problem, config)
-    return _program(problem, "vectorized:Vectorized", config, ctas, config["threads"])
+def _vectorized_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    num_ctas = _num_ctas(problem, config)
+    return _program(problem, "vectorized:Vectorized", config, num_ctas, config["threads"])
 
 
-def _vectorized_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    threads, unroll = config["threads"], config["unroll"]
-    if _ctas(problem, config) >= 1 << 31:
-        return "more CTAs than a grid has"
-    if unroll > 1 and CODES * threads * unroll >= 2 * problem["M"] * problem["K"]:
-        return f"{unroll} words a thread are mostly none"
+def _illegal_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if _num_ctas(problem, config) >= 1 << 31:
+        return f"{_num_ctas(problem, config)} thread blocks are more than a grid has"
     return None
 
 
-def _vectorized_us(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bandwidth grows with the bytes in flight, which many CTAs give as well as large ones."""
-    in_flight = min(_ctas(problem, config) / gpu.sms, 8) * config["unroll"]
+def _unpromising_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    num_codes = CODES * config["threads"] * config["unroll"]
+    if config["unroll"] > 1 and num_codes >= 2 * problem["M"] * problem["K"]:
+        return f"unroll={config['unroll']} leaves most threads without codes"
+    return None
+
+
+def _vectorized_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Bandwidth grows with the bytes in flight: with thread blocks as well as with ``unroll``."""
+    in_flight = min(_num_ctas(problem, config) / gpu.sms, 8) * config["unroll"]
     return copy_us(ENTRY.bytes_moved(problem), gpu, 0.88 * min(1.0, 0.4 + in_flight / 40))
 
 
-def _vectorized_default(problem: Problem, gpu: Gpu) -> Config:
-    serving = VECTORIZED.configs(problem, gpu)
-    best = min(serving, key=lambda c: _vectorized_us(problem, c, gpu), default=None)
-    return best or Config(threads=256, unroll=1)
-
-
-NAIVE = Implementation(
-    entry="nvfp4_dequantize",
-    language="cute",
-    variant="naive",
-    summary="a thread a block of scales, value by value",
-    archs=ARCHS,
-    space={},
-    illegal=lambda config, problem, gpu: None,
-    default=lambda problem, gpu: Config(),
-    program=_naive,
-    estimate=_naive_us,
-    rank=0,
+IMPLEMENTATIONS = (
+    Implementation(
+        entry="nvfp4_dequantize",
+        language="cute",
+        variant="naive",
+        summary="a thread for each scale, value by value",
+        archs=ARCHS,
+        space={},
+        program=_naive_program,
+        estimate=_naive_estimate,
+        rank=0,
+    ),
+    Implementation(
+        entry="nvfp4_dequantize",
+        language="cute",
+        variant="vectorized",
+        summary="words of eight codes, several of a thread in flight, 16-byte stores",
+        archs=ARCHS,
+        space={"threads": (256,), "unroll": (1, 2, 4, 8)},
+        illegal=_illegal_vectorized,
+        unpromising=_unpromising_vectorized,
+        program=_vectorized_program,
+        estimate=_vectorized_estimate,
+        techniques={"vector store": "STG.E.128"},
+        rank=1,
+    ),
 )
-
-VECTORIZED = Implementation(
-    entry="nvfp4_dequantize",
-    language="cute",
-    variant="vectorized",
-    summary="eight values a thread and turn, 16-byte stores",
-    archs=ARCHS,
-    space={"threads": (256,), "unroll": (1, 2, 4, 8)},
-    illegal=_vectorized_reject,
-    default=_vectorized_default,
-    program=_vectorized,
-    estimate=_vectorized_us,
-    techniques={"vector store": "STG.E.128"},
-    rank=1,
-)
-
-IMPLEMENTATIONS = (NAIVE, VECTORIZED)

@@ -1,4 +1,4 @@
-"""A thread a block of scales, value by value."""
+"""Dequantize value by value: a thread computes all values of a block, which share a scale."""
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -6,12 +6,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
 from kernelcat.jit.cute import element_type
-from kernelcat.kernels.cute.nvfp4_quantize.fp4 import (
+from kernelcat.kernels.cute.common.fp4 import (
     CODES,
     block_size,
     code_value,
     scale_layout,
-    scale_place,
+    scale_offset,
     scale_value,
 )
 
@@ -19,57 +19,58 @@ THREADS = 256
 
 
 class Naive:
-    """Any shape."""
+    """Dequantizes any shape."""
 
-    def __init__(self, dtype: str, nvfp4: bool, swizzled: bool):
-        self.dtype, self.nvfp4, self.swizzled = element_type(dtype), nvfp4, swizzled
-        self.size = block_size(nvfp4)
+    def __init__(self, dtype: str, is_nvfp4: bool, is_swizzled: bool):
+        self.dtype, self.is_nvfp4, self.is_swizzled = element_type(dtype), is_nvfp4, is_swizzled
+        self.block_size = block_size(is_nvfp4)
 
     @cute.jit
     def __call__(
         self,
         q: cute.Pointer,  # (m, k / 8) words of eight codes
-        scale: cute.Pointer,  # (m, k / 16 or 32) bytes, or padded
-        global_scale: cute.Pointer,  # (1,) float32, of NVFP4
+        scale: cute.Pointer,  # (m, k / 16 or 32) bytes; swizzled scales are padded
+        global_scale: cute.Pointer,  # (1,) float32, for NVFP4
         x: cute.Pointer,  # (m, k)
         m: Int32,
         k: Int32,
         stream: cuda.CUstream,
     ):
-        words = Int64(m) * (k // CODES)
-        mQ = cute.make_tensor(q, cute.make_layout(words))
+        num_words = Int64(m) * (k // CODES)
+        mQ = cute.make_tensor(q, cute.make_layout(num_words))
         mS = cute.make_tensor(scale, scale_layout(m, k))
         mG = cute.make_tensor(global_scale, cute.make_layout(1))
-        mX = cute.make_tensor(x, cute.make_layout((CODES, words), stride=(1, CODES)))
-        blocks = words // (self.size // CODES)
-        self.kernel(mQ, mS, mG, mX, blocks, k // self.size).launch(
-            grid=(Int32(cute.ceil_div(blocks, THREADS)), 1, 1), block=(THREADS, 1, 1), stream=stream
+        mX = cute.make_tensor(x, cute.make_layout((CODES, num_words), stride=(1, CODES)))
+        num_blocks, row_blocks = num_words // (self.block_size // CODES), k // self.block_size
+        num_ctas = Int32(cute.ceil_div(num_blocks, THREADS))
+        self.kernel(mQ, mS, mG, mX, num_blocks, row_blocks).launch(
+            grid=(num_ctas, 1, 1), block=(THREADS, 1, 1), stream=stream
         )
 
     @cute.kernel
     def kernel(
         self,
-        mQ: cute.Tensor,  # (words,)
+        mQ: cute.Tensor,  # (num_words,)
         mS: cute.Tensor,  # bytes
         mG: cute.Tensor,  # (1,)
-        mX: cute.Tensor,  # (8, words)
-        blocks: Int64,
-        num_blocks: Int32,  # of a row
+        mX: cute.Tensor,  # (8, num_words)
+        num_blocks: Int64,
+        row_blocks: Int32,
     ):
         block = Int64(cute.arch.block_idx()[0]) * THREADS + cute.arch.thread_idx()[0]
-        if block < blocks:
-            row = block // num_blocks
-            col = Int32(block - row * num_blocks)
-            place = scale_place(row, col, num_blocks, self.swizzled)
-            factor = scale_value(Uint32(mS[place]), self.nvfp4)
-            for part in cutlass.range_constexpr(self.size // CODES):
-                at = block * (self.size // CODES) + part
-                word = mQ[at]
+        if block < num_blocks:
+            row = block // row_blocks
+            col = Int32(block - row * row_blocks)
+            offset = scale_offset(row, col, row_blocks, self.is_swizzled)
+            scale = scale_value(Uint32(mS[offset]), self.is_nvfp4)
+            for part in cutlass.range_constexpr(self.block_size // CODES):
+                word_idx = block * (self.block_size // CODES) + part
+                word = mQ[word_idx]
                 for i in cutlass.range_constexpr(CODES):
-                    value = code_value(word, i) * factor
-                    if cutlass.const_expr(self.nvfp4):
+                    value = code_value(word, i) * scale
+                    if cutlass.const_expr(self.is_nvfp4):
                         value = value * mG[0]
                     if cutlass.const_expr(self.dtype is Float32):
-                        mX[i, at] = value
+                        mX[i, word_idx] = value
                     else:
-                        mX[i, at] = value.to(self.dtype)
+                        mX[i, word_idx] = value.to(self.dtype)

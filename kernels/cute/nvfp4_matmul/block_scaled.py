@@ -1,44 +1,45 @@
-"""Codes by codes on Blackwell's tensor cores, which scale the blocks themselves.
+"""Products of 4-bit codes on Blackwell's tensor cores, which apply the block scales themselves.
 
-Persistent, as gemm.tcgen05 is: one warp loads codes and scales by TMA, one copies the scales to
-tensor memory and issues the products, four read an accumulator, a row a thread, while the products
-of the next tile fill the other. With ``ctas`` = 2 a pair of SMs works as one: each holds half of
-A's rows and of W's codes, and the scales of its rows of A and of all of W's.
+Persistent; the roles of the warps and their barriers are in ``common/tensor_memory.py``. TMA loads
+codes and scales; the warp that issues the products first copies the scales to tensor memory. With
+``ctas`` = 2 a pair of SMs works as one: each holds half of A's rows, the scales of these rows, half
+of W's codes, and the scales of all of W's rows.
 
-Two accumulators of 256 columns and the scales are more than tensor memory's 512. Accumulators then
-overlap, and the columns that they share are read first. That, and that tiles of 64 rows of W find
-their scales two columns further on, is from CUTLASS's examples for the CuTe DSL
-(blackwell, dense_blockscaled_gemm_persistent.py). Never run yet: only compiled.
+Two accumulators of 256 columns and the scales need more than the 512 columns of tensor memory. The
+accumulators then overlap, and the columns that they share are read first. This, and that every
+other tile of 64 rows of W has its scales two columns further on, is from CUTLASS's examples for the
+CuTe DSL (blackwell, dense_blockscaled_gemm_persistent.py). Only compiled, never run yet.
 """
+
+from math import ceil
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-import cutlass.pipeline as pipeline
-import cutlass.utils.blackwell_helpers as sm100
 import cutlass.utils.blockscaled_layout as blockscaled
 from cutlass import Float4E2M1FN, Float8E4M3FN, Float8E8M0FNU, Float32, Int32, Int64
-from cutlass.cute.nvgpu import (
-    cpasync,
-    make_tiled_tma_atom_A,
-    make_tiled_tma_atom_B,
-    tcgen05,
-)
-from cutlass.memory import SmemAllocator, TmemAllocator
+from cutlass.cute.nvgpu import cpasync, tcgen05
+from cutlass.memory import SmemAllocator
 
-from kernelcat.kernels.cute.gemm.accumulators import (
-    ACCUMULATORS,
+from kernelcat.kernels.cute.common.epilogue import VECTOR, Epilogue
+from kernelcat.kernels.cute.common.ring import SHARED_BYTES
+from kernelcat.kernels.cute.common.tensor_memory import (
     COLUMNS,
     LOAD_WARP,
     MMA_WARP,
+    NUM_ACCUMULATORS,
+    RESERVED_BYTES,
     ROWS,
+    TENSOR_COLUMNS,
     THREADS,
+    cta_group,
+    make_allocator,
+    make_operands,
+    make_rings,
     read_columns,
 )
-from kernelcat.kernels.cute.gemm.epilogue import VECTOR, Epilogue
-from kernelcat.kernels.cute.gemm.raster import grouped
-from kernelcat.kernels.cute.gemm.tma import partition
-from kernelcat.kernels.cute.nvfp4_matmul.rings import make_rings
+from kernelcat.kernels.cute.common.tile_order import grouped_tile
+from kernelcat.kernels.cute.common.tma import partition
 from kernelcat.kernels.cute.nvfp4_matmul.scales import (
     ATOM_BYTES,
     ATOM_COLS,
@@ -54,15 +55,15 @@ from kernelcat.kernels.cute.nvfp4_matmul.scales import (
 
 BLOCK_K = 256
 MMA_K = 64
-SHARED_BYTES = 227 * 1024
-TENSOR_COLUMNS = 512
+MAX_STAGES = 8
 GROUP_ROWS = 2048
+"""Rows of D that are computed before the next column of tiles."""
 
 
 class BlockScaled:
     """Tiles of 128 * ``ctas`` x ``block_n``, 64, 128 or 256.
 
-    K is a multiple of 32, N one of 8, of 16 for swiglu.
+    K is a multiple of 32, N of 8, or of 16 for swiglu.
     """
 
     def __init__(self, out: str, nvfp4: bool, bias: bool, activation: str, block_n: int, ctas: int):
@@ -71,22 +72,26 @@ class BlockScaled:
         self.size = 16 if nvfp4 else 32
         self.scale_type = Float8E4M3FN if nvfp4 else Float8E8M0FNU
         self.tiler = (ROWS * ctas, block_n, BLOCK_K)
-        self.group = tcgen05.CtaGroup.TWO if ctas == 2 else tcgen05.CtaGroup.ONE
+        self.group = cta_group(ctas)
         self.atoms_k = BLOCK_K // (ATOM_COLS * self.size)
         self.atoms_n = max(1, block_n // ATOM_ROWS)
         num_atoms = self.atoms_k * (1 + self.atoms_n)
         self.stage_bytes = (ROWS + block_n // ctas) * BLOCK_K // 2 + ATOM_BYTES * num_atoms
-        self.stages = min(8, (SHARED_BYTES - 4096) // self.stage_bytes)
-        # Tensor memory: accumulators from its first column on, scales up to its last.
+        self.num_stages = min(MAX_STAGES, (SHARED_BYTES - RESERVED_BYTES) // self.stage_bytes)
+        # Tensor memory: accumulators from the first column on, scales up to the last one.
         self.a_scale_column = TENSOR_COLUMNS - ATOM_COLUMNS * num_atoms
         self.w_scale_column = self.a_scale_column + ATOM_COLUMNS * self.atoms_k
         self.spread = min(block_n, self.a_scale_column - block_n)
         self.overlap = block_n - self.spread
         # Parts of an accumulator that are read before the next tile's products may begin.
-        self.num_shared = -(-(self.overlap or block_n) // COLUMNS)
+        self.num_shared = ceil((self.overlap or block_n) / COLUMNS)
 
     def part_of(self, i: int, accumulator):
-        """Which part is read as the i-th: what overlaps is the first's end, the second's start."""
+        """The part that is read as the ``i``-th one.
+
+        Overlapping accumulators share the end of the first and the start of the second one: the
+        first is read from its end, the second from its start.
+        """
         if not self.overlap:
             return i
         return i * accumulator + (self.block_n // COLUMNS - 1 - i) * (1 - accumulator)
@@ -96,9 +101,9 @@ class BlockScaled:
         self,
         a: cute.Pointer,  # (m, k / 2) bytes
         w: cute.Pointer,  # (n, k / 2) bytes
-        a_block_scale: cute.Pointer,  # bytes, swizzled
-        w_scale: cute.Pointer,  # bytes, swizzled
-        global_scale: cute.Pointer,  # (1,) float32, of NVFP4
+        a_block_scale: cute.Pointer,  # (m, k / size) bytes, swizzled
+        w_scale: cute.Pointer,  # (n, k / size) bytes, swizzled
+        global_scale: cute.Pointer,  # (1,) float32, for NVFP4
         bias: cute.Pointer,  # (n,)
         d: cute.Pointer,  # (m, n), or (m, n / 2) of swiglu
         m: Int32,
@@ -114,32 +119,26 @@ class BlockScaled:
         mG = cute.make_tensor(global_scale, cute.make_layout(1))
         mBias, _, mD = self.epilogue.vectors(bias, d, d, m, n)
         tiled_mma = self.products()
-        a_layout = sm100.make_smem_layout_a(tiled_mma, self.tiler, Float4E2M1FN, self.stages)
-        w_layout = sm100.make_smem_layout_b(tiled_mma, self.tiler, Float4E2M1FN, self.stages)
-        load, pair = cpasync.CopyBulkTensorTileG2SOp(self.group), (self.ctas, 1, 1, 1)
-        a_atom, tA = make_tiled_tma_atom_A(
-            load, mA, cute.select(a_layout, mode=[0, 1, 2]), self.tiler, tiled_mma, pair
+        (a_layout, a_atom, tA), (w_layout, w_atom, tW) = make_operands(
+            tiled_mma, self.tiler, Float4E2M1FN, self.num_stages, mA, mW, self.ctas
         )
-        w_atom, tW = make_tiled_tma_atom_B(
-            load, mW, cute.select(w_layout, mode=[0, 1, 2]), self.tiler, tiled_mma, pair
-        )
-        sa_stages = stages_of(self.atoms_k, 1, self.stages)
-        sw_stages = stages_of(self.atoms_k, self.atoms_n, self.stages)
+        sa_stages = stages_of(self.atoms_k, 1, self.num_stages)
+        sw_stages = stages_of(self.atoms_k, self.atoms_n, self.num_stages)
         sa_atom, tSA = load_atom(self.group, stored(a_block_scale, m, k, self.size), sa_stages)
         sw_atom, tSW = load_atom(self.group, stored(w_scale, n, k, self.size), sw_stages)
 
         @cute.struct
         class SharedStorage:
-            stages: cute.struct.MemRange[Int64, 2 * self.stages]
-            accumulators: cute.struct.MemRange[Int64, 2 * ACCUMULATORS]
+            stages: cute.struct.MemRange[Int64, 2 * self.num_stages]
+            accumulators: cute.struct.MemRange[Int64, 2 * NUM_ACCUMULATORS]
             freed: Int64
             tensor_memory: Int32
 
         self.shared_storage = SharedStorage
-        tiles_m, tiles_n = cute.ceil_div(m, self.tiler[0]), cute.ceil_div(n, self.block_n)
+        num_tiles_m, num_tiles_n = cute.ceil_div(m, self.tiler[0]), cute.ceil_div(n, self.block_n)
         self.kernel(
             a_atom, tA, w_atom, tW, sa_atom, tSA, sw_atom, tSW, mG, mBias, mD, tiled_mma,
-            a_layout, w_layout, sa_stages, sw_stages, tiles_m, tiles_n,
+            a_layout, w_layout, sa_stages, sw_stages, num_tiles_m, num_tiles_n,
         ).launch(
             grid=(num_ctas, 1, 1),
             block=(THREADS, 1, 1),
@@ -150,7 +149,7 @@ class BlockScaled:
 
     @cute.jit
     def products(self):
-        """The MMA: E4M3 scales of 16 codes (NVFP4), or E8M0 scales of 32 (MXFP4)."""
+        """The MMA: an E4M3 scale for 16 codes (NVFP4), or an E8M0 scale for 32 codes (MXFP4)."""
         shape, source = (*self.tiler[:2], MMA_K), tcgen05.OperandSource.SMEM
         if cutlass.const_expr(self.nvfp4):
             op = tcgen05.MmaMXF4NVF4Op(self.scale_type, shape, self.group, source)
@@ -162,14 +161,14 @@ class BlockScaled:
     def kernel(
         self,
         a_atom: cute.CopyAtom,
-        mA: cute.Tensor,
+        mA: cute.Tensor,  # (m, k), coordinates for TMA
         w_atom: cute.CopyAtom,
-        mW: cute.Tensor,
+        mW: cute.Tensor,  # (n, k), coordinates for TMA
         sa_atom: cute.CopyAtom,
-        mSA: cute.Tensor,  # (PAIRS, atoms along K, atoms along M)
+        mSA: cute.Tensor,  # (PAIRS, atoms along K, atoms along M), coordinates for TMA
         sw_atom: cute.CopyAtom,
-        mSW: cute.Tensor,  # (PAIRS, atoms along K, atoms along N)
-        mG: cute.Tensor,
+        mSW: cute.Tensor,  # (PAIRS, atoms along K, atoms along N), coordinates for TMA
+        mG: cute.Tensor,  # (1,)
         mBias: cute.Tensor,  # (8, n / 8)
         mD: cute.Tensor,  # (8, columns of D / 8, m)
         tiled_mma: cute.TiledMma,
@@ -177,8 +176,8 @@ class BlockScaled:
         w_layout: cute.ComposedLayout,
         sa_stages: cute.Layout,
         sw_stages: cute.Layout,
-        tiles_m: Int32,
-        tiles_n: Int32,
+        num_tiles_m: Int32,
+        num_tiles_n: Int32,
     ):
         tidx, _, _ = cute.arch.thread_idx()
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -193,15 +192,10 @@ class BlockScaled:
         sa_layout, ta_layout, sw_layout, tw_layout = self.scale_layouts(tiled_mma)
         sSA = shared.allocate_tensor(self.scale_type, sa_layout, 1024)
         sSW = shared.allocate_tensor(self.scale_type, sw_layout, 1024)
-        tmem = TmemAllocator(
-            storage.tensor_memory.ptr,
-            barrier_for_retrieve=pipeline.NamedBarrier(barrier_id=1, num_threads=THREADS),
-            is_two_cta=self.ctas == 2,
-            two_cta_tmem_dealloc_mbar_ptr=storage.freed.ptr,
-        )
-        accumulators = 1 if self.overlap else ACCUMULATORS
+        tmem = make_allocator(storage, self.ctas)
+        num_accumulators = 1 if self.overlap else NUM_ACCUMULATORS
         producer, consumer, issuer, reader = make_rings(
-            storage, self.stages, self.stage_bytes, accumulators, self.ctas
+            storage, self.num_stages, self.stage_bytes, num_accumulators, self.ctas
         )
         tmem.allocate(TENSOR_COLUMNS)
         tmem.wait_for_alloc()
@@ -220,19 +214,19 @@ class BlockScaled:
         tSA = self.scales_at(tmem_ptr, self.a_scale_column, ta_layout)
         tSW = self.scales_at(tmem_ptr, self.w_scale_column, tw_layout)
         acc = tiled_mma.make_fragment_C(tiled_mma.partition_shape_C(self.tiler[:2])).layout
-        both = cute.append(acc, cute.make_layout(ACCUMULATORS, stride=self.spread))
-        tCtAcc = cute.make_tensor(tmem_ptr, both)  # (MMA, MMA_M, MMA_N, ACCUMULATORS)
-        k_tiles = cute.size(gA, mode=[3])
+        both = cute.append(acc, cute.make_layout(NUM_ACCUMULATORS, stride=self.spread))
+        tCtAcc = cute.make_tensor(tmem_ptr, both)  # (MMA, MMA_M, MMA_N, NUM_ACCUMULATORS)
+        num_k_blocks = cute.size(gA, mode=[3])
         group_m = GROUP_ROWS // self.tiler[0]
         first = cute.arch.block_idx()[0] // self.ctas
         step = cute.arch.grid_dim()[0] // self.ctas
 
         if warp_idx == LOAD_WARP:
-            for tile in cutlass.range(first, tiles_m * tiles_n, step, unroll=1):
-                m_idx, n_idx = grouped(tile, tiles_m, tiles_n, group_m)
+            for tile in cutlass.range(first, num_tiles_m * num_tiles_n, step, unroll=1):
+                m_idx, n_idx = grouped_tile(tile, num_tiles_m, num_tiles_n, group_m)
                 sa_idx = m_idx * self.ctas + rank
                 sw_idx, _ = place_of(n_idx, self.block_n)
-                for k_idx in cutlass.range(k_tiles, unroll=1):
+                for k_idx in cutlass.range(num_k_blocks, unroll=1):
                     stage = producer.acquire_and_advance()
                     target, barrier = stage.index, stage.barrier
                     source = tAgA[None, m_idx, k_idx]
@@ -243,19 +237,19 @@ class BlockScaled:
                     cute.copy(sa_atom, source, tSAs[None, target], tma_bar_ptr=barrier)
                     source = tSWg[None, k_idx, sw_idx]
                     cute.copy(sw_atom, source, tSWs[None, target], tma_bar_ptr=barrier)
-            # A CTA must not exit while products that read its stages may still be running.
+            # A thread block must not exit while products that read its stages may be running.
             producer.tail()
         elif warp_idx == MMA_WARP:
             if rank == 0:
                 sa_copy, tSAd, tSAt = to_tensor_memory(self.group, sSA, tSA)
                 sw_copy, tSWd, tSWt = to_tensor_memory(self.group, sSW, tSW)
-                for tile in cutlass.range(first, tiles_m * tiles_n, step, unroll=1):
-                    _, n_idx = grouped(tile, tiles_m, tiles_n, group_m)
+                for tile in cutlass.range(first, num_tiles_m * num_tiles_n, step, unroll=1):
+                    _, n_idx = grouped_tile(tile, num_tiles_m, num_tiles_n, group_m)
                     tSWn = self.scales_of_tile(tmem_ptr, tSW, n_idx)
                     accumulator = issuer.acquire_and_advance()
-                    tCtTile = tCtAcc[None, None, None, accumulator.count % ACCUMULATORS]
+                    tCtTile = tCtAcc[None, None, None, accumulator.count % NUM_ACCUMULATORS]
                     tiled_mma.set(tcgen05.Field.ACCUMULATE, False)
-                    for _ in cutlass.range(k_tiles, unroll=1):
+                    for _ in cutlass.range(num_k_blocks, unroll=1):
                         stage = consumer.wait_and_advance()
                         # Products and copies to tensor memory run in the order of their issue.
                         at = (None, None, None, None, stage.index)
@@ -276,36 +270,41 @@ class BlockScaled:
             if cutlass.const_expr(self.nvfp4):
                 factor = mG[0]
             cD = thr_mma.partition_C(cute.make_identity_tensor(self.tiler[:2]))
-            for tile in cutlass.range(first, tiles_m * tiles_n, step, unroll=1):
-                m_idx, n_idx = grouped(tile, tiles_m, tiles_n, group_m)
-                full = reader.wait_and_advance()
-                self.store(tCtAcc, full, cD, factor, mBias, mD, m_idx, n_idx, tidx)
+            for tile in cutlass.range(first, num_tiles_m * num_tiles_n, step, unroll=1):
+                m_idx, n_idx = grouped_tile(tile, num_tiles_m, num_tiles_n, group_m)
+                handle = reader.wait_and_advance()
+                self.store(tCtAcc, handle, cD, factor, mBias, mD, m_idx, n_idx, tidx)
         cute.arch.sync_threads()
         tmem.relinquish_alloc_permit()
         tmem.free(tmem_ptr)
 
     @cute.jit
     def scale_layouts(self, tiled_mma: cute.TiledMma):
-        """Of A's scales in a stage and in tensor memory, and of W's, as the products read them."""
+        """Layouts of A's scales in stages and in tensor memory, then of W's."""
         tiler, size = self.tiler, self.size
-        a_layout = blockscaled.make_smem_layout_sfa(tiled_mma, tiler, size, self.stages)
-        w_layout = blockscaled.make_smem_layout_sfb(tiled_mma, tiler, size, self.stages)
-        one = (None, None, None, 0)
+        a_layout = blockscaled.make_smem_layout_sfa(tiled_mma, tiler, size, self.num_stages)
+        w_layout = blockscaled.make_smem_layout_sfb(tiled_mma, tiler, size, self.num_stages)
+        stage = (None, None, None, 0)
         return (
             a_layout,
-            blockscaled.make_tmem_layout_sfa(tiled_mma, tiler, size, cute.slice_(a_layout, one)),
+            blockscaled.make_tmem_layout_sfa(tiled_mma, tiler, size, cute.slice_(a_layout, stage)),
             w_layout,
-            blockscaled.make_tmem_layout_sfb(tiled_mma, tiler, size, cute.slice_(w_layout, one)),
+            blockscaled.make_tmem_layout_sfb(tiled_mma, tiler, size, cute.slice_(w_layout, stage)),
         )
 
     @cute.jit
     def scales_at(self, tmem_ptr: cute.Pointer, column, layout: cute.Layout):
-        """Scales from a column of tensor memory on."""
+        """The scales that begin at a column of tensor memory."""
         return cute.make_tensor(cute.recast_ptr(tmem_ptr + column, dtype=self.scale_type), layout)
 
     @cute.jit
-    def scales_of_tile(self, tmem_ptr: cute.Pointer, tSW: cute.Tensor, n_idx: Int32):
-        """W's scales of a tile: of 64 rows, two of an atom's four columns of 32."""
+    def scales_of_tile(
+        self,
+        tmem_ptr: cute.Pointer,
+        tSW: cute.Tensor,  # W's scales of a stage in tensor memory
+        n_idx: Int32,
+    ):
+        """W's scales of a tile: tiles of 64 rows use two of an atom's four columns of 32 rows."""
         found = tSW
         if cutlass.const_expr(self.block_n < ATOM_ROWS):
             _, column = place_of(n_idx, self.block_n)
@@ -315,9 +314,9 @@ class BlockScaled:
     @cute.jit
     def store(
         self,
-        tCtAcc: cute.Tensor,  # (MMA, MMA_M, MMA_N, ACCUMULATORS)
-        full,
-        cD: cute.Tensor,
+        tCtAcc: cute.Tensor,  # (MMA, MMA_M, MMA_N, NUM_ACCUMULATORS)
+        handle,  # of the accumulator
+        cD: cute.Tensor,  # coordinates in the tile, like an accumulator
         factor: Float32,
         mBias: cute.Tensor,  # (8, n / 8)
         mD: cute.Tensor,  # (8, columns of D / 8, m)
@@ -327,10 +326,10 @@ class BlockScaled:
     ):
         """Tensor memory -> registers -> global memory, ``COLUMNS`` of a row at a time.
 
-        The accumulator is given back once the products that may then begin overwrite nothing
-        unread: when all of it has been read or, where two overlap, what it shares with the other.
+        The accumulator is released when the products that may then begin overwrite only columns
+        that have been read: all of the accumulator, or, where two overlap, the columns they share.
         """
-        accumulator = full.count % ACCUMULATORS
+        accumulator = handle.count % NUM_ACCUMULATORS
         tCtTile = tCtAcc[None, None, None, accumulator]
         tiled_copy, tDtC, tDcD, values = read_columns(tCtTile, cD, tidx)
         width = VECTOR * self.epilogue.span
@@ -340,7 +339,7 @@ class BlockScaled:
             cute.copy(tiled_copy, tDtC[None, None, part], values)
             cute.arch.fence_view_async_tmem_load()
             if cutlass.const_expr(i == self.num_shared - 1):
-                full.release()
+                handle.release()
             row, col = tDcD[None, None, part][0]
             row = m_idx * self.tiler[0] + row
             for j in cutlass.range_constexpr(COLUMNS // width):

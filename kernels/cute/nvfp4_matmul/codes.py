@@ -1,9 +1,10 @@
-"""Codes of 4 bits to operands of tensor cores: two shifts and two masks a pair, then its scale.
+"""Decodes 4-bit codes into operands of tensor cores: two shifts and two masks for a pair, a scale.
 
-A pair is codes i and i + 4 of a word: 16 bits apart, as the halves of a register are. Sign,
-exponent and mantissa in place make a 16-bit float that is a power of two smaller than its code's
-value, 2^126 in bfloat16 and 2^14 in float16, subnormals included. Where factors have room for it,
-that power is part of them, but for ``LEFT``: products are then 2^-8 of themselves, exactly.
+A pair is codes i and i + 4 of a word: 16 bits apart, like the halves of a register. With sign,
+exponent and mantissa in place, a code is a 16-bit float that is a power of two smaller than the
+code's value: 2^126 in bfloat16, 2^14 in float16, subnormals included. Where the range of a scale
+allows it, the scale is multiplied by that power, except for a factor ``LEFT``: NVFP4 weights are
+then exactly 2^-8 of their values.
 """
 
 import cutlass
@@ -11,14 +12,14 @@ import cutlass.cute as cute
 from cutlass import Uint32
 
 LEFT = 256.0
-"""What sums of NVFP4 products have still to be multiplied by."""
+"""The factor that sums of NVFP4 products have still to be multiplied by."""
 
 
 @cute.jit
 def fma2(x: Uint32, y: Uint32, half: cutlass.Constexpr):
-    """Products of two 16-bit floats in a word (float16 where ``half``, else bfloat16)."""
+    """x * y of the two 16-bit floats in each word: float16 with ``half``, else bfloat16."""
     name = "f16x2" if cutlass.const_expr(half) else "bf16x2"
-    return cute.arch.inline_ptx(  # registers, since no operand may be a number
+    return cute.arch.inline_ptx(  # through registers: an operand must not be a number
         "{ .reg .b32 x, y, z; mov.b32 x, {$r0}; mov.b32 y, {$r1}; mov.b32 z, 0x80008000;"
         " fma.rn." + name + " {$w0}, x, y, z; }",
         write_only_types=[Uint32],
@@ -28,7 +29,7 @@ def fma2(x: Uint32, y: Uint32, half: cutlass.Constexpr):
 
 @cute.jit
 def pair_bits(word: Uint32, i: cutlass.Constexpr, half: cutlass.Constexpr):
-    """Codes i and i + 4 where a register's halves have sign, exponent and mantissa."""
+    """Codes i and i + 4, moved to the sign, exponent and mantissa of a register's halves."""
     places = 9 if cutlass.const_expr(half) else 6
     mask = 0x0E000E00 if cutlass.const_expr(half) else 0x01C001C0
     signs = (word << (12 - 4 * i)) & Uint32(0x80008000)
@@ -39,14 +40,16 @@ def pair_bits(word: Uint32, i: cutlass.Constexpr, half: cutlass.Constexpr):
 
 @cute.jit
 def factors(scales, nvfp4: cutlass.Constexpr, half: cutlass.Constexpr):
-    """What a lane's 16 bytes of codes of a row are multiplied by: words (2,), a pair of halves.
+    """Factors of a lane's 32 codes of a row: (2,) words, one for each 16 codes.
 
-    ``scales`` are two bytes (NVFP4, of 16 codes each) or one (MXFP4).
+    A word has the factor twice, in both halves, or once as float32 for MXFP4 in float16. ``scales``
+    are two bytes for NVFP4, each the scale of 16 codes, or one byte for MXFP4.
     """
     found = cute.make_rmem_tensor(2, Uint32)
     if cutlass.const_expr(nvfp4):
-        # 2^-8 and 2^-120 of an e4m3 value when put in place; times 2^14 and 2^238 that is 2^6 and
-        # 2^118 of it, as much larger as codes are smaller, but for 2^-8.
+        # The bits of an E4M3 scale, moved in place, make 2^-8 of the scale in float16 and 2^-120
+        # in bfloat16. Times 2^14 and 2^238 that is 2^6 and 2^118 of the scale: larger by as much
+        # as codes are smaller, 2^14 and 2^126, but for 2^-8.
         for i in cutlass.range_constexpr(2):
             byte = (Uint32(scales) >> (8 * i)) & Uint32(0xFF)
             both = byte | (byte << 16)
@@ -57,7 +60,7 @@ def factors(scales, nvfp4: cutlass.Constexpr, half: cutlass.Constexpr):
                     fma2(both << 4, Uint32(0x7B807B80), False), Uint32(0x7A807A80), False
                 )
     elif cutlass.const_expr(half):
-        # Most powers of two are beyond float16: they stay float32.
+        # Most of these powers of two are outside the range of float16: they stay float32.
         bits = Uint32(scales) << 23
         if Uint32(scales) == Uint32(0):
             bits = Uint32(1 << 22)
@@ -80,7 +83,7 @@ def decoded_pair(
     nvfp4: cutlass.Constexpr,
     half: cutlass.Constexpr,
 ):
-    """Weights of codes i and i + 4 as two 16-bit floats; NVFP4's are 1 / ``LEFT`` of themselves."""
+    """Weights i and i + 4 of a word as two 16-bit floats; NVFP4 weights are divided by ``LEFT``."""
     bits = pair_bits(word, i, half)
     if cutlass.const_expr(nvfp4):
         found = fma2(bits, factor, half)
@@ -93,7 +96,7 @@ def decoded_pair(
 
 @cute.jit
 def scaled_wide(pair: Uint32, factor: Uint32):
-    """Two float16 times a float32 given as bits, rounded to float16."""
+    """Two float16 times a float32, whose bits are ``factor``, rounded to float16."""
     return cute.arch.inline_ptx(
         """{
         .reg .b16 l, h;
@@ -112,11 +115,11 @@ def scaled_wide(pair: Uint32, factor: Uint32):
 
 
 @cute.jit
-def apart(words: cute.Tensor, target: cute.Tensor):
-    """Eight neighbours of A, four words, as pairs of elements i and i + 4, four words.
-
-    They meet the pairs of a word of codes.
-    """
+def apart(
+    words: cute.Tensor,  # (4,): eight neighbours of a row of A
+    target: cute.Tensor,  # (4,), written
+):
+    """Pairs of elements i and i + 4 of A, as ``pair_bits`` pairs the codes that they multiply."""
     for i in cutlass.range_constexpr(2):
         low, high = cute.arch.inline_ptx(
             """{

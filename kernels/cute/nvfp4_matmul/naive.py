@@ -1,4 +1,4 @@
-"""Codes by codes without tricks: one thread, one element of D, multiply-adds in float32."""
+"""Product with 4-bit weights without tricks: one thread for each element of D, in float32."""
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -6,37 +6,37 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float16, Float32, Int32, Int64, Uint8, Uint32
 
 from kernelcat.jit.cute import element_type
-from kernelcat.kernels.cute.gemm.epilogue import Epilogue
-from kernelcat.kernels.cute.nvfp4_quantize.fp4 import (
+from kernelcat.kernels.cute.common.epilogue import Epilogue
+from kernelcat.kernels.cute.common.float8 import to_float
+from kernelcat.kernels.cute.common.fp4 import (
     block_size,
     code_value,
-    scale_place,
+    scale_offset,
     scale_value,
 )
-from kernelcat.kernels.cute.paged_attn.fp8 import to_float
 
 BLOCK = 16
 TILE_ROWS, TILE_COLS = 16, 64
 
 
 class Naive:
-    """Any shape, either packing, every type of A; K = 0 included."""
+    """Computes any shape, K = 0 included, for either packing and every type of A."""
 
     def __init__(self, kind: str, out: str, nvfp4: bool, tiles: bool, bias: bool, activation: str):
         self.epilogue = Epilogue(out, bias, activation, residual=False)
-        self.coded, self.fp8 = kind == "float4_e2m1fn_x2", kind == "float8_e4m3fn"
-        self.dtype = BFloat16 if self.coded or self.fp8 else element_type(kind)
-        self.nvfp4, self.tiles, self.size = nvfp4, tiles, block_size(nvfp4)
+        self.is_coded, self.fp8 = kind == "float4_e2m1fn_x2", kind == "float8_e4m3fn"
+        self.dtype = BFloat16 if self.is_coded or self.fp8 else element_type(kind)
+        self.nvfp4, self.tiles, self.block_size = nvfp4, tiles, block_size(nvfp4)
 
     @cute.jit
     def __call__(
         self,
-        a: cute.Pointer,  # (m, k), or bytes: (m, k) of float8, (m, k / 2) of codes
-        w: cute.Pointer,  # (n, k / 2) bytes, or tiles of them
-        w_scale: cute.Pointer,  # (n, k / 16 or 32) bytes, or tiles of them
-        global_scale: cute.Pointer,  # (1,) float32, of NVFP4
-        a_scale: cute.Pointer,  # (m,) float32, of float8
-        a_block_scale: cute.Pointer,  # bytes, swizzled, of codes
+        a: cute.Pointer,  # (m, k), as bytes for float8; (m, k / 2) bytes of codes
+        w: cute.Pointer,  # (n, k / 2) bytes, in rows or in tiles
+        w_scale: cute.Pointer,  # (n, k / block_size) bytes, in rows or in tiles
+        global_scale: cute.Pointer,  # (1,) float32, for NVFP4
+        a_scale: cute.Pointer,  # (m,) float32, for float8
+        a_block_scale: cute.Pointer,  # (m, k / block_size) bytes, swizzled, for codes
         bias: cute.Pointer,  # (n,)
         d: cute.Pointer,  # (m, n), or (m, n / 2) of swiglu
         m: Int32,
@@ -44,16 +44,16 @@ class Naive:
         k: Int32,
         stream: cuda.CUstream,
     ):
-        cols = n // self.epilogue.span
-        mD = cute.make_tensor(d, cute.make_layout((m, cols), stride=(Int64(cols), 1)))
-        endless = cute.make_layout(Int64(1) << 40)  # where a place is computed
-        mA, mW = cute.make_tensor(a, endless), cute.make_tensor(w, endless)
-        mWS, mAS = cute.make_tensor(w_scale, endless), cute.make_tensor(a_block_scale, endless)
+        num_cols = n // self.epilogue.span
+        mD = cute.make_tensor(d, cute.make_layout((m, num_cols), stride=(Int64(num_cols), 1)))
+        flat = cute.make_layout(Int64(1) << 40)  # the kernel computes offsets itself
+        mA, mW = cute.make_tensor(a, flat), cute.make_tensor(w, flat)
+        mWS, mAS = cute.make_tensor(w_scale, flat), cute.make_tensor(a_block_scale, flat)
         mG = cute.make_tensor(global_scale, cute.make_layout(1))
         mFactor = cute.make_tensor(a_scale, cute.make_layout(m))
         mBias = cute.make_tensor(bias, cute.make_layout(n))
         self.kernel(mA, mW, mWS, mG, mFactor, mAS, mBias, mD, k).launch(
-            grid=(cute.ceil_div(cols, BLOCK), cute.ceil_div(m, BLOCK), 1),
+            grid=(cute.ceil_div(num_cols, BLOCK), cute.ceil_div(m, BLOCK), 1),
             block=(BLOCK, BLOCK, 1),
             stream=stream,
         )
@@ -61,13 +61,13 @@ class Naive:
     @cute.kernel
     def kernel(
         self,
-        mA: cute.Tensor,
-        mW: cute.Tensor,
-        mWS: cute.Tensor,
-        mG: cute.Tensor,
-        mFactor: cute.Tensor,
-        mAS: cute.Tensor,
-        mBias: cute.Tensor,
+        mA: cute.Tensor,  # flat
+        mW: cute.Tensor,  # flat
+        mWS: cute.Tensor,  # flat
+        mG: cute.Tensor,  # (1,)
+        mFactor: cute.Tensor,  # (m,)
+        mAS: cute.Tensor,  # flat
+        mBias: cute.Tensor,  # (n,)
         mD: cute.Tensor,  # (m, columns of D)
         k: Int32,
     ):
@@ -80,7 +80,7 @@ class Naive:
                 factor = mG[0]
             if cutlass.const_expr(self.fp8):
                 factor = factor * mFactor[row]
-            if cutlass.const_expr(self.epilogue.gated):
+            if cutlass.const_expr(self.epilogue.is_gated):
                 gate = self.product(mA, mAS, mW, mWS, mBias, factor, row, 2 * col, k)
                 up = self.product(mA, mAS, mW, mWS, mBias, factor, row, 2 * col + 1, k)
                 value = self.epilogue.gate(gate, up)
@@ -91,18 +91,27 @@ class Naive:
 
     @cute.jit
     def product(
-        self, mA, mAS, mW, mWS, mBias, factor: Float32, row: Int32, col: Int32, k: Int32
-    ):  # fmt: skip
-        """One element of factor * (A @ W^T) + bias."""
+        self,
+        mA: cute.Tensor,  # flat
+        mAS: cute.Tensor,  # flat
+        mW: cute.Tensor,  # flat
+        mWS: cute.Tensor,  # flat
+        mBias: cute.Tensor,  # (n,)
+        factor: Float32,
+        row: Int32,
+        col: Int32,
+        k: Int32,
+    ):
+        """Element (row, col) of factor * (A @ W^T) + bias."""
         total = Float32(0)
-        for block in cutlass.range(k // self.size, unroll=1):
+        for block in cutlass.range(k // self.block_size, unroll=1):
             scale = scale_value(Uint32(mWS[self.weight_scale(col, block, k)]), self.nvfp4)
             a_scale = Float32(1)
-            if cutlass.const_expr(self.coded):
-                place = scale_place(Int64(row), block, k // self.size, True)
+            if cutlass.const_expr(self.is_coded):
+                place = scale_offset(Int64(row), block, k // self.block_size, True)
                 a_scale = scale_value(Uint32(mAS[place]), self.nvfp4)
-            for i in cutlass.range(self.size, unroll=1):
-                at = block * self.size + i
+            for i in cutlass.range(self.block_size, unroll=1):
+                at = block * self.block_size + i
                 w = self.weight(mW, col, at, k) * scale
                 if cutlass.const_expr(self.dtype is Float16):
                     w = Float32(w.to(Float16))
@@ -113,9 +122,15 @@ class Naive:
         return total
 
     @cute.jit
-    def activation(self, mA: cute.Tensor, row: Int32, at: Int32, k: Int32):
-        """A[row, at], without scales."""
-        if cutlass.const_expr(self.coded):
+    def activation(
+        self,
+        mA: cute.Tensor,  # flat
+        row: Int32,
+        at: Int32,
+        k: Int32,
+    ):
+        """A[row, at] without scales."""
+        if cutlass.const_expr(self.is_coded):
             value = code_of(mA[Int64(row) * (k // 2) + at // 2], at % 2)
         elif cutlass.const_expr(self.fp8):
             value = to_float(mA[Int64(row) * k + at])
@@ -124,8 +139,14 @@ class Naive:
         return value
 
     @cute.jit
-    def weight(self, mW: cute.Tensor, col: Int32, at: Int32, k: Int32):
-        """The value of a code of W[col, at]; tiles are those of reference/_fp4_tiles.py."""
+    def weight(
+        self,
+        mW: cute.Tensor,  # flat
+        col: Int32,
+        at: Int32,
+        k: Int32,
+    ):
+        """W[col, at] without scales; tiles are laid out as in reference/_fp4_tiles.py."""
         if cutlass.const_expr(self.tiles):
             tile = Int64(col // TILE_ROWS) * cute.ceil_div(k, TILE_COLS) + at // TILE_COLS
             lane = col % 8 * 4 + at % 8 // 2
@@ -138,19 +159,19 @@ class Naive:
 
     @cute.jit
     def weight_scale(self, col: Int32, block: Int32, k: Int32):
-        """Where the scale of W[col, block] lies."""
-        num_blocks = k // self.size
+        """The offset of the scale of block ``block`` of row ``col`` of W."""
+        num_blocks = k // self.block_size
         if cutlass.const_expr(self.tiles):
-            each = TILE_COLS // self.size
-            tile = Int64(col // TILE_ROWS) * cute.ceil_div(k, TILE_COLS) + block // each
-            within = (col % 8 * 2 + col % 16 // 8) * each + block % each
-            place = tile * (TILE_ROWS * each) + within
+            tile_blocks = TILE_COLS // self.block_size
+            tile = Int64(col // TILE_ROWS) * cute.ceil_div(k, TILE_COLS) + block // tile_blocks
+            within = (col % 8 * 2 + col % 16 // 8) * tile_blocks + block % tile_blocks
+            place = tile * (TILE_ROWS * tile_blocks) + within
         else:
-            place = scale_place(Int64(col), block, num_blocks, self.coded)
+            place = scale_offset(Int64(col), block, num_blocks, self.is_coded)
         return place
 
 
 @cute.jit
 def code_of(pair: Uint8, index: Int32):
-    """The first (0) or second (1) value of a pair."""
+    """The value of the first (0) or second (1) code of a byte."""
     return code_value(Uint32(pair) >> Uint32(4 * index), 0)

@@ -1,11 +1,13 @@
 """Weights in 4 bits on tensor cores since Ampere: cp.async, decoding in registers, mma.sync.
 
-Products are made transposed, D^T = W @ A^T: weights are the operand that is decoded in registers,
-and few rows of A make a narrow tile. In which order a product runs over K is free as long as both
-operands agree, so a lane takes 16 bytes, 32 neighbouring codes, of a row at once, and reads the
-same columns of A (that a kernel may choose the order by what a lane loads is Marlin's idea, Frantar
-et al., PPoPP 2025). Splits of K meet in memory, in a fixed order.
+The product is transposed, D^T = W @ A^T: weights are the operand that is decoded in registers, and
+few rows of A make a narrow tile. A product may add up K in any order if both operands use the same
+one. A lane therefore reads 16 bytes, 32 neighbouring codes, of a row at once, and the same columns
+of A (choosing the order by what a lane loads is Marlin's idea, Frantar et al., PPoPP 2025). Splits
+leave partial sums in a workspace, which are added up in a fixed order.
 """
+
+from math import ceil
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -15,28 +17,29 @@ from cutlass.cute.nvgpu import cpasync, warp
 from cutlass.memory import SmemAllocator
 
 from kernelcat.jit.cute import element_type
-from kernelcat.kernels.cute.fp8_gemm.split import WARPGROUP, reduce_splits
-from kernelcat.kernels.cute.gemm.epilogue import Epilogue
-from kernelcat.kernels.cute.gemm.raster import grouped
+from kernelcat.kernels.cute.common.epilogue import Epilogue
+from kernelcat.kernels.cute.common.float8 import widen
+from kernelcat.kernels.cute.common.split_k import WARPGROUP, reduce_splits
+from kernelcat.kernels.cute.common.tile_order import grouped_tile
 from kernelcat.kernels.cute.nvfp4_matmul.codes import LEFT, apart, decoded_pair, factors
 from kernelcat.kernels.cute.nvfp4_matmul.result import Result
-from kernelcat.kernels.cute.paged_attn.fp8 import widen
 
 BLOCK_K = 128
 LANE_K = 32
-"""Columns of a stage that a lane of a quad has."""
+"""Columns of a stage that each lane of a quad multiplies."""
 WORDS = 4
-"""Of 16 bytes: what is copied, and what a lane reads at once."""
+"""Words of a *piece*: 16 bytes, what is copied and what a lane reads at once."""
 WARPS_N = 4
 """Warps side by side along the rows of W."""
 GROUP_M = 8
+"""Rows of tiles that are computed before the next column of tiles."""
 
 
 class Tiled:
     """Tiles of ``block_n`` rows of W x ``block_m`` rows of A.
 
-    K is a multiple of 32, N one of 8, of 16 for swiglu.
-    ``split``: CTAs along the grid's second axis share K, and a tile has 128 threads.
+    K is a multiple of 32, N of 8, or of 16 for swiglu. With ``is_split`` thread blocks along the
+    second axis of the grid split K, and have 128 threads.
     """
 
     def __init__(
@@ -48,15 +51,15 @@ class Tiled:
         activation: str,
         block_m: int,
         block_n: int,
-        stages: int,
-        split: bool,
+        num_stages: int,
+        is_split: bool,
     ):
         self.epilogue = Epilogue(out, bias, activation, residual=False)
-        self.fp8, self.nvfp4, self.split = kind == "float8_e4m3fn", nvfp4, split
+        self.fp8, self.nvfp4, self.is_split = kind == "float8_e4m3fn", nvfp4, is_split
         self.dtype = BFloat16 if self.fp8 else element_type(kind)
         self.half = self.dtype is Float16
         self.scale_type = Uint16 if nvfp4 else Uint8
-        self.block_m, self.block_n, self.stages = block_m, block_n, stages
+        self.block_m, self.block_n, self.num_stages = block_m, block_n, num_stages
         self.warps_m = 2 if block_m > 64 else 1
         self.threads = 32 * WARPS_N * self.warps_m
         self.warp_n, self.warp_m = block_n // WARPS_N, block_m // self.warps_m
@@ -66,11 +69,11 @@ class Tiled:
     @cute.jit
     def __call__(
         self,
-        a: cute.Pointer,  # (m, k), as words
-        w: cute.Pointer,  # (n, k / 2) bytes, as words
-        w_scale: cute.Pointer,  # (n, k / 32): two bytes of NVFP4, one of MXFP4
-        global_scale: cute.Pointer,  # (1,) float32, of NVFP4
-        a_scale: cute.Pointer,  # (m,) float32, of float8
+        a: cute.Pointer,  # (m, k), as 32-bit words
+        w: cute.Pointer,  # (n, k / 2) bytes, as 32-bit words
+        w_scale: cute.Pointer,  # (n, k / 32): two scales of NVFP4, or one of MXFP4
+        global_scale: cute.Pointer,  # (1,) float32, for NVFP4
+        a_scale: cute.Pointer,  # (m,) float32, for float8
         bias: cute.Pointer,  # (n,)
         d: cute.Pointer,  # (m, n), or (m, n / 2) of swiglu
         partial: cute.Pointer,  # (num_splits, tiles, block_m * block_n) float32
@@ -81,12 +84,13 @@ class Tiled:
         num_splits: Int32,
         stream: cuda.CUstream,
     ):
-        pieces = k // (16 if cutlass.const_expr(self.fp8) else 8)
-        row_a = cute.assume(Int64(pieces) * WORDS, divby=WORDS)
-        row_w = cute.assume(Int64(k // LANE_K) * WORDS, divby=WORDS)
-        mA = cute.make_tensor(a, cute.make_layout((WORDS, pieces, m), stride=(1, WORDS, row_a)))
+        num_pieces = k // (16 if cutlass.const_expr(self.fp8) else 8)
+        a_stride = cute.assume(Int64(num_pieces) * WORDS, divby=WORDS)
+        w_stride = cute.assume(Int64(k // LANE_K) * WORDS, divby=WORDS)
+        a_pieces = cute.make_layout((WORDS, num_pieces, m), stride=(1, WORDS, a_stride))
+        mA = cute.make_tensor(a, a_pieces)
         mW = cute.make_tensor(
-            w, cute.make_layout((WORDS, k // LANE_K, n), stride=(1, WORDS, row_w))
+            w, cute.make_layout((WORDS, k // LANE_K, n), stride=(1, WORDS, w_stride))
         )
         mS = cute.make_tensor(
             w_scale, cute.make_layout((k // LANE_K, n), stride=(1, Int64(k // LANE_K)))
@@ -94,22 +98,22 @@ class Tiled:
         mG = cute.make_tensor(global_scale, cute.make_layout(1))
         mFactor = cute.make_tensor(a_scale, cute.make_layout(m))
         mBias, _, mD = self.epilogue.vectors(bias, d, d, m, n)
-        tiles_m, tiles_n = cute.ceil_div(m, self.block_m), cute.ceil_div(n, self.block_n)
-        vectors = self.block_m * self.block_n // (4 * self.threads)
-        slots = (4, vectors, WARPGROUP, tiles_m * tiles_n, num_splits)
+        num_tiles_m, num_tiles_n = cute.ceil_div(m, self.block_m), cute.ceil_div(n, self.block_n)
+        num_vectors = self.block_m * self.block_n // (4 * self.threads)
+        slots = (4, num_vectors, WARPGROUP, num_tiles_m * num_tiles_n, num_splits)
         mP = cute.make_tensor(partial, cute.make_ordered_layout(slots, order=(0, 2, 1, 3, 4)))
-        mCount = cute.make_tensor(counters, cute.make_layout(tiles_m * tiles_n))
+        mCount = cute.make_tensor(counters, cute.make_layout(num_tiles_m * num_tiles_n))
         tiled_mma = cute.make_tiled_mma(warp.MmaF16BF16Op(self.dtype, Float32, (16, 8, 16)))
 
         @cute.struct
         class SharedStorage:
             is_last: cute.struct.MemRange[Int32, 4]
             w: cute.struct.Align[
-                cute.struct.MemRange[Uint32, self.block_n * BLOCK_K // 8 * self.stages], 128
+                cute.struct.MemRange[Uint32, self.block_n * BLOCK_K // 8 * self.num_stages], 128
             ]
             a: cute.struct.Align[
                 cute.struct.MemRange[
-                    Uint32, self.block_m * self.a_pieces * WORDS * self.stages
+                    Uint32, self.block_m * self.a_pieces * WORDS * self.num_stages
                 ],
                 128,
             ]
@@ -119,9 +123,9 @@ class Tiled:
 
         self.shared_storage = SharedStorage
         self.kernel(
-            mA, mW, mS, mG, mFactor, mBias, mD, mP, mCount, tiled_mma, tiles_m, tiles_n, k
+            mA, mW, mS, mG, mFactor, mBias, mD, mP, mCount, tiled_mma, num_tiles_m, num_tiles_n, k
         ).launch(
-            grid=(tiles_m * tiles_n, num_splits, 1),
+            grid=(num_tiles_m * num_tiles_n, num_splits, 1),
             block=(self.threads, 1, 1),
             min_blocks_per_mp=1,
             stream=stream,
@@ -133,75 +137,75 @@ class Tiled:
         mA: cute.Tensor,  # (4, pieces, m) words
         mW: cute.Tensor,  # (4, k / 32, n) words
         mS: cute.Tensor,  # (k / 32, n)
-        mG: cute.Tensor,
+        mG: cute.Tensor,  # (1,)
         mFactor: cute.Tensor,  # (m,)
         mBias: cute.Tensor,  # (8, n / 8)
         mD: cute.Tensor,  # (8, columns of D / 8, m)
         mP: cute.Tensor,  # (4, vectors, 128, tiles, num_splits)
-        mCount: cute.Tensor,
+        mCount: cute.Tensor,  # (tiles,)
         tiled_mma: cute.TiledMma,
-        tiles_m: Int32,
-        tiles_n: Int32,
+        num_tiles_m: Int32,
+        num_tiles_n: Int32,
         k: Int32,
     ):
         tidx = cute.arch.thread_idx()[0]
         tile, split_idx, _ = cute.arch.block_idx()
-        m_idx, n_idx = grouped(tile, tiles_m, tiles_n, GROUP_M)
+        m_idx, n_idx = grouped_tile(tile, num_tiles_m, num_tiles_n, GROUP_M)
         row, col = m_idx * self.block_m, n_idx * self.block_n
         storage = SmemAllocator().allocate(self.shared_storage)
         lane_pieces = BLOCK_K // LANE_K
         sW = storage.w.get_tensor(
-            cute.make_layout((WORDS, lane_pieces, self.block_n, self.stages))
+            cute.make_layout((WORDS, lane_pieces, self.block_n, self.num_stages))
         )
         sA = storage.a.get_tensor(
-            cute.make_layout((WORDS, self.a_pieces, self.block_m, self.stages))
+            cute.make_layout((WORDS, self.a_pieces, self.block_m, self.num_stages))
         )
         sZ = storage.sums.get_tensor(
             cute.make_layout((self.block_n, self.block_m), stride=(1, self.result.pitch))
         )
-        k_tiles = cute.ceil_div(k, BLOCK_K)
+        num_k_blocks = cute.ceil_div(k, BLOCK_K)
         num_splits = cute.arch.grid_dim()[1]
-        k_begin = split_idx * k_tiles // num_splits
-        k_end = (split_idx + 1) * k_tiles // num_splits
+        k_begin = split_idx * num_k_blocks // num_splits
+        k_end = (split_idx + 1) * num_k_blocks // num_splits
 
-        for stage in cutlass.range_constexpr(self.stages - 1):
+        for stage in cutlass.range_constexpr(self.num_stages - 1):
             if k_begin + stage < k_end:
                 self.load(mA, mW, sA, sW, row, col, k_begin + stage, stage, tidx)
             cute.arch.cp_async_commit_group()
 
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        own_n, own_m = warp_idx % WARPS_N * self.warp_n, warp_idx // WARPS_N * self.warp_m
+        first_n, first_m = warp_idx % WARPS_N * self.warp_n, warp_idx // WARPS_N * self.warp_m
         acc = cute.make_rmem_tensor(
             tiled_mma.partition_shape_C((self.warp_n, self.warp_m)), Float32
         )
         acc.fill(0.0)
         rS = cute.make_rmem_tensor((2, self.warp_n // 16), self.scale_type)
         nextS = cute.make_rmem_tensor((2, self.warp_n // 16), self.scale_type)
-        self.load_scales(mS, rS, col + own_n, k_begin)
+        self.load_scales(mS, rS, col + first_n, k_begin)
         for k_idx in cutlass.range(k_begin, k_end, unroll=1):
-            # This tile has landed, and everyone is done with the stage that is filled next.
-            cute.arch.cp_async_wait_group(self.stages - 2)
+            # This k-block has arrived, and all warps have read the stage that is loaded next.
+            cute.arch.cp_async_wait_group(self.num_stages - 2)
             cute.arch.barrier()
-            ahead, stage = k_idx + self.stages - 1, (k_idx - k_begin) % self.stages
+            ahead, stage = k_idx + self.num_stages - 1, (k_idx - k_begin) % self.num_stages
             if ahead < k_end:
-                target = (ahead - k_begin) % self.stages
+                target = (ahead - k_begin) % self.num_stages
                 self.load(mA, mW, sA, sW, row, col, ahead, target, tidx)
             cute.arch.cp_async_commit_group()
-            self.load_scales(mS, nextS, col + own_n, k_idx + 1)
+            self.load_scales(mS, nextS, col + first_n, k_idx + 1)
             self.multiply(
                 tiled_mma, acc, rS, sW[None, None, None, stage], sA[None, None, None, stage],
-                own_n, own_m,
+                first_n, first_m,
             )  # fmt: skip
             rS.store(nextS.load())
 
         complete = cutlass.Boolean(True)
-        if cutlass.const_expr(self.split):
+        if cutlass.const_expr(self.is_split):
             complete = reduce_splits(
                 acc, mP[None, None, tidx % WARPGROUP, tile, None], mCount.iterator + tile,
                 storage.is_last.data_ptr(), split_idx, 1,
             )  # fmt: skip
         if complete:
-            self.result.place(acc, sZ, own_n, own_m)
+            self.result.place(acc, sZ, first_n, first_m)
             cute.arch.barrier()
             factor = Float32(1)
             if cutlass.const_expr(self.nvfp4):
@@ -211,17 +215,17 @@ class Tiled:
     @cute.jit
     def load(
         self,
-        mA: cute.Tensor,
-        mW: cute.Tensor,
-        sA: cute.Tensor,
-        sW: cute.Tensor,
+        mA: cute.Tensor,  # (4, pieces, m) words
+        mW: cute.Tensor,  # (4, k / 32, n) words
+        sA: cute.Tensor,  # (4, pieces of a stage, block_m, stages) words
+        sW: cute.Tensor,  # (4, 4, block_n, stages) words
         row: Int32,
         col: Int32,
         k_idx: Int32,
         stage: Int32,
         tidx: Int32,
     ):
-        """Start copying a stage; pieces outside become zeros."""
+        """Start copying k-block ``k_idx`` into a stage; zeros stand for pieces outside."""
         self.copy_pieces(mW, sW, col, k_idx, stage, tidx, False)
         self.copy_pieces(mA, sA, row, k_idx, stage, tidx, True)
 
@@ -236,6 +240,7 @@ class Tiled:
         tidx: Int32,
         is_a: cutlass.Constexpr,
     ):
+        """Start copying the pieces of one operand's rows from row ``row`` on."""
         atom = cute.make_copy_atom(
             cpasync.CopyG2SOp(cache_mode=cpasync.LoadCacheMode.GLOBAL),
             Uint32,
@@ -244,7 +249,7 @@ class Tiled:
         zeros = cute.make_rmem_tensor(WORDS, Uint32)
         zeros.fill(0)
         pieces, rows = target.shape[1], target.shape[2]
-        for i in cutlass.range_constexpr(-(-pieces * rows // self.threads)):
+        for i in cutlass.range_constexpr(ceil(pieces * rows / self.threads)):
             index = tidx + i * self.threads
             r, piece = index // pieces, index % pieces
             if cutlass.const_expr(pieces * rows % self.threads == 0) or r < rows:
@@ -258,7 +263,7 @@ class Tiled:
 
     @cute.jit
     def a_place(self, r: Int32, piece: Int32):
-        """Where a piece of a row of A lies in shared memory: lanes of a quad side by side."""
+        """Where a piece of row ``r`` of A lies in shared memory: pieces of a quad side by side."""
         if cutlass.const_expr(self.fp8):
             place = piece ^ (r % 2)
         else:
@@ -266,8 +271,14 @@ class Tiled:
         return place
 
     @cute.jit
-    def load_scales(self, mS: cute.Tensor, rS: cute.Tensor, col: Int32, k_idx: Int32):
-        """This lane's scales of rows r and r + 8 of every 16; zeros outside."""
+    def load_scales(
+        self,
+        mS: cute.Tensor,  # (k / 32, n)
+        rS: cute.Tensor,  # (2, warp_n / 16), written
+        col: Int32,
+        k_idx: Int32,
+    ):
+        """Load this lane's scales of rows r and r + 8 of every 16; zeros stand for rows outside."""
         lane = cute.arch.lane_idx()
         at = k_idx * (BLOCK_K // LANE_K) + lane % 4
         for i in cutlass.range_constexpr(self.warp_n // 16):
@@ -285,19 +296,19 @@ class Tiled:
         rS: cute.Tensor,  # (2, warp_n / 16)
         sW: cute.Tensor,  # (4, 4, block_n) words
         sA: cute.Tensor,  # (4, pieces, block_m) words
-        own_n: Int32,
-        own_m: Int32,
+        first_n: Int32,
+        first_m: Int32,
     ):
-        """Add the products of a stage."""
+        """Add the products of a stage to the accumulators."""
         lane = cute.arch.lane_idx()
         quad, r = lane % 4, lane // 4
-        tiles_n, tiles_m = self.warp_n // 16, self.warp_m // 8
-        codes = cute.make_rmem_tensor((WORDS, 2, tiles_n), Uint32)
-        scale = cute.make_rmem_tensor((2, 2, tiles_n), Uint32)
-        for i in cutlass.range_constexpr(tiles_n):
+        num_tiles_n, num_tiles_m = self.warp_n // 16, self.warp_m // 8
+        codes = cute.make_rmem_tensor((WORDS, 2, num_tiles_n), Uint32)
+        scale = cute.make_rmem_tensor((2, 2, num_tiles_n), Uint32)
+        for i in cutlass.range_constexpr(num_tiles_n):
             for half in cutlass.range_constexpr(2):
-                own = own_n + i * 16 + half * 8 + r
-                cute.autovec_copy(sW[None, quad, own], codes[None, half, i])
+                w_row = first_n + i * 16 + half * 8 + r
+                cute.autovec_copy(sW[None, quad, w_row], codes[None, half, i])
                 found = factors(rS[half, i], self.nvfp4, self.half)
                 scale[0, half, i] = found[0]
                 scale[1, half, i] = found[1]
@@ -306,15 +317,15 @@ class Tiled:
         w_words, a_words = cute.recast_tensor(rW, Uint32), cute.recast_tensor(rA, Uint32)
         pairs = cute.make_rmem_tensor(WORDS, Uint32)
         for word in cutlass.range_constexpr(WORDS):
-            for i in cutlass.range_constexpr(tiles_n):
+            for i in cutlass.range_constexpr(num_tiles_n):
                 for half in cutlass.range_constexpr(2):
                     for p in cutlass.range_constexpr(4):
                         w_words[(0, half, p % 2), i, p // 2] = decoded_pair(
                             codes[word, half, i], scale[word // 2, half, i], p,
                             self.nvfp4, self.half,
                         )  # fmt: skip
-            for j in cutlass.range_constexpr(tiles_m):
-                self.read_pairs(sA, own_m + j * 8 + r, quad, word, pairs)
+            for j in cutlass.range_constexpr(num_tiles_m):
+                self.read_pairs(sA, first_m + j * 8 + r, quad, word, pairs)
                 for p in cutlass.range_constexpr(4):
                     a_words[(0, p % 2), 0, p // 2] = pairs[p]
                 column = acc[None, None, j]
@@ -326,9 +337,14 @@ class Tiled:
 
     @cute.jit
     def read_pairs(
-        self, sA: cute.Tensor, r: Int32, quad: Int32, word: cutlass.Constexpr, pairs: cute.Tensor
+        self,
+        sA: cute.Tensor,  # (4, pieces, block_m) words
+        r: Int32,
+        quad: Int32,
+        word: cutlass.Constexpr,
+        pairs: cute.Tensor,  # (4,) words, written
     ):
-        """Columns 32 quad + 8 word and on of row r of A, as ``apart`` orders them."""
+        """Read columns 32 * quad + 8 * word to + 7 of row r of A, in pairs of ``apart``."""
         wide = cute.make_rmem_tensor(WORDS, Uint32)
         if cutlass.const_expr(self.fp8):
             piece = sA[None, self.a_place(r, 2 * quad + word // 2), r]

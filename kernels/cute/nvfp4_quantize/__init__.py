@@ -1,6 +1,6 @@
-"""`nvfp4_quantize` in CuTe DSL: block by block, and in vectors that stay in registers.
+"""`nvfp4_quantize` in CuTe DSL: naive (element by element), vectorized (registers hold x).
 
-The device code is in modules that import the DSL; they are imported when something is compiled.
+The device code is in modules that import the DSL; they are imported when a kernel is compiled.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from kernelcat.runtime.gpu import Gpu
 ARCHS = ("sm_80+",)
 VECTOR = 8
 """Elements of x in 16 bytes."""
-LONGEST = 8
+MAX_ROW_VECTORS = 8
 """Vectors of a row that a thread holds at most."""
+PADDING_CTAS = 64
+"""Thread blocks that clear the padding of swizzled scales; the kernel adds them to its grid."""
 
 TENSORS = tuple(
     Pointer(name) for name in ("x", "global_scale", "weight", "signs", "seed", "q", "scale")
@@ -42,109 +44,109 @@ def _source(problem: Problem, kernel: str, config: Config) -> CuteSource:
     options = ("rms_norm", "hadamard", "stochastic")
     constants = (
         ("dtype", problem["dtype"]),
-        ("nvfp4", problem["format"] == "nvfp4"),
-        ("swizzled", problem["scale_layout"] == "swizzled"),
+        ("is_nvfp4", problem["format"] == "nvfp4"),
+        ("is_swizzled", problem["scale_layout"] == "swizzled"),
         *((option, problem[option]) for option in options),
         *config.items(),
     )
     return CuteSource(f"nvfp4_quantize.{kernel}", kinds, constants)
 
 
-def _program(problem: Problem, kernel: str, config: Config, ctas: int, threads: int) -> Program:
+def _program(problem: Problem, kernel: str, config: Config, num_ctas: int, threads: int) -> Program:
     if problem["M"] * problem["K"] == 0:
         return Program(())
     numbers = (Int32(problem["M"]), Int32(problem["K"]), Float32(problem["eps"]))
     source = _source(problem, kernel, config)
-    return Program((Step(source, (ctas, 1, 1), (*TENSORS, *numbers), block=threads),))
+    return Program((Step(source, (num_ctas, 1, 1), (*TENSORS, *numbers), block=threads),))
 
 
 # naive ------------------------------------------------------------------------------------------
 
 
-def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
+def _naive_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return _program(problem, "naive:Naive", Config(), ceil(problem["M"] / 4), 128)
 
 
-def _naive_us(problem: Problem, config: Config, gpu: Gpu) -> float:
+def _naive_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     return copy_us(ENTRY.bytes_moved(problem), gpu, 0.1)
 
 
 # vectorized -------------------------------------------------------------------------------------
 
 
-def _ctas(problem: Problem, config: Config) -> int:
+def _num_ctas(problem: Problem, config: Config) -> int:
+    """Thread blocks that quantize: with RMSNorm one for each row."""
     if problem["rms_norm"]:
         return int(problem["M"])
     return ceil(problem["M"] * problem["K"] / (VECTOR * config["threads"] * config["unroll"]))
 
 
 def _row_unroll(problem: Problem, threads: int) -> int:
-    """A power of two of vectors a thread that hold a row."""
+    """The least power of two of vectors a thread that hold a row."""
     return 1 << (ceil(problem["K"] / (VECTOR * threads)) - 1).bit_length()
 
 
-def _vectorized(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    ctas = _ctas(problem, config)
-    return _program(problem, "vectorized:Vectorized", config, ctas, config["threads"])
+def _vectorized_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    num_ctas = _num_ctas(problem, config)
+    return _program(problem, "vectorized:Vectorized", config, num_ctas, config["threads"])
 
 
-def _vectorized_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _illegal_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     threads, unroll = config["threads"], config["unroll"]
-    if _ctas(problem, config) >= (1 << 31) - 64:
-        return "more CTAs than a grid has"
-    if problem["rms_norm"]:
-        if unroll != _row_unroll(problem, threads):
-            longest = VECTOR * threads * LONGEST
-            return f"a row of K={problem['K']} is in registers once, and K at most {longest}"
-    elif unroll > 1 and VECTOR * threads * unroll >= 2 * problem["M"] * problem["K"]:
-        return f"{unroll} vectors a thread are mostly none"
+    if _num_ctas(problem, config) >= (1 << 31) - PADDING_CTAS:
+        return f"{_num_ctas(problem, config)} thread blocks are more than a grid has"
+    if problem["rms_norm"] and unroll != _row_unroll(problem, threads):
+        max_k = VECTOR * threads * MAX_ROW_VECTORS
+        return (
+            f"unroll={unroll}: {threads} threads hold a row of K={problem['K']} in "
+            f"{_row_unroll(problem, threads)} vectors each, and at most K={max_k}"
+        )
     return None
 
 
-def _vectorized_us(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bandwidth grows with the bytes in flight, which many CTAs give as well as large ones."""
-    ctas, held = _ctas(problem, config), config["threads"] * config["unroll"] / 256
-    in_flight = min(ctas / gpu.sms * held, 8 * config["unroll"])
-    slow = 0.6 if problem["stochastic"] else 1.0
-    efficiency = 0.88 * slow * min(1.0, 0.4 + in_flight / 24)
-    return copy_us(ENTRY.bytes_moved(problem), gpu, efficiency) + 1e-3 * abs(
-        config["threads"] - 256
-    )
+def _unpromising_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    num_elements = VECTOR * config["threads"] * config["unroll"]
+    if problem["rms_norm"] or config["unroll"] == 1:
+        return None
+    if num_elements >= 2 * problem["M"] * problem["K"]:
+        return f"unroll={config['unroll']} leaves most threads without elements"
+    return None
 
 
-def _vectorized_default(problem: Problem, gpu: Gpu) -> Config:
-    serving = VECTORIZED.configs(problem, gpu)
-    best = min(serving, key=lambda c: _vectorized_us(problem, c, gpu), default=None)
-    return best or Config(threads=256, unroll=1)
+def _vectorized_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Bandwidth grows with the bytes in flight: with thread blocks as well as with vectors."""
+    num_ctas, vectors = _num_ctas(problem, config), config["threads"] * config["unroll"] / 256
+    in_flight = min(num_ctas / gpu.sms * vectors, 8 * config["unroll"])
+    slowdown = 0.6 if problem["stochastic"] else 1.0
+    efficiency = 0.88 * slowdown * min(1.0, 0.4 + in_flight / 24)
+    tie_break_us = 1e-3 * abs(config["threads"] - 256)
+    return copy_us(ENTRY.bytes_moved(problem), gpu, efficiency) + tie_break_us
 
 
-NAIVE = Implementation(
-    entry="nvfp4_quantize",
-    language="cute",
-    variant="naive",
-    summary="a warp a row, a lane a block of scales, element by element",
-    archs=ARCHS,
-    space={},
-    illegal=lambda config, problem, gpu: None,
-    default=lambda problem, gpu: Config(),
-    program=_naive,
-    estimate=_naive_us,
-    rank=0,
+IMPLEMENTATIONS = (
+    Implementation(
+        entry="nvfp4_quantize",
+        language="cute",
+        variant="naive",
+        summary="a warp for each row, a lane for each scale, element by element",
+        archs=ARCHS,
+        space={},
+        program=_naive_program,
+        estimate=_naive_estimate,
+        rank=0,
+    ),
+    Implementation(
+        entry="nvfp4_quantize",
+        language="cute",
+        variant="vectorized",
+        summary="vectors of eight elements, read once; for RMSNorm a thread block holds a row",
+        archs=ARCHS,
+        space={"threads": (128, 256, 512), "unroll": (1, 2, 4, 8)},
+        illegal=_illegal_vectorized,
+        unpromising=_unpromising_vectorized,
+        program=_vectorized_program,
+        estimate=_vectorized_estimate,
+        techniques={"vector load": "LDG.E.128", "warp shuffle": "SHFL"},
+        rank=1,
+    ),
 )
-
-VECTORIZED = Implementation(
-    entry="nvfp4_quantize",
-    language="cute",
-    variant="vectorized",
-    summary="eight elements a thread, 16-byte loads; rows in registers for RMSNorm",
-    archs=ARCHS,
-    space={"threads": (128, 256, 512), "unroll": (1, 2, 4, 8)},
-    illegal=_vectorized_reject,
-    default=_vectorized_default,
-    program=_vectorized,
-    estimate=_vectorized_us,
-    techniques={"vector load": "LDG.E.128", "warp shuffle": "SHFL"},
-    rank=1,
-)
-
-IMPLEMENTATIONS = (NAIVE, VECTORIZED)

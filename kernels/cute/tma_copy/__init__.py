@@ -1,7 +1,7 @@
 """`tma_copy` in CuTe DSL: vector loads and stores, and boxes through shared memory by TMA.
 
-Both copy bytes: the element type only tells how many. The device code is in modules that import the
-DSL; they are imported when something is compiled.
+Both kernels copy bytes, whatever the element type. The device code is in modules that import the
+DSL; they are imported when a kernel is compiled.
 """
 
 from __future__ import annotations
@@ -22,84 +22,89 @@ from kernelcat.catalog.implementation import (
 from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
 from kernelcat.jit.cute import CuteSource
-from kernelcat.runtime.gpu import Gpu
+from kernelcat.reference.tma_copy import ENTRY
+from kernelcat.runtime.gpu import KB, MB, Gpu
 
 UNIT = 16
-"""Bytes of the widest vector, and what TMA's strides are multiples of."""
+"""Bytes of the widest vector; TMA's strides are multiples of as many."""
+
+LARGE = 8 * MB
+"""Bytes moved from which a copy is better off with more bytes in flight a thread block."""
 
 THREADS = 256
-BYTES = ("*uint8", "*uint8")
+KINDS = ("*uint8", "*uint8")
 TENSORS = (Pointer("src"), Pointer("dst"))
 
 
 @dataclass(frozen=True)
-class _Bytes:
-    """A copy seen as bytes; one long row where the matrices are contiguous."""
+class _Rows:
+    """A copy as rows of bytes; one long row where both matrices are contiguous."""
 
-    rows: int
-    row: int
+    num_rows: int
+    row_bytes: int
     src_stride: int
     dst_stride: int
 
     @staticmethod
-    def of(problem: Problem) -> _Bytes:
+    def of(problem: Problem) -> _Rows:
         size = itemsize(problem["dtype"])
-        rows, row = problem["rows"], problem["cols"] * size
+        num_rows, row_bytes = problem["rows"], problem["cols"] * size
         src, dst = problem["src_stride"] * size, problem["dst_stride"] * size
-        if rows == 1 or src == dst == row:
-            aligned = ceil(rows * row / UNIT) * UNIT
-            return _Bytes(1, rows * row, aligned, aligned)
-        return _Bytes(rows, row, src, dst)
+        if num_rows == 1 or src == dst == row_bytes:
+            aligned = ceil(num_rows * row_bytes / UNIT) * UNIT
+            return _Rows(1, num_rows * row_bytes, aligned, aligned)
+        return _Rows(num_rows, row_bytes, src, dst)
 
 
-def _nothing(problem: Problem) -> bool:
+def _is_empty(problem: Problem) -> bool:
     return problem["rows"] * problem["cols"] == 0
-
-
-def _moved(problem: Problem) -> int:
-    return 2 * problem["rows"] * problem["cols"] * itemsize(problem["dtype"])
 
 
 # vectorized -------------------------------------------------------------------------------------
 
 
-def _chunks(problem: Problem, config: Config) -> int:
-    """CTAs of the vectorized kernel: each copies part of one row."""
-    data = _Bytes.of(problem)
-    vectors = data.row // _vector_bytes(data)
-    return data.rows * max(1, ceil(vectors / (THREADS * config["unroll"])))
+def _num_chunks(problem: Problem, config: Config) -> int:
+    """Thread blocks of the vectorized kernel: each copies part of one row."""
+    rows = _Rows.of(problem)
+    vectors = rows.row_bytes // _vector_bytes(rows)
+    return rows.num_rows * max(1, ceil(vectors / (THREADS * config["unroll"])))
 
 
-def _vector_bytes(data: _Bytes) -> int:
-    return gcd(UNIT, data.src_stride, data.dst_stride)
+def _vector_bytes(rows: _Rows) -> int:
+    return gcd(UNIT, rows.src_stride, rows.dst_stride)
 
 
-def _vectorized_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    data = _Bytes.of(problem)
-    if _nothing(problem):
+def _illegal_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if _is_empty(problem):
         return None
-    if data.row // _vector_bytes(data) >= 1 << 31 or _chunks(problem, config) >= 1 << 31:
+    rows = _Rows.of(problem)
+    num_vectors = rows.row_bytes // _vector_bytes(rows)
+    if max(num_vectors, _num_chunks(problem, config)) >= 1 << 31:
         return "more vectors than 32-bit indices reach"
     return None
 
 
+def _vectorized_default(problem: Problem, gpu: Gpu) -> Config:
+    return Config(unroll=4 if ENTRY.bytes_moved(problem) > LARGE else 1)
+
+
 def _vectorized_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    if _nothing(problem):
+    if _is_empty(problem):
         return Program(())
-    data = _Bytes.of(problem)
-    constants = (("vector_bytes", _vector_bytes(data)), ("unroll", config["unroll"]))
-    kinds = (*BYTES, "int32", "int64", "int64", "int64", "int32")
+    rows = _Rows.of(problem)
+    constants = (("vector_bytes", _vector_bytes(rows)), ("unroll", config["unroll"]))
+    kinds = (*KINDS, "int32", "int64", "int64", "int64", "int32")
     source = CuteSource("tma_copy.vectorized:Vectorized", kinds, constants)
-    grid = _chunks(problem, config)
-    sizes = (Int32(data.rows), Int64(data.row), Int64(data.src_stride), Int64(data.dst_stride))
-    return Program((Step(source, (grid, 1, 1), (*TENSORS, *sizes, Int32(grid)), block=THREADS),))
+    num_ctas = _num_chunks(problem, config)
+    sizes = (rows.row_bytes, rows.src_stride, rows.dst_stride)
+    params = (*TENSORS, Int32(rows.num_rows), *map(Int64, sizes), Int32(num_ctas))
+    return Program((Step(source, (num_ctas, 1, 1), params, block=THREADS),))
 
 
 def _vectorized_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    narrow = UNIT / _vector_bytes(_Bytes.of(problem)) if not _nothing(problem) else 1
-    return copy_us(_moved(problem), gpu, {1: 0.80, 2: 0.84, 4: 0.86, 8: 0.85}[config["unroll"]]) * (
-        1 + 0.3 * (narrow - 1)
-    )
+    efficiency = {1: 0.80, 2: 0.84, 4: 0.86, 8: 0.85}[config["unroll"]]
+    vectors = UNIT / _vector_bytes(_Rows.of(problem)) if not _is_empty(problem) else 1
+    return copy_us(ENTRY.bytes_moved(problem), gpu, efficiency) * (1 + 0.3 * (vectors - 1))
 
 
 # tensor_map -------------------------------------------------------------------------------------
@@ -107,9 +112,9 @@ def _vectorized_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 @dataclass(frozen=True)
 class _Boxes:
-    """The matrix and the box TMA works with, in elements of ``element`` bytes."""
+    """The matrix and the box of a tensor map, in elements of ``element_bytes``."""
 
-    element: int
+    element_bytes: int
     rows: int
     cols: int
     src_stride: int
@@ -123,61 +128,72 @@ class _Boxes:
 
     @staticmethod
     def of(problem: Problem, box_bytes: int) -> _Boxes:
-        data = _Bytes.of(problem)
-        if data.rows == 1 and data.row % UNIT == 0:
-            return _Boxes._folded(data.row // 4, box_bytes)
-        element = gcd(4, data.row)
-        box_cols = min(256, max(UNIT // element, 1 << (data.row // element - 1).bit_length()))
-        box_rows = min(256, box_bytes // (box_cols * element))
-        strides = data.src_stride // element, data.dst_stride // element
-        return _Boxes(element, data.rows, data.row // element, *strides, box_rows, box_cols)
+        rows = _Rows.of(problem)
+        if rows.num_rows == 1 and rows.row_bytes % UNIT == 0:
+            return _Boxes._folded(rows.row_bytes // 4, box_bytes)
+        size = gcd(4, rows.row_bytes)
+        cols = rows.row_bytes // size
+        box_cols = min(256, max(UNIT // size, 1 << (cols - 1).bit_length()))
+        box_rows = min(256, box_bytes // (box_cols * size))
+        strides = rows.src_stride // size, rows.dst_stride // size
+        return _Boxes(size, rows.num_rows, cols, *strides, box_rows, box_cols)
 
     @staticmethod
     def _folded(words: int, box_bytes: int) -> _Boxes:
-        """Contiguous data as rows of up to 1 KB, so that a box is one piece of memory."""
+        """Contiguous words as rows of up to 1 KB, so that a box is contiguous as well."""
         cols = gcd(256, words)
         box_rows = min(256, box_bytes // (4 * cols))
         return _Boxes(4, words // cols, cols, cols, cols, box_rows, cols)
 
 
-def _tensor_map_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if _nothing(problem):
+def _illegal_tensor_map(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if _is_empty(problem):
         return None
-    data = _Bytes.of(problem)
-    if data.src_stride % UNIT or data.dst_stride % UNIT:
-        return "TMA needs strides that are multiples of 16 bytes"
-    if data.row % UNIT:
-        return f"rows of {data.row} bytes: a TMA store writes whole units of 16"
+    rows = _Rows.of(problem)
+    if rows.src_stride % UNIT or rows.dst_stride % UNIT:
+        return f"strides must be multiples of {UNIT} bytes: TMA has no others"
+    if rows.row_bytes % UNIT:
+        return f"rows of {rows.row_bytes} bytes: a TMA store writes whole units of {UNIT} bytes"
     boxes = _Boxes.of(problem, config["box_bytes"])
     if max(boxes.rows, boxes.cols) > 1 << 32 or boxes.count >= 1 << 31:
-        return "a dimension is beyond what a tensor map can describe"
-    shared = config["box_bytes"] * config["stages"] * config["ctas_per_sm"]
-    if shared + 2048 * config["ctas_per_sm"] > gpu.shared_bytes:
-        return f"{shared} bytes of boxes do not fit in an SM's {gpu.shared_bytes}"
+        return "a dimension is larger than a tensor map can describe"
+    ctas_per_sm = config["ctas_per_sm"]
+    shared = (config["box_bytes"] * config["stages"] + 2 * KB) * ctas_per_sm
+    if shared > gpu.shared_bytes:
+        return f"{ctas_per_sm} rings of boxes take {shared} bytes; an SM has {gpu.shared_bytes}"
     return None
 
 
+def _tensor_map_default(problem: Problem, gpu: Gpu) -> Config:
+    return Config(
+        box_bytes=16 * KB if ENTRY.bytes_moved(problem) > LARGE else 8 * KB,
+        stages=4,
+        ctas_per_sm=2 if gpu.shared_bytes > 160 * KB else 1,
+    )
+
+
 def _tensor_map_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    if _nothing(problem):
+    if _is_empty(problem):
         return Program(())
     boxes = _Boxes.of(problem, config["box_bytes"])
     constants = (
-        ("element_bytes", boxes.element),
+        ("element_bytes", boxes.element_bytes),
         ("box_rows", boxes.box_rows),
         ("box_cols", boxes.box_cols),
-        ("stages", config["stages"]),
+        ("num_stages", config["stages"]),
     )
-    kinds = (*BYTES, "int64", "int64", "int64", "int64", "int32")
+    kinds = (*KINDS, "int64", "int64", "int64", "int64", "int32")
     source = CuteSource("tma_copy.tensor_map:TensorMap", kinds, constants)
-    grid = min(boxes.count, gpu.sms * config["ctas_per_sm"])
+    num_ctas = min(boxes.count, gpu.sms * config["ctas_per_sm"])
     sizes = (boxes.rows, boxes.cols, boxes.src_stride, boxes.dst_stride)
-    params = (*TENSORS, *map(Int64, sizes), Int32(grid))
-    return Program((Step(source, (grid, 1, 1), params, block=32),))
+    params = (*TENSORS, *map(Int64, sizes), Int32(num_ctas))
+    return Program((Step(source, (num_ctas, 1, 1), params, block=32),))
 
 
 def _tensor_map_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     in_flight = config["box_bytes"] * config["stages"] * config["ctas_per_sm"]
-    return copy_us(_moved(problem), gpu, 0.88 * min(1.0, (in_flight / 65536) ** 0.1))
+    efficiency = 0.88 * min(1.0, (in_flight / (64 * KB)) ** 0.1)
+    return copy_us(ENTRY.bytes_moved(problem), gpu, efficiency)
 
 
 IMPLEMENTATIONS = (
@@ -185,11 +201,11 @@ IMPLEMENTATIONS = (
         entry="tma_copy",
         language="cute",
         variant="vectorized",
-        summary="vectors of up to 16 bytes, several in flight a thread",
+        summary="vectors of up to 16 bytes, several of a thread in flight",
         archs=("sm_80+",),
         space={"unroll": (1, 2, 4, 8)},
-        illegal=_vectorized_reject,
-        default=lambda problem, gpu: Config(unroll=4 if _moved(problem) > 1 << 23 else 1),
+        illegal=_illegal_vectorized,
+        default=_vectorized_default,
         program=_vectorized_program,
         estimate=_vectorized_estimate,
         techniques={"vector load": "LDG", "vector store": "STG"},
@@ -199,15 +215,11 @@ IMPLEMENTATIONS = (
         entry="tma_copy",
         language="cute",
         variant="tensor_map",
-        summary="persistent ring of TMA boxes, out-of-bounds edges left to TMA",
+        summary="persistent ring of TMA boxes; TMA leaves out what lies outside the matrix",
         archs=("sm_90+",),
         space={"box_bytes": (16384, 8192), "stages": (6, 4), "ctas_per_sm": (2, 1)},
-        illegal=_tensor_map_reject,
-        default=lambda problem, gpu: Config(
-            box_bytes=16384 if _moved(problem) > 1 << 23 else 8192,
-            stages=4,
-            ctas_per_sm=2 if gpu.shared_bytes > 160 * 1024 else 1,
-        ),
+        illegal=_illegal_tensor_map,
+        default=_tensor_map_default,
         program=_tensor_map_program,
         estimate=_tensor_map_estimate,
         techniques={"tma load": "UTMALDG", "tma store": "UTMASTG", "mbarrier": "SYNCS"},

@@ -1,8 +1,14 @@
-"""Copy through shared memory by TMA: one warp a CTA keeps a ring of boxes in flight.
+"""Copy through shared memory by TMA: a thread block is one warp with a ring of boxes in flight.
 
-A box is loaded and stored from the same buffer, so no thread ever touches the data. TMA leaves out
-what lies outside the matrix, in loads and in stores, but a store in units of 16 bytes: rows must
-end at a multiple of that.
+A box is loaded into a stage and stored from the same stage, so no thread touches the data. TMA
+leaves out what lies outside the matrix, in loads and in stores. A store does so in units of 16
+bytes: the length of a row must be a multiple of 16 bytes.
+
+    barrier      who arrives (how many)         who waits   for what
+    full[stage]  one thread (1) and TMA, bytes  the warp    a box has arrived
+
+There is no empty barrier: before a stage is loaded again, the warp waits until the store of the
+stage's last box has read it (``cp.async.bulk.wait_group``). ``LAG`` stores may be under way.
 """
 
 import cuda.bindings.driver as cuda
@@ -17,15 +23,16 @@ LAG = 2
 
 
 class TensorMap:
-    """``rows`` x ``cols`` elements in boxes of ``box_rows`` x ``box_cols``, ``stages`` in flight.
+    """Copies ``rows`` x ``cols`` elements in boxes of ``box_rows`` x ``box_cols``.
 
-    Elements are plain bits of ``element_bytes``; strides are multiples of 16 bytes.
+    ``num_stages`` boxes are in flight. Elements are ``element_bytes`` of plain bits; strides are
+    multiples of 16 bytes.
     """
 
-    def __init__(self, element_bytes: int, box_rows: int, box_cols: int, stages: int):
+    def __init__(self, element_bytes: int, box_rows: int, box_cols: int, num_stages: int):
         names = {1: "Uint8", 2: "Uint16", 4: "Uint32"}
         self.element, self.element_bytes = getattr(cutlass, names[element_bytes]), element_bytes
-        self.box, self.stages = (box_rows, box_cols), stages
+        self.box, self.num_stages = (box_rows, box_cols), num_stages
 
     @cute.jit
     def __call__(
@@ -52,13 +59,14 @@ class TensorMap:
             layout,
             self.box,
         )
-        boxes_m = Int32(cute.ceil_div(rows, self.box[0]))
-        boxes_n = Int32(cute.ceil_div(cols, self.box[1]))
-        self.kernel(load, tS, store, tD, boxes_m, boxes_n).launch(
+        num_boxes_m = Int32(cute.ceil_div(rows, self.box[0]))
+        num_boxes_n = Int32(cute.ceil_div(cols, self.box[1]))
+        self.kernel(load, tS, store, tD, num_boxes_m, num_boxes_n).launch(
             grid=(num_ctas, 1, 1), block=(32, 1, 1), stream=stream
         )
 
     def view(self, pointer, rows, cols, stride):
+        """(rows, cols) elements at ``pointer``, rows ``stride`` elements apart."""
         stride = cute.assume(stride, divby=16 // self.element_bytes)
         pointer = cute.recast_ptr(pointer, dtype=self.element)
         return cute.make_tensor(pointer, cute.make_layout((rows, cols), stride=(stride, 1)))
@@ -67,69 +75,67 @@ class TensorMap:
     def kernel(
         self,
         load: cute.CopyAtom,
-        tS: cute.Tensor,
+        tS: cute.Tensor,  # (rows, cols), coordinates for TMA
         store: cute.CopyAtom,
-        tD: cute.Tensor,
-        boxes_m: Int32,
-        boxes_n: Int32,
+        tD: cute.Tensor,  # (rows, cols), coordinates for TMA
+        num_boxes_m: Int32,
+        num_boxes_n: Int32,
     ):
         cpasync.prefetch_descriptor(load)
         cpasync.prefetch_descriptor(store)
         shared = SmemAllocator()
-        full = shared.allocate_array(cutlass.Int64, self.stages)
-        layout = cute.make_ordered_layout((*self.box, self.stages), order=(1, 0, 2))
+        full = shared.allocate_array(cutlass.Int64, self.num_stages)
+        layout = cute.make_ordered_layout((*self.box, self.num_stages), order=(1, 0, 2))
         sX = shared.allocate_tensor(self.element, layout, 128)
         if cute.arch.lane_idx() == 0:
-            for stage in cutlass.range_constexpr(self.stages):
+            for stage in cutlass.range_constexpr(self.num_stages):
                 cute.arch.mbarrier_init(full + stage, 1)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_warp()
 
         one = cute.make_layout(1)
-        flat = cute.group_modes(sX, 0, 2)
-        tLsX, tLgS = cpasync.tma_partition(
-            load, 0, one, flat, cute.group_modes(cute.local_tile(tS, self.box, (None, None)), 0, 2)
-        )
-        tSsX, tSgD = cpasync.tma_partition(
-            store, 0, one, flat, cute.group_modes(cute.local_tile(tD, self.box, (None, None)), 0, 2)
-        )
+        stages = cute.group_modes(sX, 0, 2)
+        gS, gD = (cute.local_tile(t, self.box, (None, None)) for t in (tS, tD))
+        tLsX, tLgS = cpasync.tma_partition(load, 0, one, stages, cute.group_modes(gS, 0, 2))
+        tSsX, tSgD = cpasync.tma_partition(store, 0, one, stages, cute.group_modes(gD, 0, 2))
         first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-        count = (boxes_m * boxes_n - first + step - 1) // step
+        count = (num_boxes_m * num_boxes_n - first + step - 1) // step
         box_bytes = self.box[0] * self.box[1] * self.element_bytes
 
-        for i in cutlass.range_constexpr(self.stages - LAG):
+        for i in cutlass.range_constexpr(self.num_stages - LAG):
             if i < count:
                 box = first + i * step
-                self.start(load, tLgS, tLsX, full, box // boxes_n, box % boxes_n, i, box_bytes)
+                row, col = box // num_boxes_n, box % num_boxes_n
+                self.start_load(load, tLgS, tLsX, full, row, col, i, box_bytes)
         for i in cutlass.range(count, unroll=1):
-            ahead = i + self.stages - LAG
+            ahead = i + self.num_stages - LAG
             if ahead < count:
                 # The stage's last store, LAG boxes ago, must have read it.
                 cute.arch.cp_async_bulk_wait_group(LAG - 1, read=True)
                 box = first + ahead * step
-                self.start(
-                    load, tLgS, tLsX, full,
-                    box // boxes_n, box % boxes_n, ahead % self.stages, box_bytes,
-                )  # fmt: skip
-            stage = i % self.stages
-            cute.arch.mbarrier_wait(full + stage, i // self.stages % 2)
+                row, col = box // num_boxes_n, box % num_boxes_n
+                stage = ahead % self.num_stages
+                self.start_load(load, tLgS, tLsX, full, row, col, stage, box_bytes)
+            stage = i % self.num_stages
+            cute.arch.mbarrier_wait(full + stage, i // self.num_stages % 2)
             box = first + i * step
-            cute.copy(store, tSsX[None, stage], tSgD[None, box // boxes_n, box % boxes_n])
+            cute.copy(store, tSsX[None, stage], tSgD[None, box // num_boxes_n, box % num_boxes_n])
             cute.arch.cp_async_bulk_commit_group()
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
-    def start(
+    def start_load(
         self,
         load: cute.CopyAtom,
-        source: cute.Tensor,
-        target: cute.Tensor,
-        full: cute.Pointer,
+        source: cute.Tensor,  # (box, boxes along the rows, boxes along the columns)
+        target: cute.Tensor,  # (box, stages)
+        full: cute.Pointer,  # (stages,) mbarriers
         row: Int32,
         col: Int32,
         stage: Int32,
         box_bytes: cutlass.Constexpr[int],
     ):
+        """Start loading box (``row``, ``col``) into a stage."""
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(full + stage, box_bytes)
         cute.copy(load, source[None, row, col], target[None, stage], tma_bar_ptr=full + stage)

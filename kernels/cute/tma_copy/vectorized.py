@@ -1,4 +1,4 @@
-"""Copy rows in vectors of up to 16 bytes: every thread loads several, then stores them."""
+"""Copy rows in vectors of up to 16 bytes: every thread loads several vectors, then stores them."""
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -9,10 +9,10 @@ THREADS = 256
 
 
 class Vectorized:
-    """``rows`` x ``row_bytes`` bytes, ``vector_bytes`` at a time; a row's tail goes byte by byte.
+    """Copies ``rows`` of ``row_bytes``, ``vector_bytes`` at a time, the rest of a row by bytes.
 
-    A CTA takes chunks of ``THREADS * unroll`` vectors of one row. ``vector_bytes`` divides both
-    strides. Matrices are seen as bytes: their elements do not matter.
+    A thread block copies chunks of ``THREADS * unroll`` vectors of one row. ``vector_bytes``
+    divides both strides.
     """
 
     def __init__(self, vector_bytes: int, unroll: int):
@@ -30,39 +30,44 @@ class Vectorized:
         num_ctas: Int32,
         stream: cuda.CUstream,
     ):
-        vectors = Int32(row_bytes // self.vector_bytes)
-        tail = Int32(row_bytes % self.vector_bytes)
-        gS = self.view(src, rows, vectors, src_stride)
-        gD = self.view(dst, rows, vectors, dst_stride)
-        self.kernel(gS, gD, tail).launch(
+        num_vectors = Int32(row_bytes // self.vector_bytes)
+        tail_bytes = Int32(row_bytes % self.vector_bytes)
+        mS = self.view(src, rows, num_vectors, src_stride)
+        mD = self.view(dst, rows, num_vectors, dst_stride)
+        self.kernel(mS, mD, tail_bytes).launch(
             grid=(num_ctas, 1, 1), block=(THREADS, 1, 1), stream=stream
         )
 
-    def view(self, pointer, rows, vectors, stride):
-        """(bytes of a vector, vectors a row, rows); the tail lies behind the last vector."""
+    def view(self, pointer, rows, num_vectors, stride):
+        """(bytes of a vector, vectors of a row, rows); a row's tail lies behind the last vector."""
         stride = cute.assume(stride, divby=self.vector_bytes)
         layout = cute.make_layout(
-            (self.vector_bytes, vectors, rows), stride=(1, self.vector_bytes, stride)
+            (self.vector_bytes, num_vectors, rows), stride=(1, self.vector_bytes, stride)
         )
         return cute.make_tensor(pointer, layout)
 
     @cute.kernel
-    def kernel(self, gS: cute.Tensor, gD: cute.Tensor, tail: Int32):
+    def kernel(
+        self,
+        mS: cute.Tensor,  # (vector_bytes, num_vectors, rows)
+        mD: cute.Tensor,  # (vector_bytes, num_vectors, rows)
+        tail_bytes: Int32,
+    ):
         tidx, _, _ = cute.arch.thread_idx()
-        block, grid = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-        vectors, rows = gS.shape[1], gS.shape[2]
-        chunks_a_row = cutlass.max(cute.ceil_div(vectors, THREADS * self.unroll), 1)
-        held = cute.make_rmem_tensor((self.vector_bytes, self.unroll), Uint8)
-        for chunk in cutlass.range(block, rows * chunks_a_row, grid, unroll=1):
-            row, part = chunk // chunks_a_row, chunk % chunks_a_row
-            first = part * (THREADS * self.unroll) + tidx
+        first_chunk, num_ctas = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        num_vectors, rows = mS.shape[1], mS.shape[2]
+        row_chunks = cutlass.max(cute.ceil_div(num_vectors, THREADS * self.unroll), 1)
+        rX = cute.make_rmem_tensor((self.vector_bytes, self.unroll), Uint8)
+        for chunk in cutlass.range(first_chunk, rows * row_chunks, num_ctas, unroll=1):
+            row, chunk_in_row = chunk // row_chunks, chunk % row_chunks
+            first = chunk_in_row * (THREADS * self.unroll) + tidx
             for i in cutlass.range_constexpr(self.unroll):
-                if first + i * THREADS < vectors:
-                    at = Int64(first + i * THREADS)  # its offset in bytes needs 64 bits
-                    cute.autovec_copy(gS[None, at, row], held[None, i])
+                if first + i * THREADS < num_vectors:
+                    vector = Int64(first + i * THREADS)  # the offset in bytes needs 64 bits
+                    cute.autovec_copy(mS[None, vector, row], rX[None, i])
             for i in cutlass.range_constexpr(self.unroll):
-                if first + i * THREADS < vectors:
-                    at = Int64(first + i * THREADS)
-                    cute.autovec_copy(held[None, i], gD[None, at, row])
-            if part == chunks_a_row - 1 and tidx < tail:
-                gD[tidx, Int64(vectors), row] = gS[tidx, Int64(vectors), row]
+                if first + i * THREADS < num_vectors:
+                    vector = Int64(first + i * THREADS)
+                    cute.autovec_copy(rX[None, i], mD[None, vector, row])
+            if chunk_in_row == row_chunks - 1 and tidx < tail_bytes:
+                mD[tidx, Int64(num_vectors), row] = mS[tidx, Int64(num_vectors), row]

@@ -8,9 +8,10 @@ from cutlass.tensor_utils import LayoutEnum
 
 
 def registers_to_shared(tiled_mma, sD, thread, dtype, transpose=False):
-    """A tiled copy, a thread's registers of a stage of ``sD``, and where they go in each.
+    """A tiled copy into ``sD`` (rows, columns, stages).
 
-    ``transpose`` is for an ``sD`` whose columns are contiguous.
+    Returns the copy, registers for a thread's part of one stage, and the places of that part in
+    every stage. ``transpose`` is for an ``sD`` whose columns are contiguous.
     """
     layout = LayoutEnum.COL_MAJOR if transpose else LayoutEnum.ROW_MAJOR
     atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose, 4), dtype)

@@ -1,38 +1,45 @@
-"""The arithmetic of quantization: every operation rounds to nearest, so that results are exact."""
+"""Quantization to float8_e4m3fn with a scale for each block of values.
+
+Every operation rounds to nearest, so that scales and codes are the same bit by bit everywhere.
+"""
 
 import cutlass.cute as cute
 from cutlass import Float32, Uint32
 
 BLOCK = 128
+"""Columns that share a scale."""
+
 E4M3_MAX = 448.0
-LEAST_AMAX = 1e-10
-"""Keeps the scale of a block of zeros finite."""
+MIN_AMAX = 1e-10
+"""Keeps the inverse scale of a block of zeros finite."""
 
 
 @cute.jit
 def largest(amax: Float32, value: Float32):
-    """The larger of ``amax`` and \\|``value``\\|; one instruction."""
+    """The maximum of ``amax`` and \\|``value``\\|, by one instruction."""
     return cute.arch.fmax(amax, cute.math.absf(value))
 
 
 @cute.jit
 def scale_and_inverse(amax: Float32):
-    """A block's scale, and what its elements are multiplied by."""
-    amax = cute.arch.fmax(amax, Float32(LEAST_AMAX))
+    """The scale of a block, and the factor that its elements are multiplied by."""
+    amax = cute.arch.fmax(amax, Float32(MIN_AMAX))
     return divide(amax, Float32(E4M3_MAX)), divide(Float32(E4M3_MAX), amax)
 
 
 @cute.jit
 def divide(x: Float32, y: Float32):
-    """x / y, correctly rounded whatever the compiler's options say."""
+    """x / y, correctly rounded whatever options the compiler gets."""
     return cute.arch.inline_ptx(
         "div.rn.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[x, y]
     )
 
 
 @cute.jit
-def e4m3x4(values: cute.Tensor):
-    """Four float32 -> four float8_e4m3fn in one word, to nearest and saturating."""
+def e4m3x4(
+    values: cute.Tensor,  # (4,) float32
+):
+    """Four float8_e4m3fn in one word, rounded to nearest and saturated."""
     return cute.arch.inline_ptx(
         """{
         .reg .b16 low, high;

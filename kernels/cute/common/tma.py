@@ -1,11 +1,14 @@
-"""Tiles of a matrix, copied by TMA between global and shared memory."""
+"""Copying tiles of a matrix by TMA between global and shared memory."""
 
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
 
 def load_atom(tensor, layout, tile, num_multicast=1):
-    """TMA into a stage of ``layout``, each of ``num_multicast`` CTAs loading its slice for all."""
+    """TMA loads of ``tile`` of ``tensor`` into a stage of ``layout``.
+
+    Each of ``num_multicast`` thread blocks of a cluster loads a slice of the tile for all of them.
+    """
     load = cpasync.CopyBulkTensorTileG2SOp()
     multicast = cpasync.CopyBulkTensorTileG2SMulticastOp()
     return cpasync.make_tiled_tma_atom(
@@ -18,18 +21,22 @@ def load_atom(tensor, layout, tile, num_multicast=1):
 
 
 def store_atom(tensor, layout, tile):
-    """TMA out of a stage of ``layout``."""
+    """TMA stores of a stage of ``layout`` into ``tile`` of ``tensor``."""
     store, stage = cpasync.CopyBulkTensorTileS2GOp(), cute.slice_(layout, (None, None, 0))
     return cpasync.make_tiled_tma_atom(store, tensor, stage, tile)
 
 
 def partition(atom, shared, tiles, num_multicast=1, rank=0):
-    """Stages and tiles as TMA sees them: slice ``rank`` of each where they are multicast."""
-    modes = cute.rank(shared) - 1  # of one tile
+    """Stages and tiles as TMA copies them: all of a tile, or slice ``rank`` where it is multicast.
+
+    The last mode of ``shared`` counts stages; the modes of ``tiles`` behind those of a tile count
+    tiles.
+    """
+    tile_modes = cute.rank(shared) - 1
     return cpasync.tma_partition(
         atom,
         rank if num_multicast > 1 else 0,
         cute.make_layout(num_multicast),
-        cute.group_modes(shared, 0, modes),
-        cute.group_modes(tiles, 0, modes),
+        cute.group_modes(shared, 0, tile_modes),
+        cute.group_modes(tiles, 0, tile_modes),
     )
