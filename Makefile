@@ -1,6 +1,7 @@
-# make demo   the main job on this machine, set-up included
-# make test   lint, types and tests, set-up included
-# Both need only Python 3.11+ and make.
+# make demo      the main job on this machine, set-up included
+# make test      lint, types and tests, set-up included
+# make campaign  every trial of the long tests, of which make test runs a tenth
+# They need only Python 3.11+ and make.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,7 +17,10 @@ TORCH ?= torch==2.13.0
 EXTRAS := triton,cute,dev
 endif
 
-.PHONY: setup demo test format readme clean
+# One process a core. Tests that need a GPU run one after the other: they time kernels.
+PARALLEL := --numprocesses auto --dist worksteal
+
+.PHONY: setup demo test campaign format readme clean
 
 setup: $(VENV)/.ready
 
@@ -34,7 +38,15 @@ test: setup
 	$(BIN)/ruff format --check .
 	find kernels/cuda -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/mypy
-	$(BIN)/pytest
+ifeq ($(GPU),yes)
+	$(BIN)/pytest $(PARALLEL) -m 'not gpu'
+	$(BIN)/pytest -m gpu
+else
+	$(BIN)/pytest $(PARALLEL)
+endif
+
+campaign: setup
+	KERNELCAT_CAMPAIGN=1 $(BIN)/pytest $(PARALLEL) -m campaign
 
 format: setup
 	$(BIN)/ruff check --fix .

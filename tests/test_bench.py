@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kernelcat import catalog
 from kernelcat.bench import peers
-from kernelcat.bench.race import Lane, copies_needed, race
+from kernelcat.bench.race import Contestant, copies_needed, race
 from kernelcat.bench.states import BLOCKS, REST_S, STATES, TUNED
 from kernelcat.bench.stats import (
     MARGIN,
@@ -96,7 +96,7 @@ def test_a_ratio_and_its_inverse_agree(pairs) -> None:
 
 
 @given(st.lists(st.tuples(times, st.floats(0.1, 10)), min_size=6, max_size=40))
-def test_drift_that_hits_both_lanes_alike_changes_no_ratio(pairs) -> None:
+def test_drift_that_hits_both_contestants_alike_changes_no_ratio(pairs) -> None:
     base = [t for t, _ in pairs]
     drifted = [t * drift for t, drift in pairs]
     slower = [1.1 * t for t in drifted]
@@ -111,60 +111,60 @@ def test_correction_asks_for_more_the_more_is_compared(comparisons) -> None:
     assert corrected(1) == pytest.approx(0.95)
 
 
-def _lane(rng: random.Random, mean: float, noise: float, drift: list[float]) -> list[float]:
+def _samples(rng: random.Random, mean: float, noise: float, drift: list[float]) -> list[float]:
     return [mean * d * (1 + rng.gauss(0, noise)) for d in drift]
 
 
 def test_a_real_difference_wins_under_drift_that_is_far_larger() -> None:
     rng = random.Random(1)
     drift = [1 + 0.3 * i / 15 for i in range(15)]
-    lanes = {"b": _lane(rng, 103, 0.002, drift), "a": _lane(rng, 100, 0.002, drift)}
-    assert leader(lanes) == "a"
-    assert decide(lanes, order=str).winner == "a"
+    samples = {"b": _samples(rng, 103, 0.002, drift), "a": _samples(rng, 100, 0.002, drift)}
+    assert leader(samples) == "a"
+    assert decide(samples, order=str).winner == "a"
 
 
 def test_noise_is_a_tie_and_the_simplest_wins() -> None:
     rng = random.Random(2)
     drift = [1.0] * 15
     for _ in range(20):
-        lanes = {k: _lane(rng, 100, 0.02, drift) for k in "cab"}
-        decision = decide(lanes, order=str)
+        samples = {k: _samples(rng, 100, 0.02, drift) for k in "cab"}
+        decision = decide(samples, order=str)
         assert decision.winner == "a"
 
 
 def test_a_tie_is_never_won_by_who_is_far_behind_in_the_median() -> None:
     wild = [100.0 + 60 * (i % 3) for i in range(11)]
-    lanes = {"simple": [1.06 * t for t in reversed(wild)], "tricky": wild}
-    decision = decide(lanes, ["simple", "tricky"].index)
+    samples = {"simple": [1.06 * t for t in reversed(wild)], "tricky": wild}
+    decision = decide(samples, ["simple", "tricky"].index)
     assert (decision.winner, decision.tied) == ("tricky", ("simple", "tricky"))
 
 
 def test_less_than_one_percent_is_a_tie_however_sure() -> None:
-    lanes = {"simple": [100.9] * 15, "tricky": [100.0] * 15}
+    samples = {"simple": [100.9] * 15, "tricky": [100.0] * 15}
     order = ["simple", "tricky"].index
-    assert decide(lanes, order).winner == "simple"
-    assert decide({**lanes, "simple": [101.1] * 15}, order).winner == "tricky"
+    assert decide(samples, order).winner == "simple"
+    assert decide({**samples, "simple": [101.1] * 15}, order).winner == "tricky"
 
 
 @pytest.mark.parametrize(("gain", "winner"), [(0.015, "old"), (0.025, "new")])
 def test_a_challenger_must_beat_the_incumbent_by_two_percent(gain, winner) -> None:
-    lanes = {"old": [100.0 * (1 + gain)] * 15, "new": [100.0] * 15}
-    assert decide(lanes, str, incumbent="old").winner == winner
+    samples = {"old": [100.0 * (1 + gain)] * 15, "new": [100.0] * 15}
+    assert decide(samples, str, incumbent="old").winner == winner
     assert (gain > MARGIN) == (winner == "new")
 
 
 def test_an_incumbent_that_is_not_in_the_race_changes_nothing() -> None:
-    lanes = {"a": [100.0] * 15, "b": [150.0] * 15}
-    assert decide(lanes, str, incumbent="gone") == decide(lanes, str)
+    samples = {"a": [100.0] * 15, "b": [150.0] * 15}
+    assert decide(samples, str, incumbent="gone") == decide(samples, str)
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.lists(times, min_size=8, max_size=8),
                        min_size=1), st.sampled_from("abcdef"))  # fmt: skip
-def test_a_winner_is_decided_and_racing_again_keeps_it(lanes, incumbent) -> None:
-    decision = decide(lanes, str, incumbent)
-    assert decision.winner in lanes
-    assert decide(dict(reversed(lanes.items())), str, incumbent) == decision
-    assert decide(lanes, str, decision.winner).winner == decision.winner
+def test_a_winner_is_decided_and_racing_again_keeps_it(samples, incumbent) -> None:
+    decision = decide(samples, str, incumbent)
+    assert decision.winner in samples
+    assert decide(dict(reversed(samples.items())), str, incumbent) == decision
+    assert decide(samples, str, decision.winner).winner == decision.winner
 
 
 def test_ties_looks_at_noise_and_at_size() -> None:
@@ -214,27 +214,27 @@ class Chip:
         return telemetry.Reading(self.clock, 1980, 650.0, 60, ("power_cap",))
 
 
-def _race(seed=0, state="burst", clock=1980, host=None) -> tuple[list[str], dict[str, Lane]]:
+def _race(seed=0, state="burst", clock=1980, host=None) -> tuple[list[str], dict[str, Contestant]]:
     log, host = list[str](), host or Host()
     times = {"a": 1.0, "b": 2.0, "c": 3.0}
-    lanes = {name: Lane(Tick(name, us, log, host)) for name, us in times.items()}
-    race(lanes, Chip(clock), STATES[state], blocks=12, seed=seed, host=host)
-    return log, lanes
+    contestants = {name: Contestant(Tick(name, us, log, host)) for name, us in times.items()}
+    race(contestants, Chip(clock), STATES[state], blocks=12, seed=seed, host=host)
+    return log, contestants
 
 
 def test_a_race_interleaves_randomized_blocks() -> None:
-    log, lanes = _race(0)
+    log, contestants = _race(0)
     blocks = [tuple(log[i : i + 3]) for i in range(0, 36, 3)]
     assert all(sorted(block) == ["a", "b", "c"] for block in blocks)
     assert len(set(blocks)) > 2
     assert _race(0)[0] == log != _race(1)[0]
-    assert [len(lane.samples) for lane in lanes.values()] == [12, 12, 12]
-    assert all(len(lane.readings) == 12 for lane in lanes.values())
+    assert [len(c.samples) for c in contestants.values()] == [12, 12, 12]
+    assert all(len(c.readings) == 12 for c in contestants.values())
 
 
 def test_what_the_chip_did_is_summed_up() -> None:
-    _, lanes = _race(clock=1500)
-    found = telemetry.summary(lanes["a"].readings)
+    _, contestants = _race(clock=1500)
+    found = telemetry.summary(contestants["a"].readings)
     assert found["sm_clock_mhz"] == 1500 and found["throttle"] == ["power_cap"]
     assert telemetry.summary([]) == {}
 
@@ -253,9 +253,9 @@ def test_a_burst_idles_before_every_block_and_longer_while_the_clock_is_down() -
 
 def test_a_sustained_race_warms_up_and_never_idles() -> None:
     host = Host()
-    _, lanes = _race(state="sustained", host=host)
+    _, contestants = _race(state="sustained", host=host)
     assert set(host.sleeps) == {0.0}
-    for lane in lanes.values():
+    for lane in contestants.values():
         warmed = len(lane.timed.targets) - 12
         assert 3 * warmed * 0.006 == pytest.approx(STATES["sustained"].warm_up_s, abs=0.02)
         assert len(lane.samples) == len(lane.readings) == 12

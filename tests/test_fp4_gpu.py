@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from kernelcat import catalog
-from kernelcat.bench import STATES, CudaTimer, Lane, copies_needed, race
+from kernelcat.bench import STATES, Contestant, CudaTimer, copies_needed, race
 from kernelcat.catalog.spec import Problem
 from kernelcat.runtime import telemetry
 from kernelcat.runtime.device import CudaDevice
@@ -31,19 +31,21 @@ LARGE = [
 ]
 
 
-def lanes_of(name: str, problem: Problem, device: CudaDevice, timer: CudaTimer) -> dict[str, Lane]:
+def contestants_of(
+    name: str, problem: Problem, device: CudaDevice, timer: CudaTimer
+) -> dict[str, Contestant]:
     """Every configuration of `vectorized`, over rotating copies of the arrays."""
     entry = catalog.entry(name)
     implementation = catalog.implementation(name, "cuda", "vectorized")
     moved = entry.bytes_moved(problem)
     copies = copies_needed(moved, moved, device.gpu.l2_bytes, 20 * GB)
     sets = gate.allocate(entry, problem, device, 0, copies)
-    lanes = {}
+    contestants = {}
     for config in implementation.configs(problem, device.gpu):
         bind = device.load(implementation, problem, config)
         timed = timer.prepare([bind(arrays) for arrays in sets], "graph")
-        lanes[f"{name} {config}"] = Lane(timed)
-    return lanes
+        contestants[f"{name} {config}"] = Contestant(timed)
+    return contestants
 
 
 @pytest.mark.parametrize(("name", "problem_name"), LARGE)
@@ -55,10 +57,13 @@ def test_a_quantizer_runs_at_the_bandwidth_of_a_copy(name: str, problem_name: st
     copy = Problem.of(
         "tma_copy", rows=1, cols=cols, src_stride=cols, dst_stride=cols, dtype="bfloat16"
     )
-    copies, own = (lanes_of(*each, device, timer) for each in (("tma_copy", copy), (name, problem)))
+    copies, own = (
+        contestants_of(*each, device, timer) for each in (("tma_copy", copy), (name, problem))
+    )
     race(copies | own, telemetry.Silent(), STATES["burst"], blocks=8)
     (whole, _), (best, config) = (
-        min((median(lane.samples), key) for key, lane in lanes.items()) for lanes in (copies, own)
+        min((median(lane.samples), key) for key, lane in contestants.items())
+        for contestants in (copies, own)
     )
     print(f"{problem_name}: {config} {best:.2f} us, copy {whole:.2f}")
     assert whole / best >= SHORT.get(problem_name, SHARE)

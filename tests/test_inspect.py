@@ -86,7 +86,7 @@ def test_prove_answers_for_every_technique(tmp_path: Path) -> None:
     nothing: Any = None
     claims = {"1-D bulk": "UBLKCP", "wgmma": "HGMMA"}
     implementation = Implementation(
-        "copy", "cuda", "bulk", "", ("sm_90a",), {}, nothing, nothing, nothing, nothing, claims
+        "copy", "cuda", "bulk", "", ("sm_90a",), nothing, nothing, techniques=claims
     )
     assert inspect.prove(implementation, artifact) == {"1-D bulk": True, "wgmma": False}
 

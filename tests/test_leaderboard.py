@@ -18,6 +18,7 @@ from kernelcat.report.ladder import ladders
 from kernelcat.report.page import to_html
 from kernelcat.report.readme import update_readme
 from kernelcat.report.render import table, to_json, to_markdown
+from kernelcat.runtime import environment
 from kernelcat.store import Measurement, Store
 
 ROW: dict[str, Any] = json.loads(Path(__file__).with_name("measurement.json").read_text())
@@ -185,6 +186,20 @@ def test_unknown_gpus_and_entries_do_no_harm() -> None:
     (row,) = board([timed(10.0, gpu="h200-mig-1g.18gb")], is_current=current)
     assert row.roofline is None
     assert "h200-mig-1g.18gb" in to_html([row])
+
+
+@pytest.mark.parametrize(("installed", "said"), [("13.0.88", None), ("13.9.1", "nvrtc")])
+def test_the_board_says_when_this_machine_has_another_compiler(
+    rows, installed, said, monkeypatch, capsys
+) -> None:
+    found = {"nvrtc": installed, "triton": "3.6.0", "cutlass-dsl": "none"}
+    monkeypatch.setattr(environment, "compilers", lambda: found)
+    ranked = board(rows, is_current=current)
+    Console().print(table(ranked))
+    text = " ".join(capsys.readouterr().out.split())
+    assert ("nvrtc 13.0.88 then, 13.9.1 here" in text) == bool(said)
+    assert ("13.9.1" in to_json(ranked)) == bool(said)
+    assert "13.9.1" not in to_markdown(ranked)  # the file is for readers on every machine
 
 
 def test_json_says_all_of_it(rows: list[Measurement]) -> None:

@@ -13,7 +13,7 @@ from kernelcat.catalog.implementation import Implementation
 from kernelcat.store.lines import read_all
 from kernelcat.verify import code_record, receipts
 
-IMPLEMENTATIONS = [i for name in catalog.names() for i in catalog.implementations(name)]
+IMPLEMENTATIONS = [i for name in catalog.complete() for i in catalog.implementations(name)]
 SHIPPED = receipts.read(receipts.shipped_folder())
 
 

@@ -28,8 +28,8 @@ CLOSE = Tolerance(1e-5, 1e-5)
 """Tolerance for results that are not rounded to 8 bits."""
 
 
-def test_every_entry_has_an_independent_formulation() -> None:
-    assert set(INDEPENDENT) == set(catalog.names())
+def test_every_complete_entry_has_an_independent_formulation() -> None:
+    assert set(catalog.complete()) <= set(INDEPENDENT) <= set(catalog.names())
 
 
 def in_float64(array):
@@ -40,7 +40,7 @@ def in_float64(array):
     return array.astype("float64") if array.dtype == np.float32 else array
 
 
-@pytest.mark.parametrize("name", catalog.names())
+@pytest.mark.parametrize("name", sorted(INDEPENDENT))
 def test_an_oracle_agrees_with_its_independent_formulation(name: str) -> None:
     entry = catalog.entry(name)
 

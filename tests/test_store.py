@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import sqlite3
 import subprocess
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign import seeds
 from sqlalchemy import Connection, text
 
 from kernelcat.errors import KernelcatError, MissingDependency, StoreError
-from kernelcat.store import SCREEN, WINNER, Measurement, Store, locate, migrations
+from kernelcat.store import SCREEN, Measurement, Store, locate, migrations
 
 ROW: dict[str, Any] = json.loads(Path(__file__).with_name("measurement.json").read_text())
 FAILED = {"status": "crashed", "median_us": None, "ci_us": None, "samples": 0}
@@ -160,7 +162,7 @@ def test_ties_are_broken_by_name_and_the_tuner_has_the_last_word(store: Store) -
     store.add([timed(100.0), triton])
     assert store.winners()[0].winner.language == "cuda"
     later = {"run": "z", "created_at": "2026-12-01T00:00:00Z"}
-    store.add([timed(100.0, **later), timed(101.5, language="cute", detail=WINNER, **later)])
+    store.add([timed(100.0, **later), timed(101.5, language="cute", winner=True, **later)])
     assert store.winners()[0].winner.language == "cute"
 
 
@@ -199,10 +201,12 @@ def test_eight_processes_writing_at_once_lose_nothing(path: Path) -> None:
         assert len(store.rows(run="writer3")) == 200
 
 
-def test_a_killed_process_loses_nothing_it_had_added(path: Path) -> None:
-    process = writer(path, "killed", 100_000)
+@seeds(50)
+def test_a_killed_process_loses_nothing_it_had_added(path: Path, seed: int) -> None:
+    dice, process = random.Random(seed), writer(path, "killed", 100_000)
     assert process.stdout is not None
-    done = [int(process.stdout.readline()) for _ in range(20)]
+    done = [int(process.stdout.readline()) for _ in range(dice.randint(1, 20))]
+    time.sleep(dice.uniform(0, 0.02))  # in the middle of a transaction, as likely as not
     process.send_signal(signal.SIGKILL)
     done += [int(line) for line in process.communicate()[0].split()]
     with Store.open(path) as store:
@@ -446,6 +450,24 @@ def test_a_database_of_the_first_version_keeps_its_rows_and_takes_new_ones(path:
         assert store.add([measurement(), heard]) == 1
         assert store.rows() == [measurement(), heard]
         assert migrations.version(connection) == migrations.newest()
+
+
+def test_the_winner_of_an_older_database_moves_from_its_detail_to_its_column(path: Path) -> None:
+    path.parent.mkdir()
+    won = measurement(winner=True)
+    script = Path(__file__).with_name("database-1.sql").read_text()
+    with sqlite3.connect(path) as old:
+        old.executescript(script)
+        old.execute("UPDATE kernelcat_measurements SET detail = 'winner'")
+    with Store.open(path) as store:
+        assert store.rows() == [won]
+        assert store.add([won, Measurement.from_json(ROW | {"detail": "winner"})]) == 0
+
+
+def test_only_what_was_timed_can_win(path: Path) -> None:
+    for changes in (FAILED, {"language": "peer", "config": {}}, {"winner": "yes"}):
+        with pytest.raises(KernelcatError, match="winner"):
+            measurement(**{"winner": True, **changes})
 
 
 def test_a_failed_migration_leaves_the_old_version(

@@ -25,11 +25,16 @@ def measurement(**changes: Any) -> Measurement:
 
 
 def test_keys_are_those_of_the_shipped_format() -> None:
-    assert [*ROW, "detail", "sqnr_db"] == [field.name for field in dataclasses.fields(Measurement)]
+    optional = ["detail", "sqnr_db", "winner"]
+    assert [*ROW, *optional] == [field.name for field in dataclasses.fields(Measurement)]
 
 
-def test_detail_and_signal_are_in_the_json_only_when_set() -> None:
-    assert not {"detail", "sqnr_db"} & measurement().to_json().keys()
+def test_detail_signal_and_winner_are_in_the_json_only_when_set() -> None:
+    assert not {"detail", "sqnr_db", "winner"} & measurement().to_json().keys()
+    assert (
+        measurement(sqnr_db=0, winner=True).to_json().items()
+        >= {"sqnr_db": 0, "winner": True}.items()
+    )
     assert measurement(sqnr_db=17).to_json()["sqnr_db"] == 17.0
     assert measurement(**FAILED, detail="hung").to_json()["detail"] == "hung"
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from campaign import seeds
 
 from kernelcat.bench import BLOCKS
 from kernelcat.errors import (
@@ -24,12 +25,13 @@ from kernelcat.errors import (
     Unsupported,
 )
 from kernelcat.store import SCREEN, Store, decisive
-from kernelcat.tune import Interrupted, Limits, Quiet, bench, ladder, tune
+from kernelcat.tune import Interrupted, Limits, Quiet, ladder, race_best_known, tune
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.channel import Stopped
 from kernelcat.tune.cross import COMPILED
 from kernelcat.tune.measure import SCREENING_SHARE, Queue, largest_first
-from kernelcat.tune.pool import Built, CompilePool
+from kernelcat.tune.messages import Built
+from kernelcat.tune.pool import CompilePool
 from kernelcat.tune.progress import Bar
 from kernelcat.tune.supervisor import Supervisor
 
@@ -154,10 +156,10 @@ def test_bench_races_the_best_known_or_the_default(store) -> None:
     options = {"backend": "planted:Backend", "store": store, "problems": ["small"],
                "limits": QUICK, "progress": Quiet(), "variants": ["honest"],
                "states": ["burst"]}  # fmt: skip
-    before = bench("planted", **options)
+    before = race_best_known("planted", **options)
     assert won(before).candidate.config["kind"] == "slow"
     run(store, variants=["honest"])
-    after = bench("planted", **options)
+    after = race_best_known("planted", **options)
     raced = [row for row in after.rows if row.protocol["state"] != SCREEN]
     assert kinds(raced) == Counter(fast=1, host=1)
 
@@ -266,9 +268,11 @@ def wait_for_rows(count: int) -> None:
     raise AssertionError("the tune wrote nothing")
 
 
-def test_killed_in_the_middle_nothing_is_lost_and_the_next_run_goes_on() -> None:
+@seeds(20)
+def test_killed_in_the_middle_nothing_is_lost_and_the_next_run_goes_on(seed: int) -> None:
     tuning = start()
     wait_for_rows(5)
+    time.sleep(seed * 0.15)
     os.killpg(tuning.pid, signal.SIGKILL)
     tuning.wait()
     with Store.open() as store:
@@ -448,7 +452,7 @@ def test_problems_share_the_compilers(planted, monkeypatch) -> None:
     def build(self, problem, candidate):
         built.append(problem)
         time.sleep(0.01)
-        return Built("passed")
+        return Built()
 
     monkeypatch.setattr(CompilePool, "_build", build)
     pool = CompilePool("planted:Backend", planted.GPU, 1)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +16,7 @@ from kernelcat.runtime import gpu
 from kernelcat.tune import search
 from kernelcat.tune.candidate import Candidate, simplicity
 from kernelcat.tune.cross import COMPILED, misfit, promising
-from kernelcat.tune.pool import Built
+from kernelcat.tune.messages import Built
 
 H200 = gpu.find("h200")
 PROBLEM = Problem.of("toy", n=1)
@@ -87,9 +92,13 @@ def test_auto_is_exhaustive_only_where_that_is_quick() -> None:
     assert len(drive("auto", pool(search.SMALL + 1), lambda c: 1.0)) == 3
 
 
-def test_a_candidate_survives_its_key() -> None:
+def test_a_candidate_is_the_same_in_another_process() -> None:
     candidate = Candidate("triton", "tma", Config(BLOCK_M=128, persistent=True, order="row"))
-    assert Candidate.parse(candidate.key) == candidate
+    sent = "import pickle, sys; pickle.dump(pickle.load(sys.stdin.buffer), sys.stdout.buffer)"
+    other = subprocess.run([sys.executable, "-c", sent], input=pickle.dumps({candidate: 1}),
+                           stdout=subprocess.PIPE, check=True,
+                           env=os.environ | {"PYTHONHASHSEED": "7"})  # fmt: skip
+    assert pickle.loads(other.stdout)[candidate] == 1  # found by its hash
     assert str(candidate) == "triton/tma BLOCK_M=128 order=row persistent=True"
 
 
@@ -103,7 +112,7 @@ def test_ties_go_to_the_lower_rung_then_to_the_default() -> None:
 
 def test_what_does_not_fit_is_rejected_with_the_reason() -> None:
     def built(**metadata):
-        return Built("passed", steps=({"registers": 255, **metadata},))
+        return Built(({"registers": 255, **metadata},))
 
     assert misfit(built(spill_bytes=0, static_shared_bytes=1024), H200) is None
     assert "spills 8 bytes" in (misfit(built(spill_bytes=8), H200) or "")

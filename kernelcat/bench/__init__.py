@@ -6,20 +6,20 @@ and power. So whatever is compared is *raced* (``race``), judged by paired diffe
 recorded (``kernelcat.runtime.telemetry``).
 """
 
-from kernelcat.bench.race import Lane, copies_needed, race
+from kernelcat.bench.race import Contestant, copies_needed, race
 from kernelcat.bench.states import BLOCKS, STATES, State
-from kernelcat.bench.stats import Decision, Interval, decide, median_interval, ratio_interval
+from kernelcat.bench.stats import Interval, RaceResult, decide, median_interval, ratio_interval
 from kernelcat.bench.timer import REGIMES, CudaTimer, HostTimer, Timed, Timer
 
 __all__ = [
     "BLOCKS",
     "REGIMES",
     "STATES",
+    "Contestant",
     "CudaTimer",
-    "Decision",
     "HostTimer",
     "Interval",
-    "Lane",
+    "RaceResult",
     "State",
     "Timed",
     "Timer",

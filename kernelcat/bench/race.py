@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kernelcat.bench.states import BLOCKS, State
 from kernelcat.bench.timer import Timed
 from kernelcat.runtime.telemetry import Reading
+
+Key = TypeVar("Key", bound=Hashable)
+"""What the caller names its contestants by."""
 
 
 class Sampler(Protocol):
@@ -26,8 +29,8 @@ class Time(Protocol):
 
 
 @dataclass
-class Lane:
-    """One contestant: its samples, in microseconds a run, and what the chip did meanwhile."""
+class Contestant:
+    """One side of a race: its samples, in microseconds a run, and what the chip did meanwhile."""
 
     timed: Timed
     samples: list[float] = field(default_factory=list)
@@ -49,22 +52,22 @@ class Lane:
 
 
 def race(
-    lanes: Mapping[str, Lane],
+    contestants: Mapping[Key, Contestant],
     sampler: Sampler,
     state: State,
     *,
     blocks: int = BLOCKS,
     seed: int = 0,
-    announce: Callable[[str], None] = lambda key: None,
+    announce: Callable[[Key], None] = lambda key: None,
     host: Time = time,
 ) -> None:
-    """Fill every lane's samples: ``blocks`` blocks, each lane once a block in a drawn order.
+    """Fill every contestant's samples: one in each of ``blocks`` blocks, in a drawn order.
 
-    ``announce`` is told which lane runs next, so that a hang has a name.
+    ``announce`` gets the key of the contestant that runs next, so that a hang has a name.
     """
-    order: Sequence[str] = sorted(lanes)
+    order = list(contestants)
     shuffle = random.Random(seed)
-    _warm_up(lanes, state, announce, host)
+    _warm_up(contestants, state, announce, host)
     rest_s = state.rest_s(state.block_us, clock=0.0)
     for _ in range(blocks):
         order = shuffle.sample(order, len(order))
@@ -72,20 +75,20 @@ def race(
             announce(key)
             host.sleep(rest_s)
             begin = host.monotonic()
-            lanes[key].run(state.block_us, sampler)
+            contestants[key].run(state.block_us, sampler)
             work_us = (host.monotonic() - begin) * 1e6
-            rest_s = state.rest_s(work_us, lanes[key].clock)
+            rest_s = state.rest_s(work_us, contestants[key].clock)
 
 
 def _warm_up(
-    lanes: Mapping[str, Lane], state: State, announce: Callable[[str], None], host: Time
+    contestants: Mapping[Key, Contestant], state: State, announce: Callable[[Key], None], host: Time
 ) -> None:
-    """Run the lanes by turns, unobserved, for as long as ``state`` asks."""
+    """Run the contestants by turns, unobserved, for as long as ``state`` asks."""
     end = host.monotonic() + state.warm_up_s
     while host.monotonic() < end:
-        for key, lane in lanes.items():
+        for key, contestant in contestants.items():
             announce(key)
-            lane.timed.block(state.block_us)
+            contestant.timed.block(state.block_us)
 
 
 COPIES = 2048

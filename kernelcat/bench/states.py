@@ -26,9 +26,9 @@ class State:
 
     Attributes
     ----------
-    block_us : microseconds of work in a block; a lane slower than that runs once
+    block_us : microseconds of work in a block; a kernel slower than that runs once
     rest : idle time before a block, as a multiple of the work in the block before it
-    warm_up_s : seconds of work by the race's own lanes before the first block
+    warm_up_s : seconds of work by the contestants before the first block
     """
 
     block_us: float
@@ -53,7 +53,7 @@ STATES = {
     LADDER: _RESTED,
 }
 """Name -> state. ``ladder`` is ``burst`` with every variant, however slow: see `kernelcat ladder`.
-Slow lanes let the chip cool, so they say nothing about a hot one."""
+Slow kernels let the chip cool, so this state says nothing about a hot chip."""
 
 TUNED = (BURST, SUSTAINED)
 """The states that a tune races in, in this order: the second leaves the chip hot."""

@@ -76,15 +76,15 @@ def ties(ratio: Interval, tie: float = TIE) -> bool:
 
 
 def leader(samples: Mapping[Key, Sequence[float]]) -> Key:
-    """The lane with the smallest typical time, each block scaled by that block's median."""
+    """The contestant with the smallest typical time, each block scaled by that block's median."""
     keys = list(samples)
     scales = [median(block) for block in zip(*(samples[k] for k in keys), strict=True)]
     return min(keys, key=lambda k: median(t / s for t, s in zip(samples[k], scales, strict=True)))
 
 
 @dataclass(frozen=True)
-class Decision:
-    """Who won a race, who tied with the fastest lane, and why the winner is the one it is."""
+class RaceResult:
+    """Who won a race, who tied with the fastest, and why the winner is the one it is."""
 
     winner: Any
     tied: tuple[Any, ...]
@@ -95,17 +95,17 @@ def decide(
     samples: Mapping[Key, Sequence[float]],
     order: Callable[[Key], Any],
     incumbent: Key | None = None,
-) -> Decision:
+) -> RaceResult:
     """The winner of a race by paired differences.
 
     Parameters
     ----------
     samples
-        Lane -> microseconds a block; block ``i`` of every lane ran at the same time.
+        Contestant -> microseconds a run; block ``i`` of all contestants ran at the same time.
     order
         Sort key that breaks ties: the simplest first.
     incumbent
-        The lane that won before; it keeps its place unless beaten by ``MARGIN``.
+        The contestant that won before; it keeps its place unless beaten by ``MARGIN``.
     """
     fastest = leader({key: samples[key] for key in sorted(samples, key=order)})
     confidence = corrected(len(samples) - 1)
@@ -114,11 +114,11 @@ def decide(
     if incumbent in ratios:
         lead = ratios[incumbent]
         if incumbent in tied:
-            return Decision(incumbent, tuple(tied), "the incumbent ties with the fastest")
+            return RaceResult(incumbent, tuple(tied), "the incumbent ties with the fastest")
         if lead.median < 1 + MARGIN:
-            return Decision(incumbent, tuple(tied), "nobody beats the incumbent by 2 %")
+            return RaceResult(incumbent, tuple(tied), "nobody beats the incumbent by 2 %")
     if len(tied) == 1:
-        return Decision(fastest, (fastest,), "fastest beyond noise")
+        return RaceResult(fastest, (fastest,), "fastest beyond noise")
     # A dozen rivals make wide intervals: a median 6 % behind once tied, and won by its name.
     close = next(k for k in tied if k == fastest or ratios[k].median < 1 + FAR)
-    return Decision(close, tuple(tied), f"simplest of {len(tied)} that tie")
+    return RaceResult(close, tuple(tied), f"simplest of {len(tied)} that tie")

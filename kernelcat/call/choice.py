@@ -72,8 +72,8 @@ class Pin:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One that was considered: ``rejected`` says why it does not serve, None that it does."""
+class Considered:
+    """An implementation that was looked at: ``rejected`` says why it does not serve, or is None."""
 
     name: str
     why: str
@@ -92,7 +92,7 @@ class Decision:
     config: Config
     why: str
     evidence: Choice | None = None
-    considered: tuple[Candidate, ...] = ()
+    considered: tuple[Considered, ...] = ()
 
     @property
     def missed(self) -> bool:
@@ -116,7 +116,7 @@ class _Search:
     gpu: Gpu
     pin: Pin
     missing: Mapping[str, str]
-    considered: dict[tuple[str, str, Config | None], Candidate] = field(default_factory=dict)
+    considered: dict[tuple[str, str, Config | None], Considered] = field(default_factory=dict)
 
     def accept(self, offer: _Offer, verified: bool) -> Decision | None:
         """The decision for this offer, or None after noting why it cannot serve."""
@@ -131,7 +131,7 @@ class _Search:
         if implementation is not None:
             config, reason = self._judge(implementation, config, verified)
         name = f"{self.entry.name}/{offer.language}/{offer.variant}"
-        candidate = Candidate(name, offer.why, config, reason)
+        candidate = Considered(name, offer.why, config, reason)
         self.considered[name, offer.why, offer.config] = candidate
         if reason is not None or implementation is None or config is None:
             return None
@@ -250,7 +250,7 @@ def _installed(search: _Search) -> Iterator[Implementation]:
             yield from catalog.in_language(search.entry.name, language)
         except MissingDependency as error:
             name = f"{search.entry.name}/{language}"
-            search.considered[name, "default", None] = Candidate(name, "default", None, str(error))
+            search.considered[name, "default", None] = Considered(name, "default", None, str(error))
 
 
 def _explain_failure(search: _Search) -> str:

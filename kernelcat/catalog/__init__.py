@@ -6,6 +6,7 @@ configurations, programs, cost models, discovery by file name, and digests of wh
 
 from kernelcat.catalog.discovery import (
     INSTALL,
+    complete,
     entry,
     implementation,
     implementations,
@@ -17,6 +18,7 @@ from kernelcat.catalog.discovery import (
 
 __all__ = [
     "INSTALL",
+    "complete",
     "entry",
     "implementation",
     "implementations",

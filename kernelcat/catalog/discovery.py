@@ -37,6 +37,12 @@ def entry(name: str) -> Entry:
 
 
 @cache
+def complete() -> tuple[str, ...]:
+    """Names of the entries that are not work in progress; imports every specification."""
+    return tuple(name for name in names() if not entry(name).work_in_progress)
+
+
+@cache
 def languages(name: str) -> tuple[str, ...]:
     """The languages ``name`` has files for; imports nothing."""
     root = paths.data("kernels")

@@ -56,6 +56,9 @@ class Config(Mapping[str, ConfigValue]):
         """Canonical JSON: the text the store compares by."""
         return json.dumps(self._values, sort_keys=True, separators=(",", ":"))
 
+    def __reduce__(self) -> tuple[type[Config], tuple[dict[str, ConfigValue]]]:
+        return Config, (self._values,)  # hashes of texts differ between processes
+
     def __repr__(self) -> str:
         return f"Config({', '.join(f'{k}={v!r}' for k, v in self._values.items())})"
 
@@ -211,9 +214,9 @@ class Implementation:
     variant: str
     summary: str
     archs: tuple[str, ...]
-    space: Mapping[str, tuple[ConfigValue, ...]]
     program: Callable[[Problem, Config, Gpu], Program]
     estimate: Callable[[Problem, Config, Gpu], float]
+    space: Mapping[str, tuple[ConfigValue, ...]] = field(default_factory=dict)
     illegal: Callable[[Config, Problem, Gpu], str | None] = lambda config, problem, gpu: None
     unpromising: Callable[[Config, Problem, Gpu], str | None] = lambda config, problem, gpu: None
     default: Callable[[Problem, Gpu], Config] = field(default_factory=lambda: LeastEstimate())

@@ -220,6 +220,7 @@ class Entry:
         Which combinations of axis values make sense at all (``src_stride >= cols``).
     problems : named problems; ``peers`` : who is raced.
     signal : what is left of an unquantized result, where inputs are quantized values
+    work_in_progress : not for others yet: one language and one variant suffice
     """
 
     name: str
@@ -237,6 +238,7 @@ class Entry:
     constraint: Callable[[Problem], str | None] = lambda problem: None
     tolerance_axis: str = "dtype"
     signal: Signal | None = None
+    work_in_progress: bool = False
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

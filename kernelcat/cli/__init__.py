@@ -15,6 +15,7 @@ _VERBS = {
     "show": "catalog:show",
     "inspect": "catalog:inspect",
     "doctor": "catalog:doctor",
+    "new": "catalog:new",
     "check": "correctness:check",
     "fuzz": "correctness:fuzz",
     "tune": "tuning:tune",

@@ -1,10 +1,13 @@
-"""Verbs that look at the catalog: list, show, inspect, doctor."""
+"""Verbs about the catalog: list, show, inspect, doctor, new."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import click
 
 from kernelcat import catalog
+from kernelcat.catalog.implementation import LANGUAGES
 from kernelcat.cli.options import as_json, choose, language, variant
 from kernelcat.cli.output import emit
 from kernelcat.errors import Unsupported
@@ -19,16 +22,22 @@ def list_(as_json: bool) -> None:
     Example:
       kernelcat list
     """
-    rows = [
-        {"entry": n, "languages": catalog.languages(n), "summary": catalog.entry(n).summary}
-        for n in catalog.names()
+    rows: list[dict[str, Any]] = [
+        {
+            "entry": entry.name,
+            "languages": catalog.languages(entry.name),
+            "summary": entry.summary,
+            "work_in_progress": entry.work_in_progress,
+        }
+        for entry in map(catalog.entry, catalog.names())
     ]
     if as_json:
         return emit(rows)
     width = max(len(r["entry"]) for r in rows)
     for row in rows:
         languages = ",".join(row["languages"])
-        click.echo(f"{row['entry']:<{width}}  {languages:<17}  {row['summary']}")
+        mark = "(work in progress) " if row["work_in_progress"] else ""
+        click.echo(f"{row['entry']:<{width}}  {languages:<17}  {mark}{row['summary']}")
 
 
 @click.command()
@@ -104,3 +113,30 @@ def doctor(as_json: bool) -> None:
     for finding in findings:
         remedy = f"  ->  {finding.remedy}" if finding.remedy else ""
         click.echo(f"{'ok' if finding.found else '--'}  {finding.what}: {finding.detail}{remedy}")
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--language", "languages", type=click.Choice(LANGUAGES), multiple=True, default=("triton",),
+    show_default=True, help="Language to begin in; may be repeated.",
+)  # fmt: skip
+@click.option("--summary", default="The sum of two vectors.", help="What the entry computes.")
+@as_json
+def new(name: str, languages: tuple[str, ...], summary: str, as_json: bool) -> None:
+    """Write the files of a new entry: a specification and one kernel a language, all working.
+
+    Needs a checkout. The entry is marked as work in progress until it is complete.
+
+    \b
+    Example:
+      kernelcat new rms_norm --language triton --language cuda
+    """
+    from kernelcat.catalog import skeleton
+
+    written = skeleton.write(name, languages, summary)
+    if as_json:
+        return emit({"entry": name, "files": [str(path) for path in written]})
+    for path in written:
+        click.echo(path)
+    click.echo(f"next: kernelcat check {name}, then docs/add-an-entry.md")

@@ -148,13 +148,15 @@ def record(entries: tuple[str, ...], jobs: int | None, as_json: bool) -> None:
 def digests(as_json: bool) -> None:
     """Write the table of digests anew, by which unchanged files need not be digested.
 
+    Entries that are work in progress are left out.
+
     \b
     Example:
       kernelcat receipts digests
     """
     from kernelcat.catalog import digest
 
-    found = [i for name in catalog.names() for i in catalog.implementations(name)]
+    found = [i for name in catalog.complete() for i in catalog.implementations(name)]
     text = json.dumps(digest.table(found), indent=0, sort_keys=True)
     changed = not digest.table_path().exists() or digest.table_path().read_text() != f"{text}\n"
     digest.table_path().write_text(f"{text}\n")

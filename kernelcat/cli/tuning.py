@@ -76,7 +76,7 @@ def bench(as_json: bool, **options: Any) -> None:
     """
     from kernelcat import tune
 
-    _measure(tune.bench, as_json, **options)
+    _measure(tune.race_best_known, as_json, **options)
 
 
 @click.command()

@@ -10,6 +10,7 @@ from typing import Any
 
 from kernelcat import catalog
 from kernelcat.catalog.spec import Problem
+from kernelcat.runtime.environment import other_compiler
 from kernelcat.runtime.gpu import SKUS
 from kernelcat.store import (
     Measurement,
@@ -41,6 +42,7 @@ class Row:
     baseline : the fastest peer, or the winner where no peer ran
     ties : ``language/variant`` of those that cannot be told from the winner
     stale : whether the kernel runs other code today
+    other_compiler : how the winner's compiler differs from the one of this machine, or None
     """
 
     entry: str
@@ -68,6 +70,7 @@ class Row:
     created_at: str
     sm_clock_mhz: float | None
     power_w: float | None
+    other_compiler: str | None
 
     @property
     def section(self) -> tuple[str, str, str, str, str]:
@@ -219,6 +222,7 @@ def _row(race: Race, is_current: Callable[[Measurement], bool]) -> Row:
         created_at=race.created_at,
         sm_clock_mhz=best.sm_clock_mhz,
         power_w=best.power_w,
+        other_compiler=other_compiler(best.language, best.environment.get("compilers", {})),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernelcat.call.choice import Candidate, Decision
+from kernelcat.call.choice import Considered, Decision
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Problem
 from kernelcat.runtime.environment import other_compiler
@@ -47,7 +47,7 @@ class Explanation:
     config: Config
     why: str
     evidence: Choice | None
-    considered: tuple[Candidate, ...]
+    considered: tuple[Considered, ...]
     stale: bool
     compiler: str | None
     unverified: str | None

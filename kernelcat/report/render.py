@@ -22,7 +22,9 @@ def table(rows: Sequence[Row]) -> Group:
 
     if not rows:
         return Group(f"{NOTHING}: run kernelcat tune ENTRY.")
-    return Group(*(grid.sheet.console() for grid in grids(rows)))
+    others = sorted({row.other_compiler for row in rows if row.other_compiler})
+    notes = [f"Measured with other compilers than this machine has: {'; '.join(others)}."]
+    return Group(*(grid.sheet.console() for grid in grids(rows)), *(notes if others else []))
 
 
 def to_json(rows: Sequence[Row]) -> str:

@@ -20,6 +20,7 @@ def card(name: str) -> dict[str, Any]:
     return {
         "entry": entry.name,
         "summary": entry.summary,
+        "work_in_progress": entry.work_in_progress,
         "axes": {a.name: {"doc": a.doc, "values": a.values} for a in entry.axes},
         "inputs": {t.name: _tensor(t) for t in entry.inputs},
         "outputs": {t.name: _tensor(t) for t in entry.outputs},
@@ -83,7 +84,8 @@ def _missing(entry: Entry) -> dict[str, str]:
 
 def text(card: dict[str, Any]) -> str:
     """The card for a terminal."""
-    lines = [f"{card['entry']}: {card['summary']}", "", "axes"]
+    mark = " (work in progress)" if card["work_in_progress"] else ""
+    lines = [f"{card['entry']}{mark}: {card['summary']}", "", "axes"]
     lines += [f"  {name:<12} {axis['doc']}{_values(axis)}" for name, axis in card["axes"].items()]
     for kind in ("inputs", "outputs"):
         lines += ["", kind]

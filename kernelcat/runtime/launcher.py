@@ -86,7 +86,7 @@ def prepare(
             kernels.append(kernel)
     except (LaunchError, InvalidArgument) as error:
         raise type(error)(f"{name}: {error}") from error
-    return Launcher(Plan(name, tuple(kernels), workspaces, tensors, device))
+    return Launcher(LoadedProgram(name, tuple(kernels), workspaces, tensors, device))
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadedProgram:
     """What every frame of a launcher, and of its clones, is made from."""
 
     name: str
@@ -171,12 +171,12 @@ class Launcher:
     graph goes on using the workspaces of its capture, so whoever captures takes a ``clone()``.
     """
 
-    __slots__ = ("_idle", "_plan", "tensors")
+    __slots__ = ("_idle", "_program", "tensors")
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, program: LoadedProgram) -> None:
+        self._program = program
         self._idle: dict[Any, list[Frame]] = {}
-        self.tensors = plan.tensors
+        self.tensors = program.tensors
 
     def __call__(self, pointers: Sequence[int], stream: int) -> None:
         """Launch on the tensors at ``pointers`` (addresses; 0 for an absent optional one).
@@ -204,24 +204,24 @@ class Launcher:
 
     def clone(self) -> Launcher:
         """The same kernels with workspaces of their own."""
-        return Launcher(self._plan)
+        return Launcher(self._program)
 
     def _new_frame(self, stream: int) -> Frame:
         key: Any = stream
         if stream == PER_THREAD_STREAM:  # the bare handle never becomes a key
             key = (stream, threading.get_ident())
         idle = self._idle.setdefault(key, [])
-        return idle.pop() if idle else Frame(self._plan, stream, key)
+        return idle.pop() if idle else Frame(self._program, stream, key)
 
     def _recover(self, launch: Callable[[], int], status: int) -> None:
         """Try once more in the right context, where the thread had none or another device's."""
-        plan, cuda = self._plan, driver.opened()
+        program, cuda = self._program, driver.opened()
         if status in (driver.INVALID_CONTEXT, driver.INVALID_HANDLE):
-            cuda.adopt(plan.device)
-            with cuda.using(plan.device):
+            cuda.adopt(program.device)
+            with cuda.using(program.device):
                 status = launch()
         if status:
-            raise LaunchError(f"{plan.name}: {cuda.describe(status)}")
+            raise LaunchError(f"{program.name}: {cuda.describe(status)}")
 
 
 class Frame:
@@ -231,18 +231,18 @@ class Frame:
     arrays of all kernels point there, so aiming writes each address once.
     """
 
-    __slots__ = ("_alive", "_maps", "_plan", "_slots", "_values", "key", "launches", "pointers")
+    __slots__ = ("_alive", "_maps", "_program", "_slots", "_values", "key", "launches", "pointers")
 
-    def __init__(self, plan: Plan, stream: int, key: Any) -> None:
+    def __init__(self, program: LoadedProgram, stream: int, key: Any) -> None:
         self.key = key
         self.pointers: tuple[int, ...] | None = None
-        self._plan = plan
-        self._slots = (c_uint64 * len(plan.tensors))()
+        self._program = program
+        self._slots = (c_uint64 * len(program.tensors))()
         self._maps: list[tuple[Any, int, tensor_map.Descriptors, int]] = []
         self._values: list[tuple[list[Any], int, int]] = []
         self._alive: list[Any] = []
-        spaces = {name: Memory(size, plan.device) for name, size in plan.workspaces.items()}
-        self.launches = tuple(self._launch(k, stream, spaces) for k in plan.kernels)
+        spaces = {name: Memory(size, program.device) for name, size in program.workspaces.items()}
+        self.launches = tuple(self._launch(k, stream, spaces) for k in program.kernels)
         self._alive += spaces.values()
 
     def aim(self, pointers: Sequence[int]) -> None:
@@ -275,10 +275,10 @@ class Frame:
                 else:
                     block[position] = ctypes.addressof(self._keep(c_uint64(pointer)))
             elif isinstance(param, TensorMap):
-                tensor = self._plan.tensors.index(param.tensor)
+                tensor = self._program.tensors.index(param.tensor)
                 self._maps.append((block, position, tensor_map.Descriptors(param), tensor))
             elif isinstance(param, Pointer):
-                slot = self._plan.tensors.index(param.tensor)
+                slot = self._program.tensors.index(param.tensor)
                 block[position] = ctypes.addressof(self._slots) + 8 * slot
             else:
                 value = _VALUES[type(param)](param.value)
@@ -296,10 +296,10 @@ class Frame:
             elif param.tensor in spaces:
                 values.append(spaces[param.tensor].pointer)
             else:
-                self._values.append((values, position, self._plan.tensors.index(param.tensor)))
+                self._values.append((values, position, self._program.tensors.index(param.tensor)))
                 values.append(0)
 
-        name, device = self._plan.name, self._plan.device
+        name, device = self._program.name, self._program.device
 
         def call() -> int:
             try:

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -31,13 +31,6 @@ class Reading:
     power_w: float
     temperature_c: int
     throttle: tuple[str, ...] = ()
-
-    @staticmethod
-    def of(values: dict[str, Any]) -> Reading:
-        return Reading(**{**values, "throttle": tuple(values.get("throttle", ()))})
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def summary(readings: Sequence[Reading]) -> dict[str, Any]:

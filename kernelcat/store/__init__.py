@@ -16,7 +16,6 @@ from kernelcat.store.measurement import PEER, Measurement, new_run, now
 from kernelcat.store.races import (
     SCREEN,
     STATES,
-    WINNER,
     Race,
     decisive,
     newest_races,
@@ -43,7 +42,6 @@ __all__ = [
     "PEER",
     "SCREEN",
     "STATES",
-    "WINNER",
     "Choice",
     "Conflict",
     "ImportReport",

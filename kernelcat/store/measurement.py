@@ -60,6 +60,8 @@ class Measurement:
     detail : why it failed or was rejected, put on one line; None, and absent in JSON, without one
     sqnr_db : signal to quantization noise of the result in dB; None, and absent in JSON, of what
         has no quantized inputs, and of rows older than the figure
+    winner : the tuner declared this row the winner of its race, from paired differences; absent in
+        JSON where false
     """
 
     entry: str
@@ -85,6 +87,7 @@ class Measurement:
     created_at: str
     detail: str | None = None
     sqnr_db: float | None = None
+    winner: bool = False
 
     def __post_init__(self) -> None:
         for name in ("entry", "language", "variant", "gpu", "run"):
@@ -109,6 +112,8 @@ class Measurement:
         self._set("max_error", _number("max_error", self.max_error, 0, math.inf))
         self._set("sqnr_db", _number("sqnr_db", self.sqnr_db, -1e4, 1e4))
         self._set("created_at", _moment(self.created_at))
+        if not isinstance(self.winner, bool):
+            raise InvalidArgument(f"winner={_shown(self.winner)} must be a boolean")
         self._check_timing()
 
     def _set(self, name: str, value: Any) -> None:
@@ -121,6 +126,8 @@ class Measurement:
                 f"median_us must be {'given' if passed else 'null'}: status is {self.status}"
             )
         timed = passed and self.kind == "measured"
+        if self.winner and (not timed or self.is_peer):
+            raise InvalidArgument("winner must be false: only what was timed can win, and no peer")
         if timed != (self.ci_us is not None) or timed != (self.samples > 0):
             raise InvalidArgument(
                 f"ci_us and samples must be {'given' if timed else 'null and 0'}: "
@@ -171,7 +178,10 @@ class Measurement:
             record[name] = dict(record[name])
         if self.ci_us is not None:
             record["ci_us"] = list(self.ci_us)
-        return {n: value for n, value in record.items() if value is not None or n in _REQUIRED}
+        for name, absent in _OPTIONAL.items():
+            if record[name] is absent:
+                del record[name]
+        return record
 
     def line(self) -> str:
         """Canonical JSON: one line, keys sorted, without the newline."""
@@ -196,6 +206,8 @@ class Measurement:
             raise InvalidArgument(f"unknown key {_shown(min(keys - _KEYS))}")
         if _REQUIRED - keys:
             raise InvalidArgument(f"the key {min(_REQUIRED - keys)!r} is missing")
+        if record.get("detail") == "winner" and "winner" not in keys:  # so it was written at first
+            record = record | {"detail": None, "winner": True}
         return Measurement(**record)
 
     @staticmethod
@@ -206,7 +218,9 @@ class Measurement:
 
 FIELDS = tuple(field.name for field in fields(Measurement))
 _KEYS = frozenset(FIELDS)
-_REQUIRED = _KEYS - {"detail", "sqnr_db"}
+_OPTIONAL = {"detail": None, "sqnr_db": None, "winner": False}
+"""Fields that JSON has only where their value is another."""
+_REQUIRED = _KEYS - _OPTIONAL.keys()
 
 
 def now() -> str:

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from sqlalchemy import Connection, delete, func, insert, inspect, select, text
+from sqlalchemy import (
+    Connection,
+    MetaData,
+    Table,
+    delete,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
 
 from kernelcat.errors import StoreError
 from kernelcat.store import models
@@ -18,7 +30,19 @@ def add_sqnr(connection: Connection) -> None:
     connection.execute(text(f"ALTER TABLE {table} ADD COLUMN sqnr_db DOUBLE PRECISION"))
 
 
-MIGRATIONS: list[Migration] = [add_sqnr]
+def add_winner(connection: Connection) -> None:
+    """A column for the tuner's winner, which was the word ``winner`` in ``detail``."""
+    name = models.measurements.name
+    connection.execute(text(f"ALTER TABLE {name} ADD COLUMN winner BOOLEAN NOT NULL DEFAULT FALSE"))
+    table = Table(name, MetaData(), autoload_with=connection)
+    declared = (table.c.detail == "winner", table.c.status == "passed")
+    for row in connection.execute(select(table).where(*declared)).all():
+        won = replace(models.from_row(row), detail=None, winner=True)
+        changes = {"detail": None, "winner": True, "digest": won.digest}
+        connection.execute(update(table).where(table.c.id == row.id).values(**changes))
+
+
+MIGRATIONS: list[Migration] = [add_sqnr, add_winner]
 """``MIGRATIONS[n]`` takes a database from version ``n + 1`` to ``n + 2``. Only ever append.
 
 A new database is made by ``models`` as it is now, so a change of ``models`` comes with the step

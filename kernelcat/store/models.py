@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Float,
     Index,
@@ -16,6 +17,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
 )
 
 from kernelcat.store.measurement import FIELDS, Measurement, canonical
@@ -55,6 +57,7 @@ measurements = Table(
     Column("created_at", String(32), nullable=False),
     Column("detail", Text),
     Column("sqnr_db", Float(53)),
+    Column("winner", Boolean, nullable=False, server_default=false()),
 )
 
 Index(
@@ -93,10 +96,16 @@ def to_row(measurement: Measurement) -> dict[str, Any]:
 
 
 def from_row(row: Row[Any]) -> Measurement:
-    """The measurement of a row; ``InvalidArgument`` when something else wrote nonsense there."""
+    """The measurement of a row, whose table may lack the newest columns.
+
+    Raises
+    ------
+    InvalidArgument
+        Another program wrote what is not a measurement.
+    """
     values = row._mapping
     return Measurement(
-        **{name: values[name] for name in _SAME},
+        **{name: values[name] for name in _SAME if name in values},
         **{name: json.loads(values[name]) for name in _ENCODED},
         protocol={name: values[name] for name in ("regime", "l2", "state")},
         ci_us=None if values["ci_low_us"] is None else (values["ci_low_us"], values["ci_high_us"]),

@@ -23,9 +23,6 @@ in, and so do tables: servers run hot.
 SCREEN = "screen"
 """``protocol.state`` of a quick first look. It decides nothing where raced rows exist."""
 
-WINNER = "winner"
-"""``detail`` of the row that the tuner declared the winner, from paired differences."""
-
 
 class Key(NamedTuple):
     """What a race is about."""
@@ -117,7 +114,7 @@ def rank(rows: Sequence[Measurement]) -> list[Measurement]:
     def place(row: Measurement) -> tuple[bool, float, str, str, str]:
         tied = _median(row) <= fastest * (1 + TIE)
         median = 0.0 if tied else _median(row)
-        return row.detail != WINNER, median, row.language, row.variant, row.config_key
+        return not row.winner, median, row.language, row.variant, row.config_key
 
     return sorted(rows, key=place)
 

@@ -52,8 +52,8 @@ __all__ = [
     "Quiet",
     "TuneReport",
     "Winner",
-    "bench",
     "ladder",
+    "race_best_known",
     "tune",
 ]
 
@@ -133,7 +133,7 @@ def tune(entry: str, **options: Any) -> TuneReport:
     return _run("tune", entry, Options(**options), _everything)
 
 
-def bench(entry: str, **options: Any) -> TuneReport:
+def race_best_known(entry: str, **options: Any) -> TuneReport:
     """Race what would be called today: every implementation's best known configuration, and peers.
 
     The best known is the fastest in the database for the sources as they are, else the default.
@@ -202,10 +202,10 @@ def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
             return Tools(
                 entry=entry, gpu=target, implementations=implementations, supervisor=supervisor,
                 pool=pool, store=store,
-                writer=Writer(entry, target.sku, report.run, hello["environment"], digests),
+                writer=Writer(entry, target.sku, report.run, hello.environment, digests),
                 progress=progress.line(f"GPU {supervisor.index}" if len(devices) > 1 else ""),
                 report=report, lock=lock,
-                regimes=[r for r in options.regimes if r in hello["regimes"]],
+                regimes=[r for r in options.regimes if r in hello.regimes],
                 states=options.states, strategy=options.strategy, peers=options.peers,
                 fresh=options.fresh, shipped=rows,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""One thing that can win: an implementation with a configuration; or a peer, which cannot."""
+"""What is screened and raced: an implementation with a configuration, or a peer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PEER = "peer"
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a lane of a race runs. ``key`` names it in messages between processes."""
+    """An implementation with a configuration; or a peer, which has none and cannot win."""
 
     language: str
     variant: str
@@ -24,13 +24,9 @@ class Candidate:
     def of(implementation: Implementation, config: Config) -> Candidate:
         return Candidate(implementation.language, implementation.variant, config)
 
-    @staticmethod
-    def parse(key: str) -> Candidate:
-        language, variant, config = json.loads(key)
-        return Candidate(language, variant, Config(config))
-
     @property
     def key(self) -> str:
+        """A text that candidates are sorted by."""
         return json.dumps([self.language, self.variant, dict(self.config)])
 
     @property

@@ -1,15 +1,15 @@
-"""A child process that answers requests: one JSON object a line, each way.
+"""A child process that answers requests: messages travel as pickles over its standard streams.
 
-The parent owns the clock. A child that does not answer in time is killed, one that dies is
-noticed at once, and what it last printed to its standard error is the explanation.
+The parent owns the clock. The parent kills a child that does not answer in time and notices at once
+when a child dies. The end of the child's standard error is then the explanation.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
+import pickle
 import queue
 import signal
 import subprocess
@@ -17,10 +17,21 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import IO, Any
 
-Message = dict[str, Any]
+from kernelcat.tune.candidate import Candidate
+from kernelcat.tune.messages import Failed, Reply, Request
+
 TAIL = 600
+"""Characters of a dead child's standard error that explain its end."""
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """The child says which candidate runs next, so that a hang has a name."""
+
+    candidate: Candidate
 
 
 class ChildTimeout(Exception):
@@ -40,7 +51,7 @@ class Channel:
 
     def __init__(self, module: str, *args: str) -> None:
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self.announced = ""
+        self.announced: Candidate | None = None
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *args],
             stdin=subprocess.PIPE,
@@ -48,11 +59,11 @@ class Channel:
             stderr=self.log,
             process_group=0,  # Ctrl-C on the terminal is for the parent alone
         )
-        self._replies: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[Any] = queue.SimpleQueue()  # None: the child ended
         threading.Thread(target=self._read, daemon=True).start()
 
-    def request(self, op: str, timeout: float, **args: Any) -> Message:
-        """Ask, and wait for the reply; ``announced`` follows what the child says it is doing.
+    def request(self, request: Request[Reply], timeout: float) -> Reply | Failed:
+        """Ask, and wait for the reply; ``announced`` is the candidate that the child works on.
 
         Raises
         ------
@@ -60,26 +71,24 @@ class Channel:
             The channel is dead afterwards.
         """
         assert self.process.stdin is not None
-        self.announced = ""
+        self.announced = None
         try:
-            self.process.stdin.write(json.dumps({"op": op, **args}).encode() + b"\n")
+            pickle.dump(request, self.process.stdin)
             self.process.stdin.flush()
         except (OSError, ValueError) as error:  # ValueError: closed by kill()
             raise self._died() from error
-        return self._reply(timeout)
-
-    def _reply(self, timeout: float) -> Message:
         while True:
             try:
-                message = self._replies.get(timeout=timeout)
+                message = self._received.get(timeout=timeout)
             except queue.Empty:
                 self.kill()
                 raise ChildTimeout(f"no answer in {timeout:g} s") from None
             if message is None:
                 raise self._died()
-            if "announce" not in message:
-                return message
-            self.announced = message["announce"]
+            if not isinstance(message, Announcement):
+                reply: Reply | Failed = message
+                return reply
+            self.announced = message.candidate
 
     def kill(self) -> None:
         """End the child at once, whatever it is doing."""
@@ -92,10 +101,11 @@ class Channel:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        with contextlib.suppress(ValueError, OSError):  # closed by kill()
-            for line in self.process.stdout:
-                self._replies.put(json.loads(line))
-        self._replies.put(None)
+        # The stream may be closed by kill(), or end in the middle of a message.
+        with contextlib.suppress(ValueError, OSError, EOFError, pickle.UnpicklingError):
+            while True:
+                self._received.put(pickle.load(self.process.stdout))
+        self._received.put(None)
 
     def _died(self) -> ChildDied:
         try:
@@ -119,19 +129,23 @@ class Server:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
         die_with_parent()
 
-    def send(self, message: Message) -> None:
-        self.out.write(json.dumps(message).encode() + b"\n")
+    def send(self, message: Any) -> None:
+        pickle.dump(message, self.out)
         self.out.flush()
 
-    def announce(self, what: str) -> None:
-        self.send({"announce": what})
+    def announce(self, candidate: Candidate) -> None:
+        self.send(Announcement(candidate))
 
-    def serve(self, handle: Callable[[Message], Message]) -> None:
-        """Answer until the parent closes the channel, or a reply says ``fatal``."""
-        for line in sys.stdin.buffer:
-            reply = handle(json.loads(line))
+    def serve(self, answer: Callable[[Any], Any]) -> None:
+        """Answer until the parent closes the channel, or a reply is fatal."""
+        while True:
+            try:
+                request = pickle.load(sys.stdin.buffer)
+            except EOFError:
+                return
+            reply = answer(request)
             self.send(reply)
-            if reply.get("fatal"):
+            if isinstance(reply, Failed) and reply.fatal:
                 os._exit(1)
 
 

@@ -6,18 +6,19 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernelcat.catalog.implementation import Implementation
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.runtime.gpu import Gpu
+from kernelcat.store.measurement import Measurement
 from kernelcat.tune import search
 from kernelcat.tune.candidate import Candidate
-from kernelcat.tune.failure import SKIPPED
-from kernelcat.tune.pool import Built, CompilePool
+from kernelcat.tune.messages import SKIPPED, Built, Failed
+from kernelcat.tune.pool import CompilePool
 from kernelcat.tune.progress import Line
 from kernelcat.tune.report import ProblemReport, TuneReport, Winner
-from kernelcat.tune.rows import Writer
+from kernelcat.tune.rows import Predicted, Writer
 
 if TYPE_CHECKING:
     from kernelcat.store import Store
@@ -41,15 +42,17 @@ def cross_tune(
         "that command to a Ray cluster that has one: ray job submit --entrypoint-num-gpus 1 -- "
         f"kernelcat tune {entry.name}"
     )
-    for problem in problems:
+    for number, problem in enumerate(problems):
+        now = time.monotonic()
+        end = now + (deadline - now) / (len(problems) - number)  # equal shares of what is left
         predicting = Prediction(entry, gpu, implementations, problem, writer)
         report.problems.append(predicting.report)
         progress.problem(predicting.report.name, len(predicting.estimates))
         for candidate, built in pool.build(problem, predicting.estimates):
-            if time.monotonic() > deadline:
+            if time.monotonic() > end:
                 predicting.report.cut_short = True
                 break
-            if built.status == SKIPPED:
+            if isinstance(built, Failed) and built.status == SKIPPED:
                 report.note(f"{candidate} was left out: {built.detail}")
                 continue
             row = predicting.judge(candidate, built)
@@ -73,22 +76,29 @@ class Prediction:
         self.estimates = dict(pair for turn in turns for pair in turn if pair)
         self.passed: dict[Candidate, float] = {}
 
-    def judge(self, candidate: Candidate, built: Built) -> Any:
+    def judge(self, candidate: Candidate, built: Built | Failed) -> Measurement:
         """The row for one candidate: predicted, or rejected with the reason."""
-        reason = misfit(built, self.gpu)
-        reply: dict[str, Any] = {"status": built.status, "detail": built.detail}
-        if built.status == "passed" and reason:
-            reply = {"status": "compile_error", "detail": reason}
-        elif built.status == "passed":
-            reply["median_us"] = self.passed[candidate] = self.estimates[candidate]
-        row = self.writer.row(self.problem, candidate, reply, regime="graph", kind="predicted",
-                              state="predicted")  # fmt: skip
+        outcome = built if isinstance(built, Failed) else self._fits(candidate, built)
+        row = self.writer.row(
+            self.problem, candidate, outcome, regime="graph", state="predicted", kind="predicted"
+        )
         self.report.tried[row.status] += 1
         return row
 
+    def _fits(self, candidate: Candidate, built: Built) -> Predicted | Failed:
+        reason = misfit(built, self.gpu)
+        if reason:
+            return Failed("compile_error", reason)
+        self.passed[candidate] = self.estimates[candidate]
+        return Predicted(self.passed[candidate])
+
     def finish(self) -> None:
         if not self.passed:
-            self.report.skipped = f"nothing compiles and fits on {self.gpu.sku}"
+            self.report.skipped = (
+                "the time was up before anything was compiled: give it a larger --budget"
+                if self.report.cut_short
+                else f"nothing compiles and fits on {self.gpu.sku}"
+            )
             return
         best = min(self.passed, key=lambda c: (self.passed[c], c.key))
         self.report.winners["graph", "predicted"] = Winner(

@@ -1,12 +1,9 @@
-"""What went wrong with a candidate, as a status and a line of text."""
+"""From an exception to the reply that tells of it."""
 
 from __future__ import annotations
 
 from kernelcat.errors import CompileError, MissingDependency, Unsupported
-from kernelcat.tune.channel import Message
-
-SKIPPED = "skipped"
-"""Not the candidate's fault (something is not installed, memory is full): not held against it."""
+from kernelcat.tune.messages import SKIPPED, Failed
 
 
 class Rejected(Exception):
@@ -17,12 +14,12 @@ class Rejected(Exception):
         self.status, self.max_error = status, max_error
 
 
-def failure(error: Exception) -> Message:
-    """The status an exception amounts to, and its text."""
+def failure(error: Exception) -> Failed:
+    """The status that ``error`` amounts to, and its text."""
     if isinstance(error, Rejected):
-        return {"status": error.status, "detail": str(error), "max_error": error.max_error}
+        return Failed(error.status, str(error), error.max_error)
     if isinstance(error, CompileError):
-        return {"status": "compile_error", "detail": str(error)}
+        return Failed("compile_error", str(error))
     if isinstance(error, (MissingDependency, Unsupported, MemoryError)):
-        return {"status": SKIPPED, "detail": " ".join(str(error).split())}
-    return {"status": "launch_error", "detail": f"{type(error).__name__}: {error}"}
+        return Failed(SKIPPED, " ".join(str(error).split()))
+    return Failed("launch_error", f"{type(error).__name__}: {error}")

@@ -9,28 +9,18 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any
 
 from kernelcat.catalog.spec import Problem
 from kernelcat.runtime.gpu import Gpu
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.channel import Channel, ChildDied, ChildTimeout, Stopped
+from kernelcat.tune.messages import Build, Built, Failed
 
 MAX_PROCESSES = 16
 """For each GPU that measures."""
 AHEAD = 2
 """Candidates waiting or compiling for each process: none is idle, and no problem waits long."""
-
-
-@dataclass(frozen=True)
-class Built:
-    """How compiling went: ``passed`` with every artifact's metadata, or why not."""
-
-    status: str
-    detail: str = ""
-    steps: tuple[dict[str, Any], ...] = ()
 
 
 def default_processes(num_gpus: int) -> int:
@@ -55,15 +45,15 @@ class CompilePool:
 
     def build(
         self, problem: Problem, candidates: Iterable[Candidate]
-    ) -> Iterator[tuple[Candidate, Built]]:
-        """Each candidate with its outcome, in the order in which they are done.
+    ) -> Iterator[tuple[Candidate, Built | Failed]]:
+        """Each candidate with how compiling went, in the order in which they are done.
 
         Raises
         ------
         Stopped
             After ``close``.
         """
-        waiting, jobs = iter(candidates), dict[Future[Built], Candidate]()
+        waiting, jobs = iter(candidates), dict[Future[Built | Failed], Candidate]()
         this = object()
         self.builds.add(this)
         try:
@@ -88,19 +78,16 @@ class CompilePool:
             channel.kill()
         self.threads.shutdown(wait=False)  # not cancelled: waiting jobs wake their threads
 
-    def _build(self, problem: Problem, candidate: Candidate) -> Built:
+    def _build(self, problem: Problem, candidate: Candidate) -> Built | Failed:
         if self.closed:
             raise Stopped
         channel = self._channel()
         try:
-            reply = channel.request("build", self.timeout, entry=problem.entry,
-                                    axes=problem.values, lane=candidate.key,
-                                    gpu=asdict(self.gpu))  # fmt: skip
+            return channel.request(Build(problem, candidate, self.gpu), self.timeout)
         except ChildTimeout as error:
-            return self._lost(channel, Built("timeout", f"compiling: {error}"))
+            return self._lost(channel, Failed("timeout", f"compiling: {error}"))
         except ChildDied as error:
-            return self._lost(channel, Built("crashed", f"the compiler: {error}"))
-        return Built(reply["status"], reply.get("detail", ""), tuple(reply.get("steps", ())))
+            return self._lost(channel, Failed("crashed", f"the compiler: {error}"))
 
     def _channel(self) -> Channel:
         """This thread's child process."""
@@ -113,7 +100,7 @@ class CompilePool:
                 channel.kill()
         return channel
 
-    def _lost(self, channel: Channel, outcome: Built) -> Built:
+    def _lost(self, channel: Channel, outcome: Failed) -> Failed:
         if self.closed:
             raise Stopped
         channel.kill()

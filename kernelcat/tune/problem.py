@@ -16,7 +16,7 @@ from kernelcat.store.measurement import Measurement
 from kernelcat.store.races import LADDER, SCREEN, newest_races
 from kernelcat.tune import search
 from kernelcat.tune.candidate import PEER, Candidate, simplicity
-from kernelcat.tune.failure import SKIPPED
+from kernelcat.tune.messages import SKIPPED, Failed, Timing
 from kernelcat.tune.pool import CompilePool
 from kernelcat.tune.progress import Line
 from kernelcat.tune.report import ProblemReport, TuneReport, Winner
@@ -100,10 +100,10 @@ class ProblemTune:
             return report
         self.promise_us = min(map(self._estimate, candidates))
         placed = tools.supervisor.place(self.problem)
-        if placed["status"] != "passed":
-            report.skipped = f"its arrays cannot be prepared: {placed['detail']}"
+        if isinstance(placed, Failed):
+            report.skipped = f"its arrays cannot be prepared: {placed.detail}"
             return report
-        self.l2 = placed["l2"]
+        self.l2 = placed.l2
         self._search([c for c in candidates if c not in self.history.failed])
         if not self._verified():
             report.skipped = "no candidate passed"
@@ -168,15 +168,15 @@ class ProblemTune:
             if self._hopeless(candidate):
                 tools.note(f"{candidate} was left out: by the model a run takes seconds")
                 continue
-            if built.status == "passed":
+            if isinstance(built, Failed):
+                outcome: Timing | Failed = built
+            else:
                 best = min(self.times.values(), default=None)
-                reply = tools.supervisor.screen(candidate, step.effort_us, best)
+                outcome = tools.supervisor.screen(candidate, step.effort_us, best)
+            if isinstance(outcome, Failed) and outcome.status == SKIPPED:
+                tools.note(f"{candidate} was left out: {outcome.detail}")
             else:
-                reply = {"status": built.status, "detail": built.detail}
-            if reply["status"] == SKIPPED:
-                tools.note(f"{candidate} was left out: {reply['detail']}")
-            else:
-                self._screened(candidate, reply, step.effort_us)
+                self._screened(candidate, outcome, step.effort_us)
 
     def _hopeless(self, candidate: Candidate) -> bool:
         """Whether the model sees a naive kernel on a large problem: seconds a run, no chance."""
@@ -194,9 +194,9 @@ class ProblemTune:
         worth = {(c.language, c.variant) for c in candidates if not self._hopeless(c)}
         return bool(self.times) and worth <= tried
 
-    def _screened(self, candidate: Candidate, reply: Mapping[str, Any], effort_us: float) -> None:
+    def _screened(self, candidate: Candidate, outcome: Timing | Failed, effort_us: float) -> None:
         tools = self.tools
-        row = self._row(candidate, reply, regime=tools.regimes[0])
+        row = self._row(candidate, outcome, regime=tools.regimes[0])
         tools.keep(row)
         self.report.tried[row.status] += 1
         if row.median_us is None:
@@ -207,18 +207,18 @@ class ProblemTune:
             self.effort[candidate] = effort_us
         tools.progress.tried(candidate, row.status, min(self.times.values(), default=None))
 
-    def _row(self, candidate: Candidate, reply: Mapping[str, Any], **more: Any) -> Measurement:
-        return self.tools.writer.row(self.problem, candidate, reply, l2=self.l2, **more)
+    def _row(self, candidate: Candidate, outcome: Timing | Failed, **more: Any) -> Measurement:
+        return self.tools.writer.row(self.problem, candidate, outcome, l2=self.l2, **more)
 
-    def _fail(self, candidate: Candidate, reply: Mapping[str, Any], regime: str) -> None:
+    def _fail(self, candidate: Candidate, failed: Failed, regime: str) -> None:
         """Write a failure down; the candidate is out, now and in later runs."""
-        row = self._row(candidate, reply, regime=regime)
+        row = self._row(candidate, failed, regime=regime)
         self.tools.keep(row)
         self.report.tried[row.status] += 1
         self.times.pop(candidate, None)
         self.lost.add((regime, candidate))
         if candidate.is_peer:
-            self.report.skipped_peers[candidate.variant] = f"{regime}: {reply['detail']}"
+            self.report.skipped_peers[candidate.variant] = f"{regime}: {failed.detail}"
         else:
             self.history.failed[candidate] = row.status
 
@@ -259,11 +259,13 @@ class ProblemTune:
 
     def _passes(self, candidate: Candidate, seed: int) -> bool:
         reply = self.tools.supervisor.verify(candidate, seed)
-        if reply["status"] == SKIPPED:
-            self.tools.note(f"{self.report.name}: seed {seed} was not checked: {reply['detail']}")
-        elif reply["status"] != "passed":
-            self._fail(candidate, reply, self.tools.regimes[0])
-        return reply["status"] in ("passed", SKIPPED)
+        if not isinstance(reply, Failed):
+            return True
+        if reply.status == SKIPPED:
+            self.tools.note(f"{self.report.name}: seed {seed} was not checked: {reply.detail}")
+            return True
+        self._fail(candidate, reply, self.tools.regimes[0])
+        return False
 
     def _peers(self) -> list[Candidate]:
         """The peers that are here and right; the others are named in the report."""
@@ -272,10 +274,10 @@ class ProblemTune:
             self.tools.progress.phase(f"peer {peer.name}")
             candidate = Candidate(PEER, peer.name)
             reply = self.tools.supervisor.verify(candidate, 0)
-            if reply["status"] == "passed":
-                able.append(candidate)
+            if isinstance(reply, Failed):
+                self.report.skipped_peers[peer.name] = reply.detail
             else:
-                self.report.skipped_peers[peer.name] = reply["detail"]
+                able.append(candidate)
         return able
 
     def _race(self, regime: str, state: str, peers: list[Candidate]) -> None:
@@ -287,40 +289,39 @@ class ProblemTune:
                 return
             self.tools.progress.phase(f"racing ({regime}, {state})")
             able = [peer for peer in peers if (regime, peer) not in self.lost]
-            replies = self._replies(regime, state, [*finalists, *able], attempt)
-            if all(candidate in replies for candidate in finalists):
-                self._decide(regime, state, replies)
+            times = self._times(regime, state, [*finalists, *able], attempt)
+            if all(candidate in times for candidate in finalists):
+                self._decide(regime, state, times)
                 return
         self.report.skipped = f"the {regime} race lost a contestant {ATTEMPTS} times"
 
-    def _replies(
-        self, regime: str, state: str, lanes: list[Candidate], seed: int
-    ) -> dict[Candidate, Any]:
-        """What the race said of every lane that came through; the others are written down."""
-        reply, culprit = self.tools.supervisor.race(lanes, regime, state, seed)
-        if reply["status"] != "passed":
-            if culprit is not None:
-                self._fail(culprit, reply, regime)
-            return {}
-        lost = {k: r for k, r in reply["lanes"].items() if r["status"] != "passed"}
-        for key, why in lost.items():
-            self._fail(Candidate.parse(key), why, regime)
-        return {Candidate.parse(k): r for k, r in reply["lanes"].items() if k not in lost}
+    def _times(
+        self, regime: str, state: str, candidates: list[Candidate], seed: int
+    ) -> dict[Candidate, Timing]:
+        """Race; the times of all that came through. The failures of the others are written down."""
+        times = {}
+        outcomes = self.tools.supervisor.race(candidates, regime, state, seed)
+        for candidate, outcome in outcomes.items():
+            if isinstance(outcome, Failed):
+                self._fail(candidate, outcome, regime)
+            else:
+                times[candidate] = outcome
+        return times
 
-    def _decide(self, regime: str, state: str, replies: Mapping[Candidate, Any]) -> None:
-        own = {c: r["samples"] for c, r in replies.items() if not c.is_peer}
+    def _decide(self, regime: str, state: str, times: Mapping[Candidate, Timing]) -> None:
+        own = {c: timing.samples for c, timing in times.items() if not c.is_peer}
         order = partial(simplicity, ranks=self._ranks(), defaults=self._defaults())
         decision = decide(own, order, self.history.incumbents.get((regime, state)))
         rows = {
-            c: self._row(c, r, regime=regime, state=state, winner=c == decision.winner)
-            for c, r in replies.items()
+            c: self._row(c, timing, regime=regime, state=state, winner=c == decision.winner)
+            for c, timing in times.items()
         }
         self.tools.keep(*rows.values())
         won = rows[decision.winner]
         assert won.median_us is not None
         self.report.winners[regime, state] = Winner(
             decision.winner, won.median_us, won.ci_us, decision.reason, len(decision.tied),
-            *_best_peer(replies, decision.winner),
+            *_best_peer(times, decision.winner),
         )  # fmt: skip
 
     def _defaults(self) -> dict[tuple[str, str], Any]:
@@ -335,12 +336,12 @@ class ProblemTune:
 
 
 def _best_peer(
-    replies: Mapping[Candidate, Any], winner: Candidate
+    times: Mapping[Candidate, Timing], winner: Candidate
 ) -> tuple[str | None, tuple[float, float, float] | None]:
     """The fastest peer and its time over the winner's, paired block by block."""
-    mine = replies[winner]["samples"]
+    mine = times[winner].samples
     ratios = {
-        c.variant: ratio_interval(r["samples"], mine) for c, r in replies.items() if c.is_peer
+        c.variant: ratio_interval(timing.samples, mine) for c, timing in times.items() if c.is_peer
     }
     if not ratios:
         return None, None

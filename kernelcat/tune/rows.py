@@ -1,4 +1,4 @@
-"""From a worker's reply to a row of the database."""
+"""From what became of a candidate to a row of the database."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ from kernelcat.bench.stats import median_interval
 from kernelcat.catalog.digest import UNKNOWN
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.runtime import telemetry
-from kernelcat.store.measurement import STATUSES, Measurement, now
-from kernelcat.store.races import SCREEN, SUSTAINED, WINNER
+from kernelcat.store.measurement import STATUSES, Kind, Measurement, now
+from kernelcat.store.races import SCREEN, SUSTAINED
 from kernelcat.tune.candidate import Candidate
+from kernelcat.tune.messages import Failed, Timing
 from kernelcat.verify.code_record import Case, are_equal
 
 
 @dataclass(frozen=True)
+class Predicted:
+    """The candidate compiles and fits; ``median_us`` are the model's microseconds."""
+
+    median_us: float
+
+
+@dataclass(frozen=True)
 class Writer:
-    """Makes the rows of one tune: what they all share is said once."""
+    """Makes the rows of one tune, which have the fields of the writer in common."""
 
     entry: Entry
     gpu: str
@@ -31,22 +39,15 @@ class Writer:
         self,
         problem: Problem,
         candidate: Candidate,
-        reply: Mapping[str, Any],
+        outcome: Timing | Predicted | Failed,
         *,
         regime: str,
         l2: str = "cold",
         state: str = SCREEN,
+        kind: Kind = "measured",
         winner: bool = False,
-        kind: Any = "measured",
     ) -> Measurement:
-        """The row for ``reply`` (``status``, ``detail``, ``samples``, ``readings``)."""
-        status: Any = reply["status"] if reply["status"] in STATUSES else "launch_error"
-        passed = status == "passed"
-        interval = median_interval(reply["samples"]) if passed and reply.get("samples") else None
-        median = interval.median if interval else reply.get("median_us")
-        readings = [telemetry.Reading.of(r) for r in reply.get("readings", ())]
-        chip = telemetry.summary(readings)
-        throttle = {"throttle": chip["throttle"]} if chip.get("throttle") else {}
+        """The row that says what became of ``candidate``."""
         return Measurement(
             entry=self.entry.name,
             language=candidate.language,
@@ -56,22 +57,37 @@ class Writer:
             config=dict(candidate.config),
             source=self.digests.get((candidate.language, candidate.variant), ""),
             gpu=self.gpu,
-            environment={**self.environment, **throttle},
             protocol={"regime": regime, "l2": l2, "state": state},
             run=self.run,
             kind=kind,
-            status=status,
-            median_us=_rounded(median) if passed and median is not None else None,
-            ci_us=(_rounded(interval.low), _rounded(interval.high)) if interval else None,
-            samples=len(reply.get("samples", ())) if interval else 0,
-            sm_clock_mhz=chip.get("sm_clock_mhz"),
-            power_w=chip.get("power_w"),
-            temperature_c=chip.get("temperature_c"),
-            max_error=finite(reply.get("max_error")),
-            sqnr_db=finite(reply.get("sqnr_db")),
             created_at=now(),
-            detail=WINNER if winner else reply.get("detail") or None,
+            winner=winner,
+            **self._outcome(outcome),
         )
+
+    def _outcome(self, outcome: Timing | Predicted | Failed) -> dict[str, Any]:
+        """The fields that tell what came out."""
+        fields: dict[str, Any] = dict.fromkeys(
+            ("median_us", "ci_us", "sm_clock_mhz", "power_w", "temperature_c", "max_error")
+        )
+        fields |= {"status": "passed", "samples": 0, "environment": self.environment}
+        if isinstance(outcome, Failed):
+            status = outcome.status if outcome.status in STATUSES else "launch_error"
+            return fields | {"status": status, "detail": outcome.detail or None,
+                             "max_error": finite(outcome.max_error)}  # fmt: skip
+        if isinstance(outcome, Predicted):
+            return fields | {"median_us": _rounded(outcome.median_us)}
+        interval, chip = median_interval(outcome.samples), telemetry.summary(outcome.readings)
+        throttle = chip.pop("throttle", None)
+        if throttle:
+            chip["environment"] = {**self.environment, "throttle": throttle}
+        return fields | chip | {
+            "median_us": _rounded(interval.median),
+            "ci_us": (_rounded(interval.low), _rounded(interval.high)),
+            "samples": len(outcome.samples),
+            "max_error": finite(outcome.max_error),
+            "sqnr_db": finite(outcome.sqnr_db),
+        }  # fmt: skip
 
 
 def _rounded(us: float) -> float:

@@ -1,15 +1,29 @@
-"""The parent's side of measuring: owns the clock, and replaces a worker that hangs or dies."""
+"""The parent's side of measuring: the supervisor replaces a worker that hangs or dies."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import LaunchError, MissingDependency
 from kernelcat.tune.candidate import Candidate
-from kernelcat.tune.channel import Channel, ChildDied, ChildTimeout, Message, Stopped
+from kernelcat.tune.channel import Channel, ChildDied, ChildTimeout, Stopped
+from kernelcat.tune.messages import (
+    SKIPPED,
+    Failed,
+    Greeting,
+    Hello,
+    Passed,
+    Place,
+    Placed,
+    Race,
+    Reply,
+    Request,
+    Screen,
+    Timing,
+    Verify,
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +48,8 @@ class Supervisor:
         self.limits = limits or Limits()
         self.channel: Channel | None = None
         self.problem: Problem | None = None
-        self.placed: Message | None = None
+        self.placed: Placed | None = None
+        self.culprit: Candidate | None = None  # what the worker said last that it runs
         self.starts = 0
         self.closed = False
 
@@ -43,51 +58,50 @@ class Supervisor:
         """How often the process was lost and started again."""
         return max(0, self.starts - 1)
 
-    def hello(self) -> Message:
-        """Start the worker; what it says of its GPU.
+    def hello(self) -> Greeting:
+        """Start the worker; what the worker says of its GPU.
 
         Raises
         ------
         MissingDependency, LaunchError
-            When it cannot work on this machine.
+            When the worker cannot work on this machine.
         """
         self.channel = Channel("kernelcat.tune.worker", self.spec, str(self.index))
         self.starts += 1
         if self.closed:  # too early for close() to see the channel
             self.channel.kill()
-        reply = self._ask("hello", self.limits.start_s)
-        if reply["status"] == "skipped":
-            raise MissingDependency(reply["detail"])
-        if reply["status"] != "passed":
-            raise LaunchError(f"the measuring process does not start: {reply['detail']}")
-        return reply
+        reply = self._ask(Hello(), self.limits.start_s)
+        if not isinstance(reply, Failed):
+            return reply
+        if reply.status == SKIPPED:
+            raise MissingDependency(reply.detail)
+        raise LaunchError(f"the measuring process does not start: {reply.detail}")
 
-    def place(self, problem: Problem) -> Message:
-        """Put ``problem`` on the device; the reply's status tells whether it fits."""
+    def place(self, problem: Problem) -> Placed | Failed:
+        """Put ``problem`` on the device; ``Failed`` when its arrays cannot be prepared."""
         self.problem, self.placed = problem, None
         return self._ready()
 
-    def screen(self, candidate: Candidate, effort_us: float, best_us: float | None) -> Message:
+    def screen(
+        self, candidate: Candidate, effort_us: float, best_us: float | None
+    ) -> Timing | Failed:
         """The gate, then a short timing."""
-        return self._about(candidate, "screen", budget_us=effort_us, best_us=best_us)
+        return self._on_device(Screen(candidate, effort_us, best_us), self._limit(candidate))
 
-    def verify(self, candidate: Candidate, seed: int) -> Message:
+    def verify(self, candidate: Candidate, seed: int) -> Passed | Failed:
         """The gate on another seed."""
-        return self._about(candidate, "verify", seed=seed)
+        return self._on_device(Verify(candidate, seed), self._limit(candidate))
 
     def race(
         self, candidates: Sequence[Candidate], regime: str, state: str, seed: int
-    ) -> tuple[Message, Candidate | None]:
-        """Race; the reply, and who is to blame when the whole race was lost."""
-        peers = any(candidate.is_peer for candidate in candidates)
-        reply = self._placed(
-            "race", self.limits.peer_s if peers else self.limits.candidate_s,
-            lanes=[c.key for c in candidates], regime=regime, state=state, seed=seed,
-        )  # fmt: skip
-        if reply["status"] == "passed":
-            return reply, None
-        key = reply.get("announced")
-        return reply, Candidate.parse(key) if key else None
+    ) -> Mapping[Candidate, Timing | Failed]:
+        """Race; how each candidate did. When the whole race was lost, only who is to blame."""
+        reply = self._on_device(
+            Race(tuple(candidates), regime, state, seed), max(map(self._limit, candidates))
+        )
+        if not isinstance(reply, Failed):
+            return reply.outcomes
+        return {self.culprit: reply} if self.culprit else {}
 
     def close(self) -> None:
         """End the worker for good, whatever it is doing."""
@@ -96,40 +110,42 @@ class Supervisor:
         if channel:
             channel.kill()
 
-    def _about(self, candidate: Candidate, op: str, **args: Any) -> Message:
-        limit = self.limits.peer_s if candidate.is_peer else self.limits.candidate_s
-        return self._placed(op, limit, lane=candidate.key, **args)
+    def _limit(self, candidate: Candidate) -> float:
+        return self.limits.peer_s if candidate.is_peer else self.limits.candidate_s
 
-    def _placed(self, op: str, timeout: float, **args: Any) -> Message:
+    def _on_device(self, request: Request[Reply], timeout: float) -> Reply | Failed:
+        """Ask about the problem that was placed."""
         ready = self._ready()
-        if ready["status"] != "passed":  # nobody's fault here: the problem fitted before
-            raise LaunchError(f"the GPU does not recover: {ready['detail']}; what was measured is "
+        if isinstance(ready, Failed):  # nobody's fault here: the problem fitted before
+            raise LaunchError(f"the GPU does not recover: {ready.detail}; what was measured is "
                               "kept, start the tune again")  # fmt: skip
-        return self._ask(op, timeout, **args)
+        return self._ask(request, timeout)
 
-    def _ready(self) -> Message:
+    def _ready(self) -> Placed | Failed:
         """A living worker with the problem on its device."""
         assert self.problem is not None
         if self.channel is None:
             self.hello()
         if self.placed is None:
-            reply = self._ask("problem", self.limits.prepare_s, entry=self.problem.entry,
-                              axes=self.problem.values)  # fmt: skip
-            self.placed = reply if reply["status"] == "passed" else None
-            return reply
+            reply = self._ask(Place(self.problem), self.limits.prepare_s)
+            if isinstance(reply, Failed):
+                return reply
+            self.placed = reply
         return self.placed
 
-    def _ask(self, op: str, timeout: float, **args: Any) -> Message:
+    def _ask(self, request: Request[Reply], timeout: float) -> Reply | Failed:
         assert self.channel is not None
         channel = self.channel
+        reply: Reply | Failed
         try:
-            reply = channel.request(op, timeout, **args)
+            reply = channel.request(request, timeout)
         except (ChildTimeout, ChildDied) as error:
             if self.closed:
                 raise Stopped from error
             status = "timeout" if isinstance(error, ChildTimeout) else "crashed"
-            reply = {"status": status, "detail": str(error), "fatal": True}
-        if reply.get("fatal"):
+            reply = Failed(status, str(error), fatal=True)
+        self.culprit = channel.announced
+        if isinstance(reply, Failed) and reply.fatal:
             channel.kill()
             self.channel, self.placed = None, None
-        return {**reply, "announced": channel.announced}
+        return reply

@@ -27,8 +27,8 @@ MICROSECONDS = {"slow": 1500, "fast": 250, "good": 600, "close": 700}
 CLOCK = time.thread_time
 """CPU time: a machine that is busy with something else changes no result."""
 
-TRUSTED = 400
-"""Calls after which a planted implementation stops computing."""
+TRUSTED = 200
+"""Calls after which a planted implementation goes wrong: screening makes fewer, a race more."""
 
 STATUS = {
     "hangs": "timeout",

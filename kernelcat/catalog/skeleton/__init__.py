@@ -1,0 +1,60 @@
+"""The files a new entry begins with: a specification and kernels that work, to be replaced."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+
+from kernelcat import paths
+from kernelcat.errors import InvalidArgument, Unsupported
+
+FILES = {
+    "reference": {"reference/{name}.py": "reference.py"},
+    "cuda": {
+        "kernels/cuda/{name}/__init__.py": "cuda.py",
+        "kernels/cuda/{name}/naive.cu": "cuda.cu",
+    },
+    "triton": {
+        "kernels/triton/{name}/__init__.py": "triton.py",
+        "kernels/triton/{name}/device.py": "triton.device.py",
+    },
+    "cute": {
+        "kernels/cute/{name}/__init__.py": "cute.py",
+        "kernels/cute/{name}/naive.py": "cute.device.py",
+    },
+}
+"""The specification and each language -> its files, and the templates they are made from."""
+
+
+def write(name: str, languages: Sequence[str], summary: str) -> list[Path]:
+    """Write the specification of entry ``name`` and one variant in each language; what was written.
+
+    A specification that is there already is left alone, so a language can be added later.
+
+    Raises
+    ------
+    InvalidArgument
+        ``name`` is not lower-case words joined by ``_``, or a file of a language is there already.
+    Unsupported
+        This is an installed package and not a checkout.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
+        raise InvalidArgument(f"{name!r} must be lower-case words joined by _, such as rms_norm")
+    root = paths.data("reference").parent
+    if not (root / "pyproject.toml").is_file():
+        raise Unsupported("new entries are written in a checkout: git clone the repository first")
+    wanted = {root / file.format(name=name): template
+              for part in languages for file, template in FILES[part].items()}  # fmt: skip
+    for path in wanted:
+        if path.exists():
+            raise InvalidArgument(f"{path.relative_to(root)} is there already")
+    for file, template in FILES["reference"].items():
+        path = root / file.format(name=name)
+        wanted |= {} if path.exists() else {path: template}
+    for path, template in wanted.items():
+        text = Path(__file__).with_name(f"{template}.template").read_text(encoding="utf-8")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(Template(text).substitute(name=name, summary=summary), encoding="utf-8")
+    return [path.relative_to(root) for path in sorted(wanted)]

@@ -1,0 +1,82 @@
+"""`kernelcat new`: the skeleton works, and the tests that derive from specifications take it in."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from trees import ROOT, Tree
+
+from kernelcat.catalog.implementation import LANGUAGES
+from kernelcat.catalog.skeleton import FILES
+
+NAME = "vector_sum"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    copied = Tree.copy(tmp_path / "tree")
+    shutil.copy(ROOT / "pyproject.toml", copied.root)
+    shutil.copytree(ROOT / "tests", copied.root / "tests")
+    return copied
+
+
+def new(tree: Tree, *languages: str, name: str = NAME) -> list[str]:
+    words = [word for language in languages for word in ("--language", language)]
+    return tree.run("new", name, *words)["files"]
+
+
+def passes(tree: Tree, *files: str, words: str = NAME) -> bool:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", words]
+    done = subprocess.run([*command, *(f"tests/{file}" for file in files)], cwd=tree.root,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode in (0, 1), done.stdout + done.stderr  # 5: no test was found
+    return done.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_new_entry_works_in_every_language(tree: Tree) -> None:
+    written = new(tree, *LANGUAGES)
+    assert len(written) == sum(map(len, FILES.values()))
+    listed = {row["entry"]: row for row in tree.run("list")}
+    assert listed[NAME]["work_in_progress"] and listed[NAME]["languages"] == list(LANGUAGES)
+    (outcome,) = tree.run("check", NAME)  # in the interpreter
+    assert not outcome["failures"] and outcome["fuzz_examples"] == 10
+    assert len(tree.run("inspect", NAME)) == len(LANGUAGES)
+    assert passes(tree, "test_spec.py", "test_compiles.py", "test_fuzz.py", "test_catalog.py")
+    for tool in (["check"], ["format", "--check"]):
+        subprocess.run(
+            [sys.executable, "-m", "ruff", *tool, *written[:1]], cwd=tree.root, check=True
+        )
+
+
+@pytest.mark.slow
+def test_one_language_suffices_while_the_mark_is_there(tree: Tree) -> None:
+    new(tree)
+    assert passes(tree, "test_catalog.py", "test_spec.py", words=f"{NAME} or complete")
+    specification = tree.root / "reference" / f"{NAME}.py"
+    marked = specification.read_text()
+    specification.write_text(marked.replace("    work_in_progress=True,\n", ""))
+    assert specification.read_text() != marked
+    assert not passes(tree, "test_catalog.py")
+
+
+def test_a_language_comes_later_and_nothing_is_overwritten(tree: Tree) -> None:
+    new(tree, "triton")
+    specification = tree.root / "reference" / f"{NAME}.py"
+    specification.write_text(specification.read_text().replace("out = x + y", "changed"))
+    assert new(tree, "cuda") == [file.format(name=NAME) for file in FILES["cuda"]]
+    assert "changed" in specification.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("Vector-Sum", "lower-case words joined by _"), ("gemm", "is there already")],
+)
+def test_a_bad_name_is_refused(name: str, said: str) -> None:
+    command = [sys.executable, "-m", "kernelcat", "new", name]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode and said in done.stderr
