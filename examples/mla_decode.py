@@ -87,7 +87,11 @@ def capture(step):
 
 
 def report(name, out, q_nope, q_pe, kv_b, kv_cache, block_table, kv_lens, cu_q):
-    """Print the largest difference between ``out`` and torch's attention in float32."""
+    """Print the largest difference between ``out`` and torch's attention in float32.
+
+    ``out`` is (tokens, HEADS, V), and its queries are q_nope (tokens, HEADS, NOPE) and rotated q_pe
+    (tokens, HEADS, ROPE). Other arrays are as in :func:`main`.
+    """
     largest = 0.0
     for s, kv_len in enumerate(kv_lens.tolist()):
         rows = slice(cu_q[s], cu_q[s + 1])

@@ -73,7 +73,10 @@ def capture(step):
 
 
 def report(name, out, q, caches, block_table, kv_lens, cu_q):
-    """Print the largest difference between ``out`` and torch's attention."""
+    """Print the largest difference between ``out`` and torch's attention.
+
+    ``out`` and rotated ``q`` are (tokens, HEADS, HEAD_DIM). Other arrays are as in :func:`main`.
+    """
     largest = 0.0
     for s, kv_len in enumerate(kv_lens.tolist()):
         rows = slice(cu_q[s], cu_q[s + 1])

@@ -1,7 +1,7 @@
 """A second, slow formulation of every entry, independent of its oracle.
 
 Each is a function of the problem and of its input arrays (NumPy, decoded values) by name, and
-returns its outputs by name.
+returns its outputs by name. The arrays have the shapes that the entry defines.
 """
 
 from __future__ import annotations
