@@ -264,7 +264,7 @@ def test_an_explanation_reads_well() -> None:
         "  evidence: 10.00 us measured on h200 for K=4096 M=100 N=4096 activation=none bias=False "
         "dtype=bfloat16 residual=False (run r, local)\n"
         "  stale: the kernel runs other code than was measured; tune it again\n"
-        "  rejected before it:\n"
+        "  rejected before:\n"
         "    gemm/cuda/tiled (exact): tile=256 is larger than M=100"
     )
 

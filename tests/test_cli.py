@@ -138,7 +138,7 @@ def test_without_a_gpu_check_runs_triton_kernels_in_the_interpreter() -> None:
         (("ladder", "gemm", "--measure", "--problem", "4096x4096x4096"), "no NVIDIA driver"),
         (("profile", "gemm"), "no NVIDIA driver"),
         (("check", "gemm", "--language", "cuda"), "without a GPU only Triton kernels run"),
-        (("check", "gemm", "--receipt"), "a receipt says what ran on a GPU"),
+        (("check", "gemm", "--receipt"), "a receipt needs a GPU"),
         (("check", "gemm", "--device", "all"), "no NVIDIA driver"),
         (("tune", "gemm", "--device", "all"), "no NVIDIA driver"),
     ],

@@ -81,7 +81,7 @@ def test_units_are_read_not_assumed() -> None:
     ("output", "error", "words"),
     [
         (DENIED, MissingDependency, "may not read this GPU's counters: run as root, or load"),
-        ("==WARNING== No kernels were profiled.\n", MissingDependency, "saw no launch"),
+        ("==WARNING== No kernels were profiled.\n", MissingDependency, "found no launch"),
         (
             "==ERROR== The application returned an error code (1).\n"
             "==WARNING== No kernels were profiled.\nTraceback (most recent call last):\n"
@@ -90,7 +90,7 @@ def test_units_are_read_not_assumed() -> None:
             "nothing was profiled: kernelcat.errors.LaunchError: the driver refused",
         ),
         ("==ERROR== Failed to find metric x\n", KernelcatError, "==ERROR== Failed to find metric"),
-        ("", KernelcatError, "ncu said nothing"),
+        ("", KernelcatError, "ncu printed nothing"),
     ],
 )
 def test_what_goes_wrong_is_one_line(output: str, error: type[Exception], words: str) -> None:

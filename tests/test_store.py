@@ -253,7 +253,8 @@ def test_a_newer_database_is_refused(path: Path) -> None:
     with Store.open(path) as store, store.engine.begin() as connection:
         connection.execute(text("UPDATE kernelcat_schema SET version = 99"))
     message = refused(path)
-    assert f"(schema 99, this one knows {migrations.newest()}): upgrade kernelcat" in message
+    versions = f"(schema 99, this kernelcat reads up to {migrations.newest()})"
+    assert f"{versions}: upgrade kernelcat" in message
 
 
 def test_a_missing_database_is_refused_unless_it_may_be_made(path: Path) -> None:
@@ -267,7 +268,7 @@ def test_places_where_no_database_can_be_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert "cannot make the folder" in refused(tmp_path / "file" / "tuning.sqlite3")
     assert "it cannot be opened" in refused(tmp_path)
-    assert "is no database: use a path" in refused("nosuch://host/name")
+    assert "is not a database: use a path" in refused("nosuch://host/name")
 
 
 def test_a_missing_driver_is_named_with_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def test_every_key_is_needed(key: str) -> None:
         ("{", "not JSON: Expecting property name"),
         ("[1]", "must be a JSON object, not list"),
         ('{"entry": NaN}', "not JSON: NaN is not a number"),
-        ('{"entry": 1, "entry": 2}', "not JSON: a key is given twice"),
+        ('{"entry": 1, "entry": 2}', "not JSON: a key occurs twice"),
         ("[" * 50_000, "not JSON: nested too deeply"),
         (b'{"entry": "\xff"}', "not JSON: the text is not UTF-8"),
         ('{"samples": ' + "9" * 5000 + "}", "not JSON"),

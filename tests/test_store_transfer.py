@@ -230,7 +230,7 @@ def test_merging_tells_where_winners_differ_and_which_is_kept(
     assert str(conflict) == (
         "gemm 4096x4096x4096 on h200 (graph, sustained): ours cuda/wgmma 180 us, theirs "
         "triton/tma 100 us; kept theirs: 2026-12-01T00:00 against 2026-11-20T09:30, 50 against "
-        "200 samples, which the other lost 1.040x slower"
+        "200 samples; in that race the other winner was 1.040x slower"
     )
     assert store.winners()[0].winner == theirs[0]
     again = merge(store, source)

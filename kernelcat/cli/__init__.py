@@ -1,4 +1,8 @@
-"""The command line: one verb a question, ``--json`` everywhere, an example in every help."""
+"""The command line: a module for each group of verbs.
+
+A module belongs here if it parses arguments and prints results; the work is done elsewhere. Every
+verb has ``--json``, and an example in its help.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +30,11 @@ _VERBS = {
     "leaderboard": "database:leaderboard",
     "db": "database:db",
 }
-"""Verb -> module and command; a module is imported when one of its verbs is asked for."""
+"""Verb -> module and command; a module is imported when one of its verbs is used."""
 
 
 class _Group(click.Group):
-    """Imports verbs when needed, and prints a kernelcat error as one line, never a traceback."""
+    """Imports a verb when it is used, and prints a ``KernelcatError`` as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -39,10 +43,10 @@ class _Group(click.Group):
         if name not in _VERBS:
             return None
         module, _, attribute = _VERBS[name].partition(":")
-        found: click.Command = getattr(
+        command: click.Command = getattr(
             importlib.import_module(f"kernelcat.cli.{module}"), attribute
         )
-        return found
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -16,7 +16,7 @@ from kernelcat.errors import Unsupported
 @click.command("list")
 @as_json
 def list_(as_json: bool) -> None:
-    """List the entries and the languages each has.
+    """List the entries, each with its languages and a summary.
 
     \b
     Example:
@@ -44,7 +44,7 @@ def list_(as_json: bool) -> None:
 @click.argument("entry")
 @as_json
 def show(entry: str, as_json: bool) -> None:
-    """Show an entry: axes, tensors, problems, implementations and their receipts.
+    """Show the axes, tensors, problems and implementations of ENTRY.
 
     \b
     Example:
@@ -62,9 +62,15 @@ def show(entry: str, as_json: bool) -> None:
 @click.argument("entry")
 @language
 @variant
-@click.option("--problem", "name", help="Problem to build for; the first one by default.")
-@click.option("--gpu", "sku", help="SKU to build for; this machine's GPU by default, else h200.")
-@click.option("--sass", is_flag=True, help="Print the machine code.")
+@click.option(
+    "--problem",
+    "name",
+    help="Problem to compile for; by default the first one that the implementation serves.",
+)
+@click.option(
+    "--gpu", "sku", help="SKU to compile for; by default this machine's GPU, or h200 without a GPU."
+)
+@click.option("--sass", is_flag=True, help="Also print the disassembled machine code (SASS).")
 @as_json
 def inspect(
     entry: str,
@@ -75,7 +81,10 @@ def inspect(
     sass: bool,
     as_json: bool,
 ) -> None:
-    """Compile and read the machine code: registers, spills, shared memory, promised instructions.
+    """Compile implementations of ENTRY and examine the machine code.
+
+    The report has registers of a thread, bytes spilled, bytes of shared memory, and whether the
+    instruction of each technique is in the code.
 
     \b
     Example:
@@ -87,7 +96,7 @@ def inspect(
     target = gpu.find(sku) if sku else gpu.detect() if driver.count() else gpu.find("h200")
     chosen = [i for i in choose(entry, language, variant) if i.serves(target.arch)]
     if not chosen:
-        raise Unsupported(f"nothing of {entry} serves {target.arch}")
+        raise Unsupported(f"no implementation of {entry} serves {target.arch}")
     problem = catalog.entry(entry).named(name) if name else None
     reports = [show.machine_code(i, target, problem, sass) for i in chosen]
     if as_json:
@@ -99,7 +108,9 @@ def inspect(
 @click.command()
 @as_json
 def doctor(as_json: bool) -> None:
-    """Tell what this machine has, what is missing and which entries run here.
+    """Show what this machine has and what is missing.
+
+    Missing software is listed with the line that installs it, entries with what runs here.
 
     \b
     Example:
@@ -119,14 +130,15 @@ def doctor(as_json: bool) -> None:
 @click.argument("name")
 @click.option(
     "--language", "languages", type=click.Choice(LANGUAGES), multiple=True, default=("triton",),
-    show_default=True, help="Language to begin in; may be repeated.",
+    show_default=True, help="Language of the first kernel; may be repeated.",
 )  # fmt: skip
 @click.option("--summary", default="The sum of two vectors.", help="What the entry computes.")
 @as_json
 def new(name: str, languages: tuple[str, ...], summary: str, as_json: bool) -> None:
-    """Write the files of a new entry: a specification and one kernel a language, all working.
+    """Write the files of a new entry.
 
-    Needs a checkout. The entry is marked as work in progress until it is complete.
+    They are a specification and a working kernel for each language. This needs a checkout of the
+    repository. The entry is marked as work in progress; remove the mark when the entry is complete.
 
     \b
     Example:
@@ -134,9 +146,9 @@ def new(name: str, languages: tuple[str, ...], summary: str, as_json: bool) -> N
     """
     from kernelcat.catalog import skeleton
 
-    written = skeleton.write(name, languages, summary)
+    paths = skeleton.write(name, languages, summary)
     if as_json:
-        return emit({"entry": name, "files": [str(path) for path in written]})
-    for path in written:
+        return emit({"entry": name, "files": [str(path) for path in paths]})
+    for path in paths:
         click.echo(path)
     click.echo(f"next: kernelcat check {name}, then docs/add-an-entry.md")

@@ -27,26 +27,40 @@ from kernelcat.verify.sanitizer import SANITIZERS
 
 @click.command()
 @click.argument("entry", required=False)
-@click.option("--all", "every", is_flag=True, help="Every entry.")
+@click.option("--all", "every", is_flag=True, help="Check every entry.")
 @language
 @variant
 @problem_names
-@click.option("--fuzz", "fuzz_examples", default=0, help="Random problems besides the named ones.")
-@click.option("--sanitize", default=0, help="Random problems under each compute-sanitizer tool.")
+@click.option(
+    "--fuzz", "fuzz_examples", default=0, help="Number of random problems after the named ones."
+)
+@click.option(
+    "--sanitize", default=0, help="Number of random problems for each compute-sanitizer tool."
+)
 @click.option(
     "--tool",
     "tools",
     type=click.Choice(SANITIZERS),
     multiple=True,
-    help="Only this compute-sanitizer tool; repeatable.",
+    help="Run only this compute-sanitizer tool; may be repeated.",
 )
-@click.option("--receipt", is_flag=True, help="Write a receipt for everything that passed.")
-@click.option("--receipts", "folder", type=click.Path(path_type=Path), help="Folder for receipts.")
+@click.option(
+    "--receipt",
+    is_flag=True,
+    help="Write a receipt for each implementation whose results were all right.",
+)
+@click.option(
+    "--receipts",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Folder for receipts; by default $KERNELCAT_RECEIPTS or the user's data folder.",
+)
 @devices
 @click.option(
     "--jobs",
     default=4,
-    help="Implementations checked at once on each GPU; compilers of a single one.",
+    help="Implementations checked at once on each GPU; for a single implementation, processes that "
+    "compile.",
 )
 @as_json
 def check(
@@ -64,7 +78,9 @@ def check(
     jobs: int,
     as_json: bool,
 ) -> None:
-    """Check implementations against the oracle (in Triton's interpreter where there is no GPU).
+    """Check implementations against the oracle of their entry.
+
+    Without a GPU, Triton kernels run in Triton's interpreter.
 
     \b
     Example:
@@ -80,19 +96,19 @@ def check(
     numbers = _numbers(devices)
     device = CudaDevice(numbers[0]) if devices else open_device()
     names = catalog.names() if every else (str(entry),)
-    found = runnable([i for n in names for i in choose(n, language, variant)], device)
+    chosen = runnable([i for n in names for i in choose(n, language, variant)], device)
     if receipt and isinstance(device, Interpreter):
-        raise Unsupported("a receipt says what ran on a GPU, and there is none in this machine")
+        raise Unsupported("a receipt needs a GPU, and this machine has none")
     outcomes = []
     for implementation, outcome in certify.run(
-        found, device, problems, fuzz_examples=fuzz_examples,
+        chosen, device, problems, fuzz_examples=fuzz_examples,
         sanitize_examples=sanitize or (certify.SANITIZED_EXAMPLES if tools else 0),
         jobs=jobs, devices=numbers, tools=tools or SANITIZERS,
     ):  # fmt: skip
         outcomes.append(outcome)
         if receipt and outcome.right:
-            written = certify.receipt(implementation, outcome, device)
-            receipts.write(folder or receipts.local_folder(), [written])
+            new = certify.receipt(implementation, outcome, device)
+            receipts.write(folder or receipts.local_folder(), [new])
         if not as_json:
             _show(outcome)
     if as_json:
@@ -102,15 +118,15 @@ def check(
 
 
 def _numbers(devices: Devices) -> tuple[int, ...]:
-    """The GPUs asked for, all of one SKU; the first where none was."""
+    """The numbers of the GPUs in ``--device``, which must be of one SKU; GPU 0 by default."""
     from kernelcat.runtime import driver, gpu
     from kernelcat.runtime.devices import numbers, shared_sku
 
     if not devices:
         return (0,)
-    found = numbers(devices, driver.count())
-    shared_sku({number: gpu.detect(number) for number in found})
-    return found
+    selected = numbers(devices, driver.count())
+    shared_sku({number: gpu.detect(number) for number in selected})
+    return selected
 
 
 def _show(outcome: Any) -> None:
@@ -118,7 +134,7 @@ def _show(outcome: Any) -> None:
     notes = [f"{len(outcome.problems)} problems", f"{outcome.fuzz_examples} random examples"]
     notes += [f"{len(outcome.skipped)} not served"] if outcome.skipped else []
     notes += [f"{tool} {n}" for tool, n in outcome.sanitizer.items()]
-    notes += [f"{outcome.ordered} reads after a barrier left out"] if outcome.ordered else []
+    notes += [f"{outcome.ordered} hazards ruled out by a barrier"] if outcome.ordered else []
     click.echo(f"{word}  {outcome.implementation}: {', '.join(notes)}")
     for line in (*outcome.failures, *outcome.findings):
         click.echo(f"        {line}")
@@ -126,12 +142,32 @@ def _show(outcome: Any) -> None:
 
 @click.command()
 @click.argument("entry")
-@click.option("--examples", default=100, show_default=True, help="Random problems each.")
-@click.option("--seed", default=0, show_default=True, help="The same seed draws the same ones.")
-@click.option("--limit", type=int, help="Largest value of any size.")
-@click.option("--kernels", default=16, show_default=True, help="Compiled variations drawn from.")
-@click.option("--jobs", type=int, help="Processes that compile ahead on a GPU; 8 by default.")
-@click.option("--mirrored", is_flag=True, help="Keep arrays on the host: for compute-sanitizer.")
+@click.option(
+    "--examples",
+    default=100,
+    show_default=True,
+    help="Number of random problems for each implementation.",
+)
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed; one seed always draws the same problems."
+)
+@click.option(
+    "--limit",
+    type=int,
+    help="Largest size; by default the largest of each axis, or 70 in Triton's interpreter.",
+)
+@click.option(
+    "--kernels",
+    default=16,
+    show_default=True,
+    help="Number of combinations of configuration and choices that are compiled.",
+)
+@click.option(
+    "--jobs",
+    type=int,
+    help="Processes that compile ahead for a GPU; by default one for each CPU, at most 8.",
+)
+@click.option("--mirrored", is_flag=True, help="Keep arrays on the host, for compute-sanitizer.")
 @language
 @variant
 @as_json
@@ -147,7 +183,9 @@ def fuzz(
     variant: str | None,
     as_json: bool,
 ) -> None:
-    """Check random problems drawn from the entry's axes; a failure is shrunk to a small one.
+    """Check implementations of ENTRY on random problems.
+
+    A problem that fails is shrunk to a small one.
 
     \b
     Example:

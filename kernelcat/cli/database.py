@@ -11,12 +11,14 @@ from kernelcat.cli.output import emit, show
 from kernelcat.errors import InvalidArgument
 
 FILE = click.Path(path_type=Path, dir_okay=False)
-url = click.option("--db", "url", help="Database path or SQLAlchemy URL; $KERNELCAT_DB by default.")
+url = click.option(
+    "--db", "url", help="Path or SQLAlchemy URL of the database; $KERNELCAT_DB by default."
+)
 
 
 @click.group()
 def db() -> None:
-    """Look after the database of measurements.
+    """Locate, export, import and merge databases of measurements.
 
     \b
     Example:
@@ -28,7 +30,7 @@ def db() -> None:
 @as_json
 @url
 def path(url: str | None, as_json: bool) -> None:
-    """Print where the database is.
+    """Print the path or URL of the database.
 
     \b
     Example:
@@ -45,8 +47,10 @@ def path(url: str | None, as_json: bool) -> None:
 
 @db.command()
 @click.argument("file", type=FILE)
-@click.option("--gpu", help="Only results of this SKU.")
-@click.option("--all", "everything", is_flag=True, help="Every row: a backup, failures included.")
+@click.option("--gpu", help="Export only results of this SKU.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Export every row, failures included, as a backup."
+)
 @as_json
 @url
 def export(file: Path, gpu: str | None, everything: bool, url: str | None, as_json: bool) -> None:
@@ -67,11 +71,13 @@ def export(file: Path, gpu: str | None, everything: bool, url: str | None, as_js
 
 @db.command("import")
 @click.argument("file", type=FILE)
-@click.option("--partial", is_flag=True, help="Take the good lines of a file that has bad ones.")
+@click.option(
+    "--partial", is_flag=True, help="Add the valid lines of a file that has invalid lines."
+)
 @as_json
 @url
 def import_(file: Path, partial: bool, url: str | None, as_json: bool) -> None:
-    """Add the results in FILE; nothing at all if a line is malformed.
+    """Add the results in FILE. If a line is invalid, nothing is added.
 
     \b
     Example:
@@ -87,8 +93,8 @@ def import_(file: Path, partial: bool, url: str | None, as_json: bool) -> None:
         click.echo(f"{report.added} added, {report.known} known, {len(report.refused)} refused")
     if report.refused:
         line, reason = report.refused[0]
-        done = "the good lines were added" if partial else "nothing was added"
-        raise InvalidArgument(f"{file}:{line}: {reason}; {done}")
+        effect = "the valid lines were added" if partial else "nothing was added"
+        raise InvalidArgument(f"{file}:{line}: {reason}; {effect}")
 
 
 @db.command()
@@ -116,16 +122,17 @@ def merge(other: str, url: str | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("entry", required=False)
-@click.option("--gpu", help="Only this SKU.")
+@click.option("--gpu", help="Show only this SKU.")
 @click.option("--regime", type=click.Choice(("graph", "eager")), default="graph",
-              show_default=True, help="Device time, or host time included.")  # fmt: skip
+              show_default=True, help="graph: device time. eager: host time included.")  # fmt: skip
 @click.option("--state", type=click.Choice(("sustained", "burst", "ladder")),
-              help="Only races on a hot chip, a cool one, or of every variant; by default the "
-              "first of these that a problem was raced in, as calls go by.")  # fmt: skip
+              help="Show only races on a hot chip (sustained), on a cool chip (burst), or of every "
+              "variant (ladder). By default, each problem's race in the first of these states, "
+              "which also decides calls.")  # fmt: skip
 @click.option("--problem", default="*", metavar="PATTERN",
-              help="Only problems of this name; * stands for anything.")  # fmt: skip
-@click.option("--html", type=FILE, help="Write a page to this file.")
-@click.option("--readme", type=FILE, help="Fill in this file's tables from tuning_db.")
+              help="Show only problems with this name; * stands for any text.")  # fmt: skip
+@click.option("--html", type=FILE, help="Write the leaderboard as HTML to this file.")
+@click.option("--readme", type=FILE, help="Update the tables in this Markdown file from tuning_db.")
 @as_json
 @url
 def leaderboard(
@@ -139,7 +146,10 @@ def leaderboard(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Show who is fastest, against the peers of the same race: shipped and local results.
+    """Show the fastest implementation of each problem.
+
+    The table compares it with the peers of the same race. Results are shipped and local ones,
+    times are in microseconds.
 
     \b
     Example:

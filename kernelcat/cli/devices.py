@@ -19,5 +19,5 @@ def _parse(context: click.Context, option: click.Parameter, words: tuple[str, ..
 
 devices = click.option(
     "--device", "devices", multiple=True, metavar="N|all", callback=_parse,
-    help="GPU of this machine, by number; repeatable, or all. The first by default.",
+    help="Number of a GPU of this machine, may be repeated; or all. The default is GPU 0.",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and what their values choose."""
+"""Options that several verbs share, and the implementations and devices that they select."""
 
 from __future__ import annotations
 
@@ -16,28 +16,32 @@ if TYPE_CHECKING:
     from kernelcat.runtime.device import Device
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-language = click.option("--language", help="Only this language: cuda, triton or cute.")
-variant = click.option("--variant", help="Only this variant.")
+language = click.option("--language", help="Use only this language: cuda, triton or cute.")
+variant = click.option("--variant", help="Use only this variant.")
 problem_names = click.option(
-    "--problem", "problems", multiple=True, help="Only this problem; repeatable."
+    "--problem", "problems", multiple=True, help="Use only this problem; may be repeated."
 )
 
 
 def choose(entry: str, language: str | None, variant: str | None) -> list[Implementation]:
-    """The implementations of ``entry`` that the options leave; an error when that is none."""
+    """The implementations of ``entry`` in a language and variant (default: in all of them).
+
+    Raises ``UnknownName`` for an unknown entry or language, ``MissingDependency`` for a language
+    that is not installed, ``InvalidArgument`` if there is no such implementation.
+    """
     catalog.entry(entry)
-    found = catalog.in_language(entry, language) if language else catalog.implementations(entry)
+    chosen = catalog.in_language(entry, language) if language else catalog.implementations(entry)
     if variant:
-        found = tuple(i for i in found if i.variant == variant)
-    if not found:
-        asked = "/".join(part for part in (entry, language, variant) if part)
-        has = ", ".join(i.name for i in catalog.implementations(entry)) or "nothing installed"
-        raise InvalidArgument(f"no implementation is called {asked}; there is: {has}")
-    return list(found)
+        chosen = tuple(i for i in chosen if i.variant == variant)
+    if not chosen:
+        name = "/".join(part for part in (entry, language, variant) if part)
+        names = ", ".join(i.name for i in catalog.implementations(entry)) or "nothing installed"
+        raise InvalidArgument(f"no implementation is called {name}; there is: {names}")
+    return list(chosen)
 
 
 def open_device(mirrored: bool = False) -> Device:
-    """The GPU, or Triton's interpreter where there is none."""
+    """GPU 0, or Triton's interpreter without a GPU; ``mirrored`` keeps arrays on the host."""
     from kernelcat.runtime import driver
     from kernelcat.runtime.device import CudaDevice, Interpreter, MirroredDevice
 
@@ -47,22 +51,23 @@ def open_device(mirrored: bool = False) -> Device:
     return Interpreter()
 
 
-def runnable(found: list[Implementation], device: Device) -> list[Implementation]:
-    """Those this device can run at all."""
+def runnable(implementations: list[Implementation], device: Device) -> list[Implementation]:
+    """The implementations that ``device`` can run; ``Unsupported`` if there is none."""
     from kernelcat.runtime.device import Interpreter
 
     if isinstance(device, Interpreter):
-        runnable = [i for i in found if i.interpretable]
-        where = "without a GPU only Triton kernels run (in its interpreter, which has no Gluon)"
+        runnable = [i for i in implementations if i.interpretable]
+        reason = "without a GPU only Triton kernels run (in its interpreter, which has no Gluon)"
     else:
-        runnable = [i for i in found if i.serves(device.gpu.arch)]
-        where = f"this GPU is {device.gpu.arch}"
+        runnable = [i for i in implementations if i.serves(device.gpu.arch)]
+        reason = f"this GPU is {device.gpu.arch}"
     if not runnable:
-        raise Unsupported(f"{', '.join(i.name for i in found)} cannot run here: {where}")
+        raise Unsupported(f"{', '.join(i.name for i in implementations)} cannot run here: {reason}")
     return runnable
 
 
 def seconds(text: str) -> float:
+    """The seconds in ``text`` (``90``, ``90s``, ``10m``, ``1h``); else ``InvalidArgument``."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text)
     if not match:
         raise InvalidArgument(f"budget {text!r} is not a time; write 90s, 10m or 1h")

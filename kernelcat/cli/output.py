@@ -1,4 +1,4 @@
-"""How every verb prints: JSON with ``--json``, else plain lines or a table."""
+"""Printing, for every verb: JSON with ``--json``, else lines or a table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _plain(value: Any) -> Any:
 
 
 def show(renderable: Any) -> None:
-    """Print a rich renderable; as wide as it needs where the output is not a terminal."""
+    """Print a rich renderable, up to 200 columns wide where the output is not a terminal."""
     from rich.console import Console
 
     Console(width=None if sys.stdout.isatty() else 200).print(renderable)

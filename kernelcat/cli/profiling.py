@@ -17,7 +17,7 @@ from kernelcat.errors import InvalidArgument, KernelcatError, MissingDependency,
 
 @click.command()
 @click.argument("entry")
-@click.option("--problem", "name", help="Problem to profile; the first one by default.")
+@click.option("--problem", "name", help="Problem to profile; by default the first one.")
 @language
 @variant
 @click.option(
@@ -25,9 +25,15 @@ from kernelcat.errors import InvalidArgument, KernelcatError, MissingDependency,
     "words",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A parameter in place of the best one's; repeatable, or all of them as a JSON object.",
+    help="Value of a parameter, in place of the best one; may be repeated. Also a JSON object of "
+    "several.",
 )
-@click.option("--profiles", "folder", type=click.Path(path_type=Path), help="Folder for results.")
+@click.option(
+    "--profiles",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Folder for results; by default $KERNELCAT_PROFILES or the user's data folder.",
+)
 @as_json
 def profile(
     entry: str,
@@ -38,9 +44,11 @@ def profile(
     folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Count the bytes each kernel moves from DRAM and L2 with cold caches, by Nsight Compute.
+    """Count the bytes that kernels move, with cold caches.
 
-    Each runs in its best configuration; --config gives several variants the same one.
+    Nsight Compute counts transfers to and from DRAM and L2; the table is in MB, --json in bytes.
+    Each implementation runs in its best known configuration. --config replaces values of that
+    configuration, for example to compare variants with equal tiles.
 
     \b
     Example:
@@ -50,16 +58,16 @@ def profile(
     from kernelcat.runtime import gpu
     from kernelcat.verify import profiler, profiles
 
-    found = catalog.entry(entry)
-    problem = found.named(name) if name else next(iter(found.problems.values()))
-    chosen, asked = choose(entry, language, variant), _parameters(words)
-    here = gpu.detect()
+    spec = catalog.entry(entry)
+    problem = spec.named(name) if name else next(iter(spec.problems.values()))
+    chosen, parameters = choose(entry, language, variant), _parameters(words)
+    detected = gpu.detect()
     counted, failed = [], False
-    for implementation in (i for i in chosen if i.serves(here.arch)):
+    for implementation in (i for i in chosen if i.serves(detected.arch)):
         try:
-            counted.append(profiler.profile(implementation, problem, here, asked))
+            counted.append(profiler.profile(implementation, problem, detected, parameters))
         except MissingDependency:
-            raise  # so it would be with the others
+            raise  # the other implementations would fail in the same way
         except Unsupported as error:
             click.echo(f"left out: {error}", err=True)
         except KernelcatError as error:
@@ -77,16 +85,16 @@ def profile(
 
 def _parameters(words: tuple[str, ...]) -> dict[str, Any]:
     """``KEY=VALUE`` and JSON objects as one mapping."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for word in words:
         if word.startswith("{"):
             try:
-                found |= json.loads(word)
+                values |= json.loads(word)
             except ValueError as error:
                 raise InvalidArgument(f"--config {word}: {error}") from error
             continue
         key, equals, value = word.partition("=")
         if not equals:
             raise InvalidArgument(f"--config {word}: give KEY=VALUE or a JSON object")
-        found[key] = value
-    return found
+        values[key] = value
+    return values

@@ -1,4 +1,4 @@
-"""Verbs about proof that is kept: which receipts hold, and what carries them over a change."""
+"""Verbs about receipts: which ones hold, and carrying them over a change of the sources."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from kernelcat.verify.code_record import Record
 
 jobs = click.option(
-    "--jobs", type=int, help="Implementations built at a time; all cores by default."
+    "--jobs", type=int, help="Implementations built at a time; by default one for each CPU."
 )
 entries = click.argument("entries", metavar="[ENTRY]...", nargs=-1)
 
 
 @click.group()
 def receipts() -> None:
-    """Look after receipts: what ran on a GPU, and which machine code it was.
+    """Show, carry over, verify and record receipts.
+
+    A receipt proves which checks an implementation passed on a GPU, and with which machine code.
 
     \b
     Example:
@@ -37,7 +39,7 @@ def receipts() -> None:
 @entries
 @as_json
 def list_(entries: tuple[str, ...], as_json: bool) -> None:
-    """Tell of every implementation whether its receipt holds for the sources as they are.
+    """Show for each implementation whether its receipt holds for today's sources.
 
     \b
     Example:
@@ -62,10 +64,10 @@ def list_(entries: tuple[str, ...], as_json: bool) -> None:
 @jobs
 @as_json
 def carry(entries: tuple[str, ...], jobs: int | None, as_json: bool) -> None:
-    """Build what changed, and keep the receipts of kernels whose machine code did not.
+    """Build what changed, and carry over the receipts of kernels whose machine code is the same.
 
-    Needs no GPU. Builds by the compilers that the receipts name; where others are installed here,
-    those are installed into an environment of their own.
+    This needs no GPU. It builds with the compilers that the receipts name; if other versions are
+    installed here, it first installs those compilers into a separate environment.
 
     \b
     Example:
@@ -73,17 +75,22 @@ def carry(entries: tuple[str, ...], jobs: int | None, as_json: bool) -> None:
     """
     from kernelcat.verify.carry import Comparison, uncarried
 
-    found = _compare(uncarried(_records(entries)), jobs, as_json, Comparison.carried)
-    _end(found, as_json, "every receipt holds: nothing changed")
+    comparisons = _compare(uncarried(_records(entries)), jobs, as_json, Comparison.carried)
+    _end(comparisons, as_json, "every receipt holds: nothing changed")
 
 
 @receipts.command()
 @entries
-@click.option("--all", "every", is_flag=True, help="Not only what was carried since the last time.")
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="Build every record, not only what was carried since the last full check.",
+)
 @jobs
 @as_json
 def verify(entries: tuple[str, ...], every: bool, jobs: int | None, as_json: bool) -> None:
-    """Build again what was carried since the last full check, and compare the machine code.
+    """Build what was carried since the last full check again, and compare the machine code.
 
     \b
     Example:
@@ -94,8 +101,8 @@ def verify(entries: tuple[str, ...], every: bool, jobs: int | None, as_json: boo
     known = _records(entries)
     changed = {record.key for record in uncarried(known)}
     chosen = [r for r in known if r.key not in changed] if every else unchecked(known)
-    found = _compare(chosen, jobs, as_json, Comparison.checked)
-    _end(found, as_json, "nothing was carried since the last full check")
+    comparisons = _compare(chosen, jobs, as_json, Comparison.checked)
+    _end(comparisons, as_json, "nothing was carried since the last full check")
 
 
 @receipts.command()
@@ -103,14 +110,15 @@ def verify(entries: tuple[str, ...], every: bool, jobs: int | None, as_json: boo
 @jobs
 @as_json
 def record(entries: tuple[str, ...], jobs: int | None, as_json: bool) -> None:
-    """Record the machine code of what was checked and measured as the sources are now.
+    """Record the machine code of everything that was checked or measured with today's sources.
 
-    To be called when receipts or results were added to tuning_db, before a source changes.
+    Run it after receipts or results were added to tuning_db, before a source changes.
 
     \b
     Example:
       kernelcat receipts record
     """
+    from kernelcat.catalog.digest import digest_of
     from kernelcat.store import shipped
     from kernelcat.verify import code_record, profiles, receipts
     from kernelcat.verify.carry import build
@@ -118,19 +126,21 @@ def record(entries: tuple[str, ...], jobs: int | None, as_json: bool) -> None:
 
     names = {catalog.entry(name).name for name in entries or catalog.names()}
     known = receipts.read(receipts.shipped_folder())
-    wanted = missing(
+    requests = missing(
         [receipt for receipt in known if receipt.implementation.partition("/")[0] in names],
         [*(r for r in shipped() if not r.is_peer), *profiles.read(profiles.shipped_folder())],
         code_record.read(code_record.shipped_folder()),
     )
     added: dict[str, int] = {}
     failed: list[str] = []
-    for before, codes in build(wanted, jobs):
-        broken = [code for code in codes.values() if code.startswith("!")]
-        if broken:
-            failed.append(f"{before.implementation}: {broken[0][1:]}")
+    for before, codes in build(requests, jobs):
+        added_codes = [code for case, code in codes.items() if before.code(case) is None]
+        errors = [code[1:] for code in added_codes if code.startswith("!")]
+        if errors:
+            failed.append(f"{before.implementation}: {errors[0]}")
             continue
-        code_record.write(code_record.shipped_folder(), [before.with_cases(codes)])
+        today = digest_of(*before.implementation.split("/"))
+        code_record.write(code_record.shipped_folder(), [before.with_cases(codes, today)])
         added[before.implementation] = len(codes)
     if as_json:
         emit({"added": added, "failed": failed})
@@ -146,7 +156,7 @@ def record(entries: tuple[str, ...], jobs: int | None, as_json: bool) -> None:
 @receipts.command()
 @as_json
 def digests(as_json: bool) -> None:
-    """Write the table of digests anew, by which unchanged files need not be digested.
+    """Write the table of digests, which saves digesting unchanged files.
 
     Entries that are work in progress are left out.
 
@@ -156,16 +166,17 @@ def digests(as_json: bool) -> None:
     """
     from kernelcat.catalog import digest
 
-    found = [i for name in catalog.complete() for i in catalog.implementations(name)]
-    text = json.dumps(digest.table(found), indent=0, sort_keys=True)
+    chosen = [i for name in catalog.complete() for i in catalog.implementations(name)]
+    text = json.dumps(digest.table(chosen), indent=0, sort_keys=True)
     changed = not digest.table_path().exists() or digest.table_path().read_text() != f"{text}\n"
     digest.table_path().write_text(f"{text}\n")
     if as_json:
         return emit({"file": str(digest.table_path()), "changed": changed})
-    click.echo(f"{digest.table_path().name}: {'written' if changed else 'as it was'}")
+    click.echo(f"{digest.table_path().name}: {'written' if changed else 'unchanged'}")
 
 
 def _records(entries: Sequence[str]) -> list[Record]:
+    """The shipped records of ``entries``, or of all entries if there are none."""
     from kernelcat.verify import code_record
 
     names = {catalog.entry(name).name for name in entries}
@@ -179,28 +190,31 @@ def _compare(
     as_json: bool,
     write: Callable[[Comparison], Record],
 ) -> Iterator[Comparison]:
-    """The comparisons as they are made; the record of one that is the same is written at once."""
+    """Yield each comparison when it is made; if nothing differs, write its record at once.
+
+    ``write`` returns the record to write.
+    """
     from kernelcat.verify import code_record
     from kernelcat.verify.carry import compare
 
-    for found in compare(records, jobs):
-        if found.same:
-            code_record.write(code_record.shipped_folder(), [write(found)])
+    for comparison in compare(records, jobs):
+        if comparison.same:
+            code_record.write(code_record.shipped_folder(), [write(comparison)])
         if not as_json:
-            click.echo(str(found))
-        yield found
+            click.echo(str(comparison))
+        yield comparison
 
 
-def _end(found: Iterator[Comparison], as_json: bool, nothing: str) -> None:
-    """Print what was found; the command fails when anything differs."""
-    done = list(found)
-    told: list[dict[str, Any]] = [
+def _end(comparisons: Iterator[Comparison], as_json: bool, nothing: str) -> None:
+    """Print the comparisons as JSON, or ``nothing`` if there are none; exit 1 if any differs."""
+    finished = list(comparisons)
+    rows: list[dict[str, Any]] = [
         {"implementation": one.record.implementation, "same": one.same, "text": str(one)}
-        for one in done
+        for one in finished
     ]
     if as_json:
-        emit(told)
-    elif not done:
+        emit(rows)
+    elif not finished:
         click.echo(nothing)
-    if not all(one.same for one in done):
+    if not all(one.same for one in finished):
         sys.exit(1)

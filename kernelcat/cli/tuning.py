@@ -1,4 +1,4 @@
-"""Verbs that measure, or predict for a GPU that is not here: tune, bench, ladder."""
+"""Verbs that measure, or predict for a GPU that this machine does not have: tune, bench, ladder."""
 
 from __future__ import annotations
 
@@ -15,24 +15,33 @@ from kernelcat.errors import InvalidArgument
 
 _OPTIONS = (
     click.argument("entry"),
-    click.option("--gpu", help="SKU; this machine's GPU by default. Another is cross-tuned."),
+    click.option(
+        "--gpu",
+        help="SKU; by default this machine's GPU. For another SKU, times are predicted.",
+    ),
     devices,
     problem_names,
     click.option(
-        "--language", "languages", multiple=True, help="Only this language; repeatable."
+        "--language", "languages", multiple=True, help="Use only this language; may be repeated."
     ),
-    click.option("--variant", "variants", multiple=True, help="Only this variant; repeatable."),
-    click.option("--budget", help="Time for all problems together: 90s, 10m, 1h."),
+    click.option(
+        "--variant", "variants", multiple=True,
+        help="Use only this variant; may be repeated.",
+    ),
+    click.option("--budget", help="Time for all problems together: 90s, 10m or 1h."),
     click.option(
         "--regime", "regimes", multiple=True, type=click.Choice(("graph", "eager")),
-        help="Device time, or host time included; both by default.",
+        help="graph: device time. eager: host time included. Both by default.",
     ),
     click.option(
         "--state", "states", multiple=True, type=click.Choice(("burst", "sustained")),
-        help="Cool chip, or hot chip; both by default.",
+        help="burst: cool chip. sustained: hot chip. Both by default.",
     ),
-    click.option("--no-peers", is_flag=True, help="Race without other people's kernels."),
-    click.option("--db", "url", help="Database path or SQLAlchemy URL."),
+    click.option("--no-peers", is_flag=True, help="Race without peers (cuBLAS and others)."),
+    click.option(
+        "--db", "url",
+        help="Path or SQLAlchemy URL of the database; $KERNELCAT_DB by default.",
+    ),
     as_json,
 )  # fmt: skip
 
@@ -46,19 +55,21 @@ def _measuring(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @_measuring
-@click.option("--strategy", default="auto", help="auto, exhaustive, random or halving.")
-@click.option("--fresh", is_flag=True, help="Forget earlier results, failures included.")
+@click.option(
+    "--strategy", default="auto", help="Search strategy: auto, exhaustive, random or halving."
+)
+@click.option("--fresh", is_flag=True, help="Ignore earlier results, failures included.")
 def tune(as_json: bool, **options: Any) -> None:
-    """Find the fastest configurations of ENTRY, race them with its peers, and keep the results.
+    """Find the fastest configurations of ENTRY.
 
-    A tune that is stopped goes on from there when it is started again.
+    The fastest ones race with each other and with ENTRY's peers, and all results are stored. A tune
+    that was stopped resumes when it is started again.
 
     \b
     Example:
       kernelcat tune gemm --problem 4096x4096x4096 --budget 2m
 
-    With several GPUs of one kind (--device all) each takes one problem at a time, screens and
-    races it alone, and takes the next.
+    With several GPUs of one SKU (--device all), each GPU screens and races one problem at a time.
     """
     from kernelcat import tune
 
@@ -68,7 +79,7 @@ def tune(as_json: bool, **options: Any) -> None:
 @click.command()
 @_measuring
 def bench(as_json: bool, **options: Any) -> None:
-    """Race the best known configurations of ENTRY with its peers, without a search.
+    """Race the best known configurations of ENTRY with its peers.
 
     \b
     Example:
@@ -81,10 +92,16 @@ def bench(as_json: bool, **options: Any) -> None:
 
 @click.command()
 @click.argument("entries", metavar="ENTRY...", nargs=-1, required=True)
-@click.option("--problem", help="Only this problem.")
-@click.option("--gpu", help="Only this SKU.")
-@click.option("--measure", is_flag=True, help="First race every variant on this machine's GPU.")
-@click.option("--db", "url", help="Database path or SQLAlchemy URL.")
+@click.option("--problem", help="Show only this problem.")
+@click.option("--gpu", help="Show only this SKU.")
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="First race every variant on this machine's GPU; needs --problem.",
+)
+@click.option(
+    "--db", "url", help="Path or SQLAlchemy URL of the database; $KERNELCAT_DB by default."
+)
 @as_json
 def ladder(
     entries: tuple[str, ...],
@@ -94,7 +111,10 @@ def ladder(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Show what each step of ENTRY's ladder brings, naive kernels and all, from one race.
+    """Show the speedup of each variant of ENTRY.
+
+    A ladder is one race of all variants, from the naive kernels on. Each variant is compared with
+    the variant before. Times are in microseconds.
 
     \b
     Example:
@@ -106,7 +126,9 @@ def ladder(
     from kernelcat.runtime import gpu as gpus
 
     if measure and problem is None:
-        raise InvalidArgument("name a --problem to measure: naive kernels take seconds on some")
+        raise InvalidArgument(
+            "name a --problem to measure: naive kernels take seconds for large ones"
+        )
     if measure:
         for entry in entries:
             raced = _run(tune.ladder, as_json, url, entry, problems=[problem])
@@ -114,16 +136,16 @@ def ladder(
             for line in (*reasons, *raced.notes):
                 click.echo(line, err=True)
     sku = gpus.find(gpu).sku if gpu else None
-    found = []
+    shown = []
     for entry in entries:
         rows = load(sku, entry, "graph", url)
-        found += ladders(rows, entry, sku, problem)
+        shown += ladders(rows, entry, sku, problem)
     if as_json:
-        return emit(found)
-    if not found:
-        click.echo("Nothing measured yet: name a problem, and give --measure.")
-    for climbed in found:
-        show(sheet(climbed).console())
+        return emit(shown)
+    if not shown:
+        click.echo("Nothing measured yet: give --problem and --measure.")
+    for each in shown:
+        show(sheet(each).console())
 
 
 def _measure(
@@ -142,7 +164,10 @@ def _measure(
 def _run(
     work: Callable[..., Any], as_json: bool, url: str | None, entry: str, **options: Any
 ) -> Any:
-    """The report of ``work``; Ctrl-C ends the program with a line that says what is kept."""
+    """Call ``work`` with an open database and return its report.
+
+    Ctrl-C ends the program with one line about the results that were stored.
+    """
     from kernelcat.store import Store
     from kernelcat.tune import Interrupted, Quiet
 

@@ -1,4 +1,5 @@
-"""What people read: the leaderboard, ladders, cards of entries, explanations, what is missing.
+"""What people read: the leaderboard, ladders, cards of entries, explanations, missing software.
 
-Here belongs every query over results, and how it is shown: as a table, JSON, HTML or Markdown.
+A module belongs here if it summarizes results or the catalog, or shows the summary as a table,
+JSON, HTML or Markdown.
 """

@@ -1,4 +1,4 @@
-"""Who is fastest, by how much, and how near to the roof: a query over measurements."""
+"""The leaderboard as data: each problem's winner, its peers, and its share of the roofline."""
 
 from __future__ import annotations
 
@@ -29,20 +29,22 @@ TERA = 1e12
 
 @dataclass(frozen=True)
 class Row:
-    """The winner of one problem, compared with everything that ran beside it.
+    """The winner of one problem, compared with everything that ran in the same race.
 
     Attributes
     ----------
+    gpu : SKU
     median_us, ci_us : microseconds; the interval is None for a prediction
-    tflops, tbps : TFLOP/s and TB/s of the least work that the entry needs
-    bound : which roof is lower, ``compute`` or ``memory``
-    roofline : share of that roof reached; None for a GPU that is not in the table
-    peers : peer -> its time over ours, in the same run; above 1 we are faster
-    languages : language -> time of ``baseline`` over that language's best time
+    tflops, tbps : TFLOP/s and TB/s of the entry's minimum work (``flops`` and ``bytes_moved``)
+    bound : the limit of the roofline, ``compute`` or ``memory``
+    roofline : share of the roofline that was reached; None for a GPU that is not in the table
+    peers : peer -> time of the peer over time of the winner; above 1 the winner is faster
+    languages : language -> time of ``baseline`` over the language's best time
     baseline : the fastest peer, or the winner where no peer ran
-    ties : ``language/variant`` of those that cannot be told from the winner
-    stale : whether the kernel runs other code today
-    other_compiler : how the winner's compiler differs from the one of this machine, or None
+    ties : ``language/variant`` of each row that ties with the winner
+    stale : whether the winner's kernel runs other code today
+    sm_clock_mhz, power_w : MHz and W during the measurement; None where unknown
+    other_compiler : how the winner's compiler differs from this machine's compiler, or None
     """
 
     entry: str
@@ -74,7 +76,7 @@ class Row:
 
     @property
     def section(self) -> tuple[str, str, str, str, str]:
-        """Rows that stand in one table: entry, GPU, regime, kind, thermal state."""
+        """Entry, GPU, regime, kind and thermal state: rows of one section share a table."""
         return self.entry, self.gpu, self.regime, self.kind, self.state
 
     @property
@@ -84,7 +86,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a time means: TFLOP/s, TB/s, the lower roof, and the share of it (None: unknown GPU)."""
+    """A time as rates.
+
+    Attributes
+    ----------
+    tflops, tbps : TFLOP/s and TB/s of the entry's minimum work
+    bound : the limit of the roofline, ``compute`` or ``memory``
+    roofline : share of the roofline; None for a GPU that is not in the table
+    """
 
     tflops: float
     tbps: float
@@ -102,7 +111,10 @@ class Rates:
 
 @dataclass(frozen=True)
 class Means:
-    """Geometric means over ``problems`` rows; a peer's or language's over those it took part in."""
+    """Geometric means over rows; ``problems`` is their number.
+
+    The mean of a peer or of a language covers the rows in which it has a ratio.
+    """
 
     problems: int
     roofline: float | None
@@ -116,7 +128,9 @@ def load(
     regime: str | None = None,
     url: str | None = None,
 ) -> list[Measurement]:
-    """Shipped rows and, where there is a database, those of its newest races.
+    """Shipped rows and, where there is a database, the rows of its newest races.
+
+    ``gpu`` (SKU), ``entry`` and ``regime`` select rows; ``url`` names the database.
 
     Raises
     ------
@@ -147,47 +161,52 @@ def board(
     problem: str = "*",
     is_current: Callable[[Measurement], bool] = code_record.is_current,
 ) -> list[Row]:
-    """One row for every problem: the newest run's winner. Largest problems first.
+    """One row for every problem: the winner of its newest race. Largest problems come first.
 
-    ``state`` None takes the race that calls go by (:func:`kernelcat.store.decisive`).
-    ``problem`` is a name or a pattern, in which ``*`` stands for anything.
-    A prediction is left out where the same problem was measured on the same GPU. Rows of entries
-    that the catalog does not have, or that had other axes then, are left out too.
-    ``is_current`` tells whether a row is of the code that runs today.
+    Left out are predictions for problems that were measured on the same GPU, and races of entries
+    that the catalog does not have or that had other axes then.
+
+    Parameters
+    ----------
+    gpu, entry, regime : only races of this SKU, entry and regime
+    state : only races in this thermal state; None selects the race that decides calls
+        (:func:`kernelcat.store.decisive`)
+    problem : name of the problems, in which ``*`` stands for any text
+    is_current : whether a row timed the code that runs today
     """
-    found = newest_races(
+    races = newest_races(
         row
         for row in measurements
         if gpu in (None, row.gpu) and entry in (None, row.entry) and regime in (None, row.regime)
     )
-    found = decisive(found) if state is None else [r for r in found if r.key.state == state]
-    measured = {race.key[:4] for race in found if race.key.kind == "measured"}
+    races = decisive(races) if state is None else [r for r in races if r.key.state == state]
+    measured = {race.key[:4] for race in races if race.key.kind == "measured"}
     rows = [
         _row(race, is_current)
-        for race in found
+        for race in races
         if in_catalog(race) and (race.key.kind == "measured" or race.key[:4] not in measured)
     ]
-    return sorted((row for row in rows if fnmatchcase(row.title, problem)), key=_place)
+    return sorted((row for row in rows if fnmatchcase(row.title, problem)), key=_sort_key)
 
 
 def in_catalog(race: Race) -> bool:
-    """Whether the entry is there, and its problems have the axes they had in this race."""
+    """Whether the catalog has the race's entry, with the axes that it had in the race."""
     if race.key.entry not in catalog.names():
         return False
     return race.winner.problem.keys() == set(catalog.entry(race.key.entry).axis_names)
 
 
 def comparable(rows: Sequence[Row]) -> list[Row]:
-    """The rows whose languages have one kind of baseline: peers, unless no row has any."""
+    """The rows with a peer, or all rows if none has a peer: their ``languages`` are comparable."""
     return [row for row in rows if row.peers] or list(rows)
 
 
 def means(rows: Sequence[Row]) -> Means:
-    """Geometric means of the ratios; rows should be of one section."""
-    roofs = [row.roofline for row in rows if row.roofline]
+    """Geometric means of the ratios of ``rows``, which should be of one section."""
+    shares = [row.roofline for row in rows if row.roofline]
     return Means(
         len(rows),
-        _geometric_mean(roofs) if roofs else None,
+        _geometric_mean(shares) if shares else None,
         _mean_by_name(row.peers for row in rows),
         _mean_by_name(row.languages for row in comparable(rows)),
     )
@@ -227,6 +246,7 @@ def _row(race: Race, is_current: Callable[[Measurement], bool]) -> Row:
 
 
 def _roof(row: Measurement, flops: int, moved: int) -> tuple[float | None, str]:
+    """The roofline's time in microseconds (None for an unknown GPU), and ``Row.bound``."""
     gpu, dtype = SKUS.get(row.gpu), str(row.problem.get("dtype", "float32"))
     if gpu is None:
         return None, "compute" if flops > moved else "memory"
@@ -235,7 +255,7 @@ def _roof(row: Measurement, flops: int, moved: int) -> tuple[float | None, str]:
 
 
 def microseconds(row: Measurement) -> float:
-    """The median of a row that ran."""
+    """The median of a row that passed, in microseconds."""
     assert row.median_us is not None, "only passed rows race"
     return row.median_us
 
@@ -252,8 +272,8 @@ def _mean_by_name(ratios: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {name: _geometric_mean(values) for name, values in sorted(by_name.items())}
 
 
-def _place(row: Row) -> tuple[str, str, str, str, int, float, float, str]:
-    """By section, then by how much work the problem is."""
+def _sort_key(row: Row) -> tuple[str, str, str, str, int, float, float, str]:
+    """Sort key: section, then the problem's work, most first."""
     entry, problem = catalog.entry(row.entry), Problem.of(row.entry, **row.problem)
     work = (-entry.flops(problem), -entry.bytes_moved(problem))
     return *row.section[:4], preference(row.state), *work, row.title

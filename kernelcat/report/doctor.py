@@ -1,4 +1,4 @@
-"""What this machine has, what is missing, the line that installs it, and which entries run here."""
+"""What this machine has, what it lacks, how to install that, and which entries run here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ from kernelcat.verify.sanitizer import sanitizer_path
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked for. ``remedy`` is the line that brings it when it is missing."""
+    """The state of one requirement.
+
+    Attributes
+    ----------
+    what : the requirement
+    found : whether this machine has it
+    detail : version, path or number, or why it is missing
+    remedy : what to run or install if it is missing
+    """
 
     what: str
     found: bool
@@ -34,17 +42,17 @@ _MODULES = (
 
 
 def examine() -> list[Finding]:
-    """Every finding, the GPU first. Imports no compiler."""
+    """All findings, the GPU's first. Imports no compiler."""
     return [_gpu(), *starmap(_module, _MODULES), _sanitizer(), *_entries()]
 
 
 def _gpu() -> Finding:
     try:
-        found = gpu.detect()
+        detected = gpu.detect()
     except KernelcatError as error:
-        return Finding("GPU", False, str(error), "kernelcat tune ENTRY --gpu h200 cross-tunes")
-    limits = f"{found.sms} SMs, {found.memory_bytes >> 30} GiB, {found.power_w} W"
-    return Finding("GPU", True, f"{found.name} ({found.sku}, {found.arch}): {limits}")
+        return Finding("GPU", False, str(error), "without a GPU: kernelcat tune ENTRY --gpu h200")
+    limits = f"{detected.sms} SMs, {detected.memory_bytes >> 30} GiB, {detected.power_w} W"
+    return Finding("GPU", True, f"{detected.name} ({detected.sku}, {detected.arch}): {limits}")
 
 
 def _module(what: str, module: str | None, package: str, remedy: str) -> Finding:
@@ -62,7 +70,7 @@ def _sanitizer() -> Finding:
 
 
 def _entries() -> Iterator[Finding]:
-    """Which entries have something that runs on this GPU (or would, with a GPU)."""
+    """For each entry, the implementations that serve this GPU; without a GPU, all of them."""
     try:
         arch = gpu.detect().arch
     except MissingDependency:
@@ -73,5 +81,5 @@ def _entries() -> Iterator[Finding]:
             for i in catalog.implementations(name)
             if arch is None or i.serves(arch)
         ]
-        where = f"on {arch}" if arch else "without a GPU: compile and cross-tune only"
+        where = f"on {arch}" if arch else "without a GPU: compile and predict only"
         yield Finding(f"entry {name}", bool(serving), f"{', '.join(serving) or 'nothing'} {where}")

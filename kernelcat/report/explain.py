@@ -1,4 +1,4 @@
-"""Why a call runs what it runs, for people."""
+"""Explanations for people: which implementation serves a call, and why."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ _WHY = {
     "exact": "measured for this problem on this GPU",
     "bucket": "measured for a problem of the same bucket on this GPU",
     "borrowed": "measured on another GPU of this architecture",
-    "predicted": "ranked by the analytic model; nothing was measured",
-    "nearest": "won the nearest problem measured on this GPU; this one is unknown",
-    "default": "the implementation's own default; nothing is known about this problem",
-    "forced": "asked for by name",
+    "predicted": "ranked by the cost model; nothing was measured",
+    "nearest": "won the nearest problem measured on this GPU; this problem was not measured",
+    "default": "the implementation's default; nothing is known about this problem",
+    "forced": "requested by name",
 }
+"""Value of :attr:`Explanation.why` -> its meaning."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What serves a problem on a GPU, and why. ``print`` it.
+    """Which implementation serves a problem on a GPU, and why; ``print`` shows it as text.
 
     Attributes
     ----------
     why : exact, bucket, borrowed, predicted, nearest, default or forced
-    evidence : the row of the database it rests on, or None
-    considered : the candidates in order, each with the reason it was rejected, or None
-    stale : whether the kernel runs other code today than when it was measured
-    compiler : how the compiler differs from the one it was measured with, or None
-    unverified : why nobody should trust the kernel yet, or None
+    evidence : the result that the decision rests on, or None
+    considered : the candidates in order, each with the reason for its rejection, or None
+    stale : whether the kernel runs other code today than was measured
+    compiler : how today's compiler differs from the measurement's compiler, or None
+    unverified : why the kernel is unverified, or None
     """
 
     problem: Problem
@@ -75,7 +76,7 @@ class Explanation:
             f"  {self.why}: {_WHY[self.why]}",
         ]
         if self.evidence is not None:
-            lines.append(f"  evidence: {_told(self.evidence)}")
+            lines.append(f"  evidence: {_result(self.evidence)}")
         if self.stale:
             lines.append("  stale: the kernel runs other code than was measured; tune it again")
         if self.compiler:
@@ -84,7 +85,7 @@ class Explanation:
             lines.append(f"  unverified: {self.unverified}")
         rejected = [c for c in self.considered if c.rejected is not None]
         if rejected:
-            lines.append("  rejected before it:")
+            lines.append("  rejected before:")
         lines += [f"    {c.name} ({c.why}): {c.rejected}" for c in rejected]
         return "\n".join(lines)
 
@@ -103,7 +104,7 @@ def _settings(config: Config) -> str:
     return " ".join(f"{name}={value}" for name, value in config.items())
 
 
-def _told(choice: Choice) -> str:
+def _result(choice: Choice) -> str:
     return (
         f"{choice.median_us:.2f} us {choice.kind} on {choice.gpu} for {choice.problem} "
         f"(run {choice.run}, {choice.origin})"

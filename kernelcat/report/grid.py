@@ -1,4 +1,4 @@
-"""Rows as text cells: what the table, HTML and Markdown have in common."""
+"""The leaderboard's rows as text cells, from which tables, HTML and Markdown are made."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ from kernelcat.store.measurement import REGIMES, Measurement
 from kernelcat.store.races import STATES, TIE
 
 TIED, STALE, PREDICTED = "≈", "†", "~"
+"""Marks of cells; :func:`_notes` explains them."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """One table: everything is text. ``shares`` are each line's share of the roof, for bars.
+    """One table of text cells.
 
-    ``command`` is what a user types to see it.
+    Attributes
+    ----------
+    command : the command line that shows this table
+    lines : cells by line and column
+    mean : cells of the last line, the geometric means
+    configs : configuration of each line's winner
+    shares : each line's share of the roofline, for bars; None where unknown
+    notes : sentences below the table
     """
 
     title: str
@@ -37,23 +45,25 @@ class Grid:
 
 
 def grids(rows: Sequence[Row]) -> list[Grid]:
-    """One grid for every entry, GPU, regime, kind and state among ``rows``."""
+    """One grid for each section (entry, GPU, regime, kind and state) of ``rows``."""
     return [_grid(list(group)) for _, group in groupby(rows, key=lambda row: row.section)]
 
 
 def _grid(rows: list[Row]) -> Grid:
     peers = sorted({peer for row in rows for peer in row.peers})
-    spoken = [name for name in LANGUAGES if any(name in row.languages for row in rows)]
-    total, alike = means(rows), comparable(rows)
+    languages = [name for name in LANGUAGES if any(name in row.languages for row in rows)]
+    total, with_means = means(rows), comparable(rows)
     return Grid(
         title=f"{rows[0].entry} on {rows[0].gpu}, {rows[0].regime} regime, {rows[0].state}",
         command=_command(rows[0]),
-        headers=("problem", "best", "µs", "rate", "of roof", *(f"× {p}" for p in peers), *spoken),
-        lines=tuple(_line(row, peers, spoken, row in alike) for row in rows),
+        headers=(
+            "problem", "best", "µs", "rate", "of roof", *(f"× {peer}" for peer in peers), *languages
+        ),
+        lines=tuple(_line(row, peers, languages, row in with_means) for row in rows),
         mean=(
             "geometric mean", "", "", "", percent(total.roofline),
             *(ratio(total.peers.get(name)) for name in peers),
-            *(ratio(total.languages.get(name)) for name in spoken),
+            *(ratio(total.languages.get(name)) for name in languages),
         ),
         configs=tuple(", ".join(f"{k}={v}" for k, v in row.config.items()) for row in rows),
         shares=tuple(row.roofline for row in rows),
@@ -61,7 +71,8 @@ def _grid(rows: list[Row]) -> Grid:
     )  # fmt: skip
 
 
-def _line(row: Row, peers: list[str], spoken: list[str], alike: bool) -> tuple[str, ...]:
+def _line(row: Row, peers: list[str], languages: list[str], has_ratios: bool) -> tuple[str, ...]:
+    """The cells of a row; ``has_ratios`` is whether the languages' ratios are shown."""
     ours = [tie for tie in row.ties if not tie.startswith("peer/")]
     best = f"{row.language}/{row.variant}" + (STALE if row.stale else "") + (TIED if ours else "")
     return (
@@ -71,16 +82,16 @@ def _line(row: Row, peers: list[str], spoken: list[str], alike: bool) -> tuple[s
         rate(row),
         percent(row.roofline),
         *(ratio(row.peers.get(p)) + (TIED if f"peer/{p}" in row.ties else "") for p in peers),
-        *(ratio(row.languages.get(name) if alike else None) for name in spoken),
+        *(ratio(row.languages.get(name) if has_ratios else None) for name in languages),
     )
 
 
-def _notes(rows: list[Row], raced: bool) -> list[str]:
+def _notes(rows: list[Row], has_peers: bool) -> list[str]:
     notes = []
-    if raced:
+    if has_peers:
         notes.append("× peer: its time over ours in the same run; above 1 we are faster.")
-    against = "the fastest peer" if raced else "the winner"
-    notes.append(f"Languages: {against}'s time over that language's best time.")
+    baseline = "the fastest peer" if has_peers else "the winner"
+    notes.append(f"Languages: {baseline}'s time over that language's best time.")
     if any(row.ties for row in rows):
         notes.append(
             f"{TIED} a tie: within {TIE:.0%}, or the 95 % intervals overlap; broken by name."
@@ -93,7 +104,7 @@ def _notes(rows: list[Row], raced: bool) -> list[str]:
 
 
 def caption(rows: Sequence[Row | Measurement]) -> str:
-    """When, in which state and runs, at which clocks and power."""
+    """Kind, dates, thermal state, runs, SM clocks (MHz) and power (W) of ``rows``."""
     days = _span(sorted({row.created_at[:10] for row in rows}))
     runs = sorted({row.run for row in rows})
     parts = [f"{rows[0].kind} {days}"]
@@ -108,7 +119,7 @@ def caption(rows: Sequence[Row | Measurement]) -> str:
 
 def _command(row: Row) -> str:
     regime = f" --regime {row.regime}" if row.regime != REGIMES[0] else ""
-    state = f" --state {row.state}" if row.state in STATES[1:] else ""  # the first is the default
+    state = f" --state {row.state}" if row.state in STATES[1:] else ""  # STATES[0]: the default
     return f"kernelcat leaderboard {row.entry} --gpu {row.gpu}{regime}{state}"
 
 
@@ -122,7 +133,7 @@ def _span(ordered: Sequence[str]) -> str:
 
 
 def duration(median_us: float, ci_us: tuple[float, float] | None) -> str:
-    """Microseconds with their spread; a prediction has none."""
+    """A time in microseconds with the larger half of its interval; a prediction has no interval."""
     digits = 0 if median_us >= 1000 else 1 if median_us >= 10 else 2
     if ci_us is None:
         return f"{PREDICTED}{median_us:,.{digits}f}"
@@ -131,23 +142,23 @@ def duration(median_us: float, ci_us: tuple[float, float] | None) -> str:
 
 
 def rate(work: Row | Rates) -> str:
-    """TFLOP/s where arithmetic is the lower roof, else TB/s."""
+    """TFLOP/s where compute bounds the roofline, else TB/s."""
     compute = work.bound == "compute"
     return f"{figure(work.tflops)} TFLOP/s" if compute else f"{work.tbps:.2f} TB/s"
 
 
 def figure(value: float) -> str:
-    """Three digits, or the first one of a small number."""
+    """A number with three digits; with one digit below 0.1."""
     if value < 0.1:
         return f"{value:.1g}"
     return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
 def percent(share: float | None) -> str:
-    """Of a roof; nothing for a GPU without one."""
+    """A share of the roofline as a percentage; empty for None."""
     return "" if share is None else f"{share:.0%}"
 
 
 def ratio(value: float | None) -> str:
-    """Two decimals; nothing for nothing."""
+    """A ratio with two decimals; empty for None."""
     return "" if value is None else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""The ladder of an entry: what each step brings, every variant measured in one race."""
+"""The ladder of an entry: the speedup of each variant over the previous variant, from one race."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ class Step:
 
     Attributes
     ----------
-    rates : TFLOP/s, TB/s, which roof is lower and the share of it
-    over_previous : time of the step below, in the same language, over this one's; None at the foot
-    over_first : time of the ladder's first step over this one's
-    peers : peer -> its time over this step's; above 1 we are faster
+    median_us, ci_us : microseconds
+    rates : TFLOP/s, TB/s, and the share of the roofline
+    over_previous : time of the step before, in the same language, over the time of this step; None
+        for a language's first step
+    over_first : time of the ladder's first step over the time of this step
+    peers : peer -> time of the peer over the time of this step; above 1 the step is faster
     techniques : technique -> the instruction in the machine code that proves it
     stale : whether the kernel runs other code today
     """
@@ -47,10 +49,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Ladder:
-    """One race of every variant. ``steps`` climb language by language; ``note`` says when it ran.
+    """One race of every variant.
 
-    The first step is the lowest one of the first language: the naive CUDA kernel, where there is
-    one.
+    Attributes
+    ----------
+    steps : by language, then by the variant's rank; the first step is the naive CUDA kernel where
+        there is one
+    note : date, run, clocks and power of the race
     """
 
     entry: str
@@ -66,7 +71,7 @@ class Ladder:
 
     @property
     def command(self) -> str:
-        """What shows it."""
+        """The command line that shows this ladder."""
         problem = f" --problem {self.problem_name}" if self.problem_name else ""
         return f"kernelcat ladder {self.entry}{problem} --gpu {self.gpu}"
 
@@ -78,15 +83,17 @@ def ladders(
     problem: str | None = None,
     is_current: Callable[[Measurement], bool] = code_record.is_current,
 ) -> list[Ladder]:
-    """The newest ladder of every problem of ``entry``, or of the one called ``problem``.
+    """The newest ladder of every problem of ``entry``, or of the problem named ``problem``.
+
+    ``gpu`` selects a SKU; ``is_current`` is whether a row timed the code that runs today.
 
     Raises
     ------
     UnknownName
-        No such entry or problem.
+        There is no such entry or problem.
     """
-    known = catalog.entry(entry)
-    wanted = known.named(problem).key if problem else None
+    spec = catalog.entry(entry)
+    problem_key = spec.named(problem).key if problem else None
     races = newest_races(
         row
         for row in measurements
@@ -95,57 +102,60 @@ def ladders(
     return [
         _ladder(race, is_current)
         for race in races
-        if in_catalog(race) and wanted in (None, race.key.problem)
+        if in_catalog(race) and problem_key in (None, race.key.problem)
     ]
 
 
 def _ladder(race: Race, is_current: Callable[[Measurement], bool]) -> Ladder:
-    known = installed(race.key.entry)
+    implementations = installed(race.key.entry)
     rows = sorted(
-        race.rows, key=lambda r: (*height(known, r.language, r.variant), -microseconds(r))
+        race.rows, key=lambda r: (*height(implementations, r.language, r.variant), -microseconds(r))
     )
     peers = {row.variant: microseconds(row) for row in race.peers}
     steps = []
-    for _, climb in groupby(rows, key=lambda row: row.language):
-        below = None
-        for row in climb:
-            own, implementation = microseconds(row), known.get((row.language, row.variant))
+    for _, variants in groupby(rows, key=lambda row: row.language):
+        previous_us = None
+        for row in variants:
+            time_us = microseconds(row)
+            implementation = implementations.get((row.language, row.variant))
             steps.append(
                 Step(
                     language=row.language,
                     variant=row.variant,
                     config=dict(row.config),
-                    median_us=own,
+                    median_us=time_us,
                     ci_us=row.ci_us,
                     rates=Rates.of(row),
-                    over_previous=below / own if below else None,
-                    over_first=microseconds(rows[0]) / own,
-                    peers={name: time / own for name, time in peers.items()},
+                    over_previous=previous_us / time_us if previous_us else None,
+                    over_first=microseconds(rows[0]) / time_us,
+                    peers={name: time / time_us for name, time in peers.items()},
                     techniques=dict(implementation.techniques) if implementation else {},
                     stale=not is_current(row),
                 )
             )
-            below = own
+            previous_us = time_us
     best = race.winner
     note = f"{caption(race.measurements)}."
     return Ladder(best.entry, best.gpu, dict(best.problem), best.problem_name, tuple(steps), note)
 
 
 def installed(entry: str) -> dict[tuple[str, str], Implementation]:
-    """Language and variant -> what is installed here."""
+    """Language and variant -> implementation, for every implementation that is installed here."""
     return {(i.language, i.variant): i for i in catalog.implementations(entry)}
 
 
 def height(
-    known: Mapping[tuple[str, str], Implementation], language: str, variant: str
+    implementations: Mapping[tuple[str, str], Implementation], language: str, variant: str
 ) -> tuple[int, int]:
-    """Where a step stands: by language, then by rank; what is not installed comes last."""
-    found = known.get((language, variant))
-    return (LANGUAGES.index(language), found.rank) if found else (len(LANGUAGES), 0)
+    """Sort key of a step: language, then rank; variants that are not installed come last."""
+    implementation = implementations.get((language, variant))
+    if implementation is None:
+        return len(LANGUAGES), 0
+    return LANGUAGES.index(language), implementation.rank
 
 
 def sheet(ladder: Ladder) -> Sheet:
-    """The ladder as a table: a line a step."""
+    """The ladder as a table with one line for each step."""
     peers = sorted(ladder.steps[0].peers)
     title = ladder.problem_name or Problem.of(ladder.entry, **ladder.problem)
     headers = ("step", "µs", "rate", "× step before", f"× {ladder.first}",

@@ -1,4 +1,4 @@
-"""The leaderboard as one HTML file that needs nothing else."""
+"""The leaderboard as one HTML file without scripts or other files."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ tfoot td { font-weight: 700; border-bottom: 0; }
 .good { color: var(--good); } .poor { color: var(--poor); }
 """
 _FIRST_RATIO = 5
-"""Column from which cells are ratios, coloured by the side of 1 they lie on."""
+"""Index of the first column of ratios, which are green from 1 on and orange below 1."""
 
 
 def to_html(rows: Sequence[Row], title: str = "kernelcat leaderboard") -> str:
-    """A whole page; hovering over the winner shows its configuration."""
+    """The HTML page of ``rows``; the winner's cell has its configuration as a tooltip."""
     body = "".join(_section(grid) for grid in grids(rows)) or "<p>Nothing measured yet.</p>"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'

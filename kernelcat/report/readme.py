@@ -1,11 +1,11 @@
-"""Tables between markers in a Markdown file, filled in from what is committed.
+"""Tables between markers in a Markdown file, made from the results in ``tuning_db/``.
 
-A block stands between ``<!-- KIND:... -->`` and ``<!-- /KIND -->``:
+A block stands between ``<!-- KIND:... -->`` and ``<!-- /KIND -->``. These are the opening markers:
 
-- ``leaderboard:ENTRY:GPU``, ``...:eager`` for the other regime, ``...:graph:burst`` for one state,
-  ``...:graph:burst:PATTERN`` for problems whose names match;
+- ``leaderboard:ENTRY:GPU``, optionally followed by ``:REGIME`` (default ``graph``), then ``:STATE``
+  (default: the state that decides calls), then ``:PATTERN`` for the names of problems;
 - ``ladder:ENTRY:GPU:PROBLEM``;
-- ``profile:ENTRY:GPU``, ``...:PROBLEM`` for one problem alone.
+- ``profile:ENTRY:GPU``, optionally followed by ``:PROBLEM``.
 """
 
 from __future__ import annotations
@@ -31,33 +31,35 @@ _BLOCK = re.compile(
 
 
 def render_readme(text: str, measurements: Iterable[Measurement]) -> str:
-    """``text`` with every block filled in anew.
+    """``text`` with every block replaced by its current table.
 
     Raises
     ------
     InvalidArgument
-        A marker has too few words or too many.
+        A marker has too few or too many words.
     """
     rows = list(measurements)
 
     def fill(block: re.Match[str]) -> str:
         filler = _FILLERS[block["kind"]]
         try:
-            given = signature(filler).bind(rows, *block["words"].split(":"))
+            bound = signature(filler).bind(rows, *block["words"].split(":"))
         except TypeError as error:
             raise InvalidArgument(f"{block['open']} is no marker: see {__name__}") from error
-        return f"{block['open']}\n{filler(*given.args)}{block['close']}"
+        return f"{block['open']}\n{filler(*bound.args)}{block['close']}"
 
     return _BLOCK.sub(fill, text)
 
 
 def update_readme(path: str | Path, measurements: Iterable[Measurement] | None = None) -> bool:
-    """Fill in a file's blocks from ``tuning_db/``; whether it changed.
+    """Replace the blocks of a file by tables; returns whether the file changed.
+
+    ``measurements`` are those in ``tuning_db/`` by default.
 
     Raises
     ------
     InvalidArgument
-        The file has no block.
+        The file has no block, or a marker has too few or too many words.
     """
     path = Path(path)
     text = path.read_text(encoding="utf-8")
@@ -80,23 +82,23 @@ def _leaderboard(
     state: str | None = None,
     problem: str = "*",
 ) -> str:
-    found = board(rows, gpu, entry, regime, state, problem)
-    return to_markdown(found, "" if problem == "*" else f" --problem '{problem}'")
+    selected = board(rows, gpu, entry, regime, state, problem)
+    return to_markdown(selected, "" if problem == "*" else f" --problem '{problem}'")
 
 
 def _ladder(rows: Sequence[Measurement], entry: str, gpu: str, problem: str) -> str:
-    found = ladders(rows, entry, gpu, problem)
-    return "\n".join(sheet(f).markdown(f.command) for f in found) or f"{NOTHING}.\n"
+    selected = ladders(rows, entry, gpu, problem)
+    return "\n".join(sheet(each).markdown(each.command) for each in selected) or f"{NOTHING}.\n"
 
 
 def _profile(_: Sequence[Measurement], entry: str, gpu: str, problem: str | None = None) -> str:
-    found = [
+    selected = [
         profile
         for profile in profiles.read(profiles.shipped_folder())
         if (profile.entry, profile.gpu) == (entry, gpu) and problem in (None, profile.problem_name)
     ]
     command = f"kernelcat profile {entry}" + (f" --problem {problem}" if problem else "")
-    return traffic.sheet(found).markdown(command) if found else f"{NOTHING}.\n"
+    return traffic.sheet(selected).markdown(command) if selected else f"{NOTHING}.\n"
 
 
 _FILLERS: dict[str, Callable[..., str]] = {

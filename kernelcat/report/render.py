@@ -1,4 +1,4 @@
-"""The leaderboard for a terminal, for programs and as Markdown."""
+"""The leaderboard for a terminal, as JSON and as Markdown."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NOTHING = "Nothing measured yet"
 
 
 def table(rows: Sequence[Row]) -> Group:
-    """Something ``rich.console.Console.print`` shows."""
+    """The leaderboard for ``rich.console.Console.print``."""
     from rich.console import Group
 
     if not rows:
         return Group(f"{NOTHING}: run kernelcat tune ENTRY.")
-    others = sorted({row.other_compiler for row in rows if row.other_compiler})
-    notes = [f"Measured with other compilers than this machine has: {'; '.join(others)}."]
-    return Group(*(grid.sheet.console() for grid in grids(rows)), *(notes if others else []))
+    compilers = sorted({row.other_compiler for row in rows if row.other_compiler})
+    notes = [f"Measured with other compilers than this machine has: {'; '.join(compilers)}."]
+    return Group(*(grid.sheet.console() for grid in grids(rows)), *(notes if compilers else []))
 
 
 def to_json(rows: Sequence[Row]) -> str:
@@ -38,7 +38,10 @@ def to_json(rows: Sequence[Row]) -> str:
 
 
 def to_markdown(rows: Sequence[Row], options: str = "") -> str:
-    """Tables in GitHub's Markdown, with the command that shows the same (``options``: its last)."""
+    """Tables in GitHub's Markdown, each with the command line that shows it.
+
+    ``options`` are appended to the command line.
+    """
     if not rows:
         return f"{NOTHING}.\n"
     return "\n".join(grid.sheet.markdown(grid.command + options) for grid in grids(rows))

@@ -12,7 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sheet:
-    """Cells by line and column. ``numbers`` is the slice of columns that hold numbers."""
+    """A table of text cells.
+
+    Attributes
+    ----------
+    lines : cells by line and column
+    notes : sentences below the table
+    numbers : the columns that hold numbers
+    total : cells of the last line, in bold; may be empty
+    """
 
     title: str
     headers: Sequence[str]
@@ -22,19 +30,20 @@ class Sheet:
     total: Sequence[str] = ()
 
     @property
-    def _numeric(self) -> list[bool]:
+    def _is_number(self) -> list[bool]:
+        """For each column, whether it holds numbers."""
         columns = range(len(self.headers))
         return [column in columns[self.numbers] for column in columns]
 
     def console(self) -> Group:
-        """Something ``rich.console.Console.print`` shows."""
+        """The table for ``rich.console.Console.print``."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
         table = Table(title=self.title, title_justify="left", box=None, pad_edge=False)
-        for header, number in zip(self.headers, self._numeric, strict=True):
-            table.add_column(header, justify="right" if number else "left", no_wrap=True)
+        for header, is_number in zip(self.headers, self._is_number, strict=True):
+            table.add_column(header, justify="right" if is_number else "left", no_wrap=True)
         for line in self.lines:
             table.add_row(*line)
         if self.total:
@@ -42,8 +51,8 @@ class Sheet:
         return Group(table, Text("\n".join((*self.notes, "")), style="dim"))
 
     def markdown(self, command: str) -> str:
-        """GitHub's Markdown, with the ``command`` that shows the same."""
-        rule = ["---:" if number else "---" for number in self._numeric]
+        """The table in GitHub's Markdown, with the ``command`` line that shows the table."""
+        rule = ["---:" if is_number else "---" for is_number in self._is_number]
         total = [tuple(f"**{cell}**" if cell else "" for cell in self.total)] if self.total else []
         lines = [
             "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"

@@ -1,4 +1,4 @@
-"""What `kernelcat show` and `kernelcat inspect` tell of an entry, as data and as text."""
+"""What `kernelcat show` and `kernelcat inspect` print, as data and as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from kernelcat.verify import inspect as machine
 
 
 def card(name: str) -> dict[str, Any]:
-    """All that is known of an entry without compiling anything."""
+    """Everything about an entry that needs no compilation, as JSON data.
+
+    Raises ``UnknownName`` if there is no such entry.
+    """
     entry = catalog.entry(name)
     return {
         "entry": entry.name,
@@ -57,22 +60,26 @@ def _implementations(entry: Entry) -> list[dict[str, Any]]:
 
 
 def _signal(entry: Entry) -> dict[str, Any]:
-    """Signal to quantization noise that named problems must keep and that was measured, in dB.
+    """Signal to quantization noise in dB, by named problem: the required one and the measured ones.
 
-    Of sources as they are now, and of peers; the newest row of each counts.
+    Measured values are those of today's code and of peers, each from its newest row.
     """
     assert entry.signal is not None
-    found: dict[str, dict[str, float]] = {name: {} for name in entry.problems}
+    measured: dict[str, dict[str, float]] = {name: {} for name in entry.problems}
     for row in sorted(load(entry=entry.name), key=lambda row: row.created_at):
         owner = f"{row.language}/{row.variant}"
         name = entry.problem_name(row.to_problem())
         if name is not None and row.sqnr_db is not None and code_record.is_current(row):
-            found[name][owner] = row.sqnr_db
-    least = {name: entry.signal.least(problem) for name, problem in entry.problems.items()}
-    return {name: {"least_db": least[name], "measured_db": found[name]} for name in found}
+            measured[name][owner] = row.sqnr_db
+    required = {name: entry.signal.least(problem) for name, problem in entry.problems.items()}
+    return {
+        name: {"least_db": required[name], "measured_db": values}
+        for name, values in measured.items()
+    }
 
 
 def _missing(entry: Entry) -> dict[str, str]:
+    """Language that is not installed -> the message that says how to install it."""
     missing = {}
     for language in LANGUAGES:
         try:
@@ -102,18 +109,19 @@ def text(card: dict[str, Any]) -> str:
 
 
 def _signal_lines(signal: dict[str, Any]) -> list[str]:
-    """A line for each problem that was measured, and one for the floors of the others."""
+    """A line for each problem that was measured, and one line for the limits of the others."""
     if not signal:
         return []
     lines = ["", "signal to quantization noise, dB"]
     for name, row in signal.items():
         if row["measured_db"]:
-            told = ", ".join(f"{owner} {db:.1f}" for owner, db in row["measured_db"].items())
-            lines.append(f"  {name:<22} at least {row['least_db'] or 'anything'}: {told}")
-    others = {row["least_db"] for row in signal.values() if not row["measured_db"]}
-    floors = sorted(floor for floor in others if floor is not None)
-    if floors:
-        lines.append(f"  not measured yet: at least {' or '.join(map(str, floors))}")
+            values = ", ".join(f"{owner} {db:.1f}" for owner, db in row["measured_db"].items())
+            limit = f"at least {row['least_db']}" if row["least_db"] else "no limit"
+            lines.append(f"  {name:<22} {limit}: {values}")
+    unmeasured = {row["least_db"] for row in signal.values() if not row["measured_db"]}
+    limits = sorted(limit for limit in unmeasured if limit is not None)
+    if limits:
+        lines.append(f"  not measured yet: at least {' or '.join(map(str, limits))}")
     return lines
 
 
@@ -134,9 +142,19 @@ def _verified(row: dict[str, Any]) -> str:
 def machine_code(
     implementation: Implementation, gpu: Gpu, problem: Problem | None, sass: bool
 ) -> dict[str, Any]:
-    """Build the default configuration and read its machine code, step by step.
+    """Build the default configuration, and report the machine code of each step as JSON data.
 
-    ``problem`` None means the first named problem the implementation serves.
+    Parameters
+    ----------
+    problem : default: the first named problem that the implementation serves
+    sass : whether the report has the disassembly
+
+    Raises
+    ------
+    Unsupported
+        The implementation does not serve the problem.
+    CompileError, MissingDependency
+        From the compiler or the disassembler.
     """
     entry = catalog.entry(implementation.entry)
     candidates = [problem] if problem else list(entry.problems.values())
@@ -151,8 +169,8 @@ def machine_code(
     artifacts = [jit.build(step.source, gpu.arch) for step in steps]
     proven: dict[str, bool] = dict.fromkeys(implementation.techniques, False)
     for artifact in artifacts:
-        found = machine.prove(implementation, artifact)
-        proven = {t: was or found[t] for t, was in proven.items()}
+        in_artifact = machine.prove(implementation, artifact)
+        proven = {name: proof or in_artifact[name] for name, proof in proven.items()}
     return {
         "implementation": implementation.name,
         "arch": gpu.arch,
@@ -177,15 +195,15 @@ def _step(artifact: jit.Artifact, sass: bool) -> dict[str, Any]:
 
 
 def machine_text(report: dict[str, Any]) -> str:
-    """The machine code report for a terminal."""
+    """The report of :func:`machine_code` for a terminal."""
     lines = [f"{report['implementation']} for {report['arch']}, {report['config']}"]
-    for technique, found in report["techniques"].items():
+    for technique, is_proven in report["techniques"].items():
         instruction = report["instructions"][technique]
-        lines.append(f"  {'proven' if found else 'MISSING'}  {technique} by {instruction}")
+        lines.append(f"  {'proven' if is_proven else 'MISSING'}  {technique} by {instruction}")
     for step in report["steps"]:
         lines.append(
             f"  {step['kernel'][:70]}: {step['registers']} registers, "
-            f"{step['spill_bytes']} bytes spilled, {step['shared_bytes']} bytes shared"
+            f"{step['spill_bytes']} bytes spilled, {step['shared_bytes']} bytes of shared memory"
         )
         lines += [step["sass"]] if "sass" in step else []
     return "\n".join(lines)

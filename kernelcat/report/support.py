@@ -1,4 +1,4 @@
-"""Entry x language x GPU: what is verified, what was compiled and never ran, what is not there."""
+"""The support matrix, entry x language x GPU: what is verified, only compiled, or missing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS = {
     "B200, GB200": "b200",
     "RTX 5090": "rtx5090",
 }
-"""Column title -> a SKU of the architecture."""
+"""Title of a column -> a SKU of its architecture."""
 
 STATES = ("verified", "doubted", "compiled")
 _NAMES = {"cuda": "CUDA C++", "triton": "Triton", "cute": "CuTe DSL"}
@@ -30,19 +30,24 @@ _BLOCK = re.compile(r"(?P<open><!-- matrix -->)\n.*?(?P<close><!-- /matrix -->)"
 def markdown() -> str:
     """The matrix as a Markdown table.
 
-    A cell counts the variants that a receipt of that architecture covers (*verified*), those whose
-    receipt tells of findings of the sanitizer (*doubted*), and those that compile for it without
-    one (*compiled*: never ran). Entries that are work in progress are left out.
+    A cell counts variants: *verified* ones have a valid receipt of the column's architecture,
+    *doubted* ones have such a receipt with findings of the sanitizer, and *compiled* ones compile
+    for the architecture but have no valid receipt. Entries that are work in progress are left out.
+
+    Raises
+    ------
+    MissingDependency
+        A language is not installed.
     """
     lines = [
         f"| entry | language | {' | '.join(COLUMNS)} |",
         f"|---|---|{'---|' * len(COLUMNS)}",
     ]
-    known = receipts.read(receipts.shipped_folder())
+    all_receipts = receipts.read(receipts.shipped_folder())
     for name in catalog.complete():
         for language in LANGUAGES:
-            found = _variants(name, language)
-            cells = [_cell(found, sku, known) for sku in COLUMNS.values()]
+            variants = _variants(name, language)
+            cells = [_cell(variants, sku, all_receipts) for sku in COLUMNS.values()]
             lines.append(f"| `{name}` | {_NAMES[language]} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -54,20 +59,20 @@ def _variants(name: str, language: str) -> tuple[Implementation, ...]:
         raise MissingDependency(f"the matrix needs every language: {error}") from error
 
 
-def _cell(found: Sequence[Implementation], sku: str, known: Sequence[Receipt]) -> str:
+def _cell(variants: Sequence[Implementation], sku: str, all_receipts: Sequence[Receipt]) -> str:
     arch = gpu.find(sku).arch
-    serving = [i for i in found if i.serves(arch)]
-    here = [r for r in known if r.gpu in gpu.SKUS and gpu.find(r.gpu).arch == arch]
-    counts = Counter(_state(i, here) for i in serving)
+    of_arch = [r for r in all_receipts if r.gpu in gpu.SKUS and gpu.find(r.gpu).arch == arch]
+    counts = Counter(_state(i, of_arch) for i in variants if i.serves(arch))
     return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]) or "-"
 
 
-def _state(implementation: Implementation, here: Sequence[Receipt]) -> str:
-    if not receipts.valid_for(implementation, here):
+def _state(implementation: Implementation, of_arch: Sequence[Receipt]) -> str:
+    """The state of an implementation by the receipts of one architecture."""
+    if not receipts.valid_for(implementation, of_arch):
         return "compiled"
-    return "verified" if receipts.doubt(implementation, here) is None else "doubted"
+    return "verified" if receipts.doubt(implementation, of_arch) is None else "doubted"
 
 
 def fill(text: str) -> str:
-    """``text`` with the block between ``<!-- matrix -->`` and ``<!-- /matrix -->`` made anew."""
+    """``text`` with the matrix of today between ``<!-- matrix -->`` and ``<!-- /matrix -->``."""
     return _BLOCK.sub(lambda m: f"{m['open']}\n{markdown()}{m['close']}", text)

@@ -1,4 +1,4 @@
-"""Bytes that kernels moved, as the hardware counted them, in a table."""
+"""Profiles as a table: the bytes that kernels moved, as the hardware counted them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ _NOTES = (
 
 
 def sheet(profiles: Sequence[Profile]) -> Sheet:
-    """Profiles of one entry and GPU by problem and step of the ladder; there must be some."""
+    """A table of ``profiles`` (at least one, all of one entry and GPU), in MB.
+
+    The lines are sorted by problem, then as in the ladder.
+    """
     entry, gpu = profiles[0].entry, profiles[0].gpu
-    known = installed(entry)
-    ordered = sorted(profiles, key=lambda p: (p.key[2], height(known, p.language, p.variant)))
+    implementations = installed(entry)
+    ordered = sorted(
+        profiles, key=lambda p: (p.key[2], height(implementations, p.language, p.variant))
+    )
     stale = f"{STALE} stale: the kernel's sources changed since; profile again."
     return Sheet(
         title=f"{entry} on {gpu}",
@@ -36,9 +41,10 @@ def sheet(profiles: Sequence[Profile]) -> Sheet:
 
 def _line(profile: Profile) -> tuple[str, ...]:
     counts = profile.counts
-    asked = [f" {name}={value}" for name, value in profile.config.items() if profile.asked]
+    config = profile.config if profile.asked else {}
+    parameters = "".join(f" {name}={value}" for name, value in config.items())
     return (
-        f"{profile.language}/{profile.variant}{STALE if profile.stale else ''}{''.join(asked)}",
+        f"{profile.language}/{profile.variant}{STALE if profile.stale else ''}{parameters}",
         profile.problem_name or str(Problem.of(profile.entry, **profile.problem)),
         _megabytes(counts.dram_read_bytes),
         _megabytes(counts.dram_write_bytes),

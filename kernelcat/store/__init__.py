@@ -1,6 +1,8 @@
-"""The tuning database: rows, races, snapshots, and their way in and out as JSON Lines.
+"""The tuning database: measurements, races, snapshots, and import and export as JSON Lines.
 
-Reading shipped results must stay fast, so what needs SQLAlchemy is imported when first used.
+A module belongs here if it defines, stores, reads or exchanges results. The only SQL of the package
+is here. Reading shipped results must be fast, so modules that need SQLAlchemy are imported when
+they are first used.
 """
 
 from __future__ import annotations

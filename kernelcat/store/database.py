@@ -48,15 +48,20 @@ _ADVICE = (
     ("unable to open", "it cannot be opened: check that its folder exists and that you may write "
      "there, or name another database in"),
 )  # fmt: skip
+"""Part of a driver's message -> what the user can do; the name of the variable follows."""
 _POSTGRES_LOCK = 0x6B65726E
+"""Number of the advisory lock that PostgreSQL holds during a migration."""
 _CHUNK = 500
+"""Most digests in one query."""
 
 Text = Problem | Mapping[str, Any] | str | None
 """A problem or configuration to look for: as an object or as its canonical JSON."""
 
 
 class Store:
-    """An open database. One process, any number of threads; other processes open their own.
+    """An open database, for any number of threads of one process.
+
+    Each process opens the database for itself.
 
     Examples
     --------
@@ -90,7 +95,10 @@ class Store:
         Raises
         ------
         StoreError
-            Missing, unreadable, locked, damaged, another program's or a newer kernelcat's.
+            The database is missing, unreadable, locked or damaged, or it was written by another
+            program or by a newer kernelcat.
+        MissingDependency
+            The driver of the URL's database is not installed.
         """
         location = locate(url)
         if location.path:
@@ -106,13 +114,13 @@ class Store:
         return store
 
     def close(self) -> None:
-        """Let go of all connections, after one more try to take in what was journaled."""
+        """Close all connections, after a last try to move the journal into the database."""
         try:
             if self._journaling:
                 with self.location.lock(self._timeout):
                     self._take_in_journal()
         except StoreError:
-            pass  # keep() has warned; the next open takes the journal in
+            pass  # keep() has warned; the next open() takes in the journal
         finally:
             self.engine.dispose()
 
@@ -123,14 +131,14 @@ class Store:
         self.close()
 
     def add(self, rows: Iterable[Measurement]) -> int:
-        """Add rows in one transaction, on disk when this returns; how many were new.
+        """Add rows in one transaction, which is on disk when this returns.
 
-        A row that is there already is left alone, so adding twice and merging do no harm.
+        Returns the number of new rows. A row that the database already has is not added again.
 
         Raises
         ------
         StoreError
-            Nothing was added.
+            The database cannot be written; nothing was added.
         """
         fresh = {row.digest: row for row in rows}
         with self._writing() as connection:
@@ -140,21 +148,22 @@ class Store:
                     del fresh[digest]
             if fresh:
                 statement: Any = insert(measurements)
-                if connection.dialect.name == "postgresql":  # SQLite's writers come one by one
+                if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
                     statement = postgresql_insert(measurements).on_conflict_do_nothing()
                 connection.execute(statement, [to_row(row) for row in fresh.values()])
         return len(fresh)
 
     def keep(self, rows: Iterable[Measurement]) -> bool:
-        """Add rows, or else write them to the journal that the next :meth:`open` takes in.
+        """Add rows to the database or, if that fails, to the journal.
 
-        True when they are in the database. After a first failure, which warns, this store keeps
-        to the journal, so that a tuner does not wait for a lock at every step.
+        Returns True if the rows are in the database. The first failure warns; from then on this
+        store writes to the journal only, so that a tuner does not wait for a lock at every step.
+        The next :meth:`open` moves the journal into the database.
 
         Raises
         ------
         StoreError
-            When the journal cannot be written either.
+            The journal cannot be written either.
         """
         rows = list(rows)
         if not self._journaling:
@@ -162,8 +171,8 @@ class Store:
                 self.add(rows)
                 return True
             except StoreError as error:
-                warnings.warn(f"{error}. Results go to {self.journal.path} and are taken in when "
-                              "the database is next opened", stacklevel=2)  # fmt: skip
+                warnings.warn(f"{error}. Results go to {self.journal.path}, which is moved into "
+                              "the database when it is next opened", stacklevel=2)  # fmt: skip
                 self._journaling = True
         with self.location.lock(self._timeout):
             self.journal.append(rows)
@@ -184,12 +193,15 @@ class Store:
         run: str | None = None,
         regime: str | None = None,
     ) -> list[Measurement]:
-        """The rows that match every given value, oldest first."""
-        wanted = {"entry": entry, "gpu": gpu, "language": language, "variant": variant,
+        """The rows that match all arguments that are not None, oldest first.
+
+        Raises ``StoreError`` if the database cannot be read.
+        """
+        values = {"entry": entry, "gpu": gpu, "language": language, "variant": variant,
                   "problem": _key(problem), "config": _key(config), "source": source,
                   "kind": kind, "status": status, "run": run, "regime": regime}  # fmt: skip
         statement = select(measurements).order_by(measurements.c.created_at, measurements.c.id)
-        return self._read(statement.where(*_equal(wanted)))
+        return self._read(statement.where(*_equal(values)))
 
     def tried(
         self,
@@ -201,26 +213,27 @@ class Store:
         source: str,
         kind: str = "measured",
     ) -> dict[str, str]:
-        """Configuration (canonical JSON) -> its last status, for exactly these sources.
+        """Configuration (canonical JSON) -> last status, for the sources with digest ``source``.
 
-        What a resumed tune need not do again, failures included.
+        A resumed tune does not repeat these configurations, not even the failed ones. Raises
+        ``StoreError`` if the database cannot be read.
         """
-        wanted = {"entry": entry, "language": language, "variant": variant, "gpu": gpu,
+        values = {"entry": entry, "language": language, "variant": variant, "gpu": gpu,
                   "problem": _key(problem), "source": source, "kind": kind}  # fmt: skip
         columns = measurements.c
-        statement = select(columns.config, columns.status).where(*_equal(wanted))
+        statement = select(columns.config, columns.status).where(*_equal(values))
         with self._reading() as connection:
-            found = connection.execute(statement.order_by(columns.created_at, columns.id)).all()
-        return {row.config: row.status for row in found}
+            rows = connection.execute(statement.order_by(columns.created_at, columns.id)).all()
+        return {row.config: row.status for row in rows}
 
     def winners(
         self, gpu: str | None = None, entry: str | None = None, regime: str | None = "graph"
     ) -> list[Race]:
         """The newest race of every (gpu, entry, problem, regime, kind, state), with its peers.
 
-        Only rows of one run are compared, and none of a configuration that was found wrong, then
-        or later, with the same source: it must not win by a timing it had before. See
-        :func:`kernelcat.store.newest_races`.
+        Only rows of one run are compared. A configuration that was ever found wrong with the same
+        source is left out, because it must not win by a timing from before or after. See
+        :func:`kernelcat.store.newest_races`. Raises ``StoreError`` if the database cannot be read.
         """
         columns = measurements.c
         subject = (columns.gpu, columns.entry, columns.problem, columns.regime, columns.kind,
@@ -245,9 +258,9 @@ class Store:
 
     def _read(self, statement: Select[Any]) -> list[Measurement]:
         with self._reading() as connection:
-            found = connection.execute(statement).all()
+            rows = connection.execute(statement).all()
         try:
-            return [from_row(row) for row in found]
+            return [from_row(row) for row in rows]
         except (InvalidArgument, ValueError) as error:
             raise StoreError(f"the tuning database {self.location} holds a row that is not a "
                              f"measurement: {error}") from error  # fmt: skip
@@ -259,13 +272,14 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        """A transaction that holds the write lock from its start, so that it cannot deadlock."""
+        """A transaction that takes the write lock when it begins, which rules out a deadlock."""
         with _explained(self.location), self.engine.begin() as connection:
             if connection.dialect.name == "sqlite":
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
             yield connection
 
     def _prepare(self) -> None:
+        """Create the tables, or migrate them to the newest version."""
         with self._reading() as connection:
             ready = migrations.version(connection) == migrations.newest()
         if ready:
@@ -279,9 +293,9 @@ class Store:
             migrations.migrate(connection)
 
     def _take_in_journal(self) -> None:
-        waiting = self.journal.read()
-        if waiting:
-            self.add(waiting)
+        rows = self.journal.read()
+        if rows:
+            self.add(rows)
         self.journal.remove()
 
 
@@ -295,7 +309,7 @@ def _engine(location: Location, timeout: float) -> Engine:
         ) from error
     except (NoSuchModuleError, ArgumentError, ValueError) as error:
         raise StoreError(
-            f"{VARIABLE}={location} is no database: use a path, sqlite:///PATH or "
+            f"{VARIABLE}={location} is not a database: use a path, sqlite:///PATH or "
             "postgresql+psycopg://USER@HOST/NAME"
         ) from error
     if engine.dialect.name == "sqlite":
@@ -327,7 +341,7 @@ def _check_file(location: Location, create: bool) -> None:
 
 @contextmanager
 def _explained(location: Location) -> Iterator[None]:
-    """Turn what a database raises into one line that says what to do."""
+    """Turn an exception of the database into a ``StoreError`` of one line with advice."""
     try:
         yield
     except StoreError as error:
@@ -343,21 +357,23 @@ def _advice(message: str) -> str:
     for sign, advice in _ADVICE:
         if sign in message.lower():
             return f"{advice} {VARIABLE}"
-    return message.strip().splitlines()[0] if message.strip() else "it gave no reason"
+    return message.strip().splitlines()[0] if message.strip() else "no reason was given"
 
 
 def _key(value: Text) -> str | None:
+    """Canonical JSON of a problem or configuration."""
     if value is None or isinstance(value, str):
         return value
     return value.key if isinstance(value, Problem) else canonical(value)
 
 
-def _equal(wanted: Mapping[str, str | None]) -> list[Any]:
-    return [measurements.c[name] == value for name, value in wanted.items() if value is not None]
+def _equal(values: Mapping[str, str | None]) -> list[Any]:
+    """A condition for each column (name -> value) whose value is not None."""
+    return [measurements.c[name] == value for name, value in values.items() if value is not None]
 
 
 def _refuted() -> Any:
-    """Whether a row's own configuration was found wrong on its problem, with its source."""
+    """Condition: the row's configuration was found wrong for its problem, with its source."""
     failed = measurements.alias("failed")
     same = ("gpu", "entry", "problem", "language", "variant", "config", "source", "kind")
     return exists().where(

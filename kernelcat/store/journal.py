@@ -1,4 +1,4 @@
-"""Measurements that could not be written to the database wait in a file beside it."""
+"""The journal: a file beside the database for measurements that could not be written to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernelcat.store.measurement import Measurement
 
 @dataclass(frozen=True)
 class Journal:
-    """JSON Lines, appended and synced to disk. The caller holds the database's lock."""
+    """A file of JSON Lines. The caller holds the database's lock (:meth:`Location.lock`)."""
 
     path: Path
 
@@ -24,7 +24,7 @@ class Journal:
         Raises
         ------
         StoreError
-            When not even the journal can be written.
+            The journal cannot be written.
         """
         text = "".join(f"{row.line()}\n" for row in measurements).encode()
         try:
@@ -42,27 +42,36 @@ class Journal:
             ) from error
 
     def read(self) -> list[Measurement]:
-        """The rows waiting. A line that a killed process left half-written is skipped."""
+        """The rows in the journal; empty where there is no file.
+
+        A line that a killed process left half-written is skipped, with a warning.
+
+        Raises
+        ------
+        StoreError
+            The file cannot be read, or holds a complete line that is not a measurement.
+        """
         try:
             lines = self.path.read_bytes().split(b"\n")
         except FileNotFoundError:
             return []
         except OSError as error:
             raise StoreError(f"cannot read {self.path} ({error.strerror})") from error
-        found, torn = [], 0
+        rows, num_torn = [], 0
         for line in filter(None, lines):
             try:
-                found.append(Measurement.from_line(line))
+                rows.append(Measurement.from_line(line))
             except InvalidArgument as error:
                 if not str(error).startswith("not JSON"):
-                    raise StoreError(f"{self.path} holds a record that is refused: {error}; move "
-                                     "the file away") from error  # fmt: skip
-                torn += 1
-        if torn:
-            warnings.warn(f"{self.path}: {torn} half-written lines were dropped", stacklevel=2)
-        return found
+                    raise StoreError(f"{self.path} holds an invalid record: {error}; move the file "
+                                     "away") from error  # fmt: skip
+                num_torn += 1
+        if num_torn:
+            warnings.warn(f"{self.path}: {num_torn} half-written lines were dropped", stacklevel=2)
+        return rows
 
     def remove(self) -> None:
+        """Delete the file, if there is one."""
         self.path.unlink(missing_ok=True)
 
     @staticmethod

@@ -1,8 +1,7 @@
-"""Ledgers: records of what ran on GPUs, as JSON Lines that git can hold.
+"""Ledgers: receipts, profiles and machine-code records, as JSON Lines that git can hold.
 
-A ledger is a folder with one file for every GPU, ``nvidia-SKU.jsonl``, that holds the newest
-record of each kind. What comes with the package lies under ``tuning_db/``, what a user measures in
-a folder of their own.
+A ledger is a folder with one file for every GPU, ``nvidia-SKU.jsonl``, which holds the newest
+record of each key. The package's ledgers lie under ``tuning_db/``; each user has local ones.
 """
 
 from __future__ import annotations
@@ -22,21 +21,23 @@ class Record(Protocol):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What a newer record replaces: the GPU first."""
+        """The SKU, then what identifies the record; a newer record replaces the one of its key."""
         ...
 
-    def to_json(self) -> str: ...
+    def to_json(self) -> str:
+        """The line, without the newline."""
+        ...
 
 
 def shipped_folder(name: str) -> Path:
-    """Where the ledger ``name`` that comes with the package lies."""
+    """Folder of the ledger ``name`` that comes with the package."""
     return paths.data("tuning_db") / name
 
 
 def local_folder(name: str) -> Path:
-    """Where this user's own lies: ``$KERNELCAT_NAME``, else in the user's data folder."""
-    chosen = os.environ.get(f"KERNELCAT_{name.upper()}")
-    return Path(chosen) if chosen else Path(platformdirs.user_data_dir("kernelcat")) / name
+    """Folder of this user's ledger: ``$KERNELCAT_NAME``, else one in the user's data folder."""
+    folder = os.environ.get(f"KERNELCAT_{name.upper()}")
+    return Path(folder) if folder else Path(platformdirs.user_data_dir("kernelcat")) / name
 
 
 def lines(folder: Path) -> list[str]:
@@ -47,11 +48,11 @@ def lines(folder: Path) -> list[str]:
 
 
 def write(folder: Path, records: Iterable[Record]) -> None:
-    """Make the folder's files hold the last one of each key."""
+    """Write the last record of each key to the folder's files, each file in one step."""
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {record.key: record for record in records}
-    for gpu in {key[0] for key in kept}:
-        text = "".join(f"{kept[key].to_json()}\n" for key in sorted(kept) if key[0] == gpu)
+    newest = {record.key: record for record in records}
+    for gpu in {key[0] for key in newest}:
+        text = "".join(f"{newest[key].to_json()}\n" for key in sorted(newest) if key[0] == gpu)
         path = folder / f"nvidia-{gpu}.jsonl"
         temporary = path.with_suffix(".tmp")
         temporary.write_text(text)

@@ -1,9 +1,9 @@
-"""JSON Lines files of measurements: one row a line.
+"""JSON Lines files of measurements.
 
-What many rows have in common stands once, before them: where they were measured, on a line
-``{"environment": {...}, "id": "..."}``, and the race they were in, on a line ``{"id": "...",
-"race": {...}}`` that gives the environment's id. A row gives the race's id instead of its fields.
-A row that has all fields itself, as a database keeps it, is a row too.
+A file has three kinds of lines. An environment is ``{"environment": {...}, "id": "..."}``. A race
+is ``{"id": "...", "race": {...}}`` and names its environment by id. A row is a measurement in which
+the id of its race replaces the fields of :data:`RACE`. A line must follow the lines that it names.
+A row may also have all fields itself, as in a database.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from kernelcat.errors import InvalidArgument, StoreError
 from kernelcat.store.measurement import Measurement, canonical, decode
 
 Refusals = tuple[tuple[int, str], ...]
-"""Line numbers and why each line was refused."""
+"""Line number and reason of each refused line."""
 
 RACE = ("entry", "environment", "gpu", "kind", "problem", "problem_name", "protocol", "run")
-"""Fields of a row that its race has."""
+"""Fields that a race has for all of its rows."""
 ENVIRONMENT = b'{"environment":'
-"""Begins the line of an environment and no other: a row begins with its ``ci_us``."""
+"""Beginning of the line of an environment, and of no other line: keys are sorted, so a row begins
+with ``ci_us`` and a race with ``id``."""
 
 
 class Reader:
-    """Rows from lines, in the order of the file."""
+    """Reads lines in the order of the file; remembers environments and races for later rows."""
 
     def __init__(self) -> None:
         self._environments: dict[str, Any] = {}
         self._races: dict[str, dict[str, Any]] = {}
 
     def row(self, line: str | bytes) -> Measurement | None:
-        """The row on a line; None for what rows have in common.
+        """The row on a line; None for the line of an environment or a race.
 
         Raises
         ------
         InvalidArgument
-            The line is neither, or names what does not stand before it.
+            The line is none of the three kinds, or no earlier line has the id that it names.
         """
         record = decode(line)
         if isinstance(record, dict):
@@ -49,37 +50,38 @@ class Reader:
             if record.keys() == {"id", "race"}:
                 if not isinstance(record["race"], dict):
                     raise InvalidArgument("a race must be a JSON object")
-                self._races[str(record["id"])] = self._placed(record["race"])
+                self._races[str(record["id"])] = self._with_environment(record["race"])
                 return None
             if "race" in record:
                 record |= _named(self._races, "race", record.pop("race"))
             else:
-                record = self._placed(record)
+                record = self._with_environment(record)
         return Measurement.from_json(record)
 
     def has_race(self, line: bytes) -> bool:
-        """Whether the race of a canonical line has been read, told without parsing it."""
+        """Whether the race of a row has been read. ``line`` is canonical JSON and is not parsed."""
         _, _, after = line.partition(b'"race":"')
         return after.partition(b'"')[0].decode(errors="replace") in self._races
 
-    def _placed(self, record: dict[str, Any]) -> dict[str, Any]:
-        """``record`` with its environment, of which it may have the name."""
+    def _with_environment(self, record: dict[str, Any]) -> dict[str, Any]:
+        """``record`` with its environment in place of the environment's id."""
         name = record.get("environment")
         if not isinstance(name, str):
             return record
         return record | {"environment": _named(self._environments, "environment", name)}
 
 
-def _named(known: Mapping[str, Any], kind: str, name: Any) -> Any:
-    if not isinstance(name, str) or name not in known:
+def _named(values: Mapping[str, Any], kind: str, name: Any) -> Any:
+    """The value of the environment or race (``kind``) that an earlier line has defined."""
+    if not isinstance(name, str) or name not in values:
         raise InvalidArgument(f"no {kind} {name!r} stands before this line")
-    return known[name]
+    return values[name]
 
 
 def write_lines(rows: Sequence[Measurement]) -> str:
-    """The text of a file with these rows in this order, each race before its first row."""
+    """The text of a file: environments, then the rows in order, each race before its first row."""
     environments: dict[str, Any] = {}
-    lines: dict[str, None] = {}  # in order, races once
+    lines: dict[str, None] = {}  # an ordered set: each race once
     for row in rows:
         record = row.to_json()
         environment = _name(record["environment"])
@@ -94,11 +96,18 @@ def write_lines(rows: Sequence[Measurement]) -> str:
 
 
 def _name(value: Mapping[str, Any]) -> str:
+    """The id of an environment or race: a digest of its content."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:8]
 
 
 def read_lines(path: Path) -> tuple[list[Measurement], Refusals]:
-    """The rows of a file, and the lines that are none."""
+    """The rows of a file, and the refused lines.
+
+    Raises
+    ------
+    StoreError
+        The file cannot be read.
+    """
     rows: list[Measurement] = []
     refused: list[tuple[int, str]] = []
     reader = Reader()
@@ -120,7 +129,13 @@ def read_lines(path: Path) -> tuple[list[Measurement], Refusals]:
 
 
 def read_all(path: Path) -> list[Measurement]:
-    """The rows of a file in which every line must be one; ``StoreError`` names the first bad."""
+    """The rows of a file without any invalid line.
+
+    Raises
+    ------
+    StoreError
+        The file cannot be read or has an invalid line; the message names the first one.
+    """
     rows, refused = read_lines(path)
     if refused:
         number, reason = refused[0]
@@ -129,6 +144,6 @@ def read_all(path: Path) -> list[Measurement]:
 
 
 def shipped() -> list[Measurement]:
-    """Every row of ``tuning_db/``, peers included."""
+    """Every row of ``tuning_db/``, those of peers included; raises as :func:`read_all` does."""
     files = sorted(paths.data("tuning_db").glob("*.jsonl"))
     return [row for file in files for row in read_all(file)]

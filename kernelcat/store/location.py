@@ -1,4 +1,4 @@
-"""Where the database lies: an argument, ``$KERNELCAT_DB``, or the user's data folder."""
+"""Where the database is: an argument, ``$KERNELCAT_DB``, or the user's data folder."""
 
 from __future__ import annotations
 
@@ -14,29 +14,42 @@ import platformdirs
 from kernelcat.errors import StoreError
 
 VARIABLE = "KERNELCAT_DB"
+"""Environment variable that names the database."""
 
 
 @dataclass(frozen=True)
 class Location:
-    """A database's URL and, for a SQLite file, its path. ``str()`` hides the password."""
+    """Where a database is. ``str()`` hides the password.
+
+    Attributes
+    ----------
+    url : SQLAlchemy URL
+    path : the file of a SQLite database, else None
+    named : whether an argument or ``$KERNELCAT_DB`` names it; False for the default
+    """
 
     url: str
     path: Path | None
     named: bool
-    """Whether somebody asked for this very place; False for the default."""
 
     @property
     def journal(self) -> Path:
-        """Where measurements wait while the database cannot be written."""
+        """The file for measurements that could not be written to the database."""
         if self.path:
             return self.path.with_name(f"{self.path.name}.journal.jsonl")
         digest = hashlib.sha256(self.url.encode()).hexdigest()[:12]
         return default_folder() / f"server-{digest}.journal.jsonl"
 
     def lock(self, timeout: float) -> AbstractContextManager[object]:
-        """Held while the database is created or migrated and the journal read or written.
+        """A file lock, held during migrations and while the journal is read or written.
 
-        A folder that cannot be written needs none: nobody writes there.
+        ``timeout`` is in seconds. A folder that cannot be written needs no lock: this returns a
+        context that does nothing.
+
+        Raises
+        ------
+        StoreError
+            Another process holds the lock, or the file system has no locks.
         """
         from filelock import FileLock, Timeout
 
@@ -64,21 +77,23 @@ class Location:
 
 
 def default_folder() -> Path:
-    """The user's data folder: results took GPU hours, a cache cleaner must not find them."""
+    """The user's data folder. Results took GPU hours, so they are not in the cache folder."""
     return platformdirs.user_data_path("kernelcat", appauthor=False)
 
 
 def locate(url: str | os.PathLike[str] | None = None) -> Location:
-    """The database ``url`` (a path or any SQLAlchemy URL) means; None means the user's own."""
-    asked = os.fspath(url) if url is not None else os.environ.get(VARIABLE)
-    text = asked or str(default_folder() / "tuning.sqlite3")
+    """The location of a database: ``url`` (a path or SQLAlchemy URL), else ``$KERNELCAT_DB``, else
+    ``tuning.sqlite3`` in the user's data folder."""
+    name = os.fspath(url) if url is not None else os.environ.get(VARIABLE)
+    text = name or str(default_folder() / "tuning.sqlite3")
     if "://" not in text:
         path = Path(text).expanduser().absolute()
-        return Location(f"sqlite:///{path}", path, bool(asked))
-    return Location(text, _sqlite_path(text), bool(asked))
+        return Location(f"sqlite:///{path}", path, bool(name))
+    return Location(text, _sqlite_path(text), bool(name))
 
 
 def _sqlite_path(url: str) -> Path | None:
+    """The file of a SQLite URL; None for a database in memory or of another kind."""
     dialect, _, rest = url.partition("://")
     if not dialect.startswith("sqlite"):
         return None

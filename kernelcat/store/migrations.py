@@ -1,4 +1,4 @@
-"""Schema versions: a list of small functions, each run once, in order, in one transaction."""
+"""Schema versions: a list of functions that each run once, in order, in one transaction."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Migration = Callable[[Connection], None]
 
 
 def add_sqnr(connection: Connection) -> None:
-    """Signal to quantization noise, which older rows do not have."""
+    """Add the column ``sqnr_db``; it is null in older rows."""
     table = models.measurements.name
     connection.execute(text(f"ALTER TABLE {table} ADD COLUMN sqnr_db DOUBLE PRECISION"))
 
 
 def add_winner(connection: Connection) -> None:
-    """A column for the tuner's winner, which was the word ``winner`` in ``detail``."""
+    """Add the column ``winner``; older rows have the word ``winner`` in ``detail`` instead."""
     name = models.measurements.name
     connection.execute(text(f"ALTER TABLE {name} ADD COLUMN winner BOOLEAN NOT NULL DEFAULT FALSE"))
     table = Table(name, MetaData(), autoload_with=connection)
@@ -43,42 +43,45 @@ def add_winner(connection: Connection) -> None:
 
 
 MIGRATIONS: list[Migration] = [add_sqnr, add_winner]
-"""``MIGRATIONS[n]`` takes a database from version ``n + 1`` to ``n + 2``. Only ever append.
+"""``MIGRATIONS[n]`` takes a database from version ``n + 1`` to ``n + 2``. Append only.
 
-A new database is made by ``models`` as it is now, so a change of ``models`` comes with the step
-that brings older databases there: ``ALTER TABLE ...`` spelled out.
+``models`` creates a new database in the newest version. A change of ``models`` therefore needs a
+migration for older databases, with ``ALTER TABLE ...`` spelled out.
 """
 
 
 def newest() -> int:
-    """The version this kernelcat reads and writes."""
+    """The schema version that this kernelcat reads and writes."""
     return 1 + len(MIGRATIONS)
 
 
 def version(connection: Connection) -> int:
-    """The version of a database; 0 for an empty one.
+    """The schema version of a database; 0 for an empty database.
 
     Raises
     ------
     StoreError
-        When the tables are another program's, or a newer kernelcat's.
+        The tables belong to another program or to a newer kernelcat.
     """
     tables = inspect(connection).get_table_names()
     if models.schema.name not in tables:
         if tables and connection.dialect.name == "sqlite":
             raise StoreError(f"it holds tables of another program ({tables[0]})")
         return 0
-    found = int(connection.execute(select(func.max(models.schema.c.version))).scalar() or 0)
-    if found > newest():
+    number = int(connection.execute(select(func.max(models.schema.c.version))).scalar() or 0)
+    if number > newest():
         raise StoreError(
-            f"a newer kernelcat wrote it (schema {found}, this one knows {newest()}): "
+            f"a newer kernelcat wrote it (schema {number}, this kernelcat reads up to {newest()}): "
             "upgrade kernelcat, or name another database in KERNELCAT_DB"
         )
-    return found
+    return number
 
 
 def migrate(connection: Connection) -> None:
-    """Bring a database to the newest version. The caller holds the lock and the transaction."""
+    """Bring a database to the newest version. The caller holds the lock and the transaction.
+
+    Raises what :func:`version` raises.
+    """
     start = version(connection)
     if start == newest():
         return

@@ -1,4 +1,4 @@
-"""The tables, and how a measurement becomes a row of them."""
+"""The tables of the database, and the conversion of measurements to rows and back."""
 
 from __future__ import annotations
 
@@ -78,13 +78,15 @@ Index(
 Index("kernelcat_by_run", measurements.c.run, measurements.c.entry)
 
 _ENCODED = ("problem", "config", "environment")
-_SAME = [name for name in FIELDS if name in measurements.c and name not in _ENCODED]
+"""Fields that a column holds as canonical JSON."""
+_PLAIN = [name for name in FIELDS if name in measurements.c and name not in _ENCODED]
+"""Fields that a column holds as they are."""
 
 
 def to_row(measurement: Measurement) -> dict[str, Any]:
     """Column values of a measurement."""
     low, high = measurement.ci_us or (None, None)
-    return {name: getattr(measurement, name) for name in _SAME} | {
+    return {name: getattr(measurement, name) for name in _PLAIN} | {
         "digest": measurement.digest,
         **{name: canonical(getattr(measurement, name)) for name in _ENCODED},
         "regime": measurement.protocol["regime"],
@@ -96,16 +98,16 @@ def to_row(measurement: Measurement) -> dict[str, Any]:
 
 
 def from_row(row: Row[Any]) -> Measurement:
-    """The measurement of a row, whose table may lack the newest columns.
+    """The measurement in a row. The row's table may lack the newest columns.
 
     Raises
     ------
     InvalidArgument
-        Another program wrote what is not a measurement.
+        The row is not a valid measurement.
     """
     values = row._mapping
     return Measurement(
-        **{name: values[name] for name in _SAME if name in values},
+        **{name: values[name] for name in _PLAIN if name in values},
         **{name: json.loads(values[name]) for name in _ENCODED},
         protocol={name: values[name] for name in ("regime", "l2", "state")},
         ci_us=None if values["ci_low_us"] is None else (values["ci_low_us"], values["ci_high_us"]),

@@ -1,4 +1,4 @@
-"""Who won: rows of one run compared with each other, and never with those of another run."""
+"""Races and their winners. Only rows of one run are compared with each other."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import NamedTuple
 from kernelcat.store.measurement import Measurement
 
 TIE = 0.01
-"""Medians closer than this share of the faster one are a tie."""
+"""Medians are a tie if they differ by at most this share of the faster median."""
 
 SUSTAINED, BURST, LADDER = "sustained", "burst", "ladder"
 STATES = (SUSTAINED, BURST, LADDER)
-"""``protocol.state`` of rows that raced: how the chip was treated (``kernelcat.bench.states``).
+"""``protocol.state`` of rows that raced: thermal state of the chip (:mod:`kernelcat.bench.states`).
 
-Races in different states are never compared. Calls go by the first state that a problem was raced
-in, and so do tables: servers run hot.
+Races in different states are never compared. Calls and tables use the first of these states in
+which a problem was raced; ``sustained`` is first because servers run hot.
 """
 
 SCREEN = "screen"
-"""``protocol.state`` of a quick first look. It decides nothing where raced rows exist."""
+"""``protocol.state`` of the quick first measurement. It is ignored where raced rows exist."""
 
 
 class Key(NamedTuple):
-    """What a race is about."""
+    """What identifies a race: only rows with equal keys are compared."""
 
     gpu: str
     entry: str
@@ -36,7 +36,7 @@ class Key(NamedTuple):
 
     @property
     def subject(self) -> tuple[str, str, str, str, str]:
-        """The same without the state."""
+        """The key without the state."""
         return self[:5]
 
 
@@ -47,7 +47,7 @@ class Race:
     Attributes
     ----------
     rows : the best configuration of every language and variant, best first; never empty
-    peers : somebody else's implementations in the same run, fastest first
+    peers : rows of peers in the same run, fastest first
     """
 
     key: Key
@@ -75,52 +75,53 @@ class Race:
 def newest_races(measurements: Iterable[Measurement]) -> list[Race]:
     """The newest race of every (gpu, entry, problem, regime, kind, state), sorted by that key.
 
-    What was only screened counts where its subject was raced in no state.
+    A screening counts as a race if its subject was raced in no other state.
     """
     groups: dict[Key, dict[str, list[Measurement]]] = defaultdict(lambda: defaultdict(list))
     for row in measurements:
         if row.status == "passed":
             key = Key(row.gpu, row.entry, row.problem_key, row.regime, row.kind, row.state)
             groups[key][row.run].append(row)
-    found = [race for key, runs in groups.items() if (race := _newest(key, runs))]
-    raced = {race.key.subject for race in found if race.key.state != SCREEN}
-    kept = (r for r in found if r.key.state != SCREEN or r.key.subject not in raced)
-    return sorted(kept, key=lambda race: race.key)
+    races = [race for key, runs in groups.items() if (race := _newest(key, runs))]
+    subjects = {race.key.subject for race in races if race.key.state != SCREEN}
+    decided = (r for r in races if r.key.state != SCREEN or r.key.subject not in subjects)
+    return sorted(decided, key=lambda race: race.key)
 
 
 def decisive(races: Iterable[Race]) -> list[Race]:
-    """One race of each subject, sorted by key: the one in the first of :data:`STATES`."""
-    chosen: dict[tuple[str, ...], Race] = {}
+    """The race of each subject whose state comes first in :data:`STATES`, sorted by key."""
+    by_subject: dict[tuple[str, ...], Race] = {}
     for race in sorted(races, key=lambda race: (preference(race.key.state), race.key)):
-        chosen.setdefault(race.key.subject, race)
-    return sorted(chosen.values(), key=lambda race: race.key)
+        by_subject.setdefault(race.key.subject, race)
+    return sorted(by_subject.values(), key=lambda race: race.key)
 
 
 def preference(state: str) -> int:
-    """The place of ``state`` among :data:`STATES`; those that did not race come last."""
+    """Index of ``state`` in :data:`STATES`; any other state comes last."""
     return STATES.index(state) if state in STATES else len(STATES)
 
 
 def rank(rows: Sequence[Measurement]) -> list[Measurement]:
     """Rows of one race, best first.
 
-    The tuner's declared winner leads. Without one, those within :data:`TIE` of the fastest lead,
-    ordered by language, variant and configuration, so that two tunes give one answer.
+    The row that the tuner declared the winner is first. Then follow the rows within :data:`TIE` of
+    the fastest, ordered by language, variant and configuration so that two tunes give one answer,
+    then the others by time.
     """
     if not rows:
         return []
     fastest = min(_median(row) for row in rows)
 
     def place(row: Measurement) -> tuple[bool, float, str, str, str]:
-        tied = _median(row) <= fastest * (1 + TIE)
-        median = 0.0 if tied else _median(row)
+        is_tied = _median(row) <= fastest * (1 + TIE)
+        median = 0.0 if is_tied else _median(row)
         return not row.winner, median, row.language, row.variant, row.config_key
 
     return sorted(rows, key=place)
 
 
 def tied(a: Measurement, b: Measurement) -> bool:
-    """Whether two rows of one run differ by less than :data:`TIE` or overlap in their intervals."""
+    """Whether two rows of one run are a tie: within :data:`TIE`, or their intervals overlap."""
     low, high = sorted((_median(a), _median(b)))
     if high <= low * (1 + TIE):
         return True
@@ -128,31 +129,32 @@ def tied(a: Measurement, b: Measurement) -> bool:
 
 
 def _newest(key: Key, runs: dict[str, list[Measurement]]) -> Race | None:
-    own = {run: [row for row in rows if not row.is_peer] for run, rows in runs.items()}
-    contested = [run for run, rows in own.items() if rows]
-    if not contested:
+    """The race of the newest run (run -> rows); None if all rows are peers'."""
+    ours = {run: [row for row in rows if not row.is_peer] for run, rows in runs.items()}
+    runs_with_ours = [run for run, rows in ours.items() if rows]
+    if not runs_with_ours:
         return None
-    run = max(contested, key=lambda run: (*max(_evidence(row) for row in own[run]), run))
-    best: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
-    for row in _last_looks(own[run]):
-        best[row.language, row.variant].append(row)
-    peers = {row.variant: row for row in _last_looks([r for r in runs[run] if r.is_peer])}
+    run = max(runs_with_ours, key=lambda run: (*max(_evidence(row) for row in ours[run]), run))
+    by_variant: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
+    for row in _last_rows(ours[run]):
+        by_variant[row.language, row.variant].append(row)
+    peers = {row.variant: row for row in _last_rows([r for r in runs[run] if r.is_peer])}
     return Race(
         key,
         run,
-        tuple(rank([rank(rows)[0] for rows in best.values()])),
+        tuple(rank([rank(rows)[0] for rows in by_variant.values()])),
         tuple(sorted(peers.values(), key=lambda row: (_median(row), row.variant))),
     )
 
 
-def _last_looks(rows: list[Measurement]) -> list[Measurement]:
+def _last_rows(rows: list[Measurement]) -> list[Measurement]:
     """The last row of every configuration."""
     ordered = sorted(rows, key=_evidence)
     return list({(r.language, r.variant, r.config_key): r for r in ordered}.values())
 
 
 def _evidence(row: Measurement) -> tuple[str, int]:
-    """What makes one run count more than another; ``Store.winners`` orders by the same."""
+    """Time and samples, by which runs are ordered; ``Store.winners`` orders in the same way."""
     return row.created_at, row.samples
 
 

@@ -1,4 +1,4 @@
-"""What the call path knows: shipped and local results, read once into memory."""
+"""Snapshots for the call path: shipped and local results, read once into memory."""
 
 from __future__ import annotations
 
@@ -18,17 +18,24 @@ from kernelcat.store.races import Race, newest_races, preference
 
 Origin = Literal["shipped", "local"]
 REGIME = "graph"
+"""Calls are decided by times of this regime."""
 _PEERS = f'"language":"{PEER}"'.encode()
 CALL_TIMEOUT_S = 1.0
-"""How long a call waits for a locked database before it goes on without."""
+"""Seconds that a call waits for a locked database before it uses shipped results only."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A configuration that some run found good for a problem.
+    """The best configuration of one variant for a problem, from a race.
 
-    ``source`` is the digest of the kernel that was measured, ``kind`` tells measured from
-    predicted, ``median_us`` is in microseconds, and ``compilers`` are their versions then.
+    Attributes
+    ----------
+    gpu : SKU
+    kind : ``measured`` or ``predicted``
+    median_us : microseconds
+    source : digest of the implementation that was measured
+    origin : ``shipped`` with the package, or ``local``
+    compilers : compiler -> version at the time of the measurement
     """
 
     entry: str
@@ -46,24 +53,24 @@ class Choice:
 
 
 class Snapshot:
-    """Choices by entry, each entry read when first asked for and then remembered.
+    """Choices by entry. The results of an entry are read once, at the first use.
 
-    Never raises for the database's sake: one that is locked, damaged or newer counts as empty,
-    with one warning; so does a missing one that was asked for by name.
+    A database that is locked, damaged or from a newer kernelcat never raises: it counts as empty,
+    with one warning. So does a missing database that an argument or ``$KERNELCAT_DB`` names.
     """
 
     def __init__(self, url: str | None = None) -> None:
         self._url = url
         self._known: dict[str, tuple[Choice, ...]] = {}
         location = locate(url)
-        # Where nothing was ever tuned, the default database is missing, and that is no news.
+        # A missing default database needs no warning: nothing was tuned yet.
         self._has_local = location.named or location.path is None or location.path.exists()
 
     def choices(self, entry: str) -> tuple[Choice, ...]:
-        """What is known of ``entry``: the best of every language and variant.
+        """The best configuration of every variant of ``entry``, from shipped and local races.
 
-        Those of one (gpu, problem, kind) stand together, best first, so that the next one can
-        serve where a language is not installed.
+        The choices of one (gpu, problem, kind) follow each other, best first: where a language is
+        not installed, the next choice serves.
         """
         if entry not in self._known:
             local = self._local(entry) if self._has_local else []
@@ -83,18 +90,20 @@ class Snapshot:
 
 
 def snapshot(url: str | None = None) -> Snapshot:
-    """What the shipped results and a database (``None``: the user's own) say now."""
+    """A snapshot of the shipped results and of a database (default: the user's own)."""
     return Snapshot(url)
 
 
 def _shipped(entry: str) -> Iterator[Measurement]:
-    wanted, regime = f'"entry":"{entry}"'.encode(), f'"regime":"{REGIME}"'.encode()
+    """The shipped rows of ``entry`` in :data:`REGIME`, without those of peers."""
+    name, regime = f'"entry":"{entry}"'.encode(), f'"regime":"{REGIME}"'.encode()
     for path in sorted(paths.data("tuning_db").glob("*.jsonl")):
         reader = Reader()
         for number, line in enumerate(path.read_bytes().splitlines(), 1):
-            # Lines are canonical JSON, so that most of them need no parsing.
-            told = wanted in line and regime in line  # of a race, or of a row that has all fields
-            is_wanted = (told or reader.has_race(line)) and _PEERS not in line
+            # Lines are canonical JSON, so that most of them need no parsing. The line of a race (or
+            # of a row that has all fields) contains the entry and the regime.
+            has_both = name in line and regime in line
+            is_wanted = (has_both or reader.has_race(line)) and _PEERS not in line
             if not is_wanted and not line.startswith(ENVIRONMENT):
                 continue
             try:
@@ -107,13 +116,16 @@ def _shipped(entry: str) -> Iterator[Measurement]:
 
 
 def _merge(shipped: Iterable[Race], local: Iterable[Race]) -> tuple[Choice, ...]:
-    """For one subject the preferred state's newest race leads; what only others have follows it."""
+    """The choices of all races, by subject, then by preference of the state, then newest first.
+
+    A configuration that several races of a subject have counts in the first of these races only.
+    """
     origins: tuple[tuple[Origin, Iterable[Race]], ...] = (("shipped", shipped), ("local", local))
-    newest = [(race, origin) for origin, found in origins for race in found]
-    newest.sort(key=lambda pair: pair[0].created_at, reverse=True)
-    newest.sort(key=lambda pair: (pair[0].key.subject, preference(pair[0].key.state)))
+    ordered = [(race, origin) for origin, races in origins for race in races]
+    ordered.sort(key=lambda pair: pair[0].created_at, reverse=True)
+    ordered.sort(key=lambda pair: (pair[0].key.subject, preference(pair[0].key.state)))
     choices: dict[tuple[str, ...], Choice] = {}
-    for race, origin in newest:
+    for race, origin in ordered:
         for row in race.rows:
             name = (*race.key.subject, row.language, row.variant, row.config_key)
             choices.setdefault(name, _choice(row, origin))

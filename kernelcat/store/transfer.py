@@ -1,4 +1,4 @@
-"""Results in and out of a database: JSON Lines, reviewed like code, and never code."""
+"""Import, export and merge of results as JSON Lines, which are data and are never executed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ _SQLITE = b"SQLite format 3\0"
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What an import did: rows added, rows that were known, and ``(line, reason)`` refusals."""
+    """What an import did.
+
+    Attributes
+    ----------
+    added : number of new rows
+    known : number of rows that the database had before
+    refused : line number and reason of each refused line
+    """
 
     added: int
     known: int
@@ -28,7 +35,14 @@ class ImportReport:
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two databases disagree about the winner of one problem. ``str()`` is the line to print."""
+    """Two databases have different winners of one problem. ``str()`` is the line to print.
+
+    Attributes
+    ----------
+    ours, theirs : the newest race in each database
+    kept : the race that decides after the merge: ``ours`` or ``theirs``
+    reason : dates and samples of both races
+    """
 
     ours: Race
     theirs: Race
@@ -40,14 +54,14 @@ class Conflict:
         problem = self.ours.winner.problem_name or key.problem
         return (
             f"{key.entry} {problem} on {key.gpu} ({key.regime}, {key.state}): "
-            f"ours {_shown(self.ours)}, theirs {_shown(self.theirs)}; "
+            f"ours {_winner_text(self.ours)}, theirs {_winner_text(self.theirs)}; "
             f"kept {'ours' if self.kept is self.ours else 'theirs'}: {self.reason}"
         )
 
 
 @dataclass(frozen=True)
 class MergeReport:
-    """Rows added and known, and the conflicts with how each was resolved."""
+    """What a merge did: numbers of new rows and of rows that the database had, and conflicts."""
 
     added: int
     known: int
@@ -55,45 +69,49 @@ class MergeReport:
 
 
 def export(store: Store, path: str | Path, *, gpu: str | None = None, shipped: bool = True) -> int:
-    """Write measurements as JSON Lines in a stable order; how many.
+    """Write measurements as JSON Lines in a stable order; returns the number of rows.
 
     Parameters
     ----------
     gpu : only rows of this SKU
-    shipped : for ``tuning_db/``: of every problem's newest race, the best configuration of each
-        language and variant, and the peers. What ``path`` already holds is kept where it is
-        newer or about something else. Otherwise every row, failures included: a backup.
+    shipped : True for ``tuning_db/``: the best configuration of each variant, and the peers, from
+        the newest race of every problem. Rows that ``path`` already has stay if they are newer or
+        of another problem. False for a backup: every row, failures included.
 
     Raises
     ------
     StoreError
-        ``path`` cannot be written, or holds something else; it is then as before.
+        ``path`` cannot be written, or holds something else than results; the file is unchanged.
     """
     path = Path(path)
     if shipped:
-        held = read_all(path) if path.exists() else []
-        found = store.winners(gpu=gpu, regime=None)
-        rows = reduce([*held, *(row for race in found for row in race.measurements)])
+        old = read_all(path) if path.exists() else []
+        races = store.winners(gpu=gpu, regime=None)
+        rows = reduce([*old, *(row for race in races for row in race.measurements)])
     else:
         rows = store.rows(gpu=gpu)
-    _write(path, write_lines(sorted(rows, key=_place)))
+    _write(path, write_lines(sorted(rows, key=_sort_key)))
     return len(rows)
 
 
 def reduce(rows: Iterable[Measurement]) -> list[Measurement]:
-    """The rows worth shipping: newest races; predictions only where nothing was measured."""
-    found = newest_races(rows)
-    measured = {(r.key.gpu, r.key.entry, r.key.problem) for r in found if r.key.kind == "measured"}
+    """The rows of the newest races; predictions only of problems that were not measured."""
+    races = newest_races(rows)
+    measured = {(r.key.gpu, r.key.entry, r.key.problem) for r in races if r.key.kind == "measured"}
     return [
         row
-        for race in found
+        for race in races
         if race.key.kind == "measured" or race.key[:3] not in measured
         for row in race.measurements
     ]
 
 
 def import_(store: Store, path: str | Path, *, partial: bool = False) -> ImportReport:
-    """Add the rows of a JSON Lines file. All or nothing, unless ``partial`` skips bad lines."""
+    """Add the rows of a JSON Lines file.
+
+    If a line is invalid, nothing is added; with ``partial`` the other lines are. Raises
+    ``StoreError`` if the file cannot be read or the database cannot be written.
+    """
     rows, refused = read_lines(Path(path))
     if refused and not partial:
         return ImportReport(0, 0, refused)
@@ -102,11 +120,16 @@ def import_(store: Store, path: str | Path, *, partial: bool = False) -> ImportR
 
 
 def merge(store: Store, other: str | Path) -> MergeReport:
-    """Add the rows of another database or JSON Lines file, and tell where winners differed.
+    """Add the rows of another database or JSON Lines file, and report where the winners differ.
 
-    Medians of different runs are never compared. A race is better evidence than a screening, then
-    the newer run, which saw newer kernels and rivals, then the one with more samples. This is how
-    :meth:`Store.winners` chooses at all times; a merge prints it.
+    Medians of different runs are never compared. A race decides before a screening, then the newer
+    run (it has newer kernels and rivals), then the run with more samples. :meth:`Store.winners`
+    always chooses in this way; a merge reports it.
+
+    Raises
+    ------
+    StoreError
+        ``other`` cannot be read, or the database cannot be written.
     """
     theirs = _rows_of(other)
     before = {race.key: race for race in store.winners(regime=None)}
@@ -137,7 +160,7 @@ def _is_sqlite(path: Path) -> bool:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file in one step: a reader sees the old one or the new one."""
+    """Replace a file in one step: a reader gets the old file or the new file."""
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,8 +180,8 @@ def _write(path: Path, text: str) -> None:
         ) from error
 
 
-def _place(row: Measurement) -> tuple[str, ...]:
-    """The order of lines. It has no times in it, so that a new tune changes lines in place."""
+def _sort_key(row: Measurement) -> tuple[str, ...]:
+    """Sort key of a line. Times come last, so that a new tune changes lines in place."""
     return (
         row.gpu,
         row.entry,
@@ -179,7 +202,7 @@ def _name(row: Measurement) -> tuple[str, str, str]:
     return row.language, row.variant, row.config_key
 
 
-def _shown(race: Race) -> str:
+def _winner_text(race: Race) -> str:
     row = race.winner
     return f"{row.language}/{row.variant} {row.median_us:.4g} us"
 
@@ -188,13 +211,13 @@ def _resolve(ours: Race, theirs: Race, kept_run: str) -> Conflict:
     kept, other = (theirs, ours) if kept_run == theirs.run else (ours, theirs)
     days = f"{kept.created_at[:16]} against {other.created_at[:16]}"
     samples = f"{kept.winner.samples} against {other.winner.samples} samples"
-    return Conflict(ours, theirs, kept, f"{days}, {samples}{_rematch(kept, other.winner)}")
+    return Conflict(ours, theirs, kept, f"{days}, {samples}{_loser_text(kept, other.winner)}")
 
 
-def _rematch(race: Race, loser: Measurement) -> str:
-    """How the other side's winner did in this very race, where it took part."""
+def _loser_text(race: Race, loser: Measurement) -> str:
+    """How much slower the other database's winner was in ``race``; empty if it was not in it."""
     for row in race.rows:
         if _name(row) == _name(loser):
             ratio = (row.median_us or 0) / (race.winner.median_us or 1)
-            return f", which the other lost {ratio:.3f}x slower"
+            return f"; in that race the other winner was {ratio:.3f}x slower"
     return ""

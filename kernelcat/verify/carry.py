@@ -1,8 +1,8 @@
-"""Receipts and measurements over a change of the source that leaves the machine code as it was.
+"""Carrying receipts and measurements over a change of the source that keeps the machine code.
 
 Every case of an implementation's record is built from today's sources, on a CPU, by the compilers
-that its receipt names. Where all launches and all machine code are the same, today's digest joins
-the record, and receipts hold as before.
+that the implementation's receipt names. Where no launch and no machine code changed, today's digest
+joins the record, and the receipts and measurements still hold.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ Cases = Sequence[Case]
 
 @dataclass(frozen=True)
 class Comparison:
-    """One implementation's cases, built today, beside its record.
+    """The cases of one implementation as they are built today, compared with their record.
 
     Attributes
     ----------
-    digest : today's
-    compared : how many cases
-    different : those whose launches or machine code are others, with what they are now
+    record : the record before the comparison
+    digest : the implementation's digest today
+    compared : number of cases that were built
+    different : case -> its code today, for each case whose launch or machine code changed
     """
 
     record: Record
@@ -51,11 +52,12 @@ class Comparison:
         if self.same:
             return f"same   {name}: {self.compared} cases"
         case, code = next(iter(self.different.items()))
-        lost = f"{len(self.different)} of {self.compared} cases differ"
+        count = f"{len(self.different)} of {self.compared} cases differ"
         where = f"{dict(case.config)} for {case.problem}"
-        return f"other  {name}: {lost}; the first, {where}: {self._how(case, code)}"
+        return f"other  {name}: {count}; the first, {where}: {self._difference(case, code)}"
 
-    def _how(self, case: Case, code: str) -> str:
+    def _difference(self, case: Case, code: str) -> str:
+        """What changed in ``case``: the launch, the machine code, or the compiler's error."""
         if code.startswith("!"):
             return code[1:]
         before = self.record.code(case)
@@ -64,87 +66,96 @@ class Comparison:
         return f"other {' and '.join(kind for kind, then, now in kinds if then != now)}"
 
     def carried(self) -> Record:
-        """The record with today's digest among those that run its code."""
+        """The record with today's digest added to the digests that run the recorded code."""
         assert self.same
         today = f"carried {datetime.now(UTC):%Y-%m-%d}"
         return replace(self.record, digests={self.digest: today, **self.record.digests})
 
     def checked(self) -> Record:
-        """The record after a full check that found every case the same."""
+        """The record, marked as checked in full with today's digest."""
         assert self.same
         return replace(self.record, checked=self.digest)
 
 
 def uncarried(records: Iterable[Record]) -> list[Record]:
-    """The records of implementations that have another digest today."""
-    return [record for record in records if _now(record) not in record.digests]
+    """The records that do not have their implementation's digest of today."""
+    return [record for record in records if _digest_today(record) not in record.digests]
 
 
 def unchecked(records: Iterable[Record]) -> list[Record]:
-    """Those that were carried to today's digest since the last full check."""
-    return [r for r in records if _now(r) in r.digests and r.checked != _now(r)]
+    """The records that were carried to today's digest after their last full check."""
+    carried = (record for record in records if _digest_today(record) in record.digests)
+    return [record for record in carried if record.checked != _digest_today(record)]
 
 
 def compare(records: Sequence[Record], jobs: int | None = None) -> Iterator[Comparison]:
-    """Build every case of ``records`` anew, ``jobs`` implementations at a time; raises as `build`.
+    """Build every case of ``records`` and compare its code with the recorded code.
 
-    In the order of ``records``.
+    Yields in the order of ``records``; ``jobs`` implementations are built at a time. Raises what
+    :func:`build` raises.
     """
-    wanted = [(record, [case for case, _ in record.codes()]) for record in records]
-    for record, codes in build(wanted, jobs):
-        known = dict(record.codes())
-        different = {case: code for case, code in codes.items() if code != known[case]}
-        yield Comparison(record, _now(record), len(codes), different)
+    requests = [(record, [case for case, _ in record.codes()]) for record in records]
+    for record, codes in build(requests, jobs):
+        recorded = dict(record.codes())
+        different = {case: code for case, code in codes.items() if code != recorded[case]}
+        yield Comparison(record, _digest_today(record), len(codes), different)
 
 
 def build(
-    wanted: Sequence[tuple[Record, Cases]], jobs: int | None = None
+    requests: Sequence[tuple[Record, Cases]], jobs: int | None = None
 ) -> Iterator[tuple[Record, dict[Case, str]]]:
-    """The codes of cases, built by the compilers that each record names.
+    """Build cases by the compilers that their record names.
+
+    Yields each record with the code of each of its cases (:class:`machine_code.Code` as text, or
+    ``"!"`` and the error), in the order of ``requests``; ``jobs`` records are built at a time
+    (default: one for each CPU).
 
     Raises
     ------
     MissingDependency
         The compilers that a record names cannot be installed.
     KernelcatError
-        A building process ended before it answered.
+        A building process failed.
     """
-    one_at_a_time = Lock()
+    install_lock = Lock()
 
     def work(record: Record, cases: Cases) -> tuple[Record, dict[Case, str]]:
-        with one_at_a_time:
+        with install_lock:
             python = python_with(record.toolchain)
         return record, _build(python, record, cases)
 
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as threads:
-        yield from threads.map(lambda pair: work(*pair), wanted)
+        yield from threads.map(lambda request: work(*request), requests)
 
 
 def _build(python: Path, record: Record, cases: Cases) -> dict[Case, str]:
-    asked = {
+    request = {
         "implementation": record.implementation,
         "gpu": record.gpu,
         "cases": [[case.problem.values, dict(case.config)] for case in cases],
     }
     done = subprocess.run(
         [str(python), "-m", "kernelcat.verify.machine_code"],
-        input=json.dumps(asked) + "\n",
+        input=json.dumps(request) + "\n",
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "PYTHONPATH": _search_path(python)},
     )
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise KernelcatError(f"{record.implementation}: building its cases failed: {said[-1]}")
+        errors = done.stderr.strip().splitlines() or ["no error message"]
+        raise KernelcatError(f"{record.implementation}: building its cases failed: {errors[-1]}")
     return dict(zip(cases, json.loads(done.stdout)["codes"], strict=True))
 
 
 def _search_path(python: Path) -> str:
-    """Where a building process finds this package, and what this process finds if it is one."""
-    mine = os.environ.get("PYTHONPATH", "") if str(python) == sys.executable else ""
-    return os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), mine)))
+    """PYTHONPATH of a building process: this package, then this process's own PYTHONPATH.
+
+    Another Python (an environment with other compilers) must not find this process's packages.
+    """
+    inherited = os.environ.get("PYTHONPATH", "") if str(python) == sys.executable else ""
+    return os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), inherited)))
 
 
-def _now(record: Record) -> str:
+def _digest_today(record: Record) -> str:
     return digest_of(*record.implementation.split("/"))

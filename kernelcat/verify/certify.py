@@ -1,8 +1,8 @@
-"""`kernelcat check`: what an implementation has to pass before it is believed.
+"""`kernelcat check`: what an implementation has to pass before it gets a receipt.
 
-Every named problem on two seeds, then fuzzing, then NVIDIA's compute-sanitizer over a fuzz run of
-its own. Each implementation runs in a process of its own, so that an illegal access (which leaves
-a CUDA context useless) costs that implementation alone.
+The steps are: every named problem with two seeds, then fuzzing, then NVIDIA's compute-sanitizer
+over a separate fuzz run. Each implementation runs in a separate process, because an illegal access
+leaves the CUDA context of its process useless.
 """
 
 from __future__ import annotations
@@ -30,23 +30,33 @@ from kernelcat.verify.receipts import Receipt
 from kernelcat.verify.sanitizer import SANITIZERS, command_line, sanitize
 
 CHECKED_BYTES = 1 << 29
-"""Larger problems are left to the tuner's gate: several processes check side by side."""
+"""Bytes that a problem may move. Larger problems are left to the tuner's gate, because several
+processes check on one GPU at once."""
 CHECKED_S = 900
 """Seconds after which a process that checks one implementation counts as hung."""
 SANITIZED_EXAMPLES = 8
-"""Random problems under a tool that was asked for by name, without a number."""
+"""Random problems under a tool that ``--tool`` names, where ``--sanitize`` gives no number."""
 INTERPRETED_SIZE = 70
-"""Largest size axis in Triton's interpreter."""
+"""Largest value of a size axis in Triton's interpreter."""
 INTERPRETED_EXAMPLES = 10
-"""Random problems there when none are asked for, since no named one is small enough."""
+"""Random problems in Triton's interpreter where the user gives no number: no named problem is small
+enough for the interpreter."""
 
 
 @dataclass
 class Outcome:
     """What one implementation passed and where it failed.
 
-    ``skipped`` are problems it rejects; ``sanitizer`` counts each tool's errors, ``findings`` says
-    what they are.
+    Attributes
+    ----------
+    implementation : ``gemm/cuda/wgmma``
+    problems : names of the problems that passed
+    skipped : problems that the implementation does not serve, each with the reason
+    failures : problems that failed, each with the reason
+    fuzz_examples : number of random problems that passed
+    sanitizer : tool -> number of errors that compute-sanitizer counted
+    ordered : number of hazards that a barrier in the machine code rules out
+    findings : the first distinct errors of each tool, as text
     """
 
     implementation: str
@@ -60,12 +70,15 @@ class Outcome:
 
     @property
     def right(self) -> bool:
-        """Every result was right, and there was one: worth a receipt, which tells the findings."""
+        """Whether every result was right and there was at least one: enough for a receipt.
+
+        The sanitizer's findings do not count here; the receipt names them.
+        """
         return not self.failures and bool(self.problems or self.fuzz_examples)
 
     @property
     def passed(self) -> bool:
-        """The same, and the sanitizer found nothing."""
+        """Whether the implementation is :attr:`right` and the sanitizer found no error."""
         return self.right and not any(self.sanitizer.values())
 
 
@@ -76,10 +89,14 @@ def certify(
     fuzz_examples: int = 0,
     jobs: int | None = None,
 ) -> Outcome:
-    """Check one implementation in this process; ``jobs`` others compile ahead what it fuzzes.
+    """Check one implementation in this process.
 
-    ``problems`` None means every named problem that moves at most ``CHECKED_BYTES``, or none of
-    them in the interpreter, which is too slow for real sizes and only fuzzes.
+    Parameters
+    ----------
+    problems : default: every named problem that moves at most :data:`CHECKED_BYTES`; none in
+        Triton's interpreter, which is too slow for real sizes and only fuzzes
+    fuzz_examples : number of random problems
+    jobs : processes that compile the kernels of random problems ahead
     """
     entry = catalog.entry(implementation.entry)
     outcome = Outcome(implementation.name)
@@ -100,7 +117,7 @@ def certify(
         if result.failure:
             outcome.failures.append(str(result.failure))
         elif not result.examples:
-            outcome.failures.append("no random problem was one that it serves")
+            outcome.failures.append("the implementation serves none of the random problems")
     return outcome
 
 
@@ -125,7 +142,7 @@ def _check_one(
 
 
 def run(
-    found: Sequence[Implementation],
+    implementations: Sequence[Implementation],
     device: Device,
     problems: Sequence[str],
     fuzz_examples: int,
@@ -134,19 +151,27 @@ def run(
     devices: Sequence[int] = (0,),
     tools: Sequence[str] = SANITIZERS,
 ) -> Iterator[tuple[Implementation, Outcome]]:
-    """Certify each of ``found``, as they are done, in a process each that sees one GPU alone.
+    """Certify ``implementations``, each in a process that sees one GPU; yields in order of finish.
 
-    Each of ``devices`` (GPUs by number) has ``jobs`` of them at a time; a single implementation
-    on GPU 0 is certified here, and ``jobs`` processes compile for it. ``problems`` are names;
-    none means all.
+    A single implementation on GPU 0 is certified in this process.
+
+    Parameters
+    ----------
+    problems : names of problems; all where empty
+    fuzz_examples : random problems for each implementation
+    sanitize_examples : random problems for each compute-sanitizer tool
+    jobs : implementations at a time on each GPU; for a single implementation on GPU 0, the
+        processes that compile for it
+    devices : numbers of the GPUs
+    tools : compute-sanitizer tools
     """
-    if len(found) == 1 and tuple(devices) == (0,):
-        entry = catalog.entry(found[0].entry)
+    if len(implementations) == 1 and tuple(devices) == (0,):
+        entry = catalog.entry(implementations[0].entry)
         chosen = [entry.named(name) for name in problems] or None
-        outcome = certify(found[0], device, chosen, fuzz_examples, jobs)
+        outcome = certify(implementations[0], device, chosen, fuzz_examples, jobs)
         if sanitize_examples and outcome.passed:
-            _sanitize(found[0], sanitize_examples, tools, outcome)
-        yield found[0], outcome
+            _sanitize(implementations[0], sanitize_examples, tools, outcome)
+        yield implementations[0], outcome
         return
     arguments = ["--fuzz", str(fuzz_examples), "--sanitize", str(sanitize_examples)]
     for name in problems:
@@ -156,21 +181,21 @@ def run(
             arguments += ["--tool", tool]
     compilers = (os.cpu_count() or 1) // (jobs * len(devices))
     arguments += ["--jobs", str(min(max(compilers, 1), MAX_JOBS))]
-    free: SimpleQueue[int] = SimpleQueue()
+    free_gpus: SimpleQueue[int] = SimpleQueue()
     for number in list(devices) * jobs:
-        free.put(number)
+        free_gpus.put(number)
 
-    def on_a_gpu(implementation: Implementation) -> Outcome:
-        number = free.get()
+    def run_on_free_gpu(implementation: Implementation) -> Outcome:
+        number = free_gpus.get()
         try:
-            return _in_process(implementation, arguments, number)
+            return _run_process(implementation, arguments, number)
         finally:
-            free.put(number)
+            free_gpus.put(number)
 
     with ThreadPoolExecutor(jobs * len(devices)) as pool:
-        started = {pool.submit(on_a_gpu, i): i for i in found}
-        for done in as_completed(started):
-            yield started[done], done.result()
+        futures = {pool.submit(run_on_free_gpu, i): i for i in implementations}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
 
 
 def _sanitize(
@@ -186,7 +211,7 @@ def _sanitize(
     outcome.findings = [f"{tool}: {f}" for tool, report in reports.items() for f in report.findings]
 
 
-def _in_process(implementation: Implementation, arguments: Sequence[str], number: int) -> Outcome:
+def _run_process(implementation: Implementation, arguments: Sequence[str], number: int) -> Outcome:
     command = [*command_line("check", implementation), "--json", *arguments]
     try:
         done = subprocess.run(
@@ -194,7 +219,7 @@ def _in_process(implementation: Implementation, arguments: Sequence[str], number
             env={**os.environ, VISIBLE: visible(number)},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return Outcome(implementation.name, failures=[f"no answer in {CHECKED_S} s: it hangs"])
+        return Outcome(implementation.name, failures=[f"no result after {CHECKED_S} s: it hangs"])
     try:
         return Outcome(**json.loads(done.stdout)[0])
     except (ValueError, IndexError, TypeError):
@@ -203,7 +228,7 @@ def _in_process(implementation: Implementation, arguments: Sequence[str], number
 
 
 def receipt(implementation: Implementation, outcome: Outcome, device: Device) -> Receipt:
-    """The receipt for an outcome whose results were right."""
+    """The receipt for an outcome that is :attr:`~Outcome.right`, made on ``device``."""
     return Receipt(
         implementation=implementation.name,
         source=digest(implementation),

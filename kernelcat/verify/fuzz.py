@@ -1,11 +1,12 @@
 """Property-based checking: Hypothesis draws problems from an entry's axes, and configurations.
 
-Sizes are drawn anywhere in an axis's range and, just as often, on and around multiples of the
-powers of two that tiles are made of, where kernels go wrong. A failure is shrunk to a small one.
+Sizes are drawn from an axis's whole range and, for each step in :data:`TILE_STEPS` as often, on
+and next to multiples of that step: kernels fail most at the edges of tiles. Hypothesis shrinks a
+failure to a small problem.
 
-What is compiled in (choices and configuration) comes from a drawn hand of kernels, so that
-thousands of sizes cost a few dozen compilations. Where a GPU would wait for them, several
-processes compile ahead what the first examples need.
+Values that are compiled into a kernel (choice axes and configuration) come from a few combinations
+that are drawn first, so that thousands of sizes cost a few dozen compilations. On a GPU, several
+processes compile the kernels of the first examples ahead.
 """
 
 from __future__ import annotations
@@ -41,20 +42,22 @@ from kernelcat.verify.sanitizer import EXAMPLE, ORDERED
 from kernelcat.verify.warp_roles import ordered
 
 KERNELS = 16
-"""Combinations of choices and configuration a run draws from."""
+"""Combinations of choice axes and configuration that a run draws from."""
 DEFAULTS = 4
-"""One in so many of them is the implementation's default configuration."""
+"""Every fourth combination has the implementation's default configuration."""
 TILE_STEPS = (8, 16, 64, 128)
+"""Sizes of tiles. Sizes of problems are drawn on and next to multiples of these."""
 IDLE = 10
-"""One in so many problems that have nothing to do is drawn all the same."""
+"""One in this many of the problems that move no bytes is kept."""
 AHEAD = 100
-"""Examples whose kernels are compiled before the first one runs."""
+"""Number of examples whose kernels are compiled before the first example runs."""
 MAX_JOBS = 8
+"""Most processes that compile ahead, by default."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The smallest example found on which an implementation was wrong or failed."""
+    """The smallest known example for which an implementation failed or had a wrong result."""
 
     implementation: str
     problem: Problem
@@ -67,7 +70,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class FuzzResult:
-    """How many examples one implementation passed, and the failure if there was one."""
+    """The number of examples that one implementation passed, and its failure or None."""
 
     implementation: str
     examples: int
@@ -76,8 +79,15 @@ class FuzzResult:
 
 @dataclass(frozen=True, eq=False)
 class _Kernel:
-    """Values of the choice axes, and where in the space the search for a configuration begins;
-    None asks for the default."""
+    """Values of the choice axes, and how a configuration is chosen for a problem.
+
+    Attributes
+    ----------
+    choices : choice axis -> value
+    space : every configuration of the implementation
+    first : index into ``space`` where the search for a configuration begins; None stands for the
+        implementation's default configuration
+    """
 
     choices: Mapping[str, AxisValue]
     space: tuple[Config, ...]
@@ -90,7 +100,7 @@ class _Kernel:
         return _Kernel(choices, space, dice.randrange(len(space)) if index % DEFAULTS else None)
 
     def config(self, implementation: Implementation, problem: Problem, gpu: Gpu) -> Config | None:
-        """The first configuration that serves ``problem``, or None."""
+        """The first configuration, from ``first`` on, that serves ``problem``; None without one."""
 
         def serves(config: Config) -> bool:
             return implementation.why_not(config, problem, gpu) is None
@@ -100,7 +110,7 @@ class _Kernel:
             return self.space[start]
         default = implementation.default(problem, gpu)
         if not serves(default):
-            return None  # nor does anything else: that is what a default is
+            return None  # the default serves a problem if any configuration does
         if self.first is None:
             return default
         return next(filter(serves, (*self.space[start:], *self.space[:start])), None)
@@ -113,7 +123,7 @@ class _Wrong(AssertionError):
 
 
 def values(axis: Axis, limit: int | None = None) -> st.SearchStrategy:
-    """Values of one axis; ``limit`` caps sizes (the interpreter is slow)."""
+    """Values of one axis; ``limit`` is the largest size (Triton's interpreter is slow)."""
     if axis.values:
         return st.sampled_from(axis.values)
     high = axis.high if limit is None else min(axis.high, max(axis.low, limit))
@@ -130,7 +140,7 @@ def values(axis: Axis, limit: int | None = None) -> st.SearchStrategy:
 def problems(
     entry: Entry, limit: int | None = None, choices: Mapping[str, AxisValue] | None = None
 ) -> st.SearchStrategy[Problem]:
-    """Legal problems of an entry, with ``choices`` where they are given."""
+    """Problems that the entry's constraint allows; ``choices`` fixes the values of some axes."""
     fixed = {name: st.just(value) for name, value in (choices or {}).items()}
     axes = {axis.name: values(axis, limit) for axis in entry.axes} | fixed
     drawn = st.fixed_dictionaries(axes).map(lambda chosen: Problem.of(entry.name, **chosen))
@@ -140,15 +150,15 @@ def problems(
 def worthwhile(
     entry: Entry, limit: int | None = None, choices: Mapping[str, AxisValue] | None = None
 ) -> st.SearchStrategy[Problem]:
-    """The same, few of which have nothing to do.
+    """:func:`problems` with only one in :data:`IDLE` of those that move no bytes.
 
-    Hypothesis likes sizes of zero, and one is enough for that.
+    Hypothesis draws sizes of zero very often, and a few such problems are enough.
     """
 
-    def is_worth_it(problem: Problem) -> bool:
+    def is_worthwhile(problem: Problem) -> bool:
         return entry.bytes_moved(problem) > 0 or crc32(str(problem).encode()) % IDLE == 0
 
-    return problems(entry, limit, choices).filter(is_worth_it)
+    return problems(entry, limit, choices).filter(is_worthwhile)
 
 
 def fuzz(
@@ -162,22 +172,29 @@ def fuzz(
 ) -> FuzzResult:
     """Check ``examples`` random problems and configurations of one implementation.
 
-    The same ``random_seed`` draws the same examples. They share about ``kernels`` combinations of
-    choices and configuration. ``limit`` caps every size. For a CUDA device ``jobs`` processes (by
-    default one a CPU, at most ``MAX_JOBS``) compile ahead.
+    Parameters
+    ----------
+    random_seed : one seed always draws the same examples
+    limit : largest size
+    kernels : number of combinations of choice axes and configuration that the examples share
+    jobs : processes that compile ahead for a CUDA device; default: one for each CPU, at most
+        :data:`MAX_JOBS`
     """
-    entry, passed = catalog.entry(implementation.entry), 0
+    entry, num_passed = catalog.entry(implementation.entry), 0
     space = tuple(implementation.whole_space())
-    hand = [_Kernel.draw(entry, space, random_seed, i) for i in range(kernels)]
-    of_hand = [st.tuples(st.just(k), worthwhile(entry, limit, k.choices)) for k in hand]
-    examples_of = st.sampled_from(of_hand).flatmap(lambda of_kernel: of_kernel)
+    drawn = [_Kernel.draw(entry, space, random_seed, i) for i in range(kernels)]
+    by_kernel = [st.tuples(st.just(k), worthwhile(entry, limit, k.choices)) for k in drawn]
+    all_examples = st.sampled_from(by_kernel).flatmap(lambda strategy: strategy)
 
     @cache
     def config_of(kernel: _Kernel, problem: Problem) -> Config | None:
         return kernel.config(implementation, problem, device.gpu)
 
-    def each(body: Callable[[Problem, Config, int], None], count: int, *phases: Phase) -> None:
-        """Call ``body`` with each example that the implementation serves, and a seed for inputs."""
+    def for_each(body: Callable[[Problem, Config, int], None], count: int, *phases: Phase) -> None:
+        """Call ``body(problem, config, seed)`` with each example that the implementation serves.
+
+        The seed is for the inputs.
+        """
 
         @seed(random_seed)
         @settings(
@@ -188,7 +205,7 @@ def fuzz(
             suppress_health_check=list(HealthCheck),
             phases=phases,
         )
-        @given(example=examples_of, draw=st.integers(0, 99))
+        @given(example=all_examples, draw=st.integers(0, 99))
         def run(example: tuple[_Kernel, Problem], draw: int) -> None:
             kernel, problem = example
             config = config_of(kernel, problem)
@@ -196,36 +213,36 @@ def fuzz(
                 reject()
             body(problem, config, draw)
 
-        with suppress(Unsatisfiable):  # it serves none of them
+        with suppress(Unsatisfiable):  # the implementation serves no example
             run()
 
     def judge(problem: Problem, config: Config, draw: int) -> None:
-        nonlocal passed
+        nonlocal num_passed
         verdict = _attempt(implementation, problem, config, device, draw)
         if not verdict.passed:
             raise _Wrong(Failure(implementation.name, problem, config, verdict.detail))
-        passed += 1
+        num_passed += 1
 
     if isinstance(device, CudaDevice):
         first: list[tuple[Problem, Config]] = []
-        each(lambda problem, config, _: first.append((problem, config)),
-             min(examples, AHEAD), Phase.generate)  # fmt: skip
+        for_each(lambda problem, config, _: first.append((problem, config)),
+                 min(examples, AHEAD), Phase.generate)  # fmt: skip
         todo = list(_uncompiled(implementation, first, device.gpu))
         _compile(implementation, todo, device.gpu, jobs or min(os.cpu_count() or 1, MAX_JOBS))
     try:
-        each(judge, examples, Phase.generate, Phase.shrink)
+        for_each(judge, examples, Phase.generate, Phase.shrink)
     except _Wrong as wrong:
-        return FuzzResult(implementation.name, passed, wrong.failure)
-    return FuzzResult(implementation.name, passed)
+        return FuzzResult(implementation.name, num_passed, wrong.failure)
+    return FuzzResult(implementation.name, num_passed)
 
 
 def _uncompiled(
     implementation: Implementation, examples: Iterable[tuple[Problem, Config]], gpu: Gpu
 ) -> Iterator[tuple[Problem, Config]]:
-    """Examples that between them need every kernel which nobody has compiled yet."""
+    """Examples that together need every kernel that is not yet in the disk cache."""
     known: set[Source] = set()
     for problem, config in examples:
-        with suppress(KernelcatError):  # the example's own check will tell
+        with suppress(KernelcatError):  # checking the example reports the error
             steps = implementation.program(problem, config, gpu).steps
             new = {step.source for step in steps} - known
             known |= new
@@ -236,7 +253,10 @@ def _uncompiled(
 def _compile(
     implementation: Implementation, todo: list[tuple[Problem, Config]], gpu: Gpu, jobs: int
 ) -> None:
-    """Fill the disk cache; what does not compile is told by the example that needs it."""
+    """Compile ``todo`` into the disk cache by ``jobs`` processes.
+
+    Errors are dropped: checking the example that needs the kernel reports them.
+    """
     jobs = min(jobs, len(todo))
     if jobs < 2:
         return
@@ -254,6 +274,7 @@ def _compile(
 def _attempt(
     implementation: Implementation, problem: Problem, config: Config, device: Device, draw: int
 ) -> Verdict:
+    """The gate's verdict on one example, with ``draw`` as the seed; an error is a failure."""
     try:
         if isinstance(device, MirroredDevice):
             _announce(implementation, problem, config, device.gpu)
@@ -263,15 +284,16 @@ def _attempt(
 
 
 def _announce(implementation: Implementation, problem: Problem, config: Config, gpu: Gpu) -> None:
-    """Tell the sanitizer's reader what runs next, and which of its accesses are ordered."""
+    """Print the next example and its ordered accesses for :mod:`.sanitizer`, which reads them."""
     if implementation.language == "triton":
         steps = implementation.program(problem, config, gpu).steps
-        pairs = [text for step in steps for text in _ordered(build(step.source, gpu.arch))]
+        pairs = [pair for step in steps for pair in _ordered_pairs(build(step.source, gpu.arch))]
         print(ORDERED, *pairs, file=sys.stderr)
-    words = f"{EXAMPLE}{Candidate.of(implementation, config)} on {problem}"
-    print(words, file=sys.stderr, flush=True)
+    line = f"{EXAMPLE}{Candidate.of(implementation, config)} on {problem}"
+    print(line, file=sys.stderr, flush=True)
 
 
-def _ordered(artifact: Artifact) -> Iterator[str]:
+def _ordered_pairs(artifact: Artifact) -> Iterator[str]:
+    """Ordered writes and reads of a kernel as the sanitizer names them: ``gemm+0x40>gemm+0x90``."""
     for write, read in sorted(ordered(disassemble(artifact.cubin))):
         yield f"{artifact.kernel}+{write:#x}>{artifact.kernel}+{read:#x}"

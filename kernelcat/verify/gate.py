@@ -1,10 +1,10 @@
 """The correctness gate: an implementation against the entry's oracle, on poisoned memory.
 
-Every buffer lies between guard bands, and each byte that must not be read (bands, gaps between
-strided rows) is 0xFF: NaN in a float type, so that a read out of bounds shows in the result.
-Outputs start as 0xFF too, so that an element nobody wrote shows. Afterwards inputs, gaps and
-bands must be what they were: a write out of bounds is a wrong result, not only a crash. So must
-those elements of an updated output that the oracle leaves alone.
+Every buffer lies between guard bands. Each byte that must not be read (guard bands, gaps between
+strided rows) is 0xFF, which is NaN in a float type, so that a read out of bounds shows in the
+result. Outputs start as 0xFF too, so that an element that was never written shows. Afterwards
+inputs, gaps and guard bands must be unchanged: a write out of bounds is a wrong result. Those
+elements of an updated output that the oracle leaves alone must be unchanged as well.
 """
 
 from __future__ import annotations
@@ -22,17 +22,23 @@ from kernelcat.catalog.spec import EXACT, Arrays, Entry, Problem, Tensor
 from kernelcat.runtime.device import Bind, Device, Run
 
 GUARD_BYTES = 4096
+"""Bytes of the guard band before a tensor, and of the one after it."""
 POISON = 0xFF
+"""Every byte of poisoned memory."""
 LARGE = 1 << 28
-"""Elements above which a conversion is done in pieces."""
+"""Elements above which an array is encoded in parts."""
 
 
 @dataclass(frozen=True)
 class Verdict:
     """Whether a result was right.
 
-    ``max_error``: largest ``|out - oracle|``, NaN if unknown. ``sqnr_db``: signal to quantization
-    noise in dB, None where the entry knows no unquantized result or has no signal.
+    Attributes
+    ----------
+    max_error : largest ``|out - oracle|``; NaN where unknown
+    detail : what was wrong; empty where the result was right
+    sqnr_db : signal to quantization noise in dB; None where the entry has no unquantized result to
+        compare with, or no noise or no signal
     """
 
     passed: bool
@@ -41,15 +47,22 @@ class Verdict:
     sqnr_db: float | None = None
 
     def with_another(self, other: Verdict) -> Verdict:
-        """Of two results that are right: the largest error, the least signal."""
-        known = [v.sqnr_db for v in (self, other) if v.sqnr_db is not None]
+        """Two right results as one verdict: their largest error, and their lowest ``sqnr_db``."""
+        sqnrs = [v.sqnr_db for v in (self, other) if v.sqnr_db is not None]
         error = max(self.max_error, other.max_error)
-        return Verdict(True, error, sqnr_db=min(known, default=None))
+        return Verdict(True, error, sqnr_db=min(sqnrs, default=None))
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor between guard bands. ``view`` is what kernels see; ``raw`` all of it, as bytes."""
+    """A tensor between guard bands.
+
+    Attributes
+    ----------
+    raw : guard band, tensor, guard band as bytes, shape (2 * GUARD_BYTES + size of the tensor)
+    view : the array for kernels, with the tensor's shape, strides and storage dtype
+    used : bytes of the tensor's elements, shape (*shape, itemsize); None without gaps
+    """
 
     tensor: Tensor
     raw: Any
@@ -58,6 +71,7 @@ class Buffer:
 
     @staticmethod
     def poisoned(tensor: Tensor, problem: Problem, xp: Any) -> Buffer:
+        """A buffer for ``tensor`` in which every byte is poison; ``xp`` is NumPy or CuPy."""
         dtype = dtypes.STORAGE[tensor.dtype_of(problem)]
         size = np.dtype(dtype).itemsize
         span = tensor.span_of(problem) * size
@@ -69,10 +83,11 @@ class Buffer:
         return Buffer(tensor, raw, view, _used(raw, shape, byte_strides, size, xp))
 
     def poison(self) -> None:
+        """Overwrite the tensor and its guard bands with poison."""
         self.raw.fill(POISON)
 
     def outside_intact(self) -> bool:
-        """Whether the bands, and the gaps between strided rows, still hold the poison."""
+        """Whether the guard bands and the gaps between strided rows still hold the poison."""
         outside = self.raw.size - self.view.size * self.view.dtype.itemsize
         if self.used is None:
             head, tail = self.raw[:GUARD_BYTES], self.raw[self.raw.size - GUARD_BYTES :]
@@ -82,7 +97,10 @@ class Buffer:
 
 
 def _used(raw: Any, shape: Sequence[int], strides: Sequence[int], size: int, xp: Any) -> Any:
-    """A byte view of the tensor's own elements where there are gaps between them, else None."""
+    """The bytes of the elements, shape (*shape, size), where gaps lie between them; else None.
+
+    ``shape`` and ``strides`` (in bytes) are the tensor's, ``size`` is the bytes of an element.
+    """
     packed = size * int(np.prod(shape))
     if raw.size == packed + 2 * GUARD_BYTES:
         return None
@@ -94,9 +112,14 @@ def _used(raw: Any, shape: Sequence[int], strides: Sequence[int], size: int, xp:
 class Prepared:
     """Inputs, oracle and poisoned outputs of one problem and seed, shared by every candidate.
 
-    ``pristine`` is what inputs and updated outputs held when they were drawn; ``kept`` tells of an
-    updated output's elements which must stay as they were. ``exact`` are outputs of unquantized
-    inputs, for an entry that has a signal to keep.
+    Attributes
+    ----------
+    buffers : tensor name -> buffer
+    expected : output name -> the oracle's result, an array of the output's shape
+    pristine : name -> values of an input or updated output before any kernel ran, same shape
+    kept : name of an updated output -> which elements must not change, same shape, booleans
+    exact : output name -> result for unquantized inputs, same shape; empty where the entry has no
+        :class:`~kernelcat.catalog.spec.Signal`
     """
 
     entry: Entry
@@ -110,18 +133,19 @@ class Prepared:
 
     @property
     def arrays(self) -> Arrays:
-        """Tensor name -> storage array; what ``device.load(...)``'s bind takes."""
+        """Tensor name -> storage array, as the bind that ``device.load(...)`` returns takes it."""
         return {name: buffer.view for name, buffer in self.buffers.items()}
 
     def verify(self, bind: Bind, *, peer: bool = False) -> Verdict:
-        """Run once on freshly poisoned outputs, updated ones as drawn, and judge the result."""
+        """Bind ``arrays``, run once and judge the result; see :meth:`verify_run`."""
         return self.verify_run(bind(self.arrays), peer=peer)
 
     def verify_run(self, run: Run, *, peer: bool = False, copies: Sequence[Arrays] = ()) -> Verdict:
-        """The same for something already bound to ``self.arrays`` (a captured graph).
+        """Poison the outputs, restore updated ones, call ``run`` once and judge the result.
 
-        ``copies`` are further arrays that it is bound to, with the same inputs: of them outputs
-        are judged.
+        ``run`` is bound to :attr:`arrays` (a captured graph, for example), and to each of
+        ``copies``: further sets of arrays with equal inputs, whose outputs are judged too.
+        ``peer`` leaves out the outputs that a peer need not write.
         """
         outputs = self.entry.outputs
         for tensor in outputs:
@@ -146,7 +170,7 @@ class Prepared:
         return worst
 
     def judge(self, *, peer: bool = False) -> Verdict:
-        """Judge what the buffers hold; of a ``peer`` without the outputs that it need not write."""
+        """Judge what the buffers hold; ``peer`` leaves out outputs that a peer need not write."""
         worst = Verdict(True, 0.0)
         for tensor in self.entry.present(self.problem):
             buffer = self.buffers[tensor.name]
@@ -165,62 +189,71 @@ class Prepared:
         return worst
 
     def _compare(self, tensor: Tensor, out: Any) -> Verdict:
+        """The verdict on ``out``, the result for the output ``tensor``, of the tensor's shape."""
         expected = self.expected[tensor.name]
         tolerance = self.entry.tolerance_of(self.problem, tensor)
         if out.size == 0:
             return Verdict(True, 0.0)
-        kept = self.kept.get(tensor.name, False)
+        must_stay = self.kept.get(tensor.name, False)
         if tensor.updated:
-            changed = int((kept & (_bits(out) != _bits(self.pristine[tensor.name]))).sum())
-            if changed:
-                detail = f"{tensor.name}: {changed} elements changed that must stay as they were"
+            changes = int((must_stay & (_bits(out) != _bits(self.pristine[tensor.name]))).sum())
+            if changes:
+                detail = f"{tensor.name}: {changes} elements changed that must stay as they were"
                 return Verdict(False, float("nan"), detail)
         if tolerance == EXACT:
             if _equal_bits(out, expected):
-                return self._hear(tensor, out, 0.0)
-            wrong = int((_bits(out) != _bits(expected)).sum())
-            return Verdict(False, float("nan"), f"{tensor.name}: {wrong} of {out.size} differ")
+                return self._judge_signal(tensor, out, 0.0)
+            num_wrong = int((_bits(out) != _bits(expected)).sum())
+            return Verdict(False, float("nan"), f"{tensor.name}: {num_wrong} of {out.size} differ")
         xp = self.device.xp
         error = dtypes.decode(out, tensor.dtype_of(self.problem))
-        same = (error == expected) | kept
+        is_equal = (error == expected) | must_stay  # also equal infinities
         with np.errstate(invalid="ignore"):  # the difference of infinities
             error -= expected
             xp.abs(error, out=error)
-            error[same] = 0
+            error[is_equal] = 0
             largest = float(error.max())
             error -= tolerance.relative * xp.abs(expected)
-            right = same | (error <= tolerance.absolute)
-        wrong = out.size - int(right.sum())
-        if not wrong:
-            return self._hear(tensor, out, largest)
-        at = int((~right).argmax())
-        where = tuple(int(i) for i in np.unravel_index(at, out.shape))
+            is_right = is_equal | (error <= tolerance.absolute)
+        num_wrong = out.size - int(is_right.sum())
+        if not num_wrong:
+            return self._judge_signal(tensor, out, largest)
+        first = int((~is_right).argmax())
+        where = tuple(int(i) for i in np.unravel_index(first, out.shape))
         return Verdict(
             False,
             largest,
-            f"{tensor.name}: {wrong} of {out.size} elements off, first at {where}: "
+            f"{tensor.name}: {num_wrong} of {out.size} elements off, first at {where}: "
             f"{float(dtypes.decode(out[where], tensor.dtype_of(self.problem))):.6g} "
             f"instead of {float(expected[where]):.6g}",
         )
 
-    def _hear(self, tensor: Tensor, out: Any, max_error: float) -> Verdict:
-        """The verdict on elements within the tolerance: whether together they keep the signal."""
+    def _judge_signal(self, tensor: Tensor, out: Any, max_error: float) -> Verdict:
+        """The verdict on a result whose elements are all within the tolerance.
+
+        The result passes if its signal to quantization noise is high enough.
+        """
         signal, exact = self.entry.signal, self.exact.get(tensor.name)
         if signal is None or exact is None:
             return Verdict(True, max_error)
         sqnr = sqnr_db(dtypes.decode(out, tensor.dtype_of(self.problem)), exact)
-        least = signal.least(self.problem)
-        if sqnr is None or least is None or sqnr >= least:
+        min_sqnr = signal.least(self.problem)
+        if sqnr is None or min_sqnr is None or sqnr >= min_sqnr:
             return Verdict(True, max_error, sqnr_db=sqnr)
-        detail = f"{tensor.name}: {sqnr:.2f} dB of signal to quantization noise, less than {least}"
+        detail = (
+            f"{tensor.name}: {sqnr:.2f} dB of signal to quantization noise, less than {min_sqnr}"
+        )
         return Verdict(False, max_error, detail, sqnr)
 
 
-def sqnr_db(found: Any, exact: Any) -> float | None:
-    """``10 log10(sum exact^2 / sum (found - exact)^2)``; None of no signal and of no noise."""
+def sqnr_db(result: Any, exact: Any) -> float | None:
+    """Signal to quantization noise in dB: ``10 log10(sum exact^2 / sum (result - exact)^2)``.
+
+    ``result`` and ``exact`` are float arrays of one shape. None without signal or without noise.
+    """
     signal = float((exact * exact).sum(dtype="float64"))
-    noise = found - exact
-    noise = float((noise * noise).sum(dtype="float64"))
+    error = result - exact
+    noise = float((error * error).sum(dtype="float64"))
     return 10 * log10(signal / noise) if signal and noise else None
 
 
@@ -235,8 +268,8 @@ def _equal_bits(a: Any, b: Any) -> bool:
 def prepare(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> Prepared:
     """Draw inputs, compute the oracle and poison the rest.
 
-    Memory: for a tensor of n bytes about 2n, and 4 bytes an element of output for the oracle (8
-    where there is a signal to keep); an updated output takes one byte an element more.
+    Memory: about 2n bytes for a tensor of n bytes; for each element of an output 4 bytes more for
+    the oracle (8 if the entry has a signal), and 1 byte more if the output is updated.
     """
     values = drawn(entry, problem, device.xp, seed)
     buffers = _stored(entry, problem, device, values)
@@ -254,7 +287,7 @@ def prepare(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> Pr
 
 
 def inputs(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> dict[str, Buffer]:
-    """What is drawn of the problem with ``seed``, each tensor between its guard bands."""
+    """The tensors that are drawn with ``seed``: name -> buffer with its values."""
     return _stored(entry, problem, device, drawn(entry, problem, device.xp, seed))
 
 
@@ -268,7 +301,10 @@ def _stored(entry: Entry, problem: Problem, device: Device, values: Arrays) -> d
 
 
 def drawn(entry: Entry, problem: Problem, xp: Any, seed: int = 0) -> dict[str, Any]:
-    """The values that ``entry.make_inputs`` draws with ``seed``, by NumPy or CuPy (``xp``)."""
+    """The values that ``entry.make_inputs`` draws with ``seed``: name -> array of its shape.
+
+    ``xp`` is NumPy or CuPy.
+    """
     random = xp.random.default_rng(seed)
 
     def normal(shape: tuple[int, ...]) -> Any:
@@ -278,7 +314,10 @@ def drawn(entry: Entry, problem: Problem, xp: Any, seed: int = 0) -> dict[str, A
 
 
 def _store(view: Any, values: Any, dtype: str) -> None:
-    """Encode ``values`` into ``view``; by halves while large, since encoding needs temporaries."""
+    """Encode ``values`` into ``view`` (one shape), in parts of at most :data:`LARGE` elements.
+
+    Encoding needs temporaries, which would not fit beside a large array.
+    """
     if view.size <= LARGE:
         view[...] = dtypes.encode(values, dtype)
         return
@@ -292,7 +331,10 @@ def _store(view: Any, values: Any, dtype: str) -> None:
 def allocate(
     entry: Entry, problem: Problem, device: Device, seed: int = 0, copies: int = 1
 ) -> list[Arrays]:
-    """``copies`` independent sets of arrays for timing: drawn once, and other outputs poisoned."""
+    """``copies`` independent sets of arrays for timing: tensor name -> array.
+
+    All sets have the same drawn values; outputs that are not updated hold poison.
+    """
     sets: list[Arrays] = []
     originals = inputs(entry, problem, device, seed)
     for _ in range(copies):
@@ -313,7 +355,10 @@ def check(
     device: Device,
     seeds: Sequence[int] = (0, 1),
 ) -> Verdict:
-    """One configuration on several seeds; the first failure, or the pass with the largest error."""
+    """Check one configuration with several seeds.
+
+    Returns the first failure; else a pass with the largest error and the lowest ``sqnr_db``.
+    """
     entry = catalog.entry(implementation.entry)
     bind = device.load(implementation, problem, config)
     worst = Verdict(True, 0.0)

@@ -1,7 +1,7 @@
 """What is in the machine code: registers, spills, and the instructions that prove a technique.
 
-The names that techniques have, as NVRTC 13.5 and nvdisasm 13.1 give them for sm_90a and sm_100a
-(a pattern is a prefix, ``*`` stands for anything):
+The SASS instruction of each technique, as NVRTC 13.5 and nvdisasm 13.1 name it for sm_90a and
+sm_100a (a pattern is a prefix, ``*`` stands for any text):
 
 ======================  ==========================  ===============================================
 technique               pattern                     PTX
@@ -11,7 +11,7 @@ asynchronous copy       ``LDGSTS``                  ``cp.async``
 1-D bulk copy           ``UBLKCP.S.G``              ``cp.async.bulk.shared::cluster.global``
 1-D bulk store          ``UBLKCP.G.S``              ``cp.async.bulk.global.shared::cta``
 1-D bulk multicast      ``UBLKCP*MULTICAST``        ``... .multicast::cluster``
-between blocks          ``UBLKCP.S.S``              ``cp.async.bulk.shared::cluster.shared::cta``
+bulk copy to a CTA      ``UBLKCP.S.S``              ``cp.async.bulk.shared::cluster.shared::cta``
 bulk reduction          ``UBLKRED``, ``UTMAREDG``   ``cp.reduce.async.bulk[.tensor]``
 bulk prefetch           ``UBLKPF``, ``UTMAPF``      ``cp.async.bulk.prefetch[.tensor]``
 TMA load                ``UTMALDG``                 ``cp.async.bulk.tensor`` (``UTMALDG.2D``)
@@ -71,9 +71,9 @@ class Report:
 
     Attributes
     ----------
-    registers : a thread's, at launch; None where the compiler does not tell
-    spill_bytes : a thread's; None where the compiler does not tell
-    shared_bytes : static shared memory, for Triton all of it
+    registers : registers of a thread at launch; None where the compiler does not report them
+    spill_bytes : bytes that a thread spills; None where the compiler does not report them
+    shared_bytes : bytes of static shared memory; for Triton, of all shared memory
     opcodes : how often each instruction occurs, modifiers included (``UTMALDG.2D.MULTICAST``)
     """
 
@@ -83,7 +83,7 @@ class Report:
     opcodes: Counter[str]
 
     def has(self, pattern: str) -> bool:
-        """Whether an opcode starts with ``pattern``; ``*`` stands for anything."""
+        """Whether an opcode starts with ``pattern``, in which ``*`` stands for any text."""
         return any(fnmatchcase(opcode, f"{pattern}*") for opcode in self.opcodes)
 
 
@@ -94,36 +94,49 @@ def inspect(artifact: Artifact) -> Report:
     ------
     MissingDependency
         There is no nvdisasm.
+    KernelcatError
+        nvdisasm cannot read the machine code.
     """
-    told = artifact.metadata
+    metadata = artifact.metadata
     return Report(
-        told.get("registers"),
-        told.get("spill_bytes"),
-        told.get("static_shared_bytes", 0) + told.get("shared_bytes", 0),
+        metadata.get("registers"),
+        metadata.get("spill_bytes"),
+        metadata.get("static_shared_bytes", 0) + metadata.get("shared_bytes", 0),
         opcodes(disassemble(artifact.cubin), artifact.kernel),
     )
 
 
 def prove(implementation: Implementation, artifact: Artifact) -> dict[str, bool]:
-    """For each technique that ``implementation`` claims, whether its instruction is in the code."""
+    """Technique that ``implementation`` claims -> whether the machine code has its instruction.
+
+    Raises what :func:`inspect` raises.
+    """
     report = inspect(artifact)
     return {name: report.has(pattern) for name, pattern in implementation.techniques.items()}
 
 
 def opcodes(sass: str, kernel: str) -> Counter[str]:
-    """Instructions of ``kernel``; of every function where it is not one of them (CuTe)."""
+    """How often each instruction occurs in ``kernel``, given what :func:`disassemble` returns.
+
+    Where no function has the name ``kernel`` (CuTe), the instructions of all functions.
+    """
     parts = _SECTION.split(sass)
     functions = dict(zip(parts[1::2], parts[2::2], strict=True))
-    own = functions.get(kernel)
-    return Counter(_INSTRUCTION.findall(sass if own is None else own))
+    return Counter(_INSTRUCTION.findall(functions.get(kernel, sass)))
 
 
 def parameters(cubin: bytes, kernel: str) -> list[int]:
-    """Bytes that each parameter of ``kernel`` takes, in order, as the machine code expects them."""
-    wanted = f".nv.info.{kernel}"
-    body = next((s.body for s in elf.sections(cubin) if s.name == wanted), None)
+    """Bytes of each parameter of ``kernel``, in order, as the machine code expects them.
+
+    Raises
+    ------
+    KernelcatError
+        The cubin has no kernel of this name.
+    """
+    section = f".nv.info.{kernel}"
+    body = next((s.body for s in elf.sections(cubin) if s.name == section), None)
     if body is None:
-        raise KernelcatError(f"the machine code has no section {wanted}")
+        raise KernelcatError(f"the machine code has no section {section}")
     sizes: dict[int, int] = {}
     for number, payload in elf.attributes(body):
         if number == _KPARAM_INFO:
@@ -134,30 +147,38 @@ def parameters(cubin: bytes, kernel: str) -> list[int]:
 
 @lru_cache(maxsize=8)
 def disassemble(cubin: bytes) -> str:
-    """The SASS of a cubin, as nvdisasm prints it; ``MissingDependency`` without nvdisasm."""
+    """The SASS of a cubin, as nvdisasm prints it.
+
+    Raises
+    ------
+    MissingDependency
+        There is no nvdisasm.
+    KernelcatError
+        nvdisasm cannot read the cubin.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         command = [str(disassembler()), "--print-code", str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
-        raise KernelcatError(f"nvdisasm cannot read the machine code: {said[0]}")
+        errors = (done.stderr or done.stdout).strip().splitlines() or ["no error message"]
+        raise KernelcatError(f"nvdisasm cannot read the machine code: {errors[0]}")
     return done.stdout
 
 
 def disassembler() -> Path:
-    """nvdisasm: of its own wheel, else of Triton's, else of a CUDA toolkit.
+    """Path of nvdisasm: from NVIDIA's wheel, else from Triton's, else from a CUDA toolkit.
 
     Raises
     ------
     MissingDependency
-        None is there.
+        There is no nvdisasm.
     """
     for folder in _folders():
-        found = shutil.which("nvdisasm", path=str(folder))
-        if found:
-            return Path(found)
+        path = shutil.which("nvdisasm", path=str(folder))
+        if path:
+            return Path(path)
     raise MissingDependency(
         "reading machine code needs nvdisasm: pip install nvidia-cuda-nvdisasm, or set CUDA_HOME "
         "to a CUDA toolkit"

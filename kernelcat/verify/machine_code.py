@@ -1,7 +1,7 @@
-"""What machine code a kernel is: a digest that no comment, name or file of the source changes.
+"""Digests of machine code, which no comment, name or file of the source changes.
 
-It covers the sections of a cubin that the kernel's work depends on, and what the host launches.
-:mod:`kernelcat.verify.code_record` keeps such digests beside receipts and measurements.
+A digest covers the sections of a cubin that determine what the kernel does, and what the host
+launches. :mod:`kernelcat.verify.code_record` keeps these digests beside receipts and measurements.
 """
 
 from __future__ import annotations
@@ -22,32 +22,36 @@ from kernelcat.verify.code_record import Case
 from kernelcat.verify.inspect import disassemble
 
 COMPARED = (".text", ".rela.text", ".nv.constant", ".nv.info", ".nv.shared", ".nv.global.init")
-"""Sections that a kernel's work depends on, by how their names begin."""
+"""Prefixes of the names of the sections that determine what a kernel does."""
 
 GLOBALS = (".nv.constant4", ".nv.global.init")
-"""Where namespace constants of a header lie, whether or not an instruction reads any."""
+"""Prefixes of the sections that hold constants of namespaces.
+
+The compiler emits constants of a header even where no instruction reads them.
+"""
 
 LAUNCHED = ("num_warps", "shared_bytes", "cluster", "hidden_params", "global_scratch_bytes",
             "params", "host")  # fmt: skip
-"""What an artifact's metadata tell of its launch."""
+"""Keys of an artifact's metadata that describe its launch."""
 
 _SYMBOL_AND_VALUE = struct.Struct("<II")
 _RELOCATION = struct.Struct("<QQq")
 
 
 class Code(NamedTuple):
-    """Digests of what a case launches and of its machine code; ``text`` is how both are written."""
+    """Digests of what a case launches (``launched``) and of its machine code (``machine``)."""
 
     launched: str
     machine: str
 
     @property
     def text(self) -> str:
+        """Both digests as records hold them, joined by a dot."""
         return f"{self.launched}.{self.machine}"
 
 
 def code_of(implementation: Implementation, case: Case, gpu: Gpu) -> Code:
-    """What ``case`` launches, and the machine code that the compilers of this process make.
+    """The code of ``case``, built by the compilers of this process.
 
     Raises
     ------
@@ -56,15 +60,17 @@ def code_of(implementation: Implementation, case: Case, gpu: Gpu) -> Code:
     """
     program = implementation.program(case.problem, case.config, gpu)
     artifacts = [jit.build(step.source, gpu.arch) for step in program.steps]
-    made = [[cubin_digest(a.cubin), [a.metadata.get(name) for name in LAUNCHED]] for a in artifacts]
-    return Code(launched(implementation, case, gpu), _sha(made))
+    built = [
+        [cubin_digest(a.cubin), [a.metadata.get(name) for name in LAUNCHED]] for a in artifacts
+    ]
+    return Code(launched(implementation, case, gpu), _sha(built))
 
 
 def launched(implementation: Implementation, case: Case, gpu: Gpu) -> str:
     """Digest of what ``case`` launches; compiles nothing.
 
-    Constants, types and options of a kernel are left out: they show in its machine code. So are
-    names: a tensor or a workspace counts by its place.
+    Constants, types and options of a kernel are left out, because the machine code shows them.
+    Names are left out too: a tensor or a workspace is identified by its position.
     """
     program = implementation.program(case.problem, case.config, gpu)
     entry = discovery.entry(implementation.entry)
@@ -72,21 +78,21 @@ def launched(implementation: Implementation, case: Case, gpu: Gpu) -> str:
     for step in program.steps:
         for param in step.params:
             places.setdefault(getattr(param, "tensor", ""), len(places))
-    told = launches.values(program, places)
-    return _sha([[[step[0], *step[2:]] for step in told[0]], told[1]], 8)
+    steps, workspaces = launches.values(program, places)
+    return _sha([[[step[0], *step[2:]] for step in steps], workspaces], 8)
 
 
 def cubin_digest(cubin: bytes) -> str:
-    """Digest of the sections that a kernel's work depends on, whatever its symbols are called."""
-    found = [s for s in elf.sections(cubin) if s.name.startswith(COMPARED)]
-    has_globals = any(s.name.startswith(GLOBALS) for s in found)
+    """Digest of the sections that determine what a kernel does; independent of symbol names."""
+    sections = [s for s in elf.sections(cubin) if s.name.startswith(COMPARED)]
+    has_globals = any(s.name.startswith(GLOBALS) for s in sections)
     if has_globals and "c[0x4]" not in disassemble(cubin):
-        found = [s for s in found if not s.name.startswith(GLOBALS)]
-    return _sha(sorted(_section(section) for section in found))
+        sections = [s for s in sections if not s.name.startswith(GLOBALS)]
+    return _sha(sorted(_section(section) for section in sections))
 
 
 def _section(section: elf.Section) -> list[Any]:
-    """Kind, size and contents of a section, without names and numbers of symbols."""
+    """Kind, size, registers and digest of a section, without names and numbers of symbols."""
     kind = next(prefix for prefix in COMPARED if section.name.startswith(prefix))
     body = section.body
     if kind == ".nv.info":
@@ -99,6 +105,7 @@ def _section(section: elf.Section) -> list[Any]:
 
 
 def _attribute(number: int, payload: bytes) -> bytes:
+    """An attribute of a ``.nv.info`` section without the numbers of symbols."""
     if len(payload) == _SYMBOL_AND_VALUE.size:  # a symbol and its value, or a section and its size
         payload = struct.pack("<I", _SYMBOL_AND_VALUE.unpack(payload)[1])
     return struct.pack("<B", number) + payload
@@ -108,21 +115,21 @@ def _sha(value: Any, digits: int = 12) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:digits]
 
 
-# ---- the codes of many cases, in a process of its own ------------------------------------------
+# ---- the codes of many cases, in a separate process --------------------------------------------
 
 
 def main() -> None:
-    """``python -m kernelcat.verify.machine_code``: reads requests, a JSON object a line.
+    """``python -m kernelcat.verify.machine_code``: builds the cases that standard input names.
 
-    ``{"implementation": NAME, "gpu": SKU, "cases": [[PROBLEM, CONFIG], ...]}`` is answered by
-    ``{"implementation": NAME, "codes": [CODE, ...]}``; ``"!"`` and the reason instead of the code
-    of what does not compile.
+    Each line is a request, ``{"implementation": NAME, "gpu": SKU, "cases": [[PROBLEM, CONFIG],
+    ...]}``. The answer is the line ``{"implementation": NAME, "codes": [CODE, ...]}``. The code of
+    a case that does not compile is ``"!"`` and the error.
     """
     for line in sys.stdin:
-        asked = json.loads(line)
-        implementation = discovery.implementation(*asked["implementation"].split("/"))
-        gpu = find(asked["gpu"])
-        codes = [_code(implementation, pair, gpu) for pair in asked["cases"]]
+        request = json.loads(line)
+        implementation = discovery.implementation(*request["implementation"].split("/"))
+        gpu = find(request["gpu"])
+        codes = [_code(implementation, pair, gpu) for pair in request["cases"]]
         print(json.dumps({"implementation": implementation.name, "codes": codes}), flush=True)
 
 
@@ -130,7 +137,7 @@ def _code(implementation: Implementation, pair: list[Any], gpu: Gpu) -> str:
     case = Case(Problem.of(implementation.entry, **pair[0]), Config(pair[1]))
     try:
         return code_of(implementation, case, gpu).text
-    except Exception as error:  # whatever it is, this case does not run the code it ran
+    except Exception as error:  # with any error, this case does not run the recorded code
         return f"!{type(error).__name__}: {error}"
 
 

@@ -1,8 +1,8 @@
 """Counting bytes with NVIDIA's Nsight Compute, one launch at a time with cold caches.
 
-``ncu`` runs ``python -m kernelcat.verify.profiler`` (the target: a process of its own), profiles
-the one call between the driver's profiler marks, empties all caches before each of its replays, and
-leaves the clocks alone.
+``ncu`` runs ``python -m kernelcat.verify.profiler`` (the target, a separate process) and profiles
+the call between ``cuProfilerStart`` and ``cuProfilerStop``. It empties all caches before each
+replay of the call, and does not change the clocks.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from kernelcat.verify.profiles import Counts, Profile
 PROFILED_S = 300
 """Seconds after which a profiled run counts as hung."""
 SECTOR_BYTES = 32
+"""Bytes of a sector, the unit of a transfer between L2 and an SM."""
 
 DURATION = "gpu__time_duration.sum"
 METRICS: dict[str, tuple[str, int]] = {
@@ -40,7 +41,7 @@ METRICS: dict[str, tuple[str, int]] = {
     "l2_read_bytes": ("lts__t_sectors_srcunit_tex_op_read.sum", SECTOR_BYTES),
     "sm_read_bytes": ("l1tex__m_xbar2l1tex_read_bytes.sum", 1),
 }
-"""Field of :class:`~kernelcat.verify.profiles.Counts` -> the metric, and the bytes it counts in."""
+"""Field of :class:`~kernelcat.verify.profiles.Counts` -> metric, and the bytes of one count."""
 
 _SCALES = {"": 1, "n": 1e-9, "u": 1e-6, "m": 1e-3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _UNIT = re.compile(r"([numKMGT]?)(byte|sector|second|s)$")
@@ -48,29 +49,29 @@ _UNIT = re.compile(r"([numKMGT]?)(byte|sector|second|s)$")
 _ADVICE = {
     "ERR_NVGPUCTRPERM": "Nsight Compute may not read this GPU's counters: run as root, or load the "
     "driver with NVreg_RestrictProfilingToAdminUsers=0",
-    "No kernels were profiled": "Nsight Compute saw no launch: it does not support this machine's "
-    "GPU or driver; use the ncu of the driver's CUDA version",
+    "No kernels were profiled": "Nsight Compute found no launch: it does not support this GPU or "
+    "driver; use the ncu of the driver's CUDA version",
 }
-"""What Nsight Compute says, where the target itself does not complain -> the line to print."""
+"""Part of what Nsight Compute prints -> the message for the user, if the target had no error."""
 
 
 def ncu_path() -> str:
-    """Nsight Compute's command line, on the path or in the CUDA toolkit.
+    """Path of Nsight Compute's command line tool, from ``$PATH`` or the CUDA toolkit.
 
     Raises
     ------
     MissingDependency
-        It is not there.
+        There is no ncu.
     """
-    found = shutil.which("ncu")
+    on_path = shutil.which("ncu")
     root = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     path = Path(root) / "bin" / "ncu"
-    if found is None and not path.is_file():
+    if on_path is None and not path.is_file():
         raise MissingDependency(
             "profiling needs ncu (Nsight Compute): apt-get install cuda-nsight-compute-13-0, or "
             "install the CUDA toolkit"
         )
-    return found or str(path)
+    return on_path or str(path)
 
 
 def best(implementation: Implementation, problem: Problem, gpu: Gpu) -> Config:
@@ -85,9 +86,9 @@ def best(implementation: Implementation, problem: Problem, gpu: Gpu) -> Config:
 
     owner = (implementation.language, implementation.variant)
     for choice in snapshot().choices(implementation.entry):
-        here = (choice.gpu, choice.problem, choice.kind) == (gpu.sku, problem, "measured")
-        known = here and (choice.language, choice.variant) == owner
-        if known and implementation.why_not(choice.config, problem, gpu) is None:
+        is_exact = (choice.gpu, choice.problem, choice.kind) == (gpu.sku, problem, "measured")
+        is_measured = is_exact and (choice.language, choice.variant) == owner
+        if is_measured and implementation.why_not(choice.config, problem, gpu) is None:
             return choice.config
     config = implementation.default(problem, gpu)
     reason = implementation.why_not(config, problem, gpu)
@@ -97,9 +98,11 @@ def best(implementation: Implementation, problem: Problem, gpu: Gpu) -> Config:
 
 
 def configuration(
-    implementation: Implementation, problem: Problem, gpu: Gpu, asked: Mapping[str, object]
+    implementation: Implementation, problem: Problem, gpu: Gpu, parameters: Mapping[str, object]
 ) -> Config:
-    """:func:`best` with the parameters of ``asked`` in place; ``"128"`` means 128, too.
+    """The configuration of :func:`best` with ``parameters`` in place of its own values.
+
+    ``parameters`` maps names to values; a value may be a text (``"128"`` for 128).
 
     Raises
     ------
@@ -107,13 +110,13 @@ def configuration(
         The implementation has no such parameter or value, or does not serve the problem with it.
     """
     values = dict(best(implementation, problem, gpu))
-    for name, word in asked.items():
-        has = implementation.space.get(name, ())
-        like = [value for value in has if str(value).lower() == str(word).lower()]
-        if not like:
-            offers = ", ".join(map(str, has or implementation.space))
+    for name, word in parameters.items():
+        choices = implementation.space.get(name, ())
+        matches = [value for value in choices if str(value).lower() == str(word).lower()]
+        if not matches:
+            offers = ", ".join(map(str, choices or implementation.space))
             raise Unsupported(f"{implementation.name} has no {name}={word}; there is: {offers}")
-        values[name] = like[0]
+        values[name] = matches[0]
     config = Config(values)
     reason = implementation.why_not(config, problem, gpu)
     if reason:
@@ -125,22 +128,22 @@ def profile(
     implementation: Implementation,
     problem: Problem,
     gpu: Gpu,
-    asked: Mapping[str, object] | None = None,
+    parameters: Mapping[str, object] | None = None,
 ) -> Profile:
-    """Count what one call of ``implementation`` moves, in its best configuration.
+    """Count the bytes that one call of ``implementation`` moves, in its best configuration.
 
-    ``asked`` holds parameters that shall have other values.
+    ``parameters`` maps parameters of the configuration to the values that replace the best ones.
 
     Raises
     ------
     MissingDependency
-        There is no ncu, or it may not count on this machine.
+        There is no ncu, or ncu may not read the counters of this machine.
     Unsupported
         The implementation does not serve the problem, or has no such configuration.
     KernelcatError
-        Nsight Compute or the kernel failed; one line that says how.
+        Nsight Compute or the kernel failed; the message is one line.
     """
-    ncu, config = ncu_path(), configuration(implementation, problem, gpu, asked or {})
+    ncu, config = ncu_path(), configuration(implementation, problem, gpu, parameters or {})
     entry, language, variant = implementation.name.split("/")
     counts = parse(_run([*command(ncu), entry, language, variant, problem.key, config.key]))
     return Profile(
@@ -156,12 +159,12 @@ def profile(
         environment=Environment.capture(gpu, 0).to_json(),
         profiler=_version(ncu),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        asked=bool(asked),
+        asked=bool(parameters),
     )
 
 
 def command(ncu: str) -> list[str]:
-    """How the target process is profiled; its arguments follow."""
+    """The command line that profiles the target process; the target's arguments follow."""
     metrics = ",".join((DURATION, *(metric for metric, _ in METRICS.values())))
     return [
         *(ncu, "--metrics", metrics, "--csv", "--page", "raw", "--print-units", "base"),
@@ -171,14 +174,16 @@ def command(ncu: str) -> list[str]:
 
 
 def parse(output: str) -> Counts:
-    """The counts in what ``ncu --csv --page raw`` printed: a line of units, then one a launch.
+    """The counts in what ``ncu --csv --page raw`` printed.
+
+    The table has a line of headers, a line of units, and a line for each launch.
 
     Raises
     ------
     MissingDependency
         Nsight Compute cannot count on this machine.
     KernelcatError
-        Nothing was counted; says why, as far as anybody tells.
+        Nothing was counted; the message gives the first error that the target or ncu printed.
     """
     table = [line for line in output.splitlines() if line.startswith('"')]
     if len(table) < 3:
@@ -200,7 +205,7 @@ def parse(output: str) -> Counts:
 def _total(
     launches: Sequence[Mapping[str, str]], units: Mapping[str, str], metric: str
 ) -> float | None:
-    """Sum over the launches, in bytes, sectors or seconds; None where it is not counted."""
+    """Sum of a metric over the launches, in bytes, sectors or seconds; None without a count."""
     unit = _UNIT.match(units.get(metric) or "")
     cells = [launch.get(metric) or "n/a" for launch in launches]
     if unit is None or "n/a" in cells:
@@ -209,14 +214,17 @@ def _total(
 
 
 def _complaint(output: str) -> KernelcatError:
-    """Why a run counted nothing: the target's own error, known advice, or the first complaint."""
+    """The error for a run that counted nothing.
+
+    In this order: the target's exception, advice from :data:`_ADVICE`, ncu's first error.
+    """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    raised = [line for line in lines if re.match(r"[\w.]+(Error|Unsupported|Dependency): ", line)]
+    exceptions = [s for s in lines if re.match(r"[\w.]+(Error|Unsupported|Dependency): ", s)]
     for sign, advice in _ADVICE.items():
-        if sign in output and not raised:
+        if sign in output and not exceptions:
             return MissingDependency(advice)
-    said = [line for line in lines if line.startswith("==ERROR==")]
-    first = (raised or said or lines or ["ncu said nothing"])[0]
+    errors = [line for line in lines if line.startswith("==ERROR==")]
+    first = (exceptions or errors or lines or ["ncu printed nothing"])[0]
     return KernelcatError(f"nothing was profiled: {first}")
 
 
@@ -226,20 +234,20 @@ def _run(words: Sequence[str]) -> str:
             words, capture_output=True, text=True, check=False, timeout=PROFILED_S
         )
     except subprocess.TimeoutExpired as error:
-        raise KernelcatError(f"nothing was profiled: no end in {PROFILED_S} s") from error
+        raise KernelcatError(f"nothing was profiled: no end after {PROFILED_S} s") from error
     return done.stdout + done.stderr
 
 
 def _version(ncu: str) -> str:
     done = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=False)
-    found = re.search(r"Version ([\d.]+)", done.stdout)
-    return found[1] if found else NONE
+    match = re.search(r"Version ([\d.]+)", done.stdout)
+    return match[1] if match else NONE
 
 
 def main() -> None:
-    """The target: ``ENTRY LANGUAGE VARIANT PROBLEM CONFIG``, the last two as JSON.
+    """The target process. Arguments: ``ENTRY LANGUAGE VARIANT PROBLEM CONFIG``, the last two JSON.
 
-    Runs once to load the code, and once between the marks.
+    Calls the implementation once to load its code, and once between the profiler's start and stop.
     """
     from cuda.bindings import driver
 

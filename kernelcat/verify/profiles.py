@@ -1,9 +1,9 @@
-"""Profiles: the bytes that one cold launch of an implementation moved, as the hardware counted.
+"""Profiles: the bytes that one cold call of an implementation moved, as the hardware counted.
 
-``tuning_db/profiles/nvidia-SKU.jsonl`` holds one line for every implementation and problem, under
-the digest of the sources that ran, as receipts are; and one more for each configuration that was
-asked for, where others are of the best. What a user profiles goes to a local file of the same
-form. ``kernelcat.verify.profiler`` makes them.
+``tuning_db/profiles/nvidia-SKU.jsonl`` holds one line for every implementation and problem, in the
+best configuration, and one more line for each configuration that a user asked for. Like a receipt,
+a profile names the digest of the sources that ran. What a user profiles goes to a local file of the
+same form. :mod:`kernelcat.verify.profiler` makes profiles.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from kernelcat.verify.code_record import Case, is_todays
 
 @dataclass(frozen=True)
 class Counts:
-    """What Nsight Compute counted, summed over the launches of one call. None: not counted here.
+    """What Nsight Compute counted, summed over the launches of one call; None where not counted.
 
     Attributes
     ----------
-    launches : kernels
-    duration_us : their time under the profiler, which runs them one by one: no benchmark
-    dram_read_bytes, dram_write_bytes : between L2 and device memory
-    l2_bytes : everything L2 was asked for, between its own partitions too
-    l2_read_bytes : what the SMs read from L2; a multicast load counts once
-    sm_read_bytes : what arrived in the SMs from L2; a multicast load counts in each
+    launches : number of kernels
+    duration_us : time of the kernels under the profiler, which runs one at a time: no benchmark
+    dram_read_bytes, dram_write_bytes : bytes between L2 and device memory
+    l2_bytes : bytes of all requests to L2, traffic between the partitions of L2 included
+    l2_read_bytes : bytes that the SMs read from L2; a multicast load counts once
+    sm_read_bytes : bytes that arrived in the SMs from L2; a multicast load counts in each SM
     """
 
     launches: int
@@ -50,11 +50,13 @@ class Profile:
 
     Attributes
     ----------
-    source : its digest when it ran
-    problem, config : axis and tuning values
-    asked : whether the configuration was asked for; else it was the best one known
+    source : digest of the implementation that ran
+    gpu : SKU
+    problem, config : values of the axes, and of the tuning parameters
+    environment : the machine and its compilers (:class:`kernelcat.runtime.environment.Environment`)
     profiler : version of Nsight Compute
     created_at : ISO 8601, UTC
+    asked : whether the user asked for this configuration; else it was the best known one
     """
 
     entry: str
@@ -81,33 +83,33 @@ class Profile:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What a newer profile replaces."""
+        """A newer profile replaces the one with the same key."""
         problem = Problem.of(self.entry, **self.problem).key
-        asked = Config(self.config).key if self.asked else ""
-        return self.gpu, self.entry, problem, self.language, self.variant, asked
+        config = Config(self.config).key if self.asked else ""
+        return self.gpu, self.entry, problem, self.language, self.variant, config
 
     @property
     def stale(self) -> bool:
-        """Whether the kernel runs other code today."""
+        """Whether the implementation runs other code today."""
         case = Case(Problem.of(self.entry, **self.problem), Config(self.config))
         name = f"{self.entry}/{self.language}/{self.variant}"
         return not is_todays(name, self.gpu, self.source, case)
 
     @property
     def overhead(self) -> float:
-        """Bytes between L2 and device memory over the fewest that any kernel must move."""
+        """Bytes between L2 and device memory, over the bytes that any kernel must move."""
         entry = catalog.entry(self.entry)
-        least = entry.bytes_moved(Problem.of(self.entry, **self.problem))
-        return (self.counts.dram_read_bytes + self.counts.dram_write_bytes) / least
+        min_bytes = entry.bytes_moved(Problem.of(self.entry, **self.problem))
+        return (self.counts.dram_read_bytes + self.counts.dram_write_bytes) / min_bytes
 
 
 def shipped_folder() -> Path:
-    """Where the profiles that come with the package lie."""
+    """Folder of the profiles that come with the package."""
     return ledger.shipped_folder("profiles")
 
 
 def local_folder() -> Path:
-    """Where this user's own lie: ``$KERNELCAT_PROFILES``, else the user's data folder."""
+    """Folder of this user's profiles: ``$KERNELCAT_PROFILES``, else the user's data folder."""
     return ledger.local_folder("profiles")
 
 
@@ -117,5 +119,5 @@ def read(folder: Path) -> list[Profile]:
 
 
 def write(folder: Path, profiles: Iterable[Profile]) -> None:
-    """Merge ``profiles`` into the folder's files, the newest of each :attr:`Profile.key`."""
+    """Merge ``profiles`` into the folder's files; the last profile of each key stays."""
     ledger.write(folder, [*read(folder), *profiles])

@@ -1,12 +1,12 @@
-"""Receipts: what was checked of an implementation on a real GPU, and of which source.
+"""Receipts: which checks an implementation passed on a real GPU, and with which source.
 
 ``tuning_db/receipts/nvidia-SKU.jsonl`` holds one line for every implementation. A receipt proves
-the implementation as it is now where its ``source`` is today's digest, or one that runs the same
-machine code (:mod:`kernelcat.verify.code_record`); otherwise it proves nothing, and CI refuses it.
-What a user checks on a GPU of their own goes to a local file of the same form.
+today's implementation if the receipt's ``source`` is today's digest, or a digest that runs the same
+machine code (:mod:`kernelcat.verify.code_record`). Otherwise the receipt proves nothing, and CI
+refuses it. What a user checks on their own GPU goes to a local file of the same form.
 
-Whether an implementation is *unverified* follows from its receipts: without one it is so if it
-says so itself, and one with findings of the sanitizer makes it so whatever it says.
+An implementation is *unverified* if it has no valid receipt and is marked as unverified, or if the
+sanitizer found something in every valid receipt.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class Receipt:
     Attributes
     ----------
     implementation : ``gemm/cuda/wgmma``
-    source : its digest when it was checked (:mod:`kernelcat.catalog.digest`)
-    gpu, environment : where
-    problems : the named problems that passed, each on two seeds
+    source : digest of the implementation that was checked (:mod:`kernelcat.catalog.digest`)
+    gpu : SKU
+    environment : the machine and its compilers (:class:`kernelcat.runtime.environment.Environment`)
+    problems : the named problems that passed, each with two seeds
     fuzz_examples : random problems and configurations that passed
     sanitizer : tool -> errors found (compute-sanitizer); empty where it did not run
     created_at : ISO 8601, UTC
@@ -50,14 +51,14 @@ class Receipt:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What a newer receipt replaces."""
+        """GPU and implementation; a newer receipt replaces the one with the same key."""
         return self.gpu, self.implementation
 
     @property
     def findings(self) -> str:
-        """What the sanitizer found, in words; empty for nothing."""
-        found = {tool: n for tool, n in self.sanitizer.items() if n}
-        return ", ".join(f"{tool} found {n} errors" for tool, n in sorted(found.items()))
+        """The number of errors of each sanitizer tool, in words; empty without errors."""
+        errors = {tool: count for tool, count in self.sanitizer.items() if count}
+        return ", ".join(f"{tool} found {count} errors" for tool, count in sorted(errors.items()))
 
     @staticmethod
     def from_json(line: str) -> Receipt:
@@ -69,12 +70,12 @@ class Receipt:
 
 
 def shipped_folder() -> Path:
-    """Where the receipts that come with the package lie."""
+    """Folder of the receipts that come with the package."""
     return ledger.shipped_folder("receipts")
 
 
 def local_folder() -> Path:
-    """Where this user's own receipts lie: ``$KERNELCAT_RECEIPTS``, else the user's data folder."""
+    """Folder of this user's receipts: ``$KERNELCAT_RECEIPTS``, else the user's data folder."""
     return ledger.local_folder("receipts")
 
 
@@ -85,17 +86,17 @@ def read(folder: Path) -> list[Receipt]:
 
 @cache
 def known() -> tuple[Receipt, ...]:
-    """The shipped receipts and this user's own, read once (``known.cache_clear()`` forgets)."""
+    """The shipped receipts and this user's own, read once; ``known.cache_clear()`` drops them."""
     return (*read(shipped_folder()), *read(local_folder()))
 
 
 def write(folder: Path, receipts: Iterable[Receipt]) -> None:
-    """Merge ``receipts`` into the folder's files, newest for each implementation and GPU."""
+    """Merge ``receipts`` into the folder's files; the last receipt of each key stays."""
     ledger.write(folder, [*read(folder), *receipts])
 
 
 def valid_for(implementation: Implementation, receipts: Iterable[Receipt]) -> list[Receipt]:
-    """The receipts that prove this implementation as it is now."""
+    """The receipts that prove today's code of ``implementation``."""
     now = digest(implementation)
     return [
         r
@@ -106,12 +107,13 @@ def valid_for(implementation: Implementation, receipts: Iterable[Receipt]) -> li
 
 
 def state(implementation: Implementation) -> str:
-    """What its shipped receipts say of an implementation, in words."""
-    own = [r for r in read(shipped_folder()) if r.implementation == implementation.name]
-    valid = valid_for(implementation, own)
+    """Whether the shipped receipts of an implementation hold, in words."""
+    of_name = [r for r in read(shipped_folder()) if r.implementation == implementation.name]
+    valid = valid_for(implementation, of_name)
     if not valid:
-        none = f"no receipt, {implementation.unverified}" if implementation.unverified else ""
-        return none or ("void: other code than the receipt's" if own else "no receipt")
+        if implementation.unverified:
+            return f"no receipt, {implementation.unverified}"
+        return "void: other code than the receipt's" if of_name else "no receipt"
     newest = valid[-1]
     now = digest(implementation)
     record = code_record.find(implementation.name, newest.gpu)
@@ -121,12 +123,13 @@ def state(implementation: Implementation) -> str:
 
 
 def doubt(implementation: Implementation, receipts: Iterable[Receipt] | None = None) -> str | None:
-    """Why an implementation is unverified; None when it is not.
+    """Why an implementation is unverified; None when it is verified.
 
-    ``receipts`` are the known ones by default. One of its source as it is now decides.
+    ``receipts`` (default: :func:`known`) decide if any of them proves today's code; else the
+    implementation's own ``unverified``.
     """
-    among = known() if receipts is None else receipts
-    of_name = [r for r in among if r.implementation == implementation.name]
+    all_receipts = known() if receipts is None else receipts
+    of_name = [r for r in all_receipts if r.implementation == implementation.name]
     valid = valid_for(implementation, of_name) if of_name else []
     if any(not r.findings for r in valid):
         return None
@@ -136,9 +139,9 @@ def doubt(implementation: Implementation, receipts: Iterable[Receipt] | None = N
 
 
 def faults(implementation: Implementation, receipts: Iterable[Receipt]) -> list[str]:
-    """What is wrong with an implementation's proof; empty when it holds or none is owed.
+    """Why an implementation's receipts prove nothing; empty if one holds or none is required.
 
-    A finding is no fault here: it makes the implementation unverified.
+    Findings of the sanitizer are no fault here: they make the implementation unverified.
     """
     if implementation.unverified:
         return []

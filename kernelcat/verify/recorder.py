@@ -1,13 +1,15 @@
-"""What belongs into the records of machine code and is not there yet.
+"""Which cases the records of machine code lack.
 
-A record begins with a receipt: its code is that of what the receipt checked, and of everything that
-was measured under the same digest. It can only be made while the sources are still those that ran.
+A record starts from a receipt. Its cases are those that the receipt checked and those that were
+measured under the same digest. A record can only be made before the sources change, because the
+cases are built from the sources.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from kernelcat.catalog import discovery
@@ -21,7 +23,7 @@ from kernelcat.verify.receipts import Receipt
 
 
 class Result(Protocol):
-    """Something measured of an implementation: a row of the database, or a profile."""
+    """A measurement of an implementation: a row of the database, or a profile."""
 
     @property
     def entry(self) -> str: ...
@@ -48,40 +50,56 @@ class Result(Protocol):
 def missing(
     receipts: Iterable[Receipt], results: Iterable[Result], records: Iterable[Record]
 ) -> list[tuple[Record, list[Case]]]:
-    """Each record that lacks cases, with those; one that lacks all is new."""
+    """Each record that has to be completed, with the cases to build for it.
+
+    These are cases that were checked or measured and are not in the record yet. If the receipt is
+    newer than the record, every case is built again, so that old measurements can be compared.
+    """
     measured: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         measured[f"{result.entry}/{result.language}/{result.variant}"].append(result)
-    known = {record.key: record for record in records}
-    found = []
+    by_key = {record.key: record for record in records}
+    incomplete = []
     for receipt in receipts:
-        record = _record_of(receipt, known.get(receipt.key))
-        if record is not None:
-            cases = _cases(receipt, measured[receipt.implementation], record)
-            lacking = [case for case in dict.fromkeys(cases) if record.code(case) is None]
-            if lacking:
-                found.append((record, lacking))
-    return found
+        now = digest_of(*receipt.implementation.split("/"))
+        record = by_key.get(receipt.key)
+        is_known = record is not None and now in record.digests
+        if not is_known and receipt.source != now:
+            continue  # the code that ran cannot be built any more
+        if record is None or not is_known:
+            record = _newer(receipt, record)
+            cases = [*_checked(receipt), *(case for case, _ in record.codes())]
+        else:
+            cases = []
+        cases += _measured(receipt, measured[receipt.implementation], record)
+        if is_known:
+            cases = [case for case in cases if record.code(case) is None]
+        if cases:
+            incomplete.append((record, list(dict.fromkeys(cases))))
+    return incomplete
 
 
-def _record_of(receipt: Receipt, known: Record | None) -> Record | None:
-    """The record of the code that runs today, new where a receipt is; None of code long gone."""
-    now = digest_of(*receipt.implementation.split("/"))
-    if known is not None and now in known.digests:
-        return known
-    if receipt.source != now:
-        return None
+def _newer(receipt: Receipt, known: Record | None) -> Record:
+    """The record that ``receipt`` begins: ``known`` with one more digest, if the compilers are the
+    same ones, so that codes can be compared."""
     compiler = COMPILERS[receipt.implementation.split("/")[1]]
     versions = {compiler: receipt.environment["compilers"][compiler]}
-    return Record(receipt.implementation, receipt.gpu, versions, {now: RAN}, now, ())
+    if known is None or known.toolchain != versions:
+        known = Record(receipt.implementation, receipt.gpu, versions, {}, "", ())
+    digests = {receipt.source: RAN, **known.digests}
+    return replace(known, digests=digests, checked=receipt.source)
 
 
-def _cases(receipt: Receipt, results: Sequence[Result], record: Record) -> Iterator[Case]:
-    if receipt.source in record.digests and not record.cases:
-        implementation = discovery.implementation(*receipt.implementation.split("/"))
-        entry, where = discovery.entry(implementation.entry), gpu.find(receipt.gpu)
-        for problem in (entry.problems[n] for n in receipt.problems if n in entry.problems):
-            yield Case(problem, implementation.default(problem, where))
+def _checked(receipt: Receipt) -> Iterator[Case]:
+    """The cases that ``receipt`` proves: default configurations of its problems."""
+    implementation = discovery.implementation(*receipt.implementation.split("/"))
+    entry, target = discovery.entry(implementation.entry), gpu.find(receipt.gpu)
+    for problem in (entry.problems[n] for n in receipt.problems if n in entry.problems):
+        yield Case(problem, implementation.default(problem, target))
+
+
+def _measured(receipt: Receipt, results: Sequence[Result], record: Record) -> Iterator[Case]:
+    """The cases that were measured under one of the digests of ``record``."""
     for result in results:
         if result.gpu == receipt.gpu and result.source in record.digests:
             problem = Problem.of(result.entry, **result.problem)

@@ -16,26 +16,28 @@ from kernelcat.errors import KernelcatError, MissingDependency
 
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 SANITIZED_SIZE = 160
-"""Largest size axis while the sanitizer watches, which slows kernels by 10 to 100 times."""
+"""Largest value of a size axis under the sanitizer, which makes kernels 10 to 100 times slower."""
 SANITIZED_S = 300
 """Seconds after which a sanitized run counts as hung."""
 EXAMPLE = "kernelcat example: "
-"""Begins the line by which a sanitized fuzz run says what it does next."""
+"""Prefix of the line that a sanitized fuzz run prints before each example."""
 ORDERED = "kernelcat ordered: "
-"""Begins the line before: writes and reads known to be ordered, ``gemm+0x40>gemm+0x90``."""
+"""Prefix of the line before the example's: pairs of a write and a read that a barrier orders
+(``gemm+0x40>gemm+0x90``)."""
 FINDINGS = 5
-"""Distinct findings kept of each tool."""
+"""Most distinct findings that a report has of each tool."""
 FINDING_LINES = 6
-"""Lines of a finding kept; a race may go on with every access that takes part."""
+"""Most lines of a finding that a report has; a race may list every access that takes part."""
 TOOL_OPTIONS = {
-    # Byte by byte: kind of hazard, address, threads; races are pairs of instructions only.
+    # Reports each byte with the kind of hazard, the address and the threads. The default report,
+    # "analysis", has only pairs of instructions.
     "racecheck": ("--racecheck-report", "hazard", "--print-limit", "10000"),
-    # A ring for each warp is more barriers than it keeps room for by itself, and that counts as an
-    # error.
+    # A kernel with a ring for each warp has more barriers than synccheck tracks by default, and
+    # synccheck counts the overflow as an error.
     "synccheck": ("--num-cuda-barriers", "1024"),
 }
 
-_SAID = re.compile(r"={8,} (?P<indent> *)(?P<text>\S.*)")
+_SANITIZER_LINE = re.compile(r"={8,} (?P<indent> *)(?P<text>\S.*)")
 _NO_FINDING = re.compile(
     r"COMPUTE-SANITIZER|\w+ SUMMARY: |Target application returned|Warning: Maximum number|"
     r"Current Value"
@@ -43,15 +45,19 @@ _NO_FINDING = re.compile(
 _PLACE = re.compile(r"(Read|Write) Thread \([\d,]+\) at (\S+)")
 _ORDERED = re.compile(r"(\S+)>(\S+)")
 _NUMBERS = re.compile(r"(?<!\+)\b(0x[0-9a-f]+|\d[\d,]*)\b")
-"""Threads, addresses and counts, but not the offset of an instruction."""
+"""Threads, addresses and counts, but not the offset of an instruction (after a ``+``)."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one tool counted, and its first distinct findings, each on one line.
+    """What one compute-sanitizer tool found.
 
-    ``ordered`` hazards are not among the errors: a barrier lies between their accesses, which the
-    machine code shows (:mod:`kernelcat.verify.warp_roles`).
+    Attributes
+    ----------
+    errors : number of errors or hazards, without the ordered ones
+    findings : the first distinct findings, one line each
+    ordered : number of hazards between accesses that a barrier orders, as the machine code proves
+        (:mod:`kernelcat.verify.warp_roles`)
     """
 
     errors: int
@@ -61,7 +67,7 @@ class Report:
 
 @dataclass
 class _Record:
-    """What a tool printed of one finding, the example that ran, and what is known to be ordered."""
+    """One finding: the tool's lines, the example that ran, and the accesses known to be ordered."""
 
     lines: list[str]
     example: str
@@ -73,15 +79,15 @@ class _Record:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether it is a read after a write that is known to come before."""
+        """Whether the finding is a read after a write, and a barrier is known to order the two."""
         text = " ".join(self.lines)
-        places = dict(_PLACE.findall(text))
-        pair = places.get("Write", ""), places.get("Read", "")
+        offsets = dict(_PLACE.findall(text))
+        pair = offsets.get("Write", ""), offsets.get("Read", "")
         return "Potential RAW hazard" in text and pair in self.ordered
 
 
 def command_line(verb: str, implementation: Implementation) -> list[str]:
-    """The command that runs ``kernelcat VERB`` on one implementation in a process of its own."""
+    """The command that runs ``kernelcat VERB`` on one implementation in a separate process."""
     return [
         *(sys.executable, "-m", "kernelcat", verb, implementation.entry),
         *("--language", implementation.language, "--variant", implementation.variant),
@@ -89,10 +95,10 @@ def command_line(verb: str, implementation: Implementation) -> list[str]:
 
 
 def sanitizer_path() -> str | None:
-    """compute-sanitizer on the path, or in the CUDA toolkit."""
-    found = shutil.which("compute-sanitizer")
-    if found:
-        return found
+    """Path of compute-sanitizer, from ``$PATH`` or the CUDA toolkit; None where there is none."""
+    on_path = shutil.which("compute-sanitizer")
+    if on_path:
+        return on_path
     root = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     path = Path(root) / "bin" / "compute-sanitizer"
     return str(path) if path.is_file() else None
@@ -101,14 +107,16 @@ def sanitizer_path() -> str | None:
 def sanitize(
     implementation: Implementation, examples: int, tools: Sequence[str] = SANITIZERS
 ) -> dict[str, Report]:
-    """What each compute-sanitizer tool finds in a small fuzz run of the implementation.
+    """Run each compute-sanitizer tool over a fuzz run of ``examples`` random problems.
+
+    Returns tool -> report.
 
     Raises
     ------
     MissingDependency
-        When compute-sanitizer (part of the CUDA toolkit) is not on the path.
+        There is no compute-sanitizer (part of the CUDA toolkit).
     KernelcatError
-        When a tool ran but said no number.
+        A tool failed, printed no number of errors, or took more than :data:`SANITIZED_S` seconds.
     """
     fuzzing = [*command_line("fuzz", implementation), "--examples", str(examples)]
     fuzzing += ["--limit", str(SANITIZED_SIZE), "--kernels", "6", "--mirrored"]
@@ -126,19 +134,27 @@ def run(tool: str, words: Sequence[str]) -> Report:
         done = subprocess.run(
             [sanitizer, "--tool", tool, *options, *words],
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,  # in the order in which it was said
+            stderr=subprocess.STDOUT,  # keeps the order of both outputs
             text=True,
             errors="replace",
             check=False,
             timeout=SANITIZED_S,
         )
     except subprocess.TimeoutExpired as error:
-        raise KernelcatError(f"compute-sanitizer --tool {tool}: over {SANITIZED_S} s") from error
+        raise KernelcatError(
+            f"compute-sanitizer --tool {tool}: no end after {SANITIZED_S} s"
+        ) from error
     return parse(tool, done.stdout, done.returncode)
 
 
 def parse(tool: str, output: str, code: int) -> Report:
-    """The report in what a tool printed; an error where it counted nothing and the run failed."""
+    """The report in the ``output`` of a tool that ended with exit status ``code``.
+
+    Raises
+    ------
+    KernelcatError
+        The tool printed no number of errors, or counted none although the run failed.
+    """
     match = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)", output)
     if not match or (code and not int(match[1])):
         tail = " | ".join(output.strip().splitlines()[-4:])
@@ -150,36 +166,39 @@ def parse(tool: str, output: str, code: int) -> Report:
 
 
 def _findings(records: Iterable[_Record]) -> tuple[str, ...]:
-    """The first distinct ones: those that differ by threads, addresses and counts are alike."""
-    alike: dict[str, list[str]] = {}
+    """The first distinct findings.
+
+    Findings that differ only in threads, addresses or counts are equal.
+    """
+    by_text: dict[str, list[str]] = {}
     for record in records:
-        alike.setdefault(_NUMBERS.sub("#", ", ".join(record.lines)), []).append(str(record))
-    firsts = [(lines[0], len(lines)) for lines in alike.values()]
+        by_text.setdefault(_NUMBERS.sub("#", ", ".join(record.lines)), []).append(str(record))
+    firsts = [(lines[0], len(lines)) for lines in by_text.values()]
     return tuple(
         f"{line} (first of {count})" if count > 1 else line for line, count in firsts[:FINDINGS]
     )
 
 
 def _records(output: str) -> Iterator[_Record]:
-    """What was found, in the order of the output.
+    """The findings, in the order of the output.
 
-    A record is a line of the sanitizer's, and those after it that are indented.
+    A finding is a line of the sanitizer's and the indented lines that follow.
     """
     example, record = "", None
     ordered, announced = frozenset[tuple[str, str]](), frozenset[tuple[str, str]]()
     for line in output.splitlines():
-        said = _SAID.match(line)
+        match = _SANITIZER_LINE.match(line)
         if line.startswith(ORDERED):
             announced = frozenset(_ORDERED.findall(line.removeprefix(ORDERED)))
         elif line.startswith(EXAMPLE):
             example, ordered = line.removeprefix(EXAMPLE), announced
             announced = frozenset()
-        elif said and not said["indent"]:
+        elif match and not match["indent"]:
             if record:
                 yield record
-            text = said["text"].rstrip(" :")
+            text = match["text"].rstrip(" :")
             record = None if _NO_FINDING.match(text) else _Record([text], example, ordered)
-        elif said and record and not _NO_FINDING.match(said["text"]):
-            record.lines.append(said["text"].rstrip())
+        elif match and record and not _NO_FINDING.match(match["text"]):
+            record.lines.append(match["text"].rstrip())
     if record:
         yield record

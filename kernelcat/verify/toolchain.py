@@ -1,7 +1,8 @@
-"""Compilers of given versions: those installed here, or an environment of their own.
+"""Compilers of given versions: the installed ones, or ones in a separate virtual environment.
 
-What ran on a GPU can only be compared with what the same compilers make. So a receipt names them,
-and where other versions are installed here, they get a virtual environment beside the cache.
+Machine code can only be compared with machine code of the same compilers. Therefore a receipt names
+its compilers. If other versions are installed here, the receipt's versions are installed into a
+virtual environment in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -25,40 +26,40 @@ PACKAGES = (
     "nvidia-cuda-nvdisasm>=13.0",
     "platformdirs>=4.0",
 )
-"""What the package needs besides compilers to build kernels and read their machine code."""
+"""Packages that building kernels and reading machine code need, besides the compilers."""
 
 HEADERS = ("runtime", "cccl", "crt")
-"""Wheels of headers that NVRTC reads; those of its own CUDA version."""
+"""Wheels of headers that NVRTC reads; their CUDA version must be NVRTC's."""
 
 
 def requirements(versions: Mapping[str, str]) -> list[str]:
-    """What to install for compilers of these ``versions`` (``{"triton": "3.6.0"}``)."""
-    found: list[str] = []
+    """Requirements for pip of compilers of these ``versions`` (``{"triton": "3.6.0"}``)."""
+    wanted: list[str] = []
     for name, version in sorted(versions.items()):
         if version == NONE:
             continue
         if name == "nvrtc":
             cuda = ".".join(version.split(".")[:2])
-            found.append(f"nvidia-cuda-nvrtc=={version}")
-            found += [f"nvidia-cuda-{wheel}=={cuda}.*" for wheel in HEADERS]
+            wanted.append(f"nvidia-cuda-nvrtc=={version}")
+            wanted += [f"nvidia-cuda-{wheel}=={cuda}.*" for wheel in HEADERS]
         elif name == "cutlass-dsl":
             number, _, flavor = version.partition("+")
-            found.append(f"nvidia-cutlass-dsl[{flavor}]=={number}")
+            wanted.append(f"nvidia-cutlass-dsl[{flavor}]=={number}")
         else:
-            found.append(f"{name}=={version}")
-    return found
+            wanted.append(f"{name}=={version}")
+    return wanted
 
 
 def python_with(versions: Mapping[str, str]) -> Path:
-    """A Python that has compilers of these ``versions``; makes its environment when first asked.
+    """A Python with compilers of these ``versions``; the first call makes its environment.
 
     Raises
     ------
     MissingDependency
-        They cannot be installed; says what pip said.
+        The compilers cannot be installed; the message has pip's last line.
     """
-    here = compilers()
-    if all(version in (NONE, here.get(name)) for name, version in versions.items()):
+    installed = compilers()
+    if all(version in (NONE, installed.get(name)) for name, version in versions.items()):
         return Path(sys.executable)
     words = [*requirements(versions), *PACKAGES]
     name = hashlib.sha256(json.dumps(words).encode()).hexdigest()[:12]
@@ -74,5 +75,5 @@ def python_with(versions: Mapping[str, str]) -> Path:
 def _run(words: list[str]) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
-        raise MissingDependency(f"{' '.join(words[:4])} failed: {said[-1]}")
+        errors = (done.stderr or done.stdout).strip().splitlines() or ["no error message"]
+        raise MissingDependency(f"{' '.join(words[:4])} failed: {errors[-1]}")
