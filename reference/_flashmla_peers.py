@@ -1,35 +1,35 @@
-"""Other people's latent attention over a paged cache, raced beside `flashmla`."""
+"""Peers of `flashmla`: DeepSeek's FlashMLA and FlashInfer."""
 
 from __future__ import annotations
 
 import inspect
-import itertools
 
-from kernelcat.errors import MissingDependency, Unsupported
+from kernelcat.errors import Unsupported
+from kernelcat.reference._flashinfer import import_flashinfer, page_lists
 from kernelcat.reference._mla_row import LATENT, ROPE
-from kernelcat.reference.paged_attn import lengths
+from kernelcat.reference._peers import import_torch, required_by
+from kernelcat.reference._sequences import lengths
 
 
 def flash_mla():
     """DeepSeek's FlashMLA, from a build whose ``flash_mla_with_kvcache`` takes ``out``.
 
-    The published one returns a new array; copying it would count against it. Its schedule is made
-    once, as its documentation says for layers of one step.
+    The published function returns a new array, and a copy into ``out`` would count as its time. The
+    schedule is made once before the race, as FlashMLA's documentation does for the layers of one
+    decoding step.
     """
-    try:
+    with required_by("flash_mla", "a build of FlashMLA"):
         from flash_mla import flash_mla_with_kvcache as attend
         from flash_mla import get_mla_metadata
-    except ModuleNotFoundError as error:
-        raise MissingDependency("the peer flash_mla needs a build of FlashMLA") from error
 
     def make(problem, arrays):
         batch, q_len, size = problem["batch"], problem["max_q"], problem["page_size"]
         if problem["kv_dtype"] != problem["dtype"] or size != 64:
             raise Unsupported("FlashMLA is raced over a cache of q's type, in pages of 64")
         if problem["tokens"] != batch * q_len or problem["lengths"] != "equal":
-            raise Unsupported("FlashMLA has the same number of queries for every sequence")
+            raise Unsupported("FlashMLA is raced with equally many queries in every sequence")
         if "out" not in inspect.signature(attend).parameters:
-            raise Unsupported("this build of FlashMLA returns new arrays")
+            raise Unsupported("this build of FlashMLA has no argument out")
         q = arrays["q"].view(batch, q_len, *arrays["q"].shape[1:])
         out = arrays["out"].view(batch, q_len, *arrays["out"].shape[1:])
         cache, schedule = arrays["kv_cache"].unsqueeze(2), get_mla_metadata()[0]
@@ -42,14 +42,8 @@ def flash_mla():
 
 
 def flashinfer():
-    """FlashInfer's MLA wrapper; what it plans on the host is done ahead of time."""
-    try:
-        import flashinfer
-        import torch
-    except ModuleNotFoundError as error:
-        raise MissingDependency(
-            "the peer flashinfer needs: pip install flashinfer-python"
-        ) from error
+    """FlashInfer's wrapper for latent attention; ``plan`` runs on the host before the race."""
+    library, torch = import_flashinfer(), import_torch("flashinfer")
 
     def make(problem, arrays):
         q_lens, kv_lens = lengths(problem)
@@ -58,14 +52,12 @@ def flashinfer():
         if not all(kv_lens) or not all(q_lens):
             raise Unsupported("FlashInfer is raced without empty sequences")
         size, table = problem["page_size"], arrays["block_table"]
-        counts = [-(-kv_len // size) for kv_len in kv_lens]
-        pages = torch.cat([table[s, :count] for s, count in enumerate(counts)])
-        starts = torch.tensor(
-            [0, *itertools.accumulate(counts)], dtype=torch.int32, device=table.device
+        lists = page_lists(table, kv_lens, size, table.device)
+        workspace = torch.zeros(128 << 20, dtype=torch.uint8, device=table.device)
+        wrapper = library.mla.BatchMLAPagedAttentionWrapper(workspace)
+        csr = library.mla.MLAPlanMetadata.csr(
+            arrays["cu_q"], lists.indptr, lists.indices, arrays["kv_lens"]
         )
-        memory = torch.zeros(128 << 20, dtype=torch.uint8, device=table.device)
-        wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(memory)
-        csr = flashinfer.mla.MLAPlanMetadata.csr(arrays["cu_q"], starts, pages, arrays["kv_lens"])
         wrapper.plan(
             metadata=csr,
             num_heads=problem["heads"],

@@ -1,38 +1,41 @@
-"""Other people's attention over a paged cache, raced beside `paged_attn`."""
+"""Peers of `paged_attn`: torch, FlashAttention-4 and FlashInfer."""
 
 from __future__ import annotations
 
-import itertools
-
-from kernelcat.errors import MissingDependency, Unsupported
-from kernelcat.reference.paged_attn import lengths, sm_scale
+from kernelcat.errors import Unsupported
+from kernelcat.reference._flashinfer import import_flashinfer, page_lists
+from kernelcat.reference._peers import import_torch, required_by
+from kernelcat.reference._sequences import lengths
+from kernelcat.reference.paged_attn import sm_scale
 
 
 def _is_even(problem):
-    """Whether tables are full and every sequence has max_q queries."""
+    """Whether every sequence fills its row of the table and has max_q queries."""
     tokens = problem["batch"] * problem["max_q"]
     return problem["lengths"] == "equal" and problem["tokens"] == tokens
 
 
+def _is_prefill(problem):
+    """Whether all tokens are queries, in a problem that is even."""
+    return problem["max_q"] == problem["table_width"] * problem["page_size"]
+
+
 def _gathered(arrays):
-    """Keys and values of full tables, (batch, tokens, kv_heads, head_dim), out of their pages."""
+    """Keys and values (batch, tokens, kv_heads, head_dim), copied from the pages of full rows."""
     table = arrays["block_table"].long()
     return [arrays[name][table].flatten(1, 2) for name in ("k_cache", "v_cache")]
 
 
 def sdpa():
-    """torch's attention over the same keys and values, gathered ahead of time."""
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise MissingDependency("the peer sdpa needs torch: pip install torch") from error
+    """torch's attention over contiguous keys and values, which are gathered before the race."""
+    torch = import_torch("sdpa")
 
     def make(problem, arrays):
         extras = ("window", "softcap", "has_sinks", "has_scales")
         if problem["kv_dtype"] != problem["dtype"] or any(problem[name] for name in extras):
             raise Unsupported("torch's attention has no window, cap, sinks or scales")
         q_len = problem["max_q"]
-        if not _is_even(problem) or q_len not in (1, problem["table_width"] * problem["page_size"]):
+        if not _is_even(problem) or not (q_len == 1 or _is_prefill(problem)):
             raise Unsupported("torch's attention is raced over sequences of one length")
         batch, heads, dim = problem["batch"], problem["heads"], problem["head_dim"]
         k, v = (x.transpose(1, 2).contiguous() for x in _gathered(arrays))
@@ -48,37 +51,36 @@ def sdpa():
 
 
 def flash_attn_4():
-    """FlashAttention-4 over the pages; where all tokens ask, over keys gathered ahead of time.
+    """FlashAttention-4 over the pages; in prefill over keys that are gathered before the race.
 
-    Its public functions return a new array; the one below them writes where it is told. On Hopper
-    it splits no sequence, and loads by TMA only pages of 128 tokens.
+    FlashAttention-4's public functions return a new array, so the race calls the function below
+    them, which takes ``out``. On Hopper FlashAttention-4 does not split sequences, and loads by TMA
+    only pages of 128 tokens.
     """
-    try:
+    with required_by("flash_attn_4", "pip install flash-attn-4"):
         import torch
         from flash_attn.cute.interface import _flash_attn_fwd as attend
-    except ModuleNotFoundError as error:
-        raise MissingDependency("the peer flash_attn_4 needs: pip install flash-attn-4") from error
 
     def make(problem, arrays):
         if problem["kv_dtype"] != problem["dtype"] or problem["has_scales"]:
             raise Unsupported("FlashAttention-4 is raced without scales, over a cache of q's type")
-        q_len = problem["max_q"]
+        q_len, is_even = problem["max_q"], _is_even(problem)
         options = {
             "softmax_scale": sm_scale(problem),
             "causal": q_len > 1,
             "window_size_left": problem["window"] - 1 if problem["window"] else None,
             "softcap": problem["softcap"],
             "learnable_sink": arrays.get("sinks"),
-            # 0: as many as it thinks best
+            # 0: FlashAttention-4 chooses the number of splits
             "num_splits": 0 if torch.cuda.get_device_capability()[0] > 9 else 1,
         }
         q, options["out"] = arrays["q"], arrays["out"]
-        if _is_even(problem):
+        if is_even:
             rows = (problem["batch"], q_len, problem["heads"], problem["head_dim"])
             q, options["out"] = q.view(rows), arrays["out"].view(rows)
         else:
             options |= {"cu_seqlens_q": arrays["cu_q"], "max_seqlen_q": q_len}
-        if _is_even(problem) and q_len == problem["table_width"] * problem["page_size"]:
+        if is_even and _is_prefill(problem):
             k, v = _gathered(arrays)
         else:
             k, v = arrays["k_cache"], arrays["v_cache"]
@@ -89,14 +91,8 @@ def flash_attn_4():
 
 
 def flashinfer():
-    """FlashInfer's wrappers; what they plan on the host is done ahead of time."""
-    try:
-        import flashinfer
-        import torch
-    except ModuleNotFoundError as error:
-        raise MissingDependency(
-            "the peer flashinfer needs: pip install flashinfer-python"
-        ) from error
+    """FlashInfer's wrappers for decode and prefill; ``plan`` runs on the host before the race."""
+    library, torch = import_flashinfer(), import_torch("flashinfer")
 
     def make(problem, arrays):
         q_lens, kv_lens = lengths(problem)
@@ -105,11 +101,8 @@ def flashinfer():
         if not all(kv_lens) or not all(q_lens):
             raise Unsupported("FlashInfer is raced without empty sequences")
         size, table = problem["page_size"], arrays["block_table"]
-        counts = [-(-kv_len // size) for kv_len in kv_lens]
-        pages = torch.cat([table[s, :count] for s, count in enumerate(counts)])
-        starts = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32)
-        last = torch.tensor([(n - 1) % size + 1 for n in kv_lens], dtype=torch.int32)
-        memory = torch.zeros(256 << 20, dtype=torch.uint8, device=table.device)
+        lists = page_lists(table, kv_lens, size, "cpu")
+        workspace = torch.zeros(256 << 20, dtype=torch.uint8, device=table.device)
         sizes = (problem["heads"], problem["kv_heads"], problem["head_dim"], size)
         options = {
             "sm_scale": sm_scale(problem),
@@ -119,11 +112,11 @@ def flashinfer():
             "kv_data_type": arrays["k_cache"].dtype,
         }
         if problem["max_q"] == 1:
-            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(memory, use_tensor_cores=True)
-            wrapper.plan(starts, pages, last, *sizes, **options)
+            wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, use_tensor_cores=True)
+            wrapper.plan(*lists, *sizes, **options)
         else:
-            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(memory)
-            wrapper.plan(arrays["cu_q"], starts, pages, last, *sizes, causal=True, **options)
+            wrapper = library.BatchPrefillWithPagedKVCacheWrapper(workspace)
+            wrapper.plan(arrays["cu_q"], *lists, *sizes, causal=True, **options)
         cache, out = (arrays["k_cache"], arrays["v_cache"]), arrays["out"]
         return lambda: wrapper.run(arrays["q"], cache, out=out)
 

@@ -1,57 +1,64 @@
-"""`attn_merge`: attention over all keys, from attention over parts of them.
+"""`attn_merge`: attention over all keys, from attention over parts of the keys.
 
-Each part has its result and the log of its softmax's denominator, as `paged_attn` gives them; a
-cascade (a shared prefix, then what is each sequence's own) and context parallelism make parts.
+Part p has the result outs[p] (tokens, heads, head_dim) and lses[p] (tokens, heads), the natural
+logarithm of its softmax's denominator, as `paged_attn` returns them. Parts come from cascade
+attention (a prefix that sequences share, then what each has alone), from splits of long contexts
+and from context parallelism.
 
-    lse = log(sum of exp(lses)),  out = sum of exp(lses - lse) * outs
+    lse = log(sum over p of exp(lses[p]))
+    out = sum over p of exp(lses[p] - lse) * outs[p]
 
-A part with an lse of -inf saw no key and does not count, whatever its result holds. Where no part
-saw any, out is zero and lse -inf.
+A part with an lse of -inf has no visible key and is left out, whatever its result holds (NaN too).
+Where all parts are left out, out is zero and lse -inf.
 """
 
 from __future__ import annotations
 
 from kernelcat import dtypes
 from kernelcat.catalog.spec import Axis, Entry, Peer, Problem, Tensor, Tolerance
-from kernelcat.errors import MissingDependency, Unsupported
+from kernelcat.errors import Unsupported
 from kernelcat.reference._arrays import library_of
-from kernelcat.reference.paged_attn import DTYPES, HEAD_DIMS
+from kernelcat.reference._kv_cache import DTYPES, HEAD_DIMS
+from kernelcat.reference._peers import import_torch
 
-UNSEEN = 5
-"""One in so many parts of the inputs saw no key."""
+EMPTY_PERIOD = 5
+"""One part in five of the drawn inputs has no visible key."""
 
 
 def _make_inputs(problem, normal):
+    """Parts without a visible key have NaN for a result."""
     shape = tuple(problem[axis] for axis in ("parts", "tokens", "heads"))
     outs, lses = normal((*shape, problem["head_dim"])), 2.0 * normal(shape)
     xp = library_of(outs)
-    unseen = xp.arange(lses.size).reshape(shape) * 7919 % UNSEEN == 0
+    is_empty = xp.arange(lses.size).reshape(shape) * 7919 % EMPTY_PERIOD == 0
     return {
-        "outs": xp.where(unseen[..., None], xp.float32("nan"), outs),
-        "lses": xp.where(unseen, xp.float32("-inf"), lses),
+        "outs": xp.where(is_empty[..., None], xp.float32("nan"), outs),
+        "lses": xp.where(is_empty, xp.float32("-inf"), lses),
     }
 
 
 def _oracle(problem, arrays):
     outs, lses = arrays["outs"], arrays["lses"]
     xp = library_of(outs)
-    seen = lses > xp.float32("-inf")
-    most = xp.where(seen, lses, xp.float32(-1e30)).max(0)
-    weights = xp.where(seen, xp.exp(lses - most), 0.0)
+    has_keys = lses > xp.float32("-inf")
+    max_lse = xp.where(has_keys, lses, xp.float32(-1e30)).max(0)
+    weights = xp.where(has_keys, xp.exp(lses - max_lse), 0.0)
     total = weights.sum(0)
-    values = xp.where(seen[..., None], outs, 0.0)
-    out = (weights[..., None] * values).sum(0) / xp.where(total > 0, total, 1.0)[..., None]
-    lse = xp.where(total > 0, xp.log(xp.where(total > 0, total, 1.0)) + most, xp.float32("-inf"))
+    divisor = xp.where(total > 0, total, 1.0)
+    values = xp.where(has_keys[..., None], outs, 0.0)
+    out = (weights[..., None] * values).sum(0) / divisor[..., None]
+    lse = xp.where(total > 0, xp.log(divisor) + max_lse, xp.float32("-inf"))
     return {"out": out, "lse": lse}
 
 
 def _bytes_moved(problem: Problem) -> int:
-    """Results of parts that saw no key count too: lengths decide how many there are."""
+    """Every part is counted, since how many parts have no visible key depends on the data."""
     row = problem["head_dim"] * dtypes.itemsize(problem["dtype"]) + 4
     return int((problem["parts"] + 1) * problem["tokens"] * problem["heads"] * row)
 
 
 def merged(parts: int, tokens: int, heads: int, head_dim: int, dtype: str = "bfloat16") -> Problem:
+    """The problem of merging ``parts`` results (tokens, heads, head_dim)."""
     return Problem.of(
         "attn_merge", parts=parts, tokens=tokens, heads=heads, head_dim=head_dim, dtype=dtype
     )
@@ -59,10 +66,7 @@ def merged(parts: int, tokens: int, heads: int, head_dim: int, dtype: str = "bfl
 
 def _torch():
     """The definition in torch's operators, fused by ``torch.compile``."""
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise MissingDependency("the peer torch needs torch: pip install torch") from error
+    torch = import_torch("torch")
 
     @torch.compile(fullgraph=True, dynamic=False)
     def run(outs, lses, out, lse):
@@ -73,7 +77,7 @@ def _torch():
 
     def make(problem, arrays):
         if problem["tokens"] * problem["heads"] == 0:
-            raise Unsupported("torch is raced where there is something to do")
+            raise Unsupported("torch is not raced where tokens or heads is 0")
         return lambda: run(*(arrays[name] for name in ("outs", "lses", "out", "lse")))
 
     return make
@@ -92,13 +96,16 @@ ENTRY = Entry(
         Axis.choice("dtype", "element type of outs and out", *DTYPES, minor=True),
     ),
     inputs=(
-        Tensor("outs", ("parts", *ROW), "dtype", "the result of each part"),
-        Tensor("lses", ("parts", *ROW[:2]), "float32", "log of each softmax's denominator"),
+        Tensor("outs", ("parts", *ROW), "dtype", "attention over the keys of each part"),
+        Tensor(
+            "lses", ("parts", *ROW[:2]), "float32",
+            "natural log of each part's softmax denominator; -inf: the part has no visible key",
+        ),
     ),
     outputs=(
-        Tensor("out", ROW, "dtype", "the result"),
+        Tensor("out", ROW, "dtype", "attention over all keys"),
         Tensor(
-            "lse", ROW[:2], "float32", "log of the softmax's denominator",
+            "lse", ROW[:2], "float32", "natural log of the softmax denominator over all keys",
             tolerance=Tolerance(2e-5, 1e-5),
         ),
     ),

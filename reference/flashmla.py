@@ -1,22 +1,34 @@
 """`flashmla`: multi-head latent attention (DeepSeek) with absorbed weights, over a paged cache.
 
-A token's row of the cache is its key for all heads, and the first 512 of its 576 elements are its
-value: ``[norm(c) (512) | rope(k_pe) (64)]``. A query is ``[q_nope @ W_UK | rope(q_pe)]``.
-Sequences, query tokens and pages are those of `paged_attn`: the last ``cu_q[s + 1] - cu_q[s]`` of
-``kv_lens[s]`` cached tokens ask, and each sees itself and what came before it.
+The cache keeps one row of 576 elements for each token: the normalized latent, of which the keys and
+values of all heads are made, and the part of the key that RoPE rotates. The up-projections are
+absorbed into queries and results (`kernelcat.layers.mla`), so that a row is the key of all heads
+and its first 512 elements are their value:
 
-    p = softmax(sm_scale * q . row)   over the rows that a query token sees
-    out = p @ row[:512],  lse = log of the softmax's denominator
+    row = [norm(c) (512) | rope(k_pe) (64)],  q = [q_nope @ W_UK (512) | rope(q_pe) (64)]
 
-``sm_scale`` has no default: it is not 1 / sqrt(576), but that of the heads before absorption, times
-YaRN's factor. A query that sees nothing gets zeros and an lse of -inf. Table entries beyond a
-sequence are never followed, and slots that hold none of its tokens never read.
+Sequences, query tokens and pages are those of `paged_attn`: the last ``q_lens[s]`` tokens of
+sequence s are queries, and each attends to its own token and the tokens before it. For one query
+and one head:
 
-Sparse attention, where each query token has a list of slots of its own, is this with sequences of
-one token over pages of one: the lists are the block table (`kernelcat.mla.sparse`).
+    z = sm_scale * q . row            for each visible row
+    p = softmax(z)
+    out = sum of p * row[:512]
+    lse = log(sum of exp(z)), natural
 
-A cache of ``uint8`` has rows of 656 bytes: float8 latents, their scales, and bfloat16 for the
-rotated part (`reference/_mla_row.py`).
+``sm_scale`` must be given: it is not 1 / sqrt(576), but that of the heads before absorption, times
+YaRN's factor (`kernelcat.layers.mla.sm_scale`). A query without a visible row gets zeros and an lse
+of -inf. Entries of the block table beyond a sequence's last page are never followed, and slots that
+hold no token of a sequence are never read.
+
+A cache of ``uint8`` has rows of 656 bytes: latents in float8 with scales, and bfloat16 for the
+rotated part (`_mla_row`).
+
+Sparse attention, where each query token lists the slots that it attends to, is the same function:
+each query token is a sequence of its own over pages of one token, and the lists are the block table
+(`kernelcat.layers.mla.sparse`).
+
+Sources: DeepSeek-V2, section 2.1; DeepSeek's FlashMLA (rows of 656 bytes, sparse decoding).
 """
 
 from __future__ import annotations
@@ -24,76 +36,101 @@ from __future__ import annotations
 import itertools
 
 from kernelcat import dtypes
-from kernelcat.catalog.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance, exact
+from kernelcat.catalog.spec import Axis, Derived, Entry, Problem, Tensor, Tolerance, exact
 from kernelcat.reference._arrays import library_of
+from kernelcat.reference._kv_cache import DTYPES
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW, pack, unpack
-from kernelcat.reference.paged_attn import (
-    DTYPES,
-    STARTS,
+from kernelcat.reference._peers import peer_in
+from kernelcat.reference._sequences import (
+    BATCH,
+    INDICES,
+    LENGTHS,
+    TABLE_WIDTH,
+    index_arrays,
     lengths,
     pairs_seen,
+    queries_error,
+    query_chunks,
     tables,
     tokens_read,
 )
 
 PACKED_TYPE = "uint8"
-"""Of a cache in rows of 656 bytes."""
+"""Element type of a cache with rows of 656 bytes."""
 PAGE_SIZES = (1, 16, 64, 128)
-SCORES = 1 << 26
-"""Scores that the oracle has in memory at once."""
 DEEPSEEK_SCALE = 192**-0.5 * 1.3689**2
-"""DeepSeek-V3's: 1 / sqrt(128 + 64), times YaRN's factor squared."""
+"""DeepSeek-V3's sm_scale: 1 / sqrt(128 + 64), times YaRN's factor squared."""
 POISON = 0xFF
 """A byte that makes NaN of float8, float32 and bfloat16."""
 
 
 def row_length(axes):
-    """Elements of a cache's row."""
+    """Elements of a row of the cache."""
     return PACKED if axes["kv_dtype"] == PACKED_TYPE else ROW
 
 
-def _make_inputs(problem, normal):
-    """Slots that nobody may read are NaN, and so are pages that no table names.
+def kv_dtype_error(problem: Problem) -> str | None:
+    """Why the cache cannot have its element type, or None."""
+    kv_dtype, dtype = problem["kv_dtype"], problem["dtype"]
+    if kv_dtype not in (dtype, PACKED_TYPE):
+        return (
+            f"kv_dtype={kv_dtype} is not supported: kv_dtype is dtype ({dtype}) or {PACKED_TYPE}, "
+            f"rows of {PACKED} bytes"
+        )
+    return None
 
-    Rows are small and queries large, so that a few keys have most of the weight and each of them
-    shows, and what comes out is of the size that the tolerance is for.
+
+PAGE_SIZE = Axis.choice(
+    "page_size", "tokens that a page of the cache holds", *PAGE_SIZES, default=64
+)
+KV_DTYPE = Axis.choice(
+    "kv_dtype", f"element type of the cache; {PACKED_TYPE}: rows of {PACKED} bytes in float8",
+    *DTYPES, PACKED_TYPE,
+)  # fmt: skip
+CACHE = ("pages", "page_size", Derived(f"{ROW} or {PACKED}", row_length))
+
+
+def _make_inputs(problem, normal):
+    """Slots and pages that no sequence may read are NaN, or ``POISON`` in a cache of bytes.
+
+    Rows are small and queries large, so that a few keys have most of the weight and an error in one
+    key shows, and results have the magnitude that the tolerance is for.
     """
-    batch, size = problem["batch"], problem["page_size"]
-    (table, slots), (q_lens, kv_lens) = tables(problem), lengths(problem)
+    table, slots = tables(problem)
     q = 8.0 * normal((problem["tokens"], problem["heads"], ROW))
-    xp = library_of(q)
-    unread = xp.arange(size)[None, :] >= xp.asarray(slots, dtype="int32")[:, None]
+    xp, size = library_of(q), problem["page_size"]
+    is_unread = xp.arange(size)[None, :] >= xp.asarray(slots, dtype="int32")[:, None]
     cache = xp.float32(0.1) * normal((problem["pages"], size, ROW))
     if problem["kv_dtype"] == PACKED_TYPE:
         cache = pack(cache).astype("float32")
     poison = xp.float32(POISON if problem["kv_dtype"] == PACKED_TYPE else "nan")
     return {
         "q": q,
-        "kv_cache": xp.where(unread[..., None], poison, cache),
-        "block_table": xp.asarray(table, dtype="int32").reshape(batch, problem["table_width"]),
-        "kv_lens": xp.asarray(kv_lens, dtype="int32"),
-        "cu_q": xp.asarray([0, *itertools.accumulate(q_lens)], dtype="int32"),
+        "kv_cache": xp.where(is_unread[..., None], poison, cache),
+        **index_arrays(problem, table, lengths(problem), xp),
     }
 
 
-def attend(q, rows, first_token, sm_scale):
-    """(queries, heads, 576) over (tokens, 576): out (queries, heads, 512) and lse.
+def _attend(q, rows, first_token, sm_scale):
+    """Attention of q (queries, heads, 576) to at least one row, rows (tokens, 576).
 
-    Query i is token ``first_token + i``, and may come before the first row, of which there is
-    at least one.
+    Query i is token ``first_token + i``; a negative number is a query before the first row, which
+    has no visible row. Returns out (queries, heads, 512) and lse (queries, heads).
     """
     xp = library_of(q)
     queries, heads, dim = q.shape
     z = (q.reshape(-1, dim) @ rows.T).reshape(queries, heads, len(rows)) * xp.float32(sm_scale)
-    ahead = xp.arange(len(rows))[None, :] - xp.arange(queries)[:, None]
-    z = xp.where((ahead > first_token)[:, None], xp.float32("-inf"), z)
-    most = xp.maximum(z.max(2), xp.float32(-1e30))
-    p = xp.exp(z - most[..., None])
-    total = p.sum(2)
+    distance = xp.arange(len(rows))[None, :] - xp.arange(queries)[:, None]
+    z = xp.where((distance > first_token)[:, None], xp.float32("-inf"), z)
+    row_max = xp.maximum(z.max(2), xp.float32(-1e30))
+    p = xp.exp(z - row_max[..., None])
+    row_sum = p.sum(2)
     out = (p.reshape(-1, len(rows)) @ rows[:, :LATENT]).reshape(queries, heads, LATENT)
-    seen = total > 0
-    safe = xp.where(seen, total, xp.float32(1))
-    return out / safe[..., None], xp.where(seen, xp.log(safe) + most, xp.float32("-inf"))
+    has_keys = row_sum > 0
+    divisor = xp.where(has_keys, row_sum, xp.float32(1))
+    return out / divisor[..., None], xp.where(
+        has_keys, xp.log(divisor) + row_max, xp.float32("-inf")
+    )
 
 
 def _oracle(problem, arrays):
@@ -110,43 +147,40 @@ def _oracle(problem, arrays):
         rows = arrays["kv_cache"][pages].reshape(-1, row_length(problem.values))[:kv_len]
         if problem["kv_dtype"] == PACKED_TYPE:
             rows = unpack(rows.astype("uint8"))
-        step = max(1, SCORES // max(problem["heads"] * kv_len, 1))
-        for first in range(start, end, step):
-            part = slice(first, min(first + step, end))
-            before = kv_len - (end - first)
-            out[part], lse[part] = attend(q[part], rows, before, problem["sm_scale"])
+        for chunk in query_chunks(start, end, problem["heads"] * kv_len):
+            first_token = kv_len - (end - chunk.start)
+            out[chunk], lse[chunk] = _attend(q[chunk], rows, first_token, problem["sm_scale"])
     return {"out": out, "lse": lse}
 
 
 def _flops(problem: Problem) -> int:
-    """Products with keys and with values."""
+    """A multiplication and an addition for q . row and for p * row[:512] of each visible pair."""
     return int(2 * problem["heads"] * (ROW + LATENT) * pairs_seen(problem))
 
 
 def _bytes_moved(problem: Problem) -> int:
+    """Visible rows, queries, results and their log-sum-exps."""
     row = row_length(problem.values) * dtypes.itemsize(problem["kv_dtype"])
     size = dtypes.itemsize(problem["dtype"])
-    asked = problem["tokens"] * problem["heads"] * (size * (ROW + LATENT) + 4)
-    return int(tokens_read(problem) * row + asked)
+    queries = problem["tokens"] * problem["heads"] * (size * (ROW + LATENT) + 4)
+    return int(tokens_read(problem) * row + queries)
 
 
 def _constraint(problem):
-    room = problem["table_width"] * problem["page_size"]
-    if problem["kv_dtype"] not in (problem["dtype"], PACKED_TYPE):
-        return f"kv_dtype is dtype ({problem['dtype']}) or {PACKED_TYPE}, rows of {PACKED} bytes"
+    if reason := kv_dtype_error(problem):
+        return reason
     if problem["sm_scale"] <= 0:
-        return "sm_scale must be positive"
-    if problem["tokens"] > problem["batch"] * min(problem["max_q"], room):
-        return "more query tokens than batch * max_q, or than the table has room for"
-    if not problem["pages"] and room * problem["batch"]:
-        return "the cache has no page"
-    return None
+        return f"sm_scale must be positive, not {problem['sm_scale']}"
+    return queries_error(problem)
 
 
 def latent(
     batch: int, q_len: int, heads: int, context: int, page_size: int = 64, **more: int | float | str
 ) -> Problem:
-    """Sequences of one length, ``context`` tokens of which the last ``q_len`` ask."""
+    """The problem of ``batch`` sequences of ``context`` tokens, the last ``q_len`` of them queries.
+
+    ``more`` are further axes; the defaults are bfloat16 and DeepSeek-V3's scale.
+    """
     width = -(-context // page_size)
     axes = {
         "dtype": "bfloat16", "kv_dtype": "bfloat16", "sm_scale": DEEPSEEK_SCALE,
@@ -159,7 +193,10 @@ def latent(
 
 
 def sparse(tokens: int, heads: int, topk: int, **more: int | float | str) -> Problem:
-    """Query tokens that list ``topk`` slots each, of a cache that is ``SPREAD`` times larger."""
+    """The problem of query tokens that list ``topk`` slots each.
+
+    The cache has ``SPREAD`` times as many slots as all lists together.
+    """
     return latent(tokens, 1, heads, topk, 1, pages=SPREAD * tokens * topk, **more)
 
 
@@ -175,77 +212,69 @@ SHAPES = (
     (128, 1, 64, 4096),
     (128, 1, 16, 4096),
 )
-"""Batch, query tokens, heads, context; fewer heads are those of a tensor-parallel rank."""
+"""Batch, query tokens, heads, context. DeepSeek-V3 has 128 heads; 64 and 16 are what one GPU has
+under tensor parallelism."""
 
 SPARSE = ((1, 128, 2048), (128, 128, 2048), (128, 64, 2048))
-"""Query tokens, heads, slots that each lists: DeepSeek-V3.2's decode."""
+"""Query tokens, heads, slots that each query token lists: DeepSeek-V3.2's decode."""
 SPREAD = 4
 
 RAGGED = (64, 2, 128, 16384)
-"""Of sequences of any length, up to the context."""
+"""A shape that is decoded with sequences of any length up to the context."""
 
 
-def _names() -> dict[str, Problem]:
+def _problems() -> dict[str, Problem]:
     def name(shape: tuple[int, ...]) -> str:
         batch, q_len, heads, context = shape
         return f"{batch}x{q_len}-{heads}-{context}"
 
-    found = {name(shape): latent(*shape) for shape in SHAPES}
-    found[f"ragged-{name(RAGGED)}"] = latent(*RAGGED, lengths="ragged")
+    problems = {name(shape): latent(*shape) for shape in SHAPES}
+    problems[f"ragged-{name(RAGGED)}"] = latent(*RAGGED, lengths="ragged")
     for shape in SHAPES:
-        found[f"{name(shape)}-fp8"] = latent(*shape, kv_dtype=PACKED_TYPE)
+        problems[f"{name(shape)}-fp8"] = latent(*shape, kv_dtype=PACKED_TYPE)
     for tokens, heads, topk in SPARSE:
-        listed = f"sparse-{name((tokens, 1, heads, topk))}"
-        found[listed] = sparse(tokens, heads, topk)
-        found[f"{listed}-fp8"] = sparse(tokens, heads, topk, kv_dtype=PACKED_TYPE)
-    found["sparse-ragged-128x1-128-2048"] = sparse(128, 128, 2048, lengths="ragged")
-    return found
-
-
-def _peer(name: str) -> Peer:
-    """A peer from its own module, which is imported when it is raced."""
-
-    def load():
-        from kernelcat.reference import _flashmla_peers
-
-        return getattr(_flashmla_peers, name)()
-
-    return Peer(name, load)
+        sparse_name = f"sparse-{name((tokens, 1, heads, topk))}"
+        problems[sparse_name] = sparse(tokens, heads, topk)
+        problems[f"{sparse_name}-fp8"] = sparse(tokens, heads, topk, kv_dtype=PACKED_TYPE)
+    problems["sparse-ragged-128x1-128-2048"] = sparse(128, 128, 2048, lengths="ragged")
+    return problems
 
 
 ENTRY = Entry(
     name="flashmla",
     summary="Multi-head latent attention with absorbed weights over a paged cache (DeepSeek).",
     axes=(
-        Axis.size("batch", "sequences", 0, 6),
-        Axis.size("tokens", "query tokens of all sequences", 0, 16),
+        BATCH,
+        Axis.size("tokens", "query tokens of all sequences together", 0, 16),
         Axis.size("heads", "query heads", 1, 40, exact),
         Axis.size("pages", "pages of the cache", 1, 40),
-        Axis.size("table_width", "pages of the longest sequence", 0, 12),
-        Axis.size("max_q", "query tokens of any sequence, at most", 1, 4, default=1),
-        Axis.choice("page_size", "tokens of a page", *PAGE_SIZES, default=64),
+        TABLE_WIDTH,
+        Axis.size("max_q", "upper bound of the query tokens of one sequence", 1, 4, default=1),
+        PAGE_SIZE,
         Axis.choice("dtype", "element type of q and out", *DTYPES, minor=True),
-        Axis.choice("kv_dtype", "element type of the cache", *DTYPES, PACKED_TYPE),
-        Axis.number("sm_scale", "factor of the scores", 0.05, DEEPSEEK_SCALE, default=None),
-        Axis.choice(
-            "lengths", "of the inputs that are drawn", "equal", "ragged",
-            default="equal", minor=True,
-        ),
+        KV_DTYPE,
+        Axis.number("sm_scale", "factor of q . row, positive", 0.05, DEEPSEEK_SCALE, default=None),
+        LENGTHS,
     ),
     inputs=(
-        Tensor("q", ("tokens", "heads", ROW), "dtype", "queries, sequence after sequence"),
         Tensor(
-            "kv_cache", ("pages", "page_size", Derived(f"{ROW} or {PACKED}", row_length)),
-            "kv_dtype", "latents, and rotated parts of keys",
+            "q", ("tokens", "heads", ROW), "dtype",
+            "queries, one sequence after another: [q_nope @ W_UK (512) | rope(q_pe) (64)]",
         ),
-        Tensor("block_table", ("batch", "table_width"), "int32", "pages of each sequence"),
-        Tensor("kv_lens", ("batch",), "int32", "cached tokens of each sequence, queries included"),
-        Tensor("cu_q", (STARTS,), "int32", "where each sequence's queries begin, and their end"),
+        Tensor(
+            "kv_cache", CACHE, "kv_dtype",
+            "rows [latent (512) | rotated part of the key (64)], those of query tokens included",
+        ),
+        *INDICES,
     ),
     outputs=(
-        Tensor("out", ("tokens", "heads", LATENT), "dtype", "the result, in latent space"),
         Tensor(
-            "lse", ("tokens", "heads"), "float32", "log of the softmax's denominator",
+            "out", ("tokens", "heads", LATENT), "dtype",
+            "softmax-weighted sum of the visible latents; zeros where no row is visible",
+        ),
+        Tensor(
+            "lse", ("tokens", "heads"), "float32",
+            "natural log of the softmax denominator; -inf where no row is visible",
             tolerance=Tolerance(2e-4, 1e-5),
             optional_for_peers=True,
         ),
@@ -255,7 +284,7 @@ ENTRY = Entry(
     tolerance=dict.fromkeys(DTYPES, Tolerance(8e-4, 2.01 / 128)),  # those of FlashMLA's tests
     flops=_flops,
     bytes_moved=_bytes_moved,
-    problems=_names(),
-    peers=(_peer("flash_mla"), _peer("flashinfer")),
+    problems=_problems(),
+    peers=tuple(peer_in("_flashmla_peers", name) for name in ("flash_mla", "flashinfer")),
     constraint=_constraint,
 )  # fmt: skip

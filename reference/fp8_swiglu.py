@@ -1,24 +1,25 @@
-"""`fp8_swiglu`: silu(gate) * up, quantized to float8_e4m3fn with a float32 scale a row and 128.
+"""`fp8_swiglu`: silu(gate) * up, quantized to float8_e4m3fn with a scale for each row and 128.
 
-What stands between the two products of a gated layer in fp8: one pass instead of an activation
-that writes 16 bits and a quantizer that reads them back. Gates are the even columns of x and what
-they gate the odd ones, as `gemm` and gpt-oss have them. All arithmetic is float32:
+In a gated feed-forward layer in fp8 this stands between the two products. One pass replaces an
+activation that writes 16 bits and a quantizer that reads them. x (M, N) has gates in the even
+columns and the values that they gate in the odd ones, the order of `gemm`'s swiglu and of gpt-oss:
 
-    y = silu(x[:, 2j]) * x[:, 2j+1]
-    amax = max(|y| in the block, 1e-10)
-    scale = amax / 448
-    q = e4m3(y * (448 / amax))      to nearest, ties to even, saturating
+    y[m, j] = silu(x[m, 2 j]) * x[m, 2 j + 1]
 
-x is finite. y is not rounded to 16 bits in between.
+y (M, N / 2) is quantized in blocks of 1 x 128 as `_fp8` defines it. All arithmetic is in float32;
+y is not rounded to 16 bits in between. x must be finite.
 """
 
 from __future__ import annotations
 
 from kernelcat import dtypes
 from kernelcat.catalog.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance
-from kernelcat.errors import MissingDependency, Unsupported
-from kernelcat.reference.fp8_quantize import BLOCK, DTYPES, LEAST_AMAX, quantize
-from kernelcat.reference.gemm import silu
+from kernelcat.errors import Unsupported
+from kernelcat.reference._epilogue import silu
+from kernelcat.reference._fp8 import BLOCK, FP8, MIN_AMAX, quantize
+from kernelcat.reference._magnitudes import magnitudes
+from kernelcat.reference._peers import import_torch
+from kernelcat.reference.fp8_quantize import DTYPES
 
 COLS = Derived("N/2", lambda axes: axes["N"] // 2)
 BLOCKS = Derived("ceil(N/256)", lambda axes: -(-axes["N"] // (2 * BLOCK)))
@@ -27,13 +28,13 @@ BLOCKS = Derived("ceil(N/256)", lambda axes: -(-axes["N"] // (2 * BLOCK)))
 def _oracle(problem, arrays):
     gate, up = arrays["x"][:, ::2], arrays["x"][:, 1::2]
     q, scale = quantize(silu(gate) * up, rows=1)
-    return {"q": dtypes.decode(q, "float8_e4m3fn"), "scale": scale.T.copy()}
+    return {"q": dtypes.decode(q, FP8), "scale": scale.T.copy()}
 
 
 def _make_inputs(problem, normal):
-    """Rows differ 4,096 times in magnitude."""
-    level = normal((problem["M"], 1))
-    return {"x": normal((problem["M"], problem["N"])) * 2.0 ** (6 * level / (1 + abs(level)))}
+    """Magnitudes of rows differ by up to 4,096."""
+    magnitude = magnitudes(normal((problem["M"], 1)), 6)
+    return {"x": normal((problem["M"], problem["N"])) * magnitude}
 
 
 def _bytes_moved(problem: Problem) -> int:
@@ -43,22 +44,19 @@ def _bytes_moved(problem: Problem) -> int:
 
 def _torch():
     """The definition in torch's operators, fused by ``torch.compile``."""
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise MissingDependency("the peer torch needs torch: pip install torch") from error
+    torch = import_torch("torch")
 
     @torch.compile(fullgraph=True, dynamic=False)
     def run(x, q, scale):
         gate, up = x.float().unflatten(1, (-1, 2)).unbind(2)
         y = (torch.nn.functional.silu(gate) * up).unflatten(1, (-1, BLOCK))
-        amax = y.abs().amax(2).clamp_min(LEAST_AMAX)
+        amax = y.abs().amax(2).clamp_min(MIN_AMAX)
         q.copy_((y * (dtypes.E4M3_MAX / amax)[:, :, None]).view_as(q).to(q.dtype))
         scale.copy_((amax / dtypes.E4M3_MAX).t())
 
     def make(problem, arrays):
         if problem["M"] == 0 or problem["N"] == 0 or problem["N"] % (2 * BLOCK):
-            raise Unsupported("torch's reshapes take whole blocks only")
+            raise Unsupported("torch is raced where N is a multiple of 256")
         return lambda: run(arrays["x"], arrays["q"], arrays["scale"])
 
     return make
@@ -66,15 +64,16 @@ def _torch():
 
 def _constraint(problem: Problem) -> str | None:
     n = problem["N"]
-    return f"gates and what they gate are pairs, and N={n} is odd" if n % 2 else None
+    return f"N={n} must be even: columns of x are pairs of a gate and a value" if n % 2 else None
 
 
 TARGETS = ((16, 4096), (128, 4096), (4096, 4096), (4096, 36864), (8192, 5760))
-"""DeepSeek-V3's experts and dense layers, and gpt-oss's experts."""
+"""M and N: DeepSeek-V3's experts and dense layers, and gpt-oss's experts."""
 
-# A y that lies on the border of two e4m3 values may go to either: neighbours differ by an eighth,
-# subnormals by 2^-9. A scale has no such border: it errs as exp does, 2^-18 or so in a fast form.
+# A y near the border between two e4m3 values may be rounded to either of them. Neighbouring values
+# differ by an eighth, subnormal ones by 2^-9.
 TOLERANCE = Tolerance(2**-9, 2**-3)
+# A scale is not rounded: its error is that of exp, about 2^-18 for fast approximations.
 SCALE_TOLERANCE = Tolerance(1e-15, 2**-16)
 
 ENTRY = Entry(
@@ -82,14 +81,20 @@ ENTRY = Entry(
     summary="silu(gate) * up quantized to float8_e4m3fn with a float32 scale per 1x128.",
     axes=(
         Axis.size("M", "rows", 0, 400),
-        Axis.size("N", "columns of x, twice those of q", 0, 2000),
+        Axis.size("N", "columns of x, even; q has N / 2", 0, 2000),
         Axis.choice("dtype", "element type of x", *DTYPES, minor=True),
     ),
-    inputs=(Tensor("x", ("M", "N"), "dtype", "gates and what they gate, by turns; finite"),),
-    outputs=(
-        Tensor("q", ("M", COLS), "float8_e4m3fn", "y / scale"),
+    inputs=(
         Tensor(
-            "scale", (BLOCKS, "M"), "float32", "k-block major, as fp8_gemm takes it",
+            "x", ("M", "N"), "dtype",
+            "even columns are gates, odd columns the values that they gate; must be finite",
+        ),
+    ),
+    outputs=(
+        Tensor("q", ("M", COLS), FP8, "y / scale, where y = silu(x[:, ::2]) * x[:, 1::2]"),
+        Tensor(
+            "scale", (BLOCKS, "M"), "float32",
+            "scale[j, m] = max |y[m, 128 j : 128 (j + 1)]| / 448, as fp8_gemm reads it",
             tolerance=SCALE_TOLERANCE,
         ),
     ),

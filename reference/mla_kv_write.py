@@ -1,60 +1,60 @@
-"""`mla_kv_write`: latents and rotated keys of new tokens into a paged latent cache, in one pass.
+"""`mla_kv_write`: RoPE of keys, and rows of new tokens into a paged latent cache, in one pass.
 
-Sequences, tokens, pages, slots and RoPE are those of `kv_write`, the cache is that of `flashmla`: a
-new token's row becomes ``[c (512) | rope(k_pe) (64)]``, in the cache's type or, for ``uint8``, as
-656 bytes with float8 latents, whose scales are made here. Everything else in the cache stays as it
-is. Arithmetic is in float32, rounded once; float8 bytes are those of `reference/_mla_row.py`, bit
-for bit.
+It stands between a layer's projections and `flashmla`, whose cache it fills. `_new_tokens` says
+which slot each new token has and `_rope` how k_pe is rotated. For each new token at position
+``at``, in slot ``slot`` of page ``page``:
 
-No two new tokens may have the same slot. Nothing but their table entries and rows of cos_sin is
-read, and those are not checked.
+    kv_cache[page, slot] = [c (512) | rope(k_pe, at) (64)]
+
+in the cache's type or, for ``uint8``, as the 656 bytes of `_mla_row`, whose scales are computed
+here; float8 codes and scales equal those of `_mla_row` bit by bit. All other elements of the cache
+keep their bits. Arithmetic is in float32 and rounded once. Block tables, positions and slots must
+be valid, and no two new tokens may have the same slot: nothing checks that.
 """
 
 from __future__ import annotations
 
-import itertools
-
 from kernelcat import dtypes
-from kernelcat.catalog.spec import Axis, Derived, Entry, Problem, Tensor, Tolerance
+from kernelcat.catalog.spec import Axis, Entry, Problem, Tensor, Tolerance
 from kernelcat.reference._arrays import library_of
-from kernelcat.reference._mla_row import LATENT, PACKED, ROPE, ROW, pack
-from kernelcat.reference.flashmla import PACKED_TYPE, PAGE_SIZES, POISON, row_length
-from kernelcat.reference.kv_write import (
-    STYLES,
-    capacity,
-    lengths,
-    new_table,
+from kernelcat.reference._kv_cache import DTYPES
+from kernelcat.reference._mla_row import LATENT, ROPE, ROW, pack
+from kernelcat.reference._new_tokens import (
+    PAGES,
+    TOKENS,
+    draw_indices,
     positions,
-    room_of,
-    rotated,
-    slots_of,
+    room_error,
+    slots,
 )
-from kernelcat.reference.paged_attn import DTYPES, STARTS
+from kernelcat.reference._rope import COS_SIN, POSITIONS, STYLE_DOC, STYLES, draw_cos_sin, rotate
+from kernelcat.reference._sequences import BATCH, INDICES, LENGTHS, TABLE_WIDTH
+from kernelcat.reference.flashmla import (
+    CACHE,
+    KV_DTYPE,
+    PACKED_TYPE,
+    PAGE_SIZE,
+    POISON,
+    kv_dtype_error,
+    row_length,
+)
 
 
 def _make_inputs(problem, normal):
-    """What nobody may read is NaN: rows of cos_sin, and slots of new tokens before they come.
+    """Rows of cos_sin that nothing may read are NaN, and so are slots before they are written.
 
-    Latents of some tokens are tiny, so that the least scale is met, others large.
+    Some tokens have tiny latents, which get the smallest scale, and others large ones.
     """
     tokens, is_packed = problem["tokens"], problem["kv_dtype"] == PACKED_TYPE
     c, k_pe = normal((tokens, LATENT)), normal((tokens, ROPE))
     xp = library_of(c)
-    q_lens, kv_lens = lengths(problem)
-    table = xp.asarray(new_table(problem), dtype="int32")
     inputs = {
         "c": c * xp.exp(3.0 * normal((tokens, 1))),
         "k_pe": k_pe,
-        "block_table": table.reshape(problem["batch"], problem["table_width"]),
-        "kv_lens": xp.asarray(kv_lens, dtype="int32"),
-        "cu_q": xp.asarray([0, *itertools.accumulate(q_lens)], dtype="int32"),
+        **draw_indices(problem, xp),
     }
-    at, page, slot = slots_of(problem, inputs)
-    angles = 3.0 * normal((problem["positions"], problem["rotary_dim"] // 2))
-    cos_sin = xp.concatenate((xp.cos(angles), xp.sin(angles)), axis=1)
-    inputs["cos_sin"] = xp.full_like(cos_sin, xp.nan)
-    if problem["rotary_dim"]:
-        inputs["cos_sin"][at] = cos_sin[at]
+    at, page, slot = slots(problem, inputs)
+    inputs["cos_sin"] = draw_cos_sin(problem, normal, at)
     cache = normal((problem["pages"], problem["page_size"], ROW))
     if is_packed:
         cache = pack(cache).astype("float32")
@@ -64,8 +64,8 @@ def _make_inputs(problem, normal):
 
 
 def _oracle(problem, arrays):
-    at, page, slot = slots_of(problem, arrays)
-    k_pe = rotated(problem, arrays["k_pe"][:, None], arrays["cos_sin"], at)[:, 0]
+    at, page, slot = slots(problem, arrays)
+    k_pe = rotate(problem, arrays["k_pe"][:, None], arrays["cos_sin"], at)[:, 0]
     rows = library_of(k_pe).concatenate((arrays["c"], k_pe), axis=1)
     cache = arrays["kv_cache"].copy()
     cache[page, slot] = pack(rows) if problem["kv_dtype"] == PACKED_TYPE else rows
@@ -73,32 +73,31 @@ def _oracle(problem, arrays):
 
 
 def _flops(problem: Problem) -> int:
-    """Four products and two sums a pair."""
+    """Four multiplications and two additions for each pair."""
     return int(3 * problem["rotary_dim"] * problem["tokens"])
 
 
 def _bytes_moved(problem: Problem) -> int:
-    """Rows in and out, and those of cos_sin that new tokens need."""
+    """Rows in and out, and the rows of cos_sin that new tokens need."""
     row = row_length(problem.values) * dtypes.itemsize(problem["kv_dtype"])
     token = ROW * dtypes.itemsize(problem["dtype"]) + row
-    turning = 4 * problem["rotary_dim"] * len(set(positions(problem)))
-    return int(problem["tokens"] * token + turning)
+    cos_sin = 4 * problem["rotary_dim"] * len(set(positions(problem)))
+    return int(problem["tokens"] * token + cos_sin)
 
 
 def _constraint(problem):
-    if problem["kv_dtype"] not in (problem["dtype"], PACKED_TYPE):
-        return f"kv_dtype is dtype ({problem['dtype']}) or {PACKED_TYPE}, rows of {PACKED} bytes"
+    if reason := kv_dtype_error(problem):
+        return reason
     if problem["kv_dtype"] == PACKED_TYPE and problem["dtype"] != "bfloat16":
-        return "rows of 656 bytes hold bfloat16"
-    if problem["tokens"] > problem["batch"] * room_of(problem):
-        return "more new tokens than the table, or cos_sin, has room for"
-    if problem["tokens"] > capacity(problem):
-        return f"{problem['tokens']} new tokens do not fit in {problem['pages']} pages"
-    return None
+        return f"dtype={problem['dtype']} must be bfloat16: rows of 656 bytes hold bfloat16"
+    return room_error(problem)
 
 
 def appended(batch: int, context: int = 64, q_len: int = 1, **more: int | str) -> Problem:
-    """Sequences of one length, ``context`` tokens of which the last ``q_len`` are new."""
+    """The problem of ``batch`` sequences of ``context`` tokens, the last ``q_len`` of them new.
+
+    ``more`` are further axes; the defaults are those of DeepSeek-V3 in bfloat16.
+    """
     axes = {
         "rotary_dim": ROPE, "page_size": 64, "dtype": "bfloat16", "kv_dtype": "bfloat16",
         "style": "interleaved", "lengths": "equal", **more,
@@ -110,7 +109,7 @@ def appended(batch: int, context: int = 64, q_len: int = 1, **more: int | str) -
     )  # fmt: skip
 
 
-def _names() -> dict[str, Problem]:
+def _problems() -> dict[str, Problem]:
     prefill = {"context": 2048, "q_len": 2048}
     return {
         "decode-1": appended(1),
@@ -125,39 +124,35 @@ ENTRY = Entry(
     name="mla_kv_write",
     summary="RoPE, and new rows into a paged latent cache, quantized or not, in one pass.",
     axes=(
-        Axis.size("batch", "sequences", 0, 6),
-        Axis.size("tokens", "new tokens of all sequences", 0, 40),
-        Axis.size("pages", "pages of the cache", 1, 60),
-        Axis.size("table_width", "pages of the longest sequence", 0, 12),
-        Axis.size("positions", "rows of cos_sin", 0, 300),
-        Axis.choice("rotary_dim", "elements of k_pe that turn: all or none", 0, ROPE, default=ROPE),
-        Axis.choice("page_size", "tokens of a page", *PAGE_SIZES, default=64),
+        BATCH,
+        TOKENS,
+        PAGES,
+        TABLE_WIDTH,
+        POSITIONS,
+        Axis.choice("rotary_dim", "elements of k_pe that RoPE rotates", 0, ROPE, default=ROPE),
+        PAGE_SIZE,
         Axis.choice("dtype", "element type of c and k_pe", *DTYPES, minor=True),
-        Axis.choice("kv_dtype", "element type of the cache", *DTYPES, PACKED_TYPE),
-        Axis.choice("style", "which elements are a pair", *STYLES, default="interleaved"),
-        Axis.choice(
-            "lengths", "of the inputs that are drawn", "equal", "ragged",
-            default="equal", minor=True,
-        ),
+        KV_DTYPE,
+        Axis.choice("style", STYLE_DOC, *STYLES, default="interleaved"),
+        LENGTHS,
     ),
     inputs=(
-        Tensor("c", ("tokens", LATENT), "dtype", "latents, normalized"),
-        Tensor("k_pe", ("tokens", ROPE), "dtype", "what turns of the keys"),
-        Tensor("block_table", ("batch", "table_width"), "int32", "pages of each sequence"),
-        Tensor("kv_lens", ("batch",), "int32", "tokens of each sequence, new ones included"),
-        Tensor("cu_q", (STARTS,), "int32", "where each sequence's new tokens begin, and their end"),
-        Tensor("cos_sin", ("positions", "rotary_dim"), "float32", "cosines, then sines"),
+        Tensor("c", ("tokens", LATENT), "dtype", "normalized latents of the new tokens"),
+        Tensor("k_pe", ("tokens", ROPE), "dtype", "parts of the keys that RoPE rotates"),
+        *INDICES,
+        COS_SIN,
     ),
     outputs=(
         Tensor(
-            "kv_cache", ("pages", "page_size", Derived(f"{ROW} or {PACKED}", row_length)),
-            "kv_dtype", "latents, and rotated parts of keys", tolerance="kv_dtype", updated=True,
+            "kv_cache", CACHE, "kv_dtype",
+            "slots of new tokens get rows [c (512) | rotated k_pe (64)]",
+            tolerance="kv_dtype", updated=True,
         ),
     ),
     oracle=_oracle,
     make_inputs=_make_inputs,
-    # Half a step of the type, and float32's noise where terms cancel; bytes are those of the oracle
-    # but for that noise.
+    # Half a step of the type, and the noise of float32 where terms cancel. Packed bytes may differ
+    # by one where this noise decides.
     tolerance={
         "bfloat16": Tolerance(1e-4, 2**-8),
         "float16": Tolerance(1e-4, 2**-11),
@@ -165,6 +160,6 @@ ENTRY = Entry(
     },
     flops=_flops,
     bytes_moved=_bytes_moved,
-    problems=_names(),
+    problems=_problems(),
     constraint=_constraint,
 )  # fmt: skip

@@ -1,4 +1,10 @@
-"""`multicast_gemm`: D = A @ B^T by clusters of thread blocks that share what they load."""
+"""`multicast_gemm`: D = A @ B^T by clusters of thread blocks that share the operands they load.
+
+The function is that of `gemm` without bias, activation and residual. The entry is separate because
+its implementations differ only in how operands reach the thread blocks of a cluster (TMA
+multicast, distributed shared memory, or separate loads), so that their times show what each
+transfer is worth.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +16,14 @@ def _as_gemm(problem: Problem) -> Problem:
     return gemm.product(problem["M"], problem["N"], problem["K"], problem["dtype"])
 
 
-def _peer(of_gemm: Peer) -> Peer:
+def _adapted(peer: Peer) -> Peer:
+    """A peer of `gemm` as a peer of this entry."""
+
     def load():
-        make = of_gemm.load()
+        make = peer.load()
         return lambda problem, arrays: make(_as_gemm(problem), arrays)
 
-    return Peer(of_gemm.name, load)
+    return Peer(peer.name, load)
 
 
 TARGETS = (
@@ -26,7 +34,7 @@ TARGETS = (
     (4096, 24576, 1536),
     (4097, 5000, 2056),
 )
-"""Large squares, DeepSeek-V3 projections, and one ragged in every axis: `gemm`'s large problems."""
+"""M, N and K: the large problems of `gemm`."""
 
 ENTRY = Entry(
     name="multicast_gemm",
@@ -38,10 +46,10 @@ ENTRY = Entry(
         Axis.choice("dtype", "element type of A, B and D", *gemm.DTYPES, minor=True),
     ),
     inputs=(
-        Tensor("a", ("M", "K"), "dtype", "left operand"),
-        Tensor("b", ("N", "K"), "dtype", "right operand, transposed"),
+        Tensor("a", ("M", "K"), "dtype", "left operand A"),
+        Tensor("b", ("N", "K"), "dtype", "right operand B, which is multiplied transposed"),
     ),
-    outputs=(Tensor("d", ("M", "N"), "dtype", "the product"),),
+    outputs=(Tensor("d", ("M", "N"), "dtype", "the product D"),),
     oracle=lambda problem, arrays: gemm.ENTRY.oracle(_as_gemm(problem), arrays),
     make_inputs=lambda problem, normal: gemm.ENTRY.make_inputs(_as_gemm(problem), normal),
     tolerance=gemm.ENTRY.tolerance,
@@ -51,5 +59,5 @@ ENTRY = Entry(
         f"{m}x{n}x{k}": Problem.of("multicast_gemm", M=m, N=n, K=k, dtype="bfloat16")
         for m, n, k in TARGETS
     },
-    peers=tuple(map(_peer, gemm.ENTRY.peers)),
+    peers=tuple(map(_adapted, gemm.ENTRY.peers)),
 )

@@ -1,20 +1,24 @@
-"""`nvfp4_matmul`: D = activation(global_scale * (A @ W^T) + bias) with weights in NVFP4 or MXFP4.
+"""`nvfp4_matmul`: D = activation(global_scale * (A @ W^T) + bias), weights in NVFP4 or MXFP4.
 
-W is (N, K), ``w = e2m1 * scale`` with one scale for 16 (NVFP4) or 32 (MXFP4) of a row; the scales'
-element type says which. A is bfloat16 or float16 (W4A16), and weights are rounded to that type
-before they are multiplied: NVFP4's fit exactly, MXFP4's fit bfloat16 exactly. Or A is float8_e4m3fn
-with a float32 scale a row (W4A8), ``a = e4m3 * a_scale``, and D bfloat16. Or A is as W is (W4A4),
-packed codes with ``a_block_scale``, as `nvfp4_quantize` makes them, and D bfloat16. Sums are
-float32; ``global_scale``, float32 of (1,), is NVFP4's: what products are multiplied by (`_fp4`),
-W's or, where A has one too, the product of both. bias, activations and swiglu's halved columns are
-those of `gemm`.
+W (N, K) has E2M1 codes and a scale for each 16 (NVFP4) or 32 (MXFP4) elements of a row, as `_fp4`
+defines them. The element type of the scales decides the format. ``dtype`` is that of A (M, K):
 
-``packing`` is how weights lie: ``rows``, as `nvfp4_quantize` and checkpoints have them, or
-``tiles``, as `kernelcat.fp4.prepack` makes of those once (reference/_fp4_tiles.py has the order).
-Block scales are linear, but those that Blackwell's tensor cores read, A's and those of the rows
-that A in 4 bits is multiplied by, are swizzled (`_fp4`).
+    dtype                value of A[m, k]                        D          called
+    bfloat16, float16    a                                       as A       W4A16
+    float8_e4m3fn        a * a_scale[m]                          bfloat16   W4A8
+    float4_e2m1fn_x2     a * a_block_scale[m, k / block]         bfloat16   W4A4
 
-Scales must be neither negative nor NaN; zeros and subnormals count as they are.
+With A in 16 bits, weights w * w_scale are rounded to A's type before they are multiplied. NVFP4's
+weights are exact in both types, MXFP4's in bfloat16. A in 4 bits has the format of W and is what
+`nvfp4_quantize` makes. Sums are float32. NVFP4 has global_scale, float32 (1,): W's, or the product
+of W's and A's if A is in NVFP4 too. Bias (N,) and activation are those of `gemm` (`_epilogue`).
+
+``packing`` is the order of the weights in memory. ``rows`` is that of `nvfp4_quantize` and of
+checkpoints; ``tiles`` is the order of tensor-core registers (`_fp4_tiles`), which
+`kernelcat.layers.fp4.prepack` makes once. Block scales are linear. Only those that Blackwell's
+tensor cores read, of A in 4 bits and of W in rows beside it, are swizzled (`_fp4`).
+
+Scales must be neither negative nor NaN; zero and subnormal scales are valid.
 """
 
 from __future__ import annotations
@@ -32,31 +36,38 @@ from kernelcat.catalog.spec import (
     Tolerance,
 )
 from kernelcat.reference._arrays import library_of
+from kernelcat.reference._epilogue import (
+    ACTIVATION,
+    BIAS,
+    OUT_COLS,
+    activate,
+    odd_error,
+    out_cols,
+)
 from kernelcat.reference._fp4 import (
     BLOCKS,
     CODES,
     FORMATS,
     SCALE,
+    block_error,
     block_of,
     global_scale_of,
+    padded,
     quantize,
     swizzle,
+    swizzled_shape,
     unswizzle,
 )
-from kernelcat.reference._fp4 import TILE_COLS as SWIZZLED_COLS
-from kernelcat.reference._fp4 import TILE_ROWS as SWIZZLED_ROWS
 from kernelcat.reference._fp4_tiles import (
     CODE_BYTES,
     TILE_COLS,
     TILE_ROWS,
     pack_codes,
     pack_scales,
-    padded,
     unpack_codes,
     unpack_scales,
 )
 from kernelcat.reference._nvfp4_peers import torch_matmul
-from kernelcat.reference.gemm import ACTIVATIONS, OUT_COLS, activate, out_cols
 
 FP8, FP4 = "float8_e4m3fn", CODES
 DTYPES = ("bfloat16", "float16", FP8, FP4)
@@ -67,22 +78,31 @@ OUT = ElementType(
 )
 
 
+# ---- shapes -------------------------------------------------------------------------------------
+
+
 def is_swizzled(axes) -> bool:
-    """Whether W's scales are: block-scaled tensor cores read them."""
+    """Whether the scales of W are swizzled: where block-scaled tensor cores read them."""
     return axes["dtype"] == FP4 and axes["packing"] == "rows"
 
 
-def _sizes(axes):
-    """Shapes of W's codes, as bytes, and of its scales, as they are stored."""
-    n, k, size = axes["N"], axes["K"], block_of(axes)
+def _code_shape(axes):
+    """Shape of W's codes in bytes."""
+    n, k = axes["N"], axes["K"]
     if axes["packing"] == "rows":
-        return (n, k // 2), _swizzled_size(n, k // size) if is_swizzled(axes) else (n, k // size)
-    rows, tiles = padded(n, TILE_ROWS), padded(k, TILE_COLS) // TILE_COLS
-    return (rows, tiles * CODE_BYTES), (rows, tiles * (TILE_COLS // size))
+        return n, k // 2
+    return padded(n, TILE_ROWS), padded(k, TILE_COLS) // TILE_COLS * CODE_BYTES
 
 
-def _swizzled_size(rows, cols):
-    return padded(rows, SWIZZLED_ROWS), padded(cols, SWIZZLED_COLS)
+def _scale_shape(axes):
+    n, k, block = axes["N"], axes["K"], block_of(axes)
+    if axes["packing"] == "rows":
+        return swizzled_shape(n, k // block) if is_swizzled(axes) else (n, k // block)
+    return padded(n, TILE_ROWS), padded(k, TILE_COLS) // TILE_COLS * (TILE_COLS // block)
+
+
+def _a_scale_shape(axes):
+    return swizzled_shape(axes["M"], axes["K"] // block_of(axes))
 
 
 A_COLS = Derived(
@@ -91,27 +111,29 @@ A_COLS = Derived(
     tells=("K", lambda size, axes: 2 * size if axes["dtype"] == FP4 else size),
 )
 A_SCALES = (
-    Derived("M, swizzled to 128", lambda axes: padded(axes["M"], SWIZZLED_ROWS)),
-    Derived(
-        "K/16 (nvfp4) or K/32 (mxfp4), swizzled to 4",
-        lambda axes: padded(axes["K"] // block_of(axes), SWIZZLED_COLS),
-    ),
+    Derived("M padded to 128", lambda axes: _a_scale_shape(axes)[0]),
+    Derived("K/16 or K/32 padded to 4", lambda axes: _a_scale_shape(axes)[1]),
 )
 W_CODES = (
-    Derived("N, in tiles of 16", lambda axes: _sizes(axes)[0][0]),
-    Derived("K/2, in tiles of 32", lambda axes: _sizes(axes)[0][1]),
+    Derived("N padded to 16 in tiles", lambda axes: _code_shape(axes)[0]),
+    Derived("K/2 padded to 32 in tiles", lambda axes: _code_shape(axes)[1]),
 )
 W_SCALES = (
-    Derived("N, in tiles of 16, swizzled to 128", lambda axes: _sizes(axes)[1][0]),
     Derived(
-        "K/16 (nvfp4) or K/32 (mxfp4), in tiles of 64, swizzled to 4",
-        lambda axes: _sizes(axes)[1][1],
+        "N padded to 16 in tiles or to 128 if swizzled", lambda axes: _scale_shape(axes)[0]
     ),
-)
+    Derived(
+        "K/16 or K/32 (K padded to 64 in tiles; the quotient to 4 if swizzled)",
+        lambda axes: _scale_shape(axes)[1],
+    ),
+)  # fmt: skip
+
+
+# ---- the oracle ---------------------------------------------------------------------------------
 
 
 def weights(problem, codes, scales):
-    """Float32 (N, K) of stored bytes, without the global scale."""
+    """Float32 weights w * w_scale (N, K) of ``codes`` and ``scales``, uint8 as they are stored."""
     n, k, format = problem["N"], problem["K"], problem["format"]
     if problem["packing"] == "tiles":
         codes, scales = unpack_codes(codes, n, k), unpack_scales(scales, format, n, k)
@@ -122,7 +144,7 @@ def weights(problem, codes, scales):
 
 
 def _oracle(problem, arrays):
-    """Decoded tensors in, packed ones among them: their bytes are made anew."""
+    """Oracles get decoded values, so bytes in the order of tiles are encoded again."""
     from numpy import errstate
 
     codes = dtypes.encode(arrays["w"], CODES)
@@ -133,9 +155,9 @@ def _oracle(problem, arrays):
             w = dtypes.decode(dtypes.encode(w, "float16"), "float16")
     a = arrays["a"]
     if problem["dtype"] == FP4:
-        size = BLOCKS[problem["format"]]
-        scales = unswizzle(arrays["a_block_scale"], problem["M"], problem["K"] // size)
-        a = a * scales.repeat(size, axis=1)
+        block = BLOCKS[problem["format"]]
+        scales = unswizzle(arrays["a_block_scale"], problem["M"], problem["K"] // block)
+        a = a * scales.repeat(block, axis=1)
     d = a @ w.T
     if problem["format"] == "nvfp4":
         d *= arrays["global_scale"]
@@ -146,23 +168,29 @@ def _oracle(problem, arrays):
     return {"d": activate(problem["activation"], d)}
 
 
+# ---- inputs -------------------------------------------------------------------------------------
+
+A_AMAX = 6.0
+"""The magnitude for which the global scale of drawn A is made; larger elements may saturate."""
+
+
 def _make_inputs(problem, normal):
     """D has a variance of about 1; a third of the rows of NVFP4 weights have subnormal scales.
 
-    Padding of tiles is zero. ``_w`` are the weights before they became codes, ``_a`` is A before
-    it did.
+    Padding of tiles is zero. Beside the tensors there are the unquantized operands: ``_w``, W
+    before it was quantized, and for A in 4 bits ``_a``.
     """
     m, n, k, format = (problem[axis] for axis in ("M", "N", "K", "format"))
     blocks = normal((n, k // BLOCKS[format]))
     xp = library_of(blocks)
-    spread = max(k, 1) ** -0.5 / 3.1  # 3.1: the deviation of codes times scales
+    deviation = max(k, 1) ** -0.5 / 3.1  # 3.1: the standard deviation of codes times scales
     inputs = {"a": normal((m, k))}
     if format == "nvfp4":
         small = xp.where(normal((n, 1)) > 0.4, xp.float32(2.0**-7), xp.float32(1))
         scale = (1 + 0.5 * blocks / (1 + abs(blocks))) * small
-        inputs["global_scale"] = spread * (1 + 0.1 * normal((1,)).clip(-3, 3))
+        inputs["global_scale"] = deviation * (1 + 0.1 * normal((1,)).clip(-3, 3))
     else:
-        scale = 2.0 ** (xp.rint(xp.log2(xp.float32(spread))) + xp.rint(blocks).clip(-2, 1))
+        scale = 2.0 ** (xp.rint(xp.log2(xp.float32(deviation))) + xp.rint(blocks).clip(-2, 1))
     scales = dtypes.encode(scale.astype("float32"), SCALE.where(problem.values))
     scale = dtypes.decode(scales, SCALE.where(problem.values)).repeat(BLOCKS[format], axis=1)
     w = (3 * normal((n, k))).clip(-dtypes.E2M1_MAX, dtypes.E2M1_MAX)
@@ -183,26 +211,28 @@ def _make_inputs(problem, normal):
     return inputs
 
 
-A_AMAX = 6.0
-"""The largest element of A that its global scale is for; it may be larger, and saturate less."""
-
-
 def _quantized(problem, a, global_scale):
-    """What A becomes in 4 bits, and the global scale of both operands."""
+    """Inputs for A in 4 bits: codes and scales of ``a`` (M, K), and both operands' global scale.
+
+    ``global_scale`` is W's, None for MXFP4.
+    """
     xp, format = library_of(a), problem["format"]
-    own = xp.full((1,), global_scale_of(A_AMAX), dtype="float32") if format == "nvfp4" else None
-    codes, scales = quantize(a.astype("float64"), format, own)
-    element = SCALE.where(problem.values)
-    found = {
+    is_nvfp4 = format == "nvfp4"
+    a_global = xp.full((1,), global_scale_of(A_AMAX), dtype="float32") if is_nvfp4 else None
+    codes, scales = quantize(a.astype("float64"), format, a_global)
+    inputs = {
         "a": dtypes.decode(codes, CODES),
-        "a_block_scale": dtypes.decode(swizzle(scales), element),
+        "a_block_scale": dtypes.decode(swizzle(scales), SCALE.where(problem.values)),
         "_a": a,
     }
-    return found if own is None else found | {"global_scale": global_scale * own}
+    return inputs | {"global_scale": global_scale * a_global} if is_nvfp4 else inputs
+
+
+# ---- signal to quantization noise ---------------------------------------------------------------
 
 
 def _exact(problem, drawn):
-    """D of weights that are no codes and of A that is in float32."""
+    """D of the unquantized operands."""
     d = drawn.get("_a", drawn["a"]) @ drawn["_w"].T
     if problem["dtype"] == FP8:
         d *= drawn["a_scale"][:, None]
@@ -212,42 +242,46 @@ def _exact(problem, drawn):
 
 
 LEAST_SQNR = {"nvfp4": 16.0, "mxfp4": 12.0}
-"""Signal to quantization noise of products, in dB."""
+"""Signal to quantization noise that a product must have at least, in dB."""
+MIN_WEIGHTS, MIN_OUTPUTS, MIN_ACTIVATED = 1 << 14, 1024, 4096
+"""Elements of W and of D, without and with an activation, that make a ratio of sums meaningful."""
+SWIGLU_LOSS = 4
+"""dB that swiglu may lose: 3 because the noises of two multiplied products add up, and 1 because
+the distribution of its results has heavier tails."""
 
 
 def _least_sqnr(problem: Problem) -> float | None:
-    """None of so few elements that one block's noise, or one sum that cancels, decides.
+    """The least signal to quantization noise in dB, or None for small problems.
 
-    An activation needs more of them: it leaves the tails. swiglu multiplies two products, whose
-    noises add up, which is 3 dB, and tails are heavier still.
+    In small problems the noise of one block, or one sum that cancels, decides the ratio. With an
+    activation more elements are needed, because it leaves the tails of the distribution.
     """
     activation = problem["activation"]
-    if problem["N"] * problem["K"] < 1 << 14:
+    if problem["N"] * problem["K"] < MIN_WEIGHTS:
         return None
-    if problem["M"] * out_cols(problem) < (1024 if activation == "none" else 4096):
+    min_outputs = MIN_OUTPUTS if activation == "none" else MIN_ACTIVATED
+    if problem["M"] * out_cols(problem) < min_outputs:
         return None
-    return LEAST_SQNR[problem["format"]] - (4 if activation == "swiglu" else 0)
+    return LEAST_SQNR[problem["format"]] - (SWIGLU_LOSS if activation == "swiglu" else 0)
+
+
+# ---- the entry ----------------------------------------------------------------------------------
 
 
 def _bytes_moved(problem: Problem) -> int:
-    m, n, k = problem["M"], problem["N"], problem["K"]
-    a = m * A_COLS.of(problem.values) * dtypes.itemsize(problem["dtype"])
-    a += {FP8: 4 * m, FP4: m * k // block_of(problem.values)}.get(problem["dtype"], 0)
-    w = sum(rows * cols for rows, cols in _sizes(problem.values))
+    m, n, k, axes = problem["M"], problem["N"], problem["K"], problem.values
+    a = m * A_COLS.of(axes) * dtypes.itemsize(problem["dtype"])
+    a += {FP8: 4 * m, FP4: m * k // block_of(axes)}.get(problem["dtype"], 0)
+    w = sum(rows * cols for rows, cols in (_code_shape(axes), _scale_shape(axes)))
     d = 2 * (m * out_cols(problem) + (n if problem["bias"] else 0))
     return int(a + w + d)
 
 
-def _constraint(problem: Problem) -> str | None:
-    if problem["K"] % block_of(problem.values):
-        return f"blocks of {problem['format']} are {block_of(problem.values)} elements long"
-    if problem["activation"] == "swiglu" and problem["N"] % 2:
-        return f"swiglu pairs rows of W, and N={problem['N']} is odd"
-    return None
-
-
 def product(m: int, n: int, k: int, **axes: bool | str) -> Problem:
-    """bfloat16 activations by NVFP4 rows, with nothing after it, unless ``axes`` say so."""
+    """The product of bfloat16 A and NVFP4 W in rows, without bias and activation.
+
+    ``axes`` replaces any of these choices.
+    """
     others = {
         "dtype": "bfloat16", "format": "nvfp4", "packing": "rows", "bias": False,
         "activation": "none", **axes,
@@ -258,20 +292,21 @@ def product(m: int, n: int, k: int, **axes: bool | str) -> Problem:
 SHAPES = ((4096, 4096), (8192, 8192), (5760, 2880), (2880, 2880), (14336, 4096), (7168, 18432))
 """N and K: squares, gpt-oss, Llama 3 and DeepSeek-V3."""
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048, 8192)
+"""M."""
 
 
-def _names() -> dict[str, Problem]:
-    names = {f"{m}x{n}x{k}": product(m, n, k) for n, k in SHAPES for m in ROWS}
+def _problems() -> dict[str, Problem]:
+    problems = {f"{m}x{n}x{k}": product(m, n, k) for n, k in SHAPES for m in ROWS}
     for m in (1, 64, 8192):
         for n, k in ((5760, 2880), (2880, 2880)):
-            names[f"{m}x{n}x{k}-mxfp4"] = product(m, n, k, format="mxfp4")
-        names[f"{m}x8192x8192-w4a8"] = product(m, 8192, 8192, dtype=FP8)
-    tiles = {f"{name}-tiles": _in_tiles(problem) for name, problem in names.items()}
-    # A in 4 bits is for tensor cores that read W in rows: of tiles it has no problem to race.
+            problems[f"{m}x{n}x{k}-mxfp4"] = product(m, n, k, format="mxfp4")
+        problems[f"{m}x8192x8192-w4a8"] = product(m, 8192, 8192, dtype=FP8)
+    tiles = {f"{name}-tiles": _in_tiles(problem) for name, problem in problems.items()}
+    # A in 4 bits is multiplied by tensor cores that read W in rows, so no W4A4 problem has tiles.
     for m in (1, 64, 8192):
-        names[f"{m}x8192x8192-w4a4"] = product(m, 8192, 8192, dtype=FP4)
-    names["8192x8192x8192-w4a4-mxfp4"] = product(8192, 8192, 8192, dtype=FP4, format="mxfp4")
-    return names | tiles
+        problems[f"{m}x8192x8192-w4a4"] = product(m, 8192, 8192, dtype=FP4)
+    problems["8192x8192x8192-w4a4-mxfp4"] = product(8192, 8192, 8192, dtype=FP4, format="mxfp4")
+    return problems | tiles
 
 
 def _in_tiles(problem: Problem) -> Problem:
@@ -283,35 +318,47 @@ ENTRY = Entry(
     summary="D = activation(A @ W^T + bias), weights in NVFP4 or MXFP4, A in 16, 8 or 4 bits.",
     axes=(
         Axis.size("M", "rows of A and D", 0, 300),
-        Axis.size("N", "rows of W, columns of D (twice as many for swiglu)", 0, 400),
-        Axis.size("K", "columns of A and W, a multiple of the block", 0, 608, step=16),
-        Axis.choice("dtype", "element type of A", *DTYPES),
-        Axis.choice("format", "of W, told by the scales' element type", *FORMATS),
-        Axis.choice("packing", "how W lies", *PACKINGS, default="rows"),
-        Axis.flag("bias", "whether a bias is added before the activation", minor=True),
-        Axis.choice(
-            "activation", "applied to the product", *ACTIVATIONS, default="none", minor=True
+        Axis.size("N", "rows of W; columns of D (N / 2 for swiglu)", 0, 400),
+        Axis.size(
+            "K", "columns of A and W, a multiple of 16 (nvfp4) or 32 (mxfp4)", 0, 608, step=16
         ),
+        Axis.choice("dtype", "element type of A", *DTYPES),
+        Axis.choice("format", "follows from the element type of w_scale", *FORMATS),
+        Axis.choice(
+            "packing", "order of w and w_scale: rows, or tiles that fp4.prepack makes", *PACKINGS,
+            default="rows",
+        ),
+        BIAS,
+        ACTIVATION,
     ),
     inputs=(
-        Tensor("a", ("M", A_COLS), "dtype", "left operand"),
-        Tensor("w", W_CODES, CODES, "weights: pairs of values"),
-        Tensor("w_scale", W_SCALES, SCALE, "of 16 (nvfp4) or 32 (mxfp4) of a row"),
+        Tensor("a", ("M", A_COLS), "dtype", "left operand A; in 4 bits E2M1 codes, two in a byte"),
+        Tensor("w", W_CODES, CODES, "E2M1 codes of the weights W, two in a byte"),
         Tensor(
-            "global_scale", (1,), "float32", "what products are multiplied by",
+            "w_scale", W_SCALES, SCALE,
+            "factor of each 16 (nvfp4) or 32 (mxfp4) elements of a row of W",
+        ),
+        Tensor(
+            "global_scale", (1,), "float32",
+            "NVFP4: factor of A @ W^T; W's global scale, times A's if A is in 4 bits",
             flag="format", when="nvfp4",
         ),
-        Tensor("a_scale", ("M",), "float32", "of rows of A in float8", flag="dtype", when=FP8),
         Tensor(
-            "a_block_scale", A_SCALES, SCALE, "of 16 or 32 of a row of A in 4 bits",
+            "a_scale", ("M",), "float32", "factor of each row of A in float8",
+            flag="dtype", when=FP8,
+        ),
+        Tensor(
+            "a_block_scale", A_SCALES, SCALE,
+            "factor of each 16 or 32 elements of a row of A in 4 bits, swizzled",
             flag="dtype", when=FP4,
         ),
-        Tensor("bias", ("N",), OUT, "added to every row of the product", flag="bias"),
+        Tensor("bias", ("N",), OUT, "added to every row of the scaled product", flag="bias"),
     ),
-    outputs=(Tensor("d", ("M", OUT_COLS), OUT, "the result"),),
+    outputs=(Tensor("d", ("M", OUT_COLS), OUT, "the result D"),),
     oracle=_oracle,
     make_inputs=_make_inputs,
-    # As gemm's and, of float8, fp8_gemm's: an implementation may use its tensor cores.
+    # For 16 bits the tolerances of gemm, for float8 that of fp8_gemm, whose tensor cores an
+    # implementation may use.
     tolerance={
         "bfloat16": Tolerance(2e-3, 2**-8),
         "float16": Tolerance(5e-4, 2**-10),
@@ -320,8 +367,8 @@ ENTRY = Entry(
     },
     flops=lambda problem: 2 * problem["M"] * problem["N"] * problem["K"],
     bytes_moved=_bytes_moved,
-    problems=_names(),
+    problems=_problems(),
     peers=(Peer("cublas", torch_matmul),),
-    constraint=_constraint,
+    constraint=lambda problem: block_error(problem) or odd_error(problem, "W"),
     signal=Signal(_exact, _least_sqnr),
 )  # fmt: skip

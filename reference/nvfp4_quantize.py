@@ -1,24 +1,22 @@
-"""`nvfp4_quantize`: rows to NVFP4 or MXFP4, bit by bit as `reference/_fp4.py` defines them.
+"""`nvfp4_quantize`: rows to NVFP4 or MXFP4, bit-exact, with optional steps in the same pass.
 
-``format`` says which. NVFP4 takes ``global_scale``, float32 of (1,): what values are multiplied by
-when they are read, ``x = e2m1 * scale * global_scale`` (``_fp4.global_scale_of`` makes it of the
-largest element). Libraries that want its inverse get 1 / global_scale. It must lie within 2^-64
-and 2^64. Scales are ``linear`` or ``swizzled``.
+`_fp4` defines formats, layouts of the scales, arithmetic and special values. ``format`` chooses
+NVFP4 or MXFP4. NVFP4 takes ``global_scale``, float32 (1,), between 2^-64 and 2^64, which multiplies
+values when they are read: ``x = e2m1 * scale * global_scale``. `_fp4.global_scale_of` computes it
+from the largest magnitude. Libraries that take its inverse get 1 / global_scale.
 
-What optional arrays ask for happens in this order, all in float32, nothing rounded to 16 bits in
-between:
+The options are applied in this order to a row of x, in float32 and without rounding to 16 bits in
+between. Each is given by an array:
 
-1. ``weight``, (K,): RMSNorm, ``h = (x * rstd) * weight``, rstd = 1 / sqrt(sum / K + eps). sum adds
-   squares of neighbours, then neighbouring sums, and so on, as if zeros filled K up to a power of
-   two. eps must be 1e-12 at least.
-2. ``signs``, (16,) of +1 and -1: the Hadamard transform of every 16 neighbours times their signs,
-   a quarter of what four rounds of sums and differences give: of elements 1 apart, then 2, 4, 8.
-   It is its own inverse but for the signs.
-3. ``seed``, int32 of (2,): stochastic rounding of values (never of scales) with nine of Philox's
-   bits, as `_philox.nine_bits` and `_fp4.stochastic` say: an element's expected value is the
-   element, to 2^-10 of the step between two codes.
-
-Outliers, zeros, infinities and NaN: see `_fp4`.
+1. ``weight``, (K,): RMSNorm, ``h = (x * rstd) * weight`` with rstd = 1 / sqrt(sum / K + eps). The
+   order of the sum is defined, so that results are exact: squares of neighbours are added, then
+   neighbouring sums, and so on, with zeros that pad K to a power of two. eps is at least 1e-12.
+2. ``signs``, (16,) of +1 and -1: each 16 neighbours are multiplied by the signs, then by the
+   Hadamard matrix, then by 1/4. The product is four rounds of sums and differences, of elements 1,
+   2, 4 and 8 apart. The transform without signs is its own inverse.
+3. ``seed``, int32 (2,): codes (never scales) are rounded at random, with nine bits for each element
+   (`_philox.nine_bits`, `_fp4.encode_stochastic`). The expected value of an element is the element
+   itself, to 2^-10 of the distance between two codes.
 """
 
 from __future__ import annotations
@@ -28,39 +26,45 @@ from kernelcat.catalog.spec import EXACT, Axis, Entry, Peer, Problem, Tensor
 from kernelcat.reference._arrays import library_of
 from kernelcat.reference._fp4 import (
     CODES,
+    CODES_DOC,
     FORMATS,
-    HALF_K,
+    LAYOUT_DOC,
     LAYOUTS,
+    PACKED_K,
     SCALE,
+    SCALE_DOC,
+    block_error,
     block_of,
-    exact,
-    laid_out,
     quantize,
     scale_sizes,
+    to_layout,
+    widen,
 )
+from kernelcat.reference._magnitudes import block_magnitudes
 from kernelcat.reference._nvfp4_peers import torch_quantize
 from kernelcat.reference._philox import nine_bits
 
 DTYPES = ("bfloat16", "float16")
 HADAMARD = 16
-"""Elements of one transform."""
+"""Elements that one Hadamard transform takes."""
+MIN_EPS = 1e-12
 
 
-def normalized(x, weight, eps: float):
-    """RMSNorm of float32 (rows, K), its sum of squares a tree of neighbours."""
+def rms_norm(x, weight, eps: float):
+    """RMSNorm of float32 x (rows, K) by weight (K,); squares are added as a tree of neighbours."""
     xp = library_of(x)
     k = x.shape[1]
     total = xp.pad(x * x, ((0, 0), (0, (1 << max(k - 1, 0).bit_length()) - k)))
     while total.shape[1] > 1:
         total = total[:, ::2] + total[:, 1::2]
-    root = xp.sqrt((total / xp.float32(max(k, 1)) + xp.float32(eps)).astype("float64")).astype(
-        "float32"
-    )
+    mean = total / xp.float32(max(k, 1)) + xp.float32(eps)
+    # A root and a quotient of float32 are correctly rounded if they are computed in float64.
+    root = xp.sqrt(mean.astype("float64")).astype("float32")
     return x * (1.0 / root.astype("float64")).astype("float32") * weight
 
 
-def rotated(h, signs):
-    """The Hadamard transform of every 16 neighbours of float32 (rows, K), times ``signs``."""
+def hadamard(h, signs):
+    """The Hadamard transform of each 16 neighbours in float32 h (rows, K) times signs (16,)."""
     xp = library_of(h)
     shape, h = h.shape, h.reshape(-1, HADAMARD) * signs
     for step in (1, 2, 4, 8):
@@ -73,32 +77,31 @@ def rotated(h, signs):
 def _oracle(problem, arrays):
     from numpy import errstate
 
-    h = exact(arrays["x"], problem["dtype"])
-    with errstate(invalid="ignore", over="ignore"):  # of infinities
+    h = widen(arrays["x"], problem["dtype"])
+    with errstate(invalid="ignore", over="ignore"):  # rows with infinities
         if problem["rms_norm"]:
             weight = dtypes.decode(arrays["weight"], problem["dtype"])
-            h = normalized(h.astype("float32"), weight, problem["eps"]).astype("float64")
+            h = rms_norm(h.astype("float32"), weight, problem["eps"]).astype("float64")
         if problem["hadamard"]:
-            h = rotated(h.astype("float32"), arrays["signs"]).astype("float64")
+            h = hadamard(h.astype("float32"), arrays["signs"]).astype("float64")
     random = nine_bits(arrays["seed"], *h.shape) if problem["stochastic"] else None
     codes, scales = quantize(h, problem["format"], arrays.get("global_scale"), random)
-    return {"q": codes, "scale": laid_out(problem.values, scales)}
+    return {"q": codes, "scale": to_layout(problem.values, scales)}
 
 
 def _make_inputs(problem, normal):
-    """Blocks differ 65,536 times in magnitude and one in nine is zero.
+    """Magnitudes of blocks differ by up to 65,536, and one block in nine is zero.
 
-    The global scale is such that some saturate and others get the least scale. One row in fifteen
-    has an infinity or a NaN.
+    With the global scale some blocks saturate and others get the smallest scale. One row in fifteen
+    has infinities or NaN.
     """
     m, k = problem["M"], problem["K"]
-    level = normal((m, k // 16))
-    magnitude = 2.0 ** (8 * level / (1 + abs(level))) * (level > -1.2)
+    magnitude = block_magnitudes(normal((m, k // 16)))
     x, row = normal((m, k)) * magnitude.repeat(16, axis=1), normal((m, 1))
     xp = library_of(x)
-    at = xp.arange(k)[None, :] % 97 == 5
-    x = xp.where(at & (row > 1.5), xp.where(row > 1.8, xp.float32("nan"), xp.float32("inf")), x)
-    inputs = {"x": x}
+    is_special = (xp.arange(k)[None, :] % 97 == 5) & (row > 1.5)
+    special = xp.where(row > 1.8, xp.float32("nan"), xp.float32("inf"))
+    inputs = {"x": xp.where(is_special, special, x)}
     if problem["format"] == "nvfp4":
         inputs["global_scale"] = 0.05 * xp.exp(0.3 * normal((1,)))
     if problem["rms_norm"]:
@@ -117,15 +120,15 @@ def _bytes_moved(problem: Problem) -> int:
 
 
 def _constraint(problem: Problem) -> str | None:
-    if problem["K"] % block_of(problem.values):
-        return f"blocks of {problem['format']} are {block_of(problem.values)} elements long"
-    if problem["rms_norm"] and problem["eps"] < 1e-12:
-        return "eps must be 1e-12 at least"
+    if reason := block_error(problem):
+        return reason
+    if problem["rms_norm"] and problem["eps"] < MIN_EPS:
+        return f"eps={problem['eps']} must be at least {MIN_EPS}"
     return None
 
 
 def rows(m: int, k: int, format: str = "nvfp4", **options: bool | str) -> Problem:
-    """The problem of quantizing bfloat16 (m, k), without options but those given."""
+    """The problem of quantizing bfloat16 (m, k), without options unless ``options`` has them."""
     axes = {
         "dtype": "bfloat16", "format": format, "scale_layout": "linear", "rms_norm": False,
         "hadamard": False, "stochastic": False, "eps": 1e-5, **options,
@@ -134,12 +137,12 @@ def rows(m: int, k: int, format: str = "nvfp4", **options: bool | str) -> Proble
 
 
 SHAPES = ((16, 7168), (128, 7168), (4096, 7168), (8192, 8192), (8192, 2880))
-"""Activations of DeepSeek-V3 and gpt-oss, and a square."""
+"""M and K: activations of DeepSeek-V3 and gpt-oss, and a square."""
 
 
-def _names() -> dict[str, Problem]:
-    names = {f"{m}x{k}-{f}": rows(m, k, f) for f in FORMATS for m, k in SHAPES}
-    return names | {
+def _problems() -> dict[str, Problem]:
+    problems = {f"{m}x{k}-{f}": rows(m, k, f) for f in FORMATS for m, k in SHAPES}
+    return problems | {
         "8192x8192-nvfp4-swizzled": rows(8192, 8192, scale_layout="swizzled"),
         "128x7168-nvfp4-rms": rows(128, 7168, rms_norm=True, scale_layout="swizzled"),
         "8192x7168-nvfp4-rms": rows(8192, 7168, rms_norm=True, scale_layout="swizzled"),
@@ -151,36 +154,42 @@ ENTRY = Entry(
     name="nvfp4_quantize",
     summary="Quantize to NVFP4 or MXFP4, bit-exact; RMSNorm, Hadamard, stochastic rounding.",
     axes=(
-        Axis.size("M", "rows", 0, 300),
-        Axis.size("K", "columns, a multiple of the format's block", 0, 1024, step=16),
+        Axis.size("M", "rows of x", 0, 300),
+        Axis.size(
+            "K", "columns of x, a multiple of 16 (nvfp4) or 32 (mxfp4)", 0, 1024, step=16
+        ),
         Axis.choice("dtype", "element type of x and weight", *DTYPES, minor=True),
-        Axis.choice("format", "of the result", *FORMATS, default="nvfp4"),
-        Axis.choice("scale_layout", "order of the scales", *LAYOUTS, default="linear"),
-        Axis.flag("rms_norm", "whether RMSNorm comes first"),
-        Axis.flag("hadamard", "whether groups of 16 are rotated"),
-        Axis.flag("stochastic", "whether rounding is random"),
-        Axis.number("eps", "RMSNorm's epsilon, 1e-12 at least", 1e-5, 1e-6, default=1e-5),
+        Axis.choice("format", "format of q and scale", *FORMATS, default="nvfp4"),
+        Axis.choice("scale_layout", LAYOUT_DOC, *LAYOUTS, default="linear"),
+        Axis.flag("rms_norm", "whether RMSNorm with weight comes first"),
+        Axis.flag("hadamard", "whether each 16 columns go through a Hadamard transform"),
+        Axis.flag("stochastic", "whether codes are rounded at random"),
+        Axis.number("eps", "RMSNorm's epsilon, at least 1e-12", 1e-5, 1e-6, default=1e-5),
     ),
     inputs=(
-        Tensor("x", ("M", "K"), "dtype", "what is quantized"),
+        Tensor("x", ("M", "K"), "dtype", "matrix to quantize"),
         Tensor(
-            "global_scale", (1,), "float32", "what values are multiplied by when read",
+            "global_scale", (1,), "float32",
+            "NVFP4: factor of all values when they are read, 2^-64 to 2^64",
             flag="format", when="nvfp4",
         ),
-        Tensor("weight", ("K",), "dtype", "of RMSNorm", flag="rms_norm"),
-        Tensor("signs", (HADAMARD,), "float32", "of the transform, +1 or -1", flag="hadamard"),
-        Tensor("seed", (2,), "int32", "of stochastic rounding", flag="stochastic"),
+        Tensor("weight", ("K",), "dtype", "factor of each column after RMSNorm", flag="rms_norm"),
+        Tensor(
+            "signs", (HADAMARD,), "float32", "+1 or -1: factors before the Hadamard transform",
+            flag="hadamard",
+        ),
+        Tensor("seed", (2,), "int32", "key of the random numbers (Philox)", flag="stochastic"),
     ),
     outputs=(
-        Tensor("q", ("M", HALF_K), CODES, "pairs of values, the first in the low half"),
-        Tensor("scale", scale_sizes("M"), SCALE, "of 16 (nvfp4) or 32 (mxfp4) of a row"),
+        Tensor("q", ("M", PACKED_K), CODES, CODES_DOC),
+        Tensor("scale", scale_sizes("M"), SCALE, SCALE_DOC),
     ),
     oracle=_oracle,
     make_inputs=_make_inputs,
     tolerance=dict.fromkeys(DTYPES, EXACT),
     flops=lambda problem: problem["M"] * problem["K"],
     bytes_moved=_bytes_moved,
-    problems=_names(),
+    problems=_problems(),
     peers=(Peer("torch", torch_quantize),),
     constraint=_constraint,
 )  # fmt: skip

@@ -1,10 +1,15 @@
-"""`tma_copy`: copy a matrix or a sub-tile of one, as fast as the memory system allows."""
+"""`tma_copy`: dst = src, the copy of a matrix or of a sub-tile of one, at memory bandwidth.
+
+src and dst are (rows, cols) with contiguous columns; their rows are ``src_stride`` and
+``dst_stride`` elements apart. Elements between the rows are neither read into dst nor written.
+"""
 
 from __future__ import annotations
 
 from kernelcat.catalog.spec import EXACT, Axis, Entry, Peer, Problem, Tensor, exact
 from kernelcat.dtypes import itemsize
 from kernelcat.errors import Unsupported
+from kernelcat.reference._peers import import_torch
 
 DTYPES = ("bfloat16", "float16", "float32", "uint8")
 
@@ -22,24 +27,20 @@ def _constraint(problem: Problem) -> str | None:
 
 
 def _problem(rows: int, cols: int, stride: int | None = None, dtype: str = "bfloat16") -> Problem:
-    """Rows of ``cols`` elements, out of and into matrices whose rows are ``stride`` apart."""
+    """The copy between two matrices whose rows are ``stride`` elements apart (``cols`` if None)."""
     stride = stride or cols
     return Problem.of(
         "tma_copy", rows=rows, cols=cols, src_stride=stride, dst_stride=stride, dtype=dtype
     )
 
 
-def _torch_copy():
-    try:
-        import torch  # noqa: F401
-    except ModuleNotFoundError as error:
-        from kernelcat.errors import MissingDependency
-
-        raise MissingDependency("the peer torch needs torch: pip install torch") from error
+def _torch():
+    """``dst.copy_(src)``."""
+    import_torch("torch")
 
     def make(problem, arrays):
         if problem["rows"] * problem["cols"] == 0:
-            raise Unsupported("nothing to copy")
+            raise Unsupported("torch is not raced where rows or cols is 0")
         src, dst = arrays["src"], arrays["dst"]
         return lambda: dst.copy_(src)
 
@@ -50,13 +51,13 @@ ENTRY = Entry(
     name="tma_copy",
     summary="Copy a matrix or a strided sub-tile at memory bandwidth.",
     axes=(
-        Axis.size("rows", "rows copied", 0, 300),
-        Axis.size("cols", "elements a row", 0, 3000),
-        Axis.size("src_stride", "elements between rows of src", 0, 4096, bucket=exact),
-        Axis.size("dst_stride", "elements between rows of dst", 0, 4096, bucket=exact),
-        Axis.choice("dtype", "element type", *DTYPES),
+        Axis.size("rows", "rows to copy", 0, 300),
+        Axis.size("cols", "elements of a row", 0, 3000),
+        Axis.size("src_stride", "elements from one row of src to the next", 0, 4096, bucket=exact),
+        Axis.size("dst_stride", "elements from one row of dst to the next", 0, 4096, bucket=exact),
+        Axis.choice("dtype", "element type of src and dst", *DTYPES),
     ),
-    inputs=(Tensor("src", ("rows", "cols"), "dtype", "what is copied", strides=("src_stride", 1)),),
+    inputs=(Tensor("src", ("rows", "cols"), "dtype", "matrix to copy", strides=("src_stride", 1)),),
     outputs=(Tensor("dst", ("rows", "cols"), "dtype", "the copy", strides=("dst_stride", 1)),),
     oracle=lambda problem, arrays: {"dst": arrays["src"]},
     make_inputs=lambda problem, normal: {"src": normal((problem["rows"], problem["cols"])) * 50},
@@ -76,5 +77,5 @@ ENTRY = Entry(
         "tile-512MB": _problem(16384, 16384, 32768),
         "tile-odd-64MB": _problem(8191, 4093, 4104),
     },
-    peers=(Peer("torch", _torch_copy),),
+    peers=(Peer("torch", _torch),),
 )

@@ -1,4 +1,4 @@
-"""4-bit weights out of small safetensors files, in the ways that checkpoints have them."""
+"""4-bit weights from small safetensors files in the layouts of published checkpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TENSORS = {"U8": np.uint8, "F8_E4M3": np.uint8, "F32": np.float32, "BF16": np.ui
 
 
 def save(path: Path, **tensors: tuple[str, np.ndarray]) -> Path:
-    """A safetensors file, byte by byte; ``__`` in a name stands for a dot."""
+    """Write a safetensors file byte by byte; ``__`` in a name stands for a dot."""
     header: dict = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, (dtype, array) in tensors.items():
@@ -34,19 +34,20 @@ def save(path: Path, **tensors: tuple[str, np.ndarray]) -> Path:
 
 
 def nvfp4():
-    """Weights, their codes and scales, and the factor that multiplies."""
+    """Random weights (N, K), their codes (N, K / 2) and scales (N, K / 16), and global scale."""
     w = RANDOM.standard_normal((N, K))
     g = np.float32(_fp4.global_scale_of(float(abs(w).max())))
     codes, scales = _fp4.quantize(w.astype("float32").astype("float64"), "nvfp4", np.float32([g]))
     return w, codes, scales, g
 
 
-def values(weight, part=...):
+def dequantized(weight, expert=...):
+    """Float32 values (N, K) of an ``Fp4Weight``."""
     g = None if weight.global_scale is None else np.float32(weight.global_scale)
-    return _fp4.dequantize(weight.w[part], weight.scale[part], weight.format, g)
+    return _fp4.dequantize(weight.w[expert], weight.scale[expert], weight.format, g)
 
 
-def test_modelopts_second_scale_multiplies(tmp_path: Path) -> None:
+def test_the_global_scale_of_modelopt_multiplies(tmp_path: Path) -> None:
     w, codes, scales, g = nvfp4()
     file = save(
         tmp_path / "model.safetensors",
@@ -60,10 +61,10 @@ def test_modelopts_second_scale_multiplies(tmp_path: Path) -> None:
     assert checkpoint.fp4_names() == ["layer"]
     weight = checkpoint.fp4("layer")
     assert weight.format == "nvfp4" and weight.input_scale == 0.25 and weight.global_scale == g
-    assert np.abs(values(weight) - w).max() < 0.5
+    assert np.abs(dequantized(weight) - w).max() < 0.5
 
 
-def test_compressed_tensors_global_scale_divides(tmp_path: Path) -> None:
+def test_the_global_scale_of_compressed_tensors_divides(tmp_path: Path) -> None:
     w, codes, scales, g = nvfp4()
     inverse = np.float32([1]) / g
     save(
@@ -75,10 +76,10 @@ def test_compressed_tensors_global_scale_divides(tmp_path: Path) -> None:
     )
     weight = Checkpoint(tmp_path).fp4("layer")
     assert np.allclose(weight.global_scale, g) and weight.input_scale == 0.125
-    assert np.abs(values(weight) - w).max() < 0.5
+    assert np.abs(dequantized(weight) - w).max() < 0.5
 
 
-def test_gpt_oss_experts_lie_in_blocks(tmp_path: Path) -> None:
+def test_the_blocks_of_gpt_oss_experts_are_joined(tmp_path: Path) -> None:
     w = RANDOM.standard_normal((3 * N, K)).astype("float32")
     codes, scales = _fp4.quantize(w.astype("float64"), "mxfp4")
     name = "model__layers__0__mlp__experts__down_proj"
@@ -92,14 +93,14 @@ def test_gpt_oss_experts_lie_in_blocks(tmp_path: Path) -> None:
              for f, part in (("a", "bias"), ("b", "blocks"), ("b", "scales"))}  # fmt: skip
     (tmp_path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
     checkpoint = Checkpoint(tmp_path)
-    (found,) = checkpoint.fp4_names()
-    weight = checkpoint.fp4(found)
+    (fp4_name,) = checkpoint.fp4_names()
+    weight = checkpoint.fp4(fp4_name)
     assert weight.w.shape == (3, N, K // 2) and weight.global_scale is None
-    assert np.abs(values(weight, 1) - w[N : 2 * N]).max() < 1.0
-    assert (values(weight, 1) == _fp4.dequantize(codes, scales, "mxfp4")[N : 2 * N]).all()
+    assert np.abs(dequantized(weight, 1) - w[N : 2 * N]).max() < 1.0
+    assert (dequantized(weight, 1) == _fp4.dequantize(codes, scales, "mxfp4")[N : 2 * N]).all()
 
 
-def test_torch_gets_the_entrys_arguments(tmp_path: Path) -> None:
+def test_weights_become_arguments_of_the_entry_in_torch(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     _, codes, scales, g = nvfp4()
     save(
@@ -111,8 +112,8 @@ def test_torch_gets_the_entrys_arguments(tmp_path: Path) -> None:
         experts_scales=("U8", np.full((2, N // 2, K // 32), 127, np.uint8)),
     )
     checkpoint = Checkpoint(tmp_path)
-    found = checkpoint.fp4("layer").torch("cpu")
-    assert {name: (x.dtype, tuple(x.shape)) for name, x in found.items()} == {
+    arguments = checkpoint.fp4("layer").torch("cpu")
+    assert {name: (x.dtype, tuple(x.shape)) for name, x in arguments.items()} == {
         "w": (torch.float4_e2m1fn_x2, (N, K // 2)),
         "scale": (torch.float8_e4m3fn, (N, K // 16)),
         "global_scale": (torch.float32, (1,)),
@@ -123,19 +124,19 @@ def test_torch_gets_the_entrys_arguments(tmp_path: Path) -> None:
 
 
 BROKEN = [
-    ({"layer__weight_scale_2": None}, "has no layer.weight_scale_2"),
+    ({"layer__weight_scale_2": None}, "has no tensor layer.weight_scale_2"),
     ({"layer__weight_scale_2": ("F32", np.float32([0]))}, "must be positive and finite"),
     ({"layer__weight_scale": ("U8", np.zeros((N, K // 16), np.uint8))}, "must be float8_e4m3fn"),
     (
         {"layer__weight_scale": ("F8_E4M3", np.zeros((N, K // 32), np.uint8))},
-        r"take scales of \(32, 4\), not \(32, 2\)",
+        r"need scales of shape \(32, 4\), not \(32, 2\)",
     ),
     ({"layer__weight": ("BF16", np.zeros((N, K), np.uint16))}, "it must be uint8"),
 ]
 
 
 @pytest.mark.parametrize(("change", "words"), BROKEN)
-def test_what_does_not_belong_together_is_said(tmp_path: Path, change, words: str) -> None:
+def test_tensors_that_do_not_fit_together_are_refused(tmp_path: Path, change, words: str) -> None:
     _, codes, scales, g = nvfp4()
     tensors = {
         "layer__weight": ("U8", codes),
@@ -147,18 +148,18 @@ def test_what_does_not_belong_together_is_said(tmp_path: Path, change, words: st
         Checkpoint(file).fp4("layer")
 
 
-def test_unknown_names_and_broken_files_are_said(tmp_path: Path) -> None:
+def test_unknown_names_and_invalid_files_are_refused(tmp_path: Path) -> None:
     _, codes, scales, _ = nvfp4()
     file = save(tmp_path / "x.safetensors", experts_blocks=("U8", codes.reshape(N, K // 32, 16)),
                 experts_scales=("U8", scales[:, :2].copy()))  # fmt: skip
     with pytest.raises(UnknownName, match="did you mean experts"):
         Checkpoint(file).fp4("expert")
-    with pytest.raises(InvalidArgument, match="no folder of them"):
+    with pytest.raises(InvalidArgument, match="neither a safetensors file nor a folder"):
         _ = Checkpoint(tmp_path / "nowhere").tensors
     short = tmp_path / "short.safetensors"
     short.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(InvalidArgument, match="lies outside of the file"):
+    with pytest.raises(InvalidArgument, match=r"experts_scales is at \d+ to \d+, the data at"):
         _ = Checkpoint(short).tensors
     short.write_bytes(b"not a checkpoint at all")
-    with pytest.raises(InvalidArgument, match="does not begin as"):
+    with pytest.raises(InvalidArgument, match="first 8 bytes are no header length"):
         _ = Checkpoint(short).tensors

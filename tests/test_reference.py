@@ -1,4 +1,4 @@
-"""Oracles against independent formulations, in float64 or element by element."""
+"""Oracles agree with independent formulations; least work, inputs and tolerances are sound."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from formulations import FP8, INDEPENDENT
+from formulations import INDEPENDENT
+from formulations.float8 import FP8
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,8 +22,10 @@ LIMITS = {
     "flashmla": 8, "fp8_gemm": 270, "fp8_quantize": 140, "fp8_swiglu": 270, "mla_kv_write": 12,
     "nvfp4_dequantize": 64, "nvfp4_matmul": 128, "nvfp4_quantize": 64, "paged_attn": 8,
 }  # fmt: skip
-"""Sizes drawn at most: beyond 128 where blocks are that large, else 40."""
+"""The largest sizes that are drawn, 40 for other entries: more than a block where there are blocks,
+few where the formulation is slow."""
 CLOSE = Tolerance(1e-5, 1e-5)
+"""Tolerance for results that are not rounded to 8 bits."""
 
 
 def test_every_complete_entry_has_an_independent_formulation() -> None:
@@ -30,12 +33,15 @@ def test_every_complete_entry_has_an_independent_formulation() -> None:
 
 
 def in_float64(array):
-    """Where formulas are compared: scores of 40 have errors of 4e-6 in float32."""
+    """A float32 array in float64; others as they are.
+
+    Formulas are compared in float64: in float32 a score of 40 is off by 4e-6.
+    """
     return array.astype("float64") if array.dtype == np.float32 else array
 
 
 @pytest.mark.parametrize("name", sorted(INDEPENDENT))
-def test_the_oracle_agrees_with_it(name: str) -> None:
+def test_an_oracle_agrees_with_its_independent_formulation(name: str) -> None:
     entry = catalog.entry(name)
 
     @settings(max_examples=40, deadline=None)
@@ -47,28 +53,29 @@ def test_the_oracle_agrees_with_it(name: str) -> None:
             for t in entry.drawn
             if t.present(problem)
         }
-        other = INDEPENDENT[name](problem, **inputs)
+        independent = INDEPENDENT[name](problem, **inputs)
         for output in entry.outputs:
             expected = prepared.expected[output.name]
             assert expected.shape == output.shape_of(problem)
             if expected.dtype != np.float32:
                 expected = dtypes.decode(expected, output.dtype_of(problem))
-            # A value on the border of two of 8 bits may go to either, unless bits are promised.
-            rounded = output.tolerance or output.dtype_of(problem) == FP8
-            exact = entry.tolerance_of(problem, output) == EXACT
-            allowed = entry.tolerance_of(problem, output) if rounded or exact else CLOSE
+            # A value near the border between two float8 values may be rounded to either of them,
+            # so the entry's tolerance serves, unless the entry is exact.
+            is_rounded = output.tolerance or output.dtype_of(problem) == FP8
+            is_exact = entry.tolerance_of(problem, output) == EXACT
+            allowed = entry.tolerance_of(problem, output) if is_rounded or is_exact else CLOSE
             if allowed is CLOSE:
-                own = entry.oracle(problem, inputs)[output.name]
-                assert np.array_equal(expected, own, equal_nan=True)
+                again = entry.oracle(problem, inputs)[output.name]
+                assert np.array_equal(expected, again, equal_nan=True)
                 precise = {n: in_float64(array) for n, array in inputs.items()}
                 expected = entry.oracle(problem, precise)[output.name]
             assert np.allclose(
                 expected,
-                other[output.name],
+                independent[output.name],
                 rtol=allowed.relative,
                 atol=allowed.absolute,
-                # Of what it held before, or of a NaN with bits of its own.
-                equal_nan=output.updated or allowed == EXACT,
+                # NaN stays in slots that are not written, and exact entries define results of NaN.
+                equal_nan=output.updated or is_exact,
             )
 
     run()
@@ -130,8 +137,8 @@ def test_the_least_work_is_counted(problem: Problem, flops: int, moved: int) -> 
 @pytest.mark.parametrize(
     ("name", "dtype"), [("gemm", "bfloat16"), ("multicast_gemm", "bfloat16"), ("fp8_gemm", FP8)]
 )
-def test_inputs_make_a_lost_slice_of_k_visible(name: str, dtype: str) -> None:
-    """D has variance about 1 whatever K is, far above the tolerance."""
+def test_a_missing_slice_of_k_would_show(name: str, dtype: str) -> None:
+    """D has a variance of about 1 for every K, which is far above the tolerance."""
     entry = catalog.entry(name)
     for k in (64, 1024):
         problem = entry.problem(M=128, N=256, K=k, dtype=dtype)
@@ -139,7 +146,7 @@ def test_inputs_make_a_lost_slice_of_k_visible(name: str, dtype: str) -> None:
         assert 0.8 < float(np.std(d)) < 1.2
 
 
-def test_a_scale_of_another_block_is_beyond_the_tolerance() -> None:
+def test_the_scale_of_another_block_makes_errors_beyond_the_tolerance() -> None:
     entry = catalog.entry("fp8_gemm")
     problem = entry.problem(M=64, N=256, K=2048, dtype=FP8)
     prepared = gate.prepare(entry, problem, HOST)
@@ -154,8 +161,8 @@ def test_a_scale_of_another_block_is_beyond_the_tolerance() -> None:
         assert (error > allowed).mean() > 0.5
 
 
-def test_what_fp8_quantize_makes_is_what_fp8_gemm_takes() -> None:
-    """A product of quantized operands is the product, but for the rounding to 3 bits."""
+def test_fp8_gemm_multiplies_the_results_of_fp8_quantize() -> None:
+    """The product of quantized operands is near the product of the unquantized ones."""
     random = np.random.default_rng(0)
     m, n, k = 40, 200, 300
     quantize, multiply = catalog.entry("fp8_quantize"), catalog.entry("fp8_gemm")

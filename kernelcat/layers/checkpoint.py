@@ -1,19 +1,20 @@
-"""4-bit weights out of published checkpoints (safetensors), as `nvfp4_matmul` takes them.
+"""4-bit weights from published checkpoints (safetensors), in the form that `nvfp4_matmul` takes.
 
-Three ways of storing them are read; a linear layer or its experts are called ``NAME``:
+Three layouts are read. ``NAME`` is the name of a linear layer, or of experts stored side by side:
 
     layout               codes               scales              global scale
     ModelOpt NVFP4       NAME.weight         NAME.weight_scale   NAME.weight_scale_2 (multiplies)
     compressed-tensors   NAME.weight_packed  NAME.weight_scale   NAME.weight_global_scale (divides)
     gpt-oss MXFP4        NAME_blocks         NAME_scales         none
 
-Codes are uint8, (..., N, K / 2), the even element in the low half; gpt-oss splits the last axis
+Codes are uint8 (..., N, K / 2) with the even column in the low half; gpt-oss splits the last axis
 into (K / 32, 16). Scales are (..., N, K / 16) float8_e4m3fn or (..., N, K / 32) bytes of E8M0, in
-linear order. ModelOpt's ``NAME.input_scale`` multiplies what activations are quantized to, as
-weight_scale_2 does weights; compressed-tensors' ``NAME.input_global_scale`` is its inverse. Both
-come out of here as factors that multiply.
+linear order. A global scale multiplies the values of a weight or divides them, as the table says.
+Activations have such a factor too: ModelOpt's ``NAME.input_scale`` multiplies the quantized values,
+compressed-tensors' ``NAME.input_global_scale`` divides them. This module returns all of them as
+factors that multiply.
 
-Files are mapped, not read: a weight costs memory when it is used.
+Files are mapped into memory, not read: a weight is read from disk when it is used.
 """
 
 from __future__ import annotations
@@ -37,16 +38,26 @@ DTYPES = {
     "I16": "int16", "I32": "int32", "I64": "int64", "I8": "int8", "U16": "uint16", "U32": "uint32",
     "U64": "uint64", "U8": "uint8",
 }  # fmt: skip
-"""Element types of safetensors -> ours."""
+"""Element types by their names in safetensors files -> by their names here."""
 
 _SIZES = {"64": 8, "32": 4, "16": 2}
+"""Last digits of an element type's name -> bytes; all other types have one byte."""
 INDEX = "model.safetensors.index.json"
-LONGEST_HEADER = 100 << 20
+MAX_HEADER_BYTES = 100 << 20
+"""Files with a longer header are refused."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file: element type by name, shape, and where its bytes lie."""
+    """A tensor in a file.
+
+    Attributes
+    ----------
+    path : the file
+    dtype : name of the element type
+    shape : the tensor's shape
+    begin, end : its bytes are ``begin`` to ``end - 1`` of the file
+    """
 
     path: Path
     dtype: str
@@ -55,7 +66,7 @@ class Stored:
     end: int
 
     def bytes(self) -> np.ndarray:
-        """Its bytes as they lie in the file, mapped: one axis of uint8."""
+        """The tensor's bytes, mapped from the file: uint8 (end - begin,)."""
         if self.end == self.begin:
             return np.zeros(0, np.uint8)
         return np.memmap(self.path, np.uint8, "r", self.begin, (self.end - self.begin,))
@@ -63,15 +74,16 @@ class Stored:
 
 @dataclass(frozen=True)
 class Fp4Weight:
-    """Weights of a linear layer, or of its experts side by side.
+    """Weights of a linear layer, or of experts stored side by side.
 
     Attributes
     ----------
     format : ``nvfp4`` or ``mxfp4``
-    w : uint8 (..., N, K / 2), pairs of codes
-    scale : uint8 (..., N, K / 16 or 32), bytes of float8_e4m3fn or float8_e8m0fnu
-    global_scale : float32 (...), NVFP4's; multiplies. None for MXFP4
-    input_scale : float32 (...) or None; multiplies what activations were quantized to
+    w : uint8 (..., N, K / 2), E2M1 codes, two in a byte
+    scale : uint8 (..., N, K / 16) bytes of float8_e4m3fn (NVFP4) or (..., N, K / 32) bytes of
+        float8_e8m0fnu (MXFP4), linear
+    global_scale : float32 (...), factor of the weights; None for MXFP4
+    input_scale : float32 (...), factor of quantized activations; None if the checkpoint has none
     """
 
     format: str
@@ -83,33 +95,41 @@ class Fp4Weight:
     def torch(self, device: str = "cuda", expert: int | None = None) -> dict[str, Any]:
         """Arguments of `nvfp4_matmul` and `nvfp4_dequantize` as torch tensors on ``device``.
 
-        ``w`` float4_e2m1fn_x2, ``scale`` float8 and, of NVFP4, ``global_scale`` float32 (1,).
-        ``expert`` picks one of experts stored side by side.
+        Parameters
+        ----------
+        device : name of a torch device
+        expert : index of one of the experts stored side by side; None: all of the tensor
+
+        Returns
+        -------
+        ``w`` (..., N, K / 2) float4_e2m1fn_x2, ``scale`` (..., N, K / 16 or K / 32) float8_e4m3fn
+        or float8_e8m0fnu, and for NVFP4 ``global_scale`` float32, (1,) for a single weight.
         """
         import torch
 
         elements = {"nvfp4": torch.float8_e4m3fn, "mxfp4": torch.float8_e8m0fnu}
-        pick: Any = ... if expert is None else expert
+        index: Any = ... if expert is None else expert
 
-        def moved(array: np.ndarray) -> Any:
-            return torch.from_numpy(np.array(array[pick], copy=True)).to(device)
+        def tensor(array: np.ndarray) -> Any:
+            return torch.from_numpy(np.array(array[index], copy=True)).to(device)
 
-        found = {
-            "w": moved(self.w).view(torch.float4_e2m1fn_x2),
-            "scale": moved(self.scale).view(elements[self.format]),
+        arguments = {
+            "w": tensor(self.w).view(torch.float4_e2m1fn_x2),
+            "scale": tensor(self.scale).view(elements[self.format]),
         }
         if self.global_scale is not None:
-            found["global_scale"] = moved(self.global_scale).reshape(-1)
-        return found
+            arguments["global_scale"] = tensor(self.global_scale).reshape(-1)
+        return arguments
 
 
 class Checkpoint:
-    """The tensors of a safetensors file, or of a folder of them with or without an index.
+    """The tensors of a safetensors file, or of a folder of such files with or without an index.
 
-    Raises
-    ------
-    InvalidArgument
-        No such file, or a header that is not safetensors'.
+    Files are opened when :attr:`tensors` is first read.
+
+    Parameters
+    ----------
+    path : the file or the folder
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -117,11 +137,17 @@ class Checkpoint:
 
     @cached_property
     def tensors(self) -> dict[str, Stored]:
-        """Name -> tensor. Reads headers only."""
-        found: dict[str, Stored] = {}
+        """Name -> tensor; only the headers of files are read.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such file, or a file has no valid safetensors header.
+        """
+        tensors: dict[str, Stored] = {}
         for file in self._files():
-            found |= _header(file)
-        return found
+            tensors |= _header(file)
+        return tensors
 
     def _files(self) -> list[Path]:
         if self.path.is_file():
@@ -132,27 +158,29 @@ class Checkpoint:
             return [self.path / name for name in sorted(names)]
         files = sorted(self.path.glob("*.safetensors"))
         if not files:
-            raise InvalidArgument(f"{self.path} is no safetensors file and no folder of them")
+            raise InvalidArgument(f"{self.path} is neither a safetensors file nor a folder of them")
         return files
 
     def fp4_names(self) -> list[str]:
-        """Names that :meth:`fp4` takes, sorted."""
-        found = set()
-        for name in self.tensors:
-            for codes, scales in _KINDS:
-                if name.endswith(codes) and name.removesuffix(codes) + scales in self.tensors:
-                    found.add(name.removesuffix(codes))
-        return sorted(found)
+        """The names that :meth:`fp4` takes, sorted."""
+        names = set()
+        for tensor in self.tensors:
+            for codes, scales in _LAYOUTS:
+                name = tensor.removesuffix(codes)
+                if tensor.endswith(codes) and name + scales in self.tensors:
+                    names.add(name)
+        return sorted(names)
 
     def fp4(self, name: str) -> Fp4Weight:
-        """The 4-bit weights called ``name`` (``model.layers.0.mlp.down_proj``).
+        """The 4-bit weights called ``name``, for example ``model.layers.0.mlp.down_proj``.
 
         Raises
         ------
         UnknownName
-            No such weights; tells the nearest names.
+            There are no such weights; the message has the nearest names.
         InvalidArgument
-            Tensors that are missing, or not of the types and shapes that belong together.
+            A tensor of the weights is missing, or has another element type or shape than the
+            layout prescribes.
         """
         if f"{name}_blocks" in self.tensors:
             return self._gpt_oss(name)
@@ -160,11 +188,13 @@ class Checkpoint:
             return self._nvfp4(name, "weight_packed", "weight_global_scale", inverse=True)
         if f"{name}.weight_scale" in self.tensors:
             return self._nvfp4(name, "weight", "weight_scale_2", inverse=False)
-        raise UnknownName(f"{self.path} has no 4-bit {name!r}{nearest(name, self.fp4_names())}")
+        raise UnknownName(
+            f"{self.path} has no 4-bit weights {name!r}{nearest(name, self.fp4_names())}"
+        )
 
     def _nvfp4(self, name: str, codes: str, factor: str, inverse: bool) -> Fp4Weight:
-        w = self._array(f"{name}.{codes}", "uint8")
-        scale = self._array(f"{name}.weight_scale", "float8_e4m3fn")
+        w = self._bytes(f"{name}.{codes}", "uint8")
+        scale = self._bytes(f"{name}.weight_scale", "float8_e4m3fn")
         inputs = f"{name}.input_global_scale" if inverse else f"{name}.input_scale"
         _check_shapes(name, "nvfp4", w, scale)
         return Fp4Weight(
@@ -176,8 +206,8 @@ class Checkpoint:
         )
 
     def _gpt_oss(self, name: str) -> Fp4Weight:
-        blocks = self._array(f"{name}_blocks", "uint8")
-        scale = self._array(f"{name}_scales", "uint8")
+        blocks = self._bytes(f"{name}_blocks", "uint8")
+        scale = self._bytes(f"{name}_scales", "uint8")
         if blocks.ndim < 3 or blocks.shape[-1] != 16:
             raise InvalidArgument(f"{name}_blocks must be (..., N, K/32, 16), not {blocks.shape}")
         w = blocks.reshape(*blocks.shape[:-2], -1)
@@ -186,18 +216,18 @@ class Checkpoint:
 
     def _stored(self, name: str) -> Stored:
         if name not in self.tensors:
-            raise InvalidArgument(f"{self.path} has no {name}, which belongs to its weights")
+            raise InvalidArgument(f"{self.path} has no tensor {name}, which the weights need")
         return self.tensors[name]
 
-    def _array(self, name: str, dtype: str) -> np.ndarray:
-        """Bytes of a tensor of one byte an element, in its shape."""
+    def _bytes(self, name: str, dtype: str) -> np.ndarray:
+        """A tensor whose elements have one byte, as uint8 of its shape; it must have ``dtype``."""
         stored = self._stored(name)
         if stored.dtype != dtype:
             raise InvalidArgument(f"{name} is {stored.dtype}; it must be {dtype}")
         return stored.bytes().reshape(stored.shape)
 
     def _factor(self, name: str, inverse: bool) -> np.ndarray:
-        """A float32 scale that multiplies."""
+        """A float32 factor; ``inverse`` if the file has the number that divides."""
         stored = self._stored(name)
         if stored.dtype != "float32":
             raise InvalidArgument(f"{name} is {stored.dtype}; it must be float32")
@@ -207,48 +237,54 @@ class Checkpoint:
         return np.float32(1) / value if inverse else np.array(value)
 
 
-_KINDS = (
+_LAYOUTS = (
     (".weight", ".weight_scale_2"),
     (".weight_packed", ".weight_global_scale"),
     ("_blocks", "_scales"),
 )
-"""Endings of what 4-bit weights are known by."""
+"""Endings of the two tensors by which 4-bit weights of a layout are recognized."""
 
 
 def _check_shapes(name: str, format: str, w: np.ndarray, scale: np.ndarray) -> None:
-    size = BLOCKS[format]
-    wanted = (*w.shape[:-1], 2 * w.shape[-1] // size)
-    if w.ndim < 2 or 2 * w.shape[-1] % size or scale.shape != wanted:
+    block = BLOCKS[format]
+    scale_shape = (*w.shape[:-1], 2 * w.shape[-1] // block)
+    if w.ndim < 2 or 2 * w.shape[-1] % block or scale.shape != scale_shape:
         raise InvalidArgument(
-            f"{name}: codes of {w.shape} in {format} take scales of {wanted}, not {scale.shape}"
+            f"{name}: {format} codes of shape {w.shape} need scales of shape {scale_shape}, "
+            f"not {scale.shape}"
         )
 
 
 def _header(path: Path) -> dict[str, Stored]:
-    """Tensors of one file: 8 bytes of the header's length, the header in JSON, then the data."""
+    """Tensors of one file, which has the header's length (8 bytes), a JSON header, and the data."""
     if not path.is_file():
         raise InvalidArgument(f"{path} does not exist")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(LONGEST_HEADER, path.stat().st_size - 8):
-            raise InvalidArgument(f"{path} does not begin as a safetensors file does")
+        if not 2 <= length <= min(MAX_HEADER_BYTES, path.stat().st_size - 8):
+            raise InvalidArgument(
+                f"{path} is no safetensors file: its first 8 bytes are no header length"
+            )
         try:
             header = json.loads(file.read(length))
             return dict(_tensors(path, header, 8 + length))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InvalidArgument(f"{path} has a broken header: {error}") from error
+            raise InvalidArgument(f"{path} has an invalid header: {error}") from error
 
 
 def _tensors(path: Path, header: dict[str, Any], start: int) -> Iterator[tuple[str, Stored]]:
-    size = path.stat().st_size
-    for name, told in header.items():
+    """Names and tensors that ``header`` describes; the data begins at byte ``start``."""
+    file_bytes = path.stat().st_size
+    for name, fields in header.items():
         if name == "__metadata__":
             continue
-        dtype, shape = DTYPES.get(told["dtype"], told["dtype"]), tuple(map(int, told["shape"]))
-        begin, end = (start + int(offset) for offset in told["data_offsets"])
-        item = next((n for bits, n in _SIZES.items() if dtype.endswith(bits)), 1)
-        if not start <= begin <= end <= size:
-            raise ValueError(f"{name} lies outside of the file")
-        if told["dtype"] in DTYPES and end - begin != item * math.prod(shape):
-            raise ValueError(f"{name} has {end - begin} bytes, not {item * math.prod(shape)}")
-        yield name, Stored(path, dtype, shape, begin, end)
+        dtype, shape = DTYPES.get(fields["dtype"], fields["dtype"]), fields["shape"]
+        begin, end = (start + int(offset) for offset in fields["data_offsets"])
+        if not start <= begin <= end <= file_bytes:
+            raise ValueError(f"{name} is at {begin} to {end}, the data at {start} to {file_bytes}")
+        stored = Stored(path, dtype, tuple(map(int, shape)), begin, end)
+        itemsize = next((size for bits, size in _SIZES.items() if dtype.endswith(bits)), 1)
+        num_bytes = itemsize * math.prod(stored.shape)
+        if fields["dtype"] in DTYPES and end - begin != num_bytes:
+            raise ValueError(f"{name} has {end - begin} bytes, but its shape needs {num_bytes}")
+        yield name, stored

@@ -1,55 +1,72 @@
-"""4-bit weights from what checkpoints and quantizers hold to what `nvfp4_matmul` reads fastest."""
+"""4-bit weights: from what checkpoints and quantizers store to what `nvfp4_matmul` reads fastest.
+
+Formats, scales and orders of bytes are defined in ``reference/_fp4.py`` and
+``reference/_fp4_tiles.py``, and these functions call those definitions: there is no second form.
+Arrays are torch's, CuPy's or NumPy's; results are of the same library and on the same device.
+"""
 
 from __future__ import annotations
 
-import importlib
-import sys
 from typing import Any
 
+import kernelcat.reference._fp4 as reference
 from kernelcat.errors import InvalidArgument
+from kernelcat.reference._arrays import bytes_of, from_bytes
+from kernelcat.reference._fp4_tiles import pack_codes, pack_scales
 
-_fp4: Any = importlib.import_module("kernelcat.reference._fp4")
-_fp4_tiles: Any = importlib.import_module("kernelcat.reference._fp4_tiles")
-
-BLOCKS: dict[str, int] = _fp4.BLOCKS
+BLOCKS: dict[str, int] = reference.BLOCKS
 """Format -> elements of a row that share a scale."""
 
 
 def global_scale_of(amax: float) -> float:
-    """NVFP4's global scale for a tensor whose largest element is ``amax``: amax / (6 * 448).
-
-    Values are multiplied by it when they are read.
-    """
-    return float(_fp4.global_scale_of(amax))
-
-
-def format_of(scale: Any) -> str:
-    """``nvfp4`` or ``mxfp4``, by the scales' element type; ``InvalidArgument`` for any other."""
-    name = str(scale.dtype).removeprefix("torch.")
-    found = _fp4.SCALE.told_by(name)
-    if found is None:
-        raise InvalidArgument(f"scales are {name}; use {_fp4.SCALE}")
-    return str(found)
-
-
-def prepack(w: Any, scale: Any) -> tuple[Any, Any]:
-    """Weights in rows to weights in tiles, once, when a model is loaded (``packing="tiles"``).
+    """NVFP4's global scale of a tensor, the factor of its values when they are read.
 
     Parameters
     ----------
-    w : (N, K / 2) pairs of codes, torch's ``float4_e2m1fn_x2``
-    scale : (N, K / 16) ``float8_e4m3fn`` (NVFP4) or (N, K / 32) ``float8_e8m0fnu`` (MXFP4), linear
+    amax : largest magnitude in the tensor
 
     Returns
     -------
-    The same of shapes (N', K' / 2) and (N', K' / 16 or 32), where N' is N padded to a multiple of
-    16 and K' K padded to one of 64, with zeros. On the arrays' device. The order is told in
-    ``reference/_fp4_tiles.py``.
+    amax / (6 * 448), but at least 2^-64 and at most 2^64. 6 and 448 are the largest E2M1 and E4M3.
+    """
+    return float(reference.global_scale_of(amax))
+
+
+def format_of(scale: Any) -> str:
+    """``"nvfp4"`` or ``"mxfp4"``, by the element type of the block scales ``scale``.
 
     Raises
     ------
     InvalidArgument
-        Shapes that do not belong together, or scales of another element type.
+        The element type is neither ``float8_e4m3fn`` nor ``float8_e8m0fnu``.
+    """
+    name = str(scale.dtype).removeprefix("torch.")
+    format = reference.SCALE.told_by(name)
+    if format is None:
+        raise InvalidArgument(f"scales are {name}; use {reference.SCALE}")
+    return str(format)
+
+
+def prepack(w: Any, scale: Any) -> tuple[Any, Any]:
+    """Weights in the order of tensor-core registers (``packing="tiles"`` of `nvfp4_matmul`).
+
+    Call it once for each weight, when a model is loaded.
+
+    Parameters
+    ----------
+    w : (N, K / 2) E2M1 codes, two in a byte; torch's ``float4_e2m1fn_x2``
+    scale : (N, K / 16) ``float8_e4m3fn`` (NVFP4) or (N, K / 32) ``float8_e8m0fnu`` (MXFP4), linear
+
+    Returns
+    -------
+    Codes (N', K' / 2) and scales (N', K' / 16 or K' / 32) of the same element types, where N' is N
+    padded to a multiple of 16 and K' is K padded to a multiple of 64, with zeros.
+    ``reference/_fp4_tiles.py`` defines their order.
+
+    Raises
+    ------
+    InvalidArgument
+        The shapes do not fit together, or the scales have another element type.
     """
     format = format_of(scale)
     n, k = w.shape[0], 2 * w.shape[1]
@@ -58,15 +75,15 @@ def prepack(w: Any, scale: Any) -> tuple[Any, Any]:
             f"weights of {n} x {k} in {format} have {n} x {k // BLOCKS[format]} scales, "
             f"not {tuple(scale.shape)}"
         )
-    codes, scales = _as_bytes(w), _as_bytes(scale)
-    packed = _fp4_tiles.pack_codes(codes), _fp4_tiles.pack_scales(scales, format)
-    return _like(packed[0], w), _like(packed[1], scale)
+    codes, scales = pack_codes(bytes_of(w)), pack_scales(bytes_of(scale), format)
+    return from_bytes(codes, w), from_bytes(scales, scale)
 
 
 def swizzle(scale: Any) -> Any:
-    """Block scales of weights in rows as products with activations in 4 bits read them (W4A4).
+    """Block scales of weights in rows, in the order that `nvfp4_matmul` reads beside A in 4 bits.
 
-    Once, when a model is loaded; `nvfp4_quantize` makes those of activations so by itself.
+    Call it once for each weight, when a model is loaded. `nvfp4_quantize` can store the scales of
+    activations in this order itself.
 
     Parameters
     ----------
@@ -74,34 +91,13 @@ def swizzle(scale: Any) -> Any:
 
     Returns
     -------
-    The same in tiles of 128 x 4 as cuBLASLt reads them, padded with zeros to multiples of those.
+    The scales in tiles of 128 x 4, as cuBLASLt reads them, of the same element type and padded with
+    zeros to multiples of 128 rows and 4 columns.
 
     Raises
     ------
     InvalidArgument
-        Scales of another element type.
+        The scales have another element type.
     """
     format_of(scale)
-    return _like(_fp4.swizzle(_as_bytes(scale)), scale)
-
-
-def _as_bytes(array: Any) -> Any:
-    """A NumPy or CuPy array of the same bytes."""
-    if type(array).__module__.partition(".")[0] != "torch":
-        return array.view("uint8")
-    import torch
-
-    flat = array.contiguous().view(torch.uint8)
-    if flat.device.type == "cpu":
-        return flat.numpy()
-    import cupy
-
-    return cupy.from_dlpack(flat)
-
-
-def _like(bytes_: Any, array: Any) -> Any:
-    """``bytes_`` as an array of the library and element type of ``array``."""
-    if type(array).__module__.partition(".")[0] != "torch":
-        return bytes_.view(array.dtype)
-    torch = sys.modules["torch"]
-    return torch.from_dlpack(bytes_).view(array.dtype)
+    return from_bytes(reference.swizzle(bytes_of(scale)), scale)

@@ -1,0 +1,160 @@
+"""Sequences over a paged cache: their lengths and block tables, for entries that share these nouns.
+
+Sequence s has ``kv_lens[s]`` tokens. The last ``q_lens[s] = cu_q[s + 1] - cu_q[s]`` of them are new
+in this call: they are the queries of attention, or the tokens that are written to the cache. Token
+t of sequence s is in page ``block_table[s, t // page_size]``, slot ``t % page_size``.
+
+Lengths are data on the GPU and no part of a problem, so that one captured graph serves all lengths.
+Inputs that the catalog draws have lengths that follow from the problem alone, so that the least
+work of a problem can be counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from functools import lru_cache
+
+from kernelcat.catalog.spec import Axis, Derived, Problem, Tensor
+
+GARBAGE = -(1 << 30)
+"""Drawn block tables hold this where no kernel may read a page number."""
+MAX_SCORES = 1 << 26
+"""Scores that an oracle computes at a time."""
+
+BATCH = Axis.size("batch", "number of sequences", 0, 6)
+TABLE_WIDTH = Axis.size(
+    "table_width", "columns of block_table: pages that a sequence may have", 0, 12
+)
+LENGTHS = Axis.choice(
+    "lengths", "how long the sequences of drawn inputs are; means nothing in a call",
+    "equal", "ragged", default="equal", minor=True,
+)  # fmt: skip
+
+STARTS = Derived("batch + 1", lambda axes: axes["batch"] + 1)
+INDICES = (
+    Tensor(
+        "block_table", ("batch", "table_width"), "int32",
+        "token t of sequence s is in page block_table[s, t // page_size], slot t % page_size",
+    ),
+    Tensor("kv_lens", ("batch",), "int32", "tokens of each sequence, new ones included"),
+    Tensor("cu_q", (STARTS,), "int32", "new tokens of sequence s are rows cu_q[s] : cu_q[s + 1]"),
+)  # fmt: skip
+"""The arrays that describe sequences."""
+
+Lengths = tuple[tuple[int, ...], tuple[int, ...]]
+"""``(q_lens, kv_lens)``: new tokens and all tokens of each sequence."""
+
+
+@lru_cache(64)
+def lengths(problem: Problem) -> Lengths:
+    """Lengths of an attention problem's drawn sequences.
+
+    ``equal``: every sequence fills its row of the table, and new tokens are divided evenly.
+    ``ragged``: any lengths for which the table has room, among them empty sequences and lengths at
+    and beside multiples of the page size.
+    """
+    room = problem["table_width"] * problem["page_size"]
+    return draw_lengths(problem, room, min(problem["max_q"], room))
+
+
+def draw_lengths(problem: Problem, room: int, max_new: int) -> Lengths:
+    """Lengths of at most ``room`` tokens a sequence, of which at most ``max_new`` are new."""
+    batch, tokens, size = problem["batch"], problem["tokens"], problem["page_size"]
+    if batch == 0:
+        return (), ()
+    if problem["lengths"] == "equal":
+        return tuple(tokens // batch + (s < tokens % batch) for s in range(batch)), (room,) * batch
+    dice = random.Random(problem.key)
+    q_lens = [0] * batch
+    for _ in range(tokens):
+        q_lens[dice.choice([s for s in range(batch) if q_lens[s] < max_new])] += 1
+    kv_lens = []
+    for q_len in q_lens:
+        near_page_end = dice.randint(0, problem["table_width"]) * size + dice.choice((-1, 0, 1))
+        kv_len = dice.choice((near_page_end, dice.randint(0, room), room if q_len else 0))
+        kv_lens.append(min(max(kv_len, q_len), room))
+    return tuple(q_lens), tuple(kv_lens)
+
+
+def tables(problem: Problem) -> tuple[list[list[int]], list[int]]:
+    """The block table of an attention problem, and how many slots of each page are read.
+
+    Sequences share pages only where the cache has fewer pages than the sequences need.
+    """
+    size, table, slots = problem["page_size"], [], [0] * problem["pages"]
+    order = list(range(problem["pages"]))
+    random.Random(problem.key).shuffle(order)
+    pages = itertools.cycle(order)
+    for kv_len in lengths(problem)[1]:
+        row = [GARBAGE] * problem["table_width"]
+        for i in range(-(-kv_len // size)):
+            row[i] = next(pages)
+            slots[row[i]] = max(slots[row[i]], min(size, kv_len - i * size))
+        table.append(row)
+    return table, slots
+
+
+def index_arrays(problem: Problem, table: list[list[int]], lengths: Lengths, xp):
+    """The arrays of :data:`INDICES` by name, made with the library ``xp``."""
+    q_lens, kv_lens = lengths
+    shape = problem["batch"], problem["table_width"]
+    return {
+        "block_table": xp.asarray(table, dtype="int32").reshape(shape),
+        "kv_lens": xp.asarray(kv_lens, dtype="int32"),
+        "cu_q": xp.asarray([0, *itertools.accumulate(q_lens)], dtype="int32"),
+    }
+
+
+def query_chunks(start: int, end: int, scores_per_query: int) -> Iterator[slice]:
+    """Rows ``start`` to ``end - 1`` in slices whose scores an oracle holds in memory at once."""
+    step = max(1, MAX_SCORES // max(scores_per_query, 1))
+    for first in range(start, end, step):
+        yield slice(first, min(first + step, end))
+
+
+# ---- the least work of attention ----------------------------------------------------------------
+
+
+def _window(problem: Problem) -> int:
+    """Keys that a query may attend to; 0 (no limit) also where the entry has no such axis."""
+    return int(problem.values.get("window", 0))
+
+
+def pairs_seen(problem: Problem) -> int:
+    """Number of pairs of a query and a key that is visible to the query."""
+    total = 0
+    for q_len, kv_len in zip(*lengths(problem), strict=True):
+        cached, limit = kv_len - q_len, _window(problem) or kv_len
+        # queries that the window does not limit
+        below_limit = min(max(limit - cached, 0), q_len)
+        total += below_limit * cached + below_limit * (below_limit + 1) // 2
+        total += (q_len - below_limit) * limit
+    return total
+
+
+def tokens_read(problem: Problem) -> int:
+    """Number of cached tokens that are visible to at least one query."""
+    total = 0
+    for q_len, kv_len in zip(*lengths(problem), strict=True):
+        first = max(0, kv_len - q_len + 1 - _window(problem)) if _window(problem) else 0
+        total += kv_len - first if q_len else 0
+    return min(total, problem["pages"] * problem["page_size"])
+
+
+# ---- constraints --------------------------------------------------------------------------------
+
+
+def queries_error(problem: Problem) -> str | None:
+    """Why the axes do not describe queries over a cache, or None."""
+    tokens, batch = problem["tokens"], problem["batch"]
+    room = problem["table_width"] * problem["page_size"]
+    if tokens > batch * min(problem["max_q"], room):
+        return (
+            f"tokens={tokens} are more query tokens than batch * max_q "
+            f"({batch} * {problem['max_q']}), or than the table has room for ({batch} * {room})"
+        )
+    if not problem["pages"] and room * batch:
+        return "pages=0: the cache has no page, and the table has room for one"
+    return None

@@ -1,0 +1,43 @@
+"""A second, slow formulation of every entry, independent of its oracle.
+
+Each is a function of the problem and of its input arrays (NumPy, decoded values) by name, and
+returns its outputs by name. The arrays have the shapes that the entry defines.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formulations.attention import attn_merge, flashmla, paged_attn
+from formulations.caches import kv_write, mla_kv_write
+from formulations.float4 import nvfp4_dequantize, nvfp4_matmul, nvfp4_quantize
+from formulations.float8 import fp8_gemm, fp8_quantize, fp8_swiglu
+from formulations.products import gemm, multicast_gemm
+from kernelcat.catalog.spec import Problem
+
+
+def tma_copy(problem: Problem, src):
+    """Element by element."""
+    out = np.empty((problem["rows"], problem["cols"]), src.dtype)
+    for row in range(problem["rows"]):
+        for col in range(problem["cols"]):
+            out[row, col] = src[row, col]
+    return {"dst": out}
+
+
+INDEPENDENT = {
+    "attn_merge": attn_merge,
+    "flashmla": flashmla,
+    "fp8_gemm": fp8_gemm,
+    "fp8_quantize": fp8_quantize,
+    "fp8_swiglu": fp8_swiglu,
+    "gemm": gemm,
+    "kv_write": kv_write,
+    "mla_kv_write": mla_kv_write,
+    "multicast_gemm": multicast_gemm,
+    "nvfp4_dequantize": nvfp4_dequantize,
+    "nvfp4_matmul": nvfp4_matmul,
+    "nvfp4_quantize": nvfp4_quantize,
+    "paged_attn": paged_attn,
+    "tma_copy": tma_copy,
+}
