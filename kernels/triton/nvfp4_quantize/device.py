@@ -3,15 +3,15 @@
 import triton
 import triton.language as tl
 
-from kernelcat.kernels.triton.nvfp4_quantize.fp4 import (
+from kernelcat.kernels.triton.common.device.fp4 import (
     INFINITY,
-    mxfp4_scales,
+    encode_mxfp4_scales,
+    encode_nvfp4_scales,
     nearest_codes,
-    nvfp4_scales,
-    packed,
+    pack_codes,
     random_codes,
+    repeat_columns,
     scale_place,
-    spread,
 )
 
 
@@ -111,10 +111,12 @@ def quantize(
     missing = largest > INFINITY
     largest = tl.where(missing, 0, largest)
     if NVFP4:
-        code, inverse = nvfp4_scales(largest.to(tl.float32, bitcast=True), tl.load(global_scale))
+        code, inverse = encode_nvfp4_scales(
+            largest.to(tl.float32, bitcast=True), tl.load(global_scale)
+        )
         code = tl.where(missing, 0x7F, code)
     else:
-        code, inverse = mxfp4_scales(largest)
+        code, inverse = encode_mxfp4_scales(largest)
         code = tl.where(missing, 0xFF, code)
     blocks = tile * BLOCKS + tl.arange(0, BLOCKS)
     real = (rows < M)[:, None] & (blocks < num_blocks)[None, :]
@@ -122,13 +124,13 @@ def quantize(
     place = scale_place(rows, blocks, num_blocks, SWIZZLED)
     tl.store(scale + place, tl.where(real, code, 0).to(tl.uint8), mask=written)
 
-    y = h * spread(inverse, SIZE)
+    y = h * repeat_columns(inverse, SIZE)
     if STOCHASTIC:
         random = nine_bits(seed, rows, tile * COLS, K, COLS)
         codes = random_codes(rounded_to_halves(y), random << 7)
     else:
         codes = nearest_codes(y)
-    pairs = packed(tl.where(spread(missing.to(tl.int32), SIZE) != 0, 0, codes))
+    pairs = pack_codes(tl.where(repeat_columns(missing.to(tl.int32), SIZE) != 0, 0, codes))
     halves = tile * (COLS // 2) + tl.arange(0, COLS // 2)
     at = rows[:, None].to(tl.int64) * (K // 2) + halves[None, :]
     tl.store(q + at, pairs, mask=(rows < M)[:, None] & (halves < K // 2)[None, :])
