@@ -118,7 +118,9 @@ def multiply(
     PARTS: gl.constexpr = a_ring.shape[0] // NUM_STAGES
     PART_M: gl.constexpr = a_ring.shape[1]
     acc = gl.zeros((PART_M, BLOCK_N), gl.float32, LAYOUT)
-    previous = stage + 0  # another object: Triton 3.6 carries a name that changes in the loop
+    # A value of its own: after `previous = stage` Triton 3.6 would see no change of `previous`
+    # in the loop, and not carry it.
+    previous = stage + 0
     for k in range(k_begin, k_end, BLOCK_K):
         mbarrier.wait(full.index(stage), phase)
         a_tile = a_ring.index(PARTS * stage + PART)

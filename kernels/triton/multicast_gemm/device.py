@@ -103,7 +103,9 @@ def consume(
         tile_m, tile_n = locate_tile(tile, M, N, CLUSTER_M, BLOCK_N, GROUP_M)
         row, col = tile_m * CLUSTER_M + CONSUMER * PART_M, tile_n * BLOCK_N
         acc = gl.zeros((PART_M, BLOCK_N), gl.float32, LAYOUT)
-        previous = stage + 0  # another object: Triton 3.6 carries a name that changes in the loop
+        # A value of its own: after `previous = stage` Triton 3.6 would see no change of `previous`
+        # in the loop, and not carry it.
+        previous = stage + 0
         for k in range(0, K, BLOCK_K):
             mbarrier.wait(full.index(stage), phase)
             a_tile = a_ring.index(CONSUMERS * stage + CONSUMER)
