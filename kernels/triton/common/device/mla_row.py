@@ -22,9 +22,12 @@ PACKED_ROW = tl.constexpr(_mla_row.PACKED)
 SCALE_GROUP = tl.constexpr(_mla_row.SCALED)
 """Latent elements of a packed row that share a scale."""
 NUM_GROUPS = tl.constexpr(_mla_row.LATENT // _mla_row.SCALED)
+"""Scales of a packed row."""
 FACTOR_STRIDE = tl.constexpr(_mla_row.PACKED // 4)
+"""Distance of packed rows in the scales' type."""
 FACTOR_OFFSET = tl.constexpr(_mla_row.LATENT // 4)
 """Where the scales of a packed row begin."""
 PACKED_ROTATED_STRIDE = tl.constexpr(_mla_row.PACKED // 2)
+"""Distance of packed rows in the rotated elements' type."""
 PACKED_ROTATED_OFFSET = tl.constexpr((_mla_row.LATENT + _mla_row.SCALES) // 2)
 """Where the rotated elements of a packed row begin."""
