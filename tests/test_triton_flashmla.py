@@ -90,19 +90,33 @@ def test_nothing_to_do_is_no_step() -> None:
             assert implementation.program(problem, config, TARGET).steps == ()
 
 
+SPLIT_CONFIG = {**SPLIT, "block_n": 64, "stages": 2, "warps": 8, "merge": "last"}
+
+
 @pytest.mark.parametrize(
     ("problem", "config", "reason"),
     [
-        (latent(1, 1, 16, 64), {"block_m": 64}, "half empty for 16"),
         (latent(1, 1, 128, 64), {"block_m": 64, "stages": 7}, "do not fit in shared memory"),
-        (latent(1, 1, 128, 64), {"block_m": 64, "warps": 4}, "no registers for 64 x 512 sums"),
         (latent(2048, 1, 128, 64), {}, "16384 tiles of rows are more than 4096"),
     ],
 )
 def test_split_says_why_it_cannot_serve(problem, config: dict, reason: str) -> None:
     split = catalog.implementation("flashmla", "triton", "split")
-    config = {**SPLIT, "block_n": 64, "stages": 2, "warps": 8, "merge": "last", **config}
-    assert reason in (split.why_not(Config(config), problem, TARGET) or "")
+    assert reason in (split.why_not(Config(SPLIT_CONFIG | config), problem, TARGET) or "")
+
+
+@pytest.mark.parametrize(
+    ("problem", "config", "reason"),
+    [
+        (latent(1, 1, 16, 64), {"block_m": 64}, "half empty for 16"),
+        (latent(1, 1, 128, 64), {"block_m": 64, "warps": 4}, "spill registers for 64 x 512"),
+    ],
+)
+def test_split_says_why_it_is_not_worth_a_try(problem, config: dict, reason: str) -> None:
+    split = catalog.implementation("flashmla", "triton", "split")
+    config = Config(SPLIT_CONFIG | config)
+    assert split.why_not(config, problem, TARGET) is None
+    assert reason in (split.unpromising(config, problem, TARGET) or "")
 
 
 def test_no_product_of_rope_is_contracted() -> None:

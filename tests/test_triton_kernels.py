@@ -55,6 +55,15 @@ CASES = {
     "tma, odd N": gemm("tma", 50, 71, 264, BF16, True, tile="64x64x128", stages=3, split_k=1),
     "tma, large tiles": gemm("tma", 130, 136, 72, FP16, False, tile="128x128x64", stages=3,
                              split_k=1),
+    "tma, a mostly empty tile": gemm("tma", 5, 72, 264, BF16, True, tile="128x128x64", stages=3,
+                                     split_k=1),
+    "tma, tiles of fewer rows than M, split into more parts than k-blocks": gemm(
+        "tma", 40, 72, 264, FP16, True, tile="16x64x128", stages=3, split_k=8
+    ),
+    "persistent, halves that no descriptor can store": gemm(
+        "persistent", 150, 300, 72, BF16, True, "swiglu", True, tile="128x256x64", stages=3,
+        subtiles=2,
+    ),
     "persistent, several tiles a program": gemm(
         "persistent", 390, 776, 72, BF16, True, tile="128x256x64", stages=3, subtiles=2
     ),
@@ -223,7 +232,29 @@ def test_gluon_says_why_it_cannot_serve() -> None:
     for sizes, reason in (
         ({"M": 128, "N": 128, "K": 65}, "multiple of 8"),
         ({"M": 128, "N": 129, "K": 64}, "multiple of 16 bytes"),
-        ({"M": 64, "N": 128, "K": 64}, "half empty"),
     ):
         problem = entry.problem(**sizes, dtype=BF16)
         assert reason in (gluon.why_not(config, problem, target) or "")
+
+
+def test_gluon_splits_no_tile_into_more_parts_than_it_has_k_blocks() -> None:
+    entry, target = catalog.entry("gemm"), gpu.find("h200")
+    gluon = catalog.implementation("gemm", "triton", "gluon")
+    config = Config(tile="128x128x64", schedule="cooperative", subtiles=2, tail_splits=4)
+    for k, is_legal in ((192, False), (256, True)):
+        problem = entry.problem(M=256, N=256, K=k, dtype=BF16)
+        assert (gluon.why_not(config, problem, target) is None) == is_legal
+        assert is_legal is False or "too short" in gluon.unpromising(config, problem, target)
+
+
+def test_tiles_that_are_mostly_empty_are_legal_but_not_tried() -> None:
+    entry, target = catalog.entry("gemm"), gpu.find("h200")
+    problem = entry.problem(M=64, N=128, K=64, dtype=BF16)
+    for variant, config in (
+        ("gluon", Config(tile="128x128x64", schedule="pingpong", subtiles=2, tail_splits=1)),
+        ("tma", Config(tile="128x128x64", stages=3, split_k=1)),
+    ):
+        implementation = catalog.implementation("gemm", "triton", variant)
+        assert implementation.why_not(config, problem, target) is None
+        assert "half empty" in implementation.unpromising(config, problem, target)
+        assert config not in implementation.configs(problem, target)

@@ -1,32 +1,38 @@
-"""Triton kernels of `attn_merge`: outs (parts, rows, head_dim) and lses (parts, rows) of all rows,
-which are query tokens times heads, become out (rows, head_dim) and lse (rows)."""
+"""Triton kernel of `attn_merge`; a row is a query token and one of its heads."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def merge(outs, lses, out, lse, parts, num_rows, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr):
-    """ROWS rows a program; one pass, with sums relative to the largest lse so far."""
+def merge(
+    outs,  # (parts, num_rows, HEAD_DIM)
+    lses,  # (parts, num_rows)
+    out,  # (num_rows, HEAD_DIM)
+    lse,  # (num_rows,)
+    parts, num_rows, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Merge the parts of ROWS rows in one pass, as an online softmax over log-sum-exps does."""
     row, dims = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, HEAD_DIM)
     inside = row < num_rows
-    at = row.to(tl.int64)
-    most, total = tl.full((ROWS,), -1.0e30, tl.float32), tl.zeros((ROWS,), tl.float32)
+    row = row.to(tl.int64)
+    row_max, row_sum = tl.full((ROWS,), -1.0e30, tl.float32), tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, HEAD_DIM), tl.float32)
-    its_at = at
+    part_row = row
     for _ in range(parts):
-        its_lse = tl.load(lses + its_at, mask=inside, other=float("-inf"))
-        seen = its_lse > float("-inf")
-        values = outs + its_at[:, None] * HEAD_DIM + dims[None, :]
-        its_out = tl.load(values, mask=seen[:, None], other=0.0).to(tl.float32)
-        its_at += num_rows
-        highest = tl.maximum(most, its_lse)
-        kept, weight = tl.exp(most - highest), tl.exp(its_lse - highest)
-        total = total * kept + weight
-        acc = acc * kept[:, None] + its_out * weight[:, None]
-        most = highest
-    seen = total > 0.0
-    total = tl.where(seen, total, 1.0)
-    result = (acc / total[:, None]).to(out.dtype.element_ty)
-    tl.store(out + at[:, None] * HEAD_DIM + dims[None, :], result, mask=inside[:, None])
-    tl.store(lse + at, tl.where(seen, tl.log(total) + most, float("-inf")), mask=inside)
+        part_lse = tl.load(lses + part_row, mask=inside, other=float("-inf"))
+        has_keys = part_lse > float("-inf")  # without keys outs may hold NaN
+        values = outs + part_row[:, None] * HEAD_DIM + dims[None, :]
+        part_out = tl.load(values, mask=has_keys[:, None], other=0.0).to(tl.float32)
+        part_row += num_rows
+        new_max = tl.maximum(row_max, part_lse)
+        rescale, weight = tl.exp(row_max - new_max), tl.exp(part_lse - new_max)
+        row_sum = row_sum * rescale + weight
+        acc = acc * rescale[:, None] + part_out * weight[:, None]
+        row_max = new_max
+    has_keys = row_sum > 0.0
+    row_sum = tl.where(has_keys, row_sum, 1.0)
+    result = (acc / row_sum[:, None]).to(out.dtype.element_ty)
+    tl.store(out + row[:, None] * HEAD_DIM + dims[None, :], result, mask=inside[:, None])
+    row_lse = tl.where(has_keys, tl.log(row_sum) + row_max, float("-inf"))
+    tl.store(lse + row, row_lse, mask=inside)

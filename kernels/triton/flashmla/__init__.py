@@ -1,6 +1,7 @@
-"""`flashmla` in Triton: naive, tiled (a tile of rows a program), split (equal shares).
+"""`flashmla` in Triton: naive, tiled (a tile of rows a program), split (equal ranges of all tiles).
 
-Blocks gather their tokens' rows through the block table by pointers, so that any page size serves.
+Programs gather the rows of cached tokens by pointers through the block table, so that any page size
+serves.
 """
 
 from math import ceil, e, log2
@@ -9,17 +10,18 @@ from kernelcat.catalog import cost_model
 from kernelcat.catalog.implementation import Config, ConfigValue, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
-from kernelcat.kernels.triton.flashmla.cache import is_packed, reject_packed, with_cache
-from kernelcat.kernels.triton.gemm.variants import implementation
+from kernelcat.kernels.triton.common import mla_row
+from kernelcat.kernels.triton.common.grid import MAX_GRID_Y
+from kernelcat.kernels.triton.common.powers import next_power_of_two
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW
 from kernelcat.reference.flashmla import ENTRY, row_length
 from kernelcat.runtime.gpu import Gpu
 
 PACKAGE = "kernelcat.kernels.triton.flashmla"
-MAX_ASKING = 4096
-"""Tiles of rows whose lengths a program of `split` has in registers."""
-COMBINING = 8
-"""Programs of `combine` an SM, if tiles of rows are no more."""
+MAX_ROW_TILES = 4096
+"""Row tiles at most whose counts a program of `split` holds in registers."""
+COMBINE_PROGRAMS = 8
+"""Programs of `combine` on an SM, unless there are more row tiles."""
 
 
 def _numbers(problem: Problem, **integers: int) -> dict[str, triton.Argument]:
@@ -28,19 +30,19 @@ def _numbers(problem: Problem, **integers: int) -> dict[str, triton.Argument]:
 
 
 def _layout(problem: Problem) -> dict[str, ConfigValue]:
-    return {"PAGE_SIZE": problem["page_size"], "PACKED": is_packed(problem)}
+    return {"PAGE_SIZE": problem["page_size"], "PACKED": mla_row.is_packed(problem)}
 
 
-def _tile(problem: Problem, config: Config, gpu: Gpu) -> dict[str, ConfigValue]:
+def _tile_constants(problem: Problem, config: Config, gpu: Gpu) -> dict[str, ConfigValue]:
     return {
         "HEADS": problem["heads"], **_layout(problem), "BLOCK_M": config["block_m"],
         "BLOCK_N": config["block_n"], "STAGES": config["stages"],
-        "APART": _uses_wgmma(config, gpu),
+        "BRANCHED": _uses_wgmma(config, gpu),
     }  # fmt: skip
 
 
 def _row_tiles(problem: Problem, config: Config) -> int:
-    """Tiles of a sequence's rows, at most."""
+    """Row tiles that a sequence has at most."""
     return ceil(problem["max_q"] * problem["heads"] / config["block_m"])
 
 
@@ -53,7 +55,7 @@ def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
     step = triton.step(
         f"{PACKAGE}.device:naive",
         (problem["batch"] * problem["max_q"], problem["heads"], 1),
-        with_cache(ENTRY, problem) | numbers,
+        mla_row.arguments(ENTRY, problem) | numbers,
         _layout(problem),
         num_warps=8,
     )
@@ -66,120 +68,141 @@ def _tiled(problem: Problem, config: Config, gpu: Gpu) -> Program:
     step = triton.step(
         f"{PACKAGE}.device:tiled",
         (_row_tiles(problem, config), problem["batch"], 1),
-        with_cache(ENTRY, problem) | _numbers(problem, width=problem["table_width"]),
-        _tile(problem, config, gpu),
+        mla_row.arguments(ENTRY, problem) | _numbers(problem, width=problem["table_width"]),
+        _tile_constants(problem, config, gpu),
         num_warps=config["warps"],
     )
     return Program((step,))
 
 
-def _pieces(*names: str) -> dict[str, triton.Argument]:
-    return {name: triton.pointer(name, "float32") for name in names}
+def _partials() -> dict[str, triton.Argument]:
+    return {name: triton.pointer(name, "float32") for name in ("partials", "sums")}
+
+
+def _all_row_tiles(problem: Problem, config: Config) -> int:
+    """Row tiles of all sequences, if each has as many as the longest."""
+    return int(problem["batch"] * _row_tiles(problem, config))
+
+
+def _range_constants(problem: Problem, config: Config, gpu: Gpu) -> dict[str, ConfigValue]:
+    return {
+        "ROW_TILES": _row_tiles(problem, config),
+        "PADDED_TILES": next_power_of_two(_all_row_tiles(problem, config)),
+        "NUM_PROGRAMS": config["per_sm"] * gpu.sms,
+    }
 
 
 def _split(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if not problem["tokens"]:
         return Program(())
-    programs, block_m = config["per_sm"] * gpu.sms, config["block_m"]
-    asking, last_merges = problem["batch"] * _row_tiles(problem, config), config["merge"] == "last"
+    num_programs, block_m = config["per_sm"] * gpu.sms, config["block_m"]
+    last_merges, partial_rows = config["merge"] == "last", 2 * num_programs * block_m
     workspaces = {
-        "partials": 2 * programs * block_m * LATENT * 4,
-        "sums": 2 * programs * block_m * 2 * 4,
-        "arrivals": asking * 4 * last_merges,
+        "partials": 4 * partial_rows * LATENT,
+        "sums": 4 * partial_rows * 2,
+        "arrivals": 4 * _all_row_tiles(problem, config) * last_merges,
     }
-    shares: dict[str, ConfigValue] = {
-        "ROW_TILES": _row_tiles(problem, config),
-        "ASKING": 1 << (asking - 1).bit_length(),
-        "NUM_PROGRAMS": programs,
-    }
-    columns = min(LATENT, 1024 * config["warps"] // block_m)
+    block_d = min(LATENT, 1024 * config["warps"] // block_m)
     step = triton.step(
         f"{PACKAGE}.split:split",
-        (programs, 1, 1),
-        with_cache(ENTRY, problem)
-        | _pieces("partials", "sums")
+        (num_programs, 1, 1),
+        mla_row.arguments(ENTRY, problem)
+        | _partials()
         | {"arrivals": triton.pointer("arrivals", "int32")}
         | _numbers(problem, batch=problem["batch"], width=problem["table_width"]),
-        _tile(problem, config, gpu) | shares | {"LAST_MERGES": last_merges, "BLOCK_D": columns},
+        _tile_constants(problem, config, gpu)
+        | _range_constants(problem, config, gpu)
+        | {"LAST_MERGES": last_merges, "BLOCK_D": block_d},
         num_warps=config["warps"],
     )
-    steps = (step,) if last_merges else (step, _combine(problem, config, asking, shares, gpu))
+    steps = (step,) if last_merges else (step, _combine(problem, config, gpu))
     return Program(steps, workspaces)
 
 
-def _combine(
-    problem: Problem, config: Config, asking: int, shares: dict[str, ConfigValue], gpu: Gpu
-) -> Step:
-    """The launch that merges what ``asking`` tiles of rows are left in."""
-    block_m, rows = config["block_m"], 1
-    while rows < block_m and asking * block_m // rows > COMBINING * gpu.sms:
+def _combine(problem: Problem, config: Config, gpu: Gpu) -> Step:
+    """The launch that merges partial results where `split` does not."""
+    num_row_tiles, block_m, rows = _all_row_tiles(problem, config), config["block_m"], 1
+    while rows < block_m and num_row_tiles * block_m // rows > COMBINE_PROGRAMS * gpu.sms:
         rows *= 2
-    arrays = with_cache(ENTRY, problem)
+    arrays = mla_row.arguments(ENTRY, problem)
     return triton.step(
         f"{PACKAGE}.split:combine",
-        (asking, block_m // rows, 1),
+        (num_row_tiles, block_m // rows, 1),
         {name: arrays[name] for name in ("kv_lens", "cu_q", "out", "lse")}
-        | _pieces("partials", "sums")
+        | _partials()
         | {"batch": triton.integer(problem["batch"], divisor=1)},
         {"HEADS": problem["heads"], "BLOCK_M": block_m, "BLOCK_N": config["block_n"]}
-        | shares
+        | _range_constants(problem, config, gpu)
         | {"ROWS": rows},
         num_warps=4,
     )
 
 
-def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if problem["batch"] > 65535 or problem["heads"] > 65535:
-        return "a grid's second axis has 65535 blocks at most"
-    return reject_packed(problem, gpu)
+# ---- which configurations can run, and which are worth a try -------------------------------------
+
+
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    for axis in ("batch", "heads"):
+        if problem[axis] > MAX_GRID_Y:
+            return f"{axis}={problem[axis]} is more than {MAX_GRID_Y}, the most on a grid's axis"
+    return mla_row.illegal_cache(problem, gpu)
 
 
 def _uses_wgmma(config: Config, gpu: Gpu) -> bool:
-    """Or tcgen05: products read the tiles where the loads put them."""
+    """Whether wgmma or tcgen05 multiplies, which read operands where the loads have put them."""
     return bool(config["block_m"] >= 64 and gpu.arch in ("sm_90a", "sm_100a", "sm_103a"))
 
 
 def _shared_bytes(config: Config, problem: Problem, gpu: Gpu) -> int:
-    """Of queries, weights and buffers. Two of Triton's stages make one: pages are loaded ahead."""
+    """Shared memory of queries, weights and stages.
+
+    Triton loads pages ahead of rows, so that two of its stages take the memory of one.
+    """
     block_m, block_n = config["block_m"], config["block_n"]
-    buffers = max(1, (config["stages"] - 1) // 2)
-    rows = 2 * block_m * (ROW + block_n) + 1024
-    if is_packed(problem):  # the values in dtype, and room to bring them there
-        return rows + block_n * (PACKED * buffers + 2 * ROW + 384)
-    return rows + block_n * 2 * ROW * (buffers + _uses_wgmma(config, gpu))
+    stages = max(1, (config["stages"] - 1) // 2)
+    row_bytes = 2 * block_m * (ROW + block_n) + 1024
+    if mla_row.is_packed(problem):  # decoded values, and memory to exchange values among threads
+        return row_bytes + block_n * (PACKED * stages + 2 * ROW + 384)
+    return row_bytes + block_n * 2 * ROW * (stages + _uses_wgmma(config, gpu))
 
 
-def _reject_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _illegal_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if (size := _shared_bytes(config, problem, gpu)) > gpu.shared_bytes:
+        return (
+            f"{size} bytes do not fit in shared memory: a program on {gpu.sku} has "
+            f"{gpu.shared_bytes} at most"
+        )
+    return _illegal(config, problem, gpu)
+
+
+def _illegal_split(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    num_row_tiles = _all_row_tiles(problem, config)
+    if num_row_tiles > MAX_ROW_TILES:
+        return f"{num_row_tiles} tiles of rows are more than {MAX_ROW_TILES}"
+    return _illegal_tiled(config, problem, gpu)
+
+
+def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     block_m, rows = config["block_m"], problem["max_q"] * problem["heads"]
-    if reason := _reject(config, problem, gpu):
-        return reason
     if block_m > 16 and block_m >= 2 * rows:
         return f"tiles of {block_m} rows are at least half empty for {rows}"
-    if (size := _shared_bytes(config, problem, gpu)) > gpu.shared_bytes:
-        return f"{size} bytes do not fit in shared memory"
     if block_m > 8 * config["warps"]:
-        return f"{config['warps']} warps have no registers for {block_m} x {LATENT} sums"
+        return f"{config['warps']} warps spill registers for {block_m} x {LATENT} accumulators"
     return None
-
-
-def _reject_split(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    asking = problem["batch"] * _row_tiles(problem, config)
-    if asking > MAX_ASKING:
-        return f"{asking} tiles of rows are more than {MAX_ASKING}"
-    return _reject_tiled(config, problem, gpu)
 
 
 # ---- estimates ---------------------------------------------------------------------------------
 
 
 def _tile_us(config: Config, problem: Problem, gpu: Gpu) -> float:
-    """A tile of rows against one of tokens on one SM: bytes out of L2 and products.
+    """Time of a row tile against one tile of tokens on one SM: bytes from L2, and products.
 
-    wgmma makes half of the scores' columns in either warpgroup and reads all rows for them, so that
-    it is the slower the fewer tokens there are. Loads hide behind products where stages are many.
+    With wgmma each of two warpgroups computes half of the scores' columns and reads all rows for
+    them, so that products are slower the fewer tokens a tile has. More than two stages overlap
+    loads with products.
     """
     block_m, block_n = config["block_m"], config["block_n"]
-    row = row_length(problem.values) * (1 if is_packed(problem) else 2)
+    row = row_length(problem.values) * (1 if mla_row.is_packed(problem) else 2)
     rate = 0.4 if gpu.arch in ("sm_80", "sm_89") else 0.2
     if _uses_wgmma(config, gpu):
         rate = {16: 0.25, 32: 0.45}.get(block_n, 0.6)
@@ -187,15 +210,15 @@ def _tile_us(config: Config, problem: Problem, gpu: Gpu) -> float:
     flops = 2 * block_m * block_n * (ROW + LATENT)
     math_us = flops / (rate * gpu.flops[problem["dtype"]] / gpu.sms) * 1e6
     if block_n > problem["page_size"]:
-        math_us *= 1.1  # a thread has an address for each of its rows
+        math_us *= 1.1  # several pages a tile: a thread holds an address for each of its rows
     return 0.2 + (max(load_us, math_us) if config["stages"] > 2 else load_us + math_us)
 
 
 def _tiles(config: Config, problem: Problem) -> tuple[int, int]:
-    """Tiles of rows, and tiles of tokens of each, if lengths are what the table has room for."""
-    room = problem["table_width"] * problem["page_size"]
-    asking = ceil(problem["tokens"] * problem["heads"] / config["block_m"])
-    return max(asking, problem["batch"], 1), max(1, ceil(room / config["block_n"]))
+    """Row tiles, and tiles of tokens of each, if sequences are as long as the table allows."""
+    max_len = problem["table_width"] * problem["page_size"]
+    row_tiles = ceil(problem["tokens"] * problem["heads"] / config["block_m"])
+    return max(row_tiles, problem["batch"], 1), max(1, ceil(max_len / config["block_n"]))
 
 
 def _estimate_naive(problem: Problem, config: Config, gpu: Gpu) -> float:
@@ -203,63 +226,69 @@ def _estimate_naive(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 
 def _estimate_tiled(problem: Problem, config: Config, gpu: Gpu) -> float:
-    asking, tiles = _tiles(config, problem)
-    busy = ceil(asking / gpu.sms) * tiles * _tile_us(config, problem, gpu)
-    return max(cost_model.copy_us(ENTRY.bytes_moved(problem), gpu), busy + cost_model.LAUNCH_US)
+    row_tiles, tiles = _tiles(config, problem)
+    work_us = ceil(row_tiles / gpu.sms) * tiles * _tile_us(config, problem, gpu)
+    return max(cost_model.copy_us(ENTRY.bytes_moved(problem), gpu), work_us + cost_model.LAUNCH_US)
 
 
 def _estimate_split(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Shares, and the merge: by programs of their own, or by one for each tile of rows."""
-    asking, tiles = _tiles(config, problem)
-    programs = min(config["per_sm"] * gpu.sms, asking * tiles)
-    busy = asking * tiles / min(programs, gpu.sms) * _tile_us(config, problem, gpu)
-    if config["merge"] == "last":  # piece after piece, and for some columns at a time
+    """The ranges, and the merge: by a second launch, or by one program for each row tile."""
+    row_tiles, tiles = _tiles(config, problem)
+    num_programs = min(config["per_sm"] * gpu.sms, row_tiles * tiles)
+    work_us = row_tiles * tiles / min(num_programs, gpu.sms) * _tile_us(config, problem, gpu)
+    if config["merge"] == "last":  # one partial result after another, BLOCK_D columns at a time
         rounds = 1 + config["block_m"] / (2 * config["warps"])
-        merge_us = 0.5 * (programs / asking + 1) * rounds
+        merge_us = 0.5 * (num_programs / row_tiles + 1) * rounds
     else:
-        piece_us = config["block_m"] * LATENT * 4 / gpu.bandwidth * 1e6
-        merge_us = 2 * programs * piece_us + cost_model.LAUNCH_US + 1.0
-    moved_us = cost_model.copy_us(ENTRY.bytes_moved(problem), gpu)
-    return max(moved_us, busy + cost_model.LAUNCH_US) + merge_us
+        partial_us = config["block_m"] * LATENT * 4 / gpu.bandwidth * 1e6
+        merge_us = 2 * num_programs * partial_us + cost_model.LAUNCH_US + 1.0
+    copy_us = cost_model.copy_us(ENTRY.bytes_moved(problem), gpu)
+    return max(copy_us, work_us + cost_model.LAUNCH_US) + merge_us
 
 
 ARCHS = ("sm_80+",)
 TECHNIQUES = {"asynchronous copy": "LDGSTS"}
-TILES = {
-    "block_m": (64, 16, 32), "block_n": (64, 32, 16, 128), "stages": (2, 5, 7), "warps": (8, 4),
+# The first of equal estimates is the default: the most stages, which therefore come first.
+SPACE = {
+    "stages": (7, 5, 2), "block_m": (64, 16, 32), "block_n": (64, 32, 16, 128), "warps": (8, 4),
 }  # fmt: skip
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    implementation(
+    Implementation(
         entry="flashmla",
+        language="triton",
         variant="naive",
         summary="one query token and head a program; any problem",
         archs=ARCHS,
         space={},
-        illegal=_reject,
+        illegal=_illegal,
         program=_naive,
         estimate=_estimate_naive,
         rank=0,
     ),
-    implementation(
+    Implementation(
         entry="flashmla",
+        language="triton",
         variant="tiled",
-        summary="a tile of a sequence's rows over all that they see; latents loaded once",
+        summary="a tile of a sequence's rows over all of its visible keys; latents loaded once",
         archs=ARCHS,
-        space=TILES,
-        illegal=_reject_tiled,
+        space=SPACE,
+        illegal=_illegal_tiled,
+        unpromising=_unpromising,
         program=_tiled,
         estimate=_estimate_tiled,
         techniques=TECHNIQUES,
         rank=1,
     ),
-    implementation(
+    Implementation(
         entry="flashmla",
+        language="triton",
         variant="split",
-        summary="equal shares of all tiles; pieces merged by the last to arrive, or a launch more",
+        summary="an equal range of all tiles a program; the last to arrive, or a launch, merges",
         archs=ARCHS,
-        space=TILES | {"per_sm": (1, 2, 3, 4), "merge": ("last", "launch")},
-        illegal=_reject_split,
+        space=SPACE | {"per_sm": (1, 2, 3, 4), "merge": ("last", "launch")},
+        illegal=_illegal_split,
+        unpromising=_unpromising,
         program=_split,
         estimate=_estimate_split,
         techniques=TECHNIQUES,

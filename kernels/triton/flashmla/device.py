@@ -1,19 +1,20 @@
-"""Triton kernels of `flashmla`; arrays are the entry's, pointers to the cache those of tile.py."""
+"""Triton kernels of `flashmla`; the arrays are those of the entry (reference/flashmla.py).
+
+`split` has a file of its own. `latent`, `factor` and `rotated` are the pointers to the cache
+(common/device/mla_row.py); scale is sm_scale * log2(e), width the pages of a row of the table.
+"""
 
 import triton
 import triton.language as tl
 
+from kernelcat.kernels.triton.common.device.mla_row import LATENT, ROPE, ROW
+from kernelcat.kernels.triton.common.device.softmax import MIN_SCORE, finish_softmax
 from kernelcat.kernels.triton.flashmla.tile import (
-    LATENT,
-    LOWEST,
-    ROPE,
-    ROW,
     attend,
-    ended,
+    find_slots,
     finish,
     load_rows,
     load_tokens,
-    slots_of,
 )
 
 
@@ -29,26 +30,26 @@ def naive(
     q_len = tl.load(cu_q + seq + 1) - start
     if token < q_len:
         dims, pe_dims = tl.arange(0, LATENT), tl.arange(0, ROPE)
-        at = (start + token).to(tl.int64) * heads + tl.program_id(1)
-        row = tl.load(q + at * ROW + dims).to(tl.float32)
-        row_pe = tl.load(q + at * ROW + LATENT + pe_dims).to(tl.float32)
+        row_idx = (start + token).to(tl.int64) * heads + tl.program_id(1)
+        row = tl.load(q + row_idx * ROW + dims).to(tl.float32)
+        row_pe = tl.load(q + row_idx * ROW + LATENT + pe_dims).to(tl.float32)
         table = block_table + seq.to(tl.int64) * width
-        seen_tokens = kv_len - q_len + token + 1
-        most, total, acc = -1.0e30, 0.0, tl.zeros((LATENT,), tl.float32)
-        for first in range(0, seen_tokens, BLOCK_N):
-            seen = first + tl.arange(0, BLOCK_N) < seen_tokens
-            slot, rows = slots_of(first, table, seen_tokens, PAGE_SIZE, BLOCK_N)
-            c, pe = load_tokens(latent, factor, rotated, slot, rows, seen, PACKED, tl.float32)
+        num_visible = kv_len - q_len + token + 1
+        row_max, row_sum, acc = -1.0e30, 0.0, tl.zeros((LATENT,), tl.float32)
+        for first in range(0, num_visible, BLOCK_N):
+            visible = first + tl.arange(0, BLOCK_N) < num_visible
+            slot, rows = find_slots(first, table, num_visible, PAGE_SIZE, BLOCK_N)
+            c, pe = load_tokens(latent, factor, rotated, slot, rows, visible, PACKED, tl.float32)
             z = (tl.sum(c * row[None, :], 1) + tl.sum(pe * row_pe[None, :], 1)) * scale
-            z = tl.where(seen, z, LOWEST)
-            highest = tl.maximum(most, tl.max(z, 0))
-            p, shrink = tl.exp2(z - highest), tl.exp2(most - highest)
-            total = total * shrink + tl.sum(p, 0)
-            acc = acc * shrink + tl.sum(p[:, None] * c, 0)
-            most = highest
-        total, log_sum = ended(most, total)
-        tl.store(out + at * LATENT + dims, (acc / total).to(out.dtype.element_ty))
-        tl.store(lse + at, log_sum)
+            z = tl.where(visible, z, MIN_SCORE)
+            new_max = tl.maximum(row_max, tl.max(z, 0))
+            p, rescale = tl.exp2(z - new_max), tl.exp2(row_max - new_max)
+            row_sum = row_sum * rescale + tl.sum(p, 0)
+            acc = acc * rescale + tl.sum(p[:, None] * c, 0)
+            row_max = new_max
+        row_sum, row_lse = finish_softmax(row_max, row_sum)
+        tl.store(out + row_idx * LATENT + dims, (acc / row_sum).to(out.dtype.element_ty))
+        tl.store(lse + row_idx, row_lse)
 
 
 @triton.jit
@@ -56,20 +57,23 @@ def tiled(
     q, latent, factor, rotated, block_table, kv_lens, cu_q, out, lse,
     width, scale,
     HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr, PACKED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, APART: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, BRANCHED: tl.constexpr,
 ):  # fmt: skip
-    """A tile of a sequence's rows over all that they see; tiles of a sequence side by side."""
-    seq, tile_row = tl.program_id(1), tl.program_id(0) * BLOCK_M
+    """A tile of a sequence's rows a program, over all of its visible keys.
+
+    The tiles of one sequence are neighbours in the grid.
+    """
+    seq, seq_row = tl.program_id(1), tl.program_id(0) * BLOCK_M
     start, kv_len = tl.load(cu_q + seq), tl.load(kv_lens + seq)
     q_len = tl.load(cu_q + seq + 1) - start
-    if tile_row < q_len * HEADS:
-        first_row, rows = start.to(tl.int64) * HEADS + tile_row, q_len * HEADS - tile_row
-        before = kv_len - q_len  # tokens that come before all queries
+    if seq_row < q_len * HEADS:
+        first_row, rows = start.to(tl.int64) * HEADS + seq_row, q_len * HEADS - seq_row
+        before = kv_len - q_len  # cached tokens before the first query token
         row, row_pe = load_rows(q, first_row, rows, BLOCK_M)
-        acc, most, total = attend(
-            row, row_pe, 0, tl.minimum(kv_len, before + (tile_row + BLOCK_M - 1) // HEADS + 1),
-            before + (tile_row + tl.arange(0, BLOCK_M)) // HEADS, kv_len,
+        acc, row_max, row_sum = attend(
+            row, row_pe, 0, tl.minimum(kv_len, before + (seq_row + BLOCK_M - 1) // HEADS + 1),
+            before + (seq_row + tl.arange(0, BLOCK_M)) // HEADS, kv_len,
             latent, factor, rotated, block_table + seq.to(tl.int64) * width, scale,
-            PAGE_SIZE, BLOCK_N, PACKED, STAGES, APART,
+            PAGE_SIZE, BLOCK_N, PACKED, STAGES, BRANCHED,
         )  # fmt: skip
-        finish(acc, most, total, first_row, rows, out, lse)
+        finish(acc, row_max, row_sum, first_row, rows, out, lse)

@@ -1,25 +1,19 @@
 """`fp8_gemm` in Triton: naive, tma (tensor descriptors, split-K), persistent, gluon (warp roles).
 
-Promoting every 128-deep sum to float32 is DeepSeek-V3's, and so is one warpgroup's promotion behind
-another's products; computing the transposed product for few rows is CUTLASS's.
+Promoting every 128-deep sum to float32 is DeepSeek-V3's idea, and so is one warpgroup's promotion
+during another's products. Computing the transposed product for few rows is CUTLASS's.
 """
 
 from dataclasses import dataclass
 from math import ceil
 
 from kernelcat.catalog import cost_model
-from kernelcat.catalog.implementation import Config, Program
+from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
-from kernelcat.kernels.triton.gemm.arguments import GROUP_M, MIN_BYTES_IN_FLIGHT, is_empty, sizes
-from kernelcat.kernels.triton.gemm.arguments import Tile as GemmTile
-from kernelcat.kernels.triton.gemm.variants import (
-    BLACKWELL,
-    HOPPER,
-    implementation,
-    on_blackwell,
-    reject_naive,
-)
+from kernelcat.kernels.triton.common import product, ring, split_k
+from kernelcat.kernels.triton.common.architectures import BLACKWELL, HOPPER, on_blackwell
+from kernelcat.kernels.triton.common.product import GROUP_M, MIN_BYTES_IN_FLIGHT, is_empty, sizes
 from kernelcat.runtime.gpu import Gpu
 
 KERNELS = "kernelcat.kernels.triton.fp8_gemm.device:"
@@ -27,21 +21,24 @@ FP8, BLOCK_K = "float8_e4m3fn", 128
 WARPGROUP_ROWS = 64
 REGISTERS = {2: (232, 40), 3: (152, 40)}
 """Consumers -> registers of a thread that multiplies, and of one that loads."""
+RESERVED_BYTES = 2048
+"""Shared memory of a program besides its stages and scales."""
 
 
 @dataclass(frozen=True)
-class Tile(GemmTile):
-    """BLOCK_M x BLOCK_N; always as deep as a block of scales."""
+class Tile(product.Tile):
+    """A tile of D; a k-block is as deep as a block of scales."""
 
     k: int = BLOCK_K
 
     @property
     def warps(self) -> int:
-        """A thread holds a tile's sums twice, 64 of each at most: before and after promotion."""
+        """Warps of a program, whose threads hold each sum twice: before and after promotion."""
         return 4 if self.m * self.n <= 64 * 128 else 8
 
     @property
     def stage_bytes(self) -> int:
+        """Bytes of shared memory that a stage of both operands takes."""
         return (self.m + self.n) * BLOCK_K
 
     @property
@@ -52,11 +49,12 @@ class Tile(GemmTile):
 # ---- programs ----------------------------------------------------------------------------------
 
 
-def _stored_by_tma(problem: Problem) -> bool:
+def _can_store_by_tma(problem: Problem) -> bool:
+    """Whether rows of D take a multiple of 16 bytes, as TMA needs."""
     return bool(problem["N"] % 8 == 0)
 
 
-def _operands() -> dict[str, triton.Argument]:
+def _pointers() -> dict[str, triton.Argument]:
     return {
         "a": triton.pointer("a", FP8),
         "a_scale": triton.pointer("a_scale", "float32"),
@@ -66,16 +64,16 @@ def _operands() -> dict[str, triton.Argument]:
     }
 
 
-def _described(problem: Problem, tile: Tile, described_d: bool) -> dict[str, triton.Argument]:
-    """a and b as descriptors, and d where ``described_d``."""
+def _descriptors(problem: Problem, tile: Tile, tma_store: bool) -> dict[str, triton.Argument]:
+    """The same with a and b as descriptors, and where ``tma_store`` d too."""
     m, n, k = problem["M"], problem["N"], problem["K"]
-    described = _operands() | {
+    arrays = _pointers() | {
         "a": triton.descriptor("a", FP8, (m, k), (tile.m, BLOCK_K)),
         "b": triton.descriptor("b", FP8, (n, k), (tile.n, BLOCK_K)),
     }
-    if described_d:
-        described["d"] = triton.descriptor("d", "bfloat16", (m, n), (tile.m, tile.n))
-    return described
+    if tma_store:
+        arrays["d"] = triton.descriptor("d", "bfloat16", (m, n), (tile.m, tile.n))
+    return arrays
 
 
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -83,7 +81,7 @@ def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
         return Program(())
     tile = Tile.of(config)
     grid = (ceil(problem["M"] / tile.m), ceil(problem["N"] / tile.n), 1)
-    arguments = _operands() | sizes(problem)
+    arguments = _pointers() | sizes(problem)
     launch = triton.step(
         KERNELS + "naive", grid, arguments, tile.constants, num_warps=4, num_stages=1
     )
@@ -91,51 +89,49 @@ def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _tma(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    """One launch over (tiles, split_k); a workspace for partial tiles where K is split."""
+    """One launch over (tiles, split_k)."""
     if is_empty(problem):
         return Program(())
-    tile, split, stages = Tile.of(config), config["split_k"], config["stages"]
-    tiles = tile.count(problem)
-    by_descriptor = split == 1 and _stored_by_tma(problem)
+    tile, splits, stages = Tile.of(config), config["split_k"], config["stages"]
+    tma_store = splits == 1 and _can_store_by_tma(problem)
+    k_blocks = split_k.depth(tile, problem, splits) // BLOCK_K
     arguments = {
-        **_described(problem, tile, by_descriptor),
-        "partials": triton.pointer("partials", "float32"),
-        "arrivals": triton.pointer("arrivals", "int32"),
+        **_descriptors(problem, tile, tma_store),
+        **split_k.arguments(),
         **sizes(problem, 1),
-        "split_blocks": triton.integer(ceil(problem["K"] / BLOCK_K / split), divisor=1),
+        "split_blocks": triton.integer(k_blocks, divisor=1),
     }
     constants = {
         **tile.constants,
         "GROUP_M": GROUP_M,
-        "SPLIT_K": split,
+        "SPLIT_K": splits,
         "SWAP": tile.m < 64,
         "STAGES": stages,
-        "TMA_STORE": by_descriptor,
+        "TMA_STORE": tma_store,
     }
     launch = triton.step(
-        KERNELS + "tma", (tiles, split, 1), arguments, constants,
+        KERNELS + "tma", (tile.count(problem), splits, 1), arguments, constants,
         num_warps=tile.warps, num_stages=stages,
     )  # fmt: skip
-    partials = tiles * split * tile.m * tile.n if split > 1 else 0
-    return Program((launch,), {"partials": 4 * partials, "arrivals": 4 * tiles})
+    return Program((launch,), split_k.workspaces(tile, problem, splits))
 
 
 def _persistent(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if is_empty(problem):
         return Program(())
     tile, stages = Tile.of(config), config["stages"]
-    programs = gpu.sms * config["per_sm"]
-    by_descriptor = _stored_by_tma(problem)
+    num_programs = gpu.sms * config["per_sm"]
+    tma_store = _can_store_by_tma(problem)
     launch = triton.step(
         KERNELS + "persistent",
-        (min(programs, tile.count(problem)), 1, 1),
-        _described(problem, tile, by_descriptor) | sizes(problem, 1),
+        (min(num_programs, tile.count(problem)), 1, 1),
+        _descriptors(problem, tile, tma_store) | sizes(problem, 1),
         {
             **tile.constants,
             "GROUP_M": GROUP_M,
-            "NUM_PROGRAMS": programs,
+            "NUM_PROGRAMS": num_programs,
             "STAGES": stages,
-            "TMA_STORE": by_descriptor,
+            "TMA_STORE": tma_store,
             "WARP_SPECIALIZE": gpu.arch in BLACKWELL,
         },
         num_warps=tile.warps,
@@ -145,19 +141,18 @@ def _persistent(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _ring_stages(consumers: int, gpu: Gpu) -> int:
-    """As many as fit beside barriers and the rows of D on their way out."""
-    rows = consumers * WARPGROUP_ROWS
-    left = gpu.shared_bytes - 1024 - 2 * rows * BLOCK_K
-    return int(left // ((rows + BLOCK_K) * BLOCK_K))
+    """As many stages as fit beside the tiles through which D is stored."""
+    tile = Tile(consumers * WARPGROUP_ROWS, BLOCK_K)
+    return ring.num_stages(tile.stage_bytes, 2 * tile.m * tile.n, gpu)
 
 
 def _gluon(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if is_empty(problem):
         return Program(())
     m, n, k, consumers = problem["M"], problem["N"], problem["K"], config["consumers"]
-    tiles = Tile(consumers * WARPGROUP_ROWS, BLOCK_K).count(problem)
+    num_tiles = Tile(consumers * WARPGROUP_ROWS, BLOCK_K).count(problem)
     arguments = {
-        **_operands(),
+        **_pointers(),
         "a": triton.descriptor("a", FP8, (m, k), (WARPGROUP_ROWS, BLOCK_K), gluon=True),
         "b": triton.descriptor("b", FP8, (n, k), (BLOCK_K, BLOCK_K), gluon=True),
         "d": triton.descriptor("d", "bfloat16", (m, n), (WARPGROUP_ROWS, BLOCK_K), gluon=True),
@@ -173,70 +168,85 @@ def _gluon(problem: Problem, config: Config, gpu: Gpu) -> Program:
     }
     launch = triton.step(
         "kernelcat.kernels.triton.fp8_gemm.gluon_device:specialized",
-        (min(gpu.sms, tiles), 1, 1), arguments, constants, num_warps=4,
+        (min(gpu.sms, num_tiles), 1, 1), arguments, constants, num_warps=ring.CONSUMER_WARPS,
     )  # fmt: skip
     return Program((launch,))
 
 
-# ---- which configurations serve ----------------------------------------------------------------
+# ---- which configurations can run, and which are worth a try -------------------------------------
 
 
-def _reject_depth(problem: Problem) -> str | None:
+def _illegal_depth(problem: Problem) -> str | None:
     k = problem["K"]
     if k == 0 or k % 16:
-        return f"K={k} must be a positive multiple of 16: TMA rows are 16-byte aligned"
+        return f"K={k} must be a positive multiple of 16: TMA needs rows of a multiple of 16 bytes"
     return None
 
 
-def _reject_described(
-    config: Config, problem: Problem, gpu: Gpu, epilogue: int = 0, least_m: int = 16
-) -> str | None:
-    """What holds for both; ``epilogue``: bytes of shared memory that the store of a tile takes."""
-    tile, stages, per_sm = Tile.of(config), config["stages"], config.get("per_sm", 1)
-    m = problem["M"]
-    if reason := _reject_depth(problem):
-        return reason
-    scales = 4 * (tile.m + 4) * stages
-    shared = (tile.stage_bytes * stages + scales + epilogue + 2048) * per_sm
-    if shared > gpu.shared_bytes:
-        return f"{stages} stages take {shared} bytes of shared memory, {gpu.sku} has less"
-    if tile.stage_bytes * stages * per_sm < MIN_BYTES_IN_FLIGHT:
+def _program_bytes(config: Config, d_bytes: int = 0) -> int:
+    """Shared memory of a program whose stores of D take ``d_bytes``."""
+    tile, stages = Tile.of(config), config["stages"]
+    scale_bytes = 4 * (tile.m + 4) * stages
+    return tile.stage_bytes * stages + scale_bytes + d_bytes + RESERVED_BYTES
+
+
+def _unpromising_tile(config: Config, problem: Problem, min_m: int) -> str | None:
+    """``min_m`` is the least height of tiles that there is."""
+    tile, stages, m = Tile.of(config), config["stages"], problem["M"]
+    if tile.stage_bytes * stages * config.get("per_sm", 1) < MIN_BYTES_IN_FLIGHT:
         return f"{stages} stages are too few to cover the latency of memory"
-    if tile.m > least_m and tile.m >= 2 * m:
+    if tile.m > min_m and tile.m >= 2 * m:
         return f"tiles of {tile.m} rows are at least half empty for M={m}"
     if tile.m <= 32 and m > tile.m:
         return f"tiles of {tile.m} rows read B more often than M={m} needs"
     return None
 
 
-def _reject_tma(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    tile, split = Tile.of(config), config["split_k"]
-    if split > 1 and tile.count(problem) * split > 4 * gpu.sms:
-        return f"{tile.count(problem)} tiles fill {gpu.sms} SMs without split_k={split}"
-    if split > 1 and problem["K"] < 4 * BLOCK_K * split:
-        return f"K={problem['K']} is too short for split_k={split}"
-    if tile.m * tile.n < 64 * 128 and problem["M"] > 64:
-        return f"tiles of {tile.m} x {tile.n} read both operands too often for M={problem['M']}"
-    return _reject_described(config, problem, gpu)
+def _illegal_tma(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    reason = _illegal_depth(problem)
+    return reason or product.illegal_stages(config["stages"], _program_bytes(config), gpu)
 
 
-def _reject_persistent(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _unpromising_tma(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    tile, m = Tile.of(config), problem["M"]
+    if tile.m * tile.n < 64 * 128 and m > 64:
+        return f"tiles of {tile.m} x {tile.n} read both operands too often for M={m}"
+    return split_k.unpromising_splits(
+        tile, problem, config["split_k"], gpu, max_waves=4, min_k_blocks=4
+    ) or _unpromising_tile(config, problem, min_m=16)
+
+
+def _persistent_bytes(config: Config) -> int:
     tile = Tile.of(config)
-    if config["per_sm"] > 1 and tile.warps == 8:
-        return "two programs of 8 warps do not fit into the registers of an SM"
-    return _reject_described(config, problem, gpu, 2 * tile.m * tile.n, least_m=64)
+    return _program_bytes(config, 2 * tile.m * tile.n)
 
 
-def _reject_gluon(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    rows = config["consumers"] * WARPGROUP_ROWS
-    if reason := _reject_depth(problem):
+def _illegal_persistent(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    reason = _illegal_depth(problem)
+    return reason or product.illegal_stages(config["stages"], _persistent_bytes(config), gpu)
+
+
+def _unpromising_persistent(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    per_sm = config["per_sm"]
+    if per_sm > 1 and Tile.of(config).warps == 8:
+        return f"{per_sm} programs of 8 warps do not fit into the registers of an SM"
+    if _persistent_bytes(config) * per_sm > gpu.shared_bytes:
+        return f"{per_sm} programs do not fit into the shared memory of an SM"
+    return _unpromising_tile(config, problem, min_m=64)
+
+
+def _illegal_gluon(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if reason := _illegal_depth(problem):
         return reason
-    if not _stored_by_tma(problem):
+    if not _can_store_by_tma(problem):
         return f"N={problem['N']} must be a multiple of 8: rows of D are stored by TMA"
+    return ring.illegal_stages(_ring_stages(config["consumers"], gpu), gpu)
+
+
+def _unpromising_gluon(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    rows = config["consumers"] * WARPGROUP_ROWS
     if rows >= 2 * problem["M"]:
         return f"tiles of {rows} rows are at least half empty for M={problem['M']}"
-    if _ring_stages(config["consumers"], gpu) < 3:
-        return f"fewer than 3 stages fit in {gpu.shared_bytes} bytes of shared memory"
     return None
 
 
@@ -244,9 +254,9 @@ def _reject_gluon(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """The model's time, longer where programs are too few or nothing overlaps with promotion.
+    """The cost model's time, longer where programs are too few or nothing overlaps with promotion.
 
-    An fp8 product multiplies and moves as a bfloat16 one of half its depth does.
+    A float8 product multiplies and moves as much as a bfloat16 product of half the depth.
     """
     m, n, k = problem["M"], problem["N"], problem["K"]
     split, stages = config.get("split_k", 1), config.get("stages", 0)
@@ -262,67 +272,74 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
         m, n, ceil(k / 2), block_m=tile.m, block_n=tile.n, split_k=split, gpu=gpu,
         dtype="bfloat16", efficiency=efficiency,
     )  # fmt: skip
-    programs = max(tile.count(problem) * split, 1)
+    num_programs = max(tile.count(problem) * split, 1)
     memory_us = cost_model.copy_us(m * k + n * k + 2 * m * n, gpu)
-    memory_us *= gpu.sms / min(programs, gpu.sms)
+    memory_us *= gpu.sms / min(num_programs, gpu.sms)
     return max(us, memory_us) if stages else us + memory_us
 
 
-NAIVE = implementation(
+NAIVE = Implementation(
     entry="fp8_gemm",
-    estimate=_estimate,
+    language="triton",
     variant="naive",
     summary="one small tile a program, masked loads; any shape",
     archs=("sm_89+",),
     space={"tile": ("32x32", "32x64", "64x64")},
-    illegal=reject_naive,
+    illegal=product.illegal_naive,
     program=_naive,
+    estimate=_estimate,
     rank=0,
 )
 
-TMA = implementation(
+TMA = Implementation(
     entry="fp8_gemm",
-    estimate=_estimate,
+    language="triton",
     variant="tma",
     summary="tensor descriptors, warpgroup products promoted to float32, few rows transposed, "
     "split-K",
     archs=HOPPER,
     space={
+        "stages": (6, 4, 3),  # of equal estimates the first is the default
         "tile": (
             "16x64", "16x128", "32x64", "32x128", "64x64", "64x128", "128x64", "128x128",
         ),
-        "stages": (3, 4, 6),
         "split_k": (1, 2, 4, 8),
     },
-    illegal=_reject_tma,
+    illegal=_illegal_tma,
+    unpromising=_unpromising_tma,
     program=_tma,
+    estimate=_estimate,
     techniques={"tma": "UTMALDG", "wgmma": "QGMMA"},
     rank=2,
 )  # fmt: skip
 
-PERSISTENT = implementation(
+PERSISTENT = Implementation(
     entry="fp8_gemm",
-    estimate=_estimate,
+    language="triton",
     variant="persistent",
     summary="programs over many tiles, stores overlapped with the next tile's loads",
     archs=HOPPER,
-    space={"tile": ("64x128", "128x64", "128x128"), "stages": (2, 3, 4, 6), "per_sm": (1, 2, 3)},
-    illegal=_reject_persistent,
+    space={"stages": (6, 4, 3, 2), "tile": ("64x128", "128x64", "128x128"), "per_sm": (1, 2, 3)},
+    illegal=_illegal_persistent,
+    unpromising=_unpromising_persistent,
     program=_persistent,
+    estimate=_estimate,
     techniques={"tma": "UTMALDG", "tma_store": "UTMASTG", "wgmma": "QGMMA"},
     rank=1,  # below tma, which splits K where tiles are few
 )
 
 
-GLUON = implementation(
+GLUON = Implementation(
     entry="fp8_gemm",
-    estimate=_estimate,
+    language="triton",
     variant="gluon",
     summary="specialized warps: one loads, two or three warpgroups multiply and promote (Gluon)",
     archs=HOPPER,
     space={"consumers": (2, 3), "group_m": (8, 16)},
-    illegal=_reject_gluon,
+    illegal=_illegal_gluon,
+    unpromising=_unpromising_gluon,
     program=_gluon,
+    estimate=_estimate,
     techniques={
         "tma": "UTMALDG", "tma_store": "UTMASTG", "wgmma": "QGMMA",
         "warp_specialization": "USETMAXREG",

@@ -1,33 +1,37 @@
 """Triton kernels of `fp8_gemm`: D = A @ B^T, float8_e4m3fn with block scales, bfloat16 out.
 
-A is (M, K) with a_scale (K/128, M), B is (N, K) with b_scale (N/128, K/128), D is (M, N). Tensor
-cores sum 128 products at a time, with less precision than float32; the scaled sums are added up
-in float32. BLOCK_N divides 128, so that a tile takes one scale of B a block of K.
+All arrays have contiguous rows:
+
+    a (M, K) with a_scale (K/128, M), b (N, K) with b_scale (N/128, K/128), d (M, N)
+    partials (tiles, SPLIT_K, BLOCK_M * BLOCK_N) float32, arrivals (tiles,) int32
+
+Tensor cores sum 128 products at a time, with less precision than float32; the scaled sums are added
+up in float32. BLOCK_N divides 128, so that a tile takes one scale of B for a k-block.
 """
 
 import triton
 import triton.language as tl
 
-from kernelcat.kernels.triton.gemm.device import sum_splits, tile_of
+from kernelcat.kernels.triton.common.device.epilogue import locate_elements
+from kernelcat.kernels.triton.common.device.split_k import sum_splits
+from kernelcat.kernels.triton.common.device.tile_order import locate_tile
 
 
 @triton.jit
 def block_scale(a_scale, b_scale, rows, col, k_block, M, K):
-    """a_scale of ``rows`` times the tile's one b_scale, for one block of K."""
-    of_a = tl.load(a_scale + k_block * M + rows, mask=rows < M, other=0.0)
-    return of_a * tl.load(b_scale + col // 128 * tl.cdiv(K, 128) + k_block)
+    """Scales of ``rows`` (BLOCK_M,) of A, times the one scale of the tile's columns of B."""
+    row_scale = tl.load(a_scale + k_block * M + rows, mask=rows < M, other=0.0)
+    return row_scale * tl.load(b_scale + col // 128 * tl.cdiv(K, 128) + k_block)
 
 
 @triton.jit
 def store(d, acc, row, col, M, N, TMA_STORE: tl.constexpr):
-    """Write the elements of the tile at (row, col) that lie inside D, by descriptor or pointers."""
+    """Store acc (BLOCK_M, BLOCK_N), the tile at (row, col); d is a descriptor where TMA_STORE."""
     if TMA_STORE:
         d.store([row, col], acc.to(d.dtype))
     else:
-        rows, cols = row + tl.arange(0, acc.shape[0]), col + tl.arange(0, acc.shape[1])
-        inside = (rows < M)[:, None] & (cols < N)[None, :]
-        at = d + rows[:, None].to(tl.int64) * N + cols[None, :]
-        tl.store(at, acc.to(d.dtype.element_ty), mask=inside)
+        offsets, inside = locate_elements(acc, row, col, M, N)
+        tl.store(d + offsets, acc.to(d.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -53,11 +57,11 @@ def promoted_product(
     a, a_scale, b, b_scale, row, col, k_begin, k_end, M, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SWAP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Tile at (row, col) of the product over blocks [k_begin, k_end) of K.
+    """Tile at (row, col) of the product over k-blocks [k_begin, k_end).
 
-    a and b are descriptors; the copy engine fills zeros past edges. STAGES, told to the loop, has
-    scales copied ahead like operands. SWAP computes B A^T, so that a tile of few rows still fills
-    the 64 rows of a warpgroup's product.
+    a and b are descriptors; TMA fills in zeros past the edges. Because the loop itself has STAGES,
+    scales are copied ahead as operands are. SWAP computes B A^T, so that a tile of few rows still
+    fills the 64 rows of a warpgroup's product.
     """
     rows = row + tl.arange(0, BLOCK_M)
     acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
@@ -79,17 +83,20 @@ def tma(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
     SWAP: tl.constexpr, STAGES: tl.constexpr, TMA_STORE: tl.constexpr,
 ):  # fmt: skip
-    """A tile a program in grouped order; program axis 1 takes split_blocks blocks of K each."""
+    """One tile a program in grouped order; program axis 1 splits K by split_blocks k-blocks each.
+
+    a and b are descriptors, and d where TMA_STORE.
+    """
     tile, split = tl.program_id(0), tl.program_id(1)
-    tile_m, tile_n = tile_of(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    tile_m, tile_n = locate_tile(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
     row, col = tile_m * BLOCK_M, tile_n * BLOCK_N
     k_begin = split * split_blocks
     k_end = min(tl.cdiv(K, 128), k_begin + split_blocks)
     acc = promoted_product(
         a, a_scale, b, b_scale, row, col, k_begin, k_end, M, K, BLOCK_M, BLOCK_N, SWAP, STAGES
     )
-    acc, last = sum_splits(acc, partials, arrivals, tile, split, SPLIT_K)
-    if last:
+    acc, is_last = sum_splits(acc, partials, arrivals, tile, split, SPLIT_K)
+    if is_last:
         store(d, acc, row, col, M, N, TMA_STORE)
 
 
@@ -99,16 +106,17 @@ def persistent(
     GROUP_M: tl.constexpr, NUM_PROGRAMS: tl.constexpr, STAGES: tl.constexpr,
     TMA_STORE: tl.constexpr, WARP_SPECIALIZE: tl.constexpr,
 ):  # fmt: skip
-    """Programs walk over tiles; both loops are flattened into one pipeline.
+    """Programs that take tile after tile; both loops are flattened into one pipeline.
 
-    While a tile is stored, the next one's operands are already on their way.
+    While a tile is stored, the next one's operands are already on their way. a and b are
+    descriptors, and d where TMA_STORE.
     """
-    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    num_tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     for tile in tl.range(
-        tl.program_id(0), tiles, NUM_PROGRAMS, flatten=True, num_stages=STAGES,
+        tl.program_id(0), num_tiles, NUM_PROGRAMS, flatten=True, num_stages=STAGES,
         warp_specialize=WARP_SPECIALIZE,
     ):  # fmt: skip
-        tile_m, tile_n = tile_of(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+        tile_m, tile_n = locate_tile(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
         row, col = tile_m * BLOCK_M, tile_n * BLOCK_N
         acc = promoted_product(
             a, a_scale, b, b_scale, row, col, 0, tl.cdiv(K, 128), M, K, BLOCK_M, BLOCK_N,

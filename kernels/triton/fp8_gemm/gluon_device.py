@@ -1,9 +1,19 @@
 """`fp8_gemm` in Gluon, where warps have roles: one loads, warpgroups multiply and promote.
 
-Two or three warpgroups own 64 rows of a tile each. While one scales a block's sums and adds them
+Two or three warpgroups own 64 rows of a tile each. While one scales a k-block's sums and adds them
 up in float32, the products of another occupy the tensor cores: DeepGEMM's schedule. Persistent:
-while results leave, the loading warp fills the ring with the next tile's operands. a, b and d are
-descriptors of 64, 128 and 64 rows; a_scale is (K/128, M), b_scale (N/128, K/128).
+while results are stored, the loading warp fills the ring with the next tile's operands.
+
+Arrays in device memory:
+
+    a (M, K), b (N, K), d (M, N): descriptors of blocks of 64, 128 and 64 rows, and 128 columns
+    a_scale (K/128, M), b_scale (N/128, K/128) float32
+
+Shared memory:
+
+    a_ring (CONSUMERS * NUM_STAGES, 64, 128), b_ring (NUM_STAGES, 128, 128)
+    full, empty (NUM_STAGES, 1): barriers of the stages
+    d_tiles (CONSUMERS, 64, 128): through which each consumer stores D
 """
 
 from triton.experimental import gluon
@@ -16,10 +26,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernelcat.kernels.triton.gemm.gluon_device import advance, barrier, load, store, tile_of
+from kernelcat.kernels.triton.common.device.ring import advance, load, locate_tile, store_tile
 
 PART_M = gl.constexpr(64)
+"""Rows of a tile that one consumer multiplies."""
 BLOCK = gl.constexpr(128)
+"""BLOCK_N, BLOCK_K, and the edge of a block of scales."""
 
 
 @gluon.jit
@@ -27,23 +39,23 @@ def produce(
     a, b, sizes, rings,
     CONSUMERS: gl.constexpr, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
 ):  # fmt: skip
-    """One warp. A stage holds 64 rows of A for each consumer, and 128 rows of B."""
+    """The warp that loads: a stage holds 64 rows of A for each consumer, and 128 rows of B."""
     M, N, K = sizes
     a_ring, b_ring, full, empty = rings
     NUM_STAGES: gl.constexpr = b_ring.shape[0]
-    BYTES: gl.constexpr = CONSUMERS * a.block_type.nbytes + b.block_type.nbytes
-    stage, phase = gl.to_tensor(0), gl.to_tensor(1)  # a ring begins empty
-    tiles = gl.cdiv(M, CONSUMERS * PART_M) * gl.cdiv(N, BLOCK)
-    for tile in range(gl.program_id(0), tiles, NUM_PROGRAMS):
-        tile_m, tile_n = tile_of(tile, M, N, CONSUMERS * PART_M, BLOCK, GROUP_M)
+    STAGE_BYTES: gl.constexpr = CONSUMERS * a.block_type.nbytes + b.block_type.nbytes
+    stage, phase = gl.to_tensor(0), gl.to_tensor(1)  # all stages are empty at first
+    num_tiles = gl.cdiv(M, CONSUMERS * PART_M) * gl.cdiv(N, BLOCK)
+    for tile in range(gl.program_id(0), num_tiles, NUM_PROGRAMS):
+        tile_m, tile_n = locate_tile(tile, M, N, CONSUMERS * PART_M, BLOCK, GROUP_M)
         for k in range(0, K, BLOCK):
-            ready = full.index(stage)
+            stage_full = full.index(stage)
             mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(ready, BYTES)
+            mbarrier.expect(stage_full, STAGE_BYTES)
             for part in gl.static_range(CONSUMERS):
                 row = (CONSUMERS * tile_m + part) * PART_M
-                load(a, [row, k], ready, a_ring.index(CONSUMERS * stage + part))
-            load(b, [tile_n * BLOCK, k], ready, b_ring.index(stage))
+                load(a, [row, k], stage_full, a_ring.index(CONSUMERS * stage + part))
+            load(b, [tile_n * BLOCK, k], stage_full, b_ring.index(stage))
             stage, phase = advance(stage, phase, 1, NUM_STAGES)
 
 
@@ -53,26 +65,26 @@ def consume(
     CONSUMERS: gl.constexpr, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):  # fmt: skip
-    """One warpgroup: its 64 rows of every tile. Scales are read one block of K ahead."""
+    """One warpgroup: its 64 rows of every tile. Scales are loaded one k-block ahead."""
     M, N, K = sizes
     a_ring, b_ring, full, empty = rings
     NUM_STAGES: gl.constexpr = b_ring.shape[0]
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 32])
-    d_tile = d_tiles.index(CONSUMER)
     stage, phase = gl.to_tensor(0), gl.to_tensor(0)
     k_blocks = gl.cdiv(K, BLOCK)
-    tiles = gl.cdiv(M, CONSUMERS * PART_M) * gl.cdiv(N, BLOCK)
-    for tile in range(gl.program_id(0), tiles, NUM_PROGRAMS):
-        tile_m, tile_n = tile_of(tile, M, N, CONSUMERS * PART_M, BLOCK, GROUP_M)
+    num_tiles = gl.cdiv(M, CONSUMERS * PART_M) * gl.cdiv(N, BLOCK)
+    for tile in range(gl.program_id(0), num_tiles, NUM_PROGRAMS):
+        tile_m, tile_n = locate_tile(tile, M, N, CONSUMERS * PART_M, BLOCK, GROUP_M)
         row = (CONSUMERS * tile_m + CONSUMER) * PART_M
         rows = row + gl.arange(0, PART_M, gl.SliceLayout(1, LAYOUT))
-        of_a = a_scale + gl.where(rows < M, rows, 0)  # rows past the end are not stored
-        of_b = b_scale + tile_n * k_blocks
-        scale_a, scale_b = gl.load(of_a), gl.load(of_b)
+        tile_a_scale = a_scale + gl.where(rows < M, rows, 0)  # rows past the end are not stored
+        tile_b_scale = b_scale + tile_n * k_blocks
+        scale_a, scale_b = gl.load(tile_a_scale), gl.load(tile_b_scale)
         acc = gl.zeros((PART_M, BLOCK), gl.float32, LAYOUT)
         for k_block in range(k_blocks):
-            following = min(k_block + 1, k_blocks - 1)
-            next_a, next_b = gl.load(of_a + following * M), gl.load(of_b + following)
+            next_k_block = min(k_block + 1, k_blocks - 1)
+            next_a = gl.load(tile_a_scale + next_k_block * M)
+            next_b = gl.load(tile_b_scale + next_k_block)
             mbarrier.wait(full.index(stage), phase)
             a_tile = a_ring.index(CONSUMERS * stage + CONSUMER)
             b_tile = b_ring.index(stage).permute((1, 0))
@@ -83,12 +95,7 @@ def consume(
             acc += sums * gl.expand_dims(scale_a * scale_b, 1)
             scale_a, scale_b = next_a, next_b
             stage, phase = advance(stage, phase, 1, NUM_STAGES)
-        out = acc.to(d.dtype)
-        tma.store_wait(0)
-        barrier()
-        d_tile.store(out)
-        fence_async_shared()
-        store(d, [row, tile_n * BLOCK], d_tile)
+        store_tile(d, d_tiles.index(CONSUMER), acc, row, tile_n * BLOCK)
     tma.store_wait(0)
 
 
@@ -98,7 +105,7 @@ def specialized(
     CONSUMERS: gl.constexpr, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
     NUM_STAGES: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """The rings, and who works on them."""
+    """Allocate shared memory, initialize barriers, and give the warps their roles."""
     a_ring = gl.allocate_shared_memory(a.dtype, [CONSUMERS * NUM_STAGES, PART_M, BLOCK], a.layout)
     b_ring = gl.allocate_shared_memory(b.dtype, [NUM_STAGES, BLOCK, BLOCK], b.layout)
     d_tiles = gl.allocate_shared_memory(d.dtype, [CONSUMERS, PART_M, BLOCK], d.layout)

@@ -1,13 +1,14 @@
-"""`fp8_swiglu` in Triton: naive (a block of one row a program), fused (many rows a program).
+"""`fp8_swiglu` in Triton: naive (the elements of one scale a program), fused (many rows).
 
-Both read x once, and y stays in registers between the maximum and its rounding.
+Both read x once; silu(gate) * up stays in registers between the maximum and the quantization.
 """
 
 from math import ceil
 
 from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.triton.fp8_quantize.quantizer import ARCHS, TECHNIQUES, launch, launch_us
+from kernelcat.kernels.triton.common.architectures import FLOAT8
+from kernelcat.kernels.triton.common.quantizer import TECHNIQUES, launch, launch_us
 from kernelcat.reference.fp8_quantize import BLOCK
 from kernelcat.runtime.gpu import Gpu
 
@@ -15,13 +16,13 @@ DEVICE = "kernelcat.kernels.triton.fp8_swiglu.device"
 
 
 def _num_blocks(problem: Problem) -> int:
-    """Blocks of scales along a row."""
+    """Scales of a row."""
     return ceil(problem["N"] / (2 * BLOCK))
 
 
 def _program(kernel: str, problem: Problem, rows: int, warps: int, **constants: int) -> Program:
     kernel = f"{DEVICE}:{kernel}"
-    return launch(kernel, problem, "N", constants, rows=rows, width=2 * BLOCK, warps=warps)
+    return launch(kernel, problem, "N", constants, rows=rows, cols=2 * BLOCK, warps=warps)
 
 
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -33,31 +34,32 @@ def _fused(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return _program("fused", problem, rows, config["warps"], ROWS=rows, LANES=lanes)
 
 
-def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if problem["M"] * _num_blocks(problem) >= 1 << 31:
-        return "more scales than 32-bit indices reach"
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    num_scales = problem["M"] * _num_blocks(problem)
+    if num_scales >= 1 << 31:
+        return f"{num_scales} scales are more than 32-bit indices reach"
     return None
 
 
-def _reject_fused(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _unpromising_fused(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     rows, lanes, warps = config["rows"], config["lanes"], config["warps"]
     if rows > 8 * warps:
         return f"{rows // warps} vectors a thread: more than 8 fill the registers"
     if rows * lanes < 32 * warps:
-        return f"{warps} warps are more than {rows} rows of {lanes} lanes"
+        return f"{warps} warps have more threads than {rows} rows of {lanes} lanes"
     if rows > 2 and rows >= 2 * problem["M"]:
         return f"programs of {rows} rows are at least half empty for M={problem['M']}"
-    return _reject(config, problem, gpu)
+    return None
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     rows, vectors = config.get("rows", 1), config.get("rows", 1) / config["warps"]
-    programs = ceil(problem["M"] / rows) * _num_blocks(problem)
-    return launch_us(problem["M"] * problem["N"] * 5 // 2, programs, vectors / 5, gpu)
+    num_programs = ceil(problem["M"] / rows) * _num_blocks(problem)
+    return launch_us(problem["M"] * problem["N"] * 5 // 2, num_programs, vectors / 5, gpu)
 
 
 def _default_fused(problem: Problem, gpu: Gpu) -> Config:
-    """Four vectors a thread; one where programs would not give every SM two."""
+    """Four vectors a thread, or one where that makes fewer than two programs for every SM."""
     for rows in (16, 8, 4):
         if ceil(problem["M"] / rows) * _num_blocks(problem) >= 2 * gpu.sms:
             return Config(rows=rows, lanes=8, warps=rows // 4)
@@ -69,10 +71,9 @@ NAIVE = Implementation(
     language="triton",
     variant="naive",
     summary="the elements of one scale a program; any shape",
-    archs=ARCHS,
+    archs=FLOAT8,
     space={"warps": (4,)},
-    illegal=_reject,
-    default=lambda problem, gpu: Config(warps=4),
+    illegal=_illegal,
     program=_naive,
     estimate=_estimate,
     techniques=TECHNIQUES,
@@ -84,9 +85,10 @@ FUSED = Implementation(
     language="triton",
     variant="fused",
     summary="many rows a program, 16-byte loads; in registers from load to store",
-    archs=ARCHS,
+    archs=FLOAT8,
     space={"rows": (2, 4, 8, 16, 32, 64), "lanes": (8, 16, 32), "warps": (1, 2, 4, 8)},
-    illegal=_reject_fused,
+    illegal=_illegal,
+    unpromising=_unpromising_fused,
     default=_default_fused,
     program=_fused,
     estimate=_estimate,

@@ -1,37 +1,41 @@
 """`gemm` in Triton: naive, tiled, persistent, specialized warps (Gluon), and tma with split-K.
 
-The ladder follows Triton's own tutorials (grouped order, persistent descriptors); computing the
-transposed product for few rows is CUTLASS's.
+The ladder follows Triton's own tutorials (grouped order, persistent descriptors). Computing the
+transposed product for few rows is CUTLASS's idea.
 """
 
 from math import ceil
 
-from kernelcat.catalog.implementation import Config, Program
+from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
-from kernelcat.kernels.triton.gemm.arguments import (
+from kernelcat.kernels.triton.common import split_k
+from kernelcat.kernels.triton.common.architectures import BLACKWELL, HOPPER, on_blackwell
+from kernelcat.kernels.triton.common.estimate import estimate
+from kernelcat.kernels.triton.common.product import (
     GROUP_M,
     MIN_BYTES_IN_FLIGHT,
     Tile,
-    by_descriptor,
-    d_cols,
-    described,
-    flags,
+    illegal_naive,
+    illegal_stages,
     is_empty,
-    operands,
     sizes,
+    unpromising_rows,
+)
+from kernelcat.kernels.triton.gemm.arguments import (
+    can_store_by_tma,
+    d_cols,
+    descriptors,
+    flags,
+    illegal_depth,
+    pointers,
 )
 from kernelcat.kernels.triton.gemm.gluon import GLUON
-from kernelcat.kernels.triton.gemm.variants import (
-    BLACKWELL,
-    HOPPER,
-    implementation,
-    on_blackwell,
-    reject_naive,
-)
 from kernelcat.runtime.gpu import Gpu
 
 KERNELS = "kernelcat.kernels.triton.gemm.device:"
+RESERVED_BYTES = 1024
+"""Shared memory of a program besides its stages: barriers, and what Triton aligns."""
 
 
 # ---- programs ----------------------------------------------------------------------------------
@@ -42,71 +46,68 @@ def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if is_empty(problem):
         return Program(())
     grid = (ceil(problem["M"] / tile.m), ceil(problem["N"] / tile.n), 1)
-    arguments = operands(problem) | sizes(problem)
+    arguments = pointers(problem) | sizes(problem)
     constants = {**flags(problem), **tile.constants}
     return Program(
         (triton.step(KERNELS + "naive", grid, arguments, constants, num_warps=4, num_stages=1),)
     )
 
 
-def _split(kernel: str, problem: Problem, config: Config, arguments: dict, **more: bool) -> Program:
-    """One launch over (tiles, split_k); a workspace for partial tiles where K is split."""
-    tile, split = Tile.of(config), config["split_k"]
-    tiles = tile.count(problem)
-    depth = ceil(problem["K"] / split / tile.k) * tile.k
-    arguments = {
-        **arguments,
-        "partials": triton.pointer("partials", "float32"),
-        "arrivals": triton.pointer("arrivals", "int32"),
-        **sizes(problem, None if kernel == "tiled" else 1),
-        "split_depth": triton.integer(depth),
-    }
-    constants = {**flags(problem), **tile.constants, "GROUP_M": GROUP_M}
-    launch = triton.step(
-        KERNELS + kernel,
-        (tiles, split, 1),
-        arguments,
-        constants | {"SPLIT_K": split} | more,
-        num_warps=tile.warps,
-        num_stages=config["stages"],
-    )
-    partials = tiles * split * tile.m * tile.n if split > 1 else 0
-    return Program((launch,), {"partials": 4 * partials, "arrivals": 4 * tiles})
-
-
 def _tiled(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if is_empty(problem):
         return Program(())
-    return _split("tiled", problem, config, operands(problem))
+    return _split("tiled", problem, config, pointers(problem), sizes(problem))
 
 
 def _tma(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if is_empty(problem):
         return Program(())
     tile = Tile.of(config)
-    by_tma = config["split_k"] == 1 and by_descriptor(problem)
-    arguments = described(problem, tile, tile.n if by_tma else 0)
-    swap = tile.m < 64
-    return _split("tma", problem, config, arguments, SWAP=swap, DESCRIBED=by_tma)
+    tma_store = config["split_k"] == 1 and can_store_by_tma(problem)
+    arrays = descriptors(problem, tile, tile.n if tma_store else 0)
+    constants = {"SWAP": tile.m < 64, "TMA_STORE": tma_store}
+    return _split("tma", problem, config, arrays, sizes(problem, 1), **constants)
+
+
+def _split(
+    kernel: str,
+    problem: Problem,
+    config: Config,
+    arrays: dict[str, triton.Argument],
+    sizes: dict[str, triton.Argument],
+    **constants: bool,
+) -> Program:
+    """One launch over (tiles, split_k)."""
+    tile, splits = Tile.of(config), config["split_k"]
+    depth = {"split_depth": triton.integer(split_k.depth(tile, problem, splits))}
+    launch = triton.step(
+        KERNELS + kernel,
+        (tile.count(problem), splits, 1),
+        arrays | split_k.arguments() | sizes | depth,
+        flags(problem) | tile.constants | {"GROUP_M": GROUP_M, "SPLIT_K": splits} | constants,
+        num_warps=tile.warps,
+        num_stages=config["stages"],
+    )
+    return Program((launch,), split_k.workspaces(tile, problem, splits))
 
 
 def _persistent(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if is_empty(problem):
         return Program(())
     tile = Tile.of(config)
-    by_tma = by_descriptor(problem)
-    store_cols = tile.n // config["subtiles"] if by_tma else 0
+    tma_store = can_store_by_tma(problem)
+    store_cols = tile.n // config["subtiles"] if tma_store else 0
     launch = triton.step(
         KERNELS + "persistent",
         (min(gpu.sms, tile.count(problem)), 1, 1),
-        described(problem, tile, store_cols) | sizes(problem, 1),
+        descriptors(problem, tile, store_cols) | sizes(problem, 1),
         {
             **flags(problem),
             **tile.constants,
             "GROUP_M": GROUP_M,
             "NUM_PROGRAMS": gpu.sms,
             "SUBTILES": config["subtiles"],
-            "DESCRIBED": by_tma,
+            "TMA_STORE": tma_store,
             "WARP_SPECIALIZE": gpu.arch in BLACKWELL,
         },
         num_warps=tile.warps,
@@ -115,116 +116,124 @@ def _persistent(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return Program((launch,))
 
 
-# ---- which configurations serve ----------------------------------------------------------------
+# ---- which configurations can run, and which are worth a try -------------------------------------
 
 
-def _reject_tile(
-    tile: Tile, stages: int, problem: Problem, gpu: Gpu, epilogue: int = 0, least_m: int = 16
-) -> str | None:
-    """What holds for every pipelined variant; ``epilogue``: bytes of shared memory it takes."""
-    shared = tile.stage_bytes * stages + epilogue + 1024  # barriers, and what Triton aligns
-    if shared > gpu.shared_bytes:
-        return f"{stages} stages take {shared} bytes of shared memory, {gpu.sku} has less"
-    m = problem["M"]
-    if tile.m > least_m and tile.m >= 2 * m:
-        return f"tiles of {tile.m} rows are at least half empty for M={m}"
-    if m > (128 if tile.m == 64 else tile.m) and tile.m <= 64:
-        return f"tiles of {tile.m} rows read B more often than M={m} needs"
+def _illegal_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    stages = config["stages"]
+    return illegal_stages(stages, Tile.of(config).stage_bytes * stages + RESERVED_BYTES, gpu)
+
+
+def _unpromising_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    tile = Tile.of(config)
+    return split_k.unpromising_splits(
+        tile, problem, config["split_k"], gpu, max_waves=2, min_k_blocks=4
+    ) or unpromising_rows(tile, problem, min_m=16)
+
+
+def _illegal_tma(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    return illegal_depth(problem) or _illegal_tiled(config, problem, gpu)
+
+
+def _unpromising_loads(config: Config) -> str | None:
+    if Tile.of(config).stage_bytes * config["stages"] < MIN_BYTES_IN_FLIGHT:
+        return f"{config['stages']} stages are too few to cover the latency of memory"
     return None
 
 
-def _reject_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    tile, stages, split = Tile.of(config), config["stages"], config["split_k"]
-    if split > 1 and tile.count(problem) * split > 2 * gpu.sms:
-        return f"{tile.count(problem)} tiles fill {gpu.sms} SMs without split_k={split}"
-    if split > 1 and problem["K"] < 4 * tile.k * split:
-        return f"K={problem['K']} is too short for split_k={split}"
-    return _reject_tile(tile, stages, problem, gpu)
+def _unpromising_tma(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    return _unpromising_loads(config) or _unpromising_tiled(config, problem, gpu)
 
 
-def _reject_depth(tile: Tile, stages: int, problem: Problem) -> str | None:
-    """What descriptors ask for."""
-    if problem["K"] == 0 or problem["K"] % 8:
-        return f"K={problem['K']} must be a positive multiple of 8: TMA rows are 16-byte aligned"
-    if tile.stage_bytes * stages < MIN_BYTES_IN_FLIGHT:
-        return f"{stages} stages are too few to cover the latency of memory"
-    return None
-
-
-def _reject_tma(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    reason = _reject_depth(Tile.of(config), config["stages"], problem)
-    return reason or _reject_tiled(config, problem, gpu)
-
-
-def _reject_persistent(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _illegal_persistent(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     tile, stages, subtiles = Tile.of(config), config["stages"], config["subtiles"]
-    if not by_descriptor(problem) and (subtiles > 1 or tile.n > 128):
-        return f"rows of D for N={problem['N']} take no multiple of 16 bytes: pointers would spill"
-    epilogue = 2 * tile.m * d_cols(problem, tile.n) // subtiles * (1 + problem["residual"])
-    reason = _reject_depth(tile, stages, problem)
-    return reason or _reject_tile(tile, stages, problem, gpu, epilogue, least_m=64)
+    d_bytes = 2 * tile.m * d_cols(problem, tile.n) // subtiles * (1 + problem["residual"])
+    program_bytes = tile.stage_bytes * stages + d_bytes + RESERVED_BYTES
+    return illegal_depth(problem) or illegal_stages(stages, program_bytes, gpu)
+
+
+def _unpromising_persistent(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    tile = Tile.of(config)
+    if not can_store_by_tma(problem) and (config["subtiles"] > 1 or tile.n > 128):
+        return f"rows of D for N={problem['N']} are stored through pointers, which spill registers"
+    return _unpromising_loads(config) or unpromising_rows(tile, problem, min_m=64)
 
 
 # ---- the ladder ----------------------------------------------------------------------------------
 
 
-NAIVE = implementation(
+NAIVE = Implementation(
+    entry="gemm",
+    language="triton",
     variant="naive",
     summary="one small tile a program, masked loads",
     archs=("sm_80+",),
     space={"tile": ("32x32x32", "32x64x32", "64x64x32")},
-    illegal=reject_naive,
+    illegal=illegal_naive,
     program=_naive,
+    estimate=estimate,
     rank=0,
 )
 
-TILED = implementation(
+TILED = Implementation(
+    entry="gemm",
+    language="triton",
     variant="tiled",
     summary="grouped order, software-pipelined asynchronous copies, split-K; any shape",
     archs=("sm_80+",),
     space={
+        "stages": (4, 3),  # of equal estimates the first is the default
         "tile": (
             "16x64x128", "32x64x128", "64x64x64", "64x128x64",
             "128x128x32", "128x128x64", "128x256x64",
         ),
-        "stages": (3, 4),
         "split_k": (1, 2, 4, 8),
     },
-    illegal=_reject_tiled,
+    illegal=_illegal_tiled,
+    unpromising=_unpromising_tiled,
     program=_tiled,
+    estimate=estimate,
     techniques={"cp_async": "LDGSTS"},
     rank=1,
 )  # fmt: skip
 
-TMA = implementation(
+TMA = Implementation(
+    entry="gemm",
+    language="triton",
     variant="tma",
     summary="tensor descriptors, warpgroup products, few rows transposed, split-K",
     archs=HOPPER,
     space={
+        "stages": (6, 4, 3),
         "tile": (
             "16x64x128", "16x128x128", "32x64x128", "32x128x128", "64x64x128", "64x128x64",
             "128x128x64", "128x256x64", "256x128x64",
         ),
-        "stages": (3, 4, 6),
         "split_k": (1, 2, 4, 8),
     },
-    illegal=_reject_tma,
+    illegal=_illegal_tma,
+    unpromising=_unpromising_tma,
     program=_tma,
+    estimate=estimate,
     techniques={"tma": "UTMALDG", "wgmma": "HGMMA"},
-    rank=4,  # above what cannot split K where tiles are few
+    rank=4,  # above variants that cannot split K where tiles are few
 )  # fmt: skip
 
-PERSISTENT = implementation(
+PERSISTENT = Implementation(
+    entry="gemm",
+    language="triton",
     variant="persistent",
-    summary="a program an SM over many tiles, stores overlapped with the next tile's loads",
+    summary="one program an SM over many tiles, stores overlapped with the next tile's loads",
     archs=HOPPER,
     space={
+        "stages": (6, 4, 3),
         "tile": ("64x128x64", "128x128x64", "128x256x64", "256x128x64"),
-        "stages": (3, 4, 6),
         "subtiles": (1, 2),
     },
-    illegal=_reject_persistent,
+    illegal=_illegal_persistent,
+    unpromising=_unpromising_persistent,
     program=_persistent,
+    estimate=estimate,
     techniques={"tma": "UTMALDG", "tma_store": "UTMASTG", "wgmma": "HGMMA"},
     rank=2,
 )

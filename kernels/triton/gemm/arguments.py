@@ -1,69 +1,41 @@
-"""Tiles, and what kernels are launched with."""
+"""What the kernels of `gemm` are launched with."""
 
-from dataclasses import dataclass
-from math import ceil
-from typing import Self
-
-from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
-
-GROUP_M = 8
-MIN_BYTES_IN_FLIGHT = 48 << 10
-ACCUMULATOR_WARPS = 64 * 256  # accumulators that 4 warps hold without spilling, with room to spare
-
-
-@dataclass(frozen=True)
-class Tile:
-    """BLOCK_M x BLOCK_N x BLOCK_K, and what follows from it for one problem."""
-
-    m: int
-    n: int
-    k: int
-
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        return cls(*map(int, config["tile"].split("x")))
-
-    @property
-    def warps(self) -> int:
-        return 4 if self.m * self.n < ACCUMULATOR_WARPS else 8
-
-    @property
-    def stage_bytes(self) -> int:
-        return 2 * (self.m + self.n) * self.k
-
-    @property
-    def constants(self) -> dict[str, int]:
-        return {"BLOCK_M": self.m, "BLOCK_N": self.n, "BLOCK_K": self.k}
-
-    def count(self, problem: Problem) -> int:
-        return ceil(problem["M"] / self.m) * ceil(problem["N"] / self.n)
+from kernelcat.kernels.triton.common.product import Tile
 
 
 def d_cols(problem: Problem, cols: int) -> int:
-    """Columns of D that ``cols`` columns of the product become."""
+    """Columns of D that come of ``cols`` columns of the product."""
     return cols // 2 if problem["activation"] == "swiglu" else cols
 
 
-def by_descriptor(problem: Problem) -> bool:
-    """Whether rows of D take a multiple of 16 bytes, as TMA asks for."""
+def can_store_by_tma(problem: Problem) -> bool:
+    """Whether rows of D take a multiple of 16 bytes, as TMA needs."""
     return d_cols(problem, problem["N"]) % 8 == 0
 
 
-def is_empty(problem: Problem) -> bool:
-    return problem["M"] == 0 or problem["N"] == 0
+def illegal_depth(problem: Problem) -> str | None:
+    """Why TMA cannot load the operands."""
+    k = problem["K"]
+    if k == 0 or k % 8:
+        return f"K={k} must be a positive multiple of 8: TMA needs rows of a multiple of 16 bytes"
+    return None
 
 
-def operands(problem: Problem) -> dict[str, triton.Argument]:
+def pointers(problem: Problem) -> dict[str, triton.Argument]:
     dtype = problem["dtype"]
     return {name: triton.pointer(name, dtype) for name in ("a", "b", "bias", "residual", "d")}
 
 
-def described(problem: Problem, tile: Tile, store_cols: int) -> dict[str, triton.Argument]:
-    """a and b as descriptors; d and residual too (``store_cols`` columns at once) unless 0."""
+def descriptors(problem: Problem, tile: Tile, store_cols: int) -> dict[str, triton.Argument]:
+    """The same with a and b as descriptors.
+
+    Unless ``store_cols`` is 0, d and residual are descriptors too: of tiles that come of
+    ``store_cols`` columns of the product.
+    """
     m, n, k, dtype = (problem[axis] for axis in ("M", "N", "K", "dtype"))
-    arguments = operands(problem) | {
+    arguments = pointers(problem) | {
         "a": triton.descriptor("a", dtype, (m, k), (tile.m, tile.k)),
         "b": triton.descriptor("b", dtype, (n, k), (tile.n, tile.k)),
     }
@@ -75,15 +47,8 @@ def described(problem: Problem, tile: Tile, store_cols: int) -> dict[str, triton
     return arguments
 
 
-def sizes(problem: Problem, k_divisor: int | None = None) -> dict[str, triton.Argument]:
-    return {
-        "M": triton.integer(problem["M"], divisor=1),
-        "N": triton.integer(problem["N"]),
-        "K": triton.integer(problem["K"], k_divisor),
-    }
-
-
 def flags(problem: Problem) -> dict[str, bool | str]:
+    """The epilogue as constants."""
     return {
         "HAS_BIAS": problem["bias"],
         "ACTIVATION": problem["activation"],

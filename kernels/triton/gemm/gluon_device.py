@@ -1,10 +1,24 @@
 """`gemm` in Gluon, where warps have roles: one loads, two warpgroups multiply and store.
 
-Persistent: while results leave, the loading warp fills the ring with the next tile's operands.
+Persistent: while results are stored, the loading warp fills the ring with the next tile's operands.
 The two warpgroups share each tile, or take turns with whole tiles (PINGPONG), so that one
 multiplies while the other stores. Tiles that do not fill a wave may be split along K, as stream-K
 does (TAIL_SPLITS). Roles and schedules are CUTLASS's, their form is that of Gluon's tutorials.
-a, b, residual and d are descriptors, shapes are in epilogue.py.
+
+Arrays in device memory (common/device/epilogue.py has the epilogue):
+
+    a, b: descriptors of (M, K) and (N, K); bias (N,)
+    residual, d: descriptors of (M, N), or (M, N // 2) for the activation swiglu
+    partials (split tiles * consumers, TAIL_SPLITS, PART_M * BLOCK_N) float32
+    arrivals (split tiles * consumers,) int32, zero before and after
+
+Shared memory, where PARTS is how many consumers share a tile, and PART_M the rows of each:
+
+    a_ring (PARTS * NUM_STAGES, PART_M, BLOCK_K), b_ring (NUM_STAGES, BLOCK_N, BLOCK_K)
+    full, empty (NUM_STAGES, 1): barriers of the stages
+    d_tiles (buffers, PART_M, columns of a subtile of D): one or two buffers for each consumer
+    loaded (CONSUMERS, 1): barriers, a consumer's residual has arrived in its d_tiles
+    turns (CONSUMERS, 1): barriers, a consumer may multiply (PINGPONG)
 """
 
 from triton.experimental import gluon
@@ -17,47 +31,42 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernelcat.kernels.triton.gemm.device import tile_of as triton_tile_of
-from kernelcat.kernels.triton.gemm.epilogue import activate as triton_activate
-from kernelcat.kernels.triton.gemm.epilogue import d_cols as triton_d_cols
+from kernelcat.kernels.triton.common.device.epilogue import activate as triton_activate
+from kernelcat.kernels.triton.common.device.epilogue import d_cols as triton_d_cols
+from kernelcat.kernels.triton.common.device.ring import (
+    CONSUMER_REGISTERS,
+    CONSUMERS,
+    PRODUCER_REGISTERS,
+    advance,
+    barrier,
+    load,
+    locate_tile,
+    store,
+)
 
-RENAMED = hasattr(tma, "async_load")  # since Triton 3.7
-load = tma.async_load if RENAMED else tma.async_copy_global_to_shared
-store = tma.async_store if RENAMED else tma.async_copy_shared_to_global
-barrier = gl.barrier if RENAMED else gl.thread_barrier
-
-tile_of = gluon.jit(triton_tile_of.fn)
 activate = gluon.jit(triton_activate.fn)
 d_cols = gluon.jit(triton_d_cols.fn)
 
-CONSUMERS = gl.constexpr(2)
-CONSUMER_REGISTERS = gl.constexpr(232)
-PRODUCER_REGISTERS = gl.constexpr(40)
+
+@gluon.jit
+def count_whole_tiles(num_tiles, NUM_PROGRAMS: gl.constexpr, TAIL_SPLITS: gl.constexpr):
+    """Tiles that are one work item each; the rest, less than a wave, is split along K."""
+    return num_tiles if TAIL_SPLITS == 1 else num_tiles // NUM_PROGRAMS * NUM_PROGRAMS
 
 
 @gluon.jit
-def advance(stage, phase, steps, NUM_STAGES: gl.constexpr):
-    """The place in the ring ``steps`` later; the phase turns with every round."""
-    after = stage + steps
-    return after % NUM_STAGES, phase ^ (after // NUM_STAGES & 1)
+def locate_item(item, whole_tiles, K, BLOCK_K: gl.constexpr, TAIL_SPLITS: gl.constexpr):
+    """Tile, split, and range of K of a work item, which is a whole tile or a split of a tile.
 
-
-@gluon.jit
-def whole_tiles(tiles, NUM_PROGRAMS: gl.constexpr, TAIL_SPLITS: gl.constexpr):
-    """How many tiles are one unit of work each; the rest, less than a wave, is split along K."""
-    return tiles if TAIL_SPLITS == 1 else tiles // NUM_PROGRAMS * NUM_PROGRAMS
-
-
-@gluon.jit
-def unit_at(index, whole, K, BLOCK_K: gl.constexpr, TAIL_SPLITS: gl.constexpr):
-    """Tile, split, and range of k of a unit of work; splits of a tile are neighbours."""
+    The splits of a tile follow one another.
+    """
     if TAIL_SPLITS == 1:
-        return index, 0, 0, K
-    beyond = gl.maximum(index - whole, 0)
-    tile, split = gl.minimum(index, whole + beyond // TAIL_SPLITS), beyond % TAIL_SPLITS
-    steps = gl.cdiv(K, BLOCK_K)
-    first, last = steps * split // TAIL_SPLITS, steps * (split + 1) // TAIL_SPLITS
-    is_whole = index < whole
+        return item, 0, 0, K
+    tail_item = gl.maximum(item - whole_tiles, 0)
+    tile, split = gl.minimum(item, whole_tiles + tail_item // TAIL_SPLITS), tail_item % TAIL_SPLITS
+    k_blocks = gl.cdiv(K, BLOCK_K)
+    first, last = k_blocks * split // TAIL_SPLITS, k_blocks * (split + 1) // TAIL_SPLITS
+    is_whole = item < whole_tiles
     k_begin = gl.where(is_whole, 0, first * BLOCK_K)
     k_end = gl.where(is_whole, K, gl.minimum(last * BLOCK_K, K))
     return tile, split, k_begin, k_end
@@ -69,26 +78,27 @@ def produce(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUP_M: gl.constexpr,
     NUM_PROGRAMS: gl.constexpr, TAIL_SPLITS: gl.constexpr,
 ):  # fmt: skip
-    """One warp. A stage holds the parts of A's tile that consumers multiply, and B's tile."""
+    """The warp that loads: a stage holds the parts of A's tile that consumers multiply, and B's."""
     NUM_STAGES: gl.constexpr = b_ring.shape[0]
     PARTS: gl.constexpr = a_ring.shape[0] // NUM_STAGES
     PART_M: gl.constexpr = a_ring.shape[1]
     BLOCK_K: gl.constexpr = a_ring.shape[2]
-    BYTES: gl.constexpr = PARTS * a.block_type.nbytes + b.block_type.nbytes
-    stage, phase = gl.to_tensor(0), gl.to_tensor(1)  # a ring begins empty
-    tiles = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N)
-    whole = whole_tiles(tiles, NUM_PROGRAMS, TAIL_SPLITS)
-    for index in range(gl.program_id(0), whole + (tiles - whole) * TAIL_SPLITS, NUM_PROGRAMS):
-        tile, _, k_begin, k_end = unit_at(index, whole, K, BLOCK_K, TAIL_SPLITS)
-        tile_m, tile_n = tile_of(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    STAGE_BYTES: gl.constexpr = PARTS * a.block_type.nbytes + b.block_type.nbytes
+    stage, phase = gl.to_tensor(0), gl.to_tensor(1)  # all stages are empty at first
+    num_tiles = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N)
+    whole_tiles = count_whole_tiles(num_tiles, NUM_PROGRAMS, TAIL_SPLITS)
+    num_items = whole_tiles + (num_tiles - whole_tiles) * TAIL_SPLITS
+    for item in range(gl.program_id(0), num_items, NUM_PROGRAMS):
+        tile, _, k_begin, k_end = locate_item(item, whole_tiles, K, BLOCK_K, TAIL_SPLITS)
+        tile_m, tile_n = locate_tile(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
         for k in range(k_begin, k_end, BLOCK_K):
-            ready = full.index(stage)
+            stage_full = full.index(stage)
             mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(ready, BYTES)
+            mbarrier.expect(stage_full, STAGE_BYTES)
             for part in gl.static_range(PARTS):
                 row = tile_m * BLOCK_M + part * PART_M
-                load(a, [row, k], ready, a_ring.index(PARTS * stage + part))
-            load(b, [tile_n * BLOCK_N, k], ready, b_ring.index(stage))
+                load(a, [row, k], stage_full, a_ring.index(PARTS * stage + part))
+            load(b, [tile_n * BLOCK_N, k], stage_full, b_ring.index(stage))
             stage, phase = advance(stage, phase, 1, NUM_STAGES)
 
 
@@ -97,9 +107,10 @@ def multiply(
     k_begin, k_end, a_ring, b_ring, full, empty, next_turn, stage, phase,
     PART: gl.constexpr, PINGPONG: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """The product of a part of A's tile (PART_M, k) and B's (BLOCK_N, k); the next stage and phase.
+    """Multiply a part of A (PART_M, K) by a tile of B (BLOCK_N, K); the sums, and the next stage.
 
-    A stage is given back when the next one's product has been started, the turn with the last.
+    A stage is released after the product of the next stage has started. Where PINGPONG, the other
+    consumer may multiply once the last product has started.
     """
     NUM_STAGES: gl.constexpr = b_ring.shape[0]
     BLOCK_N: gl.constexpr = b_ring.shape[1]
@@ -107,7 +118,9 @@ def multiply(
     PARTS: gl.constexpr = a_ring.shape[0] // NUM_STAGES
     PART_M: gl.constexpr = a_ring.shape[1]
     acc = gl.zeros((PART_M, BLOCK_N), gl.float32, LAYOUT)
-    previous = stage + 0  # another object: Triton 3.6 carries a name that changes in the loop
+    # A value of its own: after `previous = stage` Triton 3.6 would see no change of `previous`
+    # in the loop, and not carry it.
+    previous = stage + 0
     for k in range(k_begin, k_end, BLOCK_K):
         mbarrier.wait(full.index(stage), phase)
         a_tile = a_ring.index(PARTS * stage + PART)
@@ -126,32 +139,37 @@ def multiply(
 
 @gluon.jit
 def sum_splits(acc, partials, arrivals, slot, split, TAIL_SPLITS: gl.constexpr):
-    """device.sum_splits for a warpgroup: a slot's partial sums, and whether this is the last."""
+    """What common/device/split_k.py does for a program, for one warpgroup.
+
+    acc : (rows, cols) float32, the partial sum of this warpgroup
+    slot : number of the tile and consumer among those of all split tiles
+    """
     ROWS: gl.constexpr = acc.shape[0]
     COLS: gl.constexpr = acc.shape[1]
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, acc.type.layout))
     cols = gl.arange(0, COLS, gl.SliceLayout(0, acc.type.layout))
-    within = gl.expand_dims(rows, 1) * COLS + gl.expand_dims(cols, 0)
-    base = partials + slot.to(gl.int64) * (TAIL_SPLITS * ROWS * COLS) + within
-    gl.store(base + split * (ROWS * COLS), acc)
-    barrier()  # every thread's partials before the one thread that counts
-    last = gl.atomic_add(arrivals + slot, 1, sem="acq_rel") == TAIL_SPLITS - 1
-    if last:
+    element = gl.expand_dims(rows, 1) * COLS + gl.expand_dims(cols, 0)
+    slot_partials = partials + slot.to(gl.int64) * (TAIL_SPLITS * ROWS * COLS) + element
+    gl.store(slot_partials + split * (ROWS * COLS), acc)
+    barrier()  # all threads store their partial sums before one thread counts
+    is_last = gl.atomic_add(arrivals + slot, 1, sem="acq_rel") == TAIL_SPLITS - 1
+    if is_last:
         acc = gl.zeros_like(acc)
         for index in range(TAIL_SPLITS):
-            acc += gl.load(base + index * (ROWS * COLS), cache_modifier=".cg")
+            acc += gl.load(slot_partials + index * (ROWS * COLS), cache_modifier=".cg")
         gl.store(arrivals + slot, 0)
-    return acc, last
+    return acc, is_last
 
 
 @gluon.jit
-def finish_part(
+def finish_subtile(
     z, bias, d, d_tile, loaded, phase, row, col, N,
     HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
 ):  # fmt: skip
-    """Start the store of what comes of z, at (row, col) of the product.
+    """Apply the epilogue to z (rows, cols), which is at (row, col) of the product; start the store.
 
-    d_tile holds the residual once ``loaded``, and then what is stored.
+    d_tile (rows, columns of D) holds the residual after ``loaded`` has completed ``phase``, and
+    then what is stored.
     """
     if HAS_BIAS:
         cols = col + gl.arange(0, z.shape[1], gl.SliceLayout(0, z.type.layout))
@@ -170,24 +188,24 @@ def finish_part(
 
 
 @gluon.jit
-def finish(
+def finish_tile(
     acc, bias, d, d_tiles, loaded, phase, row, col, N,
     HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
     SUBTILES: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
-    """The whole of acc, by halves where SUBTILES is 2."""
+    """Apply the epilogue to acc (PART_M, BLOCK_N), by halves where SUBTILES is 2, and store."""
     ROWS: gl.constexpr = acc.shape[0]
     COLS: gl.constexpr = acc.shape[1] // SUBTILES
     BUFFERS: gl.constexpr = d_tiles.shape[0] // CONSUMERS
     FIRST: gl.constexpr = BUFFERS * CONSUMER
     if SUBTILES == 2:
         acc, right = gl.split(gl.permute(gl.reshape(acc, (ROWS, 2, COLS)), (0, 2, 1)))
-    finish_part(
+    finish_subtile(
         acc, bias, d, d_tiles.index(FIRST), loaded, phase, row, col, N,
         HAS_BIAS, ACTIVATION, HAS_RESIDUAL,
     )  # fmt: skip
     if SUBTILES == 2:
-        finish_part(
+        finish_subtile(
             right, bias, d, d_tiles.index(FIRST + BUFFERS - 1), loaded, phase, row, col + COLS, N,
             HAS_BIAS, ACTIVATION, HAS_RESIDUAL,
         )  # fmt: skip
@@ -202,11 +220,12 @@ def consume(
     NUM_PROGRAMS: gl.constexpr, TAIL_SPLITS: gl.constexpr, SUBTILES: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):  # fmt: skip
-    """One warpgroup: its part of every tile, or every other tile.
+    """One warpgroup: its part of every tile, or every other tile where PINGPONG.
 
-    Stages are waited for in turns: a barrier only tells odd rounds of the ring from even ones.
-    SUBTILES 2 stores by halves, through a buffer of half the size; a residual, which waits in the
-    buffer for the product, needs one for each half.
+    Where PINGPONG, a consumer waits for its turn before it waits for a stage, because the phase of
+    a barrier only distinguishes odd rounds of the ring from even ones. With two SUBTILES both
+    halves of a tile are stored through a buffer of half the size. A residual stays in the buffers
+    while the product is computed, and so needs a buffer for each half.
     """
     NUM_STAGES: gl.constexpr = b_ring.shape[0]
     BLOCK_K: gl.constexpr = a_ring.shape[2]
@@ -214,28 +233,29 @@ def consume(
     PART: gl.constexpr = 0 if PINGPONG else CONSUMER
     PART_M: gl.constexpr = a_ring.shape[1]
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    D_BUFFERS: gl.constexpr = d_tiles.shape[0] // CONSUMERS
+    BUFFERS: gl.constexpr = d_tiles.shape[0] // CONSUMERS
     loaded = loaded.index(CONSUMER)
-    stage, phase, d_phase = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
+    stage, phase, loaded_phase = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
     turn, next_turn = turns.index(CONSUMER), turns.index(1 - CONSUMER)
     turn_phase = gl.to_tensor(1 - CONSUMER)  # consumer 0 begins
-    first, step = gl.program_id(0), NUM_PROGRAMS
+    first_item, step = gl.program_id(0), NUM_PROGRAMS
     if PINGPONG:
-        first, step = first + CONSUMER * NUM_PROGRAMS, CONSUMERS * NUM_PROGRAMS
+        first_item, step = first_item + CONSUMER * NUM_PROGRAMS, CONSUMERS * NUM_PROGRAMS
         stage, phase = advance(stage, phase, CONSUMER * gl.cdiv(K, BLOCK_K), NUM_STAGES)
-    tiles = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N)
-    whole = whole_tiles(tiles, NUM_PROGRAMS, TAIL_SPLITS)
-    for index in range(first, whole + (tiles - whole) * TAIL_SPLITS, step):
-        tile, split, k_begin, k_end = unit_at(index, whole, K, BLOCK_K, TAIL_SPLITS)
-        tile_m, tile_n = tile_of(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    num_tiles = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N)
+    whole_tiles = count_whole_tiles(num_tiles, NUM_PROGRAMS, TAIL_SPLITS)
+    num_items = whole_tiles + (num_tiles - whole_tiles) * TAIL_SPLITS
+    for item in range(first_item, num_items, step):
+        tile, split, k_begin, k_end = locate_item(item, whole_tiles, K, BLOCK_K, TAIL_SPLITS)
+        tile_m, tile_n = locate_tile(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
         row, col = tile_m * BLOCK_M + PART * PART_M, tile_n * BLOCK_N
         if HAS_RESIDUAL:
             tma.store_wait(0)
             barrier()
-            mbarrier.expect(loaded, D_BUFFERS * d.block_type.nbytes)
-            for i in gl.static_range(D_BUFFERS):
+            mbarrier.expect(loaded, BUFFERS * d.block_type.nbytes)
+            for i in gl.static_range(BUFFERS):
                 d_col = d_cols(col + i * (BLOCK_N // SUBTILES), ACTIVATION)
-                load(residual, [row, d_col], loaded, d_tiles.index(D_BUFFERS * CONSUMER + i))
+                load(residual, [row, d_col], loaded, d_tiles.index(BUFFERS * CONSUMER + i))
         if PINGPONG:
             mbarrier.wait(turn, turn_phase)
             turn_phase ^= 1
@@ -243,19 +263,19 @@ def consume(
             k_begin, k_end, a_ring, b_ring, full, empty, next_turn, stage, phase,
             PART, PINGPONG, LAYOUT,
         )  # fmt: skip
-        if PINGPONG:  # over the other's tile
+        if PINGPONG:  # the next k-blocks are the other consumer's
             stage, phase = advance(stage, phase, gl.cdiv(K, BLOCK_K), NUM_STAGES)
-        last = gl.to_tensor(True)
-        if TAIL_SPLITS > 1:  # noqa: SIM102 - one is known to the compiler, the other is not
-            if index >= whole:
-                slot = (tile - whole) * CONSUMERS + CONSUMER
-                acc, last = sum_splits(acc, partials, arrivals, slot, split, TAIL_SPLITS)
-        if last:
-            finish(
-                acc, bias, d, d_tiles, loaded, d_phase, row, col, N, HAS_BIAS, ACTIVATION,
+        is_last = gl.to_tensor(True)
+        if TAIL_SPLITS > 1:  # noqa: SIM102 - only this condition is known when it is compiled
+            if item >= whole_tiles:
+                slot = (tile - whole_tiles) * CONSUMERS + CONSUMER
+                acc, is_last = sum_splits(acc, partials, arrivals, slot, split, TAIL_SPLITS)
+        if is_last:
+            finish_tile(
+                acc, bias, d, d_tiles, loaded, loaded_phase, row, col, N, HAS_BIAS, ACTIVATION,
                 HAS_RESIDUAL, SUBTILES, CONSUMER,
             )  # fmt: skip
-        d_phase ^= 1
+        loaded_phase ^= 1
     tma.store_wait(0)
 
 
@@ -267,7 +287,7 @@ def specialized(
     GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, TAIL_SPLITS: gl.constexpr,
     NUM_STAGES: gl.constexpr, SUBTILES: gl.constexpr, PINGPONG: gl.constexpr,
 ):  # fmt: skip
-    """The rings, and who works on them."""
+    """Allocate shared memory, initialize barriers, and give the warps their roles."""
     PARTS: gl.constexpr = 1 if PINGPONG else CONSUMERS
     PART_M: gl.constexpr = BLOCK_M // PARTS
     a_ring = gl.allocate_shared_memory(a.dtype, [PARTS * NUM_STAGES, PART_M, BLOCK_K], a.layout)
@@ -276,7 +296,7 @@ def specialized(
     d_tiles = gl.allocate_shared_memory(d.dtype, [D_TILES, PART_M, d.block_shape[1]], d.layout)
     full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
-    # Barriers that nobody waits for must not be: their memory would be given to others.
+    # Barriers that no warp waits for must not exist: Triton would reuse their memory.
     loaded, turns = full, full
     if HAS_RESIDUAL:
         loaded = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())

@@ -1,4 +1,4 @@
-"""`kv_write` in Triton: a head a program, and blocks of a token's heads in vectors."""
+"""`kv_write` in Triton: naive (one head a program), vectorized (a block of a token's heads)."""
 
 from math import ceil
 
@@ -6,31 +6,27 @@ from kernelcat.catalog import cost_model
 from kernelcat.catalog.implementation import Config, ConfigValue, Implementation, Program
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
-from kernelcat.kernels.triton.gemm.variants import implementation
+from kernelcat.kernels.triton.common import cache_write
+from kernelcat.kernels.triton.common.architectures import illegal_float8
+from kernelcat.kernels.triton.common.grid import MAX_GRID_Y
+from kernelcat.kernels.triton.common.powers import next_power_of_two
 from kernelcat.reference.kv_write import ENTRY, FP8
 from kernelcat.runtime.gpu import Gpu
 
 KERNELS = "kernelcat.kernels.triton.kv_write.device:"
-MAX_CHUNK = 1024
-"""Sequences whose beginnings a program looks at together."""
-REGISTERS = 65536
-"""Of an SM."""
-START_US = 0.03
-"""What an SM takes to start a program."""
-
-
-def _power_of_two(size: int) -> int:
-    return 1 << (size - 1).bit_length() if size else 0
+SM_REGISTERS = 65536
+"""Registers of an SM."""
 
 
 def _launch(
     kernel: str,
     problem: Problem,
-    programs_a_token: int,
+    programs_per_token: int,
     warps: int,
     numbers: dict[str, int],
     constants: dict[str, ConfigValue],
 ) -> Program:
+    """One launch of ``kernel``, with ``numbers`` and ``constants`` beside those of every kernel."""
     if not problem["tokens"]:
         return Program(())
     pointers = {
@@ -42,7 +38,7 @@ def _launch(
         "width": problem["table_width"], **numbers,
     }  # fmt: skip
     shared: dict[str, ConfigValue] = {
-        "CHUNK": min(_power_of_two(problem["batch"]), MAX_CHUNK),
+        "CHUNK": cache_write.chunk(problem["batch"]),
         "HEAD_DIM": problem["head_dim"],
         "PAGE_SIZE": problem["page_size"],
         "INTERLEAVED": problem["style"] == "interleaved",
@@ -50,83 +46,102 @@ def _launch(
         "PAGE_SCALES": problem["page_scales"],
     }
     integers = {name: triton.integer(number, divisor=1) for name, number in numbers.items()}
-    grid = (problem["tokens"], programs_a_token, 1)
+    grid = (problem["tokens"], programs_per_token, 1)
     step = triton.step(
         KERNELS + kernel, grid, pointers | integers, shared | constants, num_warps=warps
     )
     return Program((step,))
 
 
+def _num_rows(problem: Problem) -> int:
+    """Heads of a token's queries, keys and values."""
+    return int(problem["heads"] + 2 * problem["kv_heads"])
+
+
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    rows = problem["heads"] + 2 * problem["kv_heads"]
-    return _launch("naive", problem, rows, 1, {"rotary_dim": problem["rotary_dim"]}, {})
+    numbers = {"rotary_dim": problem["rotary_dim"]}
+    return _launch("naive", problem, _num_rows(problem), 1, numbers, {})
 
 
-def _parts(problem: Problem, config: Config) -> int:
-    """Programs that share a token."""
-    return sum(ceil(problem[heads] / config["block_h"]) for heads in ("kv_heads", "heads"))
+def _programs_per_token(problem: Problem, block_h: int) -> int:
+    """Programs for a token's keys and values, and for its queries, ``block_h`` heads each."""
+    return ceil(problem["kv_heads"] / block_h) + ceil(problem["heads"] / block_h)
 
 
 def _vectorized(problem: Problem, config: Config, gpu: Gpu) -> Program:
     rotary_dim = problem["rotary_dim"]
     constants: dict[str, ConfigValue] = {
         "ROTARY": rotary_dim,
-        "PAIRS": _power_of_two(rotary_dim // 2),
-        "REST": _power_of_two(problem["head_dim"] - rotary_dim),
+        "PAIRS": next_power_of_two(rotary_dim // 2),
+        "REST": next_power_of_two(problem["head_dim"] - rotary_dim),
         "BLOCK_H": config["block_h"],
     }
-    parts = _parts(problem, config)
-    return _launch("vectorized", problem, parts, config["warps"], {}, constants)
+    num_programs = _programs_per_token(problem, config["block_h"])
+    return _launch("vectorized", problem, num_programs, config["warps"], {}, constants)
 
 
-def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if problem["heads"] + 2 * problem["kv_heads"] > 65535:
-        return "a grid's second axis has 65535 blocks at most"
-    if problem["kv_dtype"] == FP8 and int(gpu.arch[3:].rstrip("af")) < 89:
-        return f"Triton converts no float8_e4m3fn on {gpu.arch}"
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if _num_rows(problem) > MAX_GRID_Y:
+        return (
+            f"{_num_rows(problem)} heads of queries, keys and values are more than {MAX_GRID_Y}, "
+            "the most programs on a second axis"
+        )
+    return illegal_float8(gpu) if problem["kv_dtype"] == FP8 else None
+
+
+def _elements(config: Config, problem: Problem) -> float:
+    """Elements of a thread of `vectorized`."""
+    return float(config["block_h"] * problem["head_dim"] / (32 * config["warps"]))
+
+
+def _unpromising_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    block_h, elements = config["block_h"], _elements(config, problem)
+    if not 16 <= elements <= 64:
+        return f"{elements:g} elements a thread: 16 to 64 fill its loads and fit in its registers"
+    max_heads = max(problem["heads"], problem["kv_heads"])
+    if block_h > max(4, 512 // problem["head_dim"]) and block_h >= 2 * max_heads:
+        return f"blocks of {block_h} heads are at least half empty for {max_heads}"
     return None
 
 
-def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    elements = config["block_h"] * problem["head_dim"] / (32 * config["warps"])
-    if not 16 <= elements <= 64:
-        return f"{elements:g} elements a thread: too few, or too many for registers"
-    most = max(problem["heads"], problem["kv_heads"])
-    if config["block_h"] > max(4, 512 // problem["head_dim"]) and config["block_h"] >= 2 * most:
-        return f"blocks of {config['block_h']} heads are at least half empty for {most}"
-    return _reject(config, problem, gpu)
-
-
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """What bandwidth allows, or many small programs, or waits; and one wait to fill the machine."""
-    block_h, warps = config.get("block_h", 1), config.get("warps", 1)
-    programs = problem["tokens"] * _parts(problem, Config(block_h=block_h)) / gpu.sms
-    elements = block_h * problem["head_dim"] / (32 * warps)
-    resident = min(32.0, REGISTERS / (32 * warps * (32 + 2 * elements)))
-    wait_us = 1.0 + 0.03 * elements
+    """The largest of memory time, starts of programs, and waits of programs; and one wait more.
+
+    The last wait is for the first programs, before memory is busy.
+    """
+    config = config if "block_h" in config else Config(block_h=1, warps=1)
+    elements = _elements(config, problem)
+    num_programs = problem["tokens"] * _programs_per_token(problem, config["block_h"]) / gpu.sms
+    program_registers = 32 * config["warps"] * (32 + 2 * elements)
+    resident = min(32.0, SM_REGISTERS / program_registers)
+    wait_us = cache_write.program_us(elements)
     copy_us = cost_model.copy_us(ENTRY.bytes_moved(problem), gpu)
-    return max(copy_us, programs * START_US, programs / resident * wait_us) + wait_us
+    start_us = num_programs * cache_write.PROGRAM_START_US
+    return max(copy_us, start_us, num_programs / resident * wait_us) + wait_us
 
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    implementation(
+    Implementation(
         entry="kv_write",
+        language="triton",
         variant="naive",
         summary="a head of a token a program; any shape",
         archs=("sm_80+",),
         space={},
-        illegal=_reject,
+        illegal=_illegal,
         program=_naive,
         estimate=_estimate,
         rank=0,
     ),
-    implementation(
+    Implementation(
         entry="kv_write",
+        language="triton",
         variant="vectorized",
         summary="a block of a token's heads a program, 16-byte loads, pairs within a thread",
         archs=("sm_80+",),
         space={"block_h": (4, 8, 16, 32), "warps": (1, 2, 4)},
-        illegal=_reject_vectorized,
+        illegal=_illegal,
+        unpromising=_unpromising_vectorized,
         program=_vectorized,
         estimate=_estimate,
         techniques={"16-byte loads": "LDG*128", "16-byte stores": "STG*128"},

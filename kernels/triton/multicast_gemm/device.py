@@ -1,8 +1,16 @@
-"""`gemm`'s specialized warps in clusters of two blocks, which multiply the same tile of B.
+"""`gemm`'s specialized warps in clusters of two thread blocks, which multiply the same tile of B.
 
-A cluster's tile is two blocks' tiles, one below the other. Without MULTICAST both blocks load B;
-with it the first loads B for both. a, b and d are descriptors over row-major A (M, K), B (N, K)
-and D (M, N).
+The tile of a cluster consists of the tiles of its thread blocks, one below the other. Without
+MULTICAST both thread blocks load B; with MULTICAST the first one loads B for both. a, b and d are
+descriptors of A (M, K), B (N, K) and D (M, N).
+
+Shared memory, whose shapes cover both thread blocks: PART_M rows of a cluster's tile are those of
+one consumer, half of them in each thread block.
+
+    a_ring (CONSUMERS * NUM_STAGES, PART_M, BLOCK_K), b_ring (NUM_STAGES, BLOCK_N, BLOCK_K)
+    full, empty (NUM_STAGES, BARRIERS): barriers of the stages
+    cluster_empty (NUM_STAGES, 1): barriers of stages that both thread blocks have released
+    d_tiles (CONSUMERS, PART_M, BLOCK_N / SUBTILES): through which each consumer stores D
 """
 
 from triton.experimental import gluon
@@ -15,111 +23,107 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernelcat.kernels.triton.gemm.gluon_device import (
+from kernelcat.kernels.triton.common.device.ring import (
     CONSUMER_REGISTERS,
     CONSUMERS,
+    IS_TRITON_3_7,
     PRODUCER_REGISTERS,
-    RENAMED,
     advance,
-    barrier,
     load,
-    store,
-    tile_of,
+    locate_tile,
+    store_tile,
 )
 
-BLOCKS = gl.constexpr(2)  # of a cluster
-# A barrier for each block; Triton 3.9 counts them all, 3.6 only knows those of its own block.
-BARRIER = gl.constexpr(mbarrier.MBarrierLayout([[1]] if RENAMED else [[0]]))
-BARRIERS = gl.constexpr(2 if RENAMED else 1)
-CLUSTER_BARRIER = gl.constexpr(mbarrier.MBarrierLayout([[0]]))  # in the first block
+CLUSTER = gl.constexpr(2)
+"""Thread blocks of a cluster."""
+# A barrier in each thread block. Triton 3.9 counts all of them, 3.6 only the thread block's own.
+BARRIER = gl.constexpr(mbarrier.MBarrierLayout([[1]] if IS_TRITON_3_7 else [[0]]))
+BARRIERS = gl.constexpr(2 if IS_TRITON_3_7 else 1)
+# A barrier of the whole cluster, which is in its first thread block.
+CLUSTER_BARRIER = gl.constexpr(mbarrier.MBarrierLayout([[0]]))
 
 
 @gluon.jit
 def produce(
-    a, b, M, N, K, a_ring, b_ring, full, empty, given_back,
+    a, b, M, N, K, a_ring, b_ring, full, empty, cluster_empty,
     CLUSTER_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUP_M: gl.constexpr,
     NUM_CLUSTERS: gl.constexpr, MULTICAST: gl.constexpr,
 ):  # fmt: skip
-    """One warp of each block. B is multicast to stages that both blocks have given back."""
+    """The warp that loads, of each thread block.
+
+    B is multicast to stages that both thread blocks have released.
+    """
     NUM_STAGES: gl.constexpr = b_ring.shape[0]
-    PARTS_M: gl.constexpr = a_ring.shape[1]
+    PART_M: gl.constexpr = a_ring.shape[1]
     BLOCK_K: gl.constexpr = a_ring.shape[2]
-    BYTES: gl.constexpr = CONSUMERS * a.block_type.nbytes // BLOCKS + b.block_type.nbytes
-    stage, phase = gl.to_tensor(0), gl.to_tensor(1)  # a ring begins empty
-    tiles = gl.cdiv(M, CLUSTER_M) * gl.cdiv(N, BLOCK_N)
-    for tile in range(gl.program_id(0), tiles, NUM_CLUSTERS):
-        tile_m, tile_n = tile_of(tile, M, N, CLUSTER_M, BLOCK_N, GROUP_M)
+    STAGE_BYTES: gl.constexpr = CONSUMERS * a.block_type.nbytes // CLUSTER + b.block_type.nbytes
+    stage, phase = gl.to_tensor(0), gl.to_tensor(1)  # all stages are empty at first
+    num_tiles = gl.cdiv(M, CLUSTER_M) * gl.cdiv(N, BLOCK_N)
+    for tile in range(gl.program_id(0), num_tiles, NUM_CLUSTERS):
+        tile_m, tile_n = locate_tile(tile, M, N, CLUSTER_M, BLOCK_N, GROUP_M)
         for k in range(0, K, BLOCK_K):
-            ready = full.index(stage)
+            stage_full = full.index(stage)
             mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(ready, BYTES)
+            mbarrier.expect(stage_full, STAGE_BYTES)
             for part in gl.static_range(CONSUMERS):
-                row = tile_m * CLUSTER_M + part * PARTS_M
-                load(a, [row, k], ready, a_ring.index(CONSUMERS * stage + part))
+                row = tile_m * CLUSTER_M + part * PART_M
+                load(a, [row, k], stage_full, a_ring.index(CONSUMERS * stage + part))
             if MULTICAST:
-                mbarrier.wait(given_back.index(stage), phase)  # the first block alone waits
-                load(b, [tile_n * BLOCK_N, k], ready, b_ring.index(stage), multicast=True)
+                mbarrier.wait(cluster_empty.index(stage), phase)  # only in the first thread block
+                load(b, [tile_n * BLOCK_N, k], stage_full, b_ring.index(stage), multicast=True)
             else:
-                load(b, [tile_n * BLOCK_N, k], ready, b_ring.index(stage))
+                load(b, [tile_n * BLOCK_N, k], stage_full, b_ring.index(stage))
             stage, phase = advance(stage, phase, 1, NUM_STAGES)
 
 
 @gluon.jit
-def give_back(empty, given_back, stage, pred, MULTICAST: gl.constexpr):
+def release(empty, cluster_empty, stage, pred, MULTICAST: gl.constexpr):
+    """Arrive at the empty barriers of a stage where ``pred``."""
     mbarrier.arrive(empty.index(stage), pred=pred)
     if MULTICAST:
-        mbarrier.arrive(given_back.index(stage), pred=pred)
+        mbarrier.arrive(cluster_empty.index(stage), pred=pred)
 
 
 @gluon.jit
 def consume(
-    d, M, N, K, a_ring, b_ring, full, empty, given_back, d_tiles,
+    d, M, N, K, a_ring, b_ring, full, empty, cluster_empty, d_tiles,
     CLUSTER_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUP_M: gl.constexpr,
     NUM_CLUSTERS: gl.constexpr, SUBTILES: gl.constexpr, MULTICAST: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):  # fmt: skip
-    """A warpgroup of each block: its part of every tile."""
+    """One warpgroup of each thread block: its part of every tile."""
     NUM_STAGES: gl.constexpr = b_ring.shape[0]
-    PARTS_M: gl.constexpr = a_ring.shape[1]
+    PART_M: gl.constexpr = a_ring.shape[1]
     BLOCK_K: gl.constexpr = a_ring.shape[2]
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16], [[1, 0]])
     d_tile = d_tiles.index(CONSUMER)
     stage, phase = gl.to_tensor(0), gl.to_tensor(0)
-    tiles = gl.cdiv(M, CLUSTER_M) * gl.cdiv(N, BLOCK_N)
-    for tile in range(gl.program_id(0), tiles, NUM_CLUSTERS):
-        tile_m, tile_n = tile_of(tile, M, N, CLUSTER_M, BLOCK_N, GROUP_M)
-        row, col = tile_m * CLUSTER_M + CONSUMER * PARTS_M, tile_n * BLOCK_N
-        acc = gl.zeros((PARTS_M, BLOCK_N), gl.float32, LAYOUT)
-        previous = stage + 0  # another object: Triton 3.6 carries a name that changes in the loop
+    num_tiles = gl.cdiv(M, CLUSTER_M) * gl.cdiv(N, BLOCK_N)
+    for tile in range(gl.program_id(0), num_tiles, NUM_CLUSTERS):
+        tile_m, tile_n = locate_tile(tile, M, N, CLUSTER_M, BLOCK_N, GROUP_M)
+        row, col = tile_m * CLUSTER_M + CONSUMER * PART_M, tile_n * BLOCK_N
+        acc = gl.zeros((PART_M, BLOCK_N), gl.float32, LAYOUT)
+        # A value of its own: after `previous = stage` Triton 3.6 would see no change of `previous`
+        # in the loop, and not carry it.
+        previous = stage + 0
         for k in range(0, K, BLOCK_K):
             mbarrier.wait(full.index(stage), phase)
             a_tile = a_ring.index(CONSUMERS * stage + CONSUMER)
             b_tile = b_ring.index(stage).permute((1, 0))
             acc = warpgroup_mma(a_tile, b_tile, acc, use_acc=k > 0, is_async=True)
             acc = warpgroup_mma_wait(1, deps=(acc,))
-            give_back(empty, given_back, previous, k > 0, MULTICAST)
+            release(empty, cluster_empty, previous, k > 0, MULTICAST)
             previous = stage
             stage, phase = advance(stage, phase, 1, NUM_STAGES)
         acc = warpgroup_mma_wait(0, deps=(acc,))
-        give_back(empty, given_back, previous, True, MULTICAST)
+        release(empty, cluster_empty, previous, True, MULTICAST)
         if SUBTILES == 2:
-            halves = gl.permute(gl.reshape(acc, (PARTS_M, 2, BLOCK_N // 2)), (0, 2, 1))
+            halves = gl.permute(gl.reshape(acc, (PART_M, 2, BLOCK_N // 2)), (0, 2, 1))
             acc, right = gl.split(halves)
-        leave(d, d_tile, acc, row, col)
+        store_tile(d, d_tile, acc, row, col)
         if SUBTILES == 2:
-            leave(d, d_tile, right, row, col + BLOCK_N // 2)
+            store_tile(d, d_tile, right, row, col + BLOCK_N // 2)
     tma.store_wait(0)
-
-
-@gluon.jit
-def leave(d, d_tile, acc, row, col):
-    """Start the store of acc at (row, col) of D."""
-    out = acc.to(d.dtype)
-    tma.store_wait(0)
-    barrier()
-    d_tile.store(out)
-    fence_async_shared()
-    store(d, [row, col], d_tile)
 
 
 @gluon.jit
@@ -129,36 +133,39 @@ def clustered(
     GROUP_M: gl.constexpr, NUM_CLUSTERS: gl.constexpr, NUM_STAGES: gl.constexpr,
     SUBTILES: gl.constexpr, MULTICAST: gl.constexpr,
 ):  # fmt: skip
-    """The rings, and who works on them. CLUSTER_M is the rows of both blocks' tiles."""
-    PARTS_M: gl.constexpr = CLUSTER_M // CONSUMERS
+    """Allocate shared memory, initialize barriers, and give the warps their roles.
+
+    CLUSTER_M is the number of rows of a cluster's tile.
+    """
+    PART_M: gl.constexpr = CLUSTER_M // CONSUMERS
     D_COLS: gl.constexpr = BLOCK_N // SUBTILES
     A_TILES: gl.constexpr = CONSUMERS * NUM_STAGES
-    a_ring = gl.allocate_shared_memory(a.dtype, [A_TILES, PARTS_M, BLOCK_K], a.layout)
+    a_ring = gl.allocate_shared_memory(a.dtype, [A_TILES, PART_M, BLOCK_K], a.layout)
     b_ring = gl.allocate_shared_memory(b.dtype, [NUM_STAGES, BLOCK_N, BLOCK_K], b.layout)
-    d_tiles = gl.allocate_shared_memory(d.dtype, [CONSUMERS, PARTS_M, D_COLS], d.layout)
+    d_tiles = gl.allocate_shared_memory(d.dtype, [CONSUMERS, PART_M, D_COLS], d.layout)
     full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, BARRIERS], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, BARRIERS], BARRIER)
-    given_back = empty
+    cluster_empty = empty
     if MULTICAST:
-        given_back = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], CLUSTER_BARRIER)
+        cluster_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], CLUSTER_BARRIER)
     for i in gl.static_range(NUM_STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=CONSUMERS)
         if MULTICAST:
-            mbarrier.init(given_back.index(i), count=CONSUMERS)
+            mbarrier.init(cluster_empty.index(i), count=CONSUMERS)
     fence_async_shared()
     gl.warp_specialize(
         [
             (consume, (
-                d, M, N, K, a_ring, b_ring, full, empty, given_back, d_tiles,
+                d, M, N, K, a_ring, b_ring, full, empty, cluster_empty, d_tiles,
                 CLUSTER_M, BLOCK_N, GROUP_M, NUM_CLUSTERS, SUBTILES, MULTICAST, 0,
             )),
             (consume, (
-                d, M, N, K, a_ring, b_ring, full, empty, given_back, d_tiles,
+                d, M, N, K, a_ring, b_ring, full, empty, cluster_empty, d_tiles,
                 CLUSTER_M, BLOCK_N, GROUP_M, NUM_CLUSTERS, SUBTILES, MULTICAST, 1,
             )),
             (produce, (
-                a, b, M, N, K, a_ring, b_ring, full, empty, given_back,
+                a, b, M, N, K, a_ring, b_ring, full, empty, cluster_empty,
                 CLUSTER_M, BLOCK_N, GROUP_M, NUM_CLUSTERS, MULTICAST,
             )),
         ],

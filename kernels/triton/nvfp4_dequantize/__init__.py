@@ -1,4 +1,4 @@
-"""`nvfp4_dequantize` in Triton: naive (128 elements a program), tiled (many rows, wide stores)."""
+"""`nvfp4_dequantize` in Triton: naive (128 elements a program), tiled (tiles, wide stores)."""
 
 from math import ceil
 
@@ -12,8 +12,6 @@ from kernelcat.runtime.gpu import Gpu
 KERNEL = "kernelcat.kernels.triton.nvfp4_dequantize.device:dequantize"
 ARCHS = ("sm_80+",)
 NAIVE_COLS = 128
-SPACE = {"rows": (1, 4, 16), "cols": (128, 256, 512, 1024), "warps": (2, 4, 8)}
-SMALLEST = Config(rows=1, cols=512, warps=2)
 
 
 def _program(problem: Problem, rows: int, cols: int, warps: int) -> Program:
@@ -26,7 +24,7 @@ def _program(problem: Problem, rows: int, cols: int, warps: int) -> Program:
     step = triton.step(
         KERNEL,
         (ceil(m / rows) * ceil(k / cols), 1, 1),
-        {name: triton.pointer(name, kind) for name, kind in types.items()}
+        {name: triton.pointer(name, dtype) for name, dtype in types.items()}
         | {"M": triton.integer(m, divisor=1), "K": triton.integer(k)},
         {
             "NVFP4": problem["format"] == "nvfp4",
@@ -47,7 +45,7 @@ def _tiled(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return _program(problem, config["rows"], config["cols"], config["warps"])
 
 
-def _reject_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _unpromising_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     rows, per_thread = config["rows"], config["rows"] * config["cols"] // (32 * config["warps"])
     if not 8 <= per_thread <= 64:
         return f"{per_thread} elements a thread: 8 fill one store, more than 64 the registers"
@@ -60,28 +58,20 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Memory time, longer where programs or a thread's elements are too few."""
     m, k = problem["M"], problem["K"]
     rows, cols, warps = (config.get(n, d) for n, d in (("rows", 1), ("cols", 128), ("warps", 1)))
-    programs, per_thread = max(1, ceil(m / rows) * ceil(k / cols)), rows * cols / (32 * warps)
-    held = min(1.0, per_thread / 32) * (1.0 if warps > 2 else 0.9)
-    used = k / (ceil(k / cols) * cols) if k else 1.0
-    busy = min(1.0, programs / gpu.sms) * (0.5 + 0.5 * held) * (0.5 + 0.5 * used)
+    num_programs, per_thread = max(1, ceil(m / rows) * ceil(k / cols)), rows * cols / (32 * warps)
+    in_flight = min(1.0, per_thread / 32) * (1.0 if warps > 2 else 0.9)
+    filled = k / (ceil(k / cols) * cols) if k else 1.0
+    busy = min(1.0, num_programs / gpu.sms) * (0.5 + 0.5 * in_flight) * (0.5 + 0.5 * filled)
     return cost_model.copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * busy)
-
-
-def _default_tiled(problem: Problem, gpu: Gpu) -> Config:
-    """The best by the model; the first among equals."""
-    serving = TILED.configs(problem, gpu)
-    return min(serving, key=lambda c: _estimate(problem, c, gpu), default=SMALLEST)
 
 
 NAIVE = Implementation(
     entry="nvfp4_dequantize",
     language="triton",
     variant="naive",
-    summary=f"{NAIVE_COLS} elements of a row a program of one warp",
+    summary=f"{NAIVE_COLS} elements of a row a program, which has one warp",
     archs=ARCHS,
     space={},
-    illegal=lambda config, problem, gpu: None,
-    default=lambda problem, gpu: Config(),
     program=_naive,
     estimate=_estimate,
     rank=0,
@@ -93,9 +83,8 @@ TILED = Implementation(
     variant="tiled",
     summary="tiles of rows and blocks, 16-byte stores",
     archs=ARCHS,
-    space=SPACE,
-    illegal=_reject_tiled,
-    default=_default_tiled,
+    space={"rows": (1, 4, 16), "cols": (128, 256, 512, 1024), "warps": (2, 4, 8)},
+    unpromising=_unpromising_tiled,
     program=_tiled,
     estimate=_estimate,
     techniques={"16-byte stores": "STG*128"},

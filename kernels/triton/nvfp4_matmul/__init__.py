@@ -3,11 +3,20 @@
 from math import ceil
 
 from kernelcat.catalog import cost_model
-from kernelcat.catalog.implementation import Config, Program
+from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
-from kernelcat.kernels.triton.gemm.arguments import GROUP_M, Tile
-from kernelcat.kernels.triton.gemm.variants import implementation, reject_naive
+from kernelcat.kernels.triton.common import split_k
+from kernelcat.kernels.triton.common.architectures import illegal_float8
+from kernelcat.kernels.triton.common.product import (
+    GROUP_M,
+    Tile,
+    illegal_naive,
+    illegal_stages,
+    is_empty,
+    sizes,
+    unpromising_rows,
+)
 from kernelcat.reference._fp4 import block_of
 from kernelcat.reference.nvfp4_matmul import ENTRY, FP4, FP8, OUT
 from kernelcat.runtime.gpu import Gpu
@@ -16,11 +25,7 @@ MODULE = "kernelcat.kernels.triton.nvfp4_matmul."
 KERNELS = MODULE + "device:"
 
 
-def _is_empty(problem: Problem) -> bool:
-    return problem["M"] == 0 or problem["N"] == 0
-
-
-def _arguments(problem: Problem) -> dict[str, triton.Argument]:
+def _pointers(problem: Problem) -> dict[str, triton.Argument]:
     out = OUT.where(problem.values)
     types = {
         "a": "uint8" if problem["dtype"] == FP4 else problem["dtype"], "w": "uint8",
@@ -30,18 +35,11 @@ def _arguments(problem: Problem) -> dict[str, triton.Argument]:
     return {name: triton.pointer(name, kind) for name, kind in types.items()}
 
 
-def _sizes(problem: Problem) -> dict[str, triton.Argument]:
-    m, n, k = problem["M"], problem["N"], problem["K"]
-    return {
-        "M": triton.integer(m, divisor=1), "N": triton.integer(n), "K": triton.integer(k),
-    }  # fmt: skip
-
-
 def _flags(problem: Problem) -> dict[str, bool | str]:
     return {
         "NVFP4": problem["format"] == "nvfp4",
-        "TILES": problem["packing"] == "tiles",
-        "CODED": problem["dtype"] == FP4,
+        "W_IN_TILES": problem["packing"] == "tiles",
+        "A_IN_FP4": problem["dtype"] == FP4,
         "HAS_A_SCALE": problem["dtype"] == FP8,
         "HAS_BIAS": problem["bias"],
         "ACTIVATION": problem["activation"],
@@ -50,12 +48,12 @@ def _flags(problem: Problem) -> dict[str, bool | str]:
 
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
     tile = Tile.of(config)
-    if _is_empty(problem):
+    if is_empty(problem):
         return Program(())
     step = triton.step(
         KERNELS + "naive",
         (ceil(problem["M"] / tile.m), ceil(problem["N"] / tile.n), 1),
-        _arguments(problem) | _sizes(problem),
+        _pointers(problem) | sizes(problem),
         {**_flags(problem), **tile.constants},
         num_warps=4,
         num_stages=1,
@@ -64,66 +62,32 @@ def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _tiled(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    if _is_empty(problem):
+    if is_empty(problem):
         return Program(())
-    tile, split = Tile.of(config), config["split_k"]
-    tiles, depth = tile.count(problem), ceil(problem["K"] / split / tile.k) * tile.k
+    tile, splits = Tile.of(config), config["split_k"]
     arguments = {
-        **_arguments(problem),
-        "partials": triton.pointer("partials", "float32"),
-        "arrivals": triton.pointer("arrivals", "int32"),
-        **_sizes(problem),
-        "split_depth": triton.integer(depth),
+        **_pointers(problem),
+        **split_k.arguments(),
+        **sizes(problem),
+        "split_depth": triton.integer(split_k.depth(tile, problem, splits)),
     }
     step = triton.step(
         KERNELS + "tiled",
-        (tiles, split, 1),
+        (tile.count(problem), splits, 1),
         arguments,
-        {**_flags(problem), **tile.constants, "GROUP_M": GROUP_M, "SPLIT_K": split},
+        {**_flags(problem), **tile.constants, "GROUP_M": GROUP_M, "SPLIT_K": splits},
         num_warps=tile.warps,
         num_stages=config["stages"],
     )
-    partials = tiles * split * tile.m * tile.n if split > 1 else 0
-    return Program((step,), {"partials": 4 * partials, "arrivals": 4 * tiles})
-
-
-def _reject_arch(problem: Problem, gpu: Gpu) -> str | None:
-    if problem["dtype"] == FP8 and FP8 not in gpu.flops:
-        return f"{gpu.arch} does not convert from {FP8}"
-    return None
-
-
-def _reject_naive(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    return _reject_arch(problem, gpu) or reject_naive(config, problem, gpu)
-
-
-def _reject_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    tile, stages, split = Tile.of(config), config["stages"], config["split_k"]
-    if problem["dtype"] == FP4:
-        return "A in 4 bits is for tensor cores that take it"
-    if problem["packing"] == "tiles":
-        return "only weights in rows are read by whole lines"
-    m, tiles = problem["M"], tile.count(problem)
-    shared = (2 * tile.m + tile.n) * tile.k * stages + 1024
-    if shared > gpu.shared_bytes:
-        return f"{stages} stages take {shared} bytes of shared memory, {gpu.sku} has less"
-    if tile.m > 16 and tile.m >= 2 * m:
-        return f"tiles of {tile.m} rows are at least half empty for M={m}"
-    if m > (128 if tile.m == 64 else tile.m) and tile.m <= 64:
-        return f"tiles of {tile.m} rows decode W more often than M={m} needs"
-    if split > 1 and tiles * split > 4 * gpu.sms:
-        return f"{tiles} tiles fill {gpu.sms} SMs without split_k={split}"
-    if split > 1 and problem["K"] < 2 * tile.k * split:
-        return f"K={problem['K']} is too short for split_k={split}"
-    return _reject_arch(problem, gpu)
+    return Program((step,), split_k.workspaces(tile, problem, splits))
 
 
 def _block_scaled(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    if _is_empty(problem):
+    if is_empty(problem):
         return Program(())
-    tile, known, sizes = Tile.of(config), _arguments(problem), _sizes(problem)
+    tile, pointers, flags = Tile.of(config), _pointers(problem), _flags(problem)
     size, half_k = block_of(problem.values), problem["K"] // 2
-    element = "float8_e4m3fn" if problem["format"] == "nvfp4" else "uint8"
+    scale_type = "float8_e4m3fn" if problem["format"] == "nvfp4" else "uint8"
     scale_bytes = ceil(problem["K"] / size / 4) * 512
 
     def codes(name: str, rows: int, block: int) -> triton.Argument:
@@ -131,7 +95,7 @@ def _block_scaled(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
     def scales(name: str, rows: int, block: int) -> triton.Argument:
         box = (block // 128, tile.k // size // 4 * 512)
-        return triton.descriptor(name, element, (ceil(rows / 128), scale_bytes), box)
+        return triton.descriptor(name, scale_type, (ceil(rows / 128), scale_bytes), box)
 
     step = triton.step(
         MODULE + "block_scaled:block_scaled",
@@ -141,11 +105,11 @@ def _block_scaled(problem: Problem, config: Config, gpu: Gpu) -> Program:
             "a_block_scale": scales("a_block_scale", problem["M"], tile.m),
             "w": codes("w", problem["N"], tile.n),
             "w_scale": scales("w_scale", problem["N"], tile.n),
-            **{name: known[name] for name in ("global_scale", "bias", "d")},
-            **sizes,
+            **{name: pointers[name] for name in ("global_scale", "bias", "d")},
+            **sizes(problem),
         },
         {
-            **{name: _flags(problem)[name] for name in ("NVFP4", "HAS_BIAS", "ACTIVATION")},
+            **{name: flags[name] for name in ("NVFP4", "HAS_BIAS", "ACTIVATION")},
             **tile.constants,
             "GROUP_M": GROUP_M,
         },
@@ -155,22 +119,56 @@ def _block_scaled(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return Program((step,))
 
 
-def _reject_block_scaled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    tile, k = Tile.of(config), problem["K"]
+# ---- which configurations can run, and which are worth a try -------------------------------------
+
+
+def _illegal_type(problem: Problem, gpu: Gpu) -> str | None:
+    return illegal_float8(gpu) if problem["dtype"] == FP8 else None
+
+
+def _illegal_naive(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    return _illegal_type(problem, gpu) or illegal_naive(config, problem, gpu)
+
+
+def _illegal_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    tile, stages = Tile.of(config), config["stages"]
+    if problem["dtype"] == FP4:
+        return "takes A in 16 bits or float8: A in 4 bits is for naive and block_scaled"
+    if problem["packing"] == "tiles":
+        return "takes weights in rows: packing must be rows"
+    program_bytes = (2 * tile.m + tile.n) * tile.k * stages + 1024
+    return illegal_stages(stages, program_bytes, gpu) or _illegal_type(problem, gpu)
+
+
+def _unpromising_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    tile, splits = Tile.of(config), config["split_k"]
+    return unpromising_rows(tile, problem, min_m=16, weights="W") or split_k.unpromising_splits(
+        tile, problem, splits, gpu, max_waves=4, min_k_blocks=2
+    )
+
+
+def _illegal_block_scaled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    tile, stages, k = Tile.of(config), config["stages"], problem["K"]
     if problem["dtype"] != FP4 or problem["packing"] != "rows":
-        return "block-scaled tensor cores take A in 4 bits, and W in rows"
+        return "takes A in 4 bits, and weights in rows"
     if k % 32 or k == 0:
-        return f"TMA needs whole 16-byte units: K={k} must be a multiple of 32 and not 0"
-    stage = (tile.m + tile.n) * (tile.k // 2 + tile.k // block_of(problem.values))
-    if stage * config["stages"] + 2048 > gpu.shared_bytes:
-        return f"{config['stages']} stages of {stage} bytes are more than {gpu.sku} shares"
-    if tile.m >= 2 * max(problem["M"], 128):
-        return f"tiles of {tile.m} rows are at least half empty for M={problem['M']}"
+        return f"K={k} must be a positive multiple of 32: TMA needs rows of a multiple of 16 bytes"
+    stage_bytes = (tile.m + tile.n) * (tile.k // 2 + tile.k // block_of(problem.values))
+    return illegal_stages(stages, stage_bytes * stages + 2048, gpu)
+
+
+def _unpromising_block_scaled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    tile, m = Tile.of(config), problem["M"]
+    if tile.m >= 2 * max(m, 128):
+        return f"tiles of {tile.m} rows are at least half empty for M={m}"
     return None
 
 
+# ---- estimates -----------------------------------------------------------------------------------
+
+
 def _estimate_block_scaled(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """As of 16 bits at a quarter of the depth: so many are the bytes, and the products' time."""
+    """Time of a 16-bit product of a quarter of the depth: bytes and time of products agree."""
     tile = Tile.of(config)
     return cost_model.tiled_gemm_us(
         problem["M"], problem["N"], problem["K"] // 4, block_m=tile.m, block_n=tile.n, split_k=1,
@@ -179,16 +177,16 @@ def _estimate_block_scaled(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 
 DECODES_A_SECOND = 4e9 * 132
-"""Weights an SM decodes, about 4 a nanosecond, times those of an H200."""
+"""Weights that the 132 SMs of an H200 decode, about 4 in a nanosecond each."""
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Memory or decoding or products, whichever is longest, over the SMs that have work."""
+    """Memory, or decoding and products, whichever takes longer on the SMs that have work."""
     tile, split = Tile.of(config), config.get("split_k", 1)
     m, n, k = problem["M"], problem["N"], problem["K"]
-    programs = max(tile.count(problem) * split, 1)
-    waves = ceil(programs / gpu.sms)
-    idle = waves * gpu.sms / programs
+    num_programs = max(tile.count(problem) * split, 1)
+    waves = ceil(num_programs / gpu.sms)
+    idle = waves * gpu.sms / num_programs
     decode_us = ceil(m / tile.m) * n * k / DECODES_A_SECOND * (132 / gpu.sms) * idle * 1e6
     dtype = "float16" if problem["dtype"] == "float16" else "bfloat16"
     math_us = 2 * ceil(m / tile.m) * tile.m * n * k / gpu.flops[dtype] * idle * 1e6 / 0.6
@@ -198,48 +196,53 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     return slow * max(decode_us + math_us, memory_us) + cost_model.WAVE_LATENCY_US * waves
 
 
-NAIVE = implementation(
+NAIVE = Implementation(
     entry="nvfp4_matmul",
+    language="triton",
     variant="naive",
     summary="one small tile a program, weights decoded in registers, either packing",
     archs=("sm_80+",),
     space={"tile": ("16x32x32", "32x64x32")},
-    illegal=_reject_naive,
+    illegal=_illegal_naive,
     program=_naive,
     estimate=_estimate,
     rank=0,
 )
 
-TILED = implementation(
+TILED = Implementation(
     entry="nvfp4_matmul",
+    language="triton",
     variant="tiled",
     summary="transposed products of weights decoded in registers, pipelined, split-K",
     archs=("sm_80+",),
     space={
+        "stages": (4, 3),  # of equal estimates the first is the default
         "tile": (
             "16x64x128", "16x128x128", "32x64x128", "32x128x128", "64x128x64", "64x64x128",
             "128x128x64",
         ),
-        "stages": (3, 4),
         "split_k": (1, 2, 4, 8),
     },
-    illegal=_reject_tiled,
+    illegal=_illegal_tiled,
+    unpromising=_unpromising_tiled,
     program=_tiled,
     estimate=_estimate,
     techniques={"cp_async": "LDGSTS"},
     rank=1,
 )  # fmt: skip
 
-BLOCK_SCALED = implementation(
+BLOCK_SCALED = Implementation(
     entry="nvfp4_matmul",
+    language="triton",
     variant="block_scaled",
     summary="W4A4: TMA of codes and swizzled scales, block-scaled tensor cores",
     archs=("sm_100a", "sm_103a", "sm_120a"),
     space={
+        "stages": (4, 3, 2),
         "tile": ("128x128x256", "128x256x256", "256x128x256", "128x128x128"),
-        "stages": (2, 3, 4),
     },
-    illegal=_reject_block_scaled,
+    illegal=_illegal_block_scaled,
+    unpromising=_unpromising_block_scaled,
     program=_block_scaled,
     estimate=_estimate_block_scaled,
     techniques={"tma": "UTMALDG", "block scales": "*OMMA"},

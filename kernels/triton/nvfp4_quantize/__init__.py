@@ -1,4 +1,4 @@
-"""`nvfp4_quantize` in Triton: naive (a row a program), tiled (as much as keeps memory busy).
+"""`nvfp4_quantize` in Triton: naive (one row a program), tiled (tiles of rows and blocks).
 
 One kernel: everything from RMSNorm to the packed codes happens in registers.
 """
@@ -9,27 +9,28 @@ from kernelcat.catalog import cost_model
 from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
+from kernelcat.kernels.triton.common.powers import next_power_of_two
 from kernelcat.reference._fp4 import block_of, scale_sizes
 from kernelcat.reference.nvfp4_quantize import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
 KERNEL = "kernelcat.kernels.triton.nvfp4_quantize.device:quantize"
 ARCHS = ("sm_80+",)
-LONGEST = 1 << 16
-"""Elements of a program's row: Triton's limit leaves more, registers do not."""
+MAX_K = 1 << 16
+"""The longest row of one program: Triton's limit is higher, but registers are too few."""
 
 
-def _row(problem: Problem) -> int:
-    """A power of two that a row fits in, and scales of which are whole tiles."""
-    return max(128, 1 << (problem["K"] - 1).bit_length())
+def _padded_row(problem: Problem) -> int:
+    """Columns of a program that has whole rows: a power of two, so many that scales fill tiles."""
+    return max(128, next_power_of_two(problem["K"]))
 
 
 def _program(problem: Problem, rows: int, cols: int, warps: int) -> Program:
     m, k = problem["M"], problem["K"]
     if m == 0 or k == 0:
         return Program(())
-    padded_rows, padded_blocks = (size.of(problem.values) for size in scale_sizes("M"))
-    grid = ceil(padded_rows / rows) * ceil(padded_blocks * block_of(problem.values) / cols)
+    scale_rows, scale_cols = (size.of(problem.values) for size in scale_sizes("M"))
+    num_programs = ceil(scale_rows / rows) * ceil(scale_cols * block_of(problem.values) / cols)
     dtype = problem["dtype"]
     types = {
         "x": dtype, "global_scale": "float32", "weight": dtype, "signs": "float32",
@@ -37,8 +38,8 @@ def _program(problem: Problem, rows: int, cols: int, warps: int) -> Program:
     }  # fmt: skip
     step = triton.step(
         KERNEL,
-        (grid, 1, 1),
-        {name: triton.pointer(name, kind) for name, kind in types.items()}
+        (num_programs, 1, 1),
+        {name: triton.pointer(name, dtype) for name, dtype in types.items()}
         | {"M": triton.integer(m, divisor=1), "K": triton.integer(k)}
         | {"eps": triton.real(problem["eps"])},
         {
@@ -56,74 +57,76 @@ def _program(problem: Problem, rows: int, cols: int, warps: int) -> Program:
 
 
 def _naive_warps(problem: Problem) -> int:
-    """32 elements a thread, where a program can have so many."""
-    return min(32, ceil(_row(problem) / 1024))
+    """Warps whose threads have 32 elements each, where that are no more than 32 warps."""
+    return min(32, ceil(_padded_row(problem) / 1024))
 
 
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    return _program(problem, 1, _row(problem), _naive_warps(problem))
-
-
-def _reject_naive(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if problem["K"] > LONGEST:
-        return f"rows of more than {LONGEST} elements do not fit in a program"
-    return None
+    return _program(problem, 1, _padded_row(problem), _naive_warps(problem))
 
 
 def _cols(problem: Problem, config: Config) -> int:
-    return _row(problem) if problem["rms_norm"] else config["cols"]
+    """Columns of a program: all of them for RMSNorm."""
+    return _padded_row(problem) if problem["rms_norm"] else config["cols"]
 
 
 def _tiled(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return _program(problem, config["rows"], _cols(problem, config), config["warps"])
 
 
-def _reject_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    rows, cols, warps = config["rows"], _cols(problem, config), config["warps"]
-    if problem["K"] > LONGEST and problem["rms_norm"]:
-        return f"rows of more than {LONGEST} elements do not fit in a program"
-    if problem["rms_norm"] and config["cols"] != SPACE["cols"][0]:
-        return "RMSNorm takes whole rows: one value of cols stands for all"
-    per_thread, most = rows * cols // (32 * warps), 32 if problem["rms_norm"] else 64
-    if not 8 <= per_thread <= most:
-        return f"{per_thread} elements a thread: 8 fill one load, more than {most} the registers"
-    if rows > 1 and rows >= 2 * problem["M"]:
-        return f"programs of {rows} rows are at least half empty for M={problem['M']}"
+def _illegal_naive(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if problem["K"] > MAX_K:
+        return f"K={problem['K']} is more than the {MAX_K} elements of a row that a program holds"
     return None
 
 
-def _default_tiled(problem: Problem, gpu: Gpu) -> Config:
-    """The best by the model; the first among equals."""
-    serving = TILED.configs(problem, gpu)
-    return min(serving, key=lambda c: _estimate(problem, c, gpu), default=SMALLEST)
+def _per_thread(config: Config, problem: Problem) -> int:
+    """Elements of a thread."""
+    return int(config["rows"] * _cols(problem, config) // (32 * config["warps"]))
+
+
+def _illegal_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    per_thread = _per_thread(config, problem)
+    if problem["rms_norm"] and per_thread > 32:
+        return f"{per_thread} elements a thread of whole rows: more than 32 fill the registers"
+    return None
+
+
+def _unpromising_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    rows, per_thread = config["rows"], _per_thread(config, problem)
+    if problem["rms_norm"] and config["cols"] != SPACE["cols"][0]:
+        return "RMSNorm takes whole rows: every value of cols comes to the same"
+    if not 8 <= per_thread <= 64:
+        return f"{per_thread} elements a thread: 8 fill one load, more than 64 the registers"
+    if rows > 1 and rows >= 2 * problem["M"]:
+        return f"programs of {rows} rows are at least half empty for M={problem['M']}"
+    return None
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Memory time, longer where programs or a thread's elements are too few or too many."""
     m, k = problem["M"], problem["K"]
     rows = config.get("rows", 1)
-    cols = _cols(problem, config) if "rows" in config else _row(problem)
-    programs = max(1, ceil(m / rows) * ceil(k / cols))
+    cols = _cols(problem, config) if "rows" in config else _padded_row(problem)
+    num_programs = max(1, ceil(m / rows) * ceil(k / cols))
     per_thread = rows * cols / (32 * config.get("warps", _naive_warps(problem)))
-    held = min(1.0, per_thread / 16) * (1.0 if config.get("warps", 4) > 2 else 0.95)
-    used = k / (ceil(k / cols) * cols) if k else 1.0
-    busy = min(1.0, programs / gpu.sms) * (0.5 + 0.5 * held) * (0.5 + 0.5 * used)
-    slow = 0.5 if problem["stochastic"] else 1.0
-    return cost_model.copy_us(ENTRY.bytes_moved(problem), gpu, 0.85 * busy * slow)
+    in_flight = min(1.0, per_thread / 16) * (1.0 if config.get("warps", 4) > 2 else 0.95)
+    filled = k / (ceil(k / cols) * cols) if k else 1.0
+    busy = min(1.0, num_programs / gpu.sms) * (0.5 + 0.5 * in_flight) * (0.5 + 0.5 * filled)
+    rounding = 0.5 if problem["stochastic"] else 1.0
+    return cost_model.copy_us(ENTRY.bytes_moved(problem), gpu, 0.85 * busy * rounding)
 
 
 SPACE = {"rows": (1, 4, 16), "cols": (128, 256, 512, 1024), "warps": (2, 4, 8, 16)}
-SMALLEST = Config(rows=1, cols=512, warps=2)
 
 NAIVE = Implementation(
     entry="nvfp4_quantize",
     language="triton",
     variant="naive",
-    summary="a row a program",
+    summary="one row a program",
     archs=ARCHS,
     space={},
-    illegal=_reject_naive,
-    default=lambda problem, gpu: Config(),
+    illegal=_illegal_naive,
     program=_naive,
     estimate=_estimate,
     rank=0,
@@ -136,8 +139,8 @@ TILED = Implementation(
     summary="tiles of rows and blocks, 16-byte loads; whole rows for RMSNorm",
     archs=ARCHS,
     space=SPACE,
-    illegal=_reject_tiled,
-    default=_default_tiled,
+    illegal=_illegal_tiled,
+    unpromising=_unpromising_tiled,
     program=_tiled,
     estimate=_estimate,
     techniques={"16-byte loads": "LDG*128"},

@@ -1,23 +1,23 @@
-"""Triton kernel of `nvfp4_quantize`: x (M, K) -> q (M, K / 2) bytes, scale in either layout."""
+"""Triton kernel of `nvfp4_quantize`: x -> packed codes and block scales."""
 
 import triton
 import triton.language as tl
 
-from kernelcat.kernels.triton.nvfp4_quantize.fp4 import (
+from kernelcat.kernels.triton.common.device.fp4 import (
     INFINITY,
-    mxfp4_scales,
+    encode_mxfp4_scales,
+    encode_nvfp4_scales,
     nearest_codes,
-    nvfp4_scales,
-    packed,
+    pack_codes,
     random_codes,
+    repeat_columns,
     scale_place,
-    spread,
 )
 
 
 @triton.jit
-def neighbours_sum(values):
-    """(rows, columns) -> (rows,): neighbours first, then neighbouring sums."""
+def sum_columns(values):
+    """(rows, columns) -> (rows,): adjacent columns are added, then adjacent sums, and so on."""
     ROWS: tl.constexpr = values.shape[0]
     for _ in tl.static_range(16):  # halvings of the longest row
         if values.shape[1] > 1:
@@ -26,16 +26,16 @@ def neighbours_sum(values):
 
 
 @triton.jit
-def normalized(x, weight, cols, inside, K, eps):
-    """RMSNorm of whole rows, of which what is beyond K is zero."""
-    root = tl.sqrt_rn(tl.div_rn(neighbours_sum(x * x), K.to(tl.float32)) + eps)
+def normalize(x, weight, cols, inside, K, eps):
+    """RMSNorm of whole rows x (rows, columns), which are zero beyond K; weight (K,)."""
+    root = tl.sqrt_rn(tl.div_rn(sum_columns(x * x), K.to(tl.float32)) + eps)
     weights = tl.load(weight + cols, mask=inside, other=0.0).to(tl.float32)
     return x * tl.div_rn(1.0, root)[:, None] * weights[None, :]
 
 
 @triton.jit
 def butterflies(h, STEP: tl.constexpr):
-    """Sums and differences of elements STEP apart, of (groups, 16)."""
+    """Sums and differences of elements STEP apart, of h (groups, 16)."""
     GROUPS: tl.constexpr = h.shape[0]
     pairs = tl.reshape(h, (GROUPS, 16 // (2 * STEP), 2, STEP))
     first, second = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
@@ -44,8 +44,8 @@ def butterflies(h, STEP: tl.constexpr):
 
 
 @triton.jit
-def rotated(h, signs):
-    """The Hadamard transform of every 16 neighbours times ``signs``."""
+def rotate(h, signs):
+    """Hadamard transform of every 16 adjacent columns of h (rows, columns) times signs (16,)."""
     ROWS: tl.constexpr = h.shape[0]
     COLS: tl.constexpr = h.shape[1]
     h = tl.reshape(h, (ROWS * COLS // 16, 16)) * tl.load(signs + tl.arange(0, 16))[None, :]
@@ -55,15 +55,18 @@ def rotated(h, signs):
 
 @triton.jit
 def nine_bits(seed, rows, first_col, K, COLS: tl.constexpr):
-    """Nine random bits an element of (rows, COLS): sixteen neighbours share Philox's counter."""
+    """Nine random bits for each element (rows, COLS), from Philox with key ``seed`` (2,).
+
+    One counter serves 16 adjacent columns (reference/_philox.py).
+    """
     ROWS: tl.constexpr = rows.shape[0]
     low, high = tl.load(seed).to(tl.uint32), tl.load(seed + 1).to(tl.uint32)
     key = low.to(tl.uint64) | (high.to(tl.uint64) << 32)
     groups = first_col // 16 + tl.arange(0, COLS // 16)
-    place = rows.to(tl.int64)[:, None] * (K // 16) + groups[None, :]
+    counter = rows.to(tl.int64)[:, None] * (K // 16) + groups[None, :]
     zeros = tl.zeros((ROWS, COLS // 16), tl.uint32)
     first, second, third, fourth = tl.philox(
-        key, place.to(tl.uint32), (place >> 32).to(tl.uint32), zeros, zeros
+        key, counter.to(tl.uint32), (counter >> 32).to(tl.uint32), zeros, zeros
     )
     words = tl.join(tl.join(first, third), tl.join(second, fourth))
     words = tl.reshape(words, (ROWS, COLS // 4))
@@ -72,21 +75,29 @@ def nine_bits(seed, rows, first_col, K, COLS: tl.constexpr):
 
 
 @triton.jit
-def rounded_to_halves(y):
-    """Values of 6 at most with nine bits below a code: 2^-14 of them are float16."""
+def round_to_float16(y):
+    """Values of at most 6, rounded as 2^-14 of them are in float16: to nine bits below a code."""
     small = tl.maximum(tl.minimum(y, 6.0), -6.0) * 6.103515625e-05
     return small.to(tl.float16).to(tl.float32) * 16384.0
 
 
 @triton.jit
 def quantize(
-    x, global_scale, weight, signs, seed, q, scale, M, K, eps,
+    x,  # (M, K)
+    global_scale,  # (1,) float32, of NVFP4
+    weight,  # (K,), of RMSNorm
+    signs,  # (16,) float32, of the Hadamard transform
+    seed,  # (2,) int32, of stochastic rounding
+    q,  # (M, K / 2) bytes
+    scale,  # bytes, (M, K / block) linear or swizzled
+    M, K, eps,
     NVFP4: tl.constexpr, SWIZZLED: tl.constexpr, RMS_NORM: tl.constexpr, HADAMARD: tl.constexpr,
     STOCHASTIC: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """ROWS x COLS a program, columns fastest; with RMS_NORM COLS is a power of two that K fits in.
+    """ROWS x COLS elements a program; the programs of a row of tiles follow one another.
 
-    Where scales are padded, programs reach into the padding.
+    With RMS_NORM a program has whole rows: COLS is a power of two, and no less than K. Where
+    scales are padded, programs also cover the padding.
     """
     SIZE: tl.constexpr = 16 if NVFP4 else 32
     BLOCKS: tl.constexpr = COLS // SIZE
@@ -94,41 +105,43 @@ def quantize(
     end_row, end_block = M, num_blocks
     if SWIZZLED:
         end_row, end_block = tl.cdiv(M, 128) * 128, tl.cdiv(num_blocks, 4) * 4
-    tiles = tl.cdiv(end_block, BLOCKS)
-    first_row, tile = tl.program_id(0) // tiles * ROWS, tl.program_id(0) % tiles
+    tiles_across = tl.cdiv(end_block, BLOCKS)
+    first_row, tile = tl.program_id(0) // tiles_across * ROWS, tl.program_id(0) % tiles_across
     rows, cols = first_row + tl.arange(0, ROWS), tile * COLS + tl.arange(0, COLS)
     inside = (rows < M)[:, None] & (cols < K)[None, :]
-    at = rows[:, None].to(tl.int64) * K + cols[None, :]
-    h = tl.load(x + at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    offsets = rows[:, None].to(tl.int64) * K + cols[None, :]
+    h = tl.load(x + offsets, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
     if RMS_NORM:
-        h = normalized(h, weight, cols, cols < K, K, eps)
+        h = normalize(h, weight, cols, cols < K, K, eps)
     if HADAMARD:
-        h = rotated(h, signs)
+        h = rotate(h, signs)
 
-    # As integers NaNs are above infinity.
-    sizes = tl.reshape(tl.abs(h).to(tl.int32, bitcast=True), (ROWS, BLOCKS, SIZE))
-    largest = tl.max(sizes, axis=2)
-    missing = largest > INFINITY
-    largest = tl.where(missing, 0, largest)
+    # As integers, the bits of NaNs are above those of infinity.
+    magnitudes = tl.reshape(tl.abs(h).to(tl.int32, bitcast=True), (ROWS, BLOCKS, SIZE))
+    amax = tl.max(magnitudes, axis=2)
+    has_nan = amax > INFINITY
+    amax = tl.where(has_nan, 0, amax)
     if NVFP4:
-        code, inverse = nvfp4_scales(largest.to(tl.float32, bitcast=True), tl.load(global_scale))
-        code = tl.where(missing, 0x7F, code)
+        code, inverse = encode_nvfp4_scales(
+            amax.to(tl.float32, bitcast=True), tl.load(global_scale)
+        )
+        code = tl.where(has_nan, 0x7F, code)
     else:
-        code, inverse = mxfp4_scales(largest)
-        code = tl.where(missing, 0xFF, code)
+        code, inverse = encode_mxfp4_scales(amax)
+        code = tl.where(has_nan, 0xFF, code)
     blocks = tile * BLOCKS + tl.arange(0, BLOCKS)
-    real = (rows < M)[:, None] & (blocks < num_blocks)[None, :]
-    written = (rows < end_row)[:, None] & (blocks < end_block)[None, :]
-    place = scale_place(rows, blocks, num_blocks, SWIZZLED)
-    tl.store(scale + place, tl.where(real, code, 0).to(tl.uint8), mask=written)
+    is_block = (rows < M)[:, None] & (blocks < num_blocks)[None, :]
+    is_stored = (rows < end_row)[:, None] & (blocks < end_block)[None, :]
+    places = scale_place(rows, blocks, num_blocks, SWIZZLED)
+    tl.store(scale + places, tl.where(is_block, code, 0).to(tl.uint8), mask=is_stored)
 
-    y = h * spread(inverse, SIZE)
+    y = h * repeat_columns(inverse, SIZE)
     if STOCHASTIC:
         random = nine_bits(seed, rows, tile * COLS, K, COLS)
-        codes = random_codes(rounded_to_halves(y), random << 7)
+        codes = random_codes(round_to_float16(y), random << 7)
     else:
         codes = nearest_codes(y)
-    pairs = packed(tl.where(spread(missing.to(tl.int32), SIZE) != 0, 0, codes))
-    halves = tile * (COLS // 2) + tl.arange(0, COLS // 2)
-    at = rows[:, None].to(tl.int64) * (K // 2) + halves[None, :]
-    tl.store(q + at, pairs, mask=(rows < M)[:, None] & (halves < K // 2)[None, :])
+    packed = pack_codes(tl.where(repeat_columns(has_nan.to(tl.int32), SIZE) != 0, 0, codes))
+    pairs = tile * (COLS // 2) + tl.arange(0, COLS // 2)
+    offsets = rows[:, None].to(tl.int64) * (K // 2) + pairs[None, :]
+    tl.store(q + offsets, packed, mask=(rows < M)[:, None] & (pairs < K // 2)[None, :])

@@ -1,6 +1,7 @@
-"""`tma_copy` in Triton: vectorized (through registers) and tensor_map (through TMA descriptors)."""
+"""`tma_copy` in Triton: through registers (vectorized), or by TMA descriptors (tensor_map)."""
 
 from dataclasses import dataclass
+from itertools import chain
 from math import ceil, gcd
 
 from kernelcat.catalog import cost_model
@@ -8,16 +9,20 @@ from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
 from kernelcat.jit import triton
+from kernelcat.kernels.triton.common.grid import MAX_GRID_Y
 from kernelcat.runtime.gpu import Gpu
 
 KERNELS = "kernelcat.kernels.triton.tma_copy.device:"
 
 MIN_BYTES_IN_FLIGHT, MAX_BYTES_IN_FLIGHT = 48 << 10, 128 << 10
+"""Bytes that an SM has in flight where loads cover the latency of memory, and no more."""
+RESERVED_BYTES = 2048
+"""Shared memory of a program besides its tiles: what the GPU reserves, and barriers."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """What is copied, as rows of ``cols`` elements of ``size`` bytes; strides in elements."""
+    """The copied matrix: rows of ``cols`` elements of ``size`` bytes each; strides in elements."""
 
     rows: int
     cols: int
@@ -36,7 +41,7 @@ class Matrix:
         return Matrix(rows, cols, *strides, size)
 
     def folded(self, width_bytes: int) -> "Matrix":
-        """A single row in lines of ``width_bytes``, where it divides into such."""
+        """One row whose bytes are a multiple of ``width_bytes`` as rows of ``width_bytes``."""
         width = width_bytes // self.size
         if self.rows > 1 or self.cols % width:
             return self
@@ -44,12 +49,12 @@ class Matrix:
 
     @property
     def alignment(self) -> int:
-        """Elements in the widest access (to 16 bytes) that every row's start is aligned to."""
+        """Elements of the widest access, 16 bytes at most, that the start of every row allows."""
         return gcd(self.src_stride, self.dst_stride, 16 // self.size)
 
 
 def _register_tile(matrix: Matrix, config: Config) -> tuple[int, int]:
-    """Rows and columns of a tile: as wide as the matrix, then as high as the bytes allow."""
+    """Rows and columns of a tile: as wide as the matrix, and as high as ``tile_bytes`` allow."""
     elements = config["tile_bytes"] // matrix.size
     cols = min(1 << (matrix.cols - 1).bit_length(), elements)
     return elements // cols, cols
@@ -78,6 +83,7 @@ def _vectorized(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _descriptor_tile(matrix: Matrix, config: Config) -> tuple[int, int]:
+    """Rows and columns of a tile that a descriptor loads."""
     return config["tile_bytes"] // config["width_bytes"], config["width_bytes"] // matrix.size
 
 
@@ -86,11 +92,11 @@ def _tensor_map(problem: Problem, config: Config, gpu: Gpu) -> Program:
         return Program(())
     matrix, dtype = Matrix.of(problem).folded(config["width_bytes"]), problem["dtype"]
     block = _descriptor_tile(matrix, config)
-    programs = gpu.sms * config["per_sm"]
+    num_programs = gpu.sms * config["per_sm"]
     shape = (matrix.rows, matrix.cols)
     launch = triton.step(
         KERNELS + "tensor_map",
-        (min(programs, _tiles(matrix, block)), 1, 1),
+        (min(num_programs, _num_tiles(matrix, block)), 1, 1),
         {
             "src": triton.descriptor("src", dtype, shape, block, matrix.src_stride),
             "dst": triton.descriptor("dst", dtype, shape, block, matrix.dst_stride),
@@ -100,7 +106,7 @@ def _tensor_map(problem: Problem, config: Config, gpu: Gpu) -> Program:
         {
             "BLOCK_ROWS": block[0],
             "BLOCK_COLS": block[1],
-            "NUM_PROGRAMS": programs,
+            "NUM_PROGRAMS": num_programs,
             "STAGES": config["stages"],
         },
         num_warps=4,
@@ -108,7 +114,7 @@ def _tensor_map(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return Program((launch,))
 
 
-def _tiles(matrix: Matrix, block: tuple[int, int]) -> int:
+def _num_tiles(matrix: Matrix, block: tuple[int, int]) -> int:
     return ceil(matrix.rows / block[0]) * ceil(matrix.cols / block[1])
 
 
@@ -116,79 +122,91 @@ def _is_empty(problem: Problem) -> bool:
     return problem["rows"] == 0 or problem["cols"] == 0
 
 
-def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _illegal_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if _is_empty(problem):
         return None
     matrix = Matrix.of(problem)
-    if ceil(matrix.rows / _register_tile(matrix, config)[0]) > 65535:
-        return "more than 65535 tiles of rows, the most a grid's second axis has"
+    tiles_down = ceil(matrix.rows / _register_tile(matrix, config)[0])
+    if tiles_down > MAX_GRID_Y:
+        return f"{tiles_down} tiles of rows: the second axis of a grid has at most {MAX_GRID_Y}"
     return None
 
 
-def _reject_tensor_map(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _illegal_tensor_map(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if _is_empty(problem):
         return None
     width = config["width_bytes"]
     matrix = Matrix.of(problem).folded(width)
-    if matrix.rows == 1 and matrix.cols * matrix.size > width:
-        return f"{matrix.cols * matrix.size} contiguous bytes do not divide into lines of {width}"
+    row_bytes = matrix.cols * matrix.size
+    if matrix.rows == 1 and row_bytes > width:
+        return f"{row_bytes} contiguous bytes must be a multiple of width_bytes={width}"
     for stride in (matrix.src_stride, matrix.dst_stride):
         if stride * matrix.size % 16:
             return f"rows {stride * matrix.size} bytes apart: TMA needs a multiple of 16"
-    if matrix.cols * matrix.size % 16:
-        return f"rows of {matrix.cols * matrix.size} bytes: a TMA store writes whole units of 16"
+    if row_bytes % 16:
+        return f"rows of {row_bytes} bytes: a TMA store writes a multiple of 16"
+    tiles_bytes = config["tile_bytes"] * config["stages"] + RESERVED_BYTES
+    if tiles_bytes > gpu.shared_bytes:
+        return f"{tiles_bytes} bytes of tiles are more shared memory than a program can have"
+    return None
+
+
+def _unpromising_tensor_map(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if _is_empty(problem):
+        return None
     in_flight = config["tile_bytes"] * config["stages"] * config["per_sm"]
-    if in_flight + 2048 * config["per_sm"] > gpu.shared_bytes:
-        return f"{in_flight} bytes of tiles do not fit into the shared memory of an SM"
+    if in_flight + RESERVED_BYTES * config["per_sm"] > gpu.shared_bytes:
+        return f"{config['per_sm']} programs with {in_flight} bytes of tiles do not fit on an SM"
     if in_flight < MIN_BYTES_IN_FLIGHT:
-        return f"{in_flight} bytes of tiles an SM are too few to cover the latency of memory"
+        return f"{in_flight} bytes of tiles on an SM are too few to cover the latency of memory"
     if in_flight > MAX_BYTES_IN_FLIGHT:
-        return f"{in_flight} bytes of tiles an SM are more than the latency of memory asks for"
+        return f"{in_flight} bytes of tiles on an SM are more than cover the latency of memory"
     return None
 
 
 def _default_vectorized(problem: Problem, gpu: Gpu) -> Config:
-    """Tiles of 16 KB, smaller ones where every SM would not get four."""
-    total = problem["rows"] * problem["cols"] * itemsize(problem["dtype"])
-    size = next((s for s in (16384, 8192) if total >= 4 * gpu.sms * s), 4096)
-    config = Config(tile_bytes=size, warps=4)
+    """Tiles of 16 KB, or smaller ones where larger ones would be fewer than four for each SM."""
+    total_bytes = problem["rows"] * problem["cols"] * itemsize(problem["dtype"])
+    sizes = (size for size in (16384, 8192) if total_bytes >= 4 * gpu.sms * size)
+    config = Config(tile_bytes=next(sizes, 4096), warps=4)
     if VECTORIZED.illegal(config, problem, gpu):
         return Config(tile_bytes=32768, warps=4)
     return config
 
 
 def _default_tensor_map(problem: Problem, gpu: Gpu) -> Config:
-    """Two programs an SM with three tiles of 16 KB each; wide tiles where rows lie apart."""
+    """Two programs on an SM with three tiles of 16 KB each; wide tiles where rows lie apart."""
     width = 128 if Matrix.of(problem).rows == 1 else 512
-    wanted = Config(tile_bytes=16384, width_bytes=width, stages=3, per_sm=2)
-    if TENSOR_MAP.why_not(wanted, problem, gpu) is None:
-        return wanted
-    return next(TENSOR_MAP.configs(problem, gpu), wanted)
+    preferred = Config(tile_bytes=16384, width_bytes=width, stages=3, per_sm=2)
+    promising = list(TENSOR_MAP.configs(problem, gpu))
+    if preferred in promising:
+        return preferred
+    return next(chain(promising, TENSOR_MAP.legal(problem, gpu)), preferred)
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Memory time, longer where narrow accesses, few programs or few bytes in flight slow it."""
+    """Memory time, longer where accesses are narrow or few bytes are in flight."""
     size = itemsize(problem["dtype"])
-    total = 2 * problem["rows"] * problem["cols"] * size
-    if total == 0:
+    moved_bytes = 2 * problem["rows"] * problem["cols"] * size
+    if moved_bytes == 0:
         return cost_model.LAUNCH_US
     matrix = Matrix.of(problem)
-    access = 16
+    access_bytes = 16
     in_flight = config["tile_bytes"] * config.get("stages", 4) * config.get("per_sm", 1)
     if "stages" not in config and matrix.rows > 1:
-        access = matrix.alignment * size
-    efficiency = min(1.0, 0.4 + access / 16) * min(1.0, 0.5 + in_flight / (96 << 10))
-    return cost_model.copy_us(total, gpu, cost_model.BANDWIDTH_EFFICIENCY * efficiency)
+        access_bytes = matrix.alignment * size
+    efficiency = min(1.0, 0.4 + access_bytes / 16) * min(1.0, 0.5 + in_flight / (96 << 10))
+    return cost_model.copy_us(moved_bytes, gpu, cost_model.BANDWIDTH_EFFICIENCY * efficiency)
 
 
 VECTORIZED = Implementation(
     entry="tma_copy",
     language="triton",
     variant="vectorized",
-    summary="16-byte loads and stores through registers, a tile a program; any strides",
+    summary="one tile a program through registers, 16-byte loads and stores; any strides",
     archs=("sm_80+",),
     space={"tile_bytes": (4096, 8192, 16384, 32768), "warps": (4, 8)},
-    illegal=_reject_vectorized,
+    illegal=_illegal_vectorized,
     default=_default_vectorized,
     program=_vectorized,
     estimate=_estimate,
@@ -207,7 +225,8 @@ TENSOR_MAP = Implementation(
         "stages": (2, 3, 4),
         "per_sm": (1, 2, 4),
     },
-    illegal=_reject_tensor_map,
+    illegal=_illegal_tensor_map,
+    unpromising=_unpromising_tensor_map,
     default=_default_tensor_map,
     program=_tensor_map,
     estimate=_estimate,

@@ -1,4 +1,4 @@
-"""Kernels x -> (q, scale): their launch and its time, as `fp8_swiglu` has them too."""
+"""Kernels that quantize to float8_e4m3fn, x -> (q, scale): their launch and its predicted time."""
 
 from math import ceil
 
@@ -8,7 +8,6 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
 from kernelcat.runtime.gpu import Gpu
 
-ARCHS = ("sm_89+",)  # the first with an instruction that converts to float8_e4m3fn
 TECHNIQUES = {"fp8_convert": "F2FP.SATFINITE.E4M3"}
 
 
@@ -19,22 +18,22 @@ def launch(
     constants: dict[str, ConfigValue],
     *,
     rows: int,
-    width: int,
+    cols: int,
     warps: int,
 ) -> Program:
-    """One launch of ``kernel``: ``rows`` x ``width`` elements of x (M, ``axis``) a program."""
-    m, cols, dtype = problem["M"], problem[axis], problem["dtype"]
-    if m == 0 or cols == 0:
+    """One launch of ``kernel``: ``rows`` x ``cols`` elements of x (M, ``axis``) a program."""
+    m, n, dtype = problem["M"], problem[axis], problem["dtype"]
+    if m == 0 or n == 0:
         return Program(())
     step = triton.step(
         kernel,
-        (ceil(m / rows) * ceil(cols / width), 1, 1),
+        (ceil(m / rows) * ceil(n / cols), 1, 1),
         {
             "x": triton.pointer("x", dtype),
             "q": triton.pointer("q", "float8_e4m3fn"),
             "scale": triton.pointer("scale", "float32"),
             "M": triton.integer(m, divisor=1),
-            axis: triton.integer(cols),
+            axis: triton.integer(n),
         },
         constants,
         num_warps=warps,
@@ -42,10 +41,10 @@ def launch(
     return Program((step,))
 
 
-def launch_us(bytes_moved: int, programs: int, in_flight: float, gpu: Gpu) -> float:
+def launch_us(bytes_moved: int, num_programs: int, in_flight: float, gpu: Gpu) -> float:
     """Memory time; longer where programs are fewer than SMs or threads hold few elements.
 
-    ``in_flight`` is what a thread holds, as a share of what it takes to hide the latency.
+    ``in_flight`` is what a thread loads at once, divided by what hides the latency of memory.
     """
-    busy = min(1.0, max(1, programs) / gpu.sms) * min(1.0, 0.4 + in_flight)
+    busy = min(1.0, max(1, num_programs) / gpu.sms) * min(1.0, 0.4 + in_flight)
     return cost_model.copy_us(bytes_moved, gpu, cost_model.BANDWIDTH_EFFICIENCY * busy)
