@@ -26,7 +26,7 @@ def global_scale_of(amax: float) -> float:
 def format_of(scale: Any) -> str:
     """``nvfp4`` or ``mxfp4``, by the scales' element type; ``InvalidArgument`` for any other."""
     name = str(scale.dtype).removeprefix("torch.")
-    found = _fp4.SCALE.told_by(name)
+    found = _fp4.SCALE.value_of(name)
     if found is None:
         raise InvalidArgument(f"scales are {name}; use {_fp4.SCALE}")
     return str(found)
