@@ -148,21 +148,21 @@ def infer(entry: Entry, infos: Infos, axes: Mapping[str, AxisValue]) -> Problem:
         Wrong rank, sizes or element types that disagree, an unsupported element type, strides
         that no implementation supports, or an axis that neither an array nor a keyword determines.
     """
-    known = _Axes(entry)
+    axis_values = _AxisValues(entry)
     for name, value in axes.items():
-        known.add(name, value, f"{name}=")
+        axis_values.add(name, value, f"{name}=")
     for tensor in entry.inputs:
         present = tensor.name in infos
         if tensor.flag is not None and tensor.when is True:
-            known.add(tensor.flag, present, tensor.name)
+            axis_values.add(tensor.flag, present, tensor.name)
         if present:
-            _read(known, tensor, infos[tensor.name])
+            _read(axis_values, tensor, infos[tensor.name])
     for tensor in entry.outputs:
         if tensor.name in infos:
-            _read(known, tensor, infos[tensor.name])
+            _read(axis_values, tensor, infos[tensor.name])
         else:
-            _allocate(known, tensor)
-    problem = entry.problem(**known.values)
+            _allocate(axis_values, tensor)
+    problem = entry.problem(**axis_values.values)
     for tensor in entry.inputs:
         _check_presence(entry, tensor, tensor.name in infos, problem)
     for tensor in entry.tensors:
@@ -179,23 +179,23 @@ def _check_presence(entry: Entry, tensor: Tensor, is_passed: bool, problem: Prob
 
 
 def _check_derived(entry: Entry, tensor: Tensor, info: ArrayInfo, problem: Problem) -> None:
-    wanted = tensor.shape_of(problem)
+    expected = tensor.shape_of(problem)
     for position, size in enumerate(tensor.shape):
-        if isinstance(size, Derived) and info.shape[position] != wanted[position]:
+        if isinstance(size, Derived) and info.shape[position] != expected[position]:
             raise InvalidArgument(
                 f"{entry.name}: {label(entry, tensor)}.shape[{position}] must be "
-                f"{wanted[position]} ({size}), not {info.shape[position]}"
+                f"{expected[position]} ({size}), not {info.shape[position]}"
             )
 
 
 def _check_dtype(entry: Entry, tensor: Tensor, info: ArrayInfo, problem: Problem) -> None:
-    wanted = tensor.dtype_of(problem)
-    if info.dtype != wanted:
+    expected = tensor.dtype_of(problem)
+    if info.dtype != expected:
         name = label(entry, tensor)
-        raise InvalidArgument(f"{entry.name}: {name} must be {wanted} here, not {info.dtype}")
+        raise InvalidArgument(f"{entry.name}: {name} must be {expected} here, not {info.dtype}")
 
 
-class _Axes:
+class _AxisValues:
     """Axis values read so far, and the argument that each value was read from."""
 
     def __init__(self, entry: Entry) -> None:
@@ -212,33 +212,33 @@ class _Axes:
             self.entry.axis(axis).check(value)
             self.values[axis], self._origins[axis] = value, origin
         elif axis in self.values:
-            known = self.values[axis]  # type: ignore[index]
-            if known != value:
+            earlier = self.values[axis]  # type: ignore[index]
+            if earlier != value:
                 raise InvalidArgument(
-                    f"{self.entry.name}: {axis} differs: {self._origins[axis]} is {known}, "  # type: ignore[index]
+                    f"{self.entry.name}: {axis} differs: {self._origins[axis]} is {earlier}, "  # type: ignore[index]
                     f"but {origin} is {value}"
                 )
         elif axis != value:
             raise InvalidArgument(f"{self.entry.name}: {origin} must be {axis}, not {value}")
 
 
-def _read(known: _Axes, tensor: Tensor, info: ArrayInfo) -> None:
+def _read(axes: _AxisValues, tensor: Tensor, info: ArrayInfo) -> None:
     """Read axes from an array's element type, shape and strides."""
-    entry, name = known.entry, label(known.entry, tensor)
+    entry, name = axes.entry, label(axes.entry, tensor)
     if len(info.shape) != len(tensor.shape):
-        axes = ", ".join(map(str, tensor.shape))
+        sizes = ", ".join(map(str, tensor.shape))
         raise InvalidArgument(
-            f"{entry.name}: {name} must have {len(tensor.shape)} dimensions ({axes}), "
+            f"{entry.name}: {name} must have {len(tensor.shape)} dimensions ({sizes}), "
             f"not {len(info.shape)} (its shape is {info.shape})"
         )
-    _read_dtype(known, tensor, info)
+    _read_dtype(axes, tensor, info)
     for position, (axis, extent) in enumerate(zip(tensor.shape, info.shape, strict=True)):
         if not isinstance(axis, Derived):
-            known.add(axis, extent, f"{name}.shape[{position}]")
+            axes.add(axis, extent, f"{name}.shape[{position}]")
         elif axis.tells is not None:
             name_of_axis, invert = axis.tells
             origin = f"{name_of_axis} of {name} ({axis} = {extent})"
-            known.add(name_of_axis, invert(extent, known.values), origin)
+            axes.add(name_of_axis, invert(extent, axes.values), origin)
     if tensor.strides is None:
         if not info.contiguous:
             raise InvalidArgument(
@@ -253,15 +253,15 @@ def _read(known: _Axes, tensor: Tensor, info: ArrayInfo) -> None:
                 f"{entry.name}: {name} must have stride {axis} along axis {position}, "
                 f"not {stride}; pass {_contiguous_call(name, info)}"
             )
-        known.add(axis, stride, f"{name}'s stride along axis {position}")
+        axes.add(axis, stride, f"{name}'s stride along axis {position}")
 
 
-def _read_dtype(known: _Axes, tensor: Tensor, info: ArrayInfo) -> None:
-    entry, name = known.entry, label(known.entry, tensor)
+def _read_dtype(axes: _AxisValues, tensor: Tensor, info: ArrayInfo) -> None:
+    entry, name = axes.entry, label(axes.entry, tensor)
     if isinstance(tensor.dtype, ElementType):
         value = tensor.dtype.value_of(info.dtype)
         if value is not None:
-            known.add(tensor.dtype.axis, value, f"{tensor.dtype.axis} of {name} ({info.dtype})")
+            axes.add(tensor.dtype.axis, value, f"{tensor.dtype.axis} of {name} ({info.dtype})")
         elif info.dtype not in dict(tensor.dtype.types).values():
             raise InvalidArgument(f"{entry.name}: {name} is {info.dtype}; use {tensor.dtype}")
     elif tensor.dtype in entry.axis_names:
@@ -270,20 +270,20 @@ def _read_dtype(known: _Axes, tensor: Tensor, info: ArrayInfo) -> None:
             raise InvalidArgument(
                 f"{entry.name}: {name} is {info.dtype}; use one of: {', '.join(map(str, legal))}"
             )
-        known.add(tensor.dtype, info.dtype, name)
+        axes.add(tensor.dtype, info.dtype, name)
     elif info.dtype != tensor.dtype:
         raise InvalidArgument(f"{entry.name}: {name} must be {tensor.dtype}, not {info.dtype}")
 
 
-def _allocate(known: _Axes, tensor: Tensor) -> None:
+def _allocate(axes: _AxisValues, tensor: Tensor) -> None:
     """Set axes that occur in the strides of an output to the strides of a contiguous output."""
     if tensor.strides is None:
         return
-    axes = {axis: known.values.get(axis, 0) for axis in known.entry.axis_names}
-    info = _contiguous_info(tensor.extents(axes))
+    values = {axis: axes.values.get(axis, 0) for axis in axes.entry.axis_names}
+    info = _contiguous_info(tensor.extents(values))
     for position, axis in enumerate(tensor.strides):
-        if isinstance(axis, str) and axis not in known.values:
-            known.add(axis, info.strides[position], f"{tensor.name}'s stride")
+        if isinstance(axis, str) and axis not in axes.values:
+            axes.add(axis, info.strides[position], f"{tensor.name}'s stride")
 
 
 def _contiguous_info(shape: tuple[int, ...]) -> ArrayInfo:

@@ -99,9 +99,9 @@ def _all_tokens(path: Path) -> tuple[str, list[Path]]:
 _cuda_texts = FileFunction(_all_tokens)
 
 
-def _included(path: Path, beside: Path, seen: set[Path]) -> Iterator[tuple[Path, str]]:
+def _included(path: Path, beside: Path, visited: set[Path]) -> Iterator[tuple[Path, str]]:
     """Pairs of a file and tokens up to its next include, in the order the compiler reads them."""
-    seen.add(path)
+    visited.add(path)
     *before, rest = _split_at_includes(path.read_text(encoding="utf-8"))
     yield path, ""
     for text, name in before:
@@ -111,8 +111,8 @@ def _included(path: Path, beside: Path, seen: set[Path]) -> Iterator[tuple[Path,
         header = next((file for file in candidates if file.is_file()), None)
         if header is None:  # a header of CUDA
             yield path, f"#include {name}\n"
-        elif header not in seen:
-            yield from _included(header, beside, seen)
+        elif header not in visited:
+            yield from _included(header, beside, visited)
     yield path, _tokens(rest[0])
 
 

@@ -328,13 +328,13 @@ class Entry:
     def named(self, name: str) -> Problem:
         """The problem called ``name``; raises ``UnknownName``."""
         if name not in self.problems:
-            known = list(self.problems)
-            raise UnknownName(f"{self.name} has no problem {name!r}{nearest(name, known)}")
+            hint = nearest(name, list(self.problems))
+            raise UnknownName(f"{self.name} has no problem {name!r}{hint}")
         return self.problems[name]
 
     def problem_name(self, problem: Problem) -> str | None:
         """The name of ``problem``, or None for a problem without a name."""
-        return next((name for name, known in self.problems.items() if known == problem), None)
+        return next((name for name, named in self.problems.items() if named == problem), None)
 
     def bucket(self, problem: Problem) -> Problem:
         """The problem with sizes rounded by the bucketing rules and without minor choices."""
