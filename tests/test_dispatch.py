@@ -149,7 +149,7 @@ def test_what_is_remembered_is_bounded(host: Host, monkeypatch) -> None:
     op = kernelcat.get("gemm")
     for m in (1, 2, 3, 4, 5, 1):
         assert op(half(m, 8), half(6, 8)).shape == (m, 6)
-    assert len(op._ready) == len(op._loaded) == 3
+    assert len(op._fast_calls) == len(op._loaded) == 3
 
 
 def test_empty_arrays(host: Host) -> None:

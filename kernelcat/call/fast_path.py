@@ -36,7 +36,7 @@ _slow: Counter[str] = Counter()
 """Exception that made a call leave the fast path -> number of calls."""
 
 
-class Ready(NamedTuple):
+class FastCall(NamedTuple):
     """The launcher of one signature, with all that a call needs.
 
     Attributes
@@ -71,7 +71,7 @@ class Ready(NamedTuple):
         launch: Launch,
         inputs: Sequence[Any],
         outs: Sequence[Any],
-    ) -> Ready:
+    ) -> FastCall:
         """The fast path for calls with the signature of ``inputs`` and ``outs``."""
         if decision.missed:
             launch = _counted(launch, problem)
@@ -80,7 +80,7 @@ class Ready(NamedTuple):
         pairs = _pairs(entry, problem) if outs else ()
         allocate = None if outs else allocator(entry, problem, device, library)
         present = [array for array in (*inputs, *outs) if array is not None]
-        return Ready(
+        return FastCall(
             launch=launch,
             stream=library.stream(),
             device=device,
@@ -221,7 +221,7 @@ def _output_pairs(entry: Entry) -> list[tuple[str, str]]:
 
 
 def _pairs(entry: Entry, problem: Problem) -> tuple[tuple[int, int, int, int], ...]:
-    """:attr:`Ready.pairs` for ``problem``; bounds are in bytes."""
+    """:attr:`FastCall.pairs` for ``problem``; bounds are in bytes."""
     names = [tensor.name for tensor in entry.tensors]
     spans = {
         tensor.name: tensor.span_of(problem) * itemsize(tensor.dtype_of(problem))

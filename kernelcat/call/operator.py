@@ -19,7 +19,7 @@ from weakref import WeakSet
 from kernelcat import catalog
 from kernelcat.call import adapters, arrays, fast_path, signature
 from kernelcat.call.choice import Decision, Pin, choose
-from kernelcat.call.fast_path import Bound, Ready, misses, slow_calls
+from kernelcat.call.fast_path import Bound, FastCall, misses, slow_calls
 from kernelcat.catalog.implementation import Config, ConfigValue
 from kernelcat.catalog.spec import AxisValue, Entry, Problem
 from kernelcat.errors import InvalidArgument, MissingDependency
@@ -123,7 +123,7 @@ class Op:
         self._zeros = [(0,) * n for n in num_absent]
         self._fresh: list[list[Any]] = [[] for _ in num_absent]  # recent calls without out=
         self._onto: list[list[Any]] = [[] for _ in num_absent]  # recent calls with out=
-        self._ready: dict[Any, Ready] = {}
+        self._fast_calls: dict[Any, FastCall] = {}
         self._loaded: dict[tuple[Problem, int], tuple[Decision, Any]] = {}
         self._lock = threading.RLock()
         self.traced: Callable[..., Any] | None = None  # serves torch.compile and wrapper tensors
@@ -136,7 +136,7 @@ class Op:
     def __call__(self, *args: Any, out: Any = None, **named: Any) -> Any:
         if _is_compiling():
             return self.traced(*args, out=out, **named)  # type: ignore[misc]
-        ready: Ready | None = None
+        call: FastCall | None = None
         placed: tuple[Any, ...] = args
         axes: tuple[Any, ...] = ()
         try:
@@ -151,22 +151,22 @@ class Op:
                     if recent.matches(*operands):
                         pointers = recent.addresses(operands)
                         pointers[count:count] = self._zeros[count]
-                        ready = recent
+                        call = recent
                         break
-            if ready is None:
-                ready, pointers = self._look_up(placed, operands, axes, out is None)
+            if call is None:
+                call, pointers = self._look_up(placed, operands, axes, out is None)
         except fast_path.EXPECTED_ERRORS as error:  # the slow path makes the error message, if any
-            ready = None
+            call = None
             fast_path.count_slow(type(error).__name__)
-        if ready is None:
+        if call is None:
             return self._first_call(args, out, named)
-        if ready.allocate is not None:
-            out, addresses = ready.allocate()
+        if call.allocate is not None:
+            out, addresses = call.allocate()
             pointers += addresses
-        for first, second, low, high in ready.pairs:
+        for first, second, low, high in call.pairs:
             if low < pointers[second] - pointers[first] < high:
                 self._refuse_overlap(placed, operands)
-        ready.launch(tuple(pointers), ready.stream(ready.device))
+        call.launch(tuple(pointers), call.stream(call.device))
         return out
 
     def bind(self, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Bound:
@@ -224,7 +224,7 @@ class Op:
     def forget(self) -> None:
         """Forget all launchers and choices."""
         with self._lock:
-            self._ready.clear()
+            self._fast_calls.clear()
             self._loaded.clear()
             for recent in self._fresh + self._onto:
                 recent.clear()
@@ -248,19 +248,19 @@ class Op:
 
     def _look_up(
         self, args: tuple[Any, ...], operands: tuple[Any, ...], axes: tuple[Any, ...], fresh: bool
-    ) -> tuple[Ready | None, list[int]]:
+    ) -> tuple[FastCall | None, list[int]]:
         """The launcher remembered for ``operands`` (inputs, then outputs), and their addresses."""
         count = len(args)
         if count < len(self._positions):
             operands = (*args, *self._pads[count], *operands[count:])
         key, pointers = _scans[type(operands[0])](operands)
-        ready = self._ready.get((key, axes) if axes else key)
-        if ready is not None and ready.matches and not axes and not any(x is None for x in args):
+        call = self._fast_calls.get((key, axes) if axes else key)
+        if call is not None and call.matches and not axes and not any(x is None for x in args):
             recent = (self._fresh if fresh else self._onto)[count]
-            if not any(ready is known for known in recent):
-                recent.insert(0, ready)
+            if not any(call is other for other in recent):
+                recent.insert(0, call)
                 del recent[MAX_RECENT:]
-        return ready, pointers
+        return call, pointers
 
     def _refuse_overlap(self, placed: tuple[Any, ...], operands: tuple[Any, ...]) -> None:
         count = len(placed)
@@ -278,10 +278,10 @@ class Op:
         if not all(info.aligned for info in infos.values()):
             return adapters.call_with_copies(self, library, inputs, outs, axes)
         decision, launch = self._load(problem, device)
-        ready = Ready.make(self.entry, problem, device, library, decision, launch, inputs, outs)
+        call = FastCall.make(self.entry, problem, device, library, decision, launch, inputs, outs)
         key, _ = library.scan((*inputs, *outs))
         with self._lock:
-            _remember(self._ready, (key, tuple(axes.items())) if axes else key, ready)
+            _remember(self._fast_calls, (key, tuple(axes.items())) if axes else key, call)
             _scans[type(inputs[0])] = library.scan
         return self(*inputs, out=out, **axes)
 
