@@ -5,17 +5,18 @@
 >>> d = gemm(a, b)              # a (M, K), b (N, K): torch, CuPy or any DLPack array on a GPU
 >>> print(gemm.explain(a, b))   # which implementation and configuration, and why
 
-Importing this imports no array library and no compiler; they come with the first call.
+``import kernelcat`` imports no array library and no compiler; the first call imports both.
 
-The rooms: ``catalog`` says what there is, ``call`` serves a call, ``runtime`` is the machine,
-``jit`` compiles, ``verify`` proves kernels right, ``bench`` and ``tune`` measure, ``store`` keeps
-results, ``report`` shows them, ``layers`` is what surrounds kernels in a model, ``cli`` the command
-line. A room stands above those it imports.
+Subpackages: ``catalog`` (specifications and implementations), ``call`` (calls of operators),
+``runtime`` (GPUs, driver, launches), ``jit`` (compilers), ``verify`` (proof that kernels are
+right), ``bench`` and ``tune`` (measurement and search), ``store`` (the database of results),
+``report`` (tables and explanations for people), ``layers`` (the parts of a model around kernels)
+and ``cli`` (the command line).
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing.TYPE_CHECKING, without the 20 ms that importing typing takes
+TYPE_CHECKING = False  # stands for typing.TYPE_CHECKING: importing typing would take 20 ms
 if TYPE_CHECKING:
     from kernelcat.call.operator import entries, get, reload
     from kernelcat.catalog.implementation import Config
@@ -49,6 +50,7 @@ _HOMES = {
     "mla": "kernelcat.layers",
     "reload": "kernelcat.call.operator",
 }
+"""Public name -> the module that defines the name, or the package that holds the module."""
 
 
 def __getattr__(name: str) -> object:
@@ -57,8 +59,8 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     home = _HOMES[name]
-    found = getattr(import_module(home), name, None)
-    globals()[name] = import_module(f"{home}.{name}") if found is None else found
+    value = getattr(import_module(home), name, None)
+    globals()[name] = import_module(f"{home}.{name}") if value is None else value
     return globals()[name]
 
 

@@ -1,4 +1,4 @@
-"""``python -m kernelcat``."""
+"""The command line as ``python -m kernelcat``."""
 
 from kernelcat.cli import main
 

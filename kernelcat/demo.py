@@ -1,8 +1,8 @@
-"""`make demo`: the main job, by the same commands a user would type, in less than two minutes.
+"""`make demo`: runs the main commands as a user would type them, in less than two minutes.
 
-With a GPU: check, tune and rank `gemm`. Without a GPU: check the Triton kernels of `gemm` in the
-interpreter, tune `gemm` for a B200 by a model, and show the board of an H200 that is shipped. The
-last line says what was done and what was not.
+With a GPU the demo checks, tunes and ranks `gemm`. Without a GPU it checks the Triton kernels of
+`gemm` in the interpreter, ranks configurations for a B200 by the cost model, and shows the shipped
+leaderboard of an H200. The last line says what was done and what was not.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ WITHOUT_GPU: tuple[Sequence[str], ...] = (
     ("leaderboard", "gemm", "--gpu", "h200"),
 )
 NOTHING_RAN = (
-    "Done without a GPU: Triton's gemm kernels gave right results in its interpreter, kernels for "
-    "a B200 were compiled and ranked by a model, and the last table was measured on an H200 before."
+    "Done without a GPU: the Triton kernels of gemm passed in Triton's interpreter, kernels for a "
+    "B200 were compiled and ranked by the cost model, and the last table is the shipped one, "
+    "measured on an H200."
 )
 
 
 def main() -> None:
-    """Run the commands one after the other; the first that fails ends the demo."""
-    here = driver.count() > 0
+    """Run the commands one after another; the first command that fails ends the demo."""
+    has_gpu = driver.count() > 0
     with tempfile.TemporaryDirectory() as folder:
         environment = {"KERNELCAT_DB": str(Path(folder) / "demo.sqlite3"), **os.environ}
-        for words in WITH_GPU if here else WITHOUT_GPU:
+        for words in WITH_GPU if has_gpu else WITHOUT_GPU:
             print(f"\n$ kernelcat {' '.join(words)}", flush=True)
             command = [sys.executable, "-m", "kernelcat", *words]
             code = subprocess.run(command, env=environment, check=False).returncode
             if code:
                 sys.exit(f"\nthe demo ends here: kernelcat {words[0]} failed")
-    if here:
-        print(f"\nDone: gemm is right and tuned on this machine's {gpu.detect().name}; the last "
-              "table compares it with its peers in the same race.")  # fmt: skip
+    if has_gpu:
+        print(f"\nDone: gemm passed its checks and is tuned on this machine's {gpu.detect().name}; "
+              "the last table compares gemm with its peers in the same race.")  # fmt: skip
     else:
         print(f"\n{NOTHING_RAN}")
 

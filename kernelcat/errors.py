@@ -1,4 +1,4 @@
-"""Every error kernelcat raises on purpose: one clear line that says what to do."""
+"""Exceptions that kernelcat raises; each message is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ class KernelcatError(Exception):
 
 
 class UnknownName(KernelcatError, LookupError):
-    """An entry, problem, GPU, language or variant that does not exist; names the nearest ones."""
+    """There is no entry, problem, GPU, language or variant of that name.
+
+    The message lists the nearest names.
+    """
 
 
 class InvalidArgument(KernelcatError, ValueError):
-    """An argument with the wrong rank, shape, dtype, device, strides or value."""
+    """An argument has a wrong rank, shape, element type, device, stride or value."""
 
 
 class Unsupported(KernelcatError):
-    """No implementation serves this problem on this GPU; says what would work."""
+    """No implementation serves this problem on this GPU; the message has the reasons."""
 
 
 class MissingDependency(KernelcatError, ImportError):
-    """A compiler, library or driver is not there; names the line that installs it."""
+    """A compiler, library or driver is missing; the message has the command that installs it."""
 
 
 class CompileError(KernelcatError):
-    """A kernel did not compile. ``log`` holds the compiler's full output."""
+    """A kernel does not compile. ``log`` holds the compiler's full output."""
 
     def __init__(self, message: str, log: str = "") -> None:
         super().__init__(message)
@@ -32,18 +35,21 @@ class CompileError(KernelcatError):
 
 
 class LaunchError(KernelcatError):
-    """The driver refused a launch, or a kernel failed while it ran."""
+    """The driver refused a launch, or a kernel failed while running."""
 
 
 class StoreError(KernelcatError):
     """The tuning database cannot be read or written."""
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """``; did you mean A or B?`` for a misspelt name, or the list of names when none is close."""
+def nearest(name: str, names: list[str]) -> str:
+    """The end of a message about an unknown ``name``: ``; did you mean A or B?``.
+
+    Where no known name is close the text lists all of them; it is empty where there are none.
+    """
     import difflib
 
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if close:
         return f"; did you mean {' or '.join(close)}?"
-    return f"; known: {', '.join(sorted(known))}" if known else ""
+    return f"; known: {', '.join(sorted(names))}" if names else ""

@@ -1,4 +1,4 @@
-"""Where the catalog's files lie: inside the installed package, or beside it in a checkout."""
+"""Folders of the catalog: in the installed package, or beside the package in a checkout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PACKAGE = Path(__file__).resolve().parent
 def data(name: str) -> Path:
     """The folder ``name`` (``kernels``, ``reference`` or ``tuning_db``).
 
-    A wheel carries it as ``kernelcat/_data/NAME``; a checkout has it beside the package.
+    In a wheel the folder is ``kernelcat/_data/NAME``; in a checkout it is beside the package.
     """
-    packed = _PACKAGE / "_data" / name
-    return packed if packed.is_dir() else _PACKAGE.parent / name
+    installed = _PACKAGE / "_data" / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name

@@ -132,10 +132,10 @@ def test_a_guard_that_does_not_prove_itself_is_not_used() -> None:
         def check(self, *arrays) -> bool:
             return True
 
-    assert torch_guards.proven(torch) is not None
-    assert torch_guards.proven(fake()) is None
-    assert torch_guards.proven(fake(**vars(Always))) is None
-    assert torch_guards.proven(object()) is None
+    assert torch_guards.find(torch) is not None
+    assert torch_guards.find(fake()) is None
+    assert torch_guards.find(fake(**vars(Always))) is None
+    assert torch_guards.find(object()) is None
 
 
 def test_addresses_are_told_of_aligned_arrays_only() -> None:

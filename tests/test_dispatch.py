@@ -141,15 +141,15 @@ def test_more_signatures_than_are_tried_one_by_one(host: Host, monkeypatch) -> N
         assert torch.equal(op(a, B, None, out=d), product(a, B))
         assert torch.equal(op(a, B, bias=half(6) * 0, out=d), product(a, B))
     assert len(host.loads) == 24
-    assert all(len(recent) <= operator.RECENT for recent in op._fresh + op._onto)
+    assert all(len(recent) <= operator.MAX_RECENT for recent in op._fresh + op._onto)
 
 
 def test_what_is_remembered_is_bounded(host: Host, monkeypatch) -> None:
-    monkeypatch.setattr(operator, "REMEMBERED", 3)
+    monkeypatch.setattr(operator, "MAX_REMEMBERED", 3)
     op = kernelcat.get("gemm")
     for m in (1, 2, 3, 4, 5, 1):
         assert op(half(m, 8), half(6, 8)).shape == (m, 6)
-    assert len(op._ready) == len(op._loaded) == 3
+    assert len(op._fast_calls) == len(op._loaded) == 3
 
 
 def test_empty_arrays(host: Host) -> None:
@@ -254,7 +254,7 @@ A, B = half(4, 8), half(6, 8)
     [
         (lambda op: op(A), "gemm needs b (arrays)"),
         (lambda op: op(), "gemm needs a and b (arrays)"),
-        (lambda op: op(A, B, a=A), "gemm: a is given twice"),
+        (lambda op: op(A, B, a=A), "gemm: a is given twice, by position and by name"),
         (lambda op: op(A, B, None, None, A), "gemm takes at most 4 arrays "
          "(a, b, bias, residual), not 5; "
          "pass the output as out="),
@@ -287,7 +287,8 @@ A, B = half(4, 8), half(6, 8)
         (lambda op: op.bind(A, B, out=A.view(-1)[:24].view(4, 6)),
          "gemm: out shares memory with a; pass another array"),
         (lambda op: op.bind(half(4, 8, offset=1), B),
-         "gemm: bind needs arrays at multiples of 16 bytes; a is not: bind a copy of it"),
+         "gemm: bind needs arrays at multiples of 16 bytes; a is not at one: "
+         "bind a copy of a"),
         (lambda op: op.bind(A, B, stream="default"), "stream must be a torch, CuPy or cuda.core "
          "stream or a handle, not str"),
         (lambda op: op.plan(M=4, N=6), "gemm also needs K, dtype"),

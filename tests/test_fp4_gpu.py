@@ -60,7 +60,7 @@ def test_a_quantizer_runs_at_the_bandwidth_of_a_copy(name: str, problem_name: st
     copies, own = (
         contestants_of(*each, device, timer) for each in (("tma_copy", copy), (name, problem))
     )
-    race(copies | own, telemetry.Silent(), STATES["burst"], blocks=8)
+    race(copies | own, telemetry.NoTelemetry(), STATES["burst"], blocks=8)
     (whole, _), (best, config) = (
         min((median(lane.samples), key) for key, lane in contestants.items())
         for contestants in (copies, own)

@@ -110,7 +110,7 @@ def test_an_artifact_survives_the_cache(compiled) -> None:
 
 def test_a_descriptor_laid_out_otherwise_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "box_of", lambda dtype, block: ((32, block[0]), 64))
-    with pytest.raises(CompileError, match="laid its descriptors out"):
+    with pytest.raises(CompileError, match="descriptors have layouts"):
         STEPS["descriptors"].source.compile("sm_90a")
 
 

@@ -179,7 +179,7 @@ def test_an_absent_tensor_has_a_descriptor_of_zeros(driver: Recorder) -> None:
 def test_descriptors_are_forgotten_before_they_fill_the_memory(
     driver: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kernelcat.runtime.tensor_map.KEPT", 4)
+    monkeypatch.setattr("kernelcat.runtime.tensor_map.MAX_DESCRIPTORS", 4)
     driver.formats = "m"
     launch = made(MAP)
     for number in (*range(1, 11), 10, 9, 1):
@@ -192,7 +192,7 @@ def test_a_misaligned_address_is_refused_and_the_next_call_works(driver: Recorde
     driver.formats = "m"
     launch = made(MAP)
     launch((A, B, C), 0)
-    with pytest.raises(InvalidArgument, match=r"b starts at an address .* 16 bytes"):
+    with pytest.raises(InvalidArgument, match=r"b starts at 0x.* must be a multiple of 16 bytes"):
         launch((A, B + 8, C), 0)
     launch((A, B, C), 0)
     assert [seen["params"] for seen in driver.launches] == [[B], [B]]
@@ -203,10 +203,10 @@ def test_a_misaligned_address_is_refused_and_the_next_call_works(driver: Recorde
     [
         ({"strides": (120,)}, "multiples of 16"),
         ({"box": (64, 257)}, "1 to 256"),
-        ({"box": (32, 8, 1)}, "one stride less"),
-        ({"strides": (128, 4096)}, "one stride less"),
-        ({"box": (4, 8), "swizzle": 0}, "takes 8 bytes, which is no multiple of 16"),
-        ({"swizzle": 64}, "more than its swizzle span 64"),
+        ({"box": (32, 8, 1)}, "one stride fewer"),
+        ({"strides": (128, 4096)}, "one stride fewer"),
+        ({"box": (4, 8), "swizzle": 0}, "a box row of 8 bytes must be a multiple of 16 bytes"),
+        ({"swizzle": 64}, "must fit the swizzle span of 64 bytes"),
         ({"swizzle": 96}, "must be 0, 32, 64 or 128"),
         ({"shape": (0, 32)}, "sizes"),
         ({"dtype": "complex64"}, "no element type complex64"),

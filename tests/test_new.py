@@ -74,7 +74,7 @@ def test_a_language_comes_later_and_nothing_is_overwritten(tree: Tree) -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("Vector-Sum", "lower-case words joined by _"), ("gemm", "is there already")],
+    [("Vector-Sum", "lower-case words joined by _"), ("gemm", "exists already")],
 )
 def test_a_bad_name_is_refused(name: str, said: str) -> None:
     command = [sys.executable, "-m", "kernelcat", "new", name]

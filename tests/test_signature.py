@@ -170,7 +170,7 @@ def test_tma_copy_refuses(infos: dict[str, ArrayInfo], line: str) -> None:
         ),
         (
             {"a": array(4, 8), "b": array(6, 8, library="cupy")},
-            "gemm: a is a torch array but b is a cupy one; pass arrays of one library",
+            "gemm: a is a torch array but b is a cupy array; pass arrays of one library",
         ),
     ],
 )
@@ -207,7 +207,7 @@ def test_arguments_are_placed_by_position_and_by_name() -> None:
             {},
             "gemm takes at most 4 arrays (a, b, bias, residual), not 5; pass the output as out=",
         ),
-        (("a", "b"), {"a": "a"}, "gemm: a is given twice"),
+        (("a", "b"), {"a": "a"}, "gemm: a is given twice, by position and by name"),
         (("a", "b"), {"biass": "c"}, "gemm has no argument 'biass'; did you mean bias?"),
     ],
 )

@@ -92,8 +92,8 @@ def test_an_element_type_follows_from_a_choice_and_may_tell_it() -> None:
     scale = ElementType.of("format", nvfp4="float8_e4m3fn", mxfp4="float8_e8m0fnu")
     tensor = Tensor("scale", (1,), scale)
     assert tensor.dtype_of(Problem.of("any", format="mxfp4")) == "float8_e8m0fnu"
-    assert scale.tells and scale.told_by("float8_e4m3fn") == "nvfp4"
-    assert scale.told_by("float32") is None
+    assert scale.is_invertible and scale.value_of("float8_e4m3fn") == "nvfp4"
+    assert scale.value_of("float32") is None
     out = ElementType.of("dtype", bfloat16="bfloat16", float16="float16", float8="bfloat16")
-    assert out.told_by("bfloat16") is None and out.told_by("float16") == "float16"
-    assert not out.tells
+    assert out.value_of("bfloat16") is None and out.value_of("float16") == "float16"
+    assert not out.is_invertible

@@ -167,7 +167,7 @@ def test_element_types_that_follow_from_a_choice() -> None:
     assert (back.shape, back.dtype) == ((5, 64), torch.bfloat16)
 
 
-def test_a_fake_of_several_outputs_and_told_axes() -> None:
+def test_a_fake_of_several_outputs_and_keyword_axes() -> None:
     q = torch.empty(5, 7, device="meta", dtype=torch.float16)
     o, lse = torch_ops._fake(ATTENTION, (q,), {"top_k": 3, "causal": True, "layout": "nhd"})
     assert (tuple(o.shape), o.dtype) == ((5, 3), torch.float16)

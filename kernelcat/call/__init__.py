@@ -1,5 +1,6 @@
-"""A call of an operator: arguments to a problem, a problem to a configuration, and the launch.
+"""Calls of operators: from arguments to a problem, from a problem to a configuration, and a launch.
 
-Here belongs what stands between ``kernelcat.get`` and the launcher: what arrays are, the choice of
-an implementation, the fast path of a known signature, and torch's custom operators.
+This subpackage holds everything between ``kernelcat.get`` and the launcher: arrays of all
+libraries, the choice of an implementation, the fast path of a known signature, and torch's custom
+operators.
 """

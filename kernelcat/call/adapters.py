@@ -1,4 +1,4 @@
-"""Calls that cannot run on their arrays as they are: they run on copies, or on views of them."""
+"""Calls whose arrays kernels cannot take: such calls run on aligned copies or on CuPy views."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Axes = Mapping[str, AxisValue]
 
 
 class Operator(Protocol):
-    """What serves the call once its arrays are such as kernels take."""
+    """The operator that is called again, with arrays that kernels can take."""
 
     entry: Entry
 
@@ -26,10 +26,13 @@ class Operator(Protocol):
 _warned: set[str] = set()
 
 
-def with_copies(
+def call_with_copies(
     op: Operator, library: arrays.Library, inputs: Arrays, outs: Arrays, axes: Axes
 ) -> Any:
-    """Run on aligned copies. Copying once is faster than any kernel on unaligned data."""
+    """Call ``op`` on aligned copies of unaligned arrays; returns what ``op`` returns.
+
+    Copying once is faster than any kernel would be on unaligned data.
+    """
     warn_once(
         f"{op.entry.name}: an array starts at an address that is not a multiple of "
         f"{arrays.ALIGNMENT} bytes and is copied at every call"
@@ -42,27 +45,34 @@ def with_copies(
 
     if not outs:
         return op(*map(aligned, inputs), **axes)
-    places = tuple(map(aligned, outs))  # with what they hold: they may be updated
-    op(*map(aligned, inputs), out=_packed(places), **axes)
-    for target, source in zip(outs, places, strict=True):
+    aligned_outs = tuple(map(aligned, outs))  # copies hold the values too: outputs may be updated
+    op(*map(aligned, inputs), out=_packed(aligned_outs), **axes)
+    for target, source in zip(outs, aligned_outs, strict=True):
         if source is not target:
             library.assign(target, source)
     return _packed(outs)
 
 
 def _packed(outs: Arrays) -> Any:
+    """Outputs in the form of a call's ``out=``: one array, or a tuple of several."""
     return outs[0] if len(outs) == 1 else outs
 
 
-def through_dlpack(op: Operator, inputs: Arrays, outs: Arrays, axes: Axes) -> Any:
-    """Run on CuPy views of a foreign library's arrays; its own arrays go out.
+def call_through_dlpack(op: Operator, inputs: Arrays, outs: Arrays, axes: Axes) -> Any:
+    """Call ``op`` on CuPy views of a foreign library's arrays; returns arrays of that library.
 
-    Waits for the kernel: the library cannot know that its memory is still being read.
+    Waits until the kernel has finished: the library cannot know that a kernel reads its memory.
+
+    Raises
+    ------
+    InvalidArgument
+        Outputs are passed in (arrays of other libraries may be read-only), or an input is not on
+        a CUDA device.
     """
     name = op.entry.name
     if outs:
         raise InvalidArgument(
-            f"{name}: out must be a torch or CuPy array, and so must the inputs then; "
+            f"{name}: out must be a torch or CuPy array, and all inputs of the call as well; "
             "other DLPack arrays may be read-only"
         )
     views = []
@@ -80,6 +90,7 @@ def through_dlpack(op: Operator, inputs: Arrays, outs: Arrays, axes: Axes) -> An
 
 
 def warn_once(message: str) -> None:
+    """Warn, unless this process has given the same warning before."""
     if message not in _warned:
         _warned.add(message)
         warnings.warn(message, stacklevel=2)

@@ -1,7 +1,8 @@
-"""Arrays of any library behind one small interface: what they are, where, and on which stream.
+"""Arrays of torch, CuPy and other libraries behind one interface.
 
-torch and CuPy arrays are used as they are. Other DLPack arrays (JAX) come in through CuPy and go
-out through their own ``from_dlpack``. No array library is imported before an array of it arrives.
+torch and CuPy arrays are used as they are. Arrays of other DLPack producers (JAX) become CuPy views
+for the call, and results return through the producer's own ``from_dlpack``. No array library is
+imported before a call has an array of that library.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ ALIGNMENT = 16
 """Bytes. Kernels may assume that every array starts at a multiple of this (TMA, vector loads)."""
 
 Key = tuple[Any, ...]
+"""A hashable signature of arrays."""
 Scan = Callable[[Iterable[Any]], tuple[Key, list[int]]]
 
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """What dispatch wants to know about an array.
+    """Description of an array.
 
     Attributes
     ----------
-    pointer : address of the first element; 0 for an empty or abstract (meta) array
+    pointer : address of the first element; 0 for an array without memory (empty, meta)
     strides : in elements
     dtype : element type by name (``bfloat16``)
     device : ``cuda:0``, ``cpu``, ``meta`` ...
@@ -44,17 +46,18 @@ class ArrayInfo:
 
     @property
     def cuda_index(self) -> int | None:
-        """Which GPU the array is on; None when it is on none."""
+        """Index of the array's GPU; None for an array that is on no GPU."""
         kind, _, index = self.device.partition(":")
         return int(index or 0) if kind == "cuda" else None
 
     @property
     def aligned(self) -> bool:
+        """Whether the array starts at a multiple of :data:`ALIGNMENT`."""
         return self.pointer % ALIGNMENT == 0
 
     @property
     def contiguous(self) -> bool:
-        """Row-major without gaps; strides of axes of extent 1 do not matter."""
+        """Whether the array is row-major without gaps; strides of axes of extent 1 do not count."""
         step = 1
         for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if extent != 1 and stride != step and 0 not in self.shape:
@@ -64,41 +67,46 @@ class ArrayInfo:
 
 
 class Library(Protocol):
-    """What dispatch asks of an array library.
-
-    ``scan(arrays)`` is the hot path: one hashable key that tells every array's type, shape,
-    strides, element type, device and alignment, and their addresses. None stands for an absent
-    array. Nested pairs instead of one flat list make it a sixth faster. It may raise anything on
-    arrays that are not the library's; the slow path then says clearly what is wrong.
-    """
+    """The operations of an array library that dispatch uses."""
 
     name: str
 
-    def scan(self, arrays: Iterable[Any], /) -> tuple[Key, list[int]]: ...
+    def scan(self, arrays: Iterable[Any], /) -> tuple[Key, list[int]]:
+        """One hashable key for all arrays, and the address of each (0 for None).
+
+        The key holds each array's type, shape, strides, element type, device and alignment. Nested
+        pairs instead of one flat tuple make ``scan``, which is on the fast path, a sixth faster.
+        ``scan`` may raise an exception of :data:`fast_path.EXPECTED_ERRORS` for arrays of another
+        library; the slow path then makes the error message.
+        """
+        ...
 
     def matcher(self, arrays: Sequence[Any]) -> Callable[..., bool] | None:
-        """A quicker way than ``scan`` to tell that arrays are just like ``arrays``, or None.
+        """``matches(*others)``: whether ``scan`` would return the same key as for ``arrays``.
 
-        ``matches(*others)`` compares all that ``scan`` does, but for the alignment.
+        ``matches`` is faster than ``scan`` and ignores the alignment. None where the library has
+        no such function.
         """
         ...
 
     def addresses(self, arrays: Iterable[Any], /) -> list[int]:
-        """Addresses of arrays; raises ``InvalidArgument`` when one is not aligned."""
+        """Addresses of arrays; raises ``InvalidArgument`` for an array that is not aligned."""
         ...
 
-    def describe(self, array: Any) -> ArrayInfo: ...
+    def describe(self, array: Any) -> ArrayInfo:
+        """Description of an array of this library."""
+        ...
 
     def allocator(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
-        """A function that makes new arrays of this kind on GPU ``device``."""
+        """A function that allocates an array of this shape and element type on GPU ``device``."""
         ...
 
     def stream(self) -> Callable[[int], int]:
-        """``current(device) -> handle`` of the caller's current stream on that GPU."""
+        """A function ``current(device)``: the handle of the caller's current stream on that GPU."""
         ...
 
     def copy(self, array: Any) -> Any:
-        """A contiguous, aligned copy, on the current stream."""
+        """A contiguous, aligned copy, made on the current stream."""
         ...
 
     def assign(self, target: Any, source: Any) -> None:
@@ -109,13 +117,13 @@ class Library(Protocol):
 
 
 def describe(array: Any) -> ArrayInfo:
-    """What ``array`` is: torch, CuPy or NumPy, wherever it lies.
+    """Description of an array of torch, CuPy or NumPy, on any device.
 
     Raises
     ------
     InvalidArgument
-        For anything else (the message starts after the array's name); other DLPack arrays go
-        through :func:`from_dlpack` first.
+        ``array`` is of another type. The message lacks the array's name, which the caller puts in
+        front. Other DLPack arrays go through :func:`from_dlpack` first.
     """
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(array, numpy.ndarray):
@@ -124,7 +132,7 @@ def describe(array: Any) -> ArrayInfo:
 
 
 def library_of(array: Any) -> Library:
-    """torch or CuPy, whichever ``array`` belongs to; raises like :func:`describe`."""
+    """The library of ``array``, torch or CuPy; raises ``InvalidArgument`` like :func:`describe`."""
     for name, cls, library in (("torch", "Tensor", torch), ("cupy", "ndarray", cupy)):
         module = sys.modules.get(name)
         if module is not None and isinstance(array, getattr(module, cls)):
@@ -135,7 +143,7 @@ def library_of(array: Any) -> Library:
 
 
 def is_foreign(array: Any) -> bool:
-    """Whether this is a DLPack array of neither torch, CuPy nor NumPy (JAX)."""
+    """Whether ``array`` is a DLPack array, but of neither torch, CuPy nor NumPy (JAX)."""
     if not hasattr(type(array), "__dlpack__"):
         return False
     for name, cls in (("torch", "Tensor"), ("cupy", "ndarray"), ("numpy", "ndarray")):
@@ -146,7 +154,7 @@ def is_foreign(array: Any) -> bool:
 
 
 def is_wrapper(array: Any) -> bool:
-    """Whether this is a torch tensor without memory of its own (fake, traced, distributed)."""
+    """Whether ``array`` is a tensor of a torch subclass without memory (fake, traced, DTensor)."""
     module = sys.modules.get("torch")
     return (
         module is not None
@@ -161,7 +169,9 @@ def from_dlpack(array: Any) -> Any:
     Raises
     ------
     InvalidArgument
-        When the array is not on a CUDA device (the message starts after the array's name).
+        The array is not on a CUDA device. The caller puts the array's name in front of the message.
+    MissingDependency
+        CuPy is not installed.
     """
     kind, _ = array.__dlpack_device__()
     if int(kind) not in (2, 13):  # kDLCUDA, kDLCUDAManaged
@@ -176,7 +186,7 @@ def from_dlpack(array: Any) -> Any:
 
 
 def to_producer(array: Any, like: Any) -> Any:
-    """Hand a CuPy array to the library of ``like``, through that library's ``from_dlpack``."""
+    """A CuPy array as an array of the library of ``like``, by that library's ``from_dlpack``."""
     if hasattr(like, "__array_namespace__"):
         return like.__array_namespace__().from_dlpack(array)
     producer = sys.modules[type(like).__module__.partition(".")[0]]
@@ -186,19 +196,25 @@ def to_producer(array: Any, like: Any) -> Any:
 
 
 def synchronize(array: Any) -> None:
-    """Wait until CuPy's current stream on the array's GPU has done its work."""
+    """Wait until CuPy's current stream on the GPU of ``array`` has finished its work."""
     with array.device:
         cupy().cupy.cuda.get_current_stream().synchronize()
 
 
 def fixed_stream(stream: Any) -> Callable[[int], int]:
-    """``current(device) -> handle`` that always tells ``stream``."""
+    """A function ``current(device)`` that always returns the handle of ``stream``."""
     handle = stream_handle(stream)
     return lambda device: handle
 
 
 def stream_handle(stream: Any) -> int:
-    """The CUstream of a torch, CuPy or ``__cuda_stream__`` stream, or of a plain handle."""
+    """The CUstream handle of a torch, CuPy or ``__cuda_stream__`` stream, or of an int.
+
+    Raises
+    ------
+    InvalidArgument
+        ``stream`` is of another type.
+    """
     if isinstance(stream, int) and not isinstance(stream, bool):
         return stream
     for attribute in ("cuda_stream", "ptr"):
@@ -212,25 +228,27 @@ def stream_handle(stream: Any) -> int:
 
 
 class Torch:
+    """The library torch."""
+
     name = "torch"
 
     def __init__(self) -> None:
         import torch
 
         self.torch = torch
-        self._guards = torch_guards.proven(torch)
+        self._guards = torch_guards.find(torch)
 
     def matcher(self, arrays: Sequence[Any]) -> Callable[..., bool] | None:
         return torch_guards.make(self._guards, arrays) if self._guards is not None else None
 
     def addresses(self, arrays: Iterable[Any], /) -> list[int]:
-        found = []
+        pointers = []
         for x in arrays:
             pointer = x.data_ptr()
             if pointer % ALIGNMENT:
                 raise InvalidArgument("is not aligned")
-            found.append(pointer)
-        return found
+            pointers.append(pointer)
+        return pointers
 
     def scan(self, arrays: Iterable[Any], /) -> tuple[Key, list[int]]:
         key: Key = ()
@@ -252,9 +270,9 @@ class Torch:
     def describe(self, array: Any) -> ArrayInfo:
         if array.layout is not self.torch.strided:
             raise InvalidArgument(f"is a {array.layout} tensor; pass one with .to_dense()")
-        real = not is_wrapper(array) and array.device.type != "meta"
+        has_memory = not is_wrapper(array) and array.device.type != "meta"
         return ArrayInfo(
-            array.data_ptr() if real else 0,
+            array.data_ptr() if has_memory else 0,
             tuple(array.shape),
             tuple(array.stride()),
             str(array.dtype).removeprefix("torch."),
@@ -264,11 +282,11 @@ class Torch:
 
     def allocator(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
         torch = self.torch
-        element, place = getattr(torch, dtype), torch.device("cuda", device)
-        return lambda: torch.empty(shape, dtype=element, device=place)
+        element, gpu = getattr(torch, dtype), torch.device("cuda", device)
+        return lambda: torch.empty(shape, dtype=element, device=gpu)
 
     def stream(self) -> Callable[[int], int]:
-        # 0.1 us, where torch.cuda.current_stream(device).cuda_stream takes 4
+        # This private function takes 0.1 us, torch.cuda.current_stream(device).cuda_stream 4 us.
         current: Callable[[int], int] = self.torch._C._cuda_getCurrentRawStream
         return current
 
@@ -283,7 +301,7 @@ class Torch:
 
 
 class Cupy:
-    """CuPy. Its bfloat16 is ``ml_dtypes.bfloat16`` (CuPy 14)."""
+    """The library CuPy. CuPy's bfloat16 is ``ml_dtypes.bfloat16`` (since CuPy 14)."""
 
     name = "cupy"
 
@@ -296,10 +314,10 @@ class Cupy:
         return None
 
     def addresses(self, arrays: Iterable[Any], /) -> list[int]:
-        found = [x.data.ptr for x in arrays]
-        if any(pointer % ALIGNMENT for pointer in found):
+        pointers = [x.data.ptr for x in arrays]
+        if any(pointer % ALIGNMENT for pointer in pointers):
             raise InvalidArgument("is not aligned")
-        return found
+        return pointers
 
     def scan(self, arrays: Iterable[Any], /) -> tuple[Key, list[int]]:
         key: Key = ()
@@ -329,10 +347,10 @@ class Cupy:
         )
 
     def allocator(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
-        cupy, element, place = self.cupy, _numpy_dtype(dtype), self.cupy.cuda.Device(device)
+        cupy, element, gpu = self.cupy, _numpy_dtype(dtype), self.cupy.cuda.Device(device)
 
         def allocate() -> Any:
-            with place:
+            with gpu:
                 return cupy.empty(shape, element)
 
         return allocate
@@ -360,7 +378,7 @@ def _describe_numpy(array: Any) -> ArrayInfo:
 
 
 def _numpy_dtype(name: str) -> Any:
-    """NumPy's dtype, with those NumPy lacks taken from ml_dtypes."""
+    """The dtype called ``name`` in NumPy, or in ml_dtypes where NumPy has none."""
     import numpy
 
     if hasattr(numpy, name):
@@ -372,9 +390,11 @@ def _numpy_dtype(name: str) -> Any:
 
 @cache
 def torch() -> Torch:
+    """The library torch; imports torch."""
     return Torch()
 
 
 @cache
 def cupy() -> Cupy:
+    """The library CuPy; imports CuPy."""
     return Cupy()

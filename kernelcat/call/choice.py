@@ -1,10 +1,10 @@
-"""From a problem and a GPU to an implementation and its configuration, and why that one.
+"""The choice of an implementation and a configuration for a problem on a GPU, with the reason.
 
-Order: the exact problem measured on this SKU; a measured problem of the same bucket; the same of
-a sibling SKU (one architecture); a prediction for this SKU; what won the nearest problems measured
-on this SKU; the implementations' own defaults, highest rank first. Whatever is found is validated
-again, so an old row never launches a kernel that cannot serve. An unverified implementation serves
-only by name, or where nothing else does.
+Order: the exact problem, measured on this SKU; a problem of the same bucket, measured on this SKU;
+either of them, measured on a sibling SKU (one with the same architecture); a prediction for this
+SKU; the winners of the nearest problems measured on this SKU; the implementations' defaults,
+highest rank first. Every choice is checked again, so an old row never launches a kernel that
+cannot serve. An unverified implementation serves only by name, or where no other serves.
 """
 
 from __future__ import annotations
@@ -27,22 +27,25 @@ if TYPE_CHECKING:
     from kernelcat.store import Choice
 
 MEASURED_WHY = ("exact", "bucket", "forced")
-"""Reasons that are not a miss: somebody measured this, or asked for it."""
+"""Reasons that are no miss: the bucket was measured, or the caller pinned a configuration."""
 
-NEAREST = 4.0
-"""How far the nearest measured problem may be: the sum of its sizes' ratios, in powers of two."""
+MAX_DISTANCE = 4.0
+"""Largest distance (:func:`_distance`) of a measured problem whose winner may serve."""
 
 
 @dataclass(frozen=True)
 class Pin:
-    """What the caller of ``get`` insists on; None leaves it to the measurements."""
+    """Language, variant and configuration that the caller of ``get`` asks for; None for any."""
 
     language: str | None = None
     variant: str | None = None
     config: Config | None = None
 
     def check(self, entry: Entry) -> None:
-        """Raise unless what is pinned exists."""
+        """Raise ``InvalidArgument`` or ``UnknownName`` unless what is pinned exists.
+
+        ``MissingDependency`` where the compiler of the pinned language is not installed.
+        """
         if self.variant is not None and self.language is None:
             raise InvalidArgument(f"variant={self.variant!r} also needs language=")
         if self.config is not None and self.variant is None:
@@ -53,27 +56,32 @@ class Pin:
                 have = ", ".join(catalog.languages(entry.name)) or "none"
                 raise UnknownName(f"{entry.name} has no {self.language} kernels; it has: {have}")
         if self.variant is not None:
-            found = catalog.implementation(entry.name, str(self.language), self.variant)
-            if self.config is not None and set(self.config) != set(found.space):
+            chosen = catalog.implementation(entry.name, str(self.language), self.variant)
+            if self.config is not None and set(self.config) != set(chosen.space):
                 raise InvalidArgument(
-                    f"a config of {found.name} has exactly: {', '.join(found.space)}"
+                    f"a config of {chosen.name} has exactly: {', '.join(chosen.space)}"
                 )
 
     @property
     def key(self) -> str:
-        """Canonical JSON of what is pinned, as ``get`` takes it; empty for nothing."""
+        """Canonical JSON of the keywords of ``get``; the empty string where nothing is pinned."""
         config = None if self.config is None else dict(self.config)
-        given = {"language": self.language, "variant": self.variant, "config": config}
-        given = {name: value for name, value in given.items() if value is not None}
-        return json.dumps(given, sort_keys=True, separators=(",", ":")) if given else ""
+        fields = {"language": self.language, "variant": self.variant, "config": config}
+        pinned = {name: value for name, value in fields.items() if value is not None}
+        return json.dumps(pinned, sort_keys=True, separators=(",", ":")) if pinned else ""
 
     def allows(self, language: str, variant: str) -> bool:
+        """Whether this pin leaves ``variant`` in ``language`` to choose."""
         return self.language in (None, language) and self.variant in (None, variant)
 
 
 @dataclass(frozen=True)
 class Considered:
-    """An implementation that was looked at: ``rejected`` says why it does not serve, or is None."""
+    """An implementation that the choice considered.
+
+    ``rejected`` is the reason why the implementation does not serve, or None. ``why`` is as in
+    :class:`Decision`.
+    """
 
     name: str
     why: str
@@ -83,9 +91,10 @@ class Considered:
 
 @dataclass(frozen=True)
 class Decision:
-    """What serves a problem.
+    """The implementation and the configuration that serve a problem.
 
-    ``why`` is exact, bucket, borrowed, predicted, nearest, default or forced.
+    ``why`` is ``exact``, ``bucket``, ``borrowed``, ``predicted``, ``nearest``, ``default`` or
+    ``forced``; ``evidence`` is the row of the database behind the decision, if there is one.
     """
 
     implementation: Implementation
@@ -96,12 +105,17 @@ class Decision:
 
     @property
     def missed(self) -> bool:
-        """Whether nobody has measured this problem, or one of its bucket, on this SKU."""
+        """Whether nobody has measured this problem or another of its bucket on this SKU.
+
+        False for a pinned configuration.
+        """
         return self.why not in MEASURED_WHY
 
 
 @dataclass
 class _Offer:
+    """A proposal that may turn out not to serve; without ``config`` the default is meant."""
+
     why: str
     language: str
     variant: str
@@ -111,6 +125,8 @@ class _Offer:
 
 @dataclass
 class _Search:
+    """A search for what serves ``problem``, with all implementations considered so far."""
+
     entry: Entry
     problem: Problem
     gpu: Gpu
@@ -119,7 +135,10 @@ class _Search:
     considered: dict[tuple[str, str, Config | None], Considered] = field(default_factory=dict)
 
     def accept(self, offer: _Offer, verified: bool) -> Decision | None:
-        """The decision for this offer, or None after noting why it cannot serve."""
+        """The decision for this offer, or None where it cannot serve; records the reason.
+
+        With ``verified`` an unverified implementation does not serve.
+        """
         config, implementation, reason = offer.config, None, self.missing.get(offer.language)
         if reason is None:
             try:
@@ -141,8 +160,9 @@ class _Search:
     def _judge(
         self, implementation: Implementation, config: Config | None, verified: bool
     ) -> tuple[Config | None, str | None]:
-        named = self.pin.variant is not None
-        doubt = receipts.doubt(implementation) if verified and not named else None
+        """The configuration of an offer, and why it cannot serve, or None."""
+        is_pinned = self.pin.variant is not None
+        doubt = receipts.doubt(implementation) if verified and not is_pinned else None
         if doubt is not None:
             return config, f"unverified: {doubt}"
         if not implementation.serves(self.gpu.arch):
@@ -165,12 +185,12 @@ def choose(
     Parameters
     ----------
     choices : rows of the database for this entry, best first
-    missing : language -> why it cannot be used, beyond those that cannot be imported
+    missing : language -> reason why that language cannot be used, found by an earlier attempt
 
     Raises
     ------
     Unsupported
-        Nothing serves; says for each implementation why not.
+        No implementation serves; the message has the reason for each of them.
     """
     pin = pin or Pin()
     search = _Search(entry, problem, gpu, pin, missing or {})
@@ -183,24 +203,25 @@ def choose(
 
 
 def _offers(search: _Search, choices: Sequence[Choice]) -> Iterator[_Offer]:
+    """Offers in the order of the module's docstring."""
     pin = search.pin
     if pin.config is not None:
         yield _Offer("forced", str(pin.language), str(pin.variant), pin.config)
         return
     for why, choice in _known(search, choices):
         yield _Offer(why, choice.language, choice.variant, choice.config, choice)
-        if why == "nearest":  # its configuration may not fit, and its kernel be right all the same
+        if why == "nearest":  # where the configuration does not fit, the kernel's default may
             yield _Offer(why, choice.language, choice.variant, evidence=choice)
     defaults = [i for i in _installed(search) if pin.allows(i.language, i.variant)]
-    for best in sorted(defaults, key=lambda i: (-i.rank, LANGUAGES.index(i.language))):
-        yield _Offer("default", best.language, best.variant)
+    for each in sorted(defaults, key=lambda i: (-i.rank, LANGUAGES.index(i.language))):
+        yield _Offer("default", each.language, each.variant)
 
 
 def _known(search: _Search, choices: Sequence[Choice]) -> Iterator[tuple[str, Choice]]:
-    """Rows of the database that may serve, most trustworthy first."""
+    """Pairs of a reason and a row of the database that may serve, most trustworthy first."""
     entry, problem, gpu = search.entry, search.problem, search.gpu
     bucket = entry.bucket(problem)
-    axes = set(entry.axis_names)  # rows of an older specification have others
+    axes = set(entry.axis_names)  # rows of an older specification have other axes
     allowed = [
         choice
         for choice in choices
@@ -208,28 +229,30 @@ def _known(search: _Search, choices: Sequence[Choice]) -> Iterator[tuple[str, Ch
         and choice.problem.values.keys() == axes
     ]
     exact = [c for c in allowed if c.problem == problem]
-    near = [c for c in allowed if c.problem != problem and entry.bucket(c.problem) == bucket]
-    near.sort(key=lambda choice: _distance(entry, problem, choice.problem))
+    bucketmates = [c for c in allowed if c.problem != problem and entry.bucket(c.problem) == bucket]
+    bucketmates.sort(key=lambda choice: _distance(entry, problem, choice.problem))
 
     def rows(kind: str, among: list[Choice], sibling: bool = False) -> Iterator[Choice]:
+        """The rows of one kind that are of this SKU, or with ``sibling`` of a sibling SKU."""
         for choice in among:
-            here = choice.gpu == gpu.sku
-            wanted = not here and _siblings(choice.gpu, gpu) if sibling else here
-            if choice.kind == kind and wanted:
+            is_here = choice.gpu == gpu.sku
+            fits = not is_here and _are_siblings(choice.gpu, gpu) if sibling else is_here
+            if choice.kind == kind and fits:
                 yield choice
 
     yield from (("exact", c) for c in rows("measured", exact))
-    yield from (("bucket", c) for c in rows("measured", near))
-    yield from (("borrowed", c) for c in rows("measured", exact + near, sibling=True))
-    yield from (("predicted", c) for c in rows("predicted", exact + near))
+    yield from (("bucket", c) for c in rows("measured", bucketmates))
+    yield from (("borrowed", c) for c in rows("measured", exact + bucketmates, sibling=True))
+    yield from (("predicted", c) for c in rows("predicted", exact + bucketmates))
     major = entry.major_choices(problem)
-    alike = [c for c in allowed if entry.major_choices(c.problem) == major]
-    reached = [(_distance(entry, problem, c.problem), c) for c in alike]
-    far = sorted((pair for pair in reached if pair[0] <= NEAREST), key=lambda pair: pair[0])
-    yield from (("nearest", c) for c in rows("measured", [c for _, c in far]))
+    comparable = [c for c in allowed if entry.major_choices(c.problem) == major]
+    distances = [(_distance(entry, problem, c.problem), c) for c in comparable]
+    nearest = sorted((p for p in distances if p[0] <= MAX_DISTANCE), key=lambda pair: pair[0])
+    yield from (("nearest", c) for c in rows("measured", [c for _, c in nearest]))
 
 
-def _siblings(sku: str, gpu: Gpu) -> bool:
+def _are_siblings(sku: str, gpu: Gpu) -> bool:
+    """Whether the SKU called ``sku`` has the architecture of ``gpu``."""
     try:
         return gpus.find(sku).arch == gpu.arch
     except UnknownName:
@@ -237,12 +260,13 @@ def _siblings(sku: str, gpu: Gpu) -> bool:
 
 
 def _distance(entry: Entry, first: Problem, second: Problem) -> float:
-    """How far apart two problems' sizes are: the sum of their ratios' logarithms."""
+    """The sum over all sizes of ``|log2((first + 1) / (second + 1))|``."""
     sizes = [axis.name for axis in entry.axes if not axis.values]
     return sum(abs(log2((first[name] + 1) / (second[name] + 1))) for name in sizes)
 
 
 def _installed(search: _Search) -> Iterator[Implementation]:
+    """Implementations in languages whose compilers are installed; records the other languages."""
     for language in catalog.languages(search.entry.name):
         if search.pin.language not in (None, language):
             continue
@@ -254,13 +278,13 @@ def _installed(search: _Search) -> Iterator[Implementation]:
 
 
 def _explain_failure(search: _Search) -> str:
-    """Why nothing serves, and so what would: one line."""
+    """One line with the reason why each implementation does not serve."""
     reasons: dict[str, list[str]] = {}
     for candidate in search.considered.values():
         if candidate.why in ("default", "forced") and candidate.rejected:
             reasons.setdefault(candidate.rejected, []).append(candidate.name)
-    told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+    details = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
     return (
         f"{search.entry.name}: nothing serves {search.problem} on {search.gpu.sku} "
-        f"({search.gpu.arch}): {told or 'it has no kernels'}"
+        f"({search.gpu.arch}): {details or 'it has no kernels'}"
     )

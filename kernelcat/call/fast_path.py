@@ -1,4 +1,4 @@
-"""What a call with a known signature needs, and nothing more: the hot half of dispatch."""
+"""The fast path: everything that a call with a known signature runs, and nothing else."""
 
 from __future__ import annotations
 
@@ -14,33 +14,43 @@ from kernelcat.dtypes import itemsize
 from kernelcat.errors import InvalidArgument
 
 Launch = Callable[[tuple[int, ...], int], None]
+"""``launch(addresses of all tensors, stream)``."""
 Allocate = Callable[[], tuple[Any, list[int]]]
+"""``allocate() -> (output or tuple of outputs, their addresses)``."""
 
 _missed: dict[Problem, list[int]] = {}
-"""Problems that nobody has measured on the GPU they ran on -> [calls]."""
+"""Problem that nobody has measured on the GPU where it ran -> [number of calls]."""
 
-UNKNOWN_TO_FAST_PATH = (
-    AttributeError,  # an argument that is no array of the library remembered
+EXPECTED_ERRORS = (
+    AttributeError,  # an argument that is no array of the remembered library
     IndexError,  # more arguments than the entry has inputs
     InvalidArgument,  # an array that is not aligned
-    KeyError,  # an array of a library that was not met before
-    RuntimeError,  # a torch tensor without memory of its own
-    TypeError,  # arguments given twice, or out= that is no sequence
+    KeyError,  # the first array of a library
+    RuntimeError,  # a torch tensor without memory
+    TypeError,  # an argument given twice, or an out= that is no sequence
     ValueError,  # a CuPy or NumPy array where a torch tensor is expected
 )
-"""What the fast path may raise on arguments that it does not know."""
+"""Exceptions that the fast path may raise for arguments whose signature is not known."""
 
 _slow: Counter[str] = Counter()
-"""Exceptions by which calls left the fast path -> how many calls."""
+"""Exception that made a call leave the fast path -> number of calls."""
 
 
-class Ready(NamedTuple):
-    """A signature's launcher, ready to go.
+class FastCall(NamedTuple):
+    """The launcher of one signature, with all that a call needs.
 
-    ``stream(device)`` is the caller's current stream. ``pairs`` are (position, an output's
-    position, low, high): the two can share memory only if low < difference of their addresses
-    < high. ``allocate`` makes the output and tells its addresses; None when the caller passes it.
-    ``matches(*present arrays)`` recognizes the signature quickly, where the library can.
+    Attributes
+    ----------
+    launch, device : the launcher and its GPU
+    stream : ``stream(device)`` returns the caller's current stream
+    pairs
+        (position of a tensor, position of an output, low, high): the two can share memory only if
+        low < address of the output - address of the tensor < high.
+    allocate : makes the outputs; None where the caller passes them
+    matches
+        ``matches(*arrays that are not None)`` recognizes the signature faster than ``scan``; None
+        where the library has no such test.
+    addresses : returns the addresses of arrays, and raises for one that is not aligned
     """
 
     launch: Launch
@@ -61,7 +71,8 @@ class Ready(NamedTuple):
         launch: Launch,
         inputs: Sequence[Any],
         outs: Sequence[Any],
-    ) -> Ready:
+    ) -> FastCall:
+        """The fast path for calls with the signature of ``inputs`` and ``outs``."""
         if decision.missed:
             launch = _counted(launch, problem)
         if any(getattr(array, "requires_grad", False) for array in inputs):
@@ -69,7 +80,7 @@ class Ready(NamedTuple):
         pairs = _pairs(entry, problem) if outs else ()
         allocate = None if outs else allocator(entry, problem, device, library)
         present = [array for array in (*inputs, *outs) if array is not None]
-        return Ready(
+        return FastCall(
             launch=launch,
             stream=library.stream(),
             device=device,
@@ -81,10 +92,10 @@ class Ready(NamedTuple):
 
 
 class Bound:
-    """A call with nothing left to look up, made by ``op.bind(...)``.
+    """A call with fixed arrays, made by ``op.bind(...)``; nothing is left to look up.
 
-    ``arrays`` are the entry's inputs and outputs, None where absent, kept alive; ``out`` is what
-    every call returns.
+    ``arrays`` are the entry's inputs and outputs (None for an absent one), which this object keeps
+    alive. Every call returns ``out``.
     """
 
     __slots__ = ("_current", "_device", "_launch", "_pointers", "arrays", "out")
@@ -111,7 +122,10 @@ class Bound:
 
 
 def allocator(entry: Entry, problem: Problem, device: int, library: Library) -> Allocate:
-    """A function that makes the outputs: the array, or a tuple of several; and their addresses."""
+    """A function that allocates the outputs and returns them with their addresses.
+
+    One output is returned as an array, several as a tuple.
+    """
     makers = [
         library.allocator(tensor.shape_of(problem), tensor.dtype_of(problem), device)
         for tensor in entry.outputs
@@ -120,42 +134,50 @@ def allocator(entry: Entry, problem: Problem, device: int, library: Library) -> 
     if len(makers) == 1:
         make = makers[0]
 
-        def one() -> tuple[Any, list[int]]:
+        def allocate_one() -> tuple[Any, list[int]]:
             array = make()
             return array, [address(array)]
 
-        return one
+        return allocate_one
 
-    def several() -> tuple[Any, list[int]]:
-        made = tuple(make() for make in makers)
-        return made, [address(array) for array in made]
+    def allocate_several() -> tuple[Any, list[int]]:
+        arrays = tuple(make() for make in makers)
+        return arrays, [address(array) for array in arrays]
 
-    return several
+    return allocate_several
 
 
 def misses() -> list[tuple[Problem, int]]:
-    """Problems that ran unmeasured on their GPU, with their calls; the most frequent ones first."""
-    counts = [(problem, cell[0]) for problem, cell in list(_missed.items())]
-    return sorted((found for found in counts if found[1]), key=lambda found: -found[1])
+    """(problem, number of calls) for problems that nobody has measured on the GPU where they ran.
+
+    The problem with the most calls comes first.
+    """
+    counts = [(problem, calls[0]) for problem, calls in list(_missed.items())]
+    return sorted((pair for pair in counts if pair[1]), key=lambda pair: -pair[1])
 
 
 def slow_calls() -> dict[str, int]:
-    """How many calls left the fast path by an exception of each kind."""
+    """Name of an exception -> number of calls that left the fast path because of it."""
     return dict(_slow)
 
 
-def count_slow(kind: str) -> None:
-    _slow[kind] += 1
+def count_slow(exception: str) -> None:
+    """Count a call that left the fast path because of ``exception``."""
+    _slow[exception] += 1
 
 
 def count_miss(problem: Problem) -> None:
+    """Count a call of a problem that nobody has measured on this GPU."""
     _missed.setdefault(problem, [0])[0] += 1
 
 
-def refuse_overlap(entry: Entry, given: Sequence[Any]) -> None:
-    """Raise when an output shares memory with another tensor. Exact, and slow."""
+def refuse_overlap(entry: Entry, operands: Sequence[Any]) -> None:
+    """Raise ``InvalidArgument`` when an output shares memory with another tensor.
+
+    ``operands`` are inputs, then outputs; None where absent. The test is exact, and slow.
+    """
     count = len(entry.inputs)
-    infos = signature.describe(entry, given[:count], given[count:])
+    infos = signature.describe(entry, operands[:count], operands[count:])
     for first, second in _output_pairs(entry):
         both = first in infos and second in infos
         if both and signature.overlap(infos[first], infos[second]):
@@ -166,17 +188,18 @@ def refuse_overlap(entry: Entry, given: Sequence[Any]) -> None:
 
 
 def _counted(launch: Launch, problem: Problem) -> Launch:
-    cell = _missed.setdefault(problem, [0])
+    """``launch`` that also counts a miss."""
+    calls = _missed.setdefault(problem, [0])
 
     def run(pointers: tuple[int, ...], stream: int) -> None:
-        cell[0] += 1
+        calls[0] += 1
         launch(pointers, stream)
 
     return run
 
 
 def _without_grad(launch: Launch, name: str) -> Launch:
-    """Refuse to drop gradients silently."""
+    """``launch`` that refuses to run while torch records gradients, which would be lost."""
     import torch
 
     def run(pointers: tuple[int, ...], stream: int) -> None:
@@ -191,13 +214,14 @@ def _without_grad(launch: Launch, name: str) -> Launch:
 
 
 def _output_pairs(entry: Entry) -> list[tuple[str, str]]:
-    """(other tensor, output) for every two tensors that must not share memory."""
+    """(tensor, output) for every two tensors that must not share memory."""
     names = [tensor.name for tensor in entry.tensors]
     first_output = len(entry.inputs)
     return [(names[i], names[o]) for o in range(first_output, len(names)) for i in range(o)]
 
 
 def _pairs(entry: Entry, problem: Problem) -> tuple[tuple[int, int, int, int], ...]:
+    """:attr:`FastCall.pairs` for ``problem``; bounds are in bytes."""
     names = [tensor.name for tensor in entry.tensors]
     spans = {
         tensor.name: tensor.span_of(problem) * itemsize(tensor.dtype_of(problem))

@@ -1,8 +1,9 @@
-"""A call: arguments -> problem -> configuration -> launch.
+"""Operators: from arguments to a problem, a configuration and a launch.
 
 The first call with a new signature (types, shapes, strides, element types, device) takes the slow
-path: it checks everything, chooses, builds, and remembers a launcher under a cheap key. Every later
-call is one dictionary hit. Misses (nobody measured such a problem on this GPU) are counted.
+path, which checks the arguments, chooses and builds a kernel, and remembers a launcher under a key
+that is cheap to compute. Every later call is one dictionary lookup. Misses (calls of problems that
+nobody has measured on this GPU) are counted.
 """
 
 from __future__ import annotations
@@ -16,19 +17,9 @@ from typing import Any
 from weakref import WeakSet
 
 from kernelcat import catalog
-from kernelcat.call import adapters, arrays, signature
+from kernelcat.call import adapters, arrays, fast_path, signature
 from kernelcat.call.choice import Decision, Pin, choose
-from kernelcat.call.fast_path import (
-    UNKNOWN_TO_FAST_PATH,
-    Bound,
-    Ready,
-    allocator,
-    count_miss,
-    count_slow,
-    misses,
-    refuse_overlap,
-    slow_calls,
-)
+from kernelcat.call.fast_path import Bound, FastCall, misses, slow_calls
 from kernelcat.catalog.implementation import Config, ConfigValue
 from kernelcat.catalog.spec import AxisValue, Entry, Problem
 from kernelcat.errors import InvalidArgument, MissingDependency
@@ -38,13 +29,13 @@ from kernelcat.verify import code_record, receipts
 
 __all__ = ["Bound", "Op", "Plan", "entries", "get", "misses", "pinned", "reload", "slow_calls"]
 
-REMEMBERED = 1024
-"""Signatures, and launchers, that one operator keeps; the oldest go first."""
+MAX_REMEMBERED = 1024
+"""Signatures, and launchers, that one operator remembers; the oldest is forgotten first."""
 
-RECENT = 8
-"""Signatures that are tried one by one, before the full key is made of the arguments."""
+MAX_RECENT = 8
+"""Signatures that a call tries one by one before it computes the full key of its arguments."""
 
-_is_compiling: Callable[[], bool] = bool  # torch's own check replaces it once torch is there
+_is_compiling: Callable[[], bool] = bool  # torch's own check replaces bool once torch is imported
 _scans: dict[type, arrays.Scan] = {}
 _ops: dict[tuple[str, Pin], Op] = {}
 _alive: WeakSet[Op] = WeakSet()
@@ -67,15 +58,18 @@ def get(
     Parameters
     ----------
     language, variant, config
-        Insist on a language (``cuda``, ``triton``, ``cute``), a variant of it, and a configuration
-        of that. By default the measurements decide.
+        Pin a language (``cuda``, ``triton``, ``cute``), a variant in that language, and a
+        configuration of that variant. By default measurements decide.
 
     Raises
     ------
     UnknownName
-        With the nearest names.
+        There is no such entry, language or variant; the message lists the nearest names.
+    InvalidArgument
+        A variant without a language, a configuration without a variant, or a configuration with
+        other parameters than the variant's.
     MissingDependency
-        The language asked for is not installed.
+        The compiler of the pinned language is not installed.
     """
     entry = catalog.entry(name)
     pin = Pin(language, variant, None if config is None else Config(config))
@@ -83,12 +77,12 @@ def get(
     if op is None:
         pin.check(entry)
         op = _ops.setdefault((name, pin), Op(entry, pin))
-    _meet_torch()
+    _register_with_torch()
     return op
 
 
 def reload() -> None:
-    """Read the database again; every operator chooses anew at its next call."""
+    """Forget the database and all choices; the next call of an operator reads and chooses again."""
     _snapshot.cache_clear()
     receipts.known.cache_clear()
     code_record.find.cache_clear()
@@ -99,21 +93,23 @@ def reload() -> None:
 class Op:
     """An entry of the catalog as a function on arrays.
 
-    ``op(a, b, out=d)`` takes the entry's inputs in order or by name (optional ones may be left
-    out), torch, CuPy or other DLPack arrays of one GPU, and returns the output, or a tuple of
-    them, in the caller's library. An output that the entry updates must be passed, and the others
-    with it. It runs on the caller's current stream. Arrays that start at an address that is not a
-    multiple of 16 bytes are copied first, with one warning.
+    ``op(a, b, out=d)`` takes the entry's inputs in order or by name (optional inputs may be left
+    out): torch, CuPy or other DLPack arrays, all on one GPU. The call returns the output, or a
+    tuple of several outputs, as arrays of the caller's library. Where the entry updates an output,
+    all outputs must be passed as ``out``. Kernels run on the caller's current stream. An array
+    whose address is not a multiple of 16 bytes is copied first, with one warning.
 
-    For arrays of other DLPack producers (JAX) the call returns when the kernel has finished:
-    they cannot tell that their memory is still being read.
+    With arrays of other DLPack producers (JAX) the call returns when the kernel has finished,
+    because the producer cannot know that a kernel still reads its memory.
 
     Raises
     ------
     InvalidArgument
-        Arguments that do not fit the specification; one line.
+        An argument does not fit the specification; the message is one line.
     Unsupported
-        Nothing serves this problem on this GPU; says what would.
+        No implementation serves this problem on this GPU; the message has the reasons.
+    MissingDependency
+        There is no GPU driver, or a needed compiler is not installed.
     """
 
     def __init__(self, entry: Entry, pin: Pin, only: Problem | None = None) -> None:
@@ -121,12 +117,13 @@ class Op:
         self.pin = pin
         self._only = only
         self._single = len(entry.outputs) == 1
-        absent = range(len(entry.inputs), -1, -1)
-        self._pads = [(None,) * n for n in absent]
-        self._zeros = [(0,) * n for n in absent]
-        self._fresh: list[list[Any]] = [[] for _ in absent]
-        self._onto: list[list[Any]] = [[] for _ in absent]
-        self._ready: dict[Any, Ready] = {}
+        # Each of the next four has an item for every possible number of passed inputs.
+        num_absent = range(len(entry.inputs), -1, -1)
+        self._pads = [(None,) * n for n in num_absent]
+        self._zeros = [(0,) * n for n in num_absent]
+        self._fresh: list[list[Any]] = [[] for _ in num_absent]  # recent calls without out=
+        self._onto: list[list[Any]] = [[] for _ in num_absent]  # recent calls with out=
+        self._fast_calls: dict[Any, FastCall] = {}
         self._loaded: dict[tuple[Problem, int], tuple[Decision, Any]] = {}
         self._lock = threading.RLock()
         self.traced: Callable[..., Any] | None = None  # serves torch.compile and wrapper tensors
@@ -139,44 +136,47 @@ class Op:
     def __call__(self, *args: Any, out: Any = None, **named: Any) -> Any:
         if _is_compiling():
             return self.traced(*args, out=out, **named)  # type: ignore[misc]
-        ready: Ready | None = None
+        call: FastCall | None = None
         placed: tuple[Any, ...] = args
         axes: tuple[Any, ...] = ()
         try:
             if named:
                 placed, axes = self._place(args, named)
-            given = placed if out is None else (*placed, out) if self._single else (*placed, *out)
+            operands = (
+                placed if out is None else (*placed, out) if self._single else (*placed, *out)
+            )
             if not axes:
                 count = len(placed)
                 for recent in (self._fresh if out is None else self._onto)[count]:
-                    if recent.matches(*given):
-                        pointers = recent.addresses(given)
+                    if recent.matches(*operands):
+                        pointers = recent.addresses(operands)
                         pointers[count:count] = self._zeros[count]
-                        ready = recent
+                        call = recent
                         break
-            if ready is None:
-                ready, pointers = self._look_up(placed, given, axes, out is None)
-        except UNKNOWN_TO_FAST_PATH as error:  # the slow path says what is wrong with a call
-            ready = None
-            count_slow(type(error).__name__)
-        if ready is None:
+            if call is None:
+                call, pointers = self._look_up(placed, operands, axes, out is None)
+        except fast_path.EXPECTED_ERRORS as error:  # the slow path makes the error message, if any
+            call = None
+            fast_path.count_slow(type(error).__name__)
+        if call is None:
             return self._first_call(args, out, named)
-        if ready.allocate is not None:
-            out, addresses = ready.allocate()
+        if call.allocate is not None:
+            out, addresses = call.allocate()
             pointers += addresses
-        for first, second, low, high in ready.pairs:
+        for first, second, low, high in call.pairs:
             if low < pointers[second] - pointers[first] < high:
-                self._refuse_overlap(placed, given)
-        ready.launch(tuple(pointers), ready.stream(ready.device))
+                self._refuse_overlap(placed, operands)
+        call.launch(tuple(pointers), call.stream(call.device))
         return out
 
     def bind(self, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Bound:
-        """Fix the arrays: a callable without arguments and with nothing left to look up.
+        """A callable without arguments that runs on these arrays, with nothing left to look up.
 
-        Each call launches on the same memory and returns the output. It goes to the caller's
-        current stream, or always to ``stream``; it is safe inside CUDA graph capture, and has
-        workspaces of its own. The arrays are kept alive, and so must this be, as long as a graph
-        that captured it is replayed.
+        Each call launches on the same memory and returns the output. It launches on the caller's
+        current stream, or always on ``stream``. The callable has its own workspaces and is safe
+        inside CUDA graph capture. It keeps the arrays alive; whoever captures a call in a graph
+        must keep the callable alive as long as the graph is replayed. Raises ``InvalidArgument``
+        as a call does, and for an array whose address is not a multiple of 16 bytes.
         """
         inputs, axes = signature.arrange(self.entry, args, named)
         outs = signature.outputs(self.entry, out)
@@ -186,45 +186,45 @@ class Op:
                 name = signature.label(self.entry, tensor)
                 raise InvalidArgument(
                     f"{self.entry.name}: bind needs arrays at multiples of 16 bytes; "
-                    f"{name} is not: bind a copy of it"
+                    f"{name} is not at one: bind a copy of {name}"
                 )
         decision, launch = self._load(problem, device)
         if not outs:
-            out, _ = allocator(self.entry, problem, device, library)()
+            out, _ = fast_path.allocator(self.entry, problem, device, library)()
             outs = signature.outputs(self.entry, out)
-        given = (*inputs, *outs)
-        refuse_overlap(self.entry, given)
+        operands = (*inputs, *outs)
+        fast_path.refuse_overlap(self.entry, operands)
         if decision.missed:
-            count_miss(problem)
+            fast_path.count_miss(problem)
         current = library.stream() if stream is None else arrays.fixed_stream(stream)
-        return Bound(launch.clone(), device, current, library.scan(given)[1], given, out)
+        return Bound(launch.clone(), device, current, library.scan(operands)[1], operands, out)
 
     def plan(self, *args: Any, device: int = 0, **named: Any) -> Plan:
-        """Choose and build for one problem ahead of its calls.
+        """The choice for one problem, made and built ahead of calls.
 
-        Takes arrays, or the axes of a problem (``M=..., N=...``) and the GPU's index. The result
-        is called with arrays of that problem. Entries with host-side schedules will make them
-        here, once for many layers.
+        Takes arrays, or the axes of a problem (``M=..., N=...``) and the index of a GPU. The
+        result is called with arrays of that problem. Entries with host-side schedules will make
+        their schedules here, once for many layers.
         """
         problem, index = self._problem(args, named)
         device = device if index is None else index
         return Plan(self, problem, device)
 
     def explain(self, *args: Any, gpu: str | None = None, **named: Any) -> Explanation:
-        """Which implementation and configuration would serve, and why; launches nothing.
+        """The implementation and configuration that would serve, and why; launches nothing.
 
         Takes arrays (``out=`` too), or the axes of a problem (``M=..., N=...``). With ``gpu``
-        (``"b200"``) the answer is for that SKU and needs no GPU.
+        (``"b200"``) the explanation is for that SKU and no GPU is needed.
         """
         problem, index = self._problem(args, named, anywhere=gpu is not None)
-        where = gpus.find(gpu) if gpu is not None else _gpu(index or 0)
-        decision = choose(self.entry, problem, where, _choices(self.entry.name), self.pin)
-        return Explanation.of(problem, where, decision)
+        target = gpus.find(gpu) if gpu is not None else _gpu(index or 0)
+        decision = choose(self.entry, problem, target, _choices(self.entry.name), self.pin)
+        return Explanation.of(problem, target, decision)
 
     def forget(self) -> None:
-        """Drop all launchers and choices."""
+        """Forget all launchers and choices."""
         with self._lock:
-            self._ready.clear()
+            self._fast_calls.clear()
             self._loaded.clear()
             for recent in self._fresh + self._onto:
                 recent.clear()
@@ -232,7 +232,7 @@ class Op:
     def _place(
         self, args: tuple[Any, ...], named: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
-        """Put keyword arguments in their places; what names no input may be an axis."""
+        """Inputs in order, and pairs of an axis and its value: keywords that name no input."""
         placed: list[Any] = list(args)
         axes = []
         for name, value in named.items():
@@ -247,48 +247,48 @@ class Op:
         return tuple(placed), tuple(axes)
 
     def _look_up(
-        self, args: tuple[Any, ...], given: tuple[Any, ...], axes: tuple[Any, ...], fresh: bool
-    ) -> tuple[Ready | None, list[int]]:
-        """What is remembered for these arrays, by their full key; and their addresses."""
+        self, args: tuple[Any, ...], operands: tuple[Any, ...], axes: tuple[Any, ...], fresh: bool
+    ) -> tuple[FastCall | None, list[int]]:
+        """The launcher remembered for ``operands`` (inputs, then outputs), and their addresses."""
         count = len(args)
         if count < len(self._positions):
-            given = (*args, *self._pads[count], *given[count:])
-        key, pointers = _scans[type(given[0])](given)
-        ready = self._ready.get((key, axes) if axes else key)
-        if ready is not None and ready.matches and not axes and not any(x is None for x in args):
+            operands = (*args, *self._pads[count], *operands[count:])
+        key, pointers = _scans[type(operands[0])](operands)
+        call = self._fast_calls.get((key, axes) if axes else key)
+        if call is not None and call.matches and not axes and not any(x is None for x in args):
             recent = (self._fresh if fresh else self._onto)[count]
-            if not any(ready is known for known in recent):
-                recent.insert(0, ready)
-                del recent[RECENT:]
-        return ready, pointers
+            if not any(call is other for other in recent):
+                recent.insert(0, call)
+                del recent[MAX_RECENT:]
+        return call, pointers
 
-    def _refuse_overlap(self, placed: tuple[Any, ...], given: tuple[Any, ...]) -> None:
+    def _refuse_overlap(self, placed: tuple[Any, ...], operands: tuple[Any, ...]) -> None:
         count = len(placed)
-        refuse_overlap(self.entry, (*placed, *self._pads[count], *given[count:]))
+        fast_path.refuse_overlap(self.entry, (*placed, *self._pads[count], *operands[count:]))
 
     def _first_call(self, args: tuple[Any, ...], out: Any, named: Mapping[str, Any]) -> Any:
         inputs, axes = signature.arrange(self.entry, args, named)
         outs = signature.outputs(self.entry, out)
         if any(map(arrays.is_foreign, inputs + outs)):
-            return adapters.through_dlpack(self, inputs, outs, axes)
-        _meet_torch()
+            return adapters.call_through_dlpack(self, inputs, outs, axes)
+        _register_with_torch()
         if self.traced is not None and any(map(arrays.is_wrapper, inputs + outs)):
             return self.traced(*inputs, out=out, **axes)
         infos, library, problem, device = self._resolve(inputs, outs, axes)
         if not all(info.aligned for info in infos.values()):
-            return adapters.with_copies(self, library, inputs, outs, axes)
+            return adapters.call_with_copies(self, library, inputs, outs, axes)
         decision, launch = self._load(problem, device)
-        ready = Ready.make(self.entry, problem, device, library, decision, launch, inputs, outs)
+        call = FastCall.make(self.entry, problem, device, library, decision, launch, inputs, outs)
         key, _ = library.scan((*inputs, *outs))
         with self._lock:
-            _remember(self._ready, (key, tuple(axes.items())) if axes else key, ready)
+            _remember(self._fast_calls, (key, tuple(axes.items())) if axes else key, call)
             _scans[type(inputs[0])] = library.scan
         return self(*inputs, out=out, **axes)
 
     def _resolve(
         self, inputs: Sequence[Any], outs: Sequence[Any], axes: Mapping[str, AxisValue]
     ) -> tuple[signature.Infos, arrays.Library, Problem, int]:
-        """What the arrays are, whose, which problem they pose, on which GPU."""
+        """Descriptions of the arrays, their library, their problem and the index of their GPU."""
         infos = signature.describe(self.entry, inputs, outs)
         device = signature.device_of(self.entry, infos)
         problem = signature.infer(self.entry, infos, axes)
@@ -299,7 +299,7 @@ class Op:
     def _problem(
         self, args: tuple[Any, ...], named: dict[str, Any], anywhere: bool = False
     ) -> tuple[Problem, int | None]:
-        """The problem that arrays pose, and their GPU; or that axes spell out."""
+        """The problem of arrays or of axes; also the arrays' GPU, unless they may be anywhere."""
         if not args and all(isinstance(value, (int, float, str)) for value in named.values()):
             return self.entry.problem(**named), None
         out = named.pop("out", None)
@@ -309,11 +309,10 @@ class Op:
         return signature.infer(self.entry, infos, axes), index
 
     def _load(self, problem: Problem, device: int) -> tuple[Decision, Any]:
-        """The decision for a problem and its launcher, built once."""
+        """The decision for a problem and its launcher, made once."""
         with self._lock:
             if (problem, device) not in self._loaded:
-                found = self._build(problem, device)
-                _remember(self._loaded, (problem, device), found)
+                _remember(self._loaded, (problem, device), self._build(problem, device))
             return self._loaded[problem, device]
 
     def _build(self, problem: Problem, device: int) -> tuple[Decision, Any]:
@@ -326,7 +325,7 @@ class Op:
             chosen = decision.implementation
             try:
                 launch = launcher.load(chosen, problem, decision.config, gpu, device)
-            except MissingDependency as error:  # its compiler is not there: the next rival serves
+            except MissingDependency as error:  # no compiler for this language: choose another
                 if chosen.language in missing or self.pin.language is not None:
                     raise
                 missing[chosen.language] = str(error)
@@ -359,12 +358,12 @@ class Plan:
 
 
 def pinned(name: str, key: str) -> Op:
-    """The operator of :attr:`Pin.key`; how a compiled graph finds it."""
+    """The operator of an entry with the pin of this key; graphs of ``torch.compile`` use it."""
     return get(name, **json.loads(key)) if key else get(name)
 
 
-def _meet_torch() -> None:
-    """Once torch has been imported, make every operator a torch operator too."""
+def _register_with_torch() -> None:
+    """Register every operator as a torch operator, once torch has been imported."""
     global _is_compiling
     if "torch" in sys.modules:
         from kernelcat.call import torch_operators
@@ -382,8 +381,9 @@ def _snapshot() -> Any:
 
 
 def _choices(name: str) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = _snapshot().choices(name)
-    return found
+    """Rows of the database for entry ``name``, best first."""
+    rows: tuple[Any, ...] = _snapshot().choices(name)
+    return rows
 
 
 @cache
@@ -392,6 +392,7 @@ def _gpu(index: int) -> gpus.Gpu:
 
 
 def _remember(memory: dict[Any, Any], key: Any, value: Any) -> None:
-    if len(memory) >= REMEMBERED:
+    """Add an item, and drop the oldest of ``MAX_REMEMBERED`` items."""
+    if len(memory) >= MAX_REMEMBERED:
         del memory[next(iter(memory))]
     memory[key] = value

@@ -1,6 +1,6 @@
 """From the arguments of a call to a problem: names, ranks, shapes, strides and element types.
 
-Every refusal is one line that names the array, what it is, and what it must be.
+Every error message is one line that names the array, the property found and the property required.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from kernelcat.dtypes import itemsize
 from kernelcat.errors import InvalidArgument, nearest
 
 Infos = Mapping[str, ArrayInfo]
+"""Tensor name -> description of the array; absent tensors are left out."""
 
 
 def arrange(
@@ -22,7 +23,12 @@ def arrange(
 ) -> tuple[tuple[Any, ...], dict[str, AxisValue]]:
     """Arguments in the order of ``entry.inputs`` (None where absent), and axis values.
 
-    A keyword names an input, or an axis that no array tells (``causal=True``).
+    A keyword names an input, or an axis that no array determines (``causal=True``).
+
+    Raises
+    ------
+    InvalidArgument
+        Too many arrays, an unknown keyword, an argument given twice, or a missing array.
     """
     inputs = [tensor.name for tensor in entry.inputs]
     if len(args) > len(inputs):
@@ -34,7 +40,7 @@ def arrange(
     axes: dict[str, AxisValue] = {}
     for name, value in named.items():
         if name in placed:
-            raise InvalidArgument(f"{entry.name}: {name} is given twice")
+            raise InvalidArgument(f"{entry.name}: {name} is given twice, by position and by name")
         if name in inputs:
             placed[name] = value
         elif name in entry.axis_names:
@@ -49,12 +55,12 @@ def arrange(
 
 
 def outputs(entry: Entry, out: Any) -> tuple[Any, ...]:
-    """``out=`` as one array an output; empty when the call allocates them.
+    """``out=`` as a tuple with one array for each output; empty when the call allocates outputs.
 
     Raises
     ------
     InvalidArgument
-        They are not as many as they should be, or the call would allocate what it updates.
+        The number of arrays is wrong, or an output that the entry updates is not passed.
     """
     names = ", ".join(tensor.name for tensor in entry.outputs)
     if out is None and entry.updated:
@@ -70,15 +76,21 @@ def outputs(entry: Entry, out: Any) -> tuple[Any, ...]:
 
 
 def label(entry: Entry, tensor: Tensor) -> str:
-    """How messages call a tensor: the only output is ``out``, as in the call."""
+    """The name of a tensor in messages: ``out`` for the only output, as in the call."""
     return "out" if entry.outputs == (tensor,) else tensor.name
 
 
 def describe(entry: Entry, inputs: Sequence[Any], outs: Sequence[Any]) -> dict[str, ArrayInfo]:
-    """Tensor name -> its description, without the absent ones."""
-    given = {**dict(zip(entry.inputs, inputs, strict=True)), **dict(zip(entry.outputs, outs))}  # noqa: B905
+    """Tensor name -> description of its array; absent tensors are left out.
+
+    Raises
+    ------
+    InvalidArgument
+        An argument is no array of torch, CuPy or NumPy.
+    """
+    operands = {**dict(zip(entry.inputs, inputs, strict=True)), **dict(zip(entry.outputs, outs))}  # noqa: B905
     infos = {}
-    for tensor, array in given.items():
+    for tensor, array in operands.items():
         if array is None:
             continue
         try:
@@ -89,7 +101,13 @@ def describe(entry: Entry, inputs: Sequence[Any], outs: Sequence[Any]) -> dict[s
 
 
 def device_of(entry: Entry, infos: Infos) -> int:
-    """The GPU all arrays are on, after checking that they share one GPU and one library."""
+    """The index of the GPU that all arrays are on.
+
+    Raises
+    ------
+    InvalidArgument
+        An array is not on a GPU, or arrays are on different GPUs or of different libraries.
+    """
     first: str | None = None
     for tensor in entry.tensors:
         if tensor.name not in infos:
@@ -110,8 +128,8 @@ def device_of(entry: Entry, infos: Infos) -> int:
             )
         if info.library != library:
             raise InvalidArgument(
-                f"{entry.name}: {first} is a {library} array but {name} is a {info.library} one; "
-                "pass arrays of one library"
+                f"{entry.name}: {first} is a {library} array but {name} is a {info.library} "
+                "array; pass arrays of one library"
             )
     index = ArrayInfo(0, (), (), "", device, library).cuda_index
     assert index is not None
@@ -119,32 +137,32 @@ def device_of(entry: Entry, infos: Infos) -> int:
 
 
 def infer(entry: Entry, infos: Infos, axes: Mapping[str, AxisValue]) -> Problem:
-    """The problem these arrays pose.
+    """The problem that these arrays and keywords stand for.
 
-    An axis that occurs only in an output's strides is read from ``out``; for an output that is
-    still to be allocated it is that of a contiguous one.
+    An axis that occurs only in an output's strides is read from ``out``; where the call allocates
+    the output, the axis takes the stride of a contiguous array.
 
     Raises
     ------
     InvalidArgument
-        Wrong rank, disagreeing sizes or element types, unsupported element type, strides that
-        no implementation takes, an axis neither array nor keyword tells.
+        Wrong rank, sizes or element types that disagree, an unsupported element type, strides
+        that no implementation supports, or an axis that neither an array nor a keyword determines.
     """
-    known = _Axes(entry)
+    axis_values = _AxisValues(entry)
     for name, value in axes.items():
-        known.add(name, value, f"{name}=")
+        axis_values.add(name, value, f"{name}=")
     for tensor in entry.inputs:
         present = tensor.name in infos
         if tensor.flag is not None and tensor.when is True:
-            known.add(tensor.flag, present, tensor.name)
+            axis_values.add(tensor.flag, present, tensor.name)
         if present:
-            _read(known, tensor, infos[tensor.name])
+            _read(axis_values, tensor, infos[tensor.name])
     for tensor in entry.outputs:
         if tensor.name in infos:
-            _read(known, tensor, infos[tensor.name])
+            _read(axis_values, tensor, infos[tensor.name])
         else:
-            _allocate(known, tensor)
-    problem = entry.problem(**known.values)
+            _allocate(axis_values, tensor)
+    problem = entry.problem(**axis_values.values)
     for tensor in entry.inputs:
         _check_presence(entry, tensor, tensor.name in infos, problem)
     for tensor in entry.tensors:
@@ -154,31 +172,31 @@ def infer(entry: Entry, infos: Infos, axes: Mapping[str, AxisValue]) -> Problem:
     return problem
 
 
-def _check_presence(entry: Entry, tensor: Tensor, given: bool, problem: Problem) -> None:
-    if tensor.flag is not None and given != tensor.present(problem):
-        verb, value = "takes no" if given else "needs", problem[tensor.flag]
+def _check_presence(entry: Entry, tensor: Tensor, is_passed: bool, problem: Problem) -> None:
+    if tensor.flag is not None and is_passed != tensor.present(problem):
+        verb, value = "takes no" if is_passed else "needs", problem[tensor.flag]
         raise InvalidArgument(f"{entry.name} {verb} {tensor.name} where {tensor.flag} is {value}")
 
 
 def _check_derived(entry: Entry, tensor: Tensor, info: ArrayInfo, problem: Problem) -> None:
-    wanted = tensor.shape_of(problem)
+    expected = tensor.shape_of(problem)
     for position, size in enumerate(tensor.shape):
-        if isinstance(size, Derived) and info.shape[position] != wanted[position]:
+        if isinstance(size, Derived) and info.shape[position] != expected[position]:
             raise InvalidArgument(
                 f"{entry.name}: {label(entry, tensor)}.shape[{position}] must be "
-                f"{wanted[position]} ({size}), not {info.shape[position]}"
+                f"{expected[position]} ({size}), not {info.shape[position]}"
             )
 
 
 def _check_dtype(entry: Entry, tensor: Tensor, info: ArrayInfo, problem: Problem) -> None:
-    wanted = tensor.dtype_of(problem)
-    if info.dtype != wanted:
+    expected = tensor.dtype_of(problem)
+    if info.dtype != expected:
         name = label(entry, tensor)
-        raise InvalidArgument(f"{entry.name}: {name} must be {wanted} here, not {info.dtype}")
+        raise InvalidArgument(f"{entry.name}: {name} must be {expected} here, not {info.dtype}")
 
 
-class _Axes:
-    """Axis values collected so far, with where each came from."""
+class _AxisValues:
+    """Axis values read so far, and the argument that each value was read from."""
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
@@ -186,36 +204,41 @@ class _Axes:
         self._origins: dict[str, str] = {}
 
     def add(self, axis: str | int, value: AxisValue, origin: str) -> None:
-        """Note that ``axis`` is ``value``; a number instead of an axis is a fixed value."""
+        """Set ``axis`` to the ``value`` read from ``origin``, or check an axis that is set.
+
+        ``axis`` may be a number: then ``value`` must equal that number.
+        """
         if axis not in self.values and isinstance(axis, str) and axis in self.entry.axis_names:
             self.entry.axis(axis).check(value)
             self.values[axis], self._origins[axis] = value, origin
         elif axis in self.values:
-            known = self.values[axis]  # type: ignore[index]
-            if known != value:
+            earlier = self.values[axis]  # type: ignore[index]
+            if earlier != value:
                 raise InvalidArgument(
-                    f"{self.entry.name}: {axis} differs: {self._origins[axis]} is {known}, "  # type: ignore[index]
+                    f"{self.entry.name}: {axis} differs: {self._origins[axis]} is {earlier}, "  # type: ignore[index]
                     f"but {origin} is {value}"
                 )
         elif axis != value:
             raise InvalidArgument(f"{self.entry.name}: {origin} must be {axis}, not {value}")
 
 
-def _read(known: _Axes, tensor: Tensor, info: ArrayInfo) -> None:
-    entry, name = known.entry, label(known.entry, tensor)
+def _read(axes: _AxisValues, tensor: Tensor, info: ArrayInfo) -> None:
+    """Read axes from an array's element type, shape and strides."""
+    entry, name = axes.entry, label(axes.entry, tensor)
     if len(info.shape) != len(tensor.shape):
-        axes = ", ".join(map(str, tensor.shape))
+        sizes = ", ".join(map(str, tensor.shape))
         raise InvalidArgument(
-            f"{entry.name}: {name} must have {len(tensor.shape)} dimensions ({axes}), "
+            f"{entry.name}: {name} must have {len(tensor.shape)} dimensions ({sizes}), "
             f"not {len(info.shape)} (its shape is {info.shape})"
         )
-    _read_dtype(known, tensor, info)
+    _read_dtype(axes, tensor, info)
     for position, (axis, extent) in enumerate(zip(tensor.shape, info.shape, strict=True)):
         if not isinstance(axis, Derived):
-            known.add(axis, extent, f"{name}.shape[{position}]")
+            axes.add(axis, extent, f"{name}.shape[{position}]")
         elif axis.tells is not None:
-            told, size_of = axis.tells
-            known.add(told, size_of(extent, known.values), f"{name}'s ({axis} = {extent})")
+            name_of_axis, invert = axis.tells
+            origin = f"{name_of_axis} of {name} ({axis} = {extent})"
+            axes.add(name_of_axis, invert(extent, axes.values), origin)
     if tensor.strides is None:
         if not info.contiguous:
             raise InvalidArgument(
@@ -230,15 +253,15 @@ def _read(known: _Axes, tensor: Tensor, info: ArrayInfo) -> None:
                 f"{entry.name}: {name} must have stride {axis} along axis {position}, "
                 f"not {stride}; pass {_contiguous_call(name, info)}"
             )
-        known.add(axis, stride, f"{name}'s stride along axis {position}")
+        axes.add(axis, stride, f"{name}'s stride along axis {position}")
 
 
-def _read_dtype(known: _Axes, tensor: Tensor, info: ArrayInfo) -> None:
-    entry, name = known.entry, label(known.entry, tensor)
+def _read_dtype(axes: _AxisValues, tensor: Tensor, info: ArrayInfo) -> None:
+    entry, name = axes.entry, label(axes.entry, tensor)
     if isinstance(tensor.dtype, ElementType):
-        told = tensor.dtype.told_by(info.dtype)
-        if told is not None:
-            known.add(tensor.dtype.axis, told, f"{name}'s")
+        value = tensor.dtype.value_of(info.dtype)
+        if value is not None:
+            axes.add(tensor.dtype.axis, value, f"{tensor.dtype.axis} of {name} ({info.dtype})")
         elif info.dtype not in dict(tensor.dtype.types).values():
             raise InvalidArgument(f"{entry.name}: {name} is {info.dtype}; use {tensor.dtype}")
     elif tensor.dtype in entry.axis_names:
@@ -247,23 +270,24 @@ def _read_dtype(known: _Axes, tensor: Tensor, info: ArrayInfo) -> None:
             raise InvalidArgument(
                 f"{entry.name}: {name} is {info.dtype}; use one of: {', '.join(map(str, legal))}"
             )
-        known.add(tensor.dtype, info.dtype, name)
+        axes.add(tensor.dtype, info.dtype, name)
     elif info.dtype != tensor.dtype:
         raise InvalidArgument(f"{entry.name}: {name} must be {tensor.dtype}, not {info.dtype}")
 
 
-def _allocate(known: _Axes, tensor: Tensor) -> None:
-    """Strides of an output that is still to be allocated: those of a contiguous one."""
+def _allocate(axes: _AxisValues, tensor: Tensor) -> None:
+    """Set axes that occur in the strides of an output to the strides of a contiguous output."""
     if tensor.strides is None:
         return
-    axes = {axis: known.values.get(axis, 0) for axis in known.entry.axis_names}
-    info = _contiguous_info(tensor.extents(axes))
+    values = {axis: axes.values.get(axis, 0) for axis in axes.entry.axis_names}
+    info = _contiguous_info(tensor.extents(values))
     for position, axis in enumerate(tensor.strides):
-        if isinstance(axis, str) and axis not in known.values:
-            known.add(axis, info.strides[position], f"{tensor.name}'s stride")
+        if isinstance(axis, str) and axis not in axes.values:
+            axes.add(axis, info.strides[position], f"{tensor.name}'s stride")
 
 
 def _contiguous_info(shape: tuple[int, ...]) -> ArrayInfo:
+    """An array of this shape without gaps; only shape and strides have a meaning."""
     strides, step = [], 1
     for extent in reversed(shape):
         strides.append(step)
@@ -272,13 +296,14 @@ def _contiguous_info(shape: tuple[int, ...]) -> ArrayInfo:
 
 
 def _stride(info: ArrayInfo, position: int) -> int:
-    """A stride in elements; along an axis it never steps over, that of a contiguous array."""
+    """A stride in elements; for an axis of extent 1 or 0, that of a contiguous array."""
     if info.shape[position] <= 1 or 0 in info.shape:
         return _contiguous_info(info.shape).strides[position]
     return info.strides[position]
 
 
 def _contiguous_call(name: str, info: ArrayInfo) -> str:
+    """The expression that makes an array contiguous, for messages."""
     if name == "out":
         return "a contiguous array"
     if info.library == "torch":
@@ -287,7 +312,7 @@ def _contiguous_call(name: str, info: ArrayInfo) -> str:
 
 
 def overlap(first: ArrayInfo, second: ArrayInfo) -> bool:
-    """Whether any byte belongs to both arrays: exact, strides included."""
+    """Whether any byte belongs to both arrays. Exact: gaps between rows do not count."""
     import numpy
 
     if 0 in first.shape or 0 in second.shape:
@@ -296,7 +321,7 @@ def overlap(first: ArrayInfo, second: ArrayInfo) -> bool:
 
 
 def _layout(info: ArrayInfo) -> Any:
-    """A NumPy array at the same addresses. Only its layout is used: the memory is not touched."""
+    """A NumPy array at the addresses of ``info``, which may lie on a GPU; nobody reads it."""
     import numpy
 
     item = itemsize(info.dtype)

@@ -1,4 +1,4 @@
-"""Dynamo's tensor guards: several tensors compared with what they must be, in one step."""
+"""Dynamo's tensor guards: one call compares several tensors with expected types and layouts."""
 
 from __future__ import annotations
 
@@ -6,32 +6,36 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 
-def proven(torch: Any) -> Any:
-    """Dynamo's guard, which compares tensors in one step: 0.5 us for three, where ``scan`` takes 2.
+def find(torch: Any) -> Any:
+    """Dynamo's class of tensor guards, or None where this torch has no such class that works.
 
-    It is private to torch. So it is used only where it is there and proves itself: it must know
-    a like tensor, and refuse every unlike one. None otherwise.
+    A guard compares three tensors in 0.5 us, where ``Torch.scan`` takes 2. The class is private to
+    torch, so it is tried out first: a guard must accept a tensor like the expected one, and refuse
+    tensors that differ in any one property.
     """
     try:
         guards = torch._C._dynamo.guards.TensorGuards
-        like = torch.empty(4, 4)
-        matches = make(guards, (like,))
-        unlike = (
-            like[:2], like[:, :2], like.t(), like.half(), like.to("meta"), torch.nn.Parameter(like),
-            torch.empty(4, 8)[:, :4], None,
+        expected = torch.empty(4, 4)
+        matches = make(guards, (expected,))
+        different = (
+            expected[:2], expected[:, :2], expected.t(), expected.half(), expected.to("meta"),
+            torch.nn.Parameter(expected), torch.empty(4, 8)[:, :4], None,
         )  # fmt: skip
-        proven = matches(torch.empty(4, 4)) and not any(matches(other) for other in unlike)
-    except Exception:  # a torch in which it is gone or different
+        works = matches(torch.empty(4, 4)) and not any(matches(other) for other in different)
+    except Exception:  # this torch has no TensorGuards, or one with another interface
         return None
-    return guards if proven else None
+    return guards if works else None
 
 
 def make(guards: Any, arrays: Sequence[Any]) -> Callable[..., bool]:
-    """``matches(*others)``: whether others have the types, layouts and devices of ``arrays``."""
-    made = guards(
+    """A predicate ``matches(*others)``: others have the types, layouts and devices of ``arrays``.
+
+    ``guards`` is the class that :func:`find` returns.
+    """
+    guard = guards(
         *arrays,
         dynamic_dims_sizes=[list(x.shape) for x in arrays],
         dynamic_dims_strides=[list(x.stride()) for x in arrays],
     )
-    check: Callable[..., bool] = made.check
+    check: Callable[..., bool] = guard.check
     return check

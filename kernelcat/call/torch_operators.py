@@ -1,12 +1,12 @@
-"""Every entry as a torch custom operator, ``torch.ops.kernelcat.<entry>``, made from its spec.
+"""Entries as torch custom operators ``torch.ops.kernelcat.<entry>``, made from specifications.
 
 ``torch.ops.kernelcat.gemm(a, b, bias=None)`` returns the output; ``gemm_out(..., out=d)`` writes
-it. What updates an output in place has the second form alone. Fake implementations follow from the
-symbolic shapes, so ``torch.compile(fullgraph=True)`` and ``torch.export`` keep them with dynamic
-sizes. An operator is registered by the first ``kernelcat.get`` or call after torch was imported.
-There is no backward pass.
+into ``d``. An entry that updates an output in place has the second form only. Fake implementations
+follow from symbolic shapes, so ``torch.compile(fullgraph=True)`` and ``torch.export`` keep the
+operators, with dynamic sizes too. The first ``kernelcat.get`` or call after the import of torch
+registers an operator. There is no backward pass.
 
-Imported only where torch has been imported already.
+This module imports torch, so it is imported only where torch has been imported already.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from kernelcat.call import signature
 from kernelcat.catalog.spec import Axis, Derived, ElementType, Entry, Tensor
 
 is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
-"""True while Dynamo traces; a constant to Dynamo, and 40 ns in eager mode."""
+"""Whether Dynamo is tracing. Dynamo takes the result for a constant; eager mode pays 40 ns."""
 
 _LIBRARY = torch.library.Library("kernelcat", "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
-
 Find = Callable[[str, str], Callable[..., Any]]
-"""From an entry's name and the text of a pin to the operator that serves a call."""
+"""From an entry's name and the key of a pin (:attr:`Pin.key`) to the operator for a call."""
 
 
 def register(entry: Entry, pin: str, find: Find) -> Callable[..., Any]:
-    """The operator of ``entry``, registered once: ``traced(*inputs, out=None, **axes)``.
+    """The torch operator of ``entry``, registered once: ``traced(*inputs, out=None, **axes)``.
 
-    ``pin`` is the text of what the caller of ``get`` insists on; it travels in the graph, and
-    ``find`` gets back from it to the operator when the graph runs.
+    ``pin`` is the key of the language, variant and configuration that the caller of ``get`` asked
+    for. The key is part of a traced graph; when the graph runs, ``find`` returns the operator for
+    the key.
     """
-    fresh, into = _define(entry.name, find)
+    allocating, writing = _define(entry.name, find)
 
     def traced(*inputs: Any, out: Any = None, **more: Any) -> Any:
         if out is None:
-            return fresh(*inputs, **more, pin=pin)
-        into(*inputs, **more, **_named_outputs(entry, out), pin=pin)
+            return allocating(*inputs, **more, pin=pin)
+        writing(*inputs, **more, **_named_outputs(entry, out), pin=pin)
         return out
 
     return traced
@@ -60,7 +60,7 @@ def schema(entry: Entry, *, mutating: bool = False) -> str:
         for tensor in entry.inputs
     ]
     arguments.append("*")
-    arguments += map(_keyword, told_axes(entry))
+    arguments += map(_keyword, keyword_axes(entry))
     if mutating:
         names = [_out_name(entry, tensor) for tensor in entry.outputs]
         arguments += [f"Tensor({chr(97 + i)}!) {name}" for i, name in enumerate(names)]
@@ -70,12 +70,15 @@ def schema(entry: Entry, *, mutating: bool = False) -> str:
     return f"({', '.join(arguments)}) -> {result}"
 
 
-def told_axes(entry: Entry) -> list[Axis]:
-    """Axes that no array of every call tells and no output's strides mean: keywords of the call."""
+def keyword_axes(entry: Entry) -> list[Axis]:
+    """Axes that are keywords of the operator, because arrays do not determine them in every call.
+
+    Arrays determine an axis by a size, a stride or an element type, or by being present.
+    """
     read: set[Any] = set()
     for tensor in entry.drawn:
         sizes = [s.tells[0] if isinstance(s, Derived) and s.tells else s for s in tensor.shape]
-        read |= {*sizes, *(tensor.strides or ()), _choice_told(tensor)}
+        read |= {*sizes, *(tensor.strides or ()), _element_type_axis(tensor)}
         if tensor.when is True:
             read.add(tensor.flag)
     for tensor in entry.outputs:
@@ -83,41 +86,41 @@ def told_axes(entry: Entry) -> list[Axis]:
     return [axis for axis in entry.axes if axis.name not in read]
 
 
-def _choice_told(tensor: Tensor) -> str | None:
-    """The axis that an array's element type tells."""
+def _element_type_axis(tensor: Tensor) -> str | None:
+    """The axis that an array's element type determines, or None."""
     if isinstance(tensor.dtype, ElementType):
-        return tensor.dtype.axis if tensor.dtype.tells else None
+        return tensor.dtype.axis if tensor.dtype.is_invertible else None
     return tensor.dtype
 
 
 @cache
 def _define(name: str, find: Find) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Register both forms of an entry's operator, once; returns them.
+    """Both forms of an entry's operator, registered once: (allocating outputs, writing to them).
 
-    Where an output is updated in place, the first one only refuses.
+    For an entry that updates an output in place, the first form only raises ``InvalidArgument``.
     """
-    entry, into, namespace = catalog.entry(name), f"{name}_out", torch.ops.kernelcat
-    _LIBRARY.define(into + schema(entry, mutating=True), tags=_TAGS)
-    _LIBRARY.impl(into, lambda *given, **named: _run_into(entry, find, given, named), "CUDA")
+    entry, out_name, namespace = catalog.entry(name), f"{name}_out", torch.ops.kernelcat
+    _LIBRARY.define(out_name + schema(entry, mutating=True), tags=_TAGS)
+    _LIBRARY.impl(out_name, lambda *inputs, **named: _run_into(entry, find, inputs, named), "CUDA")
     torch.library.register_fake(
-        f"kernelcat::{into}", lambda *inputs, pin="", **named: None, lib=_LIBRARY
+        f"kernelcat::{out_name}", lambda *inputs, pin="", **named: None, lib=_LIBRARY
     )
-    writes = getattr(namespace, into).default
+    writing = getattr(namespace, out_name).default
     if entry.updated:
-        return lambda *inputs, **named: signature.outputs(entry, None), writes
+        return lambda *inputs, **named: signature.outputs(entry, None), writing
     _LIBRARY.define(name + schema(entry), tags=_TAGS)
-    _LIBRARY.impl(name, lambda *given, **named: _run(entry, find, given, named), "CUDA")
+    _LIBRARY.impl(name, lambda *inputs, **named: _run(entry, find, inputs, named), "CUDA")
     torch.library.register_fake(
         f"kernelcat::{name}",
         lambda *inputs, pin="", **axes: _fake(entry, inputs, axes),
         lib=_LIBRARY,
     )
-    return getattr(namespace, name).default, writes
+    return getattr(namespace, name).default, writing
 
 
 def _run(entry: Entry, find: Find, inputs: Sequence[Any], named: dict[str, Any]) -> Any:
     op = find(entry.name, named.pop("pin", ""))
-    return op(*map(_plain, inputs), **_by_name(named))
+    return op(*map(_plain, inputs), **{name: _plain(value) for name, value in named.items()})
 
 
 def _run_into(entry: Entry, find: Find, inputs: Sequence[Any], named: dict[str, Any]) -> None:
@@ -126,45 +129,45 @@ def _run_into(entry: Entry, find: Find, inputs: Sequence[Any], named: dict[str, 
     _run(entry, find, inputs, named)
 
 
-def _by_name(named: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _plain(value) for name, value in named.items()}
-
-
 def _plain(value: Any) -> Any:
-    """A subclass without behaviour of its own as the tensor it is."""
+    """``value``, or a plain tensor of the same memory where ``value`` is of a tensor subclass."""
     if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor:
         return value.as_subclass(torch.Tensor)
     return value
 
 
-def _fake(entry: Entry, inputs: Sequence[Any], told: Mapping[str, Any]) -> Any:
-    """Outputs without data, from symbolic sizes; sizes that must agree are checked to."""
-    axes: dict[str, Any] = {**entry.defaults, **told}
-    given = [
+def _fake(entry: Entry, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    """Outputs without data, from symbolic sizes; checks that sizes agree.
+
+    ``keywords`` maps axes that are keywords of the operator to their values.
+    """
+    axes: dict[str, Any] = {**entry.defaults, **keywords}
+    present = [
         (tensor, array)
         for tensor, array in zip(entry.inputs, inputs, strict=False)
         if array is not None
     ]
-    for tensor, array in given:
+    for tensor, array in present:
         _bind_axes(entry, tensor, array, axes)
-    for tensor, array in given:
+    for tensor, array in present:
         _check_derived(entry, tensor, array, axes)
     like = inputs[0]
-    made = tuple(
+    outputs = tuple(
         like.new_empty(tensor.extents(axes), dtype=_element(tensor.element_type(axes)))
         for tensor in entry.outputs
     )
-    return made[0] if len(made) == 1 else made
+    return outputs[0] if len(outputs) == 1 else outputs
 
 
 def _bind_axes(entry: Entry, tensor: Tensor, array: Any, axes: dict[str, Any]) -> None:
+    """Add the axis values that ``array`` determines to ``axes``; check those already there."""
     name = f"{entry.name}: {tensor.name}"
     rank = len(tensor.shape)
     torch._check(array.dim() == rank, lambda: f"{name} must have {rank} dimensions")
     dtype = str(array.dtype).removeprefix("torch.")
     if isinstance(tensor.dtype, ElementType):
-        if tensor.dtype.tells and tensor.dtype.told_by(dtype) is not None:
-            axes[tensor.dtype.axis] = tensor.dtype.told_by(dtype)
+        if tensor.dtype.is_invertible and tensor.dtype.value_of(dtype) is not None:
+            axes[tensor.dtype.axis] = tensor.dtype.value_of(dtype)
     elif tensor.dtype in entry.axis_names:
         axes.setdefault(tensor.dtype, dtype)
     element = _element(tensor.element_type(axes))
@@ -201,7 +204,10 @@ def _element(dtype: str) -> Any:
 
 
 def _keyword(axis: Axis) -> str:
-    """A size is an int that may be symbolic, a flag a bool, a number a float, a choice a string."""
+    """The declaration of an axis in a schema.
+
+    A size becomes an int that may be symbolic, a flag a bool, a number a float, a choice a string.
+    """
     if not axis.values:
         return f"SymInt {axis.name}" + ("" if axis.default is None else f"={axis.default}")
     if axis.is_number or isinstance(axis.values[0], bool):

@@ -1,7 +1,8 @@
-"""What there is: entries, their implementations, and what identifies one. Plain data and text.
+"""The catalog: entries, implementations of entries, and digests of implementations.
 
-Here belongs what can be said of a kernel without compiling or running it: specifications, axes,
-configurations, programs, cost models, discovery by file name, and digests of what runs.
+This subpackage holds what is known about a kernel without compiling or running the kernel:
+specifications, axes, configurations, programs, cost models, discovery by file name, and digests.
+Everything is plain data and text.
 """
 
 from kernelcat.catalog.discovery import (

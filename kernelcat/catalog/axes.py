@@ -1,4 +1,4 @@
-"""Axes: along what problems of an entry differ, and how their sizes are bucketed."""
+"""Axes: the values by which problems of an entry differ, and the buckets that sizes fall into."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Bucket = Callable[[int], int]
 
 
 def exact(size: int) -> int:
-    """Bucketing rule: every size is its own bucket."""
+    """Bucketing rule: every size is a bucket by itself."""
     return size
 
 
@@ -24,14 +24,14 @@ def power_of_two(size: int) -> int:
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension along which problems of an entry differ.
+    """One parameter by which problems of an entry differ: a size, a choice or a number.
 
-    A *size* has ``low <= value <= high`` (the range fuzzing draws from; callers may go past
-    ``high``), a bucketing rule and a ``step`` that divides it. A *choice* has ``values``; a flag is
-    the choice of two booleans. A *number* is any finite float, and its ``values`` are examples.
-    ``default`` is what a problem has that does not say; None means that it must say. A *minor*
-    choice hardly changes which configuration is best, so that problems share a bucket across it;
-    numbers are minor.
+    A *size* is an integer with a bucketing rule and a ``step`` that divides every value; fuzzing
+    draws from ``low`` to ``high``, and callers may exceed ``high``. A *choice* is one of
+    ``values``; a *flag* is the choice of two booleans. A *number* is any finite float, and
+    ``values`` are examples. ``default`` is the value of a problem that does not give one; with
+    None every problem must give one. A *minor* choice hardly changes which configuration is best,
+    so problems that differ only in minor choices share a bucket; numbers are minor.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Axis:
         default: int | None = None,
         step: int = 1,
     ) -> Axis:
+        """An integer; its bucket is the next power of two unless another rule is given."""
         return Axis(name, doc, low=low, high=high, bucket=bucket, default=default, step=step)
 
     @staticmethod
@@ -65,18 +66,21 @@ class Axis:
         default: str | int | None = None,
         minor: bool = False,
     ) -> Axis:
+        """One of ``values``."""
         return Axis(name, doc, values=values, default=default, minor=minor)
 
     @staticmethod
     def flag(name: str, doc: str, minor: bool = False) -> Axis:
+        """False (the default) or True."""
         return Axis(name, doc, values=(False, True), default=False, minor=minor)
 
     @staticmethod
     def number(name: str, doc: str, *examples: float, default: float | None = 0.0) -> Axis:
+        """Any finite float; fuzzing and tests take ``examples``."""
         return Axis(name, doc, values=examples, default=default, minor=True, is_number=True)
 
     def check(self, value: AxisValue) -> None:
-        """Raise ``InvalidArgument`` unless ``value`` is one this axis can take."""
+        """Raise ``InvalidArgument`` unless this axis can take ``value``."""
         if self.is_number:
             if (
                 isinstance(value, bool)

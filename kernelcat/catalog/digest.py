@@ -1,15 +1,15 @@
-"""The digest of an implementation: of what runs, not of how it is written.
+"""Digests of implementations: they cover what runs, not how the code is written.
 
-It covers the definitions that its program builder and its device code reach, without comments and
-layout; compiler options; and what is launched (grid, block, shared memory, parameters, workspaces)
-over a fixed sample of problems and configurations. Cost models, rankings and what says which
-configurations serve are outside, and so are the names of files.
+A digest covers the definitions that the program builder and the device code reach, without
+comments and layout; compiler options; and the launches (grid, block, shared memory, parameters,
+workspaces) over a fixed sample of problems and configurations. Cost models, rankings, ``illegal``
+and ``unpromising``, and names of files are not covered.
 
-A measurement or a receipt is *stale* when its digest is not today's and none that the record of
-machine code calls equal to it (``kernelcat.verify.machine_code``).
+A measurement or a receipt is *stale* when its digest differs from today's digest and the record of
+machine code (``kernelcat.verify.code_record``) does not list both digests as equal.
 
-To compute a digest takes up to a second. So ``tuning_db/digests.json`` has those of the files as
-they are shipped, and a digest is computed where a file is another one.
+Computing a digest takes up to a second. So ``tuning_db/digests.json`` holds the digests of the
+shipped files, and a digest is computed only where one of the files has changed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from kernelcat.catalog.implementation import Implementation, Program
 from kernelcat.catalog.reach import Reach
 
 FORMAT = 1
-"""Goes into every digest: raise it when the meaning of one changes, and carry what is measured."""
+"""Part of every digest. Whoever changes the meaning of digests raises this number, and carries
+receipts and measurements over."""
 
 UNKNOWN = ""
-"""The digest of what cannot be imported here; equal to none."""
+"""The digest of an implementation that cannot be imported here; no other digest equals it."""
 
 MACHINERY = ("catalog", "jit", "dtypes.py", "runtime/gpu.py")
-"""What of the package, besides the catalog's own files, launches depend on."""
+"""Files and folders of the package that launches depend on, besides kernels and specifications."""
 
 _CANNOT_SERVE = (ArithmeticError, LookupError, ValueError, StopIteration)
-"""What a program builder raises of configurations that cannot serve a problem."""
+"""Exceptions that a program builder may raise for a configuration that cannot serve a problem."""
 
 
 def digest(implementation: Implementation) -> str:
@@ -46,7 +47,7 @@ def digest(implementation: Implementation) -> str:
 
 @cache
 def digest_of(entry: str, language: str, variant: str) -> str:
-    """The same by name; imports no kernel where all files are as they were shipped.
+    """The digest of an implementation by name; imports no kernel while all files are as shipped.
 
     :data:`UNKNOWN` where there is no such implementation, or where its files have changed and its
     language is not installed.
@@ -54,10 +55,10 @@ def digest_of(entry: str, language: str, variant: str) -> str:
     name = f"{entry}/{language}/{variant}"
     shipped = _table()
     if name in shipped["digests"] and shipped["machinery"] == _machinery():
-        found, numbers = shipped["digests"][name]
+        shipped_digest, numbers = shipped["digests"][name]
         files = list(shipped["files"].items())
         if all(_content_hash(files[n][0]) == files[n][1] for n in numbers):
-            return str(found)
+            return str(shipped_digest)
     try:
         return compute(discovery.implementation(entry, language, variant))
     except (LookupError, ImportError):
@@ -65,7 +66,7 @@ def digest_of(entry: str, language: str, variant: str) -> str:
 
 
 def compute(implementation: Implementation) -> str:
-    """The digest, from the sources as they are; takes up to a second."""
+    """The digest of the sources as they are now: 16 hex digits. Takes up to a second."""
     builder = Reach()
     builder.add(implementation.program)
     text, launched = list[Any](builder.text()), []
@@ -79,7 +80,7 @@ def compute(implementation: Implementation) -> str:
 
 
 def _programs(implementation: Implementation) -> Iterator[Program | None]:
-    """The programs of the sample; None where a configuration cannot serve."""
+    """The programs of the sample; None where the builder cannot make one."""
     for problem, config, gpu in sample.cases(implementation, discovery.entry(implementation.entry)):
         try:
             yield implementation.program(problem, config, gpu)
@@ -91,27 +92,34 @@ def _programs(implementation: Implementation) -> Iterator[Program | None]:
 
 
 def table_path() -> Path:
+    """The file of shipped digests."""
     return paths.data("tuning_db") / "digests.json"
 
 
 def table(implementations: Iterable[Implementation]) -> dict[str, Any]:
-    """Digests of ``implementations`` as they are now, with the hashes of the files they are of."""
-    of = {i.name: (compute(i), sorted(set(_files(i)))) for i in implementations}
-    files = {name: _content_hash(name) for name in sorted({n for _, ns in of.values() for n in ns})}
+    """The content of ``tuning_db/digests.json`` for the sources as they are now.
+
+    ``machinery``: hash of :data:`MACHINERY`; ``files``: file -> hash; ``digests``: implementation
+    -> its digest, and the positions in ``files`` of the files that the digest depends on.
+    """
+    rows = {i.name: (compute(i), sorted(set(_files(i)))) for i in implementations}
+    names = sorted({name for _, file_names in rows.values() for name in file_names})
+    files = {name: _content_hash(name) for name in names}
     numbers = {name: number for number, name in enumerate(files)}
-    digests = {name: [found, [numbers[n] for n in ns]] for name, (found, ns) in of.items()}
+    digests = {name: [computed, [numbers[n] for n in file_names]]
+               for name, (computed, file_names) in rows.items()}  # fmt: skip
     return {"machinery": _machinery(), "files": files, "digests": digests}
 
 
 def _files(implementation: Implementation) -> Iterator[str]:
-    """Names of the catalog's files that the digest depends on: ``kernels/cuda/gemm/wgmma.cu``."""
+    """Names of the catalog files that the digest depends on: ``kernels/cuda/gemm/wgmma.cu``."""
     builder = getattr(implementation.program, "func", implementation.program)
-    paths_ = set(source.python_files(builder.__module__))
+    files = set(source.python_files(builder.__module__))
     for program in _programs(implementation):
         for step in program.steps if program else ():
-            paths_.update(step.source.files())
+            files.update(step.source.files())
     roots = {folder: paths.data(folder) for folder in source.FOLDERS}
-    for path in paths_:
+    for path in files:
         for folder, root in roots.items():
             if path.is_relative_to(root):
                 yield f"{folder}/{path.relative_to(root).as_posix()}"
@@ -120,8 +128,8 @@ def _files(implementation: Implementation) -> Iterator[str]:
 @cache
 def _table() -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(table_path().read_text())
-        return found
+        shipped: dict[str, Any] = json.loads(table_path().read_text())
+        return shipped
     except FileNotFoundError:
         return {"machinery": "", "files": {}, "digests": {}}
 
@@ -135,9 +143,9 @@ def _content_hash(name: str) -> str:
 @cache
 def _machinery() -> str:
     root = Path(__file__).parent.parent
-    found = [file for name in MACHINERY
+    files = [file for name in MACHINERY
              for file in (sorted((root / name).glob("*.py")) or [root / name])]  # fmt: skip
-    return hashlib.sha256("".join(map(_sha, found)).encode()).hexdigest()[:16]
+    return hashlib.sha256("".join(map(_sha, files)).encode()).hexdigest()[:16]
 
 
 def _sha(path: Path) -> str:
@@ -148,6 +156,6 @@ def _sha(path: Path) -> str:
 
 
 def forget() -> None:
-    """Read all files again: for programs that change them."""
+    """Clear all remembered digests and hashes: for programs that change source files."""
     for function in (digest_of, _table, _content_hash, _machinery):
         function.cache_clear()

@@ -1,4 +1,4 @@
-"""Discovery: entries and implementations are found by file name, and imported when first needed."""
+"""Discovery of entries and implementations by file name; a file is imported when first needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INSTALL = {
     "triton": "pip install 'kernelcat[triton]'",
     "cute": "pip install 'kernelcat[cute]'",
 }
-"""Language -> the line that installs its compiler."""
+"""Language -> the command that installs the language's compiler."""
 
 _MODULES = {"cuda": "cuda.bindings", "triton": "triton", "cute": "cutlass"}
 
@@ -29,11 +29,17 @@ def names() -> tuple[str, ...]:
 
 @cache
 def entry(name: str) -> Entry:
-    """The specification called ``name``; ``UnknownName`` tells the nearest names."""
+    """The specification of the entry ``name``.
+
+    Raises
+    ------
+    UnknownName
+        There is no such entry; the message lists the nearest names.
+    """
     if name not in names():
         raise UnknownName(f"unknown entry {name!r}{nearest(name, list(names()))}")
-    found: Entry = importlib.import_module(f"kernelcat.reference.{name}").ENTRY
-    return found
+    specification: Entry = importlib.import_module(f"kernelcat.reference.{name}").ENTRY
+    return specification
 
 
 @cache
@@ -44,7 +50,7 @@ def complete() -> tuple[str, ...]:
 
 @cache
 def languages(name: str) -> tuple[str, ...]:
-    """The languages ``name`` has files for; imports nothing."""
+    """The languages that entry ``name`` has kernel files in; imports nothing."""
     root = paths.data("kernels")
     return tuple(
         language
@@ -56,45 +62,55 @@ def languages(name: str) -> tuple[str, ...]:
 
 @cache
 def in_language(name: str, language: str) -> tuple[Implementation, ...]:
-    """The implementations of an entry in one language, lowest rank first.
+    """The implementations of an entry in one language, lowest rank first; none is no error.
 
     Raises
     ------
+    UnknownName
+        There is no such language.
     MissingDependency
-        When the language's compiler is not installed; says how to install it.
+        The language's compiler is not installed; the message has the command that installs it.
     """
     if language not in LANGUAGES:
         raise UnknownName(f"unknown language {language!r}{nearest(language, list(LANGUAGES))}")
     if language not in languages(name):
         return ()
-    needed = _MODULES[language]
-    if not installed(needed):
-        raise MissingDependency(f"{language} needs the module {needed!r}: {INSTALL[language]}")
+    compiler = _MODULES[language]
+    if not installed(compiler):
+        raise MissingDependency(f"{language} needs the module {compiler!r}: {INSTALL[language]}")
     module = importlib.import_module(f"kernelcat.kernels.{language}.{name}")
     return tuple(sorted(module.IMPLEMENTATIONS, key=lambda i: i.rank))
 
 
 def installed(module: str) -> bool:
-    """Whether ``module`` can be imported; does not import it (a package of its own, though)."""
+    """Whether ``module`` can be imported; imports at most the packages that contain ``module``."""
     try:
         return importlib.util.find_spec(module) is not None
-    except (ModuleNotFoundError, ValueError):  # ValueError: sys.modules says that it is not there
+    except (ModuleNotFoundError, ValueError):  # ValueError: sys.modules holds None for the module
         return False
 
 
 def implementations(name: str) -> tuple[Implementation, ...]:
-    """Every implementation of an entry whose compiler is installed."""
-    found: list[Implementation] = []
+    """The implementations of an entry in every language whose compiler is installed."""
+    result: list[Implementation] = []
     for language in languages(entry(name).name):
         try:
-            found += in_language(name, language)
+            result += in_language(name, language)
         except MissingDependency:
             continue
-    return tuple(found)
+    return tuple(result)
 
 
 def implementation(name: str, language: str, variant: str) -> Implementation:
-    """One implementation by name; ``UnknownName`` tells the variants there are."""
+    """One implementation by name.
+
+    Raises
+    ------
+    UnknownName
+        There is no such entry, language or variant; the message lists the nearest names.
+    MissingDependency
+        The language's compiler is not installed.
+    """
     variants = {i.variant: i for i in in_language(entry(name).name, language)}
     if variant not in variants:
         raise UnknownName(

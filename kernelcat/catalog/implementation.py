@@ -1,7 +1,7 @@
-"""What an implementation is: a configuration space and the program each configuration means.
+"""Implementations: a configuration space, and the program that each configuration stands for.
 
-A kernel file exports ``IMPLEMENTATIONS``, a tuple of these. Everything else (building, checking,
-fuzzing, tuning, dispatch, receipts) works on them alike, in every language.
+A kernel file exports ``IMPLEMENTATIONS``, a tuple of :class:`Implementation`. Building, checking,
+fuzzing, tuning, dispatch and receipts work on implementations of every language in the same way.
 """
 
 from __future__ import annotations
@@ -57,35 +57,35 @@ class Config(Mapping[str, ConfigValue]):
         return json.dumps(self._values, sort_keys=True, separators=(",", ":"))
 
     def __reduce__(self) -> tuple[type[Config], tuple[dict[str, ConfigValue]]]:
-        return Config, (self._values,)  # hashes of texts differ between processes
+        return Config, (self._values,)  # not _hash: the hash of a str differs between processes
 
     def __repr__(self) -> str:
         return f"Config({', '.join(f'{k}={v!r}' for k, v in self._values.items())})"
 
 
 class Source(Protocol):
-    """What a compiler turns into an artifact; one class per language in ``kernelcat.jit``."""
+    """The input of a compiler, for one kernel; one class per language in ``kernelcat.jit``."""
 
     language: str
 
     def text(self) -> str:
-        """The code that is compiled, without comments and layout, whatever the instance."""
+        """The code without comments and layout, the same text for every instance of the code."""
         ...
 
     def files(self) -> list[Path]:
-        """The files that the text is made of."""
+        """The files that :meth:`text` is read from."""
         ...
 
     def instance(self) -> list[Any]:
-        """What makes this instance of the code: its constants and types, and compiler options."""
+        """Constants, types and compiler options that set this instance of the code apart."""
         ...
 
     def digest(self) -> str:
-        """Hex digest of all that decides the machine code, architecture and toolchain aside."""
+        """Hex digest of everything but architecture and toolchain that decides the machine code."""
         ...
 
     def toolchain(self) -> str:
-        """Name and version of the compiler, told without importing it."""
+        """Name and version of the compiler, found without importing the compiler."""
         ...
 
     def compile(self, arch: str) -> Artifact:
@@ -95,33 +95,40 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Pointer:
-    """The address of a tensor of the entry, or of a workspace; null for an absent optional one."""
+    """The address of a tensor of the entry or of a workspace; null for an absent tensor."""
 
     tensor: str
 
 
 @dataclass(frozen=True)
 class Int32:
+    """A 32-bit integer, passed by value."""
+
     value: int
 
 
 @dataclass(frozen=True)
 class Int64:
+    """A 64-bit integer, passed by value."""
+
     value: int
 
 
 @dataclass(frozen=True)
 class Float32:
+    """A 32-bit float, passed by value."""
+
     value: float
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A TMA descriptor over a tensor, passed by value (``__grid_constant__``).
+    """A TMA tensor map over a tensor, passed by value (``__grid_constant__``).
 
-    Sizes run from the innermost dimension out. ``strides`` are in bytes, without the innermost
-    one; ``swizzle`` is the span in bytes (0, 32, 64 or 128). ``l2_promotion`` is how many bytes a
-    miss brings into L2 (0, 64, 128 or 256); None leaves it to :attr:`promoted_bytes`.
+    ``shape`` and ``box`` are in elements, innermost dimension first. ``strides`` are in bytes, from
+    the second-innermost dimension outwards: the innermost dimension is contiguous. ``swizzle`` is
+    the swizzle span in bytes (0, 32, 64 or 128). ``l2_promotion`` is the number of bytes that a
+    miss brings into L2 (0, 64, 128 or 256); None stands for the default of :attr:`promoted_bytes`.
     """
 
     tensor: str
@@ -134,9 +141,10 @@ class TensorMap:
 
     @property
     def promoted_bytes(self) -> int:
-        """``l2_promotion``; by default 256 where rows begin at cache lines, else 128.
+        """``l2_promotion``; by default 256 where every row begins at a cache line, else 128.
 
-        Where they do not, every box row straddles lines, and twice as much would come for nothing.
+        Where rows begin inside a cache line, every row of a box straddles two lines, and a
+        promotion to 256 bytes would load data that nobody needs.
         """
         if self.l2_promotion is not None:
             return self.l2_promotion
@@ -148,11 +156,12 @@ Param = Pointer | Int32 | Int64 | Float32 | TensorMap
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel launch. ``params`` are in the kernel's order, ``grid`` counts blocks.
+    """One kernel launch. ``params`` are in the kernel's order, ``grid`` counts thread blocks.
 
-    ``block`` is the number of threads and ``shared_bytes`` the dynamic shared memory; a Triton
-    artifact knows both itself, so they stay 0 there. ``programmatic`` lets the launch begin before
-    its predecessor ends (the kernel then waits by ``griddepcontrol.wait``).
+    ``block`` is the number of threads of a thread block and ``shared_bytes`` its dynamic shared
+    memory. Both stay 0 for Triton, where the artifact's metadata holds them. ``programmatic`` asks
+    for programmatic dependent launch: this kernel may begin before the previous kernel of the
+    stream ends, and waits for that kernel by ``griddepcontrol.wait``.
     """
 
     source: Source
@@ -166,11 +175,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """The launches one configuration makes for one problem, in stream order.
+    """The launches of one configuration for one problem, in stream order.
 
-    ``workspaces`` maps a name to bytes of device memory that are zero before the first run;
-    a kernel that uses one as a counter leaves it zero, and a size of 0 is a null pointer. No
-    steps: nothing to do (empty problem).
+    ``workspaces`` maps a name to a number of bytes of device memory, which are zero before the
+    first run; a kernel that counts in a workspace must leave zeros behind. A workspace of 0 bytes
+    is a null pointer. An empty problem has no steps.
     """
 
     steps: tuple[Step, ...]
@@ -184,29 +193,31 @@ class Implementation:
     Attributes
     ----------
     archs
-        Architectures served: ``sm_90a`` exactly, ``sm_80+`` from there on.
+        Architectures served: ``sm_90a`` is that architecture alone, ``sm_80+`` also all later ones.
     space
-        Tuning parameter -> the values tried.
+        Tuning parameter -> its values.
     illegal : ``(config, problem, gpu) -> reason or None``
-        Why this configuration cannot serve this problem on this GPU. Everybody obeys it.
+        Why this configuration cannot serve this problem on this GPU. Pins, database records,
+        fuzzing and search all obey this predicate.
     unpromising : ``(config, problem, gpu) -> reason or None``
-        Why a configuration that could serve is not worth a try. Only the tuner's search and the
-        default obey it; it is asked only of configurations that are legal.
+        Why a legal configuration is not worth a try. Only the tuner's search and the default obey
+        this predicate, and they call it only with legal configurations.
     default : ``(problem, gpu) -> Config``
-        A good configuration without any measurement; must be legal where some configuration of
-        the space is. By default the one with the least estimate, the first of equals in the order
-        of the space.
+        A good configuration without any measurement. The default must be legal wherever any
+        configuration of the space is legal. Left out, it is :class:`LeastEstimate`.
     program : ``(problem, config, gpu) -> Program``
-        What to compile and launch. Called without a GPU too: ``gpu`` is a row of the SKU table.
+        What to compile and launch. Also called in machines without a GPU: ``gpu`` may be a row of
+        the table of SKUs.
     estimate : ``(problem, config, gpu) -> microseconds``
-        The analytic model that ranks configurations where nothing can be measured.
-    techniques : technique -> SASS opcode prefix that proves it (``{"wgmma": "HGMMA"}``)
+        The cost model, which ranks configurations where nothing can be measured.
+    techniques
+        Technique -> prefix of the SASS opcode that proves the technique (``{"wgmma": "HGMMA"}``).
     rank
         Position on the entry's ladder (naive 0). Without measurements the highest rank serves.
     unverified
         Why there is no receipt (``"needs a Blackwell GPU"``), or None.
     gluon
-        Whether Triton code is in its lower dialect Gluon, which has no interpreter.
+        Whether Triton code is in Triton's lower-level dialect Gluon, which has no interpreter.
     """
 
     entry: str
@@ -226,25 +237,26 @@ class Implementation:
     gluon: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.default, LeastEstimate):  # of this one, not of one it was copied from
+        # dataclasses.replace copies the default of the original: bind a new one to this copy.
+        if isinstance(self.default, LeastEstimate):
             object.__setattr__(self, "default", LeastEstimate(self))
 
     @property
     def interpretable(self) -> bool:
-        """Whether it runs in Triton's interpreter, without a GPU."""
+        """Whether this implementation runs in Triton's interpreter, without a GPU."""
         return self.language == "triton" and not self.gluon
 
     @cached_property
     def name(self) -> str:
-        """``gemm/cuda/wgmma``: how receipts, rows and the command line call it."""
+        """``gemm/cuda/wgmma``: the name in receipts, rows and on the command line."""
         return f"{self.entry}/{self.language}/{self.variant}"
 
     def serves(self, arch: str) -> bool:
-        """Whether code for ``arch`` (``sm_90a``) can come of this implementation."""
+        """Whether this implementation can be compiled for ``arch`` (``sm_90a``)."""
         return any(_matches(pattern, arch) for pattern in self.archs)
 
     def why_not(self, config: Config, problem: Problem, gpu: Gpu) -> str | None:
-        """Why ``config`` cannot serve, architecture included; None when it can."""
+        """Why ``config`` cannot serve ``problem`` on ``gpu``; None when ``config`` can serve."""
         if not self.serves(gpu.arch):
             return f"{self.name} serves {', '.join(self.archs)}, not {gpu.arch}"
         return self.illegal(config, problem, gpu)
@@ -256,52 +268,59 @@ class Implementation:
                 yield config
 
     def configs(self, problem: Problem, gpu: Gpu) -> Iterator[Config]:
-        """Those of the legal ones that are worth a try."""
+        """The legal configurations that are worth a try (not unpromising)."""
         for config in self.legal(problem, gpu):
             if self.unpromising(config, problem, gpu) is None:
                 yield config
 
     def whole_space(self) -> Iterator[Config]:
-        """Every configuration, whatever it may serve."""
+        """Every configuration of the space, legal or not."""
         for values in itertools.product(*self.space.values()):
             yield Config(dict(zip(self.space, values, strict=True)))
 
 
 class LeastEstimate:
-    """The default of an implementation that says none: what its own estimate calls fastest.
+    """Default of an implementation: the configuration with the least estimate.
 
-    Of configurations worth a try, else of legal ones; the first of the space where nothing serves.
+    Candidates are the configurations worth a try, or the legal ones where none is worth a try. Of
+    equal estimates the first in the order of the space is taken. Where nothing is legal the default
+    is the first configuration of the space.
     """
 
-    REMEMBERED = 1024
+    MAX_REMEMBERED = 1024
 
-    def __init__(self, of: Implementation | None = None) -> None:
-        self._of = of
-        self._known: dict[tuple[Problem, Gpu], Config] = {}
+    def __init__(self, implementation: Implementation | None = None) -> None:
+        self._implementation = implementation
+        self._remembered: dict[tuple[Problem, Gpu], Config] = {}
 
     def __call__(self, problem: Problem, gpu: Gpu) -> Config:
-        found = self._known.get((problem, gpu))
-        if found is None:
-            if len(self._known) >= self.REMEMBERED:
-                self._known.clear()
-            found = self._known[problem, gpu] = self._least(problem, gpu)
-        return found
+        config = self._remembered.get((problem, gpu))
+        if config is None:
+            if len(self._remembered) >= self.MAX_REMEMBERED:
+                self._remembered.clear()
+            config = self._remembered[problem, gpu] = self._choose(problem, gpu)
+        return config
 
-    def _least(self, problem: Problem, gpu: Gpu) -> Config:
-        of = self._of
-        assert of is not None
-        for configs in (of.configs(problem, gpu), of.legal(problem, gpu)):
-            best = min(configs, key=lambda c: of.estimate(problem, c, gpu), default=None)
+    def _choose(self, problem: Problem, gpu: Gpu) -> Config:
+        implementation = self._implementation
+        assert implementation is not None
+
+        def estimate(config: Config) -> float:
+            return implementation.estimate(problem, config, gpu)
+
+        for configs in (implementation.configs(problem, gpu), implementation.legal(problem, gpu)):
+            best = min(configs, key=estimate, default=None)
             if best is not None:
                 return best
-        return next(of.whole_space())
+        return next(implementation.whole_space())
 
 
-def _number(arch: str) -> int:
+def _arch_number(arch: str) -> int:
+    """``sm_90a`` -> 90."""
     return int(arch.removeprefix("sm_").rstrip("af+"))
 
 
 def _matches(pattern: str, arch: str) -> bool:
     if pattern.endswith("+"):
-        return _number(arch) >= _number(pattern)
+        return _arch_number(arch) >= _arch_number(pattern)
     return pattern == arch

@@ -1,8 +1,8 @@
-"""A fixed sample of problems, configurations and GPUs: over it the launches of a kernel are told.
+"""A fixed sample of problems, configurations and GPUs, over which digests record the launches.
 
-The sample depends on nothing but the specification and the space, so that neither a cost model nor
-the tuning database changes it. Configurations are drawn from the whole space: what a program says
-of one that cannot serve is as good a witness of the code.
+The sample depends only on the specification and the configuration space, so neither a cost model
+nor the tuning database changes the sample. Configurations are drawn from the whole space: the
+launches that a program builder makes for an illegal configuration characterize the code as well.
 """
 
 from __future__ import annotations
@@ -19,61 +19,61 @@ from kernelcat.runtime.gpu import SKUS, Gpu
 NUM_CONFIGS = 4
 """Configurations drawn for each problem."""
 NUM_DRAWN = 8
-"""Problems drawn besides the named ones and their neighbours."""
+"""Problems drawn in addition to the named problems and the variations of the first one."""
 FIRST_SKUS = ("h200", "b200")
-"""The SKUs a launch is told for, where the implementation serves them; else the first it serves."""
+"""SKUs of the sample; where an implementation serves neither, the sample has its first SKU."""
 
 
 def gpus(implementation: Implementation) -> list[Gpu]:
-    """The SKUs over which the launches of ``implementation`` are told."""
+    """The SKUs of the sample for ``implementation``."""
     served = [gpu for gpu in SKUS.values() if implementation.serves(gpu.arch)]
     return [gpu for gpu in served if gpu.sku in FIRST_SKUS] or served[:1]
 
 
 def problems(entry: Entry) -> list[Problem]:
-    """The named problems, the first one with each other choice, and some drawn ones."""
+    """The named problems, variations of the first one in one choice each, and drawn problems."""
     named = list(entry.problems.values())
-    near = [_with(entry, named[0], axis, value)
-            for axis in entry.axes for value in axis.values] if named else []  # fmt: skip
-    drawn = [Problem.of(entry.name, **{a.name: _drawn(a, n) for a in entry.axes})
+    variations = [_with_axis(entry, named[0], axis, value)
+                  for axis in entry.axes for value in axis.values] if named else []  # fmt: skip
+    drawn = [Problem.of(entry.name, **{a.name: _draw_value(a, n) for a in entry.axes})
              for n in range(NUM_DRAWN)]  # fmt: skip
-    found = dict.fromkeys((*named, *near, *drawn))
-    return [problem for problem in found if entry.constraint(problem) is None]
+    every = dict.fromkeys((*named, *variations, *drawn))
+    return [problem for problem in every if entry.constraint(problem) is None]
 
 
 def configs(implementation: Implementation, problem: Problem) -> list[Config]:
-    """Configurations drawn for ``problem``, each once."""
+    """At most ``NUM_CONFIGS`` different configurations, drawn for ``problem``."""
     space = implementation.space
     return list(dict.fromkeys(
-        Config({name: _pick(space[name], problem.key, number, place)
-                for place, name in enumerate(space)})
-        for number in range(NUM_CONFIGS)
+        Config({name: _pick(space[name], problem.key, draw, position)
+                for position, name in enumerate(space)})
+        for draw in range(NUM_CONFIGS)
     ))  # fmt: skip
 
 
-def _with(entry: Entry, problem: Problem, axis: Axis, value: AxisValue) -> Problem:
+def _with_axis(entry: Entry, problem: Problem, axis: Axis, value: AxisValue) -> Problem:
     return Problem.of(entry.name, **{**problem.values, axis.name: value})
 
 
-def _drawn(axis: Axis, number: int) -> AxisValue:
+def _draw_value(axis: Axis, draw: int) -> AxisValue:
     if axis.values:
-        value: AxisValue = _pick(axis.values, axis.name, number)
+        value: AxisValue = _pick(axis.values, axis.name, draw)
         return value
-    size = axis.low + _number(axis.name, number) % (axis.high - axis.low + 1)
+    size = axis.low + _hash(axis.name, draw) % (axis.high - axis.low + 1)
     return max(size // axis.step * axis.step, axis.low)
 
 
-def _pick(values: Sequence[Any], *of: object) -> Any:
-    return values[_number(*of) % len(values)]
+def _pick(values: Sequence[Any], *seed: object) -> Any:
+    return values[_hash(*seed) % len(values)]
 
 
-def _number(*of: object) -> int:
-    """A number that depends on ``of`` alone, in every Python."""
-    return int.from_bytes(hashlib.sha256(repr(of).encode()).digest()[:8], "big")
+def _hash(*seed: object) -> int:
+    """A 64-bit hash of ``seed``, the same in every process and every version of Python."""
+    return int.from_bytes(hashlib.sha256(repr(seed).encode()).digest()[:8], "big")
 
 
 def cases(implementation: Implementation, entry: Entry) -> Iterator[tuple[Problem, Config, Gpu]]:
-    """Every problem with its configurations on every GPU of the sample."""
+    """The whole sample: every problem with each of its configurations, on every GPU."""
     for gpu in gpus(implementation):
         for problem in problems(entry):
             for config in configs(implementation, problem):

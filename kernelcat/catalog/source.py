@@ -1,8 +1,8 @@
-"""The catalog's own source files: which belong together, and their text without comments.
+"""Source files of kernels: which files belong together, and their text without comments.
 
-Everything that asks what a kernel is made of asks here: the cache of compiled kernels, and the
-digests that receipts and measurements carry. A comment, a docstring or a line break is no part of
-the text, so a kernel can be explained at will; every other token is.
+The cache of compiled kernels and the digests in receipts and measurements take the text of a
+kernel from this module. Comments, docstrings and line breaks are no part of that text, so a change
+of explanations changes no digest; every other token is part of the text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 FOLDERS = ("kernels", "reference")
-"""Folders beside the package whose Python files are modules ``kernelcat.FOLDER...``."""
+"""Folders of the catalog; their Python files are the modules ``kernelcat.FOLDER...``."""
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"][^\n]*\n?', re.MULTILINE)
 _CPP_TOKEN = re.compile(
@@ -39,50 +39,54 @@ _CPP_TOKEN = re.compile(
 )
 
 
-class WhileUnchanged(Generic[Key, Value]):
-    """A function that is computed again when one of the files it read has changed.
+class FileFunction(Generic[Key, Value]):
+    """A function of files whose values are remembered until one of the files changes.
 
-    ``make(key)`` gives the value and the files.
+    ``compute(key)`` returns the value and the files that the value depends on.
     """
 
-    def __init__(self, make: Callable[[Key], tuple[Value, Iterable[Path]]]) -> None:
-        self._make = make
-        self._known: dict[tuple[Path, Key], tuple[Value, dict[Path, Any]]] = {}
+    def __init__(self, compute: Callable[[Key], tuple[Value, Iterable[Path]]]) -> None:
+        self._compute = compute
+        self._remembered: dict[tuple[Path, Key], tuple[Value, dict[Path, Any]]] = {}
 
     def __call__(self, key: Key) -> Value:
-        place = (paths.data("kernels"), key)
-        known = self._known.get(place)
-        if known is None or any(_stamp(file) != stamp for file, stamp in known[1].items()):
-            value, files = self._make(key)
-            known = self._known[place] = value, {file: _stamp(file) for file in files}
-        return known[0]
+        full_key = (paths.data("kernels"), key)  # tests move the folder of kernels
+        entry = self._remembered.get(full_key)
+        if entry is None or any(_stamp(file) != stamp for file, stamp in entry[1].items()):
+            value, files = self._compute(key)
+            entry = self._remembered[full_key] = value, {file: _stamp(file) for file in files}
+        return entry[0]
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
+    """Modification time in ns and size in bytes; None for a file that cannot be read."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 # ---- CUDA C++ ----------------------------------------------------------------------------------
 
 
 def cuda_root() -> Path:
-    """The folder of CUDA sources; shared headers lie in its ``include``."""
+    """The folder of CUDA sources; shared headers are in its folder ``include``."""
     return paths.data("kernels") / "cuda"
 
 
 def cuda_files(path: Path) -> list[Path]:
-    """``path`` and every file of ours that it includes, directly or not; CUDA's are left out."""
+    """``path`` and every catalog file that ``path`` includes, directly or not.
+
+    CUDA's own headers are left out.
+    """
     return list(dict.fromkeys(file for file, _ in _included(path, path.parent, set())))
 
 
 def cuda_text(path: Path) -> str:
-    """The tokens of ``path``, with those of each included file of ours where it is first included.
+    """The tokens of ``path``; each catalog file stands in full where it is first included.
 
-    File names are no part of it, so a header can be moved or renamed.
+    Names of catalog files are no part of the text, so a header can be moved or renamed.
     """
     return _cuda_texts(path)
 
@@ -92,35 +96,35 @@ def _all_tokens(path: Path) -> tuple[str, list[Path]]:
     return "".join(text for _, text in parts), [file for file, _ in parts]
 
 
-_cuda_texts = WhileUnchanged(_all_tokens)
+_cuda_texts = FileFunction(_all_tokens)
 
 
-def _included(path: Path, beside: Path, seen: set[Path]) -> Iterator[tuple[Path, str]]:
-    """Each file with the part of its tokens up to the next include, in the compiler's order."""
-    seen.add(path)
+def _included(path: Path, beside: Path, visited: set[Path]) -> Iterator[tuple[Path, str]]:
+    """Pairs of a file and tokens up to its next include, in the order the compiler reads them."""
+    visited.add(path)
     *before, rest = _split_at_includes(path.read_text(encoding="utf-8"))
     yield path, ""
     for text, name in before:
         yield path, _tokens(text)
         folders = (path.parent, beside, cuda_root() / "include")
-        found = [Path(os.path.normpath(folder / name)) for folder in folders]
-        ours = next((file for file in found if file.is_file()), None)
-        if ours is None:
+        candidates = [Path(os.path.normpath(folder / name)) for folder in folders]
+        header = next((file for file in candidates if file.is_file()), None)
+        if header is None:  # a header of CUDA
             yield path, f"#include {name}\n"
-        elif ours not in seen:
-            yield from _included(ours, beside, seen)
+        elif header not in visited:
+            yield from _included(header, beside, visited)
     yield path, _tokens(rest[0])
 
 
 def _split_at_includes(text: str) -> list[Any]:
-    """``[(text before an include, its name), ..., (text after the last,)]``."""
+    """``[(text before an include, included name), ..., (text after the last include,)]``."""
     parts = _INCLUDE.split(text)
     return [*zip(parts[:-1:2], parts[1::2], strict=True), (parts[-1],)]
 
 
 @lru_cache(maxsize=1024)
 def _tokens(text: str) -> str:
-    """C++ tokens, each before a blank; a preprocessor directive ends its line."""
+    """C++ tokens with a blank after each; a line break follows every preprocessor directive."""
     lines: list[str] = []
     for directive, code in _directives(text):
         lines += (f"{m[0]} " for m in _CPP_TOKEN.finditer(code) if m["blank"] is None)
@@ -129,7 +133,7 @@ def _tokens(text: str) -> str:
 
 
 def _directives(text: str) -> Iterator[tuple[bool, str]]:
-    """``text`` in pieces: preprocessor directives, and what stands between them."""
+    """Pieces of ``text`` in order: True with a preprocessor directive, False with other code."""
     code: list[str] = []
     lines = iter(_without_block_comments(text).split("\n"))
     for line in lines:
@@ -145,12 +149,12 @@ def _directives(text: str) -> Iterator[tuple[bool, str]]:
 
 
 def _without_block_comments(text: str) -> str:
-    """A comment may end on a line that goes on; it counts as a blank."""
+    """``text`` with a blank for each block comment: code may follow a comment on its last line."""
 
-    def keep(match: re.Match[str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
         return " " if match[0].startswith("/*") else match[0]
 
-    return _CPP_TOKEN.sub(keep, text)
+    return _CPP_TOKEN.sub(replacement, text)
 
 
 # ---- Python ------------------------------------------------------------------------------------
@@ -158,20 +162,24 @@ def _without_block_comments(text: str) -> str:
 
 @dataclass(frozen=True)
 class Import:
-    """What an imported name means: ``name`` of ``module``; the module itself where that is None."""
+    """The meaning of an imported name: ``name`` of ``module``, or the module where name is None."""
 
     module: str
     name: str | None
 
     def __str__(self) -> str:
-        """Without the rooms of this package, so that a move inside it changes no digest."""
+        """The full name; for this package only the last part, so moves inside it change nothing."""
         full = self.module if self.name is None else f"{self.module}.{self.name}"
         return full.rpartition(".")[2] if full.startswith("kernelcat.") else full
 
 
 @dataclass(frozen=True)
 class Module:
-    """A Python file of the catalog: its top-level names and imports."""
+    """A parsed Python file.
+
+    ``bindings`` maps each top-level name to the statements that bind the name; ``imports`` maps
+    each imported name to its meaning.
+    """
 
     name: str
     tree: ast.Module
@@ -180,12 +188,12 @@ class Module:
 
 
 def is_catalog(module: str) -> bool:
-    """Whether ``module`` is a file of the catalog, rather than of the package or a library."""
+    """Whether ``module`` is in one of :data:`FOLDERS`, not in the package or a library."""
     return any(module.startswith(f"kernelcat.{folder}.") for folder in FOLDERS)
 
 
 def python_file(module: str) -> Path | None:
-    """The file of a module, which for the catalog's is told without importing anything; or None."""
+    """The file of a module, or None. Imports nothing for a module of the catalog."""
     if not is_catalog(module):
         spec = importlib.util.find_spec(module)
         return Path(spec.origin) if spec and spec.origin else None
@@ -196,12 +204,12 @@ def python_file(module: str) -> Path | None:
 
 
 def python_module(name: str) -> Module:
-    """The module called ``name``, of the catalog or another; raises ``ModuleNotFoundError``."""
+    """The parsed module ``name``, of the catalog or not; raises ``ModuleNotFoundError``."""
     return _parsed(name, python_source(name))
 
 
 def python_source(module: str) -> str:
-    """What stands in the file of a module; raises ``ModuleNotFoundError``."""
+    """The content of a module's file; raises ``ModuleNotFoundError``."""
     path = python_file(module)
     if path is None:
         raise ModuleNotFoundError(f"no module {module}", name=module)
@@ -209,40 +217,40 @@ def python_source(module: str) -> str:
 
 
 def python_modules(names: Iterable[str]) -> list[Module]:
-    """The modules called ``names`` and, transitively, the catalog modules they import."""
-    found: dict[str, Module] = {}
+    """The modules ``names`` and all catalog modules that they import, directly or not; sorted."""
+    modules: dict[str, Module] = {}
     pending = list(names)
     while pending:
         name = pending.pop()
-        if name in found:
+        if name in modules:
             continue
-        module = found[name] = python_module(name)
+        module = modules[name] = python_module(name)
         pending += [i.module for i in module.imports.values() if is_catalog(i.module)]
-    return [found[name] for name in sorted(found)]
+    return [modules[name] for name in sorted(modules)]
 
 
 def python_files(module: str) -> list[Path]:
-    """The file of a module and of all catalog modules that it imports."""
-    found = (python_file(m.name) for m in python_modules([module]))
-    return [path for path in found if path is not None]
+    """The files of a module and of all catalog modules that it imports, directly or not."""
+    files = (python_file(m.name) for m in python_modules([module]))
+    return [path for path in files if path is not None]
 
 
 def python_text(module: str) -> str:
-    """The text of a module and of all catalog modules that it imports, whole."""
+    """The full text of a module and of all catalog modules that it imports, directly or not."""
     return _python_texts(module)
 
 
 def _all_text(module: str) -> tuple[str, list[Path]]:
-    found = python_modules([module])
-    text = "\n".join(_dumped(m.name, python_source(m.name)) for m in found)
+    modules = python_modules([module])
+    text = "\n".join(_canonical_text(m.name, python_source(m.name)) for m in modules)
     return text, python_files(module)
 
 
-_python_texts = WhileUnchanged(_all_text)
+_python_texts = FileFunction(_all_text)
 
 
 @lru_cache(maxsize=1024)
-def _dumped(name: str, text: str) -> str:
+def _canonical_text(name: str, text: str) -> str:
     return json.dumps(canonical(_parsed(name, text).tree))
 
 
@@ -252,15 +260,15 @@ def _parsed(name: str, text: str) -> Module:
     bindings: dict[str, list[ast.stmt]] = {}
     for statement in tree.body:
         if not isinstance(statement, ast.Import | ast.ImportFrom):
-            for binding in bound(statement):
+            for binding in bound_names(statement):
                 bindings.setdefault(binding, []).append(statement)
     return Module(name, tree, {k: tuple(v) for k, v in bindings.items()}, imports(tree))
 
 
-def bound(statement: ast.AST) -> Iterator[str]:
-    """The names that a statement binds where it stands, those in its branches included.
+def bound_names(statement: ast.AST) -> Iterator[str]:
+    """The names that a statement binds in its own scope, those in its branches included.
 
-    Variables of a comprehension and of a function are not bound there.
+    Variables of comprehensions and functions inside the statement belong to other scopes.
     """
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield statement.name
@@ -268,25 +276,25 @@ def bound(statement: ast.AST) -> Iterator[str]:
         yield statement.id
     elif not isinstance(statement, _SCOPES):
         for child in ast.iter_child_nodes(statement):
-            yield from bound(child)
+            yield from bound_names(child)
 
 
 def imports(node: ast.AST) -> dict[str, Import]:
-    """Name -> what is imported under it, anywhere in ``node``."""
-    found: dict[str, Import] = {}
+    """Imported name -> its meaning, for all import statements in ``node`` but relative ones."""
+    meanings: dict[str, Import] = {}
     for statement in ast.walk(node):
         if isinstance(statement, ast.Import):
             for alias in statement.names:
                 module = alias.name if alias.asname else alias.name.partition(".")[0]
-                found[alias.asname or module] = Import(module, None)
+                meanings[alias.asname or module] = Import(module, None)
         elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
             for alias in statement.names:
-                found[alias.asname or alias.name] = _imported(statement.module, alias.name)
-    return found
+                meanings[alias.asname or alias.name] = _import_from(statement.module, alias.name)
+    return meanings
 
 
-def _imported(module: str, name: str) -> Import:
-    """``from module import name``, where ``name`` may itself be a catalog module."""
+def _import_from(module: str, name: str) -> Import:
+    """The meaning of ``from module import name``, where ``name`` may be a catalog module."""
     inner = f"{module}.{name}"
     if is_catalog(inner) and python_file(inner) is not None:
         return Import(inner, None)
@@ -294,25 +302,28 @@ def _imported(module: str, name: str) -> Import:
 
 
 _SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-"""Expressions with variables of their own."""
+"""Expressions that are scopes: names bound inside are not visible outside."""
 
-_LEFT_OUT = ("ctx", "kind", "type_comment")
+_OMITTED_FIELDS = ("ctx", "kind", "type_comment")
 
 
 def canonical(node: Any) -> Any:
-    """A syntax tree as plain JSON data: without positions and docstrings, alike in every Python."""
+    """A syntax tree as plain JSON data, without positions and docstrings.
+
+    The result is the same in every version of Python.
+    """
     if isinstance(node, ast.Constant):
         return ["Constant", repr(node.value)]
     if isinstance(node, ast.AST):
-        fields = ((n, v) for n, v in ast.iter_fields(node) if n not in _LEFT_OUT)
+        fields = ((n, v) for n, v in ast.iter_fields(node) if n not in _OMITTED_FIELDS)
         return [type(node).__name__, *([n, canonical(v)] for n, v in fields if v not in (None, []))]
     if isinstance(node, list | tuple):
-        return [canonical(item) for item in node if not is_text(item)]
+        return [canonical(item) for item in node if not is_bare_string(item)]
     return node
 
 
-def is_text(node: Any) -> bool:
-    """Whether a statement is a string alone: a docstring, or one beneath a name."""
+def is_bare_string(node: Any) -> bool:
+    """Whether a statement is a string literal alone: the docstring of a function or of a name."""
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)

@@ -1,6 +1,6 @@
-"""What an entry is: axes, tensors, problems, tolerances and an oracle. Plain data.
+"""Specifications of entries: axes, tensors, problems, tolerances and oracles, as plain data.
 
-Imports neither torch, nor a compiler, nor NumPy, so that listing the catalog stays fast.
+This module imports neither torch, nor a compiler, nor NumPy, so listing the catalog is fast.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ class Problem:
 
     @staticmethod
     def of(entry: str, /, **axes: AxisValue) -> Problem:
+        """A problem that is not checked; :meth:`Entry.problem` checks, and adds defaults."""
         return Problem(entry, tuple(sorted(axes.items())))
 
     @cached_property
     def values(self) -> dict[str, AxisValue]:
+        """Axis -> value."""
         return dict(self.axes)
 
     @cached_property
@@ -49,10 +51,10 @@ class Problem:
 class Derived:
     """A size that follows from axes: ``Derived("K/128", lambda axes: -(-axes["K"] // 128))``.
 
-    ``of`` maps axis values to the size, by arithmetic that symbolic integers can do too; ``text``
-    is how messages call it. ``tells`` is an axis and how it follows from the size, where an array
-    of this size tells that axis: of the size and the axes known so far, the array's element type
-    among them.
+    ``text`` stands for the size in messages. ``of(axes)`` computes the size from axis values, by
+    arithmetic that symbolic integers support too. ``tells`` inverts the size where that is
+    possible: an axis, and a function of the size and of the axes read so far (the array's element
+    type among them) that returns the value of that axis.
     """
 
     text: str
@@ -65,27 +67,32 @@ class Derived:
 
 @dataclass(frozen=True)
 class ElementType:
-    """An element type that follows from a choice: ``ElementType.of("format", nvfp4="uint8")``."""
+    """An element type that follows from a choice: ``ElementType.of("format", nvfp4="uint8")``.
+
+    ``types`` are pairs of a value of the axis and the element type that goes with the value.
+    """
 
     axis: str
     types: tuple[tuple[AxisValue, str], ...]
 
     @staticmethod
     def of(axis: str, **types: str) -> ElementType:
+        """An element type from value=type pairs, for an axis whose values are identifiers."""
         return ElementType(axis, tuple(types.items()))
 
     def where(self, axes: Mapping[str, Any]) -> str:
+        """The element type for these axis values."""
         return dict(self.types)[axes[self.axis]]
 
-    def told_by(self, dtype: str) -> AxisValue | None:
-        """The choice an array of ``dtype`` tells: the only one that has this type, or None."""
+    def value_of(self, dtype: str) -> AxisValue | None:
+        """The only axis value that goes with element type ``dtype``; None for no or many values."""
         values = [value for value, name in self.types if name == dtype]
         return values[0] if len(values) == 1 else None
 
     @property
-    def tells(self) -> bool:
-        """Whether every array of such elements tells the choice."""
-        return all(self.told_by(dtype) == value for value, dtype in self.types)
+    def is_invertible(self) -> bool:
+        """Whether every element type goes with one axis value, so that arrays determine it."""
+        return all(self.value_of(dtype) == value for value, dtype in self.types)
 
     def __str__(self) -> str:
         return " or ".join(f"{dtype} ({value})" for value, dtype in self.types)
@@ -100,19 +107,28 @@ class Tolerance:
 
 
 EXACT = Tolerance(0.0, 0.0)
-"""Outputs equal the oracle's bit by bit; the oracle is given storage arrays, not float32 values."""
+"""Outputs equal the oracle's bit for bit; the oracle gets storage arrays, not float32 values."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An array argument. ``shape`` holds axes, numbers or sizes :class:`Derived` from axes;
-    ``dtype`` names an axis or an element type, or is an :class:`ElementType`.
+    """An array argument of an entry.
 
-    ``flag`` names the axis that says whether an optional tensor is there: it is where that is
-    ``when``. ``strides`` (in elements) names axes too; None means contiguous. ``tolerance`` is an
-    output's own, where the entry's would not do, or the axis that picks one of the entry's. An
-    ``optional_for_peers`` output need not be written by peers. An ``updated`` output holds values
-    before the call, and keeps them where the entry says nothing else: the caller must pass it.
+    Attributes
+    ----------
+    shape : names of axes, numbers, or sizes :class:`Derived` from axes
+    dtype : name of an axis, name of an element type, or an :class:`ElementType`
+    flag, when
+        An optional tensor is present where the axis ``flag`` has the value ``when``.
+    strides : in elements: names of axes, or numbers; None for a contiguous tensor
+    tolerance
+        For an output: a tolerance that replaces the entry's, or the name of the axis whose value
+        selects one of the entry's tolerances.
+    optional_for_peers
+        Peers need not write this output.
+    updated
+        This output holds values before the call, which the caller must therefore pass; elements
+        that the entry does not write keep their values.
     """
 
     name: str
@@ -127,10 +143,11 @@ class Tensor:
     updated: bool = False
 
     def shape_of(self, problem: Problem) -> tuple[int, ...]:
+        """The shape for ``problem``."""
         return tuple(map(int, self.extents(problem.values)))
 
     def extents(self, axes: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The shape, from axis values that may be symbolic."""
+        """The shape for axis values that may be symbolic integers."""
 
         def extent(size: str | int | Derived) -> Any:
             if isinstance(size, Derived):
@@ -140,7 +157,7 @@ class Tensor:
         return tuple(map(extent, self.shape))
 
     def strides_of(self, problem: Problem) -> tuple[int, ...]:
-        """Strides in elements."""
+        """Strides for ``problem``, in elements."""
         if self.strides is not None:
             return tuple(s if isinstance(s, int) else int(problem[s]) for s in self.strides)
         strides, step = [], 1
@@ -150,32 +167,35 @@ class Tensor:
         return tuple(reversed(strides))
 
     def dtype_of(self, problem: Problem) -> str:
+        """The element type for ``problem``."""
         return self.element_type(problem.values)
 
     def element_type(self, axes: Mapping[str, Any]) -> str:
+        """The element type for axis values."""
         if isinstance(self.dtype, ElementType):
             return self.dtype.where(axes)
         return str(axes.get(self.dtype, self.dtype))
 
     def span_of(self, problem: Problem) -> int:
-        """Elements from the first to the last one, gaps included; 0 for an empty tensor."""
+        """Number of elements from the first to the last, gaps included; 0 for an empty tensor."""
         shape = self.shape_of(problem)
         if 0 in shape:
             return 0
         return 1 + sum((d - 1) * s for d, s in zip(shape, self.strides_of(problem), strict=True))
 
     def present(self, problem: Problem) -> bool:
+        """Whether ``problem`` has this tensor."""
         return self.flag is None or problem[self.flag] == self.when
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Somebody else's implementation of an entry, raced beside ours.
+    """Somebody else's implementation of an entry, raced with the catalog's implementations.
 
-    ``load()`` imports it and returns ``make(problem, arrays) -> run()``, where ``arrays`` are the
-    entry's tensors (outputs included) as torch tensors on the GPU and ``run`` launches on torch's
-    current stream. ``load`` raises ``MissingDependency`` where the library is not installed, and
-    ``make`` raises ``Unsupported`` for a problem the library cannot do.
+    ``load()`` imports the peer's library and returns ``make(problem, arrays) -> run``. ``arrays``
+    are the entry's tensors (outputs included) as torch tensors on the GPU, and ``run()`` launches
+    on torch's current stream. ``load`` raises ``MissingDependency`` where the library is not
+    installed, and ``make`` raises ``Unsupported`` for a problem that the library cannot compute.
     """
 
     name: str
@@ -183,17 +203,18 @@ class Peer:
 
 
 Arrays = Mapping[str, Any]
+"""Tensor name -> array."""
 
 
 @dataclass(frozen=True)
 class Signal:
-    """How much of the unquantized result an output keeps, beside the tolerance of its elements.
+    """Required ratio of signal to quantization noise, checked in addition to the tolerance.
 
-    ``exact(problem, drawn)`` is what the entry's outputs would be of unquantized inputs, float32
-    by name; ``drawn`` is all that ``make_inputs`` returned, originals under names of no tensor
-    among it. ``least(problem)`` is the signal to quantization noise that must be left,
-    ``10 log10(sum exact^2 / sum (out - exact)^2)`` in dB, or None where there are too few elements
-    for a ratio of sums to mean anything.
+    ``exact(problem, drawn)`` returns the outputs for unquantized inputs, float32 arrays by name;
+    ``drawn`` is all that ``make_inputs`` returned, including the unquantized originals under names
+    that begin with ``_``. ``least(problem)`` is the smallest ratio allowed in dB,
+    ``10 log10(sum exact^2 / sum (out - exact)^2)``, or None where an output has too few elements
+    for the ratio to be meaningful.
     """
 
     exact: Callable[[Problem, Arrays], dict[str, Any]]
@@ -202,25 +223,33 @@ class Signal:
 
 @dataclass(frozen=True)
 class Entry:
-    """The specification of one technique: what it computes, and how to tell that it was right.
+    """The specification of one technique: what it computes, and which results are right.
 
     Attributes
     ----------
     oracle : ``oracle(problem, arrays) -> {output: array}``
-        NumPy or CuPy arrays in (float32 values, or storage where the tolerance is ``EXACT``),
-        float32 (or storage) out. Only operators and methods both libraries share. Of an updated
-        output it is given what it holds before, and tells all that it holds after: an element
-        that stays as it was must stay so bit for bit.
+        Takes NumPy or CuPy arrays by tensor name: float32 values, or storage arrays where the
+        tolerance is ``EXACT``; returns arrays of the same kind. The oracle uses only operators and
+        methods that both libraries share. It also takes the values of updated outputs before the
+        call and returns all their values after the call: elements that the entry does not write
+        must stay the same bit for bit.
     make_inputs : ``make_inputs(problem, normal) -> {input or updated output: array}``
-        ``normal(shape)`` draws float32 standard normal values on the device in use. Names that
-        begin with ``_`` are no tensors, and are there for ``signal``.
+        ``normal(shape)`` draws float32 standard normal values on the device in use. Arrays whose
+        names begin with ``_`` are no tensors of the entry; ``signal`` uses them.
+    tolerance
+        Value of ``tolerance_axis`` -> tolerance.
     flops, bytes_moved : ``problem -> int``
-        The least work that any implementation must do; they give the roofline.
+        The least work that any implementation must do; the roofline follows from both.
     constraint : ``problem -> reason or None``
-        Which combinations of axis values make sense at all (``src_stride >= cols``).
-    problems : named problems; ``peers`` : who is raced.
-    signal : what is left of an unquantized result, where inputs are quantized values
-    work_in_progress : not for others yet: one language and one variant suffice
+        Why a combination of axis values makes no sense (``src_stride`` below ``cols``), or None.
+    problems
+        Name -> problem: the problems that are tuned, checked and shown.
+    peers
+        Implementations of others that are raced.
+    signal
+        Required ratio of signal to quantization noise, where inputs are quantized; or None.
+    work_in_progress
+        True until the entry is complete; one language and one variant suffice until then.
     """
 
     name: str
@@ -242,19 +271,21 @@ class Entry:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """Inputs, then outputs."""
         return self.inputs + self.outputs
 
     @property
     def updated(self) -> tuple[Tensor, ...]:
-        """Outputs that hold something before a call."""
+        """Outputs that hold values before a call."""
         return tuple(tensor for tensor in self.outputs if tensor.updated)
 
     @property
     def drawn(self) -> tuple[Tensor, ...]:
-        """Tensors that hold something before a call: what ``make_inputs`` makes."""
+        """Tensors that hold values before a call: those that ``make_inputs`` makes."""
         return self.inputs + self.updated
 
     def axis(self, name: str) -> Axis:
+        """The axis called ``name``; raises ``UnknownName``."""
         for axis in self.axes:
             if axis.name == name:
                 return axis
@@ -262,15 +293,24 @@ class Entry:
 
     @property
     def axis_names(self) -> list[str]:
+        """Names of the axes, in the order of the specification."""
         return [axis.name for axis in self.axes]
 
     @property
     def defaults(self) -> dict[str, AxisValue]:
-        """What a problem has along axes that it does not say."""
+        """Axis -> default value, for the axes that have one."""
         return {a.name: a.default for a in self.axes if a.default is not None}
 
     def problem(self, **axes: AxisValue) -> Problem:
-        """A checked problem: every axis given once or defaulted, every value legal."""
+        """The problem with these axis values, and defaults for the axes left out.
+
+        Raises
+        ------
+        UnknownName
+            The entry has no such axis.
+        InvalidArgument
+            An axis without a default is left out, or a value or a combination is not allowed.
+        """
         for name in axes:
             self.axis(name)
         axes = {**self.defaults, **axes}
@@ -286,30 +326,32 @@ class Entry:
         return problem
 
     def named(self, name: str) -> Problem:
+        """The problem called ``name``; raises ``UnknownName``."""
         if name not in self.problems:
-            known = list(self.problems)
-            raise UnknownName(f"{self.name} has no problem {name!r}{nearest(name, known)}")
+            hint = nearest(name, list(self.problems))
+            raise UnknownName(f"{self.name} has no problem {name!r}{hint}")
         return self.problems[name]
 
     def problem_name(self, problem: Problem) -> str | None:
-        return next((name for name, known in self.problems.items() if known == problem), None)
+        """The name of ``problem``, or None for a problem without a name."""
+        return next((name for name, named in self.problems.items() if named == problem), None)
 
     def bucket(self, problem: Problem) -> Problem:
-        """The problem with sizes rounded by their axes' rules, and minor choices left out."""
+        """The problem with sizes rounded by the bucketing rules and without minor choices."""
         sized = {a.name: a.bucket(problem[a.name]) for a in self.axes if not a.values}
         return Problem.of(self.name, **sized, **self.major_choices(problem))
 
     def major_choices(self, problem: Problem) -> dict[str, AxisValue]:
-        """The choices that matter to which configuration is best."""
+        """The values of all choices that are not minor."""
         return {a.name: problem[a.name] for a in self.axes if a.values and not a.minor}
 
     def tolerance_of(self, problem: Problem, output: Tensor | None = None) -> Tolerance:
-        """The entry's tolerance, or that of an output that may have one of its own."""
-        own = output.tolerance if output else None
-        if isinstance(own, Tolerance):
-            return own
-        return self.tolerance[str(problem[own or self.tolerance_axis])]
+        """The tolerance of ``output``, or the entry's tolerance for ``problem``."""
+        override = output.tolerance if output else None
+        if isinstance(override, Tolerance):
+            return override
+        return self.tolerance[str(problem[override or self.tolerance_axis])]
 
     def present(self, problem: Problem) -> Iterator[Tensor]:
-        """The tensors this problem has: all but optional ones that are absent."""
+        """The tensors that ``problem`` has, in order: all but absent optional tensors."""
         return (tensor for tensor in self.tensors if tensor.present(problem))

@@ -1,4 +1,4 @@
-"""Compilers: a source and an architecture in, an artifact out, through one disk cache."""
+"""Compilers: from a source and an architecture to an artifact, through one cache on disk."""
 
 from kernelcat.jit.artifact import Artifact
 from kernelcat.jit.cache import build

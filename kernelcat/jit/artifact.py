@@ -1,4 +1,4 @@
-"""Compiled code with what is needed to launch it."""
+"""Compiled code, with the metadata that a launch needs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Artifact:
-    """What a compiler made of a source for one architecture.
+    """A source compiled for one architecture.
 
     Attributes
     ----------
+    language, arch : language of the source; the architecture (``sm_90a``)
     kernel : the symbol to launch
     code : a cubin (CUDA, Triton), or an object file with a host entry point (CuTe)
-    cubin : the machine code in ``code``, for inspection; the same bytes but for CuTe
-    metadata : JSON-able; always ``registers``, ``spill_bytes``, ``static_shared_bytes`` where the
-        compiler tells them, and what the language's launcher needs (Triton: ``num_warps``,
-        ``shared_bytes``, ``global_scratch_bytes`` ...)
+    cubin : the machine code in ``code``, for inspection; equal to ``code`` for CUDA and Triton
+    metadata
+        JSON data. ``registers``, ``spill_bytes`` and ``static_shared_bytes`` where the compiler
+        reports them, and what the launcher of the language needs (Triton: ``num_warps``,
+        ``shared_bytes``, ``global_scratch_bytes`` and others).
     """
 
     language: str

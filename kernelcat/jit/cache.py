@@ -1,8 +1,8 @@
-"""Every compiler's results in one place: in memory, then on disk, then the compiler itself.
+"""The cache of compiled kernels: looks in memory, then on disk, and else runs the compiler.
 
-One file holds one artifact: a SHA-256 of the rest, a line of JSON and the raw code. It is written
-under a temporary name, flushed to disk and renamed, so processes that compile the same source at
-once need no lock and a reader never sees half a file.
+One file holds one artifact: a SHA-256 digest of the rest, a line of JSON, and the code. A file is
+written under a temporary name, flushed to disk and renamed. So processes that compile one source at
+the same time need no lock, and nobody reads an incomplete file.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from kernelcat.catalog.implementation import Source
 from kernelcat.jit.artifact import Artifact
 
 FORMAT = 2
-"""Goes into every key: raise it when the file format or the meaning of metadata changes."""
-
+"""Part of every key. Whoever changes the file format or the meaning of metadata raises it."""
 
 _memory: dict[str, Artifact] = {}
 _warned: set[Path] = set()
 
 
 def build(source: Source, arch: str) -> Artifact:
-    """The artifact of ``source`` for ``arch`` (``sm_90a``), compiled only if nobody has yet.
+    """The artifact of ``source`` for ``arch`` (``sm_90a``), from the cache or the compiler.
 
     Raises
     ------
@@ -41,7 +40,7 @@ def build(source: Source, arch: str) -> Artifact:
     if artifact is None:
         name, data = key(source, arch), encode(source.compile(arch))
         _write(folder() / name, data)
-        artifact = _memory[name] = decode(data)  # the same from the compiler as from the disk
+        artifact = _memory[name] = decode(data)  # metadata as JSON returns it, as from the disk
     return artifact
 
 
@@ -55,7 +54,7 @@ def find(source: Source, arch: str) -> Artifact | None:
 
 
 def key(source: Source, arch: str) -> str:
-    """Hex digest of all that decides the machine code: the artifact's file name."""
+    """The artifact's file name: a hex digest of everything that decides the machine code."""
     parts = [FORMAT, source.language, source.digest(), arch, source.toolchain()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -73,41 +72,42 @@ def folder() -> Path:
 def version_of(distribution: str) -> str | None:
     """Version of an installed distribution, or None.
 
-    Reads folder names: ``importlib.metadata`` tells the same but takes 50 ms to import.
+    The version is read from names of folders: importing ``importlib.metadata`` takes 50 ms.
     """
-    wanted = re.sub(r"[-_.]+", "_", distribution).lower()
-    return next(filter(None, (_versions(path).get(wanted) for path in sys.path)), None)
+    normalized = re.sub(r"[-_.]+", "_", distribution).lower()
+    return next(filter(None, (_versions(path).get(normalized) for path in sys.path)), None)
 
 
 @cache
 def _versions(path: str) -> dict[str, str]:
+    """Normalized name -> version of the distributions in the folder ``path``."""
     try:
         names = os.listdir(path or ".")  # noqa: PTH208 (five times as fast as Path.iterdir)
     except OSError:
         return {}
-    found = (name.removesuffix(".dist-info") for name in names if name.endswith(".dist-info"))
-    pairs = (name.rpartition("-")[::2] for name in found)
+    stems = (name.removesuffix(".dist-info") for name in names if name.endswith(".dist-info"))
+    pairs = (stem.rpartition("-")[::2] for stem in stems)
     return {re.sub(r"[-_.]+", "_", name).lower(): version for name, version in pairs}
 
 
 def encode(artifact: Artifact) -> bytes:
-    """The artifact as the bytes of one file."""
-    same = artifact.cubin == artifact.code
+    """The content of the file of an artifact."""
+    cubin_is_code = artifact.cubin == artifact.code
     header = {
         "language": artifact.language,
         "arch": artifact.arch,
         "kernel": artifact.kernel,
         "metadata": dict(artifact.metadata),
         "code_bytes": len(artifact.code),
-        "cubin_is_code": same,
+        "cubin_is_code": cubin_is_code,
     }
     body = json.dumps(header, sort_keys=True).encode() + b"\n" + artifact.code
-    body += b"" if same else artifact.cubin
+    body += b"" if cubin_is_code else artifact.cubin
     return hashlib.sha256(body).digest() + body
 
 
 def decode(data: bytes) -> Artifact:
-    """The artifact in ``data``; ``ValueError`` where it is truncated or altered."""
+    """The artifact in the content of a file; ``ValueError`` where the content is damaged."""
     digest, body = data[:32], data[32:]
     if hashlib.sha256(body).digest() != digest:
         raise ValueError("the checksum does not match")
@@ -134,6 +134,7 @@ def _read(path: Path) -> Artifact | None:
 
 
 def _write(path: Path, data: bytes) -> None:
+    """Write a file atomically; where that fails, warn and continue without a cached file."""
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +154,7 @@ def _warn_once(directory: Path, error: OSError) -> None:
     if directory not in _warned:
         _warned.add(directory)
         warnings.warn(
-            f"compiled kernels are not kept: cannot write to {directory} ({error.strerror}); "
+            f"compiled kernels are not cached: cannot write to {directory} ({error.strerror}); "
             "set KERNELCAT_CACHE to a writable folder",
             RuntimeWarning,
             stacklevel=4,

@@ -1,7 +1,8 @@
-"""CUDA C++ through NVRTC: a kernel's file and one instantiation of it in, a cubin out.
+"""CUDA C++ through NVRTC: from a file and one instantiation of a kernel in it to a cubin.
 
-Needs no CUDA toolkit: NVRTC and the headers come from PyPI. The result is machine code, never PTX:
-a cubin runs on any driver of the same CUDA major version, PTX only on one as new as the compiler.
+No CUDA toolkit is needed: NVRTC and the headers come from PyPI. The result is machine code, never
+PTX: a cubin runs with every driver of the same CUDA major version, but PTX only with a driver at
+least as new as the compiler.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ class CudaSource:
     Attributes
     ----------
     path : the file, relative to ``kernels/cuda`` (``gemm/wgmma.cu``)
-    kernel : NVRTC name expression (``kernelcat::gemm_wgmma<128, 256, 64>``); only what it
-        instantiates is compiled, so one file may hold templates for several architectures
+    kernel : NVRTC name expression (``kernelcat::gemm_wgmma<128, 256, 64>``); only that instance is
+        compiled, so one file may hold templates for several architectures
     definitions : preprocessor macros, name and value
 
-    Includes are found in ``kernels/cuda/include``, in the file's own folder and among CUDA's.
+    Includes are searched in ``kernels/cuda/include``, in the file's folder and in CUDA's headers.
     """
 
     path: str
@@ -58,10 +59,11 @@ class CudaSource:
 
     @property
     def file(self) -> Path:
+        """The file with its folder."""
         return source.cuda_root() / self.path
 
     def text(self) -> str:
-        """Tokens of the file and of all of ours that it includes."""
+        """Tokens of the file and of all catalog files that it includes."""
         return source.cuda_text(self.file)
 
     def files(self) -> list[Path]:
@@ -86,9 +88,9 @@ class CudaSource:
         Raises
         ------
         CompileError
-            NVRTC's first error with file and line; everything it said is in ``log``.
+            The message is NVRTC's first error with file and line; ``log`` holds all of its output.
         MissingDependency
-            NVRTC or CUDA's headers are missing, or NVRTC does not know ``arch`` yet.
+            NVRTC or CUDA's headers are missing, or this NVRTC is too old for ``arch``.
         """
         nvrtc = _nvrtc()
         _check_arch(nvrtc, arch)
@@ -104,23 +106,23 @@ class CudaSource:
 
 @cache
 def header_folders() -> tuple[Path, ...]:
-    """The folders of CUDA's own headers: of the PyPI wheels, else of an installed toolkit.
+    """The folders of CUDA's headers: those of the PyPI wheels, else of an installed toolkit.
 
     Raises
     ------
     MissingDependency
-        None has ``cuda_bf16.h``, ``crt`` and CCCL's ``cuda/std``.
+        No group of folders has ``cuda_bf16.h``, ``crt`` and CCCL's ``cuda/std``.
     """
     for group in _header_candidates():
         folders = tuple(dict.fromkeys(f for root in group for f in (root, root / "cccl")))
-        needed = ("cuda_bf16.h", "crt/mma.h", "cuda/std/cstdint")
-        if all(any((folder / name).is_file() for folder in folders) for name in needed):
+        headers = ("cuda_bf16.h", "crt/mma.h", "cuda/std/cstdint")
+        if all(any((folder / name).is_file() for folder in folders) for name in headers):
             return tuple(folder for folder in folders if folder.is_dir())
     raise MissingDependency(f"CUDA's headers are not installed: {INSTALL}")
 
 
 def _header_candidates() -> list[list[Path]]:
-    """Groups of folders; the headers of one version lie in one group."""
+    """Groups of folders; each group holds the headers of one version of CUDA."""
     groups = []
     for site in map(Path, dict.fromkeys(filter(None, sys.path))):
         nvidia = site / "nvidia"
@@ -139,19 +141,20 @@ def _nvrtc_version() -> str:
 
 
 def _nvrtc() -> Any:
+    """The bindings of NVRTC; raises ``MissingDependency``."""
     try:
         from cuda.bindings import nvrtc
 
         nvrtc.nvrtcVersion()
-    except Exception as error:  # the loader raises RuntimeError and classes of its own
+    except Exception as error:  # cuda.bindings raises RuntimeError and its own exception classes
         raise MissingDependency(f"CUDA C++ needs NVRTC ({error}): {INSTALL}") from error
     return nvrtc
 
 
 def _check_arch(nvrtc: Any, arch: str) -> None:
-    known = nvrtc.nvrtcGetSupportedArchs()[1]
-    if int(arch.removeprefix("sm_").rstrip("af")) not in known:
-        names = ", ".join(f"sm_{number}" for number in known)
+    supported = nvrtc.nvrtcGetSupportedArchs()[1]
+    if int(arch.removeprefix("sm_").rstrip("af")) not in supported:
+        names = ", ".join(f"sm_{number}" for number in supported)
         raise MissingDependency(
             f"NVRTC {_nvrtc_version()} cannot compile for {arch}, only for {names}: "
             "pip install --upgrade nvidia-cuda-nvrtc"
@@ -159,7 +162,7 @@ def _check_arch(nvrtc: Any, arch: str) -> None:
 
 
 def _compile(nvrtc: Any, kernel: CudaSource, options: list[str]) -> tuple[str, bytes, str]:
-    """The lowered name, the cubin and the log."""
+    """Compile one instance: the kernel's mangled name, the cubin and the log."""
     text = kernel.file.read_bytes()
     program = _ok(nvrtc, nvrtc.nvrtcCreateProgram(text, kernel.path.encode(), 0, None, None))
     try:
@@ -183,19 +186,20 @@ def _bytes(nvrtc: Any, what: str, program: Any) -> bytes:
 
 
 def _ok(nvrtc: Any, result: tuple[Any, ...]) -> Any:
+    """The value of a call of NVRTC; ``CompileError`` where the call failed."""
     if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise CompileError(f"NVRTC failed: {result[0].name}")
     return result[1] if len(result) > 1 else None
 
 
 def _headline(kernel: CudaSource, status: str, log: str) -> str:
-    """One line: the first error with its place, paths shortened to ours."""
-    found = re.search(_ERROR, log, re.MULTILINE)
-    if found is None:
-        said = (line.strip() for line in log.splitlines() if "error" in line or "fatal" in line)
-        return f"{kernel.path}: {next(said, status)}"
-    where, what = found["where"], found["what"]
-    if where.startswith("__nv_name_map"):  # NVRTC's own file of name expressions
+    """One line: the first error with its file and line, the path relative to CUDA sources."""
+    match = re.search(_ERROR, log, re.MULTILINE)
+    if match is None:
+        lines = (line.strip() for line in log.splitlines() if "error" in line or "fatal" in line)
+        return f"{kernel.path}: {next(lines, status)}"
+    where, what = match["where"], match["what"]
+    if where.startswith("__nv_name_map"):  # the file that NVRTC makes from name expressions
         return f"{kernel.path}: error in {kernel.kernel!r}: {what}"
     for folder in (source.cuda_root(), *header_folders()):
         where = where.removeprefix(f"{folder}/")
@@ -203,11 +207,11 @@ def _headline(kernel: CudaSource, status: str, log: str) -> str:
 
 
 def _resources(log: str, kernel: str) -> dict[str, Any]:
-    """What ptxas says about ``kernel``, and its warnings (serialized wgmma, ignored bounds)."""
-    about = log.partition(f"entry function '{kernel}'")[2].partition("Compiling entry")[0]
+    """Resource usage of ``kernel`` by ptxas, and warnings (serialized wgmma, ignored bounds)."""
+    section = log.partition(f"entry function '{kernel}'")[2].partition("Compiling entry")[0]
     usage: dict[str, Any] = {}
     for name, pattern in _USAGE.items():
-        found = re.search(pattern, about)
-        usage[name] = int(found[1]) if found else 0
+        match = re.search(pattern, section)
+        usage[name] = int(match[1]) if match else 0
     notes = [li.strip() for li in log.splitlines() if "warning" in li or "Potential" in li]
     return {**usage, "warnings": notes}

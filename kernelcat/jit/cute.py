@@ -1,8 +1,9 @@
-"""CuTe DSL: a Python class that builds a host function in, an object file with its launcher out.
+"""CuTe DSL: from a Python class that builds a host function to an object file with a launcher.
 
-The object holds the cubin and a compiled host function that makes the TMA descriptors, chooses the
-grid and launches. The DSL's small C runtime loads it in milliseconds and without importing the DSL,
-whose import alone takes a second; a launch packs its arguments into one buffer and calls C once.
+The object file holds the cubin and a compiled host function, which makes the TMA descriptors,
+chooses the grid and launches. The DSL's small C runtime loads the object file in milliseconds,
+without an import of the DSL, which takes a second. A launch packs its arguments into one buffer and
+makes one call of C code.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from kernelcat.jit.cache import version_of
 
 INSTALL = "pip install 'kernelcat[cute]'"
 ALIGNMENT = 16
-"""Bytes every pointer handed to a kernel is aligned to; copies are vectorized on that promise."""
+"""Bytes. Every address passed to a kernel is a multiple of this; vectorized copies rely on it."""
 
 FLAVORS = ("cu13", "cu12")
-"""The DSL's compilers, by the CUDA version they are of; the newest first."""
+"""Flavors of the DSL's compiler, by version of CUDA; the newest first."""
 
 _LIBS = "nvidia-cutlass-dsl-libs"
 _PREFIX = "kernelcat"
 _SLOTS = {"int32": "i4x", "int64": "q", "float32": "f4x"}
-"""Kind of a scalar parameter -> how it lies in its 8-byte slot (``struct`` notation)."""
+"""Kind of a scalar parameter -> format of its 8-byte slot in the notation of ``struct``."""
 
 _USAGE = {0x2F: "registers", 0x11: "spill_bytes"}
-"""Attributes of ``.nv.info`` that tell one number of a kernel."""
+"""Attribute of ``.nv.info`` -> the number that the attribute holds for a kernel."""
 _SYMBOL_AND_VALUE = struct.Struct("<II")
 _NAMES_IN_IR = (
     (re.compile(r'@kernels_binary\("(?:[^"\\]|\\.)*"\)'), "@kernels_binary"),
@@ -77,11 +78,12 @@ class CuteSource:
 
     @property
     def module(self) -> str:
+        """The full name of the module."""
         return f"kernelcat.kernels.cute.{self.kernel.partition(':')[0]}"
 
     @property
     def builder(self) -> str:
-        """Name of the class."""
+        """The name of the class."""
         return self.kernel.partition(":")[2]
 
     def text(self) -> str:
@@ -95,28 +97,28 @@ class CuteSource:
         return [self.builder, self.params, self.constants, ALIGNMENT]
 
     def digest(self) -> str:
-        """Of the kernel's file and the catalog files it imports, whole, and of the instance."""
+        """Hex digest of the instance and of the full text of the module and catalog imports."""
         parts = [source.python_text(self.module), self.instance()]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def toolchain(self) -> str:
-        """Version of the DSL, and of CUDA in its compiler."""
+        """Version of the DSL, and flavor of its compiler."""
         return f"nvidia-cutlass-dsl {version_of('nvidia-cutlass-dsl') or 'missing'} {flavor()}"
 
     def compile(self, arch: str) -> Artifact:
-        """An object file and the cubin in it, for ``arch`` (``sm_90a``); needs no GPU.
+        """Compile to an object file for ``arch`` (``sm_90a``); needs no GPU.
 
         Raises
         ------
         CompileError
-            The DSL refused the source; its log has the DSL's own words.
+            The DSL refused the source; ``log`` holds the DSL's message.
         MissingDependency
             The DSL is not installed.
         """
         if importlib.util.find_spec("cutlass") is None:
             raise MissingDependency(f"CuTe kernels need the CuTe DSL: {INSTALL}")
         with _compiling:
-            # A cross-compiled host function is linked against the runtime's symbols as well.
+            # Even for another machine's GPU the host function is linked with the DSL's runtime.
             ctypes.CDLL(str(_runtime_path()), mode=ctypes.RTLD_GLOBAL)
             try:
                 compiled = self._compile(arch)
@@ -137,33 +139,34 @@ class CuteSource:
         builder = getattr(importlib.import_module(self.module), self.builder)
         arguments = [*map(_example, self.params), CUstream(0)]
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="This static loop")  # unrolled on purpose
+            warnings.filterwarnings("ignore", message="This static loop")  # unrolled intentionally
             return cute.compile(
                 builder(**dict(self.constants)), *arguments, options=f"--gpu-arch {arch}"
             )
 
 
 def flavor() -> str:
-    """Which of its compilers the DSL takes: ``cu13``, the newest installed, or ``cu12``.
+    """The flavor of the compiler that the DSL uses: the newest that is installed, or ``none``.
 
-    They make other machine code of the same source. (One newer than the driver it leaves alone,
-    but without a driver for CUDA 13 no kernel of ours runs.)
+    The flavors compile one source to different machine code. (The DSL ignores a flavor that is
+    newer than the driver, but kernelcat needs a driver for CUDA 13 anyway.)
     """
     return next((name for name in FLAVORS if version_of(f"{_LIBS}-{name}")), "none")
 
 
 def load(artifact: Artifact) -> Callable[..., None]:
-    """The launcher of an artifact: ``launch(*values, stream)``.
+    """The launcher of an artifact: ``launch(*values, stream)``. Needs a GPU, compiles nothing.
 
-    ``values`` are in the order of ``CuteSource.params``: addresses and numbers, all plain Python
-    ints or floats; ``stream`` is a ``CUstream`` handle. Nothing is compiled. Needs a GPU.
+    ``values`` are addresses and numbers in the order of ``CuteSource.params``, as Python ints and
+    floats; ``stream`` is a ``CUstream`` handle. ``launch`` raises ``LaunchError`` where the driver
+    refuses the launch.
 
     Raises
     ------
     MissingDependency
         The DSL's runtime library is not installed.
     LaunchError
-        The object cannot be loaded; from the launcher: the driver refused the launch.
+        The object file cannot be loaded.
     """
     function, run = _function(artifact), _runtime().CuteDSLRT_Function_Run
     formats = [
@@ -187,7 +190,7 @@ def load(artifact: Artifact) -> Callable[..., None]:
 
 
 def embedded_cubin(code: bytes) -> bytes:
-    """The machine code inside an exported object file."""
+    """The cubin inside an exported object file; ``ValueError`` where there is none."""
     start = code.find(b"\x7fELF", 4)
     while start >= 0:
         header = struct.unpack_from("<HHIQQQIHHHHHH", code, start + 16)
@@ -201,19 +204,20 @@ def embedded_cubin(code: bytes) -> bytes:
 
 
 def host_digest(ir: str) -> str:
-    """Digest of the host code that launches a kernel, as MLIR: grid, cluster, TMA descriptors.
+    """Digest of the MLIR of a host function, which has the grid, cluster and TMA descriptors.
 
-    Without the machine code and the symbols, which name the kernel's class and file.
+    Machine code and symbols are left out: symbols contain the names of the kernel's class and file.
     """
-    for pattern, instead in _NAMES_IN_IR:
-        ir = pattern.sub(instead, ir)
+    for pattern, replacement in _NAMES_IN_IR:
+        ir = pattern.sub(replacement, ir)
     return hashlib.sha256(ir.encode()).hexdigest()[:12]
 
 
 def resources(cubin: bytes) -> dict[str, int]:
-    """The most that any kernel in it uses: registers a thread, bytes of stack, shared bytes.
+    """Largest use by any kernel of ``cubin``: registers per thread, spill and shared bytes.
 
-    What lies on the stack is what was spilled. Shared memory of 1 KB is the system's, from Hopper.
+    ``spill_bytes`` is the size of the stack, which holds spilled registers. From Hopper on,
+    ``static_shared_bytes`` includes 1 KB of shared memory that the system reserves.
     """
     usage = {"registers": 0, "spill_bytes": 0, "static_shared_bytes": 0}
     for section in elf.sections(cubin):
@@ -228,7 +232,7 @@ def resources(cubin: bytes) -> dict[str, int]:
 
 
 def _example(kind: str) -> Any:
-    """A stand-in argument: compilation looks at types only."""
+    """An argument for compilation, which uses only its type."""
     import cutlass
     from cutlass.cute.runtime import make_ptr
 
@@ -240,7 +244,7 @@ def _example(kind: str) -> Any:
 
 
 def element_type(dtype: str) -> Any:
-    """The DSL's type of elements called ``dtype`` in kernelcat."""
+    """The DSL's type for kernelcat's element type ``dtype``."""
     import cutlass
 
     names = {"bfloat16": "BFloat16", "float8_e4m3fn": "Float8E4M3FN"}
@@ -256,16 +260,16 @@ def _compile_error(kernel: str, arch: str, error: Exception) -> CompileError:
 
 @cache
 def _runtime_path() -> Path:
-    """The DSL's runtime library; ``$CUTE_DSL_LIBS`` overrides it as it does for the DSL."""
-    chosen = os.environ.get("CUTE_DSL_LIBS")
-    if chosen:
-        return Path(chosen.split(os.pathsep)[0])
+    """The file of the DSL's runtime library; ``$CUTE_DSL_LIBS`` overrides it, as in the DSL."""
+    override = os.environ.get("CUTE_DSL_LIBS")
+    if override:
+        return Path(override.split(os.pathsep)[0])
     spec = importlib.util.find_spec("nvidia_cutlass_dsl")
     folders = [Path(f) for f in (spec.submodule_search_locations or ())] if spec else []
-    found = sorted(p for f in folders for p in f.glob("cu*/lib/libcute_dsl_runtime.so"))
-    if not found:
+    libraries = sorted(p for f in folders for p in f.glob("cu*/lib/libcute_dsl_runtime.so"))
+    if not libraries:
         raise MissingDependency(f"CuTe kernels need the CuTe DSL's runtime library: {INSTALL}")
-    return found[-1]  # of the newest flavor, as the DSL takes it
+    return libraries[-1]  # the newest flavor, as in the DSL
 
 
 @cache
@@ -277,7 +281,7 @@ def _runtime() -> ctypes.CDLL:
 
 
 def _function(artifact: Artifact) -> ctypes.c_void_p:
-    """The host function of an object; its module stays loaded until the process ends."""
+    """The host function of an object file, which stays loaded until the process ends."""
     runtime, module, function = _runtime(), ctypes.c_void_p(), ctypes.c_void_p()
     size = ctypes.c_size_t(len(artifact.code))
     status = runtime.CuteDSLRT_Module_Create_From_Bytes(
@@ -293,6 +297,7 @@ def _function(artifact: Artifact) -> ctypes.c_void_p:
 
 
 def _reason(status: int, error: int) -> str:
+    """The text of a CUDA ``error``, or of the runtime's ``status`` where there is none."""
     runtime = _runtime()
     if error:
         return f"{runtime.cuda_dialect_get_error_name(ctypes.c_int(error)).decode()} ({error})"

@@ -1,4 +1,4 @@
-"""64-bit ELF files, as far as cubins and exported objects need it: sections and attributes."""
+"""Readers of 64-bit ELF files: sections, and the attributes in ``.nv.info`` of a cubin."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 NOBITS = 8
-"""Type of a section that takes memory and no bytes of the file."""
+"""Type of a section that takes memory but no bytes of the file."""
 
 _WITH_PAYLOAD = 4
-"""The only layout of an attribute in ``.nv.info`` whose payload follows it."""
+"""The only format of an attribute in ``.nv.info`` with a payload after the attribute's header."""
 
 
 class Section(NamedTuple):
-    """One section. ``size`` is that in memory; ``info`` is the header's ``sh_info``."""
+    """One section. ``size`` is the size in memory; ``info`` is ``sh_info`` of the header."""
 
     name: str
     kind: int
@@ -24,7 +24,7 @@ class Section(NamedTuple):
 
 
 def sections(elf: bytes) -> Iterator[Section]:
-    """Every section of a file, in its order."""
+    """The sections of a file, in the order of the file."""
     (table,) = struct.unpack_from("<Q", elf, 40)
     step, count, names = struct.unpack_from("<HHH", elf, 58)
     rows = [struct.unpack_from("<IIQQQQII", elf, table + step * i) for i in range(count)]
@@ -36,16 +36,16 @@ def sections(elf: bytes) -> Iterator[Section]:
 
 
 def attributes(body: bytes) -> Iterator[tuple[int, bytes]]:
-    """Number and payload of each attribute in a section ``.nv.info``, as they stand there.
+    """Number and payload of each attribute in the ``body`` of a section ``.nv.info``, in order.
 
-    The payload of one that has none is the two bytes of its value.
+    For an attribute without a payload, the two bytes of its value are returned as the payload.
     """
-    at = 0
-    while at + 4 <= len(body):
-        layout, number, size = struct.unpack_from("<BBH", body, at)
-        at += 4
+    offset = 0
+    while offset + 4 <= len(body):
+        layout, number, size = struct.unpack_from("<BBH", body, offset)
+        offset += 4
         if layout == _WITH_PAYLOAD:
-            yield number, body[at : at + size]
-            at += size
+            yield number, body[offset : offset + size]
+            offset += size
         else:
             yield number, struct.pack("<H", size)

@@ -1,4 +1,4 @@
-"""Programs of Triton steps run in Triton's interpreter, on NumPy arrays, without a GPU."""
+"""Triton's interpreter: runs programs of Triton steps on NumPy arrays, without a GPU."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from kernelcat.jit.triton import NAMES, TritonSource, parse_descriptor
 
 
 def interpret(program: Program, arrays: Arrays) -> None:
-    """Run ``program`` on storage arrays, in place. Workspaces start as zeros.
+    """Run ``program`` on storage arrays by tensor name, in place. Workspaces start as zeros.
 
-    The process must have started with ``TRITON_INTERPRET=1``.
+    The process must have been started with ``TRITON_INTERPRET=1``.
 
     Raises
     ------
     Unsupported
         A step is not written in Triton.
+    MissingDependency
+        torch is not installed.
     """
     try:
         import torch
@@ -43,7 +45,7 @@ def interpret(program: Program, arrays: Arrays) -> None:
 
 
 def _bind(step: Step, source: TritonSource, memory: Mapping[str, Any]) -> dict[str, Any]:
-    """Argument name -> what the interpreter takes for it, from the step's flat parameters."""
+    """Argument name -> value for the interpreter, from the step's flat list of parameters."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     params: Iterator[Any] = iter(step.params)
@@ -65,30 +67,31 @@ def _bind(step: Step, source: TritonSource, memory: Mapping[str, Any]) -> dict[s
 
 
 def _typed(tensor: Any, dtype: str) -> Any:
-    """The same memory as elements of ``dtype``; None (a null pointer) for an absent tensor."""
+    """A view of ``tensor`` with element type ``dtype``; None (a null pointer) for None."""
     import torch
 
     return None if tensor is None else tensor.view(getattr(torch, dtype))
 
 
 NARROW = {"bf16": "bfloat16", "fp8e4nv": "float8_e4m3fn"}
-"""Triton's name -> ours, of float types that the interpreter keeps as unsigned integers."""
+"""Triton's name -> kernelcat's name, of float types that the interpreter stores as integers."""
 
 _NAN: dict[str, Any] = {"bfloat16": np.uint16(0x7FC0), "float8_e4m3fn": np.uint8(0x7F)}
-"""The NaN that GPUs make."""
+"""Bits of the NaN that a GPU's conversions give."""
 
 
 @contextlib.contextmanager
 def true_floats() -> Iterator[None]:
-    """Give the interpreter a GPU's arithmetic on narrow float types while the context lasts.
+    """Make the interpreter compute with narrow float types as a GPU does, for a ``with`` block.
 
-    Up to 3.9 its ``tl.dot`` multiplies the integers that hold a bfloat16, its conversions from
-    float32 truncate, and its ``tl.dot_scaled`` takes every scale for a power of two.
+    In Triton up to 3.9 the interpreter's ``tl.dot`` multiplies the integers that hold bfloat16
+    values, its conversions from float32 truncate, and its ``tl.dot_scaled`` takes every scale for
+    a power of two.
     """
     import triton.language as tl
     from triton.runtime import interpreter
 
-    powers: Any = getattr(interpreter, "_dot_scaled_scale_to_f32", None)  # since 3.9
+    scale_to_f32: Any = getattr(interpreter, "_dot_scaled_scale_to_f32", None)  # since 3.9
     convert, dot = interpreter._convert_float, interpreter.InterpreterBuilder.create_dot
 
     def exact_convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
@@ -106,22 +109,23 @@ def true_floats() -> Iterator[None]:
     def scale_values(handle: Any, compute_type: Any) -> Any:
         if handle.dtype.scalar.name in NARROW:
             return _decode(handle.data, NARROW[handle.dtype.scalar.name])
-        return powers(handle, compute_type)
+        return scale_to_f32(handle, compute_type)
 
-    if powers is not None:
+    if scale_to_f32 is not None:
         interpreter._dot_scaled_scale_to_f32 = scale_values
     interpreter._convert_float = exact_convert
     interpreter.InterpreterBuilder.create_dot = widened_dot
     try:
         yield
     finally:
-        if powers is not None:
-            interpreter._dot_scaled_scale_to_f32 = powers
+        if scale_to_f32 is not None:
+            interpreter._dot_scaled_scale_to_f32 = scale_to_f32
         interpreter._convert_float = convert
         interpreter.InterpreterBuilder.create_dot = dot
 
 
 def _widen(handle: Any, tl: Any) -> Any:
+    """A tensor of a narrow float type as float32; any other tensor unchanged."""
     from triton.runtime.interpreter import TensorHandle
 
     name = handle.dtype.scalar.name

@@ -1,12 +1,12 @@
-"""Triton and Gluon, compiled ahead of time: no Triton is imported to launch a cached kernel.
+"""Triton and Gluon, compiled ahead of time: launching a cached kernel does not import Triton.
 
-A source names its kernel (``module``, ``kernel``) instead of holding it, and is digested from the
-module's text, so that planning, looking up and launching never import the compiler.
+A source holds the names of the module and of the kernel, not the kernel itself, and its digest is
+of the module's text. So planning, looking up and launching never import the compiler.
 
-The ABI, the same in Triton 3.6 and 3.9 for compute capability 9.0 and above: parameters in the
-kernel's order without its constants, then two pointers that Triton adds (global scratch, profile
-scratch). A tensor descriptor takes a 128-byte ``CUtensorMap``, its shape as i32, its strides as
-i64, outermost first.
+The ABI is the same in Triton 3.6 and 3.9 for compute capability 9.0 and above: the kernel's
+parameters in order without constants, then two pointers that Triton adds (global scratch, profile
+scratch). A tensor descriptor is passed as a 128-byte ``CUtensorMap``, its shape as i32 and its
+strides as i64, outermost first.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ TYPES = {
     "uint8": "u8",
     "int32": "i32",
 }
-"""Element type name -> Triton's."""
+"""Element type -> Triton's name for the type."""
 
 NAMES = {short: name for name, short in TYPES.items()}
+"""Triton's name -> element type."""
 
 DEFAULT_OPTIONS = {"enable_fp_fusion": True}
-"""Compiler options of every kernel that does not give them."""
+"""Compiler options of every kernel that does not set them."""
 
 _DESCRIPTOR = re.compile(
     r"tensordesc<(?P<dtype>\w+)\[(?P<block>[\d, ]+)\](,.*cga_layout=(?P<cluster>.*)\))?>"
@@ -74,7 +75,7 @@ _compiling = threading.Lock()
 
 @dataclass(frozen=True)
 class Argument:
-    """A kernel argument: its Triton type, what is launched for it, and a divisor of its value."""
+    """A kernel argument: Triton type, parameters of the launch, and a divisor of the value."""
 
     type: str
     params: tuple[Param, ...]
@@ -82,15 +83,15 @@ class Argument:
 
 
 def pointer(tensor: str, dtype: str) -> Argument:
-    """Address of a tensor or workspace of element type ``dtype``, a multiple of 16 bytes."""
+    """The address of a tensor or workspace with element type ``dtype``: a multiple of 16 bytes."""
     return Argument("*" + TYPES[dtype], (Pointer(tensor),), 16)
 
 
 def integer(value: int, divisor: int | None = None) -> Argument:
-    """An integer, 32 bits wide where that is enough.
+    """An integer of 32 bits, or of 64 bits where ``value`` needs them.
 
-    Code is specialized for ``divisor`` (default: the part of 16 that divides ``value``). Pass 1
-    where specialization buys nothing, so that more problems share one binary.
+    Code is specialized for ``divisor`` (default: the greatest common divisor of ``value`` and 16).
+    Pass 1 where specialization gains nothing, so that more problems share one binary.
     """
     divisor = gcd(value, 16) if divisor is None else divisor
     if value < 1 << 31:
@@ -99,7 +100,7 @@ def integer(value: int, divisor: int | None = None) -> Argument:
 
 
 def real(value: float) -> Argument:
-    """A float of 32 bits."""
+    """A 32-bit float."""
     return Argument("fp32", (Float32(value),))
 
 
@@ -112,12 +113,13 @@ def descriptor(
     gluon: bool = False,
     cluster: tuple[tuple[int, int], ...] = (),
 ) -> Argument:
-    """A TMA descriptor over a row-major matrix, loaded and stored in tiles of ``block``.
+    """A TMA tensor map over a row-major matrix, loaded and stored in tiles of ``block``.
 
-    ``shape`` and ``row_stride`` (default: contiguous) are in elements; a row must take a multiple
-    of 16 bytes. To a ``gluon`` kernel the type also tells how a tile lies in shared memory, and
-    which part of it each block of a cluster has: ``cluster`` is Gluon's ``cga_layout``, ``(1, 0)``
-    for halves of the rows, ``(0, 0)`` for all of it twice.
+    ``shape``, ``block`` (rows, columns) and ``row_stride`` (default: contiguous) are in elements;
+    a row stride must be a multiple of 16 bytes. For a ``gluon`` kernel the type includes the layout
+    of a tile in shared memory and its distribution over the thread blocks of a cluster: ``cluster``
+    is Gluon's ``cga_layout``, with ``(1, 0)`` where two thread blocks hold half of the rows each,
+    and ``(0, 0)`` where both hold the whole tile.
     """
     rows, cols = shape
     stride = cols if row_stride is None else row_stride
@@ -133,7 +135,7 @@ def descriptor(
 
 
 def _part(block: tuple[int, int], cluster: Iterable[Sequence[int]]) -> tuple[int, int]:
-    """The part of ``block`` that one block of a cluster has."""
+    """Rows and columns of a tile that one thread block of a cluster holds."""
     rows, cols = block
     for by_rows, by_cols in cluster:
         rows, cols = rows // (2 if by_rows else 1), cols // (2 if by_cols else 1)
@@ -141,10 +143,10 @@ def _part(block: tuple[int, int], cluster: Iterable[Sequence[int]]) -> tuple[int
 
 
 def box_of(dtype: str, block: tuple[int, int]) -> tuple[tuple[int, int], int]:
-    """Box (innermost first) and swizzle that Triton gives a descriptor of tiles of ``block``.
+    """Box (elements, innermost first) and swizzle (bytes) of Triton's descriptor for a tile.
 
-    A tile is cut into boxes one swizzle span wide; a swizzle needs 8 rows.
-    ``TritonSource.compile`` checks this against what Triton says it did.
+    ``block`` is (rows, columns). A tile is divided into boxes as wide as the swizzle span; a
+    swizzle needs 8 rows. ``TritonSource.compile`` compares this rule with Triton's metadata.
     """
     rows, cols = block
     if rows < 8:
@@ -165,12 +167,12 @@ def step(
 
     Parameters
     ----------
-    arguments : in the kernel's order
-    constants : its ``tl.constexpr`` parameters
-    options : Triton's: ``num_warps``, ``num_stages``, ``num_ctas``, ``maxnreg`` ...
+    arguments : name -> argument, in the kernel's order
+    constants : name -> value of ``tl.constexpr`` parameters
+    options : Triton's compiler options: ``num_warps``, ``num_stages``, ``num_ctas``, ``maxnreg``
     """
     module, _, name = kernel.partition(":")
-    made = TritonSource(
+    kernel_source = TritonSource(
         module,
         name,
         {key: argument.type for key, argument in arguments.items()},
@@ -180,7 +182,7 @@ def step(
     )
     cluster = options.get("num_ctas", 1)
     params = tuple(param for argument in arguments.values() for param in argument.params)
-    return Step(made, (grid[0] * cluster, *grid[1:]), params, cluster=(cluster, 1, 1))
+    return Step(kernel_source, (grid[0] * cluster, *grid[1:]), params, cluster=(cluster, 1, 1))
 
 
 # ---- compilation -------------------------------------------------------------------------------
@@ -192,7 +194,7 @@ class TritonSource:
 
     Attributes
     ----------
-    module, kernel : where the function is
+    module, kernel : names of the module and of the function in the module
     signature : argument -> Triton type (``*bf16``, ``i32``, ``tensordesc<bf16[128, 64]>``)
     divisors : argument -> a power of two that divides it
     constants : ``tl.constexpr`` parameter -> value
@@ -220,12 +222,12 @@ class TritonSource:
         return [self.kernel, *(list(m.items()) for m in mappings), options]
 
     def digest(self) -> str:
-        """Of the kernel's module and the catalog modules it imports, whole, and of the instance."""
+        """Hex digest of the instance and of the full text of the module and catalog imports."""
         parts = [source.python_text(self.module), self.instance()]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def toolchain(self) -> str:
-        """``triton 3.6.0``."""
+        """Name and version: ``triton 3.6.0``."""
         return f"triton {version_of('triton')}"
 
     def function(self) -> Any:
@@ -238,7 +240,7 @@ class TritonSource:
         Raises
         ------
         CompileError
-            One line; ``log`` holds what Triton and ptxas printed.
+            The message is one line; ``log`` holds the output of Triton and ptxas.
         """
         import triton
         from triton import knobs
@@ -249,7 +251,8 @@ class TritonSource:
         target = GPUTarget("cuda", int(arch.removeprefix("sm_").rstrip("af")), 32)
         options = {**DEFAULT_OPTIONS, **self.options}
         log = _Log()
-        # Triton's own disk cache would only shadow ours; ptxas reports registers in its log.
+        # Artifacts are in kernelcat's cache, so Triton's goes to a temporary folder. The log of
+        # ptxas is needed for the number of registers.
         with (
             _compiling,
             knobs.cache.scope(),
@@ -280,63 +283,70 @@ class TritonSource:
         )
 
     def _failure(self, arch: str, error: Exception, log: str) -> CompileError:
-        lines = [line.strip() for line in str(error).splitlines()]
-        told = [line for line in lines if line and not line.startswith("Repro command")]
-        reason = told[-1] if told else "no reason given"
+        stripped = (line.strip() for line in str(error).splitlines())
+        lines = [line for line in stripped if line and not line.startswith("Repro command")]
+        reason = lines[-1] if lines else "no reason given"
         return CompileError(
             f"{self.kernel} does not compile for {arch}: {type(error).__name__}: {reason}",
             f"{error}\n{log}",
         )
 
     def _artifact(self, arch: str, compiled: Any, log: str) -> Artifact:
-        told = compiled.metadata
-        self._verify_boxes(told.tensordesc_meta or ())
+        data = compiled.metadata
+        self._verify_boxes(data.tensordesc_meta or ())
         usage = _PTXAS.search(log)
         if usage is None:
-            raise CompileError(f"{self.kernel}: ptxas did not tell its register count", log)
+            raise CompileError(f"{self.kernel}: ptxas did not report a number of registers", log)
         cubin = compiled.asm["cubin"]
-        scratch = (told.global_scratch_size, told.profile_scratch_size)
+        if data.profile_scratch_size:
+            raise CompileError(f"{self.kernel} was compiled for profiling: unset Triton's profiler")
         metadata = {
-            "num_warps": told.num_warps,
-            "shared_bytes": told.shared,
-            "cluster": [told.num_ctas, 1, 1],
-            "hidden_params": ["scratch" if scratch[0] else "null", "null"],
-            "global_scratch_bytes": scratch[0] or 0,
-            "global_scratch_align": told.global_scratch_align or 1,
+            "num_warps": data.num_warps,
+            "shared_bytes": data.shared,
+            "cluster": [data.num_ctas, 1, 1],
+            "hidden_params": ["scratch" if data.global_scratch_size else "null", "null"],
+            "global_scratch_bytes": data.global_scratch_size or 0,
+            "global_scratch_align": data.global_scratch_align or 1,
             "registers": int(usage["registers"]),
             "spill_bytes": int(usage["stores"]),
             "static_shared_bytes": 0,
         }
-        if scratch[1]:
-            raise CompileError(f"{self.kernel} was compiled for profiling: unset Triton's profiler")
-        return Artifact("triton", arch, told.name, cubin, cubin, metadata)
+        return Artifact("triton", arch, data.name, cubin, cubin, metadata)
 
-    def _verify_boxes(self, told: Any) -> None:
-        """Steps were built before Triton chose its layouts: make sure both agree."""
+    def _verify_boxes(self, layouts: Any) -> None:
+        """Raise ``CompileError`` unless Triton's descriptors have the layouts of :func:`box_of`.
+
+        ``layouts`` is ``tensordesc_meta`` of Triton's metadata. Steps are made before Triton
+        chooses layouts, so steps rely on :func:`box_of`.
+        """
         types = [t for t in self.signature.values() if t.startswith("tensordesc")]
         expected = [box_of(dtype, block) for dtype, block in map(parse_descriptor, types)]
-        actual = [(tuple(reversed(m["block_size"])), _SWIZZLE_BYTES[m["swizzle"]]) for m in told]
+        actual = [(tuple(reversed(m["block_size"])), _SWIZZLE_BYTES[m["swizzle"]]) for m in layouts]
         if expected != actual:
             raise CompileError(
-                f"{self.kernel}: Triton laid its descriptors out as {actual}, not {expected}"
+                f"{self.kernel}: Triton's descriptors have layouts {actual}, not {expected}"
             )
 
 
 class _Log(io.StringIO):
-    """Stands in for ``sys.stdout``: keeps what this thread prints, passes on what others do."""
+    """A replacement of ``sys.stdout`` that collects this thread's output and passes on the rest."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._thread, self._others = threading.get_ident(), sys.stdout
+        self._thread, self._stdout = threading.get_ident(), sys.stdout
 
     def write(self, text: str) -> int:
         if threading.get_ident() == self._thread:
             return super().write(text)
-        return self._others.write(text)
+        return self._stdout.write(text)
 
 
 def parse_descriptor(type_name: str) -> tuple[str, tuple[int, int]]:
-    """Element type of ``tensordesc<bf16[128, 64]>`` and its block, or a cluster's block's part."""
+    """Element type and tile (rows, columns) in a descriptor's type: ``tensordesc<bf16[128, 64]>``.
+
+    For a Gluon descriptor of a cluster, the tile is the part that one thread block holds. Raises
+    ``ValueError`` for a malformed type.
+    """
     match = _DESCRIPTOR.fullmatch(type_name)
     if match is None:
         raise ValueError(f"malformed descriptor type {type_name!r}")

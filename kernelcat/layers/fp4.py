@@ -41,7 +41,7 @@ def format_of(scale: Any) -> str:
         The element type is neither ``float8_e4m3fn`` nor ``float8_e8m0fnu``.
     """
     name = str(scale.dtype).removeprefix("torch.")
-    format = reference.SCALE.told_by(name)
+    format = reference.SCALE.value_of(name)
     if format is None:
         raise InvalidArgument(f"scales are {name}; use {reference.SCALE}")
     return str(format)

@@ -1,4 +1,4 @@
 """The machine: GPUs and their datasheets, the driver, launches, environment and telemetry.
 
-Here belongs what talks to hardware, or describes it, and knows nothing of tuning or proof.
+This subpackage talks to hardware or describes hardware; it does not depend on tuning or proof.
 """

@@ -1,6 +1,6 @@
-"""Where kernels run: a CUDA device with CuPy arrays, or Triton's interpreter with NumPy arrays.
+"""Devices that run kernels: a GPU with CuPy arrays, or Triton's interpreter with NumPy arrays.
 
-The checker, the fuzzer and the tuner are written against :class:`Device` and work on each.
+The checker, the fuzzer and the tuner use the protocol :class:`Device` and work on every device.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Bind = Callable[[Arrays], Run]
 
 
 class Device(Protocol):
-    """What can hold arrays and run implementations.
+    """A device that holds arrays and runs implementations.
 
     ``xp`` is the array module (CuPy or NumPy). ``load`` builds a configuration and returns
     ``bind(arrays) -> run``: ``arrays`` are storage arrays by tensor name (absent optional
-    tensors are left out), and ``run()`` launches once, asynchronously where the device is.
+    tensors are left out), and ``run()`` launches once, asynchronously on a GPU.
     """
 
     @property
@@ -39,7 +39,13 @@ class Device(Protocol):
 
 
 class CudaDevice:
-    """An NVIDIA GPU. Arrays are CuPy's; launches go to CuPy's current stream."""
+    """An NVIDIA GPU. Arrays are CuPy's; kernels are launched on CuPy's current stream.
+
+    Raises
+    ------
+    MissingDependency
+        CuPy is not installed, or there is no such GPU.
+    """
 
     def __init__(self, index: int = 0) -> None:
         try:
@@ -71,17 +77,17 @@ class CudaDevice:
 
 
 class MirroredDevice:
-    """An NVIDIA GPU whose arrays stay on the host: every run copies them there and back.
+    """An NVIDIA GPU with NumPy arrays: every run copies the arrays to the GPU and back.
 
-    Kernels get allocations of the arrays' exact size and no library kernel runs, so that
-    compute-sanitizer sees every byte out of bounds, and ours alone.
+    Every array gets an allocation of its exact size, and no kernels but the catalog's run. So
+    compute-sanitizer finds every access out of bounds, and all of its findings are the catalog's.
     """
 
     def __init__(self, index: int = 0) -> None:
         import numpy
 
         self.cuda = CudaDevice(index)
-        self.cuda.xp.cuda.set_allocator(None)  # no pool
+        self.cuda.xp.cuda.set_allocator(None)  # no memory pool: an allocation for each array
         self.xp: Any = numpy
         self.gpu = self.cuda.gpu
 
@@ -91,11 +97,11 @@ class MirroredDevice:
         def bind_mirrored(arrays: Arrays) -> Run:
             def run() -> None:
                 spans = {name: self._span(array) for name, array in arrays.items()}
-                there = {name: self._upload(span) for name, span in spans.items()}
-                bind(there)()
+                copies = {name: self._upload(span) for name, span in spans.items()}
+                bind(copies)()
                 self.synchronize()
                 for name, span in spans.items():
-                    there[name].get(out=span)
+                    copies[name].get(out=span)
 
             return run
 
@@ -105,7 +111,7 @@ class MirroredDevice:
         self.cuda.synchronize()
 
     def _span(self, array: Any) -> Any:
-        """The memory from the first element to the last one, gaps between rows included."""
+        """The memory from the first to the last element as a flat array, gaps included."""
         if array.size == 0:
             return array.reshape(-1)
         steps = zip(array.shape, array.strides, strict=True)
@@ -114,15 +120,20 @@ class MirroredDevice:
         return strided(array, (length,), (array.itemsize,))
 
     def _upload(self, span: Any) -> Any:
-        there = self.cuda.xp.empty(span.shape, span.dtype)
-        there.set(span)
-        return there
+        copy = self.cuda.xp.empty(span.shape, span.dtype)
+        copy.set(span)
+        return copy
 
 
 class Interpreter:
-    """Triton's interpreter on the CPU: slow, exact about memory, and needs no GPU.
+    """Triton's interpreter on the CPU, which is slow and needs no GPU.
 
-    The process must have started with ``TRITON_INTERPRET=1``.
+    ``target`` is the SKU whose configurations are interpreted.
+
+    Raises
+    ------
+    Unsupported
+        The process was started without ``TRITON_INTERPRET=1``.
     """
 
     def __init__(self, target: str = "h200") -> None:
@@ -135,7 +146,7 @@ class Interpreter:
 
     @staticmethod
     def serving(implementation: Implementation) -> Interpreter:
-        """The interpreter as a GPU that ``implementation`` is for (the H200 where it can be)."""
+        """The interpreter for a SKU that ``implementation`` serves: the H200 where possible."""
         skus = ("h200", *gpu.SKUS)
         return Interpreter(next(s for s in skus if implementation.serves(gpu.SKUS[s].arch)))
 
@@ -143,7 +154,9 @@ class Interpreter:
         from kernelcat.jit.interpreter import interpret
 
         if not implementation.interpretable:
-            raise Unsupported(f"{implementation.name} has no interpreter: only plain Triton has")
+            raise Unsupported(
+                f"{implementation.name} cannot be interpreted: only Triton (not Gluon) can"
+            )
         program = implementation.program(problem, config, self.gpu)
         return lambda arrays: lambda: interpret(program, arrays)
 

@@ -1,4 +1,4 @@
-"""Which GPUs of this machine work side by side: their numbers, and the one SKU they share."""
+"""GPUs of this machine that work side by side: their indices, and the SKU that they share."""
 
 from __future__ import annotations
 
@@ -10,34 +10,36 @@ from kernelcat.errors import InvalidArgument
 from kernelcat.runtime.gpu import Gpu
 
 Devices = Sequence[int] | Literal["all"]
-"""GPUs by the number CUDA gives them in this process."""
+"""Indices of GPUs, as CUDA counts GPUs in this process; or all GPUs."""
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def numbers(devices: Devices, count: int) -> tuple[int, ...]:
-    """The GPUs meant, each once, where ``count`` are here; ``all`` of none is the first.
+    """The indices of ``devices`` without repetition, in a machine with ``count`` GPUs.
+
+    ``all`` in a machine without a GPU is GPU 0: opening it raises an error with the reason.
 
     Raises
     ------
     InvalidArgument
-        When that is none.
+        ``devices`` is empty.
     """
     if devices == "all":
-        return tuple(range(max(count, 1)))  # asking for a GPU that is not here tells why it is not
-    found = tuple(dict.fromkeys(devices))
-    if not found:
+        return tuple(range(max(count, 1)))
+    indices = tuple(dict.fromkeys(devices))
+    if not indices:
         raise InvalidArgument("name at least one GPU, or all")
-    return found
+    return indices
 
 
 def shared_sku(gpus: Mapping[int, Gpu]) -> Gpu:
-    """What all of ``gpus`` (by number) are.
+    """The row of the first of ``gpus`` (index -> GPU), which must all be of one SKU.
 
     Raises
     ------
     InvalidArgument
-        When they differ: results of one cannot stand for the other.
+        SKUs differ: results of one SKU do not hold for another.
     """
     first, *others = gpus
     for other in others:
@@ -50,6 +52,6 @@ def shared_sku(gpus: Mapping[int, Gpu]) -> Gpu:
 
 
 def visible(number: int) -> str:
-    """``CUDA_VISIBLE_DEVICES`` of a process that sees GPU ``number`` of this one alone."""
-    mine = os.environ.get(VISIBLE)
-    return str(number) if mine is None else mine.split(",")[number].strip()
+    """``CUDA_VISIBLE_DEVICES`` for a child process that sees only this process's GPU ``number``."""
+    value = os.environ.get(VISIBLE)
+    return str(number) if value is None else value.split(",")[number].strip()

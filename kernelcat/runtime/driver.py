@@ -1,8 +1,7 @@
-"""The NVIDIA driver, through ctypes: what it says of this machine's GPUs, loading and launching.
+"""The NVIDIA driver through ctypes: properties of this machine's GPUs, loading and launching.
 
-``cuda.bindings`` makes the same calls and takes 100 ms to import; ctypes takes 5 ms, and a prepared
-call of ``cuLaunchKernelEx`` costs a fifth less. Only the power limit comes from the bindings of
-NVML.
+``cuda.bindings`` makes the same calls but takes 100 ms to import; ctypes takes 5 ms, and a prepared
+call of ``cuLaunchKernelEx`` costs a fifth less. Only the power limit comes from NVML's bindings.
 """
 
 from __future__ import annotations
@@ -18,11 +17,14 @@ from typing import Any
 
 from kernelcat.errors import LaunchError, MissingDependency
 
+# CUfunction_attribute
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 
+# CUresult
 INVALID_CONTEXT, INVALID_HANDLE = 201, 400
 
+# CUlaunchAttributeID, CUstreamCaptureMode, CUstream_flags
 _CLUSTER_DIMENSION = 4
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _CAPTURE_MODE_RELAXED = 2
@@ -56,7 +58,10 @@ def launch_config(
     cluster: Sequence[int] = (1, 1, 1),
     programmatic: bool = False,
 ) -> LaunchConfig:
-    """A configuration for ``cuLaunchKernelEx``; it keeps its attributes alive."""
+    """A ``CUlaunchConfig``, which keeps the memory of its attributes alive.
+
+    ``grid`` counts thread blocks, ``threads`` is the number of threads of a thread block.
+    """
     attributes = []
     if tuple(cluster) != (1, 1, 1):
         attributes.append(_attribute(_CLUSTER_DIMENSION, *cluster))
@@ -72,10 +77,10 @@ def _attribute(number: int, *value: int) -> LaunchAttribute:
 
 
 class Driver:
-    """``libcuda`` after ``cuInit``.
+    """``libcuda`` after ``cuInit``. Methods raise ``LaunchError`` where the driver fails.
 
-    ``launch(byref(config), function, params, None) -> status`` is ``cuLaunchKernelEx`` itself:
-    nothing may stand between it and the hot path.
+    ``launch(byref(config), function, params, None) -> status`` is ``cuLaunchKernelEx`` itself,
+    without a Python wrapper, because it is on the fast path.
     """
 
     def __init__(self, library: Any) -> None:
@@ -84,13 +89,13 @@ class Driver:
         self._contexts: dict[int, c_void_p] = {}
 
     def call(self, name: str, *args: Any) -> None:
-        """Call ``name``; raise ``LaunchError`` with the CUDA error's name and text."""
+        """Call the function ``name``; an error becomes a ``LaunchError`` with its name and text."""
         status = getattr(self._library, name)(*args)
         if status:
             raise LaunchError(f"{name}: {self.describe(status)}")
 
     def describe(self, status: int) -> str:
-        """``CUDA_ERROR_INVALID_VALUE (invalid argument)``."""
+        """Name and text of an error: ``CUDA_ERROR_INVALID_VALUE (invalid argument)``."""
         texts = []
         for function in (self._library.cuGetErrorName, self._library.cuGetErrorString):
             text = ctypes.c_char_p()
@@ -99,34 +104,37 @@ class Driver:
         return f"{texts[0]} ({texts[1]})"
 
     def count(self) -> int:
-        """How many GPUs there are."""
-        found = c_int()
-        self.call("cuDeviceGetCount", ctypes.byref(found))
-        return found.value
+        """Number of GPUs."""
+        number = c_int()
+        self.call("cuDeviceGetCount", ctypes.byref(number))
+        return number.value
 
     def version(self) -> str:
-        """The newest CUDA that the driver supports (``13.0``)."""
-        found = c_int()
-        self.call("cuDriverGetVersion", ctypes.byref(found))
-        return f"{found.value // 1000}.{found.value % 1000 // 10}"
+        """The newest CUDA version that the driver supports (``13.0``)."""
+        version = c_int()
+        self.call("cuDriverGetVersion", ctypes.byref(version))
+        return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
     def attribute(self, number: int, device: int) -> int:
-        """A ``CU_DEVICE_ATTRIBUTE`` of a GPU."""
-        found = c_int()
-        self.call("cuDeviceGetAttribute", ctypes.byref(found), c_int(number), self._handle(device))
-        return found.value
+        """The value of a ``CU_DEVICE_ATTRIBUTE`` of a GPU."""
+        value = c_int()
+        self.call("cuDeviceGetAttribute", ctypes.byref(value), c_int(number), self._handle(device))
+        return value.value
 
     def name(self, device: int) -> str:
+        """The name of a GPU (``NVIDIA H200``)."""
         text = ctypes.create_string_buffer(128)
         self.call("cuDeviceGetName", text, c_int(len(text)), self._handle(device))
         return text.value.decode()
 
     def memory_bytes(self, device: int) -> int:
-        found = c_size_t()
-        self.call("cuDeviceTotalMem_v2", ctypes.byref(found), self._handle(device))
-        return found.value
+        """Size of a GPU's memory in bytes."""
+        size = c_size_t()
+        self.call("cuDeviceTotalMem_v2", ctypes.byref(size), self._handle(device))
+        return size.value
 
     def pci_bus_id(self, device: int) -> str:
+        """The PCI bus id of a GPU (``0000:19:00.0``), by which NVML finds the GPU."""
         text = ctypes.create_string_buffer(32)
         self.call("cuDeviceGetPCIBusId", text, c_int(len(text)), self._handle(device))
         return text.value.decode()
@@ -137,7 +145,7 @@ class Driver:
         return handle
 
     def context(self, device: int) -> c_void_p:
-        """The primary context of ``device``: the one torch, CuPy and the CUDA runtime use."""
+        """The primary context of ``device``, which torch, CuPy and the CUDA runtime use."""
         if device not in self._contexts:
             context = c_void_p()
             self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._handle(device))
@@ -146,9 +154,10 @@ class Driver:
 
     @contextmanager
     def using(self, device: int) -> Iterator[None]:
-        """Make the primary context of ``device`` current.
+        """Make the primary context of ``device`` current for a ``with`` block.
 
-        A stream capture under way in this thread stays valid: allocating and loading are allowed.
+        The block may allocate memory and load modules even while this thread captures a stream:
+        the capture stays valid.
         """
         mode, popped = c_int(_CAPTURE_MODE_RELAXED), c_void_p()
         self.call("cuCtxPushCurrent_v2", self.context(device))
@@ -162,7 +171,10 @@ class Driver:
             self.call("cuCtxPopCurrent_v2", ctypes.byref(popped))
 
     def adopt(self, device: int) -> bool:
-        """Whether this thread had no context; it has the primary one from now on (as in CUDA)."""
+        """Make the primary context of ``device`` current in a thread that has no context.
+
+        The CUDA runtime does the same. Returns whether the thread had no context.
+        """
         current = c_void_p()
         self.call("cuCtxGetCurrent", ctypes.byref(current))
         if current.value:
@@ -171,7 +183,7 @@ class Driver:
         return True
 
     def function(self, code: bytes, name: str, device: int) -> c_void_p:
-        """Load a cubin into ``device`` (for the life of the process) and find a kernel in it."""
+        """The kernel ``name`` in the cubin ``code``; stays in ``device`` until the process ends."""
         module, function = c_void_p(), c_void_p()
         with self.using(device):
             self.call("cuModuleLoadData", ctypes.byref(module), code)
@@ -179,7 +191,10 @@ class Driver:
         return function
 
     def raise_limit(self, function: c_void_p, attribute: int, value: int, device: int) -> None:
-        """Set an attribute of a function to at least ``value``; other launchers may share it."""
+        """Raise an attribute of a function to ``value``.
+
+        A higher value stays: another launcher may share the function and need that value.
+        """
         current = c_int()
         with self.using(device):
             self.call("cuFuncGetAttribute", ctypes.byref(current), c_int(attribute), function)
@@ -187,7 +202,7 @@ class Driver:
                 self.call("cuFuncSetAttribute", function, c_int(attribute), c_int(value))
 
     def allocate(self, size: int, device: int) -> int:
-        """Address of ``size`` zeroed bytes (multiple of 256 aligned), also while capturing."""
+        """Address (a multiple of 256) of ``size`` new bytes of zeros; allowed in stream capture."""
         pointer, stream = c_uint64(), c_void_p()
         with self.using(device):
             self.call("cuMemAlloc_v2", ctypes.byref(pointer), c_size_t(size))
@@ -198,7 +213,7 @@ class Driver:
         return pointer.value
 
     def free(self, pointer: int, device: int) -> None:
-        """Free what ``allocate`` gave; work that was launched before may still use it."""
+        """Free memory of :meth:`allocate`; kernels launched before this call may still use it."""
         with self.using(device):
             self.call("cuMemFree_v2", c_uint64(pointer))
 
@@ -213,7 +228,11 @@ class Driver:
         swizzle: int,
         l2_promotion: int,
     ) -> None:
-        """``cuTensorMapEncodeTiled`` into the 128 bytes at ``descriptor``: zeros out of bounds."""
+        """Call ``cuTensorMapEncodeTiled`` for the 128 bytes at the host address ``descriptor``.
+
+        ``shape`` and ``box`` are in elements and ``strides`` in bytes, innermost first. Loads out
+        of bounds give zeros.
+        """
         rank = len(shape)
         ones = (c_uint32 * rank)(*[1] * rank)
         dims, pitches = (c_uint64 * rank)(*shape), (c_uint64 * max(rank - 1, 1))(*strides)
@@ -231,25 +250,25 @@ def opened() -> Driver:
     Raises
     ------
     MissingDependency
-        Without a driver or a GPU; one line.
+        There is no driver or no usable GPU, or the driver is too old; the message is one line.
     """
     try:
         library = ctypes.CDLL("libcuda.so.1")
-        found = Driver(library)
+        driver = Driver(library)
     except OSError as error:
         raise MissingDependency(
             "no NVIDIA driver in this machine: install one, or name a GPU with --gpu to cross-tune"
         ) from error
-    except AttributeError as error:  # a function that it does not have
+    except AttributeError as error:  # libcuda lacks a function
         raise MissingDependency(f"the NVIDIA driver is too old for CUDA 13: {error}") from error
     status = library.cuInit(c_uint(0))
     if status:
-        raise MissingDependency(f"no usable NVIDIA GPU in this machine: {found.describe(status)}")
-    return found
+        raise MissingDependency(f"no usable NVIDIA GPU in this machine: {driver.describe(status)}")
+    return driver
 
 
 def count() -> int:
-    """How many CUDA devices there are; 0 without a driver."""
+    """Number of GPUs in this machine; 0 without a driver."""
     try:
         return opened().count()
     except MissingDependency:
@@ -258,10 +277,10 @@ def count() -> int:
 
 @dataclass(frozen=True)
 class Facts:
-    """One GPU as its driver describes it. Bytes, hertz, bytes a second, watts.
+    """Properties of a GPU as the driver reports them. ``bandwidth`` is in bytes per second.
 
-    ``mig`` is the profile (``1g.10gb``) when the device is a MIG slice; ``power_w`` is the
-    enforced limit, None where NVML does not tell.
+    ``mig`` is the profile of a MIG slice (``1g.10gb``), or None for a whole GPU. ``power_w`` is the
+    enforced power limit in watts, or None where NVML does not report it.
     """
 
     name: str
@@ -282,7 +301,7 @@ _MAJOR, _MINOR, _SHARED_BYTES = 75, 76, 97
 
 
 def facts(index: int = 0) -> Facts:
-    """Facts of device ``index``; ``MissingDependency`` where there is none."""
+    """Properties of GPU ``index``; raises ``MissingDependency`` where there is no such GPU."""
     cuda = opened()
     available = cuda.count()
     if index >= available:
@@ -304,13 +323,16 @@ def facts(index: int = 0) -> Facts:
 
 
 def split_mig(name: str) -> tuple[str, str | None]:
-    """``("NVIDIA H100 80GB HBM3", "1g.10gb")`` from the name the driver gives a MIG slice."""
+    """The driver's name for a GPU without the MIG profile, and the profile or None.
+
+    ``("NVIDIA H100 80GB HBM3", "1g.10gb")`` for ``"NVIDIA H100 80GB HBM3 MIG 1g.10gb"``.
+    """
     match = re.fullmatch(r"(?P<name>.*?)\s+MIG\s+(?P<mig>\S+)", name)
     return (match["name"], match["mig"]) if match else (name, None)
 
 
 def _power_limit(pci_bus_id: str) -> int | None:
-    """The enforced power limit in watts, or None where NVML does not tell (MIG, no NVML)."""
+    """The enforced power limit in watts; None on a MIG slice and without NVML."""
     try:
         from cuda.bindings import nvml
     except ImportError:

@@ -1,4 +1,4 @@
-"""Where a number was measured: GPU, driver and compilers, as plain data."""
+"""The environment of a measurement: GPU, driver and compilers, as plain data."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from kernelcat.runtime import driver
 from kernelcat.runtime.gpu import Gpu
 
 NONE = "none"
-"""What is not in this machine."""
+"""Version of a driver or compiler that is not in this machine."""
 
 COMPILERS = {"cuda": "nvrtc", "triton": "triton", "cute": "cutlass-dsl"}
-"""Language -> its compiler, as an environment names it."""
+"""Language -> name of its compiler in an environment."""
 
 _PACKAGES = {
     "nvrtc": ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
@@ -29,11 +29,11 @@ _PACKAGES = {
 
 @dataclass(frozen=True)
 class Environment:
-    """What a measurement depends on besides the kernel.
+    """Everything but the kernel that a measurement depends on.
 
-    ``power_w`` is the power limit in watts and ``mig`` the slice's profile or None. ``driver``,
-    ``cuda`` (the version the driver supports) and ``compilers`` are versions, ``none`` where
-    there is none.
+    ``power_w`` is the power limit in watts, and ``mig`` the profile of a MIG slice or None.
+    ``driver``, ``cuda`` (the version that the driver supports) and ``compilers`` are versions, or
+    :data:`NONE`.
     """
 
     sku: str
@@ -49,10 +49,10 @@ class Environment:
 
     @staticmethod
     def capture(gpu: Gpu, device: int | None = None) -> Environment:
-        """The environment of ``gpu``.
+        """The environment of ``gpu`` with the software of this machine.
 
-        ``device`` is the index of the GPU in this machine, or None when ``gpu`` is not here
-        (cross-tuning): driver and CUDA are then ``none``.
+        ``device`` is the index of the GPU in this machine, or None for a GPU of another machine
+        (cross-tuning): then the versions of driver and CUDA are :data:`NONE`.
         """
         return Environment(
             sku=gpu.sku,
@@ -68,24 +68,24 @@ class Environment:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary, as :class:`kernelcat.store.Measurement` stores it."""
+        """The fields as a dictionary, as :class:`kernelcat.store.Measurement` stores them."""
         return asdict(self)
 
 
 @cache
 def compilers() -> dict[str, str]:
-    """Compiler -> the version installed here; ``4.8.1+cu13`` tells which of the DSL's compilers."""
-    found = {name: _version(*packages) for name, packages in _PACKAGES.items()}
-    if found["cutlass-dsl"] != NONE:
-        found["cutlass-dsl"] += f"+{cute.flavor()}"
-    return found
+    """Compiler -> installed version. CuTe's also names the DSL's flavor: ``4.8.1+cu13``."""
+    versions = {name: _version(*packages) for name, packages in _PACKAGES.items()}
+    if versions["cutlass-dsl"] != NONE:
+        versions["cutlass-dsl"] += f"+{cute.flavor()}"
+    return versions
 
 
 def other_compiler(language: str, then: Mapping[str, str]) -> str | None:
-    """How a language's compiler differs from ``then``, in words; None where it does not.
+    """How the installed compiler of a language differs from that of ``then``; None for no change.
 
-    ``then`` are the versions of another environment; a compiler that is not among them, or not
-    installed here, does not differ.
+    ``then`` maps compilers to versions in another environment. A compiler that is missing in
+    ``then`` or here counts as equal, and so does a version of ``then`` without a flavor.
     """
     name = COMPILERS[language]
     before, here = then.get(name, NONE), compilers()[name]
@@ -95,6 +95,7 @@ def other_compiler(language: str, then: Mapping[str, str]) -> str | None:
 
 
 def _version(*packages: str) -> str:
+    """The version of the first of ``packages`` that is installed."""
     for package in packages:
         try:
             return metadata.version(package)
@@ -105,7 +106,7 @@ def _version(*packages: str) -> str:
 
 @cache
 def _driver_version() -> str:
-    """NVML's version of the driver (``580.95.05``); NVML is missing on some machines with CUDA."""
+    """The driver's version from NVML (``580.95.05``); some machines with CUDA have no NVML."""
     try:
         from cuda.bindings import nvml
     except ImportError:
@@ -118,7 +119,7 @@ def _driver_version() -> str:
 
 
 def _cuda_version() -> str:
-    """The newest CUDA the driver supports (``13.0``)."""
+    """The newest CUDA version that the driver supports (``13.0``)."""
     try:
         return driver.opened().version()
     except KernelcatError:

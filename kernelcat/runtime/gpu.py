@@ -1,4 +1,4 @@
-"""The GPUs kernelcat knows: rooflines, architectures, aliases, and which one is in this machine."""
+"""Known GPUs: architectures, peak rates and names; and the detection of this machine's GPU."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ TERA = 1e12
 
 @dataclass(frozen=True)
 class Gpu:
-    """One SKU, from the vendor's datasheet; :func:`detect` replaces what the driver knows better.
+    """One SKU as in the vendor's datasheet; :func:`detect` replaces what the driver reports.
 
     Attributes
     ----------
-    sku : short name used by the command line and the database (``h200``)
-    arch : the target kernels are compiled for (``sm_90a``)
-    sms : streaming multiprocessors
-    shared_bytes : dynamic shared memory one block may use
-    l2_bytes, memory_bytes : bytes
-    bandwidth : peak DRAM bytes a second
-    flops : element type -> dense peak operations a second
-    power_w : default power limit
-    mig : name of the MIG slice, or None for a whole GPU
+    sku : short name on the command line and in the database (``h200``)
+    arch : the architecture that kernels are compiled for (``sm_90a``)
+    sms : number of streaming multiprocessors
+    shared_bytes : dynamic shared memory that one thread block may use, in bytes
+    l2_bytes, memory_bytes : size of the L2 cache and of DRAM, in bytes
+    bandwidth : peak DRAM bandwidth in bytes per second
+    flops : element type -> peak dense operations per second
+    power_w : default power limit in watts
+    mig : profile of the MIG slice (``1g.10gb``), or None for a whole GPU
     """
 
     sku: str
@@ -43,14 +43,17 @@ class Gpu:
     mig: str | None = None
 
     def roofline_us(self, flops: int, bytes_moved: int, dtype: str) -> float:
-        """The least time for this work: the longer of arithmetic and memory, in microseconds."""
-        # What the GPU has no rate for is computed as another type: any of them is a floor.
+        """Lower bound of the time in microseconds: the longer of arithmetic and memory traffic.
+
+        An element type without a rate is computed as another type, so the highest rate of any type
+        still gives a lower bound.
+        """
         rate = self.flops.get(dtype) or max(self.flops.values())
         return max(flops / rate, bytes_moved / self.bandwidth) * 1e6
 
 
 def _peaks(bf16: float, fp32: float, fp8: float = 0, fp4: float = 0) -> dict[str, float]:
-    """Dense peaks, given in TFLOP/s."""
+    """``Gpu.flops`` from dense peak rates in TFLOP/s; 0 for a type that the GPU does not have."""
     peaks = {"bfloat16": bf16, "float16": bf16, "float32": fp32}
     peaks |= {"float8_e4m3fn": fp8} if fp8 else {}
     peaks |= {"float4_e2m1fn_x2": fp4} if fp4 else {}
@@ -104,16 +107,16 @@ _PATTERNS = (
     (r"(RTX ?)?4090", "rtx4090"),
     (r"(RTX ?)?5090", "rtx5090"),
 )
-"""Whole words in capitals; the first match wins, and None is a chip that is not in the table."""
+"""(pattern of whole words in capitals, SKU or None for a GPU not in SKUS); first match counts."""
 
 
 def find(name: str) -> Gpu:
-    """The SKU a person or a driver calls ``name`` (``h200``, ``NVIDIA H100 80GB HBM3``).
+    """The SKU with this short name or driver's name (``h200``, ``NVIDIA H100 80GB HBM3``).
 
     Raises
     ------
     UnknownName
-        With the nearest names.
+        There is no such SKU; the message lists the nearest names.
     """
     key = name.strip().lower()
     if key in SKUS:
@@ -127,22 +130,22 @@ def find(name: str) -> Gpu:
 
 
 def detect(index: int = 0) -> Gpu:
-    """The GPU ``index`` of this machine, corrected by what the driver reports.
+    """The GPU ``index`` of this machine: the SKU's row, corrected by what the driver reports.
 
-    A MIG slice and a lowered power limit scale the roofline of the SKU: a slice by its share of
-    SMs and memory, arithmetic by nothing else (the power limit is recorded, not modelled).
+    A MIG slice has the SKU's peak rates scaled by its fraction of SMs (arithmetic) and of memory
+    (bandwidth). The power limit is recorded and does not scale anything.
 
     Raises
     ------
     MissingDependency
-        Where there is no driver or no such GPU; one line that says what to do.
+        There is no driver or no such GPU; the message is one line.
     """
     facts = driver.facts(index)
     return adjust(facts)
 
 
 def adjust(facts: driver.Facts) -> Gpu:
-    """The SKU row for a GPU as its driver describes it; a generic row for one not in the table."""
+    """The row for a GPU with these facts: its SKU's row corrected, or a generic row."""
     try:
         sku = find(facts.name)
     except UnknownName:
@@ -171,7 +174,10 @@ def adjust(facts: driver.Facts) -> Gpu:
 
 
 def _generic(facts: driver.Facts) -> Gpu:
-    """A row from driver attributes alone; its roofline is the memory clock times the bus width."""
+    """A row from the driver's attributes alone, for a GPU that is not in the table.
+
+    Arithmetic rates are estimates: operations per clock and SM by major compute capability.
+    """
     major, minor = facts.capability
     suffix = "a" if major >= 9 else ""
     per_clock = {8: 2048, 9: 4096, 10: 8192, 12: 2048}.get(major, 1024)

@@ -1,9 +1,9 @@
-"""From a program to a fast callable: load its kernels once, then only rewrite pointers and launch.
+"""Launchers: a program's kernels are loaded once, then each call writes addresses and launches.
 
-A *frame* is all that one call in flight on one stream needs: parameter blocks, launch
-configurations, workspaces. A call takes an idle frame of its stream, aims it at its pointers,
-launches, and puts it back. So threads never share parameters, streams never share workspaces,
-and the hot path takes no lock.
+A *frame* holds the parameter blocks, launch configurations and workspaces that one call uses. A
+call takes an idle frame of its stream, writes addresses into the frame's parameters, launches, and
+returns the frame. So threads never share parameters, streams never share workspaces, and the fast
+path takes no lock.
 """
 
 from __future__ import annotations
@@ -39,26 +39,28 @@ if TYPE_CHECKING:
     from kernelcat.runtime.gpu import Gpu
 
 PER_THREAD_STREAM = 2
-"""``cudaStreamPerThread``: one handle, but a stream of its own in every thread."""
+"""``cudaStreamPerThread``: one handle, which stands for another stream in every thread."""
 
-_DEFAULT_SHARED_BYTES = 48 << 10
-_PORTABLE_CLUSTER = 8
+_DEFAULT_SHARED_BYTES = 48 << 10  # shared memory that a kernel may use without an attribute
+_PORTABLE_CLUSTER = 8  # thread blocks of a cluster that need no attribute
 _VALUES: dict[type, Callable[[Any], Any]] = {Int32: c_int32, Int64: c_int64, Float32: c_float}
 
 
 def load(
     implementation: Implementation, problem: Problem, config: Config, gpu: Gpu, device: int
 ) -> Launcher:
-    """Build what ``config`` means for ``problem``, load it into GPU ``device``, and prepare it.
+    """Build the program of ``config`` for ``problem``, and load it into GPU ``device``.
 
     Raises
     ------
-    CompileError, MissingDependency
-        From the language's compiler; ``MissingDependency`` also without a GPU driver.
+    CompileError
+        A kernel does not compile.
+    MissingDependency
+        The language's compiler is not installed, or there is no GPU driver.
     InvalidArgument
-        A parameter that does not exist, or a TMA descriptor that the hardware cannot take.
+        A parameter names no tensor or workspace, or the hardware cannot use a TMA descriptor.
     LaunchError
-        The driver refused the machine code or its resources.
+        The driver refused the machine code, or shared memory or a cluster that the kernel needs.
     """
     program = implementation.program(problem, config, gpu)
     artifacts = [build(step.source, gpu.arch) for step in program.steps]
@@ -73,7 +75,11 @@ def prepare(
     tensors: tuple[str, ...],
     device: int,
 ) -> Launcher:
-    """The launcher of ``program``, whose steps were compiled to ``artifacts``."""
+    """The launcher of ``program``, whose steps were compiled to ``artifacts``.
+
+    ``tensors`` are the names of the entry's tensors. Raises ``InvalidArgument`` and
+    ``LaunchError`` like :func:`load`.
+    """
     workspaces = dict(program.workspaces)
     kernels = []
     try:
@@ -91,9 +97,9 @@ def prepare(
 
 @dataclass(frozen=True)
 class Kernel:
-    """A step ready to launch. ``function`` is a CUfunction, or a callable for CuTe.
+    """A loaded step. ``function`` is a CUfunction, or a callable for CuTe.
 
-    ``scratch`` is memory that Triton asks for, as a workspace of its own.
+    ``scratch`` maps the name of an additional workspace to its bytes: Triton's global scratch.
     """
 
     function: Any
@@ -108,7 +114,10 @@ class Kernel:
 
 @dataclass(frozen=True)
 class LoadedProgram:
-    """What every frame of a launcher, and of its clones, is made from."""
+    """Loaded kernels, from which all frames of a launcher and of its clones are made.
+
+    ``workspaces`` maps a name to bytes; ``tensors`` are the names of the entry's tensors in order.
+    """
 
     name: str
     kernels: tuple[Kernel, ...]
@@ -118,31 +127,33 @@ class LoadedProgram:
 
 
 def _kernel(step: Step, artifact: Artifact, number: int, device: int) -> Kernel:
+    """Load step ``number`` of a program into GPU ``device``."""
     if artifact.language == "cute":
         from kernelcat.jit import cute
 
         with driver.opened().using(device):
             call = cute.load(artifact)
         return Kernel(call, step.params, step.grid, 0, 0, (1, 1, 1), False)
-    told = artifact.metadata
-    scratch = {f"scratch of step {number}": told.get("global_scratch_bytes", 0) * prod(step.grid)}
+    data = artifact.metadata
+    scratch = {f"scratch of step {number}": data.get("global_scratch_bytes", 0) * prod(step.grid)}
     hidden: dict[str, Param] = {"scratch": Pointer(*scratch), "null": Int64(0)}
-    params = step.params + tuple(hidden[kind] for kind in told.get("hidden_params", ()))
-    threads = 32 * told["num_warps"] if artifact.language == "triton" else step.block
-    shared_bytes = told.get("shared_bytes", step.shared_bytes)
-    x, y, z = told.get("cluster", step.cluster)
-    kernel = _function(artifact.code, artifact.kernel, device)
+    params = step.params + tuple(hidden[kind] for kind in data.get("hidden_params", ()))
+    threads = 32 * data["num_warps"] if artifact.language == "triton" else step.block
+    shared_bytes = data.get("shared_bytes", step.shared_bytes)
+    x, y, z = data.get("cluster", step.cluster)
+    function = _function(artifact.code, artifact.kernel, device)
     cuda = driver.opened()
-    if shared_bytes + told.get("static_shared_bytes", 0) > _DEFAULT_SHARED_BYTES:
-        cuda.raise_limit(kernel, driver.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes, device)
+    if shared_bytes + data.get("static_shared_bytes", 0) > _DEFAULT_SHARED_BYTES:
+        cuda.raise_limit(function, driver.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes, device)
     if x * y * z > _PORTABLE_CLUSTER:
-        cuda.raise_limit(kernel, driver.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, device)
+        cuda.raise_limit(function, driver.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, device)
     return Kernel(
-        kernel, params, step.grid, threads, shared_bytes, (x, y, z), step.programmatic, scratch
+        function, params, step.grid, threads, shared_bytes, (x, y, z), step.programmatic, scratch
     )
 
 
 _functions: dict[tuple[bytes, str, int], c_void_p] = {}
+"""(cubin, kernel, GPU) -> loaded function: equal cubins are loaded once."""
 
 
 def _function(code: bytes, name: str, device: int) -> c_void_p:
@@ -153,6 +164,7 @@ def _function(code: bytes, name: str, device: int) -> c_void_p:
 
 
 def _check(params: tuple[Param, ...], names: set[str]) -> None:
+    """Raise ``InvalidArgument`` for a name not in ``names``, or an impossible TMA descriptor."""
     for param in params:
         if isinstance(param, Pointer | TensorMap) and param.tensor not in names:
             raise InvalidArgument(
@@ -166,9 +178,9 @@ def _check(params: tuple[Param, ...], names: set[str]) -> None:
 class Launcher:
     """Launches a program on a stream: ``launcher(pointers, stream)``.
 
-    ``tensors`` names what ``pointers`` are, in order: the entry's inputs, then its outputs.
-    Calls from several threads, on several streams, and under graph capture are safe. A captured
-    graph goes on using the workspaces of its capture, so whoever captures takes a ``clone()``.
+    ``pointers`` are the addresses of ``tensors``: the entry's inputs, then its outputs. Calls from
+    several threads, on several streams and under graph capture are safe. A captured graph continues
+    to use the workspaces of the capture, so a capture needs a launcher of its own (:meth:`clone`).
     """
 
     __slots__ = ("_idle", "_program", "tensors")
@@ -186,9 +198,9 @@ class Launcher:
         Raises
         ------
         LaunchError
-            The driver refused, or an earlier kernel failed.
+            The driver refused the launch, or an earlier kernel failed.
         InvalidArgument
-            An address that a TMA descriptor cannot start at (no multiple of 16).
+            The address of a tensor with a TMA descriptor is not a multiple of 16.
         """
         try:
             frame = self._idle[stream].pop()
@@ -203,18 +215,23 @@ class Launcher:
         self._idle[frame.key].append(frame)
 
     def clone(self) -> Launcher:
-        """The same kernels with workspaces of their own."""
+        """A launcher of the same kernels that shares no workspaces with this launcher."""
         return Launcher(self._program)
 
     def _new_frame(self, stream: int) -> Frame:
         key: Any = stream
-        if stream == PER_THREAD_STREAM:  # the bare handle never becomes a key
+        if (
+            stream == PER_THREAD_STREAM
+        ):  # the handle alone is no key: it is another stream per thread
             key = (stream, threading.get_ident())
         idle = self._idle.setdefault(key, [])
         return idle.pop() if idle else Frame(self._program, stream, key)
 
     def _recover(self, launch: Callable[[], int], status: int) -> None:
-        """Try once more in the right context, where the thread had none or another device's."""
+        """Repeat a failed launch in the right context, or raise ``LaunchError``.
+
+        Only a thread without a context, or with another GPU's context, gets a second attempt.
+        """
         program, cuda = self._program, driver.opened()
         if status in (driver.INVALID_CONTEXT, driver.INVALID_HANDLE):
             cuda.adopt(program.device)
@@ -225,10 +242,11 @@ class Launcher:
 
 
 class Frame:
-    """Parameter blocks, launch configurations and workspaces of one call in flight.
+    """Parameter blocks, launch configurations and workspaces that one call uses at a time.
 
-    ``launches`` return a CUresult. Addresses lie in ``_slots``, one a tensor, and the parameter
-    arrays of all kernels point there, so aiming writes each address once.
+    Each of ``launches`` launches one kernel and returns a CUresult. ``_slots`` holds one address
+    per tensor, and the parameter blocks of all kernels point into ``_slots``, so :meth:`aim`
+    writes each address once.
     """
 
     __slots__ = ("_alive", "_maps", "_program", "_slots", "_values", "key", "launches", "pointers")
@@ -238,7 +256,9 @@ class Frame:
         self.pointers: tuple[int, ...] | None = None
         self._program = program
         self._slots = (c_uint64 * len(program.tensors))()
+        # (parameter block, position, descriptors, index of the tensor), rewritten by aim
         self._maps: list[tuple[Any, int, tensor_map.Descriptors, int]] = []
+        # (argument list of a CuTe kernel, position, index of the tensor), rewritten by aim
         self._values: list[tuple[list[Any], int, int]] = []
         self._alive: list[Any] = []
         spaces = {name: Memory(size, program.device) for name, size in program.workspaces.items()}
@@ -246,8 +266,8 @@ class Frame:
         self._alive += spaces.values()
 
     def aim(self, pointers: Sequence[int]) -> None:
-        """Write ``pointers`` into the parameter blocks."""
-        self.pointers = None
+        """Write the addresses ``pointers`` into the parameter blocks."""
+        self.pointers = None  # until all are written, in case encoding a descriptor fails
         self._slots[:] = pointers  # type: ignore[call-overload]
         for params, position, descriptors, tensor in self._maps:
             params[position] = descriptors.at(pointers[tensor])
@@ -256,6 +276,7 @@ class Frame:
         self.pointers = tuple(pointers)
 
     def _launch(self, k: Kernel, stream: int, spaces: Mapping[str, Memory]) -> Callable[[], int]:
+        """A function that launches ``k`` and returns a CUresult; ``spaces`` are workspaces."""
         if callable(k.function):
             return self._host_call(k, stream, spaces)
         config = driver.launch_config(
@@ -286,7 +307,11 @@ class Frame:
         return block
 
     def _host_call(self, k: Kernel, stream: int, spaces: Mapping[str, Memory]) -> Callable[[], int]:
-        """A CuTe kernel: its host code takes the values and the stream, and raises by itself."""
+        """A function that launches a CuTe kernel through its compiled host function.
+
+        The host function takes values and the stream, and raises where the launch fails. In a
+        thread without a CUDA context the call is repeated with one.
+        """
         values: list[Any] = []
         for position, param in enumerate(k.params):
             if isinstance(param, TensorMap):
@@ -318,7 +343,7 @@ class Frame:
 
 
 class Memory:
-    """Zeroed device memory, freed with its last reference; no memory has address 0."""
+    """Device memory of zeros, freed with the last reference; ``pointer`` is 0 for a size of 0."""
 
     __slots__ = ("_device", "pointer")
 
@@ -328,7 +353,7 @@ class Memory:
 
     def __del__(self) -> None:
         if getattr(self, "pointer", 0):
-            try:  # noqa: SIM105 (at exit a global may be None, even `suppress`)
+            try:  # noqa: SIM105 (when Python exits, globals such as `suppress` may be None)
                 driver.opened().free(self.pointer, self._device)
             except Exception:
-                pass  # the driver or this module is gone, and the memory with it
+                pass  # when Python exits, the driver frees the memory

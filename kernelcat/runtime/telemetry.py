@@ -1,11 +1,10 @@
-"""What the chip does while it is measured: SM clock, power, temperature, throttle reasons."""
+"""Telemetry of a GPU while it is measured: SM clock, power, temperature, throttle reasons."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,12 +18,13 @@ THROTTLES = {
     0x40: "hw_thermal",
     0x80: "power_brake",
 }
-"""NVML's clock-event bits that mean work was slowed; idle and application clocks are not."""
+"""Bits of NVML's clock-event reasons that mean that work was slowed (idle and application clocks
+do not)."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at the chip. Megahertz, watts, degrees Celsius."""
+    """One reading of the sensors: megahertz, watts, degrees Celsius, names of throttle reasons."""
 
     sm_clock_mhz: int
     max_clock_mhz: int
@@ -34,25 +34,25 @@ class Reading:
 
 
 def summary(readings: Sequence[Reading]) -> dict[str, Any]:
-    """Medians over a race, and every throttle reason seen."""
+    """Medians of a race's readings, and every throttle reason in them; empty for no readings."""
     if not readings:
         return {}
-    seen = Counter(reason for reading in readings for reason in reading.throttle)
+    reasons = {reason for reading in readings for reason in reading.throttle}
     return {
         "sm_clock_mhz": round(median(r.sm_clock_mhz for r in readings)),
         "power_w": round(median(r.power_w for r in readings), 1),
         "temperature_c": round(median(r.temperature_c for r in readings)),
-        "throttle": sorted(seen),
+        "throttle": sorted(reasons),
     }
 
 
 def throttles(mask: int) -> tuple[str, ...]:
-    """Names of the reasons set in NVML's bit mask."""
+    """Names of the throttle reasons that are set in NVML's bit mask."""
     return tuple(name for bit, name in THROTTLES.items() if mask & bit)
 
 
 class Nvml:
-    """Readings through NVML: about 0.1 ms each, from inside the measuring process."""
+    """Readings through NVML in this process; each takes about 0.1 ms."""
 
     def __init__(self, pci_bus_id: str) -> None:
         from cuda.bindings import nvml
@@ -63,6 +63,7 @@ class Nvml:
         self.max_clock_mhz = int(nvml.device_get_max_clock_info(self.handle, nvml.ClockType.SM))
 
     def read(self) -> Reading | None:
+        """The current reading."""
         nvml, handle = self.nvml, self.handle
         sensor = nvml.TemperatureSensors.TEMPERATURE_GPU
         return Reading(
@@ -75,7 +76,7 @@ class Nvml:
 
 
 class Smi:
-    """Readings of an ``nvidia-smi`` that runs beside us and reports every 100 ms."""
+    """Readings of an ``nvidia-smi`` process, which reports every 100 ms."""
 
     FIELDS = (
         "clocks.sm,clocks.max.sm,power.draw,temperature.gpu,clocks_throttle_reasons.active"
@@ -97,33 +98,38 @@ class Smi:
             self.latest = parse_smi(line) or self.latest
 
     def read(self) -> Reading | None:
+        """The latest reading; None before the first."""
         return self.latest
 
     def close(self) -> None:
+        """End the process."""
         self.process.kill()
         self.process.wait()
 
 
 def parse_smi(line: str) -> Reading | None:
-    """A line of ``nvidia-smi``'s CSV; None where a field is not available (MIG)."""
+    """The reading in a CSV line of ``nvidia-smi``; None where a field is not available (MIG)."""
     fields = [field.strip() for field in line.split(",")]
     try:
-        clock, most, power, heat, reasons = fields
-        return Reading(int(clock), int(most), float(power), int(heat), throttles(int(reasons, 16)))
+        clock, max_clock, power, celsius, reasons = fields
+        return Reading(
+            int(clock), int(max_clock), float(power), int(celsius), throttles(int(reasons, 16))
+        )
     except ValueError:
         return None
 
 
-class Silent:
-    """No telemetry: a device that reports nothing."""
+class NoTelemetry:
+    """The source for a device without sensors."""
 
     def read(self) -> Reading | None:
+        """None."""
         return None
 
 
 @contextmanager
-def sampler(pci_bus_id: str | None) -> Iterator[Nvml | Smi | Silent]:
-    """The best source of readings this machine has."""
+def sampler(pci_bus_id: str | None) -> Iterator[Nvml | Smi | NoTelemetry]:
+    """The best source of readings in this machine: NVML, ``nvidia-smi`` or none."""
     source = _source(pci_bus_id)
     try:
         yield source
@@ -132,12 +138,12 @@ def sampler(pci_bus_id: str | None) -> Iterator[Nvml | Smi | Silent]:
             source.close()
 
 
-def _source(pci_bus_id: str | None) -> Nvml | Smi | Silent:
+def _source(pci_bus_id: str | None) -> Nvml | Smi | NoTelemetry:
     if pci_bus_id is None:
-        return Silent()
+        return NoTelemetry()
     try:
         source = Nvml(pci_bus_id)
         source.read()
         return source
-    except Exception:  # bindings before 13.2 have no NVML, a MIG slice no clocks
-        return Smi(pci_bus_id) if shutil.which("nvidia-smi") else Silent()
+    except Exception:  # cuda.bindings before 13.2 lacks NVML; a MIG slice has no clocks
+        return Smi(pci_bus_id) if shutil.which("nvidia-smi") else NoTelemetry()

@@ -1,4 +1,4 @@
-"""TMA descriptors: what the hardware can take, and one descriptor an address, encoded once."""
+"""TMA tensor maps: limits of the hardware, and descriptors that are encoded once per address."""
 
 from __future__ import annotations
 
@@ -9,34 +9,38 @@ from kernelcat.dtypes import itemsize
 from kernelcat.errors import InvalidArgument
 from kernelcat.runtime import driver
 
-KEPT = 1024
-"""Descriptors a parameter keeps before it forgets them all."""
+MAX_DESCRIPTORS = 1024
+"""Descriptors that one parameter remembers; when there are more, all are forgotten."""
 
-_ALIGNMENT = 64
-_BYTES = 128
+_ALIGNMENT = 64  # of a CUtensorMap, in bytes
+_BYTES = 128  # size of a CUtensorMap
+# Values of the enums CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion.
 _DTYPES = {"uint8": 0, "float8_e4m3fn": 0, "int32": 3, "float16": 6, "float32": 7, "bfloat16": 9}
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 
 
 def why_not(tensor_map: TensorMap) -> str | None:
-    """Why the hardware cannot take ``tensor_map``, whatever the address; None when it can."""
+    """Why the hardware cannot use ``tensor_map`` at any address; None when it can."""
     t = tensor_map
     if t.dtype not in _DTYPES:
         return f"a TMA descriptor has no element type {t.dtype}; use one of {', '.join(_DTYPES)}"
     rank = len(t.shape)
     if not 1 <= rank <= 5 or (len(t.box), len(t.strides)) != (rank, rank - 1):
-        return "a TMA descriptor has 1 to 5 sizes, as many box sizes, and one stride less"
+        return (
+            f"a TMA descriptor has 1 to 5 sizes, as many box sizes and one stride fewer, not "
+            f"{rank}, {len(t.box)} and {len(t.strides)}"
+        )
     row_bytes = t.box[0] * itemsize(t.dtype)
     rules = (
         (all(0 < size <= 1 << 32 for size in t.shape), f"sizes {t.shape} must be 1 to 2**32"),
         (all(s % 16 == 0 and 0 < s < 1 << 40 for s in t.strides),
          f"strides {t.strides} must be multiples of 16 bytes below 2**40"),
         (all(0 < size <= 256 for size in t.box), f"box {t.box} must be 1 to 256 in each dimension"),
-        (row_bytes % 16 == 0, f"a box row takes {row_bytes} bytes, which is no multiple of 16"),
+        (row_bytes % 16 == 0, f"a box row of {row_bytes} bytes must be a multiple of 16 bytes"),
         (t.swizzle in _SWIZZLES, f"swizzle {t.swizzle} must be 0, 32, 64 or 128 bytes"),
         (t.swizzle == 0 or row_bytes <= t.swizzle,
-         f"a box row takes {row_bytes} bytes, more than its swizzle span {t.swizzle}"),
+         f"a box row of {row_bytes} bytes must fit the swizzle span of {t.swizzle} bytes"),
         (t.promoted_bytes in _L2_PROMOTIONS,
          f"l2_promotion {t.l2_promotion} must be 0, 64, 128 or 256 bytes"),
     )  # fmt: skip
@@ -44,7 +48,7 @@ def why_not(tensor_map: TensorMap) -> str | None:
 
 
 class Descriptors:
-    """The descriptors of one parameter, by address. Belongs to one frame: not thread-safe."""
+    """Descriptors of one parameter by address. They belong to one frame and are not thread-safe."""
 
     __slots__ = ("_addresses", "_memory", "_tensor_map")
 
@@ -54,13 +58,18 @@ class Descriptors:
         self._memory: list[ctypes.Array[ctypes.c_char]] = []
 
     def at(self, pointer: int) -> int:
-        """Host address of the descriptor for the tensor at ``pointer``, valid until the next call.
+        """Host address of the descriptor for a tensor at ``pointer``, valid until the next call.
 
-        Address 0 (an absent optional tensor) has a descriptor of zeros, which no kernel may use.
+        For an absent tensor (``pointer`` 0) the descriptor is all zeros, and no kernel may use it.
+
+        Raises
+        ------
+        InvalidArgument
+            ``pointer`` is not a multiple of 16.
         """
         address = self._addresses.get(pointer)
         if address is None:
-            if len(self._addresses) >= KEPT:
+            if len(self._addresses) >= MAX_DESCRIPTORS:
                 self._addresses.clear()
                 self._memory.clear()
             address = self._addresses[pointer] = self._encode(pointer)
@@ -70,8 +79,8 @@ class Descriptors:
         t = self._tensor_map
         if pointer % 16:
             raise InvalidArgument(
-                f"{t.tensor} starts at an address that is no multiple of 16 bytes, which TMA "
-                "needs: copy it, or use an implementation without TMA"
+                f"{t.tensor} starts at {pointer:#x}, which must be a multiple of 16 bytes for TMA: "
+                f"copy {t.tensor}, or use an implementation without TMA"
             )
         memory = ctypes.create_string_buffer(_BYTES + _ALIGNMENT)
         address = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT

@@ -53,7 +53,7 @@ class Worker:
         self.index, self.announce = index, announce
         self.device = self.backend.device(index)
         self.timer = self.backend.timer(self.device)
-        self.sampler: Any = telemetry.Silent()
+        self.sampler: Any = telemetry.NoTelemetry()
         self.binds: dict[Candidate, Bind] = {}
         self.copies: list[Any] = []
         self.prepared: dict[int, gate.Prepared] = {}

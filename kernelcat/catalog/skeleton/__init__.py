@@ -1,4 +1,4 @@
-"""The files a new entry begins with: a specification and kernels that work, to be replaced."""
+"""Files of a new entry: a specification and kernels that work, to be replaced by real ones."""
 
 from __future__ import annotations
 
@@ -25,36 +25,37 @@ FILES = {
         "kernels/cute/{name}/naive.py": "cute.device.py",
     },
 }
-"""The specification and each language -> its files, and the templates they are made from."""
+"""``reference`` (the specification) or a language -> {file: its template}."""
 
 
 def write(name: str, languages: Sequence[str], summary: str) -> list[Path]:
-    """Write the specification of entry ``name`` and one variant in each language; what was written.
+    """Write the specification of entry ``name`` and one variant in each of ``languages``.
 
-    A specification that is there already is left alone, so a language can be added later.
+    An existing specification stays as it is, so a language can be added later. Returns the written
+    files, relative to the checkout.
 
     Raises
     ------
     InvalidArgument
-        ``name`` is not lower-case words joined by ``_``, or a file of a language is there already.
+        ``name`` is not lower-case words joined by ``_``, or a file of a language exists already.
     Unsupported
-        This is an installed package and not a checkout.
+        This package is installed and not a checkout.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         raise InvalidArgument(f"{name!r} must be lower-case words joined by _, such as rms_norm")
     root = paths.data("reference").parent
     if not (root / "pyproject.toml").is_file():
         raise Unsupported("new entries are written in a checkout: git clone the repository first")
-    wanted = {root / file.format(name=name): template
-              for part in languages for file, template in FILES[part].items()}  # fmt: skip
-    for path in wanted:
+    templates = {root / file.format(name=name): template
+                 for part in languages for file, template in FILES[part].items()}  # fmt: skip
+    for path in templates:
         if path.exists():
-            raise InvalidArgument(f"{path.relative_to(root)} is there already")
+            raise InvalidArgument(f"{path.relative_to(root)} exists already: remove it first")
     for file, template in FILES["reference"].items():
         path = root / file.format(name=name)
-        wanted |= {} if path.exists() else {path: template}
-    for path, template in wanted.items():
+        templates |= {} if path.exists() else {path: template}
+    for path, template in templates.items():
         text = Path(__file__).with_name(f"{template}.template").read_text(encoding="utf-8")
         path.parent.mkdir(exist_ok=True)
         path.write_text(Template(text).substitute(name=name, summary=summary), encoding="utf-8")
-    return [path.relative_to(root) for path in sorted(wanted)]
+    return [path.relative_to(root) for path in sorted(templates)]
