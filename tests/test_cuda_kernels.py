@@ -183,7 +183,7 @@ def test_maps_and_what_they_leave_out_cover_a_layout_once(problem: Problem, tile
     assert boxes.cols * 4 % 16 == 0, "a TMA store writes whole units of 16 bytes"
     assert boxes.box_bytes <= tile_kb << 10
     assert boxes.box_cols * boxes.boxes_per_row >= boxes.cols
-    assert boxes.box_rows * (boxes.count // boxes.boxes_per_row) >= boxes.rows
+    assert boxes.box_rows * (boxes.num_boxes // boxes.boxes_per_row) >= boxes.rows
     assert boxes.rows * boxes.boxes_per_row * boxes.box_cols < 1 << 62
     assert boxes.rows < 1 << 31 and boxes.cols < 1 << 31  # a box's coordinates are 32-bit
 
