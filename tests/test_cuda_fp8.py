@@ -99,11 +99,11 @@ def test_pieces_have_work_workspaces_and_at_most_one_wave(shape: tuple[int, int,
         workspaces = wgmma.IMPLEMENTATION.program(problem, chosen, H200).workspaces
         splits.add(plan.split_k)
         if plan.split_k == 1:
-            assert plan.units == plan.tiles and not workspaces
+            assert plan.num_work_items == plan.num_tiles and not workspaces
             continue
-        pieces = (plan.tiles - plan.whole_tiles) * plan.split_k
-        assert 0 < pieces == plan.units - plan.whole_tiles <= plan.clusters
-        assert plan.whole_tiles % plan.clusters == 0 and plan.split_k <= plan.k_blocks
+        pieces = (plan.num_tiles - plan.num_whole_tiles) * plan.split_k
+        assert 0 < pieces == plan.num_work_items - plan.num_whole_tiles <= plan.num_clusters
+        assert plan.num_whole_tiles % plan.num_clusters == 0 and plan.split_k <= plan.num_k_blocks
         tile_bytes = plan.block_m * plan.block_n * 4
         assert workspaces["partials"] == pieces * plan.cluster_size * tile_bytes
     assert len(splits) > 2

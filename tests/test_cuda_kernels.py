@@ -183,7 +183,7 @@ def test_maps_and_what_they_leave_out_cover_a_layout_once(problem: Problem, tile
     assert boxes.cols * 4 % 16 == 0, "a TMA store writes whole units of 16 bytes"
     assert boxes.box_bytes <= tile_kb << 10
     assert boxes.box_cols * boxes.boxes_per_row >= boxes.cols
-    assert boxes.box_rows * (boxes.count // boxes.boxes_per_row) >= boxes.rows
+    assert boxes.box_rows * (boxes.num_boxes // boxes.boxes_per_row) >= boxes.rows
     assert boxes.rows * boxes.boxes_per_row * boxes.box_cols < 1 << 62
     assert boxes.rows < 1 << 31 and boxes.cols < 1 << 31  # a box's coordinates are 32-bit
 
@@ -203,9 +203,9 @@ def test_splits_have_work_workspaces_and_at_most_one_wave(shape: tuple[int, int,
             assert not program.workspaces
             continue
         (step,) = program.steps
-        assert step.grid[0] == plan.tiles * split_k <= plan.clusters
+        assert step.grid[0] == plan.num_tiles * split_k <= plan.num_clusters
         tile_bytes = plan.block_m * plan.block_n * 4
-        assert program.workspaces["partials"] == plan.tiles * split_k * tile_bytes
+        assert program.workspaces["partials"] == plan.num_tiles * split_k * tile_bytes
     assert len(splits) > 1
 
 
@@ -214,8 +214,8 @@ def test_the_tiles_of_a_short_last_wave_are_split() -> None:
     config = wgmma_config("128x192", "pingpong", split_k=3)
     assert wgmma.IMPLEMENTATION.why_not(config, problem, target) is None
     plan = Plan.of(config, problem, target)
-    assert (plan.tiles, plan.whole_tiles) == (32 * 22, 5 * 132)
-    assert plan.units == 5 * 132 + 44 * 3 and plan.waves == 5 + 1 / 3
+    assert (plan.num_tiles, plan.num_whole_tiles) == (32 * 22, 5 * 132)
+    assert plan.num_work_items == 5 * 132 + 44 * 3 and plan.waves == 5 + 1 / 3
     assert plan.workspaces["partials"] == 44 * 3 * 128 * 192 * 4
 
 
@@ -226,7 +226,7 @@ def test_wgmma_tiles_follow_the_problem() -> None:
     large = wgmma.IMPLEMENTATION.default(gemm(4096, 4096, 4096), target)
     wave = wgmma.IMPLEMENTATION.default(gemm(1024, 5120, 2880), target)
     assert small["swap"] and not large["swap"]
-    assert Plan.of(small, gemm(64, 2112, 7168), target).units > target.sms // 2
+    assert Plan.of(small, gemm(64, 2112, 7168), target).num_work_items > target.sms // 2
     assert (large["tile"], large["split_k"]) == ("128x256", 1)
     assert (wave["tile"], wave["split_k"]) == ("256x160", 1)
 
@@ -237,15 +237,15 @@ def test_large_tiles_are_swapped_only_for_fewer_waves() -> None:
     odd, even = gemm(4097, 5000, 2056), gemm(4096, 4096, 4096)
     config = wgmma_config("256x160", swap=True, cluster="1x2")
     assert Plan.of(config, odd, target).waves == 4
-    assert wgmma.IMPLEMENTATION.why_not(config, odd, target) is None
-    assert "waves" in (wgmma.IMPLEMENTATION.why_not(config, even, target) or "")
+    assert wgmma.IMPLEMENTATION.unpromising(config, odd, target) is None
+    assert "waves" in (wgmma.IMPLEMENTATION.unpromising(config, even, target) or "")
 
 
 def test_a_block_alone_on_its_sm_has_the_whole_of_its_memory() -> None:
     target, problem = gpu.find("h200"), gemm(64, 2880, 4096)
     alone, two = (Plan.of(wgmma_config("64x64", split_k=s), problem, target) for s in (2, 3))
-    assert (alone.units, alone.num_stages(target)) == (90, 13)
-    assert (two.units, two.num_stages(target)) == (135, 5)
+    assert (alone.num_work_items, alone.num_stages(target)) == (90, 13)
+    assert (two.num_work_items, two.num_stages(target)) == (135, 5)
 
 
 @pytest.mark.parametrize("shape", [(8192, 8192, 8192), (1024, 5120, 2880), (8, 2880, 4096)])

@@ -1,4 +1,4 @@
-// D = A @ B^T with block scales, one thread an element.
+// D = A @ B^T with block scales, one thread for each element.
 #include <kernelcat/fp8.cuh>
 
 namespace kernelcat {

@@ -1,12 +1,25 @@
-// D = A @ B^T with block scales on Hopper: a persistent kernel in which one warpgroup feeds a ring
-// of stages, operands by TMA and scales by cp.async, and one to three others multiply from it.
+// D = A @ B^T with block scales on Hopper: a persistent kernel in which one warpgroup fills a ring
+// of stages, operands by TMA and scales by cp.async, and one to three consumer warpgroups multiply.
 //
-// Tensor cores add up 128 columns of k; those sums are then promoted: multiplied by their scales
-// and added to float32 registers, while the tensor cores do another warpgroup's (or the next)
-// wgmmas. Two-level accumulation, and tiles of which two blocks of a cluster share an operand, are
-// DeepGEMM's; warpgroups that take turns at the tensor cores are FlashAttention-3's.
+// Tensor cores add up the products of a k-block, 128 columns. Those products are then promoted,
+// i.e. multiplied by their scales and added to sums in float32 registers, while the tensor cores
+// run wgmmas of another warpgroup or of the next k-block. Two-level accumulation, and clusters of
+// two thread blocks that share an operand, are DeepGEMM's; warpgroups that take turns at the tensor
+// cores are FlashAttention-3's.
+//
+// barrier     | who arrives (how many)               | who waits       | for what
+// full[s]     | producer of operands, with bytes (1) | consumers       | stage s holds its k-block
+//             | and lanes of the scales' warp (32)   |                 | of operands and scales
+// empty[s]    | consumer warps of the whole cluster  | both producers  | stage s has been read
+// named 1 + c | threads of consumer c (128)          | consumer c      | is_last of its reduction
+// named 4 + c | threads of both consumers (256)      | consumer c      | its turn; kTurns only
+// cluster     | all threads, at start and end        | all threads     | all mbarriers, see below
+//
+// The cluster barrier separates the initialisation of mbarriers from their first use, and the last
+// arrival from another thread block from the end of this one.
 #include <kernelcat/operand_ring.cuh>
 #include <kernelcat/split_k.cuh>
+#include <kernelcat/stage_release.cuh>
 #include <kernelcat/wgmma_fp8.cuh>
 
 #include "output.cuh"
@@ -16,14 +29,14 @@ namespace kernelcat {
 
 // How promotions and wgmmas overlap.
 enum class Overlap {
-  kFree,   // warpgroups start wgmmas when they can
-  kTurns,  // in turns: one multiplies while the other promotes
-  kAhead,  // each starts the next block's before it promotes (two sets of products)
+  kFree,   // warpgroups start wgmmas without regard to each other
+  kTurns,  // one of two warpgroups multiplies while the other promotes
+  kAhead,  // a warpgroup starts the wgmmas of the next k-block before it promotes
 };
 
-// What is known at compile time. A tile is BLOCK_M x BLOCK_N of D, or of its transpose if kSwap:
-// a wgmma's 64 rows are then B's, which wastes less where A has few. A consumer warpgroup owns
-// kRows rows of the tile.
+// What the kernel fixes at compile time. A tile is BLOCK_M x BLOCK_N of D, with kSwap of D^T: the
+// 64 rows of wgmma are then rows of B, of which fewer are wasted where A has few. A consumer
+// warpgroup computes kRows rows of the tile.
 template <int BLOCK_M_, int BLOCK_N_, int kNumStages_, bool kSwap_, int kClusterM_, int kClusterN_,
           Overlap kOverlap_>
 struct Fp8Tile {
@@ -37,11 +50,11 @@ struct Fp8Tile {
   static constexpr int kNumThreads = kWarpgroupThreads * (kNumConsumers + 1);
   static constexpr int kNumRegisters = kNumConsumers == 3 ? 160 : 232;
   static constexpr int kRows = BLOCK_M / kNumConsumers;
-  static constexpr int kNumWgmmas = kRows / kWgmmaM;  // one below the other
+  static constexpr int kNumWgmmas = kRows / kWgmmaM;  // below each other
   static constexpr int kStageBytesA = BLOCK_M * kRowBytes;
   static constexpr int kStageBytes = kStageBytesA + BLOCK_N * kRowBytes;
-  // Blocks of a cluster that lie below each other share the operand of BLOCK_N rows, those side by
-  // side the other one. Each loads its part for all of them.
+  // Thread blocks of a cluster whose tiles lie below each other share the operand of BLOCK_N rows;
+  // those whose tiles lie side by side share that of BLOCK_M rows. Each multicasts its part.
   static constexpr int kClusterM = kClusterM_, kClusterN = kClusterN_;
   static constexpr int kClusterSize = kClusterM * kClusterN;
   static_assert(kClusterM == 1 || kClusterN == 1);
@@ -61,13 +74,13 @@ struct Fp8Shared {
   uint32_t is_last[Config::kNumConsumers];
 };
 
-// Runs in one warp.
+// The producer of scales; runs in one warp.
 template <typename Config>
 __device__ __forceinline__ void produce_scales(Fp8Shared<Config>& shared,
                                                const BlockSchedule<Config>& schedule,
                                                const ScaleSource& source) {
   PipelineState<Config::kNumStages> position;
-  schedule.for_each([&](const Work& work, int row, int col) {
+  schedule.for_each([&](const WorkItem& work, int row, int col) {
     for (int k_block = work.k_begin; k_block < work.k_end; ++k_block) {
       const int stage = position.stage;
       shared.empty[stage].wait(position.phase ^ 1);
@@ -78,17 +91,17 @@ __device__ __forceinline__ void produce_scales(Fp8Shared<Config>& shared,
   });
 }
 
-// A consumer warpgroup's view of the ring.
+// A consumer warpgroup.
 template <typename Config>
 struct Fp8Consumer {
   using Products = float[Config::BLOCK_N / 2];
-  using Promotion = Promotion<Config::BLOCK_N, Config::kSwap>;
+  using Promotion = ScalePromotion<Config::BLOCK_N, Config::kSwap>;
 
   Fp8Shared<Config>& shared;
   PipelineState<Config::kNumStages> position;
   int index;      // of the warpgroup
-  int first_row;  // of this thread in the tile
-  uint64_t a, b;  // descriptors of stage 0
+  int first_row;  // the thread's first row in the tile
+  uint64_t a, b;  // matrix descriptors of the warpgroup's operands in stage 0
 
   __device__ __forceinline__ explicit Fp8Consumer(Fp8Shared<Config>& shared) : shared(shared) {
     index = warp_index() / 4;
@@ -98,16 +111,14 @@ struct Fp8Consumer {
     b = swizzled_rows_descriptor(base + Config::kStageBytesA);
   }
 
-  // Named barriers 1 to 3 serve the reduction of splits.
   __device__ __forceinline__ void wait_turn() const {
     named_barrier_sync(4 + index, 2 * kWarpgroupThreads);
   }
   __device__ __forceinline__ void pass_turn() const {
-    asm volatile("bar.arrive %0, %1;" ::"r"(4 + (index ^ 1)), "n"(2 * kWarpgroupThreads)
-                 : "memory");
+    named_barrier_arrive(4 + (index ^ 1), 2 * kWarpgroupThreads);
   }
 
-  // Starts the i-th 64 rows of this position's stage.
+  // Starts the wgmmas of the i-th 64 rows, in the stage of `position`.
   __device__ __forceinline__ void start(Products& products, int i) const {
     using Instruction = WgmmaE4m3<Config::BLOCK_N>;
     const uint64_t stage_a =
@@ -119,7 +130,8 @@ struct Fp8Consumer {
     Instruction::template multiply<false>(products, stage_a, stage_b);
 #pragma unroll
     for (int k = kWgmmaFp8K; k < Config::BLOCK_K; k += kWgmmaFp8K) {
-      // The second half of a turn overlaps with the start of the other warpgroup's.
+      // Two groups: a turn is passed after the first, and the second overlaps with the other
+      // warpgroup's start.
       if (Config::kOverlap == Overlap::kTurns && k == Config::BLOCK_K / 2) wgmma_commit();
       Instruction::template multiply<true>(products, advanced(stage_a, k), advanced(stage_b, k));
     }
@@ -131,7 +143,8 @@ struct Fp8Consumer {
     }
   }
 
-  // `scaled_col` is the tile's first column in D, which decides on B's scales.
+  // Multiplies `num_k` k-blocks. `scaled_col` is the tile's first column in D, which says where the
+  // scales of B change.
   __device__ __forceinline__ void accumulate(typename Config::Sums& sums, int num_k,
                                              int scaled_col) {
 #pragma unroll
@@ -152,7 +165,8 @@ struct Fp8Consumer {
           start(products, i);
           wgmma_wait<0>();
           pin(products);
-          if (i == Config::kNumWgmmas - 1) release_stage<Config>(shared.empty[position.stage]);
+          if (i == Config::kNumWgmmas - 1)
+            release_stage<Config::kClusterSize>(shared.empty[position.stage]);
           promotion.add(sums[i], products, scaled_col);
         }
         position.advance();
@@ -160,7 +174,7 @@ struct Fp8Consumer {
     }
   }
 
-  // While one block of k is promoted, the next one is multiplied.
+  // Multiplies `num_k` k-blocks; while one is promoted, the next one is multiplied.
   __device__ __forceinline__ void accumulate_ahead(Products& sums, int num_k, int scaled_col) {
     Products products[2];
     Promotion promotions[2];
@@ -174,7 +188,7 @@ struct Fp8Consumer {
     };
     const auto end = [&](int set, int stage) {
       pin(products[set]);
-      release_stage<Config>(shared.empty[stage]);
+      release_stage<Config::kClusterSize>(shared.empty[stage]);
       promotions[set].add(sums, products[set], scaled_col);
     };
     const auto step = [&](int set) {
@@ -205,22 +219,23 @@ __device__ __forceinline__ void consume(Fp8Shared<Config>& shared,
                                         const BlockSchedule<Config>& schedule,
                                         const Fp8Output& output, float* partials,
                                         uint32_t* counters) {
-  constexpr int kPartials = Config::kRows * Config::BLOCK_N;
+  constexpr int kTileSums = Config::kRows * Config::BLOCK_N;  // of a consumer
   const int num_rows = Config::kSwap ? output.n : output.m;
   const int num_cols = Config::kSwap ? output.m : output.n;
   const int num_splits = schedule.list.num_splits;
   Fp8Consumer<Config> consumer(shared);
   if (Config::kOverlap == Overlap::kTurns && consumer.index == 1) consumer.pass_turn();
-  schedule.for_each([&](const Work& work, int tile_row, int col) {
+  schedule.for_each([&](const WorkItem& work, int tile_row, int col) {
     const int row = tile_row + consumer.index * Config::kRows;
     typename Config::Sums sums;
     consumer.accumulate(sums, work.k_end - work.k_begin, Config::kSwap ? tile_row : col);
-    if (work.part >= 0) {
-      const int slot = (work.part * Config::kClusterSize + schedule.rank) * Config::kNumConsumers +
-                       consumer.index;
+    if (work.split_tile >= 0) {
+      const int slot =
+          (work.split_tile * Config::kClusterSize + schedule.rank) * Config::kNumConsumers +
+          consumer.index;
       const int rows_left = max(num_rows - row - warp_index() % 4 * 16, 0);
       const int cols_left = max(num_cols - col, 0);
-      const int64_t first = static_cast<int64_t>(slot) * num_splits * kPartials;
+      const int64_t first = static_cast<int64_t>(slot) * num_splits * kTileSums;
       if (!reduce_splits(sums, partials + first, counters + slot, work.split, num_splits,
                          ceil_div(rows_left, kWgmmaM), &shared.is_last[consumer.index],
                          1 + consumer.index, ceil_div(cols_left, 8) * 4)) {
@@ -234,9 +249,9 @@ __device__ __forceinline__ void consume(Fp8Shared<Config>& shared,
   });
 }
 
-// With kSwap the operands change places: map_a is B's and map_b A's. Of the tiles, all but the
-// first `num_whole` are computed in `num_splits` pieces; for these `partials` holds BLOCK_M *
-// BLOCK_N floats a piece and `counters` one zero a tile and consumer.
+// With kSwap the operands change places: map_a is B's and map_b A's. All tiles but the first
+// `num_whole_tiles` are computed in `num_splits` splits; only for those are `partials` and
+// `counters`.
 template <
     int BLOCK_M, int BLOCK_N, int kNumStages, bool kSwap, int kClusterM, int kClusterN,
     Overlap kOverlap,
@@ -247,14 +262,15 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1) fp8_gemm_wgmma(
     const float* a_scale,                     // (k / 128, m)
     const float* b_scale,                     // (n / 128, k / 128)
     bfloat16* d,                              // (m, n)
-    float* partials, uint32_t* counters, int m, int n, int k, int num_whole, int num_splits,
-    int group_m) {
+    float* partials,                          // (split tiles, num_splits, BLOCK_M * BLOCK_N)
+    uint32_t* counters,                       // (split tiles, kNumConsumers), zeros
+    int m, int n, int k, int num_whole_tiles, int num_splits, int group_m) {
   extern __shared__ uint8_t dynamic_shared[];
   const uint32_t padding = -shared_address(dynamic_shared) & 1023;
   auto& shared = *reinterpret_cast<Fp8Shared<Config>*>(dynamic_shared + padding);
-  // Called in each role: values that live across setmaxnreg were seen to spill.
+  // A lambda that each role calls: values that live across setmaxnreg were seen to spill.
   const auto schedule = [&] {
-    return BlockSchedule<Config>::of(m, n, k, num_whole, num_splits, group_m);
+    return BlockSchedule<Config>::of(m, n, k, num_whole_tiles, num_splits, group_m);
   };
 
   if (threadIdx.x == 0) {
@@ -276,20 +292,24 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1) fp8_gemm_wgmma(
 
   if (warp_index() / 4 == Config::kNumConsumers) {
     decrease_registers<32>();
-    const int role = warp_index() % 4;  // by a shuffle, which a part of a warp must not call
+    const int role = warp_index() % 4;  // outside the branches: all lanes must call warp_index()
     if (role == 0) {
       if (elect_one()) produce_operands<Config>(shared, schedule(), map_a, map_b);
     } else if (role == 1) {
-      produce_scales<Config>(
-          shared, schedule(),
-          {a_scale, b_scale, m, ceil_div(n, kScaleBlock), ceil_div(k, kScaleBlock)});
+      produce_scales<Config>(shared, schedule(),
+                             {.a_scale = a_scale,
+                              .b_scale = b_scale,
+                              .m = m,
+                              .num_n = ceil_div(n, kScaleBlock),
+                              .num_k = ceil_div(k, kScaleBlock)});
     }
   } else {
     increase_registers<Config::kNumRegisters>();
     const bool is_aligned = n % 8 == 0 && kernelcat::is_aligned(d, 16);
-    consume<Config>(shared, schedule(), {d, m, n, is_aligned}, partials, counters);
+    consume<Config>(shared, schedule(), {.d = d, .m = m, .n = n, .is_aligned = is_aligned},
+                    partials, counters);
   }
-  // A block must stay while its peer may give stages back to it.
+  // A thread block must not exit while others of its cluster may still arrive at its barriers.
   if constexpr (Config::kClusterSize > 1) cluster_sync();
 }
 

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 from kernelcat.catalog.implementation import Config, Implementation, Pointer, Program, TensorMap
 from kernelcat.catalog.spec import Problem
-from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.gemm.operands import cpp
-from kernelcat.kernels.cuda.gemm.persistent import (
+from kernelcat.kernels.cuda.common.launch import instance
+from kernelcat.kernels.cuda.common.persistent import (
     CLUSTERS,
     SPLITS,
     PersistentPlan,
+    illegal_split,
     launch,
     overlapped_us,
-    reject_split,
+    unpromising_split,
 )
 from kernelcat.runtime.gpu import KB, Gpu
 
 BLOCK_K = 128
-"""Columns of A and B a stage: 128 bytes, and one block of scales."""
+"""Columns of A and B in a stage: 128 bytes, and one block of scales."""
 MAX_STAGES = 12
 
 SPACE = {
@@ -36,11 +36,9 @@ SPACE = {
 }
 """
 tile : BLOCK_M x BLOCK_N of D, or of its transpose where ``swap``
-overlap : of promotions with wgmmas: two warpgroups take turns at the tensor cores, each starts the
-    next block before it promotes one, or neither
+overlap : how promotions and wgmmas overlap: two warpgroups take turns at the tensor cores; each
+    warpgroup starts the wgmmas of the next k-block ahead of a promotion; or neither
 """
-
-_OVERLAP = {"turns": "kTurns", "ahead": "kAhead", "free": "kFree"}
 
 
 @dataclass(frozen=True)
@@ -56,34 +54,34 @@ class Plan(PersistentPlan):
         return Plan(**Plan.fields(config, problem, gpu), overlap=config["overlap"])
 
     @property
-    def consumers(self) -> int:
+    def num_consumers(self) -> int:
         """Warpgroups that multiply; one more loads."""
         return {64: 1, 192: 3}.get(self.block_m, 2)
 
     @property
-    def threads(self) -> int:
-        return 128 * (self.consumers + 1)
+    def num_threads(self) -> int:
+        return 128 * (self.num_consumers + 1)
 
     @property
-    def registers(self) -> int:
-        """Sums, products and scales that a thread holds."""
-        sums = self.block_m // self.consumers * self.block_n // 128
+    def num_registers(self) -> int:
+        """Registers of sums, products and scales in a thread."""
+        sums = self.block_m // self.num_consumers * self.block_n // 128
         scales = self.block_n // 4 if self.swap else 4
         return sums + (2 if self.overlap == "ahead" else 1) * (self.block_n // 2 + scales)
 
     @property
     def group_m(self) -> int:
-        """Cluster rows in a group of the order: about 2048 rows, as many as a wave has columns."""
+        """So many that a group has about 2048 rows, and a wave of it about as many columns."""
         return max(2048 // (self.block_m * self.cluster_m), 1)
 
     @property
     def stage_bytes(self) -> int:
         """Both operands, the scales of A's rows and two of B's, and two barriers."""
-        scaled = self.block_n if self.swap else self.block_m
-        return (self.block_m + self.block_n) * BLOCK_K + 4 * (scaled + 2) + 16
+        rows_of_a = self.block_n if self.swap else self.block_m
+        return (self.block_m + self.block_n) * BLOCK_K + 4 * (rows_of_a + 2) + 16
 
     def num_stages(self, gpu: Gpu) -> int:
-        """As many as fit beside the alignment and a flag a consumer."""
+        """As many as fit beside the alignment and a flag for each consumer."""
         return min((gpu.shared_bytes - KB - 16) // self.stage_bytes, MAX_STAGES)
 
     def shared_bytes(self, gpu: Gpu) -> int:
@@ -97,53 +95,68 @@ def _operand_map(name: str, problem: Problem, rows: int, box_rows: int) -> Tenso
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     plan = Plan.of(config, problem, gpu)
-    if plan.tiles == 0:
+    if plan.num_tiles == 0:
         return Program(())
     a, b = ("b", "a") if plan.swap else ("a", "b")
-    arguments = (
-        f"{plan.block_m}, {plan.block_n}, {plan.num_stages(gpu)}, {cpp(plan.swap)}, "
-        f"{plan.cluster_m}, {plan.cluster_n}, kernelcat::Overlap::{_OVERLAP[plan.overlap]}"
-    )
     operands = (
         _operand_map(a, problem, plan.rows, plan.block_m // plan.cluster_n),
         _operand_map(b, problem, plan.cols, plan.block_n // plan.cluster_m),
         *map(Pointer, ("a_scale", "b_scale", "d")),
     )
-    source = CudaSource("fp8_gemm/wgmma.cu", f"kernelcat::fp8_gemm_wgmma<{arguments}>")
+    source = instance(
+        "fp8_gemm/wgmma.cu",
+        "fp8_gemm_wgmma",
+        *(plan.block_m, plan.block_n, plan.num_stages(gpu), plan.swap),
+        *(plan.cluster_m, plan.cluster_n, f"Overlap::k{plan.overlap.capitalize()}"),
+    )
     return launch(plan, source, operands, problem, gpu)
 
 
 # ---- which configurations serve ----------------------------------------------------------------
 
 
-def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if problem["K"] == 0 or problem["K"] % 16:
-        return f"TMA needs rows of 16, 32, 48 ... bytes, and K={problem['K']} is no multiple of 16"
+        return (
+            f"K={problem['K']} must be a positive multiple of 16: TMA needs rows of a multiple of "
+            "16 bytes"
+        )
     plan = Plan.of(config, problem, gpu)
-    return _reject_shape(plan) or _reject_tile(plan) or _reject_cluster(plan) or reject_split(plan)
+    return _illegal_tile(plan) or illegal_split(plan)
 
 
-def _reject_shape(plan: Plan) -> str | None:
-    """What the kernel has no registers or no use for."""
-    if plan.overlap == "ahead" and plan.block_m // plan.consumers > 64:
+def _illegal_tile(plan: Plan) -> str | None:
+    """What the kernel cannot do, or has no registers for."""
+    if plan.overlap == "ahead" and plan.block_m // plan.num_consumers > 64:
         return "a second set of products for 128 rows a warpgroup does not fit in registers"
-    if plan.overlap == "turns" and plan.consumers != 2:
-        return f"{plan.consumers} warpgroups cannot take turns"
-    budget = 136 if plan.consumers == 3 else 200
-    if plan.registers > budget:
-        return f"{plan.registers} registers of sums, products and scales; {budget} can be had"
+    if plan.overlap == "turns" and plan.num_consumers != 2:
+        return f"only two warpgroups can take turns, and there are {plan.num_consumers}"
+    if not plan.swap and plan.block_n % 32:
+        return f"tiles of {plan.block_n} columns are not stored, only multiples of 32"
+    budget = 136 if plan.num_consumers == 3 else 200
+    if plan.num_registers > budget:
+        return (
+            f"{plan.num_registers} registers of sums, products and scales do not fit into {budget}"
+        )
     return None
 
 
-def _reject_tile(plan: Plan) -> str | None:
+def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    plan = Plan.of(config, problem, gpu)
+    return _unpromising_tile(plan) or _unpromising_cluster(plan) or unpromising_split(plan)
+
+
+def _unpromising_tile(plan: Plan) -> str | None:
     """Tiles that cannot win: mostly empty, or so small that operands are read too often."""
     block_m, block_n = plan.block_m, plan.block_n
     if plan.swap:
-        few = min(n for n in (16, 32, 64, 96, 128) if n >= min(plan.cols, 128))
-        if plan.cols > 256 or block_n != few:
-            return f"swapped tiles are as wide as M={plan.cols}: {few} columns, 128 at most"
+        narrowest = min(n for n in (16, 32, 64, 96, 128) if n >= min(plan.cols, 128))
+        if plan.cols > 256:
+            return f"M={plan.cols} rows fill wgmma's 64 rows without swapped operands"
+        if block_n != narrowest:
+            return f"swapped tiles are as wide as M={plan.cols}, at most 128: {narrowest} columns"
     elif plan.rows <= 32:
-        return f"M={plan.rows} rows leave a wgmma's 64 mostly empty"
+        return f"M={plan.rows} rows leave wgmma's 64 mostly empty"
     elif block_n < 64 or block_m < min(plan.rows, 128):
         return f"tiles of {block_m} x {block_n} read operands too often"
     elif block_n >= 2 * plan.cols and block_n > 64:
@@ -153,26 +166,26 @@ def _reject_tile(plan: Plan) -> str | None:
     return None
 
 
-def _reject_cluster(plan: Plan) -> str | None:
+def _unpromising_cluster(plan: Plan) -> str | None:
     if plan.cluster_size == 1:
         return None
     if (plan.cluster_n > 1) != (plan.block_m > plan.block_n) and plan.block_m != plan.block_n:
-        return "a cluster shares the operand of which a tile needs more"
-    if plan.tiles < plan.clusters:
-        return "a single wave finds in L2 what a cluster would share"
+        return "a cluster should share the operand of which a tile needs more"
+    if plan.num_tiles < plan.num_clusters:
+        return "in a single wave L2 has what a cluster would share"
     return None
 
 
 # ---- which one without measuring ---------------------------------------------------------------
 
 _EFFICIENCY = {"turns": 0.80, "ahead": 0.80, "free": 0.74}
-"""Share of the tensor cores' peak that is left beside promotions."""
+"""Share of the tensor cores' peak that remains beside promotions."""
 
 _L2_BYTES = 62e9
-"""Bytes a second that one SM gets out of L2 when all ask."""
+"""Bytes that L2 gives one SM in a second when all SMs load."""
 
 _SM_BYTES = 45e9
-"""Bytes a second that one SM gets out of memory, however few others ask."""
+"""Bytes that memory gives one SM in a second, even when few SMs load."""
 
 _EPILOGUE_US = 1.0
 """Storing a tile of 256 x 128 while nothing is multiplied."""
@@ -182,24 +195,17 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Waves of tiles, each as long as its products or its operands take; or the memory's time."""
     plan = Plan.of(config, problem, gpu)
     peak = gpu.flops.get("float8_e4m3fn", gpu.flops["float32"]) / gpu.sms
-    peak *= _EFFICIENCY[plan.overlap] * (0.8 if plan.consumers == 1 else 1.0)
+    peak *= _EFFICIENCY[plan.overlap] * (0.8 if plan.num_consumers == 1 else 1.0)
     peak *= min(1.0, 2 * plan.block_n / (64 + plan.block_n))  # what shared memory feeds
     math_us = 2 * plan.block_m * plan.block_n * BLOCK_K / peak * 1e6
-    loaded = plan.block_m / plan.cluster_n + plan.block_n / plan.cluster_m
-    l2_us = loaded * BLOCK_K / _L2_BYTES * 1e6
+    loaded_rows = plan.block_m / plan.cluster_n + plan.block_n / plan.cluster_m
+    l2_us = loaded_rows * BLOCK_K / _L2_BYTES * 1e6
     memory_us = max(plan.block_m, plan.block_n) * BLOCK_K / _SM_BYTES * 1e6 if plan.swap else 0.0
-    busy_us = plan.waves * plan.k_blocks * max(math_us, l2_us, memory_us)
+    busy_us = plan.waves * plan.num_k_blocks * max(math_us, l2_us, memory_us)
     busy_us += _EPILOGUE_US * plan.block_m * plan.block_n / (256 * 128) * max(plan.waves, 1.0)
     busy_us += plan.reduction_us
     m, n, k = problem["M"], problem["N"], problem["K"]
     return overlapped_us(busy_us, m * k + n * k + 2 * m * n, gpu)
-
-
-def _default(problem: Problem, gpu: Gpu) -> Config:
-    """The best by the model."""
-    serving = IMPLEMENTATION.configs(problem, gpu)
-    fallback = Config(tile="64x16", swap=True, cluster="1x1", overlap="ahead", split_k=1)
-    return min(serving, key=lambda config: _estimate(problem, config, gpu), default=fallback)
 
 
 IMPLEMENTATION = Implementation(
@@ -209,8 +215,8 @@ IMPLEMENTATION = Implementation(
     summary="persistent, warp-specialized: 128-deep wgmma sums promoted in registers",
     archs=("sm_90a",),
     space=SPACE,
-    illegal=_reject,
-    default=_default,
+    illegal=_illegal,
+    unpromising=_unpromising,
     program=_program,
     estimate=_estimate,
     techniques={

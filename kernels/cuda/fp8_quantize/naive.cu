@@ -1,9 +1,9 @@
-// One warp a block of scales, which it reads twice, element by element.
+// A warp for each block of scales, whose elements it reads twice, one by one.
 #include <kernelcat/quantize.cuh>
 
 namespace kernelcat {
 
-// Blocks of kBlockRows (1 or 128) x 128.
+// A block of scales is kBlockRows (1 or 128) x 128 elements.
 template <typename T, int kBlockRows>
 __global__ void __launch_bounds__(256)
     fp8_quantize_naive(const T* x,        // (m, k)
@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(256)
                   row_end = min(row_begin + kBlockRows, static_cast<int64_t>(m));
     const int64_t col_begin = k_block * kScaleBlock + lane_index();
     const int64_t col_end = min((k_block + 1) * kScaleBlock, static_cast<int64_t>(k));
-    float amax = kLeastAmax;
+    float amax = kMinAmax;
     for (int64_t row = row_begin; row < row_end; ++row) {
       for (int64_t col = col_begin; col < col_end; col += kWarpThreads) {
         amax = fmaxf(amax, fabsf(to_float(x[row * k + col])));
@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(256)
         q[row * k + col] = quantized(to_float(x[row * k + col]), inverse);
       }
     }
-    const int64_t place = kBlockRows == 1 ? k_block * m + m_block : i;
-    if (lane_index() == 0) scale[place] = scale_of(amax);
+    const int64_t scale_idx = kBlockRows == 1 ? k_block * m + m_block : i;
+    if (lane_index() == 0) scale[scale_idx] = scale_of(amax);
   }
 }
 

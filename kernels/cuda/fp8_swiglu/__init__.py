@@ -1,4 +1,4 @@
-"""`fp8_swiglu` in CUDA C++: a warp a block of scales, and one pass with 16-byte loads."""
+"""`fp8_swiglu` in CUDA C++: a warp for each block of scales; one pass with 16-byte loads."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from math import ceil
 from kernelcat.catalog.cost_model import copy_us
 from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.cuda.fp8_quantize.quantizer import MAX_GRID, launch, launch_naive, naive
+from kernelcat.kernels.cuda.common.launch import why_no_grid
+from kernelcat.kernels.cuda.common.quantizer import launch, launch_naive, naive
 from kernelcat.runtime.gpu import Gpu
 
 BLOCK = 256
 """Columns of x whose results share a scale."""
 
 SPACE = {"num_warps": (2, 4, 8), "unroll": (1, 2, 4, 8)}
-"""``unroll`` is how many rows a warp has in flight, 16 bytes a thread and row."""
+"""unroll : rows that a warp has in flight, of which a thread loads 16 bytes each"""
 
 
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -23,6 +24,7 @@ def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _rows(config: Config) -> int:
+    """Rows of a thread block."""
     return int(config["num_warps"] * config["unroll"])
 
 
@@ -38,16 +40,18 @@ def _fused(problem: Problem, config: Config, gpu: Gpu) -> Program:
         (problem["M"], problem["N"]),
         num_warps,
         config["unroll"],
-        blocks=_num_blocks(problem, config),
+        num_blocks=_num_blocks(problem, config),
         num_warps=num_warps,
     )
 
 
-def _reject_fused(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if _num_blocks(problem, config) > MAX_GRID:
-        return f"the grid would have more than {MAX_GRID} blocks"
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    return why_no_grid(_num_blocks(problem, config))
+
+
+def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if _rows(config) > 2 and _rows(config) >= 2 * problem["M"]:
-        return f"{_rows(config)} rows at a time are mostly empty at M={problem['M']}"
+        return f"{_rows(config)} rows for each thread block are mostly empty at M={problem['M']}"
     return None
 
 
@@ -56,36 +60,38 @@ def _bytes_moved(problem: Problem) -> int:
 
 
 def _fused_us(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bandwidth grows with the bytes in flight, which many warps give as well as long ones."""
+    """Bandwidth grows with the bytes in flight, i.e. warps of an SM times ``unroll``."""
     warps = _num_blocks(problem, config) * config["num_warps"] / gpu.sms
     in_flight = min(warps, 48) * config["unroll"]
     return copy_us(_bytes_moved(problem), gpu, 0.9 * min(1.0, 0.4 + in_flight / 320))
 
 
-def _default_fused(problem: Problem, gpu: Gpu) -> Config:
-    """As many rows a warp as leave 16 warps an SM."""
-    serving = [Config(num_warps=4, unroll=unroll) for unroll in SPACE["unroll"]]
-    serving = [c for c in serving if _reject_fused(c, problem, gpu) is None]
-    busy = [c for c in serving if _num_blocks(problem, c) >= 4 * gpu.sms]
+def _default(problem: Problem, gpu: Gpu) -> Config:
+    """The most rows for each of four warps that leave 16 warps for every SM."""
+    configs = [c for c in FUSED.configs(problem, gpu) if c["num_warps"] == 4]
+    busy = [c for c in configs if _num_blocks(problem, c) >= 4 * gpu.sms]
     if busy:
         return busy[-1]
-    return Config(num_warps=4 if serving else 2, unroll=1)
+    return configs[0] if configs else Config(num_warps=2, unroll=1)
 
+
+FUSED = Implementation(
+    entry="fp8_swiglu",
+    language="cuda",
+    variant="fused",
+    summary="one pass with 16-byte loads; a warp for each block of scales, its maximum by redux",
+    archs=("sm_80+",),
+    space=SPACE,
+    illegal=_illegal,
+    unpromising=_unpromising,
+    default=_default,
+    program=_fused,
+    estimate=_fused_us,
+    techniques={"16-byte loads": "LDG*128", "warp reduction": "*REDUX"},
+    rank=1,
+)
 
 IMPLEMENTATIONS = (
     naive("fp8_swiglu", _naive, _bytes_moved, unverified="not yet run on a GPU"),
-    Implementation(
-        entry="fp8_swiglu",
-        language="cuda",
-        variant="fused",
-        summary="one pass with 16-byte loads; a warp a block of scales, its maximum by redux",
-        archs=("sm_80+",),
-        space=SPACE,
-        illegal=_reject_fused,
-        default=_default_fused,
-        program=_fused,
-        estimate=_fused_us,
-        techniques={"16-byte loads": "LDG*128", "warp reduction": "*REDUX"},
-        rank=1,
-    ),
+    FUSED,
 )

@@ -1,12 +1,14 @@
-// One pass: y stays in registers between the maximum of its block and its rounding.
+// One pass over x: the values y = silu(gate) * up stay in registers between the reduction to their
+// block's maximum and their rounding.
 #include <kernelcat/quantize.cuh>
 
 namespace kernelcat {
 
-constexpr int kPairs = kVector / 2;  // elements of q that a vector of x makes
-static_assert(kWarpThreads * kPairs == kScaleBlock, "a warp takes a block of scales at once");
+constexpr int kPairs = kVector / 2;  // elements of q that come from one vector of x
+static_assert(kWarpThreads * kPairs == kScaleBlock, "a row of a warp is one block of scales");
 
-// x * sigmoid(x) as epilogue.cuh has it, without care for subnormals: three instructions fewer.
+// x * sigmoid(x), three instructions shorter than silu() of epilogue.cuh, because subnormal
+// intermediate results become zero.
 __device__ __forceinline__ float silu(float x) {
   float exp, sigmoid;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(exp) : "f"(x * -1.44269504f));  // -log2(e)
@@ -14,7 +16,7 @@ __device__ __forceinline__ float silu(float x) {
   return x * sigmoid;
 }
 
-// y of each pair of the vector: silu(gate) * up.
+// The value y = silu(gate) * up of each pair of the vector.
 template <typename T>
 __device__ __forceinline__ float4 gated(const uint4& vector) {
   const T* x = reinterpret_cast<const T*>(&vector);
@@ -26,7 +28,8 @@ __device__ __forceinline__ float vector_amax(const float4& y) {
   return fmaxf(fmaxf(fabsf(y.x), fabsf(y.y)), fmaxf(fabsf(y.z), fabsf(y.w)));
 }
 
-// Floats that are not negative are ordered as their bits are, which one instruction reduces.
+// The maximum over the warp of values that are not negative: the bits of such floats have the same
+// order as the floats, and one instruction reduces integers.
 __device__ __forceinline__ float warp_amax(float amax) {
   return __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(amax)));
 }
@@ -39,9 +42,9 @@ __device__ __forceinline__ uint32_t quantized(const float4& y, float inverse) {
   return pairs;
 }
 
-// A warp takes kUnroll rows x 128 columns of q, row by row a block of scales, and a thread block
-// kNumWarps as many rows; columns run fastest in the grid. Rows that do not begin at multiples of
-// 16 bytes are moved element by element.
+// A warp makes kUnroll rows x 128 columns of q, each row of which is a block of scales; the warps
+// of a thread block lie below each other, and columns run fastest in the grid. Rows that do not
+// begin at multiples of 16 bytes are loaded and stored element by element.
 template <typename T, int kNumWarps, int kUnroll>
 __global__ void __launch_bounds__(kNumWarps* kWarpThreads)
     fp8_swiglu_fused(const T* x,        // (m, n)
@@ -55,11 +58,11 @@ __global__ void __launch_bounds__(kNumWarps* kWarpThreads)
   const int num_rows = static_cast<int>(min(m - row, static_cast<int64_t>(kUnroll)));
   const int count = static_cast<int>(min(n - 2 * col, static_cast<int64_t>(kVector)));
 
-  const bool by_vectors = n % kVector == 0 && is_aligned(x, 16) && is_aligned(q, 4);
+  const bool has_vectors = n % kVector == 0 && is_aligned(x, 16) && is_aligned(q, 4);
   x += row * n + 2 * col;
   q += row * (n / 2) + col;
   uint4 vectors[kUnroll] = {};
-  if (by_vectors) {
+  if (has_vectors) {
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i, x += n) {
       if (i < num_rows && count > 0) vectors[i] = __ldcs(reinterpret_cast<const uint4*>(x));
@@ -72,24 +75,24 @@ __global__ void __launch_bounds__(kNumWarps* kWarpThreads)
   }
 
   float4 y[kUnroll];
-  float own = 0.0f;  // the maximum of row lane % kUnroll
+  float row_amax = 0.0f;  // of row lane % kUnroll
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
     y[i] = gated<T>(vectors[i]);
     const float amax = warp_amax(vector_amax(y[i]));
-    own = lane % kUnroll == i ? amax : own;
+    row_amax = lane % kUnroll == i ? amax : row_amax;
   }
-  own = fmaxf(own, kLeastAmax);
+  row_amax = fmaxf(row_amax, kMinAmax);
   if (lane < num_rows) {
-    scale[static_cast<int64_t>(block) * m + row + lane] = scale_of(own);
+    scale[static_cast<int64_t>(block) * m + row + lane] = scale_of(row_amax);
   }
-  const float own_inverse = inverse_of(own);
+  const float lane_inverse = inverse_of(row_amax);
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i, q += n / 2) {
-    const float inverse = __shfl_sync(0xffffffff, own_inverse, i);
+    const float inverse = __shfl_sync(0xffffffff, lane_inverse, i);
     if (i >= num_rows || count <= 0) continue;
     const uint32_t vector = quantized(y[i], inverse);
-    if (by_vectors) {
+    if (has_vectors) {
       *reinterpret_cast<uint32_t*>(q) = vector;
     } else {
 #pragma unroll

@@ -1,10 +1,10 @@
-// One warp a block of scales, whose y it computes twice, element by element.
+// A warp for each block of scales, whose values y it computes twice, one by one.
 #include <kernelcat/epilogue.cuh>
 #include <kernelcat/quantize.cuh>
 
 namespace kernelcat {
 
-// y of the pair at `x`: silu(gate) * up.
+// The value y = silu(gate) * up of the pair at `x`.
 template <typename T>
 __device__ __forceinline__ float gated(const T* x) {
   return silu(to_float(x[0])) * to_float(x[1]);
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(256) fp8_swiglu_naive(const T* x,        // (m
     const int64_t row = i / num_blocks, block = i % num_blocks;
     const int64_t col_begin = block * kScaleBlock + lane_index();
     const int64_t col_end = min((block + 1) * kScaleBlock, cols);
-    float amax = kLeastAmax;
+    float amax = kMinAmax;
     for (int64_t col = col_begin; col < col_end; col += kWarpThreads) {
       amax = fmaxf(amax, fabsf(gated(x + row * n + 2 * col)));
     }

@@ -1,4 +1,4 @@
-// D = activation(A @ B^T + bias) + residual, one thread an element.
+// D = activation(A @ B^T + bias) + residual, one thread for each element.
 #include <kernelcat/epilogue.cuh>
 
 namespace kernelcat {
@@ -7,7 +7,7 @@ template <typename T, Activation kActivation, bool kResidual>
 __global__ void __launch_bounds__(256) gemm_naive(const T* a,         // (m, k)
                                                   const T* b,         // (n, k)
                                                   const T* bias,      // (n,) or null
-                                                  const T* residual,  // as d, or null
+                                                  const T* residual,  // (m, columns of d) or null
                                                   T* d,  // (m, n), or (m, n / 2) for kSwiglu
                                                   int m, int n, int k) {
   const auto sum_at = [&](int64_t row, int64_t col) {

@@ -1,29 +1,19 @@
-"""What the variants share: pointers, the epilogue's template arguments, and maps for TMA."""
+"""What the variants of `gemm` share: pointers, the epilogue's template arguments, maps for TMA."""
 
 from __future__ import annotations
 
-from kernelcat.catalog.implementation import Int32, Pointer, TensorMap
+from kernelcat.catalog.implementation import Pointer, TensorMap
 from kernelcat.catalog.spec import Problem
 
 BLOCK_K = 64
-"""Columns of A and B a stage: 128 bytes, the widest row the hardware swizzles."""
+"""Columns of A and B in a stage: 128 bytes, the widest row that the hardware swizzles."""
 
 EPILOGUE = tuple(map(Pointer, ("bias", "residual", "d")))
 
 
-def sizes(problem: Problem) -> tuple[Int32, Int32, Int32]:
-    return Int32(problem["M"]), Int32(problem["N"]), Int32(problem["K"])
-
-
-def cpp(flag: bool) -> str:
-    """A boolean as a template argument."""
-    return "true" if flag else "false"
-
-
-def epilogue(problem: Problem) -> str:
+def epilogue(problem: Problem) -> tuple[str, bool]:
     """The template arguments ``kActivation, kResidual``."""
-    activation = problem["activation"].capitalize()
-    return f"kernelcat::Activation::k{activation}, {cpp(problem['residual'])}"
+    return f"Activation::k{problem['activation'].capitalize()}", problem["residual"]
 
 
 def d_cols(problem: Problem) -> int:
@@ -34,8 +24,8 @@ def d_cols(problem: Problem) -> int:
 def operand_map(name: str, problem: Problem, rows: int, box_rows: int) -> TensorMap:
     """A (M, K) or B (N, K), in boxes of ``box_rows`` x ``BLOCK_K``.
 
-    A miss brings 128 bytes into L2, a row of a box: 256 were measured to be slower, for what comes
-    along is wanted only a stage later, or by nobody where rows do not begin at cache lines.
+    A miss brings 128 bytes into L2, one row of a box. 256 bytes were measured to be slower: the
+    second half is needed only a stage later, or never where rows do not begin at cache lines.
     """
     k = problem["K"]
     return TensorMap(
@@ -46,5 +36,8 @@ def operand_map(name: str, problem: Problem, rows: int, box_rows: int) -> Tensor
 def why_not_tma(problem: Problem) -> str | None:
     """Why no tensor map describes the operands, or None."""
     if problem["K"] == 0 or problem["K"] % 8:
-        return f"TMA needs rows of 16, 32, 48 ... bytes, and K={problem['K']} is no multiple of 8"
+        return (
+            f"K={problem['K']} must be a positive multiple of 8: TMA needs rows of a multiple of "
+            "16 bytes"
+        )
     return None

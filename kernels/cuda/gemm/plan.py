@@ -7,13 +7,13 @@ from math import ceil
 
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
+from kernelcat.kernels.cuda.common.persistent import PersistentPlan
 from kernelcat.kernels.cuda.gemm.operands import BLOCK_K
-from kernelcat.kernels.cuda.gemm.persistent import PersistentPlan
 from kernelcat.runtime.gpu import KB, Gpu
 
 MAX_STAGES = 24
 SKINNY_COLS = 128
-"""Products of so few rows are only swapped for wgmma's 64 rows, not for the waves they make."""
+"""Rows of A up to which operands are swapped only to fill wgmma's 64 rows, not for fewer waves."""
 
 
 @dataclass(frozen=True)
@@ -37,37 +37,37 @@ class Plan(PersistentPlan):
         )
 
     @property
-    def skinny(self) -> bool:
-        """Swapped because A has few rows, and not because the tiles then fit better."""
+    def is_skinny(self) -> bool:
+        """Whether operands are swapped because A has few rows, and not for fewer waves."""
         return self.swap and self.cols <= SKINNY_COLS
 
     @property
     def unswapped(self) -> Plan:
-        """The same tiles the other way round."""
+        """The same tiles of Z instead of Z^T."""
         return replace(self, rows=self.cols, cols=self.rows, swap=False)
 
     @property
     def blocks_per_sm(self) -> int:
-        """Blocks of one consumer are small enough for two."""
-        return 2 if self.consumers == 1 else 1
+        """Thread blocks with one consumer are small enough for two on an SM."""
+        return 2 if self.num_consumers == 1 else 1
 
     @property
-    def consumers(self) -> int:
+    def num_consumers(self) -> int:
         """Warpgroups that multiply."""
         return 2 if self.pingpong or self.block_m > 64 else 1
 
     @property
-    def threads(self) -> int:
-        """One consumer comes with a warp that loads, two with a warpgroup."""
-        return 160 if self.consumers == 1 else 384
+    def num_threads(self) -> int:
+        """Beside one consumer a warp loads, beside two a warpgroup."""
+        return 160 if self.num_consumers == 1 else 384
 
     @property
     def consumers_per_tile(self) -> int:
-        return 1 if self.pingpong else self.consumers
+        return 1 if self.pingpong else self.num_consumers
 
     @property
-    def sums(self) -> int:
-        """Accumulators a thread holds."""
+    def num_accumulators(self) -> int:
+        """Registers of sums that a thread holds."""
         return self.block_m // self.consumers_per_tile * self.block_n // 128
 
     @property
@@ -79,12 +79,12 @@ class Plan(PersistentPlan):
 
     @property
     def group_m(self) -> int:
-        """Cluster rows in a group of the order: a wave of tiles is then about square."""
+        """So many that the tiles of a wave cover about a square."""
         return (16 if self.block_n > self.block_m else 8) // self.cluster_m
 
     @property
     def last_depth(self) -> int:
-        """Columns of the last block of k that are multiplied, 16 a wgmma; pieces do not differ."""
+        """Columns of the last k-block that are multiplied: whole wgmmas of 16; in splits all."""
         left = self.k % BLOCK_K
         return ceil(left / 16) * 16 if left and self.split_k == 1 else BLOCK_K
 
@@ -94,17 +94,18 @@ class Plan(PersistentPlan):
 
     @property
     def fixed_bytes(self) -> int:
-        """Output chunks, bias, what consumers tell each other (under 64 bytes) and alignment."""
+        """Chunks of D, bias, alignment to 1 KB, and under 64 bytes for turns and flags."""
         rows, cols = self.chunk
         bias = self.block_m // self.consumers_per_tile if self.swap else self.block_n
-        return self.consumers * 2 * (2 * rows * cols + bias) + KB + 64
+        return self.num_consumers * 2 * (2 * rows * cols + bias) + KB + 64
 
     def num_stages(self, gpu: Gpu) -> int:
-        """As many as fit, two barriers with each; a block also takes 1 KB that is the system's.
+        """As many as fit, two barriers with each; a thread block also takes 1 KB for the system.
 
-        A block alone on its SM has it all: few SMs then draw as much as their ports let in.
+        A thread block that is alone on its SM takes all shared memory: a grid of few thread blocks
+        then draws as much from memory as their SMs can take.
         """
-        residents = self.blocks_per_sm if self.units > self.sms else 1
+        residents = self.blocks_per_sm if self.num_work_items > self.sms else 1
         budget = (gpu.shared_bytes + KB) // residents - KB
         return min((budget - self.fixed_bytes) // (self.stage_bytes + 16), MAX_STAGES)
 
@@ -113,4 +114,5 @@ class Plan(PersistentPlan):
 
 
 def _widest(count: int) -> int:
+    """The widest of 64, 32 and 16 that divides ``count``, or 16."""
     return next(cols for cols in (64, 32, 16) if count % cols == 0 or cols == 16)

@@ -1,4 +1,4 @@
-"""`gemm` by mma.sync, one block a tile of D: `tiled`, and what `tma` has in common with it."""
+"""`gemm` by mma.sync, a thread block for each tile of D: `tiled`, and what `tma` shares with it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from kernelcat.catalog.implementation import (
     Step,
 )
 from kernelcat.catalog.spec import Problem
-from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.gemm.operands import EPILOGUE, epilogue, sizes
+from kernelcat.kernels.cuda.common.launch import instance
+from kernelcat.kernels.cuda.common.persistent import sizes
+from kernelcat.kernels.cuda.gemm.operands import EPILOGUE, epilogue
 from kernelcat.runtime.gpu import Gpu
 
 GROUP_M = 8
+"""Rows of tiles that make a group in the order of tiles."""
 
-SPACE = {"block_m": (32, 64, 128), "block_n": (64, 128), "num_stages": (3, 4)}
+SPACE = {"block_m": (32, 64, 128), "block_n": (64, 128), "num_stages": (4, 3)}
+"""The estimate is the same with four stages and with three; the default takes four."""
 
 
-# ---- one block a tile --------------------------------------------------------------------------
+# ---- shared with `tma` -------------------------------------------------------------------------
 
 
 def launch(
@@ -36,22 +39,28 @@ def launch(
     threads: int,
     shared_bytes: int,
 ) -> Program:
-    """A block a tile; ``operands`` are A and B, as ``variant`` takes them."""
-    block_m, block_n, stages = config["block_m"], config["block_n"], config["num_stages"]
-    tiles = ceil(problem["M"] / block_m) * ceil(problem["N"] / block_n)
-    if tiles == 0:
+    """One thread block for each tile; ``operands`` are A and B, as ``variant`` takes them."""
+    block_m, block_n = config["block_m"], config["block_n"]
+    num_tiles = ceil(problem["M"] / block_m) * ceil(problem["N"] / block_n)
+    if num_tiles == 0:
         return Program(())
-    arguments = (
-        f"kernelcat::{problem['dtype']}, {block_m}, {block_n}, {stages}, {epilogue(problem)}"
+    source = instance(
+        f"gemm/{variant}.cu",
+        f"gemm_{variant}",
+        *(problem["dtype"], block_m, block_n, config["num_stages"], *epilogue(problem)),
     )
-    source = CudaSource(f"gemm/{variant}.cu", f"kernelcat::gemm_{variant}<{arguments}>")
     params = (*operands, *EPILOGUE, *sizes(problem), Int32(GROUP_M))
-    return Program((Step(source, (tiles, 1, 1), params, threads, shared_bytes),))
+    return Program((Step(source, (num_tiles, 1, 1), params, threads, shared_bytes),))
 
 
-def reject_tile(config: Config, problem: Problem, gpu: Gpu, shared_bytes: int) -> str | None:
+def why_no_room(shared_bytes: int, gpu: Gpu) -> str | None:
+    """Why a thread block's shared memory does not fit, or None."""
     if shared_bytes > gpu.shared_bytes:
         return f"{shared_bytes} bytes of shared memory; {gpu.name} has {gpu.shared_bytes}"
+    return None
+
+
+def unpromising_tile(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if problem["M"] <= 64 < config["block_m"]:
         return f"tiles of {config['block_m']} rows are mostly empty at M={problem['M']}"
     return None
@@ -98,10 +107,13 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     )
 
 
-def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if config["block_n"] > 2 * config["block_m"]:
-        return "more threads than there are 16-byte units in a stage of A"
-    return reject_tile(config, problem, gpu, _shared_bytes(config))
+        return (
+            f"{2 * config['block_n']} threads are more than the {4 * config['block_m']} 16-byte "
+            "units of A in a stage"
+        )
+    return why_no_room(_shared_bytes(config), gpu)
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
@@ -111,18 +123,6 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     return tile_us(problem, config, gpu, blocks_per_sm=blocks_per_sm, efficiency=efficiency)
 
 
-def _default(problem: Problem, gpu: Gpu) -> Config:
-    """The best by the model; four stages where they fit."""
-    stages = 4 if gpu.shared_bytes >= 4 * 256 * 80 else 3
-    candidates = (
-        Config(block_m=m, block_n=n, num_stages=stages)
-        for m in SPACE["block_m"]
-        for n in SPACE["block_n"]
-    )
-    serving = [c for c in candidates if _reject(c, problem, gpu) is None]
-    return min(serving, key=lambda c: _estimate(problem, c, gpu))
-
-
 IMPLEMENTATION = Implementation(
     entry="gemm",
     language="cuda",
@@ -130,8 +130,8 @@ IMPLEMENTATION = Implementation(
     summary="mma.sync from cp.async stages; any shape and alignment",
     archs=("sm_80+",),
     space=SPACE,
-    illegal=_reject,
-    default=_default,
+    illegal=_illegal,
+    unpromising=unpromising_tile,
     program=_program,
     estimate=_estimate,
     techniques={"mma.sync": "HMMA", "ldmatrix": "LDSM", "cp.async": "LDGSTS"},

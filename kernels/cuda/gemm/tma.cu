@@ -1,11 +1,16 @@
-// D = activation(A @ B^T + bias) + residual by mma.sync from a ring of stages that one warp keeps
-// full by TMA: what the copy engine alone brings over `tiled`, where the multiplying warps move the
-// operands themselves.
+// D = activation(A @ B^T + bias) + residual by mma.sync from a ring of stages that one warp fills
+// by TMA. Measured against `tiled`, whose multiplying warps load the operands, the kernel shows
+// what TMA alone brings.
+//
+// barrier  | who arrives (how many)               | who waits      | for what
+// full[s]  | producer, with the stage's bytes (1) | consumer warps | stage s holds its k-block
+// empty[s] | consumer warps (BLOCK_N / 16)        | producer       | stage s has been read
 #include <kernelcat/bulk_copy.cuh>
 #include <kernelcat/cache_policy.cuh>
-#include <kernelcat/sync.cuh>
+#include <kernelcat/stage_release.cuh>
 #include <kernelcat/tile_order.cuh>
-#include <kernelcat/warp_tile.cuh>
+
+#include "warp_tile.cuh"
 
 namespace kernelcat {
 
@@ -20,14 +25,14 @@ struct TmaShared {
   Barrier empty[kNumStages];
 };
 
-// One block a tile: BLOCK_N / 16 warps in two rows multiply, and one more loads.
+// A thread block computes one tile: BLOCK_N / 16 warps in two rows multiply, and one more loads.
 template <typename T, int BLOCK_M, int BLOCK_N, int kNumStages, Activation kActivation,
           bool kResidual>
 __global__ void __launch_bounds__(BLOCK_N * 2 + kWarpThreads)
     gemm_tma(const __grid_constant__ TensorMap map_a,  // (m, k), boxes of BLOCK_M x BLOCK_K
              const __grid_constant__ TensorMap map_b,  // (n, k), boxes of BLOCK_N x BLOCK_K
              const T* bias,                            // (n,) or null
-             const T* residual,                        // as d, or null
+             const T* residual,                        // (m, columns of d) or null
              T* d,                                     // (m, n), or (m, n / 2) for kSwiglu
              int m, int n, int k, int group_m) {
   constexpr int kNumConsumerWarps = BLOCK_N / 16;
@@ -76,12 +81,10 @@ __global__ void __launch_bounds__(BLOCK_N * 2 + kWarpThreads)
       sums.multiply([&](int row, int unit) { return a + offset_of(warp_row + row, unit); },
                     [&](int row, int unit) { return b + offset_of(warp_col + row, unit); });
     }
-    // Without the fence an arrival overtakes loads in flight, and TMA overwrites what they read.
-    fence_async_shared();
-    __syncwarp();
-    if (lane_index() == 0) shared.empty[stage].arrive();
+    release_stage_after_loads(shared.empty[stage]);
   }
-  const GemmOutput<T, kActivation, kResidual> output = {d, bias, m, n, residual};
+  const GemmOutput<T, kActivation, kResidual> output = {
+      .d = d, .bias = bias, .m = m, .n = n, .residual = residual};
   sums.store(output, tile.m * BLOCK_M + warp_row, tile.n * BLOCK_N + warp_col);
 }
 

@@ -12,7 +12,7 @@ SPACE = tiled.SPACE | {"num_stages": (3, 4, 6)}
 
 
 def _shared_bytes(config: Config) -> int:
-    """The stages, the barriers and the alignment."""
+    """The stages, their alignment to 1 KB, and the barriers."""
     stage = (config["block_m"] + config["block_n"]) * BLOCK_K * 2
     return int(config["num_stages"] * stage + KB + 256)
 
@@ -36,9 +36,8 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     )
 
 
-def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    reason = tiled.reject_tile(config, problem, gpu, _shared_bytes(config))
-    return reason or why_not_tma(problem)
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    return tiled.why_no_room(_shared_bytes(config), gpu) or why_not_tma(problem)
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
@@ -52,13 +51,6 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     )
 
 
-def _default(problem: Problem, gpu: Gpu) -> Config:
-    """The best by the model."""
-    serving = IMPLEMENTATION.configs(problem, gpu)
-    fallback = Config(block_m=32, block_n=64, num_stages=3)
-    return min(serving, key=lambda config: _estimate(problem, config, gpu), default=fallback)
-
-
 IMPLEMENTATION = Implementation(
     entry="gemm",
     language="cuda",
@@ -66,8 +58,8 @@ IMPLEMENTATION = Implementation(
     summary="mma.sync from stages that one warp fills by TMA",
     archs=("sm_90+",),
     space=SPACE,
-    illegal=_reject,
-    default=_default,
+    illegal=_illegal,
+    unpromising=tiled.unpromising_tile,
     program=_program,
     estimate=_estimate,
     techniques={"tma": "UTMALDG", "mbarrier": "SYNCS", "mma.sync": "HMMA", "ldmatrix": "LDSM"},

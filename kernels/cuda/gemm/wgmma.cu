@@ -1,22 +1,37 @@
 // D = activation(A @ B^T + bias) + residual on Hopper: a persistent kernel in which one thread
-// feeds a ring of stages by TMA and one or two warpgroups multiply from it by wgmma.
+// fills a ring of stages by TMA, and one or two consumer warpgroups multiply from the ring by
+// wgmma.
 //
-// The division of labour, the register reallocation, the ping-pong of two tiles and the grouped
-// order are those of CUTLASS's and DeepGEMM's warp-specialized kernels.
+// The roles of warps, the register reallocation, the ping-pong of two tiles and the grouped order
+// of tiles are those of CUTLASS's and DeepGEMM's warp-specialized kernels.
+//
+// barrier     | who arrives (how many)               | who waits   | for what
+// full[s]     | producer, with the stage's bytes (1) | consumers   | stage s holds its k-block
+// empty[s]    | warps that read the stage (see init) | producer    | stage s has been read
+// turn[c]     | warps of the other consumer (4)      | consumer c  | a free tensor core, see below
+// named 1 + c | threads of consumer c (128)          | consumer c  | its chunks, bias and is_last
+// cluster     | all threads, at start and end        | all threads | all mbarriers, see below
+//
+// The warps that read a stage are those of a tile's consumers in all thread blocks of the cluster.
+// A turn, of kPingpong only, begins when the other consumer has started all wgmmas of its tile. The
+// cluster barrier separates the initialisation of mbarriers from their first use, and the last
+// arrival from another thread block from the end of this one.
 #include <kernelcat/operand_ring.cuh>
 #include <kernelcat/split_k.cuh>
+#include <kernelcat/stage_release.cuh>
 #include <kernelcat/wgmma_stage.cuh>
 
 #include "wgmma_store.cuh"
 
 namespace kernelcat {
 
-// Starts the product of the next stage's first kDepth columns; the stage before is then given back.
+// Starts the product of the first kDepth columns of the next stage, and releases the previous stage
+// when its product has completed.
 template <typename Config, int kDepth>
-__device__ __forceinline__ void multiply_block(WgmmaShared<Config>& shared,
-                                               PipelineState<Config::kNumStages>& position,
-                                               typename Config::Accumulators& sums, uint64_t a,
-                                               uint64_t b, int& previous, bool is_first) {
+__device__ __forceinline__ void multiply_k_block(WgmmaShared<Config>& shared,
+                                                 PipelineState<Config::kNumStages>& position,
+                                                 typename Config::Accumulators& sums, uint64_t a,
+                                                 uint64_t b, int& previous, bool is_first) {
   const int stage = position.stage;
   shared.full[stage].wait(position.phase);
   multiply_stage<typename Config::T, Config::BLOCK_N, kDepth>(
@@ -24,13 +39,13 @@ __device__ __forceinline__ void multiply_block(WgmmaShared<Config>& shared,
       !is_first);
   if (!is_first) {
     wgmma_wait<1>();
-    release_stage<Config>(shared.empty[previous]);
+    release_stage<Config::kClusterSize>(shared.empty[previous]);
   }
   previous = stage;
   position.advance();
 }
 
-// One unit of work.
+// Multiplies one work item of `num_k` k-blocks.
 template <typename Config>
 __device__ __forceinline__ void accumulate(WgmmaShared<Config>& shared,
                                            PipelineState<Config::kNumStages>& position,
@@ -43,32 +58,34 @@ __device__ __forceinline__ void accumulate(WgmmaShared<Config>& shared,
   constexpr bool kRagged = Config::kLastDepth < BLOCK_K;
   int previous = 0;
   for (int k_block = 0; k_block < num_k - kRagged; ++k_block) {
-    multiply_block<Config, BLOCK_K>(shared, position, sums, a, b, previous, k_block == 0);
+    multiply_k_block<Config, BLOCK_K>(shared, position, sums, a, b, previous, k_block == 0);
   }
   if (kRagged) {
-    multiply_block<Config, Config::kLastDepth>(shared, position, sums, a, b, previous, num_k == 1);
+    multiply_k_block<Config, Config::kLastDepth>(shared, position, sums, a, b, previous,
+                                                 num_k == 1);
   }
   if (Config::kPingpong && lane_index() == 0) shared.turn[1 - consumer].arrive();
   wgmma_wait<0>();
-#pragma unroll
-  for (int i = 0; i < Config::kNumWgmmas; ++i) pin(sums[i]);
-  release_stage<Config>(shared.empty[previous]);
+  pin(sums);
+  release_stage<Config::kClusterSize>(shared.empty[previous]);
 }
 
-// Passes over the stages of another consumer's tile.
+// Moves past the stages of a tile that the other consumer multiplies.
 template <int kNumStages>
-__device__ __forceinline__ void skip(PipelineState<kNumStages>& position, int num_blocks) {
-  const int stage = position.stage + num_blocks;
+__device__ __forceinline__ void skip(PipelineState<kNumStages>& position, int num_k_blocks) {
+  const int stage = position.stage + num_k_blocks;
   position.phase ^= stage / kNumStages & 1;
   position.stage = stage % kNumStages;
 }
 
-// The bias of a consumer's tile: on its way while the tile is multiplied, then in shared memory,
-// visible after the next barrier of the warpgroup.
+// The bias of a consumer's tile. The constructor loads it into registers before the tile is
+// multiplied, and store() moves it to shared memory afterwards, where the warpgroup sees it after
+// its next barrier.
 template <typename T, int kCount>
 struct TileBias {
   T values[ceil_div(kCount, kWarpgroupThreads)];
 
+  // `bias` (size,) or null.
   __device__ __forceinline__ TileBias(const T* bias, int first, int size) {
     for_each([&](int i, T& value) {
       value = bias != nullptr && first + i < size ? bias[first + i] : from_float<T>(0.0f);
@@ -96,26 +113,26 @@ __device__ __forceinline__ void consume(WgmmaShared<Config>& shared,
                                         const TensorMap& map_d,
                                         const typename Config::Output& output, float* partials,
                                         uint32_t* counters) {
-  constexpr int kPartials = Config::kRows * Config::BLOCK_N;
+  constexpr int kTileSums = Config::kRows * Config::BLOCK_N;  // of a consumer
   const int consumer = warp_index() / 4;
   const int barrier = 1 + consumer;
   const int num_rows = Config::kSwap ? output.n : output.m;
   const int num_cols = Config::kSwap ? output.m : output.n;
   auto& shared_bias = shared.bias[consumer];
   PipelineState<Config::kNumStages> position;
-  int owner = 1;                   // with kPingpong: whose tile this is
-  uint32_t phase = consumer == 0;  // the first may begin at once
+  int tile_consumer = 1;                // with kPingpong: the consumer of this tile
+  uint32_t turn_phase = consumer == 0;  // consumer 0 begins at once
   for (uint32_t i = schedule.first(); i < schedule.size(); i += schedule.step()) {
-    const Work work = schedule[i];
+    const WorkItem work = schedule[i];
     const int num_k = work.k_end - work.k_begin;
     if constexpr (Config::kPingpong) {
-      owner ^= 1;
-      if (owner != consumer) {
+      tile_consumer ^= 1;
+      if (tile_consumer != consumer) {
         skip(position, num_k);
         continue;
       }
-      shared.turn[consumer].wait(phase);
-      phase ^= 1;
+      shared.turn[consumer].wait(turn_phase);
+      turn_phase ^= 1;
     }
     const int row = schedule.row_of(work.tile) + (Config::kPingpong ? 0 : consumer * Config::kRows);
     const int col = schedule.col_of(work.tile);
@@ -126,12 +143,12 @@ __device__ __forceinline__ void consume(WgmmaShared<Config>& shared,
     bias.store(shared_bias);
     if constexpr (Config::kSplit) {
       const int slot =
-          (work.part * Config::kClusterSize + schedule.rank) * Config::kConsumersPerTile +
+          (work.split_tile * Config::kClusterSize + schedule.rank) * Config::kConsumersPerTile +
           (Config::kPingpong ? 0 : consumer);
       const int rows_left = max(num_rows - row - warp_index() % 4 * 16, 0);
       const int cols_left = max(num_cols - col, 0);
-      const int64_t first = static_cast<int64_t>(slot) * kPartials * schedule.list.num_splits;
-      if (work.part >= 0 &&
+      const int64_t first = static_cast<int64_t>(slot) * kTileSums * schedule.list.num_splits;
+      if (work.split_tile >= 0 &&
           !reduce_splits(sums, partials + first, counters + slot, work.split,
                          schedule.list.num_splits, ceil_div(rows_left, kWgmmaM),
                          &shared.is_last[consumer], barrier, ceil_div(cols_left, 8) * 4)) {
@@ -144,10 +161,9 @@ __device__ __forceinline__ void consume(WgmmaShared<Config>& shared,
   if (Config::kTmaStore) wait_stores_read<0>();
 }
 
-// m and n are those of Z; with kSwap the operands change places, map_a is B's and map_b A's. With
-// kSplit all tiles but the first `num_whole` are computed in `num_splits` pieces; for these
-// `partials` holds BLOCK_M * BLOCK_N floats a piece and `counters` one zero a tile and consumer.
-// `map_d` is not read unless kTmaStore.
+// m and n are those of Z. With kSwap the operands change places: map_a is B's and map_b A's. With
+// kSplit all tiles but the first `num_whole_tiles` are computed in `num_splits` splits. `map_d` is
+// read only with kTmaStore, `partials` and `counters` only with kSplit.
 template <
     typename T, int BLOCK_M, int BLOCK_N, int kNumStages, bool kPingpong, bool kSwap, int kClusterM,
     int kClusterN, bool kSplit, bool kTmaStore, Activation kActivation, bool kResidual,
@@ -157,18 +173,19 @@ template <
 __global__ void __launch_bounds__(Config::kNumThreads, Config::kBlocksPerSm)
     gemm_wgmma(const __grid_constant__ TensorMap map_a,  // (m, k), boxes BLOCK_M / kClusterN high
                const __grid_constant__ TensorMap map_b,  // (n, k), boxes BLOCK_N / kClusterM high
-               const __grid_constant__ TensorMap map_d,  // as d, boxes kChunkRows x kChunkCols
+               const __grid_constant__ TensorMap map_d,  // d, boxes kChunkRows x kChunkCols
                const T* bias,                            // (n,) or null
-               const T* residual,                        // as d, or null
+               const T* residual,                        // (m, columns of d) or null
                T* d,                                     // (m, n), or (m, n / 2) for kSwiglu
-               float* partials, uint32_t* counters, int m, int n, int k, int num_whole,
-               int num_splits, int group_m) {
+               float* partials,     // (split tiles, num_splits, BLOCK_M * BLOCK_N)
+               uint32_t* counters,  // (split tiles, kConsumersPerTile), zeros
+               int m, int n, int k, int num_whole_tiles, int num_splits, int group_m) {
   extern __shared__ uint8_t dynamic_shared[];
   const uint32_t padding = -shared_address(dynamic_shared) & 1023;
   auto& shared = *reinterpret_cast<WgmmaShared<Config>*>(dynamic_shared + padding);
-  // Called in each role: values that live across setmaxnreg were seen to spill.
+  // A lambda that each role calls: values that live across setmaxnreg were seen to spill.
   const auto schedule = [&] {
-    return BlockSchedule<Config>::of(m, n, k, num_whole, num_splits, group_m);
+    return BlockSchedule<Config>::of(m, n, k, num_whole_tiles, num_splits, group_m);
   };
 
   if (threadIdx.x == 0) {
@@ -196,9 +213,11 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kBlocksPerSm)
       produce_operands<Config>(shared, schedule(), map_a, map_b);
   } else {
     if constexpr (Config::kReallocate) increase_registers<Config::kConsumerRegisters>();
-    consume<Config>(shared, schedule(), map_d, {d, bias, m, n, residual}, partials, counters);
+    consume<Config>(shared, schedule(), map_d,
+                    {.d = d, .bias = bias, .m = m, .n = n, .residual = residual}, partials,
+                    counters);
   }
-  // A block must stay while its peer may give stages back to it.
+  // A thread block must not exit while others of its cluster may still arrive at its barriers.
   if constexpr (Config::kClusterSize > 1) cluster_sync();
 }
 

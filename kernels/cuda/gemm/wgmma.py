@@ -7,32 +7,33 @@ from itertools import product
 
 from kernelcat.catalog.implementation import Config, Implementation, Program, TensorMap
 from kernelcat.catalog.spec import Problem
-from kernelcat.jit.cuda import CudaSource
+from kernelcat.kernels.cuda.common.launch import instance
+from kernelcat.kernels.cuda.common.persistent import (
+    CLUSTERS,
+    SPLITS,
+    illegal_split,
+    launch,
+    overlapped_us,
+    unpromising_split,
+)
 from kernelcat.kernels.cuda.gemm.operands import (
     BLOCK_K,
     EPILOGUE,
-    cpp,
     d_cols,
     epilogue,
     operand_map,
     why_not_tma,
 )
-from kernelcat.kernels.cuda.gemm.persistent import (
-    CLUSTERS,
-    SPLITS,
-    launch,
-    overlapped_us,
-    reject_split,
-)
 from kernelcat.kernels.cuda.gemm.plan import Plan
 from kernelcat.runtime.gpu import Gpu
 
 MIN_STAGES = 3
-MAX_WAVES_OF_SWAPPED = 0.95
-"""Large tiles are only swapped for so many of the waves that they are otherwise."""
+MAX_SWAPPED_WAVES = 0.95
+"""Waves of large swapped tiles over those of the same tiles unswapped, above which no tile is
+swapped."""
 SLACK = {False: 1.15, True: 1.5}
-"""How much slower than the best a configuration may look to the model and still be tried, by
-``skinny``: of small products the model knows less, and there are few choices."""
+"""``is_skinny`` -> the estimate of the slowest configuration that is tried over the best one's. The
+cost model is less exact for skinny products, and these have few configurations."""
 
 SPACE = {
     "tile": (
@@ -47,14 +48,14 @@ SPACE = {
 }
 """
 tile : BLOCK_M x BLOCK_N of Z = A @ B^T, or of Z^T where ``swap``
-schedule : two consumer warpgroups share a tile, or each has its own (ping-pong)
+schedule : two consumer warpgroups share a tile, or each computes a tile (ping-pong)
 """
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     m, dtype = problem["M"], problem["dtype"]
     plan = Plan.of(config, problem, gpu)
-    if plan.tiles == 0:
+    if plan.num_tiles == 0:
         return Program(())
     columns, (chunk_rows, chunk_cols) = d_cols(problem), plan.chunk
     a, b = ("b", "a") if plan.swap else ("a", "b")
@@ -68,55 +69,60 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         if by_tma
         else map_a
     )
-    arguments = (
-        f"kernelcat::{dtype}, {plan.block_m}, {plan.block_n}, {plan.num_stages(gpu)}, "
-        f"{cpp(plan.pingpong)}, {cpp(plan.swap)}, {plan.cluster_m}, {plan.cluster_n}, "
-        f"{cpp(bool(plan.workspaces))}, {cpp(by_tma)}, {epilogue(problem)}, {plan.last_depth}"
+    source = instance(
+        "gemm/wgmma.cu",
+        "gemm_wgmma",
+        *(dtype, plan.block_m, plan.block_n, plan.num_stages(gpu), plan.pingpong, plan.swap),
+        *(plan.cluster_m, plan.cluster_n, bool(plan.workspaces), by_tma, *epilogue(problem)),
+        plan.last_depth,
     )
-    source = CudaSource("gemm/wgmma.cu", f"kernelcat::gemm_wgmma<{arguments}>")
     return launch(plan, source, (map_a, map_b, map_d, *EPILOGUE), problem, gpu)
 
 
 # ---- which configurations serve ----------------------------------------------------------------
 
 
-def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     plan = Plan.of(config, problem, gpu)
-    return (
-        why_not_tma(problem)
-        or _reject_shape(plan, problem, gpu)
-        or _reject_tile(plan, config)
-        or reject_split(plan)
-        or _reject_slow(plan, problem, gpu)
-    )
+    return why_not_tma(problem) or _illegal_plan(plan, problem, gpu)
 
 
-def _reject_shape(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
+def _illegal_plan(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
     """What the kernel or the hardware cannot do."""
-    if plan.sums > ((96 if plan.swap else 128) if problem["residual"] else 192):
-        return f"{plan.sums} accumulators a thread do not fit in registers"
+    if plan.num_accumulators > ((96 if plan.swap else 128) if problem["residual"] else 192):
+        return f"{plan.num_accumulators} accumulators a thread do not fit in registers"
     if plan.num_stages(gpu) < MIN_STAGES:
         return f"fewer than {MIN_STAGES} stages fit in {gpu.shared_bytes} bytes of shared memory"
     if not plan.swap and plan.block_n // plan.pair % 16:
         return (
-            f"{plan.block_n} columns of Z make {plan.block_n // plan.pair} of D, no multiple of 16"
+            f"{plan.block_n} columns of Z make {plan.block_n // plan.pair} of D, which must be a "
+            "multiple of 16"
         )
-    return None
+    return illegal_split(plan)
 
 
-def _reject_tile(plan: Plan, config: Config) -> str | None:
+def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    plan = Plan.of(config, problem, gpu)
+    return (
+        _unpromising_tile(plan, config)
+        or unpromising_split(plan)
+        or _unpromising_estimate(plan, problem, gpu)
+    )
+
+
+def _unpromising_tile(plan: Plan, config: Config) -> str | None:
     """Tiles that cannot win, and choices that come to the same."""
     block_m, block_n = plan.block_m, plan.block_n
-    if plan.skinny:
-        few = min(n for n in (16, 32, 48, 64, 96, 128) if n >= plan.cols)
-        if block_n != few:
-            return f"skinny tiles are as wide as M={plan.cols}: {few} columns"
+    if plan.is_skinny:
+        narrowest = min(n for n in (16, 32, 48, 64, 96, 128) if n >= plan.cols)
+        if block_n != narrowest:
+            return f"skinny tiles are as wide as M={plan.cols}: {narrowest} columns"
         if plan.pingpong or plan.cluster_size > 1 or block_m > 128:
             return "skinny products wait for memory: nothing to overlap or to share"
-    elif plan.swap and plan.waves > MAX_WAVES_OF_SWAPPED * plan.unswapped.waves:
+    elif plan.swap and plan.waves > MAX_SWAPPED_WAVES * plan.unswapped.waves:
         return f"{plan.waves:.3g} waves of swapped tiles, {plan.unswapped.waves:.3g} of others"
     elif plan.rows <= 64:
-        return f"{plan.rows} rows fill wgmma's 64 only on the other side"
+        return f"M={plan.rows} rows fill wgmma's 64 rows only when operands are swapped"
     elif plan.pingpong != (block_m == 64) and block_m != 128:
         return f"{config['schedule']} tiles of {block_m} rows leave the tensor cores waiting"
     elif block_n < 64 or (block_m == 64 and block_n < 128):
@@ -124,14 +130,14 @@ def _reject_tile(plan: Plan, config: Config) -> str | None:
     elif block_m >= 2 * plan.rows or block_n >= 2 * plan.cols > 64:
         return f"tiles of {block_m} x {block_n} are mostly empty"
     elif plan.cluster_size > 1 and (plan.cluster_n > 1) != (block_m > block_n):
-        return "a cluster shares the operand of which a tile needs more"
+        return "a cluster should share the operand of which a tile needs more"
     return None
 
 
-def _reject_slow(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
-    best, slack = _best(problem, gpu), SLACK[plan.skinny]
+def _unpromising_estimate(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
+    best, slack = _best(problem, gpu), SLACK[plan.is_skinny]
     if best is not None and _plan_us(plan, problem, gpu) > slack * best[0]:
-        return f"by the model over {slack} times slower than {best[1]['tile']}"
+        return f"estimated to be more than {slack} times slower than {best[1]['tile']}"
     return None
 
 
@@ -142,26 +148,32 @@ _BASE = {"schedule": ("cooperative",), "cluster": ("1x1",)}
 
 @lru_cache(maxsize=1024)
 def _best(problem: Problem, gpu: Gpu) -> tuple[float, Config] | None:
-    """The best cooperative configuration without a cluster by the model, and its time."""
+    """The least estimate of a cooperative configuration without a cluster, and which one it is."""
     space = SPACE | _BASE
-    found: tuple[float, Config] | None = None
+    best: tuple[float, Config] | None = None
     for values in product(*space.values()):
         config = Config(dict(zip(space, values, strict=True)))
         plan = Plan.of(config, problem, gpu)
-        if _reject_shape(plan, problem, gpu) or _reject_tile(plan, config) or reject_split(plan):
+        if (
+            _illegal_plan(plan, problem, gpu)
+            or _unpromising_tile(plan, config)
+            or unpromising_split(plan)
+        ):
             continue
         us = _plan_us(plan, problem, gpu)
-        if found is None or us < found[0]:
-            found = us, config
-    return found
+        if best is None or us < best[0]:
+            best = us, config
+    return best
 
 
 _NARROW = {16: 0.25, 32: 0.45, 48: 0.55, 64: 0.68, 96: 0.80, 128: 0.88, 160: 0.91, 192: 0.93}
-"""BLOCK_N -> share of a wide wgmma's rate; narrow ones wait for shared memory."""
+"""BLOCK_N -> rate of wgmma over that of a wide one; narrow ones wait for shared memory."""
 
-_L2_BYTES, _PORT_BYTES = 75e9, 110e9
-"""Bytes a second that L2 gives one SM when all ask (few get more), and that an SM can take,
-multicast included."""
+_L2_BYTES = 75e9
+"""Bytes that L2 gives one SM in a second when all SMs load; few SMs get more."""
+
+_PORT_BYTES = 110e9
+"""Bytes that an SM can take in a second, multicast included."""
 
 _EPILOGUE_US = 2.0
 """Storing a tile of 128 x 256 while nothing is multiplied."""
@@ -171,14 +183,15 @@ def _plan_us(plan: Plan, problem: Problem, gpu: Gpu) -> float:
     """Waves of tiles, each as long as its products or its operands take; or the memory's time."""
     peak = gpu.flops[problem["dtype"]] / gpu.sms * 0.85 * _NARROW.get(plan.block_n, 0.95)
     math_us = 2 * plan.block_m * plan.block_n * BLOCK_K / peak * 1e6
-    loaded = plan.block_m / plan.cluster_n + plan.block_n / plan.cluster_m
-    l2_bytes = _L2_BYTES / min(max(plan.units, 1) * plan.cluster_size / plan.sms, 1)
-    load_us = max(loaded * BLOCK_K * 2 / l2_bytes, plan.stage_bytes / _PORT_BYTES) * 1e6
+    loaded_rows = plan.block_m / plan.cluster_n + plan.block_n / plan.cluster_m
+    busy_share = min(max(plan.num_work_items, 1) * plan.cluster_size / plan.sms, 1)
+    l2_us = loaded_rows * BLOCK_K * 2 / (_L2_BYTES / busy_share) * 1e6
+    load_us = max(l2_us, plan.stage_bytes / _PORT_BYTES * 1e6)
     area = plan.block_m * plan.block_n / (128 * 256)
-    tiles_a_block = 1 if plan.pingpong else max(plan.waves, 1.0)
-    crowd = max(min(plan.units / plan.sms, plan.blocks_per_sm), 1)
-    busy_us = plan.waves * plan.k_blocks * max(math_us, load_us) * crowd
-    busy_us += _EPILOGUE_US * area * tiles_a_block
+    stored_tiles = 1 if plan.pingpong else max(plan.waves, 1.0)  # while nothing is multiplied
+    residents = max(min(plan.num_work_items / plan.sms, plan.blocks_per_sm), 1)
+    busy_us = plan.waves * plan.num_k_blocks * max(math_us, load_us) * residents
+    busy_us += _EPILOGUE_US * area * stored_tiles
     busy_us += plan.reduction_us
     m, n, k = problem["M"], problem["N"], problem["K"]
     return overlapped_us(busy_us, 2 * (m * k + n * k + m * n), gpu)
@@ -189,6 +202,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 
 def _default(problem: Problem, gpu: Gpu) -> Config:
+    """The simplest schedule, which the cost model estimates best: see ``_best``."""
     best = _best(problem, gpu)
     fallback = Config({name: values[0] for name, values in SPACE.items()} | {"swap": True})
     return fallback if best is None else best[1]
@@ -198,10 +212,11 @@ IMPLEMENTATION = Implementation(
     entry="gemm",
     language="cuda",
     variant="wgmma",
-    summary="persistent, warp-specialized: TMA fills a ring that wgmma empties",
+    summary="persistent, warp-specialized: TMA fills a ring that wgmma reads",
     archs=("sm_90a",),
     space=SPACE,
-    illegal=_reject,
+    illegal=_illegal,
+    unpromising=_unpromising,
     default=_default,
     program=_program,
     estimate=_estimate,

@@ -1,8 +1,8 @@
-// How a wgmma tile becomes D: chunk after chunk, through shared memory.
+// The epilogue of the wgmma kernel: accumulators become D chunk after chunk, through shared memory.
 //
-// A chunk is written as 8 x 8 matrices by stmatrix, transposed where the tile is one of Z^T, so
-// that rows of D lie together whichever side they were computed on. Matrices are counted over a
-// warp's share of the chunk, along the sums' columns.
+// A warp writes its part of a chunk as 8 x 8 matrices by stmatrix, transposed where the tile is one
+// of Z^T, so that rows of D are contiguous in either case. Matrices are numbered along the columns
+// of the accumulators.
 #pragma once
 
 #include <kernelcat/mma.cuh>
@@ -12,7 +12,7 @@
 
 namespace kernelcat {
 
-// Matrices that a warp writes: two of each 16 x 8 block of sums, or one where these are paired.
+// Matrices that a warp writes: two for each 16 x 8 accumulators, or one where columns are paired.
 template <typename Config>
 constexpr int kNumMatrices = Config::kChunkSums / 4 / Config::kPair;
 
@@ -20,7 +20,7 @@ struct Position {
   int row, col;  // in the chunk
 };
 
-// Where row `i` of matrix `x` begins in memory.
+// The position at which row `i` of matrix `x` begins.
 template <typename Config>
 __device__ __forceinline__ Position matrix_row(int x, int i) {
   const int warp = warp_index() % 4;
@@ -29,8 +29,8 @@ __device__ __forceinline__ Position matrix_row(int x, int i) {
   return {x / 2 * 8 + i, warp * 16 + x % 2 * 8};
 }
 
-// This lane's two elements of the residual that belong to matrix `x`, as finished_sums() has them.
-// `row` and `col` are the chunk's first in D.
+// This lane's two elements of the residual for matrix `x`, in the places of finished_sums(). `row`
+// and `col` are the chunk's first in D.
 template <typename Config>
 __device__ __forceinline__ uint32_t residual_word(const typename Config::Output& output, int row,
                                                   int col, int x) {
@@ -47,10 +47,14 @@ __device__ __forceinline__ uint32_t residual_word(const typename Config::Output&
   }
 }
 
-// This lane's two values of matrix `x` before the residual. `first` is the chunk's first column of
-// sums, and `bias` that of its first column of Z. Without pairs they are the elements that stmatrix
-// wants. Pairs of columns leave columns q and q + 4 of row r in lane 4 r + q; pairs of rows, of
-// which lanes four apart have one each, leave row r / 2 in even r, and r / 2 + 4 in odd ones.
+// This lane's two values of matrix `x`, after bias and activation and before the residual. `first`
+// is the chunk's first column of accumulators, and `bias` begins with the chunk's first column of
+// Z.
+//
+// With r = lane / 4 and q = lane % 4: unpaired, the values are the two elements that stmatrix takes
+// from this lane. Pairs of columns leave columns q and q + 4 of row r. Pairs of rows, one of which
+// is in this lane and the other four lanes away, leave row r / 2 where r is even, and r / 2 + 4
+// where odd.
 template <typename Config>
 __device__ __forceinline__ float2 finished_sums(const typename Config::Sums& sums, int first, int x,
                                                 const typename Config::T* bias) {
@@ -78,15 +82,15 @@ __device__ __forceinline__ float2 finished_sums(const typename Config::Sums& sum
     const T* rows = bias + warp_index() % 4 * 16 + r;
     const float upper = to_float(rows[0]), lower = to_float(rows[8]);
     const float z0 = z[0] + upper, z1 = z[1] + upper, z2 = z[2] + lower, z3 = z[3] + lower;
-    const bool odd = r % 2 == 1;
-    const float other0 = __shfl_xor_sync(0xffffffff, odd ? z0 : z2, 4);
-    const float other1 = __shfl_xor_sync(0xffffffff, odd ? z1 : z3, 4);
-    return odd ? float2{gated(other0, z2), gated(other1, z3)}
-               : float2{gated(z0, other0), gated(z1, other1)};
+    const bool is_odd = r % 2 == 1;
+    const float received0 = __shfl_xor_sync(0xffffffff, is_odd ? z0 : z2, 4);
+    const float received1 = __shfl_xor_sync(0xffffffff, is_odd ? z1 : z3, 4);
+    return is_odd ? float2{gated(received0, z2), gated(received1, z3)}
+                  : float2{gated(z0, received0), gated(z1, received1)};
   }
 }
 
-// Moves the words of paired sums to the lanes from which stmatrix takes them.
+// Moves the words of finished_sums() to the lanes from which stmatrix takes them.
 template <typename Config>
 __device__ __forceinline__ uint32_t arranged(uint32_t word) {
   const int lane = lane_index(), r = lane / 4, q = lane % 4;
@@ -119,13 +123,13 @@ __device__ __forceinline__ void write_chunk(uint8_t* chunk, const typename Confi
                                             const uint32_t (&residual)[kNumMatrices<Config>]) {
   using T = typename Config::T;
   constexpr int kSpan = Config::kChunkCols * 2;
-  constexpr int kAtOnce = kNumMatrices<Config> % 4 == 0 ? 4 : 2;
+  constexpr int kStored = kNumMatrices<Config> % 4 == 0 ? 4 : 2;
   const int lane = lane_index();
 #pragma unroll
-  for (int x = 0; x < kNumMatrices<Config>; x += kAtOnce) {
-    uint32_t words[kAtOnce];
+  for (int x = 0; x < kNumMatrices<Config>; x += kStored) {
+    uint32_t words[kStored];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < kStored; ++i) {
       float2 value = finished_sums<Config>(sums, first, x + i, bias);
       if constexpr (Config::kResidual) {
         const float2 more = unpack<T>(residual[x + i]);
@@ -133,13 +137,13 @@ __device__ __forceinline__ void write_chunk(uint8_t* chunk, const typename Confi
       }
       words[i] = arranged<Config>(pack<T>(value.x, value.y));
     }
-    const Position at = matrix_row<Config>(x + lane / 8 % kAtOnce, lane % 8);
+    const Position at = matrix_row<Config>(x + lane / 8 % kStored, lane % 8);
     const uint32_t offset = swizzled<kSpan>(at.row * kSpan + at.col * 2);
     store_matrices<Config::kSwap>(shared_address(chunk) + offset, words);
   }
 }
 
-// A chunk goes to D by ordinary stores, for rows no tensor map can describe.
+// Copies a chunk to D by ordinary stores, where no tensor map can describe the rows of D.
 template <typename Config>
 __device__ __forceinline__ void drain_chunk(const uint8_t* chunk,
                                             const typename Config::Output& output, int row,
@@ -147,15 +151,15 @@ __device__ __forceinline__ void drain_chunk(const uint8_t* chunk,
   constexpr int kSpan = Config::kChunkCols * 2, kPairsPerRow = Config::kChunkCols / 2;
   for (int i = threadIdx.x % kWarpgroupThreads; i < Config::kChunkRows * kPairsPerRow;
        i += kWarpgroupThreads) {
-    const int my_row = i / kPairsPerRow, pair = i % kPairsPerRow;
-    const uint8_t* address = chunk + swizzled<kSpan>(my_row * kSpan + pair * 4);
-    output.store_pair(row + my_row, col + 2 * pair, *reinterpret_cast<const uint32_t*>(address));
+    const int chunk_row = i / kPairsPerRow, pair = i % kPairsPerRow;
+    const uint8_t* address = chunk + swizzled<kSpan>(chunk_row * kSpan + pair * 4);
+    output.store_pair(row + chunk_row, col + 2 * pair, *reinterpret_cast<const uint32_t*>(address));
   }
 }
 
-// A consumer's sums leave through its two buffers. `row` and `col` are the first ones' in Z, or Z^T
-// with kSwap; `bias` is in shared memory. With tensor maps one thread starts the stores, and the
-// last ones drain while the next tile is computed.
+// Stores a consumer's accumulators through its two buffers. `row` and `col` are those of the first
+// accumulator in Z, with kSwap in Z^T; `bias` is in shared memory. With kTmaStore one thread starts
+// the stores, and the last ones complete while the next tile is computed.
 template <typename Config>
 __device__ __forceinline__ void store_tile(uint8_t (&chunks)[2][Config::kChunkBytes],
                                            const typename Config::Accumulators& sums,
@@ -164,18 +168,18 @@ __device__ __forceinline__ void store_tile(uint8_t (&chunks)[2][Config::kChunkBy
                                            const typename Config::T* bias, int row, int col,
                                            int barrier) {
   constexpr int kNumChunks = Config::kNumWgmmas * Config::kChunksPerWgmma;
-  const bool leader = threadIdx.x % kWarpgroupThreads == 0;
-  const auto first_of = [](int i) { return i % Config::kChunksPerWgmma * Config::kChunkSums; };
-  const auto below_of = [](int i) { return i / Config::kChunksPerWgmma * kWgmmaM; };
+  const bool is_leader = threadIdx.x % kWarpgroupThreads == 0;
+  const auto col_of = [](int i) { return i % Config::kChunksPerWgmma * Config::kChunkSums; };
+  const auto row_of = [](int i) { return i / Config::kChunksPerWgmma * kWgmmaM; };
   const auto position_of = [&](int i) -> Position {
-    const int along = row + below_of(i), across = col + first_of(i);
-    if constexpr (Config::kSwap) return {across, along / Config::kPair};
-    return {along, across / Config::kPair};
+    const int z_row = row + row_of(i), z_col = col + col_of(i);  // with kSwap of Z^T
+    if constexpr (Config::kSwap) return {z_col, z_row / Config::kPair};
+    return {z_row, z_col / Config::kPair};
   };
   uint32_t residual[2][kNumMatrices<Config>];
   load_residual<Config>(residual[0], output, position_of(0));
-  // An odd number of chunks ends a tile in the buffer in which the next one begins.
-  if (Config::kTmaStore && leader && kNumChunks % 2 == 1) wait_stores_read<0>();
+  // With an odd number of chunks a tile ends in the buffer in which the next tile begins.
+  if (Config::kTmaStore && is_leader && kNumChunks % 2 == 1) wait_stores_read<0>();
 #pragma unroll
   for (int i = 0; i < kNumChunks; ++i) {
     const Position at = position_of(i);
@@ -183,15 +187,15 @@ __device__ __forceinline__ void store_tile(uint8_t (&chunks)[2][Config::kChunkBy
     if (i + 1 < kNumChunks) {
       load_residual<Config>(residual[(i + 1) % 2], output, position_of(i + 1));
     }
-    if (Config::kTmaStore && leader) wait_stores_read<1>();
+    if (Config::kTmaStore && is_leader) wait_stores_read<1>();
     named_barrier_sync(barrier, kWarpgroupThreads);
-    write_chunk<Config>(chunk, sums[i / Config::kChunksPerWgmma], first_of(i),
-                        bias + (Config::kSwap ? below_of(i) : first_of(i)), residual[i % 2]);
+    write_chunk<Config>(chunk, sums[i / Config::kChunksPerWgmma], col_of(i),
+                        bias + (Config::kSwap ? row_of(i) : col_of(i)), residual[i % 2]);
     if (Config::kTmaStore) fence_async_shared();
     named_barrier_sync(barrier, kWarpgroupThreads);
     if constexpr (!Config::kTmaStore) {
       drain_chunk<Config>(chunk, output, at.row, at.col);
-    } else if (leader) {
+    } else if (is_leader) {
       if (at.row < output.m && at.col < output.d_cols()) {
         tensor_store(map_d, chunk, at.col, at.row, kDefaultPolicy);
       }

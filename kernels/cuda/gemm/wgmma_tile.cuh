@@ -1,25 +1,27 @@
-// The wgmma kernel's choices at compile time, and its shared memory.
+// What the wgmma kernel fixes at compile time, and its shared memory.
 #pragma once
 
 #include <kernelcat/cache_policy.cuh>
 #include <kernelcat/cluster.cuh>
-#include <kernelcat/gemm_output.cuh>
 #include <kernelcat/wgmma_stage.cuh>
+
+#include "gemm_output.cuh"
 
 namespace kernelcat {
 
-// The widest of 64, 32 and 16 that divides `count`.
+// The widest of 64, 32 and 16 that divides `count`, or 16.
 __host__ __device__ constexpr int widest(int count) {
   return count % 64 == 0 ? 64 : count % 32 == 0 ? 32 : 16;
 }
 
-// The larger operand's rows fill wgmma's 64-row side. With kSwap that operand is B, the tile is one
-// of Z^T (Z = A @ B^T), and "rows" are columns of Z.
+// A tile is BLOCK_M x BLOCK_N of Z = A @ B^T; with kSwap it is one of Z^T, "A" is B, and "rows" are
+// columns of Z. The operand with more rows then fills the 64 rows of wgmma.
 //
-// Consumer warpgroups share a tile, or with kPingpong each has its own: one then multiplies while
-// the other stores. Blocks of a cluster lie below (kClusterM) or beside (kClusterN) each other, and
-// load what they share for all. kSplit: some tiles are computed in pieces of their k range. Of the
-// last block of k only the first kLastDepth columns are multiplied; the others are zero.
+// The consumers share a tile, or with kPingpong each computes a tile: one multiplies while the
+// other stores. The thread blocks of a cluster have tiles below (kClusterM) or beside (kClusterN)
+// each other, and multicast the operand that these share. With kSplit some tiles are computed in
+// splits of their k range. Only the first kLastDepth columns of the last k-block are multiplied;
+// the others are zero.
 template <typename T_, int BLOCK_M_, int BLOCK_N_, int kNumStages_, bool kPingpong_, bool kSwap_,
           int kClusterM_, int kClusterN_, bool kSplit_, bool kTmaStore_, Activation kActivation,
           bool kResidual_, int kLastDepth_>
@@ -37,27 +39,28 @@ struct WgmmaTile {
 
   static constexpr int kNumConsumers = kPingpong || BLOCK_M > 64 ? 2 : 1;
   static constexpr int kConsumersPerTile = kPingpong ? 1 : kNumConsumers;
-  // With two consumers a warpgroup loads, for registers are moved between whole warpgroups. One
-  // consumer needs a warp, and leaves room for another block: the next launch's begins early.
+  // Beside two consumers a whole warpgroup loads, because registers are reallocated between whole
+  // warpgroups. Beside one consumer a warp loads, which leaves room for a second thread block on
+  // the SM, e.g. one of the next launch that begins early.
   static constexpr bool kReallocate = kNumConsumers == 2;
   static constexpr int kNumThreads =
       kWarpgroupThreads * kNumConsumers + (kReallocate ? kWarpgroupThreads : kWarpThreads);
   static constexpr int kBlocksPerSm = kReallocate ? 1 : 2;
-  static constexpr int kRows = BLOCK_M / kConsumersPerTile;  // that a consumer multiplies
-  static constexpr int kNumWgmmas = kRows / kWgmmaM;         // one below the other
+  static constexpr int kRows = BLOCK_M / kConsumersPerTile;  // of a consumer
+  static constexpr int kNumWgmmas = kRows / kWgmmaM;         // below each other
   static constexpr bool kManySums = kNumWgmmas * BLOCK_N > 256;
   static constexpr int kProducerRegisters = kManySums ? 24 : 40;
   static constexpr int kConsumerRegisters = kManySums ? 240 : 232;
 
-  static constexpr int kTileBias = kSwap ? kRows : BLOCK_N;  // columns of Z in a consumer's tile
+  static constexpr int kTileBias = kSwap ? kRows : BLOCK_N;  // columns of Z of a consumer
 
   static constexpr int kStageBytesA = BLOCK_M * kRowBytes;
   static constexpr int kStageBytes = kStageBytesA + BLOCK_N * kRowBytes;
   static_assert(kClusterM == 1 || kClusterN == 1, "one operand is shared, or none");
   static_assert(BLOCK_M / kClusterN % 8 == 0 && BLOCK_N / kClusterM % 8 == 0, "whole atoms");
 
-  // D leaves in chunks of kChunkRows x kChunkCols, two buffers a consumer. A chunk comes of 64 rows
-  // and kChunkSums columns of one wgmma's sums.
+  // D leaves in chunks of kChunkRows x kChunkCols, through two buffers of each consumer. A chunk is
+  // made of 64 rows and kChunkSums columns of the accumulators of one wgmma.
   static constexpr int kPair = kPaired ? 2 : 1;
   static constexpr int kChunkRows = kSwap ? widest(BLOCK_N) : kWgmmaM;
   static constexpr int kChunkCols = kSwap ? kWgmmaM / kPair : widest(BLOCK_N / kPair);
@@ -77,7 +80,7 @@ struct WgmmaShared {
   alignas(4) typename Config::T bias[Config::kNumConsumers][Config::kTileBias];
   Barrier full[Config::kNumStages];
   Barrier empty[Config::kNumStages];
-  Barrier turn[2];  // with kPingpong: a consumer's leave to multiply
+  Barrier turn[2];  // with kPingpong: of each consumer
   uint32_t is_last[Config::kNumConsumers];
 };
 

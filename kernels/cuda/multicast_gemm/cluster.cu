@@ -1,10 +1,23 @@
-// D = A @ B^T on Hopper by clusters of blocks whose tiles lie side by side: tiles of a cluster row
-// share their rows of A, tiles of a cluster column their rows of B. How a shared operand reaches
-// every block that needs it is a template argument; all else is one and the same persistent,
-// warp-specialized kernel, so that a measured difference is the transfer's.
+// D = A @ B^T on Hopper by clusters of thread blocks, which compute CLUSTER_M x CLUSTER_N adjacent
+// tiles: tiles in a row of the cluster need the same rows of A, tiles in a column the same rows of
+// B. A template argument says how a shared operand reaches every thread block that needs it; the
+// rest of the persistent, warp-specialized kernel does not depend on the argument, so that a
+// measured difference is due to the transfer.
 //
-// Loading a shared operand in slices, one a block, each multicast to its sharers, and counting the
-// consumers of all sharers before a stage is filled again: both are CUTLASS's.
+// A shared operand is loaded in slices, one by each thread block, which are multicast to the
+// sharers, and a stage is filled again after the consumers of all sharers have released it: both
+// are CUTLASS's.
+//
+// barrier     | who arrives (how many)               | who waits   | for what
+// full[s]     | producer; with kDsmem the relay (1)  | consumers   | stage s holds its k-block
+// landed[s]   | producer, with kDsmem only (1)       | relay       | this block's slices are loaded
+// empty[s]    | consumer warps of all peers (8 each) | producer    | stage s has been read
+// named 1 + c | threads of consumer c (128)          | consumer c  | its chunk is free, or written
+// cluster     | all threads, at the start            | all threads | mbarriers are initialised
+//
+// full[s] and landed[s] also wait for bytes. Peers of a thread block are itself and the thread
+// blocks that it exchanges slices with (none with kUnicast). The relay is a thread that copies
+// slices to the peers.
 #include <kernelcat/cache_policy.cuh>
 #include <kernelcat/cluster.cuh>
 #include <kernelcat/mma.cuh>
@@ -15,12 +28,12 @@
 namespace kernelcat {
 
 enum class Transfer {
-  kUnicast,    // every block loads all that it needs
-  kMulticast,  // a block loads its slice, and the copy engine writes it to all sharers
-  kDsmem,      // a block loads its slice, and copies it on from its own shared memory
+  kUnicast,    // every thread block loads its operands whole
+  kMulticast,  // a thread block loads a slice, and TMA writes the slice to all sharers
+  kDsmem,      // a thread block loads a slice, and copies it from its shared memory to the sharers
 };
 
-// What is known at compile time. A consumer warpgroup owns kRows rows of the tile.
+// What is known at compile time. A consumer warpgroup computes kRows rows of the tile.
 template <typename T_, int BLOCK_M_, int BLOCK_N_, int CLUSTER_M_, int CLUSTER_N_, int kNumStages_,
           Transfer kTransfer_>
 struct ClusterTile {
@@ -34,17 +47,17 @@ struct ClusterTile {
   static constexpr int kNumConsumers = 2;
   static constexpr int kNumThreads = kWarpgroupThreads * (kNumConsumers + 1);
   static constexpr int kRows = BLOCK_M / kNumConsumers;
-  static constexpr int kNumWgmmas = kRows / kWgmmaM;  // one below the other
+  static constexpr int kNumWgmmas = kRows / kWgmmaM;  // of 64 rows each
 
-  // Blocks that share an operand, and the slice of it that each of them loads.
+  // Thread blocks that share an operand, and the slice of the operand that each of them loads.
   static constexpr int kSharersA = kShares ? CLUSTER_N : 1, kSharersB = kShares ? CLUSTER_M : 1;
-  static constexpr int kNumPeers = kSharersA + kSharersB - 1;  // this block among them
+  static constexpr int kNumPeers = kSharersA + kSharersB - 1;  // with this thread block
   static constexpr int kBytesA = BLOCK_M * kRowBytes, kBytesB = BLOCK_N * kRowBytes;
   static constexpr int kStageBytes = kBytesA + kBytesB;
   static constexpr int kSliceRowsA = BLOCK_M / kSharersA, kSliceRowsB = BLOCK_N / kSharersB;
   static constexpr int kSliceBytesA = kBytesA / kSharersA, kSliceBytesB = kBytesB / kSharersB;
 
-  // Output leaves in chunks of 64 x 64, two buffers a consumer.
+  // D is stored in chunks of 64 x 64, through two buffers for each consumer.
   static constexpr int kChunkCols = 64, kChunkBytes = kWgmmaM * kChunkCols * 2;
   static constexpr int kChunksPerRow = BLOCK_N / kChunkCols;
 
@@ -58,17 +71,17 @@ template <typename Config>
 struct ClusterShared {
   alignas(1024) uint8_t stages[Config::kNumStages][Config::kStageBytes];  // A, then B
   alignas(1024) uint8_t chunks[Config::kNumConsumers][2][Config::kChunkBytes];
-  Barrier full[Config::kNumStages];    // all of a stage is here
-  Barrier empty[Config::kNumStages];   // all blocks that this one feeds have used the stage
-  Barrier landed[Config::kNumStages];  // kDsmem: this block's own slices are here
+  Barrier full[Config::kNumStages];
+  Barrier empty[Config::kNumStages];
+  Barrier landed[Config::kNumStages];
 };
 
-// Where this block is in its cluster, and which slices are its own.
+// Where a thread block is in its cluster, and which slices it loads.
 template <typename Config>
-struct Place {
+struct ClusterPosition {
   int m, n;
 
-  static __device__ __forceinline__ Place here() {
+  static __device__ __forceinline__ ClusterPosition of_this_block() {
     const int rank = static_cast<int>(cluster_rank());
     return {rank % Config::CLUSTER_M, rank / Config::CLUSTER_M};
   }
@@ -79,7 +92,7 @@ struct Place {
   __device__ __forceinline__ int slice_a() const { return Config::kShares ? n : 0; }
   __device__ __forceinline__ int slice_b() const { return Config::kShares ? m : 0; }
 
-  // The blocks of this cluster row and of this cluster column, a bit each.
+  // One bit for each thread block in this row, or this column, of the cluster.
   __device__ __forceinline__ uint16_t row_mask() const {
     uint32_t mask = 0;
 #pragma unroll
@@ -90,19 +103,23 @@ struct Place {
     return static_cast<uint16_t>(((1u << Config::CLUSTER_M) - 1) << rank_of(0, n));
   }
 
-  // Peer `i` of kNumPeers: those of this column, this block among them, then the rest of the row.
+  // The rank of peer `i` of kNumPeers: first the thread blocks of this column, this thread block
+  // among them, then the others of this row.
   __device__ __forceinline__ uint32_t peer(int i) const {
     if (i < Config::CLUSTER_M) return rank_of(i, n);
-    const int other = i - Config::CLUSTER_M;
-    return rank_of(m, other + (other >= n));
+    const int in_row = i - Config::CLUSTER_M;
+    return rank_of(m, in_row + (in_row >= n));
   }
 };
 
-// The tiles of this block in their order. The blocks of a cluster take neighbouring tiles at the
-// same time, also where some of these lie outside of D: their peers need what they load.
+// The tiles that a thread block computes, in their order. The thread blocks of a cluster compute
+// adjacent tiles at the same time. A thread block whose tile lies outside of D works nevertheless,
+// because its peers need what it loads.
 template <typename Config>
 struct Schedule {
-  int num_m, num_n, num_k, group_m;  // clusters' tiles; blocks of BLOCK_K
+  int num_m, num_n;  // cluster tiles
+  int num_k;         // k-blocks
+  int group_m;       // rows of cluster tiles in a group: see grouped_tile
 
   __device__ __forceinline__ Schedule(int m, int n, int k, int group_m)
       : num_m(ceil_div(m, Config::BLOCK_M * Config::CLUSTER_M)),
@@ -114,111 +131,114 @@ struct Schedule {
   static __device__ __forceinline__ int step() { return gridDim.x / Config::kClusterSize; }
   __device__ __forceinline__ int size() const { return num_m * num_n; }
 
-  __device__ __forceinline__ Tile tile(int index, Place<Config> place) const {
-    const Tile at = grouped_tile(index, num_m, num_n, group_m);
-    return {at.m * Config::CLUSTER_M + place.m, at.n * Config::CLUSTER_N + place.n};
+  __device__ __forceinline__ Tile tile(int index, ClusterPosition<Config> block) const {
+    const Tile cluster_tile = grouped_tile(index, num_m, num_n, group_m);
+    return {cluster_tile.m * Config::CLUSTER_M + block.m,
+            cluster_tile.n * Config::CLUSTER_N + block.n};
   }
 };
 
-// Starts the loads of this block's slices of a stage. Row `row` of A and `col` of B are the first
-// ones of the block's tile.
+// Starts the loads of this thread block's slices of a stage. The tile begins at row `row` of A and
+// at row `col` of B.
 template <typename Config>
 __device__ __forceinline__ void load_slices(uint8_t* stage, const TensorMap& map_a,
                                             const TensorMap& map_b, int k, int row, int col,
-                                            Place<Config> place, Barrier& barrier) {
+                                            ClusterPosition<Config> block, Barrier& barrier) {
   constexpr bool kMulticast = Config::kTransfer == Transfer::kMulticast;
-  uint8_t* a = stage + place.slice_a() * Config::kSliceBytesA;
-  uint8_t* b = stage + Config::kBytesA + place.slice_b() * Config::kSliceBytesB;
-  row += place.slice_a() * Config::kSliceRowsA;
-  col += place.slice_b() * Config::kSliceRowsB;
+  uint8_t* a = stage + block.slice_a() * Config::kSliceBytesA;
+  uint8_t* b = stage + Config::kBytesA + block.slice_b() * Config::kSliceBytesB;
+  row += block.slice_a() * Config::kSliceRowsA;
+  col += block.slice_b() * Config::kSliceRowsB;
   if constexpr (kMulticast && Config::kSharersA > 1) {
-    tensor_load_multicast(a, map_a, k, row, barrier, place.row_mask(), kDefaultPolicy);
+    tensor_load_multicast(a, map_a, k, row, barrier, block.row_mask(), kDefaultPolicy);
   } else {
     tensor_load(a, map_a, k, row, barrier, kDefaultPolicy);
   }
   if constexpr (kMulticast && Config::kSharersB > 1) {
-    tensor_load_multicast(b, map_b, k, col, barrier, place.column_mask(), kDefaultPolicy);
+    tensor_load_multicast(b, map_b, k, col, barrier, block.column_mask(), kDefaultPolicy);
   } else {
     tensor_load(b, map_b, k, col, barrier, kDefaultPolicy);
   }
 }
 
-// Runs in one thread. A stage is filled, here and in the peers, once every block that is written
-// to has used it; a full barrier therefore sees bytes of its own round only, though perhaps before
-// it is told how many to expect.
+// The producer; runs in one thread. It fills a stage, here and in the peers, after all thread
+// blocks that it writes to have released the stage. The bytes that a full barrier counts in a phase
+// are therefore bytes of this phase, but peers' bytes may arrive before this thread's arrival.
 template <typename Config>
 __device__ __forceinline__ void produce(ClusterShared<Config>& shared,
                                         const Schedule<Config>& schedule, const TensorMap& map_a,
                                         const TensorMap& map_b) {
   constexpr bool kDsmem = Config::kTransfer == Transfer::kDsmem;
   constexpr int kBytes = kDsmem ? Config::kSliceBytesA + Config::kSliceBytesB : Config::kStageBytes;
-  const auto place = Place<Config>::here();
+  const auto block = ClusterPosition<Config>::of_this_block();
   PipelineState<Config::kNumStages> position;
   for (int index = schedule.first(); index < schedule.size(); index += schedule.step()) {
-    const Tile tile = schedule.tile(index, place);
+    const Tile tile = schedule.tile(index, block);
     for (int k_block = 0; k_block < schedule.num_k; ++k_block) {
       const int stage = position.stage;
       shared.empty[stage].wait(position.phase ^ 1);
       Barrier& barrier = kDsmem ? shared.landed[stage] : shared.full[stage];
       barrier.arrive_expect(kBytes);
       load_slices<Config>(shared.stages[stage], map_a, map_b, k_block * BLOCK_K,
-                          tile.m * Config::BLOCK_M, tile.n * Config::BLOCK_N, place, barrier);
+                          tile.m * Config::BLOCK_M, tile.n * Config::BLOCK_N, block, barrier);
       position.advance();
     }
   }
-  // A block outlives its last signals: those of the peers that were sent its slices.
+  // A thread block must not exit while peers may still arrive at its empty barriers.
   for (int i = 0; i < Config::kNumStages; ++i) {
     shared.empty[position.stage].wait(position.phase ^ 1);
     position.advance();
   }
 }
 
-// Runs in one thread, kDsmem only: copies each stage's own slices to the peers when they are here.
+// The relay, kDsmem only; runs in one thread. Copies this thread block's slices of each stage to
+// the peers as soon as the slices have been loaded.
 template <typename Config>
-__device__ __forceinline__ void pass_on(ClusterShared<Config>& shared,
-                                        const Schedule<Config>& schedule) {
-  constexpr int kForeignBytes = Config::kStageBytes - Config::kSliceBytesA - Config::kSliceBytesB;
-  const auto place = Place<Config>::here();
+__device__ __forceinline__ void relay_slices(ClusterShared<Config>& shared,
+                                             const Schedule<Config>& schedule) {
+  constexpr int kPeerBytes = Config::kStageBytes - Config::kSliceBytesA - Config::kSliceBytesB;
+  const auto block = ClusterPosition<Config>::of_this_block();
   PipelineState<Config::kNumStages> position;
   for (int index = schedule.first(); index < schedule.size(); index += schedule.step()) {
     for (int k_block = 0; k_block < schedule.num_k; ++k_block) {
       Barrier& full = shared.full[position.stage];
       const uint8_t* stage = shared.stages[position.stage];
-      const uint8_t* a = stage + place.slice_a() * Config::kSliceBytesA;
-      const uint8_t* b = stage + Config::kBytesA + place.slice_b() * Config::kSliceBytesB;
+      const uint8_t* a = stage + block.slice_a() * Config::kSliceBytesA;
+      const uint8_t* b = stage + Config::kBytesA + block.slice_b() * Config::kSliceBytesB;
       shared.landed[position.stage].wait(position.phase);
-      full.arrive_expect(kForeignBytes);
+      full.arrive_expect(kPeerBytes);
 #pragma unroll
       for (int i = 0; i < Config::CLUSTER_N; ++i) {
-        if (i != place.n)
-          bulk_copy_to_peer(a, Config::kSliceBytesA, full, place.rank_of(place.m, i));
+        if (i != block.n)
+          bulk_copy_to_peer(a, Config::kSliceBytesA, full, block.rank_of(block.m, i));
       }
 #pragma unroll
       for (int i = 0; i < Config::CLUSTER_M; ++i) {
-        if (i != place.m)
-          bulk_copy_to_peer(b, Config::kSliceBytesB, full, place.rank_of(i, place.n));
+        if (i != block.m)
+          bulk_copy_to_peer(b, Config::kSliceBytesB, full, block.rank_of(i, block.n));
       }
       position.advance();
     }
   }
 }
 
-// A warp gives a stage back to every block that writes into it.
+// Releases a stage, for a warp: arrives at the empty barrier of every thread block that writes into
+// the stage.
 template <typename Config>
-__device__ __forceinline__ void release(Barrier& empty, Place<Config> place) {
+__device__ __forceinline__ void release_to_peers(Barrier& empty, ClusterPosition<Config> block) {
   if constexpr (Config::kNumPeers == 1) {
     if (lane_index() == 0) empty.arrive();
   } else {
-    if (lane_index() < Config::kNumPeers) arrive_remote(empty, place.peer(lane_index()));
+    if (lane_index() < Config::kNumPeers) arrive_remote(empty, block.peer(lane_index()));
   }
 }
 
-// One tile. A stage is given back when the next one's wgmmas have been started.
+// Multiplies one tile. A stage is released after the wgmmas of the next stage have been started.
 template <typename Config>
 __device__ __forceinline__ void accumulate(ClusterShared<Config>& shared,
                                            PipelineState<Config::kNumStages>& position,
                                            typename Config::Accumulators& sums, int consumer,
-                                           int num_k, Place<Config> place) {
+                                           int num_k, ClusterPosition<Config> block) {
   const uint32_t base = shared_address(shared.stages);
   const uint64_t a = swizzled_rows_descriptor(base + consumer * Config::kRows * kRowBytes);
   const uint64_t b = swizzled_rows_descriptor(base + Config::kBytesA);
@@ -231,24 +251,24 @@ __device__ __forceinline__ void accumulate(ClusterShared<Config>& shared,
         k_block > 0);
     if (k_block > 0) {
       wgmma_wait<1>();
-      release<Config>(shared.empty[previous], place);
+      release_to_peers<Config>(shared.empty[previous], block);
     }
     previous = stage;
     position.advance();
   }
   wgmma_wait<0>();
-#pragma unroll
-  for (int i = 0; i < Config::kNumWgmmas; ++i) pin(sums[i]);
-  release<Config>(shared.empty[previous], place);
+  pin(sums);
+  release_to_peers<Config>(shared.empty[previous], block);
 }
 
-// 64 x kChunkCols sums, from column `first` of the tile on, go to a swizzled buffer.
+// Rounds 64 x kChunkCols sums, from column `first` of the tile on, and writes them to a swizzled
+// buffer.
 template <typename Config>
 __device__ __forceinline__ void write_chunk(uint8_t* chunk,
                                             const float (&sums)[Config::BLOCK_N / 2], int first) {
   constexpr int kSpan = Config::kChunkCols * 2;
   const int lane = lane_index();
-  const int row = warp_index() % 4 * 16 + lane % 16;  // which this lane addresses
+  const int row = warp_index() % 4 * 16 + lane % 16;  // the row whose address this lane passes
 #pragma unroll
   for (int j = 0; j < Config::kChunkCols; j += 16) {
     uint32_t matrices[4];
@@ -262,30 +282,31 @@ __device__ __forceinline__ void write_chunk(uint8_t* chunk,
   }
 }
 
-// The sums leave through shared memory, chunk after chunk in two buffers. One thread starts the
-// stores, and the last ones drain while the next tile is computed.
+// Stores the sums through shared memory, chunk by chunk in two buffers. One thread starts the
+// stores, and the last two may still run while the next tile is computed.
 template <typename Config>
 __device__ __forceinline__ void store_tile(uint8_t (&chunks)[2][Config::kChunkBytes],
                                            const typename Config::Accumulators& sums,
                                            const TensorMap& map_d, int m, int n, int row, int col,
                                            int barrier) {
-  const bool leader = threadIdx.x % kWarpgroupThreads == 0;
+  const bool is_leader = threadIdx.x % kWarpgroupThreads == 0;
   constexpr int kNumChunks = Config::kNumWgmmas * Config::kChunksPerRow;
-  // An odd number of chunks ends a tile in the buffer in which the next one begins.
-  if (leader && kNumChunks % 2 == 1) wait_stores_read<0>();
+  // With an odd number of chunks, the last chunk of a tile and the first one of the next tile use
+  // the same buffer.
+  if (is_leader && kNumChunks % 2 == 1) wait_stores_read<0>();
 #pragma unroll
   for (int i = 0; i < kNumChunks; ++i) {
     const int first = i % Config::kChunksPerRow * Config::kChunkCols;
-    const int my_row = row + i / Config::kChunksPerRow * kWgmmaM, my_col = col + first;
+    const int chunk_row = row + i / Config::kChunksPerRow * kWgmmaM, chunk_col = col + first;
     uint8_t* chunk = chunks[i % 2];
-    if (leader) wait_stores_read<1>();
+    if (is_leader) wait_stores_read<1>();
     named_barrier_sync(barrier, kWarpgroupThreads);
     write_chunk<Config>(chunk, sums[i / Config::kChunksPerRow], first);
     fence_async_shared();
     named_barrier_sync(barrier, kWarpgroupThreads);
-    if (leader) {
-      if (my_row < m && my_col < n) {
-        tensor_store(map_d, chunk, my_col, my_row, kDefaultPolicy);
+    if (is_leader) {
+      if (chunk_row < m && chunk_col < n) {
+        tensor_store(map_d, chunk, chunk_col, chunk_row, kDefaultPolicy);
       }
       commit_stores();
     }
@@ -298,12 +319,12 @@ __device__ __forceinline__ void consume(ClusterShared<Config>& shared,
                                         const Schedule<Config>& schedule, const TensorMap& map_d,
                                         int m, int n) {
   const int consumer = warp_index() / 4;
-  const auto place = Place<Config>::here();
+  const auto block = ClusterPosition<Config>::of_this_block();
   PipelineState<Config::kNumStages> position;
   for (int index = schedule.first(); index < schedule.size(); index += schedule.step()) {
-    const Tile tile = schedule.tile(index, place);
+    const Tile tile = schedule.tile(index, block);
     typename Config::Accumulators sums;
-    accumulate<Config>(shared, position, sums, consumer, schedule.num_k, place);
+    accumulate<Config>(shared, position, sums, consumer, schedule.num_k, block);
     store_tile<Config>(shared.chunks[consumer], sums, map_d, m, n,
                        tile.m * Config::BLOCK_M + consumer * Config::kRows,
                        tile.n * Config::BLOCK_N, 1 + consumer);
@@ -311,7 +332,7 @@ __device__ __forceinline__ void consume(ClusterShared<Config>& shared,
   wait_stores_read<0>();
 }
 
-// Launched in clusters of CLUSTER_M * CLUSTER_N blocks along x.
+// Launched in clusters of CLUSTER_M * CLUSTER_N thread blocks along x.
 template <typename T, int BLOCK_M, int BLOCK_N, int CLUSTER_M, int CLUSTER_N, int kNumStages,
           Transfer kTransfer>
 __global__ void __launch_bounds__(3 * kWarpgroupThreads, 1)
@@ -321,10 +342,10 @@ __global__ void __launch_bounds__(3 * kWarpgroupThreads, 1)
                    int m, int n, int k, int group_m) {
   using Config = ClusterTile<T, BLOCK_M, BLOCK_N, CLUSTER_M, CLUSTER_N, kNumStages, kTransfer>;
   extern __shared__ uint8_t dynamic_shared[];
-  // The same in every block, so that peers find things where this block has them.
+  // The padding is the same in every thread block, and so are the offsets of what peers write to.
   const uint32_t padding = -shared_address(dynamic_shared) & 1023;
   auto& shared = *reinterpret_cast<ClusterShared<Config>*>(dynamic_shared + padding);
-  // Called in each role: values that live across setmaxnreg were seen to spill.
+  // A lambda that each role calls: values that live across setmaxnreg were seen to spill.
   const auto schedule = [&] { return Schedule<Config>(m, n, k, group_m); };
 
   if (threadIdx.x == 0) {
@@ -340,14 +361,14 @@ __global__ void __launch_bounds__(3 * kWarpgroupThreads, 1)
 
   if (warp_index() / 4 == Config::kNumConsumers) {
     decrease_registers<40>();
-    const int role = warp_index() % 4;  // by a shuffle, which a part of a warp must not call
+    const int role = warp_index() % 4;  // outside the branches: all lanes must call warp_index()
     if (role == 0 && elect_one()) {
       prefetch_map(map_a);
       prefetch_map(map_b);
       produce<Config>(shared, schedule(), map_a, map_b);
     }
     if (kTransfer == Transfer::kDsmem && role == 1 && elect_one()) {
-      pass_on<Config>(shared, schedule());
+      relay_slices<Config>(shared, schedule());
     }
   } else {
     increase_registers<232>();

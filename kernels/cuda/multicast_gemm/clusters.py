@@ -1,8 +1,8 @@
-"""What every variant of `multicast_gemm` shares, in any language: tiles, clusters, their cost."""
+"""What the variants of `multicast_gemm` share in all languages: tiles, clusters, the cost model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import ceil
 
@@ -12,16 +12,16 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.runtime.gpu import Gpu
 
 BLOCK_K = 64
-"""Columns of A and B a stage: 128 bytes, the widest row the hardware swizzles."""
+"""Columns of A and B in a stage: 128 bytes, the widest row that the hardware swizzles."""
 
 UNICAST, DSMEM, MULTICAST = VARIANTS = "unicast", "dsmem", "multicast"
-"""How a shared operand reaches the blocks that need it, in order of rank."""
+"""How a shared operand reaches the thread blocks that need it, in the order of their ranks."""
 
 TILES: tuple[ConfigValue, ...] = ("128x256", "256x128", "256x192", "128x192", "128x128")
-"""Rows x columns of D that one block makes."""
+"""Rows x columns of D that one thread block computes at a time."""
 
 CLUSTERS: tuple[ConfigValue, ...] = ("2x1", "1x2", "2x2", "4x1")
-"""Blocks along M x along N."""
+"""Thread blocks along M x along N."""
 
 
 def sizes(text: str) -> tuple[int, int]:
@@ -36,16 +36,17 @@ def cluster_size(config: Config) -> int:
 
 
 def cluster_tiles(problem: Problem, config: Config) -> int:
-    """Tiles of whole clusters that cover D."""
+    """Cluster tiles that cover D, each the tiles of all thread blocks of a cluster."""
     (block_m, block_n), (cluster_m, cluster_n) = sizes(config["tile"]), sizes(config["cluster"])
     return ceil(problem["M"] / (block_m * cluster_m)) * ceil(problem["N"] / (block_n * cluster_n))
 
 
 def num_clusters(problem: Problem, config: Config, gpu: Gpu) -> int:
-    """Clusters to launch: one a cluster tile, and no more than run at the same time.
+    """Clusters to launch: one for each cluster tile, but no more than can run at the same time.
 
-    The blocks of a cluster share a GPC, which has 16 or 18 SMs on Hopper: pairs always fill it,
-    and fours leave what is beyond 16 idle. A cluster too many would begin when the others end.
+    The thread blocks of a cluster run in one GPC, which has 16 or 18 SMs on Hopper: clusters of two
+    fill each GPC, clusters of four leave the SMs beyond 16 idle. A cluster more than can run at the
+    same time would start only after another cluster has computed all its tiles.
     """
     size = cluster_size(config)
     resident = (gpu.sms if size <= 2 else gpu.sms // 16 * 16) // size
@@ -53,24 +54,28 @@ def num_clusters(problem: Problem, config: Config, gpu: Gpu) -> int:
 
 
 def slices(config: Config, transfer: str) -> tuple[int, int]:
-    """Rows of A and of B that one block loads for a stage."""
+    """Rows of A and rows of B that one thread block loads into a stage."""
     (block_m, block_n), (cluster_m, cluster_n) = sizes(config["tile"]), sizes(config["cluster"])
     if transfer == UNICAST:
         return block_m, block_n
     return block_m // cluster_n, block_n // cluster_m
 
 
-def reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     n, k = problem["N"], problem["K"]
     if k == 0 or k % 8 or n % 8:
-        return f"TMA needs whole 16-byte units: N={n} and K={k} must be multiples of 8, K > 0"
+        return (
+            f"N={n} and K={k} must be multiples of 8, and K positive: TMA needs rows of a multiple "
+            "of 16 bytes"
+        )
     return None
 
 
 def estimate(transfer: str, problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Waves of cluster tiles: each takes its products' time, or that of its reads from L2.
+    """Waves of cluster tiles, each as long as its products or its reads from L2 take.
 
-    Reads that stay behind the products still cost: power, and the longer queue before them.
+    A tenth of the reads' time is added even where the products take longer: the reads cost power,
+    and they wait for each other in a longer queue.
     """
     block_m, block_n = sizes(config["tile"])
     clusters = num_clusters(problem, config, gpu)
@@ -80,10 +85,11 @@ def estimate(transfer: str, problem: Problem, config: Config, gpu: Gpu) -> float
     read_bytes = 2 * sum(slices(config, transfer)) * problem["K"]
     math_us = flops / (gpu.flops[problem["dtype"]] * TENSOR_EFFICIENCY / gpu.sms) * 1e6
     l2_us = read_bytes / (gpu.bandwidth * L2_TO_DRAM / gpu.sms) * 1e6
-    # Larger tiles read less shared memory a product; copies between blocks take of it, too.
-    shared = 1 + 8 / block_m + 8 / block_n + (0.1 if transfer == DSMEM else 0.0)
+    # wgmmas of larger tiles read less shared memory for the same products; copies between thread
+    # blocks take bandwidth of shared memory, too.
+    shared_factor = 1 + 8 / block_m + 8 / block_n + (0.1 if transfer == DSMEM else 0.0)
     waves = ceil(cluster_tiles(problem, config) / clusters)
-    return waves * (max(math_us * shared, l2_us) + l2_us / 10 + WAVE_LATENCY_US) + LAUNCH_US
+    return waves * (max(math_us * shared_factor, l2_us) + l2_us / 10 + WAVE_LATENCY_US) + LAUNCH_US
 
 
 def implementation(
@@ -91,34 +97,24 @@ def implementation(
     transfer: str,
     summary: str,
     program: Callable[[str, Problem, Config, Gpu], Program],
-    techniques: dict[str, str],
+    techniques: Mapping[str, str],
     **tuned: tuple[ConfigValue, ...],
 ) -> Implementation:
-    """The variant ``transfer`` of ``language``, with ``tuned`` beside tiles and clusters.
+    """The variant ``transfer`` in ``language``; ``tuned`` are further parameters of its space.
 
-    Without sharing there need not be a cluster, so that `unicast` has the best of both.
+    Only `unicast` may have clusters of a single thread block: the other variants need a sharer.
     """
-    alone = ("1x1",) if transfer == UNICAST else ()
-    space = {"tile": TILES, "cluster": alone + CLUSTERS, **tuned}
-    cost = partial(estimate, transfer)
-
-    def default(problem: Problem, gpu: Gpu) -> Config:
-        """The best by the model."""
-        fallback = Config({name: values[0] for name, values in space.items()})
-        configs = made.configs(problem, gpu)
-        return min(configs, key=lambda config: cost(problem, config, gpu), default=fallback)
-
-    made = Implementation(
+    single = ("1x1",) if transfer == UNICAST else ()
+    return Implementation(
         entry="multicast_gemm",
         language=language,
         variant=transfer,
         summary=summary,
         archs=("sm_90a",),
-        space=space,
-        illegal=reject,
-        default=default,
+        space={"tile": TILES, "cluster": single + CLUSTERS, **tuned},
+        illegal=_illegal,
         program=partial(program, transfer),
-        estimate=cost,
+        estimate=partial(estimate, transfer),
         techniques={
             "wgmma": "HGMMA",
             "tma": "UTMALDG",
@@ -129,4 +125,3 @@ def implementation(
         },
         rank=VARIANTS.index(transfer),
     )
-    return made

@@ -1,4 +1,4 @@
-// Values to the element type of the result. NaN becomes the one that conversions make.
+// Conversion of values to the element type of the result.
 #pragma once
 
 #include <kernelcat/types.cuh>
@@ -7,8 +7,7 @@ namespace kernelcat {
 
 using float32 = float;
 
-constexpr int kCodes = 8;  // of a word
-
+// `value` as a T. A NaN becomes the NaN that the conversion instruction makes.
 template <typename T>
 __device__ __forceinline__ T converted(float value) {
   if constexpr (sizeof(T) == 4) {

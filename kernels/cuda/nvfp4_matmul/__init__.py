@@ -1,4 +1,4 @@
-"""`nvfp4_matmul` in CUDA C++: one thread an element, weights streamed to registers, and wgmma."""
+"""`nvfp4_matmul` in CUDA C++: a baseline, mma.sync for few rows of A, wgmma for many."""
 
 from kernelcat.kernels.cuda.nvfp4_matmul import mma, naive, wgmma
 

@@ -1,4 +1,4 @@
-// A block's columns of A, in shared memory once, as operands of the products.
+// A thread block's columns of A as right operands of mma.sync, which stay in shared memory.
 #pragma once
 
 #include <kernelcat/async_copy.cuh>
@@ -10,7 +10,7 @@
 
 namespace kernelcat {
 
-// What A is multiplied as: float8 becomes bfloat16, which holds all of it.
+// The type in which A is multiplied: float8 becomes bfloat16, which represents every float8.
 template <typename T>
 struct OperandType {
   using Type = T;
@@ -20,22 +20,24 @@ struct OperandType<float8_e4m3fn> {
   using Type = bfloat16;
 };
 
-// Between rows, so that eight of them lie in different banks.
+// Bytes after each row, so that ldmatrix reads eight rows from different banks.
 constexpr int kRowPadding = 16;
 
+// Bytes from one row to the next.
 __host__ __device__ constexpr uint32_t row_pitch(int cols) {
   return cols * 2 + kRowPadding;
 }
 
-// Starts to copy columns [first, first + cols) of A (m, k), zeros past k; `cols` is a multiple of
-// 64. A barrier of the block must follow wait_async_copies<0>().
+// Starts to copy columns [first, first + cols) of `a` (m, k) to `shared` (m, row_pitch(cols)
+// bytes), with zeros in columns from k on; `cols` is a multiple of 64. After
+// wait_async_copies<0>(), a barrier of the thread block must follow.
 template <typename T>
 __device__ __forceinline__ void stage_activations(uint8_t* shared, const T* a, int m, int k,
                                                   int first, int cols) {
-  constexpr int kUnit = 16 / sizeof(T);
-  const int units = cols / kUnit;
-  for (int i = threadIdx.x; i < m * units; i += blockDim.x) {
-    const int row = i / units, col = (i - row * units) * kUnit;
+  constexpr int kVector = 16 / sizeof(T);  // elements
+  const int row_vectors = cols / kVector;
+  for (int i = threadIdx.x; i < m * row_vectors; i += blockDim.x) {
+    const int row = i / row_vectors, col = (i - row * row_vectors) * kVector;
     const bool is_inside = first + col < k;
     const T* source = a + static_cast<int64_t>(row) * k + (is_inside ? first + col : 0);
     uint8_t* target = shared + row * row_pitch(cols) + col * 2;
@@ -43,16 +45,15 @@ __device__ __forceinline__ void stage_activations(uint8_t* shared, const T* a, i
       async_copy_16(shared_address(target), source, is_inside);
     } else {
       uint32_t words[8] = {};
-      const T* values = source;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         if (is_inside) {
-          words[j] = pack<bfloat16>(to_float(values[2 * j]), to_float(values[2 * j + 1]));
+          words[j] = pack<bfloat16>(to_float(source[2 * j]), to_float(source[2 * j + 1]));
         }
       }
-      uint4* both = reinterpret_cast<uint4*>(target);
-      both[0] = {words[0], words[1], words[2], words[3]};
-      both[1] = {words[4], words[5], words[6], words[7]};
+      uint4* vectors = reinterpret_cast<uint4*>(target);
+      vectors[0] = {words[0], words[1], words[2], words[3]};
+      vectors[1] = {words[4], words[5], words[6], words[7]};
     }
   }
   commit_async_copies();

@@ -1,5 +1,5 @@
-// Adding up a unit's sums: of the warps that split k, then of the blocks of a cluster, of which
-// each finishes its part of the unit.
+// Adds up the partial sums of a work item: first those of a thread block's warps that split k, then
+// those of the thread blocks of a cluster, each of which finishes a part of the work item.
 #pragma once
 
 #include "../flashmla/remote_store.cuh"
@@ -7,17 +7,18 @@
 
 namespace kernelcat {
 
-constexpr int kQuad = 4;  // rows of W that a thread adds up at a time
+constexpr int kQuad = 4;  // sums that a thread adds up at a time: a row of A, four rows of W
 
-// A warp's sums of a 16-row tile lie in rows of 16, one a row of A; 20 apart, so that lanes of a
-// store fall into different banks.
+// Floats from one row of A to the next in a warp's sums of a tile. A row has 16 floats, one for
+// each row of W; the rest is padding, so that the lanes of a store write to different banks.
 constexpr int kSumsPitch = 20;
 
 __device__ __forceinline__ float4 operator+(const float4& a, const float4& b) {
   return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
 }
 
-// Columns `col` to `col` + 3 of a row of the product; sums are multiplied by `scale`.
+// Finishes columns `col` to `col` + 3 of row `row` of the product, whose sums are multiplied by
+// `scale`, and stores the results in D.
 template <typename Output>
 __device__ __forceinline__ void finish(const Output& output, const float4& sums, float scale,
                                        int row, int col) {
@@ -54,31 +55,34 @@ __device__ __forceinline__ void finish(const Output& output, const float4& sums,
   }
 }
 
-// What a block needs for it: its warps' sums, and what the blocks of the cluster send each other,
-// in two buffers. A block fills a buffer again only after it got everybody's sums of the unit
-// between, which each sends when it has read the buffer; so every block must own some of a unit.
+// The shared memory of a thread block: partial sums of its warps, and partial sums that the thread
+// blocks of the cluster send each other, in two buffers that work items use alternately. No barrier
+// protects a buffer from being overwritten: a thread block writes into the buffers of the others
+// again only two work items later. By then it has received all their sums of the work item between,
+// which they send only after they have read the buffer. Therefore every thread block must finish
+// some sums of every work item.
 template <int kTiles, int kSlices, int kCluster>
 struct ClusterSum {
   float* partials;   // [kSlices][kTiles][m][kSumsPitch]
-  float4* received;  // [2][kCluster][quads of a unit / kCluster, rounded up]
+  float4* received;  // [2][kCluster][quads of a work item / kCluster, rounded up]
   Barrier* arrived;  // [2]
-  int m;
+  int m;             // rows of A
 
   __device__ __forceinline__ int num_quads() const { return m * kTiles * kQuad; }
 
-  // The 16 x 8 sums of rows `first` to `first` + 7 of A.
+  // Stores a warp's 16 x 8 sums: tile row `tile` of W by rows `first` to `first` + 7 of A.
   __device__ __forceinline__ void put(int slice, int tile, int first, const float (&sums)[4]) {
     const int lane = lane_index();
-    float* own = partials + static_cast<int64_t>((slice * kTiles + tile) * m) * kSumsPitch;
+    float* target = partials + static_cast<int64_t>((slice * kTiles + tile) * m) * kSumsPitch;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = first + lane % 4 * 2 + i % 2;
-      if (row < m) own[row * kSumsPitch + i / 2 * 8 + lane / 4] = sums[i];
+      if (row < m) target[row * kSumsPitch + i / 2 * 8 + lane / 4] = sums[i];
     }
   }
 
-  // Quad `q` of a unit: rows 4 * (q % 4) and on of tile q / 4 % kTiles, for row q / 4 / kTiles of
-  // A.
+  // The sum, over this thread block's warps, of quad `q` of a work item: rows 4 * (q % 4) and the
+  // next three of tile q / 4 % kTiles, for row q / 4 / kTiles of A.
   __device__ __forceinline__ float4 block_sum(int q) const {
     const int tile = q / kQuad % kTiles, row = q / kQuad / kTiles;
     const float* first = partials + (tile * m + row) * kSumsPitch + q % kQuad * kQuad;
@@ -90,8 +94,9 @@ struct ClusterSum {
     return sum;
   }
 
-  // Calls function(sum, row of A, row of W in the unit) for what this block finishes of unit
-  // `count`, counted from 0. All threads call it, after a barrier that follows put().
+  // Calls function(quad, row of A, first row of W in the work item) for the quads that this thread
+  // block finishes. `count` is the number of work items before this one. All threads call this,
+  // after a barrier that follows put().
   template <typename Function>
   __device__ __forceinline__ void for_each(int count, int rank, Function function) {
     const auto call = [&](int q, const float4& sum) {
@@ -101,18 +106,20 @@ struct ClusterSum {
       for (int q = threadIdx.x; q < num_quads(); q += blockDim.x) call(q, block_sum(q));
       return;
     }
-    const int each = ceil_div(num_quads(), kCluster), buffer = count % 2;
-    float4* sums = received + buffer * kCluster * each;
-    const int own = ceil_div(num_quads() - rank, kCluster);
-    if (threadIdx.x == 0) arrived[buffer].arrive_expect((kCluster - 1) * own * sizeof(float4));
+    const int max_owned = ceil_div(num_quads(), kCluster), buffer = count % 2;
+    float4* sums = received + buffer * kCluster * max_owned;
+    const int num_owned = ceil_div(num_quads() - rank, kCluster);
+    if (threadIdx.x == 0) {
+      arrived[buffer].arrive_expect((kCluster - 1) * num_owned * sizeof(float4));
+    }
     for (int q = threadIdx.x; q < num_quads(); q += blockDim.x) {
       const int owner = q % kCluster;
-      float4* place = sums + rank * each + q / kCluster;
+      float4* target = sums + rank * max_owned + q / kCluster;
       const float4 sum = block_sum(q);
       if (owner == rank) {
-        *place = sum;
+        *target = sum;
       } else {
-        store_remote(place, sum, arrived[buffer], owner);
+        store_remote(target, sum, arrived[buffer], owner);
       }
     }
     arrived[buffer].wait(count / 2 % 2);
@@ -120,7 +127,7 @@ struct ClusterSum {
       if (q % kCluster != rank) continue;
       float4 sum = sums[q / kCluster];
 #pragma unroll
-      for (int from = 1; from < kCluster; ++from) sum = sum + sums[from * each + q / kCluster];
+      for (int from = 1; from < kCluster; ++from) sum = sum + sums[from * max_owned + q / kCluster];
       call(q, sum);
     }
   }

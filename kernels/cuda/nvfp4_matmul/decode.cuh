@@ -1,9 +1,10 @@
-// Packed weights and their scales become operands of tensor cores, in registers.
+// Decodes packed weights and their scales to operands of tensor cores, in registers.
 //
-// Scales of four tiles of 16 x 64 are read together: lane l has those of rows l % 8 and l % 8 + 8
-// of tile l / 8, decodes them, and every lane fetches the eight (NVFP4) or four (MXFP4) it needs of
-// a tile by shuffles. Decoding by shifts into a float's fields, times a power of two, is that of
-// Marlin (Frantar et al. 2024) and vLLM's FP4 kernels.
+// The scales of four tiles of 16 x 64 are read together: lane l reads and decodes the scales of
+// rows l % 8 and l % 8 + 8 of tile l / 8. Then every lane fetches the eight (NVFP4) or four (MXFP4)
+// scales that it needs of a tile by shuffles. To shift codes into a float's fields, and to multiply
+// the float by a power of two, is Marlin's way (Frantar et al. 2024) and that of vLLM's FP4
+// kernels.
 #pragma once
 
 #include <kernelcat/fp4.cuh>
@@ -15,17 +16,18 @@ namespace kernelcat {
 
 constexpr int kTileRows = 16, kTileCols = 64;
 constexpr int kTileCodes = kTileRows * kTileCols / 2;  // bytes
-constexpr int kTileSteps = kTileCols / 16;             // products of 16 columns
+constexpr int kTileSteps = kTileCols / 16;             // of 16 columns, what one mma has
 constexpr int kGroup = 4;                              // tiles whose scales are read together
 
 template <bool kNvfp4>
 constexpr int kTileScales = kTileRows * kTileCols / kFp4Block<kNvfp4>;  // bytes
 
-// What decoded weights are short of, which sums are multiplied by: see widen.cuh.
+// Decoded weights are the real weights / kGrowth, so that scales fit into T: see widen.cuh. Sums
+// are multiplied by kGrowth.
 template <bool kNvfp4>
 constexpr float kGrowth = kNvfp4 ? 0x1p7f : 1.0f;
 
-// A register with one half of `pair` twice.
+// A register with half kHalf of `pair` in both halves.
 template <int kHalf>
 __device__ __forceinline__ uint32_t twice(uint32_t pair) {
   uint32_t result;
@@ -41,14 +43,14 @@ __device__ __forceinline__ uint32_t twice(uint32_t pair) {
   return result;
 }
 
-// The scales of a tile that a lane needs, each pair in a register: of row r those of blocks 0 and 1
-// (and 2 and 3), then of row r + 8.
+// The scales of a tile that a lane needs, in pairs: for row r = lane / 4 those of blocks 0 and 1
+// (and with NVFP4 of blocks 2 and 3), then the same for row r + 8.
 template <bool kNvfp4>
 struct TileScales {
   static constexpr int kWords = kNvfp4 ? 4 : 2;
   uint32_t pairs[kWords];
 
-  // Of the product of columns 16 kStep and on; kLower: of row r + 8.
+  // The scale of step kStep in both halves of a register, for row r, or with kLower for row r + 8.
   template <int kStep, bool kLower>
   __device__ __forceinline__ uint32_t of() const {
     constexpr int kBlock = kNvfp4 ? kStep : kStep / 2;
@@ -56,7 +58,7 @@ struct TileScales {
   }
 };
 
-// Scales of four tiles as they are read, a lane's share of them.
+// The scales of kGroup tiles that one lane reads and decodes: `Raw` is what it reads.
 template <typename T, bool kNvfp4>
 struct GroupScales;
 
@@ -82,7 +84,7 @@ struct GroupScales<T, false> {
 
   GroupScales() = default;
 
-  // bfloat16 has e8m0's exponent; 2^-127 is its subnormal.
+  // bfloat16 has as many exponent bits as e8m0; there 2^-127 (code 0) is a subnormal number.
   static __device__ __forceinline__ uint32_t power(uint32_t code) {
     return code == 0 ? 0x40 : code << 7;
   }
@@ -96,22 +98,22 @@ struct GroupScales<T, false> {
   }
 };
 
-// Of tile `tile` of the four, for every lane of the warp.
+// The scales of tile `tile` of the group, for each lane of the warp.
 template <bool kNvfp4, typename T>
 __device__ __forceinline__ TileScales<kNvfp4> tile_scales(const GroupScales<T, kNvfp4>& scales,
                                                           int tile) {
-  TileScales<kNvfp4> found;
+  TileScales<kNvfp4> result;
 #pragma unroll
   for (int i = 0; i < TileScales<kNvfp4>::kWords; ++i) {
-    found.pairs[i] = __shfl_sync(0xffffffff, scales.pairs[i], tile * 8 + lane_index() / 4);
+    result.pairs[i] = __shfl_sync(0xffffffff, scales.pairs[i], tile * 8 + lane_index() / 4);
   }
-  return found;
+  return result;
 }
 
-// Pair `kPair` of a word's codes (nibbles kPair and kPair + 4) in T's fields: 2^-126 of its values,
-// or 2^-14 for float16.
+// Pair kPair of a word's codes (nibbles kPair and kPair + 4), shifted into the fields of a pair of
+// T: their values times 2^-126 (bfloat16) or 2^-14 (float16).
 template <typename T, int kPair>
-__device__ __forceinline__ uint32_t placed(uint32_t word) {
+__device__ __forceinline__ uint32_t shift_into_fields(uint32_t word) {
   constexpr int kShift = 12 - 4 * kPair - (kIsBfloat16<T> ? 6 : 3);
   constexpr uint32_t kMagnitude = kIsBfloat16<T> ? 0x01c001c0 : 0x0e000e00;
   const uint32_t sign = word << (12 - 4 * kPair);
@@ -119,16 +121,17 @@ __device__ __forceinline__ uint32_t placed(uint32_t word) {
   return (sign & 0x80008000) | (magnitude & kMagnitude);
 }
 
-// The 16 x 16 left operand of step kStep: codes times scales, 1 / kGrowth of them. MXFP4's powers
-// of two span all of bfloat16, so its values are made normal first.
+// The 16 x 16 left operand of step kStep: codes times scales, divided by kGrowth. The scales of
+// MXFP4 span the whole range of bfloat16, so codes are first multiplied by 2^126 to their real
+// values.
 template <typename T, bool kNvfp4, int kStep>
 __device__ __forceinline__ void decode(uint32_t (&operand)[4], uint32_t word,
                                        const TileScales<kNvfp4>& scales) {
   static_assert(kNvfp4 || kIsBfloat16<T>, "scales of MXFP4 leave float16's range");
   const uint32_t upper = scales.template of<kStep, false>();
   const uint32_t lower = scales.template of<kStep, true>();
-  uint32_t pairs[4] = {placed<T, 0>(word), placed<T, 1>(word), placed<T, 2>(word),
-                       placed<T, 3>(word)};
+  uint32_t pairs[4] = {shift_into_fields<T, 0>(word), shift_into_fields<T, 1>(word),
+                       shift_into_fields<T, 2>(word), shift_into_fields<T, 3>(word)};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if constexpr (!kNvfp4) pairs[i] = multiply_pairs<T>(pairs[i], 0x7e807e80);  // 2^126

@@ -1,9 +1,9 @@
-// D = activation(A @ W^T + bias) for few rows of A, bound by the bytes of W: weights go straight
-// from global memory to registers, where they become the left operand of W A^T.
+// D = activation(A @ W^T + bias) for few rows of A, as D^T = W A^T. The bytes of W bound the time,
+// so weights go straight from global memory to registers, where they are decoded to left operands.
 //
-// Warps of a block, and blocks of a cluster, split k; their sums meet in shared memory. Weights in
-// the order of registers, and warps that split k, are Marlin's (Frantar et al. 2024); a persistent
-// stream of them without a stage in shared memory is what is added.
+// Warps of a thread block, and thread blocks of a cluster, split k, and add up their sums in shared
+// memory. Weights in the order of registers, and warps that split k, are Marlin's (Frantar et al.
+// 2024). New is that a persistent warp loads weights without a stage in shared memory.
 #include <kernelcat/mma.cuh>
 #include <kernelcat/pdl.cuh>
 
@@ -13,8 +13,10 @@
 
 namespace kernelcat {
 
-// kColTiles: of 8 rows of A. A warp has kRowTiles tiles of 16 rows of W; kWarpRows warps lie below
-// each other, the others split k, and so do kCluster blocks.
+// A warp multiplies kRowTiles tile rows of W by kColTiles tiles of 8 rows of A at a time. A unit,
+// the work item of a cluster, is kUnitTiles tile rows of W: kWarpRows warps of a thread block
+// multiply different tile rows of the unit. The k range is split into slices, kSlices of them among
+// the warps of a thread block that multiply the same tile rows, times kCluster thread blocks.
 template <typename TA_, typename TOut, bool kNvfp4_, Activation kActivation, int kColTiles_,
           int kRowTiles_, int kWarpRows_, int kWarps_, int kCluster_, int kBlocksPerSm_>
 struct MmaTile {
@@ -26,12 +28,13 @@ struct MmaTile {
   static constexpr int kWarps = kWarps_, kCluster = kCluster_, kBlocksPerSm = kBlocksPerSm_;
   static constexpr int kNumThreads = kWarps * kWarpThreads;
   static constexpr int kSlices = kWarps / kWarpRows;
-  static constexpr int kUnitTiles = kRowTiles * kWarpRows;  // tile rows of a unit of work
+  static constexpr int kUnitTiles = kRowTiles * kWarpRows;
   using Stream = WeightStream<T, kNvfp4, kRowTiles>;
   using Sum = ClusterSum<kUnitTiles, kSlices, kCluster>;
   using Accumulators = float[kRowTiles][kColTiles][4];
 };
 
+// Adds the products of step kStep of a tile column. `b` are right operands of two steps.
 template <typename T, bool kNvfp4, int kStep, int kRowTiles, int kColTiles>
 __device__ __forceinline__ void multiply_step(float (&sums)[kRowTiles][kColTiles][4],
                                               const uint4 (&words)[kRowTiles],
@@ -52,7 +55,9 @@ __device__ __forceinline__ void multiply_step(float (&sums)[kRowTiles][kColTiles
   }
 }
 
-// Adds a tile column: 64 columns of k. `rows` are the addresses of a lane's rows of A.
+// Adds the products of a tile column, which has 64 columns of k. `rows` are the shared-memory
+// addresses that this lane passes to ldmatrix for the thread block's first columns of A; `offset`
+// is the distance from these columns to the tile column's, in bytes.
 template <typename Config>
 __device__ __forceinline__ void multiply_tile(
     typename Config::Accumulators& sums, const uint4 (&words)[Config::kRowTiles],
@@ -71,12 +76,14 @@ __device__ __forceinline__ void multiply_tile(
   multiply_step<T, kNvfp4, 3>(sums, words, scales, b);
 }
 
-// A warp's part of one unit. Loads run a group ahead, into the registers that were just used.
+// Multiplies a warp's part of one work item. Weights of the next group are loaded into the
+// registers whose weights have just been multiplied. `block_begin` is the thread block's first tile
+// column.
 template <typename Config>
 __device__ __forceinline__ void accumulate(typename Config::Stream& stream,
                                            typename Config::Accumulators& sums,
                                            const uint32_t (&rows)[Config::kColTiles],
-                                           int slice_begin) {
+                                           int block_begin) {
   using Scales = typename Config::Stream::Scales;
   for (int first = stream.begin; first < stream.padded_end; first += kGroup) {
     stream.advance();
@@ -91,23 +98,22 @@ __device__ __forceinline__ void accumulate(typename Config::Stream& stream,
 #pragma unroll
         for (int i = 0; i < Config::kRowTiles; ++i) scales[i] = tile_scales(decoded[i], t);
         multiply_tile<Config>(sums, stream.words[t], scales, rows,
-                              (first + t - slice_begin) * kTileCols * 2);
+                              (first + t - block_begin) * kTileCols * 2);
       }
       stream.load_tile(t);
     }
   }
 }
 
-// Every block of a cluster has `slice_tiles` tiles of k for each of its slices; units are
-// kUnitTiles tile rows.
+// Each of a thread block's kSlices slices has `slice_tiles` tile columns of k.
 template <typename TA, typename TOut, bool kNvfp4, Activation kActivation, int kColTiles,
           int kRowTiles, int kWarpRows, int kWarps, int kCluster, int kBlocksPerSm,
           typename Config = MmaTile<TA, TOut, kNvfp4, kActivation, kColTiles, kRowTiles, kWarpRows,
                                     kWarps, kCluster, kBlocksPerSm>>
 __global__ void __launch_bounds__(Config::kNumThreads, kBlocksPerSm)
     nvfp4_matmul_mma(const TA* a,                // (m, k)
-                     const uint8_t* w,           // tiles of 16 x 64, n and k padded
-                     const uint8_t* w_scale,     // tiles, too
+                     const uint8_t* w,           // tiles of 16 x 64, with n and k padded
+                     const uint8_t* w_scale,     // scales of these tiles
                      const float* global_scale,  // (1,), or null for MXFP4
                      const float* a_scale,       // (m,), or null for A of 16 bits
                      const TOut* bias,           // (n,) or null
@@ -122,14 +128,18 @@ __global__ void __launch_bounds__(Config::kNumThreads, kBlocksPerSm)
   const int num_units = ceil_div(n, kTileRows * Config::kUnitTiles);
   const int first_unit = blockIdx.x / kCluster, step = gridDim.x / kCluster;
 
-  uint8_t* after = dynamic_shared + m * row_pitch(cols);
-  float* partials = reinterpret_cast<float*>(after);
-  after += Config::kSlices * Config::kUnitTiles * m * kSumsPitch * sizeof(float);
-  float4* received = reinterpret_cast<float4*>(after);
+  // Shared memory: A's columns, partial sums, received sums, barriers.
+  uint8_t* address = dynamic_shared + m * row_pitch(cols);
+  float* partials = reinterpret_cast<float*>(address);
+  address += Config::kSlices * Config::kUnitTiles * m * kSumsPitch * sizeof(float);
+  float4* received = reinterpret_cast<float4*>(address);
   if (kCluster > 1) {
-    after += 2 * kCluster * ceil_div(m * Config::kUnitTiles * kQuad, kCluster) * sizeof(float4);
+    address += 2 * kCluster * ceil_div(m * Config::kUnitTiles * kQuad, kCluster) * sizeof(float4);
   }
-  typename Config::Sum sum = {partials, received, reinterpret_cast<Barrier*>(after), m};
+  typename Config::Sum sum = {.partials = partials,
+                              .received = received,
+                              .arrived = reinterpret_cast<Barrier*>(address),
+                              .m = m};
 
   if constexpr (kCluster > 1) {
     if (threadIdx.x == 0) {
@@ -170,7 +180,8 @@ __global__ void __launch_bounds__(Config::kNumThreads, kBlocksPerSm)
   wait_async_copies<0>();
   __syncthreads();
 
-  const typename Config::Output output = {d, global_scale, a_scale, bias, m, n};
+  const typename Config::Output output = {
+      .d = d, .global_scale = global_scale, .a_scale = a_scale, .bias = bias, .m = m, .n = n};
   const float scale = output.global() * kGrowth<kNvfp4>;
   int count = 0;
   for (int unit = first_unit; unit < num_units; unit += step, ++count) {
@@ -185,8 +196,8 @@ __global__ void __launch_bounds__(Config::kNumThreads, kBlocksPerSm)
       }
     }
     __syncthreads();
-    sum.for_each(count, rank, [&](const float4& four, int row, int col) {
-      finish(output, four, scale, row, unit * Config::kUnitTiles * kTileRows + col);
+    sum.for_each(count, rank, [&](const float4& quad, int row, int col) {
+      finish(output, quad, scale, row, unit * Config::kUnitTiles * kTileRows + col);
     });
     __syncthreads();
   }

@@ -1,4 +1,4 @@
-// D = activation(A @ W^T + bias), one thread an element, a code and its scale at a time.
+// D = activation(A @ W^T + bias): one thread for each element decodes one weight at a time.
 #include <kernelcat/fp4.cuh>
 #include <kernelcat/fp8.cuh>
 
@@ -8,14 +8,16 @@ namespace kernelcat {
 
 constexpr int kTileRows = 16, kTileCols = 64, kTileBytes = kTileRows * kTileCols / 2;
 
-// Rounded to what W is multiplied as; float8's products take it as it is.
+// `value` rounded to the type of a 16-bit A, in which the other variants multiply; not rounded for
+// A in float8.
 template <typename T>
 __device__ __forceinline__ float as_operand(float value) {
   if constexpr (sizeof(T) == 2) return to_float(from_float<T>(value));
   return value;
 }
 
-// W's element (row, col), without the global scale. kTiles: as reference/_fp4_tiles.py packs them.
+// W's element (row, col), without the global scale. With kTiles, W is packed as
+// reference/_fp4_tiles.py describes, else in rows.
 template <bool kNvfp4, bool kTiles>
 __device__ __forceinline__ float weight_at(const uint8_t* w, const uint8_t* w_scale, int64_t row,
                                            int64_t col, int64_t k) {
@@ -45,7 +47,8 @@ __global__ void __launch_bounds__(256)
                        TOut* d,                    // (m, n), or (m, n / 2) for kSwiglu
                        int m, int n, int k) {
   using Output = Fp4Output<TOut, kActivation, sizeof(T) == 1>;
-  const Output output = {d, global_scale, a_scale, bias, m, n};
+  const Output output = {
+      .d = d, .global_scale = global_scale, .a_scale = a_scale, .bias = bias, .m = m, .n = n};
   const float global = output.global();
   const auto sum_at = [&](int64_t row, int64_t col) {
     float sum = 0.0f;

@@ -1,4 +1,4 @@
-"""`nvfp4_matmul`'s baseline: one thread an element of D, of A in 16 or 8 bits."""
+"""The baseline of `nvfp4_matmul`: one thread for each element of D, for A in 16 or 8 bits."""
 
 from __future__ import annotations
 
@@ -7,37 +7,40 @@ from dataclasses import replace
 from kernelcat.catalog.cost_model import copy_us
 from kernelcat.catalog.implementation import Config, Pointer, Program
 from kernelcat.catalog.spec import Problem
-from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.gemm.naive import baseline, launch
+from kernelcat.kernels.cuda.common.baseline import baseline
+from kernelcat.kernels.cuda.common.launch import grid_stride_launch, instance
+from kernelcat.kernels.cuda.common.persistent import sizes
 from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
     EPILOGUE,
     WEIGHTS,
     activation,
-    cpp,
     is_nvfp4,
-    sizes,
-    types,
-    why_not_coded,
+    out_type,
+    why_not_decoded,
 )
 from kernelcat.reference.nvfp4_matmul import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
+THREADS = 256
 FLOPS = 0.1e12
-"""A guess: every thread decodes what it multiplies."""
+"""Operations a second, a guess: every thread decodes each weight that it multiplies."""
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    arguments = (
-        *types(problem),
-        is_nvfp4(problem),
-        cpp(problem["packing"] == "tiles"),
-        activation(problem),
+    source = instance(
+        "nvfp4_matmul/naive.cu",
+        "nvfp4_matmul_naive",
+        *(problem["dtype"], out_type(problem), is_nvfp4(problem)),
+        *(problem["packing"] == "tiles", activation(problem)),
     )
-    kernel = f"kernelcat::nvfp4_matmul_naive<{', '.join(arguments)}>"
-    source = CudaSource("nvfp4_matmul/naive.cu", kernel)
-    pair = 2 if problem["activation"] == "swiglu" else 1
-    elements = problem["M"] * (problem["N"] // pair)
-    return launch(source, elements, (Pointer("a"), *WEIGHTS, *EPILOGUE, *sizes(problem)))
+    d_cols = problem["N"] // (2 if problem["activation"] == "swiglu" else 1)
+    return grid_stride_launch(
+        source,
+        (Pointer("a"), *WEIGHTS, *EPILOGUE, *sizes(problem)),
+        problem["M"] * d_cols,
+        items_per_block=THREADS,
+        threads=THREADS,
+    )
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
@@ -45,6 +48,12 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 
 IMPLEMENTATION = replace(
-    baseline("nvfp4_matmul", "one thread an element; either packing", _program, _estimate),
-    illegal=lambda config, problem, gpu: why_not_coded(problem),
+    baseline(
+        "nvfp4_matmul",
+        "one thread for each element, for weights in rows or in tiles",
+        _program,
+        _estimate,
+        {"fused multiply-add": "FFMA"},
+    ),
+    illegal=lambda config, problem, gpu: why_not_decoded(problem),
 )

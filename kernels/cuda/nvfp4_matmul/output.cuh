@@ -1,4 +1,4 @@
-// What happens to a sum of products before it is rounded: scales, bias, activation.
+// The epilogue: scales, bias and activation, before a result is rounded.
 #pragma once
 
 #include <kernelcat/epilogue.cuh>
@@ -6,13 +6,13 @@
 namespace kernelcat {
 
 // D = activation(global_scale * a_scale * sums + bias), row-major; (m, n), or (m, n / 2) for
-// kSwiglu. `T` is D's element type; kRowScale: A is float8, and has a scale a row.
+// kSwiglu. `T` is D's element type; with kRowScale, A is float8 and every row of A has a scale.
 template <typename T_, Activation kActivation, bool kRowScale>
 struct Fp4Output {
   using T = T_;
   static constexpr bool kPaired = kActivation == Activation::kSwiglu;
-  // Eight columns of D^T each, which make 16 bytes of a row of D: four matrices of 8 x 8, of the
-  // halves of 16 rows of W, or of pairs of them.
+  // Blocks of eight columns of D^T that a warp stores together. A block of 16 rows of W is two 8 x
+  // 8 matrices of D, or one with kPaired; four matrices make rows of 16 bytes (gather_rows).
   static constexpr int kStoredBlocks = kPaired ? 4 : 2;
 
   T* d;
@@ -27,7 +27,7 @@ struct Fp4Output {
     return global_scale == nullptr ? 1.0f : *global_scale;
   }
 
-  // `scale` times what sums of a row are multiplied by besides; any number for rows that are not.
+  // The factor of a row's sums: `scale`, with kRowScale times the row's scale; 0 past the last row.
   __device__ __forceinline__ float row_scale(float scale, int row) const {
     if constexpr (!kRowScale) return scale;
     return row < m ? scale * a_scale[row] : 0.0f;
@@ -37,7 +37,7 @@ struct Fp4Output {
     return bias == nullptr || col >= n ? 0.0f : to_float(bias[col]);
   }
 
-  // Of a column of the product, or a pair of them: gate and what it gates.
+  // The activation of a column of the product, and of a pair of columns for kSwiglu.
   static __device__ __forceinline__ float activated(float z) { return activate<kActivation>(z); }
   static __device__ __forceinline__ float gated(float gate, float up) { return silu(gate) * up; }
 };

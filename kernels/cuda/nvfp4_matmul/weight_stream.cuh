@@ -1,70 +1,76 @@
-// Weights straight from global memory to registers: every lane has its next loads in flight.
+// Loads packed weights straight from global memory to registers, ahead of their use.
 #pragma once
 
 #include "decode.cuh"
 
 namespace kernelcat {
 
-// Read once, by nobody else: not kept in L1.
+// Loads of data that is read only once, which therefore does not go into L1.
 __device__ __forceinline__ uint4 load_stream(const uint4* address) {
-  uint4 v;
+  uint4 words;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
                : "l"(address));
-  return v;
+  return words;
 }
 __device__ __forceinline__ uint2 load_stream(const uint2* address) {
-  uint2 v;
+  uint2 words;
   asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-               : "=r"(v.x), "=r"(v.y)
+               : "=r"(words.x), "=r"(words.y)
                : "l"(address));
-  return v;
+  return words;
 }
 __device__ __forceinline__ uint32_t load_stream(const uint32_t* address) {
-  uint32_t v;
-  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(address));
-  return v;
+  uint32_t word;
+  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(word) : "l"(address));
+  return word;
 }
 
-// What a warp reads: of each unit of work kRowTiles tile rows, and of these the tiles of its slice
-// of k, in groups of four. The next unit's first group is loaded while the last one's is used.
+// The weights that a warp reads: in each work item kRowTiles tile rows, of which it reads the tiles
+// of its slice of k, kGroup tiles at a time. While the last group of a work item is multiplied, the
+// first group of the next one is loaded.
 template <typename T, bool kNvfp4, int kRowTiles>
 struct WeightStream {
   using Scales = GroupScales<T, kNvfp4>;
   using Raw = typename Scales::Raw;
 
-  const uint4* codes;          // a lane's words of the first tile
-  const Raw* scales;           // a lane's part of the first four tiles'
-  int k_tiles, num_row_tiles;  // of W
-  int begin, end;              // tiles of the slice
-  int row_tile, row_step;      // of what is loaded next; to the next unit
-  int tile;                    // the first of the group that is loaded next
-  int padded_end;              // where slices of every warp end, in whole groups
+  const uint4* codes;          // where the lane's codes of W's first tile are
+  const Raw* scales;           // where the lane's scales of W's first group are
+  int k_tiles, num_row_tiles;  // tile columns and tile rows of W
+  int begin, end;              // tile columns of the slice
+  int row_tile;                // the first tile row of the next loads
+  int row_step;                // tile rows from a work item to the next
+  int tile;                    // the first tile column of the next loads
+  int padded_end;              // where the last group of the slice ends
 
   uint4 words[kGroup][kRowTiles];
   Raw raw[kRowTiles];
 
-  __device__ __forceinline__ bool has_rows(int i) const { return row_tile + i < num_row_tiles; }
-  __device__ __forceinline__ int64_t first_of(int i) const {
+  // Whether W has tile row `i` of the next loads, and the number of its first tile there.
+  __device__ __forceinline__ bool has_row_tile(int i) const { return row_tile + i < num_row_tiles; }
+  __device__ __forceinline__ int64_t tile_index(int i) const {
     return static_cast<int64_t>(row_tile + i) * k_tiles + tile;
   }
 
+  // Starts to load the codes of tile column `t` of the group.
   __device__ __forceinline__ void load_tile(int t) {
     if (tile + t >= end) return;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      if (has_rows(i)) words[t][i] = load_stream(codes + (first_of(i) + t) * kWarpThreads);
+      if (has_row_tile(i)) words[t][i] = load_stream(codes + (tile_index(i) + t) * kWarpThreads);
     }
   }
 
+  // Starts to load the scales of the group.
   __device__ __forceinline__ void load_scales() {
     const bool is_inside = tile + lane_index() / 8 < end;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      if (is_inside && has_rows(i)) raw[i] = load_stream(scales + first_of(i) * 8);
+      if (is_inside && has_row_tile(i)) raw[i] = load_stream(scales + tile_index(i) * 8);
     }
   }
 
+  // Moves to the next group.
   __device__ __forceinline__ void advance() {
     tile += kGroup;
     if (tile < padded_end) return;

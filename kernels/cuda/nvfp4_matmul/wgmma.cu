@@ -1,15 +1,29 @@
 // D = activation(A @ W^T + bias) for many rows of A on Hopper, as D^T = W A^T: a persistent kernel
-// in which one thread fills a ring with packed weights and rows of A, and two warpgroups decode the
-// former into the registers from which wgmma takes its left operand.
+// in which one thread fills a ring with packed weights and rows of A, and two consumer warpgroups
+// decode the weights to registers, from which wgmma takes its left operand.
 //
-// Weights as wgmma's operand in registers are Machete's (vLLM) and CUTLASS's mixed-input kernels';
-// the order of work is gemm's.
+// Weights as wgmma's operand in registers are those of Machete (vLLM) and of CUTLASS's mixed-input
+// kernels; the order of tiles is gemm's.
+//
+// barrier    | who arrives (how many)               | who waits   | for what
+// full[s]    | producer, with the stage's bytes (1) | consumers   | stage s holds its k-block
+// empty[s]   | consumer warps (8)                   | producer    | stage s has been read
+// arrived[c] | a thread of consumer c (1)           | consumer c  | partial sums from the cluster
+// cluster    | all threads, at the start            | all threads | all mbarriers, see below
+//
+// arrived[c] is in inbox c, and counts the bytes that the cluster's other thread blocks store
+// there. The cluster barrier, with kSplitK > 1 only, separates the initialisation of mbarriers from
+// their first use. At the end none is needed: a thread block waits for all stores into its own
+// inboxes.
+#include <kernelcat/stage_release.cuh>
+
 #include "wgmma_result.cuh"
 #include "wgmma_tile.cuh"
 
 namespace kernelcat {
 
-// A warp's tile of W: a lane's codes, and its two rows' scales.
+// A lane's part of a tile of W that its warp multiplies: codes, and the scales of the lane's two
+// rows.
 template <typename Config>
 struct PackedTile {
   using Scales = GroupScales<typename Config::T, Config::kNvfp4>;
@@ -21,7 +35,7 @@ struct PackedTile {
         raw(reinterpret_cast<const typename Scales::Raw*>(
             stage.scales[row][tile])[lane_index() / 4]) {}
 
-  // The left operands of a tile's four steps.
+  // Decodes the left operands of the tile's four steps.
   __device__ __forceinline__ void decode_into(uint32_t (&operands)[kTileSteps][4]) const {
     using T = typename Config::T;
     constexpr bool kNvfp4 = Config::kNvfp4;
@@ -36,14 +50,14 @@ struct PackedTile {
   }
 };
 
-// Starts a tile's products; `a` describes 64 columns of A.
+// Starts the wgmmas of a tile of W and commits them; `a` is the matrix descriptor of 64 columns of
+// A.
 template <typename Config>
 __device__ __forceinline__ void multiply_tile(typename Config::Sums& sums,
                                               uint32_t (&operands)[kTileSteps][4], uint64_t a,
                                               bool accumulate) {
   pin(sums);
-#pragma unroll
-  for (int s = 0; s < kTileSteps; ++s) pin_operand(operands[s]);
+  pin(operands);
   wgmma_fence();
 #pragma unroll
   for (int s = 0; s < kTileSteps; ++s) {
@@ -54,14 +68,7 @@ __device__ __forceinline__ void multiply_tile(typename Config::Sums& sums,
   pin(sums);
 }
 
-// A warp is done with a stage; what it read by ordinary loads is behind it for the copy engine too.
-__device__ __forceinline__ void release_stage(Barrier& empty) {
-  fence_async_shared();
-  __syncwarp();
-  if (lane_index() == 0) empty.arrive();
-}
-
-// A warp's tiles of W in a stage.
+// A lane's part of the two tiles of W in a stage that its warp multiplies.
 template <typename Config>
 struct PackedStage {
   PackedTile<Config> tiles[Config::kStageTiles];
@@ -70,21 +77,21 @@ struct PackedStage {
       : tiles{{stage, row, 0}, {stage, row, 1}} {}
 };
 
-// One tile of D^T: weights are decoded while the products of those before run.
+// Multiplies one tile of D^T. Weights are decoded while the wgmmas of earlier weights run.
 template <typename Config>
 __device__ __forceinline__ void accumulate(Fp4WgmmaShared<Config>& shared,
                                            PipelineState<Config::kNumStages>& position,
                                            typename Config::Sums& sums,
                                            const KRange<Config>& range) {
   uint32_t operands[Config::kStageTiles][kTileSteps][4];
-  const int row = threadIdx.x / kWarpThreads;
+  const int row = threadIdx.x / kWarpThreads;  // the warp's tile row of W in the stage
   const auto packed_stage = [&] {
     shared.full[position.stage].wait(position.phase);
     return PackedStage<Config>(shared.stages[position.stage], row);
   };
   PackedStage<Config> packed = packed_stage();
   int previous = 0;
-  for (int block = range.begin; block < range.end; ++block) {
+  for (int k_block = range.begin; k_block < range.end; ++k_block) {
     const int stage = position.stage;
     position.advance();
 #pragma unroll
@@ -92,18 +99,17 @@ __device__ __forceinline__ void accumulate(Fp4WgmmaShared<Config>& shared,
       packed.tiles[t].decode_into(operands[t]);
       const uint32_t a = shared_address(shared.stages[stage].a[t]);
       multiply_tile<Config>(sums, operands[t], swizzled_rows_descriptor(a),
-                            t > 0 || block > range.begin);
-      if (t == Config::kStageTiles - 1 && block + 1 < range.end) packed = packed_stage();
+                            t > 0 || k_block > range.begin);
+      if (t == Config::kStageTiles - 1 && k_block + 1 < range.end) packed = packed_stage();
       wgmma_wait<1>();
-#pragma unroll
-      for (int s = 0; s < kTileSteps; ++s) pin_operand(operands[1 - t][s]);
-      if (t == 0 && block > range.begin) release_stage(shared.empty[previous]);
+      pin(operands[1 - t]);
+      if (t == 0 && k_block > range.begin) release_stage_after_loads(shared.empty[previous]);
     }
     previous = stage;
   }
   wgmma_wait<0>();
   pin(sums);
-  release_stage(shared.empty[previous]);
+  release_stage_after_loads(shared.empty[previous]);
 }
 
 // Runs in a consumer warpgroup.
@@ -115,15 +121,15 @@ __device__ __forceinline__ void consume(Fp4WgmmaShared<Config>& shared,
   const int consumer = warp_index() / 4, rank = schedule.rank;
   const float scale = output.global() * kGrowth<Config::kNvfp4>;
   PipelineState<Config::kNumStages> position;
-  schedule.for_each([&](const Work& work, int first_row, int col) {
+  schedule.for_each([&](const WorkItem& work, int first_row, int col) {
     typename Config::Sums sums;
     accumulate<Config>(shared, position, sums, KRange<Config>(work, rank));
     if constexpr (Config::kSplitK > 1) {
-      const int num_live = ceil_div(output.m - col, 8 * Groups::kBlocks);
-      shared.inboxes[consumer].add_up(sums, rank, min(num_live, Groups::kGroups));
+      const int num_groups = ceil_div(output.m - col, 8 * Groups::kBlocks);
+      shared.inboxes[consumer].add_up(sums, rank, min(num_groups, Groups::kGroups));
     }
     store_transposed<Config::BLOCK_N>(sums, output, scale, first_row + consumer * kWgmmaM, col,
-                                      [&](int group) { return Groups::is_own(group, rank); });
+                                      [&](int group) { return Groups::is_owned(group, rank); });
   });
 }
 
@@ -132,7 +138,7 @@ template <typename T, typename TOut, bool kNvfp4, Activation kActivation, bool k
           typename Config =
               Fp4WgmmaTile<T, TOut, kNvfp4, kActivation, kRowScale, BLOCK_N, kNumStages, kSplitK>>
 __global__ void __launch_bounds__(Config::kNumThreads, 1)
-    nvfp4_matmul_wgmma(const __grid_constant__ TensorMap map_a,
+    nvfp4_matmul_wgmma(const __grid_constant__ TensorMap map_a,  // see Fp4Maps
                        const __grid_constant__ TensorMap map_w,
                        const __grid_constant__ TensorMap map_scales,
                        const float* global_scale,  // (1,), or null for MXFP4
@@ -143,9 +149,10 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
   extern __shared__ uint8_t dynamic_shared[];
   const uint32_t padding = -shared_address(dynamic_shared) & 1023;
   auto& shared = *reinterpret_cast<Fp4WgmmaShared<Config>*>(dynamic_shared + padding);
+  // A lambda that each role calls, as in gemm/wgmma.cu.
   const auto schedule = [&] { return BlockSchedule<Config>::of(m, n, k, 0, 1, group_m); };
 
-  const Fp4Maps maps = {map_a, map_w, map_scales};
+  const Fp4Maps maps = {.a = map_a, .w = map_w, .scales = map_scales};
   if (threadIdx.x == 0) {
     maps.prefetch();
     for (Barrier& barrier : shared.full) barrier.init(1);
@@ -170,7 +177,9 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
     }
   } else {
     increase_registers<Config::kRegisters>();
-    consume<Config>(shared, schedule(), {d, global_scale, a_scale, bias, m, n});
+    consume<Config>(
+        shared, schedule(),
+        {.d = d, .global_scale = global_scale, .a_scale = a_scale, .bias = bias, .m = m, .n = n});
   }
 }
 

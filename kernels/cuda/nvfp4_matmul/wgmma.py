@@ -1,4 +1,4 @@
-"""`nvfp4_matmul` for many rows: wgmma with weights in registers, decoded from a ring."""
+"""`nvfp4_matmul` for many rows of A: wgmma multiplies weights that are decoded in registers."""
 
 from __future__ import annotations
 
@@ -17,64 +17,64 @@ from kernelcat.catalog.implementation import (
     TensorMap,
 )
 from kernelcat.catalog.spec import Problem
-from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.gemm.persistent import overlapped_us
+from kernelcat.kernels.cuda.common.launch import instance
+from kernelcat.kernels.cuda.common.persistent import overlapped_us, sizes
 from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
     EPILOGUE,
     activation,
-    cpp,
     is_empty,
     is_nvfp4,
     k_tiles,
     math_dtype,
+    out_type,
     row_tiles,
-    sizes,
-    types,
     why_not_tiles,
 )
 from kernelcat.reference._fp4_tiles import TILE_COLS, TILE_ROWS
 from kernelcat.reference.nvfp4_matmul import ENTRY, FP8
 from kernelcat.runtime.gpu import KB, Gpu
 
-MIN_STAGES = 3
+MIN_STAGES, MAX_STAGES = 3, 12
 BLOCK_M, BLOCK_K = 128, 128
-"""Rows of W a tile, and columns a stage."""
+"""Rows of W in a tile, and columns of A and W in a stage."""
 CONSUMERS = 2
 """Warpgroups that multiply."""
 GROUP_M = 16
-"""Tile rows of W in a group of the order: W's tiles are small, so there are many."""
+"""Rows of tiles in a group of the order of tiles: many, because packed rows of W are few bytes."""
 SPACE = {
     "tile": ("128x64", "128x128", "128x192", "128x256"),
     "split_k": (1, 2, 3, 4, 5, 6, 8),
 }
 """
 tile : rows of W x rows of A
-split_k : blocks of a cluster, which split a tile's k range
+split_k : thread blocks of a cluster, which split a tile's k range
 """
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration in numbers, for one problem: what is tiled is D^T."""
+    """A configuration in numbers, for one problem. What is tiled is D^T."""
 
     m: int
     n: int
     k: int
     block_n: int  # rows of A
     split_k: int
-    is_paired: bool  # columns of D: two rows of W make one
-    scale_block: int
+    is_paired: bool  # two rows of W make one column of D
+    scale_block: int  # weights that share a scale
     sms: int
 
     @staticmethod
     def of(config: Config, problem: Problem, gpu: Gpu) -> Plan:
         return Plan(
-            *(int(problem[axis]) for axis in "MNK"),
-            int(config["tile"].split("x")[1]),
-            int(config["split_k"]),
-            problem["activation"] == "swiglu",
-            16 if problem["format"] == "nvfp4" else 32,
-            gpu.sms,
+            m=problem["M"],
+            n=problem["N"],
+            k=problem["K"],
+            block_n=int(config["tile"].split("x")[1]),
+            split_k=config["split_k"],
+            is_paired=problem["activation"] == "swiglu",
+            scale_block=16 if is_nvfp4(problem) else 32,
+            sms=gpu.sms,
         )
 
     @property
@@ -87,29 +87,32 @@ class Plan:
 
     @property
     def clusters(self) -> int:
-        """That run at a time."""
+        """Clusters that run at a time."""
         return self.sms // self.split_k
 
     @property
     def stage_bytes(self) -> int:
-        """Rows of A in 16 bits, codes and scales; whole atoms of the swizzle."""
+        """Rows of A in 16 bits, codes and scales, padded to the next stage's alignment of 1 KB."""
         weights = BLOCK_M * (BLOCK_K // 2 + BLOCK_K // self.scale_block)
         return 2 * self.block_n * BLOCK_K + ceil(weights / KB) * KB
 
     @property
     def inbox_bytes(self) -> int:
-        """Sums of the columns that a block finishes, from each of the others, and a barrier."""
-        cols = 32 if self.is_paired else 16  # of a group that one block finishes
-        own = ceil(self.block_n // cols / self.split_k) * cols
-        return CONSUMERS * ((self.split_k - 1) * own * BLOCK_M // CONSUMERS * 4 + 16)
+        """Partial sums from the cluster's other thread blocks, and a barrier for each consumer.
+
+        They are of the columns that this thread block finishes.
+        """
+        group_cols = 32 if self.is_paired else 16
+        cols = ceil(self.block_n // group_cols / self.split_k) * group_cols
+        return CONSUMERS * ((self.split_k - 1) * cols * BLOCK_M // CONSUMERS * 4 + 16)
 
     def _rest_bytes(self) -> int:
-        """Of shared memory beside the stages and their barriers, with room to align them."""
+        """Shared memory beside the stages and their barriers, with room to align the stages."""
         return self.inbox_bytes + KB + 64
 
     def num_stages(self, gpu: Gpu) -> int:
-        """As many as fit, two barriers with each."""
-        return min((gpu.shared_bytes - self._rest_bytes()) // (self.stage_bytes + 16), 12)
+        """As many as fit with their two barriers, at most ``MAX_STAGES``."""
+        return min((gpu.shared_bytes - self._rest_bytes()) // (self.stage_bytes + 16), MAX_STAGES)
 
     def shared_bytes(self, gpu: Gpu) -> int:
         return self.num_stages(gpu) * (self.stage_bytes + 16) + self._rest_bytes()
@@ -125,13 +128,14 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         "wide" if is_float8 else "a", dtype, (k, m), (2 * k,), (64, plan.block_n), 128,
         l2_promotion=128,
     )  # fmt: skip
-    arguments = (
-        f"kernelcat::{dtype}", types(problem)[1], is_nvfp4(problem), activation(problem),
-        cpp(is_float8), plan.block_n, plan.num_stages(gpu), plan.split_k,
-    )  # fmt: skip
-    kernel = f"kernelcat::nvfp4_matmul_wgmma<{', '.join(map(str, arguments))}>"
+    source = instance(
+        "nvfp4_matmul/wgmma.cu",
+        "nvfp4_matmul_wgmma",
+        *(dtype, out_type(problem), is_nvfp4(problem), activation(problem), is_float8),
+        *(plan.block_n, plan.num_stages(gpu), plan.split_k),
+    )
     step = Step(
-        CudaSource("nvfp4_matmul/wgmma.cu", kernel),
+        source,
         (min(plan.tiles, plan.clusters) * plan.split_k, 1, 1),
         (map_a, *_weight_maps(plan, problem), *EPILOGUE, *sizes(problem), Int32(GROUP_M)),
         (CONSUMERS + 1) * 128,
@@ -145,70 +149,84 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _weight_maps(plan: Plan, problem: Problem) -> tuple[TensorMap, TensorMap]:
-    """Tile rows of W and of its scales as rows of words, boxes of a stage."""
+    """Maps of codes and scales: a tile row of W is a row of 32-bit words, a box fills a stage."""
     rows, tiles = row_tiles(problem), k_tiles(problem)
     stage_tiles, stage_rows = BLOCK_K // TILE_COLS, BLOCK_M // TILE_ROWS
 
-    def of(tensor: str, tile_bytes: int) -> TensorMap:
+    def map_of(tensor: str, tile_bytes: int) -> TensorMap:
         words = tile_bytes // 4
         shape, box = (tiles * words, rows), (stage_tiles * words, stage_rows)
         return TensorMap(tensor, "int32", shape, (tiles * tile_bytes,), box)
 
-    codes = TILE_ROWS * TILE_COLS // 2
-    return of("w", codes), of("w_scale", 2 * codes // plan.scale_block)
+    code_bytes = TILE_ROWS * TILE_COLS // 2
+    return map_of("w", code_bytes), map_of("w_scale", 2 * code_bytes // plan.scale_block)
 
 
-def _widen_rows(vectors: int, gpu: Gpu) -> Step:
-    """A in float8 to bfloat16, in a workspace."""
-    source = CudaSource("nvfp4_matmul/widen_rows.cu", "kernelcat::nvfp4_matmul_widen_rows")
-    blocks = min(ceil(vectors / 256), 8 * gpu.sms)
-    params = (Pointer("a"), Pointer("wide"), Int64(vectors))
-    return Step(source, (blocks, 1, 1), params, 256, programmatic=True)
+def _widen_rows(num_vectors: int, gpu: Gpu) -> Step:
+    """The launch that converts A, ``num_vectors`` of 16 float8, to bfloat16 in a workspace."""
+    source = instance("nvfp4_matmul/widen_rows.cu", "nvfp4_matmul_widen_rows")
+    num_blocks = min(ceil(num_vectors / 256), 8 * gpu.sms)
+    params = (Pointer("a"), Pointer("wide"), Int64(num_vectors))
+    return Step(source, (num_blocks, 1, 1), params, 256, programmatic=True)
 
 
 # ---- which configurations serve ----------------------------------------------------------------
 
 
-def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     why = why_not_tiles(problem)
     if why or is_empty(problem):
         return why
     plan = Plan.of(config, problem, gpu)
     if plan.num_stages(gpu) < MIN_STAGES:
         return f"fewer than {MIN_STAGES} stages fit in {gpu.shared_bytes} bytes of shared memory"
-    if plan.block_n > 64 and plan.block_n >= 2 * plan.m:
-        return f"tiles of {plan.block_n} rows are at least half empty for M={plan.m}"
-    if plan.block_n < 192 and plan.m >= 32 * plan.block_n:
-        return f"tiles of {plan.block_n} rows decode W more often than M={plan.m} needs"
-    if plan.split_k == 1:
+    if plan.split_k > plan.k_blocks:
+        return (
+            f"K={plan.k} has {plan.k_blocks} k-blocks of {BLOCK_K}, and each of {plan.split_k} "
+            "splits needs one"
+        )
+    if plan.split_k > 1 and plan.tiles > plan.clusters:
+        return (
+            f"{plan.tiles} tiles in {plan.split_k} splits make more than one wave, and a cluster "
+            "adds up the splits of a single tile"
+        )
+    return None
+
+
+def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if is_empty(problem):
         return None
-    if plan.split_k * 2 > plan.k_blocks:
-        return f"{plan.k_blocks} blocks of {BLOCK_K} are too few for {plan.split_k} splits"
-    if plan.tiles > plan.clusters:
-        return f"{plan.tiles} tiles in {plan.split_k} pieces are no single wave"
+    plan = Plan.of(config, problem, gpu)
+    if plan.block_n > 64 and plan.block_n >= 2 * plan.m:
+        return f"tiles of {plan.block_n} rows of A are at least half empty at M={plan.m}"
+    if plan.block_n < 192 and plan.m >= 32 * plan.block_n:
+        return f"tiles of {plan.block_n} rows of A decode W more often than M={plan.m} needs"
+    if plan.split_k > 1 and plan.split_k * 2 > plan.k_blocks:
+        return f"{plan.split_k} splits of {plan.k_blocks} k-blocks have fewer than two each"
     return None
 
 
 # ---- which one without measuring ---------------------------------------------------------------
 
 _STAGE_US = {64: 0.40, 128: 0.62, 192: 0.88, 256: 1.12}
-"""Rows of A a tile -> microseconds a stage: with few of them what decoding takes."""
+"""Rows of A in a tile -> microseconds that a stage takes; with few rows, decoding bounds it."""
 
 _ENDS_US = 3.0
-"""Until the first stage is there, and from the last one on."""
+"""Time until the first stage is loaded, and time after the last one."""
 
 _TILE_US = 1.5
 """Storing a tile of 128 x 256 while nothing is multiplied."""
 
 _EXCHANGE_US = 0.8
-"""Sums on their way to the block that finishes them."""
+"""Time to send partial sums to the thread block that finishes them."""
 
 _FIT = {1: 1.0, 2: 1.0, 3: 0.95, 4: 0.96}
-"""Blocks of a cluster -> share of the SMs that such clusters fill: they do not leave a GPC."""
+"""Thread blocks of a cluster -> share of the SMs that clusters of this size fill: a cluster runs in
+one GPC."""
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Waves of tiles, a time a stage; or the memory's time."""
+    """Waves of tiles, each as long as its stages take; or the memory's time."""
     plan = Plan.of(config, problem, gpu)
     waves = ceil(plan.tiles / max(int(plan.clusters * _FIT.get(plan.split_k, 0.84)), 1))
     busy_us = waves * ceil(plan.k_blocks / plan.split_k) * _STAGE_US[plan.block_n]
@@ -220,21 +238,15 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     return widen_us + overlapped_us(busy_us, ENTRY.bytes_moved(problem), gpu)
 
 
-def _default(problem: Problem, gpu: Gpu) -> Config:
-    serving = IMPLEMENTATION.configs(problem, gpu)
-    fallback = Config({name: values[0] for name, values in SPACE.items()})
-    return min(serving, key=lambda c: _estimate(problem, c, gpu), default=fallback)
-
-
 IMPLEMENTATION = Implementation(
     entry="nvfp4_matmul",
     language="cuda",
     variant="wgmma",
-    summary="for many rows: wgmma with weights in registers, decoded from a ring of packed ones",
+    summary="for many rows: packed weights in a ring are decoded to registers, which wgmma reads",
     archs=("sm_90a",),
     space=SPACE,
-    illegal=_reject,
-    default=_default,
+    illegal=_illegal,
+    unpromising=_unpromising,
     program=_program,
     estimate=_estimate,
     techniques={

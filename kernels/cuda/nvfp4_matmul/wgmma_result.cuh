@@ -1,4 +1,5 @@
-// How a warpgroup's sums of D^T leave: turned to rows of D in registers, 16 bytes a store.
+// Stores a warpgroup's sums of D^T: they are transposed in registers to rows of D, 16 bytes a
+// store.
 #pragma once
 
 #include <kernelcat/fragments.cuh>
@@ -7,8 +8,8 @@
 
 namespace kernelcat {
 
-// Columns `col` to `col` + 7 of a row of D; what lies outside is dropped. kVectors: rows begin at
-// multiples of 16 bytes.
+// Stores columns `col` to `col` + 7 of row `row` of D; elements outside of D are not stored. With
+// kVectors, rows begin at multiples of 16 bytes.
 template <bool kVectors, typename Output>
 __device__ __forceinline__ void store_eight(const Output& output, int row, int col,
                                             const uint4& eight) {
@@ -30,13 +31,13 @@ __device__ __forceinline__ void store_eight(const Output& output, int row, int c
   }
 }
 
-// A warp's sums: 16 rows of W from `row` on, by kCols rows of A from `col` on.
+// A warp's sums of 16 rows of W from `row` on, by kCols rows of A from `col` on.
 template <int kCols, typename Output>
 struct TransposedSums {
   using T = typename Output::T;
   const float (&sums)[kCols / 2];
   const Output& output;
-  float scale, bias[2];  // of this lane's rows of W
+  float scale, bias[2];  // `bias` of this lane's two rows of W
   int row, col;
 
   __device__ __forceinline__ TransposedSums(const float (&sums)[kCols / 2], const Output& output,
@@ -46,7 +47,8 @@ struct TransposedSums {
     bias[1] = output.bias_at(row + lane_index() / 4 + 8);
   }
 
-  // Both sums of a lane in block `j` of 8 rows of A, of its upper row of W or the lower.
+  // The lane's two sums, before the activation, in block `j` of 8 rows of A, of the upper row of W
+  // or of the lower one.
   __device__ __forceinline__ float2 finished(int j, int lower) const {
     const float* z = &sums[4 * j + 2 * lower];
     const int a_row = col + 8 * j + lane_index() % 4 * 2;
@@ -54,35 +56,37 @@ struct TransposedSums {
             z[1] * output.row_scale(scale, a_row + 1) + bias[lower]};
   }
 
-  // Rows of D, 8 x 8: of block `j`, and with pairs of columns in one both halves.
+  // The 8 x 8 matrix of D of block `j` and of the eight upper or lower rows of W.
   __device__ __forceinline__ uint32_t matrix(int j, int lower) const {
     const float2 z = finished(j, lower);
     return transposed(pack<T>(Output::activated(z.x), Output::activated(z.y)));
   }
 
-  // Gate and up are neighbouring rows of W, in lanes four apart: even rows take the pair of the
-  // upper half, odd ones that of the lower.
+  // The 8 x 8 matrix of D of block `j` and of all 16 rows of W, for kSwiglu. Gate and up are
+  // adjacent rows of W, in lanes four apart. Of such a pair of lanes, the one with an even row
+  // computes the result of the upper rows, the one with an odd row that of the lower rows.
   __device__ __forceinline__ uint32_t gated_matrix(int j) const {
     const int r = lane_index() / 4, q = lane_index() % 4;
-    const bool odd = r % 2 == 1;
+    const bool is_odd = r % 2 == 1;
     const float2 upper = finished(j, 0), lower = finished(j, 1);
-    const float other_x = __shfl_xor_sync(0xffffffff, odd ? upper.x : lower.x, 4);
-    const float other_y = __shfl_xor_sync(0xffffffff, odd ? upper.y : lower.y, 4);
+    const float received_x = __shfl_xor_sync(0xffffffff, is_odd ? upper.x : lower.x, 4);
+    const float received_y = __shfl_xor_sync(0xffffffff, is_odd ? upper.y : lower.y, 4);
     const uint32_t word =
-        odd ? pack<T>(Output::gated(other_x, lower.x), Output::gated(other_y, lower.y))
-            : pack<T>(Output::gated(upper.x, other_x), Output::gated(upper.y, other_y));
-    // Column c of D is with rows 2 c, or 2 (c - 4) + 1.
+        is_odd ? pack<T>(Output::gated(received_x, lower.x), Output::gated(received_y, lower.y))
+               : pack<T>(Output::gated(upper.x, received_x), Output::gated(upper.y, received_y));
+    // Column c of D is in the lanes of row 2 * c, or of row 2 * (c - 4) + 1 where c > 3.
     return transposed(__shfl_sync(0xffffffff, word, (r % 4 * 2 + r / 4) * 4 + q));
   }
 
-  // Groups of blocks of eight rows of A for which `is_own(group)`.
+  // Stores the groups of kStoredBlocks blocks of eight rows of A for which `is_owned(group)`.
   template <bool kVectors, typename Predicate>
-  __device__ __forceinline__ void store(Predicate is_own) const {
+  __device__ __forceinline__ void store(Predicate is_owned) const {
     constexpr int kBlocks = Output::kStoredBlocks;
-    const int r = lane_index() / 4, own = lane_index() % 4;
+    // gather_rows returns row `r` of matrix `index`.
+    const int r = lane_index() / 4, index = lane_index() % 4;
 #pragma unroll
     for (int j = 0; j < kCols / 8; j += kBlocks) {
-      if (!is_own(j / kBlocks)) continue;
+      if (!is_owned(j / kBlocks)) continue;
       uint32_t matrices[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -94,24 +98,25 @@ struct TransposedSums {
       }
       const uint4 eight = gather_rows(matrices);
       if constexpr (Output::kPaired) {
-        store_eight<kVectors>(output, col + 8 * (j + own) + r, row / 2, eight);
+        store_eight<kVectors>(output, col + 8 * (j + index) + r, row / 2, eight);
       } else {
-        store_eight<kVectors>(output, col + 8 * (j + own / 2) + r, row + own % 2 * 8, eight);
+        store_eight<kVectors>(output, col + 8 * (j + index / 2) + r, row + index % 2 * 8, eight);
       }
     }
   }
 };
 
-// Sums of 64 rows of W from `row` on, by kCols rows of A from `col` on, times `scale`.
+// Stores a warpgroup's sums of 64 rows of W from `row` on, by kCols rows of A from `col` on, which
+// are multiplied by `scale`.
 template <int kCols, typename Output, typename Predicate>
 __device__ __forceinline__ void store_transposed(const float (&sums)[kCols / 2],
                                                  const Output& output, float scale, int row,
-                                                 int col, Predicate is_own) {
+                                                 int col, Predicate is_owned) {
   const TransposedSums<kCols, Output> tile(sums, output, scale, row + warp_index() % 4 * 16, col);
   if (output.d_cols() % 8 == 0 && is_aligned(output.d, 16)) {
-    tile.template store<true>(is_own);
+    tile.template store<true>(is_owned);
   } else {
-    tile.template store<false>(is_own);
+    tile.template store<false>(is_owned);
   }
 }
 

@@ -1,10 +1,11 @@
-// A in float8 becomes bfloat16, which holds all of it: tensor cores multiply that by weights.
+// Converts A from float8 to bfloat16, which represents every float8 value: the type in which tensor
+// cores multiply A by decoded weights.
 #include <kernelcat/fp8.cuh>
 #include <kernelcat/pdl.cuh>
 
 namespace kernelcat {
 
-// A thread has 16 elements, 16 bytes in and 32 out.
+// A thread converts 16 elements at a time, from 16 to 32 bytes.
 __global__ void __launch_bounds__(256)
     nvfp4_matmul_widen_rows(const float8_e4m3fn* a,  // (m, k)
                             uint4* wide,             // (m, k / 8) vectors of bfloat16

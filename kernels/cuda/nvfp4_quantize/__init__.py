@@ -1,10 +1,10 @@
-"""`nvfp4_quantize` in CUDA C++: a thread a block of scales, and one pass with 16-byte loads."""
+"""`nvfp4_quantize` in CUDA C++: a thread for each block of scales; 16 elements for each thread."""
 
 from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.cost_model import copy_us
 from kernelcat.catalog.implementation import (
     Config,
     Float32,
@@ -16,75 +16,80 @@ from kernelcat.catalog.implementation import (
     Step,
 )
 from kernelcat.catalog.spec import Problem
-from kernelcat.jit.cuda import CudaSource
+from kernelcat.kernels.cuda.common.baseline import baseline, element_by_element_us
+from kernelcat.kernels.cuda.common.launch import MAX_BLOCKS, instance, why_no_grid
 from kernelcat.reference._fp4 import block_of
 from kernelcat.reference.nvfp4_quantize import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
-MAX_GRID = 2**31 - 1
 VECTOR = 16
+"""Elements that a thread quantizes at a time: 32 bytes."""
 TILE_ROWS, PART_ROWS = 128, 32
-"""Of swizzled scales: of a tile, and of one in a thread block."""
+"""Rows of a tile of swizzled scales, and those of them that one thread block quantizes."""
 NAIVE_THREADS = 128
-NORM_UNROLL = 4
+MAX_ROW_UNROLL = 4
 """Vectors of a row that a thread of `rms_norm` holds at most."""
-
-ENOUGH = 85e3
-"""Bytes in flight an SM from which on memory is the limit."""
+MAX_PADDING_BLOCKS = 128
+"""Thread blocks that clear the padding of swizzled scales."""
 
 ARRAYS = ("x", "global_scale", "weight", "signs", "seed", "q", "scale")
 SPACE = {"threads": (128, 256, 512), "unroll": (1, 2, 4, 8)}
+"""unroll : vectors that a thread quantizes; of swizzled scales rows that a warp has in flight"""
 
 
 def _is_swizzled(problem: Problem) -> bool:
     return bool(problem["scale_layout"] == "swizzled")
 
 
-def _constants(problem: Problem, *flags: bool) -> list[str]:
-    """x's type, the format, then ``flags``."""
-    flags = (problem["format"] == "nvfp4", *flags)
-    return [f"kernelcat::{problem['dtype']}", *(str(flag).lower() for flag in flags)]
+def _is_empty(problem: Problem) -> bool:
+    return bool(problem["M"] * problem["K"] == 0)
+
+
+# ---- naive -------------------------------------------------------------------------------------
 
 
 def _launch(
-    problem: Problem, kernel: str, constants: list[str], blocks: int, threads: int, *last: Param
+    problem: Problem,
+    kernel: str,
+    constants: tuple[int | bool, ...],
+    *more_params: Param,
+    num_blocks: int,
+    threads: int,
 ) -> Program:
-    name = f"kernelcat::nvfp4_quantize_{kernel}<{', '.join(constants)}>"
-    source = CudaSource(f"nvfp4_quantize/{kernel}.cu", name)
-    sizes = (Int32(problem["M"]), Int32(problem["K"]))
-    params = (*map(Pointer, ARRAYS), *sizes, *last)
-    return Program((Step(source, (blocks, 1, 1), params, threads),))
-
-
-def _nothing(problem: Problem) -> bool:
-    return problem["M"] * problem["K"] == 0
-
-
-def _padding_blocks(problem: Problem, threads: int) -> int:
-    """Thread blocks that clear the padding of swizzled scales."""
-    if not _is_swizzled(problem):
-        return 0
-    m, cols = problem["M"], problem["K"] // block_of(problem.values)
-    cells = -m % 128 * (cols + -cols % 4) + m * (-cols % 4)
-    return min(ceil(cells / threads), 128)
+    """A launch; x's type, the format and then ``constants`` are the kernel's template arguments."""
+    source = instance(
+        f"nvfp4_quantize/{kernel}.cu",
+        f"nvfp4_quantize_{kernel}",
+        *(problem["dtype"], problem["format"] == "nvfp4", *constants),
+    )
+    params = (*map(Pointer, ARRAYS), Int32(problem["M"]), Int32(problem["K"]), *more_params)
+    return Program((Step(source, (num_blocks, 1, 1), params, threads),))
 
 
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    if _nothing(problem):
+    if _is_empty(problem):
         return Program(())
     options = (problem[option] for option in ("rms_norm", "hadamard", "stochastic"))
-    constants = _constants(problem, _is_swizzled(problem), *options)
-    blocks = min(ceil(problem["M"] / (NAIVE_THREADS // 32)), MAX_GRID)
-    eps = Float32(problem["eps"])
-    return _launch(problem, "naive", constants, blocks, NAIVE_THREADS, eps)
+    return _launch(
+        problem,
+        "naive",
+        (_is_swizzled(problem), *options),
+        Float32(problem["eps"]),
+        num_blocks=min(ceil(problem["M"] / (NAIVE_THREADS // 32)), MAX_BLOCKS),
+        threads=NAIVE_THREADS,
+    )
+
+
+# ---- vectorized: three kernels -----------------------------------------------------------------
 
 
 def _row_unroll(problem: Problem, threads: int) -> int:
-    """A power of two of vectors a thread that hold a row."""
+    """The power of two of vectors for each thread that hold a row."""
     return 1 << (ceil(problem["K"] / (VECTOR * threads)) - 1).bit_length()
 
 
 def _main_blocks(problem: Problem, config: Config) -> int:
+    """Thread blocks that quantize."""
     if problem["rms_norm"]:
         return int(problem["M"])
     if _is_swizzled(problem):
@@ -93,90 +98,107 @@ def _main_blocks(problem: Problem, config: Config) -> int:
     return ceil(problem["M"] * problem["K"] / (VECTOR * config["threads"] * config["unroll"]))
 
 
+def _padding_blocks(problem: Problem, threads: int) -> int:
+    """Thread blocks of `rms_norm` that clear the padding of swizzled scales."""
+    if not _is_swizzled(problem):
+        return 0
+    m, cols = problem["M"], problem["K"] // block_of(problem.values)
+    num_scales = -m % 128 * (cols + -cols % 4) + m * (-cols % 4)
+    return min(ceil(num_scales / threads), MAX_PADDING_BLOCKS)
+
+
 def _vectorized(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    if _nothing(problem):
+    if _is_empty(problem):
         return Program(())
-    threads, unroll, blocks = config["threads"], config["unroll"], _main_blocks(problem, config)
+    threads, num_blocks = config["threads"], _main_blocks(problem, config)
     options = (problem["hadamard"], problem["stochastic"])
     if problem["rms_norm"]:
-        constants = [*_constants(problem, _is_swizzled(problem), *options), f"{threads}"]
-        is_whole = problem["K"] % (VECTOR * 32) == 0
-        constants += [f"{_row_unroll(problem, threads)}", str(is_whole).lower()]
-        blocks += _padding_blocks(problem, threads)
-        eps = Float32(problem["eps"])
-        return _launch(problem, "rms_norm", constants, blocks, threads, eps)
+        fills_warps = problem["K"] % (VECTOR * 32) == 0
+        return _launch(
+            problem,
+            "rms_norm",
+            (_is_swizzled(problem), *options, threads, _row_unroll(problem, threads), fills_warps),
+            Float32(problem["eps"]),
+            num_blocks=num_blocks + _padding_blocks(problem, threads),
+            threads=threads,
+        )
     kernel = "swizzled" if _is_swizzled(problem) else "vectorized"
-    constants = [*_constants(problem, *options), f"{threads}", f"{unroll}"]
-    return _launch(problem, kernel, constants, blocks, threads)
+    constants = (*options, threads, config["unroll"])
+    return _launch(problem, kernel, constants, num_blocks=num_blocks, threads=threads)
 
 
-def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    threads, unroll = config["threads"], config["unroll"]
-    if _main_blocks(problem, config) + 128 > MAX_GRID:
-        return f"the grid would have more than {MAX_GRID} blocks"
+# ---- which configurations serve ----------------------------------------------------------------
+
+
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    threads = config["threads"]
     if problem["rms_norm"]:
-        if unroll > NORM_UNROLL or unroll != _row_unroll(problem, threads):
-            longest = VECTOR * threads * NORM_UNROLL
-            return f"a row of K={problem['K']} is in registers once, and K at most {longest}"
-    elif _is_swizzled(problem):
-        if threads // 32 * unroll > PART_ROWS:
-            return f"a thread block has {PART_ROWS} rows"
-    elif unroll > 1 and VECTOR * threads * unroll >= 2 * problem["M"] * problem["K"]:
-        return f"{unroll} vectors a thread are mostly none"
+        if _row_unroll(problem, threads) > MAX_ROW_UNROLL:
+            longest = VECTOR * threads * MAX_ROW_UNROLL
+            return f"{threads} threads hold a row in registers: K at most {longest}"
+    elif _is_swizzled(problem) and threads // 32 * config["unroll"] > PART_ROWS:
+        return (
+            f"{threads // 32} warps with {config['unroll']} rows each have more than the "
+            f"{PART_ROWS} rows of a thread block"
+        )
+    return why_no_grid(_main_blocks(problem, config) + MAX_PADDING_BLOCKS)
+
+
+def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    threads, unroll = config["threads"], config["unroll"]
+    if problem["rms_norm"]:
+        if unroll != _row_unroll(problem, threads):
+            return f"a row fixes how much is unrolled: the same as {_row_unroll(problem, threads)}"
+    elif not _is_swizzled(problem):
+        block_size, size = VECTOR * threads * unroll, problem["M"] * problem["K"]
+        if unroll > 1 and block_size >= 2 * size:
+            return f"a thread block quantizes {block_size} elements, and there are {size}"
     return None
 
 
+# ---- which one without measuring ---------------------------------------------------------------
+
+_SATURATING_BYTES = 85e3
+"""Bytes in flight on an SM that saturate memory."""
+
+
 def _vectorized_us(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bandwidth grows with the bytes that an SM has in flight, of as many threads as registers
-    serve; options have instructions, of which some are once a thread."""
+    """Bandwidth grows with the bytes that resident threads have in flight.
+
+    Registers limit the resident threads. Options cost instructions, some of them once a thread.
+    """
     threads, unroll = config["threads"], config["unroll"]
     is_linear = not (problem["rms_norm"] or _is_swizzled(problem))
     ahead = min(unroll, 2 if is_linear else 4)
-    held = min(
+    resident_threads = min(
         _main_blocks(problem, config) / gpu.sms * threads, 2048, 65536 / (40 + VECTOR * ahead)
     )
-    in_flight = held * ahead * 2 * VECTOR
+    in_flight = resident_threads * ahead * 2 * VECTOR
     slow = 0.95 - 0.4 / unroll if problem["stochastic"] else 0.85 if problem["rms_norm"] else 1.0
-    share = 0.85 * slow * min(1.0, 0.7 + 0.3 * in_flight / ENOUGH)
+    share = 0.85 * slow * min(1.0, 0.7 + 0.3 * in_flight / _SATURATING_BYTES)
     return copy_us(ENTRY.bytes_moved(problem), gpu, share) + 1e-3 * threads / 128
-
-
-def _default_vectorized(problem: Problem, gpu: Gpu) -> Config:
-    serving = VECTORIZED.configs(problem, gpu)
-    best = min(serving, key=lambda c: _vectorized_us(problem, c, gpu), default=None)
-    return best or Config(threads=256, unroll=1)
 
 
 VECTORIZED = Implementation(
     entry="nvfp4_quantize",
     language="cuda",
     variant="vectorized",
-    summary="one pass with 16-byte loads, 16 elements a thread; rows in registers for RMSNorm",
+    summary="one pass with 16-byte loads; for RMSNorm a row stays in registers",
     archs=("sm_80+",),
     space=SPACE,
-    illegal=_reject_vectorized,
-    default=_default_vectorized,
+    illegal=_illegal,
+    unpromising=_unpromising,
     program=_vectorized,
     estimate=_vectorized_us,
     techniques={"16-byte loads": "LDG*128"},
     rank=1,
 )
 
-IMPLEMENTATIONS = (
-    Implementation(
-        entry="nvfp4_quantize",
-        language="cuda",
-        variant="naive",
-        summary="a warp a row, a thread a block of scales, element by element",
-        archs=("sm_80+",),
-        space={},
-        illegal=lambda config, problem, gpu: None,
-        default=lambda problem, gpu: Config(),
-        program=_naive,
-        estimate=lambda problem, config, gpu: (
-            LAUNCH_US + 8 * copy_us(ENTRY.bytes_moved(problem), gpu)
-        ),
-        rank=0,
-    ),
-    VECTORIZED,
+NAIVE = baseline(
+    "nvfp4_quantize",
+    "a warp for each row, a thread for each block of scales, element by element",
+    _naive,
+    element_by_element_us(ENTRY.bytes_moved),
 )
+
+IMPLEMENTATIONS = (NAIVE, VECTORIZED)

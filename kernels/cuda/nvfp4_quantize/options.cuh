@@ -1,16 +1,15 @@
-// What may happen before and while rows become codes: sums of squares, a transform, random bits.
+// The options of a quantizer: sums of squares for RMSNorm, the Hadamard transform, random bits; and
+// the padding of swizzled scales.
 #pragma once
 
 #include <kernelcat/fp4.cuh>
 #include <kernelcat/sync.cuh>
 
-#include "codes.cuh"
-
 namespace kernelcat {
 
-constexpr int kHadamard = 16;  // elements of one transform
+constexpr int kHadamard = 16;  // elements of a transform
 
-// Philox-4x32-10 (Salmon et al., SC 2011): random bits of a counter of two words.
+// Philox-4x32-10 (Salmon et al., SC 2011): four random words for a key and a counter of two words.
 __device__ __forceinline__ uint4 philox(uint32_t key0, uint32_t key1, uint64_t counter) {
   uint4 c = {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0};
 #pragma unroll
@@ -25,7 +24,8 @@ __device__ __forceinline__ uint4 philox(uint32_t key0, uint32_t key1, uint64_t c
   return c;
 }
 
-// Sums and differences of elements kStep apart; rounds of 1, 2, 4 and 8 are the transform.
+// One round of the transform: sums and differences of elements kStep apart. Rounds with steps of 1,
+// 2, 4 and 8 make the whole transform.
 template <int kStep, int kCount>
 __device__ __forceinline__ void butterflies(float (&h)[kCount]) {
 #pragma unroll
@@ -37,31 +37,32 @@ __device__ __forceinline__ void butterflies(float (&h)[kCount]) {
   }
 }
 
-// Adds neighbours, then neighbouring sums, over 2^n values.
+// The sum of 2^n values, added pairwise: adjacent values, then adjacent sums.
 template <int kCount>
-__device__ __forceinline__ float neighbours_sum(const float (&values)[kCount]) {
+__device__ __forceinline__ float pairwise_sum(const float (&values)[kCount]) {
   if constexpr (kCount == 1) {
     return values[0];
   } else {
     float pairs[kCount / 2];
 #pragma unroll
     for (int i = 0; i < kCount / 2; ++i) pairs[i] = __fadd_rn(values[2 * i], values[2 * i + 1]);
-    return neighbours_sum(pairs);
+    return pairwise_sum(pairs);
   }
 }
 
-// The same over lanes kFirst, 2 kFirst ... apart, which all get it: without kFirst over a warp.
-template <int kFirst = 1>
-__device__ __forceinline__ float lanes_sum(float value) {
+// The pairwise sum over the lanes whose numbers agree in the bits below kMinMask, by default over
+// the whole warp; each of these lanes returns the sum.
+template <int kMinMask = 1>
+__device__ __forceinline__ float lane_sum(float value) {
 #pragma unroll
-  for (int mask = kFirst; mask < kWarpThreads; mask *= 2) {
+  for (int mask = kMinMask; mask < kWarpThreads; mask *= 2) {
     value = __fadd_rn(value, __shfl_xor_sync(0xffffffff, value, mask));
   }
   return value;
 }
 
-// What a row is multiplied by.
-__device__ __forceinline__ float inverse_root(float sum, int k, float eps) {
+// The factor of RMSNorm for a row of k elements whose squares add up to `sum`.
+__device__ __forceinline__ float inverse_rms(float sum, int k, float eps) {
   const float mean = __fadd_rn(__fdiv_rn(sum, static_cast<float>(k)), eps);
   return __frcp_rn(__fsqrt_rn(mean));
 }
@@ -70,12 +71,13 @@ __device__ __forceinline__ int64_t padded(int64_t value, int step) {
   return ceil_div<int64_t>(value, step) * step;
 }
 
-// Zeros for the padding of swizzled scales: `index` of `stride` threads.
+// Stores zeros in the padding of the swizzled scales of m rows; called by `num_threads` threads, of
+// which this one is number `thread`.
 __device__ __forceinline__ void clear_padding(uint8_t* scale, int64_t m, int64_t num_cols,
-                                              int64_t index, int64_t stride) {
+                                              int64_t thread, int64_t num_threads) {
   const int64_t rows = padded(m, 128), cols = padded(num_cols, 4);
   const int64_t below = (rows - m) * cols, beside = m * (cols - num_cols);
-  for (int64_t i = index; i < below + beside; i += stride) {
+  for (int64_t i = thread; i < below + beside; i += num_threads) {
     const bool is_below = i < below;
     const int64_t width = is_below ? cols : cols - num_cols, j = is_below ? i : i - below;
     const int64_t row = j / width + (is_below ? m : 0), col = j % width + (is_below ? 0 : num_cols);

@@ -1,33 +1,36 @@
-// Scales of blocks, and what their elements are multiplied by, in as few instructions as there are.
+// Fast twin of Scaling of reference_codes.cuh: the scale of a block, and the factor that its
+// elements are multiplied by, in the fewest instructions.
 #pragma once
 
-#include <kernelcat/fp4.cuh>
+#include "reference_codes.cuh"
 
 namespace kernelcat {
 
-// 1 / x to nearest, of what is not near the ends of float's range.
+// 1 / x rounded to nearest, for an x that is not near the ends of the range of float.
 __device__ __forceinline__ float quick_reciprocal(float x) {
   float guess;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(guess) : "f"(x));
   return fmaf(guess, fmaf(-x, guess, 1.0f), guess);
 }
 
-// `Scaling` in fewer instructions. A NaN has the scale NaN and an inverse that means nothing.
-// Values that were rotated are four times too large, and so is their `amax`; the inverse is what
-// they are multiplied by, for random codes 2^-14 of it.
+// Scaling in fewer instructions. `amax` may be NaN: the scale is then NaN, and `inverse` undefined.
+// With kRotated the values and their `amax` are four times as large as after the transform, which
+// `inverse` makes up for. With kStochastic `inverse` is 2^-14 of the factor, as
+// random_codes_by_halves() needs it.
 template <bool kNvfp4, bool kRotated, bool kStochastic>
 struct QuickScaling;
 
 template <bool kRotated, bool kStochastic>
-constexpr float kInverseShare = (kRotated ? 0x1p-2f : 1.0f) * (kStochastic ? 0x1p-14f : 1.0f);
+constexpr float kInverseFactor = (kRotated ? 0x1p-2f : 1.0f) * (kStochastic ? 0x1p-14f : 1.0f);
 
 template <bool kRotated, bool kStochastic>
 struct QuickScaling<true, kRotated, kStochastic> {
-  float per_six, divisor;  // of amax, and of a scale
+  float per_six;  // times amax: the scale
+  float divisor;  // 1 / (scale * divisor) is `inverse`
 
   __device__ __forceinline__ explicit QuickScaling(const float* global)
       : per_six(quick_reciprocal(__fmul_rn(kE2m1Max, *global)) * (kRotated ? 0.25f : 1.0f)),
-        divisor(*global / kInverseShare<kRotated, kStochastic>) {}
+        divisor(*global / kInverseFactor<kRotated, kStochastic>) {}
 
   __device__ __forceinline__ BlockScale of(float amax) const {
     const uint32_t code = e4m3(__fmul_rn(amax, per_six));
@@ -35,13 +38,13 @@ struct QuickScaling<true, kRotated, kStochastic> {
     return {code, quick_reciprocal(__fmul_rn(scale, divisor))};
   }
 
-  // Whether values of a block may be 7 or more.
+  // Whether a block's values times `inverse` can reach 7.
   static __device__ __forceinline__ bool saturates(uint32_t code) { return code >= 0x7e; }
 
  private:
-  // Never subnormal, saturating.
+  // The code of `value` in E4M3, never that of a subnormal; saturates.
   static __device__ __forceinline__ uint32_t e4m3(float value) {
-    constexpr float kLeast = 0x1p-6f;
+    constexpr float kMinScale = 0x1p-6f;
 #if __CUDA_ARCH__ >= 890
     uint32_t code;
     asm("{\n"
@@ -53,10 +56,10 @@ struct QuickScaling<true, kRotated, kStochastic> {
         "mov.b32 %0, {code, zero};\n"
         "}\n"
         : "=r"(code)
-        : "f"(value), "f"(kLeast));
+        : "f"(value), "f"(kMinScale));
     return code;
 #else
-    const uint32_t bits = __float_as_uint(fminf(fmaxf(value, kLeast), 448.0f));
+    const uint32_t bits = __float_as_uint(fminf(fmaxf(value, kMinScale), 448.0f));
     const uint32_t code = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (kE4m3Bias >> 20);
     return value == value ? code : Scaling<true>::kNan;
 #endif
@@ -69,7 +72,8 @@ struct QuickScaling<false, kRotated, kStochastic> : Scaling<false> {
 
   __device__ __forceinline__ BlockScale of(float amax) const {
     const BlockScale found = Scaling::of(amax * (kRotated ? 0.25f : 1.0f));
-    return {amax == amax ? found.code : kNan, found.inverse * kInverseShare<kRotated, kStochastic>};
+    return {amax == amax ? found.code : kNan,
+            found.inverse * kInverseFactor<kRotated, kStochastic>};
   }
 
   static __device__ __forceinline__ bool saturates(uint32_t) { return true; }

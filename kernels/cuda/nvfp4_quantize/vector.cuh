@@ -1,5 +1,5 @@
-// Sixteen neighbours of a row in a thread, from 16 bits to codes: a block of NVFP4, half of
-// MXFP4's.
+// Sixteen adjacent elements of a row, which one thread quantizes: a block of NVFP4, or half a block
+// of MXFP4.
 #pragma once
 
 #include "codes.cuh"
@@ -9,28 +9,28 @@
 namespace kernelcat {
 
 template <bool kNvfp4>
-constexpr int kScaleLanes = kFp4Block<kNvfp4> / kVector;  // that share a scale
+constexpr int kScaleLanes = kFp4Block<kNvfp4> / kVector;  // lanes that share a scale
 
-// Elements as they are stored: 32 bytes.
+// Sixteen elements of 16 bits as they lie in memory.
 struct Vector {
   uint4 halves[2];
 
-  // Vector `index` of `all`, which others read too.
+  // Loads vector `index` of `x`, which other threads read too.
   template <typename T>
-  static __device__ __forceinline__ Vector load(const T* all, int64_t index) {
-    const uint4* first = reinterpret_cast<const uint4*>(all) + 2 * index;
+  static __device__ __forceinline__ Vector load(const T* x, int64_t index) {
+    const uint4* first = reinterpret_cast<const uint4*>(x) + 2 * index;
     return {first[0], first[1]};
   }
 
-  // The same of what nobody else reads.
+  // Loads vector `index` of `x`, which no other thread reads.
   template <typename T>
-  static __device__ __forceinline__ Vector load_once(const T* all, int64_t index) {
-    const uint4* first = reinterpret_cast<const uint4*>(all) + 2 * index;
+  static __device__ __forceinline__ Vector load_once(const T* x, int64_t index) {
+    const uint4* first = reinterpret_cast<const uint4*>(x) + 2 * index;
     return {__ldcs(first), __ldcs(first + 1)};
   }
 };
 
-// Both elements of a word; one instruction each.
+// The two elements of a word as floats; one instruction each.
 template <typename T>
 __device__ __forceinline__ float2 widen_pair(uint32_t pair);
 template <>
@@ -47,17 +47,18 @@ __device__ __forceinline__ void widen(const Vector& vector, Values& h) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint4& four = vector.halves[half];
-    const uint32_t pairs[kWord / 2] = {four.x, four.y, four.z, four.w};
+    const uint32_t pairs[kWordCodes / 2] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-    for (int i = 0; i < kWord / 2; ++i) {
-      const float2 both = widen_pair<T>(pairs[i]);
-      h[half][2 * i] = both.x;
-      h[half][2 * i + 1] = both.y;
+    for (int i = 0; i < kWordCodes / 2; ++i) {
+      const float2 values = widen_pair<T>(pairs[i]);
+      h[half][2 * i] = values.x;
+      h[half][2 * i + 1] = values.y;
     }
   }
 }
 
-// The larger magnitudes of two pairs, NaN where one is; signs are any.
+// The larger magnitudes of two pairs of elements, NaN where one of two elements is NaN; the signs
+// of the results are undefined.
 template <typename T>
 __device__ __forceinline__ uint32_t larger_magnitudes(uint32_t a, uint32_t b);
 template <>
@@ -77,7 +78,7 @@ __device__ __forceinline__ uint32_t larger_magnitudes<float16>(uint32_t a, uint3
   return result;
 }
 
-// The largest magnitude, NaN if one is.
+// The largest magnitude; NaN if an element is NaN.
 template <typename T>
 __device__ __forceinline__ float magnitude(const Vector& vector) {
   uint32_t pairs[2];
@@ -87,24 +88,26 @@ __device__ __forceinline__ float magnitude(const Vector& vector) {
     pairs[half] = larger_magnitudes<T>(larger_magnitudes<T>(four.x, four.y),
                                        larger_magnitudes<T>(four.z, four.w));
   }
-  const float2 both = widen_pair<T>(larger_magnitudes<T>(pairs[0], pairs[1]));
-  return larger_magnitude(both.x, both.y);
+  const float2 values = widen_pair<T>(larger_magnitudes<T>(pairs[0], pairs[1]));
+  return larger_magnitude(values.x, values.y);
 }
 
 __device__ __forceinline__ float magnitude(const Values& h) {
   float result = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) result = larger_magnitude(result, h[i / kWord][i % kWord]);
+  for (int i = 0; i < kVector; ++i)
+    result = larger_magnitude(result, h[i / kWordCodes][i % kWordCodes]);
   return result;
 }
 
-// Values times signs: bfloat16's bits get theirs as they move into place.
+// Elements times `signs`. For bfloat16 the instructions that move an element's bits into a float
+// also flip the sign bit.
 template <typename T>
 __device__ __forceinline__ void widen(const Vector& vector, const float (&signs)[kVector],
                                       Values& h) {
   widen<T>(vector, h);
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) h[i / kWord][i % kWord] *= signs[i];
+  for (int i = 0; i < kVector; ++i) h[i / kWordCodes][i % kWordCodes] *= signs[i];
 }
 template <>
 __device__ __forceinline__ void widen<bfloat16>(const Vector& vector, const float (&signs)[kVector],
@@ -113,17 +116,17 @@ __device__ __forceinline__ void widen<bfloat16>(const Vector& vector, const floa
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint4& four = vector.halves[half];
-    const uint32_t pairs[kWord / 2] = {four.x, four.y, four.z, four.w};
+    const uint32_t pairs[kWordCodes / 2] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-    for (int i = 0; i < kWord; i += 2) {
+    for (int i = 0; i < kWordCodes; i += 2) {
       const uint32_t pair = pairs[i / 2];
-      h[half][i] = __uint_as_float(pair * 0x10000 + sign(half * kWord + i));
-      h[half][i + 1] = __uint_as_float((pair & 0xffff0000) ^ sign(half * kWord + i + 1));
+      h[half][i] = __uint_as_float(pair * 0x10000 + sign(half * kWordCodes + i));
+      h[half][i + 1] = __uint_as_float((pair & 0xffff0000) ^ sign(half * kWordCodes + i + 1));
     }
   }
 }
 
-// Four times the transform, whose last round is between the halves.
+// Four times the Hadamard transform; its last round combines the two halves.
 __device__ __forceinline__ void rotate(Values& h) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -132,24 +135,25 @@ __device__ __forceinline__ void rotate(Values& h) {
     butterflies<4>(h[half]);
   }
 #pragma unroll
-  for (int i = 0; i < kWord; ++i) {
+  for (int i = 0; i < kWordCodes; ++i) {
     const float first = h[0][i], second = h[1][i];
     h[0][i] = __fadd_rn(first, second);
     h[1][i] = __fsub_rn(first, second);
   }
 }
 
-// What options read, once a thread.
+// What a thread reads once for its options.
 template <bool kRotated, bool kStochastic>
 struct Options {
   float signs[kVector];  // of the transform
-  uint32_t key[2];       // of random rounding
+  uint32_t key[2];       // of stochastic rounding
 
-  __device__ __forceinline__ Options(const float* all_signs, const uint32_t* seed) {
+  // `transform_signs` (16,), `seed` (2,).
+  __device__ __forceinline__ Options(const float* transform_signs, const uint32_t* seed) {
     if constexpr (kRotated) {
 #pragma unroll
       for (int i = 0; i < kVector; i += 4) {
-        const float4 four = *reinterpret_cast<const float4*>(all_signs + i);
+        const float4 four = *reinterpret_cast<const float4*>(transform_signs + i);
         signs[i] = four.x;
         signs[i + 1] = four.y;
         signs[i + 2] = four.z;
@@ -163,19 +167,19 @@ struct Options {
   }
 };
 
-// A vector's codes, and its block's scale.
-struct Coded {
+// The codes of a vector, and the code of its block's scale.
+struct QuantizedVector {
   uint2 codes;
   uint32_t scale;
 };
 
-// Of vector `index` of the whole matrix, one a lane, whose largest magnitude is `amax`; all lanes
-// of a warp must call it together.
+// Quantizes vector `index` of the matrix, whose largest magnitude is `amax`. All lanes of a warp
+// call this together, each with a vector.
 template <bool kNvfp4, bool kRotated, bool kStochastic>
-__device__ __forceinline__ Coded
-coded_values(const Options<kRotated, kStochastic>& options,
-             const QuickScaling<kNvfp4, kRotated, kStochastic>& scaling, const Values& h,
-             float amax, int64_t index) {
+__device__ __forceinline__ QuantizedVector
+quantize_values(const Options<kRotated, kStochastic>& options,
+                const QuickScaling<kNvfp4, kRotated, kStochastic>& scaling, const Values& h,
+                float amax, int64_t index) {
 #pragma unroll
   for (int mask = 1; mask < kScaleLanes<kNvfp4>; mask *= 2) {
     amax = larger_magnitude(amax, __shfl_xor_sync(0xffffffff, amax, mask));
@@ -193,11 +197,13 @@ coded_values(const Options<kRotated, kStochastic>& options,
   return {codes, found.code};
 }
 
-// Of a vector as it is stored.
+// Quantizes vector `index` of the matrix as quantize_values() does, from elements as they were
+// loaded.
 template <typename T, bool kNvfp4, bool kRotated, bool kStochastic>
-__device__ __forceinline__ Coded coded(const Options<kRotated, kStochastic>& options,
-                                       const QuickScaling<kNvfp4, kRotated, kStochastic>& scaling,
-                                       const Vector& vector, int64_t index) {
+__device__ __forceinline__ QuantizedVector
+quantize_vector(const Options<kRotated, kStochastic>& options,
+                const QuickScaling<kNvfp4, kRotated, kStochastic>& scaling, const Vector& vector,
+                int64_t index) {
   Values h;
   float amax;
   if constexpr (kRotated) {
@@ -208,7 +214,7 @@ __device__ __forceinline__ Coded coded(const Options<kRotated, kStochastic>& opt
     widen<T>(vector, h);
     amax = magnitude<T>(vector);
   }
-  return coded_values(options, scaling, h, amax, index);
+  return quantize_values(options, scaling, h, amax, index);
 }
 
 }  // namespace kernelcat

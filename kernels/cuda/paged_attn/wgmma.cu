@@ -19,10 +19,6 @@ namespace kernelcat {
 constexpr int kTurnBarrier = 1;  // and one for each warpgroup
 constexpr int kConsumersBarrier = 4;
 
-__device__ __forceinline__ void named_barrier_arrive(int barrier, int num_threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
-}
-
 // Has the totals ready, and with them all exponentials, before what comes next: ptxas moves a
 // softmax behind the wait for products that it could have hidden in, but not past a store.
 __device__ __forceinline__ void keep_before(float& shared, const float (&totals)[2]) {

@@ -1,7 +1,7 @@
 """`tma_copy` in CUDA C++: ordinary vector loads, 1-D bulk copies, 2-D tensor maps.
 
-That about 48 KB in flight an SM saturate an H200, and that the bulk engine wants 128-byte
-alignment, is known from public measurements of the engine.
+Two facts come from public measurements of the bulk copy engine: about 48 KB in flight on each SM
+saturate an H200, and copies that begin at multiples of 128 bytes are fastest.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from kernelcat.catalog.implementation import (
     Implementation,
     Int32,
     Int64,
+    Param,
     Pointer,
     Program,
     Step,
@@ -22,21 +23,24 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
-from kernelcat.jit.cuda import CudaSource
+from kernelcat.kernels.cuda.common.launch import MAX_BLOCKS, instance
 from kernelcat.runtime.gpu import KB, MB, Gpu
 
 THREADS = 256
 RING_THREADS = 128
-MAX_GRID_Y = 65535
-MAX_GRID_X = 2**31 - 1
-LARGE = 4 * MB
-"""Bytes from which a copy takes long enough to fill a pipeline."""
+MAX_BLOCKS_Y = 65535
+"""Thread blocks that a grid can have along y."""
+LARGE_BYTES = 4 * MB
+"""A copy of more bytes takes long enough to fill the ring of stages."""
 FOLD_COLS = 256
-"""Elements a row when a span is folded into a matrix: the longest row a box can have."""
+"""Elements in a row when a span is folded into a matrix: as many as a row of a box can have."""
 
 
 class Layout(NamedTuple):
-    """Rows in bytes; a contiguous matrix is one row."""
+    """The matrix in bytes: ``rows`` of ``row_bytes``, strides between rows; a span is one row.
+
+    A contiguous matrix is a span, whose strides are 0.
+    """
 
     rows: int
     row_bytes: int
@@ -57,10 +61,11 @@ class Layout(NamedTuple):
 
 
 class Boxes(NamedTuple):
-    """How a layout is seen through tensor maps: 4-byte elements, the box, and the maps' end.
+    """A layout as tensor maps describe it, what a box is, and the tail that maps leave out.
 
-    Row r of the maps begins r * stride bytes into the tensor. Maps leave out ``tail_bytes`` bytes,
-    from ``tail_offset`` on, of each of ``tail_rows`` rows.
+    Maps have ``rows`` x ``cols`` elements of 4 bytes; row r begins r * stride bytes into the
+    tensor. The tail is ``tail_bytes`` bytes of each of ``tail_rows`` rows, from the byte
+    ``tail_offset`` of the row on.
     """
 
     rows: int
@@ -75,19 +80,23 @@ class Boxes(NamedTuple):
 
     @staticmethod
     def of(layout: Layout, tile_bytes: int) -> Boxes:
-        """Rows up to their last whole 16 bytes; a span is folded into rows of one box."""
+        """Boxes of at most ``tile_bytes``.
+
+        Maps have every row up to its last whole 16 bytes. A span is folded into rows of
+        FOLD_COLS elements, and what is left of it is the tail.
+        """
         rows, row_bytes, src_stride, dst_stride = layout
         unit = 16
         if rows == 1:
             unit = src_stride = dst_stride = FOLD_COLS * 4
         mapped = row_bytes // unit * unit
-        tail = (mapped, rows, row_bytes - mapped)
+        tail = {"tail_offset": mapped, "tail_rows": rows, "tail_bytes": row_bytes - mapped}
         if rows == 1:
             rows, mapped = mapped // unit, unit
         cols = mapped // 4
         box_cols = min(FOLD_COLS, cols)
         box_rows = min(256, tile_bytes // (box_cols * 4))
-        return Boxes(rows, cols, src_stride, dst_stride, box_rows, box_cols, *tail)
+        return Boxes(rows, cols, src_stride, dst_stride, box_rows, box_cols, **tail)
 
     @property
     def box_bytes(self) -> int:
@@ -98,7 +107,7 @@ class Boxes(NamedTuple):
         return ceil(self.cols / self.box_cols)
 
     @property
-    def count(self) -> int:
+    def num_boxes(self) -> int:
         return ceil(self.rows / self.box_rows) * self.boxes_per_row
 
     def map(self, tensor: str, stride: int) -> TensorMap:
@@ -106,12 +115,11 @@ class Boxes(NamedTuple):
         return TensorMap(tensor, "int32", (self.cols, self.rows), (stride,), box)
 
 
-def _bool(value: bool) -> str:
-    return "true" if value else "false"
+# ---- programs ----------------------------------------------------------------------------------
 
 
-def _lanes(layout: Layout) -> int:
-    """Threads side by side on a row: a power of two, all of the block for long rows."""
+def _num_lanes(layout: Layout) -> int:
+    """Threads side by side on a row: a power of two, all of the thread block for long rows."""
     vectors = ceil(layout.row_bytes / 16)
     return min(THREADS, 1 << max(vectors - 1, 0).bit_length())
 
@@ -120,35 +128,44 @@ def _vectorized(problem: Problem, config: Config, gpu: Gpu) -> Program:
     layout = Layout.of(problem)
     if layout.bytes == 0:
         return Program(())
-    lanes, unroll = _lanes(layout), config["unroll"]
-    wide = lanes == THREADS
-    tile_rows = 1 if wide else unroll * THREADS // lanes
-    tile_bytes = 16 * (unroll * THREADS if wide else lanes)
-    grid = (ceil(layout.row_bytes / tile_bytes), min(ceil(layout.rows / tile_rows), MAX_GRID_Y), 1)
-    kernel = f"kernelcat::tma_copy_vectorized<{THREADS}, {unroll}, {_bool(config['streaming'])}>"
-    params = (Pointer("src"), Pointer("dst"), *map(Int64, layout), Int32(lanes))
-    source = CudaSource("tma_copy/vectorized.cu", kernel)
-    return Program((Step(source, (min(grid[0], MAX_GRID_X), grid[1], 1), params, THREADS),))
+    num_lanes, unroll = _num_lanes(layout), config["unroll"]
+    is_wide = num_lanes == THREADS
+    tile_rows = 1 if is_wide else unroll * THREADS // num_lanes
+    tile_bytes = 16 * (unroll * THREADS if is_wide else num_lanes)
+    grid = (
+        min(ceil(layout.row_bytes / tile_bytes), MAX_BLOCKS),
+        min(ceil(layout.rows / tile_rows), MAX_BLOCKS_Y),
+        1,
+    )
+    source = instance(
+        "tma_copy/vectorized.cu", "tma_copy_vectorized", THREADS, unroll, config["streaming"]
+    )
+    params = (Pointer("src"), Pointer("dst"), *map(Int64, layout), Int32(num_lanes))
+    return Program((Step(source, grid, params, THREADS),))
 
 
-def _ring_step(
-    variant: str, config: Config, gpu: Gpu, tiles: int, params: tuple[object, ...]
+def _ring_program(
+    variant: str, config: Config, gpu: Gpu, num_tiles: int, params: tuple[Param, ...]
 ) -> Program:
-    tile_bytes, stages = config["tile_kb"] * KB, config["num_stages"]
-    arguments = f"{tile_bytes}, {stages}, {_bool(config['evict_first'])}"
-    source = CudaSource(f"tma_copy/{variant}.cu", f"kernelcat::tma_copy_{variant}<{arguments}>")
-    blocks = max(min(tiles, gpu.sms * config["blocks_per_sm"]), 1)
-    shared = tile_bytes * stages
-    return Program((Step(source, (blocks, 1, 1), params, RING_THREADS, shared),))
+    """Persistent thread blocks, each with a ring of stages, copy ``num_tiles`` tiles."""
+    tile_bytes, num_stages = config["tile_kb"] * KB, config["num_stages"]
+    source = instance(
+        f"tma_copy/{variant}.cu",
+        f"tma_copy_{variant}",
+        *(tile_bytes, num_stages, config["evict_first"]),
+    )
+    num_blocks = max(min(num_tiles, gpu.sms * config["blocks_per_sm"]), 1)
+    step = Step(source, (num_blocks, 1, 1), params, RING_THREADS, tile_bytes * num_stages)
+    return Program((step,))
 
 
 def _bulk(problem: Problem, config: Config, gpu: Gpu) -> Program:
     layout = Layout.of(problem)
     if layout.bytes == 0:
         return Program(())
-    tiles = ceil(layout.bytes / (config["tile_kb"] * KB))
+    num_tiles = ceil(layout.bytes / (config["tile_kb"] * KB))
     params = (Pointer("src"), Pointer("dst"), Int64(layout.bytes))
-    return _ring_step("bulk", config, gpu, tiles, params)
+    return _ring_program("bulk", config, gpu, num_tiles, params)
 
 
 def _tensor_map(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -166,63 +183,77 @@ def _tensor_map(problem: Problem, config: Config, gpu: Gpu) -> Program:
         Int32(boxes.box_cols),
         Int32(boxes.box_rows),
         Int32(boxes.box_bytes),
-        Int64(boxes.count),
+        Int64(boxes.num_boxes),
         Int64(boxes.boxes_per_row),
     )
-    return _ring_step("tensor_map", config, gpu, boxes.count, params)
+    return _ring_program("tensor_map", config, gpu, boxes.num_boxes, params)
 
 
-def _reject_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    return None
+# ---- which configurations serve ----------------------------------------------------------------
+
+
+def _block_bytes(config: Config) -> int:
+    """Shared memory of a thread block: its stages, and no more than 1 KB for their barriers."""
+    return int(config["tile_kb"] * KB * config["num_stages"] + KB)
 
 
 def _in_flight_kb(config: Config) -> int:
-    """KB of loads under way in an SM once stores keep up: half of the stages wait for theirs."""
-    stages = config["num_stages"]
-    return int(config["tile_kb"] * (stages - stages // 2) * config["blocks_per_sm"])
+    """KB that an SM loads at a time in the steady state, when half of the stages are stored."""
+    num_stages = config["num_stages"]
+    return int(config["tile_kb"] * (num_stages - num_stages // 2) * config["blocks_per_sm"])
 
 
-def _reject_ring(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if Layout.of(problem).bytes > LARGE and not 24 <= _in_flight_kb(config) <= 96:
-        return f"{_in_flight_kb(config)} KB in flight an SM; large copies want 24 to 96"
-    shared = config["tile_kb"] * KB * config["num_stages"] + KB
-    if shared * config["blocks_per_sm"] > gpu.shared_bytes:
+def _illegal_ring(config: Config, gpu: Gpu) -> str | None:
+    if _block_bytes(config) > gpu.shared_bytes:
         return (
-            f"{config['blocks_per_sm']} blocks of {shared // KB} KB do not fit in an SM's "
-            f"{gpu.shared_bytes // KB} KB of shared memory"
+            f"the stages take {_block_bytes(config) // KB} KB of shared memory, and {gpu.name} "
+            f"has {gpu.shared_bytes // KB}"
         )
     return None
 
 
-def _reject_bulk(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _illegal_bulk(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if Layout.of(problem).rows > 1:
         return "a bulk copy moves one contiguous span, and these rows are strided"
-    return _reject_ring(config, problem, gpu)
+    return _illegal_ring(config, gpu)
 
 
-def _reject_tensor_map(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _illegal_tensor_map(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     layout = Layout.of(problem)
     if layout.src_stride % 16 or layout.dst_stride % 16:
-        return "a tensor map needs rows that are a multiple of 16 bytes apart"
+        return "a tensor map needs rows that begin a multiple of 16 bytes apart"
     if layout.rows == 1 and layout.bytes < FOLD_COLS * 4:
-        return f"a span under {FOLD_COLS * 4} bytes does not fill a box's row"
+        return f"a span of {layout.bytes} bytes does not fill a box's row of {FOLD_COLS * 4}"
     if layout.row_bytes < 16:
-        return "rows under 16 bytes are too short for a tensor map"
+        return f"a tensor map needs rows of 16 bytes or more, and these have {layout.row_bytes}"
     if max(layout.src_stride, layout.dst_stride) >= 2**40 or layout.rows >= 2**31:
-        return "a tensor map's rows are under 2^31 and under 2^40 bytes apart"
+        return "a tensor map has fewer than 2^31 rows, which begin less than 2^40 bytes apart"
     if layout.rows > 1 and layout.row_bytes >= 2**31:
-        return "a tensor map's rows are under 2^31 bytes long"
-    return _reject_ring(config, problem, gpu)
+        return "a tensor map's rows are shorter than 2^31 bytes"
+    return _illegal_ring(config, gpu)
 
 
-def _default_vectorized(problem: Problem, gpu: Gpu) -> Config:
-    return Config(unroll=4, streaming=True)
+def _unpromising_ring(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if Layout.of(problem).bytes > LARGE_BYTES and not 24 <= _in_flight_kb(config) <= 96:
+        return f"{_in_flight_kb(config)} KB in flight on an SM; large copies need 24 to 96"
+    num_blocks = config["blocks_per_sm"]
+    if _block_bytes(config) * num_blocks > gpu.shared_bytes:
+        return (
+            f"{num_blocks} thread blocks of {_block_bytes(config) // KB} KB do not fit in the "
+            f"{gpu.shared_bytes // KB} KB of an SM's shared memory"
+        )
+    return None
+
+
+# ---- which one without measuring ---------------------------------------------------------------
 
 
 def _default_ring(problem: Problem, gpu: Gpu) -> Config:
-    """48 KB of loads and as much of stores in flight an SM; small copies are spread thin."""
-    large = Layout.of(problem).bytes > LARGE
-    return Config(tile_kb=16 if large else 4, num_stages=6, blocks_per_sm=1, evict_first=large)
+    """48 KB of loads and 48 KB of stores in flight on an SM; small copies use all SMs."""
+    is_large = Layout.of(problem).bytes > LARGE_BYTES
+    return Config(
+        tile_kb=16 if is_large else 4, num_stages=6, blocks_per_sm=1, evict_first=is_large
+    )
 
 
 def _estimate_vectorized(problem: Problem, config: Config, gpu: Gpu) -> float:
@@ -230,7 +261,7 @@ def _estimate_vectorized(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 
 def _estimate_ring(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bandwidth grows with the bytes in flight up to 48 KB of loads an SM; a ring takes filling."""
+    """Bandwidth grows with the bytes in flight, up to 48 KB an SM; filling the ring takes time."""
     in_flight_kb = _in_flight_kb(config)
     efficiency = 0.90 * min(in_flight_kb / 48, 1) - 0.0001 * in_flight_kb
     bonus = 0.001 if config["evict_first"] else 0.0
@@ -250,11 +281,9 @@ IMPLEMENTATIONS = (
         entry="tma_copy",
         language="cuda",
         variant="vectorized",
-        summary="16-byte loads and stores, several in flight a thread; any strides and alignment",
+        summary="16-byte loads and stores, several in flight; any strides and alignment",
         archs=("sm_80+",),
-        space={"unroll": (1, 2, 4), "streaming": (False, True)},
-        illegal=_reject_vectorized,
-        default=_default_vectorized,
+        space={"unroll": (1, 2, 4), "streaming": (True, False)},
         program=_vectorized,
         estimate=_estimate_vectorized,
         techniques={"16-byte loads": "LDG*128", "16-byte stores": "STG*128"},
@@ -267,7 +296,8 @@ IMPLEMENTATIONS = (
         summary="a ring of 1-D bulk copies through shared memory; contiguous spans",
         archs=("sm_90+",),
         space=RING_SPACE,
-        illegal=_reject_bulk,
+        illegal=_illegal_bulk,
+        unpromising=_unpromising_ring,
         default=_default_ring,
         program=_bulk,
         estimate=_estimate_ring,
@@ -281,7 +311,8 @@ IMPLEMENTATIONS = (
         summary="a ring of 2-D tensor-map boxes; strided rows, edges clipped by the hardware",
         archs=("sm_90+",),
         space=RING_SPACE,
-        illegal=_reject_tensor_map,
+        illegal=_illegal_tensor_map,
+        unpromising=_unpromising_ring,
         default=_default_ring,
         program=_tensor_map,
         estimate=_estimate_ring,

@@ -1,11 +1,13 @@
-// Copies boxes of a matrix by tensor maps: strides and out-of-bounds edges are the hardware's work.
-#include <kernelcat/copy_ring.cuh>
+// Copies boxes of a matrix by tensor maps: the hardware applies strides and clips boxes at edges.
+#include "copy_ring.cuh"
 
 namespace kernelcat {
 
-// Boxes are box_cols x box_rows elements (box_bytes in all, at most kTileBytes) and counted along
-// the rows first. `tails` is what the maps leave out and threads copy byte by byte: a TMA store
-// writes whole units of 16 bytes, zeros past the edge included, so maps end at a multiple of that.
+// A box is box_cols x box_rows elements, box_bytes in all, at most kTileBytes; boxes are numbered
+// along the rows first. Maps end at a multiple of 16 bytes, because a TMA store writes whole units
+// of 16 bytes, zeros past the edge included. The tail that the maps leave out, bytes [tail_offset,
+// tail_offset + tail_bytes) of each of the first tail_rows rows, is copied byte by byte by all
+// warps but the first.
 template <int kTileBytes, int kNumStages, bool kEvictFirst>
 __global__ void __launch_bounds__(128)
     tma_copy_tensor_map(const __grid_constant__ TensorMap src_map,
@@ -29,11 +31,11 @@ __global__ void __launch_bounds__(128)
   for (Barrier& barrier : barriers) barrier.init(1);
   fence_barrier_init();
   const uint64_t policy = kEvictFirst ? evict_first_policy() : evict_normal_policy();
-  const int64_t my_boxes = ceil_div<int64_t>(num_boxes - blockIdx.x, gridDim.x);
+  const int64_t block_boxes = ceil_div<int64_t>(num_boxes - blockIdx.x, gridDim.x);
   const auto col_of = [&](int64_t box) { return static_cast<int>(box % boxes_per_row) * box_cols; };
   const auto row_of = [&](int64_t box) { return static_cast<int>(box / boxes_per_row) * box_rows; };
   copy_through_ring<kNumStages, kNumStages / 2>(
-      barriers, my_boxes,
+      barriers, block_boxes,
       [&](int64_t tile, int stage, Barrier& barrier) {
         const int64_t box = blockIdx.x + tile * gridDim.x;
         barrier.arrive_expect(box_bytes);

@@ -18,7 +18,7 @@ __device__ __forceinline__ void commit_async_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Returns once all but the latest `kPending` groups of this thread have landed.
+// Returns once all but the latest `kPending` groups of this thread's copies have completed.
 template <int kPending>
 __device__ __forceinline__ void wait_async_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

@@ -1,4 +1,4 @@
-// What a block of a persistent kernel does: its tile of each of its cluster's units of work.
+// Which tiles a thread block of a persistent kernel computes, and in which order.
 #pragma once
 
 #include <kernelcat/cluster.cuh>
@@ -6,33 +6,35 @@
 
 namespace kernelcat {
 
-// The blocks of a cluster lie below (kClusterM) or beside (kClusterN) each other. With kSwap what
-// is tiled is the transpose of an m x n product.
+// The work of a thread block: its tile of every cluster tile that its cluster computes. The thread
+// blocks of a cluster have tiles below (kClusterM) or beside (kClusterN) each other. With kSwap
+// what is tiled is the transpose of an m x n product.
 template <typename Config>
 struct BlockSchedule {
-  WorkList list;  // in tiles of a whole cluster
-  int rank;       // of the block in its cluster
+  WorkList list;  // of cluster tiles
+  int rank;       // of the thread block in its cluster
 
-  static __device__ __forceinline__ BlockSchedule of(int m, int n, int k, int num_whole,
+  static __device__ __forceinline__ BlockSchedule of(int m, int n, int k, int num_whole_tiles,
                                                      int num_splits, int group_m) {
-    const WorkList list{ceil_div(Config::kSwap ? n : m, Config::BLOCK_M * Config::kClusterM),
-                        ceil_div(Config::kSwap ? m : n, Config::BLOCK_N * Config::kClusterN),
-                        ceil_div(k, Config::BLOCK_K),
-                        num_whole,
-                        num_splits,
-                        group_m};
+    const WorkList list{
+        .num_m = ceil_div(Config::kSwap ? n : m, Config::BLOCK_M * Config::kClusterM),
+        .num_n = ceil_div(Config::kSwap ? m : n, Config::BLOCK_N * Config::kClusterN),
+        .num_k = ceil_div(k, Config::BLOCK_K),
+        .num_whole_tiles = num_whole_tiles,
+        .num_splits = num_splits,
+        .group_m = group_m};
     return {list, Config::kClusterSize > 1 ? static_cast<int>(cluster_rank()) : 0};
   }
 
-  // The cluster works on units `first()`, `first() + step()` ...
+  // The cluster takes work items `first()`, `first() + step()` ...
   static __device__ __forceinline__ uint32_t first() { return blockIdx.x / Config::kClusterSize; }
   static __device__ __forceinline__ uint32_t step() { return gridDim.x / Config::kClusterSize; }
   __device__ __forceinline__ uint32_t size() const { return list.size(); }
-  __device__ __forceinline__ Work operator[](uint32_t index) const {
+  __device__ __forceinline__ WorkItem operator[](uint32_t index) const {
     return list.at<Config::kSplit>(index);
   }
 
-  // The first row and column of the block's tile, of those of a cluster.
+  // The first row and column of the thread block's tile in a cluster tile.
   __device__ __forceinline__ int row_of(Tile tile) const {
     return (tile.m * Config::kClusterM + (Config::kClusterM > 1 ? rank : 0)) * Config::BLOCK_M;
   }
@@ -40,12 +42,13 @@ struct BlockSchedule {
     return (tile.n * Config::kClusterN + (Config::kClusterN > 1 ? rank : 0)) * Config::BLOCK_N;
   }
 
-  // Calls `function(work, row, col)` for each unit, with its tile's first row and column.
+  // Calls `function(work, row, col)` for each work item, with the first row and column of the
+  // thread block's tile.
   template <typename Function>
   __device__ __forceinline__ void for_each(Function function) const {
     const uint32_t num_clusters = step();
     for (uint32_t i = first(); i < size(); i += num_clusters) {
-      const Work work = (*this)[i];
+      const WorkItem work = (*this)[i];
       function(work, row_of(work.tile), col_of(work.tile));
     }
   }

@@ -1,4 +1,5 @@
-// The bulk copy engine (sm_90+): 1-D spans and 2-D tensor-map boxes between global and shared.
+// TMA (sm_90+): copies of 1-D spans and of 2-D boxes of tensor maps between global and shared
+// memory.
 #pragma once
 
 #include <kernelcat/mbarrier.cuh>

@@ -1,12 +1,12 @@
-// How long L2 should keep what the copy engine moves.
+// L2 eviction policy of TMA copies.
 #pragma once
 
 #include <kernelcat/types.cuh>
 
 namespace kernelcat {
 
-// Leaves eviction to the hardware's default. Asking for evict_normal is not the same: its policy
-// has other bits than the none that CUTLASS and Triton give.
+// The hardware's default: no policy bits, as in CUTLASS and Triton. The policy evict_normal is not
+// the same, because it sets bits.
 constexpr uint64_t kDefaultPolicy = 0;
 
 }  // namespace kernelcat

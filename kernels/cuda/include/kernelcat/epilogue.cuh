@@ -5,7 +5,7 @@
 
 namespace kernelcat {
 
-// kSwiglu takes columns in pairs, gate and what it gates, and makes one of each pair.
+// kSwiglu makes one column of each pair of columns, gate and up: silu(gate) * up.
 enum class Activation { kNone, kSilu, kGelu, kSwiglu };
 
 // x * sigmoid(x). Where exp(-x) overflows the quotient is zero, as it should be.
@@ -17,7 +17,7 @@ __device__ __forceinline__ float gelu(float x) {
   return 0.5f * x * (1.0f + erff(x * 0.70710678f));
 }
 
-// Of one column; not for kSwiglu.
+// The activation of one column; not for kSwiglu.
 template <Activation kActivation>
 __device__ __forceinline__ float activate(float x) {
   if constexpr (kActivation == Activation::kSilu) return silu(x);

@@ -1,4 +1,4 @@
-// Warp-wide matrix instructions (sm_80+) and the moves of 8x8 matrices that feed and drain them.
+// Warp-wide matrix instructions (sm_80+), and loads and stores of 8x8 matrices in their layout.
 #pragma once
 
 #include <kernelcat/types.cuh>
@@ -13,8 +13,9 @@ __device__ __forceinline__ void load_matrices(uint32_t (&matrices)[4], uint32_t 
                : "memory");
 }
 
-// The reverse of load_matrices (sm_90+); of two matrices with the addresses of lanes 0 to 15.
-// kTranspose turns each: a lane's word then holds neighbours of a column in memory.
+// The reverse of load_matrices (sm_90+). Two matrices need the addresses of lanes 0 to 15 only.
+// With kTranspose the transpose of each matrix is stored: the two elements of a lane's word, which
+// are adjacent in a row of the matrix, then go to adjacent rows in memory.
 template <bool kTranspose = false>
 __device__ __forceinline__ void store_matrices(uint32_t shared_address,
                                                const uint32_t (&matrices)[4]) {

@@ -1,5 +1,6 @@
-// Quantizing a block of values that share a scale: the scale is amax / 448, and a value becomes
-// e4m3(value * (448 / amax)), every operation rounded to nearest.
+// Quantization of a block of values that share a scale. With amax the largest magnitude of the
+// block, the scale is amax / 448, and a value becomes e4m3(value * (448 / amax)); every operation
+// rounds to nearest.
 #pragma once
 
 #include <kernelcat/fp8.cuh>
@@ -7,13 +8,13 @@
 
 namespace kernelcat {
 
-constexpr float kLeastAmax = 1e-10f;  // keeps the scale of a block of zeros finite
+constexpr float kMinAmax = 1e-10f;  // keeps 448 / amax of a block of zeros finite
 
 __device__ __forceinline__ float scale_of(float amax) {
   return __fdiv_rn(amax, kE4m3Max);
 }
 
-// What values are multiplied by.
+// The factor that values are multiplied by, the reciprocal of the scale.
 __device__ __forceinline__ float inverse_of(float amax) {
   return __fdiv_rn(kE4m3Max, amax);
 }
@@ -22,7 +23,7 @@ __device__ __forceinline__ float8_e4m3fn quantized(float value, float inverse) {
   return float8_e4m3fn(__fmul_rn(value, inverse));
 }
 
-// The maximum over the lanes of a warp, which all get it.
+// The maximum over the lanes of a warp; every lane returns it.
 __device__ __forceinline__ float warp_max(float value) {
 #pragma unroll
   for (int mask = kWarpThreads / 2; mask > 0; mask /= 2) {
@@ -33,7 +34,7 @@ __device__ __forceinline__ float warp_max(float value) {
 
 constexpr int kVector = 8;  // 16-bit elements in 16 bytes
 
-// The `count` elements at `x` (up to 8, where they are not a whole vector), zeros after them.
+// The first `count` elements at `x`, at most kVector, and zeros after them.
 template <typename T>
 __device__ __forceinline__ uint4 load_elements(const T* x, int count) {
   uint4 vector = {};

@@ -1,37 +1,38 @@
-// Adding up the partial products of a split k range, in the same order on every run.
+// The reduction of split-K: partial sums are added up in the same order on every run.
 #pragma once
 
 #include <kernelcat/sync.cuh>
 
 namespace kernelcat {
 
-// Every split leaves its sums in `partials` and counts itself; the warpgroup that finds the others
-// done adds all of them in order of split, holds the result in `sums`, and returns true. All 128
-// threads of a warpgroup call this together; `is_last` (shared) and `barrier` are its own.
+// Every split stores its sums in `partials` and increments `*counter`. The warpgroup that arrives
+// last adds up the partial sums of all splits in the order of the splits, holds the result in
+// `sums`, and returns true; the other warpgroups return false. All 128 threads of a warpgroup call
+// this together; it needs a flag `is_last` in shared memory and a named barrier to itself.
 //
 // `partials` has num_splits slots of kNumTiles * kCount * 128 floats; `*counter` is zero before and
-// after. Of the kNumTiles tiles only the first `num_live` matter (this warp's rows of the others
-// lie outside the result), and of their kCount sums only the first `num_live_sums` (so do the
-// columns of the others), a multiple of 4; only those are moved.
+// after. Only sums inside the result are moved: those of the first `num_tiles_inside` of the
+// kNumTiles tiles of 64 rows (the warp's rows of further tiles lie outside), and of their kCount
+// sums the first `num_sums_inside`, a multiple of 4 (the columns of further sums lie outside).
 template <int kNumTiles, int kCount>
 __device__ __forceinline__ bool reduce_splits(float (&sums)[kNumTiles][kCount], float* partials,
                                               uint32_t* counter, int split, int num_splits,
-                                              int num_live, uint32_t* is_last, int barrier,
-                                              int num_live_sums = kCount) {
+                                              int num_tiles_inside, uint32_t* is_last, int barrier,
+                                              int num_sums_inside = kCount) {
   const int thread = threadIdx.x % kWarpgroupThreads;
-  const auto place = [&](int s, int tile, int i) {
+  const auto partial = [&](int s, int tile, int i) {
     return reinterpret_cast<float4*>(partials +
                                      ((s * kNumTiles + tile) * kCount + i) * kWarpgroupThreads) +
            thread;
   };
 #pragma unroll
   for (int tile = 0; tile < kNumTiles; ++tile) {
-    if (tile >= num_live) continue;
+    if (tile >= num_tiles_inside) continue;
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
-      if (i >= num_live_sums) break;
+      if (i >= num_sums_inside) break;
       const float4 four = {sums[tile][i], sums[tile][i + 1], sums[tile][i + 2], sums[tile][i + 3]};
-      __stcg(place(split, tile, i), four);
+      __stcg(partial(split, tile, i), four);
     }
   }
   __threadfence();
@@ -46,14 +47,14 @@ __device__ __forceinline__ bool reduce_splits(float (&sums)[kNumTiles][kCount], 
 
 #pragma unroll
   for (int tile = 0; tile < kNumTiles; ++tile) {
-    if (tile >= num_live) continue;
+    if (tile >= num_tiles_inside) continue;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) sums[tile][i] = 0.0f;
     for (int s = 0; s < num_splits; ++s) {
 #pragma unroll
       for (int i = 0; i < kCount; i += 4) {
-        if (i >= num_live_sums) break;
-        const float4 four = __ldcg(place(s, tile, i));
+        if (i >= num_sums_inside) break;
+        const float4 four = __ldcg(partial(s, tile, i));
         sums[tile][i] += four.x;
         sums[tile][i + 1] += four.y;
         sums[tile][i + 2] += four.z;

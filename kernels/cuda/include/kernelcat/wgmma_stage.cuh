@@ -1,4 +1,4 @@
-// A stage of a 16-bit product as wgmma reads it: rows of 128 bytes, swizzled.
+// The product of one stage of 16-bit operands: rows of 128 bytes, swizzled.
 #pragma once
 
 #include <kernelcat/wgmma.cuh>
@@ -7,13 +7,12 @@ namespace kernelcat {
 
 constexpr int BLOCK_K = kRowBytes / 2;
 
-// sums += A @ B^T for kNumWgmmas * 64 rows of A, kCols rows of B and kDepth columns, or sums = ...
-// without `accumulate`. Starts the wgmmas and commits them as one group.
+// Starts sums = A @ B^T, with `accumulate` sums += A @ B^T, and commits its wgmmas as one group:
+// kNumWgmmas * 64 rows of A, kCols rows of B, kDepth columns. `a` and `b` are matrix descriptors.
 template <typename T, int kCols, int kDepth = BLOCK_K, int kNumWgmmas>
 __device__ __forceinline__ void multiply_stage(float (&sums)[kNumWgmmas][kCols / 2], uint64_t a,
                                                uint64_t b, bool accumulate) {
-#pragma unroll
-  for (int i = 0; i < kNumWgmmas; ++i) pin(sums[i]);
+  pin(sums);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kDepth / kWgmmaK; ++k) {
@@ -24,8 +23,7 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[kNumWgmmas][kCols /
     }
   }
   wgmma_commit();
-#pragma unroll
-  for (int i = 0; i < kNumWgmmas; ++i) pin(sums[i]);
+  pin(sums);
 }
 
 }  // namespace kernelcat

@@ -5,11 +5,11 @@
 
 namespace kernelcat {
 
-// Copies tiles 0 .. num_tiles - 1. `load(tile, stage, barrier)` starts a load that completes on the
-// barrier, which it must tell how many bytes to expect; `store(tile, stage)` starts a store. A
-// stage is loaded again once kNumStores younger stores were started and its own has left shared
-// memory, so about kNumStages - kNumStores loads and kNumStores stores are in flight. Runs in one
-// thread; `barriers` are fresh.
+// Copies tiles 0 .. num_tiles - 1. `load(tile, stage, barrier)` arrives at the barrier with the
+// bytes of the tile and starts a load that completes on the barrier; `store(tile, stage)` starts a
+// store. A stage is loaded again when the store of its tile has read shared memory, which is waited
+// for only after kNumStores later stores were started: so about kNumStages - kNumStores loads and
+// kNumStores stores are in flight. Runs in one thread; `barriers` are freshly initialised.
 template <int kNumStages, int kNumStores, typename Load, typename Store>
 __device__ __forceinline__ void copy_through_ring(Barrier (&barriers)[kNumStages],
                                                   int64_t num_tiles, Load load, Store store) {
@@ -18,7 +18,7 @@ __device__ __forceinline__ void copy_through_ring(Barrier (&barriers)[kNumStages
     load(tile, static_cast<int>(tile), barriers[tile]);
   }
   PipelineState<kNumStages> position;
-  int refill = kNumStages - kNumStores;  // the stage of the tile kNumStores back
+  int refill = kNumStages - kNumStores;  // the stage of tile - kNumStores
   for (int64_t tile = 0; tile < num_tiles; ++tile) {
     barriers[position.stage].wait(position.phase);
     store(tile, position.stage);

@@ -1,4 +1,4 @@
-"""What persistent kernels share: units of work, how many waves they make, and their launch."""
+"""Persistent matrix products: the work of their clusters, how many waves it makes, their launch."""
 
 from __future__ import annotations
 
@@ -20,24 +20,28 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.gemm.operands import sizes
 from kernelcat.runtime.gpu import Gpu
 
 CLUSTERS: tuple[ConfigValue, ...] = ("1x1", "2x1", "1x2")
-"""Blocks below each other x side by side; what they share is multicast."""
+"""Thread blocks of a cluster: below each other x side by side. Multicast loads what they share."""
 
 SPLITS: tuple[ConfigValue, ...] = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Pieces of every tile's k range where tiles are too few for all SMs, else of those of the last
-wave."""
+"""Splits of a tile's k range: of every tile where tiles are fewer than clusters, else of the tiles
+of the last wave."""
 
 MAX_WAVES_WITH_TAIL = 6
 NULL = Int64(0)
 
 _REDUCTION_US = 1.2
-"""Handing partial sums to the block that arrives last."""
+"""Time until the thread block that arrives last sees the partial sums of the others."""
 
-_PIECE_BYTES = 20e9
-"""Bytes a second at which one SM writes and reads partial sums."""
+_PARTIAL_BYTES = 20e9
+"""Bytes of partial sums that one SM writes and reads in a second."""
+
+
+def sizes(problem: Problem) -> tuple[Int32, Int32, Int32]:
+    """The parameters m, n, k of a matrix product."""
+    return Int32(problem["M"]), Int32(problem["N"]), Int32(problem["K"])
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class PersistentPlan(ABC):
     sms: int
 
     block_k: ClassVar[int]
-    """Columns of A and B a stage."""
+    """Columns of A and B in a stage."""
 
     @staticmethod
     def fields(config: Config, problem: Problem, gpu: Gpu) -> dict[str, Any]:
@@ -83,31 +87,31 @@ class PersistentPlan(ABC):
 
     @property
     @abstractmethod
-    def consumers(self) -> int:
+    def num_consumers(self) -> int:
         """Warpgroups that multiply."""
 
     @property
     @abstractmethod
-    def threads(self) -> int: ...
+    def num_threads(self) -> int: ...
 
     @property
     @abstractmethod
     def group_m(self) -> int:
-        """Cluster rows in a group of the order."""
+        """Rows of cluster tiles that make a group in the order of tiles."""
 
     @abstractmethod
     def shared_bytes(self, gpu: Gpu) -> int: ...
 
     @property
     def consumers_per_tile(self) -> int:
-        return self.consumers
+        return self.num_consumers
 
     @property
     def blocks_per_sm(self) -> int:
         return 1
 
     @property
-    def k_blocks(self) -> int:
+    def num_k_blocks(self) -> int:
         return ceil(self.k / self.block_k)
 
     @property
@@ -115,52 +119,57 @@ class PersistentPlan(ABC):
         return self.cluster_m * self.cluster_n
 
     @property
-    def clusters(self) -> int:
-        """That run at a time."""
+    def num_clusters(self) -> int:
+        """Clusters that run at a time."""
         return self.sms * self.blocks_per_sm // self.cluster_size
 
     @property
-    def tiles(self) -> int:
-        """Of all blocks of a cluster together."""
+    def num_tiles(self) -> int:
+        """Cluster tiles, each the tiles of all thread blocks of a cluster."""
         return ceil(self.rows / (self.block_m * self.cluster_m)) * ceil(
             self.cols / (self.block_n * self.cluster_n)
         )
 
     @property
-    def whole_tiles(self) -> int:
+    def num_whole_tiles(self) -> int:
+        """Cluster tiles whose k range is not split."""
         if self.split_k == 1:
-            return self.tiles
-        return self.tiles // self.clusters * self.clusters
+            return self.num_tiles
+        return self.num_tiles // self.num_clusters * self.num_clusters
 
     @property
-    def units(self) -> int:
-        """What clusters work on one at a time: whole tiles, then pieces of the others."""
-        return self.whole_tiles + (self.tiles - self.whole_tiles) * self.split_k
+    def num_split_tiles(self) -> int:
+        return self.num_tiles - self.num_whole_tiles
+
+    @property
+    def num_work_items(self) -> int:
+        """Whole tiles and splits of the others: clusters take one at a time."""
+        return self.num_whole_tiles + self.num_split_tiles * self.split_k
 
     @property
     def waves(self) -> float:
-        """How many whole tiles the busiest block computes, pieces in proportion."""
-        pieces = self.units - self.whole_tiles
-        whole = ceil(self.whole_tiles / self.clusters)
-        return whole + ceil(pieces / self.clusters) / self.split_k
+        """Time of the busiest cluster in whole tiles; a split counts as a part of a tile."""
+        num_splits = self.num_split_tiles * self.split_k
+        whole = ceil(self.num_whole_tiles / self.num_clusters)
+        return whole + ceil(num_splits / self.num_clusters) / self.split_k
 
     @property
     def workspaces(self) -> dict[str, int]:
-        parts = (self.tiles - self.whole_tiles) * self.cluster_size
-        if parts == 0:
+        num_block_tiles = self.num_split_tiles * self.cluster_size
+        if num_block_tiles == 0:
             return {}
         return {
-            "partials": parts * self.split_k * 4 * self.block_m * self.block_n,
-            "counters": parts * self.consumers_per_tile * 4,
+            "partials": num_block_tiles * self.split_k * 4 * self.block_m * self.block_n,
+            "counters": num_block_tiles * self.consumers_per_tile * 4,
         }
 
     @property
     def reduction_us(self) -> float:
-        """Time to add up the pieces of split tiles."""
-        if self.tiles == self.whole_tiles:
+        """Time to add up the partial sums of split tiles."""
+        if self.num_split_tiles == 0:
             return 0.0
-        live = min(self.block_n, self.cols) * self.block_m * 4
-        return _REDUCTION_US + (1 + self.split_k) * live / _PIECE_BYTES * 1e6
+        tile_bytes = min(self.block_n, self.cols) * self.block_m * 4
+        return _REDUCTION_US + (1 + self.split_k) * tile_bytes / _PARTIAL_BYTES * 1e6
 
 
 def launch(
@@ -176,13 +185,13 @@ def launch(
         *operands,
         *(Pointer(name) if workspaces else NULL for name in ("partials", "counters")),
         *sizes(problem),
-        *map(Int32, (plan.whole_tiles, plan.split_k, plan.group_m)),
+        *map(Int32, (plan.num_whole_tiles, plan.split_k, plan.group_m)),
     )
     step = Step(
         source,
-        (min(plan.units, plan.clusters) * plan.cluster_size, 1, 1),
+        (min(plan.num_work_items, plan.num_clusters) * plan.cluster_size, 1, 1),
         params,
-        plan.threads,
+        plan.num_threads,
         plan.shared_bytes(gpu),
         (plan.cluster_size, 1, 1),
         programmatic=True,
@@ -190,20 +199,31 @@ def launch(
     return Program((step,), workspaces)
 
 
-def reject_split(plan: PersistentPlan) -> str | None:
-    split_k, tail = plan.split_k, plan.tiles - plan.whole_tiles
+def illegal_split(plan: PersistentPlan) -> str | None:
+    if plan.split_k > plan.num_k_blocks:
+        return (
+            f"K={plan.k} has {plan.num_k_blocks} k-blocks of {plan.block_k}, and each of "
+            f"{plan.split_k} splits needs one"
+        )
+    return None
+
+
+def unpromising_split(plan: PersistentPlan) -> str | None:
+    split_k, num_split = plan.split_k, plan.num_split_tiles
     if split_k == 1:
         return None
-    if split_k * 2 > plan.k_blocks:
-        return f"{plan.k_blocks} blocks of {plan.block_k} are too few for {split_k} splits"
-    if tail == 0 or tail * split_k > plan.clusters:
-        return f"{tail} tiles of the last wave in {split_k} pieces are no single wave"
+    if split_k * 2 > plan.num_k_blocks:
+        return f"{split_k} splits of {plan.num_k_blocks} k-blocks have fewer than two each"
+    if num_split == 0:
+        return "all tiles are in whole waves, and nothing is left to split"
+    if num_split * split_k > plan.num_clusters:
+        return f"{num_split} tiles of the last wave in {split_k} splits make more than one wave"
     if plan.waves > MAX_WAVES_WITH_TAIL:
         return f"the last of {ceil(plan.waves)} waves is not worth splitting"
     return None
 
 
 def overlapped_us(busy_us: float, bytes_moved: int, gpu: Gpu) -> float:
-    """The SMs' time or the memory's, whichever is longer, and a tenth of the other."""
+    """The SMs' time or the memory's, whichever is longer, and a tenth of the shorter."""
     memory_us = copy_us(bytes_moved, gpu) - LAUNCH_US
     return LAUNCH_US + max(busy_us, memory_us) + 0.1 * min(busy_us, memory_us)

@@ -1,21 +1,23 @@
-// A warp's share of an output tile, multiplied by mma.sync from operands in shared memory.
+// The part of a tile that one warp multiplies by mma.sync, from operands in shared memory.
 #pragma once
 
-#include <kernelcat/gemm_output.cuh>
 #include <kernelcat/mma.cuh>
 #include <kernelcat/sync.cuh>
 
+#include "gemm_output.cuh"
+
 namespace kernelcat {
 
-// kRows x kCols sums. Lane l holds, of each 16 x 8 block, columns 2 * (l % 4) + {0, 1} of rows
-// l / 4 and l / 4 + 8.
+// The accumulators of kRows x kCols sums. Of each 16 x 8 matrix lane l holds columns 2 * (l % 4) +
+// {0, 1} of rows l / 4 and l / 4 + 8.
 template <typename T, int kRows, int kCols>
 struct WarpTile {
   static_assert(kRows % 16 == 0 && kCols % 16 == 0);
   float sums[kRows / 16][kCols / 8][4] = {};
 
-  // Adds 16 columns of k. `a_at(row, unit)` and `b_at(row, unit)` are the shared-memory addresses
-  // of the 16-byte unit (0 or 1) of these columns in a row of the warp's operands.
+  // Adds the products of 16 columns of A and B. `a_at(row, unit)` and `b_at(row, unit)` are the
+  // shared-memory addresses of the first (unit 0) and second (1) 16 bytes of these columns, in a
+  // row of the warp's part of the operand.
   template <typename AddressA, typename AddressB>
   __device__ __forceinline__ void multiply(AddressA a_at, AddressB b_at) {
     const int lane = lane_index();
@@ -36,7 +38,7 @@ struct WarpTile {
     }
   }
 
-  // `row` and `col` are those of the warp's first sum; `output` is a GemmOutput.
+  // Stores the sums, the first of which belongs to (`row`, `col`) of Z; `output` is a GemmOutput.
   template <typename Output>
   __device__ __forceinline__ void store(const Output& output, int row, int col) const {
     const int lane = lane_index();
@@ -44,7 +46,7 @@ struct WarpTile {
     for (int i = 0; i < kRows / 16; ++i) {
 #pragma unroll
       for (int j = 0; j < kCols / 8; ++j) {
-        output.store_block(row + 16 * i + lane / 4, col + 8 * j + lane % 4 * 2, sums[i][j]);
+        output.store_matrix(row + 16 * i + lane / 4, col + 8 * j + lane % 4 * 2, sums[i][j]);
       }
     }
   }
