@@ -12,10 +12,10 @@ from cutlass import Float32, Int32
 from cutlass.memory import SmemAllocator
 
 from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.common.online_softmax import finish
 from kernelcat.kernels.cute.flashmla.place import LATENT, out_layout, used_splits
 from kernelcat.kernels.cute.kv_write.place import sequence_of
 from kernelcat.kernels.cute.paged_attn.merge import VECTOR, Merge
-from kernelcat.kernels.cute.paged_attn.softmax import finish
 
 VECTORS = LATENT // VECTOR
 UNROLL = 8

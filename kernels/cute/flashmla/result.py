@@ -4,6 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from kernelcat.kernels.cute.common.online_softmax import finish
 from kernelcat.kernels.cute.flashmla.place import LATENT
 from kernelcat.kernels.cute.flashmla.seesaw import (
     COLUMNS,
@@ -12,7 +13,6 @@ from kernelcat.kernels.cute.flashmla.seesaw import (
 )
 from kernelcat.kernels.cute.flashmla.softmax import ROWS
 from kernelcat.kernels.cute.gemm.stmatrix import registers_to_shared
-from kernelcat.kernels.cute.paged_attn.softmax import finish
 
 LANES = 32
 

@@ -9,10 +9,10 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
+from kernelcat.kernels.cute.common.online_softmax import exp2
 from kernelcat.kernels.cute.flashmla.place import LATENT, ROW
 from kernelcat.kernels.cute.flashmla.softmax import ROWS, hide, online
 from kernelcat.kernels.cute.gemm.stmatrix import registers_to_shared
-from kernelcat.kernels.cute.paged_attn.softmax import exp2
 
 GROUPS = 2
 """Warpgroups, each with a half of the columns of values; as many tiles are in shared memory."""

@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from kernelcat.kernels.cute.paged_attn.softmax import exp2
+from kernelcat.kernels.cute.common.online_softmax import exp2
 
 ROWS = 2
 """Of a thread, eight apart."""

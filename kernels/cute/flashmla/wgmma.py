@@ -20,6 +20,7 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.common.online_softmax import LOG2E, LOWEST
 from kernelcat.kernels.cute.flashmla.gather import PRODUCERS, Gather
 from kernelcat.kernels.cute.flashmla.loader import VECTOR
 from kernelcat.kernels.cute.flashmla.place import (
@@ -48,7 +49,6 @@ from kernelcat.kernels.cute.flashmla.seesaw import (
 from kernelcat.kernels.cute.flashmla.softmax import ROWS
 from kernelcat.kernels.cute.gemm.ring import load, memory, operand
 from kernelcat.kernels.cute.gemm.tma import load_atom
-from kernelcat.kernels.cute.paged_attn.softmax import LOG2E, LOWEST
 
 THREADS = MMA_THREADS + 128
 PRODUCER_WARP = MMA_THREADS // 32

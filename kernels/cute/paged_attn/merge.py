@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from kernelcat.kernels.cute.paged_attn.softmax import LOWEST, exp2, finish
+from kernelcat.kernels.cute.common.online_softmax import LOWEST, exp2, finish
 
 VECTOR = 4
 """Floats in 16 bytes."""

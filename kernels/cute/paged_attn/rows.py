@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from kernelcat.kernels.cute.paged_attn.softmax import LOWEST
+from kernelcat.kernels.cute.common.online_softmax import LOWEST
 
 
 class Rows:
