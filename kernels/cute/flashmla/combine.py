@@ -13,8 +13,8 @@ from cutlass.memory import SmemAllocator
 
 from kernelcat.jit.cute import element_type
 from kernelcat.kernels.cute.common.online_softmax import finish
+from kernelcat.kernels.cute.common.token_slots import sequence_of
 from kernelcat.kernels.cute.flashmla.place import LATENT, out_layout, used_splits
-from kernelcat.kernels.cute.kv_write.place import sequence_of
 from kernelcat.kernels.cute.paged_attn.merge import VECTOR, Merge
 
 VECTORS = LATENT // VECTOR

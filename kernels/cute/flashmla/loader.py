@@ -9,8 +9,8 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 
+from kernelcat.kernels.cute.common.float8 import widen as widen_word
 from kernelcat.kernels.cute.flashmla.place import LATENT, PACKED, ROPE, ROW, SCALED
-from kernelcat.kernels.cute.paged_attn.fp8 import widen as widen_word
 
 VECTOR = 8
 """Units of 16 bits in a copy."""

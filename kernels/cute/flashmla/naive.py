@@ -6,10 +6,10 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 
 from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.common.float8 import to_float
 from kernelcat.kernels.cute.common.online_softmax import LOWEST, exp2, finish, logit
+from kernelcat.kernels.cute.common.token_slots import sequence_of
 from kernelcat.kernels.cute.flashmla.place import LATENT, PACKED, ROW, SCALED
-from kernelcat.kernels.cute.kv_write.place import sequence_of
-from kernelcat.kernels.cute.paged_attn.fp8 import to_float
 
 WARPS = 4
 LANES = 32

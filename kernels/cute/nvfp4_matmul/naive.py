@@ -6,6 +6,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float16, Float32, Int32, Int64, Uint8, Uint32
 
 from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.common.float8 import to_float
 from kernelcat.kernels.cute.gemm.epilogue import Epilogue
 from kernelcat.kernels.cute.nvfp4_quantize.fp4 import (
     block_size,
@@ -13,7 +14,6 @@ from kernelcat.kernels.cute.nvfp4_quantize.fp4 import (
     scale_place,
     scale_value,
 )
-from kernelcat.kernels.cute.paged_attn.fp8 import to_float
 
 BLOCK = 16
 TILE_ROWS, TILE_COLS = 16, 64

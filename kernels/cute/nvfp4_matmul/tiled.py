@@ -15,12 +15,12 @@ from cutlass.cute.nvgpu import cpasync, warp
 from cutlass.memory import SmemAllocator
 
 from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.common.float8 import widen
 from kernelcat.kernels.cute.fp8_gemm.split import WARPGROUP, reduce_splits
 from kernelcat.kernels.cute.gemm.epilogue import Epilogue
 from kernelcat.kernels.cute.gemm.raster import grouped
 from kernelcat.kernels.cute.nvfp4_matmul.codes import LEFT, apart, decoded_pair, factors
 from kernelcat.kernels.cute.nvfp4_matmul.result import Result
-from kernelcat.kernels.cute.paged_attn.fp8 import widen
 
 BLOCK_K = 128
 LANE_K = 32

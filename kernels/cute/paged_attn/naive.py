@@ -6,8 +6,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.common.float8 import to_float
 from kernelcat.kernels.cute.common.online_softmax import LOWEST, exp2, finish, logit
-from kernelcat.kernels.cute.paged_attn.fp8 import to_float
 from kernelcat.kernels.cute.paged_attn.nvfp4 import value_of
 
 WARPS = 4

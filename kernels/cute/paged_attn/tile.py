@@ -10,8 +10,8 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, Uint32
 from cutlass.cute.nvgpu import warp
 
+from kernelcat.kernels.cute.common.float8 import even_odd, widen
 from kernelcat.kernels.cute.common.online_softmax import exp2, logit
-from kernelcat.kernels.cute.paged_attn.fp8 import even_odd, widen
 
 
 class Tile:

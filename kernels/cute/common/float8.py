@@ -1,4 +1,4 @@
-"""float8_e4m3fn in registers: to 16 bits for tensor cores, to float32 for the rest."""
+"""float8_e4m3fn in registers: from and to float32, and to the 16 bits of tensor cores."""
 
 import cutlass
 import cutlass.cute as cute
@@ -6,8 +6,20 @@ from cutlass import BFloat16, Float32, Uint8, Uint16, Uint32
 
 
 @cute.jit
+def e4m3(value: Float32):
+    """Rounds to nearest and saturates."""
+    return Uint8(
+        cute.arch.inline_ptx(
+            "cvt.rn.satfinite.e4m3x2.f32 {$w0}, {$r1}, {$r0};",
+            write_only_types=[Uint16],
+            read_only_args=[value, Float32(0)],
+        )
+    )
+
+
+@cute.jit
 def widen(word: Uint32, dtype: cutlass.Constexpr):
-    """Four elements of a word -> four of ``dtype``, in two words; exact, NaN included."""
+    """Converts the four elements of a word to ``dtype``, in two words; exact, NaN included."""
     if cutlass.const_expr(dtype is BFloat16):
         low, high = cute.arch.inline_ptx(
             """{
@@ -45,7 +57,7 @@ def widen(word: Uint32, dtype: cutlass.Constexpr):
 
 @cute.jit
 def even_odd(first: Uint32, second: Uint32):
-    """Bytes 0 and 2 of both words in one, bytes 1 and 3 in another."""
+    """Bytes 0 and 2 of both words in one word, bytes 1 and 3 in another."""
     return cute.arch.inline_ptx(
         """{
         prmt.b32 {$w0}, {$r0}, {$r1}, 0x6420;
@@ -58,7 +70,7 @@ def even_odd(first: Uint32, second: Uint32):
 
 @cute.jit
 def to_float(element: Uint8):
-    """One element, by way of float16, which holds all values."""
+    """Converts one element by way of float16, which holds all values."""
     return cute.arch.inline_ptx(
         """{
         .reg .b32 pair;
