@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from kernelcat.kernels.cute.mla_kv_write.row import bits_of, float_of
+from kernelcat.kernels.cute.common.bits import bits_of, float_of
 
 E2M1_MAX = 6.0
 LEAST_SCALE, E4M3_MAX = 2.0**-6, 448.0
