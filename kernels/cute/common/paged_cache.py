@@ -1,4 +1,4 @@
-"""What kernels are told of the scales of a paged cache."""
+"""What the entries that read or write a paged cache have in common on the host."""
 
 from __future__ import annotations
 
