@@ -13,9 +13,9 @@ from cutlass.memory import SmemAllocator
 
 from kernelcat.jit.cute import element_type
 from kernelcat.kernels.cute.common.online_softmax import finish
+from kernelcat.kernels.cute.common.partials import VECTOR, Partials
 from kernelcat.kernels.cute.common.token_slots import sequence_of
 from kernelcat.kernels.cute.flashmla.place import LATENT, out_layout, used_splits
-from kernelcat.kernels.cute.paged_attn.merge import VECTOR, Merge
 
 VECTORS = LATENT // VECTOR
 UNROLL = 8
@@ -28,7 +28,7 @@ class Combine:
     def __init__(self, dtype: str, block_m: int, block_n: int, groups: int, programmatic: bool):
         self.dtype, self.block_m, self.block_n = element_type(dtype), block_m, block_n
         self.groups, self.programmatic = groups, programmatic
-        self.merge = Merge(self.dtype, LATENT, block_m, 2, 1, VECTORS, False, "none")
+        self.partials = Partials(self.dtype, LATENT, block_m, 2, 1, VECTORS, False, "none")
 
     @cute.jit
     def __call__(
@@ -47,7 +47,7 @@ class Combine:
     ):
         rows = tokens * heads
         self.kernel(
-            cute.make_tensor(partial, self.merge.partial_layout(batch * row_tiles, num_splits)),
+            cute.make_tensor(partial, self.partials.partial_layout(batch * row_tiles, num_splits)),
             cute.make_tensor(kv_lens, cute.make_layout(batch)),
             cute.make_tensor(cu_q, cute.make_layout(batch + 1)),
             cute.make_tensor(out, out_layout(VECTOR, rows)),
@@ -112,7 +112,7 @@ class Combine:
             (VECTOR, VECTORS + 1, used), stride=(1, VECTOR, self.groups * gPartial.stride[2])
         )
         parts = cute.make_tensor(gPartial.iterator, own)
-        return self.merge.gather(
+        return self.partials.merge(
             parts[None, vector, None], parts[None, VECTORS, None],
             cute.ceil_div(cutlass.max(used - group, 0), self.groups), values, UNROLL,
         )  # fmt: skip
@@ -129,7 +129,7 @@ class Combine:
         if vector == 0:
             sParts[0, VECTORS, group], sParts[1, VECTORS, group] = most, total
         cute.arch.barrier()
-        return self.merge.gather(
+        return self.partials.merge(
             sParts[None, vector, None], sParts[None, VECTORS, None], Int32(self.groups), values,
             self.groups,
         )  # fmt: skip

@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
 from kernelcat.kernels.cute.common.float8 import widen
+from kernelcat.kernels.cute.common.prefetch import prefetch
 from kernelcat.kernels.cute.flashmla.loader import (
     PACKED_VECTORS,
     SHARE,
@@ -18,7 +19,6 @@ from kernelcat.kernels.cute.flashmla.loader import (
 )
 from kernelcat.kernels.cute.flashmla.place import LATENT, PACKED, ROPE, SCALED
 from kernelcat.kernels.cute.flashmla.seesaw import BLOCK, PARTS, PIECES, STAGES
-from kernelcat.kernels.cute.paged_attn.pages import prefetch
 
 PRODUCERS = 128
 A_PASS = PRODUCERS // SHARE

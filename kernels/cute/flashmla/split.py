@@ -16,6 +16,7 @@ from cutlass.memory import SmemAllocator
 
 from kernelcat.jit.cute import element_type
 from kernelcat.kernels.cute.common.online_softmax import LOG2E, LOWEST, finish
+from kernelcat.kernels.cute.common.prefetch import prefetch
 from kernelcat.kernels.cute.flashmla.loader import VECTOR, Loader, latent_layout
 from kernelcat.kernels.cute.flashmla.place import (
     LATENT,
@@ -26,7 +27,6 @@ from kernelcat.kernels.cute.flashmla.place import (
 )
 from kernelcat.kernels.cute.flashmla.products import BLOCK_M, Products
 from kernelcat.kernels.cute.flashmla.softmax import ROWS, hide, online
-from kernelcat.kernels.cute.paged_attn.pages import prefetch
 
 LANES = 32
 
