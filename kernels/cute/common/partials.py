@@ -18,6 +18,16 @@ PADDING = 8
 """Floats between rows, so that a warp writes to 32 different banks."""
 
 
+def partial_layout(vector, head_dim, block_m, num_splits, tiles):
+    """(vector, (head_dim + VECTOR) / vector, block_m, num_splits, tiles), in device memory."""
+    pitch = head_dim + VECTOR
+    split = pitch * block_m
+    return cute.make_layout(
+        (vector, pitch // vector, block_m, num_splits, tiles),
+        stride=(1, vector, pitch, split, cute.assume(Int64(num_splits) * split, divby=VECTOR)),
+    )
+
+
 class Partials:
     """Partial results of ``block_m`` rows, by ``num_parts`` warps and several thread blocks.
 
@@ -41,13 +51,8 @@ class Partials:
         )
 
     def partial_layout(self, tiles, num_splits):
-        """(VECTOR, vectors + 1, block_m, num_splits, tiles)."""
-        pitch = self.head_dim + VECTOR
-        split = pitch * self.block_m
-        return cute.make_layout(
-            (VECTOR, self.vectors + 1, self.block_m, num_splits, tiles),
-            stride=(1, VECTOR, pitch, split, cute.assume(Int64(num_splits) * split, divby=VECTOR)),
-        )
+        """(VECTOR, vectors + 1, block_m, num_splits, tiles), in device memory."""
+        return partial_layout(VECTOR, self.head_dim, self.block_m, num_splits, tiles)
 
     @cute.jit
     def store_warp(
