@@ -5,9 +5,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from kernelcat.kernels.cute.common.online_softmax import finish
+from kernelcat.kernels.cute.common.stmatrix import registers_to_shared
 from kernelcat.kernels.cute.flashmla.seesaw import COLUMNS, HALF, Registers
 from kernelcat.kernels.cute.flashmla.softmax import ROWS
-from kernelcat.kernels.cute.gemm.stmatrix import registers_to_shared
 from kernelcat.reference._mla_row import LATENT
 
 LANES = 32

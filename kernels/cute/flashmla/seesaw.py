@@ -14,8 +14,8 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
 from kernelcat.kernels.cute.common.online_softmax import exp2
+from kernelcat.kernels.cute.common.stmatrix import registers_to_shared
 from kernelcat.kernels.cute.flashmla.softmax import ROWS, mask, online
-from kernelcat.kernels.cute.gemm.stmatrix import registers_to_shared
 from kernelcat.reference._mla_row import LATENT, ROW
 
 WARPGROUPS = 2

@@ -40,6 +40,8 @@ from cutlass.tensor_utils import LayoutEnum
 from kernelcat.jit.cute import element_type
 from kernelcat.kernels.cute.common.online_softmax import LOG2E, LOWEST
 from kernelcat.kernels.cute.common.partials import partial_layout
+from kernelcat.kernels.cute.common.ring import load, memory, operand
+from kernelcat.kernels.cute.common.tma import load_atom
 from kernelcat.kernels.cute.flashmla.gather import PRODUCERS, Gather
 from kernelcat.kernels.cute.flashmla.layouts import out_layout, used_splits
 from kernelcat.kernels.cute.flashmla.loader import VECTOR
@@ -60,8 +62,6 @@ from kernelcat.kernels.cute.flashmla.seesaw import (
     make_shared,
 )
 from kernelcat.kernels.cute.flashmla.softmax import ROWS
-from kernelcat.kernels.cute.gemm.ring import load, memory, operand
-from kernelcat.kernels.cute.gemm.tma import load_atom
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW
 
 THREADS = MMA_THREADS + 128

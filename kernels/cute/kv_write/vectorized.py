@@ -9,8 +9,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
 from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.common.quantize import e4m3x4
 from kernelcat.kernels.cute.common.token_slots import position_of, sequence_of, slot_of
-from kernelcat.kernels.cute.fp8_quantize.scaling import e4m3x4
 from kernelcat.kernels.cute.kv_write.cache_scale import inverse_scale
 
 VECTOR = 8

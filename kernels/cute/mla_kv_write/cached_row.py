@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Uint32
 
 from kernelcat.kernels.cute.common.bits import bits_of, float_of
-from kernelcat.kernels.cute.fp8_quantize.scaling import E4M3_MAX, divide
+from kernelcat.kernels.cute.common.quantize import E4M3_MAX, divide
 
 MIN_SCALE = 1e-4
 """Scales are rounded up from this value or a larger one."""

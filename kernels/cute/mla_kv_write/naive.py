@@ -7,8 +7,8 @@ from cutlass import BFloat16, Float32, Int32, Int64
 
 from kernelcat.jit.cute import element_type
 from kernelcat.kernels.cute.common.float8 import e4m3
+from kernelcat.kernels.cute.common.quantize import largest
 from kernelcat.kernels.cute.common.token_slots import position_of, sequence_of, slot_of
-from kernelcat.kernels.cute.fp8_quantize.scaling import largest
 from kernelcat.kernels.cute.mla_kv_write.cached_row import rotated, scale_and_inverse
 from kernelcat.reference._mla_row import LATENT, PACKED, ROPE, ROW, SCALED
 
