@@ -32,7 +32,7 @@ class Result:
         num_rows: Int32,
         used: Int32,
     ):
-        """Adds the warpgroups' row registers and stores the rows.
+        """Adds the row sums of both warpgroups and stores the rows.
 
         ``used`` is the number of thread blocks that have a partial result of these rows.
         """
