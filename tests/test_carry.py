@@ -55,7 +55,7 @@ RENAMED = (
     Edit(f"{CUDA}/running_sum.cuh", "new_most", "largest"),
     Edit(f"{TRITON}/device.py", "its_lse", "part_lse"),
     Edit(f"{CUTE}/vectorized.py", "rounded", "result"),
-    Edit(f"{CUTE}/naive.py", "before", "previous"),
+    Edit(f"{CUTE}/naive.py", "old_max", "previous_max"),
 )
 EXPLAINED = (
     Edit(f"{CUDA}/vectorized.cu", "// 16 bytes a thread", "// Sixteen bytes a thread"),
@@ -64,7 +64,7 @@ EXPLAINED = (
     Edit(
         f"{TRITON}/device.py", "    inside = row < num_rows\n", "    inside = (row < num_rows)\n\n"
     ),
-    Edit(f"{CUTE}/weights.py", '"""e^x of a difference', '"""e^x of some difference'),
+    Edit(f"{CUTE}/part_weights.py", '"""e^x for a difference', '"""e^x of some difference'),
 )
 LEFT_TO_THE_MODEL = (
     Edit(f"{CUDA}/__init__.py", "WAIT_US = 0.7", "WAIT_US = 0.9"),
@@ -76,8 +76,8 @@ LEFT_TO_THE_MODEL = (
 MOVED = (
     Edit(f"{CUDA}/vectorized.cu", '"running_sum.cuh"', "<kernelcat/moved.cuh>"),
     Edit(f"{CUDA}/naive.cu", '"running_sum.cuh"', "<kernelcat/moved.cuh>"),
-    Edit(f"{CUTE}/naive.py", "attn_merge.weights", "attn_merge.moved"),
-    Edit(f"{CUTE}/vectorized.py", "attn_merge.weights", "attn_merge.moved"),
+    Edit(f"{CUTE}/naive.py", "attn_merge.part_weights", "attn_merge.moved"),
+    Edit(f"{CUTE}/vectorized.py", "attn_merge.part_weights", "attn_merge.moved"),
 )
 
 
@@ -102,7 +102,7 @@ def test_a_moved_file_voids_nothing(original: Tree, tmp_path: Path) -> None:
     tree = original.changed(tmp_path / "tree", MOVED)
     for before, after in (("kernels/cuda/attn_merge/running_sum.cuh",
                            "kernels/cuda/include/kernelcat/moved.cuh"),
-                          (f"{CUTE}/weights.py", f"{CUTE}/moved.py")):  # fmt: skip
+                          (f"{CUTE}/part_weights.py", f"{CUTE}/moved.py")):  # fmt: skip
         (tree.root / before).rename(tree.root / after)
     assert not void(tree)
 
@@ -112,14 +112,14 @@ CHANGES = {
         (
             Edit(f"{CUDA}/vectorized.cu", "__ldcs(", "__ldg("),
             Edit(f"{TRITON}/device.py", "total * kept + weight", "total * kept + weight * 2.0"),
-            Edit(f"{CUTE}/vectorized.py", "total += weight", "total += weight * 2.0"),
+            Edit(f"{CUTE}/vectorized.py", "weight_sum += weight", "weight_sum += weight * 2.0"),
         ),
         named("cuda/vectorized", "triton/naive", "triton/tiled", "cute/vectorized"),
     ),
     "a constant of a shared header": (
         (
             Edit(f"{CUDA}/running_sum.cuh", "total = 0.0f;", "total = 1.0f;"),
-            Edit("kernels/cute/paged_attn/softmax.py", "LN2 = ", "LN2 = 2 * "),
+            Edit("kernels/cute/common/online_softmax.py", "LN2 = ", "LN2 = 2 * "),
         ),
         named("cuda/naive", "cuda/vectorized", "cute/naive", "cute/vectorized"),
     ),
@@ -129,8 +129,8 @@ CHANGES = {
                  "min(1 + ceil(_num_rows(problem) / NAIVE_WARPS)"),
             Edit(f"{TRITON}/__init__.py", "(ceil(num_rows / rows), 1, 1)",
                  "(ceil(num_rows / rows) + (rows > 1), 1, 1)"),
-            Edit(f"{CUTE}/naive.py", "grid=(cute.ceil_div(rows, WARPS), 1, 1)",
-                 "grid=(cute.ceil_div(rows, WARPS) + 1, 1, 1)"),
+            Edit(f"{CUTE}/naive.py", "grid=(cute.ceil_div(num_rows, WARPS), 1, 1)",
+                 "grid=(cute.ceil_div(num_rows, WARPS) + 1, 1, 1)"),
         ),
         named("cuda/naive", "triton/tiled", "cute/naive"),
     ),
