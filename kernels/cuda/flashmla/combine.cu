@@ -18,7 +18,8 @@ struct Sum {
 
   __device__ __forceinline__ void add(float4 other, float2 most_and_total) {
     const float new_most = fmaxf(most, most_and_total.x);
-    const float kept = rescale(most, new_most), factor = rescale(most_and_total.x, new_most);
+    const float kept = rescale_factor(most, new_most),
+                factor = rescale_factor(most_and_total.x, new_most);
     values.x = values.x * kept + other.x * factor;
     values.y = values.y * kept + other.y * factor;
     values.z = values.z * kept + other.z * factor;

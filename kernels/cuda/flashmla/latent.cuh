@@ -2,8 +2,7 @@
 #pragma once
 
 #include <kernelcat/fp8.cuh>
-
-#include "../paged_attn/softmax.cuh"
+#include <kernelcat/softmax.cuh>
 
 namespace kernelcat {
 

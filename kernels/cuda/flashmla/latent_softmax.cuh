@@ -26,7 +26,7 @@ struct LatentSoftmax : RunningSoftmax {
       largest = factor * fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
       const float before = most[row];
       if (largest > before + kSlack) most[row] = largest;
-      kept[row] = rescale(before, most[row]);
+      kept[row] = rescale_factor(before, most[row]);
       total[row] *= kept[row];
       const float relative_to = most[row] == -kInfinity ? 0.0f : most[row];  // nothing seen
 #pragma unroll

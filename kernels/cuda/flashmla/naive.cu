@@ -74,7 +74,7 @@ __device__ __forceinline__ void attend(const LatentAttention<T, Cached>& call, i
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) dot += q[i] * row[i];
     const float score = warp_sum(dot) * call.sm_scale * kLog2E, new_most = fmaxf(most, score);
-    const float kept = rescale(most, new_most), weight = fast_exp2(score - new_most);
+    const float kept = rescale_factor(most, new_most), weight = fast_exp2(score - new_most);
     most = new_most;
     total = total * kept + weight;
 #pragma unroll

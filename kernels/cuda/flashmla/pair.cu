@@ -121,7 +121,8 @@ struct PairConsumer {
     }
     const float4 sums = shared.sums[thread()];
     release_stage_remote(shared.weights_empty);
-    kept[0] = rescale(softmax.most[0], sums.x), kept[1] = rescale(softmax.most[1], sums.y);
+    kept[0] = rescale_factor(softmax.most[0], sums.x),
+    kept[1] = rescale_factor(softmax.most[1], sums.y);
     softmax.most[0] = sums.x, softmax.most[1] = sums.y;
     softmax.total[0] = sums.z, softmax.total[1] = sums.w;
   }

@@ -38,8 +38,8 @@ __device__ __forceinline__ Factors<kRows> add(RowSums<kRows>& rows, const RowSum
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const float most = fmaxf(rows.most[i], other.most[i]);
-    factors.own[i] = rescale(rows.most[i], most);
-    factors.other[i] = rescale(other.most[i], most);
+    factors.own[i] = rescale_factor(rows.most[i], most);
+    factors.other[i] = rescale_factor(other.most[i], most);
     rows.total[i] = rows.total[i] * factors.own[i] + other.total[i] * factors.other[i];
     rows.most[i] = most;
   }

@@ -58,7 +58,7 @@ struct ValueWarp {
     uint32_t b[kRowTiles][2];
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
-      const float factor = rescale(most[r], rows.most[r]);
+      const float factor = rescale_factor(most[r], rows.most[r]);
       const float* weights = told.weights[8 * r + lane / 4] + token;
       const float2 low = *reinterpret_cast<const float2*>(weights);
       const float2 high = *reinterpret_cast<const float2*>(weights + 8);
@@ -175,7 +175,7 @@ struct ValueWarp {
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
       const float new_most = fmaxf(rows.most[r], most[r]);
-      const float kept = rescale(rows.most[r], new_most);
+      const float kept = rescale_factor(rows.most[r], new_most);
       rows.most[r] = new_most;
       rows.total[r] *= kept;
       const float factors[2] = {of_sums(kept, 0), of_sums(kept, 1)};

@@ -105,7 +105,7 @@ struct LatentConsumer {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float most = shared.most[kOther][Result::row() + 8 * i];
-      kept[i] = rescale(rows.softmax.most[i], most);
+      kept[i] = rescale_factor(rows.softmax.most[i], most);
       rows.softmax.most[i] = most;
       rows.softmax.total[i] *= kept[i];
     }

@@ -2,8 +2,9 @@
 // blocks by the last one to arrive, and rows are stored.
 #pragma once
 
+#include <kernelcat/softmax.cuh>
+
 #include "schedule.cuh"
-#include "softmax.cuh"
 #include "warp_attention.cuh"
 
 namespace kernelcat {
@@ -15,7 +16,7 @@ struct PartialSum {
 
   __device__ __forceinline__ void add(const PartialSum& other) {
     const float new_most = fmaxf(most, other.most);
-    const float own = rescale(most, new_most), others = rescale(other.most, new_most);
+    const float own = rescale_factor(most, new_most), others = rescale_factor(other.most, new_most);
     values.x = values.x * own + other.values.x * others;
     values.y = values.y * own + other.values.y * others;
     values.z = values.z * own + other.values.z * others;

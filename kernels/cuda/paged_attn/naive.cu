@@ -1,9 +1,9 @@
 // One warp a query token and head: lanes side by side on head_dim, one key after another, and a
 // softmax that is rescaled whenever a larger score turns up.
+#include <kernelcat/softmax.cuh>
 #include <kernelcat/sync.cuh>
 
 #include "attention.cuh"
-#include "softmax.cuh"
 
 namespace kernelcat {
 
@@ -73,7 +73,7 @@ __device__ __forceinline__ void attend(const Attention<Kind>& call, int token, i
     score *= kLog2E;
 
     const float new_most = fmaxf(most, score);
-    const float kept = rescale(most, new_most), weight = fast_exp2(score - new_most);
+    const float kept = rescale_factor(most, new_most), weight = fast_exp2(score - new_most);
     most = new_most;
     total = total * kept + weight;
     float of_value = weight;

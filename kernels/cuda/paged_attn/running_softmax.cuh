@@ -1,7 +1,7 @@
 // The softmax of two rows whose scores come a tile at a time.
 #pragma once
 
-#include "softmax.cuh"
+#include <kernelcat/softmax.cuh>
 
 namespace kernelcat {
 
@@ -22,7 +22,7 @@ struct RunningSoftmax {
       new_most[row] = fmaxf(new_most[row], __shfl_xor_sync(0xffffffff, new_most[row], 1));
       new_most[row] = fmaxf(new_most[row], __shfl_xor_sync(0xffffffff, new_most[row], 2));
       new_most[row] = fmaxf(most[row], new_most[row] * factor);
-      kept[row] = rescale(most[row], new_most[row]);
+      kept[row] = rescale_factor(most[row], new_most[row]);
       most[row] = new_most[row];
       total[row] *= kept[row];
       if (new_most[row] == -kInfinity) new_most[row] = 0.0f;  // nothing seen: exp2(-inf - 0)

@@ -5,12 +5,12 @@
 
 #include <kernelcat/bulk_copy.cuh>
 #include <kernelcat/fragments.cuh>
+#include <kernelcat/softmax.cuh>
 #include <kernelcat/sync.cuh>
 
 #include "float8_operands.cuh"
 #include "merge.cuh"
 #include "schedule.cuh"
-#include "softmax.cuh"
 #include "tiles.cuh"
 
 namespace kernelcat {
@@ -263,7 +263,7 @@ struct StreamTile {
           new_most = fmaxf(new_most, __shfl_xor_sync(0xffffffff, new_most, step));
         }
         new_most = fmaxf(new_most, most[g][j]);
-        const float kept = rescale(most[g][j], new_most);
+        const float kept = rescale_factor(most[g][j], new_most);
         most[g][j] = new_most;
         total[g][j] *= kept;
 #pragma unroll

@@ -39,7 +39,7 @@ struct Parts {
     for (const PartialSum& part : parts) sum.most = fmaxf(sum.most, part.most);
 #pragma unroll
     for (const PartialSum& part : parts) {
-      const float weight = rescale(part.most, sum.most);
+      const float weight = rescale_factor(part.most, sum.most);
       sum.values.x += weight * part.values.x;
       sum.values.y += weight * part.values.y;
       sum.values.z += weight * part.values.z;
