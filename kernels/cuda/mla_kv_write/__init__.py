@@ -43,7 +43,7 @@ def _launch(problem: Problem, variant: str, *constants: int, blocks: int, thread
     arguments = (
         f"kernelcat::{problem['dtype']}",
         f"kernelcat::{cached}",
-        f"kernelcat::Style::k{problem['style'].capitalize()}",
+        f"kernelcat::RopeStyle::k{problem['style'].capitalize()}",
         *map(str, constants),
     )
     name = f"kernelcat::mla_kv_write_{variant}<{', '.join(arguments)}>"

@@ -4,7 +4,7 @@
 
 namespace kernelcat {
 
-template <typename T, typename Cached, Style kStyle>
+template <typename T, typename Cached, RopeStyle kStyle>
 __global__ void __launch_bounds__(128)
     mla_kv_write_naive(const T* c,              // (tokens, 512)
                        const T* k_pe,           // (tokens, 64)
@@ -16,14 +16,14 @@ __global__ void __launch_bounds__(128)
                        int tokens, int batch, int table_width, int page_bits, int rotary_dim) {
   constexpr int kParts = kLatentScales + 1, kHeld = kScaled / kWarpThreads;
   constexpr bool kPacked = CachedRow<Cached>::kPacked;
-  const Places places = {block_table, kv_lens, cu_q, batch, table_width, page_bits};
+  const TokenSlots places = {block_table, kv_lens, cu_q, batch, table_width, page_bits};
   const int64_t num_parts = static_cast<int64_t>(tokens) * kParts;
   const int64_t step = static_cast<int64_t>(gridDim.x) * (blockDim.x / kWarpThreads);
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * (blockDim.x / kWarpThreads);
   const int lane = lane_index();
   for (int64_t i = begin + warp_index(); i < num_parts; i += step) {
     const int token = static_cast<int>(i / kParts), part = static_cast<int>(i % kParts);
-    const int s = sequence_of(token, cu_q, batch), position = places.position(token, s);
+    const int s = places.sequence(token), position = places.position(token, s);
     const int64_t slot = places.slot(places.page(s, position), position);
     const CachedRow<Cached> row = CachedRow<Cached>::at(kv_cache, slot);
     if (part == kLatentScales) {

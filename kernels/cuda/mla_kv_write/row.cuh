@@ -1,7 +1,7 @@
 // A token's row in the latent cache: its parts, its scales, and the turning of its rotated part.
 #pragma once
 
-#include "../kv_write/place.cuh"
+#include <kernelcat/token_slots.cuh>
 
 namespace kernelcat {
 
@@ -63,12 +63,12 @@ __device__ __forceinline__ float max_of_lanes(float value) {
 }
 
 // Elements of a pair of k_pe: side by side or 32 apart.
-template <Style kStyle>
+template <RopeStyle kStyle>
 __device__ __forceinline__ int first_of_pair(int pair) {
-  return kStyle == Style::kInterleaved ? 2 * pair : pair;
+  return kStyle == RopeStyle::kInterleaved ? 2 * pair : pair;
 }
-template <Style kStyle>
-constexpr int kPairDistance = kStyle == Style::kInterleaved ? 1 : kRope / 2;
+template <RopeStyle kStyle>
+constexpr int kPairDistance = kStyle == RopeStyle::kInterleaved ? 1 : kRope / 2;
 
 // Products are rounded before they are added, as the specification has it.
 __device__ __forceinline__ float2 turned(float2 pair, float cosine, float sine) {

@@ -10,7 +10,7 @@ constexpr int kScaleLanes = kScaled / kHeld;  // that share a scale
 static_assert(kHeld * kWarpThreads == kLatent && kRope == 2 * kWarpThreads);
 
 // What a lane has of a token, before it is known where the token goes.
-template <typename T, Style kStyle>
+template <typename T, RopeStyle kStyle>
 struct Piece {
   uint4 vectors[kVectors];
   T pair[2];
@@ -30,7 +30,7 @@ struct Piece {
       vectors[i] = __ldcs(reinterpret_cast<const uint4*>(source));
     }
     const T* source = k_pe + static_cast<int64_t>(token) * kRope;
-    if constexpr (kStyle == Style::kInterleaved) {
+    if constexpr (kStyle == RopeStyle::kInterleaved) {
       const uint32_t word = __ldcs(reinterpret_cast<const uint32_t*>(source) + lane_index());
       *reinterpret_cast<uint32_t*>(pair) = word;
     } else {
@@ -53,7 +53,7 @@ __device__ __forceinline__ uint4 quantized(const float (&values)[kHeld], float i
 }
 
 // A warp takes kTokens neighbouring tokens, and asks for all of them before it looks the first up.
-template <typename T, typename Cached, Style kStyle, int kThreads, int kTokens>
+template <typename T, typename Cached, RopeStyle kStyle, int kThreads, int kTokens>
 __global__ void __launch_bounds__(kThreads)
     mla_kv_write_vectorized(const T* c,              // (tokens, 512)
                             const T* k_pe,           // (tokens, 64)
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads)
                             uint8_t* kv_cache,       // (pages, page_size, bytes of a row)
                             int tokens, int batch, int table_width, int page_bits, int rotary_dim) {
   constexpr bool kPacked = CachedRow<Cached>::kPacked;
-  const Places places = {block_table, kv_lens, cu_q, batch, table_width, page_bits};
+  const TokenSlots places = {block_table, kv_lens, cu_q, batch, table_width, page_bits};
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * (kThreads / kWarpThreads) + warp_index();
   if (warp * kTokens >= tokens) return;
   const int first = static_cast<int>(warp) * kTokens, lane = lane_index();
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
   float cosines[kTokens], sines[kTokens];
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
-    const int token = min(first + i, tokens - 1), s = sequence_of(token, cu_q, batch);
+    const int token = min(first + i, tokens - 1), s = places.sequence(token);
     const int position = places.position(token, s);
     slots[i] = places.slot(places.page(s, position), position);
     cosines[i] = 1.0f, sines[i] = 0.0f;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads)
     float2 pair = {to_float(piece.pair[0]), to_float(piece.pair[1])};
     if (rotary_dim != 0) pair = turned(pair, cosines[i], sines[i]);
     T* target = reinterpret_cast<T*>(row.rope()) + first_of_pair<kStyle>(lane);
-    if constexpr (kStyle == Style::kInterleaved) {
+    if constexpr (kStyle == RopeStyle::kInterleaved) {
       *reinterpret_cast<uint32_t*>(target) = pack<T>(pair.x, pair.y);
     } else {
       target[0] = from_float<T>(pair.x);
