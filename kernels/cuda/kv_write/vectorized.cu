@@ -4,7 +4,6 @@
 
 namespace kernelcat {
 
-constexpr int kVector = 8;  // elements in 16 bytes
 constexpr int kThreadElements = 2 * kVector;
 
 template <typename T>
@@ -20,13 +19,8 @@ __device__ __forceinline__ void unpack(const uint4 (&vectors)[2],
 template <typename T>
 __device__ __forceinline__ void store(T* address, const float* values) {
   if constexpr (sizeof(T) == 1) {
-    uint32_t words[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t low = pack_e4m3(values[4 * i], values[4 * i + 1]);
-      words[i] = low | static_cast<uint32_t>(pack_e4m3(values[4 * i + 2], values[4 * i + 3])) << 16;
-    }
-    __stwb(reinterpret_cast<uint2*>(address), uint2{words[0], words[1]});
+    __stwb(reinterpret_cast<uint2*>(address),
+           uint2{pack_four_e4m3(values), pack_four_e4m3(values + 4)});
   } else {
     const auto pair = [&](int i) { return pack<T>(values[i], values[i + 1]); };
     __stwb(reinterpret_cast<uint4*>(address), uint4{pair(0), pair(2), pair(4), pair(6)});

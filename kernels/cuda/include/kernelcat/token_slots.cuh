@@ -16,6 +16,15 @@ __device__ __forceinline__ float8_e4m3fn from_float<float8_e4m3fn>(float value) 
   return float8_e4m3fn(value);
 }
 
+constexpr int kVector = 8;  // 16-bit elements in 16 bytes
+
+// values[0 .. 3] * factor in float8_e4m3fn, rounded as from_float rounds.
+__device__ __forceinline__ uint32_t pack_four_e4m3(const float* values, float factor = 1.0f) {
+  const uint32_t low = pack_e4m3(values[0] * factor, values[1] * factor);
+  const uint32_t high = pack_e4m3(values[2] * factor, values[3] * factor);
+  return low | high << 16;
+}
+
 // The sequence that `token` belongs to: the last one with cu_q[s] <= token; `cu_q` is (batch + 1,).
 // All lanes of the warp have the same token, and compare 32 entries of cu_q at once.
 __device__ __forceinline__ int warp_sequence_of(int token, const int* cu_q, int batch) {
