@@ -1,4 +1,4 @@
-"""What the kernels that write new tokens into a paged cache are given, and how long they take."""
+"""What the kernels that write new tokens into a paged cache have in common on the host."""
 
 from __future__ import annotations
 
@@ -12,11 +12,6 @@ ROW_US = 2.0
 angles, one after another."""
 RESIDENT_WARPS = 32
 """Warps that an SM holds at once."""
-
-
-def page_bits(problem: Problem) -> int:
-    """log2 of the page size."""
-    return int(problem["page_size"].bit_length() - 1)
 
 
 def rope_style(problem: Problem) -> str:

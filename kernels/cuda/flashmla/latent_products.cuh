@@ -4,8 +4,8 @@
 
 #include <kernelcat/sync.cuh>
 #include <kernelcat/wgmma.cuh>
+#include <kernelcat/wgmma_rs.cuh>
 
-#include "../paged_attn/wgmma_values.cuh"
 #include "latent.cuh"
 #include "latent_softmax.cuh"
 
@@ -13,15 +13,6 @@ namespace kernelcat {
 
 constexpr int kHalfLatent = kLatent / 2;
 constexpr int kOwnBarrier = 4;  // and one for the other warpgroup; wgmma has 1, 2, and 3
-
-template <int kCount, int kWords>
-__device__ __forceinline__ void pin(uint32_t (&values)[kCount][kWords]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-#pragma unroll
-    for (int j = 0; j < kWords; ++j) asm volatile("" : "+r"(values[i][j])::"memory");
-  }
-}
 
 // Keeps the compiler from holding all that follows from a descriptor in registers.
 __device__ __forceinline__ uint64_t opaque(uint64_t descriptor) {
@@ -60,7 +51,7 @@ struct LatentRows {
     for (int i = 0; i < kHalfLatent / 2; ++i) out[i] *= kept[i / 2 % 2];
   }
 
-  // Scores of tokens `token` .. become exponentials, relative to softmax.most.
+  // Scores of tokens `token` .. become exponentials, relative to softmax.row_max.
   __device__ __forceinline__ void exponentiate(Scores& scores, int token, float factor,
                                                float (&kept)[2]) {
     if (token + kTokens > clear_end) hide(scores, token);
@@ -85,7 +76,7 @@ struct LatentRows {
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       const uint64_t sixteen = advanced(b, k * kWgmmaK * kRowBytes);
-      WgmmaValues<T, kHalfLatent>::multiply(out, weights[k], sixteen);
+      WgmmaRs<T, kHalfLatent, OperandB::kRowsOfK>::multiply(out, weights[k], sixteen, true);
     }
     wgmma_commit();
     pin(out);

@@ -1,7 +1,7 @@
 // The softmax of flashmla/wgmma and pair, which leaves 64 x 512 sums alone while it can.
 #pragma once
 
-#include "../paged_attn/running_softmax.cuh"
+#include <kernelcat/running_softmax.cuh>
 
 namespace kernelcat {
 
@@ -24,17 +24,17 @@ struct LatentSoftmax : RunningSoftmax {
       }
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
       largest = factor * fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-      const float before = most[row];
-      if (largest > before + kSlack) most[row] = largest;
-      kept[row] = rescale_factor(before, most[row]);
-      total[row] *= kept[row];
-      const float relative_to = most[row] == -kInfinity ? 0.0f : most[row];  // nothing seen
+      const float before = row_max[row];
+      if (largest > before + kSlack) row_max[row] = largest;
+      kept[row] = rescale_factor(before, row_max[row]);
+      row_sum[row] *= kept[row];
+      const float relative_to = row_max[row] == -kInfinity ? 0.0f : row_max[row];  // nothing seen
 #pragma unroll
       for (int i = 2 * row; i < kScores; i += 4) {
 #pragma unroll
         for (int j = i; j < i + 2; ++j) {
           scores[j] = fast_exp2(fmaf(scores[j], factor, -relative_to));
-          total[row] += scores[j];
+          row_sum[row] += scores[j];
         }
       }
     }

@@ -88,7 +88,7 @@ struct StreamLatent {
           if (lane < Keys::kChunks) {
             tensor_load(keys.chunks[lane], map_latents, lane * kColumns, own, full, policy);
           } else if (lane == Keys::kChunks) {
-            constexpr int kColumn = Keys::kPacked ? Packed::kScalesAt : kLatent;
+            constexpr int kColumn = Keys::kPacked ? PackedRow::kScalesAt : kLatent;
             tensor_load(keys.tail, map_tails, kColumn, own, full, policy);
           }
           __syncwarp();

@@ -1,32 +1,12 @@
 // One warp a query token and head: lanes side by side on a row, one token after another, and a
 // softmax that is rescaled whenever a larger score turns up.
+#include <kernelcat/sequences.cuh>
 #include <kernelcat/sync.cuh>
+#include <kernelcat/warp_sum.cuh>
 
 #include "latent.cuh"
 
 namespace kernelcat {
-
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int mask = kWarpThreads / 2; mask > 0; mask /= 2) {
-    value += __shfl_xor_sync(0xffffffff, value, mask);
-  }
-  return value;
-}
-
-// The sequence that query `token` belongs to: the last that begins no later.
-__device__ __forceinline__ int sequence_of(int token, const int* cu_q, int batch) {
-  int low = 0, high = batch;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (cu_q[middle] <= token) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
 
 constexpr int kHeld = kRowElements / kWarpThreads;  // elements of a row that a lane has
 constexpr int kHeldLatents = kLatent / kWarpThreads;
@@ -39,14 +19,15 @@ __device__ __forceinline__ void load_row(float (&row)[kHeld], const T* cache, in
   for (int i = 0; i < kHeld; ++i) row[i] = to_float(source[i * kWarpThreads]);
 }
 
-__device__ __forceinline__ void load_row(float (&row)[kHeld], const Packed* cache, int64_t slot) {
-  const uint8_t* bytes = reinterpret_cast<const uint8_t*>(cache) + slot * Packed::kBytes;
+__device__ __forceinline__ void load_row(float (&row)[kHeld], const PackedRow* cache,
+                                         int64_t slot) {
+  const uint8_t* bytes = reinterpret_cast<const uint8_t*>(cache) + slot * PackedRow::kBytes;
   const auto* latents = reinterpret_cast<const float8_e4m3fn*>(bytes) + lane_index();
-  const auto* scales = reinterpret_cast<const float*>(bytes + Packed::kScalesAt);
-  const auto* rope = reinterpret_cast<const bfloat16*>(bytes + Packed::kRopeAt) + lane_index();
+  const auto* scales = reinterpret_cast<const float*>(bytes + PackedRow::kScalesAt);
+  const auto* rope = reinterpret_cast<const bfloat16*>(bytes + PackedRow::kRopeAt) + lane_index();
 #pragma unroll
   for (int i = 0; i < kHeldLatents; ++i) {
-    row[i] = to_float(latents[i * kWarpThreads]) * scales[i * kWarpThreads / kScaled];
+    row[i] = to_float(latents[i * kWarpThreads]) * scales[i * kWarpThreads / kScaleGroup];
   }
 #pragma unroll
   for (int i = kHeldLatents; i < kHeld; ++i) {

@@ -16,7 +16,7 @@ SIZES = ("batch", "heads", "table_width")
 def types(problem: Problem) -> tuple[str, str]:
     """Template arguments: the type of q and out, and that of the cache."""
     packed = problem["kv_dtype"] == PACKED_TYPE
-    cached = "Packed" if packed else problem["kv_dtype"]
+    cached = "PackedRow" if packed else problem["kv_dtype"]
     return f"kernelcat::{problem['dtype']}", f"kernelcat::{cached}"
 
 

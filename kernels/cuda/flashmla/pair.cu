@@ -10,11 +10,11 @@
 // one sends its scores a tile ahead, so that nobody waits for the way there and back.
 #include <kernelcat/cluster.cuh>
 #include <kernelcat/pdl.cuh>
+#include <kernelcat/remote_store.cuh>
 
 #include "latent_products.cuh"
 #include "latent_result.cuh"
 #include "pair_unpacker.cuh"
-#include "remote_store.cuh"
 
 namespace kernelcat {
 
@@ -106,7 +106,8 @@ struct PairConsumer {
       const uint4 words = {weights[k][0], weights[k][1], weights[k][2], weights[k][3]};
       store_remote(&shared.weights[k][thread()], words, shared.weights_full, peer);
     }
-    const float4 sums = {softmax.most[0], softmax.most[1], softmax.total[0], softmax.total[1]};
+    const float4 sums = {softmax.row_max[0], softmax.row_max[1], softmax.row_sum[0],
+                         softmax.row_sum[1]};
     store_remote(&shared.sums[thread()], sums, shared.weights_full, peer);
   }
 
@@ -121,10 +122,10 @@ struct PairConsumer {
     }
     const float4 sums = shared.sums[thread()];
     release_stage_remote(shared.weights_empty);
-    kept[0] = rescale_factor(softmax.most[0], sums.x),
-    kept[1] = rescale_factor(softmax.most[1], sums.y);
-    softmax.most[0] = sums.x, softmax.most[1] = sums.y;
-    softmax.total[0] = sums.z, softmax.total[1] = sums.w;
+    kept[0] = rescale_factor(softmax.row_max[0], sums.x),
+    kept[1] = rescale_factor(softmax.row_max[1], sums.y);
+    softmax.row_max[0] = sums.x, softmax.row_max[1] = sums.y;
+    softmax.row_sum[0] = sums.z, softmax.row_sum[1] = sums.w;
   }
 
   // Starts the sums of a tile's values, of which the sequence has `left` tokens.
@@ -239,11 +240,11 @@ struct PairConsumer {
         attend_others(rows, segment, next, at, phase);
       }
       shared.queries_empty.arrive();
-      rows.softmax.end();
+      rows.softmax.reduce_row_sums();
       RowSums<2> sums;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        sums.most[i] = rows.softmax.most[i], sums.total[i] = rows.softmax.total[i];
+        sums.most[i] = rows.softmax.row_max[i], sums.total[i] = rows.softmax.row_sum[i];
       }
       result.finish(rows.out, sums, segment, meet);
     }

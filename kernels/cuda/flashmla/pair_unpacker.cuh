@@ -3,8 +3,8 @@
 #pragma once
 
 #include <kernelcat/bulk_copy.cuh>
+#include <kernelcat/fp8_to_fp16.cuh>
 
-#include "../paged_attn/float8_operands.cuh"
 #include "pair_producer.cuh"
 
 namespace kernelcat {
@@ -32,12 +32,12 @@ template <typename Tile>
 struct PairUnpacker {
   using T = typename Tile::T;
   using Position = PipelineState<Tile::kNumStages>;
-  static constexpr int kGroups = kLatent / Tile::kSide / kScaled;
+  static constexpr int kGroups = kLatent / Tile::kSide / kScaleGroup;
   static constexpr int kGroupChunks = Tile::kValueChunks / kGroups;
-  static constexpr int kGroupBytes = Tile::BLOCK_N * kScaled;
+  static constexpr int kGroupBytes = Tile::BLOCK_N * kScaleGroup;
   static constexpr int kUnits = kGroupBytes / 16 / kWarpgroupThreads;  // of a group, for a thread
   static constexpr int kLoadedBytes =
-      Tile::BLOCK_N * (kLatent / Tile::kSide + Packed::kBytes - Packed::kScalesAt);
+      Tile::BLOCK_N * (kLatent / Tile::kSide + PackedRow::kBytes - PackedRow::kScalesAt);
   static_assert(kGroups == 2 && kGroupChunks == 2);
 
   PairProducer<Tile> producer;  // its map_kv has the latents
@@ -53,14 +53,15 @@ struct PairUnpacker {
     const int token = lane_index() % Tile::kBoxes * Tile::kBoxTokens;
     const uint64_t policy = evict_first_policy();
     if (what < kGroups) {
-      uint8_t* place = shared.keys[stage][0] + what * kGroupBytes + token * kScaled;
-      const int column = (producer.rank * kGroups + what) * kScaled;
+      uint8_t* place = shared.keys[stage][0] + what * kGroupBytes + token * kScaleGroup;
+      const int column = (producer.rank * kGroups + what) * kScaleGroup;
       tensor_load(place, producer.map_kv, column, slot, full, policy);
     } else if (what == kGroups) {
       uint8_t* place = shared.keys[stage][Tile::kRopeChunk] + token * kRowBytes;
-      tensor_load(place, map_rope, Packed::kRopeAt, slot, full, policy);
+      tensor_load(place, map_rope, PackedRow::kRopeAt, slot, full, policy);
     } else if (what == kGroups + 1) {
-      tensor_load(&shared.scales[stage][token], map_scales, Packed::kScalesAt, slot, full, policy);
+      tensor_load(&shared.scales[stage][token], map_scales, PackedRow::kScalesAt, slot, full,
+                  policy);
     }
     __syncwarp();
   }
@@ -72,7 +73,7 @@ struct PairUnpacker {
   // 16 numbers of a token, in the swizzle that wgmma reads.
   __device__ __forceinline__ void unpack(int stage, int group, int unit, const uint4& bytes) const {
     PairShared<Tile>& shared = producer.shared;
-    const int token = unit / (kScaled / 16), piece = unit % (kScaled / 16);
+    const int token = unit / (kScaleGroup / 16), piece = unit % (kScaleGroup / 16);
     const float4 scales = shared.scales[stage][token];
     const float* scale_of = reinterpret_cast<const float*>(&scales);
     const float scale = producer.rank == 0 ? scale_of[group] : scale_of[kGroups + group];
@@ -81,7 +82,7 @@ struct PairUnpacker {
     uint32_t* numbers = reinterpret_cast<uint32_t*>(halves);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const uint32_t pair = float8_pair(words[i / 2] >> i % 2 * 16);
+      const uint32_t pair = e4m3_to_float16(words[i / 2] >> i % 2 * 16);
       const float low = to_float(__builtin_bit_cast(float16, static_cast<uint16_t>(pair)));
       const float high = to_float(__builtin_bit_cast(float16, static_cast<uint16_t>(pair >> 16)));
       numbers[i] = pack<T>(low * scale, high * scale);

@@ -7,16 +7,10 @@
 // division or two, and a barrier of the block for 384 sequences and one for the result.
 #pragma once
 
+#include <kernelcat/sequences.cuh>
 #include <kernelcat/sync.cuh>
 
 namespace kernelcat {
-
-struct Sequence {
-  int first_query = 0, num_queries = 0, num_tokens = 0;
-
-  // Query i is token `context() + i`.
-  __device__ __forceinline__ int context() const { return num_tokens - num_queries; }
-};
 
 // Block b takes units [begin(b), begin(b + 1)), at least one: the first ones may have one more.
 struct Shares {

@@ -52,7 +52,7 @@ struct ValueWarp {
     if constexpr (Keys::kPacked) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        scales[j] = keys.scales(token + j % 2 + j / 2 * 8)[first_column / kScaled];
+        scales[j] = keys.scales(token + j % 2 + j / 2 * 8)[first_column / kScaleGroup];
       }
     }
     uint32_t b[kRowTiles][2];

@@ -3,12 +3,13 @@
 #pragma once
 
 #include <kernelcat/bulk_copy.cuh>
+#include <kernelcat/fp8_to_fp16.cuh>
 #include <kernelcat/fragments.cuh>
+#include <kernelcat/load_transposed.cuh>
 #include <kernelcat/mma.cuh>
 #include <kernelcat/sync.cuh>
+#include <kernelcat/widen.cuh>
 
-#include "../paged_attn/float8_operands.cuh"
-#include "../paged_attn/tiles.cuh"
 #include "latent.cuh"
 #include "segments.cuh"
 
@@ -20,7 +21,7 @@ constexpr int kScoreWarps = 4;  // each takes every fourth unit
 constexpr int kValueWarps = 4;  // each sums a quarter of the columns
 constexpr int kWarpColumns = kLatent / kValueWarps;
 constexpr int kWeightPitch = 24;  // floats: so that lanes meet no bank twice
-static_assert(kWarpColumns == kScaled, "a warp's columns of a token share a scale");
+static_assert(kWarpColumns == kScaleGroup, "a warp's columns of a token share a scale");
 
 // A unit in shared memory, and what its products take.
 template <typename T, typename Cached>
@@ -38,12 +39,13 @@ struct Unit {
 // Float8 keys become float16, by one instruction a pair; queries are divided by powers of two so
 // that they fit. Weights are multiplied by values' scales, for which only bfloat16 has room.
 template <typename T>
-struct Unit<T, Packed> {
+struct Unit<T, PackedRow> {
   using Key = float16;
   using Value = bfloat16;
   static constexpr bool kPacked = true;
   static constexpr int kChunks = kLatent / kSpan;
-  static constexpr int kTailBytes = Packed::kBytes - Packed::kScalesAt;  // scales, rotated part
+  static constexpr int kTailBytes =
+      PackedRow::kBytes - PackedRow::kScalesAt;  // scales, rotated part
   static constexpr int kTailPitch = kTailBytes;  // nine times 16: rows lie in different banks
   alignas(1024) uint8_t chunks[kChunks][kUnitTokens * kSpan];
   alignas(1024) uint8_t tail[kUnitTokens * kTailPitch];
@@ -108,7 +110,7 @@ struct ScoreWarp {
         rope[r][step][0] = words.x, rope[r][step][1] = words.y;
       }
       float grown = scale;
-      if constexpr (kPacked) grown *= fit_float16(queries[r]);
+      if constexpr (kPacked) grown *= scale_to_float16(queries[r]);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int own = lane % 4 * 2 + j;  // of the rows of scores, not of queries
@@ -214,9 +216,9 @@ struct ScoreWarp {
         load_matrices(words, chunk + swizzled_unit(2 * pair + lane / 16));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const uint32_t a[4] = {float8_pair(words[2 * i]), float8_pair(words[2 * i + 1]),
-                                 float8_pair(words[2 * i] >> 16),
-                                 float8_pair(words[2 * i + 1] >> 16)};
+          const uint32_t a[4] = {e4m3_to_float16(words[2 * i]), e4m3_to_float16(words[2 * i + 1]),
+                                 e4m3_to_float16(words[2 * i] >> 16),
+                                 e4m3_to_float16(words[2 * i + 1] >> 16)};
           add<float16>(sum, a, queries, group * (kSpan / 16) + 2 * pair + i);
         }
       }
@@ -231,7 +233,8 @@ struct ScoreWarp {
 #pragma unroll
     for (int step = 0; step < kRopeSteps; ++step) {
       uint32_t a[4];
-      load_matrices(a, tail + Packed::kRopeAt - Packed::kScalesAt + (2 * step + lane / 16) * 16);
+      load_matrices(a,
+                    tail + PackedRow::kRopeAt - PackedRow::kScalesAt + (2 * step + lane / 16) * 16);
       add<T>(sum, a, rope, step);
     }
 #pragma unroll

@@ -13,7 +13,6 @@
 #include "latent_gatherer.cuh"
 #include "latent_products.cuh"
 #include "latent_result.cuh"
-#include "wgmma_queries.cuh"
 
 namespace kernelcat {
 
@@ -30,7 +29,7 @@ struct LatentConsumer {
   using Weights = typename Sums::Weights;
   static constexpr int kSteps = Sums::kSteps;
 
-  // softmax.most: of all tiles so far; softmax.total: of the warpgroup's own.
+  // softmax.row_max: of all tiles so far; softmax.row_sum: of the warpgroup's own.
   struct Rows : Sums {
     uint32_t rope[kSteps][4];  // of the queries
   };
@@ -66,7 +65,8 @@ struct LatentConsumer {
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       const int at = Tile::kValueChunks * kChunkBytes + k * kWgmmaK * 2;
-      WgmmaQueries<T>::multiply(scores, rows.rope[k], advanced(b, at), k > 0);
+      WgmmaRs<T, BLOCK_N, OperandB::kRowsOfN>::multiply(scores, rows.rope[k], advanced(b, at),
+                                                        k > 0);
     }
 #pragma unroll
     for (int piece = 1; piece < Tile::kPieces; ++piece) {
@@ -105,9 +105,9 @@ struct LatentConsumer {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float most = shared.most[kOther][Result::row() + 8 * i];
-      kept[i] = rescale_factor(rows.softmax.most[i], most);
-      rows.softmax.most[i] = most;
-      rows.softmax.total[i] *= kept[i];
+      kept[i] = rescale_factor(rows.softmax.row_max[i], most);
+      rows.softmax.row_max[i] = most;
+      rows.softmax.row_sum[i] *= kept[i];
     }
     rows.rescale_sums(kept);
     multiply_values(rows, weights, kOther);
@@ -145,7 +145,8 @@ struct LatentConsumer {
     }
     if (lane_index() % 4 == 0) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) shared.most[kOwn][Result::row() + 8 * i] = rows.softmax.most[i];
+      for (int i = 0; i < 2; ++i)
+        shared.most[kOwn][Result::row() + 8 * i] = rows.softmax.row_max[i];
     }
     shared.weights_full[kOwn].arrive();
     if constexpr (kOwn == 1) {
@@ -174,17 +175,17 @@ struct LatentConsumer {
 
   // The softmax's denominators of all tokens, from both warpgroups' tiles.
   __device__ __forceinline__ RowSums<2> sums_of(Rows& rows, Meeting& meet) const {
-    rows.softmax.end();
+    rows.softmax.reduce_row_sums();
     if (lane_index() % 4 == 0) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        shared.totals[kOwn][Result::row() + 8 * i] = rows.softmax.total[i];
+        shared.totals[kOwn][Result::row() + 8 * i] = rows.softmax.row_sum[i];
     }
     meet();
     RowSums<2> sums;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      sums.most[i] = rows.softmax.most[i];
+      sums.most[i] = rows.softmax.row_max[i];
       sums.total[i] =
           shared.totals[0][Result::row() + 8 * i] + shared.totals[1][Result::row() + 8 * i];
     }

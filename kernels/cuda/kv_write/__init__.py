@@ -8,13 +8,8 @@ from kernelcat.catalog.cost_model import copy_us
 from kernelcat.catalog.implementation import Config, Implementation, Int32, Pointer, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.common.cache_write import (
-    RESIDENT_WARPS,
-    page_bits,
-    rope_style,
-    write_us,
-)
-from kernelcat.kernels.cuda.common.paged_cache import scales
+from kernelcat.kernels.cuda.common.cache_write import RESIDENT_WARPS, rope_style, write_us
+from kernelcat.kernels.cuda.common.paged_cache import page_bits, scales
 from kernelcat.reference.kv_write import ENTRY
 from kernelcat.runtime.gpu import Gpu
 

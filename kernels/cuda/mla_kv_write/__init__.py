@@ -16,13 +16,9 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.common.cache_write import (
-    RESIDENT_WARPS,
-    page_bits,
-    rope_style,
-    write_us,
-)
+from kernelcat.kernels.cuda.common.cache_write import RESIDENT_WARPS, rope_style, write_us
 from kernelcat.kernels.cuda.common.latent_cache import cached_type
+from kernelcat.kernels.cuda.common.paged_cache import page_bits
 from kernelcat.reference._mla_row import LATENT, SCALED
 from kernelcat.reference.mla_kv_write import ENTRY
 from kernelcat.runtime.gpu import Gpu

@@ -2,7 +2,8 @@
 // each finishes its part of the unit.
 #pragma once
 
-#include "../flashmla/remote_store.cuh"
+#include <kernelcat/remote_store.cuh>
+
 #include "output.cuh"
 
 namespace kernelcat {
