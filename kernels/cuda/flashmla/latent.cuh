@@ -1,4 +1,4 @@
-// What every kernel of latent attention is given.
+// The arguments of a call of flashmla.
 #pragma once
 
 #include <kernelcat/fp8.cuh>
@@ -8,9 +8,9 @@
 namespace kernelcat {
 
 template <typename T, typename Cached>
-struct LatentAttention {
+struct LatentArgs {
   const T* q;              // (tokens, heads, 576)
-  const Cached* kv_cache;  // (pages, page_size, 576, or one PackedRow)
+  const Cached* kv_cache;  // (pages, page_size, 576), or (pages, page_size) of PackedRow
   const int* block_table;  // (batch, table_width)
   const int* kv_lens;      // (batch,)
   const int* cu_q;         // (batch + 1,)

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kernelcat/fragments.cuh>
-#include <kernelcat/operand_ring.cuh>
 #include <kernelcat/running_softmax.cuh>
+#include <kernelcat/stage_release.cuh>
 #include <kernelcat/wgmma_rs.cuh>
 
 #include "prefill_tile.cuh"
@@ -153,13 +153,13 @@ struct PrefillConsumer {
     if (kTakesTurns) pass_turn();
     wgmma_wait<1>();
     pin(scores);
-    release_stage<Tile>(shared.keys_empty[keys.stage]);
+    release_stage<Tile::kClusterSize>(shared.keys_empty[keys.stage]);
     exponentiate<kMasked>(rows, scores, tile, k_scale);
     complete_softmax(shared.unread[threadIdx.x], rows.softmax.row_sum);
     wgmma_wait<0>();
     pin(rows.accumulators);
     pin(rows.weights);
-    release_stage<Tile>(shared.values_empty[values.stage]);
+    release_stage<Tile::kClusterSize>(shared.values_empty[values.stage]);
     round_weights(rows, scores);
     keys.advance();
     values.advance();
@@ -172,7 +172,7 @@ struct PrefillConsumer {
     multiply_values(rows, values.stage);
     wgmma_wait<0>();
     pin(rows.accumulators);
-    release_stage<Tile>(shared.values_empty[values.stage]);
+    release_stage<Tile::kClusterSize>(shared.values_empty[values.stage]);
     values.advance();
   }
 
@@ -261,7 +261,7 @@ struct PrefillConsumer {
       multiply_keys(scores, keys.stage);
       wgmma_wait<0>();
       pin(scores);
-      release_stage<Tile>(shared.keys_empty[keys.stage]);
+      release_stage<Tile::kClusterSize>(shared.keys_empty[keys.stage]);
       keys.advance();
       exponentiate<true>(rows, scores, i, k_scale);
       round_weights(rows, scores);

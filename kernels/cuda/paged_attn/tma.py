@@ -45,8 +45,8 @@ SPACE = {
     "cluster": (1, 2, 4, 8, 16),
     "heads": (1, 2),
 }
-"""A warp takes ``tokens`` at a time. The thread blocks of a cluster divide the tokens of a sequence;
-each takes ``heads`` key-value heads."""
+"""A warp takes ``tokens`` at a time. The thread blocks of a cluster divide the tokens of a
+sequence; each takes ``heads`` key-value heads."""
 
 
 def _rows(problem: Problem) -> int:

@@ -1,5 +1,6 @@
-// What flashmla/mma does with 16 tokens: scores, weights and sums, all transposed. The tokens, and
-// then the columns of values, are mma.sync's 16 rows, the queries its 8 columns.
+// KV tiles of 16 tokens in shared memory, and the score warps of flashmla/mma. All products are
+// transposed: the tokens, then the columns of the values, are mma.sync's 16 rows, and the query
+// rows are its 8 columns.
 #pragma once
 
 #include <kernelcat/bulk_copy.cuh>
@@ -15,146 +16,148 @@
 
 namespace kernelcat {
 
-constexpr int kUnitTokens = 16;
+constexpr int kTileTokens = 16;
 constexpr int kSpan = 128;      // bytes of a row in a chunk
-constexpr int kScoreWarps = 4;  // each takes every fourth unit
-constexpr int kValueWarps = 4;  // each sums a quarter of the columns
+constexpr int kScoreWarps = 4;  // each takes every fourth KV tile
+constexpr int kValueWarps = 4;  // each accumulates a quarter of the columns
 constexpr int kWarpColumns = kLatent / kValueWarps;
-constexpr int kWeightPitch = 24;  // floats: so that lanes meet no bank twice
+constexpr int kWeightPitch = 24;  // floats: lanes access different banks
 static_assert(kWarpColumns == kScaleGroup, "a warp's columns of a token share a scale");
 
-// A unit in shared memory, and what its products take.
+// A KV tile in shared memory, and the operand types of its products.
 template <typename T, typename Cached>
-struct Unit {
-  using Key = T;    // of scores' operands
-  using Value = T;  // of sums' operands
+struct KvTile16 {
+  using Key = T;    // operands of the scores
+  using Value = T;  // operands of the output
   static constexpr bool kPacked = false;
   static constexpr int kChunks = kLatent * 2 / kSpan;
   static constexpr int kTailBytes = kRope * 2;  // the rotated part, swizzled as chunks are
   static constexpr int kTailPitch = kSpan;
-  alignas(1024) uint8_t chunks[kChunks][kUnitTokens * kSpan];
-  alignas(1024) uint8_t tail[kUnitTokens * kTailPitch];
+  alignas(1024) uint8_t chunks[kChunks][kTileTokens * kSpan];
+  alignas(1024) uint8_t tail[kTileTokens * kTailPitch];
 };
 
-// Float8 keys become float16, by one instruction a pair; queries are divided by powers of two so
-// that they fit. Weights are multiplied by values' scales, for which only bfloat16 has room.
+// Float8 keys become float16, by one instruction per pair; queries are divided by powers of two so
+// that they fit. Weights are multiplied by the scales of values, for which only bfloat16 has the
+// range.
 template <typename T>
-struct Unit<T, PackedRow> {
+struct KvTile16<T, PackedRow> {
   using Key = float16;
   using Value = bfloat16;
   static constexpr bool kPacked = true;
   static constexpr int kChunks = kLatent / kSpan;
   static constexpr int kTailBytes =
       PackedRow::kBytes - PackedRow::kScalesAt;  // scales, rotated part
-  static constexpr int kTailPitch = kTailBytes;  // nine times 16: rows lie in different banks
-  alignas(1024) uint8_t chunks[kChunks][kUnitTokens * kSpan];
-  alignas(1024) uint8_t tail[kUnitTokens * kTailPitch];
+  static constexpr int kTailPitch = kTailBytes;  // 9 * 16 bytes: rows lie in different banks
+  alignas(1024) uint8_t chunks[kChunks][kTileTokens * kSpan];
+  alignas(1024) uint8_t tail[kTileTokens * kTailPitch];
 
   __device__ __forceinline__ const float* scales(int token) const {
     return reinterpret_cast<const float*>(tail + token * kTailPitch);
   }
 };
 
-// What a score warp tells the value warps of a unit.
-template <int kRowTiles>
-struct UnitWeights {
-  float weights[8 * kRowTiles][kWeightPitch];  // relative to `most`
-  float most[8 * kRowTiles];                   // in base 2
+// What a score warp publishes the value warps of a unit.
+template <int kGroups>
+struct TileWeights {
+  float weights[8 * kGroups][kWeightPitch];  // relative to row_max
+  float row_max[8 * kGroups];                // in base 2
 };
 
-// Matrices of eight tokens x 16 bytes: where lane l's row lies in a chunk, but for the tokens.
+// Offset of a 16-byte unit in the lane's row of a chunk, with the swizzle; lane l has row l % 8.
 __device__ __forceinline__ uint32_t swizzled_unit(int unit) {
   return (unit ^ lane_index() % 8) * 16;
 }
 
-// Lane l has, of tokens l / 4 and l / 4 + 8, the scores of rows 2 * (l % 4) and the next, of every
-// 8 rows.
-template <typename T, typename Cached, int kRowTiles>
+// One of the warps that compute scores of 8 * kGroups rows. Lane l has, of every 8 rows, the scores
+// of rows 2 * (l % 4) + {0, 1} and of tokens l / 4 and l / 4 + 8.
+template <typename T, typename Cached, int kGroups>
 struct ScoreWarp {
-  using Keys = Unit<T, Cached>;
+  using Keys = KvTile16<T, Cached>;
   static constexpr bool kPacked = Keys::kPacked;
   static constexpr int kSteps = kLatent / 16, kRopeSteps = kRope / 16;
-  using Scores = float[kRowTiles][4];
+  using Scores = float[kGroups][4];
 
-  uint32_t queries[kRowTiles][kSteps][2], rope[kRowTiles][kRopeSteps][2];
-  float most[kRowTiles][2];
-  float factor[kPacked ? kRowTiles : 1][2];  // of scores of latents
-  float scale;                               // of scores
-  int limit[kRowTiles][2];                   // the last token that a row sees
+  uint32_t queries[kGroups][kSteps][2], rope[kGroups][kRopeSteps][2];
+  float row_max[kGroups][2];
+  float latent_factor[kPacked ? kGroups : 1][2];  // of the latents' part of scores
+  float scale;                                    // of scores
+  int last_visible[kGroups][2];                   // the last token that a row sees
 
   // Loads the queries; rows beyond the segment's are zero.
-  __device__ __forceinline__ void begin(const LatentAttention<T, Cached>& call,
-                                        const Segment& segment) {
+  __device__ __forceinline__ void begin(const LatentArgs<T, Cached>& args, const Segment& segment) {
     const int lane = lane_index();
     const int64_t first =
-        static_cast<int64_t>(segment.sequence.first_query) * call.heads + segment.first_row;
-    scale = call.sm_scale * kLog2E;
+        static_cast<int64_t>(segment.sequence.first_query) * args.heads + segment.first_row;
+    scale = args.sm_scale * kLog2E;
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
+    for (int r = 0; r < kGroups; ++r) {
       const int row = 8 * r + lane / 4;
-      const T* query = call.q + (first + row) * kRowElements;
-      const bool is_live = row < segment.num_rows;
+      const T* query = args.q + (first + row) * kRowElements;
+      const bool is_inside = row < segment.num_rows;
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         uint2 words = {};
-        if constexpr (kPacked) {  // as multiply_packed() has keys: a lane's four neighbours
-          if (is_live) words = *reinterpret_cast<const uint2*>(query + 16 * step + lane % 4 * 4);
+        if constexpr (kPacked) {  // four neighbours, as multiply_packed() has the keys
+          if (is_inside) words = *reinterpret_cast<const uint2*>(query + 16 * step + lane % 4 * 4);
         } else {
-          if (is_live) words = two_pairs(query + 16 * step);
+          if (is_inside) words = two_pairs(query + 16 * step);
         }
         queries[r][step][0] = words.x, queries[r][step][1] = words.y;
       }
 #pragma unroll
       for (int step = 0; step < kRopeSteps; ++step) {
-        const uint2 words = is_live ? two_pairs(query + kLatent + 16 * step) : uint2{};
+        const uint2 words = is_inside ? two_pairs(query + kLatent + 16 * step) : uint2{};
         rope[r][step][0] = words.x, rope[r][step][1] = words.y;
       }
-      float grown = scale;
-      if constexpr (kPacked) grown *= scale_to_float16(queries[r]);
+      float query_factor = scale;
+      if constexpr (kPacked) query_factor *= scale_to_float16(queries[r]);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int own = lane % 4 * 2 + j;  // of the rows of scores, not of queries
-        if constexpr (kPacked) factor[r][j] = __shfl_sync(0xffffffff, grown, 4 * own);
-        limit[r][j] = segment.limit(8 * r + own, call.heads);
-        most[r][j] = -kInfinity;
+        const int score_row = lane % 4 * 2 + j;  // of the lane's scores
+        if constexpr (kPacked)
+          latent_factor[r][j] = __shfl_sync(0xffffffff, query_factor, 4 * score_row);
+        last_visible[r][j] = segment.last_visible(8 * r + score_row, args.heads);
+        row_max[r][j] = -kInfinity;
       }
     }
   }
 
-  // Slots from token `first` of the unit on may hold NaN, which weights of zero do not undo.
+  // Zeroes tokens `first` .. of the KV tile: slots that hold no token of the sequence may hold NaN,
+  // which a weight of zero does not remove.
   static __device__ __forceinline__ void clear(Keys& keys, int first) {
-    for (int i = lane_index(); i < Keys::kChunks * kUnitTokens * (kSpan / 16); i += kWarpThreads) {
-      if (i / (kSpan / 16) % kUnitTokens >= first) reinterpret_cast<uint4*>(keys.chunks)[i] = {};
+    for (int i = lane_index(); i < Keys::kChunks * kTileTokens * (kSpan / 16); i += kWarpThreads) {
+      if (i / (kSpan / 16) % kTileTokens >= first) reinterpret_cast<uint4*>(keys.chunks)[i] = {};
     }
     constexpr int kUnits = Keys::kTailPitch / 16;
-    for (int i = lane_index(); i < kUnitTokens * kUnits; i += kWarpThreads) {
+    for (int i = lane_index(); i < kTileTokens * kUnits; i += kWarpThreads) {
       if (i / kUnits >= first) reinterpret_cast<uint4*>(keys.tail)[i] = {};
     }
     fence_async_shared();  // TMA writes there next
     __syncwarp();
   }
 
-  // Tokens `token` .. of the sequence.
+  // Computes the weights of tokens `token` .. of the sequence.
   __device__ __forceinline__ void attend(const Keys& keys, int token,
-                                         UnitWeights<kRowTiles>& told) {
+                                         TileWeights<kGroups>& tile_weights) {
     Scores scores = {};
     if constexpr (kPacked) {
       multiply_packed(scores, keys);
     } else {
       multiply(scores, keys);
     }
-    hide(scores, token);
+    mask_scores(scores, token);
     exponentiate(scores);
     const int lane = lane_index();
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
+    for (int r = 0; r < kGroups; ++r) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        told.weights[8 * r + lane % 4 * 2 + j % 2][lane / 4 + j / 2 * 8] = scores[r][j];
+        tile_weights.weights[8 * r + lane % 4 * 2 + j % 2][lane / 4 + j / 2 * 8] = scores[r][j];
       }
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        if (lane < 4) told.most[8 * r + lane * 2 + j] = most[r][j];
+        if (lane < 4) tile_weights.row_max[8 * r + lane * 2 + j] = row_max[r][j];
       }
     }
   }
@@ -167,14 +170,14 @@ struct ScoreWarp {
 
   template <typename Operand, int kCount>
   static __device__ __forceinline__ void add(Scores& scores, const uint32_t (&a)[4],
-                                             const uint32_t (&b)[kRowTiles][kCount][2], int step) {
+                                             const uint32_t (&b)[kGroups][kCount][2], int step) {
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
+    for (int r = 0; r < kGroups; ++r) {
       mma_16x8x16<Operand>(scores[r], a, b[r][step][0], b[r][step][1]);
     }
   }
 
-  // Two sums by turns, for each product waits for the one before.
+  // Two accumulators in turn, because each product waits for the one before it in its accumulator.
   __device__ __forceinline__ void multiply(Scores& scores, const Keys& keys) const {
     const int lane = lane_index();
     const uint32_t first = shared_address(keys.chunks) + lane % 16 * kSpan;
@@ -182,24 +185,24 @@ struct ScoreWarp {
     Scores odd = {};
 #pragma unroll
     for (int step = 0; step < kSteps + kRopeSteps; ++step) {
-      const uint32_t chunk = step < kSteps ? first + step / 4 * (kUnitTokens * kSpan) : last;
+      const uint32_t chunk = step < kSteps ? first + step / 4 * (kTileTokens * kSpan) : last;
       uint32_t a[4];
       load_matrices(a, chunk + swizzled_unit(2 * (step % 4) + lane / 16));
-      Scores& sum = step % 2 ? odd : scores;
+      Scores& accumulator = step % 2 ? odd : scores;
       if (step < kSteps) {
-        add<T>(sum, a, queries, step);
+        add<T>(accumulator, a, queries, step);
       } else {
-        add<T>(sum, a, rope, step - kSteps);
+        add<T>(accumulator, a, rope, step - kSteps);
       }
     }
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
+    for (int r = 0; r < kGroups; ++r) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) scores[r][j] = (scores[r][j] + odd[r][j]) * scale;
     }
   }
 
-  // Each group of latents has a scale of its own.
+  // The scores of packed rows, whose groups of latents have a scale each.
   __device__ __forceinline__ void multiply_packed(Scores& scores, const Keys& keys) const {
     const int lane = lane_index();
     const float4 upper = *reinterpret_cast<const float4*>(keys.scales(lane / 4));
@@ -223,7 +226,7 @@ struct ScoreWarp {
         }
       }
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
+      for (int r = 0; r < kGroups; ++r) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) scores[r][j] += sum[r][j] * scales[j / 2][group];
       }
@@ -238,55 +241,56 @@ struct ScoreWarp {
       add<T>(sum, a, rope, step);
     }
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
+    for (int r = 0; r < kGroups; ++r) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        scores[r][j] = scores[r][j] * factor[r][j % 2] + sum[r][j] * scale;
+        scores[r][j] = scores[r][j] * latent_factor[r][j % 2] + sum[r][j] * scale;
       }
     }
   }
 
-  __device__ __forceinline__ void hide(Scores& scores, int token) const {
-    const int own = token + lane_index() / 4;
+  __device__ __forceinline__ void mask_scores(Scores& scores, int token) const {
+    const int lane_token = token + lane_index() / 4;
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
+    for (int r = 0; r < kGroups; ++r) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (own + j / 2 * 8 > limit[r][j % 2]) scores[r][j] = -kInfinity;
+        if (lane_token + j / 2 * 8 > last_visible[r][j % 2]) scores[r][j] = -kInfinity;
       }
     }
   }
 
-  // Scores become weights relative to the largest that the warp has seen.
+  // Replaces scores by weights relative to the row max of the warp's KV tiles.
   __device__ __forceinline__ void exponentiate(Scores& scores) {
-    float largest[kRowTiles][2];
+    float tile_max[kGroups][2];
     bool grows = false;
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
+    for (int r = 0; r < kGroups; ++r) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        largest[r][j] = fmaxf(scores[r][j], scores[r][j + 2]);
-        grows |= largest[r][j] > most[r][j];
+        tile_max[r][j] = fmaxf(scores[r][j], scores[r][j + 2]);
+        grows |= tile_max[r][j] > row_max[r][j];
       }
     }
     if (__any_sync(0xffffffff, grows)) {
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
+      for (int r = 0; r < kGroups; ++r) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
 #pragma unroll
           for (int step = 4; step < kWarpThreads; step *= 2) {
-            largest[r][j] = fmaxf(largest[r][j], __shfl_xor_sync(0xffffffff, largest[r][j], step));
+            tile_max[r][j] =
+                fmaxf(tile_max[r][j], __shfl_xor_sync(0xffffffff, tile_max[r][j], step));
           }
-          most[r][j] = fmaxf(most[r][j], largest[r][j]);
+          row_max[r][j] = fmaxf(row_max[r][j], tile_max[r][j]);
         }
       }
     }
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
+    for (int r = 0; r < kGroups; ++r) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float base = most[r][j % 2] == -kInfinity ? 0.0f : most[r][j % 2];
+        const float base = row_max[r][j % 2] == -kInfinity ? 0.0f : row_max[r][j % 2];
         scores[r][j] = fast_exp2(scores[r][j] - base);
       }
     }
