@@ -4,6 +4,7 @@
 #include <kernelcat/fragments.cuh>
 #include <kernelcat/running_softmax.cuh>
 #include <kernelcat/stage_release.cuh>
+#include <kernelcat/sync.cuh>
 #include <kernelcat/wgmma_rs.cuh>
 
 #include "prefill_tile.cuh"
@@ -13,10 +14,6 @@ namespace kernelcat {
 // Named barriers; 0 is __syncthreads'. Each warpgroup has a turn barrier.
 constexpr int kTurnBarrier = 1;
 constexpr int kConsumersBarrier = 4;
-
-__device__ __forceinline__ void named_barrier_arrive(int barrier, int num_threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
-}
 
 // Makes the compiler compute the row sums, and with them all exponentials, before what follows:
 // ptxas moves a softmax behind the wait for products that it could have run beside, but not past a

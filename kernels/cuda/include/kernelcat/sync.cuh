@@ -1,4 +1,4 @@
-// Who runs, who waits: warp roles, named barriers, register reallocation, proxy fences.
+// Warp roles, named barriers, register reallocation, and the fence between proxies.
 #pragma once
 
 #include <kernelcat/types.cuh>
@@ -9,7 +9,8 @@ __device__ __forceinline__ int lane_index() {
   return threadIdx.x % kWarpThreads;
 }
 
-// The shuffle tells the compiler that the index is the same in the whole warp.
+// By a shuffle, from which the compiler infers that the index is the same in the whole warp; all 32
+// lanes must call it together.
 __device__ __forceinline__ int warp_index() {
   return __shfl_sync(0xffffffff, threadIdx.x / kWarpThreads, 0);
 }
@@ -27,9 +28,14 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
-// Barrier 0 is __syncthreads'.
+// Named barriers 1 to 15; barrier 0 is that of __syncthreads().
 __device__ __forceinline__ void named_barrier_sync(int barrier, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
+}
+
+// Arrives without waiting.
+__device__ __forceinline__ void named_barrier_arrive(int barrier, int num_threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
 }
 
 template <int kRegisters>

@@ -5,16 +5,6 @@
 
 namespace kernelcat {
 
-// Keeps the compiler from moving or copying operand registers while wgmma reads them.
-template <int kCount, int kWords>
-__device__ __forceinline__ void pin(uint32_t (&values)[kCount][kWords]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-#pragma unroll
-    for (int j = 0; j < kWords; ++j) asm volatile("" : "+r"(values[i][j])::"memory");
-  }
-}
-
 // Matrix descriptor of a second operand whose rows are k: 16 tokens x N columns of values. They lie
 // as chunks of 64 columns, `chunk_bytes` apart; a chunk's rows have 128 bytes in the 128-byte
 // swizzle, and eight of them are one atom of 1024 bytes.
@@ -36,16 +26,9 @@ template <typename T, int N, OperandB kLayout>
 struct WgmmaRs;
 
 // clang-format off
-#define KERNELCAT_F8(i) \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
-  "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define KERNELCAT_F32(i) \
-  KERNELCAT_F8(i), KERNELCAT_F8(i + 8), KERNELCAT_F8(i + 16), KERNELCAT_F8(i + 24)
-
-#define KERNELCAT_LIST(...) __VA_ARGS__
 // A0 to A3 and B are the numbers of a's words and of b's descriptor among the operands, P that of
 // `accumulate`; COUNT is the number of d's registers.
-#define KERNELCAT_WGMMA_RS(TYPE, NAME, N, LAYOUT, TRANSPOSED, COUNT, D, A0, A1, A2, A3, B, P)     \
+#define KERNELCAT_WGMMA_RS(TYPE, NAME, N, LAYOUT, TRANSPOSED, COUNT, A0, A1, A2, A3, B, P)        \
   template <>                                                                                    \
   struct WgmmaRs<TYPE, N, OperandB::LAYOUT> {                                                    \
     static __device__ __forceinline__ void multiply(float (&d)[COUNT], const uint32_t (&a)[4],   \
@@ -55,28 +38,21 @@ struct WgmmaRs;
           "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {"                   \
           KERNELCAT_REGISTERS_##COUNT "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B        \
           ", p, 1, 1, " #TRANSPOSED ";\n}\n"                                                     \
-          : D                                                                                    \
+          : KERNELCAT_OUTPUTS_##COUNT                                                            \
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                                  \
             "r"(static_cast<int>(accumulate)));                                                  \
     }                                                                                            \
   };
-#define KERNELCAT_WGMMA_RS_TYPES(N, LAYOUT, TRANSPOSED, COUNT, A0, A1, A2, A3, B, P, ...)         \
-  KERNELCAT_WGMMA_RS(bfloat16, "bf16", N, LAYOUT, TRANSPOSED, COUNT, KERNELCAT_LIST(__VA_ARGS__), \
-                     A0, A1, A2, A3, B, P)                                                       \
-  KERNELCAT_WGMMA_RS(float16, "f16", N, LAYOUT, TRANSPOSED, COUNT, KERNELCAT_LIST(__VA_ARGS__),   \
-                     A0, A1, A2, A3, B, P)
+#define KERNELCAT_WGMMA_RS_TYPES(N, LAYOUT, TRANSPOSED, COUNT, A0, A1, A2, A3, B, P)               \
+  KERNELCAT_WGMMA_RS(bfloat16, "bf16", N, LAYOUT, TRANSPOSED, COUNT, A0, A1, A2, A3, B, P)         \
+  KERNELCAT_WGMMA_RS(float16, "f16", N, LAYOUT, TRANSPOSED, COUNT, A0, A1, A2, A3, B, P)
 
-KERNELCAT_WGMMA_RS_TYPES(64, kRowsOfN, 0, 32, 32, 33, 34, 35, 36, 37, KERNELCAT_F32(0))
-KERNELCAT_WGMMA_RS_TYPES(64, kRowsOfK, 1, 32, 32, 33, 34, 35, 36, 37, KERNELCAT_F32(0))
-KERNELCAT_WGMMA_RS_TYPES(128, kRowsOfK, 1, 64, 64, 65, 66, 67, 68, 69,
-                         KERNELCAT_F32(0), KERNELCAT_F32(32))
-KERNELCAT_WGMMA_RS_TYPES(256, kRowsOfK, 1, 128, 128, 129, 130, 131, 132, 133,
-                         KERNELCAT_F32(0), KERNELCAT_F32(32), KERNELCAT_F32(64), KERNELCAT_F32(96))
+KERNELCAT_WGMMA_RS_TYPES(64, kRowsOfN, 0, 32, 32, 33, 34, 35, 36, 37)
+KERNELCAT_WGMMA_RS_TYPES(64, kRowsOfK, 1, 32, 32, 33, 34, 35, 36, 37)
+KERNELCAT_WGMMA_RS_TYPES(128, kRowsOfK, 1, 64, 64, 65, 66, 67, 68, 69)
+KERNELCAT_WGMMA_RS_TYPES(256, kRowsOfK, 1, 128, 128, 129, 130, 131, 132, 133)
 // clang-format on
 
-#undef KERNELCAT_F8
-#undef KERNELCAT_F32
-#undef KERNELCAT_LIST
 #undef KERNELCAT_WGMMA_RS
 #undef KERNELCAT_WGMMA_RS_TYPES
 
