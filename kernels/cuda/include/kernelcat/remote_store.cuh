@@ -1,11 +1,12 @@
-// Registers into another block's shared memory.
+// Stores from registers into the shared memory of another thread block of the cluster.
 #pragma once
 
 #include <kernelcat/cluster.cuh>
 
 namespace kernelcat {
 
-// 16 bytes into block `cta` of the cluster, where `shared` lies here, and counted by its barrier.
+// Writes 16 bytes to where `shared` lies in thread block `cta` of the cluster, and completes them
+// on that thread block's copy of `barrier`.
 template <typename Vector>
 __device__ __forceinline__ void store_remote(Vector* shared, const Vector& value, Barrier& barrier,
                                              uint32_t cta) {

@@ -1,4 +1,5 @@
-// Boxes of tensor maps with more than two dimensions.
+// tensor_load (bulk_copy.cuh) and tensor_load_multicast (cluster.cuh) for boxes of three and four
+// dimensions.
 #pragma once
 
 #include <kernelcat/bulk_copy.cuh>
@@ -15,8 +16,8 @@ __device__ __forceinline__ void tensor_load_3d(void* shared, const TensorMap& ma
       : "memory");
 }
 
-// Into every block of the cluster whose bit is set in `mask`, and completing on its barrier: both
-// lie where they lie here.
+// Loads into every thread block of the cluster whose bit is set in `mask`, at the same address, and
+// completes on each one's copy of `barrier`.
 __device__ __forceinline__ void tensor_load_multicast_3d(void* shared, const TensorMap& map, int x,
                                                          int y, int z, Barrier& barrier,
                                                          uint16_t mask) {
