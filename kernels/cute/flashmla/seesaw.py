@@ -247,10 +247,13 @@ class Seesaw:
         registers.acc.fill(0.0)
         warpgroup.fence()
         for i in cutlass.range_constexpr(PIECES):
-            # In the order of the loads: see Wgmma.produce.
-            piece = PIECES - 1
-            if cutlass.const_expr(i > 0):
-                piece = (i - 1 + warpgroup_idx * HALF) % (PIECES - 1)
+            # In the order of the loads: see Wgmma.produce. Packed rows arrive all at once; an order
+            # that is known at compile time then saves the registers that hold descriptors.
+            piece = i
+            if cutlass.const_expr(not self.packed):
+                piece = PIECES - 1
+                if cutlass.const_expr(i > 0):
+                    piece = (i - 1 + warpgroup_idx * HALF) % (PIECES - 1)
             if cutlass.const_expr(i == 0 or not self.packed):
                 cute.arch.mbarrier_wait(shared.full + self.barrier_of(warpgroup_idx, piece), phase)
             stage_piece = warpgroup_idx * PIECES + piece
