@@ -28,7 +28,7 @@ from kernelcat.store import SCREEN, Store, decisive
 from kernelcat.tune import Interrupted, Limits, Quiet, ladder, race_best_known, tune
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.channel import Stopped
-from kernelcat.tune.cross import COMPILED
+from kernelcat.tune.cross import MAX_COMPILED
 from kernelcat.tune.measure import SCREENING_SHARE, Queue, largest_first
 from kernelcat.tune.messages import Built
 from kernelcat.tune.pool import CompilePool
@@ -212,7 +212,7 @@ def test_a_compiler_that_fails_costs_a_prediction_only(planted, store) -> None:
     report = run(store, gpu="h100", variants=["bad"])
     status = {row.config["kind"]: row.status for row in report.rows}
     assert status["refuses"] == "compile_error" and status["never_compiles"] == "timeout"
-    assert set(status) < set(planted.STATUS) and len(status) == COMPILED
+    assert set(status) < set(planted.STATUS) and len(status) == MAX_COMPILED
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.runtime import gpu
 from kernelcat.tune import search
 from kernelcat.tune.candidate import Candidate, simplicity
-from kernelcat.tune.cross import COMPILED, misfit, promising
+from kernelcat.tune.cross import MAX_COMPILED, misfit, promising_candidates
 from kernelcat.tune.messages import Built
 
 H200 = gpu.find("h200")
@@ -72,7 +72,7 @@ def test_exhaustive_asks_for_everything_once(count) -> None:
 @given(st.integers(1, 200))
 def test_random_draws_the_same_sample_every_time(count) -> None:
     first, second = (drive("random", pool(count), lambda c: 1.0) for _ in range(2))
-    assert first == second and len(set(first[0].candidates)) == min(count, search.SAMPLE)
+    assert first == second and len(set(first[0].candidates)) == min(count, search.SAMPLE_SIZE)
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(1, 1e6)), min_size=1, max_size=100))
@@ -88,8 +88,8 @@ def test_halving_looks_longer_at_fewer_and_keeps_the_best(times) -> None:
 
 
 def test_auto_is_exhaustive_only_where_that_is_quick() -> None:
-    assert len(drive("auto", pool(search.SMALL), lambda c: 1.0)) == 1
-    assert len(drive("auto", pool(search.SMALL + 1), lambda c: 1.0)) == 3
+    assert len(drive("auto", pool(search.MAX_EXHAUSTIVE), lambda c: 1.0)) == 1
+    assert len(drive("auto", pool(search.MAX_EXHAUSTIVE + 1), lambda c: 1.0)) == 3
 
 
 def test_a_candidate_is_the_same_in_another_process() -> None:
@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_rejected_with_the_reason() -> None:
 
 def test_a_cross_tune_compiles_the_default_and_the_best_few() -> None:
     many = toy("a", tuple(range(2, 100)), 2)
-    chosen = dict(promising(many, PROBLEM, H200))
-    assert len(chosen) == 1 + COMPILED
+    chosen = dict(promising_candidates(many, PROBLEM, H200))
+    assert len(chosen) == 1 + MAX_COMPILED
     assert next(iter(chosen)).config["size"] == 2
     assert max(c.config["size"] for c in chosen) == 98
