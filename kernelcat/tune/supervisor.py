@@ -110,7 +110,7 @@ class Supervisor:
     ) -> Mapping[Candidate, Timing | Failed]:
         """Races ``candidates``; returns the outcome of each.
 
-        If the worker hangs or dies, only the failure of the candidate that ran is returned.
+        If the race as a whole fails, only the failure of the candidate that ran is returned.
         """
         reply = self._on_device(
             Race(tuple(candidates), regime, state, seed), max(map(self._limit, candidates))
