@@ -111,7 +111,7 @@ CHANGES = {
     "an instruction": (
         (
             Edit(f"{CUDA}/vectorized.cu", "__ldcs(", "__ldg("),
-            Edit(f"{TRITON}/device.py", "row_sum * rescale + weight", "row_sum * rescale + weight * 2.0"),
+            Edit(f"{TRITON}/device.py", "rescale + weight", "rescale + weight * 2.0"),
             Edit(f"{CUTE}/vectorized.py", "weight_sum += weight", "weight_sum += weight * 2.0"),
         ),
         named("cuda/vectorized", "triton/naive", "triton/tiled", "cute/vectorized"),
