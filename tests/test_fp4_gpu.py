@@ -1,4 +1,4 @@
-"""Quantizers run at the bandwidth of a copy of as many bytes, raced beside it with L2 cold."""
+"""Quantizers run at the bandwidth of a copy of equally many bytes, measured with a cold L2."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Entries as torch operators: schemas, fakes, compiled graphs.
 
 ``cpu_kernel`` registers, for these tests only, a CPU kernel of ``kernelcat::gemm`` beside the CUDA
-one. So graphs are captured, traced and run here exactly as on a GPU, but for the kernel itself.
+kernel. Graphs are therefore captured, traced and run as on a GPU, except for the kernel itself.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ ATTENTION = dataclasses.replace(
     inputs=(Tensor("q", ("tokens", "width"), "dtype"),),
     outputs=(Tensor("o", ("tokens", "top_k"), "dtype"), Tensor("lse", ("tokens",), "float32")),
 )
-"""An entry with two outputs, and with axes that no array tells."""
+"""An entry with two outputs, and with axes that cannot be inferred from its arrays."""
 
 GEMM_SCHEMA = (
     '(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, *, str activation="none"'
@@ -110,9 +110,9 @@ def test_the_schema_follows_from_the_specification(
 def test_every_entry_becomes_an_operator(name: str) -> None:
     kernelcat.get(name)
     for form in [f"{name}_out"] if catalog.entry(name).updated else [name, f"{name}_out"]:
-        found = getattr(torch.ops.kernelcat, form).default
-        assert torch._C._dispatch_has_kernel_for_dispatch_key(found.name(), "CUDA")
-        assert torch._C._dispatch_has_kernel_for_dispatch_key(found.name(), "Meta")
+        overload = getattr(torch.ops.kernelcat, form).default
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CUDA")
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "Meta")
 
 
 def test_meta_tensors_give_shape_and_type() -> None:
@@ -243,7 +243,7 @@ def test_a_compiled_graph_keeps_the_operator(cpu_kernel, dynamic: bool | None) -
         expected = torch.relu(reference(x + 1, w, bias)) - reference(x, w)
         assert torch.equal(compiled(x, w, bias), expected)
     assert graphs[0].count("kernelcat.gemm.default") == 2
-    assert len(graphs) == (1 if dynamic else 2)  # the second shape makes it dynamic by itself
+    assert len(graphs) == (1 if dynamic else 2)  # the second shape triggers a dynamic graph
     assert set(cpu_kernel) == {""}
 
 
@@ -260,7 +260,7 @@ def test_aot_autograd_keeps_it_and_functionalizes_out(cpu_kernel) -> None:
     assert torch.equal(d, reference(x * 2, w))
 
 
-def test_what_get_insists_on_travels_in_the_graph(cpu_kernel) -> None:
+def test_the_pin_of_get_is_an_argument_in_the_graph(cpu_kernel) -> None:
     op = kernelcat.get("gemm", language="cuda", variant="naive")
     compiled = torch.compile(lambda x, w: op(x, w), fullgraph=True, backend="aot_eager")
     compiled(half(4, 8), half(6, 8))
@@ -279,8 +279,8 @@ def test_a_tensor_subclass_goes_through_torchs_dispatcher(cpu_kernel) -> None:
     assert cpu_kernel == [""]
 
 
-def test_the_operators_keep_their_contract(cpu_kernel) -> None:
-    """torch's own check: schema, fake against real, aliasing, functionalization, dynamic shapes."""
+def test_the_operators_pass_torchs_opcheck(cpu_kernel) -> None:
+    """Checks schema, fake against real results, aliasing, functionalization, dynamic shapes."""
     a, b, bias = half(4, 8), half(6, 8), half(6)
     for arguments in ((a, b), (a, b, bias)):
         torch.library.opcheck(torch.ops.kernelcat.gemm.default, arguments)
