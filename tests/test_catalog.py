@@ -25,7 +25,7 @@ def test_every_complete_entry_has_every_language_and_a_ladder(name: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "message"),
     [
         (lambda: catalog.entry("gem"), "did you mean gemm"),
         (lambda: catalog.in_language("gemm", "tritn"), "did you mean triton"),
@@ -33,8 +33,8 @@ def test_every_complete_entry_has_every_language_and_a_ladder(name: str) -> None
         (lambda: catalog.entry("gemm").named("4096x4096"), "did you mean 4096x4096x4096"),
     ],
 )
-def test_the_error_of_a_misspelt_name_suggests_the_nearest(call, words: str) -> None:
-    with pytest.raises(UnknownName, match=words):
+def test_the_error_of_a_misspelt_name_suggests_the_nearest(call, message: str) -> None:
+    with pytest.raises(UnknownName, match=message):
         call()
 
 

@@ -62,7 +62,7 @@ def writes_before(arrays: dict) -> None:
     ctypes.memset(arrays["d"].ctypes.data - 1, 0, 1)
 
 
-def writes_behind(arrays: dict) -> None:
+def writes_after(arrays: dict) -> None:
     product(arrays)
     ctypes.memset(arrays["d"].ctypes.data + arrays["d"].nbytes, 0, 1)
 
@@ -83,22 +83,22 @@ def flips_a_bit(arrays: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "body", "words"),
+    ("problem", "body", "message"),
     [
         (GEMM, wrong_element, r"1 of 561 elements off, first at \(2, 3\)"),
         (GEMM, unwritten_element, r"1 of 561 elements off, first at \(32, 16\): nan"),
         (GEMM, lost_slice_of_k, "elements off"),
         (GEMM, writes_before, "wrote outside of d"),
-        (GEMM, writes_behind, "wrote outside of d"),
+        (GEMM, writes_after, "wrote outside of d"),
         (GEMM, changes_its_input, "changed its input a"),
         (COPY, writes_into_a_gap, "wrote outside of dst"),
         (COPY, flips_a_bit, "dst: 1 of 35 differ"),
     ],
 )
-def test_every_kind_of_wrong_result_is_caught(problem: Problem, body, words: str) -> None:
+def test_every_kind_of_wrong_result_is_caught(problem: Problem, body, message: str) -> None:
     verdict = judge(problem, body)
     assert not verdict.passed
-    assert re.search(words, verdict.detail), verdict.detail
+    assert re.search(message, verdict.detail), verdict.detail
 
 
 def test_an_output_may_have_a_separate_tolerance() -> None:

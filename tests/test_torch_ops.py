@@ -182,23 +182,23 @@ def test_fake_cuda_tensors_go_through_the_operator() -> None:
         a, b, d = (
             torch.empty(s, device="cuda", dtype=torch.float16) for s in [(4, 8), (6, 8), (4, 6)]
         )
-        made = op(a, b)
-        assert (tuple(made.shape), made.device.type) == ((4, 6), "cuda")
+        d_fake = op(a, b)
+        assert (tuple(d_fake.shape), d_fake.device.type) == ((4, 6), "cuda")
         assert op(a, b, out=d) is d
 
 
 @pytest.mark.parametrize(
-    ("shapes", "words"),
+    ("shapes", "message"),
     [
         (((4, 8), (6, 9)), "gemm: b: K is 9, but 8 elsewhere"),
         (((4, 8, 1), (6, 8)), "gemm: a must have 2 dimensions"),
         (((4, 8), (6, 8), (5,)), "gemm: bias: N is 5, but 6 elsewhere"),
     ],
 )
-def test_fakes_refuse_what_cannot_be(shapes, words: str) -> None:
+def test_fakes_refuse_inconsistent_shapes(shapes, message: str) -> None:
     kernelcat.get("gemm")
     arrays = [torch.empty(shape, device="meta", dtype=torch.float16) for shape in shapes]
-    with pytest.raises(RuntimeError, match=words):
+    with pytest.raises(RuntimeError, match=message):
         torch.ops.kernelcat.gemm(*arrays)
 
 
