@@ -1,4 +1,4 @@
-"""Skips what needs a GPU where there is none, and keeps every test off the user's own files."""
+"""Skips tests that need a GPU on machines without one, and keeps tests away from user files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import kernelcat
 from kernelcat import paths
+from kernelcat.catalog import digest
 from kernelcat.runtime import driver
 
 
@@ -26,8 +28,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @atexit.register
-def end_with_pytests_last_line() -> None:
-    """Triton's compiler lists leaked references after it, once Python is gone."""
+def silence_standard_error_at_exit() -> None:
+    """Hides the list of leaked references that Triton's compiler prints when Python ends.
+
+    The last line of the output is then pytest's summary.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
@@ -35,9 +40,10 @@ def end_with_pytests_last_line() -> None:
 def own_folders(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """A database and receipts of the test's own; compiled kernels are shared.
+    """An empty database and an empty folder of receipts for each test.
 
-    A command that turned Triton's interpreter on does so for its own test only.
+    The cache of compiled kernels is shared. Triton's interpreter, which some commands turn on for
+    their process, is turned off after the test.
     """
     folder = tmp_path_factory.mktemp("kernelcat")
     monkeypatch.setenv("KERNELCAT_DB", str(folder / "tuning.sqlite3"))
@@ -47,13 +53,25 @@ def own_folders(
 
 
 @pytest.fixture
-def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The path of the only results that are shipped; there are none yet."""
+def shipped(tmp_path: Path) -> Iterator[Path]:
+    """Replaces ``tuning_db/`` by an empty folder; the path where a test may write shipped rows."""
     folder = tmp_path / "tuning_db"
     folder.mkdir()
     data = paths.data
-    monkeypatch.setattr(paths, "data", lambda name: folder if name == "tuning_db" else data(name))
-    return folder / "nvidia-h200.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "data", lambda name: folder if name == "tuning_db" else data(name))
+        forget_tuning_db()
+        yield folder / "nvidia-h200.jsonl"
+    forget_tuning_db()
+
+
+def forget_tuning_db() -> None:
+    """Empties every cache of what was read from ``tuning_db/``.
+
+    These are the snapshot of results, the receipts, the machine-code records and the digests.
+    """
+    kernelcat.reload()
+    digest.forget()
 
 
 INTERPRET = """
@@ -69,7 +87,8 @@ from kernelcat.catalog.implementation import Config
 from kernelcat.jit.interpreter import interpret
 
 device = Interpreter()
-device.gpu = replace(device.gpu, sms=4)  # few persistent programs, so that each has several tiles
+# With 4 SMs there are so few persistent programs that each of them computes several tiles.
+device.gpu = replace(device.gpu, sms=4)
 
 
 def judge(entry, variant, config, axes):
@@ -83,20 +102,22 @@ def judge(entry, variant, config, axes):
 
 
 exec(sys.argv[2])
-told = {}
+results = {}
 for name, (entry, variant, config, axes, *function) in json.load(sys.stdin).items():
-    told[name] = globals()[function[0] if function else "judge"](entry, variant, config, axes)
-print(json.dumps(told))
+    results[name] = globals()[function[0] if function else "judge"](entry, variant, config, axes)
+print(json.dumps(results))
 """
 
 
 @pytest.fixture(scope="session")
 def interpreted() -> Callable[..., dict[str, list]]:
-    """Runs cases (entry, variant, configuration or {}, axes) in Triton's interpreter.
+    """A function that runs cases in Triton's interpreter, all in one process.
 
-    What comes back is, by name: why the configuration is rejected, whether the result was right,
-    and what was wrong; or of a case that ends in the name of a function which ``source`` defines,
-    what that returns. All cases share a process, since importing torch takes longer than any.
+    One process, since importing torch takes longer than any case. A case is a tuple (entry,
+    variant, configuration, axes); the configuration {} is the default. The function returns, for
+    the name of each case, a list: why the configuration is illegal (or None), whether the result
+    passed the gate, and the gate's explanation. A case may have a fifth item, the name of a
+    function that ``source`` defines: the result is then what this function returns.
     """
 
     def run(cases: Mapping[str, tuple], source: str = "") -> dict[str, list]:
@@ -109,7 +130,7 @@ def interpreted() -> Callable[..., dict[str, list]]:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        told: dict[str, list] = json.loads(done.stdout)
-        return told
+        results: dict[str, list] = json.loads(done.stdout)
+        return results
 
     return run

@@ -1,4 +1,4 @@
-"""The driver where there is no GPU: what `test_launcher.py` launches is written down."""
+"""A stand-in for the CUDA driver, which records the launches of `test_launcher.py`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 
 
 class Recorder:
-    """The driver's surface, recording. ``formats`` are the struct letters of a kernel's parameters;
-    ``m`` is a descriptor."""
+    """The functions of ``kernelcat.runtime.driver``; each call is recorded in a list.
+
+    ``formats`` has a letter of the module ``struct`` for each parameter of the kernel; ``m`` is a
+    TMA tensor map.
+    """
 
     def __init__(self) -> None:
         self.formats = ""

@@ -1,16 +1,17 @@
-"""What a call costs on the host: ``python tests/host_cost.py [--dry] [--json]``.
+"""Host time of a call: ``python tests/host_cost.py [--dry] [--json]``.
 
-Microseconds of host time a call, of the same small gemm kernel called in several ways: the raw
-launcher, ``bind()``, ``op(a, b, out=d)``, ``op(a, b)``, beside torch's and cuda.core's launches.
-The ways take turns in short blocks, in random order, so that all see the same machine; the
-figure is the median over the blocks, and differences are medians of differences block by block.
-The GPU is idle between blocks, so no block waits for it: the queue never fills.
+Measures microseconds of host time for a call of one small gemm kernel: by the raw launcher, by
+``bind()``, by ``op(a, b, out=d)`` and by ``op(a, b)``; and of launches by torch and cuda.core. The
+ways to call take turns in short blocks, in random order, so that the state of the machine is the
+same for all. Times are medians over the blocks, and differences are medians of the differences in
+each block. The GPU is idle before each block, so no block waits for the GPU: the launch queue never
+fills.
 
-The two limits are those of the project: ``op(..., out=)`` at most 3 us over the raw launcher,
-``bind()`` at most 1 us over it. The exit status is 1 when one is broken.
+The project has two limits: ``op(..., out=)`` may take 3 us more than the raw launcher, and
+``bind()`` 1 us more. The exit status is 1 if a limit is exceeded.
 
-``--dry`` needs no GPU: a launcher that does nothing stands in for the real one, and CPU tensors
-for CUDA ones. It measures the Python path alone; its figures are not those of a GPU machine.
+``--dry`` needs no GPU: a launcher that does nothing replaces the real one, and CPU tensors replace
+CUDA tensors. A dry run measures the Python code only; its times are not those of a GPU machine.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from kernelcat.runtime import gpu, launcher
 
 SHAPE = (128, 128, 128)
 CALLS = 200
-"""A block: short enough that the launch queue (1024 deep) never fills."""
+"""Calls in a block: so few that the launch queue (1024 launches) never fills."""
 
 LIMITS_US = {"op(a, b, out=d)": 3.0, "bind()()": 1.0}
 RAW = "launcher(pointers, stream)"
@@ -41,20 +42,20 @@ RAW = "launcher(pointers, stream)"
 Way = Callable[[], Any]
 
 
-class Nothing:
-    """Stands in for ``launcher.Launcher`` in a dry run."""
+class NoLauncher:
+    """Replaces ``launcher.Launcher`` in a dry run; does nothing."""
 
     tensors = ("a", "b", "bias", "d")
 
     def __call__(self, pointers: tuple[int, ...], stream: int) -> None:
         pass
 
-    def clone(self) -> Nothing:
+    def clone(self) -> NoLauncher:
         return self
 
 
 class DryTorch(arrays.Torch):
-    """CPU tensors that claim to lie on a GPU; torch's raw stream is a function as cheap."""
+    """CPU tensors, described as tensors on a GPU. ``abs`` costs as little as torch's raw stream."""
 
     def describe(self, array: Any) -> arrays.ArrayInfo:
         return dataclasses.replace(super().describe(array), device="cuda:0")
@@ -67,8 +68,9 @@ class DryTorch(arrays.Torch):
         return abs
 
 
-def stand_in() -> None:
-    plain, nothing = DryTorch(), Nothing()
+def replace_gpu() -> None:
+    """Replaces tensors, launcher and GPU for a dry run."""
+    plain, nothing = DryTorch(), NoLauncher()
     arrays.torch = lambda: plain  # type: ignore[assignment]
     launcher.load = lambda *_: nothing  # type: ignore[assignment,return-value]
     operator._gpu = lambda index: gpu.SKUS["h200"]  # type: ignore[assignment]
@@ -84,11 +86,11 @@ def ways(dry: bool) -> dict[str, Way]:
     bias = torch.zeros(n, dtype=torch.bfloat16, device=place)
     why = kernelcat.get("gemm", language="cuda").explain(a, b)
     kernel = why.implementation
-    # Pinned, so that it is no miss: counting those costs 0.1 us a call.
+    # With a pinned configuration no call is a miss of the database; counting a miss takes 0.1 us.
     op = kernelcat.get("gemm", language="cuda", variant=kernel.variant, config=why.config)
     bound = op.bind(a, b, out=d)
     raw, pointers, stream = bound._launch, bound._pointers, bound._current(0)
-    found = {
+    calls = {
         RAW: lambda: raw(pointers, stream),
         "bind()()": bound,
         "op(a, b, out=d)": lambda: op(a, b, out=d),
@@ -98,15 +100,15 @@ def ways(dry: bool) -> dict[str, Way]:
     }
     if not dry:
         transposed = b.t()
-        found["torch.mm(a, b, out=d)"] = lambda: torch.mm(a, transposed, out=d)
-        found["torch.mm(a, b)"] = lambda: torch.mm(a, transposed)
-        found["torch.ops.kernelcat.gemm"] = lambda: torch.ops.kernelcat.gemm(a, b)
-        found["cuda.core.launch"] = cuda_core()
-    return found
+        calls["torch.mm(a, b, out=d)"] = lambda: torch.mm(a, transposed, out=d)
+        calls["torch.mm(a, b)"] = lambda: torch.mm(a, transposed)
+        calls["torch.ops.kernelcat.gemm"] = lambda: torch.ops.kernelcat.gemm(a, b)
+        calls["cuda.core.launch"] = cuda_core()
+    return calls
 
 
 def cuda_core() -> Way:
-    """cuda.core's launch of an empty kernel that takes as many pointers."""
+    """A launch by cuda.core of an empty kernel with the same number of pointers."""
     from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
 
     device = Device(0)
@@ -119,22 +121,24 @@ def cuda_core() -> Way:
 
 
 def microseconds(call: Way) -> float:
+    """Host time of one call, as the mean of a block."""
     start = time.perf_counter_ns()
     for _ in range(CALLS):
         call()
     return (time.perf_counter_ns() - start) / CALLS / 1000
 
 
-def measure(found: dict[str, Way], blocks: int, wait: Way) -> dict[str, list[float]]:
-    samples: dict[str, list[float]] = {name: [] for name in found}
-    for call in found.values():
+def measure(calls: dict[str, Way], blocks: int, wait: Way) -> dict[str, list[float]]:
+    """Name -> microseconds of a call, one value for each block. ``wait`` waits for the GPU."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
         microseconds(call)
-    names = list(found)
+    names = list(calls)
     for _ in range(blocks):
         random.shuffle(names)
         for name in names:
             wait()
-            samples[name].append(microseconds(found[name]))
+            samples[name].append(microseconds(calls[name]))
     return samples
 
 
@@ -171,12 +175,12 @@ def main() -> int:
     parser.add_argument("--dry", action="store_true", help="without a GPU: the Python path alone")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--blocks", type=int, default=300)
-    asked = parser.parse_args()
-    if asked.dry:
-        stand_in()
-    wait = (lambda: None) if asked.dry else torch.cuda.synchronize
-    result = report(measure(ways(asked.dry), asked.blocks, wait), asked.dry)
-    if asked.json:
+    arguments = parser.parse_args()
+    if arguments.dry:
+        replace_gpu()
+    wait = (lambda: None) if arguments.dry else torch.cuda.synchronize
+    result = report(measure(ways(arguments.dry), arguments.blocks, wait), arguments.dry)
+    if arguments.json:
         print(json.dumps(result, indent=2))
     else:
         show(result)
@@ -192,8 +196,8 @@ def show(result: dict[str, Any]) -> None:
     print()
     for name, limit in result["limits"].items():
         verdict = "kept" if limit["kept"] else "BROKEN"
-        over, most = limit["over_raw_us"], limit["limit_us"]
-        print(f"{name}: {over:.2f} us over the raw launch, at most {most:.0f}: {verdict}")
+        over, limit_us = limit["over_raw_us"], limit["limit_us"]
+        print(f"{name}: {over:.2f} us over the raw launch, at most {limit_us:.0f}: {verdict}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A machine without a GPU that stands in for one with: what `test_dispatch.py` calls run on.
+"""Stand-ins for a GPU and its kernels, for the calls of `test_dispatch.py`.
 
-CPU tensors play the part of CUDA ones: their description says ``cuda:0``, and the launcher is a
-product that reads and writes the very addresses it is given.
+CPU tensors are described as tensors on ``cuda:0``. The launcher computes the product on the CPU,
+from the addresses in its arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STREAM = 77
 
 
 class HostTorch(arrays.Torch):
-    """CPU tensors that claim to lie on ``cuda:0``."""
+    """CPU tensors, described as tensors on ``cuda:0``."""
 
     def describe(self, array):
         return dataclasses.replace(super().describe(array), device="cuda:0")
@@ -36,7 +36,7 @@ class HostTorch(arrays.Torch):
 
 
 def view(pointer: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """The float16 matrix at an address of this process."""
+    """A float16 tensor of ``shape`` that shares the memory at the address ``pointer``."""
     count = int(np.prod(shape))
     if not count:
         return torch.empty(shape, dtype=torch.float16)
@@ -45,7 +45,7 @@ def view(pointer: int, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 class HostLauncher:
-    """``launcher.Launcher`` for gemm in host memory; keeps what it was called with."""
+    """A ``launcher.Launcher`` for gemm in host memory; records its calls in ``host.launches``."""
 
     tensors = ("a", "b", "bias", "residual", "d")
 
@@ -78,7 +78,7 @@ class Rows:
 
 
 class Host:
-    """What the stand-in machine was asked to do."""
+    """The stand-in machine: records loads, launches and clones."""
 
     def __init__(self) -> None:
         self.launches: list[tuple[str, int]] = []
@@ -96,7 +96,7 @@ class Host:
 
 
 def kernel(language: str, variant: str, rank: int, **more) -> Implementation:
-    """One of gemm's, of facts that ``more`` overrides."""
+    """An implementation of gemm; ``more`` replaces fields."""
     facts = {
         "archs": ("sm_80+",),
         "space": {"tile": (16, 64)},

@@ -52,32 +52,32 @@ def void(tree: Tree) -> frozenset[str]:
 
 RENAMED = (
     Edit(f"{CUDA}/vectorized.cu", "part_lses", "sums_of_parts"),
-    Edit(f"{CUDA}/running_sum.cuh", "new_most", "largest"),
-    Edit(f"{TRITON}/device.py", "its_lse", "part_lse"),
+    Edit(f"{CUDA}/part_weights.cuh", "new_max", "largest"),
+    Edit(f"{TRITON}/device.py", "part_lse", "lse_of_part"),
     Edit(f"{CUTE}/vectorized.py", "rounded", "result"),
-    Edit(f"{CUTE}/naive.py", "before", "previous"),
+    Edit(f"{CUTE}/naive.py", "old_max", "previous_max"),
 )
 EXPLAINED = (
     Edit(f"{CUDA}/vectorized.cu", "// 16 bytes a thread", "// Sixteen bytes a thread"),
     Edit("kernels/cuda/include/kernelcat/types.cuh", "#pragma once", "#pragma once\n// Types."),
-    Edit(f"{TRITON}/device.py", '"""ROWS rows a program', '"""ROWS rows for each program'),
+    Edit(f"{TRITON}/device.py", '"""Merge the parts', '"""Merge all parts'),
     Edit(
         f"{TRITON}/device.py", "    inside = row < num_rows\n", "    inside = (row < num_rows)\n\n"
     ),
-    Edit(f"{CUTE}/weights.py", '"""e^x of a difference', '"""e^x of some difference'),
+    Edit(f"{CUTE}/part_weights.py", '"""e^x for a difference', '"""e^x of some difference'),
 )
 LEFT_TO_THE_MODEL = (
-    Edit(f"{CUDA}/__init__.py", "WAIT_US = 0.7", "WAIT_US = 0.9"),
+    Edit(f"{CUDA}/__init__.py", "LOAD_US = 0.7", "LOAD_US = 0.9"),
     Edit(f"{CUDA}/__init__.py", "4 * copy_us", "5 * copy_us"),
     Edit(f"{TRITON}/__init__.py", "0.3 + rows", "0.4 + rows"),
     Edit(f"{CUTE}/__init__.py", "gpu, 0.3)", "gpu, 0.2)"),
     Edit("kernelcat/catalog/cost_model.py", "LAUNCH_US = 2.0", "LAUNCH_US = 3.0"),
 )
 MOVED = (
-    Edit(f"{CUDA}/vectorized.cu", '"running_sum.cuh"', "<kernelcat/moved.cuh>"),
-    Edit(f"{CUDA}/naive.cu", '"running_sum.cuh"', "<kernelcat/moved.cuh>"),
-    Edit(f"{CUTE}/naive.py", "attn_merge.weights", "attn_merge.moved"),
-    Edit(f"{CUTE}/vectorized.py", "attn_merge.weights", "attn_merge.moved"),
+    Edit(f"{CUDA}/vectorized.cu", '"part_weights.cuh"', "<kernelcat/moved.cuh>"),
+    Edit(f"{CUDA}/naive.cu", '"part_weights.cuh"', "<kernelcat/moved.cuh>"),
+    Edit(f"{CUTE}/naive.py", "attn_merge.part_weights", "attn_merge.moved"),
+    Edit(f"{CUTE}/vectorized.py", "attn_merge.part_weights", "attn_merge.moved"),
 )
 
 
@@ -103,9 +103,9 @@ def test_after_renaming_variables_every_receipt_can_be_carried(
 
 def test_moved_files_void_no_receipt(original: Tree, tmp_path: Path) -> None:
     tree = original.changed(tmp_path / "tree", MOVED)
-    for before, after in (("kernels/cuda/attn_merge/running_sum.cuh",
+    for before, after in (("kernels/cuda/attn_merge/part_weights.cuh",
                            "kernels/cuda/include/kernelcat/moved.cuh"),
-                          (f"{CUTE}/weights.py", f"{CUTE}/moved.py")):  # fmt: skip
+                          (f"{CUTE}/part_weights.py", f"{CUTE}/moved.py")):  # fmt: skip
         (tree.root / before).rename(tree.root / after)
     assert not void(tree)
 
@@ -114,15 +114,16 @@ CHANGES = {
     "an instruction": (
         (
             Edit(f"{CUDA}/vectorized.cu", "__ldcs(", "__ldg("),
-            Edit(f"{TRITON}/device.py", "total * kept + weight", "total * kept + weight * 2.0"),
-            Edit(f"{CUTE}/vectorized.py", "total += weight", "total += weight * 2.0"),
+            Edit(f"{TRITON}/device.py", "row_sum * rescale + weight",
+                 "row_sum * rescale + weight * 2.0"),
+            Edit(f"{CUTE}/vectorized.py", "weight_sum += weight", "weight_sum += weight * 2.0"),
         ),
         named("cuda/vectorized", "triton/naive", "triton/tiled", "cute/vectorized"),
     ),
     "a constant of a shared header": (
         (
-            Edit(f"{CUDA}/running_sum.cuh", "total = 0.0f;", "total = 1.0f;"),
-            Edit("kernels/cute/paged_attn/softmax.py", "LN2 = ", "LN2 = 2 * "),
+            Edit(f"{CUDA}/part_weights.cuh", "weight_sum = 0.0f;", "weight_sum = 1.0f;"),
+            Edit("kernels/cute/common/online_softmax.py", "LN2 = ", "LN2 = 2 * "),
         ),
         named("cuda/naive", "cuda/vectorized", "cute/naive", "cute/vectorized"),
     ),
@@ -132,8 +133,8 @@ CHANGES = {
                  "min(1 + ceil(_num_rows(problem) / NAIVE_WARPS)"),
             Edit(f"{TRITON}/__init__.py", "(ceil(num_rows / rows), 1, 1)",
                  "(ceil(num_rows / rows) + (rows > 1), 1, 1)"),
-            Edit(f"{CUTE}/naive.py", "grid=(cute.ceil_div(rows, WARPS), 1, 1)",
-                 "grid=(cute.ceil_div(rows, WARPS) + 1, 1, 1)"),
+            Edit(f"{CUTE}/naive.py", "grid=(cute.ceil_div(num_rows, WARPS), 1, 1)",
+                 "grid=(cute.ceil_div(num_rows, WARPS) + 1, 1, 1)"),
         ),
         named("cuda/naive", "triton/tiled", "cute/naive"),
     ),
@@ -165,8 +166,8 @@ def test_a_change_voids_exactly_the_receipts_in_its_reach(
 
 
 def test_a_compile_error_voids_the_receipt_and_is_reported(original: Tree, tmp_path: Path) -> None:
-    edit = Edit(f"{CUDA}/naive.cu", "RunningSum sum;", "RunningSome sum;")
+    edit = Edit(f"{CUDA}/naive.cu", "PartWeights weights;", "PartWaits weights;")
     tree = original.changed(tmp_path / "tree", [edit])
     (outcome,) = tree.run("receipts", "carry", check=False)
-    assert not outcome["same"] and 'identifier "RunningSome" is undefined' in outcome["text"]
+    assert not outcome["same"] and 'identifier "PartWaits" is undefined' in outcome["text"]
     assert void(tree) == named("cuda/naive")

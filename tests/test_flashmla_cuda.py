@@ -11,7 +11,7 @@ from kernelcat.catalog.implementation import Config, Float32, Int32, TensorMap
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import build
 from kernelcat.kernels.cuda.flashmla import mma, pair, wgmma
-from kernelcat.kernels.cuda.flashmla.split import num_shares
+from kernelcat.kernels.cuda.flashmla.split import num_teams
 from kernelcat.reference.flashmla import PACKED_TYPE, latent, sparse
 from kernelcat.reference.mla_kv_write import appended
 from kernelcat.runtime import gpu, tensor_map
@@ -77,13 +77,13 @@ def test_a_corner_compiles_without_spills_and_gets_the_parameters_it_declares(
 
 
 @pytest.mark.parametrize(
-    ("tiles", "max_shares", "shares"),
+    ("tiles", "max_teams", "teams"),
     [(64, 66, 64), (128, 66, 64), (16, 66, 64), (1, 66, 66), (40, 66, 66), (0, 66, 66)],
 )
-def test_row_tiles_stay_whole_where_nearly_all_thread_blocks_still_have_work(
-    tiles: int, max_shares: int, shares: int
+def test_row_tiles_stay_whole_where_nearly_all_teams_have_work(
+    tiles: int, max_teams: int, teams: int
 ) -> None:
-    assert num_shares(latent(tiles, 1, 128, 4096), 128, max_shares) == shares
+    assert num_teams(latent(tiles, 1, 128, 4096), 128, max_teams) == teams
 
 
 @pytest.mark.parametrize("sms", [1, 2, 7, 132])
@@ -109,6 +109,6 @@ def test_an_empty_problem_launches_nothing() -> None:
             assert implementation.program(problem, config, H200).steps == ()
 
 
-def test_a_cluster_cannot_load_pages_of_one_token() -> None:
+def test_pages_of_one_token_are_not_loaded_by_a_cluster() -> None:
     reason = wgmma.IMPLEMENTATION.why_not(CLUSTER, sparse(128, 128, 2048), H200)
-    assert reason == "a row by itself is copied into one block"
+    assert reason == "pages of one token come by cp.async, which cannot multicast to a cluster"

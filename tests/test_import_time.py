@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
-import time
 
 HEAVY = ("torch", "numpy", "cupy", "triton", "cutlass", "cuda", "sqlalchemy", "click", "rich")
 
@@ -44,12 +44,14 @@ def test_importing_takes_less_than_150_ms() -> None:
 
 
 def test_listing_the_catalog_takes_less_than_400_ms() -> None:
-    """Includes the start of the interpreter."""
+    """CPU time of the command, including the start of the interpreter."""
 
     def seconds() -> float:
-        start = time.perf_counter()
+        before = os.times()
         subprocess.run([sys.executable, "-m", "kernelcat", "list"], capture_output=True, check=True)
-        return time.perf_counter() - start
+        after = os.times()
+        children = (after.children_user, after.children_system)
+        return sum(children) - before.children_user - before.children_system
 
     assert min(seconds() for _ in range(5)) < 0.400
 

@@ -26,6 +26,10 @@ class Fake:
     version: str = "nvrtc 13.0"
     cubin: bytes = b"\x7fELF machine code"
     compiled: list[str] = field(default_factory=list)
+    paths: tuple[Path, ...] = ()
+
+    def files(self) -> list[Path]:
+        return list(self.paths)
 
     def digest(self) -> str:
         return f"digest of {self.text}"
@@ -53,6 +57,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def only_file(folder: Path) -> Path:
     (path,) = folder.iterdir()
     return path
+
+
+@pytest.mark.parametrize(("age", "is_stored"), [(3600, True), (-3600, False)])
+def test_what_was_edited_while_the_process_ran_is_not_stored(
+    folder: Path, tmp_path: Path, age: float, is_stored: bool
+) -> None:
+    file = tmp_path / "kernel.py"
+    file.write_text("")
+    os.utime(file, (cache._STARTED - age,) * 2)
+    build(Fake(paths=(file,)), "sm_90a")
+    assert folder.exists() == is_stored
 
 
 def test_a_source_is_compiled_once_and_then_comes_from_memory() -> None:

@@ -1,4 +1,4 @@
-"""The tuner against a planted language in which everything that can go wrong does."""
+"""Tunes of the planted entry, whose candidates fail in every known way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kernelcat.store import SCREEN, Store, decisive
 from kernelcat.tune import Interrupted, Limits, Quiet, ladder, race_best_known, tune
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.channel import Stopped
-from kernelcat.tune.cross import COMPILED
+from kernelcat.tune.cross import MAX_COMPILED
 from kernelcat.tune.measure import SCREENING_SHARE, Queue, largest_first
 from kernelcat.tune.messages import Built
 from kernelcat.tune.pool import CompilePool
@@ -41,7 +41,7 @@ QUICK = Limits(candidate_s=1.5, compile_s=5, peer_s=5)
 
 @pytest.fixture(autouse=True)
 def planted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The planted backend's module, importable here and in the tuner's processes."""
+    """Makes the planted backend importable here and in the processes of a tune; its module."""
     paths = [str(PLANTED), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setenv("PLANTED_LOG", str(tmp_path / "loads"))
@@ -58,12 +58,12 @@ def store():
 
 
 def loads(tmp_path: Path) -> list[str]:
-    """Kinds that a worker loaded, in order."""
-    return [kind for kind, _, _ in loaded(tmp_path)]
+    """Kinds that workers loaded, in order."""
+    return [kind for kind, _, _ in load_log(tmp_path)]
 
 
-def loaded(tmp_path: Path) -> list[tuple[str, int, int]]:
-    """The same with the problem's size and the device."""
+def load_log(tmp_path: Path) -> list[tuple[str, int, int]]:
+    """Kind, size of the problem and device of each load, in order."""
     log = tmp_path / "loads"
     return (
         [tuple(json.loads(line)) for line in log.read_text().splitlines()] if log.exists() else []
@@ -71,42 +71,44 @@ def loaded(tmp_path: Path) -> list[tuple[str, int, int]]:
 
 
 def run(store, **options):
+    """Tunes the planted problem ``small`` in a burst, unless ``options`` say otherwise."""
     options = {"problems": ["small"], "limits": QUICK, "processes": 1, "progress": Quiet(),
                "states": ["burst"], **options}  # fmt: skip
     return tune("planted", backend="planted:Backend", store=store, **options)
 
 
-def won(report, state="burst"):
-    """Who won the first problem."""
+def winner_of(report, state="burst"):
+    """The winner for the first problem of a report."""
     return report.problems[0].winners["eager", state]
 
 
 def kinds(rows, status=None) -> Counter[str]:
-    chosen = (row for row in rows if status is None or row.status == status)
-    return Counter(row.config.get("kind", row.variant) for row in chosen)
+    """Kind (of a peer: its name) -> number of rows with ``status``."""
+    selected = (row for row in rows if status is None or row.status == status)
+    return Counter(row.config.get("kind", row.variant) for row in selected)
 
 
-def test_every_planted_failure_is_recorded_and_none_stops_the_tune_wins_or_is_tried_again(
+def test_failures_are_recorded_do_not_stop_the_tune_and_are_not_tried_again(
     planted, store, tmp_path
 ) -> None:
     report = run(store, processes=2)
-    found = {row.config["kind"]: row for row in report.rows if row.variant == "bad"}
-    assert {kind: row.status for kind, row in found.items()} == planted.STATUS
-    assert all(row.detail and row.median_us is None for row in found.values())
-    assert "wrote outside of dst" in found["overruns"].detail
-    assert "SIGSEGV" in found["segfaults"].detail
-    assert "after the timed runs" in found["tires"].detail
-    assert "after the timed runs: copy 2: dst" in found["neglects"].detail
-    assert "of signal to quantization noise, less than 50.0" in found["slurs"].detail
-    assert 8e-3 < found["slurs"].max_error < 1e-2
+    rows = {row.config["kind"]: row for row in report.rows if row.variant == "bad"}
+    assert {kind: row.status for kind, row in rows.items()} == planted.STATUS
+    assert all(row.detail and row.median_us is None for row in rows.values())
+    assert "wrote outside of dst" in rows["overruns"].detail
+    assert "SIGSEGV" in rows["segfaults"].detail
+    assert "after the timed runs" in rows["tires"].detail
+    assert "after the timed runs: copy 2: dst" in rows["neglects"].detail
+    assert "of signal to quantization noise, less than 50.0" in rows["slurs"].detail
+    assert 8e-3 < rows["slurs"].max_error < 1e-2
     passed = [row for row in report.rows if row.status == "passed"]
     assert passed and all(round(row.sqnr_db) == 60 and row.max_error == 0 for row in passed)
     problem = report.problems[0]
-    assert won(report).candidate == Candidate("cuda", "honest", {"kind": "fast"})
+    assert winner_of(report).candidate == Candidate("cuda", "honest", {"kind": "fast"})
     assert set(problem.skipped_peers) == {"absent", "unable", "broken"}
-    assert won(report).peer == "host"
-    assert won(report).vs_peer[1] > 1.5
-    assert report.restarts == 2  # the endless one and the segmentation fault
+    assert winner_of(report).peer == "host"
+    assert winner_of(report).vs_peer[1] > 1.5
+    assert report.restarts == 2  # for "hangs" and "segfaults"
     [race] = store.winners(gpu="planted", entry="planted", regime="eager")
     assert race.winner.config == {"kind": "fast"}
     assert [peer.variant for peer in race.peers] == ["host"]
@@ -118,21 +120,20 @@ def test_every_planted_failure_is_recorded_and_none_stops_the_tune_wins_or_is_tr
     assert again.problems[0].known == 14 and not again.problems[0].tried
     assert not set(loads(tmp_path)) & set(planted.STATUS)
     assert again.restarts == 0
-    assert won(again).candidate == won(report).candidate
+    assert winner_of(again).candidate == winner_of(report).candidate
     assert not kinds(again.rows) & kinds(again.rows, "wrong")
 
 
-def test_an_incumbent_loses_its_place_by_a_race_only(store) -> None:
-    """A tune of other variants races it all the same."""
+def test_an_incumbent_races_even_in_a_tune_of_other_variants(store) -> None:
     first = run(store, peers=False).problems[0].winners["eager", "burst"].candidate
     assert first.variant == "honest"
     again = run(store, variants=["bad"], peers=False)
     raced = {row.variant for row in again.rows if row.protocol["state"] != SCREEN}
     assert "honest" in raced
-    assert won(again).candidate == first
+    assert winner_of(again).candidate == first
 
 
-def test_a_changed_source_is_tried_again(planted, store, monkeypatch) -> None:
+def test_a_candidate_with_changed_source_is_tried_again(planted, store, monkeypatch) -> None:
     honest = {"variants": ["honest"], "peers": False}
     assert run(store, **honest).problems[0].known == 0
     monkeypatch.setattr(planted.Backend, "digest", lambda self, i: "another")
@@ -140,31 +141,31 @@ def test_a_changed_source_is_tried_again(planted, store, monkeypatch) -> None:
     assert run(store, fresh=True, **honest).problems[0].tried["passed"] == 4
 
 
-def test_halving_finds_the_same_winner_and_a_budget_cuts_short(store) -> None:
+def test_halving_finds_the_same_winner_and_a_budget_ends_screening(store) -> None:
     honest = {"variants": ["honest"], "peers": False, "fresh": True}
     report = run(store, strategy="halving", **honest)
-    assert won(report).candidate.config["kind"] == "fast"
+    assert winner_of(report).candidate.config["kind"] == "fast"
     assert kinds(r for r in report.rows if r.protocol["state"] == SCREEN) == Counter(
         slow=1, good=2, close=1, fast=3
     )
     report = run(store, budget_s=0.0, **honest)
     assert report.problems[0].cut_short and report.problems[0].tried["passed"] == 1
-    assert won(report).median_us > 0
+    assert winner_of(report).median_us > 0
 
 
-def test_bench_races_the_best_known_or_the_default(store) -> None:
+def test_bench_races_the_best_known_configuration_or_the_default(store) -> None:
     options = {"backend": "planted:Backend", "store": store, "problems": ["small"],
                "limits": QUICK, "progress": Quiet(), "variants": ["honest"],
                "states": ["burst"]}  # fmt: skip
     before = race_best_known("planted", **options)
-    assert won(before).candidate.config["kind"] == "slow"
+    assert winner_of(before).candidate.config["kind"] == "slow"
     run(store, variants=["honest"])
     after = race_best_known("planted", **options)
     raced = [row for row in after.rows if row.protocol["state"] != SCREEN]
     assert kinds(raced) == Counter(fast=1, host=1)
 
 
-def test_each_state_has_a_race_a_winner_and_an_incumbent_of_its_own(store) -> None:
+def test_each_state_has_its_own_race_winner_and_incumbent(store) -> None:
     options = {"variants": ["honest"], "peers": False, "states": ["burst", "sustained"]}
     report = run(store, **options)
     assert set(report.problems[0].winners) == {("eager", "burst"), ("eager", "sustained")}
@@ -179,8 +180,9 @@ def test_each_state_has_a_race_a_winner_and_an_incumbent_of_its_own(store) -> No
     assert {winner.reason for winner in again.values()} == {"the incumbent ties with the fastest"}
 
 
-def test_a_ladder_races_every_variant_however_slow(planted, store, monkeypatch) -> None:
-    """And decides nothing where a tune has raced."""
+def test_a_ladder_races_the_slowest_variant_but_decides_nothing_beside_a_tune(
+    planted, store, monkeypatch
+) -> None:
     monkeypatch.setitem(planted.MICROSECONDS, "slow", 2500)
     options = {"backend": "planted:Backend", "store": store, "problems": ["small"],
                "limits": QUICK, "progress": Quiet(), "regimes": ["eager"]}  # fmt: skip
@@ -193,7 +195,7 @@ def test_a_ladder_races_every_variant_however_slow(planted, store, monkeypatch) 
     assert [race.key.state for race in races] == ["burst"]
 
 
-def test_without_the_gpu_it_predicts_and_says_so(store, tmp_path) -> None:
+def test_a_tune_for_another_gpu_predicts_and_notes_that_nothing_ran(store, tmp_path) -> None:
     report = run(store, gpu="h100", variants=["honest"])
     assert report.kind == "predicted" and "nothing ran" in report.notes[0]
     assert {row.kind for row in report.rows} == {"predicted"}
@@ -206,13 +208,13 @@ def test_without_the_gpu_it_predicts_and_says_so(store, tmp_path) -> None:
     json.dumps(report.to_json())
 
 
-def test_a_compiler_that_fails_costs_a_prediction_only(planted, store) -> None:
+def test_a_compiler_that_fails_loses_only_one_prediction(planted, store) -> None:
     report = run(store, gpu="b200", variants=["bad"])
     assert report.problems[0].skipped == "nothing compiles and fits on b200"
     report = run(store, gpu="h100", variants=["bad"])
     status = {row.config["kind"]: row.status for row in report.rows}
     assert status["refuses"] == "compile_error" and status["never_compiles"] == "timeout"
-    assert set(status) < set(planted.STATUS) and len(status) == COMPILED
+    assert set(status) < set(planted.STATUS) and len(status) == MAX_COMPILED
 
 
 @pytest.mark.parametrize(
@@ -227,14 +229,14 @@ def test_a_compiler_that_fails_costs_a_prediction_only(planted, store) -> None:
         ({"backend": "planted:Nothing"}, InvalidArgument),
     ],
 )
-def test_bad_options_are_one_clear_line(store, options, error) -> None:
+def test_an_error_about_options_is_one_line(store, options, error) -> None:
     with pytest.raises(error) as caught:
         tune("planted", **{"backend": "planted:Backend", "store": store, "progress": Quiet(),
                            **options})  # fmt: skip
     assert "\n" not in str(caught.value)
 
 
-def test_without_a_gpu_and_without_a_name_it_says_what_to_do(planted, store, monkeypatch) -> None:
+def test_without_a_gpu_the_error_names_the_option(planted, store, monkeypatch) -> None:
     def none(self, index):
         raise MissingDependency("no NVIDIA driver in this machine: name a GPU with --gpu")
 
@@ -248,10 +250,10 @@ def test_a_time_below_the_roofline_is_an_error(planted, store, monkeypatch) -> N
     report = run(store, variants=["honest"], peers=False)
     fast = next(row for row in report.rows if row.config["kind"] == "fast")
     assert fast.status == "wrong" and "below the roofline floor" in fast.detail
-    assert won(report).candidate.config["kind"] in ("good", "close")
+    assert winner_of(report).candidate.config["kind"] in ("good", "close")
 
 
-def start(*devices: str) -> subprocess.Popen[str]:
+def start_tune(*devices: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(PLANTED / "drive.py"), *devices]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
@@ -269,8 +271,8 @@ def wait_for_rows(count: int) -> None:
 
 
 @seeds(20)
-def test_killed_in_the_middle_nothing_is_lost_and_the_next_run_goes_on(seed: int) -> None:
-    tuning = start()
+def test_a_killed_tune_loses_nothing_and_the_next_tune_goes_on(seed: int) -> None:
+    tuning = start_tune()
     wait_for_rows(5)
     time.sleep(seed * 0.15)
     os.killpg(tuning.pid, signal.SIGKILL)
@@ -282,26 +284,26 @@ def test_killed_in_the_middle_nothing_is_lost_and_the_next_run_goes_on(seed: int
         rows = store.rows()
     assert kept <= {row.digest for row in rows}
     screened = kinds(r for r in rows if r.protocol["state"] == SCREEN)
-    late = {"tires", "neglects"}  # believed when screened, found out when raced
+    late = {"tires", "neglects"}  # pass screening, fail in the race
     for kind in late:
         del screened[kind]
     assert set(screened.values()) == {1}, "something was screened twice"
     assert len(known) >= 5 and not known & set(kinds(report.rows, "wrong")) - late
-    assert won(report).candidate.config["kind"] == "fast"
+    assert winner_of(report).candidate.config["kind"] == "fast"
 
 
 @pytest.mark.parametrize("devices", [["0"], ["0", "1"]], ids=" ".join)
-def test_control_c_keeps_everything_blames_nobody_and_says_how_to_go_on(planted, devices) -> None:
-    tuning = start(*devices)
+def test_control_c_keeps_all_rows_and_prints_how_to_go_on(planted, devices) -> None:
+    tuning = start_tune(*devices)
     wait_for_rows(3)
     os.killpg(tuning.pid, signal.SIGINT)
-    said, _ = tuning.communicate(timeout=20)
+    output, _ = tuning.communicate(timeout=20)
     assert tuning.returncode == 130
     again = " --device 0 --device 1" if len(devices) > 1 else ""
-    assert f"go on with: kernelcat tune planted{again} --problem small" in said
+    assert f"go on with: kernelcat tune planted{again} --problem small" in output
     with Store.open() as store:
         rows = store.rows()
-    assert f"{len(rows)} measurements are kept" in said
+    assert f"{len(rows)} measurements are kept" in output
     for row in rows:
         assert row.status in ("passed", planted.STATUS.get(row.config["kind"])), row
 
@@ -338,7 +340,7 @@ def test_interrupted_is_a_keyboard_interrupt() -> None:
     assert issubclass(Interrupted, KeyboardInterrupt)
 
 
-def test_what_is_not_the_candidates_fault_is_not_held_against_it(planted, store, monkeypatch):
+def test_a_failure_that_the_candidate_did_not_cause_is_not_recorded(planted, store, monkeypatch):
     monkeypatch.setenv("PLANTED_FULL", "fast")
     report = run(store, variants=["honest"], peers=False)
     assert kinds(report.rows)["fast"] == 0
@@ -346,10 +348,10 @@ def test_what_is_not_the_candidates_fault_is_not_held_against_it(planted, store,
     monkeypatch.delenv("PLANTED_FULL")
     report = run(store, variants=["honest"], peers=False)
     assert report.problems[0].tried["passed"] == 1
-    assert won(report).candidate.config["kind"] in ("fast", "good")
+    assert winner_of(report).candidate.config["kind"] in ("fast", "good")
 
 
-def test_a_worker_that_cannot_start_says_why(store, monkeypatch) -> None:
+def test_a_worker_that_cannot_start_is_an_error_with_the_reason(store, monkeypatch) -> None:
     monkeypatch.setenv("PLANTED_ABSENT", "1")
     with pytest.raises(MissingDependency, match="pip install planted"):
         run(store)
@@ -368,7 +370,7 @@ def test_two_gpus_share_a_tune(store, tmp_path) -> None:
     screened = Counter((row.config["kind"], row.problem_name) for row in report.rows
                        if row.state == SCREEN)  # fmt: skip
     assert len(screened) == 8 and set(screened.values()) == {1}
-    places = {(size, device) for _, size, device in loaded(tmp_path)}
+    places = {(size, device) for _, size, device in load_log(tmp_path)}
     assert len(places) == 2 and {device for _, device in places} == {0, 1}
 
     again = run(store, **BOTH)
@@ -377,16 +379,16 @@ def test_two_gpus_share_a_tune(store, tmp_path) -> None:
     assert [problem.winners["eager", "burst"].candidate for problem in again.problems] == before
 
 
-def test_a_hang_on_one_gpu_leaves_the_other_alone(store, tmp_path, monkeypatch) -> None:
+def test_a_hang_on_one_gpu_does_not_affect_the_other(store, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PLANTED_HANG", "good on 1")
     report = run(store, processes=2, **BOTH)
-    where = {device: size for _, size, device in loaded(tmp_path)}
+    where = {device: size for _, size, device in load_log(tmp_path)}
     status = {row.problem["n"]: row.status for row in report.rows if row.config["kind"] == "good"}
     assert status == {where[0]: "passed", where[1]: "timeout"}
     assert all(problem.winners for problem in report.problems) and report.restarts == 1
 
 
-def test_a_lost_gpu_is_an_error_when_the_others_are_done(store, monkeypatch) -> None:
+def test_a_lost_gpu_is_an_error_after_the_other_gpu_has_finished(store, monkeypatch) -> None:
     place = Supervisor.place
 
     def lost(self, problem):
@@ -400,30 +402,35 @@ def test_a_lost_gpu_is_an_error_when_the_others_are_done(store, monkeypatch) -> 
     assert len(store.winners(gpu="planted", regime="eager")) == 1
 
 
-def test_gpus_of_two_kinds_are_not_tuned_together(planted, store, monkeypatch) -> None:
-    kinds = staticmethod(lambda index: replace(planted.GPU, sku=f"planted{index}"))
-    monkeypatch.setattr(planted.Backend, "gpu", kinds)
+def test_gpus_of_two_skus_are_not_tuned_together(planted, store, monkeypatch) -> None:
+    gpu = staticmethod(lambda index: replace(planted.GPU, sku=f"planted{index}"))
+    monkeypatch.setattr(planted.Backend, "gpu", gpu)
     with pytest.raises(InvalidArgument, match="GPU 0 is a planted0 and GPU 1 a planted1"):
         run(store, **BOTH)
     with pytest.raises(InvalidArgument, match="at least one"):
         run(store, devices=())
 
 
-def test_largest_problems_come_first_with_equal_shares_of_the_budget(planted) -> None:
+def test_the_largest_problems_come_first_and_shares_of_the_budget_are_equal(planted) -> None:
     problems = list(planted.ENTRY.problems.values())
     assert largest_first(planted.ENTRY, problems, planted.GPU) == problems[::-1]
     queue, shares = Queue(problems * 2, 2, 100.0), []
     for _, deadline in iter(queue.take, None):
         shares.append(round((deadline - time.monotonic()) / SCREENING_SHARE))
-    assert shares == [50, 67, 100, 100]  # of 100 s, when 4, 3, 2 and 1 wait for two GPUs
-    [endless] = [Queue(problems[:1], 2, None).take()]
-    assert endless[1] == float("inf")
+    assert shares == [
+        50,
+        67,
+        100,
+        100,
+    ]  # of 100 s, with 4, 3, 2, 1 problems for two GPUs
+    _, deadline = Queue(problems[:1], 2, None).take()
+    assert deadline == float("inf")
 
 
-def test_a_closed_worker_blames_nobody(planted, tmp_path) -> None:
+def test_closing_a_worker_is_no_failure_of_the_candidate(planted, tmp_path) -> None:
     supervisor = Supervisor("planted:Backend")
     supervisor.place(planted.ENTRY.named("small"))
-    closing = threading.Thread(target=close_when, args=(supervisor, "hangs", tmp_path))
+    closing = threading.Thread(target=close_when_loaded, args=(supervisor, "hangs", tmp_path))
     closing.start()
     with pytest.raises(Stopped):
         supervisor.screen(Candidate("cuda", "bad", {"kind": "hangs"}), 1e4, None)
@@ -432,13 +439,13 @@ def test_a_closed_worker_blames_nobody(planted, tmp_path) -> None:
         supervisor.hello()
 
 
-def close_when(supervisor: Supervisor, kind: str, tmp_path: Path) -> None:
+def close_when_loaded(supervisor: Supervisor, kind: str, tmp_path: Path) -> None:
     while kind not in loads(tmp_path):
         time.sleep(0.02)
     supervisor.close()
 
 
-def test_a_closed_compiler_blames_nobody(planted) -> None:
+def test_closing_the_compile_pool_is_no_failure_of_a_candidate(planted) -> None:
     pool = CompilePool("planted:Backend", planted.GPU, 1)
     threading.Timer(0.5, pool.close).start()
     candidates = [Candidate("cuda", "bad", {"kind": kind}) for kind in ("never_compiles", "lies")]
@@ -446,7 +453,7 @@ def test_a_closed_compiler_blames_nobody(planted) -> None:
         list(pool.build(planted.ENTRY.named("small"), candidates))
 
 
-def test_problems_share_the_compilers(planted, monkeypatch) -> None:
+def test_problems_share_the_compiling_processes(planted, monkeypatch) -> None:
     built = []
 
     def build(self, problem, candidate):
@@ -466,7 +473,7 @@ def test_problems_share_the_compilers(planted, monkeypatch) -> None:
     pool.close()
 
 
-def test_each_gpu_has_a_bar_of_its_own() -> None:
+def test_each_gpu_has_its_own_progress_bar() -> None:
     bar = Bar("planted", 3)
     lines = [bar.line("GPU 0"), bar.line("GPU 1")]
     for line, name in zip(lines, ("small", "large"), strict=True):

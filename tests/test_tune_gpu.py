@@ -1,4 +1,4 @@
-"""The tuner on a GPU, against CUDA kernels that hang, scribble, lie and do not compile."""
+"""Tunes on a GPU, with CUDA kernels that hang, write out of bounds, are wrong or do not compile."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_planted_kernels_compile_or_fail_as_planned(planted) -> None:
 
 
 @pytest.mark.gpu
-def test_planted_kernels_cost_a_configuration_each(planted) -> None:
+def test_each_planted_failure_costs_one_configuration_only(planted) -> None:
     pytest.importorskip("cupy")
     with Store.open() as store:
         options = {"backend": "planted_cuda:Backend", "store": store, "problems": ["1MB"],
@@ -56,13 +56,13 @@ def test_planted_kernels_cost_a_configuration_each(planted) -> None:
         races = {(regime, state) for regime in ("graph", "eager") for state in TUNED}
         assert set(winners) == races
         again = tune("tma_copy", **options)
-    decided = ("graph", "sustained")
+    race = ("graph", "sustained")
     assert not again.problems[0].tried and again.restarts == 0
-    assert again.problems[0].winners[decided].candidate == winners[decided].candidate
+    assert again.problems[0].winners[race].candidate == winners[race].candidate
 
 
 @pytest.mark.gpu
-def test_a_race_on_a_gpu_knows_its_chip_and_its_peer(planted) -> None:
+def test_a_race_on_a_gpu_records_the_chip_and_the_peer(planted) -> None:
     pytest.importorskip("cupy")
     torch = pytest.importorskip("torch")
     assert torch.cuda.is_available()
@@ -79,7 +79,7 @@ def test_a_race_on_a_gpu_knows_its_chip_and_its_peer(planted) -> None:
 
 
 @pytest.mark.gpu
-def test_what_a_peer_holds_and_allocates_stays_its_own_while_its_graph_lives(request) -> None:
+def test_memory_of_a_peer_stays_reserved_while_its_graph_lives(request) -> None:
     cupy, torch = pytest.importorskip("cupy"), pytest.importorskip("torch")
     timer = CudaTimer(CudaDevice(0))
     peers.enter(timer)
@@ -103,7 +103,7 @@ def test_what_a_peer_holds_and_allocates_stays_its_own_while_its_graph_lives(req
 
 @pytest.mark.gpu
 @pytest.mark.skipif(driver.count() < 2, reason="needs two GPUs")
-def test_two_gpus_race_a_problem_each_with_its_peer(planted) -> None:
+def test_two_gpus_race_one_problem_each_with_its_peer(planted) -> None:
     pytest.importorskip("cupy")
     pytest.importorskip("torch")
     with Store.open() as store:

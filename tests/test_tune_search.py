@@ -1,4 +1,4 @@
-"""Strategies, the order of candidates, tie-breaking, and what is read back from earlier runs."""
+"""Search strategies, the order of candidates, tie-breaking, and predictions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.runtime import gpu
 from kernelcat.tune import search
 from kernelcat.tune.candidate import Candidate, simplicity
-from kernelcat.tune.cross import COMPILED, misfit, promising
+from kernelcat.tune.cross import MAX_COMPILED, misfit, promising_candidates
 from kernelcat.tune.messages import Built
 
 H200 = gpu.find("h200")
@@ -23,6 +23,7 @@ PROBLEM = Problem.of("toy", n=1)
 
 
 def toy(variant: str, sizes: tuple[int, ...], first: int) -> Implementation:
+    """An implementation whose odd sizes are illegal, larger sizes faster, and default ``first``."""
     return Implementation(
         entry="toy",
         language="cuda",
@@ -38,16 +39,18 @@ def toy(variant: str, sizes: tuple[int, ...], first: int) -> Implementation:
 
 
 def drive(name: str, candidates: list[Candidate], time_of) -> list[search.Round]:
-    """Run a strategy to its end; the rounds it asked for."""
-    rounds, asked = search.strategy(name, candidates), []
-    step = next(rounds, None)
+    """The rounds of a strategy; ``time_of`` is the time of a candidate, None where it fails."""
+    search_rounds, rounds = search.strategy(name, candidates), []
+    step = next(search_rounds, None)
     while step is not None:
-        asked.append(step)
+        rounds.append(step)
         try:
-            step = rounds.send({c: t for c in step.candidates if (t := time_of(c)) is not None})
+            step = search_rounds.send(
+                {c: t for c in step.candidates if (t := time_of(c)) is not None}
+            )
         except StopIteration:
             break
-    return asked
+    return rounds
 
 
 def pool(count: int) -> list[Candidate]:
@@ -56,53 +59,53 @@ def pool(count: int) -> list[Candidate]:
 
 def test_candidates_take_turns_defaults_first_then_by_estimate() -> None:
     both = [toy("a", (2, 3, 4, 8), 4), toy("b", (2, 16), 2)]
-    found = search.candidates(both, PROBLEM, H200)
-    assert [(c.variant, c.config["size"]) for c in found] == [
+    order = search.candidates(both, PROBLEM, H200)
+    assert [(c.variant, c.config["size"]) for c in order] == [
         ("b", 2), ("a", 4), ("b", 16), ("a", 8), ("a", 2)
     ]  # fmt: skip
     assert search.candidates(both, PROBLEM, gpu.find("a100")) == []
 
 
 @given(st.integers(0, 200))
-def test_exhaustive_asks_for_everything_once(count) -> None:
-    asked = drive("exhaustive", pool(count), lambda c: 1.0)
-    assert [c for step in asked for c in step.candidates] == pool(count)
+def test_exhaustive_screens_every_candidate_once(count) -> None:
+    rounds = drive("exhaustive", pool(count), lambda c: 1.0)
+    assert [c for step in rounds for c in step.candidates] == pool(count)
 
 
 @given(st.integers(1, 200))
 def test_random_draws_the_same_sample_every_time(count) -> None:
     first, second = (drive("random", pool(count), lambda c: 1.0) for _ in range(2))
-    assert first == second and len(set(first[0].candidates)) == min(count, search.SAMPLE)
+    assert first == second and len(set(first[0].candidates)) == min(count, search.SAMPLE_SIZE)
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(1, 1e6)), min_size=1, max_size=100))
-def test_halving_looks_longer_at_fewer_and_keeps_the_best(times) -> None:
-    asked = drive("halving", pool(len(times)), lambda c: times[c.config["i"]])
-    sizes = [len(step.candidates) for step in asked]
+def test_halving_times_fewer_candidates_longer_and_keeps_the_best(times) -> None:
+    rounds = drive("halving", pool(len(times)), lambda c: times[c.config["i"]])
+    sizes = [len(step.candidates) for step in rounds]
     assert sizes == sorted(sizes, reverse=True)
-    assert [step.effort_us for step in asked] == sorted(step.effort_us for step in asked)
+    assert [step.effort_us for step in rounds] == sorted(step.effort_us for step in rounds)
     known = [t for t in times if t is not None]
     if known:
-        assert asked[-1].effort_us == search.EFFORT_US
-        assert min(known) in [times[c.config["i"]] for c in asked[-1].candidates]
+        assert rounds[-1].effort_us == search.EFFORT_US
+        assert min(known) in [times[c.config["i"]] for c in rounds[-1].candidates]
 
 
-def test_auto_is_exhaustive_only_where_that_is_quick() -> None:
-    assert len(drive("auto", pool(search.SMALL), lambda c: 1.0)) == 1
-    assert len(drive("auto", pool(search.SMALL + 1), lambda c: 1.0)) == 3
+def test_auto_is_exhaustive_for_few_candidates_only() -> None:
+    assert len(drive("auto", pool(search.MAX_EXHAUSTIVE), lambda c: 1.0)) == 1
+    assert len(drive("auto", pool(search.MAX_EXHAUSTIVE + 1), lambda c: 1.0)) == 3
 
 
-def test_a_candidate_is_the_same_in_another_process() -> None:
+def test_a_candidate_has_the_same_hash_in_another_process() -> None:
     candidate = Candidate("triton", "tma", Config(BLOCK_M=128, persistent=True, order="row"))
-    sent = "import pickle, sys; pickle.dump(pickle.load(sys.stdin.buffer), sys.stdout.buffer)"
-    other = subprocess.run([sys.executable, "-c", sent], input=pickle.dumps({candidate: 1}),
+    program = "import pickle, sys; pickle.dump(pickle.load(sys.stdin.buffer), sys.stdout.buffer)"
+    other = subprocess.run([sys.executable, "-c", program], input=pickle.dumps({candidate: 1}),
                            stdout=subprocess.PIPE, check=True,
                            env=os.environ | {"PYTHONHASHSEED": "7"})  # fmt: skip
     assert pickle.loads(other.stdout)[candidate] == 1  # found by its hash
     assert str(candidate) == "triton/tma BLOCK_M=128 order=row persistent=True"
 
 
-def test_ties_go_to_the_lower_rung_then_to_the_default() -> None:
+def test_ties_go_to_the_lower_rank_then_to_the_default() -> None:
     ranks, defaults = {("cuda", "a"): 0, ("cuda", "b"): 1}, {("cuda", "b"): Config(i=2)}
     order = [Candidate("cuda", "b", Config(i=1)), Candidate("cuda", "b", Config(i=2)),
              Candidate("cuda", "a", Config(i=9))]  # fmt: skip
@@ -110,7 +113,7 @@ def test_ties_go_to_the_lower_rung_then_to_the_default() -> None:
     assert ranked == [order[2], order[1], order[0]]
 
 
-def test_what_does_not_fit_is_rejected_with_the_reason() -> None:
+def test_code_that_does_not_fit_the_gpu_fails_with_the_reason() -> None:
     def built(**metadata):
         return Built(({"registers": 255, **metadata},))
 
@@ -120,9 +123,9 @@ def test_what_does_not_fit_is_rejected_with_the_reason() -> None:
     assert too_much is not None and "shared memory" in too_much
 
 
-def test_a_cross_tune_compiles_the_default_and_the_best_few() -> None:
+def test_a_cross_tune_compiles_the_default_and_the_smallest_estimates() -> None:
     many = toy("a", tuple(range(2, 100)), 2)
-    chosen = dict(promising(many, PROBLEM, H200))
-    assert len(chosen) == 1 + COMPILED
+    chosen = dict(promising_candidates(many, PROBLEM, H200))
+    assert len(chosen) == 1 + MAX_COMPILED
     assert next(iter(chosen)).config["size"] == 2
     assert max(c.config["size"] for c in chosen) == 98

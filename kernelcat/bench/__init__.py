@@ -1,9 +1,9 @@
 """The measurement protocol: timers, races and their statistics.
 
-Two numbers taken at different times on a GPU say nothing about each other: clocks follow heat
-and power. So whatever is compared is *raced* (``race``), judged by paired differences
-(``stats``), with L2 cold and the chip cool or hot on purpose (``states``); what the chip did is
-recorded (``kernelcat.runtime.telemetry``).
+Times that were taken at different moments on a GPU cannot be compared: the clock follows heat and
+power. Kernels that are compared are therefore *raced*: they take turns in one process (``race``)
+and are judged by paired differences (``stats``). The L2 cache is cold, and the chip is cool or hot
+on purpose (``states``). ``kernelcat.runtime.telemetry`` records clock, power and temperature.
 """
 
 from kernelcat.bench.race import Contestant, copies_needed, race

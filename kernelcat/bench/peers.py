@@ -1,4 +1,4 @@
-"""Peers in the race: torch tensors on the very memory our kernels use, on the same stream."""
+"""Peers in a race: torch functions that run on the memory and on the stream of our kernels."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from kernelcat.runtime.device import Arrays
 
 
 def enter(timer: CudaTimer) -> None:
-    """Make ``timer``'s stream torch's current one, and its graphs keep torch's memory, for good."""
+    """Prepares ``timer`` and torch for peers, for the rest of the process.
+
+    The stream of ``timer`` becomes torch's current stream, and each CUDA graph of ``timer`` keeps
+    the memory that torch allocated during the capture.
+    """
     torch = _torch()
     torch.cuda.set_stream(torch.cuda.ExternalStream(timer.stream.ptr))
-    timer.memory = own_memory
+    timer.memory = separate_memory
 
 
 @contextmanager
-def own_memory() -> Iterator[Any]:
-    """A pool that torch allocates from, and nobody else gets back what was freed there.
+def separate_memory() -> Iterator[Any]:
+    """Yields a memory pool from which torch allocates inside the ``with`` statement.
 
-    A tensor that a captured run allocates is free for others once the run has returned, but every
-    replay writes to it.
+    A tensor that a run allocates during the capture is freed when the run returns, but every replay
+    of the graph writes to the memory of the tensor. Memory that is freed in this pool is therefore
+    not given to allocations outside of the pool.
     """
     torch = _torch()
     pool = torch.cuda.MemPool()
@@ -34,12 +39,20 @@ def own_memory() -> Iterator[Any]:
 
 
 def tensors(entry: Entry, problem: Problem, arrays: Arrays) -> dict[str, Any]:
-    """Torch views of storage arrays, with the element types the entry names; nothing is copied."""
+    """Torch views of CuPy arrays: tensor name -> torch tensor of the same shape, nothing copied.
+
+    Each view has the element type that the entry names for the problem.
+
+    Raises
+    ------
+    MissingDependency
+        torch is missing, or copies an array instead of viewing the array.
+    """
     torch = _torch()
     views = {}
     for tensor in entry.present(problem):
         array = arrays[tensor.name]
-        if array.dtype.name == "uint16":  # torch takes signed integers in every version
+        if array.dtype.name == "uint16":  # every version of torch has int16
             array = array.view("int16")
         view = torch.as_tensor(array, device=f"cuda:{array.device.id}")
         if view.numel() and view.data_ptr() != array.data.ptr:
@@ -51,13 +64,18 @@ def tensors(entry: Entry, problem: Problem, arrays: Arrays) -> dict[str, Any]:
 def binder(
     entry: Entry, problem: Problem, make: Callable[..., Callable[[], Any]]
 ) -> Callable[[Arrays], Callable[[], Any]]:
-    """What ``device.load`` gives for our own kernels, for a peer's ``make``."""
+    """Adapts a peer to the form that ``device.load`` returns for our kernels.
+
+    ``make(problem, tensors)`` returns a callable that runs the peer once. The result takes arrays
+    and returns such a callable.
+    """
     return lambda arrays: make(problem, tensors(entry, problem, arrays))
 
 
 def forget() -> None:
-    """Forget what ``torch.compile`` made: from the ninth shape of a function on it fails."""
-    if "torch._dynamo" in sys.modules:  # else nothing was compiled, and importing it takes seconds
+    """Drops the code that ``torch.compile`` made, which fails from a function's ninth shape on."""
+    # Without torch._dynamo nothing was compiled, and importing torch._dynamo takes seconds.
+    if "torch._dynamo" in sys.modules:
         _torch().compiler.reset()
 
 

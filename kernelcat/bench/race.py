@@ -1,4 +1,4 @@
-"""Races: everything that is compared runs in one process, in randomized interleaved blocks."""
+"""Races: the contestants run in one process, in interleaved blocks of random order."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from kernelcat.bench.timer import Timed
 from kernelcat.runtime.telemetry import Reading
 
 Key = TypeVar("Key", bound=Hashable)
-"""What the caller names its contestants by."""
+"""Type by which the caller names contestants."""
 
 
 class Sampler(Protocol):
+    """Reads clock, power and temperature of the chip (:mod:`kernelcat.runtime.telemetry`)."""
+
     def read(self) -> Reading | None: ...
 
 
 class Time(Protocol):
-    """What a race asks of the module ``time``; tests have one that nobody waits for."""
+    """The functions of the module ``time`` that a race uses; tests pass a clock of their own."""
 
     def monotonic(self) -> float: ...
 
@@ -30,13 +32,22 @@ class Time(Protocol):
 
 @dataclass
 class Contestant:
-    """One side of a race: its samples, in microseconds a run, and what the chip did meanwhile."""
+    """One participant of a race.
+
+    Attributes
+    ----------
+    timed : the kernel, ready to be timed
+    samples : microseconds of one run, one sample for each block
+    readings : state of the chip during the blocks, where the sampler can read the state
+    """
 
     timed: Timed
     samples: list[float] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
 
     def run(self, target_us: float, sampler: Sampler) -> None:
+        """Runs one block of about ``target_us`` microseconds; adds a sample and a reading."""
+
         def observe() -> None:
             reading = sampler.read()
             if reading:
@@ -46,7 +57,7 @@ class Contestant:
 
     @property
     def clock(self) -> float:
-        """Share of the highest SM clock when last looked at; 1 where the chip does not tell."""
+        """The last SM clock that was read, over the highest clock; 1 without a reading."""
         last = self.readings[-1] if self.readings else None
         return last.sm_clock_mhz / last.max_clock_mhz if last else 1.0
 
@@ -61,9 +72,10 @@ def race(
     announce: Callable[[Key], None] = lambda key: None,
     host: Time = time,
 ) -> None:
-    """Fill every contestant's samples: one in each of ``blocks`` blocks, in a drawn order.
+    """Adds ``blocks`` samples to every contestant.
 
-    ``announce`` gets the key of the contestant that runs next, so that a hang has a name.
+    In each block every contestant runs once, in an order drawn with ``seed``. ``announce`` is
+    called with the key of the contestant that runs next, so that a hang can be attributed.
     """
     order = list(contestants)
     shuffle = random.Random(seed)
@@ -83,7 +95,7 @@ def race(
 def _warm_up(
     contestants: Mapping[Key, Contestant], state: State, announce: Callable[[Key], None], host: Time
 ) -> None:
-    """Run the contestants by turns, unobserved, for as long as ``state`` asks."""
+    """Runs the contestants by turns for ``state.warm_up_s`` seconds; records nothing."""
     end = host.monotonic() + state.warm_up_s
     while host.monotonic() < end:
         for key, contestant in contestants.items():
@@ -91,16 +103,23 @@ def _warm_up(
             contestant.timed.block(state.block_us)
 
 
-COPIES = 2048
-"""Rotating copies at most."""
+MAX_COPIES = 2048
+"""Upper limit of the number of rotating copies."""
 
 
 def copies_needed(moved_bytes: int, bytes_each: int, l2_bytes: int, free_bytes: int) -> int:
-    """How many copies of a problem's arrays keep L2 cold: runs on all move three times the L2.
+    """Number of copies of a problem's arrays that keep the L2 cache cold.
 
-    A run moves ``moved_bytes`` of a copy's ``bytes_each``. At most 40 % of the free memory is
-    spent on them.
+    A run on each copy in turn moves at least three times the size of the L2 cache. The copies take
+    at most 40 % of the free memory, and there are at most ``MAX_COPIES``.
+
+    Parameters
+    ----------
+    moved_bytes : bytes that one run reads and writes
+    bytes_each : bytes of one copy
+    l2_bytes : size of the L2 cache
+    free_bytes : free memory of the device
     """
     wanted = -(-3 * l2_bytes // moved_bytes) if moved_bytes else 1
     affordable = int(0.4 * free_bytes) // max(bytes_each, 1)
-    return max(1, min(wanted, affordable, COPIES))
+    return max(1, min(wanted, affordable, MAX_COPIES))

@@ -1,4 +1,4 @@
-"""Timing backends: CUDA graphs and events, or the host clock where there is no GPU."""
+"""Timers: CUDA graphs with events, and the host clock."""
 
 from __future__ import annotations
 
@@ -14,43 +14,50 @@ REGIMES = ("graph", "eager")
 """``graph``: device time inside a CUDA graph. ``eager``: host time included."""
 
 MAX_NODES = 4096
-"""Launches one graph may hold."""
+"""Upper limit of the runs in one graph."""
 GRAPH_US = 1000.0
-"""A graph is made about this long, so that the gap between two replays does not count."""
+"""Microseconds that a graph takes: long, so that the gap between two replays is negligible."""
 
 Memory = Callable[[], AbstractContextManager[Any]]
-"""Within it, what others' code allocates is kept apart for as long as its value lives."""
+"""A context in which a graph is captured. What a peer allocates in the context stays reserved while
+the value that the context yields is alive."""
 
 
 class Timed(Protocol):
-    """Something ready to be timed: every rotating copy bound, warm, captured.
+    """A kernel that is ready to be timed: bound to every rotating copy, and warmed up.
 
-    ``estimate_us``: microseconds of one run, from one short look.
+    ``estimate_us``: microseconds of one run, from one short measurement.
     """
 
     estimate_us: float
 
     def block(self, target_us: float, during: Callable[[], None] | None = None) -> float:
-        """Run for about ``target_us``; microseconds of one run. ``during`` is called meanwhile."""
+        """Runs for about ``target_us`` microseconds; returns microseconds of one run.
+
+        ``during`` is called once, while the runs are still going on where the timer can do so.
+        """
         ...
 
     def once(self) -> None:
-        """Run every copy once, exactly as it is timed."""
+        """Runs on every copy once, in the way that is timed."""
         ...
 
 
 class Timer(Protocol):
-    """Makes callables timeable. ``regimes`` are those it can tell apart."""
+    """Prepares callables for timing. ``regimes`` are the regimes that the timer supports."""
 
     regimes: tuple[str, ...]
 
     def prepare(self, runs: Sequence[Run], regime: str) -> Timed:
-        """``runs`` holds one callable per rotating copy of the arrays."""
+        """Prepares one kernel; ``runs`` has one callable for each rotating copy of the arrays."""
         ...
 
 
 class Eager:
-    """Launches from Python one after the other; the clock stops when the last has finished."""
+    """Times launches from Python, one after the other, until the last has finished.
+
+    ``clock`` returns seconds.
+    """
 
     def __init__(
         self,
@@ -68,7 +75,7 @@ class Eager:
             run()
 
     def block(self, target_us: float, during: Callable[[], None] | None = None) -> float:
-        return self._time(rounds(target_us, self.estimate_us * len(self.runs)), during)
+        return self._time(num_repeats(target_us, self.estimate_us * len(self.runs)), during)
 
     def _time(self, repeats: int, during: Callable[[], None] | None) -> float:
         runs = self.runs
@@ -84,16 +91,16 @@ class Eager:
         return elapsed * 1e6 / (repeats * len(runs))
 
 
-def rounds(target_us: float, one_us: float) -> int:
-    """How many repetitions of something that takes ``one_us`` fill ``target_us``; at least 1."""
+def num_repeats(target_us: float, one_us: float) -> int:
+    """Number of repetitions of ``one_us`` that fill ``target_us`` microseconds; at least 1."""
     return max(1, math.ceil(target_us / max(one_us, 0.01)))
 
 
 class Graph:
     """A captured CUDA graph over all copies, replayed between two events.
 
-    A graph knows addresses alone. It keeps ``runs``, whose arrays lie there, and what the runs
-    allocated while they were captured stays in the ``memory`` of their own.
+    A CUDA graph holds addresses only. This object keeps the memory at these addresses alive:
+    ``runs`` hold their arrays, and ``memory`` holds what the runs allocated during the capture.
     """
 
     def __init__(
@@ -108,14 +115,16 @@ class Graph:
             stream.synchronize()
             self._capture(1)
             short_us = self._time(1, None)
-            repeats = min(rounds(GRAPH_US, short_us * len(runs)), max(1, MAX_NODES // len(runs)))
+            repeats = min(
+                num_repeats(GRAPH_US, short_us * len(runs)), max(1, MAX_NODES // len(runs))
+            )
             if repeats > 1:
                 self._capture(repeats)
         self.estimate_us = self._time(1, None)
 
     def _capture(self, repeats: int) -> None:
         self.nodes = repeats * len(self.runs)
-        self.stream.begin_capture()  # CuPy's default mode is relaxed: peers may allocate
+        self.stream.begin_capture()  # in CuPy's default mode, relaxed, peers may allocate
         try:
             for _ in range(repeats):
                 for run in self.runs:
@@ -130,7 +139,7 @@ class Graph:
         self.graph.launch(self.stream)
 
     def block(self, target_us: float, during: Callable[[], None] | None = None) -> float:
-        return self._time(rounds(target_us, self.estimate_us * self.nodes), during)
+        return self._time(num_repeats(target_us, self.estimate_us * self.nodes), during)
 
     def _time(self, replays: int, during: Callable[[], None] | None) -> float:
         self.start.record(self.stream)
@@ -144,9 +153,10 @@ class Graph:
 
 
 class CudaTimer:
-    """Times on one CuPy stream, which it makes the current one of this thread for good.
+    """Times on one CuPy stream, which becomes the current stream of the thread for good.
 
-    ``memory`` is entered around what is captured; our own kernels allocate nothing.
+    ``memory`` makes the context of each capture. The default reserves nothing: our own kernels
+    allocate nothing.
     """
 
     regimes = REGIMES
@@ -164,7 +174,10 @@ class CudaTimer:
 
 
 class HostTimer:
-    """A host clock (seconds), for devices whose runs are synchronous Python functions."""
+    """Times with a host clock, for devices whose runs are synchronous Python functions.
+
+    ``clock`` returns seconds.
+    """
 
     regimes = ("eager",)
 

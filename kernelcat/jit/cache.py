@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+import time
 import warnings
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,9 @@ from kernelcat.jit.artifact import Artifact
 
 FORMAT = 2
 """Part of every key. Whoever changes the file format or the meaning of metadata raises it."""
+
+_STARTED = time.time()
+"""When this module was imported, in seconds: before any module of kernels."""
 
 _memory: dict[str, Artifact] = {}
 _warned: set[Path] = set()
@@ -39,9 +43,19 @@ def build(source: Source, arch: str) -> Artifact:
     artifact = find(source, arch)
     if artifact is None:
         name, data = key(source, arch), encode(source.compile(arch))
-        _write(folder() / name, data)
+        if not _is_edited(source):
+            _write(folder() / name, data)
         artifact = _memory[name] = decode(data)  # metadata as JSON returns it, as from the disk
     return artifact
+
+
+def _is_edited(source: Source) -> bool:
+    """Whether a file of ``source`` was written while this process ran.
+
+    The key then describes the new file, but a module that was imported before still has the old
+    code: an artifact of the old code must not be found under the new key.
+    """
+    return any(path.stat().st_mtime > _STARTED for path in source.files())
 
 
 def find(source: Source, arch: str) -> Artifact | None:

@@ -1,4 +1,6 @@
-"""Tuning and benchmarking: search, race and write down; or predict for a GPU that is not here.
+"""Tuning: finds the fastest configurations by searching and racing, and stores all results.
+
+For a GPU that is not in this machine, times are predicted instead of measured.
 
 Examples
 --------
@@ -81,33 +83,36 @@ class Options:
 
 
 def tune(entry: str, **options: Any) -> TuneReport:
-    """Find the fastest configuration of every implementation of ``entry``, problem by problem.
+    """Finds the fastest configuration of every implementation of ``entry``, problem by problem.
 
-    Every finished measurement is on disk at once: a tune that is stopped or killed goes on from
-    there when it is started again, and what failed is not tried again for the same sources.
+    Every measurement is written to the database at once. A tune that was stopped or killed goes on
+    when it is started again. A candidate that failed is not tried again for the same sources.
 
     Parameters
     ----------
     entry
         Name of the entry.
     gpu : str, optional
-        SKU to tune for; None is the GPU of this machine. Another one is cross-tuned: candidates
-        are compiled and ranked by a model, nothing runs, rows are ``predicted``.
+        SKU to tune for; None is the GPU of this machine. For a GPU that is not in this machine,
+        candidates are compiled and ranked by the cost model, nothing runs, and the rows are
+        ``predicted``.
     devices : numbers of GPUs, or ``all``
-        The GPUs to measure on, of one SKU. Each takes one problem at a time, the largest first.
+        GPUs of one SKU on which to measure. Each GPU tunes one problem at a time. Several GPUs
+        start with the largest problems.
     problems : sequence of names or problems, optional
         None means every named problem of the entry.
     languages, variants : sequence of str, optional
         Only these implementations.
     budget_s : float, optional
-        Seconds for all problems together; what is left is shared among those still to do.
+        Seconds for all problems together. Each next problem gets an equal share of the time that
+        remains.
     strategy : ``auto``, ``exhaustive``, ``random`` or ``halving``
     regimes : of ``graph`` (device time) and ``eager`` (host time included)
     states : of ``burst`` (cool chip) and ``sustained`` (hot chip); see ``kernelcat.bench.states``
     peers : bool
-        Whether other people's implementations race too.
+        Whether peers race too.
     fresh : bool
-        Forget earlier results: screen everything again, failures included.
+        Ignore earlier results: screen every candidate again, also those that failed.
     store : kernelcat.store.Store, optional
         None opens the user's database.
     progress : Progress, optional
@@ -115,58 +120,61 @@ def tune(entry: str, **options: Any) -> TuneReport:
     backend : str
         ``module:factory`` of the :class:`~kernelcat.tune.backend.Backend`.
     limits : Limits
-        Seconds after which something counts as hung.
+        Seconds after which a request counts as hung.
     processes : int, optional
-        Compiler processes.
+        Number of compiler processes; None chooses by the number of cores.
 
     Raises
     ------
     UnknownName
-        No such entry, problem, GPU, language, variant, strategy or state.
+        There is no such entry, problem, GPU, strategy or state.
+    Unsupported
+        No implementation has the given languages and variants.
     InvalidArgument
-        The GPUs are not of one SKU.
+        The GPUs are not of one SKU, or there is no such backend.
     MissingDependency
-        No GPU here and none named, or CuPy is missing.
+        There is no GPU in this machine and ``gpu`` is None, or CuPy is missing.
     Interrupted
-        Ctrl-C; a ``KeyboardInterrupt`` that carries the report so far.
+        Ctrl-C; a ``KeyboardInterrupt`` that holds the report so far.
     """
-    return _run("tune", entry, Options(**options), _everything)
+    return _run("tune", entry, Options(**options), _all_candidates)
 
 
 def race_best_known(entry: str, **options: Any) -> TuneReport:
-    """Race what would be called today: every implementation's best known configuration, and peers.
+    """Races the best known configuration of every implementation, and the peers.
 
-    The best known is the fastest in the database for the sources as they are, else the default.
-    Takes the arguments of :func:`tune`.
+    The best known configuration is the fastest one in the database that was measured with today's
+    code, else the default. Takes the arguments of :func:`tune`.
     """
     return _run("bench", entry, Options(**{"strategy": "exhaustive", **options}), _best_known)
 
 
 def ladder(entry: str, **options: Any) -> TuneReport:
-    """Race the best known configuration of every variant, naive ones too, and the peers.
+    """Races the best known configuration of every variant, also naive ones, and the peers.
 
-    What each step of the ladder brings can only be told from one race, and a tune leaves slow
-    variants out of its own. Device time on a cool chip. Takes the arguments of :func:`tune`.
+    The gain from one step of the ladder to the next needs both in one race, and the races of a tune
+    leave slow variants out. A ladder measures device time on a cool chip. Takes the arguments of
+    :func:`tune`.
     """
-    climbing = {"strategy": "exhaustive", "regimes": ("graph",), "states": (LADDER,)}
-    return _run("ladder --measure", entry, Options(**{**climbing, **options}), _best_known)
+    ladder_options = {"strategy": "exhaustive", "regimes": ("graph",), "states": (LADDER,)}
+    return _run("ladder --measure", entry, Options(**{**ladder_options, **options}), _best_known)
 
 
-def _everything(at: ProblemTune) -> list[Candidate]:
-    return search.candidates(at.tools.implementations, at.problem, at.tools.gpu)
+def _all_candidates(tuning: ProblemTune) -> list[Candidate]:
+    return search.candidates(tuning.tools.implementations, tuning.problem, tuning.tools.gpu)
 
 
-def _best_known(at: ProblemTune) -> list[Candidate]:
-    chosen = []
-    for implementation in at.tools.implementations:
+def _best_known(tuning: ProblemTune) -> list[Candidate]:
+    candidates = []
+    for implementation in tuning.tools.implementations:
         owner = (implementation.language, implementation.variant)
-        known = {c: t for c, t in at.history.times.items() if (c.language, c.variant) == owner}
-        config = search.default(implementation, at.problem, at.tools.gpu)
-        if known:
-            chosen.append(min(known, key=lambda c: (known[c], c.key)))
+        times = {c: t for c, t in tuning.history.times.items() if (c.language, c.variant) == owner}
+        config = search.default(implementation, tuning.problem, tuning.tools.gpu)
+        if times:
+            candidates.append(min(times, key=lambda c: (times[c], c.key)))
         elif config is not None:
-            chosen.append(Candidate(*owner, Config(config)))
-    return chosen
+            candidates.append(Candidate(*owner, Config(config)))
+    return candidates
 
 
 def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
@@ -183,21 +191,23 @@ def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
     target, devices = _target(backend, options)
     start = time.monotonic()
     report = TuneReport(entry.name, target.sku, "measured" if devices else "predicted", new_run())
-    everything = backend.implementations(entry.name)  # incumbents too, whatever was asked for
-    digests = {(i.language, i.variant): backend.digest(i) for i in everything}
+    # Of all implementations: an incumbent may be of another language or variant than the options.
+    digests = {
+        (i.language, i.variant): backend.digest(i) for i in backend.implementations(entry.name)
+    }
     with ExitStack() as stack:
         store = options.store or stack.enter_context(Store.open())
         progress = stack.enter_context(
             options.progress or progresses.default(entry.name, len(problems))
         )
-        devices = devices[: max(1, len(problems))]  # a GPU without a problem has nothing to do
+        devices = devices[: max(1, len(problems))]  # at most one GPU for each problem
         processes = options.processes or default_processes(max(1, len(devices)))
         pool = CompilePool(options.backend, target, processes, options.limits.compile_s)
         stack.callback(pool.close)
         supervisors = [Supervisor(options.backend, i, options.limits) for i in devices]
-        lock, rows = threading.Lock(), _shipped(entry, target)
+        lock, shipped_rows = threading.Lock(), _shipped_rows(entry, target)
 
-        def equip(supervisor: Supervisor) -> Tools:
+        def make_tools(supervisor: Supervisor) -> Tools:
             hello = supervisor.hello()
             return Tools(
                 entry=entry, gpu=target, implementations=implementations, supervisor=supervisor,
@@ -207,13 +217,13 @@ def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
                 report=report, lock=lock,
                 regimes=[r for r in options.regimes if r in hello.regimes],
                 states=options.states, strategy=options.strategy, peers=options.peers,
-                fresh=options.fresh, shipped=rows,
+                fresh=options.fresh, shipped=shipped_rows,
             )  # fmt: skip
 
         try:
             if devices:
                 queued = largest_first(entry, problems, target) if len(devices) > 1 else problems
-                measure(supervisors, pool, equip, queued, options.budget_s, choose)
+                measure(supervisors, pool, make_tools, queued, options.budget_s, choose)
             else:
                 environment = Environment.capture(target).to_json()
                 writer = Writer(entry, target.sku, report.run, environment, digests)
@@ -221,47 +231,50 @@ def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
                            writer=writer, progress=progress.line(), report=report,
                            deadline=start + (options.budget_s or float("inf")))  # fmt: skip
         except KeyboardInterrupt:
-            # It may have come between writing a row down and noting it in the report.
+            # Ctrl-C may have come after a row was stored and before it was added to the report.
             report.rows = max(report.rows, store.rows(run=report.run), key=len)
-            raise Interrupted(report, _again(verb, name, options)) from None
+            raise Interrupted(report, _resume_command(verb, name, options)) from None
         finally:
             order = [entry.problem_name(problem) or str(problem) for problem in problems]
-            report.problems.sort(key=lambda done: order.index(done.name))
+            report.problems.sort(key=lambda problem: order.index(problem.name))
             report.restarts = sum(supervisor.restarts for supervisor in supervisors)
             report.duration_s = time.monotonic() - start
     return report
 
 
-def _shipped(entry: Entry, gpu: Gpu) -> list[Measurement]:
-    """What ``tuning_db/`` knows of our own implementations on this GPU, read once a tune."""
+def _shipped_rows(entry: Entry, gpu: Gpu) -> list[Measurement]:
+    """The rows of ``tuning_db/`` for ``entry`` on ``gpu``, without those of peers."""
     rows = (row for row in shipped() if (row.entry, row.gpu) == (entry.name, gpu.sku))
     return [row for row in rows if not row.is_peer]
 
 
-def _problems(entry: Entry, wanted: Sequence[str | Problem] | None) -> list[Problem]:
-    """Each once, in the order asked for."""
-    if wanted is None:
+def _problems(entry: Entry, problems: Sequence[str | Problem] | None) -> list[Problem]:
+    """The problems with the given names, in the given order, without duplicates; None: all."""
+    if problems is None:
         return list(entry.problems.values())
-    return list(dict.fromkeys(p if isinstance(p, Problem) else entry.named(p) for p in wanted))
+    return list(dict.fromkeys(p if isinstance(p, Problem) else entry.named(p) for p in problems))
 
 
 def _implementations(
     backend: backends.Backend, entry: Entry, options: Options
 ) -> tuple[Implementation, ...]:
-    found = tuple(
+    implementations = tuple(
         i
         for i in backend.implementations(entry.name)
         if (options.languages is None or i.language in options.languages)
         and (options.variants is None or i.variant in options.variants)
     )
-    if not found:
-        raise Unsupported(f"{entry.name} has no implementation in the languages and variants asked "
-                          f"for: see kernelcat show {entry.name}")  # fmt: skip
-    return found
+    if not implementations:
+        raise Unsupported(f"{entry.name} has no implementation with the given languages and "
+                          f"variants: kernelcat show {entry.name} lists all")  # fmt: skip
+    return implementations
 
 
 def _target(backend: backends.Backend, options: Options) -> tuple[Gpu, tuple[int, ...]]:
-    """The GPU to tune for, and the numbers of those in this machine; none: it is not here."""
+    """The GPU to tune for, and the indices of GPUs on which to measure.
+
+    There are no indices if this machine has no such GPU.
+    """
     try:
         devices = numbers(options.devices, backend.count())
         local = shared_sku({i: backend.gpu(i) for i in devices})
@@ -275,8 +288,8 @@ def _target(backend: backends.Backend, options: Options) -> tuple[Gpu, tuple[int
     return (local, devices) if named.sku == local.sku else (named, ())
 
 
-def _again(verb: str, entry: str, options: Options) -> str:
-    """The command that goes on where this one stopped."""
+def _resume_command(verb: str, entry: str, options: Options) -> str:
+    """The command line that continues an interrupted tune."""
     words = ["kernelcat", verb, entry]
     words += [f"--gpu {options.gpu}"] if options.gpu else []
     if options.devices == "all":
@@ -285,10 +298,10 @@ def _again(verb: str, entry: str, options: Options) -> str:
         words += [f"--device {number}" for number in options.devices]
     for problem in options.problems or ():
         words += [f"--problem {problem}"] if isinstance(problem, str) else []
-    chosen = {"--language": options.languages, "--variant": options.variants}
+    flags = {"--language": options.languages, "--variant": options.variants}
     if LADDER not in options.states:
-        chosen |= {"--regime": options.regimes} if options.regimes != REGIMES else {}
-        chosen |= {"--state": options.states} if options.states != TUNED else {}
-    for flag, values in chosen.items():
+        flags |= {"--regime": options.regimes} if options.regimes != REGIMES else {}
+        flags |= {"--state": options.states} if options.states != TUNED else {}
+    for flag, values in flags.items():
         words += [f"{flag} {value}" for value in values or ()]
     return " ".join(words)

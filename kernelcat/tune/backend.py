@@ -1,7 +1,7 @@
-"""What a tune runs on: a catalog, its compilers, a device and a clock.
+"""Backends: the catalog, the compilers, the devices and the timer that a tune uses.
 
-A worker process is told its backend by name (``module:factory``), so kernels from outside the
-catalog, or a device without CUDA, are tuned by the same machinery.
+Every process of a tune loads the backend by its name (``module:factory``). Another backend can
+therefore tune kernels from outside the catalog, or use a device without CUDA.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ CUDA = "kernelcat.tune.backend:Cuda"
 
 
 class Backend(Protocol):
-    """The catalog part is used in every process; ``device`` and what follows only in a worker."""
+    """The interface of a backend.
+
+    The methods from ``device`` on are called in the measuring process only.
+    """
 
     def entry(self, name: str) -> Entry: ...
 
@@ -36,17 +39,17 @@ class Backend(Protocol):
     def digest(self, implementation: Implementation) -> str: ...
 
     def count(self) -> int:
-        """How many GPUs this machine has."""
+        """Number of GPUs in this machine."""
         ...
 
     def gpu(self, index: int) -> Gpu:
-        """A GPU of this machine; ``MissingDependency`` where there is none."""
+        """GPU ``index`` of this machine; raises ``MissingDependency`` where there is none."""
         ...
 
     def build(
         self, implementation: Implementation, problem: Problem, config: Config, gpu: Gpu
     ) -> list[Mapping[str, Any]]:
-        """Compile every step; the artifacts' metadata, with the dynamic ``shared_bytes``."""
+        """Compiles every step; the metadata of the artifacts, with the dynamic ``shared_bytes``."""
         ...
 
     def device(self, index: int) -> Device: ...
@@ -58,7 +61,7 @@ class Backend(Protocol):
     def free_bytes(self, device: Device) -> int: ...
 
     def release(self, device: Device) -> None:
-        """Give freed arrays' memory back to the device."""
+        """Returns the memory of freed arrays to the device."""
         ...
 
     def bind_peer(
@@ -89,9 +92,10 @@ class Cuda:
         return built
 
     def device(self, index: int) -> CudaDevice:
-        """The GPU, alone and first in this process, which must not have used CUDA yet.
+        """GPU ``index`` as the only visible GPU of this process, with index 0.
 
-        Libraries that think of GPU 0 must neither fail on another one nor disturb its race.
+        The process must not have used CUDA before. Some libraries use GPU 0 whatever GPU is
+        current; they would fail, or disturb the race on GPU 0.
         """
         os.environ[VISIBLE] = visible(index)
         return CudaDevice(0)
@@ -117,20 +121,22 @@ class Cuda:
 
 
 def load(spec: str) -> Backend:
-    """The backend called ``module:factory``.
+    """The backend that ``spec``, ``module:factory``, names.
 
     Raises
     ------
     InvalidArgument
-        When it does not name one.
+        There is no such module or factory.
+    MissingDependency
+        The module imports a package that is not installed.
     """
     module, _, factory = spec.partition(":")
     try:
-        found: Backend = getattr(importlib.import_module(module), factory)()
+        backend: Backend = getattr(importlib.import_module(module), factory)()
     except ModuleNotFoundError as error:
         if error.name != module:
             raise MissingDependency(f"backend {spec}: {error}") from error
         raise InvalidArgument(f"no backend {spec!r}: {error}") from error
     except AttributeError as error:
         raise InvalidArgument(f"no backend {spec!r}: {error}") from error
-    return found
+    return backend

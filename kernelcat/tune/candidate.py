@@ -1,4 +1,4 @@
-"""What is screened and raced: an implementation with a configuration, or a peer."""
+"""Candidates of a tune: an implementation with a configuration, or a peer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ PEER = "peer"
 
 @dataclass(frozen=True)
 class Candidate:
-    """An implementation with a configuration; or a peer, which has none and cannot win."""
+    """An implementation with a configuration; or a peer, which has no configuration.
+
+    A peer has the language ``peer``. Peers race, but cannot win.
+    """
 
     language: str
     variant: str
@@ -26,7 +29,7 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """A text that candidates are sorted by."""
+        """A text by which candidates are sorted."""
         return json.dumps([self.language, self.variant, dict(self.config)])
 
     @property
@@ -43,8 +46,13 @@ def simplicity(
     ranks: Mapping[tuple[str, str], int],
     defaults: Mapping[tuple[str, str], Config],
 ) -> tuple[Any, ...]:
-    """The order that breaks ties: low on the ladder, the default first, then by name."""
+    """Sort key that puts the simplest candidate first; decides ties.
+
+    Compared are, in this order: the rank of the variant, whether the configuration is the default,
+    the language, the name of the variant, the configuration. ``ranks`` and ``defaults`` have
+    (language, variant) as keys.
+    """
     owner = (candidate.language, candidate.variant)
     language = LANGUAGES.index(candidate.language) if candidate.language in LANGUAGES else 9
-    tuned = defaults.get(owner) != candidate.config
-    return (ranks.get(owner, 99), tuned, language, candidate.variant, candidate.config.key)
+    is_tuned = defaults.get(owner) != candidate.config
+    return (ranks.get(owner, 99), is_tuned, language, candidate.variant, candidate.config.key)

@@ -1,7 +1,7 @@
-"""A child process that answers requests: messages travel as pickles over its standard streams.
+"""Requests to a child process and replies from it, as pickles over the child's standard streams.
 
-The parent owns the clock. The parent kills a child that does not answer in time and notices at once
-when a child dies. The end of the child's standard error is then the explanation.
+The parent kills a child that does not answer in time, and notices at once when a child dies. The
+error then contains the end of the child's standard error.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import IO, Any
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.messages import Failed, Reply, Request
 
-TAIL = 600
-"""Characters of a dead child's standard error that explain its end."""
+TAIL_BYTES = 600
+"""Bytes at the end of a dead child's standard error that become part of the error message."""
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """The child says which candidate runs next, so that a hang has a name."""
+    """Message from the child: the candidate that runs next, so that a hang can be attributed."""
 
     candidate: Candidate
 
@@ -39,15 +39,15 @@ class ChildTimeout(Exception):
 
 
 class ChildDied(Exception):
-    """The child ended before it answered; the text says how."""
+    """The child ended before it answered; the text has its exit status or signal."""
 
 
 class Stopped(Exception):
-    """The tune is ending, and so did the child: nobody is to blame, and nothing is written down."""
+    """The child was ended because the tune ends: no candidate failed, and nothing is recorded."""
 
 
 class Channel:
-    """The parent's end: starts ``python -m MODULE ARGS`` and talks to it."""
+    """The parent's end of the connection to a child: starts ``python -m MODULE ARGS``."""
 
     def __init__(self, module: str, *args: str) -> None:
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
@@ -57,25 +57,28 @@ class Channel:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
-            process_group=0,  # Ctrl-C on the terminal is for the parent alone
+            process_group=0,  # Ctrl-C on the terminal reaches the parent only
         )
         self._received: queue.SimpleQueue[Any] = queue.SimpleQueue()  # None: the child ended
         threading.Thread(target=self._read, daemon=True).start()
 
     def request(self, request: Request[Reply], timeout: float) -> Reply | Failed:
-        """Ask, and wait for the reply; ``announced`` is the candidate that the child works on.
+        """Sends ``request`` and waits for the reply.
+
+        Afterwards ``announced`` is the last candidate that the child announced. ``timeout`` is in
+        seconds, and starts again with each announcement.
 
         Raises
         ------
         ChildTimeout, ChildDied
-            The channel is dead afterwards.
+            The child is dead, and the channel cannot be used any more.
         """
         assert self.process.stdin is not None
         self.announced = None
         try:
             pickle.dump(request, self.process.stdin)
             self.process.stdin.flush()
-        except (OSError, ValueError) as error:  # ValueError: closed by kill()
+        except (OSError, ValueError) as error:  # ValueError: kill() closed the stream
             raise self._died() from error
         while True:
             try:
@@ -91,7 +94,7 @@ class Channel:
             self.announced = message.candidate
 
     def kill(self) -> None:
-        """End the child at once, whatever it is doing."""
+        """Ends the child at once."""
         self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
@@ -101,7 +104,7 @@ class Channel:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        # The stream may be closed by kill(), or end in the middle of a message.
+        # kill() may close the stream, and the stream may end in the middle of a message.
         with contextlib.suppress(ValueError, OSError, EOFError, pickle.UnpicklingError):
             while True:
                 self._received.put(pickle.load(self.process.stdout))
@@ -114,19 +117,19 @@ class Channel:
             self.process.kill()
             code = self.process.wait()
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        self.log.seek(max(0, self.log.seek(0, os.SEEK_END) - TAIL))
+        self.log.seek(max(0, self.log.seek(0, os.SEEK_END) - TAIL_BYTES))
         tail = " ".join(self.log.read().decode(errors="replace").split())
         self.kill()
         return ChildDied(f"{how}: {tail}" if tail else how)
 
 
 class Server:
-    """The child's end. Standard output is the channel; what libraries print goes to the log."""
+    """The child's end. Its standard output carries replies; prints go to standard error."""
 
     def __init__(self) -> None:
         self.out = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
         die_with_parent()
 
     def send(self, message: Any) -> None:
@@ -137,7 +140,7 @@ class Server:
         self.send(Announcement(candidate))
 
     def serve(self, answer: Callable[[Any], Any]) -> None:
-        """Answer until the parent closes the channel, or a reply is fatal."""
+        """Answers requests until the parent closes the channel, or until a reply is fatal."""
         while True:
             try:
                 request = pickle.load(sys.stdin.buffer)
@@ -150,7 +153,7 @@ class Server:
 
 
 def die_with_parent() -> None:
-    """On Linux, have the kernel kill this process when its parent is gone, even in a loop."""
+    """On Linux, has the kernel kill this process when its parent ends, even in an endless loop."""
     parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

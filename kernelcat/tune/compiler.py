@@ -1,7 +1,6 @@
 """A compiling process: ``python -m kernelcat.tune.compiler BACKEND``.
 
-The process builds what it is asked for into the shared disk cache, where the measuring process
-finds it.
+The process compiles candidates into the disk cache. The measuring process loads them from there.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ class Compiler:
         self.backend = backends.load(spec)
 
     def answer(self, request: Build) -> Built | Failed:
-        """The artifacts' metadata, or why the candidate does not compile."""
+        """The metadata of the artifacts, or why the candidate does not compile."""
         try:
             return self.build(request)
         except Exception as error:
             failed = failure(error)
-        # Nothing is launched here: whatever a compiler raises is an error of compiling.
+        # This process launches nothing, so every exception is a failure to compile.
         return (
             replace(failed, status="compile_error") if failed.status == "launch_error" else failed
         )
@@ -45,7 +44,7 @@ class Compiler:
 
 
 def numbers(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of an artifact's metadata: all that the tuner looks at."""
+    """The numeric fields of an artifact's metadata; the tuner needs no others."""
     return {k: v for k, v in metadata.items() if isinstance(v, (int, float))}
 
 

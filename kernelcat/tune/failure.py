@@ -1,4 +1,4 @@
-"""From an exception to the reply that tells of it."""
+"""Makes a reply from an exception."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kernelcat.tune.messages import SKIPPED, Failed
 
 
 class Rejected(Exception):
-    """A candidate failed with ``status``."""
+    """A candidate failed: ``status`` of the row, and ``max_error`` where a result was compared."""
 
     def __init__(self, status: str, detail: str, max_error: float | None = None) -> None:
         super().__init__(detail)
@@ -15,7 +15,7 @@ class Rejected(Exception):
 
 
 def failure(error: Exception) -> Failed:
-    """The status that ``error`` amounts to, and its text."""
+    """The reply for ``error``: the status of the row, and the text of the exception."""
     if isinstance(error, Rejected):
         return Failed(error.status, str(error), error.max_error)
     if isinstance(error, CompileError):

@@ -1,6 +1,6 @@
 """Measuring on the GPUs of this machine: one queue of problems, a thread and a worker for each GPU.
 
-A problem is screened and raced entirely on one GPU, since only a race in one process compares.
+A problem is screened and raced on one GPU: only times from one race in one process are comparable.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from kernelcat.tune.problem import ProblemTune, Tools
 from kernelcat.tune.supervisor import Supervisor
 
 SCREENING_SHARE = 0.75
-"""Part of a problem's share of the budget after which screening stops and the race begins."""
+"""Fraction of a problem's share of the budget after which screening ends and the race begins."""
 
 Choose = Callable[[ProblemTune], list[Candidate]]
+"""Chooses the candidates for one problem."""
 
 
 def largest_first(entry: Entry, problems: Sequence[Problem], gpu: Gpu) -> list[Problem]:
-    """By the roofline, so that no GPU begins a long one when the others are done."""
+    """``problems`` sorted by the roofline, so that no GPU starts a long problem last."""
 
     def roofline(problem: Problem) -> float:
         dtype = str(problem.values.get(entry.tolerance_axis, "float32"))
@@ -35,7 +36,7 @@ def largest_first(entry: Entry, problems: Sequence[Problem], gpu: Gpu) -> list[P
 
 
 class Queue:
-    """Problems that wait for one of ``num_gpus`` GPUs, and the time that is left for them."""
+    """Problems that wait for one of ``num_gpus`` GPUs, and the time that remains for them."""
 
     def __init__(self, problems: Sequence[Problem], num_gpus: int, budget_s: float | None) -> None:
         self.waiting, self.num_gpus = deque(problems), num_gpus
@@ -43,9 +44,10 @@ class Queue:
         self.lock = threading.Lock()
 
     def take(self) -> tuple[Problem, float] | None:
-        """The next problem and when (``time.monotonic``) its screening ends; None when all ran.
+        """The next problem and the end of its screening (``time.monotonic``); None at the end.
 
-        Each GPU has its part of those waiting to do, and each of them gets an equal share.
+        Each GPU will take the same number of the waiting problems, and each problem gets an equal
+        share of the time that remains.
         """
         with self.lock:
             if not self.waiting:
@@ -58,26 +60,27 @@ class Queue:
 def measure(
     supervisors: Sequence[Supervisor],
     pool: CompilePool,
-    equip: Callable[[Supervisor], Tools],
+    make_tools: Callable[[Supervisor], Tools],
     problems: Sequence[Problem],
     budget_s: float | None,
     choose: Choose,
 ) -> None:
-    """Fill the report and the store that ``equip`` gives to each GPU, all GPUs at a time.
+    """Tunes ``problems`` on all GPUs at the same time, with the report and store of ``make_tools``.
 
-    A GPU that is lost is an error, once the others have done what they can; Ctrl-C stops them
-    all. Nothing runs any more when this returns or raises.
+    If a GPU is lost, the other GPUs go on with the queue, and then the error is raised. Ctrl-C
+    stops all GPUs. Nothing runs any more when this function returns or raises. ``budget_s`` is in
+    seconds; None is no limit.
     """
     with ThreadPoolExecutor(len(supervisors)) as threads:
         try:
-            equipped = list(threads.map(equip, supervisors))
+            tools_of_gpus = list(threads.map(make_tools, supervisors))
             queue = Queue(problems, len(supervisors), budget_s)
-            jobs = [threads.submit(_work, tools, queue, choose) for tools in equipped]
+            jobs = [threads.submit(_work, tools, queue, choose) for tools in tools_of_gpus]
             wait(jobs)
             for job in jobs:
                 job.result()
         except BaseException:
-            pool.close()  # threads that wait for it must end too
+            pool.close()  # ends the threads that wait for the pool
             raise
         finally:
             for supervisor in supervisors:
@@ -85,7 +88,7 @@ def measure(
 
 
 def _work(tools: Tools, queue: Queue, choose: Choose) -> None:
-    """What one GPU does: a problem after the other."""
+    """Tunes one problem after the other on one GPU, until the queue is empty."""
     for problem, deadline in iter(queue.take, None):
         tuning = ProblemTune(tools, problem, deadline)
         tools.report.problems.append(tuning.report)

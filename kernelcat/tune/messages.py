@@ -1,6 +1,6 @@
-"""What the tuner's processes say to each other.
+"""Messages between the processes of a tune.
 
-Every request names the type of its reply. Any request may be answered by :class:`Failed` instead.
+A request of type ``Request[Reply]`` is answered by a ``Reply`` or by :class:`Failed`.
 Messages travel as pickles (``kernelcat.tune.channel``).
 """
 
@@ -18,12 +18,12 @@ from kernelcat.tune.candidate import Candidate
 Reply = TypeVar("Reply")
 
 SKIPPED = "skipped"
-"""Status of a failure that is not held against the candidate: something is not installed, or the
-device's memory is full."""
+"""Status of a failure that the candidate did not cause: something is not installed, or the device's
+memory is full. Nothing is recorded, and the candidate is tried again in the next tune."""
 
 
 class Request(Generic[Reply]):
-    """What the parent asks of a child that answers with a ``Reply``."""
+    """A request from the parent to a child, which answers with a ``Reply``."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Failed:
     status : a ``Status`` of ``kernelcat.store.measurement``, or :data:`SKIPPED`
     detail : why, for the user
     max_error : largest error against the oracle, where ``status`` is ``wrong``
-    fatal : the child ends after this reply
+    fatal : whether the child ends after this reply
     """
 
     status: str
@@ -46,7 +46,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Greeting:
-    """What a measuring process says of its GPU: the SKU, the environment, the timer's regimes."""
+    """The measuring process has started: SKU of its GPU, environment, and regimes of its timer."""
 
     gpu: str
     environment: Mapping[str, Any]
@@ -55,15 +55,18 @@ class Greeting:
 
 @dataclass(frozen=True)
 class Hello(Request[Greeting]):
-    """Asks a measuring process for its GPU."""
+    """Asks a measuring process for its :class:`Greeting`."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """The problem's arrays are on the device: ``copies`` of them rotate, of ``bytes`` each.
+    """The arrays of the problem are on the device.
 
-    ``l2`` is ``cold`` when the copies together are large enough that none stays in the L2 cache,
-    else ``warm``.
+    Attributes
+    ----------
+    copies : number of copies of the arrays, used in turn
+    bytes : size of one copy
+    l2 : ``cold`` if the copies together are too large to stay in the L2 cache, else ``warm``
     """
 
     copies: int
@@ -73,14 +76,17 @@ class Placed:
 
 @dataclass(frozen=True)
 class Place(Request[Placed]):
-    """Asks to draw the problem's inputs, compute the oracle and put the copies on the device."""
+    """Asks to draw inputs, to compute the oracle, and to put the copies on the device."""
 
     problem: Problem
 
 
 @dataclass(frozen=True)
 class Passed:
-    """The gate accepted the result. ``sqnr_db`` is None where no input is quantized."""
+    """The gate accepted the result: error and signal to noise, None where they are not defined.
+
+    ``sqnr_db`` is None where no input is quantized.
+    """
 
     max_error: float | None
     sqnr_db: float | None
@@ -88,7 +94,7 @@ class Passed:
 
 @dataclass(frozen=True)
 class Verify(Request[Passed]):
-    """Asks to judge the candidate's result for the inputs of ``seed``."""
+    """Asks to check the result of the candidate for the inputs of ``seed``."""
 
     candidate: Candidate
     seed: int
@@ -96,7 +102,11 @@ class Verify(Request[Passed]):
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds a run, one sample a block, with what the chip did, of a right result."""
+    """Times of a candidate whose result is right.
+
+    ``samples`` are microseconds of one run, one sample for each block; ``readings`` are clock,
+    power and temperature of the chip during the blocks.
+    """
 
     samples: tuple[float, ...]
     readings: tuple[Reading, ...] = ()
@@ -106,9 +116,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class Screen(Request[Timing]):
-    """Asks to judge the candidate on one seed and to time it for ``budget_us`` microseconds.
+    """Asks to check the candidate on one seed, and to time the candidate for ``budget_us``.
 
-    ``best_us`` is the fastest candidate's time so far: a far slower one is timed once.
+    ``best_us`` is the time of the fastest candidate so far; a much slower candidate is timed only
+    once. Both are microseconds.
     """
 
     candidate: Candidate
@@ -118,14 +129,14 @@ class Screen(Request[Timing]):
 
 @dataclass(frozen=True)
 class Raced:
-    """What became of every contestant of a race."""
+    """The times, or the failure, of every contestant of a race."""
 
     outcomes: Mapping[Candidate, Timing | Failed]
 
 
 @dataclass(frozen=True)
 class Race(Request[Raced]):
-    """Asks to race the candidates in interleaved blocks, then to judge what they wrote."""
+    """Asks to race the candidates in interleaved blocks, then to check the runs' results."""
 
     candidates: tuple[Candidate, ...]
     regime: str
@@ -135,7 +146,7 @@ class Race(Request[Raced]):
 
 @dataclass(frozen=True)
 class Built:
-    """The candidate compiles: for each of its launches the numbers of the artifact's metadata."""
+    """The candidate compiles. ``steps``: for each launch the numbers of the artifact's metadata."""
 
     steps: tuple[Mapping[str, Any], ...] = ()
 

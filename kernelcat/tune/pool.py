@@ -1,6 +1,6 @@
-"""The pool of compiling processes that works ahead of measuring.
+"""A pool of processes that compile candidates before the candidates are measured.
 
-A compiler that crashes or never ends costs one candidate.
+A compiler that crashes or never ends makes only one candidate fail.
 """
 
 from __future__ import annotations
@@ -18,21 +18,26 @@ from kernelcat.tune.channel import Channel, ChildDied, ChildTimeout, Stopped
 from kernelcat.tune.messages import Build, Built, Failed
 
 MAX_PROCESSES = 16
-"""For each GPU that measures."""
-AHEAD = 2
-"""Candidates waiting or compiling for each process: none is idle, and no problem waits long."""
+"""Upper limit of compiling processes for each GPU that measures."""
+QUEUE_PER_PROCESS = 2
+"""Candidates that wait or compile for each process: few, so that a new problem gets its turn soon,
+and enough that no process is idle."""
 
 
 def default_processes(num_gpus: int) -> int:
-    """As many as there are cores, up to a limit; the others' GPUs may race: a core for each."""
+    """Number of compiling processes: one for each core, up to a limit.
+
+    A core stays free for each further GPU, which may be racing meanwhile.
+    """
     cores = (os.cpu_count() or 1) - (num_gpus - 1)
     return max(1, min(cores, MAX_PROCESSES * num_gpus))
 
 
 class CompilePool:
-    """Compiles candidates in ``processes`` child processes; each has its own timeout.
+    """Compiles candidates in ``processes`` child processes.
 
-    Several threads may ask at once, and get equal shares of it.
+    A candidate that does not compile within ``timeout`` seconds fails. Several threads may call
+    ``build`` at the same time; they get equal shares of the processes.
     """
 
     def __init__(self, spec: str, gpu: Gpu, processes: int, timeout: float = 120) -> None:
@@ -46,19 +51,19 @@ class CompilePool:
     def build(
         self, problem: Problem, candidates: Iterable[Candidate]
     ) -> Iterator[tuple[Candidate, Built | Failed]]:
-        """Each candidate with how compiling went, in the order in which they are done.
+        """Yields each candidate with its :class:`Built` or :class:`Failed`, in order of completion.
 
         Raises
         ------
         Stopped
-            After ``close``.
+            The pool was closed.
         """
         waiting, jobs = iter(candidates), dict[Future[Built | Failed], Candidate]()
-        this = object()
-        self.builds.add(this)
+        token = object()
+        self.builds.add(token)
         try:
             while True:
-                share = max(1, AHEAD * self.processes // len(self.builds))
+                share = max(1, QUEUE_PER_PROCESS * self.processes // len(self.builds))
                 for candidate in islice(waiting, max(0, share - len(jobs))):
                     jobs[self.threads.submit(self._build, problem, candidate)] = candidate
                 if not jobs:
@@ -67,16 +72,16 @@ class CompilePool:
                 first = next(job for job in jobs if job in done)
                 yield jobs.pop(first), first.result()
         finally:
-            self.builds.discard(this)
+            self.builds.discard(token)
             for job in jobs:
                 job.cancel()
 
     def close(self) -> None:
-        """End every child at once, whoever waits for it."""
+        """Ends every child at once; threads that wait for a child get ``Stopped``."""
         self.closed = True
         for channel in list(self.channels):
             channel.kill()
-        self.threads.shutdown(wait=False)  # not cancelled: waiting jobs wake their threads
+        self.threads.shutdown(wait=False)  # without cancelling: waiting jobs wake their threads
 
     def _build(self, problem: Problem, candidate: Candidate) -> Built | Failed:
         if self.closed:
@@ -85,12 +90,12 @@ class CompilePool:
         try:
             return channel.request(Build(problem, candidate, self.gpu), self.timeout)
         except ChildTimeout as error:
-            return self._lost(channel, Failed("timeout", f"compiling: {error}"))
+            return self._replace(channel, Failed("timeout", f"compiling: {error}"))
         except ChildDied as error:
-            return self._lost(channel, Failed("crashed", f"the compiler: {error}"))
+            return self._replace(channel, Failed("crashed", f"the compiler: {error}"))
 
     def _channel(self) -> Channel:
-        """This thread's child process."""
+        """The child process of the current thread."""
         channel: Channel | None = getattr(self.local, "channel", None)
         if channel is None:
             channel = Channel("kernelcat.tune.compiler", self.spec)
@@ -100,7 +105,8 @@ class CompilePool:
                 channel.kill()
         return channel
 
-    def _lost(self, channel: Channel, outcome: Failed) -> Failed:
+    def _replace(self, channel: Channel, outcome: Failed) -> Failed:
+        """Drops a dead child, so that the thread starts another; returns ``outcome``."""
         if self.closed:
             raise Stopped
         channel.kill()

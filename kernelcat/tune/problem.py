@@ -1,4 +1,4 @@
-"""Tuning one problem: screen, verify, race, write down."""
+"""Tuning one problem: screen candidates, verify the finalists, race them, store the results."""
 
 from __future__ import annotations
 
@@ -26,25 +26,30 @@ from kernelcat.tune.supervisor import Supervisor
 if TYPE_CHECKING:
     from kernelcat.store import Store
 
-CLOSE = 1.25
-"""Screened within this factor of the best: good enough to race."""
-FINALISTS = 6
-SLOW = 4.0
-"""The best of each variant races too unless it is this many times slower; on a ladder, always."""
-TOO_LONG_US = 1e6
-FAR_BEHIND = 30.0
-"""Not tried at all: over a second a run by the model, and this many times the best."""
-SEEDS = (1, 2)
-"""Further seeds a finalist must pass."""
-ATTEMPTS = 5
-"""How often a race is run again after it lost a contestant."""
+CLOSE_FACTOR = 1.25
+"""A candidate races if its time in screening is within this factor of the fastest."""
+MAX_CLOSE = 6
+"""Upper limit of the candidates that race because they are close to the fastest."""
+SLOW_FACTOR = 4.0
+"""The best candidate of each variant races too, unless its time is over this factor times the
+fastest. On a ladder it always races."""
+HOPELESS_US = 1e6
+HOPELESS_FACTOR = 30.0
+"""A candidate is not tried at all if its estimate is over ``HOPELESS_US`` and over
+``HOPELESS_FACTOR`` times the best time."""
+EXTRA_SEEDS = (1, 2)
+"""Seeds that a finalist must pass in addition to the seed of screening."""
+MAX_ATTEMPTS = 5
+"""How often a race is run before it is given up, if a contestant fails each time."""
 
 
 @dataclass
 class Tools:
-    """What every problem on one GPU shares, much of it with the other GPUs of the tune.
+    """Objects and options that the problems on one GPU share.
 
-    ``lock`` guards ``store`` and ``report``; ``shipped`` are our rows of this entry and GPU.
+    All GPUs of the tune share ``pool``, ``store``, ``report`` and ``lock``, which guards ``store``
+    and ``report``. ``shipped`` holds the rows of ``tuning_db/`` for this entry and GPU, without
+    those of peers.
     """
 
     entry: Entry
@@ -65,48 +70,48 @@ class Tools:
     shipped: Sequence[Measurement] = ()
 
     def keep(self, *rows: Measurement) -> None:
-        """Write rows down for good, now."""
+        """Writes rows to the database and adds them to the report."""
         with self.lock:
             self.store.keep(rows)
             self.report.rows += rows
 
     def note(self, text: str) -> None:
-        """Tell the user, once."""
+        """Adds a note to the report, unless there is the same note already."""
         with self.lock:
             self.report.note(text)
 
 
 class ProblemTune:
-    """One problem of a tune. ``deadline`` (``time.monotonic``) ends screening, never a race."""
+    """One problem of a tune. Screening ends at ``deadline`` (``time.monotonic``); races do not."""
 
     def __init__(self, tools: Tools, problem: Problem, deadline: float = float("inf")) -> None:
         self.tools, self.problem, self.deadline = tools, problem, deadline
         self.report = ProblemReport(tools.entry.problem_name(problem) or str(problem))
         self.times: dict[Candidate, float] = {}
         self.effort: dict[Candidate, float] = {}
-        self.proven: set[Candidate] = set()
-        self.lost: set[tuple[str, Candidate]] = set()  # peers that cannot do a regime
+        self.verified: set[Candidate] = set()  # passed all extra seeds
+        self.failed_in: set[tuple[str, Candidate]] = set()  # (regime, candidate)
         self.history = self._history()
-        self.promise_us = float("inf")  # the best by the model, until something is timed
+        self.best_estimate_us = float("inf")  # stands in for a time until a candidate is timed
         self.l2 = "cold"
 
     def run(self, candidates: Sequence[Candidate]) -> ProblemReport:
-        """Tune among ``candidates``, the most promising first."""
+        """Tunes among ``candidates``, of which the most promising come first."""
         tools, report = self.tools, self.report
         report.known = sum(c in self.history.failed for c in candidates)
         tools.progress.problem(report.name, len(candidates))
         if not candidates:
-            report.skipped = f"no implementation serves it on {tools.gpu.sku}"
+            report.skipped = f"no implementation serves this problem on {tools.gpu.sku}"
             return report
-        self.promise_us = min(map(self._estimate, candidates))
+        self.best_estimate_us = min(map(self._estimate, candidates))
         placed = tools.supervisor.place(self.problem)
         if isinstance(placed, Failed):
-            report.skipped = f"its arrays cannot be prepared: {placed.detail}"
+            report.skipped = f"the arrays cannot be prepared: {placed.detail}"
             return report
         self.l2 = placed.l2
         self._search([c for c in candidates if c not in self.history.failed])
-        if not self._verified():
-            report.skipped = "no candidate passed"
+        if not self._verified_finalists():
+            report.skipped = "no candidate passed the checks"
             return report
         peers = self._peers() if tools.peers else []
         for state in tools.states:
@@ -115,28 +120,29 @@ class ProblemTune:
         return report
 
     def _history(self) -> History:
+        """Results of earlier tunes, shipped and local, and the incumbents of all races."""
         tools = self.tools
         if tools.fresh:
             return History({}, {}, {})
         where = {"entry": tools.entry.name, "gpu": tools.gpu.sku}
         local = tools.store.rows(**where, problem=self.problem, kind="measured")
-        known = [row for row in tools.shipped if row.problem_key == self.problem.key]
+        shipped = [row for row in tools.shipped if row.problem_key == self.problem.key]
         incumbents = {}
         races = [row for race in tools.store.winners(**where, regime=None)
                  for row in race.measurements]  # fmt: skip
-        for race in newest_races([*known, *races]):
-            won = race.winner
-            raced = race.key.kind == "measured" and race.key.state != SCREEN
-            if raced and race.key.problem == self.problem.key:
-                incumbent = Candidate(won.language, won.variant, won.to_config())
+        for race in newest_races([*shipped, *races]):
+            row = race.winner
+            is_race = race.key.kind == "measured" and race.key.state != SCREEN
+            if is_race and race.key.problem == self.problem.key:
+                incumbent = Candidate(row.language, row.variant, row.to_config())
                 incumbents[race.key.regime, race.key.state] = incumbent
-        return History.of([*known, *local], incumbents, tools.writer.digests, tools.regimes[0])
+        return History.of([*shipped, *local], incumbents, tools.writer.digests, tools.regimes[0])
 
     def _search(self, candidates: Sequence[Candidate]) -> None:
-        """Screen what the strategy asks for, until it is done or time is up.
+        """Screens the rounds of the strategy, until its end or the deadline.
 
-        An incumbent is a finalist even where its language or variant was not asked for: it loses
-        its place by a race, not by staying at home.
+        An incumbent is a finalist even if the tune is for other languages or variants: only a race
+        can replace an incumbent.
         """
         for candidate in dict.fromkeys((*candidates, *self.history.incumbents.values())):
             if candidate in self.history.times:
@@ -147,14 +153,14 @@ class ProblemTune:
         step = next(rounds, None)
         while step is not None and not self.report.cut_short:
             self._screen_all(step)
-            asked = set(step.candidates)
+            in_round = set(step.candidates)
             try:
-                step = rounds.send({c: t for c, t in self.times.items() if c in asked})
+                step = rounds.send({c: t for c, t in self.times.items() if c in in_round})
             except StopIteration:
                 return
 
     def _screen_all(self, step: search.Round) -> None:
-        """Compile ahead in the pool, and screen each candidate when its code is there."""
+        """Screens the candidates of a round, each as soon as the pool has compiled it."""
         tools, failed = self.tools, self.history.failed
         todo = [
             candidate
@@ -162,11 +168,11 @@ class ProblemTune:
             if self.effort.get(candidate, 0) < step.effort_us and candidate not in failed
         ]
         for candidate, built in tools.pool.build(self.problem, todo):
-            if time.monotonic() > self.deadline and self._all_had_a_turn(step.candidates):
+            if time.monotonic() > self.deadline and self._has_tried_all_variants(step.candidates):
                 self.report.cut_short = True
                 return
-            if self._hopeless(candidate):
-                tools.note(f"{candidate} was left out: by the model a run takes seconds")
+            if self._is_hopeless(candidate):
+                tools.note(f"{candidate} was left out: by the cost model a run takes seconds")
                 continue
             if isinstance(built, Failed):
                 outcome: Timing | Failed = built
@@ -176,25 +182,27 @@ class ProblemTune:
             if isinstance(outcome, Failed) and outcome.status == SKIPPED:
                 tools.note(f"{candidate} was left out: {outcome.detail}")
             else:
-                self._screened(candidate, outcome, step.effort_us)
+                self._record_screening(candidate, outcome, step.effort_us)
 
-    def _hopeless(self, candidate: Candidate) -> bool:
-        """Whether the model sees a naive kernel on a large problem: seconds a run, no chance."""
-        best = min(self.times.values(), default=self.promise_us)
-        return self._estimate(candidate) > max(TOO_LONG_US, FAR_BEHIND * best)
+    def _is_hopeless(self, candidate: Candidate) -> bool:
+        """Whether a run takes seconds by the cost model: a naive kernel on a large problem."""
+        best = min(self.times.values(), default=self.best_estimate_us)
+        return self._estimate(candidate) > max(HOPELESS_US, HOPELESS_FACTOR * best)
 
     def _estimate(self, candidate: Candidate) -> float:
         owner = (candidate.language, candidate.variant)
-        found = next(i for i in self.tools.implementations if (i.language, i.variant) == owner)
-        return found.estimate(self.problem, candidate.config, self.tools.gpu)
+        by_name = {(i.language, i.variant): i for i in self.tools.implementations}
+        return by_name[owner].estimate(self.problem, candidate.config, self.tools.gpu)
 
-    def _all_had_a_turn(self, candidates: Sequence[Candidate]) -> bool:
-        """Whether every implementation was tried: one that compiles slowly must not lose by it."""
+    def _has_tried_all_variants(self, candidates: Sequence[Candidate]) -> bool:
+        """Whether every implementation was tried, also one whose candidates compile slowly."""
         tried = {(c.language, c.variant) for c in (*self.times, *self.history.failed)}
-        worth = {(c.language, c.variant) for c in candidates if not self._hopeless(c)}
-        return bool(self.times) and worth <= tried
+        promising = {(c.language, c.variant) for c in candidates if not self._is_hopeless(c)}
+        return bool(self.times) and promising <= tried
 
-    def _screened(self, candidate: Candidate, outcome: Timing | Failed, effort_us: float) -> None:
+    def _record_screening(
+        self, candidate: Candidate, outcome: Timing | Failed, effort_us: float
+    ) -> None:
         tools = self.tools
         row = self._row(candidate, outcome, regime=tools.regimes[0])
         tools.keep(row)
@@ -210,52 +218,56 @@ class ProblemTune:
     def _row(self, candidate: Candidate, outcome: Timing | Failed, **more: Any) -> Measurement:
         return self.tools.writer.row(self.problem, candidate, outcome, l2=self.l2, **more)
 
-    def _fail(self, candidate: Candidate, failed: Failed, regime: str) -> None:
-        """Write a failure down; the candidate is out, now and in later runs."""
+    def _record_failure(self, candidate: Candidate, failed: Failed, regime: str) -> None:
+        """Stores a failure. A candidate that is no peer is not tried again, nor in later tunes."""
         row = self._row(candidate, failed, regime=regime)
         self.tools.keep(row)
         self.report.tried[row.status] += 1
         self.times.pop(candidate, None)
-        self.lost.add((regime, candidate))
+        self.failed_in.add((regime, candidate))
         if candidate.is_peer:
             self.report.skipped_peers[candidate.variant] = f"{regime}: {failed.detail}"
         else:
             self.history.failed[candidate] = row.status
 
     def _finalists(self) -> list[Candidate]:
-        """The close ones, the best of each language and variant, the default, the incumbent."""
+        """Candidates to race: those close to the fastest, the best of each language and variant.
+
+        A default races if it is close to the fastest; an incumbent always races.
+        """
         ranked = sorted(self.times, key=lambda c: (self.times[c], c.key))
         if not ranked:
             return []
         best = self.times[ranked[0]]
-        close = [c for c in ranked if self.times[c] <= CLOSE * best]
-        chosen = dict.fromkeys(close[:FINALISTS])
+        close = [c for c in ranked if self.times[c] <= CLOSE_FACTOR * best]
+        finalists = dict.fromkeys(close[:MAX_CLOSE])
         languages = {c.language: c for c in reversed(ranked)}
         variants = {(c.language, c.variant): c for c in reversed(ranked)}
-        chosen |= dict.fromkeys(languages.values())
-        limit = float("inf") if LADDER in self.tools.states else SLOW * best
-        chosen |= dict.fromkeys(c for c in variants.values() if self.times[c] <= limit)
+        finalists |= dict.fromkeys(languages.values())
+        limit = float("inf") if LADDER in self.tools.states else SLOW_FACTOR * best
+        finalists |= dict.fromkeys(c for c in variants.values() if self.times[c] <= limit)
         defaults = self._defaults()
-        chosen |= dict.fromkeys(
+        finalists |= dict.fromkeys(
             c for c in close if defaults.get((c.language, c.variant)) == c.config
         )
-        chosen |= dict.fromkeys(c for c in self.history.incumbents.values() if c in self.times)
-        return list(chosen)
+        finalists |= dict.fromkeys(c for c in self.history.incumbents.values() if c in self.times)
+        return list(finalists)
 
-    def _verified(self) -> list[Candidate]:
-        """Finalists that passed on further seeds too.
+    def _verified_finalists(self) -> list[Candidate]:
+        """Finalists that passed the extra seeds.
 
-        One that fails may have kept slower ones out, so they are chosen again until all pass.
+        A finalist that fails may have kept slower candidates out. The finalists are therefore
+        chosen again, until all pass.
         """
         while True:
             finalists = self._finalists()
-            waiting = [c for c in finalists if c not in self.proven]
+            waiting = [c for c in finalists if c not in self.verified]
             if not waiting:
                 return finalists
-            for seed in SEEDS:
+            for seed in EXTRA_SEEDS:
                 self.tools.progress.phase(f"verifying, seed {seed}")
                 waiting = [c for c in waiting if self._passes(c, seed)]
-            self.proven |= set(waiting)
+            self.verified |= set(waiting)
 
     def _passes(self, candidate: Candidate, seed: int) -> bool:
         reply = self.tools.supervisor.verify(candidate, seed)
@@ -264,12 +276,12 @@ class ProblemTune:
         if reply.status == SKIPPED:
             self.tools.note(f"{self.report.name}: seed {seed} was not checked: {reply.detail}")
             return True
-        self._fail(candidate, reply, self.tools.regimes[0])
+        self._record_failure(candidate, reply, self.tools.regimes[0])
         return False
 
     def _peers(self) -> list[Candidate]:
-        """The peers that are here and right; the others are named in the report."""
-        able = []
+        """The peers that are installed and right; the report has the reasons for the others."""
+        peers = []
         for peer in self.tools.entry.peers:
             self.tools.progress.phase(f"peer {peer.name}")
             candidate = Candidate(PEER, peer.name)
@@ -277,50 +289,51 @@ class ProblemTune:
             if isinstance(reply, Failed):
                 self.report.skipped_peers[peer.name] = reply.detail
             else:
-                able.append(candidate)
-        return able
+                peers.append(candidate)
+        return peers
 
     def _race(self, regime: str, state: str, peers: list[Candidate]) -> None:
-        """Race until all finalists came through it right, then write the rows and the winner."""
-        for attempt in range(ATTEMPTS):
-            finalists = self._verified()
+        """Races until no finalist fails; stores the rows and the winner."""
+        for attempt in range(MAX_ATTEMPTS):
+            finalists = self._verified_finalists()
             if not finalists:
-                self.report.skipped = "no candidate passed"
+                self.report.skipped = "no candidate passed the checks"
                 return
             self.tools.progress.phase(f"racing ({regime}, {state})")
-            able = [peer for peer in peers if (regime, peer) not in self.lost]
-            times = self._times(regime, state, [*finalists, *able], attempt)
+            able_peers = [peer for peer in peers if (regime, peer) not in self.failed_in]
+            times = self._race_once(regime, state, [*finalists, *able_peers], attempt)
             if all(candidate in times for candidate in finalists):
                 self._decide(regime, state, times)
                 return
-        self.report.skipped = f"the {regime} race lost a contestant {ATTEMPTS} times"
+        self.report.skipped = f"the {regime} race lost a contestant {MAX_ATTEMPTS} times"
 
-    def _times(
+    def _race_once(
         self, regime: str, state: str, candidates: list[Candidate], seed: int
     ) -> dict[Candidate, Timing]:
-        """Race; the times of all that came through. The failures of the others are written down."""
+        """Runs one race and stores the failures; returns the times of all others."""
         times = {}
         outcomes = self.tools.supervisor.race(candidates, regime, state, seed)
         for candidate, outcome in outcomes.items():
             if isinstance(outcome, Failed):
-                self._fail(candidate, outcome, regime)
+                self._record_failure(candidate, outcome, regime)
             else:
                 times[candidate] = outcome
         return times
 
     def _decide(self, regime: str, state: str, times: Mapping[Candidate, Timing]) -> None:
-        own = {c: timing.samples for c, timing in times.items() if not c.is_peer}
+        """Stores the rows of a race, and adds its winner to the report."""
+        samples = {c: timing.samples for c, timing in times.items() if not c.is_peer}
         order = partial(simplicity, ranks=self._ranks(), defaults=self._defaults())
-        decision = decide(own, order, self.history.incumbents.get((regime, state)))
+        decision = decide(samples, order, self.history.incumbents.get((regime, state)))
         rows = {
             c: self._row(c, timing, regime=regime, state=state, winner=c == decision.winner)
             for c, timing in times.items()
         }
         self.tools.keep(*rows.values())
-        won = rows[decision.winner]
-        assert won.median_us is not None
+        row = rows[decision.winner]
+        assert row.median_us is not None
         self.report.winners[regime, state] = Winner(
-            decision.winner, won.median_us, won.ci_us, decision.reason, len(decision.tied),
+            decision.winner, row.median_us, row.ci_us, decision.reason, len(decision.tied),
             *_best_peer(times, decision.winner),
         )  # fmt: skip
 
@@ -338,10 +351,15 @@ class ProblemTune:
 def _best_peer(
     times: Mapping[Candidate, Timing], winner: Candidate
 ) -> tuple[str | None, tuple[float, float, float] | None]:
-    """The fastest peer and its time over the winner's, paired block by block."""
-    mine = times[winner].samples
+    """Name of the fastest peer, and its time over the winner's: median and bounds of the interval.
+
+    The times are paired block by block.
+    """
+    winner_us = times[winner].samples
     ratios = {
-        c.variant: ratio_interval(timing.samples, mine) for c, timing in times.items() if c.is_peer
+        c.variant: ratio_interval(timing.samples, winner_us)
+        for c, timing in times.items()
+        if c.is_peer
     }
     if not ratios:
         return None, None

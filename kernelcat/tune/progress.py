@@ -1,4 +1,4 @@
-"""How far a tune is: a bar for each GPU on a terminal, nothing elsewhere."""
+"""Progress of a tune: a bar for each GPU on a terminal, nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ from kernelcat.tune.candidate import Candidate
 
 
 class Line(Protocol):
-    """What the tuner tells of one GPU while it works. Times are microseconds."""
+    """Receives the progress of one GPU."""
 
-    def problem(self, name: str, candidates: int) -> None: ...
+    def problem(self, name: str, candidates: int) -> None:
+        """A problem with this number of candidates begins."""
+        ...
 
-    def tried(self, candidate: Candidate, status: str, best_us: float | None) -> None: ...
+    def tried(self, candidate: Candidate, status: str, best_us: float | None) -> None:
+        """A candidate was screened; ``best_us`` is the fastest time so far in microseconds."""
+        ...
 
-    def phase(self, name: str) -> None: ...
+    def phase(self, name: str) -> None:
+        """The next step after screening begins."""
+        ...
 
 
 class Progress(Protocol):
-    """Where it tells it; GPUs may tell at the same time."""
+    """Receives the progress of a tune. GPUs may report at the same time, from several threads."""
 
     def line(self, gpu: str = "") -> Line:
-        """One for each GPU, with its name where there are several."""
+        """A receiver for one GPU; ``gpu`` is its title, empty if there is only one GPU."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -32,7 +38,7 @@ class Progress(Protocol):
 
 
 class Quiet:
-    """Tells nobody."""
+    """Shows nothing."""
 
     def line(self, gpu: str = "") -> Self:
         return self
@@ -54,7 +60,7 @@ class Quiet:
 
 
 class Bar:
-    """Progress bars: problem, candidates, best so far, failures, time left."""
+    """Progress bars: problem, candidates, best time so far, failures, remaining time."""
 
     def __init__(self, entry: str, problems: int) -> None:
         from rich.console import Console
@@ -90,28 +96,28 @@ class Bar:
 
 
 class BarLine:
-    """One GPU's bar."""
+    """The bar of one GPU."""
 
-    def __init__(self, of: Bar, gpu: str) -> None:
-        self.of, self.bar, self.failed = of, of.bar, 0
-        self.title = f"{gpu} {of.entry}".strip()
+    def __init__(self, bars: Bar, gpu: str) -> None:
+        self.bars, self.bar, self.num_failed = bars, bars.bar, 0
+        self.title = f"{gpu} {bars.entry}".strip()
         self.task = self.bar.add_task(self.title, total=None, best="", phase="starting")
 
     def problem(self, name: str, candidates: int) -> None:
-        self.failed = 0
-        title = f"{self.title} {name} ({next(self.of.started)}/{self.of.problems})"
+        self.num_failed = 0
+        title = f"{self.title} {name} ({next(self.bars.started)}/{self.bars.problems})"
         self.bar.reset(self.task, total=candidates, description=title, best="", phase="")
 
     def tried(self, candidate: Candidate, status: str, best_us: float | None) -> None:
-        self.failed += status != "passed"
+        self.num_failed += status != "passed"
         self.bar.update(self.task, advance=1,
                         best=f"best {best_us:.2f} us" if best_us else "",
-                        phase=f"{self.failed} failed" if self.failed else "")  # fmt: skip
+                        phase=f"{self.num_failed} failed" if self.num_failed else "")  # fmt: skip
 
     def phase(self, name: str) -> None:
         self.bar.update(self.task, phase=name)
 
 
 def default(entry: str, problems: int) -> Progress:
-    """Bars where standard error is a terminal."""
+    """Bars if standard error is a terminal, else nothing."""
     return Bar(entry, problems) if sys.stderr.isatty() else Quiet()

@@ -1,4 +1,4 @@
-"""What a tune found: plain data for the command line and for programs."""
+"""Results of a tune as plain data, for the command line and for programs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ from kernelcat.tune.candidate import Candidate
 
 @dataclass
 class Winner:
-    """Who won one problem in one regime and state, and what it was compared with.
+    """The winner for one problem in one regime and state.
 
-    ``vs_peer``: the fastest peer's time over the winner's, paired (above 1: the winner is
-    faster), with its interval; None without a peer.
+    Attributes
+    ----------
+    candidate : the winner
+    median_us, ci_us : microseconds of one run, and the 95 % interval
+    reason : why this candidate won
+    tied : number of contestants that tie with the fastest, the fastest included
+    peer : name of the fastest peer; None without a peer
+    vs_peer : time of the fastest peer over time of the winner, paired block by block (above 1 the
+        winner is faster), with the bounds of its interval; None without a peer
     """
 
     candidate: Candidate
@@ -27,16 +34,26 @@ class Winner:
     vs_peer: tuple[float, float, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        own = self.candidate
-        return {**vars(self), "candidate": {"language": own.language, "variant": own.variant,
-                                            "config": dict(own.config)}}  # fmt: skip
+        candidate = {
+            "language": self.candidate.language,
+            "variant": self.candidate.variant,
+            "config": dict(self.candidate.config),
+        }
+        return {**vars(self), "candidate": candidate}
 
 
 @dataclass
 class ProblemReport:
-    """One problem: what was tried, who won, who was left out and why.
+    """The result for one problem.
 
-    ``winners`` are by regime and thermal state, (``graph``, ``burst``).
+    Attributes
+    ----------
+    tried : status -> number of candidates that got this status in this tune
+    known : number of candidates whose time or failure is known from earlier tunes
+    winners : (regime, thermal state) -> winner
+    skipped_peers : name of a peer -> why the peer did not race
+    skipped : why the problem could not be tuned; else None
+    cut_short : whether the budget ended before all candidates were tried
     """
 
     name: str
@@ -54,7 +71,17 @@ class ProblemReport:
 
 @dataclass
 class TuneReport:
-    """A whole tune. ``kind`` is ``predicted`` where nothing ran; ``notes`` are for people."""
+    """The result of a tune.
+
+    Attributes
+    ----------
+    gpu : SKU
+    kind : ``measured``, or ``predicted`` where nothing ran
+    run : identifier of the run in the database
+    rows : every row that was written
+    notes : sentences for the user
+    restarts : how often a measuring process died or hung and was started again
+    """
 
     entry: str
     gpu: str
@@ -72,7 +99,7 @@ class TuneReport:
         return {p.name: p.skipped for p in self.problems if p.skipped}
 
     def note(self, text: str) -> None:
-        """Tell the user, once."""
+        """Adds a note, unless there is the same note already."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -81,23 +108,26 @@ class TuneReport:
                 "rows": [row.to_json() for row in self.rows]}  # fmt: skip
 
     def lines(self) -> list[str]:
-        """One line for each race, then the notes."""
+        """The report as text: one line for each race, then the notes."""
         text = []
         for problem in self.problems:
             if problem.skipped:
                 text.append(f"{problem.name}: skipped, {problem.skipped}")
-            for (regime, state), won in problem.winners.items():
-                rival = ""
-                if won.vs_peer:
-                    ratio, low, high = won.vs_peer
-                    rival = f", {ratio:.3f}x of {won.peer} [{low:.3f}, {high:.3f}]"
-                text.append(f"{problem.name} {regime} {state}: {won.candidate} "
-                            f"{won.median_us:.2f} us{rival} ({won.reason})")  # fmt: skip
+            for (regime, state), winner in problem.winners.items():
+                peer = ""
+                if winner.vs_peer:
+                    ratio, low, high = winner.vs_peer
+                    peer = f", {ratio:.3f}x of {winner.peer} [{low:.3f}, {high:.3f}]"
+                text.append(f"{problem.name} {regime} {state}: {winner.candidate} "
+                            f"{winner.median_us:.2f} us{peer} ({winner.reason})")  # fmt: skip
         return [*text, *self.notes]
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C in a tune: everything measured so far is kept. ``report`` holds it."""
+    """Ctrl-C in a tune. ``report`` has all results so far; they are in the database too.
+
+    ``resume`` is the command that continues the tune.
+    """
 
     def __init__(self, report: TuneReport, resume: str) -> None:
         super().__init__(f"interrupted: {len(report.rows)} measurements are kept; go on with: "

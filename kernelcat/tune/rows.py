@@ -1,4 +1,4 @@
-"""From what became of a candidate to a row of the database."""
+"""Rows of the database: written from outcomes, and read back as the history of a problem."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from kernelcat.verify.code_record import Case, are_equal
 
 @dataclass(frozen=True)
 class Predicted:
-    """The candidate compiles and fits; ``median_us`` are the model's microseconds."""
+    """The candidate compiles and fits the GPU; ``median_us`` is the cost model's estimate."""
 
     median_us: float
 
 
 @dataclass(frozen=True)
 class Writer:
-    """Makes the rows of one tune, which have the fields of the writer in common."""
+    """Makes the rows of one tune.
+
+    ``digests`` has (language, variant) as keys.
+    """
 
     entry: Entry
     gpu: str
@@ -47,7 +50,7 @@ class Writer:
         kind: Kind = "measured",
         winner: bool = False,
     ) -> Measurement:
-        """The row that says what became of ``candidate``."""
+        """The row with the outcome of ``candidate``."""
         return Measurement(
             entry=self.entry.name,
             language=candidate.language,
@@ -66,7 +69,7 @@ class Writer:
         )
 
     def _outcome(self, outcome: Timing | Predicted | Failed) -> dict[str, Any]:
-        """The fields that tell what came out."""
+        """The fields of a row that depend on the outcome."""
         fields: dict[str, Any] = dict.fromkeys(
             ("median_us", "ci_us", "sm_clock_mhz", "power_w", "temperature_c", "max_error")
         )
@@ -91,18 +94,25 @@ class Writer:
 
 
 def _rounded(us: float) -> float:
-    """To a tenth of a nanosecond, which no clock here resolves."""
+    """Rounds to a tenth of a nanosecond, which is finer than the resolution of every timer used."""
     return round(us, 4)
 
 
 def finite(value: float | None) -> float | None:
-    """``value`` to four digits; None of what is not finite."""
+    """``value`` rounded to four digits; None for infinity, NaN and None."""
     return float(f"{value:.4g}") if value is not None and math.isfinite(value) else None
 
 
 @dataclass
 class History:
-    """What earlier runs know of one problem, for the kernels as they are now."""
+    """Results of earlier runs for one problem, as far as they hold for today's code.
+
+    Attributes
+    ----------
+    failed : candidate -> status
+    times : candidate -> microseconds of one run
+    incumbents : (regime, state) -> winner of the last race
+    """
 
     failed: dict[Candidate, str]
     times: dict[Candidate, float]
@@ -115,10 +125,11 @@ class History:
         digests: Mapping[tuple[str, str], str],
         regime: str,
     ) -> History:
-        """``rows`` are oldest first; those of other code are as if they were not there.
+        """The history from ``rows``, which are sorted from old to new.
 
-        ``incumbents`` maps a regime and state to who won there before. Failures count in every
-        regime, times in ``regime`` alone, and those of a hot chip where there are no others.
+        Rows that were measured with other code than today's are ignored. A failure in any regime
+        counts. Times count only in ``regime``; a time from a hot chip counts only where the
+        candidate has no other. ``incumbents`` without a time are dropped.
         """
         history = History({}, {}, {})
         times = history.times

@@ -1,7 +1,8 @@
-"""Which candidates are tried, and how long each is looked at.
+"""Search strategies: which candidates are screened, and for how long.
 
-A strategy is a generator: it yields rounds of candidates and is sent their times (microseconds;
-failed ones are missing). Candidates come with the most promising first.
+A strategy is a generator. It yields rounds of candidates, and is sent the times of the candidates
+of the round (microseconds; candidates that failed are missing). The most promising candidates come
+first.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from kernelcat.runtime.gpu import Gpu
 from kernelcat.tune.candidate import Candidate
 
 EFFORT_US = 20_000.0
-"""GPU time spent on screening one candidate."""
-SMALL = 256
-"""Up to this many candidates are tried one and all."""
-SAMPLE = 64
-"""How many the random strategy draws."""
-RUNG = 3
-"""Successive halving keeps one in three, and looks at it three times as long."""
+"""Microseconds of GPU time for screening one candidate."""
+MAX_EXHAUSTIVE = 256
+"""The strategy ``auto`` is exhaustive up to this number of candidates; halving begins with at most
+this number."""
+SAMPLE_SIZE = 64
+"""Number of candidates that the random strategy draws."""
+REDUCTION = 3
+"""Successive halving keeps one candidate in three, and times each of them three times as long."""
 
 
 @dataclass(frozen=True)
@@ -45,21 +47,24 @@ def exhaustive(candidates: Sequence[Candidate]) -> Search:
 
 
 def random(candidates: Sequence[Candidate]) -> Search:
-    """A sample, the same one every time."""
+    """A random sample, drawn with a fixed seed."""
     draw = random_numbers.Random(0)
-    yield Round(draw.sample(candidates, min(SAMPLE, len(candidates))))
+    yield Round(draw.sample(candidates, min(SAMPLE_SIZE, len(candidates))))
 
 
 def halving(candidates: Sequence[Candidate]) -> Search:
-    """Successive halving: a glance at the most promising, longer looks at ever fewer."""
-    kept: Sequence[Candidate] = candidates[:SMALL]
-    effort = EFFORT_US / RUNG**2
-    while kept:
-        times = yield Round(kept, effort)
+    """Successive halving: short timings of many candidates, then longer ones of fewer.
+
+    Jamieson and Talwalkar, arXiv 1502.07943.
+    """
+    survivors: Sequence[Candidate] = candidates[:MAX_EXHAUSTIVE]
+    effort = EFFORT_US / REDUCTION**2
+    while survivors:
+        times = yield Round(survivors, effort)
         if effort >= EFFORT_US:
             return
-        ranked = sorted((c for c in kept if c in times), key=lambda c: times[c])
-        kept, effort = ranked[: -(-len(ranked) // RUNG)], effort * RUNG
+        ranked = sorted((c for c in survivors if c in times), key=lambda c: times[c])
+        survivors, effort = ranked[: -(-len(ranked) // REDUCTION)], effort * REDUCTION
 
 
 STRATEGIES: dict[str, Strategy] = {
@@ -70,16 +75,16 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def strategy(name: str, candidates: Sequence[Candidate]) -> Search:
-    """The search called ``name``; ``auto`` is exhaustive where that is quick, else halving."""
+    """The search by strategy ``name``; ``auto`` is exhaustive for few candidates, else halving."""
     if name == "auto":
-        name = "exhaustive" if len(candidates) <= SMALL else "halving"
+        name = "exhaustive" if len(candidates) <= MAX_EXHAUSTIVE else "halving"
     if name not in STRATEGIES:
         raise UnknownName(f"unknown strategy {name!r}{nearest(name, ['auto', *STRATEGIES])}")
     return STRATEGIES[name](candidates)
 
 
 def default(implementation: Implementation, problem: Problem, gpu: Gpu) -> Config | None:
-    """The implementation's default where it serves ``problem`` on ``gpu``, else None."""
+    """The default of ``implementation``; None if it cannot run ``problem`` on ``gpu``."""
     if not implementation.serves(gpu.arch):
         return None
     config = implementation.default(problem, gpu)
@@ -87,7 +92,7 @@ def default(implementation: Implementation, problem: Problem, gpu: Gpu) -> Confi
 
 
 def by_estimate(implementation: Implementation, problem: Problem, gpu: Gpu) -> list[Config]:
-    """Every configuration that serves ``problem``, the fastest by the model first."""
+    """The configurations worth a try for ``problem``, sorted by the estimate of the cost model."""
     return sorted(
         implementation.configs(problem, gpu),
         key=lambda config: (implementation.estimate(problem, config, gpu), config.key),
@@ -97,10 +102,11 @@ def by_estimate(implementation: Implementation, problem: Problem, gpu: Gpu) -> l
 def candidates(
     implementations: Sequence[Implementation], problem: Problem, gpu: Gpu
 ) -> list[Candidate]:
-    """Everything that serves ``problem``: defaults first, then the rest by estimated time.
+    """All candidates for ``problem``: defaults first, then the others by estimate.
 
-    Implementations take turns, so that a search cut short was fair to each; in each turn the one
-    with the best estimate is first, and a naive kernel that takes seconds last.
+    Implementations take turns, so that an early end of the search is fair to all. In each turn the
+    implementation with the smallest estimate comes first, and a naive kernel that takes seconds
+    comes last.
     """
     estimated = []
     for implementation in implementations:

@@ -1,8 +1,8 @@
 """The measuring process: ``python -m kernelcat.tune.worker BACKEND DEVICE``.
 
-The worker holds one GPU and one problem at a time, and answers the supervisor's requests. Whatever
-a kernel does to the worker (hang, crash, corrupt its context) costs one candidate: the supervisor
-starts another worker.
+The worker has one GPU and the arrays of one problem at a time, and answers the supervisor.
+If a kernel makes the worker hang or crash, or corrupts the CUDA context, then only one candidate
+fails: the supervisor starts another worker.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ from kernelcat.tune.messages import (
 )
 from kernelcat.verify import gate
 
-HOPELESS = 5.0
-"""A candidate this many times slower than the best is timed once and left alone."""
+HOPELESS_FACTOR = 5.0
+"""A candidate whose time is over this factor times the best time is timed only once."""
 SCREEN_BLOCKS = 3
+"""Blocks in which a candidate is timed in screening."""
 
 
 class Worker:
-    """One device, and the problem whose arrays lie on it now."""
+    """One device, with the arrays of the current problem."""
 
     def __init__(self, spec: str, index: int, announce: Callable[[Candidate], None]) -> None:
         self.backend = backends.load(spec)
@@ -59,7 +60,7 @@ class Worker:
         self.prepared: dict[int, gate.Prepared] = {}
 
     def answer(self, request: Request[Any]) -> Any:
-        """The reply to ``request``; whatever goes wrong becomes a status."""
+        """The reply to ``request``; an exception becomes a :class:`Failed`."""
         verbs: dict[type, Callable[[Any], Any]] = {
             Hello: self.hello, Place: self.place, Screen: self.screen, Verify: self.verify,
             Race: self.race,
@@ -71,62 +72,66 @@ class Worker:
         return failed if self.healthy() else replace(failed, status="crashed", fatal=True)
 
     def hello(self, request: Hello) -> Greeting:
-        """What GPU this is, in what environment."""
+        """The SKU of the GPU, the environment, and the regimes of the timer."""
         gpu = self.device.gpu
         environment = Environment.capture(gpu, self.index).to_json()
         return Greeting(gpu.sku, environment, tuple(self.timer.regimes))
 
     def place(self, request: Place) -> Placed:
-        """Draw inputs, compute the oracle and lay out the rotating copies."""
+        """Draws inputs, computes the oracle, and puts the rotating copies on the device."""
         self.clear()
-        self.at = request.problem
-        self.entry: Entry = self.backend.entry(self.at.entry)
+        self.problem = request.problem
+        self.entry: Entry = self.backend.entry(self.problem.entry)
         first = self._prepared(0)
-        one = sum(math.prod(a.shape) * a.dtype.itemsize for a in first.arrays.values())
-        moved = min(one, self.entry.bytes_moved(self.at))
-        free = self.backend.free_bytes(self.device)
-        count = copies_needed(moved, one, self.device.gpu.l2_bytes, free)
-        more = gate.allocate(self.entry, self.at, self.device, 0, count - 1) if count > 1 else []
-        self.copies = [first.arrays, *more]
+        copy_bytes = sum(math.prod(a.shape) * a.dtype.itemsize for a in first.arrays.values())
+        moved_bytes = min(copy_bytes, self.entry.bytes_moved(self.problem))
+        l2_bytes, free_bytes = self.device.gpu.l2_bytes, self.backend.free_bytes(self.device)
+        count = copies_needed(moved_bytes, copy_bytes, l2_bytes, free_bytes)
+        self.copies = [first.arrays]
+        if count > 1:
+            self.copies += gate.allocate(self.entry, self.problem, self.device, 0, count - 1)
         self.device.synchronize()
-        cold = count * moved >= 3 * self.device.gpu.l2_bytes
-        return Placed(count, one, "cold" if cold else "warm")
+        is_cold = count * moved_bytes >= 3 * l2_bytes
+        return Placed(count, copy_bytes, "cold" if is_cold else "warm")
 
     def clear(self) -> None:
+        """Frees the arrays and the loaded kernels of the current problem."""
         self.binds, self.copies, self.prepared = {}, [], {}
         self.backend.release(self.device)
 
     def screen(self, request: Screen) -> Timing:
-        """The gate on one seed, then a short timing."""
-        bind = self._load(request.candidate)  # not kept: its workspaces may be large
-        verdict = self._gate(request.candidate, bind, 0)
+        """Checks the candidate on one seed, then times it for a short while."""
+        # Not put into self.binds: the workspaces of a candidate may be large.
+        bind = self._load(request.candidate)
+        verdict = self._check(request.candidate, bind, 0)
         timed = self._timed(bind, self.timer.regimes[0])
         contestant = Contestant(timed)
         best_us = request.best_us
-        hopeless = best_us is not None and timed.estimate_us > HOPELESS * best_us
-        if hopeless:
+        is_hopeless = best_us is not None and timed.estimate_us > HOPELESS_FACTOR * best_us
+        if is_hopeless:
             contestant.samples.append(timed.estimate_us)
-        for _ in range(0 if hopeless else SCREEN_BLOCKS):
+        for _ in range(0 if is_hopeless else SCREEN_BLOCKS):
             contestant.run(request.budget_us / SCREEN_BLOCKS, self.sampler)
         return self._timing(contestant, verdict)
 
     def verify(self, request: Verify) -> Passed:
-        """The gate on another seed; only the last one stays prepared."""
+        """Checks the candidate on another seed."""
         candidate = request.candidate
-        verdict = self._gate(candidate, self._bind(candidate), request.seed)
+        verdict = self._check(candidate, self._bind(candidate), request.seed)
         return Passed(verdict.max_error, verdict.sqnr_db)
 
     def race(self, request: Race) -> Raced:
-        """Race the candidates, then judge once more what the timed runs themselves wrote."""
+        """Races the candidates, then checks what the timed runs themselves wrote."""
         contestants = {}
         for candidate in request.candidates:
             self.announce(candidate)
             contestants[candidate] = Contestant(self._timed(self._bind(candidate), request.regime))
         race(contestants, self.sampler, STATES[request.state], seed=request.seed,
              announce=self.announce)  # fmt: skip
-        return Raced({c: self._after(c, contestant) for c, contestant in contestants.items()})
+        return Raced({c: self._judge_raced(c, contestant) for c, contestant in contestants.items()})
 
-    def _after(self, candidate: Candidate, contestant: Contestant) -> Timing | Failed:
+    def _judge_raced(self, candidate: Candidate, contestant: Contestant) -> Timing | Failed:
+        """The times of a contestant, if its timed runs wrote the right result to every copy."""
         self.announce(candidate)
         run, copies = contestant.timed.once, self.copies[1:]
         verdict = self._prepared(0).verify_run(run, peer=candidate.is_peer, copies=copies)
@@ -137,17 +142,18 @@ class Worker:
         except Rejected as error:
             return failure(error)
 
-    def _gate(self, candidate: Candidate, bind: Bind, seed: int) -> gate.Verdict:
+    def _check(self, candidate: Candidate, bind: Bind, seed: int) -> gate.Verdict:
         verdict = self._prepared(seed).verify(bind, peer=candidate.is_peer)
         if not verdict.passed:
             raise Rejected("wrong", verdict.detail, verdict.max_error)
         return verdict
 
     def _prepared(self, seed: int) -> gate.Prepared:
+        """Inputs and oracle of ``seed``. Only seed 0 and the last other seed stay in memory."""
         if seed not in self.prepared:
             for other in [s for s in self.prepared if s != 0]:
                 del self.prepared[other]
-            self.prepared[seed] = gate.prepare(self.entry, self.at, self.device, seed)
+            self.prepared[seed] = gate.prepare(self.entry, self.problem, self.device, seed)
         return self.prepared[seed]
 
     def _bind(self, candidate: Candidate) -> Bind:
@@ -158,32 +164,33 @@ class Worker:
     def _load(self, candidate: Candidate) -> Bind:
         if candidate.is_peer:
             peer = next(p for p in self.entry.peers if p.name == candidate.variant)
-            return self.backend.bind_peer(self.entry, self.at, self.timer, peer.load())
+            return self.backend.bind_peer(self.entry, self.problem, self.timer, peer.load())
         for implementation in self.backend.implementations(self.entry.name):
             owner = (implementation.language, implementation.variant)
             if owner == (candidate.language, candidate.variant):
-                return self.device.load(implementation, self.at, candidate.config)
+                return self.device.load(implementation, self.problem, candidate.config)
         raise Rejected("launch_error", f"{candidate} is not in the catalog")
 
     def _timed(self, bind: Bind, regime: str) -> Timed:
+        """A kernel bound to every copy, ready to be timed."""
         return self.timer.prepare([bind(arrays) for arrays in self.copies], regime)
 
     def _timing(self, contestant: Contestant, verdict: gate.Verdict) -> Timing:
-        """Samples and readings; a time below the roofline floor is an error, not a record."""
-        gpu, work = self.device.gpu, self.entry
-        dtype = str(self.at.values.get(work.tolerance_axis, "float32"))
-        floor = gpu.roofline_us(work.flops(self.at), work.bytes_moved(self.at), dtype)
+        """Samples and readings; raises :class:`Rejected` for a time below the roofline."""
+        gpu, entry = self.device.gpu, self.entry
+        dtype = str(self.problem.values.get(entry.tolerance_axis, "float32"))
+        floor = gpu.roofline_us(entry.flops(self.problem), entry.bytes_moved(self.problem), dtype)
         samples = tuple(contestant.samples)
-        fastest = sorted(samples)[len(samples) // 2]
-        if fastest < floor:
+        median = sorted(samples)[len(samples) // 2]
+        if median < floor:
             raise Rejected(
-                "wrong", f"{fastest:.3f} us is below the roofline floor of {floor:.3f} us"
+                "wrong", f"{median:.3f} us is below the roofline floor of {floor:.3f} us"
             )
         readings = tuple(contestant.readings)
         return Timing(samples, readings, verdict.max_error, verdict.sqnr_db)
 
     def healthy(self) -> bool:
-        """Whether the device still answers: an illegal access poisons its context for good."""
+        """Whether the device still works: after an illegal access the CUDA context never does."""
         try:
             self.device.synchronize()
         except Exception:
@@ -196,7 +203,7 @@ def main() -> None:
     server = Server()
     try:
         worker = Worker(spec, index, server.announce)
-    except Exception as error:  # sent to the supervisor, which raises it again
+    except Exception as error:  # sent to the supervisor, which raises an error
         cannot_start = replace(failure(error), fatal=True)
         server.serve(lambda request: cannot_start)
         return

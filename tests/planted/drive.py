@@ -1,6 +1,6 @@
-"""Tunes the planted entry, as a program of its own: a test can kill or interrupt it.
+"""A program that tunes the planted entry, for tests that kill or interrupt a tune.
 
-Its arguments are the devices, device 0 by default; there is a problem for each.
+The arguments are device numbers, by default 0. The tune has one problem for each device.
 """
 
 import sys

@@ -1,4 +1,5 @@
-// Copies that are right, wrong, wild or endless on purpose: the tuner has to survive them.
+// Copy kernels, some of which fail on purpose: wrong results, writes outside of the output, endless
+// loops, code that does not compile. The tuner must record each failure and go on.
 
 namespace planted {
 

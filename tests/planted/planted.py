@@ -1,6 +1,6 @@
-"""A test language on the host: Python functions that are slow, wrong, wild or endless on purpose.
+"""A backend without a GPU: Python functions, some of which fail on purpose in every known way.
 
-Loaded by the tuner's processes as the backend ``planted:Backend``, like any other.
+The processes of a tune load it by its name, ``planted:Backend``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ GPU = Gpu("planted", "Planted Host", "sm_90a", 1, 1 << 16, 1 << 16, 1 << 30, 1e1
           {"float32": 1e18}, 1)  # fmt: skip
 MICROSECONDS = {"slow": 1500, "fast": 250, "good": 600, "close": 700}
 CLOCK = time.thread_time
-"""CPU time: a machine that is busy with something else changes no result."""
+"""CPU time of the thread, so that other load on the machine changes no result."""
 
 TRUSTED = 200
-"""Calls after which a planted implementation goes wrong: screening makes fewer, a race more."""
+"""Calls after which the kind ``tires`` is wrong: screening makes fewer calls, a race more."""
 
 STATUS = {
     "hangs": "timeout",
@@ -42,7 +42,7 @@ STATUS = {
     "refuses": "compile_error",
     "raises": "launch_error",
 }
-"""What each planted failure must be recorded as."""
+"""Kind of failure -> the status that must be recorded."""
 
 
 def _peer(microseconds):
@@ -69,7 +69,7 @@ def _broken():
 
 ENTRY = Entry(
     name="planted",
-    summary="Copy, in more ways than one.",
+    summary="A copy.",
     axes=(
         Axis.size("n", "elements", 1, 1 << 20),
         Axis.choice("dtype", "element type", "float32"),
@@ -93,7 +93,7 @@ ENTRY = Entry(
         Peer("unable", _unable),
         Peer("broken", _broken),
     ),
-    # As if src were quantized: what it was is 60 dB away.
+    # As if src were quantized: the exact result is 60 dB away from the oracle's.
     signal=Signal(
         lambda problem, drawn: {"dst": drawn["src"] * np.float32(1.001)}, lambda problem: 50.0
     ),
@@ -130,7 +130,7 @@ def copy(arrays, microseconds):
 
 
 def overrun(arrays):
-    """One element past the end, where a guard band lies."""
+    """Writes one element past the end of the output, where a guard band lies."""
     dst = arrays["dst"]
     copy(arrays, 10)
     ctypes.memset(dst.ctypes.data + dst.nbytes, 1, 4)
@@ -146,27 +146,27 @@ def raises(arrays):
 
 
 def lie(arrays):
-    """Fast, and wrong in one element."""
+    """Fast, with one wrong element."""
     arrays["dst"][...] = arrays["src"]
     arrays["dst"][-1] += 1
 
 
 def slur(arrays):
-    """Every element within the tolerance, and all of them off to one side: 41 dB."""
+    """Every element is within the tolerance, but all errors have the same sign: 41 dB."""
     arrays["dst"][...] = arrays["src"] + np.float32(9e-3)
 
 
 def tire(arrays, calls=itertools.count()):  # noqa: B008
-    """Right until it has been called often enough to be believed."""
+    """Right for the first ``TRUSTED`` calls, which is enough to pass screening."""
     copy(arrays, 100)
     if next(calls) > TRUSTED:
         lie(arrays)
 
 
 def neglect(arrays, first={}):  # noqa: B006
-    """Right on the first of several copies of the same arrays, and nothing on the others."""
-    own = arrays["dst"].ctypes.data
-    if first.setdefault(arrays["src"].tobytes(), own) == own:
+    """Right on the first of several copies of the same arrays; writes nothing to the others."""
+    address = arrays["dst"].ctypes.data
+    if first.setdefault(arrays["src"].tobytes(), address) == address:
         copy(arrays, 100)
 
 
@@ -183,7 +183,7 @@ RUNS = {
 
 
 class Host:
-    """A device whose launches are calls. Each load is noted in ``$PLANTED_LOG``."""
+    """A device that runs Python functions. Each load is logged in ``$PLANTED_LOG``."""
 
     gpu = GPU
     xp = np
@@ -193,7 +193,7 @@ class Host:
 
     def load(self, implementation, problem, config):
         kind = config["kind"]
-        note(kind, problem, self.index)
+        log_load(kind, problem, self.index)
         if os.environ.get("PLANTED_HANG") == f"{kind} on {self.index}":
             kind = "hangs"
         if os.environ.get("PLANTED_FULL") == kind:
@@ -206,14 +206,14 @@ class Host:
         pass
 
 
-def note(kind, problem, index):
+def log_load(kind, problem, index):
     if "PLANTED_LOG" in os.environ:
         with Path(os.environ["PLANTED_LOG"]).open("a") as log:
             log.write(json.dumps([kind, problem["n"], index]) + "\n")
 
 
 class Backend:
-    """Two devices; two variants: one honest, one with everything that can go wrong."""
+    """Two devices and two variants: ``honest``, which is right, and ``bad``, with all failures."""
 
     def entry(self, name):
         return ENTRY

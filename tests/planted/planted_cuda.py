@@ -1,6 +1,6 @@
-"""The planted failures as real CUDA kernels, beside the entry ``tma_copy`` and its peer.
+"""A backend with CUDA kernels that fail on purpose, as an implementation of ``tma_copy``.
 
-Loaded by the tuner's processes as the backend ``planted_cuda:Backend``.
+The processes of a tune load it by its name, ``planted_cuda:Backend``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STATUS = {
     "refused": "compile_error",
     "too_many_threads": "launch_error",
 }
-"""Configuration -> what it must be recorded as."""
+"""Configuration -> the status that must be recorded."""
 
 
 def _program(problem, config, gpu):
@@ -38,7 +38,7 @@ PLANTED = Implementation(
     entry="tma_copy",
     language="cuda",
     variant="planted",
-    summary="Everything that can go wrong.",
+    summary="A copy that fails in every known way.",
     archs=("sm_80+",),
     space={"kind": tuple(STATUS)},
     illegal=lambda config, problem, gpu: None,
@@ -49,7 +49,7 @@ PLANTED = Implementation(
 
 
 class Backend(Cuda):
-    """The CUDA backend with the planted implementation alone."""
+    """The CUDA backend with the planted implementation only."""
 
     def implementations(self, name):
         return (PLANTED,)

@@ -1,4 +1,4 @@
-"""`attn_merge` in CUDA C++: a warp a row, and 16-byte loads of several parts at once."""
+"""`attn_merge` in CUDA C++: one warp per row, or 16-byte loads of several parts at once."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ VECTOR = 8
 """Elements in 16 bytes."""
 
 SPACE = {"threads": (128, 256, 512), "unroll": (1, 2, 4, 8), "eager": (False, True)}
-"""``unroll`` is how many parts a thread has in flight. ``eager`` loads results before it is known
-whether they count: more bytes, but one wait less."""
+"""``unroll`` is the number of parts that a thread has in flight. ``eager`` loads the result of a
+part before its lse tells whether the part has keys: more bytes, but one wait less."""
 
-RESIDENT = 1024
-"""Threads that an SM runs at once, of 64 registers."""
-WAIT_US = 0.7
+RESIDENT_THREADS = 1024
+"""Threads with 64 registers each that an SM holds at once."""
+LOAD_US = 0.7
 """From a load to its value."""
 
 
@@ -41,7 +41,7 @@ def _num_rows(problem: Problem) -> int:
 def _launch(
     problem: Problem, variant: str, *constants: int | bool, blocks: int, threads: int
 ) -> Program:
-    """``constants`` follow the element type and head_dim among template arguments."""
+    """One launch; ``constants`` are the template arguments after the element type and head_dim."""
     if blocks == 0:
         return Program(())
     values = (problem["head_dim"], *constants)
@@ -81,27 +81,32 @@ def _vectorized(problem: Problem, config: Config, gpu: Gpu) -> Program:
     )
 
 
-def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if _num_blocks(problem, config) > MAX_GRID:
-        return f"the grid would have more than {MAX_GRID} blocks"
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    blocks = _num_blocks(problem, config)
+    if blocks > MAX_GRID:
+        return f"{blocks} thread blocks are more than a grid's {MAX_GRID}"
+    return None
+
+
+def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if config["unroll"] > 1 and config["unroll"] >= 2 * problem["parts"]:
-        return f"{config['unroll']} parts at a time are mostly none of {problem['parts']}"
+        return f"{config['unroll']} parts at a time are at least twice the {problem['parts']} parts"
     return None
 
 
 def _waves(problem: Problem, gpu: Gpu) -> int:
-    return ceil(_num_threads(problem) / (gpu.sms * RESIDENT))
+    return ceil(_num_threads(problem) / (gpu.sms * RESIDENT_THREADS))
 
 
 def _vectorized_us(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """What bandwidth allows, or where there are few rows, the waits for one load after another."""
-    waits = ceil(problem["parts"] / config["unroll"]) * (1 if config["eager"] else 2)
+    """The time that the bandwidth allows or, with few rows, that of one load after another."""
+    loads = ceil(problem["parts"] / config["unroll"]) * (1 if config["eager"] else 2)
     bytes_moved = ENTRY.bytes_moved(problem) * (1.0 if config["eager"] else 0.9)
-    return max(copy_us(bytes_moved, gpu), LAUNCH_US + _waves(problem, gpu) * waits * WAIT_US)
+    return max(copy_us(bytes_moved, gpu), LAUNCH_US + _waves(problem, gpu) * loads * LOAD_US)
 
 
 def _default(problem: Problem, gpu: Gpu) -> Config:
-    """Eager where all threads run at once: waits count there, and bytes do not."""
+    """Eager where all threads run at once: waiting for loads then takes longer than the bytes."""
     unroll = max(u for u in SPACE["unroll"] if u == 1 or u < 2 * problem["parts"])
     return Config(threads=128, unroll=unroll, eager=_waves(problem, gpu) <= 1)
 
@@ -111,11 +116,9 @@ IMPLEMENTATIONS = (
         entry="attn_merge",
         language="cuda",
         variant="naive",
-        summary="a warp a row, one element at a time and one part after another",
+        summary="one warp per row, one element at a time, one part after another",
         archs=("sm_80+",),
         space={},
-        illegal=lambda config, problem, gpu: None,
-        default=lambda problem, gpu: Config(),
         program=_naive,
         estimate=lambda problem, config, gpu: 4 * copy_us(ENTRY.bytes_moved(problem), gpu),
         techniques={"exponential by one instruction": "MUFU.EX2"},
@@ -125,10 +128,11 @@ IMPLEMENTATIONS = (
         entry="attn_merge",
         language="cuda",
         variant="vectorized",
-        summary="16-byte loads, several rows a block and several parts in flight",
+        summary="16-byte loads, several rows per thread block, several parts in flight",
         archs=("sm_80+",),
         space=SPACE,
-        illegal=_reject,
+        illegal=_illegal,
+        unpromising=_unpromising,
         default=_default,
         program=_vectorized,
         estimate=_vectorized_us,

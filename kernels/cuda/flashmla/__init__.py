@@ -1,5 +1,5 @@
-"""`flashmla` in CUDA C++: a warp a query and head, mma.sync for few rows and for float8, wgmma, and
-clusters of two for many."""
+"""`flashmla` in CUDA C++: one warp per query and head, mma.sync for few rows and for float8, wgmma,
+and pairs of thread blocks for many rows."""
 
 from kernelcat.kernels.cuda.flashmla import mma, naive, pair, wgmma
 

@@ -1,50 +1,34 @@
-// Puts together rows that blocks have parts of, 128 columns of a row at a time: few parts by a
-// warp, many by a block, a warp for every 16th part.
+// Merges partial results of rows, 128 columns of a row at a time: one warp adds up few parts, all
+// warps of a thread block many, each of them every 16th part.
+#include <kernelcat/partial_sum.cuh>
 #include <kernelcat/pdl.cuh>
 
-#include "partials.cuh"
+#include "partial_results.cuh"
 
 namespace kernelcat {
 
 constexpr int kNumWarps = 16, kThreads = kNumWarps * kWarpThreads;
 constexpr int kColumns = 4 * kWarpThreads, kItems = kLatent / kColumns;  // of a row
-constexpr int kInFlight = 4;  // parts that a thread waits for together
+constexpr int kInFlight = 4;  // parts that a thread loads at once
 constexpr int kFewParts = 2 * kInFlight;
 
-// Of four columns of a row, relative to its largest score in base 2.
-struct Sum {
-  float4 values = {};
-  float most = -kInfinity, total = 0.0f;
-
-  __device__ __forceinline__ void add(float4 other, float2 most_and_total) {
-    const float new_most = fmaxf(most, most_and_total.x);
-    const float kept = rescale(most, new_most), factor = rescale(most_and_total.x, new_most);
-    values.x = values.x * kept + other.x * factor;
-    values.y = values.y * kept + other.y * factor;
-    values.z = values.z * kept + other.z * factor;
-    values.w = values.w * kept + other.w * factor;
-    total = total * kept + most_and_total.y * factor;
-    most = new_most;
-  }
-};
-
-// Tasks of few parts come first, then those of many.
+// The tasks of a launch; those with up to kFewParts parts are listed apart from the others.
 struct Tasks {
-  Task told[kThreads];
-  int shares[kThreads];  // few at the front, many from the back
+  CombineTask tasks[kThreads];
+  int teams[kThreads];  // with few parts from the front, with many from the back
   int num_few, num_many;
 
   // Runs in one warp.
-  __device__ __forceinline__ void list(int num_shares) {
+  __device__ __forceinline__ void list(int num_teams) {
     const int lane = lane_index();
     const uint32_t before = (1u << lane) - 1;
     int few = 0, many = 0;
-    for (int first = 0; first < num_shares; first += kWarpThreads) {
-      const int share = first + lane, parts = share < num_shares ? told[share].num_parts : 0;
+    for (int first = 0; first < num_teams; first += kWarpThreads) {
+      const int team = first + lane, parts = team < num_teams ? tasks[team].num_parts : 0;
       const uint32_t is_few = __ballot_sync(0xffffffff, parts > 0 && parts <= kFewParts);
       const uint32_t is_many = __ballot_sync(0xffffffff, parts > kFewParts);
-      if (is_few >> lane & 1) shares[few + __popc(is_few & before)] = share;
-      if (is_many >> lane & 1) shares[kThreads - 1 - many - __popc(is_many & before)] = share;
+      if (is_few >> lane & 1) teams[few + __popc(is_few & before)] = team;
+      if (is_many >> lane & 1) teams[kThreads - 1 - many - __popc(is_many & before)] = team;
       few += __popc(is_few), many += __popc(is_many);
     }
     if (lane == 0) num_few = few, num_many = many;
@@ -54,79 +38,86 @@ struct Tasks {
 // Four columns of a row of a task.
 template <typename T, int kTileRows>
 struct RowItem {
-  static constexpr int kPerTask = kTileRows * kItems;
-  Task task;
-  int share, row, column;
+  static constexpr int kTaskItems = kTileRows * kItems;
+  CombineTask task;
+  int team, row, column;
 
-  __device__ __forceinline__ RowItem(const Tasks& tasks, int share, int item)
-      : task(tasks.told[share]),
-        share(share),
+  __device__ __forceinline__ RowItem(const Tasks& tasks, int team, int item)
+      : task(tasks.tasks[team]),
+        team(team),
         row(item / kItems % kTileRows),
         column(item % kItems * kColumns + 4 * lane_index()) {}
 
-  // Of every `step`th part from part `first` on.
-  __device__ __forceinline__ Sum sum(Partials<kTileRows> partials, int first, int step) const {
-    Sum sum;
+  // Adds up every `step`th part, beginning with part `first`.
+  __device__ __forceinline__ PartialSum sum(PartialResults<kTileRows> partials, int first,
+                                            int step) const {
+    PartialSum sum;
     for (; first < task.num_parts; first += kInFlight * step) {
-      float4 found[kInFlight];
-      float2 rows[kInFlight];
+      float4 values[kInFlight];
+      float2 stats[kInFlight];
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
         const int part = first + i * step;
-        found[i] = {}, rows[i] = {-kInfinity, 0.0f};
-        const int slot = Partials<kTileRows>::slot(share + part, part == 0);
-        const auto* four = reinterpret_cast<const float4*>(partials.at(slot, row, column));
-        if (part < task.num_parts) found[i] = __ldcg(four);
-        if (part < task.num_parts) rows[i] = __ldcg(partials.most_and_total(slot, row));
+        values[i] = {}, stats[i] = {-kInfinity, 0.0f};
+        const int slot = PartialResults<kTileRows>::slot(team + part, part == 0);
+        const auto* four = reinterpret_cast<const float4*>(partials.values(slot, row, column));
+        if (part < task.num_parts) values[i] = __ldcg(four);
+        if (part < task.num_parts) stats[i] = __ldcg(partials.row_stats(slot, row));
       }
 #pragma unroll
-      for (int i = 0; i < kInFlight; ++i) sum.add(found[i], rows[i]);
+      for (int i = 0; i < kInFlight; ++i)
+        sum.add({.values = values[i], .row_max = stats[i].x, .row_sum = stats[i].y});
     }
     return sum;
   }
 
-  __device__ __forceinline__ void store(const Sum& sum, T* out, float* lse) const {
-    const int64_t place = static_cast<int64_t>(task.first_row) + row;
-    const RowEnd end = RowEnd::of(sum.most, sum.total);
+  __device__ __forceinline__ void store(const PartialSum& sum, T* out, float* lse) const {
+    const int64_t out_row = static_cast<int64_t>(task.first_row) + row;
+    const RowEnd end = RowEnd::of(sum.row_max, sum.row_sum);
     const uint2 four = {pack<T>(sum.values.x * end.factor, sum.values.y * end.factor),
                         pack<T>(sum.values.z * end.factor, sum.values.w * end.factor)};
-    *reinterpret_cast<uint2*>(out + place * kLatent + column) = four;
-    if (column == 0) lse[place] = end.lse;
+    *reinterpret_cast<uint2*>(out + out_row * kLatent + column) = four;
+    if (column == 0) lse[out_row] = end.lse;
   }
 };
 
 template <typename T, int kTileRows>
-__global__ void __launch_bounds__(kThreads) flashmla_combine(float* memory,      // partials
-                                                             const Task* given,  // (shares,)
-                                                             T* out, float* lse, int num_shares) {
+__global__ void __launch_bounds__(kThreads)
+    flashmla_combine(float* slots,                 // PartialResults::slots
+                     const CombineTask* tasks_in,  // (teams,)
+                     T* out,                       // (tokens, heads, 512)
+                     float* lse,                   // (tokens, heads)
+                     int num_teams) {
   using Item = RowItem<T, kTileRows>;
   __shared__ float4 values[kNumWarps][kWarpThreads];
-  __shared__ float2 most_and_total[kNumWarps];
+  __shared__ float2 stats[kNumWarps];
   __shared__ Tasks tasks;
   grid_dependency_wait();
   launch_dependents();
-  const Partials<kTileRows> partials = {memory};
+  const PartialResults<kTileRows> partials = {.slots = slots};
   const int warp = warp_index(), lane = lane_index();
-  if (threadIdx.x < num_shares) tasks.told[threadIdx.x] = given[threadIdx.x];
+  if (threadIdx.x < num_teams) tasks.tasks[threadIdx.x] = tasks_in[threadIdx.x];
   __syncthreads();
-  if (warp == 0) tasks.list(num_shares);
+  if (warp == 0) tasks.list(num_teams);
   __syncthreads();
 
-  const int num_few = tasks.num_few * Item::kPerTask, num_many = tasks.num_many * Item::kPerTask;
+  const int num_few = tasks.num_few * Item::kTaskItems,
+            num_many = tasks.num_many * Item::kTaskItems;
   for (int i = warp * gridDim.x + blockIdx.x; i < num_few; i += kNumWarps * gridDim.x) {
-    const Item item(tasks, tasks.shares[i / Item::kPerTask], i);
+    const Item item(tasks, tasks.teams[i / Item::kTaskItems], i);
     if (item.row < item.task.num_rows) item.store(item.sum(partials, 0, 1), out, lse);
   }
   for (int i = blockIdx.x; i < num_many; i += gridDim.x) {
-    const Item item(tasks, tasks.shares[kThreads - 1 - i / Item::kPerTask], i);
+    const Item item(tasks, tasks.teams[kThreads - 1 - i / Item::kTaskItems], i);
     if (item.row >= item.task.num_rows) continue;
-    Sum sum = item.sum(partials, warp, kNumWarps);
+    PartialSum sum = item.sum(partials, warp, kNumWarps);
     values[warp][lane] = sum.values;
-    if (lane == 0) most_and_total[warp] = {sum.most, sum.total};
+    if (lane == 0) stats[warp] = {sum.row_max, sum.row_sum};
     __syncthreads();
     if (warp == 0) {
 #pragma unroll
-      for (int j = 1; j < kNumWarps; ++j) sum.add(values[j][lane], most_and_total[j]);
+      for (int j = 1; j < kNumWarps; ++j)
+        sum.add({.values = values[j][lane], .row_max = stats[j].x, .row_sum = stats[j].y});
       item.store(sum, out, lse);
     }
     __syncthreads();

@@ -1,4 +1,4 @@
-// What the producer warpgroup of flashmla/wgmma does over pages of one token: its first warp tells
+// The producer warpgroup of flashmla/wgmma with pages of one token: its first warp publishes
 // segments and loads queries, all four gather keys.
 #pragma once
 
@@ -9,7 +9,7 @@ namespace kernelcat {
 
 template <typename Tile>
 struct LatentGatherer {
-  static constexpr int kRows = Tile::BLOCK_N / kGatherRows;  // of a tile, that a lane has parts of
+  static constexpr int kRows = Tile::BLOCK_N / kGatherRows;  // of a KV tile, for a thread
   static_assert(Tile::kPageSize == 1 && Tile::kClusterSize == 1);
 
   LatentProducer<Tile> producer;
@@ -41,7 +41,7 @@ struct LatentGatherer {
     arrive_when_gathered(producer.shared.keys_full[stage][piece]);
   }
 
-  // `phase` of the stage's earlier loads.
+  // `phase` is that of the stage's full barriers.
   __device__ __forceinline__ void load_keys(int stage, uint32_t phase,
                                             const int (&slots)[kRows]) const {
     producer.shared.rope_empty[stage].wait(phase ^ 1);
@@ -55,10 +55,10 @@ struct LatentGatherer {
   }
 
   __device__ __forceinline__ void run(const LatentSchedule<Tile>& schedule,
-                                      const Cursor<typename Tile::List>& cursor) const {
-    const bool tells = warp_index() % 4 == 0;
-    int index = 0;        // of the segment
-    uint32_t phases = 0;  // bit s: of stage s
+                                      const WorkCursor<typename Tile::List>& cursor) const {
+    const bool publishes = warp_index() % 4 == 0;
+    int segment_idx = 0;
+    StagePhases phases;
     schedule.for_each(cursor, [&](const Segment& segment) {
       int slots[kRows];
       look_up(slots, segment, segment.begin);
@@ -66,15 +66,15 @@ struct LatentGatherer {
         const int stage = (tile - segment.begin) % 2;
         int next[kRows];
         look_up(next, segment, tile + 1);
-        load_keys(stage, phases >> stage & 1, slots);
-        phases ^= 1 << stage;
-        if (tile == segment.begin && tells) producer.tell(segment, index);
+        load_keys(stage, phases.of(stage), slots);
+        phases.flip(stage);
+        if (tile == segment.begin && publishes) producer.publish(segment, segment_idx);
 #pragma unroll
         for (int i = 0; i < kRows; ++i) slots[i] = next[i];
       }
-      ++index;
+      ++segment_idx;
     });
-    if (tells) producer.tell_end(index);
+    if (publishes) producer.publish_end(segment_idx);
   }
 };
 

@@ -1,73 +1,65 @@
-// What the consumer warpgroups of flashmla/wgmma and pair have in common: 64 rows, half of the
-// columns.
+// What the consumer warpgroups of flashmla/wgmma and pair share: 64 rows, half of the columns.
 #pragma once
 
 #include <kernelcat/sync.cuh>
 #include <kernelcat/wgmma.cuh>
+#include <kernelcat/wgmma_rs.cuh>
 
-#include "../paged_attn/wgmma_values.cuh"
 #include "latent.cuh"
 #include "latent_softmax.cuh"
 
 namespace kernelcat {
 
 constexpr int kHalfLatent = kLatent / 2;
-constexpr int kOwnBarrier = 4;  // and one for the other warpgroup; wgmma has 1, 2, and 3
+constexpr int kClearBarrier = 4;  // named barriers kClearBarrier + warpgroup
 
-template <int kCount, int kWords>
-__device__ __forceinline__ void pin(uint32_t (&values)[kCount][kWords]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-#pragma unroll
-    for (int j = 0; j < kWords; ++j) asm volatile("" : "+r"(values[i][j])::"memory");
-  }
-}
-
-// Keeps the compiler from holding all that follows from a descriptor in registers.
+// Keeps the compiler from precomputing all descriptors that follow from this one: they would take
+// registers.
 __device__ __forceinline__ uint64_t opaque(uint64_t descriptor) {
   asm volatile("" : "+l"(descriptor));
   return descriptor;
 }
 
-// Sums of kTokens tokens at a time, and of which rows: lane l of a warp has rows l / 4 and
-// l / 4 + 8 of its 16, as wgmma leaves them.
+// Rows of a warpgroup against kTokens tokens at a time, in the layout of wgmma's accumulators: lane
+// l has rows l / 4 and l / 4 + 8 of its warp's 16.
 template <typename T, int kTokens>
 struct LatentRows {
   static constexpr int kSteps = kTokens / kWgmmaK;
   using Scores = float[kTokens / 2];
   using Weights = uint32_t[kSteps][4];
 
-  float out[kHalfLatent / 2];
+  float accumulators[kHalfLatent / 2];
   LatentSoftmax softmax;
-  int limit[2];   // the last tokens that the lane's two rows see
-  int clear_end;  // tokens before this one are seen by all
+  int last_visible[2];  // the last tokens that the two rows see
+  int all_end;          // all rows see the tokens before this one
 
   // `first` is the upper one of the lane's two rows.
   template <typename Segment>
   __device__ __forceinline__ void begin(const Segment& segment, int first, int heads) {
     softmax = LatentSoftmax();
 #pragma unroll
-    for (float& value : out) value = 0.0f;
+    for (float& value : accumulators) value = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) limit[i] = segment.limit(first + 8 * i, heads);
-    clear_end = segment.limit(0, heads) + 1;
+    for (int i = 0; i < 2; ++i) last_visible[i] = segment.last_visible(first + 8 * i, heads);
+    all_end = segment.last_visible(0, heads) + 1;
   }
 
-  // Few tiles change anything.
-  __device__ __forceinline__ void rescale_sums(const float (&kept)[2]) {
-    if (!__any_sync(0xffffffff, kept[0] != 1.0f || kept[1] != 1.0f)) return;
+  // Most KV tiles do not raise a row max.
+  __device__ __forceinline__ void rescale_accumulators(const float (&rescale)[2]) {
+    if (!__any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
 #pragma unroll
-    for (int i = 0; i < kHalfLatent / 2; ++i) out[i] *= kept[i / 2 % 2];
+    for (int i = 0; i < kHalfLatent / 2; ++i) accumulators[i] *= rescale[i / 2 % 2];
   }
 
-  // Scores of tokens `token` .. become exponentials, relative to softmax.most.
+  // Replaces the scores of tokens `token` .. by exponentials relative to softmax.row_max; the
+  // accumulators must then be multiplied by `rescale`.
   __device__ __forceinline__ void exponentiate(Scores& scores, int token, float factor,
-                                               float (&kept)[2]) {
-    if (token + kTokens > clear_end) hide(scores, token);
-    softmax.add(scores, factor, kept);
+                                               float (&rescale)[2]) {
+    if (token + kTokens > all_end) mask_scores(scores, token);
+    softmax.add(scores, factor, rescale);
   }
 
-  // As operands of the values' product.
+  // Rounds weights to the operands of the product with the values.
   static __device__ __forceinline__ void round(const Scores& scores, Weights& weights) {
 #pragma unroll
     for (int i = 0; i < kTokens / 4; ++i) {
@@ -75,34 +67,36 @@ struct LatentRows {
     }
   }
 
-  // Starts out += weights @ values, whose chunks of 64 columns begin at `values`.
+  // Starts accumulators += weights @ values, whose chunks of 64 columns begin at `values`.
   __device__ __forceinline__ void multiply_values(Weights& weights, const uint8_t* values) {
     constexpr int kChunkBytes = kTokens * kRowBytes;
     const uint64_t b = opaque(swizzled_values_descriptor(shared_address(values), kChunkBytes));
-    pin(out);
+    pin(accumulators);
     pin(weights);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
-      const uint64_t sixteen = advanced(b, k * kWgmmaK * kRowBytes);
-      WgmmaValues<T, kHalfLatent>::multiply(out, weights[k], sixteen);
+      const uint64_t values_k = advanced(b, k * kWgmmaK * kRowBytes);
+      WgmmaRs<T, kHalfLatent, OperandB::kRowsOfK>::multiply(accumulators, weights[k], values_k,
+                                                            true);
     }
     wgmma_commit();
-    pin(out);
+    pin(accumulators);
   }
 
  private:
-  __device__ __forceinline__ void hide(Scores& scores, int token) const {
+  __device__ __forceinline__ void mask_scores(Scores& scores, int token) const {
     const int first = token + lane_index() % 4 * 2;
 #pragma unroll
     for (int i = 0; i < kTokens / 2; ++i) {
-      if (first + i / 4 * 8 + i % 2 > limit[i / 2 % 2]) scores[i] = -kInfinity;
+      if (first + i / 4 * 8 + i % 2 > last_visible[i / 2 % 2]) scores[i] = -kInfinity;
     }
   }
 };
 
-// Slots that hold none of the sequence's tokens may hold NaN, which weights of zero do not undo:
-// zeros from token `first` on, of `num_chunks` chunks, by warpgroup `warpgroup`.
+// Zeroes tokens `first` .. of `num_chunks` chunks of values, by the threads of warpgroup
+// `warpgroup`: slots that hold no token of the sequence may hold NaN, which a weight of zero does
+// not remove.
 template <int kTokens>
 __device__ __forceinline__ void clear_tokens(uint8_t* chunks, int num_chunks, int first,
                                              int warpgroup) {
@@ -114,7 +108,7 @@ __device__ __forceinline__ void clear_tokens(uint8_t* chunks, int num_chunks, in
     for (int i = threadIdx.x % kWarpgroupThreads; i < units; i += kWarpgroupThreads) rows[i] = {};
   }
   fence_async_shared();
-  named_barrier_sync(kOwnBarrier + warpgroup, kWarpgroupThreads);
+  named_barrier_sync(kClearBarrier + warpgroup, kWarpgroupThreads);
 }
 
 }  // namespace kernelcat

@@ -1,17 +1,17 @@
-// What becomes of the sums of a consumer warpgroup of flashmla/wgmma or pair: rows of the result,
-// or parts of them that are put together.
+// What becomes of the accumulators of a consumer warpgroup of flashmla/wgmma or pair: rows of the
+// output, or partial results that are merged.
 #pragma once
 
 #include <kernelcat/fragments.cuh>
 
 #include "latent_tile.cuh"
-#include "partials.cuh"
+#include "partial_results.cuh"
 
 namespace kernelcat {
 
-// Where all consumer threads of a block meet. An mbarrier, and not a named one: it says by itself
-// what is ordered by it, to the sanitizer too, wherever in the code a warpgroup comes to it.
-struct Meeting {
+// Synchronizes all consumer threads of a thread block. An mbarrier, unlike a named barrier, shows
+// the sanitizer what it orders, wherever in the code a warpgroup reaches it.
+struct ConsumerSync {
   Barrier& barrier;
   uint32_t phase = 0;
 
@@ -28,146 +28,148 @@ struct LatentResults {
   using T = typename Tile::T;
   static constexpr int kTileRows = Tile::BLOCK_M * Tile::kRowTiles;
 
-  const LatentAttention<T, typename Tile::Cached>& call;
-  Partials<kTileRows> partials;
-  uint32_t* counters;  // (shares, kSide): zero before and after
-  Task* tasks;         // (shares,)
-  bool* is_last;       // in shared memory
-  int few, share, rank;
+  const LatentArgs<T, typename Tile::Cached>& args;
+  PartialResults<kTileRows> partials;
+  uint32_t* counters;                // (teams, kTeamBlocks), zero before and after
+  CombineTask* tasks;                // (teams,)
+  bool* is_last;                     // in shared memory
+  int max_inline_parts, team, rank;  // rank: of the thread block in its team
 };
 
-// Of half `half` of the columns, and 64 rows from row `first` of the segment on: lane l of a warp
-// has, of rows l / 4 and l / 4 + 8 of its 16, what wgmma leaves it.
+// The result of 64 rows, from row `first` of the segment on, in half `half` of the columns. Lane l
+// of a warp has rows l / 4 and l / 4 + 8 of its 16, in the layout of wgmma's accumulators.
 template <typename Tile>
 struct LatentResult : LatentResults<Tile> {
   using T = typename Tile::T;
   using Base = LatentResults<Tile>;
-  using Base::call, Base::partials, Base::counters, Base::tasks, Base::is_last;
-  using Base::few, Base::share, Base::rank, Base::kTileRows;
-  static constexpr int kHalf = kLatent / 2;
+  using Base::args, Base::partials, Base::counters, Base::tasks, Base::is_last;
+  using Base::max_inline_parts, Base::team, Base::rank, Base::kTileRows;
+  static constexpr int kColumns = kLatent / 2;
 
   int half, first;
 
-  // The upper one of the lane's two rows. Lanes may ask for it one by one (not so warp_index()).
+  // The upper one of the lane's two rows. Unlike warp_index(), single lanes may call it.
   static __device__ __forceinline__ int row() {
     return static_cast<int>(threadIdx.x) / kWarpThreads % 4 * 16 + lane_index() / 4;
   }
 
-  // Stores the rows, or what this block has of them. Up to `few` parts are put together by the last
-  // block that has any, more by a kernel that follows.
-  __device__ __forceinline__ void finish(const float (&out)[kHalf / 2], const RowSums<2>& sums,
-                                         const Segment& segment, Meeting& meet) const {
-    const int num_parts = segment.last_share - segment.first_share + 1;
+  // Stores the rows, or this thread block's part of them. The last thread block that stores a part
+  // adds up all parts if there are up to max_inline_parts; otherwise flashmla_combine does.
+  __device__ __forceinline__ void finish(const float (&accumulators)[kColumns / 2],
+                                         const RowStats<2>& stats, const Segment& segment,
+                                         ConsumerSync& sync_consumers) const {
+    const int num_parts = segment.last_team - segment.first_team + 1;
     if (num_parts == 1) {
-      store(out, sums, segment);
+      store(accumulators, stats, segment);
       return;
     }
-    const bool begins_here = segment.first_share == share;
-    put(out, sums, Partials<kTileRows>::slot(share, begins_here));
-    if (num_parts > few) {
+    const bool begins_here = segment.first_team == team;
+    store_part(accumulators, stats, PartialResults<kTileRows>::slot(team, begins_here));
+    if (num_parts > max_inline_parts) {
       if (begins_here && rank == 0 && threadIdx.x == 0) {
-        const int first = segment.sequence.first_query * call.heads + segment.side_row;
-        tasks[share] = {num_parts, first, segment.side_rows};
+        const int first = segment.sequence.first_query * args.heads + segment.team_row;
+        tasks[team] = {num_parts, first, segment.num_team_rows};
       }
       return;
     }
-    uint32_t* counter = counters + segment.first_share * Tile::kSide + rank;
-    if (is_last_part(counter, num_parts, threadIdx.x == 0, is_last, [&] { meet(); })) {
+    uint32_t* counter = counters + segment.first_team * Tile::kTeamBlocks + rank;
+    if (is_last_part(counter, num_parts, threadIdx.x == 0, is_last, [&] { sync_consumers(); })) {
       merge(segment);
     }
   }
 
  private:
   // Divides by the softmax's denominators and stores.
-  __device__ __forceinline__ void store(const float (&out)[kHalf / 2], const RowSums<2>& sums,
-                                        const Segment& segment) const {
+  __device__ __forceinline__ void store(const float (&accumulators)[kColumns / 2],
+                                        const RowStats<2>& stats, const Segment& segment) const {
     const int lane = lane_index();
     const int64_t begin =
-        static_cast<int64_t>(segment.sequence.first_query) * call.heads + segment.first_row;
+        static_cast<int64_t>(segment.sequence.first_query) * args.heads + segment.first_row;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int own = first + row() + 8 * i;
-      const bool is_live = own < segment.num_rows;
-      const RowEnd end = RowEnd::of(sums.most[i], sums.total[i]);
-      if (half == 0 && is_live && lane % 4 == 0) call.lse[begin + own] = end.lse;
-      T* target = call.out + (begin + own) * kLatent + half * kHalf + lane % 4 * 8;
+      const int row_idx = first + row() + 8 * i;
+      const bool is_inside = row_idx < segment.num_rows;
+      const RowEnd end = RowEnd::of(stats.row_max[i], stats.row_sum[i]);
+      if (half == 0 && is_inside && lane % 4 == 0) args.lse[begin + row_idx] = end.lse;
+      T* target = args.out + (begin + row_idx) * kLatent + half * kColumns + lane % 4 * 8;
 #pragma unroll
-      for (int column = 0; column < kHalf; column += 32) {
+      for (int column = 0; column < kColumns; column += 32) {
         uint32_t matrices[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int at = column / 2 + 4 * j + 2 * i;
-          matrices[j] = pack<T>(out[at] * end.factor, out[at + 1] * end.factor);
+          matrices[j] = pack<T>(accumulators[at] * end.factor, accumulators[at + 1] * end.factor);
         }
         const uint4 eight = gather_rows(matrices);
-        if (is_live) *reinterpret_cast<uint4*>(target + column) = eight;
+        if (is_inside) *reinterpret_cast<uint4*>(target + column) = eight;
       }
     }
   }
 
-  // Of this lane's row `i`: among those of all blocks side by side.
+  // Index of the lane's row `i` among the rows of the team.
   __device__ __forceinline__ int part_row(int i) const {
     return (Tile::kRowTiles > 1 ? rank * Tile::BLOCK_M : first) + row() + 8 * i;
   }
-  // Columns 0 and 1 of every eight, in a slot.
+  // The lane's first two columns of row `i` in a slot; it has two of every eight columns.
   __device__ __forceinline__ float2* part(int slot, int i) const {
-    const int column = half * kHalf + lane_index() % 4 * 2;
-    return reinterpret_cast<float2*>(partials.at(slot, part_row(i), column));
+    const int column = half * kColumns + lane_index() % 4 * 2;
+    return reinterpret_cast<float2*>(partials.values(slot, part_row(i), column));
   }
-  __device__ __forceinline__ float2* part_sums(int slot, int i) const {
-    return partials.most_and_total(slot, part_row(i));
+  __device__ __forceinline__ float2* stored_stats(int slot, int i) const {
+    return partials.row_stats(slot, part_row(i));
   }
 
-  __device__ __forceinline__ void put(const float (&out)[kHalf / 2], const RowSums<2>& sums,
-                                      int slot) const {
+  __device__ __forceinline__ void store_part(const float (&accumulators)[kColumns / 2],
+                                             const RowStats<2>& stats, int slot) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float2* pairs = part(slot, i);
 #pragma unroll
-      for (int step = 0; step < kHalf / 8; ++step) {
+      for (int step = 0; step < kColumns / 8; ++step) {
         const int at = 4 * step + 2 * i;
-        __stcg(pairs + 4 * step, {out[at], out[at + 1]});
+        __stcg(pairs + 4 * step, {accumulators[at], accumulators[at + 1]});
       }
-      // Both halves: the one that merges may know of its own block alone that it is there.
+      // Both halves store the statistics: a thread block that merges waits only for parts of its
+      // own half.
       if (lane_index() % 4 == 0) {
-        __stcg(part_sums(slot, i), {sums.most[i], sums.total[i]});
+        __stcg(stored_stats(slot, i), {stats.row_max[i], stats.row_sum[i]});
       }
     }
   }
 
-  // Adds all parts up, in the order of shares.
+  // Adds up all parts in the order of the teams.
   __device__ __forceinline__ void merge(const Segment& segment) const {
     constexpr int kInFlight = 16;
-    float out[kHalf / 2] = {};
-    RowSums<2> sums;
+    float accumulators[kColumns / 2] = {};
+    RowStats<2> stats;
 #pragma unroll 1
-    for (int from = segment.first_share; from <= segment.last_share; ++from) {
-      const int slot = Partials<kTileRows>::slot(from, from == segment.first_share);
-      RowSums<2> other;
+    for (int part_team = segment.first_team; part_team <= segment.last_team; ++part_team) {
+      const int slot = PartialResults<kTileRows>::slot(part_team, part_team == segment.first_team);
+      RowStats<2> part_stats;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float2 row_sums = __ldcg(part_sums(slot, i));
-        other.most[i] = row_sums.x, other.total[i] = row_sums.y;
+        const float2 stored = __ldcg(stored_stats(slot, i));
+        part_stats.row_max[i] = stored.x, part_stats.row_sum[i] = stored.y;
       }
-      const Factors<2> factors = add(sums, other);
+      const RescaleFactors<2> factors = add(stats, part_stats);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float2* pairs = part(slot, i);
 #pragma unroll
-        for (int first = 0; first < kHalf / 8; first += kInFlight) {
+        for (int first = 0; first < kColumns / 8; first += kInFlight) {
           float2 found[kInFlight];
 #pragma unroll
           for (int j = 0; j < kInFlight; ++j) found[j] = __ldcg(pairs + 4 * (first + j));
 #pragma unroll
           for (int j = 0; j < kInFlight; ++j) {
-            float* pair = out + 4 * (first + j) + 2 * i;
-            pair[0] = pair[0] * factors.own[i] + found[j].x * factors.other[i];
-            pair[1] = pair[1] * factors.own[i] + found[j].y * factors.other[i];
+            float* pair = accumulators + 4 * (first + j) + 2 * i;
+            pair[0] = pair[0] * factors.sum[i] + found[j].x * factors.part[i];
+            pair[1] = pair[1] * factors.sum[i] + found[j].y * factors.part[i];
           }
         }
       }
     }
-    store(out, sums, segment);
+    store(accumulators, stats, segment);
   }
 };
 

@@ -1,5 +1,4 @@
-// What the blocks of flashmla/wgmma work on: tiles of tokens, their shared memory, and whose they
-// are.
+// Shapes and shared memory of flashmla/wgmma.
 #pragma once
 
 #include <kernelcat/mbarrier.cuh>
@@ -11,18 +10,18 @@
 
 namespace kernelcat {
 
-// 64 rows against 64 tokens at a time; kRowTiles blocks side by side have neighbouring rows of the
-// same tokens, which they load together if they are a cluster.
+// A thread block has 64 rows, and takes 64 tokens at a time. The kRowTiles thread blocks of a team
+// have neighbouring rows of the same tokens; those of a cluster load the tokens together.
 template <typename T_, int kPageSize_, int kRowTiles_, int kClusterSize_>
 struct LatentTile {
   using T = T_;
   using Cached = T_;
   static constexpr int BLOCK_M = kWgmmaM, BLOCK_N = 64;
   static constexpr int kPageSize = kPageSize_, kRowTiles = kRowTiles_;
-  static constexpr int kSide = kRowTiles;  // blocks of a share
+  static constexpr int kTeamBlocks = kRowTiles;
   static constexpr int kClusterSize = kClusterSize_;
   static constexpr bool kGathers = kPageSize == 1;                 // by cp.async; else by TMA
-  static constexpr int kArrivals = kGathers ? kGatherThreads : 1;  // when keys have landed
+  static constexpr int kArrivals = kGathers ? kGatherThreads : 1;  // at a full barrier
   static constexpr int kConsumerThreads = 2 * kWarpgroupThreads;
   static constexpr int kNumThreads = kConsumerThreads + kWarpgroupThreads;
   static constexpr int kNumWarps = kNumThreads / kWarpThreads;
@@ -32,40 +31,48 @@ struct LatentTile {
   static constexpr int kValueChunks = kLatent / kColumns, kChunks = kValueChunks + 1;
   static constexpr int kHalfChunks = kValueChunks / 2;
   static constexpr int kChunkBytes = BLOCK_N * kRowBytes;
-  // Keys land piece by piece: the rotated part, then pairs of chunks.
+  // Keys land in pieces: the rotated part, then pairs of chunks.
   static constexpr int kPieceChunks = 2, kPieces = 1 + kValueChunks / kPieceChunks;
-  static constexpr int kLoadedTokens = BLOCK_N / kClusterSize;  // of a tile, by each block
-  // A box of a tensor map lies within a page.
+  static constexpr int kLoadedTokens = BLOCK_N / kClusterSize;  // by each thread block
+  // A TMA box lies within a page.
   static constexpr int kBoxTokens = kLoadedTokens < kPageSize ? kLoadedTokens : kPageSize;
   static constexpr int kBoxes = kLoadedTokens / kBoxTokens;
   using List = WorkList<BLOCK_M * kRowTiles, BLOCK_N>;
   static_assert(kGathers || (kBoxTokens % 8 == 0 && kBoxes <= kWarpThreads));
   static_assert(kRowTiles % kClusterSize == 0);
 
-  // Chunks of the columns that warpgroup `half` sums come first in its own tiles.
+  // Warpgroup `half` computes scores beginning with the chunks of its half of the columns.
   static __device__ __forceinline__ int chunk(int half, int piece, int i) {
     const int index = (piece - 1) * kPieceChunks + i;
     return (half * kHalfChunks + index) % kValueChunks;
   }
 };
 
-// Tiles of tokens take turns with the stages; warpgroup s has the scores of stage s.
+// The phases of both stages' barriers.
+struct StagePhases {
+  uint32_t bits = 0;  // bit s: of stage s
+
+  __device__ __forceinline__ uint32_t of(int stage) const { return bits >> stage & 1; }
+  __device__ __forceinline__ void flip(int stage) { bits ^= 1 << stage; }
+};
+
+// KV tiles use the two stages in turn; warpgroup s computes the scores of stage s.
 template <typename Tile>
 struct LatentShared {
   static constexpr int kRow = Tile::BLOCK_M;
   alignas(1024) uint8_t queries[Tile::kValueChunks][Tile::kChunkBytes];
-  // Of each warpgroup's tile; the first holds the queries' rotated part before there are weights.
+  // Of each warpgroup's KV tile. weights[0] first holds the rotated part of the queries.
   alignas(1024) uint8_t weights[2][Tile::kChunkBytes];
   alignas(1024) uint8_t keys[2][Tile::kChunks][Tile::kChunkBytes];
-  float most[2][kRow], totals[2][kRow];
+  float row_max[2][kRow], row_sum[2][kRow];  // of each warpgroup's KV tiles
   Barrier queries_full, queries_empty, queries_rope_empty;
-  Barrier weights_full[2];  // each warpgroup's, for the other one
-  Barrier first_scores;     // of a segment are there
-  Barrier meeting;          // of both
+  Barrier weights_full[2];  // of each warpgroup, for the other one
+  Barrier first_scores;     // of a segment have been computed
+  Barrier consumers;        // ConsumerSync
   Barrier keys_full[2][Tile::kPieces];
   Barrier rope_empty[2], half_empty[2][2];  // half_empty[stage][half]
   Planner<typename Tile::List, Tile::kNumWarps> planner;
-  Segment segments[2];  // the latest: queries_full says that it is there
+  Segment segments[2];  // by turns; queries_full says that one is complete
   bool is_last;
 };
 

@@ -1,4 +1,4 @@
-"""What the kernels of `flashmla` are compiled for and given, in the order of latent.cuh."""
+"""Template arguments and parameters of the kernels of `flashmla`, in the order of latent.cuh."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from math import ceil
 from kernelcat import dtypes
 from kernelcat.catalog.implementation import Float32, Int32, Param, Pointer
 from kernelcat.catalog.spec import Problem
-from kernelcat.reference.flashmla import PACKED_TYPE, row_length
+from kernelcat.kernels.cuda.common.latent_cache import cached_type
+from kernelcat.reference.flashmla import row_length
 
 TENSORS = ("q", "kv_cache", "block_table", "kv_lens", "cu_q", "out", "lse")
 SIZES = ("batch", "heads", "table_width")
@@ -15,9 +16,7 @@ SIZES = ("batch", "heads", "table_width")
 
 def types(problem: Problem) -> tuple[str, str]:
     """Template arguments: the type of q and out, and that of the cache."""
-    packed = problem["kv_dtype"] == PACKED_TYPE
-    cached = "Packed" if packed else problem["kv_dtype"]
-    return f"kernelcat::{problem['dtype']}", f"kernelcat::{cached}"
+    return f"kernelcat::{problem['dtype']}", cached_type(problem)
 
 
 def params(problem: Problem, *workspaces: str) -> tuple[Param, ...]:
@@ -29,19 +28,9 @@ def params(problem: Problem, *workspaces: str) -> tuple[Param, ...]:
     )
 
 
-def num_rows(problem: Problem) -> int:
-    """Query tokens times heads: rows of the result."""
-    return int(problem["tokens"] * problem["heads"])
-
-
-def rows(problem: Problem) -> int:
-    """Rows of the sequence with the most query tokens."""
+def max_rows(problem: Problem) -> int:
+    """Rows (query tokens times heads) of the sequence with the most query tokens."""
     return int(problem["max_q"] * problem["heads"])
-
-
-def context(problem: Problem) -> int:
-    """Cached tokens of a sequence whose table is full."""
-    return int(problem["table_width"] * problem["page_size"])
 
 
 def row_bytes(problem: Problem) -> int:
@@ -49,12 +38,7 @@ def row_bytes(problem: Problem) -> int:
     return int(row_length(problem.values) * dtypes.itemsize(problem["kv_dtype"]))
 
 
-def slots(problem: Problem) -> int:
-    """Tokens that the cache has room for."""
-    return int(problem["pages"] * problem["page_size"])
-
-
-def row_tiles(problem: Problem, block_m: int) -> int:
-    """Tiles of ``block_m`` rows, of all sequences, in the mean."""
+def num_row_tiles(problem: Problem, block_m: int) -> int:
+    """Tiles of ``block_m`` rows of all sequences, if all have the mean number of query tokens."""
     q_len = ceil(problem["tokens"] / max(problem["batch"], 1))
     return int(problem["batch"] * ceil(q_len * problem["heads"] / block_m))

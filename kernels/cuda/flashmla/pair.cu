@@ -1,25 +1,44 @@
-// Latent attention of 64 or 128 rows on Hopper by two blocks, of which each has half of the
-// columns.
+// Latent attention of 64 or 128 rows on Hopper by clusters of two thread blocks, which have half of
+// the columns each.
 //
-// Both blocks of a cluster have all rows, and of a tile of tokens the 256 latent columns that
-// their half of the result is of: a byte of the cache is read by one SM alone, and takes the room
-// of half a tile. Scores need all columns. So a block has the softmax of 64 of the rows: the other
-// one sends what its columns add to their scores, and gets their weights; both go from the
-// registers of a thread to those of the same thread there, through distributed shared memory. The
-// warpgroup of a block's own rows multiplies the next keys while it works on its softmax, the other
-// one sends its scores a tile ahead, so that nobody waits for the way there and back.
+// Both thread blocks have all rows, and of a KV tile the 256 latent columns of their half of the
+// output: each byte of the cache is read by one SM only, and a KV tile takes half of the shared
+// memory. Scores need all columns, so each thread block computes the softmax of 64 of the rows: the
+// peer sends what its columns add to the scores of these rows, and receives their weights. Both go
+// from the registers of a thread to the same thread of the peer through distributed shared memory.
+// The warpgroup that computes the softmax multiplies the next keys before it works on the softmax;
+// the other warpgroup sends its scores one KV tile ahead, so that no warpgroup waits for the way
+// there and back.
+//
+// barrier            | who arrives (how many)        | who waits      | for what
+// -------------------|-------------------------------|----------------|-----------------------
+// queries_full       | producer (1), bytes of TMA    | consumers      | a segment, its queries
+// queries_empty      | consumer threads              | producer       | products are done
+//                    | (kConsumerThreads)            |                |
+// keys_full[stage]   | producer (1), bytes of TMA;   | consumers      | keys in 16 bits
+//                    | packed: its threads (128)     |                |
+// packed_full[stage] | producer (1), bytes of TMA    | producer warps | packed rows
+// keys_empty[stage]  | consumer warps                | producer       | values were read
+//                    | (4 * kWarpgroups)             |                |
+// scores_full,       | thread of the receiving       | receiving      | data of the peer
+// weights_full       | warpgroup (1), peer's bytes   | warpgroup      |
+// scores_empty,      | warps of the peer's receiving | sending        | room at the peer
+// weights_empty      | warpgroup (4)                 | warpgroup      |
+// consumers          | consumer threads              | consumers      | each other
+//                    | (kConsumerThreads)            |                |
 #include <kernelcat/cluster.cuh>
 #include <kernelcat/pdl.cuh>
+#include <kernelcat/remote_store.cuh>
 
 #include "latent_products.cuh"
 #include "latent_result.cuh"
 #include "pair_unpacker.cuh"
-#include "remote_store.cuh"
 
 namespace kernelcat {
 
-// Runs in a consumer warpgroup: kOwn if its rows are the block's own.
-template <typename Tile, bool kOwn>
+// Runs in a consumer warpgroup. kSoftmax: whether this thread block computes the softmax of its
+// rows.
+template <typename Tile, bool kSoftmax>
 struct PairConsumer {
   using T = typename Tile::T;
   static constexpr int BLOCK_N = Tile::BLOCK_N, kChunkBytes = Tile::kChunkBytes;
@@ -31,14 +50,14 @@ struct PairConsumer {
   static constexpr int kSteps = Rows::kSteps;
 
   PairShared<Tile>& shared;
-  const LatentAttention<T, typename Tile::Cached>& call;
+  const LatentArgs<T, typename Tile::Cached>& args;
   Result result;
   int warpgroup, peer;
 
   static __device__ __forceinline__ int thread() { return threadIdx.x % kWarpgroupThreads; }
 
-  // Starts scores = queries @ keys^T by the block's columns; those of the rotated part count where
-  // the softmax is.
+  // Starts scores = queries @ keys^T over this thread block's columns, and over the rotated part
+  // where the softmax is computed.
   __device__ __forceinline__ void multiply_keys(Scores& scores, const Position& at) const {
     shared.keys_full[at.stage].wait(at.phase);
     const uint8_t* rows = shared.queries[warpgroup][0];
@@ -48,30 +67,31 @@ struct PairConsumer {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Tile::kValueChunks * kSteps; ++step) {
-      const int place = step / kSteps * kChunkBytes + step % kSteps * kWgmmaK * 2;
-      Wgmma<T, BLOCK_N>::multiply(scores, advanced(a, place), advanced(b, place), step > 0);
+      const int offset = step / kSteps * kChunkBytes + step % kSteps * kWgmmaK * 2;
+      Wgmma<T, BLOCK_N>::multiply(scores, advanced(a, offset), advanced(b, offset), step > 0);
     }
-    if constexpr (kOwn) {
+    if constexpr (kSoftmax) {
       const uint64_t rope = opaque(swizzled_rows_descriptor(shared_address(shared.queries_rope)));
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        const int place = step * kWgmmaK * 2;
-        Wgmma<T, BLOCK_N>::multiply(scores, advanced(rope, place),
-                                    advanced(b, Tile::kRopeChunk * kChunkBytes + place), true);
+        const int offset = step * kWgmmaK * 2;
+        Wgmma<T, BLOCK_N>::multiply(scores, advanced(rope, offset),
+                                    advanced(b, Tile::kRopeChunk * kChunkBytes + offset), true);
       }
     }
     wgmma_commit();
     pin(scores);
   }
 
-  // Says that what the other block sent has been read. Loads may still be under way.
+  // Arrives at a barrier of the peer after what the peer sent has been read. The fence orders loads
+  // in flight before the peer's next stores.
   __device__ __forceinline__ void release_stage_remote(Barrier& empty) const {
     fence_async_shared();
     __syncwarp();
     if (lane_index() == 0) arrive_remote(empty, peer);
   }
 
-  // Waits until what was sent is here: `phase` of earlier tiles.
+  // Waits until the bytes that the peer sends are here.
   __device__ __forceinline__ void receive(Barrier& full, int num_bytes, uint32_t phase) const {
     if (thread() == 0) full.arrive_expect(num_bytes);
     full.wait(phase);
@@ -106,150 +126,159 @@ struct PairConsumer {
       const uint4 words = {weights[k][0], weights[k][1], weights[k][2], weights[k][3]};
       store_remote(&shared.weights[k][thread()], words, shared.weights_full, peer);
     }
-    const float4 sums = {softmax.most[0], softmax.most[1], softmax.total[0], softmax.total[1]};
-    store_remote(&shared.sums[thread()], sums, shared.weights_full, peer);
+    const float4 stats = {softmax.row_max[0], softmax.row_max[1], softmax.row_sum[0],
+                          softmax.row_sum[1]};
+    store_remote(&shared.stats[thread()], stats, shared.weights_full, peer);
   }
 
   __device__ __forceinline__ void take_weights(Weights& weights, RunningSoftmax& softmax,
-                                               float (&kept)[2], uint32_t phase) const {
-    receive(shared.weights_full, sizeof(shared.weights) + sizeof(shared.sums), phase);
+                                               float (&rescale)[2], uint32_t phase) const {
+    receive(shared.weights_full, sizeof(shared.weights) + sizeof(shared.stats), phase);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       const uint4 words = shared.weights[k][thread()];
       weights[k][0] = words.x, weights[k][1] = words.y;
       weights[k][2] = words.z, weights[k][3] = words.w;
     }
-    const float4 sums = shared.sums[thread()];
+    const float4 stats = shared.stats[thread()];
     release_stage_remote(shared.weights_empty);
-    kept[0] = rescale(softmax.most[0], sums.x), kept[1] = rescale(softmax.most[1], sums.y);
-    softmax.most[0] = sums.x, softmax.most[1] = sums.y;
-    softmax.total[0] = sums.z, softmax.total[1] = sums.w;
+    rescale[0] = rescale_factor(softmax.row_max[0], stats.x),
+    rescale[1] = rescale_factor(softmax.row_max[1], stats.y);
+    softmax.row_max[0] = stats.x, softmax.row_max[1] = stats.y;
+    softmax.row_sum[0] = stats.z, softmax.row_sum[1] = stats.w;
   }
 
-  // Starts the sums of a tile's values, of which the sequence has `left` tokens.
-  __device__ __forceinline__ void add_values(Rows& rows, Weights& weights, const float (&kept)[2],
-                                             int left, int stage) const {
+  // Starts rows.accumulators += weights @ values of a KV tile, of which the sequence has
+  // `remaining` tokens.
+  __device__ __forceinline__ void add_values(Rows& rows, Weights& weights,
+                                             const float (&rescale)[2], int remaining,
+                                             int stage) const {
     uint8_t* values = shared.keys[stage][0];
-    if (left > 0 && left < BLOCK_N) {
-      clear_tokens<BLOCK_N>(values, Tile::kValueChunks, left, warpgroup);
+    if (remaining > 0 && remaining < BLOCK_N) {
+      clear_tokens<BLOCK_N>(values, Tile::kValueChunks, remaining, warpgroup);
     }
-    rows.rescale_sums(kept);
+    rows.rescale_accumulators(rescale);
     rows.multiply_values(weights, values);
   }
 
-  // Waits for all products but the last kPending. (Where it stands under a condition, ptxas takes
-  // accumulators for read while they are written, and waits for every product by itself.)
+  // Waits for all products but the last kPending. (Under a condition, ptxas takes accumulators for
+  // read while they are written, and waits for every product by itself.)
   template <int kPending>
   static __device__ __forceinline__ void wait(Rows& rows, Scores& scores, Weights& weights) {
     wgmma_wait<kPending>();
-    pin(rows.out);
+    pin(rows.accumulators);
     pin(scores);
     pin(weights);
   }
 
-  // Gives the keys back whose values have been multiplied; none if `stage` is negative.
+  // Releases a stage whose values have been multiplied; nothing if `stage` is negative.
   __device__ __forceinline__ void release_stage(int stage) const {
     if (stage >= 0 && lane_index() == 0) shared.keys_empty[stage].arrive();
   }
 
-  // Tiles of a segment, of the block's own rows: the next tile's scores and this one's values are
-  // multiplied one after the other, the values while the next softmax is worked on. `next`, `at`:
-  // where the ring is with keys, and with values; `phase` flips with every tile.
-  __device__ __forceinline__ void attend_own(Rows& rows, const Segment& segment, Position& next,
-                                             Position& at, uint32_t& phase) const {
+  // The KV tiles of a segment, if this thread block computes the softmax: the products of the next
+  // KV tile's keys and of this one's values follow each other, and the values' runs during the next
+  // softmax. `next` and `at` are the stages of the next keys and of the values; `phase` is that of
+  // the exchange.
+  __device__ __forceinline__ void attend_with_softmax(Rows& rows, const Segment& segment,
+                                                      Position& next, Position& at,
+                                                      uint32_t& phase) const {
     Scores scores;
     Weights weights;
-    int before = -1;  // the stage whose values are under way
+    int values_stage = -1;  // the stage whose values are being multiplied
     multiply_keys(scores, next);
     next.advance();
     wait<0>(rows, scores, weights);
     for (int tile = segment.begin; tile < segment.end; ++tile) {
       const int token = tile * BLOCK_N;
-      float kept[2];
+      float rescale[2];
       take_scores(scores, phase);
-      rows.exponentiate(scores, token, call.sm_scale * kLog2E, kept);
+      rows.exponentiate(scores, token, args.sm_scale * kLog2E, rescale);
       wait<0>(rows, scores, weights);
-      release_stage(before);
+      release_stage(values_stage);
       Rows::round(scores, weights);
       send_weights(weights, rows.softmax, phase);
       if (tile + 1 < segment.end) {
         multiply_keys(scores, next);
         next.advance();
       }
-      add_values(rows, weights, kept, segment.sequence.num_tokens - token, at.stage);
+      add_values(rows, weights, rescale, segment.sequence.num_tokens - token, at.stage);
       wait<1>(rows, scores, weights);
-      before = at.stage;
+      values_stage = at.stage;
       at.advance();
       phase ^= 1;
     }
     wait<0>(rows, scores, weights);
-    release_stage(before);
+    release_stage(values_stage);
   }
 
-  // Of the other block's rows: scores are sent a tile ahead of the weights that are awaited.
-  __device__ __forceinline__ void attend_others(Rows& rows, const Segment& segment, Position& next,
-                                                Position& at, uint32_t& phase) const {
+  // The KV tiles of a segment, if the peer computes the softmax: scores are sent one KV tile
+  // before the weights are awaited.
+  __device__ __forceinline__ void attend_without_softmax(Rows& rows, const Segment& segment,
+                                                         Position& next, Position& at,
+                                                         uint32_t& phase) const {
     Scores scores;
     Weights weights;
-    int before = -1;
+    int values_stage = -1;
     multiply_keys(scores, next);
     next.advance();
     wait<0>(rows, scores, weights);
     send_scores(scores, phase);
     for (int tile = segment.begin; tile < segment.end; ++tile) {
       const bool has_next = tile + 1 < segment.end;
-      float kept[2];
+      float rescale[2];
       if (has_next) {
         multiply_keys(scores, next);
         next.advance();
       }
       wait<1>(rows, scores, weights);
-      if (has_next) release_stage(before);
+      if (has_next) release_stage(values_stage);
       wait<0>(rows, scores, weights);
       if (has_next) {
         send_scores(scores, phase ^ 1);
       } else {
-        release_stage(before);
+        release_stage(values_stage);
       }
-      take_weights(weights, rows.softmax, kept, phase);
-      const int left = segment.sequence.num_tokens - tile * BLOCK_N;
-      add_values(rows, weights, kept, left, at.stage);
-      before = at.stage;
+      take_weights(weights, rows.softmax, rescale, phase);
+      const int remaining = segment.sequence.num_tokens - tile * BLOCK_N;
+      add_values(rows, weights, rescale, remaining, at.stage);
+      values_stage = at.stage;
       at.advance();
       phase ^= 1;
     }
     wait<0>(rows, scores, weights);
-    release_stage(before);
+    release_stage(values_stage);
   }
 
   __device__ __forceinline__ void run() const {
     Position next, at;
-    Meeting meet = {shared.meeting};
+    ConsumerSync sync_consumers = {.barrier = shared.consumers};
     uint32_t phase = 0;
-    for (int index = 0;; ++index) {
-      shared.queries_full.wait(index & 1);
-      const Segment& segment = shared.segments[index & 1];
+    for (int segment_idx = 0;; ++segment_idx) {
+      shared.queries_full.wait(segment_idx & 1);
+      const Segment& segment = shared.segments[segment_idx & 1];
       if (segment.begin == segment.end) break;
       Rows rows;
-      rows.begin(segment, warpgroup * Tile::kWarpgroupRows + Result::row(), call.heads);
-      if constexpr (kOwn) {
-        attend_own(rows, segment, next, at, phase);
+      rows.begin(segment, warpgroup * Tile::kWarpgroupRows + Result::row(), args.heads);
+      if constexpr (kSoftmax) {
+        attend_with_softmax(rows, segment, next, at, phase);
       } else {
-        attend_others(rows, segment, next, at, phase);
+        attend_without_softmax(rows, segment, next, at, phase);
       }
       shared.queries_empty.arrive();
-      rows.softmax.end();
-      RowSums<2> sums;
+      rows.softmax.reduce_row_sums();
+      RowStats<2> stats;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        sums.most[i] = rows.softmax.most[i], sums.total[i] = rows.softmax.total[i];
+        stats.row_max[i] = rows.softmax.row_max[i], stats.row_sum[i] = rows.softmax.row_sum[i];
       }
-      result.finish(rows.out, sums, segment, meet);
+      result.finish(rows.accumulators, stats, segment, sync_consumers);
     }
   }
 };
 
-// Up to `few` clusters' parts of a row are put together here; flashmla_combine does the rest.
+// The last thread block merges up to max_inline_parts partial results of a row; flashmla_combine
+// merges more.
 template <typename T, typename Cached, int kPageSize, int kWarpgroups,
           typename Tile = PairTile<T, Cached, kPageSize, kWarpgroups>>
 __global__ void __launch_bounds__(Tile::kNumThreads, 1)
@@ -257,12 +286,20 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
                   const __grid_constant__ TensorMap map_kv,      // (slots, a row)
                   const __grid_constant__ TensorMap map_rope,    // the same, of packed rows
                   const __grid_constant__ TensorMap map_scales,  // the same
-                  const T* q, const Cached* kv_cache, const int* block_table, const int* kv_lens,
-                  const int* cu_q, T* out, float* lse, float* memory, uint32_t* counters,
-                  Task* tasks, int batch, int heads, int table_width, float sm_scale, int num_slots,
-                  int least, int few) {
+                  const T* q,                                    // (tokens, heads, 576)
+                  const Cached* kv_cache,  // (pages, page_size, 576), or PackedRows
+                  const int* block_table,  // (batch, table_width)
+                  const int* kv_lens,      // (batch,)
+                  const int* cu_q,         // (batch + 1,)
+                  T* out,                  // (tokens, heads, 512)
+                  float* lse,              // (tokens, heads)
+                  float* partials,         // PartialResults::slots
+                  uint32_t* counters,  // (teams, thread blocks of a team), zero before and after
+                  CombineTask* tasks,  // (teams,)
+                  int batch, int heads, int table_width, float sm_scale, int num_slots,
+                  int min_tiles, int max_inline_parts) {
   extern __shared__ uint8_t dynamic_shared[];
-  const uint32_t padding = -shared_address(dynamic_shared) & 1023;
+  const uint32_t padding = -shared_address(dynamic_shared) & 1023;  // to a swizzle atom
   auto& shared = *reinterpret_cast<PairShared<Tile>*>(dynamic_shared + padding);
   if (threadIdx.x == 0) {
     prefetch_map(map_q);
@@ -270,7 +307,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     constexpr int kWarps = kWarpgroupThreads / kWarpThreads;  // of a warpgroup
     shared.queries_full.init(1);
     shared.queries_empty.init(Tile::kConsumerThreads);
-    shared.meeting.init(Tile::kConsumerThreads);
+    shared.consumers.init(Tile::kConsumerThreads);
     for (int stage = 0; stage < Tile::kNumStages; ++stage) {
       shared.keys_full[stage].init(Tile::kPacked ? kWarpgroupThreads : 1);
       if constexpr (Tile::kPacked) shared.packed_full[stage].init(1);
@@ -284,27 +321,51 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
   }
   cluster_arrive_relaxed();
   cluster_wait();
-  const typename Tile::List list = {kv_lens, cu_q, batch, heads};
+  const typename Tile::List list = {
+      .kv_lens = kv_lens, .cu_q = cu_q, .batch = batch, .heads = heads};
   list.prefetch(block_table, table_width);
   grid_dependency_wait();
   launch_dependents();
 
-  const int share = blockIdx.x / Tile::kSide, rank = blockIdx.x % Tile::kSide;
-  Cursor<typename Tile::List> first;
-  const Shares shares = shared.planner.deal(list, gridDim.x / Tile::kSide, least, share, first);
-  if (rank == 0 && threadIdx.x == 0) tasks[share].num_parts = 0;
-  if (share < shares.num_blocks) {
+  const int team = blockIdx.x / Tile::kTeamBlocks, rank = blockIdx.x % Tile::kTeamBlocks;
+  WorkCursor<typename Tile::List> first;
+  const WorkPartition partition =
+      shared.planner.partition(list, gridDim.x / Tile::kTeamBlocks, min_tiles, team, first);
+  if (rank == 0 && threadIdx.x == 0) tasks[team].num_parts = 0;
+  if (team < partition.num_teams) {
     const int warpgroup = warp_index() / 4;
-    const LatentAttention<T, Cached> call = {q,   kv_cache, block_table, kv_lens,     cu_q,    out,
-                                             lse, batch,    heads,       table_width, sm_scale};
-    const LatentResults<Tile> results = {call, {memory}, counters, tasks, &shared.is_last,
-                                         few,  share,    rank};
+    const LatentArgs<T, Cached> args = {.q = q,
+                                        .kv_cache = kv_cache,
+                                        .block_table = block_table,
+                                        .kv_lens = kv_lens,
+                                        .cu_q = cu_q,
+                                        .out = out,
+                                        .lse = lse,
+                                        .batch = batch,
+                                        .heads = heads,
+                                        .table_width = table_width,
+                                        .sm_scale = sm_scale};
+    const LatentResults<Tile> results = {.args = args,
+                                         .partials = {.slots = partials},
+                                         .counters = counters,
+                                         .tasks = tasks,
+                                         .is_last = &shared.is_last,
+                                         .max_inline_parts = max_inline_parts,
+                                         .team = team,
+                                         .rank = rank};
     if (warpgroup == 2) {
       decrease_registers<Tile::kProducerRegisters>();
-      const PairProducer<Tile> producer = {shared, map_q,       map_kv,    block_table,
-                                           heads,  table_width, num_slots, rank};
-      // Both blocks have all rows.
-      const LatentSchedule<Tile> schedule = {list, shares, share, 0};
+      const PairProducer<Tile> producer = {.shared = shared,
+                                           .map_q = map_q,
+                                           .map_kv = map_kv,
+                                           .block_table = block_table,
+                                           .heads = heads,
+                                           .table_width = table_width,
+                                           .num_slots = num_slots,
+                                           .rank = rank};
+      // Both thread blocks have all rows.
+      const LatentSchedule<Tile> schedule = {
+          .list = list, .partition = partition, .team = team, .rank = 0};
       if constexpr (Tile::kPacked) {
         PairUnpacker<Tile>{producer, map_rope, map_scales}.run(schedule, first);
       } else if (warp_index() % 4 == 0) {
@@ -314,13 +375,13 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
       increase_registers<Tile::kConsumerRegisters>();
       const LatentResult<Tile> result = {results, rank, warpgroup * Tile::kWarpgroupRows};
       if (warpgroup == rank) {
-        PairConsumer<Tile, true>{shared, call, result, warpgroup, 1 - rank}.run();
+        PairConsumer<Tile, true>{shared, args, result, warpgroup, 1 - rank}.run();
       } else {
-        PairConsumer<Tile, false>{shared, call, result, warpgroup, 1 - rank}.run();
+        PairConsumer<Tile, false>{shared, args, result, warpgroup, 1 - rank}.run();
       }
     }
   }
-  // A block must stay while its peer may send to it.
+  // A thread block must not exit while its peer may still send to it.
   cluster_sync();
 }
 

@@ -1,4 +1,4 @@
-// What the producer warp of flashmla/pair does: it tells segments, and loads queries and keys.
+// The producer warp of flashmla/pair: publishes segments, and loads queries and keys.
 #pragma once
 
 #include <kernelcat/bulk_copy.cuh>
@@ -8,7 +8,7 @@
 
 namespace kernelcat {
 
-// Runs in one warp of each block.
+// Runs in one warp of each thread block.
 template <typename Tile>
 struct PairProducer {
   PairShared<Tile>& shared;
@@ -16,37 +16,37 @@ struct PairProducer {
   const int* block_table;
   int heads, table_width, num_slots, rank;
 
-  // Where a chunk's columns begin, in a row of the queries or of the cache.
+  // The first column of a chunk, in a row of the queries or of the cache.
   __device__ __forceinline__ int column(int chunk) const {
     return chunk == Tile::kRopeChunk ? kLatent
                                      : (rank * Tile::kValueChunks + chunk) * Tile::kColumns;
   }
 
-  // Where in the cache the lane's box of a tile begins: beyond its end, which makes zeros, where
-  // the sequence has no tokens.
+  // The first slot of the lane's box of a KV tile. A box beyond the sequence begins beyond the end
+  // of the cache, where TMA loads zeros.
   __device__ __forceinline__ int slot_of(const Segment& segment, int tile) const {
     const int token = tile * Tile::BLOCK_N + lane_index() % Tile::kBoxes * Tile::kBoxTokens;
     if (token >= segment.sequence.num_tokens) return num_slots;
     const int64_t entry =
-        static_cast<int64_t>(segment.index) * table_width + token / Tile::kPageSize;
+        static_cast<int64_t>(segment.sequence_idx) * table_width + token / Tile::kPageSize;
     return __ldg(block_table + entry) * Tile::kPageSize + token % Tile::kPageSize;
   }
 
-  // A lane loads a box.
+  // Each lane loads a box.
   __device__ __forceinline__ void load_keys(int stage, int slot) const {
     Barrier& full = shared.keys_full[stage];
     if (lane_index() == 0) full.arrive_expect(Tile::kChunks * Tile::kChunkBytes);
     __syncwarp();
     const int chunk = lane_index() / Tile::kBoxes, box = lane_index() % Tile::kBoxes;
     if (chunk < Tile::kChunks) {
-      uint8_t* place = shared.keys[stage][chunk] + box * Tile::kBoxTokens * kRowBytes;
-      tensor_load(place, map_kv, column(chunk), slot, full, evict_first_policy());
+      uint8_t* target = shared.keys[stage][chunk] + box * Tile::kBoxTokens * kRowBytes;
+      tensor_load(target, map_kv, column(chunk), slot, full, evict_first_policy());
     }
     __syncwarp();
   }
 
-  // The consumers' next segment, number `index`, and its queries.
-  __device__ __forceinline__ void tell(const Segment& segment, int index) const {
+  // Passes segment number `index` to the consumers, and loads its queries.
+  __device__ __forceinline__ void publish(const Segment& segment, int index) const {
     shared.queries_empty.wait(index & 1 ^ 1);
     Barrier& full = shared.queries_full;
     const int row = segment.sequence.first_query * heads + segment.first_row;
@@ -67,7 +67,7 @@ struct PairProducer {
     __syncwarp();
   }
 
-  __device__ __forceinline__ void tell_end(int index) const {
+  __device__ __forceinline__ void publish_end(int index) const {
     shared.queries_empty.wait(index & 1 ^ 1);
     if (lane_index() == 0) {
       Segment& none = shared.segments[index & 1];
@@ -78,8 +78,8 @@ struct PairProducer {
   }
 
   __device__ __forceinline__ void run(const LatentSchedule<Tile>& schedule,
-                                      const Cursor<typename Tile::List>& cursor) const {
-    int index = 0;  // of the segment
+                                      const WorkCursor<typename Tile::List>& cursor) const {
+    int segment_idx = 0;
     PipelineState<Tile::kNumStages> at;
     schedule.for_each(cursor, [&](const Segment& segment) {
       int slot = slot_of(segment, segment.begin);
@@ -88,11 +88,11 @@ struct PairProducer {
         shared.keys_empty[at.stage].wait(at.phase ^ 1);
         load_keys(at.stage, slot);
         at.advance();
-        if (tile == segment.begin) tell(segment, index++);
+        if (tile == segment.begin) publish(segment, segment_idx++);
         slot = next;
       }
     });
-    tell_end(index);
+    publish_end(segment_idx);
   }
 };
 

@@ -1,5 +1,4 @@
-// What the two blocks of a cluster of flashmla/pair work on: 128 rows, 64 tokens at a time, of
-// which each block has half of the columns.
+// Shapes and shared memory of flashmla/pair.
 #pragma once
 
 #include <kernelcat/mbarrier.cuh>
@@ -11,29 +10,30 @@
 namespace kernelcat {
 
 template <typename A, typename B>
-constexpr bool same_type = false;
+constexpr bool kSameType = false;
 template <typename A>
-constexpr bool same_type<A, A> = true;
+constexpr bool kSameType<A, A> = true;
 
-// kWarpgroups have rows; with one, there are 64 rows, and the first block has the softmax of all.
+// A cluster of two thread blocks has 128 rows, or 64 (kWarpgroups = 1): then the first thread block
+// computes the softmax of all. The cluster takes 64 tokens at a time.
 template <typename T_, typename Cached_, int kPageSize_, int kWarpgroups_>
 struct PairTile {
   using T = T_;
   using Cached = Cached_;
-  // Float8 rows become 16-bit numbers in shared memory, by the warps beside the one that loads.
-  static constexpr bool kPacked = !same_type<T, Cached>;
+  // The producer warpgroup converts float8 rows to 16 bits in shared memory.
+  static constexpr bool kPacked = !kSameType<T, Cached>;
   static constexpr int kWarpgroups = kWarpgroups_, kWarpgroupRows = kWgmmaM;
   static constexpr int BLOCK_M = kWarpgroups * kWarpgroupRows, BLOCK_N = 64;
   static constexpr int kPageSize = kPageSize_, kRowTiles = 1;
-  static constexpr int kSide = 2;  // blocks of a share: the cluster's
+  static constexpr int kTeamBlocks = 2;  // the cluster
   static constexpr int kNumStages = 3;
   static constexpr int kConsumerThreads = kWarpgroups * kWarpgroupThreads;
   static constexpr int kNumThreads = 3 * kWarpgroupThreads;  // the last warpgroup loads
   static constexpr int kNumWarps = kNumThreads / kWarpThreads;
   static constexpr int kProducerRegisters = kPacked ? 72 : 40;
   static constexpr int kConsumerRegisters = kPacked ? 216 : 232;
-  static constexpr int kColumns = kRowBytes / 2;                   // of a chunk
-  static constexpr int kValueChunks = kLatent / kSide / kColumns;  // of the block's half
+  static constexpr int kColumns = kRowBytes / 2;                         // of a chunk
+  static constexpr int kValueChunks = kLatent / kTeamBlocks / kColumns;  // of half of the columns
   static constexpr int kRopeChunk = kValueChunks, kChunks = kValueChunks + 1;
   static constexpr int kChunkBytes = BLOCK_N * kRowBytes;
   static constexpr int kBoxTokens = BLOCK_N < kPageSize ? BLOCK_N : kPageSize;
@@ -42,27 +42,28 @@ struct PairTile {
   static_assert(kChunks * kBoxes <= kWarpThreads, "a lane loads a box");
 };
 
-// Warpgroup w has rows 64 * w ..; those of the warpgroup of the block's rank are the block's own,
-// of which it has the softmax.
+// Warpgroup w has rows 64 * w ..; the thread block of rank w computes their softmax.
 template <typename Tile>
 struct PairShared {
   static constexpr int kThreads = kWarpgroupThreads;
   alignas(1024) uint8_t queries[2][Tile::kValueChunks][Tile::kChunkBytes];
-  alignas(1024) uint8_t queries_rope[Tile::kChunkBytes];  // of the own rows
+  // The rotated part of the rows whose softmax is computed here.
+  alignas(1024) uint8_t queries_rope[Tile::kChunkBytes];
   alignas(1024) uint8_t keys[Tile::kNumStages][Tile::kChunks][Tile::kChunkBytes];
-  // What the other block sends, a thread to the same of its warpgroup: scores of the own rows by
-  // its columns, and weights of its rows with their largest scores and totals.
+  // What the peer sends, each thread to the same thread of its warpgroup: what its columns add to
+  // scores of the rows whose softmax is computed here; weights, row max and row sum of the other
+  // rows.
   float4 scores[Tile::BLOCK_N / 8][kThreads];
   uint4 weights[Tile::BLOCK_N / 16][kThreads];
-  float4 sums[kThreads];
+  float4 stats[kThreads];                                              // row_max[2], row_sum[2]
   float4 scales[Tile::kPacked ? Tile::kNumStages : 1][Tile::BLOCK_N];  // of packed rows
-  Barrier queries_full, queries_empty, meeting;
+  Barrier queries_full, queries_empty, consumers;
   Barrier keys_full[Tile::kNumStages], keys_empty[Tile::kNumStages];
-  Barrier packed_full[Tile::kPacked ? Tile::kNumStages : 1];  // rows have landed as they are cached
-  Barrier scores_full, weights_full;                          // here
-  Barrier scores_empty, weights_empty;  // there: what this block sends next finds room
+  Barrier packed_full[Tile::kPacked ? Tile::kNumStages : 1];  // packed rows have landed
+  Barrier scores_full, weights_full;
+  Barrier scores_empty, weights_empty;  // the peer has read what was sent
   Planner<typename Tile::List, Tile::kNumWarps> planner;
-  Segment segments[2];  // the latest: queries_full says that it is there
+  Segment segments[2];  // by turns; queries_full says that one is complete
   bool is_last;
 };
 

@@ -1,18 +1,18 @@
-// What the producer warpgroup of flashmla/pair does with float8 rows: its first warp tells
-// segments, and loads queries and rows as they are cached; all four make 16-bit numbers of them.
+// The producer warpgroup of flashmla/pair with packed rows: its first warp publishes segments, and
+// loads queries and packed rows; all four warps convert latents from float8 to 16 bits.
 #pragma once
 
 #include <kernelcat/bulk_copy.cuh>
+#include <kernelcat/fp8_to_fp16.cuh>
 
-#include "../paged_attn/float8_operands.cuh"
 #include "pair_producer.cuh"
 
 namespace kernelcat {
 
 constexpr int kUnpackBarrier = 6;
 
-// Whether the phase of this phase is over; nobody waits.
-__device__ __forceinline__ bool is_over(const Barrier& barrier, uint32_t phase) {
+// Whether the phase has completed, without waiting.
+__device__ __forceinline__ bool has_completed(const Barrier& barrier, uint32_t phase) {
   uint32_t done;
   asm volatile(
       "{\n"
@@ -26,41 +26,43 @@ __device__ __forceinline__ bool is_over(const Barrier& barrier, uint32_t phase) 
   return done != 0;
 }
 
-// The block's 256 latents of a token are two groups with a scale each, of 128 bytes. They land
-// where the first half of their numbers will be, so that a stage needs no more room.
+// The 256 latents of a token that a thread block has are two groups of 128 bytes with a scale each.
+// TMA loads both to where the 16-bit values of the first group will be, so a stage needs no more
+// memory.
 template <typename Tile>
 struct PairUnpacker {
   using T = typename Tile::T;
   using Position = PipelineState<Tile::kNumStages>;
-  static constexpr int kGroups = kLatent / Tile::kSide / kScaled;
+  static constexpr int kGroups = kLatent / Tile::kTeamBlocks / kScaleGroup;
   static constexpr int kGroupChunks = Tile::kValueChunks / kGroups;
-  static constexpr int kGroupBytes = Tile::BLOCK_N * kScaled;
+  static constexpr int kGroupBytes = Tile::BLOCK_N * kScaleGroup;
   static constexpr int kUnits = kGroupBytes / 16 / kWarpgroupThreads;  // of a group, for a thread
   static constexpr int kLoadedBytes =
-      Tile::BLOCK_N * (kLatent / Tile::kSide + Packed::kBytes - Packed::kScalesAt);
+      Tile::BLOCK_N * (kLatent / Tile::kTeamBlocks + PackedRow::kBytes - PackedRow::kScalesAt);
   static_assert(kGroups == 2 && kGroupChunks == 2);
 
-  PairProducer<Tile> producer;  // its map_kv has the latents
+  PairProducer<Tile> producer;  // its map_kv is over the latents
   const TensorMap &map_rope, &map_scales;
 
-  // A lane loads a box: of a group, of the rotated part, or of scales.
+  // A lane loads a box: of a group of latents, of the rotated part, or of scales.
   __device__ __forceinline__ void load(int stage, int slot) const {
     PairShared<Tile>& shared = producer.shared;
     Barrier& full = shared.packed_full[stage];
     if (lane_index() == 0) full.arrive_expect(kLoadedBytes);
     __syncwarp();
-    const int what = lane_index() / Tile::kBoxes;
+    const int part = lane_index() / Tile::kBoxes;
     const int token = lane_index() % Tile::kBoxes * Tile::kBoxTokens;
     const uint64_t policy = evict_first_policy();
-    if (what < kGroups) {
-      uint8_t* place = shared.keys[stage][0] + what * kGroupBytes + token * kScaled;
-      const int column = (producer.rank * kGroups + what) * kScaled;
-      tensor_load(place, producer.map_kv, column, slot, full, policy);
-    } else if (what == kGroups) {
-      uint8_t* place = shared.keys[stage][Tile::kRopeChunk] + token * kRowBytes;
-      tensor_load(place, map_rope, Packed::kRopeAt, slot, full, policy);
-    } else if (what == kGroups + 1) {
-      tensor_load(&shared.scales[stage][token], map_scales, Packed::kScalesAt, slot, full, policy);
+    if (part < kGroups) {
+      uint8_t* target = shared.keys[stage][0] + part * kGroupBytes + token * kScaleGroup;
+      const int column = (producer.rank * kGroups + part) * kScaleGroup;
+      tensor_load(target, producer.map_kv, column, slot, full, policy);
+    } else if (part == kGroups) {
+      uint8_t* target = shared.keys[stage][Tile::kRopeChunk] + token * kRowBytes;
+      tensor_load(target, map_rope, PackedRow::kRopeAt, slot, full, policy);
+    } else if (part == kGroups + 1) {
+      tensor_load(&shared.scales[stage][token], map_scales, PackedRow::kScalesAt, slot, full,
+                  policy);
     }
     __syncwarp();
   }
@@ -69,38 +71,39 @@ struct PairUnpacker {
     return threadIdx.x % kWarpgroupThreads + i * kWarpgroupThreads;
   }
 
-  // 16 numbers of a token, in the swizzle that wgmma reads.
+  // Converts 16 latents of a token, and stores them in the swizzle that wgmma reads.
   __device__ __forceinline__ void unpack(int stage, int group, int unit, const uint4& bytes) const {
     PairShared<Tile>& shared = producer.shared;
-    const int token = unit / (kScaled / 16), piece = unit % (kScaled / 16);
+    const int token = unit / (kScaleGroup / 16), piece = unit % (kScaleGroup / 16);
     const float4 scales = shared.scales[stage][token];
     const float* scale_of = reinterpret_cast<const float*>(&scales);
     const float scale = producer.rank == 0 ? scale_of[group] : scale_of[kGroups + group];
     const uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
     uint4 halves[2];
-    uint32_t* numbers = reinterpret_cast<uint32_t*>(halves);
+    uint32_t* pairs = reinterpret_cast<uint32_t*>(halves);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const uint32_t pair = float8_pair(words[i / 2] >> i % 2 * 16);
+      const uint32_t pair = e4m3_to_float16(words[i / 2] >> i % 2 * 16);
       const float low = to_float(__builtin_bit_cast(float16, static_cast<uint16_t>(pair)));
       const float high = to_float(__builtin_bit_cast(float16, static_cast<uint16_t>(pair >> 16)));
-      numbers[i] = pack<T>(low * scale, high * scale);
+      pairs[i] = pack<T>(low * scale, high * scale);
     }
     constexpr int kPieces = Tile::kColumns / 16;  // of a chunk
     uint8_t* chunk = shared.keys[stage][group * kGroupChunks + piece / kPieces];
-    // Lanes of both chunks store at a time: in different banks, if one's second half comes first.
+    // Lanes with pieces of both chunks store at the same time; they write to different banks if
+    // those of the second chunk begin with the second half.
     const bool swaps = piece >= kPieces;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int half = swaps ? 1 - i : i;
-      const int place = token * kRowBytes + (piece % kPieces * 2 + half) * 16;
-      *reinterpret_cast<uint4*>(chunk + swizzled<kRowBytes>(place)) =
+      const int target = token * kRowBytes + (piece % kPieces * 2 + half) * 16;
+      *reinterpret_cast<uint4*>(chunk + swizzled<kRowBytes>(target)) =
           swaps ? halves[1 - i] : halves[i];
     }
   }
 
-  // The second group's numbers lie beyond all bytes; the first one's lie where both groups' bytes
-  // are, which all threads must have read.
+  // Converts a stage. The values of the second group lie behind the packed bytes; those of the
+  // first group overwrite the bytes of both groups, which all threads must have read.
   __device__ __forceinline__ void unpack(const Position& at) const {
     PairShared<Tile>& shared = producer.shared;
     shared.packed_full[at.stage].wait(at.phase);
@@ -119,31 +122,31 @@ struct PairUnpacker {
     shared.keys_full[at.stage].arrive();
   }
 
-  // Loads are as far ahead as stages are free; only the next tile's is waited for.
+  // Loads run as far ahead as stages are empty; only the next KV tile's stage is waited for.
   __device__ __forceinline__ void run(const LatentSchedule<Tile>& schedule,
-                                      const Cursor<typename Tile::List>& cursor) const {
+                                      const WorkCursor<typename Tile::List>& cursor) const {
     PairShared<Tile>& shared = producer.shared;
     const bool loads = warp_index() % 4 == 0;
-    int index = 0;  // of the segment
+    int segment_idx = 0;
     Position at, ahead;
     schedule.for_each(cursor, [&](const Segment& segment) {
-      int loaded = segment.begin;  // tiles before this one are on their way
+      int loaded = segment.begin;  // loads of the tiles before this one have started
       for (int tile = segment.begin; tile < segment.end; ++tile) {
         while (loads && loaded < segment.end) {
           const Barrier& empty = shared.keys_empty[ahead.stage];
           const uint32_t phase = ahead.phase ^ 1;
-          if (loaded > tile && !__all_sync(0xffffffff, is_over(empty, phase))) break;
+          if (loaded > tile && !__all_sync(0xffffffff, has_completed(empty, phase))) break;
           shared.keys_empty[ahead.stage].wait(phase);
           load(ahead.stage, producer.slot_of(segment, loaded++));
           ahead.advance();
         }
-        if (loads && tile == segment.begin) producer.tell(segment, index);
+        if (loads && tile == segment.begin) producer.publish(segment, segment_idx);
         unpack(at);
         at.advance();
       }
-      ++index;
+      ++segment_idx;
     });
-    if (loads) producer.tell_end(index);
+    if (loads) producer.publish_end(segment_idx);
   }
 };
 

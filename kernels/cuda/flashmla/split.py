@@ -1,4 +1,8 @@
-"""Shares of the work, of which several may have parts of the same rows; and what merges them."""
+"""How the work is divided among teams of thread blocks, and how the partial results of rows that
+several teams share are merged.
+
+A team is one or more thread blocks with neighbouring rows of the same tokens, or with parts of the
+columns."""
 
 from __future__ import annotations
 
@@ -7,56 +11,62 @@ from math import ceil
 from kernelcat.catalog.implementation import Int32, Pointer, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.flashmla.operands import row_tiles
+from kernelcat.kernels.cuda.flashmla.operands import num_row_tiles
 from kernelcat.reference._mla_row import LATENT
 from kernelcat.runtime.gpu import Gpu
 
 NO_PARTS, ALL_PARTS = 1, 1 << 30
-"""Of a row: so many the last block puts together, more a kernel that follows."""
+"""Values of ``max_inline_parts``: the last thread block merges up to so many partial results of a
+row; a second kernel merges more."""
 FULL = 0.9
-"""Of the blocks: so many are enough if then no tile of rows has to be split."""
+"""Fraction of the teams that is enough if no row tile has to be split then."""
 
 TASK_BYTES = 16
+"""Size of CombineTask."""
 COMBINE_THREADS = 512
 COMBINE_BLOCKS_PER_SM = 2
 COMBINE_US = 4.0
+"""Microseconds of the second kernel."""
 PART_US = 3.8
-"""What the last block takes for a part of 64 rows."""
+"""Microseconds of the last thread block for a partial result of 64 rows."""
 
 WORKSPACES = ("partials", "counters", "tasks")
 
 
-def num_shares(problem: Problem, tile_rows: int, most: int) -> int:
-    """For each of ``most`` blocks one, or a few less where that leaves tiles of rows whole."""
-    tiles = max(row_tiles(problem, tile_rows), 1)
-    whole = ceil(tiles / ceil(tiles / most)) if tiles > most else most // tiles * tiles
-    return whole if whole >= FULL * most else most
+def num_teams(problem: Problem, tile_rows: int, max_teams: int) -> int:
+    """``max_teams``, or a few less where row tiles then need not be split."""
+    tiles = max(num_row_tiles(problem, tile_rows), 1)
+    if tiles > max_teams:
+        whole = ceil(tiles / ceil(tiles / max_teams))
+    else:
+        whole = max_teams // tiles * tiles
+    return whole if whole >= FULL * max_teams else max_teams
 
 
-def workspaces(shares: int, tile_rows: int, side: int) -> dict[str, int]:
-    """Bytes; each share is of ``side`` blocks, that have ``tile_rows`` rows together."""
+def workspaces(teams: int, tile_rows: int, team_blocks: int) -> dict[str, int]:
+    """Bytes, for teams of ``team_blocks`` thread blocks that have ``tile_rows`` rows together."""
     return {
-        "partials": 2 * shares * tile_rows * (LATENT + 2) * 4,
-        "counters": shares * side * 4,
-        "tasks": shares * TASK_BYTES,
+        "partials": 2 * teams * tile_rows * (LATENT + 2) * 4,
+        "counters": teams * team_blocks * 4,
+        "tasks": teams * TASK_BYTES,
     }
 
 
-def combine_step(problem: Problem, tile_rows: int, shares: int, gpu: Gpu) -> Step:
-    """Puts together what blocks have left of rows that they share."""
+def combine_step(problem: Problem, tile_rows: int, teams: int, gpu: Gpu) -> Step:
+    """The second kernel, which merges partial results of rows that several teams share."""
     name = f"kernelcat::flashmla_combine<kernelcat::{problem['dtype']}, {tile_rows}>"
     return Step(
         CudaSource("flashmla/combine.cu", name),
         (gpu.sms * COMBINE_BLOCKS_PER_SM, 1, 1),
-        (*map(Pointer, ("partials", "tasks", "out", "lse")), Int32(shares)),
+        (*map(Pointer, ("partials", "tasks", "out", "lse")), Int32(teams)),
         COMBINE_THREADS,
         programmatic=True,
     )
 
 
-def merge_us(problem: Problem, tile_rows: int, shares: int, combine: bool) -> float:
-    """Microseconds that it takes to merge the parts of a row, in the mean."""
-    parts = ceil(shares / max(row_tiles(problem, tile_rows), 1))
+def merge_us(problem: Problem, tile_rows: int, teams: int, combine: bool) -> float:
+    """Microseconds to merge the partial results of a row tile, on average."""
+    parts = ceil(teams / max(num_row_tiles(problem, tile_rows), 1))
     if combine:
         return COMBINE_US
     return PART_US * parts if parts > 1 else 0.0

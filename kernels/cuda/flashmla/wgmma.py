@@ -1,6 +1,6 @@
-"""`flashmla` by wgmma: 64 rows a block, two warpgroups that trade weights, pages by TMA.
+"""`flashmla` by wgmma: 64 rows per thread block, two warpgroups that exchange weights.
 
-A page of one token is a row that lies anywhere: those are gathered by cp.async.
+TMA loads pages; cp.async gathers pages of one token, whose rows lie anywhere.
 """
 
 from __future__ import annotations
@@ -18,21 +18,15 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.flashmla.operands import (
-    context,
-    num_rows,
-    params,
-    row_tiles,
-    rows,
-    slots,
-)
+from kernelcat.kernels.cuda.common.paged_cache import context, num_rows, num_slots
+from kernelcat.kernels.cuda.flashmla.operands import max_rows, num_row_tiles, params
 from kernelcat.kernels.cuda.flashmla.split import (
     ALL_PARTS,
     NO_PARTS,
     WORKSPACES,
     combine_step,
     merge_us,
-    num_shares,
+    num_teams,
     workspaces,
 )
 from kernelcat.reference._mla_row import ROW
@@ -40,17 +34,17 @@ from kernelcat.reference.flashmla import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
 BLOCK = 64
-"""Rows, and tokens, of a tile."""
+"""Rows of a row tile, and tokens of a KV tile."""
 COLUMNS = 64
-"""Of a row of the 128-byte swizzle."""
+"""16-bit elements in a row of the 128-byte swizzle."""
 THREADS = 384
 SHARED_BYTES = 28 * BLOCK * 2 * COLUMNS + 3072
-"""Queries, two tiles of keys, two of weights; then barriers, and what is lost to alignment."""
+"""Queries, two KV tiles, two tiles of weights; then barriers and alignment."""
 
 TILE_US = 1.5
-"""What a block takes for a tile of tokens."""
+"""Microseconds of a thread block for a KV tile."""
 ROW_TILE_US = 3.0
-"""What it takes for queries and results."""
+"""Microseconds of a thread block for the queries and results of a row tile."""
 
 SPACE = {
     "row_tiles": (2, 1, 4),
@@ -58,66 +52,73 @@ SPACE = {
     "least": (1, 2, 4, 8),
     "combine": (False, True),
 }
-"""``row_tiles`` blocks have the same tokens, which ``cluster`` of them load together; a block has
-at least ``least`` tiles; ``combine`` is a second kernel for rows that many blocks share."""
+"""A team of ``row_tiles`` thread blocks has the same tokens; clusters of ``cluster`` thread blocks
+load the tokens together. A team has at least ``least`` KV tiles; with ``combine`` a second kernel
+merges rows that several teams share."""
 
 
-def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    side, cluster = config["row_tiles"], config["cluster"]
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    blocks, cluster = config["row_tiles"], config["cluster"]
     if reason := why_no_wgmma(problem):
         return reason
     if problem["page_size"] == 1 and cluster > 1:
-        return "a row by itself is copied into one block"
+        return "pages of one token come by cp.async, which cannot multicast to a cluster"
     if gpu.shared_bytes < SHARED_BYTES:
-        return f"two tiles of keys do not fit {gpu.name}'s shared memory"
-    if side > 1 and rows(problem) <= BLOCK * side // 2:
-        return f"{rows(problem)} rows are not split over {side} blocks"
-    if side > gpu.sms:
-        return f"{side} blocks side by side need as many SMs"
-    if side % cluster:
-        return "a cluster is of blocks that have the same tokens"
-    if config["least"] > 1 and _tiles(problem, config) >= config["least"] * gpu.sms // side:
-        return "blocks have more tiles than that"
+        return f"two KV tiles do not fit the shared memory of {gpu.name}"
+    if blocks > gpu.sms:
+        return f"{blocks} thread blocks of a team need as many SMs: {gpu.sms}"
+    if blocks % cluster:
+        return f"teams of {blocks} thread blocks are not whole clusters of {cluster}"
+    return None
+
+
+def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    blocks, least, rows = config["row_tiles"], config["least"], max_rows(problem)
+    if blocks > 1 and rows <= BLOCK * blocks // 2:
+        return f"{rows} rows leave half of a team's {blocks} thread blocks without rows"
+    if least > 1 and _items(problem, config) >= least * gpu.sms // blocks:
+        return f"least={least} changes nothing: all teams have more KV tiles"
     return None
 
 
 def why_no_wgmma(problem: Problem) -> str | None:
-    """What keeps wgmma and TMA from a problem's queries and cache."""
+    """Why wgmma and TMA cannot take a problem's queries and cache."""
     if problem["kv_dtype"] != problem["dtype"]:
-        return "wgmma takes rows of the cache as queries are"
-    if slots(problem) >= 1 << 31 or num_rows(problem) >= 1 << 31:
-        return "more slots, or rows, than TMA's 32-bit coordinates reach"
+        return f"wgmma needs cached rows of the queries' type, {problem['dtype']}"
+    if num_slots(problem) >= 1 << 31 or num_rows(problem) >= 1 << 31:
+        return "there are more slots or rows than TMA's 32-bit coordinates reach"
     return None
 
 
-def _tiles(problem: Problem, config: Config) -> int:
-    """Tiles of tokens that are worked on, of all blocks side by side together."""
-    return row_tiles(problem, BLOCK * config["row_tiles"]) * max(ceil(context(problem) / BLOCK), 1)
+def _items(problem: Problem, config: Config) -> int:
+    """Pairs of a team's row tile and a KV tile, of all sequences."""
+    row_tiles = num_row_tiles(problem, BLOCK * config["row_tiles"])
+    return row_tiles * max(ceil(context(problem) / BLOCK), 1)
 
 
-def _shares(problem: Problem, config: Config, gpu: Gpu) -> int:
-    side = config["row_tiles"]
-    return num_shares(problem, BLOCK * side, gpu.sms // side)
+def _teams(problem: Problem, config: Config, gpu: Gpu) -> int:
+    blocks = config["row_tiles"]
+    return num_teams(problem, BLOCK * blocks, gpu.sms // blocks)
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if num_rows(problem) == 0:
         return Program(())
-    side, cluster = config["row_tiles"], config["cluster"]
+    blocks, cluster = config["row_tiles"], config["cluster"]
     dtype, size = f"kernelcat::{problem['dtype']}", problem["page_size"]
-    arguments = (dtype, size, side, cluster)
+    arguments = (dtype, size, blocks, cluster)
     source = CudaSource(
         "flashmla/wgmma.cu", f"kernelcat::flashmla_wgmma<{', '.join(map(str, arguments))}>"
     )
-    shares = _shares(problem, config, gpu)
+    teams = _teams(problem, config, gpu)
     step = Step(
         source,
-        (shares * side, 1, 1),
+        (teams * blocks, 1, 1),
         (
             wgmma_map("q", problem, num_rows(problem), BLOCK),
-            wgmma_map("kv_cache", problem, slots(problem), min(BLOCK // cluster, size)),
+            wgmma_map("kv_cache", problem, num_slots(problem), min(BLOCK // cluster, size)),
             *params(problem, *WORKSPACES),
-            Int32(slots(problem)),
+            Int32(num_slots(problem)),
             Int32(config["least"]),
             Int32(NO_PARTS if config["combine"] else ALL_PARTS),
         ),
@@ -128,12 +129,12 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     )
     steps: tuple[Step, ...] = (step,)
     if config["combine"]:
-        steps += (combine_step(problem, BLOCK * side, shares, gpu),)
-    return Program(steps, workspaces(shares, BLOCK * side, side))
+        steps += (combine_step(problem, BLOCK * blocks, teams, gpu),)
+    return Program(steps, workspaces(teams, BLOCK * blocks, blocks))
 
 
 def wgmma_map(name: str, problem: Problem, num_rows: int, box_rows: int) -> TensorMap:
-    """(rows, 576): boxes of 64 columns, 128 bytes a row."""
+    """Over (rows, 576): boxes of 64 columns, which are rows of 128 bytes."""
     return TensorMap(
         name,
         problem["dtype"],
@@ -145,38 +146,30 @@ def wgmma_map(name: str, problem: Problem, num_rows: int, box_rows: int) -> Tens
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """The tiles of a share, its queries and results, and what it takes to merge its parts."""
+    """The bytes, or the KV tiles of a team with its queries and results; then the merge."""
     if num_rows(problem) == 0:
         return LAUNCH_US
-    side, cluster, tiles = config["row_tiles"], config["cluster"], _tiles(problem, config)
-    shares = max(1, min(_shares(problem, config, gpu), tiles // config["least"]))
-    per_share = ceil(tiles / shares)
-    row_tiles_of_all = row_tiles(problem, BLOCK * side)
-    # A tile of rows by itself reads all keys again.
-    again = ceil(rows(problem) / (BLOCK * side))
-    bytes_us = copy_us(ENTRY.bytes_moved(problem) * again, gpu, 0.85)
-    work_us = per_share * TILE_US + ROW_TILE_US * ceil(row_tiles_of_all / shares)
-    # What is read again costs power, if not time.
-    total_us = LAUNCH_US + max(bytes_us, work_us) + 0.05 * bytes_us + 0.1 * (cluster > 1)
-    return total_us + merge_us(problem, BLOCK * side, shares, config["combine"])
-
-
-def _default(problem: Problem, gpu: Gpu) -> Config:
-    """The best by the model."""
-    configs = [c for c in IMPLEMENTATION.whole_space() if _reject(c, problem, gpu) is None]
-    fallback = Config(row_tiles=1, cluster=1, least=1, combine=False)
-    return min(configs, key=lambda c: _estimate(problem, c, gpu), default=fallback)
+    tile_rows, items = BLOCK * config["row_tiles"], _items(problem, config)
+    teams = max(1, min(_teams(problem, config, gpu), items // config["least"]))
+    row_tiles = ceil(num_row_tiles(problem, tile_rows) / teams)  # of a team
+    reads = ceil(max_rows(problem) / tile_rows)  # each row tile reads all keys
+    bytes_us = copy_us(ENTRY.bytes_moved(problem) * reads, gpu, 0.85)
+    work_us = ceil(items / teams) * TILE_US + ROW_TILE_US * row_tiles
+    # Reads cost power, where they cost no time.
+    power_us = 0.05 * bytes_us
+    total_us = LAUNCH_US + max(bytes_us, work_us) + power_us + 0.1 * (config["cluster"] > 1)
+    return total_us + merge_us(problem, tile_rows, teams, config["combine"])
 
 
 IMPLEMENTATION = Implementation(
     entry="flashmla",
     language="cuda",
     variant="wgmma",
-    summary="64 rows a block, two warpgroups that trade softmaxes and weights; split over tokens",
+    summary="64 rows per thread block; two warpgroups exchange weights; split over tokens",
     archs=("sm_90a",),
     space=SPACE,
-    illegal=_reject,
-    default=_default,
+    illegal=_illegal,
+    unpromising=_unpromising,
     program=_program,
     estimate=_estimate,
     techniques={

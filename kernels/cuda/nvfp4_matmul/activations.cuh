@@ -5,8 +5,7 @@
 #include <kernelcat/fp8.cuh>
 #include <kernelcat/mbarrier.cuh>
 #include <kernelcat/sync.cuh>
-
-#include "../paged_attn/widen.cuh"
+#include <kernelcat/widen.cuh>
 
 namespace kernelcat {
 

@@ -2,7 +2,8 @@
 // those of the thread blocks of a cluster, each of which finishes a part of the work item.
 #pragma once
 
-#include "../flashmla/remote_store.cuh"
+#include <kernelcat/remote_store.cuh>
+
 #include "output.cuh"
 
 namespace kernelcat {

@@ -9,8 +9,7 @@
 
 #include <kernelcat/fp4.cuh>
 #include <kernelcat/sync.cuh>
-
-#include "../paged_attn/widen.cuh"
+#include <kernelcat/widen.cuh>
 
 namespace kernelcat {
 

@@ -4,8 +4,8 @@
 #pragma once
 
 #include <kernelcat/mbarrier.cuh>
+#include <kernelcat/remote_store.cuh>
 
-#include "../flashmla/remote_store.cuh"
 #include "output.cuh"
 
 namespace kernelcat {

@@ -1,5 +1,4 @@
-"""`paged_attn` in CUDA C++: a warp a query and head, tiles that share keys, wgmma for prefill, TMA
-for decode."""
+"""`paged_attn` in CUDA C++: naive, one for all shapes, one for prefill and one for decode."""
 
 from kernelcat.kernels.cuda.paged_attn import naive, split, tma, wgmma
 

@@ -1,100 +1,76 @@
-// What becomes of a tile of rows: the warps' sums are merged in shared memory, those of several
-// blocks by the last one to arrive, and rows are stored.
+// What becomes of a row tile's accumulators: those of the warps are merged in shared memory, those
+// of several thread blocks by the last one to finish, and the rows are stored.
 #pragma once
 
-#include "schedule.cuh"
-#include "softmax.cuh"
+#include <kernelcat/partial_sum.cuh>
+
 #include "warp_attention.cuh"
+#include "work_list.cuh"
 
 namespace kernelcat {
 
-// A sum of values relative to the largest score, and of the exponentials they were weighed by.
-struct PartialSum {
-  float4 values = {};
-  float most = -kInfinity, total = 0.0f;
-
-  __device__ __forceinline__ void add(const PartialSum& other) {
-    const float new_most = fmaxf(most, other.most);
-    const float own = rescale(most, new_most), others = rescale(other.most, new_most);
-    values.x = values.x * own + other.values.x * others;
-    values.y = values.y * own + other.values.y * others;
-    values.z = values.z * own + other.values.z * others;
-    values.w = values.w * own + other.values.w * others;
-    total = total * own + other.total * others;
-    most = new_most;
-  }
-};
-
-// Rows of a tile in q and out.
+// The rows of a row tile in q and out.
 template <typename Kind>
 struct TileRows {
   using T = typename Kind::T;
-  int64_t first_query;  // of the sequence, among all
-  int first_row, kv_head;
+  int64_t first_query;     // of the sequence, among all query tokens
+  int first_row, kv_head;  // first_row: of the tile, among the rows of the sequence and head
 
-  // The same rows of the key-value head `ahead` further on.
-  __device__ __forceinline__ TileRows of_head(int ahead) const {
-    return {first_query, first_row, kv_head + ahead};
+  // The same rows of another key-value head.
+  __device__ __forceinline__ TileRows of_head(int offset) const {
+    return {.first_query = first_query, .first_row = first_row, .kv_head = kv_head + offset};
   }
 
-  // Index of (token, head) in q and out.
-  __device__ __forceinline__ int64_t at(const Attention<Kind>& call, int row) const {
-    const int group = call.group(), query = (first_row + row) / group;
-    return (first_query + query) * call.heads + kv_head * group + (first_row + row) % group;
+  // Index of a row's (token, head) in q and out.
+  __device__ __forceinline__ int64_t index(const AttentionArgs<Kind>& args, int row) const {
+    const int group = args.group(), query = (first_row + row) / group;
+    return (first_query + query) * args.heads + kv_head * group + (first_row + row) % group;
   }
 
-  // Four columns of a row; the first four bring its lse along.
-  __device__ __forceinline__ void store(const Attention<Kind>& call, int row, int column,
+  // Stores four columns of a row, and the row's lse with the first four.
+  __device__ __forceinline__ void store(const AttentionArgs<Kind>& args, int row, int column,
                                         const PartialSum& sum) const {
-    const int64_t place = at(call, row);
+    const int64_t out_row = index(args, row);
     RowEnd end;
     if constexpr (Kind::kSinks) {
-      end = RowEnd::with_sink(sum.most, sum.total, __ldg(call.sinks + place % call.heads));
+      end = RowEnd::with_sink(sum.row_max, sum.row_sum, __ldg(args.sinks + out_row % args.heads));
     } else {
-      end = RowEnd::of(sum.most, sum.total);
+      end = RowEnd::of(sum.row_max, sum.row_sum);
     }
-    if (column == 0) call.lse[place] = end.lse;
-    if constexpr (Kind::kScales == Scales::kHead) end.factor *= __ldg(call.v_scale + kv_head);
-    end.factor *= Kind::kGrowth;
+    if (column == 0) args.lse[out_row] = end.lse;
+    if constexpr (Kind::kScales == Scales::kHead) end.factor *= __ldg(args.v_scale + kv_head);
+    end.factor *= Kind::kCachedFactor;
     const uint2 four = {pack<T>(sum.values.x * end.factor, sum.values.y * end.factor),
                         pack<T>(sum.values.z * end.factor, sum.values.w * end.factor)};
-    *reinterpret_cast<uint2*>(call.out + place * Kind::kHeadDim + column) = four;
+    *reinterpret_cast<uint2*>(args.out + out_row * Kind::kHeadDim + column) = four;
   }
 };
 
-// Two slots a block in global memory, since a tile of rows that it shares with others can only be
-// its first (slot 0: it goes on from the block before) or its last (slot 1: it begins here). The
-// same holds for counters: one a block, of the shared tile that begins in it.
+// Partial results in global memory. A thread block has two slots, because only its first and its
+// last row tile can be shared with other thread blocks: slot 0 is for a row tile that another
+// thread block begins, slot 1 for the one that this thread block begins. For the same reason each
+// thread block has one counter, for the shared row tile that begins in it.
 template <typename Kind, int BLOCK_M>
-struct Workspace {
+struct PartialResults {
+  // BLOCK_M rows of accumulators, then (row_max, row_sum) of each.
   static constexpr int64_t kSlotFloats = BLOCK_M * (Kind::kHeadDim + 2);
-  float* partials;
-  uint32_t* counters;  // zero before and after
+  float* slots;        // (2 * gridDim.x, kSlotFloats)
+  uint32_t* counters;  // (gridDim.x,), zero before and after
 
   static __device__ __forceinline__ int slot(int block, bool begins_here) {
     return 2 * block + begins_here;
   }
-  __device__ __forceinline__ float* values(int slot, int row, int column) const {
-    return partials + slot * kSlotFloats + row * Kind::kHeadDim + column;
-  }
-  __device__ __forceinline__ float* most_and_total(int slot, int row) const {
-    return partials + slot * kSlotFloats + BLOCK_M * Kind::kHeadDim + 2 * row;
-  }
 
-  __device__ __forceinline__ void put(int slot, int row, int column, const PartialSum& sum) const {
+  __device__ __forceinline__ void store(int slot, int row, int column,
+                                        const PartialSum& sum) const {
     __stcg(reinterpret_cast<float4*>(values(slot, row, column)), sum.values);
     if (column == 0) {
-      __stcg(reinterpret_cast<float2*>(most_and_total(slot, row)), {sum.most, sum.total});
+      __stcg(reinterpret_cast<float2*>(row_stats(slot, row)), {sum.row_max, sum.row_sum});
     }
   }
-  __device__ __forceinline__ PartialSum get(int slot, int row, int column) const {
-    const float2 row_sums = __ldcg(reinterpret_cast<const float2*>(most_and_total(slot, row)));
-    return {__ldcg(reinterpret_cast<const float4*>(values(slot, row, column))), row_sums.x,
-            row_sums.y};
-  }
 
-  // Whether all `num_parts` of the tile that begins in `block` are there. All threads call it once
-  // they have put theirs.
+  // Whether this thread block is the last of `num_parts` to store its part of the row tile that
+  // begins in thread block `block`. All threads call it after they have stored.
   __device__ __forceinline__ bool is_last(int block, int num_parts, bool* shared) const {
     __threadfence();
     __syncthreads();
@@ -107,58 +83,73 @@ struct Workspace {
     return *shared;
   }
 
-  // The parts of blocks first .. last, in this order; eight at a time are in flight.
+  // Adds up the parts of thread blocks first .. last in this order, eight loads in flight.
   __device__ __forceinline__ PartialSum sum(int first, int last, int row, int column) const {
-    constexpr int kParts = 8;
-    PartialSum sum = get(slot(first, true), row, column);
-    for (int block = first + 1; block <= last; block += kParts) {
-      PartialSum parts[kParts];
+    constexpr int kInFlight = 8;
+    PartialSum sum = load(slot(first, true), row, column);
+    for (int block = first + 1; block <= last; block += kInFlight) {
+      PartialSum parts[kInFlight];
 #pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        if (block + i <= last) parts[i] = get(slot(block + i, false), row, column);
+      for (int i = 0; i < kInFlight; ++i) {
+        if (block + i <= last) parts[i] = load(slot(block + i, false), row, column);
       }
 #pragma unroll
-      for (int i = 0; i < kParts; ++i) sum.add(parts[i]);
+      for (int i = 0; i < kInFlight; ++i) sum.add(parts[i]);
     }
     return sum;
   }
+
+ private:
+  __device__ __forceinline__ float* values(int slot, int row, int column) const {
+    return slots + slot * kSlotFloats + row * Kind::kHeadDim + column;
+  }
+  __device__ __forceinline__ float* row_stats(int slot, int row) const {
+    return slots + slot * kSlotFloats + BLOCK_M * Kind::kHeadDim + 2 * row;
+  }
+  __device__ __forceinline__ PartialSum load(int slot, int row, int column) const {
+    const float2 stats = __ldcg(reinterpret_cast<const float2*>(row_stats(slot, row)));
+    return {.values = __ldcg(reinterpret_cast<const float4*>(values(slot, row, column))),
+            .row_max = stats.x,
+            .row_sum = stats.y};
+  }
 };
 
-// Warps side by side on tokens have sums of the same rows. They meet in `kBytes` of shared memory,
-// as many columns at a time as there is room for.
+// Merges the accumulators of warps that have the same rows and different tokens, through kBytes of
+// shared memory: as many columns at a time as fit.
 template <typename Kind, int BLOCK_M, int kNumWarps, int kBytes>
-struct BlockSum {
+struct WarpMerge {
   static constexpr int kWarpsM = BLOCK_M / 16, kWarpsN = kNumWarps / kWarpsM;
-  static constexpr int kNeeded = kNumWarps * 16 * Kind::kHeadDim * 4;
-  static constexpr int kParts = ceil_div(kNeeded, kBytes);
-  static constexpr int kColumns = Kind::kHeadDim / kParts;
-  static_assert(Kind::kHeadDim % kParts == 0 && kColumns % 32 == 0);
+  static constexpr int kNeededBytes = kNumWarps * 16 * Kind::kHeadDim * 4;
+  static constexpr int kPasses = ceil_div(kNeededBytes, kBytes);
+  static constexpr int kColumns = Kind::kHeadDim / kPasses;
+  static_assert(Kind::kHeadDim % kPasses == 0 && kColumns % 32 == 0);
 
-  float most[kNumWarps][16], total[kNumWarps][16];
+  float row_max[kNumWarps][16], row_sum[kNumWarps][16];
 
-  // Calls `take(row, column, sum)` for every four columns of the first `num_rows` rows. A barrier
-  // must follow before `buffer` is written again.
-  template <typename Warp, typename Take>
-  __device__ __forceinline__ void merge(float* buffer, const Warp& own, int num_rows, Take take) {
-    merge_part<0>(buffer, own, num_rows, take);
-    if constexpr (kParts > 1) merge_part<1>(buffer, own, num_rows, take);
-    if constexpr (kParts > 2) merge_part<2>(buffer, own, num_rows, take);
-    if constexpr (kParts > 3) merge_part<3>(buffer, own, num_rows, take);
-    static_assert(kParts <= 4);
+  // Calls `consume(row, column, sum)` for every four columns of the first `num_rows` rows. `buffer`
+  // has kBytes; a __syncthreads() must follow before it is written again.
+  template <typename Warp, typename Consume>
+  __device__ __forceinline__ void merge(float* buffer, const Warp& warp, int num_rows,
+                                        Consume consume) {
+    merge_pass<0>(buffer, warp, num_rows, consume);
+    if constexpr (kPasses > 1) merge_pass<1>(buffer, warp, num_rows, consume);
+    if constexpr (kPasses > 2) merge_pass<2>(buffer, warp, num_rows, consume);
+    if constexpr (kPasses > 3) merge_pass<3>(buffer, warp, num_rows, consume);
+    static_assert(kPasses <= 4);
   }
 
  private:
-  template <int kPart, typename Warp, typename Take>
-  __device__ __forceinline__ void merge_part(float* buffer, const Warp& own, int num_rows,
-                                             Take take) {
-    const int warp = threadIdx.x / kWarpThreads, lane = lane_index();
-    __syncthreads();  // all are done with what the buffer held
-    own.template store<kPart * kColumns, kColumns>(buffer + warp * 16 * kColumns);
-    if (kPart == 0 && lane % 4 == 0) {
+  template <int kPass, typename Warp, typename Consume>
+  __device__ __forceinline__ void merge_pass(float* buffer, const Warp& warp, int num_rows,
+                                             Consume consume) {
+    const int warp_idx = threadIdx.x / kWarpThreads, lane = lane_index();
+    __syncthreads();  // all warps have read what the buffer held
+    warp.template store<kPass * kColumns, kColumns>(buffer + warp_idx * 16 * kColumns);
+    if (kPass == 0 && lane % 4 == 0) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        most[warp][lane / 4 + 8 * i] = own.softmax.most[i];
-        total[warp][lane / 4 + 8 * i] = own.softmax.total[i];
+        row_max[warp_idx][lane / 4 + 8 * i] = warp.softmax.row_max[i];
+        row_sum[warp_idx][lane / 4 + 8 * i] = warp.softmax.row_sum[i];
       }
     }
     __syncthreads();
@@ -167,13 +158,14 @@ struct BlockSum {
       PartialSum sum;
 #pragma unroll
       for (int n = 0; n < kWarpsN; ++n) {
-        const int other = n * kWarpsM + row / 16;
+        const int w = n * kWarpsM + row / 16;
         const float* values =
-            buffer + (other * 16 + row % 16) * kColumns + place_of_sum(row, column);
-        sum.add({*reinterpret_cast<const float4*>(values), most[other][row % 16],
-                 total[other][row % 16]});
+            buffer + (w * 16 + row % 16) * kColumns + swizzled_column(row, column);
+        sum.add({.values = *reinterpret_cast<const float4*>(values),
+                 .row_max = row_max[w][row % 16],
+                 .row_sum = row_sum[w][row % 16]});
       }
-      take(row, kPart * kColumns + column, sum);
+      consume(row, kPass * kColumns + column, sum);
     }
   }
 };

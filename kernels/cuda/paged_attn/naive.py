@@ -1,4 +1,4 @@
-"""`paged_attn` by one warp a query token and head: the ladder's first step."""
+"""`paged_attn` by one warp per query token and head: the ladder's first step."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
 from kernelcat.catalog.implementation import Config, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.paged_attn.operands import kind, num_rows, params, span, token_bytes
+from kernelcat.kernels.cuda.common.paged_cache import num_rows
+from kernelcat.kernels.cuda.paged_attn.operands import kind, params, span, token_bytes
 from kernelcat.runtime.gpu import Gpu
 
 NUM_WARPS = 4
 KEY_US = 0.4
-"""What a warp takes for a key: two loads that wait for each other, and a sum over the lanes."""
-WARPS_PER_SM = 48
+"""Microseconds of a warp for a key: two loads, one after the other, and a sum over the lanes."""
+RESIDENT_WARPS = 48
+"""Warps that an SM holds at once."""
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -27,7 +29,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     keys, rows = span(problem, 1), num_rows(problem)
-    waves = ceil(rows / (gpu.sms * WARPS_PER_SM))
+    waves = ceil(rows / (gpu.sms * RESIDENT_WARPS))
     return LAUNCH_US + max(waves * keys * KEY_US, copy_us(rows * keys * token_bytes(problem), gpu))
 
 
@@ -35,11 +37,9 @@ IMPLEMENTATION = Implementation(
     entry="paged_attn",
     language="cuda",
     variant="naive",
-    summary="a warp a query and head, one key after another, with a running softmax",
+    summary="one warp per query and head, one key after another, with an online softmax",
     archs=("sm_80+",),
     space={},
-    illegal=lambda config, problem, gpu: None,
-    default=lambda problem, gpu: Config(),
     program=_program,
     estimate=_estimate,
     techniques={"warp shuffle": "SHFL", "exponential by one instruction": "MUFU.EX2"},

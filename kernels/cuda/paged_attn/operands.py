@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernelcat import dtypes
 from kernelcat.catalog.implementation import Float32, Int32, Param, Pointer, TensorMap
 from kernelcat.catalog.spec import Problem
+from kernelcat.kernels.cuda.common.paged_cache import context, num_slots, scales
 from kernelcat.reference.paged_attn import row_bytes, sm_scale
 
 TENSORS = (
@@ -12,24 +13,23 @@ TENSORS = (
     *("sinks", "k_scale", "v_scale", "k_block_scale", "v_block_scale", "out", "lse"),
 )
 CACHES = ("k_cache", "v_cache")
-REGISTERS = 1 << 16
-"""Of an SM."""
-IN_FLIGHT = 64 << 10
-"""Bytes that an SM must have in flight for the whole of the bandwidth."""
+SM_REGISTERS = 1 << 16
+"""Registers of an SM."""
+MAX_REGISTERS = 255
+"""Registers of a thread, at most."""
+BYTES_IN_FLIGHT = 64 << 10
+"""Bytes that an SM must have in flight to use the whole bandwidth."""
 SIZES = ("batch", "heads", "kv_heads", "table_width", "window")
 
 
 def kind(problem: Problem) -> str:
-    """The template argument that holds all but sizes and numbers."""
-    scales = "kNone"
-    if problem["has_scales"]:
-        scales = "kPage" if problem["page_scales"] else "kHead"
+    """The template argument AttentionKind: everything but sizes and numbers."""
     flags = (problem["window"] > 0, problem["softcap"] != 0, problem["has_sinks"])
     arguments = (
         *(f"kernelcat::{problem[name]}" for name in ("dtype", "kv_dtype")),
         *map(str, (problem["head_dim"], problem["page_size"])),
         *(str(flag).lower() for flag in flags),
-        f"kernelcat::Scales::{scales}",
+        scales(problem),
     )
     return f"kernelcat::AttentionKind<{', '.join(arguments)}>"
 
@@ -44,25 +44,15 @@ def params(problem: Problem, *workspaces: str) -> tuple[Param, ...]:
     )
 
 
-def num_rows(problem: Problem) -> int:
-    """Query tokens times heads: rows of the result."""
-    return int(problem["tokens"] * problem["heads"])
-
-
 def q_len(problem: Problem) -> int:
-    """Query tokens of a sequence, in the mean."""
+    """Query tokens of a sequence, on average."""
     return -(-problem["tokens"] // max(problem["batch"], 1))
 
 
-def context(problem: Problem) -> int:
-    """Cached tokens of a sequence whose table is full."""
-    return int(problem["table_width"] * problem["page_size"])
-
-
 def span(problem: Problem, queries: int) -> int:
-    """Cached tokens that some of ``queries`` neighbouring ones sees, in the mean."""
-    seen = max(context(problem) - (q_len(problem) - queries) // 2, 1)
-    return min(seen, problem["window"] + queries - 1) if problem["window"] else seen
+    """Cached tokens that at least one of ``queries`` neighbouring queries sees, on average."""
+    visible = max(context(problem) - (q_len(problem) - queries) // 2, 1)
+    return min(visible, problem["window"] + queries - 1) if problem["window"] else visible
 
 
 def token_bytes(problem: Problem) -> int:
@@ -75,32 +65,28 @@ def group(problem: Problem) -> int:
     return int(problem["heads"] // problem["kv_heads"])
 
 
-def slots(problem: Problem) -> int:
-    """Tokens that the cache has room for."""
-    return int(problem["pages"] * problem["page_size"])
-
-
 def why_no_boxes(problem: Problem, box_tokens: int) -> str | None:
-    """Why TMA cannot load ``box_tokens`` of a page at a time."""
+    """Why TMA cannot load boxes of ``box_tokens`` tokens of a page."""
     size = problem["page_size"]
     if size < 16:
-        return f"pages of {size} tokens are too small for TMA"
+        return f"page_size={size} must be at least 16 for TMA"
     if box_tokens < 8:
-        return f"a box of tokens would be less than the swizzle's 8 rows, in pages of {size}"
-    if slots(problem) >= 1 << 31:
-        return "more slots than TMA's 32-bit coordinates reach"
+        return f"boxes of {box_tokens} tokens must have at least the 8 rows of a swizzle atom"
+    if num_slots(problem) >= 1 << 31:
+        return f"{num_slots(problem)} slots are more than TMA's 32-bit coordinates reach"
     return None
 
 
 def cache_map(name: str, problem: Problem, box_tokens: int, heads: int = 1) -> TensorMap:
-    """(slots, kv_heads / heads, heads * head_dim): boxes of tokens of a page, 128 bytes a row."""
+    """Over (slots, kv_heads / heads, heads * head_dim): boxes of tokens of one page, rows of up to
+    128 bytes."""
     dim, size = heads * problem["head_dim"], dtypes.itemsize(problem["kv_dtype"])
-    span, groups = min(dim * size, 128), problem["kv_heads"] // heads
+    row_span, groups = min(dim * size, 128), problem["kv_heads"] // heads
     return TensorMap(
         name,
         problem["kv_dtype"],
-        (dim, groups, slots(problem)),
+        (dim, groups, num_slots(problem)),
         (dim * size, groups * dim * size),
-        (span // size, 1, box_tokens),
-        swizzle=span,
+        (row_span // size, 1, box_tokens),
+        swizzle=row_span,
     )

@@ -1,4 +1,4 @@
-"""`paged_attn` by mma.sync over an even share of the cached tokens for each block."""
+"""`paged_attn` by mma.sync; cached tokens are divided evenly among the thread blocks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from kernelcat.catalog.cost_model import L2_TO_DRAM, LAUNCH_US, copy_us
 from kernelcat.catalog.implementation import Config, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
+from kernelcat.kernels.cuda.common.paged_cache import num_rows
 from kernelcat.kernels.cuda.paged_attn.operands import (
-    IN_FLIGHT,
-    REGISTERS,
+    BYTES_IN_FLIGHT,
+    MAX_REGISTERS,
+    SM_REGISTERS,
+    group,
     kind,
-    num_rows,
     params,
     q_len,
     span,
@@ -25,10 +27,11 @@ from kernelcat.runtime.gpu import Gpu
 
 MAX_STAGES = 6
 MAX_COPIES = 16
-UNIT_US, TOKEN_US = 0.6, 0.012
-"""What a block takes for a tile of tokens at least, and for each token of a warp."""
-TILE_US = 1.5
-"""What a block loses at the border of two tiles of rows."""
+"""Units of 16 bytes that a thread copies of a tile of keys, at most."""
+TILE_US, TOKEN_US = 0.6, 0.012
+"""Microseconds of a thread block for a KV tile, and of a warp for each of its tokens."""
+ROW_TILE_US = 1.5
+"""Microseconds that a thread block loses between two row tiles."""
 
 SPACE = {
     "block_m": (16, 64, 128),
@@ -41,7 +44,7 @@ SPACE = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What a block has of an SM."""
+    """What a thread block uses of an SM."""
 
     block_m: int
     block_n: int
@@ -65,7 +68,7 @@ class Plan:
 
     @property
     def tokens_per_warp(self) -> int:
-        """Warps stand above each other on rows, then side by side on tokens."""
+        """Tokens of a KV tile for a warp: warps divide the rows first, then the tokens."""
         return self.block_n * self.block_m // (16 * self.num_warps)
 
     @property
@@ -82,64 +85,71 @@ class Plan:
         return self.block_m * self.head_dim * 2
 
     def num_stages(self, gpu: Gpu) -> int:
-        """As many as fit: the kernel also declares the rows of each stage and 2 KB at most."""
-        room = (gpu.shared_bytes + 1024) // self.blocks_per_sm - 1024  # each block costs a KB more
-        declared = 12 * self.block_n + 8
-        stages = (room - 2048 - self.query_bytes) // (self.stage_bytes + declared)
+        """As many as fit beside static shared memory: the rows of each stage, and up to 2 KB."""
+        # The system reserves 1 KB of shared memory for each resident thread block.
+        available = (gpu.shared_bytes + 1024) // self.blocks_per_sm - 1024
+        static_bytes = 12 * self.block_n + 8  # of a stage
+        stages = (available - 2048 - self.query_bytes) // (self.stage_bytes + static_bytes)
         return min(stages, MAX_STAGES)
 
     @property
     def registers(self) -> int:
-        """Sums, queries, scores and about 68 others, of a thread."""
+        """Registers of a thread: accumulators, queries, scores and about 68 others."""
         queries = self.head_dim // 4 if self.head_dim <= 128 else 0
         return self.head_dim // 2 + queries + self.tokens_per_warp + 68
 
     @property
-    def merge_parts(self) -> int:
-        """How often the warps' sums must go through a stage to be merged."""
+    def merge_passes(self) -> int:
+        """Passes in which a stage has room to merge the accumulators of all warps."""
         return ceil(self.num_warps * 64 * self.head_dim / (2 * self.tile_bytes))
 
 
 def _rows(problem: Problem, queries: int) -> int:
     """Rows of a sequence and key-value head."""
-    return int(queries * (problem["heads"] // problem["kv_heads"]))
+    return int(queries * group(problem))
 
 
-def _shape_reason(plan: Plan) -> str | None:
-    """Why the kernel cannot be made with these tiles."""
+def _illegal_shape(plan: Plan) -> str | None:
+    """Why the kernel does not compile for these tiles."""
     threads = 32 * plan.num_warps
-    if 16 * plan.num_warps < plan.block_m or (plan.block_m > 16) != (
-        16 * plan.num_warps == plan.block_m
-    ):
-        return f"{plan.num_warps} warps do not fit {plan.block_m} rows"
+    warp_rows = 16 * plan.num_warps
+    if warp_rows < plan.block_m or (plan.block_m > 16) != (warp_rows == plan.block_m):
+        return f"{plan.num_warps} warps of 16 rows do not divide {plan.block_m} rows"
     if plan.tokens_per_warp < 16:
-        return f"a warp would have {plan.tokens_per_warp} tokens of a tile; mma.sync takes 16"
+        return f"{plan.tokens_per_warp} tokens for a warp are fewer than mma.sync's 16"
     if plan.block_n > threads:
-        return "fewer threads than tokens to look up"
+        return f"{threads} threads are too few to look up {plan.block_n} tokens"
     if plan.tile_bytes < 16 * threads:
-        return "more threads than 16-byte units in a tile of keys"
-    if plan.tile_bytes > 16 * threads * MAX_COPIES:
-        return f"a thread would copy more than {MAX_COPIES} units of a tile of keys"
-    if plan.merge_parts > 4 or plan.head_dim // plan.merge_parts < 32:
-        return "a stage is too small to merge sums in"
-    if plan.registers > 255 or plan.registers * threads * plan.blocks_per_sm > REGISTERS:
-        return f"{plan.blocks_per_sm} blocks an SM would leave too few registers"
+        return f"{threads} threads are more than the 16-byte units of {plan.tile_bytes} bytes"
+    if plan.merge_passes > 4 or plan.head_dim // plan.merge_passes < 32:
+        return f"a stage of {plan.stage_bytes} bytes is too small to merge accumulators in"
     return None
 
 
-def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    plan, rows = Plan.of(config, problem), _rows(problem, problem["max_q"])
-    reason = _shape_reason(plan)
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    plan = Plan.of(config, problem)
+    reason = _illegal_shape(plan)
     if reason is not None:
         return reason
     if plan.num_stages(gpu) < 2:
-        return f"two stages do not fit {gpu.name}'s shared memory"
+        return f"two stages do not fit the shared memory of {gpu.name}"
+    if problem["pages"] * problem["kv_heads"] >= 1 << 31:
+        return "the scales of all pages are more than 32-bit indices reach"
+    return None
+
+
+def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    plan, rows = Plan.of(config, problem), _rows(problem, problem["max_q"])
+    threads = 32 * plan.num_warps
+    if plan.tile_bytes > 16 * threads * MAX_COPIES:
+        return f"a thread would copy more than {MAX_COPIES} units of 16 bytes of a tile of keys"
+    registers = min(MAX_REGISTERS, SM_REGISTERS // (threads * plan.blocks_per_sm))
+    if plan.registers > registers:
+        return f"{plan.registers} registers of a thread would spill: there are {registers}"
     if plan.block_m > 16 and rows <= plan.block_m // 4:
-        return f"tiles of {plan.block_m} rows are mostly empty at {rows}"
+        return f"tiles of {plan.block_m} rows would be mostly empty with {rows} rows"
     if plan.block_m == 16 and rows > 64:
         return f"tiles of 16 rows would read the cache {ceil(rows / 16)} times"
-    if problem["pages"] * problem["kv_heads"] >= 1 << 31:
-        return "the scales of pages are counted in 32 bits"
     return None
 
 
@@ -165,50 +175,43 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """The longest of DRAM, L2 and tensor cores; then what the borders of tiles cost."""
+    """The longest of DRAM, L2, tensor cores and latency, then what changes of row tiles cost."""
     if num_rows(problem) == 0:
         return LAUNCH_US
     plan = Plan.of(config, problem)
     rows = _rows(problem, q_len(problem))
     row_tiles = problem["batch"] * problem["kv_heads"] * ceil(rows / plan.block_m)
     queries = min(ceil(plan.block_m * q_len(problem) / rows), q_len(problem))
-    per_tile = ceil(span(problem, queries) / plan.block_n)
+    kv_tiles = ceil(span(problem, queries) / plan.block_n)  # of a row tile
     blocks = gpu.sms * plan.blocks_per_sm
-    share = ceil(row_tiles * per_tile / blocks)
-    units = share * blocks  # each block's share is a whole number of them
-    l2_bytes = units * plan.stage_bytes
-    read = problem["batch"] * problem["kv_heads"] * span(problem, q_len(problem))
-    dram_bytes = read * token_bytes(problem)
+    block_tiles = ceil(row_tiles * kv_tiles / blocks)
+    tiles = block_tiles * blocks  # as long as the slowest thread block takes
+    l2_bytes = tiles * plan.stage_bytes
+    tokens = problem["batch"] * problem["kv_heads"] * span(problem, q_len(problem))
+    dram_bytes = tokens * token_bytes(problem)
     in_flight = plan.blocks_per_sm * (plan.num_stages(gpu) - 1) * plan.stage_bytes
-    busy = min(1.0, 0.3 + 0.7 * in_flight / IN_FLIGHT)
+    busy = min(1.0, 0.3 + 0.7 * in_flight / BYTES_IN_FLIGHT)
     efficiency = 0.55 if plan.block_m > 16 else 0.3
-    flops = 4 * units * plan.block_m * plan.block_n * plan.head_dim
+    flops = 4 * tiles * plan.block_m * plan.block_n * plan.head_dim
     math_us = flops / (gpu.flops[problem["dtype"]] * efficiency) * 1e6
     l2_us = l2_bytes / (gpu.bandwidth * L2_TO_DRAM * busy) * 1e6
     token_us = TOKEN_US * plan.tokens_per_warp * plan.head_dim / 128
-    latency_us = share * (UNIT_US + token_us)
-    borders = (1 + share / per_tile) * TILE_US / plan.blocks_per_sm
-    merged = min(blocks / row_tiles, per_tile) * 0.05
+    latency_us = block_tiles * (TILE_US + token_us)
+    border_us = (1 + block_tiles / kv_tiles) * ROW_TILE_US / plan.blocks_per_sm
+    merge_us = min(blocks / row_tiles, kv_tiles) * 0.05
     dram_us = copy_us(dram_bytes, gpu, 0.9 * busy)
-    return max(dram_us, math_us, l2_us, latency_us) + borders + merged
-
-
-def _default(problem: Problem, gpu: Gpu) -> Config:
-    """The best by the model."""
-    configs = [c for c in IMPLEMENTATION.whole_space() if _reject(c, problem, gpu) is None]
-    fallback = Config(block_m=16, block_n=32, num_warps=2, blocks_per_sm=1)
-    return min(configs, key=lambda c: _estimate(problem, c, gpu), default=fallback)
+    return max(dram_us, math_us, l2_us, latency_us) + border_us + merge_us
 
 
 IMPLEMENTATION = Implementation(
     entry="paged_attn",
     language="cuda",
     variant="split",
-    summary="mma.sync over packed heads; an even share of the cached tokens for each block",
+    summary="mma.sync over packed heads; cached tokens divided evenly among thread blocks",
     archs=("sm_80+",),
     space=SPACE,
-    illegal=_reject,
-    default=_default,
+    illegal=_illegal,
+    unpromising=_unpromising,
     program=_program,
     estimate=_estimate,
     techniques={

@@ -8,34 +8,35 @@ from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, LAUNCH_US, WAVE_L
 from kernelcat.catalog.implementation import Config, Implementation, Int32, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
+from kernelcat.kernels.cuda.common.paged_cache import context, num_rows, num_slots
 from kernelcat.kernels.cuda.paged_attn.operands import (
+    BYTES_IN_FLIGHT,
     CACHES,
-    IN_FLIGHT,
-    REGISTERS,
+    MAX_REGISTERS,
+    SM_REGISTERS,
     cache_map,
-    context,
     group,
     kind,
-    num_rows,
     params,
-    slots,
     token_bytes,
     why_no_boxes,
 )
 from kernelcat.reference.paged_attn import ENTRY, FP8
 from kernelcat.runtime.gpu import Gpu
 
+MAX_ROWS = 16
+"""Rows that a warp keeps in registers."""
 MAX_STAGES = 8
 SM_BANDWIDTH = 60e9
-"""Bytes a second that reach one SM while others have nothing to read."""
+"""Bytes per second that reach one SM while others have nothing to read."""
 GPC_SMS = 14
-"""Of a graphics processing cluster that has few; a cluster of blocks lies within one."""
-LONELY_US = 1.0
-"""What it costs where the next launch finds no room before this one ends."""
+"""SMs of the smallest graphics processing cluster (GPC); a cluster lies within one GPC."""
+NO_OVERLAP_US = 1.0
+"""Microseconds that it costs if the next launch finds no room before this one ends."""
 MERGE_US = 0.12
-"""What each block of a cluster adds to the merge."""
+"""Microseconds that each thread block of a cluster adds to the merge."""
 TOKEN_US = 0.006
-"""What a warp takes for a token, where no other launch or wave hides it."""
+"""Microseconds of a warp for a token, where no other launch or wave hides them."""
 
 SPACE = {
     "tokens": (32, 16, 64),
@@ -44,17 +45,17 @@ SPACE = {
     "cluster": (1, 2, 4, 8, 16),
     "heads": (1, 2),
 }
-"""A warp takes ``tokens`` at a time; the blocks of a cluster share those of a sequence, each of
-``heads`` key-value heads."""
+"""A warp takes ``tokens`` at a time. The thread blocks of a cluster divide the tokens of a
+sequence; each takes ``heads`` key-value heads."""
 
 
 def _rows(problem: Problem) -> int:
-    """Of a key-value head and the sequence with the most query tokens."""
+    """Rows of a key-value head, of the sequence with the most query tokens."""
     return int(problem["max_q"] * group(problem))
 
 
 def _row_tiles(problem: Problem, heads: int = 1) -> int:
-    """Of eight rows, the columns of mma.sync."""
+    """Row tiles of eight rows, the columns of mma.sync."""
     return heads * ceil(_rows(problem) / 8)
 
 
@@ -67,7 +68,8 @@ def _stage_bytes(problem: Problem, config: Config) -> int:
 
 
 def _fixed_bytes(problem: Problem, config: Config) -> int:
-    """Of a block: what other blocks send, the rows' sums, barriers, what alignment costs."""
+    """Shared memory beside the rings: what other thread blocks send, the softmax of the rows,
+    barriers, alignment."""
     rows = 8 * _row_tiles(problem, config["heads"])
     warps, cluster = config["num_warps"], config["cluster"]
     chunks = ceil(rows * problem["head_dim"] / (16 * cluster))  # of 64 bytes, of the result
@@ -77,10 +79,10 @@ def _fixed_bytes(problem: Problem, config: Config) -> int:
 
 def _num_stages(problem: Problem, config: Config, gpu: Gpu) -> int:
     """As many as fit, and as a warp has lanes for their boxes."""
-    # Each block costs a KB more.
-    room = (gpu.shared_bytes + 1024) // config["blocks_per_sm"] - 1024
-    room -= _fixed_bytes(problem, config)
-    stages = room // (config["num_warps"] * _stage_bytes(problem, config))
+    # The system reserves 1 KB of shared memory for each resident thread block.
+    available = (gpu.shared_bytes + 1024) // config["blocks_per_sm"] - 1024
+    available -= _fixed_bytes(problem, config)
+    stages = available // (config["num_warps"] * _stage_bytes(problem, config))
     lanes = 32 // (config["tokens"] // _box_tokens(problem, config))
     return int(min(stages, lanes, MAX_STAGES))
 
@@ -91,56 +93,62 @@ def _shared_bytes(problem: Problem, config: Config, gpu: Gpu) -> int:
 
 
 def _registers(problem: Problem, config: Config) -> int:
-    """Sums, queries, scores, weights and what is loaded, and about 34 others, of a thread."""
-    own = 5 * problem["head_dim"] // 8 + config["tokens"] // 2
-    return int(_row_tiles(problem, config["heads"]) * own + 34)
+    """Registers of a thread: accumulators, queries, scores, weights, loads and about 34 others."""
+    per_row_tile = 5 * problem["head_dim"] // 8 + config["tokens"] // 2
+    return int(_row_tiles(problem, config["heads"]) * per_row_tile + 34)
 
 
-def _reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    rows, warps = _rows(problem), config["num_warps"]
-    if rows > 16:
-        return f"{rows} rows; 16 at most are kept in registers"
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    heads, kv_heads = config["heads"], problem["kv_heads"]
+    if _rows(problem) > MAX_ROWS:
+        return f"{_rows(problem)} rows are more than the {MAX_ROWS} that registers hold"
     if problem["kv_dtype"] not in (problem["dtype"], FP8):
-        return "keys and values are float8, or as queries are"
+        return f"keys and values must be {FP8} or {problem['dtype']} as the queries"
     if problem["has_scales"] and problem["page_scales"]:
-        return "scales of pages are not loaded"
-    if problem["kv_heads"] % config["heads"]:
-        return f"{problem['kv_heads']} key-value heads are not dealt out by {config['heads']}"
-    if config["heads"] > 1 and config["heads"] * token_bytes(problem) > 256:
-        return "a head's row fills 128 bytes by itself"
+        return "the kernel does not load scales of pages"
+    if kv_heads % heads:
+        return f"kv_heads={kv_heads} must be a multiple of heads={heads}"
+    if heads > 1 and heads * token_bytes(problem) > 256:
+        return f"the keys of {heads} heads are longer than the 128 bytes of a swizzle row"
     if reason := why_no_boxes(problem, _box_tokens(problem, config)):
         return reason
-    if max(problem["batch"], problem["kv_heads"]) > 65535:
-        return "more sequences or heads than a grid has blocks"
-    threads = 32 * warps * config["blocks_per_sm"]
-    if _registers(problem, config) * threads > REGISTERS or _registers(problem, config) > 255:
-        return f"{config['blocks_per_sm']} blocks an SM would leave too few registers"
+    if max(problem["batch"], kv_heads) > 65535:
+        return "batch and kv_heads must be at most 65535, a grid's size in y and z"
     stages = _num_stages(problem, config, gpu)
     if stages < 2:
-        return f"two stages do not fit {gpu.name}'s shared memory"
-    sums = 32 * _row_tiles(problem, config["heads"]) * (problem["head_dim"] + 4)
-    if sums > stages * _stage_bytes(problem, config):
-        return "a warp's sums do not fit its stages"
-    return _cluster_reason(config, problem, gpu)
+        return f"two stages do not fit the shared memory of {gpu.name}"
+    accumulators = 32 * _row_tiles(problem, heads) * (problem["head_dim"] + 4)
+    if accumulators > stages * _stage_bytes(problem, config):
+        return f"the {accumulators} bytes of a warp's accumulators do not fit its stages"
+    if config["cluster"] > 8 and gpu.mig:
+        return "a slice of a GPU may have no room for a cluster of 16"
+    return None
+
+
+def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    threads = 32 * config["num_warps"] * config["blocks_per_sm"]
+    registers = min(MAX_REGISTERS, SM_REGISTERS // threads)
+    if _registers(problem, config) > registers:
+        needed = _registers(problem, config)
+        return f"{needed} registers of a thread would spill: there are {registers}"
+    return _unpromising_cluster(config, problem, gpu)
 
 
 def _tiles(problem: Problem, config: Config) -> int:
-    """Sequences and heads, as blocks or clusters take them."""
+    """Sequences times heads, as clusters take them."""
     return int(problem["batch"] * problem["kv_heads"] // config["heads"])
 
 
-def _cluster_reason(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _unpromising_cluster(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     cluster, tiles = config["cluster"], _tiles(problem, config)
-    seen = min(context(problem), problem["window"] or context(problem))
-    most = seen // (config["tokens"] * config["num_warps"])  # that have work for all warps
-    if cluster > max(most, 1):
-        return f"{cluster} blocks share too few tokens"
-    if cluster > 8 and gpu.mig:
-        return "a slice of a GPU may have no room for 16 blocks side by side"
+    visible = min(context(problem), problem["window"] or context(problem))
+    busy_blocks = visible // (config["tokens"] * config["num_warps"])  # all their warps have work
+    if cluster > max(busy_blocks, 1):
+        return f"{visible} tokens are too few for the warps of {cluster} thread blocks"
     if cluster > 1 and tiles * cluster > gpu.sms * config["blocks_per_sm"]:
-        return "the SMs are full with smaller clusters"
-    if 2 * cluster <= min(most, 16) and 4 * tiles * cluster <= gpu.sms:
-        return "three quarters of the SMs or more are idle"
+        return f"smaller clusters than {cluster} fill the SMs"
+    if 2 * cluster <= min(busy_blocks, 16) and 4 * tiles * cluster <= gpu.sms:
+        return f"clusters of {cluster} leave three quarters of the SMs idle"
     return None
 
 
@@ -165,7 +173,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
                 for name in CACHES
             ),
             *params(problem),
-            Int32(slots(problem)),
+            Int32(num_slots(problem)),
         ),
         32 * config["num_warps"],
         _shared_bytes(problem, config, gpu),
@@ -175,50 +183,43 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return Program((step,))
 
 
-def _next_starts(problem: Problem, config: Config, gpu: Gpu) -> bool:
-    """Whether the next launch's blocks find room beside these, cluster by cluster."""
+def _overlaps(problem: Problem, config: Config, gpu: Gpu) -> bool:
+    """Whether the thread blocks of the next launch find room beside these, cluster by cluster."""
     blocks, cluster = config["blocks_per_sm"], config["cluster"]
     clusters = gpu.sms // GPC_SMS * (GPC_SMS * blocks // cluster)
     return 2 * _tiles(problem, config) <= clusters
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bytes, at the pace of the SMs that have work, and what nothing hides in a single wave."""
+    """The bytes, as fast as the busy SMs read them, and in a single wave what nothing hides."""
     if num_rows(problem) == 0:
         return LAUNCH_US
     blocks = _tiles(problem, config) * config["cluster"]
     waves = ceil(blocks / (gpu.sms * config["blocks_per_sm"]))
     per_sm = min(config["blocks_per_sm"], max(1.0, blocks / gpu.sms))
     ring = config["num_warps"] * _num_stages(problem, config, gpu) * _stage_bytes(problem, config)
-    flow = min(1.0, (per_sm * ring / IN_FLIGHT) ** 0.5)
-    # Small tiles wait and vote more often.
-    haste = 1 - 2 / (2 + config["tokens"])
+    flow = min(1.0, (per_sm * ring / BYTES_IN_FLIGHT) ** 0.5)
+    # Small KV tiles wait and vote more often.
+    tile_efficiency = 1 - 2 / (2 + config["tokens"])
     rate = min(BANDWIDTH_EFFICIENCY * gpu.bandwidth * flow, min(blocks, gpu.sms) * SM_BANDWIDTH)
-    stream_us = ENTRY.bytes_moved(problem) / (rate * haste) * 1e6
+    stream_us = ENTRY.bytes_moved(problem) / (rate * tile_efficiency) * 1e6
     total_us = LAUNCH_US + MERGE_US * config["cluster"] + stream_us
     if waves > 1:
         return total_us + waves * WAVE_LATENCY_US
-    lonely_us = 0.0 if _next_starts(problem, config, gpu) else LONELY_US
-    per_warp = context(problem) / (config["cluster"] * config["num_warps"])
-    return total_us + WAVE_LATENCY_US + lonely_us + per_warp * TOKEN_US
-
-
-def _default(problem: Problem, gpu: Gpu) -> Config:
-    """The best by the model."""
-    configs = [c for c in IMPLEMENTATION.whole_space() if _reject(c, problem, gpu) is None]
-    fallback = Config(tokens=16, num_warps=4, blocks_per_sm=1, cluster=1, heads=1)
-    return min(configs, key=lambda c: _estimate(problem, c, gpu), default=fallback)
+    gap_us = 0.0 if _overlaps(problem, config, gpu) else NO_OVERLAP_US
+    warp_tokens = context(problem) / (config["cluster"] * config["num_warps"])
+    return total_us + WAVE_LATENCY_US + gap_us + warp_tokens * TOKEN_US
 
 
 IMPLEMENTATION = Implementation(
     entry="paged_attn",
     language="cuda",
     variant="tma",
-    summary="decode by mma.sync, rows as columns; each warp streams pages by TMA, clusters merge",
+    summary="decode by transposed mma.sync; each warp streams pages by TMA, clusters merge",
     archs=("sm_90a",),
     space=SPACE,
-    illegal=_reject,
-    default=_default,
+    illegal=_illegal,
+    unpromising=_unpromising,
     program=_program,
     estimate=_estimate,
     techniques={

@@ -1,6 +1,6 @@
-"""`attn_merge` in CuTe DSL: element by element, and in vectors of 16 bytes.
+"""`attn_merge` in CuTe DSL: one element at a time, or vectors of 16 bytes of several parts.
 
-The device code is in modules that import the DSL; they are imported when something is compiled.
+The device code is in modules that import the DSL; they are imported when a kernel is compiled.
 """
 
 from __future__ import annotations
@@ -20,28 +20,35 @@ VECTOR = 8
 NAIVE_WARPS = 4
 
 
-def _rows(problem: Problem) -> int:
+def _num_rows(problem: Problem) -> int:
+    """Query tokens times heads."""
     return int(problem["tokens"] * problem["heads"])
 
 
-def _too_large(problem: Problem, block_rows: int, unroll: int) -> str | None:
-    """Indices of rows and parts run past the last by less than a CTA's, in 32 bits."""
-    if max(_rows(problem) + block_rows, problem["parts"] + 2 * unroll) >= 1 << 31:
-        return "more rows or parts than 32-bit indices reach"
+def _illegal(problem: Problem, block_rows: int, unroll: int) -> str | None:
+    """32-bit indices exceed the rows by less than ``block_rows``, the parts by 2 ``unroll``."""
+    rows, parts = _num_rows(problem), problem["parts"]
+    if max(rows + block_rows, parts + 2 * unroll) >= 1 << 31:
+        return f"{rows} rows or {parts} parts are more than 32-bit indices reach"
     return None
 
 
 def _program(
     problem: Problem, kernel: str, config: Config, block_rows: int, threads: int
 ) -> Program:
-    rows = _rows(problem)
-    if rows == 0:
+    """One launch, in thread blocks of ``block_rows`` rows."""
+    num_rows = _num_rows(problem)
+    if num_rows == 0:
         return Program(())
     element = "*" + problem["dtype"]
     kinds = (element, "*float32", element, "*float32", "int32", "int32")
     constants = (("dtype", problem["dtype"]), ("head_dim", problem["head_dim"]), *config.items())
-    params = (*map(Pointer, ("outs", "lses", "out", "lse")), Int32(problem["parts"]), Int32(rows))
-    grid = (ceil(rows / block_rows), 1, 1)
+    params = (
+        *map(Pointer, ("outs", "lses", "out", "lse")),
+        Int32(problem["parts"]),
+        Int32(num_rows),
+    )
+    grid = (ceil(num_rows / block_rows), 1, 1)
     return Program((Step(CuteSource(kernel, kinds, constants), grid, params, block=threads),))
 
 
@@ -63,13 +70,17 @@ def _block_rows(problem: Problem, config: Config) -> int:
     return int(config["threads"] * VECTOR // problem["head_dim"])
 
 
-def _vectorized_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    block_rows, unroll = _block_rows(problem, config), config["unroll"]
+def _illegal_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    return _illegal(problem, _block_rows(problem, config), config["unroll"])
+
+
+def _unpromising_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    block_rows, rows, unroll = _block_rows(problem, config), _num_rows(problem), config["unroll"]
     if unroll >= 2 * problem["parts"]:
-        return f"{unroll} parts at a time are at least twice the {problem['parts']} there are"
-    if config["threads"] > 128 and block_rows >= 2 * _rows(problem):
-        return f"CTAs of {block_rows} rows are at least half empty for {_rows(problem)} rows"
-    return _too_large(problem, block_rows, unroll)
+        return f"{unroll} parts at a time are at least twice the {problem['parts']} parts"
+    if config["threads"] > 128 and block_rows >= 2 * rows:
+        return f"thread blocks of {block_rows} rows are at least half empty for {rows} rows"
+    return None
 
 
 def _vectorized_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -78,8 +89,8 @@ def _vectorized_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _vectorized_default(problem: Problem, gpu: Gpu) -> Config:
-    """All parts at once if they are few; small CTAs where large ones leave SMs idle."""
-    vectors = _rows(problem) * problem["head_dim"] // VECTOR
+    """All parts at once if there are few; small thread blocks where large ones leave SMs idle."""
+    vectors = _num_rows(problem) * problem["head_dim"] // VECTOR
     return Config(
         threads=256 if vectors >= 8 * 256 * gpu.sms else 128,
         unroll=next((unroll for unroll in (1, 2) if unroll >= problem["parts"]), 4),
@@ -87,9 +98,9 @@ def _vectorized_default(problem: Problem, gpu: Gpu) -> Config:
 
 
 def _vectorized_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Memory time; longer where few loads are in flight: of a thread, or as SMs are not full."""
+    """Memory time; longer where a thread has few loads in flight, or SMs are not full."""
     efficiency = {1: 0.72, 2: 0.82, 4: 0.85}[config["unroll"]]
-    ctas = max(1, ceil(_rows(problem) / _block_rows(problem, config)))
+    ctas = max(1, ceil(_num_rows(problem) / _block_rows(problem, config)))
     busy = min(1.0, ctas * config["threads"] / (512 * gpu.sms))
     return copy_us(ENTRY.bytes_moved(problem), gpu, efficiency * busy)
 
@@ -99,11 +110,10 @@ IMPLEMENTATIONS = (
         entry="attn_merge",
         language="cute",
         variant="naive",
-        summary="one warp, one row, element by element; any shape",
+        summary="one warp per row, one part after another, one element at a time; any shape",
         archs=("sm_80+",),
         space={},
-        illegal=lambda config, problem, gpu: _too_large(problem, NAIVE_WARPS, 1),
-        default=lambda problem, gpu: Config(),
+        illegal=lambda config, problem, gpu: _illegal(problem, NAIVE_WARPS, 1),
         program=_naive_program,
         estimate=_naive_estimate,
         rank=0,
@@ -112,10 +122,11 @@ IMPLEMENTATIONS = (
         entry="attn_merge",
         language="cute",
         variant="vectorized",
-        summary="16-byte loads of several parts at once; several rows a CTA",
+        summary="16-byte loads of several parts at once, several rows per thread block",
         archs=("sm_80+",),
         space={"threads": (128, 256, 512), "unroll": (1, 2, 4)},
-        illegal=_vectorized_reject,
+        illegal=_illegal_vectorized,
+        unpromising=_unpromising_vectorized,
         default=_vectorized_default,
         program=_vectorized_program,
         estimate=_vectorized_estimate,

@@ -1,8 +1,9 @@
 """`flashmla` in CuTe DSL: a warp for each query, few heads on mma.sync, many on WGMMA.
 
-CTAs that share the tokens of a sequence leave sums in device memory, which a second kernel adds up.
+Thread blocks that split the tokens of a sequence store partial results in device memory, which a
+second kernel merges.
 
-The device code is in modules that import the DSL; they are imported when something is compiled.
+The device code is in modules that import the DSL; they are imported when a kernel is compiled.
 """
 
 from __future__ import annotations
@@ -15,18 +16,17 @@ from kernelcat.kernels.cute.flashmla.program import (
     SIZES,
     attend,
     attend_us,
-    compiled_in,
-    grid_reject,
+    illegal_problem,
+    illegal_size,
     is_empty,
     is_packed,
+    kernel_constants,
+    num_row_tiles,
     parameters,
     row_bytes,
-    row_tiles,
-    splits_reject,
     tensor_kinds,
-    why_not,
+    unpromising_splits,
 )
-from kernelcat.kernels.cute.gemm.program import fastest
 from kernelcat.reference._mla_row import ROW
 from kernelcat.reference.flashmla import ENTRY
 from kernelcat.runtime.gpu import Gpu
@@ -38,7 +38,7 @@ def _naive_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if is_empty(problem):
         return Program(())
     kinds = (*tensor_kinds(problem), *["int32"] * len(SIZES), "float32")
-    source = CuteSource("flashmla.naive:Naive", kinds, tuple(compiled_in(problem).items()))
+    source = CuteSource("flashmla.naive:Naive", kinds, tuple(kernel_constants(problem).items()))
     grid = (problem["tokens"], -(-problem["heads"] // NAIVE_WARPS), 1)
     return Program((Step(source, grid, parameters(problem), block=32 * NAIVE_WARPS),))
 
@@ -51,11 +51,10 @@ NAIVE = Implementation(
     entry="flashmla",
     language="cute",
     variant="naive",
-    summary="one warp, one query of one head, token after token; any shape",
+    summary="one warp for one query of one head, one token after another; any shape",
     archs=("sm_80+",),
     space={},
-    illegal=lambda config, problem, gpu: why_not(problem, gpu),
-    default=lambda problem, gpu: Config(),
+    illegal=lambda config, problem, gpu: illegal_problem(problem, gpu),
     program=_naive_program,
     estimate=_naive_estimate,
     techniques={"warp shuffle": "SHFL.BFLY"},
@@ -66,18 +65,18 @@ NAIVE = Implementation(
 
 SPLIT_ROWS = 16
 BYTES_IN_FLIGHT = 72 << 10
-"""Of an SM, that keep its share of the memory busy."""
+"""Bytes that an SM must have in flight to get its part of the memory bandwidth."""
 SPLIT_TOKEN_US = 0.014
-"""Scores and values of a token for 16 rows, by a CTA of eight warps."""
+"""Scores and values of a token for 16 rows, by a thread block of eight warps."""
 WIDEN_TOKEN_US = 0.005
-"""Making 16 bits of a token's float8, in shared memory."""
+"""Widening a token's float8 elements to 16 bits, in shared memory."""
 BARRIERS_US = 0.2
-"""Of a tile."""
+"""Waits at barriers, for a tile."""
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def _cta_bytes(problem: Problem, config: Config) -> int:
-    """The ring, a tile that was widened, queries, scores; and 2 KB to spare."""
+    """Shared memory of a thread block: ring, a widened tile, queries, scores, 2 KB to spare."""
     block_n = config["block_n"]
     ring = config["stages"] * block_n * row_bytes(problem)
     widened = 2 * ROW * block_n if is_packed(problem) else 0
@@ -85,21 +84,26 @@ def _cta_bytes(problem: Problem, config: Config) -> int:
 
 
 def _ctas_per_sm(problem: Problem, config: Config, gpu: Gpu) -> int:
+    """Thread blocks on an SM: eight warps, if shared memory allows."""
     return int(max(1, min(8 // config["warps"], gpu.shared_bytes // _cta_bytes(problem, config))))
 
 
-def _split_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if reason := why_not(problem, gpu) or grid_reject(problem):
+def _illegal_split(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if reason := illegal_size(problem, gpu):
         return reason
-    block_n, stages = config["block_n"], config["stages"]
-    if config["warps"] * 8 > block_n:
-        return f"tiles of {block_n} tokens leave a warp fewer than 8"
-    if _cta_bytes(problem, config) > gpu.shared_bytes:
-        return f"{stages} stages do not fit the shared memory"
-    slots = gpu.sms * _ctas_per_sm(problem, config, gpu)
-    if stages > 3 and block_n == 64:
-        return "three such tiles keep the memory busy"
-    return splits_reject(problem, SPLIT_ROWS, block_n, config["splits"], slots)
+    if config["warps"] * 8 > config["block_n"]:
+        return f"block_n={config['block_n']} leaves a warp fewer than the 8 tokens of mma.sync"
+    if (shared_bytes := _cta_bytes(problem, config)) > gpu.shared_bytes:
+        return f"{shared_bytes} bytes of shared memory; {gpu.sku} has {gpu.shared_bytes}"
+    return None
+
+
+def _unpromising_split(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    block_n, splits = config["block_n"], config["splits"]
+    resident_ctas = gpu.sms * _ctas_per_sm(problem, config, gpu)
+    if config["stages"] > 3 and block_n == 64:
+        return "three stages of 64 tokens have enough bytes in flight"
+    return unpromising_splits(problem, SPLIT_ROWS, block_n, splits, resident_ctas)
 
 
 def _split_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -112,17 +116,19 @@ def _split_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _split_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """A warp's products and ldmatrix, which eight warps on an SM hide best; or the bytes."""
+    """Time of a warp's ldmatrix and products, which eight warps overlap best; or of the bytes."""
     block_n, ctas = config["block_n"], _ctas_per_sm(problem, config, gpu)
-    under_way = ctas * (config["stages"] - 1) * block_n * row_bytes(problem)
-    flow = min(1.0, (under_way / BYTES_IN_FLIGHT) ** 0.5)
+    bytes_in_flight = ctas * (config["stages"] - 1) * block_n * row_bytes(problem)
+    bandwidth_share = min(1.0, (bytes_in_flight / BYTES_IN_FLIGHT) ** 0.5)
     token_us = (SPLIT_TOKEN_US + is_packed(problem) * WIDEN_TOKEN_US) * 8 / config["warps"]
     tile_us = block_n * token_us + BARRIERS_US
-    slots = gpu.sms * ctas
-    return attend_us(problem, gpu, SPLIT_ROWS, block_n, config["splits"], slots, tile_us, flow)
+    return attend_us(
+        problem, gpu, SPLIT_ROWS, block_n, config["splits"], gpu.sms * ctas, tile_us,
+        bandwidth_share,
+    )  # fmt: skip
 
 
-SPLIT: Implementation = Implementation(
+SPLIT = Implementation(
     entry="flashmla",
     language="cute",
     variant="split",
@@ -134,8 +140,8 @@ SPLIT: Implementation = Implementation(
         "stages": (2, 3, 4, 5),
         "splits": SPLITS,
     },
-    illegal=_split_reject,
-    default=fastest(lambda: SPLIT),
+    illegal=_illegal_split,
+    unpromising=_unpromising_split,
     program=_split_program,
     estimate=_split_estimate,
     techniques={"cp.async": "LDGSTS", "ldmatrix": "LDSM", "mma": "HMMA.16816.F32"},
@@ -146,24 +152,29 @@ SPLIT: Implementation = Implementation(
 
 WGMMA_BLOCK = 64
 WGMMA_TILE_US = 1.7
-"""64 rows and 64 tokens, at three quarters of the tensor cores' peak."""
+"""A tile of 64 rows and 64 tokens, at three quarters of the tensor cores' peak."""
 WGMMA_WIDEN_US = 0.3
-"""What a tile in float8 takes longer."""
+"""What a tile of packed rows takes longer."""
 WGMMA_SPLITS = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 44, 64)
 
 
-def _wgmma_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if reason := why_not(problem, gpu) or grid_reject(problem):
+def _illegal_wgmma(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if reason := illegal_size(problem, gpu):
         return reason
     if is_packed(problem) and config["cluster"] > 1:
-        return "packed rows are widened by each CTA, and not multicast"
+        return "packed rows are widened by each thread block, not multicast: cluster must be 1"
     if is_packed(problem) and problem["dtype"] != "bfloat16":
-        return "what makes float16 of packed rows does not fit the registers"
+        return "packed rows are widened to bfloat16 only: float16 does not fit the registers"
     if not is_packed(problem) and problem["page_size"] % WGMMA_BLOCK:
-        return f"pages of {problem['page_size']} tokens are no whole tiles of {WGMMA_BLOCK}"
-    if row_tiles(problem, WGMMA_BLOCK) % config["cluster"]:
-        return "an odd number of tiles of rows leaves one alone"
-    return splits_reject(problem, WGMMA_BLOCK, WGMMA_BLOCK, config["splits"], gpu.sms)
+        return f"page_size={problem['page_size']} must be a multiple of tiles of {WGMMA_BLOCK}"
+    row_tiles = num_row_tiles(problem, WGMMA_BLOCK)
+    if row_tiles % config["cluster"]:
+        return f"clusters of two thread blocks take an even number of row tiles, not {row_tiles}"
+    return None
+
+
+def _unpromising_wgmma(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    return unpromising_splits(problem, WGMMA_BLOCK, WGMMA_BLOCK, config["splits"], gpu.sms)
 
 
 def _wgmma_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -175,22 +186,22 @@ def _wgmma_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _wgmma_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Both CTAs of a cluster load a tile once, but wait for each other."""
+    """Thread blocks of a cluster load a tile once for both, but wait for each other."""
     tile_us = WGMMA_TILE_US * (0.95 if config["cluster"] > 1 else 1.0)
     tile_us += is_packed(problem) * WGMMA_WIDEN_US
     block, splits = WGMMA_BLOCK, config["splits"]
     return attend_us(problem, gpu, block, block, splits, gpu.sms, tile_us, 1.0)
 
 
-WGMMA: Implementation = Implementation(
+WGMMA = Implementation(
     entry="flashmla",
     language="cute",
     variant="wgmma",
-    summary="64 rows, pages by TMA, two warpgroups that halve the values and share the weights",
+    summary="64 rows, pages by TMA, two warpgroups with half of the values each, sharing weights",
     archs=("sm_90a",),
     space={"cluster": (1, 2), "scores_first": (False, True), "splits": WGMMA_SPLITS},
-    illegal=_wgmma_reject,
-    default=fastest(lambda: WGMMA),
+    illegal=_illegal_wgmma,
+    unpromising=_unpromising_wgmma,
     program=_wgmma_program,
     estimate=_wgmma_estimate,
     techniques={

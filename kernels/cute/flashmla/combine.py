@@ -1,8 +1,9 @@
-"""Adding up what the CTAs of a row found: a vector of it a thread.
+"""Merges the partial results of a row; each thread merges one vector.
 
-Where rows are few, several groups of threads share a row's parts, and meet in shared memory. The
-kernel is launched beside the one it waits for, by programmatic dependent launch (Hopper). Which
-CTAs had tokens follows from the sequence's length: nothing is counted, nothing needs to be zero.
+Where rows are few, several groups of threads split the partial results of a row, and merge theirs
+in shared memory. By programmatic dependent launch (Hopper) the kernel starts while the kernel that
+it waits for still runs. The length of the sequence tells which thread blocks had tokens, so no
+counter is needed, and no workspace that is zero.
 """
 
 import cuda.bindings.driver as cuda
@@ -12,23 +13,24 @@ from cutlass import Float32, Int32
 from cutlass.memory import SmemAllocator
 
 from kernelcat.jit.cute import element_type
-from kernelcat.kernels.cute.flashmla.place import LATENT, out_layout, used_splits
-from kernelcat.kernels.cute.kv_write.place import sequence_of
-from kernelcat.kernels.cute.paged_attn.merge import VECTOR, Merge
-from kernelcat.kernels.cute.paged_attn.softmax import finish
+from kernelcat.kernels.cute.common.online_softmax import finish
+from kernelcat.kernels.cute.common.partials import VECTOR, Partials
+from kernelcat.kernels.cute.common.token_slots import sequence_of
+from kernelcat.kernels.cute.flashmla.layouts import out_layout, used_splits
+from kernelcat.reference._mla_row import LATENT
 
 VECTORS = LATENT // VECTOR
 UNROLL = 8
-"""Parts that a thread asks for at once."""
+"""Partial results that a thread loads at once."""
 
 
 class Combine:
-    """Of tiles of ``block_m`` rows, whose CTAs had tiles of ``block_n`` tokens in turn."""
+    """Partial results of tiles of ``block_m`` rows, from splits of tiles of ``block_n`` tokens."""
 
     def __init__(self, dtype: str, block_m: int, block_n: int, groups: int, programmatic: bool):
         self.dtype, self.block_m, self.block_n = element_type(dtype), block_m, block_n
         self.groups, self.programmatic = groups, programmatic
-        self.merge = Merge(self.dtype, LATENT, block_m, 2, 1, VECTORS, False, "none")
+        self.partials = Partials(self.dtype, LATENT, block_m, 2, 1, VECTORS, False, "none")
 
     @cute.jit
     def __call__(
@@ -47,7 +49,7 @@ class Combine:
     ):
         rows = tokens * heads
         self.kernel(
-            cute.make_tensor(partial, self.merge.partial_layout(batch * row_tiles, num_splits)),
+            cute.make_tensor(partial, self.partials.partial_layout(batch * row_tiles, num_splits)),
             cute.make_tensor(kv_lens, cute.make_layout(batch)),
             cute.make_tensor(cu_q, cute.make_layout(batch + 1)),
             cute.make_tensor(out, out_layout(VECTOR, rows)),
@@ -86,11 +88,11 @@ class Combine:
             tile = seq * row_tiles + row // self.block_m
             gPartial = mPartial[None, None, row % self.block_m, None, tile]
             values = cute.make_rmem_tensor(VECTOR, Float32)
-            most, total = self.gather(gPartial, vector, group, used, values)
+            row_max, row_sum = self.merge(gPartial, vector, group, used, values)
             if cutlass.const_expr(self.groups > 1):
-                most, total = self.meet(values, most, total, vector, group)
+                row_max, row_sum = self.merge_groups(values, row_max, row_sum, vector, group)
             if group == 0:
-                factor, lse = finish(most, total, Float32(0), False)
+                factor, lse = finish(row_max, row_sum, Float32(0), False)
                 rounded = cute.make_rmem_tensor(VECTOR, self.dtype)
                 rounded.store((values.load() * factor).to(self.dtype))
                 cute.autovec_copy(rounded, mO[None, vector, token * heads + head])
@@ -98,7 +100,7 @@ class Combine:
                     mL[token * heads + head] = lse
 
     @cute.jit
-    def gather(
+    def merge(
         self,
         gPartial: cute.Tensor,  # (VECTOR, VECTORS + 1, num_splits)
         vector: Int32,
@@ -106,30 +108,35 @@ class Combine:
         used: Int32,
         values: cute.Tensor,  # (VECTOR,), written
     ):
-        """Every ``groups``-th part: a vector relative to the maximum; the maximum, and the sum."""
+        """Merges a vector of every ``groups``-th partial result; returns row max and row sum."""
         gPartial = cute.domain_offset((0, 0, group), gPartial)
-        own = cute.make_layout(
+        group_layout = cute.make_layout(
             (VECTOR, VECTORS + 1, used), stride=(1, VECTOR, self.groups * gPartial.stride[2])
         )
-        parts = cute.make_tensor(gPartial.iterator, own)
-        return self.merge.gather(
+        parts = cute.make_tensor(gPartial.iterator, group_layout)
+        return self.partials.merge(
             parts[None, vector, None], parts[None, VECTORS, None],
             cute.ceil_div(cutlass.max(used - group, 0), self.groups), values, UNROLL,
         )  # fmt: skip
 
     @cute.jit
-    def meet(
-        self, values: cute.Tensor, most: Float32, total: Float32, vector: Int32, group: Int32
+    def merge_groups(
+        self,
+        values: cute.Tensor,  # (VECTOR,), overwritten
+        row_max: Float32,
+        row_sum: Float32,
+        vector: Int32,
+        group: Int32,
     ):
-        """What all groups found, in the first."""
+        """Merges the vectors of all groups; returns row max and row sum."""
         shared = SmemAllocator()
         layout = cute.make_layout((VECTOR, VECTORS + 1, self.groups))
         sParts = shared.allocate_tensor(Float32, layout, 16)
         cute.autovec_copy(values, sParts[None, vector, group])
         if vector == 0:
-            sParts[0, VECTORS, group], sParts[1, VECTORS, group] = most, total
+            sParts[0, VECTORS, group], sParts[1, VECTORS, group] = row_max, row_sum
         cute.arch.barrier()
-        return self.merge.gather(
+        return self.partials.merge(
             sParts[None, vector, None], sParts[None, VECTORS, None], Int32(self.groups), values,
             self.groups,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Latent attention without tricks: one warp, one query of one head, token after token."""
+"""The plain latent attention: one warp for one query of one head, one token after another."""
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -6,17 +6,17 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 
 from kernelcat.jit.cute import element_type
-from kernelcat.kernels.cute.flashmla.place import LATENT, PACKED, ROW, SCALED
-from kernelcat.kernels.cute.kv_write.place import sequence_of
-from kernelcat.kernels.cute.paged_attn.fp8 import to_float
-from kernelcat.kernels.cute.paged_attn.softmax import LOWEST, exp2, finish, logit
+from kernelcat.kernels.cute.common.float8 import to_float
+from kernelcat.kernels.cute.common.online_softmax import LOWEST, exp2, finish, logit
+from kernelcat.kernels.cute.common.token_slots import sequence_of
+from kernelcat.reference._mla_row import LATENT, PACKED, ROW, SCALED
 
 WARPS = 4
 LANES = 32
 
 
 class Naive:
-    """Any shape. A lane holds every 32nd element of its warp's query."""
+    """Serves any shape. A lane holds every 32nd element of its warp's query."""
 
     def __init__(self, dtype: str, packed: bool, page_size: int):
         self.dtype, self.packed, self.page_size = element_type(dtype), packed, page_size
@@ -39,8 +39,8 @@ class Naive:
         sm_scale: Float32,
         stream: cuda.CUstream,
     ):
-        asked = cute.make_layout((ROW, heads, tokens), stride=(1, ROW, Int64(heads) * ROW))
-        result = cute.make_layout(
+        q_layout = cute.make_layout((ROW, heads, tokens), stride=(1, ROW, Int64(heads) * ROW))
+        result_layout = cute.make_layout(
             (LATENT, heads, tokens), stride=(1, LATENT, Int64(heads) * LATENT)
         )
         table = cute.make_layout((table_width, batch), stride=(1, Int64(table_width)))
@@ -58,14 +58,14 @@ class Naive:
                 cute.make_layout((rope, 1), stride=(1, Int64(rope))),
             )
         self.kernel(
-            cute.make_tensor(q, asked),
+            cute.make_tensor(q, q_layout),
             mC,
             mS,
             mR,
             cute.make_tensor(block_table, table),
             cute.make_tensor(kv_lens, cute.make_layout(batch)),
             cute.make_tensor(cu_q, cute.make_layout(batch + 1)),
-            cute.make_tensor(out, result),
+            cute.make_tensor(out, result_layout),
             cute.make_tensor(lse, cute.make_layout((heads, tokens), stride=(1, Int64(heads)))),
             sm_scale,
         ).launch(
@@ -77,8 +77,8 @@ class Naive:
         self,
         mQ: cute.Tensor,  # (ROW, heads, tokens)
         mC: cute.Tensor,  # (ROW or PACKED, slots)
-        mS: cute.Tensor,  # (PACKED / 4, slots): the same as float32
-        mR: cute.Tensor,  # (PACKED / 2, slots): the same as bfloat16
+        mS: cute.Tensor,  # (PACKED / 4, slots): mC as float32
+        mR: cute.Tensor,  # (PACKED / 2, slots): mC as bfloat16
         mTable: cute.Tensor,  # (table_width, batch)
         mLens: cute.Tensor,  # (batch,)
         mStarts: cute.Tensor,  # (batch + 1,)
@@ -97,7 +97,7 @@ class Naive:
             value.fill(0.0)
             for i in cutlass.range_constexpr(ROW // LANES):
                 query[i] = Float32(mQ[i * LANES + lane, head, token])
-            most, total = Float32(LOWEST), Float32(0)
+            row_max, row_sum = Float32(LOWEST), Float32(0)
             row = cute.make_rmem_tensor(ROW // LANES, Float32)
             for t in cutlass.range(position + 1, unroll=1):
                 page = mTable[t // self.page_size, seq]
@@ -108,14 +108,14 @@ class Naive:
                     score += query[i] * row[i]
                 score = cute.arch.warp_reduction_sum(score)
                 z = logit(score, sm_scale, Float32(0), False)
-                before = most
-                most = cute.arch.fmax(most, z)
-                rescale, p = exp2(before - most), exp2(z - most)
-                total = total * rescale + p
+                old_max = row_max
+                row_max = cute.arch.fmax(row_max, z)
+                rescale, p = exp2(old_max - row_max), exp2(z - row_max)
+                row_sum = row_sum * rescale + p
                 for i in cutlass.range_constexpr(LATENT // LANES):
                     value[i] = value[i] * rescale + p * row[i]
 
-            factor, lse = finish(most, total, Float32(0), False)
+            factor, lse = finish(row_max, row_sum, Float32(0), False)
             for i in cutlass.range_constexpr(LATENT // LANES):
                 mO[i * LANES + lane, head, token] = (value[i] * factor).to(self.dtype)
             if lane == 0:
@@ -125,17 +125,17 @@ class Naive:
     def load(
         self,
         gC: cute.Tensor,  # (ROW or PACKED,)
-        gS: cute.Tensor,
-        gR: cute.Tensor,
+        gS: cute.Tensor,  # (PACKED / 4,)
+        gR: cute.Tensor,  # (PACKED / 2,)
         lane: Int32,
         row: cute.Tensor,  # (ROW / LANES,), written
     ):
-        """This lane's elements of a token, in float32."""
+        """Loads this lane's elements of a token as float32."""
         for i in cutlass.range_constexpr(ROW // LANES):
-            at = i * LANES
+            first = i * LANES
             if cutlass.const_expr(not self.packed):
-                row[i] = Float32(gC[at + lane])
-            elif cutlass.const_expr(at < LATENT):
-                row[i] = to_float(gC[at + lane]) * gS[LATENT // 4 + at // SCALED]
+                row[i] = Float32(gC[first + lane])
+            elif cutlass.const_expr(first < LATENT):
+                row[i] = to_float(gC[first + lane]) * gS[LATENT // 4 + first // SCALED]
             else:
-                row[i] = Float32(gR[(PACKED // 2 - ROW) + at + lane])
+                row[i] = Float32(gR[(PACKED // 2 - ROW) + first + lane])

@@ -1,21 +1,21 @@
-"""What a warp of `split` multiplies: rows with its tokens, weights with its columns of values."""
+"""Products of a warp of `split`: queries with its tokens, weights with its columns of values."""
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import warp
 
-from kernelcat.kernels.cute.flashmla.place import ROW
+from kernelcat.reference._mla_row import ROW
 
 BLOCK_M = 16
-"""Rows of a CTA."""
+"""Rows of a thread block."""
 
 
 class Products:
-    """``self`` has ``dtype``, ``block_n``, and a warp's ``tokens`` and ``columns``."""
+    """A base class of `Split`; uses its ``dtype``, ``block_n``, ``tokens`` and ``columns``."""
 
     @cute.jit
-    def scores(
+    def multiply_keys(
         self,
         tiled_mma: cute.TiledMma,
         acc: cute.Tensor,  # ((2, 2), 1, tokens / 8), written
@@ -23,7 +23,7 @@ class Products:
         sK: cute.Tensor,  # (tokens, ROW)
         lane: Int32,
     ):
-        """The products of all rows with a warp's tokens."""
+        """Scores: the products of all rows with a warp's tokens."""
         acc.fill(0.0)
         thr_mma = tiled_mma.get_slice(lane)
         matrices = 4 if self.tokens >= 16 else 2
@@ -43,7 +43,7 @@ class Products:
             cute.gemm(tiled_mma, acc, tSrQ[None, None, k], tSrK[None, None, k], acc)
 
     @cute.jit
-    def values(
+    def add_values(
         self,
         tiled_mma: cute.TiledMma,
         out: cute.Tensor,  # ((2, 2), 1, columns / 8)
@@ -51,7 +51,7 @@ class Products:
         sV: cute.Tensor,  # (block_n, columns)
         lane: Int32,
     ):
-        """Add a warp's columns of the values, times their weights."""
+        """Adds a warp's columns of the values, times their weights, to ``out``."""
         rounded = cute.make_rmem_tensor_like(weights, self.dtype)
         rounded.store(weights.load().to(self.dtype))
         operand = cute.make_tensor(

@@ -1,4 +1,4 @@
-"""What the host sides of `flashmla`'s kernels share: parameters, rows of tiles, splits."""
+"""What the host sides of `flashmla`'s kernels share: parameters, limits, programs, estimates."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
+from kernelcat.kernels.cute.common.dependent_launch import has_dependent_launch
+from kernelcat.kernels.cute.common.paged_cache import illegal_slots
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW
 from kernelcat.reference.flashmla import ENTRY, PACKED_TYPE
 from kernelcat.reference.paged_attn import tokens_read
@@ -25,23 +27,25 @@ from kernelcat.runtime.gpu import Gpu
 TENSORS = ("q", "kv_cache", "block_table", "kv_lens", "cu_q", "out", "lse")
 SIZES = ("batch", "tokens", "heads", "pages", "table_width")
 PITCH = LATENT + 4
-"""Floats of a row's partial sums: the values, their maximum, the sum of weights, and nothing."""
-
-
+"""Floats of a row's partial result: sums of values, row max, row sum, and two unused."""
 GROUPS = 4
-"""Of threads that share the parts of a row, where rows are few."""
+"""Groups of threads that merge a row together, where rows are few."""
+MAX_GRID = 65535
+"""Thread blocks of a grid along y and z."""
 
 
 def is_packed(problem: Problem) -> bool:
+    """Whether the cache has rows of 656 bytes, with float8 latents."""
     return bool(problem["kv_dtype"] == PACKED_TYPE)
 
 
 def is_empty(problem: Problem) -> bool:
+    """Whether there are no queries."""
     return problem["batch"] == 0 or problem["tokens"] == 0
 
 
-def compiled_in(problem: Problem) -> dict[str, int | str | bool]:
-    """What every kernel has compiled in."""
+def kernel_constants(problem: Problem) -> dict[str, int | str | bool]:
+    """Constants that every kernel is compiled with."""
     return {
         "dtype": problem["dtype"],
         "packed": is_packed(problem),
@@ -50,7 +54,7 @@ def compiled_in(problem: Problem) -> dict[str, int | str | bool]:
 
 
 def tensor_kinds(problem: Problem) -> tuple[str, ...]:
-    """Of the tensors; packed rows are bytes."""
+    """Kinds of the parameters in ``TENSORS``; packed rows are bytes."""
     dtype = "*" + problem["dtype"]
     cache = "*uint8" if is_packed(problem) else dtype
     return (dtype, cache, *["*int32"] * 3, dtype, "*float32")
@@ -59,7 +63,7 @@ def tensor_kinds(problem: Problem) -> tuple[str, ...]:
 def parameters(
     problem: Problem, scratch: tuple[Param, ...] = (), *numbers: int
 ) -> tuple[Param, ...]:
-    """Tensors, scratch memory, sizes, what a variant wants to know besides, and the scale."""
+    """All parameters of a kernel; ``scratch`` and ``numbers`` are those of one variant only."""
     return (
         *map(Pointer, TENSORS),
         *scratch,
@@ -69,51 +73,52 @@ def parameters(
     )
 
 
-def why_not(problem: Problem, gpu: Gpu) -> str | None:
+def illegal_problem(problem: Problem, gpu: Gpu) -> str | None:
+    """Why no kernel serves the problem."""
     if is_packed(problem) and "float8_e4m3fn" not in gpu.flops:
-        return f"{gpu.sku} has no float8"
-    if max(problem["pages"], problem["table_width"] + 1) * problem["page_size"] >= 1 << 31:
-        return "more slots than 32-bit indices reach"
-    return None
+        return f"{gpu.sku} has no float8: kv_dtype must be the dtype of q"
+    return illegal_slots(problem)
 
 
 def num_rows(problem: Problem) -> int:
-    """Rows of the longest sequence: a query token's heads, token after token."""
+    """Rows of the longest sequence: the heads of one query token after another."""
     return int(problem["max_q"] * problem["heads"])
 
 
-def row_tiles(problem: Problem, block_m: int) -> int:
+def num_row_tiles(problem: Problem, block_m: int) -> int:
+    """Tiles of rows of the longest sequence."""
     return ceil(num_rows(problem) / block_m)
 
 
-def is_programmatic(gpu: Gpu) -> bool:
-    """Whether a kernel may be launched while the one before it runs."""
-    return int(gpu.arch.strip("sm_af")) >= 90
-
-
-def grid_reject(problem: Problem) -> str | None:
-    if problem["batch"] > 65535 or problem["tokens"] > 65535:
-        return "more sequences or query tokens than a grid has CTAs"
-    if problem["tokens"] * problem["heads"] >= 1 << 31:
-        return "more rows than 32-bit indices reach"
+def illegal_size(problem: Problem, gpu: Gpu) -> str | None:
+    """Why kernels on tensor cores do not serve the problem."""
+    if reason := illegal_problem(problem, gpu):
+        return reason
+    if max(problem["batch"], problem["tokens"]) > MAX_GRID:
+        return f"a grid has at most {MAX_GRID} thread blocks for sequences or for query tokens"
+    if (rows := problem["tokens"] * problem["heads"]) >= 1 << 31:
+        return f"{rows} rows are more than 32-bit indices reach"
     if is_empty(problem):
-        return "nothing to do"
+        return "there are no queries"
     return None
 
 
-def splits_reject(
-    problem: Problem, block_m: int, block_n: int, splits: int, slots: int
+def unpromising_splits(
+    problem: Problem, block_m: int, block_n: int, splits: int, resident_ctas: int
 ) -> str | None:
-    """``slots`` CTAs run at once; each of ``splits`` should have a tile, and a place to run."""
-    room = problem["table_width"] * problem["page_size"]
-    most = max(1, room // block_n)
-    tiles = row_tiles(problem, block_m) * problem["batch"]
-    if splits > most:
-        return f"{splits} CTAs share fewer tiles of tokens"
-    if splits > 1 and tiles * splits > 4 * slots:  # unequal sequences want more than one wave
-        return "the SMs are full with fewer splits"
-    if 2 * splits <= most and 4 * tiles * splits <= slots:
-        return "three quarters of the SMs or more are idle"
+    """Why some splits have no tile of tokens, or SMs are full without them or idle with them.
+
+    ``resident_ctas`` thread blocks run at once.
+    """
+    max_splits = max(1, problem["table_width"] * problem["page_size"] // block_n)
+    tiles = num_row_tiles(problem, block_m) * problem["batch"]
+    if splits > max_splits:
+        return f"the {max_splits} tiles of tokens are fewer than {splits} splits"
+    # Thread blocks of four waves even out sequences of unequal length.
+    if splits > 1 and tiles * splits > 4 * resident_ctas:
+        return "fewer splits fill the SMs too"
+    if 2 * splits <= max_splits and 4 * tiles * splits <= resident_ctas:
+        return "at least three quarters of the SMs are idle"
     return None
 
 
@@ -128,29 +133,28 @@ def attend(
     threads: int,
     cluster: int = 1,
 ) -> Program:
-    """``splits`` CTAs to a tile of ``block_m`` rows, and what adds up what they found."""
+    """``splits`` thread blocks to a tile of ``block_m`` rows, and a kernel that merges them."""
     if is_empty(problem):
         return Program(())
-    tiles = row_tiles(problem, block_m)
-    tiles = ceil(tiles / cluster) * cluster
+    row_tiles = ceil(num_row_tiles(problem, block_m) / cluster) * cluster
     compiled = {
-        **compiled_in(problem),
+        **kernel_constants(problem),
         **constants,
         "split": splits > 1,
-        "programmatic": is_programmatic(gpu),
+        "programmatic": has_dependent_launch(gpu),
     }
     kinds = (*tensor_kinds(problem), "*float32", *["int32"] * 7, "float32")
     source = CuteSource(f"flashmla.{kernel}", kinds, tuple(compiled.items()))
     workspaces: dict[str, int] = {}
     partial: Param = Int64(0)
     if splits > 1:
-        workspaces = {"partial": 4 * PITCH * block_m * splits * tiles * problem["batch"]}
+        workspaces = {"partial": 4 * PITCH * block_m * splits * row_tiles * problem["batch"]}
         partial = Pointer("partial")
-    params = parameters(problem, (partial,), tiles, splits)
-    grid = (tiles, splits, problem["batch"])
+    params = parameters(problem, (partial,), row_tiles, splits)
+    grid = (row_tiles, splits, problem["batch"])
     steps = [Step(source, grid, params, block=threads, cluster=(cluster, 1, 1))]
     if splits > 1:
-        steps.append(_combine(problem, gpu, block_m, constants, tiles, splits))
+        steps.append(_combine(problem, gpu, block_m, constants, row_tiles, splits))
     return Program(tuple(steps), workspaces)
 
 
@@ -159,9 +163,10 @@ def _combine(
     gpu: Gpu,
     block_m: int,
     constants: Mapping[str, int | str | bool],
-    tiles: int,
+    row_tiles: int,
     splits: int,
 ) -> Step:
+    """The kernel that merges the partial results of the splits."""
     are_few = problem["tokens"] * problem["heads"] <= 4 * gpu.sms
     groups = GROUPS if are_few and splits >= 2 * GROUPS else 1
     compiled: dict[str, int | str | bool] = {
@@ -169,7 +174,7 @@ def _combine(
         "block_m": block_m,
         "block_n": constants["block_n"],
         "groups": groups,
-        "programmatic": is_programmatic(gpu),
+        "programmatic": has_dependent_launch(gpu),
     }
     kinds = (
         "*float32", "*int32", "*int32", "*" + problem["dtype"], "*float32", *["int32"] * 5,
@@ -178,7 +183,7 @@ def _combine(
     params = (
         *map(Pointer, ("partial", "kv_lens", "cu_q", "out", "lse")),
         *(Int32(problem[name]) for name in ("batch", "tokens", "heads")),
-        Int32(tiles),
+        Int32(row_tiles),
         Int32(splits),
     )
     grid = (problem["heads"], problem["tokens"], 1)
@@ -186,12 +191,12 @@ def _combine(
 
 
 def row_bytes(problem: Problem) -> int:
-    """Of a token in the cache."""
+    """Bytes of a token in the cache."""
     return PACKED if is_packed(problem) else 2 * ROW
 
 
 START_US = 4.0
-"""Of a CTA: queries and the first tile on their way, and storing the result."""
+"""Microseconds of a thread block to load queries and a first tile, and to store the result."""
 
 
 def attend_us(
@@ -200,21 +205,24 @@ def attend_us(
     block_m: int,
     block_n: int,
     splits: int,
-    slots: int,
+    resident_ctas: int,
     tile_us: float,
-    flow: float,
+    bandwidth_share: float,
 ) -> float:
-    """Waves of CTAs that spend ``tile_us`` on a tile, or bytes at ``flow`` of the bandwidth."""
+    """Time of the waves of thread blocks, ``tile_us`` for a tile of tokens, or of the bytes."""
     if is_empty(problem):
         return LAUNCH_US
     tokens = tokens_read(problem) / problem["batch"]
     tiles = max(1.0, tokens / block_n)
-    ctas = row_tiles(problem, block_m) * problem["batch"] * min(splits, ceil(tiles))
-    # Unequal CTAs follow each other without waves; equal ones end together.
-    waves = ctas / slots if problem["lengths"] == "ragged" else ceil(ctas / slots)
+    ctas = num_row_tiles(problem, block_m) * problem["batch"] * min(splits, ceil(tiles))
+    # Thread blocks of equal work end together, in waves; those of unequal work do not.
+    waves = ctas / resident_ctas
+    if problem["lengths"] != "ragged":
+        waves = ceil(waves)
     math_us = max(waves, 1.0) * (ceil(tiles / splits) * tile_us + START_US)
-    idle = min(1.0, ctas / slots)
-    memory_us = copy_us(ENTRY.bytes_moved(problem), gpu, BANDWIDTH_EFFICIENCY * flow * idle)
+    busy = min(1.0, ctas / resident_ctas)
+    efficiency = BANDWIDTH_EFFICIENCY * bandwidth_share * busy
+    memory_us = copy_us(ENTRY.bytes_moved(problem), gpu, efficiency)
     merge_us = 0.0
     if splits > 1:
         merge_us = LAUNCH_US + copy_us(8 * PITCH * block_m * ctas, gpu, L2_TO_DRAM)

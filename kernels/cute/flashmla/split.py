@@ -1,10 +1,16 @@
-"""Latent attention of few heads on tensor cores since Ampere: cp.async, ldmatrix, mma.sync.
+"""Latent attention of few heads on tensor cores, from Ampere on: cp.async, ldmatrix, mma.sync.
 
-A CTA has 16 rows: heads of query tokens. Each warp computes the scores of its tokens of a tile and
-leaves them in shared memory; then every warp reads all of them, does the same softmax, and adds up
-its own columns of the values, which are the keys' first 512 columns where they lie. Pages may have
-any size, since threads copy tokens one by one, in pieces of 16 bytes. Rows of 656 bytes are widened
-in shared memory, a tile at a time. As in flash-decoding, CTAs share the tokens of a long sequence.
+A thread block has 16 rows: heads of query tokens. Each warp computes the scores of its tokens of a
+tile and stores them in shared memory. Then every warp reads all scores, computes the same softmax,
+and adds its own columns of the values, which are the first 512 columns of the keys in shared
+memory. Threads copy each token by itself, 16 bytes at a time, so pages may have any size. Packed
+rows of 656 bytes are widened in shared memory, a tile at a time. As in flash-decoding, several
+thread blocks split the tokens of a long sequence.
+
+    barrier    who arrives (how many)  who waits    for what
+    barrier 0  all threads             all threads  the tile has arrived, the tile before was read
+    barrier 0  all threads             all threads  the tile is widened (packed rows only)
+    barrier 0  all threads             all threads  the scores of all warps are in shared memory
 """
 
 import cuda.bindings.driver as cuda
@@ -15,24 +21,21 @@ from cutlass.cute.nvgpu import warp
 from cutlass.memory import SmemAllocator
 
 from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.common.fragments import flat
+from kernelcat.kernels.cute.common.online_softmax import LOG2E, LOWEST, finish
+from kernelcat.kernels.cute.common.partials import partial_layout
+from kernelcat.kernels.cute.common.prefetch import prefetch
+from kernelcat.kernels.cute.flashmla.layouts import used_splits
 from kernelcat.kernels.cute.flashmla.loader import VECTOR, Loader, latent_layout
-from kernelcat.kernels.cute.flashmla.place import (
-    LATENT,
-    PACKED,
-    ROW,
-    partial_layout,
-    used_splits,
-)
 from kernelcat.kernels.cute.flashmla.products import BLOCK_M, Products
-from kernelcat.kernels.cute.flashmla.softmax import ROWS, hide, online
-from kernelcat.kernels.cute.paged_attn.pages import prefetch
-from kernelcat.kernels.cute.paged_attn.softmax import LOG2E, LOWEST, finish
+from kernelcat.kernels.cute.flashmla.softmax import ROWS, mask, online
+from kernelcat.reference._mla_row import LATENT, PACKED, ROW
 
 LANES = 32
 
 
 class Split(Products):
-    """Tiles of ``block_n`` tokens, ``warps`` that share them; ``num_splits`` CTAs to 16 rows."""
+    """Tiles of ``block_n`` tokens, of which each of ``warps`` multiplies a part with 16 rows."""
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class Split(Products):
         )  # fmt: skip
         self.warps, self.threads, self.ctas_per_sm = warps, LANES * warps, ctas_per_sm
         self.split, self.programmatic = split, programmatic
-        self.tokens = block_n // warps  # of a tile, whose scores a warp computes
+        self.tokens = block_n // warps  # tokens of a tile whose scores a warp computes
         self.columns = LATENT // warps
         self.loader = Loader(self.dtype, packed, page_size, block_n, stages, self.threads)
 
@@ -98,7 +101,9 @@ class Split(Products):
                 ),
             ),
             cute.make_tensor(lse, cute.make_layout(rows)),
-            cute.make_tensor(partial, partial_layout(2, BLOCK_M, num_splits, batch * row_tiles)),
+            cute.make_tensor(
+                partial, partial_layout(2, LATENT, BLOCK_M, num_splits, batch * row_tiles)
+            ),
             score_mma,
             value_mma,
             heads,
@@ -142,7 +147,7 @@ class Split(Products):
             shared.allocate(4 * BLOCK_M * self.block_n, 16), dtype=Float32
         )
 
-        # What the first loads need comes into L2 while the kernel before still runs.
+        # Prefetch into L2 what the first loads need while the kernel before still runs.
         prefetch(mLens.iterator + seq)
         prefetch(mStarts.iterator + seq)
         if cutlass.const_expr(self.programmatic):
@@ -159,42 +164,42 @@ class Split(Products):
             first_row = q_begin * heads + row_begin
             gQ = cute.domain_offset((0, 0, first_row), mQ)
             self.loader.load_query(gQ, query, num_rows, BLOCK_M, tidx)
-            most = cute.make_rmem_tensor(ROWS, Float32)
-            total = cute.make_rmem_tensor(ROWS, Float32)
+            row_max = cute.make_rmem_tensor(ROWS, Float32)
+            row_sum = cute.make_rmem_tensor(ROWS, Float32)
             out = cute.make_rmem_tensor(
                 value_mma.partition_shape_C((BLOCK_M, self.columns)), Float32
             )
             self.attend(
-                score_mma, value_mma, query, ring, tile, scores, mC, mTable[None, seq], most, total,
-                out, kv_len - q_len, row_begin, num_rows, heads, kv_len, split_idx, num_splits,
-                num_tiles, sm_scale * LOG2E, tidx,
+                score_mma, value_mma, query, ring, tile, scores, mC, mTable[None, seq], row_max,
+                row_sum, out, kv_len - q_len, row_begin, num_rows, heads, kv_len, split_idx,
+                num_splits, num_tiles, sm_scale * LOG2E, tidx,
             )  # fmt: skip
             gO = cute.domain_offset((0, 0, first_row), mO)
             gL = cute.domain_offset(first_row, mL)
             if cutlass.const_expr(self.split):
                 if used > 1:
                     gP = mPartial[None, None, None, split_idx, seq * row_tiles + row_tile]
-                    self.store_partial(most, total, out, gP, num_rows, tidx)
+                    self.store_partial(row_max, row_sum, out, gP, num_rows, tidx)
                 else:
-                    self.store(most, total, out, gO, gL, num_rows, tidx)
+                    self.store(row_max, row_sum, out, gO, gL, num_rows, tidx)
             else:
-                self.store(most, total, out, gO, gL, num_rows, tidx)
+                self.store(row_max, row_sum, out, gO, gL, num_rows, tidx)
 
     @cute.jit
     def attend(
         self,
         score_mma: cute.TiledMma,
         value_mma: cute.TiledMma,
-        query: cute.Pointer,  # (BLOCK_M, ROW), on its way
-        ring: cute.Pointer,
-        tile: cute.Pointer,  # of ``stages`` tiles, or one that was widened
-        scores: cute.Pointer,
+        query: cute.Pointer,  # (BLOCK_M, ROW), still being copied
+        ring: cute.Pointer,  # (stages, block_n, ROW or PACKED / 2)
+        tile: cute.Pointer,  # the ring, or for packed rows the widened tile (block_n, ROW)
+        scores: cute.Pointer,  # (block_n / 8, LANES, 4)
         mC: cute.Tensor,  # ((VECTOR, 1), vectors, slots)
         gTable: cute.Tensor,  # (table_width,)
-        most: cute.Tensor,  # (ROWS,), written, as are ``total`` and ``out``
-        total: cute.Tensor,
+        row_max: cute.Tensor,  # (ROWS,), written, as are ``row_sum`` and ``out``
+        row_sum: cute.Tensor,  # (ROWS,)
         out: cute.Tensor,  # ((2, 2), 1, columns / 8)
-        before: Int32,
+        first_position: Int32,  # of the sequence's query tokens
         row_begin: Int32,
         num_rows: Int32,
         heads: Int32,
@@ -205,33 +210,33 @@ class Split(Products):
         scale: Float32,
         tidx: Int32,
     ):
-        """Rows against this CTA's tiles; ``total`` and ``out`` are sums relative to ``most``."""
+        """Attends to this thread block's tiles; all sums are relative to ``row_max``."""
         lane, warp_idx = tidx % LANES, cute.arch.make_warp_uniform(tidx // LANES)
         pages = cute.make_rmem_tensor((self.loader.passes, self.stages - 1), Int32)
         for stage in cutlass.range_constexpr(self.stages - 1):
             if stage < num_tiles:
-                at = split_idx + stage * num_splits
-                self.loader.find(gTable, pages[None, stage], at, kv_len, tidx)
+                tile_idx = split_idx + stage * num_splits
+                self.loader.find(gTable, pages[None, stage], tile_idx, kv_len, tidx)
         for stage in cutlass.range_constexpr(self.stages - 1):
             if stage < num_tiles:
-                at = split_idx + stage * num_splits
-                self.loader.load(mC, ring, pages[None, stage], stage, at, kv_len, tidx)
+                tile_idx = split_idx + stage * num_splits
+                self.loader.load(mC, ring, pages[None, stage], stage, tile_idx, kv_len, tidx)
             cute.arch.cp_async_commit_group()
-        at = split_idx + (self.stages - 1) * num_splits
-        self.loader.find(gTable, pages[None, 0], at, kv_len, tidx)
+        tile_idx = split_idx + (self.stages - 1) * num_splits
+        self.loader.find(gTable, pages[None, 0], tile_idx, kv_len, tidx)
 
         stages = 1 if self.packed else self.stages
         sQ = cute.make_tensor(query, latent_layout(BLOCK_M, 1))[None, None, 0]
         sK = cute.make_tensor(tile, latent_layout(self.block_n, stages))
         sS = cute.make_tensor(scores, cute.make_layout((4, LANES, self.block_n // 8)))
-        limits = cute.make_rmem_tensor(ROWS, Int32)
+        last_visible = cute.make_rmem_tensor(ROWS, Int32)
         factor = cute.make_rmem_tensor(ROWS, Float32)
         for half in cutlass.range_constexpr(ROWS):
             row = cutlass.min(lane // 4 + 8 * half, num_rows - 1)
-            limits[half] = before + (row_begin + row) // heads
-        all_see = before + row_begin // heads
-        most.fill(LOWEST)
-        total.fill(0.0)
+            last_visible[half] = first_position + (row_begin + row) // heads
+        min_visible = first_position + row_begin // heads
+        row_max.fill(LOWEST)
+        row_sum.fill(0.0)
         out.fill(0.0)
         acc = cute.make_rmem_tensor(
             score_mma.partition_shape_C((BLOCK_M, self.tokens)), Float32
@@ -240,14 +245,16 @@ class Split(Products):
             value_mma.partition_shape_C((BLOCK_M, self.block_n)), Float32
         )
         for index in cutlass.range(num_tiles, unroll=1):
-            # This tile has landed, and everyone is done with the stage that is filled next.
+            # This tile has arrived, and all warps have read the stage that is filled next.
             cute.arch.cp_async_wait_group(self.stages - 2)
             cute.arch.barrier()
-            ahead, stage = index + self.stages - 1, index % self.stages
-            if ahead < num_tiles:
-                at = split_idx + ahead * num_splits
-                self.loader.load(mC, ring, pages[None, 0], ahead % self.stages, at, kv_len, tidx)
-                self.loader.find(gTable, pages[None, 0], at + num_splits, kv_len, tidx)
+            next_index, stage = index + self.stages - 1, index % self.stages
+            if next_index < num_tiles:
+                tile_idx = split_idx + next_index * num_splits
+                self.loader.load(
+                    mC, ring, pages[None, 0], next_index % self.stages, tile_idx, kv_len, tidx
+                )
+                self.loader.find(gTable, pages[None, 0], tile_idx + num_splits, kv_len, tidx)
             cute.arch.cp_async_commit_group()
             if cutlass.const_expr(self.packed):
                 self.loader.widen(ring, tile, stage, tidx)
@@ -255,7 +262,7 @@ class Split(Products):
                 stage = 0
 
             keys = cute.local_tile(sK[None, None, stage], (self.tokens, ROW), (warp_idx, 0))
-            self.scores(score_mma, acc, sQ, keys, lane)
+            self.multiply_keys(score_mma, acc, sQ, keys, lane)
             for j in cutlass.range_constexpr(self.tokens // 8):
                 octet = warp_idx * (self.tokens // 8) + j
                 cute.autovec_copy(flat(acc[None, 0, j]), sS[None, lane, octet])
@@ -263,83 +270,78 @@ class Split(Products):
             for j in cutlass.range_constexpr(self.block_n // 8):
                 cute.autovec_copy(sS[None, lane, j], flat(logits[None, 0, j]))
             token = (split_idx + index * num_splits) * self.block_n
-            if token + self.block_n > all_see + 1:
-                hide(logits, limits, token, self.block_n)
-            online(logits, most, total, factor, scale, self.block_n)
+            if token + self.block_n > min_visible + 1:
+                mask(logits, last_visible, token, self.block_n)
+            online(logits, row_max, row_sum, factor, scale, self.block_n)
             changed = (factor[0] != 1.0) | (factor[1] != 1.0)
             if cute.arch.vote_any_sync(changed):
                 for j in cutlass.range_constexpr(self.columns // 8):
                     for half in cutlass.range_constexpr(ROWS):
                         for c in cutlass.range_constexpr(2):
                             out[(c, half), 0, j] = out[(c, half), 0, j] * factor[half]
-            own = (self.block_n, self.columns)
-            values = cute.local_tile(sK[None, None, stage], own, (0, warp_idx))
-            self.values(value_mma, out, logits, values, lane)
+            value_tile = (self.block_n, self.columns)
+            values = cute.local_tile(sK[None, None, stage], value_tile, (0, warp_idx))
+            self.add_values(value_mma, out, logits, values, lane)
         cute.arch.cp_async_wait_group(0)
 
     @cute.jit
     def store(
         self,
-        most: cute.Tensor,
-        total: cute.Tensor,
+        row_max: cute.Tensor,  # (ROWS,)
+        row_sum: cute.Tensor,  # (ROWS,), of this thread's columns only
         out: cute.Tensor,  # ((2, 2), 1, columns / 8)
         gO: cute.Tensor,  # (2, LATENT / 2, rows)
         gL: cute.Tensor,  # (rows,)
         num_rows: Int32,
         tidx: Int32,
     ):
-        """Rows of the result; every warp has its columns."""
+        """Stores rows of the result; every warp stores its columns."""
         lane, warp_idx = tidx % LANES, tidx // LANES
         pair = cute.make_rmem_tensor(2, self.dtype)
         for half in cutlass.range_constexpr(ROWS):
             row = lane // 4 + 8 * half
-            sum_of_row = cute.arch.warp_reduction_sum(total[half], threads_in_group=4)
-            factor, lse = finish(most[half], sum_of_row, Float32(0), False)
+            sum_of_row = cute.arch.warp_reduction_sum(row_sum[half], threads_in_group=4)
+            factor, lse = finish(row_max[half], sum_of_row, Float32(0), False)
             if row < num_rows:
                 for j in cutlass.range_constexpr(self.columns // 8):
                     for c in cutlass.range_constexpr(2):
                         pair[c] = (out[(c, half), 0, j] * factor).to(self.dtype)
-                    at = warp_idx * (self.columns // 2) + 4 * j + lane % 4
-                    cute.autovec_copy(pair, gO[None, at, row])
+                    vector = warp_idx * (self.columns // 2) + 4 * j + lane % 4
+                    cute.autovec_copy(pair, gO[None, vector, row])
                 if tidx % 4 + warp_idx == 0:
                     gL[row] = lse
 
     @cute.jit
     def store_partial(
         self,
-        most: cute.Tensor,
-        total: cute.Tensor,
+        row_max: cute.Tensor,  # (ROWS,)
+        row_sum: cute.Tensor,  # (ROWS,), of this thread's columns only
         out: cute.Tensor,  # ((2, 2), 1, columns / 8)
         gPartial: cute.Tensor,  # (2, LATENT / 2 + 2, BLOCK_M)
         num_rows: Int32,
         tidx: Int32,
     ):
-        """Sums of rows, for `combine`."""
+        """Stores a partial result for `combine`."""
         lane, warp_idx = tidx % LANES, tidx // LANES
         pair = cute.make_rmem_tensor(2, Float32)
         for half in cutlass.range_constexpr(ROWS):
             row = lane // 4 + 8 * half
-            sum_of_row = cute.arch.warp_reduction_sum(total[half], threads_in_group=4)
+            sum_of_row = cute.arch.warp_reduction_sum(row_sum[half], threads_in_group=4)
             if row < num_rows:
                 for j in cutlass.range_constexpr(self.columns // 8):
                     for c in cutlass.range_constexpr(2):
                         pair[c] = out[(c, half), 0, j]
-                    at = warp_idx * (self.columns // 2) + 4 * j + lane % 4
-                    cute.autovec_copy(pair, gPartial[None, at, row])
+                    vector = warp_idx * (self.columns // 2) + 4 * j + lane % 4
+                    cute.autovec_copy(pair, gPartial[None, vector, row])
                 if tidx % 4 + warp_idx == 0:
-                    pair[0], pair[1] = most[half], sum_of_row
+                    pair[0], pair[1] = row_max[half], sum_of_row
                     cute.autovec_copy(pair, gPartial[None, LATENT // 2, row])
 
 
 def vectors_of(pointer, row):
-    """((VECTOR, 1), vectors, rows) of rows side by side."""
+    """((VECTOR, 1), vectors, rows) of contiguous rows."""
     stride = cute.assume(Int64(row), divby=row)
     layout = cute.make_layout(
         ((VECTOR, 1), row // VECTOR, 1), stride=((1, 0), VECTOR, stride)
     )
     return cute.make_tensor(pointer, layout)
-
-
-def flat(fragment):
-    """A compact fragment as one vector."""
-    return cute.make_tensor(fragment.iterator, cute.make_layout(cute.size(fragment)))

@@ -1,13 +1,31 @@
-"""Latent attention on Hopper: a tile of tokens lies once in shared memory, key and value in one.
+"""Latent attention on Hopper: a tile of tokens is in shared memory once, as keys and as values.
 
-A CTA has 64 rows: heads of query tokens. Its two warpgroups take tiles of 64 tokens in turn, one
-computes a tile's weights and hands them to the other through shared memory, and each adds up 256 of
-the 512 columns: so tensor cores have work while either is at its softmax. That schedule is
-FlashMLA's "seesaw", here with a single buffer of weights, that changes hands with every tile. A
-producer warp brings tiles by TMA, 64 columns at a time; products begin with the first that land,
-and the halves of a tile are freed one by one. Two CTAs with other heads of the same sequence are a
-cluster, and each loads a half of every piece for both. Packed rows come through the registers of
-four producer warps, which make bfloat16 of them.
+A thread block has 64 rows: heads of query tokens. Its two consumer warpgroups take tiles of 64
+tokens in turn. One computes the weights of a tile and gives them to the other through shared
+memory, and each adds 256 of the 512 columns of the values: tensor cores have work while either
+warpgroup computes its softmax. This schedule is FlashMLA's "seesaw", here with a single buffer for
+weights that the warpgroups use in turn. A producer warp loads tiles by TMA, 64 columns at a time.
+Products begin with the first piece that arrives, and the parts of a stage are released one by one.
+Two thread blocks with different heads of a sequence may form a cluster, where each loads a half of
+every piece for both. Packed rows go through the registers of four producer warps that widen them to
+bfloat16.
+
+    barrier          who arrives (how many)           who waits        for what
+    q_full           producer warp (1), TMA           both warpgroups  queries have arrived
+    full[piece]      producer warp (1), TMA           both warpgroups  a piece has arrived
+    full[stage]      producer warps (4), packed rows  both warpgroups  a stage has been written
+    empty[half w]    warps of w (4)                   producers        w has read its half
+    empty[keys]      warps of the tile's w (4)        producers        w has read the other columns
+    weights_full[w]  threads of w (128)               other warpgroup  weights and row max of w
+    row_sums_full    all consumers (256)              both warpgroups  row sums of both
+    named 1 + w      threads of w (128)               w                the other's weights were read
+    named 1 + w      threads of w (128)               w                values beyond the end are 0
+    cluster          all threads                      all threads      barriers are initialized
+    cluster          all threads                      all threads      nobody arrives any more
+
+``w`` is a consumer warpgroup. In a cluster the warps of both thread blocks arrive at ``empty``. A
+warpgroup overwrites the other's weights with its own after its named barrier, when all its warps
+have read them.
 """
 
 import cuda.bindings.driver as cuda
@@ -20,35 +38,31 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.common.online_softmax import LOG2E, LOWEST
+from kernelcat.kernels.cute.common.partials import partial_layout
 from kernelcat.kernels.cute.common.ring import load, memory, operand
 from kernelcat.kernels.cute.common.tma import load_atom
 from kernelcat.kernels.cute.flashmla.gather import PRODUCERS, Gather
+from kernelcat.kernels.cute.flashmla.layouts import out_layout, used_splits
 from kernelcat.kernels.cute.flashmla.loader import VECTOR
-from kernelcat.kernels.cute.flashmla.place import (
-    PACKED,
-    ROW,
-    out_layout,
-    partial_layout,
-    used_splits,
-)
 from kernelcat.kernels.cute.flashmla.result import Result
 from kernelcat.kernels.cute.flashmla.seesaw import (
     BLOCK,
-    GROUPS,
     HALF,
     MMA_THREADS,
     PARTS,
     PIECE,
     PIECES,
     STAGES,
+    WARPGROUPS,
     Seesaw,
     as_vectors,
     make_mmas,
+    make_registers,
     make_shared,
-    make_sums,
 )
 from kernelcat.kernels.cute.flashmla.softmax import ROWS
-from kernelcat.kernels.cute.paged_attn.softmax import LOG2E, LOWEST
+from kernelcat.reference._mla_row import LATENT, PACKED, ROW
 
 THREADS = MMA_THREADS + 128
 PRODUCER_WARP = MMA_THREADS // 32
@@ -57,7 +71,7 @@ LANES = 32
 
 
 class Wgmma(Seesaw, Result, Gather):
-    """Rows of a sequence are its query tokens' heads, token after token."""
+    """Rows of a sequence are the heads of one query token after another."""
 
     def __init__(
         self,
@@ -72,7 +86,7 @@ class Wgmma(Seesaw, Result, Gather):
     ):
         assert block_n == BLOCK and programmatic
         self.dtype, self.packed, self.page_size = element_type(dtype), packed, page_size
-        # A third of the threads produce; all begin with 168.
+        # Of three warpgroups one produces; all start with 168 registers.
         self.producer_registers, self.mma_registers = (88, 208) if packed else (24, 240)
         self.cluster, self.scores_first, self.split = cluster, scores_first, split
 
@@ -120,10 +134,10 @@ class Wgmma(Seesaw, Result, Gather):
             full: cute.struct.MemRange[Int64, STAGES * PIECES]
             empty: cute.struct.MemRange[Int64, STAGES * PARTS]
             q_full: cute.struct.MemRange[Int64, 1]
-            told: cute.struct.MemRange[Int64, GROUPS]
-            met: cute.struct.MemRange[Int64, 1]
-            most: cute.struct.MemRange[Float32, BLOCK]
-            total: cute.struct.MemRange[Float32, GROUPS * BLOCK]
+            weights_full: cute.struct.MemRange[Int64, WARPGROUPS]
+            row_sums_full: cute.struct.MemRange[Int64, 1]
+            row_max: cute.struct.MemRange[Float32, BLOCK]
+            row_sum: cute.struct.MemRange[Float32, WARPGROUPS * BLOCK]
             q: memory(self.dtype, q_layout)
             k: memory(self.dtype, k_layout)
             p: memory(self.dtype, p_layout)
@@ -143,7 +157,9 @@ class Wgmma(Seesaw, Result, Gather):
             cute.make_tensor(cu_q, cute.make_layout(batch + 1)),
             cute.make_tensor(out, out_layout(8, rows)),
             cute.make_tensor(lse, cute.make_layout(rows)),
-            cute.make_tensor(partial, partial_layout(2, BLOCK, num_splits, batch * row_tiles)),
+            cute.make_tensor(
+                partial, partial_layout(2, LATENT, BLOCK, num_splits, batch * row_tiles)
+            ),
             q_layout,
             k_layout,
             p_layout,
@@ -166,8 +182,8 @@ class Wgmma(Seesaw, Result, Gather):
         mQ: cute.Tensor,  # (tokens * heads, ROW)
         k_atom: cute.CopyAtom,
         mK: cute.Tensor,  # (slots, ROW)
-        mC: cute.Tensor | None,  # packed rows, (VECTOR, PACKED / 16, slots) of 16-bit units
-        mS: cute.Tensor | None,  # the same as float32, (1, PACKED / 4, slots)
+        mC: cute.Tensor | None,  # (VECTOR, PACKED / 16, slots): packed rows in 16-bit units
+        mS: cute.Tensor | None,  # (1, PACKED / 4, slots): mC as float32
         mTable: cute.Tensor,  # (table_width, batch)
         mLens: cute.Tensor,  # (batch,)
         mStarts: cute.Tensor,  # (batch + 1,)
@@ -199,19 +215,20 @@ class Wgmma(Seesaw, Result, Gather):
             with cute.arch.elect_one():
                 for i in cutlass.range_constexpr(STAGES * PIECES):
                     cute.arch.mbarrier_init(full + i, PRODUCERS // LANES if self.packed else 1)
-                for i in cutlass.range_constexpr(STAGES * PARTS):  # the warps of a warpgroup
+                for i in cutlass.range_constexpr(STAGES * PARTS):  # four warps release a part
                     cute.arch.mbarrier_init(empty + i, 4 * self.cluster)
                 cute.arch.mbarrier_init(q_full, 1)
-                for i in cutlass.range_constexpr(GROUPS):
-                    cute.arch.mbarrier_init(storage.told.data_ptr() + i, MMA_THREADS // GROUPS)
-                cute.arch.mbarrier_init(storage.met.data_ptr(), MMA_THREADS)
+                for i in cutlass.range_constexpr(WARPGROUPS):
+                    weights_full = storage.weights_full.data_ptr() + i
+                    cute.arch.mbarrier_init(weights_full, MMA_THREADS // WARPGROUPS)
+                cute.arch.mbarrier_init(storage.row_sums_full.data_ptr(), MMA_THREADS)
             cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(self.cluster > 1):
             cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()
         cute.arch.barrier()
 
-        # The kernel before may still be running, and the one after may begin.
+        # Wait for the kernel before, and let the kernel after start.
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
         q_begin, kv_len = mStarts[seq], mLens[seq]
@@ -220,11 +237,11 @@ class Wgmma(Seesaw, Result, Gather):
         used = used_splits(kv_len, BLOCK, num_splits)
         tiles = cute.ceil_div(kv_len, BLOCK)
         num_tiles = cute.ceil_div(cutlass.max(tiles - split_idx, 0), num_splits)
-        # Both of a cluster take part, or neither.
-        is_asked = (row_tile // self.cluster * (self.cluster * BLOCK) < rows) & (split_idx < used)
+        # Either both thread blocks of a cluster have work, or neither.
+        has_rows = (row_tile // self.cluster * (self.cluster * BLOCK) < rows) & (split_idx < used)
         if warp_idx >= PRODUCER_WARP:
             cute.arch.setmaxregister_decrease(self.producer_registers)
-            if (warp_idx == PRODUCER_WARP) & is_asked:
+            if (warp_idx == PRODUCER_WARP) & has_rows:
                 self.load_query(q_atom, mQ, sQ, q_full, q_begin * heads + row_begin)
                 if cutlass.const_expr(not self.packed):
                     self.produce(
@@ -232,14 +249,14 @@ class Wgmma(Seesaw, Result, Gather):
                         num_tiles,
                     )  # fmt: skip
             if cutlass.const_expr(self.packed):  # noqa: SIM102  (the DSL's own branch)
-                if is_asked:
+                if has_rows:
                     self.gather(
                         mC, mS[0, None, None], as_vectors(storage.k.data_ptr(), STAGES * PIECES),
                         full, empty, mTable[None, seq], kv_len, split_idx, num_splits, num_tiles,
                     )  # fmt: skip
         else:
             cute.arch.setmaxregister_increase(self.mma_registers)
-            if is_asked:
+            if has_rows:
                 first_row, tile = q_begin * heads + row_begin, seq * row_tiles + row_tile
                 self.consume(
                     storage, (qk_mma, own_mma, other_mma), sQ, sK, sP,
@@ -249,7 +266,7 @@ class Wgmma(Seesaw, Result, Gather):
                     used, sm_scale,
                 )  # fmt: skip
         if cutlass.const_expr(self.cluster > 1):
-            # A CTA must not exit while its peer may still signal its barriers.
+            # The peer may still arrive at this thread block's barriers: do not exit before it.
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
 
@@ -262,7 +279,10 @@ class Wgmma(Seesaw, Result, Gather):
         q_full: cute.Pointer,
         first_row: Int32,
     ):
-        """Runs in one warp. What lies beyond these rows is another sequence's, and does no harm."""
+        """Loads a tile of queries; runs in one warp.
+
+        Rows beyond the sequence's are those of the next one, and their results are not stored.
+        """
         q = operand(q_atom, sQ, cute.domain_offset((first_row, 0), mQ), (BLOCK, PIECE))
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(q_full, PIECES * PIECE_BYTES)
@@ -275,35 +295,35 @@ class Wgmma(Seesaw, Result, Gather):
         k_atom: cute.CopyAtom,
         mK: cute.Tensor,  # (slots, ROW)
         sK: cute.Tensor,  # (BLOCK, PIECE, STAGES * PIECES)
-        full: cute.Pointer,  # for each piece
-        empty: cute.Pointer,  # for each half of the values, and for what is key alone
+        full: cute.Pointer,  # (STAGES * PIECES,)
+        empty: cute.Pointer,  # (STAGES * PARTS,)
         gTable: cute.Tensor,  # (table_width,)
         split_idx: Int32,
         num_splits: Int32,
         num_tiles: Int32,
     ):
-        """Runs in one warp. Each lane looks up the page of one of 32 tiles."""
+        """Loads all tiles; runs in one warp, whose lanes look up the pages of 32 tiles at once."""
         rank = Int32(0)
         if cutlass.const_expr(self.cluster > 1):
             rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-        everyone = (1 << self.cluster) - 1
-        k = operand(k_atom, sK, mK, (BLOCK, PIECE), self.cluster, rank, everyone)
-        a_page = self.page_size // BLOCK
+        cluster_mask = (1 << self.cluster) - 1
+        k = operand(k_atom, sK, mK, (BLOCK, PIECE), self.cluster, rank, cluster_mask)
+        page_tiles = self.page_size // BLOCK
         page, lane = Int32(0), cute.arch.lane_idx()
         for index in cutlass.range(num_tiles, unroll=1):
             if index % LANES == 0:
-                ahead = cutlass.min(index + lane, num_tiles - 1)
-                page = gTable[(split_idx + ahead * num_splits) // a_page]
+                lane_index = cutlass.min(index + lane, num_tiles - 1)
+                page = gTable[(split_idx + lane_index * num_splits) // page_tiles]
             tile = split_idx + index * num_splits
-            slot_tile = cute.arch.shuffle_sync(page, index % LANES) * a_page + tile % a_page
-            stage, parity = index % STAGES, (index // STAGES + 1) % 2
+            slot_tile = cute.arch.shuffle_sync(page, index % LANES) * page_tiles + tile % page_tiles
+            stage, phase = index % STAGES, (index // STAGES + 1) % 2
             for part in cutlass.range_constexpr(PARTS):
-                # What is key alone, then the half that the warpgroup of the tile frees itself.
-                which = (stage + part - 1) % GROUPS
-                first, count = which * HALF, HALF
+                # First the columns that only keys have, then the half of the tile's own warpgroup.
+                part_idx = (stage + part - 1) % WARPGROUPS
+                first, count = part_idx * HALF, HALF
                 if cutlass.const_expr(part == 0):
-                    which, first, count = GROUPS, PIECES - 1, 1
-                cute.arch.mbarrier_wait(empty + stage * PARTS + which, parity)
+                    part_idx, first, count = WARPGROUPS, PIECES - 1, 1
+                cute.arch.mbarrier_wait(empty + stage * PARTS + part_idx, phase)
                 for i in cutlass.range_constexpr(count):
                     piece = stage * PIECES + first + i
                     with cute.arch.elect_one():
@@ -324,7 +344,7 @@ class Wgmma(Seesaw, Result, Gather):
         heads: Int32,
         row_begin: Int32,
         num_rows: Int32,
-        before: Int32,  # tokens ahead of the first query
+        first_position: Int32,  # of the sequence's query tokens
         kv_len: Int32,
         split_idx: Int32,
         num_splits: Int32,
@@ -332,38 +352,40 @@ class Wgmma(Seesaw, Result, Gather):
         used: Int32,
         sm_scale: Float32,
     ):
-        """Runs in both warpgroups."""
+        """Attends to all tiles and stores the rows; runs in both consumer warpgroups."""
         tidx = cute.arch.thread_idx()[0] % 128
-        group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 128)
+        warpgroup_idx = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 128)
         for mma in mmas:
             mma.set(warpgroup.Field.ACCUMULATE, True)
         shared = make_shared(
             mmas, sQ, sK, sP, as_vectors(storage.k.data_ptr(), STAGES * PIECES),
-            storage.most.data_ptr(), storage.full.data_ptr(), storage.empty.data_ptr(),
-            storage.told.data_ptr(), group, tidx, self.dtype,
+            storage.row_max.data_ptr(), storage.full.data_ptr(), storage.empty.data_ptr(),
+            storage.weights_full.data_ptr(), warpgroup_idx, tidx, self.dtype,
         )  # fmt: skip
-        sums = make_sums(mmas)
-        sums.out.fill(0.0)
-        sums.most.fill(LOWEST)
-        sums.total.fill(0.0)
+        registers = make_registers(mmas)
+        registers.out.fill(0.0)
+        registers.row_max.fill(LOWEST)
+        registers.row_sum.fill(0.0)
         for half in cutlass.range_constexpr(ROWS):
             row = tidx // LANES * 16 + tidx % LANES // 4 + 8 * half
-            sums.limits[half] = before + (row_begin + cutlass.min(row, num_rows - 1)) // heads
-        all_see = before + row_begin // heads
+            row = row_begin + cutlass.min(row, num_rows - 1)
+            registers.last_visible[half] = first_position + row // heads
+        min_visible = first_position + row_begin // heads
         cute.arch.mbarrier_wait(storage.q_full.data_ptr(), 0)
         self.attend(
-            mmas, shared, sums, group, split_idx, num_splits, num_tiles, all_see, kv_len,
-            sm_scale * LOG2E,
+            mmas, shared, registers, warpgroup_idx, split_idx, num_splits, num_tiles, min_visible,
+            kv_len, sm_scale * LOG2E,
         )  # fmt: skip
-        sTotal = storage.total.get_tensor(cute.make_layout((BLOCK, GROUPS)))
-        self.leave(
-            mmas[0], sums, sTotal, storage.met.data_ptr(), sQ,
-            as_vectors(storage.q.data_ptr(), PIECES), gO, gL, gPartial, group, num_rows, used,
+        sRowSum = storage.row_sum.get_tensor(cute.make_layout((BLOCK, WARPGROUPS)))
+        self.store_rows(
+            mmas[0], registers, sRowSum, storage.row_sums_full.data_ptr(), sQ,
+            as_vectors(storage.q.data_ptr(), PIECES), gO, gL, gPartial, warpgroup_idx, num_rows,
+            used,
         )  # fmt: skip
 
 
 def packed_rows(cache, dtype, vector):
-    """(vector, vectors, slots) of elements of ``dtype``."""
+    """Packed rows as (vector, vectors, slots) of elements of ``dtype``."""
     row = 8 * PACKED // dtype.width
     layout = cute.make_layout(
         (vector, row // vector, 1), stride=(1, vector, cute.assume(Int64(row), divby=row))

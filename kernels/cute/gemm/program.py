@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from kernelcat.catalog.implementation import (
-    Config,
-    Implementation,
-    Int32,
-    Param,
-    Pointer,
-    Program,
-    Step,
-)
+from kernelcat.catalog.implementation import Int32, Param, Pointer, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cute.common.matmul import is_empty, sizes, span
-from kernelcat.runtime.gpu import Gpu
 
 TENSORS = ("a", "b", "bias", "residual", "d")
 EPILOGUE = ("bias", "activation", "residual")
@@ -55,16 +44,3 @@ def persistent(
     grid, shape = (num_ctas, 1, 1), (cluster, 1, 1)
     step = Step(kernel, grid, params(problem, num_ctas), block=block, cluster=shape)
     return Program((step,))
-
-
-def fastest(find: Callable[[], Implementation]) -> Callable[[Problem, Gpu], Config]:
-    """A ``default``: the configuration that the analytic model of ``find()`` ranks first."""
-
-    def default(problem: Problem, gpu: Gpu) -> Config:
-        found = find()
-        first = Config({name: values[0] for name, values in found.space.items()})
-        configs = found.configs(problem, gpu)
-        # None serves: the caller learns why from `why_not`.
-        return min(configs, key=lambda c: found.estimate(problem, c, gpu), default=first)
-
-    return default

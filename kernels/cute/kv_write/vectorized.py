@@ -1,6 +1,6 @@
-"""RoPE and cache append in vectors of 16 bytes: two a thread, which hold whole pairs.
+"""RoPE and cache append in vectors of 16 bytes. A thread takes two vectors that hold whole pairs.
 
-Rows are asked for before it is known where their token goes.
+A thread starts to load its rows before it looks up where their token goes.
 """
 
 import cuda.bindings.driver as cuda
@@ -10,17 +10,20 @@ from cutlass import Float32, Int32, Int64, Uint32
 
 from kernelcat.jit.cute import element_type
 from kernelcat.kernels.cute.common.quantize import e4m3x4
-from kernelcat.kernels.cute.kv_write.place import inverse_of, position_of, sequence_of, slot_of
+from kernelcat.kernels.cute.common.token_slots import position_of, sequence_of, slot_of
+from kernelcat.kernels.cute.kv_write.cache_scale import inverse_scale
 
 VECTOR = 8
-HELD = 2 * VECTOR
-"""Elements of a row that a thread has."""
+"""Elements in 16 bytes."""
+THREAD_ELEMENTS = 2 * VECTOR
+"""Elements of a row that a thread takes."""
 
 
 class Vectorized:
-    """rotary_dim is a multiple of 16. A CTA has ``unroll`` times as many rows as it moves at once.
+    """The rows of a token are the heads of its keys, then of its values, then of q.
 
-    The rows of a token are its keys, values and queries, head by head.
+    A thread block takes rows of one token: ``unroll`` times as many as its threads hold at once.
+    rotary_dim must be a multiple of 16.
     """
 
     def __init__(
@@ -37,25 +40,25 @@ class Vectorized:
         self.dtype, self.fp8 = element_type(dtype), fp8
         self.head_dim, self.page_size = head_dim, page_size
         self.interleaved, self.scales, self.unroll = interleaved, scales, unroll
-        self.lanes = head_dim // HELD
-        self.rows_a_pass = threads // self.lanes
-        self.stored = VECTOR // 4 if fp8 else VECTOR  # words or elements of a vector
+        self.row_threads = head_dim // THREAD_ELEMENTS
+        self.pass_rows = threads // self.row_threads
+        self.cache_width = VECTOR // 4 if fp8 else VECTOR  # words, or elements, of a cached vector
 
     @cute.jit
     def __call__(
         self,
         q: cute.Pointer,  # (tokens, heads, head_dim)
         k: cute.Pointer,  # (tokens, kv_heads, head_dim)
-        v: cute.Pointer,  # as k
+        v: cute.Pointer,  # (tokens, kv_heads, head_dim)
         block_table: cute.Pointer,  # (batch, table_width)
         kv_lens: cute.Pointer,  # (batch,)
         cu_q: cute.Pointer,  # (batch + 1,)
         cos_sin: cute.Pointer,  # (positions, rotary_dim) float32
         k_scale: cute.Pointer,  # (1 or pages, kv_heads) float32
-        v_scale: cute.Pointer,  # as k_scale
-        q_out: cute.Pointer,  # as q
+        v_scale: cute.Pointer,  # (1 or pages, kv_heads) float32
+        q_out: cute.Pointer,  # (tokens, heads, head_dim)
         k_cache: cute.Pointer,  # (pages, page_size, kv_heads, head_dim), four float8 to a word
-        v_cache: cute.Pointer,  # as k_cache
+        v_cache: cute.Pointer,  # (pages, page_size, kv_heads, head_dim), four float8 to a word
         tokens: Int32,
         batch: Int32,
         heads: Int32,
@@ -64,36 +67,39 @@ class Vectorized:
         rotary_dim: Int32,
         stream: cuda.CUstream,
     ):
-        rows = self.rows_of(heads, VECTOR)
-        kv_rows, cached = self.rows_of(kv_heads, VECTOR), self.rows_of(kv_heads, self.stored)
-        by_page = cute.make_layout((kv_heads, 1), stride=(1, Int64(kv_heads)))
+        q_layout = self.row_layout(heads, VECTOR)
+        kv_layout = self.row_layout(kv_heads, VECTOR)
+        cache_layout = self.row_layout(kv_heads, self.cache_width)
+        scale_layout = cute.make_layout((kv_heads, 1), stride=(1, Int64(kv_heads)))
         table = cute.make_layout((table_width, batch), stride=(1, Int64(table_width)))
         half = cute.assume(rotary_dim // 2, divby=VECTOR)
         angles = cute.make_layout(
-            (VECTOR, rotary_dim // HELD, 2, 1),
-            stride=(1, VECTOR, half, cute.assume(Int64(rotary_dim), divby=HELD)),
+            (VECTOR, rotary_dim // THREAD_ELEMENTS, 2, 1),
+            stride=(1, VECTOR, half, cute.assume(Int64(rotary_dim), divby=THREAD_ELEMENTS)),
         )
-        blocks = cute.ceil_div(2 * kv_heads + heads, self.rows_a_pass * self.unroll)
+        token_ctas = cute.ceil_div(2 * kv_heads + heads, self.pass_rows * self.unroll)
         self.kernel(
-            cute.make_tensor(q, rows),
-            cute.make_tensor(k, kv_rows),
-            cute.make_tensor(v, kv_rows),
+            cute.make_tensor(q, q_layout),
+            cute.make_tensor(k, kv_layout),
+            cute.make_tensor(v, kv_layout),
             cute.make_tensor(block_table, table),
             cute.make_tensor(kv_lens, cute.make_layout(batch)),
             cute.make_tensor(cu_q, cute.make_layout(batch + 1)),
             cute.make_tensor(cos_sin, angles),
-            cute.make_tensor(k_scale, by_page),
-            cute.make_tensor(v_scale, by_page),
-            cute.make_tensor(q_out, rows),
-            cute.make_tensor(k_cache, cached),
-            cute.make_tensor(v_cache, cached),
+            cute.make_tensor(k_scale, scale_layout),
+            cute.make_tensor(v_scale, scale_layout),
+            cute.make_tensor(q_out, q_layout),
+            cute.make_tensor(k_cache, cache_layout),
+            cute.make_tensor(v_cache, cache_layout),
         ).launch(
-            grid=(tokens, blocks, 1), block=(self.lanes * self.rows_a_pass, 1, 1), stream=stream
+            grid=(tokens, token_ctas, 1),
+            block=(self.row_threads * self.pass_rows, 1, 1),
+            stream=stream,
         )
 
     @cute.jit
-    def rows_of(self, heads: Int32, width: cutlass.Constexpr):
-        """(width, vectors, heads, tokens or slots): vectors of ``width`` words or elements."""
+    def row_layout(self, heads: Int32, width: cutlass.Constexpr):
+        """(width, vectors, heads, tokens or slots): a vector is ``width`` words or elements."""
         row = self.head_dim // VECTOR * width
         stride = cute.assume(Int64(heads) * row, divby=row)
         shape = (width, self.head_dim // VECTOR, heads, 1)
@@ -104,75 +110,85 @@ class Vectorized:
         self,
         mQ: cute.Tensor,  # (VECTOR, vectors, heads, tokens)
         mK: cute.Tensor,  # (VECTOR, vectors, kv_heads, tokens)
-        mV: cute.Tensor,
+        mV: cute.Tensor,  # (VECTOR, vectors, kv_heads, tokens)
         mTable: cute.Tensor,  # (table_width, batch)
         mLens: cute.Tensor,  # (batch,)
         mStarts: cute.Tensor,  # (batch + 1,)
         mA: cute.Tensor,  # (VECTOR, rotary_dim / 16, 2, positions): cosines, sines of 8 pairs
-        mKS: cute.Tensor,  # (kv_heads, pages)
-        mVS: cute.Tensor,
-        mO: cute.Tensor,  # as mQ
-        mKC: cute.Tensor,  # (stored, vectors, kv_heads, slots)
-        mVC: cute.Tensor,
+        mKS: cute.Tensor,  # (kv_heads, 1 or pages)
+        mVS: cute.Tensor,  # (kv_heads, 1 or pages)
+        mO: cute.Tensor,  # (VECTOR, vectors, heads, tokens)
+        mKC: cute.Tensor,  # (cache_width, vectors, kv_heads, slots)
+        mVC: cute.Tensor,  # (cache_width, vectors, kv_heads, slots)
     ):
         tidx, _, _ = cute.arch.thread_idx()
         token, block, _ = cute.arch.block_idx()
         heads, kv_heads = mQ.shape[2], mK.shape[2]
-        first_row = block * (self.rows_a_pass * self.unroll)
-        row, lane = first_row + tidx // self.lanes, tidx % self.lanes
-        turns = lane < mA.shape[1]
+        cta_row = block * (self.pass_rows * self.unroll)
+        first_row, lane = cta_row + tidx // self.row_threads, tidx % self.row_threads
+        rotates = lane < mA.shape[1]
         low, high = 2 * lane, 2 * lane + 1
         if cutlass.const_expr(not self.interleaved):  # noqa: SIM102  (the DSL's own branch)
-            if turns:
+            if rotates:
                 low, high = lane, lane + mA.shape[1]
 
-        held = cute.make_rmem_tensor((VECTOR, 2, self.unroll), self.dtype)
-        held.fill(0)
+        rX = cute.make_rmem_tensor((VECTOR, 2, self.unroll), self.dtype)
+        rX.fill(0)
         for u in cutlass.range_constexpr(self.unroll):
-            its, vectors = row + u * self.rows_a_pass, held[None, None, u]
-            if its < kv_heads:
-                self.load(mK[None, None, its, token], low, high, vectors)
-            elif its < 2 * kv_heads:
-                self.load(mV[None, None, its - kv_heads, token], low, high, vectors)
-            elif its < 2 * kv_heads + heads:
-                self.load(mQ[None, None, its - 2 * kv_heads, token], low, high, vectors)
+            row, vectors = first_row + u * self.pass_rows, rX[None, None, u]
+            if row < kv_heads:
+                self.load(mK[None, None, row, token], low, high, vectors)
+            elif row < 2 * kv_heads:
+                self.load(mV[None, None, row - kv_heads, token], low, high, vectors)
+            elif row < 2 * kv_heads + heads:
+                self.load(mQ[None, None, row - 2 * kv_heads, token], low, high, vectors)
 
         seq = sequence_of(token, mStarts, mTable.shape[1])
         position = position_of(token, seq, mLens, mStarts)
         page = Int32(0)
-        if first_row < 2 * kv_heads:
+        if cta_row < 2 * kv_heads:
             page = mTable[position // self.page_size, seq]
         slot = slot_of(page, position, self.page_size)
         angles = cute.make_rmem_tensor((VECTOR, 2), Float32)
-        if turns:
+        if rotates:
             self.load(mA[None, lane, None, position], 0, 1, angles)
 
         values = cute.make_rmem_tensor((VECTOR, 2), Float32)
         for u in cutlass.range_constexpr(self.unroll):
-            its, vectors = row + u * self.rows_a_pass, held[None, None, u]
+            row, vectors = first_row + u * self.pass_rows, rX[None, None, u]
             values.store(vectors.load().to(Float32))
-            if its < kv_heads:
-                if turns:
-                    self.turn(values, angles)
-                self.scale(values, inverse_of(mKS, page, its, self.scales))
-                self.store(values, mKC[None, None, its, slot], low, high, self.fp8)
-            elif its < 2 * kv_heads:
-                self.scale(values, inverse_of(mVS, page, its - kv_heads, self.scales))
-                self.store(values, mVC[None, None, its - kv_heads, slot], low, high, self.fp8)
-            elif its < 2 * kv_heads + heads:
-                if turns:
-                    self.turn(values, angles)
-                self.store(values, mO[None, None, its - 2 * kv_heads, token], low, high, False)
+            if row < kv_heads:
+                if rotates:
+                    self.rotate(values, angles)
+                self.scale(values, inverse_scale(mKS, page, row, self.scales))
+                self.store(values, mKC[None, None, row, slot], low, high, self.fp8)
+            elif row < 2 * kv_heads:
+                self.scale(values, inverse_scale(mVS, page, row - kv_heads, self.scales))
+                self.store(values, mVC[None, None, row - kv_heads, slot], low, high, self.fp8)
+            elif row < 2 * kv_heads + heads:
+                if rotates:
+                    self.rotate(values, angles)
+                self.store(values, mO[None, None, row - 2 * kv_heads, token], low, high, False)
 
     @cute.jit
-    def load(self, gX: cute.Tensor, low: Int32, high: Int32, held: cute.Tensor):
-        """Vectors ``low`` and ``high`` of gX (VECTOR, vectors)."""
-        cute.autovec_copy(gX[None, low], held[None, 0])
-        cute.autovec_copy(gX[None, high], held[None, 1])
+    def load(
+        self,
+        gX: cute.Tensor,  # (VECTOR, vectors)
+        low: Int32,
+        high: Int32,
+        vectors: cute.Tensor,  # (VECTOR, 2), written
+    ):
+        """Loads vectors ``low`` and ``high``."""
+        cute.autovec_copy(gX[None, low], vectors[None, 0])
+        cute.autovec_copy(gX[None, high], vectors[None, 1])
 
     @cute.jit
-    def turn(self, values: cute.Tensor, angles: cute.Tensor):
-        """Eight pairs of (VECTOR, 2) values by (VECTOR, 2) cosines and sines."""
+    def rotate(
+        self,
+        values: cute.Tensor,  # (VECTOR, 2)
+        angles: cute.Tensor,  # (VECTOR, 2): cosines, sines
+    ):
+        """Rotates eight pairs."""
         for i in cutlass.range_constexpr(VECTOR):
             first, second = i, i + VECTOR
             if cutlass.const_expr(self.interleaved):
@@ -182,7 +198,12 @@ class Vectorized:
             values[second] = y * cosine + x * sine
 
     @cute.jit
-    def scale(self, values: cute.Tensor, inverse: Float32):
+    def scale(
+        self,
+        values: cute.Tensor,  # (VECTOR, 2)
+        inverse: Float32,
+    ):
+        """Multiplies values by an inverse scale, where the cache has scales."""
         if cutlass.const_expr(self.scales != "none"):
             values.store(values.load() * inverse)
 
@@ -195,12 +216,12 @@ class Vectorized:
         high: Int32,
         fp8: cutlass.Constexpr,
     ):
-        """Round both vectors; four float8 become a word."""
+        """Rounds two vectors and stores them at ``low`` and ``high``; four float8 fill a word."""
         if cutlass.const_expr(fp8):
             words = cute.make_rmem_tensor((VECTOR // 4, 2), Uint32)
-            by_word = cute.make_tensor(values.iterator, cute.make_layout((4, HELD // 4)))
-            for w in cutlass.range_constexpr(HELD // 4):
-                words[w] = e4m3x4(by_word[None, w])
+            fours = cute.make_tensor(values.iterator, cute.make_layout((4, THREAD_ELEMENTS // 4)))
+            for w in cutlass.range_constexpr(THREAD_ELEMENTS // 4):
+                words[w] = e4m3x4(fours[None, w])
             rounded = words
         else:
             rounded = cute.make_rmem_tensor((VECTOR, 2), self.dtype)

@@ -1,4 +1,4 @@
-"""Rows into a latent cache without tricks: one warp, one token, element by element."""
+"""Writes rows into a latent cache without tricks: one warp per token, one element at a time."""
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -6,28 +6,22 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 
 from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.common.float8 import e4m3
 from kernelcat.kernels.cute.common.quantize import largest
-from kernelcat.kernels.cute.kv_write.place import e4m3, position_of, sequence_of, slot_of
-from kernelcat.kernels.cute.mla_kv_write.row import (
-    LATENT,
-    PACKED,
-    ROPE,
-    ROW,
-    SCALED,
-    scale_and_inverse,
-    turned,
-)
+from kernelcat.kernels.cute.common.token_slots import position_of, sequence_of, slot_of
+from kernelcat.kernels.cute.mla_kv_write.cached_row import rotated, scale_and_inverse
+from kernelcat.reference._mla_row import LATENT, PACKED, ROPE, ROW, SCALED
 
 WARPS = 4
 LANES = 32
 
 
 class Naive:
-    """Any shape. A lane has every 32nd latent, and one pair of the key."""
+    """Any shape. A lane takes every 32nd latent value, and one pair that RoPE rotates."""
 
-    def __init__(self, dtype: str, packed: bool, page_size: int, interleaved: bool, turns: bool):
+    def __init__(self, dtype: str, packed: bool, page_size: int, interleaved: bool, rotates: bool):
         self.dtype, self.packed, self.page_size = element_type(dtype), packed, page_size
-        self.interleaved, self.turns = interleaved, turns
+        self.interleaved, self.rotates = interleaved, rotates
 
     @cute.jit
     def __call__(
@@ -73,8 +67,8 @@ class Naive:
         mStarts: cute.Tensor,  # (batch + 1,)
         mA: cute.Tensor,  # (ROPE, positions): cosines, then sines
         mC: cute.Tensor,  # (ROW or PACKED, slots)
-        mS: cute.Tensor,  # (PACKED / 4, slots): the same as float32
-        mR: cute.Tensor,  # (PACKED / 2, slots): the same as bfloat16
+        mS: cute.Tensor,  # (PACKED / 4, slots): a packed mC as float32
+        mR: cute.Tensor,  # (PACKED / 2, slots): a packed mC as bfloat16
         tokens: Int32,
     ):
         lane, warp, _ = cute.arch.thread_idx()
@@ -87,8 +81,8 @@ class Naive:
             if cutlass.const_expr(self.interleaved):
                 first, second = 2 * lane, 2 * lane + 1
             x, y = Float32(mK[first, token]), Float32(mK[second, token])
-            if cutlass.const_expr(self.turns):
-                x, y = turned(x, y, mA[lane, position], mA[lane + ROPE // 2, position])
+            if cutlass.const_expr(self.rotates):
+                x, y = rotated(x, y, mA[lane, position], mA[lane + ROPE // 2, position])
             if cutlass.const_expr(self.packed):
                 self.quantize(mX[None, token], mC[None, slot], mS[None, slot], lane)
                 mR[PACKED // 2 - ROPE + first, slot] = x.to(BFloat16)
@@ -100,8 +94,14 @@ class Naive:
                 mC[LATENT + second, slot] = y.to(self.dtype)
 
     @cute.jit
-    def quantize(self, gX: cute.Tensor, gC: cute.Tensor, gS: cute.Tensor, lane: Int32):
-        """Latents (LATENT,) as bytes of a packed row, and their scales."""
+    def quantize(
+        self,
+        gX: cute.Tensor,  # (LATENT,)
+        gC: cute.Tensor,  # (PACKED,), written
+        gS: cute.Tensor,  # (PACKED / 4,): gC as float32, written
+        lane: Int32,
+    ):
+        """Writes the latent values of a token as float8, and their scales."""
         values = cute.make_rmem_tensor(SCALED // LANES, Float32)
         for group in cutlass.range_constexpr(LATENT // SCALED):
             amax = Float32(0)
@@ -116,5 +116,5 @@ class Naive:
 
 
 def rows_of(pointer, row):
-    """(row, rows) of elements side by side."""
+    """(row, rows): neighbouring rows of ``row`` elements."""
     return cute.make_tensor(pointer, cute.make_layout((row, 1), stride=(1, Int64(row))))

@@ -1,6 +1,6 @@
-"""Rows into a latent cache in vectors of 16 bytes: a warp has a token, all of it in registers.
+"""Writes rows into a latent cache in vectors of 16 bytes: a warp holds a token in registers.
 
-Rows are asked for before it is known where their token goes.
+A warp starts to load its tokens before it looks up where they go.
 """
 
 import cuda.bindings.driver as cuda
@@ -10,30 +10,23 @@ from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 
 from kernelcat.jit.cute import element_type
 from kernelcat.kernels.cute.common.quantize import e4m3x4, largest
-from kernelcat.kernels.cute.kv_write.place import position_of, sequence_of, slot_of
-from kernelcat.kernels.cute.mla_kv_write.row import (
-    LATENT,
-    PACKED,
-    ROPE,
-    ROW,
-    SCALED,
-    scale_and_inverse,
-    turned,
-)
+from kernelcat.kernels.cute.common.token_slots import position_of, sequence_of, slot_of
+from kernelcat.kernels.cute.mla_kv_write.cached_row import rotated, scale_and_inverse
+from kernelcat.reference._mla_row import LATENT, PACKED, ROPE, ROW, SCALED
 
 LANES = 32
 VECTOR = 8
 """Elements in 16 bytes."""
-PASSES = LATENT // VECTOR // LANES
-"""Vectors of a latent that a lane has."""
-TURNING = ROPE // VECTOR // 2
-"""Lanes that have two vectors of the key each, which hold whole pairs."""
-SHARING = SCALED // VECTOR
-"""Lanes side by side whose vectors share a scale."""
+LANE_VECTORS = LATENT // VECTOR // LANES
+"""Vectors of latent values that a lane takes."""
+ROPE_LANES = ROPE // VECTOR // 2
+"""Lanes that also take two vectors each of the elements that RoPE rotates, in whole pairs."""
+SCALE_LANES = SCALED // VECTOR
+"""Neighbouring lanes whose vectors share a scale."""
 
 
 class Vectorized:
-    """A warp has ``unroll`` tokens, ``threads`` / 32 apart, and asks for all of them at once."""
+    """A warp takes ``unroll`` tokens, which are ``threads`` / 32 apart, and loads them together."""
 
     def __init__(
         self,
@@ -41,12 +34,12 @@ class Vectorized:
         packed: bool,
         page_size: int,
         interleaved: bool,
-        turns: bool,
+        rotates: bool,
         threads: int,
         unroll: int,
     ):
         self.dtype, self.packed, self.page_size = element_type(dtype), packed, page_size
-        self.interleaved, self.turns = interleaved, turns
+        self.interleaved, self.rotates = interleaved, rotates
         self.threads, self.unroll = threads, unroll
         self.warps = threads // LANES
 
@@ -67,7 +60,8 @@ class Vectorized:
     ):
         table = cute.make_layout((table_width, batch), stride=(1, Int64(table_width)))
         if cutlass.const_expr(self.packed):
-            # Two words hold a vector of float8, four the scales, or a vector of bfloat16.
+            # Eight latent values in float8 take two words, the four scales take four, and so do
+            # eight elements in bfloat16.
             mC = vectors_of(kv_cache, 2, PACKED // 8)
             mS = vectors_of(cute.recast_ptr(kv_cache, dtype=Float32), 1, PACKED // 4)
             mR = vectors_of(cute.recast_ptr(kv_cache, dtype=BFloat16), VECTOR, PACKED // 16)
@@ -101,28 +95,28 @@ class Vectorized:
         mStarts: cute.Tensor,  # (batch + 1,)
         mA: cute.Tensor,  # (VECTOR, ROPE / VECTOR, positions): cosines, then sines
         mC: cute.Tensor,  # (VECTOR elements or 2 words, vectors, slots)
-        mS: cute.Tensor,  # (1, PACKED / 4, slots): the same as float32
-        mR: cute.Tensor,  # (VECTOR, PACKED / 16, slots): the same as bfloat16
+        mS: cute.Tensor,  # (1, PACKED / 4, slots): a packed mC as float32
+        mR: cute.Tensor,  # (VECTOR, PACKED / 16, slots): a packed mC as bfloat16
         tokens: Int32,
     ):
         lane, warp, _ = cute.arch.thread_idx()
         first_token = cute.arch.block_idx()[0] * (self.warps * self.unroll) + warp
         low, high = 2 * lane, 2 * lane + 1
         if cutlass.const_expr(not self.interleaved):
-            low, high = lane, lane + TURNING
+            low, high = lane, lane + ROPE_LANES
 
-        held = cute.make_rmem_tensor((VECTOR, PASSES, self.unroll), self.dtype)
-        keys = cute.make_rmem_tensor((VECTOR, 2, self.unroll), self.dtype)
-        held.fill(0)
-        keys.fill(0)
+        rX = cute.make_rmem_tensor((VECTOR, LANE_VECTORS, self.unroll), self.dtype)
+        rK = cute.make_rmem_tensor((VECTOR, 2, self.unroll), self.dtype)
+        rX.fill(0)
+        rK.fill(0)
         for u in cutlass.range_constexpr(self.unroll):
             token = first_token + u * self.warps
             if token < tokens:
-                for i in cutlass.range_constexpr(PASSES):
-                    cute.autovec_copy(mX[None, i * LANES + lane, token], held[None, i, u])
-                if lane < TURNING:
-                    cute.autovec_copy(mK[None, low, token], keys[None, 0, u])
-                    cute.autovec_copy(mK[None, high, token], keys[None, 1, u])
+                for i in cutlass.range_constexpr(LANE_VECTORS):
+                    cute.autovec_copy(mX[None, i * LANES + lane, token], rX[None, i, u])
+                if lane < ROPE_LANES:
+                    cute.autovec_copy(mK[None, low, token], rK[None, 0, u])
+                    cute.autovec_copy(mK[None, high, token], rK[None, 1, u])
 
         for u in cutlass.range_constexpr(self.unroll):
             token = first_token + u * self.warps
@@ -133,64 +127,69 @@ class Vectorized:
                 slot = slot_of(page, position, self.page_size)
                 if cutlass.const_expr(self.packed):
                     gC, gS = mC[None, None, slot], mS[0, None, slot]
-                    self.quantize(held[None, None, u], gC, gS, lane)
+                    self.quantize(rX[None, None, u], gC, gS, lane)
                 else:
-                    for i in cutlass.range_constexpr(PASSES):
-                        cute.autovec_copy(held[None, i, u], mC[None, i * LANES + lane, slot])
-                if lane < TURNING:
+                    for i in cutlass.range_constexpr(LANE_VECTORS):
+                        cute.autovec_copy(rX[None, i, u], mC[None, i * LANES + lane, slot])
+                if lane < ROPE_LANES:
                     gR = mC[None, None, slot]
                     if cutlass.const_expr(self.packed):
                         gR = mR[None, None, slot]
                     gR = cute.domain_offset((0, cute.size(gR, mode=[1]) - ROPE // VECTOR), gR)
-                    self.turn(keys[None, None, u], mA[None, None, position], lane)
-                    cute.autovec_copy(keys[None, 0, u], gR[None, low])
-                    cute.autovec_copy(keys[None, 1, u], gR[None, high])
+                    self.rotate(rK[None, None, u], mA[None, None, position], lane)
+                    cute.autovec_copy(rK[None, 0, u], gR[None, low])
+                    cute.autovec_copy(rK[None, 1, u], gR[None, high])
 
     @cute.jit
-    def turn(self, keys: cute.Tensor, gA: cute.Tensor, lane: Int32):
-        """Eight pairs of (VECTOR, 2) elements by angles (VECTOR, ROPE / VECTOR) of the token."""
-        if cutlass.const_expr(self.turns):
+    def rotate(
+        self,
+        pairs: cute.Tensor,  # (VECTOR, 2), overwritten
+        gA: cute.Tensor,  # (VECTOR, ROPE / VECTOR): cosines, then sines of a token
+        lane: Int32,
+    ):
+        """Rotates the eight pairs of a lane, where the problem has RoPE."""
+        if cutlass.const_expr(self.rotates):
             angles = cute.make_rmem_tensor((VECTOR, 2), Float32)
             cute.autovec_copy(gA[None, lane], angles[None, 0])
-            cute.autovec_copy(gA[None, lane + TURNING], angles[None, 1])
+            cute.autovec_copy(gA[None, lane + ROPE_LANES], angles[None, 1])
             for i in cutlass.range_constexpr(VECTOR):
                 first, second = i, i + VECTOR
                 if cutlass.const_expr(self.interleaved):
                     first, second = 2 * i, 2 * i + 1
-                x, y = turned(
-                    Float32(keys[first]), Float32(keys[second]), angles[i, 0], angles[i, 1]
+                x, y = rotated(
+                    Float32(pairs[first]), Float32(pairs[second]), angles[i, 0], angles[i, 1]
                 )
-                keys[first], keys[second] = x.to(self.dtype), y.to(self.dtype)
+                pairs[first], pairs[second] = x.to(self.dtype), y.to(self.dtype)
 
     @cute.jit
     def quantize(
         self,
-        held: cute.Tensor,  # (VECTOR, PASSES)
-        gC: cute.Tensor,  # (2, vectors)
-        gS: cute.Tensor,  # (PACKED / 4,)
+        rX: cute.Tensor,  # (VECTOR, LANE_VECTORS)
+        gC: cute.Tensor,  # (2, vectors), written
+        gS: cute.Tensor,  # (PACKED / 4,): gC as float32, written
         lane: Int32,
     ):
-        """This lane's latents as bytes of a packed row, and the scales."""
+        """Writes a lane's latent values as float8, and the scales."""
         values = cute.make_rmem_tensor(VECTOR, Float32)
         words = cute.make_rmem_tensor(2, Uint32)
         halves = cute.make_tensor(values.iterator, cute.make_layout((4, 2)))
-        for i in cutlass.range_constexpr(PASSES):
-            values.store(held[None, i].load().to(Float32))
+        for i in cutlass.range_constexpr(LANE_VECTORS):
+            values.store(rX[None, i].load().to(Float32))
             amax = Float32(0)
             for v in cutlass.range_constexpr(VECTOR):
                 amax = largest(amax, values[v])
-            amax = cute.arch.warp_reduction_max(amax, threads_in_group=SHARING)
+            amax = cute.arch.warp_reduction_max(amax, threads_in_group=SCALE_LANES)
             scale, inverse = scale_and_inverse(amax)
             values.store(values.load() * inverse)
             for half in cutlass.range_constexpr(2):
                 words[half] = e4m3x4(halves[None, half])
             cute.autovec_copy(words, gC[None, i * LANES + lane])
-            if lane % SHARING == 0:
-                gS[LATENT // 4 + i * (LANES // SHARING) + lane // SHARING] = scale
+            if lane % SCALE_LANES == 0:
+                gS[LATENT // 4 + i * (LANES // SCALE_LANES) + lane // SCALE_LANES] = scale
 
 
 def vectors_of(pointer, vector, vectors):
-    """(vector, vectors, rows) of rows side by side."""
+    """(vector, vectors, rows): neighbouring rows of ``vectors`` vectors of ``vector`` elements."""
     row = vector * vectors
     stride = cute.assume(Int64(row), divby=row)
     return cute.make_tensor(

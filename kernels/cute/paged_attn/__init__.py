@@ -1,9 +1,9 @@
 """`paged_attn` in CuTe DSL: a warp for each query, and flash-decoding on tensor cores.
 
-Few sequences are split between CTAs, that meet in device memory (``split``) or, from Hopper, are a
-cluster and meet in shared memory (``cluster``).
+Where sequences are few, thread blocks split the keys of each: they merge their partial results in
+device memory (``split``) or, from Hopper on, in the shared memory of a cluster (``cluster``).
 
-The device code is in modules that import the DSL; they are imported when something is compiled.
+The device code is in modules that import the DSL; they are imported when a kernel is compiled.
 """
 
 from __future__ import annotations
@@ -14,26 +14,24 @@ from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, LAUNCH_US, WAVE_L
 from kernelcat.catalog.implementation import Config, Implementation, Pointer, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
-from kernelcat.kernels.cute.gemm.program import fastest
 from kernelcat.kernels.cute.paged_attn.program import (
     WARPS,
     attend,
     bandwidth_share,
-    compiled_in,
     cta_bytes,
     ctas_by_registers,
+    illegal_problem,
+    illegal_tile,
     is_empty,
-    most_splits,
+    kernel_constants,
+    max_splits,
     num_rows,
     num_tiles,
     parameters,
-    rows_a_tile,
-    size_reject,
-    stages_reject,
     tensor_kinds,
-    tile_reject,
+    tile_rows,
     token_bytes,
-    why_not,
+    unpromising_tile,
 )
 from kernelcat.reference.paged_attn import ENTRY, NVFP4
 from kernelcat.runtime.gpu import Gpu
@@ -47,7 +45,7 @@ def _naive_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if is_empty(problem):
         return Program(())
     kinds = (*tensor_kinds(problem), "*uint8", "*uint8", *["int32"] * 6, "float32", "float32")
-    constants = compiled_in(problem) | {"nvfp4": problem["kv_dtype"] == NVFP4}
+    constants = kernel_constants(problem) | {"nvfp4": problem["kv_dtype"] == NVFP4}
     source = CuteSource("paged_attn.naive:Naive", kinds, tuple(constants.items()))
     grid = (problem["tokens"], ceil(problem["heads"] / NAIVE_WARPS), 1)
     params = parameters(problem, (Pointer("k_block_scale"), Pointer("v_block_scale")))
@@ -65,8 +63,7 @@ NAIVE = Implementation(
     summary="one warp, one query of one head, key after key; any shape",
     archs=("sm_80+",),
     space={},
-    illegal=lambda config, problem, gpu: why_not(problem, gpu),
-    default=lambda problem, gpu: Config(),
+    illegal=lambda config, problem, gpu: illegal_problem(problem, gpu),
     program=_naive_program,
     estimate=_naive_estimate,
     techniques={"warp shuffle": "SHFL.BFLY"},
@@ -76,37 +73,40 @@ NAIVE = Implementation(
 # split ------------------------------------------------------------------------------------------
 
 MMA_EFFICIENCY = 0.35
-"""Of the tensor cores' peak, by mma.sync and ldmatrix on Hopper."""
+"""Part of the tensor cores' peak that mma.sync with ldmatrix reaches on Hopper."""
 
 SPLITS = (1, 2, 3, 4, 8, 16, 32, 64)
 
 
-def _slots(problem: Problem, config: Config, gpu: Gpu) -> int:
-    """CTAs that run at once."""
+def _resident_ctas(problem: Problem, config: Config, gpu: Gpu) -> int:
+    """Thread blocks that run at once."""
     by_memory = gpu.shared_bytes // cta_bytes(problem, config)
     return gpu.sms * max(1, min(by_memory, ctas_by_registers(problem)))
 
 
-def _split_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    is_least = config["stages"] == 2 and config["block_n"] * token_bytes(problem) <= 1 << 14
-    ctas = 1 if is_least else min(2, ctas_by_registers(problem))
-    return (
-        size_reject(config, problem, gpu)
-        or tile_reject(config, problem)
-        or stages_reject(config, ctas * cta_bytes(problem, config), gpu)
-        or _splits_reject(config, problem, gpu)
-    )
+def _illegal_split(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    return illegal_tile(config, problem, gpu, cta_bytes(problem, config))
 
 
-def _splits_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _unpromising_split(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if reason := unpromising_tile(config, problem):
+        return reason
+    is_smallest = config["stages"] == 2 and config["block_n"] * token_bytes(problem) <= 1 << 14
+    ctas = 1 if is_smallest else min(2, ctas_by_registers(problem))
+    if ctas * cta_bytes(problem, config) > gpu.shared_bytes:
+        return f"{config['stages']} stages leave an SM room for fewer than {ctas} thread blocks"
+    return _unpromising_splits(config, problem, gpu)
+
+
+def _unpromising_splits(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     splits, tiles = config["splits"], num_tiles(problem)
-    most = most_splits(problem, config, SPLITS[-1])
-    if splits > max(most, 1):
-        return f"{splits} CTAs share fewer tiles of tokens"
-    if splits > 1 and tiles * splits > 8 * _slots(problem, config, gpu):
-        return "the SMs are full with fewer splits"
-    if 2 * splits <= most and 2 * tiles * splits <= gpu.sms:
-        return "half of the SMs or more are idle"
+    useful_splits = max_splits(problem, config, SPLITS[-1])
+    if splits > max(useful_splits, 1):
+        return f"the {useful_splits} tiles of tokens are fewer than {splits} splits"
+    if splits > 1 and tiles * splits > 8 * _resident_ctas(problem, config, gpu):
+        return "fewer splits fill the SMs too"
+    if 2 * splits <= useful_splits and 2 * tiles * splits <= gpu.sms:
+        return "at least half of the SMs are idle"
     return None
 
 
@@ -115,39 +115,39 @@ def _split_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _split_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bytes or products, at the pace of the SMs that have work, and the merge of the splits."""
+    """Time of the bytes or of the products on the SMs that have work, then of the merge."""
     if is_empty(problem):
         return LAUNCH_US
     flops, moved = ENTRY.flops(problem), ENTRY.bytes_moved(problem)
-    ctas, slots = num_tiles(problem) * config["splits"], _slots(problem, config, gpu)
-    waves = ceil(ctas / slots)
-    # Full waves but for the last; few CTAs leave SMs idle.
-    busy = ctas / (waves * slots) if waves > 1 else min(1.0, ctas / gpu.sms)
-    flow = bandwidth_share(problem, config, min(slots, ctas) / gpu.sms)
-    rows, block_m = num_rows(problem), rows_a_tile(problem)
+    ctas, resident = num_tiles(problem) * config["splits"], _resident_ctas(problem, config, gpu)
+    waves = ceil(ctas / resident)
+    # All waves but the last are full; a single wave may leave SMs idle.
+    busy = ctas / (waves * resident) if waves > 1 else min(1.0, ctas / gpu.sms)
+    bandwidth = bandwidth_share(problem, config, min(resident, ctas) / gpu.sms)
+    rows, block_m = num_rows(problem), tile_rows(problem)
     padding = block_m * ceil(rows / block_m) / rows
     math_us = flops * padding / (gpu.flops[problem["dtype"]] * MMA_EFFICIENCY) * 1e6
     merge_us = 0.0
     if config["splits"] > 1:
-        partial = 8 * ctas * min(rows, block_m)
-        merge_us = WAVE_LATENCY_US + partial * problem["head_dim"] / gpu.bandwidth * 1e6
-    steady_us = max(copy_us(moved, gpu, BANDWIDTH_EFFICIENCY * flow), math_us)
+        partial_rows = 8 * ctas * min(rows, block_m)
+        merge_us = WAVE_LATENCY_US + partial_rows * problem["head_dim"] / gpu.bandwidth * 1e6
+    steady_us = max(copy_us(moved, gpu, BANDWIDTH_EFFICIENCY * bandwidth), math_us)
     return steady_us / busy + waves * WAVE_LATENCY_US + merge_us
 
 
-SPLIT: Implementation = Implementation(
+SPLIT = Implementation(
     entry="paged_attn",
     language="cute",
     variant="split",
-    summary="packed heads on mma.sync, pages by cp.async, keys split between warps and CTAs",
+    summary="heads packed into rows on mma.sync, pages by cp.async, keys split over thread blocks",
     archs=("sm_80+",),
     space={
         "block_n": (64, 128, 256, 32, 16),
         "stages": (3, 4, 2),
         "splits": SPLITS,
     },
-    illegal=_split_reject,
-    default=fastest(lambda: SPLIT),
+    illegal=_illegal_split,
+    unpromising=_unpromising_split,
     program=_split_program,
     estimate=_split_estimate,
     techniques={"cp.async": "LDGSTS", "ldmatrix": "LDSM", "mma": "HMMA.16816.F32"},
@@ -158,72 +158,84 @@ SPLIT: Implementation = Implementation(
 
 CLUSTERS = (16, 8, 4, 2)
 GPC_SMS = 14
-"""Of a graphics processing cluster that has few; a cluster of CTAs lies within one."""
+"""SMs of the smallest graphics processing clusters; a cluster of thread blocks lies within one."""
 SM_BANDWIDTH = 60e9
-"""Bytes a second that reach one SM while others have nothing to read."""
+"""Bytes a second that one SM can load while the other SMs load nothing."""
 
 
 def _inbox_bytes(problem: Problem) -> int:
-    """For each vector of four floats, its place and that of maximum and sum."""
-    return int(32 * rows_a_tile(problem) * problem["head_dim"] // 4)
+    """Shared memory of an `Exchange`: 32 bytes for each four floats of a row."""
+    return int(32 * tile_rows(problem) * problem["head_dim"] // 4)
 
 
-def _cluster_ctas_per_sm(problem: Problem, config: Config) -> int:
-    """What registers allow."""
+def _cluster_cta_bytes(problem: Problem, config: Config) -> int:
+    """Shared memory of a thread block in a cluster."""
+    return cta_bytes(problem, config) + _inbox_bytes(problem)
+
+
+def _cluster_ctas_by_registers(problem: Problem, config: Config) -> int:
+    """Thread blocks on an SM that registers allow."""
     return int(min(ctas_by_registers(problem), 2 * WARPS // config["warps"]))
 
 
-def _cluster_ctas(problem: Problem, config: Config, gpu: Gpu) -> int:
-    """CTAs on an SM."""
-    shared_bytes = cta_bytes(problem, config) + _inbox_bytes(problem)
-    return int(min(gpu.shared_bytes // shared_bytes, _cluster_ctas_per_sm(problem, config)))
+def _ctas_per_sm(problem: Problem, config: Config, gpu: Gpu) -> int:
+    """Thread blocks on an SM."""
+    by_memory = gpu.shared_bytes // _cluster_cta_bytes(problem, config)
+    return int(min(by_memory, _cluster_ctas_by_registers(problem, config)))
 
 
-def _cluster_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _illegal_cluster(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    """Why a cluster cannot serve, or leaves the problem to `split`.
+
+    `cluster` has the higher rank: without measurements it serves whatever it can. So problems with
+    too little or too much work for clusters are illegal here, not unpromising.
+    """
     if is_empty(problem):
-        return "nothing to share"
-    shared_bytes = cta_bytes(problem, config) + _inbox_bytes(problem)
-    reason = (
-        size_reject(config, problem, gpu)
-        or tile_reject(config, problem)
-        or stages_reject(config, shared_bytes, gpu)
-    )
-    if reason:
+        return "there are no queries"
+    shared_bytes = _cluster_cta_bytes(problem, config)
+    if reason := illegal_tile(config, problem, gpu, shared_bytes):
         return reason
-    splits, tiles = config["splits"], num_tiles(problem)
-    most = most_splits(problem, config, CLUSTERS[0])
-    if splits > most:
-        return f"{splits} CTAs share fewer tiles of tokens"
+    splits = config["splits"]
+    useful_splits = max_splits(problem, config, CLUSTERS[0])
+    if splits > useful_splits:
+        return f"the {useful_splits} tiles of tokens are fewer than {splits} thread blocks"
     if splits > 8 and gpu.mig:
-        return "a slice of a GPU may have no room for 16 CTAs side by side"
-    if tiles * splits > gpu.sms * _cluster_ctas(problem, config, gpu):
-        return "more clusters than run at once"
-    if 2 * splits <= most and 4 * tiles * splits <= gpu.sms:
-        return "three quarters of the SMs or more are idle"
+        return "a slice of a GPU may have no room for a cluster of 16 thread blocks"
+    if num_tiles(problem) * splits > gpu.sms * _ctas_per_sm(problem, config, gpu):
+        return "more clusters than run at once: the variant split serves"
+    return None
+
+
+def _unpromising_cluster(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if reason := unpromising_tile(config, problem):
+        return reason
+    splits, useful_splits = config["splits"], max_splits(problem, config, CLUSTERS[0])
+    if 2 * splits <= useful_splits and 4 * num_tiles(problem) * splits <= gpu.sms:
+        return "at least three quarters of the SMs are idle"
     return None
 
 
 def _cluster_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    ctas_per_sm = _cluster_ctas_per_sm(problem, config)
+    ctas_per_sm = _cluster_ctas_by_registers(problem, config)
     return attend(problem, config, gpu, config["splits"], ctas_per_sm)
 
 
 def _cluster_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bytes, at the pace of the SMs that have work."""
+    """Time to load the bytes on the SMs that have work."""
     splits, tiles = config["splits"], num_tiles(problem)
-    a_gpc = GPC_SMS * _cluster_ctas(problem, config, gpu) // splits
-    at_once = max(1, gpu.sms // GPC_SMS * a_gpc)
-    ctas = min(tiles, at_once) * splits
-    flow = bandwidth_share(problem, config, ctas / gpu.sms)
-    rate = min(gpu.bandwidth * BANDWIDTH_EFFICIENCY * flow, min(ctas, gpu.sms) * SM_BANDWIDTH)
+    clusters_per_gpc = GPC_SMS * _ctas_per_sm(problem, config, gpu) // splits
+    resident_clusters = max(1, gpu.sms // GPC_SMS * clusters_per_gpc)
+    ctas = min(tiles, resident_clusters) * splits
+    share = bandwidth_share(problem, config, ctas / gpu.sms)
+    rate = min(gpu.bandwidth * BANDWIDTH_EFFICIENCY * share, min(ctas, gpu.sms) * SM_BANDWIDTH)
     return LAUNCH_US + WAVE_LATENCY_US + ENTRY.bytes_moved(problem) / rate * 1e6
 
 
-CLUSTER: Implementation = Implementation(
+CLUSTER = Implementation(
     entry="paged_attn",
     language="cute",
     variant="cluster",
-    summary="split between the CTAs of a cluster, that merge through distributed shared memory",
+    summary="keys split over a cluster, merged through distributed shared memory",
     archs=("sm_90a", "sm_100a", "sm_103a"),
     space={
         "block_n": (128, 256, 64, 32),
@@ -231,8 +243,8 @@ CLUSTER: Implementation = Implementation(
         "splits": CLUSTERS,
         "warps": (WARPS, 2 * WARPS),
     },
-    illegal=_cluster_reject,
-    default=fastest(lambda: CLUSTER),
+    illegal=_illegal_cluster,
+    unpromising=_unpromising_cluster,
     program=_cluster_program,
     estimate=_cluster_estimate,
     techniques={

@@ -1,4 +1,4 @@
-"""Paged attention without tricks: one warp, one query of one head, key after key."""
+"""The plain paged attention: one warp for one query of one head, one key after another."""
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -6,16 +6,16 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from kernelcat.jit.cute import element_type
-from kernelcat.kernels.cute.paged_attn.fp8 import to_float
+from kernelcat.kernels.cute.common.float8 import to_float
+from kernelcat.kernels.cute.common.online_softmax import LOWEST, exp2, finish, logit
 from kernelcat.kernels.cute.paged_attn.nvfp4 import value_of
-from kernelcat.kernels.cute.paged_attn.softmax import LOWEST, exp2, finish, logit
 
 WARPS = 4
 LANES = 32
 
 
 class Naive:
-    """Any shape. A lane holds every 32nd element of its warp's head."""
+    """Serves any shape. A lane holds every 32nd element of its warp's head."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Naive:
         self.dtype, self.fp8, self.nvfp4 = element_type(dtype), fp8, nvfp4
         self.head_dim, self.page_size = head_dim, page_size
         self.window, self.softcap, self.sinks, self.scales = window, softcap, sinks, scales
-        self.held = head_dim // LANES
+        self.lane_elements = head_dim // LANES
 
     @cute.jit
     def __call__(
@@ -65,10 +65,10 @@ class Naive:
         row = dim // 2 if self.nvfp4 else dim
         cached = cute.make_layout((row, kv_heads, 1), stride=(1, row, Int64(kv_heads) * row))
         blocks = dim // 16
-        by_block = cute.make_layout(
+        block_scales = cute.make_layout(
             (blocks, kv_heads, 1), stride=(1, blocks, Int64(kv_heads) * blocks)
         )
-        by_page = cute.make_layout((kv_heads, 1), stride=(1, Int64(kv_heads)))
+        page_scales = cute.make_layout((kv_heads, 1), stride=(1, Int64(kv_heads)))
         table = cute.make_layout((table_width, batch), stride=(1, Int64(table_width)))
         self.kernel(
             cute.make_tensor(q, rows),
@@ -78,10 +78,10 @@ class Naive:
             cute.make_tensor(kv_lens, cute.make_layout(batch)),
             cute.make_tensor(cu_q, cute.make_layout(batch + 1)),
             cute.make_tensor(sinks, cute.make_layout(heads)),
-            cute.make_tensor(k_scale, by_page),
-            cute.make_tensor(v_scale, by_page),
-            cute.make_tensor(k_block_scale, by_block),
-            cute.make_tensor(v_block_scale, by_block),
+            cute.make_tensor(k_scale, page_scales),
+            cute.make_tensor(v_scale, page_scales),
+            cute.make_tensor(k_block_scale, block_scales),
+            cute.make_tensor(v_block_scale, block_scales),
             cute.make_tensor(out, rows),
             cute.make_tensor(
                 lse, cute.make_layout((heads, tokens), stride=(1, Int64(heads)))
@@ -98,15 +98,15 @@ class Naive:
         self,
         mQ: cute.Tensor,  # (head_dim, heads, tokens)
         mK: cute.Tensor,  # (head_dim or half, kv_heads, slots)
-        mV: cute.Tensor,
+        mV: cute.Tensor,  # as mK
         mTable: cute.Tensor,  # (table_width, batch)
         mLens: cute.Tensor,  # (batch,)
         mStarts: cute.Tensor,  # (batch + 1,)
         mSinks: cute.Tensor,  # (heads,)
         mKS: cute.Tensor,  # (kv_heads, pages)
-        mVS: cute.Tensor,
+        mVS: cute.Tensor,  # as mKS
         mKB: cute.Tensor,  # (head_dim / 16, kv_heads, slots)
-        mVB: cute.Tensor,
+        mVB: cute.Tensor,  # as mKB
         mO: cute.Tensor,  # as mQ
         mL: cute.Tensor,  # (heads, tokens)
         window: Int32,
@@ -118,27 +118,27 @@ class Naive:
         head, batch = block * WARPS + warp, mTable.shape[1]
         kv_head = head // (mQ.shape[1] // mK.shape[1])
         if head < mQ.shape[1]:
-            # The token's sequence is as many as have ended before it.
-            ended = Int32(0)
+            # The index of the token's sequence is the number of sequences that end before it.
+            num_ended = Int32(0)
             for s in cutlass.range(lane, batch, LANES, unroll=1):
-                ended += Int32(mStarts[s + 1] <= token)
-            seq = cute.arch.warp_reduction_sum(ended)
+                num_ended += Int32(mStarts[s + 1] <= token)
+            seq = cute.arch.warp_reduction_sum(num_ended)
             position = mLens[seq] - (mStarts[seq + 1] - token)
             first = Int32(0)
             if cutlass.const_expr(self.window):
                 first = cutlass.max(position - window + 1, 0)
 
-            query = cute.make_rmem_tensor(self.held, Float32)
-            value = cute.make_rmem_tensor(self.held, Float32)
+            query = cute.make_rmem_tensor(self.lane_elements, Float32)
+            value = cute.make_rmem_tensor(self.lane_elements, Float32)
             value.fill(0.0)
-            for i in cutlass.range_constexpr(self.held):
+            for i in cutlass.range_constexpr(self.lane_elements):
                 query[i] = Float32(mQ[i * LANES + lane, head, token])
-            most, total = Float32(LOWEST), Float32(0)
+            row_max, row_sum = Float32(LOWEST), Float32(0)
             for t in cutlass.range(first, position + 1, unroll=1):
                 page = mTable[t // self.page_size, seq]
                 slot = Int64(page) * self.page_size + t % self.page_size
                 score = Float32(0)
-                for i in cutlass.range_constexpr(self.held):
+                for i in cutlass.range_constexpr(self.lane_elements):
                     score += query[i] * self.cached(mK, mKB, i * LANES + lane, kv_head, slot)
                 scale, v_factor = sm_scale, Float32(1)
                 if cutlass.const_expr(self.scales != "none"):
@@ -148,25 +148,32 @@ class Naive:
                     scale, v_factor = sm_scale * mKS[kv_head, row], mVS[kv_head, row]
                 score = cute.arch.warp_reduction_sum(score)
                 z = logit(score, scale, softcap, self.softcap)
-                before = most
-                most = cute.arch.fmax(most, z)
-                rescale, p = exp2(before - most), exp2(z - most)
-                total = total * rescale + p
-                for i in cutlass.range_constexpr(self.held):
+                old_max = row_max
+                row_max = cute.arch.fmax(row_max, z)
+                rescale, p = exp2(old_max - row_max), exp2(z - row_max)
+                row_sum = row_sum * rescale + p
+                for i in cutlass.range_constexpr(self.lane_elements):
                     v = self.cached(mV, mVB, i * LANES + lane, kv_head, slot)
                     value[i] = value[i] * rescale + p * v_factor * v
 
             sink = Float32(0)
             if cutlass.const_expr(self.sinks):
                 sink = mSinks[head]
-            factor, lse = finish(most, total, sink, self.sinks)
-            for i in cutlass.range_constexpr(self.held):
+            factor, lse = finish(row_max, row_sum, sink, self.sinks)
+            for i in cutlass.range_constexpr(self.lane_elements):
                 mO[i * LANES + lane, head, token] = (value[i] * factor).to(self.dtype)
             if lane == 0:
                 mL[head, token] = lse
 
     @cute.jit
-    def cached(self, values, block_scales, dim: Int32, kv_head: Int32, slot: Int64):
+    def cached(
+        self,
+        values: cute.Tensor,  # (head_dim or half, kv_heads, slots)
+        block_scales: cute.Tensor,  # (head_dim / 16, kv_heads, slots)
+        dim: Int32,
+        kv_head: Int32,
+        slot: Int64,
+    ):
         """An element of the cache in float32."""
         if cutlass.const_expr(self.nvfp4):
             value = value_of(values[dim // 2, kv_head, slot], dim % 2)

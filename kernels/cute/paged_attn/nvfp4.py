@@ -6,10 +6,10 @@ from cutlass import Float32, Int32, Uint8, Uint32
 
 @cute.jit
 def value_of(pair: Uint8, index: Int32):
-    """The first (0) or second (1) value of a pair.
+    """The first (``index`` 0) or second (1) value of a pair.
 
-    Its bits are put where a float32 has sign, the exponent's last two bits and the mantissa's
-    first, which is 2^-126 of it.
+    The bits of E2M1 become the sign, the last two bits of the exponent and the first bit of the
+    mantissa of a float32. That number is 2^-126 times the value, in subnormals too.
     """
     return cute.arch.inline_ptx(
         """{

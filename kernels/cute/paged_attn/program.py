@@ -1,4 +1,4 @@
-"""What the host sides of `paged_attn`'s kernels share: parameters, tiles, programs of tiles."""
+"""What the host sides of `paged_attn`'s kernels share: parameters, limits, programs of tiles."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
+from kernelcat.kernels.cute.common.dependent_launch import has_dependent_launch
+from kernelcat.kernels.cute.common.paged_cache import illegal_slots, scales
 from kernelcat.reference.paged_attn import FP8, NVFP4, sm_scale
 from kernelcat.runtime.gpu import Gpu
 
@@ -25,9 +27,8 @@ TENSORS = (
 )  # fmt: skip
 
 
-def compiled_in(problem: Problem) -> dict[str, int | str | bool]:
-    """What is compiled in."""
-    scales = "page" if problem["page_scales"] else "tensor"
+def kernel_constants(problem: Problem) -> dict[str, int | str | bool]:
+    """Constants that every kernel is compiled with."""
     return {
         "dtype": problem["dtype"],
         "fp8": problem["kv_dtype"] == FP8,
@@ -36,19 +37,19 @@ def compiled_in(problem: Problem) -> dict[str, int | str | bool]:
         "window": problem["window"] > 0,
         "softcap": problem["softcap"] > 0,
         "sinks": problem["has_sinks"],
-        "scales": scales if problem["has_scales"] else "none",
+        "scales": scales(problem),
     }
 
 
 def tensor_kinds(problem: Problem) -> tuple[str, ...]:
-    """Of the tensors; float8 and NVFP4 as bytes."""
+    """Kinds of the parameters in ``TENSORS``; caches of float8 and NVFP4 are bytes."""
     dtype = "*" + problem["dtype"]
     cache = "*uint8" if problem["kv_dtype"] in (FP8, NVFP4) else dtype
     return (dtype, cache, cache, *["*int32"] * 3, *["*float32"] * 3, dtype, "*float32")
 
 
 def parameters(problem: Problem, scratch: tuple[Param, ...], *numbers: int) -> tuple[Param, ...]:
-    """Tensors, sizes, what a variant wants to know besides, and the numbers of the softmax."""
+    """All parameters of a kernel; ``scratch`` and ``numbers`` are those of one variant only."""
     sizes = (problem[name] for name in ("batch", "tokens", "heads", "kv_heads", "table_width"))
     return (
         *map(Pointer, TENSORS),
@@ -62,116 +63,141 @@ def parameters(problem: Problem, scratch: tuple[Param, ...], *numbers: int) -> t
 
 
 def is_empty(problem: Problem) -> bool:
+    """Whether there are no queries."""
     return problem["batch"] == 0 or problem["tokens"] == 0
 
 
-def why_not(problem: Problem, gpu: Gpu) -> str | None:
+def illegal_problem(problem: Problem, gpu: Gpu) -> str | None:
+    """Why no kernel serves the problem."""
     if problem["kv_dtype"] in (FP8, NVFP4) and FP8 not in gpu.flops:
-        return f"{gpu.sku} has no float8"
-    if max(problem["pages"], problem["table_width"] + 1) * problem["page_size"] >= 1 << 31:
-        return "more slots than 32-bit indices reach"
-    return None
+        return f"{gpu.sku} has no float8: kv_dtype must be the dtype of q"
+    return illegal_slots(problem)
 
+
+# Tiles on tensor cores --------------------------------------------------------------------------
 
 WARPS = 4
-"""Of a CTA, where the configuration does not say."""
+"""Warps of a thread block, where the configuration has no ``warps``."""
 BYTES_IN_FLIGHT = 40 << 10
-"""Of an SM, that keep its share of the memory busy."""
+"""Bytes that an SM must have in flight to get its part of the memory bandwidth."""
+MAX_GRID = 65535
+"""Thread blocks of a grid along y and z."""
 
 
 def num_rows(problem: Problem) -> int:
-    """Rows of one key-value head, of the longest sequence."""
+    """Rows of one key-value head in the longest sequence: query tokens times heads."""
     return int(problem["max_q"] * (problem["heads"] // problem["kv_heads"]))
 
 
-def rows_a_tile(problem: Problem) -> int:
-    """The fewest rows that hold all, up to the 64 of four warps."""
+def tile_rows(problem: Problem) -> int:
+    """Rows of a tile: the smallest of 16, 32 and 64 that holds all rows of a head, or 64."""
     return next((block for block in (16, 32) if num_rows(problem) <= block), 64)
 
 
 def num_tiles(problem: Problem) -> int:
-    """Tiles of rows."""
-    row_tiles = ceil(num_rows(problem) / rows_a_tile(problem))
+    """Tiles of rows, of all heads and sequences."""
+    row_tiles = ceil(num_rows(problem) / tile_rows(problem))
     return int(row_tiles * problem["kv_heads"] * problem["batch"])
 
 
 def token_bytes(problem: Problem) -> int:
-    """Of a cached key, or value."""
+    """Bytes of a cached key, or of a value."""
     return int(problem["head_dim"] * (1 if problem["kv_dtype"] == FP8 else 2))
 
 
 def num_warps(config: Config) -> int:
+    """Warps of a thread block."""
     return int(config.get("warps", WARPS))
 
 
 def cta_bytes(problem: Problem, config: Config) -> int:
-    """Stages, or what the warps leave in their place, scales, parked queries; and 1 KB to spare."""
+    """Shared memory of a thread block, with 1 KB to spare.
+
+    The ring of keys and values, or the warps' partial results, which overwrite the ring; then
+    scales, and the queries where registers are too few for them.
+    """
     stage = 2 * config["block_n"] * token_bytes(problem)
-    left = 4 * (problem["head_dim"] + 8) * max(rows_a_tile(problem), 16 * num_warps(config))
-    scales = 8 * config["block_n"] if problem["has_scales"] and problem["page_scales"] else 0
+    partials = 4 * (problem["head_dim"] + 8) * max(tile_rows(problem), 16 * num_warps(config))
+    scale_bytes = 8 * config["block_n"] if scales(problem) == "page" else 0
     is_fp8 = problem["kv_dtype"] == FP8
-    parked = 32 * num_warps(config) * problem["head_dim"]
-    parked *= problem["head_dim"] * (1 + is_fp8) >= 256
-    return int(max(config["stages"] * stage, left) + config["stages"] * scales + parked + 1024)
+    query = 32 * num_warps(config) * problem["head_dim"]
+    query *= problem["head_dim"] * (1 + is_fp8) >= 256
+    ring = max(config["stages"] * stage, partials)
+    return int(ring + config["stages"] * scale_bytes + query + 1024)
 
 
 def ctas_by_registers(problem: Problem) -> int:
-    """What registers allow: sums and queries of a row are kept in them."""
-    is_light = rows_a_tile(problem) == 16 and problem["kv_dtype"] != FP8
+    """Thread blocks on an SM that registers allow: they hold rows' queries and sums of values."""
+    is_light = tile_rows(problem) == 16 and problem["kv_dtype"] != FP8
     return {64: 3 if is_light else 2, 128: 2, 256: 1}[problem["head_dim"]]
 
 
-def size_reject(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if reason := why_not(problem, gpu):
+def max_splits(problem: Problem, config: Config, limit: int) -> int:
+    """Splits of a tile of rows that all have a tile of tokens, up to ``limit``."""
+    block_n, visible_keys = config["block_n"], problem["table_width"] * problem["page_size"]
+    if problem["window"]:
+        visible_keys = min(visible_keys, problem["window"] + problem["max_q"] + block_n - 2)
+    return int(min(limit, visible_keys // block_n))
+
+
+def warp_tokens(problem: Problem, config: Config) -> int:
+    """Tokens of a tile that one warp attends to."""
+    warps_m = min(tile_rows(problem) // 16, num_warps(config))
+    return int(config["block_n"] * warps_m // num_warps(config))
+
+
+def illegal_tile(config: Config, problem: Problem, gpu: Gpu, shared_bytes: int) -> str | None:
+    """Why a kernel cannot have tiles of this size; ``shared_bytes`` are those of a thread block."""
+    block_n, warps = config["block_n"], num_warps(config)
+    if reason := illegal_problem(problem, gpu) or _illegal_size(config, problem):
         return reason
+    if (tokens := warp_tokens(problem, config)) < 16:
+        return f"block_n={block_n} leaves a warp {tokens} tokens: mma.sync needs 16"
+    if block_n * token_bytes(problem) < 512 * warps:
+        return f"block_n={block_n} leaves some of {32 * warps} threads no 16 bytes to copy"
+    if scales(problem) == "page" and block_n > 32 * warps:
+        return f"block_n={block_n}: {32 * warps} threads load the scale of one token each"
+    if shared_bytes > gpu.shared_bytes:
+        return f"{shared_bytes} bytes of shared memory; {gpu.sku} has {gpu.shared_bytes}"
+    return None
+
+
+def _illegal_size(config: Config, problem: Problem) -> str | None:
+    """Why the problem is too large, or its cache of a kind that only `naive` reads."""
     if problem["kv_dtype"] == NVFP4:
-        return "NVFP4 is read by naive alone"
-    most = max(problem["batch"] * config["splits"], problem["kv_heads"])
-    if most > 65535 or num_rows(problem) * config["splits"] >= 1 << 31:
-        return "more sequences, heads or rows than a grid has CTAs"
+        return "only the variant naive reads NVFP4"
+    if max(problem["batch"] * config["splits"], problem["kv_heads"]) > MAX_GRID:
+        return f"a grid has at most {MAX_GRID} thread blocks for sequences or for heads"
+    if num_rows(problem) * config["splits"] >= 1 << 31:
+        return f"{num_rows(problem)} rows are more than 32-bit indices reach"
     slots, vectors = problem["pages"] * problem["page_size"], token_bytes(problem) // 16
     if slots * problem["kv_heads"] * vectors >= 1 << 31:
         return "a cache of 32 GB or more is beyond 32-bit offsets of 16 bytes"
     return None
 
 
-def tile_reject(config: Config, problem: Problem) -> str | None:
-    block_m, block_n, row_bytes = rows_a_tile(problem), config["block_n"], token_bytes(problem)
-    warps_m = min(block_m // 16, num_warps(config))
-    tokens = block_n * warps_m // num_warps(config)  # of a warp
-    if tokens < 16:
-        return f"block_n={block_n} leaves a warp fewer than 16 tokens"
-    if block_n * row_bytes < 512 * num_warps(config):
-        return f"block_n={block_n} leaves a thread nothing to copy"
-    if tokens * problem["head_dim"] > (1 << 12 if problem["kv_dtype"] == FP8 else 1 << 13):
-        return f"tiles of {block_m} x {block_n} do not fit the registers"
-    if block_n * row_bytes > 1 << 15 or block_n * row_bytes * config["stages"] < 1 << 14:
-        return "too much or too little of the cache to be under way"
+def unpromising_tile(config: Config, problem: Problem) -> str | None:
+    """Why tiles of this size spill registers, or keep too few or too many bytes in flight."""
+    block_n, stages = config["block_n"], config["stages"]
+    max_elements = 1 << 12 if problem["kv_dtype"] == FP8 else 1 << 13
+    if warp_tokens(problem, config) * problem["head_dim"] > max_elements:
+        return f"tiles of {tile_rows(problem)} x {block_n} do not fit the registers"
+    tile_bytes = block_n * token_bytes(problem)
+    if tile_bytes > 1 << 15:
+        return f"{tile_bytes} bytes of keys in a tile are more than the 32 KB that are enough"
+    if tile_bytes * stages < 1 << 14:
+        return f"{stages} stages hold fewer than 16 KB of keys, too few to have in flight"
     return None
-
-
-def stages_reject(config: Config, shared_bytes: int, gpu: Gpu) -> str | None:
-    if shared_bytes > gpu.shared_bytes:
-        return f"{config['stages']} stages do not fit the shared memory"
-    return None
-
-
-def most_splits(problem: Problem, config: Config, most: int) -> int:
-    """How many CTAs get a tile of tokens, ``most`` at most."""
-    block_n, seen = config["block_n"], problem["table_width"] * problem["page_size"]
-    if problem["window"]:
-        seen = min(seen, problem["window"] + problem["max_q"] + block_n - 2)
-    return int(min(most, seen // block_n))
 
 
 def attend(
     problem: Problem, config: Config, gpu: Gpu, cluster: int, ctas_per_sm: int
 ) -> Program:
-    """``splits`` CTAs to a tile, in clusters of ``cluster`` (1 or all of them)."""
+    """``splits`` thread blocks to a tile of rows, in clusters of ``cluster`` (1 or all of them)."""
     if is_empty(problem):
         return Program(())
-    block_m, splits, tiles = rows_a_tile(problem), config["splits"], num_tiles(problem)
-    constants = compiled_in(problem) | {
+    block_m, splits, tiles = tile_rows(problem), config["splits"], num_tiles(problem)
+    constants = kernel_constants(problem) | {
         "block_m": block_m,
         "row_halves": 1 if num_rows(problem) <= 8 else 2,
         "block_n": config["block_n"],
@@ -180,7 +206,7 @@ def attend(
         "cluster": cluster,
         "warps": num_warps(config),
         "ctas_per_sm": ctas_per_sm,
-        "programmatic": int(gpu.arch.strip("sm_af")) >= 90,
+        "programmatic": has_dependent_launch(gpu),
     }
     kinds = (*tensor_kinds(problem), "*float32", "*int32", *["int32"] * 8, "float32", "float32")
     source = CuteSource("paged_attn.split:Split", kinds, tuple(constants.items()))
@@ -199,9 +225,9 @@ def attend(
 
 
 def bandwidth_share(problem: Problem, config: Config, ctas: float) -> float:
-    """What ``ctas`` CTAs on each SM ask for of the bandwidth that there is."""
+    """Part of the GPU's bandwidth that ``ctas`` thread blocks on each SM can use."""
     stage = 2 * config["block_n"] * token_bytes(problem)
-    under_way = stage * (config["stages"] - 1) * ctas
-    # Small tiles wait at more barriers.
-    haste = 1 - 256 / (256 + config["block_n"] * problem["head_dim"] // 2)
-    return float(haste * min(1.0, (under_way / BYTES_IN_FLIGHT) ** 0.5))
+    bytes_in_flight = stage * (config["stages"] - 1) * ctas
+    # Thread blocks with small tiles wait at more barriers.
+    tile_efficiency = 1 - 256 / (256 + config["block_n"] * problem["head_dim"] // 2)
+    return float(tile_efficiency * min(1.0, (bytes_in_flight / BYTES_IN_FLIGHT) ** 0.5))

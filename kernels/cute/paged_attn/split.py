@@ -1,11 +1,19 @@
-"""Flash-decoding over pages on tensor cores since Ampere: cp.async, ldmatrix, mma.sync.
+"""Flash-decoding over pages on tensor cores, from Ampere on: cp.async, ldmatrix, mma.sync.
 
-FlashAttention-2's online softmax in registers. As in FlashInfer, the rows of a tile are the query
-heads that share a key-value head, token by token, so that a token is read once for all of them and
-decode and prefill are one kernel. As in flash-decoding, CTAs share the keys of a long sequence; the
-last one to finish merges, or those of a cluster merge a share each. Few rows are one warp high, and
-the warps then share the keys of a tile. By programmatic dependent launch (Hopper) a kernel sets up
-while the one before it ends.
+The online softmax in registers is FlashAttention-2's. As in FlashInfer, the rows of a tile are the
+query heads of one key-value head, for one query token after another: a cached token is read once
+for all of them, and decode and prefill are one kernel. As in flash-decoding, several thread blocks
+split the keys of a long sequence; the last one to finish merges their partial results, or each
+thread block of a cluster merges a part of the rows. Where rows fit one warp, the warps split the
+keys of a tile. By programmatic dependent launch (Hopper) a kernel sets up while the kernel before
+it ends.
+
+    barrier              who arrives (how many)  who waits    for what
+    barrier 0            all threads             all threads  a stage has arrived, the last was read
+    inbox_full, cluster  see ``Exchange``
+
+Each thread waits for its own copies before it arrives at barrier 0. Barrier 0 also separates the
+last products from the partial results that overwrite the ring.
 """
 
 import cuda.bindings.driver as cuda
@@ -16,20 +24,20 @@ from cutlass.cute.nvgpu import warp
 from cutlass.memory import SmemAllocator
 
 from kernelcat.jit.cute import element_type
+from kernelcat.kernels.cute.common.partials import Partials
+from kernelcat.kernels.cute.common.prefetch import prefetch
 from kernelcat.kernels.cute.paged_attn.exchange import Exchange
-from kernelcat.kernels.cute.paged_attn.merge import Merge
-from kernelcat.kernels.cute.paged_attn.pages import VECTOR, Pages, prefetch
+from kernelcat.kernels.cute.paged_attn.pages import VECTOR, Pages
 from kernelcat.kernels.cute.paged_attn.rows import Rows
 from kernelcat.kernels.cute.paged_attn.tile import Tile
 
 
 class Split(Rows):
-    """Tiles of ``block_m`` rows and ``block_n`` tokens; ``num_splits`` CTAs to a tile of rows.
+    """Tiles of ``block_m`` rows and ``block_n`` tokens; ``num_splits`` thread blocks a row tile.
 
-    They are a cluster of ``cluster``, or that is 1.
-
-    Row r of a sequence is query token r / group of it, head r % group of those that share. Of every
-    16 rows of a tile ``row_halves`` times 8 are used.
+    ``cluster`` is the number of thread blocks in a cluster: ``num_splits``, or 1. Row r of a
+    sequence and key-value head is query token r // group_size and head r % group_size. Only the
+    first 8 of every 16 rows are used where ``row_halves`` is 1.
     """
 
     def __init__(
@@ -64,15 +72,15 @@ class Split(Rows):
         self.pages = Pages(
             self.dtype, width, page_size, block_n, self.threads, scales == "page"
         )
-        self.tokens = block_n // self.warps_n  # of a tile, that a warp attends to
+        self.tokens = block_n // self.warps_n  # tokens of a tile that a warp attends to
         self.tile = Tile(
             self.dtype, fp8, head_dim, block_m, row_halves, self.tokens, window, softcap, scales
         )
-        self.merge = Merge(
+        self.partials = Partials(
             self.dtype, head_dim, block_m, row_halves, self.warps_n, self.threads, sinks, scales
         )
-        self.exchange = Exchange(self.merge, cluster)
-        self.shared_bytes = max(4 * block_n * width * stages, self.merge.shared_bytes)
+        self.exchange = Exchange(self.partials, cluster)
+        self.shared_bytes = max(4 * block_n * width * stages, self.partials.shared_bytes)
 
     @cute.jit
     def __call__(
@@ -130,7 +138,7 @@ class Split(Rows):
             cute.make_tensor(out, rows),
             cute.make_tensor(lse, cute.make_layout((heads, tokens), stride=(1, Int64(heads)))),
             cute.make_tensor(
-                partial, self.merge.partial_layout(row_tiles * kv_heads * batch, num_splits)
+                partial, self.partials.partial_layout(row_tiles * kv_heads * batch, num_splits)
             ),
             counters,
             self.pages.shared_layout(self.stages),
@@ -158,22 +166,22 @@ class Split(Rows):
         self,
         mQ: cute.Tensor,  # (head_dim, heads, tokens)
         mK: cute.Tensor,  # ((VECTOR, 1), 1, vectors): slot by slot, head by head
-        mV: cute.Tensor,
+        mV: cute.Tensor,  # as mK
         mTable: cute.Tensor,  # (table_width, batch)
         mLens: cute.Tensor,  # (batch,)
         mStarts: cute.Tensor,  # (batch + 1,)
         mSinks: cute.Tensor,  # (heads,)
         mKS: cute.Tensor,  # (pages, kv_heads)
-        mVS: cute.Tensor,
+        mVS: cute.Tensor,  # (pages, kv_heads)
         mO: cute.Tensor,  # as mQ
         mL: cute.Tensor,  # (heads, tokens)
-        mPartial: cute.Tensor,
-        counters: cute.Pointer,
+        mPartial: cute.Tensor,  # (VECTOR, vectors + 1, block_m, num_splits, tiles)
+        counters: cute.Pointer,  # (tiles,)
         shared_layout: cute.ComposedLayout,
         tiled_mma: cute.TiledMma,
         value_mma: cute.TiledMma,
         tiled_copy: cute.TiledCopy,
-        group: Int32,
+        group_size: Int32,
         row_tiles: Int32,
         num_splits: Int32,
         window: Int32,
@@ -190,7 +198,7 @@ class Split(Rows):
             split_idx, seq = seq % num_splits, seq // num_splits
         else:
             split_idx, num_splits = 0, 1
-        # The longest rows first: they see the most keys.
+        # The last rows of a sequence start first: they see the most keys.
         row_tile = row_tiles - 1 - row_tile
         shared = SmemAllocator()
         memory = shared.allocate(self.shared_bytes, 1024)
@@ -198,7 +206,7 @@ class Split(Rows):
         sK = cute.make_tensor(ring, shared_layout)
         sV = cute.make_tensor(ring + cute.cosize(shared_layout), shared_layout)
         sO = cute.make_tensor(
-            cute.recast_ptr(memory, dtype=Float32), self.merge.shared_layout()
+            cute.recast_ptr(memory, dtype=Float32), self.partials.shared_layout()
         )
         sScale = shared.allocate_tensor(Float32, self.pages.scale_layout(self.stages), 16)
         sQ = shared.allocate_tensor(self.dtype, self.tile.query_layout(self.threads), 16)
@@ -208,8 +216,8 @@ class Split(Rows):
             inbox_full = shared.allocate_array(Int64, 1)
             self.exchange.open(inbox_full)
 
-        # What the first loads need comes into L2 while the kernel before still runs: it may change
-        # all of it, for L2 is where both meet.
+        # Prefetch into L2 what the first loads need while the kernel before still runs. That kernel
+        # may still write to these addresses: its stores and these loads go through L2.
         prefetch(mLens.iterator + seq)
         prefetch(mStarts.iterator + seq)
         if cutlass.const_expr(not self.window):
@@ -219,17 +227,19 @@ class Split(Rows):
 
         q_begin = mStarts[seq]
         q_len = mStarts[seq + 1] - q_begin
-        before = mLens[seq] - q_len  # tokens ahead of the first query
+        first_position = mLens[seq] - q_len  # of the query tokens in the sequence
         row_begin = row_tile * self.block_m
-        row_end = cutlass.min(row_begin + self.block_m, q_len * group)
-        first = before + row_begin // group
-        last = before + cutlass.min((row_begin + self.block_m - 1) // group, q_len - 1)
-        tile_begin, end = Int32(0), cutlass.max(last + 1, 0)
+        row_end = cutlass.min(row_begin + self.block_m, q_len * group_size)
+        first_limit = first_position + row_begin // group_size
+        last_limit = first_position + cutlass.min(
+            (row_begin + self.block_m - 1) // group_size, q_len - 1
+        )
+        tile_begin, end = Int32(0), cutlass.max(last_limit + 1, 0)
         if cutlass.const_expr(self.window):
-            tile_begin = cutlass.max(first - window + 1, 0) // self.block_n
+            tile_begin = cutlass.max(first_limit - window + 1, 0) // self.block_n
         tiles = cutlass.max(cute.ceil_div(end, self.block_n) - tile_begin, 0)
-        # Tiles are dealt out in turn. So, but for a window, a CTA knows its first ones, and looks
-        # up their pages, before it knows how long the sequence is.
+        # A thread block takes every num_splits-th tile. Without a window its first tiles do not
+        # depend on the length of the sequence: it looks up their pages before it has the length.
         tile_begin += split_idx
         num_tiles = cute.ceil_div(cutlass.max(tiles - split_idx, 0), num_splits)
         pages = cute.make_rmem_tensor((self.pages.lookups, self.stages - 1), Int32)
@@ -239,45 +249,47 @@ class Split(Rows):
         if cutlass.const_expr(self.programmatic):
             cute.arch.griddepcontrol_launch_dependents()
 
-        # All of a cluster take part: who has no tiles leaves sums of nothing.
-        used = cutlass.max(cutlass.min(num_splits, tiles), 1)
-        if row_begin < row_end and (self.cluster > 1 or split_idx < used):
+        # All thread blocks of a cluster take part: without tiles, their row sums are 0.
+        num_parts = cutlass.max(cutlass.min(num_splits, tiles), 1)
+        if row_begin < row_end and (self.cluster > 1 or split_idx < num_parts):
             scale, v_factor = sm_scale, Float32(1)
             if cutlass.const_expr(self.scales == "tensor"):
                 scale, v_factor = sm_scale * mKS[0, kv_head], mVS[0, kv_head]
             rows = row_end - row_begin
-            gSinks = cute.domain_offset(kv_head * group, mSinks)
-            if cutlass.const_expr(self.sinks):  # that are asked for at the very end
+            gSinks = cute.domain_offset(kv_head * group_size, mSinks)
+            if cutlass.const_expr(self.sinks):  # which are loaded at the very end
                 prefetch(gSinks.iterator)
-            gQ = cute.domain_offset((0, kv_head * group, q_begin), mQ)
+            gQ = cute.domain_offset((0, kv_head * group_size, q_begin), mQ)
             self.attend(
                 tiled_mma, value_mma, tiled_copy, gQ, mK, mV, mTable[None, seq],
                 mKS[None, kv_head], mVS[None, kv_head], pages, sK, sV, sScale, sQ, sO, kv_head,
-                kv_heads * self.pages.row_threads, group, before, row_begin, row_end,
+                kv_heads * self.pages.row_threads, group_size, first_position, row_begin, row_end,
                 tile_begin, num_splits, num_tiles, end, window, scale, softcap,
             )  # fmt: skip
-            gO = cute.domain_offset((0, kv_head * group, q_begin), mO)
-            gL = cute.domain_offset((kv_head * group, q_begin), mL)
+            gO = cute.domain_offset((0, kv_head * group_size, q_begin), mO)
+            gL = cute.domain_offset((kv_head * group_size, q_begin), mL)
             if cutlass.const_expr(self.cluster > 1):
                 self.exchange.expect(inbox_full, rows, split_idx)
                 self.exchange.send(sO, rows, sInbox, inbox_full, split_idx)
                 self.exchange.store(
-                    sInbox, inbox_full, rows, split_idx, gO, gL, gSinks, group, row_begin, v_factor
-                )
+                    sInbox, inbox_full, rows, split_idx, gO, gL, gSinks, group_size, row_begin,
+                    v_factor,
+                )  # fmt: skip
             elif cutlass.const_expr(self.split):
-                if used == 1:
-                    self.merge.store(
-                        sO, self.warps_n, rows, gO, gL, gSinks, group, row_begin, v_factor
+                if num_parts == 1:
+                    self.partials.store(
+                        sO, self.warps_n, rows, gO, gL, gSinks, group_size, row_begin, v_factor
                     )
                 else:
                     tile = (seq * kv_heads + kv_head) * row_tiles + row_tile
                     gPartial = mPartial[None, None, None, None, tile]
-                    self.merge.store_partial(sO, rows, gPartial[None, None, None, split_idx])
-                    if self.merge.arrive(counters + tile, used, is_last):
-                        self.merge.store(
-                            gPartial, used, rows, gO, gL, gSinks, group, row_begin, v_factor
-                        )
+                    self.partials.store_partial(sO, rows, gPartial[None, None, None, split_idx])
+                    if self.partials.arrive(counters + tile, num_parts, is_last):
+                        self.partials.store(
+                            gPartial, num_parts, rows, gO, gL, gSinks, group_size, row_begin,
+                            v_factor,
+                        )  # fmt: skip
             else:
-                self.merge.store(
-                    sO, self.warps_n, rows, gO, gL, gSinks, group, row_begin, v_factor
+                self.partials.store(
+                    sO, self.warps_n, rows, gO, gL, gSinks, group_size, row_begin, v_factor
                 )

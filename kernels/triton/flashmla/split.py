@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from kernelcat.kernels.triton.common.device.mla_row import LATENT
-from kernelcat.kernels.triton.common.device.ranges import partial_slot, program_of
+from kernelcat.kernels.triton.common.device.ranges import program_of
 from kernelcat.kernels.triton.common.device.softmax import MIN_SCORE, finish_softmax
 from kernelcat.kernels.triton.flashmla.tile import attend, finish, load_rows
 
@@ -43,8 +43,12 @@ def count_tiles(
 
 @triton.jit
 def part_slot(program, first):
-    """Slot of a program's partial result for a row tile that begins in the range of `first`."""
-    return partial_slot(program, program == first).to(tl.int64)
+    """Slot of a program's partial result for a row tile that begins in the range of `first`.
+
+    It is `partial_slot` of common/device/ranges.py, written out here and in `split`: with a call
+    Triton 3.6 orders the instructions of `split` differently.
+    """
+    return (2 * program + tl.where(program == first, 1, 0)).to(tl.int64)
 
 
 @triton.jit
@@ -162,7 +166,6 @@ def split(
         if num_tiles == count:
             finish(acc, row_max, row_sum, first_row, rows, out, lse)
         else:
-            # partial_slot written out: a call changes the order of instructions in Triton 3.6.
             part_row = (2 * program + tl.where(tile == 0, 1, 0)) * BLOCK_M
             in_tile = tl.arange(0, BLOCK_M)
             tl.store(sums + 2 * (part_row + in_tile), row_max)

@@ -1,0 +1,59 @@
+// Hopper's warpgroup matrix instruction with its first operand in registers (sm_90a): 64 x N x 16.
+#pragma once
+
+#include <kernelcat/wgmma.cuh>
+
+namespace kernelcat {
+
+// Matrix descriptor of a second operand whose rows are k: 16 tokens x N columns of values. They lie
+// as chunks of 64 columns, `chunk_bytes` apart; a chunk's rows have 128 bytes in the 128-byte
+// swizzle, and eight of them are one atom of 1024 bytes.
+__device__ __forceinline__ uint64_t swizzled_values_descriptor(uint32_t shared_address,
+                                                               uint32_t chunk_bytes) {
+  constexpr uint64_t kTokenStride = 1024 / 16, kSwizzle128 = 1;
+  return (shared_address & 0x3FFFF) >> 4 | static_cast<uint64_t>(chunk_bytes / 16) << 16 |
+         kTokenStride << 32 | kSwizzle128 << 62;
+}
+
+// How the second operand lies in shared memory: rows of N that are contiguous in k, as
+// swizzled_rows_descriptor describes them, or rows of k (swizzled_values_descriptor).
+enum class OperandB { kRowsOfN, kRowsOfK };
+
+// WgmmaRs<T, N, kLayout>::multiply: d = a @ b (+ d if `accumulate`), a 64 x 16 in registers (each
+// warp its 16 rows, in mma.sync's layout), b 16 x N in shared memory, d 64 x N float32 in the
+// layout of Wgmma.
+template <typename T, int N, OperandB kLayout>
+struct WgmmaRs;
+
+// clang-format off
+// A0 to A3 and B are the numbers of a's words and of b's descriptor among the operands, P that of
+// `accumulate`; COUNT is the number of d's registers.
+#define KERNELCAT_WGMMA_RS(TYPE, NAME, N, LAYOUT, TRANSPOSED, COUNT, A0, A1, A2, A3, B, P)        \
+  template <>                                                                                    \
+  struct WgmmaRs<TYPE, N, OperandB::LAYOUT> {                                                    \
+    static __device__ __forceinline__ void multiply(float (&d)[COUNT], const uint32_t (&a)[4],   \
+                                                    uint64_t b, bool accumulate) {               \
+      asm volatile(                                                                              \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\n"                                       \
+          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {"                   \
+          KERNELCAT_REGISTERS_##COUNT "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B        \
+          ", p, 1, 1, " #TRANSPOSED ";\n}\n"                                                     \
+          : KERNELCAT_OUTPUTS_##COUNT                                                            \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                                  \
+            "r"(static_cast<int>(accumulate)));                                                  \
+    }                                                                                            \
+  };
+#define KERNELCAT_WGMMA_RS_TYPES(N, LAYOUT, TRANSPOSED, COUNT, A0, A1, A2, A3, B, P)               \
+  KERNELCAT_WGMMA_RS(bfloat16, "bf16", N, LAYOUT, TRANSPOSED, COUNT, A0, A1, A2, A3, B, P)         \
+  KERNELCAT_WGMMA_RS(float16, "f16", N, LAYOUT, TRANSPOSED, COUNT, A0, A1, A2, A3, B, P)
+
+KERNELCAT_WGMMA_RS_TYPES(64, kRowsOfN, 0, 32, 32, 33, 34, 35, 36, 37)
+KERNELCAT_WGMMA_RS_TYPES(64, kRowsOfK, 1, 32, 32, 33, 34, 35, 36, 37)
+KERNELCAT_WGMMA_RS_TYPES(128, kRowsOfK, 1, 64, 64, 65, 66, 67, 68, 69)
+KERNELCAT_WGMMA_RS_TYPES(256, kRowsOfK, 1, 128, 128, 129, 130, 131, 132, 133)
+// clang-format on
+
+#undef KERNELCAT_WGMMA_RS
+#undef KERNELCAT_WGMMA_RS_TYPES
+
+}  // namespace kernelcat
