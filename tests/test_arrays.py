@@ -1,4 +1,4 @@
-"""Arrays of several libraries are described alike, and each library's quirks stay inside."""
+"""Descriptions of arrays, streams and signatures of NumPy, torch, CuPy and DLPack producers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelcat.errors import InvalidArgument, MissingDependency
 torch = pytest.importorskip("torch")
 
 
-def test_numpy_and_torch_are_described_alike() -> None:
+def test_numpy_and_torch_arrays_have_equal_descriptions() -> None:
     plain = np.zeros((4, 6), np.float16)[:, :5]
     info = arrays.describe(plain)
     assert info == ArrayInfo(plain.ctypes.data, (4, 5), (6, 1), "float16", "cpu", "numpy")
@@ -22,7 +22,7 @@ def test_numpy_and_torch_are_described_alike() -> None:
     )
 
 
-def test_element_types_numpy_lacks_are_named() -> None:
+def test_an_element_type_that_numpy_lacks_has_its_name() -> None:
     assert arrays.describe(torch.empty(2, dtype=torch.bfloat16)).dtype == "bfloat16"
 
 
@@ -32,7 +32,7 @@ def test_a_meta_tensor_is_described_without_an_address() -> None:
     assert info.cuda_index is None
 
 
-def test_a_fake_tensor_is_a_wrapper_and_is_never_asked_for_its_memory(recwarn) -> None:
+def test_a_fake_tensor_is_a_wrapper_and_its_address_is_never_read(recwarn) -> None:
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode():
@@ -57,7 +57,9 @@ def test_a_fake_tensor_is_a_wrapper_and_is_never_asked_for_its_memory(recwarn) -
         ((), (), True),
     ],
 )
-def test_contiguous_ignores_strides_that_no_step_takes(shape, strides, contiguous: bool) -> None:
+def test_contiguous_ignores_strides_of_axes_with_one_element(
+    shape, strides, contiguous: bool
+) -> None:
     assert ArrayInfo(0, shape, strides, "float16", "cpu", "torch").contiguous is contiguous
 
 
@@ -69,7 +71,7 @@ def test_contiguous_agrees_with_torch() -> None:
 
 
 @pytest.mark.parametrize("value", [3, 2.5, "a", [1, 2], None, object()])
-def test_what_is_no_array_is_refused_by_its_type(value: object) -> None:
+def test_the_error_of_a_value_that_is_no_array_names_its_type(value: object) -> None:
     with pytest.raises(InvalidArgument, match=f"not {type(value).__name__}$"):
         arrays.describe(value)
 
@@ -87,7 +89,7 @@ def test_alignment_is_sixteen_bytes() -> None:
     assert not arrays.describe(base[start + 1 :]).aligned
 
 
-def test_the_key_tells_all_that_matters() -> None:
+def test_the_key_distinguishes_types_shapes_strides_and_presence() -> None:
     scan = arrays.torch().scan
     plain = torch.empty(4, 4, dtype=torch.float16)
     different = [
@@ -108,7 +110,7 @@ def test_the_key_tells_all_that_matters() -> None:
     assert scan((plain, None))[0] != scan((None, plain))[0]
 
 
-def test_the_matcher_knows_its_like_and_nothing_else() -> None:
+def test_the_matcher_accepts_equal_signatures_only() -> None:
     library = arrays.torch()
     plain = torch.empty(4, 8, dtype=torch.float16)
     matches = library.matcher((plain, plain[:2]))
@@ -119,12 +121,12 @@ def test_the_matcher_knows_its_like_and_nothing_else() -> None:
         assert not matches(plain, other) or (other is not None and other.shape == (2, 8))
 
 
-def test_a_guard_that_does_not_prove_itself_is_not_used() -> None:
-    def fake(**facts):
-        guards = type("guards", (), {"TensorGuards": type("Guard", (), facts)})
+def test_a_guard_that_fails_its_self_test_is_not_used() -> None:
+    def fake(**methods):
+        guards = type("guards", (), {"TensorGuards": type("Guard", (), methods)})
         place = type("C", (), {"_dynamo": type("dynamo", (), {"guards": guards})})
-        own = {"_C": place, "nn": torch.nn, "empty": staticmethod(torch.empty)}
-        return type("torch", (), own)
+        attributes = {"_C": place, "nn": torch.nn, "empty": staticmethod(torch.empty)}
+        return type("torch", (), attributes)
 
     class Always:
         def __init__(self, *arrays, **sizes) -> None: ...
@@ -138,7 +140,7 @@ def test_a_guard_that_does_not_prove_itself_is_not_used() -> None:
     assert torch_guards.find(object()) is None
 
 
-def test_addresses_are_told_of_aligned_arrays_only() -> None:
+def test_addresses_refuses_arrays_that_are_not_aligned() -> None:
     base = half_at(0)
     assert arrays.torch().addresses((base, base)) == [base.data_ptr()] * 2
     with pytest.raises(InvalidArgument):
@@ -150,7 +152,7 @@ def half_at(offset: int) -> torch.Tensor:
     return base[(-base.data_ptr() // 2) % 8 + offset :]
 
 
-def test_the_key_tells_aligned_from_offset_arrays() -> None:
+def test_the_key_distinguishes_aligned_from_offset_arrays() -> None:
     base = torch.empty(64, dtype=torch.bfloat16)
     start = (-base.data_ptr() // 2) % 8
     scan = arrays.torch().scan
@@ -158,8 +160,8 @@ def test_the_key_tells_aligned_from_offset_arrays() -> None:
     assert scan((first,))[0] == scan((second,))[0] != scan((offset,))[0]
 
 
-class OnTheHost:
-    """A DLPack producer that is none of the libraries known, on the CPU."""
+class CpuProducer:
+    """A DLPack producer of a library without an adapter, with its memory on the CPU."""
 
     def __dlpack__(self, **options: object) -> object:
         raise AssertionError("must not be exported")
@@ -168,27 +170,29 @@ class OnTheHost:
         return 1, 0
 
 
-class OnTheDevice(OnTheHost):
+class CudaProducer(CpuProducer):
+    """A DLPack producer of a library without an adapter, with its memory on a CUDA device."""
+
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 0
 
 
 def test_a_foreign_array_on_the_cpu_is_refused() -> None:
-    assert arrays.is_foreign(OnTheHost())
+    assert arrays.is_foreign(CpuProducer())
     assert not arrays.is_foreign(torch.empty(1))
     assert not arrays.is_foreign(np.empty(1))
     with pytest.raises(InvalidArgument, match="on the CPU; move it to a CUDA device"):
-        arrays.from_dlpack(OnTheHost())
+        arrays.from_dlpack(CpuProducer())
 
 
 def test_a_foreign_array_needs_cupy(monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cupy", None)
     with pytest.raises(MissingDependency, match=r"pip install 'kernelcat\[cupy\]'"):
-        arrays.from_dlpack(OnTheDevice())
+        arrays.from_dlpack(CudaProducer())
 
 
-def test_outputs_go_back_through_the_producers_own_namespace() -> None:
-    """``numpy`` stands for the producer: like JAX, it has an array namespace with from_dlpack."""
+def test_outputs_are_converted_by_the_array_namespace_of_the_inputs() -> None:
+    """NumPy plays the foreign library: like JAX, its array namespace has ``from_dlpack``."""
     result = arrays.to_producer(torch.arange(3), like=np.empty(1))
     assert isinstance(result, np.ndarray) and result.tolist() == [0, 1, 2]
 
@@ -207,18 +211,18 @@ def test_streams_of_every_library_have_a_handle(stream: object, handle: int) -> 
     assert arrays.fixed_stream(stream)(0) == handle
 
 
-def test_what_is_no_stream_is_refused() -> None:
+def test_the_error_of_a_value_that_is_no_stream_names_its_type() -> None:
     with pytest.raises(InvalidArgument, match=r"not str$"):
         arrays.stream_handle("default")
 
 
 @pytest.mark.gpu
-def test_cupy_arrays_are_described_alike() -> None:
+def test_cupy_arrays_are_described_and_allocated() -> None:
     cupy = pytest.importorskip("cupy")
     ml_dtypes = pytest.importorskip("ml_dtypes")
     array = cupy.empty((4, 6), ml_dtypes.bfloat16)[:, :5]
     assert arrays.describe(array) == ArrayInfo(
         array.data.ptr, (4, 5), (6, 1), "bfloat16", "cuda:0", "cupy"
     )
-    made = arrays.cupy().allocator((2, 3), "bfloat16", 0)()
-    assert (made.shape, made.dtype.name) == ((2, 3), "bfloat16")
+    allocated = arrays.cupy().allocator((2, 3), "bfloat16", 0)()
+    assert (allocated.shape, allocated.dtype.name) == ((2, 3), "bfloat16")

@@ -1,7 +1,7 @@
-"""A receipt holds over a renamed variable, and falls with an instruction, an option or a grid.
+"""Carrying receipts: a receipt survives changes of the source that leave the machine code alone.
 
-Each tree is built for real, by the compilers installed here, and compared with the record of the
-tree that it was made from.
+Each test copies a tree, edits the copy, builds it with the installed compilers, and compares the
+machine code with the record of the original tree.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def named(*variants: str) -> frozenset[str]:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Tree:
-    """A tree with a receipt of every implementation, of the compilers here, and their record."""
+    """A tree with a receipt of every implementation by the installed compilers, and a record."""
     tree = Tree.copy(tmp_path_factory.mktemp("original"))
     environment = Environment.capture(find("h200")).to_json()
     receipts = [
@@ -44,7 +44,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Tree:
 
 
 def void(tree: Tree) -> frozenset[str]:
-    """The implementations whose receipt does not hold."""
+    """Names of the implementations whose receipt is not valid."""
     states = tree.run("receipts", "list", ENTRY)
     assert states.keys() == ALL
     return frozenset(name for name, state in states.items() if not state.startswith("holds"))
@@ -82,23 +82,26 @@ MOVED = (
 
 
 @pytest.mark.parametrize("edits", [EXPLAINED, LEFT_TO_THE_MODEL], ids=["comments", "cost models"])
-def test_what_does_not_run_voids_nothing(original: Tree, tmp_path: Path, edits) -> None:
+def test_comments_and_cost_models_void_no_receipt(original: Tree, tmp_path: Path, edits) -> None:
     assert not void(original.changed(tmp_path / "tree", edits))
 
 
-def test_a_renamed_variable_keeps_every_receipt(original: Tree, tmp_path: Path) -> None:
+def test_after_renaming_variables_every_receipt_can_be_carried(
+    original: Tree, tmp_path: Path
+) -> None:
     tree = original.changed(tmp_path / "tree", RENAMED)
     assert void(tree) == ALL
-    told = tree.run("receipts", "carry")
-    assert {one["implementation"]: one["same"] for one in told} == dict.fromkeys(ALL, True)
+    outcomes = tree.run("receipts", "carry")
+    is_same = {outcome["implementation"]: outcome["same"] for outcome in outcomes}
+    assert is_same == dict.fromkeys(ALL, True)
     assert not void(tree)
     assert all(", carried 2" in s for s in tree.run("receipts", "list", ENTRY).values())
     checked = tree.run("receipts", "verify")
-    assert len(checked) == len(ALL) and all(one["same"] for one in checked)
+    assert len(checked) == len(ALL) and all(outcome["same"] for outcome in checked)
     assert tree.run("receipts", "verify") == []
 
 
-def test_a_moved_file_voids_nothing(original: Tree, tmp_path: Path) -> None:
+def test_moved_files_void_no_receipt(original: Tree, tmp_path: Path) -> None:
     tree = original.changed(tmp_path / "tree", MOVED)
     for before, after in (("kernels/cuda/attn_merge/part_weights.cuh",
                            "kernels/cuda/include/kernelcat/moved.cuh"),
@@ -150,20 +153,20 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_voids_exactly_what_it_reaches(
+def test_a_change_voids_exactly_the_receipts_in_its_reach(
     original: Tree, tmp_path: Path, change: str
 ) -> None:
     edits, reached = CHANGES[change]
     tree = original.changed(tmp_path / "tree", edits)
     assert reached <= void(tree)
-    told = tree.run("receipts", "carry", check=False)
-    assert {one["implementation"] for one in told if not one["same"]} == reached
+    outcomes = tree.run("receipts", "carry", check=False)
+    assert {outcome["implementation"] for outcome in outcomes if not outcome["same"]} == reached
     assert void(tree) == reached
 
 
-def test_what_no_longer_compiles_is_void_and_says_why(original: Tree, tmp_path: Path) -> None:
+def test_a_compile_error_voids_the_receipt_and_is_reported(original: Tree, tmp_path: Path) -> None:
     edit = Edit(f"{CUDA}/naive.cu", "PartWeights weights;", "PartWaits weights;")
     tree = original.changed(tmp_path / "tree", [edit])
-    (told,) = tree.run("receipts", "carry", check=False)
-    assert not told["same"] and 'identifier "PartWaits" is undefined' in told["text"]
+    (outcome,) = tree.run("receipts", "carry", check=False)
+    assert not outcome["same"] and 'identifier "PartWaits" is undefined' in outcome["text"]
     assert void(tree) == named("cuda/naive")

@@ -1,4 +1,4 @@
-"""Discovery by file name, and errors that name what is close."""
+"""The catalog: discovery by file name, and errors that name the nearest entry."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def test_the_entries_are_the_files() -> None:
 def test_every_complete_entry_has_every_language_and_a_ladder(name: str) -> None:
     assert catalog.languages(name) == LANGUAGES
     for language in LANGUAGES:
-        found = catalog.in_language(name, language)
-        assert len({i.variant for i in found}) == len(found) >= 2
-        assert all((i.entry, i.language) == (name, language) for i in found)
+        implementations = catalog.in_language(name, language)
+        assert len({i.variant for i in implementations}) == len(implementations) >= 2
+        assert all((i.entry, i.language) == (name, language) for i in implementations)
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "message"),
     [
         (lambda: catalog.entry("gem"), "did you mean gemm"),
         (lambda: catalog.in_language("gemm", "tritn"), "did you mean triton"),
@@ -33,12 +33,12 @@ def test_every_complete_entry_has_every_language_and_a_ladder(name: str) -> None
         (lambda: catalog.entry("gemm").named("4096x4096"), "did you mean 4096x4096x4096"),
     ],
 )
-def test_a_misspelt_name_is_answered_with_the_nearest(call, words: str) -> None:
-    with pytest.raises(UnknownName, match=words):
+def test_the_error_of_a_misspelt_name_suggests_the_nearest(call, message: str) -> None:
+    with pytest.raises(UnknownName, match=message):
         call()
 
 
-def test_a_missing_compiler_is_named_with_the_line_that_installs_it(monkeypatch) -> None:
+def test_the_error_of_a_missing_compiler_names_the_command_that_installs_it(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     for name in [m for m in sys.modules if m.startswith("kernelcat.kernels.triton")]:
         monkeypatch.delitem(sys.modules, name)

@@ -1,4 +1,4 @@
-"""The gate: what is right passes, and each way of being wrong is caught and named."""
+"""The verification gate: right results pass, and every kind of wrong result is caught and named."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def writes_before(arrays: dict) -> None:
     ctypes.memset(arrays["d"].ctypes.data - 1, 0, 1)
 
 
-def writes_behind(arrays: dict) -> None:
+def writes_after(arrays: dict) -> None:
     product(arrays)
     ctypes.memset(arrays["d"].ctypes.data + arrays["d"].nbytes, 0, 1)
 
@@ -83,26 +83,26 @@ def flips_a_bit(arrays: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "body", "words"),
+    ("problem", "body", "message"),
     [
         (GEMM, wrong_element, r"1 of 561 elements off, first at \(2, 3\)"),
         (GEMM, unwritten_element, r"1 of 561 elements off, first at \(32, 16\): nan"),
         (GEMM, lost_slice_of_k, "elements off"),
         (GEMM, writes_before, "wrote outside of d"),
-        (GEMM, writes_behind, "wrote outside of d"),
+        (GEMM, writes_after, "wrote outside of d"),
         (GEMM, changes_its_input, "changed its input a"),
         (COPY, writes_into_a_gap, "wrote outside of dst"),
         (COPY, flips_a_bit, "dst: 1 of 35 differ"),
     ],
 )
-def test_every_kind_of_wrong_is_caught(problem: Problem, body, words: str) -> None:
+def test_every_kind_of_wrong_result_is_caught(problem: Problem, body, message: str) -> None:
     verdict = judge(problem, body)
     assert not verdict.passed
-    assert re.search(words, verdict.detail), verdict.detail
+    assert re.search(message, verdict.detail), verdict.detail
 
 
-def test_an_output_may_have_a_tolerance_of_its_own() -> None:
-    """A neighbouring float8 value is right, a scale that is as much off is wrong."""
+def test_an_output_may_have_a_separate_tolerance() -> None:
+    """A neighbouring float8 value of ``q`` passes; a scale that is 0.1 % off fails."""
     entry = catalog.entry("fp8_swiglu")
     problem = entry.problem(M=4, N=512, dtype="bfloat16")
     prepared = gate.prepare(entry, problem, HOST, seed=3)
@@ -125,15 +125,15 @@ def test_an_output_may_have_a_tolerance_of_its_own() -> None:
 MERGE = catalog.entry("attn_merge").problem(
     parts=1, tokens=40, heads=4, head_dim=64, dtype="float16"
 )
-"""Of which some rows saw no key: their lse is -inf."""
+"""A problem in which some rows have no visible key: their lse is -inf."""
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan, -1e30, 0.0])
 def test_an_infinity_is_right_only_where_the_oracle_has_it(value: float) -> None:
     prepared = gate.prepare(catalog.entry("attn_merge"), MERGE, HOST, seed=3)
     out, lse = prepared.expected["out"], prepared.expected["lse"]
-    unseen = np.isneginf(lse)
-    assert unseen.any() and not unseen.all()
+    without_keys = np.isneginf(lse)
+    assert without_keys.any() and not without_keys.all()
 
     def write(written, **how):
         def body(arrays):
@@ -142,11 +142,11 @@ def test_an_infinity_is_right_only_where_the_oracle_has_it(value: float) -> None
         return prepared.verify(lambda arrays: lambda: body(arrays), **how)
 
     assert write(lse).passed
-    for wrong in (np.where(unseen, value, lse), np.where(unseen, lse, -np.inf)):
+    for wrong in (np.where(without_keys, value, lse), np.where(without_keys, lse, -np.inf)):
         assert not write(wrong).passed
 
 
-def test_a_peer_is_spared_what_it_need_not_write() -> None:
+def test_a_peer_need_not_write_every_output() -> None:
     entry = catalog.entry("paged_attn")
     problem = attention(2, 4, 2, 64, 32, 16)
     prepared = gate.prepare(entry, problem, HOST, seed=3)
@@ -159,13 +159,13 @@ def test_a_peer_is_spared_what_it_need_not_write() -> None:
     assert not ours.passed and ours.detail.startswith("lse: ")
 
 
-def test_what_must_not_be_read_is_nan() -> None:
+def test_memory_that_must_not_be_read_is_nan() -> None:
     prepared = gate.prepare(catalog.entry("tma_copy"), COPY, HOST)
     raw = prepared.buffers["src"].raw[: gate.GUARD_BYTES].view("float16")
     assert np.isnan(raw).all()
 
 
-def test_float8_is_torchs() -> None:
+def test_float8_conversions_equal_those_of_torch() -> None:
     torch = pytest.importorskip("torch")
     codes = np.arange(256, dtype=np.uint8)
     values = dtypes.decode(codes, "float8_e4m3fn")
@@ -180,7 +180,7 @@ def test_float8_is_torchs() -> None:
     assert dtypes.encode(np.float32([np.nan]), "float8_e4m3fn")[0] == 0x7F
 
 
-def test_float4_is_ml_dtypes_in_pairs() -> None:
+def test_packed_float4_conversions_equal_those_of_ml_dtypes() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     codes = np.arange(256, dtype=np.uint8)
     values = dtypes.decode(codes, "float4_e2m1fn_x2")
@@ -198,7 +198,7 @@ def test_float4_is_ml_dtypes_in_pairs() -> None:
     assert np.array_equal(back.view(np.uint32), rounded.view(np.uint32))
 
 
-def test_float8_e8m0_is_ml_dtypes() -> None:
+def test_float8_e8m0_conversions_equal_those_of_ml_dtypes() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     codes = np.arange(256, dtype=np.uint8)
     values = dtypes.decode(codes, "float8_e8m0fnu")
@@ -208,7 +208,7 @@ def test_float8_e8m0_is_ml_dtypes() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_storage_rounds_to_nearest_even_and_comes_back(dtype: str) -> None:
+def test_values_are_stored_rounded_to_nearest_even(dtype: str) -> None:
     import ml_dtypes
 
     values = np.random.default_rng(0).standard_normal(4096, dtype="float32")

@@ -1,4 +1,4 @@
-"""From a problem to a configuration: the order of evidence, and what is rejected."""
+"""The choice of an implementation and configuration: order of evidence, pins, explanations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def problem(m: int, n: int = 4096, k: int = 4096, dtype: str = "bfloat16") -> Pr
 
 
 def kernel(language: str, variant: str, rank: int, **more) -> Implementation:
-    """A kernel whose configuration ``tile`` must not be larger than M."""
+    """An implementation whose parameter ``tile`` must not be larger than M."""
     facts = {
         "archs": ("sm_80+",),
         "space": {"tile": (16, 64, 256)},
@@ -50,17 +50,17 @@ LADDER = {
 
 @pytest.fixture(autouse=True)
 def ladder(monkeypatch) -> dict[str, tuple[Implementation, ...]]:
-    found = dict(LADDER)
+    by_language = dict(LADDER)
 
     def in_language(name: str, language: str) -> tuple[Implementation, ...]:
-        if not found[language]:
+        if not by_language[language]:
             raise MissingDependency(f"{language} needs the module 'x': pip install x")
-        return found[language]
+        return by_language[language]
 
     for module in (catalog, catalog.discovery):
         monkeypatch.setattr(module, "in_language", in_language)
-        monkeypatch.setattr(module, "languages", lambda name: tuple(found))
-    return found
+        monkeypatch.setattr(module, "languages", lambda name: tuple(by_language))
+    return by_language
 
 
 def row(
@@ -102,13 +102,13 @@ def test_the_better_evidence_comes_first(known: int, expected: tuple[str, str, i
     assert chosen(problem(4096), EVIDENCE[:known]) == expected
 
 
-def test_the_nearest_problem_of_a_bucket_speaks_for_it() -> None:
+def test_within_a_bucket_the_nearest_problem_decides() -> None:
     rows = [row(problem(2100), "cuda/naive"), row(problem(4000), "cuda/tiled")]
     assert chosen(problem(3900), rows)[1] == "gemm/cuda/tiled"
     assert chosen(problem(2200), rows)[1] == "gemm/cuda/naive"
 
 
-def test_choices_that_hardly_matter_share_a_bucket_and_others_do_not() -> None:
+def test_minor_choice_axes_share_a_bucket_and_major_ones_do_not() -> None:
     rows = [row(problem(4096, dtype="float16"), "cuda/naive")]
     assert chosen(problem(4096), rows)[0] == "bucket"
     copy = catalog.entry("tma_copy")
@@ -117,7 +117,7 @@ def test_choices_that_hardly_matter_share_a_bucket_and_others_do_not() -> None:
     assert len(buckets) == 2
 
 
-def test_the_nearest_problem_speaks_where_nothing_else_is_known() -> None:
+def test_without_better_evidence_the_nearest_problem_decides() -> None:
     rows = [row(problem(1000), "cute/tiled"), row(problem(9000), "triton/tma")]
     assert chosen(problem(2500), rows)[:2] == ("nearest", "gemm/cute/tiled")
     assert chosen(problem(5000), rows)[:2] == ("nearest", "gemm/triton/tma")
@@ -127,16 +127,16 @@ def test_the_nearest_problem_speaks_where_nothing_else_is_known() -> None:
     assert choose(GEMM, problem(5000), H200, rows).missed
 
 
-def test_another_architecture_lends_nothing() -> None:
+def test_results_of_another_architecture_are_not_used() -> None:
     assert chosen(problem(4096), [row(problem(4096), sku="a100")])[0] == "default"
     assert chosen(problem(4096), [row(problem(4096), sku="somebody-elses")])[0] == "default"
 
 
-def test_a_slice_of_a_gpu_is_a_sibling_of_the_whole() -> None:
+def test_results_of_a_mig_slice_are_borrowed() -> None:
     assert chosen(problem(4096), [row(problem(4096), sku="h200-mig-1g.18gb")])[0] == "borrowed"
 
 
-def test_rows_are_validated_again_and_the_next_rival_serves() -> None:
+def test_illegal_and_unknown_rows_are_skipped() -> None:
     rows = [
         row(problem(100), tile=256),
         row(problem(100), "cuda/gone"),
@@ -152,8 +152,8 @@ def test_rows_are_validated_again_and_the_next_rival_serves() -> None:
 
 
 def test_rows_of_an_older_specification_are_ignored() -> None:
-    old = row(Problem.of("gemm", M=4096, N=4096))
-    assert chosen(problem(4096), [old])[0] == "default"
+    outdated = row(Problem.of("gemm", M=4096, N=4096))
+    assert chosen(problem(4096), [outdated])[0] == "default"
 
 
 def test_the_highest_rank_serves_and_languages_break_ties(ladder) -> None:
@@ -162,7 +162,7 @@ def test_the_highest_rank_serves_and_languages_break_ties(ladder) -> None:
     assert chosen(problem(4096), on=A100)[1] == "gemm/triton/tiled"
 
 
-def test_an_uninstalled_language_falls_to_the_next_rival(ladder) -> None:
+def test_rows_of_an_uninstalled_language_are_skipped(ladder) -> None:
     ladder["cuda"] = ()
     rows = [row(problem(4096), "cuda/tiled"), row(problem(4096), "cute/tiled")]
     decision = choose(GEMM, problem(4096), H200, rows)
@@ -175,7 +175,7 @@ def test_a_language_whose_compiler_is_missing_is_skipped() -> None:
     assert chosen(problem(4096), missing=missing)[1] == "gemm/cuda/tiled"
 
 
-def test_the_unverified_serve_only_where_nothing_else_does(ladder) -> None:
+def test_unverified_implementations_serve_only_where_no_other_does(ladder) -> None:
     assert chosen(problem(4096), [row(problem(4096), "cute/new")])[1] == "gemm/triton/tma"
     ladder["cuda"] = ladder["triton"] = ()
     ladder["cute"] = LADDER["cute"][1:]
@@ -183,12 +183,12 @@ def test_the_unverified_serve_only_where_nothing_else_does(ladder) -> None:
     assert chosen(problem(4096), [row(problem(4096), "cute/new")])[0] == "exact"
 
 
-def test_the_unverified_serve_by_name() -> None:
+def test_unverified_implementations_serve_when_pinned() -> None:
     assert chosen(problem(4096), pin=Pin("cute", "new"))[1] == "gemm/cute/new"
     assert chosen(problem(4096), pin=Pin("cute"))[1] == "gemm/cute/tiled"
 
 
-def test_a_pin_narrows_the_evidence() -> None:
+def test_a_pin_restricts_the_evidence() -> None:
     rows = EVIDENCE
     assert chosen(problem(4096), rows, pin=Pin("cute"))[:2] == ("bucket", "gemm/cute/tiled")
     assert chosen(problem(4096), rows, pin=Pin("cuda", "tiled"))[0] == "borrowed"
@@ -196,7 +196,7 @@ def test_a_pin_narrows_the_evidence() -> None:
     assert chosen(problem(4096), rows, pin=pin) == ("forced", "gemm/cuda/tiled", 16)
 
 
-def test_nothing_serves() -> None:
+def test_the_error_where_nothing_serves_the_problem() -> None:
     with pytest.raises(Unsupported) as caught:
         choose(GEMM, problem(8), H200)
     assert str(caught.value) == (
@@ -208,7 +208,7 @@ def test_nothing_serves() -> None:
     )
 
 
-def test_nothing_serves_the_architecture(ladder) -> None:
+def test_the_error_where_nothing_serves_the_architecture(ladder) -> None:
     ladder["cuda"] = ladder["cute"] = ()
     ladder["triton"] = LADDER["triton"][1:]
     with pytest.raises(Unsupported) as caught:
@@ -219,13 +219,13 @@ def test_nothing_serves_the_architecture(ladder) -> None:
     assert "\n" not in message
 
 
-def test_a_config_that_cannot_serve_is_an_error_not_a_suggestion() -> None:
+def test_an_illegal_pinned_configuration_is_an_error() -> None:
     with pytest.raises(Unsupported, match="gemm/cuda/tiled: tile=256 is larger than M=100"):
         choose(GEMM, problem(100), H200, pin=Pin("cuda", "tiled", Config(tile=256)))
 
 
 @pytest.mark.parametrize(
-    ("pin", "error", "words"),
+    ("pin", "error", "message"),
     [
         (Pin("cudda"), UnknownName, "did you mean cuda"),
         (Pin("cuda", "tield"), UnknownName, "did you mean tiled"),
@@ -234,10 +234,12 @@ def test_a_config_that_cannot_serve_is_an_error_not_a_suggestion() -> None:
         (Pin("cuda", "tiled", Config(tiel=16)), InvalidArgument, "has exactly: tile"),
     ],
 )
-def test_a_pin_names_what_exists(pin: Pin, error, words: str, monkeypatch) -> None:
+def test_the_error_of_a_wrong_pin_names_the_alternatives(
+    pin: Pin, error, message: str, monkeypatch
+) -> None:
     if pin.language == "cudda":
         monkeypatch.undo()
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         pin.check(GEMM)
 
 
@@ -248,15 +250,15 @@ def test_a_pin_has_a_canonical_text() -> None:
     )
 
 
-def test_only_measurements_of_this_gpu_and_wishes_are_no_misses() -> None:
+def test_only_exact_and_bucket_measurements_of_this_gpu_are_no_misses() -> None:
     missed = [choose(GEMM, problem(4096), H200, EVIDENCE[:n]).missed for n in range(7)]
     assert missed == [True, True, True, True, False, False, False]
 
 
-def test_an_explanation_reads_well() -> None:
+def test_the_text_of_an_explanation() -> None:
     rows = [row(problem(100), tile=256), row(problem(100), "triton/tma")]
-    why = Explanation.of(problem(100), H200, choose(GEMM, problem(100), H200, rows))
-    assert str(why) == (
+    explanation = Explanation.of(problem(100), H200, choose(GEMM, problem(100), H200, rows))
+    assert str(explanation) == (
         "gemm K=4096 M=100 N=4096 activation=none bias=False dtype=bfloat16 residual=False "
         "on h200 (sm_90a)\n"
         "  gemm/triton/tma tile=64\n"
@@ -277,5 +279,10 @@ def test_an_explanation_is_stale_only_when_the_source_differs() -> None:
 
 
 def test_a_measurement_serves_other_epilogues_of_the_same_product() -> None:
-    wanted = Problem.of("gemm", **{**problem(100).values, "activation": "silu", "bias": True})
-    assert chosen(wanted, [row(problem(100), "triton/tma")])[:2] == ("bucket", "gemm/triton/tma")
+    with_epilogue = Problem.of(
+        "gemm", **{**problem(100).values, "activation": "silu", "bias": True}
+    )
+    assert chosen(with_epilogue, [row(problem(100), "triton/tma")])[:2] == (
+        "bucket",
+        "gemm/triton/tma",
+    )

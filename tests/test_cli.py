@@ -1,4 +1,4 @@
-"""The command line: every verb has an example that parses, and every mistake one clear line."""
+"""The command line: help, JSON output, and one-line error messages of every command."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from kernelcat.store.lines import read_all
 from kernelcat.verify import certify
 from kernelcat.verify.sanitizer import Report
 
-needs_no_gpu = pytest.mark.skipif(driver.count() > 0, reason="tells what is said without a GPU")
+needs_no_gpu = pytest.mark.skipif(
+    driver.count() > 0, reason="tests the messages of a machine without a GPU"
+)
 
 
 def run(*arguments: str) -> Result:
@@ -40,30 +42,34 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[s
             yield (*path, name)
 
 
-VERBS = list(commands(main))
+COMMANDS = list(commands(main))
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_every_help_has_an_example_that_parses(verb: tuple[str, ...]) -> None:
-    text = run(*verb, "--help").output
+@pytest.mark.parametrize("command_path", COMMANDS, ids=" ".join)
+def test_the_help_of_every_command_has_an_example_that_parses(
+    command_path: tuple[str, ...],
+) -> None:
+    text = run(*command_path, "--help").output
     example = re.search(r"Example:\n\s+kernelcat (.*)", text)
     assert example, text
-    words = shlex.split(example[1])
+    arguments = shlex.split(example[1])
     command: click.Command = main
     context = click.Context(main)
     while isinstance(command, click.Group):
-        found = command.get_command(context, words.pop(0))
-        assert found is not None
-        command = found
-    command.make_context(verb[-1], words)  # raises on an unknown option or a missing argument
+        subcommand = command.get_command(context, arguments.pop(0))
+        assert subcommand is not None
+        command = subcommand
+    command.make_context(
+        command_path[-1], arguments
+    )  # raises on an unknown option or a missing argument
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_every_verb_has_json(verb: tuple[str, ...]) -> None:
-    assert "--json" in run(*verb, "--help").output
+@pytest.mark.parametrize("command_path", COMMANDS, ids=" ".join)
+def test_every_command_has_the_option_json(command_path: tuple[str, ...]) -> None:
+    assert "--json" in run(*command_path, "--help").output
 
 
-def test_list_and_show_tell_the_same_entries() -> None:
+def test_list_and_show_agree_on_every_entry() -> None:
     rows = json.loads(run("list", "--json").output)
     assert {"gemm", "tma_copy"} <= {row["entry"] for row in rows}
     for row in rows:
@@ -73,7 +79,7 @@ def test_list_and_show_tell_the_same_entries() -> None:
         assert row["entry"] in run("show", row["entry"]).output
 
 
-def test_inspect_proves_what_it_says() -> None:
+def test_inspect_proves_techniques_by_instructions() -> None:
     arguments = ("inspect", "gemm", "--language", "cuda", "--variant", "wgmma", "--gpu", "h200")
     (report,) = json.loads(run(*arguments, "--json").output)
     assert all(report["techniques"].values()) and report["techniques"]
@@ -83,7 +89,7 @@ def test_inspect_proves_what_it_says() -> None:
     assert "HGMMA" in run(*arguments, "--sass").output
 
 
-def test_doctor_names_the_line_that_installs_what_is_missing() -> None:
+def test_doctor_names_a_remedy_for_everything_missing() -> None:
     findings = {f["what"]: f for f in json.loads(run("doctor", "--json").output)}
     assert {"GPU", "CuPy", "Triton", "CuTe DSL", "torch", "entry gemm"} <= set(findings)
     for finding in findings.values():
@@ -91,7 +97,7 @@ def test_doctor_names_the_line_that_installs_what_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("show", "gem"), "unknown entry 'gem'; did you mean gemm"),
         (("check", "gem"), "did you mean gemm"),
@@ -115,13 +121,13 @@ def test_doctor_names_the_line_that_installs_what_is_missing() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_a_mistake_is_answered_with_one_line(arguments: tuple[str, ...], words: str) -> None:
-    one_line(run(*arguments), words)
+def test_a_wrong_argument_is_a_one_line_error(arguments: tuple[str, ...], message: str) -> None:
+    one_line(run(*arguments), message)
 
 
 @needs_no_gpu
 def test_without_a_gpu_check_runs_triton_kernels_in_the_interpreter() -> None:
-    """In a process of its own: what Triton decorated for the interpreter never compiles again."""
+    """Runs in a separate process: kernels decorated for the interpreter can never be compiled."""
     arguments = ("check", "tma_copy", "--language", "triton", "--variant", "vectorized", "--json")
     command = [sys.executable, "-m", "kernelcat", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -131,7 +137,7 @@ def test_without_a_gpu_check_runs_triton_kernels_in_the_interpreter() -> None:
 
 @needs_no_gpu
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("tune", "gemm"), "no NVIDIA driver in this machine: install one, or name a GPU"),
         (("bench", "gemm"), "no NVIDIA driver"),
@@ -144,18 +150,20 @@ def test_without_a_gpu_check_runs_triton_kernels_in_the_interpreter() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_without_a_gpu_it_says_so(arguments: tuple[str, ...], words: str) -> None:
-    one_line(run(*arguments), words)
+def test_commands_that_need_a_gpu_are_refused_without_one(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    one_line(run(*arguments), message)
 
 
-def test_check_spreads_over_the_gpus_and_each_process_sees_one(monkeypatch) -> None:
-    """With ``--jobs 1``: never two processes on a GPU at a time."""
-    busy, seen, found = set(), set(), catalog.implementations("gemm")[:5]
+def test_check_uses_all_gpus_and_each_process_sees_one(monkeypatch) -> None:
+    """With ``jobs=1``, a GPU never runs two processes at a time."""
+    busy, used, implementations = set(), set(), catalog.implementations("gemm")[:5]
 
     def checks(command, env, **_) -> subprocess.CompletedProcess[str]:
         assert env[VISIBLE] not in busy
         busy.add(env[VISIBLE])
-        seen.add(env[VISIBLE])
+        used.add(env[VISIBLE])
         time.sleep(0.02)
         busy.remove(env[VISIBLE])
         name = f"{command[4]}/{command[6]}/{command[8]}"
@@ -164,27 +172,27 @@ def test_check_spreads_over_the_gpus_and_each_process_sees_one(monkeypatch) -> N
 
     monkeypatch.setattr(certify.subprocess, "run", checks)
     monkeypatch.setenv(VISIBLE, "3,GPU-5,6")
-    done = certify.run(found, None, (), 0, 0, jobs=1, devices=(0, 1))
-    assert {outcome.implementation for _, outcome in done} == {i.name for i in found}
-    assert seen == {"3", "GPU-5"}
-    [(_, alone)] = certify.run(found[:1], None, (), 0, 0, jobs=1, devices=(2,))
-    assert alone.right and "6" in seen
+    done = certify.run(implementations, None, (), 0, 0, jobs=1, devices=(0, 1))
+    assert {outcome.implementation for _, outcome in done} == {i.name for i in implementations}
+    assert used == {"3", "GPU-5"}
+    [(_, single)] = certify.run(implementations[:1], None, (), 0, 0, jobs=1, devices=(2,))
+    assert single.right and "6" in used
 
 
-def test_check_says_what_the_sanitizer_found(monkeypatch) -> None:
+def test_check_reports_the_findings_of_the_sanitizer(monkeypatch) -> None:
     reports = {"memcheck": Report(0), "racecheck": Report(2, ("WAR hazard at kernel+0x10",))}
-    asked = []
+    calls = []
 
     def sanitize(implementation, examples, tools):
-        asked.append((examples, tools))
+        calls.append((examples, tools))
         return reports
 
     monkeypatch.setattr(certify, "sanitize", sanitize)
     right = certify.Outcome("", problems=["p"])
     monkeypatch.setattr(certify, "certify", lambda *_: right)
-    found = catalog.implementations("tma_copy")[:1]
-    [(_, outcome)] = certify.run(found, None, (), 0, 8, jobs=1, tools=("racecheck",))
-    assert asked == [(8, ("racecheck",))]
+    implementations = catalog.implementations("tma_copy")[:1]
+    [(_, outcome)] = certify.run(implementations, None, (), 0, 8, jobs=1, tools=("racecheck",))
+    assert calls == [(8, ("racecheck",))]
     assert outcome.sanitizer == {"memcheck": 0, "racecheck": 2} and not outcome.passed
     assert outcome.findings == ["racecheck: WAR hazard at kernel+0x10"]
 
@@ -200,13 +208,13 @@ def test_receipts_of_two_kinds_of_gpus_are_refused(monkeypatch) -> None:
     one_line(run("check", "gemm", "--device", "all"), "GPU 0 is a h100 and GPU 1 a h200")
 
 
-def one_line(result: Result, words: str) -> None:
+def one_line(result: Result, message: str) -> None:
     assert result.exit_code == 1, result.output
     assert result.output.startswith("Error: ") and result.output.count("\n") == 1, result.output
-    assert words in result.output
+    assert message in result.output
 
 
-def test_the_database_goes_out_and_comes_in(tmp_path: Path, monkeypatch) -> None:
+def test_the_database_is_exported_imported_and_merged(tmp_path: Path, monkeypatch) -> None:
     database, file = tmp_path / "a.sqlite3", tmp_path / "rows.jsonl"
     tuned = run("tune", "tma_copy", "--gpu", "b200", "--problem", "64KB", "--language", "cuda",
                 "--db", str(database))  # fmt: skip
@@ -229,7 +237,7 @@ def test_a_malformed_import_names_the_line_and_adds_nothing(tmp_path: Path) -> N
     assert "nothing was added" in result.output and "Traceback" not in result.output
 
 
-def test_a_file_that_is_no_database_is_said_to_be_none(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.sqlite3"
     file.write_text("not a database, but long enough to look at " * 40)
     one_line(run("db", "export", str(tmp_path / "x.jsonl"), "--db", str(file)), "not a SQLite")

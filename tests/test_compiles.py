@@ -1,6 +1,6 @@
 """Every implementation compiles for every architecture it serves, and its machine code proves it.
 
-No GPU is needed. What is compiled is the default configuration of the first problem that the
+No GPU is needed. Each test compiles the default configuration of the first problem that the
 implementation serves on a SKU of the architecture.
 """
 
@@ -14,8 +14,8 @@ from kernelcat.report import show
 from kernelcat.runtime import gpu
 
 SKUS = ("h200", "b200", "a100", "l40s", "rtx5090")
-RACED = ("h200", "b200")
-"""Where a default must not spill. Elsewhere the cross-tuner rejects what spills, and says so."""
+SPILL_FREE_SKUS = ("h200", "b200")
+"""GPUs whose defaults must not spill. For other GPUs the cross-tuner rejects spills and says so."""
 CASES = [
     pytest.param(implementation, gpu.find(sku), id=f"{implementation.name}-{sku}")
     for name in catalog.names()
@@ -27,21 +27,21 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("implementation", "target"), CASES)
-def test_it_compiles_and_the_machine_code_proves_its_techniques(
+def test_an_implementation_compiles_and_its_machine_code_proves_its_techniques(
     implementation: Implementation, target: gpu.Gpu
 ) -> None:
     report = show.machine_code(implementation, target, problem=None, sass=False)
-    missing = [technique for technique, found in report["techniques"].items() if not found]
+    missing = [technique for technique, is_proven in report["techniques"].items() if not is_proven]
     assert not missing, f"not in the machine code: {missing}"
     for step in report["steps"]:
         assert step["registers"] and step["registers"] > 0
-        if target.sku in RACED:
+        if target.sku in SPILL_FREE_SKUS:
             assert step["spill_bytes"] == 0, f"{step['kernel']} spills"
 
 
 @pytest.mark.parametrize("name", catalog.names())
 def test_every_named_problem_is_served_on_hopper_in_every_language(name: str) -> None:
-    """Of a type without tensor cores there (4 bits), in some language."""
+    """Problems of a type that Hopper's tensor cores lack (4 bits) need one language only."""
     target, entry = gpu.find("h200"), catalog.entry(name)
     for problem in entry.problems.values():
         serving = {
@@ -56,7 +56,7 @@ def test_every_named_problem_is_served_on_hopper_in_every_language(name: str) ->
 
 
 @pytest.mark.parametrize("name", catalog.names())
-def test_a_default_is_legal_wherever_anything_is(name: str) -> None:
+def test_a_default_is_legal_wherever_a_configuration_is(name: str) -> None:
     for implementation in catalog.implementations(name):
         for sku in SKUS:
             target = gpu.find(sku)

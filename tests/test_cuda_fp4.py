@@ -1,4 +1,4 @@
-"""CUDA's FP4 kernels: corners of their spaces compile, and launches give what kernels declare."""
+"""The FP4 kernels in CUDA: corners of their spaces compile, and launches match declarations."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_a_corner_compiles_without_spills_and_gets_the_parameters_it_declares(
     artifact = build(step.source, H200.arch)
     assert artifact.metadata["spill_bytes"] == 0
     assert step.block * artifact.metadata["registers"] <= 1 << 16
-    given = [4 if isinstance(param, (Int32, Float32)) else 8 for param in step.params]
-    assert inspect.parameters(artifact.cubin, artifact.kernel) == given
+    declared_bytes = [4 if isinstance(param, (Int32, Float32)) else 8 for param in step.params]
+    assert inspect.parameters(artifact.cubin, artifact.kernel) == declared_bytes
 
 
 def test_a_row_must_fit_in_registers() -> None:

@@ -30,13 +30,14 @@ def config(tile: str, **chosen: int | str | bool) -> Config:
 
 LARGE = gemm(4096, 7168, 2048)
 CORNERS = [
-    # Two wgmmas a warpgroup; the widest; two scales of B a tile; three warpgroups; a split tail.
+    # Two wgmmas for each warpgroup; the widest tile; two scales of B for each tile; three
+    # warpgroups; a split tail.
     (LARGE, config("256x128", overlap="turns", cluster="1x2")),
     (LARGE, config("128x192", overlap="turns", cluster="2x1")),
     (LARGE, config("128x160")),
     (LARGE, config("192x128")),
     (gemm(1100, 4096, 7168), config("128x128", overlap="ahead", cluster="2x1", split_k=2)),
-    # Rows of B: most scales, two sets of products, three warpgroups and the narrowest.
+    # Rows of B: the most scales, two sets of accumulators, three warpgroups, the narrowest tile.
     (gemm(100, 2112, 7168), config("128x128", swap=True, overlap="turns", split_k=2)),
     (gemm(64, 2112, 7168), config("64x64", swap=True, overlap="ahead", split_k=4)),
     (gemm(16, 7168, 2048), config("192x16", swap=True)),
@@ -63,7 +64,7 @@ def test_a_corner_of_the_space_compiles_without_spills_and_proves_its_techniques
     (step,) = wgmma.IMPLEMENTATION.program(problem, chosen, H200).steps
     artifact = build(step.source, H200.arch)
     assert artifact.metadata["spill_bytes"] == 0
-    assert artifact.metadata["warnings"] == []  # ptxas tells there that it serialized wgmma
+    assert artifact.metadata["warnings"] == []  # ptxas would warn here of serialized wgmma
     assert all(inspect.prove(wgmma.IMPLEMENTATION, artifact).values())
     assert inspect.inspect(artifact).has("UTMALDG*MULTICAST") == (step.cluster[0] > 1)
     assert step.shared_bytes <= H200.shared_bytes
@@ -81,7 +82,7 @@ def test_every_program_of_an_odd_problem_can_be_launched(problem: Problem) -> No
         assert step.shared_bytes <= H200.shared_bytes
         maps = [param for param in step.params if isinstance(param, TensorMap)]
         assert [tensor_map.why_not(param) for param in maps] == [None, None]
-        # Boxes of the blocks that share a tile make it up, in whole atoms of the swizzle.
+        # The boxes of the thread blocks that share a tile cover it, in whole atoms of the swizzle.
         plan = wgmma.Plan.of(chosen, problem, H200)
         assert maps[0].box[1] * plan.cluster_n == plan.block_m and maps[0].box[1] % 8 == 0
         assert maps[1].box[1] * plan.cluster_m == plan.block_n and maps[1].box[1] % 8 == 0
@@ -91,7 +92,7 @@ def test_every_program_of_an_odd_problem_can_be_launched(problem: Problem) -> No
 
 
 @pytest.mark.parametrize("shape", [(16, 7168, 2048), (64, 2112, 7168), (1100, 4096, 1648)])
-def test_pieces_have_work_workspaces_and_at_most_one_wave(shape: tuple[int, int, int]) -> None:
+def test_splits_have_work_workspaces_and_at_most_one_wave(shape: tuple[int, int, int]) -> None:
     problem = gemm(*shape)
     splits = set()
     for chosen in wgmma.IMPLEMENTATION.configs(problem, H200):
@@ -101,19 +102,19 @@ def test_pieces_have_work_workspaces_and_at_most_one_wave(shape: tuple[int, int,
         if plan.split_k == 1:
             assert plan.num_work_items == plan.num_tiles and not workspaces
             continue
-        pieces = (plan.num_tiles - plan.num_whole_tiles) * plan.split_k
-        assert 0 < pieces == plan.num_work_items - plan.num_whole_tiles <= plan.num_clusters
+        num_splits = (plan.num_tiles - plan.num_whole_tiles) * plan.split_k
+        assert 0 < num_splits == plan.num_work_items - plan.num_whole_tiles <= plan.num_clusters
         assert plan.num_whole_tiles % plan.num_clusters == 0 and plan.split_k <= plan.num_k_blocks
         tile_bytes = plan.block_m * plan.block_n * 4
-        assert workspaces["partials"] == pieces * plan.cluster_size * tile_bytes
+        assert workspaces["partials"] == num_splits * plan.cluster_size * tile_bytes
     assert len(splits) > 2
 
 
-def test_few_rows_swap_operands_and_many_share_them() -> None:
-    few = wgmma.IMPLEMENTATION.default(gemm(16, 7168, 2048), H200)
-    many = wgmma.IMPLEMENTATION.default(gemm(8192, 8192, 8192), H200)
-    assert few["swap"] and few["tile"].endswith("x16")
-    assert not many["swap"] and many["cluster"] != "1x1"
+def test_small_m_swaps_operands_and_large_m_takes_clusters() -> None:
+    small_m = wgmma.IMPLEMENTATION.default(gemm(16, 7168, 2048), H200)
+    large_m = wgmma.IMPLEMENTATION.default(gemm(8192, 8192, 8192), H200)
+    assert small_m["swap"] and small_m["tile"].endswith("x16")
+    assert not large_m["swap"] and large_m["cluster"] != "1x1"
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])

@@ -1,6 +1,6 @@
-"""The CUDA kernels: what compiles, what it takes, and programs whose maps cover every element.
+"""The CUDA kernels of `gemm` and `tma_copy`: corners of their spaces, and odd problems.
 
-`test_compiles` looks at the default of one problem; here are the corners of the spaces.
+`test_compiles` tests the default of one problem.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def wgmma_config(
     split_k: int = 1,
     swap: bool = False,
 ) -> Config:
-    """Swapped too where the problem has so few rows that nothing else serves: tiles of 16 to 64."""
+    """A configuration of `wgmma`.  The small tiles listed here are legal only with ``swap``."""
     swap |= tile in ("64x16", "64x32", "64x48", "64x64", "128x16", "128x64")
     return Config(tile=tile, schedule=schedule, swap=swap, cluster=cluster, split_k=split_k)
 
 
 RING = Config(tile_kb=16, num_stages=8, blocks_per_sm=1, evict_first=True)
 CORNERS = [
-    # Most accumulators, both ways of storing, both schedules, clusters, every epilogue.
+    # The largest accumulators, both kinds of stores, both schedules, clusters, every epilogue.
     ("sm_90a", "gemm", "wgmma", gemm(4096, 4096, 4096), wgmma_config("128x256")),
     ("sm_90a", "gemm", "wgmma", gemm(4097, 5001, 2056, "float16"), wgmma_config("128x256")),
     ("sm_90a", "gemm", "wgmma", gemm(1024, 5120, 2880), wgmma_config("256x160")),
@@ -117,7 +117,7 @@ ODD_PROBLEMS = [
 
 
 def programs(problem: Problem) -> list[tuple[Implementation, gpu.Gpu, Config, Program]]:
-    """Every program of every CUDA implementation, on the SKUs above."""
+    """Every program of every CUDA implementation, on the SKUs of SKU_OF."""
     return [
         (implementation, target, config, implementation.program(problem, config, target))
         for implementation in catalog.in_language(problem.entry, "cuda")
@@ -136,10 +136,12 @@ def test_a_corner_of_the_space_compiles_without_spills_and_proves_its_techniques
     (step,) = implementation.program(problem, config, target).steps
     artifact = build(step.source, arch)
     assert artifact.metadata["spill_bytes"] == 0
-    assert artifact.metadata["warnings"] == []  # ptxas tells there that it serialized wgmma
+    assert artifact.metadata["warnings"] == []  # ptxas would warn here of serialized wgmma
     proven = inspect.prove(implementation, artifact)
     if config.get("swap") and config["tile"].startswith("64x"):
-        del proven["register reallocation"]  # a single consumer keeps the registers it has
+        del proven[
+            "register reallocation"
+        ]  # a single consumer warpgroup does not reallocate registers
     assert all(proven.values())
     assert step.shared_bytes + artifact.metadata["static_shared_bytes"] <= target.shared_bytes
     assert step.block * artifact.metadata["registers"] <= 1 << 16
@@ -147,10 +149,10 @@ def test_a_corner_of_the_space_compiles_without_spills_and_proves_its_techniques
 
 @pytest.mark.parametrize("problem", ODD_PROBLEMS, ids=str)
 def test_every_program_of_an_odd_problem_can_be_launched(problem: Problem) -> None:
-    found = programs(problem)
-    assert {i.variant for i, *_ in found} >= {"naive", "tiled"} or problem.entry == "tma_copy"
-    assert {i.variant for i, *_ in found} >= {"vectorized"} or problem.entry == "gemm"
-    for implementation, target, config, program in found:
+    cases = programs(problem)
+    assert {i.variant for i, *_ in cases} >= {"naive", "tiled"} or problem.entry == "tma_copy"
+    assert {i.variant for i, *_ in cases} >= {"vectorized"} or problem.entry == "gemm"
+    for implementation, target, config, program in cases:
         for step in program.steps:
             assert 0 < step.grid[0] < 1 << 31 and 0 < step.grid[1] < 1 << 16
             assert step.shared_bytes <= target.shared_bytes
@@ -160,7 +162,7 @@ def test_every_program_of_an_odd_problem_can_be_launched(problem: Problem) -> No
 
 
 @pytest.mark.parametrize("problem", ODD_PROBLEMS, ids=str)
-def test_a_default_is_a_configuration_that_serves_where_one_does(problem: Problem) -> None:
+def test_a_default_is_legal_wherever_a_configuration_is(problem: Problem) -> None:
     for implementation in catalog.in_language(problem.entry, "cuda"):
         for target in map(gpu.find, SKU_OF.values()):
             legal = list(implementation.configs(problem, target))
@@ -174,10 +176,10 @@ def test_an_empty_problem_launches_nothing(problem: Problem) -> None:
 
 @pytest.mark.parametrize("problem", [p for p in ODD_PROBLEMS if p.entry == "tma_copy"], ids=str)
 @pytest.mark.parametrize("tile_kb", [4, 16])
-def test_maps_and_what_they_leave_out_cover_a_layout_once(problem: Problem, tile_kb: int) -> None:
+def test_boxes_and_tails_cover_a_layout_once(problem: Problem, tile_kb: int) -> None:
     layout = Layout.of(problem)
     if layout.row_bytes < 16 or (layout.rows == 1 and layout.bytes < 1024):
-        pytest.skip("no map is made of so short a span")
+        pytest.skip("such short rows have no tensor map")
     boxes = Boxes.of(layout, tile_kb << 10)
     assert boxes.rows * boxes.cols * 4 + boxes.tail_rows * boxes.tail_bytes == layout.bytes
     assert boxes.cols * 4 % 16 == 0, "a TMA store writes whole units of 16 bytes"
@@ -220,7 +222,7 @@ def test_the_tiles_of_a_short_last_wave_are_split() -> None:
 
 
 def test_wgmma_tiles_follow_the_problem() -> None:
-    """Few rows: swapped tiles that occupy most SMs. Many: large ones, about one wave of them."""
+    """Small M takes swapped tiles on most SMs; large M takes large tiles in about one wave."""
     target = gpu.find("h200")
     small = wgmma.IMPLEMENTATION.default(gemm(64, 2112, 7168), target)
     large = wgmma.IMPLEMENTATION.default(gemm(4096, 4096, 4096), target)
@@ -241,15 +243,17 @@ def test_large_tiles_are_swapped_only_for_fewer_waves() -> None:
     assert "waves" in (wgmma.IMPLEMENTATION.unpromising(config, even, target) or "")
 
 
-def test_a_block_alone_on_its_sm_has_the_whole_of_its_memory() -> None:
+def test_a_single_resident_thread_block_takes_all_shared_memory() -> None:
     target, problem = gpu.find("h200"), gemm(64, 2880, 4096)
-    alone, two = (Plan.of(wgmma_config("64x64", split_k=s), problem, target) for s in (2, 3))
-    assert (alone.num_work_items, alone.num_stages(target)) == (90, 13)
-    assert (two.num_work_items, two.num_stages(target)) == (135, 5)
+    one_resident, two_resident = (
+        Plan.of(wgmma_config("64x64", split_k=s), problem, target) for s in (2, 3)
+    )
+    assert (one_resident.num_work_items, one_resident.num_stages(target)) == (90, 13)
+    assert (two_resident.num_work_items, two_resident.num_stages(target)) == (135, 5)
 
 
 @pytest.mark.parametrize("shape", [(8192, 8192, 8192), (1024, 5120, 2880), (8, 2880, 4096)])
-def test_a_tune_of_wgmma_stays_small(shape: tuple[int, int, int]) -> None:
+def test_a_tune_of_wgmma_tries_at_most_30_configurations(shape: tuple[int, int, int]) -> None:
     configs = list(wgmma.IMPLEMENTATION.configs(gemm(*shape), gpu.find("h200")))
     assert 2 <= len(configs) <= 30
 
@@ -261,8 +265,8 @@ def test_a_kernel_gets_the_parameters_it_declares(variant: str) -> None:
     config = implementation.default(problem, target)
     (step,) = implementation.program(problem, config, target).steps
     widths = {TensorMap: 128, Int32: 4}
-    given = [widths.get(type(param), 8) for param in step.params]
+    declared_bytes = [widths.get(type(param), 8) for param in step.params]
     artifact = build(step.source, target.arch)
-    assert inspect.parameters(artifact.cubin, artifact.kernel) == given
+    assert inspect.parameters(artifact.cubin, artifact.kernel) == declared_bytes
     sizes = [p.value for p in step.params if isinstance(p, Int32)][:3]
     assert sizes == [128, 128, 128]

@@ -1,4 +1,4 @@
-"""Digests: what changes one, the table that spares computing them, and that none is computed."""
+"""Digests: the text that changes them, and the shipped table that spares computing them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kernelcat.catalog import digest, sample
 IMPLEMENTATIONS = [i for name in catalog.complete() for i in catalog.implementations(name)]
 
 
-def test_the_shipped_table_is_of_the_sources_as_they_are() -> None:
+def test_the_shipped_table_has_the_digests_of_the_current_sources() -> None:
     shipped, now = json.loads(digest.table_path().read_text()), digest.table(IMPLEMENTATIONS)
     assert shipped == now, "run: kernelcat receipts digests"
     assert {i.name: digest.digest(i) for i in IMPLEMENTATIONS} == {
-        name: found for name, (found, _) in now["digests"].items()
+        name: value for name, (value, _) in now["digests"].items()
     }
 
 
@@ -53,5 +53,5 @@ def test_a_constant_of_a_specification_reaches_the_kernels_that_take_it(tmp_path
     edit = Edit("reference/_fp4_tiles.py", "TILE_ROWS, TILE_COLS = 16, 64",
                 "TILE_ROWS, TILE_COLS = 32, 64")  # fmt: skip
     after = original.changed(tmp_path / "changed", [edit]).digests(*entries)
-    changed = {name for name, found in after.items() if found != before[name]}
+    changed = {name for name, value in after.items() if value != before[name]}
     assert changed == {"nvfp4_matmul/cuda/mma", "nvfp4_matmul/cuda/wgmma"}

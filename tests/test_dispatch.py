@@ -1,6 +1,6 @@
-"""Calls from end to end: arguments in, the chosen launcher run, outputs out.
+"""Calls from end to end: arguments, the choice of a kernel, its launch, and the outputs.
 
-`host_machine.py` stands in for a GPU. Everything between arguments and launches is the real thing.
+`host_machine.py` replaces the GPU. All code between the arguments and the launch is the real code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture(params=["guards", "keys"])
 def host(monkeypatch, request) -> Host:
-    """Once with the quick way to recognize a signature, once without."""
+    """The host machine, once with torch's guards to recognize signatures, once with keys only."""
     host = Host()
     kernels = {
         "cuda": (kernel("cuda", "tiled", 2),),
@@ -94,17 +94,17 @@ def test_out_is_written_and_returned(host: Host) -> None:
         assert torch.equal(d, product(a, b))
 
 
-def test_three_arrays_are_never_taken_for_each_other(host: Host) -> None:
+def test_a_bias_and_an_output_of_equal_shape_are_not_confused(host: Host) -> None:
     """(a, b, bias) and (a, b, out) have the same number of arrays, here even the same shapes."""
-    a, b, one = half(1, 8), half(6, 8), half(1, 6)
+    a, b, row = half(1, 8), half(6, 8), half(1, 6)
     op = kernelcat.get("gemm")
-    assert torch.equal(op(a, b, one[0]), product(a, b, one[0]))
-    kept = one.clone()
-    op(a, b, out=one)
-    assert torch.equal(op(a, b, kept[0]), product(a, b, kept[0]))
+    assert torch.equal(op(a, b, row[0]), product(a, b, row[0]))
+    bias = row.clone()
+    op(a, b, out=row)
+    assert torch.equal(op(a, b, bias[0]), product(a, b, bias[0]))
 
 
-def test_one_launcher_is_built_for_one_problem(host: Host) -> None:
+def test_each_problem_loads_one_launcher(host: Host) -> None:
     op = kernelcat.get("gemm")
     for _ in range(3):
         op(half(4, 8), half(6, 8))
@@ -115,7 +115,7 @@ def test_one_launcher_is_built_for_one_problem(host: Host) -> None:
     assert kernelcat.get("gemm") is op
 
 
-def test_later_calls_ask_nothing(host: Host, monkeypatch) -> None:
+def test_later_calls_choose_nothing(host: Host, monkeypatch) -> None:
     op = kernelcat.get("gemm")
     a, b, d = half(4, 8), half(6, 8), half(4, 6)
     op(a, b, out=d)
@@ -133,7 +133,7 @@ def test_one_array_may_be_passed_twice(host: Host) -> None:
         assert torch.equal(op(A, other), product(A, other))
 
 
-def test_more_signatures_than_are_tried_one_by_one(host: Host, monkeypatch) -> None:
+def test_more_signatures_than_are_compared_one_by_one(host: Host, monkeypatch) -> None:
     op = kernelcat.get("gemm")
     for m in (*range(1, 13), *range(1, 13)):
         a, d = half(m, 8), half(m, 6)
@@ -144,7 +144,7 @@ def test_more_signatures_than_are_tried_one_by_one(host: Host, monkeypatch) -> N
     assert all(len(recent) <= operator.MAX_RECENT for recent in op._fresh + op._onto)
 
 
-def test_what_is_remembered_is_bounded(host: Host, monkeypatch) -> None:
+def test_the_caches_of_an_operator_are_bounded(host: Host, monkeypatch) -> None:
     monkeypatch.setattr(operator, "MAX_REMEMBERED", 3)
     op = kernelcat.get("gemm")
     for m in (1, 2, 3, 4, 5, 1):
@@ -168,7 +168,7 @@ def choice(m: int, variant: str = "triton/tiled", tile: int = 64, **more) -> Cho
     )
 
 
-def test_the_database_decides_until_it_is_read_again(host: Host) -> None:
+def test_a_new_result_serves_only_after_reload(host: Host) -> None:
     op, a, b = kernelcat.get("gemm"), half(4, 8), half(6, 8)
     op(a, b)
     host.rows = (choice(4),)
@@ -187,26 +187,26 @@ def test_the_database_is_read_once(host: Host, monkeypatch) -> None:
     assert len(reads) == 1
 
 
-def test_a_missing_compiler_falls_to_the_next_rival(host: Host) -> None:
+def test_without_a_compiler_the_next_language_serves(host: Host) -> None:
     host.uninstalled = {"cuda"}
     kernelcat.get("gemm")(half(4, 8), half(6, 8))
     assert [name for name, _ in host.loads] == ["gemm/triton/tiled"]
 
 
-def test_a_missing_compiler_that_was_asked_for_is_an_error(host: Host) -> None:
+def test_requesting_a_language_without_its_compiler_is_an_error(host: Host) -> None:
     host.uninstalled = {"cuda"}
     with pytest.raises(MissingDependency, match="pip install x"):
         kernelcat.get("gemm", language="cuda")(half(4, 8), half(6, 8))
 
 
-def test_without_any_compiler_the_error_names_what_installs_them(host: Host) -> None:
+def test_without_any_compiler_the_error_names_the_commands_that_install_them(host: Host) -> None:
     host.uninstalled = {"cuda", "triton", "cute"}
     with pytest.raises(Unsupported, match=r"cuda needs x: pip install x.*triton needs x") as caught:
         kernelcat.get("gemm")(half(4, 8), half(6, 8))
     assert "\n" not in str(caught.value)
 
 
-def test_forcing(host: Host) -> None:
+def test_a_requested_variant_and_configuration_serve(host: Host) -> None:
     a, b = half(4, 8), half(6, 8)
     op = kernelcat.get("gemm", language="triton", variant="tiled", config={"tile": 64})
     op(a, b)
@@ -218,7 +218,7 @@ def test_forcing(host: Host) -> None:
     assert kernelcat.get("gemm", language="triton", variant="tiled", config={"tile": 64}) is op
 
 
-def test_the_unverified_warn_once(host: Host) -> None:
+def test_an_unverified_kernel_warns_once(host: Host) -> None:
     op = kernelcat.get("gemm", language="cute", variant="new")
     with pytest.warns(UserWarning, match="gemm/cute/new is unverified"):
         op(half(4, 8), half(6, 8))
@@ -227,7 +227,7 @@ def test_the_unverified_warn_once(host: Host) -> None:
         op(half(5, 8), half(6, 8))
 
 
-def test_misses_are_counted_by_call(host: Host) -> None:
+def test_misses_count_calls(host: Host) -> None:
     host.rows = (choice(4),)
     op, b = kernelcat.get("gemm"), half(6, 8)
     for m, calls in ((4, 2), (64, 3), (100, 1)):
@@ -236,7 +236,7 @@ def test_misses_are_counted_by_call(host: Host) -> None:
     assert [(problem["M"], count) for problem, count in operator.misses()] == [(64, 3), (100, 1)]
 
 
-def test_entries_are_what_get_takes() -> None:
+def test_get_takes_every_name_of_entries() -> None:
     assert {"gemm", "tma_copy"} <= set(kernelcat.entries())
     assert all(kernelcat.get(name).entry.name == name for name in kernelcat.entries())
 
@@ -297,9 +297,9 @@ A, B = half(4, 8), half(6, 8)
          "these arrays are K=8 M=5 N=6 activation=none bias=False dtype=float16 residual=False"),
     ],
 )  # fmt: skip
-def test_bad_arguments_are_one_clear_line(host: Host, call, line: str) -> None:
+def test_bad_arguments_are_a_one_line_error(host: Host, call, line: str) -> None:
     op = kernelcat.get("gemm")
-    for _ in range(2):  # before and after a good call of nearly the same signature
+    for _ in range(2):  # before and after a valid call with a similar signature
         with pytest.raises(InvalidArgument) as caught:
             call(op)
         assert str(caught.value) == line
@@ -345,27 +345,27 @@ def test_offset_views_are_copied_with_one_warning(host: Host) -> None:
     assert torch.equal(op(half(4, 8, offset=8), B), op(half(4, 8), B)) is False
 
 
-def test_an_offset_output_that_is_updated_is_copied_with_what_it_holds(host: Host) -> None:
+def test_an_offset_output_that_is_updated_is_copied_with_its_contents(host: Host) -> None:
     gemm, memory = kernelcat.get("gemm").entry, half(25)
     updating = dataclasses.replace(
         gemm, outputs=(dataclasses.replace(gemm.outputs[0], updated=True),)
     )
-    op, d, seen = operator.Op(updating, Pin()), memory[1:].view(4, 6), []
+    op, d, contents = operator.Op(updating, Pin()), memory[1:].view(4, 6), []
     before, load = d.clone(), host.load
 
-    def watching(*arguments):
+    def recording_load(*arguments):
         launch = load(*arguments)
 
         def run(pointers, stream):
-            seen.append(view(pointers[4], (4, 6)).clone())
+            contents.append(view(pointers[4], (4, 6)).clone())
             launch(pointers, stream)
 
         return run
 
-    host.load = watching
+    host.load = recording_load
     with pytest.warns(UserWarning, match="is copied"):
         assert op(A, B, out=d) is d
-    assert torch.equal(seen[0], before) and torch.equal(d, product(A, B))
+    assert torch.equal(contents[0], before) and torch.equal(d, product(A, B))
 
 
 def test_an_offset_view_that_overlaps_is_refused(host: Host) -> None:
@@ -377,7 +377,7 @@ def test_an_offset_view_that_overlaps_is_refused(host: Host) -> None:
         kernelcat.get("gemm")(memory[1:33].view(4, 8), B, out=memory[32:56].view(4, 6))
 
 
-def test_bind_runs_on_what_the_arrays_hold_now(host: Host) -> None:
+def test_bind_reads_the_current_contents_of_the_arrays(host: Host) -> None:
     a, b, d = half(4, 8), half(6, 8), half(4, 6)
     run = kernelcat.get("gemm").bind(a, b, out=d)
     assert not host.launches
@@ -407,7 +407,7 @@ def test_bind_keeps_its_arrays_alive(host: Host) -> None:
     assert alive() is None
 
 
-def test_bind_goes_to_the_stream_it_was_given(host: Host) -> None:
+def test_bind_launches_on_its_stream(host: Host) -> None:
     kernelcat.get("gemm").bind(A, B, stream=5)()
     assert host.launches == [("gemm/cuda/tiled", 5)]
 
@@ -427,24 +427,24 @@ def test_a_plan_builds_ahead_and_runs_one_problem(host: Host) -> None:
 def test_explain_takes_arrays_or_axes_and_launches_nothing(host: Host) -> None:
     host.rows = (choice(4),)
     op = kernelcat.get("gemm")
-    why = op.explain(A, B)
-    assert (why.why, why.implementation.name) == ("exact", "gemm/triton/tiled")
-    assert why == op.explain(M=4, N=6, K=8, dtype="float16", bias=False)
-    assert op.explain(A, B, out=half(4, 6)).problem == why.problem
+    explanation = op.explain(A, B)
+    assert (explanation.why, explanation.implementation.name) == ("exact", "gemm/triton/tiled")
+    assert explanation == op.explain(M=4, N=6, K=8, dtype="float16", bias=False)
+    assert op.explain(A, B, out=half(4, 6)).problem == explanation.problem
     assert not host.loads
 
 
 @pytest.mark.filterwarnings("ignore:there is no tuning database")
-def test_explain_answers_for_a_gpu_that_is_not_here() -> None:
+def test_explain_works_for_an_absent_gpu() -> None:
     op = kernelcat.get("gemm")
-    why = op.explain(M=4096, N=4096, K=4096, dtype="bfloat16", bias=False, gpu="b200")
-    assert why.gpu.sku == "b200" and why.implementation.serves("sm_100a")
+    explanation = op.explain(M=4096, N=4096, K=4096, dtype="bfloat16", bias=False, gpu="b200")
+    assert explanation.gpu.sku == "b200" and explanation.implementation.serves("sm_100a")
     assert op.explain(A, B, gpu="h200").problem["M"] == 4
     with pytest.raises(UnknownName, match="did you mean h200"):
         op.explain(M=1, N=1, K=1, dtype="float16", bias=False, gpu="h201")
 
 
-def test_a_failed_launch_is_not_hidden(host: Host, monkeypatch) -> None:
+def test_a_failed_launch_raises(host: Host, monkeypatch) -> None:
     op = kernelcat.get("gemm")
     op(A, B)
 
@@ -476,13 +476,13 @@ def test_many_threads_share_an_operator(host: Host) -> None:
 
 
 class Foreign:
-    """A DLPack producer of none of the libraries known, like JAX; its memory is torch's."""
+    """A DLPack producer of a library without an adapter, like JAX; its memory is a torch tensor."""
 
     def __init__(self, array) -> None:
         self.array = array
 
     def __dlpack__(self, **options: object) -> object:
-        raise AssertionError("the stand-in for CuPy takes it directly")
+        raise AssertionError("the test replaces from_dlpack, so nothing exports this array")
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 0
@@ -491,7 +491,7 @@ class Foreign:
         return type("Namespace", (), {"from_dlpack": staticmethod(Foreign)})
 
 
-def test_foreign_arrays_come_in_and_their_own_kind_goes_out(host: Host, monkeypatch) -> None:
+def test_foreign_inputs_give_a_foreign_output(host: Host, monkeypatch) -> None:
     waited = []
     monkeypatch.setattr(arrays, "from_dlpack", lambda array: array.array)
     monkeypatch.setattr(arrays, "synchronize", waited.append)

@@ -31,7 +31,7 @@ def close(d, a, b, bias=None) -> bool:
 
 
 @pytest.mark.parametrize("m,n,k", [(256, 128, 64), (300, 200, 72), (1, 7, 5), (0, 8, 8), (8, 8, 0)])
-def test_calls_are_right(m: int, n: int, k: int) -> None:
+def test_calls_give_right_results(m: int, n: int, k: int) -> None:
     op, a, b, bias = kernelcat.get("gemm"), cuda(m, k), cuda(n, k), cuda(n)
     d = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
     assert close(op(a, b), a, b)
@@ -68,7 +68,7 @@ def test_a_linear_layer_in_float8() -> None:
 
 
 def test_the_callers_stream_is_honoured() -> None:
-    """The inputs are only there after a long kernel on the same side stream."""
+    """A long kernel on the side stream precedes the kernel that writes the inputs."""
     op, a, b, d = kernelcat.get("gemm"), cuda(512, 512), cuda(512, 512), cuda(512, 512)
     op(a, b, out=d)
     bound = op.bind(a, b, out=d)
@@ -127,10 +127,10 @@ def test_cupy_in_cupy_out_on_its_stream() -> None:
 
 
 def test_another_dlpack_producer() -> None:
-    """CuPy's arrays in disguise: they pass through DLPack both ways."""
+    """A wrapper hides CuPy arrays, so that inputs and outputs pass through DLPack."""
     cupy = pytest.importorskip("cupy")
 
-    class Disguise:
+    class Wrapper:
         def __init__(self, array) -> None:
             self.array = array
 
@@ -141,18 +141,18 @@ def test_another_dlpack_producer() -> None:
             return self.array.__dlpack_device__()
 
         def __array_namespace__(self):
-            wrap = staticmethod(lambda array: Disguise(cupy.from_dlpack(array)))
+            wrap = staticmethod(lambda array: Wrapper(cupy.from_dlpack(array)))
             return type("Namespace", (), {"from_dlpack": wrap})
 
     a, b = (cupy.random.randn(64, 64).astype(cupy.float16) for _ in range(2))
-    d = kernelcat.get("gemm")(Disguise(a), Disguise(b))
-    assert isinstance(d, Disguise)
+    d = kernelcat.get("gemm")(Wrapper(a), Wrapper(b))
+    assert isinstance(d, Wrapper)
     exact = a.astype("f4") @ b.astype("f4").T
     assert cupy.allclose(d.array.astype("f4"), exact, rtol=2**-7, atol=0.1)
 
 
 def test_jax_in_jax_out() -> None:
-    """In a process of its own: JAX takes most of the GPU's memory unless told not to."""
+    """Runs in a separate process: by default JAX reserves most of the GPU's memory."""
     pytest.importorskip("jax")
     code = """
 import jax, jax.numpy as jnp, kernelcat

@@ -1,4 +1,4 @@
-"""The driver's library: what is called in which order, and what a failure says."""
+"""The driver library: the order of its calls, and the errors of failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelcat.runtime import driver
 
 
 class Library:
-    """``libcuda`` whose calls are recorded, and fail where told."""
+    """A fake ``libcuda`` that records its calls; ``failing`` maps a function to its error code."""
 
     def __init__(self, **failing: int) -> None:
         self.failing, self.calls = failing, list[str]()
@@ -32,18 +32,18 @@ class Library:
         return call
 
 
-def test_memory_is_allocated_where_a_capture_may_be_under_way() -> None:
+def test_memory_can_be_allocated_during_a_capture() -> None:
     library = Library()
     driver.Driver(library).allocate(64, 0)
-    around = ["cuThreadExchangeStreamCaptureMode", "mode 2"]
+    before = ["cuThreadExchangeStreamCaptureMode", "mode 2"]
     after = ["cuThreadExchangeStreamCaptureMode", "mode 0", "cuCtxPopCurrent_v2"]
     inside = ["cuMemAlloc_v2", "cuStreamCreate", "cuMemsetD8Async", "cuStreamSynchronize",
               "cuStreamDestroy_v2"]  # fmt: skip
     start = library.calls.index("cuCtxPushCurrent_v2") + 1
-    assert library.calls[start:] == around + inside + after
+    assert library.calls[start:] == before + inside + after
 
 
-def test_a_failed_call_is_told_by_name_and_leaves_the_context_as_it_was() -> None:
+def test_the_error_of_a_failed_call_names_it_and_the_context_is_restored() -> None:
     library = Library(cuMemAlloc_v2=2)
     text = r"cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY \(out of memory\)"
     with pytest.raises(LaunchError, match=text):
@@ -55,7 +55,7 @@ def test_a_failed_call_is_told_by_name_and_leaves_the_context_as_it_was() -> Non
     ]
 
 
-def test_without_a_driver_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_opening_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise OSError("libcuda.so.1: cannot open shared object file")
 
@@ -64,7 +64,7 @@ def test_without_a_driver_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> N
         driver.opened.__wrapped__()
 
 
-def test_without_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_opening_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Library(cuInit=100))
     with pytest.raises(MissingDependency, match="no usable NVIDIA GPU in this machine: CUDA_ERROR"):
         driver.opened.__wrapped__()

@@ -1,4 +1,4 @@
-"""The environment of a measurement: captured anywhere, plain data."""
+"""The environment of a measurement: captured with and without a GPU, stored as JSON."""
 
 from __future__ import annotations
 
@@ -13,20 +13,25 @@ from kernelcat.runtime import driver, gpu
 from kernelcat.runtime.environment import NONE, Environment
 
 
-def test_a_gpu_that_is_not_here_has_no_driver() -> None:
-    found = Environment.capture(gpu.find("b200"))
-    assert (found.sku, found.sms, found.power_w, found.mig) == ("b200", 148, 1000, None)
-    assert (found.driver, found.cuda) == (NONE, NONE)
-    assert set(found.compilers) == {"nvrtc", "triton", "cutlass-dsl"}
-    assert found.compilers["nvrtc"] == metadata.version("nvidia-cuda-nvrtc")
+def test_the_environment_of_an_absent_gpu_has_no_driver() -> None:
+    environment = Environment.capture(gpu.find("b200"))
+    assert (environment.sku, environment.sms, environment.power_w, environment.mig) == (
+        "b200",
+        148,
+        1000,
+        None,
+    )
+    assert (environment.driver, environment.cuda) == (NONE, NONE)
+    assert set(environment.compilers) == {"nvrtc", "triton", "cutlass-dsl"}
+    assert environment.compilers["nvrtc"] == metadata.version("nvidia-cuda-nvrtc")
 
 
-def test_it_is_plain_json() -> None:
+def test_an_environment_survives_json() -> None:
     record = Environment.capture(gpu.find("h200")).to_json()
     assert json.loads(json.dumps(record)) == record
 
 
-def test_it_imports_no_compiler() -> None:
+def test_capturing_imports_no_compiler() -> None:
     code = (
         "import sys; from kernelcat.runtime import environment, gpu; "
         "environment.Environment.capture(gpu.find('h200')); "
@@ -37,12 +42,12 @@ def test_it_imports_no_compiler() -> None:
 
 @pytest.mark.skipif(driver.count() > 0, reason="needs a machine without a GPU")
 def test_without_a_driver_versions_are_none() -> None:
-    found = Environment.capture(gpu.find("h200"), 0)
-    assert (found.driver, found.cuda) == (NONE, NONE)
+    environment = Environment.capture(gpu.find("h200"), 0)
+    assert (environment.driver, environment.cuda) == (NONE, NONE)
 
 
 @pytest.mark.gpu
 def test_with_a_driver_versions_are_numbers() -> None:
-    found = Environment.capture(gpu.detect(0), 0)
-    assert all(part.isdigit() for part in found.cuda.split("."))
-    assert found.driver == NONE or found.driver.split(".")[0].isdigit()
+    environment = Environment.capture(gpu.detect(0), 0)
+    assert all(part.isdigit() for part in environment.cuda.split("."))
+    assert environment.driver == NONE or environment.driver.split(".")[0].isdigit()

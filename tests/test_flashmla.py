@@ -1,4 +1,4 @@
-"""What the inputs of `flashmla` promise, and what its rows of 656 bytes mean."""
+"""`flashmla`: the arrays that its inputs hold, and the format of packed rows of 656 bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def inputs(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
 
 @settings(max_examples=60, deadline=None)
 @given(problem=fuzz.problems(ENTRY), seed=st.integers(0, 3))
-def test_what_may_be_read_is_a_number_and_everything_else_is_poison(
+def test_visible_tokens_are_numbers_and_all_other_slots_are_poison(
     problem: Problem, seed: int
 ) -> None:
     drawn, size = inputs(problem, seed), problem["page_size"]
@@ -55,7 +55,7 @@ def test_ragged_batches_have_empty_sequences_and_whole_pages() -> None:
         paged_attn.lengths(ENTRY.problem(**{**ragged, "max_q": 3, "pages": pages}))
         for pages in range(1, 40)
     ]
-    assert {0, 1, 63, 64, 65, 384} <= {length for _, found in lengths for length in found}
+    assert {0, 1, 63, 64, 65, 384} <= {length for _, kv_lens in lengths for length in kv_lens}
     assert {count for q_lens, _ in lengths for count in q_lens} == {0, 1, 2, 3}
 
 
@@ -64,28 +64,30 @@ E4M3 = dtypes.decode(np.arange(256, dtype="uint8"), "float8_e4m3fn")
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1000), power=st.integers(-20, 100))
-def test_a_packed_row_is_what_its_format_says(seed: int, power: int) -> None:
+def test_a_packed_row_has_the_documented_format(seed: int, power: int) -> None:
     random = np.random.default_rng(seed)
     row = random.standard_normal(576) * 2.0**power
-    row[: random.integers(512)] *= 1e-6  # groups whose scale is the least, too
+    row[: random.integers(512)] *= 1e-6  # so that some groups have the smallest scale
     row = dtypes.decode(dtypes.encode(np.float32(row), "bfloat16"), "bfloat16")
     packed = _mla_row.pack(row)
     assert packed.shape == (656,) and packed.dtype == np.uint8
     scales = struct.unpack("<4f", packed[512:528].tobytes())
-    read = np.array([E4M3[packed[i]] * scales[i // 128] for i in range(512)])
-    turned = struct.unpack("<64I", b"".join(b"\0\0" + packed[i : i + 2].tobytes()
+    decoded = np.array([E4M3[packed[i]] * scales[i // 128] for i in range(512)])
+    rope_bits = struct.unpack("<64I", b"".join(b"\0\0" + packed[i : i + 2].tobytes()
                                             for i in range(528, 656, 2)))  # fmt: skip
-    assert np.array_equal(np.uint32(turned).view("float32"), row[512:])
-    assert np.array_equal(_mla_row.unpack(packed), np.concatenate((read, row[512:])))
+    assert np.array_equal(np.uint32(rope_bits).view("float32"), row[512:])
+    assert np.array_equal(_mla_row.unpack(packed), np.concatenate((decoded, row[512:])))
     for group, scale in enumerate(scales):
         part = slice(128 * group, 128 * (group + 1))
-        most = abs(row[part]).max()
-        assert np.frexp(scale)[0] == 0.5 and most <= 448 * scale
-        assert scale == 2.0**-13 or most > 224 * scale
-        assert (abs(read[part] - row[part]) <= np.maximum(abs(row[part]) / 16, scale / 1024)).all()
+        absmax = abs(row[part]).max()
+        assert np.frexp(scale)[0] == 0.5 and absmax <= 448 * scale
+        assert scale == 2.0**-13 or absmax > 224 * scale
+        assert (
+            abs(decoded[part] - row[part]) <= np.maximum(abs(row[part]) / 16, scale / 1024)
+        ).all()
 
 
-def test_the_scale_of_scores_must_be_given() -> None:
+def test_sm_scale_is_required_and_positive() -> None:
     axes = latent(2, 1, 16, 64).values
     without = {name: value for name, value in axes.items() if name != "sm_scale"}
     with pytest.raises(InvalidArgument, match="flashmla also needs sm_scale"):
@@ -114,31 +116,33 @@ def test_the_scale_of_scores_must_be_given() -> None:
         ({"sm_scale": float("inf")}, "sm_scale=inf must be a finite number"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(changes: dict, reason: str) -> None:
-    sound = latent(4, 2, 16, 128).values
+def test_inconsistent_problems_are_refused_with_a_reason(changes: dict, reason: str) -> None:
+    axes = latent(4, 2, 16, 128).values
     with pytest.raises(InvalidArgument, match=reason):
-        ENTRY.problem(**{**sound, **changes})
+        ENTRY.problem(**{**axes, **changes})
 
 
-def test_the_least_work_is_what_the_visible_tokens_need() -> None:
+def test_flops_and_bytes_count_the_visible_tokens_only() -> None:
     decode = latent(3, 1, 16, 100)
-    assert paged_attn.tokens_read(decode) == 3 * 128  # whole pages, as the inputs have them
+    assert (
+        paged_attn.tokens_read(decode) == 3 * 128
+    )  # the lengths of the inputs are rounded up to whole pages
     assert ENTRY.flops(decode) == 3 * 2 * 16 * (576 + 512) * 128
-    asked = 3 * 16 * (2 * (576 + 512) + 4)
-    assert ENTRY.bytes_moved(decode) == 3 * 128 * 1152 + asked
+    query_bytes = 3 * 16 * (2 * (576 + 512) + 4)
+    assert ENTRY.bytes_moved(decode) == 3 * 128 * 1152 + query_bytes
     packed = latent(3, 1, 16, 100, kv_dtype="uint8")
-    assert ENTRY.bytes_moved(packed) == 3 * 128 * 656 + asked
-    several = latent(1, 4, 16, 64)
-    assert ENTRY.flops(several) == 2 * 16 * (576 + 512) * (61 + 62 + 63 + 64)
-    assert ENTRY.bytes_moved(several) == 64 * 1152 + 4 * 16 * (2 * (576 + 512) + 4)
+    assert ENTRY.bytes_moved(packed) == 3 * 128 * 656 + query_bytes
+    four_queries = latent(1, 4, 16, 64)
+    assert ENTRY.flops(four_queries) == 2 * 16 * (576 + 512) * (61 + 62 + 63 + 64)
+    assert ENTRY.bytes_moved(four_queries) == 64 * 1152 + 4 * 16 * (2 * (576 + 512) + 4)
 
 
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "uint8"])
-def test_a_query_that_sees_nothing_gets_zeros(kv_dtype: str) -> None:
+def test_a_query_without_visible_tokens_gets_zeros(kv_dtype: str) -> None:
     problem = latent(2, 2, 16, 64, kv_dtype=kv_dtype)
     arrays = inputs(problem) | {"kv_lens": np.array([0, 1], "int32")}
-    found = ENTRY.oracle(problem, arrays)
-    assert (found["out"][:3] == 0).all() and (found["lse"][:3] == -np.inf).all()
+    results = ENTRY.oracle(problem, arrays)
+    assert (results["out"][:3] == 0).all() and (results["lse"][:3] == -np.inf).all()
     row = arrays["kv_cache"][arrays["block_table"][1, 0], 0]
     row = _mla_row.unpack(row.astype("uint8")) if kv_dtype == "uint8" else row
-    assert np.allclose(found["out"][3], row[:512]) and np.isfinite(found["lse"][3]).all()
+    assert np.allclose(results["out"][3], row[:512]) and np.isfinite(results["lse"][3]).all()

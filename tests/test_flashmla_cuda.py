@@ -1,4 +1,4 @@
-"""CUDA's `flashmla` and `mla_kv_write`: corners of their spaces, and what a launch is given."""
+"""CUDA's `flashmla` and `mla_kv_write`: corners of their spaces, and the parameters of launches."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ CORNERS = [
     ("mma", latent(128, 1, 16, 4096, **PACKED), Config(least=4, combine=False)),
     ("mma", latent(64, 2, 128, 4096, **PACKED), Config(least=4, combine=False)),
 ]
-SIDE = Config(row_tiles=2, cluster=1, least=1, combine=False)
-GATHERED = [
-    ("wgmma", sparse(128, 128, 2048), SIDE),
+TWO_ROW_TILES = Config(row_tiles=2, cluster=1, least=1, combine=False)
+GATHERED_CORNERS = [
+    ("wgmma", sparse(128, 128, 2048), TWO_ROW_TILES),
     ("wgmma", latent(2, 3, 16, 500, 1, **HALF), ALONE),
     ("mma", sparse(128, 8, 2048, **HALF), Config(least=4, combine=False)),
     ("mma", sparse(128, 64, 2048, **PACKED), Config(least=4, combine=True)),
 ]
-"""Pages of one token."""
+"""Corners with pages of one token: their rows are gathered one by one."""
 WIDTHS = {TensorMap: 128, Int32: 4, Float32: 4}
-"""Bytes of parameters that are no pointers."""
+"""Bytes of each kind of parameter, except pointers."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("variant", "problem", "config"), CORNERS + GATHERED)
+@pytest.mark.parametrize(("variant", "problem", "config"), CORNERS + GATHERED_CORNERS)
 def test_a_corner_compiles_without_spills_and_gets_the_parameters_it_declares(
     variant: str, problem: Problem, config: Config
 ) -> None:
@@ -60,13 +60,13 @@ def test_a_corner_compiles_without_spills_and_gets_the_parameters_it_declares(
     for step in program.steps:
         artifact = build(step.source, H200.arch)
         assert artifact.metadata["spill_bytes"] == 0
-        assert artifact.metadata["warnings"] == []  # ptxas tells there that it serialized wgmma
+        assert artifact.metadata["warnings"] == []  # ptxas would warn here of serialized wgmma
         assert step.shared_bytes + artifact.metadata["static_shared_bytes"] <= H200.shared_bytes
         assert step.block * artifact.metadata["registers"] <= 1 << 16
-        given = [WIDTHS.get(type(param), 8) for param in step.params]
-        assert inspect.parameters(artifact.cubin, artifact.kernel) == given
+        declared_bytes = [WIDTHS.get(type(param), 8) for param in step.params]
+        assert inspect.parameters(artifact.cubin, artifact.kernel) == declared_bytes
         maps = [param for param in step.params if isinstance(param, TensorMap)]
-        assert all(tensor_map.why_not(found) is None for found in maps)
+        assert all(tensor_map.why_not(tma_map) is None for tma_map in maps)
     artifact = build(program.steps[0].source, H200.arch)
     gathers = problem["page_size"] == 1
     proven = inspect.prove(implementation, artifact)
@@ -87,8 +87,8 @@ def test_row_tiles_stay_whole_where_nearly_all_teams_have_work(
 
 
 @pytest.mark.parametrize("sms", [1, 2, 7, 132])
-@pytest.mark.parametrize("problem", [p for _, p, _ in CORNERS + GATHERED], ids=str)
-def test_workspaces_hold_two_slots_a_share(problem: Problem, sms: int) -> None:
+@pytest.mark.parametrize("problem", [p for _, p, _ in CORNERS + GATHERED_CORNERS], ids=str)
+def test_workspaces_hold_two_partial_results_for_each_share(problem: Problem, sms: int) -> None:
     target = replace(H200, sms=sms)
     for implementation in (wgmma.IMPLEMENTATION, pair.IMPLEMENTATION, mma.IMPLEMENTATION):
         for config in implementation.configs(problem, target):

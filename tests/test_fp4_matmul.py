@@ -1,4 +1,4 @@
-"""`nvfp4_matmul`: the order of prepacked weights, how much signal is left, and its peer."""
+"""`nvfp4_matmul`: the layout of prepacked weights, the signal of its products, and its peer."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ ENTRY = catalog.entry("nvfp4_matmul")
 HOST = SimpleNamespace(xp=np, synchronize=lambda: None)
 
 
-def drawn(n: int, k: int, format: str):
+def draw_weights(n: int, k: int, format: str):
+    """Random codes, n x k/2 bytes, and random scales, n x k/BLOCKS[format] bytes."""
     random = np.random.default_rng(0)
     codes = random.integers(0, 256, (n, k // 2), "uint8")
     return codes, random.integers(1, 120, (n, k // _fp4.BLOCKS[format]), "uint8")
 
 
 @pytest.mark.parametrize("format", _fp4.FORMATS)
-def test_a_lanes_word_is_its_part_of_a_left_operand(format: str) -> None:
+def test_each_word_of_packed_codes_is_the_operand_of_one_lane(format: str) -> None:
     n, k, size = 48, 160, _fp4.BLOCKS[format]
-    codes, scales = drawn(n, k, format)
+    codes, scales = draw_weights(n, k, format)
     single = np.stack((codes & 15, codes >> 4), axis=-1).reshape(n, k)
     single = np.pad(single, ((0, 0), (0, 32)))
     packed = _fp4_tiles.pack_codes(codes)
@@ -40,21 +41,21 @@ def test_a_lanes_word_is_its_part_of_a_left_operand(format: str) -> None:
     for row, tile, lane, step in np.ndindex(words.shape):
         r, c = 16 * row + lane // 4, 64 * tile + 16 * step + 2 * (lane % 4)
         registers = [(r, c), (r + 8, c), (r, c + 8), (r + 8, c + 8)]
-        wanted = sum(
+        expected = sum(
             int(single[at[0], at[1] + i // 4]) << 4 * i for i, at in enumerate(registers * 2)
         )
-        assert words[row, tile, lane, step] == wanted
-    each = 64 // size
-    found = _fp4_tiles.pack_scales(scales, format).reshape(3, 3, 8, 2, each)
+        assert words[row, tile, lane, step] == expected
+    scales_per_tile = 64 // size
+    packed_scales = _fp4_tiles.pack_scales(scales, format).reshape(3, 3, 8, 2, scales_per_tile)
     for row, col in np.ndindex(scales.shape):
-        at = row // 16, col // each, row % 8, row % 16 // 8, col % each
-        assert found[at] == scales[row, col]
+        at = row // 16, col // scales_per_tile, row % 8, row % 16 // 8, col % scales_per_tile
+        assert packed_scales[at] == scales[row, col]
 
 
 @pytest.mark.parametrize("format", _fp4.FORMATS)
 @pytest.mark.parametrize(("n", "k"), [(16, 64), (5, 96), (33, 320)])
-def test_prepacked_weights_are_the_same_weights(n: int, k: int, format: str) -> None:
-    codes, scales = drawn(n, k, format)
+def test_unpacking_prepacked_weights_gives_the_weights(n: int, k: int, format: str) -> None:
+    codes, scales = draw_weights(n, k, format)
     element = {"nvfp4": torch.float8_e4m3fn, "mxfp4": torch.float8_e8m0fnu}[format]
     w = torch.from_numpy(codes).view(torch.float4_e2m1fn_x2)
     packed, scale = fp4.prepack(w, torch.from_numpy(scales).view(element))
@@ -68,22 +69,22 @@ def test_prepacked_weights_are_the_same_weights(n: int, k: int, format: str) -> 
 
 
 @pytest.mark.parametrize("format", _fp4.FORMATS)
-def test_swizzled_scales_are_the_same_scales(format: str) -> None:
+def test_unswizzling_swizzled_scales_gives_the_scales(format: str) -> None:
     n, k = 140, 288
-    _, scales = drawn(n, k, format)
+    _, scales = draw_weights(n, k, format)
     element = {"nvfp4": torch.float8_e4m3fn, "mxfp4": torch.float8_e8m0fnu}[format]
-    found = fp4.swizzle(torch.from_numpy(scales).view(element))
+    swizzled = fp4.swizzle(torch.from_numpy(scales).view(element))
     problem = ENTRY.problem(M=1, N=n, K=k, dtype=FP4, format=format)
-    wanted = next(t for t in ENTRY.inputs if t.name == "w_scale")
-    assert (tuple(found.shape), found.dtype) == (wanted.shape_of(problem), element)
-    bytes_ = found.view(torch.uint8).numpy()
+    w_scale = next(t for t in ENTRY.inputs if t.name == "w_scale")
+    assert (tuple(swizzled.shape), swizzled.dtype) == (w_scale.shape_of(problem), element)
+    bytes_ = swizzled.view(torch.uint8).numpy()
     assert (_fp4.unswizzle(bytes_, *scales.shape) == scales).all()
     assert bytes_.sum(dtype=int) == scales.sum(dtype=int)  # padding is zero
     with pytest.raises(InvalidArgument, match="scales are uint8"):
         fp4.swizzle(torch.from_numpy(scales))
 
 
-def test_prepack_says_what_it_cannot_take() -> None:
+def test_prepack_refuses_wrong_scales() -> None:
     w = torch.zeros(4, 32, dtype=torch.uint8)
     with pytest.raises(InvalidArgument, match="scales are uint8; use float8_e4m3fn"):
         fp4.prepack(w, torch.zeros(4, 4, dtype=torch.uint8))
@@ -92,8 +93,8 @@ def test_prepack_says_what_it_cannot_take() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_call_tells_its_problem(dtype: str) -> None:
-    """Of A in 4 bits, too, whose columns are half as many as K."""
+def test_the_problem_is_inferred_from_the_arguments(dtype: str) -> None:
+    """With A in 4 bits too, where A has K/2 columns of packed codes."""
     problem = ENTRY.problem(M=33, N=80, K=96, dtype=dtype, format="mxfp4")
     infos, fakes = {}, []
     for tensor in ENTRY.inputs:
@@ -109,8 +110,8 @@ def test_a_call_tells_its_problem(dtype: str) -> None:
     assert (tuple(d.shape), str(d.dtype)) == ((33, 80), f"torch.{OUT.where(problem.values)}")
 
 
-def test_scales_of_both_operands_are_where_blackwell_reads_them() -> None:
-    """D of the oracle is what the definition gives of `nvfp4_quantize`'s two outputs."""
+def test_both_operands_take_the_swizzled_scales_of_nvfp4_quantize() -> None:
+    """D of the oracle equals the product of two dequantized outputs of `nvfp4_quantize`."""
     random = np.random.default_rng(0)
     m, n, k = 140, 130, 208
     a, w = (random.standard_normal(size).astype("float32") for size in ((m, k), (n, k)))
@@ -142,11 +143,11 @@ def judge(**axes) -> gate.Verdict:
     prepared = gate.prepare(ENTRY, problem, HOST, 1)
 
     def tensors(arrays) -> dict:
-        found = {}
+        views = {}
         for tensor in ENTRY.present(problem):
             flat = torch.from_numpy(arrays[tensor.name].view(f"i{arrays[tensor.name].itemsize}"))
-            found[tensor.name] = flat.view(getattr(torch, tensor.dtype_of(problem)))
-        return found
+            views[tensor.name] = flat.view(getattr(torch, tensor.dtype_of(problem)))
+        return views
 
     make = ENTRY.peers[0].load()
     return prepared.verify(lambda arrays: make(problem, tensors(arrays)), peer=True)
@@ -156,13 +157,13 @@ def judge(**axes) -> gate.Verdict:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", FP4])
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_the_peer_means_the_same(packing: str, dtype: str, format: str, bias: bool) -> None:
+def test_the_peer_passes_the_gate(packing: str, dtype: str, format: str, bias: bool) -> None:
     verdict = judge(dtype=dtype, format=format, bias=bias, packing=packing)
     assert verdict.passed, verdict.detail
 
 
 @pytest.mark.parametrize("format", _fp4.FORMATS)
-def test_the_peer_takes_float8_without_what_follows_a_product(format: str) -> None:
+def test_the_peer_takes_float8_only_without_an_epilogue(format: str) -> None:
     verdict = judge(dtype=FP8, format=format)
     assert verdict.passed, verdict.detail
     with pytest.raises(Unsupported):
@@ -170,7 +171,11 @@ def test_the_peer_takes_float8_without_what_follows_a_product(format: str) -> No
 
 
 def product_sqnr(format: str, scale_of_weights: float = 0.02) -> float:
-    """Of the oracle's product with quantized normal weights against the exact one, in dB."""
+    """Signal to quantization noise of the oracle's product, in dB.
+
+    The weights are normally distributed with the given scale, then quantized; the signal is the
+    product with the exact weights.
+    """
     random = np.random.default_rng(0)
     a, w = (random.standard_normal(shape).astype("float32") for shape in ((64, 1024), (256, 1024)))
     a, w = dtypes.decode(dtypes.encode(a, "bfloat16"), "bfloat16"), w * np.float32(scale_of_weights)
@@ -188,7 +193,7 @@ def product_sqnr(format: str, scale_of_weights: float = 0.02) -> float:
     return float(10 * np.log10((exact**2).sum() / (noise**2).sum()))
 
 
-def test_products_keep_enough_signal() -> None:
+def test_products_keep_16_db_in_nvfp4_and_12_db_in_mxfp4() -> None:
     nvfp4, mxfp4 = product_sqnr("nvfp4"), product_sqnr("mxfp4")
     assert nvfp4 >= 16 and nvfp4 > mxfp4 >= 12
 

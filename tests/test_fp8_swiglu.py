@@ -1,4 +1,4 @@
-"""`fp8_swiglu`: between `gemm` and `fp8_gemm`, what its tolerances let pass, its CUDA kernels."""
+"""`fp8_swiglu`: its oracle against `gemm` and `fp8_quantize`, its tolerances, its CUDA kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def problem_of(m: int, n: int, dtype: str = "bfloat16") -> Problem:
     return ENTRY.problem(M=m, N=n, dtype=dtype)
 
 
-def test_it_makes_what_gemm_and_fp8_quantize_make_but_for_the_16_bits_between() -> None:
+def test_the_oracle_agrees_with_gemm_and_fp8_quantize_up_to_rounding_between_them() -> None:
     m, n, k = 40, 600, 64
     random = np.random.default_rng(0)
     a, b = (random.standard_normal((rows, k), dtype=np.float32) * k**-0.25 for rows in (m, n))
@@ -37,15 +37,15 @@ def test_it_makes_what_gemm_and_fp8_quantize_make_but_for_the_16_bits_between() 
     x = dtypes.decode(product("none"), "bfloat16")
     fused = ENTRY.oracle(problem_of(m, n), {"x": x})
     problem = quantize.problem(M=m, K=n // 2, dtype="bfloat16", block="1x128")
-    apart = quantize.oracle(problem, {"x": product("swiglu")})
-    assert fused["scale"].shape == apart["scale"].shape
-    assert np.allclose(fused["scale"], apart["scale"], rtol=2**-6)
-    assert np.allclose(fused["q"], dtypes.decode(apart["q"], FP8), rtol=2**-3, atol=2**-2)
+    separate = quantize.oracle(problem, {"x": product("swiglu")})
+    assert fused["scale"].shape == separate["scale"].shape
+    assert np.allclose(fused["scale"], separate["scale"], rtol=2**-6)
+    assert np.allclose(fused["q"], dtypes.decode(separate["q"], FP8), rtol=2**-3, atol=2**-2)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_few_values_lie_so_near_a_border_that_float32_decides(dtype: str) -> None:
-    """q from y in float64 is nearly always the oracle's, far closer than the tolerance."""
+def test_rounding_in_float64_changes_fewer_than_one_value_in_a_thousand(dtype: str) -> None:
+    """q computed in float64 nearly always equals q of the oracle."""
     problem = problem_of(64, 1024, dtype)
     prepared = gate.prepare(ENTRY, problem, HOST)
     x = dtypes.decode(prepared.arrays["x"], dtype).astype("float64")
@@ -55,7 +55,7 @@ def test_few_values_lie_so_near_a_border_that_float32_decides(dtype: str) -> Non
     assert (q != prepared.expected["q"]).mean() < 1e-3
 
 
-def test_gates_in_place_of_what_they_gate_and_other_blocks_are_beyond_the_tolerances() -> None:
+def test_swapped_gates_and_shifted_scales_exceed_the_tolerances() -> None:
     problem = problem_of(64, 1024)
     prepared = gate.prepare(ENTRY, problem, HOST)
     x, expected = dtypes.decode(prepared.arrays["x"], "bfloat16"), prepared.expected
@@ -71,7 +71,7 @@ def test_gates_in_place_of_what_they_gate_and_other_blocks_are_beyond_the_tolera
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.slow
-def test_the_longest_warps_compile_without_spills(arch: str) -> None:
+def test_the_largest_unroll_compiles_without_spills(arch: str) -> None:
     chosen = next(c for c in FUSED.configs(problem_of(4096, 4096), H200) if c["unroll"] == 8)
     (step,) = FUSED.program(problem_of(4096, 4096, "float16"), chosen, H200).steps
     assert build(step.source, arch).metadata["spill_bytes"] == 0

@@ -17,8 +17,8 @@ def python(code: str) -> str:
 
 
 def loaded(code: str) -> set[str]:
-    told = python(f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))")
-    return {name.partition(".")[0] for name in json.loads(told.splitlines()[-1])}
+    output = python(f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))")
+    return {name.partition(".")[0] for name in json.loads(output.splitlines()[-1])}
 
 
 def test_importing_brings_nothing_heavy() -> None:
@@ -35,7 +35,7 @@ def test_explaining_needs_no_array_library() -> None:
 
 
 def test_importing_takes_less_than_150_ms() -> None:
-    """The best of several, so that other work on the machine counts little."""
+    """The best of several runs, so that other load on the machine matters little."""
     code = (
         "import time; start = time.perf_counter(); import kernelcat; "
         "print(time.perf_counter() - start)"
@@ -44,7 +44,7 @@ def test_importing_takes_less_than_150_ms() -> None:
 
 
 def test_listing_the_catalog_takes_less_than_400_ms() -> None:
-    """As a user waits on an idle machine: CPU time, the interpreter's start included."""
+    """CPU time of the command, including the start of the interpreter."""
 
     def seconds() -> float:
         before = os.times()

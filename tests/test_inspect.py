@@ -1,4 +1,4 @@
-"""Machine code: opcodes are counted, and techniques proven by them or not."""
+"""Machine code: the opcodes of a kernel, and the techniques that they prove."""
 
 from __future__ import annotations
 
@@ -70,18 +70,18 @@ def test_a_technique_is_proven_by_its_instruction(
     report = inspect.inspect(compiled(tmp_path, body, arch))
     assert report.has(pattern), sorted(report.opcodes)
     others = [other for other, *_ in CASES if other != pattern and not other.startswith("STG")]
-    found = [other for other in others if report.has(other)]
-    assert found in ([], ["UTMALDG.2D"] if "MULTICAST" in pattern else [])
+    others_present = [other for other in others if report.has(other)]
+    assert others_present in ([], ["UTMALDG.2D"] if "MULTICAST" in pattern else [])
 
 
-def test_only_the_kernel_that_is_launched_counts(tmp_path: Path) -> None:
+def test_only_opcodes_of_the_launched_kernel_are_counted(tmp_path: Path) -> None:
     artifact = compiled(tmp_path, "", "sm_90a")
     assert not inspect.inspect(artifact).has("MUFU.RSQ")
     everything = inspect.opcodes(inspect.disassemble(artifact.cubin), "host_entry")
     assert everything["MUFU.RSQ"] == 1 and everything["STG.E.128"] == 1
 
 
-def test_prove_answers_for_every_technique(tmp_path: Path) -> None:
+def test_prove_decides_every_technique(tmp_path: Path) -> None:
     artifact = compiled(tmp_path, BULK, "sm_90a")
     nothing: Any = None
     claims = {"1-D bulk": "UBLKCP", "wgmma": "HGMMA"}
@@ -91,7 +91,7 @@ def test_prove_answers_for_every_technique(tmp_path: Path) -> None:
     assert inspect.prove(implementation, artifact) == {"1-D bulk": True, "wgmma": False}
 
 
-def test_resources_are_the_compilers(tmp_path: Path) -> None:
+def test_resources_are_those_that_the_compiler_reported(tmp_path: Path) -> None:
     artifact = compiled(tmp_path, "", "sm_90a")
     report = inspect.inspect(artifact)
     assert report.registers == artifact.metadata["registers"] > 0
@@ -101,14 +101,14 @@ def test_resources_are_the_compilers(tmp_path: Path) -> None:
     )
 
 
-def test_parameters_are_told_in_order(tmp_path: Path) -> None:
+def test_parameters_have_their_sizes_in_order(tmp_path: Path) -> None:
     artifact = compiled(tmp_path, "", "sm_90a")
     assert inspect.parameters(artifact.cubin, "k") == [128, 8, 8, 8, 8]
     with pytest.raises(KernelcatError, match="no section"):
         inspect.parameters(artifact.cubin, "nothing")
 
 
-def test_opcodes_are_read_past_predicates_and_operands() -> None:
+def test_opcodes_are_counted_without_predicates_and_operands() -> None:
     sass = """
 \t.section\t.text.k,"ax",@progbits
         /*0000*/                   LDC R1, c[0x0][0x28] ;
@@ -119,8 +119,8 @@ def test_opcodes_are_read_past_predicates_and_operands() -> None:
 \t.section\t.text.k2,"ax",@progbits
         /*0000*/                   EXIT ;
 """
-    found = inspect.opcodes(sass, "k")
-    assert found == Counter({"LDC": 2, "BRA": 1, "UTMALDG.2D.MULTICAST": 1})
+    opcodes = inspect.opcodes(sass, "k")
+    assert opcodes == Counter({"LDC": 2, "BRA": 1, "UTMALDG.2D.MULTICAST": 1})
 
 
 @pytest.mark.parametrize(
@@ -133,12 +133,12 @@ def test_patterns_are_prefixes_with_wildcards(pattern: str, present: bool) -> No
     assert Report(0, 0, 0, opcodes).has(pattern) is present
 
 
-def test_what_is_no_machine_code_is_one_line() -> None:
+def test_an_invalid_cubin_is_a_one_line_error() -> None:
     with pytest.raises(KernelcatError, match="nvdisasm cannot read the machine code"):
         inspect.disassemble(b"no cubin")
 
 
-def test_its_own_wheel_comes_before_any_other(
+def test_nvdisasm_of_the_nvidia_wheel_is_preferred(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "nvidia/cu13/bin/nvdisasm"
@@ -148,7 +148,7 @@ def test_its_own_wheel_comes_before_any_other(
     assert inspect.disassembler() == tool
 
 
-def test_a_missing_disassembler_names_the_line_that_installs_it(
+def test_the_error_of_a_missing_nvdisasm_names_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(inspect, "_folders", lambda: iter(()))

@@ -21,12 +21,12 @@ KERNELS = [
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(driver.count() > 0, reason="with a GPU the same fuzzing runs on the GPU")
+@pytest.mark.skipif(driver.count() > 0, reason="with a GPU, fuzzing runs on the GPU")
 @pytest.mark.parametrize("implementation", KERNELS)
-def test_it_is_right_on_random_problems(implementation) -> None:
+def test_a_triton_kernel_is_right_on_random_problems(implementation) -> None:
     command = [sys.executable, "-m", "kernelcat", "fuzz", implementation.entry, "--json"]
     command += ["--language", "triton", "--variant", implementation.variant]
-    # Naive kernels have a program for every row; tiles are 128 at most.
+    # Naive kernels launch a program for each row; tiles have at most 128 rows, so 160 exceeds one.
     examples, limit = (5, 40) if implementation.variant == "naive" else (16, 160)
     command += ["--examples", str(examples), "--kernels", "8", "--limit", str(limit)]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The artifact cache: compiled once, read many times, never believed when damaged."""
+"""The artifact cache: one compilation for each key, damaged files, and full disks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kernelcat.jit import Artifact, build, cache
 
 @dataclass
 class Fake:
-    """A source whose compiler counts how often it ran."""
+    """A source whose compiler records the architectures that it compiled for."""
 
     text: str = "kernel"
     language: str = "cuda"
@@ -77,12 +77,12 @@ def test_a_source_is_compiled_once_and_then_comes_from_memory() -> None:
 
 
 @pytest.mark.parametrize("cubin", [b"\x7fELF machine code", b"another", b""])
-def test_the_disk_gives_back_what_the_compiler_gave(cubin: bytes) -> None:
+def test_an_artifact_is_read_back_unchanged_from_the_disk(cubin: bytes) -> None:
     first = build(Fake(cubin=cubin), "sm_90a")
     cache._memory.clear()
-    again = Fake(cubin=cubin)
-    assert build(again, "sm_90a") == first
-    assert again.compiled == []
+    second = Fake(cubin=cubin)
+    assert build(second, "sm_90a") == first
+    assert second.compiled == []
     assert (first.cubin, first.metadata["cluster"]) == (cubin, [2, 1, 1])
 
 
@@ -95,7 +95,9 @@ def test_the_disk_gives_back_what_the_compiler_gave(cubin: bytes) -> None:
         ({"version": "nvrtc 13.1"}, "sm_90a"),
     ],
 )
-def test_whatever_decides_the_machine_code_is_in_the_key(change: dict[str, Any], arch: str) -> None:
+def test_architecture_source_language_and_compiler_are_in_the_key(
+    change: dict[str, Any], arch: str
+) -> None:
     build(Fake(), "sm_90a")
     other = replace(Fake(), **change)
     build(other, arch)
@@ -135,7 +137,7 @@ def test_a_damaged_file_is_compiled_again_with_a_warning(folder: Path, damage: A
     assert path.read_bytes() == intact
 
 
-def test_a_folder_that_cannot_be_written_costs_one_warning(folder: Path) -> None:
+def test_a_folder_that_cannot_be_written_causes_one_warning(folder: Path) -> None:
     folder.write_text("a file where the folder should be")
     with pytest.warns(RuntimeWarning, match=f"cannot write to {folder}") as caught:
         assert build(Fake("a"), "sm_90a").kernel == "a"
@@ -143,7 +145,7 @@ def test_a_folder_that_cannot_be_written_costs_one_warning(folder: Path) -> None
     assert len(caught) == 1
 
 
-def test_a_full_disk_costs_one_warning_and_leaves_no_half_file(
+def test_a_full_disk_causes_one_warning_and_leaves_no_partial_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int) -> None:
@@ -167,7 +169,7 @@ for number in range(30):
 """
 
 
-def test_processes_that_compile_the_same_at_once_do_not_disturb_each_other(folder: Path) -> None:
+def test_concurrent_processes_can_compile_equal_sources(folder: Path) -> None:
     import time
 
     start = str(time.time() + 1.5)
@@ -184,14 +186,14 @@ def test_processes_that_compile_the_same_at_once_do_not_disturb_each_other(folde
 @pytest.mark.parametrize(
     "distribution", ["numpy", "cuda-bindings", "nvidia-cuda-nvrtc", "SQLAlchemy"]
 )
-def test_versions_are_those_of_the_package_metadata(distribution: str) -> None:
+def test_versions_equal_those_of_the_package_metadata(distribution: str) -> None:
     assert cache.version_of(distribution) == importlib.metadata.version(distribution)
 
 
-def test_what_is_not_installed_has_no_version() -> None:
+def test_a_missing_distribution_has_no_version() -> None:
     assert cache.version_of("no-such-distribution") is None
 
 
-def test_the_user_cache_folder_serves_where_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_folder_is_in_the_user_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KERNELCAT_CACHE")
     assert cache.folder().parts[-2:] == ("kernelcat", "artifacts")

@@ -1,4 +1,4 @@
-"""CUDA C++ through NVRTC: what is compiled, what is digested, and what errors say."""
+"""CUDA C++ through NVRTC: artifacts, digests, headers and error messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EXPRESSION = "kernelcat::scaled<128, __nv_bfloat16>"
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A ``kernels/cuda`` folder of the test's own."""
+    """A temporary ``kernels/cuda`` folder with one kernel and three headers."""
     (tmp_path / "include/kernelcat").mkdir(parents=True)
     (tmp_path / "scaled").mkdir()
     (tmp_path / "include/kernelcat/scale.cuh").write_text('#include "kernelcat/one.cuh"\n')
@@ -62,7 +62,7 @@ def test_a_template_is_compiled_to_machine_code_without_a_gpu(root: Path, arch: 
     assert artifact.metadata["static_shared_bytes"] >= 256
 
 
-def test_spills_and_the_registers_of_the_right_kernel_are_told(root: Path) -> None:
+def test_the_metadata_has_registers_and_spills_of_the_requested_kernel(root: Path) -> None:
     (root / "scaled/kernel.cu").write_text(
         """
         extern "C" __global__ void small(int* out) { *out = 1; }
@@ -79,7 +79,7 @@ def test_spills_and_the_registers_of_the_right_kernel_are_told(root: Path) -> No
     assert small["spill_bytes"] == 0 < greedy["spill_bytes"]
 
 
-def test_what_ptxas_ignores_is_kept_as_a_warning(root: Path) -> None:
+def test_what_ptxas_ignores_becomes_a_warning_in_the_metadata(root: Path) -> None:
     (root / "scaled/kernel.cu").write_text(
         'extern "C" __global__ void k() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }'
     )
@@ -98,28 +98,28 @@ def test_an_error_names_file_line_and_reason(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("#error only for Hopper\n", "kernel.cu(1): error: #error directive: only for Hopper"),
         ('#include "gone.cuh"\n', 'kernel.cu(1): error: cannot open source file "gone.cuh"'),
         ('extern "C" __global__ void k() { asm("wgmma.fence.sync.aligned;"); }', "wgmma"),
     ],
 )
-def test_every_kind_of_error_takes_one_line(root: Path, text: str, said: str) -> None:
+def test_every_kind_of_error_takes_one_line(root: Path, text: str, message: str) -> None:
     (root / "scaled/kernel.cu").write_text(text)
     with pytest.raises(CompileError) as caught:
         source(kernel="k").compile("sm_80")
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
     assert str(caught.value).startswith("scaled/kernel.cu")
 
 
-def test_a_wrong_name_expression_is_an_error_about_it(root: Path) -> None:
+def test_the_error_of_a_wrong_name_expression_quotes_the_expression(root: Path) -> None:
     with pytest.raises(CompileError, match="error in 'kernelcat::scaled<128, half4>'") as caught:
         source(kernel="kernelcat::scaled<128, half4>").compile("sm_90a")
     assert "scaled/kernel.cu" in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_one_line(root: Path) -> None:
+def test_a_missing_file_is_a_one_line_error(root: Path) -> None:
     with pytest.raises(CompileError, match=r"there is no CUDA source nothing\.cu"):
         CudaSource("nothing.cu", "k").compile("sm_90a")
 
@@ -133,7 +133,9 @@ def test_an_architecture_newer_than_nvrtc_says_what_to_upgrade(root: Path) -> No
     "path", ["scaled/kernel.cu", "scaled/own.cuh", "include/kernelcat/scale.cuh",
              "include/kernelcat/one.cuh"]
 )  # fmt: skip
-def test_the_digest_follows_every_file_of_ours(root: Path, path: str) -> None:
+def test_the_digest_depends_on_the_code_of_every_included_file_of_the_catalog(
+    root: Path, path: str
+) -> None:
     before = source().digest()
     (root / path).write_text((root / path).read_text() + "// another\n")
     assert source().digest() == before
@@ -141,7 +143,7 @@ def test_the_digest_follows_every_file_of_ours(root: Path, path: str) -> None:
     assert source().digest() != before
 
 
-def test_the_digest_follows_the_instantiation_and_the_macros_and_nothing_else(root: Path) -> None:
+def test_the_digest_depends_on_instantiation_and_macros_but_not_on_other_files(root: Path) -> None:
     (root / "include/kernelcat/unused.cuh").write_text("int a;")
     before = source().digest()
     (root / "include/kernelcat/unused.cuh").write_text("int b;")
@@ -149,7 +151,7 @@ def test_the_digest_follows_the_instantiation_and_the_macros_and_nothing_else(ro
     assert len({before, source(1).digest(), source(kernel="other").digest()}) == 3
 
 
-def test_the_digest_is_the_same_wherever_the_catalog_lies(
+def test_the_digest_does_not_depend_on_the_folder_of_the_catalog(
     root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = source().digest()
@@ -163,16 +165,16 @@ def test_headers_that_include_each_other_are_digested_once(root: Path) -> None:
     (root / "include/kernelcat/one.cuh").write_text(
         '#pragma once\n#include "kernelcat/scale.cuh"\nconstexpr int kScale = 1;\n'
     )
-    found = [path.name for path in source().files()]
-    assert sorted(found) == ["kernel.cu", "one.cuh", "own.cuh", "scale.cuh"]
+    names = [path.name for path in source().files()]
+    assert sorted(names) == ["kernel.cu", "one.cuh", "own.cuh", "scale.cuh"]
 
 
 def test_the_toolchain_names_compiler_and_headers() -> None:
     from importlib.metadata import version
 
-    told = source().toolchain()
-    assert f"nvrtc {version('nvidia-cuda-nvrtc')}" in told
-    assert f"cccl {version('nvidia-cuda-cccl')}" in told
+    toolchain = source().toolchain()
+    assert f"nvrtc {version('nvidia-cuda-nvrtc')}" in toolchain
+    assert f"cccl {version('nvidia-cuda-cccl')}" in toolchain
 
 
 LAYOUTS = {
@@ -187,7 +189,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_headers_are_found_in_every_layout_the_wheels_had(
+def test_headers_are_found_in_every_layout_of_the_nvidia_wheels(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = [tmp_path / name for name in LAYOUTS[layout]]
@@ -198,7 +200,7 @@ def test_headers_are_found_in_every_layout_the_wheels_had(
     assert set(folders) <= set(cuda.header_folders.__wrapped__())
 
 
-def test_a_toolkit_serves_where_no_wheel_does(
+def test_headers_of_a_toolkit_are_taken_where_no_wheel_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("cuda_bf16.h", "crt/mma.h", "cccl/cuda/std/cstdint"):
@@ -206,17 +208,21 @@ def test_a_toolkit_serves_where_no_wheel_does(
         (tmp_path / "include" / name).touch()
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    found = cuda.header_folders.__wrapped__()
-    assert found == (tmp_path / "include", tmp_path / "include/cccl")
+    folders = cuda.header_folders.__wrapped__()
+    assert folders == (tmp_path / "include", tmp_path / "include/cccl")
 
 
-def test_missing_headers_name_the_line_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_missing_headers_names_the_command_that_installs_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cuda, "_header_candidates", lambda: [[Path("/nowhere")]])
     with pytest.raises(MissingDependency, match=r"pip install .*nvidia-cuda-cccl"):
         cuda.header_folders.__wrapped__()
 
 
-def test_a_missing_nvrtc_names_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_missing_nvrtc_names_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(MissingDependency, match=r"pip install 'nvidia-cuda-nvrtc"):
         source().compile("sm_90a")

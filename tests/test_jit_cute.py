@@ -1,4 +1,4 @@
-"""CuTe DSL: what the digest covers, what an artifact holds, and how launch arguments are packed."""
+"""CuTe DSL: digests, artifacts, error messages, and the packing of launch arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAIVE = cute.CuteSource(
 )
 
 
-def test_the_digest_is_stable_and_tells_instantiations_apart() -> None:
+def test_the_digest_is_stable_and_differs_between_instantiations() -> None:
     assert NAIVE.digest() == replace(NAIVE).digest()
     others = [
         replace(NAIVE, constants=(("dtype", "bfloat16"), ("bias", True))),
@@ -72,7 +72,7 @@ def test_one_process_compiles_for_several_architectures() -> None:
     assert len(set(codes.values())) == 3
 
 
-def test_a_refusal_is_one_line_and_a_log() -> None:
+def test_a_compile_error_has_a_one_line_message_and_a_log() -> None:
     kinds = ("*bfloat16",) * 5 + ("int32",) * 4
     tile = (("block_m", 128), ("block_n", 128), ("cluster_m", 1), ("cluster_n", 1))
     constants = (*NAIVE.constants, *tile, ("pingpong", False))
@@ -82,19 +82,21 @@ def test_a_refusal_is_one_line_and_a_log() -> None:
     assert "\x1b" not in e.value.log and len(e.value.log) > 20
 
 
-def test_a_missing_dsl_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_missing_dsl_names_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match="pip install"):
         NAIVE.compile("sm_90a")
 
 
-def test_a_launch_packs_every_kind_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bytes] = []
+def test_a_launch_packs_parameters_of_every_type_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[bytes] = []
 
     class Runtime:
         @staticmethod
         def CuteDSLRT_Function_Run(function: Any, arguments: Any, count: ctypes.c_size_t) -> int:
-            seen.extend(ctypes.string_at(arguments[i], 8) for i in range(count.value))
+            packed.extend(ctypes.string_at(arguments[i], 8) for i in range(count.value))
             return 0
 
     monkeypatch.setattr(cute, "_runtime", Runtime)
@@ -102,7 +104,7 @@ def test_a_launch_packs_every_kind_in_order(monkeypatch: pytest.MonkeyPatch) -> 
     params = ["*bfloat16", "int32", "int64", "float32"]
     artifact = jit.Artifact("cute", "sm_90a", "kernel", b"", b"", {"params": params})
     cute.load(artifact)(0x7F0000001000, -3, 1 << 40, 1.5, 0xABC0)
-    address, small, large, real, stream, error = seen
+    address, small, large, real, stream, error = packed
     assert int.from_bytes(address, "little") == 0x7F0000001000
     assert ctypes.c_int32.from_buffer_copy(small).value == -3
     assert int.from_bytes(large, "little") == 1 << 40
@@ -111,8 +113,8 @@ def test_a_launch_packs_every_kind_in_order(monkeypatch: pytest.MonkeyPatch) -> 
     assert int.from_bytes(error, "little") == 0
 
 
-@pytest.mark.skipif(driver.count() > 0, reason="with a GPU the object loads to the end")
-def test_without_a_gpu_loading_links_and_then_misses_the_driver() -> None:
+@pytest.mark.skipif(driver.count() > 0, reason="with a GPU loading succeeds")
+def test_without_a_gpu_loading_fails_only_at_the_driver() -> None:
     artifact = jit.build(NAIVE, "sm_90a")
     with pytest.raises(LaunchError, match=r"cannot load .*: CUDA error occurred"):
         cute.load(artifact)
@@ -122,7 +124,7 @@ def test_without_a_gpu_loading_links_and_then_misses_the_driver() -> None:
 
 @pytest.mark.gpu
 def test_a_loaded_kernel_runs_without_the_dsl(tmp_path: Path) -> None:
-    """In a process that never imports the DSL: what a warm start does."""
+    """Runs in a process that never imports the DSL, as after a warm start."""
     from kernelcat.runtime import gpu
 
     path = tmp_path / "artifact"

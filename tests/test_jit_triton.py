@@ -21,7 +21,7 @@ from kernelcat.runtime import gpu
 
 H200 = gpu.find("h200")
 SIZES = {Pointer: (8, 8), Int32: (4, 4), Int64: (8, 8), TensorMap: (128, 64)}
-"""Parameter class -> bytes and alignment, as kernelcat/launcher.py passes them."""
+"""Parameter class -> bytes and alignment with which the launcher passes a parameter."""
 
 KERNEL = """
 import triton
@@ -68,14 +68,14 @@ def compiled(request: pytest.FixtureRequest):
     return step, step.source.compile("sm_90a")
 
 
-def test_launched_are_the_warps_of_every_role(compiled) -> None:
+def test_the_number_of_warps_counts_every_role(compiled) -> None:
     step, artifact = compiled
-    # Gluon: two warpgroups multiply; the one warp that loads is filled up to a warpgroup.
+    # Gluon: two warpgroups are consumers; the single producer warp is padded to a warpgroup.
     warps = 12 if step is STEPS["Gluon"] else 4
     assert artifact.metadata["num_warps"] == warps
 
 
-def told_layout(cubin: bytes, tmp_path: Path) -> list[tuple[int, int]]:
+def parameters_of_cubin(cubin: bytes, tmp_path: Path) -> list[tuple[int, int]]:
     """Offset (from the first parameter) and size of every kernel parameter, from the ELF file."""
     import triton as package
 
@@ -85,11 +85,13 @@ def told_layout(cubin: bytes, tmp_path: Path) -> list[tuple[int, int]]:
         [tool, "-elf", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True
     ).stdout
     pattern = r"Ordinal : 0x(\w+)\s+Offset\s+: 0x(\w+)\s+Size\s+: 0x(\w+)"
-    found = sorted(tuple(int(x, 16) for x in match) for match in set(re.findall(pattern, text)))
-    return [(offset - found[0][1], size) for _, offset, size in found]
+    parameters = sorted(
+        tuple(int(x, 16) for x in match) for match in set(re.findall(pattern, text))
+    )
+    return [(offset - parameters[0][1], size) for _, offset, size in parameters]
 
 
-def test_parameters_lie_where_the_launcher_puts_them(compiled, tmp_path: Path) -> None:
+def test_parameters_have_the_offsets_that_the_launcher_uses(compiled, tmp_path: Path) -> None:
     step, artifact = compiled
     assert artifact.metadata["hidden_params"] == ["null", "null"]
     expected, end = [], 0
@@ -98,7 +100,7 @@ def test_parameters_lie_where_the_launcher_puts_them(compiled, tmp_path: Path) -
         start = -(-end // alignment) * alignment
         expected.append((start, size))
         end = start + size
-    assert told_layout(artifact.cubin, tmp_path) == expected
+    assert parameters_of_cubin(artifact.cubin, tmp_path) == expected
 
 
 def test_an_artifact_survives_the_cache(compiled) -> None:
@@ -108,7 +110,7 @@ def test_an_artifact_survives_the_cache(compiled) -> None:
     assert artifact.metadata["cluster"] == [1, 1, 1]
 
 
-def test_a_descriptor_laid_out_otherwise_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_descriptor_with_another_layout_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "box_of", lambda dtype, block: ((32, block[0]), 64))
     with pytest.raises(CompileError, match="descriptors have layouts"):
         STEPS["descriptors"].source.compile("sm_90a")
@@ -116,7 +118,10 @@ def test_a_descriptor_laid_out_otherwise_is_an_error(monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """``fill(text of the helper's module)`` makes modules and a source of a kernel in them."""
+    """A function that writes two modules and returns the TritonSource of a kernel in them.
+
+    ``name`` is the helper function that the kernel calls; ``options`` go to ``triton.step``.
+    """
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def make(name: str = "twice", **options: int) -> triton.TritonSource:
@@ -131,7 +136,7 @@ def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         sys.modules.pop(name, None)
 
 
-def test_a_kernel_that_does_not_compile_says_why_in_one_line(fill, capsys) -> None:
+def test_the_error_of_a_kernel_that_does_not_compile_is_one_line(fill, capsys) -> None:
     source = fill()
     text = KERNEL.format(helper="kc_helper", name="twice").replace("+ tl.arange", "@ tl.arange")
     Path(sys.path[0], "kc_fill.py").write_text(text)
@@ -143,7 +148,7 @@ def test_a_kernel_that_does_not_compile_says_why_in_one_line(fill, capsys) -> No
     assert capsys.readouterr().out == ""
 
 
-def test_what_other_threads_print_meanwhile_is_not_swallowed(capsys) -> None:
+def test_output_of_other_threads_is_not_captured(capsys) -> None:
     log = triton._Log()
     log.write("ours")
     other = threading.Thread(target=log.write, args=("theirs",))
@@ -153,31 +158,33 @@ def test_what_other_threads_print_meanwhile_is_not_swallowed(capsys) -> None:
     assert capsys.readouterr().out == "theirs"
 
 
-def test_nothing_is_compiled_while_interpreting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_is_refused_while_triton_interpret_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(CompileError, match="unset it"):
         STEPS["pointers"].source.compile("sm_90a")
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_103a", "sm_120a"])
-def test_a_kernel_compiles_for_gpus_that_are_not_here(fill, arch: str) -> None:
+def test_a_kernel_compiles_for_other_architectures(fill, arch: str) -> None:
     artifact = fill(num_warps=2).compile(arch)
     assert (artifact.arch, artifact.kernel) == (arch, "fill")
     assert artifact.metadata["num_warps"] == 2
     assert artifact.cubin.startswith(b"\x7fELF")
 
 
-def test_a_digest_changes_with_all_that_decides_the_code(fill) -> None:
+def test_a_digest_changes_with_options_constants_divisors_and_text(fill) -> None:
     source = fill()
-    same = source.digest()
-    assert fill().digest() == same
-    assert fill(num_warps=8).digest() != same
+    before = source.digest()
+    assert fill().digest() == before
+    assert fill(num_warps=8).digest() != before
     fields = {**source.__dict__, "constants": {"BLOCK": 64}}
-    assert triton.TritonSource(**fields).digest() != same
-    assert triton.TritonSource(**{**source.__dict__, "divisors": {}}).digest() != same
+    assert triton.TritonSource(**fields).digest() != before
+    assert triton.TritonSource(**{**source.__dict__, "divisors": {}}).digest() != before
     path = Path(sys.path[0], "kc_fill.py")
     path.write_text(path.read_text() + "CHANGED = 1\n")
-    assert source.digest() != same
+    assert source.digest() != before
 
 
 def test_planning_and_looking_up_never_import_the_compiler() -> None:
@@ -198,7 +205,7 @@ def test_the_toolchain_names_the_compiler_in_use() -> None:
     assert STEPS["pointers"].source.toolchain() == f"triton {package.__version__}"
 
 
-def test_a_block_of_a_cluster_loads_its_part_of_a_tile() -> None:
+def test_each_thread_block_of_a_cluster_loads_a_part_of_the_tile() -> None:
     for cluster, rows in ((((1, 0),), 64), (((0, 0),), 128), ((), 128)):
         argument = triton.descriptor(
             "a", "bfloat16", (512, 512), (128, 64), gluon=True, cluster=cluster
@@ -207,7 +214,7 @@ def test_a_block_of_a_cluster_loads_its_part_of_a_tile() -> None:
         assert triton.parse_descriptor(argument.type) == ("bfloat16", (rows, 64))
 
 
-def test_integers_are_as_wide_and_as_aligned_as_they_need() -> None:
+def test_integers_get_the_smallest_width_and_their_divisor() -> None:
     assert triton.integer(24) == triton.Argument("i32", (Int32(24),), 8)
     assert triton.integer(24, divisor=1).divisor == 1
     assert triton.integer(1 << 32) == triton.Argument("i64", (Int64(1 << 32),), 16)

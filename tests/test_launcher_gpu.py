@@ -95,13 +95,13 @@ def kernels(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
-def test_the_kernels_below_compile(kernels: Path, arch: str) -> None:
+def test_the_kernels_of_this_file_compile(kernels: Path, arch: str) -> None:
     for name in NAMES:
         assert CudaSource(str(kernels), name).compile(arch).kernel == name
 
 
 class Gpu:
-    """Launches kernels of the file above on CuPy arrays."""
+    """Launches the kernels of KERNELS on CuPy arrays."""
 
     def __init__(self, path: Path) -> None:
         from kernelcat.runtime import gpu

@@ -1,4 +1,4 @@
-"""The leaderboard: right numbers from rows of one run, and the same ones in every form."""
+"""The leaderboard: ratios within one run, and equal cells in the terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def small(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def rows() -> list[Measurement]:
-    """A big problem that cublas wins, and a small one that we win."""
+    """A large problem where cuBLAS is fastest, and a small problem where our kernels are."""
     return [
         timed(200.0),
         timed(250.0, language="triton", variant="tma"),
@@ -53,30 +53,30 @@ def rows() -> list[Measurement]:
     ]
 
 
-def test_ratios_and_rates_are_of_one_run(rows: list[Measurement]) -> None:
-    old = timed(1.0, run="old", created_at="2026-01-01T00:00:00Z")
-    big, tiny = board([*rows, old], gpu="h200", entry="gemm", is_current=current)
-    assert (big.title, tiny.title) == ("4096x4096x4096", "16x4096x4096")
-    assert (big.language, big.variant, big.median_us) == ("cuda", "wgmma", 200.0)
-    assert big.tflops == pytest.approx(2 * 4096**3 / 200e-6 / 1e12)
-    assert big.bound == "compute"
-    assert big.roofline == pytest.approx(2 * 4096**3 / 989.4e12 / 200e-6)
-    assert big.peers == pytest.approx({"cublas": 0.9, "quack": 1.1})
-    assert big.languages == pytest.approx({"cuda": 0.9, "triton": 0.72})
-    assert (big.baseline, big.ties, big.stale) == ("cublas", (), False)
-    assert tiny.bound == "memory"
-    assert tiny.tbps == pytest.approx(2 * (16 * 4096 * 2 + 4096**2) / 10e-6 / 1e12)
-    assert tiny.ties == ("cute/wgmma",)
-    assert tiny.peers == {"cublas": 2.0}
+def test_ratios_and_rates_come_from_the_newest_run(rows: list[Measurement]) -> None:
+    older_run = timed(1.0, run="old", created_at="2026-01-01T00:00:00Z")
+    big_row, small_row = board([*rows, older_run], gpu="h200", entry="gemm", is_current=current)
+    assert (big_row.title, small_row.title) == ("4096x4096x4096", "16x4096x4096")
+    assert (big_row.language, big_row.variant, big_row.median_us) == ("cuda", "wgmma", 200.0)
+    assert big_row.tflops == pytest.approx(2 * 4096**3 / 200e-6 / 1e12)
+    assert big_row.bound == "compute"
+    assert big_row.roofline == pytest.approx(2 * 4096**3 / 989.4e12 / 200e-6)
+    assert big_row.peers == pytest.approx({"cublas": 0.9, "quack": 1.1})
+    assert big_row.languages == pytest.approx({"cuda": 0.9, "triton": 0.72})
+    assert (big_row.baseline, big_row.ties, big_row.stale) == ("cublas", (), False)
+    assert small_row.bound == "memory"
+    assert small_row.tbps == pytest.approx(2 * (16 * 4096 * 2 + 4096**2) / 10e-6 / 1e12)
+    assert small_row.ties == ("cute/wgmma",)
+    assert small_row.peers == {"cublas": 2.0}
 
 
-def test_means_are_geometric_and_over_those_who_took_part(rows: list[Measurement]) -> None:
+def test_means_are_geometric_over_the_problems_that_have_a_value(rows: list[Measurement]) -> None:
     total = means(board(rows, is_current=current))
     assert total.problems == 2
     assert total.peers == pytest.approx({"cublas": (0.9 * 2.0) ** 0.5, "quack": 1.1})
     assert total.languages["triton"] == pytest.approx(0.72)
-    alone = timed(1.0, **small(problem=ROW["problem"] | {"M": 1}))
-    assert means(board([*rows, alone], is_current=current)).languages == total.languages
+    without_peers = timed(1.0, **small(problem=ROW["problem"] | {"M": 1}))
+    assert means(board([*rows, without_peers], is_current=current)).languages == total.languages
 
 
 def test_without_peers_languages_are_compared_with_the_winner() -> None:
@@ -91,13 +91,13 @@ def test_a_row_is_stale_when_the_sources_changed() -> None:
     assert not board([timed(10.0, language="triton", variant="tma", source=digest)])[0].stale
 
 
-def test_predictions_stand_only_where_nothing_was_measured() -> None:
+def test_a_prediction_appears_only_where_nothing_was_measured() -> None:
     guess = {"kind": "predicted", "ci_us": None, "samples": 0, "median_us": 5.0}
     guess["protocol"] = ROW["protocol"] | {"state": "predicted"}
     predicted = [Measurement.from_json(ROW | guess | {"gpu": gpu}) for gpu in ("h200", "b200")]
-    found = board([timed(10.0), *predicted], is_current=current)
-    assert [(row.gpu, row.kind) for row in found] == [("b200", "predicted"), ("h200", "measured")]
-    text = to_markdown(found)
+    ranked = board([timed(10.0), *predicted], is_current=current)
+    assert [(row.gpu, row.kind) for row in ranked] == [("b200", "predicted"), ("h200", "measured")]
+    text = to_markdown(ranked)
     assert "gemm --gpu b200`: predicted 2026-11-20" in text
     assert "~5.00" in text and "nothing ran" in text
 
@@ -106,15 +106,15 @@ def in_state(us: float, state: str, **changes: Any) -> Measurement:
     return timed(us, protocol=ROW["protocol"] | {"state": state}, **changes)
 
 
-def test_a_hot_chip_decides_and_the_other_states_can_be_asked_for(tmp_path: Path) -> None:
+def test_sustained_timings_rank_first_and_other_states_can_be_requested(tmp_path: Path) -> None:
     rows = [in_state(9.0, "burst", created_at="2026-12-01T00:00:00Z"), timed(10.0),
             in_state(1.0, "ladder"), in_state(1.0, "screen"),
             in_state(2.0, "burst", **small())]  # fmt: skip
-    found = board(rows, is_current=current)
-    assert [(row.state, row.median_us) for row in found] == [("sustained", 10.0), ("burst", 2.0)]
-    (burst, tiny) = board(rows, state="burst", is_current=current)
-    assert (burst.median_us, tiny.median_us) == (9.0, 2.0)
-    text = to_markdown([burst, tiny])
+    ranked = board(rows, is_current=current)
+    assert [(row.state, row.median_us) for row in ranked] == [("sustained", 10.0), ("burst", 2.0)]
+    (burst, small_row) = board(rows, state="burst", is_current=current)
+    assert (burst.median_us, small_row.median_us) == (9.0, 2.0)
+    text = to_markdown([burst, small_row])
     assert "`kernelcat leaderboard gemm --gpu h200 --state burst`: measured" in text
     assert " to 2026-12-01, burst, run " in text
     path = tmp_path / "README.md"
@@ -125,7 +125,7 @@ def test_a_hot_chip_decides_and_the_other_states_can_be_asked_for(tmp_path: Path
 
 @pytest.fixture
 def climb() -> list[Measurement]:
-    """A ladder in two languages with a peer, and races that are none."""
+    """A ladder in two languages with a peer, and two rows that belong to no ladder."""
     return [in_state(us, "ladder", **changes) for us, changes in (
         (200.0, {"variant": "wgmma"}), (2000.0, {"variant": "tiled"}),
         (200_000.0, {"variant": "naive"}), (400.0, {"language": "triton", "variant": "tiled"}),
@@ -136,9 +136,9 @@ def climb() -> list[Measurement]:
     )] + [timed(1.0), in_state(1.0, "burst")]  # fmt: skip
 
 
-def test_a_ladder_tells_what_each_step_brings(climb: list[Measurement]) -> None:
-    (found,) = ladders(climb, "gemm", problem="4096x4096x4096", is_current=current)
-    steps = {f"{s.language}/{s.variant}": (s.over_previous, s.over_first) for s in found.steps}
+def test_a_ladder_gives_the_speedup_of_each_step(climb: list[Measurement]) -> None:
+    (ladder,) = ladders(climb, "gemm", problem="4096x4096x4096", is_current=current)
+    steps = {f"{s.language}/{s.variant}": (s.over_previous, s.over_first) for s in ladder.steps}
     assert list(steps.items()) == [
         ("cuda/naive", (None, 1.0)),
         ("cuda/tiled", (100.0, 100.0)),
@@ -146,14 +146,14 @@ def test_a_ladder_tells_what_each_step_brings(climb: list[Measurement]) -> None:
         ("triton/tiled", (None, 500.0)),
         ("triton/tma", (1.6, 800.0)),
     ]
-    assert found.steps[2].techniques["wgmma"] == "HGMMA"
-    assert found.steps[2].peers == {"cublas": 0.9}
-    assert found.steps[2].rates.tflops == pytest.approx(2 * 4096**3 / 200e-6 / 1e12)
-    assert not found.steps[0].stale
+    assert ladder.steps[2].techniques["wgmma"] == "HGMMA"
+    assert ladder.steps[2].peers == {"cublas": 0.9}
+    assert ladder.steps[2].rates.tflops == pytest.approx(2 * 4096**3 / 200e-6 / 1e12)
+    assert not ladder.steps[0].stale
     assert all(step.stale for step in ladders(climb, "gemm")[0].steps)
 
 
-def test_a_ladder_is_of_the_problem_the_gpu_and_the_entry_asked_for(
+def test_ladders_are_selected_by_entry_gpu_and_problem(
     climb: list[Measurement],
 ) -> None:
     assert ladders(climb, "tma_copy") == []
@@ -163,7 +163,7 @@ def test_a_ladder_is_of_the_problem_the_gpu_and_the_entry_asked_for(
         ladders(climb, "gemm", problem="4096")
 
 
-def test_the_readme_has_ladders_too(tmp_path: Path, climb: list[Measurement]) -> None:
+def test_a_readme_marker_is_filled_with_a_ladder(tmp_path: Path, climb: list[Measurement]) -> None:
     path = tmp_path / "README.md"
     path.write_text("<!-- ladder:gemm:h200:4096x4096x4096 -->\n<!-- /ladder -->\nend\n")
     assert update_readme(path, climb)
@@ -179,7 +179,7 @@ def test_the_readme_has_ladders_too(tmp_path: Path, climb: list[Measurement]) ->
         update_readme(path, climb)
 
 
-def test_unknown_gpus_and_entries_do_no_harm() -> None:
+def test_rows_of_unknown_gpus_entries_and_axes_do_no_harm() -> None:
     older = {"problem": {"M": 1, "N": 1, "K": 1}}
     assert board([timed(1.0, **older)], is_current=current) == []
     assert board([timed(1.0, entry="removed_entry")], is_current=current) == []
@@ -188,23 +188,23 @@ def test_unknown_gpus_and_entries_do_no_harm() -> None:
     assert "h200-mig-1g.18gb" in to_html([row])
 
 
-@pytest.mark.parametrize(("installed", "said"), [("13.0.88", None), ("13.9.1", "nvrtc")])
-def test_the_board_says_when_this_machine_has_another_compiler(
-    rows, installed, said, monkeypatch, capsys
+@pytest.mark.parametrize(("installed", "warned"), [("13.0.88", False), ("13.9.1", True)])
+def test_the_board_warns_where_the_installed_compiler_differs(
+    rows, installed, warned, monkeypatch, capsys
 ) -> None:
-    found = {"nvrtc": installed, "triton": "3.6.0", "cutlass-dsl": "none"}
-    monkeypatch.setattr(environment, "compilers", lambda: found)
+    versions = {"nvrtc": installed, "triton": "3.6.0", "cutlass-dsl": "none"}
+    monkeypatch.setattr(environment, "compilers", lambda: versions)
     ranked = board(rows, is_current=current)
     Console().print(table(ranked))
     text = " ".join(capsys.readouterr().out.split())
-    assert ("nvrtc 13.0.88 then, 13.9.1 here" in text) == bool(said)
-    assert ("13.9.1" in to_json(ranked)) == bool(said)
-    assert "13.9.1" not in to_markdown(ranked)  # the file is for readers on every machine
+    assert ("nvrtc 13.0.88 then, 13.9.1 here" in text) == warned
+    assert ("13.9.1" in to_json(ranked)) == warned
+    assert "13.9.1" not in to_markdown(ranked)  # Markdown is read on other machines
 
 
-def test_json_says_all_of_it(rows: list[Measurement]) -> None:
-    found = board(rows, is_current=current)
-    parsed = json.loads(to_json(found))
+def test_json_has_the_rows_and_the_means(rows: list[Measurement]) -> None:
+    ranked = board(rows, is_current=current)
+    parsed = json.loads(to_json(ranked))
     assert [row["median_us"] for row in parsed["rows"]] == [200.0, 10.0]
     total = parsed["means"]["gemm/h200/graph/measured/sustained"]
     assert total["peers"]["quack"] == pytest.approx(1.1)
@@ -239,19 +239,19 @@ class Cells(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def test_every_form_shows_the_same_cells(rows: list[Measurement]) -> None:
-    found = board(rows, is_current=current)
-    markdown = cells_of_markdown(to_markdown(found))
+def test_terminal_markdown_and_html_show_equal_cells(rows: list[Measurement]) -> None:
+    ranked = board(rows, is_current=current)
+    markdown = cells_of_markdown(to_markdown(ranked))
     del markdown[1]
     page = Cells()
-    page.feed(to_html(found))
+    page.feed(to_html(ranked))
     assert page.open == []
     assert page.rows == markdown
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(table(found))
-    shown = console.export_text()
+    console.print(table(ranked))
+    printed = console.export_text()
     for line in markdown:
-        assert re.search(r"\s+".join(re.escape(cell) for cell in line if cell), shown)
+        assert re.search(r"\s+".join(re.escape(cell) for cell in line if cell), printed)
     assert markdown[1] == [
         "4096x4096x4096", "cuda/wgmma", "200.0 ± 0.2", "687 TFLOP/s", "69%", "0.90", "1.10",
         "0.90", "0.72", "",
@@ -259,7 +259,7 @@ def test_every_form_shows_the_same_cells(rows: list[Measurement]) -> None:
     assert markdown[2][1] == "cuda/wgmma≈"
 
 
-def test_a_page_needs_nothing_else_and_escapes_text() -> None:
+def test_a_page_loads_no_other_file_and_escapes_text() -> None:
     evil = timed(10.0, problem_name="<script>alert(1)</script>", config={"a": "<b>"})
     page = to_html(board([evil], is_current=current), title="a & b")
     assert "<script" not in page and "&lt;script&gt;" in page and "a &amp; b" in page
@@ -267,7 +267,7 @@ def test_a_page_needs_nothing_else_and_escapes_text() -> None:
     assert "http" not in page
 
 
-def test_nothing_measured_is_said() -> None:
+def test_an_empty_board_says_that_nothing_was_measured() -> None:
     assert "Nothing measured yet" in to_markdown([]) and "Nothing measured yet" in to_html([])
     console = Console(width=80, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
     console.print(table([]))
@@ -290,7 +290,7 @@ def test_the_readme_is_filled_in_between_its_markers(
     assert update_readme(path, rows) is False
 
 
-def test_problems_are_chosen_by_a_pattern(tmp_path: Path, rows: list[Measurement]) -> None:
+def test_problems_are_selected_by_a_pattern(tmp_path: Path, rows: list[Measurement]) -> None:
     assert [r.title for r in board(rows, problem="16x*", is_current=current)] == ["16x4096x4096"]
     assert board(rows, problem="16x", is_current=current) == []
     path = tmp_path / "README.md"

@@ -1,4 +1,4 @@
-"""`multicast_gemm`: clusters that cover D and fit on the chip, code that shares what it loads."""
+"""`multicast_gemm`: clusters that cover D and fit on the GPU, and the machine code of multicast."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def problem(m: int, n: int, k: int, dtype: str = "bfloat16") -> Problem:
 
 BIG, RAGGED = problem(8192, 8192, 8192), problem(4097, 5000, 2056, "float16")
 CORNERS = [
-    # Most accumulators; most slices a stage; slices of 48 rows; both operands shared; one is not.
+    # The largest accumulators; the most slices for each stage; slices of 48 rows; both operands
+    # shared; only one operand shared.
     ("cuda", "multicast", BIG, {"tile": "256x192", "cluster": "2x2"}),
     ("cuda", "multicast", RAGGED, {"tile": "128x192", "cluster": "4x1"}),
     ("cuda", "multicast", BIG, {"tile": "128x256", "cluster": "1x2"}),
@@ -80,7 +81,7 @@ def test_whole_clusters_cover_d_and_run_at_the_same_time(
 
 
 @pytest.mark.parametrize("implementation", CUDA, ids=lambda i: i.name)
-def test_slices_of_the_blocks_that_share_an_operand_make_up_its_tile(
+def test_slices_of_the_thread_blocks_that_share_an_operand_cover_its_tile(
     implementation: Implementation,
 ) -> None:
     for config in implementation.configs(RAGGED, H200):
@@ -97,7 +98,7 @@ def test_slices_of_the_blocks_that_share_an_operand_make_up_its_tile(
 
 
 @pytest.mark.parametrize("implementation", ALL, ids=lambda i: i.name)
-def test_rows_that_tma_cannot_step_are_refused_and_an_empty_d_launches_nothing(
+def test_unaligned_rows_are_illegal_and_an_empty_d_launches_nothing(
     implementation: Implementation,
 ) -> None:
     for odd in (problem(64, 12, 64), problem(64, 64, 12), problem(64, 64, 0)):

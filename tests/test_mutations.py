@@ -1,4 +1,4 @@
-"""Right results with one thing spoilt, of every entry: the gate must find it each time."""
+"""Right results of every entry with one planted fault: the gate must find each fault."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.campaign
 
 HOST = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
 LIMIT = 140
-"""Sizes drawn at most: beyond 128, where the largest blocks of scales end."""
+"""Largest drawn size: more than 128, the length of the largest quantization blocks."""
 
 
 def write_the_oracle(prepared: Prepared) -> None:
@@ -37,11 +37,11 @@ def an_element(array: Any, dice: random.Random) -> tuple[int, ...]:
 
 
 def an_output(prepared: Prepared, dice: random.Random) -> tuple[Any, Any]:
-    """An output that has elements, and its array."""
-    found = [(t, prepared.arrays[t.name]) for t in prepared.entry.outputs
+    """A random output that has elements, and its array."""
+    outputs = [(t, prepared.arrays[t.name]) for t in prepared.entry.outputs
              if t.present(prepared.problem) and prepared.arrays[t.name].size]  # fmt: skip
-    assume(found)
-    return dice.choice(found)
+    assume(outputs)
+    return dice.choice(outputs)
 
 
 def bits(array: Any) -> Any:
@@ -49,7 +49,7 @@ def bits(array: Any) -> Any:
 
 
 def spoil_an_element(prepared: Prepared, dice: random.Random) -> None:
-    """One that is a little farther off than allowed; another bit of it where it must be exact."""
+    """Moves an element just beyond its tolerance, or flips a bit of an exact element."""
     tensor, array = an_output(prepared, dice)
     tolerance = prepared.entry.tolerance_of(prepared.problem, tensor)
     at, dtype = an_element(array, dice), tensor.dtype_of(prepared.problem)
@@ -65,7 +65,7 @@ def spoil_an_element(prepared: Prepared, dice: random.Random) -> None:
 
 
 def forget_an_element(prepared: Prepared, dice: random.Random) -> None:
-    """One that still has what it held before the run."""
+    """Restores the value that an element had before the run."""
     tensor, array = an_output(prepared, dice)
     before = prepared.pristine[tensor.name] if tensor.updated else np.full_like(array, 0)
     if not tensor.updated:
@@ -77,15 +77,16 @@ def forget_an_element(prepared: Prepared, dice: random.Random) -> None:
 
 
 def change_an_input(prepared: Prepared, dice: random.Random) -> None:
-    found = [a for t in prepared.entry.inputs
+    """Flips a bit of an input."""
+    inputs = [a for t in prepared.entry.inputs
              if t.present(prepared.problem) and (a := prepared.arrays[t.name]).size]  # fmt: skip
-    assume(found)
-    array = dice.choice(found)
+    assume(inputs)
+    array = dice.choice(inputs)
     bits(array)[an_element(array, dice)] ^= 1 << dice.randrange(8 * array.dtype.itemsize)
 
 
 def write_beside(prepared: Prepared, dice: random.Random) -> None:
-    """A byte of a guard band."""
+    """Flips a bit of a guard band."""
     present = [tensor.name for tensor in prepared.entry.present(prepared.problem)]
     buffer = prepared.buffers[dice.choice(present)]
     place = dice.randrange(gate.GUARD_BYTES)
@@ -97,7 +98,7 @@ def write_beside(prepared: Prepared, dice: random.Random) -> None:
     ids=lambda spoil: spoil.__name__,
 )  # fmt: skip
 @pytest.mark.parametrize("name", catalog.names())
-def test_the_gate_finds_what_is_spoilt(name: str, spoil: Any) -> None:
+def test_the_gate_finds_every_planted_fault(name: str, spoil: Any) -> None:
     entry = catalog.entry(name)
 
     @settings(

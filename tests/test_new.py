@@ -1,4 +1,4 @@
-"""`kernelcat new`: the skeleton works, and the tests that derive from specifications take it in."""
+"""`kernelcat new`: the skeleton passes the checks and tests that cover every entry."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def new(tree: Tree, *languages: str, name: str = NAME) -> list[str]:
-    words = [word for language in languages for word in ("--language", language)]
-    return tree.run("new", name, *words)["files"]
+    options = [word for language in languages for word in ("--language", language)]
+    return tree.run("new", name, *options)["files"]
 
 
-def passes(tree: Tree, *files: str, words: str = NAME) -> bool:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", words]
+def passes(tree: Tree, *files: str, keyword: str = NAME) -> bool:
+    """Whether the tests of ``files`` that match ``keyword`` pass in this tree."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", keyword]
     done = subprocess.run([*command, *(f"tests/{file}" for file in files)], cwd=tree.root,
                           capture_output=True, text=True, check=False)  # fmt: skip
-    assert done.returncode in (0, 1), done.stdout + done.stderr  # 5: no test was found
+    assert done.returncode in (0, 1), done.stdout + done.stderr  # status 5: no test matched
     return done.returncode == 0
 
 
@@ -54,17 +55,17 @@ def test_a_new_entry_works_in_every_language(tree: Tree) -> None:
 
 
 @pytest.mark.slow
-def test_one_language_suffices_while_the_mark_is_there(tree: Tree) -> None:
+def test_one_language_suffices_while_the_entry_is_work_in_progress(tree: Tree) -> None:
     new(tree)
-    assert passes(tree, "test_catalog.py", "test_spec.py", words=f"{NAME} or complete")
+    assert passes(tree, "test_catalog.py", "test_spec.py", keyword=f"{NAME} or complete")
     specification = tree.root / "reference" / f"{NAME}.py"
-    marked = specification.read_text()
-    specification.write_text(marked.replace("    work_in_progress=True,\n", ""))
-    assert specification.read_text() != marked
+    work_in_progress = specification.read_text()
+    specification.write_text(work_in_progress.replace("    work_in_progress=True,\n", ""))
+    assert specification.read_text() != work_in_progress
     assert not passes(tree, "test_catalog.py")
 
 
-def test_a_language_comes_later_and_nothing_is_overwritten(tree: Tree) -> None:
+def test_adding_a_language_overwrites_nothing(tree: Tree) -> None:
     new(tree, "triton")
     specification = tree.root / "reference" / f"{NAME}.py"
     specification.write_text(specification.read_text().replace("out = x + y", "changed"))
@@ -73,10 +74,10 @@ def test_a_language_comes_later_and_nothing_is_overwritten(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("Vector-Sum", "lower-case words joined by _"), ("gemm", "exists already")],
 )
-def test_a_bad_name_is_refused(name: str, said: str) -> None:
+def test_a_bad_name_is_refused(name: str, message: str) -> None:
     command = [sys.executable, "-m", "kernelcat", "new", name]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode and said in done.stderr
+    assert done.returncode and message in done.stderr

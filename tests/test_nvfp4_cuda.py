@@ -1,4 +1,4 @@
-"""CUDA's `nvfp4_matmul`: corners of its spaces, what a launch is given, and how codes decode."""
+"""CUDA's `nvfp4_matmul`: corners of its spaces, parameters of launches, and decoding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kernelcat.verify import inspect
 H200, B200, A100 = map(gpu.find, ("h200", "b200", "a100"))
 HALF, MXFP4 = {"dtype": "float16"}, {"format": "mxfp4"}
 WIDTHS = {TensorMap: 128, Int32: 4}
-"""Bytes of parameters that are neither pointers nor 64-bit integers."""
+"""Bytes of each kind of parameter, except pointers and 64-bit integers, which have 8."""
 
 
 def tiles(m: int, n: int, k: int, **axes: bool | str) -> Problem:
@@ -30,14 +30,15 @@ def streams(row_tiles: int, warp_rows: int, cluster: int) -> Config:
 
 
 CORNERS = [
-    # Few rows and many loads; most blocks an SM; the most sums a warp has, in 255 registers.
+    # Small M with many loads in flight; the most thread blocks for each SM; the largest accumulator
+    # of a warp, in 255 registers.
     ("mma", tiles(1, 8192, 8192), streams(2, 1, 1)),
     ("mma", tiles(16, 8192, 8192, **HALF), streams(1, 1, 2)),
     ("mma", tiles(24, 8192, 8192, activation="swiglu"), streams(1, 2, 8)),
     ("mma", tiles(16, 8192, 8192), streams(2, 1, 2)),
     ("mma", tiles(32, 4096, 4096, dtype=FP8, activation="gelu"), streams(2, 4, 8)),
     ("mma", tiles(64, 4096, 4096, **MXFP4, activation="swiglu"), streams(2, 4, 8)),
-    # Most sums; clusters that split k; the widest ring; and what float8 needs besides.
+    # The largest accumulator; clusters that split K; the most stages; float8, which adds a step.
     ("wgmma", tiles(8192, 8192, 8192), Config(tile="128x256", split_k=1)),
     ("wgmma", tiles(300, 4096, 4096, **MXFP4, activation="swiglu"),
      Config(tile="128x192", split_k=1)),
@@ -70,23 +71,23 @@ def test_a_corner_compiles_without_spills_and_gets_the_parameters_it_declares(
     for step in program.steps:
         artifact = build(step.source, H200.arch)
         assert artifact.metadata["spill_bytes"] == 0
-        assert artifact.metadata["warnings"] == []  # ptxas tells there that it serialized wgmma
+        assert artifact.metadata["warnings"] == []  # ptxas would warn here of serialized wgmma
         assert step.shared_bytes <= H200.shared_bytes
         assert step.block * artifact.metadata["registers"] <= 1 << 16
-        given = [WIDTHS.get(type(param), 8) for param in step.params]
-        assert inspect.parameters(artifact.cubin, artifact.kernel) == given
+        declared_bytes = [WIDTHS.get(type(param), 8) for param in step.params]
+        assert inspect.parameters(artifact.cubin, artifact.kernel) == declared_bytes
         maps = [param for param in step.params if isinstance(param, TensorMap)]
-        assert all(tensor_map.why_not(found) is None for found in maps)
+        assert all(tensor_map.why_not(tma_map) is None for tma_map in maps)
     artifact = build(program.steps[-1].source, H200.arch)
     assert all(inspect.prove(implementation, artifact).values())
-    # Blocks of a cluster send each other sums, and wait for them at a barrier.
+    # Thread blocks of a cluster send partial sums to each other by STAS.
     blocks = config["cluster" if variant == "mma" else "split_k"]
     assert inspect.inspect(artifact).has("STAS") == (blocks > 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", [tiles(8, 4096, 4096), tiles(8, 4096, 4096, **MXFP4)], ids=str)
-def test_few_rows_compile_for_blackwell_and_any_for_ampere(problem: Problem) -> None:
+def test_mma_compiles_for_blackwell_and_naive_for_ampere(problem: Problem) -> None:
     (step,) = mma.IMPLEMENTATION.program(problem, streams(2, 1, 2), B200).steps
     artifact = build(step.source, B200.arch)
     assert artifact.metadata["spill_bytes"] == 0
@@ -96,21 +97,22 @@ def test_few_rows_compile_for_blackwell_and_any_for_ampere(problem: Problem) -> 
 
 
 @pytest.mark.slow
-def test_a_tile_is_decoded_by_few_instructions() -> None:
-    """On an H200 an SM can issue 130 instructions while a tile of 16 x 64 comes from memory."""
+def test_the_number_of_instructions_that_decode_a_tile() -> None:
+    """An SM of an H200 can issue 130 instructions in the time that a tile of 16 x 64 is loaded."""
     problem = tiles(1, 8192, 8192)
     (step,) = mma.IMPLEMENTATION.program(problem, streams(2, 1, 1), H200).steps
-    found = inspect.inspect(build(step.source, H200.arch)).opcodes
+    opcodes = inspect.inspect(build(step.source, H200.arch)).opcodes
     count = dict.fromkeys(("HMMA", "HMUL2", "PRMT", "SHFL"), 0)
-    for opcode, times in found.items():
+    for opcode, times in opcodes.items():
         name = opcode.partition(".")[0]
         if name in count:
             count[name] += times
     decoded = 8  # tiles in the loop: four columns of two
     assert count["HMMA"] == 4 * decoded
-    # A product a register, and two a pair of scales, of which a lane decodes a tile's eighth.
+    # One product for each register, and two for each pair of scales, of which a lane decodes an
+    # eighth of a tile.
     assert count["HMUL2"] == 16 * decoded + 2 * 8
-    # Scales are taken by halves of a register, not copied to both.
+    # HMUL2 reads a scale from one half of a register: no PRMT copies the scale to both halves.
     assert count["PRMT"] < 2 * decoded
     assert 4 * decoded <= count["SHFL"] <= 4 * decoded + 4
 
@@ -121,8 +123,8 @@ def test_every_program_of_an_odd_problem_can_be_launched(problem: Problem, sms: 
     target = replace(H200, sms=sms)
     for implementation in (mma.IMPLEMENTATION, wgmma.IMPLEMENTATION):
         legal = list(implementation.configs(problem, target))
-        few = problem["M"] <= mma.MAX_ROWS and problem["K"] < 18432
-        served = few or implementation is wgmma.IMPLEMENTATION
+        fits_mma = problem["M"] <= mma.MAX_ROWS and problem["K"] < 18432
+        served = fits_mma or implementation is wgmma.IMPLEMENTATION
         assert bool(legal) == served and len(legal) <= 30
         for config in legal:
             program = implementation.program(problem, config, target)
@@ -130,7 +132,7 @@ def test_every_program_of_an_odd_problem_can_be_launched(problem: Problem, sms: 
             assert step.grid[0] > 0 and step.grid[0] % step.cluster[0] == 0
             assert step.shared_bytes <= target.shared_bytes
             maps = [param for param in step.params if isinstance(param, TensorMap)]
-            assert [tensor_map.why_not(found) for found in maps] == [None] * len(maps)
+            assert [tensor_map.why_not(tma_map) for tma_map in maps] == [None] * len(maps)
             assert implementation.estimate(problem, config, target) > 0
         if legal:
             assert implementation.default(problem, target) in legal
@@ -138,21 +140,21 @@ def test_every_program_of_an_odd_problem_can_be_launched(problem: Problem, sms: 
 
 @pytest.mark.parametrize("m", [1, 5, 17, 64])
 @pytest.mark.parametrize(("n", "k"), [(16, 64), (2880, 2880), (8192, 8192), (400, 7168)])
-def test_slices_cover_k_and_clusters_run_at_a_time(m: int, n: int, k: int) -> None:
+def test_slices_cover_k_and_all_clusters_are_resident(m: int, n: int, k: int) -> None:
     problem = tiles(m, n, k)
     for config in mma.IMPLEMENTATION.configs(problem, H200):
         plan = mma.Plan.of(config, problem, H200)
         assert plan.slice_tiles * plan.slices * plan.cluster >= plan.k_tiles
         assert plan.units * plan.unit_tiles >= plan.rows
         assert 8 * plan.col_tiles >= m > 4 * plan.col_tiles or plan.col_tiles == 1
-        # Every block finishes some of a unit: it hears of its peers no other way.
+        # Every thread block must finish a part of a unit: that is its only wait for the others.
         assert plan.quads >= plan.cluster
         assert plan.residents(H200) * plan.warps >= 16 or plan.has_many_sums
         blocks = plan.clusters(H200) * plan.cluster
         assert blocks <= H200.sms * plan.residents(H200) and plan.residents(H200) > 0
 
 
-def test_a_stage_of_the_ring_is_whole_atoms_and_as_the_kernel_has_it() -> None:
+def test_the_bytes_of_a_stage_are_those_of_the_kernel() -> None:
     for problem, weights in ((tiles(64, 256, 512), 9216), (tiles(64, 256, 512, **MXFP4), 9216)):
         for tile in wgmma.SPACE["tile"]:
             config = Config(tile=tile, split_k=1)
@@ -170,7 +172,7 @@ def test_float8_rows_become_bfloat16_in_a_workspace() -> None:
     assert Int64(100 * 512 // 16) in widen.params
     rows, codes, scales = (param for param in multiply.params if isinstance(param, TensorMap))
     assert (rows.tensor, rows.dtype, rows.shape) == ("wide", "bfloat16", (512, 100))
-    # Words of 16 tile rows: of a tile 128, and 16 of scales.
+    # 32-bit words of 16 tile rows: 128 words of codes and 16 words of scales for each tile.
     assert (codes.tensor, codes.shape, codes.box) == ("w", (8 * 128, 16), (256, 8))
     assert (scales.tensor, scales.shape, scales.box) == ("w_scale", (8 * 16, 16), (32, 8))
 
@@ -183,12 +185,12 @@ def test_splits_of_k_are_one_wave_of_clusters(m: int, n: int, k: int) -> None:
         plan = wgmma.Plan.of(config, problem, H200)
         splits.add(plan.split_k)
         assert step.cluster == (plan.split_k, 1, 1) and step.grid[0] <= H200.sms
-        # A block receives once, so a cluster computes one tile.
+        # A thread block receives partial sums only once, so a cluster computes one tile.
         assert plan.split_k == 1 or step.grid[0] == plan.tiles * plan.split_k
     assert len(splits) > 2
 
 
-def test_what_does_not_serve_says_why() -> None:
+def test_illegal_problems_have_a_reason() -> None:
     rows, half = product(1, 256, 512), tiles(1, 256, 512, **MXFP4, **HALF)
     for implementation in (mma.IMPLEMENTATION, wgmma.IMPLEMENTATION):
         config = implementation.default(rows, H200)
@@ -203,7 +205,9 @@ def test_what_does_not_serve_says_why() -> None:
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("target", [A100, H200, B200], ids=lambda target: target.sku)
-def test_a_in_4_bits_is_for_others(target: gpu.Gpu, format: str, packing: str) -> None:
+def test_a_in_4_bits_is_illegal_in_every_cuda_kernel(
+    target: gpu.Gpu, format: str, packing: str
+) -> None:
     for m in (0, 1, 64, 8192):
         problem = product(m, 4096, 4096, dtype=FP4, format=format, packing=packing)
         for implementation in catalog.in_language("nvfp4_matmul", "cuda"):
@@ -215,20 +219,20 @@ def test_a_in_4_bits_is_for_others(target: gpu.Gpu, format: str, packing: str) -
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", FP8])
-def test_a_launch_is_given_what_its_problem_has(dtype: str) -> None:
-    """The block scales of A in 4 bits are no parameter of any kernel here."""
+def test_a_launch_passes_the_tensors_of_the_problem(dtype: str) -> None:
+    """No kernel has a parameter for the block scales of A in 4 bits."""
     entry, problem = catalog.entry("nvfp4_matmul"), tiles(33, 256, 512, dtype=dtype)
     inputs, always = {t.name for t in entry.present(problem)}, {"global_scale", "a_scale", "bias"}
     for implementation in catalog.in_language("nvfp4_matmul", "cuda"):
         config = implementation.default(problem, H200)
         program = implementation.program(problem, config, H200)
-        given = {
+        passed = {
             param.tensor
             for step in program.steps
             for param in step.params
             if isinstance(param, (Pointer, TensorMap))
         }
-        assert inputs | always == given - set(program.workspaces)
+        assert inputs | always == passed - set(program.workspaces)
 
 
 def test_an_empty_problem_launches_nothing() -> None:

@@ -1,4 +1,4 @@
-"""What the inputs of `paged_attn` promise: lengths that fit, poison where nobody may read."""
+"""`paged_attn`: lengths of the inputs, poison in invisible slots, and the work that is counted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def inputs(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
 
 @settings(max_examples=60, deadline=None)
 @given(problem=fuzz.problems(ENTRY), seed=st.integers(0, 3))
-def test_what_may_be_read_is_a_number_and_everything_else_is_poison(
+def test_visible_tokens_are_numbers_and_all_other_slots_are_poison(
     problem: Problem, seed: int
 ) -> None:
     drawn = inputs(problem, seed)
@@ -54,7 +54,7 @@ def test_ragged_batches_have_empty_sequences_and_whole_pages() -> None:
         paged_attn.lengths(ENTRY.problem(**{**ragged, "max_q": 3, "window": window}))
         for window in range(50)
     ]
-    kv_lens = {length for _, found in lengths for length in found}
+    kv_lens = {length for _, batch in lengths for length in batch}
     assert {0, 1, 31, 32, 33, 64, 96} <= kv_lens
     assert {count for q_lens, _ in lengths for count in q_lens} == {0, 1, 2, 3}
 
@@ -72,23 +72,23 @@ def test_ragged_batches_have_empty_sequences_and_whole_pages() -> None:
         ({"page_size": 8}, "use one of: 1, 16, 32, 64, 128"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(changes: dict, reason: str) -> None:
-    sound = paged_attn.attention(4, 8, 2, 64, 64, 16).values
+def test_inconsistent_problems_are_refused_with_a_reason(changes: dict, reason: str) -> None:
+    axes = paged_attn.attention(4, 8, 2, 64, 64, 16).values
     with pytest.raises(InvalidArgument, match=reason):
-        ENTRY.problem(**{**sound, **changes})
+        ENTRY.problem(**{**axes, **changes})
 
 
 @settings(max_examples=200, deadline=None)
 @given(problem=fuzz.problems(ENTRY))
-def test_pairs_are_counted_as_one_by_one(problem: Problem) -> None:
+def test_the_number_of_visible_pairs_equals_a_count_by_loops(problem: Problem) -> None:
     pairs = 0
     for q_len, kv_len in zip(*paged_attn.lengths(problem), strict=True):
-        for seen in range(kv_len - q_len + 1, kv_len + 1):
-            pairs += min(seen, problem["window"]) if problem["window"] else seen
+        for visible in range(kv_len - q_len + 1, kv_len + 1):
+            pairs += min(visible, problem["window"]) if problem["window"] else visible
     assert paged_attn.pairs_seen(problem) == pairs
 
 
-def test_the_least_work_is_what_the_visible_tokens_need() -> None:
+def test_flops_and_bytes_count_the_visible_tokens_only() -> None:
     whole = paged_attn.attention(2, 8, 2, 64, 64, 16)
     assert ENTRY.flops(whole) == 4 * 2 * 64 * 8 * 64
     assert paged_attn.tokens_read(whole) == 2 * 64
@@ -104,15 +104,15 @@ def test_the_least_work_is_what_the_visible_tokens_need() -> None:
 
 
 @pytest.mark.parametrize("has_sinks", [False, True])
-def test_a_query_that_sees_nothing_gets_zeros(has_sinks: bool) -> None:
+def test_a_query_without_visible_tokens_gets_zeros(has_sinks: bool) -> None:
     problem = paged_attn.attention(2, 8, 2, 64, 64, 16, has_sinks=has_sinks)
     arrays = inputs(problem) | {"kv_lens": np.array([0, 64], "int32")}
-    found = ENTRY.oracle(problem, arrays)
-    assert (found["out"][0] == 0).all() and (found["out"][1] != 0).all()
-    assert np.allclose(found["lse"][0], arrays["sinks"] if has_sinks else -np.inf)
+    results = ENTRY.oracle(problem, arrays)
+    assert (results["out"][0] == 0).all() and (results["out"][1] != 0).all()
+    assert np.allclose(results["lse"][0], arrays["sinks"] if has_sinks else -np.inf)
 
 
-def test_what_is_quantized_is_near_and_fills_its_blocks() -> None:
+def test_a_quantized_cache_uses_the_whole_range_of_its_codes() -> None:
     problem = paged_attn.attention(2, 8, 2, 64, 64, 16, kv_dtype=paged_attn.NVFP4)
     drawn, prepared = inputs(problem), gate.prepare(ENTRY, problem, HOST)
     for name in ("k", "v"):
@@ -132,7 +132,7 @@ def test_kernels_of_quantized_caches_prove_their_techniques(implementation, kv_d
     target = gpu.find("h200")
     problem = paged_attn.attention(8, 32, 8, 128, 4096, 64, kv_dtype=kv_dtype, has_scales=True)
     if implementation.why_not(implementation.default(problem, target), problem, target):
-        pytest.skip("it does not serve them")
+        pytest.skip("the implementation does not serve quantized caches")
     report = show.machine_code(implementation, target, problem, sass=False)
     assert all(report["techniques"].values())
     assert all(step["spill_bytes"] == 0 for step in report["steps"])

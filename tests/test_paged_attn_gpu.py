@@ -1,4 +1,4 @@
-"""Graphs of `paged_attn` replayed on other lengths and tables, and parts merged by `attn_merge`."""
+"""CUDA graphs of `paged_attn` on changing lengths and tables, and its halves in `attn_merge`."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ LENGTHS = {
         ],
     ),
 }
-"""A problem, and (q_lens, kv_lens) of one batch after the other, of as many query tokens."""
+"""A problem, and (q_lens, kv_lens) of successive batches with an equal number of query tokens."""
 
 
 def draw(problem: Problem, q_lens: Sequence[int], kv_lens: Sequence[int], seed: int) -> dict:
-    """Inputs on the CPU: pages anywhere, garbage and NaN where nobody may read."""
+    """Inputs on the CPU: pages in random order, garbage and NaN in all invisible slots."""
     torch.manual_seed(seed)
     size, sizes = problem["page_size"], (problem["kv_heads"], problem["head_dim"])
     table = torch.full((len(kv_lens), problem["table_width"]), GARBAGE, dtype=torch.int32)
     caches = torch.full((2, problem["pages"], size, *sizes), float("nan"), dtype=torch.bfloat16)
     pages = torch.randperm(problem["pages"])
     for s, kv_len in enumerate(kv_lens):
-        own, pages = pages.tensor_split([-(-kv_len // size)])
-        table[s, : len(own)] = own
-        rows = torch.randn(2, len(own) * size, *sizes)
+        sequence_pages, pages = pages.tensor_split([-(-kv_len // size)])
+        table[s, : len(sequence_pages)] = sequence_pages
+        rows = torch.randn(2, len(sequence_pages) * size, *sizes)
         rows[:, kv_len:] = float("nan")
-        caches[:, own] = rows.bfloat16().view(2, len(own), size, *sizes)
+        caches[:, sequence_pages] = rows.bfloat16().view(2, len(sequence_pages), size, *sizes)
     inputs = {
         "q": 2.5 * torch.randn(sum(q_lens), problem["heads"], problem["head_dim"]),
         "k_cache": caches[0],
@@ -77,7 +77,7 @@ def draw(problem: Problem, q_lens: Sequence[int], kv_lens: Sequence[int], seed: 
 
 
 def capture(implementation: Implementation, inputs: dict, **axes: object) -> tuple:
-    """One call as a graph, and the call, whose workspaces the graph goes on using."""
+    """A graph of one call, and the bound call, which owns the workspaces that the graph uses."""
     language, variant = implementation.language, implementation.variant
     try:
         run = kernelcat.get(ENTRY.name, language=language, variant=variant).bind(**inputs, **axes)
@@ -89,13 +89,13 @@ def capture(implementation: Implementation, inputs: dict, **axes: object) -> tup
     return graph, run
 
 
-def assert_right(problem: Problem, inputs: dict, found: Sequence[torch.Tensor]) -> None:
+def assert_right(problem: Problem, inputs: dict, outputs: Sequence[torch.Tensor]) -> None:
     values = {
         name: array.numpy() if array.dtype == torch.int32 else array.float().numpy()
         for name, array in inputs.items()
     }
     expected = ENTRY.oracle(problem, values)
-    for tensor, array in zip(ENTRY.outputs, found, strict=True):
+    for tensor, array in zip(ENTRY.outputs, outputs, strict=True):
         limits = tensor.tolerance or ENTRY.tolerance_of(problem)
         np.testing.assert_allclose(
             array.float().cpu().numpy(), expected[tensor.name], limits.relative, limits.absolute,
@@ -106,18 +106,18 @@ def assert_right(problem: Problem, inputs: dict, found: Sequence[torch.Tensor]) 
 @pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("kind", LENGTHS)
 @pytest.mark.parametrize("extras", [{}, {"window": 70, "softcap": 5.0, "has_sinks": True}])
-def test_one_capture_serves_other_lengths_and_tables(implementation, kind, extras) -> None:
+def test_a_captured_graph_follows_changed_lengths_and_tables(implementation, kind, extras) -> None:
     even, batches = LENGTHS[kind]
     tokens = sum(batches[0][0])
     problem = ENTRY.problem(**{**even.values, "tokens": tokens, **extras})
     drawn = [draw(problem, *lengths, seed) for seed, lengths in enumerate(batches)]
-    there = {name: array.cuda() for name, array in drawn[0].items()}
-    untold = {axis: problem[axis] for axis in ("max_q", "window", "softcap")}
-    graph, call = capture(implementation, there, **untold)
+    on_gpu = {name: array.cuda() for name, array in drawn[0].items()}
+    axes = {axis: problem[axis] for axis in ("max_q", "window", "softcap")}
+    graph, call = capture(implementation, on_gpu, **axes)
     outputs = call.out
     for inputs in [*drawn, drawn[0]]:
         for name, array in inputs.items():
-            there[name].copy_(array)
+            on_gpu[name].copy_(array)
         for output in outputs:
             output.fill_(float("nan"))
         graph.replay()
@@ -137,7 +137,7 @@ def test_a_batch_without_queries_is_captured(implementation, batch: int) -> None
 
 @pytest.mark.parametrize("language", catalog.languages(ENTRY.name))
 def test_halves_of_the_context_merge_into_the_whole(language: str) -> None:
-    """Some sequences end in the first half, and one is empty: its query sees nothing."""
+    """Some sequences end in the first half; one is empty, so its query has no visible keys."""
     kv_lens = (640, 320, 319, 321, 1, 0)
     inputs = draw(DECODE, (1,) * 6, kv_lens, 7)
     try:
@@ -145,15 +145,17 @@ def test_halves_of_the_context_merge_into_the_whole(language: str) -> None:
         merge = kernelcat.get("attn_merge", language=language)
     except MissingDependency as error:
         pytest.skip(str(error))
-    there = {name: array.cuda() for name, array in inputs.items()}
+    on_gpu = {name: array.cuda() for name, array in inputs.items()}
     outs = torch.full((2, *inputs["q"].shape), float("nan"), dtype=torch.bfloat16, device="cuda")
     lses = torch.full(outs.shape[:-1], float("nan"), device="cuda")
-    width = DECODE["table_width"] // 2
-    room = width * DECODE["page_size"]
-    for part, table in enumerate(there["block_table"].split(width, 1)):
-        lens = (there["kv_lens"] - part * room).clamp(0, room)
-        halves = {**there, "block_table": table.contiguous(), "kv_lens": lens}
+    half_pages = DECODE["table_width"] // 2
+    half_tokens = half_pages * DECODE["page_size"]
+    for part, table in enumerate(on_gpu["block_table"].split(half_pages, 1)):
+        lens = (on_gpu["kv_lens"] - part * half_tokens).clamp(0, half_tokens)
+        halves = {**on_gpu, "block_table": table.contiguous(), "kv_lens": lens}
         attend(**halves, out=(outs[part], lses[part]))
-    assert (lses[1] == float("-inf")).all(1).tolist() == [kv_len <= room for kv_len in kv_lens]
+    assert (lses[1] == float("-inf")).all(1).tolist() == [
+        kv_len <= half_tokens for kv_len in kv_lens
+    ]
     assert_right(DECODE, inputs, merge(outs, lses))
-    assert_right(DECODE, inputs, attend(**there))
+    assert_right(DECODE, inputs, attend(**on_gpu))

@@ -91,11 +91,11 @@ def flash_attention(
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict]]:
-    """The arguments of every call of the planted FlashAttention-4, on a Hopper GPU."""
-    found: list[dict] = []
+    """The arguments of every call of a fake FlashAttention-4 on a fake Hopper GPU."""
+    recorded: list[dict] = []
 
     def record(q, k, v, **options):
-        found.append({"q": q, "k": k, **options})
+        recorded.append({"q": q, "k": k, **options})
         flash_attention(q, k, v, **options)
 
     interface = ModuleType("flash_attn.cute.interface")
@@ -104,7 +104,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict]]:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    yield found
+    yield recorded
 
 
 @pytest.mark.parametrize("problem", [DECODE, PREFILL], ids=["decode", "prefill"])
@@ -125,10 +125,10 @@ def test_flash_attention_4_is_right(problem: Problem, extras: dict, calls: list)
     [(DECODE, True, (3, 1, 8, 64)), (CHUNK, True, (3, 5, 8, 64)), (PREFILL, False, (2, 64, 8, 64)),
      (RAGGED, True, (15, 8, 64))],
 )  # fmt: skip
-def test_flash_attention_4_has_its_fastest_form(
+def test_flash_attention_4_is_called_in_its_fastest_form(
     problem: Problem, paged: bool, q: tuple[int, ...], calls: list
 ) -> None:
-    """Rows where sequences are alike, pages only where tokens are not all new, no copy of out."""
+    """A batch axis for equal lengths, pages only where some tokens are cached, no copy of out."""
     arrays = tensors(gate.prepare(ENTRY, problem, HOST).arrays)
     run = peer("flash_attn_4")(problem, arrays)
     assert not calls
@@ -157,7 +157,7 @@ def test_flash_attention_4_is_not_raced_with_scales(extras: dict, calls: list) -
 @pytest.mark.parametrize(
     ("name", "module"), [("flash_attn_4", "flash_attn"), ("flashinfer", "flashinfer")]
 )
-def test_a_missing_peer_says_what_to_install(
+def test_the_error_of_a_missing_peer_names_the_command_that_installs_it(
     name: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)

@@ -1,4 +1,4 @@
-"""Counting bytes: what Nsight Compute prints is understood, and what goes wrong is one line."""
+"""Profiles: the parsed output of Nsight Compute, its error messages, and the shipped profiles."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ PRINTED = """\
 "1","4242","python3.12","127.0.0.1","void finish<__nv_bfloat16, 4>(int *, ""x"")","1","7",\
 "(256, 1, 1)","(1, 1, 1)","0","9.0","1,024","0","1,496","n/a","2,048","32"
 """
-"""``ncu --csv --page raw --print-units base``: progress, a line of units, a line a launch."""
+"""Output of ``ncu --csv --page raw --print-units base``: progress, the names of the metrics, their
+units, and one line for each launch."""
 
 DENIED = """\
 ==PROF== Connected to process 4242 (/usr/bin/python3.12)
@@ -64,11 +65,11 @@ def test_the_launches_of_a_call_are_summed() -> None:
         dram_write_bytes=8_388_608,
         l2_bytes=50_333_696,
         l2_read_bytes=32 * 524_320,
-        sm_read_bytes=None,  # not counted for one of them
+        sm_read_bytes=None,  # the second launch has no count
     )
 
 
-def test_units_are_read_not_assumed() -> None:
+def test_units_are_read_from_the_output() -> None:
     scaled = PRINTED.replace('"byte","byte","ns"', '"Kbyte","byte","usecond"')
     counts = profiler.parse(scaled)
     assert counts.dram_read_bytes == 16_778_240_000
@@ -78,7 +79,7 @@ def test_units_are_read_not_assumed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "error", "words"),
+    ("output", "error", "message"),
     [
         (DENIED, MissingDependency, "may not read this GPU's counters: run as root, or load"),
         ("==WARNING== No kernels were profiled.\n", MissingDependency, "found no launch"),
@@ -93,15 +94,17 @@ def test_units_are_read_not_assumed() -> None:
         ("", KernelcatError, "ncu printed nothing"),
     ],
 )
-def test_what_goes_wrong_is_one_line(output: str, error: type[Exception], words: str) -> None:
+def test_every_failure_of_ncu_is_a_one_line_error(
+    output: str, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error) as caught:
         profiler.parse(output)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.fixture
 def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for ncu that prints what was recorded; its arguments go to the path returned."""
+    """A fake ``ncu`` that prints PRINTED. Returns the file to which ncu writes its arguments."""
     (tmp_path / "printed").write_text(PRINTED)
     script = tmp_path / "ncu"
     script.write_text(
@@ -115,58 +118,58 @@ def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "arguments"
 
 
-def test_a_profile_is_of_one_cold_launch_and_says_where_it_was_made(ncu: Path) -> None:
-    found = profiler.profile(implementation(), PROBLEM, H200)
-    assert (found.entry, found.variant, found.gpu) == ("tma_copy", "vectorized", "h200")
-    assert found.source == digest(implementation()) and not found.stale
-    assert found.profiler == "2025.3.0.0" and found.problem_name == "16MB"
-    assert found.overhead == pytest.approx((16_778_240 + 8_388_608) / (32 << 20), rel=0.01)
-    words = " ".join(json.loads(ncu.read_text()))
+def test_a_profile_measures_one_cold_launch_and_records_its_origin(ncu: Path) -> None:
+    profile = profiler.profile(implementation(), PROBLEM, H200)
+    assert (profile.entry, profile.variant, profile.gpu) == ("tma_copy", "vectorized", "h200")
+    assert profile.source == digest(implementation()) and not profile.stale
+    assert profile.profiler == "2025.3.0.0" and profile.problem_name == "16MB"
+    assert profile.overhead == pytest.approx((16_778_240 + 8_388_608) / (32 << 20), rel=0.01)
+    arguments = " ".join(json.loads(ncu.read_text()))
     for flags in ("--profile-from-start off", "--cache-control all", "--clock-control none",
                   "--page raw",
                   "-m kernelcat.verify.profiler tma_copy cuda vectorized {"):  # fmt: skip
-        assert flags in words
-    assert Profile.from_json(found.to_json()) == found
+        assert flags in arguments
+    assert Profile.from_json(profile.to_json()) == profile
 
 
 def test_the_best_measured_configuration_is_profiled_else_the_default() -> None:
-    one, problem = (
+    vectorized, problem = (
         implementation(),
         catalog.entry("tma_copy").problem(
             rows=64, cols=4096, src_stride=4096, dst_stride=4096, dtype="bfloat16"
         ),
     )
-    default = one.default(problem, H200)
-    assert profiler.best(one, problem, H200) == default
-    other = next(c for c in one.configs(problem, H200) if c != default)
+    default = vectorized.default(problem, H200)
+    assert profiler.best(vectorized, problem, H200) == default
+    other = next(c for c in vectorized.configs(problem, H200) if c != default)
     row = json.loads(Path(__file__).with_name("measurement.json").read_text())
     row |= {"entry": "tma_copy", "variant": "vectorized", "problem": problem.values,
             "problem_name": None, "config": dict(other)}  # fmt: skip
     with Store.open() as store:
         store.add([Measurement.from_json(row)])
-    assert profiler.best(one, problem, H200) == Config(other)
+    assert profiler.best(vectorized, problem, H200) == Config(other)
 
 
-def test_a_configuration_asked_for_replaces_the_best_ones_parameters(ncu: Path) -> None:
-    one = implementation()
-    best = profiler.best(one, PROBLEM, H200)
-    other = next(c for c in one.configs(PROBLEM, H200) if c != best)
-    asked = {name: str(value) for name, value in other.items() if value != best[name]}
-    assert profiler.configuration(one, PROBLEM, H200, {}) == best
-    assert profiler.configuration(one, PROBLEM, H200, asked) == other
-    found = profiler.profile(one, PROBLEM, H200, asked)
-    assert found.config == other and found.asked
+def test_requested_parameters_replace_those_of_the_best_configuration(ncu: Path) -> None:
+    vectorized = implementation()
+    best = profiler.best(vectorized, PROBLEM, H200)
+    other = next(c for c in vectorized.configs(PROBLEM, H200) if c != best)
+    requested = {name: str(value) for name, value in other.items() if value != best[name]}
+    assert profiler.configuration(vectorized, PROBLEM, H200, {}) == best
+    assert profiler.configuration(vectorized, PROBLEM, H200, requested) == other
+    profile = profiler.profile(vectorized, PROBLEM, H200, requested)
+    assert profile.config == other and profile.asked
     assert json.loads(ncu.read_text())[-1] == other.key
-    assert not profiler.profile(one, PROBLEM, H200).asked
-    assert Profile.from_json(found.to_json()) == found
+    assert not profiler.profile(vectorized, PROBLEM, H200).asked
+    assert Profile.from_json(profile.to_json()) == profile
     name, value = next(iter(best.items()))
     with pytest.raises(Unsupported, match=r"vectorized has no tiel=4; there is: unroll, streaming"):
-        profiler.configuration(one, PROBLEM, H200, {"tiel": 4})
+        profiler.configuration(vectorized, PROBLEM, H200, {"tiel": 4})
     with pytest.raises(Unsupported, match=rf"has no {name}=x; there is: .*{value}"):
-        profiler.configuration(one, PROBLEM, H200, {name: "x"})
-    picky = replace(one, illegal=lambda c, p, g: None if c == best else "not that one")
+        profiler.configuration(vectorized, PROBLEM, H200, {name: "x"})
+    picky = replace(vectorized, illegal=lambda c, p, g: None if c == best else "not that one")
     with pytest.raises(Unsupported, match="not that one"):
-        profiler.configuration(picky, PROBLEM, H200, asked)
+        profiler.configuration(picky, PROBLEM, H200, requested)
 
 
 def test_the_command_takes_parameters_one_by_one_or_as_json() -> None:
@@ -179,13 +182,13 @@ def test_the_command_takes_parameters_one_by_one_or_as_json() -> None:
             profiling._parameters((wrong,))
 
 
-def test_what_is_not_served_is_unsupported() -> None:
-    unable = replace(implementation(), illegal=lambda config, problem, gpu: "not today")
+def test_profiling_an_illegal_configuration_is_unsupported() -> None:
+    rejecting = replace(implementation(), illegal=lambda config, problem, gpu: "not today")
     with pytest.raises(Unsupported, match="tma_copy/cuda/vectorized: not today"):
-        profiler.best(unable, PROBLEM, H200)
+        profiler.best(rejecting, PROBLEM, H200)
 
 
-def test_without_ncu_the_line_that_installs_it_is_named(
+def test_without_ncu_the_error_names_the_command_that_installs_ncu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -195,13 +198,15 @@ def test_without_ncu_the_line_that_installs_it_is_named(
 
 
 def a_profile(variant: str = "vectorized", **changes: object) -> Profile:
-    found = Profile("tma_copy", "cuda", variant, digest_of("tma_copy", "cuda", variant), "h200",
+    profile = Profile("tma_copy", "cuda", variant, digest_of("tma_copy", "cuda", variant), "h200",
                     PROBLEM.values, "16MB", {}, profiler.parse(PRINTED), {}, "2025.3.0.0",
                     "2026-11-20T00:00:00+00:00")  # fmt: skip
-    return replace(found, **changes)
+    return replace(profile, **changes)
 
 
-def test_writing_keeps_the_newest_of_each_implementation_and_problem(tmp_path: Path) -> None:
+def test_writing_keeps_the_newest_profile_of_each_implementation_and_problem(
+    tmp_path: Path,
+) -> None:
     first, bulk = a_profile(), a_profile("bulk")
     profiles.write(tmp_path, [first, bulk])
     newer = replace(first, created_at="2026-11-21T00:00:00+00:00")
@@ -209,22 +214,22 @@ def test_writing_keeps_the_newest_of_each_implementation_and_problem(tmp_path: P
     assert profiles.read(tmp_path) == [replace(newer, gpu="h100"), bulk, newer]
 
 
-def test_a_configuration_asked_for_has_a_line_of_its_own_that_shows_it(tmp_path: Path) -> None:
+def test_a_requested_configuration_has_a_separate_line_with_its_parameters(tmp_path: Path) -> None:
     best = a_profile(config={"threads": 256})
-    asked = replace(best, asked=True)
+    requested = replace(best, asked=True)
     other = replace(best, asked=True, config={"unroll": 2, "threads": 128})
-    profiles.write(tmp_path, [best, asked, other])
+    profiles.write(tmp_path, [best, requested, other])
     profiles.write(tmp_path, [replace(best, config={"threads": 512})])
-    kept = profiles.read(tmp_path)
-    assert [(p.asked, dict(p.config)) for p in kept] == [
+    stored = profiles.read(tmp_path)
+    assert [(p.asked, dict(p.config)) for p in stored] == [
         (False, {"threads": 512}), (True, other.config), (True, {"threads": 256}),
     ]  # fmt: skip
-    cells = [line[0] for line in traffic.sheet(kept).lines]
+    cells = [line[0] for line in traffic.sheet(stored).lines]
     assert cells == ["cuda/vectorized", "cuda/vectorized threads=128 unroll=2",
                      "cuda/vectorized threads=256"]  # fmt: skip
-    unknown = json.loads(best.to_json())
-    del unknown["asked"]
-    assert Profile.from_json(json.dumps(unknown)) == best
+    without_asked = json.loads(best.to_json())
+    del without_asked["asked"]
+    assert Profile.from_json(json.dumps(without_asked)) == best
 
 
 def test_the_readme_shows_shipped_profiles_in_the_order_of_the_ladder(
@@ -241,13 +246,13 @@ def test_the_readme_shows_shipped_profiles_in_the_order_of_the_ladder(
     assert lines[6].startswith("`kernelcat profile tma_copy`: MB of one call with cold caches")
 
 
-def test_shipped_profiles_are_of_the_sources_as_they_are_now() -> None:
+def test_shipped_profiles_are_not_stale() -> None:
     stale = {p.key for p in profiles.read(profiles.shipped_folder()) if p.stale}
     assert not stale, f"profile again: {sorted(stale)}"
 
 
 @pytest.mark.gpu
-def test_the_target_runs_without_a_profiler_too() -> None:
+def test_the_profiled_process_also_runs_without_ncu() -> None:
     config = implementation().default(PROBLEM, gpu.detect())
     words = ["tma_copy", "cuda", "vectorized", PROBLEM.key, config.key]
     subprocess.run([sys.executable, "-m", "kernelcat.verify.profiler", *words], check=True)

@@ -1,4 +1,4 @@
-"""What README shows comes from the committed results and receipts."""
+"""README.md shows the committed results and receipts."""
 
 from __future__ import annotations
 

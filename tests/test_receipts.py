@@ -1,4 +1,4 @@
-"""No kernel changes without having run on a real GPU."""
+"""Receipts: every kernel in its current form has run on a real GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHIPPED = receipts.read(receipts.shipped_folder())
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: i.name)
-def test_every_implementation_was_checked_on_a_gpu_as_its_source_is_now(
+def test_every_implementation_has_a_receipt_for_its_current_source(
     implementation: Implementation,
 ) -> None:
     assert receipts.faults(implementation, SHIPPED) == []
@@ -31,13 +31,13 @@ def test_every_implementation_was_checked_on_a_gpu_as_its_source_is_now(
 @pytest.mark.parametrize(
     "path", sorted(paths.data("tuning_db").glob("*.jsonl")), ids=lambda p: p.name
 )
-def test_shipped_results_are_of_the_sources_as_they_are_now(path: Path) -> None:
+def test_shipped_results_are_not_stale(path: Path) -> None:
     stale = set()
     for row in read_all(path):
         if not row.is_peer:
-            found = catalog.implementation(row.entry, row.language, row.variant)
+            implementation = catalog.implementation(row.entry, row.language, row.variant)
             if not code_record.is_current(row):
-                stale.add(found.name)
+                stale.add(implementation.name)
     assert not stale, f"tune again: {sorted(stale)}"
 
 
@@ -60,31 +60,31 @@ def verified() -> Implementation:
 
 def test_a_changed_source_and_a_missing_receipt_are_faults() -> None:
     implementation = verified()
-    good = a_receipt(implementation)
-    assert receipts.faults(implementation, [good]) == []
+    receipt = a_receipt(implementation)
+    assert receipts.faults(implementation, [receipt]) == []
     assert "no receipt" in receipts.faults(implementation, [])[0]
-    assert "changed" in receipts.faults(implementation, [replace(good, source="0" * 16)])[0]
+    assert "changed" in receipts.faults(implementation, [replace(receipt, source="0" * 16)])[0]
 
 
-def test_what_the_sanitizer_found_makes_an_implementation_unverified() -> None:
+def test_findings_of_the_sanitizer_make_an_implementation_unverified() -> None:
     implementation = verified()
-    good = a_receipt(implementation)
-    doubtful = replace(good, sanitizer={"racecheck": 3, "memcheck": 0})
+    receipt = a_receipt(implementation)
+    doubtful = replace(receipt, sanitizer={"racecheck": 3, "memcheck": 0})
     assert receipts.faults(implementation, [doubtful]) == []
     assert receipts.doubt(implementation, [doubtful]) == "racecheck found 3 errors on h200"
-    assert receipts.doubt(implementation, [doubtful, good]) is None
+    assert receipts.doubt(implementation, [doubtful, receipt]) is None
     assert receipts.doubt(implementation, [replace(doubtful, source="0" * 16)]) is None
 
 
-def test_a_receipt_makes_verified_what_calls_itself_unverified() -> None:
-    modest = replace(verified(), unverified="needs a Blackwell GPU")
-    assert receipts.doubt(modest, []) == "needs a Blackwell GPU"
-    assert receipts.doubt(modest, [a_receipt(modest)]) is None
-    stale = replace(a_receipt(modest), source="0" * 16)
-    assert receipts.doubt(modest, [stale]) == "needs a Blackwell GPU"
+def test_a_receipt_verifies_an_implementation_that_is_declared_unverified() -> None:
+    declared_unverified = replace(verified(), unverified="needs a Blackwell GPU")
+    assert receipts.doubt(declared_unverified, []) == "needs a Blackwell GPU"
+    assert receipts.doubt(declared_unverified, [a_receipt(declared_unverified)]) is None
+    stale = replace(a_receipt(declared_unverified), source="0" * 16)
+    assert receipts.doubt(declared_unverified, [stale]) == "needs a Blackwell GPU"
 
 
-def test_unverified_implementations_owe_no_receipt() -> None:
+def test_unverified_implementations_need_no_receipt() -> None:
     assert receipts.faults(replace(verified(), unverified="needs a Blackwell GPU"), []) == []
 
 
@@ -93,5 +93,5 @@ def test_writing_keeps_the_newest_receipt_of_each_implementation(tmp_path: Path)
     other = replace(first, implementation="gemm/cuda/another")
     receipts.write(tmp_path, [first, other])
     receipts.write(tmp_path, [replace(first, fuzz_examples=500)])
-    kept = {r.implementation: r for r in receipts.read(tmp_path)}
-    assert len(kept) == 2 and kept[first.implementation].fuzz_examples == 500
+    stored = {r.implementation: r for r in receipts.read(tmp_path)}
+    assert len(stored) == 2 and stored[first.implementation].fuzz_examples == 500

@@ -1,4 +1,4 @@
-"""compute-sanitizer sees our kernels, in allocations of their exact size, and is understood."""
+"""compute-sanitizer: exact allocations on a GPU, and the parsed output of each tool."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ extern "C" __global__ void copy(const char* src, char* dst, int n) {
   __shared__ char tile[128];
   const int i = threadIdx.x;
   if (i < n) tile[i] = src[i];
-  const int j = (i + 32) % n;  // another warp's
+  const int j = (i + 32) % n;  // written by another warp
   if (i < n) dst[j] = tile[j];
 }
 """
@@ -101,32 +101,32 @@ on CUDA API call to cuCtxSynchronize.
 """
 
 
-def planted(tmp_path: Path, kernel: str, beyond: int = 0) -> list[str]:
-    """The command that copies 100 bytes, and as many beyond."""
+def copy_command(tmp_path: Path, kernel: str, beyond: int = 0) -> list[str]:
+    """The command of a process that copies 100 bytes and ``beyond`` bytes past their end."""
     source = tmp_path / "copy.cu"
     source.write_text(kernel)
     return [sys.executable, "-c", RUN, str(source), str(beyond)]
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(sanitizer_path() is None, reason="compute-sanitizer is not here")
+@pytest.mark.skipif(sanitizer_path() is None, reason="compute-sanitizer is not installed")
 @pytest.mark.parametrize("beyond", [0, 1])
-def test_one_byte_out_of_bounds_is_counted_and_told(tmp_path: Path, beyond: int) -> None:
-    found = sanitizer.run("memcheck", planted(tmp_path, COPY, beyond))
-    assert (found.errors > 0) == (beyond > 0), found
-    assert any("Invalid __global__ " in f and "at copy+0x" in f for f in found.findings) == beyond
+def test_one_byte_out_of_bounds_is_reported(tmp_path: Path, beyond: int) -> None:
+    report = sanitizer.run("memcheck", copy_command(tmp_path, COPY, beyond))
+    assert (report.errors > 0) == (beyond > 0), report
+    assert any("Invalid __global__ " in f and "at copy+0x" in f for f in report.findings) == beyond
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(sanitizer_path() is None, reason="compute-sanitizer is not here")
-def test_a_race_is_counted_and_told_with_its_threads(tmp_path: Path) -> None:
-    races = sanitizer.run("racecheck", planted(tmp_path, RACE))
+@pytest.mark.skipif(sanitizer_path() is None, reason="compute-sanitizer is not installed")
+def test_a_race_is_reported_with_its_threads(tmp_path: Path) -> None:
+    races = sanitizer.run("racecheck", copy_command(tmp_path, RACE))
     assert races.errors > 0
     for part in ("hazard detected at __shared__ 0x", "Thread (", " at copy+0x"):
         assert part in races.findings[0]
 
 
-def test_a_summary_is_read_and_a_silent_failure_is_an_error() -> None:
+def test_errors_come_from_the_summary_and_a_failure_without_one_raises() -> None:
     assert parse("memcheck", "========= ERROR SUMMARY: 3 errors", 1) == Report(3)
     assert parse("racecheck", "= RACECHECK SUMMARY: 0 hazards displayed (0 errors)", 0).errors == 0
     with pytest.raises(KernelcatError, match="exit 1"):
@@ -135,7 +135,7 @@ def test_a_summary_is_read_and_a_silent_failure_is_an_error() -> None:
         parse("synccheck", "killed", 9)
 
 
-def test_a_finding_is_one_line_with_the_example_that_ran_and_how_many_are_like_it() -> None:
+def test_a_finding_is_one_line_with_its_example_and_the_number_of_similar_findings() -> None:
     race, overflow = parse("racecheck", RACES, 0).findings
     assert race == (
         "Error: Race reported between Write access at gemm+0x430, and Read access at gemm+0x770 "
@@ -156,7 +156,7 @@ def test_a_finding_is_one_line_with_the_example_that_ran_and_how_many_are_like_i
     assert error.startswith("Program hit CUDA_ERROR_LAUNCH_FAILED")
 
 
-def test_a_few_distinct_findings_are_kept() -> None:
+def test_the_first_five_distinct_findings_are_reported() -> None:
     record = "========= Error: Race reported between Write access at gemm+0x{:x}\n"
     many = "".join(record.format(16 * i) for i in range(20)) + RACES
     findings = parse("racecheck", many, 0).findings
@@ -164,8 +164,8 @@ def test_a_few_distinct_findings_are_kept() -> None:
 
 
 @pytest.fixture
-def printing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for compute-sanitizer; the arguments of each run are a line of the path."""
+def fake_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fake compute-sanitizer; returns the file that gets one line of arguments for each run."""
     for name, text in {"hazard": HAZARDS, "memcheck": INVALID}.items():
         (tmp_path / name).write_text(text)
     script = tmp_path / "compute-sanitizer"
@@ -182,12 +182,12 @@ def printing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def test_each_tool_runs_once_over_small_problems(printing: Path) -> None:
+def test_each_tool_runs_once_over_small_problems(fake_runs: Path) -> None:
     reports = sanitize(catalog.implementation("gemm", "triton", "gluon"), 8)
     assert {tool: report.errors for tool, report in reports.items()} == {
         "memcheck": 2, "racecheck": 10000, "synccheck": 0, "initcheck": 0,
     }  # fmt: skip
-    runs = [" ".join(json.loads(line)) for line in printing.read_text().splitlines()]
+    runs = [" ".join(json.loads(line)) for line in fake_runs.read_text().splitlines()]
     assert len(runs) == 4
     for tool, run in zip(sanitizer.SANITIZERS, runs, strict=True):
         assert f"--tool {tool} " in run
@@ -224,21 +224,21 @@ kernelcat example: triton/gluon tile=64 on K=64 M=9
         ("0x5a70", "0x100", "WAR", 2),
     ],
 )
-def test_a_read_after_its_barrier_is_no_error_in_its_own_example(
+def test_a_hazard_listed_as_ordered_is_no_error_in_its_example(
     write: str, read: str, kind: str, errors: int
 ) -> None:
-    found = parse("racecheck", TABLE.format(write=write, read=read, kind=kind), 0)
-    assert (found.errors, found.ordered) == (errors, 2 - errors)
-    assert any("tile=64" in finding for finding in found.findings)
+    report = parse("racecheck", TABLE.format(write=write, read=read, kind=kind), 0)
+    assert (report.errors, report.ordered) == (errors, 2 - errors)
+    assert any("tile=64" in finding for finding in report.findings)
 
 
-def test_chosen_tools_run_alone(printing: Path) -> None:
+def test_only_the_requested_tools_run(fake_runs: Path) -> None:
     implementation = catalog.implementation("gemm", "cuda", "wgmma")
     assert set(sanitize(implementation, 8, ["synccheck"])) == {"synccheck"}
-    assert len(printing.read_text().splitlines()) == 1
+    assert len(fake_runs.read_text().splitlines()) == 1
 
 
-def test_without_compute_sanitizer_the_error_says_what_installs_it(
+def test_the_error_of_a_missing_compute_sanitizer_names_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Signal to quantization noise: the gate hears what no element tells, and `show` says it."""
+"""Signal to quantization noise: the gate rejects errors that no single element shows."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def test_the_right_result_keeps_its_signal(packing: str, dtype: str, format: str
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "swiglu"])
-def test_so_it_does_past_an_activation(activation: str) -> None:
+def test_the_right_result_keeps_its_signal_after_an_activation(activation: str) -> None:
     case = prepared(64, 256, 512, activation=activation, bias=True)
     verdict = judge(case, case.expected["d"])
     assert verdict.passed and verdict.sqnr_db is not None and 15 < verdict.sqnr_db < 30
 
 
-def of_small_weights() -> gate.Prepared:
+def product_of_small_weights() -> gate.Prepared:
     """A product whose only row of weights has subnormal scales, so that D is about 2^-7."""
     for seed in range(20):
         case = prepared(1024, 1, 16384, seed)
@@ -66,44 +66,44 @@ def of_small_weights() -> gate.Prepared:
     raise AssertionError("a third of the rows should be small")
 
 
-def test_a_zero_point_left_in_passes_element_by_element_and_fails_together() -> None:
-    case = of_small_weights()
+def test_a_constant_offset_is_within_tolerance_but_below_the_required_signal() -> None:
+    case = product_of_small_weights()
     d = case.expected["d"]
     right, sloppy = judge(case, d), judge(case, d + np.float32(1.9e-3))
     assert right.passed and right.sqnr_db is not None and right.sqnr_db > 19
     assert not sloppy.passed and sloppy.max_error < 2e-3
     assert "dB of signal to quantization noise, less than 16.0" in sloppy.detail
-    silent = replace(case, entry=replace(ENTRY, signal=None))
-    assert judge(silent, d + np.float32(1.9e-3)).passed
+    without_signal_check = replace(case, entry=replace(ENTRY, signal=None))
+    assert judge(without_signal_check, d + np.float32(1.9e-3)).passed
 
 
 def test_every_copy_of_a_result_must_keep_the_signal() -> None:
-    case = of_small_weights()
+    case = product_of_small_weights()
     d = case.expected["d"]
     [copy] = gate.allocate(ENTRY, case.problem, HOST)
 
-    def found(first: np.ndarray, second: np.ndarray) -> gate.Verdict:
+    def judge_copies(first: np.ndarray, second: np.ndarray) -> gate.Verdict:
         def run() -> None:
             case.arrays["d"][...] = dtypes.encode(first, "bfloat16")
             copy["d"][...] = dtypes.encode(second, "bfloat16")
 
         return case.verify_run(run, copies=[copy])
 
-    both, less = found(d, d), found(d, d + np.float32(5e-4))
-    assert both.passed and less.passed and both.sqnr_db is not None
-    assert less.sqnr_db is not None and less.sqnr_db < both.sqnr_db - 0.01
-    sloppy = found(d, d + np.float32(1.9e-3))
+    both, noisier = judge_copies(d, d), judge_copies(d, d + np.float32(5e-4))
+    assert both.passed and noisier.passed and both.sqnr_db is not None
+    assert noisier.sqnr_db is not None and noisier.sqnr_db < both.sqnr_db - 0.01
+    sloppy = judge_copies(d, d + np.float32(1.9e-3))
     assert not sloppy.passed and sloppy.detail.startswith("copy 2: d: ")
 
 
-def test_few_elements_are_measured_and_not_judged() -> None:
+def test_small_problems_are_measured_but_not_judged() -> None:
     for sizes in ((1, 4, 2048), (64, 64, 48)):
         case = prepared(*sizes)
         assert ENTRY.signal is not None and ENTRY.signal.least(case.problem) is None
         assert judge(case, case.expected["d"]).sqnr_db is not None
 
 
-def test_the_least_signal_of_several_results_counts() -> None:
+def test_several_verdicts_keep_the_smallest_signal() -> None:
     verdicts = [gate.Verdict(True, e, sqnr_db=s) for e, s in ((0.1, 19.0), (0.2, None), (0, 18.0))]
     both = verdicts[0].with_another(verdicts[1]).with_another(verdicts[2])
     assert (both.max_error, both.sqnr_db) == (0.2, 18.0)
@@ -117,14 +117,14 @@ ROW = {
 }  # fmt: skip
 
 
-def test_show_tells_what_was_measured_of_sources_as_they_are(shipped: Path) -> None:
+def test_show_prints_the_signal_measured_of_current_sources_only(shipped: Path) -> None:
     tiled = catalog.implementation("nvfp4_matmul", "triton", "tiled")
     problem = ENTRY.problems["64x8192x8192"].values
 
     def row(language: str, variant: str, source: str, sqnr_db: float, minute: int) -> Measurement:
-        told = {"language": language, "variant": variant, "source": source, "sqnr_db": sqnr_db}
+        subject = {"language": language, "variant": variant, "source": source, "sqnr_db": sqnr_db}
         when = {"created_at": f"2026-11-22T00:{minute:02}:00Z", "problem": problem}
-        return Measurement.from_json({**ROW, **told, **when})
+        return Measurement.from_json({**ROW, **subject, **when})
 
     now = digest(tiled)
     with Store.open() as store:

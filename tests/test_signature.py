@@ -1,4 +1,4 @@
-"""Arguments become a problem, or one clear line that says what is wrong and what to do."""
+"""Signatures: the problem inferred from arguments, and the message of each refusal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GEMM, COPY = catalog.entry("gemm"), catalog.entry("tma_copy")
 
 
 def array(*shape, strides=None, dtype="bfloat16", device="cuda:0", library="torch", at=0):
-    """A description, contiguous unless ``strides`` (in elements) says otherwise."""
+    """An ArrayInfo at address ``at``: contiguous, or with ``strides`` in elements."""
     if strides is None:
         strides, step = [], 1
         for extent in reversed(shape):
@@ -66,7 +66,7 @@ def test_the_strides_of_an_output_to_be_allocated_are_contiguous() -> None:
 
 
 def test_one_row_has_the_stride_of_a_contiguous_array() -> None:
-    """Else every view would be a problem of its own, though all are the same work."""
+    """Otherwise each view of a row would be a separate problem with equal work."""
     assert copy(src=array(1, 8, strides=(500, 1)))["src_stride"] == 8
 
 
@@ -215,7 +215,7 @@ def test_arguments_are_refused(args, named, line: str) -> None:
     assert refusal(signature.arrange, GEMM, args, named) == line
 
 
-def test_an_axis_given_by_name_must_agree_with_the_arrays() -> None:
+def test_an_axis_passed_by_name_must_agree_with_the_arrays() -> None:
     infos = {"a": array(4, 8), "b": array(6, 8)}
     assert signature.infer(GEMM, infos, {"M": 4})["M"] == 4
     line = refusal(signature.infer, GEMM, infos, {"M": 5})
@@ -228,7 +228,7 @@ def test_a_number_is_no_array() -> None:
     assert line.endswith("not int")
 
 
-def test_what_is_passed_as_out_is_named_out() -> None:
+def test_errors_call_the_output_out() -> None:
     line = refusal(signature.describe, GEMM, (np.zeros((4, 8)),) * 2 + (None, None), (7,))
     assert line.startswith("gemm: out must be an array")
 
@@ -255,19 +255,19 @@ def test_overlap_is_exact(first: ArrayInfo, second: ArrayInfo, shared: bool) -> 
 
 
 def attention(**more: ArrayInfo) -> dict[str, object]:
-    """Two sequences over four pages of 16 tokens, 4 heads over 2, of 64 elements."""
+    """Axes of two sequences in four pages of 16 tokens, with 4 heads, 2 KV heads, head_dim 64."""
     sizes = {"block_table": (2, 2), "kv_lens": (2,), "cu_q": (3,)}
     ints = {name: array(*shape, dtype="int32") for name, shape in sizes.items()}
     infos = {"q": array(2, 4, 64), **ints, **more}
     return dict(signature.infer(catalog.entry("paged_attn"), infos, {}).values)
 
 
-def test_a_packed_cache_comes_with_its_block_scales_and_no_other_does() -> None:
+def test_block_scales_are_required_for_a_packed_cache_and_refused_for_others() -> None:
     packed = array(4, 16, 2, 32, dtype="float4_e2m1fn_x2")
     cache, scale = array(4, 16, 2, 64), array(4, 16, 2, 4, dtype="float8_e4m3fn")
     scales = {"k_block_scale": scale, "v_block_scale": scale}
-    found = attention(k_cache=packed, v_cache=packed, **scales)
-    assert (found["kv_dtype"], found["head_dim"]) == ("float4_e2m1fn_x2", 64)
+    axes = attention(k_cache=packed, v_cache=packed, **scales)
+    assert (axes["kv_dtype"], axes["head_dim"]) == ("float4_e2m1fn_x2", 64)
     assert attention(k_cache=cache, v_cache=cache)["kv_dtype"] == "bfloat16"
     assert refusal(attention, k_cache=packed, v_cache=packed, k_block_scale=scale) == (
         "paged_attn needs v_block_scale where kv_dtype is float4_e2m1fn_x2"
@@ -288,15 +288,15 @@ def dequantize(scale: ArrayInfo, q: ArrayInfo | None = None, **more) -> dict[str
     return dict(signature.infer(catalog.entry("nvfp4_dequantize"), infos, axes).values)
 
 
-def test_an_element_type_tells_a_choice_and_a_derived_size_an_axis() -> None:
+def test_axes_are_inferred_from_element_types_and_derived_sizes() -> None:
     e4m3, e8m0 = array(6, 4, dtype="float8_e4m3fn"), array(6, 2, dtype="float8_e8m0fnu")
     one = array(1, dtype="float32")
-    found = dequantize(e4m3, global_scale=one)
-    assert (found["M"], found["K"], found["format"]) == (6, 64, "nvfp4")
+    axes = dequantize(e4m3, global_scale=one)
+    assert (axes["M"], axes["K"], axes["format"]) == (6, 64, "nvfp4")
     assert dequantize(e8m0)["format"] == "mxfp4"
     swizzled = array(128, 4, dtype="float8_e4m3fn")
-    found = dequantize(swizzled, global_scale=one, scale_layout="swizzled")
-    assert found["scale_layout"] == "swizzled"
+    axes = dequantize(swizzled, global_scale=one, scale_layout="swizzled")
+    assert axes["scale_layout"] == "swizzled"
     assert refusal(dequantize, e4m3) == (
         "nvfp4_dequantize needs global_scale where format is nvfp4"
     )

@@ -1,4 +1,4 @@
-"""What is text of a source and what is not: tokens of CUDA C++, definitions of Python."""
+"""The text that a digest covers: tokens of CUDA C++, and the Python definitions in reach."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tokens(tmp_path: Path, text: str) -> str:
         "int f(int a) { return a /* plus */ + 1; }",
     ],
 )
-def test_comments_and_layout_are_no_part_of_the_text(tmp_path: Path, text: str) -> None:
+def test_comments_and_white_space_leave_the_text_unchanged(tmp_path: Path, text: str) -> None:
     assert tokens(tmp_path, text).split() == tokens(tmp_path, PLAIN).split()
 
 
@@ -43,22 +43,22 @@ def test_comments_and_layout_are_no_part_of_the_text(tmp_path: Path, text: str) 
         "int f(int a) { return a++ + 1; }",
     ],
 )
-def test_every_other_token_is(tmp_path: Path, text: str) -> None:
+def test_every_other_token_changes_the_text(tmp_path: Path, text: str) -> None:
     assert tokens(tmp_path, text).split() != tokens(tmp_path, PLAIN).split()
 
 
-def test_strings_keep_what_looks_like_a_comment(tmp_path: Path) -> None:
+def test_comment_characters_in_strings_are_no_comments(tmp_path: Path) -> None:
     text = 'asm volatile("mov.u32 %0, 1; // a\\n" : "=r"(x)); const char* s = R"(/* b */ "c")";'
-    found = tokens(tmp_path, text)
-    assert "// a" in found and "/* b */" in found
+    kernel_text = tokens(tmp_path, text)
+    assert "// a" in kernel_text and "/* b */" in kernel_text
 
 
-def test_a_directive_ends_with_its_line_and_may_go_on_on_the_next(tmp_path: Path) -> None:
+def test_a_directive_ends_at_the_line_end_unless_a_backslash_continues_it(tmp_path: Path) -> None:
     one = tokens(tmp_path, "#define A 1\n#define B(x) \\\n  x + 1\nint a;")
     assert one.splitlines() == ["# define A 1 ", "# define B ( x ) x + 1 ", "int a ; "]
 
 
-def test_included_files_stand_where_they_are_included_first(tmp_path: Path) -> None:
+def test_included_files_are_inserted_at_their_first_include(tmp_path: Path) -> None:
     (tmp_path / "a.cuh").write_text('#pragma once\n#include "b.cuh"\nint a;\n')
     (tmp_path / "b.cuh").write_text("#pragma once\nint b;\n")
     text = tokens(tmp_path, '#include <cuda.h>\n#include "a.cuh"\n#include "b.cuh"\nint c;\n')
@@ -151,12 +151,12 @@ def text() -> str:
         ("reference/three.py", "SIZE = 128", "SIZE = 64"),
     ],
 )
-def test_what_a_function_reaches_changes_its_text(
+def test_a_definition_in_reach_changes_the_text(
     modules: Path, file: str, before: str, after: str
 ) -> None:
-    was = text()
+    text_before = text()
     (modules / file).write_text(MODULES[file].replace(before, after))
-    assert text() != was
+    assert text() != text_before
 
 
 @pytest.mark.parametrize(
@@ -168,20 +168,20 @@ def test_what_a_function_reaches_changes_its_text(
         ("reference/three.py", "ENTRY = object()", "ENTRY = None"),
     ],
 )
-def test_what_it_does_not_reach_leaves_the_text(
+def test_a_definition_out_of_reach_leaves_the_text_unchanged(
     modules: Path, file: str, before: str, after: str
 ) -> None:
-    was = text()
+    text_before = text()
     (modules / file).write_text(MODULES[file].replace(before, after))
-    assert text() == was
+    assert text() == text_before
 
 
-def test_a_definition_can_move_and_two_of_one_name_are_told_apart(modules: Path) -> None:
-    was = text()
+def test_the_text_depends_on_the_binding_statement_and_not_on_the_module(modules: Path) -> None:
+    before = text()
     two = modules / "kernels/cuda/two.py"
     two.write_text(MODULES["kernels/cuda/two.py"].replace("WIDTH, DEPTH", "HEIGHT, WIDTH, DEPTH")
                    .replace("= 8,", "= 5, 8,"))  # fmt: skip
-    assert text() != was, "the statement that binds WIDTH is another one"
+    assert text() != before, "another statement binds WIDTH"
     two.rename(modules / "kernels/cuda/moved.py")
     one = modules / "kernels/cuda/one/__init__.py"
     two_text = MODULES["kernels/cuda/two.py"]
@@ -189,4 +189,4 @@ def test_a_definition_can_move_and_two_of_one_name_are_told_apart(modules: Path)
     one.write_text(MODULES["kernels/cuda/one/__init__.py"]
                    .replace("cuda.two import", "cuda.moved import")
                    .replace("import two", "import moved as two"))  # fmt: skip
-    assert text() == was
+    assert text() == before

@@ -12,19 +12,19 @@ from kernelcat.errors import InvalidArgument, UnknownName
 GEMM = {"M": 3, "N": 5, "K": 7, "dtype": "float16", "bias": False}
 
 
-def test_a_problem_is_canonical_whatever_the_order() -> None:
+def test_a_problem_does_not_depend_on_the_order_of_its_axes() -> None:
     one, other = Problem.of("gemm", M=1, N=2), Problem.of("gemm", N=2, M=1)
     assert one == other and hash(one) == hash(other) and one.key == '{"M":1,"N":2}'
 
 
-def test_a_config_equals_its_mapping_and_cannot_be_mistaken_for_another() -> None:
+def test_a_config_equals_another_with_its_values_only() -> None:
     config = Config(stages=3, block_m=64)
     assert config == Config({"block_m": 64, "stages": 3}) != Config(stages=4, block_m=64)
     assert config.key == '{"block_m":64,"stages":3}'
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"dtype": "float64"}, "bfloat16, float16"),
         ({"M": -1}, "whole number"),
@@ -32,8 +32,8 @@ def test_a_config_equals_its_mapping_and_cannot_be_mistaken_for_another() -> Non
         ({"Q": 1}, "no axis 'Q'"),
     ],
 )
-def test_an_illegal_problem_says_why(change: dict, words: str) -> None:
-    with pytest.raises((InvalidArgument, UnknownName), match=words):
+def test_an_illegal_problem_says_why(change: dict, message: str) -> None:
+    with pytest.raises((InvalidArgument, UnknownName), match=message):
         catalog.entry("gemm").problem(**{**GEMM, **change})
 
 
@@ -42,7 +42,7 @@ def test_a_missing_axis_is_named() -> None:
         catalog.entry("gemm").problem(**{k: v for k, v in GEMM.items() if k != "K"})
 
 
-def test_a_constraint_between_axes_is_kept() -> None:
+def test_a_constraint_between_axes_is_checked() -> None:
     with pytest.raises(InvalidArgument, match="src_stride=4 must be at least cols=8"):
         catalog.entry("tma_copy").problem(rows=2, cols=8, src_stride=4, dst_stride=8, dtype="uint8")
 
@@ -88,7 +88,7 @@ def test_a_size_may_have_a_step() -> None:
         axis.check(40)
 
 
-def test_an_element_type_follows_from_a_choice_and_may_tell_it() -> None:
+def test_an_element_type_follows_from_a_choice_and_implies_it() -> None:
     scale = ElementType.of("format", nvfp4="float8_e4m3fn", mxfp4="float8_e8m0fnu")
     tensor = Tensor("scale", (1,), scale)
     assert tensor.dtype_of(Problem.of("any", format="mxfp4")) == "float8_e8m0fnu"

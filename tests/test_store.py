@@ -1,4 +1,4 @@
-"""The database: what goes in comes out, whoever else writes, and whatever happens to the file."""
+"""The tuning database: rows, races, concurrent processes, damaged files, journal, migrations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def timed(us: float, **changes: Any) -> Measurement:
     return measurement(median_us=us, ci_us=[us * 0.999, us * 1.001], **changes)
 
 
-def many(count: int, **changes: Any) -> list[Measurement]:
+def measurements(count: int, **changes: Any) -> list[Measurement]:
     return [measurement(config={"BLOCK_M": i}, **changes) for i in range(count)]
 
 
@@ -52,7 +52,7 @@ def store(path: Path) -> Iterator[Store]:
 # ---------------------------------------------------------------- rows in and out
 
 
-def test_rows_come_back_as_they_went_in(store: Store) -> None:
+def test_rows_are_read_back_unchanged(store: Store) -> None:
     predicted = {"kind": "predicted", "ci_us": None, "samples": 0, "max_error": None}
     rows = [
         measurement(),
@@ -65,14 +65,14 @@ def test_rows_come_back_as_they_went_in(store: Store) -> None:
 
 
 def test_adding_again_changes_nothing(store: Store) -> None:
-    rows = many(5)
+    rows = measurements(5)
     assert store.add([*rows, rows[0]]) == 5
-    assert store.add(rows + many(7)) == 2
+    assert store.add(rows + measurements(7)) == 2
     assert len(store.rows()) == 7
 
 
-def test_a_big_transaction_is_one(store: Store) -> None:
-    assert store.add(many(1300)) == 1300
+def test_a_thousand_rows_are_added_at_once(store: Store) -> None:
+    assert store.add(measurements(1300)) == 1300
     assert len(store.rows()) == 1300
 
 
@@ -92,7 +92,7 @@ def test_rows_are_found_by_every_column(store: Store) -> None:
     assert store.rows(entry="gemm", gpu="b200") == []
 
 
-def test_tried_tells_the_last_status_for_the_same_source(store: Store) -> None:
+def test_tried_gives_the_last_status_of_each_configuration_for_one_source(store: Store) -> None:
     later = {"created_at": "2026-11-21T00:00:00Z"}
     a, b, c = ({"config": {"BLOCK_M": size}} for size in (64, 128, 256))
     store.add([measurement(**a), measurement(**b, **FAILED), measurement(**c)])
@@ -127,8 +127,8 @@ def test_a_winner_is_compared_within_its_run_only(store: Store) -> None:
     assert race.peers == (new[3],)
 
 
-def test_what_was_found_wrong_never_wins_by_the_timing_it_had_before(store: Store) -> None:
-    """The tune was killed after a finalist failed its gate and before the others raced."""
+def test_a_configuration_found_wrong_never_wins_by_an_earlier_timing(store: Store) -> None:
+    """This happens where a tune is killed after a finalist failed verification, before the race."""
     liar, honest = timed(1.0, variant="liar"), timed(9.0, variant="honest")
     store.add([liar, honest])
     assert store.winners()[0].winner.variant == "liar"
@@ -137,7 +137,7 @@ def test_what_was_found_wrong_never_wins_by_the_timing_it_had_before(store: Stor
     assert [row.variant for row in store.winners()[0].rows] == ["honest"]
 
 
-def test_winners_are_by_gpu_problem_regime_and_kind(store: Store) -> None:
+def test_each_gpu_problem_regime_and_kind_has_a_winner(store: Store) -> None:
     eager = ROW["protocol"] | {"regime": "eager"}
     rows = [timed(9.0), timed(8.0, gpu="b200"), timed(7.0, problem={"M": 1}),
             timed(6.0, protocol=eager),
@@ -149,7 +149,7 @@ def test_winners_are_by_gpu_problem_regime_and_kind(store: Store) -> None:
     assert store.winners(entry="tma_copy") == []
 
 
-def test_screening_decides_nothing_where_rows_were_raced(store: Store) -> None:
+def test_raced_rows_decide_over_screened_rows(store: Store) -> None:
     screened = ROW["protocol"] | {"state": SCREEN}
     store.add([timed(100.0, config={"lucky": True}, protocol=screened), timed(120.0)])
     store.add([timed(90.0, run="z", protocol=screened, created_at="2026-12-01T00:00:00Z")])
@@ -157,7 +157,7 @@ def test_screening_decides_nothing_where_rows_were_raced(store: Store) -> None:
     assert race.winner.median_us == 120.0
 
 
-def test_ties_are_broken_by_name_and_the_tuner_has_the_last_word(store: Store) -> None:
+def test_ties_are_broken_by_name_unless_the_tuner_named_a_winner(store: Store) -> None:
     triton = timed(99.5, language="triton", variant="tma")
     store.add([timed(100.0), triton])
     assert store.winners()[0].winner.language == "cuda"
@@ -191,7 +191,7 @@ def writer(path: Path, name: str, count: int, code: str = WRITER) -> subprocess.
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
 
 
-def test_eight_processes_writing_at_once_lose_nothing(path: Path) -> None:
+def test_eight_concurrent_writers_lose_no_row(path: Path) -> None:
     writers = [writer(path, f"writer{i}", 200) for i in range(8)]
     errors = [process.communicate(timeout=120)[1] for process in writers]
     assert errors == [""] * 8
@@ -202,11 +202,11 @@ def test_eight_processes_writing_at_once_lose_nothing(path: Path) -> None:
 
 
 @seeds(50)
-def test_a_killed_process_loses_nothing_it_had_added(path: Path, seed: int) -> None:
+def test_a_killed_process_loses_no_added_row(path: Path, seed: int) -> None:
     dice, process = random.Random(seed), writer(path, "killed", 100_000)
     assert process.stdout is not None
     done = [int(process.stdout.readline()) for _ in range(dice.randint(1, 20))]
-    time.sleep(dice.uniform(0, 0.02))  # in the middle of a transaction, as likely as not
+    time.sleep(dice.uniform(0, 0.02))  # often in the middle of a transaction
     process.send_signal(signal.SIGKILL)
     done += [int(line) for line in process.communicate()[0].split()]
     with Store.open(path) as store:
@@ -217,24 +217,24 @@ def test_a_killed_process_loses_nothing_it_had_added(path: Path, seed: int) -> N
 # ---------------------------------------------------------------- files that cannot be used
 
 
-def refused(path: Path | str, **options: Any) -> str:
-    """The one line with which opening is refused."""
+def opening_error(path: Path | str, **options: Any) -> str:
+    """The one-line error of opening ``path``."""
     with pytest.raises(KernelcatError) as caught:
         Store.open(path, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_garbage_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+def test_garbage_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a database\n" * 200)
-    assert "is not a SQLite database: move it away" in refused(path)
+    assert "is not a SQLite database: move it away" in opening_error(path)
     assert path.read_text() == "not a database\n" * 200
 
 
 def test_a_damaged_database_is_refused(path: Path) -> None:
     with Store.open(path) as store:
-        store.add(many(400))
+        store.add(measurements(400))
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.seek(4096)
@@ -246,29 +246,29 @@ def test_a_damaged_database_is_refused(path: Path) -> None:
 def test_another_programs_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bookmarks.db"
     sqlite3.connect(path).execute("CREATE TABLE bookmarks (url TEXT)")
-    assert "tables of another program (bookmarks)" in refused(path)
+    assert "tables of another program (bookmarks)" in opening_error(path)
 
 
 def test_a_newer_database_is_refused(path: Path) -> None:
     with Store.open(path) as store, store.engine.begin() as connection:
         connection.execute(text("UPDATE kernelcat_schema SET version = 99"))
-    message = refused(path)
+    message = opening_error(path)
     versions = f"(schema 99, this kernelcat reads up to {migrations.newest()})"
     assert f"{versions}: upgrade kernelcat" in message
 
 
-def test_a_missing_database_is_refused_unless_it_may_be_made(path: Path) -> None:
-    assert f"there is no tuning database at {path}: run kernelcat tune" in refused(
+def test_a_missing_database_is_refused_without_create(path: Path) -> None:
+    assert f"there is no tuning database at {path}: run kernelcat tune" in opening_error(
         path, create=False
     )
     assert not path.parent.exists()
 
 
-def test_places_where_no_database_can_be_are_refused(tmp_path: Path) -> None:
+def test_impossible_paths_of_a_database_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "cannot make the folder" in refused(tmp_path / "file" / "tuning.sqlite3")
-    assert "it cannot be opened" in refused(tmp_path)
-    assert "is not a database: use a path" in refused("nosuch://host/name")
+    assert "cannot make the folder" in opening_error(tmp_path / "file" / "tuning.sqlite3")
+    assert "it cannot be opened" in opening_error(tmp_path)
+    assert "is not a database: use a path" in opening_error("nosuch://host/name")
 
 
 def test_a_missing_driver_is_named_with_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,20 +287,20 @@ def test_a_read_only_database_can_be_read(path: Path) -> None:
     with Store.open(f"sqlite:///file:{path}?mode=ro&uri=true") as store:
         assert store.rows() == [measurement()]
         with pytest.raises(StoreError, match="read-only: make it writable"):
-            store.add(many(1))
+            store.add(measurements(1))
 
 
 def test_a_locked_database_is_waited_for_and_then_refused(store: Store, path: Path) -> None:
-    with held(path):
+    with write_lock(path):
         started = time.monotonic()
         with Store.open(path, timeout=0.2) as other:
             with pytest.raises(StoreError, match="another process keeps it locked"):
                 other.add([measurement()])
             assert time.monotonic() - started >= 0.2
-            assert other.rows() == []  # readers are not in a writer's way
+            assert other.rows() == []  # reading needs no lock
 
 
-def test_the_default_place_is_the_environments(
+def test_the_default_path_comes_from_environment_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KERNELCAT_DB", str(tmp_path / "named.db"))
@@ -310,8 +310,8 @@ def test_the_default_place_is_the_environments(
     assert locate().named is False
 
 
-class held:
-    """Another connection's write transaction on a database."""
+class write_lock:
+    """A write transaction of another connection, which locks the database."""
 
     def __init__(self, path: Path) -> None:
         self.connection = sqlite3.connect(path, isolation_level=None)
@@ -326,33 +326,33 @@ class held:
 # ---------------------------------------------------------------- the journal
 
 
-def test_what_cannot_be_added_is_kept_and_taken_in_later(path: Path) -> None:
-    rows = many(3)
+def test_rows_that_cannot_be_added_go_to_the_journal_and_are_added_later(path: Path) -> None:
+    rows = measurements(3)
     with Store.open(path, timeout=0.1) as store:
-        with held(path):
+        with write_lock(path):
             with pytest.warns(UserWarning, match="keeps it locked.*Results go to .*journal"):
                 assert store.keep(rows[:2]) is False
             assert store.keep(rows[2:]) is False  # no second warning, no second wait
         assert store.rows() == []
         journal = store.journal.path
         assert len(journal.read_text().splitlines()) == 3
-        store._journaling = False  # as if killed: close() takes nothing in
+        store._journaling = False  # as in a killed process: close() does not read the journal
     with Store.open(path) as store:
         assert store.rows() == rows
         assert not journal.exists()
-        assert store.keep(many(4)[3:]) is True
+        assert store.keep(measurements(4)[3:]) is True
 
 
-def test_closing_takes_the_journal_in(path: Path) -> None:
+def test_closing_adds_the_rows_of_the_journal(path: Path) -> None:
     with Store.open(path, timeout=0.1) as store:
-        with held(path), pytest.warns(UserWarning, match="locked"):
+        with write_lock(path), pytest.warns(UserWarning, match="locked"):
             store.keep([measurement()])
         journal = store.journal.path
     assert not journal.exists()
 
 
 def test_a_half_written_line_is_dropped_with_a_warning(path: Path) -> None:
-    first, second = many(2)
+    first, second = measurements(2)
     with Store.open(path) as store:
         store.journal.path.write_text(first.line() + "\n" + second.line()[:100])
         store.journal.append([second])
@@ -360,21 +360,21 @@ def test_a_half_written_line_is_dropped_with_a_warning(path: Path) -> None:
         assert store.rows() == [first, second]
 
 
-def test_a_journal_of_another_version_is_not_thrown_away(path: Path) -> None:
+def test_a_journal_of_another_version_is_not_deleted(path: Path) -> None:
     with Store.open(path) as store:
         store.journal.path.write_text(json.dumps(ROW | {"colour": "red"}) + "\n")
-    assert "unknown key 'colour'; move the file away" in refused(path)
+    assert "unknown key 'colour'; move the file away" in opening_error(path)
 
 
-def test_a_disk_that_is_full_loses_nothing(path: Path) -> None:
+def test_a_full_disk_loses_no_row(path: Path) -> None:
     with Store.open(path) as store:
         with store.engine.connect() as connection:
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
             connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
         with pytest.raises(StoreError, match="the disk is full: free some space"):
-            store.add(many(300))
+            store.add(measurements(300))
         with pytest.warns(UserWarning, match="the disk is full"):
-            assert store.keep(many(300)) is False
+            assert store.keep(measurements(300)) is False
         store._journaling = False
     with Store.open(path) as store:
         assert len(store.rows()) == 300
@@ -397,7 +397,7 @@ with Store.open(sys.argv[1]) as store, warnings.catch_warnings(record=True) as c
 
 def test_a_file_that_may_not_grow_sends_rows_to_the_journal(path: Path) -> None:
     with Store.open(path) as store:
-        store.add(many(600, run="before"))  # so that 100 more rows touch many pages
+        store.add(measurements(600, run="before"))  # so that 100 more rows touch many pages
     out, error = writer(path, "", 100 << 10, LIMITED).communicate(timeout=60)
     assert out.startswith("journaled: cannot use the tuning database"), error
     with Store.open(path) as store:
@@ -438,34 +438,34 @@ def test_migrations_run_once_in_order(path: Path, monkeypatch: pytest.MonkeyPatc
             assert node == "local"
     assert ran == [2, 3]
     monkeypatch.undo()
-    assert f"a newer kernelcat wrote it (schema {before + 2}" in refused(path)
+    assert f"a newer kernelcat wrote it (schema {before + 2}" in opening_error(path)
 
 
-def test_a_database_of_the_first_version_keeps_its_rows_and_takes_new_ones(path: Path) -> None:
+def test_a_database_of_the_first_version_is_migrated(path: Path) -> None:
     path.parent.mkdir()
     with sqlite3.connect(path) as old:
         old.executescript(Path(__file__).with_name("database-1.sql").read_text())
-    heard = measurement(sqnr_db=19.25)
+    with_sqnr = measurement(sqnr_db=19.25)
     with Store.open(path) as store, store.engine.connect() as connection:
         assert store.rows() == [measurement()]
-        assert store.add([measurement(), heard]) == 1
-        assert store.rows() == [measurement(), heard]
+        assert store.add([measurement(), with_sqnr]) == 1
+        assert store.rows() == [measurement(), with_sqnr]
         assert migrations.version(connection) == migrations.newest()
 
 
-def test_the_winner_of_an_older_database_moves_from_its_detail_to_its_column(path: Path) -> None:
+def test_a_migration_moves_the_winner_from_detail_to_its_own_column(path: Path) -> None:
     path.parent.mkdir()
-    won = measurement(winner=True)
+    winner = measurement(winner=True)
     script = Path(__file__).with_name("database-1.sql").read_text()
     with sqlite3.connect(path) as old:
         old.executescript(script)
         old.execute("UPDATE kernelcat_measurements SET detail = 'winner'")
     with Store.open(path) as store:
-        assert store.rows() == [won]
-        assert store.add([won, Measurement.from_json(ROW | {"detail": "winner"})]) == 0
+        assert store.rows() == [winner]
+        assert store.add([winner, Measurement.from_json(ROW | {"detail": "winner"})]) == 0
 
 
-def test_only_what_was_timed_can_win(path: Path) -> None:
+def test_failed_rows_and_peers_cannot_be_winners(path: Path) -> None:
     for changes in (FAILED, {"language": "peer", "config": {}}, {"winner": "yes"}):
         with pytest.raises(KernelcatError, match="winner"):
             measurement(**{"winner": True, **changes})
@@ -477,12 +477,12 @@ def test_a_failed_migration_leaves_the_old_version(
     with Store.open(path) as store:
         store.add([measurement()])
 
-    def half(connection: Connection) -> None:
+    def fails_halfway(connection: Connection) -> None:
         connection.execute(text("ALTER TABLE kernelcat_measurements ADD COLUMN node TEXT"))
         connection.execute(text("UPDATE no_such SET x = 1"))
 
-    monkeypatch.setattr(migrations, "MIGRATIONS", [*migrations.MIGRATIONS, half])
-    assert "no such table: no_such" in refused(path)
+    monkeypatch.setattr(migrations, "MIGRATIONS", [*migrations.MIGRATIONS, fails_halfway])
+    assert "no such table: no_such" in opening_error(path)
     monkeypatch.undo()
     with Store.open(path) as store, store.engine.connect() as connection:
         assert store.rows() == [measurement()]
@@ -490,7 +490,7 @@ def test_a_failed_migration_leaves_the_old_version(
         assert "node" not in columns
 
 
-def test_a_new_database_waits_in_wal_mode(store: Store) -> None:
+def test_a_new_database_is_in_wal_mode_with_full_synchronization(store: Store) -> None:
     with store.engine.connect() as connection, warnings.catch_warnings():
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2

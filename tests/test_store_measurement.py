@@ -1,4 +1,4 @@
-"""A measurement is valid or does not exist; its JSON says the same as it does."""
+"""Measurements: validation of every field, and conversion to JSON and back."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_rows_of_every_kind_are_valid(changes: dict[str, Any]) -> None:
         ({"colour": "red"}, "unknown key 'colour'"),
     ],
 )
-def test_invalid_rows_are_refused_in_one_line(changes: dict[str, Any], reason: str) -> None:
+def test_an_invalid_row_is_a_one_line_error(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         measurement(**changes)
     assert reason in str(caught.value)
@@ -142,6 +142,6 @@ def test_equal_content_has_one_digest() -> None:
     assert measurement(run="other").digest != measurement().digest
 
 
-def test_runs_have_names_of_their_own() -> None:
+def test_every_run_has_a_new_name() -> None:
     assert new_run() != new_run()
     measurement(run=new_run())

@@ -1,4 +1,4 @@
-"""What a call sees of the database: the best known choices, quickly, and never an exception."""
+"""The snapshot that calls read: the best known choices of each entry, and never an exception."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def timed(us: float, **changes: Any) -> Measurement:
 
 @pytest.fixture
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's default database, not yet there."""
+    """The path of the user's default database, which does not exist yet."""
     monkeypatch.delenv("KERNELCAT_DB")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     return tmp_path / "kernelcat" / "tuning.sqlite3"
@@ -37,7 +37,9 @@ def write(path: Path, *rows: Measurement) -> None:
     path.write_text("".join(f"{row.line()}\n" for row in rows))
 
 
-def test_choices_are_the_best_of_each_variant_best_first(shipped: Path, database: Path) -> None:
+def test_choices_are_the_best_of_each_variant_in_order_of_time(
+    shipped: Path, database: Path
+) -> None:
     write(
         shipped,
         timed(20.0),
@@ -47,24 +49,22 @@ def test_choices_are_the_best_of_each_variant_best_first(shipped: Path, database
         timed(1.0, protocol=ROW["protocol"] | {"regime": "eager"}),
         timed(2.0, entry="tma_copy"),
     )
-    found = snapshot()
-    assert [(c.language, c.median_us) for c in found.choices("gemm")] == [
+    rows = snapshot()
+    assert [(c.language, c.median_us) for c in rows.choices("gemm")] == [
         ("triton", 10.0),
         ("cuda", 20.0),
     ]
-    best = found.choices("gemm")[0]
+    best = rows.choices("gemm")[0]
     assert best.config == Config(BLOCK_M=64)
     assert best.problem == timed(1.0).to_problem()
     assert (best.gpu, best.kind, best.origin, best.source) == (
         "h200", "measured", "shipped", ROW["source"],
     )  # fmt: skip
-    assert found.choices("flashmla") == ()
+    assert rows.choices("flashmla") == ()
 
 
 @pytest.mark.parametrize("newer", ["local", "shipped"])
-def test_the_newer_result_leads_and_the_other_follows(
-    shipped: Path, database: Path, newer: str
-) -> None:
+def test_newer_results_come_before_older_results(shipped: Path, database: Path, newer: str) -> None:
     times = {"local": "2026-11-20T00:00:00Z", "shipped": "2026-11-20T00:00:00Z"}
     times[newer] = "2026-11-21T00:00:00Z"
     write(shipped, timed(10.0, run="shipped", created_at=times["shipped"]))
@@ -75,7 +75,7 @@ def test_the_newer_result_leads_and_the_other_follows(
     assert [choice.origin for choice in choices] == sorted(times, key=lambda n: n != newer)
 
 
-def test_local_results_of_other_problems_stand_beside_shipped_ones(
+def test_local_results_are_added_to_shipped_results_of_other_problems(
     shipped: Path, database: Path
 ) -> None:
     write(shipped, timed(10.0))
@@ -122,9 +122,9 @@ def test_a_database_that_cannot_be_read_is_one_warning(
         store.add([timed(1.0)])
     harm(path)
     with pytest.warns(UserWarning, match=message) as caught:
-        found = snapshot(str(path))
-        assert [choice.median_us for choice in found.choices("gemm")] == [10.0]
-        assert len(found.choices("tma_copy")) == 1
+        rows = snapshot(str(path))
+        assert [choice.median_us for choice in rows.choices("gemm")] == [10.0]
+        assert len(rows.choices("tma_copy")) == 1
     assert len(caught) == 1
     assert str(caught[0].message).endswith("Using shipped results only")
 
@@ -148,7 +148,7 @@ def test_a_bad_shipped_line_is_skipped_with_its_number(shipped: Path, database: 
         assert len(snapshot().choices("gemm")) == 1
 
 
-def test_where_nothing_was_tuned_there_is_no_warning(shipped: Path, database: Path) -> None:
+def test_a_missing_default_database_causes_no_warning(shipped: Path, database: Path) -> None:
     write(shipped, timed(10.0))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -167,7 +167,7 @@ def test_shipped_results_need_no_sqlalchemy(tmp_path: Path) -> None:
     )
 
 
-def test_every_shipped_file_is_what_an_export_writes() -> None:
+def test_every_shipped_file_has_the_form_that_an_export_writes() -> None:
     """The call path looks for ``"entry":"NAME"`` in the text before it parses a line."""
     for path in sorted(paths.data("tuning_db").glob("*.jsonl")):
         assert write_lines(read_all(path)) == path.read_text(), path

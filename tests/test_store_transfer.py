@@ -1,4 +1,4 @@
-"""Export, import and merge: nothing lost, nothing doubled, nothing trusted."""
+"""Export, import and merge: no row is lost or doubled, and every line is validated."""
 
 from __future__ import annotations
 
@@ -73,24 +73,24 @@ def rows(draw: st.DrawFn) -> Measurement:
 
 @settings(max_examples=100, deadline=None)
 @given(rows())
-def test_any_row_survives_its_line(row: Measurement) -> None:
-    again = Measurement.from_line(row.line())
-    assert again == row
-    assert again.line() == row.line()
+def test_a_row_survives_the_conversion_to_a_line_and_back(row: Measurement) -> None:
+    parsed = Measurement.from_line(row.line())
+    assert parsed == row
+    assert parsed.line() == row.line()
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(rows(), max_size=8))
 def test_export_then_import_is_the_identity(
-    tmp_path_factory: pytest.TempPathFactory, found: list[Measurement]
+    tmp_path_factory: pytest.TempPathFactory, originals: list[Measurement]
 ) -> None:
     folder = tmp_path_factory.mktemp("trip")
     with Store.open(folder / "a.sqlite3") as ours, Store.open(folder / "b.sqlite3") as theirs:
-        ours.add(found)
+        ours.add(originals)
         count = export(ours, folder / "a.jsonl", shipped=False)
         report = import_(theirs, folder / "a.jsonl")
         assert (report.added, report.known, report.refused) == (count, 0, ())
-        by_digest = {row.digest: row for row in found}
+        by_digest = {row.digest: row for row in originals}
         assert {row.digest: row for row in theirs.rows()} == by_digest
         export(theirs, folder / "b.jsonl", shipped=False)
         assert (folder / "a.jsonl").read_bytes() == (folder / "b.jsonl").read_bytes()
@@ -98,7 +98,7 @@ def test_export_then_import_is_the_identity(
 
 
 def race() -> list[Measurement]:
-    """One problem: two configurations of a winner, a rival, a peer and a failure."""
+    """One problem: two configurations of a winner, two runs of a rival, a peer and a failure."""
     return [timed(180.0), timed(190.0, config={"BLOCK_M": 64}),
             timed(200.0, language="triton", variant="tma"), timed(170.0, language="triton",
             variant="tma", run="earlier", created_at="2026-11-01T00:00:00Z"),
@@ -111,20 +111,20 @@ def test_shipped_rows_are_the_newest_winners_with_rivals_and_peers(
 ) -> None:
     store.add(race())
     assert export(store, tmp_path / "h200.jsonl") == 3
-    found = read_all(tmp_path / "h200.jsonl")
-    assert [(row.language, row.median_us) for row in found] == [
+    exported = read_all(tmp_path / "h200.jsonl")
+    assert [(row.language, row.median_us) for row in exported] == [
         ("cuda", 180.0), ("triton", 200.0), ("peer", 185.0),
     ]  # fmt: skip
     records = [json.loads(line) for line in (tmp_path / "h200.jsonl").read_text().splitlines()]
     environment, shared, *rows = records
-    assert environment["environment"] == found[0].environment
+    assert environment["environment"] == exported[0].environment
     assert shared["race"]["environment"] == environment["id"]
-    assert shared["race"]["problem"] == found[0].problem
+    assert shared["race"]["problem"] == exported[0].problem
     assert [row["race"] for row in rows] == [shared["id"]] * 3
 
 
-def test_what_rows_share_is_written_once(store: Store, tmp_path: Path) -> None:
-    """Environments in the order of their text; a line that names what does not stand is refused."""
+def test_environments_and_races_are_written_once(store: Store, tmp_path: Path) -> None:
+    """A line that refers to an environment or race that is missing before the line is refused."""
     rows = [timed(5.0 + m, problem={"M": m}, environment={"sms": m % 3}) for m in range(9)]
     store.add(rows)
     path = tmp_path / "h200.jsonl"
@@ -144,26 +144,26 @@ def test_what_rows_share_is_written_once(store: Store, tmp_path: Path) -> None:
         read_all(path)
 
 
-def test_the_order_of_rows_does_not_matter(store: Store, tmp_path: Path) -> None:
-    many = [row for m in range(9) for row in (timed(5.0 + m, problem={"M": m}),
+def test_an_export_does_not_depend_on_the_order_of_insertion(store: Store, tmp_path: Path) -> None:
+    rows = [row for m in range(9) for row in (timed(5.0 + m, problem={"M": m}),
             timed(6.0 + m, problem={"M": m}, language="cute"))]  # fmt: skip
-    random.Random(0).shuffle(many)
-    store.add(many)
+    random.Random(0).shuffle(rows)
+    store.add(rows)
     export(store, tmp_path / "a.jsonl")
     with Store.open(tmp_path / "other.sqlite3") as other:
-        other.add(sorted(many, key=lambda row: row.digest))
+        other.add(sorted(rows, key=lambda row: row.digest))
         export(other, tmp_path / "b.jsonl")
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
 
 
-def test_export_keeps_what_the_file_knew_and_the_database_does_not(
+def test_an_export_keeps_the_rows_of_the_file_that_the_database_lacks(
     store: Store, tmp_path: Path
 ) -> None:
-    path, other = tmp_path / "h200.jsonl", timed(50.0, problem={"M": 1})
-    path.write_text(f"{other.line()}\n{timed(99.0, **LATER).line()}\n")
+    path, file_only = tmp_path / "h200.jsonl", timed(50.0, problem={"M": 1})
+    path.write_text(f"{file_only.line()}\n{timed(99.0, **LATER).line()}\n")
     store.add(race())
     assert export(store, path, gpu="h200") == 2
-    assert read_all(path) == [timed(99.0, **LATER), other]
+    assert read_all(path) == [timed(99.0, **LATER), file_only]
     assert export(store, path, gpu="h200") == 2
 
 
@@ -178,7 +178,7 @@ def test_a_prediction_is_shipped_only_where_nothing_was_measured(
     }  # fmt: skip
 
 
-def test_export_where_it_cannot_write_changes_nothing(store: Store, tmp_path: Path) -> None:
+def test_a_failed_export_changes_nothing(store: Store, tmp_path: Path) -> None:
     store.add(race())
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"cannot write .* free some space or export to another"):
@@ -203,14 +203,14 @@ def test_a_bad_line_refuses_the_whole_file(store: Store, tmp_path: Path) -> None
     assert (report.added, len(report.refused)) == (1, 2)
 
 
-def test_files_that_cannot_be_read_are_one_line(store: Store, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_a_one_line_error(store: Store, tmp_path: Path) -> None:
     for action in (import_, merge):
         with pytest.raises(StoreError, match=r"cannot read .* directory"):
             action(store, tmp_path / "missing.jsonl")
 
 
 @pytest.mark.parametrize("form", ["database", "lines"])
-def test_merging_tells_where_winners_differ_and_which_is_kept(
+def test_a_merge_reports_conflicts_between_winners_and_the_one_kept(
     store: Store, tmp_path: Path, form: str
 ) -> None:
     theirs = [timed(100.0, language="triton", variant="tma", samples=50, **LATER),
@@ -237,7 +237,7 @@ def test_merging_tells_where_winners_differ_and_which_is_kept(
     assert (again.added, again.known, again.conflicts) == (0, 3, ())
 
 
-def test_merging_older_results_keeps_ours(store: Store, tmp_path: Path) -> None:
+def test_a_merge_of_older_results_keeps_our_winner(store: Store, tmp_path: Path) -> None:
     store.add([timed(180.0, **LATER)])
     (tmp_path / "old.jsonl").write_text(timed(10.0, language="cute").line() + "\n")
     (conflict,) = merge(store, tmp_path / "old.jsonl").conflicts

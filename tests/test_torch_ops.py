@@ -1,7 +1,7 @@
 """Entries as torch operators: schemas, fakes, compiled graphs.
 
 ``cpu_kernel`` registers, for these tests only, a CPU kernel of ``kernelcat::gemm`` beside the CUDA
-one. So graphs are captured, traced and run here exactly as on a GPU, but for the kernel itself.
+kernel. Graphs are therefore captured, traced and run as on a GPU, except for the kernel itself.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ ATTENTION = dataclasses.replace(
     inputs=(Tensor("q", ("tokens", "width"), "dtype"),),
     outputs=(Tensor("o", ("tokens", "top_k"), "dtype"), Tensor("lse", ("tokens",), "float32")),
 )
-"""An entry with two outputs, and with axes that no array tells."""
+"""An entry with two outputs, and with axes that cannot be inferred from its arrays."""
 
 GEMM_SCHEMA = (
     '(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, *, str activation="none"'
@@ -110,9 +110,9 @@ def test_the_schema_follows_from_the_specification(
 def test_every_entry_becomes_an_operator(name: str) -> None:
     kernelcat.get(name)
     for form in [f"{name}_out"] if catalog.entry(name).updated else [name, f"{name}_out"]:
-        found = getattr(torch.ops.kernelcat, form).default
-        assert torch._C._dispatch_has_kernel_for_dispatch_key(found.name(), "CUDA")
-        assert torch._C._dispatch_has_kernel_for_dispatch_key(found.name(), "Meta")
+        overload = getattr(torch.ops.kernelcat, form).default
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CUDA")
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "Meta")
 
 
 def test_meta_tensors_give_shape_and_type() -> None:
@@ -182,23 +182,23 @@ def test_fake_cuda_tensors_go_through_the_operator() -> None:
         a, b, d = (
             torch.empty(s, device="cuda", dtype=torch.float16) for s in [(4, 8), (6, 8), (4, 6)]
         )
-        made = op(a, b)
-        assert (tuple(made.shape), made.device.type) == ((4, 6), "cuda")
+        d_fake = op(a, b)
+        assert (tuple(d_fake.shape), d_fake.device.type) == ((4, 6), "cuda")
         assert op(a, b, out=d) is d
 
 
 @pytest.mark.parametrize(
-    ("shapes", "words"),
+    ("shapes", "message"),
     [
         (((4, 8), (6, 9)), "gemm: b: K is 9, but 8 elsewhere"),
         (((4, 8, 1), (6, 8)), "gemm: a must have 2 dimensions"),
         (((4, 8), (6, 8), (5,)), "gemm: bias: N is 5, but 6 elsewhere"),
     ],
 )
-def test_fakes_refuse_what_cannot_be(shapes, words: str) -> None:
+def test_fakes_refuse_inconsistent_shapes(shapes, message: str) -> None:
     kernelcat.get("gemm")
     arrays = [torch.empty(shape, device="meta", dtype=torch.float16) for shape in shapes]
-    with pytest.raises(RuntimeError, match=words):
+    with pytest.raises(RuntimeError, match=message):
         torch.ops.kernelcat.gemm(*arrays)
 
 
@@ -243,7 +243,7 @@ def test_a_compiled_graph_keeps_the_operator(cpu_kernel, dynamic: bool | None) -
         expected = torch.relu(reference(x + 1, w, bias)) - reference(x, w)
         assert torch.equal(compiled(x, w, bias), expected)
     assert graphs[0].count("kernelcat.gemm.default") == 2
-    assert len(graphs) == (1 if dynamic else 2)  # the second shape makes it dynamic by itself
+    assert len(graphs) == (1 if dynamic else 2)  # the second shape triggers a dynamic graph
     assert set(cpu_kernel) == {""}
 
 
@@ -260,7 +260,7 @@ def test_aot_autograd_keeps_it_and_functionalizes_out(cpu_kernel) -> None:
     assert torch.equal(d, reference(x * 2, w))
 
 
-def test_what_get_insists_on_travels_in_the_graph(cpu_kernel) -> None:
+def test_the_pin_of_get_is_an_argument_in_the_graph(cpu_kernel) -> None:
     op = kernelcat.get("gemm", language="cuda", variant="naive")
     compiled = torch.compile(lambda x, w: op(x, w), fullgraph=True, backend="aot_eager")
     compiled(half(4, 8), half(6, 8))
@@ -279,8 +279,8 @@ def test_a_tensor_subclass_goes_through_torchs_dispatcher(cpu_kernel) -> None:
     assert cpu_kernel == [""]
 
 
-def test_the_operators_keep_their_contract(cpu_kernel) -> None:
-    """torch's own check: schema, fake against real, aliasing, functionalization, dynamic shapes."""
+def test_the_operators_pass_torchs_opcheck(cpu_kernel) -> None:
+    """Checks schema, fake against real results, aliasing, functionalization, dynamic shapes."""
     a, b, bias = half(4, 8), half(6, 8), half(6)
     for arguments in ((a, b), (a, b, bias)):
         torch.library.opcheck(torch.ops.kernelcat.gemm.default, arguments)

@@ -1,6 +1,6 @@
 """Triton kernels of `flashmla` and `mla_kv_write` in the interpreter; no GPU needed.
 
-Random problems are tests/test_interpreter.py's, machine code tests/test_compiles.py's.
+tests/test_interpreter.py tests random problems, tests/test_compiles.py the machine code.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ CASES = {
 
 REPLAYED = """
 def replayed(name, variant, config, axes):
-    # The same launches on the same workspaces with shorter sequences, then with those before.
+    # Launches with one set of workspaces: full lengths, then shorter lengths, then full lengths.
     entry, implementation = catalog.entry(name), catalog.implementation(name, "triton", variant)
     problem = entry.problem(**axes)
     program = implementation.program(problem, Config(config), device.gpu)
     spaces = {name: np.zeros(size, np.uint8) for name, size in program.workspaces.items() if size}
-    prepared, told = gate.prepare(entry, problem, device), []
+    prepared, verdicts = gate.prepare(entry, problem, device), []
     q_lens, lens = np.diff(prepared.arrays["cu_q"]), prepared.arrays["kv_lens"].copy()
     for kv_lens in (lens, np.maximum(lens // 3, q_lens), lens):
         arrays = prepared.arrays
@@ -58,9 +58,9 @@ def replayed(name, variant, config, axes):
         interpret(replace(program, workspaces={}), {**arrays, **spaces})
         out = gate.dtypes.decode(arrays["out"], problem["dtype"])
         expected = entry.oracle(problem, values)
-        told.append(bool(np.allclose(out, expected["out"], 2.01 / 128, 8e-4))
-                    and bool(np.allclose(arrays["lse"], expected["lse"], 1e-5, 2e-4)))
-    return told, int(spaces.get("arrivals", np.zeros(1)).sum())
+        verdicts.append(bool(np.allclose(out, expected["out"], 2.01 / 128, 8e-4))
+                        and bool(np.allclose(arrays["lse"], expected["lse"], 1e-5, 2e-4)))
+    return verdicts, int(spaces.get("arrivals", np.zeros(1)).sum())
 """
 MERGES = {f"merged by {way}, again": (*CASES[f"pieces merged by {name}"], "replayed")
           for way, name in (("last", "the last"), ("launch", "a launch"))}  # fmt: skip
@@ -83,7 +83,7 @@ def test_a_replayed_launch_follows_the_lengths(results, name: str) -> None:
     assert results[name] == [[True, True, True], 0]
 
 
-def test_nothing_to_do_is_no_step() -> None:
+def test_an_empty_problem_has_no_steps() -> None:
     for problem in (latent(2, 0, 16, 64), appended(2, q_len=0), latent(0, 0, 16, 64)):
         for implementation in catalog.in_language(problem.entry, "triton"):
             config = implementation.default(problem, TARGET)
@@ -100,7 +100,7 @@ SPLIT_CONFIG = {**SPLIT, "block_n": 64, "stages": 2, "warps": 8, "merge": "last"
         (latent(2048, 1, 128, 64), {}, "16384 tiles of rows are more than 4096"),
     ],
 )
-def test_split_says_why_it_cannot_serve(problem, config: dict, reason: str) -> None:
+def test_split_is_illegal_with_a_reason(problem, config: dict, reason: str) -> None:
     split = catalog.implementation("flashmla", "triton", "split")
     assert reason in (split.why_not(Config(SPLIT_CONFIG | config), problem, TARGET) or "")
 
@@ -112,15 +112,15 @@ def test_split_says_why_it_cannot_serve(problem, config: dict, reason: str) -> N
         (latent(1, 1, 128, 64), {"block_m": 64, "warps": 4}, "spill registers for 64 x 512"),
     ],
 )
-def test_split_says_why_it_is_not_worth_a_try(problem, config: dict, reason: str) -> None:
+def test_split_is_unpromising_with_a_reason(problem, config: dict, reason: str) -> None:
     split = catalog.implementation("flashmla", "triton", "split")
     config = Config(SPLIT_CONFIG | config)
     assert split.why_not(config, problem, TARGET) is None
     assert reason in (split.unpromising(config, problem, TARGET) or "")
 
 
-def test_no_product_of_rope_is_contracted() -> None:
-    """So that bytes are the oracle's."""
+def test_mla_kv_write_is_compiled_without_fused_multiply_add() -> None:
+    """A fused product of RoPE would round differently from the oracle, and change stored bytes."""
     for implementation in catalog.in_language("mla_kv_write", "triton"):
         problem = appended(4)
         (step,) = implementation.program(

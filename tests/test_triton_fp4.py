@@ -1,6 +1,6 @@
-"""The FP4 entries in Triton's interpreter, on the edges that matter; no GPU needed.
+"""The FP4 entries in Triton's interpreter, on edge cases; no GPU needed.
 
-Random problems are tests/test_interpreter.py's, machine code tests/test_compiles.py's.
+tests/test_interpreter.py tests random problems, tests/test_compiles.py the machine code.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ CASES = {
 }  # fmt: skip
 
 
-if not hasattr(InterpreterBuilder, "create_dot_scaled"):  # before 3.9
+if not hasattr(InterpreterBuilder, "create_dot_scaled"):  # Triton before 3.9
     CASES = {name: case for name, case in CASES.items() if case[1] != "block_scaled"}
 
 
@@ -119,8 +119,10 @@ def test_a_kernel_is_right_at_its_edges(verdicts, name: str) -> None:
         ("rtx5090", "mxfp4", ("OMMA.SF*E2M1.E2M1.E8",)),
     ],
 )
-def test_tensor_cores_take_codes_and_scales_as_they_are(sku: str, format: str, patterns) -> None:
-    """Nothing is decoded, and on Blackwell scales go to tensor memory without registers."""
+def test_block_scaled_uses_block_scaled_tensor_core_instructions(
+    sku: str, format: str, patterns
+) -> None:
+    """Tensor cores read codes without decoding; on B200, UTCCP copies scales to tensor memory."""
     target, problem = gpu.find(sku), product(4096, 4096, 4096, dtype=FP4, format=format)
     block_scaled = catalog.implementation("nvfp4_matmul", "triton", "block_scaled")
     (step,) = block_scaled.program(problem, block_scaled.default(problem, target), target).steps
@@ -132,22 +134,24 @@ def test_tensor_cores_take_codes_and_scales_as_they_are(sku: str, format: str, p
 
 
 @pytest.mark.parametrize("name", ["nvfp4_quantize", "nvfp4_dequantize", "nvfp4_matmul"])
-def test_nothing_to_do_is_no_step(name: str) -> None:
+def test_an_empty_problem_has_no_steps(name: str) -> None:
     entry = catalog.entry(name)
-    whole = next(iter(entry.problems.values()))
-    problem = entry.problem(**{**whole.values, "M": 0})
+    named = next(iter(entry.problems.values()))
+    problem = entry.problem(**{**named.values, "M": 0})
     for implementation in catalog.implementations(name):
         config = implementation.default(problem, H200)
         assert implementation.program(problem, config, H200).steps == ()
 
 
 @pytest.mark.parametrize("name", ["nvfp4_quantize", "nvfp4_dequantize", "nvfp4_matmul"])
-def test_what_is_tried_for_a_problem_is_few(name: str) -> None:
+def test_a_tune_tries_at_most_40_configurations_of_each_implementation(name: str) -> None:
     for problem in catalog.entry(name).problems.values():
-        least = 1 if problem.values.get("packing") == "tiles" else 2  # tiles: naive alone
+        min_configs = (
+            1 if problem.values.get("packing") == "tiles" else 2
+        )  # of packing=tiles only naive serves
         for target in (H200, gpu.find("b200")):
-            found = [
+            num_configs = [
                 sum(1 for _ in implementation.configs(problem, target))
                 for implementation in catalog.in_language(name, "triton")
             ]
-            assert max(found) <= 40 and sum(found) >= least
+            assert max(num_configs) <= 40 and sum(num_configs) >= min_configs

@@ -1,6 +1,6 @@
-"""`fp8_gemm` and `fp8_quantize` in Triton's interpreter, on the edges that matter; no GPU needed.
+"""`fp8_gemm` and `fp8_quantize` in Triton's interpreter, on edge cases; no GPU needed.
 
-Random problems are tests/test_interpreter.py's, machine code tests/test_compiles.py's.
+tests/test_interpreter.py tests random problems, tests/test_compiles.py the machine code.
 """
 
 from __future__ import annotations
@@ -60,23 +60,23 @@ def test_a_kernel_is_right_at_its_edges(verdicts, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fp8_gemm", "fp8_quantize"])
-def test_what_is_tried_for_a_problem_is_few(name: str) -> None:
+def test_a_tune_tries_at_most_24_configurations_of_each_implementation(name: str) -> None:
     for implementation in catalog.in_language(name, "triton"):
         for problem in catalog.entry(name).problems.values():
             assert sum(1 for _ in implementation.configs(problem, H200)) <= 24
 
 
 @pytest.mark.parametrize("name", ["fp8_gemm", "fp8_quantize"])
-def test_nothing_to_do_is_no_step(name: str) -> None:
+def test_an_empty_problem_has_no_steps(name: str) -> None:
     entry = catalog.entry(name)
-    whole = next(iter(entry.problems.values()))
-    problem = entry.problem(**{**whole.values, "M": 0})
+    named = next(iter(entry.problems.values()))
+    problem = entry.problem(**{**named.values, "M": 0})
     for implementation in catalog.in_language(name, "triton"):
         config = implementation.default(problem, H200)
         assert implementation.program(problem, config, H200).steps == ()
 
 
-def test_one_binary_serves_every_number_of_rows_and_every_depth() -> None:
+def test_one_binary_serves_every_m_and_k() -> None:
     entry, tma = catalog.entry("fp8_gemm"), catalog.implementation("fp8_gemm", "triton", "tma")
     config = Config(tile="16x64", stages=6, split_k=1)
     digests = {
@@ -88,7 +88,7 @@ def test_one_binary_serves_every_number_of_rows_and_every_depth() -> None:
     assert len(digests) == 1
 
 
-def test_descriptors_say_what_they_cannot_describe() -> None:
+def test_tma_is_illegal_where_k_is_no_multiple_of_16() -> None:
     entry, tma = catalog.entry("fp8_gemm"), catalog.implementation("fp8_gemm", "triton", "tma")
     problem = entry.problem(M=64, N=64, K=72, dtype=FP8)
     assert "multiple of 16" in (tma.why_not(tma.default(problem, H200), problem, H200) or "")

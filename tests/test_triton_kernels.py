@@ -1,6 +1,6 @@
-"""Triton kernels in Triton's interpreter on the edges that matter; no GPU needed.
+"""Triton kernels of `gemm`, `tma_copy` and cache writes in the interpreter; no GPU needed.
 
-Random problems are tests/test_interpreter.py's, machine code tests/test_compiles.py's.
+tests/test_interpreter.py tests random problems, tests/test_compiles.py the machine code.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ CASES = {
 
 RUN_TWICE = """
 def run_twice(entry, variant, config, axes):
-    # Whether a second run on the same workspaces gives the same, and the counters it leaves.
+    # Whether two runs with one set of workspaces agree, and the sum of the counters afterwards.
     problem = catalog.entry(entry).problem(**axes)
     implementation = catalog.implementation(entry, "triton", variant)
     program = implementation.program(problem, Config(config), device.gpu)
@@ -164,22 +164,22 @@ def test_split_k_leaves_its_counters_at_zero(results) -> None:
 
 
 @pytest.mark.parametrize("name", ["gemm", "multicast_gemm", "tma_copy"])
-def test_what_is_tried_for_a_problem_is_few(name: str) -> None:
+def test_a_tune_tries_at_most_24_configurations_of_each_implementation(name: str) -> None:
     target = gpu.find("h200")
     for implementation in catalog.in_language(name, "triton"):
         for problem in catalog.entry(name).problems.values():
             assert sum(1 for _ in implementation.configs(problem, target)) <= 24
 
 
-def test_nothing_to_do_is_no_step() -> None:
+def test_an_empty_problem_has_no_steps() -> None:
     for name, axes in {
         "gemm": {"M": 0},
         "multicast_gemm": {"N": 0},
         "tma_copy": {"rows": 0},
     }.items():
         entry = catalog.entry(name)
-        whole = next(iter(entry.problems.values()))
-        problem = entry.problem(**{**whole.values, **axes})
+        named = next(iter(entry.problems.values()))
+        problem = entry.problem(**{**named.values, **axes})
         for implementation in catalog.in_language(name, "triton"):
             config = implementation.default(problem, gpu.find("h200"))
             assert implementation.program(problem, config, gpu.find("h200")).steps == ()
@@ -198,7 +198,7 @@ def test_one_binary_serves_every_number_of_rows() -> None:
     assert len(digests) == 1
 
 
-def test_tma_says_why_it_cannot_serve() -> None:
+def test_tma_is_illegal_with_a_reason() -> None:
     entry, target = catalog.entry("gemm"), gpu.find("h200")
     problem = entry.problem(M=64, N=64, K=65, dtype=BF16, bias=False)
     tma = catalog.implementation("gemm", "triton", "tma")
@@ -209,7 +209,7 @@ def test_tma_says_why_it_cannot_serve() -> None:
     assert "shared memory" in (tma.why_not(config, problem, small) or "")
 
 
-def test_stages_fill_what_shared_memory_there_is() -> None:
+def test_gluon_takes_as_many_stages_as_fit_in_shared_memory() -> None:
     from kernelcat.kernels.triton.gemm import gluon
 
     target, entry = gpu.find("h200"), catalog.entry("gemm")
@@ -225,7 +225,7 @@ def test_stages_fill_what_shared_memory_there_is() -> None:
         assert gluon.num_stages(problem, config, target) == expected
 
 
-def test_gluon_says_why_it_cannot_serve() -> None:
+def test_gluon_is_illegal_with_a_reason() -> None:
     entry, target = catalog.entry("gemm"), gpu.find("h200")
     gluon = catalog.implementation("gemm", "triton", "gluon")
     config = Config(tile="128x128x64", schedule="pingpong", subtiles=2, tail_splits=1)

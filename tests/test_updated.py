@@ -1,4 +1,4 @@
-"""Outputs that are updated in place: at the gate, in calls, and as torch operators."""
+"""Outputs that are updated in place: in the verification gate, in calls, and as torch operators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def prepared(entry: Entry = ENTRY, problem: Problem = PROBLEM) -> gate.Prepared:
 
 
 def written(case: gate.Prepared) -> dict[str, np.ndarray]:
-    """What the outputs hold where everything was right."""
+    """The arrays that the outputs hold after a right run."""
     arrays = {}
     for tensor in case.entry.outputs:
         new = dtypes.encode(case.expected[tensor.name], tensor.dtype_of(case.problem))
@@ -68,21 +68,21 @@ def poisons_old_slots(case, arrays):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "message"),
     [
         (leaves_a_new_slot, r"k_cache: 1 of \d+ elements off, first at .*: nan instead of"),
         (flips_a_bit_of_an_old_slot, "k_cache: 1 elements changed that must stay"),
         (poisons_old_slots, r"v_cache: \d+ elements changed that must stay"),
     ],
 )
-def test_what_is_written_and_nothing_else_may_change(spoil, words: str) -> None:
+def test_only_new_slots_may_change_and_all_must(spoil, message: str) -> None:
     case = prepared()
     assert judge(case).passed
     verdict = judge(case, lambda arrays: spoil(case, arrays))
-    assert not verdict.passed and re.search(words, verdict.detail), verdict
+    assert not verdict.passed and re.search(message, verdict.detail), verdict
 
 
-def test_old_slots_may_be_nan_but_no_other_nan() -> None:
+def test_an_old_slot_that_is_nan_must_keep_its_bits() -> None:
     def make_inputs(problem, normal):
         return {**ENTRY.make_inputs(problem, normal), "v_cache": np.full(shape, np.nan, "float32")}
 
@@ -97,7 +97,7 @@ def test_old_slots_may_be_nan_but_no_other_nan() -> None:
     assert judge(case, spoil).detail == "v_cache: 1 elements changed that must stay as they were"
 
 
-def test_every_run_begins_with_what_was_drawn() -> None:
+def test_every_run_starts_from_the_drawn_arrays() -> None:
     case = prepared()
     assert judge(case).passed
     verdict = case.verify(lambda arrays: lambda: arrays["q_out"].fill(0))
@@ -106,8 +106,8 @@ def test_every_run_begins_with_what_was_drawn() -> None:
         assert np.array_equal(case.arrays[name], case.pristine[name])
 
 
-def test_it_may_be_exact() -> None:
-    """The oracle then says by storage what everything holds."""
+def test_an_updated_output_of_an_exact_entry_is_compared_by_bits() -> None:
+    """The oracle of an exact entry returns every element as it is stored."""
     copy = catalog.entry("tma_copy")
     problem = copy.problem(rows=5, cols=7, src_stride=9, dst_stride=8, dtype="float16")
 
@@ -135,7 +135,7 @@ def test_it_may_be_exact() -> None:
     assert row(1).passed and not row(0).passed
 
 
-def test_sets_for_timing_hold_what_was_drawn() -> None:
+def test_copies_for_timing_hold_the_drawn_arrays() -> None:
     first, second = gate.allocate(ENTRY, PROBLEM, HOST, seed=3, copies=2)
     pristine = prepared().pristine
     for arrays in (first, second):
@@ -159,24 +159,24 @@ def tensors() -> dict:
     return views
 
 
-def test_it_has_to_be_passed() -> None:
-    given = tensors()
+def test_updated_outputs_must_be_passed() -> None:
+    arrays = tensors()
     inputs = {
-        name: array for name, array in given.items() if name in [t.name for t in ENTRY.inputs]
+        name: array for name, array in arrays.items() if name in [t.name for t in ENTRY.inputs]
     }
     op = kernelcat.get("kv_write")
-    words = r"kv_write updates k_cache and v_cache in place: pass out=\(q_out, k_cache, v_cache\)"
+    message = r"kv_write updates k_cache and v_cache in place: pass out=\(q_out, k_cache, v_cache\)"
     for call in (op, op.bind, op.plan, op.explain):
-        with pytest.raises(InvalidArgument, match=words):
+        with pytest.raises(InvalidArgument, match=message):
             call(**inputs)
 
 
-def test_its_shape_and_type_are_axes() -> None:
-    given = tensors()
+def test_the_shape_and_type_of_an_updated_output_become_axes() -> None:
+    arrays = tensors()
     inputs = {
-        name: array for name, array in given.items() if name in [t.name for t in ENTRY.inputs]
+        name: array for name, array in arrays.items() if name in [t.name for t in ENTRY.inputs]
     }
-    out = tuple(given[t.name] for t in ENTRY.outputs)
+    out = tuple(arrays[t.name] for t in ENTRY.outputs)
     explained = kernelcat.get("kv_write").explain(**inputs, out=out, gpu="h200")
     assert explained.problem == PROBLEM
 
@@ -184,7 +184,7 @@ def test_its_shape_and_type_are_axes() -> None:
 # ---- torch operators ------------------------------------------------------------------------
 
 
-def test_the_schema_says_what_is_mutated() -> None:
+def test_the_schema_marks_mutated_arguments() -> None:
     torch = pytest.importorskip("torch")
     from kernelcat.call import torch_operators
 
@@ -195,12 +195,14 @@ def test_the_schema_says_what_is_mutated() -> None:
         'Tensor(a!) q_out, Tensor(b!) k_cache, Tensor(c!) v_cache, str pin="") -> ()'
     )
     torch._C.parse_schema(f"kernelcat::x{schema}")
-    assert not hasattr(torch.ops.kernelcat, "kv_write")  # it would have to allocate the caches
+    assert not hasattr(
+        torch.ops.kernelcat, "kv_write"
+    )  # this overload would have to allocate the caches
 
 
 def test_a_compiled_graph_updates_the_callers_arrays() -> None:
     torch = pytest.importorskip("torch")
-    op, given = kernelcat.get("kv_write"), tensors()
+    op, arrays = kernelcat.get("kv_write"), tensors()
 
     def kernel(q, k, v, *more, q_out, k_cache, v_cache, **axes):
         q_out.copy_(q)
@@ -208,8 +210,8 @@ def test_a_compiled_graph_updates_the_callers_arrays() -> None:
 
     library = torch.library.Library("kernelcat", "IMPL")
     library.impl("kv_write_out", kernel, "CPU")
-    inputs = [given[t.name] for t in ENTRY.inputs]
-    out = tuple(given[t.name] for t in ENTRY.outputs)
+    inputs = [arrays[t.name] for t in ENTRY.inputs]
+    out = tuple(arrays[t.name] for t in ENTRY.outputs)
     before = out[1].clone().view(torch.uint8)
 
     def step(inputs, out):
@@ -226,10 +228,10 @@ def test_a_compiled_graph_updates_the_callers_arrays() -> None:
     assert torch.equal(after[0], before[0] + 1) and torch.equal(after[1:], before[1:])
 
 
-def test_a_compiled_graph_cannot_allocate_it() -> None:
+def test_a_compiled_graph_cannot_allocate_an_updated_output() -> None:
     torch = pytest.importorskip("torch")
-    op, given = kernelcat.get("kv_write"), tensors()
-    inputs = [given[t.name] for t in ENTRY.inputs]
+    op, arrays = kernelcat.get("kv_write"), tensors()
+    inputs = [arrays[t.name] for t in ENTRY.inputs]
     with pytest.raises(Exception, match="pass out="):
         torch.compile(lambda *inputs: op(*inputs), fullgraph=True, backend="eager")(*inputs)
     torch._dynamo.reset()

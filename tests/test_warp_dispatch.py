@@ -1,4 +1,4 @@
-"""Reads that follow a barrier are told from those that do not, by the machine code alone."""
+"""The analysis of machine code that finds reads ordered after writes by a barrier."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SASS = """\
 BOTH = {(0x41E0, 0x100), (0x41F0, 0x100)}
 
 
-def test_a_barrier_of_the_block_orders_what_is_written_before_and_read_after() -> None:
+def test_a_barrier_of_the_thread_block_orders_earlier_writes_before_later_reads() -> None:
     assert ordered(SASS) == BOTH
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "left"),
+    ("old", "new", "remaining"),
     [
         ("/*00d0*/                   BAR", "/*00d0*/              @P1 BAR", set()),
         ("/*00e0*/                   ULEA", ".L_x_3:\n /*00e0*/ ULEA", set()),
@@ -47,15 +47,15 @@ def test_a_barrier_of_the_block_orders_what_is_written_before_and_read_after() -
         ("0x340cc", "0x340d8", set()),
     ],
 )  # fmt: skip
-def test_without_the_barrier_on_every_path_nothing_is_ordered(
-    old: str, new: str, left: set[tuple[int, int]]
+def test_a_read_is_ordered_only_with_a_barrier_on_every_path(
+    old: str, new: str, remaining: set[tuple[int, int]]
 ) -> None:
     assert old in SASS
-    assert ordered(SASS.replace(old, new)) == left
+    assert ordered(SASS.replace(old, new)) == remaining
 
 
-def test_tritons_own_code_has_the_table() -> None:
-    """The entry and the exit of ``warp_specialize`` write it; one read serves every warp."""
+def test_the_warp_role_table_of_triton_is_recognized() -> None:
+    """The entry and the exit of ``warp_specialize`` write the table; one instruction reads it."""
     target = gpu.find("h200")
     problem = catalog.entry("multicast_gemm").problem(M=64, N=96, K=64, dtype="bfloat16")
     implementation = catalog.implementation("multicast_gemm", "triton", "unicast")

@@ -1,4 +1,4 @@
-"""What gets installed: one importable name, with kernels, specifications and results inside."""
+"""The wheel: one importable package that contains kernels, specifications and results."""
 
 from __future__ import annotations
 

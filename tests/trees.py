@@ -1,4 +1,4 @@
-"""Copies of the catalog with something changed, and what its own command line says of them."""
+"""Copies of the catalog with edited files, and the command line of each copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = ("kernelcat", "kernels", "reference")
 
 
 class Edit(NamedTuple):
-    """Text in a file of the tree, and what stands there instead."""
+    """A replacement of ``before`` by ``after`` in a file of the tree."""
 
     file: str
     before: str
@@ -26,7 +26,7 @@ class Edit(NamedTuple):
 
 
 class Tree:
-    """A checkout of its own, without results."""
+    """A checkout in its own folder, without tuning results."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -40,7 +40,7 @@ class Tree:
         return Tree(root)
 
     def changed(self, root: Path, edits: Iterable[Edit]) -> Tree:
-        """A copy with ``edits``, each of which must find its text."""
+        """A copy in ``root`` with ``edits``.  Fails where a file lacks the text of an edit."""
         tree = Tree.copy(root, self.root)
         for file, before, after in edits:
             path = root / file
@@ -50,7 +50,10 @@ class Tree:
         return tree
 
     def run(self, *words: str, check: bool = True) -> Any:
-        """What ``kernelcat WORDS --json`` of this tree says; it may fail where not ``check``."""
+        """The JSON that ``kernelcat WORDS --json`` of this tree prints.
+
+        Fails on a nonzero exit status, unless ``check`` is false.
+        """
         command = [sys.executable, "-m", "kernelcat", *words, "--json"]
         done = subprocess.run(command, cwd=self.root, env=self._environment(), text=True,
                               capture_output=True, check=False)  # fmt: skip
@@ -58,7 +61,7 @@ class Tree:
         return json.loads(done.stdout)
 
     def digests(self, *entries: str) -> dict[str, str]:
-        """The digests of some entries' implementations, computed anew."""
+        """Digests of implementations of ``entries`` by name, computed from this tree's sources."""
         code = (
             "import json, sys\nfrom kernelcat import catalog\n"
             "from kernelcat.catalog import digest\n"
@@ -70,9 +73,9 @@ class Tree:
             text=True, capture_output=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        found: dict[str, str] = json.loads(done.stdout)
-        return found
+        by_name: dict[str, str] = json.loads(done.stdout)
+        return by_name
 
     def _environment(self) -> dict[str, str]:
-        own = {"KERNELCAT_RECEIPTS": "receipts", "KERNELCAT_MACHINE_CODE": "machine_code"}
-        return {**os.environ, **{name: str(self.root / "own" / f) for name, f in own.items()}}
+        folders = {"KERNELCAT_RECEIPTS": "receipts", "KERNELCAT_MACHINE_CODE": "machine_code"}
+        return {**os.environ, **{name: str(self.root / "own" / f) for name, f in folders.items()}}
