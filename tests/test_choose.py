@@ -162,6 +162,28 @@ def test_the_highest_rank_serves_and_languages_break_ties(ladder) -> None:
     assert chosen(problem(4096), on=A100)[1] == "gemm/triton/tiled"
 
 
+def too_large(config: Config, p: Problem, gpu) -> str | None:
+    return "more than half of a tile is empty" if 2 * p["M"] < 4 * config["tile"] else None
+
+
+def test_what_is_not_worth_a_try_serves_only_where_nothing_else_does(ladder) -> None:
+    ladder["triton"] = (kernel("triton", "tma", 2, unpromising=too_large),)
+    assert chosen(problem(32))[1] == "gemm/triton/tma"
+    assert chosen(problem(31))[1] == "gemm/cuda/tiled"
+    ladder["cuda"] = ladder["cute"] = ()
+    assert chosen(problem(31))[1] == "gemm/triton/tma"
+
+
+def test_what_is_not_worth_a_try_serves_if_it_was_measured_or_is_pinned(ladder) -> None:
+    ladder["triton"] = (kernel("triton", "tma", 2, unpromising=too_large),)
+    rows = [row(problem(80), "triton/tma")]
+    assert chosen(problem(80), rows) == ("exact", "gemm/triton/tma", 64)
+    assert chosen(problem(81), rows) == ("nearest", "gemm/triton/tma", 16)
+    pin = Pin("triton", "tma", Config(tile=64))
+    assert chosen(problem(80), pin=pin) == ("forced", "gemm/triton/tma", 64)
+    assert chosen(problem(20), pin=Pin("triton", "tma"))[1] == "gemm/triton/tma"
+
+
 def test_rows_of_an_uninstalled_language_are_skipped(ladder) -> None:
     ladder["cuda"] = ()
     rows = [row(problem(4096), "cuda/tiled"), row(problem(4096), "cute/tiled")]

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,6 +65,14 @@ def test_candidates_take_turns_defaults_first_then_by_estimate() -> None:
         ("b", 2), ("a", 4), ("b", 16), ("a", 8), ("a", 2)
     ]  # fmt: skip
     assert search.candidates(both, PROBLEM, gpu.find("a100")) == []
+
+
+def test_an_implementation_without_a_promising_configuration_is_left_out() -> None:
+    """Its default is legal, and the search finds nothing worth a try beside it either."""
+    hopeless = replace(toy("hopeless", (2, 4), 4), unpromising=lambda config, problem, gpu: "slow")
+    assert search.candidates([hopeless], PROBLEM, H200) == []
+    others = search.candidates([hopeless, toy("v", (2,), 2)], PROBLEM, H200)
+    assert [candidate.variant for candidate in others] == ["v"]
 
 
 @given(st.integers(0, 200))

@@ -4,11 +4,14 @@ Order: the exact problem, measured on this SKU; a problem of the same bucket, me
 either of them, measured on a sibling SKU (one with the same architecture); a prediction for this
 SKU; the winners of the nearest problems measured on this SKU; the implementations' defaults,
 highest rank first. Every choice is checked again, so an old row never launches a kernel that
-cannot serve. An unverified implementation serves only by name, or where no other serves.
+cannot serve. An unverified implementation serves only by name, or where no other serves. A
+configuration that is not worth a try (``unpromising``) serves only if it was measured for this very
+problem, by name, or where no other serves.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,10 +137,12 @@ class _Search:
     missing: Mapping[str, str]
     considered: dict[tuple[str, str, Config | None], Considered] = field(default_factory=dict)
 
-    def accept(self, offer: _Offer, verified: bool) -> Decision | None:
+    def accept(self, offer: _Offer, verified: bool, promising: bool) -> Decision | None:
         """The decision for this offer, or None where it cannot serve; records the reason.
 
-        With ``verified`` an unverified implementation does not serve.
+        With ``verified`` an unverified implementation does not serve. With ``promising`` neither
+        does a configuration that is not worth a try, unless it is pinned or was measured for this
+        problem.
         """
         config, implementation, reason = offer.config, None, self.missing.get(offer.language)
         if reason is None:
@@ -148,7 +153,8 @@ class _Search:
             except (MissingDependency, UnknownName) as error:
                 reason = str(error)
         if implementation is not None:
-            config, reason = self._judge(implementation, config, verified)
+            promising = promising and offer.why not in ("exact", "forced")
+            config, reason = self._judge(implementation, config, verified, promising)
         name = f"{self.entry.name}/{offer.language}/{offer.variant}"
         candidate = Considered(name, offer.why, config, reason)
         self.considered[name, offer.why, offer.config] = candidate
@@ -158,7 +164,7 @@ class _Search:
         return Decision(implementation, config, offer.why, offer.evidence, considered)
 
     def _judge(
-        self, implementation: Implementation, config: Config | None, verified: bool
+        self, implementation: Implementation, config: Config | None, verified: bool, promising: bool
     ) -> tuple[Config | None, str | None]:
         """The configuration of an offer, and why it cannot serve, or None."""
         is_pinned = self.pin.variant is not None
@@ -169,7 +175,8 @@ class _Search:
             archs = ", ".join(implementation.archs)
             return config, f"serves {archs}, not {self.gpu.arch}"
         config = config or implementation.default(self.problem, self.gpu)
-        return config, implementation.why_not(config, self.problem, self.gpu)
+        judge = implementation.why_not_try if promising else implementation.why_not
+        return config, judge(config, self.problem, self.gpu)
 
 
 def choose(
@@ -194,9 +201,9 @@ def choose(
     """
     pin = pin or Pin()
     search = _Search(entry, problem, gpu, pin, missing or {})
-    for verified in (True, False):
+    for verified, promising in itertools.product((True, False), repeat=2):
         for offer in _offers(search, choices):
-            decision = search.accept(offer, verified)
+            decision = search.accept(offer, verified, promising)
             if decision is not None:
                 return decision
     raise Unsupported(_explain_failure(search))

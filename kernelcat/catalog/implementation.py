@@ -200,8 +200,9 @@ class Implementation:
         Why this configuration cannot serve this problem on this GPU. Pins, database records,
         fuzzing and search all obey this predicate.
     unpromising : ``(config, problem, gpu) -> reason or None``
-        Why a legal configuration is not worth a try. Only the tuner's search and the default obey
-        this predicate, and they call it only with legal configurations.
+        Why a legal configuration is not worth a try. The tuner's search and the default obey this
+        predicate, and calls prefer what obeys it unless it was measured for the problem itself. It
+        is called only with legal configurations.
     default : ``(problem, gpu) -> Config``
         A good configuration without any measurement. The default must be legal wherever any
         configuration of the space is legal. Left out, it is :class:`LeastEstimate`.
@@ -261,6 +262,10 @@ class Implementation:
             return f"{self.name} serves {', '.join(self.archs)}, not {gpu.arch}"
         return self.illegal(config, problem, gpu)
 
+    def why_not_try(self, config: Config, problem: Problem, gpu: Gpu) -> str | None:
+        """Why ``config`` cannot serve or is not worth a try; None when it is worth a try."""
+        return self.why_not(config, problem, gpu) or self.unpromising(config, problem, gpu)
+
     def legal(self, problem: Problem, gpu: Gpu) -> Iterator[Config]:
         """Every configuration of the space that can serve ``problem`` on ``gpu``."""
         for config in self.whole_space():
@@ -269,8 +274,8 @@ class Implementation:
 
     def configs(self, problem: Problem, gpu: Gpu) -> Iterator[Config]:
         """The legal configurations that are worth a try (not unpromising)."""
-        for config in self.legal(problem, gpu):
-            if self.unpromising(config, problem, gpu) is None:
+        for config in self.whole_space():
+            if self.why_not_try(config, problem, gpu) is None:
                 yield config
 
     def whole_space(self) -> Iterator[Config]:

@@ -84,11 +84,11 @@ def strategy(name: str, candidates: Sequence[Candidate]) -> Search:
 
 
 def default(implementation: Implementation, problem: Problem, gpu: Gpu) -> Config | None:
-    """The default of ``implementation``; None if it cannot run ``problem`` on ``gpu``."""
+    """The default of ``implementation``; None if it is not worth a try for ``problem``."""
     if not implementation.serves(gpu.arch):
         return None
     config = implementation.default(problem, gpu)
-    return config if implementation.why_not(config, problem, gpu) is None else None
+    return config if implementation.why_not_try(config, problem, gpu) is None else None
 
 
 def by_estimate(implementation: Implementation, problem: Problem, gpu: Gpu) -> list[Config]:
@@ -114,7 +114,7 @@ def candidates(
         ranked = by_estimate(implementation, problem, gpu)
         queue = ([first] if first is not None else []) + [c for c in ranked if c != first]
         if queue:
-            best = implementation.estimate(problem, ranked[0], gpu)
+            best = implementation.estimate(problem, (ranked or queue)[0], gpu)
             estimated.append((best, [Candidate.of(implementation, config) for config in queue]))
     queues = [queue for _, queue in sorted(estimated, key=lambda pair: pair[0])]
     longest = max(map(len, queues), default=0)
