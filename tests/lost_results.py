@@ -13,10 +13,8 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
-from kernelcat import catalog
 from kernelcat.catalog.digest import digest_of
 from kernelcat.store.lines import shipped
 from kernelcat.verify import code_record, receipts
@@ -28,20 +26,15 @@ FILES = ("tuning_db/nvidia-h200.jsonl", "tuning_db/profiles/nvidia-h200.jsonl",
          "tuning_db/receipts/nvidia-h200.jsonl")  # fmt: skip
 
 
+SUBJECT = ("implementation", "entry", "language", "variant", "problem", "gpu", "protocol")
+"""Fields that a newer observation has in common with the one that it replaces."""
+
+
 def main() -> None:
     revision = sys.argv[1]
-    lost = 0
-    for file in FILES:
-        then = Counter(observed(git("show", f"{revision}:{file}")))
-        now = Counter(observed((code_record.shipped_folder().parents[1] / file).read_text()))
-        missing = then - now
-        lost += missing.total()
-        print(f"{file}: {then.total()} then, {now.total()} now, {missing.total()} lost")
-        for text in missing:
-            print(f"  lost: {text[:300]}")
-    stale = [
-        f"{r.entry}/{r.language}/{r.variant}" for r in shipped() if not code_record.is_current(r)
-    ]
+    lost = sum(report(revision, file) for file in FILES)
+    old = [row for row in shipped() if not code_record.is_current(row)]
+    stale = [f"{row.entry}/{row.language}/{row.variant}" for row in old]
     for receipt in receipts.read(receipts.shipped_folder()):
         today = digest_of(*receipt.implementation.split("/"))
         name = receipt.implementation
@@ -49,14 +42,29 @@ def main() -> None:
             stale.append(f"receipt of {name}")
     for name, count in Counter(stale).items():
         print(f"stale: {name} ({count})")
-    owed = [i.name for n in catalog.complete() for i in catalog.implementations(n)]
-    print(f"{len(owed)} implementations; lost {lost}, stale {len(stale)}")
+    print(f"lost {lost}, stale {len(stale)}")
     sys.exit(bool(lost or stale))
 
 
-def observed(text: str) -> Iterator[str]:
-    """What each line of results says was observed, as JSON; what lines share is put into each."""
+def report(revision: str, file: str) -> int:
+    """Print how the observations in a file changed since ``revision``; the number of lost ones."""
+    then = observations(git("show", f"{revision}:{file}"))
+    now = observations((code_record.shipped_folder().parents[1] / file).read_text())
+    missing = Counter(map(canonical, then)) - Counter(map(canonical, now))
+    gone = [json.loads(text) for text in missing.elements()]
+    subjects = {subject(one) for one in now}
+    lost = [one for one in gone if subject(one) not in subjects]
+    print(f"{file}: {len(then)} then, {len(now)} now, {len(gone) - len(lost)} observed again, "
+          f"{len(lost)} lost")  # fmt: skip
+    for one in lost:
+        print(f"  lost: {subject(one)}")
+    return len(lost)
+
+
+def observations(text: str) -> list[dict[str, Any]]:
+    """What each line of results says was observed; what lines share is put into each of them."""
     shared: dict[str, Any] = {}
+    found = []
     for line in text.splitlines():
         record = json.loads(line)
         if record.keys() in ({"environment", "id"}, {"id", "race"}):
@@ -68,8 +76,19 @@ def observed(text: str) -> Iterator[str]:
             record["environment"] = shared[record["environment"]]
         if record.get("detail") == "winner":  # before `winner` was a column
             record |= {"detail": None, "winner": True}
-        record = {k: v for k, v in record.items() if v not in (None, False)}
-        yield json.dumps({k: v for k, v in record.items() if k not in REWRITTEN}, sort_keys=True)
+        found.append(record)
+    return found
+
+
+def canonical(observation: dict[str, Any]) -> str:
+    """The observation as JSON, without fields that are empty or written in another way today."""
+    kept = {k: v for k, v in observation.items() if k not in REWRITTEN and v not in (None, False)}
+    return json.dumps(kept, sort_keys=True)
+
+
+def subject(observation: dict[str, Any]) -> str:
+    """What was observed, without when and how it came out."""
+    return json.dumps({k: observation[k] for k in SUBJECT if k in observation}, sort_keys=True)
 
 
 def git(*words: str) -> str:
