@@ -140,7 +140,7 @@ class Tensor:
         return Layout(self.shape, self.stride)
 
     def places(self) -> list[int]:
-        """Of all elements in memory, in the order of their coordinates."""
+        """Offsets of all elements in memory, in the order of their coordinates."""
         steps, coordinates = leaves(self.stride), [range(s) for s in reversed(leaves(self.shape))]
         return [
             self.iterator.offset + sum(i * s for i, s in zip(reversed(c), steps, strict=True))

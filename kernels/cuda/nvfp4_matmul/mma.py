@@ -11,6 +11,7 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.launch import instance
 from kernelcat.kernels.cuda.common.persistent import sizes
 from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
+    CLUSTER_FIT,
     EPILOGUE,
     WEIGHTS,
     activation,
@@ -31,9 +32,6 @@ MAX_ROWS = 64
 """Rows of A at most; for more rows, wgmma reads A from shared memory less often."""
 SUMS_PITCH = 20
 """kSumsPitch: floats from one row of A to the next, in a warp's sums of a tile."""
-FIT = {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.84}
-"""Thread blocks of a cluster -> share of the SMs that clusters of this size fill: a cluster runs in
-one GPC, and some GPCs have an odd number of SMs."""
 
 SPACE = {"row_tiles": (1, 2), "warp_rows": (1, 2, 4), "cluster": (1, 2, 4, 8)}
 """
@@ -133,7 +131,8 @@ class Plan:
 
     def clusters(self, gpu: Gpu) -> int:
         """Clusters to launch: as many as run at a time, but no more than there are work items."""
-        max_clusters = int(self.sms * self.residents(gpu) // self.cluster * FIT[self.cluster])
+        clusters = self.sms * self.residents(gpu) // self.cluster
+        max_clusters = int(clusters * CLUSTER_FIT[self.cluster])
         return max(min(self.units, max_clusters), 1)
 
 

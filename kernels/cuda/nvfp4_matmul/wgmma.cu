@@ -61,7 +61,7 @@ __device__ __forceinline__ void multiply_tile(typename Config::Sums& sums,
   wgmma_fence();
 #pragma unroll
   for (int s = 0; s < kTileSteps; ++s) {
-    WgmmaWeights<typename Config::T, Config::BLOCK_N>::multiply(
+    WgmmaRs<typename Config::T, Config::BLOCK_N, OperandB::kRowsOfN>::multiply(
         sums, operands[s], advanced(a, s * kWgmmaK * 2), accumulate || s > 0);
   }
   wgmma_commit();

@@ -20,6 +20,7 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.launch import instance
 from kernelcat.kernels.cuda.common.persistent import overlapped_us, sizes
 from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
+    CLUSTER_FIT,
     EPILOGUE,
     activation,
     is_empty,
@@ -220,15 +221,11 @@ _TILE_US = 1.5
 _EXCHANGE_US = 0.8
 """Time to send partial sums to the thread block that finishes them."""
 
-_FIT = {1: 1.0, 2: 1.0, 3: 0.95, 4: 0.96}
-"""Thread blocks of a cluster -> share of the SMs that clusters of this size fill: a cluster runs in
-one GPC."""
-
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Waves of tiles, each as long as its stages take; or the memory's time."""
     plan = Plan.of(config, problem, gpu)
-    waves = ceil(plan.tiles / max(int(plan.clusters * _FIT.get(plan.split_k, 0.84)), 1))
+    waves = ceil(plan.tiles / max(int(plan.clusters * CLUSTER_FIT[plan.split_k]), 1))
     busy_us = waves * ceil(plan.k_blocks / plan.split_k) * _STAGE_US[plan.block_n]
     busy_us += _ENDS_US + _TILE_US * plan.block_n / 256 * (waves - 1)
     busy_us += _EXCHANGE_US * (plan.split_k > 1)

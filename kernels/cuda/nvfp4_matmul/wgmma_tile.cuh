@@ -4,10 +4,10 @@
 #include <kernelcat/block_schedule.cuh>
 #include <kernelcat/cache_policy.cuh>
 #include <kernelcat/pdl.cuh>
+#include <kernelcat/wgmma_rs.cuh>
 
 #include "decode.cuh"
 #include "sum_inbox.cuh"
-#include "wgmma_weights.cuh"
 
 namespace kernelcat {
 
