@@ -254,8 +254,15 @@ def test_a_time_below_the_roofline_is_an_error(planted, store, monkeypatch) -> N
 
 
 def start_tune(*devices: str) -> subprocess.Popen[str]:
+    """A tune in a process group that Ctrl-C reaches, also where this process ignores SIGINT."""
     command = [sys.executable, str(PLANTED / "drive.py"), *devices]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def wait_for_rows(count: int) -> None:
