@@ -21,8 +21,8 @@ _NAMED = tuple(word for problem in PROBLEMS for word in ("--problem", problem))
 
 WITH_GPU: tuple[Sequence[str], ...] = (
     ("doctor",),
-    ("check", "gemm", *_NAMED, "--fuzz", "20"),
-    ("tune", "gemm", *_NAMED, "--language", "cuda", "--language", "triton", "--budget", "60s"),
+    ("check", "gemm", *_NAMED, "--fuzz", "10", "--jobs", "4"),
+    ("tune", "gemm", *_NAMED, "--language", "cuda", "--language", "triton", "--budget", "40s"),
     ("leaderboard", "gemm"),
 )
 WITHOUT_GPU: tuple[Sequence[str], ...] = (
