@@ -17,8 +17,9 @@ TORCH ?= torch==2.13.0
 EXTRAS := triton,cute,dev
 endif
 
-# One process a core. Tests that need a GPU run one after the other: they time kernels.
-PARALLEL := --numprocesses auto --dist worksteal
+# One process a core, each with one thread: NumPy's own threads would only compete with them.
+# Tests that need a GPU run one after the other: they time kernels.
+PYTEST_PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
 .PHONY: setup demo test campaign format readme clean
 
@@ -39,14 +40,14 @@ test: setup
 	find kernels/cuda -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/mypy
 ifeq ($(GPU),yes)
-	$(BIN)/pytest $(PARALLEL) -m 'not gpu'
+	$(PYTEST_PARALLEL) -m 'not gpu'
 	$(BIN)/pytest -m gpu
 else
-	$(BIN)/pytest $(PARALLEL)
+	$(PYTEST_PARALLEL)
 endif
 
 campaign: setup
-	KERNELCAT_CAMPAIGN=1 $(BIN)/pytest $(PARALLEL) -m campaign
+	KERNELCAT_CAMPAIGN=1 $(PYTEST_PARALLEL) -m campaign
 
 format: setup
 	$(BIN)/ruff check --fix .

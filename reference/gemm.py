@@ -18,7 +18,6 @@ from kernelcat.reference._epilogue import (
     out_cols,
     torch_activation,
 )
-from kernelcat.reference._epilogue import ACTIVATIONS as ACTIVATIONS
 from kernelcat.reference._peers import import_torch, required_by
 
 DTYPES = ("bfloat16", "float16")

@@ -44,7 +44,6 @@ from kernelcat.reference._kv_cache import (
     row_bytes,
     scale_rows,
 )
-from kernelcat.reference._kv_cache import cache_row as cache_row
 from kernelcat.reference._peers import peer_in
 from kernelcat.reference._sequences import (
     BATCH,
@@ -59,7 +58,6 @@ from kernelcat.reference._sequences import (
     tables,
     tokens_read,
 )
-from kernelcat.reference._sequences import GARBAGE as GARBAGE
 
 KV_DTYPES = (*DTYPES, FP8, NVFP4)
 NEGLIGIBLE = -1e30

@@ -17,8 +17,8 @@ pytest.importorskip("cutlass")
 
 from kernelcat import catalog, jit
 from kernelcat.catalog.implementation import Config
+from kernelcat.reference._epilogue import ACTIVATIONS
 from kernelcat.reference._fp4 import BLOCKS, swizzle
-from kernelcat.reference.gemm import ACTIVATIONS
 from kernelcat.reference.nvfp4_matmul import FP4, FP8, product
 from kernelcat.runtime import gpu
 from kernelcat.verify import inspect

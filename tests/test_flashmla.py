@@ -14,6 +14,7 @@ from kernelcat import catalog, dtypes
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument
 from kernelcat.reference import _mla_row, flashmla, paged_attn
+from kernelcat.reference._sequences import GARBAGE
 from kernelcat.reference.flashmla import latent
 from kernelcat.verify import fuzz, gate
 
@@ -39,7 +40,7 @@ def test_visible_tokens_are_numbers_and_all_other_slots_are_poison(
         assert q_len <= kv_len <= problem["table_width"] * size
         for token in range(kv_len):
             readable[table[s, token // size], token % size] = True
-        assert (table[s, -(-kv_len // size) :] == paged_attn.GARBAGE).all()
+        assert (table[s, -(-kv_len // size) :] == GARBAGE).all()
     if problem["kv_dtype"] == flashmla.PACKED_TYPE:
         assert cache.shape[2] == 656
         assert (cache[~readable] == flashmla.POISON).all()

@@ -14,6 +14,7 @@ from kernelcat import catalog, dtypes
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument
 from kernelcat.reference import paged_attn
+from kernelcat.reference._sequences import GARBAGE
 from kernelcat.report import show
 from kernelcat.runtime import gpu
 from kernelcat.verify import fuzz, gate
@@ -41,7 +42,7 @@ def test_visible_tokens_are_numbers_and_all_other_slots_are_poison(
         assert q_len <= kv_len <= problem["table_width"] * size
         for token in range(kv_len):
             readable[table[s, token // size], token % size] = True
-        assert (table[s, -(-kv_len // size) :] == paged_attn.GARBAGE).all()
+        assert (table[s, -(-kv_len // size) :] == GARBAGE).all()
     poisoned = "block_scale" if problem["kv_dtype"] == paged_attn.NVFP4 else "cache"
     for name in ("k", "v"):
         assert (np.isnan(drawn[f"{name}_{poisoned}"]).all((2, 3)) == ~readable).all()

@@ -13,7 +13,8 @@ from kernelcat import catalog
 from kernelcat.catalog.implementation import Implementation
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import MissingDependency, Unsupported
-from kernelcat.reference.paged_attn import GARBAGE, attention
+from kernelcat.reference._sequences import GARBAGE
+from kernelcat.reference.paged_attn import attention
 
 torch = pytest.importorskip("torch")
 

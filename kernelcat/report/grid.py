@@ -94,7 +94,8 @@ def _notes(rows: list[Row], has_peers: bool) -> list[str]:
     notes.append(f"Languages: {baseline}'s time over that language's best time.")
     if any(row.ties for row in rows):
         notes.append(
-            f"{TIED} a tie: within {TIE:.0%}, or the 95 % intervals overlap; broken by name."
+            f"{TIED} a tie: within {TIE:.0%}, or the 95 % intervals overlap; "
+            "of equals the simplest is shown."
         )
     if any(row.stale for row in rows):
         notes.append(f"{STALE} stale: the kernel's sources changed since; tune again.")

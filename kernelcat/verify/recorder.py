@@ -62,18 +62,16 @@ def missing(
     incomplete = []
     for receipt in receipts:
         now = digest_of(*receipt.implementation.split("/"))
-        record = by_key.get(receipt.key)
-        is_known = record is not None and now in record.digests
-        if not is_known and receipt.source != now:
-            continue  # the code that ran cannot be built any more
-        if record is None or not is_known:
+        record, rows = by_key.get(receipt.key), measured[receipt.implementation]
+        if record is not None and now in record.digests:
+            found = _measured(receipt, rows, record)
+            cases = [case for case in found if record.code(case) is None]
+        elif receipt.source == now:
             record = _newer(receipt, record)
-            cases = [*_checked(receipt), *(case for case, _ in record.codes())]
+            known = (case for case, _ in record.codes())
+            cases = [*_checked(receipt), *known, *_measured(receipt, rows, record)]
         else:
-            cases = []
-        cases += _measured(receipt, measured[receipt.implementation], record)
-        if is_known:
-            cases = [case for case in cases if record.code(case) is None]
+            continue  # the code that ran cannot be built any more
         if cases:
             incomplete.append((record, list(dict.fromkeys(cases))))
     return incomplete

@@ -43,7 +43,7 @@ class Plan(PersistentPlan):
 
     @property
     def unswapped(self) -> Plan:
-        """The same tiles of Z instead of Z^T."""
+        """The plan of a swapped product with its tiles as tiles of Z, not of Z^T."""
         return replace(self, rows=self.cols, cols=self.rows, swap=False)
 
     @property

@@ -22,7 +22,7 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
     span,
     token_bytes,
 )
-from kernelcat.reference.paged_attn import NVFP4, SCALED, cache_row
+from kernelcat.reference._kv_cache import NVFP4, SCALED, cache_row
 from kernelcat.runtime.gpu import Gpu
 
 MAX_STAGES = 6

@@ -20,8 +20,8 @@ from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cute.common.dependent_launch import has_dependent_launch
 from kernelcat.kernels.cute.common.paged_cache import illegal_slots
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW
+from kernelcat.reference._sequences import tokens_read
 from kernelcat.reference.flashmla import ENTRY, PACKED_TYPE
-from kernelcat.reference.paged_attn import tokens_read
 from kernelcat.runtime.gpu import Gpu
 
 TENSORS = ("q", "kv_cache", "block_table", "kv_lens", "cu_q", "out", "lse")

@@ -65,7 +65,7 @@ def _pointers() -> dict[str, triton.Argument]:
 
 
 def _descriptors(problem: Problem, tile: Tile, tma_store: bool) -> dict[str, triton.Argument]:
-    """The same with a and b as descriptors, and where ``tma_store`` d too."""
+    """The arguments with TMA descriptors of a and b, and with ``tma_store`` of d too."""
     m, n, k = problem["M"], problem["N"], problem["K"]
     arrays = _pointers() | {
         "a": triton.descriptor("a", FP8, (m, k), (tile.m, BLOCK_K)),

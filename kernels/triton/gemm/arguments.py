@@ -24,15 +24,16 @@ def illegal_depth(problem: Problem) -> str | None:
 
 
 def pointers(problem: Problem) -> dict[str, triton.Argument]:
+    """The arguments with a pointer for every tensor."""
     dtype = problem["dtype"]
     return {name: triton.pointer(name, dtype) for name in ("a", "b", "bias", "residual", "d")}
 
 
 def descriptors(problem: Problem, tile: Tile, store_cols: int) -> dict[str, triton.Argument]:
-    """The same with a and b as descriptors.
+    """The arguments with TMA descriptors of a and b.
 
-    Unless ``store_cols`` is 0, d and residual are descriptors too: of tiles that come of
-    ``store_cols`` columns of the product.
+    Unless ``store_cols`` is 0, d and residual are TMA descriptors too, for tiles that are computed
+    from ``store_cols`` columns of the product.
     """
     m, n, k, dtype = (problem[axis] for axis in ("M", "N", "K", "dtype"))
     arguments = pointers(problem) | {

@@ -16,7 +16,8 @@ from kernelcat.jit import triton
 from kernelcat.kernels.triton.common.architectures import illegal_float8
 from kernelcat.kernels.triton.common.grid import MAX_GRID_Y
 from kernelcat.kernels.triton.common.powers import next_power_of_two
-from kernelcat.reference.paged_attn import ENTRY, FP8, NVFP4, cache_row, row_bytes, sm_scale
+from kernelcat.reference._kv_cache import FP8, NVFP4, cache_row, row_bytes
+from kernelcat.reference.paged_attn import ENTRY, sm_scale
 from kernelcat.runtime.gpu import Gpu
 
 PACKAGE = "kernelcat.kernels.triton.paged_attn"
