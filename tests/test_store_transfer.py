@@ -156,15 +156,25 @@ def test_an_export_does_not_depend_on_the_order_of_insertion(store: Store, tmp_p
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
 
 
-def test_an_export_keeps_the_rows_of_the_file_that_the_database_lacks(
+def test_an_export_never_reads_its_target(store: Store, tmp_path: Path) -> None:
+    store.add(race())
+    path = tmp_path / "h200.jsonl"
+    path.write_text(f"{timed(50.0, problem={'M': 1}).line()}\n")
+    num_rows = export(store, path, gpu="h200")
+    assert len(read_all(path)) == num_rows
+    path.write_text("no results\n")
+    assert export(store, path, gpu="h200") == num_rows
+
+
+def test_an_export_onto_a_file_keeps_its_rows_that_the_database_lacks(
     store: Store, tmp_path: Path
 ) -> None:
     path, file_only = tmp_path / "h200.jsonl", timed(50.0, problem={"M": 1})
     path.write_text(f"{file_only.line()}\n{timed(99.0, **LATER).line()}\n")
     store.add(race())
-    assert export(store, path, gpu="h200") == 2
+    assert export(store, path, gpu="h200", onto=path) == 2
     assert read_all(path) == [timed(99.0, **LATER), file_only]
-    assert export(store, path, gpu="h200") == 2
+    assert export(store, path, gpu="h200", onto=path) == 2
 
 
 def test_a_prediction_is_shipped_only_where_nothing_was_measured(
@@ -186,7 +196,8 @@ def test_a_failed_export_changes_nothing(store: Store, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text("{}\n")
     with pytest.raises(StoreError, match=r"bad.jsonl:1: the key .* is missing; mend or remove"):
-        export(store, bad)
+        export(store, tmp_path / "out.jsonl", onto=bad)
+    assert not (tmp_path / "out.jsonl").exists()
     assert bad.read_text() == "{}\n"
 
 

@@ -51,19 +51,29 @@ def path(url: str | None, as_json: bool) -> None:
 @click.option(
     "--all", "everything", is_flag=True, help="Export every row, failures included, as a backup."
 )
+@click.option("--onto", type=FILE, help="Write this file's results too, unless they are older.")
 @as_json
 @url
-def export(file: Path, gpu: str | None, everything: bool, url: str | None, as_json: bool) -> None:
+def export(
+    file: Path,
+    gpu: str | None,
+    everything: bool,
+    onto: Path | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
     """Write results to FILE as JSON Lines: winners, rivals and peers of the newest races.
+
+    FILE is replaced. With --onto FILE its results stay where there are no newer ones.
 
     \b
     Example:
-      kernelcat db export tuning_db/nvidia-h200.jsonl --gpu h200
+      kernelcat db export results.jsonl --gpu h200 --onto results.jsonl
     """
     from kernelcat import store
 
     with store.Store.open(url, create=False) as opened:
-        rows = store.export(opened, file, gpu=gpu, shipped=not everything)
+        rows = store.export(opened, file, gpu=gpu, shipped=not everything, onto=onto)
     if as_json:
         return emit({"file": str(file), "rows": rows})
     click.echo(f"{file}: {rows} rows")
@@ -114,10 +124,13 @@ def merge(other: str, url: str | None, as_json: bool) -> None:
         report = store.merge(opened, other)
     conflicts = [str(conflict) for conflict in report.conflicts]
     if as_json:
-        return emit({"added": report.added, "known": report.known, "conflicts": conflicts})
-    click.echo(f"{report.added} added, {report.known} known")
+        counts = {"added": report.added, "known": report.known, "refused": report.refused}
+        return emit(counts | {"conflicts": conflicts})
+    click.echo(f"{report.added} added, {report.known} known, {len(report.refused)} refused")
     for conflict in conflicts:
         click.echo(conflict)
+    for number, reason in report.refused[:1]:
+        click.echo(f"refused, for example row {number}: {reason}")
 
 
 @click.command()

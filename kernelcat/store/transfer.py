@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from kernelcat.errors import StoreError
 from kernelcat.store.database import Store
-from kernelcat.store.lines import Refusals, read_all, read_lines, write_lines
+from kernelcat.store.lines import File, Refusals, read_all, write_lines
 from kernelcat.store.measurement import Measurement
 from kernelcat.store.races import Race, newest_races
 
@@ -61,36 +61,54 @@ class Conflict:
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What a merge did: numbers of new rows and of rows that the database had, and conflicts."""
+    """What a merge did.
+
+    Attributes
+    ----------
+    added : number of new rows
+    known : number of rows that the database had before
+    conflicts : problems whose winners differ
+    refused : number and reason of each invalid line or row
+    """
 
     added: int
     known: int
-    conflicts: tuple[Conflict, ...] = field(default=())
+    conflicts: tuple[Conflict, ...] = ()
+    refused: Refusals = ()
 
 
-def export(store: Store, path: str | Path, *, gpu: str | None = None, shipped: bool = True) -> int:
+def export(
+    store: Store,
+    path: str | Path,
+    *,
+    gpu: str | None = None,
+    shipped: bool = True,
+    onto: str | Path | None = None,
+) -> int:
     """Write measurements as JSON Lines in a stable order; returns the number of rows.
+
+    ``path`` is replaced and never read.
 
     Parameters
     ----------
     gpu : only rows of this SKU
     shipped : True for ``tuning_db/``: the best configuration of each variant, and the peers, from
-        the newest race of every problem. Rows that ``path`` already has stay if they are newer or
-        of another problem. False for a backup: every row, failures included.
+        the newest race of every problem. False for a backup: every row, failures included.
+    onto : a file of results that are written too, where they are newer or of another problem
 
     Raises
     ------
     StoreError
-        ``path`` cannot be written, or holds something else than results; the file is unchanged.
+        ``path`` cannot be written, or ``onto`` cannot be read or holds something else than results;
+        ``path`` is unchanged.
     """
-    path = Path(path)
     if shipped:
-        old = read_all(path) if path.exists() else []
+        old = read_all(Path(onto)) if onto is not None else []
         races = store.winners(gpu=gpu, regime=None)
         rows = reduce([*old, *(row for race in races for row in race.measurements)])
     else:
         rows = store.rows(gpu=gpu)
-    _write(path, write_lines(sorted(rows, key=_sort_key)))
+    _write(Path(path), write_lines(sorted(rows, key=_sort_key)))
     return len(rows)
 
 
@@ -106,32 +124,44 @@ def reduce(rows: Iterable[Measurement]) -> list[Measurement]:
     ]
 
 
+class _NothingAdded(Exception):
+    """A file has invalid lines, so the transaction that adds its rows must be undone."""
+
+
 def import_(store: Store, path: str | Path, *, partial: bool = False) -> ImportReport:
-    """Add the rows of a JSON Lines file.
+    """Add the rows of a JSON Lines file, which is read line by line.
 
     If a line is invalid, nothing is added; with ``partial`` the other lines are. Raises
     ``StoreError`` if the file cannot be read or the database cannot be written.
     """
-    rows, refused = read_lines(Path(path))
-    if refused and not partial:
-        return ImportReport(0, 0, refused)
-    added = store.add(rows)
-    return ImportReport(added, len(rows) - added, refused)
+    file = File(Path(path))
+
+    def rows() -> Iterator[Measurement]:
+        yield from file
+        if file.refused and not partial:
+            raise _NothingAdded
+
+    try:
+        added = store.add(rows())
+    except _NothingAdded:
+        return ImportReport(0, 0, tuple(file.refused))
+    return ImportReport(added, file.num_rows - added, tuple(file.refused))
 
 
 def merge(store: Store, other: str | Path) -> MergeReport:
     """Add the rows of another database or JSON Lines file, and report where the winners differ.
 
-    Medians of different runs are never compared. A race decides before a screening, then the newer
-    run (it has newer kernels and rivals), then the run with more samples. :meth:`Store.winners`
-    always chooses in this way; a merge reports it.
+    The other file is not changed: a private copy of a database is read. Invalid rows are refused,
+    and all others are added. Medians of different runs are never compared. A race decides before a
+    screening, then the newer run (it has newer kernels and rivals), then the run with more samples.
+    :meth:`Store.winners` always chooses in this way; a merge reports it.
 
     Raises
     ------
     StoreError
         ``other`` cannot be read, or the database cannot be written.
     """
-    theirs = _rows_of(other)
+    theirs, refused = _rows_of(other)
     before = {race.key: race for race in store.winners(regime=None)}
     added = store.add(theirs)
     after = {race.key: race for race in store.winners(regime=None)}
@@ -140,15 +170,17 @@ def merge(store: Store, other: str | Path) -> MergeReport:
         for race in newest_races(theirs)
         if race.key in before and _name(before[race.key].winner) != _name(race.winner)
     ]
-    return MergeReport(added, len(theirs) - added, tuple(conflicts))
+    return MergeReport(added, len(theirs) - added, tuple(conflicts), refused)
 
 
-def _rows_of(other: str | Path) -> list[Measurement]:
+def _rows_of(other: str | Path) -> tuple[list[Measurement], Refusals]:
+    """The valid rows of a database or file, and the others."""
     text = str(other)
     if "://" not in text and not _is_sqlite(Path(text)):
-        return read_all(Path(text))
-    with Store.open(text, create=False) as store:
-        return store.rows()
+        file = File(Path(text))
+        return list(file), tuple(file.refused)
+    with Store.open(text, create=False, as_copy=True) as store:
+        return store.valid_rows()
 
 
 def _is_sqlite(path: Path) -> bool:
