@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from kernelcat.cli.options import as_json
-from kernelcat.cli.output import emit, show
+from kernelcat.cli.output import echo, emit, show
 from kernelcat.errors import InvalidArgument
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -42,7 +42,7 @@ def path(url: str | None, as_json: bool) -> None:
     exists = location.path.exists() if location.path else None
     if as_json:
         return emit({"database": str(location), "exists": exists})
-    click.echo(str(location))
+    echo(str(location))
 
 
 @db.command()
@@ -76,7 +76,7 @@ def export(
         rows = store.export(opened, file, gpu=gpu, shipped=not everything, onto=onto)
     if as_json:
         return emit({"file": str(file), "rows": rows})
-    click.echo(f"{file}: {rows} rows")
+    echo(f"{file}: {rows} rows")
 
 
 @db.command("import")
@@ -100,7 +100,7 @@ def import_(file: Path, partial: bool, url: str | None, as_json: bool) -> None:
     if as_json:
         emit(report)
     else:
-        click.echo(f"{report.added} added, {report.known} known, {len(report.refused)} refused")
+        echo(f"{report.added} added, {report.known} known, {len(report.refused)} refused")
     if report.refused:
         line, reason = report.refused[0]
         effect = "the valid lines were added" if partial else "nothing was added"
@@ -126,11 +126,11 @@ def merge(other: str, url: str | None, as_json: bool) -> None:
     if as_json:
         counts = {"added": report.added, "known": report.known, "refused": report.refused}
         return emit(counts | {"conflicts": conflicts})
-    click.echo(f"{report.added} added, {report.known} known, {len(report.refused)} refused")
+    echo(f"{report.added} added, {report.known} known, {len(report.refused)} refused")
     for conflict in conflicts:
-        click.echo(conflict)
+        echo(conflict)
     for number, reason in report.refused[:1]:
-        click.echo(f"refused, for example row {number}: {reason}")
+        echo(f"refused, for example row {number}: {reason}")
 
 
 @click.command()
@@ -186,7 +186,7 @@ def leaderboard(
     rows = board(known, sku, name, regime, state, problem)
     if html:
         html.write_text(to_html(rows), encoding="utf-8")
-        return emit({"file": str(html)}) if as_json else click.echo(str(html))
+        return emit({"file": str(html)}) if as_json else echo(str(html))
     if as_json:
-        return click.echo(to_json(rows))
+        return echo(to_json(rows))
     show(table(rows))
