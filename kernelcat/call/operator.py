@@ -23,6 +23,7 @@ from kernelcat.call.fast_path import Bound, FastCall, misses, slow_calls
 from kernelcat.catalog.implementation import Config, ConfigValue
 from kernelcat.catalog.spec import AxisValue, Entry, Problem
 from kernelcat.errors import InvalidArgument, MissingDependency
+from kernelcat.importing import LOCK
 from kernelcat.report.explain import Explanation
 from kernelcat.runtime import gpu as gpus
 from kernelcat.verify import code_record, receipts
@@ -76,7 +77,8 @@ def get(
     op = _ops.get((name, pin))
     if op is None:
         pin.check(entry)
-        op = _ops.setdefault((name, pin), Op(entry, pin))
+        with LOCK:
+            op = _ops.setdefault((name, pin), Op(entry, pin))
     _register_with_torch()
     return op
 
@@ -86,7 +88,9 @@ def reload() -> None:
     _snapshot.cache_clear()
     receipts.known.cache_clear()
     code_record.find.cache_clear()
-    for op in _ops.values():
+    with LOCK:
+        ops = list(_ops.values())
+    for op in ops:  # without the lock: an operator that builds a kernel waits for imports
         op.forget()
 
 
@@ -128,7 +132,8 @@ class Op:
         self._lock = threading.RLock()
         self.traced: Callable[..., Any] | None = None  # serves torch.compile and wrapper tensors
         self._positions = {tensor.name: i for i, tensor in enumerate(entry.inputs)}
-        _alive.add(self)
+        with LOCK:
+            _alive.add(self)
 
     def __repr__(self) -> str:
         return f"<kernelcat.Op {self.entry.name}{self.pin.key}>"
@@ -365,12 +370,19 @@ def pinned(name: str, key: str) -> Op:
 def _register_with_torch() -> None:
     """Register every operator as a torch operator, once torch has been imported."""
     global _is_compiling
-    if "torch" in sys.modules:
-        from kernelcat.call import torch_operators
+    if _has_torch():
+        with LOCK:
+            from kernelcat.call import torch_operators
 
-        for op in list(_alive):
-            op.traced = op.traced or torch_operators.register(op.entry, op.pin.key, pinned)
-        _is_compiling = torch_operators.is_compiling
+            for op in list(_alive):
+                op.traced = op.traced or torch_operators.register(op.entry, op.pin.key, pinned)
+            _is_compiling = torch_operators.is_compiling
+
+
+def _has_torch() -> bool:
+    """Whether torch has been imported, completely: another thread may be at it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and not getattr(torch.__spec__, "_initializing", False)
 
 
 @cache

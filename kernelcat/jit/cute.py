@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib
 import importlib.util
 import json
 import os
@@ -28,6 +27,7 @@ from typing import Any
 from kernelcat.catalog import source
 from kernelcat.catalog.reach import reached
 from kernelcat.errors import CompileError, LaunchError, MissingDependency
+from kernelcat.importing import import_module
 from kernelcat.jit import elf
 from kernelcat.jit.artifact import Artifact
 from kernelcat.jit.cache import version_of
@@ -136,7 +136,7 @@ class CuteSource:
         import cutlass.cute as cute
         from cuda.bindings.driver import CUstream
 
-        builder = getattr(importlib.import_module(self.module), self.builder)
+        builder = getattr(import_module(self.module), self.builder)
         arguments = [*map(_example, self.params), CUstream(0)]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="This static loop")  # unrolled intentionally
