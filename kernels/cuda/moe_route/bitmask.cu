@@ -3,7 +3,7 @@
 // Up to 512 tokens: one launch of one cluster, whose thread blocks write the numbers of their
 // assignments into each other's shared memory. More tokens: `select` leaves these numbers in global
 // memory, and `place`, the second launch, adds them up.
-#include <kernelcat/cluster.cuh>
+#include <kernelcat/cluster_store.cuh>
 #include <kernelcat/pdl.cuh>
 
 #include "maps.cuh"
@@ -43,7 +43,8 @@ __device__ __forceinline__ void select_block(Selection<Setup>& selection,
                                              const ExpertGroups& groups, float scaling) {
   extern __shared__ float scratch[];  // (warps, experts) for groups
   selection.masks.clear();
-  const auto local_token = [&](int i) { return i * Setup::kWarps + warp_index(); };
+  const int warp = warp_index();
+  const auto local_token = [&](int i) { return i * Setup::kWarps + warp; };
   const auto row_of = [&](int i) {
     return logits + static_cast<int64_t>(first_token + local_token(i)) * experts;
   };
@@ -59,7 +60,7 @@ __device__ __forceinline__ void select_block(Selection<Setup>& selection,
     if (i + 1 < Setup::kWarpTokens && is_token(i + 1)) next.load(row_of(i + 1), experts);
     const Choice choice = select_experts<Setup::kScore, Setup::kRenormalize, Setup::kGrouped>(
         current, row_of(i), correction, experts, top_k, groups, scaling,
-        scratch + warp_index() * experts);
+        scratch + warp * experts);
     if (lane_index() < top_k) {
       const int slot = local_token(i) * top_k + lane_index();
       selection.experts[slot] = choice.expert;
@@ -68,14 +69,6 @@ __device__ __forceinline__ void select_block(Selection<Setup>& selection,
       out.weights[first_token * top_k + slot] = choice.weight;
     }
   }
-}
-
-// Writes a word to where `shared` lies in thread block `cta` of the cluster.
-__device__ __forceinline__ void store_word(void* shared, uint32_t word, uint32_t cta) {
-  asm volatile(
-      "st.shared::cluster.u32 [%0], %1;" ::"r"(remote_address(shared_address(shared), cta)),
-      "r"(word)
-      : "memory");
 }
 
 // All tokens in one cluster.
@@ -94,7 +87,7 @@ __global__ void __launch_bounds__(Setup::kThreads)
                       float scaling, int capacity) {
   constexpr int kMaxExperts = Setup::kMaxExperts, kClusterSize = Setup::kClusterSize;
   __shared__ Selection<Setup> selection;
-  __shared__ alignas(4) uint16_t block_counts[kClusterSize][kMaxExperts];
+  alignas(4) __shared__ uint16_t block_counts[kClusterSize][kMaxExperts];
   __shared__ ExpertCounts<kMaxExperts> sums;
   if constexpr (kClusterSize > 1) cluster_arrive_relaxed();
   const int rank = kClusterSize > 1 ? cluster_rank() : 0, first_token = rank * Setup::kBlockTokens;

@@ -287,8 +287,8 @@ def _elements(config: Config, problem: Problem) -> float:
 
 def _unpromising_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     block_t, elements, tokens = config["block_t"], _elements(config, problem), problem["tokens"]
-    if elements > 32 or (elements < 2 and config["warps"] > 1):
-        return f"{elements:g} logits a thread: 2 to 32 fill threads and fit in registers"
+    if elements > 16 or (elements < 2 and config["warps"] > 1):
+        return f"{elements:g} logits a thread: 2 to 16 fill threads and fit in registers"
     least = MIN_DOT if problem["product"] else 1
     if block_t > least and block_t >= 2 * tokens:
         return f"tiles of {block_t} tokens are at least half empty for {tokens} tokens"
