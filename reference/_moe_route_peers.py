@@ -1,9 +1,13 @@
-"""Peers of `moe_route`: torch's operators, and the top-k of OpenAI's `triton_kernels`."""
+"""Peers of `moe_route`: torch's operators, and the top-k of OpenAI's `triton_kernels`.
+
+Both select other experts where scores are equal, so only their weights are compared.
+"""
 
 from __future__ import annotations
 
 from kernelcat.errors import Unsupported
-from kernelcat.reference._peers import import_torch, required_by
+from kernelcat.reference._peers import import_torch
+from kernelcat.reference._triton_kernels import load
 
 
 def _selection_scores(torch, problem, scores, correction):
@@ -74,14 +78,15 @@ def torch_route():
 
 def tokenspeed_route():
     """The top-k of `triton_kernels`: weights, ids and a bit matrix in one launch, then the maps."""
-    with required_by("tokenspeed", "pip install tokenspeed-triton-kernels"):
-        from triton_kernels.topk import topk
-    torch = import_torch("tokenspeed")
+    load()
+    from triton_kernels.topk import topk
 
     def make(problem, arrays):
         _check(problem, "tokenspeed")
         if problem["score"] != "softmax" or not problem["renormalize"] or problem["product"]:
             raise Unsupported("tokenspeed is raced on given logits, with renormalized softmax")
+        if problem["dtype"] != "float32" or problem["top_k"] & (problem["top_k"] - 1):
+            raise Unsupported("tokenspeed's weights are float32 if logits are; 2^n experts a token")
 
         def run():
             sparse = topk(arrays["logits"], problem["top_k"])

@@ -145,8 +145,8 @@ def _constraint_of_flags(problem):
 def routed(tokens: int, experts: int, top_k: int, **more: float | int | str | bool) -> Problem:
     """The problem of these sizes; ``more`` are further axes, and the logits are float32."""
     axes = {axis.name: axis.default for axis in AXES if axis.default is not None}
-    axes |= {"dtype": "float32", **more}
-    return Problem.of("moe_route", **axes | dict(tokens=tokens, experts=experts, top_k=top_k))
+    axes |= {"dtype": "float32", "tokens": tokens, "experts": experts, "top_k": top_k, **more}
+    return Problem.of("moe_route", **axes)
 
 
 def _problems() -> dict[str, Problem]:
@@ -156,13 +156,13 @@ def _problems() -> dict[str, Problem]:
         "score": "sigmoid", "renormalize": True, "correction": True, "groups": 8, "top_groups": 4,
         "scaling": 2.5,
     }  # fmt: skip
-    named = {"8192-256-top8": routed(8192, 256, 8)}
+    named = {"8192-256-top8": routed(8192, 256, 8, renormalize=True)}
     for tokens in (1, 8, 64, 512, 4096, 16384):
         named[f"qwen3-30b-{tokens}"] = routed(tokens, 128, 8, **qwen)
         named[f"deepseek-v3-{tokens}"] = routed(tokens, 256, 8, **deepseek)
     for tokens in (1, 64, 4096):
-        named[f"gpt-oss-20b-{tokens}"] = routed(tokens, 32, 4, **qwen)
-        named[f"gpt-oss-120b-{tokens}"] = routed(tokens, 128, 4, **qwen)
+        named[f"gpt-oss-20b-{tokens}"] = routed(tokens, 32, 4, renormalize=True)
+        named[f"gpt-oss-120b-{tokens}"] = routed(tokens, 128, 4, renormalize=True)
     product = {**qwen, "product": True, "hidden": 2048}
     limited = {**qwen, "capacity_factor": 1.0, "skew": "zipf"}
     return named | {
@@ -227,6 +227,7 @@ ENTRY = Entry(
         Tensor(
             "expert_ids", ("tokens", "top_k"), "int32",
             "selected experts by descending selection score; -1 where dropped", tolerance=EXACT,
+            optional_for_peers=True,
         ),
         Tensor("weights", ("tokens", "top_k"), "float32", "their weights; 0 where dropped"),
         Tensor(

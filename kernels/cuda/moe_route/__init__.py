@@ -49,7 +49,8 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"{num_assignments} assignments are more than 32-bit indices reach"
     return None
 
-#naive-- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- --
+
+# naive-- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- --
 
 NAIVE_BLOCK = 512
 """Threads of `place`: one for each of at most 512 experts."""
@@ -94,7 +95,8 @@ def _naive_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Two passes of one thread block over all assignments."""
     return 4 * LAUNCH_US + 0.02 * problem["tokens"] * problem["top_k"]
 
-#bitmask-- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- --
+
+# bitmask-- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- --
 
 SPACE = {"block_tokens": (4, 8, 16, 32, 64, 128), "warps": (4, 8, 16, 32)}
 """Tokens and warps of a thread block."""

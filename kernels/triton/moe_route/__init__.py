@@ -6,7 +6,6 @@ from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
 from kernelcat.catalog.implementation import Config, ConfigValue, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
-from kernelcat.kernels.triton.common.grid import MAX_GRID_Y
 from kernelcat.kernels.triton.common.powers import next_power_of_two
 from kernelcat.reference._routing import capacity_of, reroutes
 from kernelcat.reference.moe_route import ENTRY
@@ -77,7 +76,7 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
-# naive ------------------------------------------------------------------------------------------
+# naive --------------------------------------------------------------------------------------------
 
 
 def _multiply(problem: Problem) -> Step:
@@ -122,9 +121,13 @@ def _naive_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     return 3 * LAUNCH_US + 2.0 * problem["tokens"]
 
 
-# tiled ------------------------------------------------------------------------------------------
+# tiled --------------------------------------------------------------------------------------------
 
-SPACE = {"block_t": (1, 2, 4, 8, 16, 32, 64), "split_k": (1, 2, 4, 8, 16), "warps": (1, 2, 4, 8, 16)}
+SPACE = {
+    "block_t": (1, 2, 4, 8, 16, 32, 64),
+    "split_k": (1, 2, 4, 8, 16),
+    "warps": (1, 2, 4, 8, 16),
+}
 """Tokens of a tile, splits of the router's product, and warps of a program."""
 ONE_LAUNCH_TOKENS = 512
 """Most tokens of one launch."""

@@ -80,7 +80,7 @@ def select(
         LIMITED, NUM_COLS, GROUP_SIZE, GROUP_COLS,
     )  # fmt: skip
     scores = tl.reshape(scores, (NUM_COLS,))
-    experts, inside = expert_of(cols, num_groups, GROUP_SIZE, GROUP_COLS)
+    experts, _ = expert_of(cols, num_groups, GROUP_SIZE, GROUP_COLS)
     slot_of = tl.full((NUM_COLS,), -1, tl.int32)
     for slot in range(top_k):
         is_best = cols == tl.argmax(scores, axis=0, tie_break_left=True)

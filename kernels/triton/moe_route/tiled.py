@@ -30,7 +30,7 @@ def select_tile(
 ):  # fmt: skip
     """Selects experts of a tile; stores ids, weights, counts, and ranks in the tile as position."""
     token, cols = tile * BLOCK_T + tl.arange(0, BLOCK_T), tl.arange(0, NUM_COLS)
-    experts, inside = expert_of(cols, num_groups, GROUP_SIZE, GROUP_COLS)
+    experts, _ = expert_of(cols, num_groups, GROUP_SIZE, GROUP_COLS)
     slot_of = tl.full((BLOCK_T, NUM_COLS), -1, tl.int32)
     for slot in range(top_k):
         is_best, scores = take_best(scores)
