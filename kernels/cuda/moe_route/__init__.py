@@ -103,8 +103,8 @@ SPACE = {"block_tokens": (4, 8, 16, 32, 64, 128), "warps": (4, 8, 16, 32)}
 CLUSTER_TOKENS = 512
 """Most tokens of one launch."""
 MAX_CLUSTER = 16
+MAX_STATIC_BYTES = 48 * 1024
 PLACE_THREADS = 512
-MAX_SHARED_BYTES = 100 * 1024
 
 
 def _per_lane(problem: Problem) -> int:
@@ -141,8 +141,17 @@ def _scratch_bytes(problem: Problem, config: Config) -> int:
     return 4 * problem["experts"] * config["warps"] * _is_limited(problem)
 
 
+def _static_bytes(problem: Problem, config: Config) -> int:
+    """Static shared memory of the cluster's kernel: masks, experts, counts, sums, and rerouting."""
+    max_experts, block_tokens = 32 * _per_lane(problem), config["block_tokens"]
+    slots = 2 * 16 * block_tokens
+    masks = 4 * ceil(block_tokens / 32) * max_experts + slots
+    counts = 2 * (1 + reroutes(problem)) * _cluster(problem, config) * max_experts
+    return masks + counts + 12 * max_experts + (4 * max_experts + slots + 8) * reroutes(problem) + 8
+
+
 def _kernel(problem: Problem, config: Config, name: str) -> CudaSource:
-    flags = (problem["renormalize"], _is_limited(problem))
+    flags = (problem["renormalize"], _is_limited(problem), reroutes(problem))
     arguments = (
         f"kernelcat::{problem['dtype']}, kernelcat::{_score(problem)}",
         *(str(flag).lower() for flag in flags),
@@ -201,10 +210,12 @@ def _two_launches(problem: Problem, config: Config) -> Program:
 def _illegal_bitmask(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if problem["product"]:
         return "logits must be given: only naive computes the router's product"
-    if reroutes(problem):
-        return "overflow must be 'drop' where there is a capacity limit: only naive reroutes"
+    if reroutes(problem) and problem["tokens"] > CLUSTER_TOKENS:
+        return f"tokens={problem['tokens']} are rerouted by naive only: more than one cluster"
     if _cluster(problem, config) > MAX_CLUSTER:
         return f"{_cluster(problem, config)} thread blocks are no cluster: at most {MAX_CLUSTER}"
+    if _static_bytes(problem, config) > MAX_STATIC_BYTES:
+        return f"{_static_bytes(problem, config)} bytes of static shared memory are more than 48 KB"
     return _illegal(config, problem, gpu)
 
 

@@ -63,7 +63,7 @@ struct ExpertCounts {
   // the same expert; takes the assignment back where the expert is full.
   __device__ __forceinline__ void place(const Routed& out, int assignment, int expert, int rank,
                                         int capacity) const {
-    const int rank_of_all = earlier[expert] + rank;
+    const int rank_of_all = expert < 0 ? capacity : earlier[expert] + rank;
     if (rank_of_all < capacity) {
       const int place = starts[expert] + rank_of_all;
       out.position[assignment] = place;

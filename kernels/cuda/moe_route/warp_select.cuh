@@ -134,37 +134,60 @@ struct LaneKeys {
     }
     return static_cast<int>(lowest);
   }
-};
 
-// Lane i < top_k gets the token's expert number i and its weight.
-struct Choice {
-  int expert = 0;
-  float weight = 0.0f;
-};
-
-// `row` is the token's logits (experts,), which `logits` holds in registers; `scratch` is
-// (experts,) in shared memory and belongs to the warp, for kGrouped.
-template <Score kScore, bool kRenormalize, bool kGrouped, typename T, int kPerLane, int kVector>
-__device__ __forceinline__ Choice select_experts(const LaneLogits<T, kPerLane, kVector>& logits,
-                                                 const T* row, const float* correction, int experts,
-                                                 int top_k, const ExpertGroups& groups,
-                                                 float scaling, float* scratch) {
-  using Experts = LaneExperts<kPerLane, kVector>;
-  LaneKeys<kPerLane, kVector> lane;
-  float max_logit = -kInfinity, total = 1.0f;
-  if constexpr (kScore == Score::kSoftmax) {
+  // Takes out `expert`; nothing for a negative number.
+  __device__ __forceinline__ void remove(int expert) {
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) max_logit = fmaxf(max_logit, logits.at(i, experts));
-    max_logit = from_ordered_bits(__reduce_max_sync(kAllLanes, ordered_bits(max_logit)));
-    if constexpr (!kRenormalize) {
-      total = 0.0f;
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {
-        total += unscaled_weight<kScore>(logits.at(i, experts), max_logit);
-      }
-      total = warp_sum(total);
+    for (int i = 0; i < kPerLane; ++i) {
+      if (Experts::at(i) == expert) keys[i] = 0;
     }
   }
+
+  // Whether no expert is left; the same in all lanes.
+  __device__ __forceinline__ bool is_empty() const {
+    uint32_t any = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) any |= keys[i];
+    return __ballot_sync(kAllLanes, any != 0) == 0;
+  }
+};
+
+// What the weights of a token are relative to.
+struct WeightScale {
+  float max_logit = -kInfinity;
+  float total = 1.0f;  // the sum over all experts, where weights are relative to that
+};
+
+template <Score kScore, bool kRenormalize, typename T, int kPerLane, int kVector>
+__device__ __forceinline__ WeightScale weight_scale(const LaneLogits<T, kPerLane, kVector>& logits,
+                                                    int experts) {
+  WeightScale scale;
+  if constexpr (kScore == Score::kSoftmax) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      scale.max_logit = fmaxf(scale.max_logit, logits.at(i, experts));
+    const uint32_t best = __reduce_max_sync(kAllLanes, ordered_bits(scale.max_logit));
+    scale.max_logit = from_ordered_bits(best);
+    if constexpr (!kRenormalize) {
+      scale.total = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        scale.total += unscaled_weight<kScore>(logits.at(i, experts), scale.max_logit);
+      }
+      scale.total = warp_sum(scale.total);
+    }
+  }
+  return scale;
+}
+
+// The keys of a token. `scratch` is (experts,) in shared memory and belongs to the warp, for
+// kGrouped.
+template <Score kScore, bool kGrouped, typename T, int kPerLane, int kVector>
+__device__ __forceinline__ LaneKeys<kPerLane, kVector> make_keys(
+    const LaneLogits<T, kPerLane, kVector>& logits, const float* correction, int experts,
+    const ExpertGroups& groups, float* scratch) {
+  using Experts = LaneExperts<kPerLane, kVector>;
+  LaneKeys<kPerLane, kVector> lane;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int expert = Experts::at(i);
@@ -184,17 +207,17 @@ __device__ __forceinline__ Choice select_experts(const LaneLogits<T, kPerLane, k
       if (!(selected >> groups.of(Experts::at(i)) & 1)) lane.keys[i] = 0;
     }
   }
-  Choice choice;
-  for (int slot = 0; slot < top_k; ++slot) {
-    const int expert = lane.take_best();
-    if (lane_index() == slot) choice.expert = expert;
-  }
-  if (lane_index() < top_k) {
-    choice.weight = unscaled_weight<kScore>(to_float(row[choice.expert]), max_logit);
-  }
-  if constexpr (kRenormalize) total = warp_sum(choice.weight) + 1e-20f;
-  choice.weight *= scaling / total;
-  return choice;
+  return lane;
+}
+
+// The weight of the lane's expert, 0 for a negative expert; with kRenormalize relative to the
+// experts of all lanes. `row` is the token's logits (experts,).
+template <Score kScore, bool kRenormalize, typename T>
+__device__ __forceinline__ float weigh(const T* row, int expert, WeightScale scale, float scaling) {
+  float weight = 0.0f;
+  if (expert >= 0) weight = unscaled_weight<kScore>(to_float(row[expert]), scale.max_logit);
+  if constexpr (kRenormalize) scale.total = warp_sum(weight) + 1e-20f;
+  return weight * (scaling / scale.total);
 }
 
 }  // namespace kernelcat
