@@ -1,4 +1,7 @@
-"""`moe_route` in CUDA C++: one thread for each token, or one warp, with bit masks of tokens."""
+"""`moe_route` in CUDA C++: one thread for each token, or one warp, with bit masks of tokens.
+
+`bitmask` takes logits, `product` takes x and router.
+"""
 
 from __future__ import annotations
 
@@ -112,9 +115,9 @@ def _per_lane(problem: Problem) -> int:
     return 1 << (ceil(problem["experts"] / 32) - 1).bit_length()
 
 
-def _vector(problem: Problem) -> int:
+def _vector(problem: Problem, dtype: str) -> int:
     """Logits of one load: at most 16 bytes, and a divisor of a row."""
-    vector = min(16 // itemsize(problem["dtype"]), _per_lane(problem))
+    vector = min(16 // itemsize(dtype), _per_lane(problem))
     while problem["experts"] % vector:
         vector //= 2
     return vector
@@ -147,7 +150,7 @@ def _static_bytes(problem: Problem, config: Config) -> int:
     slots = 2 * 16 * block_tokens
     masks = 4 * ceil(block_tokens / 32) * max_experts + slots
     counts = 2 * (1 + reroutes(problem)) * _cluster(problem, config) * max_experts
-    return masks + counts + 12 * max_experts + (4 * max_experts + slots + 8) * reroutes(problem) + 8
+    return masks + counts + 12 * max_experts + (4 * max_experts + slots + 8) * reroutes(problem) + 16
 
 
 def _kernel(problem: Problem, config: Config, name: str) -> CudaSource:
@@ -155,7 +158,7 @@ def _kernel(problem: Problem, config: Config, name: str) -> CudaSource:
     arguments = (
         f"kernelcat::{problem['dtype']}, kernelcat::{_score(problem)}",
         *(str(flag).lower() for flag in flags),
-        *map(str, (_per_lane(problem), _vector(problem), config["warps"])),
+        *map(str, (_per_lane(problem), _vector(problem, problem["dtype"]), config["warps"])),
         *map(str, (config["block_tokens"], _cluster(problem, config))),
     )
     return CudaSource(
@@ -209,7 +212,7 @@ def _two_launches(problem: Problem, config: Config) -> Program:
 
 def _illegal_bitmask(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if problem["product"]:
-        return "logits must be given: only naive computes the router's product"
+        return "logits must be given: naive and product compute the router's product"
     if reroutes(problem) and problem["tokens"] > CLUSTER_TOKENS:
         return f"tokens={problem['tokens']} are rerouted by naive only: more than one cluster"
     if _cluster(problem, config) > MAX_CLUSTER:
@@ -245,6 +248,91 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     return 2 * LAUNCH_US + copy_us(ENTRY.bytes_moved(problem), gpu) + waves * block_us + maps_us
 
 
+# product ----------------------------------------------------------------------------------------
+
+PRODUCT_SPACE = {"splits": (1, 2, 4, 8, 16, 32), "warps": (4, 8, 16)}
+"""Splits of hidden, and warps of a thread block."""
+TILE_TOKENS = 16
+STEP = 32
+"""Elements of hidden that a warp multiplies at once."""
+
+
+def _num_tiles(problem: Problem) -> int:
+    return max(1, ceil(problem["tokens"] / TILE_TOKENS))
+
+
+def _product(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    splits, warps, max_experts = config["splits"], config["warps"], 32 * _per_lane(problem)
+    setup = (
+        f"kernelcat::{_score(problem)}",
+        *(str(flag).lower() for flag in (problem["renormalize"], _is_limited(problem))),
+        *map(str, (_per_lane(problem), _vector(problem, "float32"), warps)),
+    )
+    source = CudaSource(
+        "moe_route/product.cu",
+        f"kernelcat::moe_route_product<kernelcat::{problem['dtype']}, "
+        f"kernelcat::ProductSetup<{', '.join(setup)}>>",
+    )
+    num_blocks = _num_tiles(problem) * splits
+    workspaces = {
+        "all_logits": 4 * problem["tokens"] * problem["experts"],
+        "partials": 4 * num_blocks * TILE_TOKENS * max_experts,
+        "counters": 4 * (_num_tiles(problem) + 1),
+    }
+    params = (
+        *_pointers("x", "router", "router_bias", "correction", *SELECTED, *MAPS, *workspaces),
+        *_sizes(problem),
+        Float32(problem["scaling"]),
+        *map(Int32, (capacity_of(problem), problem["hidden"], splits)),
+    )
+    step = Step(
+        source, (num_blocks, 1, 1), params, 32 * warps, _scratch_bytes(problem, config),
+        programmatic=True,
+    )  # fmt: skip
+    return Program((step,), workspaces)
+
+
+def _illegal_product(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if not problem["product"]:
+        return "x and router must be given: bitmask and naive take logits"
+    if problem["dtype"] == "float32":
+        return "dtype=float32 is multiplied by naive only: tensor cores would round it"
+    if problem["tokens"] > CLUSTER_TOKENS:
+        return f"tokens={problem['tokens']} are more than the {CLUSTER_TOKENS} of one launch"
+    if problem["hidden"] % 8:
+        return f"hidden={problem['hidden']} must be a multiple of 8, for loads of 16 bytes"
+    if reroutes(problem):
+        return "overflow must be 'drop' where there is a capacity limit: naive reroutes products"
+    return None
+
+
+def _unpromising_product(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    splits, warps = config["splits"], config["warps"]
+    if splits > 1 and problem["hidden"] < 2 * STEP * splits:
+        return f"hidden={problem['hidden']} has less than two steps in each of {splits} splits"
+    if splits > 1 and _num_tiles(problem) * splits > 2 * gpu.sms:
+        return f"{_num_tiles(problem)} tiles in {splits} splits are more than the SMs take at once"
+    if warps > 4 and 8 * warps > problem["experts"]:
+        return f"{warps} warps are too many for {problem['experts']} experts, 8 for each"
+    return None
+
+
+def _product_us(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Memory, the steps of a warp, the sum of splits, the selection of a tile, and the maps."""
+    splits, warps, per_lane = config["splits"], config["warps"], _per_lane(problem)
+    num_blocks = _num_tiles(problem) * splits
+    waves = ceil(num_blocks / (gpu.sms * 2048 // (32 * warps)))
+    steps = ceil(problem["hidden"] / splits / STEP)
+    step_us = waves * steps * (0.12 + 0.01 * per_lane * 4 / warps)
+    token_us = 0.3 + problem["top_k"] * (0.04 + 0.003 * per_lane)
+    sum_us = 0.5 + 0.05 * splits * per_lane / warps
+    maps_us = 2.0 + problem["tokens"] * problem["top_k"] / (32 * warps) * 0.05
+    return (
+        copy_us(ENTRY.bytes_moved(problem), gpu) + step_us + sum_us
+        + ceil(TILE_TOKENS / warps) * token_us + maps_us
+    )  # fmt: skip
+
+
 IMPLEMENTATIONS = (
     Implementation(
         entry="moe_route",
@@ -271,5 +359,19 @@ IMPLEMENTATIONS = (
         estimate=_estimate,
         techniques={"maximum of a warp": "REDUX", "ranks by population counts": "POPC"},
         rank=1,
+    ),
+    Implementation(
+        entry="moe_route",
+        language="cuda",
+        variant="product",
+        summary="the router's product in splits; last thread blocks select and make the maps",
+        archs=("sm_90+",),
+        space=PRODUCT_SPACE,
+        illegal=_illegal_product,
+        unpromising=_unpromising_product,
+        program=_product,
+        estimate=_product_us,
+        techniques={"tensor cores": "HMMA", "ranks by population counts": "POPC"},
+        rank=2,
     ),
 )

@@ -62,7 +62,7 @@ struct LaneLogits {
     for (int i = 0; i < kPerLane; i += kVector) {
       const int expert = LaneExperts<kPerLane, kVector>::at(i);
       if (expert < experts) {
-        vectors[i / kVector] = __ldg(reinterpret_cast<const Vector*>(row + expert));
+        vectors[i / kVector] = *reinterpret_cast<const Vector*>(row + expert);
       }
     }
   }
