@@ -357,7 +357,7 @@ IMPLEMENTATIONS = (
         unpromising=_unpromising,
         program=_bitmask,
         estimate=_estimate,
-        techniques={"maximum of a warp": "REDUX", "ranks by population counts": "POPC"},
+        techniques={"maximum of a warp": "*REDUX", "ranks by population counts": "POPC"},
         rank=1,
     ),
     Implementation(
