@@ -96,8 +96,9 @@ class Op:
     ``op(a, b, out=d)`` takes the entry's inputs in order or by name (optional inputs may be left
     out): torch, CuPy or other DLPack arrays, all on one GPU. The call returns the output, or a
     tuple of several outputs, as arrays of the caller's library, with None for absent optional
-    outputs. Where the entry updates an output, all outputs must be passed as ``out``. Kernels run on the caller's current stream. An array
-    whose address is not a multiple of 16 bytes is copied first, with one warning.
+    outputs. Where the entry updates an output, all outputs must be passed as ``out``. Kernels run
+    on the caller's current stream. An array whose address is not a multiple of 16 bytes is copied
+    first, with one warning.
 
     With arrays of other DLPack producers (JAX) the call returns when the kernel has finished,
     because the producer cannot know that a kernel still reads its memory.

@@ -53,7 +53,7 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
-# naive-- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- --
+# naive --------------------------------------------------------------------------------------------
 
 NAIVE_BLOCK = 512
 """Threads of `place`: one for each of at most 512 experts."""
@@ -99,7 +99,7 @@ def _naive_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     return 4 * LAUNCH_US + 0.02 * problem["tokens"] * problem["top_k"]
 
 
-# bitmask-- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- --
+# bitmask ------------------------------------------------------------------------------------------
 
 SPACE = {"block_tokens": (4, 8, 16, 32, 64, 128), "warps": (4, 8, 16, 32)}
 """Tokens and warps of a thread block."""
@@ -150,7 +150,9 @@ def _static_bytes(problem: Problem, config: Config) -> int:
     slots = 2 * 16 * block_tokens
     masks = 4 * ceil(block_tokens / 32) * max_experts + slots
     counts = 2 * (1 + reroutes(problem)) * _cluster(problem, config) * max_experts
-    return masks + counts + 12 * max_experts + (4 * max_experts + slots + 8) * reroutes(problem) + 16
+    return (
+        masks + counts + 12 * max_experts + (4 * max_experts + slots + 8) * reroutes(problem) + 16
+    )
 
 
 def _kernel(problem: Problem, config: Config, name: str) -> CudaSource:
@@ -248,7 +250,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     return 2 * LAUNCH_US + copy_us(ENTRY.bytes_moved(problem), gpu) + waves * block_us + maps_us
 
 
-# product ----------------------------------------------------------------------------------------
+# product ------------------------------------------------------------------------------------------
 
 PRODUCT_SPACE = {"splits": (1, 2, 4, 8, 16, 32), "warps": (4, 8, 16)}
 """Splits of hidden, and warps of a thread block."""
