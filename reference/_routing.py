@@ -69,8 +69,11 @@ def limit_to_groups(problem, scores):
 
 
 def descending(scores):
-    """Indices that sort each row in descending order; equal scores by index."""
-    return library_of(scores).argsort(-scores, axis=-1, kind="stable")
+    """Indices that sort each row in descending order; equal scores by index.
+
+    The difference has no -0, which some sorts place before 0.
+    """
+    return library_of(scores).argsort(0.0 - scores, axis=-1, kind="stable")
 
 
 def rank_among(ids, num_ids: int):
@@ -109,7 +112,8 @@ def _reroute_round(problem, scores, candidates, placed, unplaced):
     is_used[token, placed] = True  # -1 is the last column
     is_open = (room > 0) & ~is_used[:, :experts] & (scores > -float("inf"))
     is_open = is_open[token, candidates]
-    first = xp.argsort(~is_open, axis=1, kind="stable")[:, : problem["top_k"]]
+    is_closed = (~is_open).astype("int32")  # CuPy sorts numbers only
+    first = xp.argsort(is_closed, axis=1, kind="stable")[:, : problem["top_k"]]
     number = xp.cumsum(unplaced, axis=1) - 1  # of the proposal among those of the token
     proposes = unplaced & (number < is_open.sum(axis=1)[:, None])
     proposal = candidates[token, first[token, number * proposes]]
