@@ -54,7 +54,7 @@ def test_an_oracle_agrees_with_its_independent_formulation(name: str) -> None:
             if t.present(problem)
         }
         independent = INDEPENDENT[name](problem, **inputs)
-        for output in entry.outputs:
+        for output in filter(lambda tensor: tensor.present(problem), entry.outputs):
             expected = prepared.expected[output.name]
             assert expected.shape == output.shape_of(problem)
             if expected.dtype != np.float32:

@@ -99,9 +99,10 @@ class Op:
 
     ``op(a, b, out=d)`` takes the entry's inputs in order or by name (optional inputs may be left
     out): torch, CuPy or other DLPack arrays, all on one GPU. The call returns the output, or a
-    tuple of several outputs, as arrays of the caller's library. Where the entry updates an output,
-    all outputs must be passed as ``out``. Kernels run on the caller's current stream. An array
-    whose address is not a multiple of 16 bytes is copied first, with one warning.
+    tuple of several outputs, as arrays of the caller's library, with None for absent optional
+    outputs. Where the entry updates an output, all outputs must be passed as ``out``. Kernels run
+    on the caller's current stream. An array whose address is not a multiple of 16 bytes is copied
+    first, with one warning.
 
     With arrays of other DLPack producers (JAX) the call returns when the kernel has finished,
     because the producer cannot know that a kernel still reads its memory.
@@ -258,7 +259,8 @@ class Op:
         count = len(args)
         if count < len(self._positions):
             operands = (*args, *self._pads[count], *operands[count:])
-        key, pointers = _scans[type(operands[0])](operands)
+        first = operands[0] if operands[0] is not None else _first(operands)
+        key, pointers = _scans[type(first)](operands)
         call = self._fast_calls.get((key, axes) if axes else key)
         if call is not None and call.matches and not axes and not any(x is None for x in args):
             recent = (self._fresh if fresh else self._onto)[count]
@@ -287,7 +289,7 @@ class Op:
         key, _ = library.scan((*inputs, *outs))
         with self._lock:
             _remember(self._fast_calls, (key, tuple(axes.items())) if axes else key, call)
-            _scans[type(inputs[0])] = library.scan
+            _scans[type(_first(inputs))] = library.scan
         return self(*inputs, out=out, **axes)
 
     def _resolve(
@@ -299,7 +301,7 @@ class Op:
         problem = signature.infer(self.entry, infos, axes)
         if self._only not in (None, problem):
             raise InvalidArgument(f"this plan is for {self._only}; these arrays are {problem}")
-        return infos, arrays.library_of(inputs[0]), problem, device
+        return infos, arrays.library_of(_first(inputs)), problem, device
 
     def _problem(
         self, args: tuple[Any, ...], named: dict[str, Any], anywhere: bool = False
@@ -401,6 +403,11 @@ def _choices(name: str) -> tuple[Any, ...]:
 @cache
 def _gpu(index: int) -> gpus.Gpu:
     return gpus.detect(index)
+
+
+def _first(operands: Sequence[Any]) -> Any:
+    """The first operand that is not None; None without any."""
+    return next((operand for operand in operands if operand is not None), None)
 
 
 def _remember(memory: dict[Any, Any], key: Any, value: Any) -> None:

@@ -128,7 +128,8 @@ class Tensor:
         Peers need not write this output.
     updated
         This output holds values before the call, which the caller must therefore pass; elements
-        that the entry does not write keep their values.
+        that the entry does not write keep their values. Where such an output is optional, whether
+        the caller passes it decides its flag; it comes after all outputs that are not optional.
     """
 
     name: str

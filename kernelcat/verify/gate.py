@@ -147,7 +147,7 @@ class Prepared:
         ``copies``: further sets of arrays with equal inputs, whose outputs are judged too.
         ``peer`` leaves out the outputs that a peer need not write.
         """
-        outputs = self.entry.outputs
+        outputs = [t for t in self.entry.outputs if t.present(self.problem)]
         for tensor in outputs:
             self.buffers[tensor.name].poison()
             for arrays in copies:
@@ -279,9 +279,10 @@ def prepare(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> Pr
     expected = entry.oracle(problem, views)
     exact = entry.signal.exact(problem, values) if entry.signal else {}
     pristine = {name: buffer.view.copy() for name, buffer in buffers.items()}
-    kept = {t.name: _bits(expected[t.name]) == _bits(views[t.name]) for t in entry.updated}
+    updated = [tensor.name for tensor in entry.updated if tensor.present(problem)]
+    kept = {name: _bits(expected[name]) == _bits(views[name]) for name in updated}
     for tensor in entry.outputs:
-        if not tensor.updated:
+        if tensor.present(problem) and not tensor.updated:
             buffers[tensor.name] = Buffer.poisoned(tensor, problem, device.xp)
     return Prepared(entry, problem, device, buffers, expected, pristine, kept, exact)
 

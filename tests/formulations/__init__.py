@@ -13,6 +13,7 @@ from formulations.caches import kv_write, mla_kv_write
 from formulations.float4 import nvfp4_dequantize, nvfp4_matmul, nvfp4_quantize
 from formulations.float8 import fp8_gemm, fp8_quantize, fp8_swiglu
 from formulations.products import gemm, multicast_gemm
+from formulations.routing import moe_route
 from kernelcat.catalog.spec import Problem
 
 
@@ -34,6 +35,7 @@ INDEPENDENT = {
     "gemm": gemm,
     "kv_write": kv_write,
     "mla_kv_write": mla_kv_write,
+    "moe_route": moe_route,
     "multicast_gemm": multicast_gemm,
     "nvfp4_dequantize": nvfp4_dequantize,
     "nvfp4_matmul": nvfp4_matmul,
