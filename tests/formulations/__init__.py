@@ -13,6 +13,7 @@ from formulations.caches import kv_write, mla_kv_write
 from formulations.float4 import nvfp4_dequantize, nvfp4_matmul, nvfp4_quantize
 from formulations.float8 import fp8_gemm, fp8_quantize, fp8_swiglu
 from formulations.products import gemm, multicast_gemm
+from formulations.tokens import embedding
 from kernelcat.catalog.spec import Problem
 
 
@@ -27,6 +28,7 @@ def tma_copy(problem: Problem, src):
 
 INDEPENDENT = {
     "attn_merge": attn_merge,
+    "embedding": embedding,
     "flashmla": flashmla,
     "fp8_gemm": fp8_gemm,
     "fp8_quantize": fp8_quantize,
