@@ -13,7 +13,7 @@ from formulations.caches import kv_write, mla_kv_write
 from formulations.float4 import nvfp4_dequantize, nvfp4_matmul, nvfp4_quantize
 from formulations.float8 import fp8_gemm, fp8_quantize, fp8_swiglu
 from formulations.products import gemm, multicast_gemm
-from formulations.tokens import embedding
+from formulations.tokens import embedding, sample
 from kernelcat.catalog.spec import Problem
 
 
@@ -41,5 +41,6 @@ INDEPENDENT = {
     "nvfp4_matmul": nvfp4_matmul,
     "nvfp4_quantize": nvfp4_quantize,
     "paged_attn": paged_attn,
+    "sample": sample,
     "tma_copy": tma_copy,
 }

@@ -1,0 +1,257 @@
+// The choice of a token for one row. Threads go over their tokens a few times; between passes they
+// reduce what they found.
+//
+// No sort is needed. The tokens that stay are a prefix of the order of tokens (logits fall), so a
+// token stays if the tokens before it are few enough (top_k) and have little enough weight (top_p).
+// The token with the largest score stays in most cases. If it does not, the tokens after it do not
+// stay either, and the best one before it is the next candidate. A threshold is searched only for
+// top_k, because top_p needs the weight of the tokens that top_k leaves.
+#pragma once
+
+#include <kernelcat/philox.cuh>
+#include <kernelcat/token_order.cuh>
+
+#include "logits.cuh"
+
+namespace kernelcat {
+
+// Scores differ by less than this from x / temperature: exponentials are between 2^-33 and 17.
+constexpr float kMaxAdvantage = 27.0f;
+
+struct RowParameters {
+  float temperature = 0.0f;  // 0: the first token in the order
+  uint2 key;                 // of Philox
+  uint2 offset;
+  float min_p = 0.0f;
+  int top_k = 0;
+  float top_p = 1.0f;
+};
+
+struct Chosen {
+  int id;
+  float logprob;
+};
+
+// log2 of an exponential random number, from 32 random bits. Numbers near 0 decide, so they have
+// full precision: -ln(1 - u) is a series for small u.
+__device__ __forceinline__ float log2_exponential(uint32_t word) {
+  const float u = fminf(fmaf(static_cast<float>(word), 0x1p-32f, 0x1p-33f), 1.0f - 0x1p-24f);
+  float series = fmaf(u, 1.0f / 6.0f, 1.0f / 5.0f);
+  series = fmaf(u, series, 1.0f / 4.0f);
+  series = fmaf(u, series, 1.0f / 3.0f);
+  series = fmaf(u, series, 1.0f / 2.0f);
+  series = fmaf(u * u, series, u);
+  return __log2f(u < 0.125f ? series : -kLn2 * __log2f(1.0f - u));
+}
+
+// A token with its score in the draw and its logit.
+struct Candidate {
+  ScoredToken token;
+  float x = -kInfinity;
+
+  __device__ __forceinline__ void merge(const Candidate& other) {
+    if (other.token.precedes(token)) *this = other;
+  }
+
+  // Whether a token comes before this one in the order of logits.
+  __device__ __forceinline__ bool follows(float other_x, int id) const {
+    return other_x > x || (other_x == x && id < token.id);
+  }
+};
+
+struct TotalWeight {
+  float all = 0.0f, sure = 0.0f;  // of all tokens; of those that min_p and top_k surely leave
+  Candidate best;
+
+  __device__ __forceinline__ void merge(const TotalWeight& other) {
+    all += other.all, sure += other.sure;
+    best.merge(other.best);
+  }
+};
+
+// The tokens before a candidate.
+struct TokensBefore {
+  int count = 0;
+  float weight = 0.0f;
+  Candidate best;
+
+  __device__ __forceinline__ void merge(const TokensBefore& other) {
+    count += other.count, weight += other.weight;
+    best.merge(other.best);
+  }
+};
+
+constexpr int kNumPivots = 8;
+
+struct PivotCounts {
+  int counts[kNumPivots] = {};
+
+  __device__ __forceinline__ void merge(const PivotCounts& other) {
+#pragma unroll
+    for (int i = 0; i < kNumPivots; ++i) counts[i] += other.counts[i];
+  }
+};
+
+// Tokens with x >= all_from stay; of those with least <= x < all_from, which have equal logits, the
+// first `num_tied` stay.
+struct Border {
+  float least, all_from;
+  int num_tied = 0;
+};
+
+// The border of the `top_k` first tokens among those with x >= low; no token has x >= high. Tokens
+// from each of several pivots on are counted, and the search goes on between two pivots.
+template <typename Tokens, typename Team>
+__device__ Border find_top_k(const Tokens& tokens, Team& team, float low, float high, int top_k) {
+  int num_above = 0;  // tokens with x >= high, fewer than top_k
+  while (true) {
+    float pivots[kNumPivots];
+#pragma unroll
+    for (int i = 0; i < kNumPivots; ++i) {
+      pivots[i] = i == 0 ? low : Tokens::rounded(low + (high - low) * (1.0f / kNumPivots * i));
+    }
+    PivotCounts found;
+    tokens.for_each([&](int, const EightLogits& x) {
+#pragma unroll
+      for (int j = 0; j < kEight; ++j) {
+        if (x[j] < low || x[j] >= high) continue;
+#pragma unroll
+        for (int i = 0; i < kNumPivots; ++i) found.counts[i] += x[j] >= pivots[i];
+      }
+    });
+    found = team.reduce(found);
+    float next_low = low, next_high = high;
+    int num_from_low = num_above + found.counts[0], num_from_high = num_above;
+    if (num_from_low <= top_k) return {low, low};
+#pragma unroll
+    for (int i = 1; i < kNumPivots; ++i) {
+      const int num_from_pivot = num_above + found.counts[i];
+      if (num_from_pivot >= top_k) {
+        next_low = pivots[i], num_from_low = num_from_pivot;
+      } else if (pivots[i] < next_high) {
+        next_high = pivots[i], num_from_high = num_from_pivot;
+      }
+    }
+    if (num_from_low == top_k) return {next_low, next_low};
+    // No value lies between low and high: the tokens between them are tied.
+    if (next_low == low && next_high == high) return {low, high, top_k - num_above};
+    low = next_low, high = next_high, num_above = num_from_high;
+  }
+}
+
+// The passes over a row. `Tokens` has for_each(f), which calls f(first id, eight logits) for the
+// tokens of this thread, and rounded(x), the value nearest to x that a logit can have.
+template <typename Tokens, typename Team>
+struct Chooser {
+  const Tokens& tokens;
+  Team& team;
+  const RowParameters& row;
+  float x_max, scale;  // exponents are (x - x_max) * scale, in base 2
+
+  __device__ __forceinline__ float exponent(float x) const { return (x - x_max) * scale; }
+
+  // Merges those of eight tokens for which is_in(x, id) into `best`.
+  template <typename Predicate>
+  __device__ __forceinline__ void merge_best(Candidate& best, int first, const EightLogits& x,
+                                             Predicate is_in) const {
+#pragma unroll
+    for (int four = 0; four < kEight; four += 4) {
+      bool is_any = false;
+#pragma unroll
+      for (int i = four; i < four + 4; ++i) is_any |= is_in(x[i], first + i);
+      if (!is_any) continue;
+      const uint32_t idx = (first + four) / 4;
+      const uint4 random = philox_words(row.key, {idx, 0, row.offset.x, row.offset.y});
+      const uint32_t words[4] = {random.x, random.y, random.z, random.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float token_x = x[four + i];
+        const int id = first + four + i;
+        if (!is_in(token_x, id)) continue;
+        best.merge({{exponent(token_x) - log2_exponential(words[i]), id}, token_x});
+      }
+    }
+  }
+
+  // The tokens that min_p and top_k leave, as a border; tokens that cannot win are left out.
+  __device__ __forceinline__ Border border() {
+    float least = x_max - kMaxAdvantage * row.temperature;
+    if (row.min_p > 0.0f) least = fmaxf(least, x_max + row.temperature * logf(row.min_p));
+    if (row.top_k <= 0) return {least, least};
+    // 2^-6 of x_max is more than a step of bfloat16.
+    const float high = x_max + fmaxf(fabsf(x_max) * 0x1p-6f, row.temperature * 0x1p-6f);
+    const Border found = find_top_k(tokens, team, Tokens::rounded(least), high, row.top_k);
+    return found.least < least ? Border{least, least} : found;
+  }
+
+  __device__ __forceinline__ TotalWeight weigh(const Border& border, bool has_logprob) {
+    TotalWeight total;
+    tokens.for_each([&](int first, const EightLogits& x) {
+#pragma unroll
+      for (int i = 0; i < kEight; ++i) {
+        if (!has_logprob && !(x[i] >= border.least)) continue;
+        const float weight = fast_exp2(exponent(x[i]));
+        total.all += weight;
+        total.sure += x[i] >= border.all_from ? weight : 0.0f;
+      }
+      merge_best(total.best, first, x, [&](float v, int) { return v >= border.least; });
+    });
+    return team.reduce(total);
+  }
+
+  // The best token that stays, starting with the best one that min_p and top_k may leave.
+  __device__ __forceinline__ Candidate filtered(Candidate candidate, float weight, int top_k) {
+    while (true) {
+      TokensBefore before;
+      tokens.for_each([&](int first, const EightLogits& x) {
+        const auto is_before = [&](float v, int id) { return candidate.follows(v, id); };
+#pragma unroll
+        for (int i = 0; i < kEight; ++i) {
+          if (!is_before(x[i], first + i)) continue;
+          before.count += 1;
+          before.weight += fast_exp2(exponent(x[i]));
+        }
+        merge_best(before.best, first, x, is_before);
+      });
+      before = team.reduce(before);
+      const bool stays = (top_k <= 0 || before.count < top_k) &&
+                         (row.top_p >= 1.0f || before.weight < row.top_p * weight);
+      if (before.count == 0 || stays) return candidate;
+      candidate = before.best;
+    }
+  }
+};
+
+// The token of a row, in all threads of the team.
+template <typename Tokens, typename Team>
+__device__ __forceinline__ Chosen choose(const Tokens& tokens, Team& team, const RowParameters& row,
+                                         bool has_logprob) {
+  ScoredToken largest;
+  tokens.for_each([&](int first, const EightLogits& x) {
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) {
+      if (x[i] > largest.score) largest = {x[i], first + i};
+    }
+  });
+  largest = team.reduce(largest);
+  const float x_max = largest.score;
+  const bool is_greedy = row.temperature == 0.0f;
+  if (is_greedy && !has_logprob) return {largest.id, 0.0f};
+
+  const float temperature = is_greedy ? 1.0f : row.temperature;
+  Chooser<Tokens, Team> chooser{tokens, team, row, x_max, kLog2E / temperature};
+  if (is_greedy) {
+    const TotalWeight total = chooser.weigh({kInfinity, kInfinity}, true);
+    return {largest.id, -kLn2 * log2f(total.all)};
+  }
+  const Border border = chooser.border();
+  const TotalWeight total = chooser.weigh(border, has_logprob);
+  Candidate candidate = total.best;
+  if (border.num_tied > 0 || row.top_p < 1.0f) {
+    const float tied = border.num_tied * fast_exp2(chooser.exponent(border.least));
+    candidate = chooser.filtered(candidate, total.sure + tied, row.top_k);
+  }
+  return {candidate.token.id, kLn2 * (chooser.exponent(candidate.x) - log2f(total.all))};
+}
+
+}  // namespace kernelcat
