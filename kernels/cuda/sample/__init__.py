@@ -20,7 +20,7 @@ from kernelcat.kernels.cuda.common.launch import instance, why_no_grid
 from kernelcat.reference.sample import ENTRY
 from kernelcat.runtime.gpu import KB, Gpu
 
-NAIVE_THREADS = 1024
+NAIVE_THREADS = 512
 EIGHT = 8
 """Tokens that a thread takes at a time."""
 MAX_PORTABLE_CLUSTER = 8
@@ -28,27 +28,35 @@ MAX_PORTABLE_CLUSTER = 8
 STATIC_BYTES = 4 * KB
 """Shared memory for reductions, at most."""
 
-SPACE = {"cluster": (1, 2, 4, 8, 16), "threads": (256, 512, 1024)}
+SPACE = {"cluster": (1, 2, 4, 8, 16), "threads": (128, 256, 512)}
 """
 cluster : thread blocks that share a row
 threads : of a thread block
 """
 
-CLUSTER_US = 0.8
-"""What a reduction over a cluster takes more than one over a thread block."""
+RESIDENT_THREADS = 768
+"""Threads with 80 registers each that an SM holds at once."""
+REDUCTION_US, CLUSTER_US = 0.3, 0.7
+"""A reduction over a thread block; what one over a cluster takes in addition."""
+LATENCY_US, LOADED_BYTES = 0.9, 64
+"""From a load to its value; bytes that a thread has in flight."""
 SM_BYTES = 75e9
 """Bytes that an SM can load in a second."""
-PASS_TOKENS, DRAW_TOKENS = 50e9, 4e9
-"""Tokens that an SM can compare in a second, and tokens that it can draw numbers for."""
-
+PASS_TOKENS, THREAD_TOKENS, DRAW_TOKENS = 40e9, 1.2e8, 4.5e9
+"""Tokens in a second: that an SM compares, that one thread compares, that an SM draws for."""
 
 PARAMS = tuple(Pointer(tensor.name) for tensor in ENTRY.tensors)
+
+
+def _kind(problem: Problem) -> tuple[bool, bool]:
+    """The template arguments ``kDraws, kFilters``."""
+    return problem["has_temperature"], problem["has_filters"]
 
 
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if not problem["rows"]:
         return Program(())
-    source = instance("sample/naive.cu", "sample_naive", problem["dtype"])
+    source = instance("sample/naive.cu", "sample_naive", problem["dtype"], *_kind(problem))
     params = (*PARAMS, Int32(problem["vocab"]))
     return Program((Step(source, (problem["rows"], 1, 1), params, NAIVE_THREADS),))
 
@@ -73,7 +81,8 @@ def _cluster(problem: Problem, config: Config, gpu: Gpu) -> Program:
         return Program(())
     cluster, threads = config["cluster"], config["threads"]
     types = problem["dtype"], _stored_type(problem)
-    source = instance("sample/cluster.cu", "sample_cluster", *types, threads, cluster)
+    constants = (*types, *_kind(problem), threads, cluster)
+    source = instance("sample/cluster.cu", "sample_cluster", *constants)
     params = (*PARAMS, Int32(problem["vocab"]))
     step = Step(
         source,
@@ -106,22 +115,24 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 def _residents(problem: Problem, config: Config, gpu: Gpu) -> int:
     """Thread blocks that an SM holds at once."""
     by_memory = gpu.shared_bytes // (_shared_bytes(problem, config) + STATIC_BYTES)
-    return max(1, min(by_memory, 1536 // config["threads"]))
+    return max(1, min(by_memory, RESIDENT_THREADS // config["threads"]))
 
 
 def _cluster_us(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Waves of clusters; in each a part is loaded, and passes and reductions take turns."""
-    residents = _residents(problem, config, gpu)
-    waves = ceil(_num_blocks(problem, config) / (gpu.sms * residents))
-    busy = max(1.0, min(residents, _num_blocks(problem, config) / gpu.sms))
-    vocab = problem["vocab"] / config["cluster"]
-    load_us = vocab * dtypes.itemsize(problem["dtype"]) * busy / SM_BYTES * 1e6
+    """Waves of clusters; in each a part of the logits is loaded, then passes take turns."""
+    residents, threads = _residents(problem, config, gpu), config["threads"]
+    num_blocks = _num_blocks(problem, config)
+    busy = max(1.0, min(residents, num_blocks / gpu.sms))
+    tokens = problem["vocab"] / config["cluster"] * busy
+    rate = min(SM_BYTES, busy * threads * LOADED_BYTES / LATENCY_US * 1e6)
+    load_us = tokens * dtypes.itemsize(problem["dtype"]) / rate * 1e6
     num_passes = 1 + problem["has_temperature"] + 5 * problem["has_filters"]
-    pass_us = vocab * busy / PASS_TOKENS * 1e6 + 0.2 * config["threads"] / 512
-    pass_us += CLUSTER_US * (config["cluster"] > 1)
-    draw_us = problem["has_temperature"] * vocab * busy / DRAW_TOKENS * 1e6
-    busy_us = waves * (load_us + num_passes * pass_us + draw_us)
-    return LAUNCH_US + max(copy_us(ENTRY.bytes_moved(problem), gpu) - LAUNCH_US, busy_us)
+    pass_us = tokens / min(PASS_TOKENS, busy * threads * THREAD_TOKENS) * 1e6
+    pass_us += REDUCTION_US + CLUSTER_US * (config["cluster"] > 1)
+    draw_us = problem["has_temperature"] * tokens / DRAW_TOKENS * 1e6
+    waves = max(1.0, num_blocks / (gpu.sms * residents))
+    busy_us = LAUNCH_US + waves * (LATENCY_US + load_us + num_passes * pass_us + draw_us)
+    return max(copy_us(ENTRY.bytes_moved(problem), gpu), busy_us)
 
 
 IMPLEMENTATIONS = (

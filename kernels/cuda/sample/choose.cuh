@@ -102,7 +102,8 @@ struct Border {
 // The border of the `top_k` first tokens among those with x >= low; no token has x >= high. Tokens
 // from each of several pivots on are counted, and the search goes on between two pivots.
 template <typename Tokens, typename Team>
-__device__ Border find_top_k(const Tokens& tokens, Team& team, float low, float high, int top_k) {
+__device__ __forceinline__ Border find_top_k(const Tokens& tokens, Team& team, float low,
+                                             float high, int top_k) {
   int num_above = 0;  // tokens with x >= high, fewer than top_k
   while (true) {
     float pivots[kNumPivots];
@@ -173,9 +174,14 @@ struct Chooser {
     }
   }
 
-  // The tokens that min_p and top_k leave, as a border; tokens that cannot win are left out.
-  __device__ __forceinline__ Border border() {
-    float least = x_max - kMaxAdvantage * row.temperature;
+  // The tokens that can win.
+  __device__ __forceinline__ Border winnable() const {
+    const float least = x_max - kMaxAdvantage * row.temperature;
+    return {least, least};
+  }
+
+  // The tokens with x >= least that min_p and top_k leave.
+  __device__ __forceinline__ Border filtered_border(float least) {
     if (row.min_p > 0.0f) least = fmaxf(least, x_max + row.temperature * logf(row.min_p));
     if (row.top_k <= 0) return {least, least};
     // 2^-6 of x_max is more than a step of bfloat16.
@@ -222,8 +228,9 @@ struct Chooser {
   }
 };
 
-// The token of a row, in all threads of the team.
-template <typename Tokens, typename Team>
+// The token of a row, in all threads of the team. Without kDraws the largest logit wins; without
+// kFilters min_p, top_k and top_p are off.
+template <bool kDraws, bool kFilters, typename Tokens, typename Team>
 __device__ __forceinline__ Chosen choose(const Tokens& tokens, Team& team, const RowParameters& row,
                                          bool has_logprob) {
   ScoredToken largest;
@@ -235,7 +242,7 @@ __device__ __forceinline__ Chosen choose(const Tokens& tokens, Team& team, const
   });
   largest = team.reduce(largest);
   const float x_max = largest.score;
-  const bool is_greedy = row.temperature == 0.0f;
+  const bool is_greedy = !kDraws || row.temperature == 0.0f;
   if (is_greedy && !has_logprob) return {largest.id, 0.0f};
 
   const float temperature = is_greedy ? 1.0f : row.temperature;
@@ -244,10 +251,11 @@ __device__ __forceinline__ Chosen choose(const Tokens& tokens, Team& team, const
     const TotalWeight total = chooser.weigh({kInfinity, kInfinity}, true);
     return {largest.id, -kLn2 * log2f(total.all)};
   }
-  const Border border = chooser.border();
+  Border border = chooser.winnable();
+  if constexpr (kFilters) border = chooser.filtered_border(border.least);
   const TotalWeight total = chooser.weigh(border, has_logprob);
   Candidate candidate = total.best;
-  if (border.num_tied > 0 || row.top_p < 1.0f) {
+  if (kFilters && (border.num_tied > 0 || row.top_p < 1.0f)) {
     const float tied = border.num_tied * fast_exp2(chooser.exponent(border.least));
     candidate = chooser.filtered(candidate, total.sure + tied, row.top_k);
   }

@@ -8,7 +8,8 @@
 
 namespace kernelcat {
 
-constexpr int kUnroll = 4;  // vectors of eight logits that a thread has in flight
+constexpr int kResidentThreads = 768;  // of an SM: 80 registers each
+constexpr int kUnroll = 4;             // vectors of eight logits that a thread has in flight
 
 // A thread block's part of a row, in shared memory. A thread reads only what it wrote.
 template <typename S, int kThreads>
@@ -54,8 +55,8 @@ struct SharedTokens {
 };
 
 // S is the type of logits in shared memory: T, or float where a penalty changes them.
-template <typename T, typename S, int kThreads, int kClusterSize>
-__global__ void __launch_bounds__(kThreads)
+template <typename T, typename S, bool kDraws, bool kFilters, int kThreads, int kClusterSize>
+__global__ void __launch_bounds__(kThreads, kResidentThreads / kThreads)
     sample_cluster(const T* logits,           // (rows, vocab)
                    const float* temperature,  // (rows,), like seed and offset null without a draw
                    const uint2* seed,         // (rows,) int64
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
   tokens.copy(arguments.row(row));
   launch_dependents();
   if constexpr (kClusterSize > 1) cluster_wait();  // all thread blocks have started
-  const Chosen chosen = choose(tokens, team, parameters, logprobs != nullptr);
+  const Chosen chosen = choose<kDraws, kFilters>(tokens, team, parameters, logprobs != nullptr);
   if (rank == 0 && threadIdx.x == 0) arguments.store(row, chosen);
 }
 

@@ -40,7 +40,7 @@ struct LogitsRow {
       constexpr int kVectors = sizeof(Eight<T>) / 16;
       const uint4* source = reinterpret_cast<const uint4*>(logits + int64_t{eight} * kEight);
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) reinterpret_cast<uint4*>(&loaded)[i] = __ldcs(source + i);
+      for (int i = 0; i < kVectors; ++i) reinterpret_cast<uint4*>(&loaded)[i] = __ldg(source + i);
     } else {
 #pragma unroll
       for (int i = 0; i < kEight; ++i) {

@@ -4,7 +4,7 @@
 
 namespace kernelcat {
 
-constexpr int kThreads = 1024;
+constexpr int kThreads = 512;
 
 template <typename T>
 struct GlobalTokens {
@@ -22,8 +22,8 @@ struct GlobalTokens {
   }
 };
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
+template <typename T, bool kDraws, bool kFilters>
+__global__ void __launch_bounds__(kThreads, 1)
     sample_naive(const T* logits,           // (rows, vocab)
                  const float* temperature,  // (rows,), like seed and offset null without a draw
                  const uint2* seed,         // (rows,) int64
@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ TeamMemory<kThreads / kWarpThreads, 1> memory;
   Team<kThreads, 1> team{memory};
   const GlobalTokens<T> tokens{arguments.row(blockIdx.x)};
-  const Chosen chosen =
-      choose(tokens, team, arguments.parameters(blockIdx.x), arguments.logprobs != nullptr);
+  const Chosen chosen = choose<kDraws, kFilters>(tokens, team, arguments.parameters(blockIdx.x),
+                                                 arguments.logprobs != nullptr);
   if (threadIdx.x == 0) arguments.store(blockIdx.x, chosen);
 }
 

@@ -53,14 +53,12 @@ struct Team {
     static_assert(Words<Value>::kCount <= kMaxWords);
     const int lane = lane_index();
     value = merged_in_warp(value);
-    if (lane == 0) write(shared_address(memory.warps[slot][threadIdx.x / kWarpThreads]), value);
+    if (lane == 0) write(memory.warps[slot][threadIdx.x / kWarpThreads], value);
     __syncthreads();
     value = merged_in_warp(lane < kNumWarps ? read<Value>(memory.warps[slot][lane]) : Value{});
     if constexpr (kClusterSize > 1) {
       auto& inbox = memory.blocks[slot];
-      if (threadIdx.x < kClusterSize) {
-        write(remote_address(shared_address(inbox[cluster_rank()]), threadIdx.x), value);
-      }
+      if (threadIdx.x < kClusterSize) write_remote(inbox[cluster_rank()], value, threadIdx.x);
       cluster_sync();
       value = merged_in_warp(lane < kClusterSize ? read<Value>(inbox[lane]) : Value{});
     }
@@ -69,19 +67,23 @@ struct Team {
   }
 
  private:
-  // `address` is in this thread block's shared memory, or in that of another one of the cluster.
   template <typename Value>
-  static __device__ __forceinline__ void write(uint32_t address, const Value& value) {
+  static __device__ __forceinline__ void write(uint32_t (&target)[kMaxWords], const Value& value) {
     const Words<Value> words = __builtin_bit_cast(Words<Value>, value);
 #pragma unroll
+    for (int i = 0; i < Words<Value>::kCount; ++i) target[i] = words.words[i];
+  }
+
+  // Writes to where `target` lies in thread block `cta` of the cluster.
+  template <typename Value>
+  static __device__ __forceinline__ void write_remote(const uint32_t (&target)[kMaxWords],
+                                                      const Value& value, uint32_t cta) {
+    const Words<Value> words = __builtin_bit_cast(Words<Value>, value);
+    const uint32_t address = remote_address(shared_address(target), cta);
+#pragma unroll
     for (int i = 0; i < Words<Value>::kCount; ++i) {
-      if constexpr (kClusterSize > 1) {
-        asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address + 4 * i), "r"(words.words[i])
-                     : "memory");
-      } else {
-        asm volatile("st.shared.u32 [%0], %1;" ::"r"(address + 4 * i), "r"(words.words[i])
-                     : "memory");
-      }
+      asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address + 4 * i), "r"(words.words[i])
+                   : "memory");
     }
   }
 

@@ -14,7 +14,7 @@ from kernelcat.runtime.gpu import Gpu
 KERNEL = "kernelcat.kernels.triton.sample.device:sample"
 FLAGS = ("has_temperature", "has_filters", "has_penalty", "has_logprobs")
 NAIVE = Config(block=1024, warps=4)
-SPACE = {"block": (2048, 4096, 8192, 16384), "warps": (4, 8, 16, 32)}
+SPACE = {"block": (1024, 2048, 4096, 8192), "warps": (4, 8, 16, 32)}
 """block : logits that a program loads at a time"""
 
 SM_BYTES = 75e9
@@ -43,8 +43,8 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     elements = config["block"] // (32 * config["warps"])
-    if not 8 <= elements <= 32:
-        return f"{elements} elements a thread: 8 fill one load, more than 32 the registers"
+    if not 8 <= elements <= 16:
+        return f"{elements} elements a thread: 8 fill one load, more than 16 the registers"
     if config["block"] >= 2 * problem["vocab"] and config["block"] > SPACE["block"][0]:
         return f"blocks of {config['block']} logits are mostly empty"
     return None

@@ -18,7 +18,7 @@ NO_TOKEN = tl.constexpr(2147483647)
 MAX_DRAW = tl.constexpr(_sampling.MAX_DRAW)
 MAX_ADVANTAGE = tl.constexpr(27.0)
 """Scores differ by less than this from x / temperature: exponentials are between 2^-33 and 17."""
-NUM_PIVOTS = tl.constexpr(8)
+NUM_PIVOTS = tl.constexpr(4)
 
 
 @triton.jit
