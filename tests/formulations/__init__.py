@@ -13,7 +13,7 @@ from formulations.caches import kv_write, mla_kv_write
 from formulations.float4 import nvfp4_dequantize, nvfp4_matmul, nvfp4_quantize
 from formulations.float8 import fp8_gemm, fp8_quantize, fp8_swiglu
 from formulations.products import gemm, multicast_gemm
-from formulations.tokens import embedding, sample
+from formulations.tokens import embedding, lm_head, sample
 from kernelcat.catalog.spec import Problem
 
 
@@ -35,6 +35,7 @@ INDEPENDENT = {
     "fp8_swiglu": fp8_swiglu,
     "gemm": gemm,
     "kv_write": kv_write,
+    "lm_head": lm_head,
     "mla_kv_write": mla_kv_write,
     "multicast_gemm": multicast_gemm,
     "nvfp4_dequantize": nvfp4_dequantize,

@@ -83,3 +83,18 @@ def sample(
         ids.append(token)
         logprobs.append(log(weights[token] / sum(weights.values())))
     return {"ids": np.array(ids, np.int32), "logprobs": np.array(logprobs)}
+
+
+def lm_head(problem: Problem, x, w):
+    """Logit by logit; a stable sort of Python's lists keeps the lower id first."""
+    rows, top_k = range(problem["tokens"]), problem["top_k"]
+    logits = [[float(x[t].astype("float64") @ row.astype("float64")) for row in w] for t in rows]
+    ids = [sorted(range(len(w)), key=lambda v: -logits[t][v])[:top_k] for t in rows]
+    values = [[logits[t][v] for v in ids[t]] for t in rows]
+    all_logits = np.array(logits, np.float32).reshape(problem["tokens"], len(w))
+    dtype = problem["logits_dtype"]
+    return {
+        "values": np.array(values, np.float32).reshape(-1, top_k),
+        "ids": np.array(ids, np.int32).reshape(-1, top_k),
+        "logits": dtypes.decode(dtypes.encode(all_logits, dtype), dtype),
+    }
