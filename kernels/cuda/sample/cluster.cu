@@ -2,9 +2,9 @@
 // logits to shared memory once; all passes read the copy, and reductions go through distributed
 // shared memory.
 #include <kernelcat/pdl.cuh>
+#include <kernelcat/team.cuh>
 
 #include "arguments.cuh"
-#include "team.cuh"
 
 namespace kernelcat {
 

@@ -1,22 +1,13 @@
 // Logits of a row, eight tokens at a time.
 #pragma once
 
+#include <kernelcat/float32.cuh>
 #include <kernelcat/softmax.cuh>
 
 namespace kernelcat {
 
-using float32 = float;
-
 constexpr int kEight = 8;  // tokens that a thread takes at a time
 using EightLogits = float[kEight];
-
-__device__ __forceinline__ float to_float(float value) {
-  return value;
-}
-template <>
-__device__ __forceinline__ float from_float<float>(float value) {
-  return value;
-}
 
 // Eight neighbouring elements, as they are in memory.
 template <typename T>

@@ -1,6 +1,7 @@
 // One thread block for each row, which reads the logits again in every pass.
+#include <kernelcat/team.cuh>
+
 #include "arguments.cuh"
-#include "team.cuh"
 
 namespace kernelcat {
 

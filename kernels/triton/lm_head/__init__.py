@@ -19,8 +19,8 @@ NAIVE_BLOCK_V, NAIVE_BLOCK_K, NAIVE_BLOCK = 32, 128, 1024
 
 MIN_BLOCK_T, MAX_BLOCK_T = 16, 64
 """Rows of x that tensor cores multiply at a time, at least and at most."""
-MAX_FOUND = 32768
-"""Tokens that the merge of a row holds in registers, at most."""
+MAX_FOUND, MANY_FOUND = 32768, 16384
+"""Tokens that the merge of a row holds in registers: at most; without spills."""
 
 SPACE = {
     "block_v": (64, 128, 256),
@@ -137,6 +137,9 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    found = _num_found(problem, config)
+    if found > MANY_FOUND:
+        return f"tiles find {found} tokens a row, and registers hold {MANY_FOUND}"
     sums = config["block_v"] * _block_t(problem) // (32 * config["warps"])
     if sums > 64:
         return f"{sums} sums a thread are searched slowly"
