@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.cost_model import L2_TO_DRAM, LAUNCH_US, copy_us
 from kernelcat.catalog.implementation import (
     Config,
     Implementation,
@@ -21,8 +21,8 @@ from kernelcat.reference.lm_head import ENTRY, MAX_TOP_K
 from kernelcat.runtime.gpu import KB, Gpu
 
 NAIVE_THREADS = 256
-MAX_TOKENS = 16
-"""Rows of x that `mma` holds in shared memory."""
+MAX_GROUP, MAX_GROUPS = 16, 65535
+"""Rows of x of a group, which `mma` has in shared memory; groups of a grid. Both at most."""
 TILE_ROWS = 16
 """Rows of w that a warp multiplies at a time."""
 VECTOR, CHUNK_VECTORS = 8, 4
@@ -67,9 +67,13 @@ def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return Program((scores, first), {"scores": 4 * tokens * vocab})
 
 
-def _padded_tokens(problem: Problem) -> int:
+def _group_tokens(problem: Problem) -> int:
     """Rows of x in shared memory: mma takes eight at a time."""
-    return ceil(problem["tokens"] / 8) * 8
+    return min(ceil(problem["tokens"] / 8) * 8, MAX_GROUP)
+
+
+def _num_groups(problem: Problem) -> int:
+    return ceil(problem["tokens"] / MAX_GROUP)
 
 
 def _shared_bytes(problem: Problem, config: Config) -> int:
@@ -77,43 +81,45 @@ def _shared_bytes(problem: Problem, config: Config) -> int:
     num_chunks = ceil(problem["hidden"] / (VECTOR * CHUNK_VECTORS))
     row_bytes = 16 * CHUNK_VECTORS * (num_chunks | 1)
     list_bytes = FOUND_BYTES * MAX_TOP_K * config["warps"]
-    return _padded_tokens(problem) * max(row_bytes, list_bytes)
+    return _group_tokens(problem) * max(row_bytes, list_bytes)
 
 
 def _num_blocks(problem: Problem, config: Config, gpu: Gpu) -> int:
-    """All thread blocks that the GPU holds at once, or one for every warp's first tile."""
+    """Thread blocks of a group: as many as the GPU holds at once, or one tile for each warp."""
     by_memory = (gpu.shared_bytes + KB) // (_shared_bytes(problem, config) + KB)
     residents = max(1, min(RESIDENT_WARPS // config["warps"], by_memory))
     num_tiles = ceil(problem["vocab"] / TILE_ROWS)
-    return int(min(gpu.sms * residents, ceil(num_tiles / config["warps"])))
+    num_residents = max(gpu.sms * residents // max(_num_groups(problem), 1), 1)
+    return int(min(num_residents, ceil(num_tiles / config["warps"])))
 
 
 def _mma(problem: Problem, config: Config, gpu: Gpu) -> Program:
     tokens, warps, is_programmatic = problem["tokens"], config["warps"], has_dependent_launch(gpu)
     if not tokens:
         return Program(())
-    num_blocks, padded = _num_blocks(problem, config, gpu), _padded_tokens(problem)
+    num_blocks, group = _num_blocks(problem, config, gpu), _group_tokens(problem)
+    num_groups = _num_groups(problem)
     types = problem["dtype"], problem["logits_dtype"]
-    constants = (*types, padded, warps, config["unroll"], is_programmatic)
+    constants = (*types, group, warps, config["unroll"], is_programmatic)
     step = Step(
         instance("lm_head/mma.cu", "lm_head_mma", *constants),
-        (num_blocks, 1, 1),
+        (num_blocks, num_groups, 1),
         (
-            *map(Pointer, ("x", "w", "values", "ids", "logits", "found", "counter")),
+            *map(Pointer, ("x", "w", "values", "ids", "logits", "found", "counters")),
             *(Int32(problem[name]) for name in ("tokens", "vocab", "hidden", "top_k")),
         ),
         32 * warps,
         _shared_bytes(problem, config),
         programmatic=is_programmatic,
     )
-    found_bytes = FOUND_BYTES * MAX_TOP_K * num_blocks * padded
-    return Program((step,), {"found": found_bytes, "counter": 4})
+    found_bytes = FOUND_BYTES * MAX_TOP_K * num_groups * num_blocks * group
+    return Program((step,), {"found": found_bytes, "counters": 4 * num_groups})
 
 
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     tokens, hidden = problem["tokens"], problem["hidden"]
-    if tokens > MAX_TOKENS:
-        return f"tokens={tokens} must be at most {MAX_TOKENS}: lists of tokens are in registers"
+    if _num_groups(problem) > MAX_GROUPS:
+        return f"tokens={tokens} must be at most {MAX_GROUP * MAX_GROUPS}: a grid has that many"
     if hidden % VECTOR:
         return f"hidden={hidden} must be a multiple of the {VECTOR} elements in 16 bytes"
     num_bytes = _shared_bytes(problem, config)
@@ -125,22 +131,24 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if config["warps"] * config["unroll"] < 32 and problem["vocab"] * problem["hidden"] > 1 << 24:
         return f"{config['warps']} warps with {config['unroll']} loads leave memory waiting"
-    if config["unroll"] == 8 and _padded_tokens(problem) > 8:
+    if config["unroll"] == 8 and _group_tokens(problem) > 8:
         return "lists of 16 rows leave no registers for unroll=8"
     return None
 
 
 def _mma_us(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Waves of tiles at the rate of the bytes in flight; then lists, and the last merge."""
-    residents = _num_blocks(problem, config, gpu) / gpu.sms * config["warps"]
+    num_groups = max(_num_groups(problem), 1)
+    residents = _num_blocks(problem, config, gpu) * num_groups / gpu.sms * config["warps"]
     num_tiles = ceil(problem["vocab"] / TILE_ROWS)
-    waves = num_tiles / max(residents * gpu.sms, 1)
+    waves = num_tiles * num_groups / max(residents * gpu.sms, 1)
     balance = waves / max(ceil(waves), 1)
     in_flight = residents * 32 * 2 * 16 * config["unroll"] * gpu.sms
     rate = min(0.93, in_flight / LATENCY_US * 1e6 / gpu.bandwidth) * max(balance, 0.5)
     num_inserted = problem["tokens"] * problem["top_k"] * (1 + 0.3 * max(waves, 1))
     list_us = num_inserted * INSERT_US * max(residents / 4, 1) * 0.3
     merge_us = 2 * LATENCY_US + problem["top_k"] * LATENCY_US / 2
+    rate = min(rate, L2_TO_DRAM / (2 * num_groups)) if num_groups > 1 else rate  # w in L2
     return copy_us(ENTRY.bytes_moved(problem), gpu, rate) + LAUNCH_US + list_us + merge_us
 
 

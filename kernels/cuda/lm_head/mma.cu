@@ -1,9 +1,9 @@
 // The largest logits in one launch: warps stream tiles of 16 rows of w from global memory straight
-// into the registers of mma, and keep the first tokens of each row of x in lists. The lists of a
-// thread block, and then those of all thread blocks, are merged.
+// into the registers of mma, and hold the first tokens of each row of x in lists. Each thread block
+// merges the lists of its warps, and the last thread block merges the lists of all thread blocks.
 //
-// mma sums over k in any order, as long as both operands agree. A lane therefore loads 16 bytes,
-// eight neighbouring columns of a row of w and of x, and gives four of them to each of two mmas.
+// mma may sum over k in any order that is the same for both operands. A lane therefore loads 16
+// bytes, eight neighbouring columns of a row of w or of x: four columns for each of two mmas.
 #include <kernelcat/float32.cuh>
 #include <kernelcat/mma.cuh>
 #include <kernelcat/pdl.cuh>
@@ -99,20 +99,20 @@ __device__ __forceinline__ void take_tile(TopList (&lists)[kTokens],
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + half * 8;
-      ScoredToken offered;
+      ScoredToken candidate;
       if (is_owner && row < vocab) {
-        offered = {sums[token / 8][half * 2 + token % 2], row};
+        candidate = {sums[token / 8][half * 2 + token % 2], row};
         if (logits != nullptr) {
-          logits[int64_t{token} * vocab + row] = from_float<Logit>(offered.score);
+          logits[int64_t{token} * vocab + row] = from_float<Logit>(candidate.score);
         }
       }
-      lists[token].offer(offered, top_k);
+      lists[token].offer(candidate, top_k);
     }
   }
 }
 
-// Whether this thread block is the last one to arrive, in all threads; what the others wrote before
-// is then visible. `*counter` is zero before and after.
+// Whether this thread block is the last of gridDim.x to arrive, in all threads; what the other
+// thread blocks wrote before they arrived is then visible. `*counter` is zero before and after.
 __device__ __forceinline__ bool arrive_last(uint32_t* counter) {
   __shared__ bool is_last;
   __threadfence();
@@ -126,43 +126,14 @@ __device__ __forceinline__ bool arrive_last(uint32_t* counter) {
   return is_last;
 }
 
-template <typename T, typename Logit, int kTokens, int kWarps, int kUnroll, bool kDependentLaunch>
-__global__ void __launch_bounds__(kWarps* kWarpThreads, kResidentWarps / kWarps)
-    lm_head_mma(const T* x,          // (tokens, hidden)
-                const T* w,          // (vocab, hidden)
-                float* values,       // (tokens, top_k)
-                int* ids,            // (tokens, top_k)
-                Logit* logits,       // (tokens, vocab) or null
-                ScoredToken* found,  // (thread blocks, kTokens, kMaxTopK)
-                uint32_t* counter,   // zero
-                int tokens, int vocab, int hidden, int top_k) {
-  extern __shared__ uint4 dynamic_shared[];
+// Merges the lists of the warps of this thread block, and stores the result in `found`, the place
+// of this thread block. `shared_lists` is where x was.
+template <int kWarps, int kTokens>
+__device__ __forceinline__ void merge_warps(const TopList (&lists)[kTokens],
+                                            ScoredToken (&shared_lists)[kWarps][kTokens][kMaxTopK],
+                                            ScoredToken* found, int tokens, int top_k) {
   const int warp = threadIdx.x / kWarpThreads, lane = lane_index();
-  const int row_vectors = hidden / kVector, num_chunks = ceil_div(row_vectors, kChunkVectors);
-  const int pitch = (num_chunks | 1) * kChunkVectors;  // odd: rows begin at different banks
-  const int num_tiles = ceil_div(vocab, kTileRows);
-  const int first_tile = blockIdx.x * kWarps + warp, step = gridDim.x * kWarps;
-  const uint4* vectors = reinterpret_cast<const uint4*>(w);
-
-  if constexpr (kDependentLaunch) {
-    if (first_tile < num_tiles) prefetch_tile(vectors, first_tile, vocab, row_vectors);
-    grid_dependency_wait();
-  }
-  copy_x<kTokens>(dynamic_shared, reinterpret_cast<const uint4*>(x), tokens, row_vectors, pitch);
-  __syncthreads();
-  TopList lists[kTokens];
-  const HeadProduct<T, kTokens> product{vectors,     dynamic_shared, vocab,
-                                        row_vectors, num_chunks,     pitch};
-  for (int tile = first_tile; tile < num_tiles; tile += step) {
-    float sums[kTokens / 8][4] = {};
-    product.template multiply<kUnroll>(sums, tile);
-    take_tile<kTokens>(lists, sums, logits, tile, tokens, vocab, top_k);
-  }
-  if constexpr (kDependentLaunch) launch_dependents();
-
-  // The lists of the warps, then those of the thread blocks, each token's by one warp.
-  auto& shared_lists = *reinterpret_cast<ScoredToken(*)[kWarps][kTokens][kMaxTopK]>(dynamic_shared);
-  __syncthreads();  // x has been read
+  __syncthreads();  // all warps have read x
 #pragma unroll
   for (int token = 0; token < kTokens; ++token) {
     if (lane < kMaxTopK) shared_lists[warp][token][lane] = lists[token].token;
@@ -172,33 +143,86 @@ __global__ void __launch_bounds__(kWarps* kWarpThreads, kResidentWarps / kWarps)
     TopList list;
     for (int first = 0; first < kWarps * top_k; first += kWarpThreads) {
       const int i = first + lane;
-      ScoredToken offered;
-      if (i < kWarps * top_k) offered = shared_lists[i / top_k][token][i % top_k];
-      list.offer(offered, top_k);
+      ScoredToken candidate;
+      if (i < kWarps * top_k) candidate = shared_lists[i / top_k][token][i % top_k];
+      list.offer(candidate, top_k);
     }
-    const int64_t place = (int64_t{blockIdx.x} * kTokens + token) * kMaxTopK + lane;
-    if (lane < top_k) found[place] = list.token;
+    if (lane < top_k) found[token * kMaxTopK + lane] = list.token;
   }
-  if (!arrive_last(counter)) return;
-  const int num_found = gridDim.x * top_k;
-  for (int token = warp; token < tokens; token += kWarps) {
-    TopList list;
-    for (int first = 0; first < num_found; first += kBatch * kWarpThreads) {
-      ScoredToken offered[kBatch];
+}
+
+// Merges what the thread blocks found for one row of x: `found` is that of the first thread block,
+// and the others follow at a distance of kTokens * kMaxTopK.
+template <int kTokens>
+__device__ __forceinline__ TopList merge_blocks(const ScoredToken* found, int top_k) {
+  const int count = gridDim.x * top_k;
+  TopList list;
+  for (int first = lane_index(); first < ceil_div(count, kWarpThreads) * kWarpThreads;
+       first += kBatch * kWarpThreads) {
+    ScoredToken candidates[kBatch];
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        const int i = first + j * kWarpThreads + lane;
-        if (i >= num_found) continue;
-        const int64_t place = (int64_t{i / top_k} * kTokens + token) * kMaxTopK + i % top_k;
-        const uint2 bits = __ldcg(reinterpret_cast<const uint2*>(found) + place);
-        offered[j] = __builtin_bit_cast(ScoredToken, bits);
-      }
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) list.offer(offered[j], top_k);
+    for (int j = 0; j < kBatch; ++j) {
+      const int i = first + j * kWarpThreads;
+      if (i >= count) continue;
+      const int64_t place = int64_t{i / top_k} * (kTokens * kMaxTopK) + i % top_k;
+      const uint2 bits = __ldcg(reinterpret_cast<const uint2*>(found) + place);
+      candidates[j] = __builtin_bit_cast(ScoredToken, bits);
     }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) list.offer(candidates[j], top_k);
+  }
+  return list;
+}
+
+// blockIdx.y is a group of kTokens rows of x; the thread blocks of a group share the rows of w.
+template <typename T, typename Logit, int kTokens, int kWarps, int kUnroll, bool kDependentLaunch>
+__global__ void __launch_bounds__(kWarps* kWarpThreads, kResidentWarps / kWarps)
+    lm_head_mma(const T* x,          // (num_tokens, hidden)
+                const T* w,          // (vocab, hidden)
+                float* values,       // (num_tokens, top_k)
+                int* ids,            // (num_tokens, top_k)
+                Logit* logits,       // (num_tokens, vocab) or null
+                ScoredToken* found,  // (groups, thread blocks of a group, kTokens, kMaxTopK)
+                uint32_t* counters,  // (groups,), zeros
+                int num_tokens, int vocab, int hidden, int top_k) {
+  extern __shared__ uint4 dynamic_shared[];
+  const int warp = threadIdx.x / kWarpThreads, lane = lane_index();
+  const int row_vectors = hidden / kVector, num_chunks = ceil_div(row_vectors, kChunkVectors);
+  const int pitch = (num_chunks | 1) * kChunkVectors;  // odd: rows begin at different banks
+  const int num_tiles = ceil_div(vocab, kTileRows);
+  const int first_tile = blockIdx.x * kWarps + warp, step = gridDim.x * kWarps;
+  const int64_t first_token = int64_t{blockIdx.y} * kTokens;
+  const int tokens = min(kTokens, static_cast<int>(num_tokens - first_token));
+  const uint4* w_vectors = reinterpret_cast<const uint4*>(w);
+  const uint4* x_vectors = reinterpret_cast<const uint4*>(x) + first_token * row_vectors;
+  if (logits != nullptr) logits += first_token * vocab;
+  found += int64_t{blockIdx.y} * gridDim.x * (kTokens * kMaxTopK);
+
+  if constexpr (kDependentLaunch) {
+    if (first_tile < num_tiles) prefetch_tile(w_vectors, first_tile, vocab, row_vectors);
+    grid_dependency_wait();
+  }
+  copy_x<kTokens>(dynamic_shared, x_vectors, tokens, row_vectors, pitch);
+  __syncthreads();
+  TopList lists[kTokens];
+  const HeadProduct<T, kTokens> product{w_vectors,   dynamic_shared, vocab,
+                                        row_vectors, num_chunks,     pitch};
+  for (int tile = first_tile; tile < num_tiles; tile += step) {
+    float sums[kTokens / 8][4] = {};
+    product.template multiply<kUnroll>(sums, tile);
+    take_tile<kTokens>(lists, sums, logits, tile, tokens, vocab, top_k);
+  }
+  if constexpr (kDependentLaunch) launch_dependents();
+
+  merge_warps<kWarps, kTokens>(
+      lists, *reinterpret_cast<ScoredToken(*)[kWarps][kTokens][kMaxTopK]>(dynamic_shared),
+      found + blockIdx.x * (kTokens * kMaxTopK), tokens, top_k);
+  if (!arrive_last(counters + blockIdx.y)) return;
+  for (int token = warp; token < tokens; token += kWarps) {
+    const TopList list = merge_blocks<kTokens>(found + token * kMaxTopK, top_k);
     if (lane >= top_k) continue;
-    values[token * top_k + lane] = list.token.score;
-    ids[token * top_k + lane] = list.token.id;
+    values[(first_token + token) * top_k + lane] = list.token.score;
+    ids[(first_token + token) * top_k + lane] = list.token.id;
   }
 }
 

@@ -1,4 +1,4 @@
-// The first tokens that a warp was offered, in order.
+// A list of the first tokens, in order, which a warp holds in registers.
 #pragma once
 
 #include <kernelcat/sync.cuh>
@@ -12,10 +12,10 @@ struct TopList {
 
   // Adds those of the lanes' tokens that belong to the first `top_k`. A lane without a token passes
   // a default one. No token may be offered twice.
-  __device__ __forceinline__ void offer(const ScoredToken& offered, int top_k) {
+  __device__ __forceinline__ void offer(const ScoredToken& candidate, int top_k) {
     const ScoredToken last = of_lane(token, top_k - 1);
-    uint32_t waiting = __ballot_sync(0xffffffff, offered.precedes(last));
-    for (; waiting != 0; waiting &= waiting - 1) insert(of_lane(offered, __ffs(waiting) - 1));
+    uint32_t lanes = __ballot_sync(0xffffffff, candidate.precedes(last));
+    for (; lanes != 0; lanes &= lanes - 1) insert(of_lane(candidate, __ffs(lanes) - 1));
   }
 
  private:
@@ -24,11 +24,11 @@ struct TopList {
   }
 
   // Tokens after the new one move to the next lane.
-  __device__ __forceinline__ void insert(const ScoredToken& added) {
+  __device__ __forceinline__ void insert(const ScoredToken& candidate) {
     const ScoredToken before = {__shfl_up_sync(0xffffffff, token.score, 1),
                                 __shfl_up_sync(0xffffffff, token.id, 1)};
-    if (!added.precedes(token)) return;
-    token = lane_index() > 0 && added.precedes(before) ? before : added;
+    if (!candidate.precedes(token)) return;
+    token = lane_index() > 0 && candidate.precedes(before) ? before : candidate;
   }
 };
 
