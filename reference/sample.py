@@ -1,26 +1,26 @@
-"""`sample`: a token for each row of logits, with penalty, temperature and filters, in one pass.
+"""`sample`: a token for each row of logits, with penalty, temperature and filters, in one launch.
 
-For each row, with ``x = logits`` as float32, in this order (that of vLLM):
+For each row, with ``x = logits`` as float32, in the order of vLLM:
 
     1. repetition penalty r: where bit v % 32 of seen[v / 32] is set, x_v becomes x_v / r if
        x_v > 0, else x_v r, rounded to float32
-    2. order: tokens by falling x_v, those of equal x_v by rising id
+    2. order: tokens by falling x_v, tokens of equal x_v by rising id
     3. weights: w_v = exp((x_v - max x) / temperature)
-    4. min_p: the tokens with w_v >= min_p stay                                      (off: 0)
-    5. top_k: of these the first top_k stay                                          (off: 0)
-    6. top_p: of these a token stays if the weights of those before it sum up to less than
-       top_p times the sum of all; the first always stays                            (off: 1)
-    7. draw: id is the token with the largest w_v / e_v among those that stay, where e_v has the
-       exponential distribution. So a token is chosen with a probability proportional to w_v.
+    4. min_p: tokens with w_v >= min_p stay                                        (0: off)
+    5. top_k: the first top_k of the remaining tokens stay                         (0: off)
+    6. top_p: a remaining token stays if the weights of the remaining tokens before sum up to
+       less than top_p times the sum of all remaining weights; the first stays     (1: off)
+    7. draw: id is the remaining token with the largest w_v / e_v, where e_v has the exponential
+       distribution: a token is chosen with a probability proportional to w_v
 
     logprob = ln(w_id / sum of all w_v), before the filters
 
 Without temperatures, and in rows of temperature 0, id is the first token in the order, and logprob
 is computed with temperature 1. e_v = -ln(1 - (word + 1/2) / 2^32) is a function of seed, offset and
 v (`_sampling`): a row's token does not depend on the other rows or on the row's place in the batch.
-The race of exponentials is known from "Gumbel-max" sampling; vLLM draws in this way too.
+The race of exponentials is the "Gumbel-max trick", with which vLLM draws too.
 
-Logits of -inf are never chosen; each row must have one that is larger. NaN and +inf are not
+Tokens with logits of -inf are never chosen; each row must have a finite logit. NaN and +inf are not
 allowed. temperature, min_p and top_k must not be negative; top_p and the penalty must be positive.
 
 Ids are judged exactly. Drawn inputs therefore leave no decision to rounding: where a border of
@@ -129,7 +129,7 @@ def _logits(problem, arrays):
 
 
 def _filters(problem, arrays, temperature):
-    """min_p, top_k and top_p, (rows,) each; of rows that are not drawn only the first token stays.
+    """min_p, top_k and top_p, (rows,) each; in greedy rows only the first token stays.
 
     ``temperature`` is (rows,).
     """

@@ -1,11 +1,12 @@
-// The choice of a token for one row. Threads go over their tokens a few times; between passes they
-// reduce what they found.
+// The choice of a token for one row. Threads go over their tokens several times, and reduce the
+// results of each pass.
 //
-// No sort is needed. The tokens that stay are a prefix of the order of tokens (logits fall), so a
-// token stays if the tokens before it are few enough (top_k) and have little enough weight (top_p).
-// The token with the largest score stays in most cases. If it does not, the tokens after it do not
-// stay either, and the best one before it is the next candidate. A threshold is searched only for
-// top_k, because top_p needs the weight of the tokens that top_k leaves.
+// No sort is needed. The tokens that stay are a prefix of the order of tokens (by falling logits):
+// a token stays if few enough tokens precede the token (top_k), and if the tokens before the token
+// have little enough weight (top_p). The first candidate is the token with the largest score. If a
+// candidate does not stay, no token after the candidate stays, and the best token before the
+// candidate is the next candidate. In most rows the first candidate stays. A threshold is searched
+// only for top_k, because top_p needs the weight of the tokens that top_k leaves.
 #pragma once
 
 #include <kernelcat/philox.cuh>
@@ -15,7 +16,8 @@
 
 namespace kernelcat {
 
-// Scores differ by less than this from x / temperature: exponentials are between 2^-33 and 17.
+// A token whose x / temperature is smaller than the largest one by this number cannot be chosen:
+// exponentials are between 2^-33 and 17.
 constexpr float kMaxAdvantage = 27.0f;
 
 struct RowParameters {
@@ -32,8 +34,8 @@ struct Chosen {
   float logprob;
 };
 
-// log2 of an exponential random number, from 32 random bits. Numbers near 0 decide, so they have
-// full precision: -ln(1 - u) is a series for small u.
+// log2 of an exponential random number, from 32 random bits. Numbers near 0 decide and need full
+// precision: -ln(1 - u) is a series for small u.
 __device__ __forceinline__ float log2_exponential(uint32_t word) {
   const float u = fminf(fmaf(static_cast<float>(word), 0x1p-32f, 0x1p-33f), 1.0f - 0x1p-24f);
   float series = fmaf(u, 1.0f / 6.0f, 1.0f / 5.0f);
@@ -59,12 +61,13 @@ struct Candidate {
   }
 };
 
-struct TotalWeight {
-  float all = 0.0f, sure = 0.0f;  // of all tokens; of those that min_p and top_k surely leave
+struct WeightSums {
+  float total = 0.0f;   // of all tokens
+  float untied = 0.0f;  // of tokens with x >= Border::all_from
   Candidate best;
 
-  __device__ __forceinline__ void merge(const TotalWeight& other) {
-    all += other.all, sure += other.sure;
+  __device__ __forceinline__ void merge(const WeightSums& other) {
+    total += other.total, untied += other.untied;
     best.merge(other.best);
   }
 };
@@ -92,15 +95,16 @@ struct PivotCounts {
   }
 };
 
-// Tokens with x >= all_from stay; of those with least <= x < all_from, which have equal logits, the
-// first `num_tied` stay.
+// Tokens with x >= all_from stay. Tokens with least <= x < all_from have equal logits, and the
+// first `num_tied` of these tokens stay.
 struct Border {
   float least, all_from;
   int num_tied = 0;
 };
 
-// The border of the `top_k` first tokens among those with x >= low; no token has x >= high. Tokens
-// from each of several pivots on are counted, and the search goes on between two pivots.
+// The border of the first `top_k` tokens, from tokens with x >= low; no token has x >= high. Each
+// pass counts the tokens from each of several pivots on, and the next pass searches between two
+// neighbouring pivots.
 template <typename Tokens, typename Team>
 __device__ __forceinline__ Border find_top_k(const Tokens& tokens, Team& team, float low,
                                              float high, int top_k) {
@@ -111,22 +115,22 @@ __device__ __forceinline__ Border find_top_k(const Tokens& tokens, Team& team, f
     for (int i = 0; i < kNumPivots; ++i) {
       pivots[i] = i == 0 ? low : Tokens::rounded(low + (high - low) * (1.0f / kNumPivots * i));
     }
-    PivotCounts found;
+    PivotCounts pass;
     tokens.for_each([&](int, const EightLogits& x) {
 #pragma unroll
       for (int j = 0; j < kEight; ++j) {
         if (x[j] < low || x[j] >= high) continue;
 #pragma unroll
-        for (int i = 0; i < kNumPivots; ++i) found.counts[i] += x[j] >= pivots[i];
+        for (int i = 0; i < kNumPivots; ++i) pass.counts[i] += x[j] >= pivots[i];
       }
     });
-    found = team.reduce(found);
+    pass = team.reduce(pass);
     float next_low = low, next_high = high;
-    int num_from_low = num_above + found.counts[0], num_from_high = num_above;
+    int num_from_low = num_above + pass.counts[0], num_from_high = num_above;
     if (num_from_low <= top_k) return {low, low};
 #pragma unroll
     for (int i = 1; i < kNumPivots; ++i) {
-      const int num_from_pivot = num_above + found.counts[i];
+      const int num_from_pivot = num_above + pass.counts[i];
       if (num_from_pivot >= top_k) {
         next_low = pivots[i], num_from_low = num_from_pivot;
       } else if (pivots[i] < next_high) {
@@ -151,7 +155,7 @@ struct Chooser {
 
   __device__ __forceinline__ float exponent(float x) const { return (x - x_max) * scale; }
 
-  // Merges those of eight tokens for which is_in(x, id) into `best`.
+  // Merges each of eight tokens for which is_in(x, id) is true into `best`.
   template <typename Predicate>
   __device__ __forceinline__ void merge_best(Candidate& best, int first, const EightLogits& x,
                                              Predicate is_in) const {
@@ -190,22 +194,23 @@ struct Chooser {
     return found.least < least ? Border{least, least} : found;
   }
 
-  __device__ __forceinline__ TotalWeight weigh(const Border& border, bool has_logprob) {
-    TotalWeight total;
+  __device__ __forceinline__ WeightSums weigh(const Border& border, bool has_logprob) {
+    WeightSums sums;
     tokens.for_each([&](int first, const EightLogits& x) {
 #pragma unroll
       for (int i = 0; i < kEight; ++i) {
         if (!has_logprob && !(x[i] >= border.least)) continue;
         const float weight = fast_exp2(exponent(x[i]));
-        total.all += weight;
-        total.sure += x[i] >= border.all_from ? weight : 0.0f;
+        sums.total += weight;
+        sums.untied += x[i] >= border.all_from ? weight : 0.0f;
       }
-      merge_best(total.best, first, x, [&](float v, int) { return v >= border.least; });
+      merge_best(sums.best, first, x, [&](float v, int) { return v >= border.least; });
     });
-    return team.reduce(total);
+    return team.reduce(sums);
   }
 
-  // The best token that stays, starting with the best one that min_p and top_k may leave.
+  // The best token that stays. `candidate` is the best token inside the border, `weight` the sum of
+  // the weights that min_p and top_k leave.
   __device__ __forceinline__ Candidate filtered(Candidate candidate, float weight, int top_k) {
     while (true) {
       TokensBefore before;
@@ -248,18 +253,18 @@ __device__ __forceinline__ Chosen choose(const Tokens& tokens, Team& team, const
   const float temperature = is_greedy ? 1.0f : row.temperature;
   Chooser<Tokens, Team> chooser{tokens, team, row, x_max, kLog2E / temperature};
   if (is_greedy) {
-    const TotalWeight total = chooser.weigh({kInfinity, kInfinity}, true);
-    return {largest.id, -kLn2 * log2f(total.all)};
+    const WeightSums sums = chooser.weigh({kInfinity, kInfinity}, true);
+    return {largest.id, -kLn2 * log2f(sums.total)};
   }
   Border border = chooser.winnable();
   if constexpr (kFilters) border = chooser.filtered_border(border.least);
-  const TotalWeight total = chooser.weigh(border, has_logprob);
-  Candidate candidate = total.best;
+  const WeightSums sums = chooser.weigh(border, has_logprob);
+  Candidate candidate = sums.best;
   if (kFilters && (border.num_tied > 0 || row.top_p < 1.0f)) {
-    const float tied = border.num_tied * fast_exp2(chooser.exponent(border.least));
-    candidate = chooser.filtered(candidate, total.sure + tied, row.top_k);
+    const float tied_weight = border.num_tied * fast_exp2(chooser.exponent(border.least));
+    candidate = chooser.filtered(candidate, sums.untied + tied_weight, row.top_k);
   }
-  return {candidate.token.id, kLn2 * (chooser.exponent(candidate.x) - log2f(total.all))};
+  return {candidate.token.id, kLn2 * (chooser.exponent(candidate.x) - log2f(sums.total))};
 }
 
 }  // namespace kernelcat

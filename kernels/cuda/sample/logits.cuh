@@ -56,7 +56,7 @@ struct LogitsRow {
   }
 };
 
-// `bits` rounded to a value that S can hold, or as it is where S has no finite value.
+// `value` rounded to a value that S can hold, or as it is where S has no finite value.
 template <typename S>
 __device__ __forceinline__ float rounded_to(float value) {
   const float rounded = to_float(from_float<S>(value));

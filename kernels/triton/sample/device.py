@@ -1,9 +1,10 @@
 """Triton kernel of `sample`: one program a row, which goes over the logits a few times.
 
-No sort is needed. The tokens that stay are a prefix of the order of tokens (logits fall), so a
-token stays if the tokens before it are few enough (top_k) and have little enough weight (top_p).
-The token with the largest score stays in most cases. If it does not, the tokens after it do not
-stay either, and the best one before it is the next candidate. A threshold is searched only for
+No sort is needed. The tokens that stay are a prefix of the order of tokens (by falling logits): a
+token stays if few enough tokens precede the token (top_k), and if the tokens before the token have
+little enough weight (top_p). The first candidate is the token with the largest score. If a
+candidate does not stay, no token after the candidate stays, and the best token before the candidate
+is the next candidate. In most rows the first candidate stays. A threshold is searched only for
 top_k, because top_p needs the weight of the tokens that top_k leaves.
 """
 
@@ -17,7 +18,8 @@ LN2 = tl.constexpr(0.6931471805599453)
 NO_TOKEN = tl.constexpr(2147483647)
 MAX_DRAW = tl.constexpr(_sampling.MAX_DRAW)
 MAX_ADVANTAGE = tl.constexpr(27.0)
-"""Scores differ by less than this from x / temperature: exponentials are between 2^-33 and 17."""
+"""A token whose x / temperature is smaller than the largest one by this number cannot be chosen:
+exponentials are between 2^-33 and 17."""
 NUM_PIVOTS = tl.constexpr(4)
 
 
@@ -41,7 +43,7 @@ def load_logits(row, seen, penalty, first, vocab, HAS_PENALTY: tl.constexpr, BLO
 def log2_exponentials(key, offset, first, BLOCK: tl.constexpr):
     """log2 of exponential random numbers (BLOCK,) of the tokens from ``first`` on.
 
-    Small numbers decide, so they have full precision: -ln(1 - u) is a series for small u.
+    Small numbers decide and need full precision: -ln(1 - u) is a series for small u.
     """
     fours = (first // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
     zeros = tl.zeros((BLOCK // 4,), tl.uint32)
@@ -93,11 +95,12 @@ def sum_weights(
 def find_top_k(
     row, seen, penalty, vocab, low, high, top_k, HAS_PENALTY: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The border of the ``top_k`` first tokens with x >= low; no token has x >= high.
+    """The border of the first ``top_k`` tokens, from tokens with x >= low; no token has x >= high.
 
-    Returns ``least``, ``all_from`` and ``num_tied``: tokens with x >= all_from stay, and of those
-    with least <= x < all_from, which have equal logits, the first ``num_tied``. Tokens from each of
-    several pivots on are counted, and the search goes on between two pivots.
+    Returns ``least``, ``all_from`` and ``num_tied``: tokens with x >= all_from stay. Tokens with
+    least <= x < all_from have equal logits, and the first ``num_tied`` of these tokens stay. Each
+    pass counts the tokens from each of several pivots on, and the next pass searches between two
+    neighbouring pivots.
     """
     num_above, num_tied, all_from = 0, 0, low
     is_open = True
