@@ -13,8 +13,8 @@ from kernelcat.runtime.gpu import Gpu
 
 KERNEL = "kernelcat.kernels.triton.sample.device:sample"
 FLAGS = ("has_temperature", "has_filters", "has_penalty", "has_logprobs")
-NAIVE = Config(block=1024, warps=4)
-SPACE = {"block": (1024, 2048, 4096, 8192), "warps": (4, 8, 16, 32)}
+NAIVE = Config(block=512, warps=4)
+SPACE = {"block": (1024, 2048, 4096), "warps": (4, 8, 16)}
 """block : logits that a program loads at a time"""
 
 SM_BYTES = 75e9
@@ -69,7 +69,7 @@ IMPLEMENTATIONS = (
         entry="sample",
         language="triton",
         variant="naive",
-        summary="a program a row, blocks of 1024 logits",
+        summary="a program a row, blocks of 512 logits",
         archs=("sm_80+",),
         space={},
         program=lambda problem, config, gpu: _program(problem, NAIVE, gpu),
