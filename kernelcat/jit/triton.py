@@ -53,6 +53,7 @@ TYPES = {
     "float32": "fp32",
     "uint8": "u8",
     "int32": "i32",
+    "int64": "i64",
 }
 """Element type -> Triton's name for the type."""
 

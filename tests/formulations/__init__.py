@@ -14,6 +14,7 @@ from formulations.float4 import nvfp4_dequantize, nvfp4_matmul, nvfp4_quantize
 from formulations.float8 import fp8_gemm, fp8_quantize, fp8_swiglu
 from formulations.products import gemm, multicast_gemm
 from formulations.routing import moe_route
+from formulations.tokens import embedding, lm_head, sample
 from kernelcat.catalog.spec import Problem
 
 
@@ -28,12 +29,14 @@ def tma_copy(problem: Problem, src):
 
 INDEPENDENT = {
     "attn_merge": attn_merge,
+    "embedding": embedding,
     "flashmla": flashmla,
     "fp8_gemm": fp8_gemm,
     "fp8_quantize": fp8_quantize,
     "fp8_swiglu": fp8_swiglu,
     "gemm": gemm,
     "kv_write": kv_write,
+    "lm_head": lm_head,
     "mla_kv_write": mla_kv_write,
     "moe_route": moe_route,
     "multicast_gemm": multicast_gemm,
@@ -41,5 +44,6 @@ INDEPENDENT = {
     "nvfp4_matmul": nvfp4_matmul,
     "nvfp4_quantize": nvfp4_quantize,
     "paged_attn": paged_attn,
+    "sample": sample,
     "tma_copy": tma_copy,
 }
