@@ -114,10 +114,87 @@ def merge(other: str, url: str | None, as_json: bool) -> None:
         report = store.merge(opened, other)
     conflicts = [str(conflict) for conflict in report.conflicts]
     if as_json:
-        return emit({"added": report.added, "known": report.known, "conflicts": conflicts})
-    click.echo(f"{report.added} added, {report.known} known")
+        counts = {"added": report.added, "known": report.known, "refused": report.refused}
+        return emit(counts | {"conflicts": conflicts})
+    click.echo(f"{report.added} added, {report.known} known, {len(report.refused)} refused")
     for conflict in conflicts:
         click.echo(conflict)
+    for number, reason in report.refused[:1]:
+        click.echo(f"refused, for example row {number}: {reason}")
+
+
+@db.command()
+@as_json
+@url
+def sources(url: str | None, as_json: bool) -> None:
+    """List who brought the results: measured here, shipped, or imported from a file or database.
+
+    \b
+    Example:
+      kernelcat db sources
+    """
+    from kernelcat.store import Store
+    from kernelcat.store.sources import sources as list_sources
+
+    with Store.open(url) as opened:
+        found = list_sources(opened)
+    if as_json:
+        return emit(found)
+    for each in found:
+        click.echo(f"{each.name}: {each.rows} rows, {each.first[:10]} to {each.last[:10]}")
+
+
+@db.command()
+@click.argument("source")
+@as_json
+@url
+def drop(source: str, url: str | None, as_json: bool) -> None:
+    """Delete all results of SOURCE, a name that kernelcat db sources lists.
+
+    \b
+    Example:
+      kernelcat db drop /home/me/results.jsonl
+    """
+    from kernelcat.store import Store
+    from kernelcat.store.sources import drop as drop_source
+
+    with Store.open(url, create=False) as opened:
+        deleted = drop_source(opened, source)
+    if as_json:
+        return emit({"source": source, "deleted": deleted})
+    click.echo(f"{deleted} rows of {source} deleted")
+
+
+@db.command()
+@as_json
+@url
+def verify(url: str | None, as_json: bool) -> None:
+    """List results that cannot be true, and crashes and timeouts with what they saw.
+
+    A crash or a timeout may have another cause than the kernel. The exit status is 1 if a result
+    cannot be true.
+
+    \b
+    Example:
+      kernelcat db verify
+    """
+    from kernelcat.store import Store
+    from kernelcat.store.sources import verify as verify_rows
+
+    with Store.open(url) as opened:
+        findings = verify_rows(opened)
+    doubtful = sum(not finding.is_verdict for finding in findings)
+    if as_json:
+        emit(findings)
+    else:
+        for finding in findings:
+            click.echo(f"{finding.source}: {finding.row}: {finding.reason}")
+        verdicts = len(findings) - doubtful
+        click.echo(f"{doubtful} results cannot be true; {verdicts} crashes and timeouts")
+    if doubtful:
+        raise InvalidArgument(
+            f"{doubtful} results cannot be true: kernelcat db drop SOURCE deletes those of a source"
+        )
 
 
 @click.command()

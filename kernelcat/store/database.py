@@ -231,13 +231,14 @@ class Store:
     ) -> list[Race]:
         """The newest race of every (gpu, entry, problem, regime, kind, state), with its peers.
 
-        Only rows of one run are compared. A configuration that was ever found wrong with the same
-        source is left out, because it must not win by a timing from before or after. See
-        :func:`kernelcat.store.newest_races`. Raises ``StoreError`` if the database cannot be read.
+        Only rows of one run are compared. A race that was measured here outranks imported races. A
+        configuration that was ever found wrong with the same source is left out, because it must
+        not win by a timing from before or after. See :func:`kernelcat.store.newest_races`. Raises
+        ``StoreError`` if the database cannot be read.
         """
         columns = measurements.c
         subject = (columns.gpu, columns.entry, columns.problem, columns.regime, columns.kind,
-                   columns.state)  # fmt: skip
+                   columns.state, columns.origin)  # fmt: skip
         passed = (columns.status == "passed", *_equal({"gpu": gpu, "entry": entry,
                                                        "regime": regime}), ~_refuted())  # fmt: skip
         place = func.row_number().over(

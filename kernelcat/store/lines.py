@@ -9,13 +9,14 @@ A row may also have all fields itself, as in a database.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kernelcat import paths
 from kernelcat.errors import InvalidArgument, StoreError
 from kernelcat.store.measurement import Measurement, canonical, decode
+from kernelcat.store.origin import LOCAL, SHIPPED, brought
 
 Refusals = tuple[tuple[int, str], ...]
 """Line number and reason of each refused line."""
@@ -28,9 +29,13 @@ with ``ci_us`` and a race with ``id``."""
 
 
 class Reader:
-    """Reads lines in the order of the file; remembers environments and races for later rows."""
+    """Reads lines in the order of the file; remembers environments and races for later rows.
 
-    def __init__(self) -> None:
+    ``origin`` is that of the rows.
+    """
+
+    def __init__(self, origin: str = LOCAL) -> None:
+        self._origin = origin
         self._environments: dict[str, Any] = {}
         self._races: dict[str, dict[str, Any]] = {}
 
@@ -56,7 +61,7 @@ class Reader:
                 record |= _named(self._races, "race", record.pop("race"))
             else:
                 record = self._with_environment(record)
-        return Measurement.from_json(record)
+        return brought(Measurement.from_json(record), self._origin)
 
     def has_race(self, line: bytes) -> bool:
         """Whether the race of a row has been read. ``line`` is canonical JSON and is not parsed."""
@@ -100,8 +105,12 @@ def _name(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:8]
 
 
-def read_lines(path: Path) -> tuple[list[Measurement], Refusals]:
+def read_lines(
+    path: Path, origin: str = LOCAL, check: Callable[[Measurement], None] = lambda row: None
+) -> tuple[list[Measurement], Refusals]:
     """The rows of a file, and the refused lines.
+
+    ``origin`` is that of the rows. ``check`` raises ``InvalidArgument`` for a row to be refused.
 
     Raises
     ------
@@ -110,7 +119,7 @@ def read_lines(path: Path) -> tuple[list[Measurement], Refusals]:
     """
     rows: list[Measurement] = []
     refused: list[tuple[int, str]] = []
-    reader = Reader()
+    reader = Reader(origin)
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -118,6 +127,8 @@ def read_lines(path: Path) -> tuple[list[Measurement], Refusals]:
                     continue
                 try:
                     row = reader.row(line)
+                    if row is not None:
+                        check(row)
                 except InvalidArgument as error:
                     refused.append((number, str(error)))
                     continue
@@ -128,15 +139,15 @@ def read_lines(path: Path) -> tuple[list[Measurement], Refusals]:
     return rows, tuple(refused)
 
 
-def read_all(path: Path) -> list[Measurement]:
-    """The rows of a file without any invalid line.
+def read_all(path: Path, origin: str = LOCAL) -> list[Measurement]:
+    """The rows of a file without any invalid line; ``origin`` is that of the rows.
 
     Raises
     ------
     StoreError
         The file cannot be read or has an invalid line; the message names the first one.
     """
-    rows, refused = read_lines(path)
+    rows, refused = read_lines(path, origin)
     if refused:
         number, reason = refused[0]
         raise StoreError(f"{path}:{number}: {reason}; mend or remove that line")
@@ -146,4 +157,4 @@ def read_all(path: Path) -> list[Measurement]:
 def shipped() -> list[Measurement]:
     """Every row of ``tuning_db/``, those of peers included; raises as :func:`read_all` does."""
     files = sorted(paths.data("tuning_db").glob("*.jsonl"))
-    return [row for file in files for row in read_all(file)]
+    return [row for file in files for row in read_all(file, SHIPPED)]

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kernelcat.errors import StoreError
+from kernelcat.store import origin
 from kernelcat.store.database import Store
 from kernelcat.store.lines import Refusals, read_all, read_lines, write_lines
+from kernelcat.store.location import locate
 from kernelcat.store.measurement import Measurement
+from kernelcat.store.plausibility import check, doubt
 from kernelcat.store.races import Race, newest_races
 
 _SQLITE = b"SQLite format 3\0"
@@ -61,11 +64,20 @@ class Conflict:
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What a merge did: numbers of new rows and of rows that the database had, and conflicts."""
+    """What a merge did.
+
+    Attributes
+    ----------
+    added : number of new rows
+    known : number of rows that the database had before
+    conflicts : problems whose winners differ
+    refused : number and reason of each doubtful row
+    """
 
     added: int
     known: int
     conflicts: tuple[Conflict, ...] = field(default=())
+    refused: Refusals = ()
 
 
 def export(store: Store, path: str | Path, *, gpu: str | None = None, shipped: bool = True) -> int:
@@ -109,10 +121,11 @@ def reduce(rows: Iterable[Measurement]) -> list[Measurement]:
 def import_(store: Store, path: str | Path, *, partial: bool = False) -> ImportReport:
     """Add the rows of a JSON Lines file.
 
-    If a line is invalid, nothing is added; with ``partial`` the other lines are. Raises
+    A line is invalid too if its row cannot be true (:mod:`kernelcat.store.plausibility`). If a line
+    is invalid, nothing is added; with ``partial`` the other lines are. Raises
     ``StoreError`` if the file cannot be read or the database cannot be written.
     """
-    rows, refused = read_lines(Path(path))
+    rows, refused = read_lines(Path(path), origin.of_file(Path(path).absolute()), check)
     if refused and not partial:
         return ImportReport(0, 0, refused)
     added = store.add(rows)
@@ -122,6 +135,7 @@ def import_(store: Store, path: str | Path, *, partial: bool = False) -> ImportR
 def merge(store: Store, other: str | Path) -> MergeReport:
     """Add the rows of another database or JSON Lines file, and report where the winners differ.
 
+    Doubtful rows (:mod:`kernelcat.store.plausibility`) are refused, and all others are added.
     Medians of different runs are never compared. A race decides before a screening, then the newer
     run (it has newer kernels and rivals), then the run with more samples. :meth:`Store.winners`
     always chooses in this way; a merge reports it.
@@ -131,7 +145,7 @@ def merge(store: Store, other: str | Path) -> MergeReport:
     StoreError
         ``other`` cannot be read, or the database cannot be written.
     """
-    theirs = _rows_of(other)
+    theirs, refused = _sound(_rows_of(other))
     before = {race.key: race for race in store.winners(regime=None)}
     added = store.add(theirs)
     after = {race.key: race for race in store.winners(regime=None)}
@@ -140,15 +154,23 @@ def merge(store: Store, other: str | Path) -> MergeReport:
         for race in newest_races(theirs)
         if race.key in before and _name(before[race.key].winner) != _name(race.winner)
     ]
-    return MergeReport(added, len(theirs) - added, tuple(conflicts))
+    return MergeReport(added, len(theirs) - added, tuple(conflicts), refused)
 
 
 def _rows_of(other: str | Path) -> list[Measurement]:
     text = str(other)
+    name = origin.of_file(locate(text))
     if "://" not in text and not _is_sqlite(Path(text)):
-        return read_all(Path(text))
+        return read_all(Path(text), name)
     with Store.open(text, create=False) as store:
-        return store.rows()
+        return [origin.brought(row, name, row.is_altered) for row in store.rows()]
+
+
+def _sound(rows: Iterable[Measurement]) -> tuple[list[Measurement], Refusals]:
+    """The rows that can be true, and number and reason of each of the others."""
+    reasons = [(row, doubt(row)) for row in rows]
+    refused = [(n, reason) for n, (_, reason) in enumerate(reasons, 1) if reason is not None]
+    return [row for row, reason in reasons if reason is None], tuple(refused)
 
 
 def _is_sqlite(path: Path) -> bool:
