@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelcat.catalog.spec import Problem
+from kernelcat.errors import Unsupported
 
 if TYPE_CHECKING:
     from kernelcat.jit.artifact import Artifact
@@ -103,9 +104,13 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Int32:
-    """A 32-bit integer, passed by value."""
+    """A 32-bit integer, passed by value. A larger one raises ``Unsupported``: it would wrap."""
 
     value: int
+
+    def __post_init__(self) -> None:
+        if not -(1 << 31) <= self.value < 1 << 31:
+            raise Unsupported(f"{self.value} does not fit into a parameter of 32 bits")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from kernelcat.cli.options import as_json
-from kernelcat.cli.output import emit, show
+from kernelcat.cli.output import echo, emit, show
 from kernelcat.errors import InvalidArgument
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -42,7 +42,7 @@ def path(url: str | None, as_json: bool) -> None:
     exists = location.path.exists() if location.path else None
     if as_json:
         return emit({"database": str(location), "exists": exists})
-    click.echo(str(location))
+    echo(str(location))
 
 
 @db.command()
@@ -51,22 +51,32 @@ def path(url: str | None, as_json: bool) -> None:
 @click.option(
     "--all", "everything", is_flag=True, help="Export every row, failures included, as a backup."
 )
+@click.option("--onto", type=FILE, help="Write this file's results too, unless they are older.")
 @as_json
 @url
-def export(file: Path, gpu: str | None, everything: bool, url: str | None, as_json: bool) -> None:
+def export(
+    file: Path,
+    gpu: str | None,
+    everything: bool,
+    onto: Path | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
     """Write results to FILE as JSON Lines: winners, rivals and peers of the newest races.
+
+    FILE is replaced. With --onto FILE its results stay where there are no newer ones.
 
     \b
     Example:
-      kernelcat db export tuning_db/nvidia-h200.jsonl --gpu h200
+      kernelcat db export results.jsonl --gpu h200 --onto results.jsonl
     """
     from kernelcat import store
 
     with store.Store.open(url, create=False) as opened:
-        rows = store.export(opened, file, gpu=gpu, shipped=not everything)
+        rows = store.export(opened, file, gpu=gpu, shipped=not everything, onto=onto)
     if as_json:
         return emit({"file": str(file), "rows": rows})
-    click.echo(f"{file}: {rows} rows")
+    echo(f"{file}: {rows} rows")
 
 
 @db.command("import")
@@ -90,7 +100,7 @@ def import_(file: Path, partial: bool, url: str | None, as_json: bool) -> None:
     if as_json:
         emit(report)
     else:
-        click.echo(f"{report.added} added, {report.known} known, {len(report.refused)} refused")
+        echo(f"{report.added} added, {report.known} known, {len(report.refused)} refused")
     if report.refused:
         line, reason = report.refused[0]
         effect = "the valid lines were added" if partial else "nothing was added"
@@ -116,11 +126,11 @@ def merge(other: str, url: str | None, as_json: bool) -> None:
     if as_json:
         counts = {"added": report.added, "known": report.known, "refused": report.refused}
         return emit(counts | {"conflicts": conflicts})
-    click.echo(f"{report.added} added, {report.known} known, {len(report.refused)} refused")
+    echo(f"{report.added} added, {report.known} known, {len(report.refused)} refused")
     for conflict in conflicts:
-        click.echo(conflict)
+        echo(conflict)
     for number, reason in report.refused[:1]:
-        click.echo(f"refused, for example row {number}: {reason}")
+        echo(f"refused, for example row {number}: {reason}")
 
 
 @db.command()
@@ -141,7 +151,7 @@ def sources(url: str | None, as_json: bool) -> None:
     if as_json:
         return emit(found)
     for each in found:
-        click.echo(f"{each.name}: {each.rows} rows, {each.first[:10]} to {each.last[:10]}")
+        echo(f"{each.name}: {each.rows} rows, {each.first[:10]} to {each.last[:10]}")
 
 
 @db.command()
@@ -162,7 +172,7 @@ def drop(source: str, url: str | None, as_json: bool) -> None:
         deleted = drop_source(opened, source)
     if as_json:
         return emit({"source": source, "deleted": deleted})
-    click.echo(f"{deleted} rows of {source} deleted")
+    echo(f"{deleted} rows of {source} deleted")
 
 
 @db.command()
@@ -188,9 +198,9 @@ def verify(url: str | None, as_json: bool) -> None:
         emit(findings)
     else:
         for finding in findings:
-            click.echo(f"{finding.source}: {finding.row}: {finding.reason}")
+            echo(f"{finding.source}: {finding.row}: {finding.reason}")
         verdicts = len(findings) - doubtful
-        click.echo(f"{doubtful} results cannot be true; {verdicts} crashes and timeouts")
+        echo(f"{doubtful} results cannot be true; {verdicts} crashes and timeouts")
     if doubtful:
         raise InvalidArgument(
             f"{doubtful} results cannot be true: kernelcat db drop SOURCE deletes those of a source"
@@ -250,7 +260,7 @@ def leaderboard(
     rows = board(known, sku, name, regime, state, problem)
     if html:
         html.write_text(to_html(rows), encoding="utf-8")
-        return emit({"file": str(html)}) if as_json else click.echo(str(html))
+        return emit({"file": str(html)}) if as_json else echo(str(html))
     if as_json:
-        return click.echo(to_json(rows))
+        return echo(to_json(rows))
     show(table(rows))

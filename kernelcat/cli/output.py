@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from kernelcat.report.printable import printable
+
 
 def emit(value: Any) -> None:
     """Print ``value`` (data classes, mappings, lists of them) as JSON."""
@@ -20,6 +22,11 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def echo(text: str, err: bool = False) -> None:
+    """Print lines; escapes in the text are shown, not obeyed. ``err``: to standard error."""
+    click.echo(printable(text), err=err)
 
 
 def show(renderable: Any) -> None:

@@ -10,7 +10,7 @@ import click
 
 from kernelcat.cli.devices import devices
 from kernelcat.cli.options import as_json, problem_names, seconds
-from kernelcat.cli.output import emit, show
+from kernelcat.cli.output import echo, emit, show
 from kernelcat.errors import InvalidArgument
 
 _OPTIONS = (
@@ -134,7 +134,7 @@ def ladder(
             raced = _run(tune.ladder, as_json, url, entry, problems=[problem])
             reasons = [f"{name}: skipped, {why}" for name, why in raced.skipped.items()]
             for line in (*reasons, *raced.notes):
-                click.echo(line, err=True)
+                echo(line, err=True)
     sku = gpus.find(gpu).sku if gpu else None
     shown = []
     for entry in entries:
@@ -143,7 +143,7 @@ def ladder(
     if as_json:
         return emit(shown)
     if not shown:
-        click.echo("Nothing measured yet: give --problem and --measure.")
+        echo("Nothing measured yet: give --problem and --measure.")
     for each in shown:
         show(sheet(each).console())
 
@@ -158,7 +158,7 @@ def _measure(
     if as_json:
         return emit(report.to_json())
     for line in report.lines():
-        click.echo(line)
+        echo(line)
 
 
 def _run(
@@ -175,5 +175,5 @@ def _run(
         try:
             return work(entry, store=store, progress=Quiet() if as_json else None, **options)
         except Interrupted as stopped:
-            click.echo(f"\n{stopped}", err=True)
+            echo(f"\n{stopped}", err=True)
             sys.exit(130)

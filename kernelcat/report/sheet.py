@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kernelcat.report.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Group
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table of text cells.
+    """A table of text cells. Text is shown as it is: neither markup nor escapes are obeyed.
 
     Attributes
     ----------
@@ -41,21 +43,31 @@ class Sheet:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=self.title, title_justify="left", box=None, pad_edge=False)
+        def text(cell: str) -> Text:
+            return Text(printable(cell))
+
+        table = Table(title=text(self.title), title_justify="left", box=None, pad_edge=False)
         for header, is_number in zip(self.headers, self._is_number, strict=True):
-            table.add_column(header, justify="right" if is_number else "left", no_wrap=True)
+            table.add_column(text(header), justify="right" if is_number else "left", no_wrap=True)
         for line in self.lines:
-            table.add_row(*line)
+            table.add_row(*map(text, line))
         if self.total:
-            table.add_row(*self.total, style="bold")
-        return Group(table, Text("\n".join((*self.notes, "")), style="dim"))
+            table.add_row(*map(text, self.total), style="bold")
+        notes = printable("\n".join((*self.notes, "")))
+        return Group(table, Text(notes, style="dim"))
 
     def markdown(self, command: str) -> str:
         """The table in GitHub's Markdown, with the ``command`` line that shows the table."""
         rule = ["---:" if is_number else "---" for is_number in self._is_number]
         total = [tuple(f"**{cell}**" if cell else "" for cell in self.total)] if self.total else []
         lines = [
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"
+            "| " + " | ".join(map(_markdown_cell, line)) + " |"
             for line in (self.headers, rule, *self.lines, *total)
         ]
         return "\n".join((*lines, "", " ".join((f"`{command}`:", *self.notes)), ""))
+
+
+def _markdown_cell(cell: str) -> str:
+    """``cell`` in one cell of a table: no markup of HTML and no end of the cell."""
+    text = printable(cell).replace("\n", " ").replace("|", "\\|")
+    return text.replace("&", "&amp;").replace("<", "&lt;")

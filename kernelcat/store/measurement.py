@@ -263,6 +263,8 @@ def decode(line: str | bytes) -> Any:
 
     Raises ``InvalidArgument`` for invalid JSON and for more than :data:`LINE_BYTES`.
     """
+    if not isinstance(line, (str, bytes)):
+        raise InvalidArgument(f"not JSON: {_short_repr(line)} is no text")
     if len(line) > LINE_BYTES:
         raise InvalidArgument(f"the line is longer than {LINE_BYTES} bytes")
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from sqlalchemy import (
@@ -20,7 +19,7 @@ from sqlalchemy import (
     false,
 )
 
-from kernelcat.store.measurement import FIELDS, Measurement, canonical
+from kernelcat.store.measurement import FIELDS, Measurement, canonical, decode
 from kernelcat.store.origin import LOCAL, MAX_CHARS, UNKNOWN, brought
 
 metadata = MetaData()
@@ -113,7 +112,7 @@ def from_row(row: Row[Any]) -> Measurement:
     values = row._mapping
     measurement = Measurement(
         **{name: values[name] for name in _PLAIN if name in values},
-        **{name: json.loads(values[name]) for name in _ENCODED},
+        **{name: decode(values[name]) for name in _ENCODED},
         protocol={name: values[name] for name in ("regime", "l2", "state")},
         ci_us=None if values["ci_low_us"] is None else (values["ci_low_us"], values["ci_high_us"]),
     )
