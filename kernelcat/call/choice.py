@@ -151,7 +151,9 @@ class _Search:
     missing: Mapping[str, str]
     failed: Mapping[Attempt, str]
     refuted: Sequence[Measurement]
-    considered: dict[tuple[str, str, Config | None], Considered] = field(default_factory=dict)
+    considered: dict[tuple[str, str, Config | None, str | None], Considered] = field(
+        default_factory=dict
+    )
 
     def accept(self, offer: _Offer, verified: bool, promising: bool) -> Decision | None:
         """The decision for this offer, or None where it cannot serve; records the reason.
@@ -181,7 +183,7 @@ class _Search:
         name = f"{self.entry.name}/{offer.language}/{offer.variant}"
         rejected = reason or fault
         candidate = Considered(name, offer.why, config, rejected, is_fault=fault is not None)
-        self.considered[name, offer.why, offer.config] = candidate
+        self.considered[name, offer.why, offer.config, fault] = candidate
         if rejected is not None or implementation is None or config is None:
             return None
         considered = tuple(self.considered.values())
@@ -342,7 +344,8 @@ def _installed(search: _Search) -> Iterator[Implementation]:
             yield from catalog.in_language(search.entry.name, language)
         except MissingDependency as error:
             name = f"{search.entry.name}/{language}"
-            search.considered[name, "default", None] = Considered(name, "default", None, str(error))
+            unavailable = Considered(name, "default", None, str(error))
+            search.considered[name, "default", None, None] = unavailable
 
 
 def _explain_failure(search: _Search) -> str:

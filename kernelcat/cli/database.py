@@ -133,32 +133,31 @@ def merge(other: str, url: str | None, as_json: bool) -> None:
         echo(f"refused, for example row {number}: {reason}")
 
 
-@db.command()
+@db.command("sources")
 @as_json
 @url
-def sources(url: str | None, as_json: bool) -> None:
+def list_sources(url: str | None, as_json: bool) -> None:
     """List who brought the results: measured here, shipped, or imported from a file or database.
 
     \b
     Example:
       kernelcat db sources
     """
-    from kernelcat.store import Store
-    from kernelcat.store.sources import sources as list_sources
+    from kernelcat.store.sources import opened, sources
 
-    with Store.open(url) as opened:
-        found = list_sources(opened)
+    with opened(url) as store:
+        found = sources(store)
     if as_json:
         return emit(found)
     for each in found:
         echo(f"{each.name}: {each.rows} rows, {each.first[:10]} to {each.last[:10]}")
 
 
-@db.command()
+@db.command("drop")
 @click.argument("source")
 @as_json
 @url
-def drop(source: str, url: str | None, as_json: bool) -> None:
+def drop_source(source: str, url: str | None, as_json: bool) -> None:
     """Delete all results of SOURCE, a name that kernelcat db sources lists.
 
     \b
@@ -166,19 +165,19 @@ def drop(source: str, url: str | None, as_json: bool) -> None:
       kernelcat db drop /home/me/results.jsonl
     """
     from kernelcat.store import Store
-    from kernelcat.store.sources import drop as drop_source
+    from kernelcat.store.sources import drop
 
-    with Store.open(url, create=False) as opened:
-        deleted = drop_source(opened, source)
+    with Store.open(url, create=False) as store:
+        deleted = drop(store, source)
     if as_json:
         return emit({"source": source, "deleted": deleted})
     echo(f"{deleted} rows of {source} deleted")
 
 
-@db.command()
+@db.command("verify")
 @as_json
 @url
-def verify(url: str | None, as_json: bool) -> None:
+def verify_rows(url: str | None, as_json: bool) -> None:
     """List results that cannot be true, and crashes and timeouts with what they saw.
 
     A crash or a timeout may have another cause than the kernel. The exit status is 1 if a result
@@ -188,11 +187,10 @@ def verify(url: str | None, as_json: bool) -> None:
     Example:
       kernelcat db verify
     """
-    from kernelcat.store import Store
-    from kernelcat.store.sources import verify as verify_rows
+    from kernelcat.store.sources import opened, verify
 
-    with Store.open(url) as opened:
-        findings = verify_rows(opened)
+    with opened(url) as store:
+        findings = verify(store)
     doubtful = sum(not finding.is_verdict for finding in findings)
     if as_json:
         emit(findings)
@@ -249,6 +247,7 @@ def leaderboard(
     from kernelcat.report.readme import update_readme
     from kernelcat.report.render import table, to_json
     from kernelcat.runtime import gpu as gpus
+    from kernelcat.store import plausibility
 
     if readme:
         update_readme(readme)
@@ -257,10 +256,13 @@ def leaderboard(
     name = catalog.entry(entry).name if entry else None
     sku = gpus.find(gpu).sku if gpu else None
     known = load(sku, name, regime, url)
-    rows = board(known, sku, name, regime, state, problem)
+    rows = board(known, sku, name, regime, state, problem, doubt=plausibility.doubt)
     if html:
         html.write_text(to_html(rows), encoding="utf-8")
         return emit({"file": str(html)}) if as_json else echo(str(html))
     if as_json:
         return echo(to_json(rows))
     show(table(rows))
+    doubtful = sum(plausibility.doubt(row) is not None for row in known)
+    if doubtful:
+        echo(f"{doubtful} results cannot be true and are left out: kernelcat db verify lists them.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sqlalchemy import delete, func, select
@@ -9,6 +11,7 @@ from sqlalchemy import delete, func, select
 from kernelcat.errors import InvalidArgument, UnknownName, nearest
 from kernelcat.store.database import Store
 from kernelcat.store.lines import shipped
+from kernelcat.store.location import locate
 from kernelcat.store.measurement import Measurement
 from kernelcat.store.models import from_row, measurements
 from kernelcat.store.origin import SHIPPED
@@ -49,15 +52,27 @@ class Finding:
     is_verdict: bool
 
 
-def sources(store: Store) -> list[Source]:
+@contextmanager
+def opened(url: str | None = None) -> Iterator[Store | None]:
+    """The database, open; None where nothing names a database and there is none."""
+    location = locate(url)
+    if not location.named and location.path and not location.path.exists():
+        yield None
+        return
+    with Store.open(url, create=False) as store:
+        yield store
+
+
+def sources(store: Store | None) -> list[Source]:
     """The sources of the shipped rows and of the database's rows, sorted by name."""
     dates = [row.created_at for row in shipped()]
     found = [Source(SHIPPED, len(dates), min(dates), max(dates))] if dates else []
-    created_at, origin = measurements.c.created_at, measurements.c.origin
-    columns = (origin, func.count(), func.min(created_at), func.max(created_at))
-    with store._reading() as connection:
-        for row in connection.execute(select(*columns).group_by(origin)):
-            found.append(Source(*row))
+    if store is not None:
+        created_at, origin = measurements.c.created_at, measurements.c.origin
+        columns = (origin, func.count(), func.min(created_at), func.max(created_at))
+        with store._reading() as connection:
+            for row in connection.execute(select(*columns).group_by(origin)):
+                found.append(Source(*row))
     return sorted(found, key=lambda source: source.name)
 
 
@@ -77,21 +92,28 @@ def drop(store: Store, name: str) -> int:
         deleted = connection.execute(delete(measurements).where(measurements.c.origin == name))
     if not deleted.rowcount:
         names = [source.name for source in sources(store) if source.name != SHIPPED]
-        raise UnknownName(f"no rows of {name!r}{nearest(name, names)}")
+        raise UnknownName(f"there are no rows of {name!r}{nearest(name, names)}; "
+                          "kernelcat db sources lists the sources")  # fmt: skip
     return int(deleted.rowcount)
 
 
-def verify(store: Store) -> list[Finding]:
+def verify(store: Store | None) -> list[Finding]:
     """Rows that cannot be true, shipped rows among them, and then all crashes and timeouts."""
     findings = [found for row in shipped() if (found := _finding(row))]
+    return sorted([*findings, *_in_database(store)], key=lambda finding: finding.is_verdict)
+
+
+def _in_database(store: Store | None) -> Iterator[Finding]:
+    if store is None:
+        return
     with store._reading() as connection:
         for row in connection.execute(select(measurements).order_by(measurements.c.id)):
             try:
                 found = _finding(from_row(row))
             except (InvalidArgument, ValueError, TypeError) as error:
                 found = Finding(str(row.origin), f"row {row.id}", str(error), is_verdict=False)
-            findings += [found] if found else []
-    return sorted(findings, key=lambda finding: finding.is_verdict)
+            if found is not None:
+                yield found
 
 
 def _finding(row: Measurement) -> Finding | None:
