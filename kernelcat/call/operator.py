@@ -18,11 +18,12 @@ from weakref import WeakSet
 
 from kernelcat import catalog
 from kernelcat.call import adapters, arrays, fast_path, signature
+from kernelcat.call.building import build
 from kernelcat.call.choice import Decision, Pin, choose
 from kernelcat.call.fast_path import Bound, FastCall, misses, slow_calls
 from kernelcat.catalog.implementation import Config, ConfigValue
 from kernelcat.catalog.spec import AxisValue, Entry, Problem
-from kernelcat.errors import InvalidArgument, MissingDependency
+from kernelcat.errors import InvalidArgument
 from kernelcat.importing import LOCK
 from kernelcat.report.explain import Explanation
 from kernelcat.runtime import gpu as gpus
@@ -224,7 +225,8 @@ class Op:
         """
         problem, index = self._problem(args, named, anywhere=gpu is not None)
         target = gpus.find(gpu) if gpu is not None else _gpu(index or 0)
-        decision = choose(self.entry, problem, target, _choices(self.entry.name), self.pin)
+        rows, refuted = _choices(self.entry.name), _refuted(self.entry.name)
+        decision = choose(self.entry, problem, target, rows, self.pin, refuted=refuted)
         return Explanation.of(problem, target, decision)
 
     def forget(self) -> None:
@@ -323,24 +325,8 @@ class Op:
             return self._loaded[problem, device]
 
     def _build(self, problem: Problem, device: int) -> tuple[Decision, Any]:
-        from kernelcat.runtime import launcher
-
-        gpu, missing = _gpu(device), dict[str, str]()
-        while True:
-            choices = _choices(self.entry.name)
-            decision = choose(self.entry, problem, gpu, choices, self.pin, missing)
-            chosen = decision.implementation
-            try:
-                launch = launcher.load(chosen, problem, decision.config, gpu, device)
-            except MissingDependency as error:  # no compiler for this language: choose another
-                if chosen.language in missing or self.pin.language is not None:
-                    raise
-                missing[chosen.language] = str(error)
-                continue
-            doubt = receipts.doubt(chosen)
-            if doubt is not None:
-                adapters.warn_once(f"{chosen.name} is unverified ({doubt})")
-            return decision, launch
+        rows, refuted = _choices(self.entry.name), _refuted(self.entry.name)
+        return build(self.entry, problem, _gpu(device), device, self.pin, rows, refuted)
 
 
 class Plan:
@@ -397,6 +383,12 @@ def _snapshot() -> Any:
 def _choices(name: str) -> tuple[Any, ...]:
     """Rows of the database for entry ``name``, best first."""
     rows: tuple[Any, ...] = _snapshot().choices(name)
+    return rows
+
+
+def _refuted(name: str) -> tuple[Any, ...]:
+    """Rows of the local database for entry ``name`` whose results were found wrong."""
+    rows: tuple[Any, ...] = _snapshot().refuted(name)
     return rows
 
 

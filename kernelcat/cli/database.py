@@ -133,6 +133,78 @@ def merge(other: str, url: str | None, as_json: bool) -> None:
         echo(f"refused, for example row {number}: {reason}")
 
 
+@db.command("sources")
+@as_json
+@url
+def list_sources(url: str | None, as_json: bool) -> None:
+    """List who brought the results: measured here, shipped, or imported from a file or database.
+
+    \b
+    Example:
+      kernelcat db sources
+    """
+    from kernelcat.store.sources import opened, sources
+
+    with opened(url) as store:
+        found = sources(store)
+    if as_json:
+        return emit(found)
+    for each in found:
+        echo(f"{each.name}: {each.rows} rows, {each.first[:10]} to {each.last[:10]}")
+
+
+@db.command("drop")
+@click.argument("source")
+@as_json
+@url
+def drop_source(source: str, url: str | None, as_json: bool) -> None:
+    """Delete all results of SOURCE, a name that kernelcat db sources lists.
+
+    \b
+    Example:
+      kernelcat db drop /home/me/results.jsonl
+    """
+    from kernelcat.store import Store
+    from kernelcat.store.sources import drop
+
+    with Store.open(url, create=False) as store:
+        deleted = drop(store, source)
+    if as_json:
+        return emit({"source": source, "deleted": deleted})
+    echo(f"{deleted} rows of {source} deleted")
+
+
+@db.command("verify")
+@as_json
+@url
+def verify_rows(url: str | None, as_json: bool) -> None:
+    """List results that cannot be true, and crashes and timeouts with what they saw.
+
+    A crash or a timeout may have another cause than the kernel. The exit status is 1 if a result
+    cannot be true.
+
+    \b
+    Example:
+      kernelcat db verify
+    """
+    from kernelcat.store.sources import opened, verify
+
+    with opened(url) as store:
+        findings = verify(store)
+    doubtful = sum(not finding.is_verdict for finding in findings)
+    if as_json:
+        emit(findings)
+    else:
+        for finding in findings:
+            echo(f"{finding.source}: {finding.row}: {finding.reason}")
+        verdicts = len(findings) - doubtful
+        echo(f"{doubtful} results cannot be true; {verdicts} crashes and timeouts")
+    if doubtful:
+        raise InvalidArgument(
+            f"{doubtful} results cannot be true: kernelcat db drop SOURCE deletes those of a source"
+        )
+
+
 @click.command()
 @click.argument("entry", required=False)
 @click.option("--gpu", help="Show only this SKU.")
@@ -175,6 +247,7 @@ def leaderboard(
     from kernelcat.report.readme import update_readme
     from kernelcat.report.render import table, to_json
     from kernelcat.runtime import gpu as gpus
+    from kernelcat.store import plausibility
 
     if readme:
         update_readme(readme)
@@ -183,10 +256,13 @@ def leaderboard(
     name = catalog.entry(entry).name if entry else None
     sku = gpus.find(gpu).sku if gpu else None
     known = load(sku, name, regime, url)
-    rows = board(known, sku, name, regime, state, problem)
+    rows = board(known, sku, name, regime, state, problem, doubt=plausibility.doubt)
     if html:
         html.write_text(to_html(rows), encoding="utf-8")
         return emit({"file": str(html)}) if as_json else echo(str(html))
     if as_json:
         return echo(to_json(rows))
     show(table(rows))
+    doubtful = sum(plausibility.doubt(row) is not None for row in known)
+    if doubtful:
+        echo(f"{doubtful} results cannot be true and are left out: kernelcat db verify lists them.")

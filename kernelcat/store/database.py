@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
 from typing import Any, Self
@@ -243,9 +243,10 @@ class Store:
     ) -> list[Race]:
         """The newest race of every (gpu, entry, problem, regime, kind, state), with its peers.
 
-        Only rows of one run are compared. A configuration that was ever found wrong with the same
-        source is left out, because it must not win by a timing from before or after. See
-        :func:`kernelcat.store.newest_races`. Raises ``StoreError`` if the database cannot be read.
+        Only rows of one run are compared. A race that was measured here outranks imported races. A
+        configuration that was ever found wrong with the same source is left out, because it must
+        not win by a timing from before or after. See :func:`kernelcat.store.newest_races`. Raises
+        ``StoreError`` if the database cannot be read.
         """
         values = {"gpu": gpu, "entry": entry, "regime": regime}
         stores = (self, *self.layers)
@@ -254,17 +255,22 @@ class Store:
             rows = newest_rows(connections, values)
             return newest_races(self._measurements(rows))
 
-    def valid_rows(self) -> tuple[list[Measurement], tuple[tuple[int, str], ...]]:
-        """Every valid row, oldest first, and the number and reason of each invalid row.
+    def valid_rows(
+        self, check: Callable[[Measurement], None] = lambda row: None
+    ) -> tuple[list[Measurement], tuple[tuple[int, str], ...]]:
+        """Every valid row, oldest first, and the number and reason of each other row.
 
-        Raises ``StoreError`` if the database cannot be read.
+        ``check`` raises ``InvalidArgument`` for a row that does not count as valid. Raises
+        ``StoreError`` if the database cannot be read.
         """
         statement = select(measurements).order_by(measurements.c.created_at, measurements.c.id)
         rows, refused = [], []
         with self._reading() as connection:
             for row in connection.execute(statement):
                 try:
-                    rows.append(from_row(row))
+                    measurement = from_row(row)
+                    check(measurement)
+                    rows.append(measurement)
                 except (InvalidArgument, ValueError) as error:
                     refused.append((row.id, str(error)))
         return rows, tuple(refused)

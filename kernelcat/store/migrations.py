@@ -20,6 +20,7 @@ from sqlalchemy import (
 
 from kernelcat.errors import StoreError
 from kernelcat.store import models
+from kernelcat.store.origin import MAX_CHARS, UNKNOWN
 
 Migration = Callable[[Connection], None]
 
@@ -42,7 +43,14 @@ def add_winner(connection: Connection) -> None:
         connection.execute(update(table).where(table.c.id == row.id).values(**changes))
 
 
-MIGRATIONS: list[Migration] = [add_sqnr, add_winner]
+def add_origin(connection: Connection) -> None:
+    """Add the column ``origin``; it is ``unknown`` in older rows."""
+    name, kind = models.measurements.name, f"VARCHAR({MAX_CHARS})"
+    column = f"origin {kind} NOT NULL DEFAULT '{UNKNOWN}'"
+    connection.execute(text(f"ALTER TABLE {name} ADD COLUMN {column}"))
+
+
+MIGRATIONS: list[Migration] = [add_sqnr, add_winner, add_origin]
 """``MIGRATIONS[n]`` takes a database from version ``n + 1`` to ``n + 2``. Append only.
 
 ``models`` creates a new database in the newest version. A change of ``models`` therefore needs a

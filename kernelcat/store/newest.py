@@ -23,8 +23,8 @@ from kernelcat.store.measurement import PEER
 from kernelcat.store.models import measurements
 
 COLUMNS = measurements.c
-SUBJECT = ("gpu", "entry", "problem", "regime", "kind", "state")
-"""Columns that are equal in all rows of a race."""
+SUBJECT = ("gpu", "entry", "problem", "regime", "kind", "state", "origin")
+"""Columns that are equal in all rows of a race, as one origin brought it."""
 CASE = ("gpu", "entry", "problem", "language", "variant", "config", "source", "kind")
 """Columns that a verdict is about."""
 CHUNK = 200

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelcat.errors import StoreError
+from kernelcat.store import origin
 from kernelcat.store.database import Store
 from kernelcat.store.lines import File, Refusals, read_all, write_lines
+from kernelcat.store.location import locate
 from kernelcat.store.measurement import Measurement
+from kernelcat.store.plausibility import check
 from kernelcat.store.races import Race, newest_races
 
 _SQLITE = b"SQLite format 3\0"
@@ -68,7 +71,7 @@ class MergeReport:
     added : number of new rows
     known : number of rows that the database had before
     conflicts : problems whose winners differ
-    refused : number and reason of each invalid line or row
+    refused : number and reason of each invalid or doubtful line or row
     """
 
     added: int
@@ -131,10 +134,11 @@ class _NothingAdded(Exception):
 def import_(store: Store, path: str | Path, *, partial: bool = False) -> ImportReport:
     """Add the rows of a JSON Lines file, which is read line by line.
 
-    If a line is invalid, nothing is added; with ``partial`` the other lines are. Raises
+    A line is invalid too if its row cannot be true (:mod:`kernelcat.store.plausibility`). If a line
+    is invalid, nothing is added; with ``partial`` the other lines are. Raises
     ``StoreError`` if the file cannot be read or the database cannot be written.
     """
-    file = File(Path(path))
+    file = File(Path(path), origin.of_file(Path(path).absolute()), check)
 
     def rows() -> Iterator[Measurement]:
         yield from file
@@ -151,10 +155,11 @@ def import_(store: Store, path: str | Path, *, partial: bool = False) -> ImportR
 def merge(store: Store, other: str | Path) -> MergeReport:
     """Add the rows of another database or JSON Lines file, and report where the winners differ.
 
-    The other file is not changed: a private copy of a database is read. Invalid rows are refused,
-    and all others are added. Medians of different runs are never compared. A race decides before a
-    screening, then the newer run (it has newer kernels and rivals), then the run with more samples.
-    :meth:`Store.winners` always chooses in this way; a merge reports it.
+    The other file is not changed: a private copy of a database is read. Invalid rows and doubtful
+    rows (:mod:`kernelcat.store.plausibility`) are refused, and all others are added. Medians of
+    different runs are never compared. A race decides before a screening, a race that was measured
+    here before an imported race, then the newer run (it has newer kernels and rivals), then the run
+    with more samples. :meth:`Store.winners` always chooses in this way; a merge reports it.
 
     Raises
     ------
@@ -176,11 +181,13 @@ def merge(store: Store, other: str | Path) -> MergeReport:
 def _rows_of(other: str | Path) -> tuple[list[Measurement], Refusals]:
     """The valid rows of a database or file, and the others."""
     text = str(other)
+    name = origin.of_file(locate(text))
     if "://" not in text and not _is_sqlite(Path(text)):
-        file = File(Path(text))
+        file = File(Path(text), name, check)
         return list(file), tuple(file.refused)
     with Store.open(text, create=False, as_copy=True) as store:
-        return store.valid_rows()
+        rows, refused = store.valid_rows(check)
+    return [origin.brought(row, name) for row in rows], refused
 
 
 def _is_sqlite(path: Path) -> bool:
@@ -243,7 +250,9 @@ def _resolve(ours: Race, theirs: Race, kept_run: str) -> Conflict:
     kept, other = (theirs, ours) if kept_run == theirs.run else (ours, theirs)
     days = f"{kept.created_at[:16]} against {other.created_at[:16]}"
     samples = f"{kept.winner.samples} against {other.winner.samples} samples"
-    return Conflict(ours, theirs, kept, f"{days}, {samples}{_loser_text(kept, other.winner)}")
+    here = "" if origin.is_imported(kept.origin) else "measured here, "
+    reason = f"{here}{days}, {samples}{_loser_text(kept, other.winner)}"
+    return Conflict(ours, theirs, kept, reason)
 
 
 def _loser_text(race: Race, loser: Measurement) -> str:

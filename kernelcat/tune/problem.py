@@ -13,6 +13,7 @@ from kernelcat.bench.stats import decide, ratio_interval
 from kernelcat.catalog.implementation import Implementation
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.store.measurement import Measurement
+from kernelcat.store.plausibility import doubt
 from kernelcat.store.races import LADDER, SCREEN, newest_races
 from kernelcat.tune import search
 from kernelcat.tune.candidate import PEER, Candidate, simplicity
@@ -126,11 +127,12 @@ class ProblemTune:
             return History({}, {}, {})
         where = {"entry": tools.entry.name, "gpu": tools.gpu.sku}
         local = tools.store.rows(**where, problem=self.problem, kind="measured")
+        local = [row for row in local if doubt(row) is None]
         shipped = [row for row in tools.shipped if row.problem_key == self.problem.key]
         incumbents = {}
         races = [row for race in tools.store.winners(**where, regime=None)
                  for row in race.measurements]  # fmt: skip
-        for race in newest_races([*shipped, *races]):
+        for race in newest_races(row for row in (*shipped, *races) if doubt(row) is None):
             row = race.winner
             is_race = race.key.kind == "measured" and race.key.state != SCREEN
             if is_race and race.key.problem == self.problem.key:

@@ -88,7 +88,8 @@ def best(implementation: Implementation, problem: Problem, gpu: Gpu) -> Config:
     for choice in snapshot().choices(implementation.entry):
         is_exact = (choice.gpu, choice.problem, choice.kind) == (gpu.sku, problem, "measured")
         is_measured = is_exact and (choice.language, choice.variant) == owner
-        if is_measured and implementation.why_not(choice.config, problem, gpu) is None:
+        is_legal = implementation.why_not(choice.config, problem, gpu) is None
+        if is_measured and is_legal and choice.doubt is None:
             return choice.config
     config = implementation.default(problem, gpu)
     reason = implementation.why_not(config, problem, gpu)

@@ -13,6 +13,7 @@ from kernelcat.store import Measurement, Store, StoreError, import_, lines, merg
 from kernelcat.store.measurement import LINE_BYTES
 
 ROW: dict[str, Any] = json.loads(Path(__file__).parents[1].joinpath("measurement.json").read_text())
+ROW["problem"] = {"M": 4096}  # axes of another specification: the catalog cannot check such rows
 
 
 def line(**changes: Any) -> str:
