@@ -16,6 +16,8 @@ and ``cli`` (the command line).
 
 from __future__ import annotations
 
+from _thread import RLock  # threading itself would take 5 ms
+
 TYPE_CHECKING = False  # stands for typing.TYPE_CHECKING: importing typing would take 20 ms
 if TYPE_CHECKING:
     from kernelcat.call.operator import entries, get, reload
@@ -52,6 +54,13 @@ _HOMES = {
 }
 """Public name -> the module that defines the name, or the package that holds the module."""
 
+first_use = RLock()
+"""Held while the package imports its modules, reads its files and registers operators.
+
+Threads that import a package and a module of the package at the same time wait for each other;
+Python then gives one of them a module without its names.
+"""
+
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
@@ -59,8 +68,9 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     home = _HOMES[name]
-    value = getattr(import_module(home), name, None)
-    globals()[name] = import_module(f"{home}.{name}") if value is None else value
+    with first_use:
+        value = getattr(import_module(home), name, None)
+        globals()[name] = import_module(f"{home}.{name}") if value is None else value
     return globals()[name]
 
 

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 from weakref import WeakSet
 
-from kernelcat import catalog
+from kernelcat import catalog, first_use
 from kernelcat.call import adapters, arrays, fast_path, signature
 from kernelcat.call.choice import Decision, Pin, choose
 from kernelcat.call.fast_path import Bound, FastCall, misses, slow_calls
@@ -38,7 +38,7 @@ MAX_RECENT = 8
 _is_compiling: Callable[[], bool] = bool  # torch's own check replaces bool once torch is imported
 _scans: dict[type, arrays.Scan] = {}
 _ops: dict[tuple[str, Pin], Op] = {}
-_alive: WeakSet[Op] = WeakSet()
+_alive: WeakSet[Op] = WeakSet()  # like _ops, read and changed by holders of first_use
 
 
 def entries() -> tuple[str, ...]:
@@ -73,20 +73,23 @@ def get(
     """
     entry = catalog.entry(name)
     pin = Pin(language, variant, None if config is None else Config(config))
-    op = _ops.get((name, pin))
-    if op is None:
-        pin.check(entry)
-        op = _ops.setdefault((name, pin), Op(entry, pin))
-    _register_with_torch()
+    with first_use:
+        op = _ops.get((name, pin))
+        if op is None:
+            pin.check(entry)
+            op = _ops[name, pin] = Op(entry, pin)
+        _register_with_torch()
     return op
 
 
 def reload() -> None:
     """Forget the database and all choices; the next call of an operator reads and chooses again."""
-    _snapshot.cache_clear()
-    receipts.known.cache_clear()
-    code_record.find.cache_clear()
-    for op in _ops.values():
+    with first_use:
+        _snapshot.cache_clear()
+        receipts.known.cache_clear()
+        code_record.find.cache_clear()
+        ops = list(_ops.values())
+    for op in ops:
         op.forget()
 
 
@@ -128,7 +131,8 @@ class Op:
         self._lock = threading.RLock()
         self.traced: Callable[..., Any] | None = None  # serves torch.compile and wrapper tensors
         self._positions = {tensor.name: i for i, tensor in enumerate(entry.inputs)}
-        _alive.add(self)
+        with first_use:
+            _alive.add(self)
 
     def __repr__(self) -> str:
         return f"<kernelcat.Op {self.entry.name}{self.pin.key}>"
@@ -316,7 +320,8 @@ class Op:
             return self._loaded[problem, device]
 
     def _build(self, problem: Problem, device: int) -> tuple[Decision, Any]:
-        from kernelcat.runtime import launcher
+        with first_use:
+            from kernelcat.runtime import launcher
 
         gpu, missing = _gpu(device), dict[str, str]()
         while True:
@@ -365,7 +370,9 @@ def pinned(name: str, key: str) -> Op:
 def _register_with_torch() -> None:
     """Register every operator as a torch operator, once torch has been imported."""
     global _is_compiling
-    if "torch" in sys.modules:
+    if "torch" not in sys.modules:
+        return
+    with first_use:
         from kernelcat.call import torch_operators
 
         for op in list(_alive):
@@ -382,7 +389,8 @@ def _snapshot() -> Any:
 
 def _choices(name: str) -> tuple[Any, ...]:
     """Rows of the database for entry ``name``, best first."""
-    rows: tuple[Any, ...] = _snapshot().choices(name)
+    with first_use:  # threads that call for the first time read the database once
+        rows: tuple[Any, ...] = _snapshot().choices(name)
     return rows
 
 

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from functools import cache
 
-from kernelcat import paths
+from kernelcat import first_use, paths
 from kernelcat.catalog.implementation import LANGUAGES, Implementation
 from kernelcat.catalog.spec import Entry
 from kernelcat.errors import MissingDependency, UnknownName, nearest
@@ -38,7 +38,8 @@ def entry(name: str) -> Entry:
     """
     if name not in names():
         raise UnknownName(f"unknown entry {name!r}{nearest(name, list(names()))}")
-    specification: Entry = importlib.import_module(f"kernelcat.reference.{name}").ENTRY
+    with first_use:
+        specification: Entry = importlib.import_module(f"kernelcat.reference.{name}").ENTRY
     return specification
 
 
@@ -76,9 +77,12 @@ def in_language(name: str, language: str) -> tuple[Implementation, ...]:
     if language not in languages(name):
         return ()
     compiler = _MODULES[language]
-    if not installed(compiler):
-        raise MissingDependency(f"{language} needs the module {compiler!r}: {INSTALL[language]}")
-    module = importlib.import_module(f"kernelcat.kernels.{language}.{name}")
+    with first_use:
+        if not installed(compiler):
+            raise MissingDependency(
+                f"{language} needs the module {compiler!r}: {INSTALL[language]}"
+            )
+        module = importlib.import_module(f"kernelcat.kernels.{language}.{name}")
     return tuple(sorted(module.IMPLEMENTATIONS, key=lambda i: i.rank))
 
 
