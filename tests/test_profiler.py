@@ -17,7 +17,7 @@ from kernelcat.cli import profiling
 from kernelcat.errors import InvalidArgument, KernelcatError, MissingDependency, Unsupported
 from kernelcat.report import traffic
 from kernelcat.report.readme import render_readme
-from kernelcat.runtime import gpu
+from kernelcat.runtime import children, gpu
 from kernelcat.store import Measurement, Store
 from kernelcat.verify import profiler, profiles
 from kernelcat.verify.profiles import Counts, Profile

@@ -7,9 +7,9 @@ import sys
 import threading
 
 import pytest
+from campaign import seeds
 
 import kernelcat
-from campaign import seeds
 from kernelcat import catalog
 from kernelcat.call import operator
 from kernelcat.call.choice import Pin

@@ -10,7 +10,7 @@ import click
 
 from kernelcat.cli.devices import devices
 from kernelcat.cli.options import as_json, problem_names, seconds
-from kernelcat.cli.output import emit, show
+from kernelcat.cli.output import emit, note_missing_database, show
 from kernelcat.errors import InvalidArgument
 
 _OPTIONS = (
@@ -136,6 +136,8 @@ def ladder(
             for line in (*reasons, *raced.notes):
                 click.echo(line, err=True)
     sku = gpus.find(gpu).sku if gpu else None
+    if url is None:
+        note_missing_database()
     shown = []
     for entry in entries:
         rows = load(sku, entry, "graph", url)
@@ -153,7 +155,7 @@ def _measure(
     no_peers: bool, **options: Any,
 ) -> None:  # fmt: skip
     chosen = {name: value for name, value in options.items() if value}
-    budget_s = seconds(budget) if budget else None
+    budget_s = None if budget is None else seconds(budget)
     report = _run(work, as_json, url, entry, budget_s=budget_s, peers=not no_peers, **chosen)
     if as_json:
         return emit(report.to_json())

@@ -52,7 +52,9 @@ def test_a_line_that_is_no_receipt_ends_neither_dispatch_nor_show(line: str) -> 
     kernelcat.reload()
     with pytest.warns(RuntimeWarning, match=f"1 unreadable lines are ignored .{path}:2:"):
         known = receipts.known()
-    assert {"gemm/cuda/naive", "gemm/cuda/tma"} <= {r.implementation for r in known if not r.environment}
+    assert {"gemm/cuda/naive", "gemm/cuda/tma"} <= {
+        r.implementation for r in known if not r.environment
+    }
     decision = kernelcat.get("gemm").explain(M=64, N=64, K=64, dtype="float16", gpu="h200")
     assert decision.implementation and show.text(show.card("gemm"))
 
