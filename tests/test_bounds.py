@@ -84,3 +84,33 @@ def test_a_module_is_unloaded_with_the_last_launcher_that_uses_it(library: Libra
     del used
     gc.collect()
     assert len(library.loaded) == 4
+
+
+SPIN = """
+extern "C" __global__ void spin(int* out) {
+  const long long start = clock64();
+  while (clock64() - start < 1000000000LL) {}
+  *out = 7;
+}
+"""
+
+
+@pytest.mark.gpu
+def test_unloading_a_module_waits_for_its_kernels() -> None:
+    from kernelcat.jit.cuda import CudaSource
+    from kernelcat.runtime import gpu
+
+    cuda = driver.opened()
+    artifact = CudaSource(SPIN, "spin").compile(gpu.detect().arch)
+    function = cuda.function(artifact.code, artifact.kernel, 0)
+    pointer = ctypes.c_uint64(cuda.allocate(4, 0))
+    params = (ctypes.c_void_p * 1)(ctypes.addressof(pointer))
+    config = driver.launch_config((1, 1, 1), 1, 0, 0, (1, 1, 1), False)
+    with cuda.using(0):
+        assert cuda.launch(ctypes.byref(config), function, params, None) == 0
+    del function
+    gc.collect()
+    result = ctypes.c_int()
+    with cuda.using(0):
+        cuda.call("cuMemcpyDtoH_v2", ctypes.byref(result), pointer, ctypes.c_size_t(4))
+    assert result.value == 7
