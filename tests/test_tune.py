@@ -200,8 +200,9 @@ def test_a_tune_for_another_gpu_predicts_and_notes_that_nothing_ran(store, tmp_p
     assert report.kind == "predicted" and "nothing ran" in report.notes[0]
     assert {row.kind for row in report.rows} == {"predicted"}
     assert not loads(tmp_path)
-    slow = next(row for row in report.rows if row.config["kind"] == "slow")
-    assert slow.status == "compile_error" and "spills 64 bytes" in slow.detail
+    assert not any(row.config["kind"] == "slow" for row in report.rows), "a spill is no failure"
+    [note] = [note for note in report.notes if "kind=slow" in note]
+    assert "was left out: spills 64 bytes" in note
     winner = report.problems[0].winners["graph", "predicted"]
     assert winner.candidate.config["kind"] == "fast"
     assert not store.rows(kind="measured")
@@ -210,7 +211,7 @@ def test_a_tune_for_another_gpu_predicts_and_notes_that_nothing_ran(store, tmp_p
 
 def test_a_compiler_that_fails_loses_only_one_prediction(planted, store) -> None:
     report = run(store, gpu="b200", variants=["bad"])
-    assert report.problems[0].skipped == "nothing compiles and fits on b200"
+    assert report.problems[0].skipped == "no implementation serves this problem on b200"
     report = run(store, gpu="h100", variants=["bad"])
     status = {row.config["kind"]: row.status for row in report.rows}
     assert status["refuses"] == "compile_error" and status["never_compiles"] == "timeout"

@@ -40,7 +40,7 @@ MAX_RECENT = 8
 _is_compiling: Callable[[], bool] = bool  # torch's own check replaces bool once torch is imported
 _scans: dict[type, arrays.Scan] = {}
 _ops: dict[tuple[str, Pin], Op] = {}
-_alive: WeakSet[Op] = WeakSet()
+_alive: WeakSet[Op] = WeakSet()  # like _ops, read and changed by holders of LOCK
 
 
 def entries() -> tuple[str, ...]:
@@ -75,21 +75,21 @@ def get(
     """
     entry = catalog.entry(name)
     pin = Pin(language, variant, None if config is None else Config(config))
-    op = _ops.get((name, pin))
-    if op is None:
-        pin.check(entry)
-        with LOCK:
-            op = _ops.setdefault((name, pin), Op(entry, pin))
-    _register_with_torch()
+    with LOCK:
+        op = _ops.get((name, pin))
+        if op is None:
+            pin.check(entry)
+            op = _ops[name, pin] = Op(entry, pin)
+        _register_with_torch()
     return op
 
 
 def reload() -> None:
     """Forget the database and all choices; the next call of an operator reads and chooses again."""
-    _snapshot.cache_clear()
-    receipts.known.cache_clear()
-    code_record.find.cache_clear()
     with LOCK:
+        _snapshot.cache_clear()
+        receipts.known.cache_clear()
+        code_record.find.cache_clear()
         ops = list(_ops.values())
     for op in ops:  # without the lock: an operator that builds a kernel waits for imports
         op.forget()
@@ -382,7 +382,8 @@ def _snapshot() -> Any:
 
 def _choices(name: str) -> tuple[Any, ...]:
     """Rows of the database for entry ``name``, best first."""
-    rows: tuple[Any, ...] = _snapshot().choices(name)
+    with LOCK:  # threads that call for the first time read the database once
+        rows: tuple[Any, ...] = _snapshot().choices(name)
     return rows
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from kernelcat.cli.options import as_json
-from kernelcat.cli.output import echo, emit, show
+from kernelcat.cli.output import echo, emit, note_missing_database, show
 from kernelcat.errors import InvalidArgument
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -255,6 +255,8 @@ def leaderboard(
         return emit({"file": str(readme)}) if as_json else None
     name = catalog.entry(entry).name if entry else None
     sku = gpus.find(gpu).sku if gpu else None
+    if url is None:
+        note_missing_database()
     known = load(sku, name, regime, url)
     rows = board(known, sku, name, regime, state, problem, doubt=plausibility.doubt)
     if html:

@@ -30,7 +30,24 @@ def echo(text: str, err: bool = False) -> None:
 
 
 def show(renderable: Any) -> None:
-    """Print a rich renderable, up to 200 columns wide where the output is not a terminal."""
-    from rich.console import Console
+    """Print a rich renderable, up to 200 columns wide where the output is not a terminal.
 
-    Console(width=None if sys.stdout.isatty() else 200).print(renderable)
+    What does not fit is printed wider than the terminal, and not cut.
+    """
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    endless = console.options.update(width=1 << 14)
+    console.width = max(console.width, Measurement.get(console, endless, renderable).minimum)
+    console.print(renderable)
+
+
+def note_missing_database() -> None:
+    """Print one line to standard error if ``$KERNELCAT_DB`` names a file that is not there."""
+    from kernelcat.store.location import VARIABLE, locate
+
+    location = locate()
+    if location.named and location.path is not None and not location.path.exists():
+        click.echo(f"{VARIABLE} names {location}, which does not exist: only shipped results are "
+                   "shown", err=True)  # fmt: skip

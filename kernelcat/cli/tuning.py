@@ -10,7 +10,7 @@ import click
 
 from kernelcat.cli.devices import devices
 from kernelcat.cli.options import as_json, problem_names, seconds
-from kernelcat.cli.output import echo, emit, show
+from kernelcat.cli.output import echo, emit, note_missing_database, show
 from kernelcat.errors import InvalidArgument
 
 _OPTIONS = (
@@ -140,6 +140,8 @@ def ladder(
     for entry in entries:
         rows = load(sku, entry, "graph", url)
         shown += ladders(rows, entry, sku, problem)
+    if url is None:
+        note_missing_database()
     if as_json:
         return emit(shown)
     if not shown:
@@ -153,7 +155,7 @@ def _measure(
     no_peers: bool, **options: Any,
 ) -> None:  # fmt: skip
     chosen = {name: value for name, value in options.items() if value}
-    budget_s = seconds(budget) if budget else None
+    budget_s = None if budget is None else seconds(budget)
     report = _run(work, as_json, url, entry, budget_s=budget_s, peers=not no_peers, **chosen)
     if as_json:
         return emit(report.to_json())

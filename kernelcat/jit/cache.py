@@ -21,6 +21,7 @@ import warnings
 from functools import cache
 from pathlib import Path
 
+from kernelcat.bounded import Bounded
 from kernelcat.catalog.implementation import Source
 from kernelcat.jit.artifact import Artifact
 
@@ -41,7 +42,9 @@ OTHER_VARIABLES = {
 _STARTED = time.time()
 """When this module was imported, in seconds: before any module of kernels."""
 
-_memory: dict[str, Artifact] = {}
+_memory = Bounded[str, Artifact](256)
+"""The newest artifacts; an older one is read from the disk again."""
+
 _warned: set[Path] = set()
 
 

@@ -96,7 +96,8 @@ def _notes(rows: list[Row], has_peers: bool) -> list[str]:
     if any(row.ties for row in rows):
         notes.append(
             f"{TIED} a tie: within {TIE:.0%}, or the 95 % intervals overlap; "
-            "of equals the simplest is shown."
+            "shown is the one that the tune declared the winner, "
+            "else the first by language, variant and configuration."
         )
     if any(row.stale for row in rows):
         notes.append(f"{STALE} stale: the kernel's sources changed since; tune again.")

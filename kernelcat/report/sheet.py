@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,8 +37,14 @@ class Sheet:
         columns = range(len(self.headers))
         return [column in columns[self.numbers] for column in columns]
 
+    def _columns(self) -> Iterable[Sequence[str]]:
+        """The cells of each column, the header first."""
+        lines = [self.headers, *self.lines, *([self.total] if self.total else [])]
+        return zip(*lines, strict=True)
+
     def console(self) -> Group:
         """The table for ``rich.console.Console.print``."""
+        from rich.cells import cell_len
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -51,6 +57,11 @@ class Sheet:
             table.add_column(text(header), justify="right" if is_number else "left", no_wrap=True)
         for line in self.lines:
             table.add_row(*map(text, line))
+        for column, cells in zip(table.columns, self._columns(), strict=True):
+            # Numbers are never cut: where the line is too long, names are folded.
+            column.overflow = "fold"
+            column.no_wrap = column.justify == "right"
+            column.min_width = max(map(cell_len, cells)) if column.no_wrap else None
         if self.total:
             table.add_row(*map(text, self.total), style="bold")
         notes = printable("\n".join((*self.notes, "")))

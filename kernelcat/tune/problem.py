@@ -111,6 +111,9 @@ class ProblemTune:
             return report
         self.l2 = placed.l2
         self._search([c for c in candidates if c not in self.history.failed])
+        if report.cut_short:
+            known = self.times.keys() | self.history.failed.keys()
+            report.not_tried = sum(candidate not in known for candidate in candidates)
         if not self._verified_finalists():
             report.skipped = "no candidate passed the checks"
             return report
