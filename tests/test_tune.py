@@ -36,7 +36,7 @@ from kernelcat.tune.progress import Bar
 from kernelcat.tune.supervisor import Supervisor
 
 PLANTED = Path(__file__).parent / "planted"
-QUICK = Limits(candidate_s=1.5, compile_s=5, peer_s=5)
+QUICK = Limits(candidate_s=1.5, compile_s=2.5, peer_s=5)
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_failures_are_recorded_do_not_stop_the_tune_and_are_not_tried_again(
     assert "wrote outside of dst" in rows["overruns"].detail
     assert "SIGSEGV" in rows["segfaults"].detail
     assert "after the timed runs" in rows["tires"].detail
-    assert "after the timed runs: copy 2: dst" in rows["neglects"].detail
+    assert "after the timed runs: copy " in rows["neglects"].detail
     assert "of signal to quantization noise, less than 50.0" in rows["slurs"].detail
     assert 8e-3 < rows["slurs"].max_error < 1e-2
     passed = [row for row in report.rows if row.status == "passed"]
@@ -108,7 +108,7 @@ def test_failures_are_recorded_do_not_stop_the_tune_and_are_not_tried_again(
     assert set(problem.skipped_peers) == {"absent", "unable", "broken"}
     assert winner_of(report).peer == "host"
     assert winner_of(report).vs_peer[1] > 1.5
-    assert report.restarts == 2  # for "hangs" and "segfaults"
+    assert report.restarts == 4  # two for "hangs", two for "segfaults"
     [race] = store.winners(gpu="planted", entry="planted", regime="eager")
     assert race.winner.config == {"kind": "fast"}
     assert [peer.variant for peer in race.peers] == ["host"]

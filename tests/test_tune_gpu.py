@@ -95,7 +95,7 @@ def test_memory_of_a_peer_stays_reserved_while_its_graph_lives(request) -> None:
     timed = timer.prepare([make()], "graph")
     others = [torch.zeros(**size) for _ in range(64)]
     out.zero_()
-    timed.once()
+    timed.one_pass()
     torch.cuda.synchronize()
     assert (out == 7.0).all()
     assert not any(other.any() for other in others)
