@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from tempfile import TemporaryFile
 
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import LaunchError, MissingDependency
+from kernelcat.jit import cache
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.channel import Channel, ChildDied, ChildTimeout, Stopped
 from kernelcat.tune.failure import MAX_TRIES, lost_child, tried_again
@@ -45,6 +47,20 @@ class Limits:
     candidate_s: float = 20.0
     peer_s: float = 120.0
     compile_s: float = 180.0
+
+    def for_cache(self) -> tuple[Limits, list[str]]:
+        """These limits and no notes if compiled kernels can be kept; else longer limits and why.
+
+        Without the cache a measuring process compiles each candidate itself.
+        """
+        folder = cache.folder()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=folder):
+                return self, []
+        except OSError as error:
+            note = f"{folder} cannot be written ({error.strerror}): every kernel is compiled twice"
+            return replace(self, candidate_s=self.candidate_s + self.compile_s), [note]
 
 
 class Supervisor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ import pytest
 from campaign import seeds
 
 from kernelcat.catalog.implementation import Config
+from kernelcat.jit import cache
 from kernelcat.store import Store
 from kernelcat.store.measurement import Measurement
 from kernelcat.tune import Limits, Quiet, tune
@@ -78,6 +80,14 @@ def test_a_worker_that_is_killed_is_no_failure_of_the_candidate(planted) -> None
     assert timing.samples and supervisor.restarts == 1
 
 
+def test_where_the_cache_cannot_be_written_a_candidate_has_time_to_compile(monkeypatch) -> None:
+    monkeypatch.setattr(cache, "folder", lambda: Path("/dev/null/kernelcat"))
+    limits, notes = Limits(candidate_s=20, compile_s=180).for_cache()
+    assert limits.candidate_s == 200 and "/dev/null/kernelcat" in notes[0]
+    monkeypatch.undo()
+    assert Limits().for_cache() == (Limits(), [])
+
+
 @pytest.mark.parametrize(("status", "counts"), [("crashed", False), ("timeout", False),
                                                 ("wrong", True)])  # fmt: skip
 def test_a_doubtful_verdict_expires(status: str, counts: bool) -> None:
@@ -134,10 +144,8 @@ def children(pid: int) -> list[int]:
 
 
 def kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def running(pid: int) -> bool:
