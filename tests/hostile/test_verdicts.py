@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from campaign import seeds
+from campaign import seeds, share
 
 from kernelcat.catalog.implementation import Config
 from kernelcat.jit import cache
@@ -29,8 +29,8 @@ from kernelcat.tune.supervisor import Supervisor
 
 PLANTED = Path(__file__).parent.parent / "planted"
 SAMPLE = Path(__file__).parent.parent / "measurement.json"
-KILLS = 10
-"""Processes killed in one trial of the campaign: 30 trials, 300 kills."""
+KILLS = max(6, share(30))
+"""Processes killed in one trial. A campaign has 10 trials: 300 kills."""
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_a_doubtful_verdict_expires(status: str, counts: bool) -> None:
         assert bool(history.failed) == failed
 
 
-@seeds(30)
+@seeds(10)
 def test_killed_processes_leave_no_orphan_no_innocent_verdict_and_the_same_winner(seed) -> None:
     dice, known, started = random.Random(seed), set[str](), set[int]()
     code = (
