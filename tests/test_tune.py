@@ -392,16 +392,16 @@ def test_a_hang_on_one_gpu_does_not_affect_the_other(store, tmp_path, monkeypatc
     where = {device: size for _, size, device in load_log(tmp_path)}
     status = {row.problem["n"]: row.status for row in report.rows if row.config["kind"] == "good"}
     assert status == {where[0]: "passed", where[1]: "timeout"}
-    assert all(problem.winners for problem in report.problems) and report.restarts == 1
+    assert all(problem.winners for problem in report.problems) and report.restarts == 2
 
 
 def test_a_lost_gpu_is_an_error_after_the_other_gpu_has_finished(store, monkeypatch) -> None:
     place = Supervisor.place
 
-    def lost(self, problem):
+    def lost(self, problem, seed):
         if self.index == 1:
             raise LaunchError("the GPU does not recover")
-        return place(self, problem)
+        return place(self, problem, seed)
 
     monkeypatch.setattr(Supervisor, "place", lost)
     with pytest.raises(LaunchError, match="does not recover"):
