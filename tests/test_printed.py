@@ -117,7 +117,10 @@ def test_tune_board_and_explain_name_one_winner(store, monkeypatch) -> None:
 
     def ties(implementation, problem, gpu):
         last = 0.5 if implementation.language == "triton" else 0.7
-        return ((candidate, 1e6 + 1000 * last) for candidate, _ in promising(implementation, problem, gpu))
+        return (
+            (candidate, 1e6 + 1000 * last)
+            for candidate, _ in promising(implementation, problem, gpu)
+        )
 
     monkeypatch.setattr(cross, "promising_candidates", ties)
     verified = {i.variant for i in catalog.implementations("gemm") if receipts.doubt(i) is None}

@@ -207,7 +207,9 @@ def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
         processes = options.processes or default_processes(max(1, len(devices)))
         pool = CompilePool(options.backend, target, processes, options.limits.compile_s)
         stack.callback(pool.close)
-        supervisors = [Supervisor(options.backend, i, options.limits) for i in devices]
+        limits, notes = options.limits.for_cache()
+        report.notes += notes if devices else []
+        supervisors = [Supervisor(options.backend, i, limits) for i in devices]
         lock, shipped_rows = threading.Lock(), _shipped_rows(entry, target)
 
         def make_tools(supervisor: Supervisor) -> Tools:

@@ -23,6 +23,11 @@ from kernelcat.runtime import children
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.messages import Failed, Reply, Request
 
+FAULTS = frozenset(
+    getattr(signal, name) for name in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT",
+                                       "SIGTRAP", "SIGSYS") if hasattr(signal, name)
+)  # fmt: skip
+"""Signals that a process raises by a fault of its own."""
 TAIL_BYTES = 600
 """Bytes at the end of a dead child's standard error that become part of the error message."""
 
@@ -39,7 +44,15 @@ class ChildTimeout(Exception):
 
 
 class ChildDied(Exception):
-    """The child ended before it answered; the text has its exit status or signal."""
+    """The child ended before it answered; the text has its exit status or signal.
+
+    ``outside`` is whether another process ended the child, by a signal that no fault raises. Linux
+    ends a process that way too when memory runs out.
+    """
+
+    def __init__(self, text: str, outside: bool = False) -> None:
+        super().__init__(text)
+        self.outside = outside
 
 
 class Stopped(Exception):
@@ -118,7 +131,8 @@ class Channel:
         self.log.seek(max(0, self.log.seek(0, os.SEEK_END) - TAIL_BYTES))
         tail = " ".join(self.log.read().decode(errors="replace").split())
         self.kill()
-        return ChildDied(f"{how}: {tail}" if tail else how)
+        outside = code < 0 and -code not in FAULTS
+        return ChildDied(f"{how}: {tail}" if tail else how, outside)
 
 
 class Server:
