@@ -42,7 +42,7 @@ def main() -> Never:
     _end_like(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
-def _run(command: list[str], guard: int, mask: set[signal.Signals]) -> Never:
+def _run(command: list[str], guard: int, mask: set[int | signal.Signals]) -> Never:
     """Become ``command``, in a new process group."""
     os.setpgid(0, 0)
     _die_with(guard, signal.SIGKILL)
