@@ -169,8 +169,6 @@ def leaderboard(
         return emit({"file": str(readme)}) if as_json else None
     name = catalog.entry(entry).name if entry else None
     sku = gpus.find(gpu).sku if gpu else None
-    if url is None:
-        note_missing_database()
     known = load(sku, name, regime, url)
     rows = board(known, sku, name, regime, state, problem)
     if html:
@@ -178,4 +176,6 @@ def leaderboard(
         return emit({"file": str(html)}) if as_json else click.echo(str(html))
     if as_json:
         return click.echo(to_json(rows))
+    if url is None:
+        note_missing_database()
     show(table(rows))

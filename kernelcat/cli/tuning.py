@@ -136,14 +136,14 @@ def ladder(
             for line in (*reasons, *raced.notes):
                 click.echo(line, err=True)
     sku = gpus.find(gpu).sku if gpu else None
-    if url is None:
-        note_missing_database()
     shown = []
     for entry in entries:
         rows = load(sku, entry, "graph", url)
         shown += ladders(rows, entry, sku, problem)
     if as_json:
         return emit(shown)
+    if url is None:
+        note_missing_database()
     if not shown:
         click.echo("Nothing measured yet: give --problem and --measure.")
     for each in shown:
