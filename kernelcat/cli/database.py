@@ -255,8 +255,6 @@ def leaderboard(
         return emit({"file": str(readme)}) if as_json else None
     name = catalog.entry(entry).name if entry else None
     sku = gpus.find(gpu).sku if gpu else None
-    if url is None:
-        note_missing_database()
     known = load(sku, name, regime, url)
     rows = board(known, sku, name, regime, state, problem, doubt=plausibility.doubt)
     if html:
@@ -264,6 +262,8 @@ def leaderboard(
         return emit({"file": str(html)}) if as_json else echo(str(html))
     if as_json:
         return echo(to_json(rows))
+    if url is None:
+        note_missing_database()
     show(table(rows))
     doubtful = sum(plausibility.doubt(row) is not None for row in known)
     if doubtful:
