@@ -136,7 +136,7 @@ ENTRY = Entry(
         Axis.choice("dtype", "element type of x, weight and residual", *DTYPES, minor=True),
         Axis.flag("residual", "whether x is added to a residual first"),
         Axis.choice("out_format", "format of the result", *FORMATS, default="same"),
-        Axis.number("eps", "added to the mean of squares, at least 1e-12", 1e-5, 1e-6, default=1e-5),
+        Axis.number("eps", "added to the mean square, at least 1e-12", 1e-5, 1e-6, default=1e-5),
     ),
     inputs=(
         Tensor("x", ("M", "N"), "dtype", "rows to normalize"),
