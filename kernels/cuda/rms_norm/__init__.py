@@ -26,6 +26,7 @@ NAIVE_THREADS = 128
 MAX_UNROLL = 8
 """Vectors of a row that a thread holds at most."""
 MAX_THREADS = 1024
+SM_REGISTERS = 65536
 OUT_FORMATS = {
     "same": ("OutFormat::kSame", "y", "scale"),
     "fp8": ("OutFormat::kFp8", "q", "scale"),
@@ -91,6 +92,11 @@ def _registers(problem: Problem, config: Config, gpu: Gpu) -> Program:
     )
 
 
+def _num_registers(problem: Problem, config: Config) -> int:
+    """Registers of a thread: 4 for each vector of x, of the weight and of the residual, and 40."""
+    return 40 + 4 * _unroll(problem, config) * (2 + problem["residual"])
+
+
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     threads, rows = config["threads"], config["rows"]
     if threads * rows > MAX_THREADS:
@@ -98,6 +104,9 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if _unroll(problem, config) > MAX_UNROLL:
         longest = VECTOR * threads * MAX_UNROLL
         return f"{threads} threads hold a row in registers: N at most {longest}"
+    num_registers = threads * rows * _num_registers(problem, config)
+    if num_registers > SM_REGISTERS:
+        return f"{num_registers} registers are more than the {SM_REGISTERS} of an SM"
     return why_no_grid(_num_blocks(problem, config))
 
 
@@ -119,15 +128,13 @@ _SATURATING_BYTES = 48e3
 def _registers_us(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Bandwidth grows with the bytes that resident threads have in flight.
 
-    Registers limit the resident threads: a vector takes 8 of them, and with a residual 12. Few rows
-    take the latency of a row instead, which barriers of many warps and long chains of vectors
-    lengthen.
+    Registers limit the resident threads. Few rows take the latency of a row instead, which barriers
+    of many warps and long chains of vectors lengthen.
     """
     unroll, threads = _unroll(problem, config), config["threads"] * config["rows"]
     arrays = 1 + problem["residual"]
-    registers = 30 + 4 * unroll * (1 + arrays)
     waiting = _num_blocks(problem, config) / gpu.sms * threads
-    resident = min(waiting, 2048, 65536 / registers)
+    resident = min(waiting, 2048, SM_REGISTERS / _num_registers(problem, config))
     in_flight = resident * unroll * 2 * VECTOR * arrays
     filled = problem["N"] / max(1, VECTOR * config["threads"] * unroll)
     share = 0.9 * min(1.0, in_flight / _SATURATING_BYTES) * (0.8 + 0.2 * filled)
