@@ -12,6 +12,7 @@ from formulations.attention import attn_merge, flashmla, paged_attn
 from formulations.caches import kv_write, mla_kv_write
 from formulations.float4 import nvfp4_dequantize, nvfp4_matmul, nvfp4_quantize
 from formulations.float8 import fp8_gemm, fp8_quantize, fp8_swiglu
+from formulations.norms import rms_norm
 from formulations.products import gemm, multicast_gemm
 from formulations.routing import moe_route
 from formulations.tokens import embedding, lm_head, sample
@@ -44,6 +45,7 @@ INDEPENDENT = {
     "nvfp4_matmul": nvfp4_matmul,
     "nvfp4_quantize": nvfp4_quantize,
     "paged_attn": paged_attn,
+    "rms_norm": rms_norm,
     "sample": sample,
     "tma_copy": tma_copy,
 }

@@ -295,6 +295,30 @@ inline unsigned __float_as_uint(float value) {
 inline float __uint_as_float(unsigned bits) {
   return host::bit_cast<float>(bits);
 }
+inline float __fadd_rn(float a, float b) {
+  return a + b;
+}
+inline float __fmul_rn(float a, float b) {
+  return a * b;
+}
+inline float __fdiv_rn(float a, float b) {
+  return a / b;
+}
+inline float __frcp_rn(float value) {
+  return 1 / value;
+}
+inline float __fsqrt_rn(float value) {
+  return std::sqrt(value);
+}
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const uint64_t bytes = static_cast<uint64_t>(high) << 32 | low;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned shift = 8 * (selector >> 4 * i & 7);
+    result |= static_cast<unsigned>(bytes >> shift & 0xff) << 8 * i;
+  }
+  return result;
+}
 inline float __fdividef(float a, float b) {
   return a / b;
 }
