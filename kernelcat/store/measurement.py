@@ -97,8 +97,7 @@ class Measurement:
     detail: str | None = None
     sqnr_db: float | None = None
     winner: bool = False
-    origin = origins.LOCAL  # no field: kernelcat.store.origin.brought sets both
-    is_altered = False
+    origin, is_altered = origins.LOCAL, False  # no fields: kernelcat.store.origin.brought sets both
 
     def __post_init__(self) -> None:
         for name in ("entry", "language", "variant", "gpu", "run"):
