@@ -48,11 +48,7 @@ def test_an_oracle_agrees_with_its_independent_formulation(name: str) -> None:
     @given(problem=fuzz.problems(entry, limit=LIMITS.get(name, 40)), seed=st.integers(0, 5))
     def run(problem: Problem, seed: int) -> None:
         prepared = gate.prepare(entry, problem, HOST, seed)
-        inputs = {
-            t.name: dtypes.decode(prepared.buffers[t.name].view, t.dtype_of(problem))
-            for t in entry.drawn
-            if t.present(problem)
-        }
+        inputs = gate.decoded(entry, problem, prepared.arrays)
         independent = INDEPENDENT[name](problem, **inputs)
         for output in entry.outputs:
             expected = prepared.expected[output.name]
