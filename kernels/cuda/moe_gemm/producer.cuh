@@ -4,6 +4,7 @@
 #include <kernelcat/async_copy.cuh>
 #include <kernelcat/bulk_copy.cuh>
 #include <kernelcat/cache_policy.cuh>
+#include <kernelcat/copy_arrival.cuh>
 
 #include "wgmma_tile.cuh"
 
@@ -19,13 +20,6 @@ struct GatherSource {
   uint32_t top_k;
   int row_vectors;  // vectors of 16 bytes in a row of A
 };
-
-// One arrival, which happens when this thread's earlier asynchronous copies have landed.
-__device__ __forceinline__ void arrive_when_copied(Barrier& barrier) {
-  asm volatile(
-      "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier))
-      : "memory");
-}
 
 // The rows of a tile that this thread gathers, and its vector of each row of a stage. The eight
 // lanes that copy a row's 128 bytes are neighbours.

@@ -115,6 +115,8 @@ def _sum(problem: Problem) -> Step:
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if problem["format"] not in DTYPES:
         return f"weights in {problem['format']} are not multiplied here"
+    if problem["combine"] and problem["activation"] != "none":
+        return "rows that are summed into tokens are stored without an activation"
     if problem["K"] == 0 or problem["K"] % 8:
         return (
             f"K={problem['K']} must be a positive multiple of 8: TMA needs rows of a multiple of "
@@ -182,7 +184,6 @@ IMPLEMENTATION = Implementation(
         "wgmma": "HGMMA",
         "tma": "UTMALDG",
         "mbarrier": "SYNCS",
-        "register reallocation": "USETMAXREG",
         "warp vote": "VOTE",
         "dependent launch": "ACQBULK",
     },

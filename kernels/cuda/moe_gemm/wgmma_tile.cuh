@@ -21,6 +21,8 @@ struct ExpertTileConfig {
   static constexpr Gating kGating = kGating_;
   static constexpr bool kGather = kGather_, kPartial = kPartial_;
 
+  static_assert(!kPartial || !kIsGated<kGating>, "partial rows have no activation");
+
   static constexpr int kNumConsumers = BLOCK_M > 64 ? 2 : 1;
   static constexpr int kNumThreads = kWarpgroupThreads * (kNumConsumers + 1);
   static constexpr int kRows = BLOCK_M / kNumConsumers;  // of a consumer
