@@ -79,7 +79,7 @@ def _oracle(problem, arrays):
 
 
 def _combined(problem, arrays, y):
-    """Rows (tokens, N) that are weighted sums of ``y`` (tokens * top_k, N), plus the residual."""
+    """Weighted sums (tokens, columns) of ``y`` (tokens * top_k, columns), plus the residual."""
     xp, position = library_of(y), arrays["position"]
     d = arrays["residual"].copy() if problem["residual"] else xp.zeros_like(y[: len(position)])
     for slot in range(problem["top_k"]):
@@ -106,7 +106,7 @@ def _make_inputs(problem, normal):
         gates = xp.exp(normal(ids.shape))
         inputs["gates"] = gates / gates.sum(axis=1, keepdims=True)
     if problem["residual"]:
-        inputs["residual"] = normal((problem["tokens"], n))
+        inputs["residual"] = normal((problem["tokens"], out_cols(problem)))
     return inputs | _experts.draw(problem, "", n, k, normal)
 
 
@@ -164,6 +164,10 @@ def _problems() -> dict[str, Problem]:
     return problems
 
 
+W, W_OPTIONAL = _experts.tensors(
+    "", lambda axes: axes["N"], lambda axes: axes["K"], ("N", lambda size, axes: size)
+)
+
 ENTRY = Entry(
     name="moe_gemm",
     summary="Products of rows grouped by expert; gather, bias, SwiGLU and weighted sum are fused.",
@@ -189,20 +193,19 @@ ENTRY = Entry(
     ),
     inputs=(
         Tensor("a", (A_ROWS, "K"), "act_dtype", "activations"),
+        W,
+        OFFSETS,
+        ORDER,
+        *W_OPTIONAL,
         Tensor(
             "a_scale", (K_BLOCKS, A_ROWS), "float32",
             "a_scale[j, m] multiplies A[m, 128 j : 128 (j + 1)]", flag="act_dtype", when=FP8,
         ),
-        *_experts.tensors(
-            "", lambda axes: axes["N"], lambda axes: axes["K"], ("N", lambda size, axes: size)
-        ),
-        OFFSETS,
-        ORDER,
         Tensor(
             POSITION.name, POSITION.shape, POSITION.dtype, POSITION.doc, flag="combine"
         ),
         Tensor("gates", ("tokens", "top_k"), "float32", "weights of the sum", flag="combine"),
-        Tensor("residual", ("tokens", "N"), "dtype", "added to the sums", flag="residual"),
+        Tensor("residual", ("tokens", OUT_COLS), "dtype", "added to the sums", flag="residual"),
     ),
     outputs=(Tensor("d", (OUT_ROWS, OUT_COLS), "dtype", "the result D"),),
     oracle=_oracle,

@@ -10,6 +10,7 @@ import numpy as np
 
 from formulations.attention import attn_merge, flashmla, paged_attn
 from formulations.caches import kv_write, mla_kv_write
+from formulations.experts import moe_gemm
 from formulations.float4 import nvfp4_dequantize, nvfp4_matmul, nvfp4_quantize
 from formulations.float8 import fp8_gemm, fp8_quantize, fp8_swiglu
 from formulations.products import gemm, multicast_gemm
@@ -34,6 +35,7 @@ INDEPENDENT = {
     "gemm": gemm,
     "kv_write": kv_write,
     "mla_kv_write": mla_kv_write,
+    "moe_gemm": moe_gemm,
     "multicast_gemm": multicast_gemm,
     "nvfp4_dequantize": nvfp4_dequantize,
     "nvfp4_matmul": nvfp4_matmul,
