@@ -23,6 +23,7 @@ from kernelcat import dtypes
 from kernelcat.catalog import source
 from kernelcat.catalog.implementation import (
     Config,
+    Float32,
     Implementation,
     Int32,
     Int64,
@@ -105,6 +106,8 @@ def _param(param: Param, memory: Arrays) -> Any:
         return ctypes.c_void_p(_address(memory.get(param.tensor)))
     if isinstance(param, Int32):
         return ctypes.c_int32(param.value)
+    if isinstance(param, Float32):
+        return ctypes.c_float(param.value)
     if isinstance(param, Int64):
         return ctypes.c_int64(param.value)
     assert isinstance(param, TensorMap)

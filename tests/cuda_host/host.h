@@ -12,6 +12,7 @@
 #include <vector_functions.h>
 #include <vector_types.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -33,9 +34,12 @@
 inline uint3 threadIdx, blockIdx;
 inline dim3 blockDim, gridDim;
 
+namespace kernelcat {
+alignas(1024) inline unsigned char dynamic_shared[232448];
+}
+
 namespace host {
 
-constexpr int kMaxShared = 232448;
 constexpr int kStackBytes = 256 << 10;
 constexpr int kIdleRounds = 2000;  // without progress, until the thread block is said to hang
 
@@ -44,7 +48,8 @@ struct Fiber {
   std::unique_ptr<char[]> stack;
   int thread;
   bool is_done = false;
-  std::vector<std::function<void()>> copies;                 // cp.async that have not landed
+  std::vector<std::function<void()>> copies;  // cp.async that have not landed: the open group
+  std::vector<std::vector<std::function<void()>>> copy_groups;  // and the groups before
   std::vector<std::vector<std::function<void()>>> products;  // committed groups, then the open one
 };
 
@@ -123,6 +128,7 @@ inline void run_fiber() {
 
 // Runs one thread block; false where it hangs.
 inline bool run_block(int num_threads) {
+  std::memset(kernelcat::dynamic_shared, 0xff, sizeof(kernelcat::dynamic_shared));
   fibers = std::vector<Fiber>(num_threads);
   landings.clear();
   for (Rendezvous& barrier : named_barriers) barrier = {};
@@ -184,9 +190,6 @@ bool run_kernel(void (*kernel)(Args...), void** params) {
 
 }  // namespace host
 
-namespace kernelcat {
-alignas(1024) inline unsigned char dynamic_shared[host::kMaxShared];
-}
 
 // ---- what CUDA C++ has, and C++ does not -------------------------------------------------------
 
@@ -226,6 +229,19 @@ inline unsigned __ballot_sync(unsigned, bool predicate) {
   for (int lane = 0; lane < 32; ++lane) ballot |= values[lane] << lane;
   return ballot;
 }
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  const auto values = host::exchange(value);
+  return *std::max_element(values.begin(), values.end());
+}
+inline unsigned __reduce_min_sync(unsigned, unsigned value) {
+  const auto values = host::exchange(value);
+  return *std::min_element(values.begin(), values.end());
+}
+inline int atomicAdd(int* address, int value) {
+  const int old = *address;
+  *address += value;
+  return old;
+}
 inline int __popc(unsigned bits) {
   return __builtin_popcount(bits);
 }
@@ -246,6 +262,15 @@ T __ldg(const T* address) {
 }
 inline float __fdividef(float x, float y) {
   return x / y;
+}
+inline float __fmul_rn(float x, float y) {
+  return x * y;
+}
+inline float __fdiv_rn(float x, float y) {
+  return x / y;
+}
+inline int __float_as_int(float value) {
+  return static_cast<int>(host::bits_of(value));
 }
 inline float __uint_as_float(unsigned bits) {
   return host::from_bits<float>(bits);

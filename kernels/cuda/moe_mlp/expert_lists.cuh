@@ -15,10 +15,6 @@ struct ExpertLists {
   int* cursors;     // (experts,)
   int* num_active;  // (1,)
 
-  static __host__ __device__ constexpr int num_ints(int assignments, int experts) {
-    return assignments + 3 * experts + 2;
-  }
-
   static __device__ __forceinline__ ExpertLists at(int* address, int assignments, int experts) {
     ExpertLists lists;
     lists.order = address;

@@ -14,14 +14,15 @@ __global__ void __launch_bounds__(128)
                   float* gates,             // (tokens, top_k)
                   int tokens, int experts, int top_k, int group_size, int top_groups,
                   float scaling) {
-  extern __shared__ float scratch[];  // (warps, experts) for kGrouped
+  extern __shared__ uint8_t dynamic_shared[];
   grid_dependency_wait();
   launch_dependents();
   const int warp = warp_index(), num_warps = blockDim.x / kWarpThreads;
-  const int64_t token = static_cast<int64_t>(blockIdx.x) * num_warps + warp;
-  if (token >= tokens) return;
   const Router<Kind> router = {logits, correction, experts, top_k, group_size, top_groups, scaling};
-  store_choice(router.select(token, scratch + warp * experts), token, top_k, ids, gates);
+  float* scratch = reinterpret_cast<float*>(dynamic_shared) + warp * experts;  // for kGrouped
+  for (int token = blockIdx.x * num_warps + warp; token < tokens; token += gridDim.x * num_warps) {
+    store_choice(router.select(token, scratch), token, top_k, ids, gates);
+  }
 }
 
 }  // namespace kernelcat

@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kNumWarps* kWarpThreads, 1)
   using Kind = StreamKind<Unit, kSecond, kGating, kColTiles, kRowTiles, kTeamWarps, kDepth>;
   using Rows = typename Kind::Rows;
   using Routes = RouterKind<Logit, kScore, kRenormalize, kGrouped, kPerLane, kVector>;
-  extern __shared__ __align__(16) uint8_t dynamic_shared[];
+  extern __shared__ uint8_t dynamic_shared[];
   const int warp = warp_index(), team = warp / kTeamWarps, rank = warp % kTeamWarps;
   const int assignments = tokens * top_k, num_units = ceil_div(k, Unit::kCols);
 
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(kNumWarps* kWarpThreads, 1)
   WeightRing<typename Kind::Ring, Parts> ring = {
       .source = {.w = w, .scale = w_scale, .n = n, .k = k},
       .segments = parts,
-      .shared = shared_address(rings) + warp * Kind::Ring::kWarpBytes,
+      .ring = rings + warp * Kind::Ring::kWarpBytes,
       .rank = rank,
       .team = team,
       .num_units = num_units};

@@ -3,21 +3,13 @@
 #pragma once
 
 #include <kernelcat/async_copy.cuh>
+#include <kernelcat/async_copy_small.cuh>
 #include <kernelcat/mbarrier.cuh>
 
 #include "expert_lists.cuh"
 #include "weight_unit.cuh"
 
 namespace kernelcat {
-
-// Copies 4 or 8 bytes; zeros are written where `valid` is false, and nothing is read.
-template <int kBytes>
-__device__ __forceinline__ void async_copy_small(uint32_t shared_address, const void* global,
-                                                 bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address), "l"(global),
-               "n"(kBytes), "r"(valid ? kBytes : 0)
-               : "memory");
-}
 
 // The weights of all experts, (experts, n, k) as stored.
 struct WeightSource {
@@ -45,7 +37,7 @@ struct WeightRing {
 
   WeightSource source;
   Segments segments;
-  uint32_t shared;  // address of the warp's ring
+  uint8_t* ring;  // of the warp, in shared memory
   int rank, team, num_units;
   // The next unit to copy.
   Segment segment;
@@ -76,7 +68,8 @@ struct WeightRing {
       const int64_t expert = segments.lists.active[segment.index];
 #pragma unroll
       for (int i = 0; i < Kind::kRowTiles; ++i) {
-        const uint32_t target = shared + fill * Kind::kSlotBytes + i * Kind::kTileBytes;
+        const uint32_t target =
+            shared_address(ring) + fill * Kind::kSlotBytes + i * Kind::kTileBytes;
         copy_tile(target, expert, group * Kind::kRowTiles + i);
       }
       fill = fill + 1 == Kind::kDepth ? 0 : fill + 1;
@@ -128,28 +121,18 @@ struct WeightRing {
     const int lane = lane_index();
 #pragma unroll
     for (int i = 0; i < Kind::kRowTiles; ++i) {
-      const uint32_t tile = shared + drain * Kind::kSlotBytes + i * Kind::kTileBytes;
+      const uint8_t* tile = ring + drain * Kind::kSlotBytes + i * Kind::kTileBytes;
 #pragma unroll
       for (int l = 0; l < Unit::kLoads; ++l) {
-        load_shared(units[i].words[l], tile + l * 512 + lane * 16);
+        units[i].codes[l] = reinterpret_cast<const uint4*>(tile + l * 512)[lane];
       }
-      const uint32_t scales = tile + Kind::kCodeBytes + lane * Unit::kScaleBytes;
-      if constexpr (Unit::kScaleBytes >= 4) units[i].scales[0] = load_shared_word(scales);
-      if constexpr (Unit::kScaleBytes == 8) units[i].scales[1] = load_shared_word(scales + 4);
+      const auto* scales = reinterpret_cast<const uint32_t*>(tile + Kind::kCodeBytes);
+#pragma unroll
+      for (int s = 0; s < Unit::kScaleBytes / 4; ++s) {
+        units[i].scales[s] = scales[lane * (Unit::kScaleBytes / 4) + s];
+      }
     }
     drain = drain + 1 == Kind::kDepth ? 0 : drain + 1;
-  }
-
-  static __device__ __forceinline__ void load_shared(uint32_t (&words)[4], uint32_t address) {
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(address)
-                 : "memory");
-  }
-  static __device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
-    uint32_t word;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
-    return word;
   }
 };
 

@@ -12,19 +12,10 @@
 #include <kernelcat/expert_weights.cuh>
 #include <kernelcat/fp8_to_fp16.cuh>
 #include <kernelcat/mma.cuh>
+#include <kernelcat/mma_fp8.cuh>
 #include <kernelcat/widen.cuh>
 
 namespace kernelcat {
-
-// d += a @ b^T of e4m3: a 16 x 32, b 8 x 32, d 16 x 8 float32.
-__device__ __forceinline__ void mma_16x8x32(float (&d)[4], const uint32_t (&a)[4], uint32_t b_low,
-                                            uint32_t b_high) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));
-}
 
 // Codes kPair and kPair + 4 of a word, moved to the fields of a pair of T: their values times
 // 2^-126 (bfloat16) or 2^-14 (float16).
@@ -80,31 +71,37 @@ struct WeightUnit {
     return kScaledSteps > 0 && (step + 1) % (kScaledSteps > 0 ? kScaledSteps : 1) == 0;
   }
 
-  uint32_t words[kLoads][4];
+  uint4 codes[kLoads];
   uint32_t scales[2];
 
-  // The left operand of a step.
+  // Word `i` of what the lane has loaded: four of each load.
+  __device__ __forceinline__ uint32_t word(int i) const {
+    const uint4& four = codes[i / 4];
+    return i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
+  }
+
+  // The left operand of a step. Loads of 8-bit and 16-bit weights alternate between the upper and
+  // the lower row.
   template <int kStep>
   __device__ __forceinline__ void operand(uint32_t (&a)[4]) const {
     if constexpr (kIsFp4) {
-      const uint32_t word = words[0][kStep];
-      a[0] = code_pair<T, 0>(word);
-      a[1] = code_pair<T, 1>(word);
-      a[2] = code_pair<T, 2>(word);
-      a[3] = code_pair<T, 3>(word);
+      a[0] = code_pair<T, 0>(word(kStep));
+      a[1] = code_pair<T, 1>(word(kStep));
+      a[2] = code_pair<T, 2>(word(kStep));
+      a[3] = code_pair<T, 3>(word(kStep));
     } else if constexpr (kIsFp8 && !kFp8Products) {
-      const uint32_t upper = words[kStep / 4 * 2][kStep % 4];
-      const uint32_t lower = words[kStep / 4 * 2 + 1][kStep % 4];
+      const uint32_t upper = word(kStep / 4 * 8 + kStep % 4);
+      const uint32_t lower = word(kStep / 4 * 8 + kStep % 4 + 4);
       a[0] = e4m3_pair<T, false>(upper);
       a[1] = e4m3_pair<T, false>(lower);
       a[2] = e4m3_pair<T, true>(upper);
       a[3] = e4m3_pair<T, true>(lower);
     } else {
-      const uint32_t (&upper)[4] = words[kStep / 2 * 2], (&lower)[4] = words[kStep / 2 * 2 + 1];
-      a[0] = upper[kStep % 2 * 2];
-      a[1] = lower[kStep % 2 * 2];
-      a[2] = upper[kStep % 2 * 2 + 1];
-      a[3] = lower[kStep % 2 * 2 + 1];
+      constexpr int kUpper = kStep / 2 * 8 + kStep % 2 * 2;
+      a[0] = word(kUpper);
+      a[1] = word(kUpper + 4);
+      a[2] = word(kUpper + 1);
+      a[3] = word(kUpper + 5);
     }
   }
 
@@ -127,7 +124,7 @@ struct WeightUnit {
   __device__ static __forceinline__ void multiply(float (&sums)[4], const uint32_t (&a)[4],
                                                   const uint2& b) {
     if constexpr (kFp8Products) {
-      mma_16x8x32(sums, a, b.x, b.y);
+      mma_16x8x32_e4m3(sums, a, b.x, b.y);
     } else {
       mma_16x8x16<T>(sums, a, b.x, b.y);
     }
