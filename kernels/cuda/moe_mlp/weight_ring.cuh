@@ -34,84 +34,109 @@ struct RingKind {
 template <typename Kind, typename Segments>
 struct WeightRing {
   using Unit = typename Kind::Unit;
+  static constexpr int kUnitBytes = Unit::kIsFp4 ? 512 : 128;  // from one unit to the next
+  static constexpr int kScaleStep = Unit::kIsFp4 ? 8 * Unit::kScaleBytes : 4;
 
   WeightSource source;
   Segments segments;
   uint8_t* ring;  // of the warp, in shared memory
   int rank, team, num_units;
+
   // The next unit to copy.
   Segment segment;
   int group, unit;
-  int fill = 0, drain = 0;  // slots that are filled and read next
+  bool has_next;
+  const uint8_t *codes, *scales;  // what the lane copies of the group's first 16 rows
+
+  uint32_t fill = 0, drain = 0;  // bytes from the ring's begin to the slots to fill and to read
 
   // Begins with the warp's first unit and fills the ring.
   __device__ __forceinline__ void start() {
     segment = segments.front();
     group = segment.begin + team;
-    unit = rank;
-    skip_segments();
+    enter_group();
 #pragma unroll 1
     for (int i = 0; i < Kind::kDepth; ++i) copy_next();
   }
 
-  // Moves to the next segment in which the team has a row group.
-  __device__ __forceinline__ void skip_segments() {
+  // Bytes of a row of 8-bit or 16-bit weights.
+  __device__ __forceinline__ int64_t row_bytes() const {
+    return static_cast<int64_t>(source.k) * (Unit::kIsFp8 ? 1 : 2);
+  }
+
+  // Bytes from 16 rows to the next 16 rows.
+  __device__ __forceinline__ int64_t tile_row_bytes() const {
+    return Unit::kIsFp4 ? static_cast<int64_t>(num_units) * 512 : row_bytes() * Unit::kRows;
+  }
+
+  // Goes to the warp's first unit of `group`, or of a later segment in which the team has a group.
+  __device__ __forceinline__ void enter_group() {
     while (group >= segment.end && segments.contains(segment)) {
       segment = segments.after(segment);
       group = segment.begin + team;
+    }
+    has_next = segments.contains(segment);
+    if (!has_next) return;
+    unit = rank;
+    const int lane = lane_index();
+    const int64_t expert = segments.lists.active[segment.index];
+    const int row_tile = group * Kind::kRowTiles, num_row_tiles = source.n / Unit::kRows;
+    const int64_t tile_row = expert * num_row_tiles + row_tile;
+    if constexpr (Unit::kIsFp4) {
+      const int64_t tile = tile_row * num_units + unit;
+      codes = source.w + tile * 512 + lane * 16;
+      scales = source.scale + (tile * 8 + lane / 4) * Unit::kScaleBytes;
+    } else {
+      codes = source.w + tile_row * tile_row_bytes() + lane / 4 * row_bytes() + unit * kUnitBytes +
+              lane % 4 * 16;
+    }
+    if constexpr (Unit::kIsFp8) {
+      const int64_t num_blocks = ceil_div(source.n, kScaleBlock);
+      const int64_t block = expert * num_blocks + row_tile * Unit::kRows / kScaleBlock;
+      scales = source.scale + (block * num_units + unit) * 4;
     }
   }
 
   // Starts to copy the next unit, if there is any, and moves on.
   __device__ __forceinline__ void copy_next() {
-    if (segments.contains(segment)) {
-      const int64_t expert = segments.lists.active[segment.index];
+    if (has_next) {
+      const uint32_t slot = shared_address(ring) + fill;
 #pragma unroll
-      for (int i = 0; i < Kind::kRowTiles; ++i) {
-        const uint32_t target =
-            shared_address(ring) + fill * Kind::kSlotBytes + i * Kind::kTileBytes;
-        copy_tile(target, expert, group * Kind::kRowTiles + i);
-      }
-      fill = fill + 1 == Kind::kDepth ? 0 : fill + 1;
+      for (int i = 0; i < Kind::kRowTiles; ++i) copy_tile(slot + i * Kind::kTileBytes, i);
+      fill = fill + Kind::kSlotBytes == Kind::kWarpBytes ? 0 : fill + Kind::kSlotBytes;
+      codes += Kind::kTeamWarps * kUnitBytes;
+      scales += Kind::kTeamWarps * kScaleStep;
       unit += Kind::kTeamWarps;
       if (unit >= num_units) {
-        unit = rank;
         group += Kind::kNumTeams;
-        skip_segments();
+        enter_group();
       }
     }
     commit_async_copies();
   }
 
-  // Copies a unit of tile row `row_tile` of an expert.
-  __device__ __forceinline__ void copy_tile(uint32_t target, int64_t expert, int row_tile) const {
-    const int lane = lane_index(), num_row_tiles = source.n / Unit::kRows;
-    const bool is_inside = row_tile < num_row_tiles;
-    const uint32_t codes = target + lane * 16;
-    const uint32_t scales = target + Kind::kCodeBytes + lane * Unit::kScaleBytes;
+  // Copies the unit's rows from 16 * i on.
+  __device__ __forceinline__ void copy_tile(uint32_t target, int i) const {
+    const int lane = lane_index();
+    const bool is_inside =
+        Kind::kRowTiles == 1 || (group * Kind::kRowTiles + i) * Unit::kRows < source.n;
+    const uint8_t* first = codes + i * tile_row_bytes();
+    const uint32_t lane_target = target + lane * 16;
     if constexpr (Unit::kIsFp4) {
-      const int64_t tile = (expert * num_row_tiles + row_tile) * num_units + unit;
-      async_copy_16(codes, source.w + tile * 512 + lane * 16, is_inside);
-      const uint8_t* scale = source.scale + (tile * 8 + lane / 4) * Unit::kScaleBytes;
-      async_copy_small<Unit::kScaleBytes>(scales, scale, is_inside);
+      async_copy_16(lane_target, first, is_inside);
     } else {
-      const int64_t row_bytes = static_cast<int64_t>(source.k) * (Unit::kIsFp8 ? 1 : 2);
-      const uint8_t* first =
-          source.w + (expert * source.n + row_tile * Unit::kRows + lane / 4) * row_bytes;
-      const int64_t byte = unit * 128 + lane % 4 * 16;
+      const int64_t place = static_cast<int64_t>(unit) * kUnitBytes + lane % 4 * 16;
 #pragma unroll
-      for (int i = 0; i < Unit::kLoads; ++i) {
-        const int64_t place = byte + i / 2 * 64;
-        const bool is_column = is_inside && place < row_bytes;
-        const uint8_t* address = first + i % 2 * 8 * row_bytes + place;
-        async_copy_16(codes + i * 512, is_column ? address : source.w, is_column);
+      for (int l = 0; l < Unit::kLoads; ++l) {
+        const int64_t offset = l % 2 * 8 * row_bytes() + l / 2 * 64;
+        const bool is_column = is_inside && place + l / 2 * 64 < row_bytes();
+        async_copy_16(lane_target + l * 512, is_column ? first + offset : source.w, is_column);
       }
-      if constexpr (Unit::kIsFp8) {
-        const int64_t num_blocks = ceil_div(source.n, kScaleBlock);
-        const int64_t block = expert * num_blocks + row_tile * Unit::kRows / kScaleBlock;
-        const uint8_t* scale = source.scale + (block * num_units + unit) * 4;
-        async_copy_small<4>(scales, is_inside ? scale : source.scale, is_inside);
-      }
+    }
+    if constexpr (!Unit::kIsSixteenBits) {
+      const int64_t step = Unit::kIsFp4 ? static_cast<int64_t>(num_units) * kScaleStep : 0;
+      async_copy_small<Unit::kScaleBytes>(target + Kind::kCodeBytes + lane * Unit::kScaleBytes,
+                                          is_inside ? scales + i * step : source.scale, is_inside);
     }
   }
 
@@ -121,18 +146,18 @@ struct WeightRing {
     const int lane = lane_index();
 #pragma unroll
     for (int i = 0; i < Kind::kRowTiles; ++i) {
-      const uint8_t* tile = ring + drain * Kind::kSlotBytes + i * Kind::kTileBytes;
+      const uint8_t* tile = ring + drain + i * Kind::kTileBytes;
 #pragma unroll
       for (int l = 0; l < Unit::kLoads; ++l) {
         units[i].codes[l] = reinterpret_cast<const uint4*>(tile + l * 512)[lane];
       }
-      const auto* scales = reinterpret_cast<const uint32_t*>(tile + Kind::kCodeBytes);
+      const auto* words = reinterpret_cast<const uint32_t*>(tile + Kind::kCodeBytes);
 #pragma unroll
       for (int s = 0; s < Unit::kScaleBytes / 4; ++s) {
-        units[i].scales[s] = scales[lane * (Unit::kScaleBytes / 4) + s];
+        units[i].scales[s] = words[lane * (Unit::kScaleBytes / 4) + s];
       }
     }
-    drain = drain + 1 == Kind::kDepth ? 0 : drain + 1;
+    drain = drain + Kind::kSlotBytes == Kind::kWarpBytes ? 0 : drain + Kind::kSlotBytes;
   }
 };
 

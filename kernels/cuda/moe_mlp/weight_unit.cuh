@@ -17,13 +17,22 @@
 
 namespace kernelcat {
 
-// Codes kPair and kPair + 4 of a word, moved to the fields of a pair of T: their values times
-// 2^-126 (bfloat16) or 2^-14 (float16).
-template <typename T, int kPair>
-__device__ __forceinline__ uint32_t code_pair(uint32_t word) {
-  constexpr int kShift = kIsBfloat16<T> ? 6 : 3;
-  const uint32_t high = word << (12 - 4 * kPair);  // the codes are the highest bits of the halves
-  return (high & 0x80008000) | (high >> kShift & (0x70007000 >> kShift));
+// Pairs of codes of a word, i and i + 4 in pair i, moved to the fields of pairs of T: their values
+// times 2^-126 (bfloat16) or 2^-14 (float16). For bfloat16, a product by two powers of two makes
+// two copies of the codes, of which one has the signs and one the rest at the right place.
+template <typename T>
+__device__ __forceinline__ void code_pairs(uint32_t (&pairs)[4], uint32_t word) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (kIsBfloat16<T>) {
+      const int shift = i % 2 * 4;  // of the codes in `word` >> 8 * (i / 2)
+      const uint32_t codes = word >> i / 2 * 8 & 0x000f000fu << shift;
+      pairs[i] = codes * (0x1040u >> shift) & 0x81c081c0;
+    } else {
+      const uint32_t high = word << (12 - 4 * i);  // the codes are the highest bits of the halves
+      pairs[i] = (high & 0x80008000) | (high >> 3 & 0x0e000e00);
+    }
+  }
 }
 
 // Two e4m3 values in the low or high bytes of a word as a pair of T: times 2^-120 for bfloat16,
@@ -85,10 +94,7 @@ struct WeightUnit {
   template <int kStep>
   __device__ __forceinline__ void operand(uint32_t (&a)[4]) const {
     if constexpr (kIsFp4) {
-      a[0] = code_pair<T, 0>(word(kStep));
-      a[1] = code_pair<T, 1>(word(kStep));
-      a[2] = code_pair<T, 2>(word(kStep));
-      a[3] = code_pair<T, 3>(word(kStep));
+      code_pairs<T>(a, word(kStep));
     } else if constexpr (kIsFp8 && !kFp8Products) {
       const uint32_t upper = word(kStep / 4 * 8 + kStep % 4);
       const uint32_t lower = word(kStep / 4 * 8 + kStep % 4 + 4);
