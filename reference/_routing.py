@@ -73,7 +73,8 @@ def selection_scores(problem, logits, correction=None):
 def _group_sums(scores, groups: int):
     """Sums of the two best scores of each group, (tokens, groups)."""
     xp = library_of(scores)
-    best = xp.sort(scores.reshape(len(scores), groups, -1), axis=2)[:, :, -2:]
+    grouped = scores.reshape(len(scores), groups, scores.shape[1] // groups)
+    best = xp.sort(grouped, axis=2)[:, :, -2:]
     return best.sum(axis=2)
 
 

@@ -13,6 +13,7 @@ from formulations.caches import kv_write, mla_kv_write
 from formulations.experts import moe_gemm
 from formulations.float4 import nvfp4_dequantize, nvfp4_matmul, nvfp4_quantize
 from formulations.float8 import fp8_gemm, fp8_quantize, fp8_swiglu
+from formulations.mlp import moe_mlp
 from formulations.products import gemm, multicast_gemm
 from kernelcat.catalog.spec import Problem
 
@@ -36,6 +37,7 @@ INDEPENDENT = {
     "kv_write": kv_write,
     "mla_kv_write": mla_kv_write,
     "moe_gemm": moe_gemm,
+    "moe_mlp": moe_mlp,
     "multicast_gemm": multicast_gemm,
     "nvfp4_dequantize": nvfp4_dequantize,
     "nvfp4_matmul": nvfp4_matmul,

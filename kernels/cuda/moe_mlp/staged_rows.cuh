@@ -26,24 +26,25 @@ struct StagedRows {
   template <typename Source>
   __device__ __forceinline__ void stage(const T* rows, const int* assignments, int count,
                                         Source source) const {
-    const int row = lane_index() / 4, num_warps = blockDim.x / kWarpThreads;
     constexpr int kChunks = Unit::kFp8Products ? kUnitChunks : 1;  // that a warp stages together
     constexpr int kBatch = Unit::kFp8Products ? 1 : 4;
-    const int tile_parts = num_chunks / kChunks, num_parts = ceil_div(count, 8) * tile_parts;
-    for (int part = warp_index(); part < num_parts; part += num_warps * kBatch) {
-      uint4 values[kBatch][Unit::kFp8Products ? 4 : 1];
+    const int num_parts = num_chunks / kChunks, step = blockDim.x / kWarpThreads;
+    for (int tile = 0; tile * 8 < count; ++tile) {
+      const int row = tile * 8 + lane_index() / 4;
+      const bool is_row = row < count;
+      const int64_t first = is_row ? source(assignments[row]) * static_cast<int64_t>(k) : 0;
+      for (int part = warp_index(); part < num_parts; part += step * kBatch) {
+        uint4 values[kBatch][Unit::kFp8Products ? 4 : 1];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int p = part + i * num_warps, tile = p / tile_parts;
-        const bool is_row = p < num_parts && tile * 8 + row < count;
-        const T* address = rows;
-        if (is_row) address += source(assignments[tile * 8 + row]) * static_cast<int64_t>(k);
-        load(values[i], address, (p - tile * tile_parts) * kChunks, is_row);
-      }
+        for (int i = 0; i < kBatch; ++i) {
+          const int chunk = (part + i * step) * kChunks;
+          load(values[i], rows + first, chunk, is_row && chunk < num_chunks);
+        }
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int p = part + i * num_warps, tile = p / tile_parts;
-        if (p < num_parts) store(values[i], tile, (p - tile * tile_parts) * kChunks);
+        for (int i = 0; i < kBatch; ++i) {
+          const int chunk = (part + i * step) * kChunks;
+          if (chunk < num_chunks) store(values[i], tile, chunk);
+        }
       }
     }
   }

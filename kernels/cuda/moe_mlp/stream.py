@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from kernelcat.catalog.cost_model import LAUNCH_US
@@ -49,7 +49,7 @@ SPACE = {
 """
 col_tiles : tiles of 8 tokens that weights are multiplied by at a time
 row_tiles : tile rows of 16 rows of W that a warp multiplies at a time
-team : warps that split k
+team : warps that split k, at most one for each part of k
 depth : copies of a warp from global memory in flight
 """
 
@@ -72,7 +72,7 @@ class Product:
     def of(number: int, problem: Problem, config: Config) -> Product:
         hidden, inter = problem["hidden"], problem["inter"]
         n, k = (2 * inter, hidden) if number == 1 else (hidden, inter)
-        return Product(
+        product = Product(
             number,
             n,
             k,
@@ -80,6 +80,8 @@ class Product:
             has_fp8_products=problem["act_dtype"] == FP8,
             **{name: config[name] for name in SPACE},
         )
+        max_team = 1 << (max(product.units, 1).bit_length() - 1)
+        return replace(product, team=min(product.team, max_team))
 
     @property
     def unit_cols(self) -> int:
@@ -143,7 +145,7 @@ def _product_step(product: Product, problem: Problem, config: Config, gpu: Gpu) 
         "moe_mlp_stream",
         *(problem["dtype"], problem["act_dtype"], weight_format(problem), gating(problem)),
         *(is_second, _routes(problem), *router_kind(problem)),
-        *(config[name] for name in SPACE),
+        *(product.col_tiles, product.row_tiles, product.team, product.depth),
     )
     operands = (Pointer("h" if is_second else "x"), *weights(product.number))
     result = Pointer("y" if is_second else "h")
@@ -200,11 +202,6 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if why := _why_not_streamed(problem):
         return why
     for product in _products(problem, config):
-        if product.team > product.units:
-            return (
-                f"k={product.k} has {product.units} parts of {product.unit_cols} columns, too few "
-                f"for {product.team} warps"
-            )
         if (size := _shared_bytes(product, problem)) > gpu.shared_bytes:
             return (
                 f"activations, weights in flight and sums take {size} bytes, more than the "

@@ -46,11 +46,12 @@ struct TeamSum {
     }
     sync();
     const int thread = rank * kWarpThreads + lane;
+#pragma unroll 1
     for (int quad = thread; quad < num_cols * kRowTiles * 4; quad += kThreads) {
       const int part = quad % 4, i = quad / 4 % kRowTiles, col = quad / (4 * kRowTiles);
       const float* first = sums + (i * kCols + col) * kSumsPitch + part * 4;
       float4 sum = *reinterpret_cast<const float4*>(first);
-#pragma unroll
+#pragma unroll 3
       for (int w = 1; w < kTeamWarps; ++w) {
         const float4 other = *reinterpret_cast<const float4*>(first + w * kWarpFloats);
         sum = {sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w};

@@ -44,8 +44,7 @@ struct WeightRing {
 
   // The next unit to copy.
   Segment segment;
-  int group, unit;
-  bool has_next;
+  int group, unit;                // unit == num_units: there is none
   const uint8_t *codes, *scales;  // what the lane copies of the group's first 16 rows
 
   uint32_t fill = 0, drain = 0;  // bytes from the ring's begin to the slots to fill and to read
@@ -75,9 +74,8 @@ struct WeightRing {
       segment = segments.after(segment);
       group = segment.begin + team;
     }
-    has_next = segments.contains(segment);
-    if (!has_next) return;
-    unit = rank;
+    unit = segments.contains(segment) ? rank : num_units;
+    if (unit == num_units) return;
     const int lane = lane_index();
     const int64_t expert = segments.lists.active[segment.index];
     const int row_tile = group * Kind::kRowTiles, num_row_tiles = source.n / Unit::kRows;
@@ -99,7 +97,7 @@ struct WeightRing {
 
   // Starts to copy the next unit, if there is any, and moves on.
   __device__ __forceinline__ void copy_next() {
-    if (has_next) {
+    if (unit < num_units) {
       const uint32_t slot = shared_address(ring) + fill;
 #pragma unroll
       for (int i = 0; i < Kind::kRowTiles; ++i) copy_tile(slot + i * Kind::kTileBytes, i);
