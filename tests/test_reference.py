@@ -46,9 +46,7 @@ def test_an_oracle_agrees_with_its_independent_formulation(name: str) -> None:
     entry = catalog.entry(name)
 
     # Few random values of many choice axes go together.
-    @settings(
-        max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
-    )
+    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
     @given(problem=fuzz.problems(entry, limit=LIMITS.get(name, 40)), seed=st.integers(0, 5))
     def run(problem: Problem, seed: int) -> None:
         prepared = gate.prepare(entry, problem, HOST, seed)

@@ -172,11 +172,12 @@ __device__ __forceinline__ void find_experts(const Router<RouterKind>& router, i
   }
 }
 
-// `rows_bytes` is the shared memory of staged rows, `ring_bytes` that of all rings.
+// `rows_bytes` is the shared memory of staged rows, and of ids and scores before.
 template <typename T, typename A, WeightFormat kFormat, Gating kGating, bool kSecond, bool kRoutes,
           typename Logit, Score kScore, bool kRenormalize, bool kGrouped, int kPerLane, int kVector,
           int kColTiles, int kRowTiles, int kTeamWarps, int kDepth>
-__global__ void __launch_bounds__(kNumWarps* kWarpThreads, kColTiles* kRowTiles == 1 ? 2 : 1)
+__global__ void __launch_bounds__(kNumWarps* kWarpThreads,
+                                  (kBlocksPerSm<kFormat, kColTiles * kRowTiles>))
     moe_mlp_stream(const T* a,                 // x (tokens, k), or h (tokens * top_k, k)
                    const uint8_t* w,           // (experts, n, k) in kFormat
                    const uint8_t* w_scale,     // (experts, ...), or null

@@ -24,9 +24,8 @@ from kernelcat.kernels.cuda.moe_mlp.operands import (
     why_not_routed,
 )
 from kernelcat.reference._assignments import active
-from kernelcat.reference._experts import DTYPES, FP4, FP8
+from kernelcat.reference._experts import FP4, FP8
 from kernelcat.reference._fp8 import BLOCK as SCALE_BLOCK
-from kernelcat.reference.moe_mlp import ENTRY, expert_bytes
 from kernelcat.runtime.gpu import Gpu
 
 WARPS = 16
@@ -44,7 +43,7 @@ SPACE = {
     "col_tiles": (1, 2, 4),
     "row_tiles": (1, 2),
     "team": (2, 4, 8, 16),
-    "depth": (2, 4, 8),
+    "depth": (2, 3, 4, 8),
 }
 """
 col_tiles : tiles of 8 tokens that weights are multiplied by at a time
@@ -113,7 +112,7 @@ class Product:
 
     @property
     def sums_bytes(self) -> int:
-        return WARPS * self.row_tiles * self.col_tiles * 8 * SUMS_PITCH * 4
+        return WARPS * self.row_tiles * 8 * SUMS_PITCH * 4
 
 
 def _reserved_bytes(product: Product, problem: Problem) -> int:
@@ -243,44 +242,59 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 MIN_IN_FLIGHT = 30 * 1024
 START_US = 3.0
-"""Routing, lists and the first activations of both products."""
+"""Routing, lists and the first activations: those of the second product overlap with the first."""
 COMBINE_US = 2.0
-ITEM_US = 0.25
-"""Adding up the sums of a team's warps after a barrier, for each work item."""
-CHUNK_NS = 1.2
-"""Nanoseconds of an SM's issue slots for one product of 16 x 16 weights, with their decoding."""
-COLUMN_NS = 0.3
-"""Nanoseconds of an SM for one product of 16 x 16 weights and 8 tokens."""
+LATENCY_US = 1.0
+"""From the start of a copy to its data, when all SMs copy."""
+ITEM_US = 0.3
+"""Adding up the sums of a team's warps after two barriers, for each work item."""
+STEP_NS = {"fp4": 3.4, "fp8": 2.9, "float8": 1.3, "16 bits": 1.4}
+"""Nanoseconds of an SM's issue slots for 16 x 16 weights: copies, decoding, scales. ``float8`` are
+weights in fp8 with activations in float8."""
+COLUMN_NS = 0.45
+"""Nanoseconds of an SM's issue slots for the product of 16 x 16 weights and 8 tokens."""
+SHARED_BYTES_NS = 240
+"""Bytes of shared memory that an SM reads or writes in a nanosecond."""
+BANDWIDTH = 0.9
+"""Share of the peak bandwidth that weights reach."""
+
+
+def _step_ns(product: Product) -> float:
+    if product.format in FP4:
+        return STEP_NS["fp4"]
+    if product.format == "fp8":
+        return STEP_NS["float8" if product.has_fp8_products else "fp8"]
+    return STEP_NS["16 bits"]
+
+
+def _unit_ns(product: Product, gpu: Gpu) -> float:
+    """Nanoseconds of an SM for a unit of a warp: issue slots, shared memory or bandwidth."""
+    steps = product.row_tiles * product.unit_cols / 16
+    issue_ns = steps * (_step_ns(product) + COLUMN_NS * product.col_tiles)
+    rows_bytes = 8 * product.col_tiles * product.unit_cols * (1 if product.has_fp8_products else 2)
+    shared_ns = (2 * product.slot_bytes + rows_bytes) / SHARED_BYTES_NS
+    in_flight = WARPS * product.depth * product.slot_bytes
+    rate = min(BANDWIDTH * gpu.bandwidth / gpu.sms * 1e-9, in_flight / LATENCY_US * 1e-3)
+    return max(issue_ns, shared_ns, product.slot_bytes / rate)
 
 
 def _product_us(product: Product, problem: Problem, gpu: Gpu) -> float:
-    """The time of the busiest SM, by issue slots or bandwidth, with passes for many tokens."""
+    """The time of the busiest SM. Experts with many tokens are multiplied in several passes."""
     num_active = active(problem)
-    mean = num_assignments(problem) / num_active
-    passes = max(1.0, mean * 1.3 / (8 * product.col_tiles))
-    items = ceil(num_active * product.row_groups / gpu.sms)
-    rounds = ceil(items * product.team / WARPS) * WARPS / product.team
-    steps = product.row_tiles * product.units * product.unit_cols / 16
-    issue_us = steps * (CHUNK_NS + COLUMN_NS * product.col_tiles) * 1e-3
-    item_bytes = product.row_tiles * 16 * product.k * _bytes_of_weight(problem)
-    load_us = item_bytes / (gpu.bandwidth * 0.9 / gpu.sms) * 1e6
-    overhead_us = ITEM_US * product.team / WARPS
-    return float(rounds * passes * (max(issue_us, load_us) + overhead_us))
-
-
-def _bytes_of_weight(problem: Problem) -> float:
-    bias = 2 * problem["inter"] + problem["hidden"]
-    num_weights = 3 * problem["inter"] * problem["hidden"]
-    return (expert_bytes(problem) - 2 * bias * problem["bias"]) / num_weights
+    mean_tokens = num_assignments(problem) / num_active
+    passes = max(1.0, 1.2 * mean_tokens / (8 * product.col_tiles))
+    items = num_active * product.row_groups / gpu.sms
+    teams = WARPS // product.team
+    rounds = ceil(items / teams)  # of all teams of the busiest SM
+    item_us = product.units * _unit_ns(product, gpu) * 1e-3
+    return float(passes * rounds * (teams * item_us + ITEM_US / (2 if rounds > 1 else 1)))
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     if is_empty(problem):
         return LAUNCH_US
     route_us = 0.0 if _routes(problem) else LAUNCH_US
-    products_us = sum(
-        _product_us(product, problem, gpu) for product in _products(problem, config)
-    )
+    products_us = sum(_product_us(product, problem, gpu) for product in _products(problem, config))
     return LAUNCH_US + route_us + START_US + products_us + COMBINE_US
 
 
