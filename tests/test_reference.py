@@ -20,8 +20,8 @@ from kernelcat.verify import fuzz, gate
 HOST = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
 LIMITS = {
     "flashmla": 8, "fp8_gemm": 270, "fp8_quantize": 140, "fp8_swiglu": 270, "mla_kv_write": 12,
-    "moe_gemm": 200, "moe_mlp": 33, "nvfp4_dequantize": 64, "nvfp4_matmul": 128, "nvfp4_quantize": 64,
-    "paged_attn": 8,
+    "moe_gemm": 200, "moe_mlp": 33, "nvfp4_dequantize": 64, "nvfp4_matmul": 128,
+    "nvfp4_quantize": 64, "paged_attn": 8,
 }  # fmt: skip
 """The largest sizes that are drawn, 40 for other entries: more than a block where there are blocks,
 few where the formulation is slow."""

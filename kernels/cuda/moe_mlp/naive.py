@@ -48,7 +48,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     num_h = num_assignments(problem) * problem["inter"]
     first = (Pointer("x"), *weights(1), Pointer("ids"), Pointer("h"))
     second = (Pointer("h"), *weights(2), *map(Pointer, ("ids", "gates", "residual", "out")))
-    steps = [route_step(problem)]
+    steps = [route_step(problem, programmatic=False)]
     if num_h:
         steps.append(_product(problem, "first", num_h, first))
     steps.append(_product(problem, "second", problem["tokens"] * problem["hidden"], second))

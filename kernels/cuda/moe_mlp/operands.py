@@ -78,10 +78,10 @@ def router_scratch_bytes(problem: Problem, warps: int) -> int:
     return 4 * problem["experts"] * warps * _is_grouped(problem)
 
 
-def route_step(problem: Problem) -> Step:
+def route_step(problem: Problem, *, programmatic: bool) -> Step:
     """The launch that writes ids and gates of all tokens."""
     return Step(
-        instance("moe_mlp/route.cu", "moe_mlp_route", *router_kind(problem)),
+        instance("moe_mlp/route.cu", "moe_mlp_route", programmatic, *router_kind(problem)),
         (ceil(problem["tokens"] / ROUTE_WARPS), 1, 1),
         (
             *map(Pointer, ("logits", "correction", "ids", "gates")),
@@ -90,7 +90,7 @@ def route_step(problem: Problem) -> Step:
         ),
         ROUTE_WARPS * 32,
         router_scratch_bytes(problem, ROUTE_WARPS),
-        programmatic=True,
+        programmatic=programmatic,
     )
 
 

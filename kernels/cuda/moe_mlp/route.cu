@@ -5,7 +5,9 @@
 
 namespace kernelcat {
 
-template <typename Logit, Score kScore, bool kRenormalize, bool kGrouped, int kPerLane, int kVector,
+// kProgrammatic: launched by programmatic dependent launch, which sm_80 does not have.
+template <bool kProgrammatic, typename Logit, Score kScore, bool kRenormalize, bool kGrouped,
+          int kPerLane, int kVector,
           typename Kind = RouterKind<Logit, kScore, kRenormalize, kGrouped, kPerLane, kVector>>
 __global__ void __launch_bounds__(128)
     moe_mlp_route(const Logit* logits,      // (tokens, experts)
@@ -15,8 +17,10 @@ __global__ void __launch_bounds__(128)
                   int tokens, int experts, int top_k, int group_size, int top_groups,
                   float scaling) {
   extern __shared__ uint8_t dynamic_shared[];
-  grid_dependency_wait();
-  launch_dependents();
+  if constexpr (kProgrammatic) {
+    grid_dependency_wait();
+    launch_dependents();
+  }
   const int warp = warp_index(), num_warps = blockDim.x / kWarpThreads;
   const Router<Kind> router = {logits, correction, experts, top_k, group_size, top_groups, scaling};
   float* scratch = reinterpret_cast<float*>(dynamic_shared) + warp * experts;  // for kGrouped

@@ -182,7 +182,7 @@ def _products(problem: Problem, config: Config) -> tuple[Product, ...]:
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if is_empty(problem):
         return Program(())
-    route = () if _routes(problem) else (route_step(problem),)
+    route = () if _routes(problem) else (route_step(problem, programmatic=True),)
     products = (
         _product_step(product, problem, config, gpu) for product in _products(problem, config)
     )
