@@ -11,7 +11,7 @@ constexpr int kWgmmaK = 16;
 constexpr int kRowBytes = 128;
 
 inline uint64_t swizzled_rows_descriptor(uint32_t shared_address) {
-  if (shared_address % 1024) std::abort();
+  host::require(shared_address % 1024 == 0, "an operand is not aligned to 1024 bytes");
   return shared_address >> 4;
 }
 inline uint64_t advanced(uint64_t descriptor, uint32_t num_bytes) {
