@@ -35,16 +35,17 @@ struct CopySource {
   }
 };
 
-// The rows of a tile that this thread gathers, and its vector of each row of a stage. The eight
-// lanes that copy a row's 128 bytes are neighbours.
-template <int BLOCK_M>
+// The rows of a tile that this thread gathers, with kGather, and its vector of each row of a stage.
+// The eight lanes that copy a row's 128 bytes are neighbours.
+template <typename Config>
 struct GatheredRows {
   static constexpr int kStep = kWarpgroupThreads / kRowVectors;  // rows that are copied at once
-  static constexpr int kCount = BLOCK_M / kStep;
+  static constexpr int kCount = Config::BLOCK_M / kStep;
 
   int rows[kCount];  // tokens, or -1 outside the expert
 
   __device__ __forceinline__ GatheredRows(const CopySource& source, const ExpertTile& tile) {
+    if constexpr (!Config::kGather) return;
     source.template find_rows<true, kStep>(rows, tile,
                                            threadIdx.x % kWarpgroupThreads / kRowVectors);
   }
@@ -53,6 +54,7 @@ struct GatheredRows {
   // expert and columns outside A become zeros.
   __device__ __forceinline__ void load(uint8_t* stage, const CopySource& source,
                                        int k_block) const {
+    if constexpr (!Config::kGather) return;
     const int first = threadIdx.x % kWarpgroupThreads, vector = first % kRowVectors;
     const int column = k_block * kRowVectors + vector;
     const uint32_t target = shared_address(stage) + swizzled<kRowBytes>(first * kVectorBytes);
@@ -65,7 +67,8 @@ struct GatheredRows {
   }
 };
 
-// The scales of a tile that this thread copies: of some rows, and in two threads of the weights.
+// The scales of a tile that this thread copies, with kScaled: those of some rows, and in two
+// threads those of the weights.
 template <typename Config>
 struct CopiedScales {
   static constexpr int kCount = ceil_div(Config::BLOCK_M, kWarpgroupThreads);
@@ -74,26 +77,29 @@ struct CopiedScales {
   int weights_row;   // row of the matrix of all experts' scales, or -1
 
   __device__ __forceinline__ CopiedScales(const CopySource& source, const ExpertTile& tile) {
+    if constexpr (!Config::kScaled) return;
     const int thread = threadIdx.x % kWarpgroupThreads;
     source.template find_rows<Config::kGather, kWarpgroupThreads>(rows, tile, thread);
     const int block = min(tile.col / kScaleBlock + thread, source.scales.num_n - 1);
     weights_row = thread < 2 ? tile.expert * source.scales.num_n + block : -1;
   }
 
-  __device__ __forceinline__ void load(typename Config::Scales& stage, const CopySource& source,
-                                       int k_block) const {
+  __device__ __forceinline__ void load(ExpertShared<Config>& shared, int stage,
+                                       const CopySource& source, int k_block) const {
+    if constexpr (!Config::kScaled) return;
+    auto& target = shared.scales[stage];
     const int thread = threadIdx.x % kWarpgroupThreads;
     const float* scales = source.scales.a_scale + static_cast<int64_t>(k_block) * source.scales.m;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int row = i * kWarpgroupThreads + thread;
       if (row < Config::BLOCK_M) {
-        async_copy_4(&stage.a[row], scales + max(rows[i], 0), rows[i] >= 0);
+        async_copy_4(&target.a[row], scales + max(rows[i], 0), rows[i] >= 0);
       }
     }
     if (weights_row >= 0) {
       const int64_t place = static_cast<int64_t>(weights_row) * source.scales.num_k + k_block;
-      async_copy_4(&stage.b[thread], source.scales.b_scale + place, true);
+      async_copy_4(&target.b[thread], source.scales.b_scale + place, true);
     }
   }
 };
@@ -109,40 +115,22 @@ __device__ __forceinline__ void produce(ExpertShared<Config>& shared,
   PipelineState<Config::kNumStages> position;
   tiles.for_each([&](const ExpertTile& tile) {
     const int row_of_w = tile.expert * n + tile.col;
-    const auto load = [&](const auto& load_more) {
-      for (int k_block = 0; k_block < num_k; ++k_block) {
-        uint8_t* stage = shared.stages[position.stage];
-        Barrier& full = shared.full[position.stage];
-        shared.empty[position.stage].wait(position.phase ^ 1);
-        if (is_leader) {
-          full.arrive_expect(kTmaBytes);
-          tensor_load(stage + Config::kStageBytesA, map_w, k_block * Config::BLOCK_K, row_of_w,
-                      full, kDefaultPolicy);
-          if (!Config::kGather) {
-            tensor_load(stage, map_a, k_block * Config::BLOCK_K, tile.row, full, kDefaultPolicy);
-          }
-        }
-        load_more(stage, k_block);
-        if constexpr (Config::kCopyingThreads > 0) arrive_when_copied(full);
-        position.advance();
+    const GatheredRows<Config> rows(source, tile);
+    const CopiedScales<Config> scales(source, tile);
+    for (int k_block = 0; k_block < num_k; ++k_block) {
+      uint8_t* stage = shared.stages[position.stage];
+      Barrier& full = shared.full[position.stage];
+      shared.empty[position.stage].wait(position.phase ^ 1);
+      if (is_leader) {
+        const int x = k_block * Config::BLOCK_K;
+        full.arrive_expect(kTmaBytes);
+        tensor_load(stage + Config::kStageBytesA, map_w, x, row_of_w, full, kDefaultPolicy);
+        if (!Config::kGather) tensor_load(stage, map_a, x, tile.row, full, kDefaultPolicy);
       }
-    };
-    const auto load_scaled = [&](const auto& load_more) {
-      if constexpr (Config::kScaled) {
-        const CopiedScales<Config> scales(source, tile);
-        load([&](uint8_t* stage, int k_block) {
-          load_more(stage, k_block);
-          scales.load(shared.scales[position.stage], source, k_block);
-        });
-      } else {
-        load(load_more);
-      }
-    };
-    if constexpr (Config::kGather) {
-      const GatheredRows<Config::BLOCK_M> rows(source, tile);
-      load_scaled([&](uint8_t* stage, int k_block) { rows.load(stage, source, k_block); });
-    } else {
-      load_scaled([](uint8_t*, int) {});
+      rows.load(stage, source, k_block);
+      scales.load(shared, position.stage, source, k_block);
+      if constexpr (Config::kCopyingThreads > 0) arrive_when_copied(full);
+      position.advance();
     }
   });
 }
