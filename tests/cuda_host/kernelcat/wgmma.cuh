@@ -1,5 +1,5 @@
-// kernels/cuda/include/kernelcat/wgmma.cuh on the host: a thread computes its own accumulators, when
-// the product is waited for.
+// kernels/cuda/include/kernelcat/wgmma.cuh on the host: a thread computes its own accumulators,
+// when the product is waited for.
 #pragma once
 
 #include <kernelcat/mbarrier.cuh>
