@@ -20,19 +20,20 @@ CONFIG = Config(tile="128x128")
 
 FAULTS = {
     "a stage is released before it is read": (
-        "wgmma.cu", "      wgmma_wait<1>();\n", "",
+        "accumulate.cuh", "      wgmma_wait<1>();\n", "",
     ),
     "the producer does not wait for an empty stage": (
         "producer.cuh", "shared.empty[position.stage].wait(position.phase ^ 1);", "",
     ),
     "consumers do not wait for a full stage": (
-        "wgmma.cu", "    shared.full[stage].wait(position.phase);\n", "",
+        "accumulate.cuh", "    shared.full[stage].wait(position.phase);\n", "",
     ),
     "a barrier expects too many arrivals": (
-        "wgmma.cu", "kGather ? 1 + kWarpgroupThreads : 1", "2 + kWarpgroupThreads",
+        "wgmma.cu", "barrier.init(1 + Config::kCopyingThreads)",
+        "barrier.init(2 + Config::kCopyingThreads)",
     ),
     "a barrier expects too few arrivals": (
-        "wgmma.cu", "kGather ? 1 + kWarpgroupThreads : 1", "1",
+        "wgmma.cu", "barrier.init(1 + Config::kCopyingThreads)", "barrier.init(1)",
     ),
     "gathered rows are not swizzled": (
         "producer.cuh", "swizzled<kRowBytes>(first * kVectorBytes)", "first * kVectorBytes",

@@ -78,6 +78,7 @@ ON_THE_HOST = {
 """What is tested -> tile and problem."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(cuda_host.COMPILER is None, reason="needs g++")
 @pytest.mark.parametrize("case", ON_THE_HOST)
 def test_the_wgmma_kernel_is_right_on_the_host(case: str) -> None:
@@ -88,6 +89,7 @@ def test_the_wgmma_kernel_is_right_on_the_host(case: str) -> None:
     assert verdict.passed, verdict.detail
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(cuda_host.COMPILER is None, reason="needs g++")
 @pytest.mark.parametrize(("format", "act_dtype", "packing"), CHOICES)
 def test_the_naive_kernel_is_right_on_the_host(format, act_dtype, packing) -> None:
