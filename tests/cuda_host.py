@@ -9,7 +9,6 @@ loads, products and releases. What is not: proxies, memory order, and instructio
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import shutil
 import subprocess
 import tempfile
@@ -42,10 +41,6 @@ COMPILER = shutil.which("g++")
 OPTIONS = ("-std=c++20", "-O2", "-w", "-fPIC", "-shared", "-fno-strict-aliasing")
 
 
-class Hang(AssertionError):
-    """No thread of a thread block can go on."""
-
-
 @cache
 def _folder() -> Path:
     """Where libraries are built, for the life of the process."""
@@ -57,12 +52,19 @@ def _folder() -> Path:
 _FOLDERS: list[Any] = []
 
 
-@cache
 def library(kernel: CudaSource) -> ctypes.CDLL:
-    """The kernel as a library with one function, ``run``."""
-    path = _folder() / hashlib.sha256(kernel.digest().encode()).hexdigest()[:16]
+    """The kernel as a library with one function, ``run``, which returns an error or no text."""
+    path = _folder() / kernel.digest()
+    if not path.with_suffix(".so").exists():
+        _build(kernel, path)
+    run_kernel = ctypes.CDLL(str(path.with_suffix(".so")))
+    run_kernel.run.restype = ctypes.c_char_p
+    return run_kernel
+
+
+def _build(kernel: CudaSource, path: Path) -> None:
     text = f"""#include "{kernel.file}"
-extern "C" bool run(void** params, const unsigned* grid, unsigned threads, unsigned seed) {{
+extern "C" const char* run(void** params, const unsigned* grid, unsigned threads, unsigned seed) {{
   gridDim = dim3(grid[0], grid[1], grid[2]);
   blockDim = dim3(threads, 1, 1);
   host::random_state = seed;
@@ -74,8 +76,8 @@ extern "C" bool run(void** params, const unsigned* grid, unsigned threads, unsig
     command = [str(COMPILER), *OPTIONS, "-include", str(STAND_INS / "host.h")]
     command += [f"-I{folder}" for folder in folders]
     command += [str(path.with_suffix(".cpp")), "-o", str(path.with_suffix(".so"))]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return ctypes.CDLL(str(path.with_suffix(".so")))
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
 
 
 def run(program: Program, arrays: Arrays, max_blocks: int, seed: int) -> None:
@@ -91,8 +93,8 @@ def run(program: Program, arrays: Arrays, max_blocks: int, seed: int) -> None:
         params = [_param(param, memory) for param in step.params]
         pointers = (ctypes.c_void_p * len(params))(*map(ctypes.addressof, params))
         grid = (ctypes.c_uint * 3)(*_grid(step, max_blocks))
-        if not library(step.source).run(pointers, grid, step.block, seed):
-            raise Hang(step.source.kernel)
+        error = library(step.source).run(pointers, grid, step.block, seed).decode()
+        assert not error, f"{error}: {step.source.kernel}"
 
 
 def _grid(step: Step, max_blocks: int) -> tuple[int, int, int]:

@@ -19,6 +19,8 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -66,6 +68,10 @@ inline uint32_t random_number() {
 
 inline void give_way() {
   swapcontext(&current->context, &scheduler);
+}
+
+inline void require(bool condition, const char* message) {
+  if (!condition) throw std::runtime_error(message);
 }
 
 template <typename Condition>
@@ -118,16 +124,33 @@ T from_bits(uint32_t bits) {
 }
 
 inline std::function<void()> body;
+inline std::string error;  // the first one, or empty
 
 inline void run_fiber() {
-  body();
+  try {
+    body();
+  } catch (const std::exception& exception) {
+    error = exception.what();
+  }
   current->is_done = true;
   ++progress;
   swapcontext(&current->context, &scheduler);
 }
 
-// Runs one thread block; false where it hangs.
-inline bool run_block(int num_threads) {
+// Lets one copy that is under way land.
+inline void land() {
+  const size_t i = random_number() % landings.size();
+  try {
+    landings[i]();
+  } catch (const std::exception& exception) {
+    error = exception.what();
+  }
+  landings.erase(landings.begin() + i);
+  ++progress;
+}
+
+// Runs one thread block, until it ends or there is an error.
+inline void run_block(int num_threads) {
   std::memset(kernelcat::dynamic_shared, 0xff, sizeof(kernelcat::dynamic_shared));
   fibers = std::vector<Fiber>(num_threads);
   landings.clear();
@@ -157,35 +180,33 @@ inline bool run_block(int num_threads) {
       threadIdx = {static_cast<unsigned>(fiber.thread), 0, 0};
       swapcontext(&scheduler, &fiber.context);
     }
-    if (all_done && landings.empty()) return true;
-    while (!landings.empty() && (all_done || random_number() % 2 == 0)) {
-      const size_t i = random_number() % landings.size();
-      landings[i]();
-      landings.erase(landings.begin() + i);
-      ++progress;
-    }
+    if (!error.empty() || (all_done && landings.empty())) return;
+    while (!landings.empty() && (all_done || random_number() % 2 == 0)) land();
     idle = progress == before ? idle + 1 : 0;
-    if (idle > kIdleRounds) return false;
+    if (idle > kIdleRounds) error = "the thread block hangs";
   }
 }
 
 template <typename... Args, size_t... kIndices>
-bool run_grid(void (*kernel)(Args...), void** params, std::index_sequence<kIndices...>) {
+void run_grid(void (*kernel)(Args...), void** params, std::index_sequence<kIndices...>) {
   for (unsigned z = 0; z < gridDim.z; ++z) {
     for (unsigned y = 0; y < gridDim.y; ++y) {
       for (unsigned x = 0; x < gridDim.x; ++x) {
         blockIdx = {x, y, z};
         body = [&] { kernel(*static_cast<std::remove_cv_t<Args>*>(params[kIndices])...); };
-        if (!run_block(blockDim.x)) return false;
+        run_block(blockDim.x);
+        if (!error.empty()) return;
       }
     }
   }
-  return true;
 }
 
+// Runs a grid; returns the error, or an empty text.
 template <typename... Args>
-bool run_kernel(void (*kernel)(Args...), void** params) {
-  return run_grid(kernel, params, std::index_sequence_for<Args...>());
+const char* run_kernel(void (*kernel)(Args...), void** params) {
+  error.clear();
+  run_grid(kernel, params, std::index_sequence_for<Args...>());
+  return error.c_str();
 }
 
 }  // namespace host

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from kernelcat import dtypes
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.moe_gemm.operands import num_rows
@@ -39,7 +40,7 @@ class Plan:
         return Plan(
             block_m,
             block_n,
-            2,
+            dtypes.itemsize(problem["act_dtype"]),
             problem["experts"],
             problem["N"],
             problem["K"],
@@ -88,13 +89,14 @@ class Plan:
 
     @property
     def stage_bytes(self) -> int:
-        """Both operands and two barriers."""
-        return (self.block_m + self.block_n) * ROW_BYTES + 16
+        """Both operands, scales of float8, and two barriers."""
+        scale_bytes = 4 * (self.block_m + 2) if self.element_bytes == 1 else 0
+        return (self.block_m + self.block_n) * ROW_BYTES + scale_bytes + 16
 
     @property
     def fixed_bytes(self) -> int:
-        """Biases of each consumer, the lists of tiles, and alignment to 1 KB."""
-        return 4 * self.num_consumers * self.block_n + 8 * (self.experts + 1) + KB
+        """Biases of each consumer, the lists of tiles, alignment to 1 KB, and unused scales."""
+        return 4 * self.num_consumers * self.block_n + 8 * (self.experts + 1) + KB + 16
 
     def num_stages(self, gpu: Gpu) -> int:
         """As many as fit."""

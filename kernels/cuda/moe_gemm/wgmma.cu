@@ -8,44 +8,17 @@
 //
 // barrier     | who arrives (how many)                  | who waits  | for what
 // full[s]     | a producer thread, with TMA's bytes (1) | consumers  | stage s holds its k-block
-//             | with kGather also all its threads (128) |            |
+//             | and all threads that copy by cp.async   |            |
+//             | (kCopyingThreads)                       |            |
 // empty[s]    | consumer warps (4 * kNumConsumers)      | producer   | stage s has been read
 // named 1 + c | threads of consumer c (128)             | consumer c | the tile's bias
 #include <kernelcat/pdl.cuh>
-#include <kernelcat/stage_release.cuh>
 
+#include "accumulate.cuh"
 #include "output.cuh"
 #include "producer.cuh"
 
 namespace kernelcat {
-
-// Multiplies one tile. A stage is released when the products of the next one have begun.
-template <typename Config>
-__device__ __forceinline__ void accumulate(ExpertShared<Config>& shared,
-                                           PipelineState<Config::kNumStages>& position,
-                                           typename Config::Sums& sums, int first_row, int num_k) {
-  const uint32_t base = shared_address(shared.stages);
-  const uint64_t a = swizzled_rows_descriptor(base + first_row * kRowBytes);
-  const uint64_t w = swizzled_rows_descriptor(base + Config::kStageBytesA);
-  int previous = 0;
-  for (int k_block = 0; k_block < num_k; ++k_block) {
-    const int stage = position.stage;
-    shared.full[stage].wait(position.phase);
-    if constexpr (Config::kGather) fence_async_shared();  // cp.async wrote what wgmma reads
-    multiply_stage<typename Config::T, Config::BLOCK_N>(
-        sums, advanced(a, stage * Config::kStageBytes), advanced(w, stage * Config::kStageBytes),
-        k_block > 0);
-    if (k_block > 0) {
-      wgmma_wait<1>();
-      release_stage<1>(shared.empty[previous]);
-    }
-    previous = stage;
-    position.advance();
-  }
-  wgmma_wait<0>();
-  pin(sums);
-  release_stage<1>(shared.empty[previous]);
-}
 
 // Passes over one tile of which this consumer has no rows.
 template <typename Config>
@@ -75,26 +48,29 @@ __device__ __forceinline__ void consume(ExpertShared<Config>& shared,
         has_bias ? output.bias + static_cast<int64_t>(tile.expert) * output.n : nullptr, tile.col,
         output.n);
     typename Config::Sums sums;
-    accumulate<Config>(shared, position, sums, first_row, num_k);
+    accumulate<Config>(shared, position, sums, first_row, tile.col, num_k);
     bias.store(shared.bias[consumer], 1 + consumer);
     store_sums<Config>(sums, output, shared.bias[consumer], tile, first_row);
   });
 }
 
-template <
-    typename T, int BLOCK_M, int BLOCK_N, int kNumStages, Gating kGating, bool kGather,
-    bool kPartial,
-    typename Config = ExpertTileConfig<T, BLOCK_M, BLOCK_N, kNumStages, kGating, kGather, kPartial>>
+template <typename T, typename Element, int BLOCK_M, int BLOCK_N, int kNumStages, Gating kGating,
+          bool kGather, bool kPartial,
+          typename Config = ExpertTileConfig<T, Element, BLOCK_M, BLOCK_N, kNumStages, kGating,
+                                             kGather, kPartial>>
 __global__ void __launch_bounds__(Config::kNumThreads, 1)
     moe_gemm_wgmma(const __grid_constant__ TensorMap map_a,  // (rows, k), boxes BLOCK_M high; read
                                                              // without kGather
                    const __grid_constant__ TensorMap map_w,  // (experts * n, k), BLOCK_N high
-                   const T* a,                               // (tokens, k), read with kGather
+                   const Element* a,                         // (tokens, k), read with kGather
+                   const float* a_scale,                     // (k / 128, a_rows), or null
+                   const float* w_scale,                     // (experts, n / 128, k / 128), or null
                    const T* bias,                            // (experts, n), or null
                    const int* offsets,                       // (experts + 1,)
                    const int* order,                         // (rows,)
                    void* out,                                // (rows, pitch): T, or float: kPartial
-                   int rows, int top_k, int experts, int n, int k, int pitch, int group_m) {
+                   int rows, int a_rows, int top_k, int experts, int n, int k, int pitch,
+                   int group_m) {
   extern __shared__ uint8_t dynamic_shared[];
   const uint32_t padding = -shared_address(dynamic_shared) & 1023;
   auto& shared = *reinterpret_cast<ExpertShared<Config>*>(dynamic_shared + padding);
@@ -110,7 +86,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
   if (threadIdx.x == 0) {
     if (!kGather) prefetch_map(map_a);
     prefetch_map(map_w);
-    for (Barrier& barrier : shared.full) barrier.init(kGather ? 1 + kWarpgroupThreads : 1);
+    for (Barrier& barrier : shared.full) barrier.init(1 + Config::kCopyingThreads);
     for (Barrier& barrier : shared.empty) barrier.init(Config::kNumConsumers * 4);
     fence_barrier_init();
   }
@@ -122,11 +98,18 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
   const int role = warp_index();  // outside the branches: all lanes must call warp_index()
   if (role / 4 == Config::kNumConsumers) {
     if constexpr (Config::kReallocate) decrease_registers<Config::kProducerRegisters>();
-    if (kGather || role % 4 == 0) {
-      const GatherSource source = {.a = reinterpret_cast<const uint4*>(a),
-                                   .order = order,
-                                   .top_k = static_cast<uint32_t>(top_k),
-                                   .row_vectors = k / (kVectorBytes / 2)};
+    if (Config::kCopyingThreads > 0 || role % 4 == 0) {
+      const ScaleSource scales = {.a_scale = a_scale,
+                                  .b_scale = w_scale,
+                                  .m = a_rows,
+                                  .num_n = ceil_div(n, kScaleBlock),
+                                  .num_k = num_k};
+      const CopySource source = {
+          .a = reinterpret_cast<const uint4*>(a),
+          .order = order,
+          .scales = scales,
+          .top_k = static_cast<uint32_t>(top_k),
+          .row_vectors = k / static_cast<int>(kVectorBytes / sizeof(Element))};
       produce<Config>(shared, tiles(), map_a, map_w, source, n, num_k);
     }
     launch_dependents();

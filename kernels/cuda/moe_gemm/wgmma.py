@@ -26,7 +26,7 @@ from kernelcat.kernels.cuda.moe_gemm.operands import (
     num_rows,
 )
 from kernelcat.kernels.cuda.moe_gemm.plan import ROW_BYTES, Plan
-from kernelcat.reference._experts import DTYPES
+from kernelcat.reference._experts import FP8
 from kernelcat.reference.moe_gemm import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
@@ -63,15 +63,16 @@ def _product(problem: Problem, plan: Plan, gpu: Gpu) -> Step:
     source = instance(
         "moe_gemm/wgmma.cu",
         "moe_gemm_wgmma",
-        *(problem["dtype"], plan.block_m, plan.block_n, plan.num_stages(gpu)),
-        *(gating(problem), gather, combine),
+        *(problem["dtype"], problem["act_dtype"], plan.block_m, plan.block_n),
+        *(plan.num_stages(gpu), gating(problem), gather, combine),
     )
-    sizes = (plan.rows, problem["top_k"], plan.experts, plan.n, plan.k, _pitch(problem))
+    a_rows = problem["tokens"] if gather else plan.rows
+    sizes = (plan.rows, a_rows, problem["top_k"], plan.experts, plan.n, plan.k, _pitch(problem))
     return Step(
         source,
         (min(plan.max_tiles, gpu.sms), 1, 1),
         (
-            *(map_a, map_w, Pointer("a"), Pointer("bias"), *GROUPS),
+            *(map_a, map_w, *map(Pointer, ("a", "a_scale", "w_scale", "bias")), *GROUPS),
             Pointer("partial_rows" if combine else "d"),
             *map(Int32, (*sizes, plan.group_m)),
         ),
@@ -113,16 +114,22 @@ def _sum(problem: Problem) -> Step:
 
 
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if problem["format"] not in DTYPES:
-        return f"weights in {problem['format']} are not multiplied here"
+    format, act_dtype = problem["format"], problem["act_dtype"]
+    if format != act_dtype and (format, act_dtype) != ("fp8", FP8):
+        return f"weights in {format} and activations in {act_dtype} are not multiplied here"
     if problem["combine"] and problem["activation"] != "none":
         return "rows that are summed into tokens are stored without an activation"
-    if problem["K"] == 0 or problem["K"] % 8:
+    plan = Plan.of(config, problem)
+    divisor = 16 // plan.element_bytes
+    if plan.k == 0 or plan.k % divisor:
         return (
-            f"K={problem['K']} must be a positive multiple of 8: TMA needs rows of a multiple of "
+            f"K={plan.k} must be a positive multiple of {divisor}: TMA needs rows of a multiple of "
             "16 bytes"
         )
-    plan = Plan.of(config, problem)
+    if plan.element_bytes == 1 and plan.block_n > 192:
+        return f"sums and products of {plan.block_n} columns do not fit in registers"
+    if problem["gather"] and plan.block_m > 128:
+        return f"a thread that gathers has no registers for its part of {plan.block_m} rows"
     if plan.experts * plan.n >= 1 << 31 or plan.max_tiles > MAX_BLOCKS:
         return f"{plan.experts} x {plan.n} rows of weights are more than 32-bit indices reach"
     if plan.num_stages(gpu) < MIN_STAGES:

@@ -15,7 +15,7 @@ from kernelcat.kernels.triton.common.grid import MAX_GRID_Y
 from kernelcat.kernels.triton.common.product import GROUP_M, Tile, illegal_stages
 from kernelcat.reference._assignments import active
 from kernelcat.reference._experts import DTYPES, FP4, FP8, SCALE
-from kernelcat.reference.moe_gemm import ENTRY, A_ROWS, out_cols
+from kernelcat.reference.moe_gemm import A_ROWS, ENTRY, out_cols
 from kernelcat.runtime.gpu import Gpu
 
 KERNELS = "kernelcat.kernels.triton.moe_gemm.device:"
@@ -228,25 +228,31 @@ def _expert_rows(problem: Problem) -> float:
 
 # ---- estimates -----------------------------------------------------------------------------------
 
-_RATES = {"naive": 0.02, "tiled": 0.55, "tma": 0.65}
-"""Variant -> share of the tensor cores' peak."""
+_NAIVE_FLOPS = 2e12
+"""Operations a second of the baseline, a guess: it multiplies without tensor cores."""
 
 
-def _estimate(variant: str):
-    def estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-        """Products of whole tiles, or the memory's time; half of an expert's last tile is empty."""
-        memory_us = cost_model.copy_us(ENTRY.bytes_moved(problem), gpu)
-        rows = float(_num_rows(problem))
-        if "tile" in config:
-            tile, experts = Tile.of(config), active(problem)
-            rows = max(rows + tile.m * experts / 2, tile.m * experts)
-        peak = gpu.flops.get(problem["act_dtype"], gpu.flops["float32"]) * _RATES[variant]
-        math_us = 2 * rows * problem["N"] * problem["K"] / peak * 1e6
-        if problem["combine"]:
-            memory_us += cost_model.copy_us(8 * _num_rows(problem) * _d_cols(problem), gpu)
-        return max(math_us, memory_us) + 0.1 * min(math_us, memory_us)
+def _estimate_naive(problem: Problem, config: Config, gpu: Gpu) -> float:
+    memory_us = cost_model.copy_us(ENTRY.bytes_moved(problem), gpu)
+    return memory_us + ENTRY.flops(problem) / _NAIVE_FLOPS * 1e6
 
-    return estimate
+
+def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Tiles of all experts as one product, or the memory's time.
+
+    Half of an expert's last tile is empty.
+    """
+    tile, experts, rows = Tile.of(config), active(problem), _num_rows(problem)
+    row_blocks = max(ceil(rows / tile.m + experts / 2), experts)
+    is_float8 = problem["act_dtype"] == FP8 and problem["format"] == "fp8"
+    us = cost_model.tiled_gemm_us(
+        row_blocks * tile.m, problem["N"], ceil(problem["K"] / (2 if is_float8 else 1)),
+        block_m=tile.m, block_n=tile.n, split_k=1, gpu=gpu, dtype="bfloat16",
+        efficiency=0.65 if tile.m * tile.n >= 128 * 128 else 0.5,
+    )  # fmt: skip
+    memory_us = cost_model.copy_us(ENTRY.bytes_moved(problem), gpu)
+    partial_us = cost_model.copy_us(8 * rows * _d_cols(problem) if problem["combine"] else 0, gpu)
+    return max(us, memory_us) + partial_us
 
 
 NAIVE = Implementation(
@@ -258,7 +264,7 @@ NAIVE = Implementation(
     space={"block": (32, 64)},
     illegal=_illegal_naive,
     program=_naive,
-    estimate=_estimate("naive"),
+    estimate=_estimate_naive,
     rank=0,
 )
 
@@ -277,7 +283,7 @@ TILED = Implementation(
     illegal=_illegal_tiled,
     unpromising=_unpromising,
     program=_tiled,
-    estimate=_estimate("tiled"),
+    estimate=_estimate,
     techniques={"cp_async": "LDGSTS"},
     rank=1,
 )  # fmt: skip
@@ -298,7 +304,7 @@ TMA = Implementation(
     illegal=_illegal_tma,
     unpromising=_unpromising,
     program=_tma,
-    estimate=_estimate("tma"),
+    estimate=_estimate,
     techniques={"tma": "UTMALDG"},
     rank=2,
 )  # fmt: skip

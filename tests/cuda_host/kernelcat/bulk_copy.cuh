@@ -20,7 +20,8 @@ __host__ __device__ constexpr uint32_t swizzled(uint32_t offset) {
 
 inline void load_box(uint8_t* shared, const TensorMap& map, int x, int y) {
   const int64_t span = map.box[0] * map.element_bytes;
-  if (map.swizzle_bytes != 128 || span > 128 || shared_address(shared) % 1024) std::abort();
+  host::require(map.swizzle_bytes == 128 && span == 128, "only rows of 128 bytes are loaded");
+  host::require(shared_address(shared) % 1024 == 0, "a box is not aligned to 1024 bytes");
   for (int64_t row = 0; row < map.box[1]; ++row) {
     for (int64_t col = 0; col < map.box[0]; ++col) {
       const uint32_t offset = row * span + col * map.element_bytes;

@@ -30,7 +30,7 @@ struct alignas(8) Barrier {
     ++host::progress;
     missing -= static_cast<short>(arrivals);
     state += 2 * bytes;
-    if (missing < 0) std::abort();  // more arrivals than the barrier was initialised for
+    host::require(missing >= 0, "a barrier has more arrivals than it was initialised for");
     if (missing == 0 && state >> 1 == 0) {
       missing = count;
       state ^= 1;

@@ -28,9 +28,7 @@ def load_weights(
             return load_tiles(codes, scales, cols, k, N, K, dtype, FORMAT == "nvfp4", BLOCK_K)
         else:
             codes, scales = w + expert * N * (K // 2), w_scale + expert * N * (K // BLOCK)
-            return load_rows(
-                codes, scales, cols, k, N, K, dtype, FORMAT == "nvfp4", False, BLOCK_K
-            )
+            return load_rows(codes, scales, cols, k, N, K, dtype, FORMAT == "nvfp4", False, BLOCK_K)
     else:
         ks = k + tl.arange(0, BLOCK_K)
         offsets = expert * N * K + cols[:, None].to(tl.int64) * K + ks[None, :]
