@@ -1,6 +1,6 @@
 """`moe_mlp`: the experts of a mixture-of-experts layer, from router logits to the layer's output.
 
-    ids, gates = the routing of `_routing` of logits[t]
+    ids, gates = the routing of `_layer_routing` of logits[t]
     h[t, s] = activation(x[t] @ W1[e]^T + bias1[e]),  e = ids[t, s]
     out[t] = residual[t] + sum over slots s of gates[t, s] * (h[t, s] @ W2[e]^T + bias2[e])
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from kernelcat import dtypes
 from kernelcat.catalog.spec import Axis, Entry, Problem, Tensor, Tolerance
-from kernelcat.reference import _experts, _routing
+from kernelcat.reference import _experts, _layer_routing
 from kernelcat.reference._arrays import library_of
 from kernelcat.reference._assignments import SKEW, TOKENS, TOP_K, active, preferences
 from kernelcat.reference._experts import ACT_DTYPE, DTYPE, EXPERTS, FORMAT, FP8, PACKING
@@ -34,7 +34,7 @@ def _quantized(problem, x):
 def _oracle(problem, arrays):
     hidden, inter = problem["hidden"], problem["inter"]
     x, xp = arrays["x"], library_of(arrays["x"])
-    ids, gates = _routing.select(problem, arrays["logits"], arrays.get("correction"))
+    ids, gates = _layer_routing.select(problem, arrays["logits"], arrays.get("correction"))
     out = arrays["residual"].copy() if problem["residual"] else xp.zeros_like(x)
     x = _quantized(problem, x)
     for expert in range(problem["experts"]):
@@ -54,11 +54,11 @@ def _make_inputs(problem, normal):
     """Logits follow the skew, and no selection depends on rounding."""
     inputs = {"x": normal((problem["tokens"], problem["hidden"]))}
     if problem["correction"]:
-        inputs["correction"] = _routing.draw_correction(problem, normal)
+        inputs["correction"] = _layer_routing.draw_correction(problem, normal)
     logits = preferences(problem, normal)
     dtype = problem["logit_dtype"]
     logits = dtypes.decode(dtypes.encode(logits, dtype), dtype)
-    inputs["logits"] = _routing.clear_logits(problem, logits, inputs.get("correction"))
+    inputs["logits"] = _layer_routing.clear_logits(problem, logits, inputs.get("correction"))
     if problem["residual"]:
         inputs["residual"] = normal((problem["tokens"], problem["hidden"]))
     hidden, inter = problem["hidden"], problem["inter"]
@@ -85,7 +85,7 @@ def _bytes_moved(problem: Problem) -> int:
 def _constraint(problem: Problem) -> str | None:
     hidden, inter = problem["hidden"], problem["inter"]
     return (
-        _routing.routing_error(problem)
+        _layer_routing.routing_error(problem)
         or _experts.error(problem, 2 * inter, hidden)
         or _experts.error(problem, hidden, inter)
     )
@@ -165,12 +165,12 @@ ENTRY = Entry(
         Axis.flag("residual", "whether a residual is added to the output", minor=True),
         Axis.choice("activation", "function of the first product", *_experts.ACTIVATIONS[1:]),
         Axis.choice("logit_dtype", "element type of logits", *LOGIT_DTYPES, minor=True),
-        _routing.SCORE,
-        _routing.RENORMALIZE,
-        _routing.GROUPS,
-        _routing.TOP_GROUPS,
-        _routing.SCALING,
-        _routing.CORRECTION,
+        _layer_routing.SCORE,
+        _layer_routing.RENORMALIZE,
+        _layer_routing.GROUPS,
+        _layer_routing.TOP_GROUPS,
+        _layer_routing.SCALING,
+        _layer_routing.CORRECTION,
         SKEW,
     ),
     inputs=(

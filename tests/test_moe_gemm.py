@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import cuda_host
+import cuda_fibers
 import numpy as np
 import pytest
 from formulations.experts import moe_gemm
@@ -79,22 +79,22 @@ ON_THE_HOST = {
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(cuda_host.COMPILER is None, reason="needs g++")
+@pytest.mark.skipif(cuda_fibers.COMPILER is None, reason="needs g++")
 @pytest.mark.parametrize("case", ON_THE_HOST)
 def test_the_wgmma_kernel_is_right_on_the_host(case: str) -> None:
     tile, problem = ON_THE_HOST[case]
-    config, host = Config(tile=tile), cuda_host.Host()
+    config, host = Config(tile=tile), cuda_fibers.Host()
     assert wgmma.IMPLEMENTATION.why_not(config, problem, host.gpu) is None
     verdict = gate.check(wgmma.IMPLEMENTATION, problem, config, host, seeds=(0,))
     assert verdict.passed, verdict.detail
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(cuda_host.COMPILER is None, reason="needs g++")
+@pytest.mark.skipif(cuda_fibers.COMPILER is None, reason="needs g++")
 @pytest.mark.parametrize(("format", "act_dtype", "packing"), CHOICES)
 def test_the_naive_kernel_is_right_on_the_host(format, act_dtype, packing) -> None:
     problem = problem_of(format, act_dtype, packing, gather=True, bias=True, combine=True)
-    verdict = gate.check(naive.IMPLEMENTATION, problem, Config(), cuda_host.Host(), seeds=(0,))
+    verdict = gate.check(naive.IMPLEMENTATION, problem, Config(), cuda_fibers.Host(), seeds=(0,))
     assert verdict.passed, verdict.detail
 
 

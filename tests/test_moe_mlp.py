@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cuda_host import COMPILER, Host
+from cuda_fibers import COMPILER, Host
 
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.moe_mlp import naive, stream
-from kernelcat.reference import _routing
+from kernelcat.reference import _layer_routing
 from kernelcat.reference._experts import FP8
 from kernelcat.reference.moe_mlp import ENTRY, layer
 from kernelcat.runtime import gpu
@@ -86,5 +86,7 @@ def test_nothing_is_launched_without_tokens() -> None:
 
 def test_no_token_has_no_groups_to_choose() -> None:
     problem = layer(0, 1, 4, 16, 16, **{**SIGMOID, "groups": 2, "top_groups": 1})
-    scores = _routing.clear_logits(problem, np.zeros((0, 4), "float32"), np.zeros(4, "float32"))
+    scores = _layer_routing.clear_logits(
+        problem, np.zeros((0, 4), "float32"), np.zeros(4, "float32")
+    )
     assert scores.shape == (0, 4)

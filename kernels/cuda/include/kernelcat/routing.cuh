@@ -1,4 +1,4 @@
-// Routing: one warp selects the experts of one token; reference/_routing.py defines scores, groups
+// Routing: one warp selects the experts of one token; reference/_layer_routing.py defines scores, groups
 // and weights.
 #pragma once
 

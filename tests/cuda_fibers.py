@@ -1,6 +1,6 @@
 """CUDA C++ kernels on the CPU: the source of a kernel, compiled by g++ with stand-ins for CUDA.
 
-The headers in tests/cuda_host replace those that hold PTX. The threads of a thread block are
+The headers in tests/cuda_fibers_include replace those that hold PTX. The threads of a thread block are
 fibers; thread blocks run one after the other, so kernels whose thread blocks wait for each other
 cannot run. What is tested: indices, roles of warps, counts and phases of barriers, and the order of
 loads, products and releases. What is not: proxies, memory order, and instructions themselves.
@@ -36,7 +36,7 @@ from kernelcat.catalog.spec import Arrays, Problem
 from kernelcat.jit.cuda import CudaSource, header_folders
 from kernelcat.runtime import gpu
 
-STAND_INS = Path(__file__).parent / "cuda_host"
+STAND_INS = Path(__file__).parent / "cuda_fibers_include"
 COMPILER = shutil.which("g++")
 OPTIONS = ("-std=c++20", "-O2", "-w", "-fPIC", "-shared", "-fno-strict-aliasing")
 
@@ -44,7 +44,7 @@ OPTIONS = ("-std=c++20", "-O2", "-w", "-fPIC", "-shared", "-fno-strict-aliasing"
 @cache
 def _folder() -> Path:
     """Where libraries are built, for the life of the process."""
-    folder = tempfile.TemporaryDirectory(prefix="cuda_host")
+    folder = tempfile.TemporaryDirectory(prefix="cuda_fibers")
     _FOLDERS.append(folder)
     return Path(folder.name)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-import cuda_host
+import cuda_fibers
 import pytest
 
 from kernelcat.catalog import source
@@ -13,7 +13,7 @@ from kernelcat.kernels.cuda.moe_gemm import wgmma
 from kernelcat.reference.moe_gemm import product
 from kernelcat.verify import gate
 
-pytestmark = pytest.mark.skipif(cuda_host.COMPILER is None, reason="needs g++")
+pytestmark = pytest.mark.skipif(cuda_fibers.COMPILER is None, reason="needs g++")
 
 PROBLEM = product(40, 2, 3, 136, 400, gather=True, bias=True)
 CONFIG = Config(tile="128x128")
@@ -52,7 +52,7 @@ FAULTS = {
 
 
 def verdict():
-    return gate.check(wgmma.IMPLEMENTATION, PROBLEM, CONFIG, cuda_host.Host(), seeds=(0,))
+    return gate.check(wgmma.IMPLEMENTATION, PROBLEM, CONFIG, cuda_fibers.Host(), seeds=(0,))
 
 
 def test_a_kernel_is_right_on_the_host() -> None:

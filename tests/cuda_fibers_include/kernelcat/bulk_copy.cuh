@@ -5,7 +5,7 @@
 
 namespace kernelcat {
 
-// tests/cuda_host.py fills this in. Sizes are in elements, innermost first.
+// tests/cuda_fibers.py fills this in. Sizes are in elements, innermost first.
 struct alignas(64) TensorMap {
   const uint8_t* base;
   int64_t shape[2], row_bytes, box[2], element_bytes, swizzle_bytes;
