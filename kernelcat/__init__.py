@@ -56,7 +56,7 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'kernelcat' has no attribute {name!r}")
-    from importlib import import_module
+    from kernelcat.importing import import_module
 
     home = _HOMES[name]
     value = getattr(import_module(home), name, None)

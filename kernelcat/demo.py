@@ -8,13 +8,12 @@ leaderboard of an H200. The last line says what was done and what was not.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernelcat.runtime import driver, gpu
+from kernelcat.runtime import children, driver, gpu
 
 PROBLEMS = ("4096x4096x4096", "64x7168x16384", "16x7168x2048")
 _NAMED = tuple(word for problem in PROBLEMS for word in ("--problem", problem))
@@ -45,9 +44,8 @@ def main() -> None:
         environment = {"KERNELCAT_DB": str(Path(folder) / "demo.sqlite3"), **os.environ}
         for words in WITH_GPU if has_gpu else WITHOUT_GPU:
             print(f"\n$ kernelcat {' '.join(words)}", flush=True)
-            command = [sys.executable, "-m", "kernelcat", *words]
-            code = subprocess.run(command, env=environment, check=False).returncode
-            if code:
+            command = children.python("kernelcat", *words)
+            if children.run(command, env=environment, stdout=None, stderr=None).returncode:
                 sys.exit(f"\nthe demo ends here: kernelcat {words[0]} failed")
     if has_gpu:
         print(f"\nDone: gemm passed its checks and is tuned on this machine's {gpu.detect().name}; "

@@ -22,6 +22,7 @@ STORAGE = {
     "float32": "float32",
     "uint8": "uint8",
     "int32": "int32",
+    "int64": "int64",
 }
 """Element type -> NumPy dtype of its storage."""
 
@@ -33,7 +34,7 @@ E2M1_MAX = 6.0
 
 _SIZES = {
     "bfloat16": 2, "float4_e2m1fn_x2": 1, "float8_e4m3fn": 1, "float8_e8m0fnu": 1, "float16": 2,
-    "float32": 4, "uint8": 1, "int32": 4,
+    "float32": 4, "uint8": 1, "int32": 4, "int64": 8,
 }  # fmt: skip
 
 
@@ -43,11 +44,11 @@ def itemsize(dtype: str) -> int:
 
 
 def decode(array: Any, dtype: str) -> Any:
-    """Float32 values of a storage array of element type ``dtype``; int32 values for int32.
+    """Float32 values of a storage array of element type ``dtype``; integers for int32 and int64.
 
     The shape stays, but for float4_e2m1fn_x2: (..., n) becomes (..., 2 n).
     """
-    if dtype == "int32":
+    if dtype in ("int32", "int64"):
         return array
     if dtype == "bfloat16":
         return (array.astype("uint32") << 16).view("float32")

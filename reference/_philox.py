@@ -14,11 +14,11 @@ ROUNDS = 10
 WORD_MASK = 0xFFFFFFFF
 
 
-def philox(key: tuple[int, int], counter: tuple):
+def philox(key: tuple, counter: tuple):
     """Four arrays of 32 random bits each, as uint64.
 
-    ``counter`` is four uint64 arrays of one shape with values below 2^32; the results have that
-    shape.
+    ``key`` is two values below 2^32, numbers or uint64 arrays; ``counter`` is four uint64 arrays of
+    one shape with values below 2^32. The results have the shape to which all of them broadcast.
     """
     k0, k1 = key
     c0, c1, c2, c3 = counter

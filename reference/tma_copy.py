@@ -26,6 +26,10 @@ def _constraint(problem: Problem) -> str | None:
     return None
 
 
+LIMIT = 1 << 40
+"""Sizes are less than this: all kernels of this entry take them in 64 bits."""
+
+
 def _problem(rows: int, cols: int, stride: int | None = None, dtype: str = "bfloat16") -> Problem:
     """The copy between two matrices whose rows are ``stride`` elements apart (``cols`` if None)."""
     stride = stride or cols
@@ -51,10 +55,14 @@ ENTRY = Entry(
     name="tma_copy",
     summary="Copy a matrix or a strided sub-tile at memory bandwidth.",
     axes=(
-        Axis.size("rows", "rows to copy", 0, 300),
-        Axis.size("cols", "elements of a row", 0, 3000),
-        Axis.size("src_stride", "elements from one row of src to the next", 0, 4096, bucket=exact),
-        Axis.size("dst_stride", "elements from one row of dst to the next", 0, 4096, bucket=exact),
+        Axis.size("rows", "rows to copy", 0, 300, limit=LIMIT),
+        Axis.size("cols", "elements of a row", 0, 3000, limit=LIMIT),
+        Axis.size(
+            "src_stride", "elements from one row of src to the next", 0, 4096, exact, limit=LIMIT
+        ),
+        Axis.size(
+            "dst_stride", "elements from one row of dst to the next", 0, 4096, exact, limit=LIMIT
+        ),
         Axis.choice("dtype", "element type of src and dst", *DTYPES),
     ),
     inputs=(Tensor("src", ("rows", "cols"), "dtype", "matrix to copy", strides=("src_stride", 1)),),

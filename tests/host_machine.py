@@ -15,7 +15,7 @@ import pytest
 from kernelcat.call import arrays
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.errors import MissingDependency
-from kernelcat.store import Choice
+from kernelcat.store import Choice, Measurement
 
 torch = pytest.importorskip("torch")
 
@@ -70,11 +70,14 @@ class HostLauncher:
 class Rows:
     """A snapshot of the database that never changes."""
 
-    def __init__(self, rows: tuple[Choice, ...]) -> None:
-        self.rows = rows
+    def __init__(self, rows: tuple[Choice, ...], wrong: tuple[Measurement, ...] = ()) -> None:
+        self.rows, self.wrong = rows, wrong
 
     def choices(self, entry: str) -> tuple[Choice, ...]:
         return self.rows
+
+    def refuted(self, entry: str) -> tuple[Measurement, ...]:
+        return self.wrong
 
 
 class Host:

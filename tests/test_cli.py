@@ -166,11 +166,12 @@ def test_check_uses_all_gpus_and_each_process_sees_one(monkeypatch) -> None:
         used.add(env[VISIBLE])
         time.sleep(0.02)
         busy.remove(env[VISIBLE])
-        name = f"{command[4]}/{command[6]}/{command[8]}"
+        entry, _, language, _, variant = command[command.index("check") + 1 :][:5]
+        name = f"{entry}/{language}/{variant}"
         outcome = {"implementation": name, "problems": ["p"]}
         return subprocess.CompletedProcess(command, 0, json.dumps([outcome]), "")
 
-    monkeypatch.setattr(certify.subprocess, "run", checks)
+    monkeypatch.setattr(certify.children, "run", checks)
     monkeypatch.setenv(VISIBLE, "3,GPU-5,6")
     done = certify.run(implementations, None, (), 0, 0, jobs=1, devices=(0, 1))
     assert {outcome.implementation for _, outcome in done} == {i.name for i in implementations}

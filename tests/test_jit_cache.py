@@ -197,3 +197,74 @@ def test_a_missing_distribution_has_no_version() -> None:
 def test_the_default_folder_is_in_the_user_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KERNELCAT_CACHE")
     assert cache.folder().parts[-2:] == ("kernelcat", "artifacts")
+
+
+def test_a_file_under_the_name_of_another_key_is_compiled_again(folder: Path) -> None:
+    build(Fake("honest"), "sm_90a")
+    honest = only_file(folder)
+    planted = Fake("planted", cubin=b"planted")
+    build(planted, "sm_90a")
+    (other,) = (path for path in folder.iterdir() if path != honest)
+    other.replace(honest)
+    cache._memory.clear()
+    source = Fake("honest")
+    with pytest.warns(RuntimeWarning, match="its content belongs to another key"):
+        assert build(source, "sm_90a").cubin == source.cubin
+    assert source.compiled == ["sm_90a"]
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
+def test_a_file_that_others_may_write_to_is_compiled_again(folder: Path, mode: int) -> None:
+    build(Fake(), "sm_90a")
+    only_file(folder).chmod(mode)
+    cache._memory.clear()
+    source = Fake()
+    with pytest.warns(RuntimeWarning, match=f"other users may write to it .mode {mode:o}"):
+        build(source, "sm_90a")
+    assert source.compiled == ["sm_90a"]
+    assert only_file(folder).stat().st_mode & 0o777 == 0o644
+
+
+def test_a_file_of_another_user_is_compiled_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(Fake(), "sm_90a")
+    owner = only_file(folder).stat().st_uid
+    if owner == 0:  # only root can give a file away
+        os.chown(only_file(folder), 12345, -1)
+        owner = 12345
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    cache._memory.clear()
+    source = Fake()
+    with pytest.warns(RuntimeWarning, match=f"user {owner} owns it"):
+        build(source, "sm_90a")
+    assert source.compiled == ["sm_90a"]
+
+
+def test_a_new_file_is_private_whatever_the_umask(folder: Path) -> None:
+    old = os.umask(0)
+    try:
+        build(Fake(), "sm_90a")
+    finally:
+        os.umask(old)
+    assert only_file(folder).stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    "name", ["PTXAS_OPTIONS", "DISABLE_LLVM_OPT", "TRITON_DEFAULT_FP_FUSION", "CUTE_DSL_LIBS"]
+)
+def test_a_variable_that_changes_the_compiler_is_part_of_the_key(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    plain = cache.key(Fake(), "sm_90a")
+    monkeypatch.setenv(name, "1")
+    assert cache.key(Fake(), "sm_90a") != plain
+
+
+@pytest.mark.parametrize("name", ["TRITON_CACHE_DIR", "TRITON_INTERPRET", "PATH", "LANG"])
+def test_other_variables_are_no_part_of_the_key(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = cache.key(Fake(), "sm_90a")
+    monkeypatch.setenv(name, "1")
+    assert cache.key(Fake(), "sm_90a") == plain

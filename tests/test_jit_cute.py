@@ -63,7 +63,7 @@ def test_the_artifact_holds_the_machine_code_and_leaves_no_files(
     assert artifact.kernel.encode() in artifact.cubin
     assert 16 <= artifact.metadata["registers"] <= 64
     assert artifact.metadata["spill_bytes"] == 0
-    assert decode(encode(artifact)) == artifact
+    assert decode(encode(artifact, "key"), "key") == artifact
     assert list(tmp_path.iterdir()) == []
 
 

@@ -105,7 +105,7 @@ def test_parameters_have_the_offsets_that_the_launcher_uses(compiled, tmp_path: 
 
 def test_an_artifact_survives_the_cache(compiled) -> None:
     _, artifact = compiled
-    assert cache.decode(cache.encode(artifact)) == artifact
+    assert cache.decode(cache.encode(artifact, "key"), "key") == artifact
     assert artifact.metadata["registers"] > 0
     assert artifact.metadata["cluster"] == [1, 1, 1]
 

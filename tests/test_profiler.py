@@ -17,7 +17,7 @@ from kernelcat.cli import profiling
 from kernelcat.errors import InvalidArgument, KernelcatError, MissingDependency, Unsupported
 from kernelcat.report import traffic
 from kernelcat.report.readme import render_readme
-from kernelcat.runtime import gpu
+from kernelcat.runtime import children, gpu
 from kernelcat.store import Measurement, Store
 from kernelcat.verify import profiler, profiles
 from kernelcat.verify.profiles import Counts, Profile
@@ -127,7 +127,7 @@ def test_a_profile_measures_one_cold_launch_and_records_its_origin(ncu: Path) ->
     arguments = " ".join(json.loads(ncu.read_text()))
     for flags in ("--profile-from-start off", "--cache-control all", "--clock-control none",
                   "--page raw",
-                  "-m kernelcat.verify.profiler tma_copy cuda vectorized {"):  # fmt: skip
+                  "child.py kernelcat.verify.profiler tma_copy cuda vectorized {"):  # fmt: skip
         assert flags in arguments
     assert Profile.from_json(profile.to_json()) == profile
 
@@ -255,4 +255,4 @@ def test_shipped_profiles_are_not_stale() -> None:
 def test_the_profiled_process_also_runs_without_ncu() -> None:
     config = implementation().default(PROBLEM, gpu.detect())
     words = ["tma_copy", "cuda", "vectorized", PROBLEM.key, config.key]
-    subprocess.run([sys.executable, "-m", "kernelcat.verify.profiler", *words], check=True)
+    subprocess.run(children.python("kernelcat.verify.profiler", *words), check=True)

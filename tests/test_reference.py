@@ -52,7 +52,7 @@ def test_an_oracle_agrees_with_its_independent_formulation(name: str) -> None:
         prepared = gate.prepare(entry, problem, HOST, seed)
         inputs = gate.decoded(entry, problem, prepared.arrays)
         independent = INDEPENDENT[name](problem, **inputs)
-        for output in entry.outputs:
+        for output in filter(lambda tensor: tensor.present(problem), entry.outputs):
             expected = prepared.expected[output.name]
             assert expected.shape == output.shape_of(problem)
             if expected.dtype != np.float32:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 from kernelcat.errors import StoreError
 from kernelcat.store import Measurement, Store, export, import_, merge
 from kernelcat.store.lines import read_all
+from kernelcat.store.origin import brought
 
 ROW: dict[str, Any] = json.loads(Path(__file__).with_name("measurement.json").read_text())
+ROW["problem"] = {"K": 4096}  # axes of another specification: the catalog cannot check such rows
 FAILED = {"status": "wrong", "median_us": None, "ci_us": None, "samples": 0}
-LATER = {"run": "later", "created_at": "2026-12-01T00:00:00Z"}
+LATER = {"run": "later", "created_at": "2026-11-22T00:00:00Z"}
 
 
 def measurement(**changes: Any) -> Measurement:
@@ -65,7 +68,7 @@ def rows(draw: st.DrawFn) -> Measurement:
         samples=draw(st.integers(1, 10**9)) if timed else 0,
         sm_clock_mhz=draw(st.none() | st.floats(0, 1e5)), power_w=draw(st.none() | st.just(-0.0)),
         temperature_c=draw(st.none() | st.floats(-100, 1000)), max_error=draw(st.none() | seconds),
-        created_at=draw(st.datetimes().map(lambda moment: f"{moment.isoformat()}Z")),
+        created_at=f"{draw(st.datetimes(max_value=datetime(2026, 11, 20))).isoformat()}Z",
         sqnr_db=draw(st.none() | st.floats(-100, 100)),
         detail=draw(st.none() | st.text(max_size=40)),
     )  # fmt: skip
@@ -156,15 +159,25 @@ def test_an_export_does_not_depend_on_the_order_of_insertion(store: Store, tmp_p
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
 
 
-def test_an_export_keeps_the_rows_of_the_file_that_the_database_lacks(
+def test_an_export_never_reads_its_target(store: Store, tmp_path: Path) -> None:
+    store.add(race())
+    path = tmp_path / "h200.jsonl"
+    path.write_text(f"{timed(50.0, problem={'M': 1}).line()}\n")
+    num_rows = export(store, path, gpu="h200")
+    assert len(read_all(path)) == num_rows
+    path.write_text("no results\n")
+    assert export(store, path, gpu="h200") == num_rows
+
+
+def test_an_export_onto_a_file_keeps_its_rows_that_the_database_lacks(
     store: Store, tmp_path: Path
 ) -> None:
     path, file_only = tmp_path / "h200.jsonl", timed(50.0, problem={"M": 1})
     path.write_text(f"{file_only.line()}\n{timed(99.0, **LATER).line()}\n")
     store.add(race())
-    assert export(store, path, gpu="h200") == 2
+    assert export(store, path, gpu="h200", onto=path) == 2
     assert read_all(path) == [timed(99.0, **LATER), file_only]
-    assert export(store, path, gpu="h200") == 2
+    assert export(store, path, gpu="h200", onto=path) == 2
 
 
 def test_a_prediction_is_shipped_only_where_nothing_was_measured(
@@ -186,7 +199,8 @@ def test_a_failed_export_changes_nothing(store: Store, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text("{}\n")
     with pytest.raises(StoreError, match=r"bad.jsonl:1: the key .* is missing; mend or remove"):
-        export(store, bad)
+        export(store, tmp_path / "out.jsonl", onto=bad)
+    assert not (tmp_path / "out.jsonl").exists()
     assert bad.read_text() == "{}\n"
 
 
@@ -222,19 +236,45 @@ def test_a_merge_reports_conflicts_between_winners_and_the_one_kept(
     else:
         source = tmp_path / "theirs.jsonl"
         source.write_text("".join(f"{row.line()}\n" for row in theirs))
-    store.add(race())
+    store.add(brought(row, "/an/earlier/import.jsonl") for row in race())
     report = merge(store, source)
     assert (report.added, report.known) == (3, 0)
     (conflict,) = report.conflicts
     assert conflict.kept is conflict.theirs
     assert str(conflict) == (
         "gemm 4096x4096x4096 on h200 (graph, sustained): ours cuda/wgmma 180 us, theirs "
-        "triton/tma 100 us; kept theirs: 2026-12-01T00:00 against 2026-11-20T09:30, 50 against "
+        "triton/tma 100 us; kept theirs: 2026-11-22T00:00 against 2026-11-20T09:30, 50 against "
         "200 samples; in that race the other winner was 1.040x slower"
     )
     assert store.winners()[0].winner == theirs[0]
     again = merge(store, source)
     assert (again.added, again.known, again.conflicts) == (0, 3, ())
+
+
+def test_a_local_race_outranks_an_import(store: Store, tmp_path: Path) -> None:
+    """Also an import that is newer, and an import that claims to be of the same run."""
+    store.add(race())
+    path = tmp_path / "theirs.jsonl"
+    forged = [timed(100.0, language="triton", variant="tma", **LATER),
+              timed(99.0, language="cute", variant="wgmma")]  # fmt: skip
+    path.write_text("".join(f"{row.line()}\n" for row in forged))
+    assert import_(store, path).added == 2
+    (decided,) = store.winners()
+    assert (decided.winner.language, decided.winner.median_us) == ("cuda", 180.0)
+    assert [row.median_us for row in decided.rows] == [180.0, 200.0]
+    assert decided.origin == "local"
+    with Store.open(tmp_path / "empty.sqlite3") as other:
+        import_(other, path)
+        assert {race.origin for race in other.winners()} == {str(path)}
+
+
+def test_a_merge_keeps_what_was_measured_here(store: Store, tmp_path: Path) -> None:
+    store.add(race())
+    path = tmp_path / "theirs.jsonl"
+    path.write_text(timed(100.0, language="triton", variant="tma", **LATER).line() + "\n")
+    (conflict,) = merge(store, path).conflicts
+    assert conflict.kept is conflict.ours
+    assert "kept ours: measured here, 2026-11-20T09:30 against 2026-11-22T00:00" in str(conflict)
 
 
 def test_a_merge_of_older_results_keeps_our_winner(store: Store, tmp_path: Path) -> None:

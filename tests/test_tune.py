@@ -36,7 +36,7 @@ from kernelcat.tune.progress import Bar
 from kernelcat.tune.supervisor import Supervisor
 
 PLANTED = Path(__file__).parent / "planted"
-QUICK = Limits(candidate_s=1.5, compile_s=5, peer_s=5)
+QUICK = Limits(candidate_s=1.5, compile_s=2.5, peer_s=5)
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_failures_are_recorded_do_not_stop_the_tune_and_are_not_tried_again(
     assert "wrote outside of dst" in rows["overruns"].detail
     assert "SIGSEGV" in rows["segfaults"].detail
     assert "after the timed runs" in rows["tires"].detail
-    assert "after the timed runs: copy 2: dst" in rows["neglects"].detail
+    assert "after the timed runs: copy " in rows["neglects"].detail
     assert "of signal to quantization noise, less than 50.0" in rows["slurs"].detail
     assert 8e-3 < rows["slurs"].max_error < 1e-2
     passed = [row for row in report.rows if row.status == "passed"]
@@ -108,7 +108,7 @@ def test_failures_are_recorded_do_not_stop_the_tune_and_are_not_tried_again(
     assert set(problem.skipped_peers) == {"absent", "unable", "broken"}
     assert winner_of(report).peer == "host"
     assert winner_of(report).vs_peer[1] > 1.5
-    assert report.restarts == 2  # for "hangs" and "segfaults"
+    assert report.restarts == 4  # two for "hangs", two for "segfaults"
     [race] = store.winners(gpu="planted", entry="planted", regime="eager")
     assert race.winner.config == {"kind": "fast"}
     assert [peer.variant for peer in race.peers] == ["host"]
@@ -200,8 +200,9 @@ def test_a_tune_for_another_gpu_predicts_and_notes_that_nothing_ran(store, tmp_p
     assert report.kind == "predicted" and "nothing ran" in report.notes[0]
     assert {row.kind for row in report.rows} == {"predicted"}
     assert not loads(tmp_path)
-    slow = next(row for row in report.rows if row.config["kind"] == "slow")
-    assert slow.status == "compile_error" and "spills 64 bytes" in slow.detail
+    assert not any(row.config["kind"] == "slow" for row in report.rows), "a spill is no failure"
+    [note] = [note for note in report.notes if "kind=slow" in note]
+    assert "was left out: spills 64 bytes" in note
     winner = report.problems[0].winners["graph", "predicted"]
     assert winner.candidate.config["kind"] == "fast"
     assert not store.rows(kind="measured")
@@ -210,7 +211,7 @@ def test_a_tune_for_another_gpu_predicts_and_notes_that_nothing_ran(store, tmp_p
 
 def test_a_compiler_that_fails_loses_only_one_prediction(planted, store) -> None:
     report = run(store, gpu="b200", variants=["bad"])
-    assert report.problems[0].skipped == "nothing compiles and fits on b200"
+    assert report.problems[0].skipped == "no implementation serves this problem on b200"
     report = run(store, gpu="h100", variants=["bad"])
     status = {row.config["kind"]: row.status for row in report.rows}
     assert status["refuses"] == "compile_error" and status["never_compiles"] == "timeout"
@@ -392,16 +393,16 @@ def test_a_hang_on_one_gpu_does_not_affect_the_other(store, tmp_path, monkeypatc
     where = {device: size for _, size, device in load_log(tmp_path)}
     status = {row.problem["n"]: row.status for row in report.rows if row.config["kind"] == "good"}
     assert status == {where[0]: "passed", where[1]: "timeout"}
-    assert all(problem.winners for problem in report.problems) and report.restarts == 1
+    assert all(problem.winners for problem in report.problems) and report.restarts == 2
 
 
 def test_a_lost_gpu_is_an_error_after_the_other_gpu_has_finished(store, monkeypatch) -> None:
     place = Supervisor.place
 
-    def lost(self, problem):
+    def lost(self, problem, seed):
         if self.index == 1:
             raise LaunchError("the GPU does not recover")
-        return place(self, problem)
+        return place(self, problem, seed)
 
     monkeypatch.setattr(Supervisor, "place", lost)
     with pytest.raises(LaunchError, match="does not recover"):

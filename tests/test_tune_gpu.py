@@ -95,7 +95,7 @@ def test_memory_of_a_peer_stays_reserved_while_its_graph_lives(request) -> None:
     timed = timer.prepare([make()], "graph")
     others = [torch.zeros(**size) for _ in range(64)]
     out.zero_()
-    timed.once()
+    timed.one_pass()
     torch.cuda.synchronize()
     assert (out == 7.0).all()
     assert not any(other.any() for other in others)
@@ -116,3 +116,29 @@ def test_two_gpus_race_one_problem_each_with_its_peer(planted) -> None:
     assert peers == {"16MB", "64MB"}
     assert all(row.sm_clock_mhz and row.power_w for row in raced)
     assert {row.run for row in report.rows} == {report.run}
+
+
+def test_cheating_kernels_compile(planted) -> None:
+    import cheats_cuda
+
+    target, problem = gpu.find("h200"), planted.Backend().entry("tma_copy").named("1MB")
+    for kind in ("kHonest", *cheats_cuda.CHEATS):
+        [step] = cheats_cuda.Backend().build(
+            cheats_cuda.IMPLEMENTATION, problem, Config(kind=kind), target
+        )
+        assert step["registers"] > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("problem", ["1MB", "64MB"])
+def test_cheating_kernels_lose_on_a_gpu(planted, problem) -> None:
+    import cheats_cuda
+
+    pytest.importorskip("cupy")
+    with Store.open() as store:
+        report = tune("tma_copy", backend="cheats_cuda:Backend", store=store, problems=[problem],
+                      regimes=["graph"], peers=False, progress=Quiet())  # fmt: skip
+    failed = {row.config["kind"] for row in report.rows if row.status == "wrong"}
+    assert failed == set(cheats_cuda.CHEATS)
+    winners = report.problems[0].winners
+    assert {winner.candidate.config["kind"] for winner in winners.values()} == {"kHonest"}

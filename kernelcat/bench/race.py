@@ -14,6 +14,7 @@ from kernelcat.runtime.telemetry import Reading
 
 Key = TypeVar("Key", bound=Hashable)
 """Type by which the caller names contestants."""
+Contender = TypeVar("Contender", bound=Hashable, contravariant=True)
 
 
 class Sampler(Protocol):
@@ -28,6 +29,18 @@ class Time(Protocol):
     def monotonic(self) -> float: ...
 
     def sleep(self, seconds: float, /) -> None: ...
+
+
+class Referee(Protocol[Contender]):
+    """Checks the contestants between the timed blocks (:mod:`kernelcat.tune.referee`)."""
+
+    def before(self, contestant: Contender, block: int) -> None:
+        """Prepares the memory for block ``block`` of ``contestant``."""
+        ...
+
+    def after(self, contestant: Contender) -> bool:
+        """Judges what the block wrote; False ends the race for ``contestant``."""
+        ...
 
 
 @dataclass
@@ -71,25 +84,30 @@ def race(
     seed: int = 0,
     announce: Callable[[Key], None] = lambda key: None,
     host: Time = time,
+    referee: Referee[Key] | None = None,
 ) -> None:
-    """Adds ``blocks`` samples to every contestant.
+    """Adds ``blocks`` samples to every contestant that ``referee`` does not send off.
 
     In each block every contestant runs once, in an order drawn with ``seed``. ``announce`` is
-    called with the key of the contestant that runs next, so that a hang can be attributed.
+    called with the key of the contestant that runs next, so that a hang can be attributed. The
+    referee works before the rest of a block and after the block.
     """
     order = list(contestants)
     shuffle = random.Random(seed)
     _warm_up(contestants, state, announce, host)
     rest_s = state.rest_s(state.block_us, clock=0.0)
-    for _ in range(blocks):
-        order = shuffle.sample(order, len(order))
-        for key in order:
+    for block in range(blocks):
+        for key in shuffle.sample(order, len(order)):
             announce(key)
+            if referee:
+                referee.before(key, block)
             host.sleep(rest_s)
             begin = host.monotonic()
             contestants[key].run(state.block_us, sampler)
             work_us = (host.monotonic() - begin) * 1e6
             rest_s = state.rest_s(work_us, contestants[key].clock)
+            if referee and not referee.after(key):
+                order.remove(key)
 
 
 def _warm_up(

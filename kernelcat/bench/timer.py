@@ -38,8 +38,12 @@ class Timed(Protocol):
         """
         ...
 
-    def once(self) -> None:
-        """Runs on every copy once, in the way that is timed."""
+    def one_pass(self) -> float:
+        """Runs on every copy once, in the way that is timed; returns microseconds of one run."""
+        ...
+
+    def first_run(self) -> float:
+        """Runs on the first copy once; returns microseconds, with the start of a still GPU."""
         ...
 
 
@@ -66,13 +70,18 @@ class Eager:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.runs, self.synchronize, self.clock = runs, synchronize, clock
-        self.once()
-        synchronize()
-        self.estimate_us = self._time(1, None)
+        self.one_pass()
+        self.estimate_us = self.one_pass()
 
-    def once(self) -> None:
-        for run in self.runs:
-            run()
+    def one_pass(self) -> float:
+        return self._time(1, None)
+
+    def first_run(self) -> float:
+        self.synchronize()
+        start = self.clock()
+        self.runs[0]()
+        self.synchronize()
+        return (self.clock() - start) * 1e6
 
     def block(self, target_us: float, during: Callable[[], None] | None = None) -> float:
         return self._time(num_repeats(target_us, self.estimate_us * len(self.runs)), during)
@@ -113,43 +122,52 @@ class Graph:
             for run in runs:
                 run()
             stream.synchronize()
+            self._capture(1, runs[:1])
+            self.first = self.graph
             self._capture(1)
-            short_us = self._time(1, None)
+            self.single = self.graph
+            short_us = self.one_pass()
             repeats = min(
                 num_repeats(GRAPH_US, short_us * len(runs)), max(1, MAX_NODES // len(runs))
             )
             if repeats > 1:
                 self._capture(repeats)
-        self.estimate_us = self._time(1, None)
+        self.estimate_us = self._time(self.graph, 1, None) / self.nodes
 
-    def _capture(self, repeats: int) -> None:
-        self.nodes = repeats * len(self.runs)
+    def _capture(self, repeats: int, runs: Sequence[Run] | None = None) -> None:
+        runs = self.runs if runs is None else runs
+        self.nodes = repeats * len(runs)
         self.stream.begin_capture()  # in CuPy's default mode, relaxed, peers may allocate
         try:
             for _ in range(repeats):
-                for run in self.runs:
+                for run in runs:
                     run()
         finally:
             self.graph = self.stream.end_capture()
         self.graph.upload(self.stream)
-        self.once()
+        self.graph.launch(self.stream)
         self.stream.synchronize()
 
-    def once(self) -> None:
-        self.graph.launch(self.stream)
+    def one_pass(self) -> float:
+        return self._time(self.single, 1, None) / len(self.runs)
+
+    def first_run(self) -> float:
+        return self._time(self.first, 1, None)
 
     def block(self, target_us: float, during: Callable[[], None] | None = None) -> float:
-        return self._time(num_repeats(target_us, self.estimate_us * self.nodes), during)
+        replays = num_repeats(target_us, self.estimate_us * self.nodes)
+        return self._time(self.graph, replays, during) / (replays * self.nodes)
 
-    def _time(self, replays: int, during: Callable[[], None] | None) -> float:
+    def _time(self, graph: Any, replays: int, during: Callable[[], None] | None) -> float:
+        """Microseconds of ``replays`` replays of ``graph``."""
         self.start.record(self.stream)
         for _ in range(replays):
-            self.graph.launch(self.stream)
+            graph.launch(self.stream)
         self.end.record(self.stream)
         if during:
             during()
         self.end.synchronize()
-        return float(self.elapsed_ms(self.start, self.end)) * 1e3 / (replays * self.nodes)
+        return float(self.elapsed_ms(self.start, self.end)) * 1e3
 
 
 class CudaTimer:
@@ -170,7 +188,8 @@ class CudaTimer:
     def prepare(self, runs: Sequence[Run], regime: str) -> Timed:
         if regime == "graph":
             return Graph(runs, self.stream, self.cupy, self.memory)
-        return Eager(runs, self.stream.synchronize)
+        # Of the whole device: also work on other streams counts.
+        return Eager(runs, self.cupy.cuda.runtime.deviceSynchronize)
 
 
 class HostTimer:

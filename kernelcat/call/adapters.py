@@ -83,10 +83,10 @@ def call_through_dlpack(op: Operator, inputs: Arrays, outs: Arrays, axes: Axes) 
             raise InvalidArgument(f"{name}: {tensor.name} {error}") from None
     like = next(array for array in inputs if arrays.is_foreign(array))
     result = op(*views, **axes)
-    arrays.synchronize(views[0])
+    arrays.synchronize(next(view for view in views if view is not None))
     if len(op.entry.outputs) == 1:
         return arrays.to_producer(result, like)
-    return tuple(arrays.to_producer(array, like) for array in result)
+    return tuple(a if a is None else arrays.to_producer(a, like) for a in result)
 
 
 def warn_once(message: str) -> None:

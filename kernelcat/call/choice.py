@@ -3,8 +3,9 @@
 Order: the exact problem, measured on this SKU; a problem of the same bucket, measured on this SKU;
 either of them, measured on a sibling SKU (one with the same architecture); a prediction for this
 SKU; the winners of the nearest problems measured on this SKU; the implementations' defaults,
-highest rank first. Every choice is checked again, so an old row never launches a kernel that
-cannot serve. An unverified implementation serves only by name, or where no other serves. A
+highest rank first. Every offer is checked again. Passed over are rows that cannot be true, and
+configurations that are not of the space, whose result was found wrong, or that do not compile; the
+next offer serves. An unverified implementation serves only by name, or where no other serves. A
 configuration that is not worth a try (``unpromising``) serves only if it was measured for this very
 problem, by name, or where no other serves.
 """
@@ -24,13 +25,18 @@ from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.errors import InvalidArgument, MissingDependency, UnknownName, Unsupported
 from kernelcat.runtime import gpu as gpus
 from kernelcat.runtime.gpu import Gpu
+from kernelcat.store.plausibility import why_no_problem
 from kernelcat.verify import receipts
+from kernelcat.verify.code_record import Case, is_todays
 
 if TYPE_CHECKING:
-    from kernelcat.store import Choice
+    from kernelcat.store import Choice, Measurement
 
 MEASURED_WHY = ("exact", "bucket", "forced")
 """Reasons that are no miss: the bucket was measured, or the caller pinned a configuration."""
+
+Attempt = tuple[str, str]
+"""Name of an implementation, and canonical JSON of a configuration."""
 
 MAX_DISTANCE = 4.0
 """Largest distance (:func:`_distance`) of a measured problem whose winner may serve."""
@@ -60,10 +66,9 @@ class Pin:
                 raise UnknownName(f"{entry.name} has no {self.language} kernels; it has: {have}")
         if self.variant is not None:
             chosen = catalog.implementation(entry.name, str(self.language), self.variant)
-            if self.config is not None and set(self.config) != set(chosen.space):
-                raise InvalidArgument(
-                    f"a config of {chosen.name} has exactly: {', '.join(chosen.space)}"
-                )
+            reason = None if self.config is None else chosen.why_not_in_space(self.config)
+            if reason is not None:
+                raise InvalidArgument(f"{chosen.name}: {reason}")
 
     @property
     def key(self) -> str:
@@ -82,14 +87,16 @@ class Pin:
 class Considered:
     """An implementation that the choice considered.
 
-    ``rejected`` is the reason why the implementation does not serve, or None. ``why`` is as in
-    :class:`Decision`.
+    ``rejected`` is the reason why the implementation does not serve, or None. ``is_fault`` is
+    whether the row or the configuration is at fault: whoever calls should learn of it. ``why`` is
+    as in :class:`Decision`.
     """
 
     name: str
     why: str
     config: Config | None
     rejected: str | None
+    is_fault: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,7 @@ class Decision:
 
     ``why`` is ``exact``, ``bucket``, ``borrowed``, ``predicted``, ``nearest``, ``default`` or
     ``forced``; ``evidence`` is the row of the database behind the decision, if there is one.
+    ``refuted`` is when a pinned configuration was found wrong, or None.
     """
 
     implementation: Implementation
@@ -105,6 +113,12 @@ class Decision:
     why: str
     evidence: Choice | None = None
     considered: tuple[Considered, ...] = ()
+    refuted: str | None = None
+
+    @property
+    def faults(self) -> list[Considered]:
+        """The offers that were passed over because the row or the configuration is at fault."""
+        return [candidate for candidate in self.considered if candidate.is_fault]
 
     @property
     def missed(self) -> bool:
@@ -135,7 +149,11 @@ class _Search:
     gpu: Gpu
     pin: Pin
     missing: Mapping[str, str]
-    considered: dict[tuple[str, str, Config | None], Considered] = field(default_factory=dict)
+    failed: Mapping[Attempt, str]
+    refuted: Sequence[Measurement]
+    considered: dict[tuple[str, str, Config | None, str | None], Considered] = field(
+        default_factory=dict
+    )
 
     def accept(self, offer: _Offer, verified: bool, promising: bool) -> Decision | None:
         """The decision for this offer, or None where it cannot serve; records the reason.
@@ -144,7 +162,8 @@ class _Search:
         does a configuration that is not worth a try, unless it is pinned or was measured for this
         problem.
         """
-        config, implementation, reason = offer.config, None, self.missing.get(offer.language)
+        config, implementation, fault = offer.config, None, None
+        refuted, reason = None, self.missing.get(offer.language)
         if reason is None:
             try:
                 implementation = catalog.implementation(
@@ -154,14 +173,51 @@ class _Search:
                 reason = str(error)
         if implementation is not None:
             promising = promising and offer.why not in ("exact", "forced")
-            config, reason = self._judge(implementation, config, verified, promising)
+            fault = self._fault(offer, implementation)
+            if fault is None:
+                config, reason = self._judge(implementation, config, verified, promising)
+            if config is not None and fault is None and reason is None:
+                refuted = self._refutation(offer, implementation, config)
+                fault = self.failed.get((implementation.name, config.key)) or refuted
+                fault = None if offer.why == "forced" else fault
         name = f"{self.entry.name}/{offer.language}/{offer.variant}"
-        candidate = Considered(name, offer.why, config, reason)
-        self.considered[name, offer.why, offer.config] = candidate
-        if reason is not None or implementation is None or config is None:
+        rejected = reason or fault
+        candidate = Considered(name, offer.why, config, rejected, is_fault=fault is not None)
+        self.considered[name, offer.why, offer.config, fault] = candidate
+        if rejected is not None or implementation is None or config is None:
             return None
         considered = tuple(self.considered.values())
-        return Decision(implementation, config, offer.why, offer.evidence, considered)
+        return Decision(implementation, config, offer.why, offer.evidence, considered, refuted)
+
+    def _fault(self, offer: _Offer, implementation: Implementation) -> str | None:
+        """Why the row of an offer cannot be true, or its configuration is not of the space."""
+        doubt = None if offer.evidence is None else offer.evidence.doubt
+        if doubt is not None or offer.config is None:
+            return doubt
+        return implementation.why_not_in_space(offer.config)
+
+    def _refutation(
+        self, offer: _Offer, implementation: Implementation, config: Config
+    ) -> str | None:
+        """When the code of today, or the code that the offer's row timed, was found wrong.
+
+        The verdict counts for the problem of the call and for the problem of the row, on every GPU
+        of this architecture.
+        """
+        problems = {self.problem.key: self.problem}
+        if offer.evidence is not None:
+            problems[offer.evidence.problem.key] = offer.evidence.problem
+        timed = offer.evidence.source if offer.evidence and offer.config else None
+        owner = (implementation.language, implementation.variant, config.key)
+        for row in self.refuted:
+            problem = problems.get(row.problem_key)
+            is_same = (row.language, row.variant, row.config_key) == owner
+            if problem is None or not is_same or not _are_siblings(row.gpu, self.gpu):
+                continue
+            case = Case(problem, config)
+            if row.source == timed or is_todays(implementation.name, row.gpu, row.source, case):
+                return f"found wrong on {row.gpu}, {row.created_at[:10]}: {row.detail}"
+        return None
 
     def _judge(
         self, implementation: Implementation, config: Config | None, verified: bool, promising: bool
@@ -186,6 +242,8 @@ def choose(
     choices: Sequence[Choice] = (),
     pin: Pin | None = None,
     missing: Mapping[str, str] | None = None,
+    failed: Mapping[Attempt, str] | None = None,
+    refuted: Sequence[Measurement] = (),
 ) -> Decision:
     """The implementation and configuration that serve ``problem`` on ``gpu``.
 
@@ -193,6 +251,8 @@ def choose(
     ----------
     choices : rows of the database for this entry, best first
     missing : language -> reason why that language cannot be used, found by an earlier attempt
+    failed : configurations that could not be built -> reason, found by an earlier attempt
+    refuted : rows whose results were found wrong
 
     Raises
     ------
@@ -200,7 +260,7 @@ def choose(
         No implementation serves; the message has the reason for each of them.
     """
     pin = pin or Pin()
-    search = _Search(entry, problem, gpu, pin, missing or {})
+    search = _Search(entry, problem, gpu, pin, missing or {}, failed or {}, refuted)
     for verified, promising in itertools.product((True, False), repeat=2):
         for offer in _offers(search, choices):
             decision = search.accept(offer, verified, promising)
@@ -234,6 +294,7 @@ def _known(search: _Search, choices: Sequence[Choice]) -> Iterator[tuple[str, Ch
         for choice in choices
         if search.pin.allows(choice.language, choice.variant)
         and choice.problem.values.keys() == axes
+        and why_no_problem(choice.problem) is None
     ]
     exact = [c for c in allowed if c.problem == problem]
     bucketmates = [c for c in allowed if c.problem != problem and entry.bucket(c.problem) == bucket]
@@ -260,6 +321,8 @@ def _known(search: _Search, choices: Sequence[Choice]) -> Iterator[tuple[str, Ch
 
 def _are_siblings(sku: str, gpu: Gpu) -> bool:
     """Whether the SKU called ``sku`` has the architecture of ``gpu``."""
+    if sku == gpu.sku:
+        return True
     try:
         return gpus.find(sku).arch == gpu.arch
     except UnknownName:
@@ -281,7 +344,8 @@ def _installed(search: _Search) -> Iterator[Implementation]:
             yield from catalog.in_language(search.entry.name, language)
         except MissingDependency as error:
             name = f"{search.entry.name}/{language}"
-            search.considered[name, "default", None] = Considered(name, "default", None, str(error))
+            unavailable = Considered(name, "default", None, str(error))
+            search.considered[name, "default", None, None] = unavailable
 
 
 def _explain_failure(search: _Search) -> str:

@@ -124,13 +124,16 @@ class Bound:
 def allocator(entry: Entry, problem: Problem, device: int, library: Library) -> Allocate:
     """A function that allocates the outputs and returns them with their addresses.
 
-    One output is returned as an array, several as a tuple.
+    One output is returned as an array, several as a tuple with None for absent outputs.
     """
     makers = [
         library.allocator(tensor.shape_of(problem), tensor.dtype_of(problem), device)
         for tensor in entry.outputs
+        if tensor.present(problem)
     ]
     address = library.address
+    if len(makers) < len(entry.outputs):
+        return _allocator_of_some(entry, problem, makers, address)
     if len(makers) == 1:
         make = makers[0]
 
@@ -145,6 +148,23 @@ def allocator(entry: Entry, problem: Problem, device: int, library: Library) -> 
         return arrays, [address(array) for array in arrays]
 
     return allocate_several
+
+
+def _allocator_of_some(
+    entry: Entry,
+    problem: Problem,
+    makers: list[Callable[[], Any]],
+    address: Callable[[Any], int],
+) -> Allocate:
+    """As :func:`allocator`, where some outputs are absent; ``makers`` make the present ones."""
+    present = [tensor.present(problem) for tensor in entry.outputs]
+
+    def allocate() -> tuple[Any, list[int]]:
+        made = (make() for make in makers)
+        arrays = tuple(next(made) if is_present else None for is_present in present)
+        return arrays, [0 if array is None else address(array) for array in arrays]
+
+    return allocate
 
 
 def misses() -> list[tuple[Problem, int]]:

@@ -18,11 +18,13 @@ from weakref import WeakSet
 
 from kernelcat import catalog
 from kernelcat.call import adapters, arrays, fast_path, signature
+from kernelcat.call.building import build
 from kernelcat.call.choice import Decision, Pin, choose
 from kernelcat.call.fast_path import Bound, FastCall, misses, slow_calls
 from kernelcat.catalog.implementation import Config, ConfigValue
 from kernelcat.catalog.spec import AxisValue, Entry, Problem
-from kernelcat.errors import InvalidArgument, MissingDependency
+from kernelcat.errors import InvalidArgument
+from kernelcat.importing import LOCK
 from kernelcat.report.explain import Explanation
 from kernelcat.runtime import gpu as gpus
 from kernelcat.verify import code_record, receipts
@@ -38,7 +40,7 @@ MAX_RECENT = 8
 _is_compiling: Callable[[], bool] = bool  # torch's own check replaces bool once torch is imported
 _scans: dict[type, arrays.Scan] = {}
 _ops: dict[tuple[str, Pin], Op] = {}
-_alive: WeakSet[Op] = WeakSet()
+_alive: WeakSet[Op] = WeakSet()  # like _ops, read and changed by holders of LOCK
 
 
 def entries() -> tuple[str, ...]:
@@ -73,20 +75,23 @@ def get(
     """
     entry = catalog.entry(name)
     pin = Pin(language, variant, None if config is None else Config(config))
-    op = _ops.get((name, pin))
-    if op is None:
-        pin.check(entry)
-        op = _ops.setdefault((name, pin), Op(entry, pin))
-    _register_with_torch()
+    with LOCK:
+        op = _ops.get((name, pin))
+        if op is None:
+            pin.check(entry)
+            op = _ops[name, pin] = Op(entry, pin)
+        _register_with_torch()
     return op
 
 
 def reload() -> None:
     """Forget the database and all choices; the next call of an operator reads and chooses again."""
-    _snapshot.cache_clear()
-    receipts.known.cache_clear()
-    code_record.find.cache_clear()
-    for op in _ops.values():
+    with LOCK:
+        _snapshot.cache_clear()
+        receipts.known.cache_clear()
+        code_record.find.cache_clear()
+        ops = list(_ops.values())
+    for op in ops:  # without the lock: an operator that builds a kernel waits for imports
         op.forget()
 
 
@@ -95,9 +100,10 @@ class Op:
 
     ``op(a, b, out=d)`` takes the entry's inputs in order or by name (optional inputs may be left
     out): torch, CuPy or other DLPack arrays, all on one GPU. The call returns the output, or a
-    tuple of several outputs, as arrays of the caller's library. Where the entry updates an output,
-    all outputs must be passed as ``out``. Kernels run on the caller's current stream. An array
-    whose address is not a multiple of 16 bytes is copied first, with one warning.
+    tuple of several outputs, as arrays of the caller's library, with None for absent optional
+    outputs. Where the entry updates an output, all outputs must be passed as ``out``. Kernels run
+    on the caller's current stream. An array whose address is not a multiple of 16 bytes is copied
+    first, with one warning.
 
     With arrays of other DLPack producers (JAX) the call returns when the kernel has finished,
     because the producer cannot know that a kernel still reads its memory.
@@ -128,7 +134,8 @@ class Op:
         self._lock = threading.RLock()
         self.traced: Callable[..., Any] | None = None  # serves torch.compile and wrapper tensors
         self._positions = {tensor.name: i for i, tensor in enumerate(entry.inputs)}
-        _alive.add(self)
+        with LOCK:
+            _alive.add(self)
 
     def __repr__(self) -> str:
         return f"<kernelcat.Op {self.entry.name}{self.pin.key}>"
@@ -218,7 +225,8 @@ class Op:
         """
         problem, index = self._problem(args, named, anywhere=gpu is not None)
         target = gpus.find(gpu) if gpu is not None else _gpu(index or 0)
-        decision = choose(self.entry, problem, target, _choices(self.entry.name), self.pin)
+        rows, refuted = _choices(self.entry.name), _refuted(self.entry.name)
+        decision = choose(self.entry, problem, target, rows, self.pin, refuted=refuted)
         return Explanation.of(problem, target, decision)
 
     def forget(self) -> None:
@@ -253,7 +261,8 @@ class Op:
         count = len(args)
         if count < len(self._positions):
             operands = (*args, *self._pads[count], *operands[count:])
-        key, pointers = _scans[type(operands[0])](operands)
+        first = operands[0] if operands[0] is not None else _first(operands)
+        key, pointers = _scans[type(first)](operands)
         call = self._fast_calls.get((key, axes) if axes else key)
         if call is not None and call.matches and not axes and not any(x is None for x in args):
             recent = (self._fresh if fresh else self._onto)[count]
@@ -282,7 +291,7 @@ class Op:
         key, _ = library.scan((*inputs, *outs))
         with self._lock:
             _remember(self._fast_calls, (key, tuple(axes.items())) if axes else key, call)
-            _scans[type(inputs[0])] = library.scan
+            _scans[type(_first(inputs))] = library.scan
         return self(*inputs, out=out, **axes)
 
     def _resolve(
@@ -294,7 +303,7 @@ class Op:
         problem = signature.infer(self.entry, infos, axes)
         if self._only not in (None, problem):
             raise InvalidArgument(f"this plan is for {self._only}; these arrays are {problem}")
-        return infos, arrays.library_of(inputs[0]), problem, device
+        return infos, arrays.library_of(_first(inputs)), problem, device
 
     def _problem(
         self, args: tuple[Any, ...], named: dict[str, Any], anywhere: bool = False
@@ -316,24 +325,8 @@ class Op:
             return self._loaded[problem, device]
 
     def _build(self, problem: Problem, device: int) -> tuple[Decision, Any]:
-        from kernelcat.runtime import launcher
-
-        gpu, missing = _gpu(device), dict[str, str]()
-        while True:
-            choices = _choices(self.entry.name)
-            decision = choose(self.entry, problem, gpu, choices, self.pin, missing)
-            chosen = decision.implementation
-            try:
-                launch = launcher.load(chosen, problem, decision.config, gpu, device)
-            except MissingDependency as error:  # no compiler for this language: choose another
-                if chosen.language in missing or self.pin.language is not None:
-                    raise
-                missing[chosen.language] = str(error)
-                continue
-            doubt = receipts.doubt(chosen)
-            if doubt is not None:
-                adapters.warn_once(f"{chosen.name} is unverified ({doubt})")
-            return decision, launch
+        rows, refuted = _choices(self.entry.name), _refuted(self.entry.name)
+        return build(self.entry, problem, _gpu(device), device, self.pin, rows, refuted)
 
 
 class Plan:
@@ -365,12 +358,19 @@ def pinned(name: str, key: str) -> Op:
 def _register_with_torch() -> None:
     """Register every operator as a torch operator, once torch has been imported."""
     global _is_compiling
-    if "torch" in sys.modules:
-        from kernelcat.call import torch_operators
+    if _has_torch():
+        with LOCK:
+            from kernelcat.call import torch_operators
 
-        for op in list(_alive):
-            op.traced = op.traced or torch_operators.register(op.entry, op.pin.key, pinned)
-        _is_compiling = torch_operators.is_compiling
+            for op in list(_alive):
+                op.traced = op.traced or torch_operators.register(op.entry, op.pin.key, pinned)
+            _is_compiling = torch_operators.is_compiling
+
+
+def _has_torch() -> bool:
+    """Whether torch has been imported, completely: another thread may be at it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and not getattr(torch.__spec__, "_initializing", False)
 
 
 @cache
@@ -382,13 +382,25 @@ def _snapshot() -> Any:
 
 def _choices(name: str) -> tuple[Any, ...]:
     """Rows of the database for entry ``name``, best first."""
-    rows: tuple[Any, ...] = _snapshot().choices(name)
+    with LOCK:  # threads that call for the first time read the database once
+        rows: tuple[Any, ...] = _snapshot().choices(name)
+    return rows
+
+
+def _refuted(name: str) -> tuple[Any, ...]:
+    """Rows of the local database for entry ``name`` whose results were found wrong."""
+    rows: tuple[Any, ...] = _snapshot().refuted(name)
     return rows
 
 
 @cache
 def _gpu(index: int) -> gpus.Gpu:
     return gpus.detect(index)
+
+
+def _first(operands: Sequence[Any]) -> Any:
+    """The first operand that is not None; None without any."""
+    return next((operand for operand in operands if operand is not None), None)
 
 
 def _remember(memory: dict[Any, Any], key: Any, value: Any) -> None:

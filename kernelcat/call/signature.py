@@ -51,20 +51,25 @@ def arrange(
     missing = [t.name for t in entry.inputs if t.flag is None and placed.get(t.name) is None]
     if missing:
         raise InvalidArgument(f"{entry.name} needs {' and '.join(missing)} (arrays)")
+    if all(placed.get(name) is None for name in inputs):
+        raise InvalidArgument(f"{entry.name} needs arrays, some of {', '.join(inputs)}")
     return tuple(placed.get(name) for name in inputs), axes
 
 
 def outputs(entry: Entry, out: Any) -> tuple[Any, ...]:
     """``out=`` as a tuple with one array for each output; empty when the call allocates outputs.
 
+    None stands for an optional output that is absent.
+
     Raises
     ------
     InvalidArgument
-        The number of arrays is wrong, or an output that the entry updates is not passed.
+        The number of arrays is wrong, or an output that the entry always updates is not passed.
     """
     names = ", ".join(tensor.name for tensor in entry.outputs)
-    if out is None and entry.updated:
-        updated = " and ".join(label(entry, tensor) for tensor in entry.updated)
+    required = [tensor for tensor in entry.updated if tensor.flag is None]
+    if out is None and required:
+        updated = " and ".join(label(entry, tensor) for tensor in required)
         raise InvalidArgument(f"{entry.name} updates {updated} in place: pass out=({names})")
     if out is None:
         return ()
@@ -140,7 +145,8 @@ def infer(entry: Entry, infos: Infos, axes: Mapping[str, AxisValue]) -> Problem:
     """The problem that these arrays and keywords stand for.
 
     An axis that occurs only in an output's strides is read from ``out``; where the call allocates
-    the output, the axis takes the stride of a contiguous array.
+    the output, the axis takes the stride of a contiguous array. The flag of an optional output that
+    the entry updates is True where ``out`` has the output.
 
     Raises
     ------
@@ -158,6 +164,8 @@ def infer(entry: Entry, infos: Infos, axes: Mapping[str, AxisValue]) -> Problem:
         if present:
             _read(axis_values, tensor, infos[tensor.name])
     for tensor in entry.outputs:
+        if tensor.updated and tensor.flag is not None:
+            axis_values.add(tensor.flag, tensor.name in infos, tensor.name)
         if tensor.name in infos:
             _read(axis_values, tensor, infos[tensor.name])
         else:

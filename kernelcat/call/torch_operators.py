@@ -1,7 +1,8 @@
 """Entries as torch custom operators ``torch.ops.kernelcat.<entry>``, made from specifications.
 
 ``torch.ops.kernelcat.gemm(a, b, bias=None)`` returns the output; ``gemm_out(..., out=d)`` writes
-into ``d``. An entry that updates an output in place has the second form only. Fake implementations
+into ``d``. An entry that always updates an output in place has the second form only; optional
+outputs that are updated are arguments of the second form only. Fake implementations
 follow from symbolic shapes, so ``torch.compile(fullgraph=True)`` and ``torch.export`` keep the
 operators, with dynamic sizes too. The first ``kernelcat.get`` or call after the import of torch
 registers an operator. There is no backward pass.
@@ -42,7 +43,9 @@ def register(entry: Entry, pin: str, find: Find) -> Callable[..., Any]:
 
     def traced(*inputs: Any, out: Any = None, **more: Any) -> Any:
         if out is None:
-            return allocating(*inputs, **more, pin=pin)
+            allocated = allocating(*inputs, **more, pin=pin)
+            absent = (None,) * (len(entry.outputs) - len(_allocated(entry)))
+            return (*allocated, *absent) if absent else allocated
         writing(*inputs, **more, **_named_outputs(entry, out), pin=pin)
         return out
 
@@ -62,10 +65,9 @@ def schema(entry: Entry, *, mutating: bool = False) -> str:
     arguments.append("*")
     arguments += map(_keyword, keyword_axes(entry))
     if mutating:
-        names = [_out_name(entry, tensor) for tensor in entry.outputs]
-        arguments += [f"Tensor({chr(97 + i)}!) {name}" for i, name in enumerate(names)]
+        arguments += [_mutable(entry, tensor, i) for i, tensor in enumerate(entry.outputs)]
     arguments.append('str pin=""')
-    kinds = ["Tensor"] * len(entry.outputs)
+    kinds = ["Tensor"] * len(_allocated(entry))
     result = "()" if mutating else kinds[0] if len(kinds) == 1 else f"({', '.join(kinds)})"
     return f"({', '.join(arguments)}) -> {result}"
 
@@ -106,7 +108,7 @@ def _define(name: str, find: Find) -> tuple[Callable[..., Any], Callable[..., An
         f"kernelcat::{out_name}", lambda *inputs, pin="", **named: None, lib=_LIBRARY
     )
     writing = getattr(namespace, out_name).default
-    if entry.updated:
+    if any(tensor.updated for tensor in _allocated(entry)):
         return lambda *inputs, **named: signature.outputs(entry, None), writing
     _LIBRARY.define(name + schema(entry), tags=_TAGS)
     _LIBRARY.impl(name, lambda *inputs, **named: _run(entry, find, inputs, named), "CUDA")
@@ -120,7 +122,9 @@ def _define(name: str, find: Find) -> tuple[Callable[..., Any], Callable[..., An
 
 def _run(entry: Entry, find: Find, inputs: Sequence[Any], named: dict[str, Any]) -> Any:
     op = find(entry.name, named.pop("pin", ""))
-    return op(*map(_plain, inputs), **{name: _plain(value) for name, value in named.items()})
+    result = op(*map(_plain, inputs), **{name: _plain(value) for name, value in named.items()})
+    absent = len(entry.outputs) - len(_allocated(entry))
+    return result[:-absent] if absent else result
 
 
 def _run_into(entry: Entry, find: Find, inputs: Sequence[Any], named: dict[str, Any]) -> None:
@@ -151,10 +155,10 @@ def _fake(entry: Entry, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> A
         _bind_axes(entry, tensor, array, axes)
     for tensor, array in present:
         _check_derived(entry, tensor, array, axes)
-    like = inputs[0]
+    like = present[0][1]
     outputs = tuple(
         like.new_empty(tensor.extents(axes), dtype=_element(tensor.element_type(axes)))
-        for tensor in entry.outputs
+        for tensor in _allocated(entry)
     )
     return outputs[0] if len(outputs) == 1 else outputs
 
@@ -214,6 +218,17 @@ def _keyword(axis: Axis) -> str:
         return f"{'float' if axis.is_number else 'bool'} {axis.name}={axis.default}"
     default = "" if axis.default is None else f'="{axis.default}"'
     return f"str {axis.name}{default}"
+
+
+def _allocated(entry: Entry) -> list[Tensor]:
+    """The outputs of the form that allocates: all but optional ones, which come last."""
+    return [tensor for tensor in entry.outputs if tensor.flag is None]
+
+
+def _mutable(entry: Entry, tensor: Tensor, index: int) -> str:
+    """The declaration of an output that the operator writes to."""
+    mark, default = ("?", "=None") if tensor.flag else ("", "")
+    return f"Tensor({chr(97 + index)}!){mark} {_out_name(entry, tensor)}{default}"
 
 
 def _out_name(entry: Entry, tensor: Tensor) -> str:

@@ -22,16 +22,32 @@ def power_of_two(size: int) -> int:
     return size if size < 2 else 1 << (size - 1).bit_length()
 
 
+SIZE_LIMIT = 1 << 31
+"""Sizes are less than this where an axis gives no other limit: kernels take them in 32 bits."""
+
+
+def _short(value: object) -> str:
+    """``repr(value)``, of which only the first 40 characters are shown.
+
+    A number with thousands of digits has no ``repr`` in Python.
+    """
+    if isinstance(value, int) and abs(value) > 1 << 128:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
 @dataclass(frozen=True)
 class Axis:
     """One parameter by which problems of an entry differ: a size, a choice or a number.
 
     A *size* is an integer with a bucketing rule and a ``step`` that divides every value; fuzzing
-    draws from ``low`` to ``high``, and callers may exceed ``high``. A *choice* is one of
-    ``values``; a *flag* is the choice of two booleans. A *number* is any finite float, and
-    ``values`` are examples. ``default`` is the value of a problem that does not give one; with
-    None every problem must give one. A *minor* choice hardly changes which configuration is best,
-    so problems that differ only in minor choices share a bucket; numbers are minor.
+    draws from ``low`` to ``high``. Callers may exceed ``high``, but a size is always less than
+    ``limit``, a power of two. A *choice* is one of ``values``; a *flag* is the choice of two
+    booleans. A *number* is any finite float, and ``values`` are examples. ``default`` is the value
+    of a problem that does not give one; with None every problem must give one. A *minor* choice
+    hardly changes which configuration is best, so problems that differ only in minor choices share
+    a bucket; numbers are minor.
     """
 
     name: str
@@ -44,6 +60,7 @@ class Axis:
     minor: bool = False
     is_number: bool = False
     step: int = 1
+    limit: int = SIZE_LIMIT
 
     @staticmethod
     def size(
@@ -54,9 +71,13 @@ class Axis:
         bucket: Bucket = power_of_two,
         default: int | None = None,
         step: int = 1,
+        limit: int = SIZE_LIMIT,
     ) -> Axis:
         """An integer; its bucket is the next power of two unless another rule is given."""
-        return Axis(name, doc, low=low, high=high, bucket=bucket, default=default, step=step)
+        return Axis(
+            name, doc, low=low, high=high, bucket=bucket, default=default, step=step,
+            limit=limit,
+        )  # fmt: skip
 
     @staticmethod
     def choice(
@@ -95,6 +116,9 @@ class Axis:
                     f"{self.name}={value!r} is not supported; use one of: {names}"
                 )
         elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InvalidArgument(f"{self.name}={value!r} must be a whole number >= 0")
+            raise InvalidArgument(f"{self.name}={_short(value)} must be a whole number >= 0")
+        elif value >= self.limit:
+            bits = self.limit.bit_length() - 1
+            raise InvalidArgument(f"{self.name}={_short(value)} must be less than 2**{bits}")
         elif value % self.step:
             raise InvalidArgument(f"{self.name}={value!r} must be a multiple of {self.step}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from functools import cache
 
@@ -10,6 +9,7 @@ from kernelcat import paths
 from kernelcat.catalog.implementation import LANGUAGES, Implementation
 from kernelcat.catalog.spec import Entry
 from kernelcat.errors import MissingDependency, UnknownName, nearest
+from kernelcat.importing import import_module
 
 INSTALL = {
     "cuda": "pip install kernelcat",
@@ -38,7 +38,7 @@ def entry(name: str) -> Entry:
     """
     if name not in names():
         raise UnknownName(f"unknown entry {name!r}{nearest(name, list(names()))}")
-    specification: Entry = importlib.import_module(f"kernelcat.reference.{name}").ENTRY
+    specification: Entry = import_module(f"kernelcat.reference.{name}").ENTRY
     return specification
 
 
@@ -78,7 +78,7 @@ def in_language(name: str, language: str) -> tuple[Implementation, ...]:
     compiler = _MODULES[language]
     if not installed(compiler):
         raise MissingDependency(f"{language} needs the module {compiler!r}: {INSTALL[language]}")
-    module = importlib.import_module(f"kernelcat.kernels.{language}.{name}")
+    module = import_module(f"kernelcat.kernels.{language}.{name}")
     return tuple(sorted(module.IMPLEMENTATIONS, key=lambda i: i.rank))
 
 

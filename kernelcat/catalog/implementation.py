@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelcat.catalog.spec import Problem
+from kernelcat.errors import Unsupported
 
 if TYPE_CHECKING:
     from kernelcat.jit.artifact import Artifact
@@ -102,9 +104,13 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Int32:
-    """A 32-bit integer, passed by value."""
+    """A 32-bit integer, passed by value. A larger one raises ``Unsupported``: it would wrap."""
 
     value: int
+
+    def __post_init__(self) -> None:
+        if not -(1 << 31) <= self.value < 1 << 31:
+            raise Unsupported(f"{self.value} does not fit into a parameter of 32 bits")
 
 
 @dataclass(frozen=True)
@@ -256,11 +262,27 @@ class Implementation:
         """Whether this implementation can be compiled for ``arch`` (``sm_90a``)."""
         return any(_matches(pattern, arch) for pattern in self.archs)
 
+    def why_not_in_space(self, config: Mapping[str, object]) -> str | None:
+        """Why ``config`` is not a configuration of the space; None when ``config`` is one.
+
+        A value must be equal to a value of the space and of the same type: 1 stands neither for
+        True nor for 1.0.
+        """
+        if config.keys() != self.space.keys():
+            names = ", ".join(self.space) or "no parameters"
+            return f"a config of {self.name} has exactly: {names}"
+        for name, values in self.space.items():
+            value = config[name]
+            if not any(type(value) is type(known) and value == known for known in values):
+                names = ", ".join(map(repr, values))
+                return f"{name}={reprlib.repr(value)} must be one of: {names}"
+        return None
+
     def why_not(self, config: Config, problem: Problem, gpu: Gpu) -> str | None:
         """Why ``config`` cannot serve ``problem`` on ``gpu``; None when ``config`` can serve."""
         if not self.serves(gpu.arch):
             return f"{self.name} serves {', '.join(self.archs)}, not {gpu.arch}"
-        return self.illegal(config, problem, gpu)
+        return self.why_not_in_space(config) or self.illegal(config, problem, gpu)
 
     def why_not_try(self, config: Config, problem: Problem, gpu: Gpu) -> str | None:
         """Why ``config`` cannot serve or is not worth a try; None when it is worth a try."""
@@ -268,14 +290,15 @@ class Implementation:
 
     def legal(self, problem: Problem, gpu: Gpu) -> Iterator[Config]:
         """Every configuration of the space that can serve ``problem`` on ``gpu``."""
-        for config in self.whole_space():
-            if self.why_not(config, problem, gpu) is None:
-                yield config
+        if self.serves(gpu.arch):
+            for config in self.whole_space():
+                if self.illegal(config, problem, gpu) is None:
+                    yield config
 
     def configs(self, problem: Problem, gpu: Gpu) -> Iterator[Config]:
         """The legal configurations that are worth a try (not unpromising)."""
-        for config in self.whole_space():
-            if self.why_not_try(config, problem, gpu) is None:
+        for config in self.legal(problem, gpu):
+            if self.unpromising(config, problem, gpu) is None:
                 yield config
 
     def whole_space(self) -> Iterator[Config]:

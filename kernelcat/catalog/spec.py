@@ -129,7 +129,8 @@ class Tensor:
         Peers need not write this output.
     updated
         This output holds values before the call, which the caller must therefore pass; elements
-        that the entry does not write keep their values.
+        that the entry does not write keep their values. Where such an output is optional, whether
+        the caller passes it decides its flag; it comes after all outputs that are not optional.
     as_stored
         ``make_inputs`` draws, and the oracle takes, this tensor's storage array instead of float32
         values: for weights that would not fit into memory as float32.
@@ -237,9 +238,10 @@ class Entry:
     ----------
     oracle : ``oracle(problem, arrays) -> {output: array}``
         Takes NumPy or CuPy arrays by tensor name: float32 values, or storage arrays where the
-        tolerance is ``EXACT`` and for tensors ``as_stored``; returns arrays of the same kind. The oracle uses only operators and
-        methods that both libraries share. It also takes the values of updated outputs before the
-        call and returns all their values after the call: elements that the entry does not write
+        tolerance is ``EXACT`` and for tensors ``as_stored``; returns arrays of the same kind. The
+        oracle uses only operators and methods that both libraries share. It also takes the values
+        of updated outputs before the call and returns all their values after the call: elements
+        that the entry does not write
         must stay the same bit for bit.
     make_inputs : ``make_inputs(problem, normal) -> {input or updated output: array}``
         ``normal(shape)`` draws float32 standard normal values on the device in use. Arrays whose

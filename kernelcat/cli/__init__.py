@@ -13,6 +13,7 @@ import click
 
 from kernelcat import __version__
 from kernelcat.errors import KernelcatError
+from kernelcat.report.printable import printable
 
 _VERBS = {
     "list": "catalog:list_",
@@ -52,7 +53,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except KernelcatError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(printable(str(error))) from error
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

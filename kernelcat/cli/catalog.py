@@ -9,7 +9,7 @@ import click
 from kernelcat import catalog
 from kernelcat.catalog.implementation import LANGUAGES
 from kernelcat.cli.options import as_json, choose, language, variant
-from kernelcat.cli.output import emit
+from kernelcat.cli.output import echo, emit
 from kernelcat.errors import Unsupported
 
 
@@ -37,7 +37,7 @@ def list_(as_json: bool) -> None:
     for row in rows:
         languages = ",".join(row["languages"])
         mark = "(work in progress) " if row["work_in_progress"] else ""
-        click.echo(f"{row['entry']:<{width}}  {languages:<17}  {mark}{row['summary']}")
+        echo(f"{row['entry']:<{width}}  {languages:<17}  {mark}{row['summary']}")
 
 
 @click.command()
@@ -55,7 +55,7 @@ def show(entry: str, as_json: bool) -> None:
     card = show.card(entry)
     if as_json:
         return emit(card)
-    click.echo(show.text(card))
+    echo(show.text(card))
 
 
 @click.command()
@@ -102,7 +102,7 @@ def inspect(
     if as_json:
         return emit(reports)
     for report in reports:
-        click.echo(show.machine_text(report))
+        echo(show.machine_text(report))
 
 
 @click.command()
@@ -123,7 +123,7 @@ def doctor(as_json: bool) -> None:
         return emit(findings)
     for finding in findings:
         remedy = f"  ->  {finding.remedy}" if finding.remedy else ""
-        click.echo(f"{'ok' if finding.found else '--'}  {finding.what}: {finding.detail}{remedy}")
+        echo(f"{'ok' if finding.found else '--'}  {finding.what}: {finding.detail}{remedy}")
 
 
 @click.command()
@@ -150,5 +150,5 @@ def new(name: str, languages: tuple[str, ...], summary: str, as_json: bool) -> N
     if as_json:
         return emit({"entry": name, "files": [str(path) for path in paths]})
     for path in paths:
-        click.echo(path)
-    click.echo(f"next: kernelcat check {name}, then docs/add-an-entry.md")
+        echo(str(path))
+    echo(f"next: kernelcat check {name}, then docs/add-an-entry.md")

@@ -19,7 +19,7 @@ from kernelcat.cli.options import (
     runnable,
     variant,
 )
-from kernelcat.cli.output import emit
+from kernelcat.cli.output import echo, emit
 from kernelcat.errors import Unsupported
 from kernelcat.runtime.devices import Devices
 from kernelcat.verify.sanitizer import SANITIZERS
@@ -135,9 +135,9 @@ def _show(outcome: Any) -> None:
     notes += [f"{len(outcome.skipped)} not served"] if outcome.skipped else []
     notes += [f"{tool} {n}" for tool, n in outcome.sanitizer.items()]
     notes += [f"{outcome.ordered} hazards ruled out by a barrier"] if outcome.ordered else []
-    click.echo(f"{word}  {outcome.implementation}: {', '.join(notes)}")
+    echo(f"{word}  {outcome.implementation}: {', '.join(notes)}")
     for line in (*outcome.failures, *outcome.findings):
-        click.echo(f"        {line}")
+        echo(f"        {line}")
 
 
 @click.command()
@@ -215,8 +215,8 @@ def fuzz(
         emit(results)
     else:
         for result in results:
-            click.echo(f"{result.implementation}: {result.examples} passed")
+            echo(f"{result.implementation}: {result.examples} passed")
             if result.failure:
-                click.echo(f"  FAILED  {result.failure}")
+                echo(f"  FAILED  {result.failure}")
     if any(result.failure for result in results):
         sys.exit(1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from kernelcat.cli.options import as_json
-from kernelcat.cli.output import emit, show
+from kernelcat.cli.output import echo, emit, note_missing_database, show
 from kernelcat.errors import InvalidArgument
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -42,7 +42,7 @@ def path(url: str | None, as_json: bool) -> None:
     exists = location.path.exists() if location.path else None
     if as_json:
         return emit({"database": str(location), "exists": exists})
-    click.echo(str(location))
+    echo(str(location))
 
 
 @db.command()
@@ -51,22 +51,32 @@ def path(url: str | None, as_json: bool) -> None:
 @click.option(
     "--all", "everything", is_flag=True, help="Export every row, failures included, as a backup."
 )
+@click.option("--onto", type=FILE, help="Write this file's results too, unless they are older.")
 @as_json
 @url
-def export(file: Path, gpu: str | None, everything: bool, url: str | None, as_json: bool) -> None:
+def export(
+    file: Path,
+    gpu: str | None,
+    everything: bool,
+    onto: Path | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
     """Write results to FILE as JSON Lines: winners, rivals and peers of the newest races.
+
+    FILE is replaced. With --onto FILE its results stay where there are no newer ones.
 
     \b
     Example:
-      kernelcat db export tuning_db/nvidia-h200.jsonl --gpu h200
+      kernelcat db export results.jsonl --gpu h200 --onto results.jsonl
     """
     from kernelcat import store
 
     with store.Store.open(url, create=False) as opened:
-        rows = store.export(opened, file, gpu=gpu, shipped=not everything)
+        rows = store.export(opened, file, gpu=gpu, shipped=not everything, onto=onto)
     if as_json:
         return emit({"file": str(file), "rows": rows})
-    click.echo(f"{file}: {rows} rows")
+    echo(f"{file}: {rows} rows")
 
 
 @db.command("import")
@@ -90,7 +100,7 @@ def import_(file: Path, partial: bool, url: str | None, as_json: bool) -> None:
     if as_json:
         emit(report)
     else:
-        click.echo(f"{report.added} added, {report.known} known, {len(report.refused)} refused")
+        echo(f"{report.added} added, {report.known} known, {len(report.refused)} refused")
     if report.refused:
         line, reason = report.refused[0]
         effect = "the valid lines were added" if partial else "nothing was added"
@@ -114,10 +124,85 @@ def merge(other: str, url: str | None, as_json: bool) -> None:
         report = store.merge(opened, other)
     conflicts = [str(conflict) for conflict in report.conflicts]
     if as_json:
-        return emit({"added": report.added, "known": report.known, "conflicts": conflicts})
-    click.echo(f"{report.added} added, {report.known} known")
+        counts = {"added": report.added, "known": report.known, "refused": report.refused}
+        return emit(counts | {"conflicts": conflicts})
+    echo(f"{report.added} added, {report.known} known, {len(report.refused)} refused")
     for conflict in conflicts:
-        click.echo(conflict)
+        echo(conflict)
+    for number, reason in report.refused[:1]:
+        echo(f"refused, for example row {number}: {reason}")
+
+
+@db.command("sources")
+@as_json
+@url
+def list_sources(url: str | None, as_json: bool) -> None:
+    """List who brought the results: measured here, shipped, or imported from a file or database.
+
+    \b
+    Example:
+      kernelcat db sources
+    """
+    from kernelcat.store.sources import opened, sources
+
+    with opened(url) as store:
+        found = sources(store)
+    if as_json:
+        return emit(found)
+    for each in found:
+        echo(f"{each.name}: {each.rows} rows, {each.first[:10]} to {each.last[:10]}")
+
+
+@db.command("drop")
+@click.argument("source")
+@as_json
+@url
+def drop_source(source: str, url: str | None, as_json: bool) -> None:
+    """Delete all results of SOURCE, a name that kernelcat db sources lists.
+
+    \b
+    Example:
+      kernelcat db drop /home/me/results.jsonl
+    """
+    from kernelcat.store import Store
+    from kernelcat.store.sources import drop
+
+    with Store.open(url, create=False) as store:
+        deleted = drop(store, source)
+    if as_json:
+        return emit({"source": source, "deleted": deleted})
+    echo(f"{deleted} rows of {source} deleted")
+
+
+@db.command("verify")
+@as_json
+@url
+def verify_rows(url: str | None, as_json: bool) -> None:
+    """List results that cannot be true, and crashes and timeouts with what they saw.
+
+    A crash or a timeout may have another cause than the kernel. The exit status is 1 if a result
+    cannot be true.
+
+    \b
+    Example:
+      kernelcat db verify
+    """
+    from kernelcat.store.sources import opened, verify
+
+    with opened(url) as store:
+        findings = verify(store)
+    doubtful = sum(not finding.is_verdict for finding in findings)
+    if as_json:
+        emit(findings)
+    else:
+        for finding in findings:
+            echo(f"{finding.source}: {finding.row}: {finding.reason}")
+        verdicts = len(findings) - doubtful
+        echo(f"{doubtful} results cannot be true; {verdicts} crashes and timeouts")
+    if doubtful:
+        raise InvalidArgument(
+            f"{doubtful} results cannot be true: kernelcat db drop SOURCE deletes those of a source"
+        )
 
 
 @click.command()
@@ -162,6 +247,7 @@ def leaderboard(
     from kernelcat.report.readme import update_readme
     from kernelcat.report.render import table, to_json
     from kernelcat.runtime import gpu as gpus
+    from kernelcat.store import plausibility
 
     if readme:
         update_readme(readme)
@@ -170,10 +256,15 @@ def leaderboard(
     name = catalog.entry(entry).name if entry else None
     sku = gpus.find(gpu).sku if gpu else None
     known = load(sku, name, regime, url)
-    rows = board(known, sku, name, regime, state, problem)
+    rows = board(known, sku, name, regime, state, problem, doubt=plausibility.doubt)
     if html:
         html.write_text(to_html(rows), encoding="utf-8")
-        return emit({"file": str(html)}) if as_json else click.echo(str(html))
+        return emit({"file": str(html)}) if as_json else echo(str(html))
     if as_json:
-        return click.echo(to_json(rows))
+        return echo(to_json(rows))
+    if url is None:
+        note_missing_database()
     show(table(rows))
+    doubtful = sum(plausibility.doubt(row) is not None for row in known)
+    if doubtful:
+        echo(f"{doubtful} results cannot be true and are left out: kernelcat db verify lists them.")

@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from kernelcat.report.printable import printable
+
 
 def emit(value: Any) -> None:
     """Print ``value`` (data classes, mappings, lists of them) as JSON."""
@@ -22,8 +24,30 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else str(value)
 
 
-def show(renderable: Any) -> None:
-    """Print a rich renderable, up to 200 columns wide where the output is not a terminal."""
-    from rich.console import Console
+def echo(text: str, err: bool = False) -> None:
+    """Print lines; escapes in the text are shown, not obeyed. ``err``: to standard error."""
+    click.echo(printable(text), err=err)
 
-    Console(width=None if sys.stdout.isatty() else 200).print(renderable)
+
+def show(renderable: Any) -> None:
+    """Print a rich renderable, up to 200 columns wide where the output is not a terminal.
+
+    What does not fit is printed wider than the terminal, and not cut.
+    """
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    endless = console.options.update(width=1 << 14)
+    console.width = max(console.width, Measurement.get(console, endless, renderable).minimum)
+    console.print(renderable)
+
+
+def note_missing_database() -> None:
+    """Print one line to standard error if ``$KERNELCAT_DB`` names a file that is not there."""
+    from kernelcat.store.location import VARIABLE, locate
+
+    location = locate()
+    if location.named and location.path is not None and not location.path.exists():
+        click.echo(f"{VARIABLE} names {location}, which does not exist: only shipped results are "
+                   "shown", err=True)  # fmt: skip

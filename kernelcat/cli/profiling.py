@@ -11,7 +11,7 @@ import click
 
 from kernelcat import catalog
 from kernelcat.cli.options import as_json, choose, language, variant
-from kernelcat.cli.output import emit, show
+from kernelcat.cli.output import echo, emit, show
 from kernelcat.errors import InvalidArgument, KernelcatError, MissingDependency, Unsupported
 
 
@@ -69,10 +69,10 @@ def profile(
         except MissingDependency:
             raise  # the other implementations would fail in the same way
         except Unsupported as error:
-            click.echo(f"left out: {error}", err=True)
+            echo(f"left out: {error}", err=True)
         except KernelcatError as error:
             failed = True
-            click.echo(f"{implementation.name}: {error}", err=True)
+            echo(f"{implementation.name}: {error}", err=True)
         else:
             profiles.write(folder or profiles.local_folder(), counted[-1:])
     if as_json:

@@ -11,7 +11,7 @@ import click
 
 from kernelcat import catalog
 from kernelcat.cli.options import as_json
-from kernelcat.cli.output import emit
+from kernelcat.cli.output import echo, emit
 
 if TYPE_CHECKING:
     from kernelcat.verify.carry import Comparison
@@ -56,7 +56,7 @@ def list_(entries: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         return emit(states)
     for name, state in states.items():
-        click.echo(f"{name}: {state}")
+        echo(f"{name}: {state}")
 
 
 @receipts.command()
@@ -146,9 +146,9 @@ def record(entries: tuple[str, ...], jobs: int | None, as_json: bool) -> None:
         emit({"added": added, "failed": failed})
     else:
         for name, count in added.items():
-            click.echo(f"{name}: {count} cases added")
+            echo(f"{name}: {count} cases added")
         for line in failed or ([] if added else ["nothing was missing"]):
-            click.echo(line)
+            echo(line)
     if failed:
         sys.exit(1)
 
@@ -172,7 +172,7 @@ def digests(as_json: bool) -> None:
     digest.table_path().write_text(f"{text}\n")
     if as_json:
         return emit({"file": str(digest.table_path()), "changed": changed})
-    click.echo(f"{digest.table_path().name}: {'written' if changed else 'unchanged'}")
+    echo(f"{digest.table_path().name}: {'written' if changed else 'unchanged'}")
 
 
 def _records(entries: Sequence[str]) -> list[Record]:
@@ -201,7 +201,7 @@ def _compare(
         if comparison.same:
             code_record.write(code_record.shipped_folder(), [write(comparison)])
         if not as_json:
-            click.echo(str(comparison))
+            echo(str(comparison))
         yield comparison
 
 
@@ -215,6 +215,6 @@ def _end(comparisons: Iterator[Comparison], as_json: bool, nothing: str) -> None
     if as_json:
         emit(rows)
     elif not finished:
-        click.echo(nothing)
+        echo(nothing)
     if not all(one.same for one in finished):
         sys.exit(1)

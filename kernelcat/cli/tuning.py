@@ -10,7 +10,7 @@ import click
 
 from kernelcat.cli.devices import devices
 from kernelcat.cli.options import as_json, problem_names, seconds
-from kernelcat.cli.output import emit, show
+from kernelcat.cli.output import echo, emit, note_missing_database, show
 from kernelcat.errors import InvalidArgument
 
 _OPTIONS = (
@@ -134,16 +134,20 @@ def ladder(
             raced = _run(tune.ladder, as_json, url, entry, problems=[problem])
             reasons = [f"{name}: skipped, {why}" for name, why in raced.skipped.items()]
             for line in (*reasons, *raced.notes):
-                click.echo(line, err=True)
+                echo(line, err=True)
     sku = gpus.find(gpu).sku if gpu else None
     shown = []
     for entry in entries:
         rows = load(sku, entry, "graph", url)
         shown += ladders(rows, entry, sku, problem)
+    if url is None:
+        note_missing_database()
     if as_json:
         return emit(shown)
+    if url is None:
+        note_missing_database()
     if not shown:
-        click.echo("Nothing measured yet: give --problem and --measure.")
+        echo("Nothing measured yet: give --problem and --measure.")
     for each in shown:
         show(sheet(each).console())
 
@@ -153,12 +157,12 @@ def _measure(
     no_peers: bool, **options: Any,
 ) -> None:  # fmt: skip
     chosen = {name: value for name, value in options.items() if value}
-    budget_s = seconds(budget) if budget else None
+    budget_s = None if budget is None else seconds(budget)
     report = _run(work, as_json, url, entry, budget_s=budget_s, peers=not no_peers, **chosen)
     if as_json:
         return emit(report.to_json())
     for line in report.lines():
-        click.echo(line)
+        echo(line)
 
 
 def _run(
@@ -175,5 +179,5 @@ def _run(
         try:
             return work(entry, store=store, progress=Quiet() if as_json else None, **options)
         except Interrupted as stopped:
-            click.echo(f"\n{stopped}", err=True)
+            echo(f"\n{stopped}", err=True)
             sys.exit(130)

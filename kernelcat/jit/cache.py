@@ -3,6 +3,9 @@
 One file holds one artifact: a SHA-256 digest of the rest, a line of JSON, and the code. A file is
 written under a temporary name, flushed to disk and renamed. So processes that compile one source at
 the same time need no lock, and nobody reads an incomplete file.
+
+Artifacts are code that runs in the user's processes. So a file is read only if it belongs to the
+user or to root and nobody else may write to it, and if it names the key that it is found under.
 """
 
 from __future__ import annotations
@@ -11,22 +14,37 @@ import hashlib
 import json
 import os
 import re
+import stat
 import sys
 import time
 import warnings
 from functools import cache
 from pathlib import Path
 
+from kernelcat.bounded import Bounded
 from kernelcat.catalog.implementation import Source
 from kernelcat.jit.artifact import Artifact
 
-FORMAT = 2
+FORMAT = 3
 """Part of every key. Whoever changes the file format or the meaning of metadata raises it."""
+
+COMPILER_VARIABLES = re.compile(
+    "(TRITON|PTXAS|NVPTX|NVCC|NVRTC|LLVM|MLIR|CUTE_DSL|CUTLASS)_.*"
+    "|DISABLE_(LLVM|PTXAS)_OPT|USE_IR_LOC|ALLOW_LHS_TMEM_LAYOUT_CONVERSION"
+).fullmatch
+"""Environment variables that may change machine code. One too many costs a compilation."""
+OTHER_VARIABLES = {
+    "TRITON_CACHE_DIR", "TRITON_HOME", "TRITON_INTERPRET", "TRITON_PRINT_AUTOTUNING",
+    "CUTE_DSL_CACHE_DIR",
+}  # fmt: skip
+"""Variables with such names that change no machine code."""
 
 _STARTED = time.time()
 """When this module was imported, in seconds: before any module of kernels."""
 
-_memory: dict[str, Artifact] = {}
+_memory = Bounded[str, Artifact](256)
+"""The newest artifacts; an older one is read from the disk again."""
+
 _warned: set[Path] = set()
 
 
@@ -42,10 +60,12 @@ def build(source: Source, arch: str) -> Artifact:
     """
     artifact = find(source, arch)
     if artifact is None:
-        name, data = key(source, arch), encode(source.compile(arch))
+        name = key(source, arch)
+        data = encode(source.compile(arch), name)
         if not _is_edited(source):
             _write(folder() / name, data)
-        artifact = _memory[name] = decode(data)  # metadata as JSON returns it, as from the disk
+        # Decoded again, so that metadata has the same types as from the disk.
+        artifact = _memory[name] = decode(data, name)
     return artifact
 
 
@@ -69,8 +89,14 @@ def find(source: Source, arch: str) -> Artifact | None:
 
 def key(source: Source, arch: str) -> str:
     """The artifact's file name: a hex digest of everything that decides the machine code."""
-    parts = [FORMAT, source.language, source.digest(), arch, source.toolchain()]
+    parts = [FORMAT, source.language, source.digest(), arch, source.toolchain(), _variables()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _variables() -> dict[str, str]:
+    """The environment variables that may change machine code, sorted by name."""
+    chosen = (name for name in os.environ if COMPILER_VARIABLES(name))
+    return {name: os.environ[name] for name in sorted(chosen) if name not in OTHER_VARIABLES}
 
 
 def folder() -> Path:
@@ -104,10 +130,11 @@ def _versions(path: str) -> dict[str, str]:
     return {re.sub(r"[-_.]+", "_", name).lower(): version for name, version in pairs}
 
 
-def encode(artifact: Artifact) -> bytes:
-    """The content of the file of an artifact."""
+def encode(artifact: Artifact, name: str) -> bytes:
+    """The content of the file ``name``, the key of an artifact."""
     cubin_is_code = artifact.cubin == artifact.code
     header = {
+        "key": name,
         "language": artifact.language,
         "arch": artifact.arch,
         "kernel": artifact.kernel,
@@ -120,13 +147,18 @@ def encode(artifact: Artifact) -> bytes:
     return hashlib.sha256(body).digest() + body
 
 
-def decode(data: bytes) -> Artifact:
-    """The artifact in the content of a file; ``ValueError`` where the content is damaged."""
+def decode(data: bytes, name: str) -> Artifact:
+    """The artifact in the content of the file ``name``.
+
+    Raises ``ValueError`` where the content is damaged or belongs to another key.
+    """
     digest, body = data[:32], data[32:]
     if hashlib.sha256(body).digest() != digest:
         raise ValueError("the checksum does not match")
     line, _, payload = body.partition(b"\n")
     header = json.loads(line)
+    if header.pop("key") != name:
+        raise ValueError("its content belongs to another key")
     code = payload[: header.pop("code_bytes")]
     cubin = code if header.pop("cubin_is_code") else payload[len(code) :]
     return Artifact(code=code, cubin=cubin, **header)
@@ -134,7 +166,9 @@ def decode(data: bytes) -> Artifact:
 
 def _read(path: Path) -> Artifact | None:
     try:
-        return decode(path.read_bytes())
+        with path.open("rb") as file:
+            _check_owner(os.fstat(file.fileno()))
+            return decode(file.read(), path.name)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -147,6 +181,14 @@ def _read(path: Path) -> Artifact | None:
         return None
 
 
+def _check_owner(status: os.stat_result) -> None:
+    """Raise ``ValueError`` for a file that another user owns or may write to."""
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ValueError(f"user {status.st_uid} owns it")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ValueError(f"other users may write to it (mode {stat.S_IMODE(status.st_mode):o})")
+
+
 def _write(path: Path, data: bytes) -> None:
     """Write a file atomically; where that fails, warn and continue without a cached file."""
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
@@ -156,6 +198,7 @@ def _write(path: Path, data: bytes) -> None:
             with temporary.open("xb") as file:
                 file.write(data)
                 file.flush()
+                os.fchmod(file.fileno(), 0o644)
                 os.fsync(file.fileno())
             temporary.replace(path)
         finally:

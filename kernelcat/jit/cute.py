@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib
 import importlib.util
 import json
 import os
@@ -19,6 +18,7 @@ import struct
 import tempfile
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +28,7 @@ from typing import Any
 from kernelcat.catalog import source
 from kernelcat.catalog.reach import reached
 from kernelcat.errors import CompileError, LaunchError, MissingDependency
+from kernelcat.importing import import_module
 from kernelcat.jit import elf
 from kernelcat.jit.artifact import Artifact
 from kernelcat.jit.cache import version_of
@@ -136,7 +137,7 @@ class CuteSource:
         import cutlass.cute as cute
         from cuda.bindings.driver import CUstream
 
-        builder = getattr(importlib.import_module(self.module), self.builder)
+        builder = getattr(import_module(self.module), self.builder)
         arguments = [*map(_example, self.params), CUstream(0)]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="This static loop")  # unrolled intentionally
@@ -280,9 +281,13 @@ def _runtime() -> ctypes.CDLL:
     return runtime
 
 
+class _Function(ctypes.c_void_p):
+    """A loaded host function."""
+
+
 def _function(artifact: Artifact) -> ctypes.c_void_p:
-    """The host function of an object file, which stays loaded until the process ends."""
-    runtime, module, function = _runtime(), ctypes.c_void_p(), ctypes.c_void_p()
+    """The host function of an object file, unloaded with the last reference to the function."""
+    runtime, module, function = _runtime(), ctypes.c_void_p(), _Function()
     size = ctypes.c_size_t(len(artifact.code))
     status = runtime.CuteDSLRT_Module_Create_From_Bytes(
         ctypes.byref(module), artifact.code, size, None, ctypes.c_size_t(0)
@@ -293,6 +298,7 @@ def _function(artifact: Artifact) -> ctypes.c_void_p:
         )
     if status:
         raise LaunchError(f"cannot load {artifact.kernel}: {_reason(status, 0)}")
+    weakref.finalize(function, runtime.CuteDSLRT_Module_Destroy, module).atexit = False
     return function
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import io
 import json
 import re
@@ -40,6 +39,7 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.catalog.reach import reached
 from kernelcat.errors import CompileError
+from kernelcat.importing import import_module
 from kernelcat.jit.artifact import Artifact
 from kernelcat.jit.cache import version_of
 
@@ -53,6 +53,7 @@ TYPES = {
     "float32": "fp32",
     "uint8": "u8",
     "int32": "i32",
+    "int64": "i64",
 }
 """Element type -> Triton's name for the type."""
 
@@ -232,7 +233,7 @@ class TritonSource:
 
     def function(self) -> Any:
         """The kernel itself; imports Triton."""
-        return getattr(importlib.import_module(self.module), self.kernel)
+        return getattr(import_module(self.module), self.kernel)
 
     def compile(self, arch: str) -> Artifact:
         """Compile for ``arch`` (``sm_90a``); needs no GPU.

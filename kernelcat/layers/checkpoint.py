@@ -142,7 +142,8 @@ class Checkpoint:
         Raises
         ------
         InvalidArgument
-            There is no such file, or a file has no valid safetensors header.
+            There is no such file, a file has no valid safetensors header, or the index is invalid
+            or names a file outside of the folder.
         """
         tensors: dict[str, Stored] = {}
         for file in self._files():
@@ -154,8 +155,7 @@ class Checkpoint:
             return [self.path]
         index = self.path / INDEX
         if index.is_file():
-            names = set(json.loads(index.read_text())["weight_map"].values())
-            return [self.path / name for name in sorted(names)]
+            return [self.path / name for name in _shards(index)]
         files = sorted(self.path.glob("*.safetensors"))
         if not files:
             raise InvalidArgument(f"{self.path} is neither a safetensors file nor a folder of them")
@@ -255,6 +255,18 @@ def _check_shapes(name: str, format: str, w: np.ndarray, scale: np.ndarray) -> N
         )
 
 
+def _shards(index: Path) -> list[Path]:
+    """The files that an index names, sorted: paths inside of the index's folder."""
+    try:
+        names = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidArgument(f"{index} is no index of safetensors files: {error!r}") from error
+    for name in names:
+        if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
+            raise InvalidArgument(f"{index} names {name!r}, a file outside of its folder")
+    return [Path(name) for name in sorted(names)]
+
+
 def _header(path: Path) -> dict[str, Stored]:
     """Tensors of one file, which has the header's length (8 bytes), a JSON header, and the data."""
     if not path.is_file():
@@ -268,7 +280,9 @@ def _header(path: Path) -> dict[str, Stored]:
         try:
             header = json.loads(file.read(length))
             return dict(_tensors(path, header, 8 + length))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (
+            ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
+        ) as error:  # fmt: skip
             raise InvalidArgument(f"{path} has an invalid header: {error}") from error
 
 

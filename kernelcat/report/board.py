@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import exp, log
 from typing import Any
@@ -18,10 +18,11 @@ from kernelcat.store import (
     decisive,
     locate,
     newest_races,
+    plausibility,
     shipped,
     tied,
 )
-from kernelcat.store.races import preference
+from kernelcat.store.races import Key, preference
 from kernelcat.verify import code_record
 
 TERA = 1e12
@@ -45,6 +46,7 @@ class Row:
     stale : whether the winner's kernel runs other code today
     sm_clock_mhz, power_w : MHz and W during the measurement; None where unknown
     other_compiler : how the winner's compiler differs from this machine's compiler, or None
+    doubtful : ``language/variant: reason`` of each result that was left out, as it cannot be true
     """
 
     entry: str
@@ -73,6 +75,7 @@ class Row:
     sm_clock_mhz: float | None
     power_w: float | None
     other_compiler: str | None
+    doubtful: tuple[str, ...] = ()
 
     @property
     def section(self) -> tuple[str, str, str, str, str]:
@@ -130,6 +133,7 @@ def load(
 ) -> list[Measurement]:
     """Shipped rows and, where there is a database, the rows of its newest races.
 
+    Doubtful rows are among them, and the rows of the races that take their places.
     ``gpu`` (SKU), ``entry`` and ``regime`` select rows; ``url`` names the database.
 
     Raises
@@ -147,8 +151,10 @@ def load(
         from kernelcat.store import Store
 
         with Store.open(url, create=False) as store:
-            for race in store.winners(gpu=gpu, entry=entry, regime=regime):
-                rows += race.measurements
+            where = {"gpu": gpu, "entry": entry, "regime": regime}
+            races = store.winners(**where)
+            races += plausibility.sound(races, lambda: store.rows(**where, status="passed"))
+            rows += {row.digest: row for race in races for row in race.measurements}.values()
     return rows
 
 
@@ -160,6 +166,7 @@ def board(
     state: str | None = None,
     problem: str = "*",
     is_current: Callable[[Measurement], bool] = code_record.is_current,
+    doubt: Callable[[Measurement], str | None] = lambda row: None,
 ) -> list[Row]:
     """One row for every problem: the winner of its newest race. Largest problems come first.
 
@@ -173,16 +180,22 @@ def board(
         (:func:`kernelcat.store.decisive`)
     problem : name of the problems, in which ``*`` stands for any text
     is_current : whether a row timed the code that runs today
+    doubt : why a row cannot be true, or None; a row with a reason is left out of its race
     """
-    races = newest_races(
-        row
-        for row in measurements
-        if gpu in (None, row.gpu) and entry in (None, row.entry) and regime in (None, row.regime)
-    )
+    sound, doubtful = [], dict[tuple[str, ...], list[str]]()
+    for row in measurements:
+        if gpu in (None, row.gpu) and entry in (None, row.entry) and regime in (None, row.regime):
+            reason = doubt(row)
+            if reason is None:
+                sound.append(row)
+            else:
+                reasons = doubtful.setdefault(Key.of(row).subject, [])
+                reasons.append(f"{row.language}/{row.variant}: {reason}")
+    races = newest_races(sound)
     races = decisive(races) if state is None else [r for r in races if r.key.state == state]
     measured = {race.key[:4] for race in races if race.key.kind == "measured"}
     rows = [
-        _row(race, is_current)
+        replace(_row(race, is_current), doubtful=tuple(doubtful.get(race.key.subject, ())))
         for race in races
         if in_catalog(race) and (race.key.kind == "measured" or race.key[:4] not in measured)
     ]

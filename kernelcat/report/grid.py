@@ -12,7 +12,7 @@ from kernelcat.report.sheet import Sheet
 from kernelcat.store.measurement import REGIMES, Measurement
 from kernelcat.store.races import STATES, TIE
 
-TIED, STALE, PREDICTED = "≈", "†", "~"
+TIED, STALE, PREDICTED, DOUBTFUL = "≈", "†", "~", "‡"
 """Marks of cells; :func:`_notes` explains them."""
 
 
@@ -74,7 +74,8 @@ def _grid(rows: list[Row]) -> Grid:
 def _line(row: Row, peers: list[str], languages: list[str], has_ratios: bool) -> tuple[str, ...]:
     """The cells of a row; ``has_ratios`` is whether the languages' ratios are shown."""
     ours = [tie for tie in row.ties if not tie.startswith("peer/")]
-    best = f"{row.language}/{row.variant}" + (STALE if row.stale else "") + (TIED if ours else "")
+    marks = (STALE if row.stale else "") + (DOUBTFUL if row.doubtful else "")
+    best = f"{row.language}/{row.variant}" + marks + (TIED if ours else "")
     return (
         row.title,
         best,
@@ -95,10 +96,15 @@ def _notes(rows: list[Row], has_peers: bool) -> list[str]:
     if any(row.ties for row in rows):
         notes.append(
             f"{TIED} a tie: within {TIE:.0%}, or the 95 % intervals overlap; "
-            "of equals the simplest is shown."
+            "shown is the one that the tune declared the winner, "
+            "else the first by language, variant and configuration."
         )
     if any(row.stale for row in rows):
         notes.append(f"{STALE} stale: the kernel's sources changed since; tune again.")
+    if any(row.doubtful for row in rows):
+        notes.append(
+            f"{DOUBTFUL} a result that cannot be true is left out: kernelcat db verify lists it."
+        )
     if any(row.kind == "predicted" for row in rows):
         notes.append(f"{PREDICTED} predicted by the analytic model; nothing ran.")
     return notes

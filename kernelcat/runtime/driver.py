@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import re
+import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ctypes import c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -74,6 +75,10 @@ def launch_config(
 
 def _attribute(number: int, *value: int) -> LaunchAttribute:
     return LaunchAttribute(number, 0, (c_uint * 16)(*value))
+
+
+class Function(c_void_p):
+    """A loaded kernel: a ``CUfunction``."""
 
 
 class Driver:
@@ -183,12 +188,18 @@ class Driver:
         return True
 
     def function(self, code: bytes, name: str, device: int) -> c_void_p:
-        """The kernel ``name`` in the cubin ``code``; stays in ``device`` until the process ends."""
-        module, function = c_void_p(), c_void_p()
+        """The kernel ``name`` in the cubin ``code``, unloaded with the last reference to it."""
+        module, function = c_void_p(), Function()
         with self.using(device):
             self.call("cuModuleLoadData", ctypes.byref(module), code)
             self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+        weakref.finalize(function, self.unload, module, device).atexit = False
         return function
+
+    def unload(self, module: c_void_p, device: int) -> None:
+        """Unload a module of :meth:`function`, after its kernels have ended."""
+        with suppress(LaunchError), self.using(device):
+            self.call("cuModuleUnload", module)
 
     def raise_limit(self, function: c_void_p, attribute: int, value: int, device: int) -> None:
         """Raise an attribute of a function to ``value``.

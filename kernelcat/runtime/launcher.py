@@ -9,6 +9,7 @@ path takes no lock.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
@@ -18,6 +19,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from kernelcat import catalog
+from kernelcat.bounded import Bounded
 from kernelcat.catalog.implementation import (
     Config,
     Float32,
@@ -152,15 +154,19 @@ def _kernel(step: Step, artifact: Artifact, number: int, device: int) -> Kernel:
     )
 
 
-_functions: dict[tuple[bytes, str, int], c_void_p] = {}
-"""(cubin, kernel, GPU) -> loaded function: equal cubins are loaded once."""
+_functions = Bounded[tuple[bytes, str, int], c_void_p](1024)
+"""(digest of a cubin, kernel, GPU) -> loaded function: equal cubins are loaded once.
+
+A function that is forgotten here stays loaded as long as a launcher has it.
+"""
 
 
 def _function(code: bytes, name: str, device: int) -> c_void_p:
-    key = (code, name, device)
-    if key not in _functions:
-        _functions[key] = driver.opened().function(code, name, device)
-    return _functions[key]
+    key = (hashlib.sha256(code).digest(), name, device)
+    function = _functions.get(key)
+    if function is None:
+        function = _functions[key] = driver.opened().function(code, name, device)
+    return function
 
 
 def _check(params: tuple[Param, ...], names: set[str]) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from kernelcat.runtime import children
+
 THROTTLES = {
     0x4: "power_cap",
     0x8: "hw_slowdown",
@@ -86,7 +88,7 @@ class Smi:
         command = ["nvidia-smi", "-i", pci_bus_id, f"--query-gpu={self.FIELDS}",
                    "--format=csv,noheader,nounits", "-lms", "100"]  # fmt: skip
         self.latest: Reading | None = None
-        self.process = subprocess.Popen(
+        self.process = children.start(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         self.thread = threading.Thread(target=self._follow, daemon=True)
@@ -103,8 +105,7 @@ class Smi:
 
     def close(self) -> None:
         """End the process."""
-        self.process.kill()
-        self.process.wait()
+        children.stop(self.process)
 
 
 def parse_smi(line: str) -> Reading | None:

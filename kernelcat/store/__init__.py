@@ -7,10 +7,10 @@ they are first used.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from kernelcat.errors import StoreError
+from kernelcat.importing import import_module
 from kernelcat.store.journal import Journal
 from kernelcat.store.lines import shipped
 from kernelcat.store.location import Location, locate
@@ -73,4 +73,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -4,55 +4,39 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import islice
 from typing import Any, Self
 
 from sqlalchemy import (
     Connection,
-    Engine,
+    Row,
     Select,
-    and_,
-    create_engine,
-    event,
-    exists,
     func,
     insert,
     select,
 )
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from kernelcat.catalog.spec import Problem
-from kernelcat.errors import InvalidArgument, MissingDependency, StoreError
+from kernelcat.errors import InvalidArgument, StoreError
 from kernelcat.store import migrations
+from kernelcat.store.connection import copied, engine_of, explained
 from kernelcat.store.journal import Journal
 from kernelcat.store.location import VARIABLE, Location, locate
-from kernelcat.store.measurement import PEER, Measurement, canonical
+from kernelcat.store.measurement import Measurement, canonical
 from kernelcat.store.models import from_row, measurements, to_row
+from kernelcat.store.newest import equal, newest_rows
 from kernelcat.store.races import Race, newest_races
 
 BUSY_S = 30.0
 """Seconds to wait for another process's transaction."""
 
-_ADVICE = (
-    ("disk is full", "the disk is full: free some space, or name a database elsewhere in"),
-    ("disk i/o error", "the disk reports an error or is full: free some space, or name a "
-     "database elsewhere in"),
-    ("readonly", "it is read-only: make it writable, or name another database in"),
-    ("locked", "another process keeps it locked: wait for that process, or name another "
-     "database in"),
-    ("not a database", "the file is not a SQLite database: move it away, or name another in"),
-    ("malformed", "the file is damaged: move it away and import an export of it, or name another "
-     "in"),
-    ("unable to open", "it cannot be opened: check that its folder exists and that you may write "
-     "there, or name another database in"),
-)  # fmt: skip
-"""Part of a driver's message -> what the user can do; the name of the variable follows."""
 _POSTGRES_LOCK = 0x6B65726E
 """Number of the advisory lock that PostgreSQL holds during a migration."""
 _CHUNK = 500
-"""Most digests in one query."""
+"""Rows that are added at a time."""
 
 Text = Problem | Mapping[str, Any] | str | None
 """A problem or configuration to look for: as an object or as its canonical JSON."""
@@ -70,12 +54,17 @@ class Store:
     ...     best = [race.winner for race in store.winners(gpu="h200", entry="gemm")]
     """
 
-    def __init__(self, engine: Engine, location: Location, timeout: float) -> None:
-        self.engine = engine
+    def __init__(self, location: Location, timeout: float, is_copy: bool = False) -> None:
         self.location = location
         self.journal = Journal(location.journal)
+        self.layers: list[Store] = []
+        self._is_copy = is_copy
         self._timeout = timeout
         self._journaling = False
+        self._files = ExitStack()
+        opened = self._files.enter_context(copied(location)) if is_copy else location
+        self.engine = engine_of(opened, timeout, is_foreign=is_copy)
+        self._files.callback(self.engine.dispose)
 
     @classmethod
     def open(
@@ -83,12 +72,16 @@ class Store:
         url: str | os.PathLike[str] | None = None,
         create: bool = True,
         timeout: float = BUSY_S,
+        as_copy: bool = False,
     ) -> Self:
         """Open a database, bring its schema up to date and take in its journal.
 
+        A SQLite file that cannot be written, and one opened ``as_copy``, is left alone: a private
+        copy is opened, which can be read only.
+
         Parameters
         ----------
-        url : a path or SQLAlchemy URL; None means ``$KERNELCAT_DB`` or the user's own
+        url : what :func:`~kernelcat.store.location.locate` takes
         create : whether to make it where there is none
         timeout : seconds to wait for other writers
 
@@ -100,16 +93,23 @@ class Store:
         MissingDependency
             The driver of the URL's database is not installed.
         """
-        location = locate(url)
+        return cls._open(locate(url), create, timeout, as_copy)
+
+    @classmethod
+    def _open(cls, location: Location, create: bool, timeout: float, as_copy: bool) -> Self:
         if location.path:
             _check_file(location, create)
-        store = cls(_engine(location, timeout), location, timeout)
+        is_copy = location.path is not None and (as_copy or location.is_read_only)
+        store = cls(location, timeout, is_copy)
         try:
-            with location.lock(timeout):
+            with nullcontext() if is_copy else location.lock(timeout):
                 store._prepare()
                 store._take_in_journal()
+            for layer in location.layers:
+                store.layers.append(cls._open(layer, False, timeout, as_copy=True))
+                store._files.callback(store.layers[-1].close)
         except BaseException:
-            store.engine.dispose()
+            store._files.close()
             raise
         return store
 
@@ -122,7 +122,7 @@ class Store:
         except StoreError:
             pass  # keep() has warned; the next open() takes in the journal
         finally:
-            self.engine.dispose()
+            self._files.close()
 
     def __enter__(self) -> Self:
         return self
@@ -133,6 +133,8 @@ class Store:
     def add(self, rows: Iterable[Measurement]) -> int:
         """Add rows in one transaction, which is on disk when this returns.
 
+        Where iterating over ``rows`` raises an exception, nothing is added.
+
         Returns the number of new rows. A row that the database already has is not added again.
 
         Raises
@@ -140,18 +142,25 @@ class Store:
         StoreError
             The database cannot be written; nothing was added.
         """
-        fresh = {row.digest: row for row in rows}
+        if self._is_copy:
+            raise StoreError(f"the tuning database {self.location} is read-only: make it writable, "
+                             f"or name another database in {VARIABLE}")  # fmt: skip
+        return self._add(rows)
+
+    def _add(self, rows: Iterable[Measurement]) -> int:
+        statement: Any = insert(measurements)
+        if self.engine.dialect.name == "postgresql":  # SQLite has one writer at a time
+            statement = postgresql_insert(measurements).on_conflict_do_nothing()
+        added, iterator = 0, iter(rows)
         with self._writing() as connection:
-            for digests in _chunks(list(fresh)):
-                known = select(measurements.c.digest).where(measurements.c.digest.in_(digests))
+            while fresh := {row.digest: row for row in islice(iterator, _CHUNK)}:
+                known = select(measurements.c.digest).where(measurements.c.digest.in_(fresh))
                 for digest in connection.scalars(known):
                     del fresh[digest]
-            if fresh:
-                statement: Any = insert(measurements)
-                if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
-                    statement = postgresql_insert(measurements).on_conflict_do_nothing()
-                connection.execute(statement, [to_row(row) for row in fresh.values()])
-        return len(fresh)
+                if fresh:
+                    connection.execute(statement, [to_row(row) for row in fresh.values()])
+                added += len(fresh)
+        return added
 
     def keep(self, rows: Iterable[Measurement]) -> bool:
         """Add rows to the database or, if that fails, to the journal.
@@ -201,7 +210,7 @@ class Store:
                   "problem": _key(problem), "config": _key(config), "source": source,
                   "kind": kind, "status": status, "run": run, "regime": regime}  # fmt: skip
         statement = select(measurements).order_by(measurements.c.created_at, measurements.c.id)
-        return self._read(statement.where(*_equal(values)))
+        return self._read(statement.where(*equal(values)))
 
     def tried(
         self,
@@ -221,44 +230,61 @@ class Store:
         values = {"entry": entry, "language": language, "variant": variant, "gpu": gpu,
                   "problem": _key(problem), "source": source, "kind": kind}  # fmt: skip
         columns = measurements.c
-        statement = select(columns.config, columns.status).where(*_equal(values))
-        with self._reading() as connection:
-            rows = connection.execute(statement.order_by(columns.created_at, columns.id)).all()
-        return {row.config: row.status for row in rows}
+        statement = select(columns.config, columns.status).where(*equal(values))
+        statement = statement.order_by(columns.created_at, columns.id)
+        tried: dict[str, str] = {}
+        for store in (*self.layers, self):
+            with store._reading() as connection:
+                tried |= {row.config: row.status for row in connection.execute(statement)}
+        return tried
 
     def winners(
         self, gpu: str | None = None, entry: str | None = None, regime: str | None = "graph"
     ) -> list[Race]:
         """The newest race of every (gpu, entry, problem, regime, kind, state), with its peers.
 
-        Only rows of one run are compared. A configuration that was ever found wrong with the same
-        source is left out, because it must not win by a timing from before or after. See
-        :func:`kernelcat.store.newest_races`. Raises ``StoreError`` if the database cannot be read.
+        Only rows of one run are compared. A race that was measured here outranks imported races. A
+        configuration that was ever found wrong with the same source is left out, because it must
+        not win by a timing from before or after. See :func:`kernelcat.store.newest_races`. Raises
+        ``StoreError`` if the database cannot be read.
         """
-        columns = measurements.c
-        subject = (columns.gpu, columns.entry, columns.problem, columns.regime, columns.kind,
-                   columns.state)  # fmt: skip
-        passed = (columns.status == "passed", *_equal({"gpu": gpu, "entry": entry,
-                                                       "regime": regime}), ~_refuted())  # fmt: skip
-        place = func.row_number().over(
-            partition_by=subject,
-            order_by=(columns.created_at.desc(), columns.samples.desc(), columns.run.desc()),
-        )
-        runs = (
-            select(*subject, columns.run, place.label("place"))
-            .where(*passed, columns.language != PEER)
-            .subquery()
-        )
-        newest = and_(
-            runs.c.place == 1,
-            runs.c.run == columns.run,
-            *(runs.c[column.name] == column for column in subject),
-        )
-        return newest_races(self._read(select(measurements).join(runs, newest).where(*passed)))
+        values = {"gpu": gpu, "entry": entry, "regime": regime}
+        stores = (self, *self.layers)
+        with ExitStack() as stack:
+            connections = [stack.enter_context(store._reading()) for store in stores]
+            rows = newest_rows(connections, values)
+            return newest_races(self._measurements(rows))
+
+    def valid_rows(
+        self, check: Callable[[Measurement], None] = lambda row: None
+    ) -> tuple[list[Measurement], tuple[tuple[int, str], ...]]:
+        """Every valid row, oldest first, and the number and reason of each other row.
+
+        ``check`` raises ``InvalidArgument`` for a row that does not count as valid. Raises
+        ``StoreError`` if the database cannot be read.
+        """
+        statement = select(measurements).order_by(measurements.c.created_at, measurements.c.id)
+        rows, refused = [], []
+        with self._reading() as connection:
+            for row in connection.execute(statement):
+                try:
+                    measurement = from_row(row)
+                    check(measurement)
+                    rows.append(measurement)
+                except (InvalidArgument, ValueError) as error:
+                    refused.append((row.id, str(error)))
+        return rows, tuple(refused)
 
     def _read(self, statement: Select[Any]) -> list[Measurement]:
+        """The rows of a statement that orders them by time, from this database and its layers."""
         with self._reading() as connection:
-            rows = connection.execute(statement).all()
+            rows = self._measurements(connection.execute(statement).all())
+        for layer in self.layers:
+            known = {row.digest for row in rows}
+            rows += [row for row in layer._read(statement) if row.digest not in known]
+        return sorted(rows, key=lambda row: row.created_at) if self.layers else rows
+
+    def _measurements(self, rows: Iterable[Row[Any]]) -> list[Measurement]:
         try:
             return [from_row(row) for row in rows]
         except (InvalidArgument, ValueError) as error:
@@ -267,13 +293,13 @@ class Store:
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with _explained(self.location), self.engine.connect() as connection:
+        with explained(self.location), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         """A transaction that takes the write lock when it begins, which rules out a deadlock."""
-        with _explained(self.location), self.engine.begin() as connection:
+        with explained(self.location), self.engine.begin() as connection:
             if connection.dialect.name == "sqlite":
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
             yield connection
@@ -295,31 +321,9 @@ class Store:
     def _take_in_journal(self) -> None:
         rows = self.journal.read()
         if rows:
-            self.add(rows)
-        self.journal.remove()
-
-
-def _engine(location: Location, timeout: float) -> Engine:
-    try:
-        engine = create_engine(location.url)
-    except ModuleNotFoundError as error:
-        raise MissingDependency(
-            f"the database {location} needs the module {error.name!r}: "
-            "pip install 'kernelcat[postgres]'"
-        ) from error
-    except (NoSuchModuleError, ArgumentError, ValueError) as error:
-        raise StoreError(
-            f"{VARIABLE}={location} is not a database: use a path, sqlite:///PATH or "
-            "postgresql+psycopg://USER@HOST/NAME"
-        ) from error
-    if engine.dialect.name == "sqlite":
-
-        @event.listens_for(engine, "connect")
-        def _configure(connection: Any, _: object) -> None:
-            connection.execute(f"PRAGMA busy_timeout={int(timeout * 1000)}")
-            connection.execute("PRAGMA synchronous=FULL")
-
-    return engine
+            self._add(rows)
+        if not self._is_copy:
+            self.journal.remove()
 
 
 def _check_file(location: Location, create: bool) -> None:
@@ -339,50 +343,8 @@ def _check_file(location: Location, create: bool) -> None:
         )
 
 
-@contextmanager
-def _explained(location: Location) -> Iterator[None]:
-    """Turn an exception of the database into a ``StoreError`` of one line with advice."""
-    try:
-        yield
-    except StoreError as error:
-        raise StoreError(f"cannot use the tuning database {location}: {error}") from error
-    except DBAPIError as error:
-        raise StoreError(f"cannot use the tuning database {location}: "
-                         f"{_advice(str(error.orig))}") from error  # fmt: skip
-    except SQLAlchemyError as error:
-        raise StoreError(f"cannot use the tuning database {location}: {error}") from error
-
-
-def _advice(message: str) -> str:
-    for sign, advice in _ADVICE:
-        if sign in message.lower():
-            return f"{advice} {VARIABLE}"
-    return message.strip().splitlines()[0] if message.strip() else "no reason was given"
-
-
 def _key(value: Text) -> str | None:
     """Canonical JSON of a problem or configuration."""
     if value is None or isinstance(value, str):
         return value
     return value.key if isinstance(value, Problem) else canonical(value)
-
-
-def _equal(values: Mapping[str, str | None]) -> list[Any]:
-    """A condition for each column (name -> value) whose value is not None."""
-    return [measurements.c[name] == value for name, value in values.items() if value is not None]
-
-
-def _refuted() -> Any:
-    """Condition: the row's configuration was found wrong for its problem, with its source."""
-    failed = measurements.alias("failed")
-    same = ("gpu", "entry", "problem", "language", "variant", "config", "source", "kind")
-    return exists().where(
-        failed.c.status == "wrong",
-        measurements.c.language != PEER,
-        *(failed.c[name] == measurements.c[name] for name in same),
-    )
-
-
-def _chunks(values: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(values), _CHUNK):
-        yield values[start : start + _CHUNK]

@@ -6,10 +6,13 @@ record of each key. The package's ledgers lie under ``tuning_db/``; each user ha
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import platformdirs
 
@@ -29,6 +32,12 @@ class Record(Protocol):
         ...
 
 
+R = TypeVar("R", bound=Record)
+
+REFUSED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What a parser raises for a line that it cannot read."""
+
+
 def shipped_folder(name: str) -> Path:
     """Folder of the ledger ``name`` that comes with the package."""
     return paths.data("tuning_db") / name
@@ -40,20 +49,65 @@ def local_folder(name: str) -> Path:
     return Path(folder) if folder else Path(platformdirs.user_data_dir("kernelcat")) / name
 
 
-def lines(folder: Path) -> list[str]:
-    """Every line in a folder, in file and line order."""
-    return [
-        line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()
-    ]
+def read(folder: Path, parse: Callable[[str], R], containing: str = "") -> list[R]:
+    """Every record in a folder, in file and line order.
+
+    ``parse`` makes a record from a line. A line that ``parse`` refuses (half a line after a crash,
+    or a line of a newer kernelcat) is left out, with a warning for each file. ``containing``
+    selects the lines with this text; the others are not parsed.
+    """
+    records = []
+    for path in sorted(folder.glob("*.jsonl")):
+        refused = []
+        for number, line in enumerate(_lines(path), 1):
+            if containing in line:
+                try:
+                    records.append(parse(line))
+                except REFUSED as error:
+                    refused.append(f"{path}:{number}: {type(error).__name__}: {error}")
+        if refused:
+            warnings.warn(
+                f"{len(refused)} unreadable lines are ignored ({refused[0]:.300}): update "
+                "kernelcat, or delete them", RuntimeWarning, stacklevel=3,
+            )  # fmt: skip
+    return records
 
 
-def write(folder: Path, records: Iterable[Record]) -> None:
-    """Write the last record of each key to the folder's files, each file in one step."""
+def merge(folder: Path, records: Iterable[R], parse: Callable[[str], R]) -> None:
+    """Add records to the folder's files; the last record of each key stays.
+
+    Other processes may do the same at the same time. Lines of a newer kernelcat stay as they are.
+    """
+    from filelock import FileLock  # not on the path of calls
+
     folder.mkdir(parents=True, exist_ok=True)
-    newest = {record.key: record for record in records}
-    for gpu in {key[0] for key in newest}:
-        text = "".join(f"{newest[key].to_json()}\n" for key in sorted(newest) if key[0] == gpu)
-        path = folder / f"nvidia-{gpu}.jsonl"
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(text)
-        temporary.replace(path)
+    with FileLock(folder / ".lock"):
+        newest = {record.key: record for record in [*read(folder, parse), *records]}
+        for gpu in {key[0] for key in newest}:
+            path = folder / f"nvidia-{gpu}.jsonl"
+            text = [newest[key].to_json() for key in sorted(newest) if key[0] == gpu]
+            _write(path, [*text, *_newer(path, parse)])
+
+
+def _newer(path: Path, parse: Callable[[str], Record]) -> list[str]:
+    """The lines of a file that are JSON, but no record that ``parse`` knows."""
+    newer = []
+    for line in _lines(path):
+        try:
+            parse(line)
+        except REFUSED:
+            with suppress(*REFUSED):
+                json.loads(line)
+                newer.append(line)
+    return newer
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines() if path.exists() else []
+
+
+def _write(path: Path, lines: Iterable[str]) -> None:
+    """Write a file in one step."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(f"{line}\n" for line in lines))
+    temporary.replace(path)

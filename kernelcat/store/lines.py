@@ -9,16 +9,20 @@ A row may also have all fields itself, as in a database.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kernelcat import paths
 from kernelcat.errors import InvalidArgument, StoreError
-from kernelcat.store.measurement import Measurement, canonical, decode
+from kernelcat.store.measurement import LINE_BYTES, Measurement, canonical, decode
+from kernelcat.store.origin import LOCAL, SHIPPED, brought
 
 Refusals = tuple[tuple[int, str], ...]
 """Line number and reason of each refused line."""
+
+MAX_BYTES = 1 << 30
+"""Largest file that is read."""
 
 RACE = ("entry", "environment", "gpu", "kind", "problem", "problem_name", "protocol", "run")
 """Fields that a race has for all of its rows."""
@@ -28,9 +32,13 @@ with ``ci_us`` and a race with ``id``."""
 
 
 class Reader:
-    """Reads lines in the order of the file; remembers environments and races for later rows."""
+    """Reads lines in the order of the file; remembers environments and races for later rows.
 
-    def __init__(self) -> None:
+    ``origin`` is that of the rows.
+    """
+
+    def __init__(self, origin: str = LOCAL) -> None:
+        self._origin = origin
         self._environments: dict[str, Any] = {}
         self._races: dict[str, dict[str, Any]] = {}
 
@@ -56,7 +64,7 @@ class Reader:
                 record |= _named(self._races, "race", record.pop("race"))
             else:
                 record = self._with_environment(record)
-        return Measurement.from_json(record)
+        return brought(Measurement.from_json(record), self._origin)
 
     def has_race(self, line: bytes) -> bool:
         """Whether the race of a row has been read. ``line`` is canonical JSON and is not parsed."""
@@ -100,45 +108,79 @@ def _name(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:8]
 
 
-def read_lines(path: Path) -> tuple[list[Measurement], Refusals]:
-    """The rows of a file, and the refused lines.
+class File:
+    """The rows of a file, which is read line by line while the rows are iterated over.
 
-    Raises
-    ------
-    StoreError
-        The file cannot be read.
+    ``origin`` is that of the rows. ``check`` raises ``InvalidArgument`` for a row to be refused.
+
+    Attributes
+    ----------
+    refused : line number and reason of each invalid line so far
+    num_rows : number of rows so far
     """
-    rows: list[Measurement] = []
-    refused: list[tuple[int, str]] = []
-    reader = Reader()
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    row = reader.row(line)
-                except InvalidArgument as error:
-                    refused.append((number, str(error)))
-                    continue
+
+    def __init__(
+        self,
+        path: Path,
+        origin: str = LOCAL,
+        check: Callable[[Measurement], None] = lambda row: None,
+    ) -> None:
+        self.path = path
+        self._origin = origin
+        self._check = check
+        self.refused: list[tuple[int, str]] = []
+        self.num_rows = 0
+
+    def __iter__(self) -> Iterator[Measurement]:
+        """Raises ``StoreError`` where the file cannot be read or has over :data:`MAX_BYTES`."""
+        reader = Reader(self._origin)
+        for number, line in enumerate(self._lines(), 1):
+            if not line.strip():
+                continue
+            try:
+                row = reader.row(line)
                 if row is not None:
-                    rows.append(row)
-    except OSError as error:
-        raise StoreError(f"cannot read {path} ({error.strerror})") from error
-    return rows, tuple(refused)
+                    self._check(row)
+            except InvalidArgument as error:
+                self.refused.append((number, str(error)))
+                continue
+            if row is not None:
+                self.num_rows += 1
+                yield row
+
+    def _lines(self) -> Iterator[bytes]:
+        """The lines; of a line that is too long only the beginning, which is too long as well."""
+        size = 0
+        try:
+            with self.path.open("rb") as file:
+                while line := file.readline(LINE_BYTES + 2):
+                    yield line
+                    while not line.endswith(b"\n") and line:
+                        size += len(line)
+                        self._check_size(size)
+                        line = file.readline(LINE_BYTES + 2)
+                    size += len(line)
+                    self._check_size(size)
+        except OSError as error:
+            raise StoreError(f"cannot read {self.path} ({error.strerror})") from error
+
+    def _check_size(self, size: int) -> None:
+        if size > MAX_BYTES:
+            raise StoreError(f"{self.path} has more than {MAX_BYTES >> 20} MiB: import it in parts")
 
 
-def read_all(path: Path) -> list[Measurement]:
-    """The rows of a file without any invalid line.
+def read_all(path: Path, origin: str = LOCAL) -> list[Measurement]:
+    """The rows of a file without any invalid line; ``origin`` is that of the rows.
 
     Raises
     ------
     StoreError
         The file cannot be read or has an invalid line; the message names the first one.
     """
-    rows, refused = read_lines(path)
-    if refused:
-        number, reason = refused[0]
+    file = File(path, origin)
+    rows = list(file)
+    if file.refused:
+        number, reason = file.refused[0]
         raise StoreError(f"{path}:{number}: {reason}; mend or remove that line")
     return rows
 
@@ -146,4 +188,4 @@ def read_all(path: Path) -> list[Measurement]:
 def shipped() -> list[Measurement]:
     """Every row of ``tuning_db/``, those of peers included; raises as :func:`read_all` does."""
     files = sorted(paths.data("tuning_db").glob("*.jsonl"))
-    return [row for file in files for row in read_all(file)]
+    return [row for file in files for row in read_all(file, SHIPPED)]

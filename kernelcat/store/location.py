@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,14 +23,25 @@ class Location:
 
     Attributes
     ----------
-    url : SQLAlchemy URL
+    url : SQLAlchemy URL; empty for a path
     path : the file of a SQLite database, else None
     named : whether an argument or ``$KERNELCAT_DB`` names it; False for the default
+    is_url : whether the database was named by a URL and not by a path
+    layers : further databases that are read beside this one and never written
     """
 
     url: str
     path: Path | None
     named: bool
+    is_url: bool = False
+    layers: tuple[Location, ...] = ()
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the file exists and cannot be written, or its folder cannot."""
+        if self.path is None or not os.path.exists(self.path):  # noqa: PTH110
+            return False
+        return not (os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK))
 
     @property
     def journal(self) -> Path:
@@ -82,14 +93,29 @@ def default_folder() -> Path:
 
 
 def locate(url: str | os.PathLike[str] | None = None) -> Location:
-    """The location of a database: ``url`` (a path or SQLAlchemy URL), else ``$KERNELCAT_DB``, else
-    ``tuning.sqlite3`` in the user's data folder."""
+    """The location of a database: ``url``, else ``$KERNELCAT_DB``, else the user's own.
+
+    ``url`` is a path or a SQLAlchemy URL. Several of them may be joined by ``:``, as in ``PATH``:
+    the first database is written, and all are read. The user's own database is ``tuning.sqlite3``
+    in the user's data folder.
+    """
     name = os.fspath(url) if url is not None else os.environ.get(VARIABLE)
-    text = name or str(default_folder() / "tuning.sqlite3")
-    if "://" not in text:
-        path = Path(text).expanduser().absolute()
-        return Location(f"sqlite:///{path}", path, bool(name))
-    return Location(text, _sqlite_path(text), bool(name))
+    first, *others = _split(name) if name else [str(default_folder() / "tuning.sqlite3")]
+    location = _locate(first, bool(name))
+    return replace(location, layers=tuple(_locate(other, True) for other in others))
+
+
+def _split(name: str) -> list[str]:
+    """The databases in a list that is joined by ``:``. A name with ``://`` is one URL."""
+    if "://" in name or os.path.exists(name):  # noqa: PTH110 (a Path raises for a long name)
+        return [name]
+    return [part for part in name.split(os.pathsep) if part] or [name]
+
+
+def _locate(text: str, is_named: bool) -> Location:
+    if "://" in text:
+        return Location(text, _sqlite_path(text), is_named, is_url=True)
+    return Location("", Path(text).expanduser().absolute(), is_named)
 
 
 def _sqlite_path(url: str) -> Path | None:

@@ -19,6 +19,7 @@ from uuid import uuid4
 from kernelcat.catalog.implementation import Config, ConfigValue
 from kernelcat.catalog.spec import AxisValue, Problem
 from kernelcat.errors import InvalidArgument
+from kernelcat.store import origin as origins
 
 Status = Literal["passed", "wrong", "compile_error", "launch_error", "crashed", "timeout"]
 Kind = Literal["measured", "predicted"]
@@ -96,6 +97,8 @@ class Measurement:
     detail: str | None = None
     sqnr_db: float | None = None
     winner: bool = False
+    origin = origins.LOCAL  # no field: kernelcat.store.origin.brought sets both
+    is_altered = False
 
     def __post_init__(self) -> None:
         for name in ("entry", "language", "variant", "gpu", "run"):
@@ -260,6 +263,8 @@ def decode(line: str | bytes) -> Any:
 
     Raises ``InvalidArgument`` for invalid JSON and for more than :data:`LINE_BYTES`.
     """
+    if not isinstance(line, (str, bytes)):
+        raise InvalidArgument(f"not JSON: {_short_repr(line)} is no text")
     if len(line) > LINE_BYTES:
         raise InvalidArgument(f"the line is longer than {LINE_BYTES} bytes")
     try:

@@ -20,6 +20,7 @@ from sqlalchemy import (
 
 from kernelcat.errors import StoreError
 from kernelcat.store import models
+from kernelcat.store.origin import MAX_CHARS, UNKNOWN
 
 Migration = Callable[[Connection], None]
 
@@ -42,7 +43,14 @@ def add_winner(connection: Connection) -> None:
         connection.execute(update(table).where(table.c.id == row.id).values(**changes))
 
 
-MIGRATIONS: list[Migration] = [add_sqnr, add_winner]
+def add_origin(connection: Connection) -> None:
+    """Add the column ``origin``; it is ``unknown`` in older rows."""
+    name, kind = models.measurements.name, f"VARCHAR({MAX_CHARS})"
+    column = f"origin {kind} NOT NULL DEFAULT '{UNKNOWN}'"
+    connection.execute(text(f"ALTER TABLE {name} ADD COLUMN {column}"))
+
+
+MIGRATIONS: list[Migration] = [add_sqnr, add_winner, add_origin]
 """``MIGRATIONS[n]`` takes a database from version ``n + 1`` to ``n + 2``. Append only.
 
 ``models`` creates a new database in the newest version. A change of ``models`` therefore needs a
@@ -64,6 +72,8 @@ def version(connection: Connection) -> int:
         The tables belong to another program or to a newer kernelcat.
     """
     tables = inspect(connection).get_table_names()
+    if connection.dialect.name == "sqlite":
+        _check_tables(connection)
     if models.schema.name not in tables:
         if tables and connection.dialect.name == "sqlite":
             raise StoreError(f"it holds tables of another program ({tables[0]})")
@@ -75,6 +85,19 @@ def version(connection: Connection) -> int:
             "upgrade kernelcat, or name another database in KERNELCAT_DB"
         )
     return number
+
+
+def _check_tables(connection: Connection) -> None:
+    """Raise ``StoreError`` where a view or a virtual table has the name of one of our tables.
+
+    Such a table is a program: reading it may never end.
+    """
+    names = (models.schema.name, models.measurements.name)
+    made = connection.exec_driver_sql("SELECT type, name, sql FROM sqlite_master")
+    for kind, name, sql in made:
+        is_table = kind == "table" and str(sql).upper().startswith("CREATE TABLE")
+        if name in names and kind != "index" and not is_table:
+            raise StoreError(f"{name} is not a plain table: the file is not a tuning database")
 
 
 def migrate(connection: Connection) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from sqlalchemy import (
@@ -20,7 +19,8 @@ from sqlalchemy import (
     false,
 )
 
-from kernelcat.store.measurement import FIELDS, Measurement, canonical
+from kernelcat.store.measurement import FIELDS, Measurement, canonical, decode
+from kernelcat.store.origin import LOCAL, MAX_CHARS, UNKNOWN, brought
 
 metadata = MetaData()
 
@@ -58,6 +58,7 @@ measurements = Table(
     Column("detail", Text),
     Column("sqnr_db", Float(53)),
     Column("winner", Boolean, nullable=False, server_default=false()),
+    Column("origin", String(MAX_CHARS), nullable=False, server_default=LOCAL),
 )
 
 Index(
@@ -94,11 +95,14 @@ def to_row(measurement: Measurement) -> dict[str, Any]:
         "state": measurement.protocol["state"],
         "ci_low_us": low,
         "ci_high_us": high,
+        "origin": measurement.origin,
     }
 
 
 def from_row(row: Row[Any]) -> Measurement:
-    """The measurement in a row. The row's table may lack the newest columns.
+    """The measurement in a row, with its origin. The row's table may lack the newest columns.
+
+    Where the content differs from the stored digest, the measurement is marked as altered.
 
     Raises
     ------
@@ -106,9 +110,11 @@ def from_row(row: Row[Any]) -> Measurement:
         The row is not a valid measurement.
     """
     values = row._mapping
-    return Measurement(
+    measurement = Measurement(
         **{name: values[name] for name in _PLAIN if name in values},
-        **{name: json.loads(values[name]) for name in _ENCODED},
+        **{name: decode(values[name]) for name in _ENCODED},
         protocol={name: values[name] for name in ("regime", "l2", "state")},
         ci_us=None if values["ci_low_us"] is None else (values["ci_low_us"], values["ci_high_us"]),
     )
+    is_altered = measurement.digest != values["digest"]
+    return brought(measurement, values.get("origin", UNKNOWN), is_altered)

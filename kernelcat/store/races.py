@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kernelcat.store.measurement import Measurement
+from kernelcat.store.origin import LOCAL, UNKNOWN, is_imported
 
 TIE = 0.01
 """Medians are a tie if they differ by at most this share of the faster median."""
@@ -34,10 +35,21 @@ class Key(NamedTuple):
     kind: str
     state: str
 
+    @staticmethod
+    def of(row: Measurement) -> Key:
+        return Key(row.gpu, row.entry, row.problem_key, row.regime, row.kind, row.state)
+
     @property
     def subject(self) -> tuple[str, str, str, str, str]:
         """The key without the state."""
         return self[:5]
+
+
+class Run(NamedTuple):
+    """A run, as one origin brought it."""
+
+    name: str
+    origin: str
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,10 @@ class Race:
         return max(row.created_at for row in self.rows)
 
     @property
+    def origin(self) -> str:
+        return self.winner.origin
+
+    @property
     def measurements(self) -> tuple[Measurement, ...]:
         return self.rows + self.peers
 
@@ -75,13 +91,13 @@ class Race:
 def newest_races(measurements: Iterable[Measurement]) -> list[Race]:
     """The newest race of every (gpu, entry, problem, regime, kind, state), sorted by that key.
 
-    A screening counts as a race if its subject was raced in no other state.
+    A screening counts as a race if its subject was raced in no other state. A race that was
+    measured here outranks every imported race of its key.
     """
-    groups: dict[Key, dict[str, list[Measurement]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[Key, dict[Run, list[Measurement]]] = defaultdict(lambda: defaultdict(list))
     for row in measurements:
         if row.status == "passed":
-            key = Key(row.gpu, row.entry, row.problem_key, row.regime, row.kind, row.state)
-            groups[key][row.run].append(row)
+            groups[Key.of(row)][Run(row.run, row.origin)].append(row)
     races = [race for key, runs in groups.items() if (race := _newest(key, runs))]
     subjects = {race.key.subject for race in races if race.key.state != SCREEN}
     decided = (r for r in races if r.key.state != SCREEN or r.key.subject not in subjects)
@@ -128,10 +144,16 @@ def tied(a: Measurement, b: Measurement) -> bool:
     return bool(a.ci_us and b.ci_us and a.ci_us[0] <= b.ci_us[1] and b.ci_us[0] <= a.ci_us[1])
 
 
-def _newest(key: Key, runs: dict[str, list[Measurement]]) -> Race | None:
-    """The race of the newest run (run -> rows); None if all rows are peers'."""
+def _newest(key: Key, runs: dict[Run, list[Measurement]]) -> Race | None:
+    """The race of the newest run; None if all rows are peers'.
+
+    Where a run was measured here, imported runs do not count. Runs of two origins are two runs,
+    also if they have one name.
+    """
     ours = {run: [row for row in rows if not row.is_peer] for run, rows in runs.items()}
     runs_with_ours = [run for run, rows in ours.items() if rows]
+    if any(run.origin in (LOCAL, UNKNOWN) for run in runs_with_ours):
+        runs_with_ours = [run for run in runs_with_ours if not is_imported(run.origin)]
     if not runs_with_ours:
         return None
     run = max(runs_with_ours, key=lambda run: (*max(_evidence(row) for row in ours[run]), run))
@@ -141,7 +163,7 @@ def _newest(key: Key, runs: dict[str, list[Measurement]]) -> Race | None:
     peers = {row.variant: row for row in _last_rows([r for r in runs[run] if r.is_peer])}
     return Race(
         key,
-        run,
+        run.name,
         tuple(rank([rank(rows)[0] for rows in by_variant.values()])),
         tuple(sorted(peers.values(), key=lambda row: (_median(row), row.variant))),
     )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from kernelcat.errors import StoreError
+from kernelcat.store import origin
 from kernelcat.store.database import Store
-from kernelcat.store.lines import Refusals, read_all, read_lines, write_lines
+from kernelcat.store.lines import File, Refusals, read_all, write_lines
+from kernelcat.store.location import locate
 from kernelcat.store.measurement import Measurement
+from kernelcat.store.plausibility import check
 from kernelcat.store.races import Race, newest_races
 
 _SQLITE = b"SQLite format 3\0"
@@ -61,36 +64,54 @@ class Conflict:
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What a merge did: numbers of new rows and of rows that the database had, and conflicts."""
+    """What a merge did.
+
+    Attributes
+    ----------
+    added : number of new rows
+    known : number of rows that the database had before
+    conflicts : problems whose winners differ
+    refused : number and reason of each invalid or doubtful line or row
+    """
 
     added: int
     known: int
-    conflicts: tuple[Conflict, ...] = field(default=())
+    conflicts: tuple[Conflict, ...] = ()
+    refused: Refusals = ()
 
 
-def export(store: Store, path: str | Path, *, gpu: str | None = None, shipped: bool = True) -> int:
+def export(
+    store: Store,
+    path: str | Path,
+    *,
+    gpu: str | None = None,
+    shipped: bool = True,
+    onto: str | Path | None = None,
+) -> int:
     """Write measurements as JSON Lines in a stable order; returns the number of rows.
+
+    ``path`` is replaced and never read.
 
     Parameters
     ----------
     gpu : only rows of this SKU
     shipped : True for ``tuning_db/``: the best configuration of each variant, and the peers, from
-        the newest race of every problem. Rows that ``path`` already has stay if they are newer or
-        of another problem. False for a backup: every row, failures included.
+        the newest race of every problem. False for a backup: every row, failures included.
+    onto : a file of results that are written too, where they are newer or of another problem
 
     Raises
     ------
     StoreError
-        ``path`` cannot be written, or holds something else than results; the file is unchanged.
+        ``path`` cannot be written, or ``onto`` cannot be read or holds something else than results;
+        ``path`` is unchanged.
     """
-    path = Path(path)
     if shipped:
-        old = read_all(path) if path.exists() else []
+        old = read_all(Path(onto)) if onto is not None else []
         races = store.winners(gpu=gpu, regime=None)
         rows = reduce([*old, *(row for race in races for row in race.measurements)])
     else:
         rows = store.rows(gpu=gpu)
-    _write(path, write_lines(sorted(rows, key=_sort_key)))
+    _write(Path(path), write_lines(sorted(rows, key=_sort_key)))
     return len(rows)
 
 
@@ -106,32 +127,46 @@ def reduce(rows: Iterable[Measurement]) -> list[Measurement]:
     ]
 
 
-def import_(store: Store, path: str | Path, *, partial: bool = False) -> ImportReport:
-    """Add the rows of a JSON Lines file.
+class _NothingAdded(Exception):
+    """A file has invalid lines, so the transaction that adds its rows must be undone."""
 
-    If a line is invalid, nothing is added; with ``partial`` the other lines are. Raises
+
+def import_(store: Store, path: str | Path, *, partial: bool = False) -> ImportReport:
+    """Add the rows of a JSON Lines file, which is read line by line.
+
+    A line is invalid too if its row cannot be true (:mod:`kernelcat.store.plausibility`). If a line
+    is invalid, nothing is added; with ``partial`` the other lines are. Raises
     ``StoreError`` if the file cannot be read or the database cannot be written.
     """
-    rows, refused = read_lines(Path(path))
-    if refused and not partial:
-        return ImportReport(0, 0, refused)
-    added = store.add(rows)
-    return ImportReport(added, len(rows) - added, refused)
+    file = File(Path(path), origin.of_file(Path(path).absolute()), check)
+
+    def rows() -> Iterator[Measurement]:
+        yield from file
+        if file.refused and not partial:
+            raise _NothingAdded
+
+    try:
+        added = store.add(rows())
+    except _NothingAdded:
+        return ImportReport(0, 0, tuple(file.refused))
+    return ImportReport(added, file.num_rows - added, tuple(file.refused))
 
 
 def merge(store: Store, other: str | Path) -> MergeReport:
     """Add the rows of another database or JSON Lines file, and report where the winners differ.
 
-    Medians of different runs are never compared. A race decides before a screening, then the newer
-    run (it has newer kernels and rivals), then the run with more samples. :meth:`Store.winners`
-    always chooses in this way; a merge reports it.
+    The other file is not changed: a private copy of a database is read. Invalid rows and doubtful
+    rows (:mod:`kernelcat.store.plausibility`) are refused, and all others are added. Medians of
+    different runs are never compared. A race decides before a screening, a race that was measured
+    here before an imported race, then the newer run (it has newer kernels and rivals), then the run
+    with more samples. :meth:`Store.winners` always chooses in this way; a merge reports it.
 
     Raises
     ------
     StoreError
         ``other`` cannot be read, or the database cannot be written.
     """
-    theirs = _rows_of(other)
+    theirs, refused = _rows_of(other)
     before = {race.key: race for race in store.winners(regime=None)}
     added = store.add(theirs)
     after = {race.key: race for race in store.winners(regime=None)}
@@ -140,15 +175,19 @@ def merge(store: Store, other: str | Path) -> MergeReport:
         for race in newest_races(theirs)
         if race.key in before and _name(before[race.key].winner) != _name(race.winner)
     ]
-    return MergeReport(added, len(theirs) - added, tuple(conflicts))
+    return MergeReport(added, len(theirs) - added, tuple(conflicts), refused)
 
 
-def _rows_of(other: str | Path) -> list[Measurement]:
+def _rows_of(other: str | Path) -> tuple[list[Measurement], Refusals]:
+    """The valid rows of a database or file, and the others."""
     text = str(other)
+    name = origin.of_file(locate(text))
     if "://" not in text and not _is_sqlite(Path(text)):
-        return read_all(Path(text))
-    with Store.open(text, create=False) as store:
-        return store.rows()
+        file = File(Path(text), name, check)
+        return list(file), tuple(file.refused)
+    with Store.open(text, create=False, as_copy=True) as store:
+        rows, refused = store.valid_rows(check)
+    return [origin.brought(row, name) for row in rows], refused
 
 
 def _is_sqlite(path: Path) -> bool:
@@ -211,7 +250,9 @@ def _resolve(ours: Race, theirs: Race, kept_run: str) -> Conflict:
     kept, other = (theirs, ours) if kept_run == theirs.run else (ours, theirs)
     days = f"{kept.created_at[:16]} against {other.created_at[:16]}"
     samples = f"{kept.winner.samples} against {other.winner.samples} samples"
-    return Conflict(ours, theirs, kept, f"{days}, {samples}{_loser_text(kept, other.winner)}")
+    here = "" if origin.is_imported(kept.origin) else "measured here, "
+    reason = f"{here}{days}, {samples}{_loser_text(kept, other.winner)}"
+    return Conflict(ours, theirs, kept, reason)
 
 
 def _loser_text(race: Race, loser: Measurement) -> str:

@@ -22,7 +22,7 @@ from kernelcat.bench.states import STATES, TUNED
 from kernelcat.bench.timer import REGIMES
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Entry, Problem
-from kernelcat.errors import MissingDependency, UnknownName, Unsupported, nearest
+from kernelcat.errors import InvalidArgument, MissingDependency, UnknownName, Unsupported, nearest
 from kernelcat.runtime import gpu as gpus
 from kernelcat.runtime.devices import Devices, numbers, shared_sku
 from kernelcat.runtime.environment import Environment
@@ -180,6 +180,9 @@ def _best_known(tuning: ProblemTune) -> list[Candidate]:
 def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
     from kernelcat.store import Store
 
+    if options.budget_s is not None and not options.budget_s > 0:
+        raise InvalidArgument(f"a budget of {options.budget_s:g} s is no time: give more, or leave "
+                              "the budget out for no limit")  # fmt: skip
     backend = backends.load(options.backend)
     entry = backend.entry(name)
     search.strategy(options.strategy, ())
@@ -204,7 +207,9 @@ def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
         processes = options.processes or default_processes(max(1, len(devices)))
         pool = CompilePool(options.backend, target, processes, options.limits.compile_s)
         stack.callback(pool.close)
-        supervisors = [Supervisor(options.backend, i, options.limits) for i in devices]
+        limits, notes = options.limits.for_cache()
+        report.notes += notes if devices else []
+        supervisors = [Supervisor(options.backend, i, limits) for i in devices]
         lock, shipped_rows = threading.Lock(), _shipped_rows(entry, target)
 
         def make_tools(supervisor: Supervisor) -> Tools:
@@ -229,7 +234,8 @@ def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
                 writer = Writer(entry, target.sku, report.run, environment, digests)
                 cross_tune(entry, target, implementations, problems, pool=pool, store=store,
                            writer=writer, progress=progress.line(), report=report,
-                           deadline=start + (options.budget_s or float("inf")))  # fmt: skip
+                           deadline=start + (float("inf") if options.budget_s is None
+                                             else options.budget_s))  # fmt: skip
         except KeyboardInterrupt:
             # Ctrl-C may have come after a row was stored and before it was added to the report.
             report.rows = max(report.rows, store.rows(run=report.run), key=len)

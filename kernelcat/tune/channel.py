@@ -7,7 +7,6 @@ error then contains the end of the child's standard error.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pickle
 import queue
@@ -20,9 +19,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any
 
+from kernelcat.runtime import children
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.messages import Failed, Reply, Request
 
+FAULTS = frozenset(
+    getattr(signal, name) for name in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT",
+                                       "SIGTRAP", "SIGSYS") if hasattr(signal, name)
+)  # fmt: skip
+"""Signals that a process raises by a fault of its own."""
 TAIL_BYTES = 600
 """Bytes at the end of a dead child's standard error that become part of the error message."""
 
@@ -39,7 +44,15 @@ class ChildTimeout(Exception):
 
 
 class ChildDied(Exception):
-    """The child ended before it answered; the text has its exit status or signal."""
+    """The child ended before it answered; the text has its exit status or signal.
+
+    ``outside`` is whether another process ended the child, by a signal that no fault raises. Linux
+    ends a process that way too when memory runs out.
+    """
+
+    def __init__(self, text: str, outside: bool = False) -> None:
+        super().__init__(text)
+        self.outside = outside
 
 
 class Stopped(Exception):
@@ -47,17 +60,16 @@ class Stopped(Exception):
 
 
 class Channel:
-    """The parent's end of the connection to a child: starts ``python -m MODULE ARGS``."""
+    """The parent's end of the connection to a child: starts a module of this package."""
 
     def __init__(self, module: str, *args: str) -> None:
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self.announced: Candidate | None = None
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *args],
+        self.process = children.start(
+            children.python(module, *args),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
-            process_group=0,  # Ctrl-C on the terminal reaches the parent only
         )
         self._received: queue.SimpleQueue[Any] = queue.SimpleQueue()  # None: the child ended
         threading.Thread(target=self._read, daemon=True).start()
@@ -94,9 +106,8 @@ class Channel:
             self.announced = message.candidate
 
     def kill(self) -> None:
-        """Ends the child at once."""
-        self.process.kill()
-        self.process.wait()
+        """Ends the child at once, with all processes that it started."""
+        children.stop(self.process)
         for stream in (self.process.stdin, self.process.stdout):
             if stream:
                 with contextlib.suppress(OSError):
@@ -114,13 +125,14 @@ class Channel:
         try:
             code = self.process.wait(timeout=5)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            code = self.process.wait()
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            children.stop(self.process)
+            code = self.process.returncode
+        how = children.ending(code)
         self.log.seek(max(0, self.log.seek(0, os.SEEK_END) - TAIL_BYTES))
         tail = " ".join(self.log.read().decode(errors="replace").split())
         self.kill()
-        return ChildDied(f"{how}: {tail}" if tail else how)
+        outside = code < 0 and -code not in FAULTS
+        return ChildDied(f"{how}: {tail}" if tail else how, outside)
 
 
 class Server:
@@ -130,7 +142,6 @@ class Server:
         self.out = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-        die_with_parent()
 
     def send(self, message: Any) -> None:
         pickle.dump(message, self.out)
@@ -150,12 +161,3 @@ class Server:
             self.send(reply)
             if isinstance(reply, Failed) and reply.fatal:
                 os._exit(1)
-
-
-def die_with_parent() -> None:
-    """On Linux, has the kernel kill this process when its parent ends, even in an endless loop."""
-    parent = os.getppid()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)

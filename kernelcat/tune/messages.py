@@ -36,12 +36,14 @@ class Failed:
     detail : why, for the user
     max_error : largest error against the oracle, where ``status`` is ``wrong``
     fatal : whether the child ends after this reply
+    outside : whether another process ended the child; ``status`` is then :data:`SKIPPED`
     """
 
     status: str
     detail: str
     max_error: float | None = None
     fatal: bool = False
+    outside: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,11 @@ class Placed:
 
 @dataclass(frozen=True)
 class Place(Request[Placed]):
-    """Asks to draw inputs, to compute the oracle, and to put the copies on the device."""
+    """Asks to draw inputs with ``seed``, to compute the oracle, and to put the copies on the
+    device."""
 
     problem: Problem
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,8 @@ class Timing:
 
 @dataclass(frozen=True)
 class Screen(Request[Timing]):
-    """Asks to check the candidate on one seed, and to time the candidate for ``budget_us``.
+    """Asks to check the candidate on the inputs of :class:`Place`, and to time the candidate for
+    ``budget_us``.
 
     ``best_us`` is the time of the fastest candidate so far; a much slower candidate is timed only
     once. Both are microseconds.
@@ -136,12 +141,18 @@ class Raced:
 
 @dataclass(frozen=True)
 class Race(Request[Raced]):
-    """Asks to race the candidates in interleaved blocks, then to check the runs' results."""
+    """Asks to race the candidates in interleaved blocks, and to judge the memory in between.
+
+    ``seed`` is for the order of the contestants, ``other_seed`` for the inputs that take turns with
+    those of :class:`Place`, ``new_seeds`` for the inputs of the passes after the race.
+    """
 
     candidates: tuple[Candidate, ...]
     regime: str
     state: str
     seed: int
+    other_seed: int
+    new_seeds: tuple[int, ...]
 
 
 @dataclass(frozen=True)

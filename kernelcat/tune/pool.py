@@ -9,12 +9,14 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from itertools import islice
 
 from kernelcat.catalog.spec import Problem
 from kernelcat.runtime.gpu import Gpu
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.channel import Channel, ChildDied, ChildTimeout, Stopped
+from kernelcat.tune.failure import lost_child, tried_again
 from kernelcat.tune.messages import Build, Built, Failed
 
 MAX_PROCESSES = 16
@@ -84,15 +86,18 @@ class CompilePool:
         self.threads.shutdown(wait=False)  # without cancelling: waiting jobs wake their threads
 
     def _build(self, problem: Problem, candidate: Candidate) -> Built | Failed:
+        request = Build(problem, candidate, self.gpu)
+        return tried_again(lambda patience: self._try(request, patience * self.timeout))
+
+    def _try(self, request: Build, timeout: float) -> Built | Failed:
         if self.closed:
             raise Stopped
         channel = self._channel()
         try:
-            return channel.request(Build(problem, candidate, self.gpu), self.timeout)
-        except ChildTimeout as error:
-            return self._replace(channel, Failed("timeout", f"compiling: {error}"))
-        except ChildDied as error:
-            return self._replace(channel, Failed("crashed", f"the compiler: {error}"))
+            return channel.request(request, timeout)
+        except (ChildTimeout, ChildDied) as error:
+            lost = lost_child(error)
+            return self._replace(channel, replace(lost, detail=f"the compiler: {lost.detail}"))
 
     def _channel(self) -> Channel:
         """The child process of the current thread."""

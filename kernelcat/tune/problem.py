@@ -13,6 +13,7 @@ from kernelcat.bench.stats import decide, ratio_interval
 from kernelcat.catalog.implementation import Implementation
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.store.measurement import Measurement
+from kernelcat.store.plausibility import doubt
 from kernelcat.store.races import LADDER, SCREEN, newest_races
 from kernelcat.tune import search
 from kernelcat.tune.candidate import PEER, Candidate, simplicity
@@ -22,6 +23,7 @@ from kernelcat.tune.progress import Line
 from kernelcat.tune.report import ProblemReport, TuneReport, Winner
 from kernelcat.tune.rows import History, Writer
 from kernelcat.tune.supervisor import Supervisor
+from kernelcat.verify.seeds import MAX_PASSES, draw_seeds
 
 if TYPE_CHECKING:
     from kernelcat.store import Store
@@ -37,9 +39,10 @@ HOPELESS_US = 1e6
 HOPELESS_FACTOR = 30.0
 """A candidate is not tried at all if its estimate is over ``HOPELESS_US`` and over
 ``HOPELESS_FACTOR`` times the best time."""
-EXTRA_SEEDS = (1, 2)
-"""Seeds that a finalist must pass in addition to the seed of screening."""
-MAX_ATTEMPTS = 5
+NUM_SEEDS = 3
+"""Seeds of a problem, drawn at run time: one for screening, and others that finalists must pass
+too."""
+MAX_ATTEMPTS = 8
 """How often a race is run before it is given up, if a contestant fails each time."""
 
 
@@ -91,6 +94,8 @@ class ProblemTune:
         self.effort: dict[Candidate, float] = {}
         self.verified: set[Candidate] = set()  # passed all extra seeds
         self.failed_in: set[tuple[str, Candidate]] = set()  # (regime, candidate)
+        self.seeds = draw_seeds(NUM_SEEDS)
+        self.race_seeds: tuple[int, ...] = ()
         self.history = self._history()
         self.best_estimate_us = float("inf")  # stands in for a time until a candidate is timed
         self.l2 = "cold"
@@ -104,12 +109,15 @@ class ProblemTune:
             report.skipped = f"no implementation serves this problem on {tools.gpu.sku}"
             return report
         self.best_estimate_us = min(map(self._estimate, candidates))
-        placed = tools.supervisor.place(self.problem)
+        placed = tools.supervisor.place(self.problem, self.seeds[0])
         if isinstance(placed, Failed):
             report.skipped = f"the arrays cannot be prepared: {placed.detail}"
             return report
         self.l2 = placed.l2
         self._search([c for c in candidates if c not in self.history.failed])
+        if report.cut_short:
+            known = self.times.keys() | self.history.failed.keys()
+            report.not_tried = sum(candidate not in known for candidate in candidates)
         if not self._verified_finalists():
             report.skipped = "no candidate passed the checks"
             return report
@@ -126,11 +134,12 @@ class ProblemTune:
             return History({}, {}, {})
         where = {"entry": tools.entry.name, "gpu": tools.gpu.sku}
         local = tools.store.rows(**where, problem=self.problem, kind="measured")
+        local = [row for row in local if doubt(row) is None]
         shipped = [row for row in tools.shipped if row.problem_key == self.problem.key]
         incumbents = {}
         races = [row for race in tools.store.winners(**where, regime=None)
                  for row in race.measurements]  # fmt: skip
-        for race in newest_races([*shipped, *races]):
+        for race in newest_races(row for row in (*shipped, *races) if doubt(row) is None):
             row = race.winner
             is_race = race.key.kind == "measured" and race.key.state != SCREEN
             if is_race and race.key.problem == self.problem.key:
@@ -216,7 +225,14 @@ class ProblemTune:
         tools.progress.tried(candidate, row.status, min(self.times.values(), default=None))
 
     def _row(self, candidate: Candidate, outcome: Timing | Failed, **more: Any) -> Measurement:
-        return self.tools.writer.row(self.problem, candidate, outcome, l2=self.l2, **more)
+        return self.tools.writer.row(
+            self.problem,
+            candidate,
+            outcome,
+            l2=self.l2,
+            seeds=(*self.seeds, *self.race_seeds[1:]),
+            **more,
+        )
 
     def _record_failure(self, candidate: Candidate, failed: Failed, regime: str) -> None:
         """Stores a failure. A candidate that is no peer is not tried again, nor in later tunes."""
@@ -264,7 +280,7 @@ class ProblemTune:
             waiting = [c for c in finalists if c not in self.verified]
             if not waiting:
                 return finalists
-            for seed in EXTRA_SEEDS:
+            for seed in self.seeds[1:]:
                 self.tools.progress.phase(f"verifying, seed {seed}")
                 waiting = [c for c in waiting if self._passes(c, seed)]
             self.verified |= set(waiting)
@@ -285,7 +301,7 @@ class ProblemTune:
         for peer in self.tools.entry.peers:
             self.tools.progress.phase(f"peer {peer.name}")
             candidate = Candidate(PEER, peer.name)
-            reply = self.tools.supervisor.verify(candidate, 0)
+            reply = self.tools.supervisor.verify(candidate, self.seeds[0])
             if isinstance(reply, Failed):
                 self.report.skipped_peers[peer.name] = reply.detail
             else:
@@ -312,7 +328,8 @@ class ProblemTune:
     ) -> dict[Candidate, Timing]:
         """Runs one race and stores the failures; returns the times of all others."""
         times = {}
-        outcomes = self.tools.supervisor.race(candidates, regime, state, seed)
+        self.race_seeds = (self.seeds[1], *draw_seeds(MAX_PASSES))
+        outcomes = self.tools.supervisor.race(candidates, regime, state, seed, self.race_seeds)
         for candidate, outcome in outcomes.items():
             if isinstance(outcome, Failed):
                 self._record_failure(candidate, outcome, regime)

@@ -74,11 +74,11 @@ class Bar:
 
         self.entry, self.problems, self.started = entry, problems, count(1)
         self.bar: Any = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[best]}"),
-            TextColumn("{task.fields[phase]}"),
+            TextColumn("{task.fields[best]}", markup=False),
+            TextColumn("{task.fields[phase]}", markup=False),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,

@@ -54,6 +54,7 @@ class ProblemReport:
     skipped_peers : name of a peer -> why the peer did not race
     skipped : why the problem could not be tuned; else None
     cut_short : whether the budget ended before all candidates were tried
+    not_tried : number of candidates that were not tried because the budget ended
     """
 
     name: str
@@ -63,6 +64,7 @@ class ProblemReport:
     skipped_peers: dict[str, str] = field(default_factory=dict)
     skipped: str | None = None
     cut_short: bool = False
+    not_tried: int = 0
 
     def to_json(self) -> dict[str, Any]:
         winners = {" ".join(race): winner.to_json() for race, winner in self.winners.items()}
@@ -120,6 +122,9 @@ class TuneReport:
                     peer = f", {ratio:.3f}x of {winner.peer} [{low:.3f}, {high:.3f}]"
                 text.append(f"{problem.name} {regime} {state}: {winner.candidate} "
                             f"{winner.median_us:.2f} us{peer} ({winner.reason})")  # fmt: skip
+            if problem.not_tried:
+                text.append(f"{problem.name}: the budget ended before {problem.not_tried} "
+                            "candidates were tried")  # fmt: skip
         return [*text, *self.notes]
 
 
@@ -130,6 +135,6 @@ class Interrupted(KeyboardInterrupt):
     """
 
     def __init__(self, report: TuneReport, resume: str) -> None:
-        super().__init__(f"interrupted: {len(report.rows)} measurements are kept; go on with: "
-                         f"{resume}")  # fmt: skip
+        what = "measurements" if report.kind == "measured" else "predictions"
+        super().__init__(f"interrupted: {len(report.rows)} {what} are kept; go on with: {resume}")
         self.report = report

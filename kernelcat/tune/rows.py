@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kernelcat.bench.stats import median_interval
@@ -16,6 +17,11 @@ from kernelcat.store.races import SCREEN, SUSTAINED
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.messages import Failed, Timing
 from kernelcat.verify.code_record import Case, are_equal
+
+DOUBTFUL = ("crashed", "timeout")
+"""Verdicts that the machine, and not the kernel, may have caused."""
+DOUBT_ENDS = timedelta(days=7)
+"""Age after which a doubtful verdict counts no more, and the candidate is tried again."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +55,13 @@ class Writer:
         state: str = SCREEN,
         kind: Kind = "measured",
         winner: bool = False,
+        seeds: Sequence[int] = (),
     ) -> Measurement:
-        """The row with the outcome of ``candidate``."""
+        """The row with the outcome of ``candidate``; its environment has the ``seeds`` of its
+        inputs."""
+        fields = self._outcome(outcome)
+        if seeds:
+            fields["environment"] = {**fields["environment"], "seeds": list(seeds)}
         return Measurement(
             entry=self.entry.name,
             language=candidate.language,
@@ -65,7 +76,7 @@ class Writer:
             kind=kind,
             created_at=now(),
             winner=winner,
-            **self._outcome(outcome),
+            **fields,
         )
 
     def _outcome(self, outcome: Timing | Predicted | Failed) -> dict[str, Any]:
@@ -91,6 +102,12 @@ class Writer:
             "max_error": finite(outcome.max_error),
             "sqnr_db": finite(outcome.sqnr_db),
         }  # fmt: skip
+
+
+def is_expired(row: Measurement) -> bool:
+    """Whether ``row`` has a hang or a crash of long ago: a busy machine may have caused either."""
+    age = datetime.now(UTC) - datetime.fromisoformat(row.created_at)
+    return row.status in DOUBTFUL and age > DOUBT_ENDS
 
 
 def _rounded(us: float) -> float:
@@ -141,8 +158,12 @@ class History:
             if not are_equal(name, row.gpu, row.source, now, case):
                 continue
             if row.median_us is None:
-                history.failed[candidate] = row.status
-            elif row.regime == regime and (row.state != SUSTAINED or candidate not in times):
+                if not is_expired(row):
+                    history.failed[candidate] = row.status
+                continue
+            if history.failed.get(candidate) in DOUBTFUL:
+                del history.failed[candidate]
+            if row.regime == regime and (row.state != SUSTAINED or candidate not in times):
                 times[candidate] = row.median_us
         for candidate in history.failed:
             times.pop(candidate, None)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from tempfile import TemporaryFile
 
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import LaunchError, MissingDependency
+from kernelcat.jit import cache
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.channel import Channel, ChildDied, ChildTimeout, Stopped
+from kernelcat.tune.failure import MAX_TRIES, lost_child, tried_again
 from kernelcat.tune.messages import (
     SKIPPED,
     Failed,
@@ -45,6 +48,20 @@ class Limits:
     peer_s: float = 120.0
     compile_s: float = 180.0
 
+    def for_cache(self) -> tuple[Limits, list[str]]:
+        """These limits and no notes if compiled kernels can be kept; else longer limits and why.
+
+        Without the cache a measuring process compiles each candidate itself.
+        """
+        folder = cache.folder()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=folder):
+                return self, []
+        except OSError as error:
+            note = f"{folder} cannot be written ({error.strerror}): every kernel is compiled twice"
+            return replace(self, candidate_s=self.candidate_s + self.compile_s), [note]
+
 
 class Supervisor:
     """A measuring process for GPU ``index``, which is restarted when it hangs or dies.
@@ -58,6 +75,7 @@ class Supervisor:
         self.limits = limits or Limits()
         self.channel: Channel | None = None
         self.problem: Problem | None = None
+        self.seed = 0
         self.placed: Placed | None = None
         self.culprit: Candidate | None = None  # the last candidate that the worker announced
         self.starts = 0
@@ -68,8 +86,8 @@ class Supervisor:
         """How often the process was restarted."""
         return max(0, self.starts - 1)
 
-    def hello(self) -> Greeting:
-        """Starts the worker; returns its greeting.
+    def hello(self, tries: int = MAX_TRIES) -> Greeting:
+        """Starts the worker, up to ``tries`` times if others end it; returns its greeting.
 
         Raises
         ------
@@ -81,15 +99,20 @@ class Supervisor:
         if self.closed:  # close() ran before the channel existed
             self.channel.kill()
         reply = self._ask(Hello(), self.limits.start_s)
+        if isinstance(reply, Failed) and reply.outside and tries > 1:
+            return self.hello(tries - 1)
         if not isinstance(reply, Failed):
             return reply
         if reply.status == SKIPPED:
             raise MissingDependency(reply.detail)
         raise LaunchError(f"the measuring process does not start: {reply.detail}")
 
-    def place(self, problem: Problem) -> Placed | Failed:
-        """Puts the arrays of ``problem`` on the device; ``Failed`` if they cannot be prepared."""
-        self.problem, self.placed = problem, None
+    def place(self, problem: Problem, seed: int = 0) -> Placed | Failed:
+        """Puts the arrays of ``problem``, drawn with ``seed``, on the device.
+
+        The reply is ``Failed`` if the arrays cannot be prepared.
+        """
+        self.problem, self.seed, self.placed = problem, seed, None
         return self._ready()
 
     def screen(
@@ -99,25 +122,31 @@ class Supervisor:
 
         ``best_us`` is the fastest time so far; a much slower candidate is timed only once.
         """
-        return self._on_device(Screen(candidate, effort_us, best_us), self._limit(candidate))
+        return self._on_device(Screen(candidate, effort_us, best_us), [candidate])
 
     def verify(self, candidate: Candidate, seed: int) -> Passed | Failed:
         """Checks the candidate on another seed."""
-        return self._on_device(Verify(candidate, seed), self._limit(candidate))
+        return self._on_device(Verify(candidate, seed), [candidate])
 
     def race(
-        self, candidates: Sequence[Candidate], regime: str, state: str, seed: int
+        self,
+        candidates: Sequence[Candidate],
+        regime: str,
+        state: str,
+        seed: int,
+        seeds: Sequence[int],
     ) -> Mapping[Candidate, Timing | Failed]:
         """Races ``candidates``; returns the outcome of each.
 
-        If the race as a whole fails, only the failure of the candidate that ran is returned.
+        The inputs of the first of ``seeds`` take turns with those of :meth:`place`; the others are
+        for the passes after the race, ``MAX_PASSES`` at most. If the race as a whole fails, only
+        the failure of the candidate that ran is returned.
         """
-        reply = self._on_device(
-            Race(tuple(candidates), regime, state, seed), max(map(self._limit, candidates))
-        )
+        request = Race(tuple(candidates), regime, state, seed, seeds[0], tuple(seeds[1:]))
+        reply = self._on_device(request, candidates)
         if not isinstance(reply, Failed):
             return reply.outcomes
-        return {self.culprit: reply} if self.culprit else {}
+        return {self.culprit: reply} if self.culprit and not reply.outside else {}
 
     def close(self) -> None:
         """Ends the worker for good, even in the middle of a request."""
@@ -130,8 +159,14 @@ class Supervisor:
         """Seconds after which ``candidate`` counts as hung."""
         return self.limits.peer_s if candidate.is_peer else self.limits.candidate_s
 
-    def _on_device(self, request: Request[Reply], timeout: float) -> Reply | Failed:
-        """Sends a request about the current problem."""
+    def _on_device(
+        self, request: Request[Reply], candidates: Sequence[Candidate]
+    ) -> Reply | Failed:
+        """Sends a request about the current problem; a hang or a crash counts if it repeats."""
+        limit = max(map(self._limit, candidates))
+        return tried_again(lambda n: self._try(request, n * limit), lambda: self.culprit)
+
+    def _try(self, request: Request[Reply], timeout: float) -> Reply | Failed:
         ready = self._ready()
         if isinstance(ready, Failed):  # not the fault of a candidate: the arrays fitted before
             raise LaunchError(f"the GPU does not recover: {ready.detail}; what was measured is "
@@ -140,15 +175,18 @@ class Supervisor:
 
     def _ready(self) -> Placed | Failed:
         """Makes sure that the worker runs and has the arrays of the problem on its device."""
-        assert self.problem is not None
-        if self.channel is None:
-            self.hello()
         if self.placed is None:
-            reply = self._ask(Place(self.problem), self.limits.prepare_s)
+            reply = tried_again(self._place)
             if isinstance(reply, Failed):
                 return reply
             self.placed = reply
         return self.placed
+
+    def _place(self, patience: int) -> Placed | Failed:
+        assert self.problem is not None
+        if self.channel is None:
+            self.hello()
+        return self._ask(Place(self.problem, self.seed), patience * self.limits.prepare_s)
 
     def _ask(self, request: Request[Reply], timeout: float) -> Reply | Failed:
         """Sends a request; a worker that hangs or dies is a failure of the request."""
@@ -160,8 +198,7 @@ class Supervisor:
         except (ChildTimeout, ChildDied) as error:
             if self.closed:
                 raise Stopped from error
-            status = "timeout" if isinstance(error, ChildTimeout) else "crashed"
-            reply = Failed(status, str(error), fatal=True)
+            reply = lost_child(error)
         self.culprit = channel.announced
         if isinstance(reply, Failed) and reply.fatal:
             channel.kill()

@@ -7,9 +7,10 @@ fails: the supervisor starts another worker.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +39,7 @@ from kernelcat.tune.messages import (
     Timing,
     Verify,
 )
+from kernelcat.tune.referee import Referee
 from kernelcat.verify import gate
 
 HOPELESS_FACTOR = 5.0
@@ -56,7 +58,8 @@ class Worker:
         self.timer = self.backend.timer(self.device)
         self.sampler: Any = telemetry.NoTelemetry()
         self.binds: dict[Candidate, Bind] = {}
-        self.copies: list[Any] = []
+        self.copies: list[gate.Prepared] = []
+        self.seed = 0  # of the inputs that the copies hold
         self.prepared: dict[int, gate.Prepared] = {}
 
     def answer(self, request: Request[Any]) -> Any:
@@ -69,7 +72,11 @@ class Worker:
             return verbs[type(request)](request)
         except Exception as error:
             failed = failure(error)
-        return failed if self.healthy() else replace(failed, status="crashed", fatal=True)
+        if not self.healthy():
+            return replace(failed, status="crashed", fatal=True)
+        for copy in self.copies:  # the candidate may have changed their inputs
+            copy.reset()
+        return failed
 
     def hello(self, request: Hello) -> Greeting:
         """The SKU of the GPU, the environment, and the regimes of the timer."""
@@ -82,14 +89,13 @@ class Worker:
         self.clear()
         self.problem = request.problem
         self.entry: Entry = self.backend.entry(self.problem.entry)
-        first = self._prepared(0)
+        self.seed = request.seed
+        first = self._prepared(self.seed)
         copy_bytes = sum(math.prod(a.shape) * a.dtype.itemsize for a in first.arrays.values())
         moved_bytes = min(copy_bytes, self.entry.bytes_moved(self.problem))
         l2_bytes, free_bytes = self.device.gpu.l2_bytes, self.backend.free_bytes(self.device)
         count = copies_needed(moved_bytes, copy_bytes, l2_bytes, free_bytes)
-        self.copies = [first.arrays]
-        if count > 1:
-            self.copies += gate.allocate(self.entry, self.problem, self.device, 0, count - 1)
+        self.copies = [first, *(first.copy() for _ in range(count - 1))]
         self.device.synchronize()
         is_cold = count * moved_bytes >= 3 * l2_bytes
         return Placed(count, copy_bytes, "cold" if is_cold else "warm")
@@ -100,41 +106,68 @@ class Worker:
         self.backend.release(self.device)
 
     def screen(self, request: Screen) -> Timing:
-        """Checks the candidate on one seed, then times it for a short while."""
+        """Checks the candidate on one seed, then times and judges the candidate for a while."""
         # Not put into self.binds: the workspaces of a candidate may be large.
         bind = self._load(request.candidate)
-        verdict = self._check(request.candidate, bind, 0)
+        referee = self._referee([self.seed], self.seed)
+        verdict = self._check(request.candidate, bind, self.seed)
         timed = self._timed(bind, self.timer.regimes[0])
         contestant = Contestant(timed)
         best_us = request.best_us
         is_hopeless = best_us is not None and timed.estimate_us > HOPELESS_FACTOR * best_us
         if is_hopeless:
             contestant.samples.append(timed.estimate_us)
-        for _ in range(0 if is_hopeless else SCREEN_BLOCKS):
+        for block in range(0 if is_hopeless else SCREEN_BLOCKS):
+            referee.before(request.candidate, block)
             contestant.run(request.budget_us / SCREEN_BLOCKS, self.sampler)
+            if not referee.after(request.candidate):
+                detail = referee.failed[request.candidate].detail
+                raise Rejected("wrong", f"seed {self.seed}, after the timed runs: {detail}")
         return self._timing(contestant, verdict)
 
     def verify(self, request: Verify) -> Passed:
-        """Checks the candidate on another seed."""
-        candidate = request.candidate
-        verdict = self._check(candidate, self._bind(candidate), request.seed)
+        """Checks the candidate on one seed, once for each pattern of guard bands."""
+        candidate, verdict = request.candidate, gate.Verdict(True, 0.0)
+        for poison in gate.BANDS:
+            again = self._check(candidate, self._bind(candidate), request.seed, poison)
+            verdict = verdict.with_another(again)
         return Passed(verdict.max_error, verdict.sqnr_db)
 
     def race(self, request: Race) -> Raced:
-        """Races the candidates, then checks what the timed runs themselves wrote."""
+        """Races the candidates, and judges the memory between and after the timed blocks."""
+        referee = self._referee([self.seed, request.other_seed], request.seed)
+        for copy in self.copies:  # an earlier candidate may have changed inputs unseen
+            copy.reset()
         contestants = {}
         for candidate in request.candidates:
             self.announce(candidate)
             contestants[candidate] = Contestant(self._timed(self._bind(candidate), request.regime))
         race(contestants, self.sampler, STATES[request.state], seed=request.seed,
-             announce=self.announce)  # fmt: skip
-        return Raced({c: self._judge_raced(c, contestant) for c, contestant in contestants.items()})
+             announce=self.announce, referee=referee)  # fmt: skip
+        referee.draws = referee.draws[:1]  # frees the others
+        return Raced({c: self._judge_raced(c, contestants[c], referee, request.new_seeds)
+                      for c in contestants})  # fmt: skip
 
-    def _judge_raced(self, candidate: Candidate, contestant: Contestant) -> Timing | Failed:
+    def _referee(self, seeds: Sequence[int], seed: int) -> Referee:
+        """A referee with the inputs of ``seeds``, or of the first alone if memory is full."""
+        draws = [self._prepared(seeds[0])]
+        with contextlib.suppress(MemoryError):
+            draws += [self._prepared(other) for other in seeds[1:]]
+        return Referee(self.copies, draws, seed)
+
+    def _judge_raced(
+        self,
+        candidate: Candidate,
+        contestant: Contestant,
+        referee: Referee,
+        new_seeds: Sequence[int],
+    ) -> Timing | Failed:
         """The times of a contestant, if its timed runs wrote the right result to every copy."""
         self.announce(candidate)
-        run, copies = contestant.timed.once, self.copies[1:]
-        verdict = self._prepared(0).verify_run(run, peer=candidate.is_peer, copies=copies)
+        verdict = referee.failed.get(candidate)
+        verdict = verdict or referee.judge_new_inputs(
+            candidate, contestant, lambda number: self._prepared(new_seeds[number])
+        )
         if not verdict.passed:
             return Failed("wrong", f"after the timed runs: {verdict.detail}")
         try:
@@ -142,16 +175,18 @@ class Worker:
         except Rejected as error:
             return failure(error)
 
-    def _check(self, candidate: Candidate, bind: Bind, seed: int) -> gate.Verdict:
-        verdict = self._prepared(seed).verify(bind, peer=candidate.is_peer)
+    def _check(
+        self, candidate: Candidate, bind: Bind, seed: int, poison: int = gate.POISON
+    ) -> gate.Verdict:
+        verdict = self._prepared(seed).verify(bind, peer=candidate.is_peer, poison=poison)
         if not verdict.passed:
-            raise Rejected("wrong", verdict.detail, verdict.max_error)
+            raise Rejected("wrong", f"seed {seed}: {verdict.detail}", verdict.max_error)
         return verdict
 
     def _prepared(self, seed: int) -> gate.Prepared:
-        """Inputs and oracle of ``seed``. Only seed 0 and the last other seed stay in memory."""
+        """Inputs and oracle of ``seed``. Only those of the copies and the last others stay."""
         if seed not in self.prepared:
-            for other in [s for s in self.prepared if s != 0]:
+            for other in [s for s in self.prepared if s != self.seed]:
                 del self.prepared[other]
             self.prepared[seed] = gate.prepare(self.entry, self.problem, self.device, seed)
         return self.prepared[seed]
@@ -173,7 +208,7 @@ class Worker:
 
     def _timed(self, bind: Bind, regime: str) -> Timed:
         """A kernel bound to every copy, ready to be timed."""
-        return self.timer.prepare([bind(arrays) for arrays in self.copies], regime)
+        return self.timer.prepare([bind(copy.arrays) for copy in self.copies], regime)
 
     def _timing(self, contestant: Contestant, verdict: gate.Verdict) -> Timing:
         """Samples and readings; raises :class:`Rejected` for a time below the roofline."""

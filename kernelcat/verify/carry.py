@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from threading import Lock
 
 from kernelcat.catalog.digest import digest_of
 from kernelcat.errors import KernelcatError
+from kernelcat.runtime import children
 from kernelcat.verify.code_record import Case, Record
 from kernelcat.verify.toolchain import python_with
 
@@ -134,12 +134,9 @@ def _build(python: Path, record: Record, cases: Cases) -> dict[Case, str]:
         "gpu": record.gpu,
         "cases": [[case.problem.values, dict(case.config)] for case in cases],
     }
-    done = subprocess.run(
-        [str(python), "-m", "kernelcat.verify.machine_code"],
+    done = children.run(
+        children.python("kernelcat.verify.machine_code", executable=python),
         input=json.dumps(request) + "\n",
-        capture_output=True,
-        text=True,
-        check=False,
         env={**os.environ, "PYTHONPATH": _search_path(python)},
     )
     if done.returncode:
@@ -149,12 +146,11 @@ def _build(python: Path, record: Record, cases: Cases) -> dict[Case, str]:
 
 
 def _search_path(python: Path) -> str:
-    """PYTHONPATH of a building process: this package, then this process's own PYTHONPATH.
+    """PYTHONPATH of a building process: this process's own.
 
     Another Python (an environment with other compilers) must not find this process's packages.
     """
-    inherited = os.environ.get("PYTHONPATH", "") if str(python) == sys.executable else ""
-    return os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), inherited)))
+    return os.environ.get("PYTHONPATH", "") if str(python) == sys.executable else ""
 
 
 def _digest_today(record: Record) -> str:

@@ -21,6 +21,7 @@ from kernelcat.catalog.digest import digest
 from kernelcat.catalog.implementation import Implementation
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import KernelcatError
+from kernelcat.runtime import children
 from kernelcat.runtime.device import Device, Interpreter
 from kernelcat.runtime.devices import VISIBLE, visible
 from kernelcat.runtime.environment import Environment
@@ -214,10 +215,8 @@ def _sanitize(
 def _run_process(implementation: Implementation, arguments: Sequence[str], number: int) -> Outcome:
     command = [*command_line("check", implementation), "--json", *arguments]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=CHECKED_S,
-            env={**os.environ, VISIBLE: visible(number)},
-        )  # fmt: skip
+        environment = {**os.environ, VISIBLE: visible(number)}
+        done = children.run(command, timeout=CHECKED_S, env=environment)
     except subprocess.TimeoutExpired:
         return Outcome(implementation.name, failures=[f"no result after {CHECKED_S} s: it hangs"])
     try:

@@ -158,12 +158,12 @@ def local_folder() -> Path:
 
 def read(folder: Path) -> list[Record]:
     """Every record in a folder."""
-    return [Record.from_json(line) for line in ledger.lines(folder)]
+    return ledger.read(folder, Record.from_json)
 
 
 def write(folder: Path, records: Sequence[Record]) -> None:
     """Merge ``records`` into the folder's files; the last record of each key stays."""
-    ledger.write(folder, [*read(folder), *records])
+    ledger.merge(folder, records, Record.from_json)
 
 
 @cache
@@ -173,8 +173,8 @@ def find(implementation: str, gpu: str) -> Record | None:
     Only lines of this implementation are parsed.
     """
     pattern = f'"implementation":"{implementation}"'
-    lines = (*ledger.lines(shipped_folder()), *ledger.lines(local_folder()))
-    records = (Record.from_json(line) for line in lines if pattern in line)
+    folders = shipped_folder(), local_folder()
+    records = (r for folder in folders for r in ledger.read(folder, Record.from_json, pattern))
     return next((record for record in records if record.gpu == gpu), None)
 
 

@@ -44,7 +44,6 @@ import os
 import re
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -58,6 +57,7 @@ from kernelcat.catalog.implementation import Implementation
 from kernelcat.errors import KernelcatError, MissingDependency
 from kernelcat.jit import elf
 from kernelcat.jit.artifact import Artifact
+from kernelcat.runtime import children
 
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.([^,\s]+)", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
@@ -160,7 +160,7 @@ def disassemble(cubin: bytes) -> str:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         command = [str(disassembler()), "--print-code", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = children.run(command)
     if done.returncode:
         errors = (done.stderr or done.stdout).strip().splitlines() or ["no error message"]
         raise KernelcatError(f"nvdisasm cannot read the machine code: {errors[0]}")

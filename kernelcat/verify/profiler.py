@@ -24,6 +24,7 @@ from kernelcat.catalog.digest import digest
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import KernelcatError, MissingDependency, Unsupported
+from kernelcat.runtime import children
 from kernelcat.runtime.environment import NONE, Environment
 from kernelcat.runtime.gpu import Gpu
 from kernelcat.verify.profiles import Counts, Profile
@@ -88,7 +89,8 @@ def best(implementation: Implementation, problem: Problem, gpu: Gpu) -> Config:
     for choice in snapshot().choices(implementation.entry):
         is_exact = (choice.gpu, choice.problem, choice.kind) == (gpu.sku, problem, "measured")
         is_measured = is_exact and (choice.language, choice.variant) == owner
-        if is_measured and implementation.why_not(choice.config, problem, gpu) is None:
+        is_legal = implementation.why_not(choice.config, problem, gpu) is None
+        if is_measured and is_legal and choice.doubt is None:
             return choice.config
     config = implementation.default(problem, gpu)
     reason = implementation.why_not(config, problem, gpu)
@@ -169,7 +171,7 @@ def command(ncu: str) -> list[str]:
     return [
         *(ncu, "--metrics", metrics, "--csv", "--page", "raw", "--print-units", "base"),
         *("--profile-from-start", "off", "--cache-control", "all", "--clock-control", "none"),
-        *(sys.executable, "-m", "kernelcat.verify.profiler"),
+        *children.python("kernelcat.verify.profiler"),
     ]
 
 
@@ -230,16 +232,14 @@ def _complaint(output: str) -> KernelcatError:
 
 def _run(words: Sequence[str]) -> str:
     try:
-        done = subprocess.run(
-            words, capture_output=True, text=True, check=False, timeout=PROFILED_S
-        )
+        done = children.run(words, timeout=PROFILED_S)
     except subprocess.TimeoutExpired as error:
         raise KernelcatError(f"nothing was profiled: no end after {PROFILED_S} s") from error
     return done.stdout + done.stderr
 
 
 def _version(ncu: str) -> str:
-    done = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=False)
+    done = children.run([ncu, "--version"])
     match = re.search(r"Version ([\d.]+)", done.stdout)
     return match[1] if match else NONE
 

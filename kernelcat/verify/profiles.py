@@ -115,9 +115,9 @@ def local_folder() -> Path:
 
 def read(folder: Path) -> list[Profile]:
     """Every profile in a folder, in file and line order."""
-    return [Profile.from_json(line) for line in ledger.lines(folder)]
+    return ledger.read(folder, Profile.from_json)
 
 
 def write(folder: Path, profiles: Iterable[Profile]) -> None:
     """Merge ``profiles`` into the folder's files; the last profile of each key stays."""
-    ledger.write(folder, [*read(folder), *profiles])
+    ledger.merge(folder, profiles, Profile.from_json)

@@ -62,8 +62,16 @@ class Receipt:
 
     @staticmethod
     def from_json(line: str) -> Receipt:
+        """The receipt in a line; ``ValueError``, ``TypeError`` or ``KeyError`` for another line."""
         values = json.loads(line)
-        return Receipt(**{**values, "problems": tuple(values["problems"])})
+        receipt = Receipt(**{**values, "problems": tuple(values["problems"])})
+        texts = (receipt.implementation, receipt.source, receipt.gpu, receipt.created_at)
+        counts = (receipt.fuzz_examples, *receipt.sanitizer.values())
+        if not (all(isinstance(text, str) for text in (*texts, *receipt.problems))
+                and all(isinstance(count, int) for count in counts)
+                and isinstance(receipt.environment, dict)):  # fmt: skip
+            raise ValueError("a field has another type")
+        return receipt
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
@@ -81,7 +89,7 @@ def local_folder() -> Path:
 
 def read(folder: Path) -> list[Receipt]:
     """Every receipt in a folder, in file and line order."""
-    return [Receipt.from_json(line) for line in ledger.lines(folder)]
+    return ledger.read(folder, Receipt.from_json)
 
 
 @cache
@@ -92,7 +100,7 @@ def known() -> tuple[Receipt, ...]:
 
 def write(folder: Path, receipts: Iterable[Receipt]) -> None:
     """Merge ``receipts`` into the folder's files; the last receipt of each key stays."""
-    ledger.write(folder, [*read(folder), *receipts])
+    ledger.merge(folder, receipts, Receipt.from_json)
 
 
 def valid_for(implementation: Implementation, receipts: Iterable[Receipt]) -> list[Receipt]:

@@ -6,13 +6,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernelcat.catalog.implementation import Implementation
 from kernelcat.errors import KernelcatError, MissingDependency
+from kernelcat.runtime import children
 
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 SANITIZED_SIZE = 160
@@ -89,7 +89,7 @@ class _Record:
 def command_line(verb: str, implementation: Implementation) -> list[str]:
     """The command that runs ``kernelcat VERB`` on one implementation in a separate process."""
     return [
-        *(sys.executable, "-m", "kernelcat", verb, implementation.entry),
+        *children.python("kernelcat", verb, implementation.entry),
         *("--language", implementation.language, "--variant", implementation.variant),
     ]
 
@@ -131,13 +131,9 @@ def run(tool: str, words: Sequence[str]) -> Report:
     options = ["--show-backtrace", "no", "--demangle", "simple"]
     options += TOOL_OPTIONS.get(tool, ())
     try:
-        done = subprocess.run(
+        done = children.run(
             [sanitizer, "--tool", tool, *options, *words],
-            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,  # keeps the order of both outputs
-            text=True,
-            errors="replace",
-            check=False,
             timeout=SANITIZED_S,
         )
     except subprocess.TimeoutExpired as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import platformdirs
 
 from kernelcat.errors import MissingDependency
+from kernelcat.runtime import children
 from kernelcat.runtime.environment import NONE, compilers
 
 PACKAGES = (
@@ -66,14 +66,14 @@ def python_with(versions: Mapping[str, str]) -> Path:
     folder = platformdirs.user_cache_path("kernelcat", appauthor=False) / "toolchains" / name
     ready, python = folder / ".ready", folder / "bin" / "python"
     if not ready.exists():
-        _run([sys.executable, "-m", "venv", "--clear", str(folder)])
-        _run([str(python), "-m", "pip", "install", "--quiet", *words])
+        _run(children.python("venv", "--clear", str(folder)))
+        _run(children.python("pip", "install", "--quiet", *words, executable=python))
         ready.touch()
     return python
 
 
 def _run(words: list[str]) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = children.run(words)
     if done.returncode:
         errors = (done.stderr or done.stdout).strip().splitlines() or ["no error message"]
-        raise MissingDependency(f"{' '.join(words[:4])} failed: {errors[-1]}")
+        raise MissingDependency(f"{' '.join(words[:5])} failed: {errors[-1]}")

@@ -14,7 +14,10 @@ from formulations.experts import moe_gemm
 from formulations.float4 import nvfp4_dequantize, nvfp4_matmul, nvfp4_quantize
 from formulations.float8 import fp8_gemm, fp8_quantize, fp8_swiglu
 from formulations.mlp import moe_mlp
+from formulations.norms import rms_norm
 from formulations.products import gemm, multicast_gemm
+from formulations.routing import moe_route
+from formulations.tokens import embedding, lm_head, sample
 from kernelcat.catalog.spec import Problem
 
 
@@ -29,19 +32,24 @@ def tma_copy(problem: Problem, src):
 
 INDEPENDENT = {
     "attn_merge": attn_merge,
+    "embedding": embedding,
     "flashmla": flashmla,
     "fp8_gemm": fp8_gemm,
     "fp8_quantize": fp8_quantize,
     "fp8_swiglu": fp8_swiglu,
     "gemm": gemm,
     "kv_write": kv_write,
+    "lm_head": lm_head,
     "mla_kv_write": mla_kv_write,
     "moe_gemm": moe_gemm,
     "moe_mlp": moe_mlp,
+    "moe_route": moe_route,
     "multicast_gemm": multicast_gemm,
     "nvfp4_dequantize": nvfp4_dequantize,
     "nvfp4_matmul": nvfp4_matmul,
     "nvfp4_quantize": nvfp4_quantize,
     "paged_attn": paged_attn,
+    "rms_norm": rms_norm,
+    "sample": sample,
     "tma_copy": tma_copy,
 }

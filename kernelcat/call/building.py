@@ -1,0 +1,112 @@
+"""Building of what serves a problem: the best decision whose kernels can be compiled and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kernelcat.call import adapters
+from kernelcat.call.choice import Attempt, Decision, Pin, choose
+from kernelcat.catalog.spec import Entry, Problem
+from kernelcat.errors import KernelcatError, MissingDependency, Unsupported
+from kernelcat.runtime.gpu import Gpu
+from kernelcat.verify import receipts
+
+if TYPE_CHECKING:
+    from kernelcat.store import Choice, Measurement
+
+
+@dataclass
+class Failures:
+    """What could not be used so far.
+
+    Attributes
+    ----------
+    missing : language -> reason why the language cannot be used
+    failed : configurations that could not be built -> reason
+    errors : the exceptions behind ``failed``, in order
+    """
+
+    missing: dict[str, str] = field(default_factory=dict)
+    failed: dict[Attempt, str] = field(default_factory=dict)
+    errors: list[Exception] = field(default_factory=list)
+
+    def add(self, decision: Decision, error: Exception) -> None:
+        """Record that ``decision`` could not be built."""
+        attempt = decision.implementation.name, decision.config.key
+        self.failed[attempt] = f"{type(error).__name__}: {error}"
+        self.errors.append(error)
+
+
+def build(
+    entry: Entry,
+    problem: Problem,
+    gpu: Gpu,
+    device: int,
+    pin: Pin,
+    choices: Sequence[Choice],
+    refuted: Sequence[Measurement],
+) -> tuple[Decision, Any]:
+    """The best decision whose program can be built, and its launcher on GPU ``device``.
+
+    ``choices`` and ``refuted`` are rows of the database, as :func:`choose` takes them. A decision
+    that cannot be built is passed over with a warning, unless the caller pinned it. A row may hold
+    anything, so no exception at all leaves this function because of a row.
+
+    Raises
+    ------
+    Unsupported
+        No implementation serves the problem.
+    KernelcatError
+        Nothing that serves can be built: the error of the first attempt.
+    """
+    from kernelcat.runtime import launcher
+
+    failures = Failures()
+    while True:
+        try:
+            decision = choose(entry, problem, gpu, choices, pin, failures.missing,
+                              failures.failed, refuted)  # fmt: skip
+        except Unsupported:
+            if failures.errors:
+                raise failures.errors[0] from None
+            raise
+        chosen = decision.implementation
+        try:
+            launch = launcher.load(chosen, problem, decision.config, gpu, device)
+        except MissingDependency as error:  # no compiler for this language: choose another
+            if chosen.language in failures.missing or pin.language is not None:
+                raise
+            failures.missing[chosen.language] = str(error)
+        except Exception as error:
+            if not _can_pass_over(decision, error):
+                raise
+            failures.add(decision, error)
+        else:
+            _warn(entry.name, decision)
+            return decision, launch
+
+
+def _can_pass_over(decision: Decision, error: Exception) -> bool:
+    """Whether the next offer may serve in place of ``decision``, which raised ``error``."""
+    if decision.evidence is not None:
+        return True
+    return decision.why != "forced" and isinstance(error, KernelcatError)
+
+
+def _warn(name: str, decision: Decision) -> None:
+    """Warn of an unverified or refuted kernel, and of the offers that a fault left out."""
+    chosen, faults = decision.implementation, decision.faults
+    doubt = receipts.doubt(chosen)
+    if doubt is not None:
+        adapters.warn_once(f"{chosen.name} is unverified ({doubt})")
+    if decision.refuted is not None:
+        adapters.warn_once(f"{chosen.name} {dict(decision.config)} was {decision.refuted}")
+    if faults:
+        reason = " ".join(str(faults[0].rejected).split())
+        others = f" (and {len(faults) - 1} more)" if faults[1:] else ""
+        adapters.warn_once(
+            f"{name}: {faults[0].name} {dict(faults[0].config or {})} is passed over{others}: "
+            f"{reason}; kernelcat db verify lists doubtful results"
+        )

@@ -1,0 +1,379 @@
+"""`moe_route` in CUDA C++: one thread for each token, or one warp, with bit masks of tokens.
+
+`bitmask` takes logits, `product` takes x and router.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import (
+    Config,
+    Float32,
+    Implementation,
+    Int32,
+    Param,
+    Pointer,
+    Program,
+    Step,
+)
+from kernelcat.catalog.spec import Problem
+from kernelcat.dtypes import itemsize
+from kernelcat.jit.cuda import CudaSource
+from kernelcat.kernels.cuda.common.launch import instance
+from kernelcat.reference._routing import capacity_of, reroutes
+from kernelcat.reference.moe_route import ENTRY
+from kernelcat.runtime.gpu import Gpu
+
+SELECTED = ("expert_ids", "weights")
+MAPS = ("counts", "offsets", "order", "position", "load")
+
+
+def _score(problem: Problem) -> str:
+    """The template argument."""
+    return f"Score::k{problem['score'].capitalize()}"
+
+
+def _pointers(*names: str) -> tuple[Param, ...]:
+    return tuple(map(Pointer, names))
+
+
+def _sizes(problem: Problem) -> tuple[Param, ...]:
+    """tokens, experts, top_k, group_size and top_groups."""
+    sizes = [problem[axis] for axis in ("tokens", "experts", "top_k")]
+    group_size = problem["experts"] // problem["groups"]
+    return tuple(map(Int32, (*sizes, group_size, problem["top_groups"])))
+
+
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    num_assignments = problem["tokens"] * problem["top_k"]
+    if num_assignments >= 1 << 31:
+        return f"{num_assignments} assignments are more than 32-bit indices reach"
+    return None
+
+
+# naive --------------------------------------------------------------------------------------------
+
+NAIVE_BLOCK = 512
+"""Threads of `place`: one for each of at most 512 experts."""
+
+
+def _naive_logits(problem: Problem) -> Step:
+    tokens, experts, hidden = (problem[axis] for axis in ("tokens", "experts", "hidden"))
+    source = instance("moe_route/naive.cu", "moe_route_naive_logits", problem["dtype"])
+    params = (
+        *_pointers("x", "router", "router_bias", "all_logits"),
+        *map(Int32, (tokens, experts, hidden)),
+    )
+    return Step(source, (ceil(tokens * experts / 256), 1, 1), params, 256)
+
+
+def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    tokens, is_product = problem["tokens"], problem["product"]
+    num_assignments = tokens * problem["top_k"]
+    arguments = ("float32" if is_product else problem["dtype"], _score(problem))
+    given = _pointers("all_logits" if is_product else "logits", "correction", *SELECTED)
+    rule = (*_sizes(problem), Int32(problem["renormalize"]), Float32(problem["scaling"]))
+    select = instance("moe_route/naive.cu", "moe_route_naive_select", *arguments)
+    place = instance("moe_route/naive.cu", "moe_route_naive_place", *arguments)
+    capacity = Int32(capacity_of(problem))
+    steps = (
+        Step(select, (ceil(tokens / 128), 1, 1), (*given, *rule), 128),
+        Step(
+            place, (1, 1, 1),
+            (*given, *_pointers(*MAPS, "proposals"), *rule, capacity), NAIVE_BLOCK,
+        ),
+    )  # fmt: skip
+    workspaces = {
+        "proposals": 4 * num_assignments * reroutes(problem),
+        "all_logits": 4 * tokens * problem["experts"] * is_product,
+    }
+    if not tokens:
+        return Program(steps[1:], workspaces)
+    return Program((_naive_logits(problem), *steps) if is_product else steps, workspaces)
+
+
+def _naive_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Two passes of one thread block over all assignments."""
+    return 4 * LAUNCH_US + 0.02 * problem["tokens"] * problem["top_k"]
+
+
+# bitmask ------------------------------------------------------------------------------------------
+
+SPACE = {"block_tokens": (4, 8, 16, 32, 64, 128), "warps": (4, 8, 16, 32)}
+"""Tokens and warps of a thread block."""
+CLUSTER_TOKENS = 512
+"""Most tokens of one launch."""
+MAX_CLUSTER = 16
+MAX_STATIC_BYTES = 48 * 1024
+PLACE_THREADS = 512
+
+
+def _per_lane(problem: Problem) -> int:
+    """Experts that a lane holds: a power of two."""
+    return 1 << (ceil(problem["experts"] / 32) - 1).bit_length()
+
+
+def _vector(problem: Problem, dtype: str) -> int:
+    """Logits of one load: at most 16 bytes, and a divisor of a row."""
+    vector = min(16 // itemsize(dtype), _per_lane(problem))
+    while problem["experts"] % vector:
+        vector //= 2
+    return vector
+
+
+def _num_blocks(problem: Problem, config: Config) -> int:
+    return max(1, ceil(problem["tokens"] / config["block_tokens"]))
+
+
+def _cluster(problem: Problem, config: Config) -> int:
+    """Thread blocks of the only cluster: a power of two; 1 where there are two launches."""
+    if problem["tokens"] > CLUSTER_TOKENS:
+        return 1
+    return 1 << (_num_blocks(problem, config) - 1).bit_length()
+
+
+def _is_limited(problem: Problem) -> bool:
+    """Whether tokens may use some groups of experts only."""
+    return bool(problem["top_groups"] < problem["groups"])
+
+
+def _scratch_bytes(problem: Problem, config: Config) -> int:
+    """Shared memory for the scores of a token in each warp."""
+    return 4 * problem["experts"] * config["warps"] * _is_limited(problem)
+
+
+def _static_bytes(problem: Problem, config: Config) -> int:
+    """Static shared memory of the cluster's kernel: masks, experts, counts, sums, and rerouting."""
+    max_experts, block_tokens = 32 * _per_lane(problem), config["block_tokens"]
+    slots = 2 * 16 * block_tokens
+    masks = 4 * ceil(block_tokens / 32) * max_experts + slots
+    counts = 2 * (1 + reroutes(problem)) * _cluster(problem, config) * max_experts
+    return (
+        masks + counts + 12 * max_experts + (4 * max_experts + slots + 8) * reroutes(problem) + 16
+    )
+
+
+def _kernel(problem: Problem, config: Config, name: str) -> CudaSource:
+    flags = (problem["renormalize"], _is_limited(problem), reroutes(problem))
+    arguments = (
+        f"kernelcat::{problem['dtype']}, kernelcat::{_score(problem)}",
+        *(str(flag).lower() for flag in flags),
+        *map(str, (_per_lane(problem), _vector(problem, problem["dtype"]), config["warps"])),
+        *map(str, (config["block_tokens"], _cluster(problem, config))),
+    )
+    return CudaSource(
+        "moe_route/bitmask.cu", f"kernelcat::{name}<kernelcat::Setup<{', '.join(arguments)}>>"
+    )
+
+
+def _bitmask(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    if problem["tokens"] <= CLUSTER_TOKENS:
+        return _one_launch(problem, config)
+    return _two_launches(problem, config)
+
+
+def _one_launch(problem: Problem, config: Config) -> Program:
+    cluster = _cluster(problem, config)
+    params = (
+        *_pointers("logits", "correction", *SELECTED, *MAPS),
+        *_sizes(problem),
+        Float32(problem["scaling"]),
+        Int32(capacity_of(problem)),
+    )
+    step = Step(
+        _kernel(problem, config, "moe_route_cluster"), (cluster, 1, 1), params,
+        32 * config["warps"], _scratch_bytes(problem, config), (cluster, 1, 1), programmatic=True,
+    )  # fmt: skip
+    return Program((step,))
+
+
+def _two_launches(problem: Problem, config: Config) -> Program:
+    num_blocks, max_experts = _num_blocks(problem, config), 32 * _per_lane(problem)
+    select = Step(
+        _kernel(problem, config, "moe_route_select"), (num_blocks, 1, 1),
+        (
+            *_pointers("logits", "correction", *SELECTED, "position", "block_counts"),
+            *_sizes(problem), Float32(problem["scaling"]),
+        ),
+        32 * config["warps"], _scratch_bytes(problem, config), programmatic=True,
+    )  # fmt: skip
+    sizes = (*(problem[axis] for axis in ("tokens", "experts", "top_k")), config["block_tokens"])
+    place = Step(
+        instance("moe_route/bitmask.cu", "moe_route_place", max_experts, PLACE_THREADS),
+        (num_blocks, 1, 1),
+        (
+            *_pointers("block_counts", *SELECTED, *MAPS),
+            *map(Int32, (*sizes, capacity_of(problem))),
+        ),
+        PLACE_THREADS, programmatic=True,
+    )  # fmt: skip
+    return Program((select, place), {"block_counts": num_blocks * max_experts})
+
+
+def _illegal_bitmask(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if problem["product"]:
+        return "logits must be given: naive and product compute the router's product"
+    if reroutes(problem) and problem["tokens"] > CLUSTER_TOKENS:
+        return f"tokens={problem['tokens']} are rerouted by naive only: more than one cluster"
+    if _cluster(problem, config) > MAX_CLUSTER:
+        return f"{_cluster(problem, config)} thread blocks are no cluster: at most {MAX_CLUSTER}"
+    if _static_bytes(problem, config) > MAX_STATIC_BYTES:
+        return f"{_static_bytes(problem, config)} bytes of static shared memory are more than 48 KB"
+    return _illegal(config, problem, gpu)
+
+
+def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    block_tokens, warps, tokens = config["block_tokens"], config["warps"], problem["tokens"]
+    if warps > block_tokens and warps > 4:
+        return f"{warps} warps are more than the {block_tokens} tokens of a thread block"
+    if block_tokens > 4 and block_tokens >= 2 * tokens:
+        return f"thread blocks of {block_tokens} tokens are at least half empty for {tokens}"
+    if tokens > CLUSTER_TOKENS and block_tokens < 32:
+        return f"block_tokens={block_tokens} makes many thread blocks, each with all their counts"
+    return None
+
+
+def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Launches, the latency of a warp's tokens or the issue of their instructions, and the maps."""
+    tokens, block_tokens, warps = problem["tokens"], config["block_tokens"], config["warps"]
+    num_blocks, per_lane, top_k = _num_blocks(problem, config), _per_lane(problem), problem["top_k"]
+    token_us = (0.3 + top_k * (0.04 + 0.003 * per_lane)) * (1.5 if _is_limited(problem) else 1.0)
+    issue_us = (60 + 10 * per_lane + top_k * (10 + 5 * per_lane)) / 4 / 1700
+    waves = ceil(num_blocks * warps / (32 * gpu.sms))
+    resident = min(num_blocks / gpu.sms, 32 / warps) if num_blocks > gpu.sms else 1
+    block_us = max(ceil(block_tokens / warps) * token_us, block_tokens * resident * issue_us)
+    if tokens <= CLUSTER_TOKENS:
+        return LAUNCH_US + block_us + 0.8 + 0.15 * _cluster(problem, config).bit_length()
+    maps_us = 1.5 + num_blocks**2 * 32 * per_lane / 5e6
+    return 2 * LAUNCH_US + copy_us(ENTRY.bytes_moved(problem), gpu) + waves * block_us + maps_us
+
+
+# product ------------------------------------------------------------------------------------------
+
+PRODUCT_SPACE = {"splits": (1, 2, 4, 8, 16, 32), "warps": (4, 8, 16)}
+"""Splits of hidden, and warps of a thread block."""
+TILE_TOKENS = 16
+STEP = 32
+"""Elements of hidden that a warp multiplies at once."""
+
+
+def _num_tiles(problem: Problem) -> int:
+    return max(1, ceil(problem["tokens"] / TILE_TOKENS))
+
+
+def _product(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    splits, warps, max_experts = config["splits"], config["warps"], 32 * _per_lane(problem)
+    setup = (
+        f"kernelcat::{_score(problem)}",
+        *(str(flag).lower() for flag in (problem["renormalize"], _is_limited(problem))),
+        *map(str, (_per_lane(problem), _vector(problem, "float32"), warps)),
+    )
+    source = CudaSource(
+        "moe_route/product.cu",
+        f"kernelcat::moe_route_product<kernelcat::{problem['dtype']}, "
+        f"kernelcat::ProductSetup<{', '.join(setup)}>>",
+    )
+    num_blocks = _num_tiles(problem) * splits
+    workspaces = {
+        "all_logits": 4 * problem["tokens"] * problem["experts"],
+        "partials": 4 * num_blocks * TILE_TOKENS * max_experts,
+        "counters": 4 * (_num_tiles(problem) + 1),
+    }
+    params = (
+        *_pointers("x", "router", "router_bias", "correction", *SELECTED, *MAPS, *workspaces),
+        *_sizes(problem),
+        Float32(problem["scaling"]),
+        *map(Int32, (capacity_of(problem), problem["hidden"], splits)),
+    )
+    step = Step(
+        source, (num_blocks, 1, 1), params, 32 * warps, _scratch_bytes(problem, config),
+        programmatic=True,
+    )  # fmt: skip
+    return Program((step,), workspaces)
+
+
+def _illegal_product(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if not problem["product"]:
+        return "x and router must be given: bitmask and naive take logits"
+    if problem["dtype"] == "float32":
+        return "dtype=float32 is multiplied by naive only: tensor cores would round it"
+    if problem["tokens"] > CLUSTER_TOKENS:
+        return f"tokens={problem['tokens']} are more than the {CLUSTER_TOKENS} of one launch"
+    if problem["hidden"] % 8:
+        return f"hidden={problem['hidden']} must be a multiple of 8, for loads of 16 bytes"
+    if reroutes(problem):
+        return "overflow must be 'drop' where there is a capacity limit: naive reroutes products"
+    return None
+
+
+def _unpromising_product(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    splits, warps = config["splits"], config["warps"]
+    if splits > 1 and problem["hidden"] < 2 * STEP * splits:
+        return f"hidden={problem['hidden']} has less than two steps in each of {splits} splits"
+    if splits > 1 and _num_tiles(problem) * splits > 2 * gpu.sms:
+        return f"{_num_tiles(problem)} tiles in {splits} splits are more than the SMs take at once"
+    if warps > 4 and 8 * warps > problem["experts"]:
+        return f"{warps} warps are too many for {problem['experts']} experts, 8 for each"
+    return None
+
+
+def _product_us(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Memory, the steps of a warp, the sum of splits, the selection of a tile, and the maps."""
+    splits, warps, per_lane = config["splits"], config["warps"], _per_lane(problem)
+    num_blocks = _num_tiles(problem) * splits
+    waves = ceil(num_blocks / (gpu.sms * 2048 // (32 * warps)))
+    steps = ceil(problem["hidden"] / splits / STEP)
+    step_us = waves * steps * (0.12 + 0.01 * per_lane * 4 / warps)
+    token_us = 0.3 + problem["top_k"] * (0.04 + 0.003 * per_lane)
+    sum_us = 0.5 + 0.05 * splits * per_lane / warps
+    maps_us = 2.0 + problem["tokens"] * problem["top_k"] / (32 * warps) * 0.05
+    return (
+        copy_us(ENTRY.bytes_moved(problem), gpu) + step_us + sum_us
+        + ceil(TILE_TOKENS / warps) * token_us + maps_us
+    )  # fmt: skip
+
+
+IMPLEMENTATIONS = (
+    Implementation(
+        entry="moe_route",
+        language="cuda",
+        variant="naive",
+        summary="one thread for each logit, for each token and for each expert; any problem",
+        archs=("sm_80+",),
+        space={},
+        illegal=_illegal,
+        program=_naive,
+        estimate=_naive_estimate,
+        rank=0,
+    ),
+    Implementation(
+        entry="moe_route",
+        language="cuda",
+        variant="bitmask",
+        summary="one warp for each token, ranks from bit masks of tokens, counts within a cluster",
+        archs=("sm_90+",),
+        space=SPACE,
+        illegal=_illegal_bitmask,
+        unpromising=_unpromising,
+        program=_bitmask,
+        estimate=_estimate,
+        techniques={"maximum of a warp": "*REDUX", "ranks by population counts": "POPC"},
+        rank=1,
+    ),
+    Implementation(
+        entry="moe_route",
+        language="cuda",
+        variant="product",
+        summary="the router's product in splits; last thread blocks select and make the maps",
+        archs=("sm_90+",),
+        space=PRODUCT_SPACE,
+        illegal=_illegal_product,
+        unpromising=_unpromising_product,
+        program=_product,
+        estimate=_product_us,
+        techniques={"tensor cores": "HMMA", "ranks by population counts": "POPC"},
+        rank=2,
+    ),
+)

@@ -1,0 +1,126 @@
+"""The source of CUDA kernels runs on the host, compiled by g++: a device for the gate.
+
+`tests/host_include` has the parts of CUDA and the headers of `kernels/cuda/include/kernelcat` that
+are made of inline PTX, written for the host. They cover what `moe_route` uses. A wrong index, a
+wrong count or a barrier that not all threads reach fails here; a race does not. This replaces no
+receipt.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import subprocess
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kernelcat.catalog import source
+from kernelcat.catalog.implementation import (
+    Config,
+    Float32,
+    Implementation,
+    Int32,
+    Int64,
+    Param,
+    Pointer,
+    Program,
+    Step,
+)
+from kernelcat.catalog.spec import Problem
+from kernelcat.jit.cuda import CudaSource
+from kernelcat.runtime import gpu
+
+INCLUDE = Path(__file__).parent / "host_include"
+OPTIONS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", "-ffp-contract=off")
+REPLACEMENTS = (
+    (r"extern __shared__ (\w+) (\w+)\[\];",
+     r"\1* \2 = reinterpret_cast<\1*>(host::block->dynamic_shared.data());"),
+    (r'asm\("ex2\.approx\.ftz\.f32 %0, %1;" : "=f"\(result\) : "f"\(x\)\);', "result = exp2f(x);"),
+)  # fmt: skip
+"""What is not C++, as a pattern and what takes its place."""
+MAIN = """#include "cuda_host.h"
+#include "{file}"
+extern "C" void run(void** args, int x, int y, int threads, int shared_bytes, int cluster) {{
+  host::launch(&{kernel}, args, x, y, threads, shared_bytes, cluster);
+}}
+"""
+VALUES: dict[type, Callable[[Any], Any]] = {
+    Int32: ctypes.c_int32,
+    Int64: ctypes.c_int64,
+    Float32: ctypes.c_float,
+}
+
+
+class HostCuda:
+    """A device as the gate takes it; ``folder`` gets compiled kernels."""
+
+    xp = np
+
+    def __init__(self, folder: Path) -> None:
+        self.gpu = gpu.find("h200")
+        self._build = cache(lambda kernel: compile_kernel(kernel, folder))
+
+    def synchronize(self) -> None:
+        """Launches have ended when they return."""
+
+    def load(self, implementation: Implementation, problem: Problem, config: Config) -> Any:
+        """``bind(arrays) -> run``; each bind has workspaces of its own, which runs share."""
+        program = implementation.program(problem, config, self.gpu)
+        kernels = [self._build(step.source) for step in program.steps]
+
+        def bind(arrays: Mapping[str, Any]) -> Callable[[], None]:
+            memory = {**_workspaces(program), **arrays}
+
+            def run() -> None:
+                for step, kernel in zip(program.steps, kernels, strict=True):
+                    _launch(kernel, step, memory)
+
+            return run
+
+        return bind
+
+
+def compile_kernel(kernel: CudaSource, folder: Path) -> Any:
+    """The function ``run`` of a library made from one instance of a kernel."""
+    name = hashlib.sha256(kernel.kernel.encode()).hexdigest()[:16]
+    root = folder / name
+    for path in kernel.files():
+        parent = path.parent.relative_to(source.cuda_root())
+        is_shared = parent.parts[0] == "include"
+        copy = root.joinpath(*parent.parts[1:] if is_shared else ()) / path.name
+        text = path.read_text()
+        for pattern, replacement in REPLACEMENTS:
+            text = re.sub(pattern, replacement, text)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(text)
+    main, library = root / "main.cpp", root / "kernel.so"
+    main.write_text(MAIN.format(file=kernel.file.name, kernel=kernel.kernel))
+    includes = [f"-I{INCLUDE}", f"-I{root}"]  # the host's headers come first
+    subprocess.run(["g++", *OPTIONS, *includes, str(main), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library)).run
+
+
+def _workspaces(program: Program) -> dict[str, Any]:
+    """Zeros, or None for a workspace of 0 bytes."""
+    return {n: np.zeros(size, "uint8") if size else None for n, size in program.workspaces.items()}
+
+
+def _launch(kernel: Any, step: Step, memory: Mapping[str, Any]) -> None:
+    values = [_value(param, memory) for param in step.params]
+    addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+    x, y, _ = step.grid
+    if x * y:
+        kernel(addresses, x, y, step.block, step.shared_bytes, step.cluster[0])
+
+
+def _value(param: Param, memory: Mapping[str, Any]) -> Any:
+    """A parameter as C passes it; the address of a tensor or workspace, null for an absent one."""
+    if isinstance(param, Pointer):
+        array = memory.get(param.tensor)
+        return ctypes.c_void_p(None if array is None else array.ctypes.data)
+    return VALUES[type(param)](param.value)
