@@ -1,8 +1,8 @@
 """CUDA C++ kernels on the CPU: the source of a kernel, compiled by g++ with stand-ins for CUDA.
 
 The headers in tests/cuda_fibers_include replace those that hold PTX. The threads of a thread block
-are fibers; thread blocks run one after the other, so kernels whose thread blocks wait for each other
-cannot run. What is tested: indices, roles of warps, counts and phases of barriers, and the order of
+are fibers; thread blocks run one after the other, so kernels whose thread blocks wait for each
+other cannot run. What is tested: indices, roles of warps, counts and phases of barriers, and the order of
 loads, products and releases. What is not: proxies, memory order, and instructions themselves.
 """
 
