@@ -237,10 +237,10 @@ class Entry:
     ----------
     oracle : ``oracle(problem, arrays) -> {output: array}``
         Takes NumPy or CuPy arrays by tensor name: float32 values, or storage arrays where the
-        tolerance is ``EXACT`` and for tensors ``as_stored``; returns arrays of the same kind. The oracle uses only operators and
-        methods that both libraries share. It also takes the values of updated outputs before the
-        call and returns all their values after the call: elements that the entry does not write
-        must stay the same bit for bit.
+        tolerance is ``EXACT`` and for tensors ``as_stored``; returns arrays of the same kind. The
+        oracle uses only operators and methods that both libraries share. It also takes the
+        values of updated outputs before the call and returns all their values after the call:
+        elements that the entry does not write must stay the same bit for bit.
     make_inputs : ``make_inputs(problem, normal) -> {input or updated output: array}``
         ``normal(shape)`` draws float32 standard normal values on the device in use. Arrays whose
         names begin with ``_`` are no tensors of the entry; ``signal`` uses them.
