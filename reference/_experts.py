@@ -88,11 +88,11 @@ def weight_bytes(axes, n: int, k: int) -> int:
     return int(size)
 
 
-def tensors(number: str, n, k, rows_tell: tuple) -> tuple[Tensor, ...]:
-    """Weights, scales, global scale and bias of a matrix of ``n(axes)`` x ``k(axes)`` an expert.
+def tensors(number: str, n, k, rows_tell: tuple) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The weights of a matrix of ``n(axes)`` x ``k(axes)`` an expert, and what is optional.
 
-    ``number`` is appended to the tensors' names. ``rows_tell`` is `Derived.tells` of the number of
-    rows.
+    Optional are scales, global scale and bias. ``number`` is appended to the tensors' names.
+    ``rows_tell`` is `Derived.tells` of the number of rows.
     """
     w = tuple(
         Derived(
@@ -108,8 +108,8 @@ def tensors(number: str, n, k, rows_tell: tuple) -> tuple[Tensor, ...]:
         )
         for i, what in enumerate(("rows", "columns"))
     )
-    return (
-        Tensor(f"w{number}", ("experts", *w), WEIGHT, "weights", as_stored=True),
+    weights = Tensor(f"w{number}", ("experts", *w), WEIGHT, "weights", as_stored=True)
+    return weights, (
         Tensor(
             f"w{number}_scale", ("experts", *s), SCALE, "scales of the weights",
             flag="format", when=SCALED, as_stored=True,

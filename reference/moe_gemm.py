@@ -164,6 +164,10 @@ def _problems() -> dict[str, Problem]:
     return problems
 
 
+W, W_OPTIONAL = _experts.tensors(
+    "", lambda axes: axes["N"], lambda axes: axes["K"], ("N", lambda size, axes: size)
+)
+
 ENTRY = Entry(
     name="moe_gemm",
     summary="Products of rows grouped by expert; gather, bias, SwiGLU and weighted sum are fused.",
@@ -189,15 +193,14 @@ ENTRY = Entry(
     ),
     inputs=(
         Tensor("a", (A_ROWS, "K"), "act_dtype", "activations"),
+        W,
+        OFFSETS,
+        ORDER,
+        *W_OPTIONAL,
         Tensor(
             "a_scale", (K_BLOCKS, A_ROWS), "float32",
             "a_scale[j, m] multiplies A[m, 128 j : 128 (j + 1)]", flag="act_dtype", when=FP8,
         ),
-        *_experts.tensors(
-            "", lambda axes: axes["N"], lambda axes: axes["K"], ("N", lambda size, axes: size)
-        ),
-        OFFSETS,
-        ORDER,
         Tensor(
             POSITION.name, POSITION.shape, POSITION.dtype, POSITION.doc, flag="combine"
         ),

@@ -136,6 +136,19 @@ def _problems() -> dict[str, Problem]:
     return problems
 
 
+W1, W1_OPTIONAL = _experts.tensors(
+    "1",
+    lambda axes: 2 * axes["inter"],
+    lambda axes: axes["hidden"],
+    ("inter", lambda size, axes: size // 2),
+)
+W2, W2_OPTIONAL = _experts.tensors(
+    "2",
+    lambda axes: axes["hidden"],
+    lambda axes: axes["inter"],
+    ("hidden", lambda size, axes: size),
+)
+
 ENTRY = Entry(
     name="moe_mlp",
     summary="The experts of a mixture-of-experts layer: routing, both products and weighted sum.",
@@ -164,18 +177,14 @@ ENTRY = Entry(
     inputs=(
         Tensor("x", ("tokens", "hidden"), "dtype", "activations"),
         Tensor("logits", ("tokens", "experts"), "logit_dtype", "the router's logits"),
+        W1,
+        W2,
         Tensor(
             "correction", ("experts",), "float32", "added to scores to select, not to weigh",
             flag="correction",
         ),
-        *_experts.tensors(
-            "1", lambda axes: 2 * axes["inter"], lambda axes: axes["hidden"],
-            ("inter", lambda size, axes: size // 2),
-        ),
-        *_experts.tensors(
-            "2", lambda axes: axes["hidden"], lambda axes: axes["inter"],
-            ("hidden", lambda size, axes: size),
-        ),
+        *W1_OPTIONAL,
+        *W2_OPTIONAL,
         Tensor("residual", ("tokens", "hidden"), "dtype", "added to the output", flag="residual"),
     ),
     outputs=(Tensor("out", ("tokens", "hidden"), "dtype", "the layer's output"),),
