@@ -196,6 +196,8 @@ def weights(problem: Problem, arrays, number: str, expert: int, n: int, k: int):
     (exact but for MXFP4 in float16); NVFP4's global scale is included, unrounded.
     """
     format, codes = problem["format"], arrays[f"w{number}"][expert]
+    if codes.dtype == "float32":  # stands for 16 bits
+        return codes
     if format in DTYPES:
         return dtypes.decode(codes, format)
     scales = arrays[f"w{number}_scale"][expert]

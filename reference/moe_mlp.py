@@ -18,6 +18,7 @@ from kernelcat.reference import _experts, _layer_routing
 from kernelcat.reference._arrays import library_of
 from kernelcat.reference._assignments import SKEW, TOKENS, TOP_K, active, preferences
 from kernelcat.reference._experts import ACT_DTYPE, DTYPE, EXPERTS, FORMAT, FP8, PACKING
+from kernelcat.reference._peers import peer_in
 
 LOGIT_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -197,6 +198,11 @@ ENTRY = Entry(
     ),
     bytes_moved=_bytes_moved,
     problems=_problems(),
+    peers=(
+        peer_in("_moe_peers", "triton_kernels"),
+        peer_in("_humming", "humming"),
+        peer_in("_moe_peers", "torch", "torch_experts"),
+    ),
     constraint=_constraint,
     work_in_progress=True,
 )  # fmt: skip

@@ -2,8 +2,9 @@
 
 The headers in tests/cuda_fibers_include replace those that hold PTX. The threads of a thread block
 are fibers; thread blocks run one after the other, so kernels whose thread blocks wait for each
-other cannot run. What is tested: indices, roles of warps, counts and phases of barriers, and the order of
-loads, products and releases. What is not: proxies, memory order, and instructions themselves.
+other cannot run. What is tested: indices, roles of warps, counts and phases of barriers, and the
+order of loads, products and releases. What is not: proxies, memory order, and instructions
+themselves.
 """
 
 from __future__ import annotations
