@@ -4,6 +4,7 @@
 >>> gemm = kernelcat.get("gemm")
 >>> d = gemm(a, b)              # a (M, K), b (N, K): torch, CuPy or any DLPack array on a GPU
 >>> print(gemm.explain(a, b))   # which implementation and configuration, and why
+>>> d = kernelcat.reference("gemm")(a.cpu(), b.cpu())  # the definition, on a CPU
 
 ``import kernelcat`` imports no array library and no compiler; the first call imports both.
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # stands for typing.TYPE_CHECKING: importing typing would take 20 ms
 if TYPE_CHECKING:
     from kernelcat.call.operator import entries, get, reload
+    from kernelcat.call.oracle import reference
     from kernelcat.catalog.implementation import Config
     from kernelcat.catalog.spec import Problem
     from kernelcat.errors import KernelcatError
@@ -34,6 +36,7 @@ __all__ = [
     "fp4",
     "get",
     "mla",
+    "reference",
     "reload",
 ]
 
@@ -48,6 +51,7 @@ _HOMES = {
     "fp4": "kernelcat.layers",
     "get": "kernelcat.call.operator",
     "mla": "kernelcat.layers",
+    "reference": "kernelcat",
     "reload": "kernelcat.call.operator",
 }
 """Public name -> the module that defines the name, or the package that holds the module."""
@@ -59,7 +63,7 @@ def __getattr__(name: str) -> object:
     from kernelcat.importing import import_module
 
     home = _HOMES[name]
-    value = getattr(import_module(home), name, None)
+    value = None if home == __name__ else getattr(import_module(home), name, None)
     globals()[name] = import_module(f"{home}.{name}") if value is None else value
     return globals()[name]
 

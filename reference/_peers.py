@@ -31,9 +31,13 @@ def import_torch(peer: str):
         return import_module("torch")
 
 
-def peer_in(module: str, name: str) -> Peer:
-    """The peer that the function ``name`` of ``kernelcat.reference.MODULE`` loads.
+def peer_in(module: str, name: str, loader: str | None = None) -> Peer:
+    """The peer that the function ``loader`` of ``kernelcat.reference.MODULE`` loads.
+
+    The function has the peer's name unless ``loader`` names another one.
 
     The module is imported when the peer is raced, because it imports the entry in its turn.
     """
-    return Peer(name, lambda: getattr(import_module(f"kernelcat.reference.{module}"), name)())
+    return Peer(
+        name, lambda: getattr(import_module(f"kernelcat.reference.{module}"), loader or name)()
+    )

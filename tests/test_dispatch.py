@@ -267,7 +267,8 @@ A, B = half(4, 8), half(6, 8)
          "__dlpack__), not int"),
         (lambda op: op(A, B, out=3), "gemm: out must be an array (torch, CuPy, or another with "
          "__dlpack__), not int"),
-        (lambda op: op(A, B.numpy()), "gemm: b is on the CPU; move it to a CUDA device"),
+        (lambda op: op(A, B.numpy()), "gemm: b is on the CPU; move it to a CUDA device, or call "
+         'the oracle, kernelcat.reference("gemm")'),
         (lambda op: op(A.t(), B), "gemm: a is not contiguous (shape (8, 4), strides (1, 8)); "
          "pass a.contiguous()"),
         (lambda op: op(A.double(), B), "gemm: a is float64; use one of: bfloat16, float16"),

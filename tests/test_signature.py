@@ -150,11 +150,13 @@ def test_tma_copy_refuses(infos: dict[str, ArrayInfo], line: str) -> None:
     [
         (
             {"a": array(4, 8, device="cpu"), "b": array(6, 8)},
-            "gemm: a is on the CPU; move it to a CUDA device",
+            "gemm: a is on the CPU; move it to a CUDA device, or call the oracle, "
+            'kernelcat.reference("gemm")',
         ),
         (
             {"a": array(4, 8), "b": array(6, 8, device="cpu")},
-            "gemm: b is on the CPU; move it to a CUDA device",
+            "gemm: b is on the CPU; move it to a CUDA device, or call the oracle, "
+            'kernelcat.reference("gemm")',
         ),
         (
             {"a": array(4, 8), "b": array(6, 8, device="meta")},

@@ -347,7 +347,7 @@ class Cupy:
         )
 
     def allocator(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
-        cupy, element, gpu = self.cupy, _numpy_dtype(dtype), self.cupy.cuda.Device(device)
+        cupy, element, gpu = self.cupy, numpy_dtype(dtype), self.cupy.cuda.Device(device)
 
         def allocate() -> Any:
             with gpu:
@@ -377,7 +377,7 @@ def _describe_numpy(array: Any) -> ArrayInfo:
     return ArrayInfo(pointer, array.shape, strides, array.dtype.name, "cpu", "numpy")
 
 
-def _numpy_dtype(name: str) -> Any:
+def numpy_dtype(name: str) -> Any:
     """The dtype called ``name`` in NumPy, or in ml_dtypes where NumPy has none."""
     import numpy
 

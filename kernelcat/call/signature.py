@@ -119,7 +119,10 @@ def device_of(entry: Entry, infos: Infos) -> int:
             continue
         info, name = infos[tensor.name], label(entry, tensor)
         if info.device == "cpu":
-            raise InvalidArgument(f"{entry.name}: {name} is on the CPU; move it to a CUDA device")
+            raise InvalidArgument(
+                f"{entry.name}: {name} is on the CPU; move it to a CUDA device, or "
+                f'call the oracle, kernelcat.reference("{entry.name}")'
+            )
         if info.cuda_index is None:
             raise InvalidArgument(
                 f"{entry.name}: {name} is on {info.device!r}; move it to a CUDA device"

@@ -119,7 +119,8 @@ class Tensor:
     shape : names of axes, numbers, or sizes :class:`Derived` from axes
     dtype : name of an axis, name of an element type, or an :class:`ElementType`
     flag, when
-        An optional tensor is present where the axis ``flag`` has the value ``when``.
+        An optional tensor is present where the axis ``flag`` has the value ``when``, or one of the
+        values where ``when`` is a tuple.
     strides : in elements: names of axes, or numbers; None for a contiguous tensor
     tolerance
         For an output: a tolerance that replaces the entry's, or the name of the axis whose value
@@ -130,6 +131,9 @@ class Tensor:
         This output holds values before the call, which the caller must therefore pass; elements
         that the entry does not write keep their values. Where such an output is optional, whether
         the caller passes it decides its flag; it comes after all outputs that are not optional.
+    as_stored
+        ``make_inputs`` draws, and the oracle takes, this tensor's storage array instead of float32
+        values: for weights that would not fit into memory as float32.
     """
 
     name: str
@@ -137,11 +141,12 @@ class Tensor:
     dtype: str | ElementType
     doc: str = ""
     flag: str | None = None
-    when: AxisValue = True
+    when: AxisValue | tuple[AxisValue, ...] = True
     strides: tuple[str | int, ...] | None = None
     tolerance: Tolerance | str | None = None
     optional_for_peers: bool = False
     updated: bool = False
+    as_stored: bool = False
 
     def shape_of(self, problem: Problem) -> tuple[int, ...]:
         """The shape for ``problem``."""
@@ -186,7 +191,10 @@ class Tensor:
 
     def present(self, problem: Problem) -> bool:
         """Whether ``problem`` has this tensor."""
-        return self.flag is None or problem[self.flag] == self.when
+        if self.flag is None:
+            return True
+        values = self.when if isinstance(self.when, tuple) else (self.when,)
+        return problem[self.flag] in values
 
 
 @dataclass(frozen=True)
@@ -230,10 +238,10 @@ class Entry:
     ----------
     oracle : ``oracle(problem, arrays) -> {output: array}``
         Takes NumPy or CuPy arrays by tensor name: float32 values, or storage arrays where the
-        tolerance is ``EXACT``; returns arrays of the same kind. The oracle uses only operators and
-        methods that both libraries share. It also takes the values of updated outputs before the
-        call and returns all their values after the call: elements that the entry does not write
-        must stay the same bit for bit.
+        tolerance is ``EXACT`` and for tensors ``as_stored``; returns arrays of the same kind. The
+        oracle uses only operators and methods that both libraries share. It also takes the values
+        of updated outputs before the call and returns all their values after the call: elements
+        that the entry does not write must stay the same bit for bit.
     make_inputs : ``make_inputs(problem, normal) -> {input or updated output: array}``
         ``normal(shape)`` draws float32 standard normal values on the device in use. Arrays whose
         names begin with ``_`` are no tensors of the entry; ``signal`` uses them.

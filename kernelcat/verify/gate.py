@@ -260,7 +260,7 @@ def prepare(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> Pr
     buffers = _stored(entry, problem, device, values)
     views = {name: buffer.view for name, buffer in buffers.items()}
     if entry.tolerance_of(problem) != EXACT:
-        views = {n: dtypes.decode(v, buffers[n].tensor.dtype_of(problem)) for n, v in views.items()}
+        views = decoded(entry, problem, views)
     expected = entry.oracle(problem, views)
     exact = entry.signal.exact(problem, values) if entry.signal else {}
     pristine = {name: buffer.view.copy() for name, buffer in buffers.items()}
@@ -270,6 +270,17 @@ def prepare(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> Pr
         if tensor.present(problem) and not tensor.updated:
             buffers[tensor.name] = Buffer.poisoned(tensor, problem, device.xp)
     return Prepared(entry, problem, device, buffers, expected, pristine, kept, exact)
+
+
+def decoded(entry: Entry, problem: Problem, stored: Arrays) -> dict[str, Any]:
+    """Values of drawn tensors by name: float32, but storage arrays for tensors ``as_stored``."""
+    values = {}
+    for tensor in entry.drawn:
+        if tensor.present(problem):
+            array = stored[tensor.name]
+            dtype = tensor.dtype_of(problem)
+            values[tensor.name] = array if tensor.as_stored else dtypes.decode(array, dtype)
+    return values
 
 
 def inputs(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> dict[str, Buffer]:
@@ -282,7 +293,11 @@ def _stored(entry: Entry, problem: Problem, device: Device, values: Arrays) -> d
     for tensor in entry.drawn:
         if tensor.present(problem):
             buffers[tensor.name] = Buffer.poisoned(tensor, problem, device.xp)
-            _store(buffers[tensor.name].view, values[tensor.name], tensor.dtype_of(problem))
+            view, drawn_values = buffers[tensor.name].view, values[tensor.name]
+            if tensor.as_stored:
+                view[...] = drawn_values
+            else:
+                _store(view, drawn_values, tensor.dtype_of(problem))
     return buffers
 
 

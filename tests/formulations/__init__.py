@@ -10,8 +10,10 @@ import numpy as np
 
 from formulations.attention import attn_merge, flashmla, paged_attn
 from formulations.caches import kv_write, mla_kv_write
+from formulations.experts import moe_gemm
 from formulations.float4 import nvfp4_dequantize, nvfp4_matmul, nvfp4_quantize
 from formulations.float8 import fp8_gemm, fp8_quantize, fp8_swiglu
+from formulations.mlp import moe_mlp
 from formulations.norms import rms_norm
 from formulations.products import gemm, multicast_gemm
 from formulations.routing import moe_route
@@ -39,6 +41,8 @@ INDEPENDENT = {
     "kv_write": kv_write,
     "lm_head": lm_head,
     "mla_kv_write": mla_kv_write,
+    "moe_gemm": moe_gemm,
+    "moe_mlp": moe_mlp,
     "moe_route": moe_route,
     "multicast_gemm": multicast_gemm,
     "nvfp4_dequantize": nvfp4_dequantize,

@@ -1,0 +1,106 @@
+"""What a configuration of the wgmma kernel means for one problem, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from kernelcat import dtypes
+from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.spec import Problem
+from kernelcat.kernels.cuda.moe_gemm.operands import num_rows
+from kernelcat.reference._assignments import active
+from kernelcat.runtime.gpu import KB, Gpu
+
+ROW_BYTES = 128
+"""Bytes of a row of a stage: the widest row that the hardware swizzles."""
+MAX_STAGES = 12
+GROUP_ROWS = 1024
+"""Rows of A that make a group in the order of an expert's tiles."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration in numbers, for one problem."""
+
+    block_m: int
+    block_n: int
+    element_bytes: int
+    """Of an element of A and of weights."""
+    experts: int
+    n: int
+    k: int
+    rows: int
+    active: int
+    """Experts that serve a token, estimated."""
+
+    @staticmethod
+    def of(config: Config, problem: Problem) -> Plan:
+        block_m, block_n = map(int, config["tile"].split("x"))
+        return Plan(
+            block_m,
+            block_n,
+            dtypes.itemsize(problem["act_dtype"]),
+            problem["experts"],
+            problem["N"],
+            problem["K"],
+            num_rows(problem),
+            active(problem),
+        )
+
+    @property
+    def block_k(self) -> int:
+        """Columns of A and of weights in a stage."""
+        return ROW_BYTES // self.element_bytes
+
+    @property
+    def num_k_blocks(self) -> int:
+        return ceil(self.k / self.block_k)
+
+    @property
+    def num_consumers(self) -> int:
+        """Warpgroups that multiply; one more loads."""
+        return 2 if self.block_m > 64 else 1
+
+    @property
+    def num_threads(self) -> int:
+        return 128 * (self.num_consumers + 1)
+
+    @property
+    def group_m(self) -> int:
+        """Blocks of rows that make a group in the order of an expert's tiles."""
+        return max(GROUP_ROWS // self.block_m, 1)
+
+    @property
+    def num_col_blocks(self) -> int:
+        return ceil(self.n / self.block_n)
+
+    @property
+    def max_tiles(self) -> int:
+        """The most tiles that any offsets make."""
+        row_blocks = self.rows // self.block_m + min(self.experts, self.rows)
+        return row_blocks * self.num_col_blocks
+
+    @property
+    def num_tiles(self) -> float:
+        """Tiles, estimated: on average half of an expert's last block of rows is empty."""
+        row_blocks = max(self.rows / self.block_m + self.active / 2, self.active)
+        return row_blocks * self.num_col_blocks
+
+    @property
+    def stage_bytes(self) -> int:
+        """Both operands, scales of float8, and two barriers."""
+        scale_bytes = 4 * (self.block_m + 2) if self.element_bytes == 1 else 0
+        return (self.block_m + self.block_n) * ROW_BYTES + scale_bytes + 16
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Biases of each consumer, the lists of tiles, alignment to 1 KB, and unused scales."""
+        return 4 * self.num_consumers * self.block_n + 8 * (self.experts + 1) + KB + 16
+
+    def num_stages(self, gpu: Gpu) -> int:
+        """As many as fit."""
+        return min((gpu.shared_bytes - self.fixed_bytes) // self.stage_bytes, MAX_STAGES)
+
+    def shared_bytes(self, gpu: Gpu) -> int:
+        return self.num_stages(gpu) * self.stage_bytes + self.fixed_bytes

@@ -1,0 +1,138 @@
+// The producer warpgroup: weights come by TMA, rows of A by TMA or, gathered, by cp.async, and
+// scales by cp.async.
+#pragma once
+
+#include <kernelcat/async_copy.cuh>
+#include <kernelcat/bulk_copy.cuh>
+#include <kernelcat/cache_policy.cuh>
+
+#include "wgmma_tile.cuh"
+
+namespace kernelcat {
+
+constexpr int kVectorBytes = 16;
+constexpr int kRowVectors = kRowBytes / kVectorBytes;  // of a row of a stage
+
+// What is read by cp.async.
+struct CopySource {
+  const uint4* a;      // (tokens, row_vectors)
+  const int* order;    // (tokens * top_k,)
+  ScaleSource scales;  // those of the weights are (experts, num_n, num_k)
+  uint32_t top_k;
+  int row_vectors;  // vectors of 16 bytes in a row of A
+
+  // The rows of A for rows `first`, `first` + kStep ... of the tile, -1 outside the expert.
+  template <bool kGather, int kStep, int kCount>
+  __device__ __forceinline__ void find_rows(int (&rows)[kCount], const ExpertTile& tile,
+                                            int first) const {
+    const int num_left = tile.num_rows - first, row = tile.row + first;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      rows[i] = -1;
+      if (i * kStep >= num_left) continue;
+      rows[i] = kGather ? static_cast<uint32_t>(order[row + i * kStep]) / top_k : row + i * kStep;
+    }
+  }
+};
+
+// The rows of a tile that this thread gathers, with kGather, and its vector of each row of a stage.
+// The eight lanes that copy a row's 128 bytes are neighbours.
+template <typename Config>
+struct GatheredRows {
+  static constexpr int kStep = kWarpgroupThreads / kRowVectors;  // rows that are copied at once
+  static constexpr int kCount = Config::BLOCK_M / kStep;
+
+  int rows[kCount];  // tokens, or -1 outside the expert
+
+  __device__ __forceinline__ GatheredRows(const CopySource& source, const ExpertTile& tile) {
+    if constexpr (!Config::kGather) return;
+    source.template find_rows<true, kStep>(rows, tile,
+                                           threadIdx.x % kWarpgroupThreads / kRowVectors);
+  }
+
+  // Starts to copy k-block `k_block` to `stage`, in the 128-byte swizzle of TMA. Rows outside the
+  // expert and columns outside A become zeros.
+  __device__ __forceinline__ void load(uint8_t* stage, const CopySource& source,
+                                       int k_block) const {
+    if constexpr (!Config::kGather) return;
+    const int first = threadIdx.x % kWarpgroupThreads, vector = first % kRowVectors;
+    const int column = k_block * kRowVectors + vector;
+    const uint32_t target = shared_address(stage) + swizzled<kRowBytes>(first * kVectorBytes);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const bool is_inside = rows[i] >= 0 && column < source.row_vectors;
+      const int64_t offset = static_cast<int64_t>(rows[i]) * source.row_vectors + column;
+      async_copy_16(target + i * kStep * kRowBytes, source.a + (is_inside ? offset : 0), is_inside);
+    }
+  }
+};
+
+// The scales of a tile that this thread copies, with kScaled: those of some rows, and in two
+// threads those of the weights.
+template <typename Config>
+struct CopiedScales {
+  static constexpr int kCount = ceil_div(Config::BLOCK_M, kWarpgroupThreads);
+
+  int rows[kCount];  // of A, or -1
+  int weights_row;   // row of the matrix of all experts' scales, or -1
+
+  __device__ __forceinline__ CopiedScales(const CopySource& source, const ExpertTile& tile) {
+    if constexpr (!Config::kScaled) return;
+    const int thread = threadIdx.x % kWarpgroupThreads;
+    source.template find_rows<Config::kGather, kWarpgroupThreads>(rows, tile, thread);
+    const int block = min(tile.col / kScaleBlock + thread, source.scales.num_n - 1);
+    weights_row = thread < 2 ? tile.expert * source.scales.num_n + block : -1;
+  }
+
+  __device__ __forceinline__ void load(ExpertShared<Config>& shared, int stage,
+                                       const CopySource& source, int k_block) const {
+    if constexpr (!Config::kScaled) return;
+    auto& target = shared.scales[stage];
+    const int thread = threadIdx.x % kWarpgroupThreads;
+    const float* scales = source.scales.a_scale + static_cast<int64_t>(k_block) * source.scales.m;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int row = i * kWarpgroupThreads + thread;
+      if (row < Config::BLOCK_M) {
+        async_copy_4(&target.a[row], scales + max(rows[i], 0), rows[i] >= 0);
+      }
+    }
+    if (weights_row >= 0) {
+      const int64_t place = static_cast<int64_t>(weights_row) * source.scales.num_k + k_block;
+      async_copy_4(&target.b[thread], source.scales.b_scale + place, true);
+    }
+  }
+};
+
+// Runs in a whole warpgroup if there are kCopyingThreads, else in one warp.
+template <typename Config>
+__device__ __forceinline__ void produce(ExpertShared<Config>& shared,
+                                        const typename Config::Tiles& tiles, const TensorMap& map_a,
+                                        const TensorMap& map_w, const CopySource& source, int n,
+                                        int num_k) {
+  constexpr int kTmaBytes = Config::kGather ? Config::kStageBytesW : Config::kStageBytes;
+  const bool is_leader = threadIdx.x % kWarpgroupThreads == 0;
+  PipelineState<Config::kNumStages> position;
+  tiles.for_each([&](const ExpertTile& tile) {
+    const int row_of_w = tile.expert * n + tile.col;
+    const GatheredRows<Config> rows(source, tile);
+    const CopiedScales<Config> scales(source, tile);
+    for (int k_block = 0; k_block < num_k; ++k_block) {
+      uint8_t* stage = shared.stages[position.stage];
+      Barrier& full = shared.full[position.stage];
+      shared.empty[position.stage].wait(position.phase ^ 1);
+      if (is_leader) {
+        const int x = k_block * Config::BLOCK_K;
+        full.arrive_expect(kTmaBytes);
+        tensor_load(stage + Config::kStageBytesA, map_w, x, row_of_w, full, kDefaultPolicy);
+        if (!Config::kGather) tensor_load(stage, map_a, x, tile.row, full, kDefaultPolicy);
+      }
+      rows.load(stage, source, k_block);
+      scales.load(shared, position.stage, source, k_block);
+      if constexpr (Config::kCopyingThreads > 0) arrive_when_copied(full);
+      position.advance();
+    }
+  });
+}
+
+}  // namespace kernelcat

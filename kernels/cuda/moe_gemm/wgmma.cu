@@ -1,0 +1,129 @@
+// Rows of A, grouped by expert, times their expert's weights on Hopper: a persistent kernel in
+// which a producer warpgroup fills a ring of stages, and one or two consumer warpgroups multiply
+// from the ring by wgmma.
+//
+// Grouped products over ragged segments whose tiles every thread block finds from the segments'
+// offsets are those of MegaBlocks (Gale et al. 2022) and CUTLASS's grouped GEMM. The roles of warps
+// are those of gemm/wgmma.cu.
+//
+// barrier     | who arrives (how many)                  | who waits  | for what
+// full[s]     | a producer thread, with TMA's bytes (1) | consumers  | stage s holds its k-block
+//             | and all threads that copy by cp.async   |            |
+//             | (kCopyingThreads)                       |            |
+// empty[s]    | consumer warps (4 * kNumConsumers)      | producer   | stage s has been read
+// named 1 + c | threads of consumer c (128)             | consumer c | the tile's bias
+#include <kernelcat/pdl.cuh>
+
+#include "accumulate.cuh"
+#include "output.cuh"
+#include "producer.cuh"
+
+namespace kernelcat {
+
+// Passes over one tile of which this consumer has no rows.
+template <typename Config>
+__device__ __forceinline__ void pass_over(ExpertShared<Config>& shared,
+                                          PipelineState<Config::kNumStages>& position, int num_k) {
+  for (int k_block = 0; k_block < num_k; ++k_block) {
+    shared.full[position.stage].wait(position.phase);
+    release_stage<1>(shared.empty[position.stage]);
+    position.advance();
+  }
+}
+
+// Runs in a consumer warpgroup.
+template <typename Config>
+__device__ __forceinline__ void consume(ExpertShared<Config>& shared,
+                                        const typename Config::Tiles& tiles,
+                                        const ExpertOutput<Config>& output, int num_k) {
+  const int consumer = warp_index() / 4, first_row = consumer * Config::kRows;
+  PipelineState<Config::kNumStages> position;
+  tiles.for_each([&](const ExpertTile& tile) {
+    if (first_row >= tile.num_rows) {
+      pass_over<Config>(shared, position, num_k);
+      return;
+    }
+    const bool has_bias = output.bias != nullptr;
+    TileBias<Config::BLOCK_N> bias(
+        has_bias ? output.bias + static_cast<int64_t>(tile.expert) * output.n : nullptr, tile.col,
+        output.n);
+    typename Config::Sums sums;
+    accumulate<Config>(shared, position, sums, first_row, tile.col, num_k);
+    bias.store(shared.bias[consumer], 1 + consumer);
+    store_sums<Config>(sums, output, shared.bias[consumer], tile, first_row);
+  });
+}
+
+template <typename T, typename Element, int BLOCK_M, int BLOCK_N, int kNumStages, Gating kGating,
+          bool kGather, bool kPartial,
+          typename Config = ExpertTileConfig<T, Element, BLOCK_M, BLOCK_N, kNumStages, kGating,
+                                             kGather, kPartial>>
+__global__ void __launch_bounds__(Config::kNumThreads, 1)
+    moe_gemm_wgmma(const __grid_constant__ TensorMap map_a,  // (rows, k), boxes BLOCK_M high; read
+                                                             // without kGather
+                   const __grid_constant__ TensorMap map_w,  // (experts * n, k), BLOCK_N high
+                   const Element* a,                         // (tokens, k), read with kGather
+                   const float* a_scale,                     // (k / 128, a_rows), or null
+                   const float* w_scale,                     // (experts, n / 128, k / 128), or null
+                   const T* bias,                            // (experts, n), or null
+                   const int* offsets,                       // (experts + 1,)
+                   const int* order,                         // (rows,)
+                   void* out,                                // (rows, pitch): T, or float: kPartial
+                   int rows, int a_rows, int top_k, int experts, int n, int k, int pitch,
+                   int group_m) {
+  extern __shared__ uint8_t dynamic_shared[];
+  const uint32_t padding = -shared_address(dynamic_shared) & 1023;
+  auto& shared = *reinterpret_cast<ExpertShared<Config>*>(dynamic_shared + padding);
+  // A lambda that each role calls: values that live across setmaxnreg were seen to spill.
+  const auto tiles = [&]() -> typename Config::Tiles {
+    return {.offsets = shared.lists(),
+            .row_blocks = shared.lists() + experts + 1,
+            .experts = experts,
+            .num_n = ceil_div(n, BLOCK_N),
+            .group_m = group_m};
+  };
+
+  if (threadIdx.x == 0) {
+    if (!kGather) prefetch_map(map_a);
+    prefetch_map(map_w);
+    for (Barrier& barrier : shared.full) barrier.init(1 + Config::kCopyingThreads);
+    for (Barrier& barrier : shared.empty) barrier.init(Config::kNumConsumers * 4);
+    fence_barrier_init();
+  }
+  grid_dependency_wait();
+  tiles().load(offsets);
+  __syncthreads();
+
+  const int num_k = ceil_div(k, Config::BLOCK_K);
+  const int role = warp_index();  // outside the branches: all lanes must call warp_index()
+  if (role / 4 == Config::kNumConsumers) {
+    if constexpr (Config::kReallocate) decrease_registers<Config::kProducerRegisters>();
+    if (Config::kCopyingThreads > 0 || role % 4 == 0) {
+      const ScaleSource scales = {.a_scale = a_scale,
+                                  .b_scale = w_scale,
+                                  .m = a_rows,
+                                  .num_n = ceil_div(n, kScaleBlock),
+                                  .num_k = num_k};
+      const CopySource source = {
+          .a = reinterpret_cast<const uint4*>(a),
+          .order = order,
+          .scales = scales,
+          .top_k = static_cast<uint32_t>(top_k),
+          .row_vectors = k / static_cast<int>(kVectorBytes / sizeof(Element))};
+      produce<Config>(shared, tiles(), map_a, map_w, source, n, num_k);
+    }
+    launch_dependents();
+  } else {
+    if constexpr (Config::kReallocate) increase_registers<Config::kConsumerRegisters>();
+    const bool is_aligned = pitch % 8 == 0 && kernelcat::is_aligned(out, 16);
+    const ExpertOutput<Config> output = {
+        .rows = out, .bias = bias, .n = n, .pitch = pitch, .is_aligned = is_aligned};
+    if constexpr (!kPartial) {
+      output.clear(tiles().num_rows(), rows, threadIdx.x,
+                   Config::kNumConsumers * kWarpgroupThreads);
+    }
+    consume<Config>(shared, tiles(), output, num_k);
+  }
+}
+
+}  // namespace kernelcat

@@ -1,0 +1,198 @@
+"""`moe_gemm` by wgmma on Hopper: the tile's shape is tuned."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import (
+    Config,
+    Implementation,
+    Int32,
+    Pointer,
+    Program,
+    Step,
+    TensorMap,
+)
+from kernelcat.catalog.spec import Problem
+from kernelcat.kernels.cuda.common.launch import MAX_BLOCKS, instance
+from kernelcat.kernels.cuda.common.persistent import overlapped_us
+from kernelcat.kernels.cuda.moe_gemm.operands import (
+    GROUPS,
+    SUM,
+    d_cols,
+    gating,
+    is_empty,
+    num_rows,
+)
+from kernelcat.kernels.cuda.moe_gemm.plan import ROW_BYTES, Plan
+from kernelcat.reference._experts import FP8
+from kernelcat.reference.moe_gemm import ENTRY
+from kernelcat.runtime.gpu import Gpu
+
+MIN_STAGES = 3
+COMBINE_THREADS = 128
+VECTOR = 8
+"""Columns of D that a thread of the second kernel computes; partial rows are padded to these."""
+
+SPACE = {"tile": ("64x128", "64x256", "128x128", "128x192", "128x256", "256x128")}
+"""tile : rows of an expert x rows of the expert's weights"""
+
+
+def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    if is_empty(problem):
+        return Program(())
+    product = _product(problem, Plan.of(config, problem), gpu)
+    if not problem["combine"]:
+        return Program((product,))
+    partial_bytes = 4 * num_rows(problem) * _pitch(problem)
+    return Program((product, _sum(problem)), {"partial_rows": partial_bytes})
+
+
+def _pitch(problem: Problem) -> int:
+    """Elements from one row of the product's result to the next."""
+    cols = d_cols(problem)
+    return ceil(cols / VECTOR) * VECTOR if problem["combine"] else cols
+
+
+def _product(problem: Problem, plan: Plan, gpu: Gpu) -> Step:
+    """The grouped product; with ``combine`` into partial rows."""
+    combine, gather = problem["combine"], problem["gather"]
+    map_w = _operand_map("w", problem, plan, plan.experts * plan.n, plan.block_n)
+    map_a = map_w if gather else _operand_map("a", problem, plan, plan.rows, plan.block_m)
+    source = instance(
+        "moe_gemm/wgmma.cu",
+        "moe_gemm_wgmma",
+        *(problem["dtype"], problem["act_dtype"], plan.block_m, plan.block_n),
+        *(plan.num_stages(gpu), gating(problem), gather, combine),
+    )
+    a_rows = problem["tokens"] if gather else plan.rows
+    sizes = (plan.rows, a_rows, problem["top_k"], plan.experts, plan.n, plan.k, _pitch(problem))
+    return Step(
+        source,
+        (min(plan.max_tiles, gpu.sms), 1, 1),
+        (
+            *(map_a, map_w, *map(Pointer, ("a", "a_scale", "w_scale", "bias")), *GROUPS),
+            Pointer("partial_rows" if combine else "d"),
+            *map(Int32, (*sizes, plan.group_m)),
+        ),
+        plan.num_threads,
+        plan.shared_bytes(gpu),
+        programmatic=True,
+    )
+
+
+def _operand_map(name: str, problem: Problem, plan: Plan, rows: int, box_rows: int) -> TensorMap:
+    """A or all experts' weights, (``rows``, K), in boxes of ``box_rows`` x 128 bytes.
+
+    A miss brings 128 bytes into L2, one row of a box.
+    """
+    k, size = plan.k, plan.element_bytes
+    box = (plan.block_k, box_rows)
+    return TensorMap(
+        name, problem["act_dtype"], (k, rows), (size * k,), box, ROW_BYTES, l2_promotion=128
+    )
+
+
+def _sum(problem: Problem) -> Step:
+    """The weighted sums of partial rows."""
+    cols = d_cols(problem)
+    return Step(
+        instance("moe_gemm/combine.cu", "moe_gemm_combine", problem["dtype"]),
+        (problem["tokens"], ceil(cols / (VECTOR * COMBINE_THREADS)), 1),
+        (
+            Pointer("partial_rows"),
+            *SUM,
+            *map(Int32, (problem["top_k"], cols, _pitch(problem))),
+        ),
+        COMBINE_THREADS,
+        programmatic=True,
+    )
+
+
+# ---- which configurations serve ----------------------------------------------------------------
+
+
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    format, act_dtype = problem["format"], problem["act_dtype"]
+    if format != act_dtype and (format, act_dtype) != ("fp8", FP8):
+        return f"weights in {format} and activations in {act_dtype} are not multiplied here"
+    if problem["combine"] and problem["activation"] != "none":
+        return "rows that are summed into tokens are stored without an activation"
+    plan = Plan.of(config, problem)
+    divisor = 16 // plan.element_bytes
+    if plan.k == 0 or plan.k % divisor:
+        return (
+            f"K={plan.k} must be a positive multiple of {divisor}: TMA needs rows of a multiple of "
+            "16 bytes"
+        )
+    if plan.element_bytes == 1 and plan.block_n > 192:
+        return f"sums and products of {plan.block_n} columns do not fit in registers"
+    if problem["gather"] and plan.block_m > 128:
+        return f"a thread that gathers has no registers for its part of {plan.block_m} rows"
+    if plan.experts * plan.n >= 1 << 31 or plan.max_tiles > MAX_BLOCKS:
+        return f"{plan.experts} x {plan.n} rows of weights are more than 32-bit indices reach"
+    if plan.num_stages(gpu) < MIN_STAGES:
+        return f"fewer than {MIN_STAGES} stages fit in {gpu.shared_bytes} bytes of shared memory"
+    return None
+
+
+def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    plan = Plan.of(config, problem)
+    expert_rows = plan.rows / max(plan.active, 1)
+    if plan.block_m > 64 and plan.block_m >= 4 * expert_rows:
+        return f"blocks of {plan.block_m} rows are mostly empty at {expert_rows:.3g} an expert"
+    if plan.block_m == 64 and expert_rows > 256:
+        return f"blocks of 64 rows read weights too often at {expert_rows:.3g} rows an expert"
+    if plan.block_n >= 2 * plan.n and plan.block_n > 128:
+        return f"tiles of {plan.block_n} columns are mostly empty at N={plan.n}"
+    return None
+
+
+# ---- which one without measuring ---------------------------------------------------------------
+
+_RATE = {128: 0.88, 192: 0.93, 256: 0.95}
+"""BLOCK_N -> rate of wgmma over that of the widest one, from gemm."""
+
+_L2_BYTES = 75e9
+"""Bytes that L2 gives one SM in a second when all SMs load."""
+
+_STORE_US = 2.0
+"""Storing a tile of 128 x 256 while nothing is multiplied."""
+
+
+def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Waves of tiles, each as long as its products or its operands take; or the memory's time."""
+    plan = Plan.of(config, problem)
+    area = plan.block_m * plan.block_n
+    peak = gpu.flops[problem["act_dtype"]] / gpu.sms * 0.8 * _RATE[plan.block_n]
+    math_us = 2 * area * plan.block_k / peak * 1e6
+    load_us = plan.stage_bytes / _L2_BYTES * 1e6
+    waves = max(plan.num_tiles / gpu.sms, 1.0)
+    busy_us = waves * (plan.num_k_blocks * max(math_us, load_us) + _STORE_US * area / (128 * 256))
+    us = overlapped_us(busy_us, ENTRY.bytes_moved(problem), gpu)
+    if not problem["combine"]:
+        return us
+    return us + copy_us(4 * num_rows(problem) * d_cols(problem), gpu) - LAUNCH_US / 2
+
+
+IMPLEMENTATION = Implementation(
+    entry="moe_gemm",
+    language="cuda",
+    variant="wgmma",
+    summary="persistent, warp-specialized: tiles found on the device; rows gathered by cp.async",
+    archs=("sm_90a",),
+    space=SPACE,
+    illegal=_illegal,
+    unpromising=_unpromising,
+    program=_program,
+    estimate=_estimate,
+    techniques={
+        "wgmma": "HGMMA",
+        "tma": "UTMALDG",
+        "mbarrier": "SYNCS",
+        "warp vote": "VOTE",
+        "dependent launch": "ACQBULK",
+    },
+    rank=1,
+)

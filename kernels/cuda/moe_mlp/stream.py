@@ -1,0 +1,324 @@
+"""`moe_mlp` for few tokens: weights go once from global memory to the warps that multiply them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from kernelcat.catalog.cost_model import LAUNCH_US
+from kernelcat.catalog.implementation import Config, Implementation, Int32, Pointer, Program, Step
+from kernelcat.catalog.spec import Problem
+from kernelcat.dtypes import itemsize
+from kernelcat.kernels.cuda.common.launch import instance
+from kernelcat.kernels.cuda.moe_mlp.operands import (
+    gating,
+    is_empty,
+    num_assignments,
+    route_step,
+    router_kind,
+    router_scratch_bytes,
+    router_sizes,
+    routing_workspaces,
+    weight_format,
+    weights,
+    why_not_routed,
+)
+from kernelcat.reference._assignments import active
+from kernelcat.reference._experts import FP4, FP8
+from kernelcat.reference._fp8 import BLOCK as SCALE_BLOCK
+from kernelcat.runtime.gpu import Gpu
+
+WARPS = 16
+"""kNumWarps."""
+SUMS_PITCH = 20
+"""kSumsPitch: floats from one column to the next, in a warp's sums of 16 rows."""
+ROUTE_TOKENS = 16
+"""Tokens at most that every thread block routes by itself: one for each warp."""
+MAX_ASSIGNMENTS = 4096
+"""Assignments at most, of which every thread block makes lists in shared memory."""
+COMBINED = 4 * 128
+"""Elements of a thread block of the last launch."""
+
+SPACE = {
+    "col_tiles": (1, 2, 4),
+    "row_tiles": (1, 2),
+    "team": (2, 4, 8, 16),
+    "depth": (2, 3, 4, 8),
+}
+"""
+col_tiles : tiles of 8 tokens that weights are multiplied by at a time
+row_tiles : tile rows of 16 rows of W that a warp multiplies at a time
+team : warps that split k, at most one for each part of k
+depth : copies of a warp from global memory in flight
+"""
+
+
+@dataclass(frozen=True)
+class Product:
+    """One of the two products in numbers, for one configuration."""
+
+    number: int
+    n: int
+    k: int
+    format: str
+    has_fp8_products: bool
+    col_tiles: int
+    row_tiles: int
+    team: int
+    depth: int
+
+    @staticmethod
+    def of(number: int, problem: Problem, config: Config) -> Product:
+        hidden, inter = problem["hidden"], problem["inter"]
+        n, k = (2 * inter, hidden) if number == 1 else (hidden, inter)
+        product = Product(
+            number,
+            n,
+            k,
+            format=problem["format"],
+            has_fp8_products=problem["act_dtype"] == FP8,
+            **{name: config[name] for name in SPACE},
+        )
+        max_team = 1 << (max(product.units, 1).bit_length() - 1)
+        return replace(product, team=min(product.team, max_team))
+
+    @property
+    def unit_cols(self) -> int:
+        """Columns of W that a warp multiplies at a time."""
+        return SCALE_BLOCK if self.format == "fp8" else 64
+
+    @property
+    def units(self) -> int:
+        return ceil(self.k / self.unit_cols)
+
+    @property
+    def row_groups(self) -> int:
+        """Row groups of an expert, each a work item of a team of warps."""
+        return ceil(self.n / (16 * self.row_tiles))
+
+    @property
+    def rows_bytes(self) -> int:
+        """Shared memory of staged activations, with scales for float8."""
+        size = 1 if self.has_fp8_products else 2
+        scales = 4 * self.units if self.has_fp8_products else 0
+        return 8 * self.col_tiles * (self.units * self.unit_cols * size + scales)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Shared memory of one unit of a warp."""
+        if self.format in FP4:
+            return self.row_tiles * (512 + 32 * (8 if self.format == "nvfp4" else 4))
+        return self.row_tiles * (2048 + 32 * (4 if self.format == "fp8" else 0))
+
+    @property
+    def sums_bytes(self) -> int:
+        return WARPS * self.row_tiles * 8 * SUMS_PITCH * 4
+
+
+def _reserved_bytes(product: Product, problem: Problem) -> int:
+    """Shared memory of staged rows; before they are staged, ids and scores are there."""
+    ids = 4 * num_assignments(problem) + router_scratch_bytes(problem, WARPS) * _routes(problem)
+    return max(product.rows_bytes, ceil(ids / 16) * 16)
+
+
+def _shared_bytes(product: Product, problem: Problem) -> int:
+    rings = WARPS * product.depth * product.slot_bytes
+    lists = 4 * (num_assignments(problem) + 3 * problem["experts"] + 2)
+    return _reserved_bytes(product, problem) + rings + product.sums_bytes + lists
+
+
+def _routes(problem: Problem) -> bool:
+    """Whether every thread block routes all tokens by itself."""
+    return bool(problem["tokens"] <= ROUTE_TOKENS)
+
+
+def _max_items(product: Product, problem: Problem) -> int:
+    """Work items if as many experts as possible are active."""
+    return min(problem["experts"], num_assignments(problem)) * product.row_groups
+
+
+def _product_step(product: Product, problem: Problem, config: Config, gpu: Gpu) -> Step:
+    is_second = product.number == 2
+    source = instance(
+        "moe_mlp/stream.cu",
+        "moe_mlp_stream",
+        *(problem["dtype"], problem["act_dtype"], weight_format(problem), gating(problem)),
+        *(is_second, _routes(problem), *router_kind(problem)),
+        *(product.col_tiles, product.row_tiles, product.team, product.depth),
+    )
+    operands = (Pointer("h" if is_second else "x"), *weights(product.number))
+    result = Pointer("y" if is_second else "h")
+    sizes = (product.n, product.k, _reserved_bytes(product, problem))
+    return Step(
+        source,
+        (min(gpu.sms, _max_items(product, problem)), 1, 1),
+        (
+            *(*operands, result, *map(Pointer, ("logits", "correction", "ids", "gates"))),
+            *(Int32(problem["tokens"]), *router_sizes(problem), *map(Int32, sizes)),
+        ),
+        WARPS * 32,
+        _shared_bytes(product, problem),
+        programmatic=True,
+    )
+
+
+def _combine_step(problem: Problem) -> Step:
+    return Step(
+        instance("moe_mlp/combine.cu", "moe_mlp_combine", problem["dtype"]),
+        (ceil(problem["tokens"] * problem["hidden"] / COMBINED), 1, 1),
+        (
+            *map(Pointer, ("y", "gates", "residual", "out")),
+            *(Int32(problem[axis]) for axis in ("tokens", "top_k", "hidden")),
+        ),
+        128,
+        programmatic=True,
+    )
+
+
+def _products(problem: Problem, config: Config) -> tuple[Product, ...]:
+    return tuple(Product.of(number, problem, config) for number in (1, 2))
+
+
+def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    if is_empty(problem):
+        return Program(())
+    route = () if _routes(problem) else (route_step(problem, programmatic=True),)
+    products = (
+        _product_step(product, problem, config, gpu) for product in _products(problem, config)
+    )
+    rows = num_assignments(problem)
+    workspaces = {
+        **routing_workspaces(problem),
+        "h": rows * problem["inter"] * itemsize(problem["dtype"]),
+        "y": rows * problem["hidden"] * 4,
+    }
+    return Program((*route, *products, _combine_step(problem)), workspaces)
+
+
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if (why := why_not_routed(problem)) or is_empty(problem):
+        return why
+    if why := _why_not_streamed(problem):
+        return why
+    for product in _products(problem, config):
+        if (size := _shared_bytes(product, problem)) > gpu.shared_bytes:
+            return (
+                f"activations, weights in flight and sums take {size} bytes, more than the "
+                f"{gpu.shared_bytes} bytes of shared memory"
+            )
+    return None
+
+
+def _why_not_streamed(problem: Problem) -> str | None:
+    """Why no configuration serves the problem, or None."""
+    format = problem["format"]
+    if format in FP4 and problem["packing"] != "tiles":
+        return "weights in rows are not in the order of registers: kernelcat.fp4.prepack makes it"
+    if problem["act_dtype"] == FP8 and format in FP4:
+        return "float8 activations are multiplied by float8 weights only, not by 4-bit weights"
+    if problem["inter"] == 0:
+        return "there is nothing to multiply for inter=0"
+    if num_assignments(problem) > MAX_ASSIGNMENTS:
+        return (
+            f"{num_assignments(problem)} assignments are more than the {MAX_ASSIGNMENTS} of which "
+            "thread blocks make lists"
+        )
+    return None
+
+
+def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if is_empty(problem):
+        return None
+    cols = problem["tokens"]
+    if config["col_tiles"] > 1 and 8 * config["col_tiles"] >= 2 * max(cols, 8):
+        return f"{8 * config['col_tiles']} columns are mostly empty for {cols} tokens"
+    num_tiles = config["col_tiles"] * config["row_tiles"]
+    if num_tiles > (MAX_TILES_FLOAT8 if problem["act_dtype"] == FP8 else MAX_TILES):
+        return f"the sums of {num_tiles} tiles of 16 x 8 leave too few registers for the rest"
+    in_flight = min(
+        WARPS * product.depth * product.slot_bytes for product in _products(problem, config)
+    )
+    if in_flight < MIN_IN_FLIGHT:
+        return f"{in_flight} bytes in flight of an SM are too few for the memory's latency"
+    return None
+
+
+MIN_IN_FLIGHT = 30 * 1024
+MAX_TILES = 4
+MAX_TILES_FLOAT8 = 2
+"""Tiles of 16 rows x 8 tokens of a warp; with float8 activations, four tiles spill registers."""
+START_US = 3.0
+"""Routing, lists and the first activations: those of the second product overlap with the first."""
+COMBINE_US = 2.0
+LATENCY_US = 1.0
+"""From the start of a copy to its data, when all SMs copy."""
+ITEM_US = 0.3
+"""Adding up the sums of a team's warps after two barriers, for each work item."""
+STEP_NS = {"fp4": 3.4, "fp8": 2.9, "float8": 1.3, "16 bits": 1.4}
+"""Nanoseconds of an SM's issue slots for 16 x 16 weights: copies, decoding, scales. ``float8`` are
+weights in fp8 with activations in float8."""
+COLUMN_NS = 0.45
+"""Nanoseconds of an SM's issue slots for the product of 16 x 16 weights and 8 tokens."""
+SHARED_BYTES_NS = 240
+"""Bytes of shared memory that an SM reads or writes in a nanosecond."""
+BANDWIDTH = 0.9
+"""Share of the peak bandwidth that weights reach."""
+
+
+def _step_ns(product: Product) -> float:
+    if product.format in FP4:
+        return STEP_NS["fp4"]
+    if product.format == "fp8":
+        return STEP_NS["float8" if product.has_fp8_products else "fp8"]
+    return STEP_NS["16 bits"]
+
+
+def _unit_ns(product: Product, gpu: Gpu) -> float:
+    """Nanoseconds of an SM for a unit of a warp: issue slots, shared memory or bandwidth."""
+    steps = product.row_tiles * product.unit_cols / 16
+    issue_ns = steps * (_step_ns(product) + COLUMN_NS * product.col_tiles)
+    rows_bytes = 8 * product.col_tiles * product.unit_cols * (1 if product.has_fp8_products else 2)
+    shared_ns = (2 * product.slot_bytes + rows_bytes) / SHARED_BYTES_NS
+    in_flight = WARPS * product.depth * product.slot_bytes
+    rate = min(BANDWIDTH * gpu.bandwidth / gpu.sms * 1e-9, in_flight / LATENCY_US * 1e-3)
+    return max(issue_ns, shared_ns, product.slot_bytes / rate)
+
+
+def _product_us(product: Product, problem: Problem, gpu: Gpu) -> float:
+    """The time of the busiest SM. Experts with many tokens are multiplied in several passes."""
+    num_active = active(problem)
+    mean_tokens = num_assignments(problem) / num_active
+    passes = max(1.0, 1.2 * mean_tokens / (8 * product.col_tiles))
+    items = num_active * product.row_groups / gpu.sms
+    teams = WARPS // product.team
+    rounds = ceil(items / teams)  # of all teams of the busiest SM
+    item_us = product.units * _unit_ns(product, gpu) * 1e-3
+    return float(passes * rounds * (teams * item_us + ITEM_US / (2 if rounds > 1 else 1)))
+
+
+def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    if is_empty(problem):
+        return LAUNCH_US
+    route_us = 0.0 if _routes(problem) else LAUNCH_US
+    products_us = sum(_product_us(product, problem, gpu) for product in _products(problem, config))
+    return LAUNCH_US + route_us + START_US + products_us + COMBINE_US
+
+
+IMPLEMENTATION = Implementation(
+    entry="moe_mlp",
+    language="cuda",
+    variant="stream",
+    summary="for few tokens: weights stream to tensor cores; thread blocks route by themselves",
+    archs=("sm_90+",),
+    space=SPACE,
+    illegal=_illegal,
+    unpromising=_unpromising,
+    program=_program,
+    estimate=_estimate,
+    techniques={
+        "mma.sync": "HMMA",
+        "asynchronous copies": "LDGSTS",
+        "dependent launch": "ACQBULK",
+    },
+    rank=1,
+)

@@ -1,0 +1,139 @@
+"""CUDA C++ kernels on the CPU: the source of a kernel, compiled by g++ with stand-ins for CUDA.
+
+The headers in tests/cuda_fibers_include replace those that hold PTX. The threads of a thread block
+are fibers; thread blocks run one after the other, so kernels whose thread blocks wait for each
+other cannot run. What is tested: indices, roles of warps, counts and phases of barriers, and the
+order of loads, products and releases. What is not: proxies, memory order, and instructions
+themselves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kernelcat import dtypes
+from kernelcat.catalog import source
+from kernelcat.catalog.implementation import (
+    Config,
+    Float32,
+    Implementation,
+    Int32,
+    Int64,
+    Param,
+    Pointer,
+    Program,
+    Step,
+    TensorMap,
+)
+from kernelcat.catalog.spec import Arrays, Problem
+from kernelcat.jit.cuda import CudaSource, header_folders
+from kernelcat.runtime import gpu
+
+STAND_INS = Path(__file__).parent / "cuda_fibers_include"
+COMPILER = shutil.which("g++")
+OPTIONS = ("-std=c++20", "-O2", "-w", "-fPIC", "-shared", "-fno-strict-aliasing")
+
+
+@cache
+def _folder() -> Path:
+    """Where libraries are built, for the life of the process."""
+    folder = tempfile.TemporaryDirectory(prefix="cuda_fibers")
+    _FOLDERS.append(folder)
+    return Path(folder.name)
+
+
+_FOLDERS: list[Any] = []
+
+
+def library(kernel: CudaSource) -> ctypes.CDLL:
+    """The kernel as a library with one function, ``run``, which returns an error or no text."""
+    path = _folder() / kernel.digest()
+    if not path.with_suffix(".so").exists():
+        _build(kernel, path)
+    run_kernel = ctypes.CDLL(str(path.with_suffix(".so")))
+    run_kernel.run.restype = ctypes.c_char_p
+    return run_kernel
+
+
+def _build(kernel: CudaSource, path: Path) -> None:
+    text = f"""#include "{kernel.file}"
+extern "C" const char* run(void** params, const unsigned* grid, unsigned threads, unsigned seed) {{
+  gridDim = dim3(grid[0], grid[1], grid[2]);
+  blockDim = dim3(threads, 1, 1);
+  host::random_state = seed;
+  return host::run_kernel(&{kernel.kernel}, params);
+}}
+"""
+    path.with_suffix(".cpp").write_text(text)
+    folders = (STAND_INS, source.cuda_root() / "include", kernel.file.parent, *header_folders())
+    command = [str(COMPILER), *OPTIONS, "-include", str(STAND_INS / "host.h")]
+    command += [f"-I{folder}" for folder in folders]
+    command += [str(path.with_suffix(".cpp")), "-o", str(path.with_suffix(".so"))]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+
+
+def run(program: Program, arrays: Arrays, max_blocks: int, seed: int) -> None:
+    """Run ``program`` on storage arrays by tensor name, in place. Workspaces start as zeros.
+
+    Grids of persistent kernels (as large as the GPU) are cut down to ``max_blocks``.
+    """
+    memory: dict[str, np.ndarray[Any, Any]] = dict(arrays)
+    for name, size in program.workspaces.items():
+        memory[name] = np.zeros(size + 1024, "uint8")
+    for step in program.steps:
+        assert isinstance(step.source, CudaSource)
+        params = [_param(param, memory) for param in step.params]
+        pointers = (ctypes.c_void_p * len(params))(*map(ctypes.addressof, params))
+        grid = (ctypes.c_uint * 3)(*_grid(step, max_blocks))
+        error = library(step.source).run(pointers, grid, step.block, seed).decode()
+        assert not error, f"{error}: {step.source.kernel}"
+
+
+def _grid(step: Step, max_blocks: int) -> tuple[int, int, int]:
+    is_persistent = step.shared_bytes > 0
+    return (min(step.grid[0], max_blocks), 1, 1) if is_persistent else step.grid
+
+
+def _param(param: Param, memory: Arrays) -> Any:
+    """The parameter as it is passed, in memory."""
+    if isinstance(param, Pointer):
+        return ctypes.c_void_p(_address(memory.get(param.tensor)))
+    if isinstance(param, Int32):
+        return ctypes.c_int32(param.value)
+    if isinstance(param, Float32):
+        return ctypes.c_float(param.value)
+    if isinstance(param, Int64):
+        return ctypes.c_int64(param.value)
+    assert isinstance(param, TensorMap)
+    size = dtypes.itemsize(param.dtype)
+    fields = (*param.shape, *param.strides, *param.box, size, param.swizzle)
+    return (ctypes.c_int64 * 8)(_address(memory[param.tensor]), *fields)
+
+
+def _address(array: Any) -> int | None:
+    return None if array is None else int(array.__array_interface__["data"][0])
+
+
+class Host:
+    """A device of the gate (`kernelcat.verify.gate`) that runs CUDA C++ on the CPU."""
+
+    def __init__(self, max_blocks: int = 3, seed: int = 1) -> None:
+        self.xp: Any = np
+        self.gpu = gpu.find("h200")
+        self.max_blocks, self.seed = max_blocks, seed
+
+    def load(self, implementation: Implementation, problem: Problem, config: Config) -> Any:
+        program = implementation.program(problem, config, self.gpu)
+        return lambda arrays: lambda: run(program, arrays, self.max_blocks, self.seed)
+
+    def synchronize(self) -> None:
+        pass

@@ -1,0 +1,302 @@
+// CUDA on the host: the threads of one thread block are fibers, which run one after the other.
+//
+// A fiber that has to wait gives way to the others, in a random order that the seed determines.
+// Copies by TMA land at random times, and products of wgmma are computed when they are waited for,
+// i.e. as late as possible. If no fiber can go on, the thread block hangs, and run() reports that.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <ucontext.h>
+#include <vector_functions.h>
+#include <vector_types.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#undef __grid_constant__
+#define __grid_constant__
+#undef __forceinline__
+#define __forceinline__ inline
+
+inline uint3 threadIdx, blockIdx;
+inline dim3 blockDim, gridDim;
+
+namespace kernelcat {
+alignas(1024) inline unsigned char dynamic_shared[232448];
+}
+
+namespace host {
+
+constexpr int kStackBytes = 256 << 10;
+constexpr int kIdleRounds = 2000;  // without progress, until the thread block is said to hang
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  int thread;
+  bool is_done = false;
+  std::vector<std::function<void()>> copies;  // cp.async that have not landed: the open group
+  std::vector<std::vector<std::function<void()>>> copy_groups;  // and the groups before
+  std::vector<std::vector<std::function<void()>>> products;  // committed groups, then the open one
+};
+
+inline std::vector<Fiber> fibers;
+inline ucontext_t scheduler;
+inline Fiber* current = nullptr;
+inline std::vector<std::function<void()>> landings;  // TMA copies under way
+inline uint64_t progress = 0, random_state = 1;
+
+inline uint32_t random_number() {
+  random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
+  return static_cast<uint32_t>(random_state >> 33);
+}
+
+inline void give_way() {
+  swapcontext(&current->context, &scheduler);
+}
+
+inline void require(bool condition, const char* message) {
+  if (!condition) throw std::runtime_error(message);
+}
+
+template <typename Condition>
+void wait_until(Condition condition) {
+  while (!condition()) give_way();
+}
+
+// A barrier of `count` threads, any number of times.
+struct Rendezvous {
+  int arrived = 0;
+  uint64_t generation = 0;
+
+  void meet(int count) {
+    ++progress;
+    const uint64_t mine = generation;
+    if (++arrived == count) {
+      arrived = 0;
+      ++generation;
+      return;
+    }
+    wait_until([&] { return generation != mine; });
+  }
+};
+
+inline Rendezvous named_barriers[16], warp_barriers[32];
+inline uint32_t exchanged[32][32];  // [warp][lane]
+
+// What all lanes of the warp give, by lane.
+inline std::vector<uint32_t> exchange(uint32_t value) {
+  const int warp = current->thread / 32, lane = current->thread % 32;
+  exchanged[warp][lane] = value;
+  warp_barriers[warp].meet(32);
+  std::vector<uint32_t> values(exchanged[warp], exchanged[warp] + 32);
+  warp_barriers[warp].meet(32);
+  return values;
+}
+
+template <typename T>
+uint32_t bits_of(T value) {
+  static_assert(sizeof(T) == 4);
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+template <typename T>
+T from_bits(uint32_t bits) {
+  T value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+inline std::function<void()> body;
+inline std::string error;  // the first one, or empty
+
+inline void run_fiber() {
+  try {
+    body();
+  } catch (const std::exception& exception) {
+    error = exception.what();
+  }
+  current->is_done = true;
+  ++progress;
+  swapcontext(&current->context, &scheduler);
+}
+
+// Lets one copy that is under way land.
+inline void land() {
+  const size_t i = random_number() % landings.size();
+  try {
+    landings[i]();
+  } catch (const std::exception& exception) {
+    error = exception.what();
+  }
+  landings.erase(landings.begin() + i);
+  ++progress;
+}
+
+// Runs one thread block, until it ends or there is an error.
+inline void run_block(int num_threads) {
+  std::memset(kernelcat::dynamic_shared, 0xff, sizeof(kernelcat::dynamic_shared));
+  fibers = std::vector<Fiber>(num_threads);
+  landings.clear();
+  for (Rendezvous& barrier : named_barriers) barrier = {};
+  for (Rendezvous& barrier : warp_barriers) barrier = {};
+  for (int i = 0; i < num_threads; ++i) {
+    Fiber& fiber = fibers[i];
+    fiber.thread = i;
+    fiber.products.emplace_back();
+    fiber.stack.reset(new char[kStackBytes]);
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = kStackBytes;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, run_fiber, 0);
+  }
+  int idle = 0;
+  while (true) {
+    const uint64_t before = progress;
+    bool all_done = true;
+    const int first = random_number() % num_threads;
+    for (int i = 0; i < num_threads; ++i) {
+      Fiber& fiber = fibers[(first + i) % num_threads];
+      if (fiber.is_done) continue;
+      all_done = false;
+      current = &fiber;
+      threadIdx = {static_cast<unsigned>(fiber.thread), 0, 0};
+      swapcontext(&scheduler, &fiber.context);
+    }
+    if (!error.empty() || (all_done && landings.empty())) return;
+    while (!landings.empty() && (all_done || random_number() % 2 == 0)) land();
+    idle = progress == before ? idle + 1 : 0;
+    if (idle > kIdleRounds) error = "the thread block hangs";
+  }
+}
+
+template <typename... Args, size_t... kIndices>
+void run_grid(void (*kernel)(Args...), void** params, std::index_sequence<kIndices...>) {
+  for (unsigned z = 0; z < gridDim.z; ++z) {
+    for (unsigned y = 0; y < gridDim.y; ++y) {
+      for (unsigned x = 0; x < gridDim.x; ++x) {
+        blockIdx = {x, y, z};
+        body = [&] { kernel(*static_cast<std::remove_cv_t<Args>*>(params[kIndices])...); };
+        run_block(blockDim.x);
+        if (!error.empty()) return;
+      }
+    }
+  }
+}
+
+// Runs a grid; returns the error, or an empty text.
+template <typename... Args>
+const char* run_kernel(void (*kernel)(Args...), void** params) {
+  error.clear();
+  run_grid(kernel, params, std::index_sequence_for<Args...>());
+  return error.c_str();
+}
+
+}  // namespace host
+
+
+// ---- what CUDA C++ has, and C++ does not -------------------------------------------------------
+
+template <typename T>
+T min(T a, T b) {
+  return b < a ? b : a;
+}
+template <typename T>
+T max(T a, T b) {
+  return a < b ? b : a;
+}
+
+inline void __syncthreads() {
+  host::named_barriers[0].meet(blockDim.x);
+}
+inline void __syncwarp(unsigned = 0xffffffff) {
+  host::exchange(0);
+}
+template <typename T>
+T __shfl_sync(unsigned, T value, int lane) {
+  return host::from_bits<T>(host::exchange(host::bits_of(value))[lane]);
+}
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+  return host::from_bits<T>(
+      host::exchange(host::bits_of(value))[host::current->thread % 32 ^ mask]);
+}
+template <typename T>
+T __shfl_up_sync(unsigned, T value, int distance) {
+  const int lane = host::current->thread % 32;
+  return host::from_bits<T>(
+      host::exchange(host::bits_of(value))[lane >= distance ? lane - distance : lane]);
+}
+inline unsigned __ballot_sync(unsigned, bool predicate) {
+  unsigned ballot = 0;
+  const auto values = host::exchange(predicate);
+  for (int lane = 0; lane < 32; ++lane) ballot |= values[lane] << lane;
+  return ballot;
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  const auto values = host::exchange(value);
+  return *std::max_element(values.begin(), values.end());
+}
+inline unsigned __reduce_min_sync(unsigned, unsigned value) {
+  const auto values = host::exchange(value);
+  return *std::min_element(values.begin(), values.end());
+}
+inline int atomicAdd(int* address, int value) {
+  const int old = *address;
+  *address += value;
+  return old;
+}
+inline int __popc(unsigned bits) {
+  return __builtin_popcount(bits);
+}
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const uint64_t bytes = static_cast<uint64_t>(y) << 32 | x;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) {
+    result |= static_cast<unsigned>(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  }
+  return result;
+}
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) >> (shift & 31));
+}
+template <typename T>
+T __ldg(const T* address) {
+  return *address;
+}
+inline float __fdividef(float x, float y) {
+  return x / y;
+}
+inline float __fmul_rn(float x, float y) {
+  return x * y;
+}
+inline float __fdiv_rn(float x, float y) {
+  return x / y;
+}
+inline int __float_as_int(float value) {
+  return static_cast<int>(host::bits_of(value));
+}
+inline float __uint_as_float(unsigned bits) {
+  return host::from_bits<float>(bits);
+}
+inline unsigned __float_as_uint(float value) {
+  return host::bits_of(value);
+}
+#define __expf(x) std::exp(static_cast<float>(x))

@@ -1,0 +1,50 @@
+// kernels/cuda/include/kernelcat/bulk_copy.cuh on the host: loads of boxes of two dimensions.
+#pragma once
+
+#include <kernelcat/mbarrier.cuh>
+
+namespace kernelcat {
+
+// tests/cuda_fibers.py fills this in. Sizes are in elements, innermost first.
+struct alignas(64) TensorMap {
+  const uint8_t* base;
+  int64_t shape[2], row_bytes, box[2], element_bytes, swizzle_bytes;
+};
+
+inline void prefetch_map(const TensorMap&) {}
+
+template <int kSpan>
+__host__ __device__ constexpr uint32_t swizzled(uint32_t offset) {
+  return offset ^ ((offset >> 3) & ((kSpan / 16 - 1) << 4));
+}
+
+inline void load_box(uint8_t* shared, const TensorMap& map, int x, int y) {
+  const int64_t span = map.box[0] * map.element_bytes;
+  host::require(map.swizzle_bytes == 128 && span == 128, "only rows of 128 bytes are loaded");
+  host::require(shared_address(shared) % 1024 == 0, "a box is not aligned to 1024 bytes");
+  for (int64_t row = 0; row < map.box[1]; ++row) {
+    for (int64_t col = 0; col < map.box[0]; ++col) {
+      const uint32_t offset = row * span + col * map.element_bytes;
+      uint8_t* target = shared + swizzled<128>(offset);
+      const int64_t global_row = y + row, global_col = x + col;
+      const bool is_inside = global_row >= 0 && global_row < map.shape[1] && global_col >= 0 &&
+                             global_col < map.shape[0];
+      if (is_inside) {
+        std::memcpy(target, map.base + global_row * map.row_bytes + global_col * map.element_bytes,
+                    map.element_bytes);
+      } else {
+        std::memset(target, 0, map.element_bytes);
+      }
+    }
+  }
+}
+
+inline void tensor_load(void* shared, const TensorMap& map, int x, int y, Barrier& barrier,
+                        uint64_t) {
+  host::landings.push_back([=, &map, &barrier] {
+    load_box(static_cast<uint8_t*>(shared), map, x, y);
+    barrier.complete_bytes(map.box[0] * map.box[1] * map.element_bytes);
+  });
+}
+
+}  // namespace kernelcat

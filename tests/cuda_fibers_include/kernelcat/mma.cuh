@@ -1,0 +1,39 @@
+// kernels/cuda/include/kernelcat/mma.cuh on the host: products of 16-bit elements.
+#pragma once
+
+#include <kernelcat/types.cuh>
+
+namespace kernelcat {
+
+// d += a @ b^T, a 16 x k, b 8 x k, where a lane has kWidth adjacent elements of Element in a
+// register: columns (lane % 4) * kWidth on, and with the upper registers k / 2 columns further.
+template <typename Element, int kWidth>
+void multiply_fragments(float (&d)[4], const uint32_t (&a)[4], uint32_t b_low, uint32_t b_high) {
+  std::vector<uint32_t> left[4], right[2];
+  for (int i = 0; i < 4; ++i) left[i] = host::exchange(a[i]);
+  right[0] = host::exchange(b_low);
+  right[1] = host::exchange(b_high);
+  const int lane = host::current->thread % 32;
+  const auto value = [](uint32_t word, int i) {
+    Element elements[kWidth];
+    std::memcpy(elements, &word, 4);
+    return static_cast<float>(elements[i]);
+  };
+  for (int v = 0; v < 4; ++v) {
+    const int row = lane / 4, half = v / 2, col = lane % 4 * 2 + v % 2;
+    for (int part = 0; part < 2; ++part) {
+      for (int q = 0; q < 4; ++q) {
+        for (int i = 0; i < kWidth; ++i) {
+          d[v] += value(left[part * 2 + half][row * 4 + q], i) * value(right[part][col * 4 + q], i);
+        }
+      }
+    }
+  }
+}
+
+template <typename T>
+void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b_low, uint32_t b_high) {
+  multiply_fragments<T, 2>(d, a, b_low, b_high);
+}
+
+}  // namespace kernelcat

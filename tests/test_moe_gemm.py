@@ -1,0 +1,112 @@
+"""moe_gemm: every format against the second formulation, and what its programs launch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import cuda_fibers
+import numpy as np
+import pytest
+from formulations.experts import moe_gemm
+
+from kernelcat.catalog.implementation import Config, Int32, Pointer
+from kernelcat.catalog.spec import Problem
+from kernelcat.kernels.cuda.moe_gemm import naive, wgmma
+from kernelcat.reference._experts import ACTIVATIONS, DTYPES, FORMATS, FP4, FP8, PACKINGS
+from kernelcat.reference.moe_gemm import ENTRY, product
+from kernelcat.runtime import gpu
+from kernelcat.verify import gate
+
+HOST = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
+CHOICES = [
+    (format, act_dtype, packing)
+    for format in FORMATS
+    for act_dtype in ("bfloat16", "float16", FP8)
+    for packing in PACKINGS
+    if (packing == "rows" or format in FP4)
+    and (format not in DTYPES or act_dtype == format)
+]  # fmt: skip
+"""Every format of weights with every type of activations and every packing it goes with."""
+
+
+def problem_of(format: str, act_dtype: str, packing: str, **axes) -> Problem:
+    """More than one block of scales along N and K, for any other ``axes``."""
+    dtype = "bfloat16" if act_dtype == FP8 else act_dtype
+    types = {"dtype": dtype, "format": format, "act_dtype": act_dtype, "packing": packing}
+    return product(5, 2, 3, 144, 160, **types, **axes)
+
+
+@pytest.mark.parametrize(("format", "act_dtype", "packing"), CHOICES)
+def test_every_format_agrees_with_the_formulation(format, act_dtype, packing) -> None:
+    problem = problem_of(format, act_dtype, packing, gather=True, bias=True, combine=True)
+    assert ENTRY.constraint(problem) is None
+    inputs = gate.decoded(ENTRY, problem, gate.prepare(ENTRY, problem, HOST, 1).arrays)
+    expected = moe_gemm(problem, **inputs)["d"]
+    assert np.allclose(ENTRY.oracle(problem, inputs)["d"], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_residual_has_the_columns_of_the_result(activation: str) -> None:
+    problem = product(
+        3, 2, 4, 16, 32, combine=True, residual=True, bias=True, activation=activation
+    )
+    prepared = gate.prepare(ENTRY, problem, HOST, 0)
+    expected = moe_gemm(problem, **gate.decoded(ENTRY, problem, prepared.arrays))["d"]
+    assert prepared.expected["d"].shape == expected.shape
+    assert np.allclose(prepared.expected["d"], expected, rtol=1e-5, atol=1e-5)
+
+
+# ---- CUDA C++ on the host ------------------------------------------------------------------------
+
+FLOAT8 = {"format": "fp8", "act_dtype": FP8}
+ON_THE_HOST = {
+    "one token": ("64x128", product(1, 1, 5, 64, 64, bias=True)),
+    "no tokens": ("64x128", product(0, 1, 5, 64, 64)),
+    "all experts": ("64x256", product(9, 6, 6, 270, 80, gather=True, activation="swiglu_oai")),
+    "one expert": ("128x256", product(150, 1, 1, 200, 136, gather=True, activation="swiglu")),
+    "odd columns": ("128x192", product(70, 2, 40, 129, 72, gather=True, bias=True)),
+    "sums of odd columns": ("128x128", product(70, 3, 4, 135, 208, combine=True, bias=True)),
+    "residual": ("256x128", product(150, 2, 2, 256, 64, combine=True, residual=True)),
+    "a hot expert": ("128x128", product(200, 2, 24, 64, 64, skew="hot", dtype="float16",
+                                        format="float16", act_dtype="float16")),
+    "float8, gathered": ("64x128", product(40, 2, 3, 140, 400, gather=True, **FLOAT8)),
+    "float8, two blocks of rows": ("128x192", product(170, 1, 1, 270, 272, bias=True, **FLOAT8)),
+    "float8, ahead": ("128x128", product(150, 1, 1, 136, 528, gather=True, activation="swiglu",
+                                         **FLOAT8)),
+    "float8, summed": ("256x128", product(200, 2, 2, 136, 144, combine=True, **FLOAT8)),
+}  # fmt: skip
+"""What is tested -> tile and problem."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cuda_fibers.COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize("case", ON_THE_HOST)
+def test_the_wgmma_kernel_is_right_on_the_host(case: str) -> None:
+    tile, problem = ON_THE_HOST[case]
+    config, host = Config(tile=tile), cuda_fibers.Host()
+    assert wgmma.IMPLEMENTATION.why_not(config, problem, host.gpu) is None
+    verdict = gate.check(wgmma.IMPLEMENTATION, problem, config, host, seeds=(0,))
+    assert verdict.passed, verdict.detail
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cuda_fibers.COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize(("format", "act_dtype", "packing"), CHOICES)
+def test_the_naive_kernel_is_right_on_the_host(format, act_dtype, packing) -> None:
+    problem = problem_of(format, act_dtype, packing, gather=True, bias=True, combine=True)
+    verdict = gate.check(naive.IMPLEMENTATION, problem, Config(), cuda_fibers.Host(), seeds=(0,))
+    assert verdict.passed, verdict.detail
+
+
+# ---- launches ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gptoss-up-8192", "gptoss-down-1024", "dsv3-up-64-fp8"])
+def test_launches_depend_on_axes_only(name: str) -> None:
+    """Offsets come as a pointer, and a persistent kernel fills the SMs."""
+    problem = ENTRY.problems[name]
+    config = wgmma.IMPLEMENTATION.default(problem, HOST.gpu)
+    step = wgmma.IMPLEMENTATION.program(problem, config, HOST.gpu).steps[0]
+    assert Pointer("offsets") in step.params
+    assert step.grid == (HOST.gpu.sms, 1, 1)
+    assert Int32(problem["experts"]) in step.params
