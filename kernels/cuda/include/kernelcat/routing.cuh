@@ -1,5 +1,5 @@
-// Routing: one warp selects the experts of one token; reference/_layer_routing.py defines scores, groups
-// and weights.
+// Routing: one warp selects the experts of one token; reference/_layer_routing.py defines scores,
+// groups and weights.
 #pragma once
 
 #include <kernelcat/softmax.cuh>
