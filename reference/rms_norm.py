@@ -169,7 +169,7 @@ ENTRY = Entry(
         ),
         Tensor(
             "residual", ("M", "N"), "dtype", "h = x + residual takes its place", flag="residual",
-            tolerance=RESIDUAL_TOLERANCE, updated=True,
+            tolerance=RESIDUAL_TOLERANCE, updated=True, accumulated=True,
         ),
     ),
     oracle=_oracle,

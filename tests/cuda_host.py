@@ -36,7 +36,8 @@ from kernelcat.jit.cuda import CudaSource
 from kernelcat.runtime import gpu
 
 INCLUDE = Path(__file__).parent / "host_include"
-OPTIONS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", "-ffp-contract=off")
+OPTIONS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", "-ffp-contract=off",
+           "-fno-gnu-unique")  # fmt: skip  # libraries of one process share no variables
 REPLACEMENTS = (
     (r"extern __shared__ (\w+) (\w+)\[\];",
      r"\1* \2 = reinterpret_cast<\1*>(host::block->dynamic_shared.data());"),

@@ -70,7 +70,8 @@ extern "C" void run({", ".join(map(" ".join, zip(types, names, strict=True)))}) 
 """
     )
     folders = (include, STANDINS, ROOT / "kernels" / "cuda" / "include", path.parent)
-    command = ["g++", "-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-pthread", "-fpermissive"]
+    command = ["g++", "-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-pthread", "-fpermissive",
+               "-fno-gnu-unique"]  # fmt: skip  # libraries of one process share no variables
     command += [*(f"-I{f}" for f in folders), "-o", str(folder / "host.so"), "host.cpp"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -38,8 +38,11 @@ class Referee(Protocol[Contender]):
         """Prepares the memory for block ``block`` of ``contestant``."""
         ...
 
-    def after(self, contestant: Contender) -> bool:
-        """Judges what the block wrote; False ends the race for ``contestant``."""
+    def after(self, contestant: Contender, one_pass: Callable[[], float]) -> bool:
+        """Judges what the block wrote; False ends the race for ``contestant``.
+
+        ``one_pass`` runs ``contestant`` on every copy once more.
+        """
         ...
 
 
@@ -106,7 +109,7 @@ def race(
             contestants[key].run(state.block_us, sampler)
             work_us = (host.monotonic() - begin) * 1e6
             rest_s = state.rest_s(work_us, contestants[key].clock)
-            if referee and not referee.after(key):
+            if referee and not referee.after(key, contestants[key].timed.one_pass):
                 order.remove(key)
 
 

@@ -32,8 +32,9 @@ class Oracle:
     """The definition of an entry as a function on CPU arrays of NumPy or torch.
 
     ``oracle(a, b, out=d)`` takes the same arguments as ``kernelcat.get(name)`` and returns the
-    output, or a tuple of several outputs, rounded to their element types. Where the entry updates
-    an output, all outputs must be passed as ``out``.
+    output, or a tuple of several outputs, rounded to their element types; None stands for an
+    optional output that is absent. Where the entry updates an output, all outputs must be passed
+    as ``out``.
 
     Float32 arrays may stand for arrays of 16 bits: then nothing is rounded, neither inputs nor
     outputs, and all outputs of 16 bits are float32.
@@ -62,10 +63,13 @@ class Oracle:
         is_wide = any(_is_stand_in(entry, tensor, array) for tensor, array in passed.items())
         made = tuple(
             _array(results[tensor.name], _result_dtype(tensor, problem, is_wide), inputs[0])
+            if tensor.present(problem)
+            else None
             for tensor in entry.outputs
         )
         for target, source in zip(outs, made, strict=False):
-            target[...] = source
+            if target is not None:
+                target[...] = source
         made = outs or made
         return made[0] if len(entry.outputs) == 1 else made
 

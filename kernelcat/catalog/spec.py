@@ -131,6 +131,9 @@ class Tensor:
         This output holds values before the call, which the caller must therefore pass; elements
         that the entry does not write keep their values. Where such an output is optional, whether
         the caller passes it decides its flag; it comes after all outputs that are not optional.
+    accumulated
+        An updated output whose new values depend on its old ones: a second run on the same memory
+        gives another result.
     as_stored
         ``make_inputs`` draws, and the oracle takes, this tensor's storage array instead of float32
         values: for weights that would not fit into memory as float32.
@@ -146,6 +149,7 @@ class Tensor:
     tolerance: Tolerance | str | None = None
     optional_for_peers: bool = False
     updated: bool = False
+    accumulated: bool = False
     as_stored: bool = False
 
     def shape_of(self, problem: Problem) -> tuple[int, ...]:

@@ -53,10 +53,19 @@ class Referee:
         self.judged.reset(self.random.choice(PATTERNS))
         self.judged.device.synchronize()
 
-    def after(self, candidate: Candidate) -> bool:
+    def after(self, candidate: Candidate, one_pass: Callable[[], float]) -> bool:
         """Judges the changed copy, after all work of the device; False ends the race for this
-        contestant. The copy gets the inputs of the first draw again."""
+        contestant. The copy gets the inputs of the first draw again.
+
+        Where a block's runs have added to an output again and again, no oracle knows the sum: the
+        copy is written anew, and ``one_pass`` is judged instead of the block.
+        """
         self.judged.device.synchronize()
+        if self.judged.accumulates:
+            self.judged.reset(self.random.choice(PATTERNS))
+            self.judged.device.synchronize()
+            one_pass()
+            self.judged.device.synchronize()
         verdict = self._judge(candidate, [(self.number, self.judged)])
         if not verdict.passed:
             self.failed[candidate] = verdict

@@ -120,7 +120,7 @@ class Worker:
         for block in range(0 if is_hopeless else SCREEN_BLOCKS):
             referee.before(request.candidate, block)
             contestant.run(request.budget_us / SCREEN_BLOCKS, self.sampler)
-            if not referee.after(request.candidate):
+            if not referee.after(request.candidate, timed.one_pass):
                 detail = referee.failed[request.candidate].detail
                 raise Rejected("wrong", f"seed {self.seed}, after the timed runs: {detail}")
         return self._timing(contestant, verdict)

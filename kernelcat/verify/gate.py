@@ -99,6 +99,11 @@ class Prepared:
         """Tensor name -> storage array, as the bind that ``device.load(...)`` returns takes it."""
         return {name: buffer.view for name, buffer in self.buffers.items()}
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether a second run on the same memory gives another result."""
+        return any(tensor.accumulated for tensor in self.entry.present(self.problem))
+
     def copy(self) -> Prepared:
         """The same inputs and oracle in memory of their own, with poisoned outputs."""
         buffers = {name: Buffer.poisoned(buffer.tensor, self.problem, self.device.xp)

@@ -23,9 +23,9 @@ def cheats(monkeypatch: pytest.MonkeyPatch):
     return cheats
 
 
-def run():
+def run(backend="cheats:Backend"):
     with Store.open() as store:
-        return tune("planted", backend="cheats:Backend", store=store, problems=["small"],
+        return tune("planted", backend=backend, store=store, problems=["small"],
                     limits=Limits(candidate_s=5), processes=1, progress=Quiet(), peers=False,
                     states=["burst"])  # fmt: skip
 
@@ -49,6 +49,14 @@ def test_a_candidate_that_spoils_the_inputs_is_blamed_alone(monkeypatch) -> None
     report = run()
     status = {row.config["kind"]: row.status for row in report.rows}
     assert status == {"spoils_input": "wrong", "honest": "passed", "good": "passed"}
+
+
+@pytest.mark.parametrize("copies", ["one", "many"])
+def test_a_kernel_that_accumulates_is_judged_by_a_run_of_its_own(copies, monkeypatch) -> None:
+    monkeypatch.setenv("CHEATS_COPIES", copies)
+    report = run("cheats:Adding")
+    status = {row.config["kind"]: row.status for row in report.rows}
+    assert status == {"tires_of_adding": "wrong", "adds": "passed"}
 
 
 def test_seeds_differ_from_tune_to_tune_and_are_recorded() -> None:

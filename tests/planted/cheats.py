@@ -6,6 +6,7 @@ The processes of a tune load it by its name, ``cheats:Backend``.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import itertools
 import os
 import threading
@@ -14,6 +15,8 @@ from collections import Counter
 
 import numpy as np
 import planted
+
+from kernelcat.catalog.spec import Tensor
 
 FULL_US, CHEAT_US = 250, 30
 """Microseconds of an honest copy, and of a copy that is left out."""
@@ -149,3 +152,43 @@ class Backend(planted.Backend):
 
     def free_bytes(self, device):
         return COPIES[os.environ.get("CHEATS_COPIES", "many")]
+
+
+def adds(arrays):
+    """Adds the input to the output: a second run adds the input again."""
+    arrays["dst"][...] += arrays["src"]
+    planted.copy({"src": arrays["dst"], "dst": arrays["dst"]}, FULL_US)
+
+
+def tires_of_adding(arrays, calls=itertools.count()):  # noqa: B008
+    """Adds in the first runs only."""
+    (adds if next(calls) < 60 else lambda arrays: skip())(arrays)
+
+
+class AddingHost(planted.Host):
+    def load(self, implementation, problem, config):
+        run = {"adds": adds, "tires_of_adding": tires_of_adding}[config["kind"]]
+        return lambda arrays: lambda: run(arrays)
+
+
+class Adding(Backend):
+    """An entry that accumulates, with an honest implementation and one that cheats."""
+
+    def entry(self, name):
+        return dataclasses.replace(
+            planted.ENTRY,
+            outputs=(Tensor("dst", ("n",), "dtype", updated=True, accumulated=True),),
+            oracle=lambda problem, arrays: {"dst": arrays["src"] + arrays["dst"]},
+            make_inputs=lambda problem, normal: {name: normal((problem["n"],))
+                                                 for name in ("src", "dst")},
+            signal=None,
+        )  # fmt: skip
+
+    def implementations(self, name):
+        return (
+            planted.implementation("bad", ("tires_of_adding",), 0),
+            planted.implementation("honest", ("adds",), 1),
+        )
+
+    def device(self, index):
+        return AddingHost(index)
