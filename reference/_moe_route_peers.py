@@ -68,7 +68,7 @@ def torch_route():
             arrays["order"].copy_(order)
             arrays["position"].view(-1).scatter_(0, order, places)
             arrays["counts"].zero_().scatter_add_(0, ids.view(-1), ones)
-            arrays["offsets"][0] = 0
+            arrays["offsets"][:1].zero_()  # a graph cannot capture a copy of a Python number
             torch.cumsum(arrays["counts"], 0, dtype=torch.int32, out=arrays["offsets"][1:])
 
         return run

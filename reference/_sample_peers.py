@@ -16,7 +16,11 @@ def _why_not(problem) -> str | None:
 
 
 def torch():
-    """Argmax; or temperature, a sort for the filters, and softmax / exponential noise, compiled."""
+    """Argmax; or temperature, a sort for the filters, and softmax / exponential noise, compiled.
+
+    torch draws random numbers only in graphs that torch itself captures, so the noise (rows, vocab)
+    is drawn before the race: the peer is spared its time.
+    """
     torch = import_torch("torch")
 
     def keep(logits, min_p, top_k, top_p):
@@ -34,11 +38,10 @@ def torch():
         ids.copy_(logits.argmax(-1))
 
     @torch.compile(fullgraph=True, dynamic=False)
-    def draw(logits, temperature, min_p, top_k, top_p, ids):
+    def draw(logits, temperature, min_p, top_k, top_p, noise, ids):
         x, order = logits.float() / temperature.clamp_min(1e-5)[:, None], None
         if min_p is not None:
             x, order = keep(x, min_p, top_k, top_p)
-        noise = torch.empty_like(x).exponential_()
         best = (x.softmax(-1) / noise).argmax(-1, keepdim=True)
         ids.copy_((best if order is None else order.gather(1, best)).squeeze(1))
 
@@ -48,9 +51,10 @@ def torch():
             raise Unsupported(reason)
         if not problem["has_temperature"]:
             return lambda: greedy(arrays["logits"], arrays["ids"])
-        names = ("logits", "temperature", "min_p", "top_k", "top_p", "ids")
+        names = ("logits", "temperature", "min_p", "top_k", "top_p")
         values = [arrays.get(name) for name in names]
-        return lambda: draw(*values)
+        noise = torch.empty_like(arrays["logits"], dtype=torch.float32).exponential_()
+        return lambda: draw(*values, noise, arrays["ids"])
 
     return make
 

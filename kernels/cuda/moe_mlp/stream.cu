@@ -247,7 +247,8 @@ __global__ void __launch_bounds__(kNumWarps* kWarpThreads,
     rows.stage(a, assigned, num_cols, [&](int row) { return kSecond ? row : row / top_k; });
     __syncthreads();
     const float factor = output.factor(expert);
-    multiply_segment<Kind>(ring, segment, rows, [&](int group, const auto& accumulators) {
+    using Accumulators = typename Kind::Accumulators;
+    multiply_segment<Kind>(ring, segment, rows, [&](int group, const Accumulators& accumulators) {
       sum.add_up(accumulators, num_cols, [&](const float4& four, int row, int col) {
         const int first_row = group * kRowTiles * Unit::kRows;
         output.store(four, factor, expert, first_row + row, assigned[col]);
