@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from campaign import share
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, given, settings
 
 import kernelcat
 from kernelcat import catalog, dtypes
@@ -66,12 +66,12 @@ def test_out_is_written_in_place() -> None:
 def test_every_entry_computes_what_the_gate_expects(name: str) -> None:
     entry = catalog.entry(name)
 
-    @settings(max_examples=share(200), deadline=None)
+    @settings(
+        max_examples=share(200), deadline=None,
+        suppress_health_check=[HealthCheck.filter_too_much],  # few values fit together
+    )  # fmt: skip
     @given(problem=fuzz.problems(entry, limit=64))
     def run(problem: Problem) -> None:
-        strided = [tensor for tensor in entry.present(problem) if tensor.strides]
-        # An array with one row, or without elements, may have any stride.
-        assume(all(min(tensor.shape_of(problem)) > 1 for tensor in strided))
         compute_what_the_gate_expects(entry, problem)
 
     run()
@@ -82,8 +82,9 @@ def compute_what_the_gate_expects(entry: Entry, problem: Problem) -> None:
     arrays = {t.name: as_torch(prepared, t, problem) for t in entry.present(problem)}
     outputs = tuple(arrays.get(t.name) for t in entry.outputs)
     inputs = {t.name: arrays[t.name] for t in entry.inputs if t.name in arrays}
-    tensors = {tensor.name for tensor in entry.inputs}
-    keywords = {a.name: problem[a.name] for a in entry.axes if a.name not in tensors}
+    # The arrays are contiguous, whatever strides the problem has.
+    read = {t.name for t in entry.inputs} | {s for t in entry.tensors for s in t.strides or ()}
+    keywords = {a.name: problem[a.name] for a in entry.axes if a.name not in read}
     oracle = kernelcat.reference(entry.name)
     oracle(**inputs, out=outputs if len(outputs) > 1 else outputs[0], **keywords)
     for tensor, output in zip(entry.outputs, outputs, strict=True):
