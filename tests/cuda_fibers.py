@@ -39,7 +39,7 @@ from kernelcat.runtime import gpu
 
 STAND_INS = Path(__file__).parent / "cuda_fibers_include"
 COMPILER = shutil.which("g++")
-OPTIONS = ("-std=c++20", "-O2", "-w", "-fPIC", "-shared", "-fno-strict-aliasing",
+OPTIONS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing",
            "-fno-gnu-unique")  # fmt: skip  # libraries of one process share no variables
 
 

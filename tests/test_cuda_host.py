@@ -133,7 +133,7 @@ def test_sample(variant: str, flags: dict, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "vocab", "hidden", "top_k"), [(1, 170, 40, 1), (5, 77, 72, 16), (17, 40, 64, 3)]
+    ("tokens", "vocab", "hidden", "top_k"), [(1, 170, 40, 1), (5, 77, 72, 16), (17, 40, 32, 3)]
 )
 def test_lm_head(tokens: int, vocab: int, hidden: int, top_k: int, tmp_path: Path) -> None:
     implementation = catalog.implementation("lm_head", "cuda", "mma")

@@ -34,7 +34,7 @@ def interpret(program: Program, arrays: Arrays) -> None:
     memory = {name: torch.from_numpy(array) for name, array in arrays.items()}
     for name, size in program.workspaces.items():
         memory[name] = torch.zeros(size, dtype=torch.uint8)
-    with true_floats():
+    with true_floats(), patched_once():
         for step in program.steps:
             source = step.source
             if not isinstance(source, TritonSource):
@@ -71,6 +71,47 @@ def _typed(tensor: Any, dtype: str) -> Any:
     import torch
 
     return None if tensor is None else tensor.view(getattr(torch, dtype))
+
+
+@contextlib.contextmanager
+def patched_once() -> Iterator[None]:
+    """Spare the interpreter work that it repeats in every call of a device function.
+
+    A kernel's launch replaces the functions of ``triton.language`` by interpreted ones. Each call
+    of a device function searches the modules again, for functions that are replaced already.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch_modules = interpreter._patch_lang
+    patched: set[int] = set()
+
+    def patch(function: Any) -> Any:
+        modules = {id(m) for m in function.__globals__.values() if m is tl or m is tl.core}
+        if modules and modules <= patched:
+            return None  # a device function; only the scope of a launch is used
+        is_launch = not patched
+        scope = patch_modules(function)
+        patched.update(modules)
+        if is_launch and scope is not None:
+            scope.restore = _then(scope.restore, patched.clear)
+        return scope
+
+    interpreter._patch_lang = patch
+    try:
+        yield
+    finally:
+        interpreter._patch_lang = patch_modules
+
+
+def _then(first: Any, second: Any) -> Any:
+    """A function that calls ``first`` and ``second``."""
+
+    def both() -> None:
+        first()
+        second()
+
+    return both
 
 
 NARROW = {"bf16": "bfloat16", "fp8e4nv": "float8_e4m3fn"}
