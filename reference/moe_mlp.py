@@ -13,7 +13,7 @@ float32 and out is rounded once. Formats of weights are those of `_experts`.
 from __future__ import annotations
 
 from kernelcat import dtypes
-from kernelcat.catalog.spec import Axis, Entry, Problem, Tensor, Tolerance
+from kernelcat.catalog.spec import Axis, Entry, Problem, Signal, Tensor, Tolerance
 from kernelcat.reference import _experts, _layer_routing
 from kernelcat.reference._arrays import library_of
 from kernelcat.reference._assignments import SKEW, TOKENS, TOP_K, active, preferences
@@ -49,6 +49,29 @@ def _oracle(problem, arrays):
         y = _quantized(problem, _rounded(h, problem["dtype"])) @ w2.T + bias2
         out[tokens] += gates[tokens, slots].astype(x.dtype)[:, None] * y
     return {"out": out}
+
+
+def _exact(problem, drawn):
+    """out of activations that are not quantized; nothing where none are."""
+    if problem["act_dtype"] != FP8:
+        return {}
+    axes = {**problem.values, "act_dtype": problem["dtype"]}
+    return _oracle(Problem.of("moe_mlp", **axes), drawn)
+
+
+LEAST_SQNR = 24.0
+"""Signal to quantization noise of float8 activations that out must have at least, in dB."""
+MIN_OUTPUTS, MIN_INTER = 4096, 64
+"""Elements of out, and columns of h, that make a ratio of sums meaningful."""
+
+
+def _least_sqnr(problem: Problem) -> float | None:
+    """The least signal to quantization noise in dB, or None where no activation is quantized.
+
+    In small problems a single element of h decides the ratio.
+    """
+    is_small = problem["tokens"] * problem["hidden"] < MIN_OUTPUTS or problem["inter"] < MIN_INTER
+    return None if problem["act_dtype"] != FP8 or is_small else LEAST_SQNR
 
 
 def _make_inputs(problem, normal):
@@ -191,8 +214,15 @@ ENTRY = Entry(
     oracle=_oracle,
     make_inputs=_make_inputs,
     # h is rounded before the second product: its half steps add up like noise, and out is rounded
-    # once more. In float8 an h near the border of two codes may become either.
-    tolerance={"bfloat16": Tolerance(2**-5, 2**-6), "float16": Tolerance(2**-7, 2**-8)},
+    # once more. In float8 an h near the border of two codes may become either, which changes h by
+    # up to an eighth; the signal limits how often.
+    tolerance={
+        "bfloat16": Tolerance(2**-5, 2**-6),
+        "float16": Tolerance(2**-7, 2**-8),
+        FP8: Tolerance(2**-2, 2**-4),
+    },
+    tolerance_axis="act_dtype",
+    signal=Signal(_exact, _least_sqnr),
     flops=lambda problem: int(
         6 * problem["tokens"] * problem["top_k"] * problem["hidden"] * problem["inter"]
     ),

@@ -96,12 +96,13 @@ extern "C" __global__ void spin(int* out) {
 
 
 @pytest.mark.gpu
-def test_unloading_a_module_waits_for_its_kernels() -> None:
+def test_unloading_a_module_waits_for_its_kernels(tmp_path) -> None:
     from kernelcat.jit.cuda import CudaSource
     from kernelcat.runtime import gpu
 
-    cuda = driver.opened()
-    artifact = CudaSource(SPIN, "spin").compile(gpu.detect().arch)
+    cuda, source = driver.opened(), tmp_path / "spin.cu"
+    source.write_text(SPIN)
+    artifact = CudaSource(str(source), "spin").compile(gpu.detect().arch)
     function = cuda.function(artifact.code, artifact.kernel, 0)
     pointer = ctypes.c_uint64(cuda.allocate(4, 0))
     params = (ctypes.c_void_p * 1)(ctypes.addressof(pointer))

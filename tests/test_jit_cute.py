@@ -128,7 +128,7 @@ def test_a_loaded_kernel_runs_without_the_dsl(tmp_path: Path) -> None:
     from kernelcat.runtime import gpu
 
     path = tmp_path / "artifact"
-    path.write_bytes(encode(jit.build(NAIVE, gpu.detect(0).arch)))
+    path.write_bytes(encode(jit.build(NAIVE, gpu.detect(0).arch), "key"))
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(path)], capture_output=True, text=True, check=False
     )
@@ -143,7 +143,7 @@ from kernelcat.jit import cute
 from kernelcat.jit.cache import decode
 ones = cupy.full((5, 6), 0x3F80, dtype="uint16")  # bfloat16 ones
 d = cupy.zeros((5, 5), dtype="uint16")
-launch = cute.load(decode(open(sys.argv[1], "rb").read()))
+launch = cute.load(decode(open(sys.argv[1], "rb").read(), "key"))
 stream = cupy.cuda.get_current_stream()
 launch(ones.data.ptr, ones.data.ptr, 0, 0, d.data.ptr, 5, 5, 6, stream.ptr)
 values = (d.astype("uint32") << 16).view("float32")

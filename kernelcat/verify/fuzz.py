@@ -11,6 +11,7 @@ processes compile the kernels of the first examples ahead.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import sys
@@ -43,6 +44,10 @@ from kernelcat.verify.warp_roles import ordered
 
 KERNELS = 16
 """Combinations of choice axes and configuration that a run draws from."""
+DRAWN = 40
+"""At most this many combinations are drawn for each one that is kept."""
+TRIALS = 20
+"""A combination is kept when at least one of this many random problems is served."""
 DEFAULTS = 4
 """Every fourth combination has the implementation's default configuration."""
 TILE_STEPS = (8, 16, 64, 128)
@@ -99,6 +104,15 @@ class _Kernel:
         choices = {axis.name: dice.choice(axis.values) for axis in entry.axes if axis.values}
         return _Kernel(choices, space, dice.randrange(len(space)) if index % DEFAULTS else None)
 
+    def problem(self, entry: Entry, dice: random.Random, limit: int | None) -> Problem:
+        """A problem with the choices of this kernel and random sizes, which may be impossible."""
+        sizes = {
+            axis.name: dice.randrange(axis.low, _high(axis, limit) + 1) // axis.step * axis.step
+            for axis in entry.axes
+            if not axis.values
+        }
+        return Problem.of(entry.name, **self.choices, **sizes)
+
     def config(self, implementation: Implementation, problem: Problem, gpu: Gpu) -> Config | None:
         """The first configuration, from ``first`` on, that serves ``problem``; None without one."""
 
@@ -122,11 +136,16 @@ class _Wrong(AssertionError):
         self.failure = failure
 
 
+def _high(axis: Axis, limit: int | None) -> int:
+    """The largest size of an axis, where no size is larger than ``limit``."""
+    return axis.high if limit is None else min(axis.high, max(axis.low, limit))
+
+
 def values(axis: Axis, limit: int | None = None) -> st.SearchStrategy:
     """Values of one axis; ``limit`` is the largest size (Triton's interpreter is slow)."""
     if axis.values:
         return st.sampled_from(axis.values)
-    high = axis.high if limit is None else min(axis.high, max(axis.low, limit))
+    high = _high(axis, limit)
 
     def near(step: int) -> st.SearchStrategy[int]:
         multiples = st.integers(axis.low // step, high // step).map(lambda n: n * step)
@@ -181,8 +200,7 @@ def fuzz(
         :data:`MAX_JOBS`
     """
     entry, num_passed = catalog.entry(implementation.entry), 0
-    space = tuple(implementation.whole_space())
-    drawn = [_Kernel.draw(entry, space, random_seed, i) for i in range(kernels)]
+    drawn = _served_kernels(implementation, device.gpu, random_seed, kernels, limit)
     by_kernel = [st.tuples(st.just(k), worthwhile(entry, limit, k.choices)) for k in drawn]
     all_examples = st.sampled_from(by_kernel).flatmap(lambda strategy: strategy)
 
@@ -234,6 +252,31 @@ def fuzz(
     except _Wrong as wrong:
         return FuzzResult(implementation.name, num_passed, wrong.failure)
     return FuzzResult(implementation.name, num_passed)
+
+
+def _served_kernels(
+    implementation: Implementation, gpu: Gpu, random_seed: int, count: int, limit: int | None
+) -> list[_Kernel]:
+    """The first ``count`` combinations that serve a problem; where none does, those drawn first.
+
+    Many combinations serve nothing: an implementation may take a few of many types and formats.
+    """
+    entry, space = catalog.entry(implementation.entry), tuple(implementation.whole_space())
+
+    def draw(index: int) -> _Kernel:
+        return _Kernel.draw(entry, space, random_seed, index)
+
+    def serves(index: int) -> bool:
+        dice, kernel = random.Random(f"{random_seed} {index} sizes"), draw(index)
+        tried = (kernel.problem(entry, dice, limit) for _ in range(TRIALS))
+        return any(
+            entry.constraint(problem) is None
+            and kernel.config(implementation, problem, gpu) is not None
+            for problem in tried
+        )
+
+    served = list(itertools.islice(filter(serves, range(DRAWN * count)), count))
+    return [draw(index) for index in served or range(count)]
 
 
 def _uncompiled(

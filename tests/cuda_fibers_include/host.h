@@ -53,6 +53,7 @@ struct Fiber {
   std::vector<std::function<void()>> copies;  // cp.async that have not landed: the open group
   std::vector<std::vector<std::function<void()>>> copy_groups;  // and the groups before
   std::vector<std::vector<std::function<void()>>> products;  // committed groups, then the open one
+  int num_operands = 0;  // operands in registers that were given to wgmma
 };
 
 inline std::vector<Fiber> fibers;

@@ -470,8 +470,9 @@ def put(store: Store, records: list[dict[str, Any]]) -> None:
             for field in ("problem", "config", "environment"):
                 values[field] = json.dumps(record[field], default=str)
             for field in ("language", "variant", "gpu", "source", "kind", "median_us"):
-                if isinstance(record[field], (str, float)):
-                    values[field] = record[field]
+                value = record[field]
+                if isinstance(value, (str, float)) and value == value:  # SQLite stores NaN as NULL
+                    values[field] = value
             names, places = ", ".join(values), ", ".join(f":{name}" for name in values)
             statement = f"INSERT INTO {measurements.name} ({names}) VALUES ({places})"
             connection.execute(text(statement), values)

@@ -1,5 +1,5 @@
-"""`moe_gemm` in CUDA C++: one thread for each element, and Hopper's tensor cores."""
+"""`moe_gemm` in CUDA C++: a baseline, and Hopper's tensor cores for each form of weights."""
 
-from kernelcat.kernels.cuda.moe_gemm import naive, wgmma
+from kernelcat.kernels.cuda.moe_gemm import naive, packed, wgmma
 
-IMPLEMENTATIONS = (naive.IMPLEMENTATION, wgmma.IMPLEMENTATION)
+IMPLEMENTATIONS = (naive.IMPLEMENTATION, wgmma.IMPLEMENTATION, packed.IMPLEMENTATION)

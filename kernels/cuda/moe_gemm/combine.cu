@@ -22,15 +22,35 @@ __device__ __forceinline__ void store_columns(T* d, const float (&sums)[kVector]
   }
 }
 
-// Thread block (x, y) computes columns from 8 * blockDim.x * y on of token x.
+// Eight values of a row of float32, from a multiple of 16 bytes on.
+__device__ __forceinline__ void load_columns(float (&values)[kVector], const float* source) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float4 four = reinterpret_cast<const float4*>(source)[i];
+    values[4 * i] = four.x;
+    values[4 * i + 1] = four.y;
+    values[4 * i + 2] = four.z;
+    values[4 * i + 3] = four.w;
+  }
+}
+
+// The same for a row of 16-bit elements.
 template <typename T>
-__global__ void __launch_bounds__(128)
-    moe_gemm_combine(const float* rows,    // (tokens * top_k, pitch)
-                     const int* position,  // (tokens, top_k)
-                     const float* gates,   // (tokens, top_k)
-                     const T* residual,    // (tokens, n), or null
-                     T* d,                 // (tokens, n)
-                     int top_k, int n, int pitch) {
+__device__ __forceinline__ void load_columns(float (&values)[kVector], const T* source) {
+  const uint4 eight = *reinterpret_cast<const uint4*>(source);
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) values[i] = to_float(reinterpret_cast<const T*>(&eight)[i]);
+}
+
+// `Row` is the element type of the rows that are summed, float or T. Thread block (x, y) computes
+// columns from 8 * blockDim.x * y on of token x.
+template <typename T, typename Row = float>
+__global__ void __launch_bounds__(128) moe_gemm_combine(const Row* rows,  // (tokens * top_k, pitch)
+                                                        const int* position,  // (tokens, top_k)
+                                                        const float* gates,   // (tokens, top_k)
+                                                        const T* residual,  // (tokens, n), or null
+                                                        T* d,               // (tokens, n)
+                                                        int top_k, int n, int pitch) {
   grid_dependency_wait();
   const int col = (blockIdx.y * blockDim.x + threadIdx.x) * kVector;
   if (col >= n) return;
@@ -42,27 +62,20 @@ __global__ void __launch_bounds__(128)
     sums[i] = residual != nullptr && col + i < n ? to_float(residual[first + i]) : 0.0f;
   }
   for (int slot = 0; slot < top_k; slot += kSlots) {
-    float4 values[kSlots][2];
-    float gate[kSlots];
+    float values[kSlots][kVector], gate[kSlots];
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
       const int64_t assignment = token * top_k + slot + s;
       const int row = slot + s < top_k ? position[assignment] : -1;
-      gate[s] = 0.0f;
-      values[s][0] = values[s][1] = float4{};
-      if (row >= 0) {
-        const auto* source =
-            reinterpret_cast<const float4*>(rows + static_cast<int64_t>(row) * pitch + col);
-        gate[s] = gates[assignment];
-        values[s][0] = source[0];
-        values[s][1] = source[1];
-      }
+      gate[s] = row >= 0 ? gates[assignment] : 0.0f;
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) values[s][i] = 0.0f;
+      if (row >= 0) load_columns(values[s], rows + static_cast<int64_t>(row) * pitch + col);
     }
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
-      const float* value = reinterpret_cast<const float*>(values[s]);
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) sums[i] += gate[s] * value[i];
+      for (int i = 0; i < kVector; ++i) sums[i] += gate[s] * values[s][i];
     }
   }
   store_columns(d + first, sums, n - col, is_aligned);

@@ -1,5 +1,5 @@
-"""`moe_mlp` in CUDA C++: a baseline, and weights that stream through tensor cores."""
+"""`moe_mlp` in CUDA C++: a baseline, streamed weights for few tokens, grouped products for many."""
 
-from kernelcat.kernels.cuda.moe_mlp import naive, stream
+from kernelcat.kernels.cuda.moe_mlp import grouped, naive, stream
 
-IMPLEMENTATIONS = (naive.IMPLEMENTATION, stream.IMPLEMENTATION)
+IMPLEMENTATIONS = (naive.IMPLEMENTATION, stream.IMPLEMENTATION, grouped.IMPLEMENTATION)

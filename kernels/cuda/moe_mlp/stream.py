@@ -232,6 +232,9 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     cols = problem["tokens"]
     if config["col_tiles"] > 1 and 8 * config["col_tiles"] >= 2 * max(cols, 8):
         return f"{8 * config['col_tiles']} columns are mostly empty for {cols} tokens"
+    passes = num_assignments(problem) / active(problem) / (8 * config["col_tiles"])
+    if passes > MAX_PASSES:
+        return f"weights are read {passes:.3g} times, by {8 * config['col_tiles']} tokens at a time"
     num_tiles = config["col_tiles"] * config["row_tiles"]
     if num_tiles > (MAX_TILES_FLOAT8 if problem["act_dtype"] == FP8 else MAX_TILES):
         return f"the sums of {num_tiles} tiles of 16 x 8 leave too few registers for the rest"
@@ -244,6 +247,7 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 MIN_IN_FLIGHT = 30 * 1024
+MAX_PASSES = 4
 MAX_TILES = 4
 MAX_TILES_FLOAT8 = 2
 """Tiles of 16 rows x 8 tokens of a warp; with float8 activations, four tiles spill registers."""
@@ -320,5 +324,5 @@ IMPLEMENTATION = Implementation(
         "asynchronous copies": "LDGSTS",
         "dependent launch": "ACQBULK",
     },
-    rank=1,
+    rank=2,
 )

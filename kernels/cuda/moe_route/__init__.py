@@ -250,6 +250,22 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     return 2 * LAUNCH_US + copy_us(ENTRY.bytes_moved(problem), gpu) + waves * block_us + maps_us
 
 
+BITMASK = Implementation(
+    entry="moe_route",
+    language="cuda",
+    variant="bitmask",
+    summary="one warp for each token, ranks from bit masks of tokens, counts within a cluster",
+    archs=("sm_90+",),
+    space=SPACE,
+    illegal=_illegal_bitmask,
+    unpromising=_unpromising,
+    program=_bitmask,
+    estimate=_estimate,
+    techniques={"maximum of a warp": "*REDUX", "ranks by population counts": "POPC"},
+    rank=1,
+)
+
+
 # product ------------------------------------------------------------------------------------------
 
 PRODUCT_SPACE = {"splits": (1, 2, 4, 8, 16, 32), "warps": (4, 8, 16)}
@@ -348,20 +364,7 @@ IMPLEMENTATIONS = (
         estimate=_naive_estimate,
         rank=0,
     ),
-    Implementation(
-        entry="moe_route",
-        language="cuda",
-        variant="bitmask",
-        summary="one warp for each token, ranks from bit masks of tokens, counts within a cluster",
-        archs=("sm_90+",),
-        space=SPACE,
-        illegal=_illegal_bitmask,
-        unpromising=_unpromising,
-        program=_bitmask,
-        estimate=_estimate,
-        techniques={"maximum of a warp": "*REDUX", "ranks by population counts": "POPC"},
-        rank=1,
-    ),
+    BITMASK,
     Implementation(
         entry="moe_route",
         language="cuda",

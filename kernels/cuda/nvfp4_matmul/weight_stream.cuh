@@ -1,7 +1,7 @@
 // Loads packed weights straight from global memory to registers, ahead of their use.
 #pragma once
 
-#include "decode.cuh"
+#include <kernelcat/fp4_operand.cuh>
 
 namespace kernelcat {
 

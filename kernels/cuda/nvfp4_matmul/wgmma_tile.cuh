@@ -3,10 +3,10 @@
 
 #include <kernelcat/block_schedule.cuh>
 #include <kernelcat/cache_policy.cuh>
+#include <kernelcat/fp4_operand.cuh>
 #include <kernelcat/pdl.cuh>
 #include <kernelcat/wgmma_rs.cuh>
 
-#include "decode.cuh"
 #include "sum_inbox.cuh"
 
 namespace kernelcat {

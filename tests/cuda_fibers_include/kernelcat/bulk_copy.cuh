@@ -20,12 +20,13 @@ __host__ __device__ constexpr uint32_t swizzled(uint32_t offset) {
 
 inline void load_box(uint8_t* shared, const TensorMap& map, int x, int y) {
   const int64_t span = map.box[0] * map.element_bytes;
-  host::require(map.swizzle_bytes == 128 && span == 128, "only rows of 128 bytes are loaded");
-  host::require(shared_address(shared) % 1024 == 0, "a box is not aligned to 1024 bytes");
+  const bool is_swizzled = map.swizzle_bytes == 128;
+  host::require(span == 128 || !is_swizzled && span % 16 == 0, "no box has such rows");
+  host::require(shared_address(shared) % (is_swizzled ? 1024 : 128) == 0, "a box is not aligned");
   for (int64_t row = 0; row < map.box[1]; ++row) {
     for (int64_t col = 0; col < map.box[0]; ++col) {
       const uint32_t offset = row * span + col * map.element_bytes;
-      uint8_t* target = shared + swizzled<128>(offset);
+      uint8_t* target = shared + (is_swizzled ? swizzled<128>(offset) : offset);
       const int64_t global_row = y + row, global_col = x + col;
       const bool is_inside = global_row >= 0 && global_row < map.shape[1] && global_col >= 0 &&
                              global_col < map.shape[0];

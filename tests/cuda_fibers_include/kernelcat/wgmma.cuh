@@ -38,6 +38,7 @@ void wgmma_wait() {
     for (const auto& product : groups.front()) product();
     groups.erase(groups.begin());
   }
+  __syncwarp();  // no lane changes an operand in registers before all lanes have read it
 }
 
 template <typename Registers>

@@ -18,4 +18,15 @@ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
   return pack<T>(to_float(left[0]) * to_float(right[0]), to_float(left[1]) * to_float(right[1]));
 }
 
+// Scales times 2^119 (bfloat16) or 2^7 (float16).
+template <typename T>
+uint32_t widen_scales(uint32_t bytes) {
+  const uint32_t magnitudes = bytes & 0x7f007f00;
+  if constexpr (kIsBfloat16<T>) {
+    return multiply_pairs<T>(multiply_pairs<T>(magnitudes >> 4, 0x7b807b80), 0x7b007b00);
+  } else {
+    return multiply_pairs<T>(magnitudes >> 1, 0x78007800);
+  }
+}
+
 }  // namespace kernelcat

@@ -1,0 +1,46 @@
+"""Programs that are made of other entries' programs, one after the other in one stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kernelcat.catalog.implementation import Param, Pointer, Program, Step, TensorMap
+
+
+def renamed(program: Program, names: Mapping[str, str]) -> Program:
+    """``program`` with other names of tensors and workspaces (old name -> new name).
+
+    A name that ``names`` lacks stays as it is.
+    """
+
+    def param(old: Param) -> Param:
+        if isinstance(old, Pointer | TensorMap):
+            return replace(old, tensor=names.get(old.tensor, old.tensor))
+        return old
+
+    def step(old: Step) -> Step:
+        return replace(old, params=tuple(map(param, old.params)))
+
+    workspaces = {names.get(name, name): size for name, size in program.workspaces.items()}
+    return Program(tuple(map(step, program.steps)), workspaces)
+
+
+def composed(*programs: Program, workspaces: Mapping[str, int]) -> Program:
+    """The launches of all ``programs`` in order.
+
+    ``workspaces`` (name -> bytes) are what the programs pass to each other. A name of 0 bytes
+    stands for an optional tensor that is absent.
+
+    Raises
+    ------
+    ValueError
+        Two programs have a workspace of the same name: each would overwrite what the other keeps.
+    """
+    spaces = dict(workspaces)
+    for program in programs:
+        for name, size in program.workspaces.items():
+            if name in spaces:
+                raise ValueError(f"two programs have a workspace {name}: rename one of them")
+            spaces[name] = size
+    return Program(tuple(step for program in programs for step in program.steps), spaces)

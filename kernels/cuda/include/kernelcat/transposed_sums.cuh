@@ -1,0 +1,121 @@
+// Sums of D^T, of which a warpgroup has 64 columns of D: they are transposed in registers to rows
+// of D, 16 bytes a store.
+#pragma once
+
+#include <kernelcat/fragments.cuh>
+
+namespace kernelcat {
+
+// Stores columns `col` to `col` + 7 of row `row` of D; elements outside of D are not stored. With
+// kVectors, rows begin at multiples of 16 bytes.
+template <bool kVectors, typename Output>
+__device__ __forceinline__ void store_eight(const Output& output, int row, int col,
+                                            const uint4& eight) {
+  const int d_cols = output.d_cols();
+  if (row >= output.m || col >= d_cols) return;
+  typename Output::T* address = output.d + static_cast<int64_t>(row) * d_cols + col;
+  if constexpr (kVectors) {
+    *reinterpret_cast<uint4*>(address) = eight;
+  } else {
+    uint16_t* halves = reinterpret_cast<uint16_t*>(address);
+    uint64_t low = eight.x | static_cast<uint64_t>(eight.y) << 32;
+    uint64_t high = eight.z | static_cast<uint64_t>(eight.w) << 32;
+#pragma unroll 1
+    for (int i = 0; i < 8 && col + i < d_cols; ++i) {
+      halves[i] = static_cast<uint16_t>(low);
+      low = low >> 16 | high << 48;
+      high >>= 16;
+    }
+  }
+}
+
+// A warp's sums of 16 rows of W from `row` on, by kCols rows of A from `col` on.
+template <int kCols, typename Output>
+struct TransposedSums {
+  using T = typename Output::T;
+  const float (&sums)[kCols / 2];
+  const Output& output;
+  float scale, bias[2];  // `bias` of this lane's two rows of W
+  int row, col;
+
+  __device__ __forceinline__ TransposedSums(const float (&sums)[kCols / 2], const Output& output,
+                                            float scale, int row, int col)
+      : sums(sums), output(output), scale(scale), row(row), col(col) {
+    bias[0] = output.bias_at(row + lane_index() / 4);
+    bias[1] = output.bias_at(row + lane_index() / 4 + 8);
+  }
+
+  // The lane's two sums, before the activation, in block `j` of 8 rows of A, of the upper row of W
+  // or of the lower one.
+  __device__ __forceinline__ float2 finished(int j, int lower) const {
+    const float* z = &sums[4 * j + 2 * lower];
+    const int a_row = col + 8 * j + lane_index() % 4 * 2;
+    return {z[0] * output.row_scale(scale, a_row) + bias[lower],
+            z[1] * output.row_scale(scale, a_row + 1) + bias[lower]};
+  }
+
+  // The 8 x 8 matrix of D of block `j` and of the eight upper or lower rows of W.
+  __device__ __forceinline__ uint32_t matrix(int j, int lower) const {
+    const float2 z = finished(j, lower);
+    return transposed(pack<T>(Output::activated(z.x), Output::activated(z.y)));
+  }
+
+  // The 8 x 8 matrix of D of block `j` and of all 16 rows of W, for kSwiglu. Gate and up are
+  // adjacent rows of W, in lanes four apart. Of such a pair of lanes, the one with an even row
+  // computes the result of the upper rows, the one with an odd row that of the lower rows.
+  __device__ __forceinline__ uint32_t gated_matrix(int j) const {
+    const int r = lane_index() / 4, q = lane_index() % 4;
+    const bool is_odd = r % 2 == 1;
+    const float2 upper = finished(j, 0), lower = finished(j, 1);
+    const float received_x = __shfl_xor_sync(0xffffffff, is_odd ? upper.x : lower.x, 4);
+    const float received_y = __shfl_xor_sync(0xffffffff, is_odd ? upper.y : lower.y, 4);
+    const uint32_t word =
+        is_odd ? pack<T>(Output::gated(received_x, lower.x), Output::gated(received_y, lower.y))
+               : pack<T>(Output::gated(upper.x, received_x), Output::gated(upper.y, received_y));
+    // Column c of D is in the lanes of row 2 * c, or of row 2 * (c - 4) + 1 where c > 3.
+    return transposed(__shfl_sync(0xffffffff, word, (r % 4 * 2 + r / 4) * 4 + q));
+  }
+
+  // Stores the groups of kStoredBlocks blocks of eight rows of A for which `is_owned(group)`.
+  template <bool kVectors, typename Predicate>
+  __device__ __forceinline__ void store(Predicate is_owned) const {
+    constexpr int kBlocks = Output::kStoredBlocks;
+    // gather_rows returns row `r` of matrix `index`.
+    const int r = lane_index() / 4, index = lane_index() % 4;
+#pragma unroll
+    for (int j = 0; j < kCols / 8; j += kBlocks) {
+      if (!is_owned(j / kBlocks)) continue;
+      uint32_t matrices[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (Output::kPaired) {
+          matrices[i] = gated_matrix(j + i);
+        } else {
+          matrices[i] = matrix(j + i / 2, i % 2);
+        }
+      }
+      const uint4 eight = gather_rows(matrices);
+      if constexpr (Output::kPaired) {
+        store_eight<kVectors>(output, col + 8 * (j + index) + r, row / 2, eight);
+      } else {
+        store_eight<kVectors>(output, col + 8 * (j + index / 2) + r, row + index % 2 * 8, eight);
+      }
+    }
+  }
+};
+
+// Stores a warpgroup's sums of 64 rows of W from `row` on, by kCols rows of A from `col` on, which
+// are multiplied by `scale`.
+template <int kCols, typename Output, typename Predicate>
+__device__ __forceinline__ void store_transposed(const float (&sums)[kCols / 2],
+                                                 const Output& output, float scale, int row,
+                                                 int col, Predicate is_owned) {
+  const TransposedSums<kCols, Output> tile(sums, output, scale, row + warp_index() % 4 * 16, col);
+  if (output.d_cols() % 8 == 0 && is_aligned(output.d, 16)) {
+    tile.template store<true>(is_owned);
+  } else {
+    tile.template store<false>(is_owned);
+  }
+}
+
+}  // namespace kernelcat
