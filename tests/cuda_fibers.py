@@ -13,6 +13,7 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,21 @@ def _folder() -> Path:
 _FOLDERS: list[Any] = []
 
 
+@cache
+def _host_header() -> Path:
+    """A copy of host.h, beside which g++ finds the header compiled, as each kernel needs it."""
+    header = Path(shutil.copy(STAND_INS / "host.h", _folder()))
+    folders = [f"-I{folder}" for folder in header_folders()]
+    options = [option for option in OPTIONS if option != "-shared"]
+    _compile([*options, "-x", "c++-header", *folders, str(header), "-o", f"{header}.gch"])
+    return header
+
+
+def _compile(arguments: Iterable[str]) -> None:
+    built = subprocess.run([str(COMPILER), *arguments], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+
+
 def library(kernel: CudaSource) -> ctypes.CDLL:
     """The kernel as a library with one function, ``run``, which returns an error or no text."""
     path = _folder() / kernel.digest()
@@ -75,11 +91,9 @@ extern "C" const char* run(void** params, const unsigned* grid, unsigned threads
 """
     path.with_suffix(".cpp").write_text(text)
     folders = (STAND_INS, source.cuda_root() / "include", kernel.file.parent, *header_folders())
-    command = [str(COMPILER), *OPTIONS, "-include", str(STAND_INS / "host.h")]
-    command += [f"-I{folder}" for folder in folders]
-    command += [str(path.with_suffix(".cpp")), "-o", str(path.with_suffix(".so"))]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
+    includes = [f"-I{folder}" for folder in folders]
+    files = [str(path.with_suffix(".cpp")), "-o", str(path.with_suffix(".so"))]
+    _compile([*OPTIONS, "-include", str(_host_header()), *includes, *files])
 
 
 def run(program: Program, arrays: Arrays, max_blocks: int, seed: int) -> None:

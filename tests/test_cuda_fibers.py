@@ -9,7 +9,7 @@ import pytest
 
 from kernelcat.catalog import source
 from kernelcat.catalog.implementation import Config
-from kernelcat.kernels.cuda.moe_gemm import wgmma
+from kernelcat.kernels.cuda.moe_gemm import packed, wgmma
 from kernelcat.reference.moe_gemm import product
 from kernelcat.verify import gate
 
@@ -50,25 +50,55 @@ FAULTS = {
 }  # fmt: skip
 """What is wrong -> file of moe_gemm, text, and its replacement."""
 
+PACKED_PROBLEM = product(40, 2, 3, 144, 416, gather=True, format="mxfp4", packing="tiles")
+PACKED_FAULTS = {
+    "operands are decoded before they have been multiplied": (
+        "moe_gemm/packed.cu", "      wgmma_wait<1>();\n", "",
+    ),
+    "a stage of packed weights is released before it is read": (
+        "moe_gemm/packed.cu", "if (t == 0 && k_block > 0) release_stage_after_loads"
+        "(shared.empty[previous]);", "if (t == 0) release_stage_after_loads(shared.empty[stage]);",
+    ),
+    "packed weights are those of the first expert": (
+        "moe_gemm/packed_stage.cuh", "tile.expert * tile_rows + tile.col", "tile.col",
+    ),
+    "the steps of a tile have one word": (
+        "include/kernelcat/packed_tile.cuh", "operands[1], words.y", "operands[1], words.x",
+    ),
+}  # fmt: skip
+"""The same for the kernel of packed weights, with files of kernels/cuda."""
+CASES = [
+    *((wgmma.IMPLEMENTATION, PROBLEM, (f"moe_gemm/{fault[0]}", *fault[1:]), id)
+      for id, fault in FAULTS.items()),
+    *((packed.IMPLEMENTATION, PACKED_PROBLEM, fault, id) for id, fault in PACKED_FAULTS.items()),
+]  # fmt: skip
 
-def verdict():
-    return gate.check(wgmma.IMPLEMENTATION, PROBLEM, CONFIG, cuda_fibers.Host(), seeds=(0,))
+
+def verdict(implementation, problem):
+    return gate.check(implementation, problem, CONFIG, cuda_fibers.Host(), seeds=(0,))
 
 
-def test_a_kernel_is_right_on_the_host() -> None:
-    assert verdict().passed
+@pytest.mark.parametrize(
+    ("implementation", "problem"),
+    [(wgmma.IMPLEMENTATION, PROBLEM), (packed.IMPLEMENTATION, PACKED_PROBLEM)],
+    ids=["wgmma", "packed"],
+)
+def test_a_kernel_is_right_on_the_host(implementation, problem) -> None:
+    assert verdict(implementation, problem).passed
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found(fault: str, monkeypatch, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("implementation", "problem", "fault"), [pytest.param(*c[:3], id=c[3]) for c in CASES]
+)
+def test_a_planted_fault_is_found(implementation, problem, fault, monkeypatch, tmp_path) -> None:
     shutil.copytree(source.cuda_root(), tmp_path / "cuda")
-    name, before, after = FAULTS[fault]
-    path = tmp_path / "cuda" / "moe_gemm" / name
+    name, before, after = fault
+    path = tmp_path / "cuda" / name
     text = path.read_text()
     assert before in text
     path.write_text(text.replace(before, after))
     monkeypatch.setattr(source, "cuda_root", lambda: tmp_path / "cuda")
     try:
-        assert not verdict().passed
+        assert not verdict(implementation, problem).passed
     except AssertionError as error:
-        assert "moe_gemm_wgmma" in str(error)
+        assert f"moe_gemm_{implementation.variant}" in str(error)

@@ -119,6 +119,17 @@ def test_a_kernel_takes_the_first_legal_configuration_from_its_start_index() -> 
     assert chosen(None, {2}) is None and chosen(0, {1, 2}) is None
 
 
+def test_combinations_that_serve_no_problem_are_not_drawn() -> None:
+    """One in fifty combinations of formats and types is of 4-bit tiles with 16-bit activations."""
+    packed, h200 = catalog.implementation("moe_gemm", "cuda", "packed"), gpu.find("h200")
+    kernels = fuzz._served_kernels(packed, h200, 0, 16, None)
+    assert len(kernels) > 8
+    assert all(kernel.choices["packing"] == "tiles" for kernel in kernels)
+    assert {kernel.choices["format"] for kernel in kernels} == {"mxfp4", "nvfp4"}
+    elsewhere = replace(packed, archs=("sm_100a",))
+    assert len(fuzz._served_kernels(elsewhere, h200, 0, 16, None)) == 16
+
+
 def test_kernels_of_the_first_examples_are_compiled_before_the_examples_run(
     tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from formulations.experts import moe_gemm
 
 from kernelcat.catalog.implementation import Config, Int32, Pointer
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.cuda.moe_gemm import naive, wgmma
+from kernelcat.kernels.cuda.moe_gemm import naive, packed, wgmma
 from kernelcat.reference._experts import ACTIVATIONS, DTYPES, FORMATS, FP4, FP8, PACKINGS
 from kernelcat.reference.moe_gemm import ENTRY, product
 from kernelcat.runtime import gpu
@@ -78,14 +78,34 @@ ON_THE_HOST = {
 """What is tested -> tile and problem."""
 
 
+MXFP4, NVFP4 = ({"format": format, "packing": "tiles"} for format in FP4)
+PACKED_ON_THE_HOST = {
+    "mxfp4, gathered": ("64x128", product(40, 2, 3, 144, 416, gather=True, bias=True,
+                                          activation="swiglu_oai", **MXFP4)),
+    "mxfp4, a hot expert": ("128x128", product(70, 2, 4, 272, 160, skew="hot", **MXFP4)),
+    "mxfp4, one tile": ("192x128", product(9, 1, 2, 16, 64, bias=True, **MXFP4)),
+    "nvfp4, gathered": ("128x128", product(40, 2, 3, 144, 416, gather=True, activation="swiglu",
+                                           **NVFP4)),
+    "nvfp4, float16": ("64x128", product(33, 3, 5, 80, 48, bias=True, dtype="float16",
+                                         act_dtype="float16", **NVFP4)),
+}  # fmt: skip
+"""What is tested -> tile and problem of the kernel for packed weights."""
+HOST_CASES = [
+    pytest.param(implementation, *case, id=f"{implementation.variant}, {name}")
+    for implementation, cases in (
+        (wgmma.IMPLEMENTATION, ON_THE_HOST), (packed.IMPLEMENTATION, PACKED_ON_THE_HOST)
+    )
+    for name, case in cases.items()
+]  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(cuda_fibers.COMPILER is None, reason="needs g++")
-@pytest.mark.parametrize("case", ON_THE_HOST)
-def test_the_wgmma_kernel_is_right_on_the_host(case: str) -> None:
-    tile, problem = ON_THE_HOST[case]
+@pytest.mark.parametrize(("implementation", "tile", "problem"), HOST_CASES)
+def test_a_kernel_of_tensor_cores_is_right_on_the_host(implementation, tile, problem) -> None:
     config, host = Config(tile=tile), cuda_fibers.Host()
-    assert wgmma.IMPLEMENTATION.why_not(config, problem, host.gpu) is None
-    verdict = gate.check(wgmma.IMPLEMENTATION, problem, config, host, seeds=(0,))
+    assert implementation.why_not(config, problem, host.gpu) is None
+    verdict = gate.check(implementation, problem, config, host, seeds=(0,))
     assert verdict.passed, verdict.detail
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from cuda_fibers import COMPILER, Host
 
+from kernelcat import dtypes
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.cuda.moe_mlp import naive, stream
+from kernelcat.kernels.cuda.moe_mlp import grouped, naive, stream
 from kernelcat.reference import _layer_routing
 from kernelcat.reference._experts import FP8
 from kernelcat.reference.moe_mlp import ENTRY, layer
@@ -77,9 +78,48 @@ def test_few_tokens_are_routed_inside_of_the_products(tokens: int, num_launches:
     assert len(stream.IMPLEMENTATION.program(problem, chosen, H200).steps) == num_launches
 
 
+@pytest.mark.parametrize(
+    ("tokens", "axes", "num_launches"),
+    [
+        (64, {"format": "mxfp4", **TILES}, 4),
+        (512, {}, 4),
+        (513, {}, 5),
+        (64, {"format": "fp8", "act_dtype": FP8}, 6),
+        (4096, {"format": "fp8", "act_dtype": FP8}, 7),
+    ],
+)
+def test_grouped_products_take_few_launches(tokens: int, axes: dict, num_launches: int) -> None:
+    """One or two to route, two products, the sum, and two that quantize to float8."""
+    problem = layer(tokens, 4, 32, 2880, 2880, **axes)
+    chosen = grouped.IMPLEMENTATION.default(problem, H200)
+    assert grouped.IMPLEMENTATION.why_not(chosen, problem, H200) is None
+    program = grouped.IMPLEMENTATION.program(problem, chosen, H200)
+    assert len(program.steps) == num_launches
+    known = {tensor.name for tensor in ENTRY.tensors} | program.workspaces.keys()
+    assert {param.tensor for step in program.steps for param in step.params
+            if hasattr(param, "tensor")} <= known  # fmt: skip
+
+
+def test_float8_activations_are_judged_by_their_signal() -> None:
+    """A right result has 27 dB, and one with a wrong block of scales is refused."""
+    problem = layer(40, 2, 4, 160, 96, format="fp8", act_dtype=FP8)
+    prepared = gate.prepare(ENTRY, problem, Host(), 1)
+
+    def passes_with(change: float) -> bool:
+        def run() -> None:
+            out = prepared.expected["out"] * np.float32(1)
+            out[:, :128] *= change
+            prepared.arrays["out"][...] = dtypes.encode(out, "bfloat16")
+
+        return prepared.verify_run(run).passed
+
+    assert passes_with(1.0)
+    assert not passes_with(1.15)
+
+
 def test_nothing_is_launched_without_tokens() -> None:
     problem = layer(0, 4, 32, 2880, 2880)
-    for implementation in (naive.IMPLEMENTATION, stream.IMPLEMENTATION):
+    for implementation in (naive.IMPLEMENTATION, stream.IMPLEMENTATION, grouped.IMPLEMENTATION):
         chosen = implementation.default(problem, H200)
         assert implementation.program(problem, chosen, H200).steps == ()
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from kernelcat import paths
 from kernelcat.catalog import discovery, launches, sample, source
-from kernelcat.catalog.implementation import Implementation, Program
+from kernelcat.catalog.implementation import Implementation, Program, Source
 from kernelcat.catalog.reach import Reach
 
 FORMAT = 1
@@ -67,16 +67,25 @@ def digest_of(entry: str, language: str, variant: str) -> str:
 
 def compute(implementation: Implementation) -> str:
     """The digest of the sources as they are now: 16 hex digits. Takes up to a second."""
+    return _digest(implementation, list(_programs(implementation)))
+
+
+def _digest(implementation: Implementation, programs: list[Program | None]) -> str:
     builder = Reach()
     builder.add(implementation.program)
-    text, launched = list[Any](builder.text()), []
-    kernels: dict[str, None] = {}
-    for program in _programs(implementation):
-        launched.append(program and launches.values(program))
-        for step in program.steps if program else ():
-            kernels[step.source.text()] = None
-    parts = [FORMAT, implementation.language, text, sorted(kernels), launched]
+    launched = [program and launches.values(program) for program in programs]
+    kernels = sorted({source.text() for source in _sources(programs)})
+    parts = [FORMAT, implementation.language, list[Any](builder.text()), kernels, launched]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _sources(programs: list[Program | None]) -> list[Source]:
+    """One source of each file or module: the code of its kernels is the same text."""
+    places: dict[str, Source] = {}
+    for program in programs:
+        for step in program.steps if program else ():
+            places.setdefault(step.source.place(), step.source)
+    return list(places.values())
 
 
 def _programs(implementation: Implementation) -> Iterator[Program | None]:
@@ -102,7 +111,11 @@ def table(implementations: Iterable[Implementation]) -> dict[str, Any]:
     ``machinery``: hash of :data:`MACHINERY`; ``files``: file -> hash; ``digests``: implementation
     -> its digest, and the positions in ``files`` of the files that the digest depends on.
     """
-    rows = {i.name: (compute(i), sorted(set(_files(i)))) for i in implementations}
+    rows = {}
+    for implementation in implementations:
+        programs = list(_programs(implementation))
+        names = sorted(set(_files(implementation, programs)))
+        rows[implementation.name] = _digest(implementation, programs), names
     names = sorted({name for _, file_names in rows.values() for name in file_names})
     files = {name: _content_hash(name) for name in names}
     numbers = {name: number for number, name in enumerate(files)}
@@ -111,13 +124,12 @@ def table(implementations: Iterable[Implementation]) -> dict[str, Any]:
     return {"machinery": _machinery(), "files": files, "digests": digests}
 
 
-def _files(implementation: Implementation) -> Iterator[str]:
+def _files(implementation: Implementation, programs: list[Program | None]) -> Iterator[str]:
     """Names of the catalog files that the digest depends on: ``kernels/cuda/gemm/wgmma.cu``."""
     builder = getattr(implementation.program, "func", implementation.program)
     files = set(source.python_files(builder.__module__))
-    for program in _programs(implementation):
-        for step in program.steps if program else ():
-            files.update(step.source.files())
+    for kernel in _sources(programs):
+        files.update(kernel.files())
     roots = {folder: paths.data(folder) for folder in source.FOLDERS}
     for path in files:
         for folder, root in roots.items():

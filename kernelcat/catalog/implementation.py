@@ -70,6 +70,10 @@ class Source(Protocol):
 
     language: str
 
+    def place(self) -> str:
+        """Where the code stands; sources of one place have the same :meth:`text`."""
+        ...
+
     def text(self) -> str:
         """The code without comments and layout, the same text for every instance of the code."""
         ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from kernelcat.catalog.implementation import Param, Program, Step, TensorMap
@@ -33,7 +32,7 @@ def _launch(step: Step, identify: Identify) -> list[Any]:
 
 
 def _param(param: Param, identify: Identify) -> list[Any]:
-    fields = asdict(param)
+    fields = dict(vars(param))
     if isinstance(param, TensorMap):
         fields["l2_promotion"] = param.promoted_bytes
     if "tensor" in fields:

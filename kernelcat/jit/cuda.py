@@ -62,6 +62,9 @@ class CudaSource:
         """The file with its folder."""
         return source.cuda_root() / self.path
 
+    def place(self) -> str:
+        return self.path
+
     def text(self) -> str:
         """Tokens of the file and of all catalog files that it includes."""
         return source.cuda_text(self.file)

@@ -87,6 +87,9 @@ class CuteSource:
         """The name of the class."""
         return self.kernel.partition(":")[2]
 
+    def place(self) -> str:
+        return self.kernel
+
     def text(self) -> str:
         """The definitions that the class reaches."""
         return reached(self.module, self.builder)

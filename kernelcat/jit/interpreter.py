@@ -11,7 +11,7 @@ import numpy as np
 from kernelcat import dtypes
 from kernelcat.catalog.implementation import Pointer, Program, Step, TensorMap
 from kernelcat.catalog.spec import Arrays
-from kernelcat.errors import MissingDependency, Unsupported
+from kernelcat.errors import Unsupported
 from kernelcat.jit.triton import NAMES, TritonSource, parse_descriptor
 
 
@@ -24,16 +24,10 @@ def interpret(program: Program, arrays: Arrays) -> None:
     ------
     Unsupported
         A step is not written in Triton.
-    MissingDependency
-        torch is not installed.
     """
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise MissingDependency("Triton's interpreter needs torch: pip install torch") from error
-    memory = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    memory = dict(arrays)
     for name, size in program.workspaces.items():
-        memory[name] = torch.zeros(size, dtype=torch.uint8)
+        memory[name] = np.zeros(size, np.uint8)
     with true_floats(), patched_once():
         for step in program.steps:
             source = step.source
@@ -66,11 +60,54 @@ def _bind(step: Step, source: TritonSource, memory: Mapping[str, Any]) -> dict[s
     return bound
 
 
-def _typed(tensor: Any, dtype: str) -> Any:
-    """A view of ``tensor`` with element type ``dtype``; None (a null pointer) for None."""
-    import torch
+def _typed(array: Any, dtype: str) -> HostTensor | None:
+    """``array`` with element type ``dtype``; None (a null pointer) for None."""
+    return None if array is None else HostTensor(array, ElementName(dtype))
 
-    return None if tensor is None else tensor.view(getattr(torch, dtype))
+
+class ElementName(str):
+    """The name of an element type, in place of torch's ``dtype``."""
+
+    @property
+    def itemsize(self) -> int:
+        return dtypes.itemsize(self)
+
+
+class HostTensor:
+    """The memory of a NumPy array with the methods of torch's tensors that the interpreter calls.
+
+    The interpreter copies tensors from a GPU and back. Memory of the host stays where it is.
+    """
+
+    def __init__(self, array: Any, dtype: ElementName) -> None:
+        self.array, self.dtype = array, dtype
+
+    def data_ptr(self) -> int:
+        return int(self.array.__array_interface__["data"][0])
+
+    def untyped_storage(self) -> HostTensor:
+        return self
+
+    def cpu(self) -> HostTensor:
+        return self
+
+    def new_empty(self, size: int, device: str) -> HostTensor:
+        return self
+
+    def set_(self, storage: HostTensor, *place: Any) -> None:
+        assert storage.data_ptr() == self.data_ptr()
+
+    def storage_offset(self) -> int:
+        return 0
+
+    def size(self) -> Any:
+        return self.array.shape
+
+    def stride(self) -> Any:
+        return self.array.strides
+
+    def copy_(self, storage: HostTensor) -> None:
+        assert storage.data_ptr() == self.data_ptr()
 
 
 @contextlib.contextmanager

@@ -210,6 +210,9 @@ class TritonSource:
     options: Mapping[str, int] = field(hash=False)
     language = "triton"
 
+    def place(self) -> str:
+        return f"{self.module}:{self.kernel}"
+
     def text(self) -> str:
         """The definitions that the kernel reaches."""
         return reached(self.module, self.kernel)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from kernelcat import catalog, jit
 from kernelcat.bench import peers
+from kernelcat.bench.states import STATES, State
 from kernelcat.bench.timer import CudaTimer, Timer
 from kernelcat.catalog.digest import digest
 from kernelcat.catalog.implementation import Config, Implementation
@@ -55,6 +56,10 @@ class Backend(Protocol):
     def device(self, index: int) -> Device: ...
 
     def timer(self, device: Device) -> Timer: ...
+
+    def state(self, name: str) -> State:
+        """How races in the thermal state ``name`` are run on this device."""
+        ...
 
     def pci_bus_id(self, device: Device) -> str | None: ...
 
@@ -102,6 +107,9 @@ class Cuda:
 
     def timer(self, device: Any) -> CudaTimer:
         return CudaTimer(device)
+
+    def state(self, name: str) -> State:
+        return STATES[name]
 
     def pci_bus_id(self, device: Any) -> str | None:
         return str(device.xp.cuda.runtime.deviceGetPCIBusId(device.index))

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 from kernelcat.bench.race import Contestant, copies_needed, race
-from kernelcat.bench.states import STATES
 from kernelcat.bench.timer import Timed
 from kernelcat.catalog.spec import Entry
 from kernelcat.runtime import telemetry
@@ -142,7 +141,7 @@ class Worker:
         for candidate in request.candidates:
             self.announce(candidate)
             contestants[candidate] = Contestant(self._timed(self._bind(candidate), request.regime))
-        race(contestants, self.sampler, STATES[request.state], seed=request.seed,
+        race(contestants, self.sampler, self.backend.state(request.state), seed=request.seed,
              announce=self.announce, referee=referee)  # fmt: skip
         referee.draws = referee.draws[:1]  # frees the others
         return Raced({c: self._judge_raced(c, contestants[c], referee, request.new_seeds)

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from zlib import crc32
 
@@ -44,9 +44,9 @@ from kernelcat.verify.warp_roles import ordered
 
 KERNELS = 16
 """Combinations of choice axes and configuration that a run draws from."""
-DRAWN = 40
+DRAWN = 150
 """At most this many combinations are drawn for each one that is kept."""
-TRIALS = 20
+TRIALS = 10
 """A combination is kept when at least one of this many random problems is served."""
 DEFAULTS = 4
 """Every fourth combination has the implementation's default configuration."""
@@ -95,7 +95,7 @@ class _Kernel:
     """
 
     choices: Mapping[str, AxisValue]
-    space: tuple[Config, ...]
+    space: tuple[Config, ...] = field(repr=False)
     first: int | None
 
     @staticmethod

@@ -15,66 +15,23 @@
 // there. The cluster barrier, with kSplitK > 1 only, separates the initialisation of mbarriers from
 // their first use. At the end none is needed: a thread block waits for all stores into its own
 // inboxes.
+#include <kernelcat/packed_tile.cuh>
 #include <kernelcat/stage_release.cuh>
+#include <kernelcat/transposed_sums.cuh>
 
-#include "wgmma_result.cuh"
+#include "output.cuh"
 #include "wgmma_tile.cuh"
 
 namespace kernelcat {
 
-// A lane's part of a tile of W that its warp multiplies: codes, and the scales of the lane's two
-// rows.
-template <typename Config>
-struct PackedTile {
-  using Scales = GroupScales<typename Config::T, Config::kNvfp4>;
-  uint4 words;
-  typename Scales::Raw raw;
-
-  __device__ __forceinline__ PackedTile(const Fp4WgmmaStage<Config>& stage, int row, int tile)
-      : words(reinterpret_cast<const uint4*>(stage.codes[row][tile])[lane_index()]),
-        raw(reinterpret_cast<const typename Scales::Raw*>(
-            stage.scales[row][tile])[lane_index() / 4]) {}
-
-  // Decodes the left operands of the tile's four steps.
-  __device__ __forceinline__ void decode_into(uint32_t (&operands)[kTileSteps][4]) const {
-    using T = typename Config::T;
-    constexpr bool kNvfp4 = Config::kNvfp4;
-    const Scales decoded(raw);
-    TileScales<kNvfp4> scales;
-#pragma unroll
-    for (int i = 0; i < TileScales<kNvfp4>::kWords; ++i) scales.pairs[i] = decoded.pairs[i];
-    decode<T, kNvfp4, 0>(operands[0], words.x, scales);
-    decode<T, kNvfp4, 1>(operands[1], words.y, scales);
-    decode<T, kNvfp4, 2>(operands[2], words.z, scales);
-    decode<T, kNvfp4, 3>(operands[3], words.w, scales);
-  }
-};
-
-// Starts the wgmmas of a tile of W and commits them; `a` is the matrix descriptor of 64 columns of
-// A.
-template <typename Config>
-__device__ __forceinline__ void multiply_tile(typename Config::Sums& sums,
-                                              uint32_t (&operands)[kTileSteps][4], uint64_t a,
-                                              bool accumulate) {
-  pin(sums);
-  pin(operands);
-  wgmma_fence();
-#pragma unroll
-  for (int s = 0; s < kTileSteps; ++s) {
-    WgmmaRs<typename Config::T, Config::BLOCK_N, OperandB::kRowsOfN>::multiply(
-        sums, operands[s], advanced(a, s * kWgmmaK * 2), accumulate || s > 0);
-  }
-  wgmma_commit();
-  pin(sums);
-}
-
 // A lane's part of the two tiles of W in a stage that its warp multiplies.
 template <typename Config>
 struct PackedStage {
-  PackedTile<Config> tiles[Config::kStageTiles];
+  PackedTile<typename Config::T, Config::kNvfp4> tiles[Config::kStageTiles];
 
   __device__ __forceinline__ PackedStage(const Fp4WgmmaStage<Config>& stage, int row)
-      : tiles{{stage, row, 0}, {stage, row, 1}} {}
+      : tiles{{stage.codes[row][0], stage.scales[row][0]},
+              {stage.codes[row][1], stage.scales[row][1]}} {}
 };
 
 // Multiplies one tile of D^T. Weights are decoded while the wgmmas of earlier weights run.
@@ -98,8 +55,8 @@ __device__ __forceinline__ void accumulate(Fp4WgmmaShared<Config>& shared,
     for (int t = 0; t < Config::kStageTiles; ++t) {
       packed.tiles[t].decode_into(operands[t]);
       const uint32_t a = shared_address(shared.stages[stage].a[t]);
-      multiply_tile<Config>(sums, operands[t], swizzled_rows_descriptor(a),
-                            t > 0 || k_block > range.begin);
+      multiply_packed_tile<typename Config::T, Config::BLOCK_N>(
+          sums, operands[t], swizzled_rows_descriptor(a), t > 0 || k_block > range.begin);
       if (t == Config::kStageTiles - 1 && k_block + 1 < range.end) packed = packed_stage();
       wgmma_wait<1>();
       pin(operands[1 - t]);
