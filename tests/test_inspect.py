@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,16 @@ def test_a_technique_is_proven_by_its_instruction(
 def test_only_opcodes_of_the_launched_kernel_are_counted(tmp_path: Path) -> None:
     artifact = compiled(tmp_path, "", "sm_90a")
     assert not inspect.inspect(artifact).has("MUFU.RSQ")
-    everything = inspect.opcodes(inspect.disassemble(artifact.cubin), "host_entry")
+    everything = inspect.inspect(replace(artifact, kernel="host_entry")).opcodes
     assert everything["MUFU.RSQ"] == 1 and everything["STG.E.128"] == 1
+
+
+def test_several_kernels_are_told_apart(tmp_path: Path) -> None:
+    copy, product = compiled(tmp_path, BULK, "sm_90a"), compiled(tmp_path, WGMMA, "sm_90a")
+    together = inspect.inspect_all([copy, product, replace(copy, kernel="other")])
+    assert together[:2] == [inspect.inspect(copy), inspect.inspect(product)]
+    assert [report.has("MUFU.RSQ") for report in together] == [False, False, True]
+    assert inspect.inspect_all([]) == []
 
 
 def test_prove_decides_every_technique(tmp_path: Path) -> None:
@@ -110,17 +119,15 @@ def test_parameters_have_their_sizes_in_order(tmp_path: Path) -> None:
 
 def test_opcodes_are_counted_without_predicates_and_operands() -> None:
     sass = """
-\t.section\t.text.k,"ax",@progbits
         /*0000*/                   LDC R1, c[0x0][0x28] ;
         /*0010*/              @!P0 BRA `(.L_x_0) ;
         /*0020*/             @!UP0 UTMALDG.2D.MULTICAST [UR8], [UR4], UR6, desc[UR10] ;
 .L_x_0:
         /*0030*/             @P1   LDC R1, c[0x0][0x2c] ;
-\t.section\t.text.k2,"ax",@progbits
-        /*0000*/                   EXIT ;
+        /*0040*/                   EXIT ;
 """
-    opcodes = inspect.opcodes(sass, "k")
-    assert opcodes == Counter({"LDC": 2, "BRA": 1, "UTMALDG.2D.MULTICAST": 1})
+    opcodes = inspect.opcodes(sass, [0x40, 0x50])
+    assert opcodes == [Counter({"LDC": 2, "BRA": 1, "UTMALDG.2D.MULTICAST": 1}), Counter(EXIT=1)]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from kernelcat import catalog, jit
-from kernelcat.catalog.implementation import LANGUAGES, Implementation
+from kernelcat.catalog.implementation import LANGUAGES, Config, Implementation
 from kernelcat.catalog.spec import Derived, Entry, Problem
 from kernelcat.errors import MissingDependency, Unsupported
 from kernelcat.report.board import load
@@ -156,34 +158,60 @@ def machine_code(
     CompileError, MissingDependency
         From the compiler or the disassembler.
     """
-    entry = catalog.entry(implementation.entry)
-    candidates = [problem] if problem else list(entry.problems.values())
-    for candidate in candidates:
+    (report,) = machine_codes([implementation], gpu, problem, sass)
+    return report
+
+
+def machine_codes(
+    implementations: Sequence[Implementation],
+    gpu: Gpu,
+    problem: Problem | None = None,
+    sass: bool = False,
+) -> list[dict[str, Any]]:
+    """The reports of :func:`machine_code`, by one run of the disassembler."""
+    built = [_built(implementation, gpu, problem) for implementation in implementations]
+    reports = iter(machine.inspect_all([a for _, _, artifacts in built for a in artifacts]))
+    return [
+        _machine_report(implementation, gpu, *parts, list(islice(reports, len(parts[2]))), sass)
+        for implementation, parts in zip(implementations, built, strict=True)
+    ]
+
+
+def _built(
+    implementation: Implementation, gpu: Gpu, problem: Problem | None
+) -> tuple[Problem, Config, list[jit.Artifact]]:
+    """A problem that is served, its default configuration, and the artifacts of all steps."""
+    named = catalog.entry(implementation.entry).problems.values()
+    for candidate in [problem] if problem else named:
         config = implementation.default(candidate, gpu)
         reason = implementation.why_not(config, candidate, gpu)
         if reason is None:
-            break
-    else:
-        raise Unsupported(f"{implementation.name}: {reason}")
-    steps = implementation.program(candidate, config, gpu).steps
-    artifacts = [jit.build(step.source, gpu.arch) for step in steps]
-    proven: dict[str, bool] = dict.fromkeys(implementation.techniques, False)
-    for artifact in artifacts:
-        in_artifact = machine.prove(implementation, artifact)
-        proven = {name: proof or in_artifact[name] for name, proof in proven.items()}
+            steps = implementation.program(candidate, config, gpu).steps
+            return candidate, config, [jit.build(step.source, gpu.arch) for step in steps]
+    raise Unsupported(f"{implementation.name}: {reason}")
+
+
+def _machine_report(
+    implementation: Implementation,
+    gpu: Gpu,
+    problem: Problem,
+    config: Config,
+    artifacts: list[jit.Artifact],
+    reports: list[machine.Report],
+    sass: bool,
+) -> dict[str, Any]:
     return {
         "implementation": implementation.name,
         "arch": gpu.arch,
-        "problem": candidate.values,
+        "problem": problem.values,
         "config": dict(config),
-        "techniques": proven,
+        "techniques": machine.proofs(implementation, reports),
         "instructions": dict(implementation.techniques),
-        "steps": [_step(artifact, sass) for artifact in artifacts],
+        "steps": [_step(*parts, sass) for parts in zip(artifacts, reports, strict=True)],
     }
 
 
-def _step(artifact: jit.Artifact, sass: bool) -> dict[str, Any]:
-    report = machine.inspect(artifact)
+def _step(artifact: jit.Artifact, report: machine.Report, sass: bool) -> dict[str, Any]:
     step = {
         "kernel": artifact.kernel,
         "registers": report.registers,

@@ -46,8 +46,9 @@ import shutil
 import struct
 import sys
 import tempfile
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -59,8 +60,9 @@ from kernelcat.jit import elf
 from kernelcat.jit.artifact import Artifact
 from kernelcat.runtime import children
 
-_SECTION = re.compile(r"^\s*\.section\s+\.text\.([^,\s]+)", re.MULTILINE)
-_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
+_INSTRUCTION = re.compile(
+    r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE
+)
 
 _KPARAM_INFO = 0x17
 
@@ -90,39 +92,88 @@ class Report:
 def inspect(artifact: Artifact) -> Report:
     """Disassemble ``artifact`` and count its instructions.
 
+    Raises what :func:`inspect_all` raises.
+    """
+    return _report(artifact, _opcodes_of(artifact.cubin, artifact.kernel, artifact.arch))
+
+
+@lru_cache(maxsize=8)
+def _opcodes_of(cubin: bytes, kernel: str, arch: str) -> Counter[str]:
+    artifact = Artifact(language="", arch=arch, kernel=kernel, code=b"", cubin=cubin)
+    (report,) = inspect_all([artifact])
+    return report.opcodes
+
+
+def inspect_all(artifacts: Sequence[Artifact]) -> list[Report]:
+    """Disassemble ``artifacts``, all for one architecture, and count their instructions.
+
+    One run of nvdisasm reads them all, because its start takes a third of a second.
+
     Raises
     ------
     MissingDependency
         There is no nvdisasm.
     KernelcatError
-        nvdisasm cannot read the machine code.
+        nvdisasm cannot read the machine code, or an artifact holds none.
     """
+    if not artifacts:
+        return []
+    ends, code = [], b""
+    for artifact in artifacts:
+        code += _instructions(artifact)
+        ends.append(len(code))
+    (arch,) = {artifact.arch for artifact in artifacts}
+    counts = opcodes(_nvdisasm(code, "--binary", arch.replace("sm_", "SM")), ends)
+    return [_report(artifact, count) for artifact, count in zip(artifacts, counts, strict=True)]
+
+
+def _report(artifact: Artifact, count: Counter[str]) -> Report:
     metadata = artifact.metadata
-    return Report(
-        metadata.get("registers"),
-        metadata.get("spill_bytes"),
-        metadata.get("static_shared_bytes", 0) + metadata.get("shared_bytes", 0),
-        opcodes(disassemble(artifact.cubin), artifact.kernel),
-    )
+    shared_bytes = metadata.get("static_shared_bytes", 0) + metadata.get("shared_bytes", 0)
+    return Report(metadata.get("registers"), metadata.get("spill_bytes"), shared_bytes, count)
+
+
+def _instructions(artifact: Artifact) -> bytes:
+    """The machine code of the kernel; of all functions where none has the kernel's name (CuTe)."""
+    functions = {
+        section.name.removeprefix(".text."): section.body
+        for section in elf.sections(artifact.cubin)
+        if section.name.startswith(".text.")
+    }
+    code = functions.get(artifact.kernel, b"".join(functions.values()))
+    if not code:
+        raise KernelcatError(f"{artifact.kernel} has no machine code")
+    return code
+
+
+def opcodes(sass: str, ends: Sequence[int]) -> list[Counter[str]]:
+    """How often each instruction occurs in each of several kernels, of which ``sass`` is the code.
+
+    ``ends`` are the addresses in bytes at which the kernels end, in order.
+    """
+    counts: list[Counter[str]] = [Counter() for _ in ends]
+    for address, opcode in _INSTRUCTION.findall(sass):
+        counts[bisect_right(ends, int(address, 16))][opcode] += 1
+    return counts
 
 
 def prove(implementation: Implementation, artifact: Artifact) -> dict[str, bool]:
     """Technique that ``implementation`` claims -> whether the machine code has its instruction.
 
-    Raises what :func:`inspect` raises.
+    Raises what :func:`inspect_all` raises.
     """
-    report = inspect(artifact)
-    return {name: report.has(pattern) for name, pattern in implementation.techniques.items()}
+    return proofs(implementation, [inspect(artifact)])
 
 
-def opcodes(sass: str, kernel: str) -> Counter[str]:
-    """How often each instruction occurs in ``kernel``, given what :func:`disassemble` returns.
+def proofs(implementation: Implementation, reports: Sequence[Report]) -> dict[str, bool]:
+    """Technique that ``implementation`` claims -> whether one of ``reports`` has its instruction.
 
-    Where no function has the name ``kernel`` (CuTe), the instructions of all functions.
+    ``reports`` are those of the implementation's kernels.
     """
-    parts = _SECTION.split(sass)
-    functions = dict(zip(parts[1::2], parts[2::2], strict=True))
-    return Counter(_INSTRUCTION.findall(functions.get(kernel, sass)))
+    return {
+        name: any(report.has(pattern) for report in reports)
+        for name, pattern in implementation.techniques.items()
+    }
 
 
 def parameters(cubin: bytes, kernel: str) -> list[int]:
@@ -156,11 +207,14 @@ def disassemble(cubin: bytes) -> str:
     KernelcatError
         nvdisasm cannot read the cubin.
     """
+    return _nvdisasm(cubin, "--print-code")
+
+
+def _nvdisasm(content: bytes, *options: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
-        command = [str(disassembler()), "--print-code", str(path)]
-        done = children.run(command)
+        path = Path(folder) / "kernel"
+        path.write_bytes(content)
+        done = children.run([str(disassembler()), *options, str(path)])
     if done.returncode:
         errors = (done.stderr or done.stdout).strip().splitlines() or ["no error message"]
         raise KernelcatError(f"nvdisasm cannot read the machine code: {errors[0]}")
