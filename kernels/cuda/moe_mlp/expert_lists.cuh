@@ -7,21 +7,24 @@
 
 namespace kernelcat {
 
-// Arrays in shared memory. An active expert is one that serves at least one assignment.
+// Arrays in shared memory. Weights of an expert are multiplied by at most kPassCols assignments at
+// a time: an expert with more takes several passes, an expert without assignments none.
+template <int kPassCols>
 struct ExpertLists {
   int* order;       // (assignments,) grouped by expert
-  int* starts;      // (active + 1,) where an active expert's assignments begin in `order`
-  int* active;      // (active,) ids of the active experts, ascending
+  int* starts;      // (passes + 1,) where a pass's assignments begin in `order`
+  int* expert;      // (passes,) the expert of each pass, ascending
   int* cursors;     // (experts,)
-  int* num_active;  // (1,)
+  int* num_passes;  // (1,)
 
   static __device__ __forceinline__ ExpertLists at(int* address, int assignments, int experts) {
+    const int max_passes = experts + assignments / kPassCols;
     ExpertLists lists;
     lists.order = address;
     lists.starts = lists.order + assignments;
-    lists.active = lists.starts + experts + 1;
-    lists.cursors = lists.active + experts;
-    lists.num_active = lists.cursors + experts;
+    lists.expert = lists.starts + max_passes + 1;
+    lists.cursors = lists.expert + max_passes;
+    lists.num_passes = lists.cursors + experts;
     return lists;
   }
 
@@ -40,74 +43,73 @@ struct ExpertLists {
     __syncthreads();
   }
 
-  // Replaces each expert's count by the place of its first assignment. One warp calls this.
+  // The sum of `value` of this lane and of all lower lanes.
+  static __device__ __forceinline__ int sum_up_to_lane(int value) {
+#pragma unroll
+    for (int distance = 1; distance < kWarpThreads; distance *= 2) {
+      const int lower = __shfl_up_sync(0xffffffff, value, distance);
+      if (lane_index() >= distance) value += lower;
+    }
+    return value;
+  }
+
+  // Replaces each expert's count by the place of its first assignment, and lists the passes. One
+  // warp calls this.
   __device__ __forceinline__ void scan(int experts) const {
-    const int lane = lane_index();
     int total = 0, found = 0;
     for (int first = 0; first < experts; first += kWarpThreads) {
-      const int expert = first + lane, count = expert < experts ? cursors[expert] : 0;
-      int end = count;  // of this lane's expert and the experts of lower lanes
-#pragma unroll
-      for (int distance = 1; distance < kWarpThreads; distance *= 2) {
-        const int lower = __shfl_up_sync(0xffffffff, end, distance);
-        if (lane >= distance) end += lower;
+      const int id = first + lane_index(), count = id < experts ? cursors[id] : 0;
+      const int passes = ceil_div(count, kPassCols);
+      const int end = sum_up_to_lane(count), last = sum_up_to_lane(passes);
+      const int start = total + end - count, place = found + last - passes;
+      if (id < experts) cursors[id] = start;
+      for (int pass = 0; pass < passes; ++pass) {
+        expert[place + pass] = id;
+        starts[place + pass] = start + pass * kPassCols;
       }
-      const uint32_t has_tokens = __ballot_sync(0xffffffff, count > 0);
-      const int start = total + end - count;
-      if (expert < experts) cursors[expert] = start;
-      if (count > 0) {
-        const int place = found + __popc(has_tokens & ((1u << lane) - 1));
-        active[place] = expert;
-        starts[place] = start;
-      }
-      found += __popc(has_tokens);
       total += __shfl_sync(0xffffffff, end, kWarpThreads - 1);
+      found += __shfl_sync(0xffffffff, last, kWarpThreads - 1);
     }
-    if (lane == 0) {
+    if (lane_index() == 0) {
       starts[found] = total;
-      *num_active = found;
+      *num_passes = found;
     }
   }
-
-  // Assignments of active expert number `index`.
-  __device__ __forceinline__ int count(int index) const {
-    return starts[index + 1] - starts[index];
-  }
 };
 
-// Row groups [begin, end) of active expert number `index`, which a thread block multiplies by the
-// expert's assignments from number `pass` * kPassCols on.
+// Row groups [begin, end) that a thread block multiplies by the assignments of pass `pass`.
 struct Segment {
-  int index, pass, begin, end;
+  int pass, begin, end;
 };
 
-// The segments of a thread block, in its order of work: items [first, last) of all active experts'
-// row groups. Weights of an expert with more than kPassCols assignments are multiplied in passes.
+// The segments of a thread block, in its order of work: items [first, last) of the row groups of
+// all passes.
 template <int kPassCols>
 struct Segments {
-  ExpertLists lists;
+  ExpertLists<kPassCols> lists;
   int num_groups;  // row groups of an expert
   int first, last;
 
-  __device__ __forceinline__ Segment at(int index, int pass) const {
-    return {index, pass, max(first - index * num_groups, 0),
-            min(last - index * num_groups, num_groups)};
+  __device__ __forceinline__ Segment at(int pass) const {
+    return {pass, max(first - pass * num_groups, 0), min(last - pass * num_groups, num_groups)};
   }
-  __device__ __forceinline__ Segment front() const { return at(first / num_groups, 0); }
+  __device__ __forceinline__ Segment front() const { return at(first / num_groups); }
   __device__ __forceinline__ bool contains(const Segment& segment) const {
-    return segment.index * num_groups < last;
+    return segment.pass * num_groups < last;
   }
   __device__ __forceinline__ Segment after(const Segment& segment) const {
-    const bool is_done = (segment.pass + 1) * kPassCols >= lists.count(segment.index);
-    return is_done ? at(segment.index + 1, 0) : at(segment.index, segment.pass + 1);
+    return at(segment.pass + 1);
   }
 
+  __device__ __forceinline__ int expert(const Segment& segment) const {
+    return lists.expert[segment.pass];
+  }
   // The assignments of a segment, and how many there are.
   __device__ __forceinline__ const int* assignments(const Segment& segment) const {
-    return lists.order + lists.starts[segment.index] + segment.pass * kPassCols;
+    return lists.order + lists.starts[segment.pass];
   }
   __device__ __forceinline__ int num_cols(const Segment& segment) const {
-    return min(lists.count(segment.index) - segment.pass * kPassCols, kPassCols);
+    return lists.starts[segment.pass + 1] - lists.starts[segment.pass];
   }
 };
 

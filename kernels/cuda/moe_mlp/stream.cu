@@ -1,11 +1,12 @@
 // Both products of a layer for few tokens: weights W go once from global memory to the warps that
 // multiply them, as Z^T = W A^T with 16 rows of W and 8 tokens a time.
 //
-// A persistent thread block has a range of all active experts' row groups. It stages the
-// activations of one expert at a time. Where tokens are few, it also routes them by itself, so that
-// no launch has to come before. Weights that stream through tensor cores in the order of registers
-// are Marlin's idea (Frantar et al. 2024); routing inside of the products avoids the launches that
-// sort tokens.
+// A persistent thread block has a range of the row groups of all experts, or of all their passes
+// where an expert has more tokens than are multiplied at a time: every thread block has as much to
+// do. It stages the activations of one pass at a time. Where tokens are few, it also routes them by
+// itself, so that no launch has to come before. Weights that stream through tensor cores in the
+// order of registers are Marlin's idea (Frantar et al. 2024); routing inside of the products avoids
+// the launches that sort tokens.
 #include <kernelcat/gating.cuh>
 #include <kernelcat/pdl.cuh>
 
@@ -210,7 +211,8 @@ __global__ void __launch_bounds__(kNumWarps* kWarpThreads,
   float* sums = reinterpret_cast<float*>(rings + kNumWarps * Kind::Ring::kWarpBytes);
   const typename Kind::Sum sum = {sums + warp / kTeamWarps * kTeamWarps * Kind::Sum::kWarpFloats,
                                   team, rank};
-  const ExpertLists lists = ExpertLists::at(
+  using Parts = Segments<kColTiles * 8>;
+  const auto lists = ExpertLists<kColTiles * 8>::at(
       reinterpret_cast<int*>(sums + kNumWarps * Kind::Sum::kWarpFloats), assignments, experts);
 
   // The launch before the second product is the first product, which began after all launches
@@ -223,8 +225,7 @@ __global__ void __launch_bounds__(kNumWarps* kWarpThreads,
   lists.build(shared_ids, assignments, experts);
 
   const int num_groups = ceil_div(n, Unit::kRows * kRowTiles);
-  const int64_t num_items = static_cast<int64_t>(*lists.num_active) * num_groups;
-  using Parts = Segments<kColTiles * 8>;
+  const int64_t num_items = static_cast<int64_t>(*lists.num_passes) * num_groups;
   const Parts parts = {.lists = lists,
                        .num_groups = num_groups,
                        .first = static_cast<int>(num_items * blockIdx.x / gridDim.x),
@@ -242,7 +243,7 @@ __global__ void __launch_bounds__(kNumWarps* kWarpThreads,
   const StreamOutput<Kind> output = {result, bias, global_scale, n};
   for (Segment segment = parts.front(); parts.contains(segment); segment = parts.after(segment)) {
     const int* assigned = parts.assignments(segment);
-    const int num_cols = parts.num_cols(segment), expert = lists.active[segment.index];
+    const int num_cols = parts.num_cols(segment), expert = parts.expert(segment);
     __syncthreads();  // rows of the segment before have been read
     rows.stage(a, assigned, num_cols, [&](int row) { return kSecond ? row : row / top_k; });
     __syncthreads();

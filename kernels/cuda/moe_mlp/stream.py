@@ -123,7 +123,8 @@ def _reserved_bytes(product: Product, problem: Problem) -> int:
 
 def _shared_bytes(product: Product, problem: Problem) -> int:
     rings = WARPS * product.depth * product.slot_bytes
-    lists = 4 * (num_assignments(problem) + 3 * problem["experts"] + 2)
+    lists = 4 * (num_assignments(problem) + 2 * _max_passes(product, problem) + 2)
+    lists += 4 * problem["experts"]
     return _reserved_bytes(product, problem) + rings + product.sums_bytes + lists
 
 
@@ -132,9 +133,15 @@ def _routes(problem: Problem) -> bool:
     return bool(problem["tokens"] <= ROUTE_TOKENS)
 
 
+def _max_passes(product: Product, problem: Problem) -> int:
+    """An upper limit of the passes over experts' weights, for any assignments."""
+    return int(problem["experts"] + num_assignments(problem) // (8 * product.col_tiles))
+
+
 def _max_items(product: Product, problem: Problem) -> int:
-    """Work items if as many experts as possible are active."""
-    return min(problem["experts"], num_assignments(problem)) * product.row_groups
+    """Work items if as many experts as possible have tokens."""
+    passes = min(_max_passes(product, problem), num_assignments(problem))
+    return passes * product.row_groups
 
 
 def _product_step(product: Product, problem: Problem, config: Config, gpu: Gpu) -> Step:
@@ -289,15 +296,15 @@ def _unit_ns(product: Product, gpu: Gpu) -> float:
 
 
 def _product_us(product: Product, problem: Problem, gpu: Gpu) -> float:
-    """The time of the busiest SM. Experts with many tokens are multiplied in several passes."""
+    """The time of one SM: all have as many row groups of passes over experts' weights."""
     num_active = active(problem)
     mean_tokens = num_assignments(problem) / num_active
-    passes = max(1.0, 1.2 * mean_tokens / (8 * product.col_tiles))
-    items = num_active * product.row_groups / gpu.sms
+    passes = num_active * max(1.0, mean_tokens / (8 * product.col_tiles) + 0.5)
+    items = passes * product.row_groups / gpu.sms
     teams = WARPS // product.team
     rounds = ceil(items / teams)  # of all teams of the busiest SM
     item_us = product.units * _unit_ns(product, gpu) * 1e-3
-    return float(passes * rounds * (teams * item_us + ITEM_US / (2 if rounds > 1 else 1)))
+    return float(rounds * (teams * item_us + ITEM_US / (2 if rounds > 1 else 1)))
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:

@@ -77,7 +77,7 @@ struct WeightRing {
     unit = segments.contains(segment) ? rank : num_units;
     if (unit == num_units) return;
     const int lane = lane_index();
-    const int64_t expert = segments.lists.active[segment.index];
+    const int64_t expert = segments.expert(segment);
     const int row_tile = group * Kind::kRowTiles, num_row_tiles = source.n / Unit::kRows;
     const int64_t tile_row = expert * num_row_tiles + row_tile;
     if constexpr (Unit::kIsFp4) {
