@@ -186,6 +186,8 @@ class CudaTimer:
         self.stream.use()
 
     def prepare(self, runs: Sequence[Run], regime: str) -> Timed:
+        # After a with statement of another stream, CuPy's current stream is the default one.
+        self.stream.use()
         if regime == "graph":
             return Graph(runs, self.stream, self.cupy, self.memory)
         # Of the whole device: also work on other streams counts.
