@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import cuda_fibers
@@ -106,6 +107,22 @@ def test_a_kernel_of_tensor_cores_is_right_on_the_host(implementation, tile, pro
     config, host = Config(tile=tile), cuda_fibers.Host()
     assert implementation.why_not(config, problem, host.gpu) is None
     verdict = gate.check(implementation, problem, config, host, seeds=(0,))
+    assert verdict.passed, verdict.detail
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cuda_fibers.COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize("change", [-60, 4, 60])
+def test_scales_of_any_size_are_multiplied(change: int) -> None:
+    """Where a scale is 2 or more, packed weights are decoded by two multiplications."""
+    host, problem = cuda_fibers.Host(), product(20, 2, 3, 32, 192, **MXFP4)
+    prepared = gate.prepare(ENTRY, problem, host, 1)
+    scales = prepared.pristine["w_scale"]
+    assert scales.dtype == "uint8" and scales.max() < 127
+    scales[1:] += np.uint8(change % 256)  # the first expert stays as it is
+    expected = ENTRY.oracle(problem, gate.decoded(ENTRY, problem, prepared.pristine))
+    changed = replace(prepared, expected=expected)
+    verdict = changed.verify(host.load(packed.IMPLEMENTATION, problem, Config(tile="64x128")))
     assert verdict.passed, verdict.detail
 
 

@@ -72,7 +72,14 @@ def forget_an_element(prepared: Prepared, dice: random.Random) -> None:
     before = prepared.pristine[tensor.name] if tensor.updated else np.full_like(array, 0)
     if not tensor.updated:
         bits(before)[...] = (1 << 8 * array.dtype.itemsize) - 1
-    written = np.argwhere(bits(before) != bits(array))
+    is_wrong = bits(before) != bits(array)
+    tolerance = prepared.entry.tolerance_of(prepared.problem, tensor)
+    if tolerance != EXACT:  # an old value may be close to the new one
+        expected = prepared.expected[tensor.name].astype("float32")
+        old = dtypes.decode(before, tensor.dtype_of(prepared.problem))
+        allowed = tolerance.absolute + tolerance.relative * abs(expected)
+        is_wrong &= ~(abs(old - expected) <= 1.01 * allowed)  # NaN is wrong
+    written = np.argwhere(is_wrong)
     assume(len(written))
     at = tuple(written[dice.randrange(len(written))])
     array[at] = before[at]

@@ -116,7 +116,7 @@ def test_every_key_is_needed(key: str) -> None:
 def test_lines_that_are_no_records_are_refused(line: str | bytes, reason: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         Measurement.from_line(line)
-    assert reason in str(caught.value)
+    assert reason in str(caught.value) and str(caught.value).count("not JSON") <= 1
 
 
 def test_a_record_too_long_to_export_is_refused() -> None:

@@ -269,6 +269,8 @@ def decode(line: str | bytes) -> Any:
     try:
         text = line if isinstance(line, str) else line.decode()
         return _decode(text.strip())
+    except InvalidArgument:  # of _refuse_constant and _to_record; also a ValueError
+        raise
     except RecursionError as error:
         raise InvalidArgument("not JSON: nested too deeply") from error
     except json.JSONDecodeError as error:

@@ -501,9 +501,12 @@ def put(store: Store, target: Target, records: list[dict[str, Any]]) -> None:
     rows, broken = [], []
     for record in records:
         try:
-            rows.append(Measurement.from_json(record))
+            row = Measurement.from_json(record)
+            row.line()  # an infinite number is no JSON
         except InvalidArgument:
             broken.append(record)
+        else:
+            rows.append(row)
     store.add(rows)
     with store.engine.begin() as connection:
         for record in broken:

@@ -49,7 +49,7 @@ template <typename Config>
 __device__ __forceinline__ void accumulate_packed(PackedShared<Config>& shared,
                                                   PipelineState<Config::kNumStages>& position,
                                                   typename Config::Sums& sums, int num_k) {
-  using Tile = PackedTile<typename Config::T, Config::kNvfp4>;
+  using Tile = PackedTile<typename Config::T, Config::kNvfp4, true>;
   struct Tiles {
     Tile tiles[Config::kStageTiles];
   };

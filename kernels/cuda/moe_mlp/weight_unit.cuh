@@ -9,6 +9,7 @@
 // activations are multiplied by 2^60 before, so that products are far from float32's smallest.
 #pragma once
 
+#include <kernelcat/code_pairs.cuh>
 #include <kernelcat/expert_weights.cuh>
 #include <kernelcat/fp8_to_fp16.cuh>
 #include <kernelcat/mma.cuh>
@@ -16,24 +17,6 @@
 #include <kernelcat/widen.cuh>
 
 namespace kernelcat {
-
-// Pairs of codes of a word, i and i + 4 in pair i, moved to the fields of pairs of T: their values
-// times 2^-126 (bfloat16) or 2^-14 (float16). For bfloat16, a product by two powers of two makes
-// two copies of the codes, of which one has the signs and one the rest at the right place.
-template <typename T>
-__device__ __forceinline__ void code_pairs(uint32_t (&pairs)[4], uint32_t word) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if constexpr (kIsBfloat16<T>) {
-      const int shift = i % 2 * 4;  // of the codes in `word` >> 8 * (i / 2)
-      const uint32_t codes = word >> i / 2 * 8 & 0x000f000fu << shift;
-      pairs[i] = codes * (0x1040u >> shift) & 0x81c081c0;
-    } else {
-      const uint32_t high = word << (12 - 4 * i);  // the codes are the highest bits of the halves
-      pairs[i] = (high & 0x80008000) | (high >> 3 & 0x0e000e00);
-    }
-  }
-}
 
 // Two e4m3 values in the low or high bytes of a word as a pair of T: times 2^-120 for bfloat16,
 // exact for float16.

@@ -2,13 +2,15 @@
 // registers.
 #pragma once
 
+#include <kernelcat/code_pairs.cuh>
 #include <kernelcat/fp4_operand.cuh>
 #include <kernelcat/wgmma_rs.cuh>
 
 namespace kernelcat {
 
 // A lane's part of a tile of 16 rows of W by 64 columns: codes, and the scales of its two rows.
-template <typename T, bool kNvfp4>
+// With kQuick, MXFP4 is decoded by one multiplication where no scale of the tile is 2 or more.
+template <typename T, bool kNvfp4, bool kQuick = false>
 struct PackedTile {
   using Scales = GroupScales<T, kNvfp4>;
   uint4 words;
@@ -21,6 +23,12 @@ struct PackedTile {
 
   // Decodes the left operands of the tile's four steps.
   __device__ __forceinline__ void decode_into(uint32_t (&operands)[kTileSteps][4]) const {
+    if constexpr (kQuick && !kNvfp4) {
+      if (!__any_sync(0xffffffff, raw & 0x80808080)) {  // no code of a scale is 128 or more
+        decode_small_scales(operands);
+        return;
+      }
+    }
     const Scales decoded(raw);
     TileScales<kNvfp4> scales;
 #pragma unroll
@@ -29,6 +37,26 @@ struct PackedTile {
     decode<T, kNvfp4, 1>(operands[1], words.y, scales);
     decode<T, kNvfp4, 2>(operands[2], words.z, scales);
     decode<T, kNvfp4, 3>(operands[3], words.w, scales);
+  }
+
+  // The bits of a code mean its value times 2^-126. So a weight is code * (2^126 * scale), and that
+  // factor is finite in bfloat16 for scales below 2: its exponent field is the scale's code + 126.
+  __device__ __forceinline__ void decode_small_scales(uint32_t (&operands)[kTileSteps][4]) const {
+    uint32_t factors[2][2];  // [lower row][block of 32 columns], in both halves
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      factors[i / 2][i % 2] = ((raw >> 8 * i & 0xff) + 126) * 0x00800080;
+    }
+    const uint32_t codes[kTileSteps] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int s = 0; s < kTileSteps; ++s) {
+      uint32_t pairs[4];
+      code_pairs<T>(pairs, codes[s]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        operands[s][i] = multiply_pairs<T>(pairs[i], factors[i % 2][s / 2]);
+      }
+    }
   }
 };
 
