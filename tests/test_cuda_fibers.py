@@ -63,7 +63,7 @@ PACKED_FAULTS = {
         "moe_gemm/packed_stage.cuh", "tile.expert * tile_rows + tile.col", "tile.col",
     ),
     "the steps of a tile have one word": (
-        "include/kernelcat/packed_tile.cuh", "operands[1], words.y", "operands[1], words.x",
+        "include/kernelcat/packed_tile.cuh", "{words.x, words.y,", "{words.x, words.x,",
     ),
 }  # fmt: skip
 """The same for the kernel of packed weights, with files of kernels/cuda."""
