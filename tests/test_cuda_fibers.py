@@ -66,7 +66,7 @@ PACKED_FAULTS = {
         "include/kernelcat/packed_tile.cuh", "{words.x, words.y,", "{words.x, words.x,",
     ),
 }  # fmt: skip
-"""The same for the kernel of packed weights, with files of kernels/cuda."""
+"""What is wrong with the kernel of packed weights -> file of kernels/cuda, text, replacement."""
 CASES = [
     *((wgmma.IMPLEMENTATION, PROBLEM, (f"moe_gemm/{fault[0]}", *fault[1:]), id)
       for id, fault in FAULTS.items()),

@@ -114,8 +114,8 @@ def table(implementations: Iterable[Implementation]) -> dict[str, Any]:
     rows = {}
     for implementation in implementations:
         programs = list(_programs(implementation))
-        names = sorted(set(_files(implementation, programs)))
-        rows[implementation.name] = _digest(implementation, programs), names
+        file_names = sorted(set(_files(implementation, programs)))
+        rows[implementation.name] = _digest(implementation, programs), file_names
     names = sorted({name for _, file_names in rows.values() for name in file_names})
     files = {name: _content_hash(name) for name in names}
     numbers = {name: number for number, name in enumerate(files)}

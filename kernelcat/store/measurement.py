@@ -269,8 +269,6 @@ def decode(line: str | bytes) -> Any:
     try:
         text = line if isinstance(line, str) else line.decode()
         return _decode(text.strip())
-    except InvalidArgument:  # of _refuse_constant and _to_record; also a ValueError
-        raise
     except RecursionError as error:
         raise InvalidArgument("not JSON: nested too deeply") from error
     except json.JSONDecodeError as error:
@@ -288,14 +286,14 @@ def _short_repr(value: object) -> str:
 
 
 def _refuse_constant(constant: str) -> None:
-    raise InvalidArgument(f"not JSON: {constant} is not a number")
+    raise ValueError(f"{constant} is not a number")
 
 
 def _to_record(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The object with these keys and values; each key must be there once."""
     record = dict(pairs)
     if len(record) != len(pairs):
-        raise InvalidArgument("not JSON: a key occurs twice")
+        raise ValueError("a key occurs twice")
     return record
 
 

@@ -40,6 +40,7 @@ tcgen05 commit          ``UTCBAR``                  ``tcgen05.commit``
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 import shutil
@@ -94,14 +95,8 @@ def inspect(artifact: Artifact) -> Report:
 
     Raises what :func:`inspect_all` raises.
     """
-    return _report(artifact, _opcodes_of(artifact.cubin, artifact.kernel, artifact.arch))
-
-
-@lru_cache(maxsize=8)
-def _opcodes_of(cubin: bytes, kernel: str, arch: str) -> Counter[str]:
-    artifact = Artifact(language="", arch=arch, kernel=kernel, code=b"", cubin=cubin)
     (report,) = inspect_all([artifact])
-    return report.opcodes
+    return report
 
 
 def inspect_all(artifacts: Sequence[Artifact]) -> list[Report]:
@@ -118,13 +113,16 @@ def inspect_all(artifacts: Sequence[Artifact]) -> list[Report]:
     """
     if not artifacts:
         return []
-    ends, code = [], b""
-    for artifact in artifacts:
-        code += _instructions(artifact)
-        ends.append(len(code))
     (arch,) = {artifact.arch for artifact in artifacts}
-    counts = opcodes(_nvdisasm(code, "--binary", arch.replace("sm_", "SM")), ends)
+    counts = _opcodes_of(arch, *map(_instructions, artifacts))
     return [_report(artifact, count) for artifact, count in zip(artifacts, counts, strict=True)]
+
+
+@lru_cache(maxsize=8)
+def _opcodes_of(arch: str, *kernels: bytes) -> list[Counter[str]]:
+    """The opcodes of each of ``kernels``, machine code for ``arch``."""
+    ends = list(itertools.accumulate(map(len, kernels)))
+    return opcodes(_nvdisasm(b"".join(kernels), "--binary", arch.replace("sm_", "SM")), ends)
 
 
 def _report(artifact: Artifact, count: Counter[str]) -> Report:

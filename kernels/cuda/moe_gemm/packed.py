@@ -17,9 +17,10 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.launch import MAX_BLOCKS, instance
+from kernelcat.kernels.cuda.common.packed_weights import STAGE_COLS, stage_bytes, weight_maps
 from kernelcat.kernels.cuda.common.persistent import overlapped_us
-from kernelcat.kernels.cuda.moe_gemm.operands import GROUPS, gating, is_empty, num_rows
-from kernelcat.reference._assignments import active
+from kernelcat.kernels.cuda.moe_gemm.operands import GROUPS, gating, is_empty
+from kernelcat.kernels.cuda.moe_gemm.plan import Tiling
 from kernelcat.reference._experts import FP4
 from kernelcat.reference._fp4 import BLOCKS
 from kernelcat.reference._fp4_tiles import TILE_COLS, TILE_ROWS
@@ -27,45 +28,26 @@ from kernelcat.reference.moe_gemm import ENTRY
 from kernelcat.runtime.gpu import KB, Gpu
 
 MIN_STAGES, MAX_STAGES = 3, 12
-BLOCK_N, BLOCK_K = 128, 128
-"""Rows of W in a tile, and columns of A and W in a stage."""
 CONSUMERS = 2
 """Warpgroups that multiply."""
-GROUP_ROWS = 1024
-"""Rows of A that make a group in the order of an expert's tiles."""
 SPACE = {"tile": ("64x128", "128x128", "192x128", "256x128")}
 """tile : rows of an expert x rows of the expert's weights"""
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Tiling):
     """A configuration in numbers, for one problem. What is tiled is D^T."""
 
-    block_m: int
     scale_block: int
     """Weights that share a scale."""
-    experts: int
-    n: int
-    k: int
-    rows: int
-    active: int
-    """Experts that serve a token, estimated."""
 
     @staticmethod
     def of(config: Config, problem: Problem) -> Plan:
-        return Plan(
-            int(config["tile"].split("x")[0]),
-            BLOCKS[problem["format"]],
-            problem["experts"],
-            problem["N"],
-            problem["K"],
-            num_rows(problem),
-            active(problem),
-        )
+        return Plan(**Tiling.fields(config, problem), scale_block=BLOCKS[problem["format"]])
 
     @property
     def num_k_blocks(self) -> int:
-        return ceil(self.k / BLOCK_K)
+        return ceil(self.k / STAGE_COLS)
 
     @property
     def tile_rows(self) -> int:
@@ -78,22 +60,8 @@ class Plan:
         return ceil(self.k / TILE_COLS)
 
     @property
-    def max_tiles(self) -> int:
-        """The most tiles that any offsets make."""
-        row_blocks = self.rows // self.block_m + min(self.experts, self.rows)
-        return row_blocks * ceil(self.n / BLOCK_N)
-
-    @property
-    def num_tiles(self) -> float:
-        """Tiles, estimated: on average half of an expert's last block of rows is empty."""
-        row_blocks = max(self.rows / self.block_m + self.active / 2, self.active)
-        return row_blocks * ceil(self.n / BLOCK_N)
-
-    @property
     def stage_bytes(self) -> int:
-        """Rows of A in 16 bits, codes and scales, padded to the next stage's alignment of 1 KB."""
-        weights = BLOCK_N * (BLOCK_K // 2 + BLOCK_K // self.scale_block)
-        return 2 * self.block_m * BLOCK_K + ceil(weights / KB) * KB
+        return stage_bytes(self.block_m, self.scale_block)
 
     @property
     def _rest_bytes(self) -> int:
@@ -112,7 +80,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if is_empty(problem):
         return Program(())
     plan, gather = Plan.of(config, problem), problem["gather"]
-    map_w, map_scales = _weight_maps(plan)
+    map_w, map_scales = weight_maps(plan.experts * plan.tile_rows, plan.tile_cols, plan.scale_block)
     map_a = map_w if gather else _activation_map(plan, problem)
     source = instance(
         "moe_gemm/packed.cu",
@@ -128,7 +96,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
             *(map_a, map_w, map_scales),
             *map(Pointer, ("a", "w_global_scale", "bias")),
             *(*GROUPS, Pointer("d")),
-            *map(Int32, (*sizes, max(GROUP_ROWS // plan.block_m, 1))),
+            *map(Int32, (*sizes, plan.group_m)),
         ),
         (CONSUMERS + 1) * 128,
         plan.shared_bytes(gpu),
@@ -141,19 +109,6 @@ def _activation_map(plan: Plan, problem: Problem) -> TensorMap:
     """Grouped rows of A, in boxes of 64 columns."""
     shape, box = (plan.k, plan.rows), (64, plan.block_m)
     return TensorMap("a", problem["dtype"], shape, (2 * plan.k,), box, 128, l2_promotion=128)
-
-
-def _weight_maps(plan: Plan) -> tuple[TensorMap, TensorMap]:
-    """Maps of codes and scales: a tile row of W is a row of 32-bit words, a box fills a stage."""
-    rows, stage_tiles = plan.experts * plan.tile_rows, BLOCK_K // TILE_COLS
-
-    def map_of(tensor: str, tile_bytes: int) -> TensorMap:
-        words = tile_bytes // 4
-        shape, box = (plan.tile_cols * words, rows), (stage_tiles * words, BLOCK_N // TILE_ROWS)
-        return TensorMap(tensor, "int32", shape, (plan.tile_cols * tile_bytes,), box)
-
-    code_bytes = TILE_ROWS * TILE_COLS // 2
-    return map_of("w", code_bytes), map_of("w_scale", 2 * code_bytes // plan.scale_block)
 
 
 # ---- which configurations serve ----------------------------------------------------------------
@@ -185,13 +140,7 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if is_empty(problem):
         return None
-    plan = Plan.of(config, problem)
-    expert_rows = plan.rows / max(plan.active, 1)
-    if plan.block_m > 64 and plan.block_m >= 4 * expert_rows:
-        return f"blocks of {plan.block_m} rows are mostly empty at {expert_rows:.3g} an expert"
-    if plan.block_m == 64 and expert_rows > 256:
-        return f"blocks of 64 rows decode weights too often at {expert_rows:.3g} rows an expert"
-    return None
+    return Plan.of(config, problem).why_unpromising()
 
 
 # ---- which one without measuring ---------------------------------------------------------------

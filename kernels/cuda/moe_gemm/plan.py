@@ -1,4 +1,4 @@
-"""What a configuration of the wgmma kernel means for one problem, in numbers."""
+"""What configurations of `moe_gemm` mean for one problem, in numbers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ GROUP_ROWS = 1024
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A configuration in numbers, for one problem."""
+class Tiling:
+    """The tiles of a grouped product, for one configuration and problem."""
 
     block_m: int
+    """Rows of an expert in a tile."""
     block_n: int
-    element_bytes: int
-    """Of an element of A and of weights."""
+    """Rows of the expert's weights in a tile."""
     experts: int
     n: int
     k: int
@@ -35,36 +35,18 @@ class Plan:
     """Experts that serve a token, estimated."""
 
     @staticmethod
-    def of(config: Config, problem: Problem) -> Plan:
+    def fields(config: Config, problem: Problem) -> dict[str, int]:
+        """The fields by name, for the plans of kernels, which add their own."""
         block_m, block_n = map(int, config["tile"].split("x"))
-        return Plan(
-            block_m,
-            block_n,
-            dtypes.itemsize(problem["act_dtype"]),
-            problem["experts"],
-            problem["N"],
-            problem["K"],
-            num_rows(problem),
-            active(problem),
-        )
-
-    @property
-    def block_k(self) -> int:
-        """Columns of A and of weights in a stage."""
-        return ROW_BYTES // self.element_bytes
-
-    @property
-    def num_k_blocks(self) -> int:
-        return ceil(self.k / self.block_k)
-
-    @property
-    def num_consumers(self) -> int:
-        """Warpgroups that multiply; one more loads."""
-        return 2 if self.block_m > 64 else 1
-
-    @property
-    def num_threads(self) -> int:
-        return 128 * (self.num_consumers + 1)
+        return {
+            "block_m": block_m,
+            "block_n": block_n,
+            "experts": problem["experts"],
+            "n": problem["N"],
+            "k": problem["K"],
+            "rows": num_rows(problem),
+            "active": active(problem),
+        }
 
     @property
     def group_m(self) -> int:
@@ -86,6 +68,48 @@ class Plan:
         """Tiles, estimated: on average half of an expert's last block of rows is empty."""
         row_blocks = max(self.rows / self.block_m + self.active / 2, self.active)
         return row_blocks * self.num_col_blocks
+
+    def why_unpromising(self) -> str | None:
+        """Why blocks of so many rows are not worth a try, or None."""
+        expert_rows = self.rows / max(self.active, 1)
+        if self.block_m > 64 and self.block_m >= 4 * expert_rows:
+            return f"blocks of {self.block_m} rows are mostly empty at {expert_rows:.3g} an expert"
+        if self.block_m == 64 and expert_rows > 256:
+            return f"blocks of 64 rows read weights too often at {expert_rows:.3g} rows an expert"
+        return None
+
+
+@dataclass(frozen=True)
+class Plan(Tiling):
+    """A configuration of the wgmma kernel in numbers, for one problem."""
+
+    element_bytes: int
+    """Bytes of an element of A and of the weights."""
+
+    @staticmethod
+    def of(config: Config, problem: Problem) -> Plan:
+        return Plan(
+            **Tiling.fields(config, problem),
+            element_bytes=dtypes.itemsize(problem["act_dtype"]),
+        )
+
+    @property
+    def block_k(self) -> int:
+        """Columns of A and of weights in a stage."""
+        return ROW_BYTES // self.element_bytes
+
+    @property
+    def num_k_blocks(self) -> int:
+        return ceil(self.k / self.block_k)
+
+    @property
+    def num_consumers(self) -> int:
+        """Warpgroups that multiply; one more loads."""
+        return 2 if self.block_m > 64 else 1
+
+    @property
+    def num_threads(self) -> int:
+        return 128 * (self.num_consumers + 1)
 
     @property
     def stage_bytes(self) -> int:

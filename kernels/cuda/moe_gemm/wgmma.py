@@ -139,11 +139,8 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     plan = Plan.of(config, problem)
-    expert_rows = plan.rows / max(plan.active, 1)
-    if plan.block_m > 64 and plan.block_m >= 4 * expert_rows:
-        return f"blocks of {plan.block_m} rows are mostly empty at {expert_rows:.3g} an expert"
-    if plan.block_m == 64 and expert_rows > 256:
-        return f"blocks of 64 rows read weights too often at {expert_rows:.3g} rows an expert"
+    if why := plan.why_unpromising():
+        return why
     if plan.block_n >= 2 * plan.n and plan.block_n > 128:
         return f"tiles of {plan.block_n} columns are mostly empty at N={plan.n}"
     return None

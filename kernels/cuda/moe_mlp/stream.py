@@ -123,8 +123,8 @@ def _reserved_bytes(product: Product, problem: Problem) -> int:
 
 def _shared_bytes(product: Product, problem: Problem) -> int:
     rings = WARPS * product.depth * product.slot_bytes
-    lists = 4 * (num_assignments(problem) + 2 * _max_passes(product, problem) + 2)
-    lists += 4 * problem["experts"]
+    numbers = num_assignments(problem) + 2 * _max_passes(product, problem) + problem["experts"] + 2
+    lists = 4 * numbers
     return _reserved_bytes(product, problem) + rings + product.sums_bytes + lists
 
 

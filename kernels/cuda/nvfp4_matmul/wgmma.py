@@ -18,6 +18,12 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.launch import instance
+from kernelcat.kernels.cuda.common.packed_weights import (
+    STAGE_COLS,
+    STAGE_ROWS,
+    stage_bytes,
+    weight_maps,
+)
 from kernelcat.kernels.cuda.common.persistent import overlapped_us, sizes
 from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
     CLUSTER_FIT,
@@ -31,13 +37,10 @@ from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
     row_tiles,
     why_not_tiles,
 )
-from kernelcat.reference._fp4_tiles import TILE_COLS, TILE_ROWS
 from kernelcat.reference.nvfp4_matmul import ENTRY, FP8
 from kernelcat.runtime.gpu import KB, Gpu
 
 MIN_STAGES, MAX_STAGES = 3, 12
-BLOCK_M, BLOCK_K = 128, 128
-"""Rows of W in a tile, and columns of A and W in a stage."""
 CONSUMERS = 2
 """Warpgroups that multiply."""
 GROUP_M = 16
@@ -80,11 +83,11 @@ class Plan:
 
     @property
     def tiles(self) -> int:
-        return ceil(self.n / BLOCK_M) * ceil(self.m / self.block_n)
+        return ceil(self.n / STAGE_ROWS) * ceil(self.m / self.block_n)
 
     @property
     def k_blocks(self) -> int:
-        return ceil(self.k / BLOCK_K)
+        return ceil(self.k / STAGE_COLS)
 
     @property
     def clusters(self) -> int:
@@ -93,9 +96,7 @@ class Plan:
 
     @property
     def stage_bytes(self) -> int:
-        """Rows of A in 16 bits, codes and scales, padded to the next stage's alignment of 1 KB."""
-        weights = BLOCK_M * (BLOCK_K // 2 + BLOCK_K // self.scale_block)
-        return 2 * self.block_n * BLOCK_K + ceil(weights / KB) * KB
+        return stage_bytes(self.block_n, self.scale_block)
 
     @property
     def inbox_bytes(self) -> int:
@@ -105,7 +106,7 @@ class Plan:
         """
         group_cols = 32 if self.is_paired else 16
         cols = ceil(self.block_n // group_cols / self.split_k) * group_cols
-        return CONSUMERS * ((self.split_k - 1) * cols * BLOCK_M // CONSUMERS * 4 + 16)
+        return CONSUMERS * ((self.split_k - 1) * cols * STAGE_ROWS // CONSUMERS * 4 + 16)
 
     def _rest_bytes(self) -> int:
         """Shared memory beside the stages and their barriers, with room to align the stages."""
@@ -138,7 +139,13 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     step = Step(
         source,
         (min(plan.tiles, plan.clusters) * plan.split_k, 1, 1),
-        (map_a, *_weight_maps(plan, problem), *EPILOGUE, *sizes(problem), Int32(GROUP_M)),
+        (
+            map_a,
+            *weight_maps(row_tiles(problem), k_tiles(problem), plan.scale_block),
+            *EPILOGUE,
+            *sizes(problem),
+            Int32(GROUP_M),
+        ),
         (CONSUMERS + 1) * 128,
         plan.shared_bytes(gpu),
         (plan.split_k, 1, 1),
@@ -147,20 +154,6 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if not is_float8:
         return Program((step,))
     return Program((_widen_rows(m * k // 16, gpu), step), {"wide": 2 * m * k})
-
-
-def _weight_maps(plan: Plan, problem: Problem) -> tuple[TensorMap, TensorMap]:
-    """Maps of codes and scales: a tile row of W is a row of 32-bit words, a box fills a stage."""
-    rows, tiles = row_tiles(problem), k_tiles(problem)
-    stage_tiles, stage_rows = BLOCK_K // TILE_COLS, BLOCK_M // TILE_ROWS
-
-    def map_of(tensor: str, tile_bytes: int) -> TensorMap:
-        words = tile_bytes // 4
-        shape, box = (tiles * words, rows), (stage_tiles * words, stage_rows)
-        return TensorMap(tensor, "int32", shape, (tiles * tile_bytes,), box)
-
-    code_bytes = TILE_ROWS * TILE_COLS // 2
-    return map_of("w", code_bytes), map_of("w_scale", 2 * code_bytes // plan.scale_block)
 
 
 def _widen_rows(num_vectors: int, gpu: Gpu) -> Step:
@@ -183,7 +176,7 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"fewer than {MIN_STAGES} stages fit in {gpu.shared_bytes} bytes of shared memory"
     if plan.split_k > plan.k_blocks:
         return (
-            f"K={plan.k} has {plan.k_blocks} k-blocks of {BLOCK_K}, and each of {plan.split_k} "
+            f"K={plan.k} has {plan.k_blocks} k-blocks of {STAGE_COLS}, and each of {plan.split_k} "
             "splits needs one"
         )
     if plan.split_k > 1 and plan.tiles > plan.clusters:
