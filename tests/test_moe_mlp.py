@@ -51,8 +51,10 @@ def passes(implementation, problem: Problem, chosen: Config, blocks: int = 3) ->
         (layer(5, 5, 5, 272, 224, bias=True), config(1, 1, 8, 3)),
         (layer(9, 2, 8, 272, 144, format="fp8", skew="zipf"), config(2, 1, 4, 2)),
         (layer(12, 2, 8, 272, 208, format="fp8", act_dtype=FP8, **SIGMOID), config(1, 1, 2, 3)),
+        # Thread blocks share the four passes of an expert, and must agree on their assignments.
+        (layer(32, 2, 2, 128, 64, format="fp8"), config(1, 1, 2, 2)),
     ],
-    ids=["mxfp4-hot", "nvfp4", "16-bits", "fp8", "fp8-float8-groups"],
+    ids=["mxfp4-hot", "nvfp4", "16-bits", "fp8", "fp8-float8-groups", "shared-passes"],
 )  # fmt: skip
 def test_stream_multiplies_on_the_host(problem: Problem, chosen: Config) -> None:
     assert passes(stream.IMPLEMENTATION, problem, chosen)

@@ -3,7 +3,8 @@
 Before a block one copy, drawn at random, gets new inputs and poison of a changing pattern in its
 outputs and guard bands. After the block the copy is judged. A kernel that remembers results by
 address, skips runs, or writes out of bounds leaves the copy wrong. After the race all copies get
-inputs that no run has read before, and timed runs show how long a kernel works on them. The start
+inputs that no run has read before, and runs with device times show how long a kernel works on
+them: a single pass of launches from the host takes twice its usual time on a busy host. The start
 of a still GPU takes up to LAUNCH_US: a kernel that remembers results by content and is faster than
 that is found only by its time below the roofline.
 """
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from kernelcat.bench.race import Contestant
+from kernelcat.bench.timer import Timed
 from kernelcat.tune.candidate import Candidate
 from kernelcat.verify.gate import PATTERNS, Prepared, Verdict
 from kernelcat.verify.seeds import MAX_PASSES
@@ -73,20 +74,29 @@ class Referee:
         return verdict.passed
 
     def judge_new_inputs(
-        self, candidate: Candidate, contestant: Contestant, draw: Callable[[int], Prepared]
+        self,
+        candidate: Candidate,
+        samples: Sequence[float],
+        timed: Timed,
+        draw: Callable[[int], Prepared],
     ) -> Verdict:
         """A timed run on the first copy, then one on each copy, all with new inputs and judged.
 
-        ``draw(n)`` returns inputs that no run of this contestant has read before trial ``n``. Later
-        trials run only if the first is slow.
+        Parameters
+        ----------
+        candidate : the contestant
+        samples : microseconds of one run, from the blocks of the race
+        timed : its runs, with device times where the timer has them
+        draw : ``draw(n)`` returns inputs that no run of this contestant has read before trial
+            ``n``. Later trials run only if the first is slow.
         """
-        timed_us = median(contestant.samples)
+        timed_us = median(samples)
         for number in range(MAX_PASSES):
             new = self.draws[0] if candidate.is_peer else draw(number)
-            first_us = self._run_on(self.copies[:1], new, contestant.timed.first_run)
+            first_us = self._run_on(self.copies[:1], new, timed.first_run)
             verdict = self._judge(candidate, list(enumerate(self.changed)))
             if verdict.passed and len(self.copies) > 1:
-                pass_us = self._run_on(self.copies, new, contestant.timed.one_pass)
+                pass_us = self._run_on(self.copies, new, timed.one_pass)
                 verdict = self._judge(candidate, list(enumerate(self.changed)))
             else:
                 pass_us = first_us

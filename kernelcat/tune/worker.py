@@ -144,7 +144,7 @@ class Worker:
         race(contestants, self.sampler, self.backend.state(request.state), seed=request.seed,
              announce=self.announce, referee=referee)  # fmt: skip
         referee.draws = referee.draws[:1]  # frees the others
-        return Raced({c: self._judge_raced(c, contestants[c], referee, request.new_seeds)
+        return Raced({c: self._judge_raced(c, contestants[c], referee, request)
                       for c in contestants})  # fmt: skip
 
     def _referee(self, seeds: Sequence[int], seed: int) -> Referee:
@@ -159,13 +159,16 @@ class Worker:
         candidate: Candidate,
         contestant: Contestant,
         referee: Referee,
-        new_seeds: Sequence[int],
+        request: Race,
     ) -> Timing | Failed:
         """The times of a contestant, if its timed runs wrote the right result to every copy."""
         self.announce(candidate)
         verdict = referee.failed.get(candidate)
         verdict = verdict or referee.judge_new_inputs(
-            candidate, contestant, lambda number: self._prepared(new_seeds[number])
+            candidate,
+            contestant.samples,
+            self._device_timed(candidate, contestant, request.regime),
+            lambda number: self._prepared(request.new_seeds[number]),
         )
         if not verdict.passed:
             return Failed("wrong", f"after the timed runs: {verdict.detail}")
@@ -208,6 +211,21 @@ class Worker:
     def _timed(self, bind: Bind, regime: str) -> Timed:
         """A kernel bound to every copy, ready to be timed."""
         return self.timer.prepare([bind(copy.arrays) for copy in self.copies], regime)
+
+    def _device_timed(self, candidate: Candidate, contestant: Contestant, regime: str) -> Timed:
+        """The runs of a contestant, in the timer's first regime: with device times if it has them.
+
+        A peer that cannot be timed in this regime is judged as it was raced.
+        """
+        first = self.timer.regimes[0]
+        if regime == first:
+            return contestant.timed
+        try:
+            return self._timed(self._bind(candidate), first)
+        except Exception:
+            if not candidate.is_peer:
+                raise
+            return contestant.timed
 
     def _timing(self, contestant: Contestant, verdict: gate.Verdict) -> Timing:
         """Samples and readings; raises :class:`Rejected` for a time below the roofline."""

@@ -254,6 +254,14 @@ inline unsigned __ballot_sync(unsigned, bool predicate) {
 inline int __any_sync(unsigned lanes, bool predicate) {
   return __ballot_sync(lanes, predicate) != 0;
 }
+inline unsigned __match_any_sync(unsigned, int value) {
+  unsigned same = 0;
+  const auto values = host::exchange(host::bits_of(value));
+  for (int lane = 0; lane < 32; ++lane) {
+    same |= unsigned{host::from_bits<int>(values[lane]) == value} << lane;
+  }
+  return same;
+}
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   const auto values = host::exchange(value);
   return *std::max_element(values.begin(), values.end());

@@ -51,6 +51,14 @@ def test_a_candidate_that_spoils_the_inputs_is_blamed_alone(monkeypatch) -> None
     assert status == {"spoils_input": "wrong", "honest": "passed", "good": "passed"}
 
 
+def test_a_slow_host_condemns_no_kernel_and_hides_no_cheat(monkeypatch) -> None:
+    monkeypatch.setenv("CHEATS_ONLY", "remembers_contents")
+    report = run("cheats:SlowHost")
+    failed = {row.config["kind"]: row.detail for row in report.rows if row.status != "passed"}
+    assert failed.keys() == {"remembers_contents"}, failed
+    assert report.problems[0].winners.keys() == {("graph", "burst"), ("eager", "burst")}
+
+
 @pytest.mark.parametrize("copies", ["one", "many"])
 def test_a_kernel_that_accumulates_is_judged_by_a_run_of_its_own(copies, monkeypatch) -> None:
     monkeypatch.setenv("CHEATS_COPIES", copies)

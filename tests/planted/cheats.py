@@ -16,6 +16,7 @@ from collections import Counter
 import numpy as np
 import planted
 
+from kernelcat.bench.timer import REGIMES, Eager, HostTimer
 from kernelcat.catalog.spec import Tensor
 
 FULL_US, CHEAT_US = 250, 30
@@ -152,6 +153,31 @@ class Backend(planted.Backend):
 
     def free_bytes(self, device):
         return COPIES[os.environ.get("CHEATS_COPIES", "many")]
+
+
+class SlowPass(Eager):
+    """Launches on a host that is slow after a rest: a single pass takes far longer than a block."""
+
+    def one_pass(self):
+        return super().one_pass() + 5 * FULL_US
+
+    def first_run(self):
+        return super().first_run() + 5 * FULL_US
+
+
+class DeviceTimer(HostTimer):
+    """Has a regime with device times, as a GPU has, and one with the host's times."""
+
+    regimes = REGIMES
+
+    def prepare(self, runs, regime):
+        kind = Eager if regime == "graph" else SlowPass
+        return kind(runs, lambda: None, self.clock)
+
+
+class SlowHost(Backend):
+    def timer(self, device):
+        return DeviceTimer(planted.CLOCK)
 
 
 def adds(arrays):

@@ -1,6 +1,6 @@
 // Which experts have tokens, and which assignments each of these experts serves. Every thread block
-// makes the lists for itself. The order of an expert's assignments differs from run to run; no
-// result depends on it.
+// makes the lists for itself. All make the same lists: thread blocks that share an expert must agree
+// on the assignments of each of its passes.
 #pragma once
 
 #include <kernelcat/sync.cuh>
@@ -11,7 +11,7 @@ namespace kernelcat {
 // a time: an expert with more takes several passes, an expert without assignments none.
 template <int kPassCols>
 struct ExpertLists {
-  int* order;       // (assignments,) grouped by expert
+  int* order;       // (assignments,) grouped by expert, ascending
   int* starts;      // (passes + 1,) where a pass's assignments begin in `order`
   int* expert;      // (passes,) the expert of each pass, ascending
   int* cursors;     // (experts,)
@@ -35,10 +35,10 @@ struct ExpertLists {
     __syncthreads();
     for (int a = threadIdx.x; a < assignments; a += blockDim.x) atomicAdd(&cursors[ids[a]], 1);
     __syncthreads();
-    if (threadIdx.x < kWarpThreads) scan(experts);
-    __syncthreads();
-    for (int a = threadIdx.x; a < assignments; a += blockDim.x) {
-      order[atomicAdd(&cursors[ids[a]], 1)] = a;
+    if (threadIdx.x < kWarpThreads) {
+      scan(experts);
+      __syncwarp();
+      place(ids, assignments);
     }
     __syncthreads();
   }
@@ -73,6 +73,22 @@ struct ExpertLists {
     if (lane_index() == 0) {
       starts[found] = total;
       *num_passes = found;
+    }
+  }
+
+  // Fills `order`. One warp calls this: the threads of a thread block would race for the places.
+  __device__ __forceinline__ void place(const int* ids, int assignments) const {
+    const uint32_t lower_lanes = (1u << lane_index()) - 1;
+    for (int first = 0; first < assignments; first += kWarpThreads) {
+      const int assignment = first + lane_index();
+      const bool is_one = assignment < assignments;
+      const int id = is_one ? ids[assignment] : -1;
+      const uint32_t same = __match_any_sync(0xffffffff, id);
+      const int rank = __popc(same & lower_lanes), begin = is_one ? cursors[id] : 0;
+      __syncwarp();
+      if (is_one) order[begin + rank] = assignment;
+      if (is_one && rank == 0) cursors[id] = begin + __popc(same);
+      __syncwarp();
     }
   }
 };
