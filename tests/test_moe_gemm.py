@@ -83,6 +83,12 @@ MXFP4, NVFP4 = ({"format": format, "packing": "tiles"} for format in FP4)
 PACKED_ON_THE_HOST = {
     "mxfp4, gathered": ("64x128", product(40, 2, 3, 144, 416, gather=True, bias=True,
                                           activation="swiglu_oai", **MXFP4)),
+    "mxfp4, blocks of few rows": ("32x128", product(70, 2, 3, 144, 288, gather=True, bias=True,
+                                                    activation="swiglu_oai", **MXFP4)),
+    "mxfp4, blocks of 16 rows": ("16x128", product(40, 2, 3, 272, 160, gather=True,
+                                                   activation="swiglu", **MXFP4)),
+    "nvfp4, blocks of few rows": ("48x128", product(60, 2, 3, 272, 160, activation="swiglu_oai",
+                                                    **NVFP4)),
     "mxfp4, a hot expert": ("128x128", product(70, 2, 4, 272, 160, skew="hot", **MXFP4)),
     "mxfp4, one tile": ("192x128", product(9, 1, 2, 16, 64, bias=True, **MXFP4)),
     "nvfp4, gathered": ("128x128", product(40, 2, 3, 144, 416, gather=True, activation="swiglu",

@@ -1,6 +1,6 @@
 // Rows of A, grouped by expert, times their expert's packed 4-bit weights on Hopper, as
-// D^T = W A^T: a persistent kernel in which a producer warpgroup fills a ring of stages, and two
-// consumer warpgroups decode the weights to registers, from which wgmma takes its left operand.
+// D^T = W A^T: a persistent kernel in which producers fill a ring of stages, and consumers decode
+// the weights to registers, from which wgmma takes its left operand.
 //
 // Tiles are found as in wgmma.cu; weights in registers are those of nvfp4_matmul/wgmma.cu, after
 // Machete (vLLM).
@@ -9,7 +9,7 @@
 // full[s]  | a producer thread, with TMA's bytes (1) | consumers | stage s holds its k-block
 //          | and all threads that copy by cp.async   |           |
 //          | (kCopyingThreads)                       |           |
-// empty[s] | consumer warps (8)                      | producer  | stage s has been read
+// empty[s] | consumer warps (4 or 8)                 | producer  | stage s has been read
 #include <kernelcat/packed_tile.cuh>
 #include <kernelcat/pdl.cuh>
 #include <kernelcat/stage_release.cuh>
@@ -44,23 +44,31 @@ struct PackedOutput {
   }
 };
 
-// Multiplies one tile of D^T. Weights are decoded while the wgmmas of earlier weights run.
+// Multiplies one tile of D^T. A warp multiplies one tile of W after the other: first those of the
+// same columns. Weights are decoded while the wgmmas of the weights before run.
 template <typename Config>
 __device__ __forceinline__ void accumulate_packed(PackedShared<Config>& shared,
                                                   PipelineState<Config::kNumStages>& position,
                                                   typename Config::Sums& sums, int num_k) {
   using Tile = PackedTile<typename Config::T, Config::kNvfp4, true>;
+  constexpr int kBlocks = Config::kRowBlocks, kNumTiles = Config::kStageTiles * kBlocks;
   struct Tiles {
-    Tile tiles[Config::kStageTiles];
+    Tile tiles[kNumTiles];
   };
-  uint32_t operands[Config::kStageTiles][kTileSteps][4];
-  const int row = threadIdx.x / kWarpThreads;  // the warp's tile row of W in the stage
+  uint32_t operands[2][kTileSteps][4];
+  const int warp = threadIdx.x / kWarpThreads;
+  const int first_row = warp / 4 * 4 * kBlocks + warp % 4;  // the warp's first tile row of W
   const auto next = [&]() -> Tiles {
     shared.full[position.stage].wait(position.phase);
     if constexpr (Config::kGather) fence_async_shared();  // cp.async wrote what wgmma reads
     const auto& stage = shared.stages[position.stage];
-    return {
-        {{stage.codes[row][0], stage.scales[row][0]}, {stage.codes[row][1], stage.scales[row][1]}}};
+    Tiles result;
+#pragma unroll
+    for (int i = 0; i < kNumTiles; ++i) {
+      const int row = first_row + i % kBlocks * 4;
+      result.tiles[i] = {stage.codes[row][i / kBlocks], stage.scales[row][i / kBlocks]};
+    }
+    return result;
   };
   Tiles packed = next();
   int previous = 0;
@@ -68,21 +76,22 @@ __device__ __forceinline__ void accumulate_packed(PackedShared<Config>& shared,
     const int stage = position.stage;
     position.advance();
 #pragma unroll
-    for (int t = 0; t < Config::kStageTiles; ++t) {
-      packed.tiles[t].decode_into(operands[t]);
-      const uint32_t a = shared_address(shared.stages[stage].a[t]);
+    for (int i = 0; i < kNumTiles; ++i) {
+      auto& decoded = operands[i % 2];
+      packed.tiles[i].decode_into(decoded);
+      const uint32_t a = shared_address(shared.stages[stage].a[i / kBlocks]);
       multiply_packed_tile<typename Config::T, Config::BLOCK_M>(
-          sums, operands[t], swizzled_rows_descriptor(a), t > 0 || k_block > 0);
-      if (t == Config::kStageTiles - 1 && k_block + 1 < num_k) packed = next();
+          sums[i % kBlocks], decoded, swizzled_rows_descriptor(a), i >= kBlocks || k_block > 0);
+      if (i == kNumTiles - 1 && k_block + 1 < num_k) packed = next();
       wgmma_wait<1>();
-      pin(operands[1 - t]);
-      if (t == 0 && k_block > 0) release_stage_after_loads(shared.empty[previous]);
+      pin(operands[1 - i % 2]);
+      if (i == 0 && k_block > 0) release_stage<1>(shared.empty[previous]);
     }
     previous = stage;
   }
   wgmma_wait<0>();
   pin(sums);
-  release_stage_after_loads(shared.empty[previous]);
+  release_stage<1>(shared.empty[previous]);
 }
 
 // Runs in a consumer warpgroup. `d` is (rows, columns of D), `bias` (experts, n) or null.
@@ -106,14 +115,18 @@ __device__ __forceinline__ void consume_packed(PackedShared<Config>& shared,
         .m = tile.num_rows,
         .n = n};
     output.d += static_cast<int64_t>(tile.row) * output.d_cols();
-    store_transposed<Config::BLOCK_M>(sums, output, scale, tile.col + consumer * kWgmmaM, 0,
-                                      [](int group) { return true; });
+#pragma unroll
+    for (int block = 0; block < Config::kRowBlocks; ++block) {
+      const int col = tile.col + (consumer * Config::kRowBlocks + block) * kWgmmaM;
+      store_transposed<Config::BLOCK_M>(sums[block], output, scale, col, 0,
+                                        [](int group) { return true; });
+    }
   });
 }
 
 template <typename T, bool kNvfp4, int BLOCK_M, int kNumStages, Gating kGating, bool kGather,
           typename Config = PackedConfig<T, kNvfp4, BLOCK_M, kNumStages, kGating, kGather>>
-__global__ void __launch_bounds__(Config::kNumThreads, 1)
+__global__ void __launch_bounds__(Config::kNumThreads, Config::kBlocksPerSm)
     moe_gemm_packed(const __grid_constant__ TensorMap map_a,       // see PackedMaps
                     const __grid_constant__ TensorMap map_w,       //
                     const __grid_constant__ TensorMap map_scales,  //
@@ -149,9 +162,9 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
 
   const int num_k = ceil_div(k, Config::BLOCK_K);
   const int role = warp_index();  // outside the branches: all lanes must call warp_index()
-  if (role / 4 == Config::kNumConsumers) {
-    decrease_registers<Config::kProducerRegisters>();
-    if (Config::kCopyingThreads > 0 || role % 4 == 0) {
+  if (role >= Config::kNumConsumers * 4) {
+    if constexpr (Config::kBlocksPerSm == 1) decrease_registers<Config::kProducerRegisters>();
+    if (Config::kCopyingThreads > 0 || role == Config::kNumConsumers * 4) {
       const CopySource source = {.a = reinterpret_cast<const uint4*>(a),
                                  .order = order,
                                  .scales = {},
@@ -161,7 +174,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
     }
     launch_dependents();
   } else {
-    increase_registers<Config::kConsumerRegisters>();
+    if constexpr (Config::kBlocksPerSm == 1) increase_registers<Config::kConsumerRegisters>();
     const ExpertOutput<Config> all_rows = {
         .rows = d,
         .bias = nullptr,

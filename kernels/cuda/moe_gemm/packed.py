@@ -28,9 +28,7 @@ from kernelcat.reference.moe_gemm import ENTRY
 from kernelcat.runtime.gpu import KB, Gpu
 
 MIN_STAGES, MAX_STAGES = 3, 12
-CONSUMERS = 2
-"""Warpgroups that multiply."""
-SPACE = {"tile": ("64x128", "128x128", "192x128", "256x128")}
+SPACE = {"tile": ("16x128", "32x128", "48x128", "64x128", "128x128", "192x128", "256x128")}
 """tile : rows of an expert x rows of the expert's weights"""
 
 
@@ -68,9 +66,20 @@ class Plan(Tiling):
         """The lists of tiles, and room to align the stages."""
         return 8 * (self.experts + 1) + KB
 
+    @property
+    def blocks_per_sm(self) -> int:
+        """Thread blocks that an SM runs at a time: three, if their sums need few registers."""
+        return 3 if self.block_m < 64 else 1
+
+    @property
+    def num_threads(self) -> int:
+        """One consumer warpgroup and a producer warp, or two and a producer warpgroup."""
+        return 160 if self.blocks_per_sm > 1 else 384
+
     def num_stages(self, gpu: Gpu) -> int:
         """As many as fit with their two barriers, at most ``MAX_STAGES``."""
-        return min((gpu.shared_bytes - self._rest_bytes) // (self.stage_bytes + 16), MAX_STAGES)
+        block_bytes = (gpu.shared_bytes + KB) // self.blocks_per_sm - KB  # each block takes 1 KB
+        return min((block_bytes - self._rest_bytes) // (self.stage_bytes + 16), MAX_STAGES)
 
     def shared_bytes(self, gpu: Gpu) -> int:
         return self.num_stages(gpu) * (self.stage_bytes + 16) + self._rest_bytes
@@ -91,14 +100,14 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     sizes = (plan.rows, problem["top_k"], plan.experts, plan.n, plan.k)
     step = Step(
         source,
-        (min(plan.max_tiles, gpu.sms), 1, 1),
+        (min(plan.max_tiles, plan.blocks_per_sm * gpu.sms), 1, 1),
         (
             *(map_a, map_w, map_scales),
             *map(Pointer, ("a", "w_global_scale", "bias")),
             *(*GROUPS, Pointer("d")),
             *map(Int32, (*sizes, plan.group_m)),
         ),
-        (CONSUMERS + 1) * 128,
+        plan.num_threads,
         plan.shared_bytes(gpu),
         programmatic=True,
     )
@@ -145,8 +154,8 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 # ---- which one without measuring ---------------------------------------------------------------
 
-_STAGE_US = {64: 0.40, 128: 0.62, 192: 0.88, 256: 1.12}
-"""Rows of A in a tile -> microseconds that a stage takes, from nvfp4_matmul."""
+_STAGE_US = {16: 0.35, 32: 0.40, 48: 0.45, 64: 0.60, 128: 0.68, 192: 0.88, 256: 1.12}
+"""Rows of A in a tile -> microseconds that an SM takes for a stage."""
 
 _TILE_US = 1.0
 """Storing a tile of 128 x 128 while nothing is multiplied."""

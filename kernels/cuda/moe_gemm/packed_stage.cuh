@@ -7,10 +7,13 @@
 
 namespace kernelcat {
 
-// What is tiled is D^T = W A^T: BLOCK_N rows of W, 64 for each of two consumer warpgroups, by
-// BLOCK_M rows of one expert. A stage has 128 columns of k: two swizzled boxes of 64 columns of A,
-// and for each of the eight tile rows of W two tiles with their scales. With kGather the rows of A
-// are tokens.
+// What is tiled is D^T = W A^T: BLOCK_N rows of W by BLOCK_M rows of one expert. A stage has 128
+// columns of k: two swizzled boxes of 64 columns of A, and for each of the eight tile rows of W two
+// tiles with their scales. With kGather the rows of A are tokens.
+//
+// An SM runs one thread block of two consumer warpgroups and a producer warpgroup, or, where an
+// expert has few rows, three thread blocks of one consumer warpgroup and one producer warp: their
+// sums need few registers, and while one thread block waits or stores, the others decode.
 template <typename T_, bool kNvfp4_, int BLOCK_M_, int kNumStages_, Gating kGating_, bool kGather_>
 struct PackedConfig {
   using T = T_;
@@ -20,18 +23,23 @@ struct PackedConfig {
   static constexpr Gating kGating = kGating_;
   static constexpr bool kGather = kGather_;
 
-  static constexpr int kNumConsumers = 2, kNumThreads = 3 * kWarpgroupThreads;
-  static constexpr int kCopyingThreads = kGather ? kWarpgroupThreads : 0;
+  static constexpr int kBlocksPerSm = BLOCK_M < 64 ? 3 : 1;
+  static constexpr int kNumConsumers = kBlocksPerSm == 1 ? 2 : 1;
+  static constexpr int kNumProducers = kBlocksPerSm == 1 ? kWarpgroupThreads : kWarpThreads;
+  static constexpr int kNumThreads = kNumConsumers * kWarpgroupThreads + kNumProducers;
+  static constexpr int kCopyingThreads = kGather ? kNumProducers : 0;
+  // Of a thread, if warpgroups exchange registers.
   static constexpr int kProducerRegisters = kGather ? 72 : BLOCK_M == 256 ? 24 : 40;
   static constexpr int kConsumerRegisters = kGather ? 216 : BLOCK_M == 256 ? 240 : 232;
 
   static constexpr int kStageTiles = BLOCK_K / kTileCols;
   static constexpr int kTileRowsOfW = BLOCK_N / kTileRows;
+  static constexpr int kRowBlocks = BLOCK_N / kWgmmaM / kNumConsumers;  // of a consumer warpgroup
   static constexpr int kBoxBytes = BLOCK_M * kRowBytes;
   static constexpr int kScaleBytes = kTileScales<kNvfp4>;
 
   using Tiles = ExpertTiles<BLOCK_M, BLOCK_N>;
-  using Sums = float[BLOCK_M / 2];
+  using Sums = float[kRowBlocks][BLOCK_M / 2];
 };
 
 template <typename Config>
@@ -68,8 +76,8 @@ struct PackedMaps {
   }
 };
 
-// Runs in a whole warpgroup if there are kCopyingThreads, else in one warp. An expert has
-// `tile_rows` tile rows of W.
+// Runs in the kCopyingThreads, or in one warp if there are none. An expert has `tile_rows` tile
+// rows of W.
 template <typename Config>
 __device__ __forceinline__ void produce_packed(PackedShared<Config>& shared,
                                                const typename Config::Tiles& tiles,

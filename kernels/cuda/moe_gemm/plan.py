@@ -74,8 +74,11 @@ class Tiling:
         expert_rows = self.rows / max(self.active, 1)
         if self.block_m > 64 and self.block_m >= 4 * expert_rows:
             return f"blocks of {self.block_m} rows are mostly empty at {expert_rows:.3g} an expert"
-        if self.block_m == 64 and expert_rows > 256:
-            return f"blocks of 64 rows read weights too often at {expert_rows:.3g} rows an expert"
+        if self.block_m <= 64 and expert_rows > 4 * self.block_m:
+            return (
+                f"blocks of {self.block_m} rows read weights too often at {expert_rows:.3g} rows "
+                "an expert"
+            )
         return None
 
 

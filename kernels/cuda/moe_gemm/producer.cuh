@@ -21,6 +21,11 @@ struct CopySource {
   uint32_t top_k;
   int row_vectors;  // vectors of 16 bytes in a row of A
 
+  // The row of A that is row `row` of all experts' rows.
+  __device__ __forceinline__ const uint4* row_of_a(int row) const {
+    return a + static_cast<int64_t>(static_cast<uint32_t>(order[row]) / top_k) * row_vectors;
+  }
+
   // The rows of A for rows `first`, `first` + kStep ... of the tile, -1 outside the expert.
   template <bool kGather, int kStep, int kCount>
   __device__ __forceinline__ void find_rows(int (&rows)[kCount], const ExpertTile& tile,
@@ -39,30 +44,38 @@ struct CopySource {
 // The eight lanes that copy a row's 128 bytes are neighbours.
 template <typename Config>
 struct GatheredRows {
-  static constexpr int kStep = kWarpgroupThreads / kRowVectors;  // rows that are copied at once
+  static constexpr int kThreads = Config::kGather ? Config::kCopyingThreads : kWarpgroupThreads;
+  static constexpr int kStep = kThreads / kRowVectors;  // rows that are copied at once
   static constexpr int kCount = Config::BLOCK_M / kStep;
 
-  int rows[kCount];  // tokens, or -1 outside the expert
+  const uint4* rows[kCount];
+  int count;  // of the rows, those inside the expert
 
   __device__ __forceinline__ GatheredRows(const CopySource& source, const ExpertTile& tile) {
     if constexpr (!Config::kGather) return;
-    source.template find_rows<true, kStep>(rows, tile,
-                                           threadIdx.x % kWarpgroupThreads / kRowVectors);
+    const int first = threadIdx.x % kThreads / kRowVectors;
+    count = ceil_div(tile.num_rows - first, kStep);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i < count) rows[i] = source.row_of_a(tile.row + first + i * kStep);
+    }
   }
 
-  // Starts to copy k-block `k_block` to `stage`, in the 128-byte swizzle of TMA. Rows outside the
-  // expert and columns outside A become zeros.
+  // Starts to copy k-block `k_block` to `stage`, in the 128-byte swizzle of TMA. Columns outside A
+  // become zeros. Rows outside the expert keep what they hold: their products are not stored.
   __device__ __forceinline__ void load(uint8_t* stage, const CopySource& source,
                                        int k_block) const {
     if constexpr (!Config::kGather) return;
-    const int first = threadIdx.x % kWarpgroupThreads, vector = first % kRowVectors;
+    const int first = threadIdx.x % kThreads, vector = first % kRowVectors;
     const int column = k_block * kRowVectors + vector;
-    const uint32_t target = shared_address(stage) + swizzled<kRowBytes>(first * kVectorBytes);
+    const bool is_inside = column < source.row_vectors;
+    const int place = is_inside ? column : 0;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const bool is_inside = rows[i] >= 0 && column < source.row_vectors;
-      const int64_t offset = static_cast<int64_t>(rows[i]) * source.row_vectors + column;
-      async_copy_16(target + i * kStep * kRowBytes, source.a + (is_inside ? offset : 0), is_inside);
+      // Rows i and i + 2 are at least eight rows apart, and the swizzle repeats itself there.
+      const uint32_t target = swizzled<kRowBytes>((first + i % 2 * kThreads) * kVectorBytes) +
+                              i / 2 * 2 * kStep * kRowBytes;
+      if (i < count) async_copy_16(shared_address(stage) + target, rows[i] + place, is_inside);
     }
   }
 };

@@ -1,6 +1,6 @@
 // Which experts have tokens, and which assignments each of these experts serves. Every thread block
-// makes the lists for itself. All make the same lists: thread blocks that share an expert must agree
-// on the assignments of each of its passes.
+// makes the lists for itself. All make the same lists: thread blocks that share an expert must
+// agree on the assignments of each of its passes.
 #pragma once
 
 #include <kernelcat/sync.cuh>

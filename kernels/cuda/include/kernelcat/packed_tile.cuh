@@ -16,6 +16,8 @@ struct PackedTile {
   uint4 words;
   typename Scales::Raw raw;
 
+  PackedTile() = default;
+
   // `codes` and `scales` are those of the whole tile.
   __device__ __forceinline__ PackedTile(const uint8_t* codes, const uint8_t* scales)
       : words(reinterpret_cast<const uint4*>(codes)[lane_index()]),

@@ -89,7 +89,7 @@ struct TransposedSums {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if constexpr (Output::kPaired) {
-          matrices[i] = gated_matrix(j + i);
+          matrices[i] = j + i < kCols / 8 ? gated_matrix(j + i) : 0;  // of rows that m excludes
         } else {
           matrices[i] = matrix(j + i / 2, i % 2);
         }
