@@ -238,5 +238,4 @@ ENTRY = Entry(
     problems={f"{kind}-{r}x{vocab}": _problem(r, vocab, kind) for r, vocab, kind in TARGETS},
     peers=(peer_in("_sample_peers", "torch"), peer_in("_sample_peers", "flashinfer")),
     constraint=_constraint,
-    work_in_progress=True,
 )  # fmt: skip

@@ -15,10 +15,15 @@ def test_the_entries_are_the_files() -> None:
     assert {"gemm", "tma_copy"} <= set(catalog.names())
 
 
+IN_TWO_LANGUAGES = {"sample"}
+"""Small kernels of a decoder layer, which need no more."""
+
+
 @pytest.mark.parametrize("name", catalog.complete())
-def test_every_complete_entry_has_every_language_and_a_ladder(name: str) -> None:
-    assert catalog.languages(name) == LANGUAGES
-    for language in LANGUAGES:
+def test_every_complete_entry_has_its_languages_and_a_ladder(name: str) -> None:
+    languages = catalog.languages(name)
+    assert languages == LANGUAGES or (name in IN_TWO_LANGUAGES and len(languages) == 2)
+    for language in languages:
         implementations = catalog.in_language(name, language)
         assert len({i.variant for i in implementations}) == len(implementations) >= 2
         assert all((i.entry, i.language) == (name, language) for i in implementations)
