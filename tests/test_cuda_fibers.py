@@ -36,7 +36,8 @@ FAULTS = {
         "wgmma.cu", "barrier.init(1 + Config::kCopyingThreads)", "barrier.init(1)",
     ),
     "gathered rows are not swizzled": (
-        "producer.cuh", "swizzled<kRowBytes>(first * kVectorBytes)", "first * kVectorBytes",
+        "producer.cuh", "swizzled<kRowBytes>((first + i % 2 * kThreads) * kVectorBytes)",
+        "(first + i % 2 * kThreads) * kVectorBytes",
     ),
     "a consumer without rows does not release its stages": (
         "wgmma.cu", "      pass_over<Config>(shared, position, num_k);\n", "",
@@ -56,8 +57,8 @@ PACKED_FAULTS = {
         "moe_gemm/packed.cu", "      wgmma_wait<1>();\n", "",
     ),
     "a stage of packed weights is released before it is read": (
-        "moe_gemm/packed.cu", "if (t == 0 && k_block > 0) release_stage_after_loads"
-        "(shared.empty[previous]);", "if (t == 0) release_stage_after_loads(shared.empty[stage]);",
+        "moe_gemm/packed.cu", "if (i == 0 && k_block > 0) release_stage<1>(shared.empty[previous]);",
+        "if (i == 0) release_stage<1>(shared.empty[stage]);",
     ),
     "packed weights are those of the first expert": (
         "moe_gemm/packed_stage.cuh", "tile.expert * tile_rows + tile.col", "tile.col",

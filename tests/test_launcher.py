@@ -425,7 +425,7 @@ def test_a_program_passes_the_parameters_that_its_machine_code_declares(
     implementation: Implementation, target: gpus.Gpu, driver: Recorder
 ) -> None:
     entry = catalog.entry(implementation.entry)
-    defaults = [(p, implementation.default(p, target)) for p in entry.problems.values()]
+    defaults = ((p, implementation.default(p, target)) for p in entry.problems.values())
     problem, config = next(
         (p, c) for p, c in defaults if implementation.why_not(c, p, target) is None
     )

@@ -36,7 +36,7 @@ from kernelcat.tune.progress import Bar
 from kernelcat.tune.supervisor import Supervisor
 
 PLANTED = Path(__file__).parent / "planted"
-QUICK = Limits(candidate_s=1.5, compile_s=2.5, peer_s=5)
+QUICK = Limits(candidate_s=1.0, compile_s=1.5, peer_s=5)
 
 
 @pytest.fixture(autouse=True)

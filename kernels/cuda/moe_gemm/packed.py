@@ -186,7 +186,6 @@ IMPLEMENTATION = Implementation(
         "wgmma": "HGMMA",
         "tma": "UTMALDG",
         "mbarrier": "SYNCS",
-        "register reallocation": "USETMAXREG",
         "dependent launch": "ACQBULK",
     },
     rank=2,
