@@ -118,11 +118,74 @@ def test_doctor_names_a_remedy_for_everything_missing() -> None:
         (("profile", "gemm", "--variant", "nothing"), "no implementation is called"),
         (("ladder", "gemm", "--problem", "x"), "has no problem 'x'"),
         (("ladder", "gemm", "--measure"), "name a --problem to measure"),
+        (("inspect", "gemm", "--problem", "M=1,N=2"), "gemm also needs K"),
+        (("inspect", "gemm", "--problem", "M=1,N=2,K=x"), "K='x' must be an integer"),
+        (("inspect", "gemm", "--problem", "M=1,N=2,K=8,Q=1"), "gemm has no axis 'Q'"),
+        (("inspect", "gemm", "--problem", "M=1,,K=8"), "'' is not AXIS=VALUE"),
+        (("explain", "gemm", "--problem", "M=1,N=2,K=8,bias=maybe", "--gpu", "h200"), "bias="),
+        (("tune", "gemm", "--gpu", "b200", "--device", "0"), "leave out --device to predict"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_a_wrong_argument_is_a_one_line_error(arguments: tuple[str, ...], message: str) -> None:
     one_line(run(*arguments), message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("leaderbord",), "no command is called 'leaderbord'; did you mean leaderboard"),
+        (("db", "merg"), "no command is called 'merg'; did you mean merge?"),
+        (("fuzz", "gemm", "--examples", "-3"), "-3 is not in the range x>=1"),
+        (("check", "gemm", "--fuzz", "-1"), "-1 is not in the range x>=0"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_misuse_is_explained_after_the_usage(arguments: tuple[str, ...], message: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2 and done.output.startswith("Usage: ")
+    assert message in done.output.rstrip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("option", ["--html", "--readme"])
+def test_a_file_in_a_folder_that_is_not_there_is_a_one_line_error(option: str) -> None:
+    one_line(run("leaderboard", option, "/nowhere/file"), "/nowhere/file: No such file")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_standard_output_is_a_one_line_error() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "kernelcat", "list"], stdout=full,
+                              stderr=subprocess.PIPE, text=True, check=False)  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "Error: standard output: No space left on device\n"
+
+
+def test_problems_of_ones_own_are_explained_inspected_and_predicted() -> None:
+    name = "M=100,N=512,K=640,dtype=float16,bias=TRUE"
+    problem = {"M": 100, "N": 512, "K": 640, "dtype": "float16", "bias": True,
+               "activation": "none", "residual": False}  # fmt: skip
+    explained = json.loads(
+        run("explain", "gemm", "--problem", name, "--gpu", "h200", "--json").output
+    )
+    assert explained["problem"] == problem and explained["implementation"] in explained["text"]
+    arguments = ("gemm", "--problem", name, "--language", "triton", "--variant", "tiled")
+    (report,) = json.loads(run("inspect", *arguments, "--gpu", "h200", "--json").output)
+    assert report["steps"][0]["registers"] > 0
+    predicted = json.loads(run("tune", *arguments, "--gpu", "a100", "--json").output)
+    assert str(problem["K"]) in json.dumps(predicted)
+
+
+def test_the_cache_of_kernels_is_shown_and_emptied(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("KERNELCAT_CACHE", str(tmp_path))
+    (tmp_path / "notes.txt").write_text("not a kernel")
+    run("inspect", "tma_copy", "--language", "cuda", "--variant", "vectorized", "--gpu", "h200")
+    shown = json.loads(run("cache", "size", "--json").output)
+    assert shown["folder"] == str(tmp_path) and shown["kernels"] >= 1 and shown["bytes"] > 1000
+    assert f"{shown['kernels']} kernels" in run("cache", "size").output
+    assert json.loads(run("cache", "clear", "--json").output)["deleted"] == shown["kernels"]
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert json.loads(run("cache", "size", "--json").output)["kernels"] == 0
 
 
 @needs_no_gpu

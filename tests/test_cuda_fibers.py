@@ -57,8 +57,8 @@ PACKED_FAULTS = {
         "moe_gemm/packed.cu", "      wgmma_wait<1>();\n", "",
     ),
     "a stage of packed weights is released before it is read": (
-        "moe_gemm/packed.cu", "if (i == 0 && k_block > 0) release_stage<1>(shared.empty[previous]);",
-        "if (i == 0) release_stage<1>(shared.empty[stage]);",
+        "moe_gemm/packed.cu", "&& k_block > 0) release_stage<1>(shared.empty[previous]);",
+        ") release_stage<1>(shared.empty[stage]);",
     ),
     "packed weights are those of the first expert": (
         "moe_gemm/packed_stage.cuh", "tile.expert * tile_rows + tile.col", "tile.col",

@@ -306,7 +306,7 @@ def test_control_c_keeps_all_rows_and_prints_how_to_go_on(planted, devices) -> N
     os.killpg(tuning.pid, signal.SIGINT)
     output, _ = tuning.communicate(timeout=20)
     assert tuning.returncode == 130
-    again = " --device 0 --device 1" if len(devices) > 1 else ""
+    again = "".join(f" --device {number}" for number in devices)
     assert f"go on with: kernelcat tune planted{again} --problem small" in output
     with Store.open() as store:
         rows = store.rows()

@@ -100,6 +100,21 @@ class Axis:
         """Any finite float; fuzzing and tests take ``examples``."""
         return Axis(name, doc, values=examples, default=default, minor=True, is_number=True)
 
+    def parse(self, text: str) -> AxisValue:
+        """The value that ``text`` stands for, which :meth:`check` has yet to check.
+
+        Raises ``InvalidArgument`` for text that is no value of this axis' type.
+        """
+        try:
+            if self.is_number:
+                return float(text)
+            if not self.values:
+                return int(text)
+        except ValueError as error:
+            kind = "a number" if self.is_number else "an integer"
+            raise InvalidArgument(f"{self.name}={_short(text)} must be {kind}") from error
+        return next((v for v in self.values if str(v).lower() == text.lower()), text)
+
     def check(self, value: AxisValue) -> None:
         """Raise ``InvalidArgument`` unless this axis can take ``value``."""
         if self.is_number:

@@ -339,11 +339,34 @@ class Entry:
         return problem
 
     def named(self, name: str) -> Problem:
-        """The problem called ``name``; raises ``UnknownName``."""
+        """The problem called ``name``, or the one that ``name`` describes: ``M=256,N=512,K=64``.
+
+        Choices that a description leaves out have their default, or else the value of the first
+        problem of this entry; sizes without a default must be given.
+
+        Raises
+        ------
+        UnknownName
+            There is no such problem or axis.
+        InvalidArgument
+            A size is missing, or a value or a combination is not allowed.
+        """
+        if "=" in name:
+            return self._described(name)
         if name not in self.problems:
             hint = nearest(name, list(self.problems))
             raise UnknownName(f"{self.name} has no problem {name!r}{hint}")
         return self.problems[name]
+
+    def _described(self, text: str) -> Problem:
+        first = next(iter(self.problems.values()))
+        axes = {a.name: first[a.name] for a in self.axes if a.values and a.default is None}
+        for word in text.split(","):
+            name, is_pair, value = word.strip().partition("=")
+            if not is_pair:
+                raise InvalidArgument(f"{word!r} is not AXIS=VALUE, as in M=256,N=512,K=64")
+            axes[name] = self.axis(name).parse(value)
+        return self.problem(**axes)
 
     def problem_name(self, problem: Problem) -> str | None:
         """The name of ``problem``, or None for a problem without a name."""

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from kernelcat import __version__
+from kernelcat.cli.group import Program
 from kernelcat.errors import KernelcatError
 from kernelcat.report.printable import printable
 
@@ -19,6 +20,7 @@ _VERBS = {
     "list": "catalog:list_",
     "show": "catalog:show",
     "inspect": "catalog:inspect",
+    "explain": "catalog:explain",
     "doctor": "catalog:doctor",
     "new": "catalog:new",
     "check": "correctness:check",
@@ -30,11 +32,12 @@ _VERBS = {
     "receipts": "receipts:receipts",
     "leaderboard": "database:leaderboard",
     "db": "database:db",
+    "cache": "cache:cache",
 }
 """Verb -> module and command; a module is imported when one of its verbs is used."""
 
 
-class _Group(click.Group):
+class _Group(Program):
     """Imports a verb when it is used, and prints a ``KernelcatError`` as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -60,12 +60,47 @@ def show(entry: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("entry")
+@click.option(
+    "--problem", "name", required=True, help="Name of a problem, or axis values: M=256,N=512,K=64."
+)
+@click.option("--gpu", "sku", help="SKU; by default this machine's GPU.")
+@as_json
+def explain(entry: str, name: str, sku: str | None, as_json: bool) -> None:
+    """Show which implementation serves a problem of ENTRY, and why.
+
+    \b
+    Example:
+      kernelcat explain gemm --problem M=256,N=57344,K=8192 --gpu h200
+    """
+    import kernelcat
+
+    problem = catalog.entry(entry).named(name)
+    explanation = kernelcat.get(entry).explain(gpu=sku, **problem.values)
+    if as_json:
+        return emit(
+            {
+                "entry": entry,
+                "problem": problem.values,
+                "gpu": explanation.gpu.sku,
+                "implementation": explanation.implementation.name,
+                "config": dict(explanation.config),
+                "why": explanation.why,
+                "stale": explanation.stale,
+                "text": str(explanation),
+            }
+        )
+    echo(str(explanation))
+
+
+@click.command()
+@click.argument("entry")
 @language
 @variant
 @click.option(
     "--problem",
     "name",
-    help="Problem to compile for; by default the first one that the implementation serves.",
+    help="Problem to compile for, a name or axis values; by default the first one that the "
+    "implementation serves.",
 )
 @click.option(
     "--gpu", "sku", help="SKU to compile for; by default this machine's GPU, or h200 without a GPU."

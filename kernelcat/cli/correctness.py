@@ -24,6 +24,8 @@ from kernelcat.errors import Unsupported
 from kernelcat.runtime.devices import Devices
 from kernelcat.verify.sanitizer import SANITIZERS
 
+COUNT, AT_LEAST_ONE = click.IntRange(min=0), click.IntRange(min=1)
+
 
 @click.command()
 @click.argument("entry", required=False)
@@ -32,10 +34,17 @@ from kernelcat.verify.sanitizer import SANITIZERS
 @variant
 @problem_names
 @click.option(
-    "--fuzz", "fuzz_examples", default=0, help="Number of random problems after the named ones."
+    "--fuzz",
+    "fuzz_examples",
+    type=COUNT,
+    default=0,
+    help="Number of random problems after the named ones.",
 )
 @click.option(
-    "--sanitize", default=0, help="Number of random problems for each compute-sanitizer tool."
+    "--sanitize",
+    type=COUNT,
+    default=0,
+    help="Number of random problems for each compute-sanitizer tool.",
 )
 @click.option(
     "--tool",
@@ -144,6 +153,7 @@ def _show(outcome: Any) -> None:
 @click.argument("entry")
 @click.option(
     "--examples",
+    type=AT_LEAST_ONE,
     default=100,
     show_default=True,
     help="Number of random problems for each implementation.",
@@ -153,18 +163,19 @@ def _show(outcome: Any) -> None:
 )
 @click.option(
     "--limit",
-    type=int,
+    type=AT_LEAST_ONE,
     help="Largest size; by default the largest of each axis, or 70 in Triton's interpreter.",
 )
 @click.option(
     "--kernels",
+    type=AT_LEAST_ONE,
     default=16,
     show_default=True,
     help="Number of combinations of configuration and choices that are compiled.",
 )
 @click.option(
     "--jobs",
-    type=int,
+    type=AT_LEAST_ONE,
     help="Processes that compile ahead for a GPU; by default one for each CPU, at most 8.",
 )
 @click.option("--mirrored", is_flag=True, help="Keep arrays on the host, for compute-sanitizer.")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from kernelcat.cli.group import Group
 from kernelcat.cli.options import as_json
 from kernelcat.cli.output import echo, emit, note_missing_database, show
 from kernelcat.errors import InvalidArgument
@@ -16,7 +17,7 @@ url = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def db() -> None:
     """Locate, export, import and merge databases of measurements.
 

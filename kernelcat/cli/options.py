@@ -19,7 +19,10 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 language = click.option("--language", help="Use only this language: cuda, triton or cute.")
 variant = click.option("--variant", help="Use only this variant.")
 problem_names = click.option(
-    "--problem", "problems", multiple=True, help="Use only this problem; may be repeated."
+    "--problem",
+    "problems",
+    multiple=True,
+    help="Use only this problem, a name or axis values (M=256,N=512,K=64); may be repeated.",
 )
 
 

@@ -17,7 +17,9 @@ from kernelcat.errors import InvalidArgument, KernelcatError, MissingDependency,
 
 @click.command()
 @click.argument("entry")
-@click.option("--problem", "name", help="Problem to profile; by default the first one.")
+@click.option(
+    "--problem", "name", help="Problem to profile, a name or axis values; by default the first one."
+)
 @language
 @variant
 @click.option(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernelcat import catalog
+from kernelcat.cli.group import Group
 from kernelcat.cli.options import as_json
 from kernelcat.cli.output import echo, emit
 
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
     from kernelcat.verify.code_record import Record
 
 jobs = click.option(
-    "--jobs", type=int, help="Implementations built at a time; by default one for each CPU."
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Implementations built at a time; by default one for each CPU.",
 )
 entries = click.argument("entries", metavar="[ENTRY]...", nargs=-1)
 
 
-@click.group()
+@click.group(cls=Group)
 def receipts() -> None:
     """Show, carry over, verify and record receipts.
 

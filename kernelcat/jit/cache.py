@@ -39,6 +39,8 @@ OTHER_VARIABLES = {
 }  # fmt: skip
 """Variables with such names that change no machine code."""
 
+_IS_KEY = re.compile("[0-9a-f]{64}").fullmatch
+
 _STARTED = time.time()
 """When this module was imported, in seconds: before any module of kernels."""
 
@@ -107,6 +109,23 @@ def folder() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("kernelcat", appauthor=False)) / "artifacts"
+
+
+def sizes() -> dict[Path, int]:
+    """The files of artifacts in :func:`folder`, each with its bytes; no files of another name."""
+    if not folder().is_dir():
+        return {}
+    files = (path for path in folder().iterdir() if _IS_KEY(path.name) and path.is_file())
+    return {path: path.stat().st_size for path in files}
+
+
+def clear() -> int:
+    """Delete all artifacts, in memory too; returns how many files were deleted."""
+    _memory.clear()
+    files = sizes()
+    for path in files:
+        path.unlink(missing_ok=True)
+    return len(files)
 
 
 def version_of(distribution: str) -> str | None:

@@ -65,7 +65,7 @@ class Options:
     """How to tune. Every field is an argument of :func:`tune`."""
 
     gpu: str | None = None
-    devices: Devices = (0,)
+    devices: Devices | None = None
     problems: Sequence[str | Problem] | None = None
     languages: Sequence[str] | None = None
     variants: Sequence[str] | None = None
@@ -96,11 +96,12 @@ def tune(entry: str, **options: Any) -> TuneReport:
         SKU to tune for; None is the GPU of this machine. For a GPU that is not in this machine,
         candidates are compiled and ranked by the cost model, nothing runs, and the rows are
         ``predicted``.
-    devices : numbers of GPUs, or ``all``
-        GPUs of one SKU on which to measure. Each GPU tunes one problem at a time. Several GPUs
-        start with the largest problems.
-    problems : sequence of names or problems, optional
-        None means every named problem of the entry.
+    devices : numbers of GPUs, or ``all``, optional
+        GPUs of one SKU on which to measure; None is GPU 0. Each GPU tunes one problem at a time.
+        Several GPUs start with the largest problems.
+    problems : sequence of names, descriptions or problems, optional
+        None means every named problem of the entry. A description gives axis values:
+        ``M=256,N=512,K=64``.
     languages, variants : sequence of str, optional
         Only these implementations.
     budget_s : float, optional
@@ -282,16 +283,30 @@ def _target(backend: backends.Backend, options: Options) -> tuple[Gpu, tuple[int
     There are no indices if this machine has no such GPU.
     """
     try:
-        devices = numbers(options.devices, backend.count())
+        asked = (0,) if options.devices is None else options.devices
+        devices = numbers(asked, backend.count())
         local = shared_sku({i: backend.gpu(i) for i in devices})
     except MissingDependency:
         if options.gpu is None:
             raise
+        _refuse_devices(options)
         return gpus.find(options.gpu), ()
     if options.gpu is None or options.gpu == local.sku:
         return local, devices
     named = gpus.find(options.gpu)
-    return (local, devices) if named.sku == local.sku else (named, ())
+    if named.sku == local.sku:
+        return local, devices
+    _refuse_devices(options)
+    return named, ()
+
+
+def _refuse_devices(options: Options) -> None:
+    """Raise where GPUs of this machine are named, but times are predicted for another SKU."""
+    if options.devices is not None:
+        raise InvalidArgument(
+            f"--device names GPUs of this machine, and none of them is a {options.gpu}: leave out "
+            "--device to predict times, or leave out --gpu to measure"
+        )
 
 
 def _resume_command(verb: str, entry: str, options: Options) -> str:
@@ -300,7 +315,7 @@ def _resume_command(verb: str, entry: str, options: Options) -> str:
     words += [f"--gpu {options.gpu}"] if options.gpu else []
     if options.devices == "all":
         words.append("--device all")
-    elif tuple(options.devices) != (0,):
+    elif options.devices is not None:
         words += [f"--device {number}" for number in options.devices]
     for problem in options.problems or ():
         words += [f"--problem {problem}"] if isinstance(problem, str) else []
