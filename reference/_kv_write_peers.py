@@ -56,6 +56,37 @@ def torch_write():
     return make
 
 
+def torch_projected_write():
+    """RMSNorm, one product with all weights, then :func:`torch_write`.
+
+    The weights are joined before the race, as a checkpoint with a fused projection has them.
+    """
+    torch, write = import_torch("torch"), torch_write()
+
+    @torch.compile(fullgraph=True, dynamic=False)
+    def normalize(x, weight, eps):
+        return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+
+    def make(problem, arrays):
+        if not problem["tokens"] or not problem["hidden"] or not problem["rotary_dim"]:
+            raise Unsupported("torch is not raced where tokens, hidden or rotary_dim is 0")
+        weights = torch.cat([arrays[f"w{name}"].flatten(0, 1) for name in "qkv"])
+        bias = (
+            torch.cat([arrays[f"b{name}"].flatten() for name in "qkv"]) if problem["bias"] else None
+        )
+        heads = [problem[axis] for axis in ("heads", "kv_heads", "kv_heads")]
+
+        def run():
+            a = normalize(arrays["x"], arrays["norm_weight"], problem["eps"])
+            z = torch.nn.functional.linear(a, weights, bias)
+            parts = z.unflatten(1, (sum(heads), problem["head_dim"])).split(heads, 1)
+            write(problem, {**arrays, **dict(zip("qkv", parts, strict=True))})()
+
+        return run
+
+    return make
+
+
 def flashinfer_write():
     """FlashInfer's RoPE, then its append; their index arrays are made before the race."""
     library, torch = import_flashinfer(), import_torch("flashinfer")

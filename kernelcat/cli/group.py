@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from kernelcat.cli.output import echo
 from kernelcat.errors import nearest
 from kernelcat.report.printable import printable
 
@@ -43,7 +44,7 @@ class Program(Group):
                 _discard_output()
             else:
                 raise
-            click.echo(f"Error: {printable(message)}", err=True)
+            echo(f"Error: {message}", err=True)
             sys.exit(1)
 
 

@@ -251,6 +251,9 @@ inline unsigned __ballot_sync(unsigned, bool predicate) {
   for (int lane = 0; lane < 32; ++lane) ballot |= values[lane] << lane;
   return ballot;
 }
+inline int __clz(unsigned value) {
+  return value == 0 ? 32 : __builtin_clz(value);
+}
 inline int __any_sync(unsigned lanes, bool predicate) {
   return __ballot_sync(lanes, predicate) != 0;
 }

@@ -1,24 +1,9 @@
 // One warp for each head of a token's keys, values or queries: neighbouring lanes take neighbouring
 // elements of head_dim, each with its partner in the rotation.
-#include "cache_scale.cuh"
+#include <kernelcat/cache_scale.cuh>
+#include <kernelcat/rope_element.cuh>
 
 namespace kernelcat {
-
-// Element `dim` of a head after RoPE. `x` is (head_dim,), `cos_sin` (rotary_dim,) of the token's
-// position: cosines, then sines.
-template <typename T, RopeStyle kStyle>
-__device__ __forceinline__ float rotated(const T* x, int dim, const float* cos_sin,
-                                         int rotary_dim) {
-  const float value = to_float(x[dim]);
-  if (dim >= rotary_dim) return value;
-  const int half = rotary_dim / 2;
-  const bool is_first = kStyle == RopeStyle::kInterleaved ? dim % 2 == 0 : dim < half;
-  const int pair = kStyle == RopeStyle::kInterleaved ? dim / 2 : is_first ? dim : dim - half;
-  const int distance = kStyle == RopeStyle::kInterleaved ? 1 : half;
-  const float partner = to_float(x[is_first ? dim + distance : dim - distance]);
-  const float sine = cos_sin[half + pair];
-  return value * cos_sin[pair] + partner * (is_first ? -sine : sine);
-}
 
 template <typename T, typename Cached, int kHeadDim, RopeStyle kStyle, Scales kScales>
 __global__ void __launch_bounds__(128)
@@ -55,7 +40,7 @@ __global__ void __launch_bounds__(128)
     if (row >= 2 * kv_heads) {
       const int64_t head = token * heads + row - 2 * kv_heads;
       for (int dim = lane; dim < kHeadDim; dim += kWarpThreads) {
-        const float value = rotated<T, kStyle>(q + head * kHeadDim, dim, angles, rotary_dim);
+        const float value = rotated<kStyle>(q + head * kHeadDim, dim, angles, rotary_dim);
         q_out[head * kHeadDim + dim] = from_float<T>(value);
       }
       continue;
@@ -68,7 +53,7 @@ __global__ void __launch_bounds__(128)
     const int64_t slot = slots.slot(page, position);
     Cached* target = (is_key ? k_cache : v_cache) + (slot * kv_heads + head) * kHeadDim;
     for (int dim = lane; dim < kHeadDim; dim += kWarpThreads) {
-      const float value = rotated<T, kStyle>(source, dim, angles, is_key ? rotary_dim : 0);
+      const float value = rotated<kStyle>(source, dim, angles, is_key ? rotary_dim : 0);
       target[dim] = from_float<Cached>(value * inverse);
     }
   }

@@ -1,6 +1,6 @@
 // 16 elements a thread, in two vectors of 8 elements that hold whole pairs of the rotation. Each
 // byte is moved once.
-#include "cache_scale.cuh"
+#include <kernelcat/cache_scale.cuh>
 
 namespace kernelcat {
 
