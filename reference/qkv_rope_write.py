@@ -21,20 +21,10 @@ from kernelcat import dtypes
 from kernelcat.catalog.spec import Axis, Entry, Peer, Problem, Tensor, Tolerance, exact
 from kernelcat.reference import kv_write
 from kernelcat.reference._arrays import library_of
-from kernelcat.reference._kv_cache import (
-    CACHE,
-    DTYPES,
-    FP8,
-    HEAD_DIM,
-    KV_HEADS,
-    PAGE_SIZE,
-    SCALE_AXES,
-    SCALES,
-)
+from kernelcat.reference._kv_cache import DTYPES, FP8, SCALES
 from kernelcat.reference._kv_write_peers import torch_projected_write
-from kernelcat.reference._new_tokens import PAGES, TOKENS
-from kernelcat.reference._rope import COS_SIN, POSITIONS, STYLE_DOC, STYLES
-from kernelcat.reference._sequences import BATCH, INDICES, LENGTHS, TABLE_WIDTH
+from kernelcat.reference._rope import COS_SIN
+from kernelcat.reference._sequences import INDICES
 
 PROJECTIONS = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
 """Result -> the axis with the number of its heads."""
@@ -139,27 +129,11 @@ ENTRY = Entry(
     name="qkv_rope_write",
     summary="RMSNorm, projections to queries, keys and values, RoPE and the cache write, fused.",
     axes=(
-        BATCH,
-        TOKENS,
-        Axis.size("hidden", "columns of x and of the weights", 0, 600, exact),
-        Axis.size("heads", "query heads; 0: there are no queries", 0, 16, exact),
-        KV_HEADS,
-        PAGES,
-        TABLE_WIDTH,
-        POSITIONS,
-        Axis.size(
-            "rotary_dim", "first elements of a head that RoPE rotates, even; 0: no RoPE", 0, 256,
-            exact,
-        ),
-        HEAD_DIM,
-        PAGE_SIZE,
+        *(axis for axis in kv_write.ENTRY.axes if axis.name != "dtype"),
         Axis.choice("dtype", "element type of x, the weights and q_out", *DTYPES, minor=True),
-        Axis.choice("kv_dtype", "element type of the cache", *DTYPES, FP8),
-        Axis.choice("style", STYLE_DOC, *STYLES, default="neox"),
-        *SCALE_AXES,
+        Axis.size("hidden", "columns of x and of the weights", 0, 600, exact),
         Axis.flag("bias", "whether bq, bk and bv are given"),
         Axis.number("eps", "added to the mean square", 1e-5, 1e-6, default=1e-5),
-        LENGTHS,
     ),
     inputs=(
         Tensor(
@@ -179,17 +153,7 @@ ENTRY = Entry(
         ),
         *SCALES,
     ),
-    outputs=(
-        Tensor("q_out", ("tokens", "heads", "head_dim"), "dtype", "rotated queries"),
-        Tensor(
-            "k_cache", CACHE, "kv_dtype", "slots of new tokens get rotated keys / k_scale",
-            tolerance="kv_dtype", updated=True,
-        ),
-        Tensor(
-            "v_cache", CACHE, "kv_dtype", "slots of new tokens get values / v_scale",
-            tolerance="kv_dtype", updated=True,
-        ),
-    ),
+    outputs=kv_write.ENTRY.outputs,
     oracle=_oracle,
     make_inputs=_make_inputs,
     # a may be rounded to either neighbour, and peers round q, k and v before the rotation.
