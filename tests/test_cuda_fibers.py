@@ -9,14 +9,17 @@ import pytest
 
 from kernelcat.catalog import source
 from kernelcat.catalog.implementation import Config
-from kernelcat.kernels.cuda.moe_gemm import packed, wgmma
+from kernelcat.kernels.cuda.moe_gemm import decoded, wgmma
 from kernelcat.reference.moe_gemm import product
 from kernelcat.verify import gate
 
 pytestmark = pytest.mark.skipif(cuda_fibers.COMPILER is None, reason="needs g++")
 
 PROBLEM = product(40, 2, 3, 136, 400, gather=True, bias=True)
-CONFIG = Config(tile="128x128")
+CONFIGS = {
+    wgmma.IMPLEMENTATION.name: Config(tile="128x128", combine="ordered"),
+    decoded.IMPLEMENTATION.name: Config(tile="128x128"),
+}
 
 FAULTS = {
     "a stage is released before it is read": (
@@ -54,35 +57,51 @@ FAULTS = {
 PACKED_PROBLEM = product(40, 2, 3, 144, 416, gather=True, format="mxfp4", packing="tiles")
 PACKED_FAULTS = {
     "operands are decoded before they have been multiplied": (
-        "moe_gemm/packed.cu", "      wgmma_wait<1>();\n", "",
+        "moe_gemm/decoded_sums.cuh", "      wgmma_wait<1>();\n", "",
     ),
     "a stage of packed weights is released before it is read": (
-        "moe_gemm/packed.cu", "&& k_block > 0) release_stage<1>(shared.empty[previous]);",
+        "moe_gemm/decoded_sums.cuh", "&& k_block > 0) release_stage<1>(shared.empty[previous]);",
         ") release_stage<1>(shared.empty[stage]);",
     ),
     "packed weights are those of the first expert": (
-        "moe_gemm/packed_stage.cuh", "tile.expert * tile_rows + tile.col", "tile.col",
+        "moe_gemm/decoded_stage.cuh", "expert * ceil_div(n, kTileRows) + col", "col",
     ),
     "the steps of a tile have one word": (
         "include/kernelcat/packed_tile.cuh", "{words.x, words.y,", "{words.x, words.x,",
     ),
 }  # fmt: skip
 """What is wrong with the kernel of packed weights -> file of kernels/cuda, text, replacement."""
+FLOAT8_PROBLEM = product(40, 2, 3, 136, 400, gather=True, format="fp8")
+FLOAT8_FAULTS = {
+    "products of float8 are promoted before they are computed": (
+        "moe_gemm/decoded_sums.cuh", "    wgmma_wait<0>();\n    pin(products);\n", "",
+    ),
+    "float8 is not swizzled": (
+        "include/kernelcat/float8_tile.cuh", "(first_step + s ^ row)", "(first_step + s)",
+    ),
+    "all columns have the first scale": (
+        "moe_gemm/decoded_sums.cuh", "scales[k_block]", "scales[0]",
+    ),
+}  # fmt: skip
+"""What is wrong with float8 weights -> file of kernels/cuda, text, replacement."""
 CASES = [
     *((wgmma.IMPLEMENTATION, PROBLEM, (f"moe_gemm/{fault[0]}", *fault[1:]), id)
       for id, fault in FAULTS.items()),
-    *((packed.IMPLEMENTATION, PACKED_PROBLEM, fault, id) for id, fault in PACKED_FAULTS.items()),
+    *((decoded.IMPLEMENTATION, problem, fault, id)
+      for problem, faults in ((PACKED_PROBLEM, PACKED_FAULTS), (FLOAT8_PROBLEM, FLOAT8_FAULTS))
+      for id, fault in faults.items()),
 ]  # fmt: skip
 
 
 def verdict(implementation, problem):
-    return gate.check(implementation, problem, CONFIG, cuda_fibers.Host(), seeds=(0,))
+    config = CONFIGS[implementation.name]
+    return gate.check(implementation, problem, config, cuda_fibers.Host(), seeds=(0,))
 
 
 @pytest.mark.parametrize(
     ("implementation", "problem"),
-    [(wgmma.IMPLEMENTATION, PROBLEM), (packed.IMPLEMENTATION, PACKED_PROBLEM)],
-    ids=["wgmma", "packed"],
+    [(wgmma.IMPLEMENTATION, PROBLEM), (decoded.IMPLEMENTATION, PACKED_PROBLEM)],
+    ids=["wgmma", "decoded"],
 )
 def test_a_kernel_is_right_on_the_host(implementation, problem) -> None:
     assert verdict(implementation, problem).passed

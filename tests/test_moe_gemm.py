@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from formulations.experts import moe_gemm
 
-from kernelcat.catalog.implementation import Config, Int32, Pointer
+from kernelcat.catalog.implementation import Config, Implementation, Int32, Pointer
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.cuda.moe_gemm import naive, packed, wgmma
+from kernelcat.kernels.cuda.moe_gemm import decoded, naive, wgmma
 from kernelcat.reference._experts import ACTIVATIONS, DTYPES, FORMATS, FP4, FP8, PACKINGS
 from kernelcat.reference.moe_gemm import ENTRY, product
 from kernelcat.runtime import gpu
@@ -68,6 +68,9 @@ ON_THE_HOST = {
     "odd columns": ("128x192", product(70, 2, 40, 129, 72, gather=True, bias=True)),
     "sums of odd columns": ("128x128", product(70, 3, 4, 135, 208, combine=True, bias=True)),
     "residual": ("256x128", product(150, 2, 2, 256, 64, combine=True, residual=True)),
+    "sums by atomics": ("64x256 atomic", product(70, 3, 4, 135, 208, combine=True, bias=True)),
+    "residual, by atomics": ("128x128 atomic", product(150, 2, 2, 160, 64, combine=True,
+                                                       residual=True)),
     "a hot expert": ("128x128", product(200, 2, 24, 64, 64, skew="hot", dtype="float16",
                                         format="float16", act_dtype="float16")),
     "float8, gathered": ("64x128", product(40, 2, 3, 140, 400, gather=True, **FLOAT8)),
@@ -80,7 +83,8 @@ ON_THE_HOST = {
 
 
 MXFP4, NVFP4 = ({"format": format, "packing": "tiles"} for format in FP4)
-PACKED_ON_THE_HOST = {
+WEIGHTS8 = {"format": "fp8"}
+DECODED_ON_THE_HOST = {
     "mxfp4, gathered": ("64x128", product(40, 2, 3, 144, 416, gather=True, bias=True,
                                           activation="swiglu_oai", **MXFP4)),
     "mxfp4, blocks of few rows": ("32x128", product(70, 2, 3, 144, 288, gather=True, bias=True,
@@ -93,24 +97,45 @@ PACKED_ON_THE_HOST = {
     "mxfp4, one tile": ("192x128", product(9, 1, 2, 16, 64, bias=True, **MXFP4)),
     "nvfp4, gathered": ("128x128", product(40, 2, 3, 144, 416, gather=True, activation="swiglu",
                                            **NVFP4)),
+    "mxfp4, summed": ("64x128", product(33, 3, 5, 80, 64, combine=True, bias=True, residual=True,
+                                        **MXFP4)),
+    "nvfp4, float8 activations": ("64x128", product(33, 3, 5, 96, 208, gather=True, act_dtype=FP8,
+                                                    **NVFP4)),
+    "mxfp4, grouped float8 activations": ("128x128", product(33, 3, 5, 96, 160, act_dtype=FP8,
+                                                            **MXFP4)),
+    "fp8, gathered": ("16x128", product(40, 2, 3, 144, 400, gather=True, bias=True,
+                                        activation="swiglu_oai", **WEIGHTS8)),
+    "fp8, two blocks of rows": ("64x128", product(90, 2, 2, 264, 272, activation="swiglu",
+                                                  **WEIGHTS8)),
+    "fp8, summed": ("32x128", product(70, 3, 4, 136, 208, combine=True, residual=True,
+                                      **WEIGHTS8)),
+    "fp8, float16": ("128x128", product(150, 2, 2, 130, 144, gather=True, dtype="float16",
+                                        act_dtype="float16", **WEIGHTS8)),
     "nvfp4, float16": ("64x128", product(33, 3, 5, 80, 48, bias=True, dtype="float16",
                                          act_dtype="float16", **NVFP4)),
 }  # fmt: skip
-"""What is tested -> tile and problem of the kernel for packed weights."""
+"""What is tested -> tile and problem of the kernel that decodes weights."""
 HOST_CASES = [
     pytest.param(implementation, *case, id=f"{implementation.variant}, {name}")
     for implementation, cases in (
-        (wgmma.IMPLEMENTATION, ON_THE_HOST), (packed.IMPLEMENTATION, PACKED_ON_THE_HOST)
+        (wgmma.IMPLEMENTATION, ON_THE_HOST), (decoded.IMPLEMENTATION, DECODED_ON_THE_HOST)
     )
     for name, case in cases.items()
 ]  # fmt: skip
+
+
+def config_of(implementation: Implementation, words: str) -> Config:
+    """The configuration of a tile, or of a tile and a way to combine rows."""
+    tile, _, combine = words.partition(" ")
+    values = {"tile": tile, "combine": combine or "ordered"}
+    return Config({name: values[name] for name in implementation.space})
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(cuda_fibers.COMPILER is None, reason="needs g++")
 @pytest.mark.parametrize(("implementation", "tile", "problem"), HOST_CASES)
 def test_a_kernel_of_tensor_cores_is_right_on_the_host(implementation, tile, problem) -> None:
-    config, host = Config(tile=tile), cuda_fibers.Host()
+    config, host = config_of(implementation, tile), cuda_fibers.Host()
     assert implementation.why_not(config, problem, host.gpu) is None
     verdict = gate.check(implementation, problem, config, host, seeds=(0,))
     assert verdict.passed, verdict.detail
@@ -128,7 +153,7 @@ def test_scales_of_any_size_are_multiplied(change: int) -> None:
     scales[1:] += np.uint8(change % 256)  # the first expert stays as it is
     expected = ENTRY.oracle(problem, gate.decoded(ENTRY, problem, prepared.pristine))
     changed = replace(prepared, expected=expected)
-    verdict = changed.verify(host.load(packed.IMPLEMENTATION, problem, Config(tile="64x128")))
+    verdict = changed.verify(host.load(decoded.IMPLEMENTATION, problem, Config(tile="64x128")))
     assert verdict.passed, verdict.detail
 
 

@@ -1,5 +1,5 @@
 """`moe_gemm` in CUDA C++: a baseline, and Hopper's tensor cores for each form of weights."""
 
-from kernelcat.kernels.cuda.moe_gemm import naive, packed, wgmma
+from kernelcat.kernels.cuda.moe_gemm import decoded, naive, wgmma
 
-IMPLEMENTATIONS = (naive.IMPLEMENTATION, wgmma.IMPLEMENTATION, packed.IMPLEMENTATION)
+IMPLEMENTATIONS = (naive.IMPLEMENTATION, wgmma.IMPLEMENTATION, decoded.IMPLEMENTATION)

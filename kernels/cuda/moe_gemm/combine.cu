@@ -22,19 +22,7 @@ __device__ __forceinline__ void store_columns(T* d, const float (&sums)[kVector]
   }
 }
 
-// Eight values of a row of float32, from a multiple of 16 bytes on.
-__device__ __forceinline__ void load_columns(float (&values)[kVector], const float* source) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float4 four = reinterpret_cast<const float4*>(source)[i];
-    values[4 * i] = four.x;
-    values[4 * i + 1] = four.y;
-    values[4 * i + 2] = four.z;
-    values[4 * i + 3] = four.w;
-  }
-}
-
-// The same for a row of 16-bit elements.
+// Eight values of a row, from a multiple of 16 bytes on.
 template <typename T>
 __device__ __forceinline__ void load_columns(float (&values)[kVector], const T* source) {
   const uint4 eight = *reinterpret_cast<const uint4*>(source);
@@ -42,10 +30,9 @@ __device__ __forceinline__ void load_columns(float (&values)[kVector], const T* 
   for (int i = 0; i < kVector; ++i) values[i] = to_float(reinterpret_cast<const T*>(&eight)[i]);
 }
 
-// `Row` is the element type of the rows that are summed, float or T. Thread block (x, y) computes
-// columns from 8 * blockDim.x * y on of token x.
-template <typename T, typename Row = float>
-__global__ void __launch_bounds__(128) moe_gemm_combine(const Row* rows,  // (tokens * top_k, pitch)
+// Thread block (x, y) computes columns from 8 * blockDim.x * y on of token x.
+template <typename T>
+__global__ void __launch_bounds__(128) moe_gemm_combine(const T* rows,  // (tokens * top_k, pitch)
                                                         const int* position,  // (tokens, top_k)
                                                         const float* gates,   // (tokens, top_k)
                                                         const T* residual,  // (tokens, n), or null

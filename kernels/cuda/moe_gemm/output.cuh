@@ -1,22 +1,26 @@
-// The epilogue: accumulators become rows of D, or partial rows, by stores of 16 bytes.
+// The epilogue: accumulators become rows of D by stores of 16 bytes, or are added to tokens' sums.
 #pragma once
 
+#include <kernelcat/atomic_add.cuh>
 #include <kernelcat/fragments.cuh>
 
 #include "wgmma_tile.cuh"
 
 namespace kernelcat {
 
-// The result: with kPartial float32 rows whose `pitch` is a multiple of four elements, else rows of
-// T.
+// The result: rows of T, or with kAtomic float32 sums of tokens, whose `pitch` is a multiple of
+// four elements.
 template <typename Config>
 struct ExpertOutput {
   using T = typename Config::T;
   static constexpr int kColsOfZ = kIsGated<Config::kGating> ? 2 : 1;  // of one column of the result
 
-  void* rows;     // (rows, pitch)
-  const T* bias;  // (experts, n), or null
-  int n;          // columns of the product
+  void* rows;          // (rows, pitch), with kAtomic (tokens, pitch)
+  const T* bias;       // (experts, n), or null
+  const int* order;    // (rows,), read with kAtomic
+  const float* gates;  // (rows,), by assignment, read with kAtomic
+  uint32_t top_k;
+  int n;  // columns of the product
   int pitch;
   bool is_aligned;  // whether every row begins at a multiple of 16 bytes
 
@@ -40,12 +44,11 @@ struct ExpertOutput {
     }
   }
 
-  // Stores columns `col` to `col` + 3 of a partial row, `col` a multiple of 4. Columns from `pitch`
-  // on are dropped.
-  __device__ __forceinline__ void store(int row, int col, float4 four) const {
+  // Adds columns `col` to `col` + 3 of the product's row to a token's sums, `col` a multiple of 4.
+  // Columns from `pitch` on are dropped.
+  __device__ __forceinline__ void add(int token, int col, float4 four) const {
     if (col >= pitch) return;
-    float* address = static_cast<float*>(rows) + static_cast<int64_t>(row) * pitch + col;
-    *reinterpret_cast<float4*>(address) = four;
+    atomic_add(static_cast<float*>(rows) + static_cast<int64_t>(token) * pitch + col, four);
   }
 
   // Sets rows [first, last) to zero, all thread blocks together: this thread is `thread` of
@@ -139,7 +142,21 @@ __device__ __forceinline__ uint4 result_rows(const float (&sums)[Config::BLOCK_N
 struct ResultPlace {
   int row, col;    // of the result; `col` is the tile's first one
   bool is_inside;  // whether the row is stored
+  float gate;      // the row's weight in its token's sum, with kAtomic
 };
+
+// The place of row `row` of a tile, from column `col` of the result on.
+template <typename Config>
+__device__ __forceinline__ ResultPlace place_of(const ExpertOutput<Config>& output,
+                                                const ExpertTile& tile, int row, int col) {
+  ResultPlace place = {tile.row + row, col, row < tile.num_rows, 1.0f};
+  if (Config::kAtomic && place.is_inside) {
+    const int assignment = output.order[place.row];
+    place.gate = output.gates[assignment];
+    place.row = static_cast<uint32_t>(assignment) / output.top_k;
+  }
+  return place;
+}
 
 // Stores 32 columns of eight of each warp's 16 rows in 16 bits.
 template <typename Config, int kHalf>
@@ -152,23 +169,23 @@ __device__ __forceinline__ void store_group(const float (&sums)[Config::BLOCK_N 
   }
 }
 
-// Stores 16 columns of eight of each warp's 16 rows in float32. Neighbouring lanes exchange pairs
-// of columns, so that an even lane has four columns of matrix 2 * group, and an odd lane four of
-// the next matrix.
+// Adds 16 columns of eight of each warp's 16 rows to tokens' sums. Neighbouring lanes exchange
+// pairs of columns, so that an even lane has four columns of matrix 2 * group, and an odd lane four
+// of the next matrix.
 template <typename Config, int kHalf>
-__device__ __forceinline__ void store_partial_group(const float (&sums)[Config::BLOCK_N / 2],
-                                                    const ExpertOutput<Config>& output,
-                                                    const float* bias, const ResultPlace& place,
-                                                    int group) {
+__device__ __forceinline__ void add_group(const float (&sums)[Config::BLOCK_N / 2],
+                                          const ExpertOutput<Config>& output, const float* bias,
+                                          const ResultPlace& place, int group) {
   const int q = lane_index() % 4;
   const bool is_odd = q % 2 == 1;
   const float2 even = biased<kHalf, Config::BLOCK_N>(sums, bias, 2 * group);
   const float2 odd = biased<kHalf, Config::BLOCK_N>(sums, bias, 2 * group + 1);
   const float x = __shfl_xor_sync(0xffffffff, is_odd ? even.x : odd.x, 1);
   const float y = __shfl_xor_sync(0xffffffff, is_odd ? even.y : odd.y, 1);
-  const float4 four = is_odd ? float4{x, y, odd.x, odd.y} : float4{even.x, even.y, x, y};
+  float4 four = is_odd ? float4{x, y, odd.x, odd.y} : float4{even.x, even.y, x, y};
+  four = {place.gate * four.x, place.gate * four.y, place.gate * four.z, place.gate * four.w};
   if (place.is_inside) {
-    output.store(place.row, place.col + group * 16 + is_odd * 8 + q / 2 * 4, four);
+    output.add(place.row, place.col + group * 16 + is_odd * 8 + q / 2 * 4, four);
   }
 }
 
@@ -179,19 +196,19 @@ __device__ __forceinline__ void store_sums(const typename Config::Sums& sums,
                                            const ExpertOutput<Config>& output, const float* bias,
                                            const ExpertTile& tile, int first_row) {
   constexpr int kCols = Config::BLOCK_N / ExpertOutput<Config>::kColsOfZ;
-  constexpr int kGroups = kCols / (Config::kPartial ? 16 : 32);
+  constexpr int kGroups = kCols / (Config::kAtomic ? 16 : 32);
   static_assert(kCols % 32 == 0);
   const int col = tile.col / ExpertOutput<Config>::kColsOfZ;
 #pragma unroll
   for (int i = 0; i < Config::kNumWgmmas; ++i) {
     const int row = first_row + i * kWgmmaM + warp_index() % 4 * 16 + lane_index() / 4;
-    const ResultPlace upper = {tile.row + row, col, row < tile.num_rows};
-    const ResultPlace lower = {tile.row + row + 8, col, row + 8 < tile.num_rows};
+    const ResultPlace upper = place_of(output, tile, row, col);
+    const ResultPlace lower = place_of(output, tile, row + 8, col);
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      if constexpr (Config::kPartial) {
-        store_partial_group<Config, 0>(sums[i], output, bias, upper, group);
-        store_partial_group<Config, 1>(sums[i], output, bias, lower, group);
+      if constexpr (Config::kAtomic) {
+        add_group<Config, 0>(sums[i], output, bias, upper, group);
+        add_group<Config, 1>(sums[i], output, bias, lower, group);
       } else {
         store_group<Config, 0>(sums[i], output, bias, upper, group);
         store_group<Config, 1>(sums[i], output, bias, lower, group);

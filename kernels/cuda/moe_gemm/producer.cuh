@@ -81,7 +81,7 @@ struct GatheredRows {
 };
 
 // The scales of a tile that this thread copies, with kScaled: those of some rows, and in two
-// threads those of the weights.
+// threads those of the weights, if they have any.
 template <typename Config>
 struct CopiedScales {
   static constexpr int kCount = ceil_div(Config::BLOCK_M, kWarpgroupThreads);
@@ -94,13 +94,14 @@ struct CopiedScales {
     const int thread = threadIdx.x % kWarpgroupThreads;
     source.template find_rows<Config::kGather, kWarpgroupThreads>(rows, tile, thread);
     const int block = min(tile.col / kScaleBlock + thread, source.scales.num_n - 1);
-    weights_row = thread < 2 ? tile.expert * source.scales.num_n + block : -1;
+    const bool has_weights = thread < 2 && source.scales.b_scale != nullptr;
+    weights_row = has_weights ? tile.expert * source.scales.num_n + block : -1;
   }
 
-  __device__ __forceinline__ void load(ExpertShared<Config>& shared, int stage,
-                                       const CopySource& source, int k_block) const {
+  template <int kRows>
+  __device__ __forceinline__ void load(StageScales<kRows>& target, const CopySource& source,
+                                       int k_block) const {
     if constexpr (!Config::kScaled) return;
-    auto& target = shared.scales[stage];
     const int thread = threadIdx.x % kWarpgroupThreads;
     const float* scales = source.scales.a_scale + static_cast<int64_t>(k_block) * source.scales.m;
 #pragma unroll
@@ -141,7 +142,7 @@ __device__ __forceinline__ void produce(ExpertShared<Config>& shared,
         if (!Config::kGather) tensor_load(stage, map_a, x, tile.row, full, kDefaultPolicy);
       }
       rows.load(stage, source, k_block);
-      scales.load(shared, position.stage, source, k_block);
+      scales.load(shared.scales[Config::kScaled ? position.stage : 0], source, k_block);
       if constexpr (Config::kCopyingThreads > 0) arrive_when_copied(full);
       position.advance();
     }

@@ -55,9 +55,9 @@ __device__ __forceinline__ void consume(ExpertShared<Config>& shared,
 }
 
 template <typename T, typename Element, int BLOCK_M, int BLOCK_N, int kNumStages, Gating kGating,
-          bool kGather, bool kPartial,
-          typename Config = ExpertTileConfig<T, Element, BLOCK_M, BLOCK_N, kNumStages, kGating,
-                                             kGather, kPartial>>
+          bool kGather, bool kAtomic,
+          typename Config =
+              ExpertTileConfig<T, Element, BLOCK_M, BLOCK_N, kNumStages, kGating, kGather, kAtomic>>
 __global__ void __launch_bounds__(Config::kNumThreads, 1)
     moe_gemm_wgmma(const __grid_constant__ TensorMap map_a,  // (rows, k), boxes BLOCK_M high; read
                                                              // without kGather
@@ -68,7 +68,8 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
                    const T* bias,                            // (experts, n), or null
                    const int* offsets,                       // (experts + 1,)
                    const int* order,                         // (rows,)
-                   void* out,                                // (rows, pitch): T, or float: kPartial
+                   const float* gates,                       // (rows,), read with kAtomic
+                   void* out,  // T (rows, pitch); with kAtomic float (tokens, pitch)
                    int rows, int a_rows, int top_k, int experts, int n, int k, int pitch,
                    int group_m) {
   extern __shared__ uint8_t dynamic_shared[];
@@ -116,9 +117,15 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
   } else {
     if constexpr (Config::kReallocate) increase_registers<Config::kConsumerRegisters>();
     const bool is_aligned = pitch % 8 == 0 && kernelcat::is_aligned(out, 16);
-    const ExpertOutput<Config> output = {
-        .rows = out, .bias = bias, .n = n, .pitch = pitch, .is_aligned = is_aligned};
-    if constexpr (!kPartial) {
+    const ExpertOutput<Config> output = {.rows = out,
+                                         .bias = bias,
+                                         .order = order,
+                                         .gates = gates,
+                                         .top_k = static_cast<uint32_t>(top_k),
+                                         .n = n,
+                                         .pitch = pitch,
+                                         .is_aligned = is_aligned};
+    if constexpr (!kAtomic) {
       output.clear(tiles().num_rows(), rows, threadIdx.x,
                    Config::kNumConsumers * kWarpgroupThreads);
     }

@@ -15,11 +15,12 @@ from kernelcat.catalog.implementation import (
     TensorMap,
 )
 from kernelcat.catalog.spec import Problem
+from kernelcat.dtypes import itemsize
 from kernelcat.kernels.cuda.common.launch import MAX_BLOCKS, instance
 from kernelcat.kernels.cuda.common.persistent import overlapped_us
+from kernelcat.kernels.cuda.moe_gemm.combine import VECTOR, finish_step, sum_step
 from kernelcat.kernels.cuda.moe_gemm.operands import (
     GROUPS,
-    SUM,
     d_cols,
     gating,
     is_empty,
@@ -31,22 +32,30 @@ from kernelcat.reference.moe_gemm import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
 MIN_STAGES = 3
-COMBINE_THREADS = 128
-VECTOR = 8
-"""Columns of D that a thread of the second kernel computes; partial rows are padded to these."""
 
-SPACE = {"tile": ("64x128", "64x256", "128x128", "128x192", "128x256", "256x128")}
-"""tile : rows of an expert x rows of the expert's weights"""
+SPACE = {
+    "tile": ("64x128", "64x256", "128x128", "128x192", "128x256", "256x128"),
+    "combine": ("ordered", "atomic"),
+}
+"""
+tile : rows of an expert x rows of the expert's weights
+combine : how rows are summed into tokens: in the order of slots, from rows in 16 bits, by a second
+    launch; or by atomic additions in float32, in whatever order tiles end
+"""
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if is_empty(problem):
         return Program(())
-    product = _product(problem, Plan.of(config, problem), gpu)
+    plan, is_atomic = Plan.of(config, problem), config["combine"] == "atomic"
+    product = _product(problem, plan, is_atomic, gpu)
     if not problem["combine"]:
         return Program((product,))
-    partial_bytes = 4 * num_rows(problem) * _pitch(problem)
-    return Program((product, _sum(problem)), {"partial_rows": partial_bytes})
+    if is_atomic:
+        sum_bytes = 4 * problem["tokens"] * _pitch(problem)
+        return Program((product, finish_step(problem, _pitch(problem))), {"sums": sum_bytes})
+    row_bytes = itemsize(problem["dtype"]) * plan.rows * _pitch(problem)
+    return Program((product, sum_step(problem, _pitch(problem))), {"rows": row_bytes})
 
 
 def _pitch(problem: Problem) -> int:
@@ -55,16 +64,17 @@ def _pitch(problem: Problem) -> int:
     return ceil(cols / VECTOR) * VECTOR if problem["combine"] else cols
 
 
-def _product(problem: Problem, plan: Plan, gpu: Gpu) -> Step:
-    """The grouped product; with ``combine`` into partial rows."""
-    combine, gather = problem["combine"], problem["gather"]
+def _product(problem: Problem, plan: Plan, is_atomic: bool, gpu: Gpu) -> Step:
+    """The grouped product; with ``combine`` into a workspace."""
+    gather = problem["gather"]
+    out = "d" if not problem["combine"] else "sums" if is_atomic else "rows"
     map_w = _operand_map("w", problem, plan, plan.experts * plan.n, plan.block_n)
     map_a = map_w if gather else _operand_map("a", problem, plan, plan.rows, plan.block_m)
     source = instance(
         "moe_gemm/wgmma.cu",
         "moe_gemm_wgmma",
         *(problem["dtype"], problem["act_dtype"], plan.block_m, plan.block_n),
-        *(plan.num_stages(gpu), gating(problem), gather, combine),
+        *(plan.num_stages(gpu), gating(problem), gather, is_atomic),
     )
     a_rows = problem["tokens"] if gather else plan.rows
     sizes = (plan.rows, a_rows, problem["top_k"], plan.experts, plan.n, plan.k, _pitch(problem))
@@ -73,7 +83,7 @@ def _product(problem: Problem, plan: Plan, gpu: Gpu) -> Step:
         (min(plan.max_tiles, gpu.sms), 1, 1),
         (
             *(map_a, map_w, *map(Pointer, ("a", "a_scale", "w_scale", "bias")), *GROUPS),
-            Pointer("partial_rows" if combine else "d"),
+            *map(Pointer, ("gates", out)),
             *map(Int32, (*sizes, plan.group_m)),
         ),
         plan.num_threads,
@@ -94,22 +104,6 @@ def _operand_map(name: str, problem: Problem, plan: Plan, rows: int, box_rows: i
     )
 
 
-def _sum(problem: Problem) -> Step:
-    """The weighted sums of partial rows."""
-    cols = d_cols(problem)
-    return Step(
-        instance("moe_gemm/combine.cu", "moe_gemm_combine", problem["dtype"]),
-        (problem["tokens"], ceil(cols / (VECTOR * COMBINE_THREADS)), 1),
-        (
-            Pointer("partial_rows"),
-            *SUM,
-            *map(Int32, (problem["top_k"], cols, _pitch(problem))),
-        ),
-        COMBINE_THREADS,
-        programmatic=True,
-    )
-
-
 # ---- which configurations serve ----------------------------------------------------------------
 
 
@@ -117,6 +111,8 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     format, act_dtype = problem["format"], problem["act_dtype"]
     if format != act_dtype and (format, act_dtype) != ("fp8", FP8):
         return f"weights in {format} and activations in {act_dtype} are not multiplied here"
+    if config["combine"] == "atomic" and not problem["combine"]:
+        return "no rows are summed into tokens, by atomics or otherwise"
     if problem["combine"] and problem["activation"] != "none":
         return "rows that are summed into tokens are stored without an activation"
     plan = Plan.of(config, problem)
@@ -170,7 +166,10 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     us = overlapped_us(busy_us, ENTRY.bytes_moved(problem), gpu)
     if not problem["combine"]:
         return us
-    return us + copy_us(4 * num_rows(problem) * d_cols(problem), gpu) - LAUNCH_US / 2
+    if config["combine"] == "atomic":
+        return us + copy_us(8 * num_rows(problem) * d_cols(problem), gpu) + LAUNCH_US / 2
+    row_bytes = 2 * itemsize(problem["dtype"]) * num_rows(problem)
+    return us + copy_us(row_bytes * d_cols(problem), gpu) - LAUNCH_US / 2
 
 
 IMPLEMENTATION = Implementation(

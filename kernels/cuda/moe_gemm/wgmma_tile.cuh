@@ -11,10 +11,10 @@ namespace kernelcat {
 
 // A tile is BLOCK_M rows of one expert by BLOCK_N rows of its weights. Its last rows and columns
 // may lie outside the expert; they are computed, but not stored. `Element` is the type of A and of
-// the weights, T or float8_e4m3fn with scales. With kGather the rows of A are tokens. With kPartial
-// the kernel stores float32 rows that a second kernel adds up.
+// the weights, T or float8_e4m3fn with scales. With kGather the rows of A are tokens. With kAtomic
+// rows are added to the sums of their tokens.
 template <typename T_, typename Element_, int BLOCK_M_, int BLOCK_N_, int kNumStages_,
-          Gating kGating_, bool kGather_, bool kPartial_>
+          Gating kGating_, bool kGather_, bool kAtomic_>
 struct ExpertTileConfig {
   using T = T_;
   using Element = Element_;
@@ -22,9 +22,9 @@ struct ExpertTileConfig {
   static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, kNumStages = kNumStages_;
   static constexpr int BLOCK_K = kRowBytes / sizeof(Element);
   static constexpr Gating kGating = kGating_;
-  static constexpr bool kGather = kGather_, kPartial = kPartial_;
+  static constexpr bool kGather = kGather_, kAtomic = kAtomic_;
 
-  static_assert(!kPartial || !kIsGated<kGating>, "partial rows have no activation");
+  static_assert(!kAtomic || !kIsGated<kGating>, "rows that are added up have no activation");
 
   static constexpr int kNumConsumers = BLOCK_M > 64 ? 2 : 1;
   static constexpr int kNumThreads = kWarpgroupThreads * (kNumConsumers + 1);

@@ -1,7 +1,7 @@
 """`moe_mlp` for many tokens: the programs of `moe_route` and `moe_gemm`, one after the other.
 
-Float8 activations are quantized before each product by `fp8_quantize`. Rows of the second product
-are rounded before they are summed: half the bytes of float32, and an error far below that of h.
+Float8 activations are quantized before each product by `fp8_quantize`. The second product sums rows
+in the order of slots, so that results are reproducible bit by bit.
 """
 
 from __future__ import annotations
@@ -10,30 +10,20 @@ from collections.abc import Mapping
 from math import ceil
 
 from kernelcat.catalog.composition import composed, renamed
-from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
-from kernelcat.catalog.implementation import (
-    Config,
-    Implementation,
-    Int32,
-    Pointer,
-    Program,
-    Step,
-)
+from kernelcat.catalog.cost_model import LAUNCH_US
+from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
 from kernelcat.kernels.cuda import fp8_quantize, moe_route
-from kernelcat.kernels.cuda.common.launch import instance
-from kernelcat.kernels.cuda.moe_gemm import packed, wgmma
+from kernelcat.kernels.cuda.moe_gemm import decoded, wgmma
 from kernelcat.kernels.cuda.moe_mlp.operands import is_empty, num_assignments
 from kernelcat.reference import moe_gemm
-from kernelcat.reference._experts import FP4, FP8
+from kernelcat.reference._experts import FP8
 from kernelcat.reference._fp8 import BLOCK
 from kernelcat.reference.moe_route import routed
 from kernelcat.runtime.gpu import Gpu
 
-TILES = tuple(dict.fromkeys(wgmma.SPACE["tile"] + packed.SPACE["tile"]))
-SUM_THREADS, SUM_VECTOR = 128, 8
-"""Threads of a thread block of the last launch, and columns of a thread."""
+TILES = tuple(dict.fromkeys(wgmma.SPACE["tile"] + decoded.SPACE["tile"]))
 SPACE = {"first_tile": TILES, "second_tile": TILES}
 """Tiles of both products: rows of an expert x rows of the expert's weights."""
 
@@ -61,16 +51,24 @@ def _products(problem: Problem) -> tuple[Problem, Problem]:
         tokens, top_k, experts, 2 * inter, hidden, gather=True, activation=problem["activation"],
         **axes,
     )  # fmt: skip
-    return first, moe_gemm.product(tokens, top_k, experts, hidden, inter, **axes)
+    second = moe_gemm.product(
+        tokens, top_k, experts, hidden, inter, combine=True, residual=problem["residual"], **axes
+    )
+    return first, second
 
 
 def _multiplier(problem: Problem) -> Implementation:
     """What computes both products."""
-    return packed.IMPLEMENTATION if problem["format"] in FP4 else wgmma.IMPLEMENTATION
+    format, act_dtype = problem["format"], problem["act_dtype"]
+    has_equal_types = act_dtype == (FP8 if format == "fp8" else format)
+    return wgmma.IMPLEMENTATION if has_equal_types else decoded.IMPLEMENTATION
 
 
-def _tiles(config: Config) -> tuple[Config, Config]:
-    return Config(tile=config["first_tile"]), Config(tile=config["second_tile"])
+def _configs(problem: Problem, config: Config) -> tuple[Config, Config]:
+    """Configurations of both products."""
+    more = {"combine": "ordered"} if _multiplier(problem) is wgmma.IMPLEMENTATION else {}
+    first, second = config["first_tile"], config["second_tile"]
+    return Config(more, tile=first), Config(more, tile=second)
 
 
 def _quantizations(problem: Problem) -> tuple[tuple[Problem, str], ...]:
@@ -96,35 +94,18 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     router = _router(problem)
     route = _by_default(moe_route.BITMASK, router, gpu)
     first, second = (
-        _multiplier(problem).program(product, tile, gpu)
-        for product, tile in zip(_products(problem), _tiles(config), strict=True)
+        _multiplier(problem).program(product, part, gpu)
+        for product, part in zip(_products(problem), _configs(problem, config), strict=True)
     )
     x, h = ("x_fp8", "h_fp8") if problem["act_dtype"] == FP8 else ("x", "h")
     quantize = [_quantize(part, name, gpu) for part, name in _quantizations(problem)]
     return composed(
         *quantize[:1],
         renamed(route, {"expert_ids": "ids", "weights": "gates"}),
-        renamed(first, {**_weights("1"), "a": x, "a_scale": "x_scale", "d": "h"}),
+        renamed(first, {**_operands("1", x), "d": "h"}),
         *quantize[1:],
-        renamed(second, {**_weights("2"), "a": h, "a_scale": "h_scale", "d": "y"}),
-        Program((_sum(problem),)),
+        renamed(second, {**_operands("2", h), "d": "out"}),
         workspaces=_workspaces(problem),
-    )
-
-
-def _sum(problem: Problem) -> Step:
-    """The weighted sums of rows of y."""
-    tokens, top_k, hidden = (problem[axis] for axis in ("tokens", "top_k", "hidden"))
-    dtype = problem["dtype"]
-    return Step(
-        instance("moe_gemm/combine.cu", "moe_gemm_combine", dtype, dtype),
-        (tokens, ceil(hidden / (SUM_VECTOR * SUM_THREADS)), 1),
-        (
-            *map(Pointer, ("y", "position", "gates", "residual", "out")),
-            *map(Int32, (top_k, hidden, hidden)),
-        ),
-        SUM_THREADS,
-        programmatic=True,
     )
 
 
@@ -137,9 +118,11 @@ def _by_default(implementation: Implementation, problem: Problem, gpu: Gpu) -> P
     return implementation.program(problem, implementation.default(problem, gpu), gpu)
 
 
-def _weights(number: str) -> Mapping[str, str]:
+def _operands(number: str, a: str) -> Mapping[str, str]:
+    """Names of the operands of a product: weights with ``number``, and activations ``a``."""
     names = {name: f"{name[0]}{number}{name[1:]}" for name in ("w", "w_scale", "w_global_scale")}
-    return names | {"bias": f"bias{number}"}
+    activations = {"a": a, "a_scale": f"{a[0]}_scale", "a_widened": f"{a[0]}_widened"}
+    return {**names, **activations, "bias": f"bias{number}"}
 
 
 def _workspaces(problem: Problem) -> dict[str, int]:
@@ -149,7 +132,6 @@ def _workspaces(problem: Problem) -> dict[str, int]:
         "ids": 4 * rows, "gates": 4 * rows, "counts": 4 * experts, "offsets": 4 * (experts + 1),
         "order": 4 * rows, "position": 4 * rows, "load": 0,
         "h": rows * inter * itemsize(problem["dtype"]),
-        "y": rows * problem["hidden"] * itemsize(problem["dtype"]),
     }  # fmt: skip
     is_fp8, tokens, hidden = problem["act_dtype"] == FP8, problem["tokens"], problem["hidden"]
     return sizes | {
@@ -169,19 +151,17 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     )
     if why:
         return f"the router: {why}"
-    for product, tile in zip(_products(problem), _tiles(config), strict=True):
-        if why := _multiplier(problem).why_not(tile, product, gpu):
+    for product, part in zip(_products(problem), _configs(problem, config), strict=True):
+        if why := _multiplier(problem).why_not(part, product, gpu):
             return why
-    if problem["hidden"] % SUM_VECTOR:
-        return f"hidden={problem['hidden']} must be a multiple of {SUM_VECTOR}"
     return None
 
 
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if is_empty(problem):
         return None
-    for product, tile in zip(_products(problem), _tiles(config), strict=True):
-        if why := _multiplier(problem).unpromising(tile, product, gpu):
+    for product, part in zip(_products(problem), _configs(problem, config), strict=True):
+        if why := _multiplier(problem).unpromising(part, product, gpu):
             return why
     return None
 
@@ -191,13 +171,12 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
         return LAUNCH_US
     router = _router(problem)
     us = moe_route.BITMASK.estimate(router, moe_route.BITMASK.default(router, gpu), gpu)
-    for product, tile in zip(_products(problem), _tiles(config), strict=True):
-        us += _multiplier(problem).estimate(product, tile, gpu)
+    for product, part in zip(_products(problem), _configs(problem, config), strict=True):
+        us += _multiplier(problem).estimate(product, part, gpu)
     for part, _ in _quantizations(problem):
         quantize = fp8_quantize.VECTORIZED
         us += quantize.estimate(part, quantize.default(part, gpu), gpu)
-    summed_bytes = (num_assignments(problem) + problem["tokens"]) * problem["hidden"]
-    return us + copy_us(summed_bytes * itemsize(problem["dtype"]), gpu) - LAUNCH_US / 2
+    return us
 
 
 IMPLEMENTATION = Implementation(

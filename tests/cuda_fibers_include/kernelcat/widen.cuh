@@ -18,6 +18,15 @@ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
   return pack<T>(to_float(left[0]) * to_float(right[0]), to_float(left[1]) * to_float(right[1]));
 }
 
+// Two e4m3 values, the bytes that kSelector picks, as a pair of T.
+template <typename T, uint32_t kSelector>
+uint32_t widen(uint32_t word) {
+  constexpr int kShift = kIsBfloat16<T> ? 4 : 1;
+  const uint32_t high = __byte_perm(word, 0, kSelector);
+  const uint32_t bits = (high & 0x80008000) | ((high & 0x7f007f00) >> kShift);
+  return multiply_pairs<T>(bits, kIsBfloat16<T> ? 0x7b807b80 : 0x5c005c00);
+}
+
 // Scales times 2^119 (bfloat16) or 2^7 (float16).
 template <typename T>
 uint32_t widen_scales(uint32_t bytes) {
