@@ -181,7 +181,7 @@ def _draw_expert(problem, n: int, k: int, normal, deviation: float):
         scale = 1 + 0.5 * spread / (1 + abs(spread))
         global_scale = (deviation / 3.1 * (1 + 0.1 * normal((1,)).clip(-3, 3)))[0]
     else:
-        exponent = xp.rint(xp.log2(xp.float32(deviation / 3.1)))
+        exponent = xp.floor(xp.log2(xp.float32(deviation / 3.1)))
         scale = 2.0 ** (exponent + xp.rint(spread).clip(-2, 1))
     scales = dtypes.encode(scale.astype("float32"), SCALE.where(axes))
     if problem["packing"] == "tiles":

@@ -77,7 +77,7 @@ FLOAT8_FAULTS = {
         "moe_gemm/decoded_sums.cuh", "    wgmma_wait<0>();\n    pin(products);\n", "",
     ),
     "float8 is not swizzled": (
-        "include/kernelcat/float8_tile.cuh", "(first_step + s ^ row)", "(first_step + s)",
+        "include/kernelcat/float8_tile.cuh", "lane_index() % 4 ^ row)", "lane_index() % 4)",
     ),
     "all columns have the first scale": (
         "moe_gemm/decoded_sums.cuh", "scales[k_block]", "scales[0]",

@@ -1,6 +1,8 @@
 """`moe_gemm` with weights of 4 or 8 bits on Hopper: wgmma multiplies weights decoded in registers.
 
-Activations are multiplied in 16 bits. Float8 activations of 4-bit weights are widened first.
+Activations are multiplied in 16 bits. Two kinds are prepared by a launch of their own: float8
+activations of 4-bit weights are widened, and columns of activations of float8 weights are put into
+the order in which these weights are decoded.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ SPACE = {"tile": ("16x128", "32x128", "48x128", "64x128", "128x128", "192x128", 
 
 FLOAT8_ROWS = (16, 32, 64, 128)
 """Rows of a tile with float8 weights."""
-WIDEN_THREADS, WIDEN_VECTOR = 128, 8
-"""Threads of a thread block that widens activations, and columns of a thread."""
+PREPARE_THREADS, PREPARE_VECTOR = 128, 8
+"""Threads of a thread block that prepares activations, and columns of a thread."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,16 @@ class Plan(Tiling):
     def of(config: Config, problem: Problem) -> Plan:
         scale_block = BLOCKS.get(problem["format"], 0)
         fields = Tiling.fields(config, problem)
-        return Plan(**fields, scale_block=scale_block, has_scaled_rows=_widens(problem))
+        return Plan(**fields, scale_block=scale_block, has_scaled_rows=_is_scaled(problem))
 
     @property
     def num_k_blocks(self) -> int:
         return ceil(self.k / STAGE_COLS)
+
+    @property
+    def a_pitch(self) -> int:
+        """Elements from one row of the activations that are multiplied to the next."""
+        return self.k if self.scale_block else ceil(self.k / TILE_COLS) * TILE_COLS
 
     @property
     def tile_rows(self) -> int:
@@ -119,43 +126,48 @@ class Plan(Tiling):
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    """One launch; before it one that widens float8 activations, after it one that sums rows."""
+    """One launch; before it one that prepares activations, after it one that sums rows."""
     if is_empty(problem):
         return Program(())
-    plan, combine, widens = Plan.of(config, problem), problem["combine"], _widens(problem)
-    product = _product(
-        problem, plan, "a_widened" if widens else "a", "rows" if combine else "d", gpu
-    )
-    size = itemsize(problem["dtype"])
+    plan, combine, prepares = Plan.of(config, problem), problem["combine"], _prepares(problem)
+    a, out = "a_prepared" if prepares else "a", "rows" if combine else "d"
+    product, size = _product(problem, plan, a, out, gpu), itemsize(problem["dtype"])
     return Program(
         (
-            *((_widening(problem),) if widens else ()),
+            *((_preparation(problem, plan.a_pitch),) if prepares else ()),
             product,
             *((sum_step(problem, d_cols(problem)),) if combine else ()),
         ),
         {
-            **({"a_widened": size * _a_rows(problem) * plan.k} if widens else {}),
-            **({"rows": size * plan.rows * d_cols(problem)} if combine else {}),
+            **({a: size * _a_rows(problem) * plan.a_pitch} if prepares else {}),
+            **({out: size * plan.rows * d_cols(problem)} if combine else {}),
         },
     )
 
 
-def _widens(problem: Problem) -> bool:
-    """Whether activations are widened to 16 bits before they are multiplied."""
+def _is_scaled(problem: Problem) -> bool:
+    """Whether each row and 128 columns of A have a scale."""
     return bool(problem["act_dtype"] == FP8)
+
+
+def _prepares(problem: Problem) -> bool:
+    """Whether activations go through a workspace."""
+    return _is_scaled(problem) or problem["format"] == "fp8"
 
 
 def _a_rows(problem: Problem) -> int:
     return int(problem["tokens"]) if problem["gather"] else num_rows(problem)
 
 
-def _widening(problem: Problem) -> Step:
-    rows, k = _a_rows(problem), problem["K"]
+def _preparation(problem: Problem, pitch: int) -> Step:
+    """The launch that widens activations, or puts their columns into the order of the weights."""
+    name = "widen" if _is_scaled(problem) else "arrange"
+    sizes = (problem["K"],) if _is_scaled(problem) else (problem["K"], pitch)
     return Step(
-        instance("moe_gemm/widen.cu", "moe_gemm_widen", problem["dtype"]),
-        (rows, ceil(k / (WIDEN_VECTOR * WIDEN_THREADS)), 1),
-        (Pointer("a"), Pointer("a_widened"), Int32(k)),
-        WIDEN_THREADS,
+        instance(f"moe_gemm/{name}.cu", f"moe_gemm_{name}", problem["dtype"]),
+        (_a_rows(problem), ceil(pitch / (PREPARE_VECTOR * PREPARE_THREADS)), 1),
+        (Pointer("a"), Pointer("a_prepared"), *map(Int32, sizes)),
+        PREPARE_THREADS,
         programmatic=True,
     )
 
@@ -168,9 +180,9 @@ def _product(problem: Problem, plan: Plan, a: str, out: str, gpu: Gpu) -> Step:
         "moe_gemm/decoded.cu",
         "moe_gemm_decoded",
         *(problem["dtype"], weight_format(problem), plan.block_m, plan.num_stages(gpu)),
-        *(gating(problem), gather, _widens(problem)),
+        *(gating(problem), gather, _is_scaled(problem)),
     )
-    sizes = (plan.rows, _a_rows(problem), problem["top_k"], plan.experts, plan.n, plan.k)
+    sizes = (plan.rows, _a_rows(problem), problem["top_k"], plan.experts, plan.n, plan.a_pitch)
     return Step(
         source,
         (min(plan.max_tiles, plan.blocks_per_sm * gpu.sms), 1, 1),
@@ -199,8 +211,8 @@ def _float8_maps(plan: Plan) -> tuple[TensorMap, TensorMap]:
 
 def _activation_map(a: str, plan: Plan, problem: Problem) -> TensorMap:
     """Grouped rows of A, in boxes of 64 columns."""
-    shape, box = (plan.k, plan.rows), (64, plan.block_m)
-    return TensorMap(a, problem["dtype"], shape, (2 * plan.k,), box, 128, l2_promotion=128)
+    shape, box = (plan.a_pitch, plan.rows), (64, plan.block_m)
+    return TensorMap(a, problem["dtype"], shape, (2 * plan.a_pitch,), box, 128, l2_promotion=128)
 
 
 # ---- which configurations serve ----------------------------------------------------------------
@@ -228,7 +240,7 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
             f"float8 weights need K={plan.k} to be a multiple of 16, and tiles of "
             f"{', '.join(map(str, FLOAT8_ROWS))} rows: sums and products must fit in registers"
         )
-    if _widens(problem) and plan.block_m not in (64, 128):
+    if _is_scaled(problem) and plan.block_m not in (64, 128):
         return f"float8 activations need tiles of 64 or 128 rows, not {plan.block_m}"
     if problem["gather"] and plan.block_m > 128:
         return f"a thread that gathers has no registers for its part of {plan.block_m} rows"
@@ -249,6 +261,8 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 _STAGE_US = {16: 0.44, 32: 0.50, 48: 0.60, 64: 0.70, 128: 0.88, 192: 1.1, 256: 1.4}
 """Rows of A in a tile -> microseconds that an SM takes for a stage of 4-bit weights."""
+_FLOAT8_STAGE_US = {16: 0.52, 32: 0.58, 64: 0.7, 128: 0.9}
+"""The same for float8 weights."""
 
 _TILE_US = 1.0
 """Storing a tile of 128 x 128 while nothing is multiplied."""
@@ -260,12 +274,13 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
         return LAUNCH_US
     plan = Plan.of(config, problem)
     waves = max(plan.num_tiles / gpu.sms, 1.0)
-    tile_us = plan.num_k_blocks * _STAGE_US[plan.block_m] + _TILE_US * plan.block_m / 128
+    stage_us = _STAGE_US if plan.scale_block else _FLOAT8_STAGE_US
+    tile_us = plan.num_k_blocks * stage_us[plan.block_m] + _TILE_US * plan.block_m / 128
     us = overlapped_us(waves * tile_us, ENTRY.bytes_moved(problem), gpu)
     if problem["combine"]:
         us += copy_us(4 * plan.rows * d_cols(problem), gpu) - LAUNCH_US / 2
-    if _widens(problem):
-        us += copy_us(3 * _a_rows(problem) * plan.k, gpu) - LAUNCH_US / 2
+    if _prepares(problem):
+        us += copy_us(4 * _a_rows(problem) * plan.k, gpu) - LAUNCH_US / 2
     return us
 
 

@@ -77,7 +77,7 @@ __device__ __forceinline__ void decode_tile(uint32_t (&operands)[kTileSteps][4],
   const int first = warp / kWarpgroupWarps * kWarpgroupWarps * kBlocks + warp % kWarpgroupWarps;
   const int row = first + i % kBlocks * kWarpgroupWarps, col = i / kBlocks;  // of tiles
   if constexpr (Config::kIsFp8) {
-    decode_float8_tile<T>(operands, w.rows[row * kTileRows], col * kTileSteps);
+    decode_float8_tile<T>(operands, w.rows[row * kTileRows], col * kTileCols);
   } else {
     PackedTile<T, Config::kNvfp4, true>(w.codes[row][col], w.scales[row][col])
         .decode_into(operands);

@@ -121,7 +121,7 @@ def _by_default(implementation: Implementation, problem: Problem, gpu: Gpu) -> P
 def _operands(number: str, a: str) -> Mapping[str, str]:
     """Names of the operands of a product: weights with ``number``, and activations ``a``."""
     names = {name: f"{name[0]}{number}{name[1:]}" for name in ("w", "w_scale", "w_global_scale")}
-    activations = {"a": a, "a_scale": f"{a[0]}_scale", "a_widened": f"{a[0]}_widened"}
+    activations = {"a": a, "a_scale": f"{a[0]}_scale", "a_prepared": f"{a[0]}_prepared"}
     return {**names, **activations, "bias": f"bias{number}"}
 
 
