@@ -10,7 +10,8 @@ the row of A is the token, order[r] // top_k, else it is r. With ``combine`` the
 
     D[t] = residual[t] + sum over slots s of gates[t, s] * y[position[t, s]]
 
-where dropped assignments add nothing. Sums are float32 and D is rounded once.
+where dropped assignments add nothing. Sums are float32 and D is rounded once; y may be rounded to
+``dtype`` before it is summed into tokens.
 
 So the first product of an MoE layer gathers and activates, and the second one combines. Formats of
 weights and the activations are those of `_experts`; with ``act_dtype`` float8_e4m3fn, A is with
@@ -211,7 +212,8 @@ ENTRY = Entry(
     oracle=_oracle,
     make_inputs=_make_inputs,
     # The tolerances of gemm; float8's, like fp8_gemm's, covers the sums of Hopper's tensor cores.
-    tolerance={"bfloat16": Tolerance(2**-7, 2**-7), "float16": Tolerance(2**-8, 2**-9)},
+    # Rows may be rounded before they are summed into tokens, so bfloat16 has half as much again.
+    tolerance={"bfloat16": Tolerance(3 * 2**-8, 2**-7), "float16": Tolerance(2**-8, 2**-9)},
     flops=_flops,
     bytes_moved=_bytes_moved,
     problems=_problems(),
