@@ -54,8 +54,8 @@ def torch_compiled():
     torch = import_torch("torch.compile")
 
     @torch.compile(fullgraph=True, dynamic=False)
-    def project(attn, wo, bo, weight, residual, x, eps):
-        h = residual + torch.nn.functional.linear(attn, wo, bo)
+    def normalize(projected, weight, residual, x, eps):
+        h = residual + projected
         residual.copy_(h)
         h = h.float()
         result = h * torch.rsqrt(h.square().mean(1, keepdim=True) + eps) * weight.float()
@@ -63,11 +63,12 @@ def torch_compiled():
 
     def make(problem, arrays):
         _check(problem, "torch.compile")
-        names = ("attn", "wo", "bo", "norm_weight", "residual", "x")
-        named, route = [arrays.get(name) for name in names], _router(torch, arrays)
+        attn, wo, bo = (arrays.get(name) for name in ("attn", "wo", "bo"))
+        named = [arrays[name] for name in ("norm_weight", "residual", "x")]
+        route = _router(torch, arrays)
 
         def run():
-            project(*named, problem["eps"])
+            normalize(torch.nn.functional.linear(attn, wo, bo), *named, problem["eps"])
             route()
 
         return run
