@@ -1,4 +1,4 @@
-"""out_router: its CUDA kernels on the CPU, and its oracle against a literal formulation."""
+"""out_router: kernels on the CPU, and its oracle against a literal formulation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cuda_fibers import COMPILER, Host
 
-from kernelcat import dtypes
+from kernelcat import catalog, dtypes
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument
@@ -99,3 +99,76 @@ def test_a_product_rounded_before_the_residual_is_within_tolerance() -> None:
 def test_experts_need_a_router() -> None:
     with pytest.raises(InvalidArgument, match="experts=8 must be 0 without a router"):
         ENTRY.problem(tokens=1, width=64, hidden=64, experts=8, dtype="bfloat16")
+
+
+# ---- Triton ---------------------------------------------------------------------------------
+
+WIDE = {"tile": "32x256", "split_k": 3, "stages": 4, "depth": 128}
+NARROW = {"tile": "128x64", "split_k": 1, "stages": 6, "depth": 256}
+TILED = {
+    "tiled, biases, splits of unequal depth": (WIDE, CASES["biases"].values | {"width": 600}),
+    "tiled, a split without columns": (WIDE, CASES["biases"].values | {"width": 300}),
+    "tiled, three groups of tokens": (
+        WIDE, routed(131, 72, 290, 33, bias=True, router_bias=True, dtype="float16").values
+    ),
+    "tiled, no router": (NARROW, CASES["no router"].values | {"hidden": 300}),
+    "tiled, no columns of attn": (WIDE, CASES["no columns of attn"].values),
+    "tiled, no hidden columns": (NARROW, CASES["no hidden columns"].values),
+    "tiled, a router without experts": (NARROW, CASES["a router without experts"].values),
+    "tiled, no tokens": (NARROW, CASES["no tokens"].values),
+}  # fmt: skip
+
+REPLAY = """
+def replay(entry, variant, config, axes):
+    # Whether runs with other inputs on the same workspaces are right, and the counters afterwards.
+    implementation = catalog.implementation(entry, "triton", variant)
+    problem = catalog.entry(entry).problem(**axes)
+    program = implementation.program(problem, Config(config), device.gpu)
+    spaces = {name: np.zeros(size, np.uint8) for name, size in program.workspaces.items()}
+    kernels = replace(program, workspaces={})
+    results = []
+    for seed in (0, 1):
+        prepared = gate.prepare(catalog.entry(entry), problem, device, seed)
+        bind = lambda arrays: lambda: interpret(kernels, {**arrays, **spaces})
+        results.append(prepared.verify(bind).passed)
+    return results, int(spaces["arrivals"].sum())
+"""
+
+
+@pytest.fixture(scope="module")
+def results(interpreted) -> dict[str, list]:
+    cases = {name: ("out_router", "naive", {}, case.values) for name, case in CASES.items()}
+    cases |= {name: ("out_router", "tiled", *case) for name, case in TILED.items()}
+    first = next(iter(TILED))
+    return interpreted({**cases, "replay": (*cases[first], "replay")}, REPLAY)
+
+
+@pytest.mark.parametrize("name", [*CASES, *TILED])
+def test_a_triton_kernel_is_right_at_its_edges(results, name: str) -> None:
+    reason, passed, detail = results[name]
+    assert reason is None
+    assert passed, detail
+
+
+def test_a_replay_with_other_inputs_is_right_on_the_same_workspaces(results) -> None:
+    assert results["replay"] == [[True, True], 0]
+
+
+def test_each_program_waits_for_the_kernels_before_it() -> None:
+    pytest.importorskip("triton")
+    tiled = catalog.implementation("out_router", "triton", "tiled")
+    for name, is_programmatic in (("h200", True), ("a100", False)):
+        steps = tiled.program(CASES["biases"], Config(NARROW), gpu.find(name)).steps
+        assert [step.programmatic for step in steps] == [is_programmatic] * 2
+        constants = [step.source.constants["DEPENDENT"] for step in steps]
+        assert constants == [is_programmatic] * 2
+
+
+def test_what_tiled_cannot_serve_is_refused_with_the_value() -> None:
+    pytest.importorskip("triton")
+    tiled, h200 = catalog.implementation("out_router", "triton", "tiled"), gpu.find("h200")
+    reason = tiled.why_not(Config(WIDE), routed(1, 64, 8200, 8), h200)
+    assert reason == "hidden=8200 has more than 64 parts of depth=128: use depth=256"
+    assert tiled.why_not(Config(NARROW), routed(1, 64, 8200, 8), h200) is None
+    reason = tiled.why_not(Config(WIDE), routed(1 << 22, 64, 64), h200)
+    assert reason is not None and "tokens=4194304" in reason

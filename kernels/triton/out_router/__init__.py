@@ -1,4 +1,4 @@
-"""`out_router` in Triton: naive (a kernel for each formula)."""
+"""`out_router` in Triton: naive (a kernel for each formula), tiled (two kernels, tensor cores)."""
 
 from math import ceil
 
@@ -6,13 +6,42 @@ from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
 from kernelcat.catalog.implementation import Config, ConfigValue, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
+from kernelcat.kernels.triton.common import split_k
+from kernelcat.kernels.triton.common.dependent_launch import TECHNIQUES, dependent_step
 from kernelcat.kernels.triton.common.grid import MAX_GRID_Y
+from kernelcat.kernels.triton.common.powers import next_power_of_two
+from kernelcat.kernels.triton.common.product import MIN_BYTES_IN_FLIGHT, illegal_stages
+from kernelcat.kernels.triton.out_router.tiles import BLOCK_E, MAX_ROUTE_BLOCK_T, Tiles
 from kernelcat.reference.out_router import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
 KERNELS = "kernelcat.kernels.triton.out_router.device:"
 NAIVE_ROWS, NAIVE_BLOCK_K = 32, 128
 """Rows and columns of weights that a program multiplies at a time."""
+
+MAX_PARTS = 64
+"""Parts of the columns of x whose partial sums a program loads at once."""
+MAX_SUMS = 64
+"""Partial sums of a thread that stay in registers."""
+MAX_SQUARES = 256
+"""Sums of squares of a token that a program loads at once."""
+RESERVED_BYTES = 1024
+"""Shared memory of a program besides its stages."""
+
+SPACE = {
+    "tile": ("32x128", "32x256", "64x64", "64x128", "128x64"),
+    "split_k": (1, 2, 3, 4, 6),
+    "stages": (4, 6),
+    "depth": (128, 256),
+}
+"""
+tile : rows and columns of wo that are loaded at a time
+split_k : parts of the columns of attn
+depth : columns of x of a program of the second kernel
+"""
+
+LAST_SPLIT_US, ROUTE_US = 1.5, 1.5
+"""Time until the last split of a tile has all partial sums; of a program of the second kernel."""
 
 
 def _pointers(problem: Problem, *names: str) -> dict[str, triton.Argument]:
@@ -79,6 +108,144 @@ def _estimate_naive(problem: Problem, config: Config, gpu: Gpu) -> float:
     return 3 * LAUNCH_US + 2 * copy_us(max(problem["tokens"], 1) * ENTRY.bytes_moved(problem), gpu)
 
 
+# ---- tiled ---------------------------------------------------------------------------------------
+
+
+def _tiled(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    tokens, hidden = problem["tokens"], problem["hidden"]
+    if not tokens * max(hidden, problem["experts"]):
+        return Program(())
+    route = _route_step(problem, config, gpu)
+    steps = (_project_step(problem, config, gpu), route) if hidden else (route,)
+    return Program(steps, _workspaces(problem, config))
+
+
+def _project_step(problem: Problem, config: Config, gpu: Gpu) -> Step:
+    tiles, splits = Tiles.of(problem, config), config["split_k"]
+    depth = ceil(problem["width"] / splits / tiles.block_k) * tiles.block_k
+    return dependent_step(
+        gpu,
+        KERNELS + "project_tile",
+        (tiles.columns, splits, tiles.groups),
+        _pointers(problem, "attn", "wo", "bo", "residual")
+        | {"squares": triton.pointer("squares", "float32")}
+        | split_k.arguments()
+        | {"tokens": triton.integer(problem["tokens"], divisor=1)}
+        | _sizes(problem, "width", "hidden")
+        | {"split_depth": triton.integer(depth)},
+        {
+            "BIAS": problem["bias"],
+            "SPLIT_K": splits,
+            "PARTS": next_power_of_two(splits),
+            "BLOCK_N": tiles.block_n,
+            "BLOCK_T": tiles.block_t,
+            "BLOCK_K": tiles.block_k,
+        },
+        num_warps=tiles.warps,
+        num_stages=config["stages"],
+    )
+
+
+def _route_step(problem: Problem, config: Config, gpu: Gpu) -> Step:
+    tiles = Tiles.of(problem, config)
+    return dependent_step(
+        gpu,
+        KERNELS + "route_tile",
+        (tiles.parts, tiles.experts, tiles.route_groups),
+        _pointers(problem, "residual", "norm_weight", "router", "router_bias")
+        | {"squares": triton.pointer("squares", "float32")}
+        | _pointers(problem, "x", "logits")
+        | split_k.arguments()
+        | {"tokens": triton.integer(problem["tokens"], divisor=1)}
+        | _sizes(problem, "hidden", "experts")
+        | {"num_squares": triton.integer(tiles.columns, divisor=1)}
+        | {"eps": triton.real(problem["eps"])},
+        {
+            "HAS_ROUTER": problem["experts"] > 0,
+            "BIAS": problem["router_bias"],
+            "SPLIT_K": tiles.parts,
+            "PARTS": next_power_of_two(tiles.parts),
+            "BLOCK_E": BLOCK_E,
+            "BLOCK_T": tiles.route_block_t,
+            "BLOCK_K": config["depth"],
+            "BLOCK_S": max(min(next_power_of_two(tiles.columns), MAX_SQUARES), 1),
+        },
+        num_warps=tiles.route_warps,
+    )
+
+
+def _workspaces(problem: Problem, config: Config) -> dict[str, int]:
+    """Bytes of each workspace; both kernels use partials and arrivals, one after the other."""
+    tiles, splits = Tiles.of(problem, config), config["split_k"]
+    project_tiles, route_tiles = tiles.columns * tiles.groups, tiles.experts * tiles.route_groups
+    project = project_tiles * splits * tiles.block_n * tiles.block_t
+    route = route_tiles * tiles.parts * BLOCK_E * tiles.route_block_t
+    return {
+        "partials": 4 * max(project if splits > 1 else 0, route if tiles.parts > 1 else 0),
+        "arrivals": 4 * max(project_tiles, route_tiles),
+        "squares": 4 * tiles.columns * problem["tokens"],
+    }
+
+
+def _way_out(config: Config) -> str:
+    """What serves rows with too many parts."""
+    deepest = max(SPACE["depth"])
+    return f"depth={deepest}" if config["depth"] < deepest else "naive"
+
+
+def _illegal_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    tiles, stages = Tiles.of(problem, config), config["stages"]
+    if tiles.experts > MAX_GRID_Y:
+        return f"experts={problem['experts']} are more than {MAX_GRID_Y * BLOCK_E} of a grid"
+    if tiles.route_groups > MAX_GRID_Y:
+        return (
+            f"tokens={problem['tokens']} are more than {MAX_GRID_Y * MAX_ROUTE_BLOCK_T} of a grid"
+        )
+    if problem["experts"] and tiles.parts > MAX_PARTS:
+        return (
+            f"hidden={problem['hidden']} has more than {MAX_PARTS} parts of "
+            f"depth={config['depth']}: use {_way_out(config)}"
+        )
+    num_bytes = tiles.stage_bytes * stages + RESERVED_BYTES
+    return illegal_stages(stages, num_bytes, gpu)
+
+
+def _unpromising_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    tiles, splits = Tiles.of(problem, config), config["split_k"]
+    num_tiles = tiles.columns * tiles.groups
+    if splits > 1 and problem["width"] < 2 * tiles.block_k * splits:
+        return f"width={problem['width']} is too short for split_k={splits}"
+    if splits > 1 and num_tiles * splits > 4 * gpu.sms:
+        return f"{num_tiles} tiles fill {gpu.sms} SMs without split_k={splits}"
+    sums = tiles.block_n * tiles.block_t * splits // (32 * tiles.warps)
+    if sums > MAX_SUMS:
+        return f"{sums} partial sums a thread are more than {MAX_SUMS}, which registers hold"
+    return None
+
+
+def _estimate_tiled(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """The memory's time, longer where few bytes are in flight or waves are not full; then sums.
+
+    Where some SMs are idle, each of the others loads at most a quarter faster.
+    """
+    tiles, splits = Tiles.of(problem, config), config["split_k"]
+    ring_bytes = tiles.stage_bytes * config["stages"]
+    num_programs = max(tiles.columns * splits * tiles.groups, 1)
+    residents = min(gpu.shared_bytes // ring_bytes, 64 // tiles.warps) or 1
+    per_sm = min(max(num_programs / gpu.sms, 1.0), residents)
+    busy = min(num_programs / gpu.sms, 1.0)
+    waves = num_programs / (residents * gpu.sms)
+    filled = waves / ceil(waves) if waves > 1 else 1.0
+    rate = min(per_sm * (ring_bytes - tiles.stage_bytes) / MIN_BYTES_IN_FLIGHT, 1.25)
+    stream_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * filled * min(1.0, busy * rate))
+    sums_us = LAST_SPLIT_US * ((splits > 1) + (tiles.parts > 1 and problem["experts"] > 0))
+    num_routes = tiles.parts * tiles.experts * tiles.route_groups
+    return stream_us + sums_us + LAUNCH_US + ROUTE_US * ceil(num_routes / (4 * gpu.sms))
+
+
+# ---- the ladder ----------------------------------------------------------------------------------
+
+
 NAIVE = Implementation(
     entry="out_router",
     language="triton",
@@ -92,4 +259,19 @@ NAIVE = Implementation(
     rank=0,
 )
 
-IMPLEMENTATIONS = (NAIVE,)
+TILED = Implementation(
+    entry="out_router",
+    language="triton",
+    variant="tiled",
+    summary="two kernels: wo streamed by split-K with sums of squares; x and the router's product",
+    archs=("sm_80+",),
+    space=SPACE,
+    illegal=_illegal_tiled,
+    unpromising=_unpromising_tiled,
+    program=_tiled,
+    estimate=_estimate_tiled,
+    techniques={"asynchronous copies": "LDGSTS", **TECHNIQUES},
+    rank=1,
+)
+
+IMPLEMENTATIONS = (NAIVE, TILED)
