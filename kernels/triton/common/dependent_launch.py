@@ -7,8 +7,6 @@ from kernelcat.catalog.implementation import ConfigValue, Step
 from kernelcat.jit import triton
 from kernelcat.runtime.gpu import Gpu
 
-TECHNIQUES = {"dependent launch": "ACQBULK"}
-
 
 def has_dependent_launch(gpu: Gpu) -> bool:
     """Whether the GPU has programmatic dependent launch: sm_90 and later."""

@@ -7,7 +7,7 @@ from kernelcat.catalog.implementation import Config, ConfigValue, Implementation
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
 from kernelcat.kernels.triton.common import split_k
-from kernelcat.kernels.triton.common.dependent_launch import TECHNIQUES, dependent_step
+from kernelcat.kernels.triton.common.dependent_launch import dependent_step
 from kernelcat.kernels.triton.common.grid import MAX_GRID_Y
 from kernelcat.kernels.triton.common.powers import next_power_of_two
 from kernelcat.kernels.triton.common.product import MIN_BYTES_IN_FLIGHT, illegal_stages
@@ -270,7 +270,7 @@ TILED = Implementation(
     unpromising=_unpromising_tiled,
     program=_tiled,
     estimate=_estimate_tiled,
-    techniques={"asynchronous copies": "LDGSTS", **TECHNIQUES},
+    techniques={"asynchronous copies": "LDGSTS"},
     rank=1,
 )
 
