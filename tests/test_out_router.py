@@ -118,29 +118,13 @@ TILED = {
     "tiled, no tokens": (NARROW, CASES["no tokens"].values),
 }  # fmt: skip
 
-REPLAY = """
-def replay(entry, variant, config, axes):
-    # Whether runs with other inputs on the same workspaces are right, and the counters afterwards.
-    implementation = catalog.implementation(entry, "triton", variant)
-    problem = catalog.entry(entry).problem(**axes)
-    program = implementation.program(problem, Config(config), device.gpu)
-    spaces = {name: np.zeros(size, np.uint8) for name, size in program.workspaces.items()}
-    kernels = replace(program, workspaces={})
-    results = []
-    for seed in (0, 1):
-        prepared = gate.prepare(catalog.entry(entry), problem, device, seed)
-        bind = lambda arrays: lambda: interpret(kernels, {**arrays, **spaces})
-        results.append(prepared.verify(bind).passed)
-    return results, int(spaces["arrivals"].sum())
-"""
-
 
 @pytest.fixture(scope="module")
 def results(interpreted) -> dict[str, list]:
     cases = {name: ("out_router", "naive", {}, case.values) for name, case in CASES.items()}
     cases |= {name: ("out_router", "tiled", *case) for name, case in TILED.items()}
     first = next(iter(TILED))
-    return interpreted({**cases, "replay": (*cases[first], "replay")}, REPLAY)
+    return interpreted({**cases, "replay": (*cases[first], "replay")})
 
 
 @pytest.mark.parametrize("name", [*CASES, *TILED])

@@ -6,11 +6,11 @@ from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
 from kernelcat.catalog.implementation import Config, ConfigValue, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
-from kernelcat.kernels.triton.common import split_k
+from kernelcat.kernels.triton.common import split_k, streamed
 from kernelcat.kernels.triton.common.dependent_launch import dependent_step
 from kernelcat.kernels.triton.common.grid import MAX_GRID_Y
 from kernelcat.kernels.triton.common.powers import next_power_of_two
-from kernelcat.kernels.triton.common.product import MIN_BYTES_IN_FLIGHT, illegal_stages
+from kernelcat.kernels.triton.common.product import illegal_stages
 from kernelcat.kernels.triton.out_router.tiles import BLOCK_E, MAX_ROUTE_BLOCK_T, Tiles
 from kernelcat.reference.out_router import ENTRY
 from kernelcat.runtime.gpu import Gpu
@@ -21,12 +21,8 @@ NAIVE_ROWS, NAIVE_BLOCK_K = 32, 128
 
 MAX_PARTS = 64
 """Parts of the columns of x whose partial sums a program loads at once."""
-MAX_SUMS = 64
-"""Partial sums of a thread that stay in registers."""
 MAX_SQUARES = 256
 """Sums of squares of a token that a program loads at once."""
-RESERVED_BYTES = 1024
-"""Shared memory of a program besides its stages."""
 
 SPACE = {
     "tile": ("32x128", "32x256", "64x64", "64x128", "128x64"),
@@ -40,8 +36,8 @@ split_k : parts of the columns of attn
 depth : columns of x of a program of the second kernel
 """
 
-LAST_SPLIT_US, ROUTE_US = 1.5, 1.5
-"""Time until the last split of a tile has all partial sums; of a program of the second kernel."""
+ROUTE_US = 1.5
+"""Time of a program of the second kernel."""
 
 
 def _pointers(problem: Problem, *names: str) -> dict[str, triton.Argument]:
@@ -206,39 +202,28 @@ def _illegal_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
             f"hidden={problem['hidden']} has more than {MAX_PARTS} parts of "
             f"depth={config['depth']}: use {_way_out(config)}"
         )
-    num_bytes = tiles.stage_bytes * stages + RESERVED_BYTES
+    num_bytes = tiles.stage_bytes * stages + streamed.RESERVED_BYTES
     return illegal_stages(stages, num_bytes, gpu)
 
 
 def _unpromising_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    tiles, splits = Tiles.of(problem, config), config["split_k"]
-    num_tiles = tiles.columns * tiles.groups
-    if splits > 1 and problem["width"] < 2 * tiles.block_k * splits:
-        return f"width={problem['width']} is too short for split_k={splits}"
-    if splits > 1 and num_tiles * splits > 4 * gpu.sms:
-        return f"{num_tiles} tiles fill {gpu.sms} SMs without split_k={splits}"
-    sums = tiles.block_n * tiles.block_t * splits // (32 * tiles.warps)
-    if sums > MAX_SUMS:
-        return f"{sums} partial sums a thread are more than {MAX_SUMS}, which registers hold"
-    return None
+    tiles = Tiles.of(problem, config)
+    return streamed.unpromising_splits(
+        config["split_k"], tiles.columns * tiles.groups, problem["width"], tiles.block_k,
+        tiles.block_n * tiles.block_t, tiles.warps, gpu,
+    )  # fmt: skip
 
 
 def _estimate_tiled(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """The memory's time, longer where few bytes are in flight or waves are not full; then sums.
-
-    Where some SMs are idle, each of the others loads at most a quarter faster.
-    """
+    """The time to stream wo; then partial sums of h and of logits, and the second kernel."""
     tiles, splits = Tiles.of(problem, config), config["split_k"]
-    ring_bytes = tiles.stage_bytes * config["stages"]
     num_programs = max(tiles.columns * splits * tiles.groups, 1)
-    residents = min(gpu.shared_bytes // ring_bytes, 64 // tiles.warps) or 1
-    per_sm = min(max(num_programs / gpu.sms, 1.0), residents)
-    busy = min(num_programs / gpu.sms, 1.0)
-    waves = num_programs / (residents * gpu.sms)
-    filled = waves / ceil(waves) if waves > 1 else 1.0
-    rate = min(per_sm * (ring_bytes - tiles.stage_bytes) / MIN_BYTES_IN_FLIGHT, 1.25)
-    stream_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * filled * min(1.0, busy * rate))
-    sums_us = LAST_SPLIT_US * ((splits > 1) + (tiles.parts > 1 and problem["experts"] > 0))
+    stream_us = streamed.stream_us(
+        ENTRY.bytes_moved(problem), num_programs, tiles.stage_bytes, config["stages"],
+        tiles.warps, gpu,
+    )  # fmt: skip
+    has_parts = tiles.parts > 1 and problem["experts"] > 0
+    sums_us = streamed.LAST_SPLIT_US * ((splits > 1) + has_parts)
     num_routes = tiles.parts * tiles.experts * tiles.route_groups
     return stream_us + sums_us + LAUNCH_US + ROUTE_US * ceil(num_routes / (4 * gpu.sms))
 

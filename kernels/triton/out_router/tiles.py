@@ -6,10 +6,10 @@ from typing import Self
 
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.triton.common.powers import next_power_of_two
+from kernelcat.kernels.triton.common import streamed
 
-MIN_BLOCK_T, MAX_BLOCK_T, MAX_ROUTE_BLOCK_T = 16, 64, 32
-"""Tokens that tensor cores multiply at a time: at least; at most; at most in the second kernel."""
+MAX_ROUTE_BLOCK_T = 32
+"""Tokens of a program of the second kernel, at most."""
 BLOCK_E = 16
 """Experts of a program."""
 
@@ -51,14 +51,14 @@ class Tiles:
     @property
     def route_warps(self) -> int:
         """Warps of a program of the second kernel: twice as many for twice as many tokens."""
-        return 4 * self.route_block_t // MIN_BLOCK_T
+        return 4 * self.route_block_t // streamed.MIN_BLOCK_T
 
     @classmethod
     def of(cls, problem: Problem, config: Config) -> Self:
         """The tiles of a problem in a configuration."""
         tokens, hidden = problem["tokens"], problem["hidden"]
         block_n, block_k = map(int, config["tile"].split("x"))
-        block_t = min(max(next_power_of_two(tokens), MIN_BLOCK_T), MAX_BLOCK_T)
+        block_t = streamed.block_t(tokens)
         route_block_t = min(block_t, MAX_ROUTE_BLOCK_T)
         return cls(
             block_n=block_n,
