@@ -8,7 +8,7 @@ import triton.language as tl
 
 from kernelcat.kernels.triton.common.device.cache_scale import inverse_scale
 from kernelcat.kernels.triton.common.device.dependent_launch import await_previous
-from kernelcat.kernels.triton.common.device.rope import rotate
+from kernelcat.kernels.triton.common.device.rope import find_partners, load_angles, rotate
 from kernelcat.kernels.triton.common.device.split_k import sum_splits_at_once
 from kernelcat.kernels.triton.common.device.token_slots import (
     find_position,
@@ -75,18 +75,10 @@ def naive(
     seq = find_sequence(token, cu_q, batch, CHUNK)
     position = find_position(token, seq, kv_lens, cu_q)
     if not is_value:
-        half = rotary_dim // 2
         is_rotated = dims < rotary_dim
-        if INTERLEAVED:
-            is_first, partner, pair = dims % 2 == 0, dims ^ 1, dims // 2
-        else:
-            is_first = dims < half
-            partner, pair = tl.where(is_first, dims + half, dims - half), dims % tl.maximum(half, 1)
+        partner, pair, is_first = find_partners(dims, rotary_dim, INTERLEAVED)
         partner = tl.where(is_rotated, partner, dims)
-        angles = cos_sin + position.to(tl.int64) * rotary_dim + pair
-        cos = tl.load(angles, mask=is_rotated, other=1.0)
-        sin = tl.load(angles + half, mask=is_rotated, other=0.0)
-        sin = tl.where(is_first, -sin, sin)
+        cos, sin = load_angles(cos_sin, position, pair, is_first, is_rotated, rotary_dim)
         other = project(x, norm_weight, root, w, bias, partner, hidden, BIAS, BLOCK_K)
         z = z * cos + other * sin
     if is_query:
