@@ -174,10 +174,10 @@ def _workspaces(problem: Problem, config: Config) -> dict[str, int]:
     """Bytes of each workspace; both kernels use partials and arrivals, one after the other."""
     tiles, splits = Tiles.of(problem, config), config["split_k"]
     project_tiles, route_tiles = tiles.columns * tiles.groups, tiles.experts * tiles.route_groups
-    project = project_tiles * splits * tiles.block_n * tiles.block_t
-    route = route_tiles * tiles.parts * BLOCK_E * tiles.route_block_t
+    project = project_tiles * splits * tiles.block_n * tiles.block_t if splits > 1 else 0
+    route = route_tiles * tiles.parts * BLOCK_E * tiles.route_block_t if problem["experts"] else 0
     return {
-        "partials": 4 * max(project if splits > 1 else 0, route if tiles.parts > 1 else 0),
+        "partials": 4 * max(project, route),
         "arrivals": 4 * max(project_tiles, route_tiles),
         "squares": 4 * tiles.columns * problem["tokens"],
     }
