@@ -101,6 +101,21 @@ def judge(entry, variant, config, axes):
     return reason, verdict.passed, verdict.detail
 
 
+def replay(entry, variant, config, axes):
+    # Whether runs with other inputs on the same workspaces are right, and the counters afterwards.
+    implementation = catalog.implementation(entry, "triton", variant)
+    problem = catalog.entry(entry).problem(**axes)
+    program = implementation.program(problem, Config(config), device.gpu)
+    spaces = {name: np.zeros(size, np.uint8) for name, size in program.workspaces.items()}
+    kernels = replace(program, workspaces={})
+    results = []
+    for seed in (0, 1):
+        prepared = gate.prepare(catalog.entry(entry), problem, device, seed)
+        bind = lambda arrays: lambda: interpret(kernels, {**arrays, **spaces})
+        results.append(prepared.verify(bind).passed)
+    return results, int(spaces["arrivals"].sum())
+
+
 exec(sys.argv[2])
 results = {}
 for name, (entry, variant, config, axes, *function) in json.load(sys.stdin).items():
@@ -117,7 +132,8 @@ def interpreted() -> Callable[..., dict[str, list]]:
     variant, configuration, axes); the configuration {} is the default. The function returns, for
     the name of each case, a list: why the configuration is illegal (or None), whether the result
     passed the gate, and the gate's explanation. A case may have a fifth item, the name of a
-    function that ``source`` defines: the result is then what this function returns.
+    function that ``source`` defines, or ``"replay"``: the result is then what this function
+    returns.
     """
 
     def run(cases: Mapping[str, tuple], source: str = "") -> dict[str, list]:

@@ -1,4 +1,4 @@
-"""qkv_rope_write: its CUDA kernel on the CPU, and its oracle against a literal formulation."""
+"""qkv_rope_write: kernels on the CPU, and its oracle against a literal formulation."""
 
 from __future__ import annotations
 
@@ -70,3 +70,64 @@ def test_the_oracle_agrees_with_a_literal_formulation(name: str) -> None:
         assert (difference <= allowed)[~np.isnan(expected)].all()
         assert (np.isnan(expected) == np.isnan(independent[output.name])).all()
         assert not difference.size or np.nanmedian(difference) < 1e-5
+
+
+# ---- Triton ---------------------------------------------------------------------------------
+
+SPLIT = {"block_k": 64, "split_k": 3, "stages": 4}
+WHOLE = {"block_k": 128, "split_k": 1, "stages": 3}
+TILED = {
+    "tiled, splits of unequal depth, two groups of tokens": (
+        SPLIT, projected(70, 2, 1, 64, 200, bias=True)
+    ),
+    "tiled, a split without columns": (SPLIT, CASES["biases"]),
+    "tiled, float8 with scales of pages": (WHOLE, CASES["float8 with scales of pages"]),
+    "tiled, scales of heads": (SPLIT, projected(2, 2, 3, 64, 33, kv_dtype=FP8, has_scales=True)),
+    "tiled, interleaved, half of a head": (SPLIT, CASES["interleaved, half of a head"]),
+    "tiled, 48 of 128 elements": (WHOLE, projected(3, 1, 1, 128, 150, rotary_dim=48)),
+    "tiled, no queries, no RoPE, no columns": (SPLIT, CASES["no queries, no RoPE, no columns"]),
+}  # fmt: skip
+
+LARGE = """
+def large(entry, variant, config, axes):
+    # float16 rows whose products with norm_weight are infinite unless x is divided first.
+    spec = catalog.entry(entry)
+    problem = spec.problem(**axes)
+    inputs = gate.drawn(spec, problem, np, 0)
+    inputs["x"], inputs["norm_weight"] = 40000 + 0 * inputs["x"], 4 + 0 * inputs["norm_weight"]
+    drawn = replace(spec, make_inputs=lambda problem, normal: inputs)
+    prepared = gate.prepare(drawn, problem, device)
+    implementation = catalog.implementation(entry, "triton", variant)
+    program = implementation.program(problem, Config(config), device.gpu)
+    return prepared.verify(lambda arrays: lambda: interpret(program, arrays)).detail
+"""
+
+
+@pytest.fixture(scope="module")
+def results(interpreted) -> dict[str, list]:
+    cases = {name: ("qkv_rope_write", "naive", {}, case.values) for name, case in CASES.items()}
+    cases |= {
+        name: ("qkv_rope_write", "tiled", config, case.values)
+        for name, (config, case) in TILED.items()
+    }
+    large = projected(2, 1, 1, 64, 130, dtype="float16", kv_dtype="float16").values
+    more = {
+        "large": ("qkv_rope_write", "tiled", SPLIT, large, "large"),
+        "replay": (*cases["tiled, a split without columns"], "replay"),
+    }
+    return interpreted({**cases, **more}, LARGE)
+
+
+@pytest.mark.parametrize("name", [*CASES, *TILED])
+def test_a_triton_kernel_is_right_at_its_edges(results, name: str) -> None:
+    reason, passed, detail = results[name]
+    assert reason is None
+    assert passed, detail
+
+
+def test_large_float16_rows_do_not_overflow(results) -> None:
+    assert results["large"] == ""
+
+
+def test_a_replay_with_other_inputs_is_right_on_the_same_workspaces(results) -> None:
+    assert results["replay"] == [[True, True], 0]

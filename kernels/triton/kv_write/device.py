@@ -8,7 +8,13 @@ import triton
 import triton.language as tl
 
 from kernelcat.kernels.triton.common.device.cache_scale import inverse_scale
-from kernelcat.kernels.triton.common.device.rope import load_pairs, rotate, store_pairs
+from kernelcat.kernels.triton.common.device.rope import (
+    find_partners,
+    load_angles,
+    load_pairs,
+    rotate,
+    store_pairs,
+)
 from kernelcat.kernels.triton.common.device.token_slots import (
     find_position,
     find_sequence,
@@ -30,17 +36,9 @@ def naive(
     token, head, dims = tl.program_id(0), tl.program_id(1), tl.arange(0, HEAD_DIM)
     seq = find_sequence(token, cu_q, batch, CHUNK)
     position = find_position(token, seq, kv_lens, cu_q)
-    half = rotary_dim // 2
     is_rotated = dims < rotary_dim
-    if INTERLEAVED:
-        is_first, partner, pair = dims % 2 == 0, dims ^ 1, dims // 2
-    else:
-        is_first = dims < half
-        partner, pair = tl.where(is_first, dims + half, dims - half), dims % tl.maximum(half, 1)
-    angles = cos_sin + position.to(tl.int64) * rotary_dim + pair
-    cos = tl.load(angles, mask=is_rotated, other=1.0)
-    sin = tl.load(angles + half, mask=is_rotated, other=0.0)
-    sin = tl.where(is_first, -sin, sin)
+    partner, pair, is_first = find_partners(dims, rotary_dim, INTERLEAVED)
+    cos, sin = load_angles(cos_sin, position, pair, is_first, is_rotated, rotary_dim)
     if head < heads:
         row = (token.to(tl.int64) * heads + head) * HEAD_DIM
         x = tl.load(q + row + dims).to(tl.float32)

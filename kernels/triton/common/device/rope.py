@@ -49,6 +49,30 @@ def store_pairs(
 
 
 @triton.jit
+def find_partners(dims, rotary_dim, INTERLEAVED: tl.constexpr):
+    """The other element of the pair of each of ``dims``, the pair, and whether a dim comes first.
+
+    For elements that RoPE rotates; results for others have no meaning.
+    """
+    half = rotary_dim // 2
+    if INTERLEAVED:
+        is_first, partner, pair = dims % 2 == 0, dims ^ 1, dims // 2
+    else:
+        is_first = dims < half
+        partner, pair = tl.where(is_first, dims + half, dims - half), dims % tl.maximum(half, 1)
+    return partner, pair, is_first
+
+
+@triton.jit
+def load_angles(cos_sin, position, pair, is_first, is_rotated, rotary_dim):
+    """Cosines and sines of elements at a position: z cos + partner sin is the rotated element."""
+    angles = cos_sin + position.to(tl.int64) * rotary_dim + pair
+    cos = tl.load(angles, mask=is_rotated, other=1.0)
+    sin = tl.load(angles + rotary_dim // 2, mask=is_rotated, other=0.0)
+    return cos, tl.where(is_first, -sin, sin)
+
+
+@triton.jit
 def rotate(first, second, cos, sin):
     """First and second elements of pairs after a rotation; all arguments float32 of one shape."""
     return first * cos - second * sin, second * cos + first * sin

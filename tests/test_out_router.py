@@ -1,0 +1,158 @@
+"""out_router: kernels on the CPU, and its oracle against a literal formulation."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from cuda_fibers import COMPILER, Host
+
+from kernelcat import catalog, dtypes
+from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.spec import Problem
+from kernelcat.errors import InvalidArgument
+from kernelcat.kernels.cuda.out_router import NAIVE
+from kernelcat.reference.out_router import ENTRY, routed
+from kernelcat.runtime import gpu
+from kernelcat.verify import gate
+
+NUMPY = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
+CASES = {
+    "biases": routed(5, 72, 40, 7, bias=True, router_bias=True),
+    "no router": routed(3, 33, 70),
+    "a router without experts": routed(2, 16, 24, has_router=True, dtype="float16"),
+    "no columns of attn": routed(2, 0, 24, 3, router_bias=True),
+    "no hidden columns": routed(2, 16, 0, 3, router_bias=True),
+    "no tokens": routed(0, 16, 24, 3),
+}
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no g++")
+@pytest.mark.parametrize("name", CASES)
+def test_the_naive_kernels_are_right_on_the_host(name: str) -> None:
+    every_block = Host(max_blocks=1 << 30)  # grids have a warp for each element
+    verdict = gate.check(NAIVE, CASES[name], Config(), every_block, seeds=(0, 1))
+    assert verdict.passed, verdict.detail
+
+
+def formulated(problem: Problem, attn, wo, norm_weight, residual, **more):
+    """Element by element, in float64 where the definition rounds nothing."""
+    tokens, hidden, experts = (problem[axis] for axis in ("tokens", "hidden", "experts"))
+    h, x = np.zeros((tokens, hidden)), np.zeros((tokens, hidden))
+    logits = np.zeros((tokens, experts))
+    for t in range(tokens):
+        for i in range(hidden):
+            h[t, i] = attn[t].astype("float64") @ wo[i] + residual[t, i]
+            if problem["bias"]:
+                h[t, i] += more["bo"][i]
+        row = rounded(h[t], problem)
+        for i in range(hidden):
+            x[t, i] = row[i] / np.sqrt(np.mean(row * row) + problem["eps"]) * norm_weight[i]
+        for e in range(experts):
+            logits[t, e] = rounded(x[t], problem) @ more["router"][e]
+            if problem["router_bias"]:
+                logits[t, e] += more["router_bias"][e]
+    return {"residual": h, "x": x, "logits": logits}
+
+
+def rounded(row, problem: Problem):
+    """A float64 row rounded to the problem's dtype."""
+    bits = dtypes.encode(row.astype("float32"), problem["dtype"])
+    return dtypes.decode(bits, problem["dtype"]).astype("float64")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_oracle_agrees_with_a_literal_formulation(name: str) -> None:
+    problem = CASES[name]
+    prepared = gate.prepare(ENTRY, problem, NUMPY, 3)
+    independent = formulated(problem, **gate.decoded(ENTRY, problem, prepared.arrays))
+    for output in filter(lambda tensor: tensor.present(problem), ENTRY.outputs):
+        tolerance = ENTRY.tolerance_of(problem, output)
+        expected = prepared.expected[output.name]
+        difference = np.abs(expected - independent[output.name])
+        assert (difference <= tolerance.absolute + tolerance.relative * np.abs(expected)).all()
+        assert not difference.size or np.median(difference) < 1e-5
+
+
+def test_a_product_rounded_before_the_residual_is_within_tolerance() -> None:
+    """Peers round it; an element that keeps its old value in the oracle's h would refuse them."""
+    problem = routed(16, 512, 600, 30, bias=True)
+    prepared = gate.prepare(ENTRY, problem, NUMPY, 5)
+    inputs = gate.decoded(ENTRY, problem, prepared.arrays)
+    product = rounded(inputs["attn"] @ inputs["wo"].T + inputs["bo"], problem)
+    h = rounded(inputs["residual"] + product, problem)
+    root = np.sqrt((h * h).mean(axis=1, keepdims=True) + problem["eps"])
+    x = rounded(h / root * inputs["norm_weight"], problem)
+    results = {"residual": h, "x": x, "logits": x @ inputs["router"].T}
+
+    def run() -> None:
+        for tensor in ENTRY.outputs:
+            values = results[tensor.name].astype("float32")
+            stored = dtypes.encode(values, tensor.dtype_of(problem))
+            prepared.arrays[tensor.name][...] = stored
+
+    verdict = prepared.verify_run(run)
+    assert verdict.passed, verdict.detail
+
+
+def test_experts_need_a_router() -> None:
+    with pytest.raises(InvalidArgument, match="experts=8 must be 0 without a router"):
+        ENTRY.problem(tokens=1, width=64, hidden=64, experts=8, dtype="bfloat16")
+
+
+# ---- Triton ---------------------------------------------------------------------------------
+
+WIDE = {"tile": "32x256", "split_k": 3, "stages": 4, "depth": 128}
+NARROW = {"tile": "128x64", "split_k": 1, "stages": 6, "depth": 256}
+TILED = {
+    "tiled, biases, splits of unequal depth": (WIDE, CASES["biases"].values | {"width": 600}),
+    "tiled, a split without columns": (WIDE, CASES["biases"].values | {"width": 300}),
+    "tiled, three groups of tokens": (
+        WIDE, routed(131, 72, 290, 33, bias=True, router_bias=True, dtype="float16").values
+    ),
+    "tiled, no router": (NARROW, CASES["no router"].values | {"hidden": 300}),
+    "tiled, no columns of attn": (WIDE, CASES["no columns of attn"].values),
+    "tiled, no hidden columns": (NARROW, CASES["no hidden columns"].values),
+    "tiled, a router without experts": (NARROW, CASES["a router without experts"].values),
+    "tiled, no tokens": (NARROW, CASES["no tokens"].values),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results(interpreted) -> dict[str, list]:
+    cases = {name: ("out_router", "naive", {}, case.values) for name, case in CASES.items()}
+    cases |= {name: ("out_router", "tiled", *case) for name, case in TILED.items()}
+    first = next(iter(TILED))
+    return interpreted({**cases, "replay": (*cases[first], "replay")})
+
+
+@pytest.mark.parametrize("name", [*CASES, *TILED])
+def test_a_triton_kernel_is_right_at_its_edges(results, name: str) -> None:
+    reason, passed, detail = results[name]
+    assert reason is None
+    assert passed, detail
+
+
+def test_a_replay_with_other_inputs_is_right_on_the_same_workspaces(results) -> None:
+    assert results["replay"] == [[True, True], 0]
+
+
+def test_each_program_waits_for_the_kernels_before_it() -> None:
+    pytest.importorskip("triton")
+    tiled = catalog.implementation("out_router", "triton", "tiled")
+    for name, is_programmatic in (("h200", True), ("a100", False)):
+        steps = tiled.program(CASES["biases"], Config(NARROW), gpu.find(name)).steps
+        assert [step.programmatic for step in steps] == [is_programmatic] * 2
+        constants = [step.source.constants["DEPENDENT"] for step in steps]
+        assert constants == [is_programmatic] * 2
+
+
+def test_what_tiled_cannot_serve_is_refused_with_the_value() -> None:
+    pytest.importorskip("triton")
+    tiled, h200 = catalog.implementation("out_router", "triton", "tiled"), gpu.find("h200")
+    reason = tiled.why_not(Config(WIDE), routed(1, 64, 8200, 8), h200)
+    assert reason == "hidden=8200 has more than 64 parts of depth=128: use depth=256"
+    assert tiled.why_not(Config(NARROW), routed(1, 64, 8200, 8), h200) is None
+    reason = tiled.why_not(Config(WIDE), routed(1 << 22, 64, 64), h200)
+    assert reason is not None and "tokens=4194304" in reason
