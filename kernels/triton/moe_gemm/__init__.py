@@ -10,11 +10,12 @@ from kernelcat.catalog import cost_model
 from kernelcat.catalog.implementation import Config, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
-from kernelcat.kernels.triton.common.architectures import HOPPER, illegal_float8
+from kernelcat.kernels.triton.common.architectures import HOPPER
+from kernelcat.kernels.triton.common.experts import illegal_type, weight_types
 from kernelcat.kernels.triton.common.grid import MAX_GRID_Y
 from kernelcat.kernels.triton.common.product import GROUP_M, Tile, illegal_stages
 from kernelcat.reference._assignments import active
-from kernelcat.reference._experts import DTYPES, FP4, FP8, SCALE
+from kernelcat.reference._experts import FP4, FP8
 from kernelcat.reference.moe_gemm import A_ROWS, ENTRY, out_cols
 from kernelcat.runtime.gpu import Gpu
 
@@ -47,12 +48,10 @@ def _is_empty(problem: Problem) -> bool:
 
 
 def _pointers(problem: Problem, *names: str) -> dict[str, triton.Argument]:
-    dtype, format = problem["dtype"], problem["format"]
-    scale = "float32" if format in DTYPES else str(SCALE.where(problem.values))
+    dtype = problem["dtype"]
+    w_type, scale_type = weight_types(problem)
     types = {
-        "a": problem["act_dtype"], "a_scale": "float32",
-        "w": FP8 if format == "fp8" else "uint8" if format in FP4 else format,
-        "w_scale": "uint8" if format in FP4 else scale,
+        "a": problem["act_dtype"], "a_scale": "float32", "w": w_type, "w_scale": scale_type,
         "global_scale": "float32", "bias": dtype, "offsets": "int32", "order": "int32",
         "position": "int32", "gates": "float32", "residual": dtype, "d": dtype,
     }  # fmt: skip
@@ -184,15 +183,10 @@ def _combine(problem: Problem) -> Step:
 # ---- which configurations can run, and which are worth a try -------------------------------------
 
 
-def _illegal_type(problem: Problem, gpu: Gpu) -> str | None:
-    uses_float8 = problem["act_dtype"] == FP8 or problem["format"] == "fp8"
-    return illegal_float8(gpu) if uses_float8 else None
-
-
 def _illegal_naive(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if problem["N"] > MAX_GRID_Y * config["block"]:
         return f"N={problem['N']} takes more than {MAX_GRID_Y} programs on a second axis"
-    return _illegal_type(problem, gpu)
+    return illegal_type(problem, gpu)
 
 
 def _illegal_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -200,7 +194,7 @@ def _illegal_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if _max_tiles(problem, tile) >= 1 << 31:
         return f"{_max_tiles(problem, tile)} tiles are more than a grid has"
     stage_bytes = tile.stage_bytes * stages + RESERVED_BYTES
-    return illegal_stages(stages, stage_bytes, gpu) or _illegal_type(problem, gpu)
+    return illegal_stages(stages, stage_bytes, gpu) or illegal_type(problem, gpu)
 
 
 def _illegal_tma(config: Config, problem: Problem, gpu: Gpu) -> str | None:

@@ -16,7 +16,9 @@ import triton.language as tl
 
 from kernelcat.kernels.triton.common.device.experts import (
     activate,
+    finish_sums,
     load_block_scales,
+    load_values,
     load_weights,
     result_cols,
 )
@@ -42,31 +44,24 @@ def finished_row(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The result of a row from columns ``col`` of the product on, (1, columns) float32."""
-    FP4: tl.constexpr = FORMAT == "mxfp4" or FORMAT == "nvfp4"
     # 4-bit weights beside A in 16 bits are rounded to A's type.
-    dtype: tl.constexpr = a.dtype.element_ty if FP4 and not A_IN_FP8 else tl.float32
+    dtype: tl.constexpr = tl.float32 if A_IN_FP8 else a.dtype.element_ty
     expert = find_expert(offsets, row, EXPERTS, MAX_EXPERTS)
     source = row
     if GATHER:
         source = tl.load(order + row) // top_k
-    cols = col + tl.arange(0, BLOCK_N)
-    z = tl.zeros((BLOCK_N,), tl.float32)
+    z = tl.zeros((1, BLOCK_N), tl.float32)
     for k in range(0, K, BLOCK_K):
         ks = k + tl.arange(0, BLOCK_K)
         x = tl.load(a + source.to(tl.int64) * K + ks, mask=ks < K, other=0.0).to(tl.float32)
         if A_IN_FP8:
             x *= tl.load(a_scale + k // 128 * A_ROWS + source)
-        weights = load_weights(
-            w, w_scale, expert, cols, k, N, K, dtype, FORMAT, IN_TILES, BLOCK_K
-        ).to(tl.float32)
-        if FORMAT == "fp8":
-            weights *= load_block_scales(w_scale, expert, cols, k, N, K)[:, None]
-        z += tl.sum(weights * x[None, :], axis=1)
-    if FORMAT == "nvfp4":
-        z *= tl.load(global_scale + expert)
-    if HAS_BIAS:
-        z += tl.load(bias + expert * N + cols, mask=cols < N, other=0.0).to(tl.float32)
-    return activate(z[None, :], ACTIVATION)
+        weights = load_values(
+            w, w_scale, expert, col, k, N, K, dtype, FORMAT, IN_TILES, BLOCK_N, BLOCK_K
+        )
+        z += tl.sum(weights * x[None, :], axis=1)[None, :]
+    z = finish_sums(z, global_scale, bias, expert, col, N, FORMAT, HAS_BIAS)
+    return activate(z, ACTIVATION)
 
 
 @triton.jit
@@ -158,7 +153,7 @@ def product(
             w_tile = w.load([expert * N + col, k])
         else:
             w_tile = load_weights(
-                w, w_scale, expert, cols, k, N, K, dtype, FORMAT, IN_TILES, BLOCK_K
+                w, w_scale, expert, col, k, N, K, dtype, FORMAT, IN_TILES, BLOCK_N, BLOCK_K
             )
         left, right = (w_tile, a_tile) if SWAP else (a_tile, w_tile)
         if A_IN_FP8 or FORMAT == "fp8":
@@ -205,12 +200,7 @@ def tiled(
             a, a_scale, w, w_scale, sources, expert, row, col, depth, N, K, A_ROWS, FORMAT,
             IN_TILES, A_IN_FP8, BY_TMA, BY_TMA and not GATHER, SWAP, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
-        if FORMAT == "nvfp4":
-            z *= tl.load(global_scale + expert)
-        if HAS_BIAS:
-            cols = col + tl.arange(0, BLOCK_N)
-            values = tl.load(bias + expert * N + cols, mask=cols < N, other=0.0)
-            z += values.to(tl.float32)[None, :]
+        z = finish_sums(z, global_scale, bias, expert, col, N, FORMAT, HAS_BIAS)
         result = tl.where(is_served, activate(z, ACTIVATION), 0.0)
         num_cols = result_cols(N, ACTIVATION)
         cols = result_cols(col, ACTIVATION) + tl.arange(0, result.shape[1])
