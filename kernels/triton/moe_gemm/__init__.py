@@ -150,6 +150,7 @@ def _grouped(
             "CLEAR": not is_combined,
             "BY_TMA": by_tma,
             "SWAP": tile.m < 64 or problem["format"] in FP4,
+            "DEPENDENT": False,
             **tile.constants,
             "GROUP_M": GROUP_M,
         },
@@ -159,22 +160,22 @@ def _grouped(
     if not is_combined:
         return Program((step,))
     partial_bytes = 4 * _num_rows(problem) * _d_cols(problem)
-    return Program((step, _combine(problem)), {"partial_rows": partial_bytes})
+    return Program((step, combine_step(problem, "float32")), {"partial_rows": partial_bytes})
 
 
-def _combine(problem: Problem) -> Step:
-    """The weighted sums of partial rows."""
+def combine_step(problem: Problem, partial_type: str) -> Step:
+    """The weighted sums of partial rows of an element type; ``problem`` has ``combine``."""
     cols = _d_cols(problem)
     return triton.step(
         KERNELS + "combine",
         (problem["tokens"], ceil(cols / COMBINE_BLOCK), 1),
         {
-            "partial_rows": triton.pointer("partial_rows", "float32"),
+            "partial_rows": triton.pointer("partial_rows", partial_type),
             **_pointers(problem, "position", "gates", "residual", "d"),
             "top_k": triton.integer(problem["top_k"], divisor=1),
             "num_cols": triton.integer(cols),
         },
-        {"HAS_RESIDUAL": problem["residual"], "BLOCK": COMBINE_BLOCK},
+        {"HAS_RESIDUAL": problem["residual"], "BLOCK": COMBINE_BLOCK, "DEPENDENT": False},
         num_warps=4,
         num_stages=1,
     )
@@ -198,12 +199,17 @@ def _illegal_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _illegal_tma(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    return why_not_by_tma(problem) or _illegal_tiled(config, problem, gpu)
+
+
+def why_not_by_tma(problem: Problem) -> str | None:
+    """Why TMA can load no tiles of the operands, or None."""
     format, act_dtype, k = problem["format"], problem["act_dtype"], problem["K"]
     if (act_dtype == FP8) != (format == "fp8") or format in FP4:
         return f"weights in {format} and activations in {act_dtype} are not multiplied by TMA"
     if k == 0 or k % 16:
         return f"K={k} must be a positive multiple of 16: TMA needs rows of a multiple of 16 bytes"
-    return _illegal_tiled(config, problem, gpu)
+    return None
 
 
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:

@@ -6,7 +6,7 @@ All arrays have contiguous rows:
     w, w_scale: see common/device/experts.py; global_scale (experts,), bias (experts, N)
     offsets (experts + 1,), order (rows,), position and gates (tokens, top_k)
     residual, d (tokens, columns); d (rows, columns) without COMBINE
-    partial_rows (rows, columns) float32
+    partial_rows (rows, columns) float32, or of D's type in `moe_mlp`
 
 EXPERTS is the number of experts, MAX_EXPERTS a power of two above that number.
 """
@@ -14,6 +14,7 @@ EXPERTS is the number of experts, MAX_EXPERTS a power of two above that number.
 import triton
 import triton.language as tl
 
+from kernelcat.kernels.triton.common.device.dependent_launch import start_dependent
 from kernelcat.kernels.triton.common.device.experts import (
     activate,
     finish_sums,
@@ -173,7 +174,7 @@ def tiled(
     a, a_scale, w, w_scale, global_scale, bias, offsets, order, out, num_rows, top_k, N, K, A_ROWS,
     FORMAT: tl.constexpr, IN_TILES: tl.constexpr, A_IN_FP8: tl.constexpr, GATHER: tl.constexpr,
     HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, CLEAR: tl.constexpr,
-    BY_TMA: tl.constexpr, SWAP: tl.constexpr,
+    BY_TMA: tl.constexpr, SWAP: tl.constexpr, DEPENDENT: tl.constexpr,
     EXPERTS: tl.constexpr, MAX_EXPERTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
@@ -182,6 +183,7 @@ def tiled(
     ``out`` is d or partial_rows, (num_rows, columns). With CLEAR the rows without an assignment are
     tiles too, whose sums are zero.
     """
+    start_dependent(DEPENDENT)
     expert, begin, end, tile = locate_expert(
         offsets, tl.program_id(0), num_rows, N, BLOCK_M, BLOCK_N, EXPERTS, MAX_EXPERTS
     )
@@ -212,9 +214,10 @@ def tiled(
 @triton.jit
 def combine(
     partial_rows, position, gates, residual, d, top_k, num_cols,
-    HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK columns of a token: the sum of gates times partial rows, in the order of the slots."""
+    start_dependent(DEPENDENT)
     token = tl.program_id(0)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     place = token.to(tl.int64) * num_cols + cols

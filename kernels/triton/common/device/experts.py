@@ -75,10 +75,16 @@ def finish_sums(
     if FORMAT == "nvfp4":
         z *= tl.load(global_scale + expert)
     if HAS_BIAS:
-        cols = col + tl.arange(0, z.shape[1])
-        values = tl.load(bias + expert.to(tl.int64) * N + cols, mask=cols < N, other=0.0)
-        z += values.to(tl.float32)[None, :]
+        z = add_bias(z, bias, expert, col, N)
     return z
+
+
+@triton.jit
+def add_bias(z, bias, expert, col, N):
+    """z (rows, cols), columns ``col`` on, plus the expert's bias."""
+    cols = col + tl.arange(0, z.shape[1])
+    values = tl.load(bias + expert.to(tl.int64) * N + cols, mask=cols < N, other=0.0)
+    return z + values.to(tl.float32)[None, :]
 
 
 @triton.jit
