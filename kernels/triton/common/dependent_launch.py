@@ -5,12 +5,12 @@ from dataclasses import replace
 from kernelcat.catalog.implementation import Program, Step
 from kernelcat.jit.triton import TritonSource
 
-ARCHS = ("sm_90+",)
-"""Those with programmatic dependent launch."""
-
 
 def dependent(program: Program) -> Program:
-    """``program`` with programmatic launches of those kernels that have a constant DEPENDENT."""
+    """``program`` with programmatic launches of those kernels that have a constant DEPENDENT.
+
+    Needs sm_90 or later.
+    """
     return replace(program, steps=tuple(map(_dependent_step, program.steps)))
 
 

@@ -13,7 +13,12 @@ from kernelcat.jit import triton
 from kernelcat.kernels.triton.common.architectures import HOPPER
 from kernelcat.kernels.triton.common.experts import illegal_type, weight_types
 from kernelcat.kernels.triton.common.grid import MAX_GRID_Y
-from kernelcat.kernels.triton.common.product import GROUP_M, Tile, illegal_stages
+from kernelcat.kernels.triton.common.product import (
+    GROUP_M,
+    WARPGROUP_ACCUMULATORS,
+    Tile,
+    illegal_stages,
+)
 from kernelcat.reference._assignments import active
 from kernelcat.reference._experts import FP4, FP8
 from kernelcat.reference.moe_gemm import A_ROWS, ENTRY, out_cols
@@ -218,6 +223,9 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"tiles of {tile.m} rows are mostly empty at {rows:.3g} rows an expert"
     if tile.m <= 32 and rows > 4 * tile.m:
         return f"tiles of {tile.m} rows read weights too often at {rows:.3g} rows an expert"
+    is_scaled = problem["act_dtype"] == FP8 or problem["format"] == "fp8"
+    if is_scaled and 2 * tile.m * tile.n > WARPGROUP_ACCUMULATORS * tile.warps // 4:
+        return f"sums of {tile.m} x {tile.n}, and products to be scaled, exceed the registers"
     return None
 
 

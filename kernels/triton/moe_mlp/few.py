@@ -14,7 +14,8 @@ from kernelcat.catalog.implementation import Config, ConfigValue, Implementation
 from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
 from kernelcat.jit import triton
-from kernelcat.kernels.triton.common.dependent_launch import ARCHS, dependent
+from kernelcat.kernels.triton.common.architectures import HOPPER
+from kernelcat.kernels.triton.common.dependent_launch import dependent
 from kernelcat.kernels.triton.common.powers import next_power_of_two
 from kernelcat.kernels.triton.common.product import illegal_stages
 from kernelcat.kernels.triton.moe_mlp.operands import (
@@ -221,7 +222,7 @@ IMPLEMENTATION = Implementation(
     language="triton",
     variant="few",
     summary="for few tokens: weights stream to tensor cores once for all tokens of an expert",
-    archs=ARCHS,
+    archs=HOPPER,
     space=SPACE,
     illegal=_illegal,
     unpromising=_unpromising,

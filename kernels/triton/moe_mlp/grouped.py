@@ -12,7 +12,8 @@ from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
 from kernelcat.kernels.triton import fp8_quantize, moe_gemm, moe_route
-from kernelcat.kernels.triton.common.dependent_launch import ARCHS, dependent
+from kernelcat.kernels.triton.common.architectures import HOPPER
+from kernelcat.kernels.triton.common.dependent_launch import dependent
 from kernelcat.reference._moe_parts import (
     ROUTER_NAMES,
     is_empty,
@@ -31,11 +32,13 @@ TILES = tuple(dict.fromkeys(moe_gemm.TMA.space["tile"] + moe_gemm.TILED.space["t
 SPACE = {"first_tile": TILES, "second_tile": TILES, "stages": moe_gemm.TILED.space["stages"]}
 """Tiles of both products, rows of an expert x rows of the expert's weights x k-block; and stages of
 both."""
+NO_ROUTER = {"router": 0, "router_bias": 0}
+"""Optional inputs of `moe_route` that are absent: logits are given."""
 
 
-def _multiplier(product: Problem, gpu: Gpu) -> Implementation:
+def _multiplier(product: Problem) -> Implementation:
     """What computes a product: operands by TMA, if TMA can load them."""
-    by_tma = moe_gemm.TMA.serves(gpu.arch) and moe_gemm.why_not_by_tma(product) is None
+    by_tma = moe_gemm.why_not_by_tma(product) is None
     return moe_gemm.TMA if by_tma else moe_gemm.TILED
 
 
@@ -48,9 +51,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if is_empty(problem):
         return Program(())
     first, second = (
-        renamed(
-            _multiplier(product, gpu).program(product, tile, gpu), product_names(problem, number)
-        )
+        renamed(_multiplier(product).program(product, tile, gpu), product_names(problem, number))
         for number, product, tile in zip((1, 2), products(problem), _tiles(config), strict=True)
     )
     quantize = [
@@ -64,7 +65,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         *quantize[1:],
         second,
         _sum(problem),
-        workspaces=workspaces(problem),
+        workspaces=workspaces(problem) | NO_ROUTER,
     )
     return dependent(whole)
 
@@ -91,7 +92,7 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if why:
         return f"the router: {why}"
     for product, tile in zip(products(problem), _tiles(config), strict=True):
-        if why := _multiplier(product, gpu).why_not(tile, product, gpu):
+        if why := _multiplier(product).why_not(tile, product, gpu):
             return why
     return None
 
@@ -100,7 +101,7 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if is_empty(problem):
         return None
     for product, tile in zip(products(problem), _tiles(config), strict=True):
-        if why := _multiplier(product, gpu).unpromising(tile, product, gpu):
+        if why := _multiplier(product).unpromising(tile, product, gpu):
             return why
     return None
 
@@ -111,7 +112,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     routing = router(problem)
     us = moe_route.TILED.estimate(routing, moe_route.TILED.default(routing, gpu), gpu)
     for product, tile in zip(products(problem), _tiles(config), strict=True):
-        us += _multiplier(product, gpu).estimate(product, tile, gpu)
+        us += _multiplier(product).estimate(product, tile, gpu)
     for part, _ in quantizations(problem):
         us += fp8_quantize.TILED.estimate(part, fp8_quantize.TILED.default(part, gpu), gpu)
     summed_bytes = (num_assignments(problem) + problem["tokens"]) * problem["hidden"]
@@ -123,7 +124,7 @@ IMPLEMENTATION = Implementation(
     language="triton",
     variant="grouped",
     summary="for many tokens: moe_route, then moe_gemm's grouped products; the sum is ordered",
-    archs=ARCHS,
+    archs=HOPPER,
     space=SPACE,
     illegal=_illegal,
     unpromising=_unpromising,
