@@ -231,10 +231,14 @@ def test_the_interpreter_rounds_and_multiplies_bfloat16_like_a_gpu() -> None:
         eye = theirs.TensorHandle(np.full((16, 16), 0x3F80, np.uint16), tl.bfloat16)
         zero = theirs.TensorHandle(np.zeros((16, 16), np.float32), tl.float32)
         product = theirs.interpreter_builder.create_dot(eye, eye, zero, None, 0)
+        tiny = theirs.TensorHandle(np.full(4, 0x0040, np.uint16), tl.bfloat16)  # 2^-127
+        large = theirs.TensorHandle(np.full(4, 0x7E80, np.uint16), tl.bfloat16)  # 2^126
+        half = theirs.interpreter_builder.create_fmul(tiny, large)
     np.testing.assert_array_equal(
         back, np.float32([1.0, 1.0, 1.015625, 1.0078125, -3.140625, np.inf, np.nan, 0.0])
     )
     assert (product.data == 16.0).all()
+    assert (half.data == 0x3F00).all() and half.dtype == tl.bfloat16
 
 
 def test_the_interpreter_converts_and_multiplies_float8_like_a_gpu() -> None:

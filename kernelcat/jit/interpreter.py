@@ -214,15 +214,16 @@ _NAN: dict[str, Any] = {"bfloat16": np.uint16(0x7FC0), "float8_e4m3fn": np.uint8
 def true_floats() -> Iterator[None]:
     """Make the interpreter compute with narrow float types as a GPU does, for a ``with`` block.
 
-    In Triton up to 3.9 the interpreter's ``tl.dot`` multiplies the integers that hold bfloat16
-    values, its conversions from float32 truncate, and its ``tl.dot_scaled`` takes every scale for
-    a power of two.
+    In Triton up to 3.9 the interpreter's ``tl.dot`` and ``*`` multiply the integers that hold
+    bfloat16 values, its conversions from float32 truncate, and its ``tl.dot_scaled`` takes every
+    scale for a power of two.
     """
     import triton.language as tl
     from triton.runtime import interpreter
 
     scale_to_f32: Any = getattr(interpreter, "_dot_scaled_scale_to_f32", None)  # since 3.9
     convert, dot = interpreter._convert_float, interpreter.InterpreterBuilder.create_dot
+    multiply = interpreter.InterpreterBuilder.create_fmul
 
     def exact_convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
         if source.name in NARROW:
@@ -236,6 +237,11 @@ def true_floats() -> Iterator[None]:
     def widened_dot(self: Any, a: Any, b: Any, *more: Any) -> Any:
         return dot(self, _widen(a, tl), _widen(b, tl), *more)
 
+    def widened_multiply(self: Any, a: Any, b: Any) -> Any:
+        name = a.dtype.scalar.name
+        product = multiply(self, _widen(a, tl), _widen(b, tl))
+        return product if name not in NARROW else _narrowed(product, a.dtype, NARROW[name])
+
     def scale_values(handle: Any, compute_type: Any) -> Any:
         if handle.dtype.scalar.name in NARROW:
             return _decode(handle.data, NARROW[handle.dtype.scalar.name])
@@ -245,6 +251,7 @@ def true_floats() -> Iterator[None]:
         interpreter._dot_scaled_scale_to_f32 = scale_values
     interpreter._convert_float = exact_convert
     interpreter.InterpreterBuilder.create_dot = widened_dot
+    interpreter.InterpreterBuilder.create_fmul = widened_multiply
     try:
         yield
     finally:
@@ -252,6 +259,7 @@ def true_floats() -> Iterator[None]:
             interpreter._dot_scaled_scale_to_f32 = scale_to_f32
         interpreter._convert_float = convert
         interpreter.InterpreterBuilder.create_dot = dot
+        interpreter.InterpreterBuilder.create_fmul = multiply
 
 
 @contextlib.contextmanager
@@ -278,6 +286,13 @@ def _widen(handle: Any, tl: Any) -> Any:
     if name not in NARROW:
         return handle
     return TensorHandle(_decode(handle.data, NARROW[name]), tl.float32)
+
+
+def _narrowed(handle: Any, dtype: Any, name: str) -> Any:
+    """A float32 tensor rounded to the narrow float type ``name``, Triton's ``dtype``."""
+    from triton.runtime.interpreter import TensorHandle
+
+    return TensorHandle(_encode(handle.data, name), dtype)
 
 
 def _decode(data: Any, dtype: str) -> Any:

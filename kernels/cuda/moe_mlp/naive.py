@@ -13,14 +13,13 @@ from kernelcat.kernels.cuda.common.baseline import baseline
 from kernelcat.kernels.cuda.common.launch import MAX_BLOCKS, instance
 from kernelcat.kernels.cuda.moe_mlp.operands import (
     gating,
-    is_empty,
-    num_assignments,
     route_step,
     routing_workspaces,
     weight_format,
     weights,
     why_not_routed,
 )
+from kernelcat.reference._moe_parts import is_empty, num_assignments
 from kernelcat.reference.moe_mlp import ENTRY
 from kernelcat.runtime.gpu import Gpu
 

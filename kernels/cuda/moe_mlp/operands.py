@@ -9,6 +9,7 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
 from kernelcat.kernels.cuda.common.launch import instance
 from kernelcat.reference._experts import DTYPES
+from kernelcat.reference._moe_parts import num_assignments
 
 FORMATS = {**dict.fromkeys(DTYPES, "SixteenBits"), "fp8": "Fp8", "mxfp4": "Mxfp4", "nvfp4": "Nvfp4"}
 GATINGS = {"swiglu": "Swiglu", "swiglu_oai": "SwigluOai"}
@@ -27,16 +28,6 @@ def weight_format(problem: Problem) -> str:
 def gating(problem: Problem) -> str:
     """The template argument ``kGating``."""
     return f"Gating::k{GATINGS[problem['activation']]}"
-
-
-def num_assignments(problem: Problem) -> int:
-    """Rows of h: experts of all tokens."""
-    return int(problem["tokens"] * problem["top_k"])
-
-
-def is_empty(problem: Problem) -> bool:
-    """Whether the output has no elements."""
-    return problem["tokens"] * problem["hidden"] == 0
 
 
 def weights(number: int) -> tuple[Param, ...]:

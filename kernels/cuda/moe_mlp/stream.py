@@ -12,8 +12,6 @@ from kernelcat.dtypes import itemsize
 from kernelcat.kernels.cuda.common.launch import instance
 from kernelcat.kernels.cuda.moe_mlp.operands import (
     gating,
-    is_empty,
-    num_assignments,
     route_step,
     router_kind,
     router_scratch_bytes,
@@ -26,6 +24,7 @@ from kernelcat.kernels.cuda.moe_mlp.operands import (
 from kernelcat.reference._assignments import active
 from kernelcat.reference._experts import FP4, FP8
 from kernelcat.reference._fp8 import BLOCK as SCALE_BLOCK
+from kernelcat.reference._moe_parts import is_empty, num_assignments
 from kernelcat.runtime.gpu import Gpu
 
 WARPS = 16

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kernelcat.catalog.implementation import ConfigValue, Step
+from kernelcat.catalog.implementation import ConfigValue, Program, Step
 from kernelcat.jit import triton
 from kernelcat.runtime.gpu import Gpu
 
@@ -29,3 +29,19 @@ def dependent_step(
     constants = {**constants, "DEPENDENT": is_dependent}
     step = triton.step(kernel, grid, arguments, constants, **options)
     return replace(step, programmatic=is_dependent)
+
+
+def dependent(program: Program) -> Program:
+    """``program`` with programmatic launches of those kernels that have a constant DEPENDENT.
+
+    Needs sm_90 or later.
+    """
+    return replace(program, steps=tuple(map(_with_dependent_launch, program.steps)))
+
+
+def _with_dependent_launch(step: Step) -> Step:
+    source = step.source
+    if not isinstance(source, triton.TritonSource) or "DEPENDENT" not in source.constants:
+        return step
+    constants = {**source.constants, "DEPENDENT": True}
+    return replace(step, source=replace(source, constants=constants), programmatic=True)

@@ -9,12 +9,19 @@ from math import ceil
 from kernelcat.catalog import cost_model
 from kernelcat.catalog.implementation import Config, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
+from kernelcat.dtypes import itemsize
 from kernelcat.jit import triton
-from kernelcat.kernels.triton.common.architectures import HOPPER, illegal_float8
+from kernelcat.kernels.triton.common.architectures import HOPPER
+from kernelcat.kernels.triton.common.experts import illegal_type, weight_types
 from kernelcat.kernels.triton.common.grid import MAX_GRID_Y
-from kernelcat.kernels.triton.common.product import GROUP_M, Tile, illegal_stages
+from kernelcat.kernels.triton.common.product import (
+    GROUP_M,
+    WARPGROUP_ACCUMULATORS,
+    Tile,
+    illegal_stages,
+)
 from kernelcat.reference._assignments import active
-from kernelcat.reference._experts import DTYPES, FP4, FP8, SCALE
+from kernelcat.reference._experts import FP4, FP8
 from kernelcat.reference.moe_gemm import A_ROWS, ENTRY, out_cols
 from kernelcat.runtime.gpu import Gpu
 
@@ -47,12 +54,10 @@ def _is_empty(problem: Problem) -> bool:
 
 
 def _pointers(problem: Problem, *names: str) -> dict[str, triton.Argument]:
-    dtype, format = problem["dtype"], problem["format"]
-    scale = "float32" if format in DTYPES else str(SCALE.where(problem.values))
+    dtype = problem["dtype"]
+    w_type, scale_type = weight_types(problem)
     types = {
-        "a": problem["act_dtype"], "a_scale": "float32",
-        "w": FP8 if format == "fp8" else "uint8" if format in FP4 else format,
-        "w_scale": "uint8" if format in FP4 else scale,
+        "a": problem["act_dtype"], "a_scale": "float32", "w": w_type, "w_scale": scale_type,
         "global_scale": "float32", "bias": dtype, "offsets": "int32", "order": "int32",
         "position": "int32", "gates": "float32", "residual": dtype, "d": dtype,
     }  # fmt: skip
@@ -132,17 +137,17 @@ def _tma(problem: Problem, config: Config, gpu: Gpu) -> Program:
 def _grouped(
     problem: Problem, config: Config, arguments: dict[str, triton.Argument], by_tma: bool
 ) -> Program:
-    """The grouped product, and with ``combine`` the weighted sums of its partial rows."""
+    """The grouped product, and with ``combine`` the weighted sums of its rows."""
     if _is_empty(problem):
         return Program(())
     tile, is_combined = Tile.of(config), problem["combine"]
-    out = triton.pointer("partial_rows", "float32") if is_combined else None
+    rows = triton.pointer("rows", problem["dtype"])
     step = triton.step(
         KERNELS + "tiled",
         (_max_tiles(problem, tile), 1, 1),
         {
             **arguments,
-            "out": out or _pointers(problem, "d")["d"],
+            "out": rows if is_combined else _pointers(problem, "d")["d"],
             "num_rows": triton.integer(_num_rows(problem), divisor=1),
             **_sizes(problem),
         },
@@ -151,6 +156,7 @@ def _grouped(
             "CLEAR": not is_combined,
             "BY_TMA": by_tma,
             "SWAP": tile.m < 64 or problem["format"] in FP4,
+            "DEPENDENT": False,
             **tile.constants,
             "GROUP_M": GROUP_M,
         },
@@ -159,23 +165,23 @@ def _grouped(
     )
     if not is_combined:
         return Program((step,))
-    partial_bytes = 4 * _num_rows(problem) * _d_cols(problem)
-    return Program((step, _combine(problem)), {"partial_rows": partial_bytes})
+    row_bytes = itemsize(problem["dtype"]) * _num_rows(problem) * _d_cols(problem)
+    return Program((step, _sum_step(problem)), {"rows": row_bytes})
 
 
-def _combine(problem: Problem) -> Step:
-    """The weighted sums of partial rows."""
+def _sum_step(problem: Problem) -> Step:
+    """The weighted sums of the rows in the workspace, in the order of slots."""
     cols = _d_cols(problem)
     return triton.step(
         KERNELS + "combine",
         (problem["tokens"], ceil(cols / COMBINE_BLOCK), 1),
         {
-            "partial_rows": triton.pointer("partial_rows", "float32"),
+            "rows": triton.pointer("rows", problem["dtype"]),
             **_pointers(problem, "position", "gates", "residual", "d"),
             "top_k": triton.integer(problem["top_k"], divisor=1),
             "num_cols": triton.integer(cols),
         },
-        {"HAS_RESIDUAL": problem["residual"], "BLOCK": COMBINE_BLOCK},
+        {"HAS_RESIDUAL": problem["residual"], "BLOCK": COMBINE_BLOCK, "DEPENDENT": False},
         num_warps=4,
         num_stages=1,
     )
@@ -184,15 +190,10 @@ def _combine(problem: Problem) -> Step:
 # ---- which configurations can run, and which are worth a try -------------------------------------
 
 
-def _illegal_type(problem: Problem, gpu: Gpu) -> str | None:
-    uses_float8 = problem["act_dtype"] == FP8 or problem["format"] == "fp8"
-    return illegal_float8(gpu) if uses_float8 else None
-
-
 def _illegal_naive(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if problem["N"] > MAX_GRID_Y * config["block"]:
         return f"N={problem['N']} takes more than {MAX_GRID_Y} programs on a second axis"
-    return _illegal_type(problem, gpu)
+    return illegal_type(problem, gpu)
 
 
 def _illegal_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -200,16 +201,21 @@ def _illegal_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if _max_tiles(problem, tile) >= 1 << 31:
         return f"{_max_tiles(problem, tile)} tiles are more than a grid has"
     stage_bytes = tile.stage_bytes * stages + RESERVED_BYTES
-    return illegal_stages(stages, stage_bytes, gpu) or _illegal_type(problem, gpu)
+    return illegal_stages(stages, stage_bytes, gpu) or illegal_type(problem, gpu)
 
 
 def _illegal_tma(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    return why_not_by_tma(problem) or _illegal_tiled(config, problem, gpu)
+
+
+def why_not_by_tma(problem: Problem) -> str | None:
+    """Why TMA can load no tiles of the operands, or None."""
     format, act_dtype, k = problem["format"], problem["act_dtype"], problem["K"]
     if (act_dtype == FP8) != (format == "fp8") or format in FP4:
         return f"weights in {format} and activations in {act_dtype} are not multiplied by TMA"
     if k == 0 or k % 16:
         return f"K={k} must be a positive multiple of 16: TMA needs rows of a multiple of 16 bytes"
-    return _illegal_tiled(config, problem, gpu)
+    return None
 
 
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -218,6 +224,9 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"tiles of {tile.m} rows are mostly empty at {rows:.3g} rows an expert"
     if tile.m <= 32 and rows > 4 * tile.m:
         return f"tiles of {tile.m} rows read weights too often at {rows:.3g} rows an expert"
+    is_scaled = problem["act_dtype"] == FP8 or problem["format"] == "fp8"
+    if is_scaled and 2 * tile.m * tile.n > WARPGROUP_ACCUMULATORS * tile.warps // 4:
+        return f"sums of {tile.m} x {tile.n}, and products to be scaled, exceed the registers"
     return None
 
 
@@ -251,8 +260,8 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
         efficiency=0.65 if tile.m * tile.n >= 128 * 128 else 0.5,
     )  # fmt: skip
     memory_us = cost_model.copy_us(ENTRY.bytes_moved(problem), gpu)
-    partial_us = cost_model.copy_us(8 * rows * _d_cols(problem) if problem["combine"] else 0, gpu)
-    return max(us, memory_us) + partial_us
+    sum_us = cost_model.copy_us(4 * rows * _d_cols(problem) if problem["combine"] else 0, gpu)
+    return max(us, memory_us) + sum_us
 
 
 NAIVE = Implementation(

@@ -6,7 +6,7 @@ All arrays have contiguous rows:
     w, w_scale: see common/device/experts.py; global_scale (experts,), bias (experts, N)
     offsets (experts + 1,), order (rows,), position and gates (tokens, top_k)
     residual, d (tokens, columns); d (rows, columns) without COMBINE
-    partial_rows (rows, columns) float32
+    rows (rows, columns): what `combine` sums, of D's type
 
 EXPERTS is the number of experts, MAX_EXPERTS a power of two above that number.
 """
@@ -14,9 +14,12 @@ EXPERTS is the number of experts, MAX_EXPERTS a power of two above that number.
 import triton
 import triton.language as tl
 
+from kernelcat.kernels.triton.common.device.dependent_launch import await_previous
 from kernelcat.kernels.triton.common.device.experts import (
     activate,
+    finish_sums,
     load_block_scales,
+    load_values,
     load_weights,
     result_cols,
 )
@@ -42,31 +45,24 @@ def finished_row(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The result of a row from columns ``col`` of the product on, (1, columns) float32."""
-    FP4: tl.constexpr = FORMAT == "mxfp4" or FORMAT == "nvfp4"
     # 4-bit weights beside A in 16 bits are rounded to A's type.
-    dtype: tl.constexpr = a.dtype.element_ty if FP4 and not A_IN_FP8 else tl.float32
+    dtype: tl.constexpr = tl.float32 if A_IN_FP8 else a.dtype.element_ty
     expert = find_expert(offsets, row, EXPERTS, MAX_EXPERTS)
     source = row
     if GATHER:
         source = tl.load(order + row) // top_k
-    cols = col + tl.arange(0, BLOCK_N)
-    z = tl.zeros((BLOCK_N,), tl.float32)
+    z = tl.zeros((1, BLOCK_N), tl.float32)
     for k in range(0, K, BLOCK_K):
         ks = k + tl.arange(0, BLOCK_K)
         x = tl.load(a + source.to(tl.int64) * K + ks, mask=ks < K, other=0.0).to(tl.float32)
         if A_IN_FP8:
             x *= tl.load(a_scale + k // 128 * A_ROWS + source)
-        weights = load_weights(
-            w, w_scale, expert, cols, k, N, K, dtype, FORMAT, IN_TILES, BLOCK_K
-        ).to(tl.float32)
-        if FORMAT == "fp8":
-            weights *= load_block_scales(w_scale, expert, cols, k, N, K)[:, None]
-        z += tl.sum(weights * x[None, :], axis=1)
-    if FORMAT == "nvfp4":
-        z *= tl.load(global_scale + expert)
-    if HAS_BIAS:
-        z += tl.load(bias + expert * N + cols, mask=cols < N, other=0.0).to(tl.float32)
-    return activate(z[None, :], ACTIVATION)
+        weights = load_values(
+            w, w_scale, expert, col, k, N, K, dtype, FORMAT, IN_TILES, BLOCK_N, BLOCK_K
+        )
+        z += tl.sum(weights * x[None, :], axis=1)[None, :]
+    z = finish_sums(z, global_scale, bias, expert, col, N, FORMAT, HAS_BIAS)
+    return activate(z, ACTIVATION)
 
 
 @triton.jit
@@ -158,7 +154,7 @@ def product(
             w_tile = w.load([expert * N + col, k])
         else:
             w_tile = load_weights(
-                w, w_scale, expert, cols, k, N, K, dtype, FORMAT, IN_TILES, BLOCK_K
+                w, w_scale, expert, col, k, N, K, dtype, FORMAT, IN_TILES, BLOCK_N, BLOCK_K
             )
         left, right = (w_tile, a_tile) if SWAP else (a_tile, w_tile)
         if A_IN_FP8 or FORMAT == "fp8":
@@ -178,15 +174,16 @@ def tiled(
     a, a_scale, w, w_scale, global_scale, bias, offsets, order, out, num_rows, top_k, N, K, A_ROWS,
     FORMAT: tl.constexpr, IN_TILES: tl.constexpr, A_IN_FP8: tl.constexpr, GATHER: tl.constexpr,
     HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, CLEAR: tl.constexpr,
-    BY_TMA: tl.constexpr, SWAP: tl.constexpr,
+    BY_TMA: tl.constexpr, SWAP: tl.constexpr, DEPENDENT: tl.constexpr,
     EXPERTS: tl.constexpr, MAX_EXPERTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     """One tile of one expert a program; programs past the last tile end at once.
 
-    ``out`` is d or partial_rows, (num_rows, columns). With CLEAR the rows without an assignment are
+    ``out`` is d or rows, (num_rows, columns). With CLEAR the rows without an assignment are
     tiles too, whose sums are zero.
     """
+    await_previous(DEPENDENT)
     expert, begin, end, tile = locate_expert(
         offsets, tl.program_id(0), num_rows, N, BLOCK_M, BLOCK_N, EXPERTS, MAX_EXPERTS
     )
@@ -205,12 +202,7 @@ def tiled(
             a, a_scale, w, w_scale, sources, expert, row, col, depth, N, K, A_ROWS, FORMAT,
             IN_TILES, A_IN_FP8, BY_TMA, BY_TMA and not GATHER, SWAP, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
-        if FORMAT == "nvfp4":
-            z *= tl.load(global_scale + expert)
-        if HAS_BIAS:
-            cols = col + tl.arange(0, BLOCK_N)
-            values = tl.load(bias + expert * N + cols, mask=cols < N, other=0.0)
-            z += values.to(tl.float32)[None, :]
+        z = finish_sums(z, global_scale, bias, expert, col, N, FORMAT, HAS_BIAS)
         result = tl.where(is_served, activate(z, ACTIVATION), 0.0)
         num_cols = result_cols(N, ACTIVATION)
         cols = result_cols(col, ACTIVATION) + tl.arange(0, result.shape[1])
@@ -221,10 +213,11 @@ def tiled(
 
 @triton.jit
 def combine(
-    partial_rows, position, gates, residual, d, top_k, num_cols,
-    HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+    rows, position, gates, residual, d, top_k, num_cols,
+    HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK columns of a token: the sum of gates times partial rows, in the order of the slots."""
+    await_previous(DEPENDENT)
     token = tl.program_id(0)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     place = token.to(tl.int64) * num_cols + cols
@@ -234,7 +227,7 @@ def combine(
     for slot in range(top_k):
         row = tl.load(position + token * top_k + slot)
         gate = tl.load(gates + token * top_k + slot)
-        partial = partial_rows + tl.maximum(row, 0).to(tl.int64) * num_cols + cols
+        partial = rows + tl.maximum(row, 0).to(tl.int64) * num_cols + cols
         values = tl.load(partial, mask=cols < num_cols, other=0.0)
         total += tl.where(row >= 0, gate * values, 0.0)
     tl.store(d + place, total.to(d.dtype.element_ty), mask=cols < num_cols)

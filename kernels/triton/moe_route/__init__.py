@@ -91,13 +91,18 @@ def _multiply(problem: Problem) -> Step:
     return triton.step(f"{MODULE}.naive:multiply", grid, pointers | sizes, constants, num_warps=1)
 
 
+def select_step(problem: Problem) -> Step:
+    """The selection of experts and weights, a token a program; without index maps."""
+    arguments = _logits(problem) | _pointers(problem, *SELECTED) | _rule(problem)
+    constants = _constants(problem) | {"DEPENDENT": False}
+    grid = (problem["tokens"], 1, 1)
+    return triton.step(f"{MODULE}.naive:select", grid, arguments, constants, num_warps=1)
+
+
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
     tokens = problem["tokens"]
     given = _logits(problem) | _pointers(problem, *SELECTED)
     constants = _constants(problem)
-    select = triton.step(
-        f"{MODULE}.naive:select", (tokens, 1, 1), given | _rule(problem), constants, num_warps=1
-    )
     place = triton.step(
         f"{MODULE}.naive:place",
         (1, 1, 1),
@@ -113,7 +118,7 @@ def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if not tokens:
         return Program((place,), workspaces)
     products = (_multiply(problem),) if problem["product"] else ()
-    return Program((*products, select, place), workspaces)
+    return Program((*products, select_step(problem), place), workspaces)
 
 
 def _naive_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
@@ -165,7 +170,7 @@ def _tile_constants(problem: Problem, config: Config) -> Constants:
 
 def _place_constants(problem: Problem, config: Config) -> Constants:
     rows = min(MAX_ROWS, next_power_of_two(_num_tiles(problem, config)))
-    return {"ROWS": rows, "BLOCK": 32 * config["warps"] * 4}
+    return {"ROWS": rows, "BLOCK": 32 * config["warps"] * 4, "DEPENDENT": False}
 
 
 def _rule_constants(problem: Problem) -> Constants:
@@ -319,31 +324,32 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     return copy_us(ENTRY.bytes_moved(problem), gpu) + select_us + maps_us + product_us
 
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    Implementation(
-        entry="moe_route",
-        language="triton",
-        variant="naive",
-        summary="a token a program, then one program for all places; any problem",
-        archs=("sm_80+",),
-        space={},
-        illegal=_illegal,
-        program=_naive,
-        estimate=_naive_estimate,
-        rank=0,
-    ),
-    Implementation(
-        entry="moe_route",
-        language="triton",
-        variant="tiled",
-        summary="tiles of tokens, ranks by prefix sums; the last program of one launch makes maps",
-        archs=("sm_80+",),
-        space=SPACE,
-        illegal=_illegal_tiled,
-        unpromising=_unpromising_tiled,
-        program=_tiled,
-        estimate=_estimate,
-        techniques={"16-byte loads": "LDG*128"},
-        rank=1,
-    ),
+NAIVE = Implementation(
+    entry="moe_route",
+    language="triton",
+    variant="naive",
+    summary="a token a program, then one program for all places; any problem",
+    archs=("sm_80+",),
+    space={},
+    illegal=_illegal,
+    program=_naive,
+    estimate=_naive_estimate,
+    rank=0,
 )
+
+TILED = Implementation(
+    entry="moe_route",
+    language="triton",
+    variant="tiled",
+    summary="tiles of tokens, ranks by prefix sums; the last program of one launch makes maps",
+    archs=("sm_80+",),
+    space=SPACE,
+    illegal=_illegal_tiled,
+    unpromising=_unpromising_tiled,
+    program=_tiled,
+    estimate=_estimate,
+    techniques={"16-byte loads": "LDG*128"},
+    rank=1,
+)
+
+IMPLEMENTATIONS = (NAIVE, TILED)

@@ -7,6 +7,7 @@ scores.py; SLOTS is a power of two that is at least top_k.
 import triton
 import triton.language as tl
 
+from kernelcat.kernels.triton.common.device.dependent_launch import await_previous
 from kernelcat.kernels.triton.moe_route.scores import (
     expert_of,
     limit_to_groups,
@@ -71,9 +72,10 @@ def select(
     logits, correction, expert_ids, weights, num_experts, top_k, num_groups, top_groups, scaling,
     SOFTMAX: tl.constexpr, RENORMALIZE: tl.constexpr, CORRECTION: tl.constexpr,
     LIMITED: tl.constexpr, NUM_COLS: tl.constexpr, GROUP_SIZE: tl.constexpr,
-    GROUP_COLS: tl.constexpr, SLOTS: tl.constexpr,
+    GROUP_COLS: tl.constexpr, SLOTS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The experts of one token a program, and their weights."""
+    await_previous(DEPENDENT)
     token, cols = tl.program_id(0), tl.arange(0, NUM_COLS)
     values, scores = load_token(
         logits, correction, token, num_experts, num_groups, top_groups, SOFTMAX, CORRECTION,

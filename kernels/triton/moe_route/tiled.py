@@ -10,6 +10,7 @@ program that finishes last makes the maps of all tiles.
 import triton
 import triton.language as tl
 
+from kernelcat.kernels.triton.common.device.dependent_launch import await_previous
 from kernelcat.kernels.triton.moe_route.reroute import reroute_and_place
 from kernelcat.kernels.triton.moe_route.scores import column_of, expert_of
 from kernelcat.kernels.triton.moe_route.tiles import (
@@ -123,9 +124,10 @@ def select(
     LIMITED: tl.constexpr, NUM_COLS: tl.constexpr, GROUP_SIZE: tl.constexpr,
     GROUP_COLS: tl.constexpr, LOAD: tl.constexpr, PRODUCT: tl.constexpr, HAS_BIAS: tl.constexpr,
     REROUTE: tl.constexpr, ONE_LAUNCH: tl.constexpr, BLOCK_T: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK: tl.constexpr, DEPENDENT: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """A tile a program, or one of SPLIT_K splits of a tile's product."""
+    await_previous(DEPENDENT)
     tile, split = tl.program_id(0) // SPLIT_K, tl.program_id(0) % SPLIT_K
     token, cols = tile * BLOCK_T + tl.arange(0, BLOCK_T), tl.arange(0, NUM_COLS)
     num_tiles, has_tile = tl.cdiv(tokens, BLOCK_T), True
@@ -177,10 +179,12 @@ def place(
     expert_ids, weights, counts, offsets, order, position, load, block_counts, earlier, starts,
     tokens, num_experts, top_k, num_groups, capacity,
     NUM_COLS: tl.constexpr, GROUP_SIZE: tl.constexpr, GROUP_COLS: tl.constexpr,
-    BLOCK_T: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, LOAD: tl.constexpr,
+    BLOCK_T: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+    LOAD: tl.constexpr,
 ):  # fmt: skip
     """Adds up the counts of all tiles, and places the assignments of one tile. starts has a row
     (NUM_COLS,) for each program."""
+    await_previous(DEPENDENT)
     tile, cols, num_tiles = tl.program_id(0), tl.arange(0, NUM_COLS), tl.num_programs(0)
     totals, before = tl.zeros((NUM_COLS,), tl.int32), tl.zeros((NUM_COLS,), tl.int32)
     for first in range(0, num_tiles, ROWS):

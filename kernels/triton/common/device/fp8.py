@@ -23,3 +23,10 @@ def scale_of(amax):
 def inverse_of(amax):
     """What elements of blocks are multiplied by, correctly rounded."""
     return tl.div_rn(448.0, amax)
+
+
+@triton.jit
+def quantize_rows(x, dtype: tl.constexpr):
+    """Float32 x (rows, 128) in float8 type ``dtype``, and the scale of each row (rows,)."""
+    amax = clamp_amax(tl.max(tl.abs(x), axis=1))
+    return (x * inverse_of(amax)[:, None]).to(dtype), scale_of(amax)
