@@ -31,8 +31,8 @@ LOOK_UP_US, PASS_US = 0.5, 1.0
 """Microseconds until the length and the block table are here, and of loads that nothing hides."""
 TILE_US = 0.15
 """Microseconds of a warp for scores, softmax and products of 32 tokens of 64 elements."""
-WARP_MERGE_US, CLUSTER_MERGE_US, BLOCK_MERGE_US = 0.02, 0.4, 0.02
-"""Microseconds for each warp of a thread block, for a cluster, and for each of its thread blocks."""
+WARP_MERGE_US, CLUSTER_MERGE_US, BLOCK_MERGE_US = 0.02, 0.5, 0.02
+"""Microseconds of the merge: for each warp, for a cluster, for each thread block of a cluster."""
 
 SPACE = {
     "tokens": (32, 16, 64),
@@ -110,6 +110,9 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if config["num_warps"] * config["cluster"] >= 2 * tiles > 2:
         return f"half of the warps have none of the {tiles} tiles"
     blocks = problem["batch"] * problem["kv_heads"] * config["cluster"]
+    # As many thread blocks of the next launch may wait beside those of this one.
+    if config["blocks_per_sm"] > max(2 * ceil(blocks / gpu.sms), 1):
+        return f"{blocks} thread blocks do not need room for {config['blocks_per_sm']} an SM"
     if config["cluster"] > 1 and blocks > gpu.sms * config["blocks_per_sm"]:
         return f"smaller clusters than {config['cluster']} fill the SMs"
     return None
@@ -138,7 +141,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """The chain of waits of a thread block, in waves, and the bytes as fast as busy SMs read them."""
+    """The waits of a thread block, in waves, and the bytes as fast as the busy SMs read them."""
     if num_rows(problem) == 0:
         return LAUNCH_US
     blocks = problem["batch"] * problem["kv_heads"] * config["cluster"]
@@ -147,7 +150,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     rate = min(BANDWIDTH_EFFICIENCY * gpu.bandwidth, busy_sms * SM_BANDWIDTH)
     # Warps of an SM take turns at the products.
     warps = min(ceil(blocks / gpu.sms), config["blocks_per_sm"]) * config["num_warps"]
-    tile_us = TILE_US * config["tokens"] / 32 * problem["head_dim"] / 64 * max(1.0, warps / 8)
+    tile_us = TILE_US * config["tokens"] / 32 * problem["head_dim"] / 64 * max(1.0, warps / 12)
     pass_us = _passes(problem, config) * (PASS_US + tile_us)
     merge_us = WARP_MERGE_US * config["num_warps"]
     if config["cluster"] > 1:
