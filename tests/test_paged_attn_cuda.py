@@ -110,7 +110,7 @@ def test_accumulators_that_exceed_static_shared_memory_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("decode-1x3008-64/8x64-p16-sinks", config(32, 8, 16)),
+        ("decode-1x3008-64/8x64-p16-sinks", config(64, 8, 8)),
         ("decode-1x3008-64/8x64-p16-window128-sinks", config(32, 4)),
         ("decode-64x1024-64/8x64-p16-window128-sinks", config(32, 4, 1, 4)),
     ],

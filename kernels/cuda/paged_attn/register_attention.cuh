@@ -56,12 +56,13 @@ struct RegisterAttention {
       __syncthreads();
     }
     look_up(pages, table, token);
-    const Sequence& sequence = span.sequence;
-    if (sequence.num_queries <= 0) return;  // the same in the whole cluster
 
+    // A sequence without queries has no rows and no visible tokens. To return would make the first
+    // loads of all others wait for cu_q.
     Warp warp;
     place(slots, pages, token, span.end_token);
     warp.load(args, kv_head, slots);
+    const Sequence& sequence = span.sequence;
     const Rows rows = {
         .first = {.first_query = sequence.first_query, .first_row = 0, .kv_head = kv_head},
         .per_head = sequence.num_queries * kGroup};

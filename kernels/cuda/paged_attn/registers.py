@@ -31,7 +31,7 @@ LOOK_UP_US, PASS_US = 0.5, 1.0
 """Microseconds until the length and the block table are here, and of loads that nothing hides."""
 TILE_US = 0.15
 """Microseconds of a warp for scores, softmax and products of 32 tokens of 64 elements."""
-WARP_MERGE_US, CLUSTER_MERGE_US, BLOCK_MERGE_US = 0.02, 0.5, 0.02
+WARP_MERGE_US, CLUSTER_MERGE_US, BLOCK_MERGE_US = 0.02, 0.4, 0.05
 """Microseconds of the merge: for each warp, for a cluster, for each thread block of a cluster."""
 
 SPACE = {
