@@ -233,6 +233,13 @@ QUANTIZED = {
 }
 """Shapes that are also decoded from quantized caches with one k_scale and v_scale for each head."""
 
+SINKS = (
+    ((1, 64, 8, 64, 3008, 16), 0),
+    ((1, 64, 8, 64, 3008, 16), 128),
+    ((64, 64, 8, 64, 1024, 16), 128),
+)
+"""Layers of gpt-oss at small batches, with sinks: a shape, and the window of every other layer."""
+
 RAGGED = (64, 32, 8, 128, 16384, 16)
 """A shape that is decoded with sequences of any length up to the context."""
 
@@ -253,6 +260,10 @@ def _problems() -> dict[str, Problem]:
         for shape in QUANTIZED[kv_dtype]:
             quantized = attention(*shape, kv_dtype=kv_dtype, has_scales=True)
             problems[f"{_name('decode', shape)}-{suffix}"] = quantized
+    for shape, window in SINKS:
+        suffix = f"window{window}-sinks" if window else "sinks"
+        with_sinks = attention(*shape, window=window, has_sinks=True)
+        problems[f"{_name('decode', shape)}-{suffix}"] = with_sinks
     return problems
 
 

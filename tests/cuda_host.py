@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import re
 import subprocess
 from collections.abc import Callable, Mapping
@@ -46,8 +47,8 @@ REPLACEMENTS = (
 """What is not C++, as a pattern and what takes its place."""
 MAIN = """#include "cuda_host.h"
 #include "{file}"
-extern "C" void run(void** args, int x, int y, int threads, int shared_bytes, int cluster) {{
-  host::launch(&{kernel}, args, x, y, threads, shared_bytes, cluster);
+extern "C" void run(void** args, int x, int y, int z, int threads, int shared_bytes, int cluster) {{
+  host::launch(&{kernel}, args, x, y, z, threads, shared_bytes, cluster);
 }}
 """
 VALUES: dict[type, Callable[[Any], Any]] = {
@@ -114,9 +115,8 @@ def _workspaces(program: Program) -> dict[str, Any]:
 def _launch(kernel: Any, step: Step, memory: Mapping[str, Any]) -> None:
     values = [_value(param, memory) for param in step.params]
     addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-    x, y, _ = step.grid
-    if x * y:
-        kernel(addresses, x, y, step.block, step.shared_bytes, step.cluster[0])
+    if math.prod(step.grid):
+        kernel(addresses, *step.grid, step.block, step.shared_bytes, step.cluster[0])
 
 
 def _value(param: Param, memory: Mapping[str, Any]) -> Any:

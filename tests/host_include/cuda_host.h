@@ -38,6 +38,9 @@ struct uint4 {
 struct float2 {
   float x, y;
 };
+struct float4 {
+  float x, y, z, w;
+};
 
 namespace host {
 
@@ -66,7 +69,7 @@ struct Cluster {
 };
 
 struct Block {
-  unsigned index_x, index_y, grid_x, num_threads;
+  unsigned index_x, index_y, index_z, grid_x, num_threads;
   int rank;
   Cluster* cluster;
   std::function<void()> kernel;
@@ -126,22 +129,24 @@ void call(void (*kernel)(Args...), void** args, std::index_sequence<I...>) {
 
 // Launches a kernel on a grid; `args` are the addresses of its arguments.
 template <typename... Args>
-void launch(void (*kernel)(Args...), void** args, unsigned grid_x, unsigned grid_y,
+void launch(void (*kernel)(Args...), void** args, unsigned grid_x, unsigned grid_y, unsigned grid_z,
             unsigned num_threads, int dynamic_bytes, int cluster_size) {
-  const auto run_block = [&](unsigned x, unsigned y, int rank, Cluster* cluster) {
-    Block b{x + rank, y, grid_x, num_threads, rank, cluster};
+  const auto run_block = [&](unsigned x, unsigned y, unsigned z, int rank, Cluster* cluster) {
+    Block b{x + rank, y, z, grid_x, num_threads, rank, cluster};
     b.kernel = [&] { call(kernel, args, std::index_sequence_for<Args...>{}); };
     b.dynamic_shared.assign(dynamic_bytes + 16, '\xff');
     run(b);
   };
-  for (unsigned y = 0; y < grid_y; ++y) {
-    for (unsigned x = 0; x < grid_x; x += cluster_size) {
-      Cluster cluster(cluster_size);
-      std::vector<std::thread> threads;
-      for (int rank = 0; rank < cluster_size; ++rank) {
-        threads.emplace_back(run_block, x, y, rank, &cluster);
+  for (unsigned z = 0; z < grid_z; ++z) {
+    for (unsigned y = 0; y < grid_y; ++y) {
+      for (unsigned x = 0; x < grid_x; x += cluster_size) {
+        Cluster cluster(cluster_size);
+        std::vector<std::thread> threads;
+        for (int rank = 0; rank < cluster_size; ++rank) {
+          threads.emplace_back(run_block, x, y, z, rank, &cluster);
+        }
+        for (std::thread& thread : threads) thread.join();
       }
-      for (std::thread& thread : threads) thread.join();
     }
   }
 }
@@ -201,6 +206,9 @@ struct BlockIdx {
   struct {
     operator unsigned() const { return block->index_y; }
   } y;
+  struct {
+    operator unsigned() const { return block->index_z; }
+  } z;
 };
 struct BlockDim {
   struct {
@@ -248,6 +256,9 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
   unsigned bits = 0;
   for (int i = 0; i < host::kWarp; ++i) bits |= static_cast<unsigned>(values[i]) << i;
   return bits;
+}
+inline int __any_sync(unsigned lanes, int predicate) {
+  return __ballot_sync(lanes, predicate) != 0;
 }
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   return host::reduce(value, [](unsigned a, unsigned b) { return std::max(a, b); });
