@@ -155,6 +155,10 @@ class Tensor:
         place.memory[place.offset] = value
 
     @property
+    def element_type(self) -> Any:
+        return next(kind for kind, name in STORAGE.items() if name == self.iterator.memory.dtype)
+
+    @property
     def layout(self) -> Layout:
         return Layout(self.shape, self.stride)
 

@@ -25,54 +25,51 @@ class Turns:
     """Whose turn it is, of the threads of a cluster."""
 
     def __init__(self, bodies: list[Callable[[], None]], seed: int) -> None:
-        self.waiting = [threading.Semaphore(0) for _ in bodies]
-        self.order = list(range(len(bodies)))
-        random.Random(seed).shuffle(self.order)
-        self.idle_turns, self.failure, self.done = 0, None, threading.Semaphore(0)
+        self.locks = [threading.Lock() for _ in bodies]  # held by all threads but one
+        order = list(range(len(bodies)))
+        random.Random(seed).shuffle(order)
+        self.next = dict(zip(order, order[1:] + order[:1], strict=True))
+        self.previous = {after: before for before, after in self.next.items()}
+        self.num_idle, self.failure = 0, None
         self.threads = [
             threading.Thread(target=self._run, args=(i, body)) for i, body in enumerate(bodies)
         ]
 
     def run(self) -> None:
+        for lock in self.locks:
+            lock.acquire()
         for thread in self.threads:
             thread.start()
-        self.waiting[self.order[0]].release()
-        self.done.acquire()
-        for semaphore in self.waiting:
-            semaphore.release()
+        self.locks[0].release()
         for thread in self.threads:
             thread.join()
         if self.failure is not None:
             raise self.failure
 
     def _run(self, number: int, body: Callable[[], None]) -> None:
-        self.waiting[number].acquire()
+        self.locks[number].acquire()
         here.number = number
         try:
             if self.failure is None:
                 body()
         except Exception as error:
             self.failure = self.failure or error
-        self.idle_turns, next_number = 0, self._next(number)
-        self.order.remove(number)
-        if self.failure is not None or not self.order:
-            self.done.release()
-        else:
-            self.waiting[next_number].release()
-
-    def _next(self, number: int) -> int:
-        return self.order[(self.order.index(number) + 1) % len(self.order)]
+        before, after = self.previous.pop(number), self.next.pop(number)
+        if after != number:
+            self.next[before], self.previous[after] = after, before
+            self.num_idle = 0
+            self.locks[after].release()
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():
-            self.idle_turns += 1
-            if self.idle_turns > 2 * len(self.order):
+            self.num_idle += 1
+            if self.num_idle > 2 * len(self.next):
                 raise RuntimeError("all threads wait: some have not reached a barrier")
-            self.waiting[self._next(here.number)].release()
-            self.waiting[here.number].acquire()
+            self.locks[self.next[here.number]].release()
+            self.locks[here.number].acquire()
             if self.failure is not None:
                 raise RuntimeError("another thread failed")
-        self.idle_turns = 0
+        self.num_idle = 0
 
 
 class Meeting:
@@ -81,27 +78,30 @@ class Meeting:
     def __init__(self, size: int, turns: Turns) -> None:
         self.size, self.turns, self.number = size, turns, 0
         self.values: dict[int, Any] = {}
-        self.met: dict[int, Any] = {}
+        self.result: Any = None
 
-    def arrive(self, place: int, value: Any) -> int:
-        """The number of this meeting, which ``wait`` takes."""
+    def arrive(self, place: int, value: Any, combine: Callable[[list[Any]], Any] = list) -> int:
+        """The number of this meeting, which ``wait`` takes. The last one to arrive combines."""
         number = self.number
         assert place not in self.values
         self.values[place] = value
         if len(self.values) == self.size:
-            self.met, self.values = self.values, {}
-            self.number += 1
+            self.result = combine([self.values[i] for i in sorted(self.values)])
+            self.values, self.number = {}, number + 1
         return number
 
-    def wait(self, number: int) -> list[Any]:
+    def wait(self, number: int) -> Any:
         self.turns.wait_until(lambda: self.number != number)
-        return [self.met[place] for place in sorted(self.met)]
+        return self.result
 
-    def exchange(self, instruction: str, value: Any) -> list[Any]:
-        """The values of all lanes, by lane."""
-        found = self.wait(self.arrive(here.lane, (instruction, value)))
-        assert {name for name, _ in found} == {instruction}, found
-        return [value for _, value in found]
+    def exchange(self, name: str, value: Any, combine: Callable[[list[Any]], Any] = list) -> Any:
+        """What ``combine`` makes of the values of all lanes, for an instruction of a warp."""
+
+        def check(found: list[Any]) -> Any:
+            assert {other for other, _ in found} == {name}, found
+            return combine([each for _, each in found])
+
+        return self.wait(self.arrive(here.lane, (name, value), check))
 
 
 class Block:
@@ -178,8 +178,7 @@ def cluster_arrive() -> None:
 
 
 def redux(value: Any, kind: str) -> Any:
-    values = here.warp.exchange(kind, value)
-    return {"max": max, "min": min}[kind](values)
+    return here.warp.exchange(kind, value, {"max": max, "min": min}[kind])
 
 
 def ballot(condition: Any) -> int:

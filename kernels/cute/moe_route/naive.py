@@ -10,8 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
-from kernelcat.jit.cute import element_type
-from kernelcat.kernels.cute.moe_route.scores import Score
+from kernelcat.kernels.cute.moe_route.scores import Score, is_better
 
 THREADS = 512
 """One for each of at most 512 experts."""
@@ -22,7 +21,7 @@ LOGIT_THREADS = 128
 class Logits:
     """logits = x @ router^T + router_bias, one thread for each logit."""
 
-    def __init__(self, dtype: str, router_bias: bool):
+    def __init__(self, router_bias: bool):
         self.router_bias = router_bias
 
     @cute.jit
@@ -101,7 +100,8 @@ class Router:
         if expert < experts:
             logit = Float32(gLogits[expert])
             sLogits[expert] = logit
-            sScores[expert] = self.score.of_selection(logit, mCorrection, expert)
+            correction = self.score.correction_of(mCorrection, expert)
+            sScores[expert] = self.score.of_selection(logit, correction)
         cute.arch.barrier()
         if cutlass.const_expr(self.limited):
             is_outside = Int32(0)
@@ -152,9 +152,6 @@ class Router:
 
 class Select(Router):
     """Experts and weights before the capacity limit, a thread block for each token."""
-
-    def __init__(self, dtype: str, **rule: str | bool):
-        super().__init__(**rule)
 
     @cute.jit
     def __call__(
@@ -212,7 +209,7 @@ class Place(Router):
     is a load to add to, and whether assignments beyond the capacity are rerouted.
     """
 
-    def __init__(self, dtype: str, load: bool, reroute: bool, **rule: str | bool):
+    def __init__(self, load: bool, reroute: bool, **rule: str | bool):
         super().__init__(**rule)
         self.has_load, self.reroute = load, reroute
 
@@ -411,12 +408,6 @@ class Place(Router):
 def rows_of(pointer: cute.Pointer, cols: Int32, rows: Int32):
     """(cols, rows) of a row-major array (rows, cols)."""
     return cute.make_tensor(pointer, cute.make_layout((cols, rows), stride=(1, Int64(cols))))
-
-
-@cute.jit
-def is_better(score: Float32, idx: Int32, other_score: Float32, other_idx: Int32):
-    """Whether an expert or group stands before another: ties go to the lower index."""
-    return (score > other_score) | ((score == other_score) & (idx < other_idx))
 
 
 @cute.jit

@@ -14,18 +14,23 @@ class Score:
         self.is_softmax, self.correction = score == "softmax", correction
 
     @cute.jit
-    def of_selection(
+    def correction_of(
         self,
-        logit: Float32,
         mCorrection: cute.Tensor,  # (experts,)
         expert: Int32,
     ):
+        """What is added before the selection; 0 where there is no correction."""
+        correction = Float32(0)
+        if cutlass.const_expr(self.correction):
+            correction = mCorrection[expert]
+        return correction
+
+    @cute.jit
+    def of_selection(self, logit: Float32, correction: Float32):
         """The selection score before the limit to groups."""
         score = logit
         if cutlass.const_expr(not self.is_softmax):
-            score = sigmoid(logit)
-            if cutlass.const_expr(self.correction):
-                score = score + mCorrection[expert]
+            score = sigmoid(logit) + correction
         return score
 
     @cute.jit
@@ -42,3 +47,9 @@ class Score:
 def sigmoid(logit: Float32):
     """1 / (1 + exp(-logit)); 0 for -inf."""
     return cute.arch.rcp_approx(1.0 + exp2(logit * -LOG2E))
+
+
+@cute.jit
+def is_better(score: Float32, idx: Int32, other_score: Float32, other_idx: Int32):
+    """Whether an expert or group stands before another: ties go to the lower index."""
+    return (score > other_score) | ((score == other_score) & (idx < other_idx))
