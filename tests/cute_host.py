@@ -137,6 +137,10 @@ class Tensor:
                 shape.append(extent)
                 stride.append(step)
                 continue
+            if isinstance(extent, int):
+                assert 0 <= i < extent, (coordinates, self.shape)
+                offset += int(i) * step
+                continue
             for x, most, by in zip(leaves(i), leaves(extent), leaves(step), strict=True):
                 assert 0 <= x < most, (coordinates, self.shape)
                 offset += int(x) * by

@@ -16,14 +16,18 @@ from cute_host import Pointer, Value
 from kernelcat import catalog
 from kernelcat.catalog.implementation import Config, Float32, Program
 from kernelcat.catalog.implementation import Pointer as PointerParam
+from kernelcat.kernels.cuda.moe_route import blocks
 from kernelcat.kernels.cute import moe_route
-from kernelcat.kernels.cute.moe_route import naive
+from kernelcat.kernels.cute.moe_route import bitmask, naive
 from kernelcat.runtime import gpu
 from kernelcat.verify import gate
 
 ENTRY = catalog.entry("moe_route")
 HOST = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
-naive.THREADS = 32  # threads take long here; problems of naive have at most 32 experts
+# Threads take long here, so problems are small: those of naive have at most 32 experts, and two
+# launches begin at 33 tokens.
+naive.THREADS = bitmask.PLACE_THREADS = blocks.PLACE_THREADS = 32
+bitmask.BATCH, blocks.CLUSTER_TOKENS = 2, 32
 
 
 def bind(program: Program, arrays: Mapping[str, Any]) -> Callable[[], None]:

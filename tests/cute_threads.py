@@ -13,6 +13,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -230,8 +231,10 @@ cute.kernel = kernel
 cute.make_layout = lambda shape, stride=None: Tensor(None, shape, stride).layout
 cute.assume = lambda value, divby: value
 cute.size = lambda x, mode=None: size(x.shape)
-cute.math.exp2 = exp2
-arch: Any = cute.arch
+# A name of a mock is slow to find.
+arch = SimpleNamespace(inline_ptx=cute.arch.inline_ptx, lane_idx=cute.arch.lane_idx)
+cute.arch, cute.math = arch, SimpleNamespace(exp2=exp2)
+arch.griddepcontrol_wait = arch.griddepcontrol_launch_dependents = lambda: None
 arch.thread_idx = lambda: (here.tidx, 0, 0)
 arch.warp_idx = lambda: here.tidx // LANES
 arch.make_warp_uniform = lambda value: value

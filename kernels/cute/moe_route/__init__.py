@@ -142,12 +142,12 @@ def _selection_sizes(problem: Problem) -> tuple[Param, ...]:
 def _shared_bytes(problem: Problem, config: Config) -> int:
     """Shared memory of the cluster's kernel: masks, experts, scores, sums, counts, rerouting."""
     max_experts, block_tokens = 32 * blocks.per_lane(problem), config["block_tokens"]
-    slots = 2 * MAX_TOP_K * block_tokens
+    slots = MAX_TOP_K * block_tokens
     masks = 4 * ceil(block_tokens / 32) * max_experts
     scores = 4 * max_experts * config["warps"] * blocks.is_limited(problem)
     counts = 2 * max_experts * blocks.cluster_size(problem, config) * (1 + reroutes(problem))
-    rerouting = (4 * max_experts + slots) * reroutes(problem)
-    return int(masks + slots + scores + 12 * max_experts + counts + rerouting + 1024)
+    rerouting = (4 * max_experts + 2 * slots) * reroutes(problem)
+    return int(masks + 6 * slots + scores + 12 * max_experts + counts + rerouting + 1024)
 
 
 def _bitmask(problem: Problem, config: Config, gpu: Gpu) -> Program:

@@ -22,6 +22,8 @@ from kernelcat.kernels.cute.moe_route.select_block import SelectBlock
 WORD_COUNTS = 4
 """Numbers of assignments of a thread block, one byte each, in a word."""
 PLACE_THREADS = 512
+BATCH = 8
+"""Words that a thread loads before it adds up the first of them; their sums fit 16 bits."""
 
 
 class Cluster:
@@ -103,7 +105,7 @@ class Cluster:
         self.counts.open()
         shared = SmemAllocator()
         memory = self.block.allocate(shared)
-        sMasks, sExperts, _ = memory
+        sMasks, sExperts, sWeights, _ = memory
         sTotals, sEarlier, sStarts = self.maps.allocate(shared)
         sCounts = self.counts.allocate(shared)
         rank, block_tokens = cute.arch.block_idx()[0], self.block.block_tokens
@@ -115,9 +117,8 @@ class Cluster:
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
         self.block.select(
-            mLogits, mCorrection, mIds, mWeights, memory, first_token, num_tokens, top_k, groups,
-            scaling,
-        )  # fmt: skip
+            mLogits, mCorrection, memory, first_token, num_tokens, top_k, groups, scaling
+        )
         self.counts.wait_for_all()
         self.counts.add_up(sMasks, sCounts, sTotals, sEarlier, rank, Int32(0))
         if rank == 0:
@@ -125,8 +126,8 @@ class Cluster:
         if cutlass.const_expr(self.reroute):
             rerouting = Rerouting(self.block, self.counts)
             rerouting.run(
-                mLogits, mCorrection, mIds, mWeights, memory, rerouting.allocate(shared), sCounts,
-                sTotals, sEarlier, rank, first_token, num_tokens, top_k, groups, scaling, capacity,
+                mLogits, mCorrection, memory, rerouting.allocate(shared), sCounts, sTotals,
+                sEarlier, rank, first_token, num_tokens, top_k, groups, scaling, capacity,
             )  # fmt: skip
         if cute.arch.warp_idx() == 0:
             self.maps.scan(sTotals, sStarts, cute.size(mCounts), capacity)
@@ -140,10 +141,14 @@ class Cluster:
             expert, local_rank = Int32(sExperts[slot]), Int32(0)
             if expert >= 0:
                 local_rank = token_masks.rank(sMasks, slot // top_k, expert)
-            self.maps.place(
-                sEarlier, sStarts, mIds, mWeights, mOrder, mPosition, first_slot + slot, expert,
-                local_rank, capacity,
+            weight = sWeights[slot]
+            is_served = self.maps.place(
+                sEarlier, sStarts, mOrder, mPosition, first_slot + slot, expert, local_rank,
+                capacity,
             )  # fmt: skip
+            if not is_served:
+                expert, weight = Int32(-1), Float32(0)
+            mIds[first_slot + slot], mWeights[first_slot + slot] = expert, weight
 
 
 class Select:
@@ -207,7 +212,7 @@ class Select:
         scaling: Float32,
     ):
         memory = self.block.allocate(SmemAllocator())
-        sMasks, sExperts, _ = memory
+        sMasks, sExperts, sWeights, _ = memory
         tidx, block = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
         first_token = block * self.block.block_tokens
         num_tokens = cutlass.min(mLogits.shape[2] - first_token, self.block.block_tokens)
@@ -216,7 +221,7 @@ class Select:
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
         self.block.select(
-            mLogits, mCorrection, mIds, mWeights, memory, first_token, num_tokens, top_k,
+            mLogits, mCorrection, memory, first_token, num_tokens, top_k,
             (group_size, top_groups, group_lanes), scaling,
         )  # fmt: skip
         cute.arch.barrier()
@@ -227,8 +232,9 @@ class Select:
             mBlockCounts[i, block] = word
         first_slot = first_token * top_k
         for slot in cutlass.range(tidx, num_tokens * top_k, self.block.threads, unroll=1):
-            rank = token_masks.rank(sMasks, slot // top_k, Int32(sExperts[slot]))
-            mPosition[first_slot + slot] = rank
+            expert = Int32(sExperts[slot])
+            mIds[first_slot + slot], mWeights[first_slot + slot] = expert, sWeights[slot]
+            mPosition[first_slot + slot] = token_masks.rank(sMasks, slot // top_k, expert)
 
 
 class Place:
@@ -309,10 +315,11 @@ class Place:
         num_slots = cutlass.min(tokens - first_token, self.block_tokens) * top_k
         for slot in cutlass.range(tidx, num_slots, PLACE_THREADS, unroll=1):
             i = first_slot + slot
-            self.maps.place(
-                sEarlier, sStarts, mIds, mWeights, mOrder, mPosition, i, mIds[i], mPosition[i],
-                capacity,
-            )  # fmt: skip
+            is_served = self.maps.place(
+                sEarlier, sStarts, mOrder, mPosition, i, mIds[i], mPosition[i], capacity
+            )
+            if not is_served:
+                mIds[i], mWeights[i] = Int32(-1), Float32(0)
 
     @cute.jit
     def add_up(
@@ -323,20 +330,33 @@ class Place:
         tidx: Int32,
         own_block: Int32,
     ):
-        """Adds up the counts of all thread blocks, and of those before ``own_block``."""
+        """Adds up the counts of all thread blocks, and of those before ``own_block``.
+
+        Bytes 0 and 2, and bytes 1 and 3 of a word are added up in pairs.
+        """
         word_idx, first = tidx % self.words, tidx // self.words
-        totals = cute.make_rmem_tensor(WORD_COUNTS, Int32)
-        earlier = cute.make_rmem_tensor(WORD_COUNTS, Int32)
+        num_blocks = mBlockCounts.shape[1]
+        words = cute.make_rmem_tensor(BATCH, Uint32)
+        totals = cute.make_rmem_tensor(WORD_COUNTS, Uint32)
+        earlier = cute.make_rmem_tensor(WORD_COUNTS, Uint32)
         totals.fill(0)
         earlier.fill(0)
-        for block in cutlass.range(first, mBlockCounts.shape[1], self.slices, unroll=8):
-            word = mBlockCounts[word_idx, block]
-            for j in cutlass.range_constexpr(WORD_COUNTS):
-                count = Int32((word >> Uint32(8 * j)) & Uint32(0xFF))
-                totals[j] += count
-                if block < own_block:
-                    earlier[j] += count
+        for begin in cutlass.range(first, num_blocks, BATCH * self.slices, unroll=1):
+            for u in cutlass.range_constexpr(BATCH):
+                words[u] = Uint32(0)
+                if begin + u * self.slices < num_blocks:
+                    words[u] = mBlockCounts[word_idx, begin + u * self.slices]
+            for j in cutlass.range_constexpr(2):
+                pair_totals, pair_earlier = Uint32(0), Uint32(0)
+                for u in cutlass.range_constexpr(BATCH):
+                    pair = (words[u] >> Uint32(8 * j)) & Uint32(0x00FF00FF)
+                    pair_totals += pair
+                    if begin + u * self.slices < own_block:
+                        pair_earlier += pair
+                for half in cutlass.range_constexpr(2):
+                    totals[j + 2 * half] += (pair_totals >> Uint32(16 * half)) & Uint32(0xFFFF)
+                    earlier[j + 2 * half] += (pair_earlier >> Uint32(16 * half)) & Uint32(0xFFFF)
         for j in cutlass.range_constexpr(WORD_COUNTS):
             expert = WORD_COUNTS * word_idx + j
-            cute.arch.atomic_add(sTotals.iterator + expert, totals[j])
-            cute.arch.atomic_add(sEarlier.iterator + expert, earlier[j])
+            cute.arch.atomic_add(sTotals.iterator + expert, Int32(totals[j]))
+            cute.arch.atomic_add(sEarlier.iterator + expert, Int32(earlier[j]))

@@ -2,7 +2,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 
 LANES = 32
 
@@ -88,16 +88,14 @@ class Maps:
         self,
         sEarlier: cute.Tensor,
         sStarts: cute.Tensor,
-        mIds: cute.Tensor,  # (assignments,), as are the next three
-        mWeights: cute.Tensor,
-        mOrder: cute.Tensor,
-        mPosition: cute.Tensor,
+        mOrder: cute.Tensor,  # (assignments,), written
+        mPosition: cute.Tensor,  # (assignments,), written
         assignment: Int32,
         expert: Int32,  # -1 where the assignment is dropped already
         rank: Int32,  # among the thread block's assignments of the expert
         capacity: Int32,
     ):
-        """Stores the place of an assignment; takes the assignment back where the expert is full."""
+        """Stores the place of an assignment; returns whether the assignment is served."""
         place = Int32(-1)
         if expert >= 0:
             rank_of_all = sEarlier[expert] + rank
@@ -106,8 +104,6 @@ class Maps:
         mPosition[assignment] = place
         if place >= 0:
             mOrder[place] = assignment
-        else:
-            mIds[assignment] = Int32(-1)
-            mWeights[assignment] = Float32(0)
         if assignment >= sStarts[self.max_experts]:
             mOrder[assignment] = Int32(-1)
+        return place >= 0

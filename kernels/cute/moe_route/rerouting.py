@@ -37,8 +37,6 @@ class Rerouting:
         self,
         mLogits: cute.Tensor,  # (vector, experts / vector, tokens)
         mCorrection: cute.Tensor,  # (experts,)
-        mIds: cute.Tensor,  # (assignments,), written
-        mWeights: cute.Tensor,  # (assignments,), written
         memory: tuple,
         own_memory: tuple,
         sCounts: cute.Tensor,  # (max_experts / 2, cluster_size, 2)
@@ -53,7 +51,7 @@ class Rerouting:
         capacity: Int32,
     ):
         """Reroutes. ``memory`` and ``own_memory`` are what ``allocate`` of the classes returned."""
-        sMasks, sExperts, sScores = memory
+        sMasks, sExperts, sWeights, sScores = memory
         sServed, _, sProposals = own_memory
         tidx, threads, num_slots = cute.arch.thread_idx()[0], self.block.threads, num_tokens * top_k
         for slot in cutlass.range(tidx, num_slots, threads, unroll=1):
@@ -77,7 +75,7 @@ class Rerouting:
                 sMasks, sExperts, own_memory, sTotals, sEarlier, num_slots, top_k, capacity
             )
         self.finish(
-            mLogits, mIds, mWeights, sMasks, sExperts, first_token, num_tokens, top_k, scaling
+            mLogits, sMasks, sExperts, sWeights, first_token, num_tokens, top_k, scaling
         )
         self.counts.add_up(sMasks, sCounts, sTotals, sEarlier, rank, 1 - buffer)
 
@@ -171,16 +169,15 @@ class Rerouting:
     def finish(
         self,
         mLogits: cute.Tensor,  # (vector, experts / vector, tokens)
-        mIds: cute.Tensor,  # (assignments,), written
-        mWeights: cute.Tensor,  # (assignments,), written
         sMasks: cute.Tensor,  # (max_experts, words), written
         sExperts: cute.Tensor,  # (slots,)
+        sWeights: cute.Tensor,  # (slots,), written
         first_token: Int32,
         num_tokens: Int32,
         top_k: Int32,
         scaling: Float32,
     ):
-        """Masks, expert_ids and weights of the experts that are used finally."""
+        """Masks and weights of the experts that are used finally."""
         lane = cute.arch.lane_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         raw, logits, _, _, _ = self.block.registers(mLogits)
@@ -196,5 +193,4 @@ class Rerouting:
             if lane < top_k:
                 if expert >= 0:
                     token_masks.add(sMasks, token, expert)
-                mIds[first_token * top_k + slot] = expert
-                mWeights[first_token * top_k + slot] = weight
+                sWeights[slot] = weight

@@ -16,7 +16,8 @@ class SelectBlock(WarpSelect):
     In shared memory are
 
         sMasks    (max_experts, words)       bits of the tokens that use an expert
-        sExperts  (block_tokens * MAX_TOP_K,) experts of the assignments
+        sExperts  (slots,)                   experts of the assignments
+        sWeights  (slots,)                   their weights
         sScores   (max_experts, warps)       selection scores, where groups are limited
     """
 
@@ -26,12 +27,14 @@ class SelectBlock(WarpSelect):
         self.threads = LANES * warps
 
     def allocate(self, shared):
-        """sMasks, sExperts and sScores."""
+        """sMasks, sExperts, sWeights and sScores."""
         masks = token_masks.masks_layout(self.block_tokens, self.max_experts)
+        slots = cute.make_layout(self.block_tokens * MAX_TOP_K)
         scores = cute.make_layout((self.max_experts if self.limited else 1, self.warps))
         return (
             shared.allocate_tensor(Uint32, masks),
-            shared.allocate_tensor(Int16, cute.make_layout(self.block_tokens * MAX_TOP_K)),
+            shared.allocate_tensor(Int16, slots),
+            shared.allocate_tensor(Float32, slots),
             shared.allocate_tensor(Float32, scores),
         )
 
@@ -56,8 +59,6 @@ class SelectBlock(WarpSelect):
         self,
         mLogits: cute.Tensor,  # (vector, experts / vector, tokens)
         mCorrection: cute.Tensor,  # (experts,)
-        mIds: cute.Tensor,  # (assignments,), written
-        mWeights: cute.Tensor,  # (assignments,), written
         memory: tuple,
         first_token: Int32,
         num_tokens: Int32,  # of the thread block
@@ -65,11 +66,11 @@ class SelectBlock(WarpSelect):
         groups: tuple,
         scaling: Float32,
     ):
-        """Selects experts, and stores expert_ids and weights.
+        """Selects experts: writes masks, experts and weights to shared memory.
 
         All threads of the thread block call this; a barrier must precede the use of ``memory``.
         """
-        sMasks, sExperts, sScores = memory
+        sMasks, sExperts, sWeights, sScores = memory
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         lane, experts = cute.arch.lane_idx(), cute.size(mCorrection)
         token_masks.clear(sMasks, self.threads)
@@ -98,10 +99,8 @@ class SelectBlock(WarpSelect):
             weight = self.weigh(logits, expert, logit, max_logit, scaling)
             if lane < top_k:
                 slot = token * top_k + lane
-                sExperts[slot] = Int16(expert)
+                sExperts[slot], sWeights[slot] = Int16(expert), weight
                 token_masks.add(sMasks, token, expert)
-                mIds[first_token * top_k + slot] = expert
-                mWeights[first_token * top_k + slot] = weight
 
     @cute.jit
     def logit_of(
