@@ -41,9 +41,20 @@ class Word(int):
     def __and__(self, other: Any) -> Word:
         return Word(int(self) & int(other))
 
+    def __add__(self, other: Any) -> Word:
+        return Word(int(self) + int(other))
+
+    def __sub__(self, other: Any) -> Word:
+        return Word(int(self) - int(other))
+
+    def __invert__(self) -> Word:
+        return Word(~int(self))
+
 
 class Value(float):
     """A float32."""
+
+    inf = float("inf")
 
     def __new__(cls, value: Any = 0.0) -> Value:
         return float.__new__(cls, np.float32(value))
@@ -51,8 +62,16 @@ class Value(float):
     def __add__(self, other: Any) -> Value:
         return Value(np.float32(self) + np.float32(other))
 
+    def __sub__(self, other: Any) -> Value:
+        return Value(np.float32(self) - np.float32(other))
+
     def __mul__(self, other: Any) -> Value:
         return Value(np.float32(self) * np.float32(other))
+
+    def __truediv__(self, other: Any) -> Value:
+        return Value(np.float32(self) / np.float32(other))
+
+    __radd__ = __add__
 
     def to(self, element: str) -> Value:
         return Value(dtypes.decode(dtypes.encode(np.float32([self]), element), element)[0])
@@ -118,6 +137,10 @@ class Tensor:
                 shape.append(extent)
                 stride.append(step)
                 continue
+            if isinstance(extent, int):
+                assert 0 <= i < extent, (coordinates, self.shape)
+                offset += int(i) * step
+                continue
             for x, most, by in zip(leaves(i), leaves(extent), leaves(step), strict=True):
                 assert 0 <= x < most, (coordinates, self.shape)
                 offset += int(x) * by
@@ -134,6 +157,10 @@ class Tensor:
         place, shape, _ = self._at(coordinates)
         assert not shape
         place.memory[place.offset] = value
+
+    @property
+    def element_type(self) -> Any:
+        return next(kind for kind, name in STORAGE.items() if name == self.iterator.memory.dtype)
 
     @property
     def layout(self) -> Layout:
@@ -299,7 +326,7 @@ cutlass.Uint32, cutlass.Float32, cutlass.Int32, cutlass.Int64 = Word, Value, int
 cutlass.Uint8, cutlass.Uint16 = np.uint8, np.uint16
 cutlass.BFloat16, cutlass.Float16 = "bfloat16", "float16"
 STORAGE = {Word: "uint32", Value: "float32", np.uint8: "uint8", np.uint16: "uint16",
-           "bfloat16": "uint16", "float16": "float16"}  # fmt: skip
+           "bfloat16": "uint16", "float16": "float16", int: "int32", np.int16: "int16"}  # fmt: skip
 cute.jit = cute.kernel = lambda function: function
 cute.make_rmem_tensor, cute.autovec_copy = registers, copy
 cute.recast_tensor = lambda fragment, word: as_words(fragment)
