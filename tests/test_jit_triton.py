@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -258,3 +259,15 @@ def test_the_interpreter_converts_and_multiplies_float8_like_a_gpu() -> None:
     np.testing.assert_array_equal(back, np.float32(expected))
     np.testing.assert_array_equal(half, np.float16(expected))
     assert (product.data == 16.0).all()
+
+
+@pytest.mark.parametrize("names", [("b", "a"), ("a",), ("a", "b", "c")])
+def test_arguments_in_another_order_than_the_kernels_are_refused(names, monkeypatch) -> None:
+    """Compiled kernels take them by place, though the interpreter takes them by name."""
+    kernel = triton.TritonSource(
+        "module", "kernel", dict.fromkeys(names, "i32"), {}, {"BLOCK": 16}, {}
+    )
+    function = SimpleNamespace(arg_names=["a", "b", "BLOCK"])
+    monkeypatch.setattr(triton.TritonSource, "function", lambda self: function)
+    with pytest.raises(CompileError, match="kernel takes a, b, and is given"):
+        kernel.verify_order()

@@ -42,6 +42,7 @@ def _bind(step: Step, source: TritonSource, memory: Mapping[str, Any]) -> dict[s
     """Argument name -> value for the interpreter, from the step's flat list of parameters."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
+    source.verify_order()
     params: Iterator[Any] = iter(step.params)
     bound: dict[str, Any] = {}
     for name, type_name in source.signature.items():

@@ -238,6 +238,17 @@ class TritonSource:
         """The kernel itself; imports Triton."""
         return getattr(import_module(self.module), self.kernel)
 
+    def verify_order(self) -> None:
+        """Raise ``CompileError`` unless the arguments are those of the kernel, in its order.
+
+        Compiled kernels take their arguments by place, so in another order they would be mixed up.
+        """
+        names = [name for name in self.function().arg_names if name not in self.constants]
+        if names != list(self.signature):
+            raise CompileError(
+                f"{self.kernel} takes {', '.join(names)}, and is given {', '.join(self.signature)}"
+            )
+
     def compile(self, arch: str) -> Artifact:
         """Compile for ``arch`` (``sm_90a``); needs no GPU.
 
@@ -273,6 +284,7 @@ class TritonSource:
         return self._artifact(arch, compiled, log.getvalue())
 
     def _ast_source(self) -> Any:
+        self.verify_order()
         function = self.function()
         if function.is_gluon():
             from triton.experimental.gluon._runtime import GluonASTSource as ASTSource

@@ -126,7 +126,7 @@ def combine(
 @triton.jit
 def second(
     h, w, w_scale, global_scale, bias, ids, gates, residual, y, arrivals, out,
-    tokens, top_k, depth, N, K,
+    tokens, depth, top_k, N, K,
     FORMAT: tl.constexpr, IN_TILES: tl.constexpr, QUANTIZED: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_T: tl.constexpr, SLOTS: tl.constexpr, DEPENDENT: tl.constexpr,

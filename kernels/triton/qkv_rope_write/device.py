@@ -206,9 +206,9 @@ def tiled(
         first = pair_dims(pair, rotary_dim, HALF, INTERLEAVED)[:, None]
         second = pair_dims(pair + HALF, rotary_dim, HALF, INTERLEAVED)[:, None]
         if is_query:
-            target = q_out + ((token.to(tl.int64) * heads + head) * HEAD_DIM)[None, :]
-            tl.store(target + first, z, mask=inside[None, :])
-            tl.store(target + second, other, mask=inside[None, :])
+            row_of_q = q_out + ((token.to(tl.int64) * heads + head) * HEAD_DIM)[None, :]
+            tl.store(row_of_q + first, z, mask=inside[None, :])
+            tl.store(row_of_q + second, other, mask=inside[None, :])
         else:
             page, slot = find_slot(position, seq, block_table, width, PAGE_SIZE)
             if HAS_SCALES:
