@@ -198,8 +198,11 @@ def _illegal_naive(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 def _illegal_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     tile, stages = Tile.of(config), config["stages"]
-    if problem["format"] in FP4 and problem["packing"] == "tiles" and stages > 3:
-        return f"stages={stages}: with Triton 3.6 weights are overwritten while wgmma reads them"
+    if problem["packing"] == "tiles" and (stages > 3 or tile.m > 64):
+        return (
+            f"tiles of {tile.m} rows and {stages} stages: Triton 3.6 overwrites packed weights "
+            "that wgmma still reads; at most 64 rows and 3 stages are right"
+        )
     if _max_tiles(problem, tile) >= 1 << 31:
         return f"{_max_tiles(problem, tile)} tiles are more than a grid has"
     stage_bytes = tile.stage_bytes * stages + RESERVED_BYTES
