@@ -1,4 +1,6 @@
-"""CuTe device code on the host, lane by lane: as much of the DSL as `nvfp4_matmul`'s kernels use.
+"""CuTe device code on the host, lane by lane: as much of the DSL as a few kernels use.
+
+These are `nvfp4_matmul`'s kernels, and `moe_gemm`'s but for its pipeline.
 
 Importing this replaces the DSL in ``sys.modules``, so it belongs into a process of its own. Tensors
 are views of NumPy memory that check their coordinates, inline PTX is computed by what it says, and
@@ -20,7 +22,7 @@ import numpy as np
 from kernelcat import dtypes
 
 here = threading.local()
-"""``lane``: of the thread that runs."""
+"""``lane`` of the thread that runs; ``thread`` and ``block`` where a kernel takes its indices."""
 
 
 class Word(int):
@@ -308,11 +310,17 @@ cute.append_ones = Layout.with_ones
 cute.make_layout = lambda shape: shape
 cute.make_tensor = Tensor
 cute.local_tile = lambda tensor, tile, at: Tensor(tensor.iterator + tile[0] * at[0], tile)
-cute.size = lambda tensor, mode: size(tensor.shape[mode[0]])
+cute.size = lambda tensor, mode=None: size(tensor.shape[mode[0]] if mode else tensor.shape)
 cute.ceil_div = lambda x, y: -(-x // y)
 cute.gemm = lambda mma, d, a, b, c: mma.multiply(d, a, b)
 cute.arch.inline_ptx = inline_ptx
 cute.arch.lane_idx = lambda: here.lane
+cute.arch.thread_idx = lambda: here.thread
+cute.arch.block_idx = lambda: here.block
+cute.arch.fmin = lambda x, y, nan: Value((np.minimum if nan else np.fmin)(x, y))
+cute.arch.fmax = lambda x, y, nan: Value((np.maximum if nan else np.fmax)(x, y))
+cute.arch.rcp_approx = lambda x: Value(1 / np.float32(x))
+cute.math.exp = lambda x, fastmath: Value(np.exp(np.float32(x)))
 sys.modules |= {"cutlass": cutlass, "cutlass.cute": cute}
 for name in ("cutlass.cute.nvgpu", "cutlass.memory", "cuda", "cuda.bindings.driver"):
     sys.modules[name] = MagicMock()
