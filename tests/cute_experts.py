@@ -1,4 +1,8 @@
-"""`moe_gemm`'s CuTe kernels on the host (``cute_host``): cases in, verdicts out, as JSON."""
+"""`moe_gemm`'s CuTe kernels on the host (``cute_host``): cases in, verdicts out, as JSON.
+
+Of the kernel on tensor cores everything runs but its pipeline: tiles are found, operands copied,
+and sums stored by the kernel's own source, and NumPy multiplies what lies in shared memory.
+"""
 
 from __future__ import annotations
 
@@ -8,50 +12,70 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from cute_host import Pointer, Tensor, here, on
+from cute_host import Pointer, Tensor, Value, Warp, here, on, registers
 
 from kernelcat import catalog, dtypes
-from kernelcat.kernels.cute.moe_gemm import CONSTANTS, naive
+from kernelcat.catalog.implementation import Config
+from kernelcat.kernels.cute.moe_gemm import CONSTANTS, combine, naive
+from kernelcat.kernels.cute.moe_gemm.hopper import WGMMA
+from kernelcat.kernels.cute.moe_gemm.wgmma import ROW_BYTES, Wgmma
+from kernelcat.reference._experts import FP8
+from kernelcat.runtime import gpu
 from kernelcat.verify import gate
 
 ENTRY = catalog.entry("moe_gemm")
 HOST = SimpleNamespace(xp=np, synchronize=lambda: None)
+H200 = gpu.find("h200")
+WARPGROUP = 128
+SIXTEEN_BITS = ("bfloat16", "float16")
 
 
-def memory(problem: Any, arrays: Any, name: str, element: str = "") -> np.ndarray:
-    """The memory of a tensor; 16-bit elements are decoded."""
-    array = arrays.get(name, np.zeros(0, "float32"))
-    return dtypes.decode(array, element) if element in ("bfloat16", "float16") else array
+def bits(array: np.ndarray) -> np.ndarray:
+    """The elements of an array as unsigned integers, sharing its memory."""
+    return array.view(f"uint{8 * array.itemsize}")
 
 
-def run_naive(problem: Any, arrays: Any, d: np.ndarray) -> None:
+class Arrays:
+    """The arrays of a problem, as tensors."""
+
+    def __init__(self, problem: Any, arrays: Any) -> None:
+        self.problem, self.arrays = problem, arrays
+
+    def values(self, name: str, element: str = "") -> np.ndarray:
+        """A tensor's memory; 16-bit elements are decoded, and an absent tensor is empty."""
+        array = self.arrays.get(name, np.zeros(0, "float32"))
+        return dtypes.decode(array, element) if element in SIXTEEN_BITS else array
+
+    def tensor(self, name: str, element: str = "", shape: Any = None, stride: Any = None) -> Tensor:
+        array = self.values(name, element)
+        return on(array, array.size if shape is None else shape, stride)
+
+
+# ---- naive ---------------------------------------------------------------------------------------
+
+
+def run_naive(problem: Any, given: Arrays, d: np.ndarray) -> None:
     """Every element by its own thread."""
     tokens, top_k, experts, n, k = (
         problem[axis] for axis in ("tokens", "top_k", "experts", "N", "K")
     )
     constants = {axis: problem[axis] for axis in CONSTANTS}
     kernel = naive.Naive(**constants, in_tiles=problem["packing"] == "tiles")
-    kernel.dtype = dtype = problem["dtype"]
-    rows, blocks = tokens * top_k, -(-k // 128)
+    dtype, rows, blocks = problem["dtype"], tokens * top_k, -(-k // 128)
     a_rows = tokens if problem["gather"] else rows
     slots, matrix = ((tokens, top_k), (top_k, 1)), (d.shape, (d.shape[1], 1))
-
-    def tensor(name: str, element: str, shape: Any = None, stride: Any = None) -> Tensor:
-        array = memory(problem, arrays, name, element)
-        return on(array, array.size if shape is None else shape, stride)
-
     tensors = (
-        tensor("a", problem["act_dtype"], (a_rows, k), (k, 1)),
-        tensor("a_scale", "float32", (a_rows, blocks), (1, a_rows)),
-        tensor("w", problem["format"]),
-        tensor("w_scale", "stored"),
-        tensor("w_global_scale", "float32", experts),
-        tensor("bias", dtype, (experts, n), (n, 1)),
-        tensor("offsets", "int32", experts + 1),
-        tensor("order", "int32", rows),
-        tensor("position", "int32", *slots),
-        tensor("gates", "float32", *slots),
-        tensor("residual", dtype, *matrix),
+        given.tensor("a", problem["act_dtype"], (a_rows, k), (k, 1)),
+        given.tensor("a_scale", "float32", (a_rows, blocks), (1, a_rows)),
+        given.tensor("w", problem["format"]),
+        given.tensor("w_scale"),
+        given.tensor("w_global_scale", "float32", experts),
+        given.tensor("bias", dtype, (experts, n), (n, 1)),
+        given.tensor("offsets"),
+        given.tensor("order"),
+        given.tensor("position", "int32", *slots),
+        given.tensor("gates", "float32", *slots),
+        given.tensor("residual", dtype, *matrix),
         Tensor(Pointer(d.reshape(-1)), *matrix),
     )
     for row, col in np.ndindex(-(-d.shape[0] // 16) * 16, -(-d.shape[1] // 16) * 16):
@@ -59,18 +83,204 @@ def run_naive(problem: Any, arrays: Any, d: np.ndarray) -> None:
         kernel.kernel(*tensors, n)
 
 
-def judge(axes: dict[str, Any]) -> list[Any]:
+# ---- tensor cores --------------------------------------------------------------------------------
+
+
+class Tiles:
+    """A problem's tiles, one after the other, each with all of its threads."""
+
+    def __init__(self, problem: Any, given: Arrays, tile: str, out: np.ndarray) -> None:
+        (step, *_) = WGMMA.program(problem, Config(tile=tile, stages=4), H200).steps
+        self.kernel = Wgmma(**dict(step.source.constants))
+        self.rows, self.a_rows, self.top_k, self.experts, self.n, self.k, self.pitch, _ = (
+            param.value for param in step.params[8:]
+        )
+        self.problem, self.given, element = problem, given, problem["act_dtype"]
+        self.operand = dict.fromkeys(SIXTEEN_BITS, "uint16").get(element, "uint8")
+        columns = ROW_BYTES // np.dtype(self.operand).itemsize
+        self.num_k_blocks = -(-self.k // columns)
+        self.offsets, self.order = given.tensor("offsets"), given.tensor("order")
+        self.a = on(bits(given.arrays["a"]), self.kernel.gathered.layout(self.a_rows, self.k))
+        self.bias = given.tensor("bias", problem["dtype"], (self.n, self.experts), (1, self.n))
+        self.out = Tensor(
+            Pointer(out.reshape(-1)), self.kernel.result.layout(self.rows, self.pitch)
+        )
+
+    def run(self, num_ctas: int) -> None:
+        """Everything, by ``num_ctas`` thread blocks."""
+        tiles, lists = self.kernel.tiles, self.kernel.max_experts + 1
+        offsets, blocks = registers(lists, int), registers(lists, int)
+        Warp(lambda _: tiles.load(self.offsets, offsets, blocks, 32))
+        num_n = -(-self.n // self.kernel.block_n)
+        for cta in range(num_ctas):
+            expert = 0
+            if not self.kernel.result.is_partial:
+                self.clear(cta, num_ctas)
+            for index in range(cta, blocks[self.experts] * num_n, num_ctas):
+                found: list[tuple[int, ...]] = []
+                at = (index, expert, offsets, blocks, self.experts, num_n)
+                Warp(lambda _, at=at, found=found: found.append(tiles.find(*at)))
+                assert len(set(found)) == 1
+                expert = int(found[0][0])
+                self.multiply(*map(int, found[0]))
+
+    def clear(self, cta: int, num_ctas: int) -> None:
+        threads = WARPGROUP * self.kernel.num_consumers
+        for thread in range(threads):
+            here.thread, here.block, here.grid = (thread, 0, 0), (cta, 0, 0), (num_ctas, 1, 1)
+            self.kernel.result.clear(self.out, self.offsets[self.experts], threads)
+
+    def multiply(self, expert: int, row: int, num_rows: int, col: int) -> None:
+        """One tile: its stages, the products, and the epilogue."""
+        block_m, block_n = self.kernel.block_m, self.kernel.block_n
+        z = np.zeros((block_m, block_n), np.float32)
+        w = self.given.arrays["w"].reshape(-1, self.k)[expert * self.n + col :][:block_n]
+        w = np.pad(w, ((0, block_n - len(w)), (0, 0)))
+        scales = self.scales_of(expert, row, num_rows, col)
+        for k_idx, a in enumerate(self.stages_of(row, num_rows)):
+            columns = slice(k_idx * a.shape[1], (k_idx + 1) * a.shape[1])
+            part = dtypes.decode(w[:, columns], self.problem["act_dtype"])
+            with np.errstate(invalid="ignore"):
+                z += a[:, : part.shape[1]] @ part.T * scales(k_idx)
+        for first_row in range(0, block_m, self.kernel.rows):
+            if first_row < num_rows:
+                self.store(z[first_row:], expert, first_row, row, num_rows, col)
+
+    def stages_of(self, row: int, num_rows: int) -> Any:
+        """A's part of each stage, decoded, (block_m, columns)."""
+        element, block_m = self.problem["act_dtype"], self.kernel.block_m
+        if not self.problem["gather"]:
+            a = self.given.arrays["a"][row : row + block_m]
+            a = np.pad(a, ((0, block_m - len(a)), (0, -a.shape[1] % ROW_BYTES)))
+            columns = ROW_BYTES // a.itemsize
+            for k_idx in range(self.num_k_blocks):
+                yield dtypes.decode(a[:, k_idx * columns : (k_idx + 1) * columns], element)
+            return
+        gathered = self.kernel.gathered
+        memory = np.full(4 * block_m * ROW_BYTES, 0xFF, np.uint8).view(self.operand)  # NaN
+        stages, rows = gathered.shared_vectors(Pointer(memory)), []
+        for thread in range(WARPGROUP):
+            here.thread = (thread, 0, 0)
+            rows.append(registers(gathered.num_passes, int))
+            gathered.find(rows[-1], self.order, self.top_k, row, num_rows)
+        for k_idx in range(self.num_k_blocks):
+            for thread in range(WARPGROUP):
+                here.thread = (thread, 0, 0)
+                stage = stages[None, None, None, k_idx % 4]
+                gathered.copy(self.a, rows[thread], num_rows, k_idx, stage)
+            yield self.unswizzled(memory.reshape(4, block_m, -1)[k_idx % 4])
+
+    def unswizzled(self, stage: np.ndarray) -> np.ndarray:
+        """Vectors of 16 bytes of row r are in the order c ^ (r % 8)."""
+        vectors = stage.reshape(len(stage), 8, -1)
+        ordered = [row[np.arange(8) ^ (r % 8)] for r, row in enumerate(vectors)]
+        array = np.stack(ordered).reshape(len(stage), -1)
+        element = self.problem["act_dtype"]
+        return dtypes.decode(array.view(dtypes.STORAGE[element]), element)
+
+    def scales_of(self, expert: int, row: int, num_rows: int, col: int) -> Any:
+        """A function from a k-block to the factors of its products."""
+        if self.problem["act_dtype"] != FP8:
+            return lambda k_idx: np.float32(1)
+        scales, blocks_n = self.kernel.scales, -(-self.n // 128)
+        shape = (1, self.a_rows, self.num_k_blocks)
+        a_scale = self.given.tensor("a_scale", "float32", shape, (1, 1, self.a_rows))
+        shape = (1, blocks_n, self.num_k_blocks, self.experts)
+        stride = (1, self.num_k_blocks, 1, blocks_n * self.num_k_blocks)
+        w_scale = self.given.tensor("w_scale", "float32", shape, stride)
+
+        def factors(k_idx: int) -> np.ndarray:
+            sA = registers((1, self.kernel.block_m), Value)
+            sW = registers((1, self.kernel.num_groups), Value)
+            for thread in range(WARPGROUP):
+                here.thread, here.lane = (thread, 0, 0), thread % 32
+                rows = registers(scales.count, int)
+                scales.find(rows, self.order, self.top_k, row, num_rows)
+                at = (None, None, k_idx)
+                scales.copy(a_scale[at], w_scale[(*at, expert)], rows, col, sA, sW)
+            return sA.load()[:, None] * sW.load().repeat(self.kernel.group_rows)[None, :]
+
+        return factors
+
+    def store(
+        self, z: np.ndarray, expert: int, first_row: int, row: int, num_rows: int, col: int
+    ) -> None:
+        """The epilogue of a consumer, whose rows of the product are the first ones of ``z``."""
+        result, block_n = self.kernel.result, self.kernel.block_n
+        shared = registers((2, block_n // 2), Value)
+
+        def share(_: int) -> None:
+            values = registers(result.bias_count, Value)
+            result.load_bias(self.bias, expert, col, values)
+            result.share_bias(values, shared, 1)
+
+        def finish(thread: int) -> None:
+            for i in range(self.kernel.rows // 64):
+                sums = fragment(z[64 * i : 64 * i + 64], thread)
+                at = first_row + i * 64, row, num_rows, col
+                result.store(sums, shared, self.out, *at)
+
+        for function in (share, finish):
+            for warp in range(4):
+                Warp(function, warp * 32)
+
+
+def fragment(z: np.ndarray, thread: int) -> Tensor:
+    """A thread's sums of 64 rows, by PTX's table of wgmma's accumulators: (2, 2, columns / 8)."""
+    warp, lane = thread % WARPGROUP // 32, thread % 32
+    rows = warp * 16 + lane // 4 + np.array([0, 8])
+    octets = z[rows].reshape(2, -1, 8)[:, :, lane % 4 * 2 : lane % 4 * 2 + 2]
+    return on(octets.transpose(1, 0, 2), 2 * octets.shape[1] * 2)
+
+
+def run_wgmma(problem: Any, given: Arrays, d: np.ndarray, tile: str) -> None:
+    assert WGMMA.why_not(Config(tile=tile, stages=4), problem, H200) is None
+    if not problem["combine"]:
+        Tiles(problem, given, tile, d).run(2)
+        return
+    pitch = -(-d.shape[1] // 8) * 8
+    partial = np.full((problem["tokens"] * problem["top_k"], pitch), np.nan, np.float32)
+    Tiles(problem, given, tile, partial).run(2)
+    run_combine(problem, given, partial, d)
+
+
+def run_combine(problem: Any, given: Arrays, partial: np.ndarray, d: np.ndarray) -> None:
+    tokens, top_k, n = problem["tokens"], problem["top_k"], d.shape[1]
+    kernel = combine.Combine(problem["dtype"], "float32", problem["residual"], n % 8 == 0)
+    kernel.dtype = "float32"  # D is rounded below
+    rows, pitch = partial.shape
+    slots = (top_k, tokens), (1, top_k)
+    matrix = (kernel.vector, n // kernel.vector, tokens), (1, kernel.vector, n)
+    result = on(np.zeros(d.shape, np.float32), *matrix)
+    tensors = (
+        on(partial, (8, pitch // 8, rows), (1, 8, pitch)),
+        given.tensor("position", "int32", *slots),
+        given.tensor("gates", "float32", *slots),
+        given.tensor("residual", problem["dtype"], *matrix),
+        result,
+    )
+    for token, block, thread in np.ndindex(tokens, -(-n // 1024), 128):
+        here.block, here.thread = (token, block, 0), (thread, 0, 0)
+        kernel.kernel(*tensors)
+    d[...] = dtypes.encode(result.iterator.memory.reshape(d.shape), problem["dtype"])
+
+
+# ---- verdicts ------------------------------------------------------------------------------------
+
+
+def judge(tile: str, axes: dict[str, Any]) -> list[Any]:
     problem = ENTRY.problem(**axes)
     assert ENTRY.constraint(problem) is None
     prepared = gate.prepare(ENTRY, problem, HOST, 3)
-    d = np.full(prepared.arrays["d"].shape, np.nan, "float32")
-    run_naive(problem, prepared.arrays, d)
 
     def write(arrays: Any) -> Any:
-        return lambda: arrays["d"].__setitem__(..., dtypes.encode(d, problem["dtype"]))
+        given = Arrays(problem, arrays)
+        if tile:
+            return lambda: run_wgmma(problem, given, arrays["d"], tile)
+        return lambda: run_naive(problem, given, arrays["d"])
 
     verdict = prepared.verify(write)
     return [verdict.passed, verdict.detail, verdict.max_error]
 
 
-print(json.dumps({name: judge(axes) for name, axes in json.load(sys.stdin).items()}))
+print(json.dumps({name: judge(*case) for name, case in json.load(sys.stdin).items()}))

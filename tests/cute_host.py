@@ -25,6 +25,17 @@ here = threading.local()
 """``lane`` of the thread that runs; ``thread`` and ``block`` where a kernel takes its indices."""
 
 
+class Kind(str):
+    """An element type by name; values of such elements are held as bits."""
+
+    __slots__ = ("width",)
+
+    def __new__(cls, name: str, width: int) -> Kind:
+        self = str.__new__(cls, name)
+        self.width = width
+        return self
+
+
 class Word(int):
     """A 32-bit unsigned integer."""
 
@@ -47,6 +58,8 @@ class Word(int):
 class Value(float):
     """A float32."""
 
+    width = 32
+
     def __new__(cls, value: Any = 0.0) -> Value:
         return float.__new__(cls, np.float32(value))
 
@@ -56,8 +69,18 @@ class Value(float):
     def __mul__(self, other: Any) -> Value:
         return Value(np.float32(self) * np.float32(other))
 
-    def to(self, element: str) -> Value:
-        return Value(dtypes.decode(dtypes.encode(np.float32([self]), element), element)[0])
+    def to(self, element: str) -> Rounded:
+        return Rounded(self, element)
+
+
+class Rounded(Value):
+    """A float32 that an element of ``kind`` holds exactly."""
+
+    def __new__(cls, value: Value, kind: str) -> Rounded:
+        bits = dtypes.encode(np.float32([value]), kind)
+        self = Value.__new__(cls, dtypes.decode(bits, kind)[0])
+        self.bits = bits.view(f"uint{8 * bits.itemsize}")[0]
+        return self
 
 
 # ---- tensors ------------------------------------------------------------------------------------
@@ -135,7 +158,8 @@ class Tensor:
     def __setitem__(self, coordinates: Any, value: Any) -> None:
         place, shape, _ = self._at(coordinates)
         assert not shape
-        place.memory[place.offset] = value
+        is_coded = isinstance(value, Rounded) and place.memory.dtype == value.bits.dtype
+        place.memory[place.offset] = value.bits if is_coded else value
 
     @property
     def layout(self) -> Layout:
@@ -174,9 +198,21 @@ def copy(source: Tensor, target: Tensor) -> None:
     target.iterator.memory[end] = source.iterator.memory[start]
 
 
+def predicated_copy(source: Tensor, target: Tensor, pred: Tensor | None) -> None:
+    """cp.async, which writes zeros where the predicate is false."""
+    if pred is None or pred[0]:
+        copy(source, target)
+    else:
+        target.fill(0)
+
+
 def as_words(fragment: Tensor) -> Tensor:
     """A fragment of 16-bit elements as words: its first mode's first extent, 2, becomes 1."""
-    assert fragment.shape[0][0] == 2 and fragment.iterator.offset == 0
+    assert fragment.iterator.offset == 0
+    if fragment.shape[0] == 2:
+        memory = fragment.iterator.memory.view(np.uint32)
+        return Tensor(Pointer(memory), fragment.shape[1:])
+    assert fragment.shape[0][0] == 2
     shape = ((1, *fragment.shape[0][1:]), *fragment.shape[1:])
     stride = (
         (0, *(s // 2 for s in fragment.stride[0][1:])),
@@ -292,6 +328,62 @@ class Mma:
         return dtypes.decode(np.array([bits]), self.kind)[0]
 
 
+# ---- a warp -------------------------------------------------------------------------------------
+
+
+class Warp:
+    """Lanes that run one after the other, from one exchange of values to the next."""
+
+    def __init__(self, function: Any, first_thread: int = 0) -> None:
+        self.turns = [threading.Semaphore(0) for _ in range(32)]
+        self.values: tuple[list[Any], list[Any]] = [None] * 32, [None] * 32
+        self.counts, self.running, self.failures = [0] * 32, list(range(32)), []
+        lanes = [
+            threading.Thread(target=self._run, args=(function, first_thread + i, i))
+            for i in range(32)
+        ]
+        for lane in lanes:
+            lane.start()
+        self.turns[0].release()
+        for lane in lanes:
+            lane.join()
+        if self.failures:
+            raise self.failures[0]
+        assert len(set(self.counts)) == 1, "lanes take part in different exchanges"
+
+    def _run(self, function: Any, thread: int, lane: int) -> None:
+        here.lane, here.thread, here.warp = lane, (thread, 0, 0), self
+        self.turns[lane].acquire()
+        try:
+            if not self.failures:
+                function(thread)
+        except Exception as error:
+            self.failures.append(error)
+        following = self._following(lane)
+        self.running.remove(lane)
+        if following != lane:
+            self.turns[following].release()
+
+    def _following(self, lane: int) -> int:
+        return self.running[(self.running.index(lane) + 1) % len(self.running)]
+
+    def exchange(self, value: Any) -> list[Any]:
+        """The values of all lanes."""
+        lane = here.lane
+        values = self.values[self.counts[lane] % 2]
+        self.counts[lane] += 1
+        values[lane] = value
+        self.turns[self._following(lane)].release()
+        self.turns[lane].acquire()
+        if self.failures:
+            raise RuntimeError("another lane failed")
+        return values
+
+
+def exchanged(value: Any) -> list[Any]:
+    return here.warp.exchange(value)
+
+
 # ---- the DSL ------------------------------------------------------------------------------------
 
 cutlass, cute = MagicMock(), MagicMock()
@@ -299,15 +391,19 @@ cutlass.cute, cutlass.range_constexpr, cutlass.const_expr = cute, range, lambda 
 cutlass.range = lambda *bounds, unroll=0: range(*bounds)
 cutlass.Uint32, cutlass.Float32, cutlass.Int32, cutlass.Int64 = Word, Value, int, int
 cutlass.Uint8, cutlass.Uint16 = np.uint8, np.uint16
-cutlass.BFloat16, cutlass.Float16 = "bfloat16", "float16"
-STORAGE = {Word: "uint32", Value: "float32", np.uint8: "uint8", np.uint16: "uint16",
-           "bfloat16": "uint16", "float16": "float16"}  # fmt: skip
+cutlass.BFloat16, cutlass.Float16 = Kind("bfloat16", 16), Kind("float16", 16)
+cutlass.Float8E4M3FN, cutlass.Boolean = Kind("float8_e4m3fn", 8), bool
+cutlass.min, cutlass.max = min, max
+STORAGE = {Word: "uint32", Value: "float32", np.uint8: "uint8", np.uint16: "uint16", int: "int32",
+           bool: "bool", "float32": "float32", "bfloat16": "uint16",
+           "float16": "float16"}  # fmt: skip
 cute.jit = cute.kernel = lambda function: function
 cute.make_rmem_tensor, cute.autovec_copy = registers, copy
 cute.recast_tensor = lambda fragment, word: as_words(fragment)
-cute.copy = lambda atom, source, target: copy(source, target)
+cute.copy = lambda atom, source, target, pred=None: predicated_copy(source, target, pred)
 cute.append_ones = Layout.with_ones
-cute.make_layout = lambda shape: shape
+cute.make_layout = lambda shape, stride=None: shape if stride is None else Layout(shape, stride)
+cute.assume = lambda value, divby: value
 cute.make_tensor = Tensor
 cute.local_tile = lambda tensor, tile, at: Tensor(tensor.iterator + tile[0] * at[0], tile)
 cute.size = lambda tensor, mode=None: size(tensor.shape[mode[0]] if mode else tensor.shape)
@@ -317,11 +413,24 @@ cute.arch.inline_ptx = inline_ptx
 cute.arch.lane_idx = lambda: here.lane
 cute.arch.thread_idx = lambda: here.thread
 cute.arch.block_idx = lambda: here.block
+cute.arch.grid_dim = lambda: here.grid
+cute.arch.shuffle_sync = lambda value, lane: exchanged(value)[lane]
+cute.arch.shuffle_sync_bfly = lambda value, mask: exchanged(value)[here.lane ^ mask]
+cute.arch.shuffle_sync_up = lambda value, by: exchanged(value)[
+    here.lane - by if here.lane >= by else here.lane
+]
+cute.arch.vote_ballot_sync = lambda bit: sum(int(b) << i for i, b in enumerate(exchanged(bit)))
+cute.arch.popc, cute.arch.make_warp_uniform = int.bit_count, lambda value: value
+cute.arch.barrier = lambda **_: exchanged(None)
 cute.arch.fmin = lambda x, y, nan: Value((np.minimum if nan else np.fmin)(x, y))
 cute.arch.fmax = lambda x, y, nan: Value((np.maximum if nan else np.fmax)(x, y))
 cute.arch.rcp_approx = lambda x: Value(1 / np.float32(x))
 cute.math.exp = lambda x, fastmath: Value(np.exp(np.float32(x)))
 sys.modules |= {"cutlass": cutlass, "cutlass.cute": cute}
-for name in ("cutlass.cute.nvgpu", "cutlass.memory", "cuda", "cuda.bindings.driver"):
+MOCKED = (
+    "cutlass.cute.nvgpu", "cutlass.memory", "cutlass.pipeline", "cutlass.tensor_utils",
+    "cutlass.utils", "cutlass.utils.hopper_helpers", "cuda", "cuda.bindings.driver",
+)  # fmt: skip
+for name in MOCKED:
     sys.modules[name] = MagicMock()
 sys.modules["cuda.bindings"] = sys.modules["cuda"].bindings

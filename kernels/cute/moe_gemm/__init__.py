@@ -20,6 +20,7 @@ from kernelcat.kernels.cuda.moe_gemm.operands import (
     sizes,
 )
 from kernelcat.kernels.cute.common.matmul import MAX_GRID_Y, NAIVE_BLOCK
+from kernelcat.kernels.cute.moe_gemm.hopper import WGMMA
 from kernelcat.kernels.cute.moe_gemm.operands import (
     GROUP_KINDS,
     OPERANDS,
@@ -76,4 +77,4 @@ NAIVE = Implementation(
     rank=0,
 )
 
-IMPLEMENTATIONS = (NAIVE,)
+IMPLEMENTATIONS = (NAIVE, WGMMA)
