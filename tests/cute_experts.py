@@ -1,4 +1,4 @@
-"""`moe_gemm`'s CuTe kernels on the host (``cute_host``): cases in, verdicts out, as JSON.
+"""`moe_gemm`'s CuTe kernels on the host (``cute_threads``): cases in, verdicts out, as JSON.
 
 Of the kernel on tensor cores everything runs but its pipeline: tiles are found, operands copied,
 and sums stored by the kernel's own source, and NumPy multiplies what lies in shared memory.
@@ -11,8 +11,9 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import cute_threads
 import numpy as np
-from cute_host import Pointer, Tensor, Value, Warp, here, on, registers
+from cute_host import Pointer, Tensor, Value, cute, here, on, registers
 
 from kernelcat import catalog, dtypes
 from kernelcat.catalog.implementation import Config
@@ -26,8 +27,24 @@ from kernelcat.verify import gate
 ENTRY = catalog.entry("moe_gemm")
 HOST = SimpleNamespace(xp=np, synchronize=lambda: None)
 H200 = gpu.find("h200")
-WARPGROUP = 128
+LANES, WARPGROUP = 32, 128
 SIXTEEN_BITS = ("bfloat16", "float16")
+
+cute.arch.barrier = lambda **_: cute_threads.barrier()
+cute.arch.fmin = lambda x, y, nan: Value((np.minimum if nan else np.fmin)(x, y))
+cute.arch.fmax = lambda x, y, nan: Value((np.maximum if nan else np.fmax)(x, y))
+cute.math.exp = lambda x, fastmath: Value(np.exp(np.float32(x)))
+
+
+def be(thread: int, block: tuple[int, int] = (0, 0), num_blocks: int = 1) -> None:
+    """Make this the thread ``thread`` of a thread block, for code in which no threads meet."""
+    here.tidx, here.lane = thread, thread % LANES
+    here.block = SimpleNamespace(index=(*block, 0), grid=(num_blocks, 1, 1))
+
+
+def run_threads(function: Any, num_threads: int) -> None:
+    """Run ``function`` in every thread of a thread block."""
+    cute_threads.Launch(function, ()).launch(grid=(1, 1, 1), block=(num_threads, 1, 1))
 
 
 def bits(array: np.ndarray) -> np.ndarray:
@@ -78,9 +95,12 @@ def run_naive(problem: Any, given: Arrays, d: np.ndarray) -> None:
         given.tensor("residual", dtype, *matrix),
         Tensor(Pointer(d.reshape(-1)), *matrix),
     )
+    cute.arch.thread_idx = lambda: (here.tidx % 16, here.tidx // 16, 0)
     for row, col in np.ndindex(-(-d.shape[0] // 16) * 16, -(-d.shape[1] // 16) * 16):
-        here.thread, here.block = (col % 16, row % 16, 0), (col // 16, row // 16, 0)
-        kernel.kernel(*tensors, n)
+        be(row % 16 * 16 + col % 16, (col // 16, row // 16))
+        body = kernel.kernel(*tensors, n)
+        body.kernel(*body.args)
+    cute.arch.thread_idx = lambda: (here.tidx, 0, 0)
 
 
 # ---- tensor cores --------------------------------------------------------------------------------
@@ -110,7 +130,7 @@ class Tiles:
         """Everything, by ``num_ctas`` thread blocks."""
         tiles, lists = self.kernel.tiles, self.kernel.max_experts + 1
         offsets, blocks = registers(lists, int), registers(lists, int)
-        Warp(lambda _: tiles.load(self.offsets, offsets, blocks, 32))
+        run_threads(lambda: tiles.load(self.offsets, offsets, blocks, LANES), LANES)
         num_n = -(-self.n // self.kernel.block_n)
         for cta in range(num_ctas):
             expert = 0
@@ -119,7 +139,7 @@ class Tiles:
             for index in range(cta, blocks[self.experts] * num_n, num_ctas):
                 found: list[tuple[int, ...]] = []
                 at = (index, expert, offsets, blocks, self.experts, num_n)
-                Warp(lambda _, at=at, found=found: found.append(tiles.find(*at)))
+                run_threads(lambda at=at, found=found: found.append(tiles.find(*at)), LANES)
                 assert len(set(found)) == 1
                 expert = int(found[0][0])
                 self.multiply(*map(int, found[0]))
@@ -127,7 +147,7 @@ class Tiles:
     def clear(self, cta: int, num_ctas: int) -> None:
         threads = WARPGROUP * self.kernel.num_consumers
         for thread in range(threads):
-            here.thread, here.block, here.grid = (thread, 0, 0), (cta, 0, 0), (num_ctas, 1, 1)
+            be(thread, (cta, 0), num_ctas)
             self.kernel.result.clear(self.out, self.offsets[self.experts], threads)
 
     def multiply(self, expert: int, row: int, num_rows: int, col: int) -> None:
@@ -160,12 +180,12 @@ class Tiles:
         memory = np.full(4 * block_m * ROW_BYTES, 0xFF, np.uint8).view(self.operand)  # NaN
         stages, rows = gathered.shared_vectors(Pointer(memory)), []
         for thread in range(WARPGROUP):
-            here.thread = (thread, 0, 0)
+            be(thread)
             rows.append(registers(gathered.num_passes, int))
             gathered.find(rows[-1], self.order, self.top_k, row, num_rows)
         for k_idx in range(self.num_k_blocks):
             for thread in range(WARPGROUP):
-                here.thread = (thread, 0, 0)
+                be(thread)
                 stage = stages[None, None, None, k_idx % 4]
                 gathered.copy(self.a, rows[thread], num_rows, k_idx, stage)
             yield self.unswizzled(memory.reshape(4, block_m, -1)[k_idx % 4])
@@ -193,7 +213,7 @@ class Tiles:
             sA = registers((1, self.kernel.block_m), Value)
             sW = registers((1, self.kernel.num_groups), Value)
             for thread in range(WARPGROUP):
-                here.thread, here.lane = (thread, 0, 0), thread % 32
+                be(thread)
                 rows = registers(scales.count, int)
                 scales.find(rows, self.order, self.top_k, row, num_rows)
                 at = (None, None, k_idx)
@@ -209,20 +229,16 @@ class Tiles:
         result, block_n = self.kernel.result, self.kernel.block_n
         shared = registers((2, block_n // 2), Value)
 
-        def share(_: int) -> None:
+        def epilogue() -> None:
             values = registers(result.bias_count, Value)
             result.load_bias(self.bias, expert, col, values)
             result.share_bias(values, shared, 1)
-
-        def finish(thread: int) -> None:
             for i in range(self.kernel.rows // 64):
-                sums = fragment(z[64 * i : 64 * i + 64], thread)
+                sums = fragment(z[64 * i : 64 * i + 64], here.tidx)
                 at = first_row + i * 64, row, num_rows, col
                 result.store(sums, shared, self.out, *at)
 
-        for function in (share, finish):
-            for warp in range(4):
-                Warp(function, warp * 32)
+        run_threads(epilogue, WARPGROUP)
 
 
 def fragment(z: np.ndarray, thread: int) -> Tensor:
@@ -260,8 +276,9 @@ def run_combine(problem: Any, given: Arrays, partial: np.ndarray, d: np.ndarray)
         result,
     )
     for token, block, thread in np.ndindex(tokens, -(-n // 1024), 128):
-        here.block, here.thread = (token, block, 0), (thread, 0, 0)
-        kernel.kernel(*tensors)
+        be(thread, (token, block))
+        body = kernel.kernel(*tensors)
+        body.kernel(*body.args)
     d[...] = dtypes.encode(result.iterator.memory.reshape(d.shape), problem["dtype"])
 
 

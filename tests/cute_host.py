@@ -22,7 +22,7 @@ import numpy as np
 from kernelcat import dtypes
 
 here = threading.local()
-"""``lane`` of the thread that runs; ``thread`` and ``block`` where a kernel takes its indices."""
+"""``lane``: of the thread that runs."""
 
 
 class Kind(str):
@@ -54,11 +54,20 @@ class Word(int):
     def __and__(self, other: Any) -> Word:
         return Word(int(self) & int(other))
 
+    def __add__(self, other: Any) -> Word:
+        return Word(int(self) + int(other))
+
+    def __sub__(self, other: Any) -> Word:
+        return Word(int(self) - int(other))
+
+    def __invert__(self) -> Word:
+        return Word(~int(self))
+
 
 class Value(float):
     """A float32."""
 
-    width = 32
+    width, inf = 32, float("inf")
 
     def __new__(cls, value: Any = 0.0) -> Value:
         return float.__new__(cls, np.float32(value))
@@ -66,8 +75,16 @@ class Value(float):
     def __add__(self, other: Any) -> Value:
         return Value(np.float32(self) + np.float32(other))
 
+    def __sub__(self, other: Any) -> Value:
+        return Value(np.float32(self) - np.float32(other))
+
     def __mul__(self, other: Any) -> Value:
         return Value(np.float32(self) * np.float32(other))
+
+    def __truediv__(self, other: Any) -> Value:
+        return Value(np.float32(self) / np.float32(other))
+
+    __radd__ = __add__
 
     def to(self, element: str) -> Rounded:
         return Rounded(self, element)
@@ -143,6 +160,10 @@ class Tensor:
                 shape.append(extent)
                 stride.append(step)
                 continue
+            if isinstance(extent, int):
+                assert 0 <= i < extent, (coordinates, self.shape)
+                offset += int(i) * step
+                continue
             for x, most, by in zip(leaves(i), leaves(extent), leaves(step), strict=True):
                 assert 0 <= x < most, (coordinates, self.shape)
                 offset += int(x) * by
@@ -160,6 +181,10 @@ class Tensor:
         assert not shape
         is_coded = isinstance(value, Rounded) and place.memory.dtype == value.bits.dtype
         place.memory[place.offset] = value.bits if is_coded else value
+
+    @property
+    def element_type(self) -> Any:
+        return next(kind for kind, name in STORAGE.items() if name == self.iterator.memory.dtype)
 
     @property
     def layout(self) -> Layout:
@@ -328,62 +353,6 @@ class Mma:
         return dtypes.decode(np.array([bits]), self.kind)[0]
 
 
-# ---- a warp -------------------------------------------------------------------------------------
-
-
-class Warp:
-    """Lanes that run one after the other, from one exchange of values to the next."""
-
-    def __init__(self, function: Any, first_thread: int = 0) -> None:
-        self.turns = [threading.Semaphore(0) for _ in range(32)]
-        self.values: tuple[list[Any], list[Any]] = [None] * 32, [None] * 32
-        self.counts, self.running, self.failures = [0] * 32, list(range(32)), []
-        lanes = [
-            threading.Thread(target=self._run, args=(function, first_thread + i, i))
-            for i in range(32)
-        ]
-        for lane in lanes:
-            lane.start()
-        self.turns[0].release()
-        for lane in lanes:
-            lane.join()
-        if self.failures:
-            raise self.failures[0]
-        assert len(set(self.counts)) == 1, "lanes take part in different exchanges"
-
-    def _run(self, function: Any, thread: int, lane: int) -> None:
-        here.lane, here.thread, here.warp = lane, (thread, 0, 0), self
-        self.turns[lane].acquire()
-        try:
-            if not self.failures:
-                function(thread)
-        except Exception as error:
-            self.failures.append(error)
-        following = self._following(lane)
-        self.running.remove(lane)
-        if following != lane:
-            self.turns[following].release()
-
-    def _following(self, lane: int) -> int:
-        return self.running[(self.running.index(lane) + 1) % len(self.running)]
-
-    def exchange(self, value: Any) -> list[Any]:
-        """The values of all lanes."""
-        lane = here.lane
-        values = self.values[self.counts[lane] % 2]
-        self.counts[lane] += 1
-        values[lane] = value
-        self.turns[self._following(lane)].release()
-        self.turns[lane].acquire()
-        if self.failures:
-            raise RuntimeError("another lane failed")
-        return values
-
-
-def exchanged(value: Any) -> list[Any]:
-    return here.warp.exchange(value)
-
-
 # ---- the DSL ------------------------------------------------------------------------------------
 
 cutlass, cute = MagicMock(), MagicMock()
@@ -394,9 +363,9 @@ cutlass.Uint8, cutlass.Uint16 = np.uint8, np.uint16
 cutlass.BFloat16, cutlass.Float16 = Kind("bfloat16", 16), Kind("float16", 16)
 cutlass.Float8E4M3FN, cutlass.Boolean = Kind("float8_e4m3fn", 8), bool
 cutlass.min, cutlass.max = min, max
-STORAGE = {Word: "uint32", Value: "float32", np.uint8: "uint8", np.uint16: "uint16", int: "int32",
-           bool: "bool", "float32": "float32", "bfloat16": "uint16",
-           "float16": "float16"}  # fmt: skip
+STORAGE = {Word: "uint32", Value: "float32", np.uint8: "uint8", np.uint16: "uint16",
+           "bfloat16": "uint16", "float16": "float16", int: "int32", np.int16: "int16",
+           bool: "bool", "float32": "float32"}  # fmt: skip
 cute.jit = cute.kernel = lambda function: function
 cute.make_rmem_tensor, cute.autovec_copy = registers, copy
 cute.recast_tensor = lambda fragment, word: as_words(fragment)
@@ -411,21 +380,6 @@ cute.ceil_div = lambda x, y: -(-x // y)
 cute.gemm = lambda mma, d, a, b, c: mma.multiply(d, a, b)
 cute.arch.inline_ptx = inline_ptx
 cute.arch.lane_idx = lambda: here.lane
-cute.arch.thread_idx = lambda: here.thread
-cute.arch.block_idx = lambda: here.block
-cute.arch.grid_dim = lambda: here.grid
-cute.arch.shuffle_sync = lambda value, lane: exchanged(value)[lane]
-cute.arch.shuffle_sync_bfly = lambda value, mask: exchanged(value)[here.lane ^ mask]
-cute.arch.shuffle_sync_up = lambda value, by: exchanged(value)[
-    here.lane - by if here.lane >= by else here.lane
-]
-cute.arch.vote_ballot_sync = lambda bit: sum(int(b) << i for i, b in enumerate(exchanged(bit)))
-cute.arch.popc, cute.arch.make_warp_uniform = int.bit_count, lambda value: value
-cute.arch.barrier = lambda **_: exchanged(None)
-cute.arch.fmin = lambda x, y, nan: Value((np.minimum if nan else np.fmin)(x, y))
-cute.arch.fmax = lambda x, y, nan: Value((np.maximum if nan else np.fmax)(x, y))
-cute.arch.rcp_approx = lambda x: Value(1 / np.float32(x))
-cute.math.exp = lambda x, fastmath: Value(np.exp(np.float32(x)))
 sys.modules |= {"cutlass": cutlass, "cutlass.cute": cute}
 MOCKED = (
     "cutlass.cute.nvgpu", "cutlass.memory", "cutlass.pipeline", "cutlass.tensor_utils",

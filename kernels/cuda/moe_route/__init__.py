@@ -19,9 +19,9 @@ from kernelcat.catalog.implementation import (
     Step,
 )
 from kernelcat.catalog.spec import Problem
-from kernelcat.dtypes import itemsize
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.launch import instance
+from kernelcat.kernels.cuda.moe_route import blocks
 from kernelcat.reference._routing import capacity_of, reroutes
 from kernelcat.reference.moe_route import ENTRY
 from kernelcat.runtime.gpu import Gpu
@@ -101,67 +101,33 @@ def _naive_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 # bitmask ------------------------------------------------------------------------------------------
 
-SPACE = {"block_tokens": (4, 8, 16, 32, 64, 128), "warps": (4, 8, 16, 32)}
-"""Tokens and warps of a thread block."""
-CLUSTER_TOKENS = 512
-"""Most tokens of one launch."""
-MAX_CLUSTER = 16
 MAX_STATIC_BYTES = 48 * 1024
-PLACE_THREADS = 512
-
-
-def _per_lane(problem: Problem) -> int:
-    """Experts that a lane holds: a power of two."""
-    return 1 << (ceil(problem["experts"] / 32) - 1).bit_length()
-
-
-def _vector(problem: Problem, dtype: str) -> int:
-    """Logits of one load: at most 16 bytes, and a divisor of a row."""
-    vector = min(16 // itemsize(dtype), _per_lane(problem))
-    while problem["experts"] % vector:
-        vector //= 2
-    return vector
-
-
-def _num_blocks(problem: Problem, config: Config) -> int:
-    return max(1, ceil(problem["tokens"] / config["block_tokens"]))
-
-
-def _cluster(problem: Problem, config: Config) -> int:
-    """Thread blocks of the only cluster: a power of two; 1 where there are two launches."""
-    if problem["tokens"] > CLUSTER_TOKENS:
-        return 1
-    return 1 << (_num_blocks(problem, config) - 1).bit_length()
-
-
-def _is_limited(problem: Problem) -> bool:
-    """Whether tokens may use some groups of experts only."""
-    return bool(problem["top_groups"] < problem["groups"])
 
 
 def _scratch_bytes(problem: Problem, config: Config) -> int:
     """Shared memory for the scores of a token in each warp."""
-    return 4 * problem["experts"] * config["warps"] * _is_limited(problem)
+    return 4 * problem["experts"] * config["warps"] * blocks.is_limited(problem)
 
 
 def _static_bytes(problem: Problem, config: Config) -> int:
     """Static shared memory of the cluster's kernel: masks, experts, counts, sums, and rerouting."""
-    max_experts, block_tokens = 32 * _per_lane(problem), config["block_tokens"]
+    max_experts, block_tokens = 32 * blocks.per_lane(problem), config["block_tokens"]
     slots = 2 * 16 * block_tokens
     masks = 4 * ceil(block_tokens / 32) * max_experts + slots
-    counts = 2 * (1 + reroutes(problem)) * _cluster(problem, config) * max_experts
+    counts = 2 * (1 + reroutes(problem)) * blocks.cluster_size(problem, config) * max_experts
     return (
         masks + counts + 12 * max_experts + (4 * max_experts + slots + 8) * reroutes(problem) + 16
     )
 
 
 def _kernel(problem: Problem, config: Config, name: str) -> CudaSource:
-    flags = (problem["renormalize"], _is_limited(problem), reroutes(problem))
+    flags = (problem["renormalize"], blocks.is_limited(problem), reroutes(problem))
     arguments = (
         f"kernelcat::{problem['dtype']}, kernelcat::{_score(problem)}",
         *(str(flag).lower() for flag in flags),
-        *map(str, (_per_lane(problem), _vector(problem, problem["dtype"]), config["warps"])),
-        *map(str, (config["block_tokens"], _cluster(problem, config))),
+        *map(str, (blocks.per_lane(problem), blocks.vector_size(problem, problem["dtype"]))),
+        *(str(config[name]) for name in ("warps", "block_tokens")),
+        str(blocks.cluster_size(problem, config)),
     )
     return CudaSource(
         "moe_route/bitmask.cu", f"kernelcat::{name}<kernelcat::Setup<{', '.join(arguments)}>>"
@@ -169,13 +135,13 @@ def _kernel(problem: Problem, config: Config, name: str) -> CudaSource:
 
 
 def _bitmask(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    if problem["tokens"] <= CLUSTER_TOKENS:
+    if problem["tokens"] <= blocks.CLUSTER_TOKENS:
         return _one_launch(problem, config)
     return _two_launches(problem, config)
 
 
 def _one_launch(problem: Problem, config: Config) -> Program:
-    cluster = _cluster(problem, config)
+    cluster = blocks.cluster_size(problem, config)
     params = (
         *_pointers("logits", "correction", *SELECTED, *MAPS),
         *_sizes(problem),
@@ -190,7 +156,7 @@ def _one_launch(problem: Problem, config: Config) -> Program:
 
 
 def _two_launches(problem: Problem, config: Config) -> Program:
-    num_blocks, max_experts = _num_blocks(problem, config), 32 * _per_lane(problem)
+    num_blocks, max_experts = blocks.num_blocks(problem, config), 32 * blocks.per_lane(problem)
     select = Step(
         _kernel(problem, config, "moe_route_select"), (num_blocks, 1, 1),
         (
@@ -201,53 +167,23 @@ def _two_launches(problem: Problem, config: Config) -> Program:
     )  # fmt: skip
     sizes = (*(problem[axis] for axis in ("tokens", "experts", "top_k")), config["block_tokens"])
     place = Step(
-        instance("moe_route/bitmask.cu", "moe_route_place", max_experts, PLACE_THREADS),
+        instance("moe_route/bitmask.cu", "moe_route_place", max_experts, blocks.PLACE_THREADS),
         (num_blocks, 1, 1),
         (
             *_pointers("block_counts", *SELECTED, *MAPS),
             *map(Int32, (*sizes, capacity_of(problem))),
         ),
-        PLACE_THREADS, programmatic=True,
+        blocks.PLACE_THREADS, programmatic=True,
     )  # fmt: skip
     return Program((select, place), {"block_counts": num_blocks * max_experts})
 
 
 def _illegal_bitmask(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if problem["product"]:
-        return "logits must be given: naive and product compute the router's product"
-    if reroutes(problem) and problem["tokens"] > CLUSTER_TOKENS:
-        return f"tokens={problem['tokens']} are rerouted by naive only: more than one cluster"
-    if _cluster(problem, config) > MAX_CLUSTER:
-        return f"{_cluster(problem, config)} thread blocks are no cluster: at most {MAX_CLUSTER}"
+    if why := blocks.illegal(config, problem):
+        return why
     if _static_bytes(problem, config) > MAX_STATIC_BYTES:
         return f"{_static_bytes(problem, config)} bytes of static shared memory are more than 48 KB"
     return _illegal(config, problem, gpu)
-
-
-def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    block_tokens, warps, tokens = config["block_tokens"], config["warps"], problem["tokens"]
-    if warps > block_tokens and warps > 4:
-        return f"{warps} warps are more than the {block_tokens} tokens of a thread block"
-    if block_tokens > 4 and block_tokens >= 2 * tokens:
-        return f"thread blocks of {block_tokens} tokens are at least half empty for {tokens}"
-    if tokens > CLUSTER_TOKENS and block_tokens < 32:
-        return f"block_tokens={block_tokens} makes many thread blocks, each with all their counts"
-    return None
-
-
-def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Launches, the latency of a warp's tokens or the issue of their instructions, and the maps."""
-    tokens, block_tokens, warps = problem["tokens"], config["block_tokens"], config["warps"]
-    num_blocks, per_lane, top_k = _num_blocks(problem, config), _per_lane(problem), problem["top_k"]
-    token_us = (0.3 + top_k * (0.04 + 0.003 * per_lane)) * (1.5 if _is_limited(problem) else 1.0)
-    issue_us = (60 + 10 * per_lane + top_k * (10 + 5 * per_lane)) / 4 / 1700
-    waves = ceil(num_blocks * warps / (32 * gpu.sms))
-    resident = min(num_blocks / gpu.sms, 32 / warps) if num_blocks > gpu.sms else 1
-    block_us = max(ceil(block_tokens / warps) * token_us, block_tokens * resident * issue_us)
-    if tokens <= CLUSTER_TOKENS:
-        return LAUNCH_US + block_us + 0.8 + 0.15 * _cluster(problem, config).bit_length()
-    maps_us = 1.5 + num_blocks**2 * 32 * per_lane / 5e6
-    return 2 * LAUNCH_US + copy_us(ENTRY.bytes_moved(problem), gpu) + waves * block_us + maps_us
 
 
 BITMASK = Implementation(
@@ -256,11 +192,11 @@ BITMASK = Implementation(
     variant="bitmask",
     summary="one warp for each token, ranks from bit masks of tokens, counts within a cluster",
     archs=("sm_90+",),
-    space=SPACE,
+    space=blocks.SPACE,
     illegal=_illegal_bitmask,
-    unpromising=_unpromising,
+    unpromising=blocks.unpromising,
     program=_bitmask,
-    estimate=_estimate,
+    estimate=blocks.estimate,
     techniques={"maximum of a warp": "*REDUX", "ranks by population counts": "POPC"},
     rank=1,
 )
@@ -280,11 +216,11 @@ def _num_tiles(problem: Problem) -> int:
 
 
 def _product(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    splits, warps, max_experts = config["splits"], config["warps"], 32 * _per_lane(problem)
+    splits, warps, max_experts = config["splits"], config["warps"], 32 * blocks.per_lane(problem)
     setup = (
         f"kernelcat::{_score(problem)}",
-        *(str(flag).lower() for flag in (problem["renormalize"], _is_limited(problem))),
-        *map(str, (_per_lane(problem), _vector(problem, "float32"), warps)),
+        *(str(flag).lower() for flag in (problem["renormalize"], blocks.is_limited(problem))),
+        *map(str, (blocks.per_lane(problem), blocks.vector_size(problem, "float32"), warps)),
     )
     source = CudaSource(
         "moe_route/product.cu",
@@ -315,8 +251,8 @@ def _illegal_product(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return "x and router must be given: bitmask and naive take logits"
     if problem["dtype"] == "float32":
         return "dtype=float32 is multiplied by naive only: tensor cores would round it"
-    if problem["tokens"] > CLUSTER_TOKENS:
-        return f"tokens={problem['tokens']} are more than the {CLUSTER_TOKENS} of one launch"
+    if problem["tokens"] > blocks.CLUSTER_TOKENS:
+        return f"tokens={problem['tokens']} are more than the {blocks.CLUSTER_TOKENS} of one launch"
     if problem["hidden"] % 8:
         return f"hidden={problem['hidden']} must be a multiple of 8, for loads of 16 bytes"
     if reroutes(problem):
@@ -337,7 +273,7 @@ def _unpromising_product(config: Config, problem: Problem, gpu: Gpu) -> str | No
 
 def _product_us(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Memory, the steps of a warp, the sum of splits, the selection of a tile, and the maps."""
-    splits, warps, per_lane = config["splits"], config["warps"], _per_lane(problem)
+    splits, warps, per_lane = config["splits"], config["warps"], blocks.per_lane(problem)
     num_blocks = _num_tiles(problem) * splits
     waves = ceil(num_blocks / (gpu.sms * 2048 // (32 * warps)))
     steps = ceil(problem["hidden"] / splits / STEP)
