@@ -1,18 +1,20 @@
 """Launches of CuTe kernels on the host: clusters of thread blocks, on top of ``cute_host``.
 
 The threads of a cluster take turns. A thread runs until it has to wait for others: at a barrier, or
-at an instruction of its warp. Turns are in a random order, and shared memory begins as garbage. A
-barrier that not all threads reach is an error, and so are lanes that execute different instructions
-of their warp. The limits: no memory order, and no writes that are torn.
+at an instruction of its warp. Shared memory begins as garbage. A barrier that not all threads reach
+is an error, and so are lanes that execute different instructions of their warp. The limits: one
+order of turns, and no memory order.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import random
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,17 +25,27 @@ LANES = 32
 
 
 class Turns:
-    """Whose turn it is, of the threads of a cluster."""
+    """Whose turn it is, of the threads of a cluster: of those that can run, the one that is first.
 
-    def __init__(self, bodies: list[Callable[[], None]], seed: int) -> None:
-        self.locks = [threading.Lock() for _ in bodies]  # held by all threads but one
-        order = list(range(len(bodies)))
-        random.Random(seed).shuffle(order)
-        self.next = dict(zip(order, order[1:] + order[:1], strict=True))
-        self.previous = {after: before for before, after in self.next.items()}
-        self.num_idle, self.failure = 0, None
+    ``places`` are the threads' thread blocks and numbers. Some thread blocks, and some warps of a
+    thread block, come before all others, so they run ahead as far as barriers allow.
+    """
+
+    def __init__(self, places: list[tuple[int, int]], body: Callable[..., None], seed: int) -> None:
+        draw = random.Random(seed).sample
+        order = {key: draw(range(1024), 1024) for key in ("block", "warp", "thread")}
+        self.keys = [
+            (order["block"][rank], order["warp"][tidx // LANES], order["thread"][tidx])
+            for rank, tidx in places
+        ]
+        self.ready = [(key, number) for number, key in enumerate(self.keys)]
+        heapq.heapify(self.ready)
+        self.locks = [threading.Lock() for _ in places]
+        self.stopped = set(range(len(places)))  # threads that wait for their locks
+        self.failure: Exception | None = None
         self.threads = [
-            threading.Thread(target=self._run, args=(i, body)) for i, body in enumerate(bodies)
+            threading.Thread(target=self._run, args=(number, body, place))
+            for number, place in enumerate(places)
         ]
 
     def run(self) -> None:
@@ -41,36 +53,49 @@ class Turns:
             lock.acquire()
         for thread in self.threads:
             thread.start()
-        self.locks[0].release()
+        self._pass_on()
         for thread in self.threads:
             thread.join()
         if self.failure is not None:
             raise self.failure
 
-    def _run(self, number: int, body: Callable[[], None]) -> None:
-        self.locks[number].acquire()
+    def _run(self, number: int, body: Callable[..., None], place: tuple[int, int]) -> None:
         here.number = number
         try:
-            if self.failure is None:
-                body()
+            self._take(number)
+            body(*place)
+            self._pass_on()
         except Exception as error:
-            self.failure = self.failure or error
-        before, after = self.previous.pop(number), self.next.pop(number)
-        if after != number:
-            self.next[before], self.previous[after] = after, before
-            self.num_idle = 0
-            self.locks[after].release()
+            self._fail(error)
 
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            self.num_idle += 1
-            if self.num_idle > 2 * len(self.next):
-                raise RuntimeError("all threads wait: some have not reached a barrier")
-            self.locks[self.next[here.number]].release()
-            self.locks[here.number].acquire()
-            if self.failure is not None:
-                raise RuntimeError("another thread failed")
-        self.num_idle = 0
+    def _take(self, number: int) -> None:
+        self.locks[number].acquire()
+        if self.failure is not None:
+            raise self.failure
+
+    def _pass_on(self) -> None:
+        if self.ready:
+            number = heapq.heappop(self.ready)[1]
+            self.stopped.remove(number)
+            self.locks[number].release()
+        elif self.stopped:
+            self._fail(RuntimeError("all threads wait: some have not reached a barrier"))
+
+    def _fail(self, error: Exception) -> None:
+        if self.failure is None:
+            self.failure = error
+            for number in self.stopped:
+                self.locks[number].release()
+
+    def stop(self) -> None:
+        """Waits until this thread is made ready, and has its turn."""
+        self.stopped.add(here.number)
+        self._pass_on()
+        self._take(here.number)
+
+    def make_ready(self, numbers: list[int]) -> None:
+        for number in numbers:
+            heapq.heappush(self.ready, (self.keys[number], number))
 
 
 class Meeting:
@@ -79,6 +104,7 @@ class Meeting:
     def __init__(self, size: int, turns: Turns) -> None:
         self.size, self.turns, self.number = size, turns, 0
         self.values: dict[int, Any] = {}
+        self.waiting: list[int] = []
         self.result: Any = None
 
     def arrive(self, place: int, value: Any, combine: Callable[[list[Any]], Any] = list) -> int:
@@ -89,10 +115,14 @@ class Meeting:
         if len(self.values) == self.size:
             self.result = combine([self.values[i] for i in sorted(self.values)])
             self.values, self.number = {}, number + 1
+            self.turns.make_ready(self.waiting)
+            self.waiting = []
         return number
 
     def wait(self, number: int) -> Any:
-        self.turns.wait_until(lambda: self.number != number)
+        if self.number == number:
+            self.waiting.append(here.number)
+            self.turns.stop()
         return self.result
 
     def exchange(self, name: str, value: Any, combine: Callable[[list[Any]], Any] = list) -> Any:
@@ -130,11 +160,11 @@ class Launch:
     def _run(self, first: Any, grid: Any, num_blocks: int, num_threads: int) -> None:
         blocks: list[Block] = []
         places = list(itertools.product(range(num_blocks), range(num_threads)))
-        turns = Turns([lambda p=place: self._thread(blocks, *p) for place in places], sum(first))
+        turns = Turns(places, partial(self._thread, blocks), sum(first))
         for rank in range(num_blocks):
             index = (first[0] + rank, *first[1:])
             blocks.append(Block(rank, index, grid, num_threads, turns))
-        self.cluster = Meeting(len(places), turns)
+        self.cluster = Meeting(num_blocks * num_threads, turns)
         turns.run()
 
     def _thread(self, blocks: list[Block], rank: int, tidx: int) -> None:

@@ -40,31 +40,31 @@ CASES = {
     "naive, no tokens": ("naive", {}, (0, 12, 5), {"load": True}),
     "one thread block": ("bitmask", {"block_tokens": 64}, (9, 8, 8), {"skew": "equal"}),
     "a cluster of 4": (
-        "bitmask", {"block_tokens": 4}, (13, 40, 3),
+        "bitmask", {"block_tokens": 4}, (9, 40, 3),
         {"capacity_factor": 0.5, "skew": "zipf", "load": True},
     ),
     "no tokens": ("bitmask", {"block_tokens": 4}, (0, 40, 4), {"load": True}),
     "groups of seven experts": (
-        "bitmask", {"block_tokens": 8}, (5, 35, 3), {**DEEPSEEK, "groups": 5, "top_groups": 2},
+        "bitmask", {"block_tokens": 8}, (8, 35, 3), {**DEEPSEEK, "groups": 5, "top_groups": 2},
     ),
     "groups of one expert": (
         "bitmask", {"block_tokens": 8}, (4, 24, 3),
         {**DEEPSEEK, "groups": 24, "top_groups": 3, "renormalize": False},
     ),
-    "500 experts": ("bitmask", {"block_tokens": 16}, (4, 500, 16), {"scaling": 2.5}),
+    "500 experts": ("bitmask", {"block_tokens": 16}, (2, 500, 16), {"scaling": 2.5}),
     "two launches": (
-        "bitmask", {"block_tokens": 4}, (41, 6, 2),
+        "bitmask", {"block_tokens": 4}, (34, 6, 2),
         {"skew": "hot", "capacity_factor": 1.25, "load": True},
     ),
     "two launches, two words of tokens": (
-        "bitmask", {"block_tokens": 64}, (50, 5, 1), {"skew": "hot"},
+        "bitmask", {"block_tokens": 64}, (37, 5, 1), {"skew": "hot"},
     ),
     "rerouted": (
-        "bitmask", {"block_tokens": 4}, (9, 12, 3),
-        {"capacity_factor": 0.5, "skew": "zipf", "load": True, **REROUTE},
+        "bitmask", {"block_tokens": 4}, (7, 12, 3),
+        {"capacity_factor": 1.25, "skew": "hot", "load": True, **REROUTE},
     ),
     "rerouted, groups": (
-        "bitmask", {"block_tokens": 4}, (5, 64, 4),
+        "bitmask", {"block_tokens": 4}, (5, 48, 3),
         {"capacity_factor": 1.0, "skew": "hot", **DEEPSEEK, **REROUTE},
     ),
     "no tokens, rerouted": (

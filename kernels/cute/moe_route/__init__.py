@@ -46,6 +46,7 @@ def _source(
     params: tuple[Param, ...],
     constants: dict[str, int | str | bool],
 ) -> CuteSource:
+    """The kernel ``module:Class`` with parameters ``params``."""
 
     def kind(param: Param) -> str:
         if not isinstance(param, Pointer):
@@ -100,7 +101,7 @@ def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
     select = _source("naive:Select", problem, select_params, _rule(problem))
     params = (*given, *_pointers(*MAPS, "proposals"), *rule, Int32(capacity_of(problem)))
     flags = {"load": problem["load"], "reroute": reroutes(problem), **_rule(problem)}
-    place = _source("naive:Place", problem, params, flags)
+    place = _source("naive_place:Place", problem, params, flags)
     steps = (
         Step(select, (tokens, 1, 1), select_params, block=NAIVE_THREADS),
         Step(place, (1, 1, 1), params, block=NAIVE_THREADS),
@@ -194,7 +195,7 @@ def _two_launches(problem: Problem, config: Config) -> Program:
         "load": problem["load"], "max_experts": max_experts,
         "block_tokens": config["block_tokens"],
     }  # fmt: skip
-    place = _source("bitmask:Place", problem, place_params, constants)
+    place = _source("place:Place", problem, place_params, constants)
     steps = (
         Step(select, grid, select_params, block=32 * config["warps"], programmatic=True),
         Step(place, grid, place_params, block=blocks.PLACE_THREADS, programmatic=True),
