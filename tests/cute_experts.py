@@ -6,39 +6,50 @@ and sums stored by the kernel's own source, and NumPy multiplies what lies in sh
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import cute_threads
 import numpy as np
-from cute_host import Pointer, Tensor, Value, cute, here, on, registers
+from cute_host import STORAGE, Pointer, Tensor, Value, cute, here, on, registers
 
 from kernelcat import catalog, dtypes
-from kernelcat.catalog.implementation import Config
-from kernelcat.kernels.cute.moe_gemm import CONSTANTS, combine, naive
+from kernelcat.catalog.implementation import Config, Float32, Program
+from kernelcat.catalog.implementation import Pointer as PointerParam
+from kernelcat.kernels.cute import moe_gemm, moe_mlp
 from kernelcat.kernels.cute.moe_gemm.hopper import WGMMA
 from kernelcat.kernels.cute.moe_gemm.wgmma import ROW_BYTES, Wgmma
+from kernelcat.kernels.cute.moe_route import naive as route
+from kernelcat.kernels.cute.moe_route import naive_place
 from kernelcat.reference._experts import FP8
 from kernelcat.runtime import gpu
 from kernelcat.verify import gate
 
-ENTRY = catalog.entry("moe_gemm")
-HOST = SimpleNamespace(xp=np, synchronize=lambda: None)
-H200 = gpu.find("h200")
+NAIVE = {"moe_gemm": moe_gemm.NAIVE, "moe_mlp": moe_mlp.naive.IMPLEMENTATION}
+HOST = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
 LANES, WARPGROUP = 32, 128
 SIXTEEN_BITS = ("bfloat16", "float16")
 
+route.THREADS = naive_place.THREADS = LANES  # threads take long here
+cute.arch.thread_idx = lambda: (here.tidx % width(), here.tidx // width(), 0)
 cute.arch.barrier = lambda **_: cute_threads.barrier()
-cute.arch.fmin = lambda x, y, nan: Value((np.minimum if nan else np.fmin)(x, y))
-cute.arch.fmax = lambda x, y, nan: Value((np.maximum if nan else np.fmax)(x, y))
+cute.arch.fmin = lambda x, y, nan=False: Value((np.minimum if nan else np.fmin)(x, y))
+cute.arch.fmax = lambda x, y, nan=False: Value((np.maximum if nan else np.fmax)(x, y))
 cute.math.exp = lambda x, fastmath: Value(np.exp(np.float32(x)))
 
 
-def be(thread: int, block: tuple[int, int] = (0, 0), num_blocks: int = 1) -> None:
+def width() -> int:
+    """Threads of the thread block along x."""
+    return getattr(here, "width", 1024)
+
+
+def be(thread: int, block: Any = (0, 0), block_width: int = 1024, num_blocks: int = 1) -> None:
     """Make this the thread ``thread`` of a thread block, for code in which no threads meet."""
-    here.tidx, here.lane = thread, thread % LANES
+    here.tidx, here.lane, here.width = thread, thread % LANES, block_width
     here.block = SimpleNamespace(index=(*block, 0), grid=(num_blocks, 1, 1))
 
 
@@ -68,39 +79,60 @@ class Arrays:
         return on(array, array.size if shape is None else shape, stride)
 
 
-# ---- naive ---------------------------------------------------------------------------------------
+# ---- launches ------------------------------------------------------------------------------------
 
 
-def run_naive(problem: Any, given: Arrays, d: np.ndarray) -> None:
-    """Every element by its own thread."""
-    tokens, top_k, experts, n, k = (
-        problem[axis] for axis in ("tokens", "top_k", "experts", "N", "K")
-    )
-    constants = {axis: problem[axis] for axis in CONSTANTS}
-    kernel = naive.Naive(**constants, in_tiles=problem["packing"] == "tiles")
-    dtype, rows, blocks = problem["dtype"], tokens * top_k, -(-k // 128)
-    a_rows = tokens if problem["gather"] else rows
-    slots, matrix = ((tokens, top_k), (top_k, 1)), (d.shape, (d.shape[1], 1))
-    tensors = (
-        given.tensor("a", problem["act_dtype"], (a_rows, k), (k, 1)),
-        given.tensor("a_scale", "float32", (a_rows, blocks), (1, a_rows)),
-        given.tensor("w", problem["format"]),
-        given.tensor("w_scale"),
-        given.tensor("w_global_scale", "float32", experts),
-        given.tensor("bias", dtype, (experts, n), (n, 1)),
-        given.tensor("offsets"),
-        given.tensor("order"),
-        given.tensor("position", "int32", *slots),
-        given.tensor("gates", "float32", *slots),
-        given.tensor("residual", dtype, *matrix),
-        Tensor(Pointer(d.reshape(-1)), *matrix),
-    )
-    cute.arch.thread_idx = lambda: (here.tidx % 16, here.tidx // 16, 0)
-    for row, col in np.ndindex(-(-d.shape[0] // 16) * 16, -(-d.shape[1] // 16) * 16):
-        be(row % 16 * 16 + col % 16, (col // 16, row // 16))
-        body = kernel.kernel(*tensors, n)
-        body.kernel(*body.args)
-    cute.arch.thread_idx = lambda: (here.tidx, 0, 0)
+def launch(self: Any, grid: Any, block: Any, **more: Any) -> None:
+    """Launch a kernel. In those of `moe_gemm` no threads meet, so one runs after the other."""
+    if ".moe_gemm." not in self.kernel.__module__:
+        launch_threads(self, grid, block, **more)
+        return
+    for index in itertools.product(*map(range, grid)):
+        for thread in range(block[0] * block[1]):
+            be(thread, index[:2], block[0])
+            self.kernel(*self.args)
+    be(0)
+
+
+launch_threads, cute_threads.Launch.launch = cute_threads.Launch.launch, launch
+
+
+def run(program: Program, arrays: Any, given: Any = None) -> None:
+    """All launches of a program; 16-bit elements are float32 in between.
+
+    ``given`` are workspaces (name -> array) that another launch has filled.
+    """
+    kinds = {
+        param.tensor: kind[1:]
+        for step in program.steps
+        for param, kind in zip(step.params, step.source.params, strict=True)
+        if isinstance(param, PointerParam)
+    }
+    memory = dict(given or {})
+    for name, kind in kinds.items():
+        size, is_narrow = program.workspaces.get(name, 0), kind in SIXTEEN_BITS
+        if name in ("d", "out"):
+            memory[name] = np.full(arrays[name].size, np.nan, "float32")
+        elif name in arrays:
+            memory[name] = dtypes.decode(arrays[name], kind) if is_narrow else arrays[name]
+        elif size and name not in memory:
+            element = "float32" if is_narrow else kind
+            memory[name] = np.zeros(size // dtypes.itemsize(kind), element)
+
+    def value(param: Any) -> Any:
+        if isinstance(param, PointerParam):
+            return Pointer(memory.get(param.tensor, np.zeros(0, "float32")).reshape(-1))
+        return Value(param.value) if isinstance(param, Float32) else param.value
+
+    narrow = {kind: STORAGE[kind] for kind in SIXTEEN_BITS}
+    STORAGE.update(dict.fromkeys(SIXTEEN_BITS, "float32"))
+    for step in program.steps:
+        module = import_module(step.source.module)
+        kernel = getattr(module, step.source.builder)(**dict(step.source.constants))
+        kernel(*map(value, step.params), stream=None)
+    STORAGE.update(narrow)
+    for name in memory.keys() & {"d", "out"}:
+        arrays[name][...] = dtypes.encode(memory[name].reshape(arrays[name].shape), kinds[name])
 
 
 # ---- tensor cores --------------------------------------------------------------------------------
@@ -110,7 +142,7 @@ class Tiles:
     """A problem's tiles, one after the other, each with all of its threads."""
 
     def __init__(self, problem: Any, given: Arrays, tile: str, out: np.ndarray) -> None:
-        (step, *_) = WGMMA.program(problem, Config(tile=tile, stages=4), H200).steps
+        (step, *_) = WGMMA.program(problem, Config(tile=tile, stages=4), HOST.gpu).steps
         self.kernel = Wgmma(**dict(step.source.constants))
         self.rows, self.a_rows, self.top_k, self.experts, self.n, self.k, self.pitch, _ = (
             param.value for param in step.params[8:]
@@ -147,7 +179,7 @@ class Tiles:
     def clear(self, cta: int, num_ctas: int) -> None:
         threads = WARPGROUP * self.kernel.num_consumers
         for thread in range(threads):
-            be(thread, (cta, 0), num_ctas)
+            be(thread, (cta, 0), num_blocks=num_ctas)
             self.kernel.result.clear(self.out, self.offsets[self.experts], threads)
 
     def multiply(self, expert: int, row: int, num_rows: int, col: int) -> None:
@@ -249,52 +281,35 @@ def fragment(z: np.ndarray, thread: int) -> Tensor:
     return on(octets.transpose(1, 0, 2), 2 * octets.shape[1] * 2)
 
 
-def run_wgmma(problem: Any, given: Arrays, d: np.ndarray, tile: str) -> None:
-    assert WGMMA.why_not(Config(tile=tile, stages=4), problem, H200) is None
+def run_wgmma(problem: Any, arrays: Any, tile: str) -> None:
+    config = Config(tile=tile, stages=4)
+    assert WGMMA.why_not(config, problem, HOST.gpu) is None
+    d, given = arrays["d"], Arrays(problem, arrays)
     if not problem["combine"]:
         Tiles(problem, given, tile, d).run(2)
         return
     pitch = -(-d.shape[1] // 8) * 8
     partial = np.full((problem["tokens"] * problem["top_k"], pitch), np.nan, np.float32)
     Tiles(problem, given, tile, partial).run(2)
-    run_combine(problem, given, partial, d)
-
-
-def run_combine(problem: Any, given: Arrays, partial: np.ndarray, d: np.ndarray) -> None:
-    tokens, top_k, n = problem["tokens"], problem["top_k"], d.shape[1]
-    kernel = combine.Combine(problem["dtype"], "float32", problem["residual"], n % 8 == 0)
-    kernel.dtype = "float32"  # D is rounded below
-    rows, pitch = partial.shape
-    slots = (top_k, tokens), (1, top_k)
-    matrix = (kernel.vector, n // kernel.vector, tokens), (1, kernel.vector, n)
-    result = on(np.zeros(d.shape, np.float32), *matrix)
-    tensors = (
-        on(partial, (8, pitch // 8, rows), (1, 8, pitch)),
-        given.tensor("position", "int32", *slots),
-        given.tensor("gates", "float32", *slots),
-        given.tensor("residual", problem["dtype"], *matrix),
-        result,
-    )
-    for token, block, thread in np.ndindex(tokens, -(-n // 1024), 128):
-        be(thread, (token, block))
-        body = kernel.kernel(*tensors)
-        body.kernel(*body.args)
-    d[...] = dtypes.encode(result.iterator.memory.reshape(d.shape), problem["dtype"])
+    _, total = WGMMA.program(problem, config, HOST.gpu).steps
+    run(Program((total,)), arrays, {"partial_rows": partial})
 
 
 # ---- verdicts ------------------------------------------------------------------------------------
 
 
-def judge(tile: str, axes: dict[str, Any]) -> list[Any]:
-    problem = ENTRY.problem(**axes)
-    assert ENTRY.constraint(problem) is None
-    prepared = gate.prepare(ENTRY, problem, HOST, 3)
+def judge(tile: str, name: str, axes: dict[str, Any]) -> list[Any]:
+    """What the gate says of the tensor cores with ``tile``, or without one of the baseline."""
+    entry = catalog.entry(name)
+    problem = entry.problem(**axes)
+    prepared = gate.prepare(entry, problem, HOST, 3)
+    naive = NAIVE[name]
+    assert naive.why_not(Config(), problem, HOST.gpu) is None
 
     def write(arrays: Any) -> Any:
-        given = Arrays(problem, arrays)
         if tile:
-            return lambda: run_wgmma(problem, given, arrays["d"], tile)
-        return lambda: run_naive(problem, given, arrays["d"])
+            return lambda: run_wgmma(problem, arrays, tile)
+        return lambda: run(naive.program(problem, Config(), HOST.gpu), arrays)
 
     verdict = prepared.verify(write)
     return [verdict.passed, verdict.detail, verdict.max_error]
