@@ -299,7 +299,7 @@ def run_wgmma(problem: Any, arrays: Any, tile: str) -> None:
 
 
 def judge(tile: str, name: str, axes: dict[str, Any]) -> list[Any]:
-    """What the gate says of the tensor cores with ``tile``, or without one of the baseline."""
+    """The gate's verdict on the tensor cores with ``tile``, or without one on the baseline."""
     entry = catalog.entry(name)
     problem = entry.problem(**axes)
     prepared = gate.prepare(entry, problem, HOST, 3)

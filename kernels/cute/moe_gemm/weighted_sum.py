@@ -13,7 +13,7 @@ THREADS, VECTOR = 128, 8
 
 
 def weighted_sum(problem: Problem, rows: str, out: str, row_dtype: str, cols: int) -> Step:
-    """Sums of the rows that ``position`` tells, times ``gates``, plus ``residual``.
+    """Sums of a token's rows, found by ``position``, times ``gates``, plus ``residual``.
 
     ``rows`` and ``out`` are names of tensors of ``cols`` columns. Rows are of ``row_dtype``, and
     their pitch is ``cols`` rounded up to a multiple of ``VECTOR``. ``problem`` has tokens, top_k,

@@ -27,20 +27,18 @@ def _product(problem: Problem, tile: str, gpu: Gpu) -> Config:
     configs = [Config(tile=tile, stages=stages) for stages in STAGES]
     legal = [each for each in configs if WGMMA.why_not(each, problem, gpu) is None]
     promising = [each for each in legal if WGMMA.unpromising(each, problem, gpu) is None]
-    return min(
-        promising or legal or configs, key=lambda each: WGMMA.estimate(problem, each, gpu)
-    )  # fmt: skip
+    return min(promising or legal or configs, key=lambda each: WGMMA.estimate(problem, each, gpu))
 
 
 def _products(problem: Problem, config: Config, gpu: Gpu) -> tuple[Part, Part]:
-    first, second = (
-        (name, WGMMA, product, _product(product, config[tile], gpu), product_names(problem, number))
-        for number, name, product, tile in zip(
-            (1, 2), ("the first product", "the second product"), products(problem), SPACE,
-            strict=True,
-        )
-    )  # fmt: skip
-    return first, second
+    def part(number: int, name: str, product: Problem, tile: str) -> Part:
+        return name, WGMMA, product, _product(product, tile, gpu), product_names(problem, number)
+
+    first, second = products(problem)
+    return (
+        part(1, "the first product", first, config["first_tile"]),
+        part(2, "the second product", second, config["second_tile"]),
+    )
 
 
 def _parts(problem: Problem, config: Config, gpu: Gpu) -> tuple[Part, ...]:
