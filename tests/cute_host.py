@@ -1,4 +1,6 @@
-"""CuTe device code on the host, lane by lane: as much of the DSL as `nvfp4_matmul`'s kernels use.
+"""CuTe device code on the host, lane by lane: as much of the DSL as a few kernels use.
+
+These are `nvfp4_matmul`'s kernels, and `moe_gemm`'s but for its pipeline.
 
 Importing this replaces the DSL in ``sys.modules``, so it belongs into a process of its own. Tensors
 are views of NumPy memory that check their coordinates, inline PTX is computed by what it says, and
@@ -21,6 +23,17 @@ from kernelcat import dtypes
 
 here = threading.local()
 """``lane``: of the thread that runs."""
+
+
+class Kind(str):
+    """An element type by name; values of such elements are held as bits."""
+
+    __slots__ = ("width",)
+
+    def __new__(cls, name: str, width: int) -> Kind:
+        self = str.__new__(cls, name)
+        self.width = width
+        return self
 
 
 class Word(int):
@@ -54,7 +67,7 @@ class Word(int):
 class Value(float):
     """A float32."""
 
-    inf = float("inf")
+    width, inf = 32, float("inf")
 
     def __new__(cls, value: Any = 0.0) -> Value:
         return float.__new__(cls, np.float32(value))
@@ -73,8 +86,18 @@ class Value(float):
 
     __radd__ = __add__
 
-    def to(self, element: str) -> Value:
-        return Value(dtypes.decode(dtypes.encode(np.float32([self]), element), element)[0])
+    def to(self, element: str) -> Rounded:
+        return Rounded(self, element)
+
+
+class Rounded(Value):
+    """A float32 that an element of ``kind`` holds exactly."""
+
+    def __new__(cls, value: Value, kind: str) -> Rounded:
+        bits = dtypes.encode(np.float32([value]), kind)
+        self = Value.__new__(cls, dtypes.decode(bits, kind)[0])
+        self.bits = bits.view(f"uint{8 * bits.itemsize}")[0]
+        return self
 
 
 # ---- tensors ------------------------------------------------------------------------------------
@@ -156,7 +179,8 @@ class Tensor:
     def __setitem__(self, coordinates: Any, value: Any) -> None:
         place, shape, _ = self._at(coordinates)
         assert not shape
-        place.memory[place.offset] = value
+        is_coded = isinstance(value, Rounded) and place.memory.dtype == value.bits.dtype
+        place.memory[place.offset] = value.bits if is_coded else value
 
     @property
     def element_type(self) -> Any:
@@ -199,9 +223,21 @@ def copy(source: Tensor, target: Tensor) -> None:
     target.iterator.memory[end] = source.iterator.memory[start]
 
 
+def predicated_copy(source: Tensor, target: Tensor, pred: Tensor | None) -> None:
+    """cp.async, which writes zeros where the predicate is false."""
+    if pred is None or pred[0]:
+        copy(source, target)
+    else:
+        target.fill(0)
+
+
 def as_words(fragment: Tensor) -> Tensor:
     """A fragment of 16-bit elements as words: its first mode's first extent, 2, becomes 1."""
-    assert fragment.shape[0][0] == 2 and fragment.iterator.offset == 0
+    assert fragment.iterator.offset == 0
+    if fragment.shape[0] == 2:
+        memory = fragment.iterator.memory.view(np.uint32)
+        return Tensor(Pointer(memory), fragment.shape[1:])
+    assert fragment.shape[0][0] == 2
     shape = ((1, *fragment.shape[0][1:]), *fragment.shape[1:])
     stride = (
         (0, *(s // 2 for s in fragment.stride[0][1:])),
@@ -324,23 +360,31 @@ cutlass.cute, cutlass.range_constexpr, cutlass.const_expr = cute, range, lambda 
 cutlass.range = lambda *bounds, unroll=0: range(*bounds)
 cutlass.Uint32, cutlass.Float32, cutlass.Int32, cutlass.Int64 = Word, Value, int, int
 cutlass.Uint8, cutlass.Uint16 = np.uint8, np.uint16
-cutlass.BFloat16, cutlass.Float16 = "bfloat16", "float16"
+cutlass.BFloat16, cutlass.Float16 = Kind("bfloat16", 16), Kind("float16", 16)
+cutlass.Float8E4M3FN, cutlass.Boolean = Kind("float8_e4m3fn", 8), bool
+cutlass.min, cutlass.max = min, max
 STORAGE = {Word: "uint32", Value: "float32", np.uint8: "uint8", np.uint16: "uint16",
-           "bfloat16": "uint16", "float16": "float16", int: "int32", np.int16: "int16"}  # fmt: skip
+           "bfloat16": "uint16", "float16": "float16", int: "int32", np.int16: "int16",
+           bool: "bool", "float32": "float32"}  # fmt: skip
 cute.jit = cute.kernel = lambda function: function
 cute.make_rmem_tensor, cute.autovec_copy = registers, copy
 cute.recast_tensor = lambda fragment, word: as_words(fragment)
-cute.copy = lambda atom, source, target: copy(source, target)
+cute.copy = lambda atom, source, target, pred=None: predicated_copy(source, target, pred)
 cute.append_ones = Layout.with_ones
-cute.make_layout = lambda shape: shape
+cute.make_layout = lambda shape, stride=None: shape if stride is None else Layout(shape, stride)
+cute.assume = lambda value, divby: value
 cute.make_tensor = Tensor
 cute.local_tile = lambda tensor, tile, at: Tensor(tensor.iterator + tile[0] * at[0], tile)
-cute.size = lambda tensor, mode: size(tensor.shape[mode[0]])
+cute.size = lambda tensor, mode=None: size(tensor.shape[mode[0]] if mode else tensor.shape)
 cute.ceil_div = lambda x, y: -(-x // y)
 cute.gemm = lambda mma, d, a, b, c: mma.multiply(d, a, b)
 cute.arch.inline_ptx = inline_ptx
 cute.arch.lane_idx = lambda: here.lane
 sys.modules |= {"cutlass": cutlass, "cutlass.cute": cute}
-for name in ("cutlass.cute.nvgpu", "cutlass.memory", "cuda", "cuda.bindings.driver"):
+MOCKED = (
+    "cutlass.cute.nvgpu", "cutlass.memory", "cutlass.pipeline", "cutlass.tensor_utils",
+    "cutlass.utils", "cutlass.utils.hopper_helpers", "cuda", "cuda.bindings.driver",
+)  # fmt: skip
+for name in MOCKED:
     sys.modules[name] = MagicMock()
 sys.modules["cuda.bindings"] = sys.modules["cuda"].bindings

@@ -35,6 +35,12 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
+from kernelcat.kernels.cute.common.block_scales import (
+    load_group_scales,
+    load_row_scales,
+    promote,
+    read_scales,
+)
 from kernelcat.kernels.cute.common.mainloop import make_mma
 from kernelcat.kernels.cute.common.ring import (
     SHARED_BYTES,
@@ -48,12 +54,6 @@ from kernelcat.kernels.cute.common.split_k import WARPGROUP, reduce_splits
 from kernelcat.kernels.cute.common.tile_order import grouped_tile
 from kernelcat.kernels.cute.common.tma import load_atom, store_atom
 from kernelcat.kernels.cute.fp8_gemm.epilogue import store_tile
-from kernelcat.kernels.cute.fp8_gemm.scales import (
-    load_group_scales,
-    load_row_scales,
-    promote,
-    read_scales,
-)
 
 BLOCK = 128
 """Columns of a stage; rows and columns of B that share a scale."""
