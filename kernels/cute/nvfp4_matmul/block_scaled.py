@@ -21,6 +21,13 @@ from cutlass import Float4E2M1FN, Float8E4M3FN, Float8E8M0FNU, Float32, Int32, I
 from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.memory import SmemAllocator
 
+from kernelcat.kernels.cute.common.block_scales import (
+    ATOM_BYTES,
+    ATOM_COLS,
+    ATOM_COLUMNS,
+    ATOM_ROWS,
+    to_tensor_memory,
+)
 from kernelcat.kernels.cute.common.epilogue import VECTOR, Epilogue
 from kernelcat.kernels.cute.common.ring import SHARED_BYTES
 from kernelcat.kernels.cute.common.tensor_memory import (
@@ -41,16 +48,11 @@ from kernelcat.kernels.cute.common.tensor_memory import (
 from kernelcat.kernels.cute.common.tile_order import grouped_tile
 from kernelcat.kernels.cute.common.tma import partition
 from kernelcat.kernels.cute.nvfp4_matmul.scales import (
-    ATOM_BYTES,
-    ATOM_COLS,
-    ATOM_COLUMNS,
-    ATOM_ROWS,
     as_pairs,
     load_atom,
     place_of,
     stages_of,
     stored,
-    to_tensor_memory,
 )
 
 BLOCK_K = 256
