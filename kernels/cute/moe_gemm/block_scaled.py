@@ -42,6 +42,7 @@ IMPLEMENTATION = Implementation(
     estimate=program.estimate,
     techniques={
         "tma": "UTMALDG",
+        "tma gather": "UTMALDG.2D.GATHER4",
         "block scales": "UTCQMMA",
         "scales to tensor memory": "UTCCP",
         "tensor memory": "LDTM",

@@ -36,7 +36,8 @@ IMPLEMENTATION = Implementation(
     estimate=program.estimate,
     techniques={
         "tma": "UTMALDG",
-        "tcgen05": "UTC",
+        "tma gather": "UTMALDG.2D.GATHER4",
+        "tcgen05": "UTCHMMA",
         "tensor memory": "LDTM",
         "dependent launch": "ACQBULK",
     },

@@ -91,20 +91,20 @@ class Combine:
     ):
         """Adds the rows of a token; those of ``SLOTS`` slots are loaded before they are added."""
         top_k = cute.size(gPosition)
-        values = cute.make_rmem_tensor((VECTOR, SLOTS), Float32)
+        rows = cute.make_rmem_tensor((VECTOR, SLOTS), self.dtype)
         gates = cute.make_rmem_tensor(SLOTS, Float32)
         for first in cutlass.range(0, top_k, SLOTS, unroll=1):
-            values.fill(0.0)
+            rows.fill(0.0)
             gates.fill(0.0)
             for s in cutlass.range_constexpr(SLOTS):
                 if first + s < top_k:
                     row = gPosition[first + s]
                     if row >= 0:
                         gates[s] = gGates[first + s]
-                        cute.autovec_copy(gPartial[None, row], values[None, s])
+                        cute.autovec_copy(gPartial[None, row], rows[None, s])
             for s in cutlass.range_constexpr(SLOTS):
                 for v in cutlass.range_constexpr(VECTOR):
-                    sums[v] += gates[s] * values[v, s]
+                    sums[v] += gates[s] * Float32(rows[v, s])
 
     @cute.jit
     def load(self, source: cute.Tensor, sums: cute.Tensor, count: Int32):

@@ -60,6 +60,15 @@ class ExpertTiles:
                 sBlocks[expert + 1] = before + blocks
             before += cute.arch.shuffle_sync(blocks, LANES - 1)
 
+    def count(
+        self,
+        sBlocks: cute.Tensor,  # (experts + 1,)
+        n: Int32,
+    ):
+        """Tiles of all experts, and tiles of a block of rows."""
+        num_tiles_n = cute.ceil_div(n, self.block_n)
+        return sBlocks[self.experts] * num_tiles_n, num_tiles_n
+
     @cute.jit
     def expert_of(
         self,

@@ -10,41 +10,19 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from kernelcat.jit.cute import element_type
-from kernelcat.kernels.cute.common.epilogue import silu
-
-LIMIT, ALPHA = 7.0, 1.702
-"""The clamp and the factor in the sigmoid of swiglu_oai, as in reference/_experts.py."""
-
-
-@cute.jit
-def swiglu_oai(gate: Float32, up: Float32):
-    """gate * sigmoid(1.702 gate) * (up + 1), both clamped. A NaN passes the clamps."""
-    if gate > LIMIT:
-        gate = Float32(LIMIT)
-    if up > LIMIT:
-        up = Float32(LIMIT)
-    if up < -LIMIT:
-        up = Float32(-LIMIT)
-    sigmoid = cute.arch.rcp_approx(1.0 + cute.math.exp(-ALPHA * gate, fastmath=True))
-    return gate * sigmoid * (up + 1.0)
+from kernelcat.kernels.cute.common.gating import gated
 
 
 class Output:
     """Stores ``rows`` rows of a tile with a thread; ``activation`` is none, swiglu or swiglu_oai.
 
-    With ``partial`` the rows are float32 and not activated. ``is_even`` says whether the rows of
-    the result have an even number of columns, so that pairs of columns are stored at once.
+    ``is_even`` says whether the result has an even number of columns, so that pairs are stored.
     """
 
-    def __init__(
-        self, dtype: str, activation: str, bias: bool, partial: bool, is_even: bool, rows: int
-    ):
-        self.bias_type = element_type(dtype)
-        self.dtype = Float32 if partial else self.bias_type
-        self.activation, self.bias, self.tile_rows = activation, bias, rows
-        self.is_gated = activation != "none"
-        self.is_paired = not self.is_gated and (is_even or partial)
-        self.width = 2 if self.is_paired else 1
+    def __init__(self, dtype: str, activation: str, bias: bool, is_even: bool, rows: int):
+        self.dtype, self.activation, self.bias = element_type(dtype), activation, bias
+        self.tile_rows, self.is_gated = rows, activation != "none"
+        self.width = 2 if is_even and not self.is_gated else 1
 
     def rows(self, out: cute.Pointer, num_rows: Int32, pitch: Int32) -> cute.Tensor:
         """The result (width, pitch / width, rows)."""
@@ -57,11 +35,10 @@ class Output:
 
     @cute.jit
     def bias_of(self, mBias: cute.Tensor, expert: Int32, col: Int32):
-        """The bias of a column of Z, 0 past the last one; ``mBias`` is (n, experts)."""
+        """The bias of a column of Z; ``mBias`` is (n, experts). Columns past n are not stored."""
         value = Float32(0)
         if cutlass.const_expr(self.bias):
-            if col < mBias.shape[0]:
-                value = Float32(mBias[col, expert])
+            value = Float32(mBias[cutlass.min(col, mBias.shape[0] - 1), expert])
         return value
 
     @cute.jit
@@ -75,7 +52,7 @@ class Output:
         col: Int32,
         n: Int32,
     ):
-        """Stores rows ``row`` to ``row`` + ``num_rows`` - 1; ``col`` is this thread's column of Z."""
+        """Stores ``num_rows`` rows from ``row`` on; ``col`` is this thread's column of Z."""
         odd = col % 2
         for i in cutlass.range_constexpr(0, self.tile_rows, 2):
             x, y = sums[i] + bias, sums[i + 1] + bias
@@ -97,11 +74,9 @@ class Output:
         n: Int32,
     ):
         """Stores what columns ``col`` and ``col`` + 1 of Z make of a row; the first one is even."""
-        if cutlass.const_expr(self.activation == "swiglu"):
-            mOut[0, col // 2, row] = (silu(first) * second).to(self.dtype)
-        elif cutlass.const_expr(self.activation == "swiglu_oai"):
-            mOut[0, col // 2, row] = swiglu_oai(first, second).to(self.dtype)
-        elif cutlass.const_expr(self.is_paired):
+        if cutlass.const_expr(self.is_gated):
+            mOut[0, col // 2, row] = gated(first, second, self.activation).to(self.dtype)
+        elif cutlass.const_expr(self.width == 2):
             pair = cute.make_rmem_tensor(2, self.dtype)
             pair[0], pair[1] = first.to(self.dtype), second.to(self.dtype)
             cute.autovec_copy(pair, mOut[None, col // 2, row])

@@ -29,17 +29,8 @@ DeepGEMM's, and the recipe for widened weights is QuACK's. Only compiled, never 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-import cutlass.pipeline as pipeline
 import cutlass.utils.blackwell_helpers as sm100
-from cutlass import (
-    Float4E2M1FN,
-    Float8E4M3FN,
-    Float32,
-    Int32,
-    Int64,
-    Uint8,
-    Uint32,
-)
+from cutlass import Float4E2M1FN, Float8E4M3FN, Float32, Int32, Int64, Uint8
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.memory import SmemAllocator
 
@@ -47,7 +38,6 @@ from kernelcat.jit.cute import element_type
 from kernelcat.kernels.cute.common.block_scales import ATOM_BYTES, ATOM_COLUMNS, ATOM_ROWS
 from kernelcat.kernels.cute.common.ring import SHARED_BYTES
 from kernelcat.kernels.cute.common.tensor_memory import (
-    COLUMNS,
     LOAD_WARP,
     MMA_WARP,
     RESERVED_BYTES,
@@ -59,34 +49,30 @@ from kernelcat.kernels.cute.common.tensor_memory import (
     read_columns,
 )
 from kernelcat.kernels.cute.moe_gemm.blackwell.expert_tiles import ExpertTiles
+from kernelcat.kernels.cute.moe_gemm.blackwell.loader import Loader
+from kernelcat.kernels.cute.moe_gemm.blackwell.multiply import MMA_K, Multiplier
 from kernelcat.kernels.cute.moe_gemm.blackwell.operands import (
     GatheredRows,
     Rows,
     gather_atom,
-    load,
     plain_stages,
     rows_atom,
-    tiles_of,
     weights_atom,
 )
 from kernelcat.kernels.cute.moe_gemm.blackwell.output import Output
+from kernelcat.kernels.cute.moe_gemm.blackwell.reader import FIRST_READER_WARP, Reader
 from kernelcat.kernels.cute.moe_gemm.blackwell.scales import (
     BLOCK,
     SLOTS,
-    BlockScales,
     RowScales,
-    beside,
-    copy_ones,
-    copy_stage,
     fill_with_ones,
-    load_words,
     make_block_scales,
     make_ring,
     stored_words,
 )
 
-SCALE_WARP, FIRST_READER_WARP = 6, 8
-"""Warps 0 to 3 read accumulators too; warp 7 has nothing to do."""
+SCALE_WARP = 6
+"""Warp 7 has nothing to do."""
 MAX_READER_COLUMNS = 64
 """Columns of an accumulator, rows of A, that a thread reads."""
 READER_REGISTERS, OTHER_REGISTERS = 216, 72
@@ -94,18 +80,16 @@ READER_REGISTERS, OTHER_REGISTERS = 216, 72
 READER_BARRIER = 2
 MAX_STAGES = 12
 MAX_ACCUMULATORS = 4
-MMA_K = 32
-"""Columns of a product of elements of 8 bits."""
 STAGE_ROW_BYTES = 128
 """Bytes of a row of a stage: the widest row that the hardware swizzles."""
 
 
-class Product:
+class Product(Loader, Multiplier, Reader):
     """A tile is ``block_m`` (32, 64 or 128) rows of A and 128 rows of an expert's weights.
 
     ``format`` is that of the weights: mxfp4 and fp8 beside float8 rows of A, else the type of A.
     ``k_tail`` is K modulo 128 where 4-bit weights end in a k-block that overlaps the one before,
-    else 0.
+    else 0. With ``clear`` rows without an assignment become zero.
     """
 
     def __init__(
@@ -115,13 +99,13 @@ class Product:
         activation: str,
         bias: bool,
         gather: bool,
-        partial: bool,
+        clear: bool,
         is_even: bool,
         experts: int,
         k_tail: int,
         block_m: int,
     ):
-        self.gather, self.partial, self.k_tail, self.block_m = gather, partial, k_tail, block_m
+        self.gather, self.clear, self.k_tail, self.block_m = gather, clear, k_tail, block_m
         self.is_block_scaled = format == "mxfp4"
         self.is_promoted = format in ("mxfp4", "fp8")
         self.dtype = Float8E4M3FN if self.is_promoted else element_type(dtype)
@@ -137,7 +121,7 @@ class Product:
         self.reader_columns = block_m // self.reader_groups
         self.tiles = ExpertTiles(experts, block_m, ROWS)
         self.row_scales = RowScales(block_m, self.readers, READER_BARRIER)
-        self.output = Output(dtype, activation, bias, partial, is_even, self.reader_columns)
+        self.output = Output(dtype, activation, bias, is_even, self.reader_columns)
 
         # Bytes that TMA reads are what its barrier counts: codes are packed, stages are not.
         w_bytes, a_bytes = (rows * STAGE_ROW_BYTES for rows in (ROWS, block_m))
@@ -166,7 +150,7 @@ class Product:
         bias: cute.Pointer,  # (experts, n)
         offsets: cute.Pointer,  # (experts + 1,)
         order: cute.Pointer,  # (rows,)
-        out: cute.Pointer,  # (rows, pitch): D, or float32 with partial
+        out: cute.Pointer,  # (rows, pitch): D, or partial rows
         rows: Int32,
         a_rows: Int32,
         top_k: Int32,
@@ -243,11 +227,11 @@ class Product:
         source, major = tcgen05.OperandSource.SMEM, OperandMajorMode.K
         if cutlass.const_expr(self.is_block_scaled):
             op = tcgen05.MmaMXF8F6F4Op(
-                self.w_type, self.dtype, (*shape, 32), group, source, major, major
+                self.w_type, self.dtype, (*shape, MMA_K), group, source, major, major
             )
         elif cutlass.const_expr(self.is_promoted):
             op = tcgen05.MmaF8F6F4Op(
-                self.w_type, self.dtype, Float32, (*shape, 32), group, source, major, major
+                self.w_type, self.dtype, Float32, (*shape, MMA_K), group, source, major, major
             )
         else:
             op = tcgen05.MmaF16BF16Op(
@@ -351,266 +335,19 @@ class Product:
                     indices = cute.make_tensor(sIndices.iterator, self.index_layout(k))
                     plain = cute.make_tensor(sA.iterator, plain_stages(*a_tile, self.num_stages))
                     a = GatheredRows(a_atom, plain, mA, a_tile, indices)
-                self.produce(lists, w, tail, a, mOrder, mSA, sIndices, producer, n, k, top_k)
+                self.produce(lists, w, tail, a, mOrder, sIndices, producer, n, k, top_k)
                 cute.arch.griddepcontrol_launch_dependents()
             elif warp_idx == MMA_WARP:
                 self.multiply(
                     lists, tiled_mma, tCrW, tCrA, tCtAcc, scales,
                     consumer, scale_consumer, issuer, n, k,
                 )  # fmt: skip
-            elif warp_idx == SCALE_WARP:
-                if cutlass.const_expr(self.is_block_scaled):
+            if cutlass.const_expr(self.is_block_scaled):  # noqa: SIM102
+                if warp_idx == SCALE_WARP:
                     self.load_scales(lists, mSW, scales.words, scale_producer, n, k)
         cute.arch.sync_threads()
         tmem.relinquish_alloc_permit()
         tmem.free(tmem_ptr)
-
-    # ---- roles -----------------------------------------------------------------------------------
-
-    # Each role counts the tiles: values that live across setmaxnreg were seen to spill.
-
-    def count_tiles(self, lists, n):
-        """Tiles of all experts, and those along N."""
-        num_tiles_n = cute.ceil_div(n, ROWS)
-        return lists[1][self.tiles.experts] * num_tiles_n, num_tiles_n
-
-    @cute.jit
-    def produce(
-        self,
-        lists: tuple,  # of ``ExpertTiles``
-        w: Rows,
-        tail: Rows,
-        a: Rows | GatheredRows,
-        mOrder: cute.Tensor,  # (rows,)
-        mSA: cute.Tensor,  # (1, a_rows, k-blocks)
-        sIndices: cute.Tensor,  # (block_m,)
-        producer: pipeline.PipelineProducer,
-        n: Int32,
-        k: Int32,
-        top_k: Int32,
-    ):
-        """The load warp: operands of all tiles of this thread block."""
-        num_tiles, num_tiles_n = self.count_tiles(lists, n)
-        num_full_blocks = self.num_k_blocks(k) - (1 if self.k_tail else 0)
-        expert = Int32(0)
-        first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-        for index in cutlass.range(first, num_tiles, step, unroll=1):
-            expert, row, num_rows, col = self.tiles.find(index, expert, num_tiles_n, *lists)
-            if cutlass.const_expr(self.gather):
-                self.find_rows(mOrder, sIndices, row, num_rows, top_k, mSA.shape[1])
-            w_row = expert * n + col
-            w_tiles, a_tiles = tiles_of(w, w_row, 0), tiles_of(a, row, 0)
-            for k_idx in cutlass.range(num_full_blocks, unroll=1):
-                stage = producer.acquire_and_advance()
-                load(w, w_tiles, k_idx, stage)
-                load(a, a_tiles, k_idx, stage)
-            if cutlass.const_expr(self.k_tail):
-                stage = producer.acquire_and_advance()
-                load(tail, tiles_of(tail, w_row, 0), 0, stage)
-                load(a, tiles_of(a, row, k - BLOCK), 0, stage)
-        # A thread block must not exit while products that read its stages may be running.
-        producer.tail()
-
-    @cute.jit
-    def find_rows(
-        self,
-        mOrder: cute.Tensor,  # (rows,)
-        sIndices: cute.Tensor,  # (block_m,), written
-        row: Int32,
-        num_rows: Int32,
-        top_k: Int32,
-        a_rows: Int32,
-    ):
-        """Writes the tokens of a tile's rows; behind them a row outside of A, which TMA zeroes."""
-        cute.arch.sync_warp()  # the loads of the tile before have been issued
-        for i in cutlass.range_constexpr(0, self.block_m, 32):
-            tile_row = i + cute.arch.lane_idx()
-            token = a_rows
-            if tile_row < num_rows:
-                token = mOrder[row + tile_row] // top_k
-            sIndices[tile_row] = token
-        cute.arch.sync_warp()
-
-    @cute.jit
-    def load_scales(
-        self,
-        lists: tuple,  # of ``ExpertTiles``
-        mSW: cute.Tensor,  # (parts, parts along K, experts * n)
-        sWords: cute.Tensor,  # (ATOM_COLUMNS, lanes, stages)
-        producer: pipeline.PipelineProducer,
-        n: Int32,
-        k: Int32,
-    ):
-        """The scale warp: block scales of the weights, read one k-block ahead."""
-        num_tiles, num_tiles_n = self.count_tiles(lists, n)
-        num_k_blocks = self.num_k_blocks(k)
-        num_parts = cute.size(mSW, mode=[0])
-        last_part = mSW.shape[1] - num_parts
-        expert, lane = Int32(0), cute.arch.lane_idx()
-        words = cute.make_rmem_tensor(ATOM_COLUMNS, Uint32)
-        stored = cute.make_rmem_tensor(ATOM_COLUMNS, Uint32)
-        first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-        for index in cutlass.range(first, num_tiles, step, unroll=1):
-            expert, _, _, col = self.tiles.find(index, expert, num_tiles_n, *lists)
-            row, last_row = expert * n + col, expert * n + n - 1
-            load_words(mSW, row, last_row, Int32(0), words)
-            for k_idx in cutlass.range(num_k_blocks, unroll=1):
-                cute.autovec_copy(words, stored)
-                part = cutlass.min((k_idx + 1) * num_parts, last_part)
-                load_words(mSW, row, last_row, part, words)
-                stage = producer.acquire_and_advance()
-                cute.autovec_copy(stored, sWords[None, lane, stage.index])
-                cute.arch.fence_proxy("async.shared", space="cta")
-                stage.commit()
-        producer.tail()
-
-    @cute.jit
-    def multiply(
-        self,
-        lists: tuple,  # of ``ExpertTiles``
-        tiled_mma: cute.TiledMma,
-        tCrW: cute.Tensor,  # (MMA, MMA_M, MMA_K, stages)
-        tCrA: cute.Tensor,  # (MMA, MMA_N, MMA_K, stages)
-        tCtAcc: cute.Tensor,  # (MMA, MMA_M, MMA_N, accumulators)
-        scales: BlockScales | None,
-        consumer: pipeline.PipelineConsumer,
-        scale_consumer: pipeline.PipelineConsumer | None,
-        issuer: pipeline.PipelineProducer,
-        n: Int32,
-        k: Int32,
-    ):
-        """The MMA warp: products of all tiles of this thread block."""
-        num_k_blocks = self.num_k_blocks(k)
-        num_tiles, _ = self.count_tiles(lists, n)
-        first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-        if cutlass.const_expr(self.is_block_scaled):
-            copy_ones(scales)
-        for _ in cutlass.range(first, num_tiles, step, unroll=1):
-            if cutlass.const_expr(not self.is_promoted):
-                of_tile = issuer.acquire_and_advance()
-            for k_idx in cutlass.range(num_k_blocks, unroll=1):
-                if cutlass.const_expr(self.is_promoted):
-                    of_block = issuer.acquire_and_advance()
-                accumulator = of_block if cutlass.const_expr(self.is_promoted) else of_tile
-                tCtTile = tCtAcc[None, None, None, accumulator.index]
-                stage = consumer.wait_and_advance()
-                if cutlass.const_expr(self.is_block_scaled):
-                    # Products and copies to tensor memory run in the order of their issue.
-                    scale_stage = scale_consumer.wait_and_advance()
-                    copy_stage(scales, scale_stage.index)
-                    scale_stage.release()
-                known = self.known_products(k_idx, num_k_blocks)
-                for block in cutlass.range_constexpr(cute.size(tCrW, mode=[2])):
-                    is_first = block == known
-                    if cutlass.const_expr(not self.is_promoted and block == 0):
-                        is_first = k_idx == 0
-                    tiled_mma.set(tcgen05.Field.ACCUMULATE, not is_first)
-                    at = (None, None, block, stage.index)
-                    w, a = tCrW[at], tCrA[at]
-                    if cutlass.const_expr(self.is_block_scaled):
-                        w, a = beside(scales, w, a, block)
-                    if block >= known:
-                        cute.gemm(tiled_mma, tCtTile, w, a, tCtTile)
-                stage.release()
-                if cutlass.const_expr(self.is_promoted):
-                    of_block.commit()
-            if cutlass.const_expr(not self.is_promoted):
-                of_tile.commit()
-        issuer.tail()
-
-    @cute.jit
-    def known_products(self, k_idx: Int32, num_k_blocks: Int32):
-        """How many products of a k-block the k-block before has computed: those they share."""
-        known = 0
-        if cutlass.const_expr(self.k_tail):
-            known = Int32(0)
-            if k_idx == num_k_blocks - 1:
-                known = Int32((BLOCK - self.k_tail) // MMA_K)
-        return known
-
-    @cute.jit
-    def read(
-        self,
-        lists: tuple,  # of ``ExpertTiles``
-        parts: tuple,  # of ``read_columns``
-        mSW: cute.Tensor,  # (k-blocks, n / 128, experts), with fp8
-        mSA: cute.Tensor,  # (1, a_rows, k-blocks)
-        sSA: cute.Tensor,  # (1, block_m, SLOTS)
-        mBias: cute.Tensor,  # (n, experts)
-        mOrder: cute.Tensor,  # (rows,)
-        mOut: cute.Tensor,  # (width, columns / width, rows)
-        reader: pipeline.PipelineConsumer,
-        n: Int32,
-        k: Int32,
-        top_k: Int32,
-    ):
-        """The readers: from accumulators of all tiles of this thread block to the result."""
-        num_tiles, num_tiles_n = self.count_tiles(lists, n)
-        num_k_blocks, expert = self.num_k_blocks(k), Int32(0)
-        first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-        w_row = cute.arch.thread_idx()[0] % ROWS
-        group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // FIRST_READER_WARP
-        thread, first_column = group * ROWS + w_row, group * self.reader_columns
-        if cutlass.const_expr(not self.partial):
-            served = lists[0][self.tiles.experts]  # rows; later ones have no assignment
-            self.output.clear(mOut, served + first, step, thread, self.readers)
-        sums = cute.make_rmem_tensor(self.reader_columns, Float32)
-        for index in cutlass.range(first, num_tiles, step, unroll=1):
-            expert, row, num_rows, col = self.tiles.find(index, expert, num_tiles_n, *lists)
-            bias = self.output.bias_of(mBias, expert, col + w_row)
-            if cutlass.const_expr(self.is_promoted):
-                a_row = row + cutlass.min(thread, num_rows - 1)
-                if cutlass.const_expr(self.gather):
-                    a_row = mOrder[a_row] // top_k
-                gSA, w_scale = mSA[None, a_row, None], Float32(1)
-                if cutlass.const_expr(not self.is_block_scaled):
-                    w_scale = mSW[0, col // BLOCK, expert]
-                sums.fill(0.0)
-                self.row_scales.begin(gSA, sSA, thread)
-                for k_idx in cutlass.range(num_k_blocks, unroll=1):
-                    next_scale = Float32(1)
-                    if cutlass.const_expr(not self.is_block_scaled):
-                        ahead = cutlass.min(k_idx + 1, num_k_blocks - 1)
-                        next_scale = mSW[ahead, col // BLOCK, expert]
-                    self.row_scales.next(gSA, sSA, k_idx, thread)
-                    accumulator = reader.wait_and_advance()
-                    scales = sSA[0, None, k_idx % SLOTS]
-                    self.add(parts, accumulator, first_column, scales, w_scale, sums)
-                    w_scale = next_scale
-            else:
-                accumulator = reader.wait_and_advance()
-                self.add(parts, accumulator, first_column, None, Float32(1), sums)
-            row, num_rows = row + first_column, num_rows - first_column
-            self.output.store(sums, bias, mOut, row, num_rows, col + w_row, n)
-
-    @cute.jit
-    def add(
-        self,
-        parts: tuple,  # of ``read_columns``
-        accumulator,  # its handle
-        first_column: Int32,
-        scales: cute.Tensor | None,  # (block_m,) in shared memory, or None to replace the sums
-        w_scale: Float32,
-        sums: cute.Tensor,  # (reader_columns,)
-    ):
-        """Adds this thread's columns of an accumulator, scaled, to the sums, and releases it."""
-        tiled_copy, tDtC, _, columns = parts
-        num_parts = self.reader_columns // COLUMNS
-        first = (accumulator.index * self.block_m + first_column) // COLUMNS
-        for i in cutlass.range_constexpr(num_parts):
-            cute.copy(tiled_copy, tDtC[None, None, first + i], columns)
-            cute.arch.fence_view_async_tmem_load()
-            if cutlass.const_expr(i == num_parts - 1):
-                accumulator.release()
-            for j in cutlass.range_constexpr(COLUMNS):
-                column = i * COLUMNS + j
-                if cutlass.const_expr(scales is None):
-                    sums[column] = columns[j]
-                elif cutlass.const_expr(self.is_block_scaled):
-                    sums[column] += scales[first_column + column] * columns[j]
-                else:
-                    scale = scales[first_column + column] * w_scale
-                    sums[column] += scale * columns[j]
 
     def num_k_blocks(self, k):
         """K-blocks of a tile; with ``k_tail`` the last one overlaps the one before."""

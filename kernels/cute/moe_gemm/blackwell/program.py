@@ -92,7 +92,7 @@ def program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if not problem["combine"]:
         return Program((product,))
     return Program(
-        (product, _combine(problem, cols, pitch)), {"partial": 4 * num_rows(problem) * pitch}
+        (product, _combine(problem, cols, pitch)), {"partial": 2 * num_rows(problem) * pitch}
     )
 
 
@@ -105,7 +105,7 @@ def _product(problem: Problem, config: Config, gpu: Gpu, pitch: int) -> Step:
         "activation": problem["activation"],
         "bias": problem["bias"],
         "gather": problem["gather"],
-        "partial": combine,
+        "clear": not combine,
         "is_even": pitch % 2 == 0,
         "experts": problem["experts"],
         "k_tail": problem["K"] % CODES_BLOCK_K if is_packed else 0,
@@ -116,8 +116,8 @@ def _product(problem: Problem, config: Config, gpu: Gpu, pitch: int) -> Step:
         "fp8": ("*float8_e4m3fn", "*float8_e4m3fn", "*float32"),
     }
     a, w, w_scale = operands.get(format, (f"*{dtype}", f"*{dtype}", "*float32"))
-    out = "*float32" if combine else f"*{dtype}"
-    kinds = (a, "*float32", w, w_scale, f"*{dtype}", "*int32", "*int32", out, *("int32",) * 7)
+    wide = f"*{dtype}"
+    kinds = (a, "*float32", w, w_scale, wide, "*int32", "*int32", wide, *("int32",) * 7)
     source = CuteSource("moe_gemm.blackwell.product:Product", kinds, tuple(constants.items()))
     a_rows = problem["tokens"] if problem["gather"] else num_rows(problem)
     num_ctas = min(max_tiles(problem, config), gpu.sms)
@@ -142,7 +142,8 @@ def _combine(problem: Problem, cols: int, pitch: int) -> Step:
     constants = {
         "dtype": dtype, "residual": problem["residual"], "is_aligned": cols % VECTOR == 0,
     }  # fmt: skip
-    kinds = ("*float32", "*int32", "*float32", f"*{dtype}", f"*{dtype}", *("int32",) * 5)
+    wide = f"*{dtype}"
+    kinds = (wide, "*int32", "*float32", wide, wide, *("int32",) * 5)
     source = CuteSource("moe_gemm.blackwell.combine:Combine", kinds, tuple(constants.items()))
     sizes = (problem["tokens"], num_rows(problem), problem["top_k"], cols, pitch)
     return Step(
@@ -178,4 +179,4 @@ def estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     us = max(waves * tile_us, copy_us(ENTRY.bytes_moved(problem), gpu)) + LAUNCH_US
     if not problem["combine"]:
         return us
-    return us + copy_us(4 * num_rows(problem) * out_cols(problem.values), gpu) - LAUNCH_US / 2
+    return us + copy_us(2 * num_rows(problem) * out_cols(problem.values), gpu) - LAUNCH_US / 2

@@ -1,4 +1,4 @@
-"""Scales of a k-block of 128 columns: block scales of 4-bit weights, float32 scales of rows of A."""
+"""Scales of a k-block of 128 columns: of blocks of 4-bit weights (E8M0), of rows of A (float32)."""
 
 from typing import NamedTuple
 
