@@ -144,18 +144,26 @@ def product(tokens: int, top_k: int, experts: int, n: int, k: int, **axes) -> Pr
 
 
 def _problems() -> dict[str, Problem]:
-    """First and second products of gpt-oss-20b, DeepSeek-V3 and Qwen3-30B-A3B."""
+    """First and second products of gpt-oss-20b, DeepSeek-V3 and Qwen3-30B-A3B.
+
+    MXFP4 weights by float8 rows, which Blackwell's tensor cores multiply, are in rows, not in tiles
+    for registers, and at one number of tokens.
+    """
     fp8 = {"format": "fp8", "act_dtype": FP8}
     mxfp4 = {"format": "mxfp4", "packing": "tiles", "bias": True}
+    mxfp4_fp8 = {"format": "mxfp4", "act_dtype": FP8, "bias": True}
     models = (
-        ("gptoss", (4, 32, 5760, 2880), "swiglu_oai", {"": {"bias": True}, "-mxfp4": mxfp4}),
+        (
+            "gptoss", (4, 32, 5760, 2880), "swiglu_oai",
+            {"": {"bias": True}, "-mxfp4": mxfp4, "-mxfp4-fp8": mxfp4_fp8},
+        ),
         ("dsv3", (8, 256, 4096, 7168), "swiglu", {"-fp8": fp8}),
         ("qwen3", (8, 128, 1536, 2048), "swiglu", {"": {}, "-fp8": fp8}),
-    )
+    )  # fmt: skip
     problems = {}
     for model, (top_k, experts, n, k), activation, formats in models:
         for suffix, axes in formats.items():
-            for tokens in (64, 1024, 8192):
+            for tokens in (1024,) if axes is mxfp4_fp8 else (64, 1024, 8192):
                 problems[f"{model}-up-{tokens}{suffix}"] = product(
                     tokens, top_k, experts, n, k, gather=True, activation=activation, **axes
                 )

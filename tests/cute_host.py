@@ -143,6 +143,9 @@ class Layout(NamedTuple):
         return Layout(self.shape + (1,) * more, self.stride + (0,) * more)
 
 
+SCALARS = {np.dtype("uint32").char: Word, np.dtype("float32").char: Value}
+
+
 class Tensor:
     def __init__(self, iterator: Pointer, shape: Any, stride: Any = None) -> None:
         self.iterator = iterator
@@ -170,13 +173,27 @@ class Tensor:
         return self.iterator + offset, tuple(shape), tuple(stride)
 
     def __getitem__(self, coordinates: Any) -> Any:
+        if type(coordinates) is int and type(self.shape[0]) is int:  # the fast way for vectors
+            assert len(self.shape) == 1 and 0 <= coordinates < self.shape[0], (
+                coordinates, self.shape,
+            )  # fmt: skip
+            memory = self.iterator.memory
+            value = memory[self.iterator.offset + coordinates * self.stride[0]]
+            return SCALARS.get(memory.dtype.char, lambda v: v)(value)
         place, shape, stride = self._at(coordinates)
         if shape:
             return Tensor(place, shape, stride)
         value = place.memory[place.offset]
-        return {np.uint32: Word, np.float32: Value}.get(value.dtype.type, lambda v: v)(value)
+        return SCALARS.get(value.dtype.char, lambda v: v)(value)
 
     def __setitem__(self, coordinates: Any, value: Any) -> None:
+        if type(coordinates) is int and type(self.shape[0]) is int:
+            assert len(self.shape) == 1 and 0 <= coordinates < self.shape[0], (
+                coordinates, self.shape,
+            )  # fmt: skip
+            place = self.iterator.offset + coordinates * self.stride[0]
+            self.iterator.memory[place] = value
+            return
         place, shape, _ = self._at(coordinates)
         assert not shape
         is_coded = isinstance(value, Rounded) and place.memory.dtype == value.bits.dtype

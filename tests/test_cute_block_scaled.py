@@ -64,6 +64,7 @@ def ways(format: str, block_n: int, ctas: int) -> tuple[Way, Way]:
     from cuda.bindings.driver import CUstream
     from cutlass.cute.runtime import make_ptr
 
+    from kernelcat.kernels.cute.common import scale_atoms
     from kernelcat.kernels.cute.nvfp4_matmul import scales
 
     kernel, found = kernel_of(format, block_n, ctas), (Way(), Way())
@@ -81,7 +82,7 @@ def ways(format: str, block_n: int, ctas: int) -> tuple[Way, Way]:
             kind = kernel.scale_type
             sS = cute.make_tensor(cute.make_ptr(kind, 0, smem, assumed_align=1024), s_layout)
             tS = cute.make_tensor(cute.make_ptr(kind, 0, tmem, assumed_align=16), t_layout)
-            _, source, target = scales.to_tensor_memory(kernel.group, sS, tS)
+            _, source, target = scale_atoms.to_tensor_memory(kernel.group, sS, tS)
             for r in range(cute.size(target, mode=[1])):
                 for block in range(cute.size(target, mode=[3])):
                     unit = cute.crd2idx((0, r, 0, block, 1), source.layout)

@@ -57,14 +57,21 @@ def make_operands(tiled_mma, tiler, dtype, num_stages, mA, mB, ctas):
     return (a_layout, a_atom, tA), (b_layout, b_atom, tB)
 
 
-def make_rings(storage, num_stages, stage_bytes, num_accumulators=NUM_ACCUMULATORS, ctas=1):
+def make_rings(
+    storage,
+    num_stages,
+    stage_bytes,
+    num_accumulators=NUM_ACCUMULATORS,
+    ctas=1,
+    reader_warps=READER_WARPS,
+):
     """Producer and consumer of the stages; issuer and reader of the accumulators.
 
     ``storage`` has the barriers of both, ``stages`` and ``accumulators``. ``stage_bytes`` are those
     of one thread block. ``num_accumulators`` is how many are in use at once.
     """
     one_thread = pipeline.CooperativeGroup(pipeline.Agent.Thread)
-    readers = pipeline.CooperativeGroup(pipeline.Agent.Thread, 32 * READER_WARPS * ctas)
+    readers = pipeline.CooperativeGroup(pipeline.Agent.Thread, 32 * reader_warps * ctas)
     pair = cute.make_layout((ctas, 1, 1, 1))
     stages = pipeline.PipelineTmaUmma.create(
         num_stages=num_stages,
@@ -84,11 +91,14 @@ def make_rings(storage, num_stages, stage_bytes, num_accumulators=NUM_ACCUMULATO
     return *stages.make_participants(), *accumulators.make_participants()
 
 
-def make_allocator(storage, ctas=1):
-    """The allocator of tensor memory, whose address goes into ``storage.tensor_memory``."""
+def make_allocator(storage, ctas=1, threads=THREADS):
+    """The allocator of tensor memory, whose address goes into ``storage.tensor_memory``.
+
+    All ``threads`` threads of the thread block wait for the address.
+    """
     return TmemAllocator(
         storage.tensor_memory.ptr,
-        barrier_for_retrieve=pipeline.NamedBarrier(barrier_id=1, num_threads=THREADS),
+        barrier_for_retrieve=pipeline.NamedBarrier(barrier_id=1, num_threads=threads),
         is_two_cta=ctas == 2,
         two_cta_tmem_dealloc_mbar_ptr=storage.freed.ptr if ctas == 2 else None,
     )

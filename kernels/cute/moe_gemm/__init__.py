@@ -1,4 +1,4 @@
-"""`moe_gemm` in CuTe DSL: naive for every format, WGMMA on Hopper.
+"""`moe_gemm` in CuTe DSL: naive for every format, WGMMA on Hopper, tcgen05 on Blackwell.
 
 The device code is in modules that import the DSL; they are imported when a kernel is compiled.
 """
@@ -20,6 +20,7 @@ from kernelcat.kernels.cuda.moe_gemm.operands import (
     sizes,
 )
 from kernelcat.kernels.cute.common.matmul import MAX_GRID_Y, NAIVE_BLOCK
+from kernelcat.kernels.cute.moe_gemm import block_scaled, tcgen05
 from kernelcat.kernels.cute.moe_gemm.hopper import WGMMA
 from kernelcat.kernels.cute.moe_gemm.operands import (
     GROUP_KINDS,
@@ -77,4 +78,4 @@ NAIVE = Implementation(
     rank=0,
 )
 
-IMPLEMENTATIONS = (NAIVE, WGMMA)
+IMPLEMENTATIONS = (NAIVE, WGMMA, tcgen05.IMPLEMENTATION, block_scaled.IMPLEMENTATION)

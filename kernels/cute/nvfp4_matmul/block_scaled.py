@@ -23,6 +23,13 @@ from cutlass.memory import SmemAllocator
 
 from kernelcat.kernels.cute.common.epilogue import VECTOR, Epilogue
 from kernelcat.kernels.cute.common.ring import SHARED_BYTES
+from kernelcat.kernels.cute.common.scale_atoms import (
+    ATOM_BYTES,
+    ATOM_COLS,
+    ATOM_COLUMNS,
+    ATOM_ROWS,
+    to_tensor_memory,
+)
 from kernelcat.kernels.cute.common.tensor_memory import (
     COLUMNS,
     LOAD_WARP,
@@ -41,16 +48,11 @@ from kernelcat.kernels.cute.common.tensor_memory import (
 from kernelcat.kernels.cute.common.tile_order import grouped_tile
 from kernelcat.kernels.cute.common.tma import partition
 from kernelcat.kernels.cute.nvfp4_matmul.scales import (
-    ATOM_BYTES,
-    ATOM_COLS,
-    ATOM_COLUMNS,
-    ATOM_ROWS,
     as_pairs,
     load_atom,
     place_of,
     stages_of,
     stored,
-    to_tensor_memory,
 )
 
 BLOCK_K = 256
