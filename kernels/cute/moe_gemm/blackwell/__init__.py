@@ -1,1 +1,1 @@
-"""`moe_gemm` on Blackwell's tensor cores: `program` on the host, the other modules on the device."""
+"""`moe_gemm` on Blackwell: `program` on the host, the other modules on the device."""
