@@ -23,7 +23,7 @@ NUM_PAGES = 24
 LENGTHS = (70, 33, 5)
 """Tokens of the prompts."""
 NUM_DECODED = 6
-TOLERANCE = 2e-5
+TOLERANCE = 5e-6
 """Largest difference of logits, as a part of the largest logit: float32 sums in another order."""
 PREFILL_16, DECODE_16 = 5e-2, 6e-2
 """The same in bfloat16: what FORMATS allows between a model and transformers."""
@@ -185,7 +185,7 @@ def test_decoding_step_by_step_equals_prefill(case: Case) -> None:
 def test_bfloat16_stays_within_the_tolerances_of_formats(case: Case) -> None:
     """A router may choose another expert where two scores nearly tie; few tokens have such a tie.
 
-    So the tolerance holds for nine tokens in ten, and the best token is among the first five.
+    So the tolerance holds for 19 tokens in 20, and the best token is among the first five.
     """
     model = moe.load(case.path, "cpu", torch.bfloat16)
     sequences, text = Sequences(model, 1), case.prompts[0]
@@ -194,7 +194,7 @@ def test_bfloat16_stays_within_the_tolerances_of_formats(case: Case) -> None:
     mine, theirs = torch.cat((prefill, *decoded)), case.logits[0]
     error = (mine - theirs).abs().amax(1) / theirs.abs().max()
     allowed = torch.tensor([PREFILL_16] * 66 + [DECODE_16] * 4)
-    assert (error <= allowed).float().mean() >= 0.9
+    assert (error <= allowed).float().mean() >= 0.95
     best = theirs.topk(5, 1).indices
     assert (best == mine.argmax(1)[:, None]).any(1).all()
 
@@ -226,6 +226,13 @@ def test_a_sequence_without_new_tokens_changes_nothing(case: Case) -> None:
 def test_random_weights_are_those_of_the_checkpoint(case: Case) -> None:
     model = moe.random_model(case.model.config, "cpu")
     check(prefilled(model, case.prompts[2:])[0], case.logits[2])
+
+
+def test_a_checkpoint_that_transformers_wrote_is_read(folder: Path, tmp_path: Path) -> None:
+    """transformers renames fields of `config.json`, and keeps experts side by side in memory."""
+    case = made("qwen3-moe", folder)
+    transformers_model(case.path).save_pretrained(tmp_path)
+    check(prefilled(moe.load(tmp_path, "cpu"), case.prompts[2:])[0], case.logits[2])
 
 
 def test_best_are_the_largest_logits(case: Case) -> None:

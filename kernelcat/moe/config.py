@@ -25,12 +25,14 @@ class Config:
     Attributes
     ----------
     architecture, model_type : the model's names in `config.json`
+    other_names : names that some files have for a field -> the field
     also_published : further content of `config.json`, which the dataclass does not need
     rope : RoPE's parameters, of several fields of `config.json`
     """
 
     architecture: ClassVar[str]
     model_type: ClassVar[str]
+    other_names: ClassVar[Mapping[str, str]] = {}
     also_published: ClassVar[Mapping[str, Any]] = {}
 
     hidden_size: int
@@ -51,7 +53,8 @@ class Config:
         InvalidArgument
             Fields are missing, have another type, or ask for something that is not supported.
         """
-        found = {**content, "rope": Rope.of(content)}
+        renamed = {cls.other_names.get(name, name): value for name, value in content.items()}
+        found = {**renamed, "rope": Rope.of(content)}
         needed = [f.name for f in fields(cls) if f.default is MISSING and f.name != "rope"]
         missing = [name for name in needed if found.get(name) is None]
         if missing:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -38,6 +38,7 @@ class Qwen3MoeConfig(Config):
 
     architecture = "Qwen3MoeForCausalLM"
     model_type = "qwen3_moe"
+    other_names: ClassVar[Mapping[str, str]] = {"num_local_experts": "num_experts"}
 
     num_key_value_heads: int
     head_dim: int
