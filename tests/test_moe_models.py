@@ -129,6 +129,23 @@ def test_a_checkpoint_that_transformers_wrote_is_read(folder: Path, tmp_path: Pa
     check(prefilled(moe.load(tmp_path, "cpu"), case.prompts[2:])[0], case.logits[2])
 
 
+@pytest.mark.parametrize("name", ("qwen3-moe", "deepseek-v3"))
+def test_experts_in_float8_have_the_quantized_weights(name: str, folder: Path) -> None:
+    """A model of the dequantized weights gives the same logits, the original one others."""
+    case = made(name, folder)
+    quantized, plain = (moe.load(case.path, "cpu", fp8_experts=fp8) for fp8 in (True, False))
+    (mine,) = prefilled(quantized, case.prompts[2:])
+    assert (mine - case.logits[2]).abs().max() > 1e-3
+    for layer, other in zip(plain.layers, quantized.layers, strict=True):
+        for w in ("w1", "w2") if other.experts else ():
+            assert other.experts[w].dtype == torch.float8_e4m3fn
+            scale = other.experts[f"{w}_scale"]
+            scale = scale.repeat_interleave(128, 1).repeat_interleave(128, 2)
+            rows, cols = other.experts[w].shape[1:]
+            layer.experts[w] = other.experts[w].float() * scale[:, :rows, :cols]
+    check(mine, prefilled(plain, case.prompts[2:])[0])
+
+
 def test_best_are_the_largest_logits(case: Case) -> None:
     sequences, text = Sequences(case.model, 1), case.prompts[2]
     batch = moe.Batch.of([sequences.chunk(0, text, 0, len(text))], "cpu")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kernelcat.moe.batch import Batch
-from kernelcat.moe.weights import Weights
+from kernelcat.moe.ops import on
+from kernelcat.moe.weights import Weights, stacked
 
 if TYPE_CHECKING:
     from kernelcat.moe.model import Decoder
@@ -149,10 +150,18 @@ def mlp(model: Decoder, m: Mlp, a: torch.Tensor, x: torch.Tensor) -> torch.Tenso
     return out
 
 
-def experts(weights: Weights, prefix: str, count: int, hidden: int, inter: int) -> dict[str, Any]:
-    """w1 and w2 of `moe_mlp`, from ``count`` MLPs that are stored one by one."""
-    read = [Mlp.read(weights, f"{prefix}{e}.", hidden, inter) for e in range(count)]
-    return {
-        "w1": torch.stack([expert.gate_up for expert in read]),
-        "w2": torch.stack([expert.down for expert in read]),
-    }
+def experts(
+    weights: Weights, prefix: str, count: int, hidden: int, inter: int
+) -> dict[str, torch.Tensor]:
+    """Weights of `moe_mlp` by argument name, from ``count`` MLPs that are stored one by one."""
+    quantize = on(weights.device).fp8_quantize if weights.fp8_experts else None
+
+    def expert(index: int) -> dict[str, torch.Tensor]:
+        read = Mlp.read(weights, f"{prefix}{index}.", hidden, inter)
+        if quantize is None:
+            return {"w1": read.gate_up, "w2": read.down}
+        w1, w1_scale = quantize(read.gate_up, block="128x128")
+        w2, w2_scale = quantize(read.down, block="128x128")
+        return {"w1": w1, "w1_scale": w1_scale, "w2": w2, "w2_scale": w2_scale}
+
+    return stacked(map(expert, range(count)), count)

@@ -59,6 +59,7 @@ def load(
     device: str | torch.device = "cuda",
     dtype: torch.dtype | None = None,
     max_positions: int | None = None,
+    fp8_experts: bool = False,
 ) -> Decoder:
     """The model in folder ``path``: a `config.json` and safetensors files, as published.
 
@@ -68,6 +69,9 @@ def load(
     dtype : bfloat16 or float16; float32 on a CPU, where it stands for them and nothing is
         rounded. The default is bfloat16 on a GPU and float32 on a CPU.
     max_positions : tokens that a sequence may have, at most and by default those of the model
+    fp8_experts : the experts of Qwen3-MoE and DeepSeek-V3 become float8, with a scale for each 128
+        x 128 elements. DeepSeek's published scales do not serve: gates and values alternate here,
+        and have scales of their own there, so weights are quantized again.
 
     Raises
     ------
@@ -77,7 +81,7 @@ def load(
         A file is missing or invalid, or a tensor is missing or has another shape or type.
     """
     config = config_of(configs.read(path))
-    weights = CheckpointWeights(path, device, dtype or default_type(device))
+    weights = CheckpointWeights(path, device, dtype or default_type(device), fp8_experts)
     return build(config, weights, max_positions=max_positions)
 
 
@@ -87,9 +91,10 @@ def random_model(
     dtype: torch.dtype | None = None,
     max_positions: int | None = None,
     seed: int = 0,
+    fp8_experts: bool = False,
 ) -> Decoder:
-    """A model with random weights; ``config`` may be a name of `SIZES`."""
-    weights = RandomWeights(device, dtype or default_type(device), seed)
+    """A model with random weights; ``config`` may be a name of `SIZES`, the rest as in `load`."""
+    weights = RandomWeights(device, dtype or default_type(device), seed, fp8_experts)
     return build(_named(config), weights, max_positions=max_positions)
 
 

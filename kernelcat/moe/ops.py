@@ -33,6 +33,7 @@ class Ops:
 
     embedding: Call
     flashmla: Call
+    fp8_quantize: Call
     gemm: Call
     kv_write: Call
     lm_head: Call

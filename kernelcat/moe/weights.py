@@ -13,6 +13,7 @@ Who has weights in another form writes a subclass with one method, :meth:`Weight
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from math import floor, log2
 from pathlib import Path
 from zlib import crc32
@@ -32,10 +33,15 @@ E2M1_DEVIATION = 2.93
 
 
 class Weights(ABC):
-    """Tensors by name, on ``device``; those of floating point in ``dtype`` unless one is named."""
+    """Tensors by name, on ``device``; those of floating point in ``dtype`` unless one is named.
 
-    def __init__(self, device: str | torch.device, dtype: torch.dtype) -> None:
-        self.device, self.dtype = torch.device(device), dtype
+    With ``fp8_experts`` the experts of Qwen3-MoE and DeepSeek are float8 with block scales.
+    """
+
+    def __init__(
+        self, device: str | torch.device, dtype: torch.dtype, fp8_experts: bool = False
+    ) -> None:
+        self.device, self.dtype, self.fp8_experts = torch.device(device), dtype, fp8_experts
 
     @abstractmethod
     def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
@@ -60,20 +66,30 @@ class Weights(ABC):
         blocks = (experts, n, k // MXFP4_BLOCK)
         codes = self.stored(f"{name}_blocks", (*blocks, 16), "uint8").flatten(2)
         scales = self.stored(f"{name}_scales", blocks, "uint8")
-        packed = [
+        packed = (
             fp4.prepack(
                 code.to(self.device).view(torch.float4_e2m1fn_x2),
                 scale.to(self.device).view(torch.float8_e8m0fnu),
             )
             for code, scale in zip(codes, scales, strict=True)
-        ]
-        w, w_scale = (_stacked(list(tensors)) for tensors in zip(*packed, strict=True))
-        return w, w_scale
+        )
+        found = stacked(({"w": w, "scale": scale} for w, scale in packed), experts)
+        return found["w"], found["scale"]
 
 
-def _stacked(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """``torch.stack``, which has no implementation for types of less than 8 bits."""
-    return torch.stack([tensor.view(torch.uint8) for tensor in tensors]).view(tensors[0].dtype)
+def stacked(each: Iterable[dict[str, torch.Tensor]], count: int) -> dict[str, torch.Tensor]:
+    """Tensors (count, ...) by name, of ``count`` dictionaries of tensors.
+
+    Each tensor is copied when it comes, so that not all experts are in memory twice. Bytes are
+    copied, because types of 4 bits have no copy.
+    """
+    made: dict[str, torch.Tensor] = {}
+    for i, tensors in enumerate(each):
+        for name, tensor in tensors.items():
+            if name not in made:
+                made[name] = tensor.new_empty((count, *tensor.shape))
+            made[name].view(torch.uint8)[i] = tensor.view(torch.uint8)
+    return made
 
 
 class CheckpointWeights(Weights):
@@ -82,8 +98,14 @@ class CheckpointWeights(Weights):
     Weights in float8 with a ``weight_scale_inv`` for 128 x 128 elements (DeepSeek) are converted.
     """
 
-    def __init__(self, path: str | Path, device: str | torch.device, dtype: torch.dtype) -> None:
-        super().__init__(device, dtype)
+    def __init__(
+        self,
+        path: str | Path,
+        device: str | torch.device,
+        dtype: torch.dtype,
+        fp8_experts: bool = False,
+    ) -> None:
+        super().__init__(device, dtype, fp8_experts)
         self.checkpoint = Checkpoint(path)
 
     def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
@@ -108,8 +130,14 @@ class CheckpointWeights(Weights):
 class RandomWeights(Weights):
     """Random tensors, each a function of its name and ``seed`` alone; rows have a norm of 1."""
 
-    def __init__(self, device: str | torch.device, dtype: torch.dtype, seed: int = 0) -> None:
-        super().__init__(device, dtype)
+    def __init__(
+        self,
+        device: str | torch.device,
+        dtype: torch.dtype,
+        seed: int = 0,
+        fp8_experts: bool = False,
+    ) -> None:
+        super().__init__(device, dtype, fp8_experts)
         self.seed = seed
 
     def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
