@@ -87,6 +87,9 @@ def changed(content: dict[str, Any], **fields: Any) -> dict[str, Any]:
         ({"quantization_config": None}, r"quant_method=None must be mxfp4"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, r"rope_type='dynamic' is not supported"),
         ({"rope_scaling": {"type": "yarn"}}, r"needs original_max_position_embeddings"),
+        ({"rope_scaling": 32}, r"RoPE's parameters 32 must be an object"),
+        ({"rope_theta": "big"}, r"rope_theta='big' must be of type float"),
+        ({"num_hidden_layers": -1}, r"num_hidden_layers=-1 must not be negative"),
         ({"hidden_act": "gelu"}, r"hidden_act='gelu' must be silu"),
     ],
 )

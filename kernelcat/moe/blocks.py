@@ -13,7 +13,7 @@ import torch
 
 from kernelcat.moe.batch import Batch
 from kernelcat.moe.ops import on
-from kernelcat.moe.weights import Weights, stacked
+from kernelcat.moe.weights import Weights, stack
 
 if TYPE_CHECKING:
     from kernelcat.moe.model import Decoder
@@ -157,11 +157,11 @@ def experts(
     quantize = on(weights.device).fp8_quantize if weights.fp8_experts else None
 
     def expert(index: int) -> dict[str, torch.Tensor]:
-        read = Mlp.read(weights, f"{prefix}{index}.", hidden, inter)
+        m = Mlp.read(weights, f"{prefix}{index}.", hidden, inter)
         if quantize is None:
-            return {"w1": read.gate_up, "w2": read.down}
-        w1, w1_scale = quantize(read.gate_up, block="128x128")
-        w2, w2_scale = quantize(read.down, block="128x128")
+            return {"w1": m.gate_up, "w2": m.down}
+        w1, w1_scale = quantize(m.gate_up, block="128x128")
+        w2, w2_scale = quantize(m.down, block="128x128")
         return {"w1": w1, "w1_scale": w1_scale, "w2": w2, "w2_scale": w2_scale}
 
-    return stacked(map(expert, range(count)), count)
+    return stack(map(expert, range(count)), count)

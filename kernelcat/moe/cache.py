@@ -85,10 +85,12 @@ class KvCache:
         InvalidArgument
             ``pages`` has another length than the model has groups.
         """
-        known = windows(layers)
-        if len(pages) != len(known):
-            raise InvalidArgument(f"the model has {len(known)} groups of layers, not {len(pages)}")
-        groups = tuple(known.index(layer.window) for layer in layers)
+        group_windows = windows(layers)
+        if len(pages) != len(group_windows):
+            raise InvalidArgument(
+                f"the model has {len(group_windows)} groups of layers, not {len(pages)}"
+            )
+        groups = tuple(group_windows.index(layer.window) for layer in layers)
         tensors = (
             tuple(
                 torch.zeros(pages[group], page_size, *shape, dtype=dtype, device=device)

@@ -53,19 +53,22 @@ class Config:
         InvalidArgument
             Fields are missing, have another type, or ask for something that is not supported.
         """
-        renamed = {cls.other_names.get(name, name): value for name, value in content.items()}
-        found = {**renamed, "rope": Rope.of(content)}
-        needed = [f.name for f in fields(cls) if f.default is MISSING and f.name != "rope"]
-        missing = [name for name in needed if found.get(name) is None]
+        by_field = {cls.other_names.get(name, name): value for name, value in content.items()}
+        by_field["rope"] = Rope.of(content)
+        required = [f.name for f in fields(cls) if f.default is MISSING and f.name != "rope"]
+        missing = [name for name in required if by_field.get(name) is None]
         if missing:
             raise InvalidArgument(f"config.json of {cls.architecture} lacks {', '.join(missing)}")
-        values = {f.name: found[f.name] for f in fields(cls) if found.get(f.name) is not None}
+        names = [f.name for f in fields(cls) if by_field.get(f.name) is not None]
+        values = {name: by_field[name] for name in names}
         for f in fields(cls):
             value, kind = values.get(f.name), _KINDS.get(str(f.type), object)
             if value is not None and (
                 not isinstance(value, kind) or _is_misplaced_bool(value, kind)
             ):
                 raise InvalidArgument(f"config.json: {f.name}={value!r} must be of type {f.type}")
+            if kind is int and value is not None and value < 0:
+                raise InvalidArgument(f"config.json: {f.name}={value} must not be negative")
             if isinstance(value, list):
                 values[f.name] = tuple(value)
         config = cls(**values)

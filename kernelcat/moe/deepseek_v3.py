@@ -138,14 +138,14 @@ class DeepseekV3(Decoder):
     def read_layer(self, weights: Weights, prefix: str, index: int) -> Layer:
         c = self.config
         hidden, is_dense = c.hidden_size, index < c.first_k_dense_replace
-        router, found = None, {}
+        router, arguments = None, {}
         if not is_dense:
             count = c.n_routed_experts
             router = weights(f"{prefix}mlp.gate.weight", count, hidden)
-            found = experts(
+            arguments = experts(
                 weights, f"{prefix}mlp.experts.", count, hidden, c.moe_intermediate_size
             )
-            found["correction"] = weights(
+            arguments["correction"] = weights(
                 f"{prefix}mlp.gate.e_score_correction_bias", count, dtype=torch.float32
             )
         inter = c.intermediate_size if is_dense else c.moe_intermediate_size * c.n_shared_experts
@@ -160,7 +160,7 @@ class DeepseekV3(Decoder):
             mlp=Mlp.read(
                 weights, f"{prefix}mlp." + "shared_experts." * (not is_dense), hidden, inter
             ),
-            experts=found,
+            experts=arguments,
         )
 
     def _latent(self, weights: Weights, prefix: str) -> Latent:

@@ -133,13 +133,13 @@ class GptOss(Decoder):
 
     def _experts(self, weights: Weights, prefix: str) -> dict[str, torch.Tensor]:
         c = self.config
-        found: dict[str, torch.Tensor] = {}
+        arguments: dict[str, torch.Tensor] = {}
         sizes = (2 * c.intermediate_size, c.hidden_size), (c.hidden_size, c.intermediate_size)
         for i, name, (n, k) in zip("12", ("gate_up_proj", "down_proj"), sizes, strict=True):
             w, scale = weights.mxfp4(f"{prefix}{name}", c.num_local_experts, n, k)
             bias = weights(f"{prefix}{name}_bias", c.num_local_experts, n)
-            found |= {f"w{i}": w, f"w{i}_scale": scale, f"bias{i}": bias}
-        return found
+            arguments |= {f"w{i}": w, f"w{i}_scale": scale, f"bias{i}": bias}
+        return arguments
 
     def forward(
         self,

@@ -66,15 +66,26 @@ class Rope:
         InvalidArgument
             The type is unknown, or a parameter that the type needs is absent.
         """
-        found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-        found.setdefault("rope_theta", config.get("rope_theta"))
-        found.setdefault("rope_type", found.get("type"))
+        scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if not isinstance(scaling, Mapping):
+            raise InvalidArgument(f"config.json: RoPE's parameters {scaling!r} must be an object")
+        parameters = dict(scaling)
+        parameters.setdefault("rope_theta", config.get("rope_theta"))
+        parameters.setdefault("rope_type", parameters.get("type"))
         names = {field.name for field in fields(Rope)}
-        rope = Rope(**{n: v for n, v in found.items() if n in names and v is not None})
+        rope = Rope(**{n: v for n, v in parameters.items() if n in names and v is not None})
+        for field in fields(Rope):
+            value = getattr(rope, field.name)
+            if isinstance(value, str) != (field.type == "str") or not isinstance(
+                value, (int, float, str)
+            ):
+                raise InvalidArgument(
+                    f"config.json: {field.name}={value!r} must be of type {field.type}"
+                )
         if rope.rope_type not in PARAMETERS:
             known = ", ".join(PARAMETERS)
             raise InvalidArgument(f"rope_type={rope.rope_type!r} is not supported; use {known}")
-        if found.get("partial_rotary_factor") not in (None, 1, 1.0):
+        if parameters.get("partial_rotary_factor") not in (None, 1, 1.0):
             raise InvalidArgument("partial_rotary_factor must be 1: heads are rotated as a whole")
         if rope.rope_type in ("llama3", "yarn") and not rope.original_max_position_embeddings:
             raise InvalidArgument(
@@ -100,21 +111,21 @@ class Rope:
 
     def frequencies(self, dim: int) -> torch.Tensor:
         """Radians a position of each pair, (dim / 2,) float32."""
-        plain = 1.0 / self.rope_theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+        rates = 1.0 / self.rope_theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
         if self.rope_type == "llama3":
-            rotations = self.original_max_position_embeddings * plain / (2 * pi)
+            rotations = self.original_max_position_embeddings * rates / (2 * pi)
             span = self.high_freq_factor - self.low_freq_factor
-            kept = ((rotations - self.low_freq_factor) / span).clamp(0, 1)
-            return (1 - kept) * plain / self.factor + kept * plain
+            ratio = ((rotations - self.low_freq_factor) / span).clamp(0, 1)
+            return (1 - ratio) * rates / self.factor + ratio * rates
         if self.rope_type == "yarn":
             low, high = (self._pair_of(dim, beta) for beta in (self.beta_fast, self.beta_slow))
             if self.truncate:
                 low, high = floor(low), ceil(high)
             low, high = max(low, 0), min(high, dim - 1)
             span = high - low or 0.001
-            divided = ((torch.arange(dim // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
-            return divided * plain / self.factor + (1 - divided) * plain
-        return plain / self.factor
+            ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
+            return ramp * rates / self.factor + (1 - ramp) * rates
+        return rates / self.factor
 
     def _pair_of(self, dim: int, rotations: float) -> float:
         """The pair, not rounded, that turns ``rotations`` times in the original context."""

@@ -66,30 +66,30 @@ class Weights(ABC):
         blocks = (experts, n, k // MXFP4_BLOCK)
         codes = self.stored(f"{name}_blocks", (*blocks, 16), "uint8").flatten(2)
         scales = self.stored(f"{name}_scales", blocks, "uint8")
-        packed = (
+        pairs = (
             fp4.prepack(
                 code.to(self.device).view(torch.float4_e2m1fn_x2),
                 scale.to(self.device).view(torch.float8_e8m0fnu),
             )
             for code, scale in zip(codes, scales, strict=True)
         )
-        found = stacked(({"w": w, "scale": scale} for w, scale in packed), experts)
-        return found["w"], found["scale"]
+        tensors = stack(({"w": w, "scale": scale} for w, scale in pairs), experts)
+        return tensors["w"], tensors["scale"]
 
 
-def stacked(each: Iterable[dict[str, torch.Tensor]], count: int) -> dict[str, torch.Tensor]:
+def stack(each: Iterable[dict[str, torch.Tensor]], count: int) -> dict[str, torch.Tensor]:
     """Tensors (count, ...) by name, of ``count`` dictionaries of tensors.
 
     Each tensor is copied when it comes, so that not all experts are in memory twice. Bytes are
     copied, because types of 4 bits have no copy.
     """
-    made: dict[str, torch.Tensor] = {}
+    stacks: dict[str, torch.Tensor] = {}
     for i, tensors in enumerate(each):
         for name, tensor in tensors.items():
-            if name not in made:
-                made[name] = tensor.new_empty((count, *tensor.shape))
-            made[name].view(torch.uint8)[i] = tensor.view(torch.uint8)
-    return made
+            if name not in stacks:
+                stacks[name] = tensor.new_empty((count, *tensor.shape))
+            stacks[name].view(torch.uint8)[i] = tensor.view(torch.uint8)
+    return stacks
 
 
 class CheckpointWeights(Weights):
@@ -113,13 +113,13 @@ class CheckpointWeights(Weights):
         tensors, path = self.checkpoint.tensors, self.checkpoint.path
         if name not in tensors:
             raise InvalidArgument(f"{path} has no tensor {name}: it is truncated, or another model")
-        found = tensors[name]
-        if found.shape != shape:
-            raise InvalidArgument(f"{path}: {name} is {found.shape}; config.json needs {shape}")
-        if found.dtype not in (FLOATS if dtype == "float32" else (dtype,)):
-            raise InvalidArgument(f"{path}: {name} is {found.dtype}; it must be {dtype}")
-        tensor = found.torch().to(self.device)
-        if found.dtype != "float8_e4m3fn":
+        record = tensors[name]
+        if record.shape != shape:
+            raise InvalidArgument(f"{path}: {name} is {record.shape}; config.json needs {shape}")
+        if record.dtype not in (FLOATS if dtype == "float32" else (dtype,)):
+            raise InvalidArgument(f"{path}: {name} is {record.dtype}; it must be {dtype}")
+        tensor = record.torch().to(self.device)
+        if record.dtype != "float8_e4m3fn":
             return tensor
         blocks = tuple(-(-size // FP8_BLOCK) for size in shape)
         scale = self.stored(f"{name}_scale_inv", blocks, "float32").float()
@@ -128,7 +128,10 @@ class CheckpointWeights(Weights):
 
 
 class RandomWeights(Weights):
-    """Random tensors, each a function of its name and ``seed`` alone; rows have a norm of 1."""
+    """Random tensors; rows of matrices have a norm of about 1.
+
+    A tensor is a function of its name, its shape, ``seed``, and the kind of device.
+    """
 
     def __init__(
         self,
@@ -151,14 +154,14 @@ class RandomWeights(Weights):
             return self._integers(generator, shape, 126 + exponent, 129 + exponent)
         if dtype == "uint8":
             return self._integers(generator, shape, 0, 256)
-        drawn = torch.randn(shape, generator=generator, device=self.device, dtype=torch.float32)
+        values = torch.randn(shape, generator=generator, device=self.device, dtype=torch.float32)
         if name.endswith("norm.weight"):
-            drawn = 1 + 0.2 * drawn
+            values = 1 + 0.2 * values
         elif len(shape) == 1 or name.endswith("bias"):
-            drawn = 0.1 * drawn
+            values = 0.1 * values
         elif not name.endswith("embed_tokens.weight"):
-            drawn = drawn * shape[-1] ** -0.5
-        return drawn.bfloat16()
+            values = values * shape[-1] ** -0.5
+        return values.bfloat16()
 
     def _integers(
         self, generator: torch.Generator, shape: tuple[int, ...], low: int, high: int
