@@ -11,8 +11,8 @@
 Subpackages: ``catalog`` (specifications and implementations), ``call`` (calls of operators),
 ``runtime`` (GPUs, driver, launches), ``jit`` (compilers), ``verify`` (proof that kernels are
 right), ``bench`` and ``tune`` (measurement and search), ``store`` (the database of results),
-``report`` (tables and explanations for people), ``layers`` (the parts of a model around kernels)
-and ``cli`` (the command line).
+``report`` (tables and explanations for people), ``layers`` (the parts of a model around kernels),
+``moe`` (models that are built from entries) and ``cli`` (the command line).
 """
 
 from __future__ import annotations

@@ -46,6 +46,28 @@ def test_float32_arrays_stand_for_16_bits_and_nothing_is_rounded() -> None:
     assert torch.allclose(d, a @ b.T, atol=1e-5)
 
 
+def test_float32_arrays_are_exact_entries_too() -> None:
+    """`embedding` and `lm_head` are judged bit by bit: their oracles take storage arrays."""
+    x, table = (x.float() * 1.001 for x in operands())
+    rows = kernelcat.reference("embedding")(torch.tensor([6, 0, -1], dtype=torch.int32), table)
+    assert torch.equal(rows, torch.stack((table[6], table[0], torch.zeros(64))))
+    head = kernelcat.reference("lm_head")
+    values, ids, logits = head(x, table, top_k=1, has_logits=True)
+    assert torch.allclose(logits, x @ table.T, atol=1e-5)
+    assert torch.equal(values[:, 0], logits.amax(1))
+    assert torch.equal(ids[:, 0].long(), logits.argmax(1))
+
+
+def test_no_value_between_two_products_is_rounded_for_float32_arrays() -> None:
+    x, router = (x.float() * 1.001 for x in operands())
+    norm, wo = torch.full((64,), 0.9), torch.eye(64) * 0.3
+    a, logits, h = torch.empty(5, 64), torch.empty(5, 7), x.clone()
+    kernelcat.reference("out_router")(x, wo, norm, router, eps=1e-5, out=(a, logits, h))
+    expected = torch.nn.functional.rms_norm(1.3 * x, (64,), norm, 1e-5)
+    assert torch.allclose(h, 1.3 * x, atol=1e-5) and torch.allclose(a, expected, atol=1e-5)
+    assert torch.allclose(logits, expected @ router.T, atol=1e-4)
+
+
 def test_an_exact_entry_with_two_outputs() -> None:
     x, _ = operands(rows=40)
     q, scale = kernelcat.reference("fp8_quantize")(x, block="1x128")

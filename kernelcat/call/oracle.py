@@ -59,8 +59,9 @@ class Oracle:
         passed = {tensor: array for tensor, array in passed.items() if array is not None}
         infos = {tensor.name: _describe(entry, tensor, array) for tensor, array in passed.items()}
         problem = signature.infer(entry, infos, axes)
-        results = entry.oracle(problem, _values(entry, problem, passed))
-        is_wide = any(_is_stand_in(entry, tensor, array) for tensor, array in passed.items())
+        wide = [tensor for tensor, array in passed.items() if _is_stand_in(entry, tensor, array)]
+        is_wide = bool(wide)
+        results = entry.oracle(_widened(problem, wide), _values(entry, problem, passed))
         made = tuple(
             _array(results[tensor.name], _result_dtype(tensor, problem, is_wide), inputs[0])
             if tensor.present(problem)
@@ -85,6 +86,15 @@ def _is_stand_in(entry: Entry, tensor: Tensor, array: Any) -> bool:
     else:
         legal = {tensor.dtype}
     return "float32" not in legal and STAND_IN in legal
+
+
+def _widened(problem: Problem, wide: list[Tensor]) -> Problem:
+    """``problem`` with float32 as the element type of the tensors ``wide``.
+
+    So an oracle that decodes, encodes or rounds values of that type rounds nothing.
+    """
+    types = {str(tensor.dtype): "float32" for tensor in wide if tensor.dtype in problem.values}
+    return Problem.of(problem.entry, **{**problem.values, **types})
 
 
 def _describe(entry: Entry, tensor: Tensor, array: Any) -> ArrayInfo:

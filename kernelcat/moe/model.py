@@ -1,0 +1,107 @@
+"""What all models share: embedding, the loop over layers, the last norm, and the head."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+
+from kernelcat.errors import InvalidArgument
+from kernelcat.moe.batch import Batch
+from kernelcat.moe.cache import CacheLayer, KvCache
+from kernelcat.moe.config import Config
+from kernelcat.moe.ops import Ops
+from kernelcat.moe.weights import Weights
+
+
+class Decoder(ABC):
+    """A decoder whose weights are on one device.
+
+    ``model(batch, cache)`` writes the new tokens to the cache and returns the hidden states of the
+    rows that need logits; ``logits`` and ``best`` apply the head to them. Shapes follow from the
+    shapes of the batch's tensors and from ``max_q`` alone, and nothing is read on the host: a call
+    can be captured in a CUDA graph.
+
+    Attributes
+    ----------
+    config, ops, dtype, device : as the constructor got them
+    max_positions : tokens that a sequence may have
+    cache_layers : what each layer caches of a token
+    cos_sin : (max_positions, rotary_dim) float32
+    layers : weights of each layer
+    """
+
+    config_type: ClassVar[type[Config]]
+
+    def __init__(
+        self, config: Any, weights: Weights, ops: Ops, max_positions: int | None = None
+    ) -> None:
+        self.config, self.ops = config, ops
+        self.dtype, self.device = weights.dtype, weights.device
+        self.max_positions = max_positions or config.max_position_embeddings
+        if self.max_positions > config.max_position_embeddings:
+            raise InvalidArgument(
+                f"max_positions={max_positions} exceeds the model's "
+                f"{config.max_position_embeddings} positions"
+            )
+        vocabulary = config.vocab_size, config.hidden_size
+        self.embed = weights("model.embed_tokens.weight", *vocabulary)
+        self.layers = [
+            self.read_layer(weights, f"model.layers.{i}.", i)
+            for i in range(config.num_hidden_layers)
+        ]
+        self.norm = weights("model.norm.weight", config.hidden_size)
+        is_tied = config.tie_word_embeddings
+        self.head = self.embed if is_tied else weights("lm_head.weight", *vocabulary)
+        self.cache_layers = [self.cache_layer(i) for i in range(config.num_hidden_layers)]
+        self.cos_sin = config.rope.table(self.rotary_dim, self.max_positions).to(self.device)
+
+    @property
+    @abstractmethod
+    def rotary_dim(self) -> int:
+        """Elements of a head that RoPE rotates."""
+
+    @abstractmethod
+    def read_layer(self, weights: Weights, prefix: str, index: int) -> Any:
+        """The weights of layer ``index``, whose published names begin with ``prefix``."""
+
+    @abstractmethod
+    def cache_layer(self, index: int) -> CacheLayer:
+        """What layer ``index`` caches of a token."""
+
+    @abstractmethod
+    def forward(
+        self,
+        layer: Any,
+        x: torch.Tensor,
+        kv: tuple[torch.Tensor, ...],
+        table: torch.Tensor,
+        batch: Batch,
+    ) -> torch.Tensor:
+        """The residual stream after a layer; x (tokens, hidden) before it may be overwritten.
+
+        ``kv`` are the layer's tensors of the cache, ``table`` is the block table of its group.
+        """
+
+    def __call__(self, batch: Batch, cache: KvCache) -> torch.Tensor:
+        """Hidden states (rows, hidden) of ``batch.rows``, normalized; the cache gets all tokens."""
+        x = self.ops.embedding(batch.tokens, self.embed)
+        for layer, kv, group in zip(self.layers, cache.layers, cache.groups, strict=True):
+            x = self.forward(layer, x, kv, batch.block_tables[group], batch)
+        return self.normalized(x.index_select(0, batch.rows), self.norm)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits (rows, vocab) float32 of hidden states x (rows, hidden)."""
+        logits: torch.Tensor = self.ops.lm_head(x, self.head, top_k=1, has_logits=True)[2]
+        return logits
+
+    def best(self, x: torch.Tensor, top_k: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+        """The ``top_k`` largest logits (rows, top_k) float32, falling, and their tokens, int32."""
+        values, ids, _ = self.ops.lm_head(x, self.head, top_k=top_k)
+        return values, ids
+
+    def normalized(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMSNorm of the rows of x (rows, N), times ``weight`` (N,)."""
+        y: torch.Tensor = self.ops.rms_norm(x, weight, eps=self.config.rms_norm_eps)[0]
+        return y

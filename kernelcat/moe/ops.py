@@ -1,0 +1,66 @@
+"""The entries that models are built from, bound once for a device.
+
+A model's code is the same on a GPU and on a CPU. On a GPU ``ops.gemm`` is
+``kernelcat.get("gemm")``. On a CPU it is ``kernelcat.reference("gemm")``, the definition that every
+kernel is checked against: slow, and meant for tests and small models. Which of the two serves
+follows from the device that the caller names, and from nothing else: a GPU call that no kernel
+serves is an error, it never runs on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
+
+import torch
+
+import kernelcat
+from kernelcat.errors import InvalidArgument
+
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Ops:
+    """Entries of the catalog, by name.
+
+    ``fused_tokens`` is the largest number of tokens for which a layer runs `qkv_rope_write` and
+    `out_router`, which read each weight once and suit few tokens. Beyond it, and everywhere where
+    it is 0, `gemm`, `rms_norm` and `kv_write` do the same work.
+    """
+
+    embedding: Call
+    flashmla: Call
+    fp8_quantize: Call
+    gemm: Call
+    kv_write: Call
+    lm_head: Call
+    mla_kv_write: Call
+    moe_mlp: Call
+    out_router: Call
+    paged_attn: Call
+    qkv_rope_write: Call
+    rms_norm: Call
+    sample: Call
+    fused_tokens: int = 64
+
+
+@cache
+def on(device: str | torch.device, fused_tokens: int = 64) -> Ops:
+    """The entries for tensors on ``device``: kernels on ``cuda``, oracles on ``cpu``.
+
+    Raises ``InvalidArgument`` for another kind of device.
+    """
+    kind = torch.device(device).type
+    binders: dict[str, Call] = {"cuda": kernelcat.get, "cpu": kernelcat.reference}
+    if kind not in binders:
+        raise InvalidArgument(f"device {device} is not supported; use cuda or cpu")
+    names = [field.name for field in fields(Ops) if field.name != "fused_tokens"]
+    return Ops(**{name: binders[kind](name) for name in names}, fused_tokens=fused_tokens)
+
+
+def activation_type(dtype: torch.dtype) -> str:
+    """The name of the 16-bit element type that ``dtype`` is, or that float32 stands for."""
+    return "float16" if dtype == torch.float16 else "bfloat16"

@@ -1,0 +1,185 @@
+"""Weights: tensors by their published names, from a checkpoint or random.
+
+A model asks for each tensor by name and shape, and gets it on its device and in its element type.
+So a checkpoint that is truncated or of another model is found at load, with the tensor's name.
+
+    CheckpointWeights   the tensors of safetensors files
+    RandomWeights       random tensors of the same names and shapes, at any size
+    RecordedWeights     random ones that are also kept, to write a small checkpoint
+
+Who has weights in another form writes a subclass with one method, :meth:`Weights.stored`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from math import floor, log2
+from pathlib import Path
+from zlib import crc32
+
+import torch
+
+from kernelcat.errors import InvalidArgument
+from kernelcat.layers import fp4
+from kernelcat.layers.checkpoint import Checkpoint
+
+FP8_BLOCK = 128
+"""Rows and columns of a float8 weight that share a scale, in DeepSeek's checkpoints."""
+FLOATS = ("bfloat16", "float16", "float32", "float8_e4m3fn")
+MXFP4_BLOCK = fp4.BLOCKS["mxfp4"]
+E2M1_DEVIATION = 2.93
+"""Standard deviation of a random E2M1 code."""
+
+
+class Weights(ABC):
+    """Tensors by name, on ``device``; those of floating point in ``dtype`` unless one is named.
+
+    With ``fp8_experts`` the experts of Qwen3-MoE and DeepSeek are float8 with block scales.
+    """
+
+    def __init__(
+        self, device: str | torch.device, dtype: torch.dtype, fp8_experts: bool = False
+    ) -> None:
+        self.device, self.dtype, self.fp8_experts = torch.device(device), dtype, fp8_experts
+
+    @abstractmethod
+    def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        """The tensor as it is stored. ``dtype`` is ``uint8``, or ``float32`` for any float type."""
+
+    def __call__(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The tensor called ``name``, which must have this shape."""
+        return self.stored(name, shape, "float32").to(self.device, dtype or self.dtype)
+
+    def swiglu(self, gate: str, up: str, rows: int, cols: int) -> torch.Tensor:
+        """Gates and the values that they gate in alternate rows: (2 * rows, cols)."""
+        return torch.stack([self(name, rows, cols) for name in (gate, up)], 1).flatten(0, 1)
+
+    def mxfp4(self, name: str, experts: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """MXFP4 weights of experts (n, k) in the order that `moe_mlp` reads fastest.
+
+        Returns
+        -------
+        Codes (experts, n', k' / 2) float4_e2m1fn_x2 and scales (experts, n', k' / 32)
+        float8_e8m0fnu, packed by `fp4.prepack`, which pads n and k.
+        """
+        blocks = (experts, n, k // MXFP4_BLOCK)
+        codes = self.stored(f"{name}_blocks", (*blocks, 16), "uint8").flatten(2)
+        scales = self.stored(f"{name}_scales", blocks, "uint8")
+        pairs = (
+            fp4.prepack(
+                code.to(self.device).view(torch.float4_e2m1fn_x2),
+                scale.to(self.device).view(torch.float8_e8m0fnu),
+            )
+            for code, scale in zip(codes, scales, strict=True)
+        )
+        tensors = stack(({"w": w, "scale": scale} for w, scale in pairs), experts)
+        return tensors["w"], tensors["scale"]
+
+
+def stack(each: Iterable[dict[str, torch.Tensor]], count: int) -> dict[str, torch.Tensor]:
+    """Tensors (count, ...) by name, of ``count`` dictionaries of tensors.
+
+    Each tensor is copied when it comes, so that not all experts are in memory twice. Bytes are
+    copied, because types of 4 bits have no copy.
+    """
+    stacks: dict[str, torch.Tensor] = {}
+    for i, tensors in enumerate(each):
+        for name, tensor in tensors.items():
+            if name not in stacks:
+                stacks[name] = tensor.new_empty((count, *tensor.shape))
+            stacks[name].view(torch.uint8)[i] = tensor.view(torch.uint8)
+    return stacks
+
+
+class CheckpointWeights(Weights):
+    """The tensors of a published checkpoint.
+
+    Weights in float8 with a ``weight_scale_inv`` for 128 x 128 elements (DeepSeek) are converted.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        device: str | torch.device,
+        dtype: torch.dtype,
+        fp8_experts: bool = False,
+    ) -> None:
+        super().__init__(device, dtype, fp8_experts)
+        self.checkpoint = Checkpoint(path)
+
+    def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        """The tensor; raises ``InvalidArgument`` if it is absent, or has another shape or type."""
+        tensors, path = self.checkpoint.tensors, self.checkpoint.path
+        if name not in tensors:
+            raise InvalidArgument(f"{path} has no tensor {name}: it is truncated, or another model")
+        record = tensors[name]
+        if record.shape != shape:
+            raise InvalidArgument(f"{path}: {name} is {record.shape}; config.json needs {shape}")
+        if record.dtype not in (FLOATS if dtype == "float32" else (dtype,)):
+            raise InvalidArgument(f"{path}: {name} is {record.dtype}; it must be {dtype}")
+        tensor = record.torch().to(self.device)
+        if record.dtype != "float8_e4m3fn":
+            return tensor
+        blocks = tuple(-(-size // FP8_BLOCK) for size in shape)
+        scale = self.stored(f"{name}_scale_inv", blocks, "float32").float()
+        scale = scale.repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)
+        return tensor.float() * scale[: shape[0], : shape[1]]
+
+
+class RandomWeights(Weights):
+    """Random tensors; rows of matrices have a norm of about 1.
+
+    A tensor is a function of its name, its shape, ``seed``, and the kind of device.
+    """
+
+    def __init__(
+        self,
+        device: str | torch.device,
+        dtype: torch.dtype,
+        seed: int = 0,
+        fp8_experts: bool = False,
+    ) -> None:
+        super().__init__(device, dtype, fp8_experts)
+        self.seed = seed
+
+    def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        """Norms are near 1, vectors near 0, and matrices keep the magnitude of what they multiply.
+
+        MXFP4 scales are made for rows of as many elements as ``shape`` says.
+        """
+        generator = torch.Generator(self.device).manual_seed(crc32(name.encode()) ^ self.seed)
+        if name.endswith("_scales"):
+            exponent = floor(log2((shape[-1] * MXFP4_BLOCK) ** -0.5 / E2M1_DEVIATION))
+            return self._integers(generator, shape, 126 + exponent, 129 + exponent)
+        if dtype == "uint8":
+            return self._integers(generator, shape, 0, 256)
+        values = torch.randn(shape, generator=generator, device=self.device, dtype=torch.float32)
+        if name.endswith("norm.weight"):
+            values = 1 + 0.2 * values
+        elif len(shape) == 1 or name.endswith("bias"):
+            values = 0.1 * values
+        elif not name.endswith("embed_tokens.weight"):
+            values = values * shape[-1] ** -0.5
+        return values.bfloat16()
+
+    def _integers(
+        self, generator: torch.Generator, shape: tuple[int, ...], low: int, high: int
+    ) -> torch.Tensor:
+        """Random bytes from ``low`` to ``high - 1``."""
+        return torch.randint(
+            low, high, shape, generator=generator, device=self.device, dtype=torch.uint8
+        )
+
+
+class RecordedWeights(RandomWeights):
+    """Random weights; ``tensors`` has all that a model asked for, as a checkpoint stores them."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__("cpu", torch.float32, seed)
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        """A random tensor, which is kept."""
+        self.tensors[name] = super().stored(name, shape, dtype)
+        return self.tensors[name]

@@ -1,0 +1,130 @@
+"""Which kernels would serve models at their true sizes on an H200: every call, on any machine.
+
+Weights and activations are meta tensors, which have shapes but no memory. Calls are explained, not
+launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import pytest
+import torch
+
+import kernelcat
+from kernelcat import catalog, moe
+from kernelcat.call import signature
+from kernelcat.catalog.spec import Problem
+from kernelcat.moe.weights import MXFP4_BLOCK
+from kernelcat.reference._fp4_tiles import TILE_COLS, TILE_ROWS
+from kernelcat.runtime import gpu as gpus
+
+H200 = gpus.find("h200")
+PAGE = 64
+MAX_LAUNCHES = 7
+"""Launches of a layer in decode at batch 8 or less."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A call, the implementation that would serve it, and its launches."""
+
+    problem: Problem
+    implementation: str
+    num_launches: int
+
+
+class MetaWeights(moe.Weights):
+    """Tensors without memory."""
+
+    def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+
+    def mxfp4(self, name: str, experts: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, cols = -(-n // TILE_ROWS) * TILE_ROWS, -(-k // TILE_COLS) * TILE_COLS
+        codes, scales = (
+            self.stored(name, (experts, rows, width), "uint8")
+            for width in (cols // 2, cols // MXFP4_BLOCK)
+        )
+        return codes.view(torch.float4_e2m1fn_x2), scales.view(torch.float8_e8m0fnu)
+
+
+def explained(name: str, calls: list[Served]) -> Callable[..., Any]:
+    """The entry called ``name``; a call adds to ``calls``, and returns meta tensors."""
+    entry, op = catalog.entry(name), kernelcat.get(name)
+
+    def run(*args: Any, out: Any = None, **named: Any) -> Any:
+        inputs, axes = signature.arrange(entry, args, named)
+        outs = signature.outputs(entry, out)
+        problem = signature.infer(entry, signature.describe(entry, inputs, outs), axes)
+        chosen = op.explain(**problem.values, gpu="h200")  # raises where nothing serves
+        program = chosen.implementation.program(problem, chosen.config, H200)
+        calls.append(Served(problem, chosen.implementation.name, len(program.steps)))
+        made = outs or tuple(
+            torch.empty(
+                tensor.shape_of(problem),
+                dtype=getattr(torch, tensor.dtype_of(problem)),
+                device="meta",
+            )
+            if tensor.present(problem)
+            else None
+            for tensor in entry.outputs
+        )
+        return made[0] if len(entry.outputs) == 1 else made
+
+    return run
+
+
+def calls_of(name: str, batch: int, q_len: int, **fields_: Any) -> list[Served]:
+    """The calls of one forward pass of the model called ``name``, changed by ``fields_``."""
+    calls: list[Served] = []
+    names = [field.name for field in fields(moe.Ops) if field.name != "fused_tokens"]
+    ops = moe.Ops(**{entry: explained(entry, calls) for entry in names})
+    config = replace(moe.SIZES[name], **fields_)
+    model = moe.build(config, MetaWeights("meta", torch.bfloat16), ops, 8192)
+    width, num_groups = max(1024, q_len) // PAGE, len(moe.windows(model.cache_layers))
+
+    def indices(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.int32, device="meta")
+
+    cache = moe.KvCache.allocate(
+        model.cache_layers, [batch * width] * num_groups, PAGE, torch.bfloat16, "meta"
+    )
+    tables = (indices(batch, width),) * num_groups
+    tokens = indices(batch * q_len)
+    batch_ = moe.Batch(
+        tokens, tokens, tables, indices(batch), indices(batch + 1), indices(batch), q_len
+    )
+    model.best(model(batch_, cache))
+    return calls
+
+
+@pytest.mark.parametrize(("batch", "q_len"), [(1, 1), (8, 1), (64, 1), (1, 4096)])
+@pytest.mark.parametrize(
+    ("name", "fields_"),
+    [
+        ("gpt-oss-20b", {"num_hidden_layers": 2, "layer_types": ()}),
+        ("gpt-oss-120b", {"num_hidden_layers": 1, "layer_types": ()}),
+        ("qwen3-30b-a3b", {"num_hidden_layers": 1}),
+        ("deepseek-v3", {"num_hidden_layers": 2, "first_k_dense_replace": 1}),
+        ("llama-3.1-8b", {"num_hidden_layers": 1}),
+        ("smollm2-135m", {"num_hidden_layers": 1}),
+    ],
+)
+def test_every_call_of_a_model_is_served(
+    name: str, fields_: dict[str, Any], batch: int, q_len: int
+) -> None:
+    calls = calls_of(name, batch, q_len, **fields_)
+    assert {"embedding", "rms_norm", "lm_head"} < {call.problem.entry for call in calls}
+    assert not [call for call in calls if call.implementation.endswith("/naive")]
+
+
+@pytest.mark.parametrize("batch", (1, 8))
+def test_a_layer_of_gpt_oss_is_few_launches(batch: int) -> None:
+    def launches(num_layers: int) -> int:
+        calls = calls_of("gpt-oss-20b", batch, 1, num_hidden_layers=num_layers, layer_types=())
+        return sum(call.num_launches for call in calls)
+
+    assert launches(3) - launches(1) <= 2 * MAX_LAUNCHES
