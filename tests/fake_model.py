@@ -12,14 +12,14 @@ from zlib import crc32
 
 import numpy as np
 
-from kernelcat.moe.blocks import BlockManager, LayerGroup
-from kernelcat.moe.limits import MAX_IN_FLIGHT, Limits
-from kernelcat.moe.parameters import SamplingParameters
-from kernelcat.moe.request import Request
-from kernelcat.moe.scheduler import Scheduler
-from kernelcat.moe.speculation import Speculation
-from kernelcat.moe.step import Output, Step
-from kernelcat.moe.step_arrays import StepArrays
+from kernelcat.moe.engine.blocks import BlockManager, LayerGroup
+from kernelcat.moe.engine.limits import MAX_IN_FLIGHT, Limits
+from kernelcat.moe.engine.parameters import SamplingParameters
+from kernelcat.moe.engine.request import Request
+from kernelcat.moe.engine.scheduler import Scheduler
+from kernelcat.moe.engine.speculation import Speculation
+from kernelcat.moe.engine.step import Output, Step
+from kernelcat.moe.engine.step_arrays import StepArrays
 
 VOCAB = 7
 WIDTH = 64

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kernelcat.errors import InvalidArgument
-from kernelcat.moe.block_hashes import extend_hashes
-from kernelcat.moe.blocks import BlockManager, LayerGroup
-from kernelcat.moe.pages import NULL_PAGE, IntegrityError, PagePool
+from kernelcat.moe.engine.block_hashes import extend_hashes
+from kernelcat.moe.engine.blocks import BlockManager, LayerGroup
+from kernelcat.moe.engine.pages import NULL_PAGE, IntegrityError, PagePool
 
 SIZE = 4
 
@@ -229,13 +229,24 @@ def test_pages_of_a_window_do_not_grow_with_the_request():
         blocks.check_integrity()
 
 
+def test_blocks_that_a_window_has_given_back_are_not_published():
+    blocks = manager(6)
+    table = blocks.open(hashes_of(range(17)), 4)
+    assert blocks.extend(table, 17)
+    blocks.trim(table, 17)
+    blocks.publish(table, 17)
+    blocks.check_integrity()
+    assert [blocks.pools[0].find(value) is not None for value in table.hashes] == [
+        False, False, False, True,
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("window", [1, 2, 4, 5, 9])
 @pytest.mark.parametrize("chunk", [1, 3, 4, 8])
 def test_max_pages_is_the_most_that_a_chunk_needs(window, chunk):
     blocks = manager(window)
     spans = [
-        (start + chunk - 1) // SIZE - max(0, start - window + 1) // SIZE + 1
-        for start in range(40)
+        (start + chunk - 1) // SIZE - max(0, start - window + 1) // SIZE + 1 for start in range(40)
     ]
     assert blocks.max_pages(blocks.groups[0], chunk) == max(spans)
 

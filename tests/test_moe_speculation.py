@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelcat.errors import InvalidArgument
-from kernelcat.moe.speculation import MAX_CANDIDATES, NgramIndex, Speculation, verify
+from kernelcat.moe.engine.speculation import MAX_CANDIDATES, NgramIndex, Speculation, verify
 
 
 def longest_match(tokens, low, high, count):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelcat.moe import text
-from kernelcat.moe.text import MAX_HELD_TOKENS, Detokenizer, StopStrings, TextStream
+from kernelcat.moe.engine import text
+from kernelcat.moe.engine.text import MAX_HELD_TOKENS, Detokenizer, StopStrings, TextStream
 
 
 def byte_level(tokens):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelcat.errors import InvalidArgument, KernelcatError
-from kernelcat.moe.blocks import BlockManager
-from kernelcat.moe.request import Request
+from kernelcat.moe.engine.blocks import BlockManager
+from kernelcat.moe.engine.request import Request
 
 MAX_IN_FLIGHT = 2
 """Steps that are planned and have no result yet, at most: one runs while one is prepared."""

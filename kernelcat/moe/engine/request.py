@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
-from kernelcat.moe.blocks import BlockTable
-from kernelcat.moe.parameters import SamplingParameters
-from kernelcat.moe.speculation import NgramIndex
-from kernelcat.moe.text import TextStream
+from kernelcat.moe.engine.blocks import BlockTable
+from kernelcat.moe.engine.parameters import SamplingParameters
+from kernelcat.moe.engine.speculation import NgramIndex
+from kernelcat.moe.engine.text import TextStream
 
 
 class State(Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernelcat.moe.request import FinishReason, Request
+from kernelcat.moe.engine.request import FinishReason, Request
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelcat.errors import InvalidArgument
-from kernelcat.moe.pages import NULL_PAGE, IntegrityError, PagePool
+from kernelcat.moe.engine.pages import NULL_PAGE, IntegrityError, PagePool
 
 
 @dataclass(frozen=True)
@@ -182,13 +182,13 @@ class BlockManager:
 
         The step that wrote their keys and values has ended, and ``table.hashes`` has their hashes.
         """
-        if not self.has_prefix_cache:
-            return
         count = num_tokens // self.page_size
+        if not self.has_prefix_cache or count <= table.num_published:
+            return
         for g, pool in enumerate(self.pools):
             for block in range(max(table.num_published, table.first_blocks[g]), count):
                 pool.publish(int(table.pages[g, block]), table.hashes[block])
-        table.num_published = max(table.num_published, count)
+        table.num_published = count
 
     # ---- pages ----------------------------------------------------------------------------------
 
@@ -212,18 +212,21 @@ class BlockManager:
         Nothing has changed where the result is False.
         """
         count = self.num_missing(table, num_tokens)
+        if not count:
+            return True
         if any(pool.num_available < count for pool in self.pools):
             return False
-        if count:
-            end = table.num_blocks + count
-            for g, pool in enumerate(self.pools):
-                table.pages[g, table.num_blocks : end] = pool.take(count)
-            table.num_blocks = end
+        end = table.num_blocks + count
+        for g, pool in enumerate(self.pools):
+            table.pages[g, table.num_blocks : end] = pool.take(count)
+        table.num_blocks = end
         return True
 
     def trim(self, table: BlockTable, position: int) -> None:
         """Gives back the pages that no query at ``position`` or later can read."""
         for g, group in enumerate(self.groups):
+            if not group.window:
+                continue
             first = min(group.first_block(position, self.page_size), table.num_blocks)
             if first > table.first_blocks[g]:
                 self._release(table, g, table.first_blocks[g], first)
@@ -232,9 +235,10 @@ class BlockManager:
     def shrink(self, table: BlockTable, num_tokens: int) -> None:
         """Gives back the pages after those of the first ``num_tokens`` tokens."""
         count = self.blocks_of(num_tokens)
-        for g in range(len(self.groups)):
-            self._release(table, g, max(count, table.first_blocks[g]), table.num_blocks)
-        table.num_blocks = min(table.num_blocks, count)
+        if count < table.num_blocks:
+            for g in range(len(self.groups)):
+                self._release(table, g, max(count, table.first_blocks[g]), table.num_blocks)
+            table.num_blocks = count
 
     def close(self, table: BlockTable) -> None:
         """Gives back all pages of ``table``; published blocks stay in the cache."""

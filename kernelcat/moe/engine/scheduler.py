@@ -26,14 +26,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kernelcat.errors import InvalidArgument
-from kernelcat.moe.block_hashes import extend_hashes
-from kernelcat.moe.blocks import BlockManager
-from kernelcat.moe.integrity import check_queue
-from kernelcat.moe.limits import MAX_IN_FLIGHT, Limits
-from kernelcat.moe.queue import RequestQueue
-from kernelcat.moe.request import FinishReason, Request, State
-from kernelcat.moe.speculation import NgramIndex, Speculation, verify
-from kernelcat.moe.step import Output, ScheduledChunk, Step
+from kernelcat.moe.engine.block_hashes import extend_hashes
+from kernelcat.moe.engine.blocks import BlockManager
+from kernelcat.moe.engine.integrity import check_queue
+from kernelcat.moe.engine.limits import MAX_IN_FLIGHT, Limits
+from kernelcat.moe.engine.queue import RequestQueue
+from kernelcat.moe.engine.request import FinishReason, Request, State
+from kernelcat.moe.engine.speculation import NgramIndex, Speculation, verify
+from kernelcat.moe.engine.step import Output, ScheduledChunk, Step
 
 
 class Scheduler:
@@ -110,7 +110,7 @@ class Scheduler:
             size = sizes.get(request, 0)
             if request.state is State.RUNNING and size:
                 self._continue(step, request, size, drafts.get(request, []))
-        while not step.preempted and step.num_tokens < self.limits.step_tokens:
+        while step.num_tokens < self.limits.step_tokens:
             started = self.queue.start(self.limits.step_tokens - step.num_tokens)
             if started is None:
                 break

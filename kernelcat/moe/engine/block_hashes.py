@@ -2,8 +2,8 @@
 
 The hash of a block covers the block's tokens and the hash of the block before, thus all tokens up
 to the block's end: keys and values depend on all of them. The first block's parent is a hash of the
-request's salt, so requests with different salts share nothing. The hash is cryptographic: nobody can
-make a prompt that is served with another prompt's keys and values.
+request's salt, so requests with different salts share nothing. The hash is cryptographic: nobody
+can make a prompt that is served with another prompt's keys and values.
 
 Chained hashes of blocks follow the design of vLLM's version 1.
 """

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable
 
 from kernelcat.errors import InvalidArgument
-from kernelcat.moe.block_hashes import extend_hashes
-from kernelcat.moe.blocks import BlockManager
-from kernelcat.moe.limits import Limits, QueueFull
-from kernelcat.moe.request import FinishReason, Request, State
+from kernelcat.moe.engine.block_hashes import extend_hashes
+from kernelcat.moe.engine.blocks import BlockManager
+from kernelcat.moe.engine.limits import Limits, QueueFull
+from kernelcat.moe.engine.request import FinishReason, Request, State
 
 
 class RequestQueue:

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelcat.errors import InvalidArgument
-from kernelcat.moe.blocks import BlockManager
-from kernelcat.moe.limits import Limits
-from kernelcat.moe.pages import NULL_PAGE
-from kernelcat.moe.request import Request
-from kernelcat.moe.step import Step
+from kernelcat.moe.engine.blocks import BlockManager
+from kernelcat.moe.engine.limits import Limits
+from kernelcat.moe.engine.pages import NULL_PAGE
+from kernelcat.moe.engine.request import Request
+from kernelcat.moe.engine.step import Step
 
 Array = npt.NDArray[Any]
 Allocate = Callable[[tuple[int, ...], str], Array]
@@ -88,8 +88,8 @@ class StepArrays:
         self._by_row |= {name: allocate((rows,), "int64") for name in ("seed", "offset")}
         self._kv_lens = allocate((batch,), "int32")
         self._cu_q = allocate((batch + 1,), "int32")
-        shape = batch, manager.table_width
-        self._tables = [allocate(shape, "int32") for _ in manager.groups]
+        shape = len(manager.groups), batch, manager.table_width
+        self._tables = allocate(shape, "int32")
         self._show(0, 0, 0)
 
     def _show(self, batch: int, tokens: int, rows: int) -> None:
@@ -100,7 +100,7 @@ class StepArrays:
             setattr(self, name, buffer[:rows])
         self.kv_lens = self._kv_lens[:batch]
         self.cu_q = self._cu_q[: batch + 1]
-        self.block_tables = tuple(table[:batch] for table in self._tables)
+        self.block_tables = tuple(self._tables[:, :batch])
 
     def fill(self, step: Step, batch: int = 0) -> None:
         """Writes the arrays of ``step``, which was planned last.
@@ -130,8 +130,7 @@ class StepArrays:
             rows += range(len(tokens) - chunk.num_rows, len(tokens))
             table = chunk.request.table
             assert table is not None
-            for g, buffer in enumerate(self._tables):
-                buffer[s, : table.num_blocks] = table.pages[g, : table.num_blocks]
+            self._tables[:, s, : table.num_blocks] = table.pages[:, : table.num_blocks]
         self._show(size + num_padded, len(tokens) + num_padded, len(rows) + num_padded)
         padded = [i % self._page_size for i in range(num_padded)]
         first = len(tokens)
@@ -145,8 +144,7 @@ class StepArrays:
         for chunk, row in zip(chunks, cu_q, strict=False):
             if chunk.source_row >= 0:
                 sources[row] = chunk.source_row
-        for table_buffer in self.block_tables:
-            table_buffer[size:, 0] = NULL_PAGE
+        self._tables[:, size : size + num_padded, 0] = NULL_PAGE
         owners = [chunk.request for chunk in chunks for _ in range(chunk.num_rows)]
         offsets = [positions[row] + 1 for row in rows]
         self._write_parameters(owners, offsets, num_padded)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from kernelcat.moe.block_hashes import extend_hashes
-from kernelcat.moe.blocks import BlockManager
-from kernelcat.moe.pages import IntegrityError
-from kernelcat.moe.queue import RequestQueue
-from kernelcat.moe.request import Request, State
-from kernelcat.moe.step import Step
+from kernelcat.moe.engine.block_hashes import extend_hashes
+from kernelcat.moe.engine.blocks import BlockManager
+from kernelcat.moe.engine.pages import IntegrityError
+from kernelcat.moe.engine.queue import RequestQueue
+from kernelcat.moe.engine.request import Request, State
+from kernelcat.moe.engine.step import Step
 
 
 def check_queue(queue: RequestQueue, in_flight: Iterable[Step]) -> None:
