@@ -1,0 +1,168 @@
+"""A model without weights for tests of the engine: the next token is a function of the prefix.
+
+The model keeps (position, token) of each token in a paged cache, reads its prefix back through the
+block tables, and hashes what it reads. A wrong page, a slot that another request has overwritten,
+or a window that was freed too early changes the next token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from zlib import crc32
+
+import numpy as np
+
+from kernelcat.moe.engine.blocks import BlockManager, LayerGroup
+from kernelcat.moe.engine.limits import MAX_IN_FLIGHT, Limits
+from kernelcat.moe.engine.parameters import SamplingParameters
+from kernelcat.moe.engine.request import Request
+from kernelcat.moe.engine.scheduler import Scheduler
+from kernelcat.moe.engine.speculation import Speculation
+from kernelcat.moe.engine.step import Output, Step
+from kernelcat.moe.engine.step_arrays import StepArrays
+
+VOCAB = 7
+WIDTH = 64
+"""Columns of block tables."""
+
+
+def choose(reads: Sequence[np.ndarray], temperature: float, seed: int, offset: int) -> int:
+    """The next token after what each group reads: (positions, 2) of positions and tokens.
+
+    Three times of four the token three places before is repeated, so that drafts are right often.
+    """
+    draw = (seed, offset) if temperature > 0 else (0, 0)
+    code = crc32(repr(draw).encode())
+    for read in reads:
+        code = crc32(np.ascontiguousarray(read, np.int32).tobytes(), code)
+    if code % 4 and len(reads[0]) >= 3:
+        return int(reads[0][-3, 1])
+    return code // 4 % VOCAB
+
+
+def plain(
+    prompt: Sequence[int],
+    parameters: SamplingParameters,
+    windows: Sequence[int],
+    max_length: int,
+    seed: int = 0,
+) -> list[int]:
+    """The tokens of a request that has the machine alone, without a cache."""
+    tokens = list(prompt)
+    while len(tokens) < max_length:
+        both = np.stack([np.arange(len(tokens)), tokens], axis=1)
+        reads = [both[-window:] if window else both for window in windows]
+        tokens.append(choose(reads, parameters.temperature, seed, len(tokens)))
+        if tokens[-1] in parameters.stop_tokens:
+            break
+    return tokens
+
+
+class FakeModel:
+    """Caches of all groups, and a run over the arrays of a step."""
+
+    def __init__(self, manager: BlockManager) -> None:
+        self.manager = manager
+        shape = manager.page_size, 2
+        self.caches = [np.full((g.num_pages, *shape), -1, np.int32) for g in manager.groups]
+
+    def run(self, arrays: StepArrays, previous: np.ndarray) -> np.ndarray:
+        """Tokens (rows,) of a step; ``previous`` are those of the step before."""
+        sources = arrays.source_rows
+        tokens = arrays.tokens.copy()
+        tokens[sources >= 0] = previous[sources[sources >= 0]]
+        size, cu_q = self.manager.page_size, arrays.cu_q
+        for s in range(len(arrays.kv_lens)):
+            at = arrays.positions[cu_q[s] : cu_q[s + 1]]
+            assert at.tolist() == list(range(arrays.kv_lens[s] - len(at), arrays.kv_lens[s]))
+            for cache, table in zip(self.caches, arrays.block_tables, strict=True):
+                new = np.stack([at, tokens[cu_q[s] : cu_q[s + 1]]], axis=1)
+                cache[table[s, at // size], at % size] = new
+        return np.array([self._next(arrays, i) for i in range(len(arrays.rows))], np.int64)
+
+    def _next(self, arrays: StepArrays, i: int) -> int:
+        row = arrays.rows[i]
+        s = int(np.searchsorted(arrays.cu_q, row, side="right")) - 1
+        end, reads = int(arrays.positions[row]) + 1, []
+        for group, cache, table in zip(
+            self.manager.groups, self.caches, arrays.block_tables, strict=True
+        ):
+            first = max(0, end - group.window) if group.window else 0
+            at = np.arange(first, end)
+            read = cache[table[s, at // self.manager.page_size], at % self.manager.page_size]
+            assert read[:, 0].tolist() == at.tolist(), "a slot holds another position"
+            reads.append(read)
+        return choose(
+            reads, float(arrays.temperature[i]), int(arrays.seed[i]), int(arrays.offset[i])
+        )
+
+
+class FakeEngine:
+    """A scheduler and a model; steps may overlap."""
+
+    def __init__(
+        self,
+        groups: Sequence[LayerGroup],
+        page_size: int = 4,
+        limits: Limits | None = None,
+        speculation: Speculation | None = None,
+        has_prefix_cache: bool = True,
+    ) -> None:
+        self.limits = limits or Limits(step_tokens=16, max_running=8, max_waiting=64, context=64)
+        self.manager = BlockManager(groups, page_size, WIDTH, has_prefix_cache)
+        self.scheduler = Scheduler(self.manager, self.limits, speculation)
+        self.arrays = StepArrays(
+            self.manager, self.limits, speculation.num_drafts if speculation else 0
+        )
+        self.model = FakeModel(self.manager)
+        self.results: list[tuple[Step, np.ndarray]] = []
+        self.outputs: list[Output] = []
+        self._previous = np.zeros(0, np.int64)
+
+    def submit(self, prompt: Sequence[int], id: str = "", salt: str = "", **parameters) -> Request:
+        sampling = SamplingParameters(**{"temperature": 0.0, **parameters})
+        request = Request(id or str(self.scheduler.queue._num_arrived), prompt, sampling, salt=salt)
+        self.scheduler.submit(request)
+        return request
+
+    def plan(self) -> Step | None:
+        """Plans a step and lets the model run; the scheduler does not see the result yet."""
+        step = self.scheduler.schedule()
+        if step is not None:
+            self.arrays.fill(step)
+            self._previous = self.model.run(self.arrays, self._previous)
+            self.results.append((step, self._previous))
+        return step
+
+    def land(self) -> list[Output]:
+        """Hands the oldest result to the scheduler."""
+        step, tokens = self.results.pop(0)
+        outputs = self.scheduler.update(step, tokens.tolist())
+        self.outputs += outputs
+        return outputs
+
+    def step(self) -> Step | None:
+        step = self.plan()
+        if step is not None:
+            self.land()
+        return step
+
+    def finish(self, is_overlapped: bool = False, max_steps: int = 10000) -> int:
+        """Runs until all requests have ended, proving integrity; the number of steps."""
+        for count in range(max_steps):
+            if not self.scheduler.has_work and not self.results:
+                return count
+            planned = self.plan() if len(self.results) < MAX_IN_FLIGHT else None
+            assert planned or self.results or not self.scheduler.has_work, "nothing can run"
+            self.scheduler.check_integrity()
+            while len(self.results) > (1 if is_overlapped and planned else 0):
+                self.land()
+            self.scheduler.check_integrity()
+        raise AssertionError(f"{self.scheduler.queue.requests} have not ended")
+
+    def check(self, request: Request) -> None:
+        """Compares a finished request with the plain run."""
+        windows = [group.window for group in self.manager.groups]
+        seed = request.seed
+        expected = plain(request.prompt, request.parameters, windows, request.max_length, seed)
+        assert request.tokens == expected

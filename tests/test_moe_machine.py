@@ -1,0 +1,152 @@
+"""The engine's bookkeeping under random arrivals, cancellations, faults and tiny caches."""
+
+from __future__ import annotations
+
+import os
+
+from fake_model import VOCAB, FakeEngine, plain
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kernelcat.errors import InvalidArgument
+from kernelcat.moe.engine.blocks import LayerGroup
+from kernelcat.moe.engine.limits import Limits, QueueFull
+from kernelcat.moe.engine.request import FinishReason, Request, State
+from kernelcat.moe.engine.speculation import Speculation
+
+SEEDS = 1000 if os.environ.get("KERNELCAT_CAMPAIGN") else 60
+"""Random histories."""
+
+
+class EngineMachine(RuleBasedStateMachine):
+    engine: FakeEngine
+    requests: list[Request]
+
+    @initialize(
+        windows=st.sampled_from([(0,), (0, 5), (3, 0), (6,), (0, 2, 9)]),
+        page_size=st.sampled_from([1, 2, 4]),
+        num_pages=st.integers(6, 20),
+        step_tokens=st.integers(2, 12),
+        max_running=st.integers(1, 6),
+        max_chunk=st.integers(0, 4),
+        num_drafts=st.integers(0, 3),
+        has_prefix_cache=st.booleans(),
+    )
+    def start(
+        self, windows, page_size, num_pages, step_tokens, max_running, max_chunk, num_drafts,
+        has_prefix_cache,
+    ):  # fmt: skip
+        limits = Limits(
+            step_tokens, min(max_running, step_tokens), max_waiting=5, context=30,
+            max_chunk=max_chunk, vocab_size=VOCAB,
+        )  # fmt: skip
+        groups = []
+        for i, window in enumerate(windows):
+            # the fewest pages with which the engine accepts a window
+            least = -(-(window + limits.span) // page_size) + 3
+            pages = min(num_pages, least) if window else num_pages
+            groups.append(LayerGroup(str(i), max(pages, least if window else 0), window))
+        speculation = Speculation(num_drafts, min_match=1) if num_drafts else None
+        self.engine = FakeEngine(groups, page_size, limits, speculation, has_prefix_cache)
+        self.requests = []
+
+    @rule(
+        prefix=st.sampled_from([[], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 5, 6, 5, 6], [0] * 8]),
+        rest=st.lists(st.integers(0, VOCAB - 1), max_size=12),
+        max_tokens=st.none() | st.integers(1, 12),
+        temperature=st.sampled_from([0.0, 0.7]),
+        stop=st.sets(st.integers(0, VOCAB - 1), max_size=1),
+        salt=st.sampled_from(["", "", "b"]),
+        penalty=st.sampled_from([1.0, 1.0, 1.1]),
+        is_constrained=st.booleans(),
+    )
+    def submit(self, prefix, rest, max_tokens, temperature, stop, salt, penalty, is_constrained):
+        scheduler = self.engine.scheduler
+        num_waiting = len(scheduler.queue.waiting)
+        try:
+            request = self.engine.submit(
+                prefix + rest, f"r{len(self.requests)}", salt, temperature=temperature,
+                max_tokens=max_tokens, stop_tokens=frozenset(stop), repetition_penalty=penalty,
+            )  # fmt: skip
+        except QueueFull:
+            assert num_waiting >= 5  # preempted requests wait too
+        except InvalidArgument:
+            length = len(prefix + rest) + (max_tokens or 1)
+            assert not prefix + rest or length > min(30, self.engine.manager.max_tokens + 1)
+        else:
+            request.is_constrained = is_constrained
+            if is_constrained:
+                request.ngrams = None
+            self.requests.append(request)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def cancel(self, data):
+        request = data.draw(st.sampled_from(self.requests))
+        was_alive = request.state is not State.FINISHED
+        assert self.engine.scheduler.cancel(request.id) == was_alive
+        assert request.finish_reason is not None
+
+    @precondition(lambda self: len(self.engine.results) < 2)
+    @rule()
+    def plan(self):
+        step = self.engine.plan()
+        if step is None:
+            assert self.engine.results or not self.engine.scheduler.has_work
+        else:
+            limits = self.engine.limits
+            assert step.num_tokens <= limits.step_tokens
+            assert max(len(c.tokens) - len(c.drafts) for c in step.chunks) <= limits.chunk
+
+    @precondition(lambda self: self.engine.results)
+    @rule()
+    def land(self):
+        self.engine.land()
+
+    @precondition(lambda self: self.engine.results)
+    @rule(coin=st.integers(0, 4))
+    def fail(self, coin):
+        if coin == 0:
+            step, _ = self.engine.results.pop(0)
+            for output in self.engine.scheduler.fail(step):
+                assert output.request.finish_reason is FinishReason.ERROR
+
+    @precondition(lambda self: not self.engine.results)
+    @rule(count=st.integers(1, 5))
+    def step(self, count):
+        for _ in range(count):
+            self.engine.step()
+
+    @invariant()
+    def pages_and_queues_agree(self):
+        if hasattr(self, "engine"):
+            self.engine.scheduler.check_integrity()
+
+    def teardown(self):
+        if not hasattr(self, "engine"):
+            return
+        # the oldest request writes a token in each pair of steps, chunks and preemptions aside
+        tokens = sum(request.max_length for request in self.requests)
+        self.engine.finish(max_steps=10 * tokens + 10)
+        assert not any(pool.num_in_use for pool in self.engine.manager.pools)
+        windows = [group.window for group in self.engine.manager.groups]
+        for request in self.requests:
+            expected = plain(
+                request.prompt, request.parameters, windows, request.max_length, request.seed
+            )
+            if request.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+                assert request.tokens == expected[: len(request.tokens)]
+            else:
+                assert request.tokens == expected
+                has_stopped = expected[-1] in request.parameters.stop_tokens
+                assert request.finish_reason == ("stop" if has_stopped else "length")
+
+
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = settings(
+    max_examples=SEEDS,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
