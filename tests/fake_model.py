@@ -166,3 +166,12 @@ class FakeEngine:
         seed = request.seed
         expected = plain(request.prompt, request.parameters, windows, request.max_length, seed)
         assert request.tokens == expected
+
+
+def engine(*windows, num_pages=200, speculation=None, has_prefix_cache=True, page_size=4, **limits):
+    """An engine with a layer group for each of ``windows``; ``limits`` are those of `Limits`."""
+    groups = [LayerGroup(f"g{i}", num_pages, window) for i, window in enumerate(windows or (0,))]
+    defaults = {"step_tokens": 16, "max_running": 8, "max_waiting": 64, "context": 64}
+    return FakeEngine(
+        groups, page_size, Limits(**{**defaults, **limits}), speculation, has_prefix_cache
+    )

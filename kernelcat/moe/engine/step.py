@@ -47,6 +47,9 @@ class ScheduledChunk:
 class Step:
     """What one run of the model computes.
 
+    A step may have no row: chunks of prompts that end none. Such a step runs all the same, because
+    later steps need its keys and values.
+
     Attributes
     ----------
     index : number of the step
