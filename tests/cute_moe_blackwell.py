@@ -409,8 +409,8 @@ for module in (
 
 from kernelcat import catalog, dtypes  # noqa: E402
 from kernelcat.catalog.implementation import Config  # noqa: E402
-from kernelcat.kernels.cute.moe_gemm import block_scaled, tcgen05  # noqa: E402
-from kernelcat.kernels.cute.moe_gemm.blackwell import combine, loader, product, scales  # noqa: E402
+from kernelcat.kernels.cute.moe_gemm import block_scaled, combine, tcgen05  # noqa: E402
+from kernelcat.kernels.cute.moe_gemm.blackwell import loader, product, scales  # noqa: E402
 from kernelcat.reference import _experts  # noqa: E402
 from kernelcat.runtime import gpu  # noqa: E402
 from kernelcat.verify import gate  # noqa: E402
@@ -555,18 +555,18 @@ def run_product(problem: Any, arrays: Any, step: Any, out: np.ndarray) -> None:
 def run_combine(problem: Any, arrays: Any, step: Any, partial: np.ndarray, d: np.ndarray) -> None:
     """``partial`` (rows, pitch) and ``d`` (tokens, N) are float32; ``d`` is written."""
     kernel = combine.Combine(**dict(step.source.constants))
-    kernel.dtype = Value
+    kernel.dtype = kernel.row_dtype = Value
     (tokens, n), (rows, pitch), top_k = d.shape, partial.shape, problem["top_k"]
     vectors, width = pitch // combine.VECTOR, combine.VECTOR
     m_partial = on(partial, (width, vectors, rows), (1, width, pitch))
     m_position, m_gates = (on(arrays[name], (top_k, tokens)) for name in ("position", "gates"))
-    elements = (width, vectors, tokens), (1, width, n)
-    m_d, m_residual = Tensor(Pointer(d.reshape(-1)), *elements), None
+    elements = (kernel.vector, n // kernel.vector, tokens), (1, kernel.vector, n)
+    m_d = m_residual = Tensor(Pointer(d.reshape(-1)), *elements)
     if problem["residual"]:
         m_residual = on(dtypes.decode(arrays["residual"], problem["dtype"]), *elements)
     for token, y, thread in np.ndindex(tokens, step.grid[1], vectors):
         here.tidx, here.block = thread, Block(token, y, 0)
-        kernel.kernel(m_partial, m_position, m_gates, m_residual, m_d, n)
+        kernel.kernel(m_partial, m_position, m_gates, m_residual, m_d)
 
 
 def judge(variant: str, config: dict[str, int], axes: dict[str, Any]) -> list[Any]:

@@ -34,4 +34,5 @@ def weighted_sum(problem: Problem, rows: str, out: str, row_dtype: str, cols: in
         (tokens, ceil(cols / (VECTOR * THREADS)), 1),
         (*map(Pointer, (rows, "position", "gates", "residual", out)), *map(Int32, sizes)),
         block=THREADS,
+        programmatic=True,
     )

@@ -15,6 +15,7 @@ from kernelcat.catalog.cost_model import (
 from kernelcat.catalog.implementation import Config, Int32, Pointer, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
+from kernelcat.kernels.cute.moe_gemm.weighted_sum import VECTOR, weighted_sum
 from kernelcat.reference._assignments import active
 from kernelcat.reference.moe_gemm import ENTRY, out_cols
 from kernelcat.runtime.gpu import Gpu
@@ -27,8 +28,6 @@ BLOCK_K = 128
 """Bytes of a row of a stage."""
 CODES_BLOCK_K = 128
 """Codes of a row of 4-bit weights in a stage."""
-VECTOR = 8
-"""Columns of D that a thread of the second kernel computes; partial rows are padded to these."""
 MAX_TILES = 1 << 30
 
 TENSORS = ("a", "a_scale", "w", "w_scale", "bias", "offsets", "order")
@@ -91,9 +90,10 @@ def program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     product = _product(problem, config, gpu, pitch)
     if not problem["combine"]:
         return Program((product,))
-    return Program(
-        (product, _combine(problem, cols, pitch)), {"partial": 2 * num_rows(problem) * pitch}
-    )
+    dtype = problem["dtype"]
+    sums = weighted_sum(problem, "partial", "d", dtype, cols)
+    row_bytes = dtypes.itemsize(dtype) * num_rows(problem) * pitch
+    return Program((product, sums), {"partial": row_bytes})
 
 
 def _product(problem: Problem, config: Config, gpu: Gpu, pitch: int) -> Step:
@@ -131,28 +131,6 @@ def _product(problem: Problem, config: Config, gpu: Gpu, pitch: int) -> Step:
     )
     block = 384 if config["block_m"] == 128 else 256
     return Step(source, (num_ctas, 1, 1), params, block=block, programmatic=True)
-
-
-COMBINE_THREADS = 128
-
-
-def _combine(problem: Problem, cols: int, pitch: int) -> Step:
-    """The weighted sums of partial rows."""
-    dtype = problem["dtype"]
-    constants = {
-        "dtype": dtype, "residual": problem["residual"], "is_aligned": cols % VECTOR == 0,
-    }  # fmt: skip
-    wide = f"*{dtype}"
-    kinds = (wide, "*int32", "*float32", wide, wide, *("int32",) * 5)
-    source = CuteSource("moe_gemm.blackwell.combine:Combine", kinds, tuple(constants.items()))
-    sizes = (problem["tokens"], num_rows(problem), problem["top_k"], cols, pitch)
-    return Step(
-        source,
-        (problem["tokens"], ceil(cols / (VECTOR * COMBINE_THREADS)), 1),
-        (*map(Pointer, ("partial", "position", "gates", "residual", "d")), *map(Int32, sizes)),
-        block=COMBINE_THREADS,
-        programmatic=True,
-    )
 
 
 # ---- the cost model ----------------------------------------------------------------------------
