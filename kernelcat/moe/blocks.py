@@ -79,6 +79,27 @@ class Output:
     router: torch.Tensor | None = None
     router_bias: torch.Tensor | None = None
 
+    @staticmethod
+    def read(
+        weights: Weights,
+        prefix: str,
+        config: Any,
+        *,
+        bias: bool,
+        router: torch.Tensor | None = None,
+        router_bias: torch.Tensor | None = None,
+    ) -> Output:
+        """The weights of the layer whose tensors' names begin with ``prefix``."""
+        name, hidden = f"{prefix}self_attn.o_proj", config.hidden_size
+        width = config.num_attention_heads * config.head_dim
+        return Output(
+            weight=weights(f"{name}.weight", hidden, width),
+            norm=weights(f"{prefix}post_attention_layernorm.weight", hidden),
+            bias=weights(f"{name}.bias", hidden) if bias else None,
+            router=router,
+            router_bias=router_bias,
+        )
+
 
 def queries(
     model: Decoder, p: Projections, x: torch.Tensor, kv: Tensors, table: torch.Tensor, batch: Batch

@@ -114,19 +114,19 @@ class GptOss(Decoder):
 
     def read_layer(self, weights: Weights, prefix: str, index: int) -> Layer:
         c = self.config
-        heads, experts, hidden = c.num_attention_heads, c.num_local_experts, c.hidden_size
-        attn, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-        out = Output(
-            weight=weights(f"{attn}o_proj.weight", hidden, heads * c.head_dim),
-            bias=weights(f"{attn}o_proj.bias", hidden),
-            norm=weights(f"{prefix}post_attention_layernorm.weight", hidden),
-            router=weights(f"{mlp}router.weight", experts, hidden),
+        experts, mlp = c.num_local_experts, f"{prefix}mlp."
+        out = Output.read(
+            weights,
+            prefix,
+            c,
+            bias=True,
+            router=weights(f"{mlp}router.weight", experts, c.hidden_size),
             router_bias=weights(f"{mlp}router.bias", experts),
         )
         return Layer(
             qkv=Projections.read(weights, prefix, c, bias=True),
             out=out,
-            sinks=weights(f"{attn}sinks", heads, dtype=torch.float32),
+            sinks=weights(f"{prefix}self_attn.sinks", c.num_attention_heads, dtype=torch.float32),
             window=self._window(index),
             experts=self._experts(weights, f"{mlp}experts."),
         )

@@ -73,15 +73,9 @@ class Llama(Decoder):
 
     def read_layer(self, weights: Weights, prefix: str, index: int) -> Layer:
         c = self.config
-        width, name = c.num_attention_heads * c.head_dim, f"{prefix}self_attn.o_proj"
-        out = Output(
-            weight=weights(f"{name}.weight", c.hidden_size, width),
-            bias=weights(f"{name}.bias", c.hidden_size) if c.attention_bias else None,
-            norm=weights(f"{prefix}post_attention_layernorm.weight", c.hidden_size),
-        )
         return Layer(
             qkv=Projections.read(weights, prefix, c, bias=c.attention_bias),
-            out=out,
+            out=Output.read(weights, prefix, c, bias=c.attention_bias),
             mlp=Mlp.read(weights, f"{prefix}mlp.", c.hidden_size, c.intermediate_size),
         )
 

@@ -81,17 +81,11 @@ class Qwen3Moe(Decoder):
 
     def read_layer(self, weights: Weights, prefix: str, index: int) -> Layer:
         c = self.config
-        width, name = c.num_attention_heads * c.head_dim, f"{prefix}self_attn.o_proj"
-        out = Output(
-            weight=weights(f"{name}.weight", c.hidden_size, width),
-            bias=weights(f"{name}.bias", c.hidden_size) if c.attention_bias else None,
-            norm=weights(f"{prefix}post_attention_layernorm.weight", c.hidden_size),
-            router=weights(f"{prefix}mlp.gate.weight", c.num_experts, c.hidden_size),
-        )
+        router = weights(f"{prefix}mlp.gate.weight", c.num_experts, c.hidden_size)
         sizes = c.num_experts, c.hidden_size, c.moe_intermediate_size
         return Layer(
             qkv=Projections.read(weights, prefix, c, bias=c.attention_bias, norms=True),
-            out=out,
+            out=Output.read(weights, prefix, c, bias=c.attention_bias, router=router),
             experts=experts(weights, f"{prefix}mlp.experts.", *sizes),
         )
 

@@ -22,7 +22,7 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
-from kernelcat.kernels.cuda.common.launch import MAX_BLOCKS, instance
+from kernelcat.kernels.cuda.common.launch import instance
 from kernelcat.kernels.cuda.common.packed_weights import (
     STAGE_COLS,
     STAGE_ROWS,
@@ -244,8 +244,8 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"float8 activations need tiles of 64 or 128 rows, not {plan.block_m}"
     if problem["gather"] and plan.block_m > 128:
         return f"a thread that gathers has no registers for its part of {plan.block_m} rows"
-    if plan.experts * plan.n >= 1 << 31 or plan.max_tiles > MAX_BLOCKS:
-        return f"{plan.experts} x {plan.n} rows of weights are more than 32-bit indices reach"
+    if why := plan.why_too_large():
+        return why
     if plan.num_stages(gpu) < MIN_STAGES:
         return f"fewer than {MIN_STAGES} stages fit in {gpu.shared_bytes} bytes of shared memory"
     return None

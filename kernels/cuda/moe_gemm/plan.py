@@ -8,6 +8,7 @@ from math import ceil
 from kernelcat import dtypes
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
+from kernelcat.kernels.cuda.common.launch import MAX_BLOCKS
 from kernelcat.kernels.cuda.moe_gemm.operands import num_rows
 from kernelcat.reference._assignments import active
 from kernelcat.runtime.gpu import KB, Gpu
@@ -68,6 +69,12 @@ class Tiling:
         """Tiles, estimated: on average half of an expert's last block of rows is empty."""
         row_blocks = max(self.rows / self.block_m + self.active / 2, self.active)
         return row_blocks * self.num_col_blocks
+
+    def why_too_large(self) -> str | None:
+        """Why 32-bit indices do not reach all rows of weights and all tiles, or None."""
+        if self.experts * self.n >= 1 << 31 or self.max_tiles > MAX_BLOCKS:
+            return f"{self.experts} x {self.n} rows of weights are more than 32-bit indices reach"
+        return None
 
     def why_unpromising(self) -> str | None:
         """Why blocks of so many rows are not worth a try, or None."""

@@ -16,7 +16,7 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
-from kernelcat.kernels.cuda.common.launch import MAX_BLOCKS, instance
+from kernelcat.kernels.cuda.common.launch import instance
 from kernelcat.kernels.cuda.common.persistent import overlapped_us
 from kernelcat.kernels.cuda.moe_gemm.combine import VECTOR, finish_step, sum_step
 from kernelcat.kernels.cuda.moe_gemm.operands import (
@@ -26,7 +26,7 @@ from kernelcat.kernels.cuda.moe_gemm.operands import (
     is_empty,
     num_rows,
 )
-from kernelcat.kernels.cuda.moe_gemm.plan import ROW_BYTES, Plan
+from kernelcat.kernels.cuda.moe_gemm.plan import ROW_BYTES, Plan, Tiling
 from kernelcat.reference._experts import FP8
 from kernelcat.reference.moe_gemm import ENTRY
 from kernelcat.runtime.gpu import Gpu
@@ -107,27 +107,33 @@ def _operand_map(name: str, problem: Problem, plan: Plan, rows: int, box_rows: i
 # ---- which configurations serve ----------------------------------------------------------------
 
 
-def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    format, act_dtype = problem["format"], problem["act_dtype"]
+def why_not_multiplied(problem: Problem, tiling: Tiling) -> str | None:
+    """Why wgmma cannot multiply the operands as they are stored, in CUDA and CuTe; or None."""
+    format, act_dtype, k = problem["format"], problem["act_dtype"], tiling.k
     if format != act_dtype and (format, act_dtype) != ("fp8", FP8):
         return f"weights in {format} and activations in {act_dtype} are not multiplied here"
-    if config["combine"] == "atomic" and not problem["combine"]:
-        return "no rows are summed into tokens, by atomics or otherwise"
     if problem["combine"] and problem["activation"] != "none":
         return "rows that are summed into tokens are stored without an activation"
-    plan = Plan.of(config, problem)
-    divisor = 16 // plan.element_bytes
-    if plan.k == 0 or plan.k % divisor:
+    element_bytes = itemsize(act_dtype)
+    divisor = 16 // element_bytes
+    if k == 0 or k % divisor:
         return (
-            f"K={plan.k} must be a positive multiple of {divisor}: TMA needs rows of a multiple of "
+            f"K={k} must be a positive multiple of {divisor}: TMA needs rows of a multiple of "
             "16 bytes"
         )
-    if plan.element_bytes == 1 and plan.block_n > 192:
-        return f"sums and products of {plan.block_n} columns do not fit in registers"
+    if element_bytes == 1 and tiling.block_n > 192:
+        return f"sums and products of {tiling.block_n} columns do not fit in registers"
+    return tiling.why_too_large()
+
+
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    plan = Plan.of(config, problem)
+    if why := why_not_multiplied(problem, plan):
+        return why
+    if config["combine"] == "atomic" and not problem["combine"]:
+        return "no rows are summed into tokens, by atomics or otherwise"
     if problem["gather"] and plan.block_m > 128:
         return f"a thread that gathers has no registers for its part of {plan.block_m} rows"
-    if plan.experts * plan.n >= 1 << 31 or plan.max_tiles > MAX_BLOCKS:
-        return f"{plan.experts} x {plan.n} rows of weights are more than 32-bit indices reach"
     if plan.num_stages(gpu) < MIN_STAGES:
         return f"fewer than {MIN_STAGES} stages fit in {gpu.shared_bytes} bytes of shared memory"
     return None

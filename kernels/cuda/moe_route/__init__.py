@@ -13,8 +13,6 @@ from kernelcat.catalog.implementation import (
     Float32,
     Implementation,
     Int32,
-    Param,
-    Pointer,
     Program,
     Step,
 )
@@ -22,28 +20,15 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.launch import instance
 from kernelcat.kernels.cuda.moe_route import blocks
+from kernelcat.kernels.cuda.moe_route.operands import MAPS, SELECTED, pointers, sizes
 from kernelcat.reference._routing import capacity_of, reroutes
 from kernelcat.reference.moe_route import ENTRY
 from kernelcat.runtime.gpu import Gpu
-
-SELECTED = ("expert_ids", "weights")
-MAPS = ("counts", "offsets", "order", "position", "load")
 
 
 def _score(problem: Problem) -> str:
     """The template argument."""
     return f"Score::k{problem['score'].capitalize()}"
-
-
-def _pointers(*names: str) -> tuple[Param, ...]:
-    return tuple(map(Pointer, names))
-
-
-def _sizes(problem: Problem) -> tuple[Param, ...]:
-    """tokens, experts, top_k, group_size and top_groups."""
-    sizes = [problem[axis] for axis in ("tokens", "experts", "top_k")]
-    group_size = problem["experts"] // problem["groups"]
-    return tuple(map(Int32, (*sizes, group_size, problem["top_groups"])))
 
 
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -63,7 +48,7 @@ def _naive_logits(problem: Problem) -> Step:
     tokens, experts, hidden = (problem[axis] for axis in ("tokens", "experts", "hidden"))
     source = instance("moe_route/naive.cu", "moe_route_naive_logits", problem["dtype"])
     params = (
-        *_pointers("x", "router", "router_bias", "all_logits"),
+        *pointers("x", "router", "router_bias", "all_logits"),
         *map(Int32, (tokens, experts, hidden)),
     )
     return Step(source, (ceil(tokens * experts / 256), 1, 1), params, 256)
@@ -73,8 +58,8 @@ def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
     tokens, is_product = problem["tokens"], problem["product"]
     num_assignments = tokens * problem["top_k"]
     arguments = ("float32" if is_product else problem["dtype"], _score(problem))
-    given = _pointers("all_logits" if is_product else "logits", "correction", *SELECTED)
-    rule = (*_sizes(problem), Int32(problem["renormalize"]), Float32(problem["scaling"]))
+    given = pointers("all_logits" if is_product else "logits", "correction", *SELECTED)
+    rule = (*sizes(problem), Int32(problem["renormalize"]), Float32(problem["scaling"]))
     select = instance("moe_route/naive.cu", "moe_route_naive_select", *arguments)
     place = instance("moe_route/naive.cu", "moe_route_naive_place", *arguments)
     capacity = Int32(capacity_of(problem))
@@ -82,7 +67,7 @@ def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
         Step(select, (ceil(tokens / 128), 1, 1), (*given, *rule), 128),
         Step(
             place, (1, 1, 1),
-            (*given, *_pointers(*MAPS, "proposals"), *rule, capacity), NAIVE_BLOCK,
+            (*given, *pointers(*MAPS, "proposals"), *rule, capacity), NAIVE_BLOCK,
         ),
     )  # fmt: skip
     workspaces = {
@@ -143,8 +128,8 @@ def _bitmask(problem: Problem, config: Config, gpu: Gpu) -> Program:
 def _one_launch(problem: Problem, config: Config) -> Program:
     cluster = blocks.cluster_size(problem, config)
     params = (
-        *_pointers("logits", "correction", *SELECTED, *MAPS),
-        *_sizes(problem),
+        *pointers("logits", "correction", *SELECTED, *MAPS),
+        *sizes(problem),
         Float32(problem["scaling"]),
         Int32(capacity_of(problem)),
     )
@@ -160,18 +145,18 @@ def _two_launches(problem: Problem, config: Config) -> Program:
     select = Step(
         _kernel(problem, config, "moe_route_select"), (num_blocks, 1, 1),
         (
-            *_pointers("logits", "correction", *SELECTED, "position", "block_counts"),
-            *_sizes(problem), Float32(problem["scaling"]),
+            *pointers("logits", "correction", *SELECTED, "position", "block_counts"),
+            *sizes(problem), Float32(problem["scaling"]),
         ),
         32 * config["warps"], _scratch_bytes(problem, config), programmatic=True,
     )  # fmt: skip
-    sizes = (*(problem[axis] for axis in ("tokens", "experts", "top_k")), config["block_tokens"])
+    counts = (*(problem[axis] for axis in ("tokens", "experts", "top_k")), config["block_tokens"])
     place = Step(
         instance("moe_route/bitmask.cu", "moe_route_place", max_experts, blocks.PLACE_THREADS),
         (num_blocks, 1, 1),
         (
-            *_pointers("block_counts", *SELECTED, *MAPS),
-            *map(Int32, (*sizes, capacity_of(problem))),
+            *pointers("block_counts", *SELECTED, *MAPS),
+            *map(Int32, (*counts, capacity_of(problem))),
         ),
         blocks.PLACE_THREADS, programmatic=True,
     )  # fmt: skip
@@ -234,8 +219,8 @@ def _product(problem: Problem, config: Config, gpu: Gpu) -> Program:
         "counters": 4 * (_num_tiles(problem) + 1),
     }
     params = (
-        *_pointers("x", "router", "router_bias", "correction", *SELECTED, *MAPS, *workspaces),
-        *_sizes(problem),
+        *pointers("x", "router", "router_bias", "correction", *SELECTED, *MAPS, *workspaces),
+        *sizes(problem),
         Float32(problem["scaling"]),
         *map(Int32, (capacity_of(problem), problem["hidden"], splits)),
     )

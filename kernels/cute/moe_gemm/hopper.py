@@ -16,13 +16,11 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
-from kernelcat.kernels.cuda.common.launch import MAX_BLOCKS
 from kernelcat.kernels.cuda.moe_gemm import wgmma
 from kernelcat.kernels.cuda.moe_gemm.operands import GROUPS, d_cols, is_empty, num_rows
 from kernelcat.kernels.cuda.moe_gemm.plan import ROW_BYTES, Tiling
 from kernelcat.kernels.cute.moe_gemm.operands import GROUP_KINDS
 from kernelcat.kernels.cute.moe_gemm.weighted_sum import VECTOR, weighted_sum
-from kernelcat.reference._experts import FP8
 from kernelcat.reference._fp8 import BLOCK
 from kernelcat.reference.moe_gemm import A_ROWS
 from kernelcat.runtime.gpu import KB, Gpu
@@ -142,22 +140,9 @@ def _product(problem: Problem, plan: Plan, gpu: Gpu) -> Step:
 
 
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    format, act_dtype = problem["format"], problem["act_dtype"]
-    if format != act_dtype and (format, act_dtype) != ("fp8", FP8):
-        return f"weights in {format} and activations in {act_dtype} are not multiplied here"
-    if problem["combine"] and problem["activation"] != "none":
-        return "rows that are summed into tokens are stored without an activation"
     plan = Plan.of(config, problem)
-    divisor = 16 // plan.element_bytes
-    if plan.k == 0 or plan.k % divisor:
-        return (
-            f"K={plan.k} must be a positive multiple of {divisor}: TMA needs rows of a multiple of "
-            "16 bytes"
-        )
-    if plan.element_bytes == 1 and plan.block_n > 192:
-        return f"sums and products of {plan.block_n} columns do not fit in registers"
-    if plan.experts * plan.n >= 1 << 31 or plan.max_tiles > MAX_BLOCKS:
-        return f"{plan.experts} x {plan.n} rows of weights are more than 32-bit indices reach"
+    if why := wgmma.why_not_multiplied(problem, plan):
+        return why
     if not plan.fits(plan.stages, gpu):
         return (
             f"{plan.stages} stages take {plan.shared_bytes(plan.stages)} bytes of shared memory; "

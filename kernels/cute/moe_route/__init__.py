@@ -21,12 +21,11 @@ from kernelcat.catalog.implementation import (
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cuda.moe_route import blocks
+from kernelcat.kernels.cuda.moe_route.operands import MAPS, SELECTED, pointers, sizes
 from kernelcat.kernels.cute.common.matmul import exceeds_shared
 from kernelcat.reference._routing import capacity_of, reroutes
 from kernelcat.runtime.gpu import Gpu
 
-SELECTED = ("expert_ids", "weights")
-MAPS = ("counts", "offsets", "order", "position", "load")
 GIVEN = ("logits", "x", "router", "router_bias")
 """Tensors of the problem's dtype."""
 WORDS = {**dict.fromkeys(("expert_ids", *MAPS, "proposals"), "int32"), "block_counts": "uint32"}
@@ -34,10 +33,6 @@ WORDS = {**dict.fromkeys(("expert_ids", *MAPS, "proposals"), "int32"), "block_co
 
 NAIVE_THREADS = 512
 LOGIT_THREADS = 128
-
-
-def _pointers(*names: str) -> tuple[Param, ...]:
-    return tuple(map(Pointer, names))
 
 
 def _source(
@@ -56,13 +51,6 @@ def _source(
         return "*" + WORDS.get(param.tensor, "float32")
 
     return CuteSource(f"moe_route.{kernel}", tuple(map(kind, params)), tuple(constants.items()))
-
-
-def _sizes(problem: Problem) -> tuple[Param, ...]:
-    """tokens, experts, top_k, group_size and top_groups."""
-    sizes = [problem[axis] for axis in ("tokens", "experts", "top_k")]
-    group_size = problem["experts"] // problem["groups"]
-    return tuple(map(Int32, (*sizes, group_size, problem["top_groups"])))
 
 
 def _rule(problem: Problem) -> dict[str, int | str | bool]:
@@ -84,7 +72,7 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 def _naive_logits(problem: Problem) -> Step:
     tokens, experts, hidden = (problem[axis] for axis in ("tokens", "experts", "hidden"))
     params = (
-        *_pointers("x", "router", "router_bias", "all_logits"),
+        *pointers("x", "router", "router_bias", "all_logits"),
         *map(Int32, (tokens, experts, hidden)),
     )
     constants = {"router_bias": problem["router_bias"]}
@@ -95,11 +83,11 @@ def _naive_logits(problem: Problem) -> Step:
 
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
     tokens, is_product = problem["tokens"], problem["product"]
-    given = _pointers("all_logits" if is_product else "logits", "correction", *SELECTED)
-    rule = (*_sizes(problem), Float32(problem["scaling"]))
+    given = pointers("all_logits" if is_product else "logits", "correction", *SELECTED)
+    rule = (*sizes(problem), Float32(problem["scaling"]))
     select_params = (*given, *rule)
     select = _source("naive:Select", problem, select_params, _rule(problem))
-    params = (*given, *_pointers(*MAPS, "proposals"), *rule, Int32(capacity_of(problem)))
+    params = (*given, *pointers(*MAPS, "proposals"), *rule, Int32(capacity_of(problem)))
     flags = {"load": problem["load"], "reroute": reroutes(problem), **_rule(problem)}
     place = _source("naive_place:Place", problem, params, flags)
     steps = (
@@ -136,8 +124,8 @@ def _selection(problem: Problem, config: Config) -> dict[str, int | str | bool]:
 
 
 def _selection_sizes(problem: Problem) -> tuple[Param, ...]:
-    """As `_sizes`, and the lanes that find the best scores of a group."""
-    return (*_sizes(problem), Int32(1 << (32 // problem["groups"]).bit_length() - 1))
+    """As `sizes`, and the lanes that find the best scores of a group."""
+    return (*sizes(problem), Int32(1 << (32 // problem["groups"]).bit_length() - 1))
 
 
 def _shared_bytes(problem: Problem, config: Config) -> int:
@@ -160,7 +148,7 @@ def _bitmask(problem: Problem, config: Config, gpu: Gpu) -> Program:
 def _one_launch(problem: Problem, config: Config) -> Program:
     cluster = blocks.cluster_size(problem, config)
     params = (
-        *_pointers("logits", "correction", *SELECTED, *MAPS),
+        *pointers("logits", "correction", *SELECTED, *MAPS),
         *_selection_sizes(problem),
         Float32(problem["scaling"]),
         Int32(capacity_of(problem)),
@@ -181,13 +169,13 @@ def _two_launches(problem: Problem, config: Config) -> Program:
     num_blocks, max_experts = blocks.num_blocks(problem, config), 32 * blocks.per_lane(problem)
     grid = (num_blocks, 1, 1)
     select_params = (
-        *_pointers("logits", "correction", *SELECTED, "position", "block_counts"),
+        *pointers("logits", "correction", *SELECTED, "position", "block_counts"),
         *_selection_sizes(problem),
         Float32(problem["scaling"]),
     )
     select = _source("bitmask:Select", problem, select_params, _selection(problem, config))
     place_params = (
-        *_pointers("block_counts", *SELECTED, *MAPS),
+        *pointers("block_counts", *SELECTED, *MAPS),
         *(Int32(problem[axis]) for axis in ("tokens", "experts", "top_k")),
         Int32(capacity_of(problem)),
     )
