@@ -11,8 +11,9 @@ struct WeightRows {
   const T* weights;  // (rows, k)
   int k;
 
-  __device__ __forceinline__ const T* operator()(int row) const {
-    return weights + static_cast<int64_t>(row) * k;
+  __device__ __forceinline__ RowGroup<T> operator()(int row) const {
+    const T* first = weights + static_cast<int64_t>(row) * k;
+    return {first, first + k, 2 * static_cast<int64_t>(k)};
   }
 };
 
@@ -20,7 +21,7 @@ struct WeightRows {
 template <typename T>
 struct ResidualOutput {
   struct Extra {
-    float bias[2], residual[2];
+    T bias[2], residual[2];
   };
 
   const T* bias;  // (hidden,) or null
@@ -34,23 +35,27 @@ struct ResidualOutput {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (row + i >= hidden) continue;
-      if (bias != nullptr) extra.bias[i] = to_float(bias[row + i]);
-      extra.residual[i] = to_float(residual[static_cast<int64_t>(token) * hidden + row + i]);
+      if (bias != nullptr) extra.bias[i] = bias[row + i];
+      extra.residual[i] = residual[static_cast<int64_t>(token) * hidden + row + i];
     }
     return extra;
   }
 
   __device__ __forceinline__ void store(const Extra& extra, int row, int token, float2 z) const {
     T* target = residual + static_cast<int64_t>(token) * hidden + row;
-    target[0] = from_float<T>(extra.residual[0] + (z.x + extra.bias[0]));
-    if (row + 1 < hidden) target[1] = from_float<T>(extra.residual[1] + (z.y + extra.bias[1]));
+    const float products[] = {z.x, z.y};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float sum = products[i] + to_float(extra.bias[i]);
+      if (row + i < hidden) target[i] = from_float<T>(to_float(extra.residual[i]) + sum);
+    }
   }
 };
 
 template <typename T>
 struct RouterOutput {
   struct Extra {
-    float bias[2];
+    T bias[2];
   };
 
   const T* bias;  // (experts,) or null
@@ -63,15 +68,15 @@ struct RouterOutput {
     Extra extra = {};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (bias != nullptr && row + i < experts) extra.bias[i] = to_float(bias[row + i]);
+      if (bias != nullptr && row + i < experts) extra.bias[i] = bias[row + i];
     }
     return extra;
   }
 
   __device__ __forceinline__ void store(const Extra& extra, int row, int token, float2 z) const {
     float* target = logits + static_cast<int64_t>(token) * experts + row;
-    target[0] = z.x + extra.bias[0];
-    if (row + 1 < experts) target[1] = z.y + extra.bias[1];
+    target[0] = z.x + to_float(extra.bias[0]);
+    if (row + 1 < experts) target[1] = z.y + to_float(extra.bias[1]);
   }
 };
 

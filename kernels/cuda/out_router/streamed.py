@@ -31,9 +31,9 @@ from kernelcat.kernels.cuda.common.streamed_product import (
 )
 from kernelcat.runtime.gpu import Gpu
 
-PROJECT_EXTRA_BYTES = 16
+PROJECT_EXTRA_BYTES = 8
 """Of ResidualOutput::Extra: two biases and two elements of the residual."""
-ROUTE_EXTRA_BYTES = 8
+ROUTE_EXTRA_BYTES = 4
 """Of RouterOutput::Extra: two biases."""
 ROUTE_WARPS = 16
 ROUTE_CHUNKS = (2, 4, 6, 8)

@@ -8,7 +8,8 @@
 namespace kernelcat {
 
 // Heads of a token in the order of weights: queries, keys, values. A row is a place in all heads.
-// Both elements of a pair of the rotation have adjacent places in a head.
+// Both elements of a pair of the rotation have adjacent places in a head. For RopeStyle::kNeox,
+// rotary_dim is a multiple of eight: a group of rows is rotated as a whole, or not at all.
 template <int kHeadDim, RopeStyle kStyle>
 struct HeadRows {
   int heads, kv_heads, rotary_dim;
@@ -41,10 +42,16 @@ struct ProjectionWeights {
   const T *wq, *wk, *wv;
   int hidden;
 
-  __device__ __forceinline__ const T* operator()(int row) const {
+  __device__ __forceinline__ RowGroup<T> operator()(int row) const {
     const auto place = rows.at(row);
-    const T* weights = place.is_query ? wq : place.is_key ? wk : wv;
-    return weights + (static_cast<int64_t>(place.head) * kHeadDim + place.dims[0]) * hidden;
+    const T* head = (place.is_query ? wq
+                     : place.is_key ? wk
+                                    : wv) +
+                    static_cast<int64_t>(place.head) * kHeadDim * hidden;
+    const int step = rows.dim_at(row % kHeadDim + 2) - place.dims[0];
+    return {head + static_cast<int64_t>(place.dims[0]) * hidden,
+            head + static_cast<int64_t>(place.dims[1]) * hidden,
+            static_cast<int64_t>(step) * hidden};
   }
 };
 
@@ -54,10 +61,10 @@ struct TokenSlot {
 
 template <typename T, typename Cached, int kHeadDim, RopeStyle kStyle, Scales kScales>
 struct HeadOutput {
-  // Of a pair of results.
   struct Extra {
-    float bias[2], cosine, sine;  // without rotation 1 and 0
-    float inverse_scale;
+    T bias[2];
+    float cosine, sine;  // without rotation 1 and 0
+    float scale;
   };
 
   HeadRows<kHeadDim, kStyle> rows;
@@ -83,13 +90,11 @@ struct HeadOutput {
   __device__ __forceinline__ Extra load(int row, int token) const {
     const auto place = rows.at(row);
     const TokenSlot slot = token_slots[token];
-    Extra extra = {.bias = {0.0f, 0.0f}, .cosine = 1.0f, .sine = 0.0f, .inverse_scale = 1.0f};
+    Extra extra = {.bias = {}, .cosine = 1.0f, .sine = 0.0f, .scale = 1.0f};
     const T* bias = place.is_query ? bq : place.is_key ? bk : bv;
     if (bias != nullptr) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        extra.bias[i] = to_float(bias[place.head * kHeadDim + place.dims[i]]);
-      }
+      for (int i = 0; i < 2; ++i) extra.bias[i] = bias[place.head * kHeadDim + place.dims[i]];
     }
     const int pair = row % kHeadDim / 2, half = rows.rotary_dim / 2;
     if ((place.is_query || place.is_key) && pair < half) {
@@ -98,15 +103,15 @@ struct HeadOutput {
       extra.sine = __ldg(angles + half + pair);
     }
     if (!place.is_query) {
-      extra.inverse_scale = inverse_scale<kScales>(place.is_key ? k_scale : v_scale, slot.page,
-                                                   place.head, rows.kv_heads);
+      extra.scale = cache_scale<kScales>(place.is_key ? k_scale : v_scale, slot.page, place.head,
+                                         rows.kv_heads);
     }
     return extra;
   }
 
   __device__ __forceinline__ void store(const Extra& extra, int row, int token, float2 z) const {
     const auto place = rows.at(row);
-    const float x = z.x + extra.bias[0], y = z.y + extra.bias[1];
+    const float x = z.x + to_float(extra.bias[0]), y = z.y + to_float(extra.bias[1]);
     const float first = x * extra.cosine - y * extra.sine;
     const float second = y * extra.cosine + x * extra.sine;
     if (place.is_query) {
@@ -115,11 +120,12 @@ struct HeadOutput {
       head[place.dims[1]] = from_float<T>(second);
     } else {
       const TokenSlot slot = token_slots[token];
+      const float inverse = 1.0f / extra.scale;
       Cached* cache = place.is_key ? k_cache : v_cache;
       Cached* head =
           cache + (slots.slot(slot.page, slot.position) * rows.kv_heads + place.head) * kHeadDim;
-      head[place.dims[0]] = from_float<Cached>(first * extra.inverse_scale);
-      head[place.dims[1]] = from_float<Cached>(second * extra.inverse_scale);
+      head[place.dims[0]] = from_float<Cached>(first * inverse);
+      head[place.dims[1]] = from_float<Cached>(second * inverse);
     }
   }
 };

@@ -7,6 +7,7 @@ from kernelcat.catalog.implementation import Config, Implementation, Program, St
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.cache_write import head_writer, num_heads
 from kernelcat.kernels.cuda.common.streamed_product import (
+    GROUP_ROWS,
     SPACE,
     StreamedProduct,
     unpromising_product,
@@ -16,8 +17,8 @@ from kernelcat.kernels.cuda.common.streamed_product import (
 from kernelcat.kernels.cuda.qkv_rope_write.naive import params
 from kernelcat.runtime.gpu import Gpu
 
-EXTRA_BYTES = 20
-"""Of HeadOutput::Extra: two biases, a cosine, a sine and the inverse of a scale."""
+EXTRA_BYTES = 16
+"""Of HeadOutput::Extra: two biases, a cosine, a sine and a scale."""
 SLOT_BYTES = 8
 """Of TokenSlot: a position and a page."""
 
@@ -45,6 +46,11 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if why := why_not_streamed(problem["tokens"], config, hidden=problem["hidden"]):
         return why
+    if problem["style"] == "neox" and problem["rotary_dim"] % GROUP_ROWS:
+        return (
+            f"rotary_dim={problem['rotary_dim']} must be a multiple of {GROUP_ROWS}: the rows of a "
+            "stage are whole pairs of the rotation"
+        )
     product = _product(problem, config, gpu)
     return why_no_room(product, gpu, SLOT_BYTES * product.padded_tokens)
 

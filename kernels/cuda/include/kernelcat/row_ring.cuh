@@ -1,5 +1,5 @@
-// A ring whose stages hold a slice of the columns of eight rows of weights, and the warp that fills
-// it: by one bulk copy for each row (sm_90+), so that any eight rows may form a group.
+// A ring whose stages hold a slice of the columns of eight rows of weights, and the thread that
+// fills it: by one bulk copy for each row (sm_90+), so that rows of a group need not be adjacent.
 #pragma once
 
 #include <kernelcat/bulk_copy.cuh>
@@ -17,11 +17,22 @@ struct GroupRange {
   int begin, end;
 
   // The thread block's part of `num_groups` groups.
-  static __device__ __forceinline__ GroupRange of_block(int num_groups) {
-    const auto bound = [&](uint32_t block) {
-      return static_cast<int>(static_cast<int64_t>(num_groups) * block / gridDim.x);
-    };
-    return {bound(blockIdx.x), bound(blockIdx.x + 1)};
+  static __device__ __forceinline__ GroupRange of_block(uint32_t num_groups) {
+    const uint32_t share = num_groups / gridDim.x, rest = num_groups % gridDim.x;
+    const uint32_t begin = blockIdx.x * share + min(blockIdx.x, rest);
+    return {static_cast<int>(begin), static_cast<int>(begin + share + (blockIdx.x < rest))};
+  }
+};
+
+// Where the rows of a group are: rows 0, 2, 4, 6 begin `step` elements after each other, and so do
+// rows 1, 3, 5, 7.
+template <typename T>
+struct RowGroup {
+  const T *even, *odd;
+  int64_t step;
+
+  __device__ __forceinline__ const T* operator[](int row) const {
+    return (row % 2 == 0 ? even : odd) + row / 2 * step;
   }
 };
 
@@ -47,34 +58,36 @@ struct RowRing {
     fence_barrier_init();
   }
 
-  // The producer warp: copies the rows of all groups, slice by slice. `row_at(row)` is the address
-  // of row `row` < `num_rows`, a multiple of 16 bytes; rows have `k` elements of T, a multiple
-  // of 8.
-  template <int kRoundGroups, typename RowAt>
-  __device__ __forceinline__ void fill(GroupRange groups, int num_rows, int k, RowAt row_at) {
+  // The producer; runs in one thread. Copies the rows of all groups, slice by slice.
+  // `group_at(row)` is the RowGroup that begins with row `row` < `num_rows`. Its addresses are
+  // multiples of 16 bytes; rows have `k` elements, a multiple of 8.
+  template <int kRoundGroups, typename T, typename GroupAt>
+  __device__ __forceinline__ void fill(GroupRange groups, int num_rows, int k, GroupAt group_at) {
     const uint64_t policy = evict_first_policy();
-    const int lane = lane_index();
     PipelineState<kNumStages> position;
     for (int first = groups.begin; first < groups.end; first += kRoundGroups) {
-      decltype(row_at(0)) addresses[kRoundGroups];  // of the lane's rows
+      RowGroup<T> row_groups[kRoundGroups];
 #pragma unroll 1
       for (int col = 0; col < k; col += kSliceCols) {
         const uint32_t row_bytes = 2 * min(kSliceCols, k - col);
 #pragma unroll
         for (int g = 0; g < kRoundGroups; ++g) {
           if (first + g >= groups.end) break;
-          const int row = (first + g) * kGroupRows + lane;
+          int row = (first + g) * kGroupRows;
+          if (col == 0) {
+            asm volatile("" : "+r"(row));  // else all addresses come before the first copy
+            row_groups[g] = group_at(row);
+          }
           const int count = min(kGroupRows, num_rows - (first + g) * kGroupRows);
+          uint8_t* stage = stages[position.stage];
           Barrier& barrier = full[position.stage];
           empty[position.stage].wait(position.phase ^ 1);
-          if (lane == 0) barrier.arrive_expect(count * row_bytes);
-          __syncwarp();
-          if (lane < count) {
-            if (col == 0) addresses[g] = row_at(row);
-            bulk_load(stages[position.stage] + lane * kPitchBytes, addresses[g] + col, row_bytes,
-                      barrier, policy);
+          barrier.arrive_expect(count * row_bytes);
+#pragma unroll
+          for (int i = 0; i < kGroupRows; ++i) {
+            if (i >= count) break;
+            bulk_load(stage + i * kPitchBytes, row_groups[g][i] + col, row_bytes, barrier, policy);
           }
-          __syncwarp();
           position.advance();
         }
       }

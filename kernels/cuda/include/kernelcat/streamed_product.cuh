@@ -43,9 +43,9 @@ struct ProductShared {
 // One thread block's part of a product. `Output` says what becomes of the sums:
 //   Extra : what a pair of results needs beside its sums
 //   prepare() : called by one warp before `load`
-//   load(row, token) : the Extra of rows `row` and `row + 1`
+//   load(row, token) : the Extra of rows `row` and `row + 1`, as loaded, without arithmetic
 //   store(extra, row, token, z) : takes both results
-template <typename Kind, typename Output, typename RowAt>
+template <typename Kind, typename Output, typename GroupAt>
 struct StreamedProduct {
   using T = typename Kind::T;
   using Ring = typename Kind::Ring;
@@ -55,8 +55,8 @@ struct StreamedProduct {
 
   Shared& shared;
   GroupRange groups;
-  int num_rows;  // of W
-  RowAt row_at;  // row of W -> its address
+  int num_rows;      // of W
+  GroupAt group_at;  // first row of a group -> where its rows are
   ActivationRows<T> rows;
   Output output;
 
@@ -68,7 +68,9 @@ struct StreamedProduct {
     if (warp == kNumWarps) {
       launch_dependents();
       // No kernel writes weights, so they are loaded before the kernels before this one have ended.
-      shared.ring.template fill<kGroups>(groups, num_rows, rows.k, row_at);
+      if (elect_one()) {
+        shared.ring.template fill<kGroups, T>(groups, num_rows, rows.k, group_at);
+      }
       return;
     }
     grid_dependency_wait();
@@ -104,9 +106,10 @@ struct StreamedProduct {
     named_barrier_sync(1, (kNumWarps + 1) * kWarpThreads);
   }
 
-  // The warp that loads the `extra` of all pairs, several at a time.
+  // The warp that loads the `extra` of all pairs, several at a time: nothing depends on a value
+  // that is loaded until all loads of a batch have begun.
   __device__ __forceinline__ void load_extra() {
-    constexpr int kBatch = 4;
+    constexpr int kBatch = 8;
     output.prepare();
     for (int first = groups.begin; first < groups.end; first += kGroups) {
       const int count = num_pairs(first);
@@ -253,11 +256,11 @@ struct StreamedProduct {
   }
 };
 
-template <typename Kind, typename Output, typename RowAt>
+template <typename Kind, typename Output, typename GroupAt>
 __device__ __forceinline__ void run_streamed_product(
     ProductShared<Kind, typename Output::Extra>& shared, GroupRange groups, int num_rows,
-    const RowAt& row_at, const ActivationRows<typename Kind::T>& rows, const Output& output) {
-  StreamedProduct<Kind, Output, RowAt>{shared, groups, num_rows, row_at, rows, output}.run();
+    const GroupAt& group_at, const ActivationRows<typename Kind::T>& rows, const Output& output) {
+  StreamedProduct<Kind, Output, GroupAt>{shared, groups, num_rows, group_at, rows, output}.run();
 }
 
 }  // namespace kernelcat
