@@ -78,6 +78,9 @@ def test_what_streamed_cannot_serve_is_refused_with_the_value() -> None:
     assert reason(projected(1, 1, 1, 64, 64, rotary_dim=10)) == (
         "rotary_dim=10 must be a multiple of 8: the rows of a stage are whole pairs of the rotation"
     )
+    assert reason(ENTRY.named("gptoss-1"), Config(WIDE_RING, stage_cols=256)) == (
+        "stage_cols=256 are less than 32 for each of 16 warps"
+    )
     largest = Config(stage_cols=256, num_warps=8, ring_kb=192)
     assert "bytes of shared memory; 232448 fit" in str(reason(ENTRY.named("gptoss-64"), largest))
 

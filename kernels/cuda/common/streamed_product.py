@@ -200,6 +200,9 @@ def why_not_streamed(tokens: int, config: Config, **columns: int) -> str | None:
 
     ``columns`` are one or more by the names of their axes.
     """
+    stage_cols, num_warps = config["stage_cols"], config["num_warps"]
+    if stage_cols < CHUNK_COLS * num_warps:
+        return f"stage_cols={stage_cols} are less than {CHUNK_COLS} for each of {num_warps} warps"
     if tokens > MAX_TOKENS:
         return f"tokens={tokens} are more than the {MAX_TOKENS} of which an SM holds sums"
     for name, count in columns.items():

@@ -81,7 +81,7 @@ struct RouterOutput {
 };
 
 template <typename T, int kTokens, int kGroups, int kNumWarps, int kChunks, int kNumStages>
-__global__ void __launch_bounds__((kNumWarps + 2) * kWarpThreads)
+__global__ void __launch_bounds__((kNumWarps + 2) * kWarpThreads, 1)
     out_router_project(const T* attn,  // (tokens, width)
                        const T* wo,    // (hidden, width)
                        const T* bo,    // (hidden,) or null
@@ -114,7 +114,7 @@ __device__ __forceinline__ void store_normalized(const ActivationRows<T>& rows, 
   __syncthreads();
   sum = 0.0f;
   for (int i = 0; i < blockDim.x / kWarpThreads; ++i) sum += sums[i];
-  const float factor = 1.0f / rows.root(sum);
+  const float factor = rows.inverse_root(sum);
   for (int col = threadIdx.x * 8; col < rows.k; col += blockDim.x * 8) {
     const uint4 weights = __ldg(reinterpret_cast<const uint4*>(rows.norm_weight + col));
     *reinterpret_cast<uint4*>(x + static_cast<int64_t>(token) * rows.k + col) =
@@ -124,7 +124,7 @@ __device__ __forceinline__ void store_normalized(const ActivationRows<T>& rows, 
 
 // The first thread blocks have eight experts and up to kTokens tokens, the others a token.
 template <typename T, int kTokens, int kNumWarps, int kChunks, int kNumStages>
-__global__ void __launch_bounds__((kNumWarps + 2) * kWarpThreads)
+__global__ void __launch_bounds__((kNumWarps + 2) * kWarpThreads, 1)
     out_router_route(const T* residual,     // h (tokens, hidden)
                      const T* norm_weight,  // (hidden,)
                      const T* router,       // (experts, hidden)

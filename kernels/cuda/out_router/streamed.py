@@ -36,9 +36,9 @@ PROJECT_EXTRA_BYTES = 8
 ROUTE_EXTRA_BYTES = 4
 """Of RouterOutput::Extra: two biases."""
 ROUTE_WARPS = 16
-ROUTE_CHUNKS = (2, 4, 6, 8)
-ROUTE_TOKENS = 16
-"""Tokens at most of a thread block that computes logits."""
+ROUTE_TOKENS = {2: 16, 4: 16, 6: 8, 8: 8}
+"""Chunks of a warp in a stage -> tokens at most of a thread block that computes logits; a thread
+holds both in registers."""
 ROUTE_US = 1.5
 """From the first launch's end: loads of h and of the norm's weights, products, sums, stores."""
 
@@ -50,16 +50,16 @@ def _projection(problem: Problem, config: Config, gpu: Gpu) -> StreamedProduct:
 
 
 def _routing(problem: Problem) -> StreamedProduct:
-    """The product of a thread block that computes logits: of eight experts, for up to 16 tokens.
+    """The product of a thread block that computes logits of eight experts.
 
-    A stage has whole rows of the router, up to 4096 columns, and two stages hold longer rows.
+    A stage has whole rows of the router, up to 4096 columns; two stages take turns at longer rows.
     """
     hidden, warp_cols = problem["hidden"], CHUNK_COLS * ROUTE_WARPS
-    chunks = next((c for c in ROUTE_CHUNKS if c * warp_cols >= hidden), ROUTE_CHUNKS[-1])
+    chunks = next((c for c in ROUTE_TOKENS if c * warp_cols >= hidden), max(ROUTE_TOKENS))
     return StreamedProduct(
         GROUP_ROWS,
         hidden,
-        min(problem["tokens"], ROUTE_TOKENS),
+        min(problem["tokens"], ROUTE_TOKENS[chunks]),
         ROUTE_EXTRA_BYTES,
         sms=1,
         stage_cols=chunks * warp_cols,

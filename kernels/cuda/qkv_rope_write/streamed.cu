@@ -120,7 +120,7 @@ struct HeadOutput {
       head[place.dims[1]] = from_float<T>(second);
     } else {
       const TokenSlot slot = token_slots[token];
-      const float inverse = 1.0f / extra.scale;
+      const float inverse = kScales == Scales::kNone ? 1.0f : __fdividef(1.0f, extra.scale);
       Cached* cache = place.is_key ? k_cache : v_cache;
       Cached* head =
           cache + (slots.slot(slot.page, slot.position) * rows.kv_heads + place.head) * kHeadDim;
@@ -132,7 +132,7 @@ struct HeadOutput {
 
 template <typename T, typename Cached, int kHeadDim, RopeStyle kStyle, Scales kScales, int kTokens,
           int kGroups, int kNumWarps, int kChunks, int kNumStages>
-__global__ void __launch_bounds__((kNumWarps + 2) * kWarpThreads)
+__global__ void __launch_bounds__((kNumWarps + 2) * kWarpThreads, 1)
     qkv_rope_write_streamed(const T* x,              // (tokens, hidden)
                             const T* norm_weight,    // (hidden,)
                             const T* wq,             // (heads, head_dim, hidden)

@@ -146,7 +146,7 @@ struct StreamedProduct {
       const int token = h * 8 + lane_index() / 4;
       factors[h] = 1.0f;
       if (Kind::kNorm == RowNorm::kBefore && token < rows.tokens) {
-        factors[h] = 1.0f / rows.root(shared.squares[0][token]);
+        factors[h] = rows.inverse_root(shared.squares[0][token]);
       }
     }
   }
@@ -248,7 +248,7 @@ struct StreamedProduct {
         if (Kind::kNorm == RowNorm::kAfter) squares += shared.squares[w][pair.token];
       }
       if constexpr (Kind::kNorm == RowNorm::kAfter) {
-        const float factor = 1.0f / rows.root(squares);
+        const float factor = rows.inverse_root(squares);
         z = {z.x * factor, z.y * factor};
       }
       output.store(shared.extra[index], pair.row, pair.token, z);
