@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -139,11 +140,15 @@ def _address(array: Any) -> int | None:
 
 
 class Host:
-    """A device of the gate (`kernelcat.verify.gate`) that runs CUDA C++ on the CPU."""
+    """A device of the gate (`kernelcat.verify.gate`) that runs CUDA C++ on the CPU.
 
-    def __init__(self, max_blocks: int = 3, seed: int = 1) -> None:
+    With ``sms``, programs are made for an H200 with so few SMs.
+    """
+
+    def __init__(self, max_blocks: int = 3, seed: int = 1, sms: int | None = None) -> None:
         self.xp: Any = np
-        self.gpu = gpu.find("h200")
+        h200 = gpu.find("h200")
+        self.gpu = replace(h200, sms=sms or h200.sms)
         self.max_blocks, self.seed = max_blocks, seed
 
     def load(self, implementation: Implementation, problem: Problem, config: Config) -> Any:
