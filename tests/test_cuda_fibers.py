@@ -65,13 +65,22 @@ PACKED_FAULTS = {
     ),
 }  # fmt: skip
 """What is wrong with the kernel of packed weights -> file of kernels/cuda, text, replacement."""
-FLOAT8_PROBLEM = product(40, 2, 3, 136, 400, gather=True, format="fp8")
+FLOAT8_PROBLEM = product(100, 2, 2, 136, 400, gather=True, format="fp8")  # two passes a k-block
 FLOAT8_FAULTS = {
     "products of float8 are promoted before they are computed": (
-        "moe_gemm/decoded_sums.cuh", "    wgmma_wait<0>();\n    pin(products);\n", "",
+        "moe_gemm/float8_products.cuh", "wgmma_wait<1>();\n    pin(operands[1]);", "",
+    ),
+    "float8 weights are widened before the last ones have been multiplied": (
+        "moe_gemm/float8_products.cuh", "wgmma_wait<1>();\n    pin(operands[0]);", "",
+    ),
+    "a stage of float8 weights is released before it is read": (
+        "moe_gemm/float8_products.cuh", "shared.empty[previous]", "shared.empty[stage]",
+    ),
+    "both passes multiply the first rows": (
+        "moe_gemm/float8_products.cuh", "first_row * kRowBytes", "0",
     ),
     "all columns have the first scale": (
-        "moe_gemm/decoded_sums.cuh", "scales[k_block]", "scales[0]",
+        "moe_gemm/decoded_stage.cuh", "w_scales + k_block", "w_scales",
     ),
 }  # fmt: skip
 """What is wrong with float8 weights -> file of kernels/cuda, text, replacement."""
