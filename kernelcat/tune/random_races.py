@@ -49,6 +49,14 @@ def draw(entry: Entry, seed: str, count: int) -> list[Problem]:
     return [entry.problem(**entry.random_problem(each).values) for each in dice]
 
 
+def as_called(entry: Entry, problem: Problem) -> Problem:
+    """``problem`` as a program calls it: what only describes drawn inputs has its default."""
+    drawn = {
+        axis.name: axis.default for axis in entry.axes if axis.drawn and axis.default is not None
+    }
+    return entry.problem(**{**problem.values, **drawn})
+
+
 def race_random(
     name: str,
     seed: str,
@@ -159,9 +167,10 @@ class Runner:
     def decide(self, problem: Problem) -> Decision:
         """What serves ``problem`` and compiles, as a call finds it; else ``Unsupported``."""
         failed: dict[Attempt, str] = {}
+        called = as_called(self.entry, problem)
         while True:
             with self.lock:
-                decision = self.backend.decide(self.entry, problem, self.gpu, failed)
+                decision = self.backend.decide(self.entry, called, self.gpu, failed)
             candidate = Candidate.of(decision.implementation, decision.config)
             [(_, built)] = self.pool.build(problem, [candidate])
             if not isinstance(built, Failed):
