@@ -13,6 +13,7 @@ Rows of an expert are in the order of assignments. `moe_route` makes these maps.
 from __future__ import annotations
 
 from functools import lru_cache
+from math import ceil, erfc, sqrt
 
 from kernelcat.catalog.spec import Axis, Derived, Tensor
 from kernelcat.reference._arrays import library_of
@@ -21,7 +22,7 @@ SKEWS = ("uniform", "zipf", "hot")
 SKEW = Axis.choice(
     "skew",
     "how tokens spread over experts: evenly, by Zipf's law, or the first expert serves them all",
-    *SKEWS, default="uniform",
+    *SKEWS, default="uniform", drawn=True,
 )  # fmt: skip
 TOKENS = Axis.size("tokens", "tokens", 0, 160)
 TOP_K = Axis.size("top_k", "experts that serve a token", 1, 6)
@@ -87,6 +88,23 @@ def active_experts(tokens: int, top_k: int, experts: int, skew: str) -> int:
 def active(problem) -> int:
     """Experts that serve at least one token of ``problem``."""
     return active_experts(*(problem[axis] for axis in ("tokens", "top_k", "experts", "skew")))
+
+
+def row_blocks(problem, size: int) -> float:
+    """Blocks of ``size`` rows of all experts, estimated: an expert's last block may be partial.
+
+    The rows of an active expert are taken as normally distributed, as independent choices of the
+    tokens make them, whatever the skew.
+    """
+    num_active = active(problem)
+    rows = problem["tokens"] * problem["top_k"] / max(num_active, 1)
+    deviation = sqrt(rows * max(1 - problem["top_k"] / problem["experts"], 0))
+    first = max(ceil((rows - 4 * deviation) / size), 1)
+    blocks = float(first)
+    for full in range(first, int((rows + 4 * deviation) / size) + 1):
+        distance = (full * size + 0.5 - rows) / max(deviation, 1e-9)
+        blocks += 0.5 * erfc(distance / sqrt(2))
+    return num_active * blocks
 
 
 def top_k_error(problem) -> str | None:

@@ -29,7 +29,7 @@ TABLE_WIDTH = Axis.size(
 )
 LENGTHS = Axis.choice(
     "lengths", "how long the sequences of drawn inputs are; means nothing in a call",
-    "equal", "ragged", default="equal", minor=True,
+    "equal", "ragged", default="equal", minor=True, drawn=True,
 )  # fmt: skip
 
 STARTS = Derived("batch + 1", lambda axes: axes["batch"] + 1)

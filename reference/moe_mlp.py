@@ -12,11 +12,13 @@ float32 and out is rounded once. Formats of weights are those of `_experts`.
 
 from __future__ import annotations
 
+from random import Random
+
 from kernelcat import dtypes
 from kernelcat.catalog.spec import Axis, Entry, Problem, Signal, Tensor, Tolerance
 from kernelcat.reference import _experts, _layer_routing
 from kernelcat.reference._arrays import library_of
-from kernelcat.reference._assignments import SKEW, TOKENS, TOP_K, active, preferences
+from kernelcat.reference._assignments import SKEW, SKEWS, TOKENS, TOP_K, active, preferences
 from kernelcat.reference._experts import ACT_DTYPE, DTYPE, EXPERTS, FORMAT, FP8, PACKING
 from kernelcat.reference._peers import peer_in
 
@@ -159,6 +161,36 @@ def _problems() -> dict[str, Problem]:
     return problems
 
 
+MAX_WEIGHT_BYTES = 12 * 10**9
+"""Bytes of all experts of a random problem, of which a race with peers holds five copies: those of
+DeepSeek-V3 in float8 fit."""
+
+
+def _random_layer(dice: Random) -> Problem:
+    """A layer with a model's sizes, or with sizes between the models' and around them."""
+    top_k, experts, hidden, inter, more = dice.choice(tuple(MODELS.values()))
+    format = dice.choice(({}, FORMATS["gptoss"]["mxfp4"], _FP8, FORMATS["dsv3"]["fp8-a8"]))
+    if dice.random() < 0.75:
+        top_k, experts = dice.randint(1, 8), 2 ** dice.randint(3, 8)
+        hidden, inter = _random_size(dice, 1024, 7168), _random_size(dice, 512, 3072)
+    return layer(
+        round(2 ** dice.uniform(0, 14)), top_k, experts, hidden, inter,
+        **more, **format, skew=dice.choice(SKEWS),
+    )  # fmt: skip
+
+
+def _random_size(dice: Random, low: int, high: int) -> int:
+    """A multiple of 128, a block of float8's scales, from ``low`` to ``high``."""
+    return 128 * round(low / 128 * (high / low) ** dice.random())
+
+
+def _random_problem(dice: Random) -> Problem:
+    while True:
+        problem = _random_layer(dice)
+        if problem["experts"] * expert_bytes(problem) <= MAX_WEIGHT_BYTES:
+            return problem
+
+
 W1, W1_OPTIONAL = _experts.tensors(
     "1",
     lambda axes: 2 * axes["inter"],
@@ -228,6 +260,7 @@ ENTRY = Entry(
     ),
     bytes_moved=_bytes_moved,
     problems=_problems(),
+    random_problem=_random_problem,
     peers=(
         peer_in("_moe_peers", "triton_kernels"),
         peer_in("_humming", "humming"),

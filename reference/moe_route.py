@@ -202,7 +202,7 @@ AXES = (
     Axis.flag("load", "whether assignments are also added to load", minor=True),
     Axis.choice(
         "skew", "how drawn logits prefer experts; without effect on a call", *SKEWS,
-        default="uniform", minor=True,
+        default="uniform", minor=True, drawn=True,
     ),
 )  # fmt: skip
 

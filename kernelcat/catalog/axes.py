@@ -47,7 +47,8 @@ class Axis:
     booleans. A *number* is any finite float, and ``values`` are examples. ``default`` is the value
     of a problem that does not give one; with None every problem must give one. A *minor* choice
     hardly changes which configuration is best, so problems that differ only in minor choices share
-    a bucket; numbers are minor.
+    a bucket; numbers are minor. A choice that is *drawn* describes inputs that are drawn: programs
+    do not give it, so that calls have its default.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Axis:
     is_number: bool = False
     step: int = 1
     limit: int = SIZE_LIMIT
+    drawn: bool = False
 
     @staticmethod
     def size(
@@ -86,9 +88,10 @@ class Axis:
         *values: str | int,
         default: str | int | None = None,
         minor: bool = False,
+        drawn: bool = False,
     ) -> Axis:
         """One of ``values``."""
-        return Axis(name, doc, values=values, default=default, minor=minor)
+        return Axis(name, doc, values=values, default=default, minor=minor, drawn=drawn)
 
     @staticmethod
     def flag(name: str, doc: str, minor: bool = False) -> Axis:

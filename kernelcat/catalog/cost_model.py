@@ -6,8 +6,13 @@ Only the order of estimates matters; no estimate is ever shown as a measurement.
 from __future__ import annotations
 
 from math import ceil
+from typing import TYPE_CHECKING
 
 from kernelcat.runtime.gpu import Gpu
+
+if TYPE_CHECKING:
+    from kernelcat.catalog.implementation import Implementation
+    from kernelcat.catalog.spec import Problem
 
 # Times in microseconds; efficiencies are fractions of the peak rate.
 LAUNCH_US = 2.0
@@ -58,3 +63,21 @@ def tiled_gemm_us(
     partial_bytes = 8 * m * n * split_k if split_k > 1 else 0
     dram_us = copy_us(2 * (m * k + n * k + m * n) + partial_bytes, gpu)
     return max(waves * (max(math_us, l2_us) + WAVE_LATENCY_US), dram_us) + LAUNCH_US
+
+
+MAX_SLOWDOWN = 1.1
+"""An estimate that is higher than another's by a larger factor is not worth a try: models err."""
+
+
+def why_slower(us: float, other: Implementation, problem: Problem, gpu: Gpu) -> str | None:
+    """Why an estimate of ``us`` is not worth a try where ``other`` serves ``problem``, or None.
+
+    For variants of few rows, beside which one for many rows is always there.
+    """
+    config = other.default(problem, gpu)
+    if other.why_not(config, problem, gpu) is not None:
+        return None
+    other_us = other.estimate(problem, config, gpu)
+    if us <= MAX_SLOWDOWN * other_us:
+        return None
+    return f"{other.variant} takes {other_us:.3g} us by the cost model, and this {us:.3g} us"

@@ -9,13 +9,16 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernelcat.catalog.axes import Axis as Axis
 from kernelcat.catalog.axes import AxisValue as AxisValue
 from kernelcat.catalog.axes import exact as exact
 from kernelcat.catalog.axes import power_of_two as power_of_two
 from kernelcat.errors import InvalidArgument, UnknownName, nearest
+
+if TYPE_CHECKING:
+    from random import Random
 
 
 @dataclass(frozen=True)
@@ -257,6 +260,9 @@ class Entry:
         Why a combination of axis values makes no sense (``src_stride`` below ``cols``), or None.
     problems
         Name -> problem: the problems that are tuned, checked and shown.
+    random_problem : ``dice -> problem``, or None
+        Draws a problem as programs have them, for races with peers on problems that nobody tuned.
+        The problem fits into 60 GB with its copies, and at least one peer computes it.
     peers
         Implementations of others that are raced.
     signal
@@ -276,6 +282,7 @@ class Entry:
     flops: Callable[[Problem], int]
     bytes_moved: Callable[[Problem], int]
     problems: Mapping[str, Problem] = field(default_factory=dict)
+    random_problem: Callable[[Random], Problem] | None = None
     peers: tuple[Peer, ...] = ()
     constraint: Callable[[Problem], str | None] = lambda problem: None
     tolerance_axis: str = "dtype"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelcat import catalog, jit
 from kernelcat.bench import peers
@@ -23,6 +24,10 @@ from kernelcat.runtime import driver, gpu
 from kernelcat.runtime.device import Arrays, CudaDevice, Device
 from kernelcat.runtime.devices import VISIBLE, visible
 from kernelcat.runtime.gpu import Gpu
+
+if TYPE_CHECKING:
+    from kernelcat.call.choice import Attempt, Decision
+    from kernelcat.store import Snapshot
 
 CUDA = "kernelcat.tune.backend:Cuda"
 
@@ -51,6 +56,15 @@ class Backend(Protocol):
         self, implementation: Implementation, problem: Problem, config: Config, gpu: Gpu
     ) -> list[Mapping[str, Any]]:
         """Compiles every step; the metadata of the artifacts, with the dynamic ``shared_bytes``."""
+        ...
+
+    def decide(
+        self, entry: Entry, problem: Problem, gpu: Gpu, failed: Mapping[Attempt, str]
+    ) -> Decision:
+        """What serves a program's call of ``problem``; raises ``Unsupported`` if nothing does.
+
+        ``failed`` has the configurations that could not be compiled, with the reason.
+        """
         ...
 
     def device(self, index: int) -> Device: ...
@@ -95,6 +109,22 @@ class Cuda:
             dynamic = {"shared_bytes": step.shared_bytes} if step.shared_bytes else {}
             built.append({**artifact.metadata, **dynamic})
         return built
+
+    def decide(
+        self, entry: Entry, problem: Problem, gpu: Gpu, failed: Mapping[Attempt, str]
+    ) -> Decision:
+        from kernelcat.call.choice import choose
+
+        choices = self.known.choices(entry.name)
+        refuted = self.known.refuted(entry.name)
+        return choose(entry, problem, gpu, choices, failed=failed, refuted=refuted)
+
+    @cached_property
+    def known(self) -> Snapshot:
+        """The shipped results and the user's own, as calls read them."""
+        from kernelcat.store import snapshot
+
+        return snapshot()
 
     def device(self, index: int) -> CudaDevice:
         """GPU ``index`` as the only visible GPU of this process, with index 0.

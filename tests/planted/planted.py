@@ -18,6 +18,7 @@ import numpy as np
 
 from kernelcat.bench.states import STATES
 from kernelcat.bench.timer import HostTimer
+from kernelcat.call.choice import Decision
 from kernelcat.catalog.implementation import Implementation, Program
 from kernelcat.catalog.spec import Axis, Entry, Peer, Problem, Signal, Tensor, Tolerance
 from kernelcat.errors import CompileError, MissingDependency, Unsupported
@@ -89,6 +90,7 @@ ENTRY = Entry(
         name: Problem.of("planted", n=n, dtype="float32")
         for name, n in (("small", 1000), ("large", 4000))
     },
+    random_problem=lambda dice: Problem.of("planted", n=dice.randint(1, 4000), dtype="float32"),
     peers=(
         Peer("host", _peer(450)),
         Peer("absent", _absent),
@@ -241,6 +243,11 @@ class Backend:
         if config["kind"] == "never_compiles":
             hang({})
         return [{"spill_bytes": 64 if config["kind"] == "slow" else 0, "registers": 32}]
+
+    def decide(self, entry, problem, gpu, failed):
+        """The default of ``honest``."""
+        honest = self.implementations(entry.name)[0]
+        return Decision(honest, honest.default(problem, gpu), "default")
 
     def device(self, index):
         if "PLANTED_ABSENT" in os.environ:

@@ -10,7 +10,7 @@ from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.launch import MAX_BLOCKS
 from kernelcat.kernels.cuda.moe_gemm.operands import num_rows
-from kernelcat.reference._assignments import active
+from kernelcat.reference._assignments import active, row_blocks
 from kernelcat.runtime.gpu import KB, Gpu
 
 ROW_BYTES = 128
@@ -34,6 +34,8 @@ class Tiling:
     rows: int
     active: int
     """Experts that serve a token, estimated."""
+    row_blocks: float
+    """Blocks of rows of all experts, estimated."""
 
     @staticmethod
     def fields(config: Config, problem: Problem) -> dict[str, int]:
@@ -47,6 +49,7 @@ class Tiling:
             "k": problem["K"],
             "rows": num_rows(problem),
             "active": active(problem),
+            "row_blocks": row_blocks(problem, block_m),
         }
 
     @property
@@ -66,9 +69,8 @@ class Tiling:
 
     @property
     def num_tiles(self) -> float:
-        """Tiles, estimated: on average half of an expert's last block of rows is empty."""
-        row_blocks = max(self.rows / self.block_m + self.active / 2, self.active)
-        return row_blocks * self.num_col_blocks
+        """Tiles, estimated."""
+        return self.row_blocks * self.num_col_blocks
 
     def why_too_large(self) -> str | None:
         """Why 32-bit indices do not reach all rows of weights and all tiles, or None."""

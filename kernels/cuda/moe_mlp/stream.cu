@@ -19,11 +19,6 @@ namespace kernelcat {
 
 constexpr int kNumWarps = 16;
 
-// Thread blocks for which an SM must have registers: with two, those of the second product route
-// and begin to load weights while those of the first still run.
-template <WeightFormat kFormat, int kTiles>
-constexpr int kBlocksPerSm = kFormat == WeightFormat::kMxfp4 && kTiles == 1 ? 2 : 1;
-
 template <typename Unit_, bool kSecond_, Gating kGating_, int kColTiles_, int kRowTiles_,
           int kTeamWarps, int kDepth>
 struct StreamKind {
@@ -177,8 +172,7 @@ __device__ __forceinline__ void find_experts(const Router<RouterKind>& router, i
 template <typename T, typename A, WeightFormat kFormat, Gating kGating, bool kSecond, bool kRoutes,
           typename Logit, Score kScore, bool kRenormalize, bool kGrouped, int kPerLane, int kVector,
           int kColTiles, int kRowTiles, int kTeamWarps, int kDepth>
-__global__ void __launch_bounds__(kNumWarps* kWarpThreads,
-                                  (kBlocksPerSm<kFormat, kColTiles * kRowTiles>))
+__global__ void __launch_bounds__(kNumWarps* kWarpThreads, 1)
     moe_mlp_stream(const T* a,                 // x (tokens, k), or h (tokens * top_k, k)
                    const uint8_t* w,           // (experts, n, k) in kFormat
                    const uint8_t* w_scale,     // (experts, ...), or null

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from kernelcat.catalog.cost_model import LAUNCH_US
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us, why_slower
 from kernelcat.catalog.implementation import Config, Implementation, Int32, Pointer, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
 from kernelcat.kernels.cuda.common.launch import instance
+from kernelcat.kernels.cuda.moe_mlp import grouped
 from kernelcat.kernels.cuda.moe_mlp.operands import (
     gating,
     route_step,
@@ -21,7 +22,7 @@ from kernelcat.kernels.cuda.moe_mlp.operands import (
     weights,
     why_not_routed,
 )
-from kernelcat.reference._assignments import active
+from kernelcat.reference._assignments import active, row_blocks
 from kernelcat.reference._experts import FP4, FP8
 from kernelcat.reference._fp8 import BLOCK as SCALE_BLOCK
 from kernelcat.reference._moe_parts import is_empty, num_assignments
@@ -42,7 +43,7 @@ SPACE = {
     "col_tiles": (1, 2, 4),
     "row_tiles": (1, 2),
     "team": (2, 4, 8, 16),
-    "depth": (2, 3, 4, 8),
+    "depth": (3, 4, 2, 8),
 }
 """
 col_tiles : tiles of 8 tokens that weights are multiplied by at a time
@@ -163,7 +164,7 @@ def _product_step(product: Product, problem: Problem, config: Config, gpu: Gpu) 
             *(Int32(problem["tokens"]), *router_sizes(problem), *map(Int32, sizes)),
         ),
         WARPS * 32,
-        _shared_bytes(product, problem),
+        max(_shared_bytes(product, problem), gpu.shared_bytes // 2),  # one thread block an SM
         programmatic=True,
     )
 
@@ -249,7 +250,7 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     )
     if in_flight < MIN_IN_FLIGHT:
         return f"{in_flight} bytes in flight of an SM are too few for the memory's latency"
-    return None
+    return why_slower(_estimate(problem, config, gpu), grouped.IMPLEMENTATION, problem, gpu)
 
 
 MIN_IN_FLIGHT = 30 * 1024
@@ -257,22 +258,27 @@ MAX_PASSES = 4
 MAX_TILES = 4
 MAX_TILES_FLOAT8 = 2
 """Tiles of 16 rows x 8 tokens of a warp; with float8 activations, four tiles spill registers."""
-START_US = 3.0
+START_US = 4.0
 """Routing, lists and the first activations: those of the second product overlap with the first."""
 COMBINE_US = 2.0
-LATENCY_US = 1.0
+COPY_NS = 1000
 """From the start of a copy to its data, when all SMs copy."""
-ITEM_US = 0.3
-"""Adding up the sums of a team's warps after two barriers, for each work item."""
+UNIT_NS = 400
+"""A unit of a warp at least, however few warps are active."""
+ISSUE_NS = 3.0
+"""Nanoseconds of an SM's issue slots for a unit of a warp, besides products."""
 STEP_NS = {"fp4": 3.4, "fp8": 2.9, "float8": 1.3, "16 bits": 1.4}
 """Nanoseconds of an SM's issue slots for 16 x 16 weights: copies, decoding, scales. ``float8`` are
 weights in fp8 with activations in float8."""
-COLUMN_NS = 0.45
+COLUMN_NS = 1.35
 """Nanoseconds of an SM's issue slots for the product of 16 x 16 weights and 8 tokens."""
+SUM_NS, SUM_TILE_NS = 20, 12
+"""Nanoseconds of an SM for the sums of a warp of a team, and for each tile of 16 x 8 of the sums,
+for each work item."""
 SHARED_BYTES_NS = 240
 """Bytes of shared memory that an SM reads or writes in a nanosecond."""
-BANDWIDTH = 0.9
-"""Share of the peak bandwidth that weights reach."""
+OVERLAP = 0.05
+"""Share of the shorter time, of the SMs or of the memory, that the longer does not hide."""
 
 
 def _step_ns(product: Product) -> float:
@@ -283,27 +289,32 @@ def _step_ns(product: Product) -> float:
     return STEP_NS["16 bits"]
 
 
-def _unit_ns(product: Product, gpu: Gpu) -> float:
-    """Nanoseconds of an SM for a unit of a warp: issue slots, shared memory or bandwidth."""
+def _unit_ns(product: Product) -> float:
+    """Nanoseconds of an SM for a unit of a warp: issue slots or shared memory."""
     steps = product.row_tiles * product.unit_cols / 16
-    issue_ns = steps * (_step_ns(product) + COLUMN_NS * product.col_tiles)
+    issue_ns = ISSUE_NS + steps * (_step_ns(product) + COLUMN_NS * product.col_tiles)
     rows_bytes = 8 * product.col_tiles * product.unit_cols * (1 if product.has_fp8_products else 2)
-    shared_ns = (2 * product.slot_bytes + rows_bytes) / SHARED_BYTES_NS
-    in_flight = WARPS * product.depth * product.slot_bytes
-    rate = min(BANDWIDTH * gpu.bandwidth / gpu.sms * 1e-9, in_flight / LATENCY_US * 1e-3)
-    return max(issue_ns, shared_ns, product.slot_bytes / rate)
+    return max(issue_ns, (2 * product.slot_bytes + rows_bytes) / SHARED_BYTES_NS)
+
+
+def _busiest_us(product: Product, num_items: float, gpu: Gpu) -> float:
+    """The time of the SM with the most work items: rounds of all teams, then of the teams left."""
+    unit_ns, units = _unit_ns(product), ceil(product.units / product.team)
+    least_ns = max(UNIT_NS, COPY_NS / product.depth)
+    rounds, left = divmod(ceil(num_items / gpu.sms), WARPS // product.team)
+    ns = rounds * units * max(WARPS * unit_ns, least_ns)
+    if left:
+        ns += units * max(left * product.team * unit_ns, least_ns)
+    sum_ns = SUM_NS + SUM_TILE_NS * product.row_tiles * product.col_tiles
+    return (ns + num_items / gpu.sms * product.team * sum_ns) * 1e-3
 
 
 def _product_us(product: Product, problem: Problem, gpu: Gpu) -> float:
-    """The time of one SM: all have as many row groups of passes over experts' weights."""
-    num_active = active(problem)
-    mean_tokens = num_assignments(problem) / num_active
-    passes = num_active * max(1.0, mean_tokens / (8 * product.col_tiles) + 0.5)
-    items = passes * product.row_groups / gpu.sms
-    teams = WARPS // product.team
-    rounds = ceil(items / teams)  # of all teams of the busiest SM
-    item_us = product.units * _unit_ns(product, gpu) * 1e-3
-    return float(rounds * (teams * item_us + ITEM_US / (2 if rounds > 1 else 1)))
+    """The time of the busiest SM or of the memory."""
+    num_items = row_blocks(problem, 8 * product.col_tiles) * product.row_groups
+    busy_us = _busiest_us(product, num_items, gpu)
+    memory_us = copy_us(num_items * product.units * product.slot_bytes, gpu) - LAUNCH_US
+    return max(busy_us, memory_us) + OVERLAP * min(busy_us, memory_us)
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:

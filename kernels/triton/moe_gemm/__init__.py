@@ -20,7 +20,7 @@ from kernelcat.kernels.triton.common.product import (
     Tile,
     illegal_stages,
 )
-from kernelcat.reference._assignments import active
+from kernelcat.reference._assignments import active, row_blocks
 from kernelcat.reference._experts import FP4, FP8
 from kernelcat.reference.moe_gemm import A_ROWS, ENTRY, out_cols
 from kernelcat.runtime.gpu import Gpu
@@ -252,15 +252,12 @@ def _estimate_naive(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Tiles of all experts as one product, or the memory's time.
-
-    Half of an expert's last tile is empty.
-    """
-    tile, experts, rows = Tile.of(config), active(problem), _num_rows(problem)
-    row_blocks = max(ceil(rows / tile.m + experts / 2), experts)
+    """Tiles of all experts as one product, or the memory's time."""
+    tile, rows = Tile.of(config), _num_rows(problem)
     is_float8 = problem["act_dtype"] == FP8 and problem["format"] == "fp8"
     us = cost_model.tiled_gemm_us(
-        row_blocks * tile.m, problem["N"], ceil(problem["K"] / (2 if is_float8 else 1)),
+        ceil(row_blocks(problem, tile.m)) * tile.m, problem["N"],
+        ceil(problem["K"] / (2 if is_float8 else 1)),
         block_m=tile.m, block_n=tile.n, split_k=1, gpu=gpu, dtype="bfloat16",
         efficiency=0.65 if tile.m * tile.n >= 128 * 128 else 0.5,
     )  # fmt: skip

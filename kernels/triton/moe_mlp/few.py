@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import ceil
 
 from kernelcat.catalog.composition import composed
-from kernelcat.catalog.cost_model import LAUNCH_US
+from kernelcat.catalog.cost_model import LAUNCH_US, why_slower
 from kernelcat.catalog.implementation import Config, ConfigValue, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
@@ -18,6 +18,7 @@ from kernelcat.kernels.triton.common.architectures import HOPPER
 from kernelcat.kernels.triton.common.dependent_launch import dependent
 from kernelcat.kernels.triton.common.powers import next_power_of_two
 from kernelcat.kernels.triton.common.product import illegal_stages
+from kernelcat.kernels.triton.moe_mlp import grouped
 from kernelcat.kernels.triton.moe_mlp.operands import (
     constants,
     pointers,
@@ -162,7 +163,7 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"{num_programs} programs fill {gpu.sms} SMs without split_k={config['split_k']}"
     if config["split_k"] * 2 * _block_k(problem) > max(problem["inter"], 1):
         return f"inter={problem['inter']} is too short for split_k={config['split_k']}"
-    return None
+    return why_slower(_estimate(problem, config, gpu), grouped.IMPLEMENTATION, problem, gpu)
 
 
 # ---- estimate ------------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ PROGRAMS_PER_SM = 4
 """Programs that an SM has registers for, about."""
 BANDWIDTH = 0.88
 """Share of the peak bandwidth that weights reach."""
-TILE_CYCLES = {"fp4": 190, "fp8": 220, "float8": 70, "16 bits": 70}
+TILE_CYCLES = {"fp4": 280, "fp8": 220, "float8": 70, "16 bits": 70}
 """Issue slots of a scheduler for 16 x 64 weights: copies, decoding, products. ``float8`` are float8
 weights with float8 activations."""
 

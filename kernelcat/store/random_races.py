@@ -1,0 +1,169 @@
+"""Races on random problems: how an entry, as a program gets it, compares with its peers.
+
+Problems follow from a seed, the hash of the commit that is raced, so nobody can choose them. A file
+has the races of one entry on one GPU: JSON Lines, first what all races share, then a line for each
+problem. ``tuning_db/random/`` has the files that come with the package.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kernelcat import paths
+from kernelcat.errors import InvalidArgument
+
+SEED = re.compile("[0-9a-f]{40}")
+"""A seed: the hash of a commit."""
+LOW_SHARE = 0.05
+"""Share of the ratios below the low percentile of a summary."""
+
+
+@dataclass(frozen=True)
+class RandomRace:
+    """The race of one random problem.
+
+    Attributes
+    ----------
+    number : index of the problem among those of the seed
+    problem : values of the axes
+    implementation, config : what serves a program; None where nothing does
+    why : why this serves (:class:`kernelcat.call.choice.Decision`)
+    source : digest of the implementation
+    us : median time in microseconds; None where the race failed
+    peers : peer -> median time in the same race, in microseconds
+    skipped_peers : peer -> why the peer did not race
+    l2 : ``cold`` or ``warm``
+    failed : why there is no right result, or None
+    """
+
+    number: int
+    problem: Mapping[str, Any]
+    implementation: str | None = None
+    config: Mapping[str, Any] | None = None
+    why: str | None = None
+    source: str | None = None
+    us: float | None = None
+    peers: Mapping[str, float] = field(default_factory=dict)
+    skipped_peers: Mapping[str, str] = field(default_factory=dict)
+    l2: str | None = None
+    failed: str | None = None
+
+    @property
+    def best_peer(self) -> str | None:
+        """The fastest peer, or None where no peer raced."""
+        return min(self.peers, key=lambda name: (self.peers[name], name), default=None)
+
+    @property
+    def ratio(self) -> float | None:
+        """Time of the best peer over ours, 0 for a race that failed, None without a peer."""
+        if self.us is None:
+            return 0.0
+        return self.peers[self.best_peer] / self.us if self.best_peer else None
+
+
+@dataclass(frozen=True)
+class RandomRaces:
+    """The races of one entry on the problems of one seed.
+
+    Attributes
+    ----------
+    gpu : SKU
+    seed : hash of the commit that was raced
+    regime, state : how the races were run (``graph``, ``burst``)
+    created_at : ISO 8601, UTC
+    environment : the machine and its compilers (:class:`kernelcat.runtime.environment.Environment`)
+    races : in the order of their numbers
+    """
+
+    entry: str
+    gpu: str
+    seed: str
+    regime: str
+    state: str
+    created_at: str
+    environment: Mapping[str, Any]
+    races: tuple[RandomRace, ...] = ()
+
+    @property
+    def ratios(self) -> list[float]:
+        """The ratios of all races that have one, in ascending order."""
+        return sorted(race.ratio for race in self.races if race.ratio is not None)
+
+    @property
+    def geometric_mean(self) -> float | None:
+        """Geometric mean of the ratios: 0 if a race failed, None without a ratio."""
+        ratios = self.ratios
+        if not ratios or not ratios[0]:
+            return ratios[0] if ratios else None
+        return math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
+
+    @property
+    def low_percentile(self) -> float | None:
+        """The 5th percentile of the ratios, or None without a ratio."""
+        return percentile(self.ratios, LOW_SHARE)
+
+    def with_race(self, race: RandomRace) -> RandomRaces:
+        """These races and one more."""
+        races = sorted((*self.races, race), key=lambda each: each.number)
+        return replace(self, races=tuple(races))
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, ratios and what follows from the ratios."""
+        races = [{**asdict(race), "ratio": race.ratio} for race in self.races]
+        return {**vars(self), "races": races, "geometric_mean": self.geometric_mean,
+                "low_percentile": self.low_percentile}  # fmt: skip
+
+    def write(self, path: Path) -> None:
+        """Write a file in one step."""
+        shared = {name: value for name, value in vars(self).items() if name != "races"}
+        temporary = path.with_name(f"{path.name}.tmp")
+        temporary.write_text("".join(map(_line, (shared, *map(asdict, self.races)))))
+        temporary.replace(path)
+
+
+def percentile(ordered: Sequence[float], share: float) -> float | None:
+    """The value below which ``share`` of ``ordered`` lies, or None without values.
+
+    ``ordered`` is ascending. The value is interpolated between the two nearest values.
+    """
+    if not ordered:
+        return None
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def checked_seed(seed: str) -> str:
+    """``seed``, if it is the hash of a commit; else ``InvalidArgument``."""
+    if not SEED.fullmatch(seed):
+        raise InvalidArgument(
+            f"seed {seed!r} is not the hash of a commit: give the 40 hex digits of git rev-parse "
+            "HEAD"
+        )
+    return seed
+
+
+def read(path: Path) -> RandomRaces:
+    """The races in a file; ``InvalidArgument`` for a file of another form."""
+    try:
+        shared, *races = map(json.loads, path.read_text().splitlines())
+        return RandomRaces(**shared, races=tuple(RandomRace(**values) for values in races))
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(f"{path} has no random races: {error}") from error
+
+
+def shipped() -> list[RandomRaces]:
+    """The races that come with the package, sorted by entry and GPU."""
+    found = map(read, (paths.data("tuning_db") / "random").glob("*.jsonl"))
+    return sorted(found, key=lambda races: (races.entry, races.gpu))
+
+
+def _line(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, sort_keys=True, separators=(",", ":")) + "\n"

@@ -1,0 +1,231 @@
+"""Races on random problems: what serves a program, untuned, against the peers.
+
+The kernels of the next problems are compiled while one problem is raced. A kernel that crashes,
+hangs or is wrong fails its own race only.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from kernelcat.catalog.spec import Entry, Problem
+from kernelcat.errors import InvalidArgument, LaunchError, Unsupported
+from kernelcat.runtime.gpu import Gpu
+from kernelcat.store.measurement import now
+from kernelcat.store.races import BURST
+from kernelcat.store.random_races import RandomRace, RandomRaces, checked_seed, read
+from kernelcat.tune import backend as backends
+from kernelcat.tune.candidate import PEER, Candidate
+from kernelcat.tune.messages import Failed, Timing
+from kernelcat.tune.pool import CompilePool, default_processes
+from kernelcat.tune.supervisor import Limits, Supervisor
+from kernelcat.verify.seeds import MAX_PASSES, draw_seeds
+
+if TYPE_CHECKING:
+    from kernelcat.call.choice import Attempt, Decision
+
+MAX_ATTEMPTS = 4
+"""How often a race is run before it is given up, if it loses a peer each time."""
+
+
+def draw(entry: Entry, seed: str, count: int) -> list[Problem]:
+    """The first ``count`` random problems of ``entry`` for ``seed``.
+
+    Raises ``Unsupported`` for an entry without random problems.
+    """
+    if entry.random_problem is None:
+        raise Unsupported(f"{entry.name} has no random problems: its reference/{entry.name}.py "
+                          "defines no random_problem")  # fmt: skip
+    dice = (random.Random(f"{seed} {entry.name} {number}") for number in range(count))
+    return [entry.problem(**entry.random_problem(each).values) for each in dice]
+
+
+def as_called(entry: Entry, problem: Problem) -> Problem:
+    """``problem`` as a program calls it: what only describes drawn inputs has its default."""
+    drawn = {
+        axis.name: axis.default for axis in entry.axes if axis.drawn and axis.default is not None
+    }
+    return entry.problem(**{**problem.values, **drawn})
+
+
+def race_random(
+    name: str,
+    seed: str,
+    *,
+    count: int = 40,
+    device: int = 0,
+    budget_s: float | None = None,
+    path: Path | None = None,
+    report: Callable[[RandomRace], None] = lambda race: None,
+    backend: str = backends.CUDA,
+    limits: Limits | None = None,
+    processes: int | None = None,
+) -> RandomRaces:
+    """Races what serves the first ``count`` random problems of entry ``name`` with the peers.
+
+    Parameters
+    ----------
+    seed : hash of the commit that is raced
+    device : index of the GPU
+    budget_s : seconds after which no further problem is begun; None is no limit
+    path
+        File that gets all races so far after each race. The races that are in the file are not run
+        again.
+    report : called with each race, also with those that ``path`` has
+    backend, limits, processes : as for :func:`kernelcat.tune.tune`
+
+    Raises
+    ------
+    InvalidArgument
+        ``seed`` is no hash of a commit, or ``path`` has races of another kind or of other code.
+    UnknownName, Unsupported
+        There is no such entry, or the entry has no random problems.
+    MissingDependency, LaunchError
+        There is no GPU, or the GPU does not work any more.
+    """
+    end = time.monotonic() + (budget_s if budget_s is not None else float("inf"))
+    loaded = backends.load(backend)
+    entry = loaded.entry(name)
+    problems = draw(entry, checked_seed(seed), count)
+    gpu = loaded.gpu(device)
+    limits, _ = (limits or Limits()).for_cache()
+    processes = processes or default_processes(1)
+    with ExitStack() as stack:
+        supervisor = Supervisor(backend, device, limits)
+        stack.callback(supervisor.close)
+        greeting = supervisor.hello()
+        races = RandomRaces(
+            name, gpu.sku, seed, greeting.regimes[0], BURST, now(), greeting.environment
+        )
+        if path is not None and path.exists():
+            races = _resumed(races, path, loaded)
+        for race in races.races:
+            report(race)
+        threads = stack.enter_context(ThreadPoolExecutor(processes))
+        stack.callback(threads.shutdown, wait=False, cancel_futures=True)
+        pool = CompilePool(backend, gpu, processes, limits.compile_s)
+        stack.callback(pool.close)  # ends the threads that wait for the pool
+        runner = Runner(loaded, supervisor, pool, entry, gpu, races.regime)
+        done = {race.number for race in races.races}
+        decisions = {
+            number: threads.submit(runner.decide, problem)
+            for number, problem in enumerate(problems)
+            if number not in done
+        }
+        for number, decision in decisions.items():
+            if time.monotonic() > end:
+                break
+            race = runner.race(number, problems[number], decision)
+            races = races.with_race(race)
+            if path is not None:
+                races.write(path)
+            report(race)
+    return races
+
+
+def _resumed(races: RandomRaces, path: Path, backend: backends.Backend) -> RandomRaces:
+    """The races in ``path``, if they are of the same kind and code as ``races`` will be."""
+    found = read(path)
+    for name in ("entry", "gpu", "seed", "regime", "state"):
+        then, today = getattr(found, name), getattr(races, name)
+        if then != today:
+            raise InvalidArgument(f"{path} has races with {name}={then}, not {today}: name "
+                                  "another file")  # fmt: skip
+    digests = {i.name: backend.digest(i) for i in backend.implementations(races.entry)}
+    for race in found.races:
+        if race.implementation is not None and digests.get(race.implementation) != race.source:
+            raise InvalidArgument(f"{path} has races of other code ({race.implementation}): name "
+                                  "another file")  # fmt: skip
+    return found
+
+
+class _Lost(Exception):
+    """A race has no right result; the text says why."""
+
+
+@dataclass
+class Runner:
+    """Decides what serves a problem, and races the decision with the entry's peers."""
+
+    backend: backends.Backend
+    supervisor: Supervisor
+    pool: CompilePool
+    entry: Entry
+    gpu: Gpu
+    regime: str
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def decide(self, problem: Problem) -> Decision:
+        """What serves ``problem`` and compiles, as a call finds it; else ``Unsupported``."""
+        failed: dict[Attempt, str] = {}
+        called = as_called(self.entry, problem)
+        while True:
+            with self.lock:
+                decision = self.backend.decide(self.entry, called, self.gpu, failed)
+            candidate = Candidate.of(decision.implementation, decision.config)
+            [(_, built)] = self.pool.build(problem, [candidate])
+            if not isinstance(built, Failed):
+                return decision
+            failed[decision.implementation.name, decision.config.key] = built.detail
+
+    def race(self, number: int, problem: Problem, waiting: Future[Decision]) -> RandomRace:
+        """The race of ``problem``, which ``waiting`` will serve."""
+        race = RandomRace(number, problem.values)
+        try:
+            decision = waiting.result()
+            chosen = decision.implementation
+            race = replace(
+                race,
+                implementation=chosen.name,
+                config=dict(decision.config),
+                why=decision.why,
+                source=self.backend.digest(chosen),
+            )
+            return self._raced(race, problem, Candidate.of(chosen, decision.config))
+        except (Unsupported, _Lost) as error:
+            return replace(race, failed=str(error))
+        except LaunchError as error:
+            if self.supervisor.channel is None:
+                self.supervisor.hello()  # raises for a GPU that does not work any more
+            return replace(race, failed=str(error))
+
+    def _raced(self, race: RandomRace, problem: Problem, ours: Candidate) -> RandomRace:
+        """``race`` with the times of ``ours`` and of all peers that are right."""
+        supervisor, (place_seed, *seeds) = self.supervisor, draw_seeds(1 + 1 + MAX_PASSES)
+        placed = supervisor.place(problem, place_seed)
+        if isinstance(placed, Failed):
+            raise _Lost(f"the arrays cannot be prepared: {placed.detail}")
+        _right(supervisor.verify(ours, place_seed))
+        peers, skipped = [], {}
+        for peer in self.entry.peers:
+            reply = supervisor.verify(Candidate(PEER, peer.name), place_seed)
+            if isinstance(reply, Failed):
+                skipped[peer.name] = reply.detail
+            else:
+                peers.append(Candidate(PEER, peer.name))
+        for attempt in range(MAX_ATTEMPTS):
+            able = [peer for peer in peers if peer.variant not in skipped]
+            outcomes = supervisor.race([ours, *able], self.regime, BURST, attempt, seeds)
+            _right(outcomes.get(ours))
+            skipped |= {c.variant: o.detail for c, o in outcomes.items() if isinstance(o, Failed)}
+            times = {c: median(o.samples) for c, o in outcomes.items() if isinstance(o, Timing)}
+            if times.keys() == {ours, *able}:
+                us = times.pop(ours)
+                named = {peer.variant: peer_us for peer, peer_us in times.items()}
+                return replace(race, us=us, peers=named, skipped_peers=skipped, l2=placed.l2)
+        raise _Lost(f"the race lost a contestant {MAX_ATTEMPTS} times: {skipped}")
+
+
+def _right(reply: object) -> None:
+    """Raises for a reply about our candidate that is a failure."""
+    if isinstance(reply, Failed):
+        raise _Lost(f"{reply.status}: {reply.detail}")

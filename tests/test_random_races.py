@@ -1,0 +1,215 @@
+"""Races on random problems: what the seed decides, what fails, and what a file keeps."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kernelcat import catalog, dtypes, paths
+from kernelcat.call.choice import Decision
+from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.spec import Problem
+from kernelcat.cli import main
+from kernelcat.errors import InvalidArgument, Unsupported
+from kernelcat.report.random_races import line, sheet, summary
+from kernelcat.runtime import checkout
+from kernelcat.runtime.gpu import SKUS
+from kernelcat.store.random_races import (
+    RandomRace,
+    RandomRaces,
+    checked_seed,
+    percentile,
+    read,
+    shipped,
+)
+from kernelcat.tune import Limits
+from kernelcat.tune.backend import Cuda
+from kernelcat.tune.random_races import draw, race_random
+
+SEED = "0123456789abcdef" * 2 + "01234567"
+DRAWING = [name for name in catalog.names() if catalog.entry(name).random_problem]
+COMMON = {"regime": "graph", "state": "burst", "created_at": "", "environment": {}}
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch):
+    """The planted backend's module, importable in the processes that race too."""
+    folder = str(Path(__file__).parent / "planted")
+    python_path = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(python_path))
+    monkeypatch.syspath_prepend(folder)
+    import planted
+
+    return planted
+
+
+def race_planted(monkeypatch, planted, kinds: list[str | None], **options) -> RandomRaces:
+    """Races of the planted entry, where problem i gets ``kinds[i]``; None: nothing serves it."""
+    numbers = {p: i for i, p in enumerate(draw(planted.ENTRY, SEED, len(kinds)))}
+    assert len(numbers) == len(kinds)
+
+    def decide(self, entry, problem, gpu, failed):
+        kind = kinds[numbers[problem]]
+        if kind is None:
+            raise Unsupported("nothing serves it")
+        if failed:  # the next offer
+            kind = "fast"
+        variant = "bad" if kind in planted.STATUS else "honest"
+        chosen = next(i for i in self.implementations(entry.name) if i.variant == variant)
+        return Decision(chosen, Config(kind=kind), "default")
+
+    monkeypatch.setattr(planted.Backend, "decide", decide)
+    limits = Limits(candidate_s=5.0, compile_s=5.0, peer_s=10)
+    return race_random("planted", SEED, count=len(kinds), backend="planted:Backend",
+                       limits=limits, processes=1, **options)  # fmt: skip
+
+
+def test_a_failure_costs_its_own_race_only_and_counts_as_zero(monkeypatch, planted) -> None:
+    kinds = ["fast", "segfaults", "lies", None, "refuses", "slow"]
+    races = race_planted(monkeypatch, planted, kinds)
+    fast, segfaults, lies, unserved, refuses, slow = races.races
+    assert fast.best_peer == slow.best_peer == "host"
+    assert fast.ratio > 1.4 > 0.5 > slow.ratio > 0
+    assert set(fast.skipped_peers) == {"absent", "unable", "broken"}
+    assert fast.source and fast.l2 == "cold" and fast.why == "default"
+    assert "SIGSEGV" in segfaults.failed and "wrong" in lies.failed
+    assert unserved.failed == "nothing serves it" and unserved.implementation is None
+    assert refuses.config == {"kind": "fast"} and refuses.ratio > 1.4
+    assert [segfaults.ratio, lies.ratio, unserved.ratio] == [0, 0, 0]
+    assert races.geometric_mean == races.low_percentile == 0
+    assert summary(races).endswith("worst 0.000 (number 1), 3 failed")
+
+
+def test_a_file_keeps_races_which_are_not_run_again_but_only_of_the_same_code(
+    monkeypatch, planted, tmp_path
+) -> None:
+    path, seen = tmp_path / "races.jsonl", []
+    first = race_planted(monkeypatch, planted, ["fast"], path=path)
+    assert read(path) == first
+    more = race_planted(
+        monkeypatch, planted, ["hangs", "good", "good"], path=path, report=seen.append, budget_s=1e9
+    )
+    assert more.races[0] == first.races[0] and [race.number for race in seen] == [0, 1, 2]
+    assert read(path) == more and more.geometric_mean > 0
+    assert race_planted(monkeypatch, planted, ["fast"] * 4, path=path, budget_s=1e-9) == more
+    monkeypatch.setattr(planted.Backend, "digest", lambda self, i: "another")
+    with pytest.raises(InvalidArgument, match="other code"):
+        race_planted(monkeypatch, planted, ["fast"], path=path)
+    replace(first, seed="f" * 40).write(path)
+    with pytest.raises(InvalidArgument, match=f"seed={'f' * 40}"):
+        race_planted(monkeypatch, planted, ["fast"], path=path)
+    path.write_text("[]")
+    with pytest.raises(InvalidArgument, match="no random races"):
+        read(path)
+
+
+def test_the_command_prints_a_line_for_each_race_and_the_table(monkeypatch, planted) -> None:
+    def run(*words: str):
+        return CliRunner().invoke(main, ["bench", "moe_mlp", "--random", "2", *words])
+
+    problems = draw(catalog.entry("moe_mlp"), SEED, 2)
+    races = tuple(
+        RandomRace(number, problem.values, "moe_mlp/cuda/stream", {}, "default", "", 10.0,
+                   {"humming": 10.0 + number, "torch": 30.0})
+        for number, problem in enumerate(problems)
+    )  # fmt: skip
+
+    def raced(entry, seed, *, count, report, **options):
+        assert (entry, seed, count) == ("moe_mlp", SEED, 2)
+        for race in races:
+            report(race)
+        return RandomRaces("moe_mlp", "h200", seed, races=races, **COMMON)
+
+    monkeypatch.setattr("kernelcat.tune.random_races.race_random", raced)
+    text = run("--seed", SEED).output
+    assert "1: moe_mlp/cuda/stream (default) 10.0, humming 11.0 1.100" in text
+    assert "geometric mean 1.049, 5% percentile 1.005, worst 1.000 (number 0)" in text
+    shown = CliRunner().invoke(main, ["bench", "moe_mlp", "--random", "2", "--seed", SEED,
+                                      "--json"])  # fmt: skip
+    values = json.loads(shown.stdout)
+    assert values["races"][1]["ratio"] == 1.1 and values["low_percentile"] == pytest.approx(1.005)
+    for words, reason in (
+        (["--no-peers"], "--no-peers"),
+        (["--problem", "x"], "--problem"),
+        (["--device", "all"], "one GPU"),
+    ):
+        result = run("--seed", SEED, *words)
+        assert result.exit_code == 1 and reason in result.output
+    assert "for --random" in CliRunner().invoke(main, ["bench", "gemm", "--seed", SEED]).output
+
+
+def test_a_percentile_is_interpolated_and_a_race_without_a_peer_has_no_ratio() -> None:
+    assert percentile([1.0, 2.0, 3.0], 0.05) == pytest.approx(1.1)
+    assert percentile([4.0], 0.05) == 4.0 and percentile([], 0.05) is None
+    alone = RandomRace(0, {}, us=1.0)
+    assert alone.ratio is None and alone.best_peer is None
+    lonely = RandomRaces("moe_mlp", "h200", SEED, races=(alone,), **COMMON)
+    assert lonely.geometric_mean is lonely.low_percentile is None
+    assert summary(lonely) == "1 problems, 1 without a peer"
+
+
+def test_a_problem_follows_from_seed_and_number_alone() -> None:
+    entry = catalog.entry("moe_mlp")
+    assert draw(entry, SEED, 5)[:3] == draw(entry, SEED, 3) != draw(entry, "f" * 40, 3)
+    with pytest.raises(Unsupported, match="no random_problem"):
+        draw(catalog.entry("tma_copy"), SEED, 1)
+    for seed in ("", "main", SEED[1:], SEED.upper()):
+        with pytest.raises(InvalidArgument, match="git rev-parse HEAD"):
+            checked_seed(seed)
+
+
+def test_the_default_seed_is_the_commit_of_clean_sources(tmp_path, monkeypatch) -> None:
+    def git(*words: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        done = subprocess.run(["git", "-C", tmp_path, *identity, *words], capture_output=True,
+                              text=True, check=True)  # fmt: skip
+        return done.stdout.strip()
+
+    monkeypatch.setattr(paths, "data", lambda name: tmp_path / name)
+    with pytest.raises(InvalidArgument, match="--seed"):
+        checkout.commit()
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "a.cu").write_text("")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message=first")
+    (tmp_path / "notes").write_text("")
+    assert checkout.commit() == git("rev-parse", "HEAD") == checked_seed(checkout.commit())
+    (tmp_path / "kernels" / "a.cu").write_text("int a;")
+    with pytest.raises(InvalidArgument, match=r"kernels/a.cu differs"):
+        checkout.commit()
+    monkeypatch.setattr(paths, "data", lambda name: tmp_path / "kernels" / name)
+    with pytest.raises(InvalidArgument, match="no checkout"):
+        checkout.commit()
+
+
+@pytest.mark.filterwarnings("ignore:there is no tuning database")
+@pytest.mark.parametrize("name", DRAWING)
+def test_random_problems_differ_are_served_and_fit_into_memory(name: str) -> None:
+    entry, backend, h200 = catalog.entry(name), Cuda(), SKUS["h200"]
+    problems = draw(entry, SEED, 40)
+    assert len(set(problems)) == 40
+    for problem in problems:
+        assert not entry.problem_name(problem)
+        shapes = ((t.shape_of(problem), t.dtype_of(problem)) for t in entry.present(problem))
+        assert 5 * sum(math.prod(shape) * dtypes.itemsize(kind) for shape, kind in shapes) < 64e9
+    for problem in problems[:8]:
+        assert backend.decide(entry, problem, h200, {}).implementation.serves(h200.arch)
+
+
+@pytest.mark.parametrize("races", shipped(), ids=lambda races: f"{races.entry}-{races.gpu}")
+def test_shipped_races_are_of_the_problems_that_their_seed_draws(races: RandomRaces) -> None:
+    entry = catalog.entry(races.entry)
+    assert checked_seed(races.seed) and [race.number for race in races.races] == list(range(40))
+    raced = [Problem.of(entry.name, **race.problem) for race in races.races]
+    assert raced == draw(entry, races.seed, 40)
+    assert races.low_percentile is not None and races.environment["sku"] == races.gpu
+    assert not [line(race) for race in races.races if race.us is not None and race.source is None]
+    assert sheet(races).lines
