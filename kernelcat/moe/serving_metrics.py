@@ -21,8 +21,6 @@ import numpy as np
 
 from kernelcat.errors import InvalidArgument
 
-PERCENTS = (50, 90, 95, 99)
-
 
 @dataclass(frozen=True)
 class Timeline:
@@ -139,8 +137,8 @@ class Percentiles:
         if not seconds:
             return None
         values = np.asarray(seconds, np.float64) * 1e3
-        percentiles = map(float, np.percentile(values, PERCENTS))
-        return cls(len(values), float(values.mean()), *percentiles, max=float(values.max()))
+        p50, p90, p95, p99 = map(float, np.percentile(values, (50, 90, 95, 99)))
+        return cls(len(values), float(values.mean()), p50, p90, p95, p99, float(values.max()))
 
 
 @dataclass(frozen=True)
