@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from kernelcat.cli.group import Group
+from kernelcat.cli.moe_serving import serve
 
 
 @click.group(cls=Group)
@@ -15,3 +16,6 @@ def moe() -> None:
     Example:
       kernelcat moe serve gpt-oss-20b --port 8000
     """
+
+
+moe.add_command(serve)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from kernelcat.errors import InvalidArgument, MissingDependency
+from kernelcat.moe.config import Config
 
 if TYPE_CHECKING:
     from openai_harmony import HarmonyEncoding
@@ -57,7 +58,15 @@ class Tokenizer(ABC):
 
 
 class ByteTokenizer(Tokenizer):
-    """Ids below 256 are bytes of UTF-8; other ids have the text U+FFFD."""
+    """Ids below 256 are bytes of UTF-8; other ids have the text U+FFFD. No token ends a text.
+
+    The chat template writes roles as plain text.
+    """
+
+    chat_template = (
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+        "assistant:"
+    )
 
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < 256:
@@ -176,6 +185,24 @@ class HarmonyTokenizer(Tokenizer):
         return bytes(self.encoding._inner.decode_bytes([token]))
 
 
+def tokenizer_of(config: Config, folder: str | Path | None = None) -> Tokenizer:
+    """The tokenizer of the model that ``config`` describes.
+
+    gpt-oss has harmony. Other models have the tokenizer in ``folder``, or bytes where there is no
+    folder, because their weights are random.
+
+    Raises
+    ------
+    InvalidArgument
+        The folder has no valid tokenizer, or the model has too few tokens.
+    MissingDependency
+        A package is not installed.
+    """
+    if config.model_type == "gpt_oss" and config.vocab_size >= HarmonyTokenizer.vocab_size:
+        return HarmonyTokenizer()
+    return ByteTokenizer(config.vocab_size) if folder is None else FolderTokenizer.load(folder)
+
+
 @cache
 def harmony_encoding() -> HarmonyEncoding:
     """gpt-oss's chat format with its vocabulary.
@@ -194,7 +221,7 @@ def harmony_encoding() -> HarmonyEncoding:
         from openai_harmony import HarmonyEncodingName, load_harmony_encoding
     except ModuleNotFoundError as error:
         raise MissingDependency(
-            "gpt-oss's text needs openai-harmony and bpe-openai: pip install 'kernelcat[harmony]'"
+            "gpt-oss's text needs openai-harmony and bpe-openai: pip install 'kernelcat[moe]'"
         ) from error
     return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
 
