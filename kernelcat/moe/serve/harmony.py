@@ -26,7 +26,7 @@ from openai_harmony import (
 )
 from openai_harmony import Message as HarmonyMessage
 
-from kernelcat.moe.engine.text import StopStrings
+from kernelcat.moe.engine.text import Detokenizer, StopStrings
 from kernelcat.moe.serve.chat_format import (
     ChatFormat,
     ChatParser,
@@ -95,6 +95,7 @@ class HarmonyParser(ChatParser):
         self._format = format
         self._parser = StreamableParser(format.encoding, Role.ASSISTANT, strict=False)
         self._stops = StopStrings(stops)
+        self._plain = Detokenizer(format.tokenizer.decode)
         self._is_harmony = True
         self._is_call = False
         self._num_calls = 0
@@ -112,11 +113,14 @@ class HarmonyParser(ChatParser):
     def push(self, tokens: Sequence[int], text: str, is_end: bool) -> Delta:
         delta = Delta()
         for token in tokens:
-            if not self._is_harmony:
-                self._add_content(delta, self._format.tokenizer.decode([token]))
-            elif not (is_end and token in self._format.stop_tokens):
+            if is_end and token in self._format.stop_tokens:
+                break
+            if self._is_harmony:
                 self._process(token, delta)
+            else:
+                self._add_content(delta, self._plain.push(token))
         if is_end:
+            self._add_content(delta, self._plain.finish())
             delta.content += self._stops.finish()
         return delta
 
@@ -127,7 +131,7 @@ class HarmonyParser(ChatParser):
             parser.process(token)
         except HarmonyError:
             self._is_harmony = False
-            return self._add_content(delta, self._format.tokenizer.decode([token]))
+            return self._add_content(delta, self._plain.push(token))
         piece, channel = parser.last_content_delta or "", parser.current_channel
         recipient = parser.current_recipient or ""
         if recipient.startswith(FUNCTIONS):
