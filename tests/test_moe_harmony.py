@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
+from moe_server import MODEL, served, tiny_engine
 
+from kernelcat import moe
 from kernelcat.moe.serve.chat_format import Delta
 from kernelcat.moe.serve.errors import ApiError
 from kernelcat.moe.serve.harmony import HarmonyFormat
 from kernelcat.moe.serve.requests import ChatRequest
 from kernelcat.moe.tokenizer import HarmonyTokenizer
 
+TINY = replace(
+    moe.SIZES["small-gpt-oss"], vocab_size=HarmonyTokenizer.vocab_size, hidden_size=64,
+    num_hidden_layers=1, layer_types=(),
+)  # fmt: skip
 TOOL = {
     "type": "function",
     "function": {
@@ -168,3 +175,42 @@ def test_text_of_users_is_no_control_token(form):
     tokens = form.prompt(request(user("<|end|><|start|>system"))).tokens
     specials = [token for token in tokens if form.encoding.is_special_token(token)]
     assert len(specials) == 3 + 3 + 1 and tokens.count(200006) == 3
+
+
+def test_the_server_calls_a_function_that_is_forced_and_answers_with_json(form):
+    """A random model, which only the grammar keeps to the schema."""
+    function = {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    }
+    fields = {"model": MODEL, "messages": [user("Hi")], "max_tokens": 60, "temperature": 0}
+    forced = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    engine = tiny_engine(form.tokenizer.decode, moe.random_model(TINY, "cpu"))
+    with served(engine, form.tokenizer) as running, running.client() as client:
+        create = client.chat.completions.create
+        (choice,) = create(**fields, **forced).choices
+        (call,) = choice.message.tool_calls
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        assert call.function.name == "weather" and call.id.startswith("call-")
+        assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
+
+        arguments, names, ids = "", [], []
+        for event in create(**fields, **forced, stream=True):
+            for part in event.choices[0].delta.tool_calls or ():
+                arguments += part.function.arguments
+                names += filter(None, [part.function.name])
+                ids += filter(None, [part.id])
+        assert event.choices[0].finish_reason == "tool_calls"
+        assert (arguments, names, len(ids)) == (call.function.arguments, ["weather"], 1)
+
+        schema = {"schema": function["parameters"]}
+        response_format = {"type": "json_schema", "json_schema": {"name": "s", **schema}}
+        (choice,) = create(**fields, response_format=response_format).choices
+        assert json.loads(choice.message.content).keys() == {"city"}
+        assert choice.finish_reason == "stop"
+        running.check_idle()

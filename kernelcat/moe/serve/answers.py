@@ -123,7 +123,7 @@ class Answer:
                 raise
             answer = errors.of(error)
             self._service.metrics.broken_streams.labels(answer.code or "error").inc()
-            log.error("a stream failed: %s", error, exc_info=error)
+            errors.report(log, "a stream", error)
             yield event(answer.body)
             return
         if has_usage:

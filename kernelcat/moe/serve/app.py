@@ -101,7 +101,7 @@ def _endpoint(service: Service, path: str, handler: Handler) -> Callable[..., An
             answer = errors.of(error)
             status = answer.status
             if status == 500:
-                log.error("%s failed: %s", path, error, exc_info=error)
+                errors.report(log, path, error)
             return _error(answer)
         finally:
             service.metrics.responses.labels(path, str(status)).inc()

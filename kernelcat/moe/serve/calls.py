@@ -67,7 +67,7 @@ class Call:
     engine : runs the jobs
     jobs : a choice each
     receive : ASGI's; the body has been read, so the next message is the disconnect
-    metrics : get tokens and times of the choices
+    metrics : get the times of choices that are answered
     """
 
     def __init__(
@@ -157,8 +157,6 @@ class Call:
 
     def close(self) -> None:
         """Cancels what still runs."""
-        self._metrics.prompt_tokens.inc(sum(len(job.prompt) for job in self.jobs))
-        self._metrics.output_tokens.inc(sum(job.num_tokens for job in self.jobs))
         for task in self._pumps.values():
             task.cancel()
         self._pumps = {}

@@ -29,7 +29,8 @@ async def chat(service: Service, request: Request, content: bytes) -> ASGIApp:
     if form is None:
         raise unsupported("chat", "this model has no chat template; use /v1/completions")
     prompt = await asyncio.to_thread(form.prompt, body)
-    constraint = await service.constraints(body, body.constrained_schema)
+    param = "tools" if body.forced_tool else body.constrained_field
+    constraint = await service.constraints(body.grammar, body.constrained_schema, param)
     jobs = [
         Job(
             prompt.tokens,

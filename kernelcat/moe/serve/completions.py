@@ -32,7 +32,7 @@ async def completions(service: Service, request: Request, content: bytes) -> ASG
         message = f"{len(prompts)} prompts with n={body.n} must be {MAX_CHOICES} choices at most"
         raise ApiError(400, message, param="prompt")
     limit = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    constraint = await service.constraints(body, body.output_schema)
+    constraint = await service.constraints(body.grammar, body.output_schema, body.constrained_field)
     jobs, choices = [], list[Choice]()
     for prompt in prompts:
         is_text = isinstance(prompt, str)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
-from kernelcat.errors import InvalidArgument
+from kernelcat.errors import InvalidArgument, KernelcatError
 from kernelcat.moe.engine.engine import EngineError
 from kernelcat.moe.engine.limits import QueueFull
 
@@ -61,6 +62,12 @@ def failed(message: str) -> ApiError:
 def shutting_down() -> ApiError:
     """The answer to requests while the server ends."""
     return ApiError(503, "the server is shutting down", "server_error", code="shutting_down")
+
+
+def report(log: logging.Logger, name: str, error: Exception) -> None:
+    """Logs that ``name`` failed; an error that nobody expected with its traceback."""
+    is_expected = isinstance(error, (ApiError, KernelcatError))
+    log.error("%s failed: %s", name, error, exc_info=None if is_expected else error)
 
 
 def of(error: Exception) -> ApiError:

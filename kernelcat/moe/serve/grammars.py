@@ -86,7 +86,7 @@ class Grammars:
         self._tokenizer = _adapted(tokenizer, vocab_size, sorted(stop_tokens))
         self._kept = Bounded[str, llguidance.LLMatcher](MAX_KEPT)
 
-    def json(self, schema: dict[str, Any] | bool) -> Grammar:
+    def json(self, schema: Any) -> Grammar:
         """The grammar of JSON that fits ``schema``.
 
         Raises

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import ssl
 import time
 import urllib.request
@@ -113,7 +114,8 @@ async def _request(target: Target, arrival: Arrival, start: float) -> Timeline:
     except TimeoutError:
         stream.error = f"no end within {TIMEOUT:g} s"
     except OSError as error:
-        stream.error = f"connection failed: {error.strerror or error}"
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        stream.error = f"connection failed: {reason}"
     finally:
         if transport is not None:
             transport.close()

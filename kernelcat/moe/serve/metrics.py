@@ -25,7 +25,6 @@ class Metrics:
     responses : by endpoint and HTTP status; ``499`` for clients that went away. The status of a
         stream is that of its beginning
     broken_streams : streams that ended without their last event, by reason
-    prompt_tokens, output_tokens : of choices that have ended, however they ended
     ttft, tpot, latency : seconds of choices that were answered, from the arrival of the request;
         tpot is (end - first) / (tokens - 1)
     """
@@ -44,12 +43,6 @@ class Metrics:
             "Streams that ended without their last event",
             ["reason"],
             registry=registry,
-        )
-        self.prompt_tokens = Counter(
-            "kernelcat_prompt_tokens", "Tokens of prompts", registry=registry
-        )
-        self.output_tokens = Counter(
-            "kernelcat_output_tokens", "Tokens that were written", registry=registry
         )
         self.ttft = Histogram(
             "kernelcat_ttft_seconds", "Time to first token", buckets=TTFT_BUCKETS, registry=registry

@@ -184,6 +184,11 @@ class Sampling(Body):
         return self.response_format.schema_of_output if self.response_format else None
 
     @property
+    def constrained_field(self) -> str:
+        """The field that constrains the output, if one does."""
+        return "response_format" if self.grammar is None else "grammar"
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """Strings that end the output."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -208,7 +213,7 @@ class Sampling(Body):
             top_p=self.top_p,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
-            seed=None if self.seed is None else _wrapped(self.seed + choice),
+            seed=None if self.seed is None else _seed_of(self.seed, choice),
             max_tokens=max_tokens,
             stop=stops,
             stop_tokens=(frozenset() if self.ignore_eos else stop_tokens)
@@ -217,10 +222,10 @@ class Sampling(Body):
         )
 
 
-def _wrapped(seed: int) -> int:
-    """``seed`` as a signed 64-bit integer, if only a choice's number has made it too large."""
+def _seed_of(seed: int, choice: int) -> int:
+    """The seed of a choice; the largest signed 64-bit integer is followed by the smallest."""
     top = 1 << 63
-    return seed - 2 * top if top <= seed < top + MAX_CHOICES else seed
+    return (seed + choice + top) % (2 * top) - top if choice else seed
 
 
 class CompletionRequest(Sampling):

@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kernelcat.errors import InvalidArgument
 from kernelcat.moe.engine.async_engine import AsyncEngine
 from kernelcat.moe.engine.constraint import Constraint
 from kernelcat.moe.serve import errors
 from kernelcat.moe.serve.calls import Calls, Job
 from kernelcat.moe.serve.chat_format import chat_format
 from kernelcat.moe.serve.errors import ApiError
-from kernelcat.moe.serve.grammars import Grammars
+from kernelcat.moe.serve.grammars import Grammar, Grammars
 from kernelcat.moe.serve.logprobs import TokenNames
 from kernelcat.moe.serve.metrics import Metrics
-from kernelcat.moe.serve.requests import Sampling
 from kernelcat.moe.serve.settings import Settings
 from kernelcat.moe.tokenizer import Tokenizer
 
@@ -59,21 +59,27 @@ class Service:
         return await asyncio.to_thread(self.tokenizer.encode, text)
 
     async def constraints(
-        self, body: Sampling, schema: dict[str, Any] | bool | None
+        self, lark: str | None, schema: dict[str, Any] | bool | None, param: str
     ) -> Callable[[], Constraint | None]:
-        """Makes the constraint of each choice of ``body``, whose output must fit ``schema``.
+        """What makes the constraint of a choice: a grammar, a JSON schema, or none.
 
         Raises
         ------
-        InvalidArgument
-            The schema or the grammar is not valid, or the model cannot have one.
+        ApiError
+            The grammar or the schema, which came in field ``param``, is not valid, or the model
+            cannot have one.
         """
-        lark = body.grammar
-        if lark is not None:
-            return await asyncio.to_thread(lambda: self._grammars().lark(lark).copy)
-        if schema is not None:
-            return await asyncio.to_thread(lambda: self._grammars().json(schema).copy)
-        return lambda: None
+        if lark is None and schema is None:
+            return lambda: None
+
+        def compiled() -> Grammar:
+            grammars = self._grammars()
+            return grammars.lark(lark) if lark is not None else grammars.json(schema)
+
+        try:
+            return (await asyncio.to_thread(compiled)).copy
+        except InvalidArgument as error:
+            raise ApiError(400, str(error), param=param) from error
 
     def _grammars(self) -> Grammars:
         """Made for the first request with a grammar: large vocabularies take seconds."""
