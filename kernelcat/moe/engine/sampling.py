@@ -40,7 +40,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choices:
     """What the rows of a step ask of the choice.
 
@@ -62,7 +62,8 @@ class Choices:
     @property
     def is_greedy(self) -> bool:
         """Whether the largest logit of each row is all that is needed."""
-        return self == Choices()
+        needs_logits = self.seen is not None or self.allowed is not None
+        return not (self.has_temperature or needs_logits or self.num_logprobs is not None)
 
 
 @dataclass(frozen=True)
