@@ -1,47 +1,42 @@
 """The engine: runs a model over the steps that the scheduler plans.
 
-    >>> engine = Engine(moe.load("gpt-oss-20b"), tokenizer=tokenizer)
+    >>> engine = Engine(moe.load("gpt-oss-20b"), decode=tokenizer.decode)
     >>> engine.submit(tokenizer.encode("Hello"), SamplingParameters(max_tokens=20))
     >>> while engine.has_work:
     ...     for output in engine.step():
     ...         print(output.text, end="")
 
-`submit`, `cancel`, `statistics` and `check_integrity` may be called from any thread while one
-thread runs `step`. `AsyncEngine` owns such a thread.
+All methods but `step` and `close` may be called from any thread while one thread runs `step`.
+`AsyncEngine` owns such a thread.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kernelcat.errors import KernelcatError
+from kernelcat.errors import InvalidArgument, KernelcatError
+from kernelcat.moe.engine.building import build
 from kernelcat.moe.engine.constraint import Constraint
-from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import FinishReason, Request
+from kernelcat.moe.engine.runner import Run
+from kernelcat.moe.engine.sampling import TokenLogprob
 from kernelcat.moe.engine.settings import EngineSettings
+from kernelcat.moe.engine.statistics import Counters, Statistics
+from kernelcat.moe.engine.step import Output
+from kernelcat.moe.engine.text import TextStream
 from kernelcat.moe.model import Decoder
+
+Decode = Callable[[Sequence[int]], str]
 
 
 class EngineError(KernelcatError):
-    """The engine cannot run any more: the device is lost, or the engine is closed."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Log-probabilities of one position, of the model's distribution before temperature, penalty
-    and filters.
-
-    Attributes
-    ----------
-    logprob : of the token that was chosen
-    top : the most probable tokens with their log-probabilities, the most probable first; as many as
-        `SamplingParameters.logprobs`
-    """
-
-    logprob: float
-    top: tuple[tuple[int, float], ...]
+    """The engine cannot run any more: its device is lost, or the engine is closed."""
 
 
 @dataclass(slots=True)
@@ -56,7 +51,7 @@ class RequestOutput:
     logprobs : one for each new token; empty where the request asks for none
     finish_reason : why the request has ended, or None
     num_cached : tokens of the prompt that were found in the prefix cache
-    error : what went wrong, where ``finish_reason`` is ERROR
+    error : what went wrong, where ``finish_reason`` is ERROR or CANCELLED
     """
 
     request_id: str
@@ -67,41 +62,28 @@ class RequestOutput:
     num_cached: int = 0
     error: str = ""
 
+    def extend(self, later: RequestOutput) -> None:
+        """Appends the next output of the same request."""
+        self.tokens += later.tokens
+        self.text += later.text
+        self.logprobs += later.logprobs
+        self.finish_reason, self.error = later.finish_reason, later.error
+        self.num_cached = later.num_cached
 
-@dataclass(frozen=True)
-class Statistics:
-    """Numbers of an engine; those called ``*_total`` only grow.
-
-    Attributes
-    ----------
-    requests_waiting, requests_running : requests that have not ended
-    pages, pages_in_use, pages_cached : of all layer groups; a cached page holds a block that only
-        the prefix cache knows
-    steps_total : steps that have ended, failed ones included
-    failed_steps_total : steps that failed
-    requests_total : requests that were accepted
-    preemptions_total : requests that lost their pages
-    prompt_tokens_total : tokens of prompts that ran
-    cached_tokens_total : those of them that were found in the prefix cache
-    output_tokens_total : tokens that were written
-    draft_tokens_total, accepted_tokens_total : tokens that speculation proposed, those that were
-        right
-    """
-
-    requests_waiting: int
-    requests_running: int
-    pages: int
-    pages_in_use: int
-    pages_cached: int
-    steps_total: int
-    failed_steps_total: int
-    requests_total: int
-    preemptions_total: int
-    prompt_tokens_total: int
-    cached_tokens_total: int
-    output_tokens_total: int
-    draft_tokens_total: int
-    accepted_tokens_total: int
+    @staticmethod
+    def of(output: Output, error: str = "") -> RequestOutput:
+        """What the scheduler returned, for people who know no scheduler."""
+        request = output.request
+        wants_logprobs = request.parameters.logprobs is not None
+        return RequestOutput(
+            request.id,
+            output.tokens,
+            output.text,
+            output.logprobs if wants_logprobs else [],
+            output.finish_reason,
+            request.num_cached or 0,
+            error,
+        )
 
 
 class Engine:
@@ -115,7 +97,7 @@ class Engine:
 
     Attributes
     ----------
-    limits : of requests, as far as the model and the caches allow them
+    limits : of requests, as far as the model allows them
 
     Raises
     ------
@@ -123,15 +105,22 @@ class Engine:
         The memory is too small for the weights and one request, or a setting is not possible.
     """
 
-    limits: Limits
-
     def __init__(
-        self,
-        model: Decoder,
-        settings: EngineSettings | None = None,
-        decode: Callable[[Sequence[int]], str] | None = None,
+        self, model: Decoder, settings: EngineSettings | None = None, decode: Decode | None = None
     ) -> None:
-        raise NotImplementedError
+        self.model, self.settings = model, settings or EngineSettings()
+        self._scheduler, self._runner = build(model, self.settings)
+        self.limits = self._scheduler.limits
+        is_overlapped = self.settings.is_overlapped
+        self._is_overlapped = self._runner.is_cuda if is_overlapped is None else is_overlapped
+        self._decode = decode
+        self._runs: deque[Run] = deque()
+        self._counters = Counters()
+        self._lock = threading.Lock()  # of everything that the scheduler knows
+        self._ids = itertools.count()
+        self._broken = ""
+
+    # ---- requests -------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -143,13 +132,14 @@ class Engine:
         constraint: Constraint | None = None,
         salt: str = "",
     ) -> Request:
-        """Adds a request that waits. Any thread may call it.
+        """Adds a request that waits.
 
         Parameters
         ----------
         prompt : token ids
         request_id : unique among requests that have not ended; None for a new one
-        needs_text : whether the engine turns tokens into text; stop strings need text
+        needs_text : whether the engine turns tokens into text, if it has ``decode``; stop strings
+            are found in text
         constraint : which tokens may come next; None for all
         salt : requests with different salts share no page of the prefix cache
 
@@ -158,28 +148,45 @@ class Engine:
         QueueFull
             Too many requests wait.
         InvalidArgument
-            The request does not fit into the limits, or needs text without a tokenizer.
+            The request does not fit into the limits, or has stop strings and no text.
         EngineError
             The engine is closed, or its device is lost.
         """
-        raise NotImplementedError
+        parameters = parameters or SamplingParameters()
+        text = None
+        if needs_text and self._decode is not None:
+            text = TextStream(self._decode, parameters.stop)
+        elif parameters.stop:
+            raise InvalidArgument(f"stop={parameters.stop} needs text, and the request has none")
+        is_constrained = constraint is not None or parameters.has_penalty
+        with self._lock:
+            if self._broken:
+                raise EngineError(self._broken)
+            name = f"request-{next(self._ids)}" if request_id is None else request_id
+            request = Request(name, prompt, parameters, text, salt, is_constrained, constraint)
+            self._scheduler.submit(request)
+            self._counters.count_request()
+        return request
 
     def cancel(self, request_id: str) -> bool:
         """Ends a request in any state and frees its pages; False if there is no such request.
 
-        No output follows. Any thread may call it.
+        No output follows.
         """
-        raise NotImplementedError
+        with self._lock:
+            return self._scheduler.cancel(request_id)
 
     @property
     def has_work(self) -> bool:
         """Whether a request has not ended, or a step has no result yet."""
-        raise NotImplementedError
+        return self._scheduler.has_work or bool(self._runs)
 
     @property
     def is_healthy(self) -> bool:
         """Whether steps can run."""
-        raise NotImplementedError
+        return not self._broken
+
+    # ---- steps ----------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
         """Plans and launches a step, waits for the oldest one in flight, returns what is new.
@@ -187,16 +194,105 @@ class Engine:
         A step that fails ends its requests with an output of finish reason ERROR; all others go
         on. If the device is lost, all requests end so.
         """
-        raise NotImplementedError
+        outputs: list[RequestOutput] = []
+        num_before = len(self._runs)
+        if not self._broken:
+            outputs += self._launch()
+        is_ahead = self._is_overlapped and len(self._runs) > num_before
+        while len(self._runs) > is_ahead:
+            outputs += self._collect()
+        return outputs
+
+    def _launch(self) -> list[RequestOutput]:
+        """Plans and launches a step, if a request can run; returns outputs if that fails."""
+        run = None
+        try:
+            with self._lock:
+                step = self._scheduler.schedule()
+                if step is None:
+                    return []
+                run = Run(step)
+                self._runs.append(run)
+                self._runner.prepare(run)
+            self._runner.launch(run)
+        except Exception as error:
+            if run is None:
+                raise
+            outputs: list[RequestOutput] = []
+            while self._runs and self._runs[0] is not run:
+                outputs += self._collect()
+            return outputs + (self._fail(error) if self._runs else [])
+        return []
+
+    def _collect(self) -> list[RequestOutput]:
+        """Waits for the oldest step in flight."""
+        run = self._runs[0]
+        try:
+            tokens, logprobs = self._runner.collect(run)
+        except Exception as error:
+            return self._fail(error)
+        with self._lock:
+            self._runs.popleft()
+            outputs = self._scheduler.update(run.step, tokens, logprobs)
+            self._counters.count_step(run.step, outputs)
+            return [RequestOutput.of(output) for output in outputs]
+
+    def _fail(self, error: Exception) -> list[RequestOutput]:
+        """Ends the requests of the oldest step in flight, or all if the device is lost."""
+        message = f"{type(error).__name__}: {error}"
+        try:
+            self._runner.synchronize()
+        except Exception as lost:
+            message = f"the device is lost: {type(lost).__name__}: {lost}"
+            return self._end_all(FinishReason.ERROR, message)
+        with self._lock:
+            outputs = self._scheduler.fail(self._runs.popleft().step)
+            for pool in self._scheduler.manager.pools:
+                pool.forget_blocks()  # the step may have spoiled what others wrote
+            self._counters.count_failure()
+        return [RequestOutput.of(output, message) for output in outputs]
+
+    def _end_all(self, reason: FinishReason, message: str) -> list[RequestOutput]:
+        """Ends all requests, and refuses new ones."""
+        with self._lock:
+            self._broken = message
+            for _ in self._runs:
+                self._counters.count_failure()
+            self._runs.clear()
+            outputs = self._scheduler.end_all(reason)
+        return [RequestOutput.of(output, message) for output in outputs]
+
+    # ---- state ----------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
-        """Proves that pages, queues and requests agree, else raises IntegrityError."""
-        raise NotImplementedError
+        """Proves that pages, queues and requests agree.
+
+        Raises
+        ------
+        IntegrityError
+            The message lists all contradictions.
+        """
+        with self._lock:
+            self._scheduler.check_integrity()
 
     def statistics(self) -> Statistics:
         """Numbers at this moment."""
-        raise NotImplementedError
+        with self._lock:
+            return self._counters.read(self._scheduler)
 
-    def close(self) -> None:
-        """Ends all requests and frees caches and graphs. The model stays."""
-        raise NotImplementedError
+    def abort(self, error: Exception) -> list[RequestOutput]:
+        """Ends all requests, because ``error`` shows that the engine itself is wrong."""
+        message = f"the engine is wrong: {type(error).__name__}: {error}"
+        return self._end_all(FinishReason.ERROR, message)
+
+    def close(self) -> list[RequestOutput]:
+        """Ends all requests and frees caches and graphs; the model stays.
+
+        Nobody runs `step` meanwhile. Returns an output of finish reason CANCELLED for each request
+        that had not ended.
+        """
+        with contextlib.suppress(Exception):  # the device may be lost
+            self._runner.synchronize()
+        outputs = self._end_all(FinishReason.CANCELLED, self._broken or "the engine is closed")
+        self._runner.close()
+        return outputs

@@ -8,7 +8,7 @@ from kernelcat.errors import InvalidArgument
 from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.speculation import Speculation
 
-GRAPH_BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
 @dataclass(frozen=True)
@@ -17,19 +17,20 @@ class EngineSettings:
 
     Attributes
     ----------
-    limits : of requests and steps; ``vocab_size`` 0 and a ``context`` beyond the model's positions
-        are replaced by the model's
+    limits : of requests and steps; the engine lowers ``context`` to the model's positions
     page_size : tokens of a page
-    num_pages : pages of each layer group; None for as many as ``memory`` leaves
-    memory : part of the GPU's memory that weights, graphs, a step and the pages may take together
+    num_pages : pages of each layer group, the null page included; None for as many as the memory
+        has room for
+    memory : part of the GPU's memory that everything together may take
     cpu_cache_bytes : bytes of all pages on a CPU
     cache_dtype : element type of the caches, a name of torch (``float8_e4m3fn``); "" for the
         model's
     speculation : how drafts are made; None for no speculation
     has_prefix_cache : whether requests share pages of equal blocks
-    is_overlapped : whether a step is planned and launched while the step before it runs
-    graph_batches : batch sizes to which decode steps are padded, each a CUDA graph; () for none
-    is_warmed_up : whether kernels are compiled for all sizes before the first request
+    is_overlapped : whether a step is planned and launched while the step before it runs; None for
+        on a GPU
+    batch_sizes : batches to which decode steps are padded, each a CUDA graph; () for no padding and
+        no graphs; None for `BATCH_SIZES` on a GPU and () on a CPU
 
     Raises
     ------
@@ -45,14 +46,12 @@ class EngineSettings:
     cache_dtype: str = ""
     speculation: Speculation | None = None
     has_prefix_cache: bool = True
-    is_overlapped: bool = True
-    graph_batches: tuple[int, ...] = GRAPH_BATCHES
-    is_warmed_up: bool = True
+    is_overlapped: bool | None = None
+    batch_sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.memory <= 1:
             raise InvalidArgument(f"memory={self.memory} must be greater than 0 and at most 1")
-        if list(self.graph_batches) != sorted(set(self.graph_batches)) or 0 in self.graph_batches:
-            raise InvalidArgument(
-                f"graph_batches={self.graph_batches} must be positive and ascending"
-            )
+        sizes = self.batch_sizes or ()
+        if list(sizes) != sorted(set(sizes)) or any(size < 1 for size in sizes):
+            raise InvalidArgument(f"batch_sizes={sizes} must be positive and ascending")
