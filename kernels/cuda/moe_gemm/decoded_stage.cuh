@@ -35,12 +35,17 @@ struct DecodedConfig {
   // They copy rows of A, scales of rows, or, one thread, the scale of float8 weights.
   static constexpr int kCopyingThreads = kGather || kScaled ? kNumProducers : kIsFp8 ? 1 : 0;
   // Of a thread, if warpgroups exchange registers. To gather 128 rows takes more than to gather 96.
-  static constexpr int kProducerRegisters = kGather          ? (BLOCK_M == 96 ? 64 : 72)
+  static constexpr int kProducerRegisters = kGather          ? (BLOCK_M == 96 ? 56 : 72)
                                             : BLOCK_M == 256 ? 24
                                                              : 40;
   static constexpr int kConsumerRegisters = kGather          ? (BLOCK_M == 96 ? 224 : 216)
                                             : BLOCK_M == 256 ? 240
                                                              : 232;
+
+  // The kernel starts with 168 registers of each of 384 threads. If warpgroups wanted more than
+  // these in all, setmaxnreg would wait forever.
+  static_assert(kBlocksPerSm > 1 || kNumConsumers * kConsumerRegisters + kProducerRegisters <=
+                                        (kNumConsumers + 1) * 168);
 
   static constexpr int kStageTiles = BLOCK_K / kTileCols;
   static constexpr int kTileRowsOfW = BLOCK_N / kTileRows;
