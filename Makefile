@@ -1,6 +1,6 @@
 # make demo      the main job on this machine, set-up included
 # make test      lint, types and tests, set-up included
-# make campaign  every trial of the long tests, of which make test runs a tenth
+# make campaign  every trial of the long tests, of which make test runs a twentieth
 # They need only Python 3.11+ and make.
 
 PYTHON ?= python3

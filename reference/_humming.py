@@ -6,7 +6,6 @@ its sort and weighted sum are those of `_padded_segments`.
 
 from __future__ import annotations
 
-from kernelcat.errors import Unsupported
 from kernelcat.reference._experts import FP8
 from kernelcat.reference._fp8 import BLOCK
 from kernelcat.reference._moe_peers import check, mxfp4_rows
@@ -61,8 +60,6 @@ def humming():
     def make(problem, arrays):
         check(problem, "humming", ("fp8", "mxfp4"))
         tokens, k, hidden, inter = (problem[a] for a in ("tokens", "top_k", "hidden", "inter"))
-        if problem["experts"] & (problem["experts"] - 1):
-            raise Unsupported("humming's sort is raced with a power of two of experts")
         up = _layer(problem, arrays, "1", 2 * inter, hidden)
         down = _layer(problem, arrays, "2", hidden, inter)
         compute = {"gemm_type": "indexed"}

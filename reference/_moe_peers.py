@@ -30,6 +30,13 @@ def check(problem, peer: str, formats) -> None:
         raise Unsupported(f"{peer} is raced with scaling 1 and at least one token")
 
 
+def check_hopper(peer: str) -> None:
+    """Raise ``Unsupported`` unless the GPU is a Hopper, for which ``peer`` has its kernels."""
+    major, minor = import_torch(peer).cuda.get_device_capability()
+    if major != 9:
+        raise Unsupported(f"{peer} is raced on Hopper (sm_90), not on sm_{major}{minor}")
+
+
 def mxfp4_rows(problem, arrays, number: str, n: int, k: int):
     """Codes (experts, n, k / 2) and scales (experts, n, k / 32) in rows, torch tensors of uint8."""
     torch = import_torch("torch")

@@ -130,5 +130,4 @@ ENTRY = Entry(
     bytes_moved=_bytes_moved,
     problems={f"{t}x{vocab}x{h}": _problem(t, vocab, h) for t, vocab, h in TARGETS},
     peers=(Peer("torch", _torch),),
-    work_in_progress=True,
 )  # fmt: skip

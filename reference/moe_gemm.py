@@ -39,6 +39,7 @@ from kernelcat.reference._assignments import (
     top_k_error,
 )
 from kernelcat.reference._experts import ACT_DTYPE, DTYPE, EXPERTS, FORMAT, FP8, PACKING
+from kernelcat.reference._peers import peer_in
 
 
 def _a_rows(axes):
@@ -225,6 +226,7 @@ ENTRY = Entry(
     flops=_flops,
     bytes_moved=_bytes_moved,
     problems=_problems(),
+    peers=(peer_in("_quack_moe", "quack", "moe_gemm"),),
     constraint=_constraint,
     work_in_progress=True,
 )  # fmt: skip

@@ -264,6 +264,8 @@ ENTRY = Entry(
     peers=(
         peer_in("_moe_peers", "triton_kernels"),
         peer_in("_humming", "humming"),
+        peer_in("_flashinfer_moe", "flashinfer"),
+        peer_in("_quack_moe", "quack", "moe_mlp"),
         peer_in("_moe_peers", "torch", "torch_experts"),
     ),
     constraint=_constraint,

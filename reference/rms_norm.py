@@ -183,5 +183,4 @@ ENTRY = Entry(
         Peer("flashinfer", flashinfer_norm),
     ),
     constraint=_constraint,
-    work_in_progress=True,
 )  # fmt: skip

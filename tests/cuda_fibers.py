@@ -10,10 +10,12 @@ themselves.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,22 +48,37 @@ OPTIONS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing"
 
 @cache
 def _folder() -> Path:
-    """Where libraries are built, for the life of the process."""
-    folder = tempfile.TemporaryDirectory(prefix="cuda_fibers")
-    _FOLDERS.append(folder)
-    return Path(folder.name)
+    """Where libraries stay between runs of pytest, until the compiler or this device changes."""
+    version = subprocess.run([str(COMPILER), "--version"], capture_output=True, check=True).stdout
+    files = [Path(__file__), *sorted(path for path in STAND_INS.rglob("*") if path.is_file())]
+    parts = [version, str(header_folders()).encode(), *(path.read_bytes() for path in files)]
+    name = hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+    folder = Path(__file__).parents[1] / ".pytest_cache" / "cuda_fibers" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
-_FOLDERS: list[Any] = []
+def _once(target: Path, make: Callable[[Path], object]) -> Path:
+    """``target``; where it is missing, ``make(path)`` writes it at a temporary path.
+
+    Processes that make one file at the same time do not disturb each other.
+    """
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            temporary = Path(folder) / target.name
+            make(temporary)
+            temporary.replace(target)
+    return target
 
 
 @cache
 def _host_header() -> Path:
     """A copy of host.h, beside which g++ finds the header compiled, as each kernel needs it."""
-    header = Path(shutil.copy(STAND_INS / "host.h", _folder()))
+    header = _once(_folder() / "host.h", lambda path: shutil.copy(STAND_INS / "host.h", path))
     folders = [f"-I{folder}" for folder in header_folders()]
     options = [option for option in OPTIONS if option != "-shared"]
-    _compile([*options, "-x", "c++-header", *folders, str(header), "-o", f"{header}.gch"])
+    command = [*options, "-x", "c++-header", *folders, str(header), "-o"]
+    _once(header.with_suffix(".h.gch"), lambda path: _compile([*command, str(path)]))
     return header
 
 
@@ -72,10 +89,8 @@ def _compile(arguments: Iterable[str]) -> None:
 
 def library(kernel: CudaSource) -> ctypes.CDLL:
     """The kernel as a library with one function, ``run``, which returns an error or no text."""
-    path = _folder() / kernel.digest()
-    if not path.with_suffix(".so").exists():
-        _build(kernel, path)
-    run_kernel = ctypes.CDLL(str(path.with_suffix(".so")))
+    path = _once(_folder() / f"{kernel.digest()}.so", lambda path: _build(kernel, path))
+    run_kernel = ctypes.CDLL(str(path))
     run_kernel.run.restype = ctypes.c_char_p
     return run_kernel
 
@@ -92,7 +107,7 @@ extern "C" const char* run(void** params, const unsigned* grid, unsigned threads
     path.with_suffix(".cpp").write_text(text)
     folders = (STAND_INS, source.cuda_root() / "include", kernel.file.parent, *header_folders())
     includes = [f"-I{folder}" for folder in folders]
-    files = [str(path.with_suffix(".cpp")), "-o", str(path.with_suffix(".so"))]
+    files = [str(path.with_suffix(".cpp")), "-o", str(path)]
     _compile([*OPTIONS, "-include", str(_host_header()), *includes, *files])
 
 
@@ -139,11 +154,15 @@ def _address(array: Any) -> int | None:
 
 
 class Host:
-    """A device of the gate (`kernelcat.verify.gate`) that runs CUDA C++ on the CPU."""
+    """A device of the gate (`kernelcat.verify.gate`) that runs CUDA C++ on the CPU.
 
-    def __init__(self, max_blocks: int = 3, seed: int = 1) -> None:
+    With ``sms``, programs are made for an H200 with so few SMs.
+    """
+
+    def __init__(self, max_blocks: int = 3, seed: int = 1, sms: int | None = None) -> None:
         self.xp: Any = np
-        self.gpu = gpu.find("h200")
+        h200 = gpu.find("h200")
+        self.gpu = replace(h200, sms=sms or h200.sms)
         self.max_blocks, self.seed = max_blocks, seed
 
     def load(self, implementation: Implementation, problem: Problem, config: Config) -> Any:

@@ -191,7 +191,7 @@ class Allocator:
 
 
 def remote(pointer: Pointer, rank: int) -> Pointer:
-    """The same place in the shared memory of another thread block."""
+    """The address that ``pointer`` has in the shared memory of thread block ``rank``."""
     (number,) = (i for i, m in enumerate(here.block.shared) if m is pointer.memory)
     return Pointer(here.blocks[rank].shared[number], pointer.offset)
 

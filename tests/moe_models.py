@@ -24,7 +24,7 @@ NUM_DECODED = 6
 TOLERANCE = 5e-6
 """Largest difference of logits, as a part of the largest logit: float32 sums in another order."""
 PREFILL_16, DECODE_16 = 5e-2, 6e-2
-"""The same in bfloat16: what FORMATS allows between a model and transformers."""
+"""Largest differences in bfloat16, as parts of the largest logit, as FORMATS allows them."""
 
 
 @dataclass(frozen=True)

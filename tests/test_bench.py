@@ -139,6 +139,12 @@ def test_copies_make_l2_cold_within_free_memory(moved, multiple, l2, free) -> No
     assert copies == 1 or copies * each <= 0.4 * free
 
 
+def test_a_problem_that_fits_into_l2_many_times_has_few_copies() -> None:
+    l2, free = 50 << 20, 100 << 30
+    assert copies_needed(3 << 10, 3 << 10, l2, free) == 64
+    assert copies_needed(30 << 10, 30 << 10, l2, free) == 2048
+
+
 def test_the_host_timer_measures() -> None:
     calls = []
     timed = HostTimer().prepare([lambda: calls.append(1), lambda: calls.append(2)], "eager")

@@ -56,31 +56,31 @@ FAULTS = {
 
 PACKED_PROBLEM = product(40, 2, 3, 144, 416, gather=True, format="mxfp4", packing="tiles")
 PACKED_FAULTS = {
-    "operands are decoded before they have been multiplied": (
-        "moe_gemm/decoded_sums.cuh", "      wgmma_wait<1>();\n", "",
-    ),
     "a stage of packed weights is released before it is read": (
         "moe_gemm/decoded_sums.cuh", "&& k_block > 0) release_stage<1>(shared.empty[previous]);",
         ") release_stage<1>(shared.empty[stage]);",
-    ),
-    "packed weights are those of the first expert": (
-        "moe_gemm/decoded_stage.cuh", "expert * ceil_div(n, kTileRows) + col", "col",
     ),
     "the steps of a tile have one word": (
         "include/kernelcat/packed_tile.cuh", "{words.x, words.y,", "{words.x, words.x,",
     ),
 }  # fmt: skip
 """What is wrong with the kernel of packed weights -> file of kernels/cuda, text, replacement."""
-FLOAT8_PROBLEM = product(40, 2, 3, 136, 400, gather=True, format="fp8")
+FLOAT8_PROBLEM = product(100, 2, 2, 136, 400, gather=True, format="fp8")  # two passes a k-block
 FLOAT8_FAULTS = {
     "products of float8 are promoted before they are computed": (
-        "moe_gemm/decoded_sums.cuh", "    wgmma_wait<0>();\n    pin(products);\n", "",
+        "moe_gemm/float8_products.cuh", "wgmma_wait<1>();\n    pin(operands[1]);", "",
     ),
-    "float8 is not swizzled": (
-        "include/kernelcat/float8_tile.cuh", "lane_index() % 4 ^ row)", "lane_index() % 4)",
+    "float8 weights are widened before the last ones have been multiplied": (
+        "moe_gemm/float8_products.cuh", "wgmma_wait<1>();\n    pin(operands[0]);", "",
+    ),
+    "a stage of float8 weights is released before it is read": (
+        "moe_gemm/float8_products.cuh", "shared.empty[previous]", "shared.empty[stage]",
+    ),
+    "both passes multiply the first rows": (
+        "moe_gemm/float8_products.cuh", "first_row * kRowBytes", "0",
     ),
     "all columns have the first scale": (
-        "moe_gemm/decoded_sums.cuh", "scales[k_block]", "scales[0]",
+        "moe_gemm/decoded_stage.cuh", "w_scales + k_block", "w_scales",
     ),
 }  # fmt: skip
 """What is wrong with float8 weights -> file of kernels/cuda, text, replacement."""

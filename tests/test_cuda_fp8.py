@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from kernelcat import catalog
@@ -56,19 +58,21 @@ ODD = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("problem", "chosen"), CORNERS)
-def test_a_corner_of_the_space_compiles_without_spills_and_proves_its_techniques(
-    problem: Problem, chosen: Config
-) -> None:
-    assert wgmma.IMPLEMENTATION.why_not(chosen, problem, H200) is None
-    (step,) = wgmma.IMPLEMENTATION.program(problem, chosen, H200).steps
-    artifact = build(step.source, H200.arch)
-    assert artifact.metadata["spill_bytes"] == 0
-    assert artifact.metadata["warnings"] == []  # ptxas would warn here of serialized wgmma
-    assert all(inspect.prove(wgmma.IMPLEMENTATION, artifact).values())
-    assert inspect.inspect(artifact).has("UTMALDG*MULTICAST") == (step.cluster[0] > 1)
-    assert step.shared_bytes <= H200.shared_bytes
-    assert step.block * artifact.metadata["registers"] <= 1 << 16
+def test_corners_of_the_space_compile_without_spills_and_prove_their_techniques() -> None:
+    built = []
+    for problem, chosen in CORNERS:
+        assert wgmma.IMPLEMENTATION.why_not(chosen, problem, H200) is None
+        (step,) = wgmma.IMPLEMENTATION.program(problem, chosen, H200).steps
+        artifact = build(step.source, H200.arch)
+        assert artifact.metadata["spill_bytes"] == 0
+        assert artifact.metadata["warnings"] == []  # ptxas would warn here of serialized wgmma
+        assert step.shared_bytes <= H200.shared_bytes
+        assert step.block * artifact.metadata["registers"] <= 1 << 16
+        built.append((step, artifact))
+    reports = inspect.inspect_all([artifact for _, artifact in built])
+    for (step, _), report, (_, chosen) in zip(built, reports, CORNERS, strict=True):
+        assert all(inspect.proofs(wgmma.IMPLEMENTATION, [report]).values()), chosen
+        assert report.has("UTMALDG*MULTICAST") == (step.cluster[0] > 1), chosen
 
 
 @pytest.mark.parametrize("problem", ODD, ids=str)
@@ -118,18 +122,17 @@ def test_small_m_swaps_operands_and_large_m_takes_clusters() -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("block", ["1x128", "128x128"])
-@pytest.mark.parametrize("variant", ["naive", "vectorized"])
 @pytest.mark.slow
-def test_quantizing_compiles_with_and_without_conversion_instructions(
-    variant: str, block: str, arch: str
-) -> None:
-    implementation = catalog.implementation("fp8_quantize", "cuda", variant)
-    problem = quantize(300, 264, block, "float16")
-    (step,) = implementation.program(problem, implementation.default(problem, H200), H200).steps
-    artifact = build(step.source, arch)
-    assert artifact.metadata["spill_bytes"] == 0
-    assert inspect.inspect(artifact).has("F2FP*E4M3") == (arch == "sm_90a")
+def test_quantizing_compiles_with_and_without_conversion_instructions(arch: str) -> None:
+    artifacts = []
+    for variant, block in itertools.product(("naive", "vectorized"), ("1x128", "128x128")):
+        implementation = catalog.implementation("fp8_quantize", "cuda", variant)
+        problem = quantize(300, 264, block, "float16")
+        (step,) = implementation.program(problem, implementation.default(problem, H200), H200).steps
+        artifacts.append(build(step.source, arch))
+        assert artifacts[-1].metadata["spill_bytes"] == 0
+    has_instruction = [report.has("F2FP*E4M3") for report in inspect.inspect_all(artifacts)]
+    assert has_instruction == 4 * [arch == "sm_90a"]
 
 
 @pytest.mark.parametrize(("m", "k"), [(1, 8), (1, 1), (17, 136), (300, 260), (1 << 24, 128)])

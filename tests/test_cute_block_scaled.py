@@ -6,12 +6,14 @@ computed on the host with what TMA and PTX say of their instructions.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from campaign import RUNS_ALL
 
 pytest.importorskip("cutlass")
 
@@ -192,36 +194,47 @@ def compiled(problem: Any, arch: str = "sm_100a", **config: int) -> Any:
     return jit.build(step.source, arch)
 
 
-def is_sound(artifact: Any) -> None:
-    proofs = inspect.prove(BLOCK_SCALED, artifact)
-    assert all(proofs.values()), proofs
-    assert artifact.metadata["spill_bytes"] == 0 and artifact.metadata["registers"] <= 255
+def reports_of_sound(artifacts: list[Any]) -> list[inspect.Report]:
+    """The reports of ``artifacts``, each of which must prove every technique and not spill."""
+    reports = inspect.inspect_all(artifacts)
+    for artifact, report in zip(artifacts, reports, strict=True):
+        proofs = inspect.proofs(BLOCK_SCALED, [report])
+        assert all(proofs.values()), proofs
+        assert artifact.metadata["spill_bytes"] == 0 and artifact.metadata["registers"] <= 255
+    return reports
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", BLOCKS)
-@pytest.mark.parametrize(("block_n", "ctas"), TILES)
-def test_tiles_compile_without_spills(format: str, block_n: int, ctas: int) -> None:
+def test_tiles_compile_without_spills(format: str) -> None:
     problem = product(8192, 8192, 8192, dtype=FP4, format=format)
-    artifact = compiled(problem, block_n=block_n, ctas=ctas)
-    is_sound(artifact)
-    opcodes = inspect.inspect(artifact).opcodes
-    instruction = "UTCOMMA" + ".2CTA" * (ctas == 2) + ".4X" * (format == "nvfp4")
-    assert opcodes[instruction] == 4, opcodes
-    scales = 256 // BLOCKS[format] // 4 * (1 + max(1, block_n // 128))
-    copies = [count for opcode, count in opcodes.items() if opcode.startswith("UTCCP")]
-    assert sum(copies) == scales, "a copy for each atom of a stage"
+    artifacts = [compiled(problem, block_n=block_n, ctas=ctas) for block_n, ctas in TILES]
+    for (block_n, ctas), report in zip(TILES, reports_of_sound(artifacts), strict=True):
+        opcodes = report.opcodes
+        instruction = "UTCOMMA" + ".2CTA" * (ctas == 2) + ".4X" * (format == "nvfp4")
+        assert opcodes[instruction] == 4, opcodes
+        scales = 256 // BLOCKS[format] // 4 * (1 + max(1, block_n // 128))
+        copies = [count for opcode, count in opcodes.items() if opcode.startswith("UTCCP")]
+        assert sum(copies) == scales, "a copy for each atom of a stage"
+
+
+WIDEST, NARROWEST = (256, 2), (64, 1)
+EPILOGUES = [
+    case for case in itertools.product(BLOCKS, (False, True), (WIDEST, NARROWEST))
+    if RUNS_ALL or case in (("nvfp4", True, WIDEST), ("mxfp4", False, NARROWEST))
+]  # fmt: skip
+"""Format, whether there is a bias, and tile: without a campaign, each value once."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", BLOCKS)
-@pytest.mark.parametrize("bias", (False, True))
+@pytest.mark.campaign
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_every_epilogue_compiles_without_spills(format: str, bias: bool, activation: str) -> None:
-    axes = {"dtype": FP4, "format": format, "bias": bias, "activation": activation}
-    problem = product(1000, 336, 96, **axes)
-    for block_n, ctas in ((256, 2), (64, 1)):
-        is_sound(compiled(problem, block_n=block_n, ctas=ctas))
+def test_every_epilogue_compiles_without_spills(activation: str) -> None:
+    artifacts = []
+    for format, bias, (block_n, ctas) in EPILOGUES:
+        axes = {"dtype": FP4, "format": format, "bias": bias, "activation": activation}
+        artifacts.append(compiled(product(1000, 336, 96, **axes), block_n=block_n, ctas=ctas))
+    reports_of_sound(artifacts)
 
 
 SERVED = (product(1, 8, 32, dtype=FP4), product(0, 8, 32, dtype=FP4), product(8, 0, 32, dtype=FP4))

@@ -6,6 +6,7 @@ the block scales is taken from the kernel's own layouts.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign import RUNS_ALL
 
 pytest.importorskip("cutlass")
 
@@ -176,40 +178,56 @@ def test_memories_hold_what_a_tile_needs(format: str, block_m: int) -> None:
 # ---- compiled ------------------------------------------------------------------------------------
 
 
-def compiled(problem: Problem, arch: str = "sm_100a", **config: int) -> list[Any]:
+def compiled(problem: Problem, **config: int) -> list[Any]:
     implementation = variant_of(problem)
     chosen = Config(implementation.default(problem, B200), **config)
     assert implementation.why_not(chosen, problem, B200) is None
     steps = implementation.program(problem, chosen, B200).steps
-    artifacts = [jit.build(step.source, arch) for step in steps]
+    artifacts = [jit.build(step.source, B200.arch) for step in steps]
     for step, artifact in zip(steps, artifacts, strict=True):
         assert len(step.source.params) == len(step.params)
         assert artifact.metadata["spill_bytes"] == 0 and artifact.metadata["registers"] <= 255
-        assert inspect.inspect(artifact).has("ACQBULK"), "waits for the kernel before"
     return artifacts
 
 
+def reports_of_waiting(artifacts: list[Any]) -> list[inspect.Report]:
+    """The reports of ``artifacts``, each of which must wait for the kernel before."""
+    reports = inspect.inspect_all(artifacts)
+    assert all(report.has("ACQBULK") for report in reports)
+    return reports
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("block_m", BLOCKS)
 @pytest.mark.parametrize("format", FORMATS)
-def test_gathering_products_compile_without_spills(format: str, block_m: int) -> None:
+def test_gathering_products_compile_without_spills(format: str) -> None:
     axes = {"gather": True, "activation": "swiglu_oai", "bias": True, **FORMATS[format]}
-    (artifact,) = compiled(product(1024, 4, 32, 5760, 2880, **axes), block_m=block_m)
-    opcodes = inspect.inspect(artifact).opcodes
-    assert opcodes["UTCHMMA" if format == "bfloat16" else "UTCQMMA"] == 4, opcodes
-    k_blocks = 2 if format == "mxfp4" else 1  # the last one is loaded by itself
-    assert opcodes["UTMALDG.2D.GATHER4"] == k_blocks * block_m // 4
-    copies = [count for opcode, count in opcodes.items() if opcode.startswith("UTCCP")]
-    assert sum(copies) == (2 if format == "mxfp4" else 0), "scales of W in a loop, of A before it"
+    problem = product(1024, 4, 32, 5760, 2880, **axes)
+    artifacts = [artifact for rows in BLOCKS for artifact in compiled(problem, block_m=rows)]
+    for block_m, report in zip(BLOCKS, reports_of_waiting(artifacts), strict=True):
+        opcodes = report.opcodes
+        assert opcodes["UTCHMMA" if format == "bfloat16" else "UTCQMMA"] == 4, opcodes
+        k_blocks = 2 if format == "mxfp4" else 1  # the last one is loaded by itself
+        assert opcodes["UTMALDG.2D.GATHER4"] == k_blocks * block_m // 4
+        copies = [count for opcode, count in opcodes.items() if opcode.startswith("UTCCP")]
+        assert sum(copies) == (2 if format == "mxfp4" else 0), "of W in a loop, of A before it"
+
+
+SUMMED = [
+    case for case in itertools.product((2880, 135), BLOCKS)
+    if RUNS_ALL or case in ((2880, 32), (135, 64), (2880, 128))
+]  # fmt: skip
+"""Columns, and rows of a tile: without a campaign, each value at least once."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block_m", BLOCKS)
+@pytest.mark.campaign
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("n", (2880, 135))
-def test_summed_products_compile_without_spills(format: str, block_m: int, n: int) -> None:
+def test_summed_products_compile_without_spills(format: str) -> None:
     axes = {"combine": True, "residual": True, "bias": True, **FORMATS[format]}
-    assert len(compiled(product(1024, 4, 32, n, 2880, **axes), block_m=block_m)) == 2
+    artifacts = []
+    for n, block_m in SUMMED:
+        artifacts += compiled(product(1024, 4, 32, n, 2880, **axes), block_m=block_m)
+    assert len(reports_of_waiting(artifacts)) == 2 * len(SUMMED)
 
 
 # ---- which problems, and how ---------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from campaign import only_in_campaigns
 
 from kernelcat import catalog
 from kernelcat.catalog.implementation import Config, Float32, Int32, TensorMap
@@ -23,18 +24,11 @@ ALONE = Config(row_tiles=1, cluster=1, least=1, combine=False)
 HALF = {"dtype": "float16", "kv_dtype": "float16"}
 PACKED = {"kv_dtype": PACKED_TYPE}
 CORNERS = [
-    ("wgmma", latent(128, 1, 128, 4096), CLUSTER),
     ("wgmma", latent(1, 4, 128, 4096, 128, **HALF), CLUSTER),
-    ("wgmma", latent(16, 2, 16, 512, 16), ALONE),
     ("pair", latent(128, 1, 128, 4096), Config(least=1, combine=True)),
     ("pair", latent(1, 4, 128, 4096, 128, **HALF), Config(least=1, combine=False)),
-    ("pair", latent(16, 2, 64, 512, 16), Config(least=1, combine=False)),
-    ("pair", latent(128, 1, 64, 4096), Config(least=1, combine=True)),
-    ("pair", latent(64, 1, 128, 4096, **PACKED), Config(least=1, combine=True)),
     ("pair", latent(16, 1, 64, 512, 16, **PACKED), Config(least=1, combine=False)),
     ("mma", latent(128, 1, 16, 4096), Config(least=4, combine=True)),
-    ("mma", latent(128, 1, 8, 4096, 16, **HALF), Config(least=4, combine=False)),
-    ("mma", latent(128, 1, 16, 4096, **PACKED), Config(least=4, combine=False)),
     ("mma", latent(64, 2, 128, 4096, **PACKED), Config(least=4, combine=False)),
 ]
 TWO_ROW_TILES = Config(row_tiles=2, cluster=1, least=1, combine=False)
@@ -45,12 +39,26 @@ GATHERED_CORNERS = [
     ("mma", sparse(128, 64, 2048, **PACKED), Config(least=4, combine=True)),
 ]
 """Corners with pages of one token: their rows are gathered one by one."""
+FURTHER_CORNERS = [
+    ("wgmma", latent(128, 1, 128, 4096), CLUSTER),
+    ("wgmma", latent(16, 2, 16, 512, 16), ALONE),
+    ("pair", latent(16, 2, 64, 512, 16), Config(least=1, combine=False)),
+    ("pair", latent(128, 1, 64, 4096), Config(least=1, combine=True)),
+    ("pair", latent(64, 1, 128, 4096, **PACKED), Config(least=1, combine=True)),
+    ("mma", latent(128, 1, 8, 4096, 16, **HALF), Config(least=4, combine=False)),
+    ("mma", latent(128, 1, 16, 4096, **PACKED), Config(least=4, combine=False)),
+]
+"""Other combinations of what the corners above have, compiled by a campaign."""
+ALL_CORNERS = [*CORNERS, *GATHERED_CORNERS, *FURTHER_CORNERS]
 WIDTHS = {TensorMap: 128, Int32: 4, Float32: 4}
 """Bytes of each kind of parameter, except pointers."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("variant", "problem", "config"), CORNERS + GATHERED_CORNERS)
+@pytest.mark.parametrize(
+    ("variant", "problem", "config"),
+    [*CORNERS, *GATHERED_CORNERS, *only_in_campaigns(FURTHER_CORNERS)],
+)
 def test_a_corner_compiles_without_spills_and_gets_the_parameters_it_declares(
     variant: str, problem: Problem, config: Config
 ) -> None:
@@ -87,7 +95,7 @@ def test_row_tiles_stay_whole_where_nearly_all_teams_have_work(
 
 
 @pytest.mark.parametrize("sms", [1, 2, 7, 132])
-@pytest.mark.parametrize("problem", [p for _, p, _ in CORNERS + GATHERED_CORNERS], ids=str)
+@pytest.mark.parametrize("problem", [p for _, p, _ in ALL_CORNERS], ids=str)
 def test_workspaces_hold_two_partial_results_for_each_share(problem: Problem, sms: int) -> None:
     target = replace(H200, sms=sms)
     for implementation in (wgmma.IMPLEMENTATION, pair.IMPLEMENTATION, mma.IMPLEMENTATION):

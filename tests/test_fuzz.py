@@ -169,20 +169,7 @@ def test_a_sanitized_run_prints_each_example_before_it_runs(
 
 
 @pytest.mark.parametrize("name", catalog.names())
-def test_drawn_problems_are_legal_and_within_the_limit(name: str) -> None:
-    entry = catalog.entry(name)
-
-    @settings(max_examples=100, deadline=None)
-    @given(problem=fuzz.problems(entry, limit=50))
-    def run(problem: Problem) -> None:
-        assert entry.problem(**problem.values) == problem
-        assert all(problem[a.name] <= 50 for a in entry.axes if not a.values)
-
-    run()
-
-
-@pytest.mark.parametrize("name", catalog.names())
-def test_at_most_a_quarter_of_drawn_problems_are_empty(name: str) -> None:
+def test_drawn_problems_are_legal_and_within_the_limit_and_few_are_empty(name: str) -> None:
     entry, drawn = catalog.entry(name), []
 
     @settings(
@@ -195,6 +182,8 @@ def test_at_most_a_quarter_of_drawn_problems_are_empty(name: str) -> None:
     )
     @given(fuzz.worthwhile(entry, limit=160))
     def draw(problem: Problem) -> None:
+        assert entry.problem(**problem.values) == problem
+        assert all(problem[a.name] <= 160 for a in entry.axes if not a.values)
         drawn.append(problem)
 
     draw()

@@ -12,7 +12,7 @@ from kernelcat import catalog, dtypes
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument
-from kernelcat.kernels.cuda.out_router import NAIVE
+from kernelcat.kernels.cuda.out_router import naive, streamed
 from kernelcat.reference.out_router import ENTRY, routed
 from kernelcat.runtime import gpu
 from kernelcat.verify import gate
@@ -32,8 +32,45 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_naive_kernels_are_right_on_the_host(name: str) -> None:
     every_block = Host(max_blocks=1 << 30)  # grids have a warp for each element
-    verdict = gate.check(NAIVE, CASES[name], Config(), every_block, seeds=(0, 1))
+    verdict = gate.check(naive.IMPLEMENTATION, CASES[name], Config(), every_block, seeds=(0, 1))
     assert verdict.passed, verdict.detail
+
+
+WIDE_RING = Config(stage_cols=1024, num_warps=16, ring_kb=64)
+NARROW_RING = Config(stage_cols=256, num_warps=8, ring_kb=64)
+STREAMED = {
+    "biases": (WIDE_RING, CASES["biases"]),
+    "two rounds of a ring that is refilled, two groups of tokens": (
+        NARROW_RING, routed(20, 264, 488, 19, router_bias=True),
+    ),
+    "no router, an odd number of groups": (NARROW_RING, routed(3, 40, 72)),
+    "a router without experts": (WIDE_RING, CASES["a router without experts"]),
+    "float16 divides before the product": (NARROW_RING, routed(9, 8, 520, 9, dtype="float16")),
+    "no columns of attn": (WIDE_RING, CASES["no columns of attn"]),
+    "no hidden columns": (WIDE_RING, CASES["no hidden columns"]),
+    "no tokens": (WIDE_RING, CASES["no tokens"]),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no g++")
+@pytest.mark.parametrize("name", STREAMED)
+def test_streamed_weights_are_multiplied_right_on_the_host(name: str) -> None:
+    config, problem = STREAMED[name]
+    host = Host(max_blocks=1 << 30, sms=2)  # a thread block gets many groups of rows
+    assert streamed.IMPLEMENTATION.why_not(config, problem, host.gpu) is None
+    verdict = gate.check(streamed.IMPLEMENTATION, problem, config, host, seeds=(0,))
+    assert verdict.passed, verdict.detail
+
+
+def test_what_streamed_cannot_serve_is_refused_with_the_value() -> None:
+    def reason(problem: Problem) -> str | None:
+        return streamed.IMPLEMENTATION.why_not(WIDE_RING, problem, gpu.find("h200"))
+
+    why = "must be a multiple of 8: copies move whole 16 bytes"
+    assert reason(routed(1, 64, 63)) == f"hidden=63 {why}"
+    assert reason(routed(1, 12, 64)) == f"width=12 {why}"
+    assert reason(routed(64, 16, 64)) is None
+    assert reason(routed(65, 16, 64)) == "tokens=65 are more than the 64 of which an SM holds sums"
 
 
 def formulated(problem: Problem, attn, wo, norm_weight, residual, **more):

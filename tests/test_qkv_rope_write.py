@@ -12,7 +12,7 @@ from formulations.caches import kv_write
 from kernelcat import dtypes
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.cuda.qkv_rope_write import NAIVE
+from kernelcat.kernels.cuda.qkv_rope_write import naive, streamed
 from kernelcat.reference.qkv_rope_write import ENTRY, FP8, PROJECTIONS, projected
 from kernelcat.runtime import gpu
 from kernelcat.verify import gate
@@ -34,8 +34,55 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_naive_kernel_is_right_on_the_host(name: str) -> None:
     every_block = Host(max_blocks=1 << 30)  # the grid has a thread block for each head
-    verdict = gate.check(NAIVE, CASES[name], Config(), every_block, seeds=(0,))
+    verdict = gate.check(naive.IMPLEMENTATION, CASES[name], Config(), every_block, seeds=(0,))
     assert verdict.passed, verdict.detail
+
+
+WIDE_RING = Config(stage_cols=512, num_warps=16, ring_kb=64)
+NARROW_RING = Config(stage_cols=256, num_warps=8, ring_kb=64)
+STREAMED = {
+    "biases": (WIDE_RING, CASES["biases"]),
+    "a ring that is refilled, two slices": (NARROW_RING, projected(9, 3, 1, 64, 264, bias=True)),
+    "four rounds, 33 tokens": (NARROW_RING, projected(33, 2, 1, 64, 40)),
+    "float8 with scales of pages, float16": (
+        NARROW_RING,
+        projected(2, 2, 1, 64, 520, dtype="float16", kv_dtype=FP8, has_scales=True,
+                  page_scales=True, lengths="ragged"),
+    ),
+    "interleaved, half of a head": (WIDE_RING, CASES["interleaved, half of a head"]),
+    "40 of 64 elements": (WIDE_RING, projected(2, 1, 1, 64, 8, rotary_dim=40)),
+    "no queries, no RoPE, no columns": (WIDE_RING, CASES["no queries, no RoPE, no columns"]),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no g++")
+@pytest.mark.parametrize("name", STREAMED)
+def test_streamed_weights_are_multiplied_right_on_the_host(name: str) -> None:
+    config, problem = STREAMED[name]
+    host = Host(max_blocks=1 << 30, sms=2)  # a thread block gets many groups of rows
+    assert streamed.IMPLEMENTATION.why_not(config, problem, host.gpu) is None
+    verdict = gate.check(streamed.IMPLEMENTATION, problem, config, host, seeds=(0,))
+    assert verdict.passed, verdict.detail
+
+
+def test_what_streamed_cannot_serve_is_refused_with_the_value() -> None:
+    def reason(problem: Problem, config: Config = WIDE_RING) -> str | None:
+        return streamed.IMPLEMENTATION.why_not(config, problem, gpu.find("h200"))
+
+    assert reason(projected(65, 1, 1, 64, 64)) == (
+        "tokens=65 are more than the 64 of which an SM holds sums"
+    )
+    assert reason(projected(1, 1, 1, 64, 33)) == (
+        "hidden=33 must be a multiple of 8: copies move whole 16 bytes"
+    )
+    assert reason(projected(1, 1, 1, 64, 64, rotary_dim=10)) == (
+        "rotary_dim=10 must be a multiple of 8: the rows of a stage are whole pairs of the rotation"
+    )
+    assert reason(ENTRY.named("gptoss-1"), Config(WIDE_RING, stage_cols=256)) == (
+        "stage_cols=256 are less than 32 for each of 16 warps"
+    )
+    largest = Config(stage_cols=256, num_warps=8, ring_kb=192)
+    assert "bytes of shared memory; 232448 fit" in str(reason(ENTRY.named("gptoss-64"), largest))
 
 
 def formulated(problem: Problem, x, norm_weight, **arrays):

@@ -126,13 +126,18 @@ def _warm_up(
 
 MAX_COPIES = 2048
 """Upper limit of the number of rotating copies."""
+WARM_COPIES = 64
+"""Number of copies where MAX_COPIES of them fit into half of the L2 cache.
+
+The cache then stays warm with any number, and every copy costs time to write and to judge."""
 
 
 def copies_needed(moved_bytes: int, bytes_each: int, l2_bytes: int, free_bytes: int) -> int:
     """Number of copies of a problem's arrays that keep the L2 cache cold.
 
     A run on each copy in turn moves at least three times the size of the L2 cache. The copies take
-    at most 40 % of the free memory, and there are at most ``MAX_COPIES``.
+    at most 40 % of the free memory, and there are at most ``MAX_COPIES``; ``WARM_COPIES`` of a
+    problem that is too small for a cold cache.
 
     Parameters
     ----------
@@ -142,5 +147,7 @@ def copies_needed(moved_bytes: int, bytes_each: int, l2_bytes: int, free_bytes: 
     free_bytes : free memory of the device
     """
     wanted = -(-3 * l2_bytes // moved_bytes) if moved_bytes else 1
+    if moved_bytes * MAX_COPIES <= l2_bytes // 2:
+        wanted = min(wanted, WARM_COPIES)
     affordable = int(0.4 * free_bytes) // max(bytes_each, 1)
     return max(1, min(wanted, affordable, MAX_COPIES))

@@ -105,7 +105,7 @@ class Prepared:
         return any(tensor.accumulated for tensor in self.entry.present(self.problem))
 
     def copy(self) -> Prepared:
-        """The same inputs and oracle in memory of their own, with poisoned outputs."""
+        """A copy with equal inputs and oracle in memory of its own, and with poisoned outputs."""
         buffers = {name: Buffer.poisoned(buffer.tensor, self.problem, self.device.xp)
                    for name, buffer in self.buffers.items()}  # fmt: skip
         copy = replace(self, buffers=buffers)

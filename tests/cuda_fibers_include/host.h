@@ -299,6 +299,9 @@ T __ldg(const T* address) {
 inline float __fdividef(float x, float y) {
   return x / y;
 }
+inline float rsqrtf(float x) {
+  return 1.0f / std::sqrt(x);
+}
 inline float __fmul_rn(float x, float y) {
   return x * y;
 }

@@ -60,7 +60,7 @@ def paged_attn(problem: Problem, q, k_cache, v_cache, block_table, kv_lens, cu_q
 
 def unpacked_row(packed):
     """576 numbers of a row of 656 bytes: 512 float8 codes with their scales, then 64 bfloat16."""
-    codes, scales, rope = packed[:512], packed[512:528].tobytes(), packed[528:].tobytes()
+    codes, scales, rope = packed[:512].tolist(), packed[512:528].tobytes(), packed[528:].tobytes()
     values = [math.copysign(E4M3[code & 0x7F], 127.5 - code) for code in codes]
     scales = np.frombuffer(scales, "<f4").astype("float64")
     halves = np.frombuffer(rope, "<u2").astype("<u4") << 16

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from formulations.float4 import decoded_weights
@@ -25,10 +23,8 @@ def expert_weights(axes, n: int, k: int, w, w_scale=None, global_scale=None):
         return dtypes.decode(w, axes["format"]).astype("float64")
     scales = dtypes.decode(w_scale, SCALES[axes["format"]])
     if axes["format"] == "fp8":
-        values = dtypes.decode(w, FP8).astype("float64")
-        for row, col in np.ndindex(n, k):
-            values[row, col] *= scales[row // 128, col // 128]
-        return values
+        row, col = np.indices((n, k))
+        return dtypes.decode(w, FP8).astype("float64") * scales[row // 128, col // 128]
     multiplied = "float32" if axes["act_dtype"] == FP8 else axes["dtype"]
     matrix = {**axes, "N": n, "K": k, "dtype": multiplied}
     codes = dtypes.decode(w, "float4_e2m1fn_x2")
@@ -70,7 +66,7 @@ def moe_gemm(
             x = a[source].astype("float64")
             if a_scale is not None:
                 x *= [a_scale[col // 128, source] for col in range(k)]
-            z = np.array([math.fsum(x * weights[col]) for col in range(n)])
+            z = (weights * x).sum(axis=1)
             y[row] = activated(problem["activation"], z if bias is None else z + bias[expert])
     return {"d": weighted_sums(y, position, gates, residual) if problem["combine"] else y}
 

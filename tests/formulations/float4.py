@@ -150,7 +150,7 @@ def nvfp4_dequantize(problem: Problem, q, scale, global_scale=None):
         return {"x": dtypes.decode(dtypes.encode(x, problem["dtype"]), problem["dtype"])}
 
 
-def code_index(row: int, col: int, k: int) -> int:
+def code_index(row, col, k: int):
     """Index of the code of weight (row, col), K = ``k``, among codes in tiles of 16 x 64."""
     tile = row // 16 * math.ceil(k / 64) + col // 64
     lane, word = row % 8 * 4 + col % 8 // 2, col % 64 // 16
@@ -159,19 +159,18 @@ def code_index(row: int, col: int, k: int) -> int:
 
 
 def decoded_weights(problem: Problem, w, w_scale, are_scales_swizzled: bool):
-    """Float32 weights (N, K), weight by weight."""
+    """Float32 weights (N, K), from the places of the code and of the scale of each weight."""
     n, k, block = problem["N"], problem["K"], 16 if problem["format"] == "nvfp4" else 32
-    decoded = np.zeros((n, k), "float32")
-    for row, col in np.ndindex(decoded.shape):
-        code, scale = row * k + col, row * (k // block) + col // block
-        if problem["packing"] == "tiles":
-            row_scales = 64 // block
-            tile = row // 16 * math.ceil(k / 64) + col // 64
-            code = code_index(row, col, k)
-            scale = (tile * 16 + row % 8 * 2 + row % 16 // 8) * row_scales + col % 64 // block
-        elif are_scales_swizzled:
-            scale = swizzled_index(row, col // block, k // block)
-        decoded[row, col] = w.flat[code] * w_scale.flat[scale]
+    row, col = np.indices((n, k))
+    code, scale = row * k + col, row * (k // block) + col // block
+    if problem["packing"] == "tiles":
+        row_scales = 64 // block
+        tile = row // 16 * math.ceil(k / 64) + col // 64
+        code = code_index(row, col, k)
+        scale = (tile * 16 + row % 8 * 2 + row % 16 // 8) * row_scales + col % 64 // block
+    elif are_scales_swizzled:
+        scale = swizzled_index(row, col // block, k // block)
+    decoded = (w.reshape(-1)[code] * w_scale.reshape(-1)[scale]).astype("float32")
     return decoded.astype("float16") if problem["dtype"] == "float16" else decoded
 
 

@@ -50,7 +50,7 @@ def moe_mlp(
     def product(row, expert, n, k, w, scale, global_scale, bias):
         stored = [array if array is None else array[expert] for array in (scale, global_scale)]
         weights = expert_weights(problem.values, n, k, w[expert], *stored)
-        z = np.array([math.fsum(row * weights[col]) for col in range(n)])
+        z = (weights * row).sum(axis=1)
         return z if bias is None else z + bias[expert]
 
     for token in range(problem["tokens"]):

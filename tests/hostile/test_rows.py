@@ -540,7 +540,7 @@ def is_possible(target: Target, decision: Any) -> bool:
 def test_mutated_rows_break_no_call_and_no_forged_row_is_chosen(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """50,000 mutated rows, 20 to a database; 500 of them where campaigns are short."""
+    """50,000 mutated rows, 20 to a database; without a campaign, 240 of them."""
     known = {target.entry: list(snapshots._shipped(target.entry)) for target in TARGETS}
     monkeypatch.setattr(snapshots, "_shipped", lambda name: known[name])
     assert all(target.rows for target in TARGETS)

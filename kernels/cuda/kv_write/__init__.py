@@ -5,11 +5,15 @@ from __future__ import annotations
 from math import ceil
 
 from kernelcat.catalog.cost_model import copy_us
-from kernelcat.catalog.implementation import Config, Implementation, Int32, Pointer, Program, Step
+from kernelcat.catalog.implementation import Config, Implementation, Pointer, Program, Step
 from kernelcat.catalog.spec import Problem
-from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.common.cache_write import RESIDENT_WARPS, rope_style, write_us
-from kernelcat.kernels.cuda.common.paged_cache import page_bits, scales
+from kernelcat.kernels.cuda.common.cache_write import (
+    RESIDENT_WARPS,
+    head_sizes,
+    head_writer,
+    num_heads,
+    write_us,
+)
 from kernelcat.reference.kv_write import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
@@ -20,38 +24,17 @@ THREAD_ELEMENTS = 16
 SPACE = {"threads": (128, 256, 512), "unroll": (1, 2, 4)}
 """``unroll`` is the number of rows that a thread has in flight."""
 
-TENSORS = tuple(tensor.name for tensor in ENTRY.tensors)
-SIZES = ("tokens", "batch", "heads", "kv_heads", "table_width")
-
-
-def _rows(problem: Problem) -> int:
-    """Rows of a token: the heads of its keys, values and queries."""
-    return int(problem["heads"] + 2 * problem["kv_heads"])
-
 
 def _launch(problem: Problem, variant: str, *constants: int, blocks: int, threads: int) -> Program:
     if not problem["tokens"]:
         return Program(())
-    arguments = (
-        *(f"kernelcat::{problem[name]}" for name in ("dtype", "kv_dtype")),
-        str(problem["head_dim"]),
-        rope_style(problem),
-        scales(problem),
-        *map(str, constants),
-    )
-    name = f"kernelcat::kv_write_{variant}<{', '.join(arguments)}>"
-    params = (
-        *map(Pointer, TENSORS),
-        *(Int32(problem[name]) for name in SIZES),
-        Int32(page_bits(problem)),
-        Int32(problem["rotary_dim"]),
-    )
-    source = CudaSource(f"kv_write/{variant}.cu", name)
+    params = (*(Pointer(tensor.name) for tensor in ENTRY.tensors), *head_sizes(problem))
+    source = head_writer(problem, variant, *constants)
     return Program((Step(source, (blocks, 1, 1), params, threads),))
 
 
 def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    blocks = min(ceil(problem["tokens"] * _rows(problem) / NAIVE_WARPS), 2**31 - 1)
+    blocks = min(ceil(problem["tokens"] * num_heads(problem) / NAIVE_WARPS), 2**31 - 1)
     return _launch(problem, "naive", blocks=blocks, threads=32 * NAIVE_WARPS)
 
 
@@ -61,7 +44,7 @@ def _warp_rows(problem: Problem) -> int:
 
 
 def _warps(problem: Problem, config: Config) -> int:
-    token_warps = ceil(_rows(problem) / (_warp_rows(problem) * config["unroll"]))
+    token_warps = ceil(num_heads(problem) / (_warp_rows(problem) * config["unroll"]))
     return int(problem["tokens"] * token_warps)
 
 
@@ -82,8 +65,9 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     warp_rows = _warp_rows(problem) * config["unroll"]
-    if config["unroll"] > 1 and warp_rows >= 2 * _rows(problem):
-        return f"{warp_rows} rows per warp are at least twice the {_rows(problem)} rows of a token"
+    num_rows = num_heads(problem)
+    if config["unroll"] > 1 and warp_rows >= 2 * num_rows:
+        return f"{warp_rows} rows per warp are at least twice the {num_rows} rows of a token"
     return None
 
 

@@ -14,6 +14,7 @@
 #include <kernelcat/transposed_sums.cuh>
 
 #include "decoded_sums.cuh"
+#include "float8_products.cuh"
 #include "output.cuh"
 
 namespace kernelcat {
@@ -42,30 +43,29 @@ struct DecodedOutput {
   }
 };
 
-// Runs in a consumer warpgroup. `d` is (rows, columns of D), `bias` (experts, n) or null.
+// Runs in a consumer warpgroup. `d` is (rows, columns of D), `bias` (experts, n) or null,
+// `global_scale` (experts,) for NVFP4.
 template <typename Config>
 __device__ __forceinline__ void consume_encoded(DecodedShared<Config>& shared,
                                                 const typename Config::Tiles& tiles,
                                                 typename Config::T* d,
                                                 const typename Config::T* bias,
-                                                const float* w_scale, int n, int num_k) {
+                                                const float* global_scale, int n, int num_k) {
   using T = typename Config::T;
   const int consumer = warp_index() / 4;
   PipelineState<Config::kNumStages> position;
   tiles.for_each([&](const ExpertTile& tile) {
     typename Config::Sums sums;
     float scale = 1.0f;
-    if constexpr (Config::kIsFp8) {
-      const int64_t row = static_cast<int64_t>(tile.expert) * ceil_div(n, kScaleBlock);
-      const float* scales = w_scale + (row + tile.col / kScaleBlock) * num_k;
-      add_promoted<Config>(shared, position, sums, scales, num_k);
+    if constexpr (!Config::kIsFp8) {
+      scale = (Config::kNvfp4 ? global_scale[tile.expert] : 1.0f) * kGrowth<Config::kNvfp4>;
+    }
+    if constexpr (Config::kIsFp8 && Config::kRowBlocks == 1) {
+      Float8Products<Config>(shared, position).add_to(sums[0], num_k);
+    } else if constexpr (Config::kIsFp8 || Config::kScaled) {
+      add_promoted<Config>(shared, position, sums, num_k);
     } else {
-      scale = (Config::kNvfp4 ? w_scale[tile.expert] : 1.0f) * kGrowth<Config::kNvfp4>;
-      if constexpr (Config::kScaled) {
-        add_promoted<Config>(shared, position, sums, nullptr, num_k);
-      } else {
-        add_packed<Config>(shared, position, sums, num_k);
-      }
+      add_packed<Config>(shared, position, sums, num_k);
     }
     DecodedOutput<T, Config::kGating> output = {
         .d = d,
@@ -126,10 +126,14 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kBlocksPerSm)
   const int role = warp_index();  // outside the branches: all lanes must call warp_index()
   if (role >= Config::kNumConsumers * 4) {
     if constexpr (Config::kBlocksPerSm == 1) decrease_registers<Config::kProducerRegisters>();
-    if (Config::kCopyingThreads > 0 || role == Config::kNumConsumers * 4) {
+    constexpr bool kAllCopy = Config::kCopyingThreads == Config::kNumProducers;
+    if (kAllCopy || role == Config::kNumConsumers * 4) {
       const CopySource source = {.a = reinterpret_cast<const uint4*>(a),
                                  .order = order,
-                                 .scales = {.a_scale = a_scale, .m = a_rows},
+                                 .scales = {.a_scale = a_scale,
+                                            .b_scale = Config::kIsFp8 ? w_scale : nullptr,
+                                            .m = a_rows,
+                                            .num_n = ceil_div(n, kScaleBlock)},
                                  .top_k = static_cast<uint32_t>(top_k),
                                  .row_vectors = k / static_cast<int>(kVectorBytes / sizeof(T))};
       produce_encoded<Config>(shared, tiles(), maps, source, n, num_k);

@@ -8,7 +8,7 @@ the order in which these weights are decoded.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, erfc, sqrt
 
 from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
 from kernelcat.catalog.implementation import (
@@ -47,11 +47,16 @@ from kernelcat.reference.moe_gemm import ENTRY
 from kernelcat.runtime.gpu import KB, Gpu
 
 MIN_STAGES, MAX_STAGES = 3, 12
-SPACE = {"tile": ("16x128", "32x128", "48x128", "64x128", "128x128", "192x128", "256x128")}
+SPACE = {
+    "tile": (
+        *("16x128", "32x128", "48x128", "64x128", "80x128", "96x128"),
+        *("128x128", "192x128", "256x128"),
+    )
+}
 """tile : rows of an expert x rows of the expert's weights"""
 
 
-FLOAT8_ROWS = (16, 32, 64, 128)
+FLOAT8_ROWS = (16, 32, 64, 80, 96, 128)
 """Rows of a tile with float8 weights."""
 PREPARE_THREADS, PREPARE_VECTOR = 128, 8
 """Threads of a thread block that prepares activations, and columns of a thread."""
@@ -67,11 +72,35 @@ class Plan(Tiling):
     has_scaled_rows: bool
     """Whether each row and 128 columns of A have a scale."""
 
+    is_uniform: bool
+    """Whether tokens spread evenly over experts."""
+
     @staticmethod
     def of(config: Config, problem: Problem) -> Plan:
         scale_block = BLOCKS.get(problem["format"], 0)
         fields = Tiling.fields(config, problem)
-        return Plan(**fields, scale_block=scale_block, has_scaled_rows=_is_scaled(problem))
+        is_uniform = problem["skew"] == "uniform"
+        return Plan(
+            **fields,
+            scale_block=scale_block,
+            has_scaled_rows=_is_scaled(problem),
+            is_uniform=is_uniform,
+        )
+
+    @property
+    def num_tiles(self) -> float:
+        """Tiles, estimated.
+
+        Where tokens spread evenly, an expert's rows vary about their mean by its root: a tile of a
+        few rows more than the mean holds all rows of nearly every expert.
+        """
+        if not self.is_uniform:
+            return super().num_tiles
+        mean = self.rows / max(self.active, 1)
+        ends = range(self.block_m, int(mean + 4 * sqrt(mean)), self.block_m)
+        # One block, and for each end the probability that an expert has more rows.
+        row_blocks = 1 + sum(erfc((end - mean) / sqrt(2 * mean)) / 2 for end in ends)
+        return self.active * row_blocks * self.num_col_blocks
 
     @property
     def num_k_blocks(self) -> int:
@@ -94,12 +123,15 @@ class Plan(Tiling):
 
     @property
     def stage_bytes(self) -> int:
-        """Operands, padded to 1 KB; scales of the rows of A if they have any; two barriers."""
+        """Operands, padded to 1 KB; scales of the rows of A or of float8 weights; two barriers."""
         if self.scale_block:
             operand_bytes = stage_bytes(self.block_m, self.scale_block)
         else:
             operand_bytes = (2 * self.block_m + STAGE_ROWS) * STAGE_COLS
-        return operand_bytes + 4 * (self.block_m + 2) * self.has_scaled_rows + 16
+        scale_bytes = 4 * (self.block_m + 2) if self.has_scaled_rows else 0
+        if not self.scale_block:
+            scale_bytes = 16
+        return operand_bytes + scale_bytes + 16
 
     @property
     def _rest_bytes(self) -> int:
@@ -259,9 +291,11 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 # ---- which one without measuring ---------------------------------------------------------------
 
-_STAGE_US = {16: 0.44, 32: 0.50, 48: 0.60, 64: 0.70, 128: 0.88, 192: 1.1, 256: 1.4}
+_STAGE_US = {
+    16: 0.44, 32: 0.50, 48: 0.60, 64: 0.70, 80: 0.75, 96: 0.79, 128: 0.88, 192: 1.1, 256: 1.4,
+}  # fmt: skip
 """Rows of A in a tile -> microseconds that an SM takes for a stage of 4-bit weights."""
-_FLOAT8_STAGE_US = {16: 0.52, 32: 0.58, 64: 0.7, 128: 0.9}
+_FLOAT8_STAGE_US = {16: 0.49, 32: 0.54, 64: 0.55, 80: 0.58, 96: 0.62, 128: 0.78}
 """Rows of A in a tile -> microseconds that an SM takes for a stage of float8 weights."""
 
 _TILE_US = 1.0

@@ -32,10 +32,15 @@ struct DecodedConfig {
   static constexpr int kNumConsumers = kBlocksPerSm == 1 ? 2 : 1;
   static constexpr int kNumProducers = kBlocksPerSm == 1 ? kWarpgroupThreads : kWarpThreads;
   static constexpr int kNumThreads = kNumConsumers * kWarpgroupThreads + kNumProducers;
-  static constexpr int kCopyingThreads = kGather || kScaled ? kNumProducers : 0;
-  // Of a thread, if warpgroups exchange registers.
-  static constexpr int kProducerRegisters = kGather ? 72 : BLOCK_M == 256 ? 24 : 40;
-  static constexpr int kConsumerRegisters = kGather ? 216 : BLOCK_M == 256 ? 240 : 232;
+  // They copy rows of A, scales of rows, or, one thread, the scale of float8 weights.
+  static constexpr int kCopyingThreads = kGather || kScaled ? kNumProducers : kIsFp8 ? 1 : 0;
+  // Of a thread, if warpgroups exchange registers. To gather 128 rows takes more than to gather 96.
+  static constexpr int kProducerRegisters = kGather          ? (BLOCK_M == 96 ? 64 : 72)
+                                            : BLOCK_M == 256 ? 24
+                                                             : 40;
+  static constexpr int kConsumerRegisters = kGather          ? (BLOCK_M == 96 ? 224 : 216)
+                                            : BLOCK_M == 256 ? 240
+                                                             : 232;
 
   static constexpr int kStageTiles = BLOCK_K / kTileCols;
   static constexpr int kTileRowsOfW = BLOCK_N / kTileRows;
@@ -50,7 +55,7 @@ struct DecodedConfig {
 };
 
 // The weights of a stage: eight tile rows of two tiles with their scales, or rows of float8, whose
-// 128 bytes are swizzled. The scales of float8 stay in global memory: a stage has one.
+// 128 bytes are swizzled and which share one scale (DecodedShared::scales).
 template <typename Config, bool kIsFp8 = Config::kIsFp8>
 struct StageWeights {
   uint8_t codes[Config::kTileRowsOfW][Config::kStageTiles][kTileCodes];
@@ -70,8 +75,9 @@ struct DecodedStage {
 template <typename Config>
 struct DecodedShared {
   DecodedStage<Config> stages[Config::kNumStages];
+  // Those of A with kScaled; the scale of float8 weights is b[0].
   StageScales<Config::kScaled ? Config::BLOCK_M : 2>
-      scales[Config::kScaled ? Config::kNumStages : 1];  // of A, with kScaled
+      scales[Config::kScaled || Config::kIsFp8 ? Config::kNumStages : 1];
   Barrier full[Config::kNumStages];
   Barrier empty[Config::kNumStages];
 
@@ -113,7 +119,7 @@ struct DecodedMaps {
   }
 };
 
-// Runs in the kCopyingThreads, or in one warp if there are none. An expert has `n` rows of W.
+// Runs in the kCopyingThreads, or in one warp if there are fewer. An expert has `n` rows of W.
 template <typename Config>
 __device__ __forceinline__ void produce_encoded(DecodedShared<Config>& shared,
                                                 const typename Config::Tiles& tiles,
@@ -127,6 +133,11 @@ __device__ __forceinline__ void produce_encoded(DecodedShared<Config>& shared,
   tiles.for_each([&](const ExpertTile& tile) {
     const GatheredRows<Config> rows(source, tile);
     const CopiedScales<Config> scales(source, tile);
+    const float* w_scales = nullptr;  // of float8: (num_k,)
+    if constexpr (Config::kIsFp8) {
+      const int64_t row = static_cast<int64_t>(tile.expert) * source.scales.num_n;
+      w_scales = source.scales.b_scale + (row + tile.col / kScaleBlock) * num_k;
+    }
     for (int k_block = 0; k_block < num_k; ++k_block) {
       Stage& stage = shared.stages[position.stage];
       Barrier& full = shared.full[position.stage];
@@ -145,7 +156,12 @@ __device__ __forceinline__ void produce_encoded(DecodedShared<Config>& shared,
         }
       }
       scales.load(shared.scales[Config::kScaled ? position.stage : 0], source, k_block);
-      if constexpr (Config::kCopyingThreads > 0) arrive_when_copied(full);
+      if constexpr (Config::kIsFp8) {
+        if (is_leader) async_copy_4(shared.scales[position.stage].b, w_scales + k_block, true);
+      }
+      if constexpr (Config::kCopyingThreads > 0) {
+        if (Config::kCopyingThreads > 1 || is_leader) arrive_when_copied(full);
+      }
       position.advance();
     }
   });

@@ -18,29 +18,38 @@ __device__ __forceinline__ void wait_full(DecodedShared<Config>& shared,
   if constexpr (Config::kGather) fence_async_shared();  // cp.async wrote what wgmma reads
 }
 
+// The i-th tile of a warp in a stage, which must be full: row blocks of the same columns first.
+template <typename Config>
+__device__ __forceinline__ auto tile_of(const DecodedShared<Config>& shared, int stage, int i) {
+  using T = typename Config::T;
+  constexpr int kBlocks = Config::kRowBlocks, kWarpgroupWarps = 4;
+  const int warp = threadIdx.x / kWarpThreads;
+  const int first = warp / kWarpgroupWarps * kWarpgroupWarps * kBlocks + warp % kWarpgroupWarps;
+  const int row = first + i % kBlocks * kWarpgroupWarps, col = i / kBlocks;  // of tiles
+  const auto& w = shared.stages[stage].w;
+  if constexpr (Config::kIsFp8) {
+    return Float8Tile<T>(w.rows[row * kTileRows], col * kTileCols);
+  } else {
+    return PackedTile<T, Config::kNvfp4, true>(w.codes[row][col], w.scales[row][col]);
+  }
+}
+
 // Multiplies packed 4-bit weights. A warp multiplies one tile of W after the other: first those of
 // the same columns.
 template <typename Config>
 __device__ __forceinline__ void add_packed(DecodedShared<Config>& shared,
                                            PipelineState<Config::kNumStages>& position,
                                            typename Config::Sums& sums, int num_k) {
-  using Tile = PackedTile<typename Config::T, Config::kNvfp4, true>;
   constexpr int kBlocks = Config::kRowBlocks, kNumTiles = Config::kStageTiles * kBlocks;
   struct Tiles {
-    Tile tiles[kNumTiles];
+    decltype(tile_of<Config>(shared, 0, 0)) tiles[kNumTiles];
   };
   uint32_t operands[2][kTileSteps][4];
-  const int warp = threadIdx.x / kWarpThreads;
-  const int first_row = warp / 4 * 4 * kBlocks + warp % 4;  // the warp's first tile row of W
   const auto next = [&]() -> Tiles {
     wait_full(shared, position);
-    const auto& w = shared.stages[position.stage].w;
     Tiles result;
 #pragma unroll
-    for (int i = 0; i < kNumTiles; ++i) {
-      const int row = first_row + i % kBlocks * 4;
-      result.tiles[i] = {w.codes[row][i / kBlocks], w.scales[row][i / kBlocks]};
-    }
+    for (int i = 0; i < kNumTiles; ++i) result.tiles[i] = tile_of(shared, position.stage, i);
     return result;
   };
   Tiles packed = next();
@@ -67,23 +76,6 @@ __device__ __forceinline__ void add_packed(DecodedShared<Config>& shared,
   release_stage<1>(shared.empty[previous]);
 }
 
-// Decodes the i-th tile of a warp in a stage: row blocks of the same columns first.
-template <typename Config>
-__device__ __forceinline__ void decode_tile(uint32_t (&operands)[kTileSteps][4],
-                                            const StageWeights<Config>& w, int i) {
-  using T = typename Config::T;
-  constexpr int kBlocks = Config::kRowBlocks, kWarpgroupWarps = 4;
-  const int warp = threadIdx.x / kWarpThreads;
-  const int first = warp / kWarpgroupWarps * kWarpgroupWarps * kBlocks + warp % kWarpgroupWarps;
-  const int row = first + i % kBlocks * kWarpgroupWarps, col = i / kBlocks;  // of tiles
-  if constexpr (Config::kIsFp8) {
-    decode_float8_tile<T>(operands, w.rows[row * kTileRows], col * kTileCols);
-  } else {
-    PackedTile<T, Config::kNvfp4, true>(w.codes[row][col], w.scales[row][col])
-        .decode_into(operands);
-  }
-}
-
 // Adds the products of a k-block to sums of a warp's rows of W by BLOCK_M rows of A: times `scale`,
 // or with kScaled times the scales of the rows of A
 // (BLOCK_M,).
@@ -108,13 +100,11 @@ __device__ __forceinline__ void promote(typename Config::Sums& sums,
 }
 
 // Multiplies weights or activations that have a scale for each k-block of 128 columns. The products
-// of a k-block are multiplied by its scales and added to sums in float32 registers. `w_scales`
-// (num_k,) are those of the tile's rows of float8 weights.
+// of a k-block are multiplied by its scales and added to sums in float32 registers.
 template <typename Config>
 __device__ __forceinline__ void add_promoted(DecodedShared<Config>& shared,
                                              PipelineState<Config::kNumStages>& position,
-                                             typename Config::Sums& sums, const float* w_scales,
-                                             int num_k) {
+                                             typename Config::Sums& sums, int num_k) {
   using T = typename Config::T;
   constexpr int kBlocks = Config::kRowBlocks, kNumTiles = Config::kStageTiles * kBlocks;
   static_assert(kNumTiles % 2 == 0, "the first tile of each stage goes to the first buffer");
@@ -126,34 +116,33 @@ __device__ __forceinline__ void add_promoted(DecodedShared<Config>& shared,
     for (int i = 0; i < Config::BLOCK_M / 2; ++i) sums[block][i] = 0.0f;
   }
   wait_full(shared, position);
-  decode_tile<Config>(operands[0], shared.stages[position.stage].w, 0);
+  tile_of(shared, position.stage, 0).decode_into(operands[0]);
   for (int k_block = 0; k_block < num_k; ++k_block) {
-    const float scale = Config::kIsFp8 ? w_scales[k_block] : 1.0f;
-    const int index = position.stage;
-    const auto& stage = shared.stages[index];
+    const int stage = position.stage;
+    const float scale = Config::kIsFp8 ? shared.scales[stage].b[0] : 1.0f;
 #pragma unroll
     for (int i = 0; i < kNumTiles; ++i) {
-      const uint32_t a = shared_address(stage.a[i / kBlocks]);
+      const uint32_t a = shared_address(shared.stages[stage].a[i / kBlocks]);
       multiply_packed_tile<T, Config::BLOCK_M>(products[i % kBlocks], operands[i % 2],
                                                swizzled_rows_descriptor(a), i >= kBlocks);
       wgmma_wait<1>();
       pin(operands[1 - i % 2]);
       if (i < kNumTiles - 1) {
-        decode_tile<Config>(operands[(i + 1) % 2], stage.w, i + 1);
+        tile_of(shared, stage, i + 1).decode_into(operands[(i + 1) % 2]);
       } else {
         position.advance();
         if (k_block + 1 < num_k) {
           wait_full(shared, position);
-          decode_tile<Config>(operands[0], shared.stages[position.stage].w, 0);
+          tile_of(shared, position.stage, 0).decode_into(operands[0]);
         }
       }
     }
     wgmma_wait<0>();
     pin(products);
     pin(operands[1]);
-    if constexpr (!Config::kScaled) release_stage<1>(shared.empty[index]);
-    promote<Config>(sums, products, scale, shared.scales[Config::kScaled ? index : 0].a);
-    if constexpr (Config::kScaled) release_stage_after_loads(shared.empty[index]);
+    if constexpr (!Config::kScaled) release_stage<1>(shared.empty[stage]);
+    promote<Config>(sums, products, scale, shared.scales[stage].a);
+    if constexpr (Config::kScaled) release_stage_after_loads(shared.empty[stage]);
   }
 }
 

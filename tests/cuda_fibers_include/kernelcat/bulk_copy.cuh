@@ -1,4 +1,5 @@
-// kernels/cuda/include/kernelcat/bulk_copy.cuh on the host: loads of boxes of two dimensions.
+// kernels/cuda/include/kernelcat/bulk_copy.cuh on the host: loads of spans, and of boxes of two
+// dimensions.
 #pragma once
 
 #include <kernelcat/mbarrier.cuh>
@@ -10,6 +11,22 @@ struct alignas(64) TensorMap {
   const uint8_t* base;
   int64_t shape[2], row_bytes, box[2], element_bytes, swizzle_bytes;
 };
+
+inline uint64_t evict_first_policy() {
+  return 0;
+}
+
+inline void bulk_load(void* shared, const void* global, uint32_t num_bytes, Barrier& barrier,
+                      uint64_t) {
+  const auto begin = reinterpret_cast<uint64_t>(global);
+  host::require(num_bytes % 16 == 0, "a bulk copy does not have whole units of 16 bytes");
+  host::require(begin % 16 == 0, "the source of a bulk copy is not aligned");
+  host::require(shared_address(shared) % 16 == 0, "the target of a bulk copy is not aligned");
+  host::landings.push_back([=, &barrier] {
+    std::memcpy(shared, global, num_bytes);
+    barrier.complete_bytes(num_bytes);
+  });
+}
 
 inline void prefetch_map(const TensorMap&) {}
 
