@@ -20,6 +20,7 @@ from kernelcat.moe.engine.scheduler import Scheduler
 from kernelcat.moe.engine.speculation import Speculation
 from kernelcat.moe.engine.step import Output, Step
 from kernelcat.moe.engine.step_arrays import StepArrays
+from kernelcat.moe.engine.step_sizes import StepSizes
 
 VOCAB = 7
 WIDTH = 64
@@ -111,9 +112,8 @@ class FakeEngine:
         self.limits = limits or Limits(step_tokens=16, max_running=8, max_waiting=64, context=64)
         self.manager = BlockManager(groups, page_size, WIDTH, has_prefix_cache)
         self.scheduler = Scheduler(self.manager, self.limits, speculation)
-        self.arrays = StepArrays(
-            self.manager, self.limits, speculation.num_drafts if speculation else 0
-        )
+        num_drafts = speculation.num_drafts if speculation else 0
+        self.arrays = StepArrays(self.manager, StepSizes(self.limits, num_drafts, [8]))
         self.model = FakeModel(self.manager)
         self.results: list[tuple[Step, np.ndarray]] = []
         self.outputs: list[Output] = []

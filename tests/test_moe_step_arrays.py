@@ -19,7 +19,9 @@ from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import Request
 from kernelcat.moe.engine.scheduler import Scheduler
 from kernelcat.moe.engine.speculation import Speculation
+from kernelcat.moe.engine.step import ScheduledChunk, Step
 from kernelcat.moe.engine.step_arrays import StepArrays
+from kernelcat.moe.engine.step_sizes import Size, StepSizes
 from kernelcat.moe.engine.text import TextStream
 
 # ---- arrays --------------------------------------------------------------------------------------
@@ -57,7 +59,7 @@ def test_padding_is_sequences_of_one_token_in_slots_of_the_null_page():
         served.submit([1, 2, 3], max_tokens=9)
     served.step()
     step, arrays = served.scheduler.schedule(), served.arrays
-    arrays.fill(step, batch=8)
+    arrays.fill(step, Size(8, 8, 8, 1))
     assert arrays.cu_q.tolist() == list(range(9))
     assert arrays.kv_lens.tolist() == [4, 4, 4, 1, 2, 3, 4, 1]
     assert arrays.positions.tolist() == [3, 3, 3, 0, 1, 2, 3, 0]
@@ -67,19 +69,49 @@ def test_padding_is_sequences_of_one_token_in_slots_of_the_null_page():
     for table in arrays.block_tables:
         assert table[3:, 0].tolist() == [0] * 5
         assert table[:3, 0].all()
-    arrays.fill(step, batch=3)
+    arrays.fill(step)
     assert len(arrays.kv_lens) == len(arrays.tokens) == 3
-    for batch in (2, 9):
-        with pytest.raises(InvalidArgument, match=f"3 sequences and cannot be padded to {batch}"):
-            arrays.fill(step, batch)
+    for batch in (2, 10):
+        with pytest.raises(InvalidArgument, match=r"step 1 .* cannot be padded to"):
+            arrays.fill(step, Size(batch, batch, batch, 1))
 
 
-def test_a_step_with_a_prompt_is_not_padded():
-    served = engine()
+def test_added_tokens_of_a_step_with_a_prompt_are_one_sequence():
+    served = engine(0, 6)
     served.submit([1, 2, 3], max_tokens=9)
-    step = served.scheduler.schedule()
-    with pytest.raises(InvalidArgument, match="only steps whose requests have one new token"):
-        served.arrays.fill(step, 4)
+    step, arrays = served.scheduler.schedule(), served.arrays
+    with pytest.raises(InvalidArgument, match="need more sequences"):
+        arrays.fill(step, Size(1, 9, 1, 9))
+    arrays.fill(step, Size(4, 9, 2, 9))
+    assert arrays.tokens.tolist() == [1, 2, 3, *[0] * 6]
+    assert arrays.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5]
+    assert arrays.cu_q.tolist() == [0, 3, 9, 9, 9]
+    assert arrays.kv_lens.tolist() == [3, 6, 0, 0]
+    assert arrays.rows.tolist() == [2, 1]
+    assert not arrays.block_tables[0][1:].any()
+
+
+def test_every_step_has_a_size_that_is_compiled_before():
+    limits = Limits(step_tokens=40, max_running=6, context=64)
+    sizes = StepSizes(limits, 2, (1, 2, 4))
+    known = {*sizes.decode(), *sizes.mixed()}
+    shapes = {(size.batch, size.tokens) for size in known}
+    rows = {(size.batch, size.rows) for size in known}
+    for batch in range(1, 7):
+        for tokens in range(batch, 41):
+            for num_rows in range(0, min(3 * batch, tokens) + 1):
+                step = Step(0, [], [], tokens, num_rows)
+                request = Request("", [1])
+                for i in range(batch):
+                    size = 1 if i else tokens - batch + 1
+                    step.chunks.append(ScheduledChunk(request, 0, [1] * size, [], 0, 0, -1, 0))
+                padded = sizes.of(step)
+                assert (padded.batch, padded.tokens) in shapes
+                assert (padded.batch, padded.rows) in rows
+                assert all(a <= b for a, b in zip(Size.of(step), padded, strict=True))
+                assert all(a <= b for a, b in zip(padded, sizes.largest, strict=True))
+                assert padded.tokens == tokens or padded.batch > batch
+    assert sizes.tokens == [16, 32, 40] and sizes.batches == [1, 2, 4, 6]
 
 
 def test_buffers_come_from_the_caller():
@@ -90,7 +122,7 @@ def test_buffers_come_from_the_caller():
         return made[-1]
 
     served = engine()
-    arrays = StepArrays(served.manager, served.limits, 3, allocate)
+    arrays = StepArrays(served.manager, StepSizes(served.limits, 3, ()), allocate)
     assert arrays.tokens.base is made[0]
     assert len(arrays._by_row["rows"]) == 16  # no more rows than tokens
 
@@ -112,7 +144,8 @@ def test_memory_stays_flat_over_ten_thousand_steps_of_mixed_sizes():
     groups = [LayerGroup("all", 100), LayerGroup("window", 60, 32)]
     limits = Limits(step_tokens=64, max_running=8, max_waiting=8, context=300, max_chunk=48)
     manager = BlockManager(groups, 8, 38)
-    scheduler, arrays = Scheduler(manager, limits), StepArrays(manager, limits)
+    scheduler = Scheduler(manager, limits)
+    arrays = StepArrays(manager, StepSizes(limits, 0, ()))
     common = dice.choices(range(1000), k=40)
     buffers = [*arrays._by_token.values(), *arrays._by_row.values(), arrays._tables]
     addresses = [buffer.ctypes.data for buffer in buffers]

@@ -229,6 +229,15 @@ class Op:
         decision = choose(self.entry, problem, target, rows, self.pin, refuted=refuted)
         return Explanation.of(problem, target, decision)
 
+    def launchers(self) -> list[Any]:
+        """The launchers that this operator remembers, with their workspaces.
+
+        An operator forgets old launchers. Who captures calls in a CUDA graph keeps this list as
+        long as the graph is replayed.
+        """
+        with self._lock:
+            return [launcher for _, launcher in self._loaded.values()]
+
     def forget(self) -> None:
         """Forget all launchers and choices."""
         with self._lock:

@@ -33,6 +33,7 @@ _VERBS = {
     "leaderboard": "database:leaderboard",
     "db": "database:db",
     "cache": "cache:cache",
+    "moe": "moe:moe",
 }
 """Verb -> module and command; a module is imported when one of its verbs is used."""
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import kernelcat
+from kernelcat.call.operator import Op
 from kernelcat.errors import InvalidArgument
 
 Call = Callable[..., Any]
@@ -45,6 +46,11 @@ class Ops:
     rms_norm: Call
     sample: Call
     fused_tokens: int = 64
+
+    def launchers(self) -> list[Any]:
+        """What a CUDA graph with captured calls needs to stay alive: kernels and workspaces."""
+        calls = (getattr(self, field.name) for field in fields(self))
+        return [launcher for op in calls if isinstance(op, Op) for launcher in op.launchers()]
 
 
 @cache

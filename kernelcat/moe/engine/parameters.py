@@ -97,3 +97,8 @@ class SamplingParameters:
     def has_penalty(self) -> bool:
         """Whether logits depend on which tokens the request has."""
         return self.repetition_penalty != 1
+
+    @property
+    def has_filters(self) -> bool:
+        """Whether some tokens cannot be drawn."""
+        return bool(self.top_k) or self.top_p < 1 or self.min_p > 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from kernelcat.moe.engine.blocks import BlockTable
+from kernelcat.moe.engine.constraint import Constraint
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.speculation import NgramIndex
 from kernelcat.moe.engine.text import TextStream
@@ -44,6 +45,7 @@ class Request:
     salt : requests with different salts share no page
     is_constrained : whether the choice of a token needs all tokens before it on the host (a
         grammar), so that a step can be planned only when the step before it has ended
+    constraint : the grammar; None for any text
 
     tokens : known tokens: the prompt and what was written
     max_length : tokens at which the request ends
@@ -63,6 +65,7 @@ class Request:
     text: TextStream | None = None
     salt: str = ""
     is_constrained: bool = False
+    constraint: Constraint | None = None
 
     tokens: list[int] = field(init=False)
     state: State = field(init=False, default=State.NEW)
@@ -105,6 +108,8 @@ class Request:
         self.tokens.append(token)
         if self.ngrams is not None:
             self.ngrams.append(token)
+        if self.constraint is not None:
+            self.constraint.append(token)
         piece = ""
         if token in self.parameters.stop_tokens:
             self.finish_reason = FinishReason.STOP

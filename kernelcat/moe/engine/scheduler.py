@@ -279,6 +279,15 @@ class Scheduler:
                 outputs.append(Output(request, finish_reason=FinishReason.ERROR))
         return outputs
 
+    def end_all(self, reason: FinishReason) -> list[Output]:
+        """Ends all requests, and forgets steps in flight: their results will not come."""
+        self.in_flight.clear()
+        outputs = []
+        for request in list(self.queue.requests.values()):
+            self.queue.end(request, reason)
+            outputs.append(Output(request, finish_reason=reason))
+        return outputs
+
     # ---- proof ----------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:

@@ -66,7 +66,7 @@ class Step:
     @property
     def max_q(self) -> int:
         """The most new tokens of a request."""
-        return max(len(chunk.tokens) for chunk in self.chunks)
+        return max((len(chunk.tokens) for chunk in self.chunks), default=0)
 
     def add(self, chunk: ScheduledChunk) -> None:
         """Appends a chunk."""

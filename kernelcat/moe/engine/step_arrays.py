@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from kernelcat.errors import InvalidArgument
 from kernelcat.moe.engine.blocks import BlockManager
-from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.pages import NULL_PAGE
 from kernelcat.moe.engine.request import Request
 from kernelcat.moe.engine.step import Step
+from kernelcat.moe.engine.step_sizes import Size, StepSizes
 
 Array = npt.NDArray[Any]
 Allocate = Callable[[tuple[int, ...], str], Array]
@@ -37,12 +37,13 @@ class StepArrays:
 
     Parameters
     ----------
-    manager, limits : the scheduler's
-    num_drafts : draft tokens of a request in a step, at most
+    manager : the scheduler's
+    sizes : of the engine's steps
     allocate : makes the buffers
 
     Attributes
     ----------
+    size : of the step that was filled last
     tokens : int32 (tokens,) ids of the new tokens
     source_rows : int32 (tokens,) -1, or the row of the step before that chooses the token
     positions : int32 (tokens,) places of the new tokens in their sequences
@@ -55,6 +56,7 @@ class StepArrays:
     seed, offset : int64 (rows,) of the draws; offset is the position of the token that is chosen
     """
 
+    size: Size
     tokens: Array
     source_rows: Array
     positions: Array
@@ -71,15 +73,11 @@ class StepArrays:
     offset: Array
 
     def __init__(
-        self,
-        manager: BlockManager,
-        limits: Limits,
-        num_drafts: int = 0,
-        allocate: Allocate = np.zeros,
+        self, manager: BlockManager, sizes: StepSizes, allocate: Allocate = np.zeros
     ) -> None:
-        self._page_size = manager.page_size
-        batch, tokens = limits.max_running, limits.step_tokens
-        rows = min(tokens, batch * (1 + num_drafts))
+        self._page_size, self._largest = manager.page_size, sizes.largest
+        self._capacity = manager.page_size * manager.table_width
+        batch, tokens, rows, _ = sizes.largest
         self._by_token = {
             name: allocate((tokens,), "int32") for name in ("tokens", "source_rows", "positions")
         }
@@ -88,37 +86,37 @@ class StepArrays:
         self._by_row |= {name: allocate((rows,), "int64") for name in ("seed", "offset")}
         self._kv_lens = allocate((batch,), "int32")
         self._cu_q = allocate((batch + 1,), "int32")
-        shape = len(manager.groups), batch, manager.table_width
-        self._tables = allocate(shape, "int32")
-        self._show(0, 0, 0)
+        self._tables = allocate((len(manager.groups), batch, manager.table_width), "int32")
+        self._show(Size(0, 0, 0, 0))
 
-    def _show(self, batch: int, tokens: int, rows: int) -> None:
+    def _show(self, size: Size) -> None:
         """Makes the attributes views of the first parts of the buffers."""
+        self.size = size
         for name, buffer in self._by_token.items():
-            setattr(self, name, buffer[:tokens])
+            setattr(self, name, buffer[: size.tokens])
         for name, buffer in self._by_row.items():
-            setattr(self, name, buffer[:rows])
-        self.kv_lens = self._kv_lens[:batch]
-        self.cu_q = self._cu_q[: batch + 1]
-        self.block_tables = tuple(self._tables[:, :batch])
+            setattr(self, name, buffer[: size.rows])
+        self.kv_lens = self._kv_lens[: size.batch]
+        self.cu_q = self._cu_q[: size.batch + 1]
+        self.block_tables = tuple(self._tables[:, : size.batch])
 
-    def fill(self, step: Step, batch: int = 0) -> None:
+    def fill(self, step: Step, size: Size | None = None) -> None:
         """Writes the arrays of ``step``, which was planned last.
 
         Parameters
         ----------
         step : what `Scheduler.schedule` returned
-        batch : sequences to pad the step to, for a CUDA graph of that size; 0 for no padding. The
-            padding are sequences of one token in the null page, greedy, one row each.
+        size : sizes to pad the step to; None for no padding. Added sequences have their tokens in
+            the null page; added rows are greedy.
 
         Raises
         ------
         InvalidArgument
-            A step with other chunks than single tokens is padded, or ``batch`` is too small or too
-            large.
+            ``size`` is smaller than the step or larger than the buffers, or there are tokens to add
+            and no sequence that could have them.
         """
-        chunks, size = step.chunks, len(step.chunks)
-        num_padded = self._num_padded(step, batch)
+        added = self._added(step, size or Size.of(step))
+        chunks = step.chunks
         tokens: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
@@ -131,50 +129,68 @@ class StepArrays:
             table = chunk.request.table
             assert table is not None
             self._tables[:, s, : table.num_blocks] = table.pages[:, : table.num_blocks]
-        self._show(size + num_padded, len(tokens) + num_padded, len(rows) + num_padded)
-        padded = [i % self._page_size for i in range(num_padded)]
-        first = len(tokens)
-        self._write("tokens", tokens + [0] * num_padded)
-        self._write("positions", positions + padded)
-        self._write("rows", rows + list(range(first, first + num_padded)))
-        self._write("cu_q", cu_q + [first + 1 + i for i in range(num_padded)])
-        self._write("kv_lens", [chunk.end for chunk in chunks] + [at + 1 for at in padded])
-        sources = self._by_token["source_rows"]
-        sources[: first + num_padded] = -1
-        for chunk, row in zip(chunks, cu_q, strict=False):
-            if chunk.source_row >= 0:
-                sources[row] = chunk.source_row
-        self._tables[:, size : size + num_padded, 0] = NULL_PAGE
         owners = [chunk.request for chunk in chunks for _ in range(chunk.num_rows)]
         offsets = [positions[row] + 1 for row in rows]
-        self._write_parameters(owners, offsets, num_padded)
+        sources = {
+            row: chunk.source_row
+            for chunk, row in zip(chunks, cu_q, strict=False)
+            if chunk.source_row >= 0
+        }
+        lengths = [chunk.end for chunk in chunks]
+        for start, end in added:
+            tokens += [0] * (end - start)
+            positions += range(start, end)
+            cu_q.append(len(tokens))
+            lengths.append(end)
+        num_rows_added = self.size.rows - len(rows)
+        last = len(tokens) - 1
+        rows += [min(len(rows) + i, last) for i in range(num_rows_added)]
+        self._write("tokens", tokens)
+        self._write("positions", positions)
+        self._write("rows", rows)
+        self._write("cu_q", cu_q)
+        self._write("kv_lens", lengths)
+        self.source_rows[:] = -1
+        for row, source in sources.items():
+            self.source_rows[row] = source
+        self._tables[:, len(chunks) : self.size.batch] = NULL_PAGE
+        self._write_parameters(owners, offsets, num_rows_added)
 
-    def _num_padded(self, step: Step, batch: int) -> int:
-        """Sequences to add, or InvalidArgument."""
-        size = len(step.chunks)
-        if not batch or batch == size:
-            return 0
-        if step.max_q > 1 or step.num_rows != size:
+    def _added(self, step: Step, size: Size) -> list[tuple[int, int]]:
+        """First and last position of the new tokens of added sequences, or InvalidArgument."""
+        own, largest = Size.of(step), self._largest
+        if any(a > b for a, b in zip(own, size, strict=True)) or any(
+            a > b for a, b in zip(size, largest, strict=True)
+        ):
             raise InvalidArgument(
-                f"step {step.index} is not padded to {batch} sequences: "
-                "only steps whose requests have one new token and one row each can be padded"
+                f"step {step.index} has {own} and cannot be padded to {size}; the largest "
+                f"possible size is {largest}"
             )
-        if not size < batch <= len(self._kv_lens):
+        self._show(size)
+        count, num_tokens = size.batch - own.batch, size.tokens - own.tokens
+        if size.is_decode and (own.is_decode or not own.batch):
+            at = [i % self._page_size for i in range(count)]
+            return [(start, start + 1) for start in at]
+        ends = []
+        for _ in range(count):
+            ends.append(min(num_tokens, self._capacity))
+            num_tokens -= ends[-1]
+        if num_tokens:
             raise InvalidArgument(
-                f"step {step.index} has {size} sequences and cannot be padded to {batch}; "
-                f"the limit is max_running={len(self._kv_lens)}"
+                f"step {step.index} of {own} cannot be padded to {size}: tokens that are added "
+                f"need more sequences, which have {self._capacity} tokens each at most"
             )
-        return batch - size
+        return [(0, end) for end in ends]
 
     def _write(self, name: str, values: list[Any]) -> None:
         """Writes a whole array."""
         getattr(self, name)[:] = values
 
-    def _write_parameters(self, owners: list[Request], offsets: list[int], num_padded: int) -> None:
-        """Writes what rows need to choose a token; padded rows are greedy."""
+    def _write_parameters(self, owners: list[Request], offsets: list[int], num_added: int) -> None:
+        """Writes what rows need to choose a token; added rows are greedy."""
         padding = {"top_p": 1.0, "repetition_penalty": 1.0}
         for name in PARAMETERS:
             values = [getattr(request.parameters, name) for request in owners]
-            self._write(name, values + [padding.get(name, 0)] * num_padded)
-        self._write("seed", [request.seed for request in owners] + [0] * num_padded)
-        self._write("offset", offsets + [0] * num_padded)
+            self._write(name, values + [padding.get(name, 0)] * num_added)
+        self._write("seed", [request.seed for request in owners] + [0] * num_added)
+        self._write("offset", offsets + [0] * num_added)

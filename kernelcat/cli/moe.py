@@ -1,0 +1,21 @@
+"""Verbs about models and the engine that serves them: moe."""
+
+from __future__ import annotations
+
+import click
+
+from kernelcat.cli.group import Group
+from kernelcat.cli.moe_serving import serve
+
+
+@click.group(cls=Group)
+def moe() -> None:
+    """Run mixture-of-experts models from the catalog's kernels.
+
+    \b
+    Example:
+      kernelcat moe serve gpt-oss-20b --port 8000
+    """
+
+
+moe.add_command(serve)

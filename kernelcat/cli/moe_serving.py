@@ -1,0 +1,97 @@
+"""The verb serve of moe."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kernelcat.cli.options import as_json
+from kernelcat.cli.output import echo, emit
+from kernelcat.errors import MissingDependency
+
+
+@click.command()
+@click.argument("model")
+@click.option("--random-weights", is_flag=True, help="MODEL is a name; its weights are random.")
+@click.option("--device", default="", help="cuda or cpu; default: cuda where there is a GPU.")
+@click.option("--name", default="", help="The model's name in requests; default: MODEL's own.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--port", default=8000, show_default=True, help="Port; 0 for any free one.")
+@click.option(
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    envvar="KERNELCAT_API_KEY",
+    help="Key that clients must present; may be repeated. Default: no authentication.",
+)
+@click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
+@click.option("--context", type=int, help="Tokens of a request with its prompt, at most.")
+@click.option("--max-running", type=int, help="Requests that a step computes, at most.")
+@click.option("--max-waiting", type=int, help="Requests that wait, at most.")
+@click.option("--step-tokens", type=int, help="New tokens that a step computes, at most.")
+@click.option("--cache-dtype", default="", help="Element type of the caches: float8_e4m3fn.")
+@click.option("--max-body", default=8 << 20, show_default=True, help="Bytes of a request, at most.")
+@click.option(
+    "--grace", default=30.0, show_default=True, help="Seconds for running requests after SIGTERM."
+)
+@as_json
+def serve(
+    model: str, random_weights: bool, device: str, name: str, as_json: bool, **options: Any
+) -> None:
+    """Serve MODEL, a folder with a checkpoint, by OpenAI's API.
+
+    SIGTERM ends the server: running requests may end, those left get an error.
+
+    \b
+    Example:
+      kernelcat moe serve gpt-oss-20b --port 8000
+      kernelcat moe serve small-llama --random-weights --device cpu
+    """
+    try:
+        from kernelcat.moe.engine.engine import EngineError
+        from kernelcat.moe.serve.app import make_app
+        from kernelcat.moe.serve.server import make_server
+        from kernelcat.moe.serve.service import Service
+        from kernelcat.moe.serve.settings import Settings
+    except ModuleNotFoundError as error:
+        raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
+    settings = Settings(
+        name or Path(model).name,
+        **{field: options[field] for field in ("host", "port", "api_keys", "max_body", "grace")},
+    )
+    engine, tokenizer = _engine(model, random_weights, device, options)
+    service = Service(engine, tokenizer, settings)
+
+    def announce(url: str) -> None:
+        if as_json:
+            return emit({"model": settings.model, "url": f"{url}/v1"})
+        echo(f"{settings.model} is served at {url}/v1")
+
+    server = make_server(make_app(service), service, announce)
+    server.run()
+    if server.has_failed:
+        raise EngineError("the engine has stopped, so the server has ended")
+
+
+def _engine(model: str, random_weights: bool, device: str, options: dict[str, Any]) -> Any:
+    """The engine with its model, and the tokenizer."""
+    import torch
+
+    from kernelcat import moe
+    from kernelcat.moe.engine.async_engine import AsyncEngine
+    from kernelcat.moe.engine.engine import Engine
+    from kernelcat.moe.engine.limits import Limits
+    from kernelcat.moe.engine.settings import EngineSettings
+    from kernelcat.moe.tokenizer import tokenizer_of
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    names = ("context", "max_running", "max_waiting", "step_tokens")
+    given = {name: options[name] for name in names if options[name] is not None}
+    limits = replace(Limits(), **given)
+    decoder = moe.random_model(model, device) if random_weights else moe.load(model, device)
+    tokenizer = tokenizer_of(decoder.config, None if random_weights else model)
+    settings = EngineSettings(limits, memory=options["memory"], cache_dtype=options["cache_dtype"])
+    return AsyncEngine(Engine(decoder, settings, tokenizer.decode)), tokenizer

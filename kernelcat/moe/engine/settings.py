@@ -1,0 +1,57 @@
+"""Settings of an engine: limits, the size of the caches, speculation, CUDA graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kernelcat.errors import InvalidArgument
+from kernelcat.moe.engine.limits import Limits
+from kernelcat.moe.engine.speculation import Speculation
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Settings of an engine.
+
+    Attributes
+    ----------
+    limits : of requests and steps; the engine lowers ``context`` to the model's positions
+    page_size : tokens of a page
+    num_pages : pages of each layer group, the null page included; None for as many as the memory
+        has room for
+    memory : part of the GPU's memory that everything together may take
+    cpu_cache_bytes : bytes of all pages on a CPU
+    cache_dtype : element type of the caches, a name of torch (``float8_e4m3fn``); "" for the
+        model's
+    speculation : how drafts are made; None for no speculation
+    has_prefix_cache : whether requests share pages of equal blocks
+    is_overlapped : whether a step is planned and launched while the step before it runs; None for
+        on a GPU
+    batch_sizes : batches to which decode steps are padded, each a CUDA graph; () for no padding and
+        no graphs; None for `BATCH_SIZES` on a GPU and () on a CPU
+
+    Raises
+    ------
+    InvalidArgument
+        A value is out of range.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    page_size: int = 64
+    num_pages: tuple[int, ...] | None = None
+    memory: float = 0.9
+    cpu_cache_bytes: int = 1 << 30
+    cache_dtype: str = ""
+    speculation: Speculation | None = None
+    has_prefix_cache: bool = True
+    is_overlapped: bool | None = None
+    batch_sizes: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.memory <= 1:
+            raise InvalidArgument(f"memory={self.memory} must be greater than 0 and at most 1")
+        sizes = self.batch_sizes or ()
+        if list(sizes) != sorted(set(sizes)) or any(size < 1 for size in sizes):
+            raise InvalidArgument(f"batch_sizes={sizes} must be positive and ascending")

@@ -1,0 +1,117 @@
+"""Sizes to which steps are padded.
+
+A model's kernels are chosen and compiled for the sizes of their arrays. With few sizes everything
+is compiled before the first request, and a step of decoding can be a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from kernelcat.moe.engine.limits import Limits
+from kernelcat.moe.engine.step import Step
+
+
+class Size(NamedTuple):
+    """Sizes of a step's arrays.
+
+    Attributes
+    ----------
+    batch : sequences
+    tokens : new tokens
+    rows : new tokens after which a token is chosen
+    max_q : upper bound of the new tokens of a sequence
+    """
+
+    batch: int
+    tokens: int
+    rows: int
+    max_q: int
+
+    @staticmethod
+    def of(step: Step) -> Size:
+        """The size of ``step`` without padding."""
+        return Size(len(step.chunks), step.num_tokens, step.num_rows, step.max_q)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether each sequence has one new token and one row."""
+        return self.max_q == 1 and self.batch == self.tokens == self.rows
+
+
+class StepSizes:
+    """The sizes that steps of an engine may have.
+
+    A step of decoding is padded to one of ``batches``. Every other step is padded to one of
+    ``mixed_batches`` and one of ``tokens``; one more sequence has the tokens that are added.
+    Without ``batches`` nothing is padded.
+
+    Parameters
+    ----------
+    limits : of steps
+    num_drafts : draft tokens of a request in a step, at most
+    batches : sequences, ascending; `Limits.max_running` replaces those beyond it
+
+    Attributes
+    ----------
+    mixed_batches : every other one of ``batches``: attention skips a sequence without new tokens
+    tokens : ascending numbers of new tokens; the last one is `Limits.step_tokens`
+    largest : the size that buffers need
+    """
+
+    def __init__(self, limits: Limits, num_drafts: int, batches: Sequence[int]) -> None:
+        most = limits.max_running
+        self.num_drafts, self._context = num_drafts, limits.context
+        self.batches = [*(size for size in batches if size < most), most] if batches else []
+        self.mixed_batches = sorted({*self.batches[::2], *self.batches[-1:]})
+        self.tokens = _token_sizes(limits.step_tokens, limits.context) if batches else []
+        rows = min(limits.step_tokens, most * (1 + num_drafts))
+        self.largest = Size(most + bool(batches), limits.step_tokens, rows, limits.step_tokens)
+
+    def of(self, step: Step) -> Size:
+        """The size to which ``step`` is padded."""
+        size = Size.of(step)
+        if not self.batches:
+            return size
+        if size.is_decode:
+            batch = _next(self.batches, size.batch)
+            return Size(batch, batch, batch, 1)
+        batch = _next(self.mixed_batches, size.batch)
+        rows = next(rows for rows in self._rows(batch) if rows >= size.rows)
+        tokens = _next(self.tokens, size.tokens)
+        return Size(batch + 1, tokens, rows, tokens)
+
+    def _rows(self, batch: int) -> list[int]:
+        """Ascending numbers of rows of a step with ``batch`` requests that does not only decode."""
+        counts = {0, batch, batch * (1 + self.num_drafts)}
+        return sorted({min(rows, self.largest.rows) for rows in counts})
+
+    def decode(self) -> list[Size]:
+        """All sizes of steps that only decode."""
+        return [Size(batch, batch, batch, 1) for batch in self.batches]
+
+    def mixed(self) -> Iterator[Size]:
+        """Sizes of other steps: all pairs of batch and tokens, and all numbers of rows."""
+        for batch in self.mixed_batches:
+            for before, tokens in pairwise([0, *self.tokens]):
+                if before < batch * self._context:  # what requests can fill
+                    yield Size(batch + 1, tokens, 0, tokens)
+            for rows in self._rows(batch):
+                yield Size(batch + 1, self.tokens[0], rows, self.tokens[0])
+
+
+def _token_sizes(last: int, max_gap: int) -> list[int]:
+    """Ascending sizes up to ``last``: by 16, later by a quarter of a power of two."""
+    sizes, size = list[int](), min(16, max_gap)
+    while size < last:
+        sizes.append(size)
+        size += min(max_gap, max(16, 1 << size.bit_length() - 3))
+    return [*sizes, last]
+
+
+def _next(sizes: Sequence[int], size: int) -> int:
+    """The first of ``sizes`` that is at least ``size``."""
+    return sizes[bisect_left(sizes, size)]
