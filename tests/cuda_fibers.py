@@ -10,16 +10,12 @@ themselves.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import host_build
 import numpy as np
 
 from kernelcat import dtypes
@@ -41,55 +37,26 @@ from kernelcat.jit.cuda import CudaSource, header_folders
 from kernelcat.runtime import gpu
 
 STAND_INS = Path(__file__).parent / "cuda_fibers_include"
-COMPILER = shutil.which("g++")
-OPTIONS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing",
-           "-fno-gnu-unique")  # fmt: skip  # libraries of one process share no variables
+COMPILER = host_build.COMPILER
+OPTIONS = (*host_build.OPTIONS, "-fno-strict-aliasing")
 
 
 @cache
 def _folder() -> Path:
-    """Where libraries stay between runs of pytest, until the compiler or this device changes."""
-    version = subprocess.run([str(COMPILER), "--version"], capture_output=True, check=True).stdout
-    files = [Path(__file__), *sorted(path for path in STAND_INS.rglob("*") if path.is_file())]
-    parts = [version, str(header_folders()).encode(), *(path.read_bytes() for path in files)]
-    name = hashlib.sha256(b"".join(parts)).hexdigest()[:16]
-    folder = Path(__file__).parents[1] / ".pytest_cache" / "cuda_fibers" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _once(target: Path, make: Callable[[Path], object]) -> Path:
-    """``target``; where it is missing, ``make(path)`` writes it at a temporary path.
-
-    Processes that make one file at the same time do not disturb each other.
-    """
-    if not target.exists():
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            temporary = Path(folder) / target.name
-            make(temporary)
-            temporary.replace(target)
-    return target
+    versions = (folder / "cuda_runtime_api.h" for folder in header_folders())
+    return host_build.folder("cuda_fibers", Path(__file__), STAND_INS, *versions)
 
 
 @cache
 def _host_header() -> Path:
-    """A copy of host.h, beside which g++ finds the header compiled, as each kernel needs it."""
-    header = _once(_folder() / "host.h", lambda path: shutil.copy(STAND_INS / "host.h", path))
+    """host.h, compiled, as each kernel needs it."""
     folders = [f"-I{folder}" for folder in header_folders()]
-    options = [option for option in OPTIONS if option != "-shared"]
-    command = [*options, "-x", "c++-header", *folders, str(header), "-o"]
-    _once(header.with_suffix(".h.gch"), lambda path: _compile([*command, str(path)]))
-    return header
-
-
-def _compile(arguments: Iterable[str]) -> None:
-    built = subprocess.run([str(COMPILER), *arguments], capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
+    return host_build.precompiled(STAND_INS / "host.h", _folder(), [*OPTIONS, *folders])
 
 
 def library(kernel: CudaSource) -> ctypes.CDLL:
     """The kernel as a library with one function, ``run``, which returns an error or no text."""
-    path = _once(_folder() / f"{kernel.digest()}.so", lambda path: _build(kernel, path))
+    path = host_build.once(_folder() / f"{kernel.digest()}.so", lambda path: _build(kernel, path))
     run_kernel = ctypes.CDLL(str(path))
     run_kernel.run.restype = ctypes.c_char_p
     return run_kernel
@@ -108,7 +75,7 @@ extern "C" const char* run(void** params, const unsigned* grid, unsigned threads
     folders = (STAND_INS, source.cuda_root() / "include", kernel.file.parent, *header_folders())
     includes = [f"-I{folder}" for folder in folders]
     files = [str(path.with_suffix(".cpp")), "-o", str(path)]
-    _compile([*OPTIONS, "-include", str(_host_header()), *includes, *files])
+    host_build.compile([*OPTIONS, "-include", str(_host_header()), *includes, *files])
 
 
 def run(program: Program, arrays: Arrays, max_blocks: int, seed: int) -> None:

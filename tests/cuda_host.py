@@ -9,15 +9,14 @@ receipt.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import math
 import re
-import subprocess
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import host_build
 import numpy as np
 
 from kernelcat.catalog import source
@@ -37,8 +36,7 @@ from kernelcat.jit.cuda import CudaSource
 from kernelcat.runtime import gpu
 
 INCLUDE = Path(__file__).parent / "host_include"
-OPTIONS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", "-ffp-contract=off",
-           "-fno-gnu-unique")  # fmt: skip  # libraries of one process share no variables
+OPTIONS = (*host_build.OPTIONS, "-pthread", "-ffp-contract=off")
 REPLACEMENTS = (
     (r"extern __shared__ (\w+) (\w+)\[\];",
      r"\1* \2 = reinterpret_cast<\1*>(host::block->dynamic_shared.data());"),
@@ -59,13 +57,13 @@ VALUES: dict[type, Callable[[Any], Any]] = {
 
 
 class HostCuda:
-    """A device as the gate takes it; ``folder`` gets compiled kernels."""
+    """A device as the gate takes it."""
 
     xp = np
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         self.gpu = gpu.find("h200")
-        self._build = cache(lambda kernel: compile_kernel(kernel, folder))
+        self._build = cache(library)
 
     def synchronize(self) -> None:
         """Launches have ended when they return."""
@@ -87,24 +85,30 @@ class HostCuda:
         return bind
 
 
-def compile_kernel(kernel: CudaSource, folder: Path) -> Any:
+def library(kernel: CudaSource) -> Any:
     """The function ``run`` of a library made from one instance of a kernel."""
-    name = hashlib.sha256(kernel.kernel.encode()).hexdigest()[:16]
-    root = folder / name
+    folder = host_build.folder("cuda_host", Path(__file__), INCLUDE)
+    header = host_build.precompiled(INCLUDE / "cuda_host.h", folder, OPTIONS)
+    path = host_build.once(
+        folder / f"{kernel.digest()}.so", lambda path: _build(kernel, header.parent, path)
+    )
+    return ctypes.CDLL(str(path)).run
+
+
+def _build(kernel: CudaSource, headers: Path, library: Path) -> None:
+    root = library.parent
     for path in kernel.files():
-        parent = path.parent.relative_to(source.cuda_root())
-        is_shared = parent.parts[0] == "include"
-        copy = root.joinpath(*parent.parts[1:] if is_shared else ()) / path.name
+        copy = root / path.relative_to(source.cuda_root())
         text = path.read_text()
         for pattern, replacement in REPLACEMENTS:
             text = re.sub(pattern, replacement, text)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(text)
-    main, library = root / "main.cpp", root / "kernel.so"
-    main.write_text(MAIN.format(file=kernel.file.name, kernel=kernel.kernel))
-    includes = [f"-I{INCLUDE}", f"-I{root}"]  # the host's headers come first
-    subprocess.run(["g++", *OPTIONS, *includes, str(main), "-o", str(library)], check=True)
-    return ctypes.CDLL(str(library)).run
+    main = root / "main.cpp"
+    main.write_text(MAIN.format(file=kernel.path, kernel=kernel.kernel))
+    folders = (headers, INCLUDE, root, root / "include")  # the host's headers come first
+    includes = [f"-I{folder}" for folder in folders]
+    host_build.compile([*OPTIONS, *includes, str(main), "-o", str(library)])
 
 
 def _workspaces(program: Program) -> dict[str, Any]:

@@ -67,8 +67,8 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory) -> HostCuda:
-    return HostCuda(tmp_path_factory.mktemp("kernels"))
+def device() -> HostCuda:
+    return HostCuda()
 
 
 @pytest.mark.parametrize("name", CASES)

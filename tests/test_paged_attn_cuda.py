@@ -73,8 +73,8 @@ def entry_of(q_lens: tuple[int, ...], kv_lens: tuple[int, ...]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory) -> HostCuda:
-    return HostCuda(tmp_path_factory.mktemp("kernels"))
+def device() -> HostCuda:
+    return HostCuda()
 
 
 @pytest.mark.slow

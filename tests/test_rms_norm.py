@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from cuda_host import HostCuda
 
 from kernelcat import catalog, dtypes
-from kernelcat.catalog import source
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
 from kernelcat.runtime import gpu
@@ -113,13 +111,8 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory) -> HostCuda:
-    """Kernels include a header of `nvfp4_quantize`, which must lie beside their folder."""
-    folder = tmp_path_factory.mktemp("kernels")
-    header = Path("nvfp4_quantize/reference_codes.cuh")
-    (folder / header).parent.mkdir()
-    shutil.copy(source.cuda_root() / header, folder / header)
-    return HostCuda(folder)
+def device() -> HostCuda:
+    return HostCuda()
 
 
 @pytest.mark.slow
