@@ -176,7 +176,7 @@ def test_sigterm_under_load_answers_every_request():
     """Requests that end within the grace time are complete, all others get an error."""
     command = [sys.executable, "-m", "kernelcat", *SERVE, "--port", "0", "--grace", "1"]
     with subprocess.Popen(
-        [*command, "--max-running", "4", "--context", "500"],
+        [*command, "--max-running", "4", "--context", "500", "--cpu-cache", "8000000"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         try:
