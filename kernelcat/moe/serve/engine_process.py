@@ -97,6 +97,11 @@ class EngineProcess:
         self.limits = answer.limits
 
     @property
+    def process_id(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    @property
     def is_healthy(self) -> bool:
         """Whether the process runs and steps can run."""
         return self._reader is not None and not self._has_ended
