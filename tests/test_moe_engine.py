@@ -3,7 +3,10 @@ against themselves under other schedules."""
 
 from __future__ import annotations
 
+import gc
 import itertools
+import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -349,6 +352,26 @@ def test_a_cancelled_request_leaves_the_others_alone(llama: Case) -> None:
     assert served.cancel(requests[0].id) and not served.cancel(requests[0].id)
     run(served)
     assert [request.tokens for request in requests[1:]] == llama.texts[1:]
+
+
+def test_memory_stays_flat_over_steps_of_mixed_sizes(llama: Case) -> None:
+    """Ten thousand steps of the scheduler are in test_moe_step_arrays.py, of a GPU's in
+    test_moe_engine_gpu.py; these run the model."""
+    dice, num_objects = random.Random(0), []
+    served = engine(llama.model, 20, is_overlapped=True, batch_sizes=(2,), decode=letters)
+    kinds = [{"temperature": 0.0}, *SAMPLED.values(), {"logprobs": 2}]
+    for _ in range(3):
+        end = served.statistics().steps_total + 20
+        while served.statistics().steps_total < end:
+            while served.statistics().requests_waiting < 2:
+                prompt = dice.choices(range(256), k=dice.choice((1, 9, 20)))
+                parameters = SamplingParameters(**dice.choice(kinds), max_tokens=dice.randint(1, 9))
+                served.submit(prompt, parameters)
+            served.step()
+        run(served)
+        gc.collect()
+        num_objects.append(sys.getallocatedblocks())
+    assert max(num_objects[1:]) - num_objects[0] < 500
 
 
 def test_closing_ends_requests_and_frees_pages(llama: Case) -> None:

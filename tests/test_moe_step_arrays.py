@@ -80,7 +80,7 @@ def test_added_tokens_of_a_step_with_a_prompt_are_one_sequence():
     served = engine(0, 6)
     served.submit([1, 2, 3], max_tokens=9)
     step, arrays = served.scheduler.schedule(), served.arrays
-    with pytest.raises(InvalidArgument, match="need a sequence"):
+    with pytest.raises(InvalidArgument, match="need more sequences"):
         arrays.fill(step, Size(1, 9, 1, 9))
     arrays.fill(step, Size(4, 9, 2, 9))
     assert arrays.tokens.tolist() == [1, 2, 3, *[0] * 6]

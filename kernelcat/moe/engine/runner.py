@@ -146,22 +146,23 @@ class Runner:
 
     def warm_up(self) -> None:
         """Compiles what steps of all sizes need, and captures the graphs of decode steps."""
+        self.synchronize_device()
+        by_rows: dict[int, Size] = {}
         for size in [*self.sizes.decode(), *self.sizes.mixed()]:
             self._run_empty(size)
-        for size in self.sizes.decode():
+            by_rows.setdefault(size.rows, size)
+        for size in by_rows.values():
             self._run_choices(size)
         if self.is_cuda:
             pool = torch.cuda.graph_pool_handle()
             for size in reversed(self.sizes.decode()):  # the largest one makes the pool
                 self.graphs[size] = self._capture(size, pool)
-            torch.cuda.synchronize(self.model.device)
+            self.synchronize_device()
 
     def run_largest(self) -> None:
-        """Runs the steps that allocate most."""
-        mixed = max(self.sizes.mixed(), key=lambda size: (size.tokens, size.batch))
-        self._run_empty(mixed)
-        for size in self.sizes.decode()[-1:]:
-            self._run_choices(size)
+        """Runs the step that allocates most, with all ways to choose tokens."""
+        self.synchronize_device()
+        self._run_choices(self.sizes.largest)
         self.synchronize()
 
     def _run_empty(self, size: Size, choices: Choices | None = None) -> None:
@@ -176,6 +177,8 @@ class Runner:
 
     def _run_choices(self, size: Size) -> None:
         """Runs all kernels that may choose tokens."""
+        if not size.rows:
+            return
         words = torch.zeros(size.rows, -(-self.sampler.vocab_size // 32), dtype=torch.int32).numpy()
         draws = Choices(has_temperature=True), Choices(has_temperature=True, has_filters=True)
         for choices in (*draws, Choices(num_logprobs=20)):
@@ -197,6 +200,11 @@ class Runner:
         """Frees graphs and caches."""
         self.graphs.clear()
         self.cache = KvCache((), ())
+
+    def synchronize_device(self) -> None:
+        """Waits for all streams: weights and caches are written on the caller's."""
+        if self.is_cuda:
+            torch.cuda.synchronize(self.model.device)
 
     def synchronize(self) -> None:
         """Waits for all steps; raises what a kernel has raised."""

@@ -76,6 +76,7 @@ class StepArrays:
         self, manager: BlockManager, sizes: StepSizes, allocate: Allocate = np.zeros
     ) -> None:
         self._page_size, self._largest = manager.page_size, sizes.largest
+        self._capacity = manager.page_size * manager.table_width
         batch, tokens, rows, _ = sizes.largest
         self._by_token = {
             name: allocate((tokens,), "int32") for name in ("tokens", "source_rows", "positions")
@@ -170,12 +171,16 @@ class StepArrays:
         if size.is_decode and (own.is_decode or not own.batch):
             at = [i % self._page_size for i in range(count)]
             return [(start, start + 1) for start in at]
-        if num_tokens and not count:
+        ends = []
+        for _ in range(count):
+            ends.append(min(num_tokens, self._capacity))
+            num_tokens -= ends[-1]
+        if num_tokens:
             raise InvalidArgument(
                 f"step {step.index} of {own} cannot be padded to {size}: tokens that are added "
-                "need a sequence"
+                f"need more sequences, which have {self._capacity} tokens each at most"
             )
-        return [(0, num_tokens), *[(0, 0)] * (count - 1)] if count else []
+        return [(0, end) for end in ends]
 
     def _write(self, name: str, values: list[Any]) -> None:
         """Writes a whole array."""

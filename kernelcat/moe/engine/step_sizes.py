@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from kernelcat.moe.engine.limits import Limits
@@ -63,7 +64,7 @@ class StepSizes:
 
     def __init__(self, limits: Limits, num_drafts: int, batches: Sequence[int]) -> None:
         most = limits.max_running
-        self.num_drafts = num_drafts
+        self.num_drafts, self._context = num_drafts, limits.context
         self.batches = [*(size for size in batches if size < most), most] if batches else []
         self.mixed_batches = sorted({*self.batches[::2], *self.batches[-1:]})
         self.tokens = _token_sizes(limits.step_tokens, limits.context) if batches else []
@@ -95,8 +96,9 @@ class StepSizes:
     def mixed(self) -> Iterator[Size]:
         """Sizes of other steps: all pairs of batch and tokens, and all numbers of rows."""
         for batch in self.mixed_batches:
-            for tokens in self.tokens:
-                yield Size(batch + 1, tokens, 0, tokens)
+            for before, tokens in pairwise([0, *self.tokens]):
+                if before < batch * self._context:  # what requests can fill
+                    yield Size(batch + 1, tokens, 0, tokens)
             for rows in self._rows(batch):
                 yield Size(batch + 1, self.tokens[0], rows, self.tokens[0])
 
