@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from kernelcat.cli.group import Group
+from kernelcat.cli.moe_bench import bench
 from kernelcat.cli.moe_serving import serve
 
 
@@ -18,4 +19,5 @@ def moe() -> None:
     """
 
 
+moe.add_command(bench)
 moe.add_command(serve)
