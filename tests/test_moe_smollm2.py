@@ -88,4 +88,4 @@ def test_a_model_with_random_weights_writes_something() -> None:
     done = CliRunner().invoke(main, [*command, "--max-tokens", "1000"])
     assert done.exit_code == 1 and "the model has 512 positions" in done.output
     done = CliRunner().invoke(main, [*command, "--upcycle", "copies"])
-    assert done.exit_code == 1 and "--upcycle needs a checkpoint" in done.output
+    assert done.exit_code == 1 and "only a checkpoint can be upcycled" in done.output

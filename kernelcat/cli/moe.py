@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from kernelcat.cli.group import Group
+from kernelcat.cli.moe_bench import bench
 from kernelcat.cli.moe_generate import generate
 from kernelcat.cli.moe_serving import serve
 
@@ -22,3 +23,4 @@ def moe() -> None:
 
 moe.add_command(generate)
 moe.add_command(serve)
+moe.add_command(bench)

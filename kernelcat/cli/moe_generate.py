@@ -53,13 +53,14 @@ class Generated:
 @click.option("--raw", is_flag=True, help="Continue PROMPT as it is, without the chat template.")
 @click.option(
     "--upcycle",
-    type=click.Choice(["copies", "columns"]),
+    type=click.Choice(["", "copies", "columns"]),
+    default="",
     help="Run a dense Llama as a mixture of 4 experts, which writes the same text.",
 )
 @click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
 @as_json
 def generate(
-    model: str, prompt: str, random_weights: bool, device: str, raw: bool, upcycle: str | None,
+    model: str, prompt: str, random_weights: bool, device: str, raw: bool, upcycle: str,
     memory: float, as_json: bool, **sampling: Any,
 ) -> None:  # fmt: skip
     """Write the answer of MODEL to PROMPT.
@@ -73,22 +74,23 @@ def generate(
       kernelcat moe generate gpt-oss-20b "Hello" --random-weights --max-tokens 20
     """
     try:
-        import torch
-
         from kernelcat.moe.engine.parameters import SamplingParameters
+        from kernelcat.moe.source import ModelSource
     except ModuleNotFoundError as error:
         raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     start = time.monotonic()
-    decoder, tokenizer = opened(model, random_weights, device, upcycle)
-    if device == "cpu":
+    source = ModelSource.find(model, device, random_weights, upcycle, lambda t: echo(t, err=True))
+    if source.device == "cpu":
         echo(SLOW, err=True)
+    decoder, tokenizer = source.open(), source.tokenizer()
     tokens = tokenizer.encode(prompt) if raw else chat_tokens(tokenizer, prompt)
     parameters = SamplingParameters(**sampling, stop_tokens=tokenizer.stop_tokens)
     engine = _engine(decoder, tokenizer, len(tokens) + (parameters.max_tokens or 1), memory)
     loaded = time.monotonic() - start
     result = _run(engine, tokens, parameters, silent=as_json)
-    generated = Generated(model, device, prompt_tokens=len(tokens), load_seconds=loaded, **result)
+    generated = Generated(
+        source.name, source.device, prompt_tokens=len(tokens), load_seconds=loaded, **result
+    )
     if as_json:
         return emit(asdict(generated))
     speed = generated.tokens_per_second
@@ -98,31 +100,6 @@ def generate(
         f"{generated.ttft_seconds:.2f} s{rate}; loading took {loaded:.1f} s",
         err=True,
     )
-
-
-def opened(
-    model: str, random_weights: bool, device: str, upcycle: str | None = None
-) -> tuple[Decoder, Tokenizer]:
-    """The model and its tokenizer; downloads what is known by name."""
-    from pathlib import Path
-
-    from kernelcat import moe
-    from kernelcat.moe import download
-    from kernelcat.moe.tokenizer import tokenizer_of
-    from kernelcat.moe.upcycle import load_upcycled
-
-    if random_weights:
-        if upcycle:
-            raise InvalidArgument("--upcycle needs a checkpoint, and --random-weights has none")
-        decoder = moe.random_model(model, device)
-        return decoder, tokenizer_of(decoder.config)
-    folder = Path(model)
-    if model in download.PACKAGES and not folder.exists():
-        folder = download.ensure(model, lambda line: echo(line, err=True))
-    decoder = (
-        moe.load(folder, device) if not upcycle else load_upcycled(folder, upcycle, device=device)
-    )
-    return decoder, tokenizer_of(decoder.config, folder)
 
 
 def chat_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
