@@ -223,12 +223,13 @@ def test_the_verb_bench_prints_what_a_load_measured(running):
     command = ["moe", "bench", *options, "--api-key", "secret", "--slo", "latency=60000"]
     found = CliRunner().invoke(main, [*command, "--json"])
     content = json.loads(found.output)
-    metrics = content["metrics"]
+    [load] = content["loads"]
+    metrics = load["metrics"]
     assert (content["model"], metrics["num_complete"], metrics["num_output_tokens"]) == (
         MODEL, 3, 15,
     )  # fmt: skip
     assert metrics["goodput"] == metrics["request_throughput"] > 0
-    assert content["workload"]["output_range"] == [5, 5] and metrics["tpot_ms"]["count"] == 3
+    assert load["workload"]["output_range"] == [5, 5] and metrics["tpot_ms"]["count"] == 3
     assert "3 of 3 requests" in CliRunner().invoke(main, command).output
     refused = CliRunner().invoke(main, [*command, "--input", "x"])
     assert refused.exit_code == 1 and "'x' is no range of lengths" in refused.output

@@ -28,6 +28,13 @@ class Load:
     workload: Workload
     metrics: ServingMetrics
 
+    def published(self) -> dict[str, Any]:
+        """What ``--json`` prints; the rate of requests that come all at once is null."""
+        workload = asdict(self.workload)
+        if self.workload.rate == inf:
+            workload["rate"] = None
+        return {"workload": workload, "metrics": self.metrics}
+
 
 @click.command()
 @click.argument("model", default="")
@@ -41,9 +48,7 @@ class Load:
 @click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
 @click.option("--cache-dtype", default="", help="Element type of the caches: float8_e4m3fn.")
 @click.option("--drafts", default=0, show_default=True, help="Draft tokens of n-gram speculation.")
-@click.option(
-    "--url", default="", help="A server, http://127.0.0.1:8000; MODEL: default its first."
-)
+@click.option("--url", default="", help="Server to time, http://127.0.0.1:8000.")
 @click.option("--api-key", default="", envvar="KERNELCAT_API_KEY", help="Key of the server.")
 @click.option("--vocab-size", default=0, help="Token ids are less; default: what the server says.")
 @click.option("--requests", default=256, show_default=True, help="Requests of a load; 0 for none.")
@@ -65,7 +70,9 @@ def bench(
 ) -> None:  # fmt: skip
     """Time MODEL in this process, or the server at --url.
 
-    In this process: decoding at fixed batches, then loads of requests. A server gets the loads.
+    In this process: decoding at fixed batches, then loads of requests. A server gets the loads;
+    MODEL is then its model's name, by default that of the first one.
+
     Lengths of a load are uniform in the ranges; prompts are random tokens, greedy, and the end of
     sequence is ignored. TTFT counts from the time at which a request is due. Decoding counts the
     tokens after the first ones.
@@ -89,7 +96,7 @@ def bench(
     else:
         raise InvalidArgument("bench needs a MODEL, or the --url of a server")
     if as_json:
-        return emit(result)
+        return emit({**result, "loads": [load.published() for load in result["loads"]]})
     if result.get("decoding"):
         show(_decoding_table(result["decoding"]))
     for load in result["loads"]:
@@ -124,7 +131,7 @@ def _bench_engine(
     from kernelcat.moe.bench import time_decoding, time_load
     from kernelcat.moe.source import ModelSource
 
-    batches = _integers(options["batches"])
+    batches = _integers(options["batches"], "must be positive numbers like 1,8,64")
     context, tokens, rounds = (options[name] for name in ("context", "tokens", "rounds"))
     if context < 1 or tokens < 2 or rounds < 1:
         raise InvalidArgument(
@@ -194,22 +201,23 @@ def _engine(source: ModelSource, length: int, batch: int, options: dict[str, Any
     )
 
 
-def _integers(text: str) -> list[int]:
-    """Positive numbers with commas between them."""
+def _integers(text: str, rule: str) -> list[int]:
+    """Positive numbers with commas between them, or InvalidArgument with ``rule``."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         numbers = [0]
     if min(numbers) < 1:
-        raise InvalidArgument(f"{text!r} must be positive numbers with commas between them")
+        raise InvalidArgument(f"{text!r} {rule}")
     return numbers
 
 
 def _range(text: str) -> tuple[int, int]:
     """The numbers in ``100,1024``, or twice the number in ``100``."""
-    first, *rest = _integers(text)
+    rule = "is no range of lengths; write 100,1024"
+    first, *rest = _integers(text, rule)
     if len(rest) > 1:
-        raise InvalidArgument(f"{text!r} is no range of lengths; write 100,1024")
+        raise InvalidArgument(f"{text!r} {rule}")
     return first, rest[0] if rest else first
 
 

@@ -28,7 +28,7 @@ def load_transformers(config: Config, folder: str | Path | None, device: str) ->
         raise MissingDependency("the peer needs: pip install transformers") from error
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     if folder is not None:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         return model.to(device).eval()
     content = {k: v for k, v in config.published().items() if k != "quantization_config"}
     theirs = transformers.AutoConfig.for_model(**content)

@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder with a checkpoint, a download, or a name and random weights."""
+"""Where a model comes from: a folder with a checkpoint, a download, or random weights."""
 
 from __future__ import annotations
 
