@@ -15,7 +15,7 @@ import torch
 
 from kernelcat import moe
 
-NAMES = ("gpt-oss", "llama", "smollm2", "qwen3-moe", "deepseek-v3")
+NAMES = ("gpt-oss", "llama", "smollm2", "qwen3-moe", "deepseek-v3", "mixtral")
 PAGE = 16
 NUM_PAGES = 24
 LENGTHS = (70, 33, 5)

@@ -19,6 +19,7 @@ from kernelcat.moe.engine.engine import Engine
 from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.serve.app import make_app
+from kernelcat.moe.serve.calls import AnyEngine
 from kernelcat.moe.serve.server import Server, make_server
 from kernelcat.moe.serve.service import Service
 from kernelcat.moe.serve.settings import Settings
@@ -79,15 +80,24 @@ class Served:
 
 @contextmanager
 def served(engine: Engine, tokenizer: Tokenizer, **settings: Any) -> Iterator[Served]:
-    """Runs a server until the context ends."""
-    service = Service(AsyncEngine(engine), tokenizer, Settings(MODEL, port=0, **settings))
+    """Runs a server with ``engine`` until the context ends."""
+    with running_server(AsyncEngine(engine), tokenizer, **settings) as (url, server):
+        yield Served(url, engine, server.service, server)
+
+
+@contextmanager
+def running_server(
+    engine: AnyEngine, tokenizer: Tokenizer, **settings: Any
+) -> Iterator[tuple[str, Server]]:
+    """The URL of a server, and the server, until the context ends."""
+    service = Service(engine, tokenizer, Settings(MODEL, port=0, **settings))
     urls: list[str] = []
     server = make_server(make_app(service), service, urls.append)
     thread = threading.Thread(target=server.run)
     thread.start()
     wait_until(lambda: urls or not thread.is_alive())
     try:
-        yield Served(urls[0], engine, service, server)
+        yield urls[0], server
     finally:
         server.should_exit = True
         thread.join()

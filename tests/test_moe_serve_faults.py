@@ -15,8 +15,10 @@ from dataclasses import replace
 
 import openai
 import pytest
+from click.testing import CliRunner
 from moe_server import DEADLINE, MODEL, VOCAB, served, tiny_engine, tiny_tokenizer, wait_until
 
+from kernelcat.cli import main
 from kernelcat.errors import LaunchError
 from kernelcat.moe.serve.load import Target, run
 from kernelcat.moe.serving_metrics import measure
@@ -176,7 +178,7 @@ def test_sigterm_under_load_answers_every_request():
     """Requests that end within the grace time are complete, all others get an error."""
     command = [sys.executable, "-m", "kernelcat", *SERVE, "--port", "0", "--grace", "1"]
     with subprocess.Popen(
-        [*command, "--max-running", "4", "--context", "500"],
+        [*command, "--max-running", "4", "--context", "500", "--cpu-cache", "8000000"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         try:
@@ -214,3 +216,22 @@ def test_sigterm_under_load_answers_every_request():
                 client.models.list()
         finally:
             process.kill()
+
+
+def test_the_verb_bench_prints_what_a_load_measured(running):
+    options = ["--url", running.url, "--requests", "3", "--input", "4,8", "--output", "5"]
+    command = ["moe", "bench", *options, "--api-key", "secret", "--slo", "latency=60000"]
+    found = CliRunner().invoke(main, [*command, "--json"])
+    content = json.loads(found.output)
+    [load] = content["loads"]
+    metrics = load["metrics"]
+    assert (content["model"], metrics["num_complete"], metrics["num_output_tokens"]) == (
+        MODEL, 3, 15,
+    )  # fmt: skip
+    assert metrics["goodput"] == metrics["request_throughput"] > 0
+    assert load["workload"]["output_range"] == [5, 5] and metrics["tpot_ms"]["count"] == 3
+    assert "3 of 3 requests" in CliRunner().invoke(main, command).output
+    refused = CliRunner().invoke(main, [*command, "--input", "x"])
+    assert refused.exit_code == 1 and "'x' is no range of lengths" in refused.output
+    wrong = CliRunner().invoke(main, [*command[:3], "http://127.0.0.1:1"])
+    assert wrong.exit_code == 1 and "Connection refused" in wrong.output

@@ -109,6 +109,7 @@ def calls_of(name: str, batch: int, q_len: int, **fields_: Any) -> list[Served]:
         ("gpt-oss-120b", {"num_hidden_layers": 1, "layer_types": ()}),
         ("qwen3-30b-a3b", {"num_hidden_layers": 1}),
         ("deepseek-v3", {"num_hidden_layers": 2, "first_k_dense_replace": 1}),
+        ("mixtral-8x7b", {"num_hidden_layers": 1}),
         ("llama-3.1-8b", {"num_hidden_layers": 1}),
         ("smollm2-135m", {"num_hidden_layers": 1}),
     ],

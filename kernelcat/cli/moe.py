@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from kernelcat.cli.group import Group
+from kernelcat.cli.moe_bench import bench
+from kernelcat.cli.moe_generate import generate
 from kernelcat.cli.moe_serving import serve
 
 
@@ -14,8 +16,11 @@ def moe() -> None:
 
     \b
     Example:
+      kernelcat moe generate smollm2 "Why is the sky blue?"
       kernelcat moe serve gpt-oss-20b --port 8000
     """
 
 
+moe.add_command(generate)
 moe.add_command(serve)
+moe.add_command(bench)

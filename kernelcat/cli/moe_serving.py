@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kernelcat.cli.options import as_json
 from kernelcat.cli.output import echo, emit
 from kernelcat.errors import MissingDependency
+
+if TYPE_CHECKING:
+    from kernelcat.moe.engine.settings import EngineSettings
 
 
 @click.command()
@@ -28,6 +29,9 @@ from kernelcat.errors import MissingDependency
     help="Key that clients must present; may be repeated. Default: no authentication.",
 )
 @click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
+@click.option(
+    "--cpu-cache", default=64 << 20, show_default=True, help="Bytes of the caches on a CPU."
+)
 @click.option("--context", type=int, help="Tokens of a request with its prompt, at most.")
 @click.option("--max-running", type=int, help="Requests that a step computes, at most.")
 @click.option("--max-waiting", type=int, help="Requests that wait, at most.")
@@ -41,29 +45,33 @@ from kernelcat.errors import MissingDependency
 def serve(
     model: str, random_weights: bool, device: str, name: str, as_json: bool, **options: Any
 ) -> None:
-    """Serve MODEL, a folder with a checkpoint, by OpenAI's API.
+    """Serve MODEL by OpenAI's API: a folder with a checkpoint, or smollm2.
 
     SIGTERM ends the server: running requests may end, those left get an error.
 
     \b
     Example:
       kernelcat moe serve gpt-oss-20b --port 8000
+      kernelcat moe serve smollm2
       kernelcat moe serve small-llama --random-weights --device cpu
     """
     try:
         from kernelcat.moe.engine.engine import EngineError
         from kernelcat.moe.serve.app import make_app
+        from kernelcat.moe.serve.engine_process import EngineProcess
         from kernelcat.moe.serve.server import make_server
         from kernelcat.moe.serve.service import Service
         from kernelcat.moe.serve.settings import Settings
+        from kernelcat.moe.source import ModelSource
     except ModuleNotFoundError as error:
         raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
+    source = ModelSource.find(model, device, random_weights, tell=lambda line: echo(line, err=True))
     settings = Settings(
-        name or Path(model).name,
+        name or source.name,
         **{field: options[field] for field in ("host", "port", "api_keys", "max_body", "grace")},
     )
-    engine, tokenizer = _engine(model, random_weights, device, options)
-    service = Service(engine, tokenizer, settings)
+    engine = EngineProcess(source, _settings(options))
+    service = Service(engine, source.tokenizer(), settings)
 
     def announce(url: str) -> None:
         if as_json:
@@ -76,22 +84,16 @@ def serve(
         raise EngineError("the engine has stopped, so the server has ended")
 
 
-def _engine(model: str, random_weights: bool, device: str, options: dict[str, Any]) -> Any:
-    """The engine with its model, and the tokenizer."""
-    import torch
-
-    from kernelcat import moe
-    from kernelcat.moe.engine.async_engine import AsyncEngine
-    from kernelcat.moe.engine.engine import Engine
+def _settings(options: dict[str, Any]) -> EngineSettings:
+    """The engine's settings."""
     from kernelcat.moe.engine.limits import Limits
     from kernelcat.moe.engine.settings import EngineSettings
-    from kernelcat.moe.tokenizer import tokenizer_of
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     names = ("context", "max_running", "max_waiting", "step_tokens")
-    given = {name: options[name] for name in names if options[name] is not None}
-    limits = replace(Limits(), **given)
-    decoder = moe.random_model(model, device) if random_weights else moe.load(model, device)
-    tokenizer = tokenizer_of(decoder.config, None if random_weights else model)
-    settings = EngineSettings(limits, memory=options["memory"], cache_dtype=options["cache_dtype"])
-    return AsyncEngine(Engine(decoder, settings, tokenizer.decode)), tokenizer
+    limits = Limits(**{name: options[name] for name in names if options[name] is not None})
+    return EngineSettings(
+        limits,
+        memory=options["memory"],
+        cpu_cache_bytes=options["cpu_cache"],
+        cache_dtype=options["cache_dtype"],
+    )

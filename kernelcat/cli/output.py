@@ -29,6 +29,11 @@ def echo(text: str, err: bool = False) -> None:
     click.echo(printable(text), err=err)
 
 
+def stream(text: str) -> None:
+    """Print ``text`` at once, without a line end; escapes are shown, not obeyed."""
+    click.echo(printable(text), nl=False)
+
+
 def show(renderable: Any) -> None:
     """Print a rich renderable, up to 200 columns wide where the output is not a terminal.
 

@@ -22,9 +22,10 @@ so that a call can be captured in a CUDA graph and replayed with other contents 
 tensors. `ops.on("cpu")` binds the catalog's oracles instead of kernels: the same code then runs on
 a CPU, slowly.
 
-``gpt_oss``, ``qwen3_moe``, ``deepseek_v3`` and ``llama`` are a model each; ``blocks`` has what
-several share, ``sizes`` their configurations by name, ``loading`` makes them from checkpoints or
-random weights.
+``gpt_oss``, ``qwen3_moe``, ``deepseek_v3``, ``mixtral`` and ``llama`` are a model each; ``blocks``
+has what several share, ``sizes`` their configurations by name, ``loading`` makes them from
+checkpoints or random weights, ``upcycle`` makes a mixture of experts of a Llama, ``download`` and
+``gguf_file`` bring SmolLM2. ``engine`` runs them for many requests at once, ``serve`` by HTTP.
 """
 
 from kernelcat.errors import MissingDependency

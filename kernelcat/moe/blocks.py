@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from kernelcat.moe.model import Decoder
 
 Tensors = tuple[torch.Tensor, ...]
+Names = tuple[str, str, str]
+MLP_NAMES: Names = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -158,9 +160,11 @@ class Mlp:
     down: torch.Tensor
 
     @staticmethod
-    def read(weights: Weights, prefix: str, hidden: int, inter: int) -> Mlp:
+    def read(
+        weights: Weights, prefix: str, hidden: int, inter: int, names: Names = MLP_NAMES
+    ) -> Mlp:
         """The MLP whose tensors' names begin with ``prefix``."""
-        gate, up, down = (f"{prefix}{name}_proj.weight" for name in ("gate", "up", "down"))
+        gate, up, down = (f"{prefix}{name}.weight" for name in names)
         return Mlp(weights.swiglu(gate, up, inter, hidden), weights(down, hidden, inter))
 
 
@@ -172,13 +176,18 @@ def mlp(model: Decoder, m: Mlp, a: torch.Tensor, x: torch.Tensor) -> torch.Tenso
 
 
 def experts(
-    weights: Weights, prefix: str, count: int, hidden: int, inter: int
+    weights: Weights,
+    prefix: str,
+    count: int,
+    hidden: int,
+    inter: int,
+    names: Names = MLP_NAMES,
 ) -> dict[str, torch.Tensor]:
     """Weights of `moe_mlp` by argument name, from ``count`` MLPs that are stored one by one."""
     quantize = on(weights.device).fp8_quantize if weights.fp8_experts else None
 
     def expert(index: int) -> dict[str, torch.Tensor]:
-        m = Mlp.read(weights, f"{prefix}{index}.", hidden, inter)
+        m = Mlp.read(weights, f"{prefix}{index}.", hidden, inter, names)
         if quantize is None:
             return {"w1": m.gate_up, "w2": m.down}
         w1, w1_scale = quantize(m.gate_up, block="128x128")

@@ -15,6 +15,7 @@ from kernelcat.moe.config import Config
 from kernelcat.moe.deepseek_v3 import DeepseekV3
 from kernelcat.moe.gpt_oss import GptOss
 from kernelcat.moe.llama import Llama
+from kernelcat.moe.mixtral import Mixtral
 from kernelcat.moe.model import Decoder
 from kernelcat.moe.ops import Ops, on
 from kernelcat.moe.qwen3_moe import Qwen3Moe
@@ -22,7 +23,8 @@ from kernelcat.moe.sizes import SIZES
 from kernelcat.moe.weights import CheckpointWeights, RandomWeights, RecordedWeights, Weights
 
 MODELS: dict[str, type[Decoder]] = {
-    model.config_type.architecture: model for model in (DeepseekV3, GptOss, Llama, Qwen3Moe)
+    model.config_type.architecture: model
+    for model in (DeepseekV3, GptOss, Llama, Mixtral, Qwen3Moe)
 }
 """Architecture in `config.json` -> model."""
 

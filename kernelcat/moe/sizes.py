@@ -14,6 +14,7 @@ from kernelcat.moe.config import Config
 from kernelcat.moe.deepseek_v3 import DeepseekV3Config
 from kernelcat.moe.gpt_oss import GptOssConfig
 from kernelcat.moe.llama import LlamaConfig
+from kernelcat.moe.mixtral import MixtralConfig
 from kernelcat.moe.qwen3_moe import Qwen3MoeConfig
 from kernelcat.moe.rope import Rope
 
@@ -53,6 +54,12 @@ _LLAMA_8B = LlamaConfig(
     ),
 )  # fmt: skip
 
+_MIXTRAL_8X7B = MixtralConfig(
+    hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
+    vocab_size=32000, intermediate_size=14336, num_local_experts=8, num_experts_per_tok=2,
+    max_position_embeddings=32768, rms_norm_eps=1e-5, rope=Rope(rope_theta=1000000.0),
+)  # fmt: skip
+
 _SMOLLM2 = LlamaConfig(
     hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
     vocab_size=49152, intermediate_size=1536, max_position_embeddings=8192, rms_norm_eps=1e-5,
@@ -70,6 +77,7 @@ SIZES: dict[str, Config] = {
     "qwen3-30b-a3b": _QWEN3_30B,
     "deepseek-v3": _DEEPSEEK_V3,
     "llama-3.1-8b": _LLAMA_8B,
+    "mixtral-8x7b": _MIXTRAL_8X7B,
     "smollm2-135m": _SMOLLM2,
     "small-gpt-oss": replace(
         _GPT_OSS, **_SMALL, **_HEADS, hidden_size=96, intermediate_size=64, num_local_experts=8,
@@ -90,6 +98,10 @@ SIZES: dict[str, Config] = {
     "small-llama": replace(
         _LLAMA_8B, **_SMALL, **_HEADS, hidden_size=64, intermediate_size=96,
         rope=replace(_LLAMA_8B.rope, original_max_position_embeddings=64),
+    ),
+    "small-mixtral": replace(
+        _MIXTRAL_8X7B, **_SMALL, **_HEADS, hidden_size=64, intermediate_size=96,
+        num_local_experts=4,
     ),
     "small-smollm2": replace(
         _SMOLLM2, **_SMALL, **_HEADS, hidden_size=64, intermediate_size=96,

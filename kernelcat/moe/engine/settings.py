@@ -42,7 +42,7 @@ class EngineSettings:
     page_size: int = 64
     num_pages: tuple[int, ...] | None = None
     memory: float = 0.9
-    cpu_cache_bytes: int = 1 << 30
+    cpu_cache_bytes: int = 384 << 20
     cache_dtype: str = ""
     speculation: Speculation | None = None
     has_prefix_cache: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -61,7 +62,8 @@ def make_app(service: Service) -> Starlette:
         return _json({"status": "ok"})
 
     async def metrics(request: Request) -> Response:
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        text = await asyncio.to_thread(service.metrics.text)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     def post(path: str, handler: Handler) -> Route:
         return Route(path, _endpoint(service, path, handler), methods=["POST"])

@@ -14,11 +14,15 @@ from dataclasses import dataclass, field
 from starlette.types import Receive
 
 from kernelcat.moe.engine.async_engine import AsyncEngine, RequestOutput
-from kernelcat.moe.engine.constraint import Constraint
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import FinishReason
 from kernelcat.moe.serve import errors
+from kernelcat.moe.serve.engine_process import EngineProcess
+from kernelcat.moe.serve.grammars import Grammar
 from kernelcat.moe.serve.metrics import Metrics
+
+AnyEngine = AsyncEngine | EngineProcess
+"""An engine in this process, or in a process of its own."""
 
 
 class ClientGone(Exception):
@@ -43,7 +47,7 @@ class Job:
     prompt: Sequence[int]
     parameters: SamplingParameters
     needs_text: bool = True
-    constraint: Constraint | None = None
+    constraint: Grammar | None = None
 
     num_tokens: int = field(init=False, default=0)
     num_cached: int = field(init=False, default=0)
@@ -71,7 +75,7 @@ class Call:
     """
 
     def __init__(
-        self, engine: AsyncEngine, jobs: Sequence[Job], receive: Receive, metrics: Metrics
+        self, engine: AnyEngine, jobs: Sequence[Job], receive: Receive, metrics: Metrics
     ) -> None:
         self.jobs = jobs
         self._engine, self._receive, self._metrics = engine, receive, metrics
@@ -167,7 +171,7 @@ class Call:
 class Calls:
     """All calls that run."""
 
-    def __init__(self, engine: AsyncEngine, metrics: Metrics) -> None:
+    def __init__(self, engine: AnyEngine, metrics: Metrics) -> None:
         self._engine, self._metrics = engine, metrics
         self._running: set[Call] = set()
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from kernelcat.bounded import Bounded
 from kernelcat.errors import InvalidArgument, KernelcatError
+from kernelcat.moe.serve.chat_format import chat_format
 from kernelcat.moe.tokenizer import FolderTokenizer, HarmonyTokenizer, Tokenizer
 
 MAX_KEPT = 64
@@ -28,14 +29,18 @@ class Grammar:
     """A grammar in the middle of a text: the `Constraint` of one request.
 
     After the grammar's end only the tokens that end the text are allowed.
+
+    Attributes
+    ----------
+    text : the grammar as llguidance writes it, for `Grammars.compiled`
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: llguidance.LLMatcher, text: str) -> None:
+        self._matcher, self.text = matcher, text
 
     def copy(self) -> Grammar:
         """The grammar at the same place of its text, for another request."""
-        return Grammar(self._matcher.deep_copy())
+        return Grammar(self._matcher.deep_copy(), self.text)
 
     def allowed(self, mask: npt.NDArray[Any]) -> None:
         """Writes the tokens that may come next to ``mask``, int32 (ceil(vocab / 32),).
@@ -100,7 +105,7 @@ class Grammars:
             )
         except ValueError as error:
             raise InvalidArgument(f"the schema is not valid: {error}") from error
-        return self._compiled(text, "the schema")
+        return self.compiled(text, "the schema")
 
     def lark(self, text: str) -> Grammar:
         """The grammar that ``text`` describes in llguidance's dialect of Lark.
@@ -110,9 +115,10 @@ class Grammars:
         InvalidArgument
             The grammar is not valid.
         """
-        return self._compiled(llguidance.LLMatcher.grammar_from_lark(text), "the grammar")
+        return self.compiled(llguidance.LLMatcher.grammar_from_lark(text))
 
-    def _compiled(self, text: str, name: str) -> Grammar:
+    def compiled(self, text: str, name: str = "the grammar") -> Grammar:
+        """The grammar whose `Grammar.text` is ``text``; messages call it ``name``."""
         matcher = self._kept.get(text)
         if matcher is None:
             matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0)
@@ -120,7 +126,14 @@ class Grammars:
                 lines = matcher.get_error().strip().splitlines() or ["unknown error"]
                 raise InvalidArgument(f"{name} is not valid: {lines[0]}")
             self._kept[text] = matcher
-        return Grammar(matcher.deep_copy())
+        return Grammar(matcher.deep_copy(), text)
+
+
+def grammars_of(tokenizer: Tokenizer, vocab_size: int) -> Grammars:
+    """The grammars of a model with ``vocab_size`` tokens; see `Grammars` for errors."""
+    form = chat_format(tokenizer)
+    stop_tokens = tokenizer.stop_tokens | (form.stop_tokens if form else frozenset())
+    return Grammars(tokenizer, vocab_size, stop_tokens)
 
 
 def _adapted(

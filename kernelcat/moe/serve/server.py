@@ -32,6 +32,7 @@ class Server(uvicorn.Server):
 
     Attributes
     ----------
+    service : the server's parts
     has_failed : whether the server ended because the engine has stopped
     """
 
@@ -39,7 +40,7 @@ class Server(uvicorn.Server):
         self, config: uvicorn.Config, service: Service, announce: Callable[[str], Any]
     ) -> None:
         super().__init__(config)
-        self._service, self._announce = service, announce
+        self.service, self._announce = service, announce
         self.has_failed = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -66,7 +67,7 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Ends the server when the engine cannot run any more."""
-        if not self._service.engine.is_healthy and not self.should_exit:
+        if not self.service.engine.is_healthy and not self.should_exit:
             self.has_failed = True
             self.end()
         return await super().on_tick(counter)
@@ -74,10 +75,10 @@ class Server(uvicorn.Server):
     def end(self) -> None:
         """Begins to end, or ends the grace time. Call it in the event loop's thread."""
         if self.should_exit:
-            self._service.abort()
+            self.service.abort()
         else:
             self.should_exit = True
-            self._service.drain()
+            self.service.drain()
 
 
 def make_server(app: Starlette, service: Service, announce: Callable[[str], Any]) -> Server:

@@ -10,13 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kernelcat.errors import InvalidArgument
-from kernelcat.moe.engine.async_engine import AsyncEngine
-from kernelcat.moe.engine.constraint import Constraint
 from kernelcat.moe.serve import errors
-from kernelcat.moe.serve.calls import Calls, Job
+from kernelcat.moe.serve.calls import AnyEngine, Calls, Job
 from kernelcat.moe.serve.chat_format import chat_format
 from kernelcat.moe.serve.errors import ApiError
-from kernelcat.moe.serve.grammars import Grammar, Grammars
+from kernelcat.moe.serve.grammars import Grammar, Grammars, grammars_of
 from kernelcat.moe.serve.logprobs import TokenNames
 from kernelcat.moe.serve.metrics import Metrics
 from kernelcat.moe.serve.settings import Settings
@@ -35,7 +33,7 @@ class Service:
     is_draining : whether new requests are refused because the server ends
     """
 
-    def __init__(self, engine: AsyncEngine, tokenizer: Tokenizer, settings: Settings) -> None:
+    def __init__(self, engine: AnyEngine, tokenizer: Tokenizer, settings: Settings) -> None:
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
         self.chat_format = chat_format(tokenizer)
         self.names = TokenNames(tokenizer)
@@ -60,7 +58,7 @@ class Service:
 
     async def constraints(
         self, lark: str | None, schema: dict[str, Any] | bool | None, param: str
-    ) -> Callable[[], Constraint | None]:
+    ) -> Callable[[], Grammar | None]:
         """What makes the constraint of a choice: a grammar, a JSON schema, or none.
 
         Raises
@@ -85,10 +83,8 @@ class Service:
         """Made for the first request with a grammar: large vocabularies take seconds."""
         with self._lock:
             if self._made_grammars is None:
-                form, tokenizer = self.chat_format, self.tokenizer
-                stop_tokens = tokenizer.stop_tokens | (form.stop_tokens if form else frozenset())
                 vocab_size = self.engine.limits.vocab_size
-                self._made_grammars = Grammars(tokenizer, vocab_size, stop_tokens)
+                self._made_grammars = grammars_of(self.tokenizer, vocab_size)
             return self._made_grammars
 
     def drain(self) -> None:

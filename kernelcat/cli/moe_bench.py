@@ -1,0 +1,258 @@
+"""The verb bench of moe: of an engine in this process, or of a server."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kernelcat.cli.options import as_json
+from kernelcat.cli.output import echo, emit, show
+from kernelcat.errors import InvalidArgument, MissingDependency
+
+if TYPE_CHECKING:
+    from kernelcat.moe.bench import Decoding
+    from kernelcat.moe.engine.engine import Engine
+    from kernelcat.moe.serving_metrics import ServingMetrics, Slo
+    from kernelcat.moe.source import ModelSource
+    from kernelcat.moe.workload import Workload
+
+
+@dataclass(frozen=True)
+class Load:
+    """A load, and what it measured."""
+
+    workload: Workload
+    metrics: ServingMetrics
+
+    def published(self) -> dict[str, Any]:
+        """What ``--json`` prints; the rate of requests that come all at once is null."""
+        workload = asdict(self.workload)
+        if self.workload.rate == inf:
+            workload["rate"] = None
+        return {"workload": workload, "metrics": self.metrics}
+
+
+@click.command()
+@click.argument("model", default="")
+@click.option("--random-weights", is_flag=True, help="MODEL is a name; its weights are random.")
+@click.option("--device", default="", help="cuda or cpu; default: cuda where there is a GPU.")
+@click.option("--batches", default="1,8,64", show_default=True, help="Batches of decoding.")
+@click.option("--context", default=1024, show_default=True, help="Tokens of decoding's prompts.")
+@click.option("--tokens", default=256, show_default=True, help="Tokens written in decoding.")
+@click.option("--rounds", default=3, show_default=True, help="Rounds of decoding.")
+@click.option("--peer", "peers", multiple=True, help="Also time decoding of: transformers.")
+@click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
+@click.option("--cache-dtype", default="", help="Element type of the caches: float8_e4m3fn.")
+@click.option("--drafts", default=0, show_default=True, help="Draft tokens of n-gram speculation.")
+@click.option("--url", default="", help="Server to time, http://127.0.0.1:8000.")
+@click.option("--api-key", default="", envvar="KERNELCAT_API_KEY", help="Key of the server.")
+@click.option("--vocab-size", default=0, help="Token ids are less; default: what the server says.")
+@click.option("--requests", default=256, show_default=True, help="Requests of a load; 0 for none.")
+@click.option(
+    "--rate",
+    "rates",
+    type=float,
+    multiple=True,
+    help="Requests a second (Poisson); may be repeated; inf and default: all at once.",
+)
+@click.option("--input", "inputs", default="100,1024", show_default=True, help="Prompt lengths.")
+@click.option("--output", "outputs", default="100,1024", show_default=True, help="Output lengths.")
+@click.option("--seed", default=0, show_default=True, help="Of lengths, arrivals and prompts.")
+@click.option("--slo", default="", help="ttft=200,tpot=20,latency=5000 (milliseconds).")
+@as_json
+def bench(
+    model: str, url: str, requests: int, rates: tuple[float, ...], inputs: str, outputs: str,
+    seed: int, slo: str, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    """Time MODEL in this process, or the server at --url.
+
+    In this process: decoding at fixed batches, then loads of requests. A server gets the loads;
+    MODEL is then its model's name, by default that of the first one.
+
+    Lengths of a load are uniform in the ranges; prompts are random tokens, greedy, and the end of
+    sequence is ignored. TTFT counts from the time at which a request is due. Decoding counts the
+    tokens after the first ones.
+
+    \b
+    Example:
+      kernelcat moe bench gpt-oss-20b --random-weights --peer transformers
+      kernelcat moe bench --url http://127.0.0.1:8000 --rate 8 --slo ttft=500,tpot=20
+    """
+    try:
+        from kernelcat.moe.serving_metrics import Slo
+        from kernelcat.moe.workload import Workload
+    except ModuleNotFoundError as error:
+        raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
+    ranges, objectives = (_range(inputs), _range(outputs)), Slo.parse(slo)
+    loads = [Workload(requests, *ranges, rate, seed) for rate in rates or (inf,) if requests]
+    if url:
+        result = _bench_server(url, model, loads, objectives, options)
+    elif model:
+        result = _bench_engine(model, loads, objectives, options)
+    else:
+        raise InvalidArgument("bench needs a MODEL, or the --url of a server")
+    if as_json:
+        return emit({**result, "loads": [load.published() for load in result["loads"]]})
+    if result.get("decoding"):
+        show(_decoding_table(result["decoding"]))
+    for load in result["loads"]:
+        show(_load_table(load))
+    return None
+
+
+def _bench_server(
+    url: str, model: str, loads: list[Workload], slo: Slo, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Loads on the server at ``url``."""
+    from kernelcat.moe.serving_metrics import measure
+
+    try:
+        from kernelcat.moe.serve.load import Target, run
+    except ModuleNotFoundError as error:
+        raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
+    target = Target.find(url, model, options["vocab_size"], options["api_key"])
+    found = [
+        Load(load, measure(asyncio.run(run(target, load.arrivals(target.vocab_size))), slo))
+        for load in loads
+    ]
+    return {"url": url, "model": target.model, "loads": found}
+
+
+def _bench_engine(
+    model: str, loads: list[Workload], slo: Slo, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Decoding and loads of an engine in this process, and decoding of peers before it."""
+    import torch
+
+    from kernelcat.moe.bench import time_decoding, time_load
+    from kernelcat.moe.source import ModelSource
+
+    batches = _integers(options["batches"], "must be positive numbers like 1,8,64")
+    context, tokens, rounds = (options[name] for name in ("context", "tokens", "rounds"))
+    if context < 1 or tokens < 2 or rounds < 1:
+        raise InvalidArgument(
+            f"context={context} and rounds={rounds} must be positive, tokens={tokens} at least 2"
+        )
+    random, device = options["random_weights"], options["device"]
+    source = ModelSource.find(model, device, random, tell=lambda line: echo(line, err=True))
+    is_cuda = source.device == "cuda"
+    if not is_cuda:
+        echo("no GPU is used: these are times of the catalog's oracles", err=True)
+    decoding = _peer_decoding(source, options["peers"], (batches, context, tokens, rounds))
+    lengths = [load.input_range[1] + load.output_range[1] for load in loads]
+    most = [*batches, *(load.num_requests for load in loads)]
+    engine = _engine(source, max(context + tokens, *lengths, 2), max(most), options)
+    decoding += [time_decoding(engine, batch, context, tokens, rounds) for batch in batches]
+    found = [Load(load, time_load(engine, load, slo)) for load in loads]
+    return {
+        "model": source.name,
+        "has_random_weights": random,
+        "device": torch.cuda.get_device_name() if is_cuda else "cpu",
+        "decoding": decoding,
+        "loads": found,
+        "statistics": asdict(engine.statistics()),
+    }
+
+
+def _peer_decoding(
+    source: ModelSource, peers: tuple[str, ...], what: tuple[Any, ...]
+) -> list[Decoding]:
+    """Decoding of peers; their memory is free afterwards."""
+    import gc
+
+    import torch
+
+    from kernelcat.moe.peers import PEERS, load_transformers, time_transformers
+
+    results: list[Decoding] = []
+    for peer in peers:
+        if peer not in PEERS:
+            raise InvalidArgument(f"--peer {peer!r} must be one of {', '.join(PEERS)}")
+        config, folder = source.config(), None if source.has_random_weights else source.model
+        theirs = load_transformers(config, folder, source.device)
+        results += time_transformers(theirs, config.vocab_size, *what)
+        del theirs
+        gc.collect()
+        if source.device == "cuda":
+            torch.cuda.empty_cache()
+    return results
+
+
+def _engine(source: ModelSource, length: int, batch: int, options: dict[str, Any]) -> Engine:
+    """An engine for ``batch`` requests of ``length`` tokens at once, as far as there is room."""
+    from kernelcat.moe.engine.engine import Engine
+    from kernelcat.moe.engine.limits import Limits
+    from kernelcat.moe.engine.settings import EngineSettings
+    from kernelcat.moe.engine.speculation import Speculation
+
+    limits = Limits(max_running=min(batch, 256), max_waiting=max(batch, 1024), context=length)
+    return Engine(
+        source.open(),
+        EngineSettings(
+            limits,
+            memory=options["memory"],
+            cache_dtype=options["cache_dtype"],
+            speculation=Speculation(options["drafts"]) if options["drafts"] else None,
+        ),
+    )
+
+
+def _integers(text: str, rule: str) -> list[int]:
+    """Positive numbers with commas between them, or InvalidArgument with ``rule``."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [0]
+    if min(numbers) < 1:
+        raise InvalidArgument(f"{text!r} {rule}")
+    return numbers
+
+
+def _range(text: str) -> tuple[int, int]:
+    """The numbers in ``100,1024``, or twice the number in ``100``."""
+    rule = "is no range of lengths; write 100,1024"
+    first, *rest = _integers(text, rule)
+    if len(rest) > 1:
+        raise InvalidArgument(f"{text!r} {rule}")
+    return first, rest[0] if rest else first
+
+
+def _decoding_table(results: list[Decoding]) -> Any:
+    from rich.table import Table
+
+    table = Table("engine", "batch", "context", "tokens/s", "ms a token", "prefill ms")
+    for r in results:
+        table.add_row(
+            r.engine, str(r.batch), str(r.context), f"{r.tokens_per_second:,.1f}",
+            f"{r.step_ms:.3f}", f"{r.prefill_ms:.1f}",
+        )  # fmt: skip
+    return table
+
+
+def _load_table(load: Load) -> Any:
+    """The metrics as a table with a line of totals above it."""
+    from rich.table import Table
+
+    found, rate = load.metrics, load.workload.rate
+    table = Table(
+        title=(
+            f"{'all at once' if rate == inf else f'{rate:g} requests/s'}: "
+            f"{found.num_complete} of {found.num_requests} requests in {found.duration_s:.1f} s, "
+            f"{found.num_prompt_tokens} tokens in, {found.num_output_tokens} out: "
+            f"{found.output_throughput:.1f} tokens/s, {found.request_throughput:.2f} requests/s, "
+            f"goodput {found.goodput:.2f} requests/s"
+        ),
+        caption="; ".join(f"{count} failed: {name}" for name, count in found.errors.items()),
+    )
+    columns = ("mean", "p50", "p90", "p95", "p99", "max")
+    for name in ("ms", *columns):
+        table.add_column(name, justify="left" if name == "ms" else "right")
+    for name in ("ttft", "tpot", "itl", "latency"):
+        values = getattr(found, f"{name}_ms")
+        if values is not None:
+            table.add_row(name, *(f"{getattr(values, column):.2f}" for column in columns))
+    return table

@@ -1,0 +1,125 @@
+"""The process of an engine: takes requests from a pipe, runs steps, and sends outputs back.
+
+    python -m kernelcat.moe.serve.engine_child FD
+
+The process ignores SIGINT and SIGTERM, which a terminal sends to the server too: the server decides
+when requests have ended. It ends with the server, because the pipe then ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+
+from kernelcat.errors import KernelcatError
+from kernelcat.moe.engine.engine import Engine, RequestOutput
+from kernelcat.moe.serve.engine_messages import (
+    Cancel,
+    FromEngine,
+    Open,
+    Outputs,
+    ReadStatistics,
+    Ready,
+    Refused,
+    Submit,
+    ToEngine,
+)
+from kernelcat.moe.serve.grammars import Grammars, grammars_of
+from kernelcat.moe.tokenizer import Tokenizer
+
+
+class EngineServer:
+    """An engine behind a pipe. One thread runs steps, another one reads messages."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, pipe: Connection) -> None:
+        self._engine, self._tokenizer, self._pipe = engine, tokenizer, pipe
+        self._grammars: Grammars | None = None
+        self._has_news = threading.Condition()
+        self._is_stopping = False
+        self._sending = threading.Lock()
+
+    def run(self) -> None:
+        """Runs steps until the server ends or says so, or the device is lost."""
+        threading.Thread(target=self._read, name="kernelcat-messages", daemon=True).start()
+        while self._engine.is_healthy:
+            with self._has_news:
+                while not self._is_stopping and not self._engine.has_work:
+                    self._has_news.wait()
+                if self._is_stopping:
+                    break
+            try:
+                self._send_outputs(self._engine.step())
+            except Exception as error:  # an error in the engine itself: nothing can be trusted
+                self._send_outputs(self._engine.abort(error))
+                raise
+        self._send_outputs(self._engine.close())
+
+    def _read(self) -> None:
+        """Takes messages until the pipe ends."""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                message: ToEngine = self._pipe.recv()
+                if isinstance(message, Submit):
+                    self._submit(message)
+                elif isinstance(message, Cancel):
+                    self._engine.cancel(message.request_id)
+                elif isinstance(message, ReadStatistics):
+                    self._send(self._engine.statistics())
+                else:
+                    break
+        with self._has_news:
+            self._is_stopping = True
+            self._has_news.notify()
+
+    def _submit(self, message: Submit) -> None:
+        try:
+            constraint = None
+            if message.grammar is not None:
+                if self._grammars is None:
+                    vocab_size = self._engine.limits.vocab_size
+                    self._grammars = grammars_of(self._tokenizer, vocab_size)
+                constraint = self._grammars.compiled(message.grammar)
+            self._engine.submit(
+                message.prompt,
+                message.parameters,
+                request_id=message.request_id,
+                needs_text=message.needs_text,
+                constraint=constraint,
+                salt=message.salt,
+            )
+        except KernelcatError as error:
+            return self._send(Refused(message.request_id, error))
+        with self._has_news:
+            self._has_news.notify()
+
+    def _send_outputs(self, outputs: list[RequestOutput]) -> None:
+        if outputs:
+            self._send(Outputs(outputs))
+
+    def _send(self, message: FromEngine) -> None:
+        with self._sending, contextlib.suppress(BrokenPipeError):  # the server has ended
+            self._pipe.send(message)
+
+
+def main() -> None:
+    """Opens the engine that the first message names, and runs it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    pipe = Connection(int(sys.argv[1]))
+    try:
+        message: Open = pipe.recv()
+        tokenizer = message.source.tokenizer()
+        engine = Engine(message.source.open(), message.settings, tokenizer.decode)
+    except KernelcatError as error:
+        return pipe.send(Refused("", error))
+    except EOFError:  # the server has ended
+        return
+    pipe.send(Ready(engine.limits))
+    EngineServer(engine, tokenizer, pipe).run()
+
+
+if __name__ == "__main__":
+    main()

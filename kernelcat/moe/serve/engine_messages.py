@@ -1,0 +1,84 @@
+"""Messages between the server and the process of its engine, pickled over a pipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelcat.moe.engine.engine import RequestOutput
+from kernelcat.moe.engine.limits import Limits
+from kernelcat.moe.engine.parameters import SamplingParameters
+from kernelcat.moe.engine.settings import EngineSettings
+from kernelcat.moe.engine.statistics import Statistics
+from kernelcat.moe.source import ModelSource
+
+# ---- to the engine ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Open:
+    """The first message: which engine. Answered by `Ready` or `Refused`."""
+
+    source: ModelSource
+    settings: EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A request as in `Engine.submit`; ``grammar`` is the text of a `Grammar`, or None.
+
+    Answered by `Outputs` with outputs of the request, or by `Refused`.
+    """
+
+    request_id: str
+    prompt: list[int]
+    parameters: SamplingParameters
+    needs_text: bool
+    grammar: str | None
+    salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Ends a request; no output follows."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
+class ReadStatistics:
+    """Answered by `Statistics`."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Ends all requests, which get a last output, and then the process."""
+
+
+ToEngine = Open | Submit | Cancel | ReadStatistics | Stop
+
+# ---- from the engine ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The engine runs."""
+
+    limits: Limits
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A request (or with id "" the engine itself) is not possible."""
+
+    request_id: str
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a step adds to requests."""
+
+    outputs: list[RequestOutput]
+
+
+FromEngine = Ready | Refused | Outputs | Statistics

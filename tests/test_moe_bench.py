@@ -1,0 +1,138 @@
+"""Times of the engine: what is counted, on a small model, a CPU and a clock of our own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from kernelcat import moe
+from kernelcat.cli import main
+from kernelcat.moe.bench import Decoding, time_decoding, time_load
+from kernelcat.moe.engine.engine import Engine
+from kernelcat.moe.engine.limits import Limits
+from kernelcat.moe.engine.settings import EngineSettings
+from kernelcat.moe.serving_metrics import Slo
+from kernelcat.moe.workload import Workload
+
+
+@pytest.fixture(scope="module")
+def model() -> moe.Decoder:
+    return moe.random_model("small-llama", "cpu")
+
+
+def engine(model: moe.Decoder, **limits: int) -> Engine:
+    sizes = Limits(**{"step_tokens": 64, "max_running": 4, "context": 128, **limits})
+    return Engine(model, EngineSettings(sizes, page_size=16, num_pages=(40,)))
+
+
+class Clock:
+    """A clock that goes on by a second for each step of ``served``, and while somebody sleeps."""
+
+    def __init__(self, served: Engine) -> None:
+        self.now, self._step = 100.0, served.step
+        served.step = self._tick
+
+    def _tick(self):
+        self.now += 1.0
+        return self._step()
+
+    def read(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_load_is_measured_from_the_time_at_which_requests_are_due(model: moe.Decoder) -> None:
+    served = engine(model, max_running=1, step_tokens=8)
+    clock = Clock(served)
+    workload = Workload(3, (6, 6), (4, 4), rate=0.5)
+    due = [arrival.time for arrival in workload.arrivals(256)]
+    metrics = time_load(served, workload, Slo(ttft_ms=1500), clock.read, clock.sleep)
+    # one request at a time; a request takes a step for each of its 4 tokens
+    start = ends = 0.0
+    firsts = []
+    for at in due:
+        start = max(ends, at)
+        firsts.append(start + 1 - at)
+        ends = start + 4
+    assert metrics.num_complete == 3 and metrics.num_output_tokens == 12
+    assert metrics.num_prompt_tokens == 18
+    assert metrics.ttft_ms is not None and metrics.tpot_ms is not None
+    assert metrics.ttft_ms.max == pytest.approx(1e3 * max(firsts), abs=1e3)
+    assert metrics.tpot_ms.p50 == pytest.approx(1000)
+    assert metrics.duration_s == pytest.approx(ends, abs=1)
+    good = sum(first <= 1.5 for first in firsts)
+    assert metrics.goodput == pytest.approx(good / metrics.duration_s)
+
+
+def test_refused_and_failed_requests_are_counted(model: moe.Decoder) -> None:
+    served = engine(model, max_waiting=2)
+    metrics = time_load(served, Workload(5, (6, 6), (4, 4)))
+    assert metrics.num_complete == 2
+    assert sum(metrics.errors.values()) == 3 and "requests wait" in next(iter(metrics.errors))
+    served = engine(model)
+    forward, calls = served._runner._forward, []
+
+    def failing(host) -> torch.Tensor:
+        calls.append(host)
+        if len(calls) == 2:
+            raise RuntimeError("a kernel failed")
+        return forward(host)
+
+    served._runner._forward = failing
+    metrics = time_load(served, Workload(6, (6, 6), (4, 4)))
+    assert metrics.num_complete == 2 and metrics.errors == {"RuntimeError: a kernel failed": 4}
+
+
+def test_decoding_counts_tokens_after_the_first_ones(model: moe.Decoder) -> None:
+    found = Decoding.of("kernelcat", 8, 100, 11, [(0.5, 2.0), (0.25, 1.0), (1.0, 4.0)])
+    assert found.rounds == [40, 80, 20] and found.tokens_per_second == 40
+    assert found.step_ms == 200 and found.prefill_ms == 500
+    served = engine(model)
+    found = time_decoding(served, 3, 40, 5, num_rounds=1)
+    assert found.batch == 3 and found.tokens_per_second > 0
+    totals = served.statistics()
+    assert totals.output_tokens_total == 2 * 3 * 5 and totals.cached_tokens_total == 0
+
+
+def test_the_command_times_decoding_loads_and_a_peer() -> None:
+    command = [
+        "moe", "bench", "small-llama", "--random-weights", "--device", "cpu", "--batches", "1,2",
+        "--context", "20", "--tokens", "3", "--rounds", "1", "--requests", "4", "--input", "5,9",
+        "--output", "3", "--rate", "inf", "--rate", "200", "--peer", "transformers",
+        "--slo", "latency=60000",
+    ]  # fmt: skip
+    done = CliRunner().invoke(main, [*command, "--json"])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert [(r["engine"], r["batch"]) for r in result["decoding"]] == [
+        ("transformers", 1), ("transformers", 2), ("kernelcat", 1), ("kernelcat", 2),
+    ]  # fmt: skip
+    for load, rate in zip(result["loads"], (None, 200), strict=True):
+        assert load["workload"]["rate"] == rate
+        metrics = load["metrics"]
+        assert metrics["num_complete"] == 4 and metrics["num_output_tokens"] == 12
+        assert metrics["goodput"] == metrics["request_throughput"] > 0
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, done.output
+    for word in ("transformers", "all at once", "200 requests/s", "ttft", "goodput"):
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "needs a MODEL"),
+        (["small-llama", "--random-weights", "--peer", "x"], "--peer 'x' must be one of"),
+        (["small-llama", "--batches", "1,0"], "must be positive numbers"),
+        (["small-llama", "--input", "1,2,3"], "is no range"),
+        (["small-llama", "--tokens", "1"], "at least 2"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: list[str], message: str) -> None:
+    done = CliRunner().invoke(main, ["moe", "bench", *options])
+    assert done.exit_code == 1 and message in done.output
