@@ -58,7 +58,8 @@ class ModelSource:
         """
         if has_random_weights and upcycle:
             raise InvalidArgument("only a checkpoint can be upcycled, and random weights are none")
-        if model in download.PACKAGES and not has_random_weights and not Path(model).exists():
+        is_folder = (Path(model) / "config.json").is_file()
+        if model in download.PACKAGES and not has_random_weights and not is_folder:
             model = str(download.ensure(model, tell))
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         return ModelSource(model, device, has_random_weights, upcycle)
