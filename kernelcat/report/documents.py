@@ -20,6 +20,7 @@ from kernelcat.store import shipped
 GPU = "h200"
 """The SKU of the picture."""
 
+_HOW = "how-results-are-made.md"
 _ENTRIES = re.compile(r"(?P<open><!-- entries -->)\n.*?(?P<close><!-- /entries -->)", re.DOTALL)
 
 
@@ -64,7 +65,8 @@ def update(readme: Path) -> None:
 
 
 def _new_results(name: str) -> str:
-    return f"# Results of {name}\n\n<!-- results:{name} -->\n<!-- /results -->\n"
+    links = f"[The entry](../entries/{name}.md) · [how these numbers are made](../{_HOW})"
+    return f"# Results of {name}\n\n{links}\n\n<!-- results:{name} -->\n<!-- /results -->\n"
 
 
 def _fill_entries(text: str) -> str:

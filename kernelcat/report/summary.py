@@ -77,16 +77,19 @@ def markdown(measurements: Sequence[Measurement], gpu: str) -> str:
             f"| {_range(summary)} | {', '.join(summary.peers)} "
             f"| [{_count(summary.num_problems)}](docs/results/{name}.md) |"
         )
+    incomplete = [name for name in catalog.names() if catalog.entry(name).work_in_progress]
+    links = ", ".join(f"[`{name}`](docs/entries/{name}.md)" for name in incomplete)
+    lines += ["", f"Work in progress, without results yet: {links}."] if links else []
     return "\n".join((*lines, ""))
 
 
 def _mean(summary: Summary) -> str:
-    return f"**{ratio(summary.mean)}**" if summary.ratios else "no peer"
+    return f"**{ratio(summary.mean)}**" if summary.ratios else "not measured"
 
 
 def _range(summary: Summary) -> str:
     values = summary.ratios.values()
-    return f"{ratio(min(values))} to {ratio(max(values))}" if values else ""
+    return f"{ratio(min(values))} to {ratio(max(values))}" if len(values) > 1 else ""
 
 
 def _count(number: int) -> str:
