@@ -81,7 +81,11 @@ def _definition(entry: Entry) -> str:
         is_module = (folder / f"{name[1]}.py").exists()
         return f"[{name[0]}](../../reference/{name[1]}.py)" if is_module else name[0]
 
-    return re.sub(r"`(_\w+)`", link, text)
+    lines = text.splitlines()
+    formula = " " * 4
+    return "\n".join(
+        line if line.startswith(formula) else re.sub(r"`(_\w+)`", link, line) for line in lines
+    )
 
 
 def _call(entry: Entry) -> str:
