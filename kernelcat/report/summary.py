@@ -66,7 +66,7 @@ def _summary(name: str, rows: Sequence[Row]) -> Summary:
 def markdown(measurements: Sequence[Measurement], gpu: str) -> str:
     """The summaries as a Markdown table with links to the pages in ``docs/``."""
     lines = [
-        "| entry | what it computes | × best peer | worst to best | fastest peers | results |",
+        "| entry | what it computes | × best peer | worst to best | fastest peers | raced |",
         "| --- | --- | ---: | ---: | --- | --- |",
     ]
     for summary in summaries(measurements, gpu):
@@ -75,7 +75,7 @@ def markdown(measurements: Sequence[Measurement], gpu: str) -> str:
         lines.append(
             f"| [`{name}`](docs/entries/{name}.md) | {text.rstrip('.')} | {_mean(summary)}{mark} "
             f"| {_range(summary)} | {', '.join(summary.peers)} "
-            f"| [{_count(summary.num_problems)}](docs/results/{name}.md) |"
+            f"| [{_count(summary)}](docs/results/{name}.md) |"
         )
     incomplete = [name for name in catalog.names() if catalog.entry(name).work_in_progress]
     links = ", ".join(f"[`{name}`](docs/entries/{name}.md)" for name in incomplete)
@@ -92,5 +92,10 @@ def _range(summary: Summary) -> str:
     return f"{ratio(min(values))} to {ratio(max(values))}" if len(values) > 1 else ""
 
 
-def _count(number: int) -> str:
-    return {0: "none yet", 1: "1 problem"}.get(number, f"{number} problems")
+def _count(summary: Summary) -> str:
+    """The number of problems, and how many of them have a ratio if not all."""
+    raced, measured = len(summary.ratios), summary.num_problems
+    if not measured:
+        return "none yet"
+    number = str(measured) if raced == measured else f"{raced} of {measured}"
+    return f"{number} problem{'s' * (measured > 1)}"
