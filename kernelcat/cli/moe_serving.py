@@ -54,8 +54,8 @@ def serve(
 
     \b
     Example:
-      kernelcat moe serve gpt-oss-20b --port 8000
       kernelcat moe serve smollm2
+      kernelcat moe serve gpt-oss-20b --port 8000
       kernelcat moe serve small-llama --random-weights --device cpu
     """
     try:
