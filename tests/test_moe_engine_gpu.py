@@ -114,7 +114,7 @@ def test_ten_thousand_steps_compile_nothing_and_keep_memory_flat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, dice = moe.random_model("small-gpt-oss"), random.Random(0)
-    served = engine(model, num_pages=(120, 60), speculation=Speculation(2, 1))
+    served = engine(model, num_pages=(45, 30), speculation=Speculation(2, 1))
     built: list[Any] = []
     build = Op._build
     monkeypatch.setattr(Op, "_build", lambda *args: built.append(args[1]) or build(*args))
