@@ -76,7 +76,7 @@ class StepArrays:
         self, manager: BlockManager, sizes: StepSizes, allocate: Allocate = np.zeros
     ) -> None:
         self._page_size, self._largest = manager.page_size, sizes.largest
-        self._capacity = manager.page_size * manager.table_width
+        self._capacity = min(manager.page_size * manager.table_width, sizes.context)
         batch, tokens, rows, _ = sizes.largest
         self._by_token = {
             name: allocate((tokens,), "int32") for name in ("tokens", "source_rows", "positions")
