@@ -169,7 +169,7 @@ class StepArrays:
         self._show(size)
         count, num_tokens = size.batch - own.batch, size.tokens - own.tokens
         if size.is_decode and (own.is_decode or not own.batch):
-            at = [i % self._page_size for i in range(count)]
+            at = [i % min(self._page_size, self._capacity) for i in range(count)]
             return [(start, start + 1) for start in at]
         ends = []
         for _ in range(count):
