@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from kernelcat import moe
 from kernelcat.cli import main
-from kernelcat.moe.bench import Decoding, time_decoding, time_load
+from kernelcat.errors import InvalidArgument
+from kernelcat.moe.bench import Decoding, Round, _round, time_decoding, time_load
 from kernelcat.moe.engine.engine import Engine
 from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.settings import EngineSettings
@@ -88,8 +89,9 @@ def test_refused_and_failed_requests_are_counted(model: moe.Decoder) -> None:
     assert metrics.num_complete == 2 and metrics.errors == {"RuntimeError: a kernel failed": 4}
 
 
-def test_decoding_counts_tokens_after_the_first_ones(model: moe.Decoder) -> None:
-    found = Decoding.of("kernelcat", 8, 100, 11, [(0.5, 2.0), (0.25, 1.0), (1.0, 4.0)])
+def test_decoding_is_timed_while_all_requests_write(model: moe.Decoder) -> None:
+    rounds = [Round(0.5, 2.0, 80), Round(0.25, 1.0, 80), Round(1.0, 4.0, 80)]
+    found = Decoding.of("kernelcat", 8, 100, 11, rounds)
     assert found.rounds == [40, 80, 20] and found.tokens_per_second == 40
     assert found.step_ms == 200 and found.prefill_ms == 500
     served = engine(model)
@@ -97,6 +99,12 @@ def test_decoding_counts_tokens_after_the_first_ones(model: moe.Decoder) -> None
     assert found.batch == 3 and found.tokens_per_second > 0
     totals = served.statistics()
     assert totals.output_tokens_total == 2 * 3 * 5 and totals.cached_tokens_total == 0
+    # prompts of 40 tokens are computed one after another, and the first request writes meanwhile:
+    # when the third one has a token, the first one has four, and four steps are left
+    found = _round(engine(model, step_tokens=40), 3, 40, 8, seed=0)
+    assert found.num_decoded == 4 * 3
+    with pytest.raises(InvalidArgument, match="2 tokens are too few"):
+        _round(engine(model, step_tokens=40), 3, 40, 2, seed=0)
 
 
 def test_the_command_times_decoding_loads_and_a_peer() -> None:

@@ -216,6 +216,39 @@ def test_a_constraint_limits_tokens(is_overlapped: bool, llama: Case) -> None:
     assert free.tokens == llama.texts[1]
 
 
+class FailingConstraint(EvenThenStop):
+    """Raises in its method ``name`` when two tokens are known."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def allowed(self, mask: np.ndarray) -> None:
+        super().allowed(mask)
+        if self.name == "allowed" and len(self.tokens) == 2:
+            mask[:] = 0
+            raise KeyError("no rule")
+
+    def append(self, token: int) -> None:
+        super().append(token)
+        if self.name == "append" and len(self.tokens) == 2:
+            raise KeyError("no rule")
+
+
+@pytest.mark.parametrize("name", ("allowed", "append"))
+def test_a_constraint_that_fails_ends_its_request_only(name: str, llama: Case) -> None:
+    served = engine(llama.model, is_overlapped=True)
+    request = served.submit(llama.prompts[2], GREEDY, constraint=FailingConstraint(name))
+    others = [served.submit(prompt, GREEDY) for prompt in llama.prompts]
+    outputs = run(served, has_faults=True)
+    [failed] = [output for output in outputs if output.error]
+    assert (failed.request_id, failed.finish_reason) == (request.id, FinishReason.ERROR)
+    assert failed.error == "KeyError: 'no rule'"
+    assert len(request.tokens) == LENGTHS[2] + 2
+    assert [other.tokens for other in others] == llama.texts
+    assert served.statistics().failed_steps_total == 0 and served.is_healthy
+
+
 # ---- text ----------------------------------------------------------------------------------------
 
 

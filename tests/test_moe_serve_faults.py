@@ -232,6 +232,6 @@ def test_the_verb_bench_prints_what_a_load_measured(running):
     assert load["workload"]["output_range"] == [5, 5] and metrics["tpot_ms"]["count"] == 3
     assert "3 of 3 requests" in CliRunner().invoke(main, command).output
     refused = CliRunner().invoke(main, [*command, "--input", "x"])
-    assert refused.exit_code == 1 and "'x' is no range of lengths" in refused.output
+    assert refused.exit_code == 1 and "is no range" in refused.output
     wrong = CliRunner().invoke(main, [*command[:3], "http://127.0.0.1:1"])
     assert wrong.exit_code == 1 and "Connection refused" in wrong.output

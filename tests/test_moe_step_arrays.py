@@ -91,6 +91,21 @@ def test_added_tokens_of_a_step_with_a_prompt_are_one_sequence():
     assert not arrays.block_tables[0][1:].any()
 
 
+@pytest.mark.parametrize(
+    ("batches", "context"), [((1, 2, 4), 64), ((1, 2), 5), ((), 5), ((), 64), ((3,), 1000)]
+)
+def test_every_size_can_be_filled_with_added_sequences(batches, context):
+    limits = Limits(step_tokens=100, max_running=3, context=context)
+    sizes = StepSizes(limits, 1, batches)
+    arrays = StepArrays(BlockManager([LayerGroup("all", 9)], 4, -(-context // 4)), sizes)
+    for size in (*sizes.decode(), *sizes.mixed(), sizes.largest):
+        arrays.fill(Step(0), size)
+        assert arrays.size == size and arrays.cu_q[-1] == size.tokens
+        assert arrays.kv_lens.max() <= context
+        assert not arrays.block_tables[0].any()
+    assert sizes.largest.tokens == min(100, 3 * context)
+
+
 def test_every_step_has_a_size_that_is_compiled_before():
     limits = Limits(step_tokens=40, max_running=6, context=64)
     sizes = StepSizes(limits, 2, (1, 2, 4))

@@ -44,6 +44,7 @@ class Load:
 @click.option("--context", default=1024, show_default=True, help="Tokens of decoding's prompts.")
 @click.option("--tokens", default=256, show_default=True, help="Tokens written in decoding.")
 @click.option("--rounds", default=3, show_default=True, help="Rounds of decoding.")
+@click.option("--step-tokens", default=2048, show_default=True, help="New tokens of a step.")
 @click.option("--peer", "peers", multiple=True, help="Also time decoding of: transformers.")
 @click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
 @click.option("--cache-dtype", default="", help="Element type of the caches: float8_e4m3fn.")
@@ -74,8 +75,8 @@ def bench(
     MODEL is then its model's name, by default that of the first one.
 
     Lengths of a load are uniform in the ranges; prompts are random tokens, greedy, and the end of
-    sequence is ignored. TTFT counts from the time at which a request is due. Decoding counts the
-    tokens after the first ones.
+    sequence is ignored. TTFT counts from the time at which a request is due. Decoding is timed
+    while all requests write.
 
     \b
     Example:
@@ -189,7 +190,10 @@ def _engine(source: ModelSource, length: int, batch: int, options: dict[str, Any
     from kernelcat.moe.engine.settings import EngineSettings
     from kernelcat.moe.engine.speculation import Speculation
 
-    limits = Limits(max_running=min(batch, 256), max_waiting=max(batch, 1024), context=length)
+    running = min(batch, 256)
+    limits = Limits(
+        max(options["step_tokens"], running), running, max_waiting=max(batch, 1024), context=length
+    )
     return Engine(
         source.open(),
         EngineSettings(

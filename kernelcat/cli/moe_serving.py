@@ -13,6 +13,9 @@ from kernelcat.errors import MissingDependency
 if TYPE_CHECKING:
     from kernelcat.moe.engine.settings import EngineSettings
 
+CPU_CONTEXT = 1024
+"""Tokens of a request on a CPU by default: oracles copy the whole cache."""
+
 
 @click.command()
 @click.argument("model")
@@ -51,8 +54,8 @@ def serve(
 
     \b
     Example:
-      kernelcat moe serve gpt-oss-20b --port 8000
       kernelcat moe serve smollm2
+      kernelcat moe serve gpt-oss-20b --port 8000
       kernelcat moe serve small-llama --random-weights --device cpu
     """
     try:
@@ -70,6 +73,8 @@ def serve(
         name or source.name,
         **{field: options[field] for field in ("host", "port", "api_keys", "max_body", "grace")},
     )
+    if source.device == "cpu" and options["context"] is None:
+        options["context"] = CPU_CONTEXT
     engine = EngineProcess(source, _settings(options))
     service = Service(engine, source.tokenizer(), settings)
 

@@ -12,15 +12,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernelcat.errors import KernelcatError
+from kernelcat.errors import InvalidArgument, KernelcatError
 from kernelcat.moe.engine.engine import Engine
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.serving_metrics import ServingMetrics, Slo, Timeline, measure
 from kernelcat.moe.workload import Arrival, Workload
+
+
+class Round(NamedTuple):
+    """Seconds of the prefill, of decoding, and the tokens that were written meanwhile."""
+
+    prefill: float
+    decoding: float
+    num_decoded: int
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,7 @@ class Decoding:
     batch : requests that write together
     context : tokens of each prompt
     num_tokens : tokens that each request writes
-    tokens_per_second : output tokens of all requests together, first tokens left out
+    tokens_per_second : output tokens of all requests together while all of them write
     step_ms : milliseconds a token of one request
     prefill_ms : from the start until the last request has its first token
     rounds : tokens a second of each round
@@ -50,14 +58,14 @@ class Decoding:
 
     @staticmethod
     def of(
-        engine: str, batch: int, context: int, num_tokens: int, times: Sequence[tuple[float, float]]
+        engine: str, batch: int, context: int, num_tokens: int, rounds: Sequence[Round]
     ) -> Decoding:
-        """``times`` are, for each round, seconds of the prefill and of all later tokens."""
-        rates = [batch * (num_tokens - 1) / decoding for _, decoding in times]
+        """The medians of ``rounds``."""
+        rates = [one.num_decoded / one.decoding for one in rounds]
         rate = median(rates)
         return Decoding(
             engine, batch, context, num_tokens, rate, 1e3 * batch / rate,
-            1e3 * median(prefill for prefill, _ in times), rates,
+            1e3 * median(one.prefill for one in rounds), rates,
         )  # fmt: skip
 
 
@@ -74,23 +82,45 @@ def time_decoding(
     """Times ``batch`` requests that write ``num_tokens`` greedy tokens each.
 
     A first round is not counted. Every round has prompts of its own, so the prefix cache has none.
+
+    Raises
+    ------
+    InvalidArgument
+        The tokens are too few: a request has ended before all others wrote.
     """
+    rounds = [_round(engine, batch, context, num_tokens, seed) for seed in range(num_rounds + 1)]
+    return Decoding.of("kernelcat", batch, context, num_tokens, rounds[1:])
+
+
+def _round(engine: Engine, batch: int, context: int, num_tokens: int, seed: int) -> Round:
+    """Decoding lasts from the last request's first token until the first request ends."""
     parameters = SamplingParameters(temperature=0, max_tokens=num_tokens)
-    times = []
-    for seed in range(num_rounds + 1):
-        start = time.perf_counter()
-        for prompt in prompts(batch, context, engine.limits.vocab_size, seed):
-            engine.submit(prompt, parameters, needs_text=False)
-        num_waiting, first = batch, start
-        started: set[str] = set()
-        while engine.has_work:
-            for output in engine.step():
-                _check(output.error)
-                started.add(output.request_id)
-            if num_waiting and len(started) == batch:
-                num_waiting, first = 0, time.perf_counter()
-        times.append((first - start, time.perf_counter() - first))
-    return Decoding.of("kernelcat", batch, context, num_tokens, times[1:])
+    texts = prompts(batch, context, engine.limits.vocab_size, seed)
+    started: set[str] = set()
+    first = last = num_decoded = 0.0
+    start = time.perf_counter()
+    for prompt in texts:
+        engine.submit(prompt, parameters, needs_text=False)
+    while engine.has_work:
+        outputs = engine.step()
+        for output in outputs:
+            _check(output.error)
+        if last:
+            continue
+        now = time.perf_counter()
+        if first:
+            num_decoded += sum(len(output.tokens) for output in outputs)
+        started.update(output.request_id for output in outputs)
+        if not first and len(started) == batch:
+            first = now
+        if any(output.finish_reason for output in outputs):
+            last = now
+    if not first or last <= first:
+        raise InvalidArgument(
+            f"{num_tokens} tokens are too few: with {batch} prompts of {context} tokens a request "
+            "has ended before all of them wrote"
+        )
+    return Round(first - start, last - first, int(num_decoded))
 
 
 @dataclass

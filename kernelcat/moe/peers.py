@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kernelcat.errors import MissingDependency
-from kernelcat.moe.bench import Decoding, prompts
+from kernelcat.moe.bench import Decoding, Round, prompts
 from kernelcat.moe.config import Config
 
 PEERS = ("transformers",)
@@ -47,12 +47,13 @@ def time_transformers(
     """Times greedy `generate` at each batch: a run of one token is the prefill."""
     found = []
     for batch in batches:
-        times = []
+        rounds = []
         for seed in range(num_rounds + 1):
             ids = torch.tensor(prompts(batch, context, vocab_size, seed), device=model.device)
             prefill = _seconds(model, ids, 1)
-            times.append((prefill, _seconds(model, ids, num_tokens) - prefill))
-        found.append(Decoding.of("transformers", batch, context, num_tokens, times[1:]))
+            decoding = _seconds(model, ids, num_tokens) - prefill
+            rounds.append(Round(prefill, decoding, batch * (num_tokens - 1)))
+        found.append(Decoding.of("transformers", batch, context, num_tokens, rounds[1:]))
     return found
 
 

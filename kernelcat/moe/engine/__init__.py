@@ -1,12 +1,18 @@
-"""What an engine keeps on the host while a model runs: requests, pages, steps and text.
+"""An engine that runs a model for many requests at once.
 
-Nothing here needs a GPU or torch:
+What it keeps on the host needs neither a GPU nor torch:
 
-    request, parameters, limits    what is asked for, and what is refused
-    pages, blocks, block_hashes    who has which page of the caches; the prefix cache
-    queue, scheduler, step         which new tokens the next run of the model computes
-    step_arrays                    the step as arrays of fixed buffers, for the models' batch
-    speculation                    drafts from a request's own tokens, and their verification
-    text                           tokens to final text, stop strings
-    integrity                      proof that all of these agree
+    request, parameters, constraint, limits    what is asked for, and what is refused
+    pages, blocks, block_hashes                who has which page of the caches; the prefix cache
+    queue, scheduler, step                     which new tokens the next run of the model computes
+    step_sizes, step_arrays                    the step as arrays of fixed buffers, in few sizes
+    speculation                                drafts from a request's own tokens
+    text, token_bits                           tokens to final text, stop strings; sets of tokens
+    integrity, statistics                      proof that all of these agree, and numbers
+
+The rest runs it:
+
+    settings, memory, building                 how many pages there are, and what is compiled first
+    step_buffers, runner, sampling             a step on the device: copies, graphs, chosen tokens
+    engine, async_engine                       steps for a caller, or on a thread for asyncio
 """

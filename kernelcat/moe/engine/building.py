@@ -17,8 +17,8 @@ from kernelcat.moe.engine.settings import BATCH_SIZES, EngineSettings
 from kernelcat.moe.engine.step_sizes import StepSizes
 from kernelcat.moe.model import Decoder
 
-GRAPH_BYTES = GIB
-"""Memory that is left for CUDA graphs and for what a step allocates unforeseen."""
+RESERVED_BYTES = 3 * GIB
+"""Memory for CUDA graphs, and for kernels' workspaces: kernels of each size have their own."""
 
 
 def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
@@ -100,6 +100,7 @@ def _gpu_budget(runner: Runner, settings: EngineSettings) -> tuple[int, str]:
     taken = total - free
     budget = (
         f"memory={settings.memory} of the GPU's {total / GIB:.1f} GiB, of which weights and the "
-        f"largest step take {taken / GIB:.1f} GiB and graphs {GRAPH_BYTES / GIB:.0f} GiB,"
+        f"largest step take {taken / GIB:.1f} GiB and graphs and workspaces "
+        f"{RESERVED_BYTES / GIB:.0f} GiB,"
     )
-    return int(settings.memory * total) - taken - GRAPH_BYTES, budget
+    return int(settings.memory * total) - taken - RESERVED_BYTES, budget

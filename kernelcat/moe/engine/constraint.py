@@ -8,7 +8,10 @@ import numpy.typing as npt
 
 
 class Constraint(Protocol):
-    """A grammar in the middle of a text. One request owns it."""
+    """A grammar in the middle of a text. One request owns it.
+
+    An exception of a method ends the request with an error, and no other request.
+    """
 
     def allowed(self, mask: npt.NDArray[Any]) -> None:
         """Writes the tokens that may come next to ``mask``.

@@ -23,7 +23,7 @@ from kernelcat.errors import InvalidArgument, KernelcatError
 from kernelcat.moe.engine.building import build
 from kernelcat.moe.engine.constraint import Constraint
 from kernelcat.moe.engine.parameters import SamplingParameters
-from kernelcat.moe.engine.request import FinishReason, Request
+from kernelcat.moe.engine.request import FinishReason, Request, describe
 from kernelcat.moe.engine.runner import Run
 from kernelcat.moe.engine.sampling import TokenLogprob
 from kernelcat.moe.engine.settings import EngineSettings
@@ -82,7 +82,7 @@ class RequestOutput:
             output.logprobs if wants_logprobs else [],
             output.finish_reason,
             request.num_cached or 0,
-            error,
+            error or request.error,
         )
 
 
@@ -204,8 +204,8 @@ class Engine:
         return outputs
 
     def _launch(self) -> list[RequestOutput]:
-        """Plans and launches a step, if a request can run; returns outputs if that fails."""
-        run = None
+        """Plans and launches a step, if a request can run; returns outputs of what fails."""
+        run, outputs = None, list[RequestOutput]()
         try:
             with self._lock:
                 step = self._scheduler.schedule()
@@ -214,15 +214,16 @@ class Engine:
                 run = Run(step)
                 self._runs.append(run)
                 self._runner.prepare(run)
+                for request, message in run.choices.failed:
+                    outputs.append(RequestOutput.of(self._scheduler.fail_request(request, message)))
             self._runner.launch(run)
         except Exception as error:
             if run is None:
                 raise
-            outputs: list[RequestOutput] = []
             while self._runs and self._runs[0] is not run:
                 outputs += self._collect()
             return outputs + (self._fail(error) if self._runs else [])
-        return []
+        return outputs
 
     def _collect(self) -> list[RequestOutput]:
         """Waits for the oldest step in flight."""
@@ -239,12 +240,11 @@ class Engine:
 
     def _fail(self, error: Exception) -> list[RequestOutput]:
         """Ends the requests of the oldest step in flight, or all if the device is lost."""
-        message = f"{type(error).__name__}: {error}"
+        message = describe(error)
         try:
             self._runner.synchronize()
         except Exception as lost:
-            message = f"the device is lost: {type(lost).__name__}: {lost}"
-            return self._end_all(FinishReason.ERROR, message)
+            return self._end_all(FinishReason.ERROR, f"the device is lost: {describe(lost)}")
         with self._lock:
             outputs = self._scheduler.fail(self._runs.popleft().step)
             for pool in self._scheduler.manager.pools:
@@ -282,8 +282,7 @@ class Engine:
 
     def abort(self, error: Exception) -> list[RequestOutput]:
         """Ends all requests, because ``error`` shows that the engine itself is wrong."""
-        message = f"the engine is wrong: {type(error).__name__}: {error}"
-        return self._end_all(FinishReason.ERROR, message)
+        return self._end_all(FinishReason.ERROR, f"the engine is wrong: {describe(error)}")
 
     def close(self) -> list[RequestOutput]:
         """Ends all requests and frees caches and graphs; the model stays.

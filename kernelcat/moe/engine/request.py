@@ -14,6 +14,11 @@ from kernelcat.moe.engine.speculation import NgramIndex
 from kernelcat.moe.engine.text import TextStream
 
 
+def describe(error: Exception) -> str:
+    """The class and the message of an exception."""
+    return f"{type(error).__name__}: {error}"
+
+
 class State(Enum):
     """Where a request is."""
 
@@ -55,6 +60,7 @@ class Request:
     pending_row : row of the last step in flight that chooses the token after ``tokens``
     num_preemptions : how often the request lost its pages
     num_cached : tokens of the prompt that were found in the cache when the request first ran
+    error : what went wrong with this request alone, "" for nothing
     order : place in the order of arrival
     arrived_at, first_token_at, ended_at : seconds of the scheduler's clock
     """
@@ -80,6 +86,7 @@ class Request:
     pending_row: int = field(init=False, default=-1)
     num_preemptions: int = field(init=False, default=0)
     num_cached: int | None = field(init=False, default=None)
+    error: str = field(init=False, default="")
     order: int = field(init=False, default=-1)
     arrived_at: float = field(init=False, default=0.0)
     first_token_at: float | None = field(init=False, default=None)
@@ -108,8 +115,6 @@ class Request:
         self.tokens.append(token)
         if self.ngrams is not None:
             self.ngrams.append(token)
-        if self.constraint is not None:
-            self.constraint.append(token)
         piece = ""
         if token in self.parameters.stop_tokens:
             self.finish_reason = FinishReason.STOP
@@ -119,6 +124,11 @@ class Request:
                 self.finish_reason = FinishReason.STOP
         if self.finish_reason is None and len(self.tokens) >= self.max_length:
             self.finish_reason = FinishReason.LENGTH
+        if self.constraint is not None:
+            try:
+                self.constraint.append(token)
+            except Exception as error:  # other people's code: the request ends, and no other
+                self.error, self.finish_reason = describe(error), FinishReason.ERROR
         if self.finish_reason is not None and self.text is not None:
             piece += self.text.finish()
         return piece

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernelcat.moe.engine.request import Request
+from kernelcat.moe.engine.request import Request, describe
 from kernelcat.moe.engine.step import Step
 from kernelcat.moe.engine.token_bits import WORD, SeenTokens, num_words
 from kernelcat.moe.model import Decoder
@@ -51,6 +51,7 @@ class Choices:
     allowed : int32 (rows, words) tokens that may be chosen; None where all rows allow all
     num_logprobs : alternatives of each row, the most that a request asks for; None for no
         log-probabilities
+    failed : requests whose constraints have failed, with what went wrong
     """
 
     has_temperature: bool = False
@@ -58,6 +59,7 @@ class Choices:
     seen: Words | None = None
     allowed: Words | None = None
     num_logprobs: int | None = None
+    failed: tuple[tuple[Request, str], ...] = ()
 
     @property
     def is_greedy(self) -> bool:
@@ -115,11 +117,16 @@ class Sampler:
             seen = np.zeros((num_rows, num_words(self.vocab_size)), np.int32)
             for chunk in penalized:
                 seen[chunk.first_row] = self._seen_by(chunk.request)
+        failed = []
         if constrained:
             allowed = np.full((num_rows, num_words(self.vocab_size)), -1, np.int32)
             for chunk in constrained:
                 assert chunk.request.constraint is not None
-                chunk.request.constraint.allowed(allowed[chunk.first_row])
+                try:
+                    chunk.request.constraint.allowed(allowed[chunk.first_row])
+                except Exception as error:  # other people's code
+                    allowed[chunk.first_row] = -1
+                    failed.append((chunk.request, describe(error)))
         counts = [p.logprobs for p in each if p.logprobs is not None]
         return Choices(
             has_temperature=bool(draws),
@@ -127,6 +134,7 @@ class Sampler:
             seen=seen,
             allowed=allowed,
             num_logprobs=max(counts, default=None),
+            failed=tuple(failed),
         )
 
     def _seen_by(self, request: Request) -> Words:

@@ -279,6 +279,12 @@ class Scheduler:
                 outputs.append(Output(request, finish_reason=FinishReason.ERROR))
         return outputs
 
+    def fail_request(self, request: Request, error: str) -> Output:
+        """Ends one request; steps in flight that have the request go on."""
+        request.error = error
+        self.queue.end(request, FinishReason.ERROR)
+        return Output(request, finish_reason=FinishReason.ERROR)
+
     def end_all(self, reason: FinishReason) -> list[Output]:
         """Ends all requests, and forgets steps in flight: their results will not come."""
         self.in_flight.clear()

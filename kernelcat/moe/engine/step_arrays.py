@@ -76,7 +76,7 @@ class StepArrays:
         self, manager: BlockManager, sizes: StepSizes, allocate: Allocate = np.zeros
     ) -> None:
         self._page_size, self._largest = manager.page_size, sizes.largest
-        self._capacity = manager.page_size * manager.table_width
+        self._capacity = min(manager.page_size * manager.table_width, sizes.context)
         batch, tokens, rows, _ = sizes.largest
         self._by_token = {
             name: allocate((tokens,), "int32") for name in ("tokens", "source_rows", "positions")
@@ -169,7 +169,7 @@ class StepArrays:
         self._show(size)
         count, num_tokens = size.batch - own.batch, size.tokens - own.tokens
         if size.is_decode and (own.is_decode or not own.batch):
-            at = [i % self._page_size for i in range(count)]
+            at = [i % min(self._page_size, self._capacity) for i in range(count)]
             return [(start, start + 1) for start in at]
         ends = []
         for _ in range(count):

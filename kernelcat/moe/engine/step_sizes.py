@@ -58,18 +58,20 @@ class StepSizes:
     Attributes
     ----------
     mixed_batches : every other one of ``batches``: attention skips a sequence without new tokens
-    tokens : ascending numbers of new tokens; the last one is `Limits.step_tokens`
+    context : tokens of a sequence, at most
+    tokens : ascending numbers of new tokens; the last one is the most that a step can have
     largest : the size that buffers need
     """
 
     def __init__(self, limits: Limits, num_drafts: int, batches: Sequence[int]) -> None:
         most = limits.max_running
-        self.num_drafts, self._context = num_drafts, limits.context
+        self.num_drafts, self.context = num_drafts, limits.context
         self.batches = [*(size for size in batches if size < most), most] if batches else []
         self.mixed_batches = sorted({*self.batches[::2], *self.batches[-1:]})
-        self.tokens = _token_sizes(limits.step_tokens, limits.context) if batches else []
-        rows = min(limits.step_tokens, most * (1 + num_drafts))
-        self.largest = Size(most + bool(batches), limits.step_tokens, rows, limits.step_tokens)
+        last = min(limits.step_tokens, most * limits.context)  # a request has no more tokens
+        self.tokens = _token_sizes(last, limits.context) if batches else []
+        rows = min(last, most * (1 + num_drafts))
+        self.largest = Size(most + bool(batches), last, rows, last)
 
     def of(self, step: Step) -> Size:
         """The size to which ``step`` is padded."""
@@ -97,7 +99,7 @@ class StepSizes:
         """Sizes of other steps: all pairs of batch and tokens, and all numbers of rows."""
         for batch in self.mixed_batches:
             for before, tokens in pairwise([0, *self.tokens]):
-                if before < batch * self._context:  # what requests can fill
+                if before < batch * self.context:  # what requests can fill
                     yield Size(batch + 1, tokens, 0, tokens)
             for rows in self._rows(batch):
                 yield Size(batch + 1, self.tokens[0], rows, self.tokens[0])

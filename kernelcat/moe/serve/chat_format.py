@@ -13,7 +13,8 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kernelcat.moe.serve.errors import ApiError, unsupported
-from kernelcat.moe.serve.requests import ChatRequest, Message
+from kernelcat.moe.serve.messages import Message
+from kernelcat.moe.serve.requests import ChatRequest
 from kernelcat.moe.tokenizer import HarmonyTokenizer, Tokenizer
 
 

@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
@@ -39,6 +38,7 @@ from kernelcat.moe.serve.engine_messages import (
 )
 from kernelcat.moe.serve.grammars import Grammar
 from kernelcat.moe.source import ModelSource
+from kernelcat.runtime import children
 
 END_TIMEOUT = 30.0
 """Seconds in which the process ends after its last request, or is killed."""
@@ -46,7 +46,7 @@ STATISTICS_TIMEOUT = 10.0
 
 
 class EngineProcess:
-    """A process with an engine.
+    """A process with an engine. It ends with the thread that makes this object.
 
     Parameters
     ----------
@@ -70,10 +70,9 @@ class EngineProcess:
     def __init__(self, source: ModelSource, settings: EngineSettings) -> None:
         mine, other = socket.socketpair()
         with other:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "kernelcat.moe.serve.engine_child", str(other.fileno())],
+            self._process = children.start(
+                children.python("kernelcat.moe.serve.engine_child", str(other.fileno())),
                 pass_fds=[other.fileno()],
-                start_new_session=True,
             )
         self._pipe = Connection(mine.detach())
         self._sending = threading.Lock()
@@ -98,7 +97,7 @@ class EngineProcess:
 
     @property
     def process_id(self) -> int:
-        """The id of the process."""
+        """The id of the process's guard, with which the process ends."""
         return self._process.pid
 
     @property
@@ -143,7 +142,7 @@ class EngineProcess:
         try:
             await asyncio.to_thread(self._process.wait, END_TIMEOUT)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            children.stop(self._process)
 
     async def generate(
         self,

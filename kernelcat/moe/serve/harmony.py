@@ -35,7 +35,8 @@ from kernelcat.moe.serve.chat_format import (
     ToolCallDelta,
 )
 from kernelcat.moe.serve.errors import ApiError
-from kernelcat.moe.serve.requests import ChatRequest, Message
+from kernelcat.moe.serve.messages import Message
+from kernelcat.moe.serve.requests import ChatRequest
 from kernelcat.moe.tokenizer import HarmonyTokenizer
 
 FUNCTIONS = "functions."

@@ -7,65 +7,18 @@ others in `Sampling`. null is the same as a field that is left out.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from kernelcat.moe.engine.parameters import SamplingParameters
+from kernelcat.moe.serve.bodies import Body
 from kernelcat.moe.serve.errors import ApiError, unsupported
+from kernelcat.moe.serve.messages import FunctionDefinition, Message, NamedTool, Tool
 
 MAX_CHOICES = 128
 DEFAULT_COMPLETION_TOKENS = 16
 """What /v1/completions writes without ``max_tokens``, as OpenAI's does."""
-
-
-class Body(BaseModel):
-    """JSON with known fields only."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, content: Any) -> Any:
-        if not isinstance(content, dict):
-            return content
-        return {name: value for name, value in content.items() if value is not None}
-
-    @classmethod
-    def parse(cls, body: bytes) -> Self:
-        """The request in ``body``.
-
-        Raises
-        ------
-        ApiError
-            The body is not JSON, or a field is unknown, missing or of another type.
-        """
-        try:
-            return cls.model_validate_json(body)
-        except ValidationError as error:
-            raise _refusal(error) from error
-
-
-def _refusal(error: ValidationError) -> ApiError:
-    """The answer to a body that is not valid."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    first = max(found, key=lambda item: len(item["loc"]))  # of a union the branch that fits best
-    names = [str(part) for part in first["loc"] if not _is_branch(part)]
-    match first["type"]:
-        case "json_invalid":
-            return ApiError(400, f"the body is not valid JSON: {first['msg']}", code="invalid_json")
-        case "extra_forbidden":
-            message = f"unrecognized request argument: {'.'.join(names)}"
-        case "missing":
-            message = f"you must provide {'.'.join(names)}"
-        case _:
-            message = f"{'.'.join(names)}: {first['msg']}" if names else first["msg"]
-    return ApiError(400, message, param=names[0] if names else None)
-
-
-def _is_branch(part: int | str) -> bool:
-    """Whether a part of a place is not in the JSON, but names a branch of a union."""
-    return isinstance(part, str) and (part in ("str", "NamedTool") or "[" in part)
 
 
 class StreamOptions(Body):
@@ -124,24 +77,24 @@ class Sampling(Body):
     stream_options: StreamOptions | None = None
     n: int = 1
     seed: int | None = None
-    stop: str | list[str] = []
+    stop: str | list[str] = Field(default_factory=list)
     max_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[str, float] = {}
+    logit_bias: dict[str, float] = Field(default_factory=dict)
 
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     ignore_eos: bool = False
-    stop_token_ids: list[int] = []
+    stop_token_ids: list[int] = Field(default_factory=list)
     response_format: ResponseFormat | None = None
     grammar: str | None = None
 
     user: str = ""
-    metadata: dict[str, str] = {}
+    metadata: dict[str, str] = Field(default_factory=dict)
     store: bool = False
     service_tier: str = ""
     safety_identifier: str = ""
@@ -267,77 +220,6 @@ class CompletionRequest(Sampling):
         return prompts
 
 
-class FunctionCall(Body):
-    """A call that a message has: JSON in ``arguments``."""
-
-    name: str
-    arguments: str = "{}"
-
-
-class ToolCall(Body):
-    """A call of a tool in an assistant's message."""
-
-    id: str = ""
-    type: Literal["function"] = "function"
-    index: int = 0
-    function: FunctionCall
-
-
-class TextPart(Body):
-    """A part of a message. Images, sound and files are refused."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(Body):
-    """A message of a chat; ``reasoning`` is an assistant's chain of thought."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] = ""
-    name: str = ""
-    reasoning: str = ""
-    refusal: str = ""
-    tool_calls: list[ToolCall] = []
-    tool_call_id: str = ""
-
-    @property
-    def text(self) -> str:
-        """The content as one text."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
-
-
-class FunctionDefinition(Body):
-    """A function that the model may call; ``parameters`` is a JSON schema."""
-
-    name: str
-    description: str = ""
-    parameters: dict[str, Any] = {}
-    strict: bool = False
-
-
-class Tool(Body):
-    """A tool that the model may call."""
-
-    type: Literal["function"]
-    function: FunctionDefinition
-
-
-class NamedFunction(Body):
-    """The name of a function."""
-
-    name: str
-
-
-class NamedTool(Body):
-    """The tool that must be called."""
-
-    type: Literal["function"]
-    function: NamedFunction
-
-
 class ChatRequest(Sampling):
     """POST /v1/chat/completions."""
 
@@ -345,11 +227,11 @@ class ChatRequest(Sampling):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
-    tools: list[Tool] = []
+    tools: list[Tool] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True
     reasoning_effort: Literal["minimal", "low", "medium", "high"] | None = None
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def num_alternatives(self) -> int | None:
