@@ -218,7 +218,11 @@ def verify_rows(url: str | None, as_json: bool) -> None:
 @click.option("--problem", default="*", metavar="PATTERN",
               help="Show only problems with this name; * stands for any text.")  # fmt: skip
 @click.option("--html", type=FILE, help="Write the leaderboard as HTML to this file.")
-@click.option("--readme", type=FILE, help="Update the tables in this Markdown file from tuning_db.")
+@click.option(
+    "--readme",
+    type=FILE,
+    help="Update the tables in this Markdown file, and docs/ beside it, from tuning_db.",
+)
 @as_json
 @url
 def leaderboard(
@@ -242,17 +246,15 @@ def leaderboard(
       kernelcat leaderboard gemm --gpu h200
     """
     from kernelcat import catalog
-    from kernelcat.report import support
+    from kernelcat.report import documents
     from kernelcat.report.board import board, load
     from kernelcat.report.page import to_html
-    from kernelcat.report.readme import update_readme
     from kernelcat.report.render import table, to_json
     from kernelcat.runtime import gpu as gpus
     from kernelcat.store import plausibility
 
     if readme:
-        update_readme(readme)
-        readme.write_text(support.fill(readme.read_text(encoding="utf-8")), encoding="utf-8")
+        documents.update(readme)
         return emit({"file": str(readme)}) if as_json else None
     name = catalog.entry(entry).name if entry else None
     sku = gpus.find(gpu).sku if gpu else None

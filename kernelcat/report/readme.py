@@ -5,7 +5,10 @@ A block stands between ``<!-- KIND:... -->`` and ``<!-- /KIND -->``. These are t
 - ``leaderboard:ENTRY:GPU``, optionally followed by ``:REGIME`` (default ``graph``), then ``:STATE``
   (default: the state that decides calls), then ``:PATTERN`` for the names of problems;
 - ``ladder:ENTRY:GPU:PROBLEM``;
-- ``profile:ENTRY:GPU``, optionally followed by ``:PROBLEM``.
+- ``profile:ENTRY:GPU``, optionally followed by ``:PROBLEM``;
+- ``results:ENTRY``, everything that was measured of an entry: a section for each GPU, regime and
+  thermal state, ladders, and the bytes that the hardware counted;
+- ``summary:GPU``, one line for each entry.
 """
 
 from __future__ import annotations
@@ -16,15 +19,17 @@ from inspect import signature
 from pathlib import Path
 
 from kernelcat.errors import InvalidArgument
-from kernelcat.report import traffic
+from kernelcat.report import summary, traffic
 from kernelcat.report.board import board
 from kernelcat.report.ladder import ladders, sheet
 from kernelcat.report.render import NOTHING, to_markdown
+from kernelcat.runtime.gpu import SKUS
 from kernelcat.store import Measurement, shipped
+from kernelcat.store.measurement import REGIMES
 from kernelcat.verify import profiles
 
 _BLOCK = re.compile(
-    r"(?P<open><!-- (?P<kind>leaderboard|ladder|profile):(?P<words>[^\s>]+) -->)"
+    r"(?P<open><!-- (?P<kind>leaderboard|ladder|profile|results|summary):(?P<words>[^\s>]+) -->)"
     r".*?(?P<close><!-- /(?P=kind) -->)",
     re.DOTALL,
 )
@@ -101,8 +106,40 @@ def _profile(_: Sequence[Measurement], entry: str, gpu: str, problem: str | None
     return traffic.sheet(selected).markdown(command) if selected else f"{NOTHING}.\n"
 
 
+def _results(rows: Sequence[Measurement], entry: str) -> str:
+    mine = [row for row in rows if row.entry == entry]
+    sections = []
+    for gpu in sorted({row.gpu for row in mine}):
+        name = SKUS[gpu].name if gpu in SKUS else gpu
+        for (regime, state), title in _SECTIONS.items():
+            selected = [r for r in board(mine, gpu, entry, regime, state) if r.kind == "measured"]
+            if selected:
+                sections.append(f"## {name}, {title}\n\n{to_markdown(selected)}")
+        for each in ladders(mine, entry, gpu):
+            title = f"## {name}, the ladder of {each.problem_name or each.problem}"
+            sections.append(f"{title}\n\n{sheet(each).markdown(each.command + ' --measure')}")
+        counted = _profile(mine, entry, gpu)
+        if not counted.startswith(NOTHING):
+            sections.append(f"## {name}, bytes that the hardware counted\n\n{counted}")
+    return "\n".join(sections) or f"{NOTHING}.\n"
+
+
+def _summary(rows: Sequence[Measurement], gpu: str) -> str:
+    return summary.markdown(rows, gpu)
+
+
+_SECTIONS = {
+    (REGIMES[0], "sustained"): "a warm chip (sustained)",
+    (REGIMES[0], "burst"): "a cool chip (burst)",
+    (REGIMES[1], "sustained"): "a warm chip, host time included (eager)",
+    (REGIMES[1], "burst"): "a cool chip, host time included (eager)",
+}
+"""Regime and thermal state -> the heading of their table."""
+
 _FILLERS: dict[str, Callable[..., str]] = {
     "leaderboard": _leaderboard,
     "ladder": _ladder,
     "profile": _profile,
+    "results": _results,
+    "summary": _summary,
 }
