@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 import torch
 from click.testing import CliRunner
+from moe_models import NAMES
 
 from kernelcat import moe
 from kernelcat.cli import main
@@ -15,6 +17,7 @@ from kernelcat.moe.bench import Decoding, Round, _round, time_decoding, time_loa
 from kernelcat.moe.engine.engine import Engine
 from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.settings import EngineSettings
+from kernelcat.moe.peers import load_transformers, time_transformers
 from kernelcat.moe.serving_metrics import Slo
 from kernelcat.moe.workload import Workload
 
@@ -129,6 +132,24 @@ def test_the_command_times_decoding_loads_and_a_peer() -> None:
     assert done.exit_code == 0, done.output
     for word in ("transformers", "all at once", "200 requests/s", "ttft", "goodput"):
         assert word in done.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_peer_with_random_weights_needs_no_network(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    config = moe.SIZES[f"small-{name}"]
+    theirs = load_transformers(config, None, "cpu")
+    [found] = time_transformers(theirs, config.vocab_size, [2], 9, 3, num_rounds=1)
+    assert (found.engine, found.batch) == ("transformers", 2) and found.tokens_per_second > 0
+    layer = theirs.model.layers[-1]
+    assert len(theirs.model.layers) == config.num_hidden_layers
+    assert layer.self_attn.o_proj.weight.shape[0] == config.hidden_size
 
 
 @pytest.mark.parametrize(
