@@ -20,8 +20,7 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.moe.engine.building import RESERVED_BYTES
 from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.memory import GIB, divide
-from kernelcat.moe.weights import MXFP4_BLOCK
-from kernelcat.reference._fp4_tiles import TILE_COLS, TILE_ROWS
+from kernelcat.moe.weights import MetaWeights
 from kernelcat.runtime import gpu as gpus
 
 H200 = gpus.find("h200")
@@ -37,21 +36,6 @@ class Served:
     problem: Problem
     implementation: str
     num_launches: int
-
-
-class MetaWeights(moe.Weights):
-    """Tensors without memory."""
-
-    def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-
-    def mxfp4(self, name: str, experts: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, cols = -(-n // TILE_ROWS) * TILE_ROWS, -(-k // TILE_COLS) * TILE_COLS
-        codes, scales = (
-            self.stored(name, (experts, rows, width), "uint8")
-            for width in (cols // 2, cols // MXFP4_BLOCK)
-        )
-        return codes.view(torch.float4_e2m1fn_x2), scales.view(torch.float8_e8m0fnu)
 
 
 def explained(name: str, calls: list[Served]) -> Callable[..., Any]:
