@@ -28,6 +28,7 @@ from kernelcat.moe.engine.request import FinishReason, Request
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.engine.speculation import NgramIndex, Speculation
 from kernelcat.moe.engine.step_sizes import Size
+from kernelcat.moe.source import ModelSource
 
 pytestmark = pytest.mark.gpu
 
@@ -219,6 +220,15 @@ def test_pages_take_the_memory_that_is_left_and_too_little_is_told() -> None:
     del served
     with pytest.raises(InvalidArgument, match=r"memory=0\.01 of the GPU's .* one request of"):
         Engine(model, EngineSettings(limits=limits, memory=0.01))
+
+
+def test_weights_that_do_not_fit_are_told_and_leave_nothing() -> None:
+    """DeepSeek-V3 as a whole is 1.3 TB."""
+    before = torch.cuda.memory_allocated()
+    with pytest.raises(InvalidArgument, match="the weights of deepseek-v3 do not fit"):
+        ModelSource("deepseek-v3", "cuda", has_random_weights=True).open()
+    gc.collect()
+    assert torch.cuda.memory_allocated() == before
 
 
 def test_an_error_between_launches_ends_its_requests_only() -> None:
