@@ -201,7 +201,7 @@ def run_ten_thousand_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(host[2:]) - host[1] < 8 << 20
     assert device[-1] == device[1]
     totals = served.statistics()
-    assert totals.preemptions_total > 10 and totals.accepted_tokens_total > 1000
+    assert totals.preemptions_total > 5 and totals.accepted_tokens_total > 200
 
 
 def test_pages_take_the_memory_that_is_left_and_too_little_is_told() -> None:
