@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from kernelcat.bounded import Bounded
 from kernelcat.call import signature
 from kernelcat.call.arrays import Library
 from kernelcat.call.choice import Decision
@@ -18,8 +19,8 @@ Launch = Callable[[tuple[int, ...], int], None]
 Allocate = Callable[[], tuple[Any, list[int]]]
 """``allocate() -> (output or tuple of outputs, their addresses)``."""
 
-_missed: dict[Problem, list[int]] = {}
-"""Problem that nobody has measured on the GPU where it ran -> [number of calls]."""
+_missed = Bounded[Problem, list[int]](4096)
+"""Problem that nobody has measured on the GPU where it ran -> [number of calls]; the newest."""
 
 EXPECTED_ERRORS = (
     AttributeError,  # an argument that is no array of the remembered library
@@ -170,7 +171,7 @@ def _allocator_of_some(
 def misses() -> list[tuple[Problem, int]]:
     """(problem, number of calls) for problems that nobody has measured on the GPU where they ran.
 
-    The problem with the most calls comes first.
+    The problem with the most calls comes first. Of more than 4096 problems the newest are known.
     """
     counts = [(problem, calls[0]) for problem, calls in list(_missed.items())]
     return sorted((pair for pair in counts if pair[1]), key=lambda pair: -pair[1])
@@ -188,7 +189,15 @@ def count_slow(exception: str) -> None:
 
 def count_miss(problem: Problem) -> None:
     """Count a call of a problem that nobody has measured on this GPU."""
-    _missed.setdefault(problem, [0])[0] += 1
+    _calls_of(problem)[0] += 1
+
+
+def _calls_of(problem: Problem) -> list[int]:
+    """The counter of a missed problem."""
+    calls = _missed.get(problem)
+    if calls is None:
+        calls = _missed[problem] = [0]
+    return calls
 
 
 def refuse_overlap(entry: Entry, operands: Sequence[Any]) -> None:
@@ -209,7 +218,7 @@ def refuse_overlap(entry: Entry, operands: Sequence[Any]) -> None:
 
 def _counted(launch: Launch, problem: Problem) -> Launch:
     """``launch`` that also counts a miss."""
-    calls = _missed.setdefault(problem, [0])
+    calls = _calls_of(problem)
 
     def run(pointers: tuple[int, ...], stream: int) -> None:
         calls[0] += 1
