@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from kernelcat.bounded import Bounded
-from kernelcat.call import signature
+from kernelcat.call import recording, signature
 from kernelcat.call.arrays import Library
 from kernelcat.call.choice import Decision
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.dtypes import itemsize
 from kernelcat.errors import InvalidArgument
 
-Launch = Callable[[tuple[int, ...], int], None]
-"""``launch(addresses of all tensors, stream)``."""
+Launch = recording.Launch
 Allocate = Callable[[], tuple[Any, list[int]]]
 """``allocate() -> (output or tuple of outputs, their addresses)``."""
 
@@ -96,26 +96,38 @@ class Bound:
     """A call with fixed arrays, made by ``op.bind(...)``; nothing is left to look up.
 
     ``arrays`` are the entry's inputs and outputs (None for an absent one), which this object keeps
-    alive. Every call returns ``out``.
+    alive. Every call returns ``out``. ``wrap`` makes of ``launch`` what a call runs.
     """
 
-    __slots__ = ("_current", "_device", "_launch", "_pointers", "arrays", "out")
+    __slots__ = ("__weakref__", "_current", "_device", "_launch", "_pointers", "_wrap", "arrays",
+                 "out")  # fmt: skip
 
     def __init__(
         self,
         launch: Launch,
+        wrap: Callable[[Launch], Launch],
         device: int,
         current: Callable[[int], int],
         pointers: Sequence[int],
         arrays: tuple[Any, ...],
         out: Any,
     ) -> None:
-        self._launch = launch
+        self._wrap = partial(wrap, launch)
         self._device = device
         self._current = current
         self._pointers = tuple(pointers)
         self.arrays = arrays
         self.out = out
+        recording.listen(self)
+        self.rewrap()
+
+    def rewrap(self) -> None:
+        """Run what records calls, or what does not: a recorder has started or stopped."""
+        while True:
+            changes = recording.changes
+            self._launch = self._wrap()
+            if changes == recording.changes:  # else another thread has started or stopped one
+                return
 
     def __call__(self) -> Any:
         self._launch(self._pointers, self._current(self._device))
