@@ -55,7 +55,14 @@ class Use:
     @property
     def key(self) -> tuple[str, ...]:
         """What identifies the line: all fields but counts and times."""
-        return (self.gpu, self.entry, _text(self.problem), self.served, _text(self.config), self.why)
+        return (
+            self.gpu,
+            self.entry,
+            _text(self.problem),
+            self.served,
+            _text(self.config),
+            self.why,
+        )
 
     @property
     def asked(self) -> Problem:
