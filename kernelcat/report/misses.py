@@ -101,8 +101,7 @@ def _description(use: Use) -> str:
     try:
         entry = catalog.entry(use.entry)
     except UnknownName:
-        defaults, name = {}, None
-    else:
-        defaults, name = entry.defaults, entry.problem_name(use.asked)
-    axes = (f"{axis}={v}" for axis, v in use.problem.items() if defaults.get(axis) != v)
-    return name or ",".join(axes)
+        return ",".join(f"{axis}={value}" for axis, value in use.problem.items())
+    told = {a.name: use.problem[a.name] for a in entry.axes if a.name in use.problem}
+    axes = (f"{axis}={v}" for axis, v in told.items() if entry.defaults.get(axis) != v)
+    return entry.problem_name(use.asked) or ",".join(axes)

@@ -159,13 +159,14 @@ class _Known:
             where = {"entry": job.entry.name, "gpu": self.gpu.sku, "kind": "predicted"}
             rows = self.store.rows(**where, problem=job.problem, status="passed")
             return any(row.source == digests.get((row.language, row.variant)) for row in rows)
-        past = self.past(job.entry)
+        past = self.past(job.entry.name)
         histories = (past.history(job.problem, digests, regime) for regime in self.asked.regimes)
         raced = {state for history in histories for _, state in history.incumbents}
         return raced >= {*self.asked.states}
 
-    def _past(self, entry: Entry) -> Past:
-        return Past.of(entry.name, self.gpu.sku, self.store, shipped_rows(entry, self.gpu))
+    def _past(self, name: str) -> Past:
+        shipped = shipped_rows(self.backend.entry(name), self.gpu)
+        return Past.of(name, self.gpu.sku, self.store, shipped)
 
     def _digests(self, name: str) -> Mapping[tuple[str, str], str]:
         return {(i.language, i.variant): self.backend.digest(i)
