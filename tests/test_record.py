@@ -14,6 +14,7 @@ import threading
 import time
 import timeit
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +23,9 @@ import pytest
 from host_machine import Host, HostLauncher, choice, half, installed, kernel
 
 import kernelcat
-from kernelcat import catalog
+from kernelcat import catalog, store
 from kernelcat.call import recording
-from kernelcat.call.choice import Decision
+from kernelcat.call.choice import Decision, choose
 from kernelcat.catalog.implementation import Config
 from kernelcat.errors import LaunchError, StoreError
 from kernelcat.runtime import gpu
@@ -199,6 +200,20 @@ def test_times_are_measured_scaled_or_predicted() -> None:
     sibling = choice(8, tile=16, gpu="h100", median_us=6.0)
     us, _ = time_of(here, "borrowed", sibling)
     assert us == pytest.approx(6.0 * gpu.SKUS["h100"].bandwidth / h200.bandwidth)
+
+
+@pytest.mark.parametrize("name", catalog.names())
+@pytest.mark.filterwarnings("ignore:there is no tuning database")
+def test_every_problem_that_is_served_has_a_time(name: str) -> None:
+    """With the shipped results of the H200; a scaled time of a problem's own row is that row's."""
+    entry, h200, known = catalog.entry(name), gpu.SKUS["h200"], store.snapshot()
+    for problem in [*entry.problems.values()][::4]:
+        decision = choose(entry, problem, h200, known.choices(name))
+        us, basis = recording.time_of(problem, h200, decision)
+        assert 0 < us < 1e7 and (basis == "measured") == (decision.why == "exact")
+        if basis == "measured":
+            scaled = recording.time_of(problem, h200, replace(decision, why="nearest"))
+            assert scaled == (pytest.approx(us), "scaled")
 
 
 # ---- threads and processes ---------------------------------------------------------------------

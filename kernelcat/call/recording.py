@@ -109,13 +109,13 @@ class Recorder:
 
     def start(self) -> None:
         """Record from now on; ``StoreError`` where the file cannot be written."""
-        from multiprocessing import util
+        import multiprocessing.util
 
         workload.add(self.path, ())
         _change((*_active, self))
         atexit.register(self._flush_or_warn)
         # Forked workers of multiprocessing end without atexit, and drop what was registered before.
-        util.register_after_fork(self, Recorder._flush_at_end_of_worker)
+        multiprocessing.util.register_after_fork(self, Recorder._flush_at_end_of_worker)
         self._start_thread()
 
     def stop(self) -> None:
@@ -149,9 +149,9 @@ class Recorder:
                 warnings.warn(f"calls are not recorded: {error}", stacklevel=2)
 
     def _flush_at_end_of_worker(self) -> None:
-        from multiprocessing import util
+        import multiprocessing.util
 
-        util.Finalize(None, self._flush_or_warn, exitpriority=0)
+        multiprocessing.util.Finalize(None, self._flush_or_warn, exitpriority=0)
 
     def _start_thread(self) -> None:
         stopped = self._stopped
@@ -212,8 +212,8 @@ def time_of(problem: Problem, gpu: Gpu, decision: Decision) -> tuple[float, Basi
         return here, "predicted"
     if decision.why == "exact":
         return row.median_us, "measured"
-    there = estimate(row.problem, row.config, gpus.find(row.gpu))
-    return row.median_us * here / there, "scaled"
+    where = gpu if row.gpu == gpu.sku else gpus.find(row.gpu)
+    return row.median_us * here / estimate(row.problem, row.config, where), "scaled"
 
 
 def _change(active: Iterable[Recorder]) -> None:

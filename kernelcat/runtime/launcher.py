@@ -169,8 +169,8 @@ def _function(code: bytes, name: str, device: int) -> c_void_p:
 _host_functions = Bounded[tuple[bytes, tuple[str, ...], int], Callable[..., None]](64)
 """(digest of an object file, kinds of its parameters, GPU) -> loaded host function of CuTe.
 
-An object file takes megabytes of host memory while it is loaded, so problems that differ in sizes
-only share one. Calls of a host function wait for each other while it launches.
+Problems that differ in sizes only have the same object file, which takes megabytes of host memory
+while it is loaded. Calls of a host function wait for each other while it launches.
 """
 
 
