@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 import timeit
@@ -270,19 +271,26 @@ def test_blocks_begin_and_end_while_threads_call(host: Host, path: Path, monkeyp
     assert counts(path)[4][0] >= 20
 
 
+HEAD = f"""
+import os, sys, time, threading, multiprocessing
+sys.path.insert(0, {str(TESTS)!r})
+import pytest
+from host_machine import *
+import kernelcat
+from kernelcat.call import recording
+with installed(pytest.MonkeyPatch()) as host:
+    op, a, b = kernelcat.get('gemm'), half(4, 8), half(6, 8)
+"""
+
+
 def script(code: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
     """A process with the host machine, ``op``, ``a`` and ``b``, that runs ``code``."""
-    head = (
-        "import os, sys, time, threading, multiprocessing\n"
-        f"sys.path.insert(0, {str(TESTS)!r})\n"
-        "import pytest\nfrom host_machine import *\nimport kernelcat\n"
-        "from kernelcat.call import recording\n"
-        "with installed(pytest.MonkeyPatch()) as host:\n"
-        "    op, a, b = kernelcat.get('gemm'), half(4, 8), half(6, 8)\n"
-    )
-    body = "".join(f"    {line}\n" for line in code.strip().splitlines())
+    return process(HEAD + textwrap.indent(code, "    "), *arguments, **environment)
+
+
+def process(code: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", head + body, *map(str, arguments)],
+        [sys.executable, "-c", code, *map(str, arguments)],
         env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -312,10 +320,21 @@ os.waitpid(child, 0)
     assert counts(path) == {4: (2 * (10 + 200 + 1000), 0), 5: (2, 0)}
 
 
+def test_a_worker_that_imports_kernelcat_itself_is_recorded(path: Path) -> None:
+    """Such a worker of multiprocessing ends without ``atexit``."""
+    code = (
+        f"import multiprocessing\nworker = {HEAD + '    op(a, b)'!r}\n"
+        "p = multiprocessing.get_context('fork').Process(target=exec, args=(worker, {}))\n"
+        "p.start()\np.join()\nassert p.exitcode == 0\n"
+    )
+    finish(process(code, KERNELCAT_RECORD=str(path)))
+    assert counts(path) == {4: (1, 0)}
+
+
 def test_a_relative_path_is_that_of_the_start(tmp_path: Path) -> None:
     code = "with kernelcat.record('here.jsonl'):\n    os.chdir('/')\n    op(a, b)"
-    process = script(f"os.chdir({str(tmp_path)!r})\n{code}")
-    finish(process)
+    running = script(f"os.chdir({str(tmp_path)!r})\n{code}")
+    finish(running)
     assert counts(tmp_path / "here.jsonl") == {4: (1, 0)}
 
 
@@ -326,13 +345,13 @@ with kernelcat.record(sys.argv[1]):
     for _ in range(7): op(a, b)
     time.sleep(100)
 """
-    process = script(code, path)
+    running = script(code, path)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (path.exists() and counts(path)):
         time.sleep(0.05)
     time.sleep(0.3)  # longer than a write
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    running.send_signal(signal.SIGKILL)
+    running.communicate()
     assert counts(path) == {4: (7, 0)}
 
 
@@ -360,9 +379,9 @@ def test_a_file_that_is_no_workload_stays_as_it_is(host: Host, path: Path) -> No
     with refused, kernelcat.record(path):
         raise AssertionError("the block must not begin")
     assert path.read_text() == "my notes\n"
-    process = script("op(a, b)", KERNELCAT_RECORD=str(path))
-    _, errors = process.communicate()
-    assert process.returncode == 0 and "KERNELCAT_RECORD: calls are not recorded" in errors
+    running = script("op(a, b)", KERNELCAT_RECORD=str(path))
+    _, errors = running.communicate()
+    assert running.returncode == 0 and "KERNELCAT_RECORD: calls are not recorded" in errors
     assert path.read_text() == "my notes\n"
 
 

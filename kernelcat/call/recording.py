@@ -8,7 +8,6 @@ seen. A problem's time is the measured one of the database, or follows from the 
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import warnings
@@ -18,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import get_ident
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from kernelcat.call.choice import Decision
@@ -91,6 +90,7 @@ class Recorder:
         self.path = path.absolute()  # the program may change its folder
         self._tallies: dict[tuple[str, ...], Tally] = {}
         self._warned = False
+        self._exit: Any = None
         self._after_fork()
 
     def _after_fork(self) -> None:
@@ -113,16 +113,15 @@ class Recorder:
 
         workload.add(self.path, ())
         _change((*_active, self))
-        atexit.register(self._flush_or_warn)
-        # Forked workers of multiprocessing end without atexit, and drop what was registered before.
-        multiprocessing.util.register_after_fork(self, Recorder._flush_at_end_of_worker)
+        multiprocessing.util.register_after_fork(self, Recorder._flush_at_exit)
+        self._flush_at_exit()
         self._start_thread()
 
     def stop(self) -> None:
         """Record no more, and write; ``StoreError`` where the file cannot be written."""
         _change(each for each in _active if each is not self)
         self._stopped.set()
-        atexit.unregister(self._flush_or_warn)
+        self._exit.cancel()
         self.flush()
 
     def flush(self) -> None:
@@ -148,10 +147,11 @@ class Recorder:
                 self._warned = True
                 warnings.warn(f"calls are not recorded: {error}", stacklevel=2)
 
-    def _flush_at_end_of_worker(self) -> None:
+    def _flush_at_exit(self) -> None:
+        """Write when this process ends; workers of multiprocessing end without ``atexit``."""
         import multiprocessing.util
 
-        multiprocessing.util.Finalize(None, self._flush_or_warn, exitpriority=0)
+        self._exit = multiprocessing.util.Finalize(None, self._flush_or_warn, exitpriority=0)
 
     def _start_thread(self) -> None:
         stopped = self._stopped
@@ -165,6 +165,7 @@ class Recorder:
     def go_on_after_fork(self) -> None:
         """Record in a process that was forked while this recorder was active."""
         self._after_fork()
+        self._flush_at_exit()
         self._start_thread()
 
 
