@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 import kernelcat
-from kernelcat.call.operator import Op
 from kernelcat.errors import InvalidArgument
 
 Call = Callable[..., Any]
@@ -50,7 +49,7 @@ class Ops:
     def launchers(self) -> list[Any]:
         """What a CUDA graph with captured calls needs to stay alive: kernels and workspaces."""
         calls = (getattr(self, field.name) for field in fields(self))
-        return [launcher for op in calls if isinstance(op, Op) for launcher in op.launchers()]
+        return [each for op in calls if hasattr(op, "launchers") for each in op.launchers()]
 
 
 @cache
