@@ -62,5 +62,10 @@ def next_tokens(model: Decoder, cache_dtype: torch.dtype, prompts: Prompts) -> t
 
 
 def mean_divergence(reference: torch.Tensor, other: torch.Tensor) -> float:
-    """Mean KL(reference || other) in nats of log-probabilities (rows, vocab)."""
-    return float((reference.exp() * (reference - other)).sum(1, dtype=torch.float64).mean())
+    """Mean KL(reference || other) in nats of log-probabilities (rows, vocab).
+
+    Summed as p (log p - log q) - p + q, which is never negative for any token, so that sums of
+    probabilities that are not quite 1 do no harm.
+    """
+    p, q = (x.double() for x in (reference, other))
+    return float((p.exp() * (p - q) - p.exp() + q.exp()).sum(1).mean())

@@ -58,12 +58,18 @@ def on(device: str | torch.device, fused_tokens: int = 64) -> Ops:
 
     Raises ``InvalidArgument`` for another kind of device.
     """
+    names = [field.name for field in fields(Ops) if field.name != "fused_tokens"]
+    return Ops(**{name: bind(name, device) for name in names}, fused_tokens=fused_tokens)
+
+
+def bind(name: str, device: str | torch.device) -> Call:
+    """One entry for tensors on ``device``, also one that no model needs by itself; as in `on`."""
     kind = torch.device(device).type
     binders: dict[str, Call] = {"cuda": kernelcat.get, "cpu": kernelcat.reference}
     if kind not in binders:
         raise InvalidArgument(f"device {device} is not supported; use cuda or cpu")
-    names = [field.name for field in fields(Ops) if field.name != "fused_tokens"]
-    return Ops(**{name: binders[kind](name) for name in names}, fused_tokens=fused_tokens)
+    call: Call = binders[kind](name)
+    return call
 
 
 def activation_type(dtype: torch.dtype) -> str:

@@ -144,7 +144,7 @@ class Runner:
 
     # ---- before the first step ------------------------------------------------------------------
 
-    def warm_up(self) -> None:
+    def warm_up(self, has_graphs: bool = True) -> None:
         """Compiles what steps of all sizes need, and captures the graphs of decode steps."""
         self.synchronize_device()
         by_rows: dict[int, Size] = {}
@@ -153,7 +153,7 @@ class Runner:
             by_rows.setdefault(size.rows, size)
         for size in by_rows.values():
             self._run_choices(size)
-        if self.is_cuda:
+        if self.is_cuda and has_graphs:
             pool = torch.cuda.graph_pool_handle()
             for size in reversed(self.sizes.decode()):  # the largest one makes the pool
                 self.graphs[size] = self._capture(size, pool)
