@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json
+from kernelcat.cli.options import as_json, integers
 from kernelcat.cli.output import echo, emit, show
 from kernelcat.errors import InvalidArgument, MissingDependency
 
@@ -132,7 +132,7 @@ def _bench_engine(
     from kernelcat.moe.bench import time_decoding, time_load
     from kernelcat.moe.source import ModelSource
 
-    batches = _integers(options["batches"], "must be positive numbers like 1,8,64")
+    batches = integers(options["batches"], "must be positive numbers like 1,8,64")
     context, tokens, rounds = (options[name] for name in ("context", "tokens", "rounds"))
     if context < 1 or tokens < 2 or rounds < 1:
         raise InvalidArgument(
@@ -205,21 +205,10 @@ def _engine(source: ModelSource, length: int, batch: int, options: dict[str, Any
     )
 
 
-def _integers(text: str, rule: str) -> list[int]:
-    """Positive numbers with commas between them, or InvalidArgument with ``rule``."""
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = [0]
-    if min(numbers) < 1:
-        raise InvalidArgument(f"{text!r} {rule}")
-    return numbers
-
-
 def _range(text: str) -> tuple[int, int]:
     """The numbers in ``100,1024``, or twice the number in ``100``."""
     rule = "is no range of lengths; write 100,1024"
-    first, *rest = _integers(text, rule)
+    first, *rest = integers(text, rule)
     if len(rest) > 1:
         raise InvalidArgument(f"{text!r} {rule}")
     return first, rest[0] if rest else first

@@ -75,3 +75,14 @@ def seconds(text: str) -> float:
     if not match:
         raise InvalidArgument(f"budget {text!r} is not a time; write 90s, 10m or 1h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def integers(text: str, rule: str) -> list[int]:
+    """Positive numbers with commas between them, or ``InvalidArgument`` with ``rule``."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [0]
+    if min(numbers) < 1:
+        raise InvalidArgument(f"{text!r} {rule}")
+    return numbers

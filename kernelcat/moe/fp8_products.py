@@ -1,8 +1,9 @@
 """Products in float8 with weights that a model has in 16 bits: attention's projections, the head.
 
 Weights get float8 copies with a scale for each 128 x 128 elements; activations are quantized where
-they are multiplied, with a scale for each row and 128 columns. `fp8_quantize` makes both, `fp8_gemm`
-multiplies, and the result has 16 bits. Queries and keys are multiplied as `paged_attn` does it.
+they are multiplied, with a scale for each row and 128 columns. `fp8_quantize` makes both,
+`fp8_gemm` multiplies, and the result has 16 bits. Queries and keys are multiplied by `paged_attn`
+in 16 bits, whatever the cache has.
 
 A model that is quantized so gives other logits: `divergence` says how far they are.
 """

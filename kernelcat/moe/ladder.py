@@ -167,9 +167,7 @@ class Plan:
         """Those of an engine that takes all requests at once."""
         running = max(self.batches)
         steps = max(self.step_tokens, running)
-        return Limits(
-            steps, running, max_waiting=running, context=self.context + self.num_tokens
-        )
+        return Limits(steps, running, max_waiting=running, context=self.context + self.num_tokens)
 
 
 @dataclass(frozen=True)
