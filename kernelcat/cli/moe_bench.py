@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json, integers
+from kernelcat.cli.options import as_json, integers, nvtx, profile_file
 from kernelcat.cli.output import echo, emit, show
 from kernelcat.errors import InvalidArgument, MissingDependency
 
 if TYPE_CHECKING:
     from kernelcat.moe.bench import Decoding
     from kernelcat.moe.engine.engine import Engine
+    from kernelcat.moe.profile import StepProfile
     from kernelcat.moe.serving_metrics import ServingMetrics, Slo
     from kernelcat.moe.source import ModelSource
     from kernelcat.moe.workload import Workload
@@ -64,6 +67,8 @@ class Load:
 @click.option("--output", "outputs", default="100,1024", show_default=True, help="Output lengths.")
 @click.option("--seed", default=0, show_default=True, help="Of lengths, arrivals and prompts.")
 @click.option("--slo", default="", help="ttft=200,tpot=20,latency=5000 (milliseconds).")
+@profile_file
+@nvtx
 @as_json
 def bench(
     model: str, url: str, requests: int, rates: tuple[float, ...], inputs: str, outputs: str,
@@ -81,6 +86,7 @@ def bench(
     \b
     Example:
       kernelcat moe bench gpt-oss-20b --random-weights --peer transformers
+      kernelcat moe bench gpt-oss-20b --random-weights --batches 1 --profile step.json
       kernelcat moe bench --url http://127.0.0.1:8000 --rate 8 --slo ttft=500,tpot=20
     """
     try:
@@ -90,6 +96,8 @@ def bench(
         raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
     ranges, objectives = (_range(inputs), _range(outputs)), Slo.parse(slo)
     loads = [Workload(requests, *ranges, rate, seed) for rate in rates or (inf,) if requests]
+    if url and (options["profile"] or options["nvtx"]):
+        raise InvalidArgument("--profile and --nvtx are for a MODEL in this process, not for --url")
     if url:
         result = _bench_server(url, model, loads, objectives, options)
     elif model:
@@ -97,11 +105,14 @@ def bench(
     else:
         raise InvalidArgument("bench needs a MODEL, or the --url of a server")
     if as_json:
+        result["profiles"] = [profile.published() for profile in result.get("profiles", ())]
         return emit({**result, "loads": [load.published() for load in result["loads"]]})
     if result.get("decoding"):
         show(_decoding_table(result["decoding"]))
     for load in result["loads"]:
         show(_load_table(load))
+    for profile in result.get("profiles", ()):
+        show(profile.sheet().console())
     return None
 
 
@@ -129,6 +140,7 @@ def _bench_engine(
     """Decoding and loads of an engine in this process, and decoding of peers before it."""
     import torch
 
+    from kernelcat.moe import ranges
     from kernelcat.moe.bench import time_decoding, time_load
     from kernelcat.moe.source import ModelSource
 
@@ -146,17 +158,36 @@ def _bench_engine(
     decoding = _peer_decoding(source, options["peers"], (batches, context, tokens, rounds))
     lengths = [load.input_range[1] + load.output_range[1] for load in loads]
     most = [*batches, *(load.num_requests for load in loads)]
-    engine = _engine(source, max(context + tokens, *lengths, 2), max(most), options)
-    decoding += [time_decoding(engine, batch, context, tokens, rounds) for batch in batches]
-    found = [Load(load, time_load(engine, load, slo)) for load in loads]
+    with ranges.for_nvtx() if options["nvtx"] else nullcontext():
+        engine = _engine(source, max(context + tokens, *lengths, 2), max(most), options)
+        decoding += [time_decoding(engine, batch, context, tokens, rounds) for batch in batches]
+        found = [Load(load, time_load(engine, load, slo)) for load in loads]
+    profiles = _profiles(engine, options["profile"], batches, context)
     return {
         "model": source.name,
         "has_random_weights": random,
         "device": torch.cuda.get_device_name() if is_cuda else "cpu",
         "decoding": decoding,
         "loads": found,
+        "profiles": profiles,
         "statistics": asdict(engine.statistics()),
     }
+
+
+def _profiles(
+    engine: Engine, path: Path | None, batches: list[int], context: int
+) -> list[StepProfile]:
+    """A profile of each batch, if there is a ``path``; several have the batch in their names."""
+    from kernelcat.moe.bench import prompts
+    from kernelcat.moe.profile import profile_decoding
+
+    found = []
+    for batch in batches if path else ():
+        assert path is not None
+        trace = path if len(batches) == 1 else path.with_name(f"{path.stem}-{batch}{path.suffix}")
+        texts = prompts(batch, context, engine.limits.vocab_size, seed=batch)
+        found.append(profile_decoding(engine, texts, trace))
+    return found
 
 
 def _peer_decoding(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
     from kernelcat.runtime.device import Device
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+profile_file = click.option(
+    "--profile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Record decode steps to this file, a trace in Chrome's format, and show their kernels.",
+)
+nvtx = click.option("--nvtx", is_flag=True, help="Mark phases of steps for Nsight Systems.")
 language = click.option("--language", help="Use only this language: cuda, triton or cute.")
 variant = click.option("--variant", help="Use only this variant.")
 problem_names = click.option(

@@ -18,7 +18,7 @@ import torch
 
 from kernelcat.moe.blocks import Projections
 from kernelcat.moe.model import Decoder
-from kernelcat.moe.ops import Ops
+from kernelcat.moe.ops import Ops, launchers_of
 from kernelcat.reference._epilogue import torch_activation
 
 Call = Callable[..., Any]
@@ -62,7 +62,7 @@ class Fp8Gemm:
 
     def launchers(self) -> list[Any]:
         """What `Ops.launchers` collects."""
-        return [each for op in (self.gemm, self.product, self.quantize) for each in op.launchers()]
+        return launchers_of(self.gemm, self.product, self.quantize)
 
 
 class Fp8Head:

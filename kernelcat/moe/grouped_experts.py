@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kernelcat.moe.ops import activation_type
+from kernelcat.moe.ops import activation_type, launchers_of
 
 
 @dataclass(frozen=True)
@@ -52,4 +52,4 @@ class GroupedExperts:
 
     def launchers(self) -> list[Any]:
         """What `Ops.launchers` collects."""
-        return [launcher for op in (self.route, self.product) for launcher in op.launchers()]
+        return launchers_of(self.route, self.product)

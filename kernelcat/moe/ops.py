@@ -48,8 +48,7 @@ class Ops:
 
     def launchers(self) -> list[Any]:
         """What a CUDA graph with captured calls needs to stay alive: kernels and workspaces."""
-        calls = (getattr(self, field.name) for field in fields(self))
-        return [each for op in calls if hasattr(op, "launchers") for each in op.launchers()]
+        return launchers_of(*(getattr(self, field.name) for field in fields(self)))
 
 
 @cache
@@ -70,6 +69,11 @@ def bind(name: str, device: str | torch.device) -> Call:
         raise InvalidArgument(f"device {device} is not supported; use cuda or cpu")
     call: Call = binders[kind](name)
     return call
+
+
+def launchers_of(*calls: Any) -> list[Any]:
+    """The launchers of those of ``calls`` that have any: entries on a GPU, and what they make up."""
+    return [each for call in calls if hasattr(call, "launchers") for each in call.launchers()]
 
 
 def activation_type(dtype: torch.dtype) -> str:
