@@ -96,5 +96,8 @@ def _counts(options: dict[str, Any]) -> list[int]:
 
 def _tell(result: Result) -> None:
     """A line about a rung that has ended."""
+    if result.reason:
+        return echo(f"{result.name}: not run: {result.reason}", err=True)
     rates = ", ".join(f"{one.tokens_per_second:,.1f} at {one.batch}" for one in result.decoding)
-    echo(f"{result.name}: {result.reason or rates + ' tokens/s'}", err=True)
+    memory = f", {result.memory_bytes / 1e9:.1f} GB" if result.memory_bytes else ""
+    echo(f"{result.name}: {rates} tokens/s, TTFT {result.ttft_ms:,.1f} ms{memory}", err=True)

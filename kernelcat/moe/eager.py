@@ -146,9 +146,13 @@ def mla_kv_write(
 
 
 def _store(cache: torch.Tensor, page: torch.Tensor, slot: torch.Tensor, rows: torch.Tensor) -> None:
-    if cache.dtype != rows.dtype:
-        raise Unsupported(f"a cache of {cache.dtype} for {rows.dtype} needs the catalog's kernels")
+    _check_type(cache, rows)
     cache[page, slot] = rows
+
+
+def _check_type(cache: torch.Tensor, x: torch.Tensor) -> None:
+    if cache.dtype != x.dtype:
+        raise Unsupported(f"a cache of {cache.dtype} for {x.dtype} needs the catalog's kernels")
 
 
 def paged_attn(
@@ -195,6 +199,7 @@ def _paged(
     scale: float,
 ) -> torch.Tensor:  # fmt: skip
     """Results (tokens, heads, width of values) of q (tokens, heads, head_dim)."""
+    _check_type(caches[0], q)
     num_pages, page_size = caches[0].shape[:2]
     if max_q == 1 and len(q) == len(kv_lens):
         pages = table.clamp(0, num_pages - 1)  # entries after the last page may be anything

@@ -243,11 +243,22 @@ def climb(
         A rung or the model is unknown.
     """
     names, config = names_of(chosen), source.config()
-    climber, setup = _Climber(source, plan), Setup()
-    results: list[Result] = []
+    climber = _Climber(source, plan)
+    try:
+        results = _results(climber, names, config, tell)
+    finally:
+        kernelcat.reload()  # nobody else gets launchers without dependent launches
+    return climber.with_divergences(results)
+
+
+def _results(
+    climber: _Climber, names: Collection[str], config: Config, tell: Callable[[Result], object]
+) -> list[Result]:
+    """All results, without divergences."""
+    setup, results = Setup(), list[Result]()
     previous: Result | None = None
     for rung in RUNGS:
-        reason = climber.lost or rung.why_not(config, source.device)
+        reason = climber.lost or rung.why_not(config, climber.device)
         tried = replace(setup, **rung.changes)
         if not reason and rung.name not in names:
             reason, setup = "not asked for", tried
@@ -260,7 +271,7 @@ def climb(
         if reason:
             results.append(Result(rung.name, rung.what, reason))
         tell(results[-1])
-    return climber.with_divergences(results)
+    return results
 
 
 class _Climber:
@@ -271,8 +282,9 @@ class _Climber:
 
     def __init__(self, source: ModelSource, plan: Plan) -> None:
         self.lost = ""
+        self.device = source.device
         self._source, self._plan = source, plan
-        self._is_cuda = source.device == "cuda"
+        self._is_cuda = self.device == "cuda"
         self._model: Decoder | None = None
         self._is_dense = self._is_dependent = False
         self._predicted: dict[str, tuple[bool, torch.Tensor]] = {}

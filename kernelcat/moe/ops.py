@@ -72,7 +72,7 @@ def bind(name: str, device: str | torch.device) -> Call:
 
 
 def launchers_of(*calls: Any) -> list[Any]:
-    """The launchers of those of ``calls`` that have any: entries on a GPU, and what they make up."""
+    """The launchers of ``calls``; entries on a GPU have some, and so has what is made of them."""
     return [each for call in calls if hasattr(call, "launchers") for each in call.launchers()]
 
 

@@ -22,7 +22,7 @@ COPY_BANDWIDTH = {"h200": 4.28e12}
 
 
 def bandwidth_of(gpu: Gpu) -> float:
-    """Bytes a second that can be hoped for: a copy's, where one was measured, or the datasheet's."""
+    """Bytes a second to hope for: a copy's where one was measured, else the datasheet's."""
     return COPY_BANDWIDTH.get(gpu.sku, gpu.bandwidth)
 
 
