@@ -232,26 +232,39 @@ def test_requests_that_would_end_are_refused_and_leave_nothing(
         profile_decoding(served, prompts(1, 5, 256, 0), tmp_path / "no" / "trace.json")
 
 
-def test_the_commands_write_traces_and_tables(tmp_path: Path) -> None:
+def test_generate_records_the_steps_of_its_prompt(tmp_path: Path) -> None:
     trace = tmp_path / "step.json"
-    command = [
-        "moe", "bench", "small-llama", "--random-weights", "--device", "cpu", "--batches", "1,2",
-        "--context", "10", "--tokens", "24", "--rounds", "1", "--requests", "0", "--profile",
-        str(trace), "--step-tokens", "64",
-    ]  # fmt: skip
-    done = CliRunner().invoke(main, [*command, "--json"])
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)["profiles"]
-    assert [one["batch"] for one in found] == [1, 2]
-    assert [one["trace"] for one in found] == [str(tmp_path / f"step-{n}.json") for n in (1, 2)]
-    assert all(Path(one["trace"]).stat().st_size for one in found)
-    assert found[0]["phases"]["launch"] > 0
     done = CliRunner().invoke(main, [
         "moe", "generate", "small-llama", "Hi", "--random-weights", "--device", "cpu",
         "--max-tokens", "8", "--profile", str(trace),
     ])  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "phase of the host" in done.stdout and trace.stat().st_size
+    assert "phase of the host" in done.stdout
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert sum(e["name"] == "schedule" for e in events) == 2 + 4  # two before those that count
+
+
+def test_bench_records_each_batch_to_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int, str]] = []
+
+    def recorded(engine: Engine, texts: list[list[int]], trace: Path) -> StepProfile:
+        asked.append((len(texts), len(texts[0]), trace.name))
+        return profile(batch=len(texts))
+
+    monkeypatch.setattr("kernelcat.moe.profile.profile_decoding", recorded)
+    command = [
+        "moe", "bench", "small-llama", "--random-weights", "--device", "cpu", "--context", "10",
+        "--tokens", "3", "--rounds", "1", "--requests", "0", "--profile", str(tmp_path / "t.json"),
+    ]  # fmt: skip
+    done = CliRunner().invoke(main, [*command, "--batches", "1,2", "--json"])
+    assert done.exit_code == 0, done.output
+    assert asked == [(1, 10, "t-1.json"), (2, 10, "t-2.json")]
+    found = json.loads(done.stdout)["profiles"]
+    assert [one["batch"] for one in found] == [1, 2] and found[0]["kernels"][0]["name"] == "gemm"
+    done = CliRunner().invoke(main, [*command, "--batches", "2"])
+    assert asked[-1] == (2, 10, "t.json") and "one decode step, batch 2" in done.stdout
 
 
 @pytest.mark.parametrize(
