@@ -30,9 +30,11 @@ from kernelcat.moe.engine.engine import Engine
 from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.memory import enough
 from kernelcat.moe.engine.settings import EngineSettings
+from kernelcat.moe.engine.step_sizes import StepSizes
 from kernelcat.moe.grouped_experts import GroupedExperts
-from kernelcat.moe.ladder import RUNGS, Plan, Result, Setup, climb
+from kernelcat.moe.ladder import Plan, Result, climb
 from kernelcat.moe.ops import Ops
+from kernelcat.moe.rungs import FUSED, GROUPED, RUNGS, Setup
 from kernelcat.moe.source import ModelSource
 from kernelcat.reference import _layer_routing
 
@@ -206,7 +208,7 @@ def test_each_rung_changes_one_setting() -> None:
     assert {name for rung in RUNGS for name in rung.changes} == {
         field.name for field in dataclasses.fields(Setup)
     }
-    assert setups[-1].experts == ladder.FUSED and not setups[-1].is_exact
+    assert setups[-1].experts == FUSED and not setups[-1].is_exact
 
 
 def test_a_setup_chooses_operations() -> None:
@@ -216,9 +218,9 @@ def test_a_setup_chooses_operations() -> None:
     assert first.moe_mlp is eager.moe_mlp and first.fused_tokens == 0
     assert repr(attention.paged_attn) == "<kernelcat.reference paged_attn>"
     assert attention.gemm is eager.gemm
-    grouped = Setup(True, True, ladder.GROUPED).ops(of)
+    grouped = Setup(True, True, GROUPED).ops(of)
     assert isinstance(grouped.moe_mlp, GroupedExperts) and grouped.fused_tokens == 64
-    last = Setup(True, True, ladder.FUSED, has_fp8_projections=True, has_fp8_head=True).ops(of)
+    last = Setup(True, True, FUSED, has_fp8_projections=True, has_fp8_head=True).ops(of)
     assert isinstance(last.gemm, fp8_products.Fp8Gemm) and last.fused_tokens == 0
     assert isinstance(last.lm_head, fp8_products.Fp8Head)
     assert repr(last.moe_mlp) == "<kernelcat.reference moe_mlp>"
@@ -285,6 +287,35 @@ def test_a_rung_that_fails_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> No
     assert by_name["MXFP4 experts"].reason == "RuntimeError: no such kernel"
     assert by_name["fused MoE"].previous == "fused products"
     assert by_name["fused MoE"].effects and by_name["speculation"].reason == "not asked for"
+
+
+def test_a_lost_device_ends_the_ladder_and_keeps_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, calls = ladder.free, list[str]()
+
+    def lost(device: str) -> None:
+        calls.append(device)
+        if len(calls) > 5:  # after loading and two rungs
+            raise RuntimeError("CUDA error: an illegal memory access\nCompile with ...")
+        real(device)
+
+    monkeypatch.setattr(ladder, "free", lost)
+    found = climb(source(), PLAN)
+    ran = [result for result in found if not result.reason]
+    assert [result.name for result in ran] == ["eager torch", "paged attention"]
+    assert found[2].short_reason == "RuntimeError: CUDA error: an illegal memory access"
+    for result in found[3:]:
+        assert result.reason.startswith("rung 'fused products' has lost the device")
+        assert "\n" not in result.short_reason
+    assert all(result.divergence is not None for result in ran)
+
+
+def test_steps_are_padded_to_measured_batches() -> None:
+    for batches, mixed in (((1, 8, 64), [1, 8, 64]), ((4,), [4]), ((1, 2), [1, 2])):
+        plan = Plan(batches)
+        sizes = StepSizes(plan.limits(), 0, plan.batch_sizes())
+        assert set(batches) <= set(sizes.batches) and sizes.mixed_batches == mixed
 
 
 def test_rungs_that_are_not_measured_are_part_of_later_ones() -> None:

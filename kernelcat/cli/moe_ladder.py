@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--device", default="", help="cuda or cpu; default: cuda where there is a GPU.")
 @click.option("--batches", default="1,8,64", show_default=True, help="Batches of decoding.")
 @click.option("--context", default=1024, show_default=True, help="Tokens of prompts.")
-@click.option("--tokens", default=128, show_default=True, help="Tokens written in decoding.")
+@click.option("--tokens", default=192, show_default=True, help="Tokens written in decoding.")
 @click.option("--rounds", default=3, show_default=True, help="Rounds of each measurement.")
 @click.option("--step-tokens", default=2048, show_default=True, help="New tokens of a step.")
 @click.option("--kl-prompts", default=16, show_default=True, help="Prompts whose KL is taken.")
@@ -97,7 +97,7 @@ def _counts(options: dict[str, Any]) -> list[int]:
 def _tell(result: Result) -> None:
     """A line about a rung that has ended."""
     if result.reason:
-        return echo(f"{result.name}: not run: {result.reason}", err=True)
+        return echo(f"{result.name}: not run: {result.short_reason}", err=True)
     rates = ", ".join(f"{one.tokens_per_second:,.1f} at {one.batch}" for one in result.decoding)
     memory = f", {result.memory_bytes / 1e9:.1f} GB" if result.memory_bytes else ""
     echo(f"{result.name}: {rates} tokens/s, TTFT {result.ttft_ms:,.1f} ms{memory}", err=True)

@@ -1,6 +1,6 @@
 """What each step from eager torch to the engine brings: the same model, one setting more a rung.
 
-A rung changes one field of `Setup`. Each rung is measured as `bench` measures an engine, in this
+A rung (`rungs`) changes one field of `Setup`. Each rung is measured as `bench` measures an engine, in this
 process: decoding at fixed batches, the time to the first token, the device's memory, and how far
 its next tokens are from those of the last rung without float8 (`divergence`).
 
@@ -15,13 +15,12 @@ import gc
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import pairwise
 
 import torch
 
 import kernelcat
 from kernelcat.errors import UnknownName, nearest
-from kernelcat.moe import eager, fp8_products
 from kernelcat.moe.bench import Decoding, time_decoding, time_first_token
 from kernelcat.moe.cache import windows
 from kernelcat.moe.config import Config
@@ -34,122 +33,10 @@ from kernelcat.moe.engine.request import describe
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.engine.speculation import Speculation
 from kernelcat.moe.gpt_oss import GptOssConfig
-from kernelcat.moe.grouped_experts import GroupedExperts
 from kernelcat.moe.model import Decoder
-from kernelcat.moe.ops import Ops, bind, on
+from kernelcat.moe.rungs import EAGER, RUNGS, Rung, Setup
 from kernelcat.moe.source import ModelSource
-from kernelcat.reference._mla_row import ROW
 from kernelcat.runtime.launcher import without_dependent_launches
-
-EAGER, GROUPED, FUSED = "eager", "grouped", "fused"
-"""Ways to run experts: in torch, by `moe_route` and `moe_gemm`, by `moe_mlp`."""
-
-
-@dataclass(frozen=True)
-class Setup:
-    """How a model runs; the first rung has these defaults.
-
-    Attributes
-    ----------
-    has_attention : attention and cache writes are the catalog's, not torch's
-    has_products : so are all other operations but experts
-    experts : EAGER, GROUPED or FUSED; EAGER experts have 16 bits
-    has_graphs, has_prefix_cache : as in `EngineSettings`
-    has_dependent_launches : kernels may start before the kernel before them has ended
-    has_fp8_cache : keys and values, or latent rows, are float8
-    has_fp8_projections, has_fp8_head : these weights are multiplied in float8 (`fp8_products`)
-    num_drafts : draft tokens of speculation; 0 for none
-    """
-
-    has_attention: bool = False
-    has_products: bool = False
-    experts: str = EAGER
-    has_graphs: bool = False
-    has_dependent_launches: bool = False
-    has_fp8_cache: bool = False
-    has_fp8_projections: bool = False
-    has_fp8_head: bool = False
-    has_prefix_cache: bool = False
-    num_drafts: int = 0
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether nothing but experts is rounded to fewer than 16 bits."""
-        return not (self.has_fp8_cache or self.has_fp8_projections or self.has_fp8_head)
-
-    def ops(self, model: Decoder) -> Ops:
-        """The operations that ``model`` runs; its weights may get copies in float8."""
-        device = model.device
-        ops, in_torch = on(device), list[str]()
-        if not self.has_attention:
-            in_torch += eager.ATTENTION
-        if not self.has_products:
-            in_torch += eager.PRODUCTS
-        if self.experts == EAGER:
-            in_torch += eager.EXPERTS
-        ops = eager.replace(ops, in_torch)
-        if self.experts == GROUPED:
-            grouped = GroupedExperts(bind("moe_route", device), bind("moe_gemm", device))
-            ops = replace(ops, moe_mlp=grouped)
-        product = bind("fp8_gemm", device)
-        if self.has_fp8_projections:
-            ops = fp8_products.with_projections(ops, model, product)
-        return fp8_products.with_head(ops, model, product) if self.has_fp8_head else ops
-
-    def cache_dtype(self, model: Decoder) -> str:
-        """The name of the caches' element type; "" for the model's."""
-        if not self.has_fp8_cache:
-            return ""
-        return "uint8" if model.cache_layers[0].rows == ((ROW,),) else "float8_e4m3fn"
-
-
-@dataclass(frozen=True)
-class Rung:
-    """One step: what it is called, what it does, and the fields of `Setup` that it changes."""
-
-    name: str
-    what: str
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    needs_gpu: bool = False
-
-    def why_not(self, config: Config, device: str) -> str:
-        """Why this rung cannot change anything here; "" if it can."""
-        if self.needs_gpu and device != "cuda":
-            return f"needs a GPU, and the model is on the {device}"
-        if "experts" in self.changes and not getattr(config, "num_experts_per_tok", 0):
-            return "the model has no experts"
-        return ""
-
-
-RUNGS = (
-    Rung("eager torch", "each operation in torch, experts in 16 bits"),
-    Rung(
-        "paged attention", "paged_attn and kv_write; for latent attention flashmla, mla_kv_write",
-        {"has_attention": True},
-    ),
-    Rung(
-        "fused products", "qkv_rope_write and out_router for few tokens, gemm, rms_norm, lm_head",
-        {"has_products": True},
-    ),
-    Rung(
-        "MXFP4 experts", "moe_route and two moe_gemm on weights as published, in gpt-oss 4 bits",
-        {"experts": GROUPED},
-    ),
-    Rung("CUDA graphs", "a decode step is one launch", {"has_graphs": True}, needs_gpu=True),
-    Rung("fused MoE", "moe_mlp: routing and both products in one call", {"experts": FUSED}),
-    Rung(
-        "dependent launches", "kernels in CUDA C++ and Triton start before the one before ends",
-        {"has_dependent_launches": True}, needs_gpu=True,
-    ),
-    Rung("FP8 cache", "keys and values in float8", {"has_fp8_cache": True}),
-    Rung(
-        "FP8 attention", "attention's projections by fp8_gemm, one launch a step again",
-        {"has_fp8_projections": True},
-    ),
-    Rung("FP8 lm_head", "the head by fp8_gemm, and torch's topk", {"has_fp8_head": True}),
-    Rung("prefix cache", "prompts share pages of equal blocks", {"has_prefix_cache": True}),
-    Rung("speculation", "n-gram drafts, verified exactly", {"num_drafts": 4}),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -158,7 +45,7 @@ class Plan:
 
     batches: tuple[int, ...] = (1, 8, 64)
     context: int = 1024
-    num_tokens: int = 128
+    num_tokens: int = 192
     num_rounds: int = 3
     step_tokens: int = 2048
     prompts: Prompts = field(default_factory=Prompts)
@@ -168,6 +55,16 @@ class Plan:
         running = max(self.batches)
         steps = max(self.step_tokens, running)
         return Limits(steps, running, max_waiting=running, context=self.context + self.num_tokens)
+
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Batches to pad to: those that are measured, and where there is room one between two.
+
+        Steps that do not only decode are padded to every other size (`StepSizes`), so to a measured
+        one.
+        """
+        sizes = sorted(set(self.batches))
+        between = [(a + b) // 2 for a, b in pairwise(sizes) if b - a > 1]
+        return tuple(sorted({*sizes, *between}))
 
 
 @dataclass(frozen=True)
@@ -198,6 +95,11 @@ class Result:
     divergence: float | None = None
     reference: str = ""
     accepted: float | None = None
+
+    @property
+    def short_reason(self) -> str:
+        """The first line of ``reason``: torch explains errors at length."""
+        return self.reason.partition("\n")[0]
 
     def after(self, previous: Result) -> Result:
         """This result with its effects beside ``previous``."""
@@ -274,6 +176,14 @@ def _results(
     return results
 
 
+def free(device: str) -> None:
+    """Waits for ``device`` and returns memory that nothing uses to it; raises if it is lost."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
 class _Climber:
     """Measures one rung after another; weights stay on the device while rungs share them.
 
@@ -284,7 +194,6 @@ class _Climber:
         self.lost = ""
         self.device = source.device
         self._source, self._plan = source, plan
-        self._is_cuda = self.device == "cuda"
         self._model: Decoder | None = None
         self._is_dense = self._is_dependent = False
         self._predicted: dict[str, tuple[bool, torch.Tensor]] = {}
@@ -296,12 +205,10 @@ class _Climber:
             result = self._measure(rung, setup)
         except Exception as error:
             reason = describe(error)
-        self._free()
         try:
-            if reason and self._is_cuda:
-                torch.cuda.synchronize()
+            free(self.device)
         except Exception as error:
-            self.lost = f"{rung.name} has lost the device: {describe(error)}"
+            self.lost = f"rung {rung.name!r} has lost the device: {describe(error)}"
         return result, reason
 
     def _measure(self, rung: Rung, setup: Setup) -> Result:
@@ -314,7 +221,7 @@ class _Climber:
             model.ops = setup.ops(model)
             cache = cache_type(model, setup.cache_dtype(model))
             predicted = next_tokens(model, cache, plan.prompts)
-            self._free()
+            free(self.device)
             engine = Engine(model, self._settings(setup, model))
             try:
                 decoding = tuple(
@@ -341,7 +248,7 @@ class _Climber:
         is_dense = is_mxfp4 and setup.experts == EAGER
         if self._model is None or self._is_dense != is_dense:
             self._model = None
-            self._free()
+            free(self.device)
             self._model, self._is_dense = self._source.open(is_dense), is_dense
         return self._model
 
@@ -355,21 +262,15 @@ class _Climber:
             cache_dtype=setup.cache_dtype(model),
             speculation=Speculation(setup.num_drafts) if setup.num_drafts else None,
             has_prefix_cache=setup.has_prefix_cache,
-            batch_sizes=tuple(sorted(set(self._plan.batches))) if self._is_cuda else None,
+            batch_sizes=self._plan.batch_sizes() if self.device == "cuda" else None,
             has_graphs=setup.has_graphs,
         )
 
     def _memory(self) -> int | None:
-        if not self._is_cuda:
+        if self.device != "cuda":
             return None
         free, total = torch.cuda.mem_get_info()
         return total - free
-
-    def _free(self) -> None:
-        """Returns memory that nothing uses to the device."""
-        gc.collect()
-        if self._is_cuda and not self.lost:
-            torch.cuda.empty_cache()
 
     def with_divergences(self, results: list[Result]) -> list[Result]:
         """``results`` with divergences from the last rung without float8."""

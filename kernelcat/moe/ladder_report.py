@@ -59,7 +59,7 @@ def _number(value: float | None, form: str) -> str:
 
 def _note(result: Result) -> str:
     if result.reason:
-        return f"not run: {result.reason}"
+        return f"not run: {result.short_reason}"
     if result.accepted is not None:
         return f"{result.accepted:.0%} of drafts accepted"
     return ""
