@@ -1,8 +1,8 @@
 """What each step from eager torch to the engine brings: the same model, one setting more a rung.
 
-A rung (`rungs`) changes one field of `Setup`. Each rung is measured as `bench` measures an engine, in this
-process: decoding at fixed batches, the time to the first token, the device's memory, and how far
-its next tokens are from those of the last rung without float8 (`divergence`).
+A rung (`rungs`) changes one field of `Setup`. Each rung is measured as `bench` measures an engine,
+in this process: decoding at fixed batches, the time to the first token, the device's memory, and
+how far its next tokens are from those of the last rung without float8 (`divergence`).
 
 A rung builds on the last one that ran. One that cannot run here, or fails, has a reason in place of
 numbers, and the next rung goes on without it.
