@@ -1,6 +1,6 @@
 """Named ranges of the host's time, for Nsight Systems (NVTX) and for torch's profiler.
 
-    with span("schedule"):          costs a tenth of a microsecond while nobody records
+    with span("schedule"):          costs less than half a microsecond while nobody records
         ...
 
 An engine's step has the ranges `PHASES`. A model that is run without a CUDA graph has one for each
@@ -10,7 +10,7 @@ layer as well; a graph's launch shows none.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +22,21 @@ PHASES = ("schedule", "launch", "sample", "wait", "output")
 the oldest step in flight; give its tokens to their requests."""
 
 Open = Callable[[str], AbstractContextManager[Any]]
-_NOTHING = nullcontext()
+
+
+class _Nothing(AbstractContextManager[None]):
+    """A range that nobody records; it costs half of what `contextlib.nullcontext` does."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        return None
+
+
+_NOTHING = _Nothing()
 _open: Open | None = None
 
 
