@@ -269,8 +269,8 @@ class _Climber:
     def _memory(self) -> int | None:
         if self.device != "cuda":
             return None
-        free, total = torch.cuda.mem_get_info()
-        return total - free
+        unused, total = torch.cuda.mem_get_info()
+        return total - unused
 
     def with_divergences(self, results: list[Result]) -> list[Result]:
         """``results`` with divergences from the last rung without float8."""
