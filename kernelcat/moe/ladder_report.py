@@ -37,7 +37,9 @@ def sheet(results: Sequence[Result], title: str) -> Sheet:
     reference = next((result.reference for result in results if result.reference), "")
     notes = ["×: beside the rung that was run before; above 1 this one is faster."]
     if reference:
-        notes.append(f"KL: nats from the next tokens of rung {reference!r}, the last one without float8.")
+        notes.append(
+            f"KL: nats from the next tokens of rung {reference!r}, the last one without float8."
+        )
     return Sheet(title, headers, [_line(r, batches) for r in results], notes, slice(1, -1))
 
 
