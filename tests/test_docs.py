@@ -38,6 +38,7 @@ NOT_RUN = {
     r"moe generate FOLDER ": "needs a checkpoint",
     r"moe serve ": "needs 14 GB, and runs until it is stopped",
     r"moe bench ": "needs 14 GB",
+    r"moe ladder gpt-oss": "needs 50 GB",
     r"db merge colleague": "needs somebody else's database",
     r"db misses ": "needs a workload that a program has written",
 }

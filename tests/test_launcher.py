@@ -31,7 +31,7 @@ from kernelcat.jit import Artifact, build
 from kernelcat.runtime import driver as drivers
 from kernelcat.runtime import gpu as gpus
 from kernelcat.runtime import launcher
-from kernelcat.runtime.launcher import Launcher, prepare
+from kernelcat.runtime.launcher import Launcher, prepare, without_dependent_launches
 from kernelcat.verify import inspect
 
 A, B, C = 0x7F0000001000, 0x7F0000002000, 0x7F0000003000
@@ -140,6 +140,20 @@ def test_clusters_and_dependent_launches_are_attributes(driver: Recorder) -> Non
     launch((A, B, C), 0)
     assert driver.launches[0]["attributes"] == {4: (2, 4, 1), 6: (1, 0, 0)}
     assert driver.limits == []
+
+
+def test_dependent_launches_can_be_switched_off_for_new_launchers(driver: Recorder) -> None:
+    old = make_launcher(programmatic=True)
+    old((A, B, C), 0)
+    with without_dependent_launches():
+        new = make_launcher(cluster=(2, 4, 1), programmatic=True)
+        new((A, B, C), 0)
+        old((A, B, C), 0)
+    new((A, B, C), 0)  # a launcher keeps the way in which it was made
+    make_launcher(programmatic=True)((A, B, C), 0)
+    dependent, clusters = {6: (1, 0, 0)}, {4: (2, 4, 1)}
+    attributes = [launch["attributes"] for launch in driver.launches]
+    assert attributes == [dependent, clusters, dependent, clusters, dependent]
 
 
 def test_clusters_of_more_than_eight_blocks_are_allowed_at_load(driver: Recorder) -> None:

@@ -20,6 +20,7 @@ import torch
 from kernelcat import moe
 from kernelcat.call.operator import Op
 from kernelcat.errors import InvalidArgument
+from kernelcat.moe.divergence import Prompts
 from kernelcat.moe.engine.building import RESERVED_BYTES
 from kernelcat.moe.engine.engine import Engine
 from kernelcat.moe.engine.limits import Limits
@@ -28,6 +29,8 @@ from kernelcat.moe.engine.request import FinishReason, Request
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.engine.speculation import NgramIndex, Speculation
 from kernelcat.moe.engine.step_sizes import Size
+from kernelcat.moe.ladder import Plan, climb
+from kernelcat.moe.profile import profile_decoding
 from kernelcat.moe.source import ModelSource
 
 pytestmark = pytest.mark.gpu
@@ -251,6 +254,47 @@ def test_an_error_between_launches_ends_its_requests_only() -> None:
         served.check_integrity()
     reasons = [request.finish_reason for request in requests]
     assert reasons == [FinishReason.ERROR, FinishReason.ERROR, FinishReason.LENGTH]
+
+
+def test_without_graphs_the_same_tokens_are_written() -> None:
+    model = moe.random_model("small-gpt-oss")
+    written = []
+    for has_graphs in (False, True):
+        served = engine(model, batch_sizes=(1, 4), has_graphs=has_graphs)
+        assert len(served._runner.graphs) == (3 if has_graphs else 0)  # 1, 4 and max_running
+        requests = [
+            served.submit(list(range(start, start + 40)), SamplingParameters(temperature=0))
+            for start in range(3)
+        ]
+        finish(served)
+        written.append([request.tokens for request in requests])
+    assert written[0] == written[1]
+
+
+def test_every_rung_of_the_ladder_runs() -> None:
+    source = ModelSource.find("small-gpt-oss", "cuda", True)
+    plan = Plan((1, 8), 100, 24, 1, 1024, Prompts(4, 40, 4))
+    results = climb(source, plan)
+    assert not [result.reason for result in results if result.reason]
+    for result in results:
+        assert result.memory_bytes and result.divergence is not None
+        exact = result.name not in ("FP8 cache", "FP8 attention", "FP8 lm_head", "prefix cache",
+                                    "speculation")  # fmt: skip
+        assert 0 <= result.divergence < (1e-2 if exact else 0.5)
+
+
+def test_a_decode_step_is_profiled_kernel_by_kernel(tmp_path: Path) -> None:
+    model = moe.random_model("small-gpt-oss")
+    served = engine(model, batch_sizes=(1, 4))
+    texts = [list(range(start, start + 40)) for start in range(4)]
+    found = profile_decoding(served, texts, tmp_path / "trace.json", 8)
+    launches = sum(kernel.launches for kernel in found.kernels)
+    assert launches >= len(model.layers) * 4  # also those in a graph
+    assert found.busy_us > 0 and found.gap_us >= 0
+    assert found.busy_us + found.gap_us == pytest.approx(found.device_us)
+    assert found.device_us <= 1.2 * found.step_us
+    assert found.floor_us and found.floor_share and found.floor_share < 1
+    served.check_integrity()
 
 
 # ---- true sizes ----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import click
 from kernelcat.cli.group import Group
 from kernelcat.cli.moe_bench import bench
 from kernelcat.cli.moe_generate import generate
+from kernelcat.cli.moe_ladder import ladder
 from kernelcat.cli.moe_serving import serve
 
 
@@ -24,3 +25,4 @@ def moe() -> None:
 moe.add_command(generate)
 moe.add_command(serve)
 moe.add_command(bench)
+moe.add_command(ladder)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json
+from kernelcat.cli.options import as_json, integers, nvtx, profile_file
 from kernelcat.cli.output import echo, emit, show
 from kernelcat.errors import InvalidArgument, MissingDependency
 
 if TYPE_CHECKING:
     from kernelcat.moe.bench import Decoding
     from kernelcat.moe.engine.engine import Engine
+    from kernelcat.moe.profile import StepProfile
     from kernelcat.moe.serving_metrics import ServingMetrics, Slo
     from kernelcat.moe.source import ModelSource
     from kernelcat.moe.workload import Workload
@@ -65,6 +68,8 @@ class Load:
 @click.option("--output", "outputs", default="100,1024", show_default=True, help="Output lengths.")
 @click.option("--seed", default=0, show_default=True, help="Of lengths, arrivals and prompts.")
 @click.option("--slo", default="", help="ttft=200,tpot=20,latency=5000 (milliseconds).")
+@profile_file
+@nvtx
 @as_json
 def bench(
     model: str, url: str, requests: int, rates: tuple[float, ...], inputs: str, outputs: str,
@@ -83,6 +88,7 @@ def bench(
     \b
     Example:
       kernelcat moe bench gpt-oss-20b --random-weights --peer transformers
+      kernelcat moe bench gpt-oss-20b --random-weights --batches 1 --profile step.json
       kernelcat moe bench --url http://127.0.0.1:8000 --rate 8 --slo ttft=500,tpot=20
     """
     try:
@@ -92,6 +98,8 @@ def bench(
         raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
     ranges, objectives = (_range(inputs), _range(outputs)), Slo.parse(slo)
     loads = [Workload(requests, *ranges, rate, seed) for rate in rates or (inf,) if requests]
+    if url and (options["profile"] or options["nvtx"]):
+        raise InvalidArgument("--profile and --nvtx are for a MODEL in this process, not for --url")
     if url:
         result = _bench_server(url, model, loads, objectives, options)
     elif model:
@@ -99,6 +107,7 @@ def bench(
     else:
         raise InvalidArgument("bench needs a MODEL, or the --url of a server")
     if as_json:
+        result["profiles"] = [profile.published() for profile in result.get("profiles", ())]
         return emit({**result, "loads": [load.published() for load in result["loads"]]})
     if result.get("decoding"):
         show(_decoding_table(result["decoding"]))
@@ -110,6 +119,8 @@ def bench(
         )
     for load in result["loads"]:
         show(_load_table(load))
+    for profile in result.get("profiles", ()):
+        show(profile.sheet().console())
     return None
 
 
@@ -137,11 +148,12 @@ def _bench_engine(
     """Decoding and loads of an engine in this process, and decoding of peers before it."""
     import torch
 
+    from kernelcat.moe import ranges
     from kernelcat.moe.bench import time_decoding, time_load
     from kernelcat.moe.prefill import time_prefill
     from kernelcat.moe.source import ModelSource
 
-    batches = _integers(options["batches"], "must be positive numbers like 1,8,64")
+    batches = integers(options["batches"], "must be positive numbers like 1,8,64")
     context, tokens, rounds = (options[name] for name in ("context", "tokens", "rounds"))
     if context < 1 or tokens < 2 or rounds < 1:
         raise InvalidArgument(
@@ -158,10 +170,12 @@ def _bench_engine(
     decoding = _peer_decoding(source, options["peers"], (batches, context, tokens, rounds))
     lengths = [load.input_range[1] + load.output_range[1] for load in loads]
     most = [*batches, *(load.num_requests for load in loads)]
-    engine = _engine(source, max(context + tokens, *lengths, prefill + 1), max(most), options)
-    decoding += [time_decoding(engine, batch, context, tokens, rounds) for batch in batches]
-    long_prompt = time_prefill(engine, prefill) if prefill else None
-    found = [Load(load, time_load(engine, load, slo)) for load in loads]
+    with ranges.for_nvtx() if options["nvtx"] else nullcontext():
+        engine = _engine(source, max(context + tokens, *lengths, prefill + 1), max(most), options)
+        decoding += [time_decoding(engine, batch, context, tokens, rounds) for batch in batches]
+        long_prompt = time_prefill(engine, prefill) if prefill else None
+        found = [Load(load, time_load(engine, load, slo)) for load in loads]
+    profiles = _profiles(engine, options["profile"], batches, context)
     return {
         "model": source.name,
         "has_random_weights": random,
@@ -169,8 +183,25 @@ def _bench_engine(
         "decoding": decoding,
         "prefill": long_prompt,
         "loads": found,
+        "profiles": profiles,
         "statistics": asdict(engine.statistics()),
     }
+
+
+def _profiles(
+    engine: Engine, path: Path | None, batches: list[int], context: int
+) -> list[StepProfile]:
+    """A profile of each batch, if there is a ``path``; several have the batch in their names."""
+    from kernelcat.moe.bench import prompts
+    from kernelcat.moe.profile import profile_decoding
+
+    found = []
+    for batch in batches if path else ():
+        assert path is not None
+        trace = path if len(batches) == 1 else path.with_name(f"{path.stem}-{batch}{path.suffix}")
+        texts = prompts(batch, context, engine.limits.vocab_size, seed=batch)
+        found.append(profile_decoding(engine, texts, trace))
+    return found
 
 
 def _peer_decoding(
@@ -219,21 +250,10 @@ def _engine(source: ModelSource, length: int, batch: int, options: dict[str, Any
     )
 
 
-def _integers(text: str, rule: str) -> list[int]:
-    """Positive numbers with commas between them, or InvalidArgument with ``rule``."""
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = [0]
-    if min(numbers) < 1:
-        raise InvalidArgument(f"{text!r} {rule}")
-    return numbers
-
-
 def _range(text: str) -> tuple[int, int]:
     """The numbers in ``100,1024``, or twice the number in ``100``."""
     rule = "is no range of lengths; write 100,1024"
-    first, *rest = _integers(text, rule)
+    first, *rest = integers(text, rule)
     if len(rest) > 1:
         raise InvalidArgument(f"{text!r} {rule}")
     return first, rest[0] if rest else first

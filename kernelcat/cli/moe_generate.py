@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json
-from kernelcat.cli.output import echo, emit, stream
+from kernelcat.cli.options import as_json, nvtx, profile_file
+from kernelcat.cli.output import echo, emit, show, stream
 from kernelcat.errors import InvalidArgument, MissingDependency
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ class Generated:
     load_seconds: float
     ttft_seconds: float
     tokens_per_second: float | None
+    profile: dict[str, Any] | None = None
 
 
 @click.command()
@@ -58,10 +61,12 @@ class Generated:
     help="Run a dense Llama as a mixture of 4 experts, which writes the same text.",
 )
 @click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
+@profile_file
+@nvtx
 @as_json
 def generate(
     model: str, prompt: str, random_weights: bool, device: str, raw: bool, upcycle: str,
-    memory: float, as_json: bool, **sampling: Any,
+    memory: float, profile: Path | None, nvtx: bool, as_json: bool, **sampling: Any,
 ) -> None:  # fmt: skip
     """Write the answer of MODEL to PROMPT.
 
@@ -72,12 +77,18 @@ def generate(
     Example:
       kernelcat moe generate smollm2 "Why is the sky blue?"
       kernelcat moe generate gpt-oss-20b "Hello" --random-weights --max-tokens 20
+      kernelcat moe generate gpt-oss-20b "Hello" --random-weights --profile step.json
     """
     try:
+        from kernelcat.moe import ranges
         from kernelcat.moe.engine.parameters import SamplingParameters
+        from kernelcat.moe.profile import NUM_STEPS, NUM_WARM, profile_decoding
         from kernelcat.moe.source import ModelSource
     except ModuleNotFoundError as error:
         raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
+    most = sampling["max_tokens"] - NUM_WARM - 2  # two tokens are written before and after
+    if profile and most < 1:
+        raise InvalidArgument(f"--profile needs --max-tokens of at least {NUM_WARM + 3}")
     start = time.monotonic()
     source = ModelSource.find(model, device, random_weights, upcycle, lambda t: echo(t, err=True))
     if source.device == "cpu":
@@ -87,10 +98,13 @@ def generate(
     parameters = SamplingParameters(**sampling, stop_tokens=tokenizer.stop_tokens)
     engine = _engine(decoder, tokenizer, len(tokens) + (parameters.max_tokens or 1), memory)
     loaded = time.monotonic() - start
-    result = _run(engine, tokens, parameters, silent=as_json)
+    with ranges.for_nvtx() if nvtx else nullcontext():
+        result = _run(engine, tokens, parameters, silent=as_json)
+    recorded = profile and profile_decoding(engine, [tokens], profile, min(NUM_STEPS, most))
     generated = Generated(
-        source.name, source.device, prompt_tokens=len(tokens), load_seconds=loaded, **result
-    )
+        source.name, source.device, prompt_tokens=len(tokens), load_seconds=loaded, **result,
+        profile=recorded.published() if recorded else None,
+    )  # fmt: skip
     if as_json:
         return emit(asdict(generated))
     speed = generated.tokens_per_second
@@ -100,6 +114,9 @@ def generate(
         f"{generated.ttft_seconds:.2f} s{rate}; loading took {loaded:.1f} s",
         err=True,
     )
+    if recorded:
+        show(recorded.sheet().console())
+    return None
 
 
 def chat_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:

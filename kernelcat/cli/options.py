@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
     from kernelcat.runtime.device import Device
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+profile_file = click.option(
+    "--profile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Record decode steps to this file, a trace in Chrome's format, and show their kernels.",
+)
+nvtx = click.option("--nvtx", is_flag=True, help="Mark phases of steps for Nsight Systems.")
 language = click.option("--language", help="Use only this language: cuda, triton or cute.")
 variant = click.option("--variant", help="Use only this variant.")
 problem_names = click.option(
@@ -75,3 +82,14 @@ def seconds(text: str) -> float:
     if not match:
         raise InvalidArgument(f"budget {text!r} is not a time; write 90s, 10m or 1h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def integers(text: str, rule: str) -> list[int]:
+    """Positive numbers with commas between them, or ``InvalidArgument`` with ``rule``."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [0]
+    if min(numbers) < 1:
+        raise InvalidArgument(f"{text!r} {rule}")
+    return numbers

@@ -26,6 +26,8 @@ a CPU, slowly.
 has what several share, ``sizes`` their configurations by name, ``loading`` makes them from
 checkpoints or random weights, ``upcycle`` makes a mixture of experts of a Llama, ``download`` and
 ``gguf_file`` bring SmolLM2. ``engine`` runs them for many requests at once, ``serve`` by HTTP.
+``bench`` measures an engine, ``profile`` where its steps' time goes, and ``ladder`` what each part
+brings, from a model in plain torch (``eager``) on.
 """
 
 from kernelcat.errors import MissingDependency

@@ -1,7 +1,8 @@
 """Times of an engine in this process: decoding at fixed batches, and loads of requests.
 
-    decoding    all requests have a context of the same length, and write together
-    load        requests of random lengths, all at once or with Poisson arrivals (`workload`)
+    decoding       all requests have a context of the same length, and write together
+    first token    one request alone, whose prompt begins as an earlier one did
+    load           requests of random lengths, all at once or with Poisson arrivals (`workload`)
 
 Clocks are read after `Engine.step` has returned tokens, so that times are what a caller sees.
 """
@@ -121,6 +122,35 @@ def _round(engine: Engine, batch: int, context: int, num_tokens: int, seed: int)
             "has ended before all of them wrote"
         )
     return Round(first - start, last - first, int(num_decoded))
+
+
+SHARED = 0.75
+"""Part of a prompt that an earlier request had too, where the time to the first token is taken."""
+
+
+def time_first_token(engine: Engine, context: int, num_rounds: int = 3) -> float:
+    """Milliseconds to the first token of a request alone; the median of ``num_rounds``.
+
+    The first three quarters of its prompt of ``context`` tokens are those of an earlier request.
+    They cost nothing where the engine has a prefix cache, and as much as others where it has none.
+    """
+    shared = prompts(1, int(SHARED * context), engine.limits.vocab_size, seed=1 << 20)[0]
+    rest = prompts(num_rounds + 2, context - len(shared), engine.limits.vocab_size, seed=1 << 21)
+    times = [_first_token(engine, shared + own) for own in rest]
+    return 1e3 * median(times[2:])  # the first request fills the cache, the second one compiles
+
+
+def _first_token(engine: Engine, prompt: list[int]) -> float:
+    """Seconds from the submission of a request until it has written a token, its only one."""
+    start = time.perf_counter()
+    engine.submit(prompt, SamplingParameters(temperature=0, max_tokens=1), needs_text=False)
+    first = 0.0
+    while engine.has_work:
+        for output in engine.step():
+            _check(output.error)
+            if output.tokens and not first:
+                first = time.perf_counter()
+    return first - start
 
 
 @dataclass

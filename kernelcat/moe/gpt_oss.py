@@ -138,7 +138,9 @@ class GptOss(Decoder):
         for i, name, (n, k) in zip("12", ("gate_up_proj", "down_proj"), sizes, strict=True):
             w, scale = weights.mxfp4(f"{prefix}{name}", c.num_local_experts, n, k)
             bias = weights(f"{prefix}{name}_bias", c.num_local_experts, n)
-            arguments |= {f"w{i}": w, f"w{i}_scale": scale, f"bias{i}": bias}
+            arguments |= {f"w{i}": w, f"bias{i}": bias}
+            if scale is not None:
+                arguments[f"w{i}_scale"] = scale
         return arguments
 
     def forward(
@@ -156,7 +158,8 @@ class GptOss(Decoder):
         )  # fmt: skip
         x, a, logits = output(self, layer.out, attn.flatten(1), x)
         y: torch.Tensor = self.ops.moe_mlp(
-            a, logits, **layer.experts, residual=x, packing="tiles",
+            a, logits, **layer.experts, residual=x,
+            packing="tiles" if "w1_scale" in layer.experts else "rows",
             top_k=self.config.num_experts_per_tok, renormalize=True, activation="swiglu_oai",
             act_dtype=activation_type(self.dtype),
         )  # fmt: skip

@@ -62,6 +62,7 @@ def load(
     dtype: torch.dtype | None = None,
     max_positions: int | None = None,
     fp8_experts: bool = False,
+    dense_experts: bool = False,
 ) -> Decoder:
     """The model in folder ``path``: a `config.json` and safetensors files, as published.
 
@@ -74,6 +75,7 @@ def load(
     fp8_experts : the experts of Qwen3-MoE and DeepSeek-V3 become float8, with a scale for each 128
         x 128 elements. DeepSeek's published scales do not serve: gates and values alternate here,
         and have scales of their own there, so weights are quantized again.
+    dense_experts : the experts of gpt-oss are decoded from MXFP4 to ``dtype``
 
     Raises
     ------
@@ -83,7 +85,8 @@ def load(
         A file is missing or invalid, or a tensor is missing or has another shape or type.
     """
     config = config_of(configs.read(path))
-    weights = CheckpointWeights(path, device, dtype or default_type(device), fp8_experts)
+    dtype = dtype or default_type(device)
+    weights = CheckpointWeights(path, device, dtype, fp8_experts, dense_experts)
     return build(config, weights, max_positions=max_positions)
 
 
@@ -94,9 +97,11 @@ def random_model(
     max_positions: int | None = None,
     seed: int = 0,
     fp8_experts: bool = False,
+    dense_experts: bool = False,
 ) -> Decoder:
     """A model with random weights; ``config`` may be a name of `SIZES`, the rest as in `load`."""
-    weights = RandomWeights(device, dtype or default_type(device), seed, fp8_experts)
+    dtype = dtype or default_type(device)
+    weights = RandomWeights(device, dtype, seed, fp8_experts, dense_experts)
     return build(_named(config), weights, max_positions=max_positions)
 
 

@@ -12,6 +12,7 @@ from kernelcat.moe.batch import Batch
 from kernelcat.moe.cache import CacheLayer, KvCache
 from kernelcat.moe.config import Config
 from kernelcat.moe.ops import Ops
+from kernelcat.moe.ranges import span
 from kernelcat.moe.weights import Weights
 
 
@@ -87,8 +88,10 @@ class Decoder(ABC):
     def __call__(self, batch: Batch, cache: KvCache) -> torch.Tensor:
         """Hidden states (rows, hidden) of ``batch.rows``, normalized; the cache gets all tokens."""
         x = self.ops.embedding(batch.tokens, self.embed)
-        for layer, kv, group in zip(self.layers, cache.layers, cache.groups, strict=True):
-            x = self.forward(layer, x, kv, batch.block_tables[group], batch)
+        parts = zip(self.layers, cache.layers, cache.groups, strict=True)
+        for i, (layer, kv, group) in enumerate(parts):
+            with span("layer", i):
+                x = self.forward(layer, x, kv, batch.block_tables[group], batch)
         return self.normalized(x.index_select(0, batch.rows), self.norm)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 import kernelcat
-from kernelcat.call.operator import Op
 from kernelcat.errors import InvalidArgument
 
 Call = Callable[..., Any]
@@ -49,8 +48,7 @@ class Ops:
 
     def launchers(self) -> list[Any]:
         """What a CUDA graph with captured calls needs to stay alive: kernels and workspaces."""
-        calls = (getattr(self, field.name) for field in fields(self))
-        return [launcher for op in calls if isinstance(op, Op) for launcher in op.launchers()]
+        return launchers_of(*(getattr(self, field.name) for field in fields(self)))
 
 
 @cache
@@ -59,12 +57,23 @@ def on(device: str | torch.device, fused_tokens: int = 64) -> Ops:
 
     Raises ``InvalidArgument`` for another kind of device.
     """
+    names = [field.name for field in fields(Ops) if field.name != "fused_tokens"]
+    return Ops(**{name: bind(name, device) for name in names}, fused_tokens=fused_tokens)
+
+
+def bind(name: str, device: str | torch.device) -> Call:
+    """One entry for tensors on ``device``, also one that no model needs by itself; as in `on`."""
     kind = torch.device(device).type
     binders: dict[str, Call] = {"cuda": kernelcat.get, "cpu": kernelcat.reference}
     if kind not in binders:
         raise InvalidArgument(f"device {device} is not supported; use cuda or cpu")
-    names = [field.name for field in fields(Ops) if field.name != "fused_tokens"]
-    return Ops(**{name: binders[kind](name) for name in names}, fused_tokens=fused_tokens)
+    call: Call = binders[kind](name)
+    return call
+
+
+def launchers_of(*calls: Any) -> list[Any]:
+    """The launchers of ``calls``; entries on a GPU have some, and so has what is made of them."""
+    return [each for call in calls if hasattr(call, "launchers") for each in call.launchers()]
 
 
 def activation_type(dtype: torch.dtype) -> str:

@@ -30,7 +30,7 @@ def load_transformers(config: Config, folder: str | Path | None, device: str) ->
     if folder is not None:
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         return model.to(device).eval()
-    content = {  # transformers takes lists, not tuples
+    content: dict[str, Any] = {  # transformers takes lists, not tuples
         key: list(value) if isinstance(value, tuple) else value
         for key, value in config.published().items()
         if key != "quantization_config"

@@ -87,17 +87,17 @@ class ModelSource:
             raise UnknownName(f"there is no model called {self.model!r}{hint}")
         return moe.SIZES[self.model]
 
-    def open(self) -> Decoder:
-        """The model with its weights; see `moe.load` for errors.
+    def open(self, dense_experts: bool = False) -> Decoder:
+        """The model with its weights; see `moe.load` for ``dense_experts`` and errors.
 
         Also raises ``InvalidArgument`` if the weights do not fit into the memory.
         """
         with fitting(f"the weights of {self.name}", "take a smaller model, or a larger device"):
             if self.has_random_weights:
-                return moe.random_model(self.config(), self.device)
+                return moe.random_model(self.config(), self.device, dense_experts=dense_experts)
             if self.upcycle:
                 return load_upcycled(self.model, self.upcycle, device=self.device)
-            return moe.load(self.model, self.device)
+            return moe.load(self.model, self.device, dense_experts=dense_experts)
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; see `tokenizer_of` for errors."""

@@ -37,13 +37,19 @@ E2M1_DEVIATION = 2.93
 class Weights(ABC):
     """Tensors by name, on ``device``; those of floating point in ``dtype`` unless one is named.
 
-    With ``fp8_experts`` the experts of Qwen3-MoE and DeepSeek are float8 with block scales.
+    With ``fp8_experts`` the experts of Qwen3-MoE and DeepSeek are float8 with block scales. With
+    ``dense_experts`` those of gpt-oss, which are stored in MXFP4, are decoded to ``dtype``.
     """
 
     def __init__(
-        self, device: str | torch.device, dtype: torch.dtype, fp8_experts: bool = False
+        self,
+        device: str | torch.device,
+        dtype: torch.dtype,
+        fp8_experts: bool = False,
+        dense_experts: bool = False,
     ) -> None:
-        self.device, self.dtype, self.fp8_experts = torch.device(device), dtype, fp8_experts
+        self.device, self.dtype = torch.device(device), dtype
+        self.fp8_experts, self.dense_experts = fp8_experts, dense_experts
 
     @abstractmethod
     def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
@@ -57,17 +63,26 @@ class Weights(ABC):
         """Gates and the values that they gate in alternate rows: (2 * rows, cols)."""
         return torch.stack([self(name, rows, cols) for name in (gate, up)], 1).flatten(0, 1)
 
-    def mxfp4(self, name: str, experts: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def mxfp4(
+        self, name: str, experts: int, n: int, k: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """MXFP4 weights of experts (n, k) in the order that `moe_mlp` reads fastest.
 
         Returns
         -------
         Codes (experts, n', k' / 2) float4_e2m1fn_x2 and scales (experts, n', k' / 32)
-        float8_e8m0fnu, packed by `fp4.prepack`, which pads n and k.
+        float8_e8m0fnu, packed by `fp4.prepack`, which pads n and k. With ``dense_experts`` the
+        values (experts, n, k) in ``dtype``, and None.
         """
         blocks = (experts, n, k // MXFP4_BLOCK)
         codes = self.stored(f"{name}_blocks", (*blocks, 16), "uint8").flatten(2)
         scales = self.stored(f"{name}_scales", blocks, "uint8")
+        if self.dense_experts:
+            decoded = (
+                {"w": _decoded(code.to(self.device), scale.to(self.device)).to(self.dtype)}
+                for code, scale in zip(codes, scales, strict=True)
+            )
+            return stack(decoded, experts)["w"], None
         pairs = (
             fp4.prepack(
                 code.to(self.device).view(torch.float4_e2m1fn_x2),
@@ -77,6 +92,22 @@ class Weights(ABC):
         )
         tensors = stack(({"w": w, "scale": scale} for w, scale in pairs), experts)
         return tensors["w"], tensors["scale"]
+
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Values of the codes 0 to 7; codes 8 to 15 are their negatives."""
+
+
+def _decoded(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Values (n, k) float32 of MXFP4 bytes (n, k / 2), the even column in the low half of a byte.
+
+    ``scales`` (n, k / 32) uint8 are exponents with a bias of 127. Products are exact in bfloat16.
+    """
+    values = torch.tensor(E2M1 + tuple(-value for value in E2M1), device=codes.device)
+    pairs = torch.stack((codes & 15, codes >> 4), -1).int()
+    blocks = values[pairs].view(*scales.shape, MXFP4_BLOCK)
+    powers = torch.ldexp(torch.ones_like(scales, dtype=torch.float32), scales.int() - 127)
+    return (blocks * powers[..., None]).flatten(1)
 
 
 def stack(each: Iterable[dict[str, torch.Tensor]], count: int) -> dict[str, torch.Tensor]:
@@ -106,8 +137,9 @@ class CheckpointWeights(Weights):
         device: str | torch.device,
         dtype: torch.dtype,
         fp8_experts: bool = False,
+        dense_experts: bool = False,
     ) -> None:
-        super().__init__(device, dtype, fp8_experts)
+        super().__init__(device, dtype, fp8_experts, dense_experts)
         self.checkpoint = Checkpoint(path)
 
     def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
@@ -141,8 +173,9 @@ class RandomWeights(Weights):
         dtype: torch.dtype,
         seed: int = 0,
         fp8_experts: bool = False,
+        dense_experts: bool = False,
     ) -> None:
-        super().__init__(device, dtype, fp8_experts)
+        super().__init__(device, dtype, fp8_experts, dense_experts)
         self.seed = seed
 
     def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from math import log2
 
 from kernelcat.report.grid import ratio
 from kernelcat.report.summary import Summary, summaries
+from kernelcat.report.svg import DIM, GRID, INK, page, text
 from kernelcat.runtime.gpu import find
 from kernelcat.store import Measurement
 
@@ -18,7 +18,6 @@ TICKS = (0.25, 0.5, 1, 2, 4, 8)
 MIN_RATIO, MAX_RATIO = 0.2, 12.0
 """Ends of the logarithmic axis; a ratio beyond an end is drawn at that end, as a triangle."""
 
-_INK, _DIM, _GRID, _PAPER = "#1b1f24", "#57606a", "#d8dee4", "#ffffff"
 _FASTER, _SLOWER = "#1a7f37", "#b35900"
 
 
@@ -39,15 +38,8 @@ def to_svg(measurements: Sequence[Measurement], gpu: str) -> str:
             *_legend(height),
         )
     )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"'
-        f' font-family="system-ui, sans-serif" font-size="13">\n<title>{escape(title)}</title>\n'
-        f"<desc>{escape(_description(shown))}</desc>\n"
-        f'<rect width="{WIDTH}" height="{height}" rx="8" fill="{_PAPER}" stroke="{_GRID}"/>\n'
-        f"{_text(20, 30, title, size=17, weight='600')}\n"
-        f"{_text(20, 52, 'Time of the fastest peer over ours; right of 1 we are faster.', _DIM)}\n"
-        f"{body}\n</svg>\n"
-    )
+    subtitle = "Time of the fastest peer over ours; right of 1 we are faster."
+    return page(WIDTH, height, title, subtitle, _description(shown), body)
 
 
 def _description(shown: Sequence[Summary]) -> str:
@@ -61,23 +53,23 @@ def _x(value: float) -> float:
 
 
 def _tick(value: float, height: int) -> str:
-    x, color, width = _x(value), _INK if value == 1 else _GRID, 1.5 if value == 1 else 1
+    x, color, width = _x(value), INK if value == 1 else GRID, 1.5 if value == 1 else 1
     line = (
         f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{height - BOTTOM}" '
         f'stroke="{color}" stroke-width="{width}"/>'
     )
-    return line + _text(x, TOP - 8, f"{value:g}×", _DIM, anchor="middle")
+    return line + text(x, TOP - 8, f"{value:g}×", DIM, anchor="middle")
 
 
 def _line(summary: Summary, y: float) -> str:
     mean = _x(summary.mean)
-    parts = [_text(LEFT - 14, y + 4, summary.entry, anchor="end")]
+    parts = [text(LEFT - 14, y + 4, summary.entry, anchor="end")]
     parts += [_mark(value, y) for value in sorted(summary.ratios.values())]
     parts.append(
         f'<line x1="{mean:.1f}" x2="{mean:.1f}" y1="{y - 9}" y2="{y + 9}" '
-        f'stroke="{_INK}" stroke-width="3"/>'
+        f'stroke="{INK}" stroke-width="3"/>'
     )
-    parts.append(_text(WIDTH - 16, y + 4, f"{ratio(summary.mean)}×", weight="600", anchor="end"))
+    parts.append(text(WIDTH - 16, y + 4, f"{ratio(summary.mean)}×", weight="600", anchor="end"))
     return "".join(parts)
 
 
@@ -94,25 +86,10 @@ def _legend(height: int) -> list[str]:
     y = height - 26
     return [
         f'<circle cx="{LEFT}" cy="{y - 4}" r="4" fill="{_FASTER}" fill-opacity=".45"/>',
-        _text(LEFT + 10, y, "a problem, we are faster", _DIM),
+        text(LEFT + 10, y, "a problem, we are faster", DIM),
         f'<circle cx="{LEFT + 185}" cy="{y - 4}" r="4" fill="none" stroke="{_SLOWER}"/>',
-        _text(LEFT + 195, y, "the peer is faster", _DIM),
+        text(LEFT + 195, y, "the peer is faster", DIM),
         f'<line x1="{LEFT + 330}" x2="{LEFT + 330}" y1="{y - 12}" y2="{y + 4}" '
-        f'stroke="{_INK}" stroke-width="3"/>',
-        _text(LEFT + 340, y, "geometric mean, also at the right", _DIM),
+        f'stroke="{INK}" stroke-width="3"/>',
+        text(LEFT + 340, y, "geometric mean, also at the right", DIM),
     ]
-
-
-def _text(
-    x: float,
-    y: float,
-    text: str,
-    color: str = _INK,
-    anchor: str = "start",
-    weight: str = "400",
-    size: int = 13,
-) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" text-anchor="{anchor}" '
-        f'font-weight="{weight}" font-size="{size}">{escape(text)}</text>'
-    )

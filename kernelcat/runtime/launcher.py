@@ -11,7 +11,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,6 +46,7 @@ PER_THREAD_STREAM = 2
 
 _DEFAULT_SHARED_BYTES = 48 << 10  # shared memory that a kernel may use without an attribute
 _PORTABLE_CLUSTER = 8  # thread blocks of a cluster that need no attribute
+_is_dependent = True  # whether new frames launch kernels before those they wait for have ended
 _VALUES: dict[type, Callable[[Any], Any]] = {Int32: c_int32, Int64: c_int64, Float32: c_float}
 
 
@@ -198,6 +200,21 @@ def _check(params: tuple[Param, ...], names: set[str]) -> None:
             raise InvalidArgument(f"{param.tensor}: {reason}")
 
 
+@contextmanager
+def without_dependent_launches() -> Iterator[None]:
+    """Launchers that are made meanwhile start each kernel when the kernel before it has ended.
+
+    To measure what dependent launches bring: ``griddepcontrol.wait`` then returns at once. Kernels
+    of CuTe keep theirs, because their compiled host functions ask for them.
+    """
+    global _is_dependent
+    before, _is_dependent = _is_dependent, False
+    try:
+        yield
+    finally:
+        _is_dependent = before
+
+
 class Launcher:
     """Launches a program on a stream: ``launcher(pointers, stream)``.
 
@@ -303,7 +320,7 @@ class Frame:
         if callable(k.function):
             return self._host_call(k, stream, spaces)
         config = driver.launch_config(
-            k.grid, k.threads, k.shared_bytes, stream, k.cluster, k.programmatic
+            k.grid, k.threads, k.shared_bytes, stream, k.cluster, k.programmatic and _is_dependent
         )
         params = self._block(k.params, spaces)
         return partial(driver.opened().launch, ctypes.byref(config), k.function, params, None)

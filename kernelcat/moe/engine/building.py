@@ -50,7 +50,8 @@ def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
             )
     else:
         num_bytes, budget = _gpu_budget(runner, settings) if is_cuda else _cpu_budget(settings)
-        each = page_bytes(model.cache_layers, settings.page_size, _cache_dtype(model, settings))
+        dtype = cache_type(model, settings.cache_dtype)
+        each = page_bytes(model.cache_layers, settings.page_size, dtype)
         pages = divide(
             num_bytes, each, windows(model.cache_layers), settings.page_size, limits, budget
         )
@@ -58,7 +59,7 @@ def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
     scheduler = Scheduler(manager, limits, settings.speculation)
     runner.cache = _cache(model, settings, pages)
     if is_cuda:
-        runner.warm_up()
+        runner.warm_up(settings.has_graphs)
     return scheduler, runner
 
 
@@ -79,15 +80,19 @@ def _manager(
     return BlockManager(groups, size, -(-limits.context // size), settings.has_prefix_cache)
 
 
-def _cache_dtype(model: Decoder, settings: EngineSettings) -> torch.dtype:
-    dtype = getattr(torch, settings.cache_dtype, None) if settings.cache_dtype else model.dtype
+def cache_type(model: Decoder, name: str) -> torch.dtype:
+    """The element type of caches that torch calls ``name``; "" for the model's.
+
+    Raises ``InvalidArgument`` for a name that is no element type of torch.
+    """
+    dtype = getattr(torch, name, None) if name else model.dtype
     if not isinstance(dtype, torch.dtype):
-        raise InvalidArgument(f"cache_dtype={settings.cache_dtype!r} is no element type of torch")
+        raise InvalidArgument(f"cache_dtype={name!r} is no element type of torch")
     return dtype
 
 
 def _cache(model: Decoder, settings: EngineSettings, pages: list[int]) -> KvCache:
-    dtype = _cache_dtype(model, settings)
+    dtype = cache_type(model, settings.cache_dtype)
     return KvCache.allocate(model.cache_layers, pages, settings.page_size, dtype, model.device)
 
 

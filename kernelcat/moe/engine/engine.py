@@ -32,6 +32,7 @@ from kernelcat.moe.engine.statistics import Counters, Statistics
 from kernelcat.moe.engine.step import Output
 from kernelcat.moe.engine.text import TextStream
 from kernelcat.moe.model import Decoder
+from kernelcat.moe.ranges import span
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -209,7 +210,7 @@ class Engine:
         """Plans and launches a step, if a request can run; returns outputs of what fails."""
         run, outputs = None, list[RequestOutput]()
         try:
-            with self._lock:
+            with span("schedule"), self._lock:
                 step = self._scheduler.schedule()
                 if step is None:
                     return []
@@ -231,10 +232,11 @@ class Engine:
         """Waits for the oldest step in flight."""
         run = self._runs[0]
         try:
-            tokens, logprobs = self._runner.collect(run)
+            with span("wait"):
+                tokens, logprobs = self._runner.collect(run)
         except Exception as error:
             return self._fail(error)
-        with self._lock:
+        with span("output"), self._lock:
             self._runs.popleft()
             outputs = self._scheduler.update(run.step, tokens, logprobs)
             self._counters.count_step(run.step, outputs)

@@ -51,10 +51,7 @@ def divide(
     InvalidArgument
         The bytes are too few for one request of `Limits.context` tokens.
     """
-    blocks = -(-limits.context // page_size)
-    manager = BlockManager(
-        [LayerGroup(str(w), 2, w) for w in windows], page_size, blocks, has_prefix_cache=False
-    )
+    manager = _empty(windows, page_size, limits)
     least = [manager.max_pages(group, limits.span) + 1 for group in manager.groups]
     needed = sum(n * size for n, size in zip(least, page_bytes, strict=True))
     if needed > num_bytes:
@@ -63,16 +60,35 @@ def divide(
             f"context={limits.context} tokens needs {needed / GIB:.2f} GiB: raise the budget, or "
             "lower context"
         )
-    most = [_most(manager, group, limits) + 1 for group in manager.groups]
+    most = enough(windows, page_size, limits)
     share = (num_bytes - needed) / max(
         1, sum((m - n) * size for m, n, size in zip(most, least, page_bytes, strict=True))
     )
     return [n + int((m - n) * share) for m, n in zip(most, least, strict=True)]
 
 
+def enough(windows: Sequence[int], page_size: int, limits: Limits) -> list[int]:
+    """Pages of each layer group, the null page included, with which no request ever waits.
+
+    They hold `Limits.max_running` requests of `Limits.context` tokens; ``windows`` as in `divide`.
+    """
+    manager = _empty(windows, page_size, limits)
+    return [_most(manager, group, limits) + 1 for group in manager.groups]
+
+
+def _empty(windows: Sequence[int], page_size: int, limits: Limits) -> BlockManager:
+    """A manager of two pages a group, to count with."""
+    groups = [LayerGroup(str(window), 2, window) for window in windows]
+    blocks = -(-limits.context // page_size)
+    return BlockManager(groups, page_size, blocks, has_prefix_cache=False)
+
+
 def _most(manager: BlockManager, group: LayerGroup, limits: Limits) -> int:
-    """Pages that all requests that run can have in ``group``, the prefix cache aside."""
+    """Pages that all requests that run can have in ``group``, the prefix cache aside.
+
+    A request starts where each running one could have one page more.
+    """
     if not group.window:
-        return limits.max_running * manager.table_width
+        return limits.max_running * (manager.table_width + 1)
     writing = limits.max_running * manager.max_pages(group, 2)
     return writing + NUM_PREFILLS * manager.max_pages(group, limits.span)

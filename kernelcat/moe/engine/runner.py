@@ -22,6 +22,7 @@ from kernelcat.moe.engine.step import Step
 from kernelcat.moe.engine.step_buffers import DeviceStep, HostStep
 from kernelcat.moe.engine.step_sizes import Size, StepSizes
 from kernelcat.moe.model import Decoder
+from kernelcat.moe.ranges import span
 
 
 @dataclass
@@ -101,21 +102,24 @@ class Runner:
         """Starts a step; the host does not wait for a GPU."""
         host = self._host(run)
         with self.on_stream():
-            self._device.copy(host)
-            num_rows = host.arrays.size.rows
-            x = self._forward(host)
-            if not num_rows:
-                self._record(run)
-                return
-            chosen = self._device.chosen[:num_rows]
-            logprobs = self.sampler.choose(
-                x, run.choices, lambda name: self._device.view(host, name), chosen
-            )
-            run.tokens = self._results[run.step.index % MAX_IN_FLIGHT][: run.step.num_rows]
-            run.tokens.copy_(chosen[: run.step.num_rows], non_blocking=True)
-            if logprobs is not None:
-                run.logprobs = logprobs.map(lambda tensor: tensor.to("cpu", non_blocking=True))
+            with span("launch"):
+                self._device.copy(host)
+                x = self._forward(host)
+            if host.arrays.size.rows:
+                with span("sample"):
+                    self._choose(run, host, x)
             self._record(run)
+
+    def _choose(self, run: Run, host: HostStep, x: torch.Tensor) -> None:
+        """Chooses the tokens of hidden states x (rows, hidden), and copies them to the host."""
+        chosen = self._device.chosen[: len(x)]
+        logprobs = self.sampler.choose(
+            x, run.choices, lambda name: self._device.view(host, name), chosen
+        )
+        run.tokens = self._results[run.step.index % MAX_IN_FLIGHT][: run.step.num_rows]
+        run.tokens.copy_(chosen[: run.step.num_rows], non_blocking=True)
+        if logprobs is not None:
+            run.logprobs = logprobs.map(lambda tensor: tensor.to("cpu", non_blocking=True))
 
     def _record(self, run: Run) -> None:
         if self.stream is not None:
@@ -144,7 +148,7 @@ class Runner:
 
     # ---- before the first step ------------------------------------------------------------------
 
-    def warm_up(self) -> None:
+    def warm_up(self, has_graphs: bool = True) -> None:
         """Compiles what steps of all sizes need, and captures graphs of steps without prompts."""
         self.synchronize_device()
         by_rows: dict[int, Size] = {}
@@ -154,7 +158,7 @@ class Runner:
             by_rows.setdefault(size.rows, size)
         for size in by_rows.values():
             self._run_choices(size)
-        if self.is_cuda:
+        if self.is_cuda and has_graphs:
             pool = torch.cuda.graph_pool_handle()
             for size in sorted(captured, key=lambda size: -size.tokens):  # the first makes the pool
                 self.graphs[size] = self._capture(size, pool)

@@ -31,6 +31,7 @@ class EngineSettings:
         on a GPU
     batch_sizes : batches to which decode steps are padded, each a CUDA graph; () for no padding and
         no graphs; None for `BATCH_SIZES` on a GPU and () on a CPU
+    has_graphs : whether padded decode steps are CUDA graphs; False to launch each kernel
 
     Raises
     ------
@@ -48,6 +49,7 @@ class EngineSettings:
     has_prefix_cache: bool = True
     is_overlapped: bool | None = None
     batch_sizes: tuple[int, ...] | None = None
+    has_graphs: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.memory <= 1:
