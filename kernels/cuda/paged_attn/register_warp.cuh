@@ -23,7 +23,7 @@ struct RegisterWarp : DecodeRowState<Kind, 1, kRowTiles, kTokens> {
   static constexpr int kValueUnits = Kind::kRowBytes / (8 * kUnitBytes);  // of a value, of a lane
   static constexpr int kLaneTokens = ceil_div(kTokens, kWarpThreads);     // that a lane looks up
   static constexpr int kStageBytes = 0, kStageAlignment = 16;
-  static constexpr bool kQueriesFirst = false;
+  static constexpr bool kQueriesFirst = false, kSharesMerge = false;
   static_assert(sizeof(typename Kind::Cached) == 2 && kSteps == 2 * kKeyUnits);
 
   // Of every 16 tokens: keys of tokens l / 4 and l / 4 + 8, values of tokens 2 * (l % 4) + {0, 1,
@@ -54,7 +54,8 @@ struct RegisterWarp : DecodeRowState<Kind, 1, kRowTiles, kTokens> {
   // Starts the loads of a tile; invisible tokens have keys and values of zero. `slots` are those of
   // tokens l, l + 32 .. of the tile, in lane l.
   __device__ __forceinline__ void load(const AttentionArgs<Kind>& args, int kv_head,
-                                       const int (&slots)[kLaneTokens], uint8_t* /* stage */) {
+                                       const int (&slots)[kLaneTokens], int /* num_visible */,
+                                       uint8_t* /* stage */) {
     const int lane = lane_index();
     const int64_t first_row = static_cast<int64_t>(kv_head) * Kind::kRowBytes;
     const uint32_t token_bytes = args.kv_heads * Kind::kRowBytes;

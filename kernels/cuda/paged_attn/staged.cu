@@ -69,6 +69,7 @@ __global__ void __launch_bounds__(kNumWarps* kWarpThreads, kBlocksPerSm) paged_a
       const int kv_head = blockIdx.y, sequence_idx = blockIdx.z;
       prefetch.pages(sequence_idx, kv_head * kClusterSize + rank, kv_heads * kClusterSize);
       if (rank == 0) prefetch.queries(sequence_idx, kv_head);
+      __syncwarp();
     }
   });
 }

@@ -19,35 +19,45 @@ struct StagedWarp : DecodeWarp<Kind, 1, kRowTiles, kTokens> {
   static constexpr int kLaneTokens = ceil_div(kTokens, kWarpThreads);  // that a lane looks up
   static constexpr int kStageBytes = 2 * kTileBytes;                   // keys, then values
   static constexpr int kStageAlignment = 128;
-  static constexpr bool kQueriesFirst = true;
+  static constexpr bool kQueriesFirst = true, kSharesMerge = true;
   static constexpr int kRowUnits = kTokenBytes / 16;           // 16-byte units of a key
   static constexpr int kCopyTokens = kWarpThreads / kRowUnits;  // that the warp copies at a time
   static constexpr int kCopies = kTokens / kCopyTokens;
   static_assert(kCopyTokens * kRowUnits == kWarpThreads && kCopies * kCopyTokens == kTokens);
 
-  // Starts the copies of a tile into `stage`: first the keys, then the values. Invisible tokens have
-  // keys and values of zero. `slots` are as in lane_slots.cuh.
+  // Starts the copies of a tile into `stage`: first the keys, then the values. The first
+  // `num_visible` tokens are visible; others have keys and values of zero. `slots` are as in
+  // lane_slots.cuh.
   __device__ __forceinline__ void load(const AttentionArgs<Kind>& args, int kv_head,
-                                       const int (&slots)[kLaneTokens], uint8_t* stage) const {
+                                       const int (&slots)[kLaneTokens], int num_visible,
+                                       uint8_t* stage) const {
     const int lane_token = lane_index() / kRowUnits, unit = lane_index() % kRowUnits;
     const int64_t first_byte = static_cast<int64_t>(kv_head) * Kind::kRowBytes + unit * 16;
     const uint32_t token_bytes = args.kv_heads * Kind::kRowBytes;
+    const uint32_t target = unit_offset(lane_token, unit);
+    int visible_slots[kLaneTokens];
+#pragma unroll
+    for (int i = 0; i < kLaneTokens; ++i) visible_slots[i] = max(slots[i], 0);
+    uint32_t rows[kCopies];
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      rows[i] = slot_of(visible_slots, i * kCopyTokens, lane_token);
+    }
     __syncwarp();  // all lanes have read what the stage held
-    const uint32_t keys = shared_address(stage), values = keys + kTileBytes;
     const auto copy = [&](uint32_t tile, const void* cache) {
-      const uint8_t* rows = static_cast<const uint8_t*>(cache) + first_byte;
+      const uint8_t* first = static_cast<const uint8_t*>(cache) + first_byte;
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
-        const int slot = slot_of(slots, i * kCopyTokens, lane_token);
-        const bool is_visible = slot != kInvisible;
-        const uint32_t row = is_visible ? slot : 0;
-        async_copy_16(tile + unit_offset(i * kCopyTokens + lane_token, unit),
-                      rows + static_cast<uint64_t>(row) * token_bytes, is_visible);
+        // A copy's first token has its bits of the swizzle above the lane's.
+        const uint32_t offset = target ^ swizzle(i * kCopyTokens) * 16;
+        async_copy_16(tile + offset + i * kCopyTokens * kSpan,
+                      first + static_cast<uint64_t>(rows[i]) * token_bytes,
+                      i * kCopyTokens + lane_token < num_visible);
       }
       commit_async_copies();
     };
-    copy(keys, args.k_cache);
-    copy(values, args.v_cache);
+    copy(shared_address(stage), args.k_cache);
+    copy(shared_address(stage) + kTileBytes, args.v_cache);
   }
 
   // Adds the tile that was loaded: tokens `token` .. of the sequence. `is_masked` says whether some
@@ -68,10 +78,14 @@ struct StagedWarp : DecodeWarp<Kind, 1, kRowTiles, kTokens> {
   }
 
  private:
-  // Offset of a 16-byte unit of a token's row in a tile, as DecodeWarp::unit_offset() has it.
+  // What the numbers of a token's units are XORed with, as DecodeWarp::unit_offset() has it.
+  static __device__ __forceinline__ constexpr int swizzle(int token) {
+    return token % 8 / (8 / kUnits) % kUnits;
+  }
+  // Offset of a 16-byte unit of a token's row in a tile.
   static __device__ __forceinline__ uint32_t unit_offset(int token, int unit) {
-    const int mask = token % 8 / (8 / kUnits) % kUnits;
-    return unit / kUnits * (kTokens * kSpan) + token * kSpan + (unit % kUnits ^ mask) * 16;
+    return unit / kUnits * (kTokens * kSpan) + token * kSpan +
+           (unit % kUnits ^ swizzle(token)) * 16;
   }
 };
 

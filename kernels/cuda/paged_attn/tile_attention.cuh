@@ -7,6 +7,8 @@
 
 #include "decode_merge.cuh"
 #include "decode_span.cuh"
+#include "lane_merge.cuh"
+#include "quick_row_end.cuh"
 
 namespace kernelcat {
 
@@ -68,14 +70,14 @@ struct TileAttention {
     // loads of all others wait for cu_q.
     Warp warp;
     place(slots, pages, token, span.end_token);
-    if constexpr (!Warp::kQueriesFirst) warp.load(args, kv_head, slots, stage());
+    if constexpr (!Warp::kQueriesFirst) warp.load(args, kv_head, slots, span.end_token - token, stage());
     const Sequence& sequence = span.sequence;
     const Rows rows = {
         .first = {.first_query = sequence.first_query, .first_row = 0, .kv_head = kv_head},
         .per_head = sequence.num_queries * kGroup};
     if constexpr (kClusterSize > 1) Merge::expect_inbox(rows, shared.inbox_full, rank);
     warp.begin(args, rows.first, rows.per_head, sequence);
-    if constexpr (Warp::kQueriesFirst) warp.load(args, kv_head, slots, stage());
+    if constexpr (Warp::kQueriesFirst) warp.load(args, kv_head, slots, span.end_token - token, stage());
     if (Kind::kSinks && threadIdx.x < kGroup) {
       shared.sinks[threadIdx.x] = args.sinks[kv_head * kGroup + threadIdx.x];
     }
@@ -89,13 +91,15 @@ struct TileAttention {
       if (token >= span.end_token) break;
       look_up(pages, table, token);
       place(slots, pages, token, span.end_token);
-      warp.load(args, kv_head, slots, stage());
+      warp.load(args, kv_head, slots, span.end_token - token, stage());
     }
     warp.reduce_row_sums();
     if constexpr (Warp::kStageBytes > 0) __syncwarp();  // all lanes have read the stage
     Merge::store_accumulators(shared.merge, stage(), warp, warp_idx, lane);
     __syncthreads();
-    if constexpr (kClusterSize > 1) {
+    if constexpr (Warp::kSharesMerge) {
+      merge_by_lanes(rows);
+    } else if constexpr (kClusterSize > 1) {
       exchange(rows);
     } else {
       for (int i = threadIdx.x; i < rows.num_vectors(); i += kThreads) {
@@ -174,6 +178,52 @@ struct TileAttention {
       const int i = Merge::received_vector(vector, rank);
       if (i < rows.num_vectors()) store(rows, i, Merge::sum_of_received(shared.merge, vector));
     }
+  }
+
+  // exchange() and the sum of the warps, by several lanes a vector.
+  __device__ __forceinline__ void merge_by_lanes(const Rows& rows) const {
+    constexpr int kLanes = kThreads >= 2 * Merge::kMaxRows * Rows::kVectors ? 2 : 1;
+    using Warps = LaneMerge<Merge, kLanes>;
+    if constexpr (kClusterSize > 1) cluster_wait();  // all inbox_full barriers are initialised
+    // Lanes beyond the last vector join in, because others of their warp shuffle.
+    const int num_vectors = rows.num_vectors(), last = max(num_vectors - 1, 0);
+    const int end = ceil_div(num_vectors, Warps::kVectors) * Warps::kVectors;
+    for (int i = Warps::first_vector(); i < end; i += Warps::kStep) {
+      const PartialSum sum = Warps::template sum_of_warps<kNumWarps>(
+          shared.merge, shared.warps[0], kWarpBytes, rows, min(i, last));
+      if (i >= num_vectors) continue;
+      if constexpr (kClusterSize > 1 && kLanes == 1) {
+        Merge::send(shared.merge.inbox[rank], sum, i, shared.inbox_full);
+      } else if constexpr (kClusterSize > 1) {
+        Merge::send_part(shared.merge.inbox[rank], sum, i, Warps::share(), shared.inbox_full);
+      } else if (Warps::share() == 0) {
+        quick_store(rows, i, sum);
+      }
+    }
+    if constexpr (kClusterSize > 1) receive_by_lanes(rows);
+  }
+
+  __device__ __forceinline__ void receive_by_lanes(const Rows& rows) const {
+    using Blocks = LaneMerge<Merge, kClusterSize < 4 ? kClusterSize : 4>;
+    constexpr int kEnd = ceil_div(Merge::kInboxVectors, Blocks::kVectors) * Blocks::kVectors;
+    shared.inbox_full.wait(0);
+    for (int vector = Blocks::first_vector(); vector < kEnd; vector += Blocks::kStep) {
+      const PartialSum sum = Blocks::template sum_of_received<kClusterSize>(
+          shared.merge, min(vector, Merge::kInboxVectors - 1));
+      const int i = Merge::received_vector(vector, rank);
+      if (vector < Merge::kInboxVectors && i < rows.num_vectors() && Blocks::share() == 0) {
+        quick_store(rows, i, sum);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void quick_store(const Rows& rows, int i,
+                                              const PartialSum& sum) const {
+    const uint32_t row = static_cast<uint32_t>(i) / Rows::kVectors;
+    const int column = static_cast<uint32_t>(i) % Rows::kVectors * 4;
+    const float sink = Kind::kSinks ? shared.sinks[row % kGroup] : -kInfinity;
+    const RowEnd end = quick_row_end(sum.row_max, sum.row_sum, sink);
+    rows.first.store(args, rows.first.index(args, row), column, sum, end);
   }
 
   // Stores vector `i` of all rows. A sink of -infinity counts as none.
