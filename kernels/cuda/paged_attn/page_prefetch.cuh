@@ -18,8 +18,8 @@ struct PagePrefetch {
   // one for values. The `num_blocks` thread blocks of a sequence share the pages out; `block_idx` is
   // this one's number. All threads call it.
   __device__ __forceinline__ void pages(int sequence_idx, int block_idx, int num_blocks) const {
-    const int first_query = load_hint(args.cu_q + sequence_idx);
-    const int new_tokens = load_hint(args.cu_q + sequence_idx + 1) - first_query;
+    const int64_t first_query = load_hint(args.cu_q + sequence_idx);
+    const int64_t new_tokens = load_hint(args.cu_q + sequence_idx + 1) - first_query;
     const int64_t kv_len = load_hint(args.kv_lens + sequence_idx);
     const int64_t room = static_cast<int64_t>(args.table_width) * Kind::kPageSize;
     const int end_token = clamp(kv_len, 0, room);

@@ -33,11 +33,13 @@ TABLE_LOADS = 4
 """Entries of the block table that a thread copies where there is a window."""
 RELEASE_US, LOOK_UP_US = 1.1, 0.2
 """Microseconds from a launch's end until the next one may read, and until its tokens are found."""
-DRAM_US, L2_US = 0.6, 0.3
+DRAM_US, L2_US = 0.8, 0.3
 """Microseconds until the first bytes come from DRAM, and from L2."""
+AHEAD_US = 1.3
+"""Microseconds from when a launch may read until the next one has asked for its pages."""
 TILE_US = 0.15
 """Microseconds of a warp for scores, softmax and products of 32 tokens of 64 elements."""
-MERGE_US, CLUSTER_MERGE_US = 0.15, 0.5
+MERGE_US, CLUSTER_MERGE_US = 0.15, 0.7
 """Microseconds of the merge of a thread block's warps, and of a cluster's thread blocks."""
 
 SPACE = {
@@ -63,9 +65,9 @@ def _shared_bytes(problem: Problem, config: Config) -> int:
 
 
 def _registers(problem: Problem, config: Config) -> int:
-    """Registers of a thread: accumulators, queries, scores and about 36 others."""
-    per_row_tile = 3 * problem["head_dim"] // 8 + config["tokens"] // 4
-    return int(row_tiles(problem) * per_row_tile + 36)
+    """Registers of a thread: accumulators, queries, scores, operands, and about 20 others."""
+    per_row_tile = 7 * problem["head_dim"] // 16 + config["tokens"] // 4 + 8
+    return int(row_tiles(problem) * per_row_tile + 20)
 
 
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -107,8 +109,13 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     smaller = [n for n in SPACE["blocks_per_sm"] if n < blocks_per_sm]
     if any(next_launch_fits(clusters, Config({**config, "blocks_per_sm": n}), gpu) for n in smaller):
         return f"{clusters} clusters do not need room for {blocks_per_sm} thread blocks an SM"
-    if config["cluster"] > 1 and clusters * config["cluster"] > gpu.sms * blocks_per_sm:
+    blocks = clusters * config["cluster"]
+    if config["cluster"] > 1 and blocks > gpu.sms * blocks_per_sm:
         return f"smaller clusters than {config['cluster']} fill the SMs"
+    if config["ahead"] and 2 * gpu.sms * blocks_per_sm < 3 * blocks:
+        return "half of the next launch's thread blocks have no room, so they ask too late"
+    if config["ahead"] and 2 * ENTRY.bytes_moved(problem) > gpu.l2_bytes:
+        return "L2 does not hold the pages of two launches"
     return None
 
 
@@ -146,18 +153,17 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     # Warps of an SM take turns at the products.
     warps = min(ceil(blocks / gpu.sms), blocks_per_sm) * config["num_warps"]
     tile_us = TILE_US * config["tokens"] / 32 * problem["head_dim"] / 64 * max(1.0, warps / 12)
-    is_ahead = config["ahead"] and fits
+    bytes_moved = ENTRY.bytes_moved(problem)
+    is_ahead = config["ahead"] and fits and 2 * bytes_moved <= gpu.l2_bytes
     pass_us = passes(problem, config) * ((L2_US if is_ahead else DRAM_US) + tile_us)
     merge_us = MERGE_US + (CLUSTER_MERGE_US if config["cluster"] > 1 else 0.0)
     dram = BANDWIDTH_EFFICIENCY * gpu.bandwidth
     rate = min(dram * (L2_TO_DRAM if is_ahead else 1.0), min(blocks, gpu.sms) * SM_BANDWIDTH)
-    bytes_moved = ENTRY.bytes_moved(problem)
-    chain_us = waves * (LOOK_UP_US + pass_us + merge_us) + bytes_moved / rate * 1e6
-    if not fits:
-        chain_us += NO_OVERLAP_US
-    if is_ahead:  # requests of the next launch begin when this one's start
-        chain_us = max(chain_us, DRAM_US + bytes_moved / dram * 1e6)
-    return RELEASE_US + chain_us
+    waits_us = RELEASE_US + waves * (LOOK_UP_US + pass_us + merge_us)
+    chain_us = waits_us + bytes_moved / rate * 1e6 + (0.0 if fits else NO_OVERLAP_US)
+    if not is_ahead:
+        return chain_us
+    return max(chain_us, AHEAD_US + DRAM_US + bytes_moved / dram * 1e6)
 
 
 IMPLEMENTATION = Implementation(

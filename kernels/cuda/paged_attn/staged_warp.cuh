@@ -23,6 +23,7 @@ struct StagedWarp : DecodeWarp<Kind, 1, kRowTiles, kTokens> {
   static constexpr int kRowUnits = kTokenBytes / 16;           // 16-byte units of a key
   static constexpr int kCopyTokens = kWarpThreads / kRowUnits;  // that the warp copies at a time
   static constexpr int kCopies = kTokens / kCopyTokens;
+  static constexpr int kUnroll = kCopies > 16 ? 8 : kCopies;  // addresses that registers hold
   static_assert(kCopyTokens * kRowUnits == kWarpThreads && kCopies * kCopyTokens == kTokens);
 
   // Starts the copies of a tile into `stage`: first the keys, then the values. The first
@@ -38,20 +39,24 @@ struct StagedWarp : DecodeWarp<Kind, 1, kRowTiles, kTokens> {
     int visible_slots[kLaneTokens];
 #pragma unroll
     for (int i = 0; i < kLaneTokens; ++i) visible_slots[i] = max(slots[i], 0);
-    uint32_t rows[kCopies];
+    const auto find = [&](int i) {
+      return slot_of(visible_slots, i * kCopyTokens, lane_token);
+    };
+    int found[kCopies];  // once for keys and values, if registers hold them
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      rows[i] = slot_of(visible_slots, i * kCopyTokens, lane_token);
+      if constexpr (kUnroll == kCopies) found[i] = find(i);
     }
     __syncwarp();  // all lanes have read what the stage held
     const auto copy = [&](uint32_t tile, const void* cache) {
       const uint8_t* first = static_cast<const uint8_t*>(cache) + first_byte;
-#pragma unroll
+#pragma unroll kUnroll
       for (int i = 0; i < kCopies; ++i) {
+        const uint32_t slot = kUnroll == kCopies ? found[i] : find(i);
         // A copy's first token has its bits of the swizzle above the lane's.
         const uint32_t offset = target ^ swizzle(i * kCopyTokens) * 16;
         async_copy_16(tile + offset + i * kCopyTokens * kSpan,
-                      first + static_cast<uint64_t>(rows[i]) * token_bytes,
+                      first + static_cast<uint64_t>(slot) * token_bytes,
                       i * kCopyTokens + lane_token < num_visible);
       }
       commit_async_copies();
