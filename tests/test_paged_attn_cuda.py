@@ -1,4 +1,4 @@
-"""`paged_attn/cuda/registers` and `staged`: on the host, where clusters run too; what they refuse."""
+"""`paged_attn` in CUDA, registers and staged: on the host, with clusters, and what they refuse."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from cuda_host import HostCuda, library
 from kernelcat import catalog
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Problem
+from kernelcat.jit import build
 from kernelcat.reference.paged_attn import FP8, attention
 from kernelcat.runtime import gpu
-from kernelcat.verify import gate
+from kernelcat.verify import gate, inspect
 
 H200 = gpu.find("h200")
 ENTRY = catalog.entry("paged_attn")
@@ -56,7 +57,8 @@ CASES: dict[str, tuple[Problem, Config, tuple[int, ...], tuple[int, ...]]] = {
 STAGED_CASES = {
     **CASES,
     "two lanes a vector, sixteen warps in a cluster": (
-        attention(3, 16, 2, 64, 320, 32, has_sinks=True), config(16, 8, 2), (1, 1, 1), (7, 129, 320),
+        attention(3, 16, 2, 64, 320, 32, has_sinks=True), config(16, 8, 2),
+        (1, 1, 1), (7, 129, 320),
     ),
     "two lanes a vector, six rows, no cluster": (
         attention(2, 6, 1, 64, 80, 16), config(16, 8), (1, 1), (80, 0),
@@ -237,3 +239,37 @@ def test_accumulators_that_exceed_static_shared_memory_are_refused() -> None:
 def test_few_tokens_are_loaded_at_once(name: str, expected: Config) -> None:
     """Every warp has one tile at most, and all thread blocks run at the same time."""
     assert REGISTERS.default(ENTRY.problems[name], H200) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("decode-1x3008-64/8x64-p16-sinks", config(32, 8, 16, 3)),
+        ("decode-1x3008-64/8x64-p16-window128-sinks", config(16, 8)),
+        ("decode-64x1024-64/8x64-p16-window128-sinks", config(32, 2, 1, 8)),
+    ],
+)
+def test_two_launches_have_room_for_each_other(name: str, expected: Config) -> None:
+    """And there is no more room than that, so that a thread has all registers it can have."""
+    problem = ENTRY.problems[name]
+    assert STAGED.default(problem, H200) == staged(expected, ahead=True)
+    more = Config({**staged(expected), "blocks_per_sm": 8, "num_warps": 2})
+    if expected["blocks_per_sm"] < 8:
+        assert "do not need room" in str(STAGED.unpromising(more, problem, H200))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [False, True])
+def test_room_for_a_third_cluster_leaves_enough_registers(ahead: bool) -> None:
+    problem = ENTRY.problems["decode-1x3008-64/8x64-p16-sinks"]
+    step = STAGED.program(problem, staged(config(32, 8, 16, 3), ahead), H200).steps[0]
+    artifact = build(step.source, H200.arch)
+    assert artifact.metadata["spill_bytes"] == 0
+    assert 3 * step.block * artifact.metadata["registers"] <= 1 << 16
+    assert inspect.inspect(artifact).has("UBLKPF") == ahead
+
+
+def test_pages_that_l2_does_not_hold_are_not_prefetched() -> None:
+    problem = ENTRY.problems["decode-64x4096-64/8x64-p16"]
+    chosen = staged(config(32, 2, 1, 8), ahead=True)
+    assert "L2 does not hold" in str(STAGED.unpromising(chosen, problem, H200))

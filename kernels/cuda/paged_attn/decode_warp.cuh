@@ -20,8 +20,8 @@ struct DecodeWarp : DecodeRowState<Kind, kHeads, kRowTiles, kTokens> {
   static constexpr int kChunks = kTokenBytes / kSpan;
   static constexpr int kChunkColumns = kHeads * kHeadDim / kChunks;
   static constexpr int kTileBytes = kTokens * kTokenBytes;  // of keys, and of values
-  static constexpr int kUnits = kSpan / 16;                // 16-byte units in a chunk's row
-  static constexpr int kUnitPairs = Kind::kRowBytes / 32;  // pairs of units of a head
+  static constexpr int kUnits = kSpan / 16;                 // 16-byte units in a chunk's row
+  static constexpr int kUnitPairs = Kind::kRowBytes / 32;   // pairs of units of a head
 
   // The column of a head that accumulators[step][..][2 * half + {0, 1}] belong to.
   static __device__ __forceinline__ int column(int step, int half) {

@@ -49,9 +49,8 @@ struct LaneMerge {
 #pragma unroll
     for (int part = 0; part < kClusterSize / kLanes; ++part) {
       const auto& received = shared.inbox[part * kLanes + share()][vector];
-      found.parts[part] = {.values = received.values,
-                           .row_max = received.stats.x,
-                           .row_sum = received.stats.y};
+      found.parts[part] = {
+          .values = received.values, .row_max = received.stats.x, .row_sum = received.stats.y};
     }
     return over_lanes(found.sum());
   }

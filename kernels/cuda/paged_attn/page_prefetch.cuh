@@ -1,6 +1,6 @@
-// Keys, values and queries of a sequence are brought into L2 while the kernels before this one still
-// run. The block table and the lengths that say where they lie may still change, or hold anything:
-// what they say is a hint, and every request is cut to the tensors.
+// Keys, values and queries of a sequence are brought into L2 while the kernels before this one
+// still run. The block table and the lengths that say where they lie may still change, or hold
+// anything: what they say is a hint, and every request is cut to the tensors.
 #pragma once
 
 #include <kernelcat/early_access.cuh>
@@ -15,8 +15,8 @@ struct PagePrefetch {
   int num_pages, num_queries;  // of the cache; of all sequences together
 
   // The tokens of a page lie side by side, with all their heads: a page is one request for keys and
-  // one for values. The `num_blocks` thread blocks of a sequence share the pages out; `block_idx` is
-  // this one's number. All threads call it.
+  // one for values. The `num_blocks` thread blocks of a sequence share the pages out; `block_idx`
+  // is this one's number. All threads call it.
   __device__ __forceinline__ void pages(int sequence_idx, int block_idx, int num_blocks) const {
     const int64_t first_query = load_hint(args.cu_q + sequence_idx);
     const int64_t new_tokens = load_hint(args.cu_q + sequence_idx + 1) - first_query;

@@ -1,6 +1,6 @@
 // RowEnd (softmax.cuh) in few instructions, for where a single warp computes it at the end of a
-// kernel. Logarithm and reciprocal are the hardware's, which is exact enough since the sum of a row,
-// relative to its largest score, is 1 or more.
+// kernel. Logarithm and reciprocal are the hardware's, which is exact enough since the sum of a
+// row, relative to its largest score, is 1 or more.
 #pragma once
 
 #include <kernelcat/softmax.cuh>

@@ -106,8 +106,9 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     tiles = ceil(visible(problem) / config["tokens"])
     if config["num_warps"] * config["cluster"] >= 2 * tiles > 2:
         return f"half of the warps have none of the {tiles} tiles"
-    smaller = [n for n in SPACE["blocks_per_sm"] if n < blocks_per_sm]
-    if any(next_launch_fits(clusters, Config({**config, "blocks_per_sm": n}), gpu) for n in smaller):
+    smaller = (n for n in SPACE["blocks_per_sm"] if n < blocks_per_sm)
+    less_room = (Config({**config, "blocks_per_sm": n}) for n in smaller)
+    if any(next_launch_fits(clusters, less, gpu) for less in less_room):
         return f"{clusters} clusters do not need room for {blocks_per_sm} thread blocks an SM"
     blocks = clusters * config["cluster"]
     if config["cluster"] > 1 and blocks > gpu.sms * blocks_per_sm:

@@ -20,7 +20,7 @@ struct StagedWarp : DecodeWarp<Kind, 1, kRowTiles, kTokens> {
   static constexpr int kStageBytes = 2 * kTileBytes;                   // keys, then values
   static constexpr int kStageAlignment = 128;
   static constexpr bool kQueriesFirst = true, kSharesMerge = true;
-  static constexpr int kRowUnits = kTokenBytes / 16;           // 16-byte units of a key
+  static constexpr int kRowUnits = kTokenBytes / 16;            // 16-byte units of a key
   static constexpr int kCopyTokens = kWarpThreads / kRowUnits;  // that the warp copies at a time
   static constexpr int kCopies = kTokens / kCopyTokens;
   static constexpr int kUnroll = kCopies > 16 ? 8 : kCopies;  // addresses that registers hold
@@ -39,9 +39,7 @@ struct StagedWarp : DecodeWarp<Kind, 1, kRowTiles, kTokens> {
     int visible_slots[kLaneTokens];
 #pragma unroll
     for (int i = 0; i < kLaneTokens; ++i) visible_slots[i] = max(slots[i], 0);
-    const auto find = [&](int i) {
-      return slot_of(visible_slots, i * kCopyTokens, lane_token);
-    };
+    const auto find = [&](int i) { return slot_of(visible_slots, i * kCopyTokens, lane_token); };
     int found[kCopies];  // once for keys and values, if registers hold them
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {

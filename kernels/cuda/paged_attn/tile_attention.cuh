@@ -1,5 +1,5 @@
-// What a thread block of paged_attn/registers and of paged_attn/staged does: each warp takes whole KV
-// tiles, and warps wait for each other only once, at the end.
+// What a thread block of paged_attn/registers and of paged_attn/staged does: each warp takes whole
+// KV tiles, and warps wait for each other only once, at the end.
 #pragma once
 
 #include <kernelcat/pdl.cuh>
@@ -20,8 +20,7 @@ struct TileAttention {
   static constexpr int kRowTiles = Warp::kGroups, kTokens = 16 * Warp::kTokenSteps;
   // A warp's accumulators replace its stage.
   static constexpr int kSumBytes = 8 * kRowTiles * (Kind::kHeadDim + 4) * 4;
-  static constexpr int kWarpBytes =
-      kSumBytes > Warp::kStageBytes ? kSumBytes : Warp::kStageBytes;
+  static constexpr int kWarpBytes = kSumBytes > Warp::kStageBytes ? kSumBytes : Warp::kStageBytes;
   using Merge = DecodeMerge<Kind, 1, kRowTiles, kNumWarps, kClusterSize, kWarpBytes>;
   using Rows = typename Merge::Rows;
   // With a window, the length says which entries of the block table are needed. A row of up to
@@ -70,14 +69,16 @@ struct TileAttention {
     // loads of all others wait for cu_q.
     Warp warp;
     place(slots, pages, token, span.end_token);
-    if constexpr (!Warp::kQueriesFirst) warp.load(args, kv_head, slots, span.end_token - token, stage());
+    if constexpr (!Warp::kQueriesFirst)
+      warp.load(args, kv_head, slots, span.end_token - token, stage());
     const Sequence& sequence = span.sequence;
     const Rows rows = {
         .first = {.first_query = sequence.first_query, .first_row = 0, .kv_head = kv_head},
         .per_head = sequence.num_queries * kGroup};
     if constexpr (kClusterSize > 1) Merge::expect_inbox(rows, shared.inbox_full, rank);
     warp.begin(args, rows.first, rows.per_head, sequence);
-    if constexpr (Warp::kQueriesFirst) warp.load(args, kv_head, slots, span.end_token - token, stage());
+    if constexpr (Warp::kQueriesFirst)
+      warp.load(args, kv_head, slots, span.end_token - token, stage());
     if (Kind::kSinks && threadIdx.x < kGroup) {
       shared.sinks[threadIdx.x] = args.sinks[kv_head * kGroup + threadIdx.x];
     }
@@ -204,7 +205,7 @@ struct TileAttention {
   }
 
   __device__ __forceinline__ void receive_by_lanes(const Rows& rows) const {
-    using Blocks = LaneMerge<Merge, kClusterSize < 4 ? kClusterSize : 4>;
+    using Blocks = LaneMerge < Merge, kClusterSize<4 ? kClusterSize : 4>;
     constexpr int kEnd = ceil_div(Merge::kInboxVectors, Blocks::kVectors) * Blocks::kVectors;
     shared.inbox_full.wait(0);
     for (int vector = Blocks::first_vector(); vector < kEnd; vector += Blocks::kStep) {

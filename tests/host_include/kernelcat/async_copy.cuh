@@ -1,9 +1,8 @@
 // Asynchronous copies on the host: a thread's copies are made when it waits for them, no earlier.
 #pragma once
 
-#include <kernelcat/mbarrier.cuh>
-
 #include <deque>
+#include <kernelcat/mbarrier.cuh>
 
 namespace kernelcat {
 
@@ -23,7 +22,9 @@ inline AsyncCopies& async_copies() {  // of this thread
 
 inline void async_copy_16(uint32_t shared_address, const void* global, bool valid) {
   if ((reinterpret_cast<uint64_t>(shared_pointer(shared_address)) |
-       reinterpret_cast<uint64_t>(global)) % 16 != 0) {
+       reinterpret_cast<uint64_t>(global)) %
+          16 !=
+      0) {
     std::fprintf(stderr, "an asynchronous copy is not aligned to 16 bytes\n");
     std::abort();
   }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <kernelcat/types.cuh>
-
 #include <mutex>
 
 namespace kernelcat {

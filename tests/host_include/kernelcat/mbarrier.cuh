@@ -1,5 +1,5 @@
-// Shared-memory addresses and barriers on the host. An address counts from the anchor, next to which
-// shared memory lies. A barrier has one phase.
+// Shared-memory addresses and barriers on the host. An address counts from the anchor, next to
+// which shared memory lies. A barrier has one phase.
 #pragma once
 
 #include <kernelcat/types.cuh>
