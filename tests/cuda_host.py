@@ -39,8 +39,9 @@ INCLUDE = Path(__file__).parent / "host_include"
 OPTIONS = (*host_build.OPTIONS, "-pthread", "-ffp-contract=off")
 REPLACEMENTS = (
     (r"extern __shared__ (\w+) (\w+)\[\];",
-     r"\1* \2 = reinterpret_cast<\1*>(host::block->dynamic_shared.data());"),
+     r"\1* \2 = reinterpret_cast<\1*>(host::dynamic_shared);"),
     (r'asm\("ex2\.approx\.ftz\.f32 %0, %1;" : "=f"\(result\) : "f"\(x\)\);', "result = exp2f(x);"),
+    (r'asm\("lg2\.approx\.ftz\.f32 %0, %1;" : "=f"\(result\) : "f"\(x\)\);', "result = log2f(x);"),
 )  # fmt: skip
 """What is not C++, as a pattern and what takes its place."""
 MAIN = """#include "cuda_host.h"
@@ -71,7 +72,7 @@ class HostCuda:
     def load(self, implementation: Implementation, problem: Problem, config: Config) -> Any:
         """``bind(arrays) -> run``; each bind has workspaces of its own, which runs share."""
         program = implementation.program(problem, config, self.gpu)
-        kernels = [self._build(step.source) for step in program.steps]
+        kernels = [self._build(step.source).run for step in program.steps]
 
         def bind(arrays: Mapping[str, Any]) -> Callable[[], None]:
             memory = {**_workspaces(program), **arrays}
@@ -85,14 +86,14 @@ class HostCuda:
         return bind
 
 
-def library(kernel: CudaSource) -> Any:
-    """The function ``run`` of a library made from one instance of a kernel."""
+def library(kernel: CudaSource) -> ctypes.CDLL:
+    """A library made from one instance of a kernel; its function ``run`` launches it."""
     folder = host_build.folder("cuda_host", Path(__file__), INCLUDE)
     header = host_build.precompiled(INCLUDE / "cuda_host.h", folder, OPTIONS)
     path = host_build.once(
         folder / f"{kernel.digest()}.so", lambda path: _build(kernel, header.parent, path)
     )
-    return ctypes.CDLL(str(path)).run
+    return ctypes.CDLL(str(path))
 
 
 def _build(kernel: CudaSource, headers: Path, library: Path) -> None:

@@ -45,6 +45,7 @@ struct float4 {
 namespace host {
 
 constexpr int kWarp = 32, kMaxThreads = 1024, kStackBytes = 48 << 10, kMaxTurns = 10'000'000;
+constexpr int kMaxDynamicBytes = 227 << 10;
 
 // Threads that exchange values. A fast thread may already be in the next exchange while others read
 // the values of this one, but not in the one after: hence two buffers.
@@ -73,7 +74,6 @@ struct Block {
   int rank;
   Cluster* cluster;
   std::function<void()> kernel;
-  std::vector<char> dynamic_shared;
   std::vector<Fiber> fibers{num_threads};
   std::vector<Group> warps{num_threads / kWarp};
   Group all;
@@ -83,6 +83,7 @@ struct Block {
 
 static thread_local Block* block;
 static thread_local char anchor;  // lies in the same thread_local memory as shared variables
+alignas(1024) static thread_local char dynamic_shared[kMaxDynamicBytes];
 
 inline void yield() {
   swapcontext(&block->fibers[block->current].context, &block->scheduler);
@@ -134,7 +135,7 @@ void launch(void (*kernel)(Args...), void** args, unsigned grid_x, unsigned grid
   const auto run_block = [&](unsigned x, unsigned y, unsigned z, int rank, Cluster* cluster) {
     Block b{x + rank, y, z, grid_x, num_threads, rank, cluster};
     b.kernel = [&] { call(kernel, args, std::index_sequence_for<Args...>{}); };
-    b.dynamic_shared.assign(dynamic_bytes + 16, '\xff');
+    std::memset(dynamic_shared, '\xff', dynamic_bytes);
     run(b);
   };
   for (unsigned z = 0; z < grid_z; ++z) {

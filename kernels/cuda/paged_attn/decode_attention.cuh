@@ -18,12 +18,14 @@ struct DecodeAttention {
   using T = typename Kind::T;
   using Warp = DecodeWarp<Kind, kHeads, kRowTiles, kTokens>;
   static constexpr int kThreads = kNumWarps * kWarpThreads;
-  static constexpr int kBoxTokens = Warp::kBoxTokens, kBoxes = Warp::kBoxes;
+  static constexpr int kBoxTokens = kTokens < Kind::kPageSize ? kTokens : Kind::kPageSize;
+  static constexpr int kBoxes = kTokens / kBoxTokens;
   static constexpr int kStageBytes = 2 * Warp::kTileBytes;
   static constexpr int kRingBytes = kNumStages * kStageBytes;
   // Accumulators replace the warps' stages.
   using Merge = DecodeMerge<Kind, kHeads, kRowTiles, kNumWarps, kClusterSize, kRingBytes>;
   using Rows = typename Merge::Rows;
+  static_assert(kBoxTokens % 8 == 0);
   static_assert(kNumStages * kBoxes <= kWarpThreads, "each lane loads one box of a stage");
 
   struct Shared {

@@ -148,6 +148,16 @@ struct DecodeMerge {
     store_remote(&target.stats, float4{sum.row_max, sum.row_sum, 0.0f, 0.0f}, inbox_full, cta);
   }
 
+  // The same by two lanes: one for the values (`half` 0), one for row_max and row_sum (1).
+  static __device__ __forceinline__ void send_part(Received* inbox, const PartialSum& sum, int i,
+                                                   int half, Barrier& inbox_full) {
+    const int chunk = i / kChunk, cta = chunk % kClusterSize;
+    Received& target = inbox[chunk / kClusterSize * kChunk + i % kChunk];
+    const float4 stats = {sum.row_max, sum.row_sum, 0.0f, 0.0f};
+    store_remote(half == 0 ? &target.values : &target.stats, half == 0 ? sum.values : stats,
+                 inbox_full, cta);
+  }
+
   // The vector of all rows that is number `vector` in this thread block's inbox.
   static __device__ __forceinline__ int received_vector(int vector, int rank) {
     return (vector / kChunk * kClusterSize + rank) * kChunk + vector % kChunk;

@@ -1,9 +1,9 @@
-// What a warp of paged_attn/tma does with a KV tile that TMA loaded: scores, online softmax, and
-// the product with the values.
+// What a warp of paged_attn/tma and of paged_attn/staged does with a KV tile in shared memory:
+// scores, online softmax, and the product with the values.
 #pragma once
 
-#include <kernelcat/bulk_copy.cuh>
 #include <kernelcat/load_transposed.cuh>
+#include <kernelcat/sync.cuh>
 
 #include "decode_rows.cuh"
 
@@ -20,11 +20,8 @@ struct DecodeWarp : DecodeRowState<Kind, kHeads, kRowTiles, kTokens> {
   static constexpr int kChunks = kTokenBytes / kSpan;
   static constexpr int kChunkColumns = kHeads * kHeadDim / kChunks;
   static constexpr int kTileBytes = kTokens * kTokenBytes;  // of keys, and of values
-  static constexpr int kBoxTokens = kTokens < Kind::kPageSize ? kTokens : Kind::kPageSize;
-  static constexpr int kBoxes = kTokens / kBoxTokens;
-  static constexpr int kUnits = kSpan / 16;                // 16-byte units in a chunk's row
-  static constexpr int kUnitPairs = Kind::kRowBytes / 32;  // pairs of units of a head
-  static_assert(kBoxTokens % 8 == 0);
+  static constexpr int kUnits = kSpan / 16;                 // 16-byte units in a chunk's row
+  static constexpr int kUnitPairs = Kind::kRowBytes / 32;   // pairs of units of a head
 
   // The column of a head that accumulators[step][..][2 * half + {0, 1}] belong to.
   static __device__ __forceinline__ int column(int step, int half) {
@@ -80,7 +77,7 @@ struct DecodeWarp : DecodeRowState<Kind, kHeads, kRowTiles, kTokens> {
     multiply_values(scores, stage + kTileBytes);
   }
 
- private:
+ protected:
   // Offset of a 16-byte unit in a tile, swizzled for the lane's row of an 8x8 matrix; the row's own
   // offset is to be added.
   static __device__ __forceinline__ uint32_t unit_offset(int unit) {

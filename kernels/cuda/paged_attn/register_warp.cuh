@@ -9,10 +9,9 @@
 #pragma once
 
 #include "decode_rows.cuh"
+#include "lane_slots.cuh"
 
 namespace kernelcat {
-
-constexpr int kInvisible = -1;  // the slot of a token that no query sees
 
 template <typename Kind, int kRowTiles, int kTokens>
 struct RegisterWarp : DecodeRowState<Kind, 1, kRowTiles, kTokens> {
@@ -23,6 +22,8 @@ struct RegisterWarp : DecodeRowState<Kind, 1, kRowTiles, kTokens> {
   static constexpr int kKeyUnits = Kind::kRowBytes / (4 * kUnitBytes);    // of a key, of a lane
   static constexpr int kValueUnits = Kind::kRowBytes / (8 * kUnitBytes);  // of a value, of a lane
   static constexpr int kLaneTokens = ceil_div(kTokens, kWarpThreads);     // that a lane looks up
+  static constexpr int kStageBytes = 0, kStageAlignment = 16;
+  static constexpr bool kQueriesFirst = false, kSharesMerge = false;
   static_assert(sizeof(typename Kind::Cached) == 2 && kSteps == 2 * kKeyUnits);
 
   // Of every 16 tokens: keys of tokens l / 4 and l / 4 + 8, values of tokens 2 * (l % 4) + {0, 1,
@@ -53,7 +54,8 @@ struct RegisterWarp : DecodeRowState<Kind, 1, kRowTiles, kTokens> {
   // Starts the loads of a tile; invisible tokens have keys and values of zero. `slots` are those of
   // tokens l, l + 32 .. of the tile, in lane l.
   __device__ __forceinline__ void load(const AttentionArgs<Kind>& args, int kv_head,
-                                       const int (&slots)[kLaneTokens]) {
+                                       const int (&slots)[kLaneTokens], int /* num_visible */,
+                                       uint8_t* /* stage */) {
     const int lane = lane_index();
     const int64_t first_row = static_cast<int64_t>(kv_head) * Kind::kRowBytes;
     const uint32_t token_bytes = args.kv_heads * Kind::kRowBytes;
@@ -79,8 +81,8 @@ struct RegisterWarp : DecodeRowState<Kind, 1, kRowTiles, kTokens> {
 
   // Adds the tile that was loaded: tokens `token` .. of the sequence. `is_masked` says whether some
   // row does not see some of them.
-  __device__ __forceinline__ void attend(int token, bool is_masked,
-                                         const AttentionArgs<Kind>& args) {
+  __device__ __forceinline__ void attend(int token, bool is_masked, const AttentionArgs<Kind>& args,
+                                         uint8_t* /* stage */) {
     Scores scores = {};
     multiply_keys(scores);
     State::scale_scores(scores, args);
@@ -90,12 +92,6 @@ struct RegisterWarp : DecodeRowState<Kind, 1, kRowTiles, kTokens> {
   }
 
  private:
-  // The slot of token `first` + `offset` of the tile, which lane `offset` + `first` % 32 has.
-  static __device__ __forceinline__ int slot_of(const int (&slots)[kLaneTokens], int first,
-                                                int offset) {
-    return __shfl_sync(0xffffffff, slots[first / kWarpThreads], first % kWarpThreads + offset);
-  }
-
   // Units unit, unit + kStep .. of the row of a slot.
   template <int kStep, int kUnits>
   static __device__ __forceinline__ void load_units(uint32_t (&words)[kUnits][4],

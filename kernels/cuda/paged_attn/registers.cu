@@ -12,7 +12,8 @@
 // -----------|----------------------------------------------------|-------------|------------------
 // inbox_full | thread 0 (1), with bytes that all thread blocks of | all threads | the cluster's
 //            | the cluster store                                  |             | parts of its rows
-#include "register_attention.cuh"
+#include "register_warp.cuh"
+#include "tile_attention.cuh"
 
 namespace kernelcat {
 
@@ -34,7 +35,8 @@ __global__ void __launch_bounds__(kNumWarps* kWarpThreads, kBlocksPerSm) paged_a
     float* lse,                            // (tokens, heads)
     int batch, int heads, int kv_heads, int table_width, int window, float sm_scale,
     float softcap) {
-  using Kernel = RegisterAttention<Kind, kGroup, kRowTiles, kTokens, kNumWarps, kClusterSize>;
+  using Warp = RegisterWarp<Kind, kRowTiles, kTokens>;
+  using Kernel = TileAttention<Kind, Warp, kGroup, kNumWarps, kClusterSize>;
   __shared__ typename Kernel::Shared shared;
   const AttentionArgs<Kind> args = {.q = q,
                                     .k_cache = k_cache,
@@ -59,7 +61,7 @@ __global__ void __launch_bounds__(kNumWarps* kWarpThreads, kBlocksPerSm) paged_a
   const int rank = kClusterSize > 1 ? cluster_rank() : 0;
   const Kernel kernel = {
       .args = args, .shared = shared, .warp_idx = warp_index(), .lane = lane_index(), .rank = rank};
-  kernel.run();
+  kernel.run([] {});
 }
 
 }  // namespace kernelcat

@@ -8,7 +8,14 @@ from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, LAUNCH_US
 from kernelcat.catalog.implementation import Config, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.common.paged_cache import context, num_rows, num_slots
+from kernelcat.kernels.cuda.common.paged_cache import num_rows, num_slots
+from kernelcat.kernels.cuda.paged_attn.few_rows import (
+    MAX_ROWS,
+    SM_BANDWIDTH,
+    passes,
+    row_tiles,
+    visible,
+)
 from kernelcat.kernels.cuda.paged_attn.operands import (
     MAX_REGISTERS,
     SM_REGISTERS,
@@ -19,14 +26,10 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
 from kernelcat.reference.paged_attn import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
-MAX_ROWS = 16
-"""Rows that a warp keeps in registers."""
 MAX_SHARED_BYTES = 48 << 10
 """Static shared memory of a thread block."""
 TABLE_LOADS = 4
 """Entries of the block table that a thread copies where there is a window."""
-SM_BANDWIDTH = 60e9
-"""Bytes per second that reach one SM while others have nothing to read."""
 LOOK_UP_US, PASS_US = 0.5, 1.0
 """Microseconds until the length and the block table are here, and of loads that nothing hides."""
 TILE_US = 0.15
@@ -44,27 +47,9 @@ SPACE = {
 and key-value head."""
 
 
-def _row_tiles(problem: Problem) -> int:
-    """Row tiles of eight rows, the columns of mma.sync, of the sequence with the most queries."""
-    return ceil(problem["max_q"] * group(problem) / 8)
-
-
-def _visible(problem: Problem) -> int:
-    """Tokens that some query of a sequence whose table is full sees."""
-    if not problem["window"]:
-        return context(problem)
-    return min(context(problem), int(problem["window"] + problem["max_q"] - 1))
-
-
-def _passes(problem: Problem, config: Config) -> int:
-    """Tiles of the busiest warp."""
-    tiles = ceil(_visible(problem) / config["tokens"])
-    return ceil(tiles / (config["num_warps"] * config["cluster"]))
-
-
 def _shared_bytes(problem: Problem, config: Config) -> int:
     """At most: accumulators and softmax of all warps, inbox, block table, sinks and a barrier."""
-    rows, dim, cluster = 8 * _row_tiles(problem), problem["head_dim"], config["cluster"]
+    rows, dim, cluster = 8 * row_tiles(problem), problem["head_dim"], config["cluster"]
     warps = config["num_warps"] * rows * (4 * (dim + 4) + 8)
     inbox = cluster * 4 * 32 * ceil(rows * dim / (16 * cluster)) if cluster > 1 else 32
     table = 4 * TABLE_LOADS * 32 * config["num_warps"] if problem["window"] else 0
@@ -74,7 +59,7 @@ def _shared_bytes(problem: Problem, config: Config) -> int:
 def _registers(problem: Problem, config: Config) -> int:
     """Registers of a thread: keys, values, accumulators, queries, scores and about 24 others."""
     dim, tokens = problem["head_dim"], config["tokens"]
-    rows = _row_tiles(problem) * (dim // 4 + dim // 8 + tokens // 4)
+    rows = row_tiles(problem) * (dim // 4 + dim // 8 + tokens // 4)
     return int(tokens * dim // 32 + rows + 24)
 
 
@@ -106,7 +91,7 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"{needed} registers of a thread would spill: there are {registers}"
     if config["blocks_per_sm"] * (_shared_bytes(problem, config) + 1024) > gpu.shared_bytes:
         return f"{config['blocks_per_sm']} thread blocks do not fit the shared memory of an SM"
-    tiles = ceil(_visible(problem) / config["tokens"])
+    tiles = ceil(visible(problem) / config["tokens"])
     if config["num_warps"] * config["cluster"] >= 2 * tiles > 2:
         return f"half of the warps have none of the {tiles} tiles"
     blocks = problem["batch"] * problem["kv_heads"] * config["cluster"]
@@ -122,7 +107,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if num_rows(problem) == 0:
         return Program(())
     arguments = (
-        *(kind(problem), group(problem), _row_tiles(problem), config["tokens"]),
+        *(kind(problem), group(problem), row_tiles(problem), config["tokens"]),
         *(config["num_warps"], config["cluster"], config["blocks_per_sm"]),
     )
     source = CudaSource(
@@ -151,7 +136,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     # Warps of an SM take turns at the products.
     warps = min(ceil(blocks / gpu.sms), config["blocks_per_sm"]) * config["num_warps"]
     tile_us = TILE_US * config["tokens"] / 32 * problem["head_dim"] / 64 * max(1.0, warps / 12)
-    pass_us = _passes(problem, config) * (PASS_US + tile_us)
+    pass_us = passes(problem, config) * (PASS_US + tile_us)
     merge_us = WARP_MERGE_US * config["num_warps"]
     if config["cluster"] > 1:
         merge_us += CLUSTER_MERGE_US + BLOCK_MERGE_US * config["cluster"]

@@ -9,6 +9,12 @@ from kernelcat.catalog.implementation import Config, Implementation, Int32, Prog
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.paged_cache import context, num_rows, num_slots
+from kernelcat.kernels.cuda.paged_attn.few_rows import (
+    MAX_ROWS,
+    NO_OVERLAP_US,
+    SM_BANDWIDTH,
+    next_launch_fits,
+)
 from kernelcat.kernels.cuda.paged_attn.operands import (
     BYTES_IN_FLIGHT,
     CACHES,
@@ -24,15 +30,7 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
 from kernelcat.reference.paged_attn import ENTRY, FP8
 from kernelcat.runtime.gpu import Gpu
 
-MAX_ROWS = 16
-"""Rows that a warp keeps in registers."""
 MAX_STAGES = 8
-SM_BANDWIDTH = 60e9
-"""Bytes per second that reach one SM while others have nothing to read."""
-GPC_SMS = 14
-"""SMs of the smallest graphics processing cluster (GPC); a cluster lies within one GPC."""
-NO_OVERLAP_US = 1.0
-"""Microseconds that it costs if the next launch finds no room before this one ends."""
 MERGE_US = 0.12
 """Microseconds that each thread block of a cluster adds to the merge."""
 TOKEN_US = 0.006
@@ -183,13 +181,6 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return Program((step,))
 
 
-def _overlaps(problem: Problem, config: Config, gpu: Gpu) -> bool:
-    """Whether the thread blocks of the next launch find room beside these, cluster by cluster."""
-    blocks, cluster = config["blocks_per_sm"], config["cluster"]
-    clusters = gpu.sms // GPC_SMS * (GPC_SMS * blocks // cluster)
-    return 2 * _tiles(problem, config) <= clusters
-
-
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """The bytes, as fast as the busy SMs read them, and in a single wave what nothing hides."""
     if num_rows(problem) == 0:
@@ -206,7 +197,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     total_us = LAUNCH_US + MERGE_US * config["cluster"] + stream_us
     if waves > 1:
         return total_us + waves * WAVE_LATENCY_US
-    gap_us = 0.0 if _overlaps(problem, config, gpu) else NO_OVERLAP_US
+    gap_us = 0.0 if next_launch_fits(_tiles(problem, config), config, gpu) else NO_OVERLAP_US
     warp_tokens = context(problem) / (config["cluster"] * config["num_warps"])
     return total_us + WAVE_LATENCY_US + gap_us + warp_tokens * TOKEN_US
 

@@ -1,9 +1,19 @@
-// The product of a warp on the host, by PTX's table of fragments.
+// The product of a warp on the host, and loads of its operands, by PTX's tables of fragments.
 #pragma once
 
+#include <kernelcat/mbarrier.cuh>
 #include <kernelcat/sync.cuh>
 
 namespace kernelcat {
+
+// Four 8x8 matrices of 16-bit elements; lane l passes the address of row l % 8 of matrix l / 8.
+inline void load_matrices(uint32_t (&matrices)[4], uint32_t shared_address) {
+  const auto* rows = host::exchange_in_warp(shared_address);
+  for (int m = 0; m < 4; ++m) {
+    const char* row = shared_pointer(rows[8 * m + lane_index() / 4]);
+    std::memcpy(&matrices[m], row + lane_index() % 4 * 4, 4);
+  }
+}
 
 // Element `half` (0 or 1) of a word of two.
 template <typename T>

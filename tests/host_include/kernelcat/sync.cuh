@@ -11,5 +11,6 @@ inline int lane_index() {
 inline int warp_index() {
   return __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / kWarpThreads), 0);
 }
+inline void fence_async_shared() {}
 
 }  // namespace kernelcat

@@ -1,0 +1,189 @@
+"""`paged_attn` for few tokens a thread block, with room for the next launch beside this one."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, L2_TO_DRAM
+from kernelcat.catalog.implementation import Config, Implementation, Int32, Program, Step
+from kernelcat.catalog.spec import Problem
+from kernelcat.jit.cuda import CudaSource
+from kernelcat.kernels.cuda.common.paged_cache import num_rows, num_slots
+from kernelcat.kernels.cuda.paged_attn.few_rows import (
+    MAX_ROWS,
+    NO_OVERLAP_US,
+    SM_BANDWIDTH,
+    next_launch_fits,
+    passes,
+    row_tiles,
+    visible,
+)
+from kernelcat.kernels.cuda.paged_attn.operands import (
+    MAX_REGISTERS,
+    SM_REGISTERS,
+    group,
+    kind,
+    params,
+    token_bytes,
+)
+from kernelcat.reference.paged_attn import ENTRY, FP8
+from kernelcat.runtime.gpu import Gpu
+
+TABLE_LOADS = 4
+"""Entries of the block table that a thread copies where there is a window."""
+RELEASE_US, LOOK_UP_US = 1.1, 0.2
+"""Microseconds from a launch's end until the next one may read, and until its tokens are found."""
+DRAM_US, L2_US = 0.8, 0.3
+"""Microseconds until the first bytes come from DRAM, and from L2."""
+AHEAD_US = 1.3
+"""Microseconds from when a launch may read until the next one has asked for its pages."""
+TILE_US = 0.15
+"""Microseconds of a warp for scores, softmax and products of 32 tokens of 64 elements."""
+MERGE_US, CLUSTER_MERGE_US = 0.15, 0.7
+"""Microseconds of the merge of a thread block's warps, and of a cluster's thread blocks."""
+
+SPACE = {
+    "tokens": (32, 16, 64),
+    "num_warps": (8, 4, 6, 2),
+    "blocks_per_sm": (3, 1, 2, 4, 6, 8),
+    "cluster": (1, 2, 4, 8, 16),
+    "ahead": (False, True),
+}
+"""A warp takes ``tokens`` at a time. The thread blocks of a cluster divide the tokens of a sequence
+and key-value head. ``blocks_per_sm`` have room on an SM, those of the next launch among them.
+``ahead``: pages are prefetched into L2 while the launch before this one still runs."""
+
+
+def _shared_bytes(problem: Problem, config: Config) -> int:
+    """Stages or accumulators and softmax of all warps, inbox, block table, sinks and a barrier."""
+    rows, dim, cluster = 8 * row_tiles(problem), problem["head_dim"], config["cluster"]
+    warp = max(4 * rows * (dim + 4), config["tokens"] * token_bytes(problem))
+    inbox = cluster * 4 * 32 * ceil(rows * dim / (16 * cluster)) if cluster > 1 else 32
+    table = 4 * TABLE_LOADS * 32 * config["num_warps"] if problem["window"] else 4
+    shared = config["num_warps"] * (warp + 8 * rows) + inbox + table + 4 * group(problem) + 16
+    return int(ceil(shared / 128) * 128)
+
+
+def _registers(problem: Problem, config: Config) -> int:
+    """Registers of a thread: accumulators, queries, scores, operands, and about 20 others."""
+    per_row_tile = 7 * problem["head_dim"] // 16 + config["tokens"] // 4 + 8
+    return int(row_tiles(problem) * per_row_tile + 20)
+
+
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    rows = problem["max_q"] * group(problem)
+    if rows > MAX_ROWS:
+        return f"{rows} rows are more than the {MAX_ROWS} that registers hold"
+    if problem["kv_dtype"] not in (problem["dtype"], FP8):
+        return f"keys and values must be {FP8} or {problem['dtype']} as the queries"
+    if problem["has_scales"] and problem["page_scales"]:
+        return "the kernel does not load scales of pages"
+    if num_slots(problem) >= 1 << 31:
+        return f"{num_slots(problem)} slots are more than 32-bit indices reach"
+    if max(problem["batch"], problem["kv_heads"]) > 65535:
+        return "batch and kv_heads must be at most 65535, a grid's size in y and z"
+    shared_bytes = _shared_bytes(problem, config)
+    if shared_bytes > gpu.shared_bytes:
+        return f"{shared_bytes} bytes do not fit the shared memory of {gpu.name}"
+    if config["cluster"] > 8 and gpu.mig:
+        return "a slice of a GPU may have no room for a cluster of 16"
+    return None
+
+
+def _clusters(problem: Problem) -> int:
+    return int(problem["batch"] * problem["kv_heads"])
+
+
+def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    blocks_per_sm, clusters = config["blocks_per_sm"], _clusters(problem)
+    threads = 32 * config["num_warps"] * blocks_per_sm
+    registers = min(MAX_REGISTERS, SM_REGISTERS // threads)
+    if (needed := _registers(problem, config)) > registers:
+        return f"{needed} registers of a thread would spill: there are {registers}"
+    # The system reserves 1 KB of shared memory for each resident thread block.
+    if blocks_per_sm * (_shared_bytes(problem, config) + 1024) > gpu.shared_bytes + 1024:
+        return f"{blocks_per_sm} thread blocks do not fit the shared memory of an SM"
+    tiles = ceil(visible(problem) / config["tokens"])
+    if config["num_warps"] * config["cluster"] >= 2 * tiles > 2:
+        return f"half of the warps have none of the {tiles} tiles"
+    smaller = (n for n in SPACE["blocks_per_sm"] if n < blocks_per_sm)
+    less_room = (Config({**config, "blocks_per_sm": n}) for n in smaller)
+    if any(next_launch_fits(clusters, less, gpu) for less in less_room):
+        return f"{clusters} clusters do not need room for {blocks_per_sm} thread blocks an SM"
+    blocks = clusters * config["cluster"]
+    if config["cluster"] > 1 and blocks > gpu.sms * blocks_per_sm:
+        return f"smaller clusters than {config['cluster']} fill the SMs"
+    if config["ahead"] and 2 * gpu.sms * blocks_per_sm < 3 * blocks:
+        return "half of the next launch's thread blocks have no room, so they ask too late"
+    if config["ahead"] and 2 * ENTRY.bytes_moved(problem) > gpu.l2_bytes:
+        return "L2 does not hold the pages of two launches"
+    return None
+
+
+def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    if num_rows(problem) == 0:
+        return Program(())
+    shared_bytes = _shared_bytes(problem, config)
+    arguments = (
+        *(kind(problem), group(problem), row_tiles(problem), config["tokens"]),
+        *(config["num_warps"], config["cluster"], config["blocks_per_sm"]),
+        *(str(config["ahead"]).lower(), shared_bytes),
+    )
+    source = CudaSource(
+        "paged_attn/staged.cu", f"kernelcat::paged_attn_staged<{', '.join(map(str, arguments))}>"
+    )
+    step = Step(
+        source,
+        (config["cluster"], problem["kv_heads"], problem["batch"]),
+        (*params(problem), Int32(problem["pages"]), Int32(problem["tokens"])),
+        32 * config["num_warps"],
+        shared_bytes,
+        (config["cluster"], 1, 1),
+        programmatic=True,
+    )
+    return Program((step,))
+
+
+def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """What a chain of launches waits for, and the bytes, which come from L2 with ``ahead``."""
+    if num_rows(problem) == 0:
+        return RELEASE_US
+    blocks = _clusters(problem) * config["cluster"]
+    blocks_per_sm, fits = config["blocks_per_sm"], next_launch_fits(_clusters(problem), config, gpu)
+    waves = ceil(blocks / (gpu.sms * blocks_per_sm))
+    # Warps of an SM take turns at the products.
+    warps = min(ceil(blocks / gpu.sms), blocks_per_sm) * config["num_warps"]
+    tile_us = TILE_US * config["tokens"] / 32 * problem["head_dim"] / 64 * max(1.0, warps / 12)
+    bytes_moved = ENTRY.bytes_moved(problem)
+    is_ahead = config["ahead"] and fits and 2 * bytes_moved <= gpu.l2_bytes
+    pass_us = passes(problem, config) * ((L2_US if is_ahead else DRAM_US) + tile_us)
+    merge_us = MERGE_US + (CLUSTER_MERGE_US if config["cluster"] > 1 else 0.0)
+    dram = BANDWIDTH_EFFICIENCY * gpu.bandwidth
+    rate = min(dram * (L2_TO_DRAM if is_ahead else 1.0), min(blocks, gpu.sms) * SM_BANDWIDTH)
+    waits_us = RELEASE_US + waves * (LOOK_UP_US + pass_us + merge_us)
+    chain_us = waits_us + bytes_moved / rate * 1e6 + (0.0 if fits else NO_OVERLAP_US)
+    if not is_ahead:
+        return chain_us
+    return max(chain_us, AHEAD_US + DRAM_US + bytes_moved / dram * 1e6)
+
+
+IMPLEMENTATION = Implementation(
+    entry="paged_attn",
+    language="cuda",
+    variant="staged",
+    summary="decode of few tokens by mma.sync; each warp stages rows of its own, clusters merge",
+    archs=("sm_90+",),
+    space=SPACE,
+    illegal=_illegal,
+    unpromising=_unpromising,
+    program=_program,
+    estimate=_estimate,
+    techniques={
+        "mma.sync": "HMMA",
+        "asynchronous copy": "LDGSTS",
+        "dependent launch": "ACQBULK",
+        "exponential by one instruction": "MUFU.EX2",
+    },
+    unverified="not yet run on a GPU",
+    rank=1,
+)
