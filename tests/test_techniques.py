@@ -18,7 +18,7 @@ from kernelcat.report import show
 from kernelcat.report.techniques import index, measured, page, text
 from kernelcat.report.techniques.code import ATTRIBUTES, Instruction, Launch, ran
 from kernelcat.report.techniques.evidence import COMPILED, LEVELS, MEASURED, Evidence, Test, plain
-from kernelcat.report.techniques.measured import SLOWER, Counted, Effect, Kept
+from kernelcat.report.techniques.measured import SLOWER, Counted, Effect, Kept, Reached
 from kernelcat.report.techniques.technique import DOES_NOT_APPLY, NOT_YET, Technique, slug, tally
 from kernelcat.runtime import gpu
 from kernelcat.store import shipped
@@ -135,6 +135,8 @@ def test_instructions_that_no_implementation_claims_are_in_the_machine_code(sku:
             Effect("nvfp4_matmul", "1x7168x18432-tiles", "", "", other_problem="1x7168x18432"),
             "two runs",
         ),
+        (Reached("gemm", "8192x8192x8192", "cuda/wgmma", 0.99), "of the roof"),
+        (Reached("gemm", "8192x8192x8192", "cuda/gone", 0.1), "never raced"),
         (Kept("gemm/cuda/wgmma", "swap", (7,)), "no value 7"),
         (Kept("gemm/cuda/wgmma", "swapped", (True,)), "no value True"),
         (Kept("gemm/cuda/wgmma", "swap", (True, False)), "no other values"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
 from kernelcat import catalog
 from kernelcat.catalog.implementation import ConfigValue
-from kernelcat.report.grid import figure
+from kernelcat.report.board import Rates
+from kernelcat.report.grid import figure, percent, rate
 from kernelcat.report.techniques.evidence import GPU, MEASURED, Evidence, Link
 from kernelcat.store import Measurement, Race, newest_races, shipped, tied
 from kernelcat.store.races import BURST, STATES, SUSTAINED
@@ -152,6 +153,55 @@ def _results(entry: str) -> str:
     """Path of the page that shows the races of an entry."""
     folder = "entries" if catalog.entry(entry).work_in_progress else "results"
     return f"docs/{folder}/{entry}.md"
+
+
+@dataclass(frozen=True)
+class Reached(Evidence):
+    """The share of the roofline that a variant reached.
+
+    Attributes
+    ----------
+    entry, problem, variant : names
+    least : share that it must reach, or the evidence does not hold
+    """
+
+    entry: str
+    problem: str
+    variant: str
+    least: float
+
+    @property
+    def level(self) -> str:
+        return MEASURED
+
+    @property
+    def implementations(self) -> tuple[str, ...]:
+        return (f"{self.entry}/{self.variant}",)
+
+    def rates(self) -> Rates | None:
+        """Rates and share in the race that decides calls; None if the variant did not race."""
+        row = newest_row(self.entry, self.problem, self.variant)
+        return Rates.of(row) if row else None
+
+    def faults(self) -> list[str]:
+        rates = self.rates()
+        if rates is None or rates.roofline is None:
+            return [f"{self.entry} {self.problem}: {self.variant} never raced"]
+        if rates.roofline < self.least:
+            return [f"{self.entry} {self.problem}: {rates.roofline:.2f} of the roof"]
+        return []
+
+    def text(self, link: Link) -> str:
+        rates = self.rates()
+        assert rates is not None
+        title = link(f"{self.entry} {self.problem}", _results(self.entry))
+        share = percent(rates.roofline)
+        return f"race {title}: `{self.variant}` reached {rate(rates)}, {share} of the roof"
+
+    def data(self) -> dict[str, Any]:
+        rates = self.rates()
+        assert rates is not None
+        return super().data() | asdict(rates)
 
 
 @dataclass(frozen=True)

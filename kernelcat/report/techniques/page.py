@@ -20,7 +20,7 @@ them.
   second over that of the first, from one run; above 1 the first is faster. Two variants may differ
   in more than one technique, and the ratio compares them as wholes. Losses and ties stand here too.
   Of each variant the tuner keeps the best configuration, and a count says how often that one had
-  the technique.
+  the technique. Near the roof of memory or tensor cores a kernel must use what leads there.
 - *in machine code*: the instruction is in the code of a kernel that ran on a GPU, or the attribute
   in its launch. `kernelcat inspect` finds instructions in code that is compiled anew, and the
   records in `tuning_db/machine_code` say which code ran.

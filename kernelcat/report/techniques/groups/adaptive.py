@@ -15,7 +15,7 @@ GROUP = Group(
         Technique(
             "Dynamic precision switching",
             "A model runs in fewer bits while load is high.",
-            "Guo et al., dynamic precision at run time; survey in Gholami et al. (2021)",
+            "Survey in Gholami et al., Quantization Methods for Efficient Inference (2021)",
             not_yet="precision is fixed when a model is loaded.",
         ),
         Technique(

@@ -50,9 +50,6 @@ GROUP = Group(
                 Effect(
                     "paged_attn", "decode-128x4096-32/8x128-p16-nvfp4", "cuda/split", "cute/naive"
                 ),
-                Effect(
-                    "paged_attn", "decode-128x2048-64/8x128-p64", "cute/split", "peer/flashinfer"
-                ),
                 Test("tests/test_paged_attn_cuda.py::test_a_kernel_is_right_on_the_host"),
             ),
         ),
@@ -89,12 +86,7 @@ GROUP = Group(
             "Each head has one more logit without a value, so that its weights may sum to less "
             "than one. It costs a load before the first tile.",
             "Xiao et al., StreamingLLM (2023); OpenAI, gpt-oss (2025)",
-            (
-                Effect(
-                    "paged_attn", "decode-1x3008-64/8x64-p16-sinks", "cuda/registers", "cuda/split"
-                ),
-                Test("tests/test_moe_models.py::test_logits_equal_those_of_transformers"),
-            ),
+            (Test("tests/test_moe_models.py::test_logits_equal_those_of_transformers"),),
         ),
         Technique(
             "Sliding windows",
@@ -102,12 +94,6 @@ GROUP = Group(
             "sees.",
             "Beltagy et al., Longformer (2020); Jiang et al., Mistral 7B (2023)",
             (
-                Effect(
-                    "paged_attn",
-                    "decode-1x3008-64/8x64-p16-window128-sinks",
-                    "cuda/registers",
-                    "cuda/split",
-                ),
                 Test(
                     "tests/test_paged_attn.py::"
                     "test_the_number_of_visible_pairs_equals_a_count_by_loops"
@@ -135,9 +121,6 @@ GROUP = Group(
             "tensor type for it; entries take the offsets themselves (cu_q).",
             "PyTorch documentation, torch.nested, jagged layout",
             (
-                Effect(
-                    "paged_attn", "ragged-64x16384-32/8x128-p16", "cuda/split", "peer/flashinfer"
-                ),
                 Test(
                     "tests/test_paged_attn.py::"
                     "test_ragged_batches_have_empty_sequences_and_whole_pages"

@@ -122,7 +122,7 @@ GROUP = Group(
         Technique(
             "Triton kernels",
             "Programs over blocks, in Python; the compiler lays out threads and pipelines loops. "
-            "Every complete entry has a ladder of Triton kernels beside those in CUDA and CuTe.",
+            "Every entry has Triton kernels beside those in CUDA, and some of them win.",
             "Tillet, Kung and Cox, Triton (MAPL, 2019)",
             (
                 Effect("fp8_quantize", "8192x8192-1x128", "triton/tiled", "cuda/vectorized"),

@@ -105,7 +105,7 @@ GROUP = Group(
         ),
         Technique(
             "Clusters that fit the chip",
-            "A graphics processing cluster has 16 or 18 SMs, some of them switched off. Grids of "
+            "A graphics processing cluster has at most 18 SMs, some of them switched off. Grids of "
             "large clusters that ignore this run a second wave and take twice the time.",
             "NVIDIA, CUDA driver API, cuOccupancyMaxActiveClusters",
             (

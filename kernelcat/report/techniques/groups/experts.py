@@ -57,14 +57,6 @@ GROUP = Group(
             modules=("kernels/cuda/moe_gemm/producer.cuh",),
         ),
         Technique(
-            "Ordered combination of experts",
-            "The results of a token's experts are weighted and added in the order of its slots, so "
-            "that a run repeats bit by bit; adding by atomics is a configuration.",
-            "Own work",
-            (Test("tests/test_moe_mlp.py::test_a_triton_kernel_is_right_at_its_edges"),),
-            modules=("kernels/cuda/moe_gemm/combine.cu",),
-        ),
-        Technique(
             "Sparse activation",
             "Only the chosen experts' weights are read: 4 of 128 for a token. A step of few tokens "
             "is bounded by these bytes, and the roofline counts them.",
@@ -79,7 +71,7 @@ GROUP = Group(
             "Load balancing",
             "A correction is added to the scores by which experts are selected, and not to their "
             "weights, so that busy experts are chosen less often. Routing adds to a count of the "
-            "load, from which the correction is made.",
+            "load, from which a correction can be made.",
             "DeepSeek-AI, DeepSeek-V3 Technical Report (2024), auxiliary-loss-free balancing",
             (
                 Test("tests/test_moe_route.py::test_the_correction_selects_but_has_no_weight"),

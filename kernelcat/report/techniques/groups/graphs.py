@@ -158,14 +158,6 @@ GROUP = Group(
             modules=("kernels/cuda/include/kernelcat/pdl.cuh",),
         ),
         Technique(
-            "Early loads before the dependency",
-            "Within a dependent launch, what the kernel before cannot change may be read at once. "
-            "A tuning parameter says whether loads start before the wait, since they may also "
-            "disturb the kernel that still runs.",
-            "Own work, after Programmatic Dependent Launch",
-            (Kept("attn_merge/cuda/vectorized", "eager", (True,)),),
-        ),
-        Technique(
             "Dynamic parallelism",
             "A kernel launches other kernels, with grids that it computes.",
             "NVIDIA, CUDA C++ Programming Guide, CUDA Dynamic Parallelism",

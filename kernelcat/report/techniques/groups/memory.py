@@ -2,7 +2,7 @@
 
 from kernelcat.report.techniques.code import Instruction, Launch
 from kernelcat.report.techniques.evidence import Test
-from kernelcat.report.techniques.measured import SLOWER, Counted, Effect, Kept
+from kernelcat.report.techniques.measured import SLOWER, Counted, Effect, Kept, Reached
 from kernelcat.report.techniques.technique import Group, Technique
 
 GROUP = Group(
@@ -11,12 +11,13 @@ GROUP = Group(
         Technique(
             "Global memory coalescing",
             "A warp that reads neighbouring addresses costs one request a line; scattered lanes "
-            "cost one each. The naive kernels read element by element, in order, and show what is "
-            "left to gain when whole vectors are read.",
+            "cost one each. A kernel comes near the bandwidth of memory only if nearly all of its "
+            "accesses are of the first kind, so the share of the roof proves it.",
             "NVIDIA, CUDA C++ Best Practices Guide, Coalesced Access to Global Memory",
             (
-                Effect("fp8_quantize", "8192x8192-1x128", "cuda/vectorized", "cuda/naive"),
-                Effect("tma_copy", "tile-64MB", "cute/vectorized", "peer/torch"),
+                Reached("tma_copy", "8GB", "cute/vectorized", 0.8),
+                Reached("tma_copy", "tile-64MB", "triton/vectorized", 0.7),
+                Reached("fp8_quantize", "8192x8192-1x128", "triton/tiled", 0.7),
             ),
         ),
         Technique(
@@ -88,8 +89,8 @@ GROUP = Group(
         ),
         Technique(
             "Streaming loads and stores",
-            "Stores that nobody reads soon may leave the cache at once. For a plain copy the tuner "
-            "decides by size: where everything fits into L2, streaming loses.",
+            "Data that nobody reads soon may leave the cache at once. For a copy it is a tuning "
+            "parameter, and the tuner keeps it in some problems only.",
             "NVIDIA, PTX ISA, ld.global.cs and st.global.cs",
             (Kept("tma_copy/cuda/vectorized", "streaming", (True,)),),
         ),
@@ -122,25 +123,33 @@ GROUP = Group(
         ),
         Technique(
             "Rows kept in registers",
-            "A normalization reads its row twice: for the sum of squares and for the result. A row "
-            "that stays in the registers of a block is read once from memory.",
+            "A normalization or a scale needs its row twice: for a sum or a maximum, and for the "
+            "result. A row that stays in the registers of a block is read once from memory.",
             "Own work, after the Triton tutorial Fused Softmax",
             (
-                Effect("nvfp4_quantize", "8192x7168-nvfp4-rms", "cuda/vectorized", "triton/tiled"),
-                Effect("rms_norm", "deepseek-v3-16384", "cuda/registers", "triton/naive"),
+                Effect("fp8_quantize", "8192x8192-1x128", "cuda/vectorized", "cuda/naive"),
+                Reached("rms_norm", "deepseek-v3-16384", "cuda/registers", 0.8),
             ),
         ),
         Technique(
             "Bulk copies against vector copies",
             "A copy engine moves kilobytes with one instruction of one thread and leaves registers "
-            "free. For a plain copy that buys nothing: 16-byte loads and stores of many blocks are "
-            "as fast or faster at every size measured.",
+            "free. For a plain copy of large arrays that buys nothing: 16-byte loads and stores of "
+            "many blocks are faster.",
             "NVIDIA, PTX ISA, cp.async.bulk",
             (
                 Instruction("UBLKCP"),
                 Effect("tma_copy", "8GB", "cuda/bulk", "cuda/vectorized", SLOWER),
                 Effect("tma_copy", "8GB", "cuda/tensor_map", "cuda/bulk", SLOWER),
             ),
+        ),
+        Technique(
+            "Speculative loads",
+            "A load may start before it is known whether its value is needed: more bytes, but one "
+            "wait less. Parts of attention are loaded before their log-sum-exp tells whether they "
+            "have keys.",
+            "Own work",
+            (Kept("attn_merge/cuda/vectorized", "eager", (True,)),),
         ),
         Technique(
             "Unified Memory",

@@ -1,7 +1,7 @@
 """Paged attention: a cache in pages."""
 
 from kernelcat.report.techniques.evidence import Test
-from kernelcat.report.techniques.measured import Effect
+from kernelcat.report.techniques.measured import Effect, Reached
 from kernelcat.report.techniques.technique import Group, Technique
 
 GROUP = Group(
@@ -13,9 +13,7 @@ GROUP = Group(
             "The kernels read through the table about as fast as others read contiguous keys.",
             "Kwon et al., PagedAttention (SOSP, 2023)",
             (
-                Effect(
-                    "paged_attn", "decode-128x2048-32/8x128-p64", "cute/split", "peer/flashinfer"
-                ),
+                Reached("paged_attn", "decode-128x2048-32/8x128-p64", "cute/split", 0.8),
                 Effect("paged_attn", "decode-1x8192-64/8x64-p16", "cuda/tma", "peer/sdpa"),
                 Test(
                     "tests/test_moe_blocks.py::"

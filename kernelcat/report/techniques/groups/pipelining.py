@@ -65,7 +65,6 @@ GROUP = Group(
             "Bauer, Cook and Khailany, CudaDMA (SC, 2011); CUTLASS, Hopper kernels",
             (
                 Instruction("USETMAXREG"),
-                Effect("gemm", "8192x5120x2880", "cuda/wgmma", "cuda/tma"),
                 Effect("fp8_gemm", "8192x8192x8192", "triton/gluon", "triton/tma"),
             ),
         ),

@@ -1,6 +1,6 @@
 """Precision, formats, and the tuning of a PyTorch system."""
 
-from kernelcat.report.techniques.code import Instruction
+from kernelcat.report.techniques.code import Instruction, Launch
 from kernelcat.report.techniques.evidence import Test
 from kernelcat.report.techniques.measured import Effect, Kept
 from kernelcat.report.techniques.technique import Group, Technique
@@ -35,7 +35,6 @@ GROUP = Group(
             "of activations, and each 128x128 of weights, keeps outliers local.",
             "DeepSeek-AI, DeepSeek-V3 Technical Report (2024), section 3.3",
             (
-                Effect("fp8_gemm", "64x7168x16384", "cuda/wgmma", "peer/torch"),
                 Test(
                     "tests/test_reference.py::"
                     "test_the_scale_of_another_block_makes_errors_beyond_the_tolerance"
@@ -157,8 +156,12 @@ GROUP = Group(
             "bits.",
             "FlashInfer and vLLM, fused RMSNorm and quantization",
             (
-                Effect("nvfp4_quantize", "8192x7168-nvfp4-rms", "cuda/vectorized", "triton/tiled"),
-                Effect("rms_norm", "16384x7168-nvfp4", "cuda/registers", "triton/naive"),
+                Launch("rms_norm/cuda/registers", "16384x7168-nvfp4", "few launches"),
+                Launch("nvfp4_quantize/cuda/vectorized", "8192x7168-nvfp4-rms", "few launches"),
+                Test(
+                    "tests/test_rms_norm.py::"
+                    "test_the_oracle_of_nvfp4_is_that_of_nvfp4_quantize_with_its_norm"
+                ),
             ),
         ),
         Technique(
@@ -172,9 +175,6 @@ GROUP = Group(
                     "test_stochastic_rounding_keeps_the_mean_and_takes_neighbouring_codes"
                 ),
                 Test("tests/test_fp4.py::test_philox_has_the_known_answers_of_its_authors"),
-                Effect(
-                    "nvfp4_quantize", "8192x8192-nvfp4-training", "cuda/vectorized", "triton/tiled"
-                ),
             ),
         ),
         Technique(

@@ -29,7 +29,7 @@ GROUP = Group(
             "Own work, after CUTLASS, distributed shared memory",
             (
                 Kept("gemm/cute/skinny", "split_k", (2, 3, 4, 6, 8)),
-                Effect("gemm", "64x2112x7168", "cute/skinny", "peer/cublas"),
+                Launch("gemm/cute/skinny", "64x2880x4096", "cluster"),
                 Kept("nvfp4_matmul/cuda/mma", "cluster", (2, 4, 8)),
             ),
         ),
@@ -41,7 +41,6 @@ GROUP = Group(
             (
                 Kept("gemm/cuda/wgmma", "swap", (True,)),
                 Kept("fp8_gemm/cute/wgmma", "swap", (True,)),
-                Effect("gemm", "1x5120x2880", "cuda/wgmma", "cuda/tma"),
             ),
         ),
         Technique(
@@ -121,8 +120,9 @@ GROUP = Group(
         ),
         Technique(
             "Sampling without a sort",
-            "top-k and top-p need a threshold, not an order. Counting above a threshold in several "
-            "passes over logits in shared memory finds it, and a cluster holds a whole vocabulary.",
+            "top-k and top-p need to know which tokens stay, not their order. A draw is tried, and "
+            "tried again among the tokens before it if it does not stay; each try is a pass over "
+            "logits in shared memory, where a cluster holds a whole vocabulary.",
             "FlashInfer, Sorting-Free GPU Kernels for LLM Sampling (2025)",
             (
                 Effect("sample", "filtered-1x201088", "cuda/cluster", "peer/torch"),

@@ -2,7 +2,7 @@
 
 from kernelcat.report.techniques.code import Instruction, Launch
 from kernelcat.report.techniques.evidence import Test
-from kernelcat.report.techniques.measured import Effect
+from kernelcat.report.techniques.measured import Effect, Kept
 from kernelcat.report.techniques.technique import Group, Technique
 
 GROUP = Group(
@@ -70,10 +70,7 @@ GROUP = Group(
             "Lanes of a warp read each other's registers. Sums and maxima of a row need five steps "
             "and no memory.",
             "NVIDIA, CUDA C++ Programming Guide, Warp Shuffle Functions",
-            (
-                Instruction("SHFL"),
-                Effect("rms_norm", "qwen3-30b-1", "cuda/registers", "triton/tiled"),
-            ),
+            (Instruction("SHFL"),),
             modules=("kernels/cuda/include/kernelcat/warp_sum.cuh",),
         ),
         Technique(
@@ -83,7 +80,7 @@ GROUP = Group(
             "Kirk and Hwu, Programming Massively Parallel Processors, Tiled Matrix Multiplication",
             (
                 Instruction("LDGSTS", ("gemm/cuda/tiled", "gemm/cute/tiled")),
-                Effect("gemm", "64x7168x16384", "cute/tiled", "cuda/tiled"),
+                Effect("gemm", "4096x4096x4096", "cuda/tiled", "cuda/naive", state="ladder"),
             ),
         ),
         Technique(
@@ -93,8 +90,12 @@ GROUP = Group(
             "cannot.",
             "QuACK (Dao-AILab, 2025), tile shapes of its matrix product",
             (
-                Effect("gemm", "1024x5120x2880", "cuda/wgmma", "triton/tma"),
-                Effect("gemm", "4096x24576x1536", "cute/wgmma", "triton/persistent"),
+                Kept("gemm/cute/wgmma", "block_n", (96, 112, 144, 160, 176, 192, 208, 224, 240)),
+                Kept(
+                    "gemm/cuda/wgmma",
+                    "tile",
+                    ("128x96", "128x160", "128x192", "128x224", "256x160", "256x192"),
+                ),
             ),
         ),
     ),
