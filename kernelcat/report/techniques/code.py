@@ -74,7 +74,7 @@ class Instruction(Evidence):
         if ran_names:
             parts.append(f"{_listed(ran_names, link)}, which ran on an {gpu.find(GPU).name}")
         if others:
-            parts.append(f"{_listed(others, link)}, which {_are(others)} compiled only")
+            parts.append(f"{_listed(others, link)}, of which no record says that it ran")
         return f"instruction `{self.pattern}` in {'; and in '.join(parts)}"
 
     def data(self) -> dict[str, Any]:
@@ -87,10 +87,6 @@ class Instruction(Evidence):
 def _needs_record(implementation: Implementation) -> bool:
     """Whether a record must be there: the implementation is complete and meant to have run."""
     return not (implementation.unverified or catalog.entry(implementation.entry).work_in_progress)
-
-
-def _are(names: list[str]) -> str:
-    return "is" if len(names) == 1 else "are"
 
 
 def _listed(names: list[str], link: Link) -> str:

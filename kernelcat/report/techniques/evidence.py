@@ -19,7 +19,8 @@ from kernelcat import paths
 
 MEASURED, PROVEN, TESTED, COMPILED = "measured", "in machine code", "tested", "compiled only"
 LEVELS = (MEASURED, PROVEN, TESTED, COMPILED)
-"""What evidence can show, strongest first. ``compiled only``: the machine code has run nowhere."""
+"""What evidence can show, strongest first. ``compiled only``: no committed record says that the
+machine code ran."""
 
 GPU = "h200"
 """The SKU of the committed measurements and machine-code records."""

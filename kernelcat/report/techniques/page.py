@@ -25,7 +25,7 @@ them.
   in its launch. `kernelcat inspect` finds instructions in code that is compiled anew, and the
   records in `tuning_db/machine_code` say which code ran.
 - *tested*: a test fails where the technique is lost.
-- *compiled only*: in the machine code, which has run nowhere yet.
+- *compiled only*: in machine code of which no committed record says that it ran.
 - *not yet*, and *does not apply*: with the reason.
 
 Only the first three count as covered: {covered} of {total}."""
