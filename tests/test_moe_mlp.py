@@ -232,6 +232,15 @@ def test_every_launch_of_few_waits_for_the_launch_before(name: str) -> None:
     assert all(step.programmatic and step.source.constants["DEPENDENT"] for step in steps)
 
 
+def test_without_a_first_product_the_second_begins_after_the_routing() -> None:
+    """`second` reads the ids before its wait: they must be older than the launch before it."""
+    implementation, problem = few.IMPLEMENTATION, layer(4, 2, 4, 48, 0, bias=True)
+    program = implementation.program(problem, implementation.default(problem, H200), H200)
+    assert [step.source.kernel for step in program.steps] == ["select", "second"]
+    assert not program.steps[1].programmatic
+    assert not program.steps[1].source.constants["DEPENDENT"]
+
+
 @pytest.mark.parametrize(
     ("tokens", "axes", "kernels"),
     [

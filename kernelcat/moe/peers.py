@@ -30,7 +30,11 @@ def load_transformers(config: Config, folder: str | Path | None, device: str) ->
     if folder is not None:
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         return model.to(device).eval()
-    content = {k: v for k, v in config.published().items() if k != "quantization_config"}
+    content = {  # transformers takes lists, not tuples
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in config.published().items()
+        if key != "quantization_config"
+    }
     theirs = transformers.AutoConfig.for_model(**content)
     with torch.device(device):
         return transformers.AutoModelForCausalLM.from_config(theirs, dtype=dtype).eval()

@@ -36,7 +36,9 @@ def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
         batches = BATCH_SIZES if is_cuda else ()
     num_drafts = settings.speculation.num_drafts if settings.speculation else 0
     sizes = StepSizes(limits, num_drafts, batches)
-    pages = [2] * len(windows(model.cache_layers))
+    # Enough for the new tokens of the largest step, which runs before the caches have their size.
+    num_trial = -(-limits.step_tokens // settings.page_size) + 1
+    pages = [num_trial] * len(windows(model.cache_layers))
     trial = _manager(model, settings, limits, pages)
     runner = Runner(model, trial, sizes, _cache(model, settings, pages))
     if settings.num_pages is not None:

@@ -129,9 +129,11 @@ def _workspaces(problem: Problem, config: Config) -> dict[str, int]:
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if is_empty(problem):
         return Program(())
-    first = (_first(problem, config),) if problem["inter"] else ()
-    steps = (*first, _second(problem, config))
     workspaces = _workspaces(problem, config)
+    second = _second(problem, config)
+    if problem["inter"] == 0:  # the second product may not begin before the routing's end
+        return composed(route(problem), Program((second,)), workspaces=workspaces)
+    steps = (_first(problem, config), second)
     return dependent(composed(route(problem), Program(steps), workspaces=workspaces))
 
 

@@ -74,14 +74,35 @@ struct StreamedProduct {
       return;
     }
     grid_dependency_wait();
-    if (warp < kNumWarps) {
-      multiply(warp);
+    // Both roles share the loop over rounds, so that each barrier stands at one place in the code.
+    const bool multiplies = warp < kNumWarps;
+    Progress progress = {.num_refills =
+                             num_slices() * (groups.end - groups.begin) - Kind::kNumStages};
+    if (multiplies) {
+      load_factors(progress.factors, warp);
     } else {
-      load_extra();
+      output.prepare();
+    }
+    for (int first = groups.begin; first < groups.end; first += kGroups) {
+      if (multiplies) {
+        multiply(first, progress, warp);
+      } else {
+        load_extra(first);
+      }
+      sync();
+      if (multiplies) store_results(first);
+      if (first + kGroups < groups.end) sync();
     }
   }
 
  private:
+  // What a warp that multiplies carries from round to round.
+  struct Progress {
+    PipelineState<Kind::kNumStages> position = {};
+    int num_refills;  // stages that the producer will fill again
+    float factors[kHalves] = {};
+  };
+
   struct Pair {
     int row, token;
   };
@@ -97,6 +118,8 @@ struct StreamedProduct {
     return pair.row < num_rows && pair.token < rows.tokens;
   }
 
+  __device__ __forceinline__ int num_slices() const { return ceil_div(rows.k, Ring::kSliceCols); }
+
   __device__ __forceinline__ int num_pairs(int first) const {
     return min(kGroups, groups.end - first) * kHalves * kWarpThreads;
   }
@@ -106,29 +129,24 @@ struct StreamedProduct {
     named_barrier_sync(1, (kNumWarps + 1) * kWarpThreads);
   }
 
-  // The warp that loads the `extra` of all pairs, several at a time: nothing depends on a value
-  // that is loaded until all loads of a batch have begun.
-  __device__ __forceinline__ void load_extra() {
+  // The warp that loads the `extra` of a round's pairs, several at a time: nothing depends on a
+  // value that is loaded until all loads of a batch have begun.
+  __device__ __forceinline__ void load_extra(int first) {
     constexpr int kBatch = 8;
-    output.prepare();
-    for (int first = groups.begin; first < groups.end; first += kGroups) {
-      const int count = num_pairs(first);
-      for (int index = lane_index(); index < count; index += kBatch * kWarpThreads) {
-        typename Output::Extra batch[kBatch];
+    const int count = num_pairs(first);
+    for (int index = lane_index(); index < count; index += kBatch * kWarpThreads) {
+      typename Output::Extra batch[kBatch];
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          const Pair pair = pair_at(index + i * kWarpThreads, first);
-          const bool is_pair = index + i * kWarpThreads < count && contains(pair);
-          batch[i] = {};
-          if (is_pair) batch[i] = output.load(pair.row, pair.token);
-        }
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          if (index + i * kWarpThreads < count) shared.extra[index + i * kWarpThreads] = batch[i];
-        }
+      for (int i = 0; i < kBatch; ++i) {
+        const Pair pair = pair_at(index + i * kWarpThreads, first);
+        const bool is_pair = index + i * kWarpThreads < count && contains(pair);
+        batch[i] = {};
+        if (is_pair) batch[i] = output.load(pair.row, pair.token);
       }
-      sync();
-      if (first + kGroups < groups.end) sync();  // results have been stored
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (index + i * kWarpThreads < count) shared.extra[index + i * kWarpThreads] = batch[i];
+      }
     }
   }
 
@@ -153,33 +171,26 @@ struct StreamedProduct {
 
   using Sums = float[kGroups][kTiles][4];
 
-  __device__ __forceinline__ void multiply(int warp) {
-    PipelineState<Kind::kNumStages> position;
-    const int num_slices = ceil_div(rows.k, Ring::kSliceCols);
-    int num_refills = num_slices * (groups.end - groups.begin) - Kind::kNumStages;
-    float factors[kHalves];
-    load_factors(factors, warp);
-    for (int first = groups.begin; first < groups.end; first += kGroups) {
-      Sums sums = {};
-      float squares[kHalves] = {};
+  // The products of a round, whose sums it shares.
+  __device__ __forceinline__ void multiply(int first, Progress& progress, int warp) {
+    Sums sums = {};
+    float squares[kHalves] = {};
 #pragma unroll 1
-      for (int col = 0; col < rows.k; col += Ring::kSliceCols) {
-        const int lane_col = col + warp * kChunkCols + lane_index() % 4 * 8;
-        typename Kind::Left left;
-        left.load(rows, lane_col, squares, factors);
+    for (int col = 0; col < rows.k; col += Ring::kSliceCols) {
+      const int lane_col = col + warp * kChunkCols + lane_index() % 4 * 8;
+      typename Kind::Left left;
+      left.load(rows, lane_col, squares, progress.factors);
 #pragma unroll
-        for (int g = 0; g < kGroups; ++g) {
-          if (first + g >= groups.end) break;
-          multiply_stage(sums[g], left, position, lane_col, warp);
-          if (--num_refills >= 0) release_stage_after_loads(shared.ring.empty[position.stage]);
-          position.advance();
+      for (int g = 0; g < kGroups; ++g) {
+        if (first + g >= groups.end) break;
+        multiply_stage(sums[g], left, progress.position, lane_col, warp);
+        if (--progress.num_refills >= 0) {
+          release_stage_after_loads(shared.ring.empty[progress.position.stage]);
         }
+        progress.position.advance();
       }
-      share(sums, squares, warp);
-      sync();
-      store_results(first);
-      if (first + kGroups < groups.end) sync();
     }
+    share(sums, squares, warp);
   }
 
   // Adds the products of one stage.
