@@ -29,6 +29,7 @@ GROUP = Group(
             "on the way; a launch is saved.",
             "Own work",
             (
+                Effect("moe_mlp", "gptoss-1-mxfp4", "cuda/stream", "cuda/grouped"),
                 Test("tests/test_moe_mlp.py::test_few_tokens_are_routed_inside_of_the_products"),
                 Test("tests/test_moe_mlp.py::test_stream_multiplies_on_the_host"),
             ),
@@ -40,6 +41,7 @@ GROUP = Group(
             "in memory, so the host knows none of them, and a graph serves every routing.",
             "Gale et al., MegaBlocks (2023); CUTLASS, Grouped GEMM",
             (
+                Effect("moe_mlp", "gptoss-1024-mxfp4", "cuda/grouped", "peer/triton_kernels"),
                 Test("tests/test_moe_gemm.py::test_launches_depend_on_axes_only"),
                 Test("tests/test_moe_gemm.py::test_a_kernel_of_tensor_cores_is_right_on_the_host"),
             ),
@@ -58,10 +60,11 @@ GROUP = Group(
         ),
         Technique(
             "Sparse activation",
-            "Only the chosen experts' weights are read: 4 of 128 for a token. A step of few tokens "
-            "is bounded by these bytes, and the roofline counts them.",
+            "Only the chosen experts' weights are read: 4 of 32 or 128 for a token. Few tokens "
+            "are bounded by these bytes, and the roofline counts them.",
             "Shazeer et al., Outrageously Large Neural Networks (2017)",
             (
+                Effect("moe_mlp", "gptoss-1-mxfp4", "", "", other_problem="gptoss-64-mxfp4"),
                 Test("tests/test_moe_mlp.py::test_stream_multiplies_on_the_host"),
                 Test("tests/test_moe_mlp_choice.py::test_rows_of_an_expert_decide_and_not_tokens"),
             ),
@@ -101,6 +104,8 @@ GROUP = Group(
             "and tensor cores.",
             "OpenAI, gpt-oss model card (2025)",
             (
+                Effect("moe_mlp", "gptoss-256-mxfp4", "", "", other_problem="gptoss-256-bf16"),
+                Effect("moe_mlp", "gptoss-256-mxfp4", "cuda/grouped", "peer/humming"),
                 Test("tests/test_moe_checkpoints.py::test_experts_stay_in_4_bits"),
                 Test("tests/test_moe_gemm.py::test_every_format_agrees_with_the_formulation"),
             ),
