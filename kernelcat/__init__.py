@@ -21,6 +21,7 @@ TYPE_CHECKING = False  # stands for typing.TYPE_CHECKING: importing typing would
 if TYPE_CHECKING:
     from kernelcat.call.operator import entries, get, reload
     from kernelcat.call.oracle import reference
+    from kernelcat.call.recording import record
     from kernelcat.catalog.implementation import Config
     from kernelcat.catalog.spec import Problem
     from kernelcat.errors import KernelcatError
@@ -36,6 +37,7 @@ __all__ = [
     "fp4",
     "get",
     "mla",
+    "record",
     "reference",
     "reload",
 ]
@@ -51,6 +53,7 @@ _HOMES = {
     "fp4": "kernelcat.layers",
     "get": "kernelcat.call.operator",
     "mla": "kernelcat.layers",
+    "record": "kernelcat.call.recording",
     "reference": "kernelcat",
     "reload": "kernelcat.call.operator",
 }

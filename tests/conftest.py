@@ -48,6 +48,7 @@ def own_folders(
     folder = tmp_path_factory.mktemp("kernelcat")
     monkeypatch.setenv("KERNELCAT_DB", str(folder / "tuning.sqlite3"))
     monkeypatch.setenv("KERNELCAT_RECEIPTS", str(folder / "receipts"))
+    monkeypatch.delenv("KERNELCAT_RECORD", raising=False)
     yield
     os.environ.pop("TRITON_INTERPRET", None)
 

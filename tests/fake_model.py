@@ -20,7 +20,7 @@ from kernelcat.moe.engine.scheduler import Scheduler
 from kernelcat.moe.engine.speculation import Speculation
 from kernelcat.moe.engine.step import Output, Step
 from kernelcat.moe.engine.step_arrays import StepArrays
-from kernelcat.moe.engine.step_sizes import StepSizes
+from kernelcat.moe.engine.step_sizes import Size, StepSizes
 
 VOCAB = 7
 WIDTH = 64
@@ -67,8 +67,8 @@ class FakeModel:
         shape = manager.page_size, 2
         self.caches = [np.full((g.num_pages, *shape), -1, np.int32) for g in manager.groups]
 
-    def run(self, arrays: StepArrays, previous: np.ndarray) -> np.ndarray:
-        """Tokens (rows,) of a step; ``previous`` are those of the step before."""
+    def run(self, arrays: StepArrays, previous: np.ndarray, num_rows: int) -> np.ndarray:
+        """Tokens (num_rows,) of a step; ``previous`` are those of the step before."""
         sources = arrays.source_rows
         tokens = arrays.tokens.copy()
         tokens[sources >= 0] = previous[sources[sources >= 0]]
@@ -79,7 +79,7 @@ class FakeModel:
             for cache, table in zip(self.caches, arrays.block_tables, strict=True):
                 new = np.stack([at, tokens[cu_q[s] : cu_q[s + 1]]], axis=1)
                 cache[table[s, at // size], at % size] = new
-        return np.array([self._next(arrays, i) for i in range(len(arrays.rows))], np.int64)
+        return np.array([self._next(arrays, i) for i in range(num_rows)], np.int64)
 
     def _next(self, arrays: StepArrays, i: int) -> int:
         row = arrays.rows[i]
@@ -99,7 +99,10 @@ class FakeModel:
 
 
 class FakeEngine:
-    """A scheduler and a model; steps may overlap."""
+    """A scheduler and a model; steps may overlap, and are padded where there are ``batches``.
+
+    ``sizes_used`` are those of the steps so far.
+    """
 
     def __init__(
         self,
@@ -108,12 +111,15 @@ class FakeEngine:
         limits: Limits | None = None,
         speculation: Speculation | None = None,
         has_prefix_cache: bool = True,
+        batches: Sequence[int] = (),
     ) -> None:
         self.limits = limits or Limits(step_tokens=16, max_running=8, max_waiting=64, context=64)
         self.manager = BlockManager(groups, page_size, WIDTH, has_prefix_cache)
         self.scheduler = Scheduler(self.manager, self.limits, speculation)
         num_drafts = speculation.num_drafts if speculation else 0
-        self.arrays = StepArrays(self.manager, StepSizes(self.limits, num_drafts, [8]))
+        self.sizes = StepSizes(self.limits, num_drafts, batches)
+        self.sizes_used: set[Size] = set()
+        self.arrays = StepArrays(self.manager, StepSizes(self.limits, num_drafts, batches or [8]))
         self.model = FakeModel(self.manager)
         self.results: list[tuple[Step, np.ndarray]] = []
         self.outputs: list[Output] = []
@@ -129,8 +135,10 @@ class FakeEngine:
         """Plans a step and lets the model run; the scheduler does not see the result yet."""
         step = self.scheduler.schedule()
         if step is not None:
-            self.arrays.fill(step)
-            self._previous = self.model.run(self.arrays, self._previous)
+            size = self.sizes.of(step)
+            self.sizes_used.add(size)
+            self.arrays.fill(step, size)
+            self._previous = self.model.run(self.arrays, self._previous, step.num_rows)
             self.results.append((step, self._previous))
         return step
 
@@ -168,10 +176,13 @@ class FakeEngine:
         assert request.tokens == expected
 
 
-def engine(*windows, num_pages=200, speculation=None, has_prefix_cache=True, page_size=4, **limits):
+def engine(
+    *windows, num_pages=200, speculation=None, has_prefix_cache=True, page_size=4, batches=(),
+    **limits,
+):  # fmt: skip
     """An engine with a layer group for each of ``windows``; ``limits`` are those of `Limits`."""
     groups = [LayerGroup(f"g{i}", num_pages, window) for i, window in enumerate(windows or (0,))]
     defaults = {"step_tokens": 16, "max_running": 8, "max_waiting": 64, "context": 64}
     return FakeEngine(
-        groups, page_size, Limits(**{**defaults, **limits}), speculation, has_prefix_cache
+        groups, page_size, Limits(**{**defaults, **limits}), speculation, has_prefix_cache, batches
     )

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
-from kernelcat.call import arrays
+from kernelcat import catalog, store
+from kernelcat.bounded import Bounded
+from kernelcat.call import adapters, arrays, fast_path, operator
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.errors import MissingDependency
+from kernelcat.runtime import driver, gpu, launcher
 from kernelcat.store import Choice, Measurement
 
 torch = pytest.importorskip("torch")
@@ -89,6 +94,11 @@ class Host:
         self.clones = 0
         self.rows: tuple[Choice, ...] = ()
         self.uninstalled: set[str] = set()
+        self.capturing = False
+
+    def is_capturing(self, stream: int) -> bool:
+        """As the driver's."""
+        return self.capturing
 
     def load(self, implementation, problem, config, where, device):
         if implementation.language in self.uninstalled:
@@ -109,3 +119,46 @@ def kernel(language: str, variant: str, rank: int, **more) -> Implementation:
         "estimate": lambda problem, config, where: 1.0,
     }
     return Implementation("gemm", language, variant, "", rank=rank, **{**facts, **more})
+
+
+@contextmanager
+def installed(monkeypatch: pytest.MonkeyPatch, library: HostTorch | None = None) -> Iterator[Host]:
+    """Replaces the GPU, torch's tensors, gemm's kernels and the database; the host machine."""
+    host, plain = Host(), library or HostTorch()
+    kernels = {
+        "cuda": (kernel("cuda", "tiled", 2),),
+        "triton": (kernel("triton", "tiled", 1),),
+        "cute": (kernel("cute", "new", 0, unverified="never ran"),),
+    }
+    for module in (catalog, catalog.discovery):
+        monkeypatch.setattr(module, "in_language", lambda name, language: kernels[language])
+        monkeypatch.setattr(module, "languages", lambda name: tuple(kernels))
+    monkeypatch.setattr(arrays, "torch", lambda: plain)
+    monkeypatch.setattr(launcher, "load", lambda *arguments: host.load(*arguments))
+    monkeypatch.setattr(driver, "opened", lambda: host)
+    monkeypatch.setattr(operator, "_gpu", lambda index: gpu.SKUS["h200"])
+    monkeypatch.setattr(store, "snapshot", lambda: Rows(host.rows))
+    for name in ("_ops", "_scans"):
+        monkeypatch.setattr(operator, name, {})
+    monkeypatch.setattr(adapters, "_warned", set())
+    monkeypatch.setattr(fast_path, "_missed", Bounded(4096))
+    operator._snapshot.cache_clear()
+    yield host
+    operator._snapshot.cache_clear()
+
+
+def half(*shape: int, offset: int = 0) -> torch.Tensor:
+    """Random float16 values at an address ``offset`` elements after a multiple of 16 bytes."""
+    count = int(np.prod(shape))
+    base = torch.randn(count + 16).half()
+    start = (-base.data_ptr() // 2) % 8 + offset
+    return base[start : start + count].view(shape)
+
+
+def choice(m: int, variant: str = "triton/tiled", tile: int = 64, **more) -> Choice:
+    problem = catalog.entry("gemm").problem(M=m, N=6, K=8, dtype="float16", bias=False)
+    language, _, variant = variant.partition("/")
+    facts = {"gpu": "h200", "kind": "measured", "median_us": 1.0, "source": "", "run": "r",
+             "origin": "local", **more}  # fmt: skip
+    owner = {"language": language, "variant": variant, "config": Config(tile=tile)}
+    return Choice("gemm", problem=problem, **owner, **facts)

@@ -47,14 +47,13 @@ def tiny_tokenizer() -> FolderTokenizer:
 
 
 def tiny_engine(decode: Any, model: moe.Decoder | None = None, **limits: int) -> Engine:
-    """An engine with a small random model; ``limits`` are those of `Limits`."""
+    """An engine with a small random model; ``limits`` are ``num_pages`` and those of `Limits`."""
     if model is None:
         config = replace(moe.SIZES["small-llama"], vocab_size=VOCAB)
         model = moe.random_model(config, "cpu")
+    num_pages = (limits.pop("num_pages", 400),) * len(moe.windows(model.cache_layers))
     fields = {"step_tokens": 64, "max_running": 16, "max_waiting": 64, "context": 256, **limits}
-    settings = EngineSettings(Limits(**fields), page_size=16, num_pages=(400,) * 2)
-    windows = moe.windows(model.cache_layers)
-    return Engine(model, replace(settings, num_pages=(400,) * len(windows)), decode)
+    return Engine(model, EngineSettings(Limits(**fields), 16, num_pages), decode)
 
 
 @dataclass

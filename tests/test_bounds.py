@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
+import resource
 import threading
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import kernelcat
 from kernelcat.bounded import Bounded
-from kernelcat.jit import cache
-from kernelcat.runtime import driver, launcher
+from kernelcat.call import arrays, fast_path, operator
+from kernelcat.catalog.implementation import LeastEstimate
+from kernelcat.jit import Artifact, cache, cute
+from kernelcat.runtime import driver, gpu, launcher
 
 
 def test_the_oldest_items_are_forgotten() -> None:
@@ -42,14 +50,15 @@ def test_threads_share_a_bounded_dictionary() -> None:
 
 def test_artifacts_and_functions_are_kept_in_bounded_dictionaries() -> None:
     assert cache._memory.limit <= 1024 and launcher._functions.limit <= 1024
+    assert launcher._host_functions.limit <= 64 and fast_path._missed.limit <= 4096
 
 
 class Library:
-    """Stands in for libcuda: counts modules; every other function succeeds."""
+    """Stands in for libcuda: counts modules; every other function succeeds, and does nothing."""
 
     def __init__(self) -> None:
         self.loaded: set[int] = set()
-        self.count = 0
+        self.count = self.launches = 0
 
     def cuModuleLoadData(self, module: Any, code: bytes) -> int:
         self.count += 1
@@ -59,6 +68,10 @@ class Library:
 
     def cuModuleUnload(self, module: ctypes.c_void_p) -> int:
         self.loaded.remove(module.value)
+        return 0
+
+    def cuLaunchKernelEx(self, *arguments: Any) -> int:
+        self.launches += 1
         return 0
 
     def __getattr__(self, name: str) -> Any:
@@ -71,7 +84,39 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     opened = driver.Driver(library)
     monkeypatch.setattr(driver, "opened", lambda: opened)
     monkeypatch.setattr(launcher, "_functions", Bounded(4))
+    monkeypatch.setattr(launcher, "_host_functions", Bounded(4))
     return library
+
+
+class Runtime:
+    """Stands in for the CuTe DSL's C runtime: counts modules; a launch succeeds."""
+
+    def __init__(self) -> None:
+        self.loaded: set[int] = set()
+        self.count = self.launches = 0
+
+    def CuteDSLRT_Module_Create_From_Bytes(self, module: Any, *code: Any) -> int:
+        self.count += 1
+        module._obj.value = self.count
+        self.loaded.add(self.count)
+        return 0
+
+    def CuteDSLRT_Module_Destroy(self, module: ctypes.c_void_p) -> None:
+        self.loaded.remove(module.value)
+
+    def CuteDSLRT_Module_Get_Function(self, function: Any, *name: Any) -> int:
+        return 0
+
+    def CuteDSLRT_Function_Run(self, *arguments: Any) -> int:
+        self.launches += 1
+        return 0
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    runtime = Runtime()
+    monkeypatch.setattr(cute, "_runtime", lambda: runtime)
+    return runtime
 
 
 def test_a_module_is_unloaded_with_the_last_launcher_that_uses_it(library: Library) -> None:
@@ -84,6 +129,128 @@ def test_a_module_is_unloaded_with_the_last_launcher_that_uses_it(library: Libra
     del used
     gc.collect()
     assert len(library.loaded) == 4
+
+
+def host_artifact(code: bytes, *kinds: str) -> Artifact:
+    """An object file of CuTe whose host function takes parameters of these kinds."""
+    return Artifact("cute", "sm_90a", "kernel", code, b"", {"params": kinds})
+
+
+def test_an_object_file_is_unloaded_with_the_last_launcher_that_uses_it(
+    library: Library, runtime: Runtime
+) -> None:
+    used = launcher._host_function(host_artifact(b"used", "int32"), 0)
+    for number in range(50):
+        launcher._host_function(host_artifact(b"%d" % number, "int32"), 0)
+    gc.collect()
+    assert len(runtime.loaded) == 5, "the bound, and the one in use"
+    del used
+    gc.collect()
+    assert len(runtime.loaded) == 4
+
+
+def test_object_files_are_shared_by_code_parameters_and_gpu(
+    library: Library, runtime: Runtime
+) -> None:
+    artifact = host_artifact(b"code", "int32")
+    call = launcher._host_function(artifact, 0)
+    assert launcher._host_function(replace(artifact), 0) is call
+    others = [host_artifact(b"code", "int64"), host_artifact(b"edoc", "int32")]
+    calls = {*(launcher._host_function(other, 0) for other in others)}
+    assert len({call, launcher._host_function(artifact, 1), *calls}) == 4
+
+
+# ---- calls of ever new sizes -------------------------------------------------------------------
+
+
+def uncompiled(source: Any, arch: str) -> Artifact:
+    """An artifact of ``source`` whose code is no code, with what the launcher reads of it."""
+    code = source.digest().encode()
+    metadata: dict[str, Any] = {"params": getattr(source, "params", ())}
+    if source.language == "triton":
+        metadata |= {"num_warps": 4, "shared_bytes": 0, "hidden_params": ["scratch"]}
+    return Artifact(source.language, arch, "kernel", code, code, metadata)
+
+
+@pytest.fixture
+def machine(library: Library, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """torch on a machine whose H200 does nothing; operators remember 32 signatures."""
+    torch = pytest.importorskip("torch")
+    from host_machine import HostTorch
+
+    tensors = HostTorch()
+    monkeypatch.setattr(arrays, "torch", lambda: tensors)
+    monkeypatch.setattr(launcher, "build", uncompiled)
+    monkeypatch.setattr(operator, "_gpu", lambda index: gpu.SKUS["h200"])
+    monkeypatch.setattr(operator, "MAX_REMEMBERED", 32)
+    monkeypatch.setattr(LeastEstimate, "MAX_REMEMBERED", 1)
+    for name in ("_ops", "_scans"):
+        monkeypatch.setattr(operator, name, {})
+    monkeypatch.setattr(fast_path, "_missed", Bounded(32))
+    return torch
+
+
+def call_with_rows(torch: Any, op: Any, first: int, count: int) -> None:
+    """Two calls of gemm for each of ``count`` numbers of rows."""
+    b = torch.zeros(512, 256, dtype=torch.bfloat16)
+    for rows in range(first, first + count):
+        a = torch.zeros(rows, 256, dtype=torch.bfloat16)
+        op(a, b)
+        op(a, b, out=torch.zeros(rows, 512, dtype=torch.bfloat16))
+
+
+def traced_bytes() -> int:
+    """Bytes that Python has allocated, without what functions with a bounded cache remember."""
+    for each in gc.get_objects():
+        if type(each) is functools._lru_cache_wrapper and each.cache_parameters()["maxsize"]:
+            each.cache_clear()
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+@pytest.mark.filterwarnings("ignore:there is no tuning database")
+@pytest.mark.parametrize("language", [None, "cuda", "triton", "cute"])
+def test_memory_is_flat_over_calls_of_ever_new_sizes(
+    machine: Any, language: str | None, runtime: Runtime, library: Library
+) -> None:
+    op = kernelcat.get("gemm", language=language)
+    tracemalloc.start()
+    try:
+        call_with_rows(machine, op, 300, 80)
+        before = traced_bytes()
+        call_with_rows(machine, op, 380, 120)
+        grown = traced_bytes() - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 40_000, "bytes; to remember the problem alone of each size takes 150,000"
+    for kind in (fast_path.FastCall, launcher.Launcher):
+        assert sum(type(each) is kind for each in gc.get_objects()) <= 3 * 32
+    assert len(runtime.loaded) + len(library.loaded) <= 12, "equal code is loaded once"
+    assert library.launches + runtime.launches >= 400
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("language", ["cuda", "triton", "cute"])
+def test_host_memory_is_flat_over_3000_batch_sizes(language: str) -> None:
+    torch = pytest.importorskip("torch")
+    b = torch.zeros(512, 256, dtype=torch.bfloat16, device="cuda")
+    rows = torch.zeros(3300, 256, dtype=torch.bfloat16, device="cuda")
+    chosen = kernelcat.get("gemm", language=language).explain(rows[:300], b)
+    variant = chosen.implementation.variant
+    op = kernelcat.get("gemm", language=language, variant=variant, config=chosen.config)
+    for count in range(300, 600):
+        op(rows[:count], b)
+    before = resident_bytes()
+    for count in range(600, 3300):
+        op(rows[:count], b)
+    torch.cuda.synchronize()
+    assert resident_bytes() - before < 200 << 20, "an object file a size takes 5 MB, as many GB"
+    operator.reload()
+
+
+def resident_bytes() -> int:
+    """Host memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 SPIN = """

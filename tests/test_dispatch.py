@@ -11,13 +11,22 @@ import threading
 import warnings
 import weakref
 
-import numpy as np
 import pytest
-from host_machine import STREAM, Host, HostLauncher, HostTorch, Rows, kernel, view
+from host_machine import (
+    STREAM,
+    Host,
+    HostLauncher,
+    HostTorch,
+    Rows,
+    choice,
+    half,
+    installed,
+    view,
+)
 
 import kernelcat
-from kernelcat import catalog, store
-from kernelcat.call import adapters, arrays, fast_path, operator
+from kernelcat import store
+from kernelcat.call import arrays, operator
 from kernelcat.call.choice import Pin
 from kernelcat.catalog.implementation import Config
 from kernelcat.errors import (
@@ -27,8 +36,6 @@ from kernelcat.errors import (
     UnknownName,
     Unsupported,
 )
-from kernelcat.runtime import gpu, launcher
-from kernelcat.store import Choice
 
 torch = pytest.importorskip("torch")
 
@@ -36,38 +43,12 @@ torch = pytest.importorskip("torch")
 @pytest.fixture(params=["guards", "keys"])
 def host(monkeypatch, request) -> Host:
     """The host machine, once with torch's guards to recognize signatures, once with keys only."""
-    host = Host()
-    kernels = {
-        "cuda": (kernel("cuda", "tiled", 2),),
-        "triton": (kernel("triton", "tiled", 1),),
-        "cute": (kernel("cute", "new", 0, unverified="never ran"),),
-    }
     plain = HostTorch()
     assert plain._guards is not None, "torch's guards have changed: calls are 1.5 us slower"
     if request.param == "keys":
         plain._guards = None
-    for module in (catalog, catalog.discovery):
-        monkeypatch.setattr(module, "in_language", lambda name, language: kernels[language])
-        monkeypatch.setattr(module, "languages", lambda name: tuple(kernels))
-    monkeypatch.setattr(arrays, "torch", lambda: plain)
-    monkeypatch.setattr(launcher, "load", lambda *arguments: host.load(*arguments))
-    monkeypatch.setattr(operator, "_gpu", lambda index: gpu.SKUS["h200"])
-    monkeypatch.setattr(store, "snapshot", lambda: Rows(host.rows))
-    for name in ("_ops", "_scans"):
-        monkeypatch.setattr(operator, name, {})
-    monkeypatch.setattr(adapters, "_warned", set())
-    monkeypatch.setattr(fast_path, "_missed", {})
-    operator._snapshot.cache_clear()
-    yield host
-    operator._snapshot.cache_clear()
-
-
-def half(*shape: int, offset: int = 0) -> torch.Tensor:
-    """Random float16 values at an address ``offset`` elements after a multiple of 16 bytes."""
-    count = int(np.prod(shape))
-    base = torch.randn(count + 16).half()
-    start = (-base.data_ptr() // 2) % 8 + offset
-    return base[start : start + count].view(shape)
+    with installed(monkeypatch, plain) as host:
+        yield host
 
 
 def product(a, b, bias=None):
@@ -157,15 +138,6 @@ def test_empty_arrays(host: Host) -> None:
     assert op(half(0, 8), half(6, 8)).shape == (0, 6)
     assert torch.equal(op(half(4, 0), half(6, 0)), torch.zeros(4, 6).half())
     assert op(half(4, 8), half(0, 8), out=half(4, 0)).shape == (4, 0)
-
-
-def choice(m: int, variant: str = "triton/tiled", tile: int = 64, **more) -> Choice:
-    problem = catalog.entry("gemm").problem(M=m, N=6, K=8, dtype="float16", bias=False)
-    language, _, variant = variant.partition("/")
-    facts = {"kind": "measured", "median_us": 1.0, "source": "", "run": "r", "origin": "local"}
-    return Choice(
-        "gemm", "h200", problem, language, variant, Config(tile=tile), **{**facts, **more}
-    )
 
 
 def test_a_new_result_serves_only_after_reload(host: Host) -> None:

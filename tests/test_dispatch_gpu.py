@@ -11,6 +11,7 @@ import pytest
 
 import kernelcat
 from kernelcat.errors import InvalidArgument
+from kernelcat.store import workload
 
 torch = pytest.importorskip("torch")
 
@@ -200,3 +201,34 @@ def test_mixed_devices() -> None:
     d = kernelcat.get("gemm")(*there)  # while cuda:0 is current
     torch.cuda.synchronize(1)
     assert d.device.index == 1 and close(d, *there)
+
+
+def test_captured_calls_are_recorded_as_captured(tmp_path) -> None:
+    """Two calls while a stream is captured, and one each on the default and on another stream."""
+    op, a, b, path = kernelcat.get("gemm"), cuda(96, 128), cuda(64, 128), tmp_path / "w.jsonl"
+    d, e = cuda(96, 64), cuda(96, 64)
+    op(a, b, out=d)
+    with kernelcat.record(path):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+            op(a, b, out=d)
+            op(a, b, out=d)
+        for _ in range(3):
+            graph.replay()
+        op(a, b, out=e)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            op(a, b, out=e)
+    torch.cuda.synchronize()
+    [use] = workload.read(path)
+    assert (use.calls, use.captured) == (2, 2) and use.gpu and use.us > 0
+    assert close(d, a, b) and close(e, a, b)
+
+
+def test_the_torch_operator_is_recorded_once(tmp_path) -> None:
+    a, b, path = cuda(96, 128), cuda(64, 128), tmp_path / "w.jsonl"
+    kernelcat.get("gemm")
+    with kernelcat.record(path):
+        for _ in range(5):
+            torch.ops.kernelcat.gemm(a, b)
+    assert [use.calls for use in workload.read(path)] == [5]

@@ -39,6 +39,7 @@ NOT_RUN = {
     r"moe serve ": "needs 14 GB, and runs until it is stopped",
     r"moe bench ": "needs 14 GB",
     r"db merge colleague": "needs somebody else's database",
+    r"db misses ": "needs a workload that a program has written",
 }
 """Beginning of a command -> why it is parsed only."""
 

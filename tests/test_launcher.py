@@ -43,6 +43,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
     monkeypatch.setattr(drivers, "opened", lambda: recorder)
     monkeypatch.setattr(launcher, "_functions", {})
+    monkeypatch.setattr(launcher, "_host_functions", {})
     return recorder
 
 
@@ -64,7 +65,8 @@ def make_launcher(
 ) -> Launcher:
     """A launcher of ``copies`` equal steps with these parameters."""
     step = {"grid": (7, 2, 1), "block": 128, **step}
-    artifact = Artifact(language, "sm_90a", "kernel", b"cubin", b"cubin", metadata or {})
+    kinds = {"params": [type(param).__name__ for param in params]}
+    artifact = Artifact(language, "sm_90a", "kernel", b"cubin", b"cubin", metadata or kinds)
     program = Program((Step(Source(), params=params, **step),) * copies, workspaces or {})
     return prepare("copy/cuda/bulk", program, [artifact] * copies, tuple(tensors), 0)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 import torch
 from click.testing import CliRunner
+from moe_models import NAMES
+from torch.utils.flop_counter import FlopCounterMode
 
 from kernelcat import moe
 from kernelcat.cli import main
@@ -15,6 +18,8 @@ from kernelcat.moe.bench import Decoding, Round, _round, time_decoding, time_loa
 from kernelcat.moe.engine.engine import Engine
 from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.settings import EngineSettings
+from kernelcat.moe.peers import load_transformers, time_transformers
+from kernelcat.moe.prefill import active_elements, prefill_flops
 from kernelcat.moe.serving_metrics import Slo
 from kernelcat.moe.workload import Workload
 
@@ -112,7 +117,7 @@ def test_the_command_times_decoding_loads_and_a_peer() -> None:
         "moe", "bench", "small-llama", "--random-weights", "--device", "cpu", "--batches", "1,2",
         "--context", "20", "--tokens", "3", "--rounds", "1", "--requests", "4", "--input", "5,9",
         "--output", "3", "--rate", "inf", "--rate", "200", "--peer", "transformers",
-        "--slo", "latency=60000",
+        "--slo", "latency=60000", "--prefill", "30",
     ]  # fmt: skip
     done = CliRunner().invoke(main, [*command, "--json"])
     assert done.exit_code == 0, done.output
@@ -120,6 +125,11 @@ def test_the_command_times_decoding_loads_and_a_peer() -> None:
     assert [(r["engine"], r["batch"]) for r in result["decoding"]] == [
         ("transformers", 1), ("transformers", 2), ("kernelcat", 1), ("kernelcat", 2),
     ]  # fmt: skip
+    prefill = result["prefill"]
+    assert prefill["num_tokens"] == 30 and prefill["matrix_size"] == 512
+    assert prefill["share"] == pytest.approx(prefill["tflops"] / prefill["matrix_tflops"])
+    config = moe.SIZES["small-llama"]
+    assert prefill["tflops"] * prefill["ms"] == pytest.approx(prefill_flops(config, 30) / 1e9)
     for load, rate in zip(result["loads"], (None, 200), strict=True):
         assert load["workload"]["rate"] == rate
         metrics = load["metrics"]
@@ -127,8 +137,74 @@ def test_the_command_times_decoding_loads_and_a_peer() -> None:
         assert metrics["goodput"] == metrics["request_throughput"] > 0
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0, done.output
-    for word in ("transformers", "all at once", "200 requests/s", "ttft", "goodput"):
+    for word in (
+        "transformers",
+        "all at once",
+        "200 requests/s",
+        "ttft",
+        "goodput",
+        "prefill of 30 tokens",
+    ):
         assert word in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("gpt-oss-20b", 3.61), ("gpt-oss-120b", 5.13), ("deepseek-v3", 37), ("mixtral-8x7b", 12.9)],
+)
+def test_active_elements_are_those_of_the_model_cards(name: str, billions: float) -> None:
+    """gpt-oss's cards count the head and no embedding, the others both."""
+    config = moe.SIZES[name]
+    tables = 1 if "oss" in name else 2
+    found = active_elements(config) + tables * config.vocab_size * config.hidden_size
+    assert found / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ("llama", "qwen3-moe", "mixtral", "deepseek-v3"))
+def test_operations_of_a_prefill_are_those_that_torch_counts(name: str) -> None:
+    """transformers computes scores of all pairs, and latent attention as it is defined."""
+    config, length = moe.SIZES[f"small-{name}"], 20
+    theirs = load_transformers(config, None, "cpu")
+    theirs.set_attn_implementation("eager")
+    if name != "llama":
+        theirs.set_experts_implementation("eager")  # grouped products are not counted
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        theirs(torch.zeros(1, length, dtype=torch.long), logits_to_keep=1)
+    counts = counter.get_flop_counts()["Global"]
+    head = config.vocab_size * config.hidden_size
+    products = 2 * (length * active_elements(config) + head)
+    assert counts[torch.ops.aten.mm] == products
+    attention = prefill_flops(config, length) - products
+    assert counts[torch.ops.aten.bmm] * (length + 1) == attention * 2 * length
+
+
+def test_a_window_limits_what_a_query_sees() -> None:
+    """Half of gpt-oss' layers have windows of 24 tokens: 1 + ... + 24 pairs, then 24 a token."""
+    config = moe.SIZES["small-gpt-oss"]
+    one_token = prefill_flops(config, 1)
+    head = 2 * config.vocab_size * config.hidden_size
+    per_pair = 2 * 2 * 4 * 64
+    per_token = one_token - head - 2 * per_pair
+    pairs = 100 * 101 // 2 + 24 * 25 // 2 + 76 * 24
+    assert prefill_flops(config, 100) == head + 100 * per_token + pairs * per_pair
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_peer_with_random_weights_needs_no_network(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    config = moe.SIZES[f"small-{name}"]
+    theirs = load_transformers(config, None, "cpu")
+    [found] = time_transformers(theirs, config.vocab_size, [2], 9, 3, num_rounds=1)
+    assert (found.engine, found.batch, len(found.rounds)) == ("transformers", 2, 1)
+    layer = theirs.model.layers[-1]
+    assert len(theirs.model.layers) == config.num_hidden_layers
+    assert layer.self_attn.o_proj.weight.shape[0] == config.hidden_size
 
 
 @pytest.mark.parametrize(
@@ -139,6 +215,7 @@ def test_the_command_times_decoding_loads_and_a_peer() -> None:
         (["small-llama", "--batches", "1,0"], "must be positive numbers"),
         (["small-llama", "--input", "1,2,3"], "is no range"),
         (["small-llama", "--tokens", "1"], "at least 2"),
+        (["small-llama", "--prefill", "-1"], "must be a number of tokens"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: list[str], message: str) -> None:

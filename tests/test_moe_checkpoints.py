@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from kernelcat import fp4, moe
+from kernelcat.cli import main
 from kernelcat.errors import InvalidArgument, KernelcatError, UnknownName
 from kernelcat.moe.rope import Rope
 from kernelcat.moe.weights import FP8_BLOCK
@@ -175,6 +177,25 @@ def test_a_checkpoint_of_another_model_is_refused(
     path = rewritten(moe.write_checkpoint(tmp_path, "small-gpt-oss"), change)
     with pytest.raises(InvalidArgument, match=message):
         moe.load(path, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("small-llama", r"model.embed_tokens.weight is \(256, 96\); config.json needs \(256, 64\)"),
+        ("small-smollm2", r"model.embed_tokens.weight is \(256, 96\)"),
+        ("gpt-oss-20b", r"config.json needs \(201088, 2880\)"),
+    ],
+)
+def test_a_checkpoint_with_the_label_of_another_model_is_refused(
+    tmp_path: Path, label: str, message: str
+) -> None:
+    path = moe.write_checkpoint(tmp_path, "small-gpt-oss")
+    (path / "config.json").write_text(json.dumps(moe.SIZES[label].published()))
+    with pytest.raises(InvalidArgument, match=message):
+        moe.load(path, "cpu")
+    done = CliRunner().invoke(main, ["moe", "generate", str(path), "a", "--device", "cpu"])
+    assert done.exit_code == 1 and done.output.count("\n") <= 2
 
 
 def test_a_truncated_file_and_a_missing_one_are_refused(tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from moe_models import LENGTHS, NAMES, NUM_DECODED, Case, made
 
 from kernelcat import moe
+from kernelcat.cli import main
 from kernelcat.errors import InvalidArgument
 from kernelcat.moe.engine.engine import Engine, EngineError, RequestOutput
 from kernelcat.moe.engine.limits import Limits, QueueFull
@@ -309,6 +311,19 @@ def test_too_little_memory_is_told_at_the_start(llama: Case) -> None:
     served = Engine(llama.model, settings)
     assert texts(served, llama.prompts) == llama.texts
     assert served.statistics().pages == 10
+
+
+def test_memory_that_is_full_is_told(llama: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object, **named: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(moe.KvCache, "allocate", full)
+    with pytest.raises(InvalidArgument, match=r"CUDA graphs do not fit .* lower memory .*2\.00"):
+        engine(llama.model)
+    monkeypatch.setattr(moe, "random_model", full)
+    command = ["moe", "generate", "gpt-oss-120b", "a", "--random-weights", "--device", "cpu"]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 1 and "the weights of gpt-oss-120b do not fit" in done.output
 
 
 def test_memory_is_divided_so_that_all_groups_serve_as_many_requests(gpt_oss: Case) -> None:

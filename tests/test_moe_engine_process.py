@@ -8,9 +8,11 @@ import signal
 
 import openai
 import pytest
+from click.testing import CliRunner
 from moe_server import running_server, tiny_engine, wait_until
 
 from kernelcat import moe
+from kernelcat.cli import main
 from kernelcat.errors import InvalidArgument
 from kernelcat.moe.engine.async_engine import AsyncEngine
 from kernelcat.moe.engine.engine import EngineError
@@ -95,6 +97,20 @@ async def until(engine, **expected) -> None:
 def test_what_cannot_be_opened_is_said(tmp_path):
     with pytest.raises(InvalidArgument, match=r"config\.json does not exist"):
         EngineProcess(ModelSource(str(tmp_path), "cpu"), EngineSettings())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--drafts", "-1"], "num_drafts=-1"),
+        (["--memory", "1.5"], "memory=1.5 must be"),
+        (["--cpu-cache", "1000"], "one request of context=64 tokens needs"),
+    ],
+)
+def test_the_verb_serve_says_in_a_line_why_it_does_not_start(options, message):
+    command = ["moe", "serve", "small-llama", "--random-weights", "--device", "cpu"]
+    done = CliRunner().invoke(main, [*command, "--context", "64", *options])
+    assert done.exit_code == 1 and message in done.output and "Traceback" not in done.output
 
 
 def test_a_process_that_dies_ends_the_server():

@@ -37,6 +37,10 @@ SETTINGS = {
     "speculation, preempted": {
         "speculation": Speculation(3, min_match=1), "num_pages": 20, "max_chunk": 2,
     },
+    "padded": {"batches": (1, 2, 4)},
+    "speculation, padded": {
+        "speculation": Speculation(3, min_match=1), "batches": (1, 2, 4), "step_tokens": 32,
+    },
 }  # fmt: skip
 
 
@@ -58,6 +62,9 @@ def test_tokens_are_those_of_a_request_that_is_alone(name, is_overlapped, window
         assert served.scheduler.queue.num_preemptions
     if "speculation" in name:
         assert any(len(output.tokens) > 1 for output in served.outputs)
+    if "padded" in name:
+        assert served.sizes_used & {*served.sizes.decode(), *served.sizes.verify()}
+        assert ("speculation" in name) == bool(served.sizes_used & {*served.sizes.verify()})
     assert not any(pool.num_in_use for pool in served.manager.pools)
 
 

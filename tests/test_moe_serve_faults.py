@@ -107,6 +107,22 @@ def test_a_thousand_requests_at_once_are_all_answered(running):
     running.check_idle()
 
 
+@pytest.mark.parametrize("running", [{"num_pages": 13}], indirect=True)
+def test_a_full_cache_makes_requests_wait_and_no_more(running, client):
+    """The cache has 192 tokens, and 16 requests of 13 to 52 tokens each run or wait for pages."""
+    expected = client.completions.create(**{**LONG, "max_tokens": 40}, temperature=0)
+    arrivals = Workload(48, (3, 12), (10, 40)).arrivals(VOCAB)
+    found = measure(asyncio.run(run(Target.find(running.url, api_key="secret"), arrivals)))
+    assert (found.num_complete, found.errors) == (48, {})
+    assert found.num_output_tokens == sum(arrival.num_output for arrival in arrivals)
+    assert running.engine.statistics().preemptions_total > 0
+    with pytest.raises(openai.BadRequestError, match="the cache has room for 193"):
+        client.completions.create(**LONG)
+    answer = client.completions.create(**{**LONG, "max_tokens": 40}, temperature=0)
+    assert answer.choices[0].text == expected.choices[0].text
+    running.check_idle()
+
+
 def test_the_load_names_what_fails(running):
     arrivals = Workload(2, (3, 3), (4, 4), rate=100.0).arrivals(VOCAB)
     for target, error in (

@@ -6,8 +6,8 @@ launched.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import pytest
@@ -17,8 +17,10 @@ import kernelcat
 from kernelcat import catalog, moe
 from kernelcat.call import signature
 from kernelcat.catalog.spec import Problem
-from kernelcat.moe.weights import MXFP4_BLOCK
-from kernelcat.reference._fp4_tiles import TILE_COLS, TILE_ROWS
+from kernelcat.moe.engine.building import RESERVED_BYTES
+from kernelcat.moe.engine.limits import Limits
+from kernelcat.moe.engine.memory import GIB, divide
+from kernelcat.moe.weights import MetaWeights
 from kernelcat.runtime import gpu as gpus
 
 H200 = gpus.find("h200")
@@ -34,21 +36,6 @@ class Served:
     problem: Problem
     implementation: str
     num_launches: int
-
-
-class MetaWeights(moe.Weights):
-    """Tensors without memory."""
-
-    def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-
-    def mxfp4(self, name: str, experts: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, cols = -(-n // TILE_ROWS) * TILE_ROWS, -(-k // TILE_COLS) * TILE_COLS
-        codes, scales = (
-            self.stored(name, (experts, rows, width), "uint8")
-            for width in (cols // 2, cols // MXFP4_BLOCK)
-        )
-        return codes.view(torch.float4_e2m1fn_x2), scales.view(torch.float8_e8m0fnu)
 
 
 def explained(name: str, calls: list[Served]) -> Callable[..., Any]:
@@ -101,7 +88,7 @@ def calls_of(name: str, batch: int, q_len: int, **fields_: Any) -> list[Served]:
     return calls
 
 
-@pytest.mark.parametrize(("batch", "q_len"), [(1, 1), (8, 1), (64, 1), (1, 4096)])
+@pytest.mark.parametrize(("batch", "q_len"), [(1, 1), (8, 1), (8, 5), (64, 1), (1, 4096)])
 @pytest.mark.parametrize(
     ("name", "fields_"),
     [
@@ -120,6 +107,36 @@ def test_every_call_of_a_model_is_served(
     calls = calls_of(name, batch, q_len, **fields_)
     assert {"embedding", "rms_norm", "lm_head"} < {call.problem.entry for call in calls}
     assert not [call for call in calls if call.implementation.endswith("/naive")]
+
+
+def tensors_of(holder: Any) -> Iterator[torch.Tensor]:
+    """All tensors in an object, its fields, and so on."""
+    if isinstance(holder, torch.Tensor):
+        yield holder
+    elif isinstance(holder, (list, tuple, dict)) or is_dataclass(holder):
+        parts = holder.values() if isinstance(holder, dict) else holder
+        for part in vars(holder).values() if is_dataclass(holder) else parts:
+            yield from tensors_of(part)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [("gpt-oss-20b", 13.8), ("gpt-oss-120b", 65.2), ("deepseek-v3-4-layers", 30.2)],
+)
+def test_weights_and_256_requests_fit_into_the_memory_of_an_h200(
+    name: str, gigabytes: float
+) -> None:
+    """Requests of 2,048 tokens, beside 5 GiB for what a step computes."""
+    model = moe.build(moe.SIZES[name], MetaWeights("meta", torch.bfloat16), moe.on("cpu"), 8192)
+    each = {id(tensor): tensor.nbytes for tensor in tensors_of(vars(model))}  # the head may be tied
+    weights = sum(each.values())
+    assert weights == pytest.approx(1e9 * gigabytes, rel=0.01)
+    limits = Limits(step_tokens=2048, max_running=256, context=2048)
+    left = int(0.9 * H200.memory_bytes) - weights - 5 * GIB - RESERVED_BYTES
+    windows = moe.windows(model.cache_layers)
+    sizes = moe.page_bytes(model.cache_layers, PAGE, torch.bfloat16)
+    pages = divide(left, sizes, windows, PAGE, limits, "")
+    assert pages[windows.index(0)] > 256 * 2048 // PAGE
 
 
 @pytest.mark.parametrize("batch", (1, 8))

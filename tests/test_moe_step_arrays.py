@@ -13,7 +13,7 @@ import pytest
 from fake_model import engine
 
 from kernelcat.errors import InvalidArgument
-from kernelcat.moe.engine.blocks import BlockManager, LayerGroup
+from kernelcat.moe.engine.blocks import BlockManager, BlockTable, LayerGroup
 from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import Request
@@ -91,14 +91,32 @@ def test_added_tokens_of_a_step_with_a_prompt_are_one_sequence():
     assert not arrays.block_tables[0][1:].any()
 
 
+def test_a_step_that_verifies_drafts_is_padded_by_as_many_sequences_again():
+    served = engine(0, 6)
+    for i in range(2):
+        served.submit([i + 1, 2, 3], max_tokens=9)
+    served.step()
+    step, arrays = served.scheduler.schedule(), served.arrays
+    arrays.fill(step, Size(4, 8, 8, 4))
+    assert arrays.cu_q.tolist() == [0, 1, 2, 6, 8]
+    assert arrays.kv_lens.tolist() == [4, 4, 4, 2]
+    assert arrays.positions.tolist() == [3, 3, 0, 1, 2, 3, 0, 1]
+    assert arrays.rows.tolist() == list(range(8))
+    for table in arrays.block_tables:
+        assert table[:2, 0].all() and not table[2:].any()
+    with pytest.raises(InvalidArgument, match="which have 2 tokens each at most"):
+        arrays.fill(step, Size(3, 8, 8, 2))
+
+
+@pytest.mark.parametrize("num_drafts", (0, 1, 4))
 @pytest.mark.parametrize(
     ("batches", "context"), [((1, 2, 4), 64), ((1, 2), 5), ((), 5), ((), 64), ((3,), 1000)]
 )
-def test_every_size_can_be_filled_with_added_sequences(batches, context):
+def test_every_size_can_be_filled_with_added_sequences(batches, context, num_drafts):
     limits = Limits(step_tokens=100, max_running=3, context=context)
-    sizes = StepSizes(limits, 1, batches)
+    sizes = StepSizes(limits, num_drafts, batches)
     arrays = StepArrays(BlockManager([LayerGroup("all", 9)], 4, -(-context // 4)), sizes)
-    for size in (*sizes.decode(), *sizes.mixed(), sizes.largest):
+    for size in (*sizes.decode(), *sizes.verify(), *sizes.mixed(), sizes.largest):
         arrays.fill(Step(0), size)
         assert arrays.size == size and arrays.cu_q[-1] == size.tokens
         assert arrays.kv_lens.max() <= context
@@ -109,7 +127,7 @@ def test_every_size_can_be_filled_with_added_sequences(batches, context):
 def test_every_step_has_a_size_that_is_compiled_before():
     limits = Limits(step_tokens=40, max_running=6, context=64)
     sizes = StepSizes(limits, 2, (1, 2, 4))
-    known = {*sizes.decode(), *sizes.mixed()}
+    known = {*sizes.decode(), *sizes.verify(), *sizes.mixed()}
     shapes = {(size.batch, size.tokens) for size in known}
     rows = {(size.batch, size.rows) for size in known}
     for batch in range(1, 7):
@@ -127,6 +145,25 @@ def test_every_step_has_a_size_that_is_compiled_before():
                 assert all(a <= b for a, b in zip(padded, sizes.largest, strict=True))
                 assert padded.tokens == tokens or padded.batch > batch
     assert sizes.tokens == [16, 32, 40] and sizes.batches == [1, 2, 4, 6]
+
+
+def test_every_step_without_prompts_has_the_size_of_a_graph():
+    """Whatever its requests draft, up to the limit of tokens in a step."""
+    limits, request = Limits(step_tokens=16, max_running=6, context=64), Request("", [1])
+    request.table = BlockTable(np.zeros((1, 16), np.int32), [], [0])
+    sizes = StepSizes(limits, 2, (1, 2, 4))
+    assert [size.tokens for size in sizes.verify()] == [3, 6, 12]  # 18 tokens are too many
+    arrays = StepArrays(BlockManager([LayerGroup("all", 9)], 4, 16), sizes)
+    for batch in range(1, 5):
+        for drafts in itertools.product(range(3), repeat=batch):
+            step = Step(0)
+            for count in drafts:
+                tokens = [1] * (1 + count)
+                step.add(ScheduledChunk(request, 0, tokens, tokens[1:], 1 + count, 0, -1, 0))
+            padded = sizes.of(step)
+            assert padded in (sizes.verify() if any(drafts) else sizes.decode())
+            arrays.fill(step, padded)
+            assert arrays.cu_q[-1] == padded.tokens and np.diff(arrays.cu_q).max() <= padded.max_q
 
 
 def test_buffers_come_from_the_caller():

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from kernelcat.call import signature
+from kernelcat.bounded import Bounded
+from kernelcat.call import recording, signature
 from kernelcat.call.arrays import Library
 from kernelcat.call.choice import Decision
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.dtypes import itemsize
 from kernelcat.errors import InvalidArgument
 
-Launch = Callable[[tuple[int, ...], int], None]
-"""``launch(addresses of all tensors, stream)``."""
+Launch = recording.Launch
 Allocate = Callable[[], tuple[Any, list[int]]]
 """``allocate() -> (output or tuple of outputs, their addresses)``."""
 
-_missed: dict[Problem, list[int]] = {}
-"""Problem that nobody has measured on the GPU where it ran -> [number of calls]."""
+_missed = Bounded[Problem, list[int]](4096)
+"""Problem that nobody has measured on the GPU where it ran -> [number of calls]; the newest."""
 
 EXPECTED_ERRORS = (
     AttributeError,  # an argument that is no array of the remembered library
@@ -95,26 +96,38 @@ class Bound:
     """A call with fixed arrays, made by ``op.bind(...)``; nothing is left to look up.
 
     ``arrays`` are the entry's inputs and outputs (None for an absent one), which this object keeps
-    alive. Every call returns ``out``.
+    alive. Every call returns ``out``. ``wrap`` makes of ``launch`` what a call runs.
     """
 
-    __slots__ = ("_current", "_device", "_launch", "_pointers", "arrays", "out")
+    __slots__ = ("__weakref__", "_current", "_device", "_launch", "_pointers", "_wrap", "arrays",
+                 "out")  # fmt: skip
 
     def __init__(
         self,
         launch: Launch,
+        wrap: Callable[[Launch], Launch],
         device: int,
         current: Callable[[int], int],
         pointers: Sequence[int],
         arrays: tuple[Any, ...],
         out: Any,
     ) -> None:
-        self._launch = launch
+        self._wrap = partial(wrap, launch)
         self._device = device
         self._current = current
         self._pointers = tuple(pointers)
         self.arrays = arrays
         self.out = out
+        recording.listen(self)
+        self.rewrap()
+
+    def rewrap(self) -> None:
+        """Run what records calls, or what does not: a recorder has started or stopped."""
+        while True:
+            changes = recording.changes
+            self._launch = self._wrap()
+            if changes == recording.changes:  # else another thread has started or stopped one
+                return
 
     def __call__(self) -> Any:
         self._launch(self._pointers, self._current(self._device))
@@ -170,7 +183,7 @@ def _allocator_of_some(
 def misses() -> list[tuple[Problem, int]]:
     """(problem, number of calls) for problems that nobody has measured on the GPU where they ran.
 
-    The problem with the most calls comes first.
+    The problem with the most calls comes first. Of more than 4096 problems the newest are known.
     """
     counts = [(problem, calls[0]) for problem, calls in list(_missed.items())]
     return sorted((pair for pair in counts if pair[1]), key=lambda pair: -pair[1])
@@ -188,7 +201,15 @@ def count_slow(exception: str) -> None:
 
 def count_miss(problem: Problem) -> None:
     """Count a call of a problem that nobody has measured on this GPU."""
-    _missed.setdefault(problem, [0])[0] += 1
+    _calls_of(problem)[0] += 1
+
+
+def _calls_of(problem: Problem) -> list[int]:
+    """The counter of a missed problem."""
+    calls = _missed.get(problem)
+    if calls is None:
+        calls = _missed[problem] = [0]
+    return calls
 
 
 def refuse_overlap(entry: Entry, operands: Sequence[Any]) -> None:
@@ -209,7 +230,7 @@ def refuse_overlap(entry: Entry, operands: Sequence[Any]) -> None:
 
 def _counted(launch: Launch, problem: Problem) -> Launch:
     """``launch`` that also counts a miss."""
-    calls = _missed.setdefault(problem, [0])
+    calls = _calls_of(problem)
 
     def run(pointers: tuple[int, ...], stream: int) -> None:
         calls[0] += 1

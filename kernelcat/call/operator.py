@@ -12,15 +12,15 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from weakref import WeakSet
 
 from kernelcat import catalog
-from kernelcat.call import adapters, arrays, fast_path, signature
+from kernelcat.call import adapters, arrays, fast_path, recording, signature
 from kernelcat.call.building import build
 from kernelcat.call.choice import Decision, Pin, choose
-from kernelcat.call.fast_path import Bound, FastCall, misses, slow_calls
+from kernelcat.call.fast_path import Bound, FastCall, Launch, misses, slow_calls
 from kernelcat.catalog.implementation import Config, ConfigValue
 from kernelcat.catalog.spec import AxisValue, Entry, Problem
 from kernelcat.errors import InvalidArgument
@@ -132,10 +132,12 @@ class Op:
         self._fast_calls: dict[Any, FastCall] = {}
         self._loaded: dict[tuple[Problem, int], tuple[Decision, Any]] = {}
         self._lock = threading.RLock()
+        self._forgotten = 0  # how often fast calls were forgotten
         self.traced: Callable[..., Any] | None = None  # serves torch.compile and wrapper tensors
         self._positions = {tensor.name: i for i, tensor in enumerate(entry.inputs)}
         with LOCK:
             _alive.add(self)
+        recording.listen(self)
 
     def __repr__(self) -> str:
         return f"<kernelcat.Op {self.entry.name}{self.pin.key}>"
@@ -204,7 +206,9 @@ class Op:
         if decision.missed:
             fast_path.count_miss(problem)
         current = library.stream() if stream is None else arrays.fixed_stream(stream)
-        return Bound(launch.clone(), device, current, library.scan(operands)[1], operands, out)
+        wrap = partial(self._wrap, problem, device, decision)
+        pointers = library.scan(operands)[1]
+        return Bound(launch.clone(), wrap, device, current, pointers, operands, out)
 
     def plan(self, *args: Any, device: int = 0, **named: Any) -> Plan:
         """The choice for one problem, made and built ahead of calls.
@@ -241,8 +245,14 @@ class Op:
     def forget(self) -> None:
         """Forget all launchers and choices."""
         with self._lock:
-            self._fast_calls.clear()
             self._loaded.clear()
+            self.rewrap()
+
+    def rewrap(self) -> None:
+        """Forget fast calls, and keep launchers: a recorder of calls has started or stopped."""
+        with self._lock:
+            self._forgotten += 1
+            self._fast_calls.clear()
             for recent in self._fresh + self._onto:
                 recent.clear()
 
@@ -272,12 +282,15 @@ class Op:
             operands = (*args, *self._pads[count], *operands[count:])
         first = operands[0] if operands[0] is not None else _first(operands)
         key, pointers = _scans[type(first)](operands)
+        forgotten = self._forgotten
         call = self._fast_calls.get((key, axes) if axes else key)
         if call is not None and call.matches and not axes and not any(x is None for x in args):
             recent = (self._fresh if fresh else self._onto)[count]
             if not any(call is other for other in recent):
                 recent.insert(0, call)
                 del recent[MAX_RECENT:]
+                if forgotten != self._forgotten:  # in another thread: the call is forgotten too
+                    recent.clear()
         return call, pointers
 
     def _refuse_overlap(self, placed: tuple[Any, ...], operands: tuple[Any, ...]) -> None:
@@ -296,9 +309,12 @@ class Op:
         if not all(info.aligned for info in infos.values()):
             return adapters.call_with_copies(self, library, inputs, outs, axes)
         decision, launch = self._load(problem, device)
-        call = FastCall.make(self.entry, problem, device, library, decision, launch, inputs, outs)
         key, _ = library.scan((*inputs, *outs))
         with self._lock:
+            launch = self._wrap(problem, device, decision, launch)
+            call = FastCall.make(
+                self.entry, problem, device, library, decision, launch, inputs, outs
+            )
             _remember(self._fast_calls, (key, tuple(axes.items())) if axes else key, call)
             _scans[type(_first(inputs))] = library.scan
         return self(*inputs, out=out, **axes)
@@ -332,6 +348,10 @@ class Op:
             if (problem, device) not in self._loaded:
                 _remember(self._loaded, (problem, device), self._build(problem, device))
             return self._loaded[problem, device]
+
+    def _wrap(self, problem: Problem, device: int, decision: Decision, launch: Launch) -> Launch:
+        """``launch`` as it is while nobody records calls, else a function that counts too."""
+        return recording.wrapped(launch, problem, _gpu(device), decision)
 
     def _build(self, problem: Problem, device: int) -> tuple[Decision, Any]:
         rows, refuted = _choices(self.entry.name), _refuted(self.entry.name)

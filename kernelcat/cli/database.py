@@ -206,6 +206,40 @@ def verify_rows(url: str | None, as_json: bool) -> None:
         )
 
 
+@db.command("misses")
+@click.option(
+    "--workload",
+    "file",
+    type=FILE,
+    envvar="KERNELCAT_RECORD",
+    show_envvar=True,
+    help="File that kernelcat.record or KERNELCAT_RECORD wrote.",
+)
+@click.option("--gpu", help="Show only calls on this SKU.")
+@as_json
+@url
+def list_misses(file: Path | None, gpu: str | None, url: str | None, as_json: bool) -> None:
+    """List problems that programs called and nobody has measured, those that cost most first.
+
+    Each line says what served the problem, and why: nearest (the winner of a near problem), bucket,
+    borrowed (from another GPU), predicted or default.
+
+    \b
+    Example:
+      kernelcat db misses --workload workload.jsonl --gpu h200
+    """
+    from kernelcat.report.misses import misses
+    from kernelcat.runtime import gpu as gpus
+    from kernelcat.store import workload
+
+    if file is None:
+        raise click.UsageError("name a --workload: a file that KERNELCAT_RECORD=FILE wrote")
+    found = misses(workload.read(file), gpus.find(gpu).sku if gpu else None, url)
+    if as_json:
+        return emit([miss.to_json() for miss in found.misses])
+    show(found.sheet().console())
+
+
 @click.command()
 @click.argument("entry", required=False)
 @click.option("--gpu", help="Show only this SKU.")

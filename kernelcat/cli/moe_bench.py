@@ -44,6 +44,7 @@ class Load:
 @click.option("--context", default=1024, show_default=True, help="Tokens of decoding's prompts.")
 @click.option("--tokens", default=256, show_default=True, help="Tokens written in decoding.")
 @click.option("--rounds", default=3, show_default=True, help="Rounds of decoding.")
+@click.option("--prefill", default=0, help="Tokens of a prompt whose prefill is timed; 0: none.")
 @click.option("--step-tokens", default=2048, show_default=True, help="New tokens of a step.")
 @click.option("--peer", "peers", multiple=True, help="Also time decoding of: transformers.")
 @click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
@@ -71,8 +72,9 @@ def bench(
 ) -> None:  # fmt: skip
     """Time MODEL in this process, or the server at --url.
 
-    In this process: decoding at fixed batches, then loads of requests. A server gets the loads;
-    MODEL is then its model's name, by default that of the first one.
+    In this process: decoding at fixed batches, the prefill of one long prompt beside a product of
+    large matrices, then loads of requests. A server gets the loads; MODEL is then its model's name,
+    by default that of the first one.
 
     Lengths of a load are uniform in the ranges; prompts are random tokens, greedy, and the end of
     sequence is ignored. TTFT counts from the time at which a request is due. Decoding is timed
@@ -100,6 +102,12 @@ def bench(
         return emit({**result, "loads": [load.published() for load in result["loads"]]})
     if result.get("decoding"):
         show(_decoding_table(result["decoding"]))
+    if prefill := result.get("prefill"):
+        echo(
+            f"prefill of {prefill.num_tokens} tokens: {prefill.ms:.1f} ms, "
+            f"{prefill.tflops:.1f} TFLOP/s, {100 * prefill.share:.0f} % of the "
+            f"{prefill.matrix_tflops:.1f} of a product of matrices of {prefill.matrix_size} rows"
+        )
     for load in result["loads"]:
         show(_load_table(load))
     return None
@@ -130,6 +138,7 @@ def _bench_engine(
     import torch
 
     from kernelcat.moe.bench import time_decoding, time_load
+    from kernelcat.moe.prefill import time_prefill
     from kernelcat.moe.source import ModelSource
 
     batches = _integers(options["batches"], "must be positive numbers like 1,8,64")
@@ -138,6 +147,9 @@ def _bench_engine(
         raise InvalidArgument(
             f"context={context} and rounds={rounds} must be positive, tokens={tokens} at least 2"
         )
+    prefill = options["prefill"]
+    if prefill < 0:
+        raise InvalidArgument(f"--prefill {prefill} must be a number of tokens, or 0 for none")
     random, device = options["random_weights"], options["device"]
     source = ModelSource.find(model, device, random, tell=lambda line: echo(line, err=True))
     is_cuda = source.device == "cuda"
@@ -146,14 +158,16 @@ def _bench_engine(
     decoding = _peer_decoding(source, options["peers"], (batches, context, tokens, rounds))
     lengths = [load.input_range[1] + load.output_range[1] for load in loads]
     most = [*batches, *(load.num_requests for load in loads)]
-    engine = _engine(source, max(context + tokens, *lengths, 2), max(most), options)
+    engine = _engine(source, max(context + tokens, *lengths, prefill + 1), max(most), options)
     decoding += [time_decoding(engine, batch, context, tokens, rounds) for batch in batches]
+    long_prompt = time_prefill(engine, prefill) if prefill else None
     found = [Load(load, time_load(engine, load, slo)) for load in loads]
     return {
         "model": source.name,
         "has_random_weights": random,
         "device": torch.cuda.get_device_name() if is_cuda else "cpu",
         "decoding": decoding,
+        "prefill": long_prompt,
         "loads": found,
         "statistics": asdict(engine.statistics()),
     }

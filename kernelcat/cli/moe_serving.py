@@ -40,6 +40,7 @@ CPU_CONTEXT = 1024
 @click.option("--max-waiting", type=int, help="Requests that wait, at most.")
 @click.option("--step-tokens", type=int, help="New tokens that a step computes, at most.")
 @click.option("--cache-dtype", default="", help="Element type of the caches: float8_e4m3fn.")
+@click.option("--drafts", default=0, show_default=True, help="Draft tokens of n-gram speculation.")
 @click.option("--max-body", default=8 << 20, show_default=True, help="Bytes of a request, at most.")
 @click.option(
     "--grace", default=30.0, show_default=True, help="Seconds for running requests after SIGTERM."
@@ -93,6 +94,7 @@ def _settings(options: dict[str, Any]) -> EngineSettings:
     """The engine's settings."""
     from kernelcat.moe.engine.limits import Limits
     from kernelcat.moe.engine.settings import EngineSettings
+    from kernelcat.moe.engine.speculation import Speculation
 
     names = ("context", "max_running", "max_waiting", "step_tokens")
     limits = Limits(**{name: options[name] for name in names if options[name] is not None})
@@ -101,4 +103,5 @@ def _settings(options: dict[str, Any]) -> EngineSettings:
         memory=options["memory"],
         cpu_cache_bytes=options["cpu_cache"],
         cache_dtype=options["cache_dtype"],
+        speculation=Speculation(options["drafts"]) if options["drafts"] else None,
     )

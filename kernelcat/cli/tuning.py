@@ -15,7 +15,6 @@ from kernelcat.cli.output import echo, emit, note_missing_database, show
 from kernelcat.errors import InvalidArgument
 
 _OPTIONS = (
-    click.argument("entry"),
     click.option(
         "--gpu",
         help="SKU; by default this machine's GPU. For another SKU, times are predicted.",
@@ -48,19 +47,34 @@ _OPTIONS = (
 
 
 def _measuring(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the arguments that tune and bench share."""
+    """Add the options that tune and bench share."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 @click.command()
+@click.argument("entry", required=False)
+@click.option(
+    "--workload",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Tune the problems of this file, those that cost most first; ENTRY may be left out.",
+)
+@click.option(
+    "--replays",
+    type=click.IntRange(min=0),
+    metavar="COUNT",
+    help="With --workload: a call that a CUDA graph captured counts COUNT times; once by default.",
+)
 @_measuring
 @click.option(
     "--strategy", default="auto", help="Search strategy: auto, exhaustive, random or halving."
 )
 @click.option("--fresh", is_flag=True, help="Ignore earlier results, failures included.")
-def tune(as_json: bool, **options: Any) -> None:
+def tune(
+    as_json: bool, entry: str | None, path: Path | None, replays: int | None, **options: Any
+) -> None:
     """Find the fastest configurations of ENTRY.
 
     The fastest ones race with each other and with ENTRY's peers, and all results are stored. A tune
@@ -69,15 +83,24 @@ def tune(as_json: bool, **options: Any) -> None:
     \b
     Example:
       kernelcat tune gemm --problem 4096x4096x4096 --budget 2m
+      kernelcat tune --workload workload.jsonl --budget 10m
 
     With several GPUs of one SKU (--device all), each GPU screens and races one problem at a time.
+    The environment variable KERNELCAT_RECORD makes a program write a workload.
     """
     from kernelcat import tune
 
-    _measure(tune.tune, as_json, **options)
+    if path is not None:
+        return _tune_workload(path, entry, replays, as_json, **options)
+    if entry is None:
+        raise click.UsageError("Missing argument 'ENTRY'; only --workload goes without it.")
+    if replays is not None:
+        raise InvalidArgument("--replays is for --workload")
+    _measure(tune.tune, as_json, entry=entry, **options)
 
 
 @click.command()
+@click.argument("entry")
 @_measuring
 @click.option(
     "--random",
@@ -182,22 +205,54 @@ def ladder(
 
 
 def _measure(
-    work: Callable[..., Any], as_json: bool, entry: str, url: str | None, budget: str | None,
-    no_peers: bool, **options: Any,
-) -> None:  # fmt: skip
-    chosen = {name: value for name, value in options.items() if value}
-    budget_s = None if budget is None else seconds(budget)
-    report = _run(work, as_json, url, entry, budget_s=budget_s, peers=not no_peers, **chosen)
+    work: Callable[..., Any], as_json: bool, entry: str, url: str | None, **options: Any
+) -> None:
+    report = _run(work, as_json, url, entry, **_chosen(**options))
     if as_json:
         return emit(report.to_json())
     for line in report.lines():
         echo(line)
 
 
+def _tune_workload(
+    path: Path, entry: str | None, replays: int | None, as_json: bool, url: str | None,
+    problems: tuple[str, ...], **options: Any,
+) -> None:  # fmt: skip
+    """Tune a workload; the lines of each problem are printed as soon as it is tuned, notes once."""
+    from kernelcat.tune.report import TuneReport
+    from kernelcat.tune.workload import tune_workload
+
+    if problems:
+        raise InvalidArgument("--problem does not go with --workload, which names the problems")
+    noted: set[str] = set()
+
+    def show_lines(report: TuneReport) -> None:
+        for line in report.lines():
+            if line not in report.notes:
+                echo(f"{report.entry} {line}")
+            elif line not in noted:
+                noted.add(line)
+                echo(line)
+
+    chosen = _chosen(**options) | {"replays": 1 if replays is None else replays}
+    done = (lambda report: None) if as_json else show_lines
+    report = _run(tune_workload, as_json, url, path, entry=entry, done=done, **chosen)
+    if as_json:
+        return emit(report.to_json())
+    for line in report.lines():
+        echo(line)
+
+
+def _chosen(*, budget: str | None, no_peers: bool, **options: Any) -> dict[str, Any]:
+    """Arguments of functions of ``kernelcat.tune`` for the options that were given."""
+    given = {name: value for name, value in options.items() if value}
+    return given | {"budget_s": None if budget is None else seconds(budget), "peers": not no_peers}
+
+
 def _run(
-    work: Callable[..., Any], as_json: bool, url: str | None, entry: str, **options: Any
+    work: Callable[..., Any], as_json: bool, url: str | None, subject: str | Path, **options: Any
 ) -> Any:
-    """Call ``work`` with an open database and return its report.
+    """Call ``work`` on an entry or a file, with an open database, and return its report.
 
     Ctrl-C ends the program with one line about the results that were stored.
     """
@@ -206,7 +261,7 @@ def _run(
 
     with Store.open(url) as store:
         try:
-            return work(entry, store=store, progress=Quiet() if as_json else None, **options)
+            return work(subject, store=store, progress=Quiet() if as_json else None, **options)
         except Interrupted as stopped:
             echo(f"\n{stopped}", err=True)
             sys.exit(130)

@@ -82,8 +82,12 @@ class Config:
         return f"hidden_act={act!r} must be silu" if act != "silu" else None
 
     def published(self) -> dict[str, Any]:
-        """The content of a `config.json`; the inverse of :meth:`of`."""
-        values = {name: value for name, value in asdict(self).items() if name != "rope"}
+        """The content of a `config.json`, in the types of JSON; the inverse of :meth:`of`."""
+        values = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+            if name != "rope"
+        }
         names = {"architectures": [self.architecture], "model_type": self.model_type}
         types = {"torch_dtype": "bfloat16", "hidden_act": "silu"}
         return {**names, **types, **values, **self.rope.published(), **self.also_published}

@@ -1,5 +1,8 @@
 """Configurations by name: published models at their true sizes, and small ones for tests.
 
+DeepSeek-V3 as a whole needs several GPUs. Its first 4 layers, of which one has experts, are 30 GB
+and have a name of their own.
+
 Small models have every feature of the large ones: several layers, windows shorter than a test's
 prompts, more groups than are selected, YaRN. Their heads have 64 elements and their latents 512,
 which are the fewest that `paged_attn` and `flashmla` take.
@@ -76,6 +79,7 @@ SIZES: dict[str, Config] = {
     ),
     "qwen3-30b-a3b": _QWEN3_30B,
     "deepseek-v3": _DEEPSEEK_V3,
+    "deepseek-v3-4-layers": replace(_DEEPSEEK_V3, num_hidden_layers=4),
     "llama-3.1-8b": _LLAMA_8B,
     "mixtral-8x7b": _MIXTRAL_8X7B,
     "smollm2-135m": _SMOLLM2,

@@ -13,6 +13,7 @@ from kernelcat.errors import InvalidArgument, UnknownName, nearest
 from kernelcat.moe import config as configs
 from kernelcat.moe import download
 from kernelcat.moe.config import Config
+from kernelcat.moe.engine.memory import fitting
 from kernelcat.moe.model import Decoder
 from kernelcat.moe.tokenizer import Tokenizer, tokenizer_of
 from kernelcat.moe.upcycle import load_upcycled
@@ -87,12 +88,16 @@ class ModelSource:
         return moe.SIZES[self.model]
 
     def open(self) -> Decoder:
-        """The model with its weights; see `moe.load` for errors."""
-        if self.has_random_weights:
-            return moe.random_model(self.config(), self.device)
-        if self.upcycle:
-            return load_upcycled(self.model, self.upcycle, device=self.device)
-        return moe.load(self.model, self.device)
+        """The model with its weights; see `moe.load` for errors.
+
+        Also raises ``InvalidArgument`` if the weights do not fit into the memory.
+        """
+        with fitting(f"the weights of {self.name}", "take a smaller model, or a larger device"):
+            if self.has_random_weights:
+                return moe.random_model(self.config(), self.device)
+            if self.upcycle:
+                return load_upcycled(self.model, self.upcycle, device=self.device)
+            return moe.load(self.model, self.device)
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; see `tokenizer_of` for errors."""

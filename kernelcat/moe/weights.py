@@ -6,6 +6,7 @@ So a checkpoint that is truncated or of another model is found at load, with the
     CheckpointWeights   the tensors of safetensors files
     RandomWeights       random tensors of the same names and shapes, at any size
     RecordedWeights     random ones that are also kept, to write a small checkpoint
+    MetaWeights         shapes and types without memory, to count and to plan
 
 Who has weights in another form writes a subclass with one method, :meth:`Weights.stored`.
 """
@@ -23,6 +24,7 @@ import torch
 from kernelcat.errors import InvalidArgument
 from kernelcat.layers import fp4
 from kernelcat.layers.checkpoint import Checkpoint
+from kernelcat.reference._fp4_tiles import TILE_COLS, TILE_ROWS
 
 FP8_BLOCK = 128
 """Rows and columns of a float8 weight that share a scale, in DeepSeek's checkpoints."""
@@ -183,3 +185,20 @@ class RecordedWeights(RandomWeights):
         """A random tensor, which is kept."""
         self.tensors[name] = super().stored(name, shape, dtype)
         return self.tensors[name]
+
+
+class MetaWeights(Weights):
+    """Tensors without memory, on the device ``meta``: their shapes and types are right."""
+
+    def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        """A tensor without memory."""
+        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+
+    def mxfp4(self, name: str, experts: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tensors without memory; see `Weights.mxfp4`."""
+        rows, cols = -(-n // TILE_ROWS) * TILE_ROWS, -(-k // TILE_COLS) * TILE_COLS
+        codes, scales = (
+            self.stored(name, (experts, rows, width), "uint8")
+            for width in (cols // 2, cols // MXFP4_BLOCK)
+        )
+        return codes.view(torch.float4_e2m1fn_x2), scales.view(torch.float8_e8m0fnu)

@@ -187,6 +187,15 @@ class Driver:
         self.call("cuCtxSetCurrent", self.context(device))
         return True
 
+    def is_capturing(self, stream: int) -> bool:
+        """Whether a CUDA graph captures the stream with the handle ``stream``.
+
+        False where the driver cannot tell: for the default stream while another stream captures.
+        """
+        status = c_int()
+        failed = self._library.cuStreamIsCapturing(c_void_p(stream), ctypes.byref(status))
+        return not failed and status.value != 0
+
     def function(self, code: bytes, name: str, device: int) -> c_void_p:
         """The kernel ``name`` in the cubin ``code``, unloaded with the last reference to it."""
         module, function = c_void_p(), Function()

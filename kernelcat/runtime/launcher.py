@@ -131,10 +131,7 @@ class LoadedProgram:
 def _kernel(step: Step, artifact: Artifact, number: int, device: int) -> Kernel:
     """Load step ``number`` of a program into GPU ``device``."""
     if artifact.language == "cute":
-        from kernelcat.jit import cute
-
-        with driver.opened().using(device):
-            call = cute.load(artifact)
+        call = _host_function(artifact, device)
         return Kernel(call, step.params, step.grid, 0, 0, (1, 1, 1), False)
     data = artifact.metadata
     scratch = {f"scratch of step {number}": data.get("global_scratch_bytes", 0) * prod(step.grid)}
@@ -167,6 +164,26 @@ def _function(code: bytes, name: str, device: int) -> c_void_p:
     if function is None:
         function = _functions[key] = driver.opened().function(code, name, device)
     return function
+
+
+_host_functions = Bounded[tuple[bytes, tuple[str, ...], int], Callable[..., None]](64)
+"""(digest of an object file, kinds of its parameters, GPU) -> loaded host function of CuTe.
+
+Problems that differ in sizes only have the same object file, which takes megabytes of host memory
+while it is loaded. Calls of a host function wait for each other while it launches.
+"""
+
+
+def _host_function(artifact: Artifact, device: int) -> Callable[..., None]:
+    from kernelcat.jit import cute
+
+    kinds = tuple(artifact.metadata["params"])
+    key = (hashlib.sha256(artifact.code).digest(), kinds, device)
+    call = _host_functions.get(key)
+    if call is None:
+        with driver.opened().using(device):
+            call = _host_functions[key] = cute.load(artifact)
+    return call
 
 
 def _check(params: tuple[Param, ...], names: set[str]) -> None:

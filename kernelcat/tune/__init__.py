@@ -27,7 +27,7 @@ from kernelcat.runtime import gpu as gpus
 from kernelcat.runtime.devices import Devices, numbers, shared_sku
 from kernelcat.runtime.environment import Environment
 from kernelcat.runtime.gpu import Gpu
-from kernelcat.store.lines import shipped
+from kernelcat.store import lines
 from kernelcat.store.measurement import Measurement, new_run
 from kernelcat.store.races import LADDER
 from kernelcat.tune import backend as backends
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Interrupted",
     "Limits",
+    "Options",
     "ProblemReport",
     "Progress",
     "Quiet",
@@ -80,6 +81,24 @@ class Options:
     backend: str = backends.CUDA
     limits: Limits = field(default_factory=Limits)
     processes: int | None = None
+
+    def command(self, *words: str) -> str:
+        """The command line that continues an interrupted ``kernelcat`` with ``words``."""
+        line = ["kernelcat", *words]
+        line += [f"--gpu {self.gpu}"] if self.gpu else []
+        if self.devices == "all":
+            line.append("--device all")
+        elif self.devices is not None:
+            line += [f"--device {number}" for number in self.devices]
+        for problem in self.problems or ():
+            line += [f"--problem {problem}"] if isinstance(problem, str) else []
+        flags = {"--language": self.languages, "--variant": self.variants}
+        if LADDER not in self.states:
+            flags |= {"--regime": self.regimes} if self.regimes != REGIMES else {}
+            flags |= {"--state": self.states} if self.states != TUNED else {}
+        for flag, values in flags.items():
+            line += [f"{flag} {value}" for value in values or ()]
+        return " ".join(line)
 
 
 def tune(entry: str, **options: Any) -> TuneReport:
@@ -192,7 +211,7 @@ def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
             raise UnknownName(f"unknown thermal state {state!r}{nearest(state, list(STATES))}")
     problems = _problems(entry, options.problems)
     implementations = _implementations(backend, entry, options)
-    target, devices = _target(backend, options)
+    target, devices = choose_target(backend, options)
     start = time.monotonic()
     report = TuneReport(entry.name, target.sku, "measured" if devices else "predicted", new_run())
     # Of all implementations: an incumbent may be of another language or variant than the options.
@@ -211,7 +230,7 @@ def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
         limits, notes = options.limits.for_cache()
         report.notes += notes if devices else []
         supervisors = [Supervisor(options.backend, i, limits) for i in devices]
-        lock, shipped_rows = threading.Lock(), _shipped_rows(entry, target)
+        lock, shipped = threading.Lock(), shipped_rows(entry, target)
 
         def make_tools(supervisor: Supervisor) -> Tools:
             hello = supervisor.hello()
@@ -223,7 +242,7 @@ def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
                 report=report, lock=lock,
                 regimes=[r for r in options.regimes if r in hello.regimes],
                 states=options.states, strategy=options.strategy, peers=options.peers,
-                fresh=options.fresh, shipped=shipped_rows,
+                fresh=options.fresh, shipped=shipped,
             )  # fmt: skip
 
         try:
@@ -240,7 +259,7 @@ def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
         except KeyboardInterrupt:
             # Ctrl-C may have come after a row was stored and before it was added to the report.
             report.rows = max(report.rows, store.rows(run=report.run), key=len)
-            raise Interrupted(report, _resume_command(verb, name, options)) from None
+            raise Interrupted(report, options.command(verb, name)) from None
         finally:
             order = [entry.problem_name(problem) or str(problem) for problem in problems]
             report.problems.sort(key=lambda problem: order.index(problem.name))
@@ -249,9 +268,9 @@ def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
     return report
 
 
-def _shipped_rows(entry: Entry, gpu: Gpu) -> list[Measurement]:
+def shipped_rows(entry: Entry, gpu: Gpu) -> list[Measurement]:
     """The rows of ``tuning_db/`` for ``entry`` on ``gpu``, without those of peers."""
-    rows = (row for row in shipped() if (row.entry, row.gpu) == (entry.name, gpu.sku))
+    rows = (row for row in lines.shipped() if (row.entry, row.gpu) == (entry.name, gpu.sku))
     return [row for row in rows if not row.is_peer]
 
 
@@ -277,7 +296,7 @@ def _implementations(
     return implementations
 
 
-def _target(backend: backends.Backend, options: Options) -> tuple[Gpu, tuple[int, ...]]:
+def choose_target(backend: backends.Backend, options: Options) -> tuple[Gpu, tuple[int, ...]]:
     """The GPU to tune for, and the indices of GPUs on which to measure.
 
     There are no indices if this machine has no such GPU.
@@ -307,22 +326,3 @@ def _refuse_devices(options: Options) -> None:
             f"--device names GPUs of this machine, and none of them is a {options.gpu}: leave out "
             "--device to predict times, or leave out --gpu to measure"
         )
-
-
-def _resume_command(verb: str, entry: str, options: Options) -> str:
-    """The command line that continues an interrupted tune."""
-    words = ["kernelcat", verb, entry]
-    words += [f"--gpu {options.gpu}"] if options.gpu else []
-    if options.devices == "all":
-        words.append("--device all")
-    elif options.devices is not None:
-        words += [f"--device {number}" for number in options.devices]
-    for problem in options.problems or ():
-        words += [f"--problem {problem}"] if isinstance(problem, str) else []
-    flags = {"--language": options.languages, "--variant": options.variants}
-    if LADDER not in options.states:
-        flags |= {"--regime": options.regimes} if options.regimes != REGIMES else {}
-        flags |= {"--state": options.states} if options.states != TUNED else {}
-    for flag, values in flags.items():
-        words += [f"{flag} {value}" for value in values or ()]
-    return " ".join(words)

@@ -13,15 +13,14 @@ from kernelcat.bench.stats import decide, ratio_interval
 from kernelcat.catalog.implementation import Implementation
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.store.measurement import Measurement
-from kernelcat.store.plausibility import doubt
-from kernelcat.store.races import LADDER, SCREEN, newest_races
+from kernelcat.store.races import LADDER
 from kernelcat.tune import search
 from kernelcat.tune.candidate import PEER, Candidate, simplicity
 from kernelcat.tune.messages import SKIPPED, Failed, Timing
 from kernelcat.tune.pool import CompilePool
 from kernelcat.tune.progress import Line
 from kernelcat.tune.report import ProblemReport, TuneReport, Winner
-from kernelcat.tune.rows import History, Writer
+from kernelcat.tune.rows import History, Past, Writer
 from kernelcat.tune.supervisor import Supervisor
 from kernelcat.verify.seeds import MAX_PASSES, draw_seeds
 
@@ -132,20 +131,8 @@ class ProblemTune:
         tools = self.tools
         if tools.fresh:
             return History({}, {}, {})
-        where = {"entry": tools.entry.name, "gpu": tools.gpu.sku}
-        local = tools.store.rows(**where, problem=self.problem, kind="measured")
-        local = [row for row in local if doubt(row) is None]
-        shipped = [row for row in tools.shipped if row.problem_key == self.problem.key]
-        incumbents = {}
-        races = [row for race in tools.store.winners(**where, regime=None)
-                 for row in race.measurements]  # fmt: skip
-        for race in newest_races(row for row in (*shipped, *races) if doubt(row) is None):
-            row = race.winner
-            is_race = race.key.kind == "measured" and race.key.state != SCREEN
-            if is_race and race.key.problem == self.problem.key:
-                incumbent = Candidate(row.language, row.variant, row.to_config())
-                incumbents[race.key.regime, race.key.state] = incumbent
-        return History.of([*shipped, *local], incumbents, tools.writer.digests, tools.regimes[0])
+        past = Past.of(tools.entry.name, tools.gpu.sku, tools.store, tools.shipped, self.problem)
+        return past.history(self.problem, tools.writer.digests, tools.regimes[0])
 
     def _search(self, candidates: Sequence[Candidate]) -> None:
         """Screens the rounds of the strategy, until its end or the deadline.

@@ -128,13 +128,50 @@ class TuneReport:
         return [*text, *self.notes]
 
 
+@dataclass
+class WorkloadReport:
+    """The result of a tune of a workload.
+
+    Attributes
+    ----------
+    gpu, kind : as in :class:`TuneReport`
+    tunes : the report of each problem that was tuned
+    known : number of problems that needed no tune
+    refused : problem that could not be tuned -> why
+    waiting : problems that the budget did not reach
+    """
+
+    gpu: str
+    kind: str
+    tunes: list[TuneReport] = field(default_factory=list)
+    known: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+    waiting: list[str] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[Measurement]:
+        """Every row that was written."""
+        return [row for tune in self.tunes for row in tune.rows]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "tunes": [tune.to_json() for tune in self.tunes]}
+
+    def lines(self) -> list[str]:
+        """What remains to be said after the reports of the tunes."""
+        text = [f"{name}: skipped, {why}" for name, why in self.refused.items()]
+        counts = f"{len(self.tunes)} problems were tuned, {self.known} were {self.kind} before"
+        if not self.waiting:
+            return [*text, counts]
+        return [*text, f"{counts}, {len(self.waiting)} are left: run the command again"]
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C in a tune. ``report`` has all results so far; they are in the database too.
 
     ``resume`` is the command that continues the tune.
     """
 
-    def __init__(self, report: TuneReport, resume: str) -> None:
+    def __init__(self, report: TuneReport | WorkloadReport, resume: str) -> None:
         what = "measurements" if report.kind == "measured" else "predictions"
         super().__init__(f"interrupted: {len(report.rows)} {what} are kept; go on with: {resume}")
         self.report = report

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernelcat.bench.stats import median_interval
 from kernelcat.catalog.digest import UNKNOWN
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.runtime import telemetry
 from kernelcat.store.measurement import STATUSES, Kind, Measurement, now
-from kernelcat.store.races import SCREEN, SUSTAINED
+from kernelcat.store.plausibility import doubt
+from kernelcat.store.races import SCREEN, SUSTAINED, newest_races
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.messages import Failed, Timing
 from kernelcat.verify.code_record import Case, are_equal
+
+if TYPE_CHECKING:
+    from kernelcat.store import Store
 
 DOUBTFUL = ("crashed", "timeout")
 """Verdicts that the machine, and not the kernel, may have caused."""
@@ -169,3 +173,56 @@ class History:
             times.pop(candidate, None)
         history.incumbents = {race: c for race, c in incumbents.items() if c in times}
         return history
+
+
+@dataclass(frozen=True)
+class Past:
+    """What was measured for an entry on a GPU, shipped and local; no rows that cannot be true.
+
+    Attributes
+    ----------
+    rows : problem (canonical JSON) -> its rows, shipped ones first, then from old to new
+    races : problem -> the rows of its newest races
+    """
+
+    rows: Mapping[str, list[Measurement]]
+    races: Mapping[str, list[Measurement]]
+
+    @staticmethod
+    def of(
+        entry: str,
+        gpu: str,
+        store: Store,
+        shipped: Sequence[Measurement],
+        problem: Problem | None = None,
+    ) -> Past:
+        """The past of ``problem``, or of all problems; ``shipped`` has rows of ``tuning_db/``."""
+        local = store.rows(entry=entry, gpu=gpu, problem=problem, kind="measured")
+        races = store.winners(entry=entry, gpu=gpu, regime=None)
+        raced = [row for race in races for row in race.measurements]
+        return Past(
+            _by_problem((*shipped, *local), problem), _by_problem((*shipped, *raced), problem)
+        )
+
+    def history(
+        self, problem: Problem, digests: Mapping[tuple[str, str], str], regime: str
+    ) -> History:
+        """The history of ``problem``; arguments as for :meth:`History.of`."""
+        incumbents = {}
+        for race in newest_races(self.races.get(problem.key, ())):
+            row = race.winner
+            if race.key.kind == "measured" and race.key.state != SCREEN:
+                incumbent = Candidate(row.language, row.variant, row.to_config())
+                incumbents[race.key.regime, race.key.state] = incumbent
+        return History.of(self.rows.get(problem.key, ()), incumbents, digests, regime)
+
+
+def _by_problem(
+    rows: Iterable[Measurement], problem: Problem | None
+) -> dict[str, list[Measurement]]:
+    """Problem -> its rows that can be true; of one problem only, unless ``problem`` is None."""
+    found: dict[str, list[Measurement]] = {}
+    for row in rows:
+        if (problem is None or row.problem_key == problem.key) and doubt(row) is None:
+            found.setdefault(row.problem_key, []).append(row)
+    return found

@@ -97,6 +97,7 @@ def _cpu_budget(settings: EngineSettings) -> tuple[int, str]:
 
 def _gpu_budget(runner: Runner, settings: EngineSettings) -> tuple[int, str]:
     """Bytes for pages, after the largest steps have allocated what they need."""
+    torch.cuda.empty_cache()  # what torch keeps of loading, gigabytes for a large vocabulary
     runner.run_largest()
     free, total = torch.cuda.mem_get_info(runner.model.device)
     taken = total - free

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from kernelcat.errors import InvalidArgument, KernelcatError
 from kernelcat.moe.engine.building import build
 from kernelcat.moe.engine.constraint import Constraint
+from kernelcat.moe.engine.memory import fitting
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import FinishReason, Request, describe
 from kernelcat.moe.engine.runner import Run
@@ -109,7 +110,8 @@ class Engine:
         self, model: Decoder, settings: EngineSettings | None = None, decode: Decode | None = None
     ) -> None:
         self.model, self.settings = model, settings or EngineSettings()
-        self._scheduler, self._runner = build(model, self.settings)
+        with fitting("caches and CUDA graphs", "lower memory or the limits"):
+            self._scheduler, self._runner = build(model, self.settings)
         self.limits = self._scheduler.limits
         is_overlapped = self.settings.is_overlapped
         self._is_overlapped = self._runner.is_cuda if is_overlapped is None else is_overlapped

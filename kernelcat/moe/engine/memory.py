@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
 
 from kernelcat.errors import InvalidArgument
 from kernelcat.moe.engine.blocks import BlockManager, LayerGroup
@@ -11,6 +14,16 @@ from kernelcat.moe.engine.limits import Limits
 GIB = 1 << 30
 NUM_PREFILLS = 4
 """Requests whose prompts a group with a window has room for at a time, beside those that write."""
+
+
+@contextmanager
+def fitting(what: str, way_out: str) -> Iterator[None]:
+    """Raises ``InvalidArgument`` where memory is full: ``what`` does not fit, do ``way_out``."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InvalidArgument(f"{what} do not fit into the memory: {way_out} ({reason})") from error
 
 
 def divide(

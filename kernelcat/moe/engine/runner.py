@@ -43,7 +43,7 @@ class Run:
 
 @dataclass
 class Graph:
-    """The model's run over a decode step of one size; replays write to ``x`` (rows, hidden)."""
+    """The model's run over a step of one size; replays write to ``x`` (rows, hidden)."""
 
     graph: torch.cuda.CUDAGraph
     x: torch.Tensor
@@ -145,24 +145,25 @@ class Runner:
     # ---- before the first step ------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Compiles what steps of all sizes need, and captures the graphs of decode steps."""
+        """Compiles what steps of all sizes need, and captures graphs of steps without prompts."""
         self.synchronize_device()
         by_rows: dict[int, Size] = {}
-        for size in [*self.sizes.decode(), *self.sizes.mixed()]:
+        captured = [*self.sizes.decode(), *self.sizes.verify()]
+        for size in [*captured, *self.sizes.mixed()]:
             self._run_empty(size)
             by_rows.setdefault(size.rows, size)
         for size in by_rows.values():
             self._run_choices(size)
         if self.is_cuda:
             pool = torch.cuda.graph_pool_handle()
-            for size in reversed(self.sizes.decode()):  # the largest one makes the pool
+            for size in sorted(captured, key=lambda size: -size.tokens):  # the first makes the pool
                 self.graphs[size] = self._capture(size, pool)
             self.synchronize_device()
 
     def run_largest(self) -> None:
         """Runs the step that allocates most, with all ways to choose tokens."""
         self.synchronize_device()
-        self._run_choices(self.sizes.largest)
+        self._run_choices(self.sizes.heaviest)
         self.synchronize()
 
     def _run_empty(self, size: Size, choices: Choices | None = None) -> None:
@@ -186,7 +187,7 @@ class Runner:
             self._run_empty(size, replace(choices, seen=words))
 
     def _capture(self, size: Size, pool: Any) -> Graph:
-        """A graph of the model's run over a decode step of ``size``, after a run without one."""
+        """A graph of the model's run over a step of ``size``, after a run without one."""
         host = self._host(self._empty(size, Choices()))
         graph = torch.cuda.CUDAGraph()
         with (

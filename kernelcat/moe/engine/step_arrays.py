@@ -173,12 +173,13 @@ class StepArrays:
             return [(start, start + 1) for start in at]
         ends = []
         for _ in range(count):
-            ends.append(min(num_tokens, self._capacity))
+            ends.append(min(num_tokens, self._capacity, size.max_q))
             num_tokens -= ends[-1]
         if num_tokens:
             raise InvalidArgument(
                 f"step {step.index} of {own} cannot be padded to {size}: tokens that are added "
-                f"need more sequences, which have {self._capacity} tokens each at most"
+                f"need more sequences, which have {min(self._capacity, size.max_q)} tokens each "
+                "at most"
             )
         return [(0, end) for end in ends]
 

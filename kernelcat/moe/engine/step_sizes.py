@@ -1,7 +1,7 @@
 """Sizes to which steps are padded.
 
 A model's kernels are chosen and compiled for the sizes of their arrays. With few sizes everything
-is compiled before the first request, and a step of decoding can be a CUDA graph.
+is compiled before the first request, and a step without prompts can be a CUDA graph.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ class Size(NamedTuple):
 class StepSizes:
     """The sizes that steps of an engine may have.
 
-    A step of decoding is padded to one of ``batches``. Every other step is padded to one of
-    ``mixed_batches`` and one of ``tokens``; one more sequence has the tokens that are added.
-    Without ``batches`` nothing is padded.
+    A step of decoding is padded to one of ``batches``. So is a step that verifies drafts and has no
+    prompt: each request then has room for all its drafts, and as many sequences again have the
+    tokens that are added. Every other step is padded to one of ``mixed_batches`` and one of
+    ``tokens``; one more sequence has the tokens that are added. Without ``batches`` nothing is
+    padded.
 
     Parameters
     ----------
@@ -60,6 +62,7 @@ class StepSizes:
     mixed_batches : every other one of ``batches``: attention skips a sequence without new tokens
     context : tokens of a sequence, at most
     tokens : ascending numbers of new tokens; the last one is the most that a step can have
+    heaviest : the step that needs most memory
     largest : the size that buffers need
     """
 
@@ -71,7 +74,9 @@ class StepSizes:
         last = min(limits.step_tokens, most * limits.context)  # a request has no more tokens
         self.tokens = _token_sizes(last, limits.context) if batches else []
         rows = min(last, most * (1 + num_drafts))
-        self.largest = Size(most + bool(batches), last, rows, last)
+        self.heaviest = Size(most + bool(batches), last, rows, last)
+        batch = max(size.batch for size in (self.heaviest, *self.verify()))
+        self.largest = self.heaviest._replace(batch=batch)
 
     def of(self, step: Step) -> Size:
         """The size to which ``step`` is padded."""
@@ -81,6 +86,10 @@ class StepSizes:
         if size.is_decode:
             batch = _next(self.batches, size.batch)
             return Size(batch, batch, batch, 1)
+        if size.tokens == size.rows and size.max_q <= 1 + self.num_drafts:
+            for padded in self.verify():
+                if 2 * size.batch <= padded.batch:
+                    return padded
         batch = _next(self.mixed_batches, size.batch)
         rows = next(rows for rows in self._rows(batch) if rows >= size.rows)
         tokens = _next(self.tokens, size.tokens)
@@ -89,11 +98,23 @@ class StepSizes:
     def _rows(self, batch: int) -> list[int]:
         """Ascending numbers of rows of a step with ``batch`` requests that does not only decode."""
         counts = {0, batch, batch * (1 + self.num_drafts)}
-        return sorted({min(rows, self.largest.rows) for rows in counts})
+        return sorted({min(rows, self.heaviest.rows) for rows in counts})
 
     def decode(self) -> list[Size]:
         """All sizes of steps that only decode."""
         return [Size(batch, batch, batch, 1) for batch in self.batches]
+
+    def verify(self) -> list[Size]:
+        """All sizes of steps that verify drafts and have no prompt, if steps may be so large.
+
+        Half of the sequences are requests, which have a token at least. The others have room for
+        the tokens that are added, however few tokens the requests have.
+        """
+        each = 1 + self.num_drafts
+        if each == 1 or each > self.context:
+            return []
+        batches = (batch for batch in self.batches if batch * each <= self.heaviest.tokens)
+        return [Size(2 * batch, batch * each, batch * each, each) for batch in batches]
 
     def mixed(self) -> Iterator[Size]:
         """Sizes of other steps: all pairs of batch and tokens, and all numbers of rows."""

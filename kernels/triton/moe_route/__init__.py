@@ -140,6 +140,8 @@ MAX_ROWS = 32
 """Tiles whose counts a program adds up at once."""
 MIN_DOT = 16
 """Least rows and columns of a product on tensor cores."""
+MAX_ELEMENTS = 32
+"""Most logits of a thread: more do not fit into its registers, and compile for minutes."""
 
 
 def _has_one_launch(problem: Problem) -> bool:
@@ -285,6 +287,8 @@ def _illegal_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return "split_k must be 1 where logits are given: there is no product to split"
     if _num_tiles(problem, config) * _tiled_columns(problem) >= 1 << 31:
         return f"{_num_tiles(problem, config)} tiles are more than 32-bit indices reach"
+    if (elements := _elements(config, problem)) > MAX_ELEMENTS:
+        return f"{elements:g} logits a thread are more than {MAX_ELEMENTS}"
     return _illegal(config, problem, gpu)
 
 
