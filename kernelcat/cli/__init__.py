@@ -21,6 +21,7 @@ _VERBS = {
     "show": "catalog:show",
     "inspect": "catalog:inspect",
     "explain": "catalog:explain",
+    "techniques": "techniques:techniques",
     "doctor": "catalog:doctor",
     "new": "catalog:new",
     "check": "correctness:check",

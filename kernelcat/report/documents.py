@@ -3,6 +3,7 @@
 - ``docs/board.svg`` and ``docs/entries/ENTRY.md`` are made as a whole.
 - ``docs/entries/README.md`` has the list of entries between ``<!-- entries -->`` and
   ``<!-- /entries -->``, and the support matrix.
+- ``docs/techniques.md`` is made as a whole.
 - ``docs/results/ENTRY.md`` has a block ``results:ENTRY`` below what people wrote; a page that is
   missing begins with a title.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 from kernelcat import catalog
 from kernelcat.report import entry_page, picture, support
 from kernelcat.report.readme import render_readme, update_readme
+from kernelcat.report.techniques import page as techniques
 from kernelcat.store import shipped
 
 GPU = "h200"
@@ -33,7 +35,10 @@ def documents(docs: Path) -> dict[Path, str]:
         A language is not installed.
     """
     rows = shipped()
-    texts = {docs / "board.svg": picture.to_svg(rows, GPU)}
+    texts = {
+        docs / "board.svg": picture.to_svg(rows, GPU),
+        docs / "techniques.md": techniques.markdown(),
+    }
     for name in catalog.names():
         texts[docs / "entries" / f"{name}.md"] = entry_page.markdown(name)
     for name in catalog.complete():

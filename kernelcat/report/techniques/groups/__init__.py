@@ -1,0 +1,1 @@
+"""Records of techniques, a module for each group; each module has ``GROUP``."""
