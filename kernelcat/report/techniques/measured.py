@@ -122,8 +122,10 @@ class Effect(Evidence):
         return faults
 
     def text(self, link: Link) -> str:
-        this, other = self.rows()
         title = link(f"{self.entry} {self.problem}", _results(self.entry))
+        if len(self.rows()) < 2:
+            return _no_race(title)
+        this, other = self.rows()
         times = [f"{self._label(row)} {figure(row.median_us or 0)} µs" for row in (this, other)]
         stale = "" if all(map(code_record.is_current, (this, other))) else "; older code"
         return (
@@ -139,6 +141,8 @@ class Effect(Evidence):
         return f"`{name}`{problem}{regime}"
 
     def data(self) -> dict[str, Any]:
+        if len(self.rows()) < 2:
+            return super().data() | {"entry": self.entry, "problem": self.problem}
         this, other = self.rows()
         return super().data() | {
             "entry": self.entry,
@@ -147,6 +151,11 @@ class Effect(Evidence):
             "ratio": self.ratio,
             "run": this.run,
         }
+
+
+def _no_race(title: str) -> str:
+    """What stands in place of times whose rows were dropped, because the code has changed."""
+    return f"race {title}: needs a new race"
 
 
 def _results(entry: str) -> str:
@@ -193,15 +202,15 @@ class Reached(Evidence):
 
     def text(self, link: Link) -> str:
         rates = self.rates()
-        assert rates is not None
         title = link(f"{self.entry} {self.problem}", _results(self.entry))
+        if rates is None:
+            return _no_race(title)
         share = percent(rates.roofline)
         return f"race {title}: `{self.variant}` reached {rate(rates)}, {share} of the roof"
 
     def data(self) -> dict[str, Any]:
         rates = self.rates()
-        assert rates is not None
-        return super().data() | asdict(rates)
+        return super().data() | (asdict(rates) if rates is not None else {})
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ GROUP = Group(
                 Effect(
                     "paged_attn", "decode-128x4096-32/8x128-p16-nvfp4", "cuda/split", "cute/naive"
                 ),
-                Test("tests/test_paged_attn_cuda.py::test_a_kernel_is_right_on_the_host"),
+                Test("tests/test_paged_attn_cuda.py::test_registers_is_right_on_the_host"),
             ),
         ),
         Technique(

@@ -41,7 +41,7 @@ GROUP = Group(
             "NVIDIA developer blog, Adinetz, Warp-Aggregated Atomics",
             (
                 Instruction("ATOMS.OR", ("moe_route/cuda/bitmask", "moe_route/cute/bitmask")),
-                Effect("moe_route", "qwen3-30b-64", "cuda/bitmask", "triton/tiled"),
+                Effect("moe_route", "qwen3-30b-64", "cuda/bitmask", "peer/torch"),
             ),
         ),
         Technique(

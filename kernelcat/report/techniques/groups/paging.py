@@ -84,7 +84,7 @@ GROUP = Group(
                     "tests/test_paged_attn.py::"
                     "test_visible_tokens_are_numbers_and_all_other_slots_are_poison"
                 ),
-                Test("tests/test_paged_attn_cuda.py::test_a_kernel_is_right_on_the_host"),
+                Test("tests/test_paged_attn_cuda.py::test_registers_is_right_on_the_host"),
             ),
             modules=("kernels/cuda/include/kernelcat/token_slots.cuh",),
         ),

@@ -161,7 +161,7 @@ GROUP = Group(
             "Milakov and Gimelshein, Online Normalizer Calculation for Softmax (2018)",
             (
                 Instruction("MUFU.EX2", ("paged_attn/cuda/wgmma", "flashmla/cuda/wgmma")),
-                Test("tests/test_paged_attn_cuda.py::test_a_kernel_is_right_on_the_host"),
+                Test("tests/test_paged_attn_cuda.py::test_registers_is_right_on_the_host"),
             ),
             modules=(
                 "kernels/cuda/include/kernelcat/running_softmax.cuh",

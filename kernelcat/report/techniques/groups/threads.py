@@ -101,7 +101,7 @@ GROUP = Group(
             "Billeter, Olsson and Assarsson, Efficient Stream Compaction (HPG, 2009)",
             (
                 Instruction("POPC"),
-                Effect("moe_route", "8192-256-top8", "cuda/bitmask", "triton/tiled"),
+                Effect("moe_route", "8192-256-top8", "cuda/bitmask", "peer/tokenspeed"),
             ),
         ),
         Technique(
