@@ -9,7 +9,7 @@
 // full[s]  | a producer thread, with TMA's bytes (1) | consumers | stage s holds its k-block
 //          | and all threads that copy by cp.async   |           |
 //          | (kCopyingThreads)                       |           |
-// empty[s] | consumer warps (4 or 8)                 | producer  | stage s has been read
+// empty[s] | consumer warps (4, 8 or 12)               | producer  | stage s has been read
 #include <kernelcat/pdl.cuh>
 #include <kernelcat/transposed_sums.cuh>
 
@@ -83,9 +83,10 @@ __device__ __forceinline__ void consume_encoded(DecodedShared<Config>& shared,
 }
 
 template <
-    typename T, WeightFormat kFormat, int BLOCK_M, int kNumStages, Gating kGating, bool kGather,
-    bool kScaled,
-    typename Config = DecodedConfig<T, kFormat, BLOCK_M, kNumStages, kGating, kGather, kScaled>>
+    typename T, WeightFormat kFormat, int BLOCK_M, int BLOCK_N, int kNumStages, Gating kGating,
+    bool kGather, bool kScaled,
+    typename Config =
+        DecodedConfig<T, kFormat, BLOCK_M, BLOCK_N, kNumStages, kGating, kGather, kScaled>>
 __global__ void __launch_bounds__(Config::kNumThreads, Config::kBlocksPerSm)
     moe_gemm_decoded(const __grid_constant__ TensorMap map_a,       // see DecodedMaps
                      const __grid_constant__ TensorMap map_w,       //

@@ -51,10 +51,12 @@ SPACE = {
     "tile": (
         *("16x128", "32x128", "48x128", "64x128", "80x128", "96x128"),
         *("128x128", "192x128", "256x128"),
+        *("128x192", "128x256"),
     )
 }
-"""tile : rows of an expert x rows of the expert's weights"""
-
+"""
+tile : rows of an expert x rows of the expert's weights, for whose tiles rows of A are gathered once
+"""
 
 FLOAT8_ROWS = (16, 32, 64, 80, 96, 128)
 """Rows of a tile with float8 weights."""
@@ -125,7 +127,7 @@ class Plan(Tiling):
     def stage_bytes(self) -> int:
         """Operands, padded to 1 KB; scales of the rows of A or of float8 weights; two barriers."""
         if self.scale_block:
-            operand_bytes = stage_bytes(self.block_m, self.scale_block)
+            operand_bytes = stage_bytes(self.block_m, self.scale_block, self.block_n)
         else:
             operand_bytes = (2 * self.block_m + STAGE_ROWS) * STAGE_COLS
         scale_bytes = 4 * (self.block_m + 2) if self.has_scaled_rows else 0
@@ -145,8 +147,10 @@ class Plan(Tiling):
 
     @property
     def num_threads(self) -> int:
-        """One consumer warpgroup and a producer warp, or two and a producer warpgroup."""
-        return 160 if self.blocks_per_sm > 1 else 384
+        """One consumer warpgroup and a producer warp, or two or three and a producer warpgroup."""
+        if self.blocks_per_sm > 1:
+            return 160
+        return 512 if self.block_n == 192 else 384
 
     def num_stages(self, gpu: Gpu) -> int:
         """As many as fit with their two barriers, at most ``MAX_STAGES``."""
@@ -211,8 +215,8 @@ def _product(problem: Problem, plan: Plan, a: str, out: str, gpu: Gpu) -> Step:
     source = instance(
         "moe_gemm/decoded.cu",
         "moe_gemm_decoded",
-        *(problem["dtype"], weight_format(problem), plan.block_m, plan.num_stages(gpu)),
-        *(gating(problem), gather, _is_scaled(problem)),
+        *(problem["dtype"], weight_format(problem), plan.block_m, plan.block_n),
+        *(plan.num_stages(gpu), gating(problem), gather, _is_scaled(problem)),
     )
     sizes = (plan.rows, _a_rows(problem), problem["top_k"], plan.experts, plan.n, plan.a_pitch)
     return Step(
@@ -231,7 +235,8 @@ def _product(problem: Problem, plan: Plan, a: str, out: str, gpu: Gpu) -> Step:
 
 
 def _packed_maps(plan: Plan) -> tuple[TensorMap, TensorMap]:
-    return weight_maps(plan.experts * plan.tile_rows, plan.tile_cols, plan.scale_block)
+    tile_rows = plan.experts * plan.tile_rows
+    return weight_maps(tile_rows, plan.tile_cols, plan.scale_block, plan.block_n)
 
 
 def _float8_maps(plan: Plan) -> tuple[TensorMap, TensorMap]:
@@ -274,6 +279,9 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         )
     if _is_scaled(problem) and plan.block_m not in (64, 128):
         return f"float8 activations need tiles of 64 or 128 rows, not {plan.block_m}"
+    if plan.block_n > 128 and (format == "fp8" or _is_scaled(problem)):
+        return f"sums and products of {plan.block_n} rows of float8 weights, or of activations "\
+            "with scales, do not fit in registers"
     if problem["gather"] and plan.block_m > 128:
         return f"a thread that gathers has no registers for its part of {plan.block_m} rows"
     if why := plan.why_too_large():
