@@ -20,13 +20,16 @@
 namespace kernelcat {
 
 // What becomes of the sums of a tile's rows, an `Output` of TransposedSums.
-template <typename T_, Gating kGating>
+template <typename T_, Gating kGating, bool kGatesOnce_>
 struct DecodedOutput {
   using T = T_;
   static constexpr bool kPaired = kIsGated<kGating>;
   // Four 8 x 8 matrices of D make rows of 16 bytes. A block of 8 rows of A has two of them; with
   // kPaired one, because two rows of W make one column of D.
   static constexpr int kStoredBlocks = kPaired ? 4 : 2;
+  // Whether lanes choose gate and up before they gate, without a branch. Tiles that were measured
+  // before this was written keep their machine code.
+  static constexpr bool kGatesOnce = kGatesOnce_;
 
   T* d;           // the tile's first row
   const T* bias;  // (n,), or null
@@ -39,7 +42,7 @@ struct DecodedOutput {
   }
   static __device__ __forceinline__ float activated(float z) { return z; }
   static __device__ __forceinline__ float gated(float gate, float up) {
-    return kernelcat::gated<kGating>(gate, up);
+    return kGatesOnce ? quick_gated<kGating>(gate, up) : kernelcat::gated<kGating>(gate, up);
   }
 };
 
@@ -67,7 +70,7 @@ __device__ __forceinline__ void consume_encoded(DecodedShared<Config>& shared,
     } else {
       add_packed<Config>(shared, position, sums, num_k);
     }
-    DecodedOutput<T, Config::kGating> output = {
+    DecodedOutput<T, Config::kGating, (Config::BLOCK_N > 128)> output = {
         .d = d,
         .bias = bias == nullptr ? nullptr : bias + static_cast<int64_t>(tile.expert) * n,
         .m = tile.num_rows,
