@@ -54,6 +54,23 @@ FAULTS = {
 }  # fmt: skip
 """What is wrong -> file of moe_gemm, text, and its replacement."""
 
+TURNS_FAULTS = {
+    "a consumer does not wait for its turn": (
+        "moe_gemm/wgmma.cu", "      shared.turns()[consumer].wait(turn_phase);\n", "",
+    ),
+    "a consumer does not end its turn": (
+        "moe_gemm/accumulate.cuh", "    if (lane_index() == 0) shared.turns()[1 - consumer].arrive();\n",
+        "",
+    ),
+    "a consumer does not pass over the other one's stages": (
+        "moe_gemm/wgmma.cu", "        skip(position, num_k);\n", "",
+    ),
+    "each row is the first one of A": (
+        "moe_gemm/producer.cuh", "(rows[i] + static_cast<uint32_t>(place))", "place",
+    ),
+}  # fmt: skip
+"""What is wrong where consumers take turns -> file of kernels/cuda, text, replacement."""
+
 PACKED_PROBLEM = product(40, 2, 3, 144, 416, gather=True, format="mxfp4", packing="tiles")
 PACKED_FAULTS = {
     "a stage of packed weights is released before it is read": (

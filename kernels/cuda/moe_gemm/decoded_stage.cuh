@@ -49,6 +49,8 @@ struct DecodedConfig {
   static_assert(kBlocksPerSm > 1 || kNumConsumers * kConsumerRegisters + kProducerRegisters <=
                                         (kNumConsumers + 1) * kRegisters);
 
+  static constexpr bool kGathersByOffset = false;  // see GatheredRows
+
   static constexpr int kStageTiles = BLOCK_K / kTileCols;
   static constexpr int kTileRowsOfW = BLOCK_N / kTileRows;
   static constexpr int kRowBlocks = BLOCK_N / kWgmmaM / kNumConsumers;  // of a consumer warpgroup
