@@ -85,11 +85,10 @@ __device__ __forceinline__ void consume_encoded(DecodedShared<Config>& shared,
   });
 }
 
-template <
-    typename T, WeightFormat kFormat, int BLOCK_M, int BLOCK_N, int kNumStages, Gating kGating,
-    bool kGather, bool kScaled,
-    typename Config =
-        DecodedConfig<T, kFormat, BLOCK_M, BLOCK_N, kNumStages, kGating, kGather, kScaled>>
+template <typename T, WeightFormat kFormat, int BLOCK_M, int BLOCK_N, int kNumStages,
+          Gating kGating, bool kGather, bool kScaled,
+          typename Config =
+              DecodedConfig<T, kFormat, BLOCK_M, BLOCK_N, kNumStages, kGating, kGather, kScaled>>
 __global__ void __launch_bounds__(Config::kNumThreads, Config::kBlocksPerSm)
     moe_gemm_decoded(const __grid_constant__ TensorMap map_a,       // see DecodedMaps
                      const __grid_constant__ TensorMap map_w,       //

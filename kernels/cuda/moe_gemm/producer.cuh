@@ -25,8 +25,10 @@ struct CopySource {
   template <typename Row>
   __device__ __forceinline__ Row row_of_a(int row) const {
     const uint32_t token = static_cast<uint32_t>(order[row]) / top_k;
-    if constexpr (sizeof(Row) == 4) return token * row_vectors;
-    else return a + static_cast<int64_t>(token) * row_vectors;
+    if constexpr (sizeof(Row) == 4)
+      return token * row_vectors;
+    else
+      return a + static_cast<int64_t>(token) * row_vectors;
   }
 
   // The rows of A for rows `first`, `first` + kStep ... of the tile, -1 outside the expert.

@@ -151,6 +151,8 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     plan = Plan.of(config, problem)
     if why := plan.why_unpromising():
         return why
+    if plan.takes_turns and plan.num_tiles < 2 * gpu.sms:
+        return f"{plan.num_tiles:.3g} tiles leave consumers that take turns without one"
     if plan.block_n >= 2 * plan.n and plan.block_n > 128:
         return f"tiles of {plan.block_n} columns are mostly empty at N={plan.n}"
     return None
@@ -176,7 +178,9 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     math_us = 2 * area * plan.block_k / peak * 1e6
     load_us = plan.stage_bytes / _L2_BYTES * 1e6
     waves = max(plan.num_tiles / gpu.sms, 1.0)
-    busy_us = waves * (plan.num_k_blocks * max(math_us, load_us) + _STORE_US * area / (128 * 256))
+    stored_tiles = 1 if plan.takes_turns else waves  # while nothing is multiplied
+    busy_us = waves * plan.num_k_blocks * max(math_us, load_us)
+    busy_us += stored_tiles * _STORE_US * area / (128 * 256)
     us = overlapped_us(busy_us, ENTRY.bytes_moved(problem), gpu)
     if not problem["combine"]:
         return us

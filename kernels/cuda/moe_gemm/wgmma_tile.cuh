@@ -32,7 +32,7 @@ struct ExpertTileConfig {
   static constexpr int kNumThreads = kWarpgroupThreads * (kNumConsumers + 1);
   static constexpr int kConsumersPerTile = kTurns ? 1 : kNumConsumers;
   static constexpr int kRows = BLOCK_M / kConsumersPerTile;  // of a consumer
-  static constexpr int kNumWgmmas = kRows / kWgmmaM;     // below each other
+  static constexpr int kNumWgmmas = kRows / kWgmmaM;         // below each other
   static constexpr bool kReallocate = kNumConsumers == 2;
   // Whether the wgmmas of a k-block run while the products of the one before are promoted.
   static constexpr bool kAhead = kScaled && kNumWgmmas == 1 && BLOCK_N <= 128;
@@ -62,8 +62,8 @@ struct ExpertShared {
   Barrier full[Config::kNumStages];
   Barrier empty[Config::kNumStages];
 
-  // With kTurns a barrier of each consumer follows, then the lists of ExpertTiles, 2 * (experts + 1)
-  // numbers.
+  // With kTurns a barrier of each consumer follows, then the lists of ExpertTiles, 2 * (experts +
+  // 1) numbers.
   __device__ __forceinline__ Barrier* turns() { return empty + Config::kNumStages; }
   __device__ __forceinline__ int* lists() {
     return reinterpret_cast<int*>(turns() + (Config::kTurns ? 2 : 0));

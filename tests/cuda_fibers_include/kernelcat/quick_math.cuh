@@ -3,8 +3,14 @@
 
 namespace kernelcat {
 
-inline float quick_reciprocal(float x) { return 1.0f / x; }
-inline float min_or_nan(float a, float b) { return a != a || a < b ? a : b; }
-inline float max_or_nan(float a, float b) { return a != a || a > b ? a : b; }
+inline float quick_reciprocal(float x) {
+  return 1.0f / x;
+}
+inline float min_or_nan(float a, float b) {
+  return a != a || a < b ? a : b;
+}
+inline float max_or_nan(float a, float b) {
+  return a != a || a > b ? a : b;
+}
 
 }  // namespace kernelcat
