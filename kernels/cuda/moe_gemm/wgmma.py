@@ -171,16 +171,18 @@ _STORE_US = 2.0
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Waves of tiles, each as long as its products or its operands take; or the memory's time."""
+    """Waves of tiles, each as long as its products or its operands take; or the memory's time.
+
+    Consumers that take turns have not been measured, and are assumed to gain nothing: at equal
+    estimates the tile that stands first in the space is chosen.
+    """
     plan = Plan.of(config, problem)
     area = plan.block_m * plan.block_n
     peak = gpu.flops[problem["act_dtype"]] / gpu.sms * 0.8 * _RATE[plan.block_n]
     math_us = 2 * area * plan.block_k / peak * 1e6
     load_us = plan.stage_bytes / _L2_BYTES * 1e6
     waves = max(plan.num_tiles / gpu.sms, 1.0)
-    stored_tiles = 1 if plan.takes_turns else waves  # while nothing is multiplied
-    busy_us = waves * plan.num_k_blocks * max(math_us, load_us)
-    busy_us += stored_tiles * _STORE_US * area / (128 * 256)
+    busy_us = waves * (plan.num_k_blocks * max(math_us, load_us) + _STORE_US * area / (128 * 256))
     us = overlapped_us(busy_us, ENTRY.bytes_moved(problem), gpu)
     if not problem["combine"]:
         return us
