@@ -185,6 +185,22 @@ def test_the_naive_kernel_is_right_on_the_host(format, act_dtype, packing) -> No
     assert verdict.passed, verdict.detail
 
 
+@pytest.mark.parametrize(
+    ("implementation", "tile", "axes"),
+    [
+        (wgmma.IMPLEMENTATION, "2x128x192 atomic", {"combine": True}),
+        (wgmma.IMPLEMENTATION, "2x128x192", FLOAT8),
+        (decoded.IMPLEMENTATION, "128x192", WEIGHTS8),
+        (decoded.IMPLEMENTATION, "128x256", {"act_dtype": FP8, **MXFP4}),
+    ],
+)
+def test_tiles_whose_sums_would_spill_are_illegal(implementation, tile, axes) -> None:
+    why = implementation.why_not(
+        config_of(implementation, tile), product(300, 2, 3, 400, 160, **axes), HOST.gpu
+    )
+    assert why is not None and "registers" in why
+
+
 # ---- launches ------------------------------------------------------------------------------------
 
 

@@ -138,6 +138,8 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return "no rows are summed into tokens, by atomics or otherwise"
     if plan.takes_turns and plan.element_bytes == 1:
         return "sums and products of a whole tile of float8 do not fit in registers"
+    if config["combine"] == "atomic" and config["tile"] == "2x128x192":
+        return "a whole tile of 128 x 192 leaves no registers for atomic sums"
     if plan.takes_turns and problem["gather"] and problem["tokens"] * plan.k >= 1 << 35:
         return f"{problem['tokens']} rows of K={plan.k} are more than 32-bit offsets reach"
     if problem["gather"] and plan.block_m > 128:

@@ -41,6 +41,8 @@ struct ExpertTileConfig {
   static constexpr int kProducerRegisters = kTurns ? (kGather ? 40 : 24) : kGather ? 72 : 40;
   static constexpr int kConsumerRegisters = kTurns ? (kGather ? 232 : 240) : kGather ? 216 : 232;
 
+  // As in DecodedConfig: 384 threads begin with 168 registers each.
+  static_assert(!kReallocate || 2 * kConsumerRegisters + kProducerRegisters <= 3 * 168);
   static constexpr bool kGathersByOffset = kTurns;  // see GatheredRows
 
   static constexpr int kStageBytesA = BLOCK_M * kRowBytes;
