@@ -2,8 +2,8 @@
 
 Token i of the ``q_lens[s]`` new tokens of sequence s is at position ``kv_lens[s] - q_lens[s] + i``.
 Its slot follows from the position as `_sequences` says. Only table entries of new tokens are read,
-and only their rows of cos_sin. No two new tokens may have the same slot, and nothing checks that:
-table entries and positions must be valid.
+and only their rows of cos_sin. No two new tokens may have the same slot. Kernels do not check table
+entries, positions and slots: `kernelcat.debug` does, by :data:`WRITE_PRECONDITIONS`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,19 @@ from __future__ import annotations
 import random
 from functools import lru_cache
 
+from kernelcat.catalog.precondition import Precondition
 from kernelcat.catalog.spec import Axis, Problem
 from kernelcat.reference._arrays import library_of
-from kernelcat.reference._sequences import GARBAGE, Lengths, draw_lengths, index_arrays
+from kernelcat.reference._sequences import (
+    GARBAGE,
+    LENGTH_PRECONDITIONS,
+    Lengths,
+    draw_lengths,
+    index_arrays,
+    is_no_page,
+    num_new,
+    table_columns,
+)
 
 TOKENS = Axis.size("tokens", "new tokens of all sequences together", 0, 40)
 PAGES = Axis.size("pages", "pages of the cache", 1, 60)
@@ -107,3 +117,54 @@ def slots(problem, arrays):
     s = xp.searchsorted(cu_q, token, side="right") - 1
     at = arrays["kv_lens"][s] - cu_q[s + 1] + token
     return at, arrays["block_table"][s, at // problem["page_size"]], at % problem["page_size"]
+
+
+# ---- what the arrays must hold ------------------------------------------------------------------
+
+
+def _pages_of_new_tokens(axes, values):
+    """A mask of the elements of block_table that lead to a new token."""
+    start, count = table_columns(values) * axes["page_size"], num_new(values)[:, None]
+    kv_lens = values["kv_lens"][:, None]
+    has_first_or_later = start + axes["page_size"] > kv_lens - count
+    return (count > 0) & has_first_or_later & (start < kv_lens)
+
+
+def _writes_twice(axes, values):
+    """A mask of the elements of block_table by which a token gets the slot of an earlier token."""
+    table, size, xp = values["block_table"], axes["page_size"], library_of(values["block_table"])
+    at, page, slot = slots(axes, values)
+    is_repeated = xp.ones(len(at), bool)
+    is_repeated[xp.unique(page * size + slot, return_index=True)[1]] = False
+    sequence = xp.repeat(xp.arange(len(table)), num_new(values))
+    mask = xp.zeros(table.shape, bool)
+    mask[sequence[is_repeated], at[is_repeated] // size] = True
+    return mask
+
+
+def _is_beyond_cos_sin(axes, values):
+    lens = values["kv_lens"]
+    return (num_new(values) > 0) & (lens > axes["positions"]) & bool(axes["rotary_dim"])
+
+
+WRITE_PRECONDITIONS = (
+    *LENGTH_PRECONDITIONS,
+    Precondition(
+        "kv_lens", "less than the sequence's new tokens, cu_q[s + 1] - cu_q[s]",
+        lambda axes, values: values["kv_lens"] < num_new(values), reads=("cu_q",),
+    ),
+    Precondition(
+        "kv_lens", "cos_sin has {positions} rows, one a position", _is_beyond_cos_sin,
+        reads=("cu_q",),
+    ),
+    Precondition(
+        "block_table", "the cache has {pages} pages",
+        lambda axes, values: is_no_page(axes, values) & _pages_of_new_tokens(axes, values),
+        reads=("kv_lens", "cu_q"),
+    ),
+    Precondition(
+        "block_table", "gives a new token the slot of another new token", _writes_twice,
+        reads=("kv_lens", "cu_q"),
+    ),
+)  # fmt: skip
+"""Every new token has a slot of its own in a page of the cache, and a row of cos_sin."""

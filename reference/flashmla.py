@@ -42,6 +42,7 @@ from kernelcat.reference._kv_cache import DTYPES
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW, pack, unpack
 from kernelcat.reference._peers import peer_in
 from kernelcat.reference._sequences import (
+    ATTENTION_PRECONDITIONS,
     BATCH,
     INDICES,
     LENGTHS,
@@ -279,6 +280,7 @@ ENTRY = Entry(
             optional_for_peers=True,
         ),
     ),
+    preconditions=ATTENTION_PRECONDITIONS,
     oracle=_oracle,
     make_inputs=_make_inputs,
     tolerance=dict.fromkeys(DTYPES, Tolerance(8e-4, 2.01 / 128)),  # those of FlashMLA's tests

@@ -44,6 +44,7 @@ from __future__ import annotations
 from math import isfinite
 
 from kernelcat import dtypes
+from kernelcat.catalog.precondition import below_infinity
 from kernelcat.catalog.spec import (
     EXACT,
     Axis,
@@ -253,6 +254,7 @@ ENTRY = Entry(
             flag="load", tolerance=EXACT, optional_for_peers=True, updated=True,
         ),
     ),
+    preconditions=(below_infinity("logits", minus_infinity=True),),
     oracle=_oracle,
     make_inputs=_make_inputs,
     tolerance=dict.fromkeys(DTYPES, _WEIGHT),

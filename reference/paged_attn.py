@@ -46,6 +46,7 @@ from kernelcat.reference._kv_cache import (
 )
 from kernelcat.reference._peers import peer_in
 from kernelcat.reference._sequences import (
+    ATTENTION_PRECONDITIONS,
     BATCH,
     INDICES,
     LENGTHS,
@@ -325,6 +326,7 @@ ENTRY = Entry(
             optional_for_peers=True,
         ),
     ),
+    preconditions=ATTENTION_PRECONDITIONS,
     oracle=_oracle,
     make_inputs=_make_inputs,
     tolerance={"bfloat16": Tolerance(1e-2, 2**-7), "float16": Tolerance(2e-3, 2**-9)},

@@ -17,7 +17,9 @@ from typing import Any
 from weakref import WeakSet
 
 from kernelcat import catalog
-from kernelcat.call import adapters, arrays, fast_path, recording, signature
+from kernelcat.call import adapters, arrays, fast_path, signature, wrapping
+from kernelcat.call import debugging as debugging  # imported for its environment variable
+from kernelcat.call import recording as recording  # likewise
 from kernelcat.call.building import build
 from kernelcat.call.choice import Decision, Pin, choose
 from kernelcat.call.fast_path import Bound, FastCall, Launch, misses, slow_calls
@@ -137,7 +139,7 @@ class Op:
         self._positions = {tensor.name: i for i, tensor in enumerate(entry.inputs)}
         with LOCK:
             _alive.add(self)
-        recording.listen(self)
+        wrapping.listen(self)
 
     def __repr__(self) -> str:
         return f"<kernelcat.Op {self.entry.name}{self.pin.key}>"
@@ -249,7 +251,7 @@ class Op:
             self.rewrap()
 
     def rewrap(self) -> None:
-        """Forget fast calls, and keep launchers: a recorder of calls has started or stopped."""
+        """Forget fast calls, and keep launchers: a watcher of calls has started or stopped."""
         with self._lock:
             self._forgotten += 1
             self._fast_calls.clear()
@@ -350,8 +352,8 @@ class Op:
             return self._loaded[problem, device]
 
     def _wrap(self, problem: Problem, device: int, decision: Decision, launch: Launch) -> Launch:
-        """``launch`` as it is while nobody records calls, else a function that counts too."""
-        return recording.wrapped(launch, problem, _gpu(device), decision)
+        """``launch`` as it is while nothing watches calls, else a function that does more."""
+        return wrapping.wrapped(launch, problem, _gpu(device), device, decision)
 
     def _build(self, problem: Problem, device: int) -> tuple[Decision, Any]:
         rows, refuted = _choices(self.entry.name), _refuted(self.entry.name)

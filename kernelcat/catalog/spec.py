@@ -15,6 +15,7 @@ from kernelcat.catalog.axes import Axis as Axis
 from kernelcat.catalog.axes import AxisValue as AxisValue
 from kernelcat.catalog.axes import exact as exact
 from kernelcat.catalog.axes import power_of_two as power_of_two
+from kernelcat.catalog.precondition import Precondition
 from kernelcat.errors import InvalidArgument, UnknownName, nearest
 
 if TYPE_CHECKING:
@@ -267,6 +268,7 @@ class Entry:
         Implementations of others that are raced.
     signal
         Required ratio of signal to quantization noise, where inputs are quantized; or None.
+    preconditions : what values of arrays must satisfy, in the order in which they are checked
     work_in_progress
         True until the entry is complete; one language and one variant suffice until then.
     """
@@ -287,6 +289,7 @@ class Entry:
     constraint: Callable[[Problem], str | None] = lambda problem: None
     tolerance_axis: str = "dtype"
     signal: Signal | None = None
+    preconditions: tuple[Precondition, ...] = ()
     work_in_progress: bool = False
 
     @property
