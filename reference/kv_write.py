@@ -9,8 +9,8 @@ token at position ``at``, in slot ``slot`` of page ``page``:
     v_cache[page, slot] = v / v_scale
 
 Values beyond float8_e4m3fn's 448 saturate. All other elements of the caches keep their bits.
-Arithmetic is in float32 and rounded once. Block tables, positions and slots must be valid, and no
-two new tokens may have the same slot; only `kernelcat.debug` checks that.
+Arithmetic is in float32 and rounded once. Block tables and positions must be valid, which only
+`kernelcat.debug` checks, and no two new tokens may have the same slot, which nothing checks.
 """
 
 from __future__ import annotations

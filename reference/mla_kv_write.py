@@ -8,8 +8,9 @@ which slot each new token has and `_rope` how k_pe is rotated. For each new toke
 
 in the cache's type or, for ``uint8``, as the 656 bytes of `_mla_row`, whose scales are computed
 here; float8 codes and scales equal those of `_mla_row` bit by bit. All other elements of the cache
-keep their bits. Arithmetic is in float32 and rounded once. Block tables, positions and slots must
-be valid, and no two new tokens may have the same slot; only `kernelcat.debug` checks that.
+keep their bits. Arithmetic is in float32 and rounded once. Block tables and positions must be
+valid, which only `kernelcat.debug` checks, and no two new tokens may have the same slot, which
+nothing checks.
 """
 
 from __future__ import annotations

@@ -149,13 +149,12 @@ def test_writes(name: str, index: Any, value: int, message: str) -> None:
             call()
 
 
-def test_two_new_tokens_in_one_slot() -> None:
+def test_tokens_that_pad_a_step_may_share_a_slot() -> None:
     inputs, outs = write()
     inputs["block_table"][1, 0] = 3
     inputs["kv_lens"][1] = 16  # slot 15 of page 3, where token 15 of sequence 0 goes
-    message = refusal(lambda: kernelcat.reference("kv_write")(**inputs, out=outs))
-    wrong = "block_table[1, 0] = 3: gives a new token the slot of another new token"
-    assert message == f"kv_write: {wrong}"
+    with kernelcat.debug():
+        kernelcat.reference("kv_write")(**inputs, out=outs)
 
 
 @pytest.mark.parametrize(
