@@ -2,8 +2,8 @@
 
 Token i of the ``q_lens[s]`` new tokens of sequence s is at position ``kv_lens[s] - q_lens[s] + i``.
 Its slot follows from the position as `_sequences` says. Only table entries of new tokens are read,
-and only their rows of cos_sin. Table entries and positions must be valid: kernels do not check them,
-`kernelcat.debug` does. No two new tokens may have the same slot, and nothing checks that.
+and only their rows of cos_sin. Table entries and positions must be valid: `kernelcat.debug` checks
+them, kernels do not. No two new tokens may have the same slot, and nothing checks that.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from kernelcat.call.choice import Decision, Pin, choose
 from kernelcat.call.fast_path import Bound, FastCall, Launch, misses, slow_calls
 from kernelcat.catalog.implementation import Config, ConfigValue
 from kernelcat.catalog.spec import AxisValue, Entry, Problem
-from kernelcat.errors import InvalidArgument
+from kernelcat.errors import InvalidArgument, short
 from kernelcat.importing import LOCK
 from kernelcat.report.explain import Explanation
 from kernelcat.runtime import gpu as gpus
@@ -76,6 +76,11 @@ def get(
         The compiler of the pinned language is not installed.
     """
     entry = catalog.entry(name)
+    for keyword, value in {"language": language, "variant": variant}.items():
+        if value is not None and not isinstance(value, str):
+            raise InvalidArgument(f"{keyword}={short(value)} must be a name")
+    if config is not None and not isinstance(config, Mapping):
+        raise InvalidArgument(f"config={short(config)} must map parameters to values")
     pin = Pin(language, variant, None if config is None else Config(config))
     with LOCK:
         op = _ops.get((name, pin))
@@ -219,6 +224,8 @@ class Op:
         result is called with arrays of that problem. Entries with host-side schedules will make
         their schedules here, once for many layers.
         """
+        if isinstance(device, bool) or not isinstance(device, int) or device < 0:
+            raise InvalidArgument(f"device={short(device)} must be the index of a GPU")
         problem, index = self._problem(args, named)
         device = device if index is None else index
         return Plan(self, problem, device)
@@ -336,7 +343,8 @@ class Op:
         self, args: tuple[Any, ...], named: dict[str, Any], anywhere: bool = False
     ) -> tuple[Problem, int | None]:
         """The problem of arrays or of axes; also the arrays' GPU, unless they may be anywhere."""
-        if not args and all(isinstance(value, (int, float, str)) for value in named.values()):
+        is_array = {name: hasattr(value, "shape") for name, value in named.items()}
+        if not args and not any(is_array[name] for name in self._positions.keys() & named.keys()):
             return self.entry.problem(**named), None
         out = named.pop("out", None)
         inputs, axes = signature.arrange(self.entry, args, named)
