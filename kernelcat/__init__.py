@@ -20,9 +20,10 @@ from __future__ import annotations
 TYPE_CHECKING = False  # stands for typing.TYPE_CHECKING: importing typing would take 20 ms
 if TYPE_CHECKING:
     from kernelcat.call.debugging import debug
-    from kernelcat.call.operator import entries, get, reload
+    from kernelcat.call.operator import entries, reload
     from kernelcat.call.oracle import reference
     from kernelcat.call.recording import record
+    from kernelcat.call.typed import get
     from kernelcat.catalog.implementation import Config
     from kernelcat.catalog.spec import Problem
     from kernelcat.errors import KernelcatError

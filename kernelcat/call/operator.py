@@ -17,7 +17,7 @@ from typing import Any
 from weakref import WeakSet
 
 from kernelcat import catalog
-from kernelcat.call import adapters, arrays, fast_path, signature, wrapping
+from kernelcat.call import adapters, arrays, documentation, fast_path, signature, wrapping
 from kernelcat.call import debugging as debugging  # imported for its environment variable
 from kernelcat.call import recording as recording  # likewise
 from kernelcat.call.building import build
@@ -124,6 +124,8 @@ class Op:
     MissingDependency
         There is no GPU driver, or a needed compiler is not installed.
     """
+
+    __signature__ = documentation.OfEntry(documentation.signature)
 
     def __init__(self, entry: Entry, pin: Pin, only: Problem | None = None) -> None:
         self.entry = entry
@@ -366,6 +368,9 @@ class Op:
     def _build(self, problem: Problem, device: int) -> tuple[Decision, Any]:
         rows, refuted = _choices(self.entry.name), _refuted(self.entry.name)
         return build(self.entry, problem, _gpu(device), device, self.pin, rows, refuted)
+
+
+Op.__doc__ = documentation.OfEntry(documentation.docstring, Op.__doc__)  # type: ignore[assignment]
 
 
 class Plan:
