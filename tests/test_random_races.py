@@ -194,12 +194,14 @@ def test_the_default_seed_is_the_commit_of_clean_sources(tmp_path, monkeypatch) 
 @pytest.mark.parametrize("name", DRAWING)
 def test_random_problems_differ_are_served_and_fit_into_memory(name: str) -> None:
     entry, backend, h200 = catalog.entry(name), Cuda(), SKUS["h200"]
+    limit = 64e9 if name == "moe_mlp" else 22e9
     problems = draw(entry, SEED, 40)
     assert len(set(problems)) == 40
     for problem in problems:
         assert not entry.problem_name(problem)
         shapes = ((t.shape_of(problem), t.dtype_of(problem)) for t in entry.present(problem))
-        assert 5 * sum(math.prod(shape) * dtypes.itemsize(kind) for shape, kind in shapes) < 64e9
+        assert 5 * sum(math.prod(shape) * dtypes.itemsize(kind) for shape, kind in shapes) < limit
+        assert entry.flops(problem) < 2e13
     for problem in problems[:8]:
         assert backend.decide(entry, problem, h200, {}).implementation.serves(h200.arch)
 

@@ -38,15 +38,23 @@ MAX_ATTEMPTS = 4
 
 
 def draw(entry: Entry, seed: str, count: int) -> list[Problem]:
-    """The first ``count`` random problems of ``entry`` for ``seed``.
+    """The first ``count`` random problems of ``entry`` for ``seed``, all of them different.
+
+    None of them is a named problem: those are tuned.
 
     Raises ``Unsupported`` for an entry without random problems.
     """
     if entry.random_problem is None:
         raise Unsupported(f"{entry.name} has no random problems: its reference/{entry.name}.py "
                           "defines no random_problem")  # fmt: skip
-    dice = (random.Random(f"{seed} {entry.name} {number}") for number in range(count))
-    return [entry.problem(**entry.random_problem(each).values) for each in dice]
+    drawn: list[Problem] = []
+    for number in range(count):
+        dice = random.Random(f"{seed} {entry.name} {number}")
+        while len(drawn) == number:
+            problem = entry.problem(**entry.random_problem(dice).values)
+            if problem not in drawn and entry.problem_name(problem) is None:
+                drawn.append(problem)
+    return drawn
 
 
 def as_called(entry: Entry, problem: Problem) -> Problem:
