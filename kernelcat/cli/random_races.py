@@ -1,52 +1,85 @@
-"""The option --random of the verb bench: races on random problems."""
+"""The verb regret: races on random problems."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
-from kernelcat.cli.options import seconds
+import click
+
+from kernelcat.cli.options import as_json, seconds
 from kernelcat.cli.output import echo, emit, show
-from kernelcat.errors import InvalidArgument
-from kernelcat.runtime.devices import Devices
 
 
-def run(
+@click.command()
+@click.argument("entry")
+@click.option(
+    "--random",
+    "count",
+    type=click.IntRange(min=1),
+    default=40,
+    show_default=True,
+    metavar="COUNT",
+    help="Number of random problems.",
+)
+@click.option(
+    "--seed", help="Hash of a commit, from which the problems follow; by default this checkout's."
+)
+@click.option(
+    "--tune",
+    "tunes",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="COUNT",
+    help="Tune the first COUNT problems shortly too, and race what the tune chose.",
+)
+@click.option("--budget", help="Begin no further problem after this time: 90s, 10m or 1h.")
+@click.option(
+    "--out",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File for the races; races that it has are not run again.",
+)
+@click.option(
+    "--device", type=click.IntRange(min=0), default=0, show_default=True, help="Number of the GPU."
+)
+@as_json
+def regret(
+    entry: str,
     count: int,
     seed: str | None,
-    path: Path | None,
-    as_json: bool,
-    entry: str,
+    tunes: int,
     budget: str | None,
-    devices: Devices,
-    **others: Any,
+    path: Path | None,
+    device: int,
+    as_json: bool,
 ) -> None:
-    """Race ``count`` random problems of ``entry`` and print the table; a line for each meanwhile.
+    """Race what a program gets from ENTRY, untuned, on random problems.
 
-    ``others`` are options of ``bench`` that do not go with random problems.
-    """
+    The problems are those that nobody tuned: sizes of published models and around them. Each races
+    with ENTRY's peers, and with --tune against the choice of a short tune. A ratio of times below 1
+    says that the best peer is faster; the table has a reason for each. Tunes take half a budget at
+    most.
+
+    \b
+    Example:
+      kernelcat regret gemm --random 40 --tune 12 --budget 10m
+      kernelcat regret moe_mlp --out tuning_db/random/moe_mlp-h200.jsonl
+    """  # fmt: skip
     from kernelcat.report.random_races import line, sheet
     from kernelcat.runtime.checkout import commit
     from kernelcat.tune.random_races import race_random
 
-    for name, value in others.items():
-        if value:
-            raise InvalidArgument(
-                f"--random does not go with {_flag(name)}: a program chooses by itself, and "
-                "$KERNELCAT_DB names its database"
-            )
-    if devices == "all" or len(devices) > 1:
-        raise InvalidArgument("--random races on one GPU: name one --device")
     try:
         races = race_random(
             entry,
             commit() if seed is None else seed,
             count=count,
-            device=devices[0] if devices else 0,
+            tunes=tunes,
+            device=device,
             budget_s=None if budget is None else seconds(budget),
             path=path,
-            report=lambda race: echo(f"{line(race)}", err=True),
+            report=lambda race: echo(line(race), err=True),
         )
     except KeyboardInterrupt:
         kept = "lost" if path is None else f"kept in {path}; run the command again to go on"
@@ -55,10 +88,3 @@ def run(
     if as_json:
         return emit(races.to_json())
     show(sheet(races).console())
-
-
-def _flag(name: str) -> str:
-    """``no_peers`` -> ``--no-peers``; the destinations of repeated options are plural."""
-    flags = {"problems": "problem", "languages": "language", "variants": "variant",
-             "regimes": "regime", "states": "state", "url": "db"}  # fmt: skip
-    return f"--{flags.get(name, name).replace('_', '-')}"
