@@ -156,5 +156,4 @@ ENTRY = Entry(
     },
     peers=(Peer("torch", _torch),),
     constraint=_constraint,
-    work_in_progress=True,
 )  # fmt: skip
