@@ -169,5 +169,4 @@ ENTRY = Entry(
     random_problem=_random_problem,
     peers=(Peer("torch", _torch),),
     constraint=_constraint,
-    work_in_progress=True,
 )  # fmt: skip

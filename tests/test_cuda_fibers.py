@@ -20,6 +20,7 @@ CONFIGS = {
     wgmma.IMPLEMENTATION.name: Config(tile="128x128", combine="ordered"),
     decoded.IMPLEMENTATION.name: Config(tile="128x128"),
 }
+TURNS = Config(tile="2x128x192", combine="ordered")
 
 FAULTS = {
     "a stage is released before it is read": (
@@ -54,6 +55,24 @@ FAULTS = {
 }  # fmt: skip
 """What is wrong -> file of moe_gemm, text, and its replacement."""
 
+TURNS_PROBLEM = product(200, 2, 3, 400, 400, gather=True, bias=True)
+TURNS_FAULTS = {
+    "a consumer does not wait for its turn": (
+        "moe_gemm/wgmma.cu", "      shared.turns()[consumer].wait(turn_phase);\n", "",
+    ),
+    "a consumer does not end its turn": (
+        "moe_gemm/accumulate.cuh",
+        "    if (lane_index() == 0) shared.turns()[1 - consumer].arrive();\n", "",
+    ),
+    "a consumer does not pass over the other one's stages": (
+        "moe_gemm/wgmma.cu", "        skip(position, num_k);\n", "",
+    ),
+    "each row is the first one of A": (
+        "moe_gemm/producer.cuh", "(rows[i] + static_cast<uint32_t>(place))", "place",
+    ),
+}  # fmt: skip
+"""What is wrong where consumers take turns -> file of kernels/cuda, text, replacement."""
+
 PACKED_PROBLEM = product(40, 2, 3, 144, 416, gather=True, format="mxfp4", packing="tiles")
 PACKED_FAULTS = {
     "a stage of packed weights is released before it is read": (
@@ -85,32 +104,41 @@ FLOAT8_FAULTS = {
 }  # fmt: skip
 """What is wrong with float8 weights -> file of kernels/cuda, text, replacement."""
 CASES = [
-    *((wgmma.IMPLEMENTATION, PROBLEM, (f"moe_gemm/{fault[0]}", *fault[1:]), id)
+    *((wgmma.IMPLEMENTATION, PROBLEM, None, (f"moe_gemm/{fault[0]}", *fault[1:]), id)
       for id, fault in FAULTS.items()),
-    *((decoded.IMPLEMENTATION, problem, fault, id)
+    *((wgmma.IMPLEMENTATION, TURNS_PROBLEM, TURNS, fault, id)
+      for id, fault in TURNS_FAULTS.items()),
+    *((decoded.IMPLEMENTATION, problem, None, fault, id)
       for problem, faults in ((PACKED_PROBLEM, PACKED_FAULTS), (FLOAT8_PROBLEM, FLOAT8_FAULTS))
       for id, fault in faults.items()),
 ]  # fmt: skip
 
 
-def verdict(implementation, problem):
-    config = CONFIGS[implementation.name]
+def verdict(implementation, problem, config=None):
+    config = config or CONFIGS[implementation.name]
     return gate.check(implementation, problem, config, cuda_fibers.Host(), seeds=(0,))
 
 
 @pytest.mark.parametrize(
-    ("implementation", "problem"),
-    [(wgmma.IMPLEMENTATION, PROBLEM), (decoded.IMPLEMENTATION, PACKED_PROBLEM)],
-    ids=["wgmma", "decoded"],
+    ("implementation", "problem", "config"),
+    [
+        (wgmma.IMPLEMENTATION, PROBLEM, None),
+        (wgmma.IMPLEMENTATION, TURNS_PROBLEM, TURNS),
+        (decoded.IMPLEMENTATION, PACKED_PROBLEM, None),
+    ],
+    ids=["wgmma", "wgmma in turns", "decoded"],
 )
-def test_a_kernel_is_right_on_the_host(implementation, problem) -> None:
-    assert verdict(implementation, problem).passed
+def test_a_kernel_is_right_on_the_host(implementation, problem, config) -> None:
+    assert verdict(implementation, problem, config).passed
 
 
 @pytest.mark.parametrize(
-    ("implementation", "problem", "fault"), [pytest.param(*c[:3], id=c[3]) for c in CASES]
+    ("implementation", "problem", "config", "fault"),
+    [pytest.param(*c[:4], id=c[4]) for c in CASES],
 )
-def test_a_planted_fault_is_found(implementation, problem, fault, monkeypatch, tmp_path) -> None:
+def test_a_planted_fault_is_found(
+    implementation, problem, config, fault, monkeypatch, tmp_path
+) -> None:
     shutil.copytree(source.cuda_root(), tmp_path / "cuda")
     name, before, after = fault
     path = tmp_path / "cuda" / name
@@ -119,6 +147,6 @@ def test_a_planted_fault_is_found(implementation, problem, fault, monkeypatch, t
     path.write_text(text.replace(before, after))
     monkeypatch.setattr(source, "cuda_root", lambda: tmp_path / "cuda")
     try:
-        assert not verdict(implementation, problem).passed
+        assert not verdict(implementation, problem, config).passed
     except AssertionError as error:
         assert f"moe_gemm_{implementation.variant}" in str(error)

@@ -73,6 +73,13 @@ ON_THE_HOST = {
                                                        residual=True)),
     "a hot expert": ("128x128", product(200, 2, 24, 64, 64, skew="hot", dtype="float16",
                                         format="float16", act_dtype="float16")),
+    "turns, gathered": ("2x128x192", product(150, 2, 3, 400, 416, gather=True, bias=True,
+                                             activation="swiglu_oai")),
+    "turns, one k-block": ("2x128x128", product(300, 2, 3, 270, 64, gather=True, bias=True,
+                                                activation="swiglu")),
+    "turns, summed": ("2x128x192", product(140, 2, 2, 400, 136, combine=True, residual=True)),
+    "turns, by atomics": ("2x128x128 atomic", product(140, 2, 2, 272, 208, combine=True)),
+    "turns, one tile": ("2x128x192", product(9, 1, 1, 64, 64)),
     "float8, gathered": ("64x128", product(40, 2, 3, 140, 400, gather=True, **FLOAT8)),
     "float8, two blocks of rows": ("128x192", product(170, 1, 1, 270, 272, bias=True, **FLOAT8)),
     "float8, ahead": ("128x128", product(150, 1, 1, 136, 528, gather=True, activation="swiglu",
@@ -103,6 +110,13 @@ DECODED_ON_THE_HOST = {
                                                     **NVFP4)),
     "mxfp4, grouped float8 activations": ("128x128", product(33, 3, 5, 96, 160, act_dtype=FP8,
                                                             **MXFP4)),
+    "mxfp4, three consumers": ("128x192", product(150, 2, 2, 272, 416, gather=True, bias=True,
+                                                  activation="swiglu_oai", **MXFP4)),
+    "nvfp4, three consumers": ("128x192", product(70, 2, 3, 400, 160, combine=True, **NVFP4)),
+    "mxfp4, 256 rows of W": ("128x256", product(150, 2, 2, 400, 416, gather=True, bias=True,
+                                                activation="swiglu_oai", **MXFP4)),
+    "nvfp4, 256 rows of W": ("128x256", product(140, 2, 2, 272, 160, combine=True, bias=True,
+                                                residual=True, **NVFP4)),
     "fp8, gathered": ("16x128", product(40, 2, 3, 144, 400, gather=True, bias=True,
                                         activation="swiglu_oai", **WEIGHTS8)),
     "fp8, two blocks of rows": ("64x128", product(90, 2, 2, 264, 272, activation="swiglu",
@@ -169,6 +183,22 @@ def test_the_naive_kernel_is_right_on_the_host(format, act_dtype, packing) -> No
     problem = problem_of(format, act_dtype, packing, gather=True, bias=True, combine=True)
     verdict = gate.check(naive.IMPLEMENTATION, problem, Config(), cuda_fibers.Host(), seeds=(0,))
     assert verdict.passed, verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("implementation", "tile", "axes"),
+    [
+        (wgmma.IMPLEMENTATION, "2x128x192 atomic", {"combine": True}),
+        (wgmma.IMPLEMENTATION, "2x128x192", FLOAT8),
+        (decoded.IMPLEMENTATION, "128x192", WEIGHTS8),
+        (decoded.IMPLEMENTATION, "128x256", {"act_dtype": FP8, **MXFP4}),
+    ],
+)
+def test_tiles_whose_sums_would_spill_are_illegal(implementation, tile, axes) -> None:
+    why = implementation.why_not(
+        config_of(implementation, tile), product(300, 2, 3, 400, 160, **axes), HOST.gpu
+    )
+    assert why is not None and "registers" in why
 
 
 # ---- launches ------------------------------------------------------------------------------------

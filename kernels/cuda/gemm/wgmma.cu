@@ -17,6 +17,7 @@
 // cluster barrier separates the initialisation of mbarriers from their first use, and the last
 // arrival from another thread block from the end of this one.
 #include <kernelcat/operand_ring.cuh>
+#include <kernelcat/skip_stages.cuh>
 #include <kernelcat/split_k.cuh>
 #include <kernelcat/stage_release.cuh>
 #include <kernelcat/wgmma_stage.cuh>
@@ -68,14 +69,6 @@ __device__ __forceinline__ void accumulate(WgmmaShared<Config>& shared,
   wgmma_wait<0>();
   pin(sums);
   release_stage<Config::kClusterSize>(shared.empty[previous]);
-}
-
-// Moves past the stages of a tile that the other consumer multiplies.
-template <int kNumStages>
-__device__ __forceinline__ void skip(PipelineState<kNumStages>& position, int num_k_blocks) {
-  const int stage = position.stage + num_k_blocks;
-  position.phase ^= stage / kNumStages & 1;
-  position.stage = stage % kNumStages;
 }
 
 // The bias of a consumer's tile. The constructor loads it into registers before the tile is

@@ -12,13 +12,14 @@
 
 namespace kernelcat {
 
-// Multiplies one tile of 16-bit operands. A stage is released when the products of the next one
-// have begun.
-template <typename Config>
+// Multiplies kNumWgmmas * 64 rows of one tile of 16-bit operands. A stage is released when the
+// products of the next one have begun. With kTurns the other consumer's turn begins when all wgmmas
+// have been started.
+template <typename Config, int kNumWgmmas>
 __device__ __forceinline__ void accumulate_plain(ExpertShared<Config>& shared,
                                                  PipelineState<Config::kNumStages>& position,
-                                                 typename Config::Sums& sums, int first_row,
-                                                 int num_k) {
+                                                 float (&sums)[kNumWgmmas][Config::BLOCK_N / 2],
+                                                 int first_row, int num_k) {
   const uint32_t base = shared_address(shared.stages);
   const uint64_t a = swizzled_rows_descriptor(base + first_row * kRowBytes);
   const uint64_t w = swizzled_rows_descriptor(base + Config::kStageBytesA);
@@ -36,6 +37,10 @@ __device__ __forceinline__ void accumulate_plain(ExpertShared<Config>& shared,
     }
     previous = stage;
     position.advance();
+  }
+  if constexpr (Config::kTurns) {
+    const int consumer = warp_index() / 4;
+    if (lane_index() == 0) shared.turns()[1 - consumer].arrive();
   }
   wgmma_wait<0>();
   pin(sums);
@@ -144,12 +149,21 @@ struct ScaledProducts {
   }
 };
 
-// Multiplies one tile, whose first column is `col`.
+// Multiplies one tile, from row `first_row` on.
 template <typename Config>
 __device__ __forceinline__ void accumulate(ExpertShared<Config>& shared,
                                            PipelineState<Config::kNumStages>& position,
-                                           typename Config::Sums& sums, int first_row, int col,
-                                           int num_k) {
+                                           typename Config::Sums& sums, const ExpertTile& tile,
+                                           int first_row, int num_k) {
+  if constexpr (Config::kTurns) {
+    if (tile.num_rows <= kWgmmaM) {
+      float upper[1][Config::BLOCK_N / 2];
+      accumulate_plain<Config>(shared, position, upper, 0, num_k);
+#pragma unroll
+      for (int i = 0; i < Config::BLOCK_N / 2; ++i) sums[0][i] = upper[0][i];
+      return;
+    }
+  }
   if constexpr (!Config::kScaled) {
     accumulate_plain<Config>(shared, position, sums, first_row, num_k);
   } else {
@@ -158,7 +172,7 @@ __device__ __forceinline__ void accumulate(ExpertShared<Config>& shared,
 #pragma unroll
       for (int j = 0; j < Config::BLOCK_N / 2; ++j) sums[i][j] = 0.0f;
     }
-    ScaledProducts<Config> scaled(shared, position, first_row, col);
+    ScaledProducts<Config> scaled(shared, position, first_row, tile.col);
     if constexpr (Config::kAhead) {
       scaled.add_ahead_to(sums[0], num_k);
     } else {

@@ -9,7 +9,7 @@
 // full[s]  | a producer thread, with TMA's bytes (1) | consumers | stage s holds its k-block
 //          | and all threads that copy by cp.async   |           |
 //          | (kCopyingThreads)                       |           |
-// empty[s] | consumer warps (4 or 8)                 | producer  | stage s has been read
+// empty[s] | consumer warps (4, 8 or 12)               | producer  | stage s has been read
 #include <kernelcat/pdl.cuh>
 #include <kernelcat/transposed_sums.cuh>
 
@@ -20,13 +20,16 @@
 namespace kernelcat {
 
 // What becomes of the sums of a tile's rows, an `Output` of TransposedSums.
-template <typename T_, Gating kGating>
+template <typename T_, Gating kGating, bool kGatesOnce_>
 struct DecodedOutput {
   using T = T_;
   static constexpr bool kPaired = kIsGated<kGating>;
   // Four 8 x 8 matrices of D make rows of 16 bytes. A block of 8 rows of A has two of them; with
   // kPaired one, because two rows of W make one column of D.
   static constexpr int kStoredBlocks = kPaired ? 4 : 2;
+  // Whether lanes choose gate and up before they gate, without a branch. Tiles that were measured
+  // before this was written keep their machine code.
+  static constexpr bool kGatesOnce = kGatesOnce_;
 
   T* d;           // the tile's first row
   const T* bias;  // (n,), or null
@@ -39,7 +42,7 @@ struct DecodedOutput {
   }
   static __device__ __forceinline__ float activated(float z) { return z; }
   static __device__ __forceinline__ float gated(float gate, float up) {
-    return kernelcat::gated<kGating>(gate, up);
+    return kGatesOnce ? quick_gated<kGating>(gate, up) : kernelcat::gated<kGating>(gate, up);
   }
 };
 
@@ -67,7 +70,7 @@ __device__ __forceinline__ void consume_encoded(DecodedShared<Config>& shared,
     } else {
       add_packed<Config>(shared, position, sums, num_k);
     }
-    DecodedOutput<T, Config::kGating> output = {
+    DecodedOutput<T, Config::kGating, (Config::BLOCK_N > 128)> output = {
         .d = d,
         .bias = bias == nullptr ? nullptr : bias + static_cast<int64_t>(tile.expert) * n,
         .m = tile.num_rows,
@@ -82,10 +85,10 @@ __device__ __forceinline__ void consume_encoded(DecodedShared<Config>& shared,
   });
 }
 
-template <
-    typename T, WeightFormat kFormat, int BLOCK_M, int kNumStages, Gating kGating, bool kGather,
-    bool kScaled,
-    typename Config = DecodedConfig<T, kFormat, BLOCK_M, kNumStages, kGating, kGather, kScaled>>
+template <typename T, WeightFormat kFormat, int BLOCK_M, int BLOCK_N, int kNumStages,
+          Gating kGating, bool kGather, bool kScaled,
+          typename Config =
+              DecodedConfig<T, kFormat, BLOCK_M, BLOCK_N, kNumStages, kGating, kGather, kScaled>>
 __global__ void __launch_bounds__(Config::kNumThreads, Config::kBlocksPerSm)
     moe_gemm_decoded(const __grid_constant__ TensorMap map_a,       // see DecodedMaps
                      const __grid_constant__ TensorMap map_w,       //

@@ -12,24 +12,24 @@ namespace kernelcat {
 // columns of k: two swizzled boxes of 64 columns of A, and the weights as they are in memory. With
 // kGather the rows of A are tokens.
 //
-// An SM runs one thread block of two consumer warpgroups and a producer warpgroup, or, where an
-// expert has few rows, three thread blocks of one consumer warpgroup and one producer warp: their
-// sums need few registers, and while one thread block waits or stores, the others decode.
-// With kScaled, A has a scale for each row and 128 columns.
-template <typename T_, WeightFormat kFormat_, int BLOCK_M_, int kNumStages_, Gating kGating_,
-          bool kGather_, bool kScaled_>
+// An SM runs one thread block of a producer warpgroup and two consumer warpgroups (three for 192
+// rows of W), or, where an expert has few rows, three thread blocks of one consumer warpgroup and
+// one producer warp: their sums need few registers, and while one thread block waits or stores, the
+// others decode. With kScaled, A has a scale for each row and 128 columns.
+template <typename T_, WeightFormat kFormat_, int BLOCK_M_, int BLOCK_N_, int kNumStages_,
+          Gating kGating_, bool kGather_, bool kScaled_>
 struct DecodedConfig {
   using T = T_;
   static constexpr WeightFormat kFormat = kFormat_;
   static constexpr bool kNvfp4 = kFormat == WeightFormat::kNvfp4;
   static constexpr bool kIsFp8 = kFormat == WeightFormat::kFp8;
-  static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = 128, BLOCK_K = 128;
+  static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, BLOCK_K = 128;
   static constexpr int kNumStages = kNumStages_;
   static constexpr Gating kGating = kGating_;
   static constexpr bool kGather = kGather_, kScaled = kScaled_;
 
   static constexpr int kBlocksPerSm = BLOCK_M < 64 ? 3 : 1;
-  static constexpr int kNumConsumers = kBlocksPerSm == 1 ? 2 : 1;
+  static constexpr int kNumConsumers = kBlocksPerSm > 1 ? 1 : BLOCK_N == 192 ? 3 : 2;
   static constexpr int kNumProducers = kBlocksPerSm == 1 ? kWarpgroupThreads : kWarpThreads;
   static constexpr int kNumThreads = kNumConsumers * kWarpgroupThreads + kNumProducers;
   // They copy rows of A, scales of rows, or, one thread, the scale of float8 weights.
@@ -38,14 +38,18 @@ struct DecodedConfig {
   static constexpr int kProducerRegisters = kGather          ? (BLOCK_M == 96 ? 56 : 72)
                                             : BLOCK_M == 256 ? 24
                                                              : 40;
-  static constexpr int kConsumerRegisters = kGather          ? (BLOCK_M == 96 ? 224 : 216)
-                                            : BLOCK_M == 256 ? 240
-                                                             : 232;
+  static constexpr int kConsumerRegisters = kNumConsumers == 3 ? (kGather ? 144 : 152)
+                                            : kGather          ? (BLOCK_M == 96 ? 224 : 216)
+                                            : BLOCK_M == 256   ? 240
+                                                               : 232;
 
-  // The kernel starts with 168 registers of each of 384 threads. If warpgroups wanted more than
-  // these in all, setmaxnreg would wait forever.
+  // The kernel starts with 168 registers of each of 384 threads, or with 128 of each of 512. If
+  // warpgroups wanted more than these in all, setmaxnreg would wait forever.
+  static constexpr int kRegisters = kNumConsumers == 3 ? 128 : 168;
   static_assert(kBlocksPerSm > 1 || kNumConsumers * kConsumerRegisters + kProducerRegisters <=
-                                        (kNumConsumers + 1) * 168);
+                                        (kNumConsumers + 1) * kRegisters);
+
+  static constexpr bool kGathersByOffset = false;  // see GatheredRows
 
   static constexpr int kStageTiles = BLOCK_K / kTileCols;
   static constexpr int kTileRowsOfW = BLOCK_N / kTileRows;
@@ -53,13 +57,15 @@ struct DecodedConfig {
   static constexpr int kBoxBytes = BLOCK_M * kRowBytes;
   static constexpr int kScaleBytes = kTileScales<kNvfp4>;
 
+  static_assert(BLOCK_N == 128 || (BLOCK_M == 128 && !kScaled && !kIsFp8),
+                "sums and products fit into registers");
   static_assert(!kScaled || kNumProducers == kWarpgroupThreads, "a warpgroup copies scales");
 
   using Tiles = ExpertTiles<BLOCK_M, BLOCK_N>;
   using Sums = float[kRowBlocks][BLOCK_M / 2];
 };
 
-// The weights of a stage: eight tile rows of two tiles with their scales, or rows of float8, whose
+// The weights of a stage: tile rows of two tiles with their scales, or rows of float8, whose
 // 128 bytes are swizzled and which share one scale (DecodedShared::scales).
 template <typename Config, bool kIsFp8 = Config::kIsFp8>
 struct StageWeights {
@@ -93,7 +99,7 @@ struct DecodedShared {
 };
 
 // The tensor maps. What lies outside of a tensor is loaded as zeros. A tile row of packed codes or
-// of their scales is a row of 32-bit words, loaded in boxes of 8 tile rows x 2 tiles.
+// of their scales is a row of 32-bit words, loaded in boxes of BLOCK_N / 16 tile rows x 2 tiles.
 struct DecodedMaps {
   const TensorMap& a;       // (rows, k), boxes BLOCK_M x 64; read without kGather
   const TensorMap& w;       // (experts' tile rows, words); float8: (experts * n, k), 128 x 128

@@ -21,9 +21,14 @@ struct CopySource {
   uint32_t top_k;
   int row_vectors;  // vectors of 16 bytes in a row of A
 
-  // The row of A that is row `row` of all experts' rows.
-  __device__ __forceinline__ const uint4* row_of_a(int row) const {
-    return a + static_cast<int64_t>(static_cast<uint32_t>(order[row]) / top_k) * row_vectors;
+  // The row of A that is row `row` of all experts' rows, as an address or as vectors from `a` on.
+  template <typename Row>
+  __device__ __forceinline__ Row row_of_a(int row) const {
+    const uint32_t token = static_cast<uint32_t>(order[row]) / top_k;
+    if constexpr (sizeof(Row) == 4)
+      return token * row_vectors;
+    else
+      return a + static_cast<int64_t>(token) * row_vectors;
   }
 
   // The rows of A for rows `first`, `first` + kStep ... of the tile, -1 outside the expert.
@@ -40,6 +45,16 @@ struct CopySource {
   }
 };
 
+// A row of A as its address or, in half of the registers, as vectors from the first row on.
+template <bool kByOffset>
+struct GatheredRow {
+  using Type = const uint4*;
+};
+template <>
+struct GatheredRow<true> {
+  using Type = uint32_t;
+};
+
 // The rows of a tile that this thread gathers, with kGather, and its vector of each row of a stage.
 // The eight lanes that copy a row's 128 bytes are neighbours.
 template <typename Config>
@@ -48,7 +63,9 @@ struct GatheredRows {
   static constexpr int kStep = kThreads / kRowVectors;  // rows that are copied at once
   static constexpr int kCount = Config::BLOCK_M / kStep;
 
-  const uint4* rows[kCount];
+  using Row = typename GatheredRow<Config::kGathersByOffset>::Type;
+
+  Row rows[kCount];
   int count;  // of the rows, those inside the expert
 
   __device__ __forceinline__ GatheredRows(const CopySource& source, const ExpertTile& tile) {
@@ -57,12 +74,14 @@ struct GatheredRows {
     count = ceil_div(tile.num_rows - first, kStep);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if (i < count) rows[i] = source.row_of_a(tile.row + first + i * kStep);
+      if constexpr (Config::kGathersByOffset) rows[i] = 0;  // a row that exists
+      if (i < count) rows[i] = source.template row_of_a<Row>(tile.row + first + i * kStep);
     }
   }
 
   // Starts to copy k-block `k_block` to `stage`, in the 128-byte swizzle of TMA. Columns outside A
-  // become zeros. Rows outside the expert keep what they hold: their products are not stored.
+  // become zeros. Rows outside the expert keep what they hold, or become the first row of A: their
+  // products are not stored.
   __device__ __forceinline__ void load(uint8_t* stage, const CopySource& source,
                                        int k_block) const {
     if constexpr (!Config::kGather) return;
@@ -75,7 +94,12 @@ struct GatheredRows {
       // Rows i and i + 2 are at least eight rows apart, and the swizzle repeats itself there.
       const uint32_t target = swizzled<kRowBytes>((first + i % 2 * kThreads) * kVectorBytes) +
                               i / 2 * 2 * kStep * kRowBytes;
-      if (i < count) async_copy_16(shared_address(stage) + target, rows[i] + place, is_inside);
+      if constexpr (Config::kGathersByOffset) {
+        const uint4* from = source.a + (rows[i] + static_cast<uint32_t>(place));
+        async_copy_16(shared_address(stage) + target, from, is_inside);
+      } else {
+        if (i < count) async_copy_16(shared_address(stage) + target, rows[i] + place, is_inside);
+      }
     }
   }
 };

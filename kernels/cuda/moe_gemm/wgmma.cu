@@ -1,6 +1,6 @@
 // Rows of A, grouped by expert, times their expert's weights on Hopper: a persistent kernel in
 // which a producer warpgroup fills a ring of stages, and one or two consumer warpgroups multiply
-// from the ring by wgmma.
+// from the ring by wgmma. With kTurns two consumers take turns, a tile each (CUTLASS's ping-pong).
 //
 // Grouped products over ragged segments whose tiles every thread block finds from the segments'
 // offsets are those of MegaBlocks (Gale et al. 2022) and CUTLASS's grouped GEMM. The roles of warps
@@ -10,9 +10,13 @@
 // full[s]     | a producer thread, with TMA's bytes (1) | consumers  | stage s holds its k-block
 //             | and all threads that copy by cp.async   |            |
 //             | (kCopyingThreads)                       |            |
-// empty[s]    | consumer warps (4 * kNumConsumers)      | producer   | stage s has been read
+// empty[s]    | warps that read the stage               | producer   | stage s has been read
+//             | (4 * kConsumersPerTile)                 |            |
+// turns()[c]  | warps of the other consumer (4)         | consumer c | all stages before the tile's
+//             |                                         |            | have been full, with kTurns
 // named 1 + c | threads of consumer c (128)             | consumer c | the tile's bias
 #include <kernelcat/pdl.cuh>
+#include <kernelcat/skip_stages.cuh>
 
 #include "accumulate.cuh"
 #include "output.cuh"
@@ -36,10 +40,20 @@ template <typename Config>
 __device__ __forceinline__ void consume(ExpertShared<Config>& shared,
                                         const typename Config::Tiles& tiles,
                                         const ExpertOutput<Config>& output, int num_k) {
-  const int consumer = warp_index() / 4, first_row = consumer * Config::kRows;
+  const int consumer = warp_index() / 4, first_row = Config::kTurns ? 0 : consumer * Config::kRows;
   PipelineState<Config::kNumStages> position;
+  int tile_consumer = 1;                // with kTurns: the consumer of this tile
+  uint32_t turn_phase = consumer == 0;  // consumer 0 begins at once
   tiles.for_each([&](const ExpertTile& tile) {
-    if (first_row >= tile.num_rows) {
+    if constexpr (Config::kTurns) {
+      tile_consumer ^= 1;
+      if (tile_consumer != consumer) {
+        skip(position, num_k);
+        return;
+      }
+      shared.turns()[consumer].wait(turn_phase);
+      turn_phase ^= 1;
+    } else if (first_row >= tile.num_rows) {
       pass_over<Config>(shared, position, num_k);
       return;
     }
@@ -48,16 +62,16 @@ __device__ __forceinline__ void consume(ExpertShared<Config>& shared,
         has_bias ? output.bias + static_cast<int64_t>(tile.expert) * output.n : nullptr, tile.col,
         output.n);
     typename Config::Sums sums;
-    accumulate<Config>(shared, position, sums, first_row, tile.col, num_k);
+    accumulate<Config>(shared, position, sums, tile, first_row, num_k);
     bias.store(shared.bias[consumer], 1 + consumer);
     store_sums<Config>(sums, output, shared.bias[consumer], tile, first_row);
   });
 }
 
 template <typename T, typename Element, int BLOCK_M, int BLOCK_N, int kNumStages, Gating kGating,
-          bool kGather, bool kAtomic,
-          typename Config =
-              ExpertTileConfig<T, Element, BLOCK_M, BLOCK_N, kNumStages, kGating, kGather, kAtomic>>
+          bool kGather, bool kAtomic, bool kTurns,
+          typename Config = ExpertTileConfig<T, Element, BLOCK_M, BLOCK_N, kNumStages, kGating,
+                                             kGather, kAtomic, kTurns>>
 __global__ void __launch_bounds__(Config::kNumThreads, 1)
     moe_gemm_wgmma(const __grid_constant__ TensorMap map_a,  // (rows, k), boxes BLOCK_M high; read
                                                              // without kGather
@@ -88,7 +102,8 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
     if (!kGather) prefetch_map(map_a);
     prefetch_map(map_w);
     for (Barrier& barrier : shared.full) barrier.init(1 + Config::kCopyingThreads);
-    for (Barrier& barrier : shared.empty) barrier.init(Config::kNumConsumers * 4);
+    for (Barrier& barrier : shared.empty) barrier.init(Config::kConsumersPerTile * 4);
+    for (int c = 0; c < (kTurns ? 2 : 0); ++c) shared.turns()[c].init(4);
     fence_barrier_init();
   }
   grid_dependency_wait();

@@ -33,12 +33,16 @@ from kernelcat.runtime.gpu import Gpu
 
 MIN_STAGES = 3
 
+TILES = ("64x128", "64x256", "128x128", "128x192", "128x256", "256x128")
+"""Tiles that one or two consumer warpgroups compute together."""
+
 SPACE = {
-    "tile": ("64x128", "64x256", "128x128", "128x192", "128x256", "256x128"),
+    "tile": (*TILES, "2x128x128", "2x128x192"),
     "combine": ("ordered", "atomic"),
 }
 """
-tile : rows of an expert x rows of the expert's weights
+tile : rows of an expert x rows of the expert's weights; 2x: two consumer warpgroups take turns, so
+    that one multiplies its tile while the other one stores
 combine : how rows are summed into tokens: in the order of slots, from rows in 16 bits, by a second
     launch; or by atomic additions in float32, in whatever order tiles end
 """
@@ -74,7 +78,7 @@ def _product(problem: Problem, plan: Plan, is_atomic: bool, gpu: Gpu) -> Step:
         "moe_gemm/wgmma.cu",
         "moe_gemm_wgmma",
         *(problem["dtype"], problem["act_dtype"], plan.block_m, plan.block_n),
-        *(plan.num_stages(gpu), gating(problem), gather, is_atomic),
+        *(plan.num_stages(gpu), gating(problem), gather, is_atomic, plan.takes_turns),
     )
     a_rows = problem["tokens"] if gather else plan.rows
     sizes = (plan.rows, a_rows, problem["top_k"], plan.experts, plan.n, plan.k, _pitch(problem))
@@ -132,6 +136,12 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return why
     if config["combine"] == "atomic" and not problem["combine"]:
         return "no rows are summed into tokens, by atomics or otherwise"
+    if plan.takes_turns and plan.element_bytes == 1:
+        return "sums and products of a whole tile of float8 do not fit in registers"
+    if config["combine"] == "atomic" and config["tile"] == "2x128x192":
+        return "a whole tile of 128 x 192 leaves no registers for atomic sums"
+    if plan.takes_turns and problem["gather"] and problem["tokens"] * plan.k >= 1 << 35:
+        return f"{problem['tokens']} rows of K={plan.k} are more than 32-bit offsets reach"
     if problem["gather"] and plan.block_m > 128:
         return f"a thread that gathers has no registers for its part of {plan.block_m} rows"
     if plan.num_stages(gpu) < MIN_STAGES:
@@ -143,6 +153,8 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     plan = Plan.of(config, problem)
     if why := plan.why_unpromising():
         return why
+    if plan.takes_turns and plan.num_tiles < 2 * gpu.sms:
+        return f"{plan.num_tiles:.3g} tiles leave consumers that take turns without one"
     if plan.block_n >= 2 * plan.n and plan.block_n > 128:
         return f"tiles of {plan.block_n} columns are mostly empty at N={plan.n}"
     return None
@@ -161,7 +173,11 @@ _STORE_US = 2.0
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Waves of tiles, each as long as its products or its operands take; or the memory's time."""
+    """Waves of tiles, each as long as its products or its operands take; or the memory's time.
+
+    Consumers that take turns have not been measured, and are assumed to gain nothing: at equal
+    estimates the tile that stands first in the space is chosen.
+    """
     plan = Plan.of(config, problem)
     area = plan.block_m * plan.block_n
     peak = gpu.flops[problem["act_dtype"]] / gpu.sms * 0.8 * _RATE[plan.block_n]

@@ -14,6 +14,7 @@ struct Fp4Output {
   // Blocks of eight columns of D^T that a warp stores together. A block of 16 rows of W is two 8 x
   // 8 matrices of D, or one with kPaired; four matrices make rows of 16 bytes (gather_rows).
   static constexpr int kStoredBlocks = kPaired ? 4 : 2;
+  static constexpr bool kGatesOnce = false;  // see DecodedOutput
 
   T* d;
   const float* global_scale;  // (1,), or null for MXFP4

@@ -69,9 +69,16 @@ struct TransposedSums {
     const float2 upper = finished(j, 0), lower = finished(j, 1);
     const float received_x = __shfl_xor_sync(0xffffffff, is_odd ? upper.x : lower.x, 4);
     const float received_y = __shfl_xor_sync(0xffffffff, is_odd ? upper.y : lower.y, 4);
-    const uint32_t word =
-        is_odd ? pack<T>(Output::gated(received_x, lower.x), Output::gated(received_y, lower.y))
-               : pack<T>(Output::gated(upper.x, received_x), Output::gated(upper.y, received_y));
+    uint32_t word;
+    if constexpr (Output::kGatesOnce) {
+      const float2 gate = {is_odd ? received_x : upper.x, is_odd ? received_y : upper.y};
+      const float2 up = {is_odd ? lower.x : received_x, is_odd ? lower.y : received_y};
+      word = pack<T>(Output::gated(gate.x, up.x), Output::gated(gate.y, up.y));
+    } else {  // ptxas makes two branches, and a warp goes through both
+      word = is_odd
+                 ? pack<T>(Output::gated(received_x, lower.x), Output::gated(received_y, lower.y))
+                 : pack<T>(Output::gated(upper.x, received_x), Output::gated(upper.y, received_y));
+    }
     // Column c of D is in the lanes of row 2 * c, or of row 2 * (c - 4) + 1 where c > 3.
     return transposed(__shfl_sync(0xffffffff, word, (r % 4 * 2 + r / 4) * 4 + q));
   }
