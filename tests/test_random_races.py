@@ -209,6 +209,25 @@ def test_the_command_prints_a_line_for_each_race_and_the_table(monkeypatch, plan
     assert "--random" not in CliRunner().invoke(main, ["bench", "--help"]).output
 
 
+def test_shipped_races_are_shown_seed_by_seed_and_all_together(monkeypatch, tmp_path) -> None:
+    def run(*words: str):
+        return CliRunner().invoke(main, ["regret", "gemm", "--shipped", *words])
+
+    monkeypatch.setattr(paths, "data", lambda name: tmp_path / name)
+    assert "No races of gemm" in run().output
+    for seed, us in (("a" * 40, 5.0), ("b" * 40, 20.0)):
+        race = RandomRace(0, product(64, 32, 2880).values, "gemm/cuda/wgmma", {}, "nearest", us=us,
+                          peers={"cublas": 10.0}, tuned="gemm/cuda/tma", tuned_us=4.0)  # fmt: skip
+        races = RandomRaces("gemm", "h200", seed, races=(race,), **COMMON)
+        races.write(tmp_path / "tuning_db" / "random" / f"gemm-h200-{seed[:8]}.jsonl")
+    shown = run().output
+    assert "geometric mean 2.000" in shown and "geometric mean 0.500" in shown
+    assert "gemm on h200, 2 seeds: 2 problems, geometric mean 1.000" in shown
+    assert f"regret {6.25**0.5 - 1:.1%} in the mean of 2 tunes, 400.0% at worst" in shown
+    assert [each["seed"][0] for each in json.loads(run("--json").stdout)] == ["a", "b"]
+    assert shipped("moe_mlp") == [] and len(shipped()) == 2
+
+
 def test_a_percentile_is_interpolated_and_a_race_without_a_peer_has_no_ratio() -> None:
     assert percentile([1.0, 2.0, 3.0], 0.05) == pytest.approx(1.1)
     assert percentile([4.0], 0.05) == 4.0 and percentile([], 0.05) is None

@@ -43,6 +43,9 @@ from kernelcat.cli.output import echo, emit, show
 @click.option(
     "--device", type=click.IntRange(min=0), default=0, show_default=True, help="Number of the GPU."
 )
+@click.option(
+    "--shipped", is_flag=True, help="Run nothing: show the races that come with the package."
+)
 @as_json
 def regret(
     entry: str,
@@ -52,6 +55,7 @@ def regret(
     budget: str | None,
     path: Path | None,
     device: int,
+    shipped: bool,
     as_json: bool,
 ) -> None:
     """Race what a program gets from ENTRY, untuned, on random problems.
@@ -65,11 +69,14 @@ def regret(
     Example:
       kernelcat regret gemm --random 40 --tune 12 --budget 10m
       kernelcat regret moe_mlp --out tuning_db/random/moe_mlp-h200.jsonl
+      kernelcat regret gemm --shipped
     """  # fmt: skip
     from kernelcat.report.random_races import line, sheet
     from kernelcat.runtime.checkout import commit
     from kernelcat.tune.random_races import race_random
 
+    if shipped:
+        return _show_shipped(entry, as_json)
     try:
         races = race_random(
             entry,
@@ -88,3 +95,19 @@ def regret(
     if as_json:
         return emit(races.to_json())
     show(sheet(races).console())
+
+
+def _show_shipped(entry: str, as_json: bool) -> None:
+    from kernelcat import catalog
+    from kernelcat.report.random_races import overall, sheet
+    from kernelcat.store.random_races import shipped
+
+    files = shipped(catalog.entry(entry).name)
+    if as_json:
+        return emit([races.to_json() for races in files])
+    for races in files:
+        show(sheet(races).console())
+    for text in overall(files):
+        echo(text)
+    if not files:
+        echo(f"No races of {entry} on random problems come with the package.")

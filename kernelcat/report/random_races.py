@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 
 from kernelcat import catalog
@@ -45,6 +47,19 @@ def summary(races: RandomRaces) -> str:
             "worst"
         )
     return ", ".join(parts)
+
+
+def overall(files: Sequence[RandomRaces]) -> list[str]:
+    """A summary over all seeds for each GPU that has several files; all are of one entry."""
+    by_gpu: dict[str, list[RandomRaces]] = {}
+    for races in files:
+        by_gpu.setdefault(races.gpu, []).append(races)
+    return [
+        f"{several[0].entry} on {gpu}, {len(several)} seeds: "
+        + summary(replace(several[0], races=tuple(race for each in several for race in each.races)))
+        for gpu, several in by_gpu.items()
+        if len(several) > 1
+    ]
 
 
 # ---- reasons ------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Races on random problems: how an entry, as a program gets it, compares with its peers.
 
 Problems follow from a seed, the hash of the commit that is raced, so nobody can choose them. A file
-has the races of one entry on one GPU: JSON Lines, first what all races share, then a line for each
-problem. ``tuning_db/random/`` has the files that come with the package.
+has the races of one entry, seed and GPU: JSON Lines, first what all races share, then a line for
+each problem. ``tuning_db/random/`` has the files that come with the package.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ class RandomRaces:
                 "low_percentile": self.low_percentile, "regret": self.regret}  # fmt: skip
 
     def write(self, path: Path) -> None:
-        """Write a file in one step."""
+        """Write a file in one step, in a new folder if need be."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         shared = {name: value for name, value in vars(self).items() if name != "races"}
         temporary = path.with_name(f"{path.name}.tmp")
         temporary.write_text("".join(map(_line, (shared, *map(asdict, self.races)))))
@@ -201,10 +202,14 @@ def read(path: Path) -> RandomRaces:
         raise InvalidArgument(f"{path} has no random races: {error}") from error
 
 
-def shipped() -> list[RandomRaces]:
-    """The races that come with the package, sorted by entry and GPU."""
+def shipped(entry: str | None = None) -> list[RandomRaces]:
+    """The races that come with the package, of one entry or of all.
+
+    They are sorted by entry, GPU and date; an entry may have a file for each of several seeds.
+    """
     found = map(read, (paths.data("tuning_db") / "random").glob("*.jsonl"))
-    return sorted(found, key=lambda races: (races.entry, races.gpu))
+    chosen = [races for races in found if entry in (None, races.entry)]
+    return sorted(chosen, key=lambda races: (races.entry, races.gpu, races.created_at, races.seed))
 
 
 def _line(values: Mapping[str, Any]) -> str:
