@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -46,6 +47,11 @@ from kernelcat.cli.output import echo, emit, show
 @click.option(
     "--shipped", is_flag=True, help="Run nothing: show the races that come with the package."
 )
+@click.option(
+    "--left-out",
+    is_flag=True,
+    help="Run nothing: serve each measured problem without the rows of its bucket.",
+)
 @as_json
 def regret(
     entry: str,
@@ -56,6 +62,7 @@ def regret(
     path: Path | None,
     device: int,
     shipped: bool,
+    left_out: bool,
     as_json: bool,
 ) -> None:
     """Race what a program gets from ENTRY, untuned, on random problems.
@@ -70,6 +77,7 @@ def regret(
       kernelcat regret gemm --random 40 --tune 12 --budget 10m
       kernelcat regret moe_mlp --out tuning_db/random/moe_mlp-h200.jsonl
       kernelcat regret gemm --shipped
+      kernelcat regret gemm --left-out
     """  # fmt: skip
     from kernelcat.report.random_races import line, sheet
     from kernelcat.runtime.checkout import commit
@@ -77,6 +85,8 @@ def regret(
 
     if shipped:
         return _show_shipped(entry, as_json)
+    if left_out:
+        return _show_left_out(entry, as_json)
     try:
         races = race_random(
             entry,
@@ -111,3 +121,17 @@ def _show_shipped(entry: str, as_json: bool) -> None:
         echo(text)
     if not files:
         echo(f"No races of {entry} on random problems come with the package.")
+
+
+def _show_left_out(entry: str, as_json: bool) -> None:
+    from kernelcat import catalog
+    from kernelcat.report.left_out import left_out, sheet, skus
+
+    specification = catalog.entry(entry)
+    found = {sku: left_out(specification, sku) for sku in skus(specification)}
+    if as_json:
+        return emit({sku: [asdict(each) for each in results] for sku, results in found.items()})
+    for sku, results in found.items():
+        show(sheet(entry, sku, results).console())
+    if not found:
+        echo(f"No measured rows of {entry} come with the package.")
