@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, LAUNCH_US
+from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, LAUNCH_US, why_slower
 from kernelcat.catalog.implementation import Config, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.paged_cache import num_rows, num_slots
+from kernelcat.kernels.cuda.paged_attn import tma
 from kernelcat.kernels.cuda.paged_attn.few_rows import (
     MAX_ROWS,
     SM_BANDWIDTH,
@@ -100,7 +101,7 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"{blocks} thread blocks do not need room for {config['blocks_per_sm']} an SM"
     if config["cluster"] > 1 and blocks > gpu.sms * config["blocks_per_sm"]:
         return f"smaller clusters than {config['cluster']} fill the SMs"
-    return None
+    return why_slower(_estimate(problem, config, gpu), tma.IMPLEMENTATION, problem, gpu)
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -161,5 +162,5 @@ IMPLEMENTATION = Implementation(
         "dependent launch": "ACQBULK",
         "exponential by one instruction": "MUFU.EX2",
     },
-    rank=1,
+    rank=5,
 )
