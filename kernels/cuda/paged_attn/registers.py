@@ -81,15 +81,15 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"{shared_bytes} bytes are more than the {MAX_SHARED_BYTES} of static shared memory"
     if config["cluster"] > 8 and gpu.mig:
         return "a slice of a GPU may have no room for a cluster of 16"
-    return None
-
-
-def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     threads = 32 * config["num_warps"] * config["blocks_per_sm"]
     registers = min(MAX_REGISTERS, SM_REGISTERS // threads)
     needed = _registers(problem, config)
     if needed > registers:
         return f"{needed} registers of a thread would spill: there are {registers}"
+    return None
+
+
+def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if config["blocks_per_sm"] * (_shared_bytes(problem, config) + 1024) > gpu.shared_bytes:
         return f"{config['blocks_per_sm']} thread blocks do not fit the shared memory of an SM"
     tiles = ceil(visible(problem) / config["tokens"])
