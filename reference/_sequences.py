@@ -31,7 +31,7 @@ TABLE_WIDTH = Axis.size(
 )
 LENGTHS = Axis.choice(
     "lengths", "how long the sequences of drawn inputs are; means nothing in a call",
-    "equal", "ragged", default="equal", minor=True, drawn=True,
+    "equal", "ragged", default="equal", minor=True, drawn=True, extra=("skewed",),
 )  # fmt: skip
 
 STARTS = Derived("batch + 1", lambda axes: axes["batch"] + 1)
@@ -55,7 +55,9 @@ def lengths(problem: Problem) -> Lengths:
 
     ``equal``: every sequence fills its row of the table, and new tokens are divided evenly.
     ``ragged``: any lengths for which the table has room, among them empty sequences and lengths at
-    and beside multiples of the page size.
+    and beside multiples of the page size. ``skewed``: log-uniform lengths, so that most sequences
+    are much shorter than the longest, which fills its row; every sequence has a token and, if there
+    are enough, a new one, and the first sequences have most of the new ones.
     """
     room = problem["table_width"] * problem["page_size"]
     return draw_lengths(problem, room, min(problem["max_q"], room))
@@ -68,6 +70,8 @@ def draw_lengths(problem: Problem, room: int, max_new: int) -> Lengths:
         return (), ()
     if problem["lengths"] == "equal":
         return tuple(tokens // batch + (s < tokens % batch) for s in range(batch)), (room,) * batch
+    if problem["lengths"] == "skewed":
+        return _skewed(batch, tokens, room, max_new)
     dice = random.Random(problem.key)
     q_lens = [0] * batch
     for _ in range(tokens):
@@ -77,6 +81,19 @@ def draw_lengths(problem: Problem, room: int, max_new: int) -> Lengths:
         near_page_end = dice.randint(0, problem["table_width"]) * size + dice.choice((-1, 0, 1))
         kv_len = dice.choice((near_page_end, dice.randint(0, room), room if q_len else 0))
         kv_lens.append(min(max(kv_len, q_len), room))
+    return tuple(q_lens), tuple(kv_lens)
+
+
+def _skewed(batch: int, tokens: int, room: int, max_new: int) -> Lengths:
+    """Skewed lengths; they do not depend on the number of pages, which may follow from them."""
+    dice, left, q_lens, kv_lens = random.Random(f"{batch} {tokens} {room}"), tokens - batch, [], []
+    longest = dice.randrange(batch)
+    for s in range(batch):
+        more = min(max(left, 0), max_new - 1)
+        q_lens.append(more + 1 if s < tokens else 0)
+        left -= more
+        kv_len = room if s == longest else round(room ** dice.random())
+        kv_lens.append(min(max(kv_len, q_lens[-1]), room))
     return tuple(q_lens), tuple(kv_lens)
 
 

@@ -11,12 +11,14 @@ models by 1.
 from __future__ import annotations
 
 from functools import lru_cache
+from random import Random
 
 from kernelcat import dtypes
 from kernelcat.catalog.spec import EXACT, Axis, Entry, Peer, Problem, Tensor
 from kernelcat.errors import Unsupported
 from kernelcat.reference._arrays import library_of
 from kernelcat.reference._peers import import_torch
+from kernelcat.reference._random_sizes import log_uniform, model_with
 
 DTYPES = ("bfloat16", "float16")
 ID_TYPES = ("int32", "int64")
@@ -107,6 +109,13 @@ TARGETS = (
 )
 """Tokens, vocab and hidden: gpt-oss and DeepSeek-V3."""
 
+
+def _random_problem(dice: Random) -> Problem:
+    """A model's table."""
+    model = model_with(dice)
+    return _problem(log_uniform(dice, 1, 16384), model.vocab, model.hidden)
+
+
 ENTRY = Entry(
     name="embedding",
     summary="Rows of a table by token ids, times a scale; ids outside of the table give zeros.",
@@ -129,5 +138,6 @@ ENTRY = Entry(
     flops=lambda problem: problem["tokens"] * problem["hidden"],
     bytes_moved=_bytes_moved,
     problems={f"{t}x{vocab}x{h}": _problem(t, vocab, h) for t, vocab, h in TARGETS},
+    random_problem=_random_problem,
     peers=(Peer("torch", _torch),),
 )  # fmt: skip

@@ -34,6 +34,7 @@ Sources: DeepSeek-V2, section 2.1; DeepSeek's FlashMLA (rows of 656 bytes, spars
 from __future__ import annotations
 
 import itertools
+from random import Random
 
 from kernelcat import dtypes
 from kernelcat.catalog.spec import Axis, Derived, Entry, Problem, Tensor, Tolerance, exact
@@ -41,6 +42,12 @@ from kernelcat.reference._arrays import library_of
 from kernelcat.reference._kv_cache import DTYPES
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW, pack, unpack
 from kernelcat.reference._peers import peer_in
+from kernelcat.reference._random_sizes import (
+    MAX_CACHE_BYTES,
+    MAX_FLOPS,
+    pages_needed,
+    sequence_axes,
+)
 from kernelcat.reference._sequences import (
     ATTENTION_PRECONDITIONS,
     BATCH,
@@ -241,6 +248,21 @@ def _problems() -> dict[str, Problem]:
     return problems
 
 
+RANDOM_HEADS = (128, 64, 32, 16, 20)
+"""Heads of random problems: DeepSeek-V3's on one to eight GPUs, and those of a smaller model."""
+
+
+def _random_problem(dice: Random) -> Problem:
+    """What FlashInfer computes too: a cache of bfloat16, dense attention."""
+    while True:
+        heads, axes = dice.choice(RANDOM_HEADS), sequence_axes(dice, (64, 64, 64, 16))
+        problem = Problem.of("flashmla", **{**latent(1, 1, heads, 1).values, **axes})
+        problem = Problem.of("flashmla", **{**problem.values, "pages": pages_needed(problem)})
+        cache = problem["pages"] * problem["page_size"] * 2 * ROW
+        if cache <= MAX_CACHE_BYTES and _flops(problem) <= MAX_FLOPS:
+            return problem
+
+
 ENTRY = Entry(
     name="flashmla",
     summary="Multi-head latent attention with absorbed weights over a paged cache (DeepSeek).",
@@ -287,6 +309,7 @@ ENTRY = Entry(
     flops=_flops,
     bytes_moved=_bytes_moved,
     problems=_problems(),
+    random_problem=_random_problem,
     peers=tuple(peer_in("_flashmla_peers", name) for name in ("flash_mla", "flashinfer")),
     constraint=_constraint,
 )  # fmt: skip

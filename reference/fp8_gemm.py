@@ -9,10 +9,13 @@ Source of the scheme: DeepSeek-V3 technical report. `fp8_quantize` makes both op
 
 from __future__ import annotations
 
+from random import Random
+
 from kernelcat.catalog.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance
 from kernelcat.errors import Unsupported
 from kernelcat.reference._fp8 import BLOCK, FP8, expand
 from kernelcat.reference._peers import required_by
+from kernelcat.reference._random_sizes import log_uniform, weight_sizes
 
 N_BLOCKS = Derived("ceil(N/128)", lambda axes: -(-axes["N"] // BLOCK))
 K_BLOCKS = Derived("ceil(K/128)", lambda axes: -(-axes["K"] // BLOCK))
@@ -101,6 +104,12 @@ TARGETS = (
 )
 """M, N and K: a square, DeepSeek-V3's projections, and a shape that no tile divides evenly."""
 
+
+def _random_problem(dice: Random) -> Problem:
+    """A layer's projection; N and K are multiples of the scales' blocks, as cuBLAS needs them."""
+    return _problem(log_uniform(dice, 1, 8192), *weight_sizes(dice, BLOCK))
+
+
 # The tolerance covers bfloat16's rounding of D (2^-9 relative, of which it allows twice as much)
 # and the sums of Hopper's tensor cores. These cut each fp8 product to 13 bits below the largest one
 # before they add: in a simulation a sum of 128 products was off by 1.3e-4 of the sums' standard
@@ -136,5 +145,6 @@ ENTRY = Entry(
     flops=lambda problem: 2 * problem["M"] * problem["N"] * problem["K"],
     bytes_moved=_bytes_moved,
     problems={"x".join(map(str, shape)): _problem(*shape) for shape in TARGETS},
+    random_problem=_random_problem,
     peers=(Peer("torch", _torch),),
 )  # fmt: skip

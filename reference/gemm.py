@@ -7,6 +7,8 @@ makes D (M, N / 2)).
 
 from __future__ import annotations
 
+from random import Random
+
 from kernelcat.catalog.spec import Axis, Entry, Peer, Problem, Tensor, Tolerance
 from kernelcat.errors import Unsupported
 from kernelcat.reference._epilogue import (
@@ -18,7 +20,9 @@ from kernelcat.reference._epilogue import (
     out_cols,
     torch_activation,
 )
+from kernelcat.reference._models import MODELS, SHARDS
 from kernelcat.reference._peers import import_torch, required_by
+from kernelcat.reference._random_sizes import log_uniform, weight_sizes
 
 DTYPES = ("bfloat16", "float16")
 
@@ -112,6 +116,17 @@ GPT_OSS = tuple(
 )
 """gpt-oss-20b's QKV projection, output projection and vocabulary."""
 
+
+def _random_problem(dice: Random) -> Problem:
+    """A layer's projection, one in 12 a vocabulary's; bfloat16, a quarter with bias."""
+    if dice.random() < 1 / 12:
+        model = dice.choice(list(MODELS.values()))
+        m, n, k = log_uniform(dice, 1, 512), model.vocab // dice.choice(SHARDS), model.hidden
+        return product(m, n // 8 * 8, k)
+    m, (n, k) = log_uniform(dice, 1, 8192), weight_sizes(dice, 8)
+    return Problem.of("gemm", **{**product(m, n, k).values, "bias": dice.random() < 0.25})
+
+
 ENTRY = Entry(
     name="gemm",
     summary="D = activation(A @ B^T + bias) + residual: dense matrix product.",
@@ -137,6 +152,7 @@ ENTRY = Entry(
     flops=lambda problem: 2 * problem["M"] * problem["N"] * problem["K"],
     bytes_moved=_bytes_moved,
     problems={"x".join(map(str, shape)): product(*shape) for shape in TARGETS + GPT_OSS},
+    random_problem=_random_problem,
     peers=(Peer("cublas", _cublas), Peer("quack", _quack)),
     constraint=lambda problem: odd_error(problem, "B"),
 )

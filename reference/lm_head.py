@@ -13,11 +13,15 @@ any order. All outputs are therefore judged bit by bit, and many logits are equa
 
 from __future__ import annotations
 
+from random import Random
+
 from kernelcat import dtypes
 from kernelcat.catalog.spec import EXACT, Axis, Entry, Peer, Problem, Tensor, exact
 from kernelcat.errors import Unsupported
 from kernelcat.reference._arrays import library_of
+from kernelcat.reference._models import SHARDS
 from kernelcat.reference._peers import import_torch
+from kernelcat.reference._random_sizes import log_uniform, model_with
 
 DTYPES = ("bfloat16", "float16")
 MAX_TOP_K = 16
@@ -116,6 +120,14 @@ TARGETS = (
 )
 """Tokens, vocab, hidden and top_k: gpt-oss, Qwen3 and DeepSeek-V3."""
 
+
+def _random_problem(dice: Random) -> Problem:
+    """A model's head, whole or a GPU's share of it."""
+    model, top_k = model_with(dice), dice.choice((1, 1, 1, dice.randint(2, MAX_TOP_K)))
+    vocab = model.vocab // dice.choice(SHARDS)
+    return _problem(log_uniform(dice, 1, 256), vocab, model.hidden, top_k)
+
+
 ENTRY = Entry(
     name="lm_head",
     summary="The largest logits of x @ w^T and their tokens, without storing all logits.",
@@ -154,7 +166,7 @@ ENTRY = Entry(
         )
         for tokens, vocab, hidden, top_k in TARGETS
     },
+    random_problem=_random_problem,
     peers=(Peer("torch", _torch),),
     constraint=_constraint,
-    work_in_progress=True,
 )  # fmt: skip

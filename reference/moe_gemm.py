@@ -21,6 +21,7 @@ a float32 scale for each row and 128 columns, k-blocks first, as `fp8_quantize` 
 from __future__ import annotations
 
 import itertools
+from random import Random
 
 from kernelcat import dtypes
 from kernelcat.catalog.spec import Axis, Derived, Entry, Problem, Tensor, Tolerance
@@ -32,6 +33,7 @@ from kernelcat.reference._assignments import (
     ORDER,
     POSITION,
     SKEW,
+    SKEWS,
     TOKENS,
     TOP_K,
     active,
@@ -41,6 +43,7 @@ from kernelcat.reference._assignments import (
 )
 from kernelcat.reference._experts import ACT_DTYPE, DTYPE, EXPERTS, FORMAT, FP8, PACKING
 from kernelcat.reference._peers import peer_in
+from kernelcat.reference._random_sizes import log_uniform, model_with, near
 
 
 def _a_rows(axes):
@@ -175,6 +178,24 @@ def _problems() -> dict[str, Problem]:
     return problems
 
 
+MAX_WEIGHT_BYTES = 3 * 10**9
+"""Bytes of all experts of a random problem; larger layers are divided among GPUs, by experts."""
+
+
+def _random_problem(dice: Random) -> Problem:
+    """The first or the second product of a layer in bfloat16, which QuACK computes too."""
+    model = model_with(dice, "experts")
+    hidden, inter = (near(dice, n, 64) for n in (model.hidden, model.expert_inter))
+    experts, tokens = model.experts, log_uniform(dice, 1, 8192)
+    while 4 * experts * hidden * inter > MAX_WEIGHT_BYTES:
+        experts //= 2
+    sizes = tokens, min(model.top_k, experts), experts
+    skew = dice.choice(SKEWS)
+    if dice.random() < 0.5:
+        return product(*sizes, 2 * inter, hidden, gather=True, activation="swiglu", skew=skew)
+    return product(*sizes, hidden, inter, combine=True, skew=skew)
+
+
 W, W_OPTIONAL = _experts.tensors(
     "", lambda axes: axes["N"], lambda axes: axes["K"], ("N", lambda size, axes: size)
 )
@@ -228,6 +249,7 @@ ENTRY = Entry(
     flops=_flops,
     bytes_moved=_bytes_moved,
     problems=_problems(),
+    random_problem=_random_problem,
     peers=(peer_in("_quack_moe", "quack", "moe_gemm"),),
     constraint=_constraint,
     work_in_progress=True,

@@ -21,6 +21,7 @@ from kernelcat.reference._arrays import library_of
 from kernelcat.reference._assignments import SKEW, SKEWS, TOKENS, TOP_K, active, preferences
 from kernelcat.reference._experts import ACT_DTYPE, DTYPE, EXPERTS, FORMAT, FP8, PACKING
 from kernelcat.reference._peers import peer_in
+from kernelcat.reference._random_sizes import log_uniform
 
 LOGIT_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -174,16 +175,11 @@ def _random_layer(dice: Random) -> Problem:
     format = dice.choice(({}, FORMATS["gptoss"]["mxfp4"], _FP8, FORMATS["dsv3"]["fp8-a8"]))
     if dice.random() < 0.75:
         top_k, experts = dice.randint(1, 8), 2 ** dice.randint(3, 8)
-        hidden, inter = _random_size(dice, 1024, 7168), _random_size(dice, 512, 3072)
+        hidden, inter = log_uniform(dice, 1024, 7168, 128), log_uniform(dice, 512, 3072, 128)
     return layer(
         round(2 ** dice.uniform(0, 14)), top_k, experts, hidden, inter,
         **more, **format, skew=dice.choice(SKEWS),
     )  # fmt: skip
-
-
-def _random_size(dice: Random, low: int, high: int) -> int:
-    """A multiple of 128, a block of float8's scales, from ``low`` to ``high``."""
-    return 128 * round(low / 128 * (high / low) ** dice.random())
 
 
 def _random_problem(dice: Random) -> Problem:

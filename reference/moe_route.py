@@ -42,6 +42,7 @@ and Fedus et al., "Switch Transformers", 2021 (capacity); Hwang et al., "Tutel",
 from __future__ import annotations
 
 from math import isfinite
+from random import Random
 
 from kernelcat import dtypes
 from kernelcat.catalog.precondition import below_infinity
@@ -58,6 +59,7 @@ from kernelcat.catalog.spec import (
 )
 from kernelcat.reference._arrays import library_of
 from kernelcat.reference._moe_route_peers import tokenspeed_route, torch_route
+from kernelcat.reference._random_sizes import log_uniform, model_with
 from kernelcat.reference._routed_logits import SKEWS, draw_routing
 from kernelcat.reference._routing import (
     descending,
@@ -174,6 +176,25 @@ def _problems() -> dict[str, Problem]:
     }
 
 
+def _random_problem(dice: Random) -> Problem:
+    """A model's router, or softmax over other numbers of experts; without a capacity limit."""
+    model, tokens, skew = (
+        model_with(dice, "experts"),
+        log_uniform(dice, 1, 16384),
+        dice.choice(SKEWS),
+    )
+    experts, top_k = model.experts, model.top_k
+    if dice.random() < 0.5:
+        experts, top_k = 8 * dice.randint(1, 48), dice.randint(1, 8)
+    if experts == 256:
+        return routed(
+            tokens, experts, top_k, score="sigmoid", renormalize=True, correction=True, groups=8,
+            top_groups=4, scaling=2.5, skew=skew,
+        )  # fmt: skip
+    dtype = dice.choice(("float32", "bfloat16"))
+    return routed(tokens, experts, top_k, renormalize=True, dtype=dtype, skew=skew)
+
+
 AXES = (
     Axis.size("tokens", "tokens", 0, 600),
     Axis.size("experts", "experts that a token selects from, 1 to 512", 1, MAX_EXPERTS, exact),
@@ -261,6 +282,7 @@ ENTRY = Entry(
     flops=_flops,
     bytes_moved=_bytes_moved,
     problems=_problems(),
+    random_problem=_random_problem,
     peers=(Peer("torch", torch_route), Peer("tokenspeed", tokenspeed_route)),
     constraint=_constraint,
     work_in_progress=True,

@@ -23,6 +23,8 @@ Scales must be neither negative nor NaN; zero and subnormal scales are valid.
 
 from __future__ import annotations
 
+from random import Random
+
 from kernelcat import dtypes
 from kernelcat.catalog.spec import (
     Axis,
@@ -68,6 +70,7 @@ from kernelcat.reference._fp4_tiles import (
     unpack_scales,
 )
 from kernelcat.reference._nvfp4_peers import torch_matmul
+from kernelcat.reference._random_sizes import log_uniform, weight_sizes
 
 FP8, FP4 = "float8_e4m3fn", CODES
 DTYPES = ("bfloat16", "float16", FP8, FP4)
@@ -313,6 +316,12 @@ def _in_tiles(problem: Problem) -> Problem:
     return Problem.of("nvfp4_matmul", **{**problem.values, "packing": "tiles"})
 
 
+def _random_problem(dice: Random) -> Problem:
+    """A layer's projection in tiles, by bfloat16; a quarter in MXFP4. Half have at most 64 rows."""
+    m, (n, k) = log_uniform(dice, 1, dice.choice((64, 8192))), weight_sizes(dice, TILE_COLS)
+    return product(m, n, k, packing="tiles", format=dice.choice(("nvfp4",) * 3 + ("mxfp4",)))
+
+
 ENTRY = Entry(
     name="nvfp4_matmul",
     summary="D = activation(A @ W^T + bias), weights in NVFP4 or MXFP4, A in 16, 8 or 4 bits.",
@@ -368,6 +377,7 @@ ENTRY = Entry(
     flops=lambda problem: 2 * problem["M"] * problem["N"] * problem["K"],
     bytes_moved=_bytes_moved,
     problems=_problems(),
+    random_problem=_random_problem,
     peers=(Peer("cublas", torch_matmul),),
     constraint=lambda problem: block_error(problem) or odd_error(problem, "W"),
     signal=Signal(_exact, _least_sqnr),

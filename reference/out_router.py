@@ -18,10 +18,14 @@ low-latency Llama megakernel (2025).
 
 from __future__ import annotations
 
+from random import Random
+
 from kernelcat import dtypes
 from kernelcat.catalog.spec import Axis, Entry, Peer, Problem, Tensor, Tolerance, exact
 from kernelcat.reference._arrays import library_of
+from kernelcat.reference._models import SHARDS
 from kernelcat.reference._out_router_peers import torch_compiled, torch_eager
+from kernelcat.reference._random_sizes import log_uniform, model_with
 from kernelcat.reference.nvfp4_quantize import rms_norm as normalize
 
 DTYPES = ("bfloat16", "float16")
@@ -112,6 +116,17 @@ MODELS = {
 }
 """Width of attention's result, hidden size and experts; and other axes."""
 
+
+def _random_problem(dice: Random) -> Problem:
+    """A model's projection, whole or a GPU's share of it; models without experts have no router."""
+    model, tokens, bias = model_with(dice), log_uniform(dice, 1, 128), dice.random() < 0.3
+    width = model.heads * model.head_dim // dice.choice(SHARDS)
+    has_bias = bias and model.experts > 0
+    return routed(
+        tokens, width // 8 * 8, model.hidden, model.experts, bias=bias, router_bias=has_bias
+    )
+
+
 AXES = (
     Axis.size("tokens", "rows of attn", 0, 70),
     Axis.size("width", "columns of attn: heads times elements of a head", 0, 600, exact),
@@ -161,6 +176,7 @@ ENTRY = Entry(
         for model, (sizes, axes) in MODELS.items()
         for tokens in (1, 8, 64)
     },
+    random_problem=_random_problem,
     peers=(Peer("torch", torch_eager), Peer("torch.compile", torch_compiled)),
     constraint=_constraint,
     work_in_progress=True,

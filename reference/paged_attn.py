@@ -24,6 +24,7 @@ never read: both may hold anything, NaN too.
 from __future__ import annotations
 
 import itertools
+from random import Random
 
 from kernelcat import dtypes
 from kernelcat.catalog.spec import Axis, Entry, Problem, Tensor, Tolerance, exact
@@ -45,6 +46,13 @@ from kernelcat.reference._kv_cache import (
     scale_rows,
 )
 from kernelcat.reference._peers import peer_in
+from kernelcat.reference._random_sizes import (
+    MAX_CACHE_BYTES,
+    MAX_FLOPS,
+    attention_heads,
+    pages_needed,
+    sequence_axes,
+)
 from kernelcat.reference._sequences import (
     ATTENTION_PRECONDITIONS,
     BATCH,
@@ -268,6 +276,21 @@ def _problems() -> dict[str, Problem]:
     return problems
 
 
+def _random_problem(dice: Random) -> Problem:
+    """What FlashInfer computes too: bfloat16 without sinks; some have a window or a cap."""
+    while True:
+        (heads, kv_heads, dim), axes = attention_heads(dice), sequence_axes(dice, (16, 16, 32, 64))
+        options = dice.choices(
+            ({}, {"window": dice.choice((128, 1024, 4096))}, {"softcap": 50.0}), (8, 1, 1)
+        )[0]
+        shape = attention(1, heads, kv_heads, dim, 1, 1, **options).values
+        problem = Problem.of("paged_attn", **{**shape, **axes})
+        problem = Problem.of("paged_attn", **{**problem.values, "pages": pages_needed(problem)})
+        cache = 2 * problem["pages"] * problem["page_size"] * kv_heads * row_bytes(problem)
+        if cache <= MAX_CACHE_BYTES and _flops(problem) <= MAX_FLOPS:
+            return problem
+
+
 ENTRY = Entry(
     name="paged_attn",
     summary="Attention of new tokens over a paged cache of keys and values, and its log-sum-exp.",
@@ -333,6 +356,7 @@ ENTRY = Entry(
     flops=_flops,
     bytes_moved=_bytes_moved,
     problems=_problems(),
+    random_problem=_random_problem,
     peers=tuple(peer_in("_paged_attn_peers", n) for n in ("sdpa", "flash_attn_4", "flashinfer")),
     constraint=_constraint,
 )  # fmt: skip

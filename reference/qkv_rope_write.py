@@ -17,12 +17,15 @@ low-latency Llama megakernel (2025).
 
 from __future__ import annotations
 
+from random import Random
+
 from kernelcat import dtypes
 from kernelcat.catalog.spec import Axis, Entry, Peer, Problem, Tensor, Tolerance, exact
 from kernelcat.reference import kv_write
 from kernelcat.reference._arrays import library_of
 from kernelcat.reference._kv_cache import DTYPES, FP8, SCALES
 from kernelcat.reference._kv_write_peers import torch_projected_write
+from kernelcat.reference._random_sizes import attention_heads, log_uniform, model_with
 from kernelcat.reference._rope import COS_SIN
 from kernelcat.reference._sequences import INDICES
 
@@ -125,6 +128,13 @@ def _problems() -> dict[str, Problem]:
     }
 
 
+def _random_problem(dice: Random) -> Problem:
+    """A decode step of a model's heads, or a GPU's share; hidden is that of any model."""
+    batch, (heads, kv_heads, dim) = log_uniform(dice, 1, 128), attention_heads(dice)
+    hidden = model_with(dice).hidden
+    return projected(batch, heads, kv_heads, dim, hidden, bias=dice.random() < 0.3)
+
+
 ENTRY = Entry(
     name="qkv_rope_write",
     summary="RMSNorm, projections to queries, keys and values, RoPE and the cache write, fused.",
@@ -166,6 +176,7 @@ ENTRY = Entry(
     flops=_flops,
     bytes_moved=_bytes_moved,
     problems=_problems(),
+    random_problem=_random_problem,
     peers=(Peer("torch", torch_projected_write),),
     constraint=lambda problem: kv_write.ENTRY.constraint(_written(problem)),
     work_in_progress=True,

@@ -28,9 +28,12 @@ the residual in the same kernel (fused_add_rmsnorm).
 
 from __future__ import annotations
 
+from random import Random
+
 from kernelcat import dtypes
 from kernelcat.catalog.spec import EXACT, Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance
 from kernelcat.reference import _fp4, _fp8
+from kernelcat.reference._random_sizes import log_uniform, model_with, near
 from kernelcat.reference._rms_norm_peers import flashinfer_norm, torch_compiled, torch_norm
 from kernelcat.reference.nvfp4_quantize import MIN_EPS
 from kernelcat.reference.nvfp4_quantize import rms_norm as normalize
@@ -118,6 +121,13 @@ def _problems() -> dict[str, Problem]:
     }
 
 
+def _random_problem(dice: Random) -> Problem:
+    """Rows of a model's width or a near one, to 16 bits or float8, mostly with a residual."""
+    out_format, residual = dice.choice(("same", "same", "fp8")), dice.random() < 0.75
+    n = near(dice, model_with(dice).hidden, _fp8.BLOCK if out_format == "fp8" else 8)
+    return normed(log_uniform(dice, 1, 16384), n, residual=residual, out_format=out_format)
+
+
 TOLERANCE = {"bfloat16": Tolerance(2**-20, 2**-7), "float16": Tolerance(2**-20, 2**-10)}
 """Twice the rounding to 16 bits: of h, and of y."""
 Q_TOLERANCE = Tolerance(2**-9, 2**-3)
@@ -178,6 +188,7 @@ ENTRY = Entry(
     flops=lambda problem: 4 * problem["M"] * problem["N"],
     bytes_moved=_bytes_moved,
     problems=_problems(),
+    random_problem=_random_problem,
     peers=(
         Peer("torch", torch_norm), Peer("torch.compile", torch_compiled),
         Peer("flashinfer", flashinfer_norm),

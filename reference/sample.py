@@ -30,11 +30,14 @@ scores are too near each other gets a temperature of 0.
 
 from __future__ import annotations
 
+from random import Random
+
 from kernelcat import dtypes
 from kernelcat.catalog.precondition import below_infinity, least
 from kernelcat.catalog.spec import EXACT, Axis, Derived, Entry, Problem, Tensor, Tolerance
 from kernelcat.reference._arrays import library_of
 from kernelcat.reference._peers import peer_in
+from kernelcat.reference._random_sizes import log_uniform, model_with
 from kernelcat.reference._sampling import choose, exponentials, penalized
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -196,6 +199,13 @@ TARGETS = (
 )
 """Rows, vocab and kind: gpt-oss, Qwen3 and DeepSeek-V3."""
 
+
+def _random_problem(dice: Random) -> Problem:
+    """Logits of a model, in any of the three kinds."""
+    vocab, dtype = model_with(dice).vocab, dice.choice(("bfloat16", "float32"))
+    return _problem(log_uniform(dice, 1, 256), vocab, dice.choice(KINDS), dtype)
+
+
 RANDOM, FILTERS = {"flag": "has_temperature"}, {"flag": "has_filters"}
 PENALTY = {"flag": "has_penalty"}
 
@@ -245,6 +255,7 @@ ENTRY = Entry(
     flops=lambda problem: 2 * problem["rows"] * problem["vocab"],
     bytes_moved=_bytes_moved,
     problems={f"{kind}-{r}x{vocab}": _problem(r, vocab, kind) for r, vocab, kind in TARGETS},
+    random_problem=_random_problem,
     peers=(peer_in("_sample_peers", "torch"), peer_in("_sample_peers", "flashinfer")),
     constraint=_constraint,
 )  # fmt: skip

@@ -15,7 +15,7 @@ def test_the_entries_are_the_files() -> None:
     assert {"gemm", "tma_copy"} <= set(catalog.names())
 
 
-IN_TWO_LANGUAGES = {"embedding", "rms_norm", "sample"}
+IN_TWO_LANGUAGES = {"embedding", "lm_head", "rms_norm", "sample"}
 """Small kernels of a decoder layer, which need no more."""
 
 

@@ -29,6 +29,7 @@ GUIDES = [page for page in PAGES if page.parent.name not in ("entries", "results
 NOT_RUN = {
     r"tune ": "compiles for minutes",
     r"bench ": "needs a GPU",
+    r"regret ": "needs a GPU",
     r"ladder .*--measure": "needs a GPU",
     r"profile ": "needs a GPU",
     r"fuzz ": "runs for minutes",

@@ -46,7 +46,7 @@ CASES: dict[str, tuple[Problem, Config, tuple[int, ...], tuple[int, ...]]] = {
             5, 12, 2, 128, 128, 32, q_len=2, window=40, has_sinks=True, has_scales=True,
             dtype="float16", kv_dtype="float16",
         ),
-        config(32, 2), (2, 2, 1, 0, 2), (2, 41, 42, 0, 128),
+        config(16, 2), (2, 2, 1, 0, 2), (2, 41, 42, 0, 128),
     ),
     "a window in a long table of short pages": (
         attention(3, 5, 1, 64, 300, 1, window=70), config(64, 2, 2), (1, 1, 1), (71, 300, 3),

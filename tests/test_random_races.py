@@ -18,7 +18,8 @@ from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
 from kernelcat.cli import main
 from kernelcat.errors import InvalidArgument, Unsupported
-from kernelcat.report.random_races import line, sheet, summary
+from kernelcat.reference.gemm import product
+from kernelcat.report.random_races import line, reason, sheet, summary
 from kernelcat.runtime import checkout
 from kernelcat.runtime.gpu import SKUS
 from kernelcat.store.random_races import (
@@ -31,7 +32,8 @@ from kernelcat.store.random_races import (
 )
 from kernelcat.tune import Limits
 from kernelcat.tune.backend import Cuda
-from kernelcat.tune.random_races import draw, race_random
+from kernelcat.tune.random_races import SHORT_TUNE_S, TUNE_SHARE, draw, race_random
+from kernelcat.tune.random_races import _tune_seconds as tune_seconds
 
 SEED = "0123456789abcdef" * 2 + "01234567"
 DRAWING = [name for name in catalog.names() if catalog.entry(name).random_problem]
@@ -87,6 +89,73 @@ def test_a_failure_costs_its_own_race_only_and_counts_as_zero(monkeypatch, plant
     assert summary(races).endswith("worst 0.000 (number 1), 3 failed")
 
 
+def test_first_problems_race_with_the_choice_of_a_tune_that_leaves_no_trace(
+    monkeypatch, planted, tmp_path
+) -> None:
+    good = planted.Backend().implementations("planted")[:1]
+    monkeypatch.setattr(planted.Backend, "implementations", lambda self, name: good)
+    monkeypatch.setenv("KERNELCAT_DB", str(tmp_path / "own.sqlite"))
+    path, seen = tmp_path / "races.jsonl", []
+    kinds = ["slow", "fast", "good"]
+    untuned = race_planted(monkeypatch, planted, kinds[:2], path=path)
+    assert untuned.regret is None and not any(race.has_tune for race in untuned.races)
+    races = race_planted(monkeypatch, planted, kinds, path=path, tunes=2, report=seen.append)
+    slow, fast, plain = races.races
+    assert slow.tuned == "planted/cuda/honest" and slow.tuned_config == {"kind": "fast"}
+    assert 4 < slow.slowdown < 8 and fast.slowdown == 1 and plain.slowdown is None
+    assert races.regret == pytest.approx(slow.slowdown**0.5 - 1)
+    assert [race.number for race in seen] == [0, 1, 2] and read(path) == races
+    assert set(slow.peers) == {"host"}
+    assert "tunes" in summary(races) and f"tuned {slow.tuned_us:.1f}" in line(slow)
+    again = race_planted(monkeypatch, planted, kinds, path=path, tunes=2)
+    assert again == races
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["races.jsonl"]
+
+
+def test_a_tune_without_a_result_says_why_and_costs_no_race(monkeypatch, planted) -> None:
+    broken = (planted.implementation("honest", ("refuses",), 0),)
+    monkeypatch.setattr(planted.Backend, "implementations", lambda self, name: broken)
+    races = race_planted(monkeypatch, planted, ["fast"], tunes=1)
+    [race] = races.races
+    assert race.tuned_us is None and race.has_tune and race.ratio > 1.4
+    monkeypatch.setattr(catalog, "entry", lambda name: planted.ENTRY)
+    assert f"0 has no tune: {race.untuned}" in sheet(races).notes
+
+
+def test_a_short_tune_that_finds_less_is_no_gain() -> None:
+    race = RandomRace(0, {}, us=10.0, tuned_us=20.0)
+    assert race.slowdown == 1 and replace(race, tuned_us=8.0).slowdown == 1.25
+    assert replace(race, us=None).slowdown is replace(race, tuned_us=None).slowdown is None
+
+
+def test_a_budget_is_shared_by_tunes_and_races(monkeypatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    assert tune_seconds(math.inf, 3) == SHORT_TUNE_S
+    assert tune_seconds(160.0, 3) == 60 * TUNE_SHARE / 3
+    assert tune_seconds(math.inf, 0) == tune_seconds(math.inf, -2) == 0
+
+
+def test_a_loss_has_what_served_and_what_bounds_it() -> None:
+    entry, h200 = catalog.entry("gemm"), SKUS["h200"]
+    problem = product(64, 32, 2880).values
+    lost = RandomRace(0, problem, "gemm/cuda/wgmma", {}, "nearest", product(64, 64, 2880).values,
+                      [1], us=13.8, peers={"cublas": 8.0})  # fmt: skip
+    assert reason(lost, "gemm", h200) == "nearest (N=64); launches 14% of the time; 0.01 waves"
+    large = product(4096, 4096, 4096).values
+    full = RandomRace(1, large, "gemm/cuda/wgmma", {}, "default", None, [132], us=300.0)
+    share = h200.roofline_us(2 * 4096**3, 0, "bfloat16") / 300
+    assert reason(full, "gemm", h200) == f"default; arithmetic {share:.0%} of the time"
+    streams = product(1, 8192, 8192).values
+    uneven = replace(full, problem=streams, grids=[66, 140])
+    share = h200.roofline_us(0, entry.bytes_moved(product(1, 8192, 8192)), "bfloat16") / 300
+    expected = f"default; bytes {share:.0%} of the time; 1.06 waves"
+    assert reason(uneven, "gemm", h200) == expected
+    races = RandomRaces("gemm", "h200", SEED, races=(lost, full), **COMMON)
+    notes = sheet(races).notes
+    assert any(note.startswith("0 lost: gemm/cuda/wgmma, nearest (N=64)") for note in notes)
+    assert not any(note.startswith("1 lost") for note in notes)
+
+
 def test_a_file_keeps_races_which_are_not_run_again_but_only_of_the_same_code(
     monkeypatch, planted, tmp_path
 ) -> None:
@@ -112,37 +181,51 @@ def test_a_file_keeps_races_which_are_not_run_again_but_only_of_the_same_code(
 
 def test_the_command_prints_a_line_for_each_race_and_the_table(monkeypatch, planted) -> None:
     def run(*words: str):
-        return CliRunner().invoke(main, ["bench", "moe_mlp", "--random", "2", *words])
+        return CliRunner().invoke(main, ["regret", "moe_mlp", "--random", "2", *words])
 
     problems = draw(catalog.entry("moe_mlp"), SEED, 2)
     races = tuple(
-        RandomRace(number, problem.values, "moe_mlp/cuda/stream", {}, "default", "", 10.0,
-                   {"humming": 10.0 + number, "torch": 30.0})
+        RandomRace(number, problem.values, "moe_mlp/cuda/stream", {}, "default", us=10.0,
+                   peers={"humming": 10.0 + number, "torch": 30.0})
         for number, problem in enumerate(problems)
     )  # fmt: skip
 
-    def raced(entry, seed, *, count, report, **options):
-        assert (entry, seed, count) == ("moe_mlp", SEED, 2)
+    def raced(entry, seed, *, count, tunes, report, device, budget_s, path):
+        assert (entry, seed, count, device) == ("moe_mlp", SEED, 2, 0)
+        assert (tunes, budget_s, path) in ((0, None, None), (1, 600.0, Path("races.jsonl")))
         for race in races:
             report(race)
         return RandomRaces("moe_mlp", "h200", seed, races=races, **COMMON)
 
     monkeypatch.setattr("kernelcat.tune.random_races.race_random", raced)
-    text = run("--seed", SEED).output
+    text = run("--seed", SEED, "--tune", "1", "--budget", "10m", "--out", "races.jsonl").output
     assert "1: moe_mlp/cuda/stream (default) 10.0, humming 11.0 1.100" in text
     assert "geometric mean 1.049, 5% percentile 1.005, worst 1.000 (number 0)" in text
-    shown = CliRunner().invoke(main, ["bench", "moe_mlp", "--random", "2", "--seed", SEED,
+    shown = CliRunner().invoke(main, ["regret", "moe_mlp", "--random", "2", "--seed", SEED,
                                       "--json"])  # fmt: skip
     values = json.loads(shown.stdout)
     assert values["races"][1]["ratio"] == 1.1 and values["low_percentile"] == pytest.approx(1.005)
-    for words, reason in (
-        (["--no-peers"], "--no-peers"),
-        (["--problem", "x"], "--problem"),
-        (["--device", "all"], "one GPU"),
-    ):
-        result = run("--seed", SEED, *words)
-        assert result.exit_code == 1 and reason in result.output
-    assert "for --random" in CliRunner().invoke(main, ["bench", "gemm", "--seed", SEED]).output
+    assert values["regret"] is None and values["races"][0]["slowdown"] is None
+    assert "--random" not in CliRunner().invoke(main, ["bench", "--help"]).output
+
+
+def test_shipped_races_are_shown_seed_by_seed_and_all_together(monkeypatch, tmp_path) -> None:
+    def run(*words: str):
+        return CliRunner().invoke(main, ["regret", "gemm", "--shipped", *words])
+
+    monkeypatch.setattr(paths, "data", lambda name: tmp_path / name)
+    assert "No races of gemm" in run().output
+    for seed, us in (("a" * 40, 5.0), ("b" * 40, 20.0)):
+        race = RandomRace(0, product(64, 32, 2880).values, "gemm/cuda/wgmma", {}, "nearest", us=us,
+                          peers={"cublas": 10.0}, tuned="gemm/cuda/tma", tuned_us=4.0)  # fmt: skip
+        races = RandomRaces("gemm", "h200", seed, races=(race,), **COMMON)
+        races.write(tmp_path / "tuning_db" / "random" / f"gemm-h200-{seed[:8]}.jsonl")
+    shown = run().output
+    assert "geometric mean 2.000" in shown and "geometric mean 0.500" in shown
+    assert "gemm on h200, 2 seeds: 2 problems, geometric mean 1.000" in shown
+    assert f"regret {6.25**0.5 - 1:.1%} in the mean of 2 tunes, 400.0% at worst" in shown
+    assert [each["seed"][0] for each in json.loads(run("--json").stdout)] == ["a", "b"]
+    assert shipped("moe_mlp") == [] and len(shipped()) == 2
 
 
 def test_a_percentile_is_interpolated_and_a_race_without_a_peer_has_no_ratio() -> None:
@@ -194,12 +277,14 @@ def test_the_default_seed_is_the_commit_of_clean_sources(tmp_path, monkeypatch) 
 @pytest.mark.parametrize("name", DRAWING)
 def test_random_problems_differ_are_served_and_fit_into_memory(name: str) -> None:
     entry, backend, h200 = catalog.entry(name), Cuda(), SKUS["h200"]
+    limit = 64e9 if name == "moe_mlp" else 22e9
     problems = draw(entry, SEED, 40)
     assert len(set(problems)) == 40
     for problem in problems:
         assert not entry.problem_name(problem)
         shapes = ((t.shape_of(problem), t.dtype_of(problem)) for t in entry.present(problem))
-        assert 5 * sum(math.prod(shape) * dtypes.itemsize(kind) for shape, kind in shapes) < 64e9
+        assert 5 * sum(math.prod(shape) * dtypes.itemsize(kind) for shape, kind in shapes) < limit
+        assert entry.flops(problem) < 2e13
     for problem in problems[:8]:
         assert backend.decide(entry, problem, h200, {}).implementation.serves(h200.arch)
 
@@ -207,9 +292,11 @@ def test_random_problems_differ_are_served_and_fit_into_memory(name: str) -> Non
 @pytest.mark.parametrize("races", shipped(), ids=lambda races: f"{races.entry}-{races.gpu}")
 def test_shipped_races_are_of_the_problems_that_their_seed_draws(races: RandomRaces) -> None:
     entry = catalog.entry(races.entry)
-    assert checked_seed(races.seed) and [race.number for race in races.races] == list(range(40))
+    assert checked_seed(races.seed) and len(races.races) >= 20
+    count = len(races.races)
+    assert [race.number for race in races.races] == list(range(count))
     raced = [Problem.of(entry.name, **race.problem) for race in races.races]
-    assert raced == draw(entry, races.seed, 40)
+    assert raced == draw(entry, races.seed, count)
     assert races.low_percentile is not None and races.environment["sku"] == races.gpu
     assert not [line(race) for race in races.races if race.us is not None and race.source is None]
     assert sheet(races).lines

@@ -480,6 +480,37 @@ def test_problems_share_the_compiling_processes(planted, monkeypatch) -> None:
     pool.close()
 
 
+@pytest.mark.parametrize("host_timed", [(), ("eager",)])
+def test_the_next_problem_is_compiled_while_one_is_raced(store, monkeypatch, host_timed) -> None:
+    """Not beside a race whose times are the host's."""
+    events: list[tuple[str, int | None]] = []
+    build, place, race = CompilePool.build, Supervisor.place, Supervisor.race
+
+    def building(self, problem, candidates):
+        events.append(("build", problem["n"]))
+        return build(self, problem, candidates)
+
+    def placing(self, problem, *args):
+        events.append(("place", problem["n"]))
+        return place(self, problem, *args)
+
+    def racing(self, *args):
+        events.append(("race", None))
+        return race(self, *args)
+
+    monkeypatch.setattr(sys.modules[Queue.__module__], "HOST_TIMED", host_timed)
+    monkeypatch.setattr(CompilePool, "build", building)
+    monkeypatch.setattr(Supervisor, "place", placing)
+    monkeypatch.setattr(Supervisor, "race", racing)
+    report = run(store, problems=["small", "large"], variants=["honest"], peers=False, processes=2)
+    assert [problem.known for problem in report.problems] == [0, 0]
+    assert all(problem.winners for problem in report.problems)
+    _, large = (number for kind, number in events if kind == "place")
+    is_ahead = events.index(("build", large)) < events.index(("place", large))
+    assert is_ahead == (not host_timed)
+    assert events.count(("build", large)) == 1 + is_ahead
+
+
 def test_each_gpu_has_its_own_progress_bar() -> None:
     bar = Bar("planted", 3)
     lines = [bar.line("GPU 0"), bar.line("GPU 1")]

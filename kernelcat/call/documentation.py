@@ -121,7 +121,7 @@ def _type(axis: Axis) -> Any:
         return float
     if not axis.values:
         return int
-    return bool if isinstance(axis.values[0], bool) else Literal[axis.values]
+    return bool if isinstance(axis.values[0], bool) else Literal[axis.values + axis.extra]
 
 
 def _shown(parameter: inspect.Parameter) -> str:
@@ -159,7 +159,7 @@ def _of_keywords(entry: Entry) -> Iterable[tuple[str, str]]:
     for axis in keywords(entry):
         kind = getattr(_type(axis), "__name__", "")
         if not isinstance(_type(axis), type):
-            kind = "one of " + ", ".join(map(repr, axis.values))
+            kind = "one of " + ", ".join(map(repr, axis.values + axis.extra))
         default = "" if axis.default is None else f", {axis.default!r} by default"
         if axis.default is None and _is_told_by_optional(entry, axis):
             default = ", needed where no optional array tells it"
@@ -178,7 +178,7 @@ def _out(entry: Entry) -> tuple[str, str]:
 def _errors(entry: Entry) -> Iterable[tuple[str, str]]:
     axes = sorted({axis.name for axis in entry.axes if axis.values and not axis.is_number})
     choices = [
-        f"{axis.name}: {', '.join(map(str, axis.values))}"
+        f"{axis.name}: {', '.join(map(str, axis.values + axis.extra))}"
         for axis in entry.axes
         if axis.name in axes and not axis.drawn
     ]
@@ -264,7 +264,7 @@ def _type_text(axis: Axis) -> str:
     kind = _type(axis)
     if isinstance(kind, type):
         return kind.__name__
-    text = f"Literal[{', '.join(map(repr, axis.values))}]"
+    text = f"Literal[{', '.join(map(repr, axis.values + axis.extra))}]"
     return f"{text} | Any" if "dtype" in axis.name else text
 
 

@@ -59,7 +59,8 @@ class Axis:
     of a problem that does not give one; with None every problem must give one. A *minor* choice
     hardly changes which configuration is best, so problems that differ only in minor choices share
     a bucket; numbers are minor. A choice that is *drawn* describes inputs that are drawn: programs
-    do not give it, so that calls have its default.
+    do not give it, so that calls have its default. It may have ``extra`` values, which neither
+    fuzzing nor the samples of digests take: a new one makes no measurement stale.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Axis:
     step: int = 1
     limit: int = SIZE_LIMIT
     drawn: bool = False
+    extra: tuple[AxisValue, ...] = ()
 
     @staticmethod
     def size(
@@ -100,9 +102,12 @@ class Axis:
         default: str | int | None = None,
         minor: bool = False,
         drawn: bool = False,
+        extra: tuple[str | int, ...] = (),
     ) -> Axis:
-        """One of ``values``."""
-        return Axis(name, doc, values=values, default=default, minor=minor, drawn=drawn)
+        """One of ``values``, or of ``extra`` where the choice is drawn."""
+        return Axis(
+            name, doc, values=values, default=default, minor=minor, drawn=drawn, extra=extra
+        )
 
     @staticmethod
     def flag(name: str, doc: str, minor: bool = False) -> Axis:
@@ -127,7 +132,7 @@ class Axis:
         except ValueError as error:
             kind = "a number" if self.is_number else "an integer"
             raise InvalidArgument(f"{self.name}={short(text)} must be {kind}") from error
-        return next((v for v in self.values if str(v).lower() == text.lower()), text)
+        return next((v for v in self.values + self.extra if str(v).lower() == text.lower()), text)
 
     def take(self, value: Any) -> AxisValue:
         """The value that a caller gives, in plain Python; ``InvalidArgument`` for no legal one.
@@ -137,7 +142,7 @@ class Axis:
         value = plain(value)
         self.check(value)
         if not self.is_number and self.values:  # 1 stands for True
-            return next(legal for legal in self.values if legal == value)
+            return next(legal for legal in self.values + self.extra if legal == value)
         taken: AxisValue = value
         return taken
 
@@ -147,8 +152,9 @@ class Axis:
             if not _is_finite(value):
                 raise InvalidArgument(f"{self.name}={short(value)} must be a finite number")
         elif self.values:
-            if not isinstance(value, (str, int, float)) or value not in self.values:
-                names = ", ".join(str(v) for v in self.values)
+            allowed = self.values + self.extra
+            if not isinstance(value, (str, int, float)) or value not in allowed:
+                names = ", ".join(map(str, allowed))
                 raise InvalidArgument(
                     f"{self.name}={short(value)} is not supported; use one of: {names}"
                 )

@@ -28,6 +28,7 @@ _VERBS = {
     "fuzz": "correctness:fuzz",
     "tune": "tuning:tune",
     "bench": "tuning:bench",
+    "regret": "random_races:regret",
     "ladder": "tuning:ladder",
     "profile": "profiling:profile",
     "receipts": "receipts:receipts",

@@ -1,52 +1,102 @@
-"""The option --random of the verb bench: races on random problems."""
+"""The verb regret: races on random problems."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from kernelcat.cli.options import seconds
+import click
+
+from kernelcat.cli.options import as_json, seconds
 from kernelcat.cli.output import echo, emit, show
-from kernelcat.errors import InvalidArgument
-from kernelcat.runtime.devices import Devices
 
 
-def run(
+@click.command()
+@click.argument("entry")
+@click.option(
+    "--random",
+    "count",
+    type=click.IntRange(min=1),
+    default=40,
+    show_default=True,
+    metavar="COUNT",
+    help="Number of random problems.",
+)
+@click.option(
+    "--seed", help="Hash of a commit, from which the problems follow; by default this checkout's."
+)
+@click.option(
+    "--tune",
+    "tunes",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="COUNT",
+    help="Tune the first COUNT problems shortly too, and race what the tune chose.",
+)
+@click.option("--budget", help="Begin no further problem after this time: 90s, 10m or 1h.")
+@click.option(
+    "--out",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File for the races; races that it has are not run again.",
+)
+@click.option(
+    "--device", type=click.IntRange(min=0), default=0, show_default=True, help="Number of the GPU."
+)
+@click.option(
+    "--shipped", is_flag=True, help="Run nothing: show the races that come with the package."
+)
+@click.option(
+    "--left-out",
+    is_flag=True,
+    help="Run nothing: serve each measured problem without the rows of its bucket.",
+)
+@as_json
+def regret(
+    entry: str,
     count: int,
     seed: str | None,
-    path: Path | None,
-    as_json: bool,
-    entry: str,
+    tunes: int,
     budget: str | None,
-    devices: Devices,
-    **others: Any,
+    path: Path | None,
+    device: int,
+    shipped: bool,
+    left_out: bool,
+    as_json: bool,
 ) -> None:
-    """Race ``count`` random problems of ``entry`` and print the table; a line for each meanwhile.
+    """Race what a program gets from ENTRY, untuned, on random problems.
 
-    ``others`` are options of ``bench`` that do not go with random problems.
-    """
+    The problems are those that nobody tuned: sizes of published models and around them. Each races
+    with ENTRY's peers, and with --tune against the choice of a short tune. A ratio of times below 1
+    says that the best peer is faster; the table has a reason for each. Tunes take half a budget at
+    most.
+
+    \b
+    Example:
+      kernelcat regret gemm --random 40 --tune 12 --budget 10m
+      kernelcat regret moe_mlp --out tuning_db/random/moe_mlp-h200.jsonl
+      kernelcat regret gemm --shipped
+      kernelcat regret gemm --left-out
+    """  # fmt: skip
     from kernelcat.report.random_races import line, sheet
     from kernelcat.runtime.checkout import commit
     from kernelcat.tune.random_races import race_random
 
-    for name, value in others.items():
-        if value:
-            raise InvalidArgument(
-                f"--random does not go with {_flag(name)}: a program chooses by itself, and "
-                "$KERNELCAT_DB names its database"
-            )
-    if devices == "all" or len(devices) > 1:
-        raise InvalidArgument("--random races on one GPU: name one --device")
+    if shipped:
+        return _show_shipped(entry, as_json)
+    if left_out:
+        return _show_left_out(entry, as_json)
     try:
         races = race_random(
             entry,
             commit() if seed is None else seed,
             count=count,
-            device=devices[0] if devices else 0,
+            tunes=tunes,
+            device=device,
             budget_s=None if budget is None else seconds(budget),
             path=path,
-            report=lambda race: echo(f"{line(race)}", err=True),
+            report=lambda race: echo(line(race), err=True),
         )
     except KeyboardInterrupt:
         kept = "lost" if path is None else f"kept in {path}; run the command again to go on"
@@ -57,8 +107,31 @@ def run(
     show(sheet(races).console())
 
 
-def _flag(name: str) -> str:
-    """``no_peers`` -> ``--no-peers``; the destinations of repeated options are plural."""
-    flags = {"problems": "problem", "languages": "language", "variants": "variant",
-             "regimes": "regime", "states": "state", "url": "db"}  # fmt: skip
-    return f"--{flags.get(name, name).replace('_', '-')}"
+def _show_shipped(entry: str, as_json: bool) -> None:
+    from kernelcat import catalog
+    from kernelcat.report.random_races import overall, sheet
+    from kernelcat.store.random_races import shipped
+
+    files = shipped(catalog.entry(entry).name)
+    if as_json:
+        return emit([races.to_json() for races in files])
+    for races in files:
+        show(sheet(races).console())
+    for text in overall(files):
+        echo(text)
+    if not files:
+        echo(f"No races of {entry} on random problems come with the package.")
+
+
+def _show_left_out(entry: str, as_json: bool) -> None:
+    from kernelcat import catalog
+    from kernelcat.report.left_out import left_out, sheet, skus
+
+    specification = catalog.entry(entry)
+    found = {sku: left_out(specification, sku) for sku in skus(specification)}
+    if as_json:
+        return emit({sku: [asdict(each) for each in results] for sku, results in found.items()})
+    for sku, results in found.items():
+        show(sheet(entry, sku, results).console())
+    if not found:
+        echo(f"No measured rows of {entry} come with the package.")

@@ -102,43 +102,15 @@ def tune(
 @click.command()
 @click.argument("entry")
 @_measuring
-@click.option(
-    "--random",
-    "count",
-    type=click.IntRange(min=1),
-    metavar="COUNT",
-    help="Race what a program gets, untuned, on this many random problems.",
-)
-@click.option(
-    "--seed",
-    help="Hash of the commit, from which random problems follow; by default this checkout's.",
-)
-@click.option(
-    "--out",
-    "path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File for the races on random problems; races that it has are not run again.",
-)
-def bench(
-    as_json: bool, count: int | None, seed: str | None, path: Path | None, **options: Any
-) -> None:
+def bench(as_json: bool, **options: Any) -> None:
     """Race the best known configurations of ENTRY with its peers.
-
-    With --random each problem has one configuration, the one that a program gets. A ratio of times
-    below 1 then says that the best peer is faster.
 
     \b
     Example:
       kernelcat bench gemm --problem 4096x4096x4096
-      kernelcat bench moe_mlp --random 40 --out tuning_db/random/moe_mlp-nvidia-h200.jsonl
     """
     from kernelcat import tune
-    from kernelcat.cli import random_races
 
-    if count is not None:
-        return random_races.run(count, seed, path, as_json, **options)
-    if seed is not None or path is not None:
-        raise InvalidArgument("--seed and --out are for --random")
     _measure(tune.race_best_known, as_json, **options)
 
 

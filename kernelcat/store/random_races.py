@@ -1,8 +1,8 @@
 """Races on random problems: how an entry, as a program gets it, compares with its peers.
 
 Problems follow from a seed, the hash of the commit that is raced, so nobody can choose them. A file
-has the races of one entry on one GPU: JSON Lines, first what all races share, then a line for each
-problem. ``tuning_db/random/`` has the files that come with the package.
+has the races of one entry, seed and GPU: JSON Lines, first what all races share, then a line for
+each problem. ``tuning_db/random/`` has the files that come with the package.
 """
 
 from __future__ import annotations
@@ -34,12 +34,17 @@ class RandomRace:
     problem : values of the axes
     implementation, config : what serves a program; None where nothing does
     why : why this serves (:class:`kernelcat.call.choice.Decision`)
+    evidence : values of the axes of the measured problem on which the choice rests, or None
+    grids : thread blocks of each launch, where they are known
     source : digest of the implementation
     us : median time in microseconds; None where the race failed
     peers : peer -> median time in the same race, in microseconds
     skipped_peers : peer -> why the peer did not race
     l2 : ``cold`` or ``warm``
     failed : why there is no right result, or None
+    tuned, tuned_config : what a short tune of this very problem chose; None without a tune
+    tuned_us : its median time in the same race, in microseconds
+    untuned : why the tune has no result, or None
     """
 
     number: int
@@ -47,12 +52,18 @@ class RandomRace:
     implementation: str | None = None
     config: Mapping[str, Any] | None = None
     why: str | None = None
+    evidence: Mapping[str, Any] | None = None
+    grids: Sequence[int] = field(default_factory=list)
     source: str | None = None
     us: float | None = None
     peers: Mapping[str, float] = field(default_factory=dict)
     skipped_peers: Mapping[str, str] = field(default_factory=dict)
     l2: str | None = None
     failed: str | None = None
+    tuned: str | None = None
+    tuned_config: Mapping[str, Any] | None = None
+    tuned_us: float | None = None
+    untuned: str | None = None
 
     @property
     def best_peer(self) -> str | None:
@@ -65,6 +76,19 @@ class RandomRace:
         if self.us is None:
             return 0.0
         return self.peers[self.best_peer] / self.us if self.best_peer else None
+
+    @property
+    def slowdown(self) -> float | None:
+        """Our time over the tune's, None where one of them is missing.
+
+        At least 1: a longer tune would have tried what served, too.
+        """
+        return max(1.0, self.us / self.tuned_us) if self.us and self.tuned_us else None
+
+    @property
+    def has_tune(self) -> bool:
+        """Whether nothing is left to tune: there is a result, or a reason why there is none."""
+        return bool(self.tuned_us or self.untuned or self.failed)
 
 
 @dataclass(frozen=True)
@@ -98,10 +122,18 @@ class RandomRaces:
     @property
     def geometric_mean(self) -> float | None:
         """Geometric mean of the ratios: 0 if a race failed, None without a ratio."""
-        ratios = self.ratios
-        if not ratios or not ratios[0]:
-            return ratios[0] if ratios else None
-        return math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
+        return _geometric_mean(self.ratios)
+
+    @property
+    def slowdowns(self) -> list[float]:
+        """The slowdowns of all races that have one, in ascending order."""
+        return sorted(race.slowdown for race in self.races if race.slowdown is not None)
+
+    @property
+    def regret(self) -> float | None:
+        """How much longer our times are than a tune's, in the geometric mean: 0.05 is 5 %."""
+        mean = _geometric_mean(self.slowdowns)
+        return None if mean is None else mean - 1
 
     @property
     def low_percentile(self) -> float | None:
@@ -109,22 +141,33 @@ class RandomRaces:
         return percentile(self.ratios, LOW_SHARE)
 
     def with_race(self, race: RandomRace) -> RandomRaces:
-        """These races and one more."""
-        races = sorted((*self.races, race), key=lambda each: each.number)
+        """These races and one more, in place of the one with its number if there is one."""
+        others = (each for each in self.races if each.number != race.number)
+        races = sorted((*others, race), key=lambda each: each.number)
         return replace(self, races=tuple(races))
 
     def to_json(self) -> dict[str, Any]:
         """All fields, ratios and what follows from the ratios."""
-        races = [{**asdict(race), "ratio": race.ratio} for race in self.races]
+        races = [
+            {**asdict(race), "ratio": race.ratio, "slowdown": race.slowdown} for race in self.races
+        ]
         return {**vars(self), "races": races, "geometric_mean": self.geometric_mean,
-                "low_percentile": self.low_percentile}  # fmt: skip
+                "low_percentile": self.low_percentile, "regret": self.regret}  # fmt: skip
 
     def write(self, path: Path) -> None:
-        """Write a file in one step."""
+        """Write a file in one step, in a new folder if need be."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         shared = {name: value for name, value in vars(self).items() if name != "races"}
         temporary = path.with_name(f"{path.name}.tmp")
         temporary.write_text("".join(map(_line, (shared, *map(asdict, self.races)))))
         temporary.replace(path)
+
+
+def _geometric_mean(ordered: Sequence[float]) -> float | None:
+    """The geometric mean of ascending values, 0 if one of them is, None without values."""
+    if not ordered or not ordered[0]:
+        return ordered[0] if ordered else None
+    return math.exp(math.fsum(map(math.log, ordered)) / len(ordered))
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
@@ -159,10 +202,14 @@ def read(path: Path) -> RandomRaces:
         raise InvalidArgument(f"{path} has no random races: {error}") from error
 
 
-def shipped() -> list[RandomRaces]:
-    """The races that come with the package, sorted by entry and GPU."""
+def shipped(entry: str | None = None) -> list[RandomRaces]:
+    """The races that come with the package, of one entry or of all.
+
+    They are sorted by entry, GPU and date; an entry may have a file for each of several seeds.
+    """
     found = map(read, (paths.data("tuning_db") / "random").glob("*.jsonl"))
-    return sorted(found, key=lambda races: (races.entry, races.gpu))
+    chosen = [races for races in found if entry in (None, races.entry)]
+    return sorted(chosen, key=lambda races: (races.entry, races.gpu, races.created_at, races.seed))
 
 
 def _line(values: Mapping[str, Any]) -> str:

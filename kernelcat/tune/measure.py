@@ -10,16 +10,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.runtime.gpu import Gpu
 from kernelcat.tune.candidate import Candidate
+from kernelcat.tune.channel import Stopped
 from kernelcat.tune.pool import CompilePool
 from kernelcat.tune.problem import ProblemTune, Tools
 from kernelcat.tune.supervisor import Supervisor
 
 SCREENING_SHARE = 0.75
 """Fraction of a problem's share of the budget after which screening ends and the race begins."""
+
+HOST_TIMED = ("eager",)
+"""Regimes whose times include the host's: beside such a race nothing is compiled."""
 
 Choose = Callable[[ProblemTune], list[Candidate]]
 """Chooses the candidates for one problem."""
@@ -56,6 +61,47 @@ class Queue:
             share = (self.end - now) / max(1.0, len(self.waiting) / self.num_gpus)
             return self.waiting.popleft(), now + SCREENING_SHARE * share
 
+    def peek(self) -> Problem | None:
+        """The problem that will be taken next; None at the end."""
+        with self.lock:
+            return self.waiting[0] if self.waiting else None
+
+
+class Ahead:
+    """Compiles candidates of the problem that waits, while the one before it is verified and raced.
+
+    The compiled kernels are in the disk cache when the problem has its turn.
+    """
+
+    def __init__(self, tools: Tools, queue: Queue, choose: Choose) -> None:
+        self.tools, self.queue, self.choose = tools, queue, choose
+        self.is_over = threading.Event()
+        self.thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Starts to compile for the next problem, if there is one."""
+        problem = self.queue.peek()
+        if problem is not None and not set(self.tools.regimes) & set(HOST_TIMED):
+            self.is_over.clear()
+            self.thread = threading.Thread(target=self._compile, args=(problem,), daemon=True)
+            self.thread.start()
+
+    def end(self) -> None:
+        """Gives the compiling processes back; waits for the candidates that compile now."""
+        self.is_over.set()
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+
+    def _compile(self, problem: Problem) -> None:
+        tuning = ProblemTune(self.tools, problem)
+        known = tuning.history.failed.keys() | tuning.history.times.keys()
+        candidates = [each for each in self.choose(tuning) if each not in known]
+        with suppress(Stopped):
+            for _ in self.tools.pool.build(problem, candidates):
+                if self.is_over.is_set():
+                    return
+
 
 def measure(
     supervisors: Sequence[Supervisor],
@@ -89,8 +135,10 @@ def measure(
 
 def _work(tools: Tools, queue: Queue, choose: Choose) -> None:
     """Tunes one problem after the other on one GPU, until the queue is empty."""
+    ahead = Ahead(tools, queue, choose)
     for problem, deadline in iter(queue.take, None):
         tuning = ProblemTune(tools, problem, deadline)
         tools.report.problems.append(tuning.report)
-        tuning.run(choose(tuning))
+        tuning.run(choose(tuning), ahead.begin)
+        ahead.end()
     tools.progress.phase("done")

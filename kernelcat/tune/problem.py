@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -99,8 +99,13 @@ class ProblemTune:
         self.best_estimate_us = float("inf")  # stands in for a time until a candidate is timed
         self.l2 = "cold"
 
-    def run(self, candidates: Sequence[Candidate]) -> ProblemReport:
-        """Tunes among ``candidates``, of which the most promising come first."""
+    def run(
+        self, candidates: Sequence[Candidate], screened: Callable[[], None] = lambda: None
+    ) -> ProblemReport:
+        """Tunes among ``candidates``, of which the most promising come first.
+
+        ``screened`` is called when no candidate has to be compiled any more.
+        """
         tools, report = self.tools, self.report
         report.known = sum(c in self.history.failed for c in candidates)
         tools.progress.problem(report.name, len(candidates))
@@ -117,6 +122,7 @@ class ProblemTune:
         if report.cut_short:
             known = self.times.keys() | self.history.failed.keys()
             report.not_tried = sum(candidate not in known for candidate in candidates)
+        screened()
         if not self._verified_finalists():
             report.skipped = "no candidate passed the checks"
             return report

@@ -1,4 +1,4 @@
-"""Races on random problems: what serves a program, untuned, against the peers.
+"""Races on random problems: what serves a program, untuned, against the peers and a short tune.
 
 The kernels of the next problems are compiled while one problem is raced. A kernel that crashes,
 hangs or is wrong fails its own race only.
@@ -6,7 +6,9 @@ hangs or is wrong fails its own race only.
 
 from __future__ import annotations
 
+import math
 import random
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from kernelcat.runtime.gpu import Gpu
 from kernelcat.store.measurement import now
 from kernelcat.store.races import BURST
 from kernelcat.store.random_races import RandomRace, RandomRaces, checked_seed, read
+from kernelcat.tune import Quiet, tune
 from kernelcat.tune import backend as backends
 from kernelcat.tune.candidate import PEER, Candidate
 from kernelcat.tune.messages import Failed, Timing
@@ -37,16 +40,30 @@ MAX_ATTEMPTS = 4
 """How often a race is run before it is given up, if it loses a peer each time."""
 
 
+SHORT_TUNE_S = 45.0
+"""Seconds of the tune of one problem."""
+TUNE_SHARE = 0.5
+"""Share of a budget that tunes may take together."""
+
+
 def draw(entry: Entry, seed: str, count: int) -> list[Problem]:
-    """The first ``count`` random problems of ``entry`` for ``seed``.
+    """The first ``count`` random problems of ``entry`` for ``seed``, all of them different.
+
+    None of them is a named problem: those are tuned.
 
     Raises ``Unsupported`` for an entry without random problems.
     """
     if entry.random_problem is None:
         raise Unsupported(f"{entry.name} has no random problems: its reference/{entry.name}.py "
                           "defines no random_problem")  # fmt: skip
-    dice = (random.Random(f"{seed} {entry.name} {number}") for number in range(count))
-    return [entry.problem(**entry.random_problem(each).values) for each in dice]
+    drawn: list[Problem] = []
+    for number in range(count):
+        dice = random.Random(f"{seed} {entry.name} {number}")
+        while len(drawn) == number:
+            problem = entry.problem(**entry.random_problem(dice).values)
+            if problem not in drawn and entry.problem_name(problem) is None:
+                drawn.append(problem)
+    return drawn
 
 
 def as_called(entry: Entry, problem: Problem) -> Problem:
@@ -63,6 +80,7 @@ def race_random(
     *,
     count: int = 40,
     device: int = 0,
+    tunes: int = 0,
     budget_s: float | None = None,
     path: Path | None = None,
     report: Callable[[RandomRace], None] = lambda race: None,
@@ -76,10 +94,11 @@ def race_random(
     ----------
     seed : hash of the commit that is raced
     device : index of the GPU
+    tunes : how many problems, the first ones, also race with the choice of a short tune
     budget_s : seconds after which no further problem is begun; None is no limit
     path
         File that gets all races so far after each race. The races that are in the file are not run
-        again.
+        again, unless they lack a tune.
     report : called with each race, also with those that ``path`` has
     backend, limits, processes : as for :func:`kernelcat.tune.tune`
 
@@ -108,14 +127,15 @@ def race_random(
         )
         if path is not None and path.exists():
             races = _resumed(races, path, loaded)
+        done = {r.number for r in races.races if r.number >= tunes or r.has_tune}
         for race in races.races:
-            report(race)
+            if race.number in done:
+                report(race)
         threads = stack.enter_context(ThreadPoolExecutor(processes))
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
         pool = CompilePool(backend, gpu, processes, limits.compile_s)
         stack.callback(pool.close)  # ends the threads that wait for the pool
         runner = Runner(loaded, supervisor, pool, entry, gpu, races.regime)
-        done = {race.number for race in races.races}
         decisions = {
             number: threads.submit(runner.decide, problem)
             for number, problem in enumerate(problems)
@@ -124,7 +144,8 @@ def race_random(
         for number, decision in decisions.items():
             if time.monotonic() > end:
                 break
-            race = runner.race(number, problems[number], decision)
+            seconds = _tune_seconds(end, tunes - number)
+            race = runner.race(number, problems[number], decision, seconds)
             races = races.with_race(race)
             if path is not None:
                 races.write(path)
@@ -146,6 +167,13 @@ def _resumed(races: RandomRaces, path: Path, backend: backends.Backend) -> Rando
             raise InvalidArgument(f"{path} has races of other code ({race.implementation}): name "
                                   "another file")  # fmt: skip
     return found
+
+
+def _tune_seconds(end: float, left: int) -> float:
+    """Seconds for the next of ``left`` tunes, 0 without one; the budget ends at ``end``."""
+    if left <= 0:
+        return 0.0
+    return min(SHORT_TUNE_S, TUNE_SHARE * max(1.0, end - time.monotonic()) / left)
 
 
 class _Lost(Exception):
@@ -177,8 +205,10 @@ class Runner:
                 return decision
             failed[decision.implementation.name, decision.config.key] = built.detail
 
-    def race(self, number: int, problem: Problem, waiting: Future[Decision]) -> RandomRace:
-        """The race of ``problem``, which ``waiting`` will serve."""
+    def race(
+        self, number: int, problem: Problem, waiting: Future[Decision], tune_s: float
+    ) -> RandomRace:
+        """The race of ``problem``, which ``waiting`` will serve; ``tune_s`` 0 is no tune."""
         race = RandomRace(number, problem.values)
         try:
             decision = waiting.result()
@@ -188,9 +218,18 @@ class Runner:
                 implementation=chosen.name,
                 config=dict(decision.config),
                 why=decision.why,
+                evidence=None if decision.evidence is None else decision.evidence.problem.values,
+                grids=[
+                    math.prod(step.grid)
+                    for step in chosen.program(problem, decision.config, self.gpu).steps
+                ],
                 source=self.backend.digest(chosen),
             )
-            return self._raced(race, problem, Candidate.of(chosen, decision.config))
+            tuned = None
+            if tune_s:
+                tuned, reason = self._tuned(problem, tune_s)
+                race = replace(race, untuned=reason)
+            return self._raced(race, problem, Candidate.of(chosen, decision.config), tuned)
         except (Unsupported, _Lost) as error:
             return replace(race, failed=str(error))
         except LaunchError as error:
@@ -198,8 +237,33 @@ class Runner:
                 self.supervisor.hello()  # raises for a GPU that does not work any more
             return replace(race, failed=str(error))
 
-    def _raced(self, race: RandomRace, problem: Problem, ours: Candidate) -> RandomRace:
-        """``race`` with the times of ``ours`` and of all peers that are right."""
+    def _tuned(self, problem: Problem, seconds: float) -> tuple[Candidate | None, str | None]:
+        """What a tune of ``seconds`` chooses, or why it chooses nothing.
+
+        Its database is thrown away: what it measured must not serve the next problems.
+        """
+        from kernelcat.store import Store
+
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Store.open(Path(folder) / "tune.sqlite") as store,
+        ):
+            report = tune(
+                self.entry.name, problems=[problem], budget_s=seconds, peers=False,
+                regimes=[self.regime], states=[BURST], store=store, progress=Quiet(),
+                backend=self.supervisor.spec, devices=(self.supervisor.index,),
+                limits=self.supervisor.limits, processes=self.pool.processes,
+            )  # fmt: skip
+        [tuned] = report.problems
+        winner = tuned.winners.get((self.regime, BURST))
+        if winner is None:
+            return None, tuned.skipped or f"no candidate was timed in {seconds:.0f} s"
+        return winner.candidate, None
+
+    def _raced(
+        self, race: RandomRace, problem: Problem, ours: Candidate, tuned: Candidate | None
+    ) -> RandomRace:
+        """``race`` with the times of ``ours``, of ``tuned`` and of all peers that are right."""
         supervisor, (place_seed, *seeds) = self.supervisor, draw_seeds(1 + 1 + MAX_PASSES)
         placed = supervisor.place(problem, place_seed)
         if isinstance(placed, Failed):
@@ -212,17 +276,26 @@ class Runner:
                 skipped[peer.name] = reply.detail
             else:
                 peers.append(Candidate(PEER, peer.name))
+        others = [tuned] if tuned and tuned != ours else []
         for attempt in range(MAX_ATTEMPTS):
             able = [peer for peer in peers if peer.variant not in skipped]
-            outcomes = supervisor.race([ours, *able], self.regime, BURST, attempt, seeds)
+            outcomes = supervisor.race([ours, *others, *able], self.regime, BURST, attempt, seeds)
             _right(outcomes.get(ours))
-            skipped |= {c.variant: o.detail for c, o in outcomes.items() if isinstance(o, Failed)}
+            failed = {c: o.detail for c, o in outcomes.items() if isinstance(o, Failed)}
+            skipped |= {c.variant: detail for c, detail in failed.items() if c.is_peer}
+            if tuned in failed:
+                race, tuned, others = replace(race, untuned=failed[tuned]), None, []
             times = {c: median(o.samples) for c, o in outcomes.items() if isinstance(o, Timing)}
-            if times.keys() == {ours, *able}:
-                us = times.pop(ours)
-                named = {peer.variant: peer_us for peer, peer_us in times.items()}
-                return replace(race, us=us, peers=named, skipped_peers=skipped, l2=placed.l2)
+            if times.keys() == {ours, *others, *able}:
+                named = {c.variant: us for c, us in times.items() if c.is_peer}
+                race = replace(race, us=times[ours], peers=named, skipped_peers=skipped)
+                race = replace(race, l2=placed.l2)
+                return race if tuned is None else self._with_tune(race, tuned, times[tuned])
         raise _Lost(f"the race lost a contestant {MAX_ATTEMPTS} times: {skipped}")
+
+    def _with_tune(self, race: RandomRace, tuned: Candidate, us: float) -> RandomRace:
+        name = f"{self.entry.name}/{tuned.language}/{tuned.variant}"
+        return replace(race, tuned=name, tuned_config=dict(tuned.config), tuned_us=us)
 
 
 def _right(reply: object) -> None:

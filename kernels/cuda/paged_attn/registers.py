@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, LAUNCH_US
+from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, LAUNCH_US, why_slower
 from kernelcat.catalog.implementation import Config, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.paged_cache import num_rows, num_slots
+from kernelcat.kernels.cuda.paged_attn import tma
 from kernelcat.kernels.cuda.paged_attn.few_rows import (
     MAX_ROWS,
     SM_BANDWIDTH,
@@ -80,15 +81,15 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"{shared_bytes} bytes are more than the {MAX_SHARED_BYTES} of static shared memory"
     if config["cluster"] > 8 and gpu.mig:
         return "a slice of a GPU may have no room for a cluster of 16"
-    return None
-
-
-def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     threads = 32 * config["num_warps"] * config["blocks_per_sm"]
     registers = min(MAX_REGISTERS, SM_REGISTERS // threads)
     needed = _registers(problem, config)
     if needed > registers:
         return f"{needed} registers of a thread would spill: there are {registers}"
+    return None
+
+
+def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if config["blocks_per_sm"] * (_shared_bytes(problem, config) + 1024) > gpu.shared_bytes:
         return f"{config['blocks_per_sm']} thread blocks do not fit the shared memory of an SM"
     tiles = ceil(visible(problem) / config["tokens"])
@@ -100,7 +101,7 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"{blocks} thread blocks do not need room for {config['blocks_per_sm']} an SM"
     if config["cluster"] > 1 and blocks > gpu.sms * config["blocks_per_sm"]:
         return f"smaller clusters than {config['cluster']} fill the SMs"
-    return None
+    return why_slower(_estimate(problem, config, gpu), tma.IMPLEMENTATION, problem, gpu)
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -161,5 +162,5 @@ IMPLEMENTATION = Implementation(
         "dependent launch": "ACQBULK",
         "exponential by one instruction": "MUFU.EX2",
     },
-    rank=1,
+    rank=5,
 )

@@ -1,0 +1,129 @@
+"""Dispatch judged by rows of the database, without a GPU.
+
+Each measured problem is served without the rows of its bucket, as if nobody had tuned it. The rows
+that were left out then say how good the choice is. Most of what is chosen was not raced for the
+problem, because only finalists race, so there are two measures: of the variant, with its best raced
+configuration (the least that the choice can lose), and of the very configuration, where it raced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log
+
+from kernelcat import catalog
+from kernelcat.call.choice import choose
+from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.spec import Entry, Problem
+from kernelcat.errors import Unsupported
+from kernelcat.report.sheet import Sheet
+from kernelcat.runtime import gpu as gpus
+from kernelcat.store import lines, snapshot
+
+STATE, REGIME = "burst", "graph"
+Contestant = tuple[str, Config]
+"""Name of an implementation, and a configuration."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What serves one problem without the rows of its bucket; times in microseconds.
+
+    Attributes
+    ----------
+    problem : name or description
+    implementation, why : what serves, and why; None where nothing does
+    best_us : of the fastest row that was left out
+    variant_us : of the fastest such row of ``implementation``, or None
+    us : of the row with the configuration that serves, or None where that did not race
+    """
+
+    problem: str
+    implementation: str | None
+    why: str | None
+    best_us: float
+    variant_us: float | None
+    us: float | None
+
+
+def left_out(entry: Entry, sku: str) -> list[LeftOut]:
+    """One result for each problem of ``entry`` with shipped rows of ``sku``."""
+    gpu, choices = gpus.find(sku), snapshot().choices(entry.name)
+    found = []
+    for problem, times in _times(entry, sku).items():
+        bucket, axes = entry.bucket(problem), problem.values.keys()
+        others = [
+            choice
+            for choice in choices
+            if choice.problem.values.keys() == axes and entry.bucket(choice.problem) != bucket
+        ]
+        name, best_us = entry.problem_name(problem) or str(problem), min(times.values())
+        try:
+            decision = choose(entry, problem, gpu, others)
+        except Unsupported:
+            found.append(LeftOut(name, None, None, best_us, None, None))
+            continue
+        served = decision.implementation.name
+        variant_us = min((us for (owner, _), us in times.items() if owner == served), default=None)
+        us = times.get((served, decision.config))
+        found.append(LeftOut(name, served, decision.why, best_us, variant_us, us))
+    return found
+
+
+def skus(entry: Entry) -> list[str]:
+    """The GPUs of which ``entry`` has shipped rows."""
+    return sorted({row.gpu for row in lines.shipped() if row.entry == entry.name})
+
+
+def _times(entry: Entry, sku: str) -> dict[Problem, dict[Contestant, float]]:
+    """Problem -> contestant -> microseconds, of rows that passed with configurations of today."""
+    spaces = {i.name: i for i in catalog.implementations(entry.name)}
+    times: dict[Problem, dict[Contestant, float]] = {}
+    for row in lines.shipped():
+        if (row.entry, row.gpu, row.regime, row.state) != (entry.name, sku, REGIME, STATE):
+            continue
+        name, config = f"{row.entry}/{row.language}/{row.variant}", Config(row.config)
+        is_known = name in spaces and spaces[name].why_not_in_space(config) is None
+        if is_known and row.median_us and set(row.problem) == set(entry.axis_names):
+            problem = Problem.of(entry.name, **row.problem)
+            times.setdefault(problem, {})[name, config] = row.median_us
+    return times
+
+
+def sheet(entry: str, sku: str, found: Sequence[LeftOut]) -> Sheet:
+    """The table of ``found``, the largest losses first."""
+    ordered = sorted(found, key=lambda each: -_loss(each.variant_us, each.best_us))
+    variants = [_loss(each.variant_us, each.best_us) for each in found if each.variant_us]
+    configs = [_loss(each.us, each.best_us) for each in found if each.us]
+    return Sheet(
+        f"{entry} on {sku}, each problem without the rows of its bucket",
+        ("problem", "served by", "why", "best µs", "variant's best µs", "served µs"),
+        [
+            (
+                each.problem,
+                (each.implementation or "nothing").removeprefix(f"{entry}/"),
+                each.why or "",
+                *("" if us is None else f"{us:.1f}" for us in (each.best_us, each.variant_us)),
+                "" if each.us is None else f"{each.us:.1f}",
+            )
+            for each in ordered
+        ],
+        [
+            f"Regret of the variant, with its best raced configuration: {_mean(variants)}.",
+            f"Regret of the configuration, where it raced: {_mean(configs)}.",
+            f"Rows of the {REGIME} regime, {STATE}. An empty time: it did not race.",
+        ],
+        slice(3, None),
+    )
+
+
+def _loss(us: float | None, best_us: float) -> float:
+    return us / best_us if us else 1.0
+
+
+def _mean(losses: Sequence[float]) -> str:
+    if not losses:
+        return "none raced"
+    mean = exp(sum(map(log, losses)) / len(losses))
+    return f"{mean - 1:.1%} in the mean of {len(losses)}, {max(losses) - 1:.1%} at worst"
