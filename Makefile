@@ -56,6 +56,7 @@ format: setup
 
 readme: setup
 	$(BIN)/kernelcat leaderboard --readme README.md
+	$(BIN)/python -m kernelcat.call.documentation > kernelcat/call/typed.pyi
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -19,9 +19,11 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # stands for typing.TYPE_CHECKING: importing typing would take 20 ms
 if TYPE_CHECKING:
-    from kernelcat.call.operator import entries, get, reload
+    from kernelcat.call.debugging import debug
+    from kernelcat.call.operator import entries, reload
     from kernelcat.call.oracle import reference
     from kernelcat.call.recording import record
+    from kernelcat.call.typed import get
     from kernelcat.catalog.implementation import Config
     from kernelcat.catalog.spec import Problem
     from kernelcat.errors import KernelcatError
@@ -33,6 +35,7 @@ __all__ = [
     "Problem",
     "__version__",
     "checkpoint",
+    "debug",
     "entries",
     "fp4",
     "get",
@@ -49,6 +52,7 @@ _HOMES = {
     "KernelcatError": "kernelcat.errors",
     "Problem": "kernelcat.catalog.spec",
     "checkpoint": "kernelcat.layers",
+    "debug": "kernelcat.call.debugging",
     "entries": "kernelcat.call.operator",
     "fp4": "kernelcat.layers",
     "get": "kernelcat.call.operator",

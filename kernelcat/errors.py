@@ -42,14 +42,26 @@ class StoreError(KernelcatError):
     """The tuning database cannot be read or written."""
 
 
-def nearest(name: str, names: list[str]) -> str:
+def short(value: object) -> str:
+    """``repr(value)``, of which only the first 40 characters are shown.
+
+    A number with thousands of digits has no ``repr`` in Python.
+    """
+    if isinstance(value, int) and abs(value) > 1 << 128:
+        return f"a number of {value.bit_length()} bits"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def nearest(name: object, names: list[str]) -> str:
     """The end of a message about an unknown ``name``: ``; did you mean A or B?``.
 
     Where no known name is close the text lists all of them; it is empty where there are none.
     """
     import difflib
 
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    is_text = isinstance(name, str)
+    close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5) if is_text else []
     if close:
         return f"; did you mean {' or '.join(close)}?"
     return f"; known: {', '.join(sorted(names))}" if names else ""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import ceil, erfc, sqrt
 
+from kernelcat.catalog.precondition import Precondition, rising
 from kernelcat.catalog.spec import Axis, Derived, Tensor
 from kernelcat.reference._arrays import library_of
 
@@ -112,3 +113,58 @@ def top_k_error(problem) -> str | None:
     if not 1 <= problem["top_k"] <= problem["experts"]:
         return f"top_k={problem['top_k']} must be from 1 to experts={problem['experts']}"
     return None
+
+
+# ---- what the maps must hold --------------------------------------------------------------------
+
+
+def _is_no_assignment(axes, values):
+    """A mask of the elements of ``order`` in an expert's rows that are no assignment."""
+    order, rows = values["order"], values["offsets"][-1]
+    is_row = library_of(order).arange(len(order)) < rows
+    return is_row & ((order < 0) | (order >= len(order)))
+
+
+def _is_after_the_last_row(axes, values):
+    order, rows = values["order"], values["offsets"][-1]
+    return (library_of(order).arange(len(order)) >= rows) & (order != -1)
+
+
+def _is_repeated(axes, values):
+    order, rows = values["order"], values["offsets"][-1]
+    xp = library_of(order)
+    mask = xp.arange(len(order)) < rows
+    mask[xp.unique(order[: int(rows)], return_index=True)[1]] = False
+    return mask
+
+
+def _is_not_the_row(axes, values):
+    """A mask of the elements of ``position`` that disagree with ``order``."""
+    order, rows, position = values["order"], int(values["offsets"][-1]), values["position"]
+    xp = library_of(order)
+    expected = xp.full(len(order), -1)
+    expected[order[:rows]] = xp.arange(rows)
+    return position != expected.reshape(position.shape)
+
+
+MAP_PRECONDITIONS = (
+    *rising("offsets"),
+    Precondition(
+        "offsets", "there are {tokens} tokens with {top_k} assignments each",
+        lambda axes, values: values["offsets"] > axes["tokens"] * axes["top_k"],
+    ),
+    Precondition(
+        "order", "there are {tokens} tokens with {top_k} assignments each", _is_no_assignment,
+        reads=("offsets",),
+    ),
+    Precondition(
+        "order", "must be -1 from row offsets[experts] on", _is_after_the_last_row,
+        reads=("offsets",),
+    ),
+    Precondition("order", "an earlier row has this assignment", _is_repeated, reads=("offsets",)),
+    Precondition(
+        "position", "order has another row, or none (-1), for this assignment", _is_not_the_row,
+        reads=("offsets", "order"),
+    ),
+)  # fmt: skip
+"""``offsets`` grow up to the number of assignments; ``order`` and ``position`` are inverse."""

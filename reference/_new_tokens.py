@@ -2,8 +2,8 @@
 
 Token i of the ``q_lens[s]`` new tokens of sequence s is at position ``kv_lens[s] - q_lens[s] + i``.
 Its slot follows from the position as `_sequences` says. Only table entries of new tokens are read,
-and only their rows of cos_sin. No two new tokens may have the same slot, and nothing checks that:
-table entries and positions must be valid.
+and only their rows of cos_sin. Table entries and positions must be valid: `kernelcat.debug` checks
+them, kernels do not. No two new tokens may have the same slot, and nothing checks that.
 """
 
 from __future__ import annotations
@@ -11,9 +11,19 @@ from __future__ import annotations
 import random
 from functools import lru_cache
 
+from kernelcat.catalog.precondition import Precondition
 from kernelcat.catalog.spec import Axis, Problem
 from kernelcat.reference._arrays import library_of
-from kernelcat.reference._sequences import GARBAGE, Lengths, draw_lengths, index_arrays
+from kernelcat.reference._sequences import (
+    GARBAGE,
+    LENGTH_PRECONDITIONS,
+    Lengths,
+    draw_lengths,
+    index_arrays,
+    is_no_page,
+    num_new,
+    table_columns,
+)
 
 TOKENS = Axis.size("tokens", "new tokens of all sequences together", 0, 40)
 PAGES = Axis.size("pages", "pages of the cache", 1, 60)
@@ -107,3 +117,42 @@ def slots(problem, arrays):
     s = xp.searchsorted(cu_q, token, side="right") - 1
     at = arrays["kv_lens"][s] - cu_q[s + 1] + token
     return at, arrays["block_table"][s, at // problem["page_size"]], at % problem["page_size"]
+
+
+# ---- what the arrays must hold ------------------------------------------------------------------
+
+
+def _pages_of_new_tokens(axes, values):
+    """A mask of the elements of block_table that lead to a new token."""
+    start, count = table_columns(values) * axes["page_size"], num_new(values)[:, None]
+    kv_lens = values["kv_lens"][:, None]
+    has_first_or_later = start + axes["page_size"] > kv_lens - count
+    return (count > 0) & has_first_or_later & (start < kv_lens)
+
+
+def _is_beyond_cos_sin(axes, values):
+    lens = values["kv_lens"]
+    return (num_new(values) > 0) & (lens > axes["positions"]) & bool(axes["rotary_dim"])
+
+
+WRITE_PRECONDITIONS = (
+    *LENGTH_PRECONDITIONS,
+    Precondition(
+        "kv_lens", "less than the sequence's new tokens, cu_q[s + 1] - cu_q[s]",
+        lambda axes, values: values["kv_lens"] < num_new(values), reads=("cu_q",),
+    ),
+    Precondition(
+        "kv_lens", "cos_sin has {positions} rows, one a position", _is_beyond_cos_sin,
+        reads=("cu_q",),
+    ),
+    Precondition(
+        "block_table", "the cache has {pages} pages",
+        lambda axes, values: is_no_page(axes, values) & _pages_of_new_tokens(axes, values),
+        reads=("kv_lens", "cu_q"),
+    ),
+)  # fmt: skip
+"""Every new token has a slot in a page of the cache, and a row of cos_sin.
+
+Two tokens with one slot are not refused: engines give tokens that pad a step a page that nobody
+reads, and there one of them wins.
+"""

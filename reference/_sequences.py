@@ -16,7 +16,9 @@ import random
 from collections.abc import Iterator
 from functools import lru_cache
 
+from kernelcat.catalog.precondition import Precondition, rising
 from kernelcat.catalog.spec import Axis, Derived, Problem, Tensor
+from kernelcat.reference._arrays import library_of
 
 GARBAGE = -(1 << 30)
 """Drawn block tables hold this where no kernel may read a page number."""
@@ -129,6 +131,73 @@ def query_chunks(start: int, end: int, scores_per_query: int) -> Iterator[slice]
     step = max(1, MAX_SCORES // max(scores_per_query, 1))
     for first in range(start, end, step):
         yield slice(first, min(first + step, end))
+
+
+# ---- what the arrays must hold ------------------------------------------------------------------
+
+
+def num_new(values):
+    """``q_lens`` (batch,): the new tokens of each sequence."""
+    return values["cu_q"][1:] - values["cu_q"][:-1]
+
+
+def table_columns(values):
+    """Numbers of the columns of block_table (1, table_width), to compare with (batch, 1)."""
+    table = values["block_table"]
+    return library_of(table).arange(table.shape[1])[None, :]
+
+
+def is_no_page(axes, values):
+    """A mask of the elements of block_table that are no page of the cache."""
+    table = values["block_table"]
+    return (table < 0) | (table >= axes["pages"])
+
+
+def _pages_with_tokens(axes, values):
+    """A mask of the elements of block_table that lead to a token of their sequence."""
+    return table_columns(values) * axes["page_size"] < values["kv_lens"][:, None]
+
+
+def _is_other_total(axes, values):
+    mask = values["cu_q"] != axes["tokens"]
+    mask[:-1] = False
+    return mask
+
+
+LENGTH_PRECONDITIONS = (
+    *rising("cu_q"),
+    Precondition(
+        "cu_q", "the last element must be the number of tokens, {tokens}", _is_other_total
+    ),
+    Precondition(
+        "kv_lens", "must not be negative", lambda axes, values: values["kv_lens"] < 0
+    ),
+    Precondition(
+        "kv_lens", "the table has room for {table_width} pages of {page_size} tokens",
+        lambda axes, values: values["kv_lens"] > axes["table_width"] * axes["page_size"],
+    ),
+)  # fmt: skip
+"""Lengths within the table, and rows of new tokens one after another."""
+
+ATTENTION_PRECONDITIONS = (
+    *LENGTH_PRECONDITIONS,
+    Precondition(
+        "cu_q", "a sequence has at most max_q={max_q} query tokens, and this one ends there",
+        lambda axes, values: _ends(num_new(values) > axes["max_q"]),
+    ),
+    Precondition(
+        "block_table", "the cache has {pages} pages",
+        lambda axes, values: is_no_page(axes, values) & _pages_with_tokens(axes, values),
+        reads=("kv_lens",),
+    ),
+)  # fmt: skip
+"""For attention: every page that holds a token of a sequence is a page of the cache."""
+
+
+def _ends(is_wrong):
+    """A mask of ``cu_q``: the end of each sequence of the mask ``is_wrong`` (batch,)."""
+    xp = library_of(is_wrong)
+    return xp.concatenate((xp.zeros(1, bool), is_wrong))
 
 
 # ---- the least work of attention ----------------------------------------------------------------

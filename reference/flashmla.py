@@ -49,6 +49,7 @@ from kernelcat.reference._random_sizes import (
     sequence_axes,
 )
 from kernelcat.reference._sequences import (
+    ATTENTION_PRECONDITIONS,
     BATCH,
     INDICES,
     LENGTHS,
@@ -301,6 +302,7 @@ ENTRY = Entry(
             optional_for_peers=True,
         ),
     ),
+    preconditions=ATTENTION_PRECONDITIONS,
     oracle=_oracle,
     make_inputs=_make_inputs,
     tolerance=dict.fromkeys(DTYPES, Tolerance(8e-4, 2.01 / 128)),  # those of FlashMLA's tests

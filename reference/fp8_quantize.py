@@ -12,6 +12,7 @@ ceil(K / 128)).
 from __future__ import annotations
 
 from kernelcat import dtypes
+from kernelcat.catalog.precondition import below_infinity
 from kernelcat.catalog.spec import EXACT, Axis, Derived, Entry, Peer, Problem, Tensor
 from kernelcat.errors import Unsupported
 from kernelcat.reference._fp8 import BLOCK, FP8, MIN_AMAX, expand, quantize
@@ -107,6 +108,7 @@ ENTRY = Entry(
             "max |x| of the block / 448; for 1x128 transposed, (k-blocks, rows), as fp8_gemm reads",
         ),
     ),
+    preconditions=(below_infinity("x", minus_infinity=False),),
     oracle=_oracle,
     make_inputs=_make_inputs,
     tolerance=dict.fromkeys(DTYPES, EXACT),

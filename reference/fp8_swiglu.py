@@ -13,6 +13,7 @@ y is not rounded to 16 bits in between. x must be finite.
 from __future__ import annotations
 
 from kernelcat import dtypes
+from kernelcat.catalog.precondition import below_infinity
 from kernelcat.catalog.spec import Axis, Derived, Entry, Peer, Problem, Tensor, Tolerance
 from kernelcat.errors import Unsupported
 from kernelcat.reference._epilogue import silu
@@ -98,6 +99,7 @@ ENTRY = Entry(
             tolerance=SCALE_TOLERANCE,
         ),
     ),
+    preconditions=(below_infinity("x", minus_infinity=False),),
     oracle=_oracle,
     make_inputs=_make_inputs,
     tolerance=dict.fromkeys(DTYPES, TOLERANCE),

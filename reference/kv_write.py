@@ -9,8 +9,8 @@ token at position ``at``, in slot ``slot`` of page ``page``:
     v_cache[page, slot] = v / v_scale
 
 Values beyond float8_e4m3fn's 448 saturate. All other elements of the caches keep their bits.
-Arithmetic is in float32 and rounded once. Block tables, positions and slots must be valid, and no
-two new tokens may have the same slot: nothing checks that.
+Arithmetic is in float32 and rounded once. Block tables and positions must be valid, which only
+`kernelcat.debug` checks, and no two new tokens may have the same slot, which nothing checks.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from kernelcat.reference._kv_write_peers import flashinfer_write, torch_write
 from kernelcat.reference._new_tokens import (
     PAGES,
     TOKENS,
+    WRITE_PRECONDITIONS,
     draw_indices,
     positions,
     room_error,
@@ -191,6 +192,7 @@ ENTRY = Entry(
             tolerance="kv_dtype", updated=True,
         ),
     ),
+    preconditions=WRITE_PRECONDITIONS,
     oracle=_oracle,
     make_inputs=_make_inputs,
     # Half a step of the type, and the noise of float32 where scaled terms cancel.

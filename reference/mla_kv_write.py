@@ -8,8 +8,9 @@ which slot each new token has and `_rope` how k_pe is rotated. For each new toke
 
 in the cache's type or, for ``uint8``, as the 656 bytes of `_mla_row`, whose scales are computed
 here; float8 codes and scales equal those of `_mla_row` bit by bit. All other elements of the cache
-keep their bits. Arithmetic is in float32 and rounded once. Block tables, positions and slots must
-be valid, and no two new tokens may have the same slot: nothing checks that.
+keep their bits. Arithmetic is in float32 and rounded once. Block tables and positions must be
+valid, which only `kernelcat.debug` checks, and no two new tokens may have the same slot, which
+nothing checks.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from kernelcat.reference._mla_row import LATENT, ROPE, ROW, pack
 from kernelcat.reference._new_tokens import (
     PAGES,
     TOKENS,
+    WRITE_PRECONDITIONS,
     draw_indices,
     positions,
     room_error,
@@ -149,6 +151,7 @@ ENTRY = Entry(
             tolerance="kv_dtype", updated=True,
         ),
     ),
+    preconditions=WRITE_PRECONDITIONS,
     oracle=_oracle,
     make_inputs=_make_inputs,
     # Half a step of the type, and the noise of float32 where terms cancel. Packed bytes may differ

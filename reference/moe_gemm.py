@@ -28,6 +28,7 @@ from kernelcat.catalog.spec import Axis, Derived, Entry, Problem, Tensor, Tolera
 from kernelcat.reference import _experts, _fp8
 from kernelcat.reference._arrays import library_of
 from kernelcat.reference._assignments import (
+    MAP_PRECONDITIONS,
     OFFSETS,
     ORDER,
     POSITION,
@@ -239,6 +240,7 @@ ENTRY = Entry(
         Tensor("residual", ("tokens", OUT_COLS), "dtype", "added to the sums", flag="residual"),
     ),
     outputs=(Tensor("d", (OUT_ROWS, OUT_COLS), "dtype", "the result D"),),
+    preconditions=MAP_PRECONDITIONS,
     oracle=_oracle,
     make_inputs=_make_inputs,
     # The tolerances of gemm; float8's, like fp8_gemm's, covers the sums of Hopper's tensor cores.

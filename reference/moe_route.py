@@ -45,6 +45,7 @@ from math import isfinite
 from random import Random
 
 from kernelcat import dtypes
+from kernelcat.catalog.precondition import below_infinity
 from kernelcat.catalog.spec import (
     EXACT,
     Axis,
@@ -274,6 +275,7 @@ ENTRY = Entry(
             flag="load", tolerance=EXACT, optional_for_peers=True, updated=True,
         ),
     ),
+    preconditions=(below_infinity("logits", minus_infinity=True),),
     oracle=_oracle,
     make_inputs=_make_inputs,
     tolerance=dict.fromkeys(DTYPES, _WEIGHT),

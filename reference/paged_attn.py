@@ -54,6 +54,7 @@ from kernelcat.reference._random_sizes import (
     sequence_axes,
 )
 from kernelcat.reference._sequences import (
+    ATTENTION_PRECONDITIONS,
     BATCH,
     INDICES,
     LENGTHS,
@@ -348,6 +349,7 @@ ENTRY = Entry(
             optional_for_peers=True,
         ),
     ),
+    preconditions=ATTENTION_PRECONDITIONS,
     oracle=_oracle,
     make_inputs=_make_inputs,
     tolerance={"bfloat16": Tolerance(1e-2, 2**-7), "float16": Tolerance(2e-3, 2**-9)},

@@ -164,6 +164,7 @@ ENTRY = Entry(
         *SCALES,
     ),
     outputs=kv_write.ENTRY.outputs,
+    preconditions=kv_write.ENTRY.preconditions,
     oracle=_oracle,
     make_inputs=_make_inputs,
     # a may be rounded to either neighbour, and peers round q, k and v before the rotation.

@@ -33,6 +33,7 @@ from __future__ import annotations
 from random import Random
 
 from kernelcat import dtypes
+from kernelcat.catalog.precondition import below_infinity, least
 from kernelcat.catalog.spec import EXACT, Axis, Derived, Entry, Problem, Tensor, Tolerance
 from kernelcat.reference._arrays import library_of
 from kernelcat.reference._peers import peer_in
@@ -239,6 +240,14 @@ ENTRY = Entry(
             "logprobs", ("rows",), "float32", "natural log of the token's probability",
             flag="has_logprobs", tolerance=Tolerance(2e-5, 1e-5), optional_for_peers=True,
         ),
+    ),
+    preconditions=(
+        below_infinity("logits", minus_infinity=True),
+        least("temperature", 0),
+        least("min_p", 0),
+        least("top_k", 0),
+        least("top_p", 0, excluded=True),
+        least("penalty", 0, excluded=True),
     ),
     oracle=_oracle,
     make_inputs=_make_inputs,

@@ -43,6 +43,16 @@ def test_memory_can_be_allocated_during_a_capture() -> None:
     assert library.calls[start:] == before + inside + after
 
 
+def test_reading_waits_for_the_stream_and_an_empty_array_is_not_read() -> None:
+    library = Library()
+    cuda = driver.Driver(library)
+    assert cuda.read(0, 0, 0, 7) == b"" and not library.calls
+    assert cuda.read(0x1000, 12, 0, 7) == bytes(12)
+    copied = library.calls.index("cuMemcpyDtoHAsync_v2")
+    assert library.calls[copied + 1] == "cuStreamSynchronize"
+    assert library.calls[-1] == "cuCtxPopCurrent_v2"
+
+
 def test_the_error_of_a_failed_call_names_it_and_the_context_is_restored() -> None:
     library = Library(cuMemAlloc_v2=2)
     text = r"cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY \(out of memory\)"

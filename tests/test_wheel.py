@@ -31,6 +31,7 @@ def test_the_wheel_carries_what_the_catalog_needs(wheel: Path) -> None:
     data = "kernelcat/_data"
     assert f"{data}/reference/gemm.py" in names
     assert f"{data}/kernels/cuda/gemm/wgmma.cu" in names
+    assert {"kernelcat/py.typed", "kernelcat/call/typed.pyi"} <= names
     assert any(n.startswith(f"{data}/kernels/cuda/include/kernelcat/") for n in names)
     assert any(n.startswith(f"{data}/tuning_db/") for n in names)
     assert not any("/tests/" in n or n.startswith("tests/") for n in names)

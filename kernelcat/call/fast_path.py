@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kernelcat.bounded import Bounded
-from kernelcat.call import recording, signature
+from kernelcat.call import signature, wrapping
 from kernelcat.call.arrays import Library
 from kernelcat.call.choice import Decision
+from kernelcat.call.wrapping import Launch
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.dtypes import itemsize
 from kernelcat.errors import InvalidArgument
 
-Launch = recording.Launch
 Allocate = Callable[[], tuple[Any, list[int]]]
 """``allocate() -> (output or tuple of outputs, their addresses)``."""
 
@@ -118,15 +118,15 @@ class Bound:
         self._pointers = tuple(pointers)
         self.arrays = arrays
         self.out = out
-        recording.listen(self)
+        wrapping.listen(self)
         self.rewrap()
 
     def rewrap(self) -> None:
-        """Run what records calls, or what does not: a recorder has started or stopped."""
+        """Run what watchers make of the launch: one has started or stopped."""
         while True:
-            changes = recording.changes
+            changes = wrapping.changes
             self._launch = self._wrap()
-            if changes == recording.changes:  # else another thread has started or stopped one
+            if changes == wrapping.changes:  # else another thread has started or stopped one
                 return
 
     def __call__(self) -> Any:

@@ -17,13 +17,15 @@ from typing import Any
 from weakref import WeakSet
 
 from kernelcat import catalog
-from kernelcat.call import adapters, arrays, fast_path, recording, signature
+from kernelcat.call import adapters, arrays, documentation, fast_path, signature, wrapping
+from kernelcat.call import debugging as debugging  # imported for its environment variable
+from kernelcat.call import recording as recording  # likewise
 from kernelcat.call.building import build
 from kernelcat.call.choice import Decision, Pin, choose
 from kernelcat.call.fast_path import Bound, FastCall, Launch, misses, slow_calls
 from kernelcat.catalog.implementation import Config, ConfigValue
 from kernelcat.catalog.spec import AxisValue, Entry, Problem
-from kernelcat.errors import InvalidArgument
+from kernelcat.errors import InvalidArgument, short
 from kernelcat.importing import LOCK
 from kernelcat.report.explain import Explanation
 from kernelcat.runtime import gpu as gpus
@@ -74,6 +76,11 @@ def get(
         The compiler of the pinned language is not installed.
     """
     entry = catalog.entry(name)
+    for keyword, value in {"language": language, "variant": variant}.items():
+        if value is not None and not isinstance(value, str):
+            raise InvalidArgument(f"{keyword}={short(value)} must be a name")
+    if config is not None and not isinstance(config, Mapping):
+        raise InvalidArgument(f"config={short(config)} must map parameters to values")
     pin = Pin(language, variant, None if config is None else Config(config))
     with LOCK:
         op = _ops.get((name, pin))
@@ -118,6 +125,8 @@ class Op:
         There is no GPU driver, or a needed compiler is not installed.
     """
 
+    __signature__ = documentation.OfEntry(documentation.signature)
+
     def __init__(self, entry: Entry, pin: Pin, only: Problem | None = None) -> None:
         self.entry = entry
         self.pin = pin
@@ -137,7 +146,7 @@ class Op:
         self._positions = {tensor.name: i for i, tensor in enumerate(entry.inputs)}
         with LOCK:
             _alive.add(self)
-        recording.listen(self)
+        wrapping.listen(self)
 
     def __repr__(self) -> str:
         return f"<kernelcat.Op {self.entry.name}{self.pin.key}>"
@@ -217,6 +226,8 @@ class Op:
         result is called with arrays of that problem. Entries with host-side schedules will make
         their schedules here, once for many layers.
         """
+        if isinstance(device, bool) or not isinstance(device, int) or device < 0:
+            raise InvalidArgument(f"device={short(device)} must be the index of a GPU")
         problem, index = self._problem(args, named)
         device = device if index is None else index
         return Plan(self, problem, device)
@@ -249,7 +260,7 @@ class Op:
             self.rewrap()
 
     def rewrap(self) -> None:
-        """Forget fast calls, and keep launchers: a recorder of calls has started or stopped."""
+        """Forget fast calls, and keep launchers: a watcher of calls has started or stopped."""
         with self._lock:
             self._forgotten += 1
             self._fast_calls.clear()
@@ -334,7 +345,8 @@ class Op:
         self, args: tuple[Any, ...], named: dict[str, Any], anywhere: bool = False
     ) -> tuple[Problem, int | None]:
         """The problem of arrays or of axes; also the arrays' GPU, unless they may be anywhere."""
-        if not args and all(isinstance(value, (int, float, str)) for value in named.values()):
+        is_array = {name: hasattr(value, "shape") for name, value in named.items()}
+        if not args and not any(is_array[name] for name in self._positions.keys() & named.keys()):
             return self.entry.problem(**named), None
         out = named.pop("out", None)
         inputs, axes = signature.arrange(self.entry, args, named)
@@ -350,12 +362,15 @@ class Op:
             return self._loaded[problem, device]
 
     def _wrap(self, problem: Problem, device: int, decision: Decision, launch: Launch) -> Launch:
-        """``launch`` as it is while nobody records calls, else a function that counts too."""
-        return recording.wrapped(launch, problem, _gpu(device), decision)
+        """``launch`` as it is while nothing watches calls, else a function that does more."""
+        return wrapping.wrapped(launch, problem, _gpu(device), device, decision)
 
     def _build(self, problem: Problem, device: int) -> tuple[Decision, Any]:
         rows, refuted = _choices(self.entry.name), _refuted(self.entry.name)
         return build(self.entry, problem, _gpu(device), device, self.pin, rows, refuted)
+
+
+Op.__doc__ = documentation.OfEntry(documentation.docstring, Op.__doc__)  # type: ignore[assignment]
 
 
 class Plan:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kernelcat import catalog, dtypes
-from kernelcat.call import arrays, signature
+from kernelcat.call import arrays, debugging, signature
 from kernelcat.call.arrays import ArrayInfo
 from kernelcat.catalog.spec import EXACT, ElementType, Entry, Problem, Tensor
 from kernelcat.errors import InvalidArgument
@@ -59,6 +59,10 @@ class Oracle:
         passed = {tensor: array for tensor, array in passed.items() if array is not None}
         infos = {tensor.name: _describe(entry, tensor, array) for tensor, array in passed.items()}
         problem = signature.infer(entry, infos, axes)
+        if debugging.is_on():
+            debugging.check(
+                entry, problem, lambda tensor: _decoded(problem, tensor, passed[tensor])
+            )
         wide = [tensor for tensor, array in passed.items() if _is_stand_in(entry, tensor, array)]
         is_wide = bool(wide)
         results = entry.oracle(_widened(problem, wide), _values(entry, problem, passed))
@@ -108,6 +112,14 @@ def _describe(entry: Entry, tensor: Tensor, array: Any) -> ArrayInfo:
             f'kernelcat.get("{entry.name}") takes arrays on a GPU'
         )
     return replace(info, dtype=STAND_IN) if _is_stand_in(entry, tensor, array) else info
+
+
+def _decoded(problem: Problem, tensor: Tensor, array: Any) -> np.ndarray:
+    """Values of ``array``: integers, or float32."""
+    if str(array.dtype).removeprefix("torch.") == "float32":
+        return _numpy(array, "float32")
+    dtype = tensor.dtype_of(problem)
+    return np.asarray(dtypes.decode(_numpy(array, dtypes.STORAGE[dtype]), dtype))
 
 
 def _values(entry: Entry, problem: Problem, passed: Mapping[Tensor, Any]) -> dict[str, Any]:

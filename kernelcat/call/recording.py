@@ -1,9 +1,9 @@
 """Recording: which problems a program calls, how often, and their share of the time.
 
-Calls cost nothing while nobody records: a recorder that starts or stops makes operators forget
-their fast calls, and those made meanwhile count. Times are not taken from the program's own calls.
-Events around an eager launch measure the host's gaps as well, and what a graph replays cannot be
-seen. A problem's time is the measured one of the database, or follows from the cost model.
+Calls cost nothing while nobody records (`wrapping`). Times are not taken from the program's own
+calls. Events around an eager launch measure the host's gaps as well, and what a graph replays
+cannot be seen. A problem's time is the measured one of the database, or follows from the cost
+model.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import os
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import get_ident
-from typing import Any, Protocol
-from weakref import WeakSet
+from typing import Any
 
+from kernelcat.call import wrapping
 from kernelcat.call.choice import Decision
+from kernelcat.call.wrapping import Launch
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import StoreError
 from kernelcat.runtime import driver
@@ -34,24 +35,6 @@ VARIABLE = "KERNELCAT_RECORD"
 
 FLUSH_S = 30.0
 """Seconds between two writes while a program runs; a program that is killed loses at most these."""
-
-Launch = Callable[[tuple[int, ...], int], None]
-"""``launch(addresses of all tensors, stream)``."""
-
-
-class Listener(Protocol):
-    """An object that wraps launches by :func:`wrapped`."""
-
-    def rewrap(self) -> None:
-        """Wrap again: a recorder has started or stopped."""
-        ...
-
-
-_active: tuple[Recorder, ...] = ()
-_listeners: WeakSet[Listener] = WeakSet()
-_lock = threading.Lock()  # guards the two above; nothing else is locked, or called, meanwhile
-changes = 0
-"""How often a recorder has started or stopped."""
 
 
 class Tally:
@@ -100,7 +83,9 @@ class Recorder:
         self._writing = threading.Lock()
         self._stopped = threading.Event()
 
-    def wrap(self, launch: Launch, problem: Problem, gpu: Gpu, decision: Decision) -> Launch:
+    def wrap(
+        self, launch: Launch, problem: Problem, gpu: Gpu, device: int, decision: Decision
+    ) -> Launch:
         """``launch`` that also counts, for the problem that ``decision`` serves."""
         us, basis = time_of(problem, gpu, decision)
         chosen, config = decision.implementation.name, dict(decision.config)
@@ -112,14 +97,14 @@ class Recorder:
         import multiprocessing.util
 
         workload.add(self.path, ())
-        _change((*_active, self))
+        wrapping.start(self)
         multiprocessing.util.register_after_fork(self, Recorder._flush_at_exit)
         self._flush_at_exit()
         self._start_thread()
 
     def stop(self) -> None:
         """Record no more, and write; ``StoreError`` where the file cannot be written."""
-        _change(each for each in _active if each is not self)
+        wrapping.stop(self)
         self._stopped.set()
         self._exit.cancel()
         self.flush()
@@ -192,19 +177,6 @@ def record(path: str | os.PathLike[str]) -> Iterator[None]:
         recorder.stop()
 
 
-def wrapped(launch: Launch, problem: Problem, gpu: Gpu, decision: Decision) -> Launch:
-    """``launch`` as it is while nobody records, else a function that counts too."""
-    for recorder in _active:
-        launch = recorder.wrap(launch, problem, gpu, decision)
-    return launch
-
-
-def listen(listener: Listener) -> None:
-    """Let ``listener`` wrap its launches again whenever a recorder starts or stops."""
-    with _lock:
-        _listeners.add(listener)
-
-
 def time_of(problem: Problem, gpu: Gpu, decision: Decision) -> tuple[float, Basis]:
     """Device time of one call in microseconds, and what the time rests on."""
     row, estimate = decision.evidence, decision.implementation.estimate
@@ -217,22 +189,10 @@ def time_of(problem: Problem, gpu: Gpu, decision: Decision) -> tuple[float, Basi
     return row.median_us * here / estimate(row.problem, row.config, where), "scaled"
 
 
-def _change(active: Iterable[Recorder]) -> None:
-    """Make ``active`` the recorders that run."""
-    global _active, changes
-    with _lock:
-        _active = tuple(active)
-        changes += 1
-        listeners = list(_listeners)
-    for listener in listeners:
-        listener.rewrap()
-
-
 def _go_on_after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()  # another thread of the parent may hold the old one
-    for recorder in _active:
-        recorder.go_on_after_fork()
+    for watcher in wrapping.active:
+        if isinstance(watcher, Recorder):
+            watcher.go_on_after_fork()
 
 
 def _start_from_environment() -> None:

@@ -220,8 +220,8 @@ class _AxisValues:
         ``axis`` may be a number: then ``value`` must equal that number.
         """
         if axis not in self.values and isinstance(axis, str) and axis in self.entry.axis_names:
-            self.entry.axis(axis).check(value)
-            self.values[axis], self._origins[axis] = value, origin
+            self.values[axis] = self.entry.axis(axis).take(value)
+            self._origins[axis] = origin
         elif axis in self.values:
             earlier = self.values[axis]  # type: ignore[index]
             if earlier != value:

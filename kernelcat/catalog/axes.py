@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
-from kernelcat.errors import InvalidArgument
+from kernelcat.errors import InvalidArgument, short
 
 AxisValue = int | float | str | bool
 Bucket = Callable[[int], int]
@@ -26,15 +28,24 @@ SIZE_LIMIT = 1 << 31
 """Sizes are less than this where an axis gives no other limit: kernels take them in 32 bits."""
 
 
-def _short(value: object) -> str:
-    """``repr(value)``, of which only the first 40 characters are shown.
+def plain(value: Any) -> Any:
+    """``value`` as a plain Python number, or the name of an element type.
 
-    A number with thousands of digits has no ``repr`` in Python.
+    Takes scalars of NumPy and element types of torch, NumPy, CuPy and ml_dtypes
+    (``torch.bfloat16`` becomes ``"bfloat16"``); any other value is returned as it is.
     """
-    if isinstance(value, int) and abs(value) > 1 << 128:
-        return f"a number of {value.bit_length()} bits"
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if torch is not None and isinstance(value, getattr(torch, "dtype", ())):
+        return str(value).removeprefix("torch.")
+    if numpy is None:
+        return value
+    if isinstance(value, numpy.generic):
+        return value.item()
+    if isinstance(value, numpy.dtype):
+        return value.name
+    if isinstance(value, type) and issubclass(value, numpy.generic):
+        return numpy.dtype(value).name
+    return value
 
 
 @dataclass(frozen=True)
@@ -120,29 +131,47 @@ class Axis:
                 return int(text)
         except ValueError as error:
             kind = "a number" if self.is_number else "an integer"
-            raise InvalidArgument(f"{self.name}={_short(text)} must be {kind}") from error
+            raise InvalidArgument(f"{self.name}={short(text)} must be {kind}") from error
         return next((v for v in self.values + self.extra if str(v).lower() == text.lower()), text)
 
-    def check(self, value: AxisValue) -> None:
+    def take(self, value: Any) -> AxisValue:
+        """The value that a caller gives, in plain Python; ``InvalidArgument`` for no legal one.
+
+        Callers may give scalars of NumPy and element types of array libraries (:func:`plain`).
+        """
+        value = plain(value)
+        self.check(value)
+        if not self.is_number and self.values:  # 1 stands for True
+            return next(legal for legal in self.values + self.extra if legal == value)
+        taken: AxisValue = value
+        return taken
+
+    def check(self, value: Any) -> None:
         """Raise ``InvalidArgument`` unless this axis can take ``value``."""
         if self.is_number:
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or not isfinite(value)
-            ):
-                raise InvalidArgument(f"{self.name}={value!r} must be a finite number")
+            if not _is_finite(value):
+                raise InvalidArgument(f"{self.name}={short(value)} must be a finite number")
         elif self.values:
             allowed = self.values + self.extra
-            if value not in allowed:
+            if not isinstance(value, (str, int, float)) or value not in allowed:
                 names = ", ".join(map(str, allowed))
                 raise InvalidArgument(
-                    f"{self.name}={value!r} is not supported; use one of: {names}"
+                    f"{self.name}={short(value)} is not supported; use one of: {names}"
                 )
         elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InvalidArgument(f"{self.name}={_short(value)} must be a whole number >= 0")
+            raise InvalidArgument(f"{self.name}={short(value)} must be a whole number >= 0")
         elif value >= self.limit:
             bits = self.limit.bit_length() - 1
-            raise InvalidArgument(f"{self.name}={_short(value)} must be less than 2**{bits}")
+            raise InvalidArgument(f"{self.name}={short(value)} must be less than 2**{bits}")
         elif value % self.step:
             raise InvalidArgument(f"{self.name}={value!r} must be a multiple of {self.step}")
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether ``value`` is a number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return isfinite(value)
+    except OverflowError:
+        return False

@@ -8,7 +8,7 @@ from functools import cache
 from kernelcat import paths
 from kernelcat.catalog.implementation import LANGUAGES, Implementation
 from kernelcat.catalog.spec import Entry
-from kernelcat.errors import MissingDependency, UnknownName, nearest
+from kernelcat.errors import MissingDependency, UnknownName, nearest, short
 from kernelcat.importing import import_module
 
 INSTALL = {
@@ -27,7 +27,6 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in paths.data("reference").glob("[a-z]*.py")))
 
 
-@cache
 def entry(name: str) -> Entry:
     """The specification of the entry ``name``.
 
@@ -36,8 +35,13 @@ def entry(name: str) -> Entry:
     UnknownName
         There is no such entry; the message lists the nearest names.
     """
-    if name not in names():
-        raise UnknownName(f"unknown entry {name!r}{nearest(name, list(names()))}")
+    if not isinstance(name, str) or name not in names():
+        raise UnknownName(f"unknown entry {short(name)}{nearest(name, list(names()))}")
+    return _specification(name)
+
+
+@cache
+def _specification(name: str) -> Entry:
     specification: Entry = import_module(f"kernelcat.reference.{name}").ENTRY
     return specification
 

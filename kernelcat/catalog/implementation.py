@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelcat.catalog.spec import Problem
-from kernelcat.errors import Unsupported
+from kernelcat.errors import InvalidArgument, Unsupported, short
 
 if TYPE_CHECKING:
     from kernelcat.jit.artifact import Artifact
@@ -36,7 +36,12 @@ class Config(Mapping[str, ConfigValue]):
 
     def __init__(self, values: Mapping[str, ConfigValue] | None = None, /, **more: ConfigValue):
         self._values = dict(sorted({**(values or {}), **more}.items()))
-        self._hash = hash(tuple(self._values.items()))
+        try:
+            self._hash = hash(tuple(self._values.items()))
+        except TypeError:
+            raise InvalidArgument(
+                f"config {short(self._values)} has a value that is neither a number nor a name"
+            ) from None
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]

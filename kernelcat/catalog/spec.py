@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from kernelcat.catalog.axes import Axis as Axis
 from kernelcat.catalog.axes import AxisValue as AxisValue
 from kernelcat.catalog.axes import exact as exact
+from kernelcat.catalog.axes import plain
 from kernelcat.catalog.axes import power_of_two as power_of_two
-from kernelcat.errors import InvalidArgument, UnknownName, nearest
+from kernelcat.catalog.precondition import Precondition
+from kernelcat.errors import InvalidArgument, UnknownName, nearest, short
 
 if TYPE_CHECKING:
     from random import Random
@@ -30,8 +32,15 @@ class Problem:
 
     @staticmethod
     def of(entry: str, /, **axes: AxisValue) -> Problem:
-        """A problem that is not checked; :meth:`Entry.problem` checks, and adds defaults."""
-        return Problem(entry, tuple(sorted(axes.items())))
+        """A problem that is not checked; :meth:`Entry.problem` checks, and adds defaults.
+
+        ``InvalidArgument`` for a value that is no scalar, such as a list.
+        """
+        values = {name: plain(value) for name, value in axes.items()}
+        for name, value in values.items():
+            if getattr(value, "__hash__", None) is None:
+                raise InvalidArgument(f"{name}={short(value)} must be a number or a name")
+        return Problem(entry, tuple(sorted(values.items())))
 
     @cached_property
     def values(self) -> dict[str, AxisValue]:
@@ -267,6 +276,7 @@ class Entry:
         Implementations of others that are raced.
     signal
         Required ratio of signal to quantization noise, where inputs are quantized; or None.
+    preconditions : what values of arrays must satisfy, in the order in which they are checked
     work_in_progress
         True until the entry is complete; one language and one variant suffice until then.
     """
@@ -287,6 +297,7 @@ class Entry:
     constraint: Callable[[Problem], str | None] = lambda problem: None
     tolerance_axis: str = "dtype"
     signal: Signal | None = None
+    preconditions: tuple[Precondition, ...] = ()
     work_in_progress: bool = False
 
     @property
@@ -337,8 +348,7 @@ class Entry:
         missing = [name for name in self.axis_names if name not in axes]
         if missing:
             raise InvalidArgument(f"{self.name} also needs {', '.join(missing)}")
-        for axis in self.axes:
-            axis.check(axes[axis.name])
+        axes = {axis.name: axis.take(axes[axis.name]) for axis in self.axes}
         problem = Problem.of(self.name, **axes)
         reason = self.constraint(problem)
         if reason:

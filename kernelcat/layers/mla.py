@@ -155,8 +155,8 @@ def sparse(
         ``page * page_size`` plus the slot in the page. -1 and any other number that is no slot may
         stand anywhere in a list, and is ignored.
     lens : (tokens,) or (batch, q_len) int32: how many leading entries of each list count. These
-        must be slots, which is not checked. If None, the numbers that are no slots are moved to the
-        end of each list, which takes a few kernels.
+        must be slots, which only ``kernelcat.debug`` checks. If None, the numbers that are no slots
+        are moved to the end of each list, which takes a few kernels.
 
     Returns
     -------

@@ -46,6 +46,7 @@ def markdown(name: str) -> str:
             _tolerance(entry),
             "## Axes",
             _axes(entry),
+            *_preconditions(entry),
             "## Errors",
             _errors(entry),
             "## Implementations",
@@ -86,6 +87,22 @@ def _definition(entry: Entry) -> str:
     return "\n".join(
         line if line.startswith(formula) else re.sub(r"`(_\w+)`", link, line) for line in lines
     )
+
+
+def _preconditions(entry: Entry) -> list[str]:
+    """What values of arrays must satisfy, with what is wrong where they do not."""
+    if not entry.preconditions:
+        return []
+    rows = ["| array | message |", "| --- | --- |"]
+    for precondition in entry.preconditions:
+        why = re.sub(r"{(\w+)}", r"`\1`", precondition.why)
+        rows.append(f"| `{precondition.tensor}` | {_cell(why)} |")
+    return [
+        "## Values",
+        "A call does not look at values; [`kernelcat.debug`](../calling-from-your-code.md"
+        "#values-in-arrays) does. Elements that no kernel reads may hold anything.",
+        "\n".join(rows),
+    ]
 
 
 def _call(entry: Entry) -> str:

@@ -237,6 +237,19 @@ class Driver:
         with self.using(device):
             self.call("cuMemFree_v2", c_uint64(pointer))
 
+    def read(self, pointer: int, size: int, device: int, stream: int) -> bytearray:
+        """``size`` bytes at the address ``pointer``, after all that ``stream`` has to do before."""
+        memory = bytearray(size)
+        if size:
+            target = (ctypes.c_ubyte * size).from_buffer(memory)
+            with self.using(device):
+                self.call(
+                    "cuMemcpyDtoHAsync_v2", target, c_uint64(pointer), c_size_t(size),
+                    c_void_p(stream),
+                )  # fmt: skip
+                self.call("cuStreamSynchronize", c_void_p(stream))
+        return memory
+
     def encode_tiled(
         self,
         descriptor: int,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from kernelcat.errors import UnknownName, nearest
+from kernelcat.errors import UnknownName, nearest, short
 from kernelcat.runtime import driver
 
 KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
@@ -118,6 +118,8 @@ def find(name: str) -> Gpu:
     UnknownName
         There is no such SKU; the message lists the nearest names.
     """
+    if not isinstance(name, str):
+        raise UnknownName(f"unknown GPU {short(name)}{nearest(name, list(SKUS))}")
     key = name.strip().lower()
     if key in SKUS:
         return SKUS[key]
