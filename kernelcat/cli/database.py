@@ -8,7 +8,7 @@ import click
 
 from kernelcat.cli.group import Group
 from kernelcat.cli.options import as_json
-from kernelcat.cli.output import echo, emit, note_missing_database, show
+from kernelcat.cli.output import echo, emit, note_missing_database, show, write_csv
 from kernelcat.errors import InvalidArgument
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -19,7 +19,7 @@ url = click.option(
 
 @click.group(cls=Group)
 def db() -> None:
-    """Locate, export, import and merge databases of measurements.
+    """Locate, query, export, import and merge databases of measurements.
 
     \b
     Example:
@@ -204,6 +204,35 @@ def verify_rows(url: str | None, as_json: bool) -> None:
         raise InvalidArgument(
             f"{doubtful} results cannot be true: kernelcat db drop SOURCE deletes those of a source"
         )
+
+
+@db.command("query")
+@click.argument("sql")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with a line of column names.")
+@as_json
+@url
+def run_query(sql: str, as_csv: bool, url: str | None, as_json: bool) -> None:
+    """Answer SQL, one SELECT statement, from the database's table kernelcat_measurements.
+
+    The database is opened read-only. Shipped results are not in it; kernelcat db import adds a
+    file's. Times are in microseconds.
+
+    \b
+    Example:
+      kernelcat db query "SELECT entry, count(*) AS rows FROM kernelcat_measurements GROUP BY entry"
+    """
+    from kernelcat.report.sheet import Sheet
+    from kernelcat.store.query import query
+
+    if as_csv and as_json:
+        raise click.UsageError("give --csv or --json, not both")
+    answer = query(sql, url)
+    if as_json:
+        return emit(answer.records())
+    if as_csv:
+        return write_csv(answer.columns, answer.rows)
+    cells = [["" if value is None else str(value) for value in row] for row in answer.rows]
+    show(Sheet("", answer.columns, cells, [f"{len(cells)} rows"], slice(0, 0)).console())
 
 
 @db.command("misses")

@@ -215,13 +215,16 @@ def _peer_decoding(
 
     from kernelcat.moe.peers import PEERS, load_transformers, time_transformers
 
+    batches, context, tokens, rounds = what
     results: list[Decoding] = []
     for peer in peers:
         if peer not in PEERS:
             raise InvalidArgument(f"--peer {peer!r} must be one of {', '.join(PEERS)}")
         config, folder = source.config(), None if source.has_random_weights else source.model
         theirs = load_transformers(config, folder, source.device)
-        results += time_transformers(theirs, config.vocab_size, *what, done=_tell)
+        results += time_transformers(
+            theirs, config.vocab_size, batches, context, tokens, rounds, done=_tell
+        )
         del theirs
         gc.collect()
         if source.device == "cuda":
