@@ -84,3 +84,29 @@ def test_what_is_no_database_file_is_one_line(tmp_path: Path) -> None:
     assert "is not a SQLite database" in ask(tmp_path / "text", "SELECT 1").stderr
     assert "there is no database" in ask(tmp_path / "none", "SELECT 1").stderr
     assert not (tmp_path / "none").exists()
+
+
+def test_the_leaderboard_as_csv_has_the_fields_of_json() -> None:
+    words = ["leaderboard", "gemm", "--gpu", "h200"]
+    rows = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)["rows"]
+    read = list(csv.DictReader(io.StringIO(CliRunner().invoke(main, [*words, "--csv"]).stdout)))
+    assert len(read) == len(rows) > 3
+    for line, row in zip(read, rows, strict=True):
+        low, high = row.pop("ci_us")
+        assert (float(line.pop("ci_low_us")), float(line.pop("ci_high_us"))) == (low, high)
+        assert line.keys() == row.keys()
+        for name, value in row.items():
+            if isinstance(value, dict | list):
+                assert json.loads(line[name]) == value
+            else:
+                assert line[name] == ("" if value is None else str(value))
+
+
+def test_the_leaderboard_as_markdown_has_a_line_for_each_problem() -> None:
+    words = ["leaderboard", "gemm", "--gpu", "h200"]
+    rows = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)["rows"]
+    done = CliRunner().invoke(main, [*words, "--markdown"])
+    lines = [line for line in done.stdout.splitlines() if line.startswith("| ")]
+    for row in rows:
+        assert any(row["problem_name"] in line for line in lines)
+    assert CliRunner().invoke(main, [*words, "--markdown", "--csv"]).exit_code == 2

@@ -286,6 +286,8 @@ def list_misses(file: Path | None, gpu: str | None, url: str | None, as_json: bo
     type=FILE,
     help="Update the tables in this Markdown file, and docs/ beside it, from tuning_db.",
 )
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, a line for each problem.")
+@click.option("--markdown", is_flag=True, help="Print tables in Markdown.")
 @as_json
 @url
 def leaderboard(
@@ -297,6 +299,8 @@ def leaderboard(
     html: Path | None,
     readme: Path | None,
     url: str | None,
+    as_csv: bool,
+    markdown: bool,
     as_json: bool,
 ) -> None:
     """Show the fastest implementation of each problem.
@@ -307,15 +311,18 @@ def leaderboard(
     \b
     Example:
       kernelcat leaderboard gemm --gpu h200
+      kernelcat leaderboard --csv
     """
     from kernelcat import catalog
     from kernelcat.report import documents
     from kernelcat.report.board import board, load
     from kernelcat.report.page import to_html
-    from kernelcat.report.render import table, to_json
+    from kernelcat.report.render import table, to_csv, to_json, to_markdown
     from kernelcat.runtime import gpu as gpus
     from kernelcat.store import plausibility
 
+    if as_csv + markdown + as_json > 1:
+        raise click.UsageError("give one of --csv, --markdown and --json")
     if readme:
         documents.update(readme)
         return emit({"file": str(readme)}) if as_json else None
@@ -328,6 +335,10 @@ def leaderboard(
         return emit({"file": str(html)}) if as_json else echo(str(html))
     if as_json:
         return echo(to_json(rows))
+    if as_csv:
+        return write_csv(*to_csv(rows))
+    if markdown:
+        return echo(to_markdown(rows))
     if url is None:
         note_missing_database()
     show(table(rows))
