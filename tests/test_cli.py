@@ -177,7 +177,7 @@ def test_problems_of_ones_own_are_explained_inspected_and_predicted() -> None:
     arguments = ("gemm", "--problem", name, "--language", "triton", "--variant", "naive")
     (report,) = json.loads(run("inspect", *arguments, "--gpu", "h200", "--json").output)
     assert report["steps"][0]["registers"] > 0
-    predicted = json.loads(run("tune", *arguments, "--gpu", "a100", "--json").output)
+    predicted = json.loads(run("tune", *arguments, "--gpu", "a100", "--json").stdout)
     assert str(problem["K"]) in json.dumps(predicted)
 
 

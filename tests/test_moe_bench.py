@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from kernelcat import moe
 from kernelcat.cli import main
 from kernelcat.errors import InvalidArgument
+from kernelcat.moe import bench
 from kernelcat.moe.bench import Decoding, Round, _round, time_decoding, time_load
 from kernelcat.moe.engine.engine import Engine
 from kernelcat.moe.engine.limits import Limits
@@ -135,6 +137,11 @@ def test_the_command_times_decoding_loads_and_a_peer() -> None:
         metrics = load["metrics"]
         assert metrics["num_complete"] == 4 and metrics["num_output_tokens"] == 12
         assert metrics["goodput"] == metrics["request_throughput"] > 0
+    told = done.stderr
+    for one in result["decoding"]:
+        rate = f"{one['tokens_per_second']:,.1f} tokens/s"
+        assert f"{one['engine']}, batch {one['batch']}, context 20: {rate}" in told
+    assert "prefill of 30 tokens" in told and "200 requests/s: 4 of 4 requests" in told
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0, done.output
     for word in (
@@ -146,6 +153,20 @@ def test_the_command_times_decoding_loads_and_a_peer() -> None:
         "prefill of 30 tokens",
     ):
         assert word in done.stdout
+
+
+def test_a_bench_that_is_interrupted_has_told_what_it_measured(monkeypatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "time_load", interrupted)
+    done = CliRunner().invoke(main, [
+        "moe", "bench", "small-llama", "--random-weights", "--device", "cpu", "--batches", "2",
+        "--context", "8", "--tokens", "3", "--rounds", "1", "--peer", "transformers",
+    ])  # fmt: skip
+    assert done.exit_code == 1 and not done.stdout
+    assert re.search(r"transformers, batch 2, context 8: \S+ tokens/s", done.stderr)
+    assert re.search(r"kernelcat, batch 2, context 8: \S+ tokens/s", done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -108,6 +109,18 @@ def test_the_bar_shows_the_best_and_not_the_last(store, monkeypatch) -> None:
     times = [row.median_us for row in report.rows]
     assert times != sorted(times, reverse=True), "the last candidate must not be the best"
     assert shown == pytest.approx([min(times[: i + 1]) for i in range(len(times))], rel=1e-4)
+
+
+def test_with_json_progress_goes_to_standard_error_alone(monkeypatch) -> None:
+    builds(monkeypatch)
+    line = "tune gemm --gpu b200 --language triton --problem 4096x4096x4096 --json"
+    done = CliRunner().invoke(main, line.split())
+    assert done.exit_code == 0, done.output
+    [problem] = json.loads(done.stdout)["problems"]
+    begin, end = done.stderr.splitlines()
+    assert begin.startswith("gemm 4096x4096x4096: problem 1 of 1, ")
+    [winner] = problem["winners"].values()
+    assert f"{winner['candidate']['variant']} " in end and f" {winner['median_us']:.2f} us" in end
 
 
 def test_tune_board_and_explain_name_one_winner(store, monkeypatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,13 +27,14 @@ from kernelcat.errors import (
 )
 from kernelcat.store import SCREEN, Store, decisive
 from kernelcat.tune import Interrupted, Limits, Quiet, ladder, race_best_known, tune
+from kernelcat.tune import progress as progresses
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.channel import Stopped
 from kernelcat.tune.cross import MAX_COMPILED
 from kernelcat.tune.measure import SCREENING_SHARE, Queue, largest_first
 from kernelcat.tune.messages import Built
 from kernelcat.tune.pool import CompilePool
-from kernelcat.tune.progress import Bar
+from kernelcat.tune.progress import Bar, Lines
 from kernelcat.tune.supervisor import Supervisor
 
 PLANTED = Path(__file__).parent / "planted"
@@ -521,3 +523,32 @@ def test_each_gpu_has_its_own_progress_bar() -> None:
         ("GPU 0 planted small (1/3)", 1),
         ("GPU 1 planted large (2/3)", 1),
     ]
+
+
+def test_lines_tell_of_a_problem_when_it_begins_and_when_it_has_ended(store, capsys) -> None:
+    report = run(store, problems=["small", "large"], variants=["honest"], progress=Lines("p", 2))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4
+    for number, problem in enumerate(report.problems):
+        begin, end = lines[2 * number : 2 * number + 2]
+        tried = problem.tried.total() + problem.known
+        assert begin == f"p {problem.name}: problem {number + 1} of 2, {tried} candidates"
+        for (regime, state), winner in problem.winners.items():
+            assert winner.peer is not None and f"x of {winner.peer} [" in winner.summary()
+            assert f"{regime} {state} {winner.summary()}" in end
+        assert re.search(r"; took \d+\.\d s$", end)
+
+
+def test_a_problem_that_takes_long_has_lines_in_between(store, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(progresses, "QUIET_S", 0.0)
+    run(store, progress=Lines("p", 1))
+    between = [line for line in capsys.readouterr().err.splitlines() if " tried, " in line]
+    assert any("screening, 1 of " in line for line in between)
+    assert any(re.search(r"[1-9] failed, best \d+\.\d\d us", line) for line in between)
+    assert any("racing (eager, burst)" in line for line in between)
+
+
+def test_a_problem_that_no_candidate_solves_ends_with_the_reason(store, capsys) -> None:
+    run(store, variants=["bad"], progress=Lines("p", 1))
+    *_, end = capsys.readouterr().err.splitlines()
+    assert end.startswith("p small: skipped, no candidate passed the checks; took ")

@@ -288,5 +288,5 @@ def test_a_workload_is_predicted_from_the_command_line(path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert result.output.startswith("gemm ") and "M=128" in result.output.splitlines()[0]
     assert result.output.count("nothing ran: there is no") == 1, "notes are told once"
-    report = json.loads(command(*words, "--json").output)
+    report = json.loads(command(*words, "--json").stdout)
     assert report["kind"] == "predicted" and report["known"] + len(report["tunes"]) <= 2

@@ -8,7 +8,7 @@ import click
 
 from kernelcat.cli.group import Group
 from kernelcat.cli.options import as_json
-from kernelcat.cli.output import echo, emit, note_missing_database, show
+from kernelcat.cli.output import echo, emit, note_missing_database, show, write_csv
 from kernelcat.errors import InvalidArgument
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -19,7 +19,7 @@ url = click.option(
 
 @click.group(cls=Group)
 def db() -> None:
-    """Locate, export, import and merge databases of measurements.
+    """Locate, query, export, import and merge databases of measurements.
 
     \b
     Example:
@@ -206,6 +206,35 @@ def verify_rows(url: str | None, as_json: bool) -> None:
         )
 
 
+@db.command("query")
+@click.argument("sql")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with a line of column names.")
+@as_json
+@url
+def run_query(sql: str, as_csv: bool, url: str | None, as_json: bool) -> None:
+    """Answer SQL, one SELECT statement, from the database's table kernelcat_measurements.
+
+    The database is opened read-only. Shipped results are not in it; kernelcat db import adds a
+    file's. Times are in microseconds.
+
+    \b
+    Example:
+      kernelcat db query "SELECT entry, count(*) AS rows FROM kernelcat_measurements GROUP BY entry"
+    """
+    from kernelcat.report.sheet import Sheet
+    from kernelcat.store.query import query
+
+    if as_csv and as_json:
+        raise click.UsageError("give --csv or --json, not both")
+    answer = query(sql, url)
+    if as_json:
+        return emit(answer.records())
+    if as_csv:
+        return write_csv(answer.columns, answer.rows)
+    cells = [["" if value is None else str(value) for value in row] for row in answer.rows]
+    show(Sheet("", answer.columns, cells, [f"{len(cells)} rows"], slice(0, 0)).console())
+
+
 @db.command("misses")
 @click.option(
     "--workload",
@@ -257,6 +286,8 @@ def list_misses(file: Path | None, gpu: str | None, url: str | None, as_json: bo
     type=FILE,
     help="Update the tables in this Markdown file, and docs/ beside it, from tuning_db.",
 )
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, a line for each problem.")
+@click.option("--markdown", is_flag=True, help="Print tables in Markdown.")
 @as_json
 @url
 def leaderboard(
@@ -268,6 +299,8 @@ def leaderboard(
     html: Path | None,
     readme: Path | None,
     url: str | None,
+    as_csv: bool,
+    markdown: bool,
     as_json: bool,
 ) -> None:
     """Show the fastest implementation of each problem.
@@ -278,15 +311,18 @@ def leaderboard(
     \b
     Example:
       kernelcat leaderboard gemm --gpu h200
+      kernelcat leaderboard --csv
     """
     from kernelcat import catalog
     from kernelcat.report import documents
     from kernelcat.report.board import board, load
     from kernelcat.report.page import to_html
-    from kernelcat.report.render import table, to_json
+    from kernelcat.report.render import table, to_csv, to_json, to_markdown
     from kernelcat.runtime import gpu as gpus
     from kernelcat.store import plausibility
 
+    if as_csv + markdown + as_json > 1:
+        raise click.UsageError("give one of --csv, --markdown and --json")
     if readme:
         documents.update(readme)
         return emit({"file": str(readme)}) if as_json else None
@@ -299,6 +335,10 @@ def leaderboard(
         return emit({"file": str(html)}) if as_json else echo(str(html))
     if as_json:
         return echo(to_json(rows))
+    if as_csv:
+        return write_csv(*to_csv(rows))
+    if markdown:
+        return echo(to_markdown(rows))
     if url is None:
         note_missing_database()
     show(table(rows))

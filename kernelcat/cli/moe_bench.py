@@ -18,6 +18,7 @@ from kernelcat.errors import InvalidArgument, MissingDependency
 if TYPE_CHECKING:
     from kernelcat.moe.bench import Decoding
     from kernelcat.moe.engine.engine import Engine
+    from kernelcat.moe.prefill import Prefill
     from kernelcat.moe.profile import StepProfile
     from kernelcat.moe.serving_metrics import ServingMetrics, Slo
     from kernelcat.moe.source import ModelSource
@@ -83,7 +84,7 @@ def bench(
 
     Lengths of a load are uniform in the ranges; prompts are random tokens, greedy, and the end of
     sequence is ignored. TTFT counts from the time at which a request is due. Decoding is timed
-    while all requests write.
+    while all requests write. A line on standard error tells of each result as soon as it is there.
 
     \b
     Example:
@@ -112,11 +113,7 @@ def bench(
     if result.get("decoding"):
         show(_decoding_table(result["decoding"]))
     if prefill := result.get("prefill"):
-        echo(
-            f"prefill of {prefill.num_tokens} tokens: {prefill.ms:.1f} ms, "
-            f"{prefill.tflops:.1f} TFLOP/s, {100 * prefill.share:.0f} % of the "
-            f"{prefill.matrix_tflops:.1f} of a product of matrices of {prefill.matrix_size} rows"
-        )
+        echo(_prefill_line(prefill))
     for load in result["loads"]:
         show(_load_table(load))
     for profile in result.get("profiles", ()):
@@ -136,7 +133,7 @@ def _bench_server(
         raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
     target = Target.find(url, model, options["vocab_size"], options["api_key"])
     found = [
-        Load(load, measure(asyncio.run(run(target, load.arrivals(target.vocab_size))), slo))
+        _told(Load(load, measure(asyncio.run(run(target, load.arrivals(target.vocab_size))), slo)))
         for load in loads
     ]
     return {"url": url, "model": target.model, "loads": found}
@@ -172,9 +169,13 @@ def _bench_engine(
     most = [*batches, *(load.num_requests for load in loads)]
     with ranges.for_nvtx() if options["nvtx"] else nullcontext():
         engine = _engine(source, max(context + tokens, *lengths, prefill + 1), max(most), options)
-        decoding += [time_decoding(engine, batch, context, tokens, rounds) for batch in batches]
+        for batch in batches:
+            decoding.append(time_decoding(engine, batch, context, tokens, rounds))
+            _tell(decoding[-1])
         long_prompt = time_prefill(engine, prefill) if prefill else None
-        found = [Load(load, time_load(engine, load, slo)) for load in loads]
+        if long_prompt is not None:
+            echo(_prefill_line(long_prompt), err=True)
+        found = [_told(Load(load, time_load(engine, load, slo))) for load in loads]
     profiles = _profiles(engine, options["profile"], batches, context)
     return {
         "model": source.name,
@@ -214,13 +215,16 @@ def _peer_decoding(
 
     from kernelcat.moe.peers import PEERS, load_transformers, time_transformers
 
+    batches, context, tokens, rounds = what
     results: list[Decoding] = []
     for peer in peers:
         if peer not in PEERS:
             raise InvalidArgument(f"--peer {peer!r} must be one of {', '.join(PEERS)}")
         config, folder = source.config(), None if source.has_random_weights else source.model
         theirs = load_transformers(config, folder, source.device)
-        results += time_transformers(theirs, config.vocab_size, *what)
+        results += time_transformers(
+            theirs, config.vocab_size, batches, context, tokens, rounds, done=_tell
+        )
         del theirs
         gc.collect()
         if source.device == "cuda":
@@ -259,6 +263,48 @@ def _range(text: str) -> tuple[int, int]:
     return first, rest[0] if rest else first
 
 
+def _tell(result: Decoding) -> None:
+    """A line about a batch that was measured, so that an interrupted run loses nothing."""
+    rounds = ", ".join(f"{rate:,.1f}" for rate in result.rounds)
+    echo(
+        f"{result.engine}, batch {result.batch}, context {result.context}: "
+        f"{result.tokens_per_second:,.1f} tokens/s (rounds: {rounds}), "
+        f"{result.step_ms:.3f} ms a token, prefill {result.prefill_ms:.1f} ms",
+        err=True,
+    )
+
+
+def _told(load: Load) -> Load:
+    """``load``, after a line about it."""
+    times = [
+        f"{name.upper()} p50 {values.p50:.2f} p99 {values.p99:.2f} ms"
+        for name in ("ttft", "tpot", "itl", "latency")
+        if (values := getattr(load.metrics, f"{name}_ms")) is not None
+    ]
+    echo(", ".join([_load_title(load), *times]), err=True)
+    return load
+
+
+def _prefill_line(prefill: Prefill) -> str:
+    return (
+        f"prefill of {prefill.num_tokens} tokens: {prefill.ms:.1f} ms, "
+        f"{prefill.tflops:.1f} TFLOP/s, {100 * prefill.share:.0f} % of the "
+        f"{prefill.matrix_tflops:.1f} of a product of matrices of {prefill.matrix_size} rows"
+    )
+
+
+def _load_title(load: Load) -> str:
+    """The rate of a load, and what it brought in total."""
+    found, rate = load.metrics, load.workload.rate
+    return (
+        f"{'all at once' if rate == inf else f'{rate:g} requests/s'}: "
+        f"{found.num_complete} of {found.num_requests} requests in {found.duration_s:.1f} s, "
+        f"{found.num_prompt_tokens} tokens in, {found.num_output_tokens} out: "
+        f"{found.output_throughput:.1f} tokens/s, {found.request_throughput:.2f} requests/s, "
+        f"goodput {found.goodput:.2f} requests/s"
+    )
+
+
 def _decoding_table(results: list[Decoding]) -> Any:
     from rich.table import Table
 
@@ -275,15 +321,9 @@ def _load_table(load: Load) -> Any:
     """The metrics as a table with a line of totals above it."""
     from rich.table import Table
 
-    found, rate = load.metrics, load.workload.rate
+    found = load.metrics
     table = Table(
-        title=(
-            f"{'all at once' if rate == inf else f'{rate:g} requests/s'}: "
-            f"{found.num_complete} of {found.num_requests} requests in {found.duration_s:.1f} s, "
-            f"{found.num_prompt_tokens} tokens in, {found.num_output_tokens} out: "
-            f"{found.output_throughput:.1f} tokens/s, {found.request_throughput:.2f} requests/s, "
-            f"goodput {found.goodput:.2f} requests/s"
-        ),
+        title=_load_title(load),
         caption="; ".join(f"{count} failed: {name}" for name, count in found.errors.items()),
     )
     columns = ("mean", "p50", "p90", "p95", "p99", "max")

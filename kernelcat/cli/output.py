@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
@@ -27,6 +29,15 @@ def _plain(value: Any) -> Any:
 def echo(text: str, err: bool = False) -> None:
     """Print lines; escapes in the text are shown, not obeyed. ``err``: to standard error."""
     click.echo(printable(text), err=err)
+
+
+def write_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print CSV with a line of column names; escapes in values are shown, not obeyed."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    click.echo(printable(text.getvalue()), nl=False)
 
 
 def stream(text: str) -> None:

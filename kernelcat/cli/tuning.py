@@ -85,6 +85,9 @@ def tune(
       kernelcat tune gemm --problem 4096x4096x4096 --budget 2m
       kernelcat tune --workload workload.jsonl --budget 10m
 
+    Progress goes to standard error: a bar on a terminal, elsewhere a line when a problem begins and
+    one with its result when it ends.
+
     With several GPUs of one SKU (--device all), each GPU screens and races one problem at a time.
     The environment variable KERNELCAT_RECORD makes a program write a workload.
     """
@@ -155,7 +158,7 @@ def ladder(
         )
     if measure:
         for entry in entries:
-            raced = _run(tune.ladder, as_json, url, entry, problems=[problem])
+            raced = _run(tune.ladder, url, entry, problems=[problem])
             reasons = [f"{name}: skipped, {why}" for name, why in raced.skipped.items()]
             for line in (*reasons, *raced.notes):
                 echo(line, err=True)
@@ -179,7 +182,7 @@ def ladder(
 def _measure(
     work: Callable[..., Any], as_json: bool, entry: str, url: str | None, **options: Any
 ) -> None:
-    report = _run(work, as_json, url, entry, **_chosen(**options))
+    report = _run(work, url, entry, **_chosen(**options))
     if as_json:
         return emit(report.to_json())
     for line in report.lines():
@@ -208,7 +211,7 @@ def _tune_workload(
 
     chosen = _chosen(**options) | {"replays": 1 if replays is None else replays}
     done = (lambda report: None) if as_json else show_lines
-    report = _run(tune_workload, as_json, url, path, entry=entry, done=done, **chosen)
+    report = _run(tune_workload, url, path, entry=entry, done=done, **chosen)
     if as_json:
         return emit(report.to_json())
     for line in report.lines():
@@ -221,19 +224,19 @@ def _chosen(*, budget: str | None, no_peers: bool, **options: Any) -> dict[str, 
     return given | {"budget_s": None if budget is None else seconds(budget), "peers": not no_peers}
 
 
-def _run(
-    work: Callable[..., Any], as_json: bool, url: str | None, subject: str | Path, **options: Any
-) -> Any:
+def _run(work: Callable[..., Any], url: str | None, subject: str | Path, **options: Any) -> Any:
     """Call ``work`` on an entry or a file, with an open database, and return its report.
+
+    Progress goes to standard error, so that with --json standard output has JSON alone.
 
     Ctrl-C ends the program with one line about the results that were stored.
     """
     from kernelcat.store import Store
-    from kernelcat.tune import Interrupted, Quiet
+    from kernelcat.tune import Interrupted
 
     with Store.open(url) as store:
         try:
-            return work(subject, store=store, progress=Quiet() if as_json else None, **options)
+            return work(subject, store=store, **options)
         except Interrupted as stopped:
             echo(f"\n{stopped}", err=True)
             sys.exit(130)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,12 @@ def time_transformers(
     context: int,
     num_tokens: int,
     num_rounds: int = 3,
+    done: Callable[[Decoding], None] = lambda result: None,
 ) -> list[Decoding]:
-    """Times greedy `generate` at each batch: a run of one token is the prefill."""
+    """Times greedy `generate` at each batch: a run of one token is the prefill.
+
+    ``done`` is called with the result of each batch as soon as it is measured.
+    """
     found = []
     for batch in batches:
         rounds = []
@@ -58,6 +62,7 @@ def time_transformers(
             decoding = _seconds(model, ids, num_tokens) - prefill
             rounds.append(Round(prefill, decoding, batch * (num_tokens - 1)))
         found.append(Decoding.of("transformers", batch, context, num_tokens, rounds[1:]))
+        done(found[-1])
     return found
 
 

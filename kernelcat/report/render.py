@@ -1,11 +1,11 @@
-"""The leaderboard for a terminal, as JSON and as Markdown."""
+"""The leaderboard for a terminal, as JSON, CSV and Markdown."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
 
 from kernelcat.report.board import Row, means
 from kernelcat.report.grid import grids
@@ -35,6 +35,30 @@ def to_json(rows: Sequence[Row]) -> str:
         for section in sections
     }
     return json.dumps({"rows": [asdict(row) for row in rows], "means": total}, indent=1)
+
+
+def to_csv(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
+    """Names of the columns, and values by row and column; what is unknown is None.
+
+    The columns are the fields of :class:`~kernelcat.report.board.Row`. Mappings and sequences are
+    JSON, except the interval, which is ``ci_low_us`` and ``ci_high_us``.
+    """
+    names = [name for field in fields(Row) for name in _COLUMNS.get(field.name, (field.name,))]
+    return names, [_values(row) for row in rows]
+
+
+_COLUMNS = {"ci_us": ("ci_low_us", "ci_high_us")}
+
+
+def _values(row: Row) -> list[Any]:
+    values: list[Any] = []
+    for name, value in asdict(row).items():
+        if name in _COLUMNS:
+            values += value or [None] * len(_COLUMNS[name])
+        else:
+            is_plain = value is None or isinstance(value, str | float | int)
+            values.append(value if is_plain else json.dumps(value))
+    return values
 
 
 def to_markdown(rows: Sequence[Row], options: str = "") -> str:

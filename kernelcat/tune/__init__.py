@@ -136,7 +136,7 @@ def tune(entry: str, **options: Any) -> TuneReport:
     store : kernelcat.store.Store, optional
         None opens the user's database.
     progress : Progress, optional
-        None shows a bar on a terminal.
+        None shows a bar on a terminal, and elsewhere writes lines to standard error.
     backend : str
         ``module:factory`` of the :class:`~kernelcat.tune.backend.Backend`.
     limits : Limits

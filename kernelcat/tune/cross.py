@@ -80,6 +80,7 @@ def cross_tune(
             status = built.status if isinstance(built, Failed) else "passed"
             progress.tried(candidate, status, min(prediction.fitting.values(), default=None))
         prediction.finish()
+        progress.finished(prediction.report)
 
 
 class Prediction:

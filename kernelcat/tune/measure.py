@@ -139,6 +139,6 @@ def _work(tools: Tools, queue: Queue, choose: Choose) -> None:
     for problem, deadline in iter(queue.take, None):
         tuning = ProblemTune(tools, problem, deadline)
         tools.report.problems.append(tuning.report)
-        tuning.run(choose(tuning), ahead.begin)
+        tools.progress.finished(tuning.run(choose(tuning), ahead.begin))
         ahead.end()
     tools.progress.phase("done")

@@ -1,12 +1,18 @@
-"""Progress of a tune: a bar for each GPU on a terminal, nothing elsewhere."""
+"""Progress of a tune: a bar for each GPU on a terminal, lines on standard error elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import time
 from itertools import count
 from typing import Any, Protocol, Self
 
+from kernelcat.report.printable import printable
 from kernelcat.tune.candidate import Candidate
+from kernelcat.tune.report import ProblemReport
+
+QUIET_S = 60.0
+"""Seconds after which a problem that still runs gets another line."""
 
 
 class Line(Protocol):
@@ -22,6 +28,10 @@ class Line(Protocol):
 
     def phase(self, name: str) -> None:
         """The next step after screening begins."""
+        ...
+
+    def finished(self, report: ProblemReport) -> None:
+        """The problem that began last has ended with this result."""
         ...
 
 
@@ -50,6 +60,9 @@ class Quiet:
         pass
 
     def phase(self, name: str) -> None:
+        pass
+
+    def finished(self, report: ProblemReport) -> None:
         pass
 
     def __enter__(self) -> Self:
@@ -117,7 +130,72 @@ class BarLine:
     def phase(self, name: str) -> None:
         self.bar.update(self.task, phase=name)
 
+    def finished(self, report: ProblemReport) -> None:
+        pass
+
+
+class Lines:
+    """Lines on standard error, written at once: when a problem begins and when it has ended.
+
+    A problem that takes long gets a line in between about every :data:`QUIET_S` seconds.
+    """
+
+    def __init__(self, entry: str, problems: int) -> None:
+        self.entry, self.problems, self.started = entry, problems, count(1)
+
+    def line(self, gpu: str = "") -> LinesOfGpu:
+        return LinesOfGpu(self, gpu)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class LinesOfGpu:
+    """The lines of one GPU, each with its title and the problem in front."""
+
+    def __init__(self, lines: Lines, gpu: str) -> None:
+        self.lines, self.title = lines, f"{gpu} {lines.entry}".strip()
+        self.name, self.best = "", ""
+        self.num_candidates = self.num_tried = self.num_failed = 0
+        self.start = self.last = time.monotonic()
+
+    def problem(self, name: str, candidates: int) -> None:
+        self.name, self.num_candidates, self.best = name, candidates, ""
+        self.num_tried = self.num_failed = 0
+        self.start = time.monotonic()
+        number = f"{next(self.lines.started)} of {self.lines.problems}"
+        self._write(f"problem {number}, {candidates} candidates")
+
+    def tried(self, candidate: Candidate, status: str, best_us: float | None) -> None:
+        self.num_tried += 1
+        self.num_failed += status != "passed"
+        self.best = f", best {best_us:.2f} us" if best_us else ""
+        self._write_rarely("screening")
+
+    def phase(self, name: str) -> None:
+        self._write_rarely(name)
+
+    def finished(self, report: ProblemReport) -> None:
+        results = [f"skipped, {report.skipped}"] if report.skipped else []
+        results += [
+            f"{' '.join(race)} {winner.summary()}" for race, winner in report.winners.items()
+        ]
+        self._write(f"{'; '.join(results)}; took {time.monotonic() - self.start:.1f} s")
+
+    def _write_rarely(self, phase: str) -> None:
+        """Write how far the problem is, unless there was a line a short time ago."""
+        if time.monotonic() - self.last >= QUIET_S:
+            self._write(f"{phase}, {self.num_tried} of {self.num_candidates} candidates tried, "
+                        f"{self.num_failed} failed{self.best}")  # fmt: skip
+
+    def _write(self, text: str) -> None:
+        self.last = time.monotonic()
+        print(printable(f"{self.title} {self.name}: {text}"), file=sys.stderr, flush=True)
+
 
 def default(entry: str, problems: int) -> Progress:
-    """Bars if standard error is a terminal, else nothing."""
-    return Bar(entry, problems) if sys.stderr.isatty() else Quiet()
+    """Bars if standard error is a terminal, else lines."""
+    return Bar(entry, problems) if sys.stderr.isatty() else Lines(entry, problems)

@@ -33,6 +33,14 @@ class Winner:
     peer: str | None = None
     vs_peer: tuple[float, float, float] | None = None
 
+    def summary(self) -> str:
+        """The winner, its time and the ratio to the fastest peer, if there is one."""
+        peer = ""
+        if self.vs_peer:
+            ratio, low, high = self.vs_peer
+            peer = f", {ratio:.3f}x of {self.peer} [{low:.3f}, {high:.3f}]"
+        return f"{self.candidate} {self.median_us:.2f} us{peer}"
+
     def to_json(self) -> dict[str, Any]:
         candidate = {
             "language": self.candidate.language,
@@ -116,12 +124,9 @@ class TuneReport:
             if problem.skipped:
                 text.append(f"{problem.name}: skipped, {problem.skipped}")
             for (regime, state), winner in problem.winners.items():
-                peer = ""
-                if winner.vs_peer:
-                    ratio, low, high = winner.vs_peer
-                    peer = f", {ratio:.3f}x of {winner.peer} [{low:.3f}, {high:.3f}]"
-                text.append(f"{problem.name} {regime} {state}: {winner.candidate} "
-                            f"{winner.median_us:.2f} us{peer} ({winner.reason})")  # fmt: skip
+                text.append(
+                    f"{problem.name} {regime} {state}: {winner.summary()} ({winner.reason})"
+                )
             if problem.not_tried:
                 text.append(f"{problem.name}: the budget ended before {problem.not_tried} "
                             "candidates were tried")  # fmt: skip
