@@ -256,8 +256,8 @@ def list_misses(file: Path | None, gpu: str | None, url: str | None, as_json: bo
 @click.option("--problem", default="*", metavar="PATTERN",
               help="Show only problems with this name; * stands for any text.")  # fmt: skip
 @click.option("--html", type=click.Path(path_type=Path), metavar="PATH",
-              help="Write a site of static pages into this folder, or the tables as one page if the "
-              "name ends with .html.")  # fmt: skip
+              help="Write a site of static pages into this folder, or the tables as one page if "
+              "the name ends with .html.")  # fmt: skip
 @click.option(
     "--readme",
     type=FILE,

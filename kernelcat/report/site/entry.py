@@ -16,6 +16,7 @@ from kernelcat.report.site import plots
 from kernelcat.report.site.markup import link, page, sheet, text
 from kernelcat.runtime.gpu import SKUS
 from kernelcat.store import Measurement
+from kernelcat.store.measurement import REGIMES
 from kernelcat.verify.profiles import Profile
 
 
@@ -36,7 +37,8 @@ def entry_page(
         parts.append(f"<p>Results on {', '.join(link('gpu', gpu) for gpu in gpus)}.</p>\n")
     parts.append(f"<h2>How to call it</h2>\n<pre><code>{text(example(entry))}</code></pre>\n")
     parts.append(f"<p>Specification and oracle: <code>reference/{name}.py</code></p>\n")
-    for i, (section, group) in enumerate(groupby(rows, key=lambda row: row.section)):
+    ordered = sorted(rows, key=lambda row: (row.gpu, REGIMES.index(row.regime)))
+    for i, (section, group) in enumerate(groupby(ordered, key=lambda row: row.section)):
         parts.append(_section(i, section[1], list(group)))
     if not rows:
         parts.append("<p>Nothing measured yet.</p>\n")
@@ -96,7 +98,7 @@ def _ratios(rows: Sequence[Row]) -> str:
     return plots.points(
         "Ratio to the fastest peer over problem size", "least MB moved", "peer's time over ours",
         marks, [[(low, 1.0), (max(high, low * 1.01), 1.0)]],
-        "Dots: ours is at least as fast. Rings: the peer is faster. The line is 1.",
+        "Dots: ours is at least as fast. Rings: the peer is faster. The line is 1.", y_base=2,
     )  # fmt: skip
 
 
@@ -112,7 +114,7 @@ def _ladder(number: int, ladder: Ladder) -> str:
     ]
     plot = plots.bars(
         "Speedup over the first step", groups,
-        caption=f"First step: {ladder.first}. After each bar stand instructions that prove the step.",
+        caption=f"First step: {ladder.first}. The instructions after a bar prove its step.",
     )  # fmt: skip
     return f"<h2>Ladder: {text(table.title)}</h2>\n{plot}{sheet(f'ladder{number}', table)}"
 

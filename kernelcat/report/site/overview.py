@@ -104,10 +104,14 @@ def gpu_page(gpu: str, listed: Sequence[Line]) -> str:
 
 
 def _board(listed: Sequence[Line]) -> str:
-    headers = ("entry", "GPU", "state", "\u00d7 best peer, geometric mean", "best row", "worst row",
-               "worst problem", "problems", "with a peer", "newest")  # fmt: skip
+    headers = ("entry", "GPU", "state", "mean", "best", "worst", "newest", "problems",
+               "with a peer", "worst problem")  # fmt: skip
     return table(
-        "board", "Entries by GPU, device time", headers, map(_cells, listed), (3, 4, 5, 7, 8)
+        "board",
+        "Device time: ratio to the fastest peer, geometric mean, best and worst problem",
+        headers,
+        map(_cells, listed),
+        (3, 4, 5, 7, 8),
     )
 
 
@@ -122,10 +126,10 @@ def _cells(line: Line) -> tuple[str, ...]:
         ratio(line.mean),
         ratio(max(line.ratios.values(), default=None)),
         ratio(min(line.ratios.values(), default=None)),
-        text(worst),
+        line.day + (stale if line.stale else ""),
         str(line.problems),
         str(len(line.ratios)),
-        line.day + (stale if line.stale else ""),
+        text(worst),
     )
 
 
@@ -139,16 +143,16 @@ def _legend() -> str:
 def numbers_page() -> str:
     """What a time, a ratio and a state mean."""
     parts = {
-        "A time": "The median of many samples in microseconds, with a 95 % confidence interval. "
-        "Inputs rotate through more memory than L2 holds. Clocks are not locked; SM clock and power "
-        "are recorded with each row. A time below the roofline is an error, not a record.",
+        "A time": "The median of many samples in microseconds, with a 95 % interval. "
+        "Inputs rotate through more memory than L2 holds. Clocks are not locked; SM clock and "
+        "power are recorded with each row. A time below the roofline is an error, not a record.",
         "Regimes": "graph is device time, by CUDA graphs. eager has the host's time of a call too.",
-        "Thermal states": "sustained: the chip is warmed up and never rests. burst: it rests before "
-        "each block. ladder: a race of all variants. Calls, and the tables here, go by sustained "
-        "where there is such a race.",
-        "A ratio": "A peer is another project's implementation as published, raced in the same run. "
-        "A ratio is the peer's time over ours: above 1 ours is faster. Tables of entries take the "
-        "fastest peer of each problem; the geometric mean covers the problems that have a peer.",
+        "Thermal states": "sustained: the chip is warmed up and never rests. burst: it rests "
+        "before each block. ladder: a race of all variants. Calls, and the tables here, go by "
+        "sustained where there is such a race.",
+        "A ratio": "A peer is another project's implementation as published, raced in the same "
+        "run. A ratio is the peer's time over ours: above 1 ours is faster. Tables of entries take "
+        "the fastest peer of each problem; the geometric mean covers the problems that have a peer.",
         "The roofline": "The longer of two times: minimum arithmetic at the GPU's peak rate, and "
         "minimum bytes at its peak bandwidth, both from the vendor's datasheet.",
         "Right before fast": "Each candidate is compared with a float32 oracle on several seeds "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil, floor, log10
+from math import ceil, floor, log, log10
 
 from kernelcat.report.grid import figure
 from kernelcat.report.site.markup import text
@@ -37,29 +37,33 @@ def points(
     marks: Sequence[Point],
     lines: Sequence[Sequence[tuple[float, float]]] = (),
     caption: str = "",
+    y_base: int = 10,
 ) -> str:
-    """Points on logarithmic axes, with ``lines`` through the given positions."""
+    """Points on logarithmic axes, with ``lines`` through the given positions.
+
+    The ticks of y are powers of ``y_base``, those of x are powers of 10.
+    """
     shown = marks[:MAX_POINTS]
     corners = [corner for line in lines for corner in line]
-    x_low, x_high = _decades([p.x for p in shown] + [x for x, _ in corners])
-    y_low, y_high = _decades([p.y for p in shown] + [y for _, y in corners])
+    x_low, x_high = _powers([p.x for p in shown] + [x for x, _ in corners], 10)
+    y_low, y_high = _powers([p.y for p in shown] + [y for _, y in corners], y_base)
 
     def at(x: float, y: float) -> tuple[float, float]:
         across = (log10(x) - x_low) / (x_high - x_low)
-        up = (log10(y) - y_low) / (y_high - y_low)
+        up = (log(y, y_base) - y_low) / (y_high - y_low)
         return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (
             HEIGHT - TOP - BOTTOM
         )
 
     parts = []
     for power in range(x_low, x_high + 1):
-        x = at(10**power, 10**y_low)[0]
+        x = at(10**power, float(y_base) ** y_low)[0]
         parts.append(_segment(x, TOP, x, HEIGHT - BOTTOM))
         parts.append(_text(x, HEIGHT - BOTTOM + 18, f"{10.0**power:g}", "middle"))
     for power in range(y_low, y_high + 1):
-        y = at(10**x_low, 10**power)[1]
+        y = at(10**x_low, float(y_base) ** power)[1]
         parts.append(_segment(LEFT, y, WIDTH - RIGHT, y))
-        parts.append(_text(LEFT - 8, y + 4, f"{10.0**power:g}", "end"))
+        parts.append(_text(LEFT - 8, y + 4, f"{float(y_base) ** power:g}", "end"))
     for line in lines:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*corner) for corner in line))
         parts.append(f'<polyline class="axis" points="{path}"/>')
@@ -131,6 +135,7 @@ def _text(x: float, y: float, words: str, anchor: str, title: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text(words)}{tip}</text>'
 
 
-def _decades(values: Sequence[float]) -> tuple[int, int]:
-    low, high = floor(log10(min(values))), ceil(log10(max(values)))
+def _powers(values: Sequence[float], base: int) -> tuple[int, int]:
+    """The exponents of the powers of ``base`` around ``values``."""
+    low, high = floor(log(min(values), base)), ceil(log(max(values), base))
     return low, max(high, low + 1)
