@@ -152,7 +152,7 @@ def numbers_page() -> str:
         "sustained where there is such a race.",
         "A ratio": "A peer is another project's implementation as published, raced in the same "
         "run. A ratio is the peer's time over ours: above 1 ours is faster. Tables of entries take "
-        "the fastest peer of each problem; the geometric mean covers the problems that have a peer.",
+        "the fastest peer of each problem; the geometric mean covers problems with a peer.",
         "The roofline": "The longer of two times: minimum arithmetic at the GPU's peak rate, and "
         "minimum bytes at its peak bandwidth, both from the vendor's datasheet.",
         "Right before fast": "Each candidate is compared with a float32 oracle on several seeds "
