@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +11,9 @@ from kernelcat.cli.group import Group
 from kernelcat.cli.options import as_json
 from kernelcat.cli.output import echo, emit, note_missing_database, show, write_csv
 from kernelcat.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from kernelcat.store import Measurement
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 url = click.option(
@@ -280,7 +284,9 @@ def list_misses(file: Path | None, gpu: str | None, url: str | None, as_json: bo
               "which also decides calls.")  # fmt: skip
 @click.option("--problem", default="*", metavar="PATTERN",
               help="Show only problems with this name; * stands for any text.")  # fmt: skip
-@click.option("--html", type=FILE, help="Write the leaderboard as HTML to this file.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="PATH",
+              help="Write a site of static pages into this folder, or the tables as one page if "
+              "the name ends with .html.")  # fmt: skip
 @click.option(
     "--readme",
     type=FILE,
@@ -330,6 +336,8 @@ def leaderboard(
     sku = gpus.find(gpu).sku if gpu else None
     known = load(sku, name, regime, url)
     rows = board(known, sku, name, regime, state, problem, doubt=plausibility.doubt)
+    if html and html.suffix != ".html":
+        return _site(html, load(sku, name, None, url), sku, name, as_json)
     if html:
         html.write_text(to_html(rows), encoding="utf-8")
         return emit({"file": str(html)}) if as_json else echo(str(html))
@@ -345,3 +353,28 @@ def leaderboard(
     doubtful = sum(plausibility.doubt(row) is not None for row in known)
     if doubtful:
         echo(f"{doubtful} results cannot be true and are left out: kernelcat db verify lists them.")
+
+
+def _site(
+    folder: Path, known: list[Measurement], gpu: str | None, entry: str | None, is_json: bool
+) -> None:
+    """Write the site of ``known`` rows, and of the committed profiles of ``gpu`` and ``entry``."""
+    from kernelcat.report import site
+    from kernelcat.store import plausibility
+    from kernelcat.verify import code_record, profiles
+
+    def is_asked(its_entry: str, its_gpu: str) -> bool:
+        return entry in (None, its_entry) and gpu in (None, its_gpu)
+
+    records = code_record.read(code_record.shipped_folder())
+    compiled = {(record.implementation.split("/")[0], record.gpu) for record in records}
+    counted = profiles.read(profiles.shipped_folder())
+    site.write(
+        folder,
+        known,
+        [profile for profile in counted if is_asked(profile.entry, profile.gpu)],
+        {pair for pair in compiled if is_asked(*pair)},
+        doubt=plausibility.doubt,
+    )
+    first = str(folder / "index.html")
+    return emit({"file": first}) if is_json else echo(first)

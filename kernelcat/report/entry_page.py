@@ -106,6 +106,12 @@ def _preconditions(entry: Entry) -> list[str]:
 
 
 def _call(entry: Entry) -> str:
+    note = "Arguments after the required ones are optional." if _has_options(entry) else ""
+    return f"```python\n{example(entry)}\n```\n\n{note}".strip()
+
+
+def example(entry: Entry) -> str:
+    """Two statements that fetch the operator and call it."""
     arguments = [t.name if t.flag is None else f"{t.name}={t.name}" for t in entry.inputs]
     arguments += [f"{axis.name}={_literal(axis)}" for axis in _keywords(entry)]
     outputs = ", ".join(tensor.name for tensor in entry.outputs)
@@ -116,9 +122,7 @@ def _call(entry: Entry) -> str:
     result = textwrap.fill(
         call if entry.updated else f"{outputs} = {call}", 96, subsequent_indent="    "
     )
-    note = "Arguments after the required ones are optional." if _has_options(entry) else ""
-    code = f'```python\nop = kernelcat.get("{entry.name}")\n{result}\n```'
-    return f"{code}\n\n{note}".strip()
+    return f'op = kernelcat.get("{entry.name}")\n{result}'
 
 
 def _has_options(entry: Entry) -> bool:

@@ -52,14 +52,14 @@ def grids(rows: Sequence[Row]) -> list[Grid]:
 def _grid(rows: list[Row]) -> Grid:
     peers = sorted({peer for row in rows for peer in row.peers})
     languages = [name for name in LANGUAGES if any(name in row.languages for row in rows)]
-    total, with_means = means(rows), comparable(rows)
+    total, with_means = means(rows), {id(row) for row in comparable(rows)}
     return Grid(
         title=f"{rows[0].entry} on {rows[0].gpu}, {rows[0].regime} regime, {rows[0].state}",
         command=_command(rows[0]),
         headers=(
             "problem", "best", "µs", "rate", "of roof", *(f"× {peer}" for peer in peers), *languages
         ),
-        lines=tuple(_line(row, peers, languages, row in with_means) for row in rows),
+        lines=tuple(_line(row, peers, languages, id(row) in with_means) for row in rows),
         mean=(
             "geometric mean", "", "", "", percent(total.roofline),
             *(ratio(total.peers.get(name)) for name in peers),

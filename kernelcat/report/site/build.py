@@ -1,0 +1,63 @@
+"""Writes the site: an overview, a page for each entry and SKU, and how numbers are made."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from kernelcat import catalog
+from kernelcat.report.board import board
+from kernelcat.report.site.entry import entry_page
+from kernelcat.report.site.markup import filename
+from kernelcat.report.site.overview import gpu_page, lines, numbers_page, overview_page
+from kernelcat.store import Measurement
+from kernelcat.verify import code_record
+from kernelcat.verify.profiles import Profile
+
+
+def write(
+    folder: Path,
+    measurements: Sequence[Measurement],
+    profiles: Sequence[Profile] = (),
+    compiled: Iterable[tuple[str, str]] = (),
+    is_current: Callable[[Measurement], bool] = code_record.is_current,
+    doubt: Callable[[Measurement], str | None] = lambda row: None,
+) -> list[Path]:
+    """Write the pages into ``folder``, which is made where its parent is there.
+
+    Parameters
+    ----------
+    measurements : rows of all races; the newest race of each problem is shown
+    compiled : entry and SKU of recorded machine code
+    is_current : whether a row timed the code that runs today
+    doubt : why a row cannot be true, or None; such a row is left out
+
+    Raises
+    ------
+    OSError
+        The folder or a file cannot be written.
+    """
+    rows = board(measurements, regime=None, is_current=is_current, doubt=doubt)
+    by_entry, raced = defaultdict(list), defaultdict(list)
+    for row in rows:
+        by_entry[row.entry].append(row)
+    for measurement in measurements:
+        if doubt(measurement) is None:
+            raced[measurement.entry].append(measurement)
+    listed = lines(rows, compiled)
+    pages = {"index.html": overview_page(listed), "numbers.html": numbers_page()}
+    for gpu in sorted({line.gpu for line in listed}):
+        mine = [line for line in listed if line.gpu == gpu]
+        pages[filename("gpu", gpu)] = gpu_page(gpu, mine)
+    for name in sorted(set(catalog.names())):
+        counted = [profile for profile in profiles if profile.entry == name]
+        pages[filename("entry", name)] = entry_page(
+            name, by_entry[name], raced[name], counted, is_current
+        )
+    folder.mkdir(exist_ok=True)
+    written = []
+    for file, content in pages.items():
+        (folder / file).write_text(content, encoding="utf-8")
+        written.append(folder / file)
+    return written

@@ -1,0 +1,141 @@
+"""Plots of the site as SVG, drawn here: no script and no network is needed to see them.
+
+Colors are classes of the page's style, so that plots follow light and dark. Each plot has a title,
+a description and a caption; the table beside it holds its numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, log, log10
+
+from kernelcat.report.grid import figure
+from kernelcat.report.site.markup import text
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 360, 78, 24, 16, 52
+"""Pixels: a plot of points, and the margins around it."""
+MAX_POINTS = 2000
+"""A plot of points shows the first so many; its caption says so."""
+_BAR, _LABEL, _VALUE = 24, 250, 90
+
+
+@dataclass(frozen=True)
+class Point:
+    """``x`` and ``y`` are positive; ``good`` is a filled dot, else the point is a ring."""
+
+    x: float
+    y: float
+    label: str
+    good: bool
+
+
+def points(
+    title: str,
+    x_title: str,
+    y_title: str,
+    marks: Sequence[Point],
+    lines: Sequence[Sequence[tuple[float, float]]] = (),
+    caption: str = "",
+    y_base: int = 10,
+) -> str:
+    """Points on logarithmic axes, with ``lines`` through the given positions.
+
+    The ticks of y are powers of ``y_base``, those of x are powers of 10.
+    """
+    shown = marks[:MAX_POINTS]
+    corners = [corner for line in lines for corner in line]
+    x_low, x_high = _powers([p.x for p in shown] + [x for x, _ in corners], 10)
+    y_low, y_high = _powers([p.y for p in shown] + [y for _, y in corners], y_base)
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across = (log10(x) - x_low) / (x_high - x_low)
+        up = (log(y, y_base) - y_low) / (y_high - y_low)
+        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (
+            HEIGHT - TOP - BOTTOM
+        )
+
+    parts = []
+    for power in range(x_low, x_high + 1):
+        x = at(10**power, float(y_base) ** y_low)[0]
+        parts.append(_segment(x, TOP, x, HEIGHT - BOTTOM))
+        parts.append(_text(x, HEIGHT - BOTTOM + 18, f"{10.0**power:g}", "middle"))
+    for power in range(y_low, y_high + 1):
+        y = at(10**x_low, float(y_base) ** power)[1]
+        parts.append(_segment(LEFT, y, WIDTH - RIGHT, y))
+        parts.append(_text(LEFT - 8, y + 4, f"{float(y_base) ** power:g}", "end"))
+    for line in lines:
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*corner) for corner in line))
+        parts.append(f'<polyline class="axis" points="{path}"/>')
+    for point in shown:
+        x, y = at(point.x, point.y)
+        parts.append(
+            f'<circle class="{"good" if point.good else "poor"}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
+            f"<title>{text(point.label)}</title></circle>"
+        )
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, x_title, "middle"))
+    parts.append(
+        f'<text transform="translate(16 {(HEIGHT - BOTTOM + TOP) / 2:.0f}) rotate(-90)" '
+        f'text-anchor="middle">{text(y_title)}</text>'
+    )
+    if len(shown) < len(marks):
+        caption += f" Shown are the first {len(shown)} of {len(marks)} rows; the table has all."
+    what = f"{len(shown)} points; {x_title} across, {y_title} up."
+    return _figure(title, what, HEIGHT, parts, caption)
+
+
+def bars(
+    title: str,
+    groups: Iterable[tuple[str, Sequence[float | None], str]],
+    series: Sequence[str] = (),
+    caption: str = "",
+) -> str:
+    """Horizontal bars from 0: a label, a value for each of ``series``, and the words at the end.
+
+    Words that are empty stand for the values themselves. None leaves a bar out.
+    """
+    listed = list(groups)
+    largest = max((v for _, values, _ in listed for v in values if v is not None), default=1) or 1
+    parts, y = [], TOP
+    for i, name in enumerate(series):
+        x = _LABEL + i * 190
+        parts.append(f'<rect class="{"abc"[i]}" x="{x}" y="{y}" width="12" height="12"/>')
+        parts.append(_text(x + 18, y + 11, name, "start"))
+    y += 26 if series else 0
+    for label, values, words in listed:
+        high = _BAR if len(values) == 1 else 15
+        parts.append(_text(_LABEL - 10, y + high * len(values) / 2 + 4, label[-38:], "end", label))
+        for i, value in enumerate(values):
+            if value is not None:
+                long = value / largest * (WIDTH - _LABEL - _VALUE)
+                parts.append(f'<rect class="{"abc"[i]}" x="{_LABEL}" y="{y + i * high + 1}" '
+                             f'width="{max(long, 1):.1f}" height="{high - 2}"/>')  # fmt: skip
+                end = words or figure(value)
+                parts.append(_text(_LABEL + long + 6, y + (i + 0.5) * high + 4, end, "start"))
+        y += high * len(values) + 8
+    return _figure(title, f"Bars of {len(listed)} lines.", y + 8, parts, caption)
+
+
+def _figure(title: str, what: str, height: float, parts: Sequence[str], caption: str) -> str:
+    body = "\n".join(parts)
+    return (
+        f"<figure><figcaption><b>{text(title)}.</b> {text(caption)}</figcaption>\n"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{text(title)}">'
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{text(title)}. '
+        f'{text(what)} The table below has the numbers.">\n{body}</svg></div></figure>\n'
+    )
+
+
+def _segment(x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line class="grid" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _text(x: float, y: float, words: str, anchor: str, title: str = "") -> str:
+    tip = f"<title>{text(title)}</title>" if title and title != words else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text(words)}{tip}</text>'
+
+
+def _powers(values: Sequence[float], base: int) -> tuple[int, int]:
+    """The exponents of the powers of ``base`` around ``values``."""
+    low, high = floor(log(min(values), base)), ceil(log(max(values), base))
+    return low, max(high, low + 1)

@@ -1,0 +1,168 @@
+"""The static site: what it shows, that text is escaped, that links resolve, and its speed."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kernelcat import catalog
+from kernelcat.cli import main
+from kernelcat.report.site import write
+from kernelcat.report.site.markup import filename
+from kernelcat.store import Measurement
+
+ROW: dict[str, Any] = json.loads(Path(__file__).with_name("measurement.json").read_text())
+PEER = {"language": "peer", "config": {}, "source": ""}
+
+
+class Page(HTMLParser):
+    """Tags, attributes and texts of a page; ``open`` are elements without an end."""
+
+    VOID = ("meta", "input")
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def values(self, attribute: str) -> list[str]:
+        return [value for _, attrs in self.tags if (value := attrs.get(attribute))]
+
+
+def timed(us: float, **changes: Any) -> Measurement:
+    times = {"median_us": us, "ci_us": [us * 0.999, us * 1.001]}
+    return Measurement.from_json(ROW | times | changes)
+
+
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site") / "pages"
+    done = CliRunner().invoke(main, ["leaderboard", "--html", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert done.output.strip() == str(folder / "index.html")
+    return folder
+
+
+def test_there_is_a_page_for_each_entry_and_gpu(committed: Path) -> None:
+    expected = {filename("entry", name) for name in catalog.names()}
+    expected |= {"index.html", "numbers.html", "gpu-h200.html"}
+    assert expected <= {path.name for path in committed.iterdir()}
+
+
+def test_links_resolve_and_pages_load_nothing(committed: Path) -> None:
+    reached = set()
+    for path in committed.iterdir():
+        page = Page(path)
+        assert page.open == []
+        assert not page.values("src")
+        ids = page.values("id")
+        assert len(ids) == len(set(ids))
+        for target in page.values("href"):
+            if target.startswith("#"):
+                assert target[1:] in ids
+            else:
+                assert (committed / target).is_file(), target
+                reached.add(target)
+    assert {path.name for path in committed.iterdir()} - reached == {
+        filename("entry", name) for name in catalog.names() if not has_line(committed, name)
+    }
+
+
+def has_line(folder: Path, name: str) -> bool:
+    return filename("entry", name) in (folder / "index.html").read_text(encoding="utf-8")
+
+
+def test_every_plot_has_a_name_and_a_table_after_it(committed: Path) -> None:
+    plots = 0
+    for path in committed.iterdir():
+        tags = Page(path).tags
+        for i, (tag, attrs) in enumerate(tags):
+            if tag == "svg":
+                plots += 1
+                assert attrs["role"] == "img" and attrs["aria-label"]
+                assert any(later == "table" for later, _ in tags[i:])
+    assert plots > 20
+
+
+def test_the_overview_has_ratios_of_the_newest_run(tmp_path: Path) -> None:
+    rows = [
+        timed(200.0),
+        timed(180.0, variant="cublas", **PEER),
+        timed(220.0, variant="quack", **PEER),
+    ]
+    write(tmp_path, rows, is_current=lambda row: True)
+    text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    (line,) = re.findall(r"<tr><th scope=\"row\">.*?</tr>", text)
+    assert re.findall(r">(\d\.\d\d)<", line) == ["0.90", "0.90", "0.90"]
+    assert "verified" in line and "stale" not in line and ROW["created_at"][:10] in line
+    entry = (tmp_path / "entry-gemm.html").read_text(encoding="utf-8")
+    assert "Roofline" in entry and "over problem size" in entry and "Ladder" not in entry
+
+
+def test_states_differ_in_words(tmp_path: Path) -> None:
+    predicted = {"kind": "predicted", "ci_us": None, "samples": 0, "sm_clock_mhz": None,
+                 "power_w": None, "temperature_c": None, "max_error": None,
+                 "gpu": "b200"}  # fmt: skip
+    rows = [timed(200.0), Measurement.from_json(ROW | predicted)]
+    write(tmp_path, rows, compiled={("gemm", "h200"), ("gemm", "h100")}, is_current=lambda r: True)
+    text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    lines = re.findall(r"<tr><th scope=\"row\">.*?</tr>", text)
+    states = ["predicted", "compiled", "verified"]  # b200, h100, h200
+    assert [re.findall("verified|compiled|predicted", re.sub("<.*?>", "", x)) for x in lines] == [
+        [state] for state in states
+    ]
+
+
+@pytest.mark.parametrize("evil", ["<script>alert(1)</script>", '"><b>x</b>'])
+def test_foreign_names_are_text(tmp_path: Path, evil: str) -> None:
+    rows = [
+        timed(10.0, problem_name=evil, config={"a": evil}),
+        timed(20.0, problem_name=evil, variant="cublas", **PEER),
+    ]
+    written = write(tmp_path / "pages", rows, is_current=lambda row: True)
+    assert {path.parent for path in written} == {tmp_path / "pages"}
+    for path in written:
+        page = Page(path)
+        bold = [tag for tag, _ in page.tags if tag == "b"]
+        assert len(bold) == 1 + sum(tag == "figure" for tag, _ in page.tags)
+        assert [tag for tag, _ in page.tags].count("script") == 1
+
+
+def test_100_000_rows_are_written_within_a_minute(tmp_path: Path) -> None:
+    first = timed(10.0)
+    size = json.loads(json.dumps(ROW["problem"]))
+    rows = [first] + [
+        timed(10.0 + i / 1000, problem=size | {"M": 16 + i}, problem_name=None)
+        for i in range(100_000)
+    ]
+    start = time.perf_counter()
+    write(tmp_path, rows, is_current=lambda row: True)
+    assert time.perf_counter() - start < 60
+    assert (tmp_path / "entry-gemm.html").read_text(encoding="utf-8").count("<tr>") > 99_000
+
+
+def test_a_site_into_nowhere_or_over_a_file_is_a_one_line_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for target in ("missing/pages", "file"):
+        done = CliRunner().invoke(main, ["leaderboard", "--html", str(tmp_path / target)])
+        assert done.exit_code == 1 and done.output.count("\n") == 1, done.output
+    assert (tmp_path / "file").read_text() == "mine"
