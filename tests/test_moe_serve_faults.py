@@ -238,7 +238,7 @@ def test_the_verb_bench_prints_what_a_load_measured(running):
     options = ["--url", running.url, "--requests", "3", "--input", "4,8", "--output", "5"]
     command = ["moe", "bench", *options, "--api-key", "secret", "--slo", "latency=60000"]
     found = CliRunner().invoke(main, [*command, "--json"])
-    content = json.loads(found.output)
+    content = json.loads(found.stdout)
     [load] = content["loads"]
     metrics = load["metrics"]
     assert (content["model"], metrics["num_complete"], metrics["num_output_tokens"]) == (
