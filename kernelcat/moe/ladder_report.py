@@ -14,7 +14,7 @@ WIDTH, ROW, TOP, BOTTOM = 880, 30, 84, 48
 LEFT, RIGHT = 160, 40
 """Pixels: the picture, a line, and the margins around the plot."""
 COLORS = ("#0969da", "#1a7f37", "#b35900", "#8250df", "#cf222e", "#57606a")
-"""Of batches, repeated where there are more."""
+"""A color for each batch of the plot; with more batches the colors repeat."""
 
 
 def batches_of(results: Sequence[Result]) -> list[int]:

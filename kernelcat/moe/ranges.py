@@ -18,8 +18,9 @@ import torch
 from kernelcat.errors import Unsupported
 
 PHASES = ("schedule", "launch", "sample", "wait", "output")
-"""Of a step: plan it and fill its arrays; launch the model; launch the choice of tokens; wait for
-the oldest step in flight; give its tokens to their requests."""
+"""The phases of an engine's step on the host, in order: plan the step and fill its arrays; launch
+the model; launch the choice of tokens; wait for the oldest step in flight; give tokens to their
+requests."""
 
 Open = Callable[[str], AbstractContextManager[Any]]
 

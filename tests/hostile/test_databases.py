@@ -119,11 +119,11 @@ def test_a_read_only_file_system_serves_every_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["leaderboard", "gemm"], ["show", "gemm"], ["db", "path"], ["db", "export", "/tmp/x"]]
+    "words", [["leaderboard", "gemm"], ["show", "gemm"], ["db", "path"], ["db", "export", "FILE"]]
 )
 def test_a_read_only_file_system_serves_every_verb(tmp_path: Path, words: list[str]) -> None:
     made(tmp_path / "db" / "tuning.sqlite3", timed(10.0))
-    words = [str(tmp_path / "out") if word == "/tmp/x" else word for word in words]
+    words = [str(tmp_path / "out") if word == "FILE" else word for word in words]
     code = f"from kernelcat.cli import main; main({words!r})"
     done = on_read_only_file_system(tmp_path / "db", code)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -77,7 +77,7 @@ class HostStep:
 
 
 class DeviceStep:
-    """The same memory on the device.
+    """The device's copy of a `HostStep`: one piece of memory with the same layout.
 
     All steps use this memory, one after another on one stream.
     """

@@ -123,9 +123,10 @@ class Effect(Evidence):
 
     def text(self, link: Link) -> str:
         title = link(f"{self.entry} {self.problem}", _results(self.entry))
-        if len(self.rows()) < 2:
+        rows = self.rows()
+        if len(rows) < 2:
             return _no_race(title)
-        this, other = self.rows()
+        this, other = rows
         times = [f"{self._label(row)} {figure(row.median_us or 0)} µs" for row in (this, other)]
         stale = "" if all(map(code_record.is_current, (this, other))) else "; older code"
         return (
@@ -141,12 +142,12 @@ class Effect(Evidence):
         return f"`{name}`{problem}{regime}"
 
     def data(self) -> dict[str, Any]:
-        if len(self.rows()) < 2:
-            return super().data() | {"entry": self.entry, "problem": self.problem}
-        this, other = self.rows()
-        return super().data() | {
-            "entry": self.entry,
-            "problem": self.problem,
+        rows = self.rows()
+        data = super().data() | {"entry": self.entry, "problem": self.problem}
+        if len(rows) < 2:
+            return data
+        this, other = rows
+        return data | {
             "us": [this.median_us, other.median_us],
             "ratio": self.ratio,
             "run": this.run,
