@@ -302,8 +302,9 @@ _STAGE_US = {
 }  # fmt: skip
 """Rows of A in a tile -> microseconds that an SM takes for a stage of 128 rows of 4-bit weights."""
 _WIDE_STAGE_US = {192: 1.35, 256: 1.80}
-"""The same for more rows of W and 128 rows of A. Not measured: it is the rate of 128 rows of W less
-2 %, so that untuned calls keep a tile that was measured."""
+"""Rows of 4-bit weights in a tile -> microseconds that an SM takes for a stage of 128 rows of A.
+Not measured: it is the rate of 128 rows of weights less 2 %, so that untuned calls keep a tile that
+was measured."""
 _FLOAT8_STAGE_US = {16: 0.49, 32: 0.54, 64: 0.55, 80: 0.58, 96: 0.62, 128: 0.78}
 """Rows of A in a tile -> microseconds that an SM takes for a stage of float8 weights."""
 

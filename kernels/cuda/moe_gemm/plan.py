@@ -19,8 +19,9 @@ MAX_STAGES = 12
 GROUP_ROWS = 1024
 """Rows of A that make a group in the order of an expert's tiles."""
 TURNS_GROUP_ROWS = 3072
-"""The same where consumers take turns: an expert of 2048 rows on average is then one group, whose
-weights are read once, and the tiles of a wave read 21 MB instead of 24 (gpt-oss, 16 bits)."""
+"""Rows of A that make a group where consumers take turns: an expert of 2048 rows on average is then
+one group, whose weights are read once, and the tiles of a wave read 21 MB instead of 24 (gpt-oss,
+16 bits)."""
 
 
 @dataclass(frozen=True)

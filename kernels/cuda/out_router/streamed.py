@@ -32,9 +32,9 @@ from kernelcat.kernels.cuda.common.streamed_product import (
 from kernelcat.runtime.gpu import Gpu
 
 PROJECT_EXTRA_BYTES = 8
-"""Of ResidualOutput::Extra: two biases and two elements of the residual."""
+"""Bytes of ResidualOutput::Extra: two biases and two elements of the residual."""
 ROUTE_EXTRA_BYTES = 4
-"""Of RouterOutput::Extra: two biases."""
+"""Bytes of RouterOutput::Extra: two biases."""
 ROUTE_WARPS = 16
 ROUTE_TOKENS = {2: 16, 4: 16, 6: 8, 8: 8}
 """Chunks of a warp in a stage -> tokens at most of a thread block that computes logits; a thread

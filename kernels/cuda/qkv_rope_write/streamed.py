@@ -18,9 +18,9 @@ from kernelcat.kernels.cuda.qkv_rope_write.naive import params
 from kernelcat.runtime.gpu import Gpu
 
 EXTRA_BYTES = 16
-"""Of HeadOutput::Extra: two biases, a cosine, a sine and a scale."""
+"""Bytes of HeadOutput::Extra: two biases, a cosine, a sine and a scale."""
 SLOT_BYTES = 8
-"""Of TokenSlot: a position and a page."""
+"""Bytes of a TokenSlot: a position and a page."""
 
 
 def _product(problem: Problem, config: Config, gpu: Gpu) -> StreamedProduct:
