@@ -24,8 +24,9 @@ WINNERS = {
     ("gptoss-64-mxfp4", "stream"): {"col_tiles": 2, "row_tiles": 2, "team": 2, "depth": 3},
     ("gptoss-64-mxfp4", "grouped"): {"first_tile": "16x128", "second_tile": "16x128"},
     ("gptoss-256-mxfp4", "grouped"): {"first_tile": "48x128", "second_tile": "48x128"},
-    ("gptoss-1024-mxfp4", "grouped"): {"first_tile": "128x128", "second_tile": "192x128"},
-    ("gptoss-4096-mxfp4", "grouped"): {"first_tile": "128x128", "second_tile": "192x128"},
+    ("gptoss-1024-mxfp4-zipf", "grouped"): {"first_tile": "128x192", "second_tile": "192x128"},
+    ("gptoss-4096-mxfp4", "grouped"): {"first_tile": "128x192", "second_tile": "192x128"},
+    ("gptoss-16384-mxfp4", "grouped"): {"first_tile": "128x192", "second_tile": "256x128"},
 }
 """Problem and variant -> the configuration that won on an H200, or was within 2 % of the winner."""
 

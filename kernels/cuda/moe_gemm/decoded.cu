@@ -63,8 +63,8 @@ __device__ __forceinline__ void consume_encoded(DecodedShared<Config>& shared,
     if constexpr (!Config::kIsFp8) {
       scale = (Config::kNvfp4 ? global_scale[tile.expert] : 1.0f) * kGrowth<Config::kNvfp4>;
     }
-    if constexpr (Config::kIsFp8 && Config::kRowBlocks == 1) {
-      Float8Products<Config>(shared, position).add_to(sums[0], num_k);
+    if constexpr (Config::kIsFp8 && Config::kBlocksPerSm == 1) {
+      Float8Products<Config>(shared, position).add_to(sums, num_k);
     } else if constexpr (Config::kIsFp8 || Config::kScaled) {
       add_promoted<Config>(shared, position, sums, num_k);
     } else {

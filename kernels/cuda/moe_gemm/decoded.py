@@ -51,14 +51,16 @@ SPACE = {
     "tile": (
         *("16x128", "32x128", "48x128", "64x128", "80x128", "96x128"),
         *("128x128", "192x128", "256x128"),
-        *("128x192", "128x256"),
+        *("128x192", "128x256", "48x256"),
     )
 }
 """tile : rows of an expert x rows of the expert's weights"""
 
 
-FLOAT8_ROWS = (16, 32, 64, 80, 96, 128)
-"""Rows of a tile with float8 weights."""
+FLOAT8_TILES = ("16x128", "32x128", "48x256", "64x128", "80x128", "96x128", "128x128")
+"""Tiles of float8 weights: their sums and products fit in registers."""
+FP4_TILES = tuple(tile for tile in SPACE["tile"] if tile != "48x256")
+"""Tiles of 4-bit weights."""
 PREPARE_THREADS, PREPARE_VECTOR = 128, 8
 """Threads of a thread block that prepares activations, and columns of a thread."""
 
@@ -128,7 +130,7 @@ class Plan(Tiling):
         if self.scale_block:
             operand_bytes = stage_bytes(self.block_m, self.scale_block, self.block_n)
         else:
-            operand_bytes = (2 * self.block_m + STAGE_ROWS) * STAGE_COLS
+            operand_bytes = (2 * self.block_m + self.block_n) * STAGE_COLS
         scale_bytes = 4 * (self.block_m + 2) if self.has_scaled_rows else 0
         if not self.scale_block:
             scale_bytes = 16
@@ -142,7 +144,7 @@ class Plan(Tiling):
     @property
     def blocks_per_sm(self) -> int:
         """Thread blocks that an SM runs at a time: three, if their sums need few registers."""
-        return 3 if self.block_m < 64 else 1
+        return 3 if self.block_m < 64 and self.block_n == 128 else 1
 
     @property
     def num_threads(self) -> int:
@@ -240,7 +242,7 @@ def _packed_maps(plan: Plan) -> tuple[TensorMap, TensorMap]:
 
 def _float8_maps(plan: Plan) -> tuple[TensorMap, TensorMap]:
     """All experts' rows of W, in boxes of 128 bytes, and once more for the map that is not read."""
-    shape, box = (plan.k, plan.experts * plan.n), (STAGE_COLS, STAGE_ROWS)
+    shape, box = (plan.k, plan.experts * plan.n), (STAGE_COLS, plan.block_n)
     map_w = TensorMap("w", FP8, shape, (plan.k,), box, STAGE_COLS, l2_promotion=128)
     return map_w, map_w
 
@@ -271,14 +273,13 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     plan = Plan.of(config, problem)
     if plan.k == 0:
         return "there is nothing to multiply for K=0"
-    if format == "fp8" and (plan.k % 16 or plan.block_m not in FLOAT8_ROWS):
-        return (
-            f"float8 weights need K={plan.k} to be a multiple of 16, and tiles of "
-            f"{', '.join(map(str, FLOAT8_ROWS))} rows: sums and products must fit in registers"
-        )
+    if format == "fp8" and plan.k % 16:
+        return f"float8 weights need K={plan.k} to be a multiple of 16"
+    if config["tile"] not in (served := FLOAT8_TILES if format == "fp8" else FP4_TILES):
+        return f"tiles of {format} weights are {', '.join(served)}: their sums fit in registers"
     if _is_scaled(problem) and plan.block_m not in (64, 128):
         return f"float8 activations need tiles of 64 or 128 rows, not {plan.block_m}"
-    if plan.block_n > 128 and (format == "fp8" or _is_scaled(problem)):
+    if plan.block_n > 128 and _is_scaled(problem):
         return f"tiles of {plan.block_n} rows of weights have no registers for float8 products"
     if problem["gather"] and plan.block_m > 128:
         return f"a thread that gathers has no registers for its part of {plan.block_m} rows"
@@ -301,11 +302,11 @@ _STAGE_US = {
     16: 0.44, 32: 0.50, 48: 0.60, 64: 0.70, 80: 0.75, 96: 0.79, 128: 0.88, 192: 1.1, 256: 1.4,
 }  # fmt: skip
 """Rows of A in a tile -> microseconds that an SM takes for a stage of 128 rows of 4-bit weights."""
-_WIDE_STAGE_US = {192: 1.35, 256: 1.80}
-"""Rows of 4-bit weights in a tile -> microseconds that an SM takes for a stage of 128 rows of A.
-Not measured: it is the rate of 128 rows of weights less 2 %, so that untuned calls keep a tile that
-was measured."""
-_FLOAT8_STAGE_US = {16: 0.49, 32: 0.54, 64: 0.55, 80: 0.58, 96: 0.62, 128: 0.78}
+_WIDE_STAGE_US = {(128, 192): 1.18, (128, 256): 1.62, (48, 256): 1.15}
+"""(Rows of A, rows of weights) in a tile -> microseconds that an SM takes for a stage.
+That of 48 rows, for float8 weights, is not measured: it is a little more than twice that of 64 x
+128, so that untuned calls keep the tile that was measured."""
+_FLOAT8_STAGE_US = {16: 0.49, 32: 0.54, 64: 0.53, 80: 0.69, 96: 0.77, 128: 0.77}
 """Rows of A in a tile -> microseconds that an SM takes for a stage of float8 weights."""
 
 _TILE_US = 1.0
@@ -319,7 +320,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     plan = Plan.of(config, problem)
     waves = max(plan.num_tiles / gpu.sms, 1.0)
     if plan.block_n > STAGE_ROWS:
-        stage_us = _WIDE_STAGE_US[plan.block_n]
+        stage_us = _WIDE_STAGE_US[plan.block_m, plan.block_n]
     else:
         stage_us = (_STAGE_US if plan.scale_block else _FLOAT8_STAGE_US)[plan.block_m]
     store_us = _TILE_US * plan.block_m / 128 * plan.block_n / 128

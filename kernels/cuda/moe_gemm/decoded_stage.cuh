@@ -28,18 +28,19 @@ struct DecodedConfig {
   static constexpr Gating kGating = kGating_;
   static constexpr bool kGather = kGather_, kScaled = kScaled_;
 
-  static constexpr int kBlocksPerSm = BLOCK_M < 64 ? 3 : 1;
+  static constexpr int kBlocksPerSm = BLOCK_M < 64 && BLOCK_N == 128 ? 3 : 1;
   static constexpr int kNumConsumers = kBlocksPerSm > 1 ? 1 : BLOCK_N == 192 ? 3 : 2;
   static constexpr int kNumProducers = kBlocksPerSm == 1 ? kWarpgroupThreads : kWarpThreads;
   static constexpr int kNumThreads = kNumConsumers * kWarpgroupThreads + kNumProducers;
   // They copy rows of A, scales of rows, or, one thread, the scale of float8 weights.
   static constexpr int kCopyingThreads = kGather || kScaled ? kNumProducers : kIsFp8 ? 1 : 0;
   // Of a thread, if warpgroups exchange registers. To gather 128 rows takes more than to gather 96.
-  static constexpr int kProducerRegisters = kGather          ? (BLOCK_M == 96 ? 56 : 72)
+  static constexpr bool kGathersFew = BLOCK_M == 48 || BLOCK_M == 96;
+  static constexpr int kProducerRegisters = kGather          ? (kGathersFew ? 56 : 72)
                                             : BLOCK_M == 256 ? 24
                                                              : 40;
   static constexpr int kConsumerRegisters = kNumConsumers == 3 ? (kGather ? 144 : 152)
-                                            : kGather          ? (BLOCK_M == 96 ? 224 : 216)
+                                            : kGather          ? (kGathersFew ? 224 : 216)
                                             : BLOCK_M == 256   ? 240
                                                                : 232;
 
@@ -57,7 +58,7 @@ struct DecodedConfig {
   static constexpr int kBoxBytes = BLOCK_M * kRowBytes;
   static constexpr int kScaleBytes = kTileScales<kNvfp4>;
 
-  static_assert(BLOCK_N == 128 || (BLOCK_M == 128 && !kScaled && !kIsFp8),
+  static_assert(BLOCK_N == 128 || (!kScaled && (kIsFp8 ? BLOCK_N == 256 : BLOCK_M == 128)),
                 "sums and products fit into registers");
   static_assert(!kScaled || kNumProducers == kWarpgroupThreads, "a warpgroup copies scales");
 
@@ -66,7 +67,7 @@ struct DecodedConfig {
 };
 
 // The weights of a stage: tile rows of two tiles with their scales, or rows of float8, whose
-// 128 bytes are swizzled and which share one scale (DecodedShared::scales).
+// 128 bytes are swizzled and of which 128 share a scale (DecodedShared::scales).
 template <typename Config, bool kIsFp8 = Config::kIsFp8>
 struct StageWeights {
   uint8_t codes[Config::kTileRowsOfW][Config::kStageTiles][kTileCodes];
@@ -86,7 +87,7 @@ struct DecodedStage {
 template <typename Config>
 struct DecodedShared {
   DecodedStage<Config> stages[Config::kNumStages];
-  // Those of A with kScaled; the scale of float8 weights is b[0].
+  // Those of A with kScaled; those of float8 weights are b, one for 128 rows.
   StageScales<Config::kScaled ? Config::BLOCK_M : 2>
       scales[Config::kScaled || Config::kIsFp8 ? Config::kNumStages : 1];
   Barrier full[Config::kNumStages];
@@ -102,7 +103,7 @@ struct DecodedShared {
 // of their scales is a row of 32-bit words, loaded in boxes of BLOCK_N / 16 tile rows x 2 tiles.
 struct DecodedMaps {
   const TensorMap& a;       // (rows, k), boxes BLOCK_M x 64; read without kGather
-  const TensorMap& w;       // (experts' tile rows, words); float8: (experts * n, k), 128 x 128
+  const TensorMap& w;       // (experts' tile rows, words); float8: (experts * n, k), BLOCK_N x 128
   const TensorMap& scales;  // (experts' tile rows, words); not read for float8
 
   template <typename Config>
@@ -168,7 +169,13 @@ __device__ __forceinline__ void produce_encoded(DecodedShared<Config>& shared,
       }
       scales.load(shared.scales[Config::kScaled ? position.stage : 0], source, k_block);
       if constexpr (Config::kIsFp8) {
-        if (is_leader) async_copy_4(shared.scales[position.stage].b, w_scales + k_block, true);
+        float* target = shared.scales[position.stage].b;
+        if (is_leader) async_copy_4(target, w_scales + k_block, true);
+        if constexpr (Config::BLOCK_N > kScaleBlock) {
+          const bool is_inside = tile.col + kScaleBlock < n;
+          const float* second = w_scales + (is_inside ? num_k : 0) + k_block;
+          if (is_leader) async_copy_4(target + 1, second, is_inside);
+        }
       }
       if constexpr (Config::kCopyingThreads > 0) {
         if (Config::kCopyingThreads > 1 || is_leader) arrive_when_copied(full);

@@ -6,26 +6,29 @@
 
 namespace kernelcat {
 
-// A warpgroup multiplies 64 rows of W by the rows of A in passes over a k-block. Two sets of
-// products take turns: wgmma writes one set while the other one is promoted. A tile of up to 96
-// rows of A takes one pass, and sets alternate from k-block to k-block. A tile of 128 rows takes
-// two passes of half of the rows, because two sets for all rows do not fit into registers. Set 0
-// then belongs to the first half, set 1 to the second half.
+// A warpgroup multiplies its rows of W by the rows of A in passes over a k-block: 64 rows of W in a
+// pass, by all rows of A or by half of them. Two sets of products take turns: wgmma writes one set
+// while the other one is promoted. With one pass, sets alternate from k-block to k-block; with more,
+// an even number, from pass to pass.
 template <typename Config>
 struct Float8Products {
-  static constexpr int kNumPasses = Config::BLOCK_M < 128 ? 1 : 2;
-  static constexpr int kCols = Config::BLOCK_M / kNumPasses;  // rows of A in a pass
-  static constexpr int kTiles = Config::kStageTiles;
-  static_assert(Config::kRowBlocks == 1 && kTiles == 2);
+  static constexpr int kBlocks = Config::kRowBlocks;  // of 64 rows of W
+  // Of the rows of A. Two sets for all of 128 rows do not fit into registers beside the sums.
+  static constexpr int kParts = Config::BLOCK_M < 128 ? 1 : 2;
+  static constexpr int kNumPasses = kBlocks * kParts;
+  static constexpr int kCols = Config::BLOCK_M / kParts;  // rows of A in a pass
+  static constexpr int kTiles = Config::kStageTiles;      // of a row block in a stage
+  static_assert(kTiles == 2 && (kNumPasses == 1 || kNumPasses % 2 == 0));
+  static_assert(kCols % 8 == 0, "a pass begins where the swizzle does");
   using T = typename Config::T;
-  using Sums = float[Config::BLOCK_M / 2];
+  using Sums = typename Config::Sums;
 
   DecodedShared<Config>& shared;
   PipelineState<Config::kNumStages>& position;
   float products[2][kCols / 2];
   float scales[2];                      // of the weights of each set
-  uint32_t operands[2][kTileSteps][4];  // of each tile of a stage
-  Float8Tile<T> tiles[2];               // of the stage that is multiplied next
+  uint32_t operands[2][kTileSteps][4];  // of each tile of a row block
+  Float8Tile<T> tiles[2];               // of the row block that is multiplied next
   float scale;                          // of the weights in `tiles`
   int stage;                            // of the latest pass
 
@@ -33,43 +36,53 @@ struct Float8Products {
                                             PipelineState<Config::kNumStages>& position)
       : shared(shared), position(position) {}
 
-  // Waits for the stage of `position` and loads its weights to registers.
-  __device__ __forceinline__ void load() {
-    wait_full(shared, position);
+  // Loads the weights of a row block of `source` to registers.
+  __device__ __forceinline__ void load(int source, int block) {
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) tiles[i] = tile_of(shared, position.stage, i);
-    scale = shared.scales[position.stage].b[0];
+    for (int i = 0; i < kTiles; ++i) tiles[i] = tile_of(shared, source, i * kBlocks + block);
   }
 
-  // Starts the wgmmas of the `i`-th tile of the latest pass, whose set is `set`.
-  __device__ __forceinline__ void multiply(int set, int i) {
+  // Waits for the stage of `position` and loads its first row block, and the scale of the
+  // warpgroup's rows.
+  __device__ __forceinline__ void load_next_stage() {
+    wait_full(shared, position);
+    load(position.stage, 0);
+    const int scale_block = warp_index() / 4 * kBlocks * kWgmmaM / kScaleBlock;
+    scale = shared.scales[position.stage].b[kBlocks == 1 ? 0 : scale_block];
+  }
+
+  // Starts the wgmmas of the `i`-th tile of pass `pass`, whose set is `set`.
+  __device__ __forceinline__ void multiply(int pass, int set, int i) {
     const uint32_t a = shared_address(shared.stages[stage].a[i]);
-    const uint32_t first_row = kNumPasses == 1 ? 0 : set * kCols;
+    const uint32_t first_row = pass % kParts * kCols;
     multiply_packed_tile<T, kCols>(products[set], operands[i],
                                    swizzled_rows_descriptor(a + first_row * kRowBytes), i > 0);
   }
 
-  // Starts the next pass, whose set is `set`, and promotes the pass before. Returns when the wgmmas
-  // of the first tile have completed. `has_previous` and `has_next`: whether k-blocks of this tile
-  // come before and after the k-block of the pass.
-  __device__ __forceinline__ void start(Sums& sums, int set, bool has_previous, bool has_next) {
-    const bool is_first = kNumPasses == 1 || set == 0, is_last = kNumPasses == 1 || set == 1;
+  // Starts pass `pass`, whose set is `set`, and promotes the pass before. Returns when the wgmmas of
+  // the first tile have completed. `has_previous` and `has_next`: whether k-blocks of this tile come
+  // before and after the k-block of the pass.
+  __device__ __forceinline__ void start(Sums& sums, int pass, int set, bool has_previous,
+                                        bool has_next) {
+    const bool is_new_block = pass % kParts == 0, is_last_part = pass % kParts == kParts - 1;
+    const bool is_last = pass == kNumPasses - 1;
     const int previous = stage;
-    if (is_first) {
+    if (pass == 0) {
       stage = position.stage;
       position.advance();
-      tiles[0].decode_into(operands[0]);
     }
+    if (is_new_block) tiles[0].decode_into(operands[0]);
     scales[set] = scale;
-    multiply(set, 0);
+    multiply(pass, set, 0);
     wgmma_wait<1>();
     pin(operands[1]);
     pin(products[set ^ 1]);
-    if (is_first && has_previous) release_stage<1>(shared.empty[previous]);
-    promote(sums, set ^ 1);
-    if (is_first) tiles[1].decode_into(operands[1]);
-    multiply(set, 1);
-    if (is_last && has_next) load();
+    if (pass == 0 && has_previous) release_stage<1>(shared.empty[previous]);
+    promote(sums, (pass + kNumPasses - 1) % kNumPasses, set ^ 1);
+    if (is_new_block) tiles[1].decode_into(operands[1]);
+    multiply(pass, set, 1);
+    if (!is_last && is_last_part) load(stage, pass / kParts + 1);
+    if (is_last && has_next) load_next_stage();
     wgmma_wait<1>();
     pin(operands[0]);
   }
@@ -78,10 +91,12 @@ struct Float8Products {
   __device__ __forceinline__ void start_block(Sums& sums, bool is_odd, bool has_previous,
                                               bool has_next) {
     if constexpr (kNumPasses == 1) {
-      start(sums, is_odd, has_previous, has_next);
+      start(sums, 0, is_odd, has_previous, has_next);
     } else {
-      start(sums, 0, has_previous, true);
-      start(sums, 1, true, has_next);
+#pragma unroll
+      for (int pass = 0; pass < kNumPasses; ++pass) {
+        start(sums, pass, pass % 2, pass > 0 || has_previous, has_next);
+      }
     }
   }
 
@@ -90,26 +105,31 @@ struct Float8Products {
     wgmma_wait<0>();
     pin(products[set]);
     release_stage<1>(shared.empty[stage]);
-    promote(sums, set);
+    promote(sums, kNumPasses - 1, set);
   }
 
-  // Adds the products of `set`, times the scale of their weights, to the sums of their rows of A.
-  __device__ __forceinline__ void promote(Sums& sums, int set) {
-    const int first = kNumPasses == 1 ? 0 : set * (kCols / 2);
+  // Adds the products of pass `pass` in `set`, times the scale of their weights, to their sums.
+  __device__ __forceinline__ void promote(Sums& sums, int pass, int set) {
+    const int first = pass % kParts * (kCols / 2);
 #pragma unroll
-    for (int i = 0; i < kCols / 2; ++i) sums[first + i] += scales[set] * products[set][i];
+    for (int i = 0; i < kCols / 2; ++i) {
+      sums[pass / kParts][first + i] += scales[set] * products[set][i];
+    }
   }
 
   // Sets `sums` to the products of `num_k` k-blocks.
   __device__ __forceinline__ void add_to(Sums& sums, int num_k) {
 #pragma unroll
-    for (int i = 0; i < Config::BLOCK_M / 2; ++i) sums[i] = 0.0f;
+    for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+      for (int i = 0; i < Config::BLOCK_M / 2; ++i) sums[block][i] = 0.0f;
+    }
     // What the first pass promotes.
 #pragma unroll
     for (int i = 0; i < kCols / 2; ++i) products[1][i] = 0.0f;
     scales[1] = 0.0f;
     stage = 0;
-    load();
+    load_next_stage();
     int k_block = 0;
     for (; k_block + 1 < num_k; k_block += 2) {
       start_block(sums, false, k_block > 0, true);

@@ -103,8 +103,8 @@ GROUP = Group(
         Technique(
             "Small batches from registers",
             "With a few thousand cached tokens latency decides. Keys go from memory into registers "
-            "in the layout of the product, without shared memory, barriers or a plan. Through shared "
-            "memory they take fewer registers, and the next launch has room beside this one.",
+            "in the layout of the product, without shared memory, barriers or a plan. Through "
+            "shared memory they take fewer registers, and the next launch has room beside it.",
             "Own work",
             (
                 Effect(
