@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kernelcat.catalog.implementation import Config
     from kernelcat.catalog.spec import Problem
     from kernelcat.errors import KernelcatError
+    from kernelcat.jit.bundle import prepare
     from kernelcat.layers import checkpoint, fp4, mla
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "fp4",
     "get",
     "mla",
+    "prepare",
     "record",
     "reference",
     "reload",
@@ -57,6 +59,7 @@ _HOMES = {
     "fp4": "kernelcat.layers",
     "get": "kernelcat.call.operator",
     "mla": "kernelcat.layers",
+    "prepare": "kernelcat.jit.bundle",
     "record": "kernelcat.call.recording",
     "reference": "kernelcat",
     "reload": "kernelcat.call.operator",

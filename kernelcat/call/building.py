@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kernelcat.call import adapters
 from kernelcat.call.choice import Attempt, Decision, Pin, choose
+from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.errors import KernelcatError, MissingDependency, Unsupported
 from kernelcat.runtime.gpu import Gpu
@@ -15,6 +16,10 @@ from kernelcat.verify import receipts
 
 if TYPE_CHECKING:
     from kernelcat.store import Choice, Measurement
+
+
+Load = Callable[[Implementation, Problem, Config, Gpu], Any]
+"""Compiles a configuration for a problem on a GPU, and returns what the caller needs of it."""
 
 
 @dataclass
@@ -43,12 +48,12 @@ def build(
     entry: Entry,
     problem: Problem,
     gpu: Gpu,
-    device: int,
+    load: Load,
     pin: Pin,
     choices: Sequence[Choice],
     refuted: Sequence[Measurement],
 ) -> tuple[Decision, Any]:
-    """The best decision whose program can be built, and its launcher on GPU ``device``.
+    """The best decision whose program can be built, and what ``load`` made of the decision.
 
     ``choices`` and ``refuted`` are rows of the database, as :func:`choose` takes them. A decision
     that cannot be built is passed over with a warning, unless the caller pinned it. A row may hold
@@ -61,8 +66,6 @@ def build(
     KernelcatError
         Nothing that serves can be built: the error of the first attempt.
     """
-    from kernelcat.runtime import launcher
-
     failures = Failures()
     while True:
         try:
@@ -74,7 +77,7 @@ def build(
             raise
         chosen = decision.implementation
         try:
-            launch = launcher.load(chosen, problem, decision.config, gpu, device)
+            built = load(chosen, problem, decision.config, gpu)
         except MissingDependency as error:  # no compiler for this language: choose another
             if chosen.language in failures.missing or pin.language is not None:
                 raise
@@ -85,7 +88,7 @@ def build(
             failures.add(decision, error)
         else:
             _warn(entry.name, decision)
-            return decision, launch
+            return decision, built
 
 
 def _can_pass_over(decision: Decision, error: Exception) -> bool:

@@ -366,8 +366,11 @@ class Op:
         return wrapping.wrapped(launch, problem, _gpu(device), device, decision)
 
     def _build(self, problem: Problem, device: int) -> tuple[Decision, Any]:
+        from kernelcat.runtime import launcher
+
+        load = partial(launcher.load, device=device)
         rows, refuted = _choices(self.entry.name), _refuted(self.entry.name)
-        return build(self.entry, problem, _gpu(device), device, self.pin, rows, refuted)
+        return build(self.entry, problem, _gpu(device), load, self.pin, rows, refuted)
 
 
 Op.__doc__ = documentation.OfEntry(documentation.docstring, Op.__doc__)  # type: ignore[assignment]

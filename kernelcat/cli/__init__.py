@@ -31,6 +31,7 @@ _VERBS = {
     "regret": "random_races:regret",
     "ladder": "tuning:ladder",
     "profile": "profiling:profile",
+    "build": "ahead:build",
     "receipts": "receipts:receipts",
     "leaderboard": "database:leaderboard",
     "db": "database:db",
