@@ -20,6 +20,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # stands for typing.TYPE_CHECKING: importing typing would take 20 ms
 if TYPE_CHECKING:
     from kernelcat.call.debugging import debug
+    from kernelcat.call.locking import use_lock
     from kernelcat.call.operator import entries, reload
     from kernelcat.call.oracle import reference
     from kernelcat.call.recording import record
@@ -45,6 +46,7 @@ __all__ = [
     "record",
     "reference",
     "reload",
+    "use_lock",
 ]
 
 __version__ = "0.1.0"
@@ -63,6 +65,7 @@ _HOMES = {
     "record": "kernelcat.call.recording",
     "reference": "kernelcat",
     "reload": "kernelcat.call.operator",
+    "use_lock": "kernelcat.call.locking",
 }
 """Public name -> the module that defines the name, or the package that holds the module."""
 

@@ -24,6 +24,7 @@ from kernelcat.store import workload
 from kernelcat.store.workload import Use
 
 H200 = gpu.SKUS["h200"]
+pytestmark = pytest.mark.filterwarnings("ignore:there is no tuning database")
 PROBLEM = catalog.entry("rms_norm").named(next(iter(catalog.entry("rms_norm").problems)))
 
 
@@ -171,7 +172,7 @@ def test_pinned_calls_are_built_as_pinned_and_foreign_lines_are_told() -> None:
                  "predicted", 1)  # fmt: skip
     foreign = Use("no_entry", {"M": 1}, "h200", "no_entry/cuda/x", {}, "exact", 1.0, "measured", 1)
     asked, refused = ahead.recorded([pinned, pinned, foreign])
-    [(problem, pin)] = asked
+    [(problem, pin, _)] = asked
     assert problem == PROBLEM
     assert (pin.language, pin.variant, pin.config) == ("cuda", chosen.variant, Config(config))
     assert list(refused.values()) and "no_entry" in next(iter(refused))

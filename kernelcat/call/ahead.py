@@ -7,23 +7,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from kernelcat import catalog, jit, store
+from kernelcat import __version__, catalog, jit, store
 from kernelcat.call.building import build
 from kernelcat.call.choice import Decision, Pin
+from kernelcat.call.locking import NO_RULING, Ruling, code_of, toolchain
 from kernelcat.catalog.implementation import Config, ConfigValue, Implementation
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument, KernelcatError, UnknownName
 from kernelcat.jit import Artifact, bundle
 from kernelcat.jit.cache import portable_key
+from kernelcat.runtime import gpu as gpus
 from kernelcat.runtime.gpu import Gpu
+from kernelcat.store import lock
+from kernelcat.store.lock import Locked
 from kernelcat.store.workload import Use
 
 
 class Asked(NamedTuple):
-    """A problem that will be called, and what the caller pins."""
+    """A problem that will be called, what the caller pins, and what a lock says."""
 
     problem: Problem
     pin: Pin = Pin()
+    ruling: Ruling = NO_RULING
 
     @property
     def name(self) -> str:
@@ -87,15 +92,23 @@ def recorded(
     return list(asked), refused
 
 
+def locked_problems(path: Path, gpu: Gpu, entry: str | None = None) -> list[Asked]:
+    """The problems that a lock has for ``gpu``, with its kernels."""
+    items = lock.read(path).values()
+    chosen = [i for i in items if i.gpu == gpu.sku and entry in (None, i.problem.entry)]
+    return [Asked(item.problem, ruling=Ruling(item)) for item in chosen]
+
+
 def decide(asked: Asked, gpu: Gpu, known: store.Snapshot) -> tuple[Decision, dict[str, Artifact]]:
     """What dispatch chooses for a problem on ``gpu``, compiled: artifacts by portable key.
 
-    Raises ``Unsupported`` or the compiler's error, as a call does.
+    Raises ``Unsupported``, ``LockError`` or the compiler's error, as a call does.
     """
     problem, name = asked.problem, asked.problem.entry
     asked.pin.check(catalog.entry(name))
     rows, refuted = known.choices(name), known.refuted(name)
-    return build(catalog.entry(name), problem, gpu, compiled, asked.pin, rows, refuted)
+    return build(catalog.entry(name), problem, gpu, compiled, asked.pin, rows, refuted,
+                 asked.ruling)  # fmt: skip
 
 
 def compiled(
@@ -145,4 +158,60 @@ def build_bundle(
     report.sha256 = bundle.write(folder, artifacts, facts)
     report.kernels = len(artifacts)
     report.bytes = sum(len(artifact.code) for artifact in artifacts.values())
+    return report
+
+
+@dataclass
+class LockReport:
+    """What was locked: the file, its items, and name of a problem -> why it is not in the lock."""
+
+    file: str
+    locked: list[Locked] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def write_lock(
+    uses: Iterable[Use],
+    path: Path,
+    only: Gpu | None = None,
+    done: Callable[[str, str], None] = lambda problem, served: None,
+) -> LockReport:
+    """Compile what dispatch chooses today for the problems of a workload, and lock it in ``path``.
+
+    Calls that pinned a configuration are left out, because a lock does not change them. The GPUs
+    are those of the workload; with ``only``, all of its problems are locked for that one. ``done``
+    is called with the name of each problem and what serves it.
+
+    Raises
+    ------
+    InvalidArgument
+        No problem can be locked.
+    StoreError
+        The file cannot be written.
+    """
+    report, known = LockReport(str(path)), store.snapshot()
+    free = [use for use in uses if use.why != "forced"]
+    skus = [only.sku] if only is not None else sorted({use.gpu for use in free})
+    for sku in skus:
+        asked, refused = recorded(use for use in free if only is not None or use.gpu == sku)
+        report.refused |= refused
+        for each in asked:
+            try:
+                gpu = only or gpus.find(sku)
+                decision, _ = decide(each, gpu, known)
+                case = (decision.implementation, each.problem, decision.config, gpu)
+                code, compiler = code_of(*case), toolchain(*case)
+            except KernelcatError as error:
+                report.refused[f"{each.name} on {sku}"] = str(error)
+                done(each.name, f"not locked: {error}")
+                continue
+            name = decision.implementation.name
+            report.locked.append(
+                Locked(gpu.sku, each.problem, name, decision.config, code, compiler, decision.why)
+            )
+            done(each.name, f"{name} {dict(decision.config)} ({decision.why})")
+    if not report.locked:
+        reason = next(iter(report.refused.values()), "the workload names no problem")
+        raise InvalidArgument(f"nothing was locked: {reason}")
+    lock.write(path, report.locked, {"kernelcat": __version__})
     return report

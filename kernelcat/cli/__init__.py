@@ -32,6 +32,7 @@ _VERBS = {
     "ladder": "tuning:ladder",
     "profile": "profiling:profile",
     "build": "ahead:build",
+    "lock": "ahead:lock",
     "receipts": "receipts:receipts",
     "leaderboard": "database:leaderboard",
     "db": "database:db",
