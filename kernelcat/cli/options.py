@@ -23,6 +23,9 @@ profile_file = click.option(
     help="Record decode steps to this file, a trace in Chrome's format, and show their kernels.",
 )
 nvtx = click.option("--nvtx", is_flag=True, help="Mark phases of steps for Nsight Systems.")
+database = click.option(
+    "--db", "url", help="Path or SQLAlchemy URL of the database; $KERNELCAT_DB by default."
+)
 language = click.option("--language", help="Use only this language: cuda, triton or cute.")
 variant = click.option("--variant", help="Use only this variant.")
 problem_names = click.option(

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from kernelcat.cli.devices import devices
-from kernelcat.cli.options import as_json, problem_names, seconds
+from kernelcat.cli.options import as_json, database, problem_names, seconds
 from kernelcat.cli.output import echo, emit, note_missing_database, show
 from kernelcat.errors import InvalidArgument
 
@@ -126,9 +126,7 @@ def bench(as_json: bool, **options: Any) -> None:
     is_flag=True,
     help="First race every variant on this machine's GPU; needs --problem.",
 )
-@click.option(
-    "--db", "url", help="Path or SQLAlchemy URL of the database; $KERNELCAT_DB by default."
-)
+@database
 @as_json
 def ladder(
     entries: tuple[str, ...],
