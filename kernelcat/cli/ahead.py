@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from kernelcat.catalog.implementation import LANGUAGES
-from kernelcat.cli.options import as_json
+from kernelcat.cli.options import as_json, note_missing_languages
 from kernelcat.cli.output import echo, emit
 from kernelcat.errors import InvalidArgument
 
@@ -66,6 +66,8 @@ def build(
 
     gpu, refused = gpus.find(sku), dict[str, str]()
     name = None if entry is None else catalog.entry(entry).name
+    if language is None:
+        note_missing_languages(*([name] if name else catalog.names()))
     if lock_path is not None:
         if path is not None or language is not None:
             raise click.UsageError("--lock goes without --workload and --language")
@@ -112,6 +114,7 @@ def lock(path: Path | None, sku: str | None, file: Path, as_json: bool) -> None:
 
     Calls that pin a configuration are left out: a lock does not change them.
     """
+    from kernelcat import catalog
     from kernelcat.call import ahead
     from kernelcat.runtime import gpu as gpus
     from kernelcat.store import workload
@@ -122,6 +125,7 @@ def lock(path: Path | None, sku: str | None, file: Path, as_json: bool) -> None:
     def progress(problem: str, outcome: str) -> None:
         echo(f"{problem}: {outcome}", err=True)
 
+    note_missing_languages(*catalog.names())
     only = None if sku is None else gpus.find(sku)
     report = ahead.write_lock(workload.read(path), file, only, progress)
     if as_json:
