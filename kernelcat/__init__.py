@@ -20,6 +20,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # stands for typing.TYPE_CHECKING: importing typing would take 20 ms
 if TYPE_CHECKING:
     from kernelcat.call.debugging import debug
+    from kernelcat.call.locking import use_lock
     from kernelcat.call.operator import entries, reload
     from kernelcat.call.oracle import reference
     from kernelcat.call.recording import record
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from kernelcat.catalog.implementation import Config
     from kernelcat.catalog.spec import Problem
     from kernelcat.errors import KernelcatError
+    from kernelcat.jit.bundle import prepare
     from kernelcat.layers import checkpoint, fp4, mla
 
 __all__ = [
@@ -40,9 +42,11 @@ __all__ = [
     "fp4",
     "get",
     "mla",
+    "prepare",
     "record",
     "reference",
     "reload",
+    "use_lock",
 ]
 
 __version__ = "0.1.0"
@@ -57,9 +61,11 @@ _HOMES = {
     "fp4": "kernelcat.layers",
     "get": "kernelcat.call.operator",
     "mla": "kernelcat.layers",
+    "prepare": "kernelcat.jit.bundle",
     "record": "kernelcat.call.recording",
     "reference": "kernelcat",
     "reload": "kernelcat.call.operator",
+    "use_lock": "kernelcat.call.locking",
 }
 """Public name -> the module that defines the name, or the package that holds the module."""
 

@@ -38,6 +38,10 @@ class LaunchError(KernelcatError):
     """The driver refused a launch, or a kernel failed while running."""
 
 
+class LockError(KernelcatError):
+    """What would run differs from the lock that :func:`kernelcat.use_lock` turned on."""
+
+
 class StoreError(KernelcatError):
     """The tuning database cannot be read or written."""
 

@@ -184,6 +184,7 @@ def test_problems_of_ones_own_are_explained_inspected_and_predicted() -> None:
 def test_the_cache_of_kernels_is_shown_and_emptied(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("KERNELCAT_CACHE", str(tmp_path))
     (tmp_path / "notes.txt").write_text("not a kernel")
+    run("cache", "clear")  # also of what earlier tests left in memory
     run("inspect", "tma_copy", "--language", "cuda", "--variant", "vectorized", "--gpu", "h200")
     shown = json.loads(run("cache", "size", "--json").output)
     assert shown["folder"] == str(tmp_path) and shown["kernels"] >= 1 and shown["bytes"] > 1000

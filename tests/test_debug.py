@@ -291,7 +291,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostOfAttention]:
         for module in (catalog, catalog.discovery):
             monkeypatch.setattr(module, "in_language", lambda name, language: kernels[language])
             monkeypatch.setattr(module, "languages", lambda name: tuple(kernels))
-        monkeypatch.setattr(launcher, "load", lambda *arguments: Counter(host))
+        monkeypatch.setattr(launcher, "load", lambda *facts, device: Counter(host))
         monkeypatch.setattr(driver, "opened", lambda: host)
         yield host
 

@@ -30,6 +30,8 @@ NOT_RUN = {
     r"tune ": "compiles for minutes",
     r"bench ": "needs a GPU",
     r"regret ": "needs a GPU",
+    r"lock ": "needs a workload that a program has written; tests/test_lock.py runs it",
+    r"build ": "compiles for minutes; tests/test_bundle.py runs it",
     r"ladder .*--measure": "needs a GPU",
     r"profile ": "needs a GPU",
     r"fuzz ": "runs for minutes",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kernelcat.call import adapters
-from kernelcat.call.choice import Attempt, Decision, Pin, choose
+from kernelcat.call import adapters, locking
+from kernelcat.call.choice import FIXED_WHY, Attempt, Decision, Pin, choose
+from kernelcat.call.locking import NO_RULING, Ruling
+from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.errors import KernelcatError, MissingDependency, Unsupported
 from kernelcat.runtime.gpu import Gpu
@@ -15,6 +17,10 @@ from kernelcat.verify import receipts
 
 if TYPE_CHECKING:
     from kernelcat.store import Choice, Measurement
+
+
+Load = Callable[[Implementation, Problem, Config, Gpu], Any]
+"""Compiles a configuration for a problem on a GPU, and returns what the caller needs of it."""
 
 
 @dataclass
@@ -43,40 +49,44 @@ def build(
     entry: Entry,
     problem: Problem,
     gpu: Gpu,
-    device: int,
+    load: Load,
     pin: Pin,
     choices: Sequence[Choice],
     refuted: Sequence[Measurement],
+    ruling: Ruling = NO_RULING,
 ) -> tuple[Decision, Any]:
-    """The best decision whose program can be built, and its launcher on GPU ``device``.
+    """The best decision whose program can be built, and what ``load`` made of the decision.
 
-    ``choices`` and ``refuted`` are rows of the database, as :func:`choose` takes them. A decision
-    that cannot be built is passed over with a warning, unless the caller pinned it. A row may hold
+    ``choices`` and ``refuted`` are rows of the database, and ``ruling`` is what the lock in use
+    says, as :func:`choose` takes them. A decision that cannot be built is passed over with a
+    warning, unless the caller or a lock fixes it. A row may hold
     anything, so no exception at all leaves this function because of a row.
 
     Raises
     ------
     Unsupported
         No implementation serves the problem.
+    LockError
+        What would run differs from the lock.
     KernelcatError
         Nothing that serves can be built: the error of the first attempt.
     """
-    from kernelcat.runtime import launcher
-
     failures = Failures()
     while True:
         try:
             decision = choose(entry, problem, gpu, choices, pin, failures.missing,
-                              failures.failed, refuted)  # fmt: skip
+                              failures.failed, refuted, ruling)  # fmt: skip
         except Unsupported:
             if failures.errors:
                 raise failures.errors[0] from None
             raise
         chosen = decision.implementation
         try:
-            launch = launcher.load(chosen, problem, decision.config, gpu, device)
+            if ruling.locked is not None:
+                locking.verify(ruling.locked, chosen, gpu)
+            built = load(chosen, problem, decision.config, gpu)
         except MissingDependency as error:  # no compiler for this language: choose another
-            if chosen.language in failures.missing or pin.language is not None:
+            if chosen.language in failures.missing or pin.language or ruling.locked:
                 raise
             failures.missing[chosen.language] = str(error)
         except Exception as error:
@@ -85,14 +95,14 @@ def build(
             failures.add(decision, error)
         else:
             _warn(entry.name, decision)
-            return decision, launch
+            return decision, built
 
 
 def _can_pass_over(decision: Decision, error: Exception) -> bool:
     """Whether the next offer may serve in place of ``decision``, which raised ``error``."""
     if decision.evidence is not None:
         return True
-    return decision.why != "forced" and isinstance(error, KernelcatError)
+    return decision.why not in FIXED_WHY and isinstance(error, KernelcatError)
 
 
 def _warn(name: str, decision: Decision) -> None:

@@ -1,6 +1,7 @@
 """The choice of an implementation and a configuration for a problem on a GPU, with the reason.
 
-Order: the exact problem, measured on this SKU; a problem of the same bucket, measured on this SKU;
+Where a lock is in use and has the problem, only the kernel of the lock serves. Otherwise the order
+is: the exact problem, measured on this SKU; a problem of the same bucket, measured on this SKU;
 either of them, measured on a sibling SKU (one with the same architecture); a prediction for this
 SKU; the winners of the nearest problems measured on this SKU; the implementations' defaults,
 highest rank first. Every offer is checked again. Passed over are rows that cannot be true, and
@@ -20,6 +21,7 @@ from math import log2
 from typing import TYPE_CHECKING
 
 from kernelcat import catalog
+from kernelcat.call.locking import NO_RULING, Ruling
 from kernelcat.catalog.implementation import LANGUAGES, Config, Implementation
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.errors import InvalidArgument, MissingDependency, UnknownName, Unsupported
@@ -32,8 +34,11 @@ from kernelcat.verify.code_record import Case, is_todays
 if TYPE_CHECKING:
     from kernelcat.store import Choice, Measurement
 
-MEASURED_WHY = ("exact", "bucket", "forced")
-"""Reasons that are no miss: the bucket was measured, or the caller pinned a configuration."""
+FIXED_WHY = ("forced", "locked")
+"""Reasons without an alternative: the caller or a lock says which configuration serves."""
+
+MEASURED_WHY = ("exact", "bucket", *FIXED_WHY)
+"""Reasons that are no miss: the bucket was measured, or the configuration is fixed."""
 
 Attempt = tuple[str, str]
 """Name of an implementation, and canonical JSON of a configuration."""
@@ -103,9 +108,10 @@ class Considered:
 class Decision:
     """The implementation and the configuration that serve a problem.
 
-    ``why`` is ``exact``, ``bucket``, ``borrowed``, ``predicted``, ``nearest``, ``default`` or
-    ``forced``; ``evidence`` is the row of the database behind the decision, if there is one.
-    ``refuted`` is when a pinned configuration was found wrong, or None.
+    ``why`` is ``exact``, ``bucket``, ``borrowed``, ``predicted``, ``nearest``, ``default``,
+    ``forced`` or ``locked``; ``evidence`` is the row of the database behind the decision, if there
+    is one. ``refuted`` is when a fixed configuration was found wrong, or None. ``ruling`` is what
+    the lock in use says.
     """
 
     implementation: Implementation
@@ -114,6 +120,7 @@ class Decision:
     evidence: Choice | None = None
     considered: tuple[Considered, ...] = ()
     refuted: str | None = None
+    ruling: Ruling = NO_RULING
 
     @property
     def faults(self) -> list[Considered]:
@@ -124,7 +131,7 @@ class Decision:
     def missed(self) -> bool:
         """Whether nobody has measured this problem or another of its bucket on this SKU.
 
-        False for a pinned configuration.
+        False for a configuration that the caller or a lock fixes.
         """
         return self.why not in MEASURED_WHY
 
@@ -151,6 +158,7 @@ class _Search:
     missing: Mapping[str, str]
     failed: Mapping[Attempt, str]
     refuted: Sequence[Measurement]
+    ruling: Ruling = NO_RULING
     considered: dict[tuple[str, str, Config | None, str | None], Considered] = field(
         default_factory=dict
     )
@@ -172,14 +180,14 @@ class _Search:
             except (MissingDependency, UnknownName) as error:
                 reason = str(error)
         if implementation is not None:
-            promising = promising and offer.why not in ("exact", "forced")
+            promising = promising and offer.why not in ("exact", *FIXED_WHY)
             fault = self._fault(offer, implementation)
             if fault is None:
                 config, reason = self._judge(implementation, config, verified, promising)
             if config is not None and fault is None and reason is None:
                 refuted = self._refutation(offer, implementation, config)
                 fault = self.failed.get((implementation.name, config.key)) or refuted
-                fault = None if offer.why == "forced" else fault
+                fault = None if offer.why in FIXED_WHY else fault
         name = f"{self.entry.name}/{offer.language}/{offer.variant}"
         rejected = reason or fault
         candidate = Considered(name, offer.why, config, rejected, is_fault=fault is not None)
@@ -187,7 +195,9 @@ class _Search:
         if rejected is not None or implementation is None or config is None:
             return None
         considered = tuple(self.considered.values())
-        return Decision(implementation, config, offer.why, offer.evidence, considered, refuted)
+        return Decision(
+            implementation, config, offer.why, offer.evidence, considered, refuted, self.ruling
+        )
 
     def _fault(self, offer: _Offer, implementation: Implementation) -> str | None:
         """Why the row of an offer cannot be true, or its configuration is not of the space."""
@@ -244,6 +254,7 @@ def choose(
     missing: Mapping[str, str] | None = None,
     failed: Mapping[Attempt, str] | None = None,
     refuted: Sequence[Measurement] = (),
+    ruling: Ruling = NO_RULING,
 ) -> Decision:
     """The implementation and configuration that serve ``problem`` on ``gpu``.
 
@@ -253,6 +264,7 @@ def choose(
     missing : language -> reason why that language cannot be used, found by an earlier attempt
     failed : configurations that could not be built -> reason, found by an earlier attempt
     refuted : rows whose results were found wrong
+    ruling : what the lock in use says of the problem
 
     Raises
     ------
@@ -260,7 +272,7 @@ def choose(
         No implementation serves; the message has the reason for each of them.
     """
     pin = pin or Pin()
-    search = _Search(entry, problem, gpu, pin, missing or {}, failed or {}, refuted)
+    search = _Search(entry, problem, gpu, pin, missing or {}, failed or {}, refuted, ruling)
     for verified, promising in itertools.product((True, False), repeat=2):
         for offer in _offers(search, choices):
             decision = search.accept(offer, verified, promising)
@@ -271,7 +283,11 @@ def choose(
 
 def _offers(search: _Search, choices: Sequence[Choice]) -> Iterator[_Offer]:
     """Offers in the order of the module's docstring."""
-    pin = search.pin
+    pin, locked = search.pin, search.ruling.locked
+    if locked is not None:
+        _, language, variant = locked.implementation.split("/")
+        yield _Offer("locked", language, variant, locked.config)
+        return
     if pin.config is not None:
         yield _Offer("forced", str(pin.language), str(pin.variant), pin.config)
         return
@@ -352,7 +368,7 @@ def _explain_failure(search: _Search) -> str:
     """One line with the reason why each implementation does not serve."""
     reasons: dict[str, list[str]] = {}
     for candidate in search.considered.values():
-        if candidate.why in ("default", "forced") and candidate.rejected:
+        if candidate.why in ("default", *FIXED_WHY) and candidate.rejected:
             reasons.setdefault(candidate.rejected, []).append(candidate.name)
     details = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
     return (

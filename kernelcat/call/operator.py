@@ -23,6 +23,7 @@ from kernelcat.call import recording as recording  # likewise
 from kernelcat.call.building import build
 from kernelcat.call.choice import Decision, Pin, choose
 from kernelcat.call.fast_path import Bound, FastCall, Launch, misses, slow_calls
+from kernelcat.call.locking import ruling
 from kernelcat.catalog.implementation import Config, ConfigValue
 from kernelcat.catalog.spec import AxisValue, Entry, Problem
 from kernelcat.errors import InvalidArgument, short
@@ -241,7 +242,8 @@ class Op:
         problem, index = self._problem(args, named, anywhere=gpu is not None)
         target = gpus.find(gpu) if gpu is not None else _gpu(index or 0)
         rows, refuted = _choices(self.entry.name), _refuted(self.entry.name)
-        decision = choose(self.entry, problem, target, rows, self.pin, refuted=refuted)
+        says = ruling(problem, target, self.pin)
+        decision = choose(self.entry, problem, target, rows, self.pin, refuted=refuted, ruling=says)
         return Explanation.of(problem, target, decision)
 
     def launchers(self) -> list[Any]:
@@ -366,8 +368,12 @@ class Op:
         return wrapping.wrapped(launch, problem, _gpu(device), device, decision)
 
     def _build(self, problem: Problem, device: int) -> tuple[Decision, Any]:
+        from kernelcat.runtime import launcher
+
+        load = partial(launcher.load, device=device)
         rows, refuted = _choices(self.entry.name), _refuted(self.entry.name)
-        return build(self.entry, problem, _gpu(device), device, self.pin, rows, refuted)
+        says = ruling(problem, _gpu(device), self.pin)
+        return build(self.entry, problem, _gpu(device), load, self.pin, rows, refuted, says)
 
 
 Op.__doc__ = documentation.OfEntry(documentation.docstring, Op.__doc__)  # type: ignore[assignment]

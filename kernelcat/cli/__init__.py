@@ -31,11 +31,14 @@ _VERBS = {
     "regret": "random_races:regret",
     "ladder": "tuning:ladder",
     "profile": "profiling:profile",
+    "build": "ahead:build",
+    "lock": "ahead:lock",
     "receipts": "receipts:receipts",
     "leaderboard": "database:leaderboard",
     "db": "database:db",
     "cache": "cache:cache",
     "moe": "moe:moe",
+    "completion": "completion:completion",
 }
 """Verb -> module and command; a module is imported when one of its verbs is used."""
 
@@ -53,6 +56,10 @@ class _Group(Program):
         command: click.Command = getattr(
             importlib.import_module(f"kernelcat.cli.{module}"), attribute
         )
+        if ctx.resilient_parsing:  # a shell asks what could come next
+            from kernelcat.cli.completion import attach
+
+            return attach(command)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

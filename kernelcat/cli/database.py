@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING
 import click
 
 from kernelcat.cli.group import Group
-from kernelcat.cli.options import as_json
+from kernelcat.cli.options import as_json, database
 from kernelcat.cli.output import echo, emit, note_missing_database, show, write_csv
+from kernelcat.cli.upkeep import prune, stats
 from kernelcat.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from kernelcat.store import Measurement
 
 FILE = click.Path(path_type=Path, dir_okay=False)
-url = click.option(
-    "--db", "url", help="Path or SQLAlchemy URL of the database; $KERNELCAT_DB by default."
-)
 
 
 @click.group(cls=Group)
 def db() -> None:
-    """Locate, query, export, import and merge databases of measurements.
+    """Locate, query, export, import, merge and prune databases of measurements.
 
     \b
     Example:
@@ -31,9 +29,13 @@ def db() -> None:
     """
 
 
+db.add_command(stats)
+db.add_command(prune)
+
+
 @db.command()
 @as_json
-@url
+@database
 def path(url: str | None, as_json: bool) -> None:
     """Print the path or URL of the database.
 
@@ -58,7 +60,7 @@ def path(url: str | None, as_json: bool) -> None:
 )
 @click.option("--onto", type=FILE, help="Write this file's results too, unless they are older.")
 @as_json
-@url
+@database
 def export(
     file: Path,
     gpu: str | None,
@@ -90,7 +92,7 @@ def export(
     "--partial", is_flag=True, help="Add the valid lines of a file that has invalid lines."
 )
 @as_json
-@url
+@database
 def import_(file: Path, partial: bool, url: str | None, as_json: bool) -> None:
     """Add the results in FILE. If a line is invalid, nothing is added.
 
@@ -115,7 +117,7 @@ def import_(file: Path, partial: bool, url: str | None, as_json: bool) -> None:
 @db.command()
 @click.argument("other")
 @as_json
-@url
+@database
 def merge(other: str, url: str | None, as_json: bool) -> None:
     """Add the results of OTHER, a database or JSON Lines file, and print where winners differ.
 
@@ -140,7 +142,7 @@ def merge(other: str, url: str | None, as_json: bool) -> None:
 
 @db.command("sources")
 @as_json
-@url
+@database
 def list_sources(url: str | None, as_json: bool) -> None:
     """List who brought the results: measured here, shipped, or imported from a file or database.
 
@@ -161,7 +163,7 @@ def list_sources(url: str | None, as_json: bool) -> None:
 @db.command("drop")
 @click.argument("source")
 @as_json
-@url
+@database
 def drop_source(source: str, url: str | None, as_json: bool) -> None:
     """Delete all results of SOURCE, a name that kernelcat db sources lists.
 
@@ -181,7 +183,7 @@ def drop_source(source: str, url: str | None, as_json: bool) -> None:
 
 @db.command("verify")
 @as_json
-@url
+@database
 def verify_rows(url: str | None, as_json: bool) -> None:
     """List results that cannot be true, and crashes and timeouts with what they saw.
 
@@ -214,7 +216,7 @@ def verify_rows(url: str | None, as_json: bool) -> None:
 @click.argument("sql")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with a line of column names.")
 @as_json
-@url
+@database
 def run_query(sql: str, as_csv: bool, url: str | None, as_json: bool) -> None:
     """Answer SQL, one SELECT statement, from the database's table kernelcat_measurements.
 
@@ -250,7 +252,7 @@ def run_query(sql: str, as_csv: bool, url: str | None, as_json: bool) -> None:
 )
 @click.option("--gpu", help="Show only calls on this SKU.")
 @as_json
-@url
+@database
 def list_misses(file: Path | None, gpu: str | None, url: str | None, as_json: bool) -> None:
     """List problems that programs called and nobody has measured, those that cost most first.
 
@@ -295,7 +297,7 @@ def list_misses(file: Path | None, gpu: str | None, url: str | None, as_json: bo
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, a line for each problem.")
 @click.option("--markdown", is_flag=True, help="Print tables in Markdown.")
 @as_json
-@url
+@database
 def leaderboard(
     entry: str | None,
     gpu: str | None,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from kernelcat import catalog
-from kernelcat.errors import InvalidArgument, Unsupported
+from kernelcat.cli.output import echo
+from kernelcat.errors import InvalidArgument, MissingDependency, Unsupported
 
 if TYPE_CHECKING:
     from kernelcat.catalog.implementation import Implementation
@@ -23,6 +24,9 @@ profile_file = click.option(
     help="Record decode steps to this file, a trace in Chrome's format, and show their kernels.",
 )
 nvtx = click.option("--nvtx", is_flag=True, help="Mark phases of steps for Nsight Systems.")
+database = click.option(
+    "--db", "url", help="Path or SQLAlchemy URL of the database; $KERNELCAT_DB by default."
+)
 language = click.option("--language", help="Use only this language: cuda, triton or cute.")
 variant = click.option("--variant", help="Use only this variant.")
 problem_names = click.option(
@@ -33,6 +37,26 @@ problem_names = click.option(
 )
 
 
+def missing_languages(entry: str) -> dict[str, str]:
+    """The languages that ``entry`` has kernels in and that are not installed, with the remedy."""
+    missing = {}
+    for each in catalog.languages(catalog.entry(entry).name):
+        try:
+            catalog.in_language(entry, each)
+        except MissingDependency as error:
+            missing[each] = str(error)
+    return missing
+
+
+def note_missing_languages(*entries: str) -> None:
+    """Say on standard error which languages of the entries are left out, and what installs them."""
+    missing: dict[str, str] = {}
+    for entry in entries:
+        missing |= missing_languages(entry)
+    for reason in missing.values():
+        echo(f"left out: {reason}", err=True)
+
+
 def choose(entry: str, language: str | None, variant: str | None) -> list[Implementation]:
     """The implementations of ``entry`` in a language and variant (default: in all of them).
 
@@ -40,6 +64,8 @@ def choose(entry: str, language: str | None, variant: str | None) -> list[Implem
     that is not installed, ``InvalidArgument`` if there is no such implementation.
     """
     catalog.entry(entry)
+    if language is None:
+        note_missing_languages(entry)
     chosen = catalog.in_language(entry, language) if language else catalog.implementations(entry)
     if variant:
         chosen = tuple(i for i in chosen if i.variant == variant)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from kernelcat.cli.options import as_json, seconds
+from kernelcat.cli.options import as_json, note_missing_languages, seconds
 from kernelcat.cli.output import echo, emit, show
 
 
@@ -87,6 +87,7 @@ def regret(
         return _show_shipped(entry, as_json)
     if left_out:
         return _show_left_out(entry, as_json)
+    note_missing_languages(entry)
     try:
         races = race_random(
             entry,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from kernelcat import catalog
 from kernelcat.cli.devices import devices
-from kernelcat.cli.options import as_json, problem_names, seconds
+from kernelcat.cli.options import as_json, database, note_missing_languages, problem_names, seconds
 from kernelcat.cli.output import echo, emit, note_missing_database, show
 from kernelcat.errors import InvalidArgument
 
@@ -126,9 +127,7 @@ def bench(as_json: bool, **options: Any) -> None:
     is_flag=True,
     help="First race every variant on this machine's GPU; needs --problem.",
 )
-@click.option(
-    "--db", "url", help="Path or SQLAlchemy URL of the database; $KERNELCAT_DB by default."
-)
+@database
 @as_json
 def ladder(
     entries: tuple[str, ...],
@@ -157,6 +156,7 @@ def ladder(
             "name a --problem to measure: naive kernels take seconds for large ones"
         )
     if measure:
+        _say_what_is_missing(entries, ())
         for entry in entries:
             raced = _run(tune.ladder, url, entry, problems=[problem])
             reasons = [f"{name}: skipped, {why}" for name, why in raced.skipped.items()]
@@ -182,6 +182,7 @@ def ladder(
 def _measure(
     work: Callable[..., Any], as_json: bool, entry: str, url: str | None, **options: Any
 ) -> None:
+    _say_what_is_missing([entry], options["languages"])
     report = _run(work, url, entry, **_chosen(**options))
     if as_json:
         return emit(report.to_json())
@@ -199,6 +200,7 @@ def _tune_workload(
 
     if problems:
         raise InvalidArgument("--problem does not go with --workload, which names the problems")
+    _say_what_is_missing([entry] if entry else catalog.names(), options["languages"])
     noted: set[str] = set()
 
     def show_lines(report: TuneReport) -> None:
@@ -216,6 +218,16 @@ def _tune_workload(
         return emit(report.to_json())
     for line in report.lines():
         echo(line)
+
+
+def _say_what_is_missing(entries: Iterable[str], languages: Iterable[str]) -> None:
+    """Name languages that are left out; raise ``MissingDependency`` for one that was asked for."""
+    known = [entry for entry in entries if entry in catalog.names()]  # another backend's are not
+    for entry in known:
+        for language in languages:
+            catalog.in_language(entry, language)
+    if not languages:
+        note_missing_languages(*known)
 
 
 def _chosen(*, budget: str | None, no_peers: bool, **options: Any) -> dict[str, Any]:

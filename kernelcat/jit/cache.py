@@ -23,6 +23,7 @@ from pathlib import Path
 
 from kernelcat.bounded import Bounded
 from kernelcat.catalog.implementation import Source
+from kernelcat.errors import MissingDependency
 from kernelcat.jit.artifact import Artifact
 
 FORMAT = 3
@@ -47,6 +48,9 @@ _STARTED = time.time()
 _memory = Bounded[str, Artifact](256)
 """The newest artifacts; an older one is read from the disk again."""
 
+prepared: dict[str, Artifact] = {}
+"""Artifacts that were compiled ahead, by :func:`portable_key` (:mod:`kernelcat.jit.bundle`)."""
+
 _warned: set[Path] = set()
 
 
@@ -60,7 +64,14 @@ def build(source: Source, arch: str) -> Artifact:
     MissingDependency
         The compiler is not installed.
     """
-    artifact = find(source, arch)
+    try:
+        artifact = find(source, arch)
+    except MissingDependency as error:
+        if not prepared:
+            raise
+        raise MissingDependency(
+            f"no prepared folder has {source.place()} for {arch}, and to compile it: {error}"
+        ) from error
     if artifact is None:
         name = key(source, arch)
         data = encode(source.compile(arch), name)
@@ -81,7 +92,10 @@ def _is_edited(source: Source) -> bool:
 
 
 def find(source: Source, arch: str) -> Artifact | None:
-    """The cached artifact of ``source`` for ``arch``, or None. Never compiles."""
+    """The prepared or cached artifact of ``source`` for ``arch``, or None. Never compiles."""
+    ahead = prepared.get(portable_key(source, arch)) if prepared else None
+    if ahead is not None:
+        return ahead
     name = key(source, arch)
     artifact = _memory.get(name) or _read(folder() / name)
     if artifact is not None:
@@ -92,6 +106,18 @@ def find(source: Source, arch: str) -> Artifact | None:
 def key(source: Source, arch: str) -> str:
     """The artifact's file name: a hex digest of everything that decides the machine code."""
     parts = [FORMAT, source.language, source.digest(), arch, source.toolchain(), _variables()]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def portable_key(source: Source, arch: str) -> str:
+    """A hex digest like :func:`key`, without what only the compiling machine has.
+
+    Versions of compilers and environment variables are left out, because the machine that runs the
+    artifact may have no compiler. The host functions of CuTe need the runtime of their version, so
+    for CuTe the version counts.
+    """
+    toolchain = source.toolchain() if source.language == "cute" else ""
+    parts = [FORMAT, source.language, source.digest(), arch, toolchain]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

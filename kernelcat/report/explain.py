@@ -24,6 +24,7 @@ _WHY = {
     "nearest": "won the nearest problem measured on this GPU; this problem was not measured",
     "default": "the implementation's default; nothing is known about this problem",
     "forced": "requested by name",
+    "locked": "the lock in use has this kernel for this problem",
 }
 """Value of :attr:`Explanation.why` -> its meaning."""
 
@@ -34,12 +35,13 @@ class Explanation:
 
     Attributes
     ----------
-    why : exact, bucket, borrowed, predicted, nearest, default or forced
+    why : exact, bucket, borrowed, predicted, nearest, default, forced or locked
     evidence : the result that the decision rests on, or None
     considered : the candidates in order, each with the reason for its rejection, or None
     stale : whether the kernel runs other code today than was measured
     compiler : how today's compiler differs from the measurement's compiler, or None
     unverified : why the kernel is unverified, or None
+    unlocked : why the lock in use does not decide, or None
     """
 
     problem: Problem
@@ -52,6 +54,7 @@ class Explanation:
     stale: bool
     compiler: str | None
     unverified: str | None
+    unlocked: str | None = None
 
     @staticmethod
     def of(problem: Problem, gpu: Gpu, decision: Decision) -> Explanation:
@@ -67,6 +70,7 @@ class Explanation:
             stale=evidence is not None and not _is_todays(evidence),
             compiler=None if evidence is None else _other_compiler(evidence),
             unverified=receipts.doubt(chosen),
+            unlocked=decision.ruling.unlocked,
         )
 
     def __str__(self) -> str:
@@ -75,6 +79,8 @@ class Explanation:
             f"  {self.implementation.name} {_settings(self.config)}",
             f"  {self.why}: {_WHY[self.why]}",
         ]
+        if self.unlocked:
+            lines.append(f"  not locked: {self.unlocked}")
         if self.evidence is not None:
             lines.append(f"  evidence: {_result(self.evidence)}")
         if self.stale:

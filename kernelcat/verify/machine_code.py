@@ -66,6 +66,19 @@ def code_of(implementation: Implementation, case: Case, gpu: Gpu) -> Code:
     return Code(launched(implementation, case, gpu), _sha(built))
 
 
+def exact_code(implementation: Implementation, case: Case, gpu: Gpu) -> Code:
+    """The code of ``case``, with constants that no instruction may read; needs no disassembler.
+
+    Stricter than :func:`code_of`. Raises ``CompileError`` or ``MissingDependency`` as that does.
+    """
+    program = implementation.program(case.problem, case.config, gpu)
+    artifacts = [jit.build(step.source, gpu.arch) for step in program.steps]
+    built = [
+        [_sha(_compared(a.cubin)), [a.metadata.get(name) for name in LAUNCHED]] for a in artifacts
+    ]
+    return Code(launched(implementation, case, gpu), _sha(built))
+
+
 def launched(implementation: Implementation, case: Case, gpu: Gpu) -> str:
     """Digest of what ``case`` launches; compiles nothing.
 
@@ -89,6 +102,11 @@ def cubin_digest(cubin: bytes) -> str:
     if has_globals and "c[0x4]" not in disassemble(cubin):
         sections = [s for s in sections if not s.name.startswith(GLOBALS)]
     return _sha(sorted(_section(section) for section in sections))
+
+
+def _compared(cubin: bytes) -> list[list[Any]]:
+    """All sections that may determine what a kernel does."""
+    return sorted(_section(s) for s in elf.sections(cubin) if s.name.startswith(COMPARED))
 
 
 def _section(section: elf.Section) -> list[Any]:
