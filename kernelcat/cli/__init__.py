@@ -29,6 +29,7 @@ _VERBS = {
     "tune": "tuning:tune",
     "bench": "tuning:bench",
     "regret": "random_races:regret",
+    "predict": "prediction:predict",
     "ladder": "tuning:ladder",
     "profile": "profiling:profile",
     "build": "ahead:build",

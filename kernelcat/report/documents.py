@@ -4,6 +4,7 @@
 - ``docs/entries/README.md`` has the list of entries between ``<!-- entries -->`` and
   ``<!-- /entries -->``, and the support matrix.
 - ``docs/techniques.md`` is made as a whole.
+- ``docs/predictions.md`` is made as a whole.
 - ``docs/results/ENTRY.md`` has a block ``results:ENTRY`` below what people wrote; a page that is
   missing begins with a title.
 """
@@ -14,13 +15,13 @@ import re
 from pathlib import Path
 
 from kernelcat import catalog
-from kernelcat.report import entry_page, picture, support
+from kernelcat.report import entry_page, picture, predictions, support
 from kernelcat.report.readme import render_readme, update_readme
 from kernelcat.report.techniques import page as techniques
 from kernelcat.store import shipped
 
 GPU = "h200"
-"""The SKU of the picture."""
+"""The SKU of the picture and of the page of predictions."""
 
 _HOW = "how-results-are-made.md"
 _ENTRIES = re.compile(r"(?P<open><!-- entries -->)\n.*?(?P<close><!-- /entries -->)", re.DOTALL)
@@ -38,6 +39,7 @@ def documents(docs: Path) -> dict[Path, str]:
     texts = {
         docs / "board.svg": picture.to_svg(rows, GPU),
         docs / "techniques.md": techniques.markdown(),
+        docs / "predictions.md": predictions.markdown((GPU,), rows),
     }
     for name in catalog.names():
         texts[docs / "entries" / f"{name}.md"] = entry_page.markdown(name)

@@ -1,0 +1,89 @@
+"""The audit of cost models: predicted order against measured order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from kernelcat import catalog
+from kernelcat.cli import main
+from kernelcat.report.predictions import audit, judge, races_of, sheet, spearman
+from kernelcat.runtime.gpu import SKUS
+from kernelcat.store import Measurement, Store, shipped
+
+H200 = SKUS["h200"]
+
+
+def test_ranks_are_compared_and_ties_share_a_rank() -> None:
+    assert spearman([1, 2, 3], [10, 20, 300]) == pytest.approx(1)
+    assert spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    assert spearman([1, 1, 2], [1, 2, 3]) == pytest.approx(0.866, abs=1e-3)
+    assert spearman([1, 1, 1], [1, 2, 3]) == 0
+
+
+def test_the_regret_of_the_first_configurations_by_estimate() -> None:
+    times = [5.0, 4.0, 3.0, 2.0, 1.0]
+    backwards = judge("p", [(float(place), us) for place, us in enumerate(times)])
+    assert backwards.regret == {1: 5.0, 4: 2.0}  # the best of 16 of 5 would say nothing
+    assert judge("p", [(us, us) for us in times]).regret == {1: 1.0, 4: 1.0}
+    assert judge("p", [(1.0, us) for us in times]).regret[1] == 5.0, "a tie must not flatter"
+
+
+@pytest.fixture
+def rows() -> list[Measurement]:
+    return [row for row in shipped() if row.entry == "tma_copy"]
+
+
+def test_a_race_is_the_newest_run_and_has_no_peers(rows: list[Measurement]) -> None:
+    entry = catalog.entry("tma_copy")
+    before = races_of(entry, "h200", rows)
+    assert before and not any("peer" in name for times in before.values() for name, _ in times)
+    problem, times = next(iter(before.items()))
+    (old, *_) = [r for r in rows if r.to_problem() == problem and (r.regime, r.state) ==
+                 ("graph", "burst") and r.language != "peer"]  # fmt: skip
+    new = replace(old, run="29990101T000000-aaaa", created_at="2999-01-01T00:00:00.000Z")
+    assert len(times) > 1 and len(races_of(entry, "h200", [*rows, new])[problem]) == 1
+    assert races_of(entry, "b200", rows) == {}
+
+
+def test_the_audit_follows_the_measured_times(rows: list[Measurement]) -> None:
+    """With the estimates as times a model is perfect; with their inverse it is as bad as can be."""
+    entry = catalog.entry("tma_copy")
+    by_name = {i.name: i for i in catalog.implementations("tma_copy")}
+
+    def timed(sign: int) -> Iterator[Measurement]:
+        for row in rows:
+            each = by_name.get(f"{row.entry}/{row.language}/{row.variant}")
+            if each is not None:
+                estimate = each.estimate(row.to_problem(), row.to_config(), H200)
+                us = estimate if sign > 0 else 1e6 / estimate
+                yield replace(row, median_us=us, ci_us=(us, us))
+
+    perfect, worst = (audit(entry, "h200", timed(sign)) for sign in (1, -1))
+    assert perfect.spearman == pytest.approx(1) and set(perfect.regrets(1)) == {1.0}
+    assert worst.spearman == pytest.approx(-1) and min(worst.regrets(1)) > 1
+    (line,) = sheet("h200", [perfect]).lines
+    assert line[:2] == ("tma_copy", str(len(perfect.races))) and line[3:6] == ("1.00",) * 3
+
+
+def test_the_command_judges_shipped_rows_and_those_of_a_database(tmp_path, rows) -> None:
+    def run(*words: str) -> list[dict]:
+        result = CliRunner().invoke(main, ["predict", "--audit", "tma_copy", "--json", *words])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    (found,) = run()
+    assert found["entry"] == "tma_copy" and -1 <= found["spearman"] <= 1
+    assert {race["problem"] for race in found["races"]} >= {"64KB", "8GB"}
+    path = tmp_path / "screens.sqlite3"
+    with Store.open(str(path)) as store:
+        store.add([replace(r, protocol={**r.protocol, "state": "screen"}) for r in rows])
+    assert run("--db", str(path), "--state", "screen") == [found]
+    assert run("--db", str(path))[0]["races"] == []
+    text = CliRunner().invoke(main, ["predict", "--audit", "tma_copy"]).output
+    assert "Predicted order on the h200" in text and "tile-odd-64MB" in text
+    assert "give --audit" in CliRunner().invoke(main, ["predict"]).output
