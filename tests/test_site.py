@@ -166,3 +166,27 @@ def test_a_site_into_nowhere_or_over_a_file_is_a_one_line_error(tmp_path: Path) 
         done = CliRunner().invoke(main, ["leaderboard", "--html", str(tmp_path / target)])
         assert done.exit_code == 1 and done.output.count("\n") == 1, done.output
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_receipt_that_holds_is_not_called_compiled(tmp_path: Path) -> None:
+    pairs = {("gemm", "h200"), ("flashmla", "h200")}
+    write(tmp_path, [], compiled=pairs, checked={("gemm", "h200")}, is_current=lambda row: True)
+    text = (tmp_path / "gpu-h200.html").read_text(encoding="utf-8")
+    lines = re.findall(r"<tr><th scope=\"row\">.*?</tr>", text)
+    assert [re.findall("checked|compiled", re.sub("<.*?>", "", x)) for x in lines] == [
+        ["compiled"], ["checked"],
+    ]  # fmt: skip
+
+
+def test_a_gpu_page_names_the_software_that_measured(tmp_path: Path) -> None:
+    software = {"driver": "580.1", "cuda": "13.7", "compilers": {"nvrtc": "13.0.88"}}
+    write(tmp_path, [timed(200.0, environment=software)], is_current=lambda row: True)
+    text = (tmp_path / "gpu-h200.html").read_text(encoding="utf-8")
+    assert '580.1</th><td>13.7</td><td></td><td>nvrtc 13.0.88</td><td class="n">1</td>' in text
+    write(tmp_path, [timed(200.0, environment={})], is_current=lambda row: True)
+    assert "Measured with" in (tmp_path / "gpu-h200.html").read_text(encoding="utf-8")
+
+
+def test_committed_entries_without_a_race_are_checked(committed: Path) -> None:
+    text = (committed / "index.html").read_text(encoding="utf-8")
+    assert ">\u25c7 checked<" in text

@@ -361,7 +361,7 @@ def _site(
     """Write the site of ``known`` rows, and of the committed profiles of ``gpu`` and ``entry``."""
     from kernelcat.report import site
     from kernelcat.store import plausibility
-    from kernelcat.verify import code_record, profiles
+    from kernelcat.verify import code_record, profiles, receipts
 
     def is_asked(its_entry: str, its_gpu: str) -> bool:
         return entry in (None, its_entry) and gpu in (None, its_gpu)
@@ -374,6 +374,7 @@ def _site(
         known,
         [profile for profile in counted if is_asked(profile.entry, profile.gpu)],
         {pair for pair in compiled if is_asked(*pair)},
+        {pair for pair in receipts.checked() if is_asked(*pair)},
         doubt=plausibility.doubt,
     )
     first = str(folder / "index.html")

@@ -10,7 +10,8 @@ from kernelcat import catalog
 from kernelcat.report.board import board
 from kernelcat.report.site.entry import entry_page
 from kernelcat.report.site.markup import filename
-from kernelcat.report.site.overview import gpu_page, lines, numbers_page, overview_page
+from kernelcat.report.site.numbers import numbers_page
+from kernelcat.report.site.overview import gpu_page, lines, overview_page
 from kernelcat.store import Measurement
 from kernelcat.verify import code_record
 from kernelcat.verify.profiles import Profile
@@ -21,6 +22,7 @@ def write(
     measurements: Sequence[Measurement],
     profiles: Sequence[Profile] = (),
     compiled: Iterable[tuple[str, str]] = (),
+    checked: Iterable[tuple[str, str]] = (),
     is_current: Callable[[Measurement], bool] = code_record.is_current,
     doubt: Callable[[Measurement], str | None] = lambda row: None,
 ) -> list[Path]:
@@ -30,6 +32,7 @@ def write(
     ----------
     measurements : rows of all races; the newest race of each problem is shown
     compiled : entry and SKU of recorded machine code
+    checked : entry and SKU of receipts that hold
     is_current : whether a row timed the code that runs today
     doubt : why a row cannot be true, or None; such a row is left out
 
@@ -39,17 +42,18 @@ def write(
         The folder or a file cannot be written.
     """
     rows = board(measurements, regime=None, is_current=is_current, doubt=doubt)
-    by_entry, raced = defaultdict(list), defaultdict(list)
+    by_entry, raced, by_gpu = defaultdict(list), defaultdict(list), defaultdict(list)
     for row in rows:
         by_entry[row.entry].append(row)
     for measurement in measurements:
         if doubt(measurement) is None:
             raced[measurement.entry].append(measurement)
-    listed = lines(rows, compiled)
+            by_gpu[measurement.gpu].append(measurement)
+    listed = lines(rows, compiled, checked)
     pages = {"index.html": overview_page(listed), "numbers.html": numbers_page()}
     for gpu in sorted({line.gpu for line in listed}):
         mine = [line for line in listed if line.gpu == gpu]
-        pages[filename("gpu", gpu)] = gpu_page(gpu, mine)
+        pages[filename("gpu", gpu)] = gpu_page(gpu, mine, by_gpu[gpu])
     for name in sorted(set(catalog.names())):
         counted = [profile for profile in profiles if profile.entry == name]
         pages[filename("entry", name)] = entry_page(

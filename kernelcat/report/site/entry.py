@@ -108,19 +108,19 @@ def _ladder(number: int, ladder: Ladder) -> str:
         (
             f"{step.language}/{step.variant}",
             (step.over_first,),
-            _proof(step.over_first, step.techniques),
+            _proof(step.techniques),
         )
         for step in ladder.steps
     ]
     plot = plots.bars(
         "Speedup over the first step", groups,
-        caption=f"First step: {ladder.first}. The instructions after a bar prove its step.",
+        caption=f"First step: {ladder.first}. After a name: the instructions that prove the step.",
     )  # fmt: skip
     return f"<h2>Ladder: {text(table.title)}</h2>\n{plot}{sheet(f'ladder{number}', table)}"
 
 
-def _proof(speedup: float, techniques: Mapping[str, str]) -> str:
-    return f"{speedup:.2f}\u00d7 {' '.join(techniques.values())}".rstrip()
+def _proof(techniques: Mapping[str, str]) -> str:
+    return ", ".join(dict.fromkeys(techniques.values()))
 
 
 def _bytes(gpu: str, profiles: Sequence[Profile]) -> str:
