@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from kernelcat import catalog
 from kernelcat.cli import main
-from kernelcat.report.site import write
+from kernelcat.report import site
 from kernelcat.report.site.markup import filename
 from kernelcat.store import Measurement
 
@@ -51,6 +51,10 @@ class Page(HTMLParser):
 def timed(us: float, **changes: Any) -> Measurement:
     times = {"median_us": us, "ci_us": [us * 0.999, us * 1.001]}
     return Measurement.from_json(ROW | times | changes)
+
+
+def write(folder: Path, rows: list[Measurement], **options: Any) -> list[Path]:
+    return site.write(folder, site.pages(rows, **options))
 
 
 @pytest.fixture(scope="module")
