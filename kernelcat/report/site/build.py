@@ -13,6 +13,7 @@ from kernelcat.report.site.markup import filename
 from kernelcat.report.site.numbers import numbers_page
 from kernelcat.report.site.overview import gpu_page, lines, overview_page
 from kernelcat.store import Measurement
+from kernelcat.store.random_races import RandomRaces
 from kernelcat.verify import code_record
 from kernelcat.verify.profiles import Profile
 
@@ -22,6 +23,7 @@ def pages(
     profiles: Sequence[Profile] = (),
     compiled: Iterable[tuple[str, str]] = (),
     checked: Iterable[tuple[str, str]] = (),
+    random: Sequence[RandomRaces] = (),
     is_current: Callable[[Measurement], bool] = code_record.is_current,
     doubt: Callable[[Measurement], str | None] = lambda row: None,
 ) -> dict[str, str]:
@@ -32,6 +34,7 @@ def pages(
     measurements : rows of all races; the newest race of each problem is shown
     compiled : entry and SKU of recorded machine code
     checked : entry and SKU of receipts that hold
+    random : races on random problems
     is_current : whether a row timed the code that runs today
     doubt : why a row cannot be true, or None; such a row is left out
     """
@@ -50,8 +53,9 @@ def pages(
         made[filename("gpu", gpu)] = gpu_page(gpu, mine, by_gpu[gpu])
     for name in sorted(set(catalog.names())):
         counted = [profile for profile in profiles if profile.entry == name]
+        drawn = [races for races in random if races.entry == name]
         made[filename("entry", name)] = entry_page(
-            name, by_entry[name], raced[name], counted, is_current
+            name, by_entry[name], raced[name], counted, drawn, is_current
         )
     return made
 

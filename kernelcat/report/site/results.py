@@ -7,7 +7,7 @@ from functools import cached_property
 
 from kernelcat.report.board import load
 from kernelcat.report.site.build import pages
-from kernelcat.store import Measurement, plausibility
+from kernelcat.store import Measurement, plausibility, random_races
 from kernelcat.verify import code_record, profiles, receipts
 
 
@@ -29,7 +29,8 @@ class Results:
     def pages(self, rows: list[Measurement]) -> dict[str, str]:
         """File name -> content of every page for ``rows``."""
         compiled, checked, counted = self._records
-        return pages(rows, counted, compiled, checked, doubt=plausibility.doubt)
+        random = [r for r in random_races.shipped(self.entry) if self.gpu in (None, r.gpu)]
+        return pages(rows, counted, compiled, checked, random, doubt=plausibility.doubt)
 
     @cached_property
     def _records(
