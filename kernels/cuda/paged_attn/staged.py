@@ -184,6 +184,5 @@ IMPLEMENTATION = Implementation(
         "dependent launch": "ACQBULK",
         "exponential by one instruction": "MUFU.EX2",
     },
-    unverified="not yet run on a GPU",
     rank=1,
 )

@@ -103,14 +103,15 @@ GROUP = Group(
         Technique(
             "Small batches from registers",
             "With a few thousand cached tokens latency decides. Keys go from memory into registers "
-            "in the layout of the product, without shared memory, barriers or a plan.",
+            "in the layout of the product, without shared memory, barriers or a plan. Through shared "
+            "memory they take fewer registers, and the next launch has room beside this one.",
             "Own work",
             (
                 Effect(
                     "paged_attn",
                     "decode-64x1024-64/8x64-p16-window128-sinks",
+                    "cuda/staged",
                     "cuda/registers",
-                    "cuda/tma",
                 ),
                 Launch("paged_attn/cuda/registers", "decode-1x3008-64/8x64-p16-sinks", "cluster"),
             ),
