@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from email.message import Message
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from click.testing import CliRunner
 
 from kernelcat import catalog
 from kernelcat.cli import main
-from kernelcat.report.site import write
+from kernelcat.report import site
+from kernelcat.report.site import sources
 from kernelcat.report.site.markup import filename
 from kernelcat.store import Measurement
+from kernelcat.store.random_races import RandomRace, RandomRaces
 
 ROW: dict[str, Any] = json.loads(Path(__file__).with_name("measurement.json").read_text())
 PEER = {"language": "peer", "config": {}, "source": ""}
@@ -53,6 +56,10 @@ def timed(us: float, **changes: Any) -> Measurement:
     return Measurement.from_json(ROW | times | changes)
 
 
+def write(folder: Path, rows: list[Measurement], **options: Any) -> list[Path]:
+    return site.write(folder, site.pages(rows, **options))
+
+
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site") / "pages"
@@ -77,6 +84,8 @@ def test_links_resolve_and_pages_load_nothing(committed: Path) -> None:
         ids = page.values("id")
         assert len(ids) == len(set(ids))
         for target in page.values("href"):
+            if target.startswith("https:"):
+                continue
             if target.startswith("#"):
                 assert target[1:] in ids
             else:
@@ -166,3 +175,58 @@ def test_a_site_into_nowhere_or_over_a_file_is_a_one_line_error(tmp_path: Path) 
         done = CliRunner().invoke(main, ["leaderboard", "--html", str(tmp_path / target)])
         assert done.exit_code == 1 and done.output.count("\n") == 1, done.output
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_receipt_that_holds_is_not_called_compiled(tmp_path: Path) -> None:
+    pairs = {("gemm", "h200"), ("flashmla", "h200")}
+    write(tmp_path, [], compiled=pairs, checked={("gemm", "h200")}, is_current=lambda row: True)
+    text = (tmp_path / "gpu-h200.html").read_text(encoding="utf-8")
+    lines = re.findall(r"<tr><th scope=\"row\">.*?</tr>", text)
+    assert [re.findall("checked|compiled", re.sub("<.*?>", "", x)) for x in lines] == [
+        ["compiled"], ["checked"],
+    ]  # fmt: skip
+
+
+def test_a_gpu_page_names_the_software_that_measured(tmp_path: Path) -> None:
+    software = {"driver": "580.1", "cuda": "13.7", "compilers": {"nvrtc": "13.0.88"}}
+    write(tmp_path, [timed(200.0, environment=software)], is_current=lambda row: True)
+    text = (tmp_path / "gpu-h200.html").read_text(encoding="utf-8")
+    assert '580.1</th><td>13.7</td><td></td><td>nvrtc 13.0.88</td><td class="n">1</td>' in text
+    write(tmp_path, [timed(200.0, environment={})], is_current=lambda row: True)
+    assert "Measured with" in (tmp_path / "gpu-h200.html").read_text(encoding="utf-8")
+
+
+def test_committed_entries_without_a_race_are_checked(committed: Path) -> None:
+    text = (committed / "index.html").read_text(encoding="utf-8")
+    assert ">\u25c7 checked<" in text
+
+
+def test_random_races_have_plots_a_table_and_regret(tmp_path: Path) -> None:
+    problem = {**ROW["problem"], "M": 64}
+    races = [
+        RandomRace(0, problem, "gemm/cuda/wgmma", {}, "nearest", us=5.0, peers={"cublas": 10.0},
+                   tuned="gemm/cuda/tma", tuned_us=4.0),
+        RandomRace(1, problem | {"M": 65}, failed="<b>out of memory</b>"),
+    ]  # fmt: skip
+    drawn = RandomRaces("gemm", "h200", "a" * 40, "graph", "burst", "2026-11-20T09:30:12Z", {},
+                        tuple(races))  # fmt: skip
+    write(tmp_path, [], random=[drawn], is_current=lambda row: True)
+    text = (tmp_path / "entry-gemm.html").read_text(encoding="utf-8")
+    assert "regret 25.0%" in text and "number 0: 1.25\u00d7" in text and "number 0: 2.00" in text
+    assert "<b>out of memory" not in text and "out of memory" in text
+    assert "Random problems" not in (tmp_path / "entry-flashmla.html").read_text(encoding="utf-8")
+
+
+def test_sources_link_to_the_project_that_the_package_names(
+    committed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (committed / "entry-gemm.html").read_text(encoding="utf-8")
+    assert "<code>kernels/cuda/gemm" in page and "cuda/naive</th>" in page
+    named = Message()
+    named["Project-URL"] = "Source, https://code.example/kernelcat/"
+    monkeypatch.setattr(sources.metadata, "metadata", lambda name: named)
+    sources.project_url.cache_clear()
+    write(tmp_path, [], is_current=lambda row: True)
+    sources.project_url.cache_clear()
+    page = (tmp_path / "entry-gemm.html").read_text(encoding="utf-8")
+    assert 'href="https://code.example/kernelcat/blob/HEAD/reference/gemm.py"' in page

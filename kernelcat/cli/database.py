@@ -14,7 +14,7 @@ from kernelcat.cli.upkeep import prune, stats
 from kernelcat.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from kernelcat.store import Measurement
+    from kernelcat.report.site import Results
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -289,6 +289,9 @@ def list_misses(file: Path | None, gpu: str | None, url: str | None, as_json: bo
 @click.option("--html", type=click.Path(path_type=Path), metavar="PATH",
               help="Write a site of static pages into this folder, or the tables as one page if "
               "the name ends with .html.")  # fmt: skip
+@click.option("--serve", is_flag=True, help="Show the site of the live database on this machine.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True,
+              help="Port of --serve; 0 for any free one.")  # fmt: skip
 @click.option(
     "--readme",
     type=FILE,
@@ -305,6 +308,8 @@ def leaderboard(
     state: str | None,
     problem: str,
     html: Path | None,
+    serve: bool,
+    port: int,
     readme: Path | None,
     url: str | None,
     as_csv: bool,
@@ -326,20 +331,25 @@ def leaderboard(
     from kernelcat.report.board import board, load
     from kernelcat.report.page import to_html
     from kernelcat.report.render import table, to_csv, to_json, to_markdown
+    from kernelcat.report.site import Results
     from kernelcat.runtime import gpu as gpus
     from kernelcat.store import plausibility
 
     if as_csv + markdown + as_json > 1:
         raise click.UsageError("give one of --csv, --markdown and --json")
+    if serve and (html or readme or as_csv or markdown or as_json):
+        raise click.UsageError("--serve goes with --gpu, --db and --port alone")
     if readme:
         documents.update(readme)
         return emit({"file": str(readme)}) if as_json else None
     name = catalog.entry(entry).name if entry else None
     sku = gpus.find(gpu).sku if gpu else None
+    if serve:
+        return _serve_site(Results(sku, name, url), port)
     known = load(sku, name, regime, url)
     rows = board(known, sku, name, regime, state, problem, doubt=plausibility.doubt)
     if html and html.suffix != ".html":
-        return _site(html, load(sku, name, None, url), sku, name, as_json)
+        return _write_site(html, Results(sku, name, url), as_json)
     if html:
         html.write_text(to_html(rows), encoding="utf-8")
         return emit({"file": str(html)}) if as_json else echo(str(html))
@@ -357,26 +367,21 @@ def leaderboard(
         echo(f"{doubtful} results cannot be true and are left out: kernelcat db verify lists them.")
 
 
-def _site(
-    folder: Path, known: list[Measurement], gpu: str | None, entry: str | None, is_json: bool
-) -> None:
-    """Write the site of ``known`` rows, and of the committed profiles of ``gpu`` and ``entry``."""
-    from kernelcat.report import site
-    from kernelcat.store import plausibility
-    from kernelcat.verify import code_record, profiles
+def _write_site(folder: Path, results: Results, is_json: bool) -> None:
+    from kernelcat.report.site import write
 
-    def is_asked(its_entry: str, its_gpu: str) -> bool:
-        return entry in (None, its_entry) and gpu in (None, its_gpu)
-
-    records = code_record.read(code_record.shipped_folder())
-    compiled = {(record.implementation.split("/")[0], record.gpu) for record in records}
-    counted = profiles.read(profiles.shipped_folder())
-    site.write(
-        folder,
-        known,
-        [profile for profile in counted if is_asked(profile.entry, profile.gpu)],
-        {pair for pair in compiled if is_asked(*pair)},
-        doubt=plausibility.doubt,
-    )
+    write(folder, results.pages(results.rows()))
     first = str(folder / "index.html")
     return emit({"file": first}) if is_json else echo(first)
+
+
+def _serve_site(results: Results, port: int) -> None:
+    """Serve the site until the program is interrupted."""
+    from kernelcat.report.site.serve import Site
+
+    with Site(results, port) as site:
+        echo(f"{site.url} shows these results until Ctrl-C.")
+        try:
+            site.serve_forever()
+        except KeyboardInterrupt:
+            return

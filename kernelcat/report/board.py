@@ -130,11 +130,13 @@ def load(
     entry: str | None = None,
     regime: str | None = None,
     url: str | None = None,
+    as_copy: bool = False,
 ) -> list[Measurement]:
     """Shipped rows and, where there is a database, the rows of its newest races.
 
     Doubtful rows are among them, and the rows of the races that take their places.
-    ``gpu`` (SKU), ``entry`` and ``regime`` select rows; ``url`` names the database.
+    ``gpu`` (SKU), ``entry`` and ``regime`` select rows; ``url`` names the database,
+    of which ``as_copy`` reads a private copy: then the file is not touched.
 
     Raises
     ------
@@ -150,7 +152,7 @@ def load(
     if url is not None or location.path is None or location.path.exists():
         from kernelcat.store import Store
 
-        with Store.open(url, create=False) as store:
+        with Store.open(url, create=False, as_copy=as_copy) as store:
             where = {"gpu": gpu, "entry": entry, "regime": regime}
             races = store.winners(**where)
             races += plausibility.sound(races, lambda: store.rows(**where, status="passed"))

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kernelcat import catalog
 from kernelcat.catalog.digest import digest
 from kernelcat.catalog.implementation import Implementation
 from kernelcat.store import ledger
@@ -112,6 +113,20 @@ def valid_for(implementation: Implementation, receipts: Iterable[Receipt]) -> li
         if r.implementation == implementation.name
         and code_record.are_equal(r.implementation, r.gpu, r.source, now)
     ]
+
+
+def checked() -> set[tuple[str, str]]:
+    """Entry and SKU of shipped receipts that hold for today's code, without findings."""
+    shipped: dict[str, list[Receipt]] = {}
+    for receipt in read(shipped_folder()):
+        shipped.setdefault(receipt.implementation, []).append(receipt)
+    return {
+        (name, receipt.gpu)
+        for name in catalog.names()
+        for implementation in catalog.implementations(name)
+        for receipt in valid_for(implementation, shipped.get(implementation.name, []))
+        if not receipt.findings
+    }
 
 
 def state(implementation: Implementation) -> str:

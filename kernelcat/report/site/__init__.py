@@ -1,5 +1,6 @@
-"""The results as a static site: pages with plots and tables that need no server and no network."""
+"""The results as a site: pages with plots and tables that need no server and no network."""
 
-from kernelcat.report.site.build import write
+from kernelcat.report.site.build import pages, write
+from kernelcat.report.site.results import Results
 
-__all__ = ["write"]
+__all__ = ["Results", "pages", "write"]

@@ -1,63 +1,74 @@
-"""Writes the site: an overview, a page for each entry and SKU, and how numbers are made."""
+"""Makes the site: an overview, a page for each entry and SKU, and how numbers are made."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kernelcat import catalog
 from kernelcat.report.board import board
 from kernelcat.report.site.entry import entry_page
 from kernelcat.report.site.markup import filename
-from kernelcat.report.site.overview import gpu_page, lines, numbers_page, overview_page
+from kernelcat.report.site.numbers import numbers_page
+from kernelcat.report.site.overview import gpu_page, lines, overview_page
 from kernelcat.store import Measurement
+from kernelcat.store.random_races import RandomRaces
 from kernelcat.verify import code_record
 from kernelcat.verify.profiles import Profile
 
 
-def write(
-    folder: Path,
+def pages(
     measurements: Sequence[Measurement],
     profiles: Sequence[Profile] = (),
     compiled: Iterable[tuple[str, str]] = (),
+    checked: Iterable[tuple[str, str]] = (),
+    random: Sequence[RandomRaces] = (),
     is_current: Callable[[Measurement], bool] = code_record.is_current,
     doubt: Callable[[Measurement], str | None] = lambda row: None,
-) -> list[Path]:
-    """Write the pages into ``folder``, which is made where its parent is there.
+) -> dict[str, str]:
+    """File name -> content of every page.
 
     Parameters
     ----------
     measurements : rows of all races; the newest race of each problem is shown
     compiled : entry and SKU of recorded machine code
+    checked : entry and SKU of receipts that hold
+    random : races on random problems
     is_current : whether a row timed the code that runs today
     doubt : why a row cannot be true, or None; such a row is left out
+    """
+    rows = board(measurements, regime=None, is_current=is_current, doubt=doubt)
+    by_entry, raced, by_gpu = defaultdict(list), defaultdict(list), defaultdict(list)
+    for row in rows:
+        by_entry[row.entry].append(row)
+    for measurement in measurements:
+        if doubt(measurement) is None:
+            raced[measurement.entry].append(measurement)
+            by_gpu[measurement.gpu].append(measurement)
+    listed = lines(rows, compiled, checked)
+    made = {"index.html": overview_page(listed), "numbers.html": numbers_page()}
+    for gpu in sorted({line.gpu for line in listed}):
+        mine = [line for line in listed if line.gpu == gpu]
+        made[filename("gpu", gpu)] = gpu_page(gpu, mine, by_gpu[gpu])
+    for name in sorted(set(catalog.names())):
+        counted = [profile for profile in profiles if profile.entry == name]
+        drawn = [races for races in random if races.entry == name]
+        made[filename("entry", name)] = entry_page(
+            name, by_entry[name], raced[name], counted, drawn, is_current
+        )
+    return made
+
+
+def write(folder: Path, made: Mapping[str, str]) -> list[Path]:
+    """Write pages into ``folder``, which is made where its parent is there.
 
     Raises
     ------
     OSError
         The folder or a file cannot be written.
     """
-    rows = board(measurements, regime=None, is_current=is_current, doubt=doubt)
-    by_entry, raced = defaultdict(list), defaultdict(list)
-    for row in rows:
-        by_entry[row.entry].append(row)
-    for measurement in measurements:
-        if doubt(measurement) is None:
-            raced[measurement.entry].append(measurement)
-    listed = lines(rows, compiled)
-    pages = {"index.html": overview_page(listed), "numbers.html": numbers_page()}
-    for gpu in sorted({line.gpu for line in listed}):
-        mine = [line for line in listed if line.gpu == gpu]
-        pages[filename("gpu", gpu)] = gpu_page(gpu, mine)
-    for name in sorted(set(catalog.names())):
-        counted = [profile for profile in profiles if profile.entry == name]
-        pages[filename("entry", name)] = entry_page(
-            name, by_entry[name], raced[name], counted, is_current
-        )
     folder.mkdir(exist_ok=True)
-    written = []
-    for file, content in pages.items():
+    for file, content in made.items():
         (folder / file).write_text(content, encoding="utf-8")
-        written.append(folder / file)
-    return written
+    return [folder / file for file in made]

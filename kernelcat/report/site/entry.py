@@ -14,9 +14,12 @@ from kernelcat.report.ladder import Ladder, ladders
 from kernelcat.report.ladder import sheet as ladder_sheet
 from kernelcat.report.site import plots
 from kernelcat.report.site.markup import link, page, sheet, text
+from kernelcat.report.site.random_races import random_part
+from kernelcat.report.site.sources import sources
 from kernelcat.runtime.gpu import SKUS
 from kernelcat.store import Measurement
 from kernelcat.store.measurement import REGIMES
+from kernelcat.store.random_races import RandomRaces
 from kernelcat.verify.profiles import Profile
 
 
@@ -25,6 +28,7 @@ def entry_page(
     rows: Sequence[Row],
     measurements: Sequence[Measurement],
     profiles: Sequence[Profile],
+    random: Sequence[RandomRaces],
     is_current: Callable[[Measurement], bool],
 ) -> str:
     """The page of the entry ``name``; ``rows`` are its lines of the board, of all GPUs."""
@@ -35,8 +39,8 @@ def entry_page(
     gpus = sorted({row.gpu for row in rows})
     if gpus:
         parts.append(f"<p>Results on {', '.join(link('gpu', gpu) for gpu in gpus)}.</p>\n")
-    parts.append(f"<h2>How to call it</h2>\n<pre><code>{text(example(entry))}</code></pre>\n")
-    parts.append(f"<p>Specification and oracle: <code>reference/{name}.py</code></p>\n")
+    call = f"import kernelcat\n\n{example(entry)}"
+    parts.append(f"<h2>How to call it</h2>\n<pre><code>{text(call)}</code></pre>\n")
     ordered = sorted(rows, key=lambda row: (row.gpu, REGIMES.index(row.regime)))
     for i, (section, group) in enumerate(groupby(ordered, key=lambda row: row.section)):
         parts.append(_section(i, section[1], list(group)))
@@ -46,6 +50,7 @@ def entry_page(
         parts.append(_ladder(i, each))
     for gpu in sorted({profile.gpu for profile in profiles}):
         parts.append(_bytes(gpu, [p for p in profiles if p.gpu == gpu]))
+    parts += [random_part(random), sources(name)]
     return page(name, "".join(parts))
 
 
@@ -108,19 +113,19 @@ def _ladder(number: int, ladder: Ladder) -> str:
         (
             f"{step.language}/{step.variant}",
             (step.over_first,),
-            _proof(step.over_first, step.techniques),
+            _proof(step.techniques),
         )
         for step in ladder.steps
     ]
     plot = plots.bars(
         "Speedup over the first step", groups,
-        caption=f"First step: {ladder.first}. The instructions after a bar prove its step.",
+        caption=f"First step: {ladder.first}. After a name: the instructions that prove the step.",
     )  # fmt: skip
     return f"<h2>Ladder: {text(table.title)}</h2>\n{plot}{sheet(f'ladder{number}', table)}"
 
 
-def _proof(speedup: float, techniques: Mapping[str, str]) -> str:
-    return f"{speedup:.2f}\u00d7 {' '.join(techniques.values())}".rstrip()
+def _proof(techniques: Mapping[str, str]) -> str:
+    return ", ".join(dict.fromkeys(techniques.values()))
 
 
 def _bytes(gpu: str, profiles: Sequence[Profile]) -> str:

@@ -57,7 +57,7 @@ def table(
         f'<label class="filter">Filter <input type="search" autocomplete="off" '
         f'aria-label="Filter: {text(caption)}"></label> <output></output>\n'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{text(caption)}">'
-        f"<table><caption>{text(caption)}</caption><thead><tr>{heads}</tr></thead>\n"
+        f"<table><caption><span>{text(caption)}</span></caption><thead><tr>{heads}</tr></thead>\n"
         f"<tbody>{body}</tbody>{foot}</table></div></div>\n"
     )
 

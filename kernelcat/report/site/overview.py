@@ -1,11 +1,12 @@
-"""The overview, the page of a SKU, and the page on how numbers are made."""
+"""The overview and the page of a SKU: a line for each entry."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
+from typing import Any
 
 from kernelcat import catalog
 from kernelcat.report.board import Row
@@ -13,21 +14,29 @@ from kernelcat.report.grid import ratio
 from kernelcat.report.site import plots
 from kernelcat.report.site.markup import link, page, table, text
 from kernelcat.runtime.gpu import SKUS
+from kernelcat.store import Measurement
 
 _STATES = {
     "verified": ("\u2714 verified", "compared with the oracle and timed on this GPU"),
-    "compiled": ("\u25cb compiled", "machine code is recorded for this GPU; no time is known"),
+    "checked": (
+        "\u25c7 checked",
+        "a receipt holds: today's code matched the oracle on this GPU; no time is known",
+    ),
+    "compiled": (
+        "\u25cb compiled",
+        "compiled for this GPU; neither a check of today's code nor a time is on record",
+    ),
     "predicted": ("~ predicted", "the cost model's estimate; nothing ran"),
 }
 
 
 @dataclass(frozen=True)
 class Line:
-    """An entry on a GPU, in device time (regime ``graph``).
+    """An entry on a GPU; ratios and problems are of device time (regime ``graph``).
 
     Attributes
     ----------
-    state : ``verified``, ``compiled`` or ``predicted``
+    state : a key of ``_STATES``
     ratios : time of the fastest peer over time of the winner, by problem; measured rows only
     problems : problems that were measured, or predicted
     day : the newest day of a measurement; empty where nothing was measured
@@ -48,24 +57,30 @@ class Line:
         return exp(sum(map(log, values)) / len(values)) if values else None
 
 
-def lines(rows: Sequence[Row], compiled: Iterable[tuple[str, str]]) -> list[Line]:
-    """A line for each entry and SKU of ``rows`` and ``compiled``, by name."""
+def lines(
+    rows: Sequence[Row], compiled: Iterable[tuple[str, str]], checked: Iterable[tuple[str, str]]
+) -> list[Line]:
+    """A line for each entry and SKU of ``rows``, ``compiled`` and ``checked``, by name."""
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        if row.regime == "graph":
-            groups[row.entry, row.gpu].append(row)
-    known = {pair for pair in compiled if pair[0] in catalog.names()}
-    return [_line(*pair, groups.get(pair, [])) for pair in sorted(groups.keys() | known)]
+        groups[row.entry, row.gpu].append(row)
+    passed, names = set(checked), set(catalog.names())
+    known = {pair for pair in {*compiled, *passed} if pair[0] in names}
+    return [
+        _line(*pair, groups.get(pair, []), pair in passed) for pair in sorted(groups.keys() | known)
+    ]
 
 
-def _line(entry: str, gpu: str, rows: Sequence[Row]) -> Line:
+def _line(entry: str, gpu: str, rows: Sequence[Row], is_checked: bool) -> Line:
     measured = [row for row in rows if row.kind == "measured"]
+    device = [row for row in measured or rows if row.regime == "graph"]
+    without_time = "checked" if is_checked else "predicted" if rows else "compiled"
     return Line(
         entry=entry,
         gpu=gpu,
-        state="verified" if measured else "predicted" if rows else "compiled",
-        ratios={row.title: min(row.peers.values()) for row in measured if row.peers},
-        problems=len(measured or rows),
+        state="verified" if measured else without_time,
+        ratios={row.title: min(row.peers.values()) for row in device if measured and row.peers},
+        problems=len(device),
         day=max((row.created_at[:10] for row in measured), default=""),
         stale=any(row.stale for row in measured),
     )
@@ -84,23 +99,59 @@ def overview_page(listed: Sequence[Line]) -> str:
     )
 
 
-def gpu_page(gpu: str, listed: Sequence[Line]) -> str:
+def gpu_page(gpu: str, listed: Sequence[Line], measurements: Sequence[Measurement]) -> str:
+    """The page of a SKU: datasheet, ratios, its entries, and the machines that were measured."""
     known = SKUS.get(gpu)
-    facts = "<p>This GPU is not in the catalog's table.</p>\n"
+    facts = "<p>This GPU is not in the catalog's table, so that no roofline is known.</p>\n"
     if known:
         peaks = "; ".join(f"{t}: {r / 1e12:,.0f} TFLOP/s" for t, r in known.flops.items())
         facts = (
-            f"<p>{text(known.name)}: {known.sms} SMs, {text(known.arch)}, "
-            f"{known.bandwidth / 1e12:.2f} TB/s, {known.memory_bytes / 2**30:.0f} GiB, "
-            f"{known.l2_bytes / 2**20:.0f} MiB of L2. Dense peaks: {text(peaks)}.</p>\n"
+            f"<p>By the datasheet: {known.sms} SMs, {text(known.arch)}, "
+            f"{known.bandwidth / 1e12:.2f} TB/s, {known.l2_bytes / 2**20:.0f} MiB of L2, "
+            f"{known.power_w} W. Dense peaks: {text(peaks)}.</p>\n"
         )
     means = sorted(((line.mean, line.entry) for line in listed if line.mean), reverse=True)
+    left_out = len(listed) - len(means)
+    others = f" {left_out} entries without a timed peer are left out." if left_out else ""
     plot = plots.bars(
         "Geometric mean of the ratios to the fastest peer",
-        [(name, (mean,), f"{mean:.2f}\u00d7") for mean, name in means],
-        caption="Longer is better; at 1.00\u00d7 both take the same time.",
+        [(name, (mean,), "") for mean, name in means],
+        caption=f"Longer is better. Left of the line, at 1, the peer is faster.{others}",
+        mark=1.0,
     )
-    return page(f"{gpu}", facts + (plot if means else "") + _board(listed) + _legend())
+    title = f"{known.name} ({gpu})" if known else gpu
+    body = facts + (plot if means else "") + _board(listed) + _legend() + _machines(measurements)
+    return page(title, body)
+
+
+def _machines(measurements: Sequence[Measurement]) -> str:
+    """A table of the drivers and compilers that measured; empty without measurements."""
+    days: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for row in measurements:
+        if row.kind == "measured":
+            days[_software(row.environment)].append(row.created_at[:10])
+    if not days:
+        return ""
+    listed = [
+        (*map(text, software), str(len(found)), min(found), max(found))
+        for software, found in sorted(days.items(), key=lambda item: max(item[1]), reverse=True)
+    ]
+    headers = ("driver", "CUDA", "power limit", "compilers", "rows", "first", "newest")
+    caption = "Machines and software of the measured rows"
+    return f"<h2>Measured with</h2>\n{table('machines', caption, headers, listed, (4,))}"
+
+
+def _software(environment: Mapping[str, Any]) -> tuple[str, ...]:
+    """Driver, CUDA, power limit and compilers; a foreign row may lack any of them."""
+    compilers = environment.get("compilers")
+    named = compilers.items() if isinstance(compilers, Mapping) else ()
+    watts = environment.get("power_w")
+    return (
+        str(environment.get("driver", "")),
+        str(environment.get("cuda", "")),
+        "" if watts is None else f"{watts} W",
+        ", ".join(f"{name} {version}" for name, version in sorted(named)),
+    )
 
 
 def _board(listed: Sequence[Line]) -> str:
@@ -127,41 +178,15 @@ def _cells(line: Line) -> tuple[str, ...]:
         ratio(max(line.ratios.values(), default=None)),
         ratio(min(line.ratios.values(), default=None)),
         line.day + (stale if line.stale else ""),
-        str(line.problems),
-        str(len(line.ratios)),
+        str(line.problems or ""),
+        str(len(line.ratios) or ""),
         text(worst),
     )
 
 
 def _legend() -> str:
+    """What the states mean."""
     return "".join(
         f'<p><span class="state {name}">{mark}</span> {meaning}.</p>\n'
         for name, (mark, meaning) in _STATES.items()
     )
-
-
-def numbers_page() -> str:
-    """What a time, a ratio and a state mean."""
-    parts = {
-        "A time": "The median of many samples in microseconds, with a 95 % interval. "
-        "Inputs rotate through more memory than L2 holds. Clocks are not locked; SM clock and "
-        "power are recorded with each row. A time below the roofline is an error, not a record.",
-        "Regimes": "graph is device time, by CUDA graphs. eager has the host's time of a call too.",
-        "Thermal states": "sustained: the chip is warmed up and never rests. burst: it rests "
-        "before each block. ladder: a race of all variants. Calls, and the tables here, go by "
-        "sustained where there is such a race.",
-        "A ratio": "A peer is another project's implementation as published, raced in the same "
-        "run. A ratio is the peer's time over ours: above 1 ours is faster. Tables of entries take "
-        "the fastest peer of each problem; the geometric mean covers problems with a peer.",
-        "The roofline": "The longer of two times: minimum arithmetic at the GPU's peak rate, and "
-        "minimum bytes at its peak bandwidth, both from the vendor's datasheet.",
-        "Right before fast": "Each candidate is compared with a float32 oracle on several seeds "
-        "before it is timed, between guard bands of NaN. A wrong result is never timed.",
-        "Bytes": "Nsight Compute counts bytes by level of memory in one call with cold caches.",
-        "Predictions": "The analytic cost model's estimates. They are marked with ~, have no "
-        "interval, and are never mixed into ratios.",
-    }
-    body = "".join(
-        f"<h2>{head}</h2>\n<p class=lead>{text(words)}</p>\n" for head, words in parts.items()
-    )
-    return page("How numbers are made", body)

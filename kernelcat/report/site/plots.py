@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log, log10
+from textwrap import wrap
 
 from kernelcat.report.grid import figure
 from kernelcat.report.site.markup import text
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 360, 78, 24, 16, 52
-"""Pixels: a plot of points, and the margins around it."""
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 480, 280, 58, 26, 12, 46
+"""Units of a plot of points, and the margins around it. A phone shows the whole width."""
 MAX_POINTS = 2000
 """A plot of points shows the first so many; its caption says so."""
-_BAR, _LABEL, _VALUE = 24, 250, 90
+_BAR, _LABEL, _VALUE = 11, 15, 64
+"""Heights of a bar and of its label, and the room for the value at the end of the longest bar."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,11 @@ def points(
 
     parts = []
     for power in range(x_low, x_high + 1):
-        x = at(10**power, float(y_base) ** y_low)[0]
+        x = at(10.0**power, float(y_base) ** y_low)[0]
         parts.append(_segment(x, TOP, x, HEIGHT - BOTTOM))
         parts.append(_text(x, HEIGHT - BOTTOM + 18, f"{10.0**power:g}", "middle"))
     for power in range(y_low, y_high + 1):
-        y = at(10**x_low, float(y_base) ** power)[1]
+        y = at(10.0**x_low, float(y_base) ** power)[1]
         parts.append(_segment(LEFT, y, WIDTH - RIGHT, y))
         parts.append(_text(LEFT - 8, y + 4, f"{float(y_base) ** power:g}", "end"))
     for line in lines:
@@ -89,40 +91,51 @@ def bars(
     groups: Iterable[tuple[str, Sequence[float | None], str]],
     series: Sequence[str] = (),
     caption: str = "",
+    mark: float | None = None,
 ) -> str:
-    """Horizontal bars from 0: a label, a value for each of ``series``, and the words at the end.
+    """Horizontal bars from 0: a label above, and a value for each of ``series``.
 
-    Words that are empty stand for the values themselves. None leaves a bar out.
+    A group is the label, its values, and words that stand after the label. None leaves a bar out.
+    ``mark`` draws a line across each bar at that value.
     """
     listed = list(groups)
     largest = max((v for _, values, _ in listed for v in values if v is not None), default=1) or 1
-    parts, y = [], TOP
+    scale = (WIDTH - _VALUE) / max(largest, mark or 0)
+    parts, y = [], float(TOP)
     for i, name in enumerate(series):
-        x = _LABEL + i * 190
-        parts.append(f'<rect class="{"abc"[i]}" x="{x}" y="{y}" width="12" height="12"/>')
-        parts.append(_text(x + 18, y + 11, name, "start"))
-    y += 26 if series else 0
+        parts.append(f'<rect class="{"abc"[i]}" x="{i * 160}" y="{y}" width="11" height="11"/>')
+        parts.append(_text(i * 160 + 16, y + 10, name, "start"))
+    y += 24 if series else 0
     for label, values, words in listed:
-        high = _BAR if len(values) == 1 else 15
-        parts.append(_text(_LABEL - 10, y + high * len(values) / 2 + 4, label[-38:], "end", label))
+        for line in _wrapped(f"{label}  {words}"):
+            parts.append(_text(0, y + 11, line, "start"))
+            y += _LABEL
+        first = y
         for i, value in enumerate(values):
             if value is not None:
-                long = value / largest * (WIDTH - _LABEL - _VALUE)
-                parts.append(f'<rect class="{"abc"[i]}" x="{_LABEL}" y="{y + i * high + 1}" '
-                             f'width="{max(long, 1):.1f}" height="{high - 2}"/>')  # fmt: skip
-                end = words or figure(value)
-                parts.append(_text(_LABEL + long + 6, y + (i + 0.5) * high + 4, end, "start"))
-        y += high * len(values) + 8
-    return _figure(title, f"Bars of {len(listed)} lines.", y + 8, parts, caption)
+                long = max(value * scale, 1)
+                parts.append(f'<rect class="{"abc"[i]}" x="0" y="{y}" width="{long:.1f}" '
+                             f'height="{_BAR}"/>')  # fmt: skip
+                parts.append(_text(long + 5, y + _BAR - 1, figure(value), "start"))
+                y += _BAR + 2
+        if mark is not None:
+            parts.append(f'<line class="axis" x1="{mark * scale:.1f}" y1="{first - 2}" '
+                         f'x2="{mark * scale:.1f}" y2="{y}"/>')  # fmt: skip
+        y += 7
+    return _figure(title, f"Bars of {len(listed)} lines.", y + 4, parts, caption)
+
+
+def _wrapped(words: str) -> list[str]:
+    """``words`` in lines that fit the width of a plot."""
+    return wrap(words, WIDTH // 7) or [""]
 
 
 def _figure(title: str, what: str, height: float, parts: Sequence[str], caption: str) -> str:
     body = "\n".join(parts)
     return (
         f"<figure><figcaption><b>{text(title)}.</b> {text(caption)}</figcaption>\n"
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{text(title)}">'
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{text(title)}. '
-        f'{text(what)} The table below has the numbers.">\n{body}</svg></div></figure>\n'
+        f'{text(what)} The table below has the numbers.">\n{body}</svg></figure>\n'
     )
 
 

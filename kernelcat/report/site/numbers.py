@@ -1,0 +1,56 @@
+"""The page on how numbers are made: what a time, a ratio and a mark mean, and how to repeat it."""
+
+from __future__ import annotations
+
+from kernelcat.report.grid import DOUBTFUL, PREDICTED, STALE, TIED
+from kernelcat.report.site.markup import page, text
+
+_PARTS = {
+    "A time": "The median of many blocks of calls in microseconds, with its 95 % interval. Inputs "
+    "rotate through more memory than L2 holds. Clocks are not locked; SM clock and power are "
+    "recorded with each row. A time below the roofline is an error, not a record.",
+    "Regimes": "graph is device time, by CUDA graphs. eager has the host's time of a call too.",
+    "Thermal states": "sustained: the chip is warmed up and never rests. burst: it rests before "
+    "each block. ladder: a race of all variants. Calls, and the tables here, go by sustained where "
+    "there is such a race, else by burst.",
+    "A ratio": "A peer is another project's implementation as published, raced in the same run. A "
+    "ratio is the peer's time over ours: above 1 ours is faster. Tables of entries take the "
+    "fastest peer of each problem; the geometric mean covers problems with a peer. A row without "
+    "a ratio had no peer in its race.",
+    "The roofline": "The longer of two times: minimum arithmetic at the GPU's peak rate, and "
+    "minimum bytes at its peak bandwidth, both from the vendor's datasheet. A small problem is "
+    "bound by the launch and stays far below it.",
+    "Right before fast": "Each candidate is compared with an oracle on several seeds before it is "
+    "timed, between guard bands of NaN. A wrong result is never timed.",
+    "Ladders": "One race of all variants of an entry, from the simplest kernel on. The "
+    "instructions beside a step were found in the machine code that runs.",
+    "Bytes": "Nsight Compute counts bytes by level of memory in one call with cold caches.",
+    "Predictions": "The analytic cost model's estimates. They are marked with ~, have no "
+    "interval, and are never mixed into ratios.",
+}
+_MARKS = {
+    TIED: "a tie: within 1 %, or the intervals overlap",
+    STALE: "stale: the kernel runs other code today; measure again",
+    DOUBTFUL: "a result that cannot be true is left out of the row",
+    PREDICTED: "predicted: nothing ran",
+}
+_COMMANDS = (
+    ("Race an entry and its peers on this machine's GPU.", "kernelcat tune gemm"),
+    ("Compare every variant with the oracle.", "kernelcat check gemm"),
+    ("List results that cannot be true.", "kernelcat db verify"),
+    ("Write these pages again, with your own results.", "kernelcat leaderboard --html site"),
+)
+
+
+def numbers_page() -> str:
+    """What a time, a ratio and a mark mean, and the commands that repeat them."""
+    body = "".join(
+        f'<h2>{head}</h2>\n<p class="lead">{text(words)}</p>\n' for head, words in _PARTS.items()
+    )
+    marks = "".join(f"<dt>{text(k)}</dt><dd>{text(words)}.</dd>" for k, words in _MARKS.items())
+    commands = "\n".join(f"# {what}\n{command}" for what, command in _COMMANDS)
+    return page(
+        "How numbers are made",
+        f"{body}<h2>Marks in tables</h2>\n<dl>{marks}</dl>\n"
+        f"<h2>How to repeat them</h2>\n<pre><code>{text(commands)}</code></pre>\n",
+    )
