@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import postgres
 import pytest
 
 import kernelcat
@@ -51,6 +53,38 @@ def own_folders(
     monkeypatch.delenv("KERNELCAT_RECORD", raising=False)
     yield
     os.environ.pop("TRITON_INTERPRET", None)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[postgres.Server]:
+    """A PostgreSQL server that the tests of a process share."""
+    postgres.require("psycopg")
+    started = postgres.Server()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def own_server() -> Iterator[postgres.Server]:
+    """A PostgreSQL server of one test, which may stop it."""
+    postgres.require("psycopg")
+    started = postgres.Server()
+    yield started
+    started.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """A database that does not exist yet, or is empty: a path, then the URL of a server's."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))  # journals of servers
+    if request.param == "sqlite":
+        return str(tmp_path / "deep" / "tuning.sqlite3")
+    return request.getfixturevalue("server").database(f"test{next(_databases)}")
+
+
+_databases = itertools.count()
 
 
 @pytest.fixture

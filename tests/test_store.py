@@ -9,17 +9,16 @@ import sqlite3
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from campaign import seeds
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, create_engine, inspect, text
 
 from kernelcat.errors import KernelcatError, MissingDependency, StoreError
-from kernelcat.store import SCREEN, Measurement, Store, locate, migrations
+from kernelcat.store import SCREEN, Measurement, Store, locate, migrations, models
 
 ROW: dict[str, Any] = json.loads(Path(__file__).with_name("measurement.json").read_text())
 FAILED = {"status": "crashed", "median_us": None, "ci_us": None, "samples": 0}
@@ -44,8 +43,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(path: Path) -> Iterator[Store]:
-    with Store.open(path) as opened:
+def store(database: str) -> Iterator[Store]:
+    with Store.open(database) as opened:
         yield opened
 
 
@@ -185,31 +184,36 @@ with Store.open(path) as store:
 """
 
 
-def writer(path: Path, name: str, count: int, code: str = WRITER) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", code, str(path), json.dumps(ROW), name, str(count)]
+def writer(
+    database: Path | str, name: str, count: int, code: str = WRITER
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, str(database), json.dumps(ROW), name, str(count)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
 
 
-def test_eight_concurrent_writers_lose_no_row(path: Path) -> None:
-    writers = [writer(path, f"writer{i}", 200) for i in range(8)]
+def test_sixteen_concurrent_writers_lose_no_row_and_store_none_twice(database: str) -> None:
+    """Each writer adds rows of its own and rows that another writer adds at the same time."""
+    names = [f"writer{i % 12}" for i in range(16)]
+    writers = [writer(database, name, 100) for name in names]
     errors = [process.communicate(timeout=120)[1] for process in writers]
-    assert errors == [""] * 8
-    assert [process.returncode for process in writers] == [0] * 8
-    with Store.open(path) as store:
-        assert len(store.rows()) == 1600
-        assert len(store.rows(run="writer3")) == 200
+    assert errors == [""] * 16
+    assert [process.returncode for process in writers] == [0] * 16
+    with Store.open(database) as store:
+        rows = store.rows()
+        assert len(rows) == len({row.digest for row in rows}) == 1200
+        assert len(store.rows(run="writer3")) == 100
 
 
 @seeds(50)
-def test_a_killed_process_loses_no_added_row(path: Path, seed: int) -> None:
-    dice, process = random.Random(seed), writer(path, "killed", 100_000)
+def test_a_killed_process_loses_no_added_row(database: str, seed: int) -> None:
+    dice, process = random.Random(seed), writer(database, "killed", 100_000)
     assert process.stdout is not None
     done = [int(process.stdout.readline()) for _ in range(dice.randint(1, 20))]
     time.sleep(dice.uniform(0, 0.02))  # often in the middle of a transaction
     process.send_signal(signal.SIGKILL)
     done += [int(line) for line in process.communicate()[0].split()]
-    with Store.open(path) as store:
+    with Store.open(database) as store:
         assert len(store.rows(run="killed")) >= 4 * len(done)
         assert store.add([measurement()]) == 1
 
@@ -249,10 +253,10 @@ def test_another_programs_database_is_refused(tmp_path: Path) -> None:
     assert "tables of another program (bookmarks)" in opening_error(path)
 
 
-def test_a_newer_database_is_refused(path: Path) -> None:
-    with Store.open(path) as store, store.engine.begin() as connection:
+def test_a_newer_database_is_refused(database: str) -> None:
+    with Store.open(database) as store, store.engine.begin() as connection:
         connection.execute(text("UPDATE kernelcat_schema SET version = 99"))
-    message = opening_error(path)
+    message = opening_error(database)
     versions = f"(schema 99, this kernelcat reads up to {migrations.newest()})"
     assert f"{versions}: upgrade kernelcat" in message
 
@@ -290,10 +294,10 @@ def test_a_read_only_database_can_be_read(path: Path) -> None:
             store.add(measurements(1))
 
 
-def test_a_locked_database_is_waited_for_and_then_refused(store: Store, path: Path) -> None:
-    with write_lock(path):
+def test_a_locked_database_is_waited_for_and_then_refused(store: Store, database: str) -> None:
+    with store._writing():
         started = time.monotonic()
-        with Store.open(path, timeout=0.2) as other:
+        with Store.open(database, timeout=0.2) as other:
             with pytest.raises(StoreError, match="another process keeps it locked"):
                 other.add([measurement()])
             assert time.monotonic() - started >= 0.2
@@ -351,19 +355,21 @@ def test_closing_adds_the_rows_of_the_journal(path: Path) -> None:
     assert not journal.exists()
 
 
-def test_a_half_written_line_is_dropped_with_a_warning(path: Path) -> None:
+def test_a_half_written_line_is_dropped_with_a_warning(database: str) -> None:
     first, second = measurements(2)
-    with Store.open(path) as store:
+    with Store.open(database) as store:
+        store.journal.path.parent.mkdir(parents=True, exist_ok=True)
         store.journal.path.write_text(first.line() + "\n" + second.line()[:100])
         store.journal.append([second])
-    with pytest.warns(UserWarning, match="1 half-written lines"), Store.open(path) as store:
+    with pytest.warns(UserWarning, match="1 half-written lines"), Store.open(database) as store:
         assert store.rows() == [first, second]
 
 
-def test_a_journal_of_another_version_is_not_deleted(path: Path) -> None:
-    with Store.open(path) as store:
+def test_a_journal_of_another_version_is_not_deleted(database: str) -> None:
+    with Store.open(database) as store:
+        store.journal.path.parent.mkdir(parents=True, exist_ok=True)
         store.journal.path.write_text(json.dumps(ROW | {"colour": "red"}) + "\n")
-    assert "unknown key 'colour'; move the file away" in opening_error(path)
+    assert "unknown key 'colour'; move the file away" in opening_error(database)
 
 
 def test_a_full_disk_loses_no_row(path: Path) -> None:
@@ -414,8 +420,8 @@ def test_losing_results_is_an_error(path: Path) -> None:
 # ---------------------------------------------------------------- migrations
 
 
-def test_migrations_run_once_in_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Store.open(path) as store:
+def test_migrations_run_once_in_order(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.open(database) as store:
         store.add([measurement()])
     ran: list[int] = []
 
@@ -431,38 +437,73 @@ def test_migrations_run_once_in_order(path: Path, monkeypatch: pytest.MonkeyPatc
     steps = [*migrations.MIGRATIONS, add_column, fill_column]
     monkeypatch.setattr(migrations, "MIGRATIONS", steps)
     for _ in range(2):
-        with Store.open(path) as store, store.engine.connect() as connection:
+        with Store.open(database) as store, store.engine.connect() as connection:
             assert store.rows() == [measurement()]
             assert migrations.version(connection) == before + 2
             node = connection.execute(text("SELECT node FROM kernelcat_measurements")).scalar()
             assert node == "local"
     assert ran == [2, 3]
     monkeypatch.undo()
-    assert f"a newer kernelcat wrote it (schema {before + 2}" in opening_error(path)
+    assert f"a newer kernelcat wrote it (schema {before + 2}" in opening_error(database)
 
 
-def test_a_database_of_the_first_version_is_migrated(path: Path) -> None:
-    path.parent.mkdir()
-    with sqlite3.connect(path) as old:
-        old.executescript(Path(__file__).with_name("database-1.sql").read_text())
+def first_version(database: str, detail: str | None = None) -> None:
+    """Make the database that the first version of the schema made, with the row of ROW."""
+    script = Path(__file__).with_name("database-1.sql").read_text()
+    if "://" not in database:
+        Path(database).parent.mkdir()
+        with sqlite3.connect(database) as old:
+            old.executescript(script)
+            old.execute("UPDATE kernelcat_measurements SET detail = ?", [detail])
+        return
+    # What SQLAlchemy wrote for the same tables on a server.
+    script = script.replace("id INTEGER NOT NULL", "id BIGSERIAL NOT NULL")
+    script = script.replace(" FLOAT,", " FLOAT(53),")
+    script = script.replace("VALUES(1,'d42", "VALUES(nextval('kernelcat_measurements_id_seq'),'d42")
+    with create_engine(database).begin() as connection:
+        for statement in script.replace("BEGIN TRANSACTION;", "").split(";\n"):
+            if statement.strip() and not statement.startswith("COMMIT"):
+                connection.exec_driver_sql(statement)
+        changed = text("UPDATE kernelcat_measurements SET detail = :detail")
+        connection.execute(changed, {"detail": detail})
+
+
+def test_a_database_of_the_first_version_is_migrated(database: str) -> None:
+    first_version(database)
     with_sqnr = measurement(sqnr_db=19.25)
-    with Store.open(path) as store, store.engine.connect() as connection:
+    with Store.open(database) as store, store.engine.connect() as connection:
         assert store.rows() == [measurement()]
         assert store.add([measurement(), with_sqnr]) == 1
         assert store.rows() == [measurement(), with_sqnr]
         assert migrations.version(connection) == migrations.newest()
 
 
-def test_a_migration_moves_the_winner_from_detail_to_its_own_column(path: Path) -> None:
-    path.parent.mkdir()
+def test_a_migrated_database_has_the_columns_of_a_new_one(database: str) -> None:
+    first_version(database)
+    with Store.open(database) as store:
+        found = {column["name"]: column for column in
+                 inspect(store.engine).get_columns(models.measurements.name)}  # fmt: skip
+    assert {name: column["nullable"] for name, column in found.items()} == {
+        column.name: column.nullable for column in models.measurements.columns
+    }
+
+
+def test_a_migration_moves_the_winner_from_detail_to_its_own_column(database: str) -> None:
     winner = measurement(winner=True)
-    script = Path(__file__).with_name("database-1.sql").read_text()
-    with sqlite3.connect(path) as old:
-        old.executescript(script)
-        old.execute("UPDATE kernelcat_measurements SET detail = 'winner'")
-    with Store.open(path) as store:
+    first_version(database, detail="winner")
+    with Store.open(database) as store:
         assert store.rows() == [winner]
         assert store.add([winner, Measurement.from_json(ROW | {"detail": "winner"})]) == 0
+
+
+def test_sixteen_processes_that_open_an_old_database_migrate_it_once(database: str) -> None:
+    first_version(database)
+    opened = [writer(database, f"writer{i}", 4) for i in range(16)]
+    assert [process.communicate(timeout=120)[1] for process in opened] == [""] * 16
+    with Store.open(database) as store, store.engine.connect() as connection:
+        assert len(store.rows()) == 65
+        versions = connection.execute(text("SELECT version FROM kernelcat_schema")).all()
+        assert versions == [(migrations.newest(),)]
 
 
 def test_failed_rows_and_peers_cannot_be_winners(path: Path) -> None:
@@ -472,9 +513,9 @@ def test_failed_rows_and_peers_cannot_be_winners(path: Path) -> None:
 
 
 def test_a_failed_migration_leaves_the_old_version(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Store.open(path) as store:
+    with Store.open(database) as store:
         store.add([measurement()])
 
     def fails_halfway(connection: Connection) -> None:
@@ -482,15 +523,15 @@ def test_a_failed_migration_leaves_the_old_version(
         connection.execute(text("UPDATE no_such SET x = 1"))
 
     monkeypatch.setattr(migrations, "MIGRATIONS", [*migrations.MIGRATIONS, fails_halfway])
-    assert "no such table: no_such" in opening_error(path)
+    assert "no_such" in opening_error(database)
     monkeypatch.undo()
-    with Store.open(path) as store, store.engine.connect() as connection:
+    with Store.open(database) as store, store.engine.connect() as connection:
         assert store.rows() == [measurement()]
         columns = connection.execute(text("SELECT * FROM kernelcat_measurements")).keys()
         assert "node" not in columns
 
 
-def test_a_new_database_is_in_wal_mode_with_full_synchronization(store: Store) -> None:
-    with store.engine.connect() as connection, warnings.catch_warnings():
+def test_a_new_database_is_in_wal_mode_with_full_synchronization(path: Path) -> None:
+    with Store.open(path) as store, store.engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2

@@ -11,8 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Engine, create_engine, event
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    NoSuchModuleError,
+    OperationalError,
+    SQLAlchemyError,
+)
 
 from kernelcat.errors import MissingDependency, StoreError
 from kernelcat.store.location import VARIABLE, Location
@@ -29,9 +35,13 @@ SUFFIXES = ("", "-wal", "-journal")
 
 _ADVICE = (
     ("disk is full", "the disk is full: free some space, or name a database elsewhere in"),
+    ("could not extend file", "the disk of the server is full: free some space there, or name a "
+     "database elsewhere in"),
     ("disk i/o error", "the disk reports an error or is full: free some space, or name a "
      "database elsewhere in"),
     ("readonly", "it is read-only: make it writable, or name another database in"),
+    ("lock timeout", "another process keeps it locked: wait for that process, or name another "
+     "database in"),
     ("locked", "another process keeps it locked: wait for that process, or name another "
      "database in"),
     ("not a database", "the file is not a SQLite database: move it away, or name another in"),
@@ -41,6 +51,14 @@ _ADVICE = (
      "there, or name another database in"),
 )  # fmt: skip
 """Part of a driver's message -> what the user can do; the name of the variable follows."""
+
+_OUTAGES = ("08", "57P01", "57P02", "57P03")
+"""Beginnings of PostgreSQL's codes (SQLSTATE) of a connection that broke, or of a server that ends
+or starts."""
+
+
+class ServerLost(StoreError):
+    """The server does not answer. A server that restarts answers again a little later."""
 
 
 def engine_of(location: Location, timeout: float, is_foreign: bool = False) -> Engine:
@@ -60,7 +78,7 @@ def engine_of(location: Location, timeout: float, is_foreign: bool = False) -> E
     """
     url = location.url if location.is_url else URL.create("sqlite", database=str(location.path))
     try:
-        engine = create_engine(url)
+        engine = create_engine(url, **_server_options(url, timeout))
     except ModuleNotFoundError as error:
         raise MissingDependency(
             f"the database {location} needs the module {error.name!r}: "
@@ -81,6 +99,24 @@ def engine_of(location: Location, timeout: float, is_foreign: bool = False) -> E
                 _limit(connection)
 
     return engine
+
+
+def _server_options(url: URL | str, timeout: float) -> dict[str, Any]:
+    """Options of the engine of a PostgreSQL server; none for other databases.
+
+    A statement in a transaction sees what was committed before the statement: what another writer
+    adds while this one waits for the lock is seen. A commit is on disk when it returns.
+    """
+    if not make_url(url).drivername.startswith("postgresql"):
+        return {}
+    asked, milliseconds = make_url(url).query, max(1, int(timeout * 1000))
+    options = f"-c lock_timeout={milliseconds} -c synchronous_commit=on {asked.get('options', '')}"
+    waits = {"connect_timeout": max(2, round(timeout)), "tcp_user_timeout": milliseconds}
+    return {
+        "isolation_level": "READ COMMITTED",
+        "pool_pre_ping": True,
+        "connect_args": {**waits, **asked, "options": options},
+    }
 
 
 def _limit(connection: sqlite3.Connection) -> None:
@@ -124,15 +160,24 @@ def explained(location: Location) -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        raise StoreError(f"{start}{error}") from error
+        raise type(error)(f"{start}{error}") from error
     except DBAPIError as error:
-        raise StoreError(f"{start}{_advice(str(error.orig))}") from error
+        kind = ServerLost if _is_outage(error) else StoreError
+        raise kind(f"{start}{_advice(str(error.orig))}") from error
     except SQLAlchemyError as error:
         raise StoreError(f"{start}{_first_line(str(error))}") from error
     except sqlite3.Error as error:  # from a connection that SQLAlchemy does not wrap yet
         raise StoreError(f"{start}{_advice(str(error))}") from error
     except (UnicodeDecodeError, OverflowError) as error:
         raise StoreError(f"{start}{_advice('malformed')} ({type(error).__name__})") from error
+
+
+def _is_outage(error: DBAPIError) -> bool:
+    """Whether a connection to a server broke, or could not be made."""
+    if not hasattr(error.orig, "sqlstate"):
+        return False  # SQLite
+    code: str | None = getattr(error.orig, "sqlstate", None)
+    return isinstance(error, OperationalError) and (code is None or code.startswith(_OUTAGES))
 
 
 def _advice(message: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from itertools import islice
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import (
     Connection,
@@ -17,12 +19,11 @@ from sqlalchemy import (
     insert,
     select,
 )
-from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument, StoreError
 from kernelcat.store import migrations
-from kernelcat.store.connection import copied, engine_of, explained
+from kernelcat.store.connection import ServerLost, copied, engine_of, explained
 from kernelcat.store.journal import Journal
 from kernelcat.store.location import VARIABLE, Location, locate
 from kernelcat.store.measurement import Measurement, canonical
@@ -31,15 +32,19 @@ from kernelcat.store.newest import equal, newest_rows
 from kernelcat.store.races import Race, newest_races
 
 BUSY_S = 30.0
-"""Seconds to wait for another process's transaction."""
+"""Seconds to wait for another process's transaction, or for a server that restarts."""
+RETRY_S = 0.2
+"""Seconds between two tries to reach a server."""
 
 _POSTGRES_LOCK = 0x6B65726E
-"""Number of the advisory lock that PostgreSQL holds during a migration."""
+"""Number of the advisory lock that a writer holds in PostgreSQL until its transaction ends."""
 _CHUNK = 500
 """Rows that are added at a time."""
 
 Text = Problem | Mapping[str, Any] | str | None
 """A problem or configuration to look for: as an object or as its canonical JSON."""
+
+T = TypeVar("T")
 
 
 class Store:
@@ -148,9 +153,7 @@ class Store:
         return self._add(rows)
 
     def _add(self, rows: Iterable[Measurement]) -> int:
-        statement: Any = insert(measurements)
-        if self.engine.dialect.name == "postgresql":  # SQLite has one writer at a time
-            statement = postgresql_insert(measurements).on_conflict_do_nothing()
+        statement = insert(measurements)
         added, iterator = 0, iter(rows)
         with self._writing() as connection:
             while fresh := {row.digest: row for row in islice(iterator, _CHUNK)}:
@@ -165,6 +168,7 @@ class Store:
     def keep(self, rows: Iterable[Measurement]) -> bool:
         """Add rows to the database or, if that fails, to the journal.
 
+        A server that does not answer is tried again until the timeout of :meth:`open` has passed.
         Returns True if the rows are in the database. The first failure warns; from then on this
         store writes to the journal only, so that a tuner does not wait for a lock at every step.
         The next :meth:`open` moves the journal into the database.
@@ -177,7 +181,7 @@ class Store:
         rows = list(rows)
         if not self._journaling:
             try:
-                self.add(rows)
+                self._retried(lambda: self.add(rows))
                 return True
             except StoreError as error:
                 warnings.warn(f"{error}. Results go to {self.journal.path}, which is moved into "
@@ -232,10 +236,14 @@ class Store:
         columns = measurements.c
         statement = select(columns.config, columns.status).where(*equal(values))
         statement = statement.order_by(columns.created_at, columns.id)
+
+        def read(store: Store) -> dict[str, str]:
+            with store._reading() as connection:
+                return {row.config: row.status for row in connection.execute(statement)}
+
         tried: dict[str, str] = {}
         for store in (*self.layers, self):
-            with store._reading() as connection:
-                tried |= {row.config: row.status for row in connection.execute(statement)}
+            tried |= store._retried(partial(read, store))
         return tried
 
     def winners(
@@ -250,10 +258,13 @@ class Store:
         """
         values = {"gpu": gpu, "entry": entry, "regime": regime}
         stores = (self, *self.layers)
-        with ExitStack() as stack:
-            connections = [stack.enter_context(store._reading()) for store in stores]
-            rows = newest_rows(connections, values)
-            return newest_races(self._measurements(rows))
+
+        def read() -> list[Row[Any]]:
+            with ExitStack() as stack:
+                connections = [stack.enter_context(store._reading()) for store in stores]
+                return newest_rows(connections, values)
+
+        return newest_races(self._measurements(self._retried(read)))
 
     def valid_rows(
         self, check: Callable[[Measurement], None] = lambda row: None
@@ -277,8 +288,12 @@ class Store:
 
     def _read(self, statement: Select[Any]) -> list[Measurement]:
         """The rows of a statement that orders them by time, from this database and its layers."""
-        with self._reading() as connection:
-            rows = self._measurements(connection.execute(statement).all())
+
+        def read() -> list[Row[Any]]:
+            with self._reading() as connection:
+                return list(connection.execute(statement).all())
+
+        rows = self._measurements(self._retried(read))
         for layer in self.layers:
             known = {row.digest for row in rows}
             rows += [row for row in layer._read(statement) if row.digest not in known]
@@ -302,7 +317,24 @@ class Store:
         with explained(self.location), self.engine.begin() as connection:
             if connection.dialect.name == "sqlite":
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
+            elif connection.dialect.name == "postgresql":
+                connection.execute(select(func.pg_advisory_xact_lock(_POSTGRES_LOCK)))
             yield connection
+
+    def _retried(self, work: Callable[[], T]) -> T:
+        """The result of ``work``, which is tried again while the server does not answer.
+
+        ``work`` may have been done although the answer was lost, so it must change nothing when it
+        is done again: rows that the database has are not added again.
+        """
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                return work()
+            except ServerLost:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(RETRY_S)
 
     def _prepare(self) -> None:
         """Create the tables, or migrate them to the newest version."""
@@ -314,8 +346,6 @@ class Store:
             with self._reading() as connection:
                 connection.exec_driver_sql("PRAGMA journal_mode=WAL")
         with self._writing() as connection:
-            if connection.dialect.name == "postgresql":
-                connection.execute(select(func.pg_advisory_xact_lock(_POSTGRES_LOCK)))
             migrations.migrate(connection)
 
     def _take_in_journal(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -65,6 +65,9 @@ class Location:
         from filelock import FileLock, Timeout
 
         path = self.path or self.journal
+        if self.path is None:  # the journal of a server is in the user's data folder
+            with suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(path.parent, os.W_OK):
             return nullcontext()
         lock = FileLock(f"{path}.lock")
