@@ -8,8 +8,8 @@ namespace kernelcat {
 
 // A warpgroup multiplies its rows of W by the rows of A in passes over a k-block: 64 rows of W in a
 // pass, by all rows of A or by half of them. Two sets of products take turns: wgmma writes one set
-// while the other one is promoted. With one pass, sets alternate from k-block to k-block; with more,
-// an even number, from pass to pass.
+// while the other one is promoted. With one pass, sets alternate from k-block to k-block; with
+// more, an even number, from pass to pass.
 template <typename Config>
 struct Float8Products {
   static constexpr int kBlocks = Config::kRowBlocks;  // of 64 rows of W
@@ -59,9 +59,9 @@ struct Float8Products {
                                    swizzled_rows_descriptor(a + first_row * kRowBytes), i > 0);
   }
 
-  // Starts pass `pass`, whose set is `set`, and promotes the pass before. Returns when the wgmmas of
-  // the first tile have completed. `has_previous` and `has_next`: whether k-blocks of this tile come
-  // before and after the k-block of the pass.
+  // Starts pass `pass`, whose set is `set`, and promotes the pass before. Returns when the wgmmas
+  // of the first tile have completed. `has_previous` and `has_next`: whether k-blocks of this tile
+  // come before and after the k-block of the pass.
   __device__ __forceinline__ void start(Sums& sums, int pass, int set, bool has_previous,
                                         bool has_next) {
     const bool is_new_block = pass % kParts == 0, is_last_part = pass % kParts == kParts - 1;
