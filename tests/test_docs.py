@@ -136,7 +136,7 @@ def spans(page: Path) -> list[str]:
 def test_commands_in_running_text_exist_with_their_options(page: Path) -> None:
     for line in spans(page):
         command, rest = find(shlex.split(line))
-        known = {option for parameter in command.params for option in parameter.opts}
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         assert {word for word in rest if word.startswith("--")} <= known, line
 
 
