@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from kernelcat.moe.cache import KvCache
 from kernelcat.moe.engine.blocks import BlockManager
 from kernelcat.moe.engine.limits import MAX_IN_FLIGHT
-from kernelcat.moe.engine.sampling import Choices, Logprobs, Sampler, TokenLogprob
+from kernelcat.moe.engine.sampling import Choices, Logprobs, Sampler, TokenLogprob, every_choice
 from kernelcat.moe.engine.step import Step
 from kernelcat.moe.engine.step_buffers import DeviceStep, HostStep
 from kernelcat.moe.engine.step_sizes import Size, StepSizes
@@ -153,7 +153,7 @@ class Runner:
         self.synchronize_device()
         by_rows: dict[int, Size] = {}
         captured = [*self.sizes.decode(), *self.sizes.verify()]
-        for size in [*captured, *self.sizes.mixed()]:
+        for size in self.sizes.every():
             self._run_empty(size)
             by_rows.setdefault(size.rows, size)
         for size in by_rows.values():
@@ -182,13 +182,8 @@ class Runner:
 
     def _run_choices(self, size: Size) -> None:
         """Runs all kernels that may choose tokens."""
-        if not size.rows:
-            return
-        words = torch.zeros(size.rows, -(-self.sampler.vocab_size // 32), dtype=torch.int32).numpy()
-        draws = Choices(has_temperature=True), Choices(has_temperature=True, has_filters=True)
-        for choices in (*draws, Choices(num_logprobs=20)):
+        for choices in every_choice(size.rows, self.sampler.vocab_size):
             self._run_empty(size, choices)
-            self._run_empty(size, replace(choices, seen=words))
 
     def _capture(self, size: Size, pool: Any) -> Graph:
         """A graph of the model's run over a step of ``size``, after a run without one."""
