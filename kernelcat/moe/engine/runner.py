@@ -1,4 +1,4 @@
-"""The device's side of an engine: caches, the buffers of steps, CUDA graphs, one stream.
+"""The device's side of an engine: caches, the buffers of steps, CUDA graphs, three streams.
 
 A step is prepared on the host (`prepare`), launched (`launch`, which does not wait), and collected
 (`collect`, which waits for its tokens). A step may be launched before the step before it is
@@ -7,19 +7,19 @@ collected: tokens that the host does not know yet are gathered on the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from kernelcat.moe.cache import KvCache
 from kernelcat.moe.engine.blocks import BlockManager
+from kernelcat.moe.engine.lanes import Lane, Mark
 from kernelcat.moe.engine.limits import MAX_IN_FLIGHT
 from kernelcat.moe.engine.sampling import Choices, Logprobs, Sampler, TokenLogprob, every_choice
 from kernelcat.moe.engine.step import Step
-from kernelcat.moe.engine.step_buffers import DeviceStep, HostStep
+from kernelcat.moe.engine.step_buffers import Slot, slots
 from kernelcat.moe.engine.step_sizes import Size, StepSizes
 from kernelcat.moe.model import Decoder
 from kernelcat.moe.ranges import span
@@ -32,14 +32,14 @@ class Run:
     Attributes
     ----------
     choices : how tokens are chosen
-    tokens, logprobs : results on the host, complete when ``is_done`` has been recorded and reached
+    tokens, logprobs : results on the host, complete when ``is_done`` is reached
     """
 
     step: Step
     choices: Choices = field(default_factory=Choices)
     tokens: torch.Tensor | None = None
     logprobs: Logprobs | None = None
-    is_done: torch.cuda.Event | None = None
+    is_done: Mark = None
 
 
 @dataclass
@@ -53,6 +53,10 @@ class Graph:
 
 class Runner:
     """Runs steps of ``model`` on its device.
+
+    Three lanes work beside each other: a step's arrays are copied to the device while the step
+    before it runs, and the tokens of that step are copied back while this one runs. So nothing but
+    kernels lies between the kernels of two steps.
 
     Parameters
     ----------
@@ -68,76 +72,58 @@ class Runner:
         self.model, self.manager, self.sizes, self.cache = model, manager, sizes, cache
         self.sampler = Sampler(model)
         self.is_cuda = model.device.type == "cuda"
-        self.stream = torch.cuda.Stream(model.device) if self.is_cuda else None
-        self._hosts = [HostStep(manager, sizes, self.is_cuda) for _ in range(MAX_IN_FLIGHT)]
-        self._device = DeviceStep(self._hosts[0], model.device)
-        self._results = [
-            torch.zeros(sizes.largest.rows, dtype=torch.int32, pin_memory=self.is_cuda)
-            for _ in range(MAX_IN_FLIGHT)
-        ]
-        self.graphs: dict[Size, Graph] = {}
-
-    @contextmanager
-    def on_stream(self) -> Iterator[None]:
-        """Everything of a step runs on one stream: pages and buffers are used in order."""
-        if self.stream is None:
-            yield
-        else:
-            with torch.cuda.device(self.model.device), torch.cuda.stream(self.stream):
-                yield
+        self.lanes = [Lane(model.device) for _ in range(3)]  # to the device, steps, back
+        self._slots = slots(manager, sizes, model.device, MAX_IN_FLIGHT)
+        self.graphs: dict[tuple[Slot, Size], Graph] = {}
 
     # ---- a step ---------------------------------------------------------------------------------
 
     def prepare(self, run: Run) -> None:
-        """Writes the arrays of a step, which was planned last, into buffers of its own."""
+        """Writes the arrays of a step, which was planned last, into a slot.
+
+        The step that had the slot before has been collected.
+        """
         size = self.sizes.of(run.step)
-        self._host(run).fill(run.step, size)
+        self._slot(run).fill(run.step, size)
         run.choices = self.sampler.plan(run.step, size.rows)
 
-    def _host(self, run: Run) -> HostStep:
-        """The step's arrays on the host, until the step is collected."""
-        return self._hosts[run.step.index % MAX_IN_FLIGHT]
+    def _slot(self, run: Run) -> Slot:
+        """The step's slot, until the step is collected."""
+        return self._slots[run.step.index % MAX_IN_FLIGHT]
 
     def launch(self, run: Run) -> None:
         """Starts a step; the host does not wait for a GPU."""
-        host = self._host(run)
-        with self.on_stream():
-            with span("launch"):
-                self._device.copy(host)
-                x = self._forward(host)
-            if host.arrays.size.rows:
-                with span("sample"):
-                    self._choose(run, host, x)
-            self._record(run)
+        slot = self._slot(run)
+        there, steps, back = self.lanes
+        copied = there.run(slot.copy)
+        computed = steps.run(partial(self._compute, run, slot), copied)
+        run.is_done = back.run(partial(self._copy_back, run, slot), computed)
 
-    def _choose(self, run: Run, host: HostStep, x: torch.Tensor) -> None:
-        """Chooses the tokens of hidden states x (rows, hidden), and copies them to the host."""
-        chosen = self._device.chosen[: len(x)]
-        logprobs = self.sampler.choose(
-            x, run.choices, lambda name: self._device.view(host, name), chosen
-        )
-        run.tokens = self._results[run.step.index % MAX_IN_FLIGHT][: run.step.num_rows]
-        run.tokens.copy_(chosen[: run.step.num_rows], non_blocking=True)
-        if logprobs is not None:
-            run.logprobs = logprobs.map(lambda tensor: tensor.to("cpu", non_blocking=True))
+    def _compute(self, run: Run, slot: Slot) -> None:
+        """Runs the model, and chooses tokens."""
+        with span("launch"):
+            x = self._forward(slot)
+        if slot.arrays.size.rows:
+            with span("sample"):
+                chosen = slot.chosen[: len(x)]
+                logprobs = self.sampler.choose(x, run.choices, slot.view, chosen)
+                if logprobs is not None:
+                    run.logprobs = logprobs.map(lambda each: each.to("cpu", non_blocking=True))
 
-    def _record(self, run: Run) -> None:
-        if self.stream is not None:
-            run.is_done = torch.cuda.Event()
-            run.is_done.record(self.stream)
+    def _copy_back(self, run: Run, slot: Slot) -> None:
+        run.tokens = slot.copy_back(run.step.num_rows)
 
-    def _forward(self, host: HostStep) -> torch.Tensor:
+    def _forward(self, slot: Slot) -> torch.Tensor:
         """Hidden states (rows, hidden) of the step on the device."""
-        graph = self.graphs.get(host.arrays.size)
+        graph = self.graphs.get((slot, slot.arrays.size))
         if graph is None:
-            return self.model(self._device.batch(host), self.cache)
+            return self.model(slot.batch(), self.cache)
         graph.graph.replay()
         return graph.x
 
     def collect(self, run: Run) -> tuple[list[int], list[TokenLogprob | None] | None]:
         """Waits for a step; the token of each row, and log-probabilities if a request wants any."""
-        if run.is_done is not None:
-            run.is_done.synchronize()
+        Lane.wait(run.is_done)
         tokens: list[int] = [] if run.tokens is None else run.tokens.tolist()
         if run.logprobs is None:
             return tokens, None
@@ -161,7 +147,9 @@ class Runner:
         if self.is_cuda and has_graphs:
             pool = torch.cuda.graph_pool_handle()
             for size in sorted(captured, key=lambda size: -size.tokens):  # the first makes the pool
-                self.graphs[size] = self._capture(size, pool)
+                for index in range(MAX_IN_FLIGHT):
+                    run = self._empty(size, Choices(), index)
+                    self.graphs[self._slot(run), size] = self._capture(self._slot(run), pool)
             self.synchronize_device()
 
     def run_largest(self) -> None:
@@ -174,10 +162,10 @@ class Runner:
         """Runs a step of added sequences alone, in the null page."""
         self.launch(self._empty(size, choices or Choices()))
 
-    def _empty(self, size: Size, choices: Choices) -> Run:
-        self.synchronize()  # the buffers are in use until the last step has ended
-        run = Run(Step(0), choices)
-        self._host(run).fill(run.step, size)
+    def _empty(self, size: Size, choices: Choices, index: int = 0) -> Run:
+        self.synchronize()  # the slot is in use until the last step has ended
+        run = Run(Step(index), choices)
+        self._slot(run).fill(run.step, size)
         return run
 
     def _run_choices(self, size: Size) -> None:
@@ -185,15 +173,14 @@ class Runner:
         for choices in every_choice(size.rows, self.sampler.vocab_size):
             self._run_empty(size, choices)
 
-    def _capture(self, size: Size, pool: Any) -> Graph:
-        """A graph of the model's run over a step of ``size``, after a run without one."""
-        host = self._host(self._empty(size, Choices()))
-        graph = torch.cuda.CUDAGraph()
+    def _capture(self, slot: Slot, pool: Any) -> Graph:
+        """A graph of the model's run over the step in ``slot``, after a run without one."""
+        graph, lane = torch.cuda.CUDAGraph(), self.lanes[1]
         with (
-            torch.cuda.device(self.model.device),
-            torch.cuda.graph(graph, pool=pool, stream=self.stream),
+            torch.cuda.device(lane.device),
+            torch.cuda.graph(graph, pool=pool, stream=lane.stream),
         ):
-            x = self.model(self._device.batch(host), self.cache)
+            x = self.model(slot.batch(), self.cache)
         return Graph(graph, x, self.model.ops.launchers())
 
     def close(self) -> None:
@@ -208,5 +195,5 @@ class Runner:
 
     def synchronize(self) -> None:
         """Waits for all steps; raises what a kernel has raised."""
-        if self.stream is not None:
-            self.stream.synchronize()
+        for lane in self.lanes:
+            lane.drain()
