@@ -13,6 +13,6 @@ What it keeps on the host needs neither a GPU nor torch:
 The rest runs it:
 
     settings, memory, building, ahead          how many pages there are, and what is compiled first
-    step_buffers, lanes, runner, sampling      a step on the device: copies, graphs, chosen tokens
+    step_buffers, streams, runner, sampling    a step on the device: copies, graphs, chosen tokens
     engine, async_engine                       steps for a caller, or on a thread for asyncio
 """

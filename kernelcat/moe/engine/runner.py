@@ -15,12 +15,12 @@ import torch
 
 from kernelcat.moe.cache import KvCache
 from kernelcat.moe.engine.blocks import BlockManager
-from kernelcat.moe.engine.lanes import Lane, Mark
 from kernelcat.moe.engine.limits import MAX_IN_FLIGHT
 from kernelcat.moe.engine.sampling import Choices, Logprobs, Sampler, TokenLogprob, every_choice
 from kernelcat.moe.engine.step import Step
-from kernelcat.moe.engine.step_buffers import Slot, slots
+from kernelcat.moe.engine.step_buffers import StepBuffers, allocate
 from kernelcat.moe.engine.step_sizes import Size, StepSizes
+from kernelcat.moe.engine.streams import DeviceStream, Event
 from kernelcat.moe.model import Decoder
 from kernelcat.moe.ranges import span
 
@@ -39,7 +39,7 @@ class Run:
     choices: Choices = field(default_factory=Choices)
     tokens: torch.Tensor | None = None
     logprobs: Logprobs | None = None
-    is_done: Mark = None
+    is_done: Event = None
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Graph:
 class Runner:
     """Runs steps of ``model`` on its device.
 
-    Three lanes work beside each other: a step's arrays are copied to the device while the step
+    Three streams work beside each other: a step's arrays are copied to the device while the step
     before it runs, and the tokens of that step are copied back while this one runs. So nothing but
     kernels lies between the kernels of two steps.
 
@@ -72,58 +72,60 @@ class Runner:
         self.model, self.manager, self.sizes, self.cache = model, manager, sizes, cache
         self.sampler = Sampler(model)
         self.is_cuda = model.device.type == "cuda"
-        self.lanes = [Lane(model.device) for _ in range(3)]  # to the device, steps, back
-        self._slots = slots(manager, sizes, model.device, MAX_IN_FLIGHT)
-        self.graphs: dict[tuple[Slot, Size], Graph] = {}
+        # of copies to the device, of steps, of copies from the device
+        self.streams = [DeviceStream(model.device) for _ in range(3)]
+        self._buffers = allocate(manager, sizes, model.device, MAX_IN_FLIGHT)
+        self.graphs: dict[tuple[StepBuffers, Size], Graph] = {}
 
     # ---- a step ---------------------------------------------------------------------------------
 
     def prepare(self, run: Run) -> None:
-        """Writes the arrays of a step, which was planned last, into a slot.
+        """Writes the arrays of a step, which was planned last, into its buffers.
 
-        The step that had the slot before has been collected.
+        The step that had the buffers before has been collected.
         """
         size = self.sizes.of(run.step)
-        self._slot(run).fill(run.step, size)
+        self._buffers_of(run).fill(run.step, size)
         run.choices = self.sampler.plan(run.step, size.rows)
 
-    def _slot(self, run: Run) -> Slot:
-        """The step's slot, until the step is collected."""
-        return self._slots[run.step.index % MAX_IN_FLIGHT]
+    def _buffers_of(self, run: Run) -> StepBuffers:
+        """The step's buffers, until the step is collected."""
+        return self._buffers[run.step.index % MAX_IN_FLIGHT]
 
     def launch(self, run: Run) -> None:
         """Starts a step; the host does not wait for a GPU."""
-        slot = self._slot(run)
-        there, steps, back = self.lanes
-        copied = there.run(slot.copy)
-        computed = steps.run(partial(self._compute, run, slot), copied)
-        run.is_done = back.run(partial(self._copy_back, run, slot), computed)
+        buffers = self._buffers_of(run)
+        copies_in, steps, copies_out = self.streams
+        copied = copies_in.run(buffers.copy_in)
+        computed = steps.run(partial(self._compute, run, buffers), copied)
+        run.is_done = copies_out.run(partial(self._copy_out, run, buffers), computed)
 
-    def _compute(self, run: Run, slot: Slot) -> None:
+    def _compute(self, run: Run, buffers: StepBuffers) -> None:
         """Runs the model, and chooses tokens."""
         with span("launch"):
-            x = self._forward(slot)
-        if slot.arrays.size.rows:
+            x = self._forward(buffers)
+        if buffers.arrays.size.rows:
             with span("sample"):
-                chosen = slot.chosen[: len(x)]
-                logprobs = self.sampler.choose(x, run.choices, slot.view, chosen)
+                chosen = buffers.chosen[: len(x)]
+                logprobs = self.sampler.choose(x, run.choices, buffers.view, chosen)
                 if logprobs is not None:
                     run.logprobs = logprobs.map(lambda each: each.to("cpu", non_blocking=True))
 
-    def _copy_back(self, run: Run, slot: Slot) -> None:
-        run.tokens = slot.copy_back(run.step.num_rows)
+    def _copy_out(self, run: Run, buffers: StepBuffers) -> None:
+        run.tokens = buffers.copy_out(run.step.num_rows)
 
-    def _forward(self, slot: Slot) -> torch.Tensor:
+    def _forward(self, buffers: StepBuffers) -> torch.Tensor:
         """Hidden states (rows, hidden) of the step on the device."""
-        graph = self.graphs.get((slot, slot.arrays.size))
+        graph = self.graphs.get((buffers, buffers.arrays.size))
         if graph is None:
-            return self.model(slot.batch(), self.cache)
+            return self.model(buffers.batch(), self.cache)
         graph.graph.replay()
         return graph.x
 
     def collect(self, run: Run) -> tuple[list[int], list[TokenLogprob | None] | None]:
         """Waits for a step; the token of each row, and log-probabilities if a request wants any."""
-        Lane.wait(run.is_done)
+        if run.is_done is not None:
+            run.is_done.synchronize()
         tokens: list[int] = [] if run.tokens is None else run.tokens.tolist()
         if run.logprobs is None:
             return tokens, None
@@ -148,8 +150,8 @@ class Runner:
             pool = torch.cuda.graph_pool_handle()
             for size in sorted(captured, key=lambda size: -size.tokens):  # the first makes the pool
                 for index in range(MAX_IN_FLIGHT):
-                    run = self._empty(size, Choices(), index)
-                    self.graphs[self._slot(run), size] = self._capture(self._slot(run), pool)
+                    buffers = self._buffers_of(self._empty(size, Choices(), index))
+                    self.graphs[buffers, size] = self._capture(buffers, pool)
             self.synchronize_device()
 
     def run_largest(self) -> None:
@@ -163,9 +165,9 @@ class Runner:
         self.launch(self._empty(size, choices or Choices()))
 
     def _empty(self, size: Size, choices: Choices, index: int = 0) -> Run:
-        self.synchronize()  # the slot is in use until the last step has ended
+        self.synchronize()  # the buffers are in use until the last step has ended
         run = Run(Step(index), choices)
-        self._slot(run).fill(run.step, size)
+        self._buffers_of(run).fill(run.step, size)
         return run
 
     def _run_choices(self, size: Size) -> None:
@@ -173,14 +175,14 @@ class Runner:
         for choices in every_choice(size.rows, self.sampler.vocab_size):
             self._run_empty(size, choices)
 
-    def _capture(self, slot: Slot, pool: Any) -> Graph:
-        """A graph of the model's run over the step in ``slot``, after a run without one."""
-        graph, lane = torch.cuda.CUDAGraph(), self.lanes[1]
+    def _capture(self, buffers: StepBuffers, pool: Any) -> Graph:
+        """A graph of the model's run over the step in ``buffers``, after a run without one."""
+        graph, stream = torch.cuda.CUDAGraph(), self.streams[1]
         with (
-            torch.cuda.device(lane.device),
-            torch.cuda.graph(graph, pool=pool, stream=lane.stream),
+            torch.cuda.device(stream.device),
+            torch.cuda.graph(graph, pool=pool, stream=stream.cuda),
         ):
-            x = self.model(slot.batch(), self.cache)
+            x = self.model(buffers.batch(), self.cache)
         return Graph(graph, x, self.model.ops.launchers())
 
     def close(self) -> None:
@@ -195,5 +197,5 @@ class Runner:
 
     def synchronize(self) -> None:
         """Waits for all steps; raises what a kernel has raised."""
-        for lane in self.lanes:
-            lane.drain()
+        for stream in self.streams:
+            stream.synchronize()

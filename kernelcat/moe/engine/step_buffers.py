@@ -42,11 +42,11 @@ def array_bytes(shape: tuple[int, ...], dtype: str) -> int:
     return -(-prod(shape) * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
 
 
-class Slot:
+class StepBuffers:
     """The arrays of a step in pinned memory, and the device's copy of them.
 
-    Steps in flight use slots in turn, so a step is copied to the device while the step before it
-    runs. A graph keeps addresses: it belongs to one slot.
+    Steps in flight use such buffers in turn, so a step is copied to the device while the step
+    before it runs. A graph keeps addresses, so it belongs to one of them.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Slot:
         self, index: int, manager: BlockManager, sizes: StepSizes, host: torch.Tensor,
         device: torch.Tensor,
     ) -> None:  # fmt: skip
-        """``host`` and ``device`` are the memory of all slots, uint8 (slots, bytes)."""
+        """``host`` and ``device`` are the memory of all buffers, uint8 (buffers, bytes)."""
         arena = HostArena(host[index])
         self._host, self._device, self._offset = host[index], device[index], arena.offset
         results = arena.allocate((sizes.largest.rows,), "int32")
@@ -74,19 +74,19 @@ class Slot:
         self._before = (index - 1) % len(device) * device.shape[1] // 4
 
     def fill(self, step: Step, size: Size) -> None:
-        """Writes the step; source rows become places in the memory of all slots."""
+        """Writes the step; source rows become places in the memory of all buffers."""
         self.arrays.fill(step, size)
         sources = self.arrays.source_rows
         own = self._own + np.arange(len(sources), dtype=np.int32)
         sources[:] = np.where(sources >= 0, self._before + sources, own)
 
-    def copy(self) -> None:
+    def copy_in(self) -> None:
         """Copies what the step uses to the device; the host does not wait."""
         last = self.arrays.block_tables[-1]
         used = slice(self._first, self._offset(last) + last.nbytes)
         self._device[used].copy_(self._host[used], non_blocking=True)
 
-    def copy_back(self, count: int) -> torch.Tensor:
+    def copy_out(self, count: int) -> torch.Tensor:
         """Copies the first ``count`` chosen tokens to ``results``, and returns that part."""
         part = self.results[:count]
         return part.copy_(self.chosen[:count], non_blocking=True)
@@ -112,8 +112,10 @@ class Slot:
         )
 
 
-def slots(manager: BlockManager, sizes: StepSizes, device: torch.device, count: int) -> list[Slot]:
-    """``count`` slots for steps of ``sizes`` on ``device``."""
+def allocate(
+    manager: BlockManager, sizes: StepSizes, device: torch.device, count: int
+) -> list[StepBuffers]:
+    """``count`` buffers for steps of ``sizes`` on ``device``."""
     needed = array_bytes((sizes.largest.rows,), "int32")
 
     def measure(shape: tuple[int, ...], dtype: str) -> Array:
@@ -124,4 +126,4 @@ def slots(manager: BlockManager, sizes: StepSizes, device: torch.device, count: 
     StepArrays(manager, sizes, measure)
     host = torch.zeros(count, needed, dtype=torch.uint8, pin_memory=device.type == "cuda")
     memory = torch.zeros_like(host, device=device)
-    return [Slot(index, manager, sizes, host, memory) for index in range(count)]
+    return [StepBuffers(index, manager, sizes, host, memory) for index in range(count)]

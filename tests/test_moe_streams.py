@@ -1,7 +1,7 @@
-"""Steps whose work is late: copies, kernels and copies back run in any order that marks allow.
+"""Steps whose work is late: copies and kernels run in any order that events allow.
 
-On a CPU the engine's lanes do their work at once, so nothing can be overwritten while it is in use.
-Here they keep it until somebody waits, and then do it in a random order.
+On a CPU the engine's streams do their work at once, so nothing is overwritten while it is in use.
+Here they keep work until somebody waits, and then do it in a random order.
 """
 
 from __future__ import annotations
@@ -18,62 +18,64 @@ import torch
 from kernelcat import moe
 from kernelcat.errors import KernelcatError
 from kernelcat.moe.engine.engine import Engine
-from kernelcat.moe.engine.lanes import Lane
 from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import FinishReason
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.engine.speculation import Speculation
 from kernelcat.moe.engine.statistics import Statistics
+from kernelcat.moe.engine.streams import DeviceStream
 from kernelcat.moe.rungs import Setup
 
-Job = tuple[Callable[[], object], Any, "LateMark"]
+Job = tuple[Callable[[], object], Any, "LateEvent"]
 
 
-class LateMark:
+class LateEvent:
     """The end of a job; ``synchronize`` runs jobs until this one has ended."""
 
     def __init__(self, device: LateDevice) -> None:
-        self.device, self.is_reached = device, False
+        self.device, self.has_ended = device, False
 
     def synchronize(self) -> None:
-        while not self.is_reached:
+        while not self.has_ended:
             self.device.run_one()
 
 
 class LateDevice:
-    """Three lanes; ``keeps_order`` says whether jobs wait for marks of other lanes."""
+    """Three streams; ``keeps_order`` says whether jobs wait for events of other streams."""
 
     def __init__(self, dice: random.Random, keeps_order: bool = True) -> None:
         self.dice, self.keeps_order = dice, keeps_order
-        self.lanes = [LateLane(self) for _ in range(3)]
+        self.streams = [LateStream(self) for _ in range(3)]
 
     def run_one(self) -> None:
-        ready = [lane for lane in self.lanes if lane.jobs and self.may_run(lane.jobs[0][1])]
-        work, _, mark = self.dice.choice(ready).jobs.popleft()
+        ready = [
+            stream for stream in self.streams if stream.jobs and self.may_run(stream.jobs[0][1])
+        ]
+        work, _, event = self.dice.choice(ready).jobs.popleft()
         work()
-        mark.is_reached = True
+        event.has_ended = True
 
-    def may_run(self, after: LateMark | None) -> bool:
-        return after is None or after.is_reached or not self.keeps_order
+    def may_run(self, after: LateEvent | None) -> bool:
+        return after is None or after.has_ended or not self.keeps_order
 
 
-class LateLane(Lane):
-    """A lane of a `LateDevice`; some work is not late."""
+class LateStream(DeviceStream):
+    """A stream of a `LateDevice`; some work is not late."""
 
     def __init__(self, device: LateDevice) -> None:
         super().__init__(torch.device("cpu"))
         self.owner, self.jobs = device, deque[Job]()
 
     def run(self, work: Callable[[], object], after: Any = None) -> Any:
-        mark = LateMark(self.owner)
-        self.jobs.append((work, after, mark))
+        event = LateEvent(self.owner)
+        self.jobs.append((work, after, event))
         for _ in range(self.owner.dice.choice((0, 0, 0, 1, 2))):
-            if any(lane.jobs for lane in self.owner.lanes):
+            if any(stream.jobs for stream in self.owner.streams):
                 self.owner.run_one()
-        return mark
+        return event
 
-    def drain(self) -> None:
+    def synchronize(self) -> None:
         while self.jobs:
             self.owner.run_one()
 
@@ -124,9 +126,9 @@ def expected(seed: int) -> list[list[int]]:
 
 
 def written(
-    seed: int, keeps_order: bool = True, num_slots: int = 2
+    seed: int, keeps_order: bool = True, num_buffers: int = 2
 ) -> tuple[list[list[int]], Statistics]:
-    """Tokens of the same requests at once, with late lanes, too few pages, and cancellations."""
+    """Tokens of the same requests at once, with late streams, too few pages, and cancellations."""
     dice = random.Random(seed)
     prompts = asked(dice)
     served = engine(
@@ -134,8 +136,8 @@ def written(
         speculation=dice.choice((None, Speculation(2, 1))),
     )  # fmt: skip
     runner = served._runner
-    runner.lanes = list(LateDevice(dice, keeps_order).lanes)
-    runner._slots = (runner._slots[:num_slots] * 2)[:2]
+    runner.streams = list(LateDevice(dice, keeps_order).streams)
+    runner._buffers = (runner._buffers[:num_buffers] * 2)[:2]
     requests = []
     while prompts or served.has_work:
         if prompts and dice.random() < 0.5:
@@ -163,8 +165,8 @@ def test_late_work_writes_the_tokens_of_steps_one_by_one() -> None:
     assert min(preemptions, accepted, cached) > 0
 
 
-@pytest.mark.parametrize("fault", ({"keeps_order": False}, {"num_slots": 1}))
-def test_without_marks_or_with_one_slot_tokens_are_wrong(fault: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fault", ({"keeps_order": False}, {"num_buffers": 1}))
+def test_without_events_or_with_one_buffer_tokens_are_wrong(fault: dict[str, Any]) -> None:
     """What the test above would not see proves nothing."""
 
     def is_wrong(seed: int) -> bool:
