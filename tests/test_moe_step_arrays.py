@@ -199,7 +199,7 @@ def test_memory_stays_flat_over_ten_thousand_steps_of_mixed_sizes():
     scheduler = Scheduler(manager, limits)
     arrays = StepArrays(manager, StepSizes(limits, 0, ()))
     common = dice.choices(range(1000), k=40)
-    buffers = [*arrays._by_token.values(), *arrays._by_row.values(), arrays._tables]
+    buffers = [*arrays._by_token.values(), *arrays._by_row.values(), arrays._entries]
     addresses = [buffer.ctypes.data for buffer in buffers]
     previous, num_ended, num_cached, batches = None, 0, 0, set()
 
