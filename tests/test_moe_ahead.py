@@ -19,16 +19,26 @@ from kernelcat.moe.engine.engine import Engine
 from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.engine.speculation import Speculation
+from kernelcat.moe.rungs import FUSED, GROUPED, Setup
 from kernelcat.runtime import gpu
 from kernelcat.tune.ahead import compile_ahead
 
 
-@pytest.mark.parametrize("name", ("small-gpt-oss", "small-deepseek-v3", "small-qwen3-moe"))
+@pytest.mark.parametrize(
+    ("name", "experts"),
+    [
+        ("small-gpt-oss", FUSED),
+        ("small-gpt-oss", GROUPED),
+        ("small-deepseek-v3", FUSED),
+        ("small-qwen3-moe", FUSED),
+    ],
+)
 def test_steps_call_the_problems_that_are_listed(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, experts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every step of the warm-up is run by oracles; on a GPU these are the calls of kernels."""
     model = moe.random_model(name, "cpu", torch.bfloat16, max_positions=64)
+    model.ops = Setup(has_attention=True, has_products=True, experts=experts).ops(model)
     limits = Limits(step_tokens=20, max_running=2, context=64)
     settings = EngineSettings(
         limits, page_size=16, num_pages=(13,) * len(moe.windows(model.cache_layers)),

@@ -7,13 +7,15 @@ sizes first run on tensors without memory, which tells their problems (`kernelca
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from kernelcat.call.operator import Op
+from kernelcat.call.oracle import Oracle
 from kernelcat.call.outline import Outline
 from kernelcat.catalog.spec import Problem
 from kernelcat.moe.batch import Batch
@@ -21,8 +23,8 @@ from kernelcat.moe.cache import KvCache
 from kernelcat.moe.engine.sampling import Sampler, every_choice
 from kernelcat.moe.engine.step_arrays import PARAMETERS
 from kernelcat.moe.engine.step_sizes import Size, StepSizes
+from kernelcat.moe.grouped_experts import GroupedExperts
 from kernelcat.moe.model import Decoder
-from kernelcat.moe.ops import Ops, on
 from kernelcat.runtime import gpu
 from kernelcat.tune.ahead import compile_ahead
 
@@ -30,9 +32,9 @@ from kernelcat.tune.ahead import compile_ahead
 def compile_steps(model: Decoder, cache: KvCache, sizes: StepSizes, table_width: int) -> int:
     """Compiles what steps of ``sizes`` will call; returns the number of kernels that were missing.
 
-    A model with other operations than the catalog's compiles its kernels in its first steps.
+    A model with operations in torch, which need values, compiles its kernels in its first steps.
     """
-    if model.ops != on(model.device):
+    if not all(isinstance(op, (Op, GroupedExperts, int)) for op in vars(model.ops).values()):
         return 0
     problems = called(model, cache, sizes.every(), table_width)
     return compile_ahead(problems, gpu.detect(model.device.index or 0))
@@ -49,13 +51,11 @@ def called(
     table_width : columns of block tables
     """
     found: dict[Problem, None] = {}
+    outlined = partial(_outlined, found.setdefault)
     outline = copy.copy(model)
     for name, value in vars(model).items():
-        setattr(outline, name, _without_memory(value))
-    names = [field.name for field in fields(Ops) if field.name != "fused_tokens"]
-    told = {name: Outline(name, lambda problem: found.setdefault(problem)) for name in names}
-    outline.ops = Ops(**told, fused_tokens=model.ops.fused_tokens)
-    pairs = zip(outline.layers, _without_memory(cache.layers), cache.groups, strict=True)
+        setattr(outline, name, outlined(value))
+    pairs = zip(outline.layers, outlined(cache.layers), cache.groups, strict=True)
     kinds = {repr(pair): pair for pair in pairs}  # layers that make the same calls are equal texts
     outline.layers, layers, groups = (list(part) for part in zip(*kinds.values(), strict=True))
     one_of_each = KvCache(tuple(layers), tuple(groups))
@@ -69,17 +69,20 @@ def called(
     return list(found)
 
 
-def _without_memory(value: Any) -> Any:
-    """``value`` with tensors on the device ``meta`` in place of its tensors."""
+def _outlined(tell: Callable[[Problem], object], value: Any) -> Any:
+    """``value`` with tensors on the device ``meta``, and outlines in place of entries."""
+    outlined = partial(_outlined, tell)
     if isinstance(value, torch.Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, (Op, Oracle)):
+        return Outline(value.entry.name, tell)
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_without_memory, value))
+        return type(value)(map(outlined, value))
     if isinstance(value, dict):
-        return {name: _without_memory(part) for name, part in value.items()}
+        return {name: outlined(part) for name, part in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         parts = {field.name: getattr(value, field.name) for field in fields(value)}
-        return replace(value, **{name: _without_memory(part) for name, part in parts.items()})
+        return replace(value, **{name: outlined(part) for name, part in parts.items()})
     return value
 
 
