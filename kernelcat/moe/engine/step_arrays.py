@@ -23,6 +23,10 @@ Array = npt.NDArray[Any]
 Allocate = Callable[[tuple[int, ...], str], Array]
 """Makes an array of zeros from a shape and an element type: NumPy's, or views of pinned memory."""
 
+TABLE_ALIGNMENT = 4
+"""Entries to a multiple of which a group's block table is padded: 16 bytes. A call copies an array
+that begins elsewhere."""
+
 PARAMETERS = {
     "temperature": "float32",
     "top_k": "int32",
@@ -89,7 +93,7 @@ class StepArrays:
         self._cu_q = allocate((batch + 1,), "int32")
         self._table_shape = len(manager.groups), manager.table_width
         # Filled from the beginning, so that what a step uses lies in one piece.
-        self._entries = allocate((prod(self._table_shape) * batch,), "int32")
+        self._entries = allocate((prod(self._table_storage(batch)),), "int32")
         self._show(Size(0, 0, 0, 0))
 
     def _show(self, size: Size) -> None:
@@ -102,9 +106,15 @@ class StepArrays:
         self.kv_lens = self._kv_lens[: size.batch]
         self.cu_q = self._cu_q[: size.batch + 1]
         groups, width = self._table_shape
-        used = self._entries[: groups * size.batch * width]
-        self._tables = used.reshape(groups, size.batch, width)
+        storage = self._table_storage(size.batch)
+        padded = self._entries[: prod(storage)].reshape(storage)
+        self._tables = padded[:, : size.batch * width].reshape(groups, size.batch, width)
         self.block_tables = tuple(self._tables)
+
+    def _table_storage(self, batch: int) -> tuple[int, int]:
+        """Groups, and entries of a group's table with its padding to `TABLE_ALIGNMENT`."""
+        groups, width = self._table_shape
+        return groups, -(-batch * width // TABLE_ALIGNMENT) * TABLE_ALIGNMENT
 
     def fill(self, step: Step, size: Size | None = None) -> None:
         """Writes the arrays of ``step``, which was planned last.
