@@ -19,7 +19,7 @@ from kernelcat.bounded import Bounded
 from kernelcat.call import arrays, fast_path, operator
 from kernelcat.catalog.implementation import LeastEstimate
 from kernelcat.jit import Artifact, cache, cute
-from kernelcat.runtime import driver, gpu, launcher
+from kernelcat.runtime import code, driver, gpu, launcher
 
 
 def test_the_oldest_items_are_forgotten() -> None:
@@ -49,8 +49,8 @@ def test_threads_share_a_bounded_dictionary() -> None:
 
 
 def test_artifacts_and_functions_are_kept_in_bounded_dictionaries() -> None:
-    assert cache._memory.limit <= 1024 and launcher._functions.limit <= 1024
-    assert launcher._host_functions.limit <= 64 and fast_path._missed.limit <= 4096
+    assert cache._memory.limit <= 1024 and code._functions.limit <= 1024
+    assert code._host_functions.limit <= 64 and fast_path._missed.limit <= 4096
 
 
 class Library:
@@ -83,8 +83,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     library = Library()
     opened = driver.Driver(library)
     monkeypatch.setattr(driver, "opened", lambda: opened)
-    monkeypatch.setattr(launcher, "_functions", Bounded(4))
-    monkeypatch.setattr(launcher, "_host_functions", Bounded(4))
+    monkeypatch.setattr(code, "_functions", Bounded(4))
+    monkeypatch.setattr(code, "_of_sources", Bounded(4))
+    monkeypatch.setattr(code, "_host_functions", Bounded(4))
     return library
 
 
@@ -120,12 +121,12 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
 
 
 def test_a_module_is_unloaded_with_the_last_launcher_that_uses_it(library: Library) -> None:
-    used = launcher._function(b"used", "kernel", 0)
+    used = code.function(b"used", "kernel", 0)
     for number in range(50):
-        launcher._function(b"%d" % number, "kernel", 0)
+        code.function(b"%d" % number, "kernel", 0)
     gc.collect()
     assert len(library.loaded) == 5, "the bound, and the one in use"
-    assert launcher._function(b"49", "kernel", 0) is launcher._function(b"49", "kernel", 0)
+    assert code.function(b"49", "kernel", 0) is code.function(b"49", "kernel", 0)
     del used
     gc.collect()
     assert len(library.loaded) == 4
@@ -139,9 +140,9 @@ def host_artifact(code: bytes, *kinds: str) -> Artifact:
 def test_an_object_file_is_unloaded_with_the_last_launcher_that_uses_it(
     library: Library, runtime: Runtime
 ) -> None:
-    used = launcher._host_function(host_artifact(b"used", "int32"), 0)
+    used = code.host_function(host_artifact(b"used", "int32"), 0)
     for number in range(50):
-        launcher._host_function(host_artifact(b"%d" % number, "int32"), 0)
+        code.host_function(host_artifact(b"%d" % number, "int32"), 0)
     gc.collect()
     assert len(runtime.loaded) == 5, "the bound, and the one in use"
     del used
@@ -153,11 +154,11 @@ def test_object_files_are_shared_by_code_parameters_and_gpu(
     library: Library, runtime: Runtime
 ) -> None:
     artifact = host_artifact(b"code", "int32")
-    call = launcher._host_function(artifact, 0)
-    assert launcher._host_function(replace(artifact), 0) is call
+    call = code.host_function(artifact, 0)
+    assert code.host_function(replace(artifact), 0) is call
     others = [host_artifact(b"code", "int64"), host_artifact(b"edoc", "int32")]
-    calls = {*(launcher._host_function(other, 0) for other in others)}
-    assert len({call, launcher._host_function(artifact, 1), *calls}) == 4
+    calls = {*(code.host_function(other, 0) for other in others)}
+    assert len({call, code.host_function(artifact, 1), *calls}) == 4
 
 
 # ---- calls of ever new sizes -------------------------------------------------------------------
@@ -180,7 +181,7 @@ def machine(library: Library, runtime: Runtime, monkeypatch: pytest.MonkeyPatch)
 
     tensors = HostTorch()
     monkeypatch.setattr(arrays, "torch", lambda: tensors)
-    monkeypatch.setattr(launcher, "build", uncompiled)
+    monkeypatch.setattr(code, "build", uncompiled)
     monkeypatch.setattr(operator, "_gpu", lambda index: gpu.SKUS["h200"])
     monkeypatch.setattr(operator, "MAX_REMEMBERED", 32)
     monkeypatch.setattr(LeastEstimate, "MAX_REMEMBERED", 1)

@@ -19,7 +19,7 @@ from kernelcat.catalog.implementation import Config
 from kernelcat.cli import main
 from kernelcat.errors import InvalidArgument, MissingDependency
 from kernelcat.jit import bundle, cache, cuda
-from kernelcat.runtime import driver, gpu, launcher
+from kernelcat.runtime import code, driver, gpu, launcher
 from kernelcat.store import workload
 from kernelcat.store.workload import Use
 
@@ -76,7 +76,8 @@ def test_a_machine_without_a_compiler_launches_what_the_bundle_has(
     kernelcat.prepare(folder)
     recorder = Recorder()
     monkeypatch.setattr(driver, "opened", lambda: recorder)
-    monkeypatch.setattr(launcher, "_functions", {})
+    monkeypatch.setattr(code, "_functions", {})
+    monkeypatch.setattr(code, "_of_sources", {})
     loaded = launcher.load(*chosen, 0)
     assert len(loaded._program.kernels) == len(recorder.loaded) >= 1
     assert all(code.startswith(b"\x7fELF") for code, _, _ in recorder.loaded)

@@ -76,6 +76,7 @@ class Axis:
     limit: int = SIZE_LIMIT
     drawn: bool = False
     extra: tuple[AxisValue, ...] = ()
+    varies: bool = False
 
     @staticmethod
     def size(
@@ -87,11 +88,12 @@ class Axis:
         default: int | None = None,
         step: int = 1,
         limit: int = SIZE_LIMIT,
+        varies: bool = False,
     ) -> Axis:
         """An integer; its bucket is the next power of two unless another rule is given."""
         return Axis(
             name, doc, low=low, high=high, bucket=bucket, default=default, step=step,
-            limit=limit,
+            limit=limit, varies=varies,
         )  # fmt: skip
 
     @staticmethod
@@ -118,6 +120,16 @@ class Axis:
     def number(name: str, doc: str, *examples: float, default: float | None = 0.0) -> Axis:
         """Any finite float; fuzzing and tests take ``examples``."""
         return Axis(name, doc, values=examples, default=default, minor=True, is_number=True)
+
+    @staticmethod
+    def round_up(size: int) -> int:
+        """The next larger or equal size of those that share a choice: 1 to 16, 18, 20 ... 32, 36.
+
+        There are eight from one power of two to the next, so the tiles of all but the largest sizes
+        are counted exactly.
+        """
+        step = 1 << max((size - 1).bit_length() - 4, 0)
+        return -(-size // step) * step
 
     def parse(self, text: str) -> AxisValue:
         """The value that ``text`` stands for, which :meth:`check` has yet to check.

@@ -394,6 +394,27 @@ class Entry:
         sized = {a.name: a.bucket(problem[a.name]) for a in self.axes if not a.values}
         return Problem.of(self.name, **sized, **self.major_choices(problem))
 
+    @cached_property
+    def _varying(self) -> dict[str, Axis]:
+        return {axis.name: axis for axis in self.axes if axis.varies}
+
+    def representative(self, problem: Problem) -> Problem:
+        """The problem whose choice ``problem`` shares: varying sizes are rounded up.
+
+        Where no problem has the rounded sizes, ``problem`` itself.
+        """
+        varying = self._varying
+        axes = tuple(
+            (name, Axis.round_up(value) if name in varying else value)  # type: ignore[arg-type]
+            for name, value in problem.axes
+        )
+        if axes == problem.axes:
+            return problem
+        rounded = Problem(self.name, axes)
+        if any(rounded[name] >= axis.limit for name, axis in varying.items()):
+            return problem
+        return problem if self.constraint(rounded) else rounded
+
     def major_choices(self, problem: Problem) -> dict[str, AxisValue]:
         """The values of all choices that are not minor."""
         return {a.name: problem[a.name] for a in self.axes if a.values and not a.minor}
