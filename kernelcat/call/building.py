@@ -82,7 +82,7 @@ def build(
                 raise
             failures.add(decision, error)
         else:
-            _warn(problem.entry, decision)
+            _warn(choices, decision)
             return decision, built
 
 
@@ -93,12 +93,14 @@ def _can_pass_over(decision: Decision, error: Exception) -> bool:
     return decision.why not in FIXED_WHY and isinstance(error, KernelcatError)
 
 
-def _warn(name: str, decision: Decision) -> None:
+def _warn(choices: Choices, decision: Decision) -> None:
     """Warn of an unverified or refuted kernel, and of the offers that a fault left out."""
-    chosen, faults = decision.implementation, decision.faults
-    doubt = receipts.doubt(chosen)
-    if doubt is not None:
-        adapters.warn_once(f"{chosen.name} is unverified ({doubt})")
+    name, chosen, faults = choices.entry.name, decision.implementation, decision.faults
+    if chosen.name not in choices.served:
+        choices.served.add(chosen.name)
+        doubt = receipts.doubt(chosen)
+        if doubt is not None:
+            adapters.warn_once(f"{chosen.name} is unverified ({doubt})")
     if decision.refuted is not None:
         adapters.warn_once(f"{chosen.name} {dict(decision.config)} was {decision.refuted}")
     if faults:

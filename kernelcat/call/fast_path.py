@@ -62,6 +62,13 @@ class FastCall(NamedTuple):
     matches: Callable[..., bool] | None
     addresses: Callable[[Iterable[Any]], list[int]]
 
+    def overlaps(self, pointers: Sequence[int]) -> bool:
+        """Whether an output may share memory with another tensor, by the tensors' addresses."""
+        for first, second, low, high in self.pairs:
+            if low < pointers[second] - pointers[first] < high:
+                return True
+        return False
+
     @staticmethod
     def make(
         entry: Entry,

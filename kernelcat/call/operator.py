@@ -190,9 +190,8 @@ class Op:
         if call.allocate is not None:
             out, addresses = call.allocate()
             pointers += addresses
-        for first, second, low, high in call.pairs:
-            if low < pointers[second] - pointers[first] < high:
-                self._refuse_overlap(placed, operands)
+        elif call.overlaps(pointers):
+            self._refuse_overlap(placed, operands)
         call.launch(tuple(pointers), call.stream(call.device))
         return out
 
@@ -321,8 +320,8 @@ class Op:
     def _first_call(self, args: tuple[Any, ...], out: Any, named: Mapping[str, Any]) -> Any:
         inputs, axes = signature.arrange(self.entry, args, named)
         outs = signature.outputs(self.entry, out)
-        if self._prepare_resized(inputs, outs, axes):
-            return self(*inputs, out=out, **axes)
+        if (run := self._resized(inputs, outs, axes)) is not None:
+            return run(out)
         if any(map(arrays.is_foreign, inputs + outs)):
             return adapters.call_through_dlpack(self, inputs, outs, axes)
         _register_with_torch()
@@ -331,10 +330,9 @@ class Op:
         infos, library, problem, device = self._resolve(inputs, outs, axes)
         if not all(info.aligned for info in infos.values()):
             return adapters.call_with_copies(self, library, inputs, outs, axes)
-        self._prepare(inputs, outs, axes, library, problem, device)
         _scans[type(_first(inputs))] = library.scan
         self._add_family(inputs, outs, axes, library, problem, device)
-        return self(*inputs, out=out, **axes)
+        return self._prepare(inputs, outs, axes, library, problem, device)(out)
 
     def _prepare(
         self,
@@ -344,16 +342,28 @@ class Op:
         library: arrays.Library,
         problem: Problem,
         device: int,
-    ) -> None:
-        """Remember how calls with the signature of these arrays and keywords run."""
+    ) -> Callable[[Any], Any]:
+        """Remember how calls with the signature of these arrays and keywords run: ``run(out)``."""
         decision, launch = self._load(problem, device)
-        key, _ = library.scan((*inputs, *outs))
+        operands = (*inputs, *outs)
+        key, pointers = library.scan(operands)
         with self._lock:
             launch = self._wrap(problem, device, decision, launch)
             call = FastCall.make(
                 self.entry, problem, device, library, decision, launch, inputs, outs
             )
             _remember(self._fast_calls, (key, tuple(axes.items())) if axes else key, call)
+
+        def run(out: Any) -> Any:
+            if call.allocate is not None:
+                out, addresses = call.allocate()
+                pointers.extend(addresses)
+            elif call.overlaps(pointers):
+                fast_path.refuse_overlap(self.entry, operands)
+            call.launch(tuple(pointers), call.stream(call.device))
+            return out
+
+        return run
 
     def _add_family(
         self,
@@ -372,20 +382,20 @@ class Op:
                     Family(self.entry, problem, shapes, axes), device,
                 )  # fmt: skip
 
-    def _prepare_resized(
+    def _resized(
         self, inputs: tuple[Any, ...], outs: tuple[Any, ...], axes: Mapping[str, AxisValue]
-    ) -> bool:
-        """Prepare a call that differs from an earlier call in sizes only; whether it does so."""
+    ) -> Callable[[Any], Any] | None:
+        """:meth:`_prepare` where an earlier call differs from this call in sizes only; or None."""
         try:
             library = arrays.library_of(_first(inputs))
             key, shapes = library.family((*inputs, *outs))
             family, device = self._families[key, tuple(axes.items())]
             problem = family.problem(shapes)
         except fast_path.EXPECTED_ERRORS:
-            return False
-        if problem is not None:
-            self._prepare(inputs, outs, axes, library, problem, device)
-        return problem is not None
+            return None
+        if problem is None:
+            return None
+        return self._prepare(inputs, outs, axes, library, problem, device)
 
     def _resolve(
         self, inputs: Sequence[Any], outs: Sequence[Any], axes: Mapping[str, AxisValue]

@@ -1,7 +1,7 @@
 """Choices that problems share: sizes that vary from call to call are rounded up.
 
 To choose takes milliseconds, and a program calls one layer with hundreds of batch sizes. So the
-choice is made for a problem's *representative* (:meth:`Entry.representative`), and serves all
+choice is made for a problem's *representative* (:meth:`Entry.rounded`), and serves all
 problems with this representative. A problem that somebody measured, or found a kernel wrong for,
 has a choice of its own, and so has a problem that the shared configuration cannot serve.
 
@@ -30,6 +30,7 @@ class Choices:
     """The choices of one operator, remembered by representative.
 
     ``rows`` and ``refuted`` are rows of the database, as :func:`choice.choose` takes them.
+    ``served`` has the names of implementations that were built.
     """
 
     MAX_REMEMBERED = 4096
@@ -42,6 +43,7 @@ class Choices:
         refuted: Sequence[Measurement] = (),
     ) -> None:
         self.entry, self.pin, self.rows, self.refuted = entry, pin, rows, refuted
+        self.served: set[str] = set()
         self._own = {row.problem for row in rows}
         self._refuted = {row.problem_key for row in refuted}
         self._shared = Bounded[tuple[Problem, str], Decision](self.MAX_REMEMBERED)
@@ -56,7 +58,7 @@ class Choices:
     ) -> Decision:
         """What serves ``problem`` on ``gpu``; arguments and errors are those of `choice.choose`."""
         if ruling.locked is None and not self._has_own(problem):
-            shared = self._share(self.entry.representative(problem), gpu, missing, failed)
+            shared = self._share(self.entry.rounded(problem), gpu, missing, failed)
             if shared and shared.implementation.why_not(shared.config, problem, gpu) is None:
                 return replace(shared, ruling=ruling) if ruling.unlocked else shared
         return choice.choose(
@@ -74,9 +76,14 @@ class Choices:
         missing: Mapping[str, str] | None,
         failed: Mapping[Attempt, str] | None,
     ) -> Decision | None:
-        """What serves the problems with this representative; None where nothing serves itself."""
+        """What serves the problems with this representative.
+
+        None where the representative is no problem of the entry, or nothing serves it.
+        """
         shared = None if missing or failed else self._shared.get((representative, gpu.sku))
         if shared is None:
+            if self.entry.why_not(representative):
+                return None
             try:
                 shared = choice.choose(self.entry, representative, gpu, self.rows, self.pin,
                                        missing, failed, self.refuted)  # fmt: skip

@@ -28,12 +28,17 @@ SIZE_LIMIT = 1 << 31
 """Sizes are less than this where an axis gives no other limit: kernels take them in 32 bits."""
 
 
+_PLAIN = (int, str, bool, float)
+
+
 def plain(value: Any) -> Any:
     """``value`` as a plain Python number, or the name of an element type.
 
     Takes scalars of NumPy and element types of torch, NumPy, CuPy and ml_dtypes
     (``torch.bfloat16`` becomes ``"bfloat16"``); any other value is returned as it is.
     """
+    if type(value) in _PLAIN:
+        return value
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if torch is not None and isinstance(value, getattr(torch, "dtype", ())):
         return str(value).removeprefix("torch.")

@@ -398,22 +398,23 @@ class Entry:
     def _varying(self) -> dict[str, Axis]:
         return {axis.name: axis for axis in self.axes if axis.varies}
 
-    def representative(self, problem: Problem) -> Problem:
-        """The problem whose choice ``problem`` shares: varying sizes are rounded up.
+    def rounded(self, problem: Problem) -> Problem:
+        """``problem`` with varying sizes rounded up (:meth:`Axis.round_up`).
 
-        Where no problem has the rounded sizes, ``problem`` itself.
+        It is not checked: no problem may have these sizes (:meth:`why_not`).
         """
-        varying = self._varying
-        axes = tuple(
-            (name, Axis.round_up(value) if name in varying else value)  # type: ignore[arg-type]
-            for name, value in problem.axes
+        varying, axes = self._varying, problem.axes
+        return Problem(
+            self.name,
+            tuple((name, Axis.round_up(v) if name in varying else v) for name, v in axes),  # type: ignore[arg-type]
         )
-        if axes == problem.axes:
-            return problem
-        rounded = Problem(self.name, axes)
-        if any(rounded[name] >= axis.limit for name, axis in varying.items()):
-            return problem
-        return problem if self.constraint(rounded) else rounded
+
+    def why_not(self, problem: Problem) -> str | None:
+        """Why no call has ``problem``, whose values are of the axes' types; None for a problem."""
+        for name, axis in self._varying.items():
+            if problem[name] >= axis.limit:
+                return f"{name}={problem[name]} must be less than {axis.limit}"
+        return self.constraint(problem)
 
     def major_choices(self, problem: Problem) -> dict[str, AxisValue]:
         """The values of all choices that are not minor."""
