@@ -387,7 +387,9 @@ class Op:
     ) -> Callable[[Any], Any] | None:
         """:meth:`_prepare` where an earlier call differs from this call in sizes only; or None."""
         try:
-            library = arrays.library_of(_first(inputs))
+            first = _first(inputs)
+            _scans[type(first)]  # raises KeyError for a tensor without memory
+            library = arrays.library_of(first)
             key, shapes = library.family((*inputs, *outs))
             family, device = self._families[key, tuple(axes.items())]
             problem = family.problem(shapes)

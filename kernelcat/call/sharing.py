@@ -59,7 +59,7 @@ class Choices:
         """What serves ``problem`` on ``gpu``; arguments and errors are those of `choice.choose`."""
         if ruling.locked is None and not self._has_own(problem):
             shared = self._share(self.entry.rounded(problem), gpu, missing, failed)
-            if shared and shared.implementation.why_not(shared.config, problem, gpu) is None:
+            if shared and shared.implementation.illegal(shared.config, problem, gpu) is None:
                 return replace(shared, ruling=ruling) if ruling.unlocked else shared
         return choice.choose(
             self.entry, problem, gpu, self.rows, self.pin, missing, failed, self.refuted, ruling

@@ -12,11 +12,10 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
-from dataclasses import dataclass, field
+from ctypes import c_float, c_uint32, c_uint64, c_void_p
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelcat import catalog
 from kernelcat.catalog.implementation import (
@@ -43,7 +42,6 @@ PER_THREAD_STREAM = 2
 """``cudaStreamPerThread``: one handle, which stands for another stream in every thread."""
 
 _is_dependent = True  # whether new frames launch kernels before those they wait for have ended
-_VALUES: dict[type, Callable[[Any], Any]] = {Int32: c_int32, Int64: c_int64, Float32: c_float}
 
 
 def load(
@@ -95,8 +93,7 @@ def prepare(
     return Launcher(LoadedProgram(name, tuple(kernels), workspaces, tensors, device))
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """A loaded step. ``function`` is a CUfunction, or a callable for CuTe.
 
     ``scratch`` maps the name of an additional workspace to its bytes: Triton's global scratch.
@@ -109,11 +106,10 @@ class Kernel:
     shared_bytes: int
     cluster: tuple[int, int, int]
     programmatic: bool
-    scratch: Mapping[str, int] = field(default_factory=dict)
+    scratch: Mapping[str, int] = {}
 
 
-@dataclass(frozen=True)
-class LoadedProgram:
+class LoadedProgram(NamedTuple):
     """Loaded kernels, from which all frames of a launcher and of its clones are made.
 
     ``workspaces`` maps a name to bytes; ``tensors`` are the names of the entry's tensors in order.
@@ -283,23 +279,29 @@ class Frame:
 
     def _block(self, params: tuple[Param, ...], spaces: Mapping[str, Memory]) -> Any:
         """``void *kernelParams[]``: the host addresses of the parameters' values."""
+        # Scalars stand in slots of 8 bytes: the machine is little-endian, so a kernel that reads
+        # fewer bytes finds them at the same address.
+        scalars = (c_uint64 * len(params))()
+        first_scalar, first_slot = ctypes.addressof(scalars), ctypes.addressof(self._slots)
         block = (c_void_p * len(params))()
         for position, param in enumerate(params):
-            if isinstance(param, TensorMap | Pointer) and param.tensor in spaces:
-                pointer = spaces[param.tensor].pointer
-                if isinstance(param, TensorMap):
-                    block[position] = self._keep(tensor_map.Descriptors(param)).at(pointer)
+            if isinstance(param, Pointer):
+                if param.tensor in spaces:
+                    scalars[position] = spaces[param.tensor].pointer
+                    block[position] = first_scalar + 8 * position
                 else:
-                    block[position] = ctypes.addressof(self._keep(c_uint64(pointer)))
-            elif isinstance(param, TensorMap):
+                    slot = self._program.tensors.index(param.tensor)
+                    block[position] = first_slot + 8 * slot
+            elif not isinstance(param, TensorMap):
+                scalars[position] = _bits(param)
+                block[position] = first_scalar + 8 * position
+            elif param.tensor in spaces:
+                pointer = spaces[param.tensor].pointer
+                block[position] = self._keep(tensor_map.Descriptors(param)).at(pointer)
+            else:
                 tensor = self._program.tensors.index(param.tensor)
                 self._maps.append((block, position, tensor_map.Descriptors(param), tensor))
-            elif isinstance(param, Pointer):
-                slot = self._program.tensors.index(param.tensor)
-                block[position] = ctypes.addressof(self._slots) + 8 * slot
-            else:
-                value = _VALUES[type(param)](param.value)
-                block[position] = ctypes.addressof(self._keep(value))
+        self._alive.append(scalars)
         return block
 
     def _host_call(self, k: Kernel, stream: int, spaces: Mapping[str, Memory]) -> Callable[[], int]:
@@ -353,3 +355,10 @@ class Memory:
                 driver.opened().free(self.pointer, self._device)
             except Exception:
                 pass  # when Python exits, the driver frees the memory
+
+
+def _bits(param: Int32 | Int64 | Float32) -> int:
+    """The 8 bytes that a scalar parameter begins with, as an integer."""
+    if isinstance(param, Float32):
+        return c_uint32.from_buffer(c_float(param.value)).value
+    return int(param.value) & ((1 << 64) - 1)
