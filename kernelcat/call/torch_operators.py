@@ -125,7 +125,7 @@ def _define(name: str, find: Find) -> tuple[Callable[..., Any], Callable[..., An
     """
     entry, out_name, namespace = catalog.entry(name), f"{name}_out", torch.ops.kernelcat
     _LIBRARY.define(out_name + schema(entry, mutating=True), tags=_TAGS)
-    _LIBRARY.impl(out_name, lambda *inputs, **named: _run_into(entry, find, inputs, named), "CUDA")
+    _LIBRARY.impl(out_name, _writing_kernel(entry, find), "CUDA")
     torch.library.register_fake(
         f"kernelcat::{out_name}", lambda *inputs, pin="", **named: None, lib=_LIBRARY
     )
@@ -133,7 +133,7 @@ def _define(name: str, find: Find) -> tuple[Callable[..., Any], Callable[..., An
     if any(tensor.updated for tensor in _allocated(entry)):
         return lambda *inputs, **named: signature.outputs(entry, None), writing
     _LIBRARY.define(name + schema(entry), tags=_TAGS)
-    _LIBRARY.impl(name, lambda *inputs, **named: _run(entry, find, inputs, named), "CUDA")
+    _LIBRARY.impl(name, _allocating_kernel(entry, find), "CUDA")
     torch.library.register_fake(
         f"kernelcat::{name}",
         lambda *inputs, pin="", **axes: _fake(entry, inputs, axes),
@@ -142,25 +142,55 @@ def _define(name: str, find: Find) -> tuple[Callable[..., Any], Callable[..., An
     return getattr(namespace, name).default, writing
 
 
-def _run(entry: Entry, find: Find, inputs: Sequence[Any], named: dict[str, Any]) -> Any:
-    op = find(entry.name, named.pop("pin", ""))
-    named = {name: value for name, value in named.items() if value is not None}
-    result = op(*map(_plain, inputs), **{name: _plain(value) for name, value in named.items()})
-    absent = len(entry.outputs) - len(_allocated(entry))
-    return result[:-absent] if absent else result
+def _allocating_kernel(entry: Entry, find: Find) -> Callable[..., Any]:
+    """The CUDA kernel of the form that allocates outputs.
+
+    The dispatcher leaves out arguments that have their default, so most calls have no keywords.
+    """
+    ops: dict[str, Callable[..., Any]] = {}  # by the key of the pin; operators live for ever
+    num_allocated, is_partial = len(_allocated(entry)), len(entry.outputs) > len(_allocated(entry))
+
+    def kernel(*inputs: Any, pin: str = "", **named: Any) -> Any:
+        op = ops.get(pin)
+        if op is None:
+            op = ops[pin] = find(entry.name, pin)
+        for x in inputs:
+            if type(x) not in _PLAIN:
+                inputs = tuple(map(_plain, inputs))
+                break
+        if named:
+            result = op(*inputs, **{n: value for n, value in named.items() if value is not None})
+        else:
+            result = op(*inputs)
+        return result[:num_allocated] if is_partial else result
+
+    return kernel
 
 
-def _run_into(entry: Entry, find: Find, inputs: Sequence[Any], named: dict[str, Any]) -> None:
-    outs = tuple(named.pop(_out_name(entry, tensor)) for tensor in entry.outputs)
-    named["out"] = _plain(outs[0]) if len(outs) == 1 else tuple(map(_plain, outs))
-    _run(entry, find, inputs, named)
+def _writing_kernel(entry: Entry, find: Find) -> Callable[..., None]:
+    """The CUDA kernel of the form that writes into outputs."""
+    ops: dict[str, Callable[..., Any]] = {}
+    names = [_out_name(entry, tensor) for tensor in entry.outputs]
+
+    def kernel(*inputs: Any, pin: str = "", **named: Any) -> None:
+        op = ops.get(pin)
+        if op is None:
+            op = ops[pin] = find(entry.name, pin)
+        outs = [_plain(named.pop(name, None)) for name in names]
+        named = {n: value for n, value in named.items() if value is not None}
+        op(*map(_plain, inputs), out=outs[0] if len(outs) == 1 else tuple(outs), **named)
+
+    return kernel
+
+
+_PLAIN = (torch.Tensor, type(None))
 
 
 def _plain(value: Any) -> Any:
     """``value``, or a plain tensor of the same memory where ``value`` is of a tensor subclass."""
-    if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor:
-        return value.as_subclass(torch.Tensor)
-    return value
+    if type(value) in _PLAIN:
+        return value
+    return value.as_subclass(torch.Tensor)
 
 
 def _fake(entry: Entry, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
