@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign import share
 
 import kernelcat
 from kernelcat.bounded import Bounded
-from kernelcat.call import arrays, fast_path, operator
+from kernelcat.call import arrays, fast_path, operator, sharing
 from kernelcat.catalog.implementation import LeastEstimate
 from kernelcat.jit import Artifact, cache, cute
 from kernelcat.runtime import code, driver, gpu, launcher
@@ -185,6 +186,7 @@ def machine(library: Library, runtime: Runtime, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(operator, "_gpu", lambda index: gpu.SKUS["h200"])
     monkeypatch.setattr(operator, "MAX_REMEMBERED", 32)
     monkeypatch.setattr(LeastEstimate, "MAX_REMEMBERED", 1)
+    monkeypatch.setattr(sharing.Choices, "MAX_REMEMBERED", 16)
     for name in ("_ops", "_scans"):
         monkeypatch.setattr(operator, name, {})
     monkeypatch.setattr(fast_path, "_missed", Bounded(32))
@@ -228,6 +230,49 @@ def test_memory_is_flat_over_calls_of_ever_new_sizes(
         assert sum(type(each) is kind for each in gc.get_objects()) <= 3 * 32
     assert len(runtime.loaded) + len(library.loaded) <= 12, "equal code is loaded once"
     assert library.launches + runtime.launches >= 400
+
+
+@pytest.mark.filterwarnings("ignore:there is no tuning database")
+@pytest.mark.campaign
+def test_memory_is_flat_over_100_000_calls_of_10_000_sizes(
+    machine: Any, runtime: Runtime, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``make test`` does a twentieth of the calls."""
+    num_sizes = share(10_000)
+    monkeypatch.setattr(sharing.Choices, "MAX_REMEMBERED", 128)
+    op, b = kernelcat.get("gemm"), machine.zeros(512, 256, dtype=machine.bfloat16)
+    rows = machine.zeros(num_sizes + 1, 256, dtype=machine.bfloat16)
+    out = machine.zeros(num_sizes + 1, 512, dtype=machine.bfloat16)
+    tracemalloc.start()
+    try:
+        marks = []
+        for _ in range(10):
+            for size in range(1, num_sizes + 1):
+                op(rows[:size], b, out=out[:size])
+            marks.append(traced_bytes())
+    finally:
+        tracemalloc.stop()
+    assert library.launches + runtime.launches >= 10 * num_sizes
+    assert marks[-1] - marks[1] < 40_000, marks
+    assert len(runtime.loaded) + len(library.loaded) <= 24
+
+
+@pytest.mark.gpu
+def test_memory_is_flat_over_100_000_calls_of_10_000_sizes_on_a_gpu() -> None:
+    torch = pytest.importorskip("torch")
+    op, b = kernelcat.get("gemm"), torch.zeros(512, 256, dtype=torch.bfloat16, device="cuda")
+    rows = torch.zeros(10_001, 256, dtype=torch.bfloat16, device="cuda")
+    out = torch.zeros(10_001, 512, dtype=torch.bfloat16, device="cuda")
+    marks = []
+    for _ in range(10):
+        for size in range(1, 10_001):
+            op(rows[:size], b, out=out[:size])
+        torch.cuda.synchronize()
+        marks.append((resident_bytes(), torch.cuda.mem_get_info()[0]))
+    (host, free), (last_host, last_free) = marks[1], marks[-1]
+    assert last_host - host < 50 << 20, marks
+    assert free - last_free < 50 << 20, marks
+    operator.reload()
 
 
 @pytest.mark.gpu

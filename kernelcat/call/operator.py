@@ -378,7 +378,7 @@ class Op:
         if self._only is None and Family.supports(self.entry):
             with suppress(*fast_path.EXPECTED_ERRORS):
                 key, shapes = library.family((*inputs, *outs))
-                self._families[key, tuple(axes.items())] = (
+                self._families[key, Family.key(self.entry, axes)] = (
                     Family(self.entry, problem, shapes, axes), device,
                 )  # fmt: skip
 
@@ -391,8 +391,8 @@ class Op:
             _scans[type(first)]  # raises KeyError for a tensor without memory
             library = arrays.library_of(first)
             key, shapes = library.family((*inputs, *outs))
-            family, device = self._families[key, tuple(axes.items())]
-            problem = family.problem(shapes)
+            family, device = self._families[key, Family.key(self.entry, axes)]
+            problem = family.problem(shapes, axes)
         except fast_path.EXPECTED_ERRORS:
             return None
         if problem is None:

@@ -8,7 +8,7 @@ positions where the earlier call had them, and then all shapes are compared with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kernelcat.catalog.spec import Derived, Entry, Problem
@@ -21,7 +21,7 @@ class Family:
     """The problems of calls that differ in sizes only; ``problem`` is that of the first call.
 
     ``shapes`` are those of the inputs and of the passed outputs. ``keywords`` are the axes that
-    the caller gives, which all calls of the family have in common.
+    the caller gives. The calls have them in common but for sizes that vary.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Family:
         self._reads: list[tuple[str, int, int, Any]] = []
         # (position of a tensor, dimension, expected size)
         self._checks: list[tuple[int, int, str | int | Derived]] = []
+        self._varying = [(name, entry.axis(name)) for name in keywords if entry.axis(name).varies]
         known = set(keywords)
         for position, (tensor, shape) in enumerate(zip(entry.tensors, shapes, strict=False)):
             if shape is None:
@@ -56,12 +57,24 @@ class Family:
         """Whether shapes say everything: an entry with strides in its axes is read in full."""
         return all(tensor.strides is None for tensor in entry.tensors)
 
-    def problem(self, shapes: Shapes) -> Problem | None:
-        """The problem of arrays with these shapes; None where :mod:`signature` must look closer."""
+    @staticmethod
+    def key(entry: Entry, keywords: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What the keywords of a family's calls have in common."""
+        return tuple(
+            (name, None if entry.axis(name).varies else value) for name, value in keywords.items()
+        )
+
+    def problem(self, shapes: Shapes, keywords: Mapping[str, Any]) -> Problem | None:
+        """The problem of arrays with these shapes and of these keywords.
+
+        None where :mod:`signature` must look closer. Raises ``InvalidArgument``.
+        """
         for position, rank in self._ranks:
             if len(shapes[position]) != rank:  # type: ignore[arg-type]
                 return None
         values = dict(self._template.axes)
+        for name, axis in self._varying:
+            values[name] = axis.take(keywords[name])
         for name, position, dimension, invert in self._reads:
             extent = shapes[position][dimension]  # type: ignore[index]
             values[name] = extent if invert is None else invert(extent, values)
