@@ -26,6 +26,7 @@ from kernelcat.call import ahead
 from kernelcat.call.ahead import Asked
 from kernelcat.call.resizing import Family
 from kernelcat.call.sharing import Choices
+from kernelcat.catalog import discovery
 from kernelcat.catalog.axes import Axis
 from kernelcat.jit import cache
 from kernelcat.runtime import gpu
@@ -220,6 +221,7 @@ def test_200_batch_sizes_need_few_kernels_and_compile_none_after_prepare(
 
     monkeypatch.setattr(cache, "_memory", {})
     monkeypatch.setattr(cache, "prepared", {})
+    monkeypatch.setattr(discovery, "ahead", set())
     monkeypatch.setenv("KERNELCAT_CACHE", str(tmp_path / "empty"))
     kernelcat.prepare(tmp_path / "kernels")
     machine.compiled.clear()

@@ -104,8 +104,8 @@ def _read_axes(entry: Entry) -> tuple[set[Any], set[Any]]:
             sometimes.setdefault((tensor.flag, axis), set()).update(values)
     for tensor in entry.outputs:
         always |= set(tensor.strides or ())
-    for (flag, axis), values in sometimes.items():
-        if values == set(entry.axis(flag).values):
+    for (flag, axis), flag_values in sometimes.items():
+        if flag_values == set(entry.axis(flag).values):
             always.add(axis)
     return always, {axis for _, axis in sometimes} - always
 
