@@ -25,7 +25,7 @@ SKEW = Axis.choice(
     "how tokens spread over experts: evenly, by Zipf's law, or the first expert serves them all",
     *SKEWS, default="uniform", drawn=True,
 )  # fmt: skip
-TOKENS = Axis.size("tokens", "tokens", 0, 160)
+TOKENS = Axis.size("tokens", "tokens", 0, 160, varies=True)
 TOP_K = Axis.size("top_k", "experts that serve a token", 1, 6)
 ASSIGNMENTS = Derived("tokens*top_k", lambda axes: axes["tokens"] * axes["top_k"])
 MAX_DRAWN = 1024

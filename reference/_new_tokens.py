@@ -25,8 +25,8 @@ from kernelcat.reference._sequences import (
     table_columns,
 )
 
-TOKENS = Axis.size("tokens", "new tokens of all sequences together", 0, 40)
-PAGES = Axis.size("pages", "pages of the cache", 1, 60)
+TOKENS = Axis.size("tokens", "new tokens of all sequences together", 0, 40, varies=True)
+PAGES = Axis.size("pages", "pages of the cache", 1, 60, varies=True)
 
 
 def sequence_room(problem: Problem) -> int:

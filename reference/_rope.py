@@ -19,7 +19,9 @@ from kernelcat.reference._arrays import library_of
 STYLES = ("neox", "interleaved")
 STYLE_DOC = "elements that are a pair: i and i + rotary_dim / 2, or 2 i and 2 i + 1"
 
-POSITIONS = Axis.size("positions", "rows of cos_sin: positions that a token may have", 0, 300)
+POSITIONS = Axis.size(
+    "positions", "rows of cos_sin: positions that a token may have", 0, 300, varies=True
+)
 COS_SIN = Tensor(
     "cos_sin", ("positions", "rotary_dim"), "float32",
     "of each position rotary_dim / 2 cosines, then as many sines",

@@ -25,9 +25,9 @@ GARBAGE = -(1 << 30)
 MAX_SCORES = 1 << 26
 """Scores that an oracle computes at a time."""
 
-BATCH = Axis.size("batch", "number of sequences", 0, 6)
+BATCH = Axis.size("batch", "number of sequences", 0, 6, varies=True)
 TABLE_WIDTH = Axis.size(
-    "table_width", "columns of block_table: pages that a sequence may have", 0, 12
+    "table_width", "columns of block_table: pages that a sequence may have", 0, 12, varies=True
 )
 LENGTHS = Axis.choice(
     "lengths", "how long the sequences of drawn inputs are; means nothing in a call",

@@ -90,7 +90,7 @@ ENTRY = Entry(
     summary="Attention over all keys from attention over parts of them, by their log-sum-exps.",
     axes=(
         Axis.size("parts", "parts of the keys", 1, 9),
-        Axis.size("tokens", "query tokens", 0, 40),
+        Axis.size("tokens", "query tokens", 0, 40, varies=True),
         Axis.size("heads", "query heads", 0, 16),
         Axis.choice("head_dim", "elements of a head", *HEAD_DIMS),
         Axis.choice("dtype", "element type of outs and out", *DTYPES, minor=True),

@@ -120,7 +120,7 @@ ENTRY = Entry(
     name="embedding",
     summary="Rows of a table by token ids, times a scale; ids outside of the table give zeros.",
     axes=(
-        Axis.size("tokens", "tokens", 0, 300),
+        Axis.size("tokens", "tokens", 0, 300, varies=True),
         Axis.size("vocab", "rows of the table", 1, 2000),
         Axis.size("hidden", "columns of the table", 0, 1500),
         Axis.choice("dtype", "element type of table and out", *DTYPES, minor=True),

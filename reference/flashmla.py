@@ -268,11 +268,13 @@ ENTRY = Entry(
     summary="Multi-head latent attention with absorbed weights over a paged cache (DeepSeek).",
     axes=(
         BATCH,
-        Axis.size("tokens", "query tokens of all sequences together", 0, 16),
+        Axis.size("tokens", "query tokens of all sequences together", 0, 16, varies=True),
         Axis.size("heads", "query heads", 1, 40, exact),
-        Axis.size("pages", "pages of the cache", 1, 40),
+        Axis.size("pages", "pages of the cache", 1, 40, varies=True),
         TABLE_WIDTH,
-        Axis.size("max_q", "upper bound of the query tokens of one sequence", 1, 4, default=1),
+        Axis.size(
+            "max_q", "upper bound of the query tokens of one sequence", 1, 4, default=1, varies=True
+        ),
         PAGE_SIZE,
         Axis.choice("dtype", "element type of q and out", *DTYPES, minor=True),
         KV_DTYPE,

@@ -81,7 +81,7 @@ ENTRY = Entry(
     name="fp8_swiglu",
     summary="silu(gate) * up quantized to float8_e4m3fn with a float32 scale per 1x128.",
     axes=(
-        Axis.size("M", "rows", 0, 400),
+        Axis.size("M", "rows", 0, 400, varies=True),
         Axis.size("N", "columns of x, even; q has N / 2", 0, 2000),
         Axis.choice("dtype", "element type of x", *DTYPES, minor=True),
     ),

@@ -132,7 +132,7 @@ ENTRY = Entry(
     name="lm_head",
     summary="The largest logits of x @ w^T and their tokens, without storing all logits.",
     axes=(
-        Axis.size("tokens", "rows of x", 0, 64),
+        Axis.size("tokens", "rows of x", 0, 64, varies=True),
         Axis.size("vocab", "rows of w", 16, 2000),
         Axis.size("hidden", "columns of x and w", 0, 600),
         Axis.size("top_k", f"tokens found for each row, at most {MAX_TOP_K}", 1, MAX_TOP_K, exact),

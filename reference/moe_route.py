@@ -196,7 +196,7 @@ def _random_problem(dice: Random) -> Problem:
 
 
 AXES = (
-    Axis.size("tokens", "tokens", 0, 600),
+    Axis.size("tokens", "tokens", 0, 600, varies=True),
     Axis.size("experts", "experts that a token selects from, 1 to 512", 1, MAX_EXPERTS, exact),
     Axis.size("top_k", "experts that a token selects, 1 to 16", 1, MAX_TOP_K, exact),
     Axis.choice("dtype", "element type of logits, or of x and the router", *DTYPES, minor=True),

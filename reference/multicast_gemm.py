@@ -40,7 +40,7 @@ ENTRY = Entry(
     name="multicast_gemm",
     summary="D = A @ B^T by thread block clusters that share operands: what multicast buys.",
     axes=(
-        Axis.size("M", "rows of A and D", 0, 1200),
+        Axis.size("M", "rows of A and D", 0, 1200, varies=True),
         Axis.size("N", "rows of B, columns of D", 0, 1200),
         Axis.size("K", "columns of A and B", 0, 600),
         Axis.choice("dtype", "element type of A, B and D", *gemm.DTYPES, minor=True),

@@ -103,7 +103,7 @@ ENTRY = Entry(
     name="nvfp4_dequantize",
     summary="NVFP4 or MXFP4 with linear or swizzled scales back to 16 or 32 bits, bit-exact.",
     axes=(
-        Axis.size("M", "rows of x", 0, 300),
+        Axis.size("M", "rows of x", 0, 300, varies=True),
         Axis.size(
             "K", "columns of x, a multiple of 16 (nvfp4) or 32 (mxfp4)", 0, 1024, step=16
         ),

@@ -154,7 +154,7 @@ ENTRY = Entry(
     name="nvfp4_quantize",
     summary="Quantize to NVFP4 or MXFP4, bit-exact; RMSNorm, Hadamard, stochastic rounding.",
     axes=(
-        Axis.size("M", "rows of x", 0, 300),
+        Axis.size("M", "rows of x", 0, 300, varies=True),
         Axis.size(
             "K", "columns of x, a multiple of 16 (nvfp4) or 32 (mxfp4)", 0, 1024, step=16
         ),

@@ -128,7 +128,7 @@ def _random_problem(dice: Random) -> Problem:
 
 
 AXES = (
-    Axis.size("tokens", "rows of attn", 0, 70),
+    Axis.size("tokens", "rows of attn", 0, 70, varies=True),
     Axis.size("width", "columns of attn: heads times elements of a head", 0, 600, exact),
     Axis.size("hidden", "columns of the residual stream", 0, 600, exact),
     Axis.size("experts", "rows of the router; 0 without a router", 0, 300, exact, default=0),

@@ -296,12 +296,14 @@ ENTRY = Entry(
     summary="Attention of new tokens over a paged cache of keys and values, and its log-sum-exp.",
     axes=(
         BATCH,
-        Axis.size("tokens", "query tokens of all sequences together", 0, 40),
+        Axis.size("tokens", "query tokens of all sequences together", 0, 40, varies=True),
         Axis.size("heads", "query heads, a multiple of kv_heads", 1, 16, exact),
         KV_HEADS,
-        Axis.size("pages", "pages of the cache", 1, 40),
+        Axis.size("pages", "pages of the cache", 1, 40, varies=True),
         TABLE_WIDTH,
-        Axis.size("max_q", "upper bound of the query tokens of one sequence", 1, 24, default=1),
+        Axis.size(
+            "max_q", "upper bound of the query tokens of one sequence", 1, 24, default=1, varies=True
+        ),
         Axis.size(
             "window", "tokens that a query attends to, its own included; 0: all before it", 0,
             40, default=0,

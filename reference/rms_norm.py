@@ -141,7 +141,7 @@ ENTRY = Entry(
     name="rms_norm",
     summary="RMSNorm with an optional residual, to 16 bits, float8 or NVFP4.",
     axes=(
-        Axis.size("M", "rows of x", 0, 60),
+        Axis.size("M", "rows of x", 0, 60, varies=True),
         Axis.size("N", "columns of x", 0, 3000),
         Axis.choice("dtype", "element type of x, weight and residual", *DTYPES, minor=True),
         Axis.flag("residual", "whether x is added to a residual first"),

@@ -213,7 +213,7 @@ ENTRY = Entry(
     name="sample",
     summary="A token for each row of logits: penalty, temperature, min_p, top_k, top_p and draw.",
     axes=(
-        Axis.size("rows", "rows of logits", 0, 40),
+        Axis.size("rows", "rows of logits", 0, 40, varies=True),
         Axis.size("vocab", "tokens of the vocabulary", 1, 4000),
         Axis.choice("dtype", "element type of logits", *DTYPES),
         Axis.flag("has_temperature", "tokens are drawn; without it, the largest logit wins"),

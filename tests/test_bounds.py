@@ -6,6 +6,7 @@ import ctypes
 import functools
 import gc
 import resource
+import sys
 import threading
 import tracemalloc
 from dataclasses import replace
@@ -13,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign import share
 
 import kernelcat
 from kernelcat.bounded import Bounded
-from kernelcat.call import arrays, fast_path, operator
+from kernelcat.call import arrays, fast_path, operator, sharing
 from kernelcat.catalog.implementation import LeastEstimate
 from kernelcat.jit import Artifact, cache, cute
-from kernelcat.runtime import driver, gpu, launcher
+from kernelcat.runtime import code, driver, gpu, launcher
 
 
 def test_the_oldest_items_are_forgotten() -> None:
@@ -49,8 +51,8 @@ def test_threads_share_a_bounded_dictionary() -> None:
 
 
 def test_artifacts_and_functions_are_kept_in_bounded_dictionaries() -> None:
-    assert cache._memory.limit <= 1024 and launcher._functions.limit <= 1024
-    assert launcher._host_functions.limit <= 64 and fast_path._missed.limit <= 4096
+    assert cache._memory.limit <= 1024 and code._functions.limit <= 1024
+    assert code._host_functions.limit <= 64 and fast_path._missed.limit <= 4096
 
 
 class Library:
@@ -83,8 +85,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     library = Library()
     opened = driver.Driver(library)
     monkeypatch.setattr(driver, "opened", lambda: opened)
-    monkeypatch.setattr(launcher, "_functions", Bounded(4))
-    monkeypatch.setattr(launcher, "_host_functions", Bounded(4))
+    monkeypatch.setattr(code, "_functions", Bounded(4))
+    monkeypatch.setattr(code, "_of_sources", Bounded(4))
+    monkeypatch.setattr(code, "_host_functions", Bounded(4))
     return library
 
 
@@ -120,12 +123,12 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
 
 
 def test_a_module_is_unloaded_with_the_last_launcher_that_uses_it(library: Library) -> None:
-    used = launcher._function(b"used", "kernel", 0)
+    used = code.function(b"used", "kernel", 0)
     for number in range(50):
-        launcher._function(b"%d" % number, "kernel", 0)
+        code.function(b"%d" % number, "kernel", 0)
     gc.collect()
     assert len(library.loaded) == 5, "the bound, and the one in use"
-    assert launcher._function(b"49", "kernel", 0) is launcher._function(b"49", "kernel", 0)
+    assert code.function(b"49", "kernel", 0) is code.function(b"49", "kernel", 0)
     del used
     gc.collect()
     assert len(library.loaded) == 4
@@ -139,9 +142,9 @@ def host_artifact(code: bytes, *kinds: str) -> Artifact:
 def test_an_object_file_is_unloaded_with_the_last_launcher_that_uses_it(
     library: Library, runtime: Runtime
 ) -> None:
-    used = launcher._host_function(host_artifact(b"used", "int32"), 0)
+    used = code.host_function(host_artifact(b"used", "int32"), 0)
     for number in range(50):
-        launcher._host_function(host_artifact(b"%d" % number, "int32"), 0)
+        code.host_function(host_artifact(b"%d" % number, "int32"), 0)
     gc.collect()
     assert len(runtime.loaded) == 5, "the bound, and the one in use"
     del used
@@ -153,11 +156,11 @@ def test_object_files_are_shared_by_code_parameters_and_gpu(
     library: Library, runtime: Runtime
 ) -> None:
     artifact = host_artifact(b"code", "int32")
-    call = launcher._host_function(artifact, 0)
-    assert launcher._host_function(replace(artifact), 0) is call
+    call = code.host_function(artifact, 0)
+    assert code.host_function(replace(artifact), 0) is call
     others = [host_artifact(b"code", "int64"), host_artifact(b"edoc", "int32")]
-    calls = {*(launcher._host_function(other, 0) for other in others)}
-    assert len({call, launcher._host_function(artifact, 1), *calls}) == 4
+    calls = {*(code.host_function(other, 0) for other in others)}
+    assert len({call, code.host_function(artifact, 1), *calls}) == 4
 
 
 # ---- calls of ever new sizes -------------------------------------------------------------------
@@ -180,10 +183,11 @@ def machine(library: Library, runtime: Runtime, monkeypatch: pytest.MonkeyPatch)
 
     tensors = HostTorch()
     monkeypatch.setattr(arrays, "torch", lambda: tensors)
-    monkeypatch.setattr(launcher, "build", uncompiled)
+    monkeypatch.setattr(code, "build", uncompiled)
     monkeypatch.setattr(operator, "_gpu", lambda index: gpu.SKUS["h200"])
     monkeypatch.setattr(operator, "MAX_REMEMBERED", 32)
     monkeypatch.setattr(LeastEstimate, "MAX_REMEMBERED", 1)
+    monkeypatch.setattr(sharing.Choices, "MAX_REMEMBERED", 16)
     for name in ("_ops", "_scans"):
         monkeypatch.setattr(operator, name, {})
     monkeypatch.setattr(fast_path, "_missed", Bounded(32))
@@ -199,12 +203,17 @@ def call_with_rows(torch: Any, op: Any, first: int, count: int) -> None:
         op(a, b, out=torch.zeros(rows, 512, dtype=torch.bfloat16))
 
 
-def traced_bytes() -> int:
-    """Bytes that Python has allocated, without what functions with a bounded cache remember."""
+def clear_bounded_caches() -> None:
+    """Clear what functions with a bounded cache remember, and collect garbage."""
     for each in gc.get_objects():
         if type(each) is functools._lru_cache_wrapper and each.cache_parameters()["maxsize"]:
             each.cache_clear()
     gc.collect()
+
+
+def traced_bytes() -> int:
+    """Bytes that Python has allocated, without what functions with a bounded cache remember."""
+    clear_bounded_caches()
     return tracemalloc.get_traced_memory()[0]
 
 
@@ -227,6 +236,47 @@ def test_memory_is_flat_over_calls_of_ever_new_sizes(
         assert sum(type(each) is kind for each in gc.get_objects()) <= 3 * 32
     assert len(runtime.loaded) + len(library.loaded) <= 12, "equal code is loaded once"
     assert library.launches + runtime.launches >= 400
+
+
+@pytest.mark.filterwarnings("ignore:there is no tuning database")
+@pytest.mark.campaign
+def test_memory_is_flat_over_100_000_calls_of_10_000_sizes(
+    machine: Any, runtime: Runtime, library: Library
+) -> None:
+    """``make test`` does a twentieth of the calls."""
+    num_sizes = share(10_000)
+    op, b = kernelcat.get("gemm"), machine.zeros(512, 256, dtype=machine.bfloat16)
+    rows = machine.zeros(num_sizes + 1, 256, dtype=machine.bfloat16)
+    out = machine.zeros(num_sizes + 1, 512, dtype=machine.bfloat16)
+    marks = []
+    for part in range(10):
+        for size in range(1 + part * num_sizes // 10, 1 + (part + 1) * num_sizes // 10):
+            for _ in range(10):
+                op(rows[:size], b, out=out[:size])
+        clear_bounded_caches()
+        marks.append(sys.getallocatedblocks())
+    assert library.launches + runtime.launches >= 10 * num_sizes
+    assert marks[-1] - marks[1] < 1000, f"{marks}: to remember the axes of a size takes 8 blocks"
+    assert len(runtime.loaded) + len(library.loaded) <= 24
+
+
+@pytest.mark.gpu
+def test_memory_is_flat_over_100_000_calls_of_10_000_sizes_on_a_gpu() -> None:
+    torch = pytest.importorskip("torch")
+    op, b = kernelcat.get("gemm"), torch.zeros(512, 256, dtype=torch.bfloat16, device="cuda")
+    rows = torch.zeros(10_001, 256, dtype=torch.bfloat16, device="cuda")
+    out = torch.zeros(10_001, 512, dtype=torch.bfloat16, device="cuda")
+    marks = []
+    for part in range(10):
+        for size in range(1 + 1000 * part, 1001 + 1000 * part):
+            for _ in range(10):
+                op(rows[:size], b, out=out[:size])
+        torch.cuda.synchronize()
+        marks.append((resident_bytes(), torch.cuda.mem_get_info()[0]))
+    (host, free), (last_host, last_free) = marks[1], marks[-1]
+    assert last_host - host < 50 << 20, marks
+    assert free - last_free < 50 << 20, marks
+    operator.reload()
 
 
 @pytest.mark.gpu

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,11 +18,13 @@ from driver_recorder import Recorder
 import kernelcat
 from kernelcat import catalog
 from kernelcat.call import ahead
+from kernelcat.call.choice import Pin
+from kernelcat.catalog import discovery
 from kernelcat.catalog.implementation import Config
 from kernelcat.cli import main
 from kernelcat.errors import InvalidArgument, MissingDependency
 from kernelcat.jit import bundle, cache, cuda
-from kernelcat.runtime import driver, gpu, launcher
+from kernelcat.runtime import code, driver, gpu, launcher
 from kernelcat.store import workload
 from kernelcat.store.workload import Use
 
@@ -62,6 +67,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
     monkeypatch.setenv("KERNELCAT_CACHE", str(tmp_path / "empty"))
     monkeypatch.setattr(cache, "_memory", {})
     monkeypatch.setattr(cache, "prepared", {})
+    monkeypatch.setattr(discovery, "ahead", set())
     yield
     assert not (tmp_path / "empty").exists(), "something was compiled"
 
@@ -76,7 +82,8 @@ def test_a_machine_without_a_compiler_launches_what_the_bundle_has(
     kernelcat.prepare(folder)
     recorder = Recorder()
     monkeypatch.setattr(driver, "opened", lambda: recorder)
-    monkeypatch.setattr(launcher, "_functions", {})
+    monkeypatch.setattr(code, "_functions", {})
+    monkeypatch.setattr(code, "_of_sources", {})
     loaded = launcher.load(*chosen, 0)
     assert len(loaded._program.kernels) == len(recorder.loaded) >= 1
     assert all(code.startswith(b"\x7fELF") for code, _, _ in recorder.loaded)
@@ -176,3 +183,79 @@ def test_pinned_calls_are_built_as_pinned_and_foreign_lines_are_told() -> None:
     assert problem == PROBLEM
     assert (pin.language, pin.variant, pin.config) == ("cuda", chosen.variant, Config(config))
     assert list(refused.values()) and "no_entry" in next(iter(refused))
+
+
+WITHOUT_LANGUAGES = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("triton", "cutlass"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+sys.path.insert(0, sys.argv[2])
+
+import kernelcat
+from driver_recorder import Recorder
+from kernelcat import catalog, jit
+from kernelcat.errors import MissingDependency
+from kernelcat.jit import cache
+from kernelcat.runtime import driver, gpu, launcher
+
+found = cache._versions
+hidden = ("triton", "nvidia_cutlass_dsl")
+cache._versions = lambda path: {k: v for k, v in found(path).items() if k not in hidden}
+h200 = gpu.SKUS["h200"]
+
+for language in ("triton", "cute"):
+    try:
+        catalog.in_language("fp8_quantize", language)
+    except MissingDependency:
+        continue
+    raise SystemExit(f"{language} is not missing")
+kernelcat.prepare(sys.argv[1])
+recorder = Recorder()
+driver.opened = lambda: recorder
+problem = next(iter(catalog.entry("fp8_quantize").problems.values()))
+for language in ("triton", "cute"):
+    op = kernelcat.get("fp8_quantize", language=language)
+    chosen = op.explain(**problem.values, gpu="h200")
+    program = chosen.implementation.program(problem, chosen.config, h200)
+    for step in program.steps:
+        assert jit.build(step.source, h200.arch).language == language
+    if language == "triton":
+        launcher.load(chosen.implementation, problem, chosen.config, h200, 0)
+        assert recorder.loaded
+assert not {"triton", "cutlass"} & sys.modules.keys()
+other = next(iter(catalog.entry("tma_copy").problems.values()))
+op = kernelcat.get("tma_copy", language="triton")
+chosen = op.explain(**other.values, gpu="h200")
+try:
+    launcher.load(chosen.implementation, other, chosen.config, h200, 0)
+except MissingDependency as error:
+    assert "no prepared folder has" in str(error) and "kernelcat[triton]" in str(error), error
+    print("right")
+"""
+
+
+def test_kernels_in_triton_and_cute_run_without_the_packages_of_the_languages(
+    tmp_path: Path,
+) -> None:
+    entry = catalog.entry("fp8_quantize")
+    problem = next(iter(entry.problems.values()))
+    asked = [ahead.Asked(problem, Pin(language)) for language in ("triton", "cute")]
+    ahead.build_bundle(asked, H200, tmp_path / "kernels")
+    arguments = [
+        sys.executable,
+        "-c",
+        WITHOUT_LANGUAGES,
+        tmp_path / "kernels",
+        Path(__file__).parent,
+    ]
+    done = subprocess.run(
+        arguments, env={**os.environ, "KERNELCAT_CACHE": str(tmp_path / "empty")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == "right", done.stderr
+    assert not (tmp_path / "empty").exists()

@@ -28,9 +28,9 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.errors import InvalidArgument, LaunchError
 from kernelcat.jit import Artifact, build
+from kernelcat.runtime import code, launcher
 from kernelcat.runtime import driver as drivers
 from kernelcat.runtime import gpu as gpus
-from kernelcat.runtime import launcher
 from kernelcat.runtime.launcher import Launcher, prepare, without_dependent_launches
 from kernelcat.verify import inspect
 
@@ -42,8 +42,9 @@ MAP = TensorMap("b", "bfloat16", (64, 32), (128,), (64, 8), swizzle=128)
 def driver(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
     monkeypatch.setattr(drivers, "opened", lambda: recorder)
-    monkeypatch.setattr(launcher, "_functions", {})
-    monkeypatch.setattr(launcher, "_host_functions", {})
+    monkeypatch.setattr(code, "_functions", {})
+    monkeypatch.setattr(code, "_of_sources", {})
+    monkeypatch.setattr(code, "_host_functions", {})
     return recorder
 
 
@@ -68,7 +69,9 @@ def make_launcher(
     kinds = {"params": [type(param).__name__ for param in params]}
     artifact = Artifact(language, "sm_90a", "kernel", b"cubin", b"cubin", metadata or kinds)
     program = Program((Step(Source(), params=params, **step),) * copies, workspaces or {})
-    return prepare("copy/cuda/bulk", program, [artifact] * copies, tuple(tensors), 0)
+    return prepare(
+        "copy/cuda/bulk", program, lambda step: code.Code(artifact, 0), tuple(tensors), 0
+    )
 
 
 # ---- parameters --------------------------------------------------------------------------------
@@ -447,8 +450,9 @@ def test_a_program_passes_the_parameters_that_its_machine_code_declares(
     )
     program = implementation.program(problem, config, target)
     artifacts = [build(step.source, target.arch) for step in program.steps]
+    loaded = {id(step): code.Code(a, 0) for step, a in zip(program.steps, artifacts, strict=True)}
     names = tuple(tensor.name for tensor in entry.tensors)
-    assert prepare(implementation.name, program, artifacts, names, 0).tensors == names
+    assert prepare(implementation.name, program, lambda s: loaded[id(s)], names, 0).tensors == names
     for step, artifact in zip(program.steps, artifacts, strict=True):
         passed = [SIZES[type(param).__name__] for param in step.params]
         passed += [8 for _ in artifact.metadata.get("hidden_params", ())]

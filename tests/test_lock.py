@@ -20,7 +20,7 @@ from kernelcat.catalog.implementation import Config
 from kernelcat.cli import main
 from kernelcat.errors import LockError, MissingDependency, StoreError, Unsupported
 from kernelcat.jit import bundle, cuda
-from kernelcat.runtime import driver, gpu, launcher
+from kernelcat.runtime import code, driver, gpu
 from kernelcat.store import workload
 from kernelcat.store.workload import Use
 
@@ -36,7 +36,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     """An H200 whose driver only records, and no results but what a test adds to ``rows``."""
     recorder = Recorder()
     monkeypatch.setattr(driver, "opened", lambda: recorder)
-    monkeypatch.setattr(launcher, "_functions", {})
+    monkeypatch.setattr(code, "_functions", {})
+    monkeypatch.setattr(code, "_of_sources", {})
     monkeypatch.setattr(operator, "_gpu", lambda index: H200)
     monkeypatch.setattr(locking, "_active", None)
     kernelcat.reload()

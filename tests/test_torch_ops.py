@@ -115,6 +115,42 @@ def test_every_entry_becomes_an_operator(name: str) -> None:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "Meta")
 
 
+@pytest.mark.parametrize("name", catalog.names())
+def test_named_problems_can_be_called_and_their_outputs_have_the_specified_shapes(
+    name: str,
+) -> None:
+    entry = kernelcat.get(name).entry
+    kinds = {tuple(t.present(p) for t in entry.tensors): p for p in entry.problems.values()}
+    for problem in kinds.values():
+
+        def meta(tensor: Tensor, problem=problem) -> torch.Tensor | None:
+            if not tensor.present(problem):
+                return None
+            shape, element = tensor.shape_of(problem), getattr(torch, tensor.dtype_of(problem))
+            return torch.empty(shape, dtype=element, device="meta")
+
+        keywords = {axis.name: problem[axis.name] for axis in torch_ops.keyword_axes(entry)}
+        inputs, outs = map(meta, entry.inputs), [meta(tensor) for tensor in entry.outputs]
+        if entry.updated or None in outs:
+            call = getattr(torch.ops.kernelcat, f"{name}_out")
+            names = ["out"] if len(outs) == 1 else [tensor.name for tensor in entry.outputs]
+            call(*inputs, **keywords, **dict(zip(names, outs, strict=True)))
+            continue
+        results = getattr(torch.ops.kernelcat, name)(*inputs, **keywords)
+        for result, out in zip([results] if len(outs) == 1 else results, outs, strict=True):
+            assert (result.shape, result.dtype) == (out.shape, out.dtype), problem
+
+
+def test_what_an_optional_array_determines_may_be_left_out() -> None:
+    assert "SymInt? N=None" in torch_ops.schema(catalog.entry("nvfp4_matmul"))
+    assert "SymInt? hidden=None" in torch_ops.schema(catalog.entry("moe_route"))
+    kernelcat.get("moe_route")
+    meta = partial(torch.empty, device="meta", dtype=torch.bfloat16)
+    x, router = meta(6, 64), meta(16, 64)
+    expert_ids, *_ = torch.ops.kernelcat.moe_route(None, x, router, top_k=2)
+    assert expert_ids.shape == (6, 2)
+
+
 def test_meta_tensors_give_shape_and_type() -> None:
     kernelcat.get("gemm")
     meta = partial(torch.empty, device="meta", dtype=torch.bfloat16)

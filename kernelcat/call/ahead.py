@@ -11,6 +11,7 @@ from kernelcat import __version__, catalog, jit, store
 from kernelcat.call.building import build
 from kernelcat.call.choice import Decision, Pin
 from kernelcat.call.locking import NO_RULING, Ruling, code_of, toolchain
+from kernelcat.call.sharing import Choices
 from kernelcat.catalog.implementation import Config, ConfigValue, Implementation
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument, KernelcatError, UnknownName
@@ -104,11 +105,10 @@ def decide(asked: Asked, gpu: Gpu, known: store.Snapshot) -> tuple[Decision, dic
 
     Raises ``Unsupported``, ``LockError`` or the compiler's error, as a call does.
     """
-    problem, name = asked.problem, asked.problem.entry
-    asked.pin.check(catalog.entry(name))
-    rows, refuted = known.choices(name), known.refuted(name)
-    return build(catalog.entry(name), problem, gpu, compiled, asked.pin, rows, refuted,
-                 asked.ruling)  # fmt: skip
+    entry = catalog.entry(asked.problem.entry)
+    asked.pin.check(entry)
+    choices = Choices(entry, asked.pin, known.choices(entry.name), known.refuted(entry.name))
+    return build(choices, asked.problem, gpu, compiled, asked.ruling)
 
 
 def compiled(

@@ -93,6 +93,14 @@ class Library(Protocol):
         """Addresses of arrays; raises ``InvalidArgument`` for an array that is not aligned."""
         ...
 
+    def family(self, arrays: Iterable[Any], /) -> tuple[Key, list[tuple[int, ...] | None]]:
+        """One hashable key for all properties of arrays but their sizes, and their shapes.
+
+        None stands for an absent array. Raises an exception of :data:`fast_path.EXPECTED_ERRORS`
+        for an array that is not contiguous and aligned, or of another library.
+        """
+        ...
+
     def describe(self, array: Any) -> ArrayInfo:
         """Description of an array of this library."""
         ...
@@ -250,6 +258,20 @@ class Torch:
             pointers.append(pointer)
         return pointers
 
+    def family(self, arrays: Iterable[Any], /) -> tuple[Key, list[tuple[int, ...] | None]]:
+        key: list[Any] = []
+        shapes: list[tuple[int, ...] | None] = []
+        for x in arrays:
+            if x is None:
+                key.append(None)
+                shapes.append(None)
+                continue
+            if x.data_ptr() % ALIGNMENT or not x.is_contiguous():
+                raise InvalidArgument("is not aligned, or not contiguous")
+            key.append((type(x), x.dtype, x.get_device(), x.requires_grad))
+            shapes.append(x.shape)
+        return tuple(key), shapes
+
     def scan(self, arrays: Iterable[Any], /) -> tuple[Key, list[int]]:
         key: Key = ()
         pointers: list[int] = []
@@ -318,6 +340,20 @@ class Cupy:
         if any(pointer % ALIGNMENT for pointer in pointers):
             raise InvalidArgument("is not aligned")
         return pointers
+
+    def family(self, arrays: Iterable[Any], /) -> tuple[Key, list[tuple[int, ...] | None]]:
+        key: list[Any] = []
+        shapes: list[tuple[int, ...] | None] = []
+        for x in arrays:
+            if x is None:
+                key.append(None)
+                shapes.append(None)
+                continue
+            if x.data.ptr % ALIGNMENT or not x.flags.c_contiguous:
+                raise InvalidArgument("is not aligned, or not contiguous")
+            key.append((type(x), x.dtype, x.data.device_id))
+            shapes.append(x.shape)
+        return tuple(key), shapes
 
     def scan(self, arrays: Iterable[Any], /) -> tuple[Key, list[int]]:
         key: Key = ()

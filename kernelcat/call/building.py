@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernelcat.call import adapters, locking
-from kernelcat.call.choice import FIXED_WHY, Attempt, Decision, Pin, choose
+from kernelcat.call.choice import FIXED_WHY, Attempt, Decision
 from kernelcat.call.locking import NO_RULING, Ruling
+from kernelcat.call.sharing import Choices
 from kernelcat.catalog.implementation import Config, Implementation
-from kernelcat.catalog.spec import Entry, Problem
+from kernelcat.catalog.spec import Problem
 from kernelcat.errors import KernelcatError, MissingDependency, Unsupported
 from kernelcat.runtime.gpu import Gpu
 from kernelcat.verify import receipts
-
-if TYPE_CHECKING:
-    from kernelcat.store import Choice, Measurement
-
 
 Load = Callable[[Implementation, Problem, Config, Gpu], Any]
 """Compiles a configuration for a problem on a GPU, and returns what the caller needs of it."""
@@ -46,21 +43,13 @@ class Failures:
 
 
 def build(
-    entry: Entry,
-    problem: Problem,
-    gpu: Gpu,
-    load: Load,
-    pin: Pin,
-    choices: Sequence[Choice],
-    refuted: Sequence[Measurement],
-    ruling: Ruling = NO_RULING,
+    choices: Choices, problem: Problem, gpu: Gpu, load: Load, ruling: Ruling = NO_RULING
 ) -> tuple[Decision, Any]:
     """The best decision whose program can be built, and what ``load`` made of the decision.
 
-    ``choices`` and ``refuted`` are rows of the database, and ``ruling`` is what the lock in use
-    says, as :func:`choose` takes them. A decision that cannot be built is passed over with a
-    warning, unless the caller or a lock fixes it. A row may hold
-    anything, so no exception at all leaves this function because of a row.
+    ``ruling`` is what the lock in use says. A decision that cannot be built is passed over with a
+    warning, unless the caller or a lock fixes it. A row of the database may hold anything, so no
+    exception at all leaves this function because of a row.
 
     Raises
     ------
@@ -74,8 +63,7 @@ def build(
     failures = Failures()
     while True:
         try:
-            decision = choose(entry, problem, gpu, choices, pin, failures.missing,
-                              failures.failed, refuted, ruling)  # fmt: skip
+            decision = choices.choose(problem, gpu, failures.missing, failures.failed, ruling)
         except Unsupported:
             if failures.errors:
                 raise failures.errors[0] from None
@@ -86,7 +74,7 @@ def build(
                 locking.verify(ruling.locked, chosen, gpu)
             built = load(chosen, problem, decision.config, gpu)
         except MissingDependency as error:  # no compiler for this language: choose another
-            if chosen.language in failures.missing or pin.language or ruling.locked:
+            if chosen.language in failures.missing or choices.pin.language or ruling.locked:
                 raise
             failures.missing[chosen.language] = str(error)
         except Exception as error:
@@ -94,7 +82,7 @@ def build(
                 raise
             failures.add(decision, error)
         else:
-            _warn(entry.name, decision)
+            _warn(choices, decision)
             return decision, built
 
 
@@ -105,12 +93,14 @@ def _can_pass_over(decision: Decision, error: Exception) -> bool:
     return decision.why not in FIXED_WHY and isinstance(error, KernelcatError)
 
 
-def _warn(name: str, decision: Decision) -> None:
+def _warn(choices: Choices, decision: Decision) -> None:
     """Warn of an unverified or refuted kernel, and of the offers that a fault left out."""
-    chosen, faults = decision.implementation, decision.faults
-    doubt = receipts.doubt(chosen)
-    if doubt is not None:
-        adapters.warn_once(f"{chosen.name} is unverified ({doubt})")
+    name, chosen, faults = choices.entry.name, decision.implementation, decision.faults
+    if chosen.name not in choices.served:
+        choices.served.add(chosen.name)
+        doubt = receipts.doubt(chosen)
+        if doubt is not None:
+            adapters.warn_once(f"{chosen.name} is unverified ({doubt})")
     if decision.refuted is not None:
         adapters.warn_once(f"{chosen.name} {dict(decision.config)} was {decision.refuted}")
     if faults:

@@ -62,6 +62,13 @@ class FastCall(NamedTuple):
     matches: Callable[..., bool] | None
     addresses: Callable[[Iterable[Any]], list[int]]
 
+    def overlaps(self, pointers: Sequence[int]) -> bool:
+        """Whether an output may share memory with another tensor, by the tensors' addresses."""
+        for first, second, low, high in self.pairs:
+            if low < pointers[second] - pointers[first] < high:
+                return True
+        return False
+
     @staticmethod
     def make(
         entry: Entry,
@@ -263,13 +270,16 @@ def _output_pairs(entry: Entry) -> list[tuple[str, str]]:
 
 def _pairs(entry: Entry, problem: Problem) -> tuple[tuple[int, int, int, int], ...]:
     """:attr:`FastCall.pairs` for ``problem``; bounds are in bytes."""
-    names = [tensor.name for tensor in entry.tensors]
-    spans = {
-        tensor.name: tensor.span_of(problem) * itemsize(tensor.dtype_of(problem))
-        for tensor in entry.present(problem)
-    }
+    first_output = len(entry.inputs)
+    spans = [
+        (position, tensor.span_of(problem) * itemsize(tensor.dtype_of(problem)))
+        for position, tensor in enumerate(entry.tensors)
+        if tensor.present(problem)
+    ]
     return tuple(
-        (names.index(first), names.index(second), -spans[second], spans[first])
-        for first, second in _output_pairs(entry)
-        if spans.get(first) and spans.get(second)
+        (first, second, -second_bytes, first_bytes)
+        for second, second_bytes in spans
+        if second >= first_output and second_bytes
+        for first, first_bytes in spans
+        if first < second and first_bytes
     )

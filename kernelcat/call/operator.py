@@ -12,18 +12,22 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 from weakref import WeakSet
 
 from kernelcat import catalog
+from kernelcat.bounded import Bounded
 from kernelcat.call import adapters, arrays, documentation, fast_path, signature, wrapping
 from kernelcat.call import debugging as debugging  # imported for its environment variable
 from kernelcat.call import recording as recording  # likewise
 from kernelcat.call.building import build
-from kernelcat.call.choice import Decision, Pin, choose
+from kernelcat.call.choice import Decision, Pin
 from kernelcat.call.fast_path import Bound, FastCall, Launch, misses, slow_calls
 from kernelcat.call.locking import ruling
+from kernelcat.call.resizing import Family
+from kernelcat.call.sharing import Choices
 from kernelcat.catalog.implementation import Config, ConfigValue
 from kernelcat.catalog.spec import AxisValue, Entry, Problem
 from kernelcat.errors import InvalidArgument, short
@@ -99,6 +103,8 @@ def reload() -> None:
         receipts.known.cache_clear()
         code_record.find.cache_clear()
         ops = list(_ops.values())
+    if "kernelcat.runtime.code" in sys.modules:
+        sys.modules["kernelcat.runtime.code"].forget()
     for op in ops:  # without the lock: an operator that builds a kernel waits for imports
         op.forget()
 
@@ -141,6 +147,8 @@ class Op:
         self._onto: list[list[Any]] = [[] for _ in num_absent]  # recent calls with out=
         self._fast_calls: dict[Any, FastCall] = {}
         self._loaded: dict[tuple[Problem, int], tuple[Decision, Any]] = {}
+        self._families = Bounded[Any, tuple[Family, int]](64)  # by all of a signature but sizes
+        self._choices: Choices | None = None
         self._lock = threading.RLock()
         self._forgotten = 0  # how often fast calls were forgotten
         self.traced: Callable[..., Any] | None = None  # serves torch.compile and wrapper tensors
@@ -182,9 +190,8 @@ class Op:
         if call.allocate is not None:
             out, addresses = call.allocate()
             pointers += addresses
-        for first, second, low, high in call.pairs:
-            if low < pointers[second] - pointers[first] < high:
-                self._refuse_overlap(placed, operands)
+        elif call.overlaps(pointers):
+            self._refuse_overlap(placed, operands)
         call.launch(tuple(pointers), call.stream(call.device))
         return out
 
@@ -241,9 +248,8 @@ class Op:
         """
         problem, index = self._problem(args, named, anywhere=gpu is not None)
         target = gpus.find(gpu) if gpu is not None else _gpu(index or 0)
-        rows, refuted = _choices(self.entry.name), _refuted(self.entry.name)
         says = ruling(problem, target, self.pin)
-        decision = choose(self.entry, problem, target, rows, self.pin, refuted=refuted, ruling=says)
+        decision = self._known().choose(problem, target, ruling=says)
         return Explanation.of(problem, target, decision)
 
     def launchers(self) -> list[Any]:
@@ -259,6 +265,7 @@ class Op:
         """Forget all launchers and choices."""
         with self._lock:
             self._loaded.clear()
+            self._choices = None
             self.rewrap()
 
     def rewrap(self) -> None:
@@ -313,6 +320,8 @@ class Op:
     def _first_call(self, args: tuple[Any, ...], out: Any, named: Mapping[str, Any]) -> Any:
         inputs, axes = signature.arrange(self.entry, args, named)
         outs = signature.outputs(self.entry, out)
+        if (run := self._resized(inputs, outs, axes)) is not None:
+            return run(out)
         if any(map(arrays.is_foreign, inputs + outs)):
             return adapters.call_through_dlpack(self, inputs, outs, axes)
         _register_with_torch()
@@ -321,16 +330,74 @@ class Op:
         infos, library, problem, device = self._resolve(inputs, outs, axes)
         if not all(info.aligned for info in infos.values()):
             return adapters.call_with_copies(self, library, inputs, outs, axes)
+        _scans[type(_first(inputs))] = library.scan
+        self._add_family(inputs, outs, axes, library, problem, device)
+        return self._prepare(inputs, outs, axes, library, problem, device)(out)
+
+    def _prepare(
+        self,
+        inputs: tuple[Any, ...],
+        outs: tuple[Any, ...],
+        axes: Mapping[str, AxisValue],
+        library: arrays.Library,
+        problem: Problem,
+        device: int,
+    ) -> Callable[[Any], Any]:
+        """Remember how calls with the signature of these arrays and keywords run: ``run(out)``."""
         decision, launch = self._load(problem, device)
-        key, _ = library.scan((*inputs, *outs))
+        operands = (*inputs, *outs)
+        key, pointers = library.scan(operands)
         with self._lock:
             launch = self._wrap(problem, device, decision, launch)
             call = FastCall.make(
                 self.entry, problem, device, library, decision, launch, inputs, outs
             )
             _remember(self._fast_calls, (key, tuple(axes.items())) if axes else key, call)
-            _scans[type(_first(inputs))] = library.scan
-        return self(*inputs, out=out, **axes)
+
+        def run(out: Any) -> Any:
+            if call.allocate is not None:
+                out, addresses = call.allocate()
+                pointers.extend(addresses)
+            elif call.overlaps(pointers):
+                fast_path.refuse_overlap(self.entry, operands)
+            call.launch(tuple(pointers), call.stream(call.device))
+            return out
+
+        return run
+
+    def _add_family(
+        self,
+        inputs: tuple[Any, ...],
+        outs: tuple[Any, ...],
+        axes: Mapping[str, AxisValue],
+        library: arrays.Library,
+        problem: Problem,
+        device: int,
+    ) -> None:
+        """Remember how problems of calls that differ from this call in sizes are read."""
+        if self._only is None and Family.supports(self.entry):
+            with suppress(*fast_path.EXPECTED_ERRORS):
+                key, shapes = library.family((*inputs, *outs))
+                self._families[key, Family.key(self.entry, axes)] = (
+                    Family(self.entry, problem, shapes, axes), device,
+                )  # fmt: skip
+
+    def _resized(
+        self, inputs: tuple[Any, ...], outs: tuple[Any, ...], axes: Mapping[str, AxisValue]
+    ) -> Callable[[Any], Any] | None:
+        """:meth:`_prepare` where an earlier call differs from this call in sizes only; or None."""
+        try:
+            first = _first(inputs)
+            _scans[type(first)]  # raises KeyError for a tensor without memory
+            library = arrays.library_of(first)
+            key, shapes = library.family((*inputs, *outs))
+            family, device = self._families[key, Family.key(self.entry, axes)]
+            problem = family.problem(shapes, axes)
+        except fast_path.EXPECTED_ERRORS:
+            return None
+        if problem is None:
+            return None
+        return self._prepare(inputs, outs, axes, library, problem, device)
 
     def _resolve(
         self, inputs: Sequence[Any], outs: Sequence[Any], axes: Mapping[str, AxisValue]
@@ -371,9 +438,16 @@ class Op:
         from kernelcat.runtime import launcher
 
         load = partial(launcher.load, device=device)
-        rows, refuted = _choices(self.entry.name), _refuted(self.entry.name)
         says = ruling(problem, _gpu(device), self.pin)
-        return build(self.entry, problem, _gpu(device), load, self.pin, rows, refuted, says)
+        return build(self._known(), problem, _gpu(device), load, says)
+
+    def _known(self) -> Choices:
+        """What is known of this entry, and the choices made so far."""
+        known = self._choices
+        if known is None:
+            rows, refuted = _choices(self.entry.name), _refuted(self.entry.name)
+            known = self._choices = Choices(self.entry, self.pin, rows, refuted)
+        return known
 
 
 Op.__doc__ = documentation.OfEntry(documentation.docstring, Op.__doc__)  # type: ignore[assignment]

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 import torch
 
 from kernelcat import catalog
 from kernelcat.call import signature
-from kernelcat.catalog.spec import Axis, Derived, ElementType, Entry, Tensor
+from kernelcat.catalog.spec import Axis, AxisValue, Derived, ElementType, Entry, Tensor
 
 is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 """Whether Dynamo is tracing. Dynamo takes the result for a constant; eager mode pays 40 ns."""
@@ -63,7 +64,8 @@ def schema(entry: Entry, *, mutating: bool = False) -> str:
         for tensor in entry.inputs
     ]
     arguments.append("*")
-    arguments += map(_keyword, keyword_axes(entry))
+    sometimes = _read_axes(entry)[1]
+    arguments += [_keyword(axis, axis.name in sometimes) for axis in keyword_axes(entry)]
     if mutating:
         arguments += [_mutable(entry, tensor, i) for i, tensor in enumerate(entry.outputs)]
     arguments.append('str pin=""')
@@ -77,15 +79,35 @@ def keyword_axes(entry: Entry) -> list[Axis]:
 
     Arrays determine an axis by a size, a stride or an element type, or by being present.
     """
-    read: set[Any] = set()
+    always, _ = _read_axes(entry)
+    return [axis for axis in entry.axes if axis.name not in always]
+
+
+def _read_axes(entry: Entry) -> tuple[set[Any], set[Any]]:
+    """Axes that arrays determine in every call, and those that they determine in some calls.
+
+    Optional arrays determine an axis in every call where one of them is present for every value of
+    their flag: the logits of `moe_route`, or else x and the router.
+    """
+    always: set[Any] = set()
+    sometimes: dict[tuple[str, Any], set[AxisValue]] = {}  # (flag, axis) -> values of the flag
     for tensor in entry.drawn:
         sizes = [s.tells[0] if isinstance(s, Derived) and s.tells else s for s in tensor.shape]
-        read |= {*sizes, *(tensor.strides or ()), _element_type_axis(tensor)}
+        read = {*sizes, *(tensor.strides or ()), _element_type_axis(tensor)}
+        if tensor.flag is None:
+            always |= read
+            continue
         if tensor.when is True:
-            read.add(tensor.flag)
+            always.add(tensor.flag)
+        for axis in read:
+            values = tensor.when if isinstance(tensor.when, tuple) else (tensor.when,)
+            sometimes.setdefault((tensor.flag, axis), set()).update(values)
     for tensor in entry.outputs:
-        read |= set(tensor.strides or ())
-    return [axis for axis in entry.axes if axis.name not in read]
+        always |= set(tensor.strides or ())
+    for (flag, axis), flag_values in sometimes.items():
+        if flag_values == set(entry.axis(flag).values):
+            always.add(axis)
+    return always, {axis for _, axis in sometimes} - always
 
 
 def _element_type_axis(tensor: Tensor) -> str | None:
@@ -103,7 +125,7 @@ def _define(name: str, find: Find) -> tuple[Callable[..., Any], Callable[..., An
     """
     entry, out_name, namespace = catalog.entry(name), f"{name}_out", torch.ops.kernelcat
     _LIBRARY.define(out_name + schema(entry, mutating=True), tags=_TAGS)
-    _LIBRARY.impl(out_name, lambda *inputs, **named: _run_into(entry, find, inputs, named), "CUDA")
+    _LIBRARY.impl(out_name, _writing_kernel(entry, find), "CUDA")
     torch.library.register_fake(
         f"kernelcat::{out_name}", lambda *inputs, pin="", **named: None, lib=_LIBRARY
     )
@@ -111,7 +133,7 @@ def _define(name: str, find: Find) -> tuple[Callable[..., Any], Callable[..., An
     if any(tensor.updated for tensor in _allocated(entry)):
         return lambda *inputs, **named: signature.outputs(entry, None), writing
     _LIBRARY.define(name + schema(entry), tags=_TAGS)
-    _LIBRARY.impl(name, lambda *inputs, **named: _run(entry, find, inputs, named), "CUDA")
+    _LIBRARY.impl(name, _allocating_kernel(entry, find), "CUDA")
     torch.library.register_fake(
         f"kernelcat::{name}",
         lambda *inputs, pin="", **axes: _fake(entry, inputs, axes),
@@ -120,24 +142,55 @@ def _define(name: str, find: Find) -> tuple[Callable[..., Any], Callable[..., An
     return getattr(namespace, name).default, writing
 
 
-def _run(entry: Entry, find: Find, inputs: Sequence[Any], named: dict[str, Any]) -> Any:
-    op = find(entry.name, named.pop("pin", ""))
-    result = op(*map(_plain, inputs), **{name: _plain(value) for name, value in named.items()})
-    absent = len(entry.outputs) - len(_allocated(entry))
-    return result[:-absent] if absent else result
+def _allocating_kernel(entry: Entry, find: Find) -> Callable[..., Any]:
+    """The CUDA kernel of the form that allocates outputs.
+
+    The dispatcher leaves out arguments that have their default, so most calls have no keywords.
+    """
+    ops: dict[str, Callable[..., Any]] = {}  # by the key of the pin; operators live for ever
+    num_allocated, is_partial = len(_allocated(entry)), len(entry.outputs) > len(_allocated(entry))
+
+    def kernel(*inputs: Any, pin: str = "", **named: Any) -> Any:
+        op = ops.get(pin)
+        if op is None:
+            op = ops[pin] = find(entry.name, pin)
+        for x in inputs:
+            if type(x) not in _PLAIN:
+                inputs = tuple(map(_plain, inputs))
+                break
+        if named:
+            result = op(*inputs, **{n: value for n, value in named.items() if value is not None})
+        else:
+            result = op(*inputs)
+        return result[:num_allocated] if is_partial else result
+
+    return kernel
 
 
-def _run_into(entry: Entry, find: Find, inputs: Sequence[Any], named: dict[str, Any]) -> None:
-    outs = tuple(named.pop(_out_name(entry, tensor)) for tensor in entry.outputs)
-    named["out"] = _plain(outs[0]) if len(outs) == 1 else tuple(map(_plain, outs))
-    _run(entry, find, inputs, named)
+def _writing_kernel(entry: Entry, find: Find) -> Callable[..., None]:
+    """The CUDA kernel of the form that writes into outputs."""
+    ops: dict[str, Callable[..., Any]] = {}
+    names = [_out_name(entry, tensor) for tensor in entry.outputs]
+
+    def kernel(*inputs: Any, pin: str = "", **named: Any) -> None:
+        op = ops.get(pin)
+        if op is None:
+            op = ops[pin] = find(entry.name, pin)
+        outs = [_plain(named.pop(name, None)) for name in names]
+        named = {n: value for n, value in named.items() if value is not None}
+        op(*map(_plain, inputs), out=outs[0] if len(outs) == 1 else tuple(outs), **named)
+
+    return kernel
+
+
+_PLAIN = (torch.Tensor, type(None))
 
 
 def _plain(value: Any) -> Any:
     """``value``, or a plain tensor of the same memory where ``value`` is of a tensor subclass."""
-    if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor:
-        return value.as_subclass(torch.Tensor)
-    return value
+    if type(value) in _PLAIN:
+        return value
+    return value.as_subclass(torch.Tensor)
 
 
 def _fake(entry: Entry, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
@@ -145,7 +198,12 @@ def _fake(entry: Entry, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> A
 
     ``keywords`` maps axes that are keywords of the operator to their values.
     """
-    axes: dict[str, Any] = {**entry.defaults, **keywords}
+    read = set().union(*_read_axes(entry))
+    axes = {name: value for name, value in entry.defaults.items() if name not in read}
+    axes |= {name: value for name, value in keywords.items() if value is not None}
+    for tensor, array in zip_longest(entry.inputs, inputs):
+        if tensor.when is True and tensor.flag is not None:
+            axes[tensor.flag] = array is not None
     present = [
         (tensor, array)
         for tensor, array in zip(entry.inputs, inputs, strict=False)
@@ -153,6 +211,7 @@ def _fake(entry: Entry, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> A
     ]
     for tensor, array in present:
         _bind_axes(entry, tensor, array, axes)
+    axes = {**entry.defaults, **axes}
     for tensor, array in present:
         _check_derived(entry, tensor, array, axes)
     like = present[0][1]
@@ -207,17 +266,25 @@ def _element(dtype: str) -> Any:
     return getattr(torch, dtype)
 
 
-def _keyword(axis: Axis) -> str:
+def _keyword(axis: Axis, is_optional: bool) -> str:
     """The declaration of an axis in a schema.
 
     A size becomes an int that may be symbolic, a flag a bool, a number a float, a choice a string.
+    An *optional* keyword is needed where no array that is passed determines the axis.
     """
+    kind = "str"
     if not axis.values:
-        return f"SymInt {axis.name}" + ("" if axis.default is None else f"={axis.default}")
-    if axis.is_number or isinstance(axis.values[0], bool):
-        return f"{'float' if axis.is_number else 'bool'} {axis.name}={axis.default}"
-    default = "" if axis.default is None else f'="{axis.default}"'
-    return f"str {axis.name}{default}"
+        kind = "SymInt"
+    elif axis.is_number:
+        kind = "float"
+    elif isinstance(axis.values[0], bool):
+        kind = "bool"
+    if is_optional:
+        return f"{kind}? {axis.name}=None"
+    if axis.default is None:
+        return f"{kind} {axis.name}"
+    default = f'"{axis.default}"' if kind == "str" else axis.default
+    return f"{kind} {axis.name}={default}"
 
 
 def _allocated(entry: Entry) -> list[Tensor]:

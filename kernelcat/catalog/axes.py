@@ -28,12 +28,17 @@ SIZE_LIMIT = 1 << 31
 """Sizes are less than this where an axis gives no other limit: kernels take them in 32 bits."""
 
 
+_PLAIN = (int, str, bool, float)
+
+
 def plain(value: Any) -> Any:
     """``value`` as a plain Python number, or the name of an element type.
 
     Takes scalars of NumPy and element types of torch, NumPy, CuPy and ml_dtypes
     (``torch.bfloat16`` becomes ``"bfloat16"``); any other value is returned as it is.
     """
+    if type(value) in _PLAIN:
+        return value
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if torch is not None and isinstance(value, getattr(torch, "dtype", ())):
         return str(value).removeprefix("torch.")
@@ -76,6 +81,7 @@ class Axis:
     limit: int = SIZE_LIMIT
     drawn: bool = False
     extra: tuple[AxisValue, ...] = ()
+    varies: bool = False
 
     @staticmethod
     def size(
@@ -87,11 +93,12 @@ class Axis:
         default: int | None = None,
         step: int = 1,
         limit: int = SIZE_LIMIT,
+        varies: bool = False,
     ) -> Axis:
         """An integer; its bucket is the next power of two unless another rule is given."""
         return Axis(
             name, doc, low=low, high=high, bucket=bucket, default=default, step=step,
-            limit=limit,
+            limit=limit, varies=varies,
         )  # fmt: skip
 
     @staticmethod
@@ -118,6 +125,16 @@ class Axis:
     def number(name: str, doc: str, *examples: float, default: float | None = 0.0) -> Axis:
         """Any finite float; fuzzing and tests take ``examples``."""
         return Axis(name, doc, values=examples, default=default, minor=True, is_number=True)
+
+    @staticmethod
+    def round_up(size: int) -> int:
+        """The next larger or equal size of those that share a choice: 1 to 16, 18, 20 ... 32, 36.
+
+        There are eight from one power of two to the next, so the tiles of all but the largest sizes
+        are counted exactly.
+        """
+        step = 1 << max((size - 1).bit_length() - 4, 0)
+        return -(-size // step) * step
 
     def parse(self, text: str) -> AxisValue:
         """The value that ``text`` stands for, which :meth:`check` has yet to check.

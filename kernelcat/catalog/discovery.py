@@ -20,6 +20,9 @@ INSTALL = {
 
 _MODULES = {"cuda": "cuda.bindings", "triton": "triton", "cute": "cutlass"}
 
+ahead: set[str] = set()
+"""Languages with kernels that were compiled ahead: to describe launches takes no compiler."""
+
 
 @cache
 def names() -> tuple[str, ...]:
@@ -73,14 +76,15 @@ def in_language(name: str, language: str) -> tuple[Implementation, ...]:
     UnknownName
         There is no such language.
     MissingDependency
-        The language's compiler is not installed; the message has the command that installs it.
+        The language's compiler is not installed, and no kernel in this language was compiled
+        ahead; the message has the command that installs the compiler.
     """
     if language not in LANGUAGES:
         raise UnknownName(f"unknown language {language!r}{nearest(language, list(LANGUAGES))}")
     if language not in languages(name):
         return ()
     compiler = _MODULES[language]
-    if not installed(compiler):
+    if language not in ahead and not installed(compiler):
         raise MissingDependency(f"{language} needs the module {compiler!r}: {INSTALL[language]}")
     module = import_module(f"kernelcat.kernels.{language}.{name}")
     return tuple(sorted(module.IMPLEMENTATIONS, key=lambda i: i.rank))

@@ -99,6 +99,10 @@ class Source(Protocol):
         """Name and version of the compiler, found without importing the compiler."""
         ...
 
+    def runtime(self) -> str:
+        """Package and version of what compiled code needs in order to be loaded; empty for none."""
+        ...
+
     def compile(self, arch: str) -> Artifact:
         """Compile for ``arch`` (``sm_90a``); raises ``CompileError`` or ``MissingDependency``."""
         ...

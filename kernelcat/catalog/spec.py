@@ -394,6 +394,28 @@ class Entry:
         sized = {a.name: a.bucket(problem[a.name]) for a in self.axes if not a.values}
         return Problem.of(self.name, **sized, **self.major_choices(problem))
 
+    @cached_property
+    def _varying(self) -> dict[str, Axis]:
+        return {axis.name: axis for axis in self.axes if axis.varies}
+
+    def rounded(self, problem: Problem) -> Problem:
+        """``problem`` with varying sizes rounded up (:meth:`Axis.round_up`).
+
+        It is not checked: no problem may have these sizes (:meth:`why_not`).
+        """
+        varying, axes = self._varying, problem.axes
+        return Problem(
+            self.name,
+            tuple((name, Axis.round_up(v) if name in varying else v) for name, v in axes),  # type: ignore[arg-type]
+        )
+
+    def why_not(self, problem: Problem) -> str | None:
+        """Why no call has ``problem``, whose values are of the axes' types; None for a problem."""
+        for name, axis in self._varying.items():
+            if problem[name] >= axis.limit:
+                return f"{name}={problem[name]} must be less than {axis.limit}"
+        return self.constraint(problem)
+
     def major_choices(self, problem: Problem) -> dict[str, AxisValue]:
         """The values of all choices that are not minor."""
         return {a.name: problem[a.name] for a in self.axes if a.values and not a.minor}

@@ -19,12 +19,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kernelcat.catalog import discovery
 from kernelcat.errors import InvalidArgument
 from kernelcat.jit import cache
 from kernelcat.jit.artifact import Artifact
 
 SUMS, CONTENTS = "SHA256SUMS", "bundle.json"
-FORMAT = 1
+FORMAT = 2
 """Version of the layout of a bundle."""
 
 
@@ -62,8 +63,9 @@ def prepare(folder: str | Path, sha256: str | None = None) -> None:
     the compiler is missing. Kernels of several folders add up. Processes that are forked later have
     them too; others call this function themselves.
 
-    CUDA C++ kernels run without NVRTC and CUDA's headers. Kernels in Triton and CuTe DSL compile
-    nothing either, but describing their launches takes the language's package.
+    No compiler is needed: neither NVRTC and CUDA's headers, nor Triton, nor CuTe DSL. Of CuTe DSL
+    the C runtime is needed, in the version that built the folder
+    (``nvidia-cutlass-dsl-libs-cu13``).
 
     Parameters
     ----------
@@ -79,7 +81,9 @@ def prepare(folder: str | Path, sha256: str | None = None) -> None:
         version of kernelcat built the folder. No kernel of the folder is used then.
     """
     folder = Path(folder)
-    cache.prepared |= read(folder, sha256)
+    artifacts = read(folder, sha256)
+    cache.prepared |= artifacts
+    discovery.ahead |= {artifact.language for artifact in artifacts.values()}
 
 
 def read(folder: Path, sha256: str | None = None) -> dict[str, Artifact]:

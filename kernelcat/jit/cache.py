@@ -65,20 +65,23 @@ def build(source: Source, arch: str) -> Artifact:
         The compiler is not installed.
     """
     try:
-        artifact = find(source, arch)
+        return find(source, arch) or _compile(source, arch)
     except MissingDependency as error:
         if not prepared:
             raise
         raise MissingDependency(
             f"no prepared folder has {source.place()} for {arch}, and to compile it: {error}"
         ) from error
-    if artifact is None:
-        name = key(source, arch)
-        data = encode(source.compile(arch), name)
-        if not _is_edited(source):
-            _write(folder() / name, data)
-        # Decoded again, so that metadata has the same types as from the disk.
-        artifact = _memory[name] = decode(data, name)
+
+
+def _compile(source: Source, arch: str) -> Artifact:
+    """The artifact of ``source``, compiled and stored in the cache."""
+    name = key(source, arch)
+    data = encode(source.compile(arch), name)
+    if not _is_edited(source):
+        _write(folder() / name, data)
+    # Decoded again, so that metadata has the same types as from the disk.
+    artifact = _memory[name] = decode(data, name)
     return artifact
 
 
@@ -113,11 +116,10 @@ def portable_key(source: Source, arch: str) -> str:
     """A hex digest like :func:`key`, without what only the compiling machine has.
 
     Versions of compilers and environment variables are left out, because the machine that runs the
-    artifact may have no compiler. The host functions of CuTe need the runtime of their version, so
-    for CuTe the version counts.
+    artifact may have no compiler. The host functions of CuTe need the C runtime of their version,
+    so the version of the runtime counts.
     """
-    toolchain = source.toolchain() if source.language == "cute" else ""
-    parts = [FORMAT, source.language, source.digest(), arch, toolchain]
+    parts = [FORMAT, source.language, source.digest(), arch, source.runtime()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

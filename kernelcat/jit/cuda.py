@@ -85,6 +85,9 @@ class CudaSource:
             parts.append(f"{wheel} {version_of(f'nvidia-cuda-{wheel}') or 'toolkit'}")
         return ", ".join(parts)
 
+    def runtime(self) -> str:
+        return ""
+
     def compile(self, arch: str) -> Artifact:
         """Compile for ``arch``.
 

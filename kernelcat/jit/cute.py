@@ -109,6 +109,11 @@ class CuteSource:
         """Version of the DSL, and flavor of its compiler."""
         return f"nvidia-cutlass-dsl {version_of('nvidia-cutlass-dsl') or 'missing'} {flavor()}"
 
+    def runtime(self) -> str:
+        """Package and version of the C runtime that loads the compiled code."""
+        package = f"{_LIBS}-{flavor()}"
+        return f"{package} {version_of(package) or 'missing'}"
+
     def compile(self, arch: str) -> Artifact:
         """Compile to an object file for ``arch`` (``sm_90a``); needs no GPU.
 

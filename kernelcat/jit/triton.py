@@ -38,13 +38,12 @@ from kernelcat.catalog.implementation import (
     TensorMap,
 )
 from kernelcat.catalog.reach import reached
-from kernelcat.errors import CompileError
+from kernelcat.errors import CompileError, MissingDependency
 from kernelcat.importing import import_module
 from kernelcat.jit.artifact import Artifact
 from kernelcat.jit.cache import version_of
 
-if version_of("triton") is None:
-    raise ModuleNotFoundError("No module named 'triton'", name="triton")
+INSTALL = "pip install 'kernelcat[triton]'"
 
 TYPES = {
     "bfloat16": "bf16",
@@ -232,7 +231,10 @@ class TritonSource:
 
     def toolchain(self) -> str:
         """Name and version: ``triton 3.6.0``."""
-        return f"triton {version_of('triton')}"
+        return f"triton {version_of('triton') or 'missing'}"
+
+    def runtime(self) -> str:
+        return ""
 
     def function(self) -> Any:
         """The kernel itself; imports Triton."""
@@ -256,7 +258,11 @@ class TritonSource:
         ------
         CompileError
             The message is one line; ``log`` holds the output of Triton and ptxas.
+        MissingDependency
+            Triton is not installed.
         """
+        if version_of("triton") is None:
+            raise MissingDependency(f"Triton kernels need Triton: {INSTALL}")
         import triton
         from triton import knobs
         from triton.backends.compiler import GPUTarget

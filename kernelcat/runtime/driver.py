@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ctypes import c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from kernelcat.errors import LaunchError, MissingDependency
@@ -63,14 +63,23 @@ def launch_config(
 
     ``grid`` counts thread blocks, ``threads`` is the number of threads of a thread block.
     """
+    attributes = _attributes(tuple(cluster), programmatic)
+    block = _Dim3(threads, 1, 1)
+    return LaunchConfig(_Dim3(*grid), block, shared_bytes, stream, attributes, len(attributes))
+
+
+_Dim3 = c_uint * 3
+
+
+@lru_cache(maxsize=64)
+def _attributes(cluster: tuple[int, ...], programmatic: bool) -> ctypes.Array[LaunchAttribute]:
+    """The attributes of a launch, which nobody changes."""
     attributes = []
-    if tuple(cluster) != (1, 1, 1):
+    if cluster != (1, 1, 1):
         attributes.append(_attribute(_CLUSTER_DIMENSION, *cluster))
     if programmatic:
         attributes.append(_attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 1))
-    array = (LaunchAttribute * len(attributes))(*attributes)
-    block = (c_uint * 3)(threads, 1, 1)
-    return LaunchConfig((c_uint * 3)(*grid), block, shared_bytes, stream, array, len(attributes))
+    return (LaunchAttribute * len(attributes))(*attributes)
 
 
 def _attribute(number: int, *value: int) -> LaunchAttribute:
@@ -92,6 +101,7 @@ class Driver:
         self._library = library
         self.launch = library.cuLaunchKernelEx
         self._contexts: dict[int, c_void_p] = {}
+        self._clearing: dict[int, c_void_p] = {}  # GPU -> the stream that clears new memory
 
     def call(self, name: str, *args: Any) -> None:
         """Call the function ``name``; an error becomes a ``LaunchError`` with its name and text."""
@@ -223,13 +233,16 @@ class Driver:
 
     def allocate(self, size: int, device: int) -> int:
         """Address (a multiple of 256) of ``size`` new bytes of zeros; allowed in stream capture."""
-        pointer, stream = c_uint64(), c_void_p()
+        pointer = c_uint64()
         with self.using(device):
+            stream = self._clearing.get(device)
+            if stream is None:
+                stream = c_void_p()
+                self.call("cuStreamCreate", ctypes.byref(stream), c_uint(_STREAM_NON_BLOCKING))
+                self._clearing[device] = stream
             self.call("cuMemAlloc_v2", ctypes.byref(pointer), c_size_t(size))
-            self.call("cuStreamCreate", ctypes.byref(stream), c_uint(_STREAM_NON_BLOCKING))
             self.call("cuMemsetD8Async", pointer, ctypes.c_ubyte(0), c_size_t(size), stream)
             self.call("cuStreamSynchronize", stream)
-            self.call("cuStreamDestroy_v2", stream)
         return pointer.value
 
     def free(self, pointer: int, device: int) -> None:

@@ -9,18 +9,15 @@ path takes no lock.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
-from dataclasses import dataclass, field
+from ctypes import c_float, c_uint32, c_uint64, c_void_p
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelcat import catalog
-from kernelcat.bounded import Bounded
 from kernelcat.catalog.implementation import (
     Config,
     Float32,
@@ -35,8 +32,8 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument, LaunchError
-from kernelcat.jit import Artifact, build
-from kernelcat.runtime import driver, tensor_map
+from kernelcat.runtime import code, driver, tensor_map
+from kernelcat.runtime.code import Code
 
 if TYPE_CHECKING:
     from kernelcat.runtime.gpu import Gpu
@@ -44,10 +41,7 @@ if TYPE_CHECKING:
 PER_THREAD_STREAM = 2
 """``cudaStreamPerThread``: one handle, which stands for another stream in every thread."""
 
-_DEFAULT_SHARED_BYTES = 48 << 10  # shared memory that a kernel may use without an attribute
-_PORTABLE_CLUSTER = 8  # thread blocks of a cluster that need no attribute
 _is_dependent = True  # whether new frames launch kernels before those they wait for have ended
-_VALUES: dict[type, Callable[[Any], Any]] = {Int32: c_int32, Int64: c_int64, Float32: c_float}
 
 
 def load(
@@ -67,19 +61,19 @@ def load(
         The driver refused the machine code, or shared memory or a cluster that the kernel needs.
     """
     program = implementation.program(problem, config, gpu)
-    artifacts = [build(step.source, gpu.arch) for step in program.steps]
     tensors = tuple(tensor.name for tensor in catalog.entry(implementation.entry).tensors)
-    return prepare(implementation.name, program, artifacts, tensors, device)
+    find = partial(code.of_source, arch=gpu.arch, device=device)
+    return prepare(implementation.name, program, lambda step: find(step.source), tensors, device)
 
 
 def prepare(
     name: str,
     program: Program,
-    artifacts: Sequence[Artifact],
+    find: Callable[[Step], Code],
     tensors: tuple[str, ...],
     device: int,
 ) -> Launcher:
-    """The launcher of ``program``, whose steps were compiled to ``artifacts``.
+    """The launcher of ``program``; ``find`` returns the loaded code of a step.
 
     ``tensors`` are the names of the entry's tensors. Raises ``InvalidArgument`` and
     ``LaunchError`` like :func:`load`.
@@ -87,10 +81,10 @@ def prepare(
     workspaces = dict(program.workspaces)
     kernels = []
     try:
-        for number, (step, artifact) in enumerate(zip(program.steps, artifacts, strict=True)):
+        for number, step in enumerate(program.steps):
             if prod(step.grid) == 0:
                 continue
-            kernel = _kernel(step, artifact, number, device)
+            kernel = _kernel(step, find(step), number)
             workspaces |= kernel.scratch
             _check(kernel.params, {*tensors, *workspaces})
             kernels.append(kernel)
@@ -99,8 +93,7 @@ def prepare(
     return Launcher(LoadedProgram(name, tuple(kernels), workspaces, tensors, device))
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """A loaded step. ``function`` is a CUfunction, or a callable for CuTe.
 
     ``scratch`` maps the name of an additional workspace to its bytes: Triton's global scratch.
@@ -113,11 +106,10 @@ class Kernel:
     shared_bytes: int
     cluster: tuple[int, int, int]
     programmatic: bool
-    scratch: Mapping[str, int] = field(default_factory=dict)
+    scratch: Mapping[str, int] = {}
 
 
-@dataclass(frozen=True)
-class LoadedProgram:
+class LoadedProgram(NamedTuple):
     """Loaded kernels, from which all frames of a launcher and of its clones are made.
 
     ``workspaces`` maps a name to bytes; ``tensors`` are the names of the entry's tensors in order.
@@ -130,62 +122,22 @@ class LoadedProgram:
     device: int
 
 
-def _kernel(step: Step, artifact: Artifact, number: int, device: int) -> Kernel:
-    """Load step ``number`` of a program into GPU ``device``."""
-    if artifact.language == "cute":
-        call = _host_function(artifact, device)
-        return Kernel(call, step.params, step.grid, 0, 0, (1, 1, 1), False)
-    data = artifact.metadata
+def _kernel(step: Step, code: Code, number: int) -> Kernel:
+    """Step ``number`` of a program, whose code is loaded."""
+    if code.language == "cute":
+        return Kernel(code.function, step.params, step.grid, 0, 0, (1, 1, 1), False)
+    data = code.metadata
     scratch = {f"scratch of step {number}": data.get("global_scratch_bytes", 0) * prod(step.grid)}
     hidden: dict[str, Param] = {"scratch": Pointer(*scratch), "null": Int64(0)}
     params = step.params + tuple(hidden[kind] for kind in data.get("hidden_params", ()))
-    threads = 32 * data["num_warps"] if artifact.language == "triton" else step.block
+    threads = 32 * data["num_warps"] if code.language == "triton" else step.block
     shared_bytes = data.get("shared_bytes", step.shared_bytes)
     x, y, z = data.get("cluster", step.cluster)
-    function = _function(artifact.code, artifact.kernel, device)
-    cuda = driver.opened()
-    if shared_bytes + data.get("static_shared_bytes", 0) > _DEFAULT_SHARED_BYTES:
-        cuda.raise_limit(function, driver.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes, device)
-    if x * y * z > _PORTABLE_CLUSTER:
-        cuda.raise_limit(function, driver.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, device)
+    code.allow(shared_bytes, (x, y, z))
     return Kernel(
-        function, params, step.grid, threads, shared_bytes, (x, y, z), step.programmatic, scratch
-    )
-
-
-_functions = Bounded[tuple[bytes, str, int], c_void_p](1024)
-"""(digest of a cubin, kernel, GPU) -> loaded function: equal cubins are loaded once.
-
-A function that is forgotten here stays loaded as long as a launcher has it.
-"""
-
-
-def _function(code: bytes, name: str, device: int) -> c_void_p:
-    key = (hashlib.sha256(code).digest(), name, device)
-    function = _functions.get(key)
-    if function is None:
-        function = _functions[key] = driver.opened().function(code, name, device)
-    return function
-
-
-_host_functions = Bounded[tuple[bytes, tuple[str, ...], int], Callable[..., None]](64)
-"""(digest of an object file, kinds of its parameters, GPU) -> loaded host function of CuTe.
-
-Problems that differ in sizes only have the same object file, which takes megabytes of host memory
-while it is loaded. Calls of a host function wait for each other while it launches.
-"""
-
-
-def _host_function(artifact: Artifact, device: int) -> Callable[..., None]:
-    from kernelcat.jit import cute
-
-    kinds = tuple(artifact.metadata["params"])
-    key = (hashlib.sha256(artifact.code).digest(), kinds, device)
-    call = _host_functions.get(key)
-    if call is None:
-        with driver.opened().using(device):
-            call = _host_functions[key] = cute.load(artifact)
-    return call
+        code.function, params, step.grid, threads, shared_bytes, (x, y, z), step.programmatic,
+        scratch,
+    )  # fmt: skip
 
 
 def _check(params: tuple[Param, ...], names: set[str]) -> None:
@@ -327,23 +279,29 @@ class Frame:
 
     def _block(self, params: tuple[Param, ...], spaces: Mapping[str, Memory]) -> Any:
         """``void *kernelParams[]``: the host addresses of the parameters' values."""
+        # Scalars stand in slots of 8 bytes: the machine is little-endian, so a kernel that reads
+        # fewer bytes finds them at the same address.
+        scalars = (c_uint64 * len(params))()
+        first_scalar, first_slot = ctypes.addressof(scalars), ctypes.addressof(self._slots)
         block = (c_void_p * len(params))()
         for position, param in enumerate(params):
-            if isinstance(param, TensorMap | Pointer) and param.tensor in spaces:
-                pointer = spaces[param.tensor].pointer
-                if isinstance(param, TensorMap):
-                    block[position] = self._keep(tensor_map.Descriptors(param)).at(pointer)
+            if isinstance(param, Pointer):
+                if param.tensor in spaces:
+                    scalars[position] = spaces[param.tensor].pointer
+                    block[position] = first_scalar + 8 * position
                 else:
-                    block[position] = ctypes.addressof(self._keep(c_uint64(pointer)))
-            elif isinstance(param, TensorMap):
+                    slot = self._program.tensors.index(param.tensor)
+                    block[position] = first_slot + 8 * slot
+            elif not isinstance(param, TensorMap):
+                scalars[position] = _bits(param)
+                block[position] = first_scalar + 8 * position
+            elif param.tensor in spaces:
+                pointer = spaces[param.tensor].pointer
+                block[position] = self._keep(tensor_map.Descriptors(param)).at(pointer)
+            else:
                 tensor = self._program.tensors.index(param.tensor)
                 self._maps.append((block, position, tensor_map.Descriptors(param), tensor))
-            elif isinstance(param, Pointer):
-                slot = self._program.tensors.index(param.tensor)
-                block[position] = ctypes.addressof(self._slots) + 8 * slot
-            else:
-                value = _VALUES[type(param)](param.value)
-                block[position] = ctypes.addressof(self._keep(value))
+        self._alive.append(scalars)
         return block
 
     def _host_call(self, k: Kernel, stream: int, spaces: Mapping[str, Memory]) -> Callable[[], int]:
@@ -397,3 +355,10 @@ class Memory:
                 driver.opened().free(self.pointer, self._device)
             except Exception:
                 pass  # when Python exits, the driver frees the memory
+
+
+def _bits(param: Int32 | Int64 | Float32) -> int:
+    """The 8 bytes that a scalar parameter begins with, as an integer."""
+    if isinstance(param, Float32):
+        return c_uint32.from_buffer(c_float(param.value)).value
+    return int(param.value) & ((1 << 64) - 1)

@@ -32,19 +32,23 @@ def why_not(tensor_map: TensorMap) -> str | None:
             f"{rank}, {len(t.box)} and {len(t.strides)}"
         )
     row_bytes = t.box[0] * itemsize(t.dtype)
-    rules = (
-        (all(0 < size <= 1 << 32 for size in t.shape), f"sizes {t.shape} must be 1 to 2**32"),
-        (all(s % 16 == 0 and 0 < s < 1 << 40 for s in t.strides),
-         f"strides {t.strides} must be multiples of 16 bytes below 2**40"),
-        (all(0 < size <= 256 for size in t.box), f"box {t.box} must be 1 to 256 in each dimension"),
-        (row_bytes % 16 == 0, f"a box row of {row_bytes} bytes must be a multiple of 16 bytes"),
-        (t.swizzle in _SWIZZLES, f"swizzle {t.swizzle} must be 0, 32, 64 or 128 bytes"),
-        (t.swizzle == 0 or row_bytes <= t.swizzle,
-         f"a box row of {row_bytes} bytes must fit the swizzle span of {t.swizzle} bytes"),
-        (t.promoted_bytes in _L2_PROMOTIONS,
-         f"l2_promotion {t.l2_promotion} must be 0, 64, 128 or 256 bytes"),
-    )  # fmt: skip
-    return next((f"TMA descriptor: {why}" for legal, why in rules if not legal), None)
+    if not all(0 < size <= 1 << 32 for size in t.shape):
+        why = f"sizes {t.shape} must be 1 to 2**32"
+    elif not all(s % 16 == 0 and 0 < s < 1 << 40 for s in t.strides):
+        why = f"strides {t.strides} must be multiples of 16 bytes below 2**40"
+    elif not all(0 < size <= 256 for size in t.box):
+        why = f"box {t.box} must be 1 to 256 in each dimension"
+    elif row_bytes % 16:
+        why = f"a box row of {row_bytes} bytes must be a multiple of 16 bytes"
+    elif t.swizzle not in _SWIZZLES:
+        why = f"swizzle {t.swizzle} must be 0, 32, 64 or 128 bytes"
+    elif t.swizzle and row_bytes > t.swizzle:
+        why = f"a box row of {row_bytes} bytes must fit the swizzle span of {t.swizzle} bytes"
+    elif t.promoted_bytes not in _L2_PROMOTIONS:
+        why = f"l2_promotion {t.l2_promotion} must be 0, 64, 128 or 256 bytes"
+    else:
+        return None
+    return f"TMA descriptor: {why}"
 
 
 class Descriptors:

@@ -113,11 +113,11 @@ class Cuda:
     def decide(
         self, entry: Entry, problem: Problem, gpu: Gpu, failed: Mapping[Attempt, str]
     ) -> Decision:
-        from kernelcat.call.choice import choose
+        from kernelcat.call.choice import Pin
+        from kernelcat.call.sharing import Choices
 
-        choices = self.known.choices(entry.name)
-        refuted = self.known.refuted(entry.name)
-        return choose(entry, problem, gpu, choices, failed=failed, refuted=refuted)
+        rows, refuted = self.known.choices(entry.name), self.known.refuted(entry.name)
+        return Choices(entry, Pin(), rows, refuted).choose(problem, gpu, failed=failed)
 
     @cached_property
     def known(self) -> Snapshot:
