@@ -176,6 +176,10 @@ class Measurement:
         return self.protocol["state"]
 
     def to_problem(self) -> Problem:
+        return self._problem
+
+    @cached_property
+    def _problem(self) -> Problem:
         return Problem.of(self.entry, **self.problem)
 
     def to_config(self) -> Config:
