@@ -55,6 +55,7 @@ def path(url: str | None, as_json: bool) -> None:
     "--all", "everything", is_flag=True, help="Export every row, failures included, as a backup."
 )
 @click.option("--onto", type=FILE, help="Write this file's results too, unless they are older.")
+@click.option("--history", type=FILE, help="Keep the winners of earlier races in this file.")
 @as_json
 @database
 def export(
@@ -62,6 +63,7 @@ def export(
     gpu: str | None,
     everything: bool,
     onto: Path | None,
+    history: Path | None,
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -75,8 +77,12 @@ def export(
     """
     from kernelcat import store
 
+    if everything and history:
+        raise click.UsageError("--all has every race already: leave --history out")
     with store.Store.open(url, create=False) as opened:
-        rows = store.export(opened, file, gpu=gpu, shipped=not everything, onto=onto)
+        rows = store.export(
+            opened, file, gpu=gpu, shipped=not everything, onto=onto, history=history
+        )
     if as_json:
         return emit({"file": str(file), "rows": rows})
     echo(f"{file}: {rows} rows")

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, Literal, cast, get_args
 from uuid import uuid4
 
@@ -26,6 +27,8 @@ Kind = Literal["measured", "predicted"]
 STATUSES: tuple[str, ...] = get_args(Status)
 KINDS: tuple[str, ...] = get_args(Kind)
 REGIMES = ("graph", "eager")
+MAX_QUANTILES = 32
+"""Most values of ``quantiles_us``."""
 PEER = "peer"
 """``language`` of the rows of peers."""
 
@@ -71,6 +74,9 @@ class Measurement:
         old rows; JSON has the key only where there is a value
     winner : whether the tuner declared this row the winner of its race, from paired differences;
         JSON has the key only where it is true
+    quantiles_us : the distribution of the samples, ascending, in microseconds
+        (:func:`kernelcat.bench.stats.quantiles`); None in old rows and for what was not timed; JSON
+        has the key only where there is a value
     """
 
     entry: str
@@ -97,6 +103,7 @@ class Measurement:
     detail: str | None = None
     sqnr_db: float | None = None
     winner: bool = False
+    quantiles_us: tuple[float, ...] | None = None
     origin, is_altered = origins.LOCAL, False  # no fields: kernelcat.store.origin.brought sets both
 
     def __post_init__(self) -> None:
@@ -121,6 +128,7 @@ class Measurement:
         self._set("temperature_c", _to_float("temperature_c", self.temperature_c, -100, 1000))
         self._set("max_error", _to_float("max_error", self.max_error, 0, math.inf))
         self._set("sqnr_db", _to_float("sqnr_db", self.sqnr_db, -1e4, 1e4))
+        self._set("quantiles_us", _to_quantiles(self.quantiles_us))
         self._set("created_at", _to_utc(self.created_at))
         if not isinstance(self.winner, bool):
             raise InvalidArgument(f"winner={_short_repr(self.winner)} must be a boolean")
@@ -147,6 +155,8 @@ class Measurement:
             (low, high), median = cast(tuple[float, float], self.ci_us), self.median_us
             if not low <= cast(float, median) <= high:
                 raise InvalidArgument(f"median_us={median} lies outside ci_us=[{low}, {high}]")
+        if self.quantiles_us is not None and not timed:
+            raise InvalidArgument("quantiles_us must be null: nothing was timed")
 
     @cached_property
     def problem_key(self) -> str:
@@ -192,6 +202,8 @@ class Measurement:
             record[name] = dict(record[name])
         if self.ci_us is not None:
             record["ci_us"] = list(self.ci_us)
+        if self.quantiles_us is not None:
+            record["quantiles_us"] = list(self.quantiles_us)
         for name, absent in _OPTIONAL.items():
             if record[name] is absent:
                 del record[name]
@@ -235,7 +247,7 @@ class Measurement:
 
 FIELDS = tuple(field.name for field in fields(Measurement))
 _KEYS = frozenset(FIELDS)
-_OPTIONAL = {"detail": None, "sqnr_db": None, "winner": False}
+_OPTIONAL = {"detail": None, "sqnr_db": None, "winner": False, "quantiles_us": None}
 """Optional field -> the value for which JSON leaves the field out."""
 _REQUIRED = _KEYS - _OPTIONAL.keys()
 
@@ -362,6 +374,20 @@ def _to_interval(value: object) -> tuple[float, float] | None:
         raise InvalidArgument(f"ci_us={_short_repr(value)} must be [low, high]")
     low, high = (cast(float, _to_float("ci_us", end, 0, 1e12)) for end in value)
     return (low, high)
+
+
+def _to_quantiles(value: object) -> tuple[float, ...] | None:
+    """``quantiles_us``, in microseconds; it must be null or a list of ascending numbers."""
+    if value is None:
+        return None
+    if not isinstance(value, (list, tuple)) or not 0 < len(value) <= MAX_QUANTILES or None in value:
+        raise InvalidArgument(
+            f"quantiles_us={_short_repr(value)} must be 1 to {MAX_QUANTILES} ascending numbers"
+        )
+    times = tuple(cast(float, _to_float("quantiles_us", time, 0, 1e12)) for time in value)
+    if any(later < earlier for earlier, later in pairwise(times)):
+        raise InvalidArgument(f"quantiles_us={_short_repr(value)} must ascend")
+    return times
 
 
 def _check_values(name: str, mapping: object) -> None:
