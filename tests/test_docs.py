@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,3 +233,27 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
             targets = ((page.parent / link.partition("#")[0]).resolve() for link in links(page))
             waiting += [target for target in targets if target.is_file()]
     assert set(PAGES) <= reached
+
+
+def test_pages_render_as_a_site_without_a_warning(tmp_path: Path) -> None:
+    (line,) = (line for line in (ROOT / "Makefile").read_text().splitlines() if "-m sphinx" in line)
+    words = shlex.split(line.replace("$(BIN)/python", sys.executable))
+    assert words[-1] == "build/docs" and "--fail-on-warning" in words
+    words[-1] = str(tmp_path / "site")
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for page in (ROOT / "docs").rglob("*.md"):
+        made = tmp_path / "site" / page.relative_to(ROOT / "docs").with_suffix(".html")
+        assert "<h1>" in made.read_text(), page
+
+
+def test_a_link_that_leads_nowhere_fails_the_site(tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "conf.py").write_text((ROOT / "docs" / "conf.py").read_text())
+    build = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", "-b", "html",
+             str(folder), str(tmp_path / "site")]  # fmt: skip
+    for link, code in (("#kernels", 0), ("#nothing", 1), ("missing.md", 1)):
+        (folder / "index.md").write_text(f"# kernels\n\n[A link]({link})\n")
+        done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
