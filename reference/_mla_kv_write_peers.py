@@ -6,9 +6,8 @@ from kernelcat import dtypes
 from kernelcat.errors import Unsupported
 from kernelcat.reference._flashinfer import import_flashinfer
 from kernelcat.reference._kv_write_peers import appended, rotate, slots
-from kernelcat.reference._mla_row import LATENT, MIN_SCALE, SCALED, SCALES
+from kernelcat.reference._mla_row import LATENT, MIN_SCALE, SCALED
 from kernelcat.reference._peers import import_torch
-from kernelcat.reference.flashmla import PACKED_TYPE
 
 _MANTISSA = (1 << 23) - 1
 """Bits of a float32's mantissa."""
@@ -23,47 +22,30 @@ def torch_write():
     """The definition in torch's operators, fused by ``torch.compile``."""
     torch = import_torch("torch")
 
-    def quantized(c):
-        """Float8 codes (tokens, 512) as bytes, and scales (tokens, 4), of float32 latents ``c``."""
+    def packed(c, key):
+        """Rows (tokens, 656) of uint8 of float32 latents (tokens, 512) and keys (tokens, 64)."""
         groups = c.unflatten(1, (-1, SCALED))
         least = (groups.abs().amax(2) / dtypes.E4M3_MAX).clamp_min(MIN_SCALE)
         # The next power of two: the exponent, one higher where the mantissa is not 0.
         bits = (least.view(torch.int32) + _MANTISSA) & ~_MANTISSA
         scale = bits.view(torch.float32)
         codes = (groups / scale[:, :, None]).flatten(1).to(torch.float8_e4m3fn)
-        return codes.view(torch.uint8), scale
+        parts = (codes, scale, key.to(torch.bfloat16))
+        return torch.cat([part.view(torch.uint8) for part in parts], 1)
 
-    def latents_and_keys(arrays, interleaved, page_size):
-        """Page, slot, float32 latents and float32 rotated keys of the new tokens."""
-        at, page = slots(torch, arrays, len(arrays["c"]), page_size)
+    @torch.compile(fullgraph=True, dynamic=False)
+    def run(arrays, interleaved):
+        cache, c = arrays["kv_cache"], arrays["c"].float()
+        at, page = slots(torch, arrays, len(c), cache.shape[1])
         cos, sin = arrays["cos_sin"][at][:, None].chunk(2, -1)
         key = rotate(torch, arrays["k_pe"][:, None], cos, sin, interleaved)[:, 0]
-        return page, at % page_size, arrays["c"].float(), key
-
-    @torch.compile(fullgraph=True, dynamic=False)
-    def write(arrays, interleaved):
-        cache = arrays["kv_cache"]
-        page, slot, c, key = latents_and_keys(arrays, interleaved, cache.shape[1])
-        cache[page, slot] = torch.cat((c, key), 1).to(cache.dtype)
-
-    @torch.compile(fullgraph=True, dynamic=False)
-    def write_packed(arrays, codes, scales, keys, interleaved):
-        page, slot, c, key = latents_and_keys(arrays, interleaved, codes.shape[1])
-        new_codes, new_scales = quantized(c)
-        codes[page, slot] = new_codes
-        scales[page, slot] = new_scales
-        keys[page, slot] = key.to(keys.dtype)
+        is_packed = cache.dtype == torch.uint8
+        rows = packed(c, key) if is_packed else torch.cat((c, key), 1).to(cache.dtype)
+        cache[page, at % cache.shape[1]] = rows
 
     def make(problem, arrays):
         _check(problem, "torch")
-        interleaved, cache = problem["style"] == "interleaved", arrays["kv_cache"]
-        if problem["kv_dtype"] != PACKED_TYPE:
-            return lambda: write(arrays, interleaved)
-        end = LATENT + SCALES
-        codes = cache[..., :LATENT]
-        scales = cache.view(torch.float32)[..., LATENT // 4 : end // 4]
-        keys = cache.view(torch.bfloat16)[..., end // 2 :]
-        return lambda: write_packed(arrays, codes, scales, keys, interleaved)
+        return lambda: run(arrays, problem["style"] == "interleaved")
 
     return make
 

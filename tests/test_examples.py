@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
 from oracle_operator import OracleOperator
 
 import kernelcat
@@ -62,3 +63,57 @@ def test_an_example_on_a_gpu(name: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert max(differences(done.stdout, load(name).STEPS)) < ALLOWED
+
+
+SMALL = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+}  # fmt: skip
+TOKENS = re.compile(
+    r"^greedy tokens that are the same from the start: (\d+) of (\d+)$", re.MULTILINE
+)
+
+
+@pytest.fixture
+def small_model(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The example of transformers with a small model in float32 and oracles instead of kernels."""
+    pytest.importorskip("transformers")
+    example = load("transformers_model")
+    monkeypatch.setattr(kernelcat, "get", OracleOperator)
+    for name, value in {"CONFIG": SMALL, "DTYPE": torch.float32, "BATCH": 2, "PROMPT": 20,
+                        "NEW_TOKENS": 15}.items():  # fmt: skip
+        monkeypatch.setattr(example, name, value)
+    return example
+
+
+def test_a_model_of_transformers_writes_the_same_tokens(
+    small_model: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_model.main()
+    assert TOKENS.findall(capsys.readouterr().out) == [("30", "30")]
+
+
+def test_the_example_compares_tokens_that_a_wrong_length_changes(
+    small_model: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attention = small_model.Pages.attention
+
+    def forgets(pages, *arguments, **options):
+        pages.length -= 5
+        return attention(pages, *arguments, **options)
+
+    monkeypatch.setattr(small_model.Pages, "attention", forgets)
+    small_model.main()
+    ((equal, total),) = TOKENS.findall(capsys.readouterr().out)
+    assert int(equal) < int(total)
+
+
+@pytest.mark.gpu
+def test_a_model_of_transformers_on_a_gpu() -> None:
+    pytest.importorskip("transformers")
+    command = [sys.executable, str(FOLDER / "transformers_model.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    ((equal, total),) = TOKENS.findall(done.stdout)
+    assert int(equal) > int(total) // 2  # bfloat16: a near tie may go the other way
+    assert "tokens/s, with the catalog: " in done.stdout

@@ -9,7 +9,7 @@ import click
 from kernelcat.cli.group import Group
 from kernelcat.cli.options import as_json, database
 from kernelcat.cli.output import echo, emit, note_missing_database, show, write_csv
-from kernelcat.cli.upkeep import prune, stats
+from kernelcat.cli.upkeep import peers, prune, stats
 from kernelcat.errors import InvalidArgument
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -27,6 +27,7 @@ def db() -> None:
 
 db.add_command(stats)
 db.add_command(prune)
+db.add_command(peers)
 
 
 @db.command()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from kernelcat import catalog
-from kernelcat.report import traffic
+from kernelcat.report import missing_peers, traffic
 from kernelcat.report.board import Row
 from kernelcat.report.entry_page import example
 from kernelcat.report.grid import grids
@@ -60,6 +60,7 @@ def entry_page(
         parts.append(_section(i, section[1], listed) + spread_part(i, listed, measurements))
     if not rows:
         parts.append("<p>Nothing measured yet.</p>\n")
+    parts.append(_without_peer(measurements))
     for i, each in enumerate(ladders(measurements, name, is_current=is_current)):
         parts.append(_ladder(i, each))
     for gpu in sorted({profile.gpu for profile in profiles}):
@@ -119,6 +120,12 @@ def _ratios(rows: Sequence[Row]) -> str:
         marks, [[(low, 1.0), (max(high, low * 1.01), 1.0)]],
         "Dots: ours is at least as fast. Rings: the peer is faster. The line is 1.", y_base=2,
     )  # fmt: skip
+
+
+def _without_peer(measurements: Sequence[Measurement]) -> str:
+    """A table of the problems without a peer and the reasons; empty where each has one."""
+    found = missing_peers.sheet(missing_peers.missing(measurements))
+    return f"<h2>Without a peer</h2>\n{sheet('unpeered', found)}" if found.lines else ""
 
 
 def _ladder(number: int, ladder: Ladder) -> str:
