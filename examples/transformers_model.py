@@ -36,8 +36,11 @@ class Pages:
         self.attend = kernelcat.get("paged_attn")
 
     def attention(self, module, query, key, value, attention_mask, scaling, **_):
-        """What transformers calls: ``query`` is (batch, heads, new, head_dim), ``key`` and ``value``
-        are what the cache returned, here all pages; the result is (batch, new, heads, head_dim)."""
+        """What transformers calls; the result is (batch, new, heads, head_dim).
+
+        ``query`` is (batch, heads, new, head_dim); ``key`` and ``value`` are what the cache
+        returned, here all pages.
+        """
         assert attention_mask is None, "sequences of different lengths need lengths of their own"
         batch, heads, new, dim = query.shape
         q = query.transpose(1, 2).reshape(batch * new, heads, dim).contiguous()
@@ -122,6 +125,7 @@ def ours(model, prompts):
 
 
 def generate(model, prompts, **options):
+    options |= {"attention_mask": torch.ones_like(prompts), "pad_token_id": 0}
     done = model.generate(
         prompts, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False, **options
     )

@@ -198,8 +198,10 @@ def python_file(module: str) -> Path | None:
         spec = importlib.util.find_spec(module)
         return Path(spec.origin) if spec and spec.origin else None
     _, folder, *parts = module.split(".")
-    base = paths.data(folder).joinpath(*parts)
-    candidates = (base.with_suffix(".py"), base / "__init__.py")
+    bases = (root.joinpath(*parts) for root in paths.folders(folder))
+    candidates = (
+        path for base in bases for path in (base.with_suffix(".py"), base / "__init__.py")
+    )
     return next((path for path in candidates if path.is_file()), None)
 
 
