@@ -46,14 +46,19 @@ def missing(rows: Iterable[Measurement]) -> list[Unpeered]:
     return found
 
 
+def by_reason(rows: Iterable[Measurement]) -> dict[str, list[str]]:
+    """Reason -> names of the problems, of the rows of one entry."""
+    groups: dict[str, dict[str, None]] = {}
+    for each in missing(rows):
+        groups.setdefault(each.text, {})[each.problem] = None
+    return {reason: list(names) for reason, names in groups.items()}
+
+
 def markdown(rows: Iterable[Measurement]) -> str:
     """A line for each reason and its problems, of the rows of one entry; empty without such."""
-    groups: dict[str, list[str]] = {}
-    for each in missing(rows):
-        groups.setdefault(each.text, []).append(f"`{each.problem}`")
-    return "".join(
-        f"- {', '.join(dict.fromkeys(names))}: {why}.\n" for why, names in groups.items()
-    )
+    lines = ((", ".join(f"`{name}`" for name in names), why)
+             for why, names in by_reason(rows).items())  # fmt: skip
+    return "".join(f"- {names}: {why}.\n" for names, why in lines)
 
 
 def sheet(found: Sequence[Unpeered]) -> Sheet:

@@ -14,7 +14,7 @@ from kernelcat.report.ladder import Ladder, ladders
 from kernelcat.report.ladder import sheet as ladder_sheet
 from kernelcat.report.site import plots
 from kernelcat.report.site.history import history_part
-from kernelcat.report.site.markup import link, page, sheet, text
+from kernelcat.report.site.markup import link, page, sheet, table, text
 from kernelcat.report.site.random_races import random_part
 from kernelcat.report.site.sources import sources
 from kernelcat.report.site.spread import spread_part
@@ -124,8 +124,15 @@ def _ratios(rows: Sequence[Row]) -> str:
 
 def _without_peer(measurements: Sequence[Measurement]) -> str:
     """A table of the problems without a peer and the reasons; empty where each has one."""
-    found = missing_peers.sheet(missing_peers.missing(measurements))
-    return f"<h2>Without a peer</h2>\n{sheet('unpeered', found)}" if found.lines else ""
+    lines = [
+        (text(name), f'<span class="wide">{text(why)}</span>')
+        for why, names in missing_peers.by_reason(measurements).items()
+        for name in names
+    ]
+    made = table(
+        "unpeered", "Problems that were measured without a peer", ("problem", "why"), lines
+    )
+    return f"<h2>Without a peer</h2>\n{made}" if lines else ""
 
 
 def _ladder(number: int, ladder: Ladder) -> str:

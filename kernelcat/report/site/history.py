@@ -71,19 +71,19 @@ def _day(race: Past) -> float:
 
 
 def _sheet(title: str, past: Sequence[Past]) -> Sheet:
-    headers = ("problem", "raced", "winner", "µs", "fastest peer", "× fastest peer")
+    headers = ("problem", "raced", "winner", "fastest peer", "µs", "× fastest peer")
     lines = [
         (
             _title(race),
             race.winner.created_at[:16].replace("T", " "),
             _winner(race),
-            _time(race),
             race.peer.variant if race.peer else "",
+            _time(race),
             ratio(race.ratio),
         )
         for race in past
     ]
-    return Sheet(title, headers, lines, _NOTES, slice(5, None))
+    return Sheet(title, headers, lines, _NOTES, slice(4, None))
 
 
 def _title(race: Past) -> str:
