@@ -86,7 +86,9 @@ def _line(entry: str, gpu: str, rows: Sequence[Row], is_checked: bool) -> Line:
     )
 
 
-def overview_page(listed: Sequence[Line]) -> str:
+def overview_page(listed: Sequence[Line], engine: str | None = None) -> str:
+    """The first page; ``engine`` is the file of the engine's page, or None."""
+    speeds = f' Speeds of <a href="{engine}">the engine</a>.' if engine else ""
     gpus = ", ".join(link("gpu", gpu) for gpu in sorted({line.gpu for line in listed}))
     intro = (
         '<p class="lead">GPU kernels in CUDA C++, Triton and CuTe DSL, raced against other '
@@ -95,7 +97,7 @@ def overview_page(listed: Sequence[Line]) -> str:
     )
     return page(
         "Kernels and their peers",
-        f"{intro}<p>GPUs: {gpus or 'no results yet'}.</p>\n{_board(listed)}{_legend()}",
+        f"{intro}<p>GPUs: {gpus or 'no results yet'}.{speeds}</p>\n{_board(listed)}{_legend()}",
     )
 
 

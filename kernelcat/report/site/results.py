@@ -7,7 +7,7 @@ from functools import cached_property
 
 from kernelcat.report.board import load, load_past
 from kernelcat.report.site.build import pages
-from kernelcat.store import Measurement, plausibility, random_races
+from kernelcat.store import Measurement, engine_runs, plausibility, random_races
 from kernelcat.verify import code_record, profiles, receipts
 
 
@@ -31,7 +31,8 @@ class Results:
         compiled, checked, counted = self._records
         random = [r for r in random_races.shipped(self.entry) if self.gpu in (None, r.gpu)]
         past = load_past(self.gpu, self.entry, self.url, as_copy=True)
-        return pages(rows, counted, compiled, checked, random, past, doubt=plausibility.doubt)
+        runs = [r for r in engine_runs.shipped() if self.gpu in (None, r.gpu) and not self.entry]
+        return pages(rows, counted, compiled, checked, random, past, runs, doubt=plausibility.doubt)
 
     @cached_property
     def _records(
