@@ -142,6 +142,22 @@ def test_an_entry_of_ones_own_package_is_listed_and_passes_the_check() -> None:
     assert outcome["fuzz_examples"] > 0 and not outcome["failures"]
 
 
+def test_new_files_in_a_folder_of_ones_own_compile_in_every_language(tmp_path: Path) -> None:
+    options = ("--language", "cuda", "--language", "triton", "--language", "cute")
+    made = python(
+        "-m", "kernelcat", "new", "own_sum", "--folder", str(tmp_path), *options, "--json"
+    )
+    assert all((tmp_path / file).is_file() for file in json.loads(made.stdout)["files"])
+    inspect = [sys.executable, "-m", "kernelcat", "inspect", "own_sum", "--gpu", "h200", "--json"]
+    done = subprocess.run(inspect, capture_output=True, text=True, check=False,
+                          env={**os.environ, "KERNELCAT_ENTRIES": str(tmp_path)})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    reports = json.loads(done.stdout)
+    assert [report["implementation"] for report in reports] == [
+        f"own_sum/{language}/naive" for language in ("cuda", "triton", "cute")
+    ]
+
+
 def test_importing_the_package_adds_its_entry() -> None:
     code = (
         "import sys; sys.path[:0] = [FOLDER, TESTS]\n"

@@ -75,6 +75,12 @@ def cuda_root() -> Path:
     return paths.data("kernels") / "cuda"
 
 
+def cuda_file(name: str) -> Path:
+    """The CUDA source ``name`` (``gemm/wgmma.cu``) of the catalog, or of a user's entries."""
+    files = (folder / "cuda" / name for folder in paths.folders("kernels"))
+    return next((file for file in files if file.is_file()), cuda_root() / name)
+
+
 def cuda_files(path: Path) -> list[Path]:
     """``path`` and every catalog file that ``path`` includes, directly or not.
 
