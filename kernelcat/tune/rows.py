@@ -12,7 +12,8 @@ from kernelcat.bench.stats import median_interval, quantiles
 from kernelcat.catalog.digest import UNKNOWN
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.runtime import telemetry
-from kernelcat.store.measurement import MAX_QUANTILES, STATUSES, Kind, Measurement, now
+from kernelcat.store.fields import MAX_QUANTILES
+from kernelcat.store.measurement import STATUSES, Kind, Measurement, now
 from kernelcat.store.plausibility import doubt
 from kernelcat.store.races import SCREEN, SUSTAINED, newest_races
 from kernelcat.tune.candidate import Candidate
