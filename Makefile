@@ -1,5 +1,6 @@
 # make demo      the main job on this machine, set-up included
 # make test      lint, types and tests, set-up included
+# make docs      docs/ as a site, in build/docs; a link that leads nowhere fails
 # make campaign  every trial of the long tests, of which make test runs a twentieth
 # They need only Python 3.11+ and make.
 
@@ -21,7 +22,7 @@ endif
 # Tests that need a GPU run one after the other: they time kernels.
 PYTEST_PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
-.PHONY: setup demo test campaign format readme clean
+.PHONY: setup demo test campaign format readme docs clean
 
 setup: $(VENV)/.ready
 
@@ -57,6 +58,10 @@ format: setup
 readme: setup
 	$(BIN)/kernelcat leaderboard --readme README.md
 	$(BIN)/python -m kernelcat.call.documentation > kernelcat/call/typed.pyi
+
+docs: setup
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs
+	@echo build/docs/index.html
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

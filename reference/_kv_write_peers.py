@@ -1,15 +1,17 @@
-"""Peers of `kv_write`: its definition in torch, and FlashInfer."""
+"""Peers of `kv_write`, and what they share with `mla_kv_write`'s: torch, and FlashInfer."""
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from kernelcat import dtypes
 from kernelcat.errors import Unsupported
-from kernelcat.reference._flashinfer import import_flashinfer, page_lists
+from kernelcat.reference._flashinfer import PageLists, import_flashinfer, page_lists
 from kernelcat.reference._new_tokens import lengths, positions
 from kernelcat.reference._peers import import_torch
 
 
-def _rotate(torch, x, cos, sin, interleaved):
+def rotate(torch, x, cos, sin, interleaved):
     """x (tokens, heads, head_dim) by cos and sin (tokens, 1, rotary_dim / 2), in float32."""
     half = cos.shape[-1]
     pairs, rest = x.float().split((2 * half, x.shape[-1] - 2 * half), -1)
@@ -22,21 +24,45 @@ def _rotate(torch, x, cos, sin, interleaved):
     return torch.cat((rotated, rest), -1)
 
 
+def slots(torch, arrays, tokens: int, page_size: int):
+    """Position and page, each int64 (tokens,), of the new tokens."""
+    cu_q = arrays["cu_q"]
+    token = torch.arange(tokens, dtype=torch.int32, device=cu_q.device)
+    s = torch.searchsorted(cu_q, token, right=True) - 1
+    at = (arrays["kv_lens"][s] - cu_q[s + 1] + token).long()
+    return at, arrays["block_table"][s, at // page_size].long()
+
+
+class Appended(NamedTuple):
+    """New tokens in FlashInfer's form: sequence and position of each, int32, and page lists."""
+
+    sequences: Any
+    at: Any
+    pages: PageLists
+
+
+def appended(torch, problem, arrays) -> Appended:
+    """The new tokens of ``problem`` in FlashInfer's form, made on the device of ``arrays``."""
+    (q_lens, kv_lens), device = lengths(problem), arrays["cu_q"].device
+    owners = [s for s, q_len in enumerate(q_lens) for _ in range(q_len)]
+    return Appended(
+        torch.tensor(owners, dtype=torch.int32, device=device),
+        torch.tensor(positions(problem), dtype=torch.int32, device=device),
+        page_lists(arrays["block_table"], kv_lens, problem["page_size"], device),
+    )
+
+
 def torch_write():
     """The definition in torch's operators, fused by ``torch.compile``."""
     torch = import_torch("torch")
 
     @torch.compile(fullgraph=True, dynamic=False)
     def run(arrays, interleaved, page_scales):
-        cu_q, k_cache = arrays["cu_q"], arrays["k_cache"]
-        token = torch.arange(len(arrays["q"]), dtype=torch.int32, device=cu_q.device)
-        s = torch.searchsorted(cu_q, token, right=True) - 1
-        at = (arrays["kv_lens"][s] - cu_q[s + 1] + token).long()
-        size = k_cache.shape[1]
-        page = arrays["block_table"][s, at // size].long()
+        size = arrays["k_cache"].shape[1]
+        at, page = slots(torch, arrays, len(arrays["q"]), size)
         cos, sin = arrays["cos_sin"][at][:, None].chunk(2, -1)
-        arrays["q_out"].copy_(_rotate(torch, arrays["q"], cos, sin, interleaved))
-        k = _rotate(torch, arrays["k"], cos, sin, interleaved)
+        arrays["q_out"].copy_(rotate(torch, arrays["q"], cos, sin, interleaved))
+        k = rotate(torch, arrays["k"], cos, sin, interleaved)
         for name, x in (("k", k), ("v", arrays["v"].float())):
             cache = arrays[f"{name}_cache"]
             if f"{name}_scale" in arrays:
@@ -97,19 +123,15 @@ def flashinfer_write():
             raise Unsupported("FlashInfer is raced without scales, over a cache of k's type")
         if not problem["tokens"] * problem["heads"] * problem["rotary_dim"]:
             raise Unsupported("FlashInfer is not raced where tokens, heads or rotary_dim is 0")
-        (q_lens, kv_lens), device = lengths(problem), arrays["q"].device
-        lists = page_lists(arrays["block_table"], kv_lens, problem["page_size"], device)
-        owners = [s for s, q_len in enumerate(q_lens) for _ in range(q_len)]
-        sequences = torch.tensor(owners, dtype=torch.int32, device=device)
-        at = torch.tensor(positions(problem), dtype=torch.int32, device=device)
+        new = appended(torch, problem, arrays)
         k, caches = torch.empty_like(arrays["k"]), (arrays["k_cache"], arrays["v_cache"])
 
         def run():
-            angles = (arrays["cos_sin"], at, problem["style"] == "interleaved")
+            angles = (arrays["cos_sin"], new.at, problem["style"] == "interleaved")
             rope(arrays["q"], arrays["k"], arrays["q_out"], k, *angles)
             library.append_paged_kv_cache(
-                k, arrays["v"], sequences, at, caches, lists.indices, lists.indptr,
-                lists.last_page_len,
+                k, arrays["v"], new.sequences, new.at, caches, new.pages.indices,
+                new.pages.indptr, new.pages.last_page_len,
             )  # fmt: skip
 
         return run

@@ -29,6 +29,7 @@ from kernelcat.reference._new_tokens import (
     room_error,
     slots,
 )
+from kernelcat.reference._peers import peer_in
 from kernelcat.reference._rope import COS_SIN, POSITIONS, STYLE_DOC, STYLES, draw_cos_sin, rotate
 from kernelcat.reference._sequences import BATCH, INDICES, LENGTHS, TABLE_WIDTH
 from kernelcat.reference.flashmla import (
@@ -164,5 +165,9 @@ ENTRY = Entry(
     flops=_flops,
     bytes_moved=_bytes_moved,
     problems=_problems(),
+    peers=(
+        peer_in("_mla_kv_write_peers", "torch", "torch_write"),
+        peer_in("_mla_kv_write_peers", "flashinfer", "flashinfer_write"),
+    ),
     constraint=_constraint,
 )  # fmt: skip

@@ -191,5 +191,10 @@ ENTRY = Entry(
     bytes_moved=_bytes_moved,
     problems=_problems(),
     peers=(Peer("torch", torch_quantize),),
+    without_peer={
+        "*-swizzled": "torch's definition has linear scales only",
+        "*-rms": "torch's definition has no RMSNorm",
+        "*-training": "torch's definition has no Hadamard transform and no stochastic rounding",
+    },
     constraint=_constraint,
 )  # fmt: skip

@@ -18,12 +18,25 @@ from kernelcat.bench.stats import (
     decide,
     leader,
     median_interval,
+    quantiles,
     ratio_interval,
     ties,
 )
 
 times = st.floats(0.5, 1e6)
 samples = st.lists(times, min_size=1, max_size=60)
+
+
+@given(st.lists(times, min_size=1, max_size=200), st.integers(2, 40))
+def test_quantiles_ascend_from_the_least_to_the_largest_sample(values, count) -> None:
+    found = quantiles(values, count)
+    assert found == sorted(found) and set(found) <= set(values)
+    assert (found[0], found[-1]) == (min(values), max(values))
+    assert len(found) == min(len(values), count)
+
+
+def test_quantiles_of_many_samples_are_evenly_spaced() -> None:
+    assert quantiles(list(range(101)), 5) == [0, 25, 50, 75, 100]
 
 
 @given(samples, st.floats(0.5, 0.999))

@@ -12,7 +12,7 @@ from trees import Edit, Tree
 from kernelcat import catalog
 from kernelcat.catalog import digest, sample
 
-IMPLEMENTATIONS = [i for name in catalog.complete() for i in catalog.implementations(name)]
+IMPLEMENTATIONS = [i for name in catalog.names() for i in catalog.implementations(name)]
 
 
 def test_the_shipped_table_has_the_digests_of_the_current_sources() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,3 +233,53 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
             targets = ((page.parent / link.partition("#")[0]).resolve() for link in links(page))
             waiting += [target for target in targets if target.is_file()]
     assert set(PAGES) <= reached
+
+
+def test_pages_render_as_a_site_without_a_warning(tmp_path: Path) -> None:
+    (line,) = (line for line in (ROOT / "Makefile").read_text().splitlines() if "-m sphinx" in line)
+    words = shlex.split(line.replace("$(BIN)/python", sys.executable))
+    assert words[-1] == "build/docs" and "--fail-on-warning" in words
+    words[-1] = str(tmp_path / "site")
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for page in (ROOT / "docs").rglob("*.md"):
+        made = tmp_path / "site" / page.relative_to(ROOT / "docs").with_suffix(".html")
+        assert "<h1>" in made.read_text(), page
+
+
+def test_a_link_that_leads_nowhere_fails_the_site(tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "conf.py").write_text((ROOT / "docs" / "conf.py").read_text())
+    build = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", "-b", "html",
+             str(folder), str(tmp_path / "site")]  # fmt: skip
+    for link, code in (("#kernels", 0), ("#nothing", 1), ("missing.md", 1)):
+        (folder / "index.md").write_text(f"# kernels\n\n[A link]({link})\n")
+        done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+
+
+def test_every_environment_variable_is_in_the_table() -> None:
+    text = (ROOT / "docs" / "getting-started.md").read_text()
+    sources = (path.read_text() for path in (ROOT / "kernelcat").rglob("*.py"))
+    used = {name for source in sources for name in re.findall(r"KERNELCAT_[A-Z_]+", source)}
+    internal = {"KERNELCAT_COMPLETE", "KERNELCAT_NAME"}  # a shell's, and a pattern of names
+    table = text.partition("## Environment variables")[2]
+    assert {name for name in used - internal if f"`{name}`" not in table} == set()
+
+
+def test_the_table_of_versions_is_that_of_the_package_and_of_the_results() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    table = (ROOT / "docs" / "getting-started.md").read_text().partition("## Versions")[2]
+    needed = " ".join(project["dependencies"]
+                      + [line for extra in ("triton", "cute", "torch")
+                         for line in project["optional-dependencies"][extra]])  # fmt: skip
+    for package, words in (("nvidia-cuda-nvrtc", "13.0"), ("triton", "3.6"), ("torch", "2.11"),
+                           (r"nvidia-cutlass-dsl\[cu13\]", "4.8")):  # fmt: skip
+        assert re.search(rf"{package}>={words}", needed) and f"| {words} or newer" in table
+    assert project["requires-python"] == ">=3.11" and "| 3.11 or newer" in table
+    environments = [row.environment for row in shipped()]
+    drivers = {environment["driver"] for environment in environments}
+    assert all(driver in table for driver in drivers)
+    for compiler in ("nvrtc", "triton"):
+        assert all(e["compilers"][compiler] in table for e in environments)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+import real_rows
+from click.testing import CliRunner
 from rich.console import Console
 
 from kernelcat.catalog.digest import digest_of
+from kernelcat.cli import main
 from kernelcat.errors import InvalidArgument, StoreError, UnknownName
 from kernelcat.report.board import board, load, means
 from kernelcat.report.ladder import ladders
@@ -19,7 +24,7 @@ from kernelcat.report.page import to_html
 from kernelcat.report.readme import update_readme
 from kernelcat.report.render import table, to_json, to_markdown
 from kernelcat.runtime import environment
-from kernelcat.store import Measurement, Store
+from kernelcat.store import Measurement, Store, database
 
 ROW: dict[str, Any] = json.loads(Path(__file__).with_name("measurement.json").read_text())
 PEER = {"language": "peer", "config": {}, "source": ""}
@@ -318,3 +323,31 @@ def test_load_reads_shipped_and_local_rows(
     assert load("b200") == []
     with pytest.raises(StoreError, match="there is no tuning database"):
         load(url=str(tmp_path / "missing.sqlite3"))
+
+
+def test_a_long_history_costs_the_board_little_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = [row for row in real_rows.SHIPPED if row.entry == "gemm" and row.status == "passed"]
+    path, runs = tmp_path / "long.sqlite3", 5_000 // len(newest) + 1
+    with Store.open(path) as store:
+        store.add(
+            replace(row, run=f"run-{i}", created_at=f"2026-11-24T10:{i:02d}:00Z")
+            for i in range(runs)
+            for row in newest
+        )
+    read: list[object] = []
+    from_row = database.from_row
+    monkeypatch.setattr(database, "from_row", lambda row: read.append(row) or from_row(row))
+
+    def seconds(where: Path) -> float:
+        """Processor time of the board with the database ``where``, or without any."""
+        monkeypatch.setenv("KERNELCAT_DB", str(where))
+        start = time.process_time()
+        assert CliRunner().invoke(main, ["leaderboard"]).exit_code == 0
+        return time.process_time() - start
+
+    seconds(tmp_path / "none")  # imports
+    without, with_history = seconds(tmp_path / "none"), seconds(path)
+    assert len(read) <= len(newest)
+    assert with_history < 2 * without + 0.2

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from kernelcat.cli import main
-from kernelcat.report.site import Results, serve
+from kernelcat.report.site import Results, pages, serve, write
+from kernelcat.store import shipped
 
 REQUIRED = "KERNELCAT_BROWSER"
 """With the value ``required``, a test that finds no browser fails."""
@@ -128,9 +130,26 @@ def test_keys_reach_the_content_the_filter_and_the_table(page: Any) -> None:
     assert names == sorted(names, reverse=True)
 
 
-def test_every_plot_fits_the_screen_and_its_texts_do_not_leave_it(page: Any, folder: Path) -> None:
-    for name in ("entry-gemm.html", "entry-moe_mlp.html", "gpu-h200.html"):
-        page.goto((folder / name).as_uri())
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A site of two entries whose rows have samples, made up around their medians."""
+    rows = [
+        replace(row, quantiles_us=tuple(row.median_us * share for share in (0.99, 1.0, 1.02)))
+        for row in shipped()
+        if row.median_us and row.kind == "measured" and row.entry in ("gemm", "nvfp4_matmul")
+    ]
+    return write(tmp_path_factory.mktemp("sampled"), pages(rows))[0].parent
+
+
+def test_every_plot_fits_the_screen_and_its_texts_do_not_leave_it(
+    page: Any, folder: Path, sampled: Path
+) -> None:
+    with_samples = [sampled / name for name in ("entry-gemm.html", "entry-nvfp4_matmul.html")]
+    for path in with_samples:
+        assert "Distribution of the samples" in path.read_text(encoding="utf-8")
+    names = ("entry-gemm.html", "entry-moe_mlp.html", "gpu-h200.html")
+    for path in (*(folder / name for name in names), *with_samples):
+        page.goto(path.as_uri())
         cut = page.evaluate("""() => [...document.querySelectorAll("svg")].flatMap((svg) => {
           const frame = svg.getBoundingClientRect();
           return [...svg.querySelectorAll("text, rect, circle")].filter((part) => {
@@ -138,7 +157,9 @@ def test_every_plot_fits_the_screen_and_its_texts_do_not_leave_it(page: Any, fol
             return box.left < frame.left - 1 || box.right > Math.min(frame.right, innerWidth) + 1;
           }).map((part) => part.textContent || part.outerHTML);
         })""")
-        assert cut == [], name
+        assert cut == [], path
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= page.viewport_size["width"], path
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

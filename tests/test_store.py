@@ -58,8 +58,9 @@ def test_rows_are_read_back_unchanged(store: Store) -> None:
         measurement(**FAILED, detail="illegal address"),
         measurement(**predicted, run="model"),
         measurement(sqnr_db=20.5),
+        measurement(quantiles_us=[179.0, 180.0, 181.5]),
     ]
-    assert store.add(rows) == 4
+    assert store.add(rows) == 5
     assert store.rows() == rows
 
 

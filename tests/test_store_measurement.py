@@ -25,17 +25,18 @@ def measurement(**changes: Any) -> Measurement:
 
 
 def test_keys_are_those_of_the_shipped_format() -> None:
-    optional = ["detail", "sqnr_db", "winner"]
+    optional = ["detail", "sqnr_db", "winner", "quantiles_us"]
     assert [*ROW, *optional] == [field.name for field in dataclasses.fields(Measurement)]
 
 
-def test_detail_signal_and_winner_are_in_the_json_only_when_set() -> None:
-    assert not {"detail", "sqnr_db", "winner"} & measurement().to_json().keys()
+def test_optional_fields_are_in_the_json_only_when_set() -> None:
+    assert not {"detail", "sqnr_db", "winner", "quantiles_us"} & measurement().to_json().keys()
     assert (
         measurement(sqnr_db=0, winner=True).to_json().items()
         >= {"sqnr_db": 0, "winner": True}.items()
     )
     assert measurement(sqnr_db=17).to_json()["sqnr_db"] == 17.0
+    assert measurement(quantiles_us=(179, 181.5)).to_json()["quantiles_us"] == [179.0, 181.5]
     assert measurement(**FAILED, detail="hung").to_json()["detail"] == "hung"
 
 
@@ -68,6 +69,12 @@ def test_rows_of_every_kind_are_valid(changes: dict[str, Any]) -> None:
         ({"median_us": float("nan")}, "median_us=nan is out of range"),
         ({"max_error": float("inf")}, "max_error=inf is out of range"),
         ({"sqnr_db": float("nan")}, "sqnr_db=nan is out of range"),
+        ({"quantiles_us": []}, "quantiles_us=[] must be 1 to 32 ascending numbers"),
+        ({"quantiles_us": [1.0] * 33}, "must be 1 to 32 ascending numbers"),
+        ({"quantiles_us": [2.0, 1.0]}, "quantiles_us=[2.0, 1.0] must ascend"),
+        ({"quantiles_us": [1.0, None]}, "must be 1 to 32 ascending numbers"),
+        ({"quantiles_us": [float("nan")]}, "quantiles_us=nan is out of range"),
+        ({**PREDICTED, "quantiles_us": [1.0]}, "quantiles_us must be null: nothing was timed"),
         ({"median_us": -1.0}, "out of range"),
         ({"median_us": "180"}, "median_us='180' must be a number or null"),
         ({"power_w": True}, "power_w=True must be a number or null"),

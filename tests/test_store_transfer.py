@@ -71,6 +71,7 @@ def rows(draw: st.DrawFn) -> Measurement:
         created_at=f"{draw(st.datetimes(max_value=datetime(2026, 11, 20))).isoformat()}Z",
         sqnr_db=draw(st.none() | st.floats(-100, 100)),
         detail=draw(st.none() | st.text(max_size=40)),
+        quantiles_us=(low, median, high) if timed and draw(st.booleans()) else None,
     )  # fmt: skip
 
 
@@ -178,6 +179,30 @@ def test_an_export_onto_a_file_keeps_its_rows_that_the_database_lacks(
     assert export(store, path, gpu="h200", onto=path) == 2
     assert read_all(path) == [timed(99.0, **LATER), file_only]
     assert export(store, path, gpu="h200", onto=path) == 2
+
+
+def test_an_export_keeps_the_winners_of_earlier_races_in_the_history(
+    store: Store, tmp_path: Path
+) -> None:
+    path, kept = tmp_path / "h200.jsonl", tmp_path / "history" / "h200.jsonl"
+    peers = [timed(us, variant=name, language="peer", config={}) for us, name in
+             ((270.0, "slow"), (260.0, "fast"))]  # fmt: skip
+    screen = ROW["protocol"] | {"state": "screen"}
+    store.add([timed(250.0), timed(255.0, variant="second"), *peers, timed(209.0, protocol=screen)])
+    export(store, path, onto=None, history=kept)
+    assert read_all(kept) == []
+    store.add([timed(245.0, **LATER)])
+    export(store, path, onto=path, history=kept)
+    assert read_all(kept) == [timed(250.0), peers[1]]
+    export(store, path, onto=path, history=kept)
+    assert read_all(kept) == [timed(250.0), peers[1]]
+
+
+def test_a_case_that_was_found_wrong_is_no_winner_of_the_past(store: Store) -> None:
+    store.add([timed(250.0, variant="liar"), timed(255.0)])
+    assert [row.variant for row in store.best_rows()] == ["liar"]
+    store.add([measurement(**FAILED | {"status": "wrong"}, variant="liar", **LATER)])
+    assert [row.variant for row in store.best_rows()] == [timed(255.0).variant]
 
 
 def test_a_prediction_is_shipped_only_where_nothing_was_measured(

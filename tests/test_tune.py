@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 from campaign import seeds
@@ -115,6 +116,9 @@ def test_failures_are_recorded_do_not_stop_the_tune_and_are_not_tried_again(
     assert race.winner.config == {"kind": "fast"}
     assert [peer.variant for peer in race.peers] == ["host"]
     assert race.winner.samples == BLOCKS and race.winner.protocol["l2"] == "cold"
+    for row in race.measurements:
+        assert row.quantiles_us and len(row.quantiles_us) == BLOCKS
+        assert row.median_us == median(row.quantiles_us)
     assert {row.digest for row in store.rows()} == {row.digest for row in report.rows}
 
     (tmp_path / "loads").unlink()

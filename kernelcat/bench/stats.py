@@ -62,6 +62,18 @@ def _num_outside(n: int, confidence: float) -> int:
     return drop
 
 
+def quantiles(values: Sequence[float], count: int = 32) -> list[float]:
+    """The distribution of ``values`` in at most ``count`` ascending numbers.
+
+    All values, sorted, where there are so few; else values at equal steps of rank, of which the
+    first is the smallest and the last is the largest. ``count`` is at least 2.
+    """
+    ordered = sorted(values)
+    if len(ordered) <= count:
+        return ordered
+    return [ordered[round(i * (len(ordered) - 1) / (count - 1))] for i in range(count)]
+
+
 def ratio_interval(
     times: Sequence[float], baseline: Sequence[float], confidence: float = CONFIDENCE
 ) -> Interval:

@@ -7,6 +7,7 @@ Everything is plain data and text.
 
 from kernelcat.catalog.discovery import (
     INSTALL,
+    add_entries,
     complete,
     entry,
     implementation,
@@ -19,6 +20,7 @@ from kernelcat.catalog.discovery import (
 
 __all__ = [
     "INSTALL",
+    "add_entries",
     "complete",
     "entry",
     "implementation",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from functools import cache
 
 from kernelcat import paths
@@ -26,8 +27,25 @@ ahead: set[str] = set()
 
 @cache
 def names() -> tuple[str, ...]:
-    """Every entry's name, sorted. Reads one folder, imports nothing."""
-    return tuple(sorted(p.stem for p in paths.data("reference").glob("[a-z]*.py")))
+    """Every entry's name, sorted. Reads the folders of specifications, imports nothing."""
+    files = (path for folder in paths.folders("reference") for path in folder.glob("[a-z]*.py"))
+    return tuple(sorted({path.stem for path in files}))
+
+
+def add_entries(root: str | os.PathLike[str]) -> None:
+    """Let the catalog have a package's entries: ``reference/NAME.py``, ``kernels/LANGUAGE/NAME``.
+
+    The package calls this when it is imported, with its folder. A file that has the name of a
+    catalog file does not count. ``$KERNELCAT_ENTRIES`` does the same for the command line.
+
+    Raises
+    ------
+    InvalidArgument
+        ``root`` has no folder ``reference``.
+    """
+    paths.add(root)
+    for function in (names, complete, languages):
+        function.cache_clear()
 
 
 def entry(name: str) -> Entry:
@@ -58,12 +76,11 @@ def complete() -> tuple[str, ...]:
 @cache
 def languages(name: str) -> tuple[str, ...]:
     """The languages that entry ``name`` has kernel files in; imports nothing."""
-    root = paths.data("kernels")
+    files, roots = (f"{name}.py", f"{name}/__init__.py"), paths.folders("kernels")
     return tuple(
         language
         for language in LANGUAGES
-        if (root / language / f"{name}.py").is_file()
-        or (root / language / name / "__init__.py").is_file()
+        if any((root / language / file).is_file() for root in roots for file in files)
     )
 
 

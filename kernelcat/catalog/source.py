@@ -75,6 +75,12 @@ def cuda_root() -> Path:
     return paths.data("kernels") / "cuda"
 
 
+def cuda_file(name: str) -> Path:
+    """The CUDA source ``name`` (``gemm/wgmma.cu``) of the catalog, or of a user's entries."""
+    files = (folder / "cuda" / name for folder in paths.folders("kernels"))
+    return next((file for file in files if file.is_file()), cuda_root() / name)
+
+
 def cuda_files(path: Path) -> list[Path]:
     """``path`` and every catalog file that ``path`` includes, directly or not.
 
@@ -198,8 +204,10 @@ def python_file(module: str) -> Path | None:
         spec = importlib.util.find_spec(module)
         return Path(spec.origin) if spec and spec.origin else None
     _, folder, *parts = module.split(".")
-    base = paths.data(folder).joinpath(*parts)
-    candidates = (base.with_suffix(".py"), base / "__init__.py")
+    bases = (root.joinpath(*parts) for root in paths.folders(folder))
+    candidates = (
+        path for base in bases for path in (base.with_suffix(".py"), base / "__init__.py")
+    )
     return next((path for path in candidates if path.is_file()), None)
 
 

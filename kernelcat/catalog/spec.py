@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -274,6 +275,8 @@ class Entry:
         The problem fits into 60 GB with its copies, and at least one peer computes it.
     peers
         Implementations of others that are raced.
+    without_peer
+        Name of problems, in which ``*`` stands for any text -> why none of the peers computes them.
     signal
         Required ratio of signal to quantization noise, where inputs are quantized; or None.
     preconditions : what values of arrays must satisfy, in the order in which they are checked
@@ -294,6 +297,7 @@ class Entry:
     problems: Mapping[str, Problem] = field(default_factory=dict)
     random_problem: Callable[[Random], Problem] | None = None
     peers: tuple[Peer, ...] = ()
+    without_peer: Mapping[str, str] = field(default_factory=dict)
     constraint: Callable[[Problem], str | None] = lambda problem: None
     tolerance_axis: str = "dtype"
     signal: Signal | None = None
@@ -388,6 +392,11 @@ class Entry:
     def problem_name(self, problem: Problem) -> str | None:
         """The name of ``problem``, or None for a problem without a name."""
         return next((name for name, named in self.problems.items() if named == problem), None)
+
+    def why_no_peer(self, name: str) -> str | None:
+        """Why no peer computes the problem called ``name``; None where one may."""
+        reasons = self.without_peer.items()
+        return next((why for pattern, why in reasons if fnmatchcase(name, pattern)), None)
 
     def bucket(self, problem: Problem) -> Problem:
         """The problem with sizes rounded by the bucketing rules and without minor choices."""

@@ -36,6 +36,7 @@ _VERBS = {
     "lock": "ahead:lock",
     "receipts": "receipts:receipts",
     "leaderboard": "database:leaderboard",
+    "export": "exchange:export",
     "db": "database:db",
     "cache": "cache:cache",
     "moe": "moe:moe",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -169,12 +170,17 @@ def doctor(as_json: bool) -> None:
     show_default=True, help="Language of the first kernel; may be repeated.",
 )  # fmt: skip
 @click.option("--summary", default="The sum of two vectors.", help="What the entry computes.")
+@click.option("--folder", type=click.Path(path_type=Path, file_okay=False),
+              help="Write into this folder of your own package instead of a checkout of the "
+              "repository; KERNELCAT_ENTRIES then names it.")  # fmt: skip
 @as_json
-def new(name: str, languages: tuple[str, ...], summary: str, as_json: bool) -> None:
+def new(
+    name: str, languages: tuple[str, ...], summary: str, folder: Path | None, as_json: bool
+) -> None:
     """Write the files of a new entry.
 
-    They are a specification and a working kernel for each language. This needs a checkout of the
-    repository. The entry is marked as work in progress; remove the mark when the entry is complete.
+    They are a specification and a working kernel for each language. The entry is marked as work in
+    progress; remove the mark when the entry is complete.
 
     \b
     Example:
@@ -182,9 +188,10 @@ def new(name: str, languages: tuple[str, ...], summary: str, as_json: bool) -> N
     """
     from kernelcat.catalog import skeleton
 
-    paths = skeleton.write(name, languages, summary)
+    paths = skeleton.write(name, languages, summary, folder)
     if as_json:
         return emit({"entry": name, "files": [str(path) for path in paths]})
     for path in paths:
         echo(str(path))
-    echo(f"next: kernelcat check {name}, then docs/add-an-entry.md")
+    own = f"KERNELCAT_ENTRIES={folder} " if folder else ""
+    echo(f"next: {own}kernelcat check {name}, then docs/add-an-entry.md")

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from kernelcat.cli.group import Group
 from kernelcat.cli.options import as_json, database
 from kernelcat.cli.output import echo, emit, note_missing_database, show, write_csv
-from kernelcat.cli.upkeep import prune, stats
+from kernelcat.cli.upkeep import peers, prune, stats
 from kernelcat.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from kernelcat.report.site import Results
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -31,6 +27,7 @@ def db() -> None:
 
 db.add_command(stats)
 db.add_command(prune)
+db.add_command(peers)
 
 
 @db.command()
@@ -59,6 +56,7 @@ def path(url: str | None, as_json: bool) -> None:
     "--all", "everything", is_flag=True, help="Export every row, failures included, as a backup."
 )
 @click.option("--onto", type=FILE, help="Write this file's results too, unless they are older.")
+@click.option("--history", type=FILE, help="Keep the winners of earlier races in this file.")
 @as_json
 @database
 def export(
@@ -66,6 +64,7 @@ def export(
     gpu: str | None,
     everything: bool,
     onto: Path | None,
+    history: Path | None,
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -79,8 +78,12 @@ def export(
     """
     from kernelcat import store
 
+    if everything and history:
+        raise click.UsageError("--all has every race already: leave --history out")
     with store.Store.open(url, create=False) as opened:
-        rows = store.export(opened, file, gpu=gpu, shipped=not everything, onto=onto)
+        rows = store.export(
+            opened, file, gpu=gpu, shipped=not everything, onto=onto, history=history
+        )
     if as_json:
         return emit({"file": str(file), "rows": rows})
     echo(f"{file}: {rows} rows")
@@ -327,11 +330,8 @@ def leaderboard(
       kernelcat leaderboard --csv
     """
     from kernelcat import catalog
-    from kernelcat.report import documents
     from kernelcat.report.board import board, load
-    from kernelcat.report.page import to_html
     from kernelcat.report.render import table, to_csv, to_json, to_markdown
-    from kernelcat.report.site import Results
     from kernelcat.runtime import gpu as gpus
     from kernelcat.store import plausibility
 
@@ -340,17 +340,21 @@ def leaderboard(
     if serve and (html or readme or as_csv or markdown or as_json):
         raise click.UsageError("--serve goes with --gpu, --db and --port alone")
     if readme:
+        from kernelcat.report import documents
+
         documents.update(readme)
         return emit({"file": str(readme)}) if as_json else None
     name = catalog.entry(entry).name if entry else None
     sku = gpus.find(gpu).sku if gpu else None
     if serve:
-        return _serve_site(Results(sku, name, url), port)
+        return _serve_site((sku, name, url), port)
+    if html and html.suffix != ".html":
+        return _write_site(html, (sku, name, url), as_json)
     known = load(sku, name, regime, url)
     rows = board(known, sku, name, regime, state, problem, doubt=plausibility.doubt)
-    if html and html.suffix != ".html":
-        return _write_site(html, Results(sku, name, url), as_json)
     if html:
+        from kernelcat.report.page import to_html
+
         html.write_text(to_html(rows), encoding="utf-8")
         return emit({"file": str(html)}) if as_json else echo(str(html))
     if as_json:
@@ -367,19 +371,25 @@ def leaderboard(
         echo(f"{doubtful} results cannot be true and are left out: kernelcat db verify lists them.")
 
 
-def _write_site(folder: Path, results: Results, is_json: bool) -> None:
-    from kernelcat.report.site import write
+Selection = tuple[str | None, str | None, str | None]
+"""SKU, entry and database of a site: the arguments of :class:`kernelcat.report.site.Results`."""
 
+
+def _write_site(folder: Path, selection: Selection, is_json: bool) -> None:
+    from kernelcat.report.site import Results, write
+
+    results = Results(*selection)
     write(folder, results.pages(results.rows()))
     first = str(folder / "index.html")
     return emit({"file": first}) if is_json else echo(first)
 
 
-def _serve_site(results: Results, port: int) -> None:
+def _serve_site(selection: Selection, port: int) -> None:
     """Serve the site until the program is interrupted."""
+    from kernelcat.report.site import Results
     from kernelcat.report.site.serve import Site
 
-    with Site(results, port) as site:
+    with Site(Results(*selection), port) as site:
         echo(f"{site.url} shows these results until Ctrl-C.")
         try:
             site.serve_forever()

@@ -161,15 +161,13 @@ def record(entries: tuple[str, ...], jobs: int | None, as_json: bool) -> None:
 def digests(as_json: bool) -> None:
     """Write the table of digests, which saves digesting unchanged files.
 
-    Entries that are work in progress are left out.
-
     \b
     Example:
       kernelcat receipts digests
     """
     from kernelcat.catalog import digest
 
-    chosen = [i for name in catalog.complete() for i in catalog.implementations(name)]
+    chosen = [i for name in catalog.names() for i in catalog.implementations(name)]
     text = json.dumps(digest.table(chosen), indent=0, sort_keys=True)
     changed = not digest.table_path().exists() or digest.table_path().read_text() != f"{text}\n"
     digest.table_path().write_text(f"{text}\n")

@@ -1,4 +1,4 @@
-"""Verbs about the upkeep of a database: db stats, db prune."""
+"""Verbs about the upkeep of a database: db stats, db prune, db peers."""
 
 from __future__ import annotations
 
@@ -72,3 +72,24 @@ def prune(dry_run: bool, url: str | None, as_json: bool) -> None:
     sizes = "" if before is None or after is None or dry_run else (
         f", {before / 1e6:.1f} MB before and {after / 1e6:.1f} MB now")  # fmt: skip
     echo(f"{report.deleted} rows {verb}, {report.kept} kept{sizes}")
+
+
+@click.command()
+@as_json
+@database
+def peers(url: str | None, as_json: bool) -> None:
+    """List named problems that were measured without a peer, and why no peer computes them.
+
+    Results are shipped and local ones.
+
+    \b
+    Example:
+      kernelcat db peers
+    """
+    from kernelcat.report import missing_peers
+    from kernelcat.report.board import load
+
+    found = missing_peers.missing(load(url=url))
+    if as_json:
+        return emit(found)
+    show(missing_peers.sheet(found).console())

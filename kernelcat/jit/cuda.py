@@ -43,7 +43,8 @@ class CudaSource:
 
     Attributes
     ----------
-    path : the file, relative to ``kernels/cuda`` (``gemm/wgmma.cu``)
+    path : the file, relative to ``kernels/cuda`` (``gemm/wgmma.cu``) of the catalog or of a user's
+        entries
     kernel : NVRTC name expression (``kernelcat::gemm_wgmma<128, 256, 64>``); only that instance is
         compiled, so one file may hold templates for several architectures
     definitions : preprocessor macros, name and value
@@ -60,7 +61,7 @@ class CudaSource:
     @property
     def file(self) -> Path:
         """The file with its folder."""
-        return source.cuda_root() / self.path
+        return source.cuda_file(self.path)
 
     def place(self) -> str:
         return self.path

@@ -7,9 +7,9 @@ function on CPU arrays (`kernelcat.call.oracle`).
 import sys
 from types import ModuleType
 
-from kernelcat.paths import data
+from kernelcat.paths import folders
 
-__path__ = [str(data("reference"))]
+__path__ = [str(folder) for folder in folders("reference")]
 
 
 class _Package(ModuleType):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import exp, log
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernelcat import catalog
 from kernelcat.catalog.spec import Problem
@@ -16,14 +17,19 @@ from kernelcat.store import (
     Measurement,
     Race,
     decisive,
+    history,
     locate,
     newest_races,
     plausibility,
     shipped,
     tied,
 )
+from kernelcat.store.history import Past
 from kernelcat.store.races import Key, preference
 from kernelcat.verify import code_record
+
+if TYPE_CHECKING:
+    from kernelcat.store import Store
 
 TERA = 1e12
 
@@ -148,16 +154,41 @@ def load(
         for row in shipped()
         if gpu in (None, row.gpu) and entry in (None, row.entry) and regime in (None, row.regime)
     ]
-    location = locate(url)
-    if url is not None or location.path is None or location.path.exists():
-        from kernelcat.store import Store
-
-        with Store.open(url, create=False, as_copy=as_copy) as store:
+    with _database(url, as_copy) as store:
+        if store is not None:
             where = {"gpu": gpu, "entry": entry, "regime": regime}
             races = store.winners(**where)
             races += plausibility.sound(races, lambda: store.rows(**where, status="passed"))
             rows += {row.digest: row for race in races for row in race.measurements}.values()
     return rows
+
+
+def load_past(
+    gpu: str | None = None, entry: str | None = None, url: str | None = None, as_copy: bool = False
+) -> list[Measurement]:
+    """Winners and fastest peers of earlier races, shipped and local; arguments as of :func:`load`.
+
+    Raises
+    ------
+    StoreError
+        The database cannot be read, or ``url`` names one that is not there.
+    """
+    rows = [row for row in history.shipped(entry) if gpu in (None, row.gpu)]
+    with _database(url, as_copy) as store:
+        return rows if store is None else rows + store.best_rows(gpu, entry)
+
+
+@contextmanager
+def _database(url: str | None, as_copy: bool) -> Iterator[Store | None]:
+    """The open database; None where ``url`` is None and there is no database yet."""
+    location = locate(url)
+    if url is None and location.path is not None and not location.path.exists():
+        yield None
+        return
+    from kernelcat.store import Store
+
+    with Store.open(url, create=False, as_copy=as_copy) as store:
+        yield store
 
 
 def board(
@@ -204,7 +235,7 @@ def board(
     return sorted((row for row in rows if fnmatchcase(row.title, problem)), key=_sort_key)
 
 
-def in_catalog(race: Race) -> bool:
+def in_catalog(race: Race | Past) -> bool:
     """Whether the catalog has the race's entry, with the axes that it had in the race."""
     if race.key.entry not in catalog.names():
         return False

@@ -7,6 +7,7 @@
 - ``docs/predictions.md`` is made as a whole.
 - ``docs/results/ENTRY.md`` has a block ``results:ENTRY`` below what people wrote; a page that is
   missing begins with a title.
+- ``docs/results/README.md`` lists these pages, and is made as a whole.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def documents(docs: Path) -> dict[Path, str]:
         path = docs / "results" / f"{name}.md"
         text = path.read_text(encoding="utf-8") if path.exists() else _new_results(name)
         texts[path] = render_readme(text, rows)
+    texts[docs / "results" / "README.md"] = _index_of_results()
     path = docs / "entries" / "README.md"
     texts[path] = _fill_entries(support.fill(path.read_text(encoding="utf-8")))
     return texts
@@ -69,6 +71,19 @@ def update(readme: Path) -> None:
         for path, text in documents(docs).items():
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
+
+
+def _index_of_results() -> str:
+    """What the pages of results have, and a line for each page."""
+    lines = (
+        f"- [`{name}`]({name}.md): {catalog.entry(name).summary}" for name in catalog.complete()
+    )
+    return (
+        "# Results\n\nA page for each entry, made of `tuning_db/` by `make readme`: the winner of "
+        "every problem beside its peers, the ladder of variants, and the bytes that the hardware "
+        "counted. "
+        f"[How results are made](../{_HOW}) says what a number means.\n\n" + "\n".join(lines) + "\n"
+    )
 
 
 def _new_results(name: str) -> str:

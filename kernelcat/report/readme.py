@@ -19,7 +19,7 @@ from inspect import signature
 from pathlib import Path
 
 from kernelcat.errors import InvalidArgument
-from kernelcat.report import summary, traffic
+from kernelcat.report import missing_peers, summary, traffic
 from kernelcat.report.board import board
 from kernelcat.report.ladder import ladders, sheet
 from kernelcat.report.render import NOTHING, to_markdown
@@ -121,6 +121,9 @@ def _results(rows: Sequence[Measurement], entry: str) -> str:
         counted = _profile(mine, entry, gpu)
         if not counted.startswith(NOTHING):
             sections.append(f"## {name}, bytes that the hardware counted\n\n{counted}")
+    lines = missing_peers.markdown(mine)
+    if lines:
+        sections.append(f"## Without a peer\n\n{lines}")
     return "\n".join(sections) or f"{NOTHING}.\n"
 
 

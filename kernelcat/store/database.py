@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
@@ -28,7 +28,7 @@ from kernelcat.store.journal import Journal
 from kernelcat.store.location import VARIABLE, Location, locate
 from kernelcat.store.measurement import Measurement, canonical
 from kernelcat.store.models import from_row, measurements, to_row
-from kernelcat.store.newest import equal, newest_rows
+from kernelcat.store.newest import Values, best_rows, equal, newest_rows
 from kernelcat.store.races import Race, newest_races
 
 BUSY_S = 30.0
@@ -257,14 +257,27 @@ class Store:
         ``StoreError`` if the database cannot be read.
         """
         values = {"gpu": gpu, "entry": entry, "regime": regime}
+        return newest_races(self._of_races(newest_rows, values))
+
+    def best_rows(self, gpu: str | None = None, entry: str | None = None) -> list[Measurement]:
+        """The winner and the fastest peer of every race, old races included.
+
+        Raises ``StoreError`` if the database cannot be read.
+        """
+        return self._of_races(best_rows, {"gpu": gpu, "entry": entry})
+
+    def _of_races(
+        self, query: Callable[[Sequence[Connection], Values], list[Row[Any]]], values: Values
+    ) -> list[Measurement]:
+        """What ``query`` finds in this database and its layers."""
         stores = (self, *self.layers)
 
         def read() -> list[Row[Any]]:
             with ExitStack() as stack:
                 connections = [stack.enter_context(store._reading()) for store in stores]
-                return newest_rows(connections, values)
+                return query(connections, values)
 
-        return newest_races(self._measurements(self._retried(read)))
+        return self._measurements(self._retried(read))
 
     def valid_rows(
         self, check: Callable[[Measurement], None] = lambda row: None

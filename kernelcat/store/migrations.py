@@ -50,7 +50,13 @@ def add_origin(connection: Connection) -> None:
     connection.execute(text(f"ALTER TABLE {name} ADD COLUMN {column}"))
 
 
-MIGRATIONS: list[Migration] = [add_sqnr, add_winner, add_origin]
+def add_quantiles(connection: Connection) -> None:
+    """Add the column ``quantiles_us``; it is null in older rows."""
+    table = models.measurements.name
+    connection.execute(text(f"ALTER TABLE {table} ADD COLUMN quantiles_us TEXT"))
+
+
+MIGRATIONS: list[Migration] = [add_sqnr, add_winner, add_origin, add_quantiles]
 """``MIGRATIONS[n]`` takes a database from version ``n + 1`` to ``n + 2``. Append only.
 
 ``models`` creates a new database in the newest version. A change of ``models`` therefore needs a

@@ -58,6 +58,7 @@ measurements = Table(
     Column("detail", Text),
     Column("sqnr_db", Float(53)),
     Column("winner", Boolean, nullable=False, server_default=false()),
+    Column("quantiles_us", Text),
     Column("origin", String(MAX_CHARS), nullable=False, server_default=LOCAL),
 )
 
@@ -80,13 +81,17 @@ Index("kernelcat_by_run", measurements.c.run, measurements.c.entry)
 
 _ENCODED = ("problem", "config", "environment")
 """Fields that a column holds as canonical JSON."""
-_PLAIN = [name for name in FIELDS if name in measurements.c and name not in _ENCODED]
+_QUANTILES = "quantiles_us"
+"""A field that a column holds as JSON, or as NULL where it has no value."""
+_PLAIN = [name for name in FIELDS
+          if name in measurements.c and name not in (*_ENCODED, _QUANTILES)]  # fmt: skip
 """Fields that a column holds as they are."""
 
 
 def to_row(measurement: Measurement) -> dict[str, Any]:
     """Column values of a measurement."""
     low, high = measurement.ci_us or (None, None)
+    quantiles = measurement.quantiles_us
     return {name: getattr(measurement, name) for name in _PLAIN} | {
         "digest": measurement.digest,
         **{name: canonical(getattr(measurement, name)) for name in _ENCODED},
@@ -95,6 +100,7 @@ def to_row(measurement: Measurement) -> dict[str, Any]:
         "state": measurement.protocol["state"],
         "ci_low_us": low,
         "ci_high_us": high,
+        _QUANTILES: None if quantiles is None else canonical(quantiles),
         "origin": measurement.origin,
     }
 
@@ -110,11 +116,13 @@ def from_row(row: Row[Any]) -> Measurement:
         The row is not a valid measurement.
     """
     values = row._mapping
+    quantiles = values.get(_QUANTILES)
     measurement = Measurement(
         **{name: values[name] for name in _PLAIN if name in values},
         **{name: decode(values[name]) for name in _ENCODED},
         protocol={name: values[name] for name in ("regime", "l2", "state")},
         ci_us=None if values["ci_low_us"] is None else (values["ci_low_us"], values["ci_high_us"]),
+        quantiles_us=None if quantiles is None else decode(quantiles),
     )
     is_altered = measurement.digest != values["digest"]
     return brought(measurement, values.get("origin", UNKNOWN), is_altered)

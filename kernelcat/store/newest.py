@@ -66,6 +66,29 @@ def newest_rows(connections: Sequence[Connection], values: Values) -> list[Row[A
     return rows
 
 
+def best_rows(connections: Sequence[Connection], values: Values) -> list[Row[Any]]:
+    """The row of the winner and that of the fastest peer of every run of every subject.
+
+    The winner is the row that the tuner declared, else the fastest one. Cases that were ever found
+    wrong are left out, as in :func:`newest_rows`.
+    """
+    wrong: set[Name] = set()
+    for connection in connections:
+        wrong.update(_wrong_cases(connection, values))
+    is_peer = COLUMNS.language == PEER
+    group = (*(COLUMNS[name] for name in SUBJECT), COLUMNS.run, is_peer)
+    order = (COLUMNS.winner.desc(), COLUMNS.median_us, COLUMNS.id)
+    place = func.row_number().over(partition_by=group, order_by=order).label("place")
+    raced = (COLUMNS.status == "passed", COLUMNS.kind == "measured", *equal(values))
+    ranked = select(COLUMNS.id, place).where(*raced, is_peer | ~_is_wrong()).subquery()
+    statement = select(measurements).join(ranked, ranked.c.id == COLUMNS.id)
+    rows: list[Row[Any]] = []
+    for connection in connections:
+        _fill(connection, wrong)
+        rows += connection.execute(statement.where(ranked.c.place == 1)).all()
+    return rows
+
+
 def _wrong_cases(connection: Connection, values: Values) -> Iterator[Name]:
     """The cases that were found wrong, whatever the regime in which they were tried."""
     anywhere = {name: value for name, value in values.items() if name != "regime"}

@@ -16,6 +16,8 @@ UNKNOWN = "unknown"
 """An older kernelcat stored the row, and did not record its origin."""
 MAX_CHARS = 256
 """Characters of an origin. Any other origin is the file or the database that was imported."""
+DOUBT = "_doubt"
+"""Attribute in which a row keeps why it cannot be true; the reason depends on the origin."""
 
 
 def is_imported(origin: str) -> bool:
@@ -35,6 +37,7 @@ def brought(row: Measurement, origin: str, is_altered: bool = False) -> Measurem
     ``is_altered`` is whether the content differs from the digest that a database stores beside it.
     """
     row = copy(row)
+    vars(row).pop(DOUBT, None)
     object.__setattr__(row, "origin", origin)
     object.__setattr__(row, "is_altered", is_altered)
     return row

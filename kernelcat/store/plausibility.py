@@ -19,8 +19,8 @@ from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.dtypes import E2M1_MAX, E4M3_MAX
 from kernelcat.errors import InvalidArgument, MissingDependency, UnknownName
 from kernelcat.runtime import gpu as gpus
+from kernelcat.store import origin
 from kernelcat.store.measurement import Measurement
-from kernelcat.store.origin import SHIPPED
 from kernelcat.store.races import Key, Race, newest_races
 
 CLOCK_SKEW = timedelta(days=1)
@@ -54,11 +54,18 @@ def doubt(row: Measurement) -> str | None:
 
     A row of an entry, a variant or axes that the catalog does not have cannot be chosen, and only
     its date and its environment are checked. The dates of shipped rows are not compared with the
-    clock, which may be wrong.
+    clock, which may be wrong. The row keeps the answer: a table asks for it several times.
     """
+    if origin.DOUBT not in vars(row):
+        vars(row)[origin.DOUBT] = _doubt(row)
+    reason: str | None = vars(row)[origin.DOUBT]
+    return reason
+
+
+def _doubt(row: Measurement) -> str | None:
     if row.is_altered:
         return "the row was changed after it was stored: its digest is another"
-    if row.origin != SHIPPED and row.created_at > _latest():
+    if row.origin != origin.SHIPPED and row.created_at > _latest():
         return f"created_at={row.created_at} is in the future by this machine's clock"
     return _wrong_environment(row) or _contradiction(row)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelcat.errors import StoreError
+from kernelcat.store import history as history_of
 from kernelcat.store import origin
 from kernelcat.store.database import Store
 from kernelcat.store.lines import File, Refusals, read_all, write_lines
@@ -87,6 +88,7 @@ def export(
     gpu: str | None = None,
     shipped: bool = True,
     onto: str | Path | None = None,
+    history: str | Path | None = None,
 ) -> int:
     """Write measurements as JSON Lines in a stable order; returns the number of rows.
 
@@ -98,17 +100,25 @@ def export(
     shipped : True for ``tuning_db/``: the best configuration of each variant, and the peers, from
         the newest race of every problem. False for a backup: every row, failures included.
     onto : a file of results that are written too, where they are newer or of another problem
+    history : a file that also gets the winners and the fastest peers of races that the races in
+        ``path`` replace (:mod:`kernelcat.store.history`); what it has stays
 
     Raises
     ------
     StoreError
-        ``path`` cannot be written, or ``onto`` cannot be read or holds something else than results;
-        ``path`` is unchanged.
+        A file cannot be written, or ``onto`` or ``history`` cannot be read or holds something else
+        than results; ``path`` is unchanged.
     """
     if shipped:
         old = read_all(Path(onto)) if onto is not None else []
+        if history is not None:
+            past = read_all(Path(history)) if Path(history).exists() else []
+            past += [*old, *store.best_rows(gpu=gpu)]
         races = store.winners(gpu=gpu, regime=None)
         rows = reduce([*old, *(row for race in races for row in race.measurements)])
+        if history is not None:
+            replaced = sorted(history_of.replaced(past, rows), key=_sort_key)
+            _write(Path(history), write_lines(replaced))
     else:
         rows = store.rows(gpu=gpu)
     _write(Path(path), write_lines(sorted(rows, key=_sort_key)))

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from kernelcat.bench.stats import median_interval
+from kernelcat.bench.stats import median_interval, quantiles
 from kernelcat.catalog.digest import UNKNOWN
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.runtime import telemetry
+from kernelcat.store.fields import MAX_QUANTILES
 from kernelcat.store.measurement import STATUSES, Kind, Measurement, now
 from kernelcat.store.plausibility import doubt
 from kernelcat.store.races import SCREEN, SUSTAINED, newest_races
@@ -103,6 +104,7 @@ class Writer:
             "median_us": _rounded(interval.median),
             "ci_us": (_rounded(interval.low), _rounded(interval.high)),
             "samples": len(outcome.samples),
+            "quantiles_us": [_rounded(us) for us in quantiles(outcome.samples, MAX_QUANTILES)],
             "max_error": finite(outcome.max_error),
             "sqnr_db": finite(outcome.sqnr_db),
         }  # fmt: skip

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kernelcat import catalog
-from kernelcat.report.board import board
+from kernelcat.report.board import board, in_catalog
+from kernelcat.report.site import engine
 from kernelcat.report.site.entry import entry_page
 from kernelcat.report.site.markup import filename
 from kernelcat.report.site.numbers import numbers_page
 from kernelcat.report.site.overview import gpu_page, lines, overview_page
 from kernelcat.store import Measurement
+from kernelcat.store.engine_runs import EngineRun
+from kernelcat.store.history import past_races
 from kernelcat.store.random_races import RandomRaces
 from kernelcat.verify import code_record
 from kernelcat.verify.profiles import Profile
@@ -24,6 +27,8 @@ def pages(
     compiled: Iterable[tuple[str, str]] = (),
     checked: Iterable[tuple[str, str]] = (),
     random: Sequence[RandomRaces] = (),
+    history: Iterable[Measurement] = (),
+    engines: Sequence[EngineRun] = (),
     is_current: Callable[[Measurement], bool] = code_record.is_current,
     doubt: Callable[[Measurement], str | None] = lambda row: None,
 ) -> dict[str, str]:
@@ -35,6 +40,8 @@ def pages(
     compiled : entry and SKU of recorded machine code
     checked : entry and SKU of receipts that hold
     random : races on random problems
+    history : winners and peers of earlier races
+    engines : runs of the engine
     is_current : whether a row timed the code that runs today
     doubt : why a row cannot be true, or None; such a row is left out
     """
@@ -46,8 +53,18 @@ def pages(
         if doubt(measurement) is None:
             raced[measurement.entry].append(measurement)
             by_gpu[measurement.gpu].append(measurement)
+    past = defaultdict(list)
+    sound = (row for row in (*history, *measurements) if doubt(row) is None)
+    for race in past_races(sound):
+        if in_catalog(race):
+            past[race.winner.entry].append(race)
     listed = lines(rows, compiled, checked)
-    made = {"index.html": overview_page(listed), "numbers.html": numbers_page()}
+    made = {
+        "index.html": overview_page(listed, engine.FILE if engines else None),
+        "numbers.html": numbers_page(),
+    }
+    if engines:
+        made[engine.FILE] = engine.engine_page(engines)
     for gpu in sorted({line.gpu for line in listed}):
         mine = [line for line in listed if line.gpu == gpu]
         made[filename("gpu", gpu)] = gpu_page(gpu, mine, by_gpu[gpu])
@@ -55,7 +72,7 @@ def pages(
         counted = [profile for profile in profiles if profile.entry == name]
         drawn = [races for races in random if races.entry == name]
         made[filename("entry", name)] = entry_page(
-            name, by_entry[name], raced[name], counted, drawn, is_current
+            name, by_entry[name], raced[name], counted, drawn, past[name], is_current
         )
     return made
 

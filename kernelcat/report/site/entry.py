@@ -6,18 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from kernelcat import catalog
-from kernelcat.report import traffic
+from kernelcat.report import missing_peers, traffic
 from kernelcat.report.board import Row
 from kernelcat.report.entry_page import example
 from kernelcat.report.grid import grids
 from kernelcat.report.ladder import Ladder, ladders
 from kernelcat.report.ladder import sheet as ladder_sheet
 from kernelcat.report.site import plots
-from kernelcat.report.site.markup import link, page, sheet, text
+from kernelcat.report.site.history import history_part
+from kernelcat.report.site.markup import link, page, sheet, table, text
 from kernelcat.report.site.random_races import random_part
 from kernelcat.report.site.sources import sources
+from kernelcat.report.site.spread import spread_part
 from kernelcat.runtime.gpu import SKUS
 from kernelcat.store import Measurement
+from kernelcat.store.history import Past
 from kernelcat.store.measurement import REGIMES
 from kernelcat.store.random_races import RandomRaces
 from kernelcat.verify.profiles import Profile
@@ -29,9 +32,19 @@ def entry_page(
     measurements: Sequence[Measurement],
     profiles: Sequence[Profile],
     random: Sequence[RandomRaces],
+    past: Sequence[Past],
     is_current: Callable[[Measurement], bool],
 ) -> str:
-    """The page of the entry ``name``; ``rows`` are its lines of the board, of all GPUs."""
+    """The page of the entry ``name``.
+
+    Parameters
+    ----------
+    rows : its lines of the board, of all GPUs
+    measurements : the rows of its races
+    profiles, random, past : bytes that the hardware counted, races on random problems, and races
+        from old to new
+    is_current : whether a row timed the code that runs today
+    """
     entry = catalog.entry(name)
     parts = [f'<p class="lead">{text(entry.summary)}</p>\n']
     if entry.work_in_progress:
@@ -43,14 +56,16 @@ def entry_page(
     parts.append(f"<h2>How to call it</h2>\n<pre><code>{text(call)}</code></pre>\n")
     ordered = sorted(rows, key=lambda row: (row.gpu, REGIMES.index(row.regime)))
     for i, (section, group) in enumerate(groupby(ordered, key=lambda row: row.section)):
-        parts.append(_section(i, section[1], list(group)))
+        listed = list(group)
+        parts.append(_section(i, section[1], listed) + spread_part(i, listed, measurements))
     if not rows:
         parts.append("<p>Nothing measured yet.</p>\n")
+    parts.append(_without_peer(measurements))
     for i, each in enumerate(ladders(measurements, name, is_current=is_current)):
         parts.append(_ladder(i, each))
     for gpu in sorted({profile.gpu for profile in profiles}):
         parts.append(_bytes(gpu, [p for p in profiles if p.gpu == gpu]))
-    parts += [random_part(random), sources(name)]
+    parts += [history_part(past), random_part(random), sources(name)]
     return page(name, "".join(parts))
 
 
@@ -105,6 +120,19 @@ def _ratios(rows: Sequence[Row]) -> str:
         marks, [[(low, 1.0), (max(high, low * 1.01), 1.0)]],
         "Dots: ours is at least as fast. Rings: the peer is faster. The line is 1.", y_base=2,
     )  # fmt: skip
+
+
+def _without_peer(measurements: Sequence[Measurement]) -> str:
+    """A table of the problems without a peer and the reasons; empty where each has one."""
+    lines = [
+        (text(name), f'<span class="wide">{text(why)}</span>')
+        for why, names in missing_peers.by_reason(measurements).items()
+        for name in names
+    ]
+    made = table(
+        "unpeered", "Problems that were measured without a peer", ("problem", "why"), lines
+    )
+    return f"<h2>Without a peer</h2>\n{made}" if lines else ""
 
 
 def _ladder(number: int, ladder: Ladder) -> str:

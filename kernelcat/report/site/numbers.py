@@ -20,6 +20,11 @@ _PARTS = {
     "The roofline": "The longer of two times: minimum arithmetic at the GPU's peak rate, and "
     "minimum bytes at its peak bandwidth, both from the vendor's datasheet. A small problem is "
     "bound by the launch and stays far below it.",
+    "Samples": "A time is the median of one sample a block. Newer rows keep all samples, or 32 "
+    "quantiles of more, and a page shows those of the winner and of its fastest peer. Older rows "
+    "have the interval alone.",
+    "The winner over time": "A ratio of each race of a problem, from the first race on. Times of "
+    "two days are not compared: clocks, drivers and peers differ.",
     "Right before fast": "Each candidate is compared with an oracle on several seeds before it is "
     "timed, between guard bands of NaN. A wrong result is never timed.",
     "Ladders": "One race of all variants of an entry, from the simplest kernel on. The "

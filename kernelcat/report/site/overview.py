@@ -86,7 +86,9 @@ def _line(entry: str, gpu: str, rows: Sequence[Row], is_checked: bool) -> Line:
     )
 
 
-def overview_page(listed: Sequence[Line]) -> str:
+def overview_page(listed: Sequence[Line], engine: str | None = None) -> str:
+    """The first page; ``engine`` is the file of the engine's page, or None."""
+    speeds = f' Speeds of <a href="{engine}">the engine</a>.' if engine else ""
     gpus = ", ".join(link("gpu", gpu) for gpu in sorted({line.gpu for line in listed}))
     intro = (
         '<p class="lead">GPU kernels in CUDA C++, Triton and CuTe DSL, raced against other '
@@ -95,7 +97,7 @@ def overview_page(listed: Sequence[Line]) -> str:
     )
     return page(
         "Kernels and their peers",
-        f"{intro}<p>GPUs: {gpus or 'no results yet'}.</p>\n{_board(listed)}{_legend()}",
+        f"{intro}<p>GPUs: {gpus or 'no results yet'}.{speeds}</p>\n{_board(listed)}{_legend()}",
     )
 
 
@@ -115,7 +117,7 @@ def gpu_page(gpu: str, listed: Sequence[Line], measurements: Sequence[Measuremen
     others = f" {left_out} entries without a timed peer are left out." if left_out else ""
     plot = plots.bars(
         "Geometric mean of the ratios to the fastest peer",
-        [(name, (mean,), "") for mean, name in means],
+        [(name, (mean,), _progress(name)) for mean, name in means],
         caption=f"Longer is better. Left of the line, at 1, the peer is faster.{others}",
         mark=1.0,
     )
@@ -168,20 +170,30 @@ def _board(listed: Sequence[Line]) -> str:
 
 def _cells(line: Line) -> tuple[str, ...]:
     worst = min(line.ratios, key=lambda name: line.ratios[name]) if line.ratios else ""
-    progress = " (in progress)" if catalog.entry(line.entry).work_in_progress else ""
     stale = ' <abbr title="the sources changed since: measure again">stale</abbr>'
     return (
-        link("entry", line.entry) + progress,
+        f"{link('entry', line.entry)} {_progress(line.entry)}".strip(),
         link("gpu", line.gpu),
         f'<span class="state {line.state}">{_STATES[line.state][0]}</span>',
         ratio(line.mean),
         ratio(max(line.ratios.values(), default=None)),
         ratio(min(line.ratios.values(), default=None)),
         line.day + (stale if line.stale else ""),
-        str(line.problems or ""),
+        _of_named(line),
         str(len(line.ratios) or ""),
         text(worst),
     )
+
+
+def _progress(name: str) -> str:
+    return "(in progress)" if catalog.entry(name).work_in_progress else ""
+
+
+def _of_named(line: Line) -> str:
+    """The number of problems, and of how many named ones where some are left; empty for none."""
+    named = len(catalog.entry(line.entry).problems)
+    rest = f" of {named}" if line.problems < named else ""
+    return f"{line.problems}{rest}" if line.problems else ""
 
 
 def _legend() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import date
 from math import ceil, floor, log, log10
 from textwrap import wrap
 
@@ -70,20 +71,87 @@ def points(
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*corner) for corner in line))
         parts.append(f'<polyline class="axis" points="{path}"/>')
     for point in shown:
-        x, y = at(point.x, point.y)
-        parts.append(
-            f'<circle class="{"good" if point.good else "poor"}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
-            f"<title>{text(point.label)}</title></circle>"
-        )
+        parts.append(_mark(*at(point.x, point.y), point))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, x_title, "middle"))
-    parts.append(
-        f'<text transform="translate(16 {(HEIGHT - BOTTOM + TOP) / 2:.0f}) rotate(-90)" '
-        f'text-anchor="middle">{text(y_title)}</text>'
-    )
+    parts.append(_y_title(y_title))
     if len(shown) < len(marks):
         caption += f" Shown are the first {len(shown)} of {len(marks)} rows; the table has all."
     what = f"{len(shown)} points; {x_title} across, {y_title} up."
     return _figure(title, what, HEIGHT, parts, caption)
+
+
+def timeline(
+    title: str, y_title: str, series: Sequence[Sequence[Point]], caption: str = "", y_base: int = 2
+) -> str:
+    """A line for each of ``series`` over time, on a logarithmic axis, and a line at y = 1.
+
+    A point's x is a day's ordinal number, with the time of day as a fraction.
+    """
+    shown = [point for line in series for point in line][:MAX_POINTS]
+    first = floor(min(point.x for point in shown))
+    last = max(ceil(max(point.x for point in shown)), first + 1)
+    y_low, y_high = _powers([point.y for point in shown] + [1.0], y_base)
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across, up = (x - first) / (last - first), (log(y, y_base) - y_low) / (y_high - y_low)
+        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (
+            HEIGHT - TOP - BOTTOM
+        )
+
+    parts = []
+    step = max(1, ceil((last - first) / 4))
+    for day in range(first, last + 1, step):
+        x = at(day, 1.0)[0]
+        parts.append(_segment(x, TOP, x, HEIGHT - BOTTOM))
+        words = date.fromordinal(day).isoformat()
+        parts.append(_text(x, HEIGHT - BOTTOM + 18, words[5:], "middle"))
+    for power in range(y_low, y_high + 1):
+        y = at(first, float(y_base) ** power)[1]
+        parts.append(_segment(LEFT, y, WIDTH - RIGHT, y))
+        parts.append(_text(LEFT - 8, y + 4, f"{float(y_base) ** power:g}", "end"))
+    for line in series:
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(p.x, p.y) for p in line))
+        parts.append(f'<polyline class="trend" points="{path}"/>')
+    y = at(first, 1.0)[1]
+    parts.append(f'<polyline class="axis" points="{LEFT},{y:.1f} {WIDTH - RIGHT},{y:.1f}"/>')
+    parts += [_mark(*at(point.x, point.y), point) for point in shown]
+    days = f"{date.fromordinal(first)} to {date.fromordinal(last)}"
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, f"day, {days}", "middle"))
+    parts.append(_y_title(y_title))
+    what = f"{len(series)} lines of {len(shown)} points; days across, {y_title} up."
+    return _figure(title, what, HEIGHT, parts, caption)
+
+
+def strips(
+    title: str,
+    groups: Sequence[tuple[str, Sequence[tuple[str, Sequence[float], bool]]]],
+    caption: str = "",
+) -> str:
+    """Marks along a line for each contestant of a group; each group has its own scale.
+
+    A group is a label and its contestants: a name, ascending values, and whether the marks are
+    those of a peer.
+    """
+    parts, y = [], float(TOP)
+    for label, contestants in groups:
+        values = [value for _, found, _ in contestants for value in found]
+        low, high = min(values), max(values)
+        width = high - low or low * 0.01 or 1.0
+        for line in _wrapped(label):
+            parts.append(_text(0, y + 11, line, "start"))
+            y += _LABEL
+        for name, found, is_peer in contestants:
+            words = f"{name}: {figure(found[0])} to {figure(found[-1])} \u00b5s"
+            parts.append(f'<text class="dim" x="10" y="{y + 11}">{text(words)}</text>')
+            y += _LABEL
+            parts.append(_segment(10, y + 6, WIDTH - 10, y + 6))
+            for value in found:
+                x = 16 + (value - low) / width * (WIDTH - 32)
+                parts.append(f'<circle class="{"poor" if is_peer else "good"} many" cx="{x:.1f}" '
+                             f'cy="{y + 6}" r="4"/>')  # fmt: skip
+            y += _LABEL
+        y += 8
+    return _figure(title, f"Strips of {len(groups)} problems.", y + 4, parts, caption)
 
 
 def bars(
@@ -136,6 +204,21 @@ def _figure(title: str, what: str, height: float, parts: Sequence[str], caption:
         f"<figure><figcaption><b>{text(title)}.</b> {text(caption)}</figcaption>\n"
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{text(title)}. '
         f'{text(what)} The table below has the numbers.">\n{body}</svg></figure>\n'
+    )
+
+
+def _mark(x: float, y: float, point: Point) -> str:
+    """A dot or a ring, whose tip is the label."""
+    return (
+        f'<circle class="{"good" if point.good else "poor"}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
+        f"<title>{text(point.label)}</title></circle>"
+    )
+
+
+def _y_title(words: str) -> str:
+    return (
+        f'<text transform="translate(16 {(HEIGHT - BOTTOM + TOP) / 2:.0f}) rotate(-90)" '
+        f'text-anchor="middle">{text(words)}</text>'
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from kernelcat.report.board import load
+from kernelcat.report.board import load, load_past
 from kernelcat.report.site.build import pages
-from kernelcat.store import Measurement, plausibility, random_races
+from kernelcat.store import Measurement, engine_runs, plausibility, random_races
 from kernelcat.verify import code_record, profiles, receipts
 
 
@@ -30,7 +30,9 @@ class Results:
         """File name -> content of every page for ``rows``."""
         compiled, checked, counted = self._records
         random = [r for r in random_races.shipped(self.entry) if self.gpu in (None, r.gpu)]
-        return pages(rows, counted, compiled, checked, random, doubt=plausibility.doubt)
+        past = load_past(self.gpu, self.entry, self.url, as_copy=True)
+        runs = [r for r in engine_runs.shipped() if self.gpu in (None, r.gpu) and not self.entry]
+        return pages(rows, counted, compiled, checked, random, past, runs, doubt=plausibility.doubt)
 
     @cached_property
     def _records(

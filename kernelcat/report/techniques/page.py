@@ -62,7 +62,7 @@ def _overview() -> str:
 
 
 def _section(group: Group) -> str:
-    names = ", ".join(f"[{each.name}](#{each.slug})" for each in group.techniques)
+    names = ", ".join(f"[{_title(each)}](#{each.slug})" for each in group.techniques)
     return "\n\n".join((f"## {group.name}", names, *map(_technique, group.techniques)))
 
 
@@ -77,12 +77,17 @@ def _technique(technique: Technique) -> str:
         lines += [f"- {title}: {text}"] if text else []
     return "\n\n".join(
         (
-            f"### {technique.name}",
+            f"### {_title(technique)}",
             f"*{technique.state}.* {technique.explanation}{also}",
             "\n".join(lines),
             f"Source: {technique.source}.",
         )
     )
+
+
+def _title(technique: Technique) -> str:
+    """The name; its underscores do not make it bold."""
+    return technique.name.replace("_", "\\_")
 
 
 def _where(technique: Technique) -> str:

@@ -143,7 +143,7 @@ GROUP = Group(
                     "test_a_tune_tries_at_most_24_configurations_of_each_implementation"
                 ),
             ),
-            modules=("kernelcat/tune",),
+            modules=("kernelcat/tune/search.py",),
         ),
         Technique(
             "Triton warp specialization",
@@ -189,7 +189,7 @@ GROUP = Group(
                 Effect("gemm", "8192x5120x2880", "cute/wgmma", "peer/cublas"),
                 Instruction("HGMMA", ("gemm/cute/wgmma",)),
             ),
-            modules=("kernels/cute/common",),
+            modules=("kernels/cute/common/mainloop.py",),
         ),
     ),
 )
