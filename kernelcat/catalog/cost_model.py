@@ -59,7 +59,7 @@ def issue_us(instructions: float, gpu: Gpu, busy_sms: float | None = None) -> fl
 
 def row_share(row_bytes: int) -> float:
     """Share of the bandwidth that rows of ``row_bytes`` reach that lie scattered in memory."""
-    return row_bytes / (row_bytes + ROW_OVERHEAD_BYTES)
+    return 0.99 * row_bytes / (row_bytes + ROW_OVERHEAD_BYTES)
 
 
 def stream_us(

@@ -262,6 +262,7 @@ STRIDED_INSTRUCTIONS = 330
 ADDRESS_US = 0.4
 """Until a thread knows which row and which vectors are its own."""
 
+
 def _estimate_vectorized(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Memory, or for strided rows the instructions that find each vector's place.
 
