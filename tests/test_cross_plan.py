@@ -102,7 +102,7 @@ def test_what_does_not_fit_for_one_problem_is_not_tried_for_the_next() -> None:
                   spilling=[1])  # fmt: skip
     jobs = table.plan.jobs(1)
     table.plan.took(*next(jobs), SPILLS)
-    assert [(p == LARGE, c.config["n"]) for p, c in jobs] == [(True, 2)]
+    assert [(p == LARGE, c.config["n"]) for p, c in jobs] == [(False, 2), (True, 2)]
 
 
 def test_further_candidates_are_those_that_compiled_fast_elsewhere() -> None:
@@ -133,9 +133,9 @@ def test_an_untuned_b200_gets_a_kernel_that_its_tune_would_not_leave_out(name: s
 
 
 def predicted(gpu: str, us: float = 40.0, kind: str = "predicted") -> Choice:
-    implementation = catalog.implementation("gemm", "triton", "tma")
+    implementation = catalog.implementation("gemm", "cuda", "tma")
     config = implementation.default(LARGE, B200)
-    return Choice("gemm", gpu, LARGE, "triton", "tma", config, kind, us, "", "run", "local")
+    return Choice("gemm", gpu, LARGE, "cuda", "tma", config, kind, us, "", "run", "local")
 
 
 def test_a_gb200_borrows_the_predictions_of_a_b200_and_says_so() -> None:

@@ -122,8 +122,9 @@ def _compile(plan: Plan, goal: int, end: float, pool: CompilePool) -> None:
 def _until(
     end: float, jobs: Iterator[tuple[Problem, Candidate]]
 ) -> Iterator[tuple[Problem, Candidate]]:
-    for job in jobs:
-        if time.monotonic() > end:
+    """The jobs that begin before ``end``; the first one in any case."""
+    for number, job in enumerate(jobs):
+        if number and time.monotonic() > end:
             return
         yield job
 
