@@ -152,11 +152,11 @@ def _text(value: Any, depth: int, indent: str = "") -> str:
     """JSON with a line for each item of the outer ``depth`` levels."""
     if depth == 0 or not isinstance(value, dict | list) or not value:
         return json.dumps(value)
-    inner, is_list = indent + " ", isinstance(value, list)
-    named = [("", item) for item in value] if is_list else list(value.items())
-    items = (
-        inner + ("" if is_list else f"{json.dumps(name)}: ") + _text(item, depth - 1, inner)
-        for name, item in named
-    )
-    opening, closing = "[]" if is_list else "{}"
-    return f"{opening}\n" + ",\n".join(items) + f"\n{indent}{closing}"
+    inner = indent + " "
+    if isinstance(value, list):
+        items = [_text(item, depth - 1, inner) for item in value]
+    else:
+        items = [f"{json.dumps(k)}: {_text(v, depth - 1, inner)}" for k, v in value.items()]
+    opening, closing = "[]" if isinstance(value, list) else "{}"
+    lines = ",\n".join(inner + item for item in items)
+    return f"{opening}\n{lines}\n{indent}{closing}"

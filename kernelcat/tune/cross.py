@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 NUM_FITTING, MAX_FITTING = 4, 9
 """Configurations of an implementation that must compile and fit for a problem, without a budget and
 with one."""
-DEFAULT_BUDGET_S = 105.0
+DEFAULT_BUDGET_S = 95.0
 """Seconds after which nothing more is compiled where no budget is given."""
 MAX_SPILL_BYTES = 256
 """Bytes of spilled registers a thread up to which a kernel is ranked. On the H200 the fastest

@@ -185,12 +185,13 @@ def _illegal_split(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _spills(splits: bool, config: Config, problem: Problem, gpu: Gpu) -> bool:
-    """Whether Triton 3.6 spills 500 bytes of a thread's registers and more (compiled, not run)."""
-    if gpu.arch not in ("sm_100a", "sm_103a"):
+    """Whether Triton 3.6 spills hundreds of bytes of a thread's registers (compiled, not run)."""
+    block_m = config["block_m"]
+    if gpu.arch not in ("sm_100a", "sm_103a") or block_m == 16:
         return False
     if mla_row.is_packed(problem):
-        return config["block_m"] in ((32, 64) if splits else (32,))
-    return splits and config["block_m"] == 64
+        return bool(splits or block_m == 32)
+    return bool(splits if block_m == 64 else config["block_n"] >= 16 * config["warps"])
 
 
 def _unpromising(splits: bool, config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -200,7 +201,7 @@ def _unpromising(splits: bool, config: Config, problem: Problem, gpu: Gpu) -> st
     if block_m > 8 * config["warps"]:
         return f"{config['warps']} warps spill registers for {block_m} x {LATENT} accumulators"
     if _spills(splits, config, problem, gpu):
-        return f"tiles of {block_m} rows spill 500 bytes of a thread's registers on {gpu.arch}"
+        return f"tiles of {block_m} rows spill a thread's registers on {gpu.arch}"
     return None
 
 
