@@ -32,13 +32,14 @@ def builds(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0, **metadata: in
     """Replaces the compilers of a tune: a candidate takes ``seconds``. Returns the candidates."""
     built = []
 
-    def build(self, problem, candidates):
-        for candidate in candidates:
+    def build_each(self, candidates):
+        for problem, candidate in candidates:
             time.sleep(seconds)
             built.append((problem, candidate))
-            yield candidate, Built(({"registers": 32, **metadata},))
+            yield problem, candidate, Built(({"registers": 32, **metadata},))
 
-    monkeypatch.setattr(CompilePool, "build", build)
+    monkeypatch.setattr(CompilePool, "build_each", build_each)
+    monkeypatch.setattr(cross._Codes, "ready", lambda *_: None)  # whatever the cache holds
     return built
 
 
@@ -87,12 +88,14 @@ def test_the_command_line_refuses_a_budget_of_no_time(text: str) -> None:
 
 
 def test_an_interrupted_prediction_measured_nothing(store, monkeypatch) -> None:
-    def build(self, problem, candidates):
-        yield next(iter(candidates)), Built(({"registers": 32},))
+    builds(monkeypatch)
+
+    def build_each(self, candidates):
+        yield *next(iter(candidates)), Built(({"registers": 32},))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(CompilePool, "build", build)
-    with pytest.raises(Interrupted, match="1 predictions are kept") as caught:
+    monkeypatch.setattr(CompilePool, "build_each", build_each)
+    with pytest.raises(Interrupted, match=r"[1-9]\d* predictions are kept") as caught:
         predict(store)
     assert "measurement" not in str(caught.value)
 
@@ -165,19 +168,19 @@ def test_a_prediction_that_is_repeated_stores_nothing_again(store, monkeypatch) 
 
 def test_an_interrupted_prediction_goes_on_in_the_same_run(store, monkeypatch) -> None:
     complete = builds(monkeypatch)
-    build = CompilePool.build
+    build_each = CompilePool.build_each
 
-    def stops(self, problem, candidates):
-        for number, pair in enumerate(build(self, problem, candidates)):
+    def stops(self, candidates):
+        for number, built in enumerate(build_each(self, candidates)):
             if number == 3:
                 raise KeyboardInterrupt
-            yield pair
+            yield built
 
-    monkeypatch.setattr(CompilePool, "build", stops)
+    monkeypatch.setattr(CompilePool, "build_each", stops)
     with pytest.raises(Interrupted):
         predict(store, problems=["4096x4096x4096"])
     assert len(store.rows()) == 3
-    monkeypatch.setattr(CompilePool, "build", build)
+    monkeypatch.setattr(CompilePool, "build_each", build_each)
     predict(store, problems=["4096x4096x4096"])
     assert complete and len({row.run for row in store.rows()}) == 1
 

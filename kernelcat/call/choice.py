@@ -1,14 +1,16 @@
 """The choice of an implementation and a configuration for a problem on a GPU, with the reason.
 
 Where a lock is in use and has the problem, only the kernel of the lock serves. Otherwise the order
-is: the exact problem, measured on this SKU; a problem of the same bucket, measured on this SKU;
-either of them, measured on a sibling SKU (one with the same architecture); a prediction for this
-SKU; the winners of the nearest problems measured on this SKU; the implementations' defaults,
-highest rank first. Every offer is checked again. Passed over are rows that cannot be true, and
-configurations that are not of the space, whose result was found wrong, or that do not compile; the
-next offer serves. An unverified implementation serves only by name, or where no other serves. A
-configuration that is not worth a try (``unpromising``) serves only if it was measured for this very
-problem, by name, or where no other serves.
+is: the exact problem, measured on this SKU; a problem of the same bucket, measured on this SKU; the
+least time that the entry's calibrated model of this SKU predicts; either of the first two, measured
+on a sibling SKU (one with the same architecture); a prediction for this SKU, or for a sibling SKU;
+the winners of the nearest problems measured on this SKU; the implementations' defaults, highest
+rank first. An entry's model comes after the winners of the nearest problems, or does not serve at
+all, where its judgement says so (``kernelcat calibrate``). Every offer is checked again. Passed
+over are rows that cannot be true, and configurations that are not of the space, whose result was
+found wrong, or that do not compile; the next offer serves. An unverified implementation serves only
+by name, or where no other serves. A configuration that is not worth a try (``unpromising``) serves
+only if it was measured for this very problem, by name, or where no other serves.
 """
 
 from __future__ import annotations
@@ -17,17 +19,19 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import log2
 from typing import TYPE_CHECKING
 
 from kernelcat import catalog
+from kernelcat.call.calibrated import Prediction, predictions
+from kernelcat.call.known import Groups, groups
 from kernelcat.call.locking import NO_RULING, Ruling
 from kernelcat.catalog.implementation import LANGUAGES, Config, Implementation
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.errors import InvalidArgument, MissingDependency, UnknownName, Unsupported
 from kernelcat.runtime import gpu as gpus
 from kernelcat.runtime.gpu import Gpu
-from kernelcat.store.plausibility import why_no_problem
+from kernelcat.store import calibration
+from kernelcat.store.calibration import Calibrated
 from kernelcat.verify import receipts
 from kernelcat.verify.code_record import Case, is_todays
 
@@ -42,9 +46,6 @@ MEASURED_WHY = ("exact", "bucket", *FIXED_WHY)
 
 Attempt = tuple[str, str]
 """Name of an implementation, and canonical JSON of a configuration."""
-
-MAX_DISTANCE = 4.0
-"""Largest distance (:func:`_distance`) of a measured problem whose winner may serve."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,11 @@ class Considered:
 class Decision:
     """The implementation and the configuration that serve a problem.
 
-    ``why`` is ``exact``, ``bucket``, ``borrowed``, ``predicted``, ``nearest``, ``default``,
-    ``forced`` or ``locked``; ``evidence`` is the row of the database behind the decision, if there
-    is one. ``refuted`` is when a fixed configuration was found wrong, or None. ``ruling`` is what
-    the lock in use says.
+    ``why`` is ``exact``, ``bucket``, ``calibrated``, ``borrowed``, ``predicted``, ``borrowed
+    prediction``, ``nearest``, ``default``, ``forced`` or ``locked``; ``evidence`` is the row of the
+    database behind the decision, if there is one. ``predictions`` are those of the calibrated
+    model, the fastest first, where it was asked. ``refuted`` is when a fixed configuration was
+    found wrong, or None. ``ruling`` is what the lock in use says.
     """
 
     implementation: Implementation
@@ -121,6 +123,7 @@ class Decision:
     considered: tuple[Considered, ...] = ()
     refuted: str | None = None
     ruling: Ruling = NO_RULING
+    predictions: tuple[Prediction, ...] = ()
 
     @property
     def faults(self) -> list[Considered]:
@@ -159,6 +162,8 @@ class _Search:
     failed: Mapping[Attempt, str]
     refuted: Sequence[Measurement]
     ruling: Ruling = NO_RULING
+    model: Calibrated | None = None
+    predictions: list[Prediction] | None = None
     considered: dict[tuple[str, str, Config | None, str | None], Considered] = field(
         default_factory=dict
     )
@@ -196,8 +201,18 @@ class _Search:
             return None
         considered = tuple(self.considered.values())
         return Decision(
-            implementation, config, offer.why, offer.evidence, considered, refuted, self.ruling
-        )
+            implementation, config, offer.why, offer.evidence, considered, refuted, self.ruling,
+            tuple(self.predictions or ()),
+        )  # fmt: skip
+
+    def predicted(self, rule: str) -> Iterator[_Offer]:
+        """What the calibrated model offers if its rule is ``rule``, the fastest first."""
+        if self.model is None or self.model.rule != rule:
+            return
+        if self.predictions is None:
+            self.predictions = predictions(self.model, self.problem, self.gpu, self.pin.allows)
+        for each in self.predictions:
+            yield _Offer("calibrated", each.language, each.variant, each.config)
 
     def _fault(self, offer: _Offer, implementation: Implementation) -> str | None:
         """Why the row of an offer cannot be true, or its configuration is not of the space."""
@@ -255,6 +270,7 @@ def choose(
     failed: Mapping[Attempt, str] | None = None,
     refuted: Sequence[Measurement] = (),
     ruling: Ruling = NO_RULING,
+    models: Mapping[str, Calibrated] | None = None,
 ) -> Decision:
     """The implementation and configuration that serve ``problem`` on ``gpu``.
 
@@ -265,6 +281,7 @@ def choose(
     failed : configurations that could not be built -> reason, found by an earlier attempt
     refuted : rows whose results were found wrong
     ruling : what the lock in use says of the problem
+    models : entry -> its calibrated model; None stands for those of this SKU that are shipped
 
     Raises
     ------
@@ -272,7 +289,8 @@ def choose(
         No implementation serves; the message has the reason for each of them.
     """
     pin = pin or Pin()
-    search = _Search(entry, problem, gpu, pin, missing or {}, failed or {}, refuted, ruling)
+    model = (calibration.models(gpu.sku) if models is None else models).get(entry.name)
+    search = _Search(entry, problem, gpu, pin, missing or {}, failed or {}, refuted, ruling, model)
     for verified, promising in itertools.product((True, False), repeat=2):
         for offer in _offers(search, choices):
             decision = search.accept(offer, verified, promising)
@@ -291,48 +309,50 @@ def _offers(search: _Search, choices: Sequence[Choice]) -> Iterator[_Offer]:
     if pin.config is not None:
         yield _Offer("forced", str(pin.language), str(pin.variant), pin.config)
         return
-    for why, choice in _known(search, choices):
-        yield _Offer(why, choice.language, choice.variant, choice.config, choice)
+    known = groups(search.entry, choices)
+    yield from (_of_row(why, choice) for why, choice in _measured(search, known))
+    yield from search.predicted(calibration.MODEL)
+    for why, choice in _elsewhere(search, known):
+        yield _of_row(why, choice)
         if why == "nearest":  # where the configuration does not fit, the kernel's default may
             yield _Offer(why, choice.language, choice.variant, evidence=choice)
+    yield from search.predicted(calibration.NEAREST_THEN_MODEL)
     defaults = [i for i in _installed(search) if pin.allows(i.language, i.variant)]
     for each in sorted(defaults, key=lambda i: (-i.rank, LANGUAGES.index(i.language))):
         yield _Offer("default", each.language, each.variant)
 
 
-def _known(search: _Search, choices: Sequence[Choice]) -> Iterator[tuple[str, Choice]]:
-    """Pairs of a reason and a row of the database that may serve, most trustworthy first."""
-    entry, problem, gpu = search.entry, search.problem, search.gpu
-    bucket = entry.bucket(problem)
-    axes = set(entry.axis_names)  # rows of an older specification have other axes
-    allowed = [
-        choice
-        for choice in choices
-        if search.pin.allows(choice.language, choice.variant)
-        and choice.problem.values.keys() == axes
-        and why_no_problem(choice.problem) is None
-    ]
-    exact = [c for c in allowed if c.problem == problem]
-    bucketmates = [c for c in allowed if c.problem != problem and entry.bucket(c.problem) == bucket]
-    bucketmates.sort(key=lambda choice: _distance(entry, problem, choice.problem))
+def _of_row(why: str, choice: Choice) -> _Offer:
+    return _Offer(why, choice.language, choice.variant, choice.config, choice)
 
-    def rows(kind: str, among: list[Choice], sibling: bool = False) -> Iterator[Choice]:
-        """The rows of one kind that are of this SKU, or with ``sibling`` of a sibling SKU."""
-        for choice in among:
-            is_here = choice.gpu == gpu.sku
-            fits = not is_here and _are_siblings(choice.gpu, gpu) if sibling else is_here
-            if choice.kind == kind and fits:
-                yield choice
 
-    yield from (("exact", c) for c in rows("measured", exact))
-    yield from (("bucket", c) for c in rows("measured", bucketmates))
-    yield from (("borrowed", c) for c in rows("measured", exact + bucketmates, sibling=True))
-    yield from (("predicted", c) for c in rows("predicted", exact + bucketmates))
-    major = entry.major_choices(problem)
-    comparable = [c for c in allowed if entry.major_choices(c.problem) == major]
-    distances = [(_distance(entry, problem, c.problem), c) for c in comparable]
-    nearest = sorted((p for p in distances if p[0] <= MAX_DISTANCE), key=lambda pair: pair[0])
-    yield from (("nearest", c) for c in rows("measured", [c for _, c in nearest]))
+def _measured(search: _Search, known: Groups) -> Iterator[tuple[str, Choice]]:
+    """Pairs of a reason and a row of this SKU that was measured for the problem or its bucket."""
+    yield from (("exact", c) for c in _rows(search, "measured", known.exact(search.problem)))
+    mates = known.bucketmates(search.problem)
+    yield from (("bucket", c) for c in _rows(search, "measured", mates))
+
+
+def _elsewhere(search: _Search, known: Groups) -> Iterator[tuple[str, Choice]]:
+    """Pairs of a reason and a row of another SKU or problem, or a predicted one."""
+    problem = search.problem
+    both = [*known.exact(problem), *known.bucketmates(problem)]
+    yield from (("borrowed", c) for c in _rows(search, "measured", both, sibling=True))
+    yield from (("predicted", c) for c in _rows(search, "predicted", both))
+    borrowed = _rows(search, "predicted", both, sibling=True)
+    yield from (("borrowed prediction", c) for c in borrowed)
+    yield from (("nearest", c) for c in _rows(search, "measured", known.nearest(problem)))
+
+
+def _rows(
+    search: _Search, kind: str, among: Sequence[Choice], sibling: bool = False
+) -> Iterator[Choice]:
+    """The rows of one kind that are of this SKU, or with ``sibling`` of a sibling SKU."""
+    for choice in among:
+        is_here = choice.gpu == search.gpu.sku
+        fits = not is_here and _are_siblings(choice.gpu, search.gpu) if sibling else is_here
+        if choice.kind == kind and fits and search.pin.allows(choice.language, choice.variant):
+            yield choice
 
 
 def _are_siblings(sku: str, gpu: Gpu) -> bool:
@@ -343,12 +363,6 @@ def _are_siblings(sku: str, gpu: Gpu) -> bool:
         return gpus.find(sku).arch == gpu.arch
     except UnknownName:
         return False
-
-
-def _distance(entry: Entry, first: Problem, second: Problem) -> float:
-    """The sum over all sizes of ``|log2((first + 1) / (second + 1))|``."""
-    sizes = [axis.name for axis in entry.axes if not axis.values]
-    return sum(abs(log2((first[name] + 1) / (second[name] + 1))) for name in sizes)
 
 
 def _installed(search: _Search) -> Iterator[Implementation]:

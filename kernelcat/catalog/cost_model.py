@@ -31,6 +31,96 @@ def copy_us(bytes_moved: int, gpu: Gpu, efficiency: float = BANDWIDTH_EFFICIENCY
     return LAUNCH_US + bytes_moved / (gpu.bandwidth * efficiency) * 1e6
 
 
+START_US = 0.6
+"""From the launch of a kernel in a CUDA graph to its first load, and from its last store on."""
+LOAD_US = 0.8
+"""From a load that misses L2 to its value."""
+DEPENDENT_US = 0.3
+"""What a small kernel loses that begins only when the kernel before it has ended."""
+STREAM_EFFICIENCY = 0.89
+"""Share of the peak DRAM bandwidth that plain loads and stores of contiguous data reach."""
+SM_BYTES_PER_US = 75e3
+"""Bytes that one SM reads and writes in a microsecond while the others have nothing to do."""
+BLOCK_START_US = 0.074
+"""Microseconds of an SM to start a thread block; hidden where thread blocks run for longer."""
+ROW_OVERHEAD_BYTES = 20
+"""Bytes that memory could move in the time that it loses between two rows of a scattered array."""
+
+
+def issue_us(instructions: float, gpu: Gpu, busy_sms: float | None = None) -> float:
+    """Microseconds to issue ``instructions``, counted once for each thread that runs them.
+
+    A multiplication and addition counts as two operations in the peak rate of float32, and is one
+    instruction. Only ``busy_sms`` SMs have work; None stands for all.
+    """
+    share = 1.0 if busy_sms is None else max(busy_sms, 1.0) / gpu.sms
+    return instructions / (gpu.flops["float32"] / 2 * share) * 1e6
+
+
+def row_share(row_bytes: int) -> float:
+    """Share of the bandwidth that rows of ``row_bytes`` reach that lie scattered in memory."""
+    return 0.99 * row_bytes / (row_bytes + ROW_OVERHEAD_BYTES)
+
+
+def stream_us(
+    bytes_moved: int,
+    gpu: Gpu,
+    *,
+    blocks: int,
+    rounds: float = 1.0,
+    share: float = 1.0,
+    instructions: float = 0.0,
+    waits_us: float = 0.0,
+) -> float:
+    """Microseconds of a kernel that reads and writes contiguous data once.
+
+    It starts, waits for its first load, and then takes the longest of: DRAM, the busy SMs'
+    connections to L2, further loads one after another, instructions, and the start of thread
+    blocks.
+
+    Parameters
+    ----------
+    bytes_moved : bytes read plus bytes written
+    blocks : thread blocks
+    rounds : loads that are made one after another where an SM's threads stand
+    share : part of :data:`STREAM_EFFICIENCY` that the kernel's accesses reach
+    instructions : of all threads together, each thread's counted
+    waits_us : what a round waits for besides its load, which nothing hides (barriers, reductions)
+    """
+    busy = min(max(blocks, 1), gpu.sms)
+    bandwidth = min(gpu.bandwidth * STREAM_EFFICIENCY * share / 1e6, busy * SM_BYTES_PER_US)
+    flow_us = max(
+        bytes_moved / bandwidth,
+        (rounds - 1) * LOAD_US,
+        issue_us(instructions, gpu, busy),
+        blocks / gpu.sms * BLOCK_START_US,
+    )
+    return START_US + LOAD_US + flow_us + max(rounds, 1.0) * waits_us
+
+
+BARRIER_US, DESCRIPTOR_US = 0.2, 0.3
+"""Until the barriers of a ring of stages are ready; until a tensor map is fetched."""
+RING_SHARE, BOX_SHARE = 0.95, 0.935
+"""Shares of what plain loads reach: a ring loads and stores in turns; boxes have rows as well."""
+
+
+def ring_copy_us(
+    num_bytes: int, gpu: Gpu, *, tile_bytes: int, loads: float, per_sm: int, boxes: bool
+) -> float:
+    """Microseconds to copy ``num_bytes`` by TMA, tile after tile through rings in shared memory.
+
+    ``per_sm`` thread blocks on an SM have ``loads`` tiles each in flight. ``boxes`` are tiles of a
+    tensor map, the others contiguous bytes.
+    """
+    tiles = ceil(num_bytes / tile_bytes)
+    blocks = min(tiles, gpu.sms * per_sm)
+    ready_us = BARRIER_US + (DESCRIPTOR_US if boxes else 0.0)
+    return ready_us + stream_us(
+        2 * num_bytes, gpu, blocks=blocks, rounds=tiles / max(blocks * loads, 1),
+        share=BOX_SHARE if boxes else RING_SHARE,
+    )  # fmt: skip
+
+
 def tiled_gemm_us(
     m: int,
     n: int,

@@ -30,6 +30,7 @@ _VERBS = {
     "bench": "tuning:bench",
     "regret": "random_races:regret",
     "predict": "prediction:predict",
+    "calibrate": "prediction:calibrate",
     "ladder": "tuning:ladder",
     "profile": "profiling:profile",
     "build": "ahead:build",

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from kernelcat.cli.options import as_json
-from kernelcat.cli.output import emit, show
+from kernelcat.cli.output import echo, emit, show
 from kernelcat.errors import InvalidArgument
 
 
@@ -62,3 +62,47 @@ def predict(
     show(sheet(sku, found, state).console())
     for each in found if entries else ():
         show(races_sheet(each).console())
+
+
+@click.command()
+@click.argument("entries", metavar="[ENTRY]...", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="All entries.")
+@click.option("--gpu", default="h200", show_default=True, help="SKU with measured rows.")
+@click.option("--dry-run", is_flag=True, help="Write nothing.")
+@as_json
+def calibrate(
+    entries: tuple[str, ...], every: bool, gpu: str, dry_run: bool, as_json: bool
+) -> None:
+    """Fit the time models of ENTRY to the measured rows that come with the package.
+
+    Writes coefficients and portfolios to tuning_db/models, which calls read to serve problems that
+    nobody measured. The table has what each rule loses on problems that were left out of the fit.
+    Nothing runs.
+
+    \b
+    Example:
+      kernelcat calibrate paged_attn --dry-run
+      kernelcat calibrate --all --gpu h200
+    """
+    from kernelcat import catalog
+    from kernelcat.report.calibration_sheet import sheet
+    from kernelcat.runtime import gpu as gpus
+    from kernelcat.store.calibration import save
+    from kernelcat.tune.calibrate import calibrate as calibrated
+
+    if bool(entries) == every:
+        raise InvalidArgument("give entries, or --all")
+    sku = gpus.find(gpu).sku
+    names = catalog.names() if every else entries
+    found = [calibrated(catalog.entry(name), sku) for name in names]
+    models = {each.entry: each.model for each in found if each.model is not None}
+    if models and not dry_run:
+        file = save(sku, models)
+    if as_json:
+        return emit({name: model.to_json() for name, model in models.items()})
+    show(sheet(sku, models).console())
+    for each in found:
+        if each.why_not:
+            echo(f"{each.entry}: no model, {each.why_not}")
+    if models and not dry_run:
+        echo(f"written to {file}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kernelcat.call.calibrated import Prediction
 from kernelcat.call.choice import Considered, Decision
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Problem
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
 _WHY = {
     "exact": "measured for this problem on this GPU",
     "bucket": "measured for a problem of the same bucket on this GPU",
+    "calibrated": "the least time that this GPU's calibrated model predicts; not measured",
     "borrowed": "measured on another GPU of this architecture",
     "predicted": "ranked by the cost model; nothing was measured",
+    "borrowed prediction": "ranked by the cost model for another GPU of this architecture; "
+    "nothing was measured",
     "nearest": "won the nearest problem measured on this GPU; this problem was not measured",
     "default": "the implementation's default; nothing is known about this problem",
     "forced": "requested by name",
@@ -29,19 +33,26 @@ _WHY = {
 """Value of :attr:`Explanation.why` -> its meaning."""
 
 
+SHOWN_PREDICTIONS = 3
+"""Predictions that an explanation shows besides that of what serves."""
+
+
 @dataclass(frozen=True)
 class Explanation:
     """Which implementation serves a problem on a GPU, and why; ``print`` shows it as text.
 
     Attributes
     ----------
-    why : exact, bucket, borrowed, predicted, nearest, default, forced or locked
+    why
+        exact, bucket, calibrated, borrowed, predicted, borrowed prediction, nearest, default,
+        forced or locked
     evidence : the result that the decision rests on, or None
     considered : the candidates in order, each with the reason for its rejection, or None
     stale : whether the kernel runs other code today than was measured
     compiler : how today's compiler differs from the measurement's compiler, or None
     unverified : why the kernel is unverified, or None
     unlocked : why the lock in use does not decide, or None
+    predictions : what the calibrated model predicts, the fastest first, where it was asked
     """
 
     problem: Problem
@@ -55,6 +66,7 @@ class Explanation:
     compiler: str | None
     unverified: str | None
     unlocked: str | None = None
+    predictions: tuple[Prediction, ...] = ()
 
     @staticmethod
     def of(problem: Problem, gpu: Gpu, decision: Decision) -> Explanation:
@@ -71,6 +83,7 @@ class Explanation:
             compiler=None if evidence is None else _other_compiler(evidence),
             unverified=receipts.doubt(chosen),
             unlocked=decision.ruling.unlocked,
+            predictions=decision.predictions,
         )
 
     def __str__(self) -> str:
@@ -83,6 +96,8 @@ class Explanation:
             lines.append(f"  not locked: {self.unlocked}")
         if self.evidence is not None:
             lines.append(f"  evidence: {_result(self.evidence)}")
+        if self.why == "calibrated":
+            lines.append(f"  predicted: {_predicted(self)}")
         if self.stale:
             lines.append("  stale: the kernel runs other code than was measured; tune it again")
         if self.compiler:
@@ -104,6 +119,19 @@ def _is_todays(choice: Choice) -> bool:
 
 def _other_compiler(choice: Choice) -> str | None:
     return other_compiler(choice.language, choice.compilers)
+
+
+def _predicted(explanation: Explanation) -> str:
+    """The predicted time, and that of the fastest other configurations."""
+    chosen = explanation.implementation
+    served = (chosen.language, chosen.variant, explanation.config)
+    us = [p.us for p in explanation.predictions if p[1:] == served]
+    others = [p for p in explanation.predictions if p[1:] != served]
+    text = f"{us[0]:.4g} us, the least of {len(explanation.predictions)} configurations"
+    if others:
+        listed = (f"{p.language}/{p.variant} {p.us:.4g} us" for p in others[:SHOWN_PREDICTIONS])
+        text += f"; then {', '.join(listed)}"
+    return text
 
 
 def _settings(config: Config) -> str:

@@ -10,20 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log
 
-from kernelcat import catalog
 from kernelcat.call.choice import choose
-from kernelcat.catalog.implementation import Config
-from kernelcat.catalog.spec import Entry, Problem
+from kernelcat.catalog.spec import Entry
 from kernelcat.errors import Unsupported
+from kernelcat.report.calibration import REGIME, STATE, fit, geometric_mean, loss, raced
 from kernelcat.report.sheet import Sheet
 from kernelcat.runtime import gpu as gpus
-from kernelcat.store import lines, snapshot
-
-STATE, REGIME = "burst", "graph"
-Contestant = tuple[str, Config]
-"""Name of an implementation, and a configuration."""
+from kernelcat.store import calibration, lines, snapshot
 
 
 @dataclass(frozen=True)
@@ -47,12 +41,22 @@ class LeftOut:
     us: float | None
 
 
-def left_out(entry: Entry, sku: str) -> list[LeftOut]:
-    """One result for each problem of ``entry`` with shipped rows of ``sku``."""
+def left_out(entry: Entry, sku: str, rule: str | None = None) -> list[LeftOut]:
+    """One result for each problem of ``entry`` with shipped rows of ``sku``.
+
+    ``rule`` is one of ``calibration.RULES``, by default the one of the entry's shipped model. The
+    model is fitted anew without the rows that are left out.
+    """
     gpu, choices = gpus.find(sku), snapshot().choices(entry.name)
+    shipped, every = calibration.models(gpu.sku).get(entry.name), raced(entry, sku)
+    rule = rule or (shipped.rule if shipped else calibration.NEAREST)
     found = []
-    for problem, times in _times(entry, sku).items():
+    for problem, times in every.items():
         bucket, axes = entry.bucket(problem), problem.values.keys()
+        models = {}
+        if rule != calibration.NEAREST:
+            rest = {p: each for p, each in every.items() if entry.bucket(p) != bucket}
+            models[entry.name] = fit(entry, gpu, rest, rule)
         others = [
             choice
             for choice in choices
@@ -60,7 +64,7 @@ def left_out(entry: Entry, sku: str) -> list[LeftOut]:
         ]
         name, best_us = entry.problem_name(problem) or str(problem), min(times.values())
         try:
-            decision = choose(entry, problem, gpu, others)
+            decision = choose(entry, problem, gpu, others, models=models)
         except Unsupported:
             found.append(LeftOut(name, None, None, best_us, None, None))
             continue
@@ -76,26 +80,11 @@ def skus(entry: Entry) -> list[str]:
     return sorted({row.gpu for row in lines.shipped() if row.entry == entry.name})
 
 
-def _times(entry: Entry, sku: str) -> dict[Problem, dict[Contestant, float]]:
-    """Problem -> contestant -> microseconds, of rows that passed with configurations of today."""
-    spaces = {i.name: i for i in catalog.implementations(entry.name)}
-    times: dict[Problem, dict[Contestant, float]] = {}
-    for row in lines.shipped():
-        if (row.entry, row.gpu, row.regime, row.state) != (entry.name, sku, REGIME, STATE):
-            continue
-        name, config = f"{row.entry}/{row.language}/{row.variant}", Config(row.config)
-        is_known = name in spaces and spaces[name].why_not_in_space(config) is None
-        if is_known and row.median_us and set(row.problem) == set(entry.axis_names):
-            problem = Problem.of(entry.name, **row.problem)
-            times.setdefault(problem, {})[name, config] = row.median_us
-    return times
-
-
 def sheet(entry: str, sku: str, found: Sequence[LeftOut]) -> Sheet:
     """The table of ``found``, the largest losses first."""
-    ordered = sorted(found, key=lambda each: -_loss(each.variant_us, each.best_us))
-    variants = [_loss(each.variant_us, each.best_us) for each in found if each.variant_us]
-    configs = [_loss(each.us, each.best_us) for each in found if each.us]
+    ordered = sorted(found, key=lambda each: -loss(each.variant_us, each.best_us))
+    variants = [loss(each.variant_us, each.best_us) for each in found if each.variant_us]
+    configs = [loss(each.us, each.best_us) for each in found if each.us]
     return Sheet(
         f"{entry} on {sku}, each problem without the rows of its bucket",
         ("problem", "served by", "why", "best µs", "variant's best µs", "served µs"),
@@ -118,12 +107,8 @@ def sheet(entry: str, sku: str, found: Sequence[LeftOut]) -> Sheet:
     )
 
 
-def _loss(us: float | None, best_us: float) -> float:
-    return us / best_us if us else 1.0
-
-
-def _mean(losses: Sequence[float]) -> str:
+def _mean(losses: list[float]) -> str:
     if not losses:
         return "none raced"
-    mean = exp(sum(map(log, losses)) / len(losses))
-    return f"{mean - 1:.1%} in the mean of {len(losses)}, {max(losses) - 1:.1%} at worst"
+    mean, worst = geometric_mean(losses) - 1, max(losses) - 1
+    return f"{mean:.1%} in the mean of {len(losses)}, {worst:.1%} at worst"

@@ -254,8 +254,7 @@ def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
                 writer = Writer(entry, target.sku, report.run, environment, digests)
                 cross_tune(entry, target, implementations, problems, pool=pool, store=store,
                            writer=writer, progress=progress.line(), report=report,
-                           deadline=start + (float("inf") if options.budget_s is None
-                                             else options.budget_s))  # fmt: skip
+                           start=start, budget_s=options.budget_s)  # fmt: skip
         except KeyboardInterrupt:
             # Ctrl-C may have come after a row was stored and before it was added to the report.
             report.rows = max(report.rows, store.rows(run=report.run), key=len)

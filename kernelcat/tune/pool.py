@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -48,6 +49,7 @@ class CompilePool:
         self.local = threading.local()
         self.channels: set[Channel] = set()
         self.builds: set[object] = set()
+        self.seconds: dict[tuple[Problem, Candidate], float] = {}  # that each build took
         self.closed = False
 
     def build(
@@ -60,23 +62,34 @@ class CompilePool:
         Stopped
             The pool was closed.
         """
-        waiting, jobs = iter(candidates), dict[Future[Built | Failed], Candidate]()
+        for _, candidate, outcome in self.build_each((problem, c) for c in candidates):
+            yield candidate, outcome
+
+    def build_each(
+        self, candidates: Iterable[tuple[Problem, Candidate]]
+    ) -> Iterator[tuple[Problem, Candidate, Built | Failed]]:
+        """As :meth:`build`, for candidates of several problems.
+
+        ``candidates`` is asked for the next ones while the first are being compiled.
+        """
+        waiting = iter(candidates)
+        jobs = dict[Future[Built | Failed], tuple[Problem, Candidate]]()
         token = object()
         self.builds.add(token)
         try:
             while True:
                 share = max(1, QUEUE_PER_PROCESS * self.processes // len(self.builds))
-                for candidate in islice(waiting, max(0, share - len(jobs))):
-                    jobs[self.threads.submit(self._build, problem, candidate)] = candidate
+                for job in islice(waiting, max(0, share - len(jobs))):
+                    jobs[self.threads.submit(self._build, *job)] = job
                 if not jobs:
                     return
                 done = wait(jobs, return_when=FIRST_COMPLETED).done
                 first = next(job for job in jobs if job in done)
-                yield jobs.pop(first), first.result()
+                yield *jobs.pop(first), first.result()
         finally:
             self.builds.discard(token)
-            for job in jobs:
-                job.cancel()
+            for future in jobs:
+                future.cancel()
 
     def close(self) -> None:
         """Ends every child at once; threads that wait for a child get ``Stopped``."""
@@ -86,8 +99,10 @@ class CompilePool:
         self.threads.shutdown(wait=False)  # without cancelling: waiting jobs wake their threads
 
     def _build(self, problem: Problem, candidate: Candidate) -> Built | Failed:
-        request = Build(problem, candidate, self.gpu)
-        return tried_again(lambda patience: self._try(request, patience * self.timeout))
+        request, start = Build(problem, candidate, self.gpu), time.monotonic()
+        outcome = tried_again(lambda patience: self._try(request, patience * self.timeout))
+        self.seconds[problem, candidate] = time.monotonic() - start
+        return outcome
 
     def _try(self, request: Build, timeout: float) -> Built | Failed:
         if self.closed:

@@ -22,6 +22,10 @@ class Line(Protocol):
         """A problem with this number of candidates begins."""
         ...
 
+    def problems(self, count: int, candidates: int) -> None:
+        """``count`` problems begin together, with this number of candidates."""
+        ...
+
     def tried(self, candidate: Candidate, status: str, best_us: float | None) -> None:
         """A candidate was screened; ``best_us`` is the fastest time so far in microseconds."""
         ...
@@ -54,6 +58,9 @@ class Quiet:
         return self
 
     def problem(self, name: str, candidates: int) -> None:
+        pass
+
+    def problems(self, count: int, candidates: int) -> None:
         pass
 
     def tried(self, candidate: Candidate, status: str, best_us: float | None) -> None:
@@ -121,6 +128,10 @@ class BarLine:
         title = f"{self.title} {name} ({next(self.bars.started)}/{self.bars.problems})"
         self.bar.reset(self.task, total=candidates, description=title, best="", phase="")
 
+    def problems(self, count: int, candidates: int) -> None:
+        title = f"{self.title} {_problems(count)}"
+        self.bar.reset(self.task, total=candidates, description=title, best="", phase="")
+
     def tried(self, candidate: Candidate, status: str, best_us: float | None) -> None:
         self.num_failed += status != "passed"
         self.bar.update(self.task, advance=1,
@@ -169,6 +180,10 @@ class LinesOfGpu:
         number = f"{next(self.lines.started)} of {self.lines.problems}"
         self._write(f"problem {number}, {candidates} candidates")
 
+    def problems(self, count: int, candidates: int) -> None:
+        self.name, self.num_candidates, self.best = _problems(count), candidates, ""
+        self._write(f"{candidates} candidates")
+
     def tried(self, candidate: Candidate, status: str, best_us: float | None) -> None:
         self.num_tried += 1
         self.num_failed += status != "passed"
@@ -179,6 +194,7 @@ class LinesOfGpu:
         self._write_rarely(name)
 
     def finished(self, report: ProblemReport) -> None:
+        self.name = report.name
         results = [f"skipped, {report.skipped}"] if report.skipped else []
         results += [
             f"{' '.join(race)} {winner.summary()}" for race, winner in report.winners.items()
@@ -194,6 +210,10 @@ class LinesOfGpu:
     def _write(self, text: str) -> None:
         self.last = time.monotonic()
         print(printable(f"{self.title} {self.name}: {text}"), file=sys.stderr, flush=True)
+
+
+def _problems(count: int) -> str:
+    return "1 problem" if count == 1 else f"{count} problems"
 
 
 def default(entry: str, problems: int) -> Progress:

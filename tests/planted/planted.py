@@ -243,7 +243,7 @@ class Backend:
             raise CompileError("planted: syntax error", "the log")
         if config["kind"] == "never_compiles":
             hang({})
-        return [{"spill_bytes": 64 if config["kind"] == "slow" else 0, "registers": 32}]
+        return [{"spill_bytes": 640 if config["kind"] == "slow" else 0, "registers": 32}]
 
     def decide(self, entry, problem, gpu, failed):
         """The default of ``honest``."""

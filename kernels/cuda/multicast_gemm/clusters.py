@@ -6,8 +6,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from math import ceil
 
-from kernelcat.catalog.cost_model import L2_TO_DRAM, LAUNCH_US, TENSOR_EFFICIENCY, WAVE_LATENCY_US
-from kernelcat.catalog.implementation import Config, ConfigValue, Implementation, Program
+from kernelcat.catalog.cost_model import L2_TO_DRAM, LAUNCH_US, WAVE_LATENCY_US
+from kernelcat.catalog.implementation import (
+    CACHE_LINE,
+    Config,
+    ConfigValue,
+    Implementation,
+    Program,
+)
 from kernelcat.catalog.spec import Problem
 from kernelcat.runtime.gpu import Gpu
 
@@ -61,6 +67,12 @@ def slices(config: Config, transfer: str) -> tuple[int, int]:
     return block_m // cluster_n, block_n // cluster_m
 
 
+WGMMA_EFFICIENCY = 0.95
+"""Share of the tensor cores' peak that wgmmas reach whose operands are there in time."""
+STRADDLING = 1.35
+"""Reads from L2 for a byte where rows begin inside a cache line, so that boxes straddle lines."""
+
+
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     n, k = problem["N"], problem["K"]
     if k == 0 or k % 8 or n % 8:
@@ -83,7 +95,8 @@ def estimate(transfer: str, problem: Problem, config: Config, gpu: Gpu) -> float
         return LAUNCH_US
     flops = 2 * block_m * block_n * problem["K"]
     read_bytes = 2 * sum(slices(config, transfer)) * problem["K"]
-    math_us = flops / (gpu.flops[problem["dtype"]] * TENSOR_EFFICIENCY / gpu.sms) * 1e6
+    read_bytes *= STRADDLING if 2 * problem["K"] % CACHE_LINE else 1
+    math_us = flops / (gpu.flops[problem["dtype"]] * WGMMA_EFFICIENCY / gpu.sms) * 1e6
     l2_us = read_bytes / (gpu.bandwidth * L2_TO_DRAM / gpu.sms) * 1e6
     # wgmmas of larger tiles read less shared memory for the same products; copies between thread
     # blocks take bandwidth of shared memory, too.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.catalog.cost_model import copy_us
+from kernelcat.catalog.cost_model import stream_us
 from kernelcat.catalog.implementation import (
     Config,
     Implementation,
@@ -23,6 +23,11 @@ from kernelcat.reference.nvfp4_dequantize import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
 THREADS = 256
+INSTRUCTIONS = {"linear": 15, "swizzled": 18}
+"""Instructions of a thread for a code, by the layout of the scales."""
+RESIDENT_THREADS = 2048
+ROUND_US, WORD_US = 0.02, 0.05
+"""What a round of resident threads and what a word of a thread waits for."""
 WORD_CODES = 8
 """Codes in a word of 32 bits."""
 
@@ -84,9 +89,15 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _vectorized_us(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bandwidth grows with the bytes in flight, i.e. thread blocks of an SM times ``unroll``."""
-    in_flight = min(_num_blocks(problem, config) / gpu.sms, 8) * config["unroll"]
-    return copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * min(1.0, 0.4 + in_flight / 40))
+    """Memory; each round of resident threads begins anew, and each word of a thread takes turns."""
+    blocks, unroll = _num_blocks(problem, config), config["unroll"]
+    resident = RESIDENT_THREADS // THREADS
+    us = stream_us(
+        ENTRY.bytes_moved(problem), gpu, blocks=blocks, rounds=blocks / (gpu.sms * resident),
+        instructions=INSTRUCTIONS[problem["scale_layout"]] * problem["M"] * problem["K"],
+        waits_us=ROUND_US,
+    )  # fmt: skip
+    return us + WORD_US * unroll
 
 
 VECTORIZED = Implementation(

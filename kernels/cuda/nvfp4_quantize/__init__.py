@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.catalog.cost_model import copy_us
+from kernelcat.catalog.cost_model import stream_us
 from kernelcat.catalog.implementation import (
     Config,
     Float32,
@@ -16,7 +16,7 @@ from kernelcat.catalog.implementation import (
     Step,
 )
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.cuda.common.baseline import baseline, element_by_element_us
+from kernelcat.kernels.cuda.common.baseline import baseline
 from kernelcat.kernels.cuda.common.launch import MAX_BLOCKS, instance, why_no_grid
 from kernelcat.reference._fp4 import block_of
 from kernelcat.reference.nvfp4_quantize import ENTRY
@@ -158,25 +158,40 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 # ---- which one without measuring ---------------------------------------------------------------
 
-_SATURATING_BYTES = 85e3
-"""Bytes in flight on an SM that saturate memory."""
+_INSTRUCTIONS, _RMS_INSTRUCTIONS, _ROUNDING_INSTRUCTIONS = 19.5, 25, 5
+"""Instructions of a thread for an element; with RMSNorm; those of random rounding in addition."""
+_NAIVE_INSTRUCTIONS = {"nvfp4": 37.5, "mxfp4": 71}
+"""The same of the baseline: a thread has a whole block, of 16 elements or of 32."""
+_ROUND_US, _WARP_US = 0.02, 0.03
+"""What a round of resident thread blocks waits for; a warp at the barriers of a row's sum."""
 
 
 def _vectorized_us(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bandwidth grows with the bytes that resident threads have in flight.
+    """Memory or instructions, and the sums of whole rows, which nothing hides.
 
-    Registers limit the resident threads. Options cost instructions, some of them once a thread.
+    Registers limit the resident threads.
     """
-    threads, unroll = config["threads"], config["unroll"]
+    threads, blocks = config["threads"], _main_blocks(problem, config)
     is_linear = not (problem["rms_norm"] or _is_swizzled(problem))
-    ahead = min(unroll, 2 if is_linear else 4)
-    resident_threads = min(
-        _main_blocks(problem, config) / gpu.sms * threads, 2048, 65536 / (40 + VECTOR * ahead)
+    ahead = min(config["unroll"], 2 if is_linear else 4)
+    resident = max(1, min(2048, 65536 // (40 + VECTOR * ahead)) // threads)
+    per_element = _RMS_INSTRUCTIONS if problem["rms_norm"] else _INSTRUCTIONS
+    per_element += _ROUNDING_INSTRUCTIONS * problem["stochastic"]
+    waits_us = _ROUND_US + 1e-5 * threads
+    us = stream_us(
+        ENTRY.bytes_moved(problem), gpu, blocks=blocks, rounds=blocks / (gpu.sms * resident),
+        instructions=per_element * problem["M"] * problem["K"], waits_us=waits_us,
+    )  # fmt: skip
+    return us + (_WARP_US * threads / 32 if problem["rms_norm"] else 0.0)
+
+
+def _naive_us(problem: Problem, config: Config, gpu: Gpu) -> float:
+    elements = problem["M"] * problem["K"]
+    blocks = ceil(problem["M"] * 32 / NAIVE_THREADS)
+    per_element = _NAIVE_INSTRUCTIONS[problem["format"]] * (1.5 if problem["stochastic"] else 1.0)
+    return stream_us(
+        ENTRY.bytes_moved(problem), gpu, blocks=blocks, instructions=per_element * elements
     )
-    in_flight = resident_threads * ahead * 2 * VECTOR
-    slow = 0.95 - 0.4 / unroll if problem["stochastic"] else 0.85 if problem["rms_norm"] else 1.0
-    share = 0.85 * slow * min(1.0, 0.7 + 0.3 * in_flight / _SATURATING_BYTES)
-    return copy_us(ENTRY.bytes_moved(problem), gpu, share) + 1e-3 * threads / 128
 
 
 VECTORIZED = Implementation(
@@ -198,7 +213,7 @@ NAIVE = baseline(
     "nvfp4_quantize",
     "a warp for each row, a thread for each block of scales, element by element",
     _naive,
-    element_by_element_us(ENTRY.bytes_moved),
+    _naive_us,
 )
 
 IMPLEMENTATIONS = (NAIVE, VECTORIZED)

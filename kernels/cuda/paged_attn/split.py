@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from kernelcat import dtypes
-from kernelcat.catalog.cost_model import L2_TO_DRAM, LAUNCH_US, copy_us
+from kernelcat.catalog.cost_model import L2_TO_DRAM, LAUNCH_US, issue_us, row_share
 from kernelcat.catalog.implementation import Config, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
@@ -22,7 +22,9 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
     span,
     token_bytes,
 )
-from kernelcat.reference._kv_cache import NVFP4, SCALED, cache_row
+from kernelcat.reference._kv_cache import FP8, NVFP4, SCALED, cache_row
+from kernelcat.reference._sequences import tokens_read
+from kernelcat.reference.paged_attn import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
 MAX_STAGES = 6
@@ -32,6 +34,13 @@ TILE_US, TOKEN_US = 0.6, 0.012
 """Microseconds of a thread block for a KV tile, and of a warp for each of its tokens."""
 ROW_TILE_US = 1.5
 """Microseconds that a thread block loses between two row tiles."""
+
+SPLIT_US = 6.0
+"""Until thread blocks know their ranges, and from the last partial result to the merged one."""
+INSTRUCTIONS = {FP8: (950, 6.8), NVFP4: (820, 5.8)}
+"""Instructions of a thread for a cached token of a head, and for each of its elements."""
+SOFTMAX_INSTRUCTIONS, MMA_EFFICIENCY = 22, 0.35
+"""The same for a score of a tile of many rows; part of the peak that its products reach."""
 
 SPACE = {
     "block_m": (16, 64, 128),
@@ -175,32 +184,45 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """The longest of DRAM, L2, tensor cores and latency, then what changes of row tiles cost."""
+    """The longest of DRAM, L2, work and latency, then ranges, changes of row tiles and merges."""
     if num_rows(problem) == 0:
         return LAUNCH_US
     plan = Plan.of(config, problem)
     rows = _rows(problem, q_len(problem))
     row_tiles = problem["batch"] * problem["kv_heads"] * ceil(rows / plan.block_m)
     queries = min(ceil(plan.block_m * q_len(problem) / rows), q_len(problem))
-    kv_tiles = ceil(span(problem, queries) / plan.block_n)  # of a row tile
+    tokens = span(problem, queries) * _filled(problem)  # of a row tile
+    kv_tiles = ceil(tokens / plan.block_n)
     blocks = gpu.sms * plan.blocks_per_sm
-    block_tiles = ceil(row_tiles * kv_tiles / blocks)
-    tiles = block_tiles * blocks  # as long as the slowest thread block takes
-    l2_bytes = tiles * plan.stage_bytes
-    tokens = problem["batch"] * problem["kv_heads"] * span(problem, q_len(problem))
-    dram_bytes = tokens * token_bytes(problem)
+    block_tiles = row_tiles * kv_tiles / blocks
     in_flight = plan.blocks_per_sm * (plan.num_stages(gpu) - 1) * plan.stage_bytes
-    busy = min(1.0, 0.3 + 0.7 * in_flight / BYTES_IN_FLIGHT)
-    efficiency = 0.55 if plan.block_m > 16 else 0.3
-    flops = 4 * tiles * plan.block_m * plan.block_n * plan.head_dim
-    math_us = flops / (gpu.flops[problem["dtype"]] * efficiency) * 1e6
-    l2_us = l2_bytes / (gpu.bandwidth * L2_TO_DRAM * busy) * 1e6
+    flow = min(1.0, 0.3 + 0.7 * in_flight / BYTES_IN_FLIGHT)
+    share = row_share(token_bytes(problem) // 2)
+    dram_us = ENTRY.bytes_moved(problem) / (gpu.bandwidth * flow * share) * 1e6
+    l2_bytes = row_tiles * kv_tiles * plan.stage_bytes
+    l2_us = l2_bytes / (gpu.bandwidth * L2_TO_DRAM * flow) * 1e6
     token_us = TOKEN_US * plan.tokens_per_warp * plan.head_dim / 128
-    latency_us = block_tiles * (TILE_US + token_us)
+    latency_us = ceil(block_tiles) * (TILE_US + token_us)
     border_us = (1 + block_tiles / kv_tiles) * ROW_TILE_US / plan.blocks_per_sm
-    merge_us = min(blocks / row_tiles, kv_tiles) * 0.05
-    dram_us = copy_us(dram_bytes, gpu, 0.9 * busy)
-    return max(dram_us, math_us, l2_us, latency_us) + border_us + merge_us
+    work_us = _work_us(plan, row_tiles * tokens, problem, gpu)
+    return max(dram_us, l2_us, latency_us, work_us) + border_us + SPLIT_US
+
+
+def _filled(problem: Problem) -> float:
+    """Tokens of the drawn sequences over those for which their tables have room."""
+    room = problem["batch"] * span(problem, q_len(problem))
+    return min(1.0, tokens_read(problem) / max(room, 1))
+
+
+def _work_us(plan: Plan, tokens: float, problem: Problem, gpu: Gpu) -> float:
+    """Products and softmax of whole tiles, or of few rows the instructions for each token."""
+    if plan.block_m > 16:
+        scores = tokens * plan.block_m
+        flops = 4 * scores * plan.head_dim
+        math_us = flops / (gpu.flops[problem["dtype"]] * MMA_EFFICIENCY) * 1e6
+        return math_us + issue_us(SOFTMAX_INSTRUCTIONS * scores, gpu)
+    fixed, per_element = INSTRUCTIONS.get(problem["kv_dtype"], (600, 1.0))
+    return issue_us(tokens * (fixed + per_element * 2 * plan.head_dim), gpu)
 
 
 IMPLEMENTATION = Implementation(

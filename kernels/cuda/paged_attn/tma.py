@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, LAUNCH_US, WAVE_LATENCY_US
+from kernelcat.catalog.cost_model import LAUNCH_US, WAVE_LATENCY_US, row_share
 from kernelcat.catalog.implementation import Config, Implementation, Int32, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
@@ -191,8 +191,9 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     ring = config["num_warps"] * _num_stages(problem, config, gpu) * _stage_bytes(problem, config)
     flow = min(1.0, (per_sm * ring / BYTES_IN_FLIGHT) ** 0.5)
     # Small KV tiles wait and vote more often.
-    tile_efficiency = 1 - 2 / (2 + config["tokens"])
-    rate = min(BANDWIDTH_EFFICIENCY * gpu.bandwidth * flow, min(blocks, gpu.sms) * SM_BANDWIDTH)
+    tile_efficiency = 1 - 1 / (1 + config["tokens"])
+    share = row_share(config["heads"] * token_bytes(problem) // 2)
+    rate = min(share * gpu.bandwidth * flow, min(blocks, gpu.sms) * SM_BANDWIDTH)
     stream_us = ENTRY.bytes_moved(problem) / (rate * tile_efficiency) * 1e6
     total_us = LAUNCH_US + MERGE_US * config["cluster"] + stream_us
     if waves > 1:

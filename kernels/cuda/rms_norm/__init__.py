@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.cost_model import LAUNCH_US, stream_us
 from kernelcat.catalog.implementation import (
     Config,
     Float32,
@@ -121,25 +121,23 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
-_SATURATING_BYTES = 48e3
-"""Bytes in flight on an SM that saturate memory."""
+_WARP_US = 0.01
+"""What each warp of a thread block adds to the barrier of a row's sum."""
 
 
 def _registers_us(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bandwidth grows with the bytes that resident threads have in flight.
+    """Memory, and for each round of resident rows the barrier, which nothing hides.
 
-    Registers limit the resident threads. Few rows take the latency of a row instead, which barriers
-    of many warps and long chains of vectors lengthen.
+    Registers limit how many thread blocks an SM holds. Threads without elements hold registers too.
     """
-    unroll, threads = _unroll(problem, config), config["threads"] * config["rows"]
-    arrays = 1 + problem["residual"]
-    waiting = _num_blocks(problem, config) / gpu.sms * threads
-    resident = min(waiting, 2048, SM_REGISTERS / _num_registers(problem, config))
-    in_flight = resident * unroll * 2 * VECTOR * arrays
-    filled = problem["N"] / max(1, VECTOR * config["threads"] * unroll)
-    share = 0.9 * min(1.0, in_flight / _SATURATING_BYTES) * (0.8 + 0.2 * filled)
-    row_us = 0.02 * unroll + 0.01 * threads / 32
-    return copy_us(ENTRY.bytes_moved(problem), gpu, max(share, 0.01)) + row_us
+    threads, blocks = config["threads"] * config["rows"], max(_num_blocks(problem, config), 1)
+    registers = SM_REGISTERS // (_num_registers(problem, config) * threads)
+    resident = max(1, min(2048 // threads, registers))
+    filled = problem["N"] / max(1, VECTOR * config["threads"] * _unroll(problem, config))
+    return stream_us(
+        ENTRY.bytes_moved(problem), gpu, blocks=blocks, rounds=blocks / (gpu.sms * resident),
+        share=0.95 + 0.05 * filled, waits_us=_WARP_US * (threads / 32 + _unroll(problem, config)),
+    )  # fmt: skip
 
 
 REGISTERS = Implementation(

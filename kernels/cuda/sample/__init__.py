@@ -38,12 +38,15 @@ RESIDENT_THREADS = 768
 """Threads with 80 registers each that an SM holds at once."""
 REDUCTION_US, CLUSTER_US = 0.3, 0.7
 """A reduction over a thread block; what one over a cluster takes in addition."""
-LATENCY_US, LOADED_BYTES = 0.9, 64
-"""From a load to its value; bytes that a thread has in flight."""
-SM_BYTES = 75e9
-"""Bytes that an SM can load in a second."""
-PASS_TOKENS, THREAD_TOKENS, DRAW_TOKENS = 40e9, 1.2e8, 4.5e9
-"""Tokens in a second: that an SM compares, that one thread compares, that an SM draws for."""
+LATENCY_US = 0.9
+"""From a load to its value."""
+NUM_FILTER_PASSES = 5
+"""Passes over the kept logits until top-k, top-p and min-p have their thresholds."""
+LOADED, KEPT, DRAWN = (8e3, 14), (15e3, 30), (3.4e3, 3.3)
+"""Tokens in a microsecond, of an SM and of one thread: loaded and compared, compared again in
+shared memory, and drawn for (a Philox number and a logarithm each)."""
+NAIVE_TOKENS, NAIVE_FILTER_PASSES = 8.4e3, 14
+"""Tokens in a microsecond of an SM in a pass of the baseline; its passes for the filters."""
 
 PARAMS = tuple(Pointer(tensor.name) for tensor in ENTRY.tensors)
 
@@ -118,21 +121,34 @@ def _residents(problem: Problem, config: Config, gpu: Gpu) -> int:
     return max(1, min(by_memory, RESIDENT_THREADS // config["threads"]))
 
 
+def _tokens_us(tokens: float, threads: float, rates: tuple[float, float]) -> float:
+    """Microseconds of ``threads`` threads of an SM for ``tokens``; rates of the SM and a thread."""
+    of_sm, of_thread = rates
+    return tokens / min(of_sm, threads * of_thread)
+
+
 def _cluster_us(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Waves of clusters; in each a part of the logits is loaded, then passes take turns."""
+    """Waves of clusters; in each the logits are loaded once, then passes take turns."""
     residents, threads = _residents(problem, config, gpu), config["threads"]
     num_blocks = _num_blocks(problem, config)
-    busy = max(1.0, min(residents, num_blocks / gpu.sms))
-    tokens = problem["vocab"] / config["cluster"] * busy
-    rate = min(SM_BYTES, busy * threads * LOADED_BYTES / LATENCY_US * 1e6)
-    load_us = tokens * dtypes.itemsize(problem["dtype"]) / rate * 1e6
-    num_passes = 1 + problem["has_temperature"] + 5 * problem["has_filters"]
-    pass_us = tokens / min(PASS_TOKENS, busy * threads * THREAD_TOKENS) * 1e6
-    pass_us += REDUCTION_US + CLUSTER_US * (config["cluster"] > 1)
-    draw_us = problem["has_temperature"] * tokens / DRAW_TOKENS * 1e6
+    busy = max(1.0, min(residents, num_blocks / gpu.sms))  # thread blocks of an SM
+    tokens, threads = problem["vocab"] / config["cluster"] * busy, threads * busy
+    reduction_us = REDUCTION_US + CLUSTER_US * (config["cluster"] > 1)
+    wave_us = LATENCY_US + reduction_us + _tokens_us(tokens, threads, LOADED)
+    if problem["has_temperature"]:
+        wave_us += reduction_us + _tokens_us(tokens, threads, DRAWN)
+    if problem["has_filters"]:
+        wave_us += NUM_FILTER_PASSES * (reduction_us + _tokens_us(tokens, threads, KEPT))
     waves = max(1.0, num_blocks / (gpu.sms * residents))
-    busy_us = LAUNCH_US + waves * (LATENCY_US + load_us + num_passes * pass_us + draw_us)
-    return max(copy_us(ENTRY.bytes_moved(problem), gpu), busy_us)
+    return max(copy_us(ENTRY.bytes_moved(problem), gpu), LAUNCH_US + waves * wave_us)
+
+
+def _naive_us(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Passes over the logits: one, four more to draw, and those of the filters."""
+    passes = 1 + 4 * problem["has_temperature"] + NAIVE_FILTER_PASSES * problem["has_filters"]
+    rows_of_sm = max(1.0, problem["rows"] / gpu.sms)
+    row_us = passes * (problem["vocab"] / NAIVE_TOKENS + REDUCTION_US)
+    return max(copy_us(ENTRY.bytes_moved(problem), gpu), LAUNCH_US + rows_of_sm * row_us)
 
 
 IMPLEMENTATIONS = (
@@ -140,7 +156,7 @@ IMPLEMENTATIONS = (
         "sample",
         "one thread block a row, which reads the logits in every pass",
         _naive,
-        lambda problem, config, gpu: 8 * copy_us(ENTRY.bytes_moved(problem), gpu) + 50,
+        _naive_us,
         {"warp shuffle": "SHFL"},
     ),
     Implementation(

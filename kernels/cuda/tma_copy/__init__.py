@@ -6,10 +6,11 @@ saturate an H200, and copies that begin at multiples of 128 bytes are fastest.
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil
 from typing import NamedTuple
 
-from kernelcat.catalog.cost_model import copy_us
+from kernelcat.catalog.cost_model import LOAD_US, ring_copy_us, stream_us
 from kernelcat.catalog.implementation import (
     Config,
     Implementation,
@@ -256,17 +257,42 @@ def _default_ring(problem: Problem, gpu: Gpu) -> Config:
     )
 
 
+STRIDED_INSTRUCTIONS = 330
+"""Instructions for a vector of strided rows: 64-bit divisions, and tests for the ends of a row."""
+ADDRESS_US = 0.4
+"""Until a thread knows which row and which vectors are its own."""
+
+
 def _estimate_vectorized(problem: Problem, config: Config, gpu: Gpu) -> float:
-    return copy_us(2 * Layout.of(problem).bytes, gpu, 0.85 + 0.005 * config["unroll"])
+    """Memory, or for strided rows the instructions that find each vector's place.
+
+    Unstreamed stores of several vectors a thread fill large copies better; small copies have more
+    threads with a vector each.
+    """
+    layout, resident = Layout.of(problem), 768 // THREADS  # thread blocks on an SM
+    vectors = layout.bytes / 16
+    blocks = ceil(vectors / (THREADS * config["unroll"]))
+    kept = 1.0 if config["streaming"] else 1.005
+    instructions = STRIDED_INSTRUCTIONS * vectors if layout.rows > 1 else 0.0
+    us = stream_us(
+        2 * layout.bytes, gpu, blocks=blocks, rounds=blocks / (gpu.sms * resident),
+        share=0.98 * kept, instructions=instructions,
+    )  # fmt: skip
+    return us + ADDRESS_US
 
 
-def _estimate_ring(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bandwidth grows with the bytes in flight, up to 48 KB an SM; filling the ring takes time."""
-    in_flight_kb = _in_flight_kb(config)
-    efficiency = 0.90 * min(in_flight_kb / 48, 1) - 0.0001 * in_flight_kb
-    bonus = 0.001 if config["evict_first"] else 0.0
-    fill_us = 0.02 * config["tile_kb"]
-    return copy_us(2 * Layout.of(problem).bytes, gpu, efficiency + bonus) + fill_us
+def _estimate_ring(is_box: bool, problem: Problem, config: Config, gpu: Gpu) -> float:
+    """The ring, then the bytes that tensor maps leave out, each by a thread of the other warps."""
+    layout, tile_bytes = Layout.of(problem), config["tile_kb"] * KB
+    loads, per_sm = config["num_stages"] / 2, config["blocks_per_sm"]  # the others are stored
+    us = ring_copy_us(
+        layout.bytes, gpu, tile_bytes=tile_bytes, loads=loads, per_sm=per_sm, boxes=is_box
+    )
+    if is_box:
+        boxes, tail_threads = Boxes.of(layout, tile_bytes), gpu.sms * per_sm * (RING_THREADS - 32)
+        us += LOAD_US * (boxes.tail_rows * boxes.tail_bytes // tail_threads)
+    # Equal but for this: what large copies evict from L2 at once leaves room for stores.
+    return us * (0.999 if config["evict_first"] and layout.bytes > LARGE_BYTES else 1.0)
 
 
 RING_SPACE = {
@@ -300,7 +326,7 @@ IMPLEMENTATIONS = (
         unpromising=_unpromising_ring,
         default=_default_ring,
         program=_bulk,
-        estimate=_estimate_ring,
+        estimate=partial(_estimate_ring, False),
         techniques={"bulk copy": "UBLKCP.S.G", "bulk store": "UBLKCP.G.S", "mbarrier": "SYNCS"},
         rank=1,
     ),
@@ -315,7 +341,7 @@ IMPLEMENTATIONS = (
         unpromising=_unpromising_ring,
         default=_default_ring,
         program=_tensor_map,
-        estimate=_estimate_ring,
+        estimate=partial(_estimate_ring, True),
         techniques={"tma": "UTMALDG", "tma store": "UTMASTG", "mbarrier": "SYNCS"},
         rank=2,
     ),

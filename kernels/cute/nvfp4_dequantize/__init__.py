@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.catalog.cost_model import copy_us
+from kernelcat.catalog.cost_model import copy_us, stream_us
 from kernelcat.catalog.implementation import Config, Implementation, Int32, Pointer, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
@@ -16,6 +16,11 @@ from kernelcat.reference.nvfp4_dequantize import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
 ARCHS = ("sm_80+",)
+INSTRUCTIONS = {"linear": 18, "swizzled": 33}
+"""Instructions of a thread for a code, by the layout of the scales."""
+RESIDENT_THREADS = 2048
+ADDRESS_US, ROUND_US, WORD_US = 0.15, 0.02, 0.05
+"""Until a thread knows its place; what a round of resident threads and a thread's word wait for."""
 CODES = 8
 """Codes in a word."""
 
@@ -75,9 +80,16 @@ def _unpromising_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str |
 
 
 def _vectorized_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bandwidth grows with the bytes in flight: with thread blocks as well as with ``unroll``."""
-    in_flight = min(_num_ctas(problem, config) / gpu.sms, 8) * config["unroll"]
-    return copy_us(ENTRY.bytes_moved(problem), gpu, 0.88 * min(1.0, 0.4 + in_flight / 40))
+    """Memory or instructions; each round of resident threads begins anew."""
+    ctas, unroll = _num_ctas(problem, config), config["unroll"]
+    resident = RESIDENT_THREADS // config["threads"]
+    per_code = INSTRUCTIONS[problem["scale_layout"]]
+    us = stream_us(
+        ENTRY.bytes_moved(problem), gpu, blocks=ctas, rounds=ctas / (gpu.sms * resident),
+        share=0.99, instructions=per_code * problem["M"] * problem["K"],
+        waits_us=ROUND_US,
+    )  # fmt: skip
+    return us + ADDRESS_US + WORD_US * unroll
 
 
 IMPLEMENTATIONS = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.catalog.cost_model import copy_us
+from kernelcat.catalog.cost_model import stream_us
 from kernelcat.catalog.implementation import (
     Config,
     Float32,
@@ -23,6 +23,13 @@ from kernelcat.reference.nvfp4_quantize import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
 ARCHS = ("sm_80+",)
+INSTRUCTIONS, SWIZZLED_INSTRUCTIONS = {"nvfp4": 28.2, "mxfp4": 25}, 18
+"""Instructions of a thread for an element; where its scale lies in a swizzled tile, that many more:
+its place is worked out element by element."""
+NAIVE_INSTRUCTIONS = {"nvfp4": 40, "mxfp4": 71}
+"""The same of the baseline: a lane has a whole block, of 16 elements or of 32."""
+ROUND_US, ROW_SUM_US = 0.02, 1.5
+"""What a round of resident thread blocks waits for; the sum of a row's squares."""
 VECTOR = 8
 """Elements of x in 16 bytes."""
 MAX_ROW_VECTORS = 8
@@ -68,7 +75,11 @@ def _naive_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _naive_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    return copy_us(ENTRY.bytes_moved(problem), gpu, 0.1)
+    per_element = NAIVE_INSTRUCTIONS[problem["format"]] * (1.4 if problem["stochastic"] else 1.0)
+    return stream_us(
+        ENTRY.bytes_moved(problem), gpu, blocks=ceil(problem["M"] / 4),
+        instructions=per_element * problem["M"] * problem["K"],
+    )  # fmt: skip
 
 
 # vectorized -------------------------------------------------------------------------------------
@@ -114,13 +125,19 @@ def _unpromising_vectorized(config: Config, problem: Problem, gpu: Gpu) -> str |
 
 
 def _vectorized_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bandwidth grows with the bytes in flight: with thread blocks as well as with vectors."""
-    num_ctas, vectors = _num_ctas(problem, config), config["threads"] * config["unroll"] / 256
-    in_flight = min(num_ctas / gpu.sms * vectors, 8 * config["unroll"])
-    slowdown = 0.6 if problem["stochastic"] else 1.0
-    efficiency = 0.88 * slowdown * min(1.0, 0.4 + in_flight / 24)
-    tie_break_us = 1e-3 * abs(config["threads"] - 256)
-    return copy_us(ENTRY.bytes_moved(problem), gpu, efficiency) + tie_break_us
+    """Memory or instructions, and the sums of whole rows, which nothing hides."""
+    ctas, threads, unroll = _num_ctas(problem, config), config["threads"], config["unroll"]
+    per_element = INSTRUCTIONS[problem["format"]]
+    if problem["rms_norm"] or problem["scale_layout"] == "swizzled":
+        per_element += SWIZZLED_INSTRUCTIONS
+    per_element *= 2.1 if problem["stochastic"] else 1.0
+    resident = max(1, min(2048, 65536 // (32 + 2 * VECTOR * unroll)) // threads)
+    waits_us = ROUND_US + 1e-5 * abs(threads - 128)
+    us = stream_us(
+        ENTRY.bytes_moved(problem), gpu, blocks=ctas, rounds=ctas / (gpu.sms * resident),
+        instructions=per_element * problem["M"] * problem["K"], waits_us=waits_us,
+    )  # fmt: skip
+    return us + (ROW_SUM_US if problem["rms_norm"] else 0.01 * unroll)
 
 
 IMPLEMENTATIONS = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, LAUNCH_US, WAVE_LATENCY_US, copy_us
+from kernelcat.catalog.cost_model import LAUNCH_US, WAVE_LATENCY_US, copy_us
 from kernelcat.catalog.implementation import Config, Implementation, Pointer, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
@@ -131,7 +131,7 @@ def _split_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     if config["splits"] > 1:
         partial_rows = 8 * ctas * min(rows, block_m)
         merge_us = WAVE_LATENCY_US + partial_rows * problem["head_dim"] / gpu.bandwidth * 1e6
-    steady_us = max(copy_us(moved, gpu, BANDWIDTH_EFFICIENCY * bandwidth), math_us)
+    steady_us = max(copy_us(moved, gpu, bandwidth), math_us)
     return steady_us / busy + waves * WAVE_LATENCY_US + merge_us
 
 
@@ -157,8 +157,10 @@ SPLIT = Implementation(
 # cluster ----------------------------------------------------------------------------------------
 
 CLUSTERS = (16, 8, 4, 2)
-GPC_SMS = 14
-"""SMs of the smallest graphics processing clusters; a cluster of thread blocks lies within one."""
+GPC_SMS = 16
+"""SMs of most graphics processing clusters; a cluster of thread blocks lies within one."""
+ALONE = 0.8
+"""Part of its bandwidth that an SM reaches with one thread block, which waits at every tile."""
 SM_BANDWIDTH = 60e9
 """Bytes a second that one SM can load while the other SMs load nothing."""
 
@@ -227,7 +229,8 @@ def _cluster_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     resident_clusters = max(1, gpu.sms // GPC_SMS * clusters_per_gpc)
     ctas = min(tiles, resident_clusters) * splits
     share = bandwidth_share(problem, config, ctas / gpu.sms)
-    rate = min(gpu.bandwidth * BANDWIDTH_EFFICIENCY * share, min(ctas, gpu.sms) * SM_BANDWIDTH)
+    share *= ALONE if ctas <= gpu.sms else 1.0
+    rate = min(gpu.bandwidth * share, min(ctas, gpu.sms) * SM_BANDWIDTH)
     return LAUNCH_US + WAVE_LATENCY_US + ENTRY.bytes_moved(problem) / rate * 1e6
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
+from kernelcat.catalog.cost_model import row_share
 from kernelcat.catalog.implementation import (
     Config,
     Float32,
@@ -229,5 +230,6 @@ def bandwidth_share(problem: Problem, config: Config, ctas: float) -> float:
     stage = 2 * config["block_n"] * token_bytes(problem)
     bytes_in_flight = stage * (config["stages"] - 1) * ctas
     # Thread blocks with small tiles wait at more barriers.
-    tile_efficiency = 1 - 256 / (256 + config["block_n"] * problem["head_dim"] // 2)
+    tile_efficiency = 1 - 64 / (64 + config["block_n"] * problem["head_dim"] // 2)
+    tile_efficiency *= row_share(token_bytes(problem))
     return float(tile_efficiency * min(1.0, (bytes_in_flight / BYTES_IN_FLIGHT) ** 0.5))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, gcd
 
-from kernelcat.catalog.cost_model import copy_us
+from kernelcat.catalog.cost_model import START_US, ring_copy_us, stream_us
 from kernelcat.catalog.implementation import (
     Config,
     Implementation,
@@ -30,6 +30,11 @@ UNIT = 16
 
 LARGE = 8 * MB
 """Bytes moved from which a copy is better off with more bytes in flight a thread block."""
+
+VECTOR_INSTRUCTIONS = 60
+"""Instructions for a vector: its address, its load and its store."""
+ADDRESS_US = 0.2
+"""Until a thread block knows which part of which row is its own."""
 
 THREADS = 256
 KINDS = ("*uint8", "*uint8")
@@ -102,9 +107,20 @@ def _vectorized_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _vectorized_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    efficiency = {1: 0.80, 2: 0.84, 4: 0.86, 8: 0.85}[config["unroll"]]
-    vectors = UNIT / _vector_bytes(_Rows.of(problem)) if not _is_empty(problem) else 1
-    return copy_us(ENTRY.bytes_moved(problem), gpu, efficiency) * (1 + 0.3 * (vectors - 1))
+    """Memory; large copies are fastest as many thread blocks of one vector a thread."""
+    if _is_empty(problem):
+        return START_US
+    moved, unroll, rows = ENTRY.bytes_moved(problem), config["unroll"], _Rows.of(problem)
+    chunks = _num_chunks(problem, config)
+    resident = 2048 // THREADS  # thread blocks on an SM
+    is_full = chunks > resident * gpu.sms
+    share = 1.0 - 0.005 * (unroll - 1) if is_full else 1.0
+    instructions = VECTOR_INSTRUCTIONS * moved / 2 / _vector_bytes(rows)
+    us = stream_us(
+        moved, gpu, blocks=chunks, rounds=chunks / (gpu.sms * resident), share=share,
+        instructions=instructions,
+    )  # fmt: skip
+    return us + ADDRESS_US
 
 
 # tensor_map -------------------------------------------------------------------------------------
@@ -191,9 +207,11 @@ def _tensor_map_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _tensor_map_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    in_flight = config["box_bytes"] * config["stages"] * config["ctas_per_sm"]
-    efficiency = 0.88 * min(1.0, (in_flight / (64 * KB)) ** 0.1)
-    return copy_us(ENTRY.bytes_moved(problem), gpu, efficiency)
+    loads, per_sm = config["stages"] / 2, config["ctas_per_sm"]  # the others are stored
+    num_bytes, box_bytes = ENTRY.bytes_moved(problem) // 2, config["box_bytes"]
+    return ring_copy_us(
+        num_bytes, gpu, tile_bytes=box_bytes, loads=loads, per_sm=per_sm, boxes=True
+    )
 
 
 IMPLEMENTATIONS = (

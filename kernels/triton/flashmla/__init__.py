@@ -4,6 +4,7 @@ Programs gather the rows of cached tokens by pointers through the block table, s
 serves.
 """
 
+from functools import partial
 from math import ceil, e, log2
 
 from kernelcat.catalog import cost_model
@@ -14,6 +15,7 @@ from kernelcat.kernels.triton.common import mla_row
 from kernelcat.kernels.triton.common.grid import MAX_GRID_Y
 from kernelcat.kernels.triton.common.powers import next_power_of_two
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW
+from kernelcat.reference._sequences import tokens_read
 from kernelcat.reference.flashmla import ENTRY, row_length
 from kernelcat.runtime.gpu import Gpu
 
@@ -182,12 +184,24 @@ def _illegal_split(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return _illegal_tiled(config, problem, gpu)
 
 
-def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def _spills(splits: bool, config: Config, problem: Problem, gpu: Gpu) -> bool:
+    """Whether Triton 3.6 spills hundreds of bytes of a thread's registers (compiled, not run)."""
+    block_m = config["block_m"]
+    if gpu.arch not in ("sm_100a", "sm_103a") or block_m == 16:
+        return False
+    if mla_row.is_packed(problem):
+        return bool(splits or block_m == 32)
+    return bool(splits if block_m == 64 else config["block_n"] >= 16 * config["warps"])
+
+
+def _unpromising(splits: bool, config: Config, problem: Problem, gpu: Gpu) -> str | None:
     block_m, rows = config["block_m"], problem["max_q"] * problem["heads"]
     if block_m > 16 and block_m >= 2 * rows:
         return f"tiles of {block_m} rows are at least half empty for {rows}"
     if block_m > 8 * config["warps"]:
         return f"{config['warps']} warps spill registers for {block_m} x {LATENT} accumulators"
+    if _spills(splits, config, problem, gpu):
+        return f"tiles of {block_m} rows spill a thread's registers on {gpu.arch}"
     return None
 
 
@@ -215,10 +229,10 @@ def _tile_us(config: Config, problem: Problem, gpu: Gpu) -> float:
 
 
 def _tiles(config: Config, problem: Problem) -> tuple[int, int]:
-    """Row tiles, and tiles of tokens of each, if sequences are as long as the table allows."""
-    max_len = problem["table_width"] * problem["page_size"]
+    """Row tiles, and tiles of tokens of each, as many as of a sequence of average length."""
+    length = tokens_read(problem) / max(problem["batch"], 1)
     row_tiles = ceil(problem["tokens"] * problem["heads"] / config["block_m"])
-    return max(row_tiles, problem["batch"], 1), max(1, ceil(max_len / config["block_n"]))
+    return max(row_tiles, problem["batch"], 1), max(1, ceil(length / config["block_n"]))
 
 
 def _estimate_naive(problem: Problem, config: Config, gpu: Gpu) -> float:
@@ -227,7 +241,9 @@ def _estimate_naive(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 def _estimate_tiled(problem: Problem, config: Config, gpu: Gpu) -> float:
     row_tiles, tiles = _tiles(config, problem)
-    work_us = ceil(row_tiles / gpu.sms) * tiles * _tile_us(config, problem, gpu)
+    longest = ceil(problem["table_width"] * problem["page_size"] / config["block_n"])
+    rounds = max(ceil(row_tiles / gpu.sms) * tiles, longest)
+    work_us = rounds * _tile_us(config, problem, gpu)
     return max(cost_model.copy_us(ENTRY.bytes_moved(problem), gpu), work_us + cost_model.LAUNCH_US)
 
 
@@ -274,7 +290,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         archs=ARCHS,
         space=SPACE,
         illegal=_illegal_tiled,
-        unpromising=_unpromising,
+        unpromising=partial(_unpromising, False),
         program=_tiled,
         estimate=_estimate_tiled,
         techniques=TECHNIQUES,
@@ -288,7 +304,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         archs=ARCHS,
         space=SPACE | {"per_sm": (1, 2, 3, 4), "merge": ("last", "launch")},
         illegal=_illegal_split,
-        unpromising=_unpromising,
+        unpromising=partial(_unpromising, True),
         program=_split,
         estimate=_estimate_split,
         techniques=TECHNIQUES,

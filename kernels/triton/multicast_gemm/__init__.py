@@ -13,9 +13,9 @@ from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
 from kernelcat.jit.cache import version_of
+from kernelcat.kernels.cuda.multicast_gemm import clusters
 from kernelcat.kernels.triton.common import ring
 from kernelcat.kernels.triton.common.architectures import HOPPER
-from kernelcat.kernels.triton.common.estimate import estimate
 from kernelcat.kernels.triton.common.product import (
     GROUP_M,
     WARPGROUP_ACCUMULATORS,
@@ -94,6 +94,16 @@ def _illegal(multicast: bool, config: Config, problem: Problem, gpu: Gpu) -> str
     return ring.illegal_stages(_num_stages(config, gpu), gpu)
 
 
+PROGRAM_FACTOR = 1.01
+"""All warps of a program wait for a tile of D to be stored, where CUDA's overlap it."""
+
+
+def _estimate(multicast: bool, problem: Problem, config: Config, gpu: Gpu) -> float:
+    tile, transfer = Tile.of(config), clusters.MULTICAST if multicast else clusters.UNICAST
+    same = Config(tile=f"{tile.m}x{tile.n}", cluster=f"{CLUSTER}x1")
+    return PROGRAM_FACTOR * clusters.estimate(transfer, problem, same, gpu)
+
+
 def _variant(variant: str, multicast: bool, **fields: Any) -> Implementation:
     techniques = {"tma": "UTMALDG", "tma_store": "UTMASTG", "wgmma": "HGMMA"}
     techniques |= {"tma multicast": "UTMALDG*MULTICAST"} if multicast else {}
@@ -105,7 +115,7 @@ def _variant(variant: str, multicast: bool, **fields: Any) -> Implementation:
         space={"tile": ("128x128x64", "128x256x64", "256x128x64"), "subtiles": (2, 1)},
         illegal=partial(_illegal, multicast),
         program=partial(_program, multicast),
-        estimate=estimate,
+        estimate=partial(_estimate, multicast),
         techniques=techniques | {"warp_specialization": "USETMAXREG"},
         gluon=True,
         **fields,

@@ -12,6 +12,11 @@ from kernelcat.runtime.gpu import Gpu
 KERNEL = "kernelcat.kernels.triton.nvfp4_dequantize.device:dequantize"
 ARCHS = ("sm_80+",)
 NAIVE_COLS = 128
+INSTRUCTIONS = {
+    ("nvfp4", "linear"): 21, ("mxfp4", "linear"): 18, ("nvfp4", "swizzled"): 23.5,
+    ("mxfp4", "swizzled"): 20.5,
+}  # fmt: skip
+"""Instructions of a thread for an element: NVFP4 has twice as many scales."""
 
 
 def _program(problem: Problem, rows: int, cols: int, warps: int) -> Program:
@@ -55,14 +60,17 @@ def _unpromising_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Memory time, longer where programs or a thread's elements are too few."""
+    """Memory or instructions, those for masked columns included; warps start one at a time."""
     m, k = problem["M"], problem["K"]
     rows, cols, warps = (config.get(n, d) for n, d in (("rows", 1), ("cols", 128), ("warps", 1)))
-    num_programs, per_thread = max(1, ceil(m / rows) * ceil(k / cols)), rows * cols / (32 * warps)
-    in_flight = min(1.0, per_thread / 32) * (1.0 if warps > 2 else 0.9)
-    filled = k / (ceil(k / cols) * cols) if k else 1.0
-    busy = min(1.0, num_programs / gpu.sms) * (0.5 + 0.5 * in_flight) * (0.5 + 0.5 * filled)
-    return cost_model.copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * busy)
+    programs, per_thread = max(1, ceil(m / rows) * ceil(k / cols)), rows * cols / (32 * warps)
+    elements = ceil(m / rows) * rows * ceil(k / cols) * cols
+    instructions = INSTRUCTIONS[problem["format"], problem["scale_layout"]] * elements
+    resident = max(1, min(32, 64 // warps, int(65536 / (32 * warps * (24 + 2 * per_thread)))))
+    return cost_model.stream_us(
+        ENTRY.bytes_moved(problem), gpu, blocks=programs, rounds=programs / (gpu.sms * resident),
+        instructions=instructions, waits_us=0.1,
+    )  # fmt: skip
 
 
 NAIVE = Implementation(

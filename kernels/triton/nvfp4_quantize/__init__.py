@@ -16,6 +16,11 @@ from kernelcat.runtime.gpu import Gpu
 
 KERNEL = "kernelcat.kernels.triton.nvfp4_quantize.device:quantize"
 ARCHS = ("sm_80+",)
+INSTRUCTIONS = {"nvfp4": 33.5, "mxfp4": 30.5}
+"""Instructions of a thread for an element: the maximum of its block, its code, its share of the
+scale."""
+ROW_SUM_US = 1.2
+"""The sum of a row's squares, a barrier, and the second pass over the row."""
 MAX_K = 1 << 16
 """The longest row of one program: Triton's limit is higher, but registers are too few."""
 
@@ -104,17 +109,23 @@ def _unpromising_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Memory time, longer where programs or a thread's elements are too few or too many."""
+    """Memory or instructions, those for masked elements included; then the sums of whole rows."""
     m, k = problem["M"], problem["K"]
-    rows = config.get("rows", 1)
-    cols = _cols(problem, config) if "rows" in config else _padded_row(problem)
-    num_programs = max(1, ceil(m / rows) * ceil(k / cols))
-    per_thread = rows * cols / (32 * config.get("warps", _naive_warps(problem)))
-    in_flight = min(1.0, per_thread / 16) * (1.0 if config.get("warps", 4) > 2 else 0.95)
-    filled = k / (ceil(k / cols) * cols) if k else 1.0
-    busy = min(1.0, num_programs / gpu.sms) * (0.5 + 0.5 * in_flight) * (0.5 + 0.5 * filled)
-    rounding = 0.5 if problem["stochastic"] else 1.0
-    return cost_model.copy_us(ENTRY.bytes_moved(problem), gpu, 0.85 * busy * rounding)
+    is_naive = "rows" not in config
+    rows, warps = config.get("rows", 1), config.get("warps", _naive_warps(problem))
+    cols = _padded_row(problem) if is_naive else _cols(problem, config)
+    row_parts, col_parts = max(1, ceil(m / rows)), max(1, ceil(k / cols))
+    per_thread = rows * cols / (32 * warps)
+    resident = max(1, min(64 // warps, int(65536 / (32 * warps * (32 + 2 * per_thread)))))
+    per_element = INSTRUCTIONS[problem["format"]]
+    per_element *= 1.6 if problem["rms_norm"] else 2.3 if problem["stochastic"] else 1.0
+    per_element *= 1.05 if problem["scale_layout"] == "swizzled" else 1.0
+    blocks = row_parts * col_parts
+    us = cost_model.stream_us(
+        ENTRY.bytes_moved(problem), gpu, blocks=blocks, rounds=blocks / (gpu.sms * resident),
+        instructions=per_element * blocks * rows * cols, waits_us=0.01 * warps**0.5,
+    )  # fmt: skip
+    return us + (ROW_SUM_US if problem["rms_norm"] else 0.0)
 
 
 SPACE = {"rows": (1, 4, 16), "cols": (128, 256, 512, 1024), "warps": (2, 4, 8, 16)}

@@ -21,6 +21,8 @@ from kernelcat.reference.paged_attn import ENTRY, sm_scale
 from kernelcat.runtime.gpu import Gpu
 
 PACKAGE = "kernelcat.kernels.triton.paged_attn"
+BYTES_IN_FLIGHT = 64 << 10
+"""Bytes that an SM must have in flight to use the whole bandwidth."""
 MAX_BATCH = 4096
 """Sequences at most whose lengths a program of `split` holds in registers."""
 
@@ -208,26 +210,82 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 # ---- estimates -----------------------------------------------------------------------------------
 
 
-def _work_us(problem: Problem, gpu: Gpu, busy: float) -> float:
-    """Time of bytes or of products, the longer one, where a fraction ``busy`` of the SMs works."""
-    math_us = ENTRY.flops(problem) / (gpu.flops[problem["dtype"]] * 0.5 * busy) * 1e6
-    return max(cost_model.copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * busy), math_us)
+MMA_EFFICIENCY = 0.65
+"""Part of the tensor cores' peak that products reach while no softmax is computed."""
+SOFTMAX_INSTRUCTIONS = 9.7
+"""Instructions of a thread for a score of a tile of 64 or more rows: maximum, exponential, sum."""
+TOKEN_INSTRUCTIONS = 400
+"""Instructions for a cached token of a head, whatever its dimension: page, address, softmax."""
+ELEMENT_INSTRUCTIONS = {FP8: 14.8, NVFP4: 18.0}
+"""Instructions to make 16 bits of an element of the cache; elements of 16 bits take 2."""
+PROGRAM_BANDWIDTH = 27e9
+"""Bytes a second that one program streams that has an SM to itself, with its waits at each tile."""
+SPLIT_US = 7.0
+"""Until programs know their ranges, and from the last partial result to the merged one."""
+
+
+def _bytes_us(problem: Problem, programs: int, gpu: Gpu) -> float:
+    """The time of the cache's bytes, read by ``programs`` programs that have an SM each."""
+    share = cost_model.row_share(row_bytes(problem))
+    rate = min(gpu.bandwidth * share, programs * PROGRAM_BANDWIDTH)
+    return ENTRY.bytes_moved(problem) / rate * 1e6
+
+
+def _busy_us(problem: Problem, config: Config, row_tiles: int, programs: int, gpu: Gpu) -> float:
+    """The time of products, softmax and decoding: every row tile reads all of its tokens."""
+    rows, busy = max(_max_rows(problem), 1), min(programs, gpu.sms)
+    flops = ENTRY.flops(problem) * row_tiles * config["block_m"] / rows
+    math_us = flops / (gpu.flops[problem["dtype"]] * MMA_EFFICIENCY * busy / gpu.sms) * 1e6
+    scores = flops / (4 * problem["head_dim"])
+    if config["block_m"] >= 64:
+        return math_us + cost_model.issue_us(SOFTMAX_INSTRUCTIONS * scores, gpu, busy)
+    tokens = scores / config["block_m"]  # of all row tiles and key-value heads
+    per_element = ELEMENT_INSTRUCTIONS.get(problem["kv_dtype"], 2)
+    per_token = TOKEN_INSTRUCTIONS + per_element * 2 * problem["head_dim"]
+    return max(math_us, cost_model.issue_us(per_token * tokens, gpu, busy))
 
 
 def _estimate_naive(problem: Problem, config: Config, gpu: Gpu) -> float:
-    return 50 * _group(problem) * _work_us(problem, gpu, 1.0)
+    bytes_us = _bytes_us(problem, gpu.sms, gpu)
+    math_us = ENTRY.flops(problem) / (gpu.flops[problem["dtype"]] * 0.5) * 1e6
+    return 50 * _group(problem) * max(bytes_us, math_us)
 
 
-def _estimate_tiled(problem: Problem, config: Config, gpu: Gpu) -> float:
-    rows = _max_rows(problem)
-    programs = ceil(rows / config["block_m"]) * problem["kv_heads"] * problem["batch"]
-    filled = min(1.0, rows / config["block_m"], config["block_m"] / 64 if rows > 64 else 1.0)
-    return _work_us(problem, gpu, max(min(1.0, programs / gpu.sms) * filled, 1e-3))
+def _residents(problem: Problem, config: Config, gpu: Gpu) -> int:
+    """Programs that run at once: a stage less than its number is in shared memory."""
+    stage_bytes = 2 * config["block_n"] * row_bytes(problem)
+    shared = (config["stages"] - 1) * stage_bytes + 2 * config["block_m"] * problem["head_dim"]
+    by_registers = 12 // config["warps"]  # of 168 registers a thread
+    return int(gpu.sms * max(1, min(gpu.shared_bytes // shared, by_registers)))
 
 
-def _estimate_split(problem: Problem, config: Config, gpu: Gpu) -> float:
-    in_flight = config["per_sm"] * config["stages"] * config["block_n"] * problem["head_dim"] * 4
-    return _work_us(problem, gpu, min(1.0, 0.3 + in_flight / (96 * 1024))) + 1.0
+def _estimate_tiled(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Bytes or work, in whole waves where work decides: the last one is rarely full."""
+    if _is_empty(problem):
+        return cost_model.LAUNCH_US
+    row_tiles = ceil(_max_rows(problem) / config["block_m"])
+    programs = row_tiles * problem["kv_heads"] * problem["batch"]
+    work_us = _busy_us(problem, config, row_tiles, programs, gpu)
+    waves = programs / _residents(problem, config, gpu)
+    if waves > 1 and config["block_m"] < 64:
+        work_us *= 1 + 0.25 * (ceil(waves) / waves - 1)
+    if config["block_m"] >= 64 and not tma:
+        work_us *= 1.1  # addresses of rows, which TMA works out
+    us = max(_bytes_us(problem, programs, gpu), work_us)
+    return cost_model.LAUNCH_US + us + 0.1 * abs(config["stages"] - 2)
+
+
+def _estimate_split(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Bytes or work, divided evenly; few bytes in flight do not cover the latency of memory."""
+    if _is_empty(problem):
+        return cost_model.LAUNCH_US
+    stage_bytes = 2 * config["block_n"] * row_bytes(problem)
+    in_flight = config["per_sm"] * (config["stages"] - 1) * stage_bytes
+    flow = min(1.0, 0.7 + 0.3 * in_flight / BYTES_IN_FLIGHT)
+    row_tiles = ceil(_max_rows(problem) / config["block_m"])
+    work_us = _busy_us(problem, config, row_tiles, gpu.sms, gpu)
+    us = max(_bytes_us(problem, config["per_sm"] * gpu.sms, gpu) / flow, work_us)
+    return cost_model.LAUNCH_US + SPLIT_US + us
 
 
 ARCHS = ("sm_80+",)
@@ -260,9 +318,10 @@ def _variant(
     tma: bool,
     illegal: Callable[..., str | None],
     program: Callable[..., Program],
+    estimate: Callable[..., float],
     **fields: Any,
 ) -> Implementation:
-    """``illegal`` and ``program`` take as their first argument whether TMA loads the tiles."""
+    """The functions take as their first argument whether TMA loads the tiles."""
     return Implementation(
         entry="paged_attn",
         language="triton",
@@ -271,6 +330,7 @@ def _variant(
         illegal=partial(illegal, tma),
         unpromising=_unpromising,
         program=partial(program, tma),
+        estimate=partial(estimate, tma),
         techniques={"tma": "UTMALDG"} if tma else {"asynchronous copy": "LDGSTS"},
         **fields,
     )

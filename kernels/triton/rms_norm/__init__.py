@@ -24,6 +24,10 @@ RESULTS = {"same": ("y", "scale"), "fp8": ("q", "scale"), "nvfp4": ("codes", "bl
 """The result and the scales of each format; without scales the pointer is null."""
 
 
+REDUCTION_US, WARP_US, ELEMENT_US = 0.08, 0.005, 0.002
+"""What a reduction over a row takes, each of its warps, and each element of a thread."""
+
+
 def _padded_row(problem: Problem) -> int:
     """Columns of a program: a power of two, at least a block of float8."""
     return max(128, next_power_of_two(problem["N"]))
@@ -97,16 +101,23 @@ def _unpromising_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Memory time, longer where programs are fewer than SMs, or threads hold many elements.
+    """Memory, and for each round of resident programs the sums, which nothing hides.
 
-    The sum of a row ends with a barrier of all warps, and every warp adds to its cost.
+    A row's float8 or FP4 scale is a second reduction. Registers limit how many programs an SM
+    holds. A program begins only when the kernel before it has ended.
     """
     rows, warps = config.get("rows", 1), config.get("warps", _naive_warps(problem))
     per_thread = rows * _padded_row(problem) / (32 * warps)
-    busy = min(1.0, max(1, ceil(problem["M"] / rows)) / gpu.sms)
-    filled = problem["N"] / _padded_row(problem)
-    share = 0.85 * busy * (0.5 + 0.5 * filled) * min(1.0, 16 / per_thread) ** 0.25
-    return cost_model.copy_us(ENTRY.bytes_moved(problem), gpu, max(share, 0.01)) + 0.05 * warps
+    programs = max(1, ceil(problem["M"] / rows))
+    registers = 32 + per_thread * (2 + problem["residual"])
+    resident = max(1, min(64 // warps, 65536 // int(32 * warps * registers)))
+    reductions = 1 if problem["out_format"] == "same" else 2
+    sum_us = REDUCTION_US * reductions + WARP_US * warps + ELEMENT_US * per_thread
+    us = cost_model.stream_us(
+        ENTRY.bytes_moved(problem), gpu, blocks=programs, rounds=programs / (gpu.sms * resident),
+        waits_us=sum_us,
+    )  # fmt: skip
+    return us + cost_model.DEPENDENT_US
 
 
 NAIVE = Implementation(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us, issue_us
 from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
@@ -17,10 +17,14 @@ NAIVE = Config(block=512, warps=4)
 SPACE = {"block": (1024, 2048, 4096), "warps": (4, 8, 16)}
 """block : logits that a program loads at a time"""
 
-SM_BYTES = 75e9
-"""Bytes that an SM can load in a second from L2."""
-BLOCK_US = 0.5
-"""From the load of a block to the end of its computation, where one warp has little to do."""
+NUM_FILTER_PASSES = 14
+"""Passes over the logits until top-k, top-p and min-p have their thresholds."""
+BLOCK_US, WARP_US = 0.35, 0.0067
+"""A block of logits of a row: its load, which nothing hides, and what each warp adds to its sum."""
+SHARED = 0.35
+"""Part of a second program's work on an SM that the first one's waits do not hide."""
+DRAW_INSTRUCTIONS = 145
+"""Instructions of a thread to draw for a token: a Philox number and a logarithm."""
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -51,17 +55,16 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Passes over the logits; an SM's programs share its bandwidth."""
-    residents = max(1, min(48 // config["warps"], ceil(problem["rows"] / gpu.sms)))
-    waves = ceil(max(problem["rows"], 1) / (gpu.sms * residents))
-    num_passes = 1 + problem["has_temperature"] + 5 * problem["has_filters"]
-    num_passes += problem["has_logprobs"]
-    row_bytes = ENTRY.bytes_moved(problem) / max(problem["rows"], 1)
-    num_blocks = ceil(problem["vocab"] / config["block"])
-    load_us = row_bytes * residents / SM_BYTES * 1e6
-    pass_us = max(load_us, num_blocks * BLOCK_US * config["block"] / (256 * config["warps"]) / 4)
-    dram_us = copy_us(ENTRY.bytes_moved(problem), gpu)
-    return max(dram_us, LAUNCH_US + waves * num_passes * (pass_us + num_blocks * 0.1))
+    """Passes over the logits, block after block; programs of an SM hide a part of their waits."""
+    rows, vocab = max(problem["rows"], 1), problem["vocab"]
+    rows_of_sm = max(1.0, rows / gpu.sms)
+    passes = 1 + NUM_FILTER_PASSES * problem["has_filters"] + problem["has_logprobs"]
+    block_us = BLOCK_US + WARP_US * config["warps"]
+    pass_us = ceil(vocab / config["block"]) * block_us * (1 + SHARED * (rows_of_sm - 1))
+    us = LAUNCH_US + passes * pass_us
+    if problem["has_temperature"]:
+        us += issue_us(DRAW_INSTRUCTIONS * rows * vocab, gpu, min(rows, gpu.sms))
+    return max(copy_us(ENTRY.bytes_moved(problem), gpu), us)
 
 
 IMPLEMENTATIONS = (
@@ -73,7 +76,7 @@ IMPLEMENTATIONS = (
         archs=("sm_80+",),
         space={},
         program=lambda problem, config, gpu: _program(problem, NAIVE, gpu),
-        estimate=lambda problem, config, gpu: 2 * _estimate(problem, NAIVE, gpu),
+        estimate=lambda problem, config, gpu: _estimate(problem, NAIVE, gpu),
         rank=0,
     ),
     Implementation(

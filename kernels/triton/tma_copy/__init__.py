@@ -16,6 +16,12 @@ KERNELS = "kernelcat.kernels.triton.tma_copy.device:"
 
 MIN_BYTES_IN_FLIGHT, MAX_BYTES_IN_FLIGHT = 48 << 10, 128 << 10
 """Bytes that an SM has in flight where loads cover the latency of memory, and no more."""
+REGISTER_BYTES = 128 << 10
+"""Bytes of tiles that the registers of an SM hold."""
+ACCESS_INSTRUCTIONS = 30
+"""Instructions for a load and its store, address and mask included."""
+PROGRAM_FACTOR = 1.01
+"""All threads of a program wait for each tile, where CUDA's ring has one thread."""
 RESERVED_BYTES = 2048
 """Shared memory of a program besides its tiles: what the GPU reserves, and barriers."""
 
@@ -184,19 +190,29 @@ def _default_tensor_map(problem: Problem, gpu: Gpu) -> Config:
     return next(chain(promising, TENSOR_MAP.legal(problem, gpu)), preferred)
 
 
-def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Memory time, longer where accesses are narrow or few bytes are in flight."""
+def _estimate_vectorized(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Memory; narrow accesses are more instructions, and tiles of whole registers start late."""
     size = itemsize(problem["dtype"])
-    moved_bytes = 2 * problem["rows"] * problem["cols"] * size
-    if moved_bytes == 0:
-        return cost_model.LAUNCH_US
-    matrix = Matrix.of(problem)
-    access_bytes = 16
-    in_flight = config["tile_bytes"] * config.get("stages", 4) * config.get("per_sm", 1)
-    if "stages" not in config and matrix.rows > 1:
-        access_bytes = matrix.alignment * size
-    efficiency = min(1.0, 0.4 + access_bytes / 16) * min(1.0, 0.5 + in_flight / (96 << 10))
-    return cost_model.copy_us(moved_bytes, gpu, cost_model.BANDWIDTH_EFFICIENCY * efficiency)
+    num_bytes, tile_bytes = problem["rows"] * problem["cols"] * size, config["tile_bytes"]
+    threads = 32 * config["warps"]
+    tiles = ceil(num_bytes / tile_bytes)
+    resident = min(2048 // threads, REGISTER_BYTES // tile_bytes)
+    access_bytes = min(16, Matrix.of(problem).alignment * size)
+    instructions = ACCESS_INSTRUCTIONS * num_bytes / access_bytes
+    return cost_model.stream_us(
+        2 * num_bytes, gpu, blocks=tiles, rounds=tiles / (gpu.sms * resident),
+        share=0.975, instructions=instructions,
+    ) + 0.01 * tile_bytes / 4096  # fmt: skip
+
+
+def _estimate_tensor_map(problem: Problem, config: Config, gpu: Gpu) -> float:
+    num_bytes = problem["rows"] * problem["cols"] * itemsize(problem["dtype"])
+    loads = config["stages"] / 2  # the others are stored
+    us = cost_model.ring_copy_us(
+        num_bytes, gpu, tile_bytes=config["tile_bytes"], loads=loads, per_sm=config["per_sm"],
+        boxes=True,
+    )  # fmt: skip
+    return us * PROGRAM_FACTOR
 
 
 VECTORIZED = Implementation(
@@ -209,7 +225,7 @@ VECTORIZED = Implementation(
     illegal=_illegal_vectorized,
     default=_default_vectorized,
     program=_vectorized,
-    estimate=_estimate,
+    estimate=_estimate_vectorized,
     rank=0,
 )
 
@@ -229,7 +245,7 @@ TENSOR_MAP = Implementation(
     unpromising=_unpromising_tensor_map,
     default=_default_tensor_map,
     program=_tensor_map,
-    estimate=_estimate,
+    estimate=_estimate_tensor_map,
     techniques={"tma": "UTMALDG", "tma_store": "UTMASTG"},
     rank=2,
 )

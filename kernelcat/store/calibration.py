@@ -1,0 +1,162 @@
+"""Calibrated time models: coefficients of cost models and portfolios, a file for each SKU.
+
+``tuning_db/models/nvidia-SKU.json`` follows from shipped rows (``kernelcat calibrate``), and is
+reviewed like code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+from kernelcat import paths
+from kernelcat.catalog.implementation import Config
+from kernelcat.errors import StoreError
+
+NEAREST, NEAREST_THEN_MODEL, MODEL = RULES = "nearest", "nearest then model", "model"
+"""What serves a problem of which no bucket-mate is measured: the winner of the nearest problem,
+else the highest rank; the winner of the nearest problem, else the least predicted time; the least
+predicted time."""
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """What turns the estimate of an implementation into a predicted time on one SKU.
+
+    Attributes
+    ----------
+    factor : measured over estimated time, for an estimate of ``center_us``
+    slope : how the logarithm of that ratio grows with the logarithm of the estimate
+    low_us, center_us, high_us
+        Least, middle and greatest estimate of the rows; beyond them the ratio stays the same.
+    rows : measured rows behind the coefficients
+    spread : factor by which measured times differ from predictions, one standard deviation
+    """
+
+    factor: float
+    slope: float
+    low_us: float
+    center_us: float
+    high_us: float
+    rows: int
+    spread: float
+
+    def predict(self, estimate_us: float) -> float:
+        """Microseconds for an estimate of ``estimate_us``."""
+        inside = min(max(estimate_us, self.low_us), self.high_us)
+        return estimate_us * self.factor * exp(self.slope * log(inside / self.center_us))
+
+
+@dataclass(frozen=True)
+class Member:
+    """A configuration of a portfolio; ``implementation`` is ``cuda/wgmma``."""
+
+    implementation: str
+    config: Config
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a rule loses on the measured problems, each served without the rows of its bucket.
+
+    ``mean`` is geometric; ``mean`` and ``worst`` are fractions above the fastest row, of the chosen
+    variant with its best raced configuration. ``problems`` is how many have a row of it.
+    """
+
+    mean: float
+    worst: float
+    problems: int
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The time model of an entry on one SKU.
+
+    Attributes
+    ----------
+    rule : one of :data:`RULES`
+    judged : rule -> what it loses
+    coefficients : ``cuda/wgmma`` -> its coefficients
+    portfolio : the configurations that the least predicted time is looked for among
+    """
+
+    rule: str
+    judged: Mapping[str, Judgement]
+    coefficients: Mapping[str, Coefficients]
+    portfolio: tuple[Member, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "judged": {rule: asdict(each) for rule, each in self.judged.items()},
+            "coefficients": {name: asdict(each) for name, each in self.coefficients.items()},
+            "portfolio": [
+                {"implementation": m.implementation, "config": dict(m.config)}
+                for m in self.portfolio
+            ],
+        }
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> Calibrated:
+        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what is no model."""
+        if values["rule"] not in RULES:
+            raise ValueError(f"rule {values['rule']!r} must be one of {RULES}")
+        return Calibrated(
+            values["rule"],
+            {rule: Judgement(**each) for rule, each in values["judged"].items()},
+            {name: Coefficients(**each) for name, each in values["coefficients"].items()},
+            tuple(Member(m["implementation"], Config(m["config"])) for m in values["portfolio"]),
+        )
+
+
+def path(sku: str) -> Path:
+    """The file of ``sku``, which need not exist."""
+    return paths.data("tuning_db") / "models" / f"nvidia-{sku}.json"
+
+
+@cache
+def models(sku: str) -> Mapping[str, Calibrated]:
+    """Entry -> its model on ``sku``; empty without a file.
+
+    Raises
+    ------
+    StoreError
+        The file is not what :func:`save` writes.
+    """
+    file = path(sku)
+    if not file.is_file():
+        return {}
+    try:
+        entries = json.loads(file.read_text())
+        return {name: Calibrated.from_json(values) for name, values in entries.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{file} is no file of calibrated models: {error}") from None
+
+
+def save(sku: str, entries: Mapping[str, Calibrated]) -> Path:
+    """Writes the models of ``sku``; those of other entries stay. Returns the file."""
+    every = {**models(sku), **entries}
+    file = path(sku)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(_text({name: every[name].to_json() for name in sorted(every)}, 3) + "\n")
+    models.cache_clear()
+    return file
+
+
+def _text(value: Any, depth: int, indent: str = "") -> str:
+    """JSON with a line for each item of the outer ``depth`` levels."""
+    if depth == 0 or not isinstance(value, dict | list) or not value:
+        return json.dumps(value)
+    inner = indent + " "
+    if isinstance(value, list):
+        items = [_text(item, depth - 1, inner) for item in value]
+    else:
+        items = [f"{json.dumps(k)}: {_text(v, depth - 1, inner)}" for k, v in value.items()]
+    opening, closing = "[]" if isinstance(value, list) else "{}"
+    lines = ",\n".join(inner + item for item in items)
+    return f"{opening}\n{lines}\n{indent}{closing}"

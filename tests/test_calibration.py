@@ -1,0 +1,173 @@
+"""Calibrated time models: the fit, the committed file, and what calls make of it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import replace
+from math import isclose
+from random import Random
+
+import pytest
+from click.testing import CliRunner
+
+from kernelcat import catalog
+from kernelcat.call.choice import choose
+from kernelcat.cli import main
+from kernelcat.errors import StoreError
+from kernelcat.reference.gemm import product
+from kernelcat.report.calibration import _line, fit, raced
+from kernelcat.report.explain import Explanation
+from kernelcat.report.left_out import left_out
+from kernelcat.runtime.gpu import SKUS
+from kernelcat.store import calibration
+from kernelcat.store.calibration import (
+    MODEL,
+    NEAREST,
+    NEAREST_THEN_MODEL,
+    Calibrated,
+    Coefficients,
+    Member,
+)
+from kernelcat.store.snapshots import Choice, snapshot
+
+H200 = SKUS["h200"]
+ENTRY = catalog.entry("gemm")
+PROBLEM, MATE, FAR = product(512, 4096, 4096), product(500, 4096, 4096), product(512, 4096, 2048)
+FLAT = Coefficients(1.0, 0.0, 1.0, 10.0, 1000.0, 9, 1.0)
+
+
+def member(variant: str) -> Member:
+    implementation = catalog.implementation("gemm", "cuda", variant)
+    return Member(f"cuda/{variant}", implementation.default(PROBLEM, H200))
+
+
+def row(problem, variant: str) -> Choice:
+    """A measured row of the H200 whose winner is ``variant``."""
+    config = member(variant).config
+    return Choice("gemm", "h200", problem, "cuda", variant, config, "measured", 40.0, "", "run",
+                  "shipped")  # fmt: skip
+
+
+def model(rule: str, **factors: float) -> dict[str, Calibrated]:
+    """A model of gemm in which the variants are as many times slower as their estimates say."""
+    coefficients = {f"cuda/{name}": replace(FLAT, factor=f) for name, f in factors.items()}
+    return {"gemm": Calibrated(rule, {}, coefficients, tuple(member(name) for name in factors))}
+
+
+def test_a_line_finds_factor_and_slope_and_is_constant_beyond_its_rows() -> None:
+    points = [(us, 2.0 * us * (us / 32.0) ** 0.5) for us in [2.0**n for n in range(1, 10)] * 50]
+    line = _line(points)
+    assert isclose(line.factor, 2.0, rel_tol=0.02) and isclose(line.slope, 0.5, abs_tol=0.02)
+    assert (line.low_us, line.high_us, line.rows) == (2.0, 512.0, 450) and line.spread < 1.03
+    for estimate, us in points:
+        assert isclose(line.predict(estimate), us, rel_tol=0.05)
+    ratio = line.predict(512.0) / 512.0
+    assert isclose(line.predict(51200.0), 51200.0 * ratio)  # not 10 times that
+
+
+def test_few_rows_move_a_prediction_less_than_many() -> None:
+    one, many = _line([(10.0, 40.0)]), _line([(10.0, 40.0)] * 100)
+    assert isclose(one.factor, 2.0, rel_tol=1e-3) and isclose(many.factor, 4.0, rel_tol=0.02)
+    assert one.slope == many.slope == 0.0
+
+
+def test_the_least_predicted_time_serves_where_the_rule_says_so() -> None:
+    def served(models, *rows: Choice):
+        decision = choose(ENTRY, PROBLEM, H200, rows, models=models)
+        return decision.implementation.variant, decision.why
+
+    slow_tma = {"wgmma": 1.0, "tma": 100.0}
+    slow_wgmma = {"wgmma": 100.0, "tma": 1.0}
+    assert served(model(MODEL, **slow_tma)) == ("wgmma", "calibrated")
+    assert served(model(MODEL, **slow_wgmma)) == ("tma", "calibrated")
+    assert served(model(NEAREST, **slow_wgmma))[1] == "default"
+    near = row(FAR, "wgmma")
+    assert served(model(MODEL, **slow_wgmma), near) == ("tma", "calibrated")
+    assert served(model(NEAREST_THEN_MODEL, **slow_wgmma), near) == ("wgmma", "nearest")
+    assert served(model(NEAREST_THEN_MODEL, **slow_wgmma)) == ("tma", "calibrated")
+    # What was measured counts more than what is predicted.
+    assert served(model(MODEL, **slow_wgmma), row(PROBLEM, "wgmma")) == ("wgmma", "exact")
+    assert served(model(MODEL, **slow_wgmma), row(MATE, "wgmma")) == ("wgmma", "bucket")
+
+
+def test_a_prediction_that_cannot_serve_gives_way_to_the_next() -> None:
+    models = model(MODEL, wgmma=100.0, tma=1.0)
+    failed = {("gemm/cuda/tma", member("tma").config.key): "does not compile"}
+    decision = choose(ENTRY, PROBLEM, H200, (), failed=failed, models=models)
+    assert (decision.implementation.variant, decision.why) == ("wgmma", "calibrated")
+    broken = replace(models["gemm"], portfolio=(Member("cuda/gone", member("tma").config),))
+    decision = choose(ENTRY, PROBLEM, H200, (), models={"gemm": broken})
+    assert decision.why == "default"
+
+
+def test_explain_says_what_was_predicted() -> None:
+    decision = choose(ENTRY, PROBLEM, H200, (), models=model(MODEL, wgmma=2.0, tma=9.0))
+    text = str(Explanation.of(PROBLEM, H200, decision))
+    us = {p.variant: p.us for p in decision.predictions}
+    assert decision.missed and "calibrated: the least time" in text
+    assert f"predicted: {us['wgmma']:.4g} us, the least of 2 configurations" in text
+    assert f"then cuda/tma {us['tma']:.4g} us" in text
+
+
+@pytest.mark.parametrize("name", sorted(calibration.models("h200")))
+def test_the_committed_coefficients_follow_from_todays_rows_and_models(name: str) -> None:
+    """Else run ``kernelcat calibrate --all``."""
+    entry, committed = catalog.entry(name), calibration.models("h200")[name]
+    fitted = fit(entry, H200, raced(entry, "h200"), committed.rule)
+    assert fitted.portfolio == committed.portfolio
+    assert fitted.coefficients.keys() == committed.coefficients.keys()
+    for each, numbers in fitted.coefficients.items():
+        known = committed.coefficients[each]
+        assert isclose(numbers.factor, known.factor, rel_tol=1e-3), each
+        assert isclose(numbers.slope, known.slope, abs_tol=1e-3), each
+    assert committed.judged[committed.rule].mean <= committed.judged[NEAREST].mean
+
+
+def test_a_committed_judgement_follows_from_todays_rows() -> None:
+    committed = calibration.models("h200")["multicast_gemm"]
+    found = left_out(catalog.entry("multicast_gemm"), "h200")
+    losses = [each.variant_us / each.best_us for each in found if each.variant_us]
+    assert committed.rule == MODEL and len(losses) == committed.judged[MODEL].problems
+    assert isclose(max(losses) - 1, committed.judged[MODEL].worst, abs_tol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["flashmla", "nvfp4_matmul", "paged_attn", "sample"])
+def test_the_choice_for_a_new_problem_takes_less_than_a_millisecond(name: str) -> None:
+    entry, dice = catalog.entry(name), Random(7)
+    problems = [entry.random_problem(dice) for _ in range(25)]
+    rows, refuted = snapshot().choices(name), snapshot().refuted(name)
+    times, reasons = [], set()
+    for problem in problems:
+        start = time.thread_time()
+        decision = choose(entry, problem, H200, rows, refuted=refuted)
+        times.append(time.thread_time() - start)
+        reasons.add(decision.why)
+    assert "calibrated" in reasons
+    assert statistics.median(times) < 1e-3
+
+
+def test_a_file_that_holds_no_models_is_an_error(monkeypatch, tmp_path) -> None:
+    file = tmp_path / "nvidia-h200.json"
+    monkeypatch.setattr(calibration, "path", lambda sku: file)
+    calibration.models.cache_clear()
+    assert calibration.models("h200") == {}
+    saved = model(MODEL, wgmma=2.0, tma=3.0)
+    calibration.save("h200", saved)
+    assert calibration.models("h200") == saved
+    file.write_text(json.dumps({"gemm": {**saved["gemm"].to_json(), "rule": "magic"}}))
+    calibration.models.cache_clear()
+    with pytest.raises(StoreError, match="magic"):
+        calibration.models("h200")
+    monkeypatch.undo()
+    calibration.models.cache_clear()
+
+
+def test_the_command_shows_what_rules_lose_and_writes_nothing_when_dry() -> None:
+    before = calibration.path("h200").read_text()
+    result = CliRunner().invoke(main, ["calibrate", "multicast_gemm", "kv_write", "--dry-run"])
+    assert result.exit_code == 0 and "multicast_gemm" in result.output
+    assert "kv_write: no model, 1 measured problems are fewer than 5" in result.output
+    assert calibration.path("h200").read_text() == before
+    assert CliRunner().invoke(main, ["calibrate"]).exit_code != 0
