@@ -21,6 +21,14 @@ _OPTIONS = (
         help="SKU; by default this machine's GPU. For another SKU, times are predicted.",
     ),
     devices,
+    click.option(
+        "--executor", type=click.Choice(("local", "ray")),
+        help="local: GPUs of this machine, the default. ray: GPUs of a running Ray cluster.",
+    ),
+    click.option(
+        "--address", metavar="HOST:PORT",
+        help="With --executor ray: where the cluster is; $RAY_ADDRESS or auto by default.",
+    ),
     problem_names,
     click.option(
         "--language", "languages", multiple=True, help="Use only this language; may be repeated."
@@ -89,7 +97,8 @@ def tune(
     Progress goes to standard error: a bar on a terminal, elsewhere a line when a problem begins and
     one with its result when it ends.
 
-    With several GPUs of one SKU (--device all), each GPU screens and races one problem at a time.
+    With several GPUs of one SKU (--device all, or --executor ray with --gpu), each GPU screens and
+    races one problem at a time.
     The environment variable KERNELCAT_RECORD makes a program write a workload.
     """
     from kernelcat import tune

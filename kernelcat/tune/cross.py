@@ -49,9 +49,9 @@ def cross_tune(
         "fit, and are ranked by a cost model"
     )
     report.notes.append(
-        f"to measure, run kernelcat tune {entry.name} on a machine with {gpu.name}, or on a Ray "
-        "cluster that has such machines: ray job submit --entrypoint-num-gpus 1 -- "
-        f"kernelcat tune {entry.name}"
+        f"to measure, run kernelcat tune {entry.name} on a machine with {gpu.name}, or use a Ray "
+        f"cluster that has such machines: kernelcat tune {entry.name} --gpu {gpu.sku} "
+        "--executor ray --address HOST:6379"
     )
     for number, problem in enumerate(problems):
         now = time.monotonic()
