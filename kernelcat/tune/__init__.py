@@ -102,8 +102,8 @@ def tune(entry: str, **options: Any) -> TuneReport:
         the number for each GPU.
     executor : ``local`` (this machine's GPUs) or ``ray`` (a running Ray cluster)
     address : str, optional
-        Where the cluster is: ``HOST:PORT``, ``ray://HOST:PORT``, or ``auto`` for the one that this
-        machine belongs to. None is $RAY_ADDRESS, else ``auto``.
+        ``HOST:PORT`` of the cluster's head, or ``auto``; this machine must belong to the cluster.
+        None is $RAY_ADDRESS, else ``auto``.
 
     Raises
     ------

@@ -6,18 +6,13 @@ the accelerator type, and a machine that is lost is replaced by another one.
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack, redirect_stdout
-from pathlib import Path
 from typing import Any, Never, Self
-from urllib.parse import urlsplit
 
 from kernelcat.errors import (
     InvalidArgument,
@@ -29,6 +24,7 @@ from kernelcat.errors import (
 from kernelcat.runtime import gpu as gpus
 from kernelcat.runtime.gpu import Gpu
 from kernelcat.tune import backend as backends
+from kernelcat.tune import ray_connection
 from kernelcat.tune.admission import Admission
 from kernelcat.tune.channel import Lost
 from kernelcat.tune.executor import Plan, Waiting
@@ -39,8 +35,6 @@ from kernelcat.tune.pool import MAX_PROCESSES, CompilePool
 from kernelcat.tune.relay import Facts, Machine, Relay, reason
 from kernelcat.tune.supervisor import Supervisor
 
-ANSWER_S = 5.0
-"""Seconds in which the port of a cluster must accept a connection."""
 POLL_S = 1.0
 """Seconds between two looks at a GPU that is not free yet."""
 QUICK_START_S = 10.0
@@ -62,13 +56,12 @@ class Cluster:
                                   "leave out --executor ray")  # fmt: skip
         self.options = options
         self.strikes: Counter[str] = Counter()
-        self.refused: dict[str, str] = {}
         self.lock = threading.Lock()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            if connect(self.options.address):
-                stack.callback(shutdown)
+            if ray_connection.connect(self.options.address):
+                stack.callback(ray_connection.shutdown)
             # Ray prints what happens to its machines.
             stack.enter_context(redirect_stdout(sys.stderr))
             self.gpu, self.type = self._accelerators()
@@ -103,16 +96,12 @@ class Cluster:
     def excluded(self) -> list[str]:
         """The machines on which nothing runs any more."""
         with self.lock:
-            often = [node for node, count in self.strikes.items() if count >= MAX_STRIKES]
-            return [*often, *self.refused]
+            return sorted(node for node, count in self.strikes.items() if count >= MAX_STRIKES)
 
-    def refuse(self, machine: Machine, why: str) -> None:
+    def strike(self, machine: Machine, count: int = 1) -> None:
+        """Notes that a machine was lost."""
         with self.lock:
-            self.refused[machine.node] = why
-
-    def strike(self, machine: Machine) -> None:
-        with self.lock:
-            self.strikes[machine.node] += 1
+            self.strikes[machine.node] += count
 
     def _accelerators(self) -> tuple[Gpu, str]:
         """The GPU to tune for, and the accelerator type of machines that may have it."""
@@ -227,7 +216,7 @@ class RaySlot:
                    "max_concurrency": self.processes + SPARE_THREADS}  # fmt: skip
         excluded = self.cluster.excluded()
         if excluded:
-            options["label_selector"] = {"ray.io/node-id": f"!in({','.join(sorted(excluded))})"}
+            options["label_selector"] = {"ray.io/node-id": f"!in({','.join(excluded)})"}
         actor: Any = ray.remote(Relay).options(**options).remote()
         answer, begin = actor.where.remote(), time.monotonic()
         while not ray.wait([answer], timeout=POLL_S)[0]:
@@ -255,7 +244,7 @@ class RaySlot:
     def _refuse(self, why: str) -> Never:
         """Ends the use of the machine for good."""
         assert self.machine is not None
-        self.cluster.refuse(self.machine, why)
+        self.cluster.strike(self.machine, MAX_STRIKES)
         raise Lost(f"{self.machine.name} {why}")
 
     def recovers(self, error: Exception) -> bool:
@@ -283,77 +272,3 @@ class RaySlot:
     def close(self) -> None:
         self.is_closed = True
         self._leave()
-
-
-def shutdown() -> None:
-    """Ends the connection of this process."""
-    import ray
-
-    ray.shutdown()
-
-
-def connect(address: str | None) -> bool:
-    """Connects this process to a running cluster; False if it was connected before.
-
-    Raises
-    ------
-    MissingDependency
-        Ray is not installed, or no cluster answers within :data:`ANSWER_S` seconds.
-    InvalidArgument
-        The address is none of a cluster.
-    """
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingDependency("the executor ray needs: pip install 'kernelcat[ray]'") from error
-    if ray.is_initialized():
-        return False
-    address = address or os.environ.get("RAY_ADDRESS") or "auto"
-    probe(address)
-    for tries_left in reversed(range(MAX_TRIES)):
-        try:
-            ray.init(address, log_to_driver=False, configure_logging=False)
-            return True
-        except (ConnectionError, RuntimeError) as error:
-            # A cluster that has just started accepts connections before it answers.
-            if not tries_left or not isinstance(error, ConnectionError):
-                said = " ".join(str(error).split())
-                raise MissingDependency(f"cannot use the Ray cluster {address}: {said}") from error
-            time.sleep(POLL_S)
-    raise AssertionError
-
-
-def probe(address: str) -> None:
-    """Opens a connection to a cluster, because ``ray.init`` waits minutes for a closed port.
-
-    ``auto`` is the cluster that ``ray start`` has noted in its folder; without a note, ``ray.init``
-    looks for a process. Raises as :func:`connect`.
-    """
-    named = address
-    if address == "auto":
-        folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-        note = Path(folder) / "ray" / "ray_current_cluster"
-        named = note.read_text().strip() if note.exists() else ""
-        if not named:
-            return
-    parts = urlsplit(named if "//" in named else f"//{named}")
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if parts.scheme not in ("", "ray") or not host or not port:
-        raise InvalidArgument(f"--address {address} is no running cluster: write HOST:6379 (from a "
-                              "machine of the cluster), ray://HOST:10001 or auto")  # fmt: skip
-    deadline = time.monotonic() + ANSWER_S
-    while True:
-        try:
-            with socket.create_connection((host, port), timeout=ANSWER_S):
-                return
-        except OSError as error:
-            if time.monotonic() > deadline or isinstance(error, socket.gaierror):
-                why = error.strerror or str(error)
-                raise MissingDependency(
-                    f"no Ray cluster answers at {named} ({why}): start one with ray start --head, "
-                    "or name another with --address"
-                ) from error
-            time.sleep(POLL_S / 2)
