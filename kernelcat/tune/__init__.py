@@ -54,6 +54,7 @@ __all__ = [
     "ladder",
     "race_best_known",
     "tune",
+    "tune_whole_space",
 ]
 
 
@@ -82,7 +83,9 @@ def tune(entry: str, **options: Any) -> TuneReport:
     budget_s : float, optional
         Seconds for all problems together. Each next problem gets an equal share of the time that
         remains.
-    strategy : ``auto``, ``exhaustive``, ``random`` or ``halving``
+    strategy : ``auto``, ``exhaustive``, ``random``, ``halving`` or ``tpe``
+    trials : int, optional
+        How many candidates of a problem are screened at most; None is the strategy's own limit.
     regimes : of ``graph`` (device time) and ``eager`` (host time included)
     states : of ``burst`` (cool chip) and ``sustained`` (hot chip); see ``kernelcat.bench.states``
     peers : bool
@@ -140,6 +143,19 @@ def ladder(entry: str, **options: Any) -> TuneReport:
     """
     ladder_options = {"strategy": "exhaustive", "regimes": ("graph",), "states": (LADDER,)}
     return _run("ladder --measure", entry, Options(**{**ladder_options, **options}), _best_known)
+
+
+def tune_whole_space(entry: str, **options: Any) -> TuneReport:
+    """Screens every legal configuration, also those that are not worth a try, and races the best.
+
+    Takes the arguments of :func:`tune`.
+    """
+    return _run("tune", entry, Options(**{"strategy": "exhaustive", **options}), _legal_candidates)
+
+
+def _legal_candidates(tuning: ProblemTune) -> list[Candidate]:
+    tools = tuning.tools
+    return search.candidates(tools.implementations, tuning.problem, tools.gpu, legal=True)
 
 
 def _all_candidates(tuning: ProblemTune) -> list[Candidate]:
@@ -206,7 +222,8 @@ def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
                 writer=Writer(entry, target.sku, report.run, hello.environment, digests),
                 progress=line, report=report, lock=lock,
                 regimes=[r for r in options.regimes if r in hello.regimes],
-                states=options.states, strategy=options.strategy, peers=options.peers,
+                states=options.states, strategy=options.strategy, trials=options.trials,
+                peers=options.peers,
                 fresh=options.fresh, shipped=shipped,
             )  # fmt: skip
 

@@ -6,7 +6,6 @@ Candidates are compiled, and those that fit the GPU are ranked by the cost model
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -91,7 +90,7 @@ class Prediction:
         problem: Problem, writer: Writer,
     ) -> None:  # fmt: skip
         self.gpu, self.problem, self.writer = gpu, problem, writer
-        self.report = ProblemReport(entry.problem_name(problem) or str(problem), Counter())
+        self.report = ProblemReport(entry.problem_name(problem) or str(problem))
         queues = [promising_candidates(i, problem, gpu) for i in implementations]
         # Implementations take turns, so that an early end of the budget is fair to all.
         turns = zip_longest(*queues)

@@ -32,6 +32,7 @@ class Options:
     variants: Sequence[str] | None = None
     budget_s: float | None = None
     strategy: str = "auto"
+    trials: int | None = None
     regimes: Sequence[str] = REGIMES
     states: Sequence[str] = TUNED
     peers: bool = True
@@ -56,6 +57,9 @@ class Options:
             line += [f"--device {number}" for number in self.devices]
         for problem in self.problems or ():
             line += [f"--problem {problem}"] if isinstance(problem, str) else []
+        if words[0] == "tune":
+            line += [f"--strategy {self.strategy}"] if self.strategy != "auto" else []
+            line += [f"--trials {self.trials}"] if self.trials else []
         flags = {"--language": self.languages, "--variant": self.variants}
         if LADDER not in self.states:
             flags |= {"--regime": self.regimes} if self.regimes != REGIMES else {}

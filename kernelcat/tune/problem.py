@@ -67,6 +67,7 @@ class Tools:
     regimes: Sequence[str]
     states: Sequence[str]
     strategy: str = "auto"
+    trials: int | None = None
     peers: bool = True
     fresh: bool = False
     shipped: Sequence[Measurement] = ()
@@ -112,6 +113,7 @@ class ProblemTune:
         ``screened`` is called when no candidate has to be compiled any more.
         """
         tools, report = self.tools, self.report
+        report.num_candidates = len(candidates)
         report.known = sum(c in self.history.failed for c in candidates)
         tools.progress.problem(report.name, len(candidates))
         if not candidates:
@@ -158,7 +160,7 @@ class ProblemTune:
                 self.times[candidate] = self.history.times[candidate]
                 self.effort[candidate] = float("inf")
                 self.report.known += 1
-        rounds = search.strategy(self.tools.strategy, candidates)
+        rounds = search.strategy(self.tools.strategy, candidates, self.tools.trials)
         step = next(rounds, None)
         while step is not None and not self.report.cut_short:
             self._screen_all(step)

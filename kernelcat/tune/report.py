@@ -56,6 +56,7 @@ class ProblemReport:
 
     Attributes
     ----------
+    num_candidates : candidates among which the tune searched
     tried : status -> number of candidates that got this status in this tune
     known : number of candidates whose time or failure was known when the tune of the problem began
     winners : (regime, thermal state) -> winner
@@ -66,6 +67,7 @@ class ProblemReport:
     """
 
     name: str
+    num_candidates: int = 0
     tried: Counter[str] = field(default_factory=Counter)
     known: int = 0
     winners: dict[tuple[str, str], Winner] = field(default_factory=dict)
