@@ -266,6 +266,21 @@ def test_a_machine_that_goes_away_costs_its_unfinished_work_only(fleet: Fleet) -
     assert "is lost" in report.notes[0]
 
 
+def test_the_reason_for_a_loss_is_one_line_without_a_traceback() -> None:
+    died = (
+        "The actor died because of an error raised in its creation task, ray::Relay.__init__()\n"
+        "RuntimeError: The actor with name Relay failed to import on the worker. This may be:\n\n"
+        "ray::Relay.__init__()\n  ^^^^\nModuleNotFoundError: No module named 'kernelcat'"
+    )
+    assert relay.reason(ValueError(died)) == (
+        "ValueError: ModuleNotFoundError: No module named 'kernelcat'"
+    )
+    killed = "The actor died.\n\tpid: 7\nThe actor is dead because its process has died. Exit"
+    assert relay.reason(ValueError(killed)).startswith("ValueError: The actor is dead because its")
+    assert relay.reason(ValueError()) == "ValueError: "
+    assert len(relay.reason(ValueError("x" * 999))) == relay.MAX_REASON
+
+
 @pytest.fixture
 def closed_port() -> int:
     with socket.socket() as free:

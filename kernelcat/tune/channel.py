@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
+from kernelcat.errors import KernelcatError
 from kernelcat.runtime import children
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.messages import Failed, Reply, Request
@@ -59,7 +60,7 @@ class Stopped(Exception):
     """The child was ended because the tune ends: no candidate failed, and nothing is recorded."""
 
 
-class Lost(Exception):
+class Lost(KernelcatError):
     """The machine of the child is gone, with everything that ran there: no candidate failed."""
 
 

@@ -7,6 +7,7 @@ processes as a tune on this machine. The tune's end of a child is :class:`Remote
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from kernelcat.tune.supervisor import Limits
 
 BEAT_S = 10.0
 """Seconds without a reply after which the tune asks the machine whether it still works."""
+MAX_REASON = 300
+"""Characters of an error's text."""
 PATIENCE_S = 30.0
 """Seconds without an answer to that question after which the machine counts as lost."""
 
@@ -155,5 +158,6 @@ def reason(error: Exception) -> str:
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     dead = [line for line in lines if line.startswith("The actor is dead because")]
-    text = f"{type(cause).__name__}: {' '.join([*dead, *lines][:1])}"
-    return text if len(text) <= 300 else f"{text[:297]}..."
+    raised = [line for line in reversed(lines) if re.match(r"[\w.]+(Error|Exception): ", line)]
+    text = f"{type(cause).__name__}: {next(iter((*dead, *raised, *lines)), '')}"
+    return text if len(text) <= MAX_REASON else f"{text[: MAX_REASON - 3]}..."
