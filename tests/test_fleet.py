@@ -128,13 +128,12 @@ def test_failures_of_candidates_are_recorded_as_on_one_machine(fleet: Fleet) -> 
     assert set(screened(report.rows).values()) == {1}
 
 
-@pytest.mark.parametrize("trap", ["relay SIGKILL", "relay SIGSTOP"])
-def test_a_relay_that_dies_or_hangs_costs_its_unfinished_work_only(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trap: str
+def test_a_machine_that_hangs_costs_its_unfinished_work_only(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(relay, "BEAT_S", 0.5)
     monkeypatch.setattr(relay, "PATIENCE_S", 1.5)
-    fleet.tell(f"trap-good-{LARGE}", trap)
+    fleet.tell(f"trap-good-{LARGE}", "relay SIGSTOP")
     report = fleet.tune(fresh=True)
     check(report)
     [note] = report.notes
@@ -186,9 +185,6 @@ def test_a_machine_with_other_code_is_refused(fleet: Fleet) -> None:
     report = fleet.tune()
     check(report)
     assert "has other code of planted/cuda/honest: install the same" in " ".join(report.notes)
-    fleet.tell("digest-b", "another")
-    with pytest.raises(LaunchError, match=r"2 of 2 problems .* has other code of planted/cuda"):
-        fleet.tune()
 
 
 def test_control_c_keeps_all_rows_and_frees_the_gpus_and_the_next_tune_goes_on(
