@@ -16,7 +16,9 @@ from pathlib import Path
 
 import postgres
 import pytest
+from click.testing import CliRunner
 
+from kernelcat.cli import main
 from kernelcat.errors import (
     InvalidArgument,
     LaunchError,
@@ -318,6 +320,17 @@ def test_a_cluster_that_is_starting_is_waited_for(closed_port: int) -> None:
 def test_an_address_of_another_form_is_refused(address: str) -> None:
     with pytest.raises(InvalidArgument, match=r"write HOST:6379"):
         ray_connection.probe(address)
+
+
+def test_the_command_names_executor_and_address(
+    closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_connection, "ANSWER_S", 0.1)
+    where = f"127.0.0.1:{closed_port}"
+    words = ["tune", "gemm", "--gpu", "h200", "--executor", "ray", "--address", where]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1 and f"no Ray cluster answers at {where} " in done.output
+    assert "Traceback" not in done.output
 
 
 def test_an_address_without_the_executor_is_refused() -> None:
