@@ -367,6 +367,22 @@ def test_a_worker_that_cannot_start_is_an_error_with_the_reason(store, monkeypat
     assert not store.rows()
 
 
+def test_a_gpu_that_does_not_start_is_an_error_before_another_one_measures(
+    store, monkeypatch
+) -> None:
+    hello = Supervisor.hello
+
+    def absent(self, *tries):
+        if self.index == 1:
+            raise MissingDependency("pip install planted")
+        return hello(self, *tries)
+
+    monkeypatch.setattr(Supervisor, "hello", absent)
+    with pytest.raises(MissingDependency, match="pip install planted"):
+        run(store, **BOTH)
+    assert not store.rows()
+
+
 BOTH = {"problems": ["small", "large"], "devices": "all", "variants": ["honest"], "peers": False}
 
 

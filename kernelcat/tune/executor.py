@@ -6,6 +6,7 @@ An executor only starts child processes: ``local`` on this machine, ``ray`` on a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
@@ -15,6 +16,7 @@ from kernelcat.runtime import gpu as gpus
 from kernelcat.runtime.devices import numbers, shared_sku
 from kernelcat.runtime.gpu import Gpu
 from kernelcat.tune.backend import Backend
+from kernelcat.tune.channel import Stopped
 from kernelcat.tune.messages import Greeting
 from kernelcat.tune.options import LOCAL, Options
 from kernelcat.tune.pool import CompilePool, default_processes
@@ -142,7 +144,8 @@ class Local:
             plan.note(note)
         processes = options.processes or default_processes(len(devices))
         pool = CompilePool(options.backend, self.gpu, processes, options.limits.compile_s)
-        return [LocalSlot(Supervisor(options.backend, i, limits), pool) for i in devices]
+        started = threading.Barrier(len(devices))
+        return [LocalSlot(Supervisor(options.backend, i, limits), pool, started) for i in devices]
 
     def __enter__(self) -> Self:
         return self
@@ -152,10 +155,16 @@ class Local:
 
 
 class LocalSlot:
-    """A GPU of this machine."""
+    """A GPU of this machine. The slots that share ``started`` begin to measure together.
 
-    def __init__(self, supervisor: Supervisor, pool: CompilePool) -> None:
+    A process that starts would disturb a race that times the host.
+    """
+
+    def __init__(
+        self, supervisor: Supervisor, pool: CompilePool, started: threading.Barrier
+    ) -> None:
         self.index, self._supervisor, self._pool = supervisor.index, supervisor, pool
+        self.started = started
 
     @property
     def supervisor(self) -> Supervisor:
@@ -170,7 +179,17 @@ class LocalSlot:
         return self.supervisor.restarts
 
     def open(self, waiting: Waiting) -> Greeting:
-        return self.supervisor.hello()
+        """As :meth:`Slot.open`; raises ``Stopped`` if another GPU does not start."""
+        try:
+            greeting = self.supervisor.hello()
+        except BaseException:
+            self.started.abort()
+            raise
+        try:
+            self.started.wait()
+        except threading.BrokenBarrierError:
+            raise Stopped from None
+        return greeting
 
     def recovers(self, error: Exception) -> bool:
         return False

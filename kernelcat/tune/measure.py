@@ -178,8 +178,9 @@ def measure(
             queue.close()
             for slot in slots:
                 slot.close()
-    for job in jobs:
-        job.result()
+    errors = [error for job in jobs if (error := job.exception()) is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
+        raise error
     left = len(queue.waiting) + len(queue.given_up)
     if left:
         reasons = "; ".join(dict.fromkeys(map(str, queue.errors))) or "no GPU is left"
