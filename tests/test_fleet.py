@@ -230,7 +230,7 @@ def test_two_submitting_processes_and_a_restarted_server_lose_nothing(
         own_server.stop(number)
         time.sleep(0.3)
         own_server.start()
-    ends = [tuning.communicate(timeout=60)[0] for tuning in both]
+    ends = [tuning.communicate(timeout=120)[0] for tuning in both]
     assert [tuning.returncode for tuning in both] == [0, 0]
     kept: dict[str, list[str]] = dict(json.loads(end.splitlines()[-1]) for end in ends)
     with Store.open() as store:
