@@ -370,6 +370,22 @@ def test_a_worker_that_cannot_start_is_an_error_with_the_reason(store, monkeypat
     assert not store.rows()
 
 
+def test_a_gpu_that_does_not_start_is_an_error_before_another_one_measures(
+    store, monkeypatch
+) -> None:
+    hello = Supervisor.hello
+
+    def absent(self, *tries):
+        if self.index == 1:
+            raise MissingDependency("pip install planted")
+        return hello(self, *tries)
+
+    monkeypatch.setattr(Supervisor, "hello", absent)
+    with pytest.raises(MissingDependency, match="pip install planted"):
+        run(store, **BOTH)
+    assert not store.rows()
+
+
 BOTH = {"problems": ["small", "large"], "devices": "all", "variants": ["honest"], "peers": False}
 
 
@@ -400,7 +416,7 @@ def test_a_hang_on_one_gpu_does_not_affect_the_other(store, tmp_path, monkeypatc
     assert all(problem.winners for problem in report.problems) and report.restarts == 2
 
 
-def test_a_lost_gpu_is_an_error_after_the_other_gpu_has_finished(store, monkeypatch) -> None:
+def test_a_lost_gpu_is_an_error_after_the_other_gpu_has_tuned_all(store, monkeypatch) -> None:
     place = Supervisor.place
 
     def lost(self, problem, seed):
@@ -411,7 +427,7 @@ def test_a_lost_gpu_is_an_error_after_the_other_gpu_has_finished(store, monkeypa
     monkeypatch.setattr(Supervisor, "place", lost)
     with pytest.raises(LaunchError, match="does not recover"):
         run(store, **BOTH)
-    assert len(store.winners(gpu="planted", regime="eager")) == 1
+    assert len(store.winners(gpu="planted", regime="eager")) == 2
 
 
 def test_gpus_of_two_skus_are_not_tuned_together(planted, store, monkeypatch) -> None:
@@ -427,8 +443,9 @@ def test_the_largest_problems_come_first_and_shares_of_the_budget_are_equal(plan
     problems = list(planted.ENTRY.problems.values())
     assert largest_first(planted.ENTRY, problems, planted.GPU) == problems[::-1]
     queue, shares = Queue(problems * 2, 2, 100.0), []
-    for _, deadline in iter(queue.take, None):
-        shares.append(round((deadline - time.monotonic()) / SCREENING_SHARE))
+    for problem, deadline in iter(queue.take, None):
+        with queue.turn(problem):
+            shares.append(round((deadline - time.monotonic()) / SCREENING_SHARE))
     assert shares == [
         50,
         67,

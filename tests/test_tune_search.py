@@ -7,12 +7,16 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from statistics import median
 
+import postgres
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
+from kernelcat.errors import MissingDependency
 from kernelcat.runtime import gpu
 from kernelcat.tune import search
 from kernelcat.tune.candidate import Candidate, simplicity
@@ -40,9 +44,11 @@ def toy(variant: str, sizes: tuple[int, ...], first: int) -> Implementation:
     )
 
 
-def drive(name: str, candidates: list[Candidate], time_of) -> list[search.Round]:
+def drive(
+    name: str, candidates: list[Candidate], time_of, limit: int | None = None
+) -> list[search.Round]:
     """The rounds of a strategy; ``time_of`` is the time of a candidate, None where it fails."""
-    search_rounds, rounds = search.strategy(name, candidates), []
+    search_rounds, rounds = search.strategy(name, candidates, limit), []
     step = next(search_rounds, None)
     while step is not None:
         rounds.append(step)
@@ -103,6 +109,48 @@ def test_halving_times_fewer_candidates_longer_and_keeps_the_best(times) -> None
 def test_auto_is_exhaustive_for_few_candidates_only() -> None:
     assert len(drive("auto", pool(search.MAX_EXHAUSTIVE), lambda c: 1.0)) == 1
     assert len(drive("auto", pool(search.MAX_EXHAUSTIVE + 1), lambda c: 1.0)) == 3
+
+
+@pytest.mark.parametrize("name", search.STRATEGIES)
+@pytest.mark.parametrize("limit", [1, 20, 500])
+def test_a_limit_holds_for_every_strategy_and_none_repeats_itself(name, limit) -> None:
+    postgres.require("optuna")
+    rounds = drive(name, pool(100), lambda c: 1.0 + c.config["i"], limit)
+    screened = [c for step in rounds for c in step.candidates]
+    assert len(set(screened)) == min(limit, 100)
+    assert name == "halving" or len(screened) == len(set(screened))
+    assert rounds == drive(name, pool(100), lambda c: 1.0 + c.config["i"], limit)
+
+
+def test_the_model_finds_what_the_cost_model_puts_last() -> None:
+    """A space of 1,000 with one good value of each of three parameters, and half of it failing."""
+    postgres.require("optuna")
+    sizes = range(10)
+    space = [
+        Candidate("cuda", variant, Config(a=a, b=b, c=c))
+        for variant in ("v", "w") for a in sizes for b in sizes for c in sizes
+        if variant == "v" or a + b < 4
+    ]  # fmt: skip
+
+    def time_of(candidate: Candidate) -> float | None:
+        a, b, c = (candidate.config[name] for name in "abc")
+        if c % 2:
+            return None
+        return 10.0 + abs(a - 8) + abs(b - 7) + 2 * (c != 6) + 5 * (candidate.variant == "w")
+
+    guided, drawn = (
+        [time_of(c) for step in drive(name, space, time_of, 120) for c in step.candidates]
+        for name in ("tpe", "random")
+    )
+    assert min(filter(None, guided)) <= 11.0  # of 10 to 32
+    late = guided[60:]  # proposed by the model
+    assert median(filter(None, late)) < median(filter(None, drawn)) - 3
+
+
+def test_without_optuna_the_error_names_what_installs_it(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(MissingDependency, match=r"pip install 'kernelcat\[search\]'"):
+        search.strategy("tpe", ())
 
 
 def test_a_candidate_has_the_same_hash_in_another_process() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from kernelcat import catalog
+from kernelcat.cli import auditing
 from kernelcat.cli.devices import devices
 from kernelcat.cli.options import as_json, database, note_missing_languages, problem_names, seconds
 from kernelcat.cli.output import echo, emit, note_missing_database, show
@@ -21,6 +22,14 @@ _OPTIONS = (
         help="SKU; by default this machine's GPU. For another SKU, times are predicted.",
     ),
     devices,
+    click.option(
+        "--executor", type=click.Choice(("local", "ray")),
+        help="local: GPUs of this machine, the default. ray: GPUs of a running Ray cluster.",
+    ),
+    click.option(
+        "--address", metavar="HOST:PORT",
+        help="With --executor ray: where the cluster is; $RAY_ADDRESS or auto by default.",
+    ),
     problem_names,
     click.option(
         "--language", "languages", multiple=True, help="Use only this language; may be repeated."
@@ -47,6 +56,13 @@ _OPTIONS = (
 )  # fmt: skip
 
 
+def _auditing(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of an audit."""
+    for option in reversed(auditing.options):
+        command = option(command)
+    return command
+
+
 def _measuring(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that tune and bench share."""
     for option in reversed(_OPTIONS):
@@ -58,7 +74,6 @@ def _measuring(command: Callable[..., None]) -> Callable[..., None]:
 @click.argument("entry", required=False)
 @click.option(
     "--workload",
-    "path",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Tune the problems of this file, those that cost most first; ENTRY may be left out.",
 )
@@ -70,12 +85,22 @@ def _measuring(command: Callable[..., None]) -> Callable[..., None]:
 )
 @_measuring
 @click.option(
-    "--strategy", default="auto", help="Search strategy: auto, exhaustive, random or halving."
+    "--strategy",
+    default="auto",
+    help="Search strategy: auto, exhaustive, random, halving or tpe (a model that learns).",
+)
+@click.option(
+    "--trials",
+    type=click.IntRange(min=1),
+    metavar="COUNT",
+    help="Screen at most COUNT candidates of a problem.",
 )
 @click.option("--fresh", is_flag=True, help="Ignore earlier results, failures included.")
+@_auditing
 def tune(
-    as_json: bool, entry: str | None, path: Path | None, replays: int | None, **options: Any
-) -> None:
+    as_json: bool, entry: str | None, workload: Path | None, replays: int | None, audit: bool,
+    path: Path | None, shipped: bool, **options: Any,
+) -> None:  # fmt: skip
     """Find the fastest configurations of ENTRY.
 
     The fastest ones race with each other and with ENTRY's peers, and all results are stored. A tune
@@ -85,17 +110,24 @@ def tune(
     Example:
       kernelcat tune gemm --problem 4096x4096x4096 --budget 2m
       kernelcat tune --workload workload.jsonl --budget 10m
+      kernelcat tune gemm --audit --out audit.jsonl
 
     Progress goes to standard error: a bar on a terminal, elsewhere a line when a problem begins and
     one with its result when it ends.
 
-    With several GPUs of one SKU (--device all), each GPU screens and races one problem at a time.
+    With several GPUs of one SKU (--device all, or --executor ray with --gpu), each GPU screens and
+    races one problem at a time.
     The environment variable KERNELCAT_RECORD makes a program write a workload.
     """
     from kernelcat import tune
 
-    if path is not None:
-        return _tune_workload(path, entry, replays, as_json, **options)
+    if audit:
+        more = {"workload": workload, "replays": replays, **options}
+        return auditing.run(entry, path, shipped, as_json, **more)
+    if path is not None or shipped:
+        raise InvalidArgument("--out and --shipped are for --audit")
+    if workload is not None:
+        return _tune_workload(workload, entry, replays, as_json, **options)
     if entry is None:
         raise click.UsageError("Missing argument 'ENTRY'; only --workload goes without it.")
     if replays is not None:

@@ -7,7 +7,6 @@ each problem. ``tuning_db/random/`` has the files that come with the package.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 from kernelcat import paths
 from kernelcat.errors import InvalidArgument
+from kernelcat.store import headed_lines
 
 SEED = re.compile("[0-9a-f]{40}")
 """A seed: the hash of a commit."""
@@ -156,11 +156,8 @@ class RandomRaces:
 
     def write(self, path: Path) -> None:
         """Write a file in one step, in a new folder if need be."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         shared = {name: value for name, value in vars(self).items() if name != "races"}
-        temporary = path.with_name(f"{path.name}.tmp")
-        temporary.write_text("".join(map(_line, (shared, *map(asdict, self.races)))))
-        temporary.replace(path)
+        headed_lines.write(path, shared, map(asdict, self.races))
 
 
 def _geometric_mean(ordered: Sequence[float]) -> float | None:
@@ -196,7 +193,7 @@ def checked_seed(seed: str) -> str:
 def read(path: Path) -> RandomRaces:
     """The races in a file; ``InvalidArgument`` for a file of another form."""
     try:
-        shared, *races = map(json.loads, path.read_text().splitlines())
+        shared, races = headed_lines.read(path)
         return RandomRaces(**shared, races=tuple(RandomRace(**values) for values in races))
     except (ValueError, TypeError) as error:
         raise InvalidArgument(f"{path} has no random races: {error}") from error
@@ -210,7 +207,3 @@ def shipped(entry: str | None = None) -> list[RandomRaces]:
     found = map(read, (paths.data("tuning_db") / "random").glob("*.jsonl"))
     chosen = [races for races in found if entry in (None, races.entry)]
     return sorted(chosen, key=lambda races: (races.entry, races.gpu, races.created_at, races.seed))
-
-
-def _line(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, sort_keys=True, separators=(",", ":")) + "\n"

@@ -13,38 +13,34 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kernelcat.bench.states import STATES, TUNED
-from kernelcat.bench.timer import REGIMES
+from kernelcat.bench.states import STATES
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Entry, Problem
-from kernelcat.errors import InvalidArgument, MissingDependency, UnknownName, Unsupported, nearest
-from kernelcat.runtime import gpu as gpus
-from kernelcat.runtime.devices import Devices, numbers, shared_sku
+from kernelcat.errors import InvalidArgument, UnknownName, Unsupported, nearest
 from kernelcat.runtime.environment import Environment
 from kernelcat.runtime.gpu import Gpu
 from kernelcat.store import lines
 from kernelcat.store.measurement import Measurement, new_run
 from kernelcat.store.races import LADDER
 from kernelcat.tune import backend as backends
+from kernelcat.tune import executor as executors
 from kernelcat.tune import progress as progresses
 from kernelcat.tune import search
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.cross import cross_tune
+from kernelcat.tune.executor import Plan, Slot, Waiting
 from kernelcat.tune.measure import Choose, largest_first, measure
+from kernelcat.tune.options import Options
 from kernelcat.tune.pool import CompilePool, default_processes
 from kernelcat.tune.problem import ProblemTune, Tools
 from kernelcat.tune.progress import Progress, Quiet
 from kernelcat.tune.report import Interrupted, ProblemReport, TuneReport, Winner
 from kernelcat.tune.rows import Writer
-from kernelcat.tune.supervisor import Limits, Supervisor
-
-if TYPE_CHECKING:
-    from kernelcat.store import Store
+from kernelcat.tune.supervisor import Limits
 
 __all__ = [
     "Interrupted",
@@ -58,47 +54,8 @@ __all__ = [
     "ladder",
     "race_best_known",
     "tune",
+    "tune_whole_space",
 ]
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to tune. Every field is an argument of :func:`tune`."""
-
-    gpu: str | None = None
-    devices: Devices | None = None
-    problems: Sequence[str | Problem] | None = None
-    languages: Sequence[str] | None = None
-    variants: Sequence[str] | None = None
-    budget_s: float | None = None
-    strategy: str = "auto"
-    regimes: Sequence[str] = REGIMES
-    states: Sequence[str] = TUNED
-    peers: bool = True
-    fresh: bool = False
-    store: Store | None = None
-    progress: Progress | None = None
-    backend: str = backends.CUDA
-    limits: Limits = field(default_factory=Limits)
-    processes: int | None = None
-
-    def command(self, *words: str) -> str:
-        """The command line that continues an interrupted ``kernelcat`` with ``words``."""
-        line = ["kernelcat", *words]
-        line += [f"--gpu {self.gpu}"] if self.gpu else []
-        if self.devices == "all":
-            line.append("--device all")
-        elif self.devices is not None:
-            line += [f"--device {number}" for number in self.devices]
-        for problem in self.problems or ():
-            line += [f"--problem {problem}"] if isinstance(problem, str) else []
-        flags = {"--language": self.languages, "--variant": self.variants}
-        if LADDER not in self.states:
-            flags |= {"--regime": self.regimes} if self.regimes != REGIMES else {}
-            flags |= {"--state": self.states} if self.states != TUNED else {}
-        for flag, values in flags.items():
-            line += [f"{flag} {value}" for value in values or ()]
-        return " ".join(line)
 
 
 def tune(entry: str, **options: Any) -> TuneReport:
@@ -126,7 +83,9 @@ def tune(entry: str, **options: Any) -> TuneReport:
     budget_s : float, optional
         Seconds for all problems together. Each next problem gets an equal share of the time that
         remains.
-    strategy : ``auto``, ``exhaustive``, ``random`` or ``halving``
+    strategy : ``auto``, ``exhaustive``, ``random``, ``halving`` or ``tpe``
+    trials : int, optional
+        How many candidates of a problem are screened at most; None is the strategy's own limit.
     regimes : of ``graph`` (device time) and ``eager`` (host time included)
     states : of ``burst`` (cool chip) and ``sustained`` (hot chip); see ``kernelcat.bench.states``
     peers : bool
@@ -142,18 +101,24 @@ def tune(entry: str, **options: Any) -> TuneReport:
     limits : Limits
         Seconds after which a request counts as hung.
     processes : int, optional
-        Number of compiler processes; None chooses by the number of cores.
+        Number of compiler processes; None chooses by the number of cores. On a Ray cluster it is
+        the number for each GPU.
+    executor : ``local`` (this machine's GPUs) or ``ray`` (a running Ray cluster)
+    address : str, optional
+        ``HOST:PORT`` of the cluster's head, or ``auto``; this machine must belong to the cluster.
+        None is $RAY_ADDRESS, else ``auto``.
 
     Raises
     ------
     UnknownName
-        There is no such entry, problem, GPU, strategy or state.
+        There is no such entry, problem, GPU, strategy, state or executor.
     Unsupported
         No implementation has the given languages and variants.
     InvalidArgument
         The GPUs are not of one SKU, or there is no such backend.
     MissingDependency
-        There is no GPU in this machine and ``gpu`` is None, or CuPy is missing.
+        There is no GPU in this machine and ``gpu`` is None, there is no cluster, or CuPy is
+        missing.
     Interrupted
         Ctrl-C; a ``KeyboardInterrupt`` that holds the report so far.
     """
@@ -178,6 +143,19 @@ def ladder(entry: str, **options: Any) -> TuneReport:
     """
     ladder_options = {"strategy": "exhaustive", "regimes": ("graph",), "states": (LADDER,)}
     return _run("ladder --measure", entry, Options(**{**ladder_options, **options}), _best_known)
+
+
+def tune_whole_space(entry: str, **options: Any) -> TuneReport:
+    """Screens every legal configuration, also those that are not worth a try, and races the best.
+
+    Takes the arguments of :func:`tune`.
+    """
+    return _run("tune", entry, Options(**{"strategy": "exhaustive", **options}), _legal_candidates)
+
+
+def _legal_candidates(tuning: ProblemTune) -> list[Candidate]:
+    tools = tuning.tools
+    return search.candidates(tools.implementations, tuning.problem, tools.gpu, legal=True)
 
 
 def _all_candidates(tuning: ProblemTune) -> list[Candidate]:
@@ -211,47 +189,54 @@ def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
             raise UnknownName(f"unknown thermal state {state!r}{nearest(state, list(STATES))}")
     problems = _problems(entry, options.problems)
     implementations = _implementations(backend, entry, options)
-    target, devices = choose_target(backend, options)
-    start = time.monotonic()
-    report = TuneReport(entry.name, target.sku, "measured" if devices else "predicted", new_run())
     # Of all implementations: an incumbent may be of another language or variant than the options.
     digests = {
         (i.language, i.variant): backend.digest(i) for i in backend.implementations(entry.name)
     }
+    tuned = {(i.language, i.variant): digests[i.language, i.variant] for i in implementations}
+    start = time.monotonic()
     with ExitStack() as stack:
+        executor = stack.enter_context(executors.make(backend, options))
+        target = executor.gpu
+        report = TuneReport(entry.name, target.sku, "measured", new_run())
+        slots = executor.slots(Plan(entry.name, tuned, len(problems), report.note))
+        report.kind = "measured" if slots else "predicted"
         store = options.store or stack.enter_context(Store.open())
         progress = stack.enter_context(
             options.progress or progresses.default(entry.name, len(problems))
         )
-        devices = devices[: max(1, len(problems))]  # at most one GPU for each problem
-        processes = options.processes or default_processes(max(1, len(devices)))
-        pool = CompilePool(options.backend, target, processes, options.limits.compile_s)
-        stack.callback(pool.close)
-        limits, notes = options.limits.for_cache()
-        report.notes += notes if devices else []
-        supervisors = [Supervisor(options.backend, i, limits) for i in devices]
+        shown = {
+            slot.index: progress.line(f"GPU {slot.index}" if len(slots) > 1 else "")
+            for slot in slots
+        }
         lock, shipped = threading.Lock(), shipped_rows(entry, target)
 
-        def make_tools(supervisor: Supervisor) -> Tools:
-            hello = supervisor.hello()
+        def make_tools(slot: Slot, is_over: Callable[[], bool]) -> Tools | None:
+            line = shown[slot.index]
+            hello = slot.open(Waiting(is_over, line.phase))
+            if hello is None:
+                return None
             return Tools(
-                entry=entry, gpu=target, implementations=implementations, supervisor=supervisor,
-                pool=pool, store=store,
+                entry=entry, gpu=target, implementations=implementations,
+                supervisor=slot.supervisor, pool=slot.pool, store=store,
                 writer=Writer(entry, target.sku, report.run, hello.environment, digests),
-                progress=progress.line(f"GPU {supervisor.index}" if len(devices) > 1 else ""),
-                report=report, lock=lock,
+                progress=line, report=report, lock=lock,
                 regimes=[r for r in options.regimes if r in hello.regimes],
-                states=options.states, strategy=options.strategy, peers=options.peers,
+                states=options.states, strategy=options.strategy, trials=options.trials,
+                peers=options.peers,
                 fresh=options.fresh, shipped=shipped,
             )  # fmt: skip
 
         try:
-            if devices:
-                queued = largest_first(entry, problems, target) if len(devices) > 1 else problems
-                measure(supervisors, pool, make_tools, queued, options.budget_s, choose)
+            if slots:
+                queued = largest_first(entry, problems, target) if len(slots) > 1 else problems
+                measure(slots, make_tools, queued, options.budget_s, choose)
             else:
                 environment = Environment.capture(target).to_json()
                 writer = Writer(entry, target.sku, report.run, environment, digests)
+                processes = options.processes or default_processes(1)
+                pool = CompilePool(options.backend, target, processes, options.limits.compile_s)
+                stack.callback(pool.close)
                 cross_tune(entry, target, implementations, problems, pool=pool, store=store,
                            writer=writer, progress=progress.line(), report=report,
                            start=start, budget_s=options.budget_s)  # fmt: skip
@@ -262,7 +247,7 @@ def _run(verb: str, name: str, options: Options, choose: Choose) -> TuneReport:
         finally:
             order = [entry.problem_name(problem) or str(problem) for problem in problems]
             report.problems.sort(key=lambda problem: order.index(problem.name))
-            report.restarts = sum(supervisor.restarts for supervisor in supervisors)
+            report.restarts = sum(slot.restarts for slot in slots)
             report.duration_s = time.monotonic() - start
     return report
 
@@ -293,35 +278,3 @@ def _implementations(
         raise Unsupported(f"{entry.name} has no implementation with the given languages and "
                           f"variants: kernelcat show {entry.name} lists all")  # fmt: skip
     return implementations
-
-
-def choose_target(backend: backends.Backend, options: Options) -> tuple[Gpu, tuple[int, ...]]:
-    """The GPU to tune for, and the indices of GPUs on which to measure.
-
-    There are no indices if this machine has no such GPU.
-    """
-    try:
-        asked = (0,) if options.devices is None else options.devices
-        devices = numbers(asked, backend.count())
-        local = shared_sku({i: backend.gpu(i) for i in devices})
-    except MissingDependency:
-        if options.gpu is None:
-            raise
-        _refuse_devices(options)
-        return gpus.find(options.gpu), ()
-    if options.gpu is None or options.gpu == local.sku:
-        return local, devices
-    named = gpus.find(options.gpu)
-    if named.sku == local.sku:
-        return local, devices
-    _refuse_devices(options)
-    return named, ()
-
-
-def _refuse_devices(options: Options) -> None:
-    """Raise where GPUs of this machine are named, but times are predicted for another SKU."""
-    if options.devices is not None:
-        raise InvalidArgument(
-            f"--device names GPUs of this machine, and none of them is a {options.gpu}: leave out "
-            "--device to predict times, or leave out --gpu to measure"
-        )

@@ -17,8 +17,9 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
+from kernelcat.errors import KernelcatError
 from kernelcat.runtime import children
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.messages import Failed, Reply, Request
@@ -57,6 +58,32 @@ class ChildDied(Exception):
 
 class Stopped(Exception):
     """The child was ended because the tune ends: no candidate failed, and nothing is recorded."""
+
+
+class Lost(KernelcatError):
+    """The machine of the child is gone, with everything that ran there: no candidate failed."""
+
+
+class Link(Protocol):
+    """The parent's end of the connection to a child: :class:`Channel`, or another to a machine
+    elsewhere.
+
+    ``announced`` is the last candidate that the child announced.
+    """
+
+    announced: Candidate | None
+
+    def request(self, request: Request[Reply], timeout: float) -> Reply | Failed:
+        """As :meth:`Channel.request`; raises ``Lost`` too."""
+        ...
+
+    def kill(self) -> None:
+        """Ends the child at once."""
+        ...
+
+
+Start = Callable[..., Link]
+"""Starts a module of this package in a child, with the module's name and its arguments."""
 
 
 class Channel:

@@ -6,7 +6,6 @@ Candidates are compiled, and those that fit the GPU are ranked by the cost model
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -60,9 +59,9 @@ def cross_tune(
         "fit, and are ranked by a cost model"
     )
     report.notes.append(
-        f"to measure, run kernelcat tune {entry.name} on a machine with {gpu.name}, or on a Ray "
-        "cluster that has such machines: ray job submit --entrypoint-num-gpus 1 -- "
-        f"kernelcat tune {entry.name}"
+        f"to measure, run kernelcat tune {entry.name} on a machine with {gpu.name}, or use a Ray "
+        f"cluster that has such machines: kernelcat tune {entry.name} --gpu {gpu.sku} "
+        "--executor ray --address HOST:6379"
     )
     goal = NUM_FITTING if budget_s is None else MAX_FITTING
     end = start + (DEFAULT_BUDGET_S if budget_s is None else budget_s)
@@ -206,7 +205,7 @@ class Prediction:
         problem: Problem, writer: Writer,
     ) -> None:  # fmt: skip
         self.gpu, self.problem, self.writer = gpu, problem, writer
-        self.report = ProblemReport(entry.problem_name(problem) or str(problem), Counter())
+        self.report = ProblemReport(entry.problem_name(problem) or str(problem))
         turns = [Turn(problem, i, list(promising_candidates(i, problem, gpu)))
                  for i in implementations]  # fmt: skip
         self.turns = [turn for turn in turns if turn.candidates]

@@ -16,7 +16,7 @@ from itertools import islice
 from kernelcat.catalog.spec import Problem
 from kernelcat.runtime.gpu import Gpu
 from kernelcat.tune.candidate import Candidate
-from kernelcat.tune.channel import Channel, ChildDied, ChildTimeout, Stopped
+from kernelcat.tune.channel import Channel, ChildDied, ChildTimeout, Link, Start, Stopped
 from kernelcat.tune.failure import lost_child, tried_again
 from kernelcat.tune.messages import Build, Built, Failed
 
@@ -40,14 +40,18 @@ class CompilePool:
     """Compiles candidates in ``processes`` child processes.
 
     A candidate that does not compile within ``timeout`` seconds fails. Several threads may call
-    ``build`` at the same time; they get equal shares of the processes.
+    ``build`` at the same time; they get equal shares of the processes. ``start`` is where the
+    processes run; by default on this machine.
     """
 
-    def __init__(self, spec: str, gpu: Gpu, processes: int, timeout: float = 120) -> None:
+    def __init__(
+        self, spec: str, gpu: Gpu, processes: int, timeout: float = 120, start: Start = Channel
+    ) -> None:
         self.spec, self.gpu, self.processes, self.timeout = spec, gpu, processes, timeout
+        self.start = start
         self.threads = ThreadPoolExecutor(processes)
         self.local = threading.local()
-        self.channels: set[Channel] = set()
+        self.channels: set[Link] = set()
         self.builds: set[object] = set()
         self.seconds: dict[tuple[Problem, Candidate], float] = {}  # that each build took
         self.closed = False
@@ -114,18 +118,18 @@ class CompilePool:
             lost = lost_child(error)
             return self._replace(channel, replace(lost, detail=f"the compiler: {lost.detail}"))
 
-    def _channel(self) -> Channel:
+    def _channel(self) -> Link:
         """The child process of the current thread."""
-        channel: Channel | None = getattr(self.local, "channel", None)
+        channel: Link | None = getattr(self.local, "channel", None)
         if channel is None:
-            channel = Channel("kernelcat.tune.compiler", self.spec)
+            channel = self.start("kernelcat.tune.compiler", self.spec)
             self.local.channel = channel
             self.channels.add(channel)
             if self.closed:
                 channel.kill()
         return channel
 
-    def _replace(self, channel: Channel, outcome: Failed) -> Failed:
+    def _replace(self, channel: Link, outcome: Failed) -> Failed:
         """Drops a dead child, so that the thread starts another; returns ``outcome``."""
         if self.closed:
             raise Stopped

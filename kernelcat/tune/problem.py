@@ -67,6 +67,7 @@ class Tools:
     regimes: Sequence[str]
     states: Sequence[str]
     strategy: str = "auto"
+    trials: int | None = None
     peers: bool = True
     fresh: bool = False
     shipped: Sequence[Measurement] = ()
@@ -76,6 +77,11 @@ class Tools:
         with self.lock:
             self.store.keep(rows)
             self.report.rows += rows
+
+    def begin(self, tuning: ProblemTune) -> None:
+        """Adds the report of ``tuning``, which goes on with the report of an earlier try."""
+        with self.lock:
+            tuning.report = self.report.begun(tuning.report)
 
     def note(self, text: str) -> None:
         """Adds a note to the report, unless there is the same note already."""
@@ -107,6 +113,7 @@ class ProblemTune:
         ``screened`` is called when no candidate has to be compiled any more.
         """
         tools, report = self.tools, self.report
+        report.num_candidates = len(candidates)
         report.known = sum(c in self.history.failed for c in candidates)
         tools.progress.problem(report.name, len(candidates))
         if not candidates:
@@ -129,14 +136,16 @@ class ProblemTune:
         peers = self._peers() if tools.peers else []
         for state in tools.states:
             for regime in tools.regimes:
-                self._race(regime, state, peers)
+                if (regime, state) not in report.winners:  # raced before the machine was lost
+                    self._race(regime, state, peers)
         return report
 
     def _history(self) -> History:
         """Results of earlier tunes, shipped and local, and the incumbents of all races."""
         tools = self.tools
-        if tools.fresh:
-            return History({}, {}, {})
+        if tools.fresh:  # only what this tune measured before the problem's machine was lost
+            rows = tools.store.rows(run=tools.report.run, gpu=tools.gpu.sku, problem=self.problem)
+            return History.of(rows, {}, tools.writer.digests, tools.regimes[0])
         past = Past.of(tools.entry.name, tools.gpu.sku, tools.store, tools.shipped, self.problem)
         return past.history(self.problem, tools.writer.digests, tools.regimes[0])
 
@@ -151,7 +160,7 @@ class ProblemTune:
                 self.times[candidate] = self.history.times[candidate]
                 self.effort[candidate] = float("inf")
                 self.report.known += 1
-        rounds = search.strategy(self.tools.strategy, candidates)
+        rounds = search.strategy(self.tools.strategy, candidates, self.tools.trials)
         step = next(rounds, None)
         while step is not None and not self.report.cut_short:
             self._screen_all(step)

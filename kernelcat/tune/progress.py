@@ -203,13 +203,19 @@ class LinesOfGpu:
 
     def _write_rarely(self, phase: str) -> None:
         """Write how far the problem is, unless there was a line a short time ago."""
-        if time.monotonic() - self.last >= QUIET_S:
+        if time.monotonic() - self.last < QUIET_S:
+            return
+        if not self.num_candidates:  # no problem has begun
+            self._write(phase)
+        else:
             self._write(f"{phase}, {self.num_tried} of {self.num_candidates} candidates tried, "
                         f"{self.num_failed} failed{self.best}")  # fmt: skip
 
     def _write(self, text: str) -> None:
         self.last = time.monotonic()
-        print(printable(f"{self.title} {self.name}: {text}"), file=sys.stderr, flush=True)
+        title = f"{self.title} {self.name}".strip()
+        # One write a line: GPUs report at the same time.
+        print(printable(f"{title}: {text}") + "\n", end="", file=sys.stderr, flush=True)
 
 
 def _problems(count: int) -> str:

@@ -56,8 +56,9 @@ class ProblemReport:
 
     Attributes
     ----------
+    num_candidates : candidates among which the tune searched
     tried : status -> number of candidates that got this status in this tune
-    known : number of candidates whose time or failure is known from earlier tunes
+    known : number of candidates whose time or failure was known when the tune of the problem began
     winners : (regime, thermal state) -> winner
     skipped_peers : name of a peer -> why the peer did not race
     skipped : why the problem could not be tuned; else None
@@ -66,6 +67,7 @@ class ProblemReport:
     """
 
     name: str
+    num_candidates: int = 0
     tried: Counter[str] = field(default_factory=Counter)
     known: int = 0
     winners: dict[tuple[str, str], Winner] = field(default_factory=dict)
@@ -107,6 +109,16 @@ class TuneReport:
     def skipped(self) -> dict[str, str]:
         """Problems that could not be tuned, with the reason."""
         return {p.name: p.skipped for p in self.problems if p.skipped}
+
+    def begun(self, problem: ProblemReport) -> ProblemReport:
+        """The report of that problem in this tune: ``problem``, which is added, or an earlier one.
+
+        There is an earlier one if the machine that tuned the problem was lost.
+        """
+        earlier = next((each for each in self.problems if each.name == problem.name), None)
+        if earlier is None:
+            self.problems.append(problem)
+        return earlier or problem
 
     def note(self, text: str) -> None:
         """Adds a note, unless there is the same note already."""

@@ -2,7 +2,7 @@
 
 A strategy is a generator. It yields rounds of candidates, and is sent the times of the candidates
 of the round (microseconds; candidates that failed are missing). The most promising candidates come
-first.
+first. A strategy may get a limit of the number of candidates that it screens.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import UnknownName, nearest
 from kernelcat.runtime.gpu import Gpu
+from kernelcat.tune import tpe
 from kernelcat.tune.candidate import Candidate
 
 EFFORT_US = 20_000.0
@@ -23,7 +24,7 @@ MAX_EXHAUSTIVE = 256
 """The strategy ``auto`` is exhaustive up to this number of candidates; halving begins with at most
 this number."""
 SAMPLE_SIZE = 64
-"""Number of candidates that the random strategy draws."""
+"""Number of candidates that the strategies ``random`` and ``tpe`` screen without a limit."""
 REDUCTION = 3
 """Successive halving keeps one candidate in three, and times each of them three times as long."""
 
@@ -38,26 +39,26 @@ class Round:
 
 Times = Mapping[Candidate, float]
 Search = Generator[Round, Times, None]
-Strategy = Callable[[Sequence[Candidate]], Search]
+Strategy = Callable[[Sequence[Candidate], int | None], Search]
 
 
-def exhaustive(candidates: Sequence[Candidate]) -> Search:
-    """Every candidate once."""
-    yield Round(candidates)
+def exhaustive(candidates: Sequence[Candidate], limit: int | None = None) -> Search:
+    """Every candidate once; with a limit, the most promising ones."""
+    yield Round(candidates[:limit])
 
 
-def random(candidates: Sequence[Candidate]) -> Search:
+def random(candidates: Sequence[Candidate], limit: int | None = None) -> Search:
     """A random sample, drawn with a fixed seed."""
     draw = random_numbers.Random(0)
-    yield Round(draw.sample(candidates, min(SAMPLE_SIZE, len(candidates))))
+    yield Round(draw.sample(candidates, min(limit or SAMPLE_SIZE, len(candidates))))
 
 
-def halving(candidates: Sequence[Candidate]) -> Search:
+def halving(candidates: Sequence[Candidate], limit: int | None = None) -> Search:
     """Successive halving: short timings of many candidates, then longer ones of fewer.
 
     Jamieson and Talwalkar, arXiv 1502.07943.
     """
-    survivors: Sequence[Candidate] = candidates[:MAX_EXHAUSTIVE]
+    survivors: Sequence[Candidate] = candidates[: limit or MAX_EXHAUSTIVE]
     effort = EFFORT_US / REDUCTION**2
     while survivors:
         times = yield Round(survivors, effort)
@@ -67,20 +68,45 @@ def halving(candidates: Sequence[Candidate]) -> Search:
         survivors, effort = ranked[: -(-len(ranked) // REDUCTION)], effort * REDUCTION
 
 
+def guided(candidates: Sequence[Candidate], limit: int | None = None) -> Search:
+    """What a model of the times so far proposes; see :mod:`kernelcat.tune.tpe`."""
+    batches = tpe.proposals(candidates, limit or SAMPLE_SIZE)
+    batch = next(batches, None)
+    while batch is not None:
+        times = yield Round(batch)
+        try:
+            batch = batches.send(times)
+        except StopIteration:
+            return
+
+
 STRATEGIES: dict[str, Strategy] = {
     "exhaustive": exhaustive,
     "random": random,
     "halving": halving,
+    "tpe": guided,
 }
 
 
-def strategy(name: str, candidates: Sequence[Candidate]) -> Search:
-    """The search by strategy ``name``; ``auto`` is exhaustive for few candidates, else halving."""
+def strategy(name: str, candidates: Sequence[Candidate], limit: int | None = None) -> Search:
+    """The search by strategy ``name``; ``auto`` is exhaustive for few candidates, else halving.
+
+    At most ``limit`` candidates are screened.
+
+    Raises
+    ------
+    UnknownName
+        There is no such strategy.
+    MissingDependency
+        The strategy's library is not installed.
+    """
     if name == "auto":
         name = "exhaustive" if len(candidates) <= MAX_EXHAUSTIVE else "halving"
     if name not in STRATEGIES:
         raise UnknownName(f"unknown strategy {name!r}{nearest(name, ['auto', *STRATEGIES])}")
-    return STRATEGIES[name](candidates)
+    if name == "tpe":
+        tpe.require()
+    return STRATEGIES[name](candidates, limit)
 
 
 def default(implementation: Implementation, problem: Problem, gpu: Gpu) -> Config | None:
@@ -91,18 +117,25 @@ def default(implementation: Implementation, problem: Problem, gpu: Gpu) -> Confi
     return config if implementation.why_not_try(config, problem, gpu) is None else None
 
 
-def by_estimate(implementation: Implementation, problem: Problem, gpu: Gpu) -> list[Config]:
-    """The configurations worth a try for ``problem``, sorted by the estimate of the cost model."""
+def by_estimate(
+    implementation: Implementation, problem: Problem, gpu: Gpu, legal: bool = False
+) -> list[Config]:
+    """The configurations worth a try for ``problem``, sorted by the estimate of the cost model.
+
+    With ``legal``, all that can serve the problem.
+    """
     return sorted(
-        implementation.configs(problem, gpu),
+        (implementation.legal if legal else implementation.configs)(problem, gpu),
         key=lambda config: (implementation.estimate(problem, config, gpu), config.key),
     )
 
 
 def candidates(
-    implementations: Sequence[Implementation], problem: Problem, gpu: Gpu
+    implementations: Sequence[Implementation], problem: Problem, gpu: Gpu, legal: bool = False
 ) -> list[Candidate]:
     """All candidates for ``problem``: defaults first, then the others by estimate.
+
+    Candidates are worth a try; with ``legal``, all that can serve the problem.
 
     Implementations take turns, so that an early end of the search is fair to all. In each turn the
     implementation with the smallest estimate comes first, and a naive kernel that takes seconds
@@ -111,7 +144,7 @@ def candidates(
     estimated = []
     for implementation in implementations:
         first = default(implementation, problem, gpu)
-        ranked = by_estimate(implementation, problem, gpu)
+        ranked = by_estimate(implementation, problem, gpu, legal)
         queue = ([first] if first is not None else []) + [c for c in ranked if c != first]
         if queue:
             best = implementation.estimate(problem, (ranked or queue)[0], gpu)

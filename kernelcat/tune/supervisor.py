@@ -10,7 +10,7 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.errors import LaunchError, MissingDependency
 from kernelcat.jit import cache
 from kernelcat.tune.candidate import Candidate
-from kernelcat.tune.channel import Channel, ChildDied, ChildTimeout, Stopped
+from kernelcat.tune.channel import Channel, ChildDied, ChildTimeout, Link, Start, Stopped
 from kernelcat.tune.failure import MAX_TRIES, lost_child, tried_again
 from kernelcat.tune.messages import (
     SKIPPED,
@@ -67,13 +67,16 @@ class Supervisor:
     """A measuring process for GPU ``index``, which is restarted when it hangs or dies.
 
     The restarted process gets the arrays of the current problem again. One thread makes requests.
-    Another thread may call ``close``, which raises ``Stopped`` in the first thread.
+    Another thread may call ``close``, which raises ``Stopped`` in the first thread. ``start`` is
+    where the process runs; by default on this machine.
     """
 
-    def __init__(self, spec: str, index: int = 0, limits: Limits | None = None) -> None:
-        self.spec, self.index = spec, index
+    def __init__(
+        self, spec: str, index: int = 0, limits: Limits | None = None, start: Start = Channel
+    ) -> None:
+        self.spec, self.index, self.start = spec, index, start
         self.limits = limits or Limits()
-        self.channel: Channel | None = None
+        self.channel: Link | None = None
         self.problem: Problem | None = None
         self.seed = 0
         self.placed: Placed | None = None
@@ -94,7 +97,7 @@ class Supervisor:
         MissingDependency, LaunchError
             The worker cannot work on this machine.
         """
-        self.channel = Channel("kernelcat.tune.worker", self.spec, str(self.index))
+        self.channel = self.start("kernelcat.tune.worker", self.spec, str(self.index))
         self.starts += 1
         if self.closed:  # close() ran before the channel existed
             self.channel.kill()

@@ -21,7 +21,9 @@ from kernelcat.errors import InvalidArgument, UnknownName, Unsupported
 from kernelcat.runtime.gpu import Gpu
 from kernelcat.store import workload
 from kernelcat.store.workload import Use
-from kernelcat.tune import Options, backends, choose_target, shipped_rows, tune
+from kernelcat.tune import backends, shipped_rows, tune
+from kernelcat.tune.executor import choose_target
+from kernelcat.tune.options import LOCAL, Options
 from kernelcat.tune.report import Interrupted, TuneReport, WorkloadReport
 from kernelcat.tune.rows import Past
 
@@ -84,6 +86,9 @@ def tune_workload(
     asked = Options(**options)
     if asked.devices == "all" or len(asked.devices or ()) > 1:
         raise InvalidArgument("a workload is tuned on one GPU: name one --device")
+    if asked.executor != LOCAL:
+        raise InvalidArgument("a workload is tuned on one GPU of this machine: leave out "
+                              "--executor, or tune its entries one by one")  # fmt: skip
     backend = backends.load(asked.backend)
     target, devices = choose_target(backend, asked)
     with ExitStack() as stack:
