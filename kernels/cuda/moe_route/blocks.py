@@ -28,15 +28,31 @@ PLACE_THREADS = 512
 """Threads of a thread block of the second launch."""
 
 
+def max_experts(problem: Problem) -> int:
+    """Experts that counts have room for: a power of two, at least 32."""
+    return 32 << (ceil(problem["experts"] / 32) - 1).bit_length()
+
+
+def num_groups(problem: Problem) -> int:
+    """Groups that selection tells apart: one where a token may use all."""
+    return int(problem["groups"]) if is_limited(problem) else 1
+
+
+def group_lanes(problem: Problem) -> int:
+    """Lanes of a warp that share a group's experts: a power of two."""
+    return 1 << (32 // num_groups(problem)).bit_length() - 1
+
+
 def per_lane(problem: Problem) -> int:
-    """Experts that a lane holds: a power of two."""
-    return 1 << (ceil(problem["experts"] / 32) - 1).bit_length()
+    """Experts that a lane holds, all of one group: a power of two."""
+    group_size = problem["experts"] // num_groups(problem)
+    return 1 << (ceil(group_size / group_lanes(problem)) - 1).bit_length()
 
 
 def vector_size(problem: Problem, dtype: str) -> int:
-    """Logits of one load: at most 16 bytes, and a divisor of a row."""
+    """Logits of one load: at most 16 bytes, and a divisor of a group."""
     vector = min(16 // itemsize(dtype), per_lane(problem))
-    while problem["experts"] % vector:
+    while problem["experts"] // num_groups(problem) % vector:
         vector //= 2
     return vector
 

@@ -110,33 +110,31 @@ def _naive_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 # bitmask ------------------------------------------------------------------------------------------
 
-MAX_TOP_K = 16
-
-
 def _selection(problem: Problem, config: Config) -> dict[str, int | str | bool]:
     """Constants of a thread block that selects experts."""
+    groups = blocks.num_groups(problem)
+    axes = ("score", "correction", "renormalize", "experts", "top_k")
     return {
-        **_rule(problem),
+        **{axis: problem[axis] for axis in axes},
+        "groups": groups,
+        "top_groups": min(groups, problem["top_groups"]),
+        "group_lanes": blocks.group_lanes(problem),
         "per_lane": blocks.per_lane(problem),
         "vector": blocks.vector_size(problem, problem["dtype"]),
+        "max_experts": blocks.max_experts(problem),
         **config,
     }
 
 
-def _selection_sizes(problem: Problem) -> tuple[Param, ...]:
-    """As `sizes`, and the lanes that find the best scores of a group."""
-    return (*sizes(problem), Int32(1 << (32 // problem["groups"]).bit_length() - 1))
-
-
 def _shared_bytes(problem: Problem, config: Config) -> int:
-    """Shared memory of the cluster's kernel: masks, experts, scores, sums, counts, rerouting."""
-    max_experts, block_tokens = 32 * blocks.per_lane(problem), config["block_tokens"]
-    slots = MAX_TOP_K * block_tokens
+    """Shared memory of the cluster's kernel: masks, slots, sigmoids, sums, counts, rerouting."""
+    max_experts, block_tokens = blocks.max_experts(problem), config["block_tokens"]
+    slots = problem["top_k"] * block_tokens
     masks = 4 * ceil(block_tokens / 32) * max_experts
-    scores = 4 * max_experts * config["warps"] * blocks.is_limited(problem)
+    sigmoids = 4 * problem["experts"] * config["warps"] * (problem["score"] == "sigmoid")
     counts = 2 * max_experts * blocks.cluster_size(problem, config) * (1 + reroutes(problem))
     rerouting = (4 * max_experts + 2 * slots) * reroutes(problem)
-    return int(masks + 6 * slots + scores + 12 * max_experts + counts + rerouting + 1024)
+    return int(masks + 6 * slots + sigmoids + 12 * max_experts + counts + rerouting + 1024)
 
 
 def _bitmask(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -149,7 +147,7 @@ def _one_launch(problem: Problem, config: Config) -> Program:
     cluster = blocks.cluster_size(problem, config)
     params = (
         *pointers("logits", "correction", *SELECTED, *MAPS),
-        *_selection_sizes(problem),
+        Int32(problem["tokens"]),
         Float32(problem["scaling"]),
         Int32(capacity_of(problem)),
     )
@@ -166,11 +164,11 @@ def _one_launch(problem: Problem, config: Config) -> Program:
 
 
 def _two_launches(problem: Problem, config: Config) -> Program:
-    num_blocks, max_experts = blocks.num_blocks(problem, config), 32 * blocks.per_lane(problem)
+    num_blocks, max_experts = blocks.num_blocks(problem, config), blocks.max_experts(problem)
     grid = (num_blocks, 1, 1)
     select_params = (
         *pointers("logits", "correction", *SELECTED, "position", "block_counts"),
-        *_selection_sizes(problem),
+        Int32(problem["tokens"]),
         Float32(problem["scaling"]),
     )
     select = _source("bitmask:Select", problem, select_params, _selection(problem, config))

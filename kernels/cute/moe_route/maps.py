@@ -12,7 +12,8 @@ class Maps:
 
     ``has_load`` is whether there is a load to add to. In shared memory are
 
-        sTotals   (max_experts,)      assignments of all tokens, before the capacity limit
+        sTotals   (max_experts,)      assignments of all tokens, before the capacity limit;
+                                      0 beyond the last expert
         sEarlier  (max_experts,)      those of tokens before the thread block's tokens
         sStarts   (max_experts + 1,)  prefix sums of the totals, which are limited to the capacity
     """
@@ -30,7 +31,6 @@ class Maps:
         self,
         sTotals: cute.Tensor,
         sStarts: cute.Tensor,  # written
-        experts: Int32,
         capacity: Int32,
     ):
         """Computes ``sStarts``; for one warp."""
@@ -38,9 +38,7 @@ class Maps:
         counts, total = cute.make_rmem_tensor(per_lane, Int32), Int32(0)
         for i in cutlass.range_constexpr(per_lane):
             expert = lane * per_lane + i
-            counts[i] = Int32(0)
-            if expert < experts:
-                counts[i] = cutlass.min(Int32(sTotals[expert]), capacity)
+            counts[i] = cutlass.min(Int32(sTotals[expert]), capacity)
             total += counts[i]
         end = total
         for power in cutlass.range_constexpr(5):
