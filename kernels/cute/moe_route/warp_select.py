@@ -168,13 +168,20 @@ class WarpSelect:
         total = value_of(best)
         if self.group_size > 1:
             total = total + value_of(second)
-        key, group = key_of(total), self.group_and_part()[0]
-        others = [cute.arch.shuffle_sync(key, g * self.group_lanes) for g in range(self.groups)]
-        num_better = Int32(0)
-        for i, other in enumerate(others):
-            least = chosen(group > i, key, key + Uint32(1))  # ties go to the lower group
-            num_better += chosen(other >= least, Int32(1), Int32(0))
-        return num_better < self.top_groups
+        return self.num_better_groups(key_of(total)) < self.top_groups
+
+    def num_better_groups(self, key: Uint32):
+        """Groups with a larger key than the lane's group; each of a group's lanes compares some."""
+        (group, part), num_better = self.group_and_part(), Int32(0)
+        for first in range(0, self.groups, self.group_lanes):
+            other = first + part
+            other_key = cute.arch.shuffle_sync(key, other * self.group_lanes % LANES)
+            least = chosen(other < group, key, key + Uint32(1))  # ties go to the lower group
+            is_better = (other_key >= least) & (other < self.groups)
+            num_better += chosen(is_better, Int32(1), Int32(0))
+        for power in range(self.group_lanes.bit_length() - 1):
+            num_better += cute.arch.shuffle_sync_bfly(num_better, 1 << power)
+        return num_better
 
     def take_best(self, keys: cute.Tensor, tails: cute.Tensor):
         """Takes the best candidate out of the lanes' sorted lists (per_lane,).
