@@ -53,8 +53,8 @@ struct ClusterCounts {
 template <typename Setup>
 struct Rerouting {
   static constexpr int kMaxExperts = Setup::kMaxExperts, kTopK = Setup::kTopK;
-  int served[kMaxExperts];  // assignments that are accepted, of the whole cluster
-  int num_refused;          // proposals of the last round, of the whole cluster
+  int served[kMaxExperts];         // assignments that are accepted, of the whole cluster
+  int num_refused;                 // proposals of the last round, of the whole cluster
   short proposals[Setup::kSlots];  // -1 for a slot without a proposal
 
   // Accepts the proposals that `masks` and `sums` describe; an accepted one goes to `experts`.

@@ -5,7 +5,7 @@ All thread blocks go through the same rounds, because they compute the same sums
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int16, Int32, Uint32
+from cutlass import Float32, Int16, Int32, Uint32
 
 from kernelcat.kernels.cute.moe_route import token_masks
 from kernelcat.kernels.cute.moe_route.cluster_counts import ClusterCounts
@@ -163,12 +163,10 @@ class Rerouting:
     ):
         """Takes out experts without room, and for softmax those with a logit of -inf."""
         for i in cutlass.range_constexpr(self.block.per_lane):
-            is_open = Boolean(True)
+            expert = chosen(keys[i] > Uint32(0), Int32(~tails[i]), Int32(0))
+            is_open = sServed[expert] < capacity
             if cutlass.const_expr(self.block.score.is_softmax):
-                is_open = value_of(keys[i]) > -Float32.inf
-            if keys[i] > Uint32(0):
-                if sServed[Int32(~tails[i])] >= capacity:
-                    is_open = Boolean(False)
+                is_open = is_open & (value_of(keys[i]) > -Float32.inf)
             keys[i] = chosen(is_open, keys[i], Uint32(0))
 
     @cute.jit
