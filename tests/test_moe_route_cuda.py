@@ -35,6 +35,20 @@ CASES = {
     ),
     "no tokens": ("bitmask", {"block_tokens": 4}, (0, 40, 4), {"load": True}),
     "groups": ("bitmask", {"block_tokens": 64}, (70, 64, 6), DEEPSEEK),
+    "groups of seven experts": (
+        "bitmask", {"block_tokens": 8}, (20, 35, 3), {**DEEPSEEK, "groups": 5, "top_groups": 2},
+    ),
+    "groups of 20 experts in eight lanes": (
+        "bitmask", {"block_tokens": 16}, (20, 60, 4), {**DEEPSEEK, "groups": 3, "top_groups": 2},
+    ),
+    "groups of one expert": (
+        "bitmask", {"block_tokens": 8}, (20, 24, 3),
+        {**DEEPSEEK, "groups": 24, "top_groups": 3, "renormalize": False},
+    ),
+    "corrections of half a vector of logits": (
+        "bitmask", {"block_tokens": 16}, (40, 256, 8),
+        {**DEEPSEEK, "dtype": "bfloat16", "groups": 1, "skew": "zipf"},
+    ),
     "512 experts": (
         "bitmask", {"block_tokens": 16}, (33, 500, 16),
         {"dtype": "float16", "skew": "hot", "capacity_factor": 1.25},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,13 @@ CASES = {
     "groups of one expert": (
         "bitmask", {"block_tokens": 8}, (4, 24, 3),
         {**DEEPSEEK, "groups": 24, "top_groups": 3, "renormalize": False},
+    ),
+    "groups of 20 experts in eight lanes": (
+        "bitmask", {"block_tokens": 4}, (6, 60, 4), {**DEEPSEEK, "groups": 3, "top_groups": 2},
+    ),
+    "sigmoid of all groups": (
+        "bitmask", {"block_tokens": 4}, (5, 96, 1),
+        {**DEEPSEEK, "groups": 4, "correction": False},
     ),
     "500 experts": ("bitmask", {"block_tokens": 16}, (2, 500, 16), {"scaling": 2.5}),
     "two launches": (
@@ -100,12 +108,27 @@ def test_a_kernel_is_right_and_leaves_its_workspaces_ready(verdicts, name: str) 
     assert verdicts[name] == ["", ""]
 
 
+@pytest.mark.parametrize("count", [1, 2, 4, 8, 16, 32])
+def test_candidates_are_sorted_by_the_compared_pairs(count: int) -> None:
+    """A network that sorts all zeros and ones sorts everything."""
+    from kernelcat.kernels.cute.moe_route.warp_select import compared_pairs
+
+    dice, pairs = random.Random(count), compared_pairs(count)
+    numbers = range(1 << count) if count <= 8 else [dice.getrandbits(count) for _ in range(2000)]
+    for number in numbers:
+        bits = [number >> i & 1 for i in range(count)]
+        for i, j in pairs:
+            bits[i], bits[j] = max(bits[i], bits[j]), min(bits[i], bits[j])
+        assert bits == sorted(bits, reverse=True)
+
+
 @pytest.mark.parametrize(
     ("problem", "config"),
     [
         (routed(512, 500, 16, capacity_factor=1.0, overflow="reroute"), {"warps": 16}),
         (routed(64, 128, 8, dtype="bfloat16", renormalize=True), {"warps": 32}),
         (routed(4096, 256, 8, **DEEPSEEK), {"warps": 4}),
+        (routed(64, 256, 8, **DEEPSEEK), {"warps": 32}),
     ],
     ids=str,
 )

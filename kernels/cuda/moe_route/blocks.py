@@ -99,16 +99,19 @@ def unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Launches, the latency of a warp's tokens or the issue of their instructions, and the maps."""
+    """Launches, the latency of a warp's tokens or the issue of their instructions, and the maps.
+
+    Cycles are counted in machine code: of the chain of dependent instructions, and of the issue.
+    """
     tokens, block_tokens, warps = problem["tokens"], config["block_tokens"], config["warps"]
     ctas, top_k = num_blocks(problem, config), problem["top_k"]
     lane_experts = per_lane(problem)
-    token_us = (0.3 + top_k * (0.04 + 0.003 * lane_experts)) * (1.5 if is_limited(problem) else 1.0)
-    issue_us = (60 + 10 * lane_experts + top_k * (10 + 5 * lane_experts)) / 4 / 1700
+    token_us = (300 + 60 * top_k + 47 * lane_experts + 270 * is_limited(problem)) / 1700
+    issue_us = (60 + 35 * lane_experts + top_k * (20 + 4 * lane_experts)) / 4 / 1700
     waves = ceil(ctas * warps / (32 * gpu.sms))
     resident = min(ctas / gpu.sms, 32 / warps) if ctas > gpu.sms else 1
     block_us = max(ceil(block_tokens / warps) * token_us, block_tokens * resident * issue_us)
     if tokens <= CLUSTER_TOKENS:
         return LAUNCH_US + block_us + 0.8 + 0.15 * cluster_size(problem, config).bit_length()
-    maps_us = 1.5 + ctas**2 * 32 * lane_experts / 5e6
+    maps_us = 1.5 + ctas**2 * max_experts(problem) / 5e6
     return 2 * LAUNCH_US + copy_us(ENTRY.bytes_moved(problem), gpu) + waves * block_us + maps_us
