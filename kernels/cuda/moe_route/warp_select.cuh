@@ -112,20 +112,22 @@ struct LaneCandidates {
   static constexpr int kPerLane = Experts::kPerLane;
   uint32_t keys[kPerLane], tails[kPerLane];
 
-  // By Batcher's odd-even mergesort, in descending order.
+  // Sorts in descending order, by Batcher's odd-even mergesort: from the step on that merges sorted
+  // parts of kSize and compares over kDistance.
+  template <int kSize = 1, int kDistance = 1>
   __device__ __forceinline__ void sort() {
+    if constexpr (kSize < kPerLane) {
 #pragma unroll
-    for (int size = 1; size < kPerLane; size *= 2) {
-#pragma unroll
-      for (int distance = size; distance > 0; distance /= 2) {
-#pragma unroll
-        for (int i = 0; i < kPerLane - distance; ++i) {
-          const int offset = i - distance % size;
-          if (offset >= 0 && offset / distance % 2 == 0 &&
-              i / (2 * size) == (i + distance) / (2 * size)) {
-            put_in_order(i, i + distance);
-          }
+      for (int i = kDistance % kSize; i < kPerLane - kDistance; ++i) {
+        const bool is_first = (i - kDistance % kSize) / kDistance % 2 == 0;
+        if (is_first && i / (2 * kSize) == (i + kDistance) / (2 * kSize)) {
+          put_in_order(i, i + kDistance);
         }
+      }
+      if constexpr (kDistance > 1) {
+        sort<kSize, kDistance / 2>();
+      } else {
+        sort<2 * kSize, 2 * kSize>();
       }
     }
   }
