@@ -7,8 +7,11 @@ import shutil
 import pytest
 from cuda_host import HostCuda
 
-from kernelcat import catalog
+from kernelcat import catalog, jit
 from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.spec import Problem
+from kernelcat.reference.moe_route import routed
+from kernelcat.runtime import gpu
 from kernelcat.verify import gate
 
 pytestmark = [
@@ -99,3 +102,16 @@ def test_a_kernel_is_right_and_leaves_its_workspaces_ready(name: str, device: Ho
     for _ in range(2):  # the second run finds the workspaces as the first one left them
         verdict = prepared.verify_run(run)
         assert verdict.passed, verdict.detail
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [routed(512, 500, 16, capacity_factor=1.0, overflow="reroute"), routed(64, 256, 8, **DEEPSEEK)],
+    ids=str,
+)
+def test_lists_of_candidates_stay_in_registers(problem: Problem) -> None:
+    bitmask, target = catalog.implementation("moe_route", "cuda", "bitmask"), gpu.find("h200")
+    chosen = Config(block_tokens=32, warps=16)
+    (step,) = bitmask.program(problem, chosen, target).steps
+    metadata = jit.build(step.source, target.arch).metadata
+    assert metadata["spill_bytes"] == metadata["stack_bytes"] == 0
