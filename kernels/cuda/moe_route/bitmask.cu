@@ -44,7 +44,8 @@ __global__ void __launch_bounds__(Setup::kThreads)
   }
   if (warp_index() == 0) sums.scan(capacity);
   __syncthreads();
-  if (rank == 0) sums.store(out, kExperts, capacity);
+  // Not by the first warp, which may be the only one that has slots.
+  if (rank == 0) sums.store(out, kExperts, capacity, kWarpThreads);
   const int num_slots = block.num_tokens * kTopK, first_slot = block.first_token * kTopK;
 #pragma unroll 1
   for (int slot = threadIdx.x; slot < num_slots; slot += Setup::kThreads) {

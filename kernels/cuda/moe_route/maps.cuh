@@ -49,15 +49,19 @@ struct ExpertCounts {
     if (lane_index() == kWarpThreads - 1) starts[kMaxExperts] = end;
   }
 
-  // Stores counts and offsets and adds to `load`: the task of one thread block of the grid.
-  __device__ __forceinline__ void store(const Routed& out, int experts, int capacity) const {
+  // Stores counts and offsets and adds to `load`: the task of one thread block of the grid. The
+  // threads before `first_thread` do nothing.
+  __device__ __forceinline__ void store(const Routed& out, int experts, int capacity,
+                                        int first_thread = 0) const {
+    const int first = static_cast<int>(threadIdx.x) - first_thread;
+    if (first < 0) return;
 #pragma unroll 1
-    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
+    for (int e = first; e < experts; e += blockDim.x - first_thread) {
       out.counts[e] = min(totals[e], capacity);
       out.offsets[e] = starts[e];
       if (out.load) out.load[e] += totals[e];
     }
-    if (threadIdx.x == 0) out.offsets[experts] = starts[kMaxExperts];
+    if (first == 0) out.offsets[experts] = starts[kMaxExperts];
   }
 
   // Stores the place of `assignment`, which has `rank` among those of the thread block that have

@@ -15,7 +15,7 @@ from cutlass.memory import SmemAllocator
 
 from kernelcat.kernels.cute.moe_route import token_masks
 from kernelcat.kernels.cute.moe_route.cluster_counts import ClusterCounts
-from kernelcat.kernels.cute.moe_route.maps import Maps
+from kernelcat.kernels.cute.moe_route.maps import LANES, Maps
 from kernelcat.kernels.cute.moe_route.place import WORD_COUNTS
 from kernelcat.kernels.cute.moe_route.rerouting import Rerouting
 from kernelcat.kernels.cute.moe_route.select_block import SelectBlock
@@ -112,8 +112,8 @@ class Cluster:
         if cute.arch.warp_idx() == 0:
             self.maps.scan(sTotals, sStarts, capacity)
         cute.arch.barrier()
-        if rank == 0:
-            self.maps.store(sTotals, sStarts, mCounts, mOffsets, capacity)
+        if rank == 0:  # and not the first warp, which may be the only one that has slots
+            self.maps.store(sTotals, sStarts, mCounts, mOffsets, capacity, LANES)
         top_k, tidx = self.block.top_k, cute.arch.thread_idx()[0]
         first_slot = first_token * top_k
         for slot in cutlass.range(tidx, num_tokens * top_k, self.block.threads, unroll=1):

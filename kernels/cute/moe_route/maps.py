@@ -72,13 +72,15 @@ class Maps:
         mCounts: cute.Tensor,  # (experts,), written
         mOffsets: cute.Tensor,  # (experts + 1,), written
         capacity: Int32,
+        first_thread: cutlass.Constexpr[int] = 0,  # the threads before it do nothing
     ):
         """Stores counts and offsets: the task of one thread block of the grid."""
-        tidx, experts = cute.arch.thread_idx()[0], cute.size(mCounts)
-        for e in cutlass.range(tidx, experts, self.threads, unroll=1):
-            mCounts[e] = cutlass.min(Int32(sTotals[e]), capacity)
-            mOffsets[e] = sStarts[e]
-        if tidx == 0:
+        place, experts = cute.arch.thread_idx()[0] - first_thread, cute.size(mCounts)
+        if place >= 0:
+            for e in cutlass.range(place, experts, self.threads - first_thread, unroll=1):
+                mCounts[e] = cutlass.min(Int32(sTotals[e]), capacity)
+                mOffsets[e] = sStarts[e]
+        if place == 0:
             mOffsets[experts] = sStarts[self.max_experts]
 
     @cute.jit
