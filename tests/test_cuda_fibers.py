@@ -84,7 +84,8 @@ PACKED_FAULTS = {
     ),
 }  # fmt: skip
 """What is wrong with the kernel of packed weights -> file of kernels/cuda, text, replacement."""
-FLOAT8_PROBLEM = product(100, 2, 2, 136, 400, gather=True, format="fp8")  # two passes a k-block
+FLOAT8_PROBLEM = product(100, 2, 2, 136, 400, gather=True, format="fp8")
+"""Experts of 100 rows: two passes a k-block."""
 FLOAT8_FAULTS = {
     "products of float8 are promoted before they are computed": (
         "moe_gemm/float8_products.cuh", "wgmma_wait<1>();\n    pin(operands[1]);", "",
@@ -97,6 +98,9 @@ FLOAT8_FAULTS = {
     ),
     "both passes multiply the first rows": (
         "moe_gemm/float8_products.cuh", "first_row * kRowBytes", "0",
+    ),
+    "100 rows take the products of few": (
+        "moe_gemm/decoded.cu", "tile.num_rows <= kFewRows", "tile.num_rows <= 2 * kFewRows",
     ),
     "all columns have the first scale": (
         "moe_gemm/decoded_stage.cuh", "w_scales + k_block", "w_scales",

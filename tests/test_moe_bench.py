@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from kernelcat import moe
 from kernelcat.cli import main
 from kernelcat.errors import InvalidArgument
-from kernelcat.moe import bench
+from kernelcat.moe import bench, peers
 from kernelcat.moe.bench import Decoding, Round, _round, time_decoding, time_load
 from kernelcat.moe.engine.engine import Engine
 from kernelcat.moe.engine.limits import Limits
@@ -114,16 +115,18 @@ def test_decoding_is_timed_while_all_requests_write(model: moe.Decoder) -> None:
         _round(engine(model, step_tokens=40), 3, 40, 2, seed=0)
 
 
-def test_the_command_times_decoding_loads_and_a_peer() -> None:
+def test_the_command_times_decoding_loads_and_a_peer(tmp_path: Path) -> None:
     command = [
         "moe", "bench", "small-llama", "--random-weights", "--device", "cpu", "--batches", "1,2",
         "--context", "20", "--tokens", "3", "--rounds", "1", "--requests", "4", "--input", "5,9",
         "--output", "3", "--rate", "inf", "--rate", "200", "--peer", "transformers",
         "--slo", "latency=60000", "--prefill", "30",
     ]  # fmt: skip
-    done = CliRunner().invoke(main, [*command, "--json"])
+    out = tmp_path / "bench.json"
+    done = CliRunner().invoke(main, [*command, "--json", "--out", str(out)])
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
+    assert json.loads(out.read_text()) == result and result["failed"] == {}
     assert [(r["engine"], r["batch"]) for r in result["decoding"]] == [
         ("transformers", 1), ("transformers", 2), ("kernelcat", 1), ("kernelcat", 2),
     ]  # fmt: skip
@@ -155,7 +158,9 @@ def test_the_command_times_decoding_loads_and_a_peer() -> None:
         assert word in done.stdout
 
 
-def test_a_bench_that_is_interrupted_has_told_what_it_measured(monkeypatch) -> None:
+def test_a_bench_that_is_interrupted_has_told_what_it_measured(monkeypatch, tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -163,10 +168,30 @@ def test_a_bench_that_is_interrupted_has_told_what_it_measured(monkeypatch) -> N
     done = CliRunner().invoke(main, [
         "moe", "bench", "small-llama", "--random-weights", "--device", "cpu", "--batches", "2",
         "--context", "8", "--tokens", "3", "--rounds", "1", "--peer", "transformers",
+        "--out", str(out),
     ])  # fmt: skip
     assert done.exit_code == 1 and not done.stdout
+    kept = json.loads(out.read_text())
+    assert [one["engine"] for one in kept["decoding"]] == ["transformers", "kernelcat"]
     assert re.search(r"transformers, batch 2, context 8: \S+ tokens/s", done.stderr)
     assert re.search(r"kernelcat, batch 2, context 8: \S+ tokens/s", done.stderr)
+
+
+def test_a_peer_that_fails_is_told_and_the_rest_goes_on(monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(peers, "time_transformers", full)
+    done = CliRunner().invoke(main, [
+        "moe", "bench", "small-llama", "--random-weights", "--device", "cpu", "--batches", "2",
+        "--context", "8", "--tokens", "3", "--rounds", "1", "--peer", "transformers",
+        "--requests", "0", "--json",
+    ])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert result["failed"] == {"transformers": "OutOfMemoryError: CUDA out of memory"}
+    assert [one["engine"] for one in result["decoding"]] == ["kernelcat"]
+    assert "transformers has failed: OutOfMemoryError" in done.stderr
 
 
 @pytest.mark.parametrize(

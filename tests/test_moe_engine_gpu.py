@@ -65,11 +65,11 @@ def compare_replays(served: Engine) -> list[tuple[Size, float]]:
     runner, found = served._runner, list[tuple[Size, float]]()
     replay, page = runner._forward, runner.manager.page_size
 
-    def both(host: Any) -> torch.Tensor:
-        x, arrays = replay(host), host.arrays
-        if arrays.size in runner.graphs:
+    def both(buffers: Any) -> torch.Tensor:
+        x, arrays = replay(buffers), buffers.arrays
+        if (buffers, arrays.size) in runner.graphs:
             x = x.clone()
-            expected = runner.model(runner._device.batch(host), runner.cache)
+            expected = runner.model(buffers.batch(), runner.cache)
             num_own = int((arrays.kv_lens > page).sum())  # without the padding
             rows = slice(0, int(arrays.cu_q[num_own]))
             error = (x[rows] - expected[rows]).abs().max() / expected[rows].abs().max()
@@ -130,7 +130,7 @@ def test_a_layer_of_gpt_oss_is_few_nodes_of_a_graph(
             moe.random_model(config, max_positions=2048),
             {"context": 1024, "max_running": batch}, page_size=64, batch_sizes=(batch,),
         )  # fmt: skip
-        [graph] = served._runner.graphs.values()
+        graph, _ = served._runner.graphs.values()  # one for each step in flight
         status, _, count = driver.cuGraphGetNodes(driver.CUgraph(graph.graph.raw_cuda_graph()), 0)
         assert status == driver.CUresult.CUDA_SUCCESS
         served.close()
@@ -240,11 +240,11 @@ def test_an_error_between_launches_ends_its_requests_only() -> None:
     runner, calls = served._runner, []
     forward = runner._forward
 
-    def failing(host: Any) -> torch.Tensor:
-        calls.append(host)
+    def failing(buffers: Any) -> torch.Tensor:
+        calls.append(buffers)
         if len(calls) == 3:
             raise RuntimeError("a launch failed")
-        return forward(host)
+        return forward(buffers)
 
     runner._forward = failing
     parameters = SamplingParameters(temperature=0, max_tokens=6)
@@ -261,7 +261,8 @@ def test_without_graphs_the_same_tokens_are_written() -> None:
     written = []
     for has_graphs in (False, True):
         served = engine(model, batch_sizes=(1, 4), has_graphs=has_graphs)
-        assert len(served._runner.graphs) == (3 if has_graphs else 0)  # 1, 4 and max_running
+        # 1, 4 and max_running, for each step in flight
+        assert len(served._runner.graphs) == (6 if has_graphs else 0)
         requests = [
             served.submit(list(range(start, start + 40)), SamplingParameters(temperature=0))
             for start in range(3)

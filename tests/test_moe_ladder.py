@@ -443,7 +443,9 @@ COMMAND = [
 
 def test_the_command_prints_a_table_json_and_a_picture(tmp_path: Path) -> None:
     plot = tmp_path / "ladder.svg"
-    done = CliRunner().invoke(main, [*COMMAND, "--json", "--plot", str(plot)])
+    out = tmp_path / "ladder.json"
+    done = CliRunner().invoke(main, [*COMMAND, "--json", "--plot", str(plot), "--out", str(out)])
+    assert out.read_text() == done.stdout
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["model"] == "small-gpt-oss" and found["plan"]["context"] == 20

@@ -6,7 +6,7 @@ launched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import kernelcat
-from kernelcat import catalog, moe
-from kernelcat.call import signature
+from kernelcat import moe
+from kernelcat.call.outline import Outline
 from kernelcat.catalog.spec import Problem
 from kernelcat.moe.engine.building import RESERVED_BYTES
 from kernelcat.moe.engine.limits import Limits
@@ -38,30 +38,16 @@ class Served:
     num_launches: int
 
 
-def explained(name: str, calls: list[Served]) -> Callable[..., Any]:
+def explained(name: str, calls: list[Served]) -> Outline:
     """The entry called ``name``; a call adds to ``calls``, and returns meta tensors."""
-    entry, op = catalog.entry(name), kernelcat.get(name)
+    op = kernelcat.get(name)
 
-    def run(*args: Any, out: Any = None, **named: Any) -> Any:
-        inputs, axes = signature.arrange(entry, args, named)
-        outs = signature.outputs(entry, out)
-        problem = signature.infer(entry, signature.describe(entry, inputs, outs), axes)
+    def tell(problem: Problem) -> None:
         chosen = op.explain(**problem.values, gpu="h200")  # raises where nothing serves
         program = chosen.implementation.program(problem, chosen.config, H200)
         calls.append(Served(problem, chosen.implementation.name, len(program.steps)))
-        made = outs or tuple(
-            torch.empty(
-                tensor.shape_of(problem),
-                dtype=getattr(torch, tensor.dtype_of(problem)),
-                device="meta",
-            )
-            if tensor.present(problem)
-            else None
-            for tensor in entry.outputs
-        )
-        return made[0] if len(entry.outputs) == 1 else made
 
-    return run
+    return Outline(name, tell)
 
 
 def calls_of(name: str, batch: int, q_len: int, **fields_: Any) -> list[Served]:

@@ -53,6 +53,21 @@ def test_arrays_describe_the_step():
     assert arrays.block_tables[1][1, 0] == 0 != arrays.block_tables[0][1, 0]  # before the window
 
 
+def test_block_tables_of_all_groups_begin_where_no_call_copies_them():
+    served, width = engine(), 5
+    manager = BlockManager([LayerGroup(name, 100) for name in "abc"], 4, width)
+    arrays = StepArrays(manager, StepSizes(served.limits, 0, ()))
+    for batch in range(1, 9):
+        arrays._show(Size(batch, batch, batch, 1))
+        tables = arrays.block_tables
+        starts = [table.ctypes.data - tables[0].ctypes.data for table in tables]
+        assert {table.shape for table in tables} == {(batch, width)}
+        assert all(table.flags.c_contiguous for table in tables)
+        assert all(later - start >= table.nbytes for start, later, table
+                   in zip(starts, starts[1:], tables, strict=False))  # fmt: skip
+        assert not any(start % 16 for start in starts)
+
+
 def test_padding_is_sequences_of_one_token_in_slots_of_the_null_page():
     served = engine(0, 6)
     for _ in range(3):
@@ -199,7 +214,7 @@ def test_memory_stays_flat_over_ten_thousand_steps_of_mixed_sizes():
     scheduler = Scheduler(manager, limits)
     arrays = StepArrays(manager, StepSizes(limits, 0, ()))
     common = dice.choices(range(1000), k=40)
-    buffers = [*arrays._by_token.values(), *arrays._by_row.values(), arrays._tables]
+    buffers = [*arrays._by_token.values(), *arrays._by_row.values(), arrays._entries]
     addresses = [buffer.ctypes.data for buffer in buffers]
     previous, num_ended, num_cached, batches = None, 0, 0, set()
 

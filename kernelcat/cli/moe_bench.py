@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json, integers, nvtx, profile_file
-from kernelcat.cli.output import echo, emit, show
+from kernelcat.cli.options import as_json, integers, nvtx, out_file, profile_file
+from kernelcat.cli.output import echo, emit, save, show
 from kernelcat.errors import InvalidArgument, MissingDependency
 
 if TYPE_CHECKING:
     from kernelcat.moe.bench import Decoding
     from kernelcat.moe.engine.engine import Engine
+    from kernelcat.moe.engine.statistics import Statistics
     from kernelcat.moe.prefill import Prefill
     from kernelcat.moe.profile import StepProfile
     from kernelcat.moe.serving_metrics import ServingMetrics, Slo
@@ -38,6 +40,51 @@ class Load:
         if self.workload.rate == inf:
             workload["rate"] = None
         return {"workload": workload, "metrics": self.metrics}
+
+
+@dataclass
+class Results:
+    """What was measured so far; ``out``, if there is one, has it too.
+
+    ``failed`` are peers that could not be timed, with the reason.
+    """
+
+    out: Path | None
+    about: dict[str, Any]
+    decoding: list[Decoding] = field(default_factory=list)
+    prefill: Prefill | None = None
+    loads: list[Load] = field(default_factory=list)
+    profiles: list[StepProfile] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    statistics: Statistics | None = None
+
+    def keep(self) -> None:
+        """Writes the file."""
+        if self.out is not None:
+            save(self.out, self.published())
+
+    def published(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        return {
+            **self.about,
+            "decoding": self.decoding,
+            "prefill": self.prefill,
+            "loads": [load.published() for load in self.loads],
+            "profiles": [profile.published() for profile in self.profiles],
+            "failed": self.failed,
+            "statistics": self.statistics,
+        }
+
+    def print(self) -> None:
+        """Tables."""
+        if self.decoding:
+            show(_decoding_table(self.decoding))
+        if self.prefill:
+            echo(_prefill_line(self.prefill))
+        for load in self.loads:
+            show(_load_table(load))
+        for profile in self.profiles:
+            show(profile.sheet().console())
 
 
 @click.command()
@@ -69,6 +116,7 @@ class Load:
 @click.option("--output", "outputs", default="100,1024", show_default=True, help="Output lengths.")
 @click.option("--seed", default=0, show_default=True, help="Of lengths, arrivals and prompts.")
 @click.option("--slo", default="", help="ttft=200,tpot=20,latency=5000 (milliseconds).")
+@out_file
 @profile_file
 @nvtx
 @as_json
@@ -85,6 +133,7 @@ def bench(
     Lengths of a load are uniform in the ranges; prompts are random tokens, greedy, and the end of
     sequence is ignored. TTFT counts from the time at which a request is due. Decoding is timed
     while all requests write. A line on standard error tells of each result as soon as it is there.
+    A peer that fails is told, and the rest goes on.
 
     \b
     Example:
@@ -102,28 +151,17 @@ def bench(
     if url and (options["profile"] or options["nvtx"]):
         raise InvalidArgument("--profile and --nvtx are for a MODEL in this process, not for --url")
     if url:
-        result = _bench_server(url, model, loads, objectives, options)
+        results = _bench_server(url, model, loads, objectives, options)
     elif model:
-        result = _bench_engine(model, loads, objectives, options)
+        results = _bench_engine(model, loads, objectives, options)
     else:
         raise InvalidArgument("bench needs a MODEL, or the --url of a server")
-    if as_json:
-        result["profiles"] = [profile.published() for profile in result.get("profiles", ())]
-        return emit({**result, "loads": [load.published() for load in result["loads"]]})
-    if result.get("decoding"):
-        show(_decoding_table(result["decoding"]))
-    if prefill := result.get("prefill"):
-        echo(_prefill_line(prefill))
-    for load in result["loads"]:
-        show(_load_table(load))
-    for profile in result.get("profiles", ()):
-        show(profile.sheet().console())
-    return None
+    return emit(results.published()) if as_json else results.print()
 
 
 def _bench_server(
     url: str, model: str, loads: list[Workload], slo: Slo, options: dict[str, Any]
-) -> dict[str, Any]:
+) -> Results:
     """Loads on the server at ``url``."""
     from kernelcat.moe.serving_metrics import measure
 
@@ -132,16 +170,15 @@ def _bench_server(
     except ModuleNotFoundError as error:
         raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
     target = Target.find(url, model, options["vocab_size"], options["api_key"])
-    found = [
-        _told(Load(load, measure(asyncio.run(run(target, load.arrivals(target.vocab_size))), slo)))
-        for load in loads
-    ]
-    return {"url": url, "model": target.model, "loads": found}
+    results = Results(options["out"], {"url": url, "model": target.model})
+    for load in loads:
+        timelines = asyncio.run(run(target, load.arrivals(target.vocab_size)))
+        results.loads.append(_told(Load(load, measure(timelines, slo))))
+        results.keep()
+    return results
 
 
-def _bench_engine(
-    model: str, loads: list[Workload], slo: Slo, options: dict[str, Any]
-) -> dict[str, Any]:
+def _bench_engine(model: str, loads: list[Workload], slo: Slo, options: dict[str, Any]) -> Results:
     """Decoding and loads of an engine in this process, and decoding of peers before it."""
     import torch
 
@@ -164,29 +201,30 @@ def _bench_engine(
     is_cuda = source.device == "cuda"
     if not is_cuda:
         echo("no GPU is used: these are times of the catalog's oracles", err=True)
-    decoding = _peer_decoding(source, options["peers"], (batches, context, tokens, rounds))
+    name = torch.cuda.get_device_name() if is_cuda else "cpu"
+    about = {"model": source.name, "has_random_weights": random, "device": name}
+    results = Results(options["out"], about)
+    _time_peers(source, options["peers"], (batches, context, tokens, rounds), results)
     lengths = [load.input_range[1] + load.output_range[1] for load in loads]
     most = [*batches, *(load.num_requests for load in loads)]
     with ranges.for_nvtx() if options["nvtx"] else nullcontext():
         engine = _engine(source, max(context + tokens, *lengths, prefill + 1), max(most), options)
         for batch in batches:
-            decoding.append(time_decoding(engine, batch, context, tokens, rounds))
-            _tell(decoding[-1])
-        long_prompt = time_prefill(engine, prefill) if prefill else None
-        if long_prompt is not None:
-            echo(_prefill_line(long_prompt), err=True)
-        found = [_told(Load(load, time_load(engine, load, slo))) for load in loads]
-    profiles = _profiles(engine, options["profile"], batches, context)
-    return {
-        "model": source.name,
-        "has_random_weights": random,
-        "device": torch.cuda.get_device_name() if is_cuda else "cpu",
-        "decoding": decoding,
-        "prefill": long_prompt,
-        "loads": found,
-        "profiles": profiles,
-        "statistics": asdict(engine.statistics()),
-    }
+            results.decoding.append(
+                _told_rate(time_decoding(engine, batch, context, tokens, rounds))
+            )
+            results.keep()
+        if prefill:
+            results.prefill = time_prefill(engine, prefill)
+            echo(_prefill_line(results.prefill), err=True)
+            results.keep()
+        for load in loads:
+            results.loads.append(_told(Load(load, time_load(engine, load, slo))))
+            results.keep()
+    results.profiles += _profiles(engine, options["profile"], batches, context)
+    results.statistics = engine.statistics()
+    results.keep()
+    return results
 
 
 def _profiles(
@@ -205,31 +243,40 @@ def _profiles(
     return found
 
 
-def _peer_decoding(
-    source: ModelSource, peers: tuple[str, ...], what: tuple[Any, ...]
-) -> list[Decoding]:
+def _time_peers(
+    source: ModelSource, peers: tuple[str, ...], what: tuple[Any, ...], results: Results
+) -> None:
     """Decoding of peers; their memory is free afterwards."""
     import gc
 
     import torch
 
+    from kernelcat.moe.engine.request import describe
     from kernelcat.moe.peers import PEERS, load_transformers, time_transformers
 
     batches, context, tokens, rounds = what
-    results: list[Decoding] = []
+
+    def done(result: Decoding) -> None:
+        results.decoding.append(_told_rate(result))
+        results.keep()
+
     for peer in peers:
         if peer not in PEERS:
             raise InvalidArgument(f"--peer {peer!r} must be one of {', '.join(PEERS)}")
+    for peer in peers:
         config, folder = source.config(), None if source.has_random_weights else source.model
-        theirs = load_transformers(config, folder, source.device)
-        results += time_transformers(
-            theirs, config.vocab_size, batches, context, tokens, rounds, done=_tell
-        )
+        theirs = None
+        try:
+            theirs = load_transformers(config, folder, source.device)
+            time_transformers(theirs, config.vocab_size, batches, context, tokens, rounds, done)
+        except (RuntimeError, ValueError, TypeError) as error:  # other people's code
+            results.failed[peer] = describe(error)
+            echo(f"{peer} has failed: {results.failed[peer]}", err=True)
+            results.keep()
         del theirs
         gc.collect()
         if source.device == "cuda":
             torch.cuda.empty_cache()
-    return results
 
 
 def _engine(source: ModelSource, length: int, batch: int, options: dict[str, Any]) -> Engine:
@@ -239,12 +286,14 @@ def _engine(source: ModelSource, length: int, batch: int, options: dict[str, Any
     from kernelcat.moe.engine.settings import EngineSettings
     from kernelcat.moe.engine.speculation import Speculation
 
-    running = min(batch, 256)
+    running, start = min(batch, 256), time.perf_counter()
     limits = Limits(
         max(options["step_tokens"], running), running, max_waiting=max(batch, 1024), context=length
     )
-    return Engine(
-        source.open(),
+    model = source.open()
+    opened = time.perf_counter()
+    engine = Engine(
+        model,
         EngineSettings(
             limits,
             memory=options["memory"],
@@ -252,6 +301,11 @@ def _engine(source: ModelSource, length: int, batch: int, options: dict[str, Any
             speculation=Speculation(options["drafts"]) if options["drafts"] else None,
         ),
     )
+    echo(
+        f"weights after {opened - start:.1f} s, engine after {time.perf_counter() - opened:.1f} s",
+        err=True,
+    )
+    return engine
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -263,8 +317,8 @@ def _range(text: str) -> tuple[int, int]:
     return first, rest[0] if rest else first
 
 
-def _tell(result: Decoding) -> None:
-    """A line about a batch that was measured, so that an interrupted run loses nothing."""
+def _told_rate(result: Decoding) -> Decoding:
+    """``result``, after a line about it, so that an interrupted run loses nothing."""
     rounds = ", ".join(f"{rate:,.1f}" for rate in result.rounds)
     echo(
         f"{result.engine}, batch {result.batch}, context {result.context}: "
@@ -272,6 +326,7 @@ def _tell(result: Decoding) -> None:
         f"{result.step_ms:.3f} ms a token, prefill {result.prefill_ms:.1f} ms",
         err=True,
     )
+    return result
 
 
 def _told(load: Load) -> Load:

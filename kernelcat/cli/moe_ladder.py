@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json, integers
-from kernelcat.cli.output import echo, emit, show
+from kernelcat.cli.options import as_json, integers, out_file
+from kernelcat.cli.output import echo, emit, save, show
 from kernelcat.errors import InvalidArgument, KernelcatError, MissingDependency
 
 if TYPE_CHECKING:
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 @click.option(
     "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Write the picture to FILE.svg."
 )
+@out_file
 @as_json
 def ladder(
     model: str, random_weights: bool, device: str, rungs: tuple[str, ...], plot: Path | None,
-    as_json: bool, **options: Any,
+    out: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Show what each step from eager torch to the engine brings to MODEL.
 
@@ -69,24 +70,30 @@ def ladder(
     source = ModelSource.find(model, device, random_weights, tell=lambda line: echo(line, err=True))
     if source.device != "cuda":
         echo("no GPU is used: these are times of torch and of the catalog's oracles", err=True)
-    results = climb(source, plan, rungs, _tell)
     name = torch.cuda.get_device_name() if source.device == "cuda" else "CPU"
     title = f"{source.name}{' (random weights)' * random_weights} on {name}, context {plan.context}"
+    results: list[Result] = []
+
+    def published() -> dict[str, Any]:
+        about = {"model": source.name, "has_random_weights": random_weights, "device": name}
+        return {**about, "plan": plan, "rungs": results}
+
+    def keep(result: Result) -> None:
+        _tell(result)
+        results.append(result)
+        if out is not None:
+            save(out, published())
+
+    results = climb(source, plan, rungs, keep)
+    if out is not None:
+        save(out, published())
     if plot is not None:
         try:
             plot.write_text(ladder_report.to_svg(results, title))
         except OSError as error:
             raise KernelcatError(f"{plot} cannot be written: {error.strerror}") from error
     if as_json:
-        return emit(
-            {
-                "model": source.name,
-                "has_random_weights": random_weights,
-                "device": name,
-                "plan": plan,
-                "rungs": results,
-            }
-        )
+        return emit(published())
     return show(ladder_report.sheet(results, title).console())
 
 

@@ -23,6 +23,11 @@ profile_file = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Record decode steps to this file, a trace in Chrome's format, and show their kernels.",
 )
+out_file = click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write what --json prints to this file, again after each result.",
+)
 nvtx = click.option("--nvtx", is_flag=True, help="Mark phases of steps for Nsight Systems.")
 database = click.option(
     "--db", "url", help="Path or SQLAlchemy URL of the database; $KERNELCAT_DB by default."

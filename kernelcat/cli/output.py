@@ -8,16 +8,32 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
+from kernelcat.errors import KernelcatError
 from kernelcat.report.printable import printable
 
 
 def emit(value: Any) -> None:
     """Print ``value`` (data classes, mappings, lists of them) as JSON."""
-    click.echo(json.dumps(value, default=_plain, indent=1))
+    click.echo(_json(value))
+
+
+def save(path: Path, value: Any) -> None:
+    """Write what :func:`emit` prints to ``path``, in one step; ``KernelcatError`` if it fails."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(f"{_json(value)}\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise KernelcatError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, default=_plain, indent=1)
 
 
 def _plain(value: Any) -> Any:

@@ -321,7 +321,8 @@ class ProblemTune:
     ) -> dict[Candidate, Timing]:
         """Runs one race and stores the failures; returns the times of all others."""
         times = {}
-        self.race_seeds = (self.seeds[1], *draw_seeds(MAX_PASSES))
+        # The worker still has the inputs of the seed that was verified last.
+        self.race_seeds = (self.seeds[-1], *draw_seeds(MAX_PASSES))
         outcomes = self.tools.supervisor.race(candidates, regime, state, seed, self.race_seeds)
         for candidate, outcome in outcomes.items():
             if isinstance(outcome, Failed):

@@ -12,7 +12,7 @@ What it keeps on the host needs neither a GPU nor torch:
 
 The rest runs it:
 
-    settings, memory, building                 how many pages there are, and what is compiled first
-    step_buffers, runner, sampling             a step on the device: copies, graphs, chosen tokens
+    settings, memory, building, ahead          how many pages there are, and what is compiled first
+    step_buffers, streams, runner, sampling    a step on the device: copies, graphs, chosen tokens
     engine, async_engine                       steps for a caller, or on a thread for asyncio
 """

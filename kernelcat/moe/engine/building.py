@@ -8,6 +8,7 @@ import torch
 
 from kernelcat.errors import InvalidArgument
 from kernelcat.moe.cache import KvCache, page_bytes, windows
+from kernelcat.moe.engine.ahead import compile_steps
 from kernelcat.moe.engine.blocks import BlockManager, LayerGroup
 from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.memory import GIB, divide
@@ -41,6 +42,8 @@ def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
     pages = [num_trial] * len(windows(model.cache_layers))
     trial = _manager(model, settings, limits, pages)
     runner = Runner(model, trial, sizes, _cache(model, settings, pages))
+    if is_cuda:
+        compile_steps(model, runner.cache, sizes, trial.table_width)
     if settings.num_pages is not None:
         pages = list(settings.num_pages)
         if len(pages) != len(trial.groups):

@@ -1,4 +1,4 @@
-"""The device's side of an engine: caches, the buffers of steps, CUDA graphs, one stream.
+"""The device's side of an engine: caches, the buffers of steps, CUDA graphs, three streams.
 
 A step is prepared on the host (`prepare`), launched (`launch`, which does not wait), and collected
 (`collect`, which waits for its tokens). A step may be launched before the step before it is
@@ -7,9 +7,8 @@ collected: tokens that the host does not know yet are gathered on the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +16,11 @@ import torch
 from kernelcat.moe.cache import KvCache
 from kernelcat.moe.engine.blocks import BlockManager
 from kernelcat.moe.engine.limits import MAX_IN_FLIGHT
-from kernelcat.moe.engine.sampling import Choices, Logprobs, Sampler, TokenLogprob
+from kernelcat.moe.engine.sampling import Choices, Logprobs, Sampler, TokenLogprob, every_choice
 from kernelcat.moe.engine.step import Step
-from kernelcat.moe.engine.step_buffers import DeviceStep, HostStep
+from kernelcat.moe.engine.step_buffers import StepBuffers, allocate
 from kernelcat.moe.engine.step_sizes import Size, StepSizes
+from kernelcat.moe.engine.streams import DeviceStream, Event
 from kernelcat.moe.model import Decoder
 from kernelcat.moe.ranges import span
 
@@ -32,14 +32,14 @@ class Run:
     Attributes
     ----------
     choices : how tokens are chosen
-    tokens, logprobs : results on the host, complete when ``is_done`` has been recorded and reached
+    tokens, logprobs : results on the host, complete when ``is_done`` is reached
     """
 
     step: Step
     choices: Choices = field(default_factory=Choices)
     tokens: torch.Tensor | None = None
     logprobs: Logprobs | None = None
-    is_done: torch.cuda.Event | None = None
+    is_done: Event = None
 
 
 @dataclass
@@ -53,6 +53,10 @@ class Graph:
 
 class Runner:
     """Runs steps of ``model`` on its device.
+
+    Three streams work beside each other: a step's arrays are copied to the device while the step
+    before it runs, and the tokens of that step are copied back while this one runs. So nothing but
+    kernels lies between the kernels of two steps.
 
     Parameters
     ----------
@@ -68,69 +72,53 @@ class Runner:
         self.model, self.manager, self.sizes, self.cache = model, manager, sizes, cache
         self.sampler = Sampler(model)
         self.is_cuda = model.device.type == "cuda"
-        self.stream = torch.cuda.Stream(model.device) if self.is_cuda else None
-        self._hosts = [HostStep(manager, sizes, self.is_cuda) for _ in range(MAX_IN_FLIGHT)]
-        self._device = DeviceStep(self._hosts[0], model.device)
-        self._results = [
-            torch.zeros(sizes.largest.rows, dtype=torch.int32, pin_memory=self.is_cuda)
-            for _ in range(MAX_IN_FLIGHT)
-        ]
-        self.graphs: dict[Size, Graph] = {}
-
-    @contextmanager
-    def on_stream(self) -> Iterator[None]:
-        """Everything of a step runs on one stream: pages and buffers are used in order."""
-        if self.stream is None:
-            yield
-        else:
-            with torch.cuda.device(self.model.device), torch.cuda.stream(self.stream):
-                yield
+        # of copies to the device, of steps, of copies from the device
+        self.streams = [DeviceStream(model.device) for _ in range(3)]
+        self._buffers = allocate(manager, sizes, model.device, MAX_IN_FLIGHT)
+        self.graphs: dict[tuple[StepBuffers, Size], Graph] = {}
 
     # ---- a step ---------------------------------------------------------------------------------
 
     def prepare(self, run: Run) -> None:
-        """Writes the arrays of a step, which was planned last, into buffers of its own."""
+        """Writes the arrays of a step, which was planned last, into its buffers.
+
+        The step that had the buffers before has been collected.
+        """
         size = self.sizes.of(run.step)
-        self._host(run).fill(run.step, size)
+        self._buffers_of(run).fill(run.step, size)
         run.choices = self.sampler.plan(run.step, size.rows)
 
-    def _host(self, run: Run) -> HostStep:
-        """The step's arrays on the host, until the step is collected."""
-        return self._hosts[run.step.index % MAX_IN_FLIGHT]
+    def _buffers_of(self, run: Run) -> StepBuffers:
+        """The step's buffers, until the step is collected."""
+        return self._buffers[run.step.index % MAX_IN_FLIGHT]
 
     def launch(self, run: Run) -> None:
         """Starts a step; the host does not wait for a GPU."""
-        host = self._host(run)
-        with self.on_stream():
-            with span("launch"):
-                self._device.copy(host)
-                x = self._forward(host)
-            if host.arrays.size.rows:
-                with span("sample"):
-                    self._choose(run, host, x)
-            self._record(run)
+        buffers = self._buffers_of(run)
+        copies_in, steps, copies_out = self.streams
+        copied = copies_in.run(buffers.copy_in)
+        computed = steps.run(partial(self._compute, run, buffers), copied)
+        run.is_done = copies_out.run(partial(self._copy_out, run, buffers), computed)
 
-    def _choose(self, run: Run, host: HostStep, x: torch.Tensor) -> None:
-        """Chooses the tokens of hidden states x (rows, hidden), and copies them to the host."""
-        chosen = self._device.chosen[: len(x)]
-        logprobs = self.sampler.choose(
-            x, run.choices, lambda name: self._device.view(host, name), chosen
-        )
-        run.tokens = self._results[run.step.index % MAX_IN_FLIGHT][: run.step.num_rows]
-        run.tokens.copy_(chosen[: run.step.num_rows], non_blocking=True)
-        if logprobs is not None:
-            run.logprobs = logprobs.map(lambda tensor: tensor.to("cpu", non_blocking=True))
+    def _compute(self, run: Run, buffers: StepBuffers) -> None:
+        """Runs the model, and chooses tokens."""
+        with span("launch"):
+            x = self._forward(buffers)
+        if buffers.arrays.size.rows:
+            with span("sample"):
+                chosen = buffers.chosen[: len(x)]
+                logprobs = self.sampler.choose(x, run.choices, buffers.view, chosen)
+                if logprobs is not None:
+                    run.logprobs = logprobs.map(lambda each: each.to("cpu", non_blocking=True))
 
-    def _record(self, run: Run) -> None:
-        if self.stream is not None:
-            run.is_done = torch.cuda.Event()
-            run.is_done.record(self.stream)
+    def _copy_out(self, run: Run, buffers: StepBuffers) -> None:
+        run.tokens = buffers.copy_out(run.step.num_rows)
 
-    def _forward(self, host: HostStep) -> torch.Tensor:
+    def _forward(self, buffers: StepBuffers) -> torch.Tensor:
         """Hidden states (rows, hidden) of the step on the device."""
-        graph = self.graphs.get(host.arrays.size)
+        graph = self.graphs.get((buffers, buffers.arrays.size))
         if graph is None:
-            return self.model(self._device.batch(host), self.cache)
+            return self.model(buffers.batch(), self.cache)
         graph.graph.replay()
         return graph.x
 
@@ -153,7 +141,7 @@ class Runner:
         self.synchronize_device()
         by_rows: dict[int, Size] = {}
         captured = [*self.sizes.decode(), *self.sizes.verify()]
-        for size in [*captured, *self.sizes.mixed()]:
+        for size in self.sizes.every():
             self._run_empty(size)
             by_rows.setdefault(size.rows, size)
         for size in by_rows.values():
@@ -161,7 +149,9 @@ class Runner:
         if self.is_cuda and has_graphs:
             pool = torch.cuda.graph_pool_handle()
             for size in sorted(captured, key=lambda size: -size.tokens):  # the first makes the pool
-                self.graphs[size] = self._capture(size, pool)
+                for index in range(MAX_IN_FLIGHT):
+                    buffers = self._buffers_of(self._empty(size, Choices(), index))
+                    self.graphs[buffers, size] = self._capture(buffers, pool)
             self.synchronize_device()
 
     def run_largest(self) -> None:
@@ -174,31 +164,25 @@ class Runner:
         """Runs a step of added sequences alone, in the null page."""
         self.launch(self._empty(size, choices or Choices()))
 
-    def _empty(self, size: Size, choices: Choices) -> Run:
+    def _empty(self, size: Size, choices: Choices, index: int = 0) -> Run:
         self.synchronize()  # the buffers are in use until the last step has ended
-        run = Run(Step(0), choices)
-        self._host(run).fill(run.step, size)
+        run = Run(Step(index), choices)
+        self._buffers_of(run).fill(run.step, size)
         return run
 
     def _run_choices(self, size: Size) -> None:
         """Runs all kernels that may choose tokens."""
-        if not size.rows:
-            return
-        words = torch.zeros(size.rows, -(-self.sampler.vocab_size // 32), dtype=torch.int32).numpy()
-        draws = Choices(has_temperature=True), Choices(has_temperature=True, has_filters=True)
-        for choices in (*draws, Choices(num_logprobs=20)):
+        for choices in every_choice(size.rows, self.sampler.vocab_size):
             self._run_empty(size, choices)
-            self._run_empty(size, replace(choices, seen=words))
 
-    def _capture(self, size: Size, pool: Any) -> Graph:
-        """A graph of the model's run over a step of ``size``, after a run without one."""
-        host = self._host(self._empty(size, Choices()))
-        graph = torch.cuda.CUDAGraph()
+    def _capture(self, buffers: StepBuffers, pool: Any) -> Graph:
+        """A graph of the model's run over the step in ``buffers``, after a run without one."""
+        graph, stream = torch.cuda.CUDAGraph(), self.streams[1]
         with (
-            torch.cuda.device(self.model.device),
-            torch.cuda.graph(graph, pool=pool, stream=self.stream),
+            torch.cuda.device(stream.device),
+            torch.cuda.graph(graph, pool=pool, stream=stream.cuda),
         ):
-            x = self.model(self._device.batch(host), self.cache)
+            x = self.model(buffers.batch(), self.cache)
         return Graph(graph, x, self.model.ops.launchers())
 
     def close(self) -> None:
@@ -213,5 +197,5 @@ class Runner:
 
     def synchronize(self) -> None:
         """Waits for all steps; raises what a kernel has raised."""
-        if self.stream is not None:
-            self.stream.synchronize()
+        for stream in self.streams:
+            stream.synchronize()

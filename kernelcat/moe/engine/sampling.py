@@ -7,8 +7,8 @@ the token's position, so a draw does not depend on the other rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -66,6 +66,17 @@ class Choices:
         """Whether the largest logit of each row is all that is needed."""
         needs_logits = self.seen is not None or self.allowed is not None
         return not (self.has_temperature or needs_logits or self.num_logprobs is not None)
+
+
+def every_choice(num_rows: int, vocab_size: int) -> Iterator[Choices]:
+    """Choices for ``num_rows`` rows that together run all kernels that may choose tokens."""
+    if not num_rows:
+        return
+    words = np.zeros((num_rows, num_words(vocab_size)), np.int32)
+    draws = Choices(has_temperature=True), Choices(has_temperature=True, has_filters=True)
+    for choices in (Choices(), *draws, Choices(num_logprobs=20)):
+        yield choices
+        yield replace(choices, seen=words)
 
 
 @dataclass(frozen=True)

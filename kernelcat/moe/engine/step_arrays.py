@@ -6,6 +6,7 @@ The arrays have the names and shapes of the models' `Batch` and of the inputs of
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,10 @@ from kernelcat.moe.engine.step_sizes import Size, StepSizes
 Array = npt.NDArray[Any]
 Allocate = Callable[[tuple[int, ...], str], Array]
 """Makes an array of zeros from a shape and an element type: NumPy's, or views of pinned memory."""
+
+TABLE_ALIGNMENT = 4
+"""Entries to a multiple of which a group's block table is padded: 16 bytes. A call copies an array
+that begins elsewhere."""
 
 PARAMETERS = {
     "temperature": "float32",
@@ -86,7 +91,9 @@ class StepArrays:
         self._by_row |= {name: allocate((rows,), "int64") for name in ("seed", "offset")}
         self._kv_lens = allocate((batch,), "int32")
         self._cu_q = allocate((batch + 1,), "int32")
-        self._tables = allocate((len(manager.groups), batch, manager.table_width), "int32")
+        self._table_shape = len(manager.groups), manager.table_width
+        # Filled from the beginning, so that what a step uses lies in one piece.
+        self._entries = allocate((prod(self._table_storage(batch)),), "int32")
         self._show(Size(0, 0, 0, 0))
 
     def _show(self, size: Size) -> None:
@@ -98,7 +105,16 @@ class StepArrays:
             setattr(self, name, buffer[: size.rows])
         self.kv_lens = self._kv_lens[: size.batch]
         self.cu_q = self._cu_q[: size.batch + 1]
-        self.block_tables = tuple(self._tables[:, : size.batch])
+        groups, width = self._table_shape
+        storage = self._table_storage(size.batch)
+        padded = self._entries[: prod(storage)].reshape(storage)
+        self._tables = padded[:, : size.batch * width].reshape(groups, size.batch, width)
+        self.block_tables = tuple(self._tables)
+
+    def _table_storage(self, batch: int) -> tuple[int, int]:
+        """Groups, and entries of a group's table with its padding to `TABLE_ALIGNMENT`."""
+        groups, width = self._table_shape
+        return groups, -(-batch * width // TABLE_ALIGNMENT) * TABLE_ALIGNMENT
 
     def fill(self, step: Step, size: Size | None = None) -> None:
         """Writes the arrays of ``step``, which was planned last.
@@ -153,7 +169,7 @@ class StepArrays:
         self.source_rows[:] = -1
         for row, source in sources.items():
             self.source_rows[row] = source
-        self._tables[:, len(chunks) : self.size.batch] = NULL_PAGE
+        self._tables[:, len(chunks) :] = NULL_PAGE
         self._write_parameters(owners, offsets, num_rows_added)
 
     def _added(self, step: Step, size: Size) -> list[tuple[int, int]]:

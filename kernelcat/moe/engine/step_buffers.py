@@ -19,15 +19,14 @@ ALIGNMENT = 256
 
 
 class HostArena:
-    """Host memory from which arrays are cut one after another; pinned for a GPU."""
+    """Host memory, uint8 (bytes,), from which arrays are cut one after another."""
 
-    def __init__(self, num_bytes: int, is_pinned: bool) -> None:
-        self.tensor = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
-        self._bytes = self.tensor.numpy()
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._bytes = memory.numpy()
         self.end = 0
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Array:
-        """An array of zeros."""
+        """The next array, of zeros if the memory is."""
         start, num_bytes = self.end, array_bytes(shape, dtype)
         self.end = start + num_bytes
         used = self._bytes[start : start + prod(shape) * np.dtype(dtype).itemsize]
@@ -43,81 +42,88 @@ def array_bytes(shape: tuple[int, ...], dtype: str) -> int:
     return -(-prod(shape) * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
 
 
-class HostStep:
-    """The arrays of a step on the host.
+class StepBuffers:
+    """The arrays of a step in pinned memory, and the device's copy of them.
+
+    Steps in flight use such buffers in turn, so a step is copied to the device while the step
+    before it runs. A graph keeps addresses, so it belongs to one of them.
 
     Attributes
     ----------
-    arrays : in ``arena``
-    chosen : int32 (rows,) room for the tokens that the step before has chosen; on the device they
-        lie before the step's own tokens, so one gather finds both
+    arrays : on the host
+    chosen : int32 (rows,) the tokens that the step chooses, on the device
+    results : the same on the host, complete when the step has been collected
     """
 
-    def __init__(self, manager: BlockManager, sizes: StepSizes, is_pinned: bool) -> None:
-        needed = 0
-
-        def count(shape: tuple[int, ...], dtype: str) -> Array:
-            nonlocal needed
-            needed += array_bytes(shape, dtype)
-            return np.empty(shape, dtype)
-
-        rows = (sizes.largest.rows,)
-        count(rows, "int32")
-        StepArrays(manager, sizes, count)
-        self.arena = HostArena(needed, is_pinned)
-        self.chosen = self.arena.allocate(rows, "int32")
-        self.arrays = StepArrays(manager, sizes, self.arena.allocate)
+    def __init__(
+        self, index: int, manager: BlockManager, sizes: StepSizes, host: torch.Tensor,
+        device: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """``host`` and ``device`` are the memory of all buffers, uint8 (buffers, bytes)."""
+        arena = HostArena(host[index])
+        self._host, self._device, self._offset = host[index], device[index], arena.offset
+        results = arena.allocate((sizes.largest.rows,), "int32")
+        self._first = arena.end
+        self.arrays = StepArrays(manager, sizes, arena.allocate)
+        self.results, self.chosen = (
+            memory[: results.nbytes].view(torch.int32) for memory in (self._host, self._device)
+        )
+        self._tokens = device.view(torch.int32).flatten()
+        # Places in it, of the first token of this step and of the first one that the last one chose
+        self._own = (index * device.shape[1] + self._offset(self.arrays.tokens)) // 4
+        self._before = (index - 1) % len(device) * device.shape[1] // 4
 
     def fill(self, step: Step, size: Size) -> None:
-        """Writes the step; source rows become places in ``chosen`` and in the tokens after it."""
+        """Writes the step; source rows become places in the memory of all buffers."""
         self.arrays.fill(step, size)
         sources = self.arrays.source_rows
-        own = self.arena.offset(self.arrays.tokens) // 4 + np.arange(len(sources), dtype=np.int32)
-        sources[:] = np.where(sources >= 0, sources, own)
+        own = self._own + np.arange(len(sources), dtype=np.int32)
+        sources[:] = np.where(sources >= 0, self._before + sources, own)
 
+    def copy_in(self) -> None:
+        """Copies what the step uses to the device; the host does not wait."""
+        last = self.arrays.block_tables[-1]
+        used = slice(self._first, self._offset(last) + last.nbytes)
+        self._device[used].copy_(self._host[used], non_blocking=True)
 
-class DeviceStep:
-    """The device's copy of a `HostStep`: one piece of memory with the same layout.
+    def copy_out(self, count: int) -> torch.Tensor:
+        """Copies the first ``count`` chosen tokens to ``results``, and returns that part."""
+        part = self.results[:count]
+        return part.copy_(self.chosen[:count], non_blocking=True)
 
-    All steps use this memory, one after another on one stream.
-    """
-
-    def __init__(self, like: HostStep, device: torch.device) -> None:
-        self.memory = torch.zeros_like(like.arena.tensor, device=device)
-        tokens_end = like.arena.offset(like.arrays.tokens) + like.arrays._by_token["tokens"].nbytes
-        self.known = self.memory[:tokens_end].view(torch.int32)
-        """Tokens that the step before has chosen, then this step's tokens."""
-        self.chosen = self.known[: len(like.chosen)]
-        self._first = like.arena.offset(like.arrays.tokens)
-
-    def copy(self, host: HostStep) -> None:
-        """Copies what the step uses from pinned memory; the host does not wait."""
-        tables = host.arrays.block_tables
-        self._copy(host, self._first, host.arena.offset(tables[0]))
-        for table in tables:
-            start = host.arena.offset(table)
-            self._copy(host, start, start + table.nbytes)
-
-    def _copy(self, host: HostStep, start: int, end: int) -> None:
-        self.memory[start:end].copy_(host.arena.tensor[start:end], non_blocking=True)
-
-    def view(self, host: HostStep, name: str) -> torch.Tensor:
+    def view(self, name: str) -> torch.Tensor:
         """The device's tensor of the array called ``name``, in the size of the step."""
-        return self._view(host, getattr(host.arrays, name))
+        return self._view(getattr(self.arrays, name))
 
-    def _view(self, host: HostStep, array: Array) -> torch.Tensor:
-        start, dtype = host.arena.offset(array), getattr(torch, str(array.dtype))
-        flat = self.memory[start : start + array.nbytes].view(dtype)
-        return flat.view(array.shape)
+    def _view(self, array: Array) -> torch.Tensor:
+        start, dtype = self._offset(array), getattr(torch, str(array.dtype))
+        return self._device[start : start + array.nbytes].view(dtype).view(array.shape)
 
-    def batch(self, host: HostStep) -> Batch:
+    def batch(self) -> Batch:
         """The model's batch; its tokens are gathered on the device."""
         views: dict[str, Any] = {
-            name: self.view(host, name) for name in ("positions", "kv_lens", "cu_q", "rows")
+            name: self.view(name) for name in ("positions", "kv_lens", "cu_q", "rows")
         }
         return Batch(
-            tokens=self.known.index_select(0, self.view(host, "source_rows")),
-            block_tables=tuple(self._view(host, table) for table in host.arrays.block_tables),
-            max_q=host.arrays.size.max_q,
+            tokens=self._tokens.index_select(0, self.view("source_rows")),
+            block_tables=tuple(map(self._view, self.arrays.block_tables)),
+            max_q=self.arrays.size.max_q,
             **views,
         )
+
+
+def allocate(
+    manager: BlockManager, sizes: StepSizes, device: torch.device, count: int
+) -> list[StepBuffers]:
+    """``count`` buffers for steps of ``sizes`` on ``device``."""
+    needed = array_bytes((sizes.largest.rows,), "int32")
+
+    def measure(shape: tuple[int, ...], dtype: str) -> Array:
+        nonlocal needed
+        needed += array_bytes(shape, dtype)
+        return np.empty(shape, dtype)
+
+    StepArrays(manager, sizes, measure)
+    host = torch.zeros(count, needed, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    memory = torch.zeros_like(host, device=device)
+    return [StepBuffers(index, manager, sizes, host, memory) for index in range(count)]

@@ -125,6 +125,10 @@ class StepSizes:
             for rows in self._rows(batch):
                 yield Size(batch + 1, self.tokens[0], rows, self.tokens[0])
 
+    def every(self) -> Iterator[Size]:
+        """All sizes to which steps are padded."""
+        yield from (*self.decode(), *self.verify(), *self.mixed())
+
 
 def _token_sizes(last: int, max_gap: int) -> list[int]:
     """Ascending sizes up to ``last``: by 16, later by a quarter of a power of two."""
