@@ -1,6 +1,6 @@
 """`moe_route` in CUDA C++: one thread for each token, or one warp, with bit masks of tokens.
 
-`bitmask` takes logits, `product` takes x and router.
+`bitmask` and `sorted` take logits, `product` takes x and router.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.launch import instance
 from kernelcat.kernels.cuda.moe_route import blocks
-from kernelcat.kernels.cuda.moe_route.operands import MAPS, SELECTED, pointers, sizes
+from kernelcat.kernels.cuda.moe_route.operands import (
+    MAPS,
+    SELECTED,
+    exceeds_indices,
+    pointers,
+    sizes,
+)
+from kernelcat.kernels.cuda.moe_route.sorted_program import SORTED
 from kernelcat.reference._routing import capacity_of, reroutes
 from kernelcat.reference.moe_route import ENTRY
 from kernelcat.runtime.gpu import Gpu
@@ -29,13 +36,6 @@ from kernelcat.runtime.gpu import Gpu
 def _score(problem: Problem) -> str:
     """The template argument."""
     return f"Score::k{problem['score'].capitalize()}"
-
-
-def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    num_assignments = problem["tokens"] * problem["top_k"]
-    if num_assignments >= 1 << 31:
-        return f"{num_assignments} assignments are more than 32-bit indices reach"
-    return None
 
 
 # naive --------------------------------------------------------------------------------------------
@@ -89,38 +89,28 @@ def _naive_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
 MAX_STATIC_BYTES = 48 * 1024
 
 
-def _sigmoid_bytes(problem: Problem, config: Config) -> int:
-    """Shared memory for the sigmoids of a token in each warp."""
-    return 4 * problem["experts"] * config["warps"] * (problem["score"] == "sigmoid")
+def _scratch_bytes(problem: Problem, config: Config) -> int:
+    """Shared memory for the scores of a token in each warp."""
+    return 4 * problem["experts"] * config["warps"] * blocks.is_limited(problem)
 
 
 def _static_bytes(problem: Problem, config: Config) -> int:
-    """Static shared memory of the cluster's kernel: masks, slots, counts, sums, and rerouting."""
-    max_experts, block_tokens = blocks.max_experts(problem), config["block_tokens"]
-    slots = problem["top_k"] * block_tokens
-    masks = 4 * ceil(block_tokens / 32) * max_experts
+    """Static shared memory of the cluster's kernel: masks, experts, counts, sums, and rerouting."""
+    max_experts, block_tokens = 32 * blocks.per_lane(problem), config["block_tokens"]
+    slots = 2 * 16 * block_tokens
+    masks = 4 * ceil(block_tokens / 32) * max_experts + slots
     counts = 2 * (1 + reroutes(problem)) * blocks.cluster_size(problem, config) * max_experts
-    rerouting = (4 * max_experts + 2 * slots + 8) * reroutes(problem)
-    return masks + 6 * slots + counts + 12 * max_experts + rerouting + 16
-
-
-def _lane_experts(problem: Problem, dtype: str) -> str:
-    """The template argument that says which experts a lane has."""
-    groups = blocks.num_groups(problem)
-    numbers = (
-        problem["experts"], groups, min(groups, problem["top_groups"]),
-        blocks.group_lanes(problem), blocks.per_lane(problem), blocks.vector_size(problem, dtype),
-    )  # fmt: skip
-    return f"kernelcat::LaneExperts<{', '.join(map(str, numbers))}>"
+    return (
+        masks + counts + 12 * max_experts + (4 * max_experts + slots + 8) * reroutes(problem) + 16
+    )
 
 
 def _kernel(problem: Problem, config: Config, name: str) -> CudaSource:
-    flags = (problem["renormalize"], reroutes(problem))
+    flags = (problem["renormalize"], blocks.is_limited(problem), reroutes(problem))
     arguments = (
         f"kernelcat::{problem['dtype']}, kernelcat::{_score(problem)}",
         *(str(flag).lower() for flag in flags),
-        _lane_experts(problem, problem["dtype"]),
-        *map(str, (problem["top_k"], blocks.max_experts(problem))),
+        *map(str, (blocks.per_lane(problem), blocks.vector_size(problem, problem["dtype"]))),
         *(str(config[name]) for name in ("warps", "block_tokens")),
         str(blocks.cluster_size(problem, config)),
     )
@@ -139,26 +129,26 @@ def _one_launch(problem: Problem, config: Config) -> Program:
     cluster = blocks.cluster_size(problem, config)
     params = (
         *pointers("logits", "correction", *SELECTED, *MAPS),
-        Int32(problem["tokens"]),
+        *sizes(problem),
         Float32(problem["scaling"]),
         Int32(capacity_of(problem)),
     )
     step = Step(
         _kernel(problem, config, "moe_route_cluster"), (cluster, 1, 1), params,
-        32 * config["warps"], _sigmoid_bytes(problem, config), (cluster, 1, 1), programmatic=True,
+        32 * config["warps"], _scratch_bytes(problem, config), (cluster, 1, 1), programmatic=True,
     )  # fmt: skip
     return Program((step,))
 
 
 def _two_launches(problem: Problem, config: Config) -> Program:
-    num_blocks, max_experts = blocks.num_blocks(problem, config), blocks.max_experts(problem)
+    num_blocks, max_experts = blocks.num_blocks(problem, config), 32 * blocks.per_lane(problem)
     select = Step(
         _kernel(problem, config, "moe_route_select"), (num_blocks, 1, 1),
         (
             *pointers("logits", "correction", *SELECTED, "position", "block_counts"),
-            Int32(problem["tokens"]), Float32(problem["scaling"]),
+            *sizes(problem), Float32(problem["scaling"]),
         ),
-        32 * config["warps"], _sigmoid_bytes(problem, config), programmatic=True,
+        32 * config["warps"], _scratch_bytes(problem, config), programmatic=True,
     )  # fmt: skip
     counts = (*(problem[axis] for axis in ("tokens", "experts", "top_k")), config["block_tokens"])
     place = Step(
@@ -178,7 +168,7 @@ def _illegal_bitmask(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return why
     if _static_bytes(problem, config) > MAX_STATIC_BYTES:
         return f"{_static_bytes(problem, config)} bytes of static shared memory are more than 48 KB"
-    return _illegal(config, problem, gpu)
+    return exceeds_indices(config, problem, gpu)
 
 
 BITMASK = Implementation(
@@ -211,12 +201,11 @@ def _num_tiles(problem: Problem) -> int:
 
 
 def _product(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    splits, warps, max_experts = config["splits"], config["warps"], blocks.max_experts(problem)
+    splits, warps, max_experts = config["splits"], config["warps"], 32 * blocks.per_lane(problem)
     setup = (
         f"kernelcat::{_score(problem)}",
-        str(problem["renormalize"]).lower(),
-        _lane_experts(problem, "float32"),
-        *map(str, (problem["top_k"], max_experts, warps)),
+        *(str(flag).lower() for flag in (problem["renormalize"], blocks.is_limited(problem))),
+        *map(str, (blocks.per_lane(problem), blocks.vector_size(problem, "float32"), warps)),
     )
     source = CudaSource(
         "moe_route/product.cu",
@@ -231,12 +220,12 @@ def _product(problem: Problem, config: Config, gpu: Gpu) -> Program:
     }
     params = (
         *pointers("x", "router", "router_bias", "correction", *SELECTED, *MAPS, *workspaces),
-        Int32(problem["tokens"]),
+        *sizes(problem),
         Float32(problem["scaling"]),
         *map(Int32, (capacity_of(problem), problem["hidden"], splits)),
     )
     step = Step(
-        source, (num_blocks, 1, 1), params, 32 * warps, _sigmoid_bytes(problem, config),
+        source, (num_blocks, 1, 1), params, 32 * warps, _scratch_bytes(problem, config),
         programmatic=True,
     )  # fmt: skip
     return Program((step,), workspaces)
@@ -291,12 +280,13 @@ IMPLEMENTATIONS = (
         summary="one thread for each logit, for each token and for each expert; any problem",
         archs=("sm_80+",),
         space={},
-        illegal=_illegal,
+        illegal=exceeds_indices,
         program=_naive,
         estimate=_naive_estimate,
         rank=0,
     ),
     BITMASK,
+    SORTED,
     Implementation(
         entry="moe_route",
         language="cuda",

@@ -21,20 +21,19 @@ __global__ void __launch_bounds__(Setup::kThreads)
                       int* order,                       // (tokens * top_k,)
                       int* position,                    // (tokens, top_k)
                       int* load,                        // (experts,) or null
-                      int tokens, float scaling, int capacity) {
+                      int tokens, int experts, int top_k, int group_size, int top_groups,
+                      float scaling, int capacity) {
   constexpr int kMaxExperts = Setup::kMaxExperts, kClusterSize = Setup::kClusterSize;
-  constexpr int kExperts = Setup::Experts::kExperts, kTopK = Setup::kTopK;
   __shared__ Selection<Setup> selection;
   __shared__ ClusterCounts<Setup> cluster_counts;
   __shared__ ExpertCounts<kMaxExperts> sums;
   if constexpr (kClusterSize > 1) cluster_arrive_relaxed();
   const int rank = kClusterSize > 1 ? cluster_rank() : 0;
-  const auto block = TokenBlock<Setup>::of(logits, correction, rank, tokens, scaling);
+  const auto block = TokenBlock<Setup>::of(logits, correction, rank, tokens, experts, top_k,
+                                           group_size, top_groups, scaling);
   Routed out = {expert_ids, weights, counts, offsets, order, position, load};
-  clear(selection);
   grid_dependency_wait();
-  launch_dependents();
-  select_block(selection, block);
+  select_block(selection, block, out);
   if constexpr (kClusterSize > 1) cluster_wait();  // all thread blocks have begun
   cluster_counts.add_up(selection.masks, sums, rank, 0);
   if constexpr (Setup::kReroute) {
@@ -42,18 +41,14 @@ __global__ void __launch_bounds__(Setup::kThreads)
     rerouting.run(selection, block, cluster_counts, sums, out, rank, capacity);
     out.load = nullptr;  // has the assignments before the limit already
   }
-  if (warp_index() == 0) sums.scan(capacity);
+  if (warp_index() == 0) sums.scan(experts, capacity);
   __syncthreads();
-  // Not by the first warp, which may be the only one that has slots.
-  if (rank == 0) sums.store(out, kExperts, capacity, kWarpThreads);
-  const int num_slots = block.num_tokens * kTopK, first_slot = block.first_token * kTopK;
-#pragma unroll 1
+  if (rank == 0) sums.store(out, experts, capacity);
+  const int num_slots = block.num_tokens * top_k, first_slot = block.first_token * top_k;
   for (int slot = threadIdx.x; slot < num_slots; slot += Setup::kThreads) {
     const int expert = selection.experts[slot];
-    const int local_rank = expert < 0 ? 0 : selection.masks.rank(slot / kTopK, expert);
-    const bool is_served = sums.place(out, first_slot + slot, expert, local_rank, capacity);
-    out.expert_ids[first_slot + slot] = is_served ? expert : -1;
-    out.weights[first_slot + slot] = is_served ? selection.weights[slot] : 0.0f;
+    const int local_rank = expert < 0 ? 0 : selection.masks.rank(slot / top_k, expert);
+    sums.place(out, first_slot + slot, expert, local_rank, capacity);
   }
 }
 
@@ -67,16 +62,15 @@ __global__ void __launch_bounds__(Setup::kThreads)
                      float* weights,                   // (tokens, top_k)
                      int* position,                    // (tokens, top_k)
                      uint32_t* block_counts,           // (thread blocks, kMaxExperts / 4)
-                     int tokens, float scaling) {
+                     int tokens, int experts, int top_k, int group_size, int top_groups,
+                     float scaling) {
   __shared__ Selection<Setup> selection;
-  const auto block = TokenBlock<Setup>::of(logits, correction, blockIdx.x, tokens, scaling);
-  clear(selection);
+  const auto block = TokenBlock<Setup>::of(logits, correction, blockIdx.x, tokens, experts, top_k,
+                                           group_size, top_groups, scaling);
   grid_dependency_wait();
   launch_dependents();
-  select_block(selection, block);
+  select_block(selection, block, {.expert_ids = expert_ids, .weights = weights});
   __syncthreads();
-  selection.store({.expert_ids = expert_ids, .weights = weights}, block.first_token,
-                  block.num_tokens);
   constexpr int kWords = Setup::kMaxExperts / 4;
   for (int i = threadIdx.x; i < kWords; i += Setup::kThreads) {
     uint32_t word = 0;
@@ -84,10 +78,9 @@ __global__ void __launch_bounds__(Setup::kThreads)
     for (int j = 0; j < 4; ++j) word |= selection.masks.count(4 * i + j) << 8 * j;
     block_counts[blockIdx.x * kWords + i] = word;
   }
-  constexpr int kTopK = Setup::kTopK;
-  const int num_slots = block.num_tokens * kTopK, first_slot = block.first_token * kTopK;
+  const int num_slots = block.num_tokens * top_k, first_slot = block.first_token * top_k;
   for (int slot = threadIdx.x; slot < num_slots; slot += Setup::kThreads) {
-    position[first_slot + slot] = selection.masks.rank(slot / kTopK, selection.experts[slot]);
+    position[first_slot + slot] = selection.masks.rank(slot / top_k, selection.experts[slot]);
   }
 }
 
@@ -131,13 +124,13 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   __syncthreads();
-  if (warp_index() == 0) sums.scan(capacity);
+  if (warp_index() == 0) sums.scan(experts, capacity);
   __syncthreads();
   if (blockIdx.x == 0) sums.store(out, experts, capacity);
   const int first = blockIdx.x * block_tokens * top_k;
   const int end = min(first + block_tokens * top_k, tokens * top_k);
   for (int i = first + threadIdx.x; i < end; i += kThreads) {
-    sums.place_stored(out, i, expert_ids[i], position[i], capacity);
+    sums.place(out, i, expert_ids[i], position[i], capacity);
   }
 }
 

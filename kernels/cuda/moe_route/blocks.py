@@ -28,31 +28,15 @@ PLACE_THREADS = 512
 """Threads of a thread block of the second launch."""
 
 
-def max_experts(problem: Problem) -> int:
-    """Experts that counts have room for: a power of two, at least 32."""
-    return 32 << (ceil(problem["experts"] / 32) - 1).bit_length()
-
-
-def num_groups(problem: Problem) -> int:
-    """Groups that selection tells apart: one where a token may use all."""
-    return int(problem["groups"]) if is_limited(problem) else 1
-
-
-def group_lanes(problem: Problem) -> int:
-    """Lanes of a warp that share a group's experts: a power of two."""
-    return 1 << (32 // num_groups(problem)).bit_length() - 1
-
-
 def per_lane(problem: Problem) -> int:
-    """Experts that a lane holds, all of one group: a power of two."""
-    group_size = problem["experts"] // num_groups(problem)
-    return 1 << (ceil(group_size / group_lanes(problem)) - 1).bit_length()
+    """Experts that a lane holds: a power of two."""
+    return 1 << (ceil(problem["experts"] / 32) - 1).bit_length()
 
 
 def vector_size(problem: Problem, dtype: str) -> int:
-    """Logits of one load: at most 16 bytes, and a divisor of a group."""
+    """Logits of one load: at most 16 bytes, and a divisor of a row."""
     vector = min(16 // itemsize(dtype), per_lane(problem))
-    while problem["experts"] // num_groups(problem) % vector:
+    while problem["experts"] % vector:
         vector //= 2
     return vector
 
@@ -99,19 +83,16 @@ def unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Launches, the latency of a warp's tokens or the issue of their instructions, and the maps.
-
-    Cycles are counted in machine code: of the chain of dependent instructions, and of the issue.
-    """
+    """Launches, the latency of a warp's tokens or the issue of their instructions, and the maps."""
     tokens, block_tokens, warps = problem["tokens"], config["block_tokens"], config["warps"]
     ctas, top_k = num_blocks(problem, config), problem["top_k"]
     lane_experts = per_lane(problem)
-    token_us = (300 + 60 * top_k + 47 * lane_experts + 270 * is_limited(problem)) / 1700
-    issue_us = (60 + 35 * lane_experts + top_k * (20 + 4 * lane_experts)) / 4 / 1700
+    token_us = (0.3 + top_k * (0.04 + 0.003 * lane_experts)) * (1.5 if is_limited(problem) else 1.0)
+    issue_us = (60 + 10 * lane_experts + top_k * (10 + 5 * lane_experts)) / 4 / 1700
     waves = ceil(ctas * warps / (32 * gpu.sms))
     resident = min(ctas / gpu.sms, 32 / warps) if ctas > gpu.sms else 1
     block_us = max(ceil(block_tokens / warps) * token_us, block_tokens * resident * issue_us)
     if tokens <= CLUSTER_TOKENS:
         return LAUNCH_US + block_us + 0.8 + 0.15 * cluster_size(problem, config).bit_length()
-    maps_us = 1.5 + ctas**2 * max_experts(problem) / 5e6
+    maps_us = 1.5 + ctas**2 * 32 * lane_experts / 5e6
     return 2 * LAUNCH_US + copy_us(ENTRY.bytes_moved(problem), gpu) + waves * block_us + maps_us

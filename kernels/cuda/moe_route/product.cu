@@ -15,8 +15,8 @@ constexpr int kMmaExperts = 8;     // columns of one mma
 constexpr int kStepElements = 32;  // elements of hidden that two mma take: 8 of each lane of a row
 
 // Setup for the selection from summed logits.
-template <Score kScore, bool kRenormalize, typename Experts, int kTopK, int kMaxExperts, int kWarps>
-using ProductSetup = Setup<float32, kScore, kRenormalize, false, Experts, kTopK, kMaxExperts,
+template <Score kScore, bool kRenormalize, bool kGrouped, int kPerLane, int kVector, int kWarps>
+using ProductSetup = Setup<float32, kScore, kRenormalize, kGrouped, false, kPerLane, kVector,
                            kWarps, kTileTokens, 1>;
 
 // Partial logits of a tile: the warp computes experts 8 * (warp + i * warps) + 0 ... 7. An mma
@@ -89,14 +89,15 @@ __device__ __forceinline__ bool arrive_last(uint32_t* counter, int num_arrivals,
 
 // The maps of all tokens, from their expert_ids, by one thread block.
 template <typename Setup>
-__device__ __forceinline__ void make_maps(const Routed& out, int tokens, int capacity) {
-  constexpr int kMaxExperts = Setup::kMaxExperts, kTopK = Setup::kTopK;
+__device__ __forceinline__ void make_maps(const Routed& out, int tokens, int experts, int top_k,
+                                          int capacity) {
+  constexpr int kMaxExperts = Setup::kMaxExperts;
   __shared__ TokenMasks<kMaxTokens, kMaxExperts> masks;
   __shared__ ExpertCounts<kMaxExperts> sums;
   masks.clear();
   __syncthreads();
-  for (int slot = threadIdx.x; slot < tokens * kTopK; slot += Setup::kThreads) {
-    masks.add(slot / kTopK, __ldcg(out.expert_ids + slot));
+  for (int slot = threadIdx.x; slot < tokens * top_k; slot += Setup::kThreads) {
+    masks.add(slot / top_k, __ldcg(out.expert_ids + slot));
   }
   __syncthreads();
   for (int e = threadIdx.x; e < kMaxExperts; e += Setup::kThreads) {
@@ -104,12 +105,12 @@ __device__ __forceinline__ void make_maps(const Routed& out, int tokens, int cap
     sums.earlier[e] = 0;
   }
   __syncthreads();
-  if (warp_index() == 0) sums.scan(capacity);
+  if (warp_index() == 0) sums.scan(experts, capacity);
   __syncthreads();
-  sums.store(out, Setup::Experts::kExperts, capacity);
-  for (int slot = threadIdx.x; slot < tokens * kTopK; slot += Setup::kThreads) {
+  sums.store(out, experts, capacity);
+  for (int slot = threadIdx.x; slot < tokens * top_k; slot += Setup::kThreads) {
     const int expert = __ldcg(out.expert_ids + slot);
-    sums.place_stored(out, slot, expert, masks.rank(slot / kTopK, expert), capacity);
+    sums.place(out, slot, expert, masks.rank(slot / top_k, expert), capacity);
   }
 }
 
@@ -129,16 +130,17 @@ __global__ void __launch_bounds__(Setup::kThreads)
                       float* all_logits,        // (tokens, experts)
                       float* partials,          // (tiles, splits, kTileTokens, kMaxExperts)
                       uint32_t* counters,       // (tiles + 1,), zero before and after
-                      int tokens, float scaling, int capacity, int hidden, int num_splits) {
+                      int tokens, int experts, int top_k, int group_size, int top_groups,
+                      float scaling, int capacity, int hidden, int num_splits) {
   constexpr int kMaxExperts = Setup::kMaxExperts, kWarps = Setup::kWarps;
-  constexpr int experts = Setup::Experts::kExperts;
   constexpr int kMmas = ceil_div(kMaxExperts, kMmaExperts * kWarps);
   constexpr int kPartial = kTileTokens * kMaxExperts;
   __shared__ Selection<Setup> selection;
   __shared__ int is_last;
   const int tile = blockIdx.x / num_splits, split = blockIdx.x % num_splits;
   const int num_tiles = gridDim.x / num_splits;
-  const auto block = TokenBlock<Setup>::of(all_logits, correction, tile, tokens, scaling);
+  const auto block = TokenBlock<Setup>::of(all_logits, correction, tile, tokens, experts, top_k,
+                                           group_size, top_groups, scaling);
   const Routed out = {expert_ids, weights, counts, offsets, order, position, load};
   const int split_elements = ceil_div(ceil_div(hidden, num_splits), kStepElements) * kStepElements;
   const int begin = split * split_elements, end = min(begin + split_elements, hidden);
@@ -160,12 +162,10 @@ __global__ void __launch_bounds__(Setup::kThreads)
     if (router_bias) logit += to_float(router_bias[expert]);
     all_logits[static_cast<int64_t>(block.first_token) * experts + i] = logit;
   }
-  clear(selection);  // its barrier makes the thread block's logits visible
-  select_block(selection, block);
   __syncthreads();
-  selection.store(out, block.first_token, block.num_tokens);
+  select_block(selection, block, out);
   if (!arrive_last(counters, num_tiles, &is_last)) return;
-  make_maps<Setup>(out, tokens, capacity);
+  make_maps<Setup>(out, tokens, experts, top_k, capacity);
 }
 
 }  // namespace kernelcat

@@ -13,7 +13,6 @@ struct TokenMasks {
   uint32_t words[kWords][kMaxExperts];
 
   __device__ __forceinline__ void clear() {
-#pragma unroll 1
     for (int i = threadIdx.x; i < kWords * kMaxExperts; i += blockDim.x) {
       words[i / kMaxExperts][i % kMaxExperts] = 0;
     }

@@ -1,8 +1,4 @@
 // One warp selects the experts of one token.
-//
-// Each lane has consecutive experts of one group, in the order of lanes, and sorts them once as
-// candidates. Then the token's best expert is at the head of a lane's list, and of equal heads the
-// one of the lowest lane comes first.
 #pragma once
 
 #include <kernelcat/sync.cuh>
@@ -25,6 +21,16 @@ __device__ __forceinline__ float from_ordered_bits(uint32_t bits) {
   return __uint_as_float(bits ^ (bits >> 31 ? 0x80000000 : 0xffffffff));
 }
 
+// Which experts a lane has: vectors of kVector consecutive experts, neighbouring lanes side by
+// side.
+template <int kPerLane, int kVector>
+struct LaneExperts {
+  static_assert(kPerLane % kVector == 0);
+  static __device__ __forceinline__ int at(int i) {
+    return i / kVector * (kWarpThreads * kVector) + lane_index() * kVector + i % kVector;
+  }
+};
+
 template <int kBytes>
 struct WordsOf;
 template <>
@@ -44,218 +50,174 @@ struct WordsOf<16> {
   using Type = uint4;
 };
 
-// Which experts a lane has. kGroupLanes neighbouring lanes, a power of two, have the experts of a
-// group; a lane has room for kPerLane consecutive ones, which it loads in vectors of kVector. A
-// token uses the best kTopGroups of kGroups groups, or all experts, which are one group then.
-template <int kExperts_, int kGroups_, int kTopGroups_, int kGroupLanes_, int kPerLane_,
-          int kVector_>
-struct LaneExperts {
-  static constexpr int kExperts = kExperts_, kGroups = kGroups_, kTopGroups = kTopGroups_;
-  static constexpr int kGroupLanes = kGroupLanes_, kPerLane = kPerLane_, kVector = kVector_;
-  static constexpr int kGroupSize = kExperts / kGroups;
-  static constexpr int kWordVector = kVector < 4 ? kVector : 4;
-  static constexpr bool kIsFull = kWarpThreads * kPerLane == kExperts;
-  static_assert(kPerLane % kVector == 0 && kGroupSize % kVector == 0);
-
-  static __device__ __forceinline__ int group() { return lane_index() / kGroupLanes; }
-  static __device__ __forceinline__ int part() { return lane_index() % kGroupLanes; }
-  static __device__ __forceinline__ int at(int i) {
-    return group() * kGroupSize + part() * kPerLane + i;
-  }
-  // Whether there is an expert number i of the lane.
-  static __device__ __forceinline__ bool has(int i) {
-    return kIsFull || (group() < kGroups && part() * kPerLane + i < kGroupSize);
-  }
-};
-
-// A value for each of the lane's experts, in registers; garbage where there is no expert. `row` is
-// (experts,).
-template <typename T, typename Experts, int kVector>
-struct LaneValues {
+// A token's logits in the registers of a warp, -infinity beyond the last expert.
+template <typename T, int kPerLane, int kVector>
+struct LaneLogits {
   using Vector = typename WordsOf<kVector * sizeof(T)>::Type;
-  Vector vectors[Experts::kPerLane / kVector];
+  Vector vectors[kPerLane / kVector];
 
-  __device__ __forceinline__ void load(const T* row) {
+  // `row` is (experts,); experts is a multiple of kVector.
+  __device__ __forceinline__ void load(const T* row, int experts) {
 #pragma unroll
-    for (int i = 0; i < Experts::kPerLane; i += kVector) {
-      if (Experts::has(i)) {
-        vectors[i / kVector] = *reinterpret_cast<const Vector*>(row + Experts::at(i));
+    for (int i = 0; i < kPerLane; i += kVector) {
+      const int expert = LaneExperts<kPerLane, kVector>::at(i);
+      if (expert < experts) {
+        vectors[i / kVector] = *reinterpret_cast<const Vector*>(row + expert);
       }
     }
   }
 
-  __device__ __forceinline__ void store(T* row) const {
-#pragma unroll
-    for (int i = 0; i < Experts::kPerLane; i += kVector) {
-      if (Experts::has(i)) {
-        *reinterpret_cast<Vector*>(row + Experts::at(i)) = vectors[i / kVector];
-      }
-    }
-  }
-
-  __device__ __forceinline__ T& operator[](int i) { return reinterpret_cast<T*>(vectors)[i]; }
-  __device__ __forceinline__ T operator[](int i) const {
-    return reinterpret_cast<const T*>(vectors)[i];
+  __device__ __forceinline__ float at(int i, int experts) const {
+    const T* elements = reinterpret_cast<const T*>(vectors);
+    const bool is_inside = LaneExperts<kPerLane, kVector>::at(i) < experts;
+    return is_inside ? to_float(elements[i]) : -kInfinity;
   }
 };
 
-template <typename T, typename Experts>
-using LaneLogits = LaneValues<T, Experts, Experts::kVector>;
-template <typename Experts>
-using LaneWords = LaneValues<float, Experts, Experts::kWordVector>;
+// Groups of consecutive experts, of which a token may use the best `top_groups`.
+struct ExpertGroups {
+  int size, num_groups, top_groups;
+  uint32_t inverse_size;  // 2^20 / size, rounded up: exact for up to 512 experts
 
-// The experts that a token may still select. A key is the ordered bits of a selection score, 0 for
-// an expert that is taken or that the token may not use. A tail is the complement of the expert: of
-// equal keys the one with the larger tail comes first.
-template <typename Experts>
-struct LaneCandidates {
-  static constexpr int kPerLane = Experts::kPerLane;
-  uint32_t keys[kPerLane], tails[kPerLane];
+  static __device__ __forceinline__ ExpertGroups of_size(int size, int experts, int top_groups) {
+    return {size, experts / size, top_groups, ((1u << 20) + size - 1) / size};
+  }
 
-  // Sorts in descending order, by Batcher's odd-even mergesort: from the step on that merges sorted
-  // parts of kSize and compares over kDistance.
-  template <int kSize = 1, int kDistance = 1>
-  __device__ __forceinline__ void sort() {
-    if constexpr (kSize < kPerLane) {
-#pragma unroll
-      for (int i = kDistance % kSize; i < kPerLane - kDistance; ++i) {
-        const bool is_first = (i - kDistance % kSize) / kDistance % 2 == 0;
-        if (is_first && i / (2 * kSize) == (i + kDistance) / (2 * kSize)) {
-          put_in_order(i, i + kDistance);
-        }
-      }
-      if constexpr (kDistance > 1) {
-        sort<kSize, kDistance / 2>();
-      } else {
-        sort<2 * kSize, 2 * kSize>();
+  __device__ __forceinline__ int of(int expert) const { return expert * inverse_size >> 20; }
+
+  // A bit for each group that the token may use. `scores` is (experts,) in shared memory, of which
+  // lane g reads group g: the lanes start at different experts, so that banks differ.
+  __device__ __forceinline__ uint32_t select(const float* scores) const {
+    float best = -kInfinity, second = -kInfinity;
+    const int group = lane_index();
+    if (group < num_groups) {
+      int next = group % size;
+      for (int i = 0; i < size; ++i) {
+        const float score = scores[group * size + next];
+        second = fmaxf(second, fminf(best, score));
+        best = fmaxf(best, score);
+        next = next + 1 == size ? 0 : next + 1;
       }
     }
+    const float sum = size == 1 ? best : best + second;
+    int num_better = 0;
+    for (int other = 0; other < num_groups; ++other) {
+      const float value = __shfl_sync(kAllLanes, sum, other);
+      num_better += value > sum || (value == sum && other < group);
+    }
+    return __ballot_sync(kAllLanes, group < num_groups && num_better < top_groups);
   }
+};
 
-  __device__ __forceinline__ void put_in_order(int i, int j) {
-    const uint32_t key = keys[i], tail = tails[i], other_key = keys[j], other_tail = tails[j];
-    const uint64_t wide = static_cast<uint64_t>(key) << 32 | tail;
-    const bool is_ordered = wide > (static_cast<uint64_t>(other_key) << 32 | other_tail);
-    keys[i] = is_ordered ? key : other_key;
-    keys[j] = is_ordered ? other_key : key;
-    tails[i] = is_ordered ? tail : other_tail;
-    tails[j] = is_ordered ? other_tail : tail;
-  }
+// The keys of a warp's token: ordered bits of selection scores, 0 for experts that are taken or
+// that the token may not use.
+template <int kPerLane, int kVector>
+struct LaneKeys {
+  using Experts = LaneExperts<kPerLane, kVector>;
+  uint32_t keys[kPerLane];
 
-  // Takes the best candidate out of the lanes' sorted lists, and returns its key. `is_mine` tells
-  // whether it was this lane's, `expert` is the expert at the head of this lane's list.
-  __device__ __forceinline__ uint32_t take_best(bool& is_mine, int& expert) {
-    const uint32_t key = keys[0], best = __reduce_max_sync(kAllLanes, key);
-    const uint32_t holders = __ballot_sync(kAllLanes, key == best);
-    is_mine = key == best && (holders & ((1u << lane_index()) - 1)) == 0;
-    expert = static_cast<int>(~tails[0]);
+  // Takes out the best expert, the lowest of equal ones; the same in all lanes.
+  __device__ __forceinline__ int take_best() {
+    uint32_t lane_best = keys[0];
+#pragma unroll
+    for (int i = 1; i < kPerLane; ++i) lane_best = max(lane_best, keys[i]);
+    const uint32_t best = __reduce_max_sync(kAllLanes, lane_best);
+    uint32_t lowest = kAllLanes;
+#pragma unroll
+    for (int i = kPerLane - 1; i >= 0; --i) {
+      if (keys[i] == best) lowest = Experts::at(i);
+    }
+    lowest = __reduce_min_sync(kAllLanes, lowest);
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      const bool is_last = i + 1 == kPerLane;
-      keys[i] = is_mine ? (is_last ? 0 : keys[i + 1]) : keys[i];
-      tails[i] = is_mine && !is_last ? tails[i + 1] : tails[i];
+      if (Experts::at(i) == lowest) keys[i] = 0;
     }
-    return best;
+    return static_cast<int>(lowest);
   }
 
   // Takes out `expert`; nothing for a negative number.
   __device__ __forceinline__ void remove(int expert) {
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      if (static_cast<int>(~tails[i]) == expert) keys[i] = 0;
+      if (Experts::at(i) == expert) keys[i] = 0;
     }
   }
 
-  // Whether the lane's group is one of the token's best; keys are sorted.
-  __device__ __forceinline__ bool may_use_group() const {
-    uint32_t best = keys[0], second = kPerLane > 1 ? keys[1] : 0;
+  // Whether no expert is left; the same in all lanes.
+  __device__ __forceinline__ bool is_empty() const {
+    uint32_t any = 0;
 #pragma unroll
-    for (int mask = 1; mask < Experts::kGroupLanes; mask *= 2) {
-      const uint32_t other_best = __shfl_xor_sync(kAllLanes, best, mask);
-      const uint32_t other_second = __shfl_xor_sync(kAllLanes, second, mask);
-      second = max(min(best, other_best), max(second, other_second));
-      best = max(best, other_best);
-    }
-    float total = from_ordered_bits(best);
-    if (Experts::kGroupSize > 1) total += from_ordered_bits(second);
-    return num_better_groups(ordered_bits(total)) < Experts::kTopGroups;
-  }
-
-  // Groups with a larger key than the lane's group; each of a group's lanes compares some.
-  static __device__ __forceinline__ int num_better_groups(uint32_t key) {
-    int num_better = 0;
-#pragma unroll
-    for (int first = 0; first < Experts::kGroups; first += Experts::kGroupLanes) {
-      const int other = first + Experts::part();
-      const uint32_t other_key =
-          __shfl_sync(kAllLanes, key, other * Experts::kGroupLanes % kWarpThreads);
-      const uint32_t least = other < Experts::group() ? key : key + 1;  // ties go to the lower one
-      num_better += other_key >= least && other < Experts::kGroups;
-    }
-#pragma unroll
-    for (int mask = 1; mask < Experts::kGroupLanes; mask *= 2) {
-      num_better += __shfl_xor_sync(kAllLanes, num_better, mask);
-    }
-    return num_better;
+    for (int i = 0; i < kPerLane; ++i) any |= keys[i];
+    return __ballot_sync(kAllLanes, any != 0) == 0;
   }
 };
 
-// The sorted candidates of a token. `sigmoids` is (experts,) in shared memory and belongs to the
-// warp, for kSigmoid. `corrections` may be 0.
-template <Score kScore, typename T, typename Experts>
-__device__ __forceinline__ LaneCandidates<Experts> make_candidates(
-    const LaneLogits<T, Experts>& logits, const LaneWords<Experts>& corrections, float* sigmoids) {
-  constexpr int kPerLane = Experts::kPerLane;
-  LaneCandidates<Experts> lane;
-  LaneWords<Experts> scores;
+// What the weights of a token are relative to.
+struct WeightScale {
+  float max_logit = -kInfinity;
+  float total = 1.0f;  // the sum over all experts, where weights are relative to that
+};
+
+template <Score kScore, bool kRenormalize, typename T, int kPerLane, int kVector>
+__device__ __forceinline__ WeightScale weight_scale(const LaneLogits<T, kPerLane, kVector>& logits,
+                                                    int experts) {
+  WeightScale scale;
+  if constexpr (kScore == Score::kSoftmax) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      scale.max_logit = fmaxf(scale.max_logit, logits.at(i, experts));
+    const uint32_t best = __reduce_max_sync(kAllLanes, ordered_bits(scale.max_logit));
+    scale.max_logit = from_ordered_bits(best);
+    if constexpr (!kRenormalize) {
+      scale.total = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        scale.total += unscaled_weight<kScore>(logits.at(i, experts), scale.max_logit);
+      }
+      scale.total = warp_sum(scale.total);
+    }
+  }
+  return scale;
+}
+
+// The keys of a token. `scratch` is (experts,) in shared memory and belongs to the warp, for
+// kGrouped.
+template <Score kScore, bool kGrouped, typename T, int kPerLane, int kVector>
+__device__ __forceinline__ LaneKeys<kPerLane, kVector> make_keys(
+    const LaneLogits<T, kPerLane, kVector>& logits, const float* correction, int experts,
+    const ExpertGroups& groups, float* scratch) {
+  using Experts = LaneExperts<kPerLane, kVector>;
+  LaneKeys<kPerLane, kVector> lane;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    scores[i] = to_float(logits[i]);
-    if constexpr (kScore == Score::kSigmoid) scores[i] = sigmoid(scores[i]);
+    const int expert = Experts::at(i);
+    lane.keys[i] = 0;
+    if (expert < experts) {
+      const float score = selection_score<kScore>(logits.at(i, experts), correction, expert);
+      lane.keys[i] = ordered_bits(score);
+      if constexpr (kGrouped) scratch[expert] = score;
+    }
   }
-  if constexpr (kScore == Score::kSigmoid) scores.store(sigmoids);
+  if constexpr (kGrouped) {
+    __syncwarp();
+    const uint32_t selected = groups.select(scratch);
+    __syncwarp();
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    if constexpr (kScore == Score::kSigmoid) scores[i] += corrections[i];
-    lane.keys[i] = Experts::has(i) ? ordered_bits(scores[i]) : 0;
-    lane.tails[i] = ~static_cast<uint32_t>(Experts::at(i));
-  }
-  lane.sort();
-  if constexpr (Experts::kTopGroups < Experts::kGroups) {
-    const bool is_usable = lane.may_use_group();
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) lane.keys[i] = is_usable ? lane.keys[i] : 0;
+    for (int i = 0; i < kPerLane; ++i) {
+      if (!(selected >> groups.of(Experts::at(i)) & 1)) lane.keys[i] = 0;
+    }
   }
   return lane;
 }
 
-// The largest logit of a token.
-template <typename T, typename Experts>
-__device__ __forceinline__ float max_of(const LaneLogits<T, Experts>& logits) {
-  uint32_t best = 0;
-#pragma unroll
-  for (int i = 0; i < Experts::kPerLane; ++i) {
-    best = max(best, Experts::has(i) ? ordered_bits(to_float(logits[i])) : 0);
-  }
-  return from_ordered_bits(__reduce_max_sync(kAllLanes, best));
-}
-
-// The weight of the lane's expert, from its numerator, which is 0 in lanes without an expert.
-template <Score kScore, bool kRenormalize, typename T, typename Experts>
-__device__ __forceinline__ float weigh(const LaneLogits<T, Experts>& logits, float numerator,
-                                       float max_logit, float scaling) {
-  float total = 1.0f;
-  if constexpr (kRenormalize) {
-    total = warp_sum(numerator) + 1e-20f;
-  } else if constexpr (kScore == Score::kSoftmax) {
-    total = 0.0f;
-#pragma unroll
-    for (int i = 0; i < Experts::kPerLane; ++i) {
-      if (Experts::has(i)) total += unscaled_weight<kScore>(to_float(logits[i]), max_logit);
-    }
-    total = warp_sum(total);
-  }
-  return numerator * __fdividef(scaling, total);
+// The weight of the lane's expert, 0 for a negative expert; with kRenormalize relative to the
+// experts of all lanes. `row` is the token's logits (experts,).
+template <Score kScore, bool kRenormalize, typename T>
+__device__ __forceinline__ float weigh(const T* row, int expert, WeightScale scale, float scaling) {
+  float weight = 0.0f;
+  if (expert >= 0) weight = unscaled_weight<kScore>(to_float(row[expert]), scale.max_logit);
+  if constexpr (kRenormalize) scale.total = warp_sum(weight) + 1e-20f;
+  return weight * (scaling / scale.total);
 }
 
 }  // namespace kernelcat

@@ -21,7 +21,13 @@ from kernelcat.catalog.implementation import (
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cuda.moe_route import blocks
-from kernelcat.kernels.cuda.moe_route.operands import MAPS, SELECTED, pointers, sizes
+from kernelcat.kernels.cuda.moe_route.operands import (
+    MAPS,
+    SELECTED,
+    exceeds_indices,
+    pointers,
+    sizes,
+)
 from kernelcat.kernels.cute.common.matmul import exceeds_shared
 from kernelcat.reference._routing import capacity_of, reroutes
 from kernelcat.runtime.gpu import Gpu
@@ -57,13 +63,6 @@ def _rule(problem: Problem) -> dict[str, int | str | bool]:
     """How experts are selected and weighted, as constants."""
     axes = {axis: problem[axis] for axis in ("score", "correction", "renormalize")}
     return {**axes, "limited": problem["top_groups"] < problem["groups"]}
-
-
-def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    num_assignments = problem["tokens"] * problem["top_k"]
-    if num_assignments >= 1 << 31:
-        return f"{num_assignments} assignments are more than 32-bit indices reach"
-    return None
 
 
 # naive --------------------------------------------------------------------------------------------
@@ -110,31 +109,33 @@ def _naive_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 # bitmask ------------------------------------------------------------------------------------------
 
+MAX_TOP_K = 16
+
+
 def _selection(problem: Problem, config: Config) -> dict[str, int | str | bool]:
     """Constants of a thread block that selects experts."""
-    groups = blocks.num_groups(problem)
-    axes = ("score", "correction", "renormalize", "experts", "top_k")
     return {
-        **{axis: problem[axis] for axis in axes},
-        "groups": groups,
-        "top_groups": min(groups, problem["top_groups"]),
-        "group_lanes": blocks.group_lanes(problem),
+        **_rule(problem),
         "per_lane": blocks.per_lane(problem),
         "vector": blocks.vector_size(problem, problem["dtype"]),
-        "max_experts": blocks.max_experts(problem),
         **config,
     }
 
 
+def _selection_sizes(problem: Problem) -> tuple[Param, ...]:
+    """As `sizes`, and the lanes that find the best scores of a group."""
+    return (*sizes(problem), Int32(1 << (32 // problem["groups"]).bit_length() - 1))
+
+
 def _shared_bytes(problem: Problem, config: Config) -> int:
-    """Shared memory of the cluster's kernel: masks, slots, sigmoids, sums, counts, rerouting."""
-    max_experts, block_tokens = blocks.max_experts(problem), config["block_tokens"]
-    slots = problem["top_k"] * block_tokens
+    """Shared memory of the cluster's kernel: masks, experts, scores, sums, counts, rerouting."""
+    max_experts, block_tokens = 32 * blocks.per_lane(problem), config["block_tokens"]
+    slots = MAX_TOP_K * block_tokens
     masks = 4 * ceil(block_tokens / 32) * max_experts
-    sigmoids = 4 * problem["experts"] * config["warps"] * (problem["score"] == "sigmoid")
+    scores = 4 * max_experts * config["warps"] * blocks.is_limited(problem)
     counts = 2 * max_experts * blocks.cluster_size(problem, config) * (1 + reroutes(problem))
     rerouting = (4 * max_experts + 2 * slots) * reroutes(problem)
-    return int(masks + 6 * slots + sigmoids + 12 * max_experts + counts + rerouting + 1024)
+    return int(masks + 6 * slots + scores + 12 * max_experts + counts + rerouting + 1024)
 
 
 def _bitmask(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -147,7 +148,7 @@ def _one_launch(problem: Problem, config: Config) -> Program:
     cluster = blocks.cluster_size(problem, config)
     params = (
         *pointers("logits", "correction", *SELECTED, *MAPS),
-        Int32(problem["tokens"]),
+        *_selection_sizes(problem),
         Float32(problem["scaling"]),
         Int32(capacity_of(problem)),
     )
@@ -164,11 +165,11 @@ def _one_launch(problem: Problem, config: Config) -> Program:
 
 
 def _two_launches(problem: Problem, config: Config) -> Program:
-    num_blocks, max_experts = blocks.num_blocks(problem, config), blocks.max_experts(problem)
+    num_blocks, max_experts = blocks.num_blocks(problem, config), 32 * blocks.per_lane(problem)
     grid = (num_blocks, 1, 1)
     select_params = (
         *pointers("logits", "correction", *SELECTED, "position", "block_counts"),
-        Int32(problem["tokens"]),
+        *_selection_sizes(problem),
         Float32(problem["scaling"]),
     )
     select = _source("bitmask:Select", problem, select_params, _selection(problem, config))
@@ -193,7 +194,7 @@ def _illegal_bitmask(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return (
         blocks.illegal(config, problem)
         or exceeds_shared(_shared_bytes(problem, config), gpu)
-        or _illegal(config, problem, gpu)
+        or exceeds_indices(config, problem, gpu)
     )
 
 
@@ -220,7 +221,7 @@ IMPLEMENTATIONS = (
         summary="one thread for each logit, and one thread for each expert; any problem",
         archs=("sm_80+",),
         space={},
-        illegal=_illegal,
+        illegal=exceeds_indices,
         program=_naive,
         estimate=_naive_estimate,
         rank=0,

@@ -15,7 +15,7 @@ from cutlass.memory import SmemAllocator
 
 from kernelcat.kernels.cute.moe_route import token_masks
 from kernelcat.kernels.cute.moe_route.cluster_counts import ClusterCounts
-from kernelcat.kernels.cute.moe_route.maps import LANES, Maps
+from kernelcat.kernels.cute.moe_route.maps import Maps
 from kernelcat.kernels.cute.moe_route.place import WORD_COUNTS
 from kernelcat.kernels.cute.moe_route.rerouting import Rerouting
 from kernelcat.kernels.cute.moe_route.select_block import SelectBlock
@@ -44,14 +44,19 @@ class Cluster:
         position: cute.Pointer,  # (tokens, top_k) int32
         load: cute.Pointer,  # (experts,) int32
         tokens: Int32,
+        experts: Int32,
+        top_k: Int32,
+        group_size: Int32,
+        top_groups: Int32,
+        group_lanes: Int32,
         scaling: Float32,
         capacity: Int32,
         stream: cuda.CUstream,
     ):
-        assignments, experts = cute.make_layout(tokens * self.block.top_k), self.block.experts
+        assignments = cute.make_layout(tokens * top_k)
         self.kernel(
-            self.block.vectors_of(logits, tokens),
-            self.block.corrections_of(correction),
+            self.block.vectors_of(logits, tokens, experts),
+            cute.make_tensor(correction, cute.make_layout(experts)),
             cute.make_tensor(expert_ids, assignments),
             cute.make_tensor(weights, assignments),
             cute.make_tensor(counts, cute.make_layout(experts)),
@@ -59,6 +64,10 @@ class Cluster:
             cute.make_tensor(order, assignments),
             cute.make_tensor(position, assignments),
             cute.make_tensor(load, cute.make_layout(experts)),
+            top_k,
+            group_size,
+            top_groups,
+            group_lanes,
             scaling,
             capacity,
         ).launch(
@@ -73,7 +82,7 @@ class Cluster:
     def kernel(
         self,
         mLogits: cute.Tensor,  # (vector, experts / vector, tokens)
-        mCorrection: cute.Tensor,  # (vector, experts / vector)
+        mCorrection: cute.Tensor,  # (experts,)
         mIds: cute.Tensor,  # (assignments,)
         mWeights: cute.Tensor,  # (assignments,)
         mCounts: cute.Tensor,  # (experts,)
@@ -81,6 +90,10 @@ class Cluster:
         mOrder: cute.Tensor,  # (assignments,)
         mPosition: cute.Tensor,  # (assignments,)
         mLoad: cute.Tensor,  # (experts,)
+        top_k: Int32,
+        group_size: Int32,
+        top_groups: Int32,
+        group_lanes: Int32,
         scaling: Float32,
         capacity: Int32,
     ):
@@ -93,12 +106,14 @@ class Cluster:
         rank, block_tokens = cute.arch.block_idx()[0], self.block.block_tokens
         first_token = rank * block_tokens
         num_tokens = cutlass.min(mLogits.shape[2] - first_token, block_tokens)
-        self.block.clear(memory)
+        groups = group_size, top_groups, group_lanes
 
         # The kernel before may still be writing the logits; the kernel after may begin.
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
-        self.block.select(mLogits, mCorrection, memory, first_token, num_tokens, scaling)
+        self.block.select(
+            mLogits, mCorrection, memory, first_token, num_tokens, top_k, groups, scaling
+        )
         self.counts.wait_for_all()
         self.counts.add_up(sMasks, sCounts, sTotals, sEarlier, rank, Int32(0))
         if rank == 0:
@@ -107,16 +122,17 @@ class Cluster:
             rerouting = Rerouting(self.block, self.counts)
             rerouting.run(
                 mLogits, mCorrection, memory, rerouting.allocate(shared), sCounts, sTotals,
-                sEarlier, rank, first_token, num_tokens, scaling, capacity,
+                sEarlier, rank, first_token, num_tokens, top_k, groups, scaling, capacity,
             )  # fmt: skip
         if cute.arch.warp_idx() == 0:
-            self.maps.scan(sTotals, sStarts, capacity)
+            self.maps.scan(sTotals, sStarts, cute.size(mCounts), capacity)
         cute.arch.barrier()
-        if rank == 0:  # and not the first warp, which may be the only one that has slots
-            self.maps.store(sTotals, sStarts, mCounts, mOffsets, capacity, LANES)
-        top_k, tidx = self.block.top_k, cute.arch.thread_idx()[0]
+        if rank == 0:
+            self.maps.store(sTotals, sStarts, mCounts, mOffsets, capacity)
         first_slot = first_token * top_k
-        for slot in cutlass.range(tidx, num_tokens * top_k, self.block.threads, unroll=1):
+        for slot in cutlass.range(
+            cute.arch.thread_idx()[0], num_tokens * top_k, self.block.threads, unroll=1
+        ):
             expert, local_rank = Int32(sExperts[slot]), Int32(0)
             if expert >= 0:
                 local_rank = token_masks.rank(sMasks, slot // top_k, expert)
@@ -148,19 +164,28 @@ class Select:
         position: cute.Pointer,  # (tokens, top_k) int32
         block_counts: cute.Pointer,  # (num_blocks, max_experts / 4) words of four counts
         tokens: Int32,
+        experts: Int32,
+        top_k: Int32,
+        group_size: Int32,
+        top_groups: Int32,
+        group_lanes: Int32,
         scaling: Float32,
         stream: cuda.CUstream,
     ):
-        assignments = cute.make_layout(tokens * self.block.top_k)
+        assignments = cute.make_layout(tokens * top_k)
         num_blocks = cute.ceil_div(tokens, self.block.block_tokens)
         words = cute.make_layout((self.block.max_experts // WORD_COUNTS, num_blocks))
         self.kernel(
-            self.block.vectors_of(logits, tokens),
-            self.block.corrections_of(correction),
+            self.block.vectors_of(logits, tokens, experts),
+            cute.make_tensor(correction, cute.make_layout(experts)),
             cute.make_tensor(expert_ids, assignments),
             cute.make_tensor(weights, assignments),
             cute.make_tensor(position, assignments),
             cute.make_tensor(block_counts, words),
+            top_k,
+            group_size,
+            top_groups,
+            group_lanes,
             scaling,
         ).launch(
             grid=(num_blocks, 1, 1), block=(self.block.threads, 1, 1), use_pdl=True, stream=stream
@@ -170,11 +195,15 @@ class Select:
     def kernel(
         self,
         mLogits: cute.Tensor,  # (vector, experts / vector, tokens)
-        mCorrection: cute.Tensor,  # (vector, experts / vector)
+        mCorrection: cute.Tensor,  # (experts,)
         mIds: cute.Tensor,  # (assignments,)
         mWeights: cute.Tensor,  # (assignments,)
         mPosition: cute.Tensor,  # (assignments,)
         mBlockCounts: cute.Tensor,  # (max_experts / 4, num_blocks)
+        top_k: Int32,
+        group_size: Int32,
+        top_groups: Int32,
+        group_lanes: Int32,
         scaling: Float32,
     ):
         memory = self.block.allocate(SmemAllocator())
@@ -182,19 +211,20 @@ class Select:
         tidx, block = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
         first_token = block * self.block.block_tokens
         num_tokens = cutlass.min(mLogits.shape[2] - first_token, self.block.block_tokens)
-        self.block.clear(memory)
 
         # The kernel before may still be writing the logits; the kernel after may begin.
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
-        self.block.select(mLogits, mCorrection, memory, first_token, num_tokens, scaling)
+        self.block.select(
+            mLogits, mCorrection, memory, first_token, num_tokens, top_k,
+            (group_size, top_groups, group_lanes), scaling,
+        )  # fmt: skip
         cute.arch.barrier()
         for i in cutlass.range(tidx, mBlockCounts.shape[0], self.block.threads, unroll=1):
             word = Uint32(0)
             for j in cutlass.range_constexpr(WORD_COUNTS):
                 word = word | token_masks.count(sMasks, WORD_COUNTS * i + j) << Uint32(8 * j)
             mBlockCounts[i, block] = word
-        top_k = self.block.top_k
         first_slot = first_token * top_k
         for slot in cutlass.range(tidx, num_tokens * top_k, self.block.threads, unroll=1):
             expert = Int32(sExperts[slot])

@@ -12,8 +12,7 @@ class Maps:
 
     ``has_load`` is whether there is a load to add to. In shared memory are
 
-        sTotals   (max_experts,)      assignments of all tokens, before the capacity limit;
-                                      0 beyond the last expert
+        sTotals   (max_experts,)      assignments of all tokens, before the capacity limit
         sEarlier  (max_experts,)      those of tokens before the thread block's tokens
         sStarts   (max_experts + 1,)  prefix sums of the totals, which are limited to the capacity
     """
@@ -31,6 +30,7 @@ class Maps:
         self,
         sTotals: cute.Tensor,
         sStarts: cute.Tensor,  # written
+        experts: Int32,
         capacity: Int32,
     ):
         """Computes ``sStarts``; for one warp."""
@@ -38,7 +38,9 @@ class Maps:
         counts, total = cute.make_rmem_tensor(per_lane, Int32), Int32(0)
         for i in cutlass.range_constexpr(per_lane):
             expert = lane * per_lane + i
-            counts[i] = cutlass.min(Int32(sTotals[expert]), capacity)
+            counts[i] = Int32(0)
+            if expert < experts:
+                counts[i] = cutlass.min(Int32(sTotals[expert]), capacity)
             total += counts[i]
         end = total
         for power in cutlass.range_constexpr(5):
@@ -72,15 +74,13 @@ class Maps:
         mCounts: cute.Tensor,  # (experts,), written
         mOffsets: cute.Tensor,  # (experts + 1,), written
         capacity: Int32,
-        first_thread: cutlass.Constexpr[int] = 0,  # the threads before it do nothing
     ):
         """Stores counts and offsets: the task of one thread block of the grid."""
-        place, experts = cute.arch.thread_idx()[0] - first_thread, cute.size(mCounts)
-        if place >= 0:
-            for e in cutlass.range(place, experts, self.threads - first_thread, unroll=1):
-                mCounts[e] = cutlass.min(Int32(sTotals[e]), capacity)
-                mOffsets[e] = sStarts[e]
-        if place == 0:
+        tidx, experts = cute.arch.thread_idx()[0], cute.size(mCounts)
+        for e in cutlass.range(tidx, experts, self.threads, unroll=1):
+            mCounts[e] = cutlass.min(Int32(sTotals[e]), capacity)
+            mOffsets[e] = sStarts[e]
+        if tidx == 0:
             mOffsets[experts] = sStarts[self.max_experts]
 
     @cute.jit

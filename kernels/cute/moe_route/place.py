@@ -83,7 +83,7 @@ class Place:
         self.add_up(mBlockCounts, sTotals, sEarlier, tidx, block)
         cute.arch.barrier()
         if cute.arch.warp_idx() == 0:
-            self.maps.scan(sTotals, sStarts, capacity)
+            self.maps.scan(sTotals, sStarts, cute.size(mCounts), capacity)
         cute.arch.barrier()
         if block == 0:
             self.maps.store(sTotals, sStarts, mCounts, mOffsets, capacity)

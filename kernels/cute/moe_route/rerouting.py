@@ -5,12 +5,11 @@ All thread blocks go through the same rounds, because they compute the same sums
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int16, Int32, Uint32
+from cutlass import Boolean, Float32, Int16, Int32, Uint32
 
 from kernelcat.kernels.cute.moe_route import token_masks
 from kernelcat.kernels.cute.moe_route.cluster_counts import ClusterCounts
-from kernelcat.kernels.cute.moe_route.select_block import SelectBlock
-from kernelcat.kernels.cute.moe_route.warp_select import chosen, value_of
+from kernelcat.kernels.cute.moe_route.select_block import MAX_TOP_K, SelectBlock
 
 
 class Rerouting:
@@ -26,7 +25,7 @@ class Rerouting:
 
     def allocate(self, shared):
         """sServed, sRefused and sProposals."""
-        slots = cute.make_layout(self.block.num_slots)
+        slots = cute.make_layout(self.block.block_tokens * MAX_TOP_K)
         return (
             shared.allocate_tensor(Int32, cute.make_layout(self.block.max_experts)),
             shared.allocate_tensor(Int32, cute.make_layout(1)),
@@ -37,7 +36,7 @@ class Rerouting:
     def run(
         self,
         mLogits: cute.Tensor,  # (vector, experts / vector, tokens)
-        mCorrection: cute.Tensor,  # (vector, experts / vector)
+        mCorrection: cute.Tensor,  # (experts,)
         memory: tuple,
         own_memory: tuple,
         sCounts: cute.Tensor,  # (max_experts / 2, cluster_size, 2)
@@ -46,14 +45,15 @@ class Rerouting:
         rank: Int32,
         first_token: Int32,
         num_tokens: Int32,
+        top_k: Int32,
+        groups: tuple,
         scaling: Float32,
         capacity: Int32,
     ):
         """Reroutes. ``memory`` and ``own_memory`` are what ``allocate`` of the classes returned."""
-        sMasks, sExperts, sWeights, sSigmoids = memory
+        sMasks, sExperts, sWeights, sScores = memory
         sServed, _, sProposals = own_memory
-        tidx, threads = cute.arch.thread_idx()[0], self.block.threads
-        num_slots = num_tokens * self.block.top_k
+        tidx, threads, num_slots = cute.arch.thread_idx()[0], self.block.threads, num_tokens * top_k
         for slot in cutlass.range(tidx, num_slots, threads, unroll=1):
             sProposals[slot] = sExperts[slot]
             sExperts[slot] = Int16(-1)
@@ -62,19 +62,21 @@ class Rerouting:
         cute.arch.barrier()
         buffer = Int32(0)
         num_refused = self.accept(
-            sMasks, sExperts, own_memory, sTotals, sEarlier, num_slots, capacity
+            sMasks, sExperts, own_memory, sTotals, sEarlier, num_slots, top_k, capacity
         )
         while num_refused > 0:
             self.propose(
-                mLogits, mCorrection, sMasks, sExperts, sSigmoids, sServed, sProposals, first_token,
-                num_tokens, capacity,
+                mLogits, mCorrection, sMasks, sExperts, sScores, sServed, sProposals, first_token,
+                num_tokens, top_k, groups, capacity,
             )  # fmt: skip
             buffer = 1 - buffer
             self.counts.add_up(sMasks, sCounts, sTotals, sEarlier, rank, buffer)
             num_refused = self.accept(
-                sMasks, sExperts, own_memory, sTotals, sEarlier, num_slots, capacity
+                sMasks, sExperts, own_memory, sTotals, sEarlier, num_slots, top_k, capacity
             )
-        self.finish(mLogits, sMasks, sExperts, sWeights, first_token, num_tokens, scaling)
+        self.finish(
+            mLogits, sMasks, sExperts, sWeights, first_token, num_tokens, top_k, scaling
+        )
         self.counts.add_up(sMasks, sCounts, sTotals, sEarlier, rank, 1 - buffer)
 
     @cute.jit
@@ -86,6 +88,7 @@ class Rerouting:
         sTotals: cute.Tensor,  # (max_experts,)
         sEarlier: cute.Tensor,  # (max_experts,)
         num_slots: Int32,
+        top_k: Int32,
         capacity: Int32,
     ):
         """Accepts proposals until experts are full; returns how many of the cluster are refused."""
@@ -94,8 +97,7 @@ class Rerouting:
         for slot in cutlass.range(tidx, num_slots, threads, unroll=1):
             expert = Int32(sProposals[slot])
             if expert >= 0:
-                token = slot // self.block.top_k
-                rank = sEarlier[expert] + token_masks.rank(sMasks, token, expert)
+                rank = sEarlier[expert] + token_masks.rank(sMasks, slot // top_k, expert)
                 if sServed[expert] + rank < capacity:
                     sExperts[slot] = Int16(expert)
         if tidx == 0:
@@ -114,21 +116,24 @@ class Rerouting:
     def propose(
         self,
         mLogits: cute.Tensor,  # (vector, experts / vector, tokens)
-        mCorrection: cute.Tensor,  # (vector, experts / vector)
+        mCorrection: cute.Tensor,  # (experts,)
         sMasks: cute.Tensor,  # (max_experts, words), written
         sExperts: cute.Tensor,  # (slots,)
-        sSigmoids: cute.Tensor,  # (vector, experts / vector, warps)
+        sScores: cute.Tensor,  # (max_experts, warps)
         sServed: cute.Tensor,  # (max_experts,)
         sProposals: cute.Tensor,  # (slots,), written
         first_token: Int32,
         num_tokens: Int32,
+        top_k: Int32,
+        groups: tuple,
         capacity: Int32,
     ):
         """The unplaced slots of each token propose to its best experts that have room."""
-        lane, top_k = cute.arch.lane_idx(), self.block.top_k
+        group_size, top_groups, group_lanes = groups
+        lane, experts = cute.arch.lane_idx(), cute.size(mCorrection)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        raw, logits, corrections, keys, tails = self.block.registers(mLogits)
-        self.block.load_corrections(mCorrection, corrections)
+        raw, logits, corrections, group_bits, keys = self.block.registers(mLogits)
+        self.block.load_rule(mCorrection, corrections, group_bits, experts, group_size, group_lanes)
         for token in cutlass.range(warp, num_tokens, self.block.warps, unroll=1):
             first_slot, used = token * top_k, Int32(0)
             if lane < top_k:
@@ -138,36 +143,27 @@ class Rerouting:
             unplaced = Uint32(cute.arch.vote_ballot_sync(used < 0))
             if unplaced > Uint32(0):
                 self.block.load(mLogits[None, None, first_token + token], raw)
-                self.block.widen(raw, logits)
-                self.block.make_candidates(
-                    logits, corrections, sSigmoids[None, None, warp], keys, tails
-                )
-                self.close_full(sServed, keys, tails, capacity)
+                self.block.widen(raw, logits, experts)
+                self.block.make_keys(
+                    logits, corrections, group_bits, sScores[None, warp], keys, experts,
+                    group_size, top_groups, group_lanes,
+                )  # fmt: skip
+                for i in cutlass.range_constexpr(self.block.per_lane):
+                    is_open = Boolean(True)
+                    if cutlass.const_expr(self.block.score.is_softmax):
+                        is_open = logits[i] > -Float32.inf
+                    if sServed[self.block.expert_of(i)] >= capacity:
+                        is_open = Boolean(False)
+                    if not is_open:
+                        keys[i] = Uint32(0)
                 for slot in cutlass.range(top_k, unroll=1):
-                    self.block.remove(keys, tails, cute.arch.shuffle_sync(used, slot))
-                self.block.sort(keys, tails)
+                    self.block.remove(keys, cute.arch.shuffle_sync(used, slot))
                 for slot in cutlass.range(top_k, unroll=1):
                     if (unplaced >> Uint32(slot)) & Uint32(1) == Uint32(1):
-                        key, is_mine, expert = self.block.take_best(keys, tails)
-                        if is_mine & (key > Uint32(0)):
+                        expert, key = self.block.take_best(keys)
+                        if (key > Uint32(0)) & (lane == 0):
                             sProposals[first_slot + slot] = Int16(expert)
                             token_masks.add(sMasks, token, expert)
-
-    @cute.jit
-    def close_full(
-        self,
-        sServed: cute.Tensor,  # (max_experts,)
-        keys: cute.Tensor,  # (per_lane,), changed
-        tails: cute.Tensor,  # (per_lane,)
-        capacity: Int32,
-    ):
-        """Takes out experts without room, and for softmax those with a logit of -inf."""
-        for i in cutlass.range_constexpr(self.block.per_lane):
-            expert = chosen(keys[i] > Uint32(0), Int32(~tails[i]), Int32(0))
-            is_open = sServed[expert] < capacity
-            if cutlass.const_expr(self.block.score.is_softmax):
-                is_open = is_open & (value_of(keys[i]) > -Float32.inf)
-            keys[i] = chosen(is_open, keys[i], Uint32(0))
 
     @cute.jit
     def finish(
@@ -178,10 +174,11 @@ class Rerouting:
         sWeights: cute.Tensor,  # (slots,), written
         first_token: Int32,
         num_tokens: Int32,
+        top_k: Int32,
         scaling: Float32,
     ):
         """Masks and weights of the experts that are used finally."""
-        lane, top_k = cute.arch.lane_idx(), self.block.top_k
+        lane = cute.arch.lane_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         raw, logits, _, _, _ = self.block.registers(mLogits)
         for token in cutlass.range(warp, num_tokens, self.block.warps, unroll=1):
@@ -189,10 +186,10 @@ class Rerouting:
             if lane < top_k:
                 expert = Int32(sExperts[slot])
             self.block.load(mLogits[None, None, row], raw)
-            self.block.widen(raw, logits)
+            self.block.widen(raw, logits, mLogits.shape[1] * self.block.vector)
+            logit = self.block.stored_logit(mLogits, row, expert)
             max_logit = self.block.max_of(logits)
-            numerator = self.block.stored_numerator(mLogits, row, expert, max_logit)
-            weight = self.block.weigh(logits, numerator, max_logit, scaling)
+            weight = self.block.weigh(logits, expert, logit, max_logit, scaling)
             if lane < top_k:
                 if expert >= 0:
                     token_masks.add(sMasks, token, expert)

@@ -5,7 +5,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int16, Int32, Int64, Uint32
 
 from kernelcat.kernels.cute.moe_route import token_masks
-from kernelcat.kernels.cute.moe_route.warp_select import LANES, WarpSelect, chosen, value_of
+from kernelcat.kernels.cute.moe_route.warp_select import LANES, WarpSelect, value_of
+
+MAX_TOP_K = 16
 
 
 class SelectBlock(WarpSelect):
@@ -13,137 +15,119 @@ class SelectBlock(WarpSelect):
 
     In shared memory are
 
-        sMasks    (max_experts, words)    bits of the tokens that use an expert
-        sExperts  (block_tokens * top_k,) experts of the assignments
-        sWeights  (block_tokens * top_k,) their weights
-        sSigmoids (vector, experts / vector, warps) sigmoids of each warp's token; not for softmax
+        sMasks    (max_experts, words)       bits of the tokens that use an expert
+        sExperts  (slots,)                   experts of the assignments
+        sWeights  (slots,)                   their weights
+        sScores   (max_experts, warps)       selection scores, where groups are limited
     """
 
-    def __init__(
-        self, warps: int, block_tokens: int, max_experts: int, **rule: int | str | bool
-    ):
+    def __init__(self, warps: int, block_tokens: int, **rule: int | str | bool):
         super().__init__(**rule)
-        self.warps, self.block_tokens, self.max_experts = warps, block_tokens, max_experts
-        self.threads, self.num_slots = LANES * warps, block_tokens * self.top_k
+        self.warps, self.block_tokens = warps, block_tokens
+        self.threads = LANES * warps
 
     def allocate(self, shared):
-        """sMasks, sExperts, sWeights and sSigmoids."""
+        """sMasks, sExperts, sWeights and sScores."""
         masks = token_masks.masks_layout(self.block_tokens, self.max_experts)
-        slots, size = cute.make_layout(self.num_slots), self.word_vector
-        num_vectors = 1 if self.score.is_softmax else self.experts // size
-        vectors = cute.make_layout((size, num_vectors, self.warps))
+        slots = cute.make_layout(self.block_tokens * MAX_TOP_K)
+        scores = cute.make_layout((self.max_experts if self.limited else 1, self.warps))
         return (
             shared.allocate_tensor(Uint32, masks),
             shared.allocate_tensor(Int16, slots),
             shared.allocate_tensor(Float32, slots),
-            shared.allocate_tensor(Float32, vectors, byte_alignment=16),
+            shared.allocate_tensor(Float32, scores),
         )
 
     @cute.jit
-    def clear(self, memory: tuple):
-        """Gets ``memory``, which ``allocate`` returned, ready for `select`; for all threads."""
-        token_masks.clear(memory[0], self.threads)
-        cute.arch.barrier()
-
-    @cute.jit
-    def vectors_of(self, logits: cute.Pointer, tokens: Int32):
+    def vectors_of(self, logits: cute.Pointer, tokens: Int32, experts: Int32):
         """(vector, experts / vector, tokens); experts are a multiple of ``vector``."""
-        shape = (self.vector, self.experts // self.vector, tokens)
-        row = cute.assume(Int64(self.experts), divby=self.vector)
-        return cute.make_tensor(logits, cute.make_layout(shape, stride=(1, self.vector, row)))
-
-    @cute.jit
-    def corrections_of(self, correction: cute.Pointer):
-        """(vector, experts / vector), of vectors of at most 16 bytes."""
-        size = self.word_vector
-        return cute.make_tensor(correction, cute.make_layout((size, self.experts // size)))
+        stride = cute.assume(Int64(experts), divby=self.vector)
+        shape = (self.vector, experts // self.vector, tokens)
+        return cute.make_tensor(logits, cute.make_layout(shape, stride=(1, self.vector, stride)))
 
     def registers(self, mLogits: cute.Tensor):
-        """Logits as loaded and as float32, corrections, keys and tails of a lane."""
-        vectors, size = (self.vector, self.per_lane // self.vector), self.word_vector
+        """Logits as loaded and as float32, corrections, bits of groups, and keys of a lane."""
+        vectors = self.vector, self.per_lane // self.vector
+        kinds = (Float32, Float32, Uint32, Uint32)
         return (
             cute.make_rmem_tensor(vectors, mLogits.element_type),
-            cute.make_rmem_tensor(self.per_lane, Float32),
-            cute.make_rmem_tensor((size, self.per_lane // size), Float32),
-            cute.make_rmem_tensor(self.per_lane, Uint32),
-            cute.make_rmem_tensor(self.per_lane, Uint32),
+            *(cute.make_rmem_tensor(self.per_lane, kind) for kind in kinds),
         )
-
-    @cute.jit
-    def load_corrections(
-        self,
-        mCorrection: cute.Tensor,  # (vector, experts / vector)
-        corrections: cute.Tensor,  # (vector, per_lane / vector), written
-    ):
-        """Starts to load the corrections of the lane's experts; 0 where there are none."""
-        corrections.fill(0)
-        if cutlass.const_expr(self.score.correction):
-            self.load(mCorrection, corrections)
 
     @cute.jit
     def select(
         self,
         mLogits: cute.Tensor,  # (vector, experts / vector, tokens)
-        mCorrection: cute.Tensor,  # (vector, experts / vector)
+        mCorrection: cute.Tensor,  # (experts,)
         memory: tuple,
         first_token: Int32,
         num_tokens: Int32,  # of the thread block
+        top_k: Int32,
+        groups: tuple,
         scaling: Float32,
     ):
         """Selects experts: writes masks, experts and weights to shared memory.
 
-        `clear` comes before it, and a barrier of the thread block must follow it.
+        All threads of the thread block call this; a barrier must precede the use of ``memory``.
         """
-        sMasks, sExperts, sWeights, sSigmoids = memory
+        sMasks, sExperts, sWeights, sScores = memory
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        lane = cute.arch.lane_idx()
-        raw, logits, corrections, keys, tails = self.registers(mLogits)
+        lane, experts = cute.arch.lane_idx(), cute.size(mCorrection)
+        token_masks.clear(sMasks, self.threads)
+        raw, logits, corrections, group_bits, keys = self.registers(mLogits)
         if warp < num_tokens:
             self.load(mLogits[None, None, first_token + warp], raw)
-        self.load_corrections(mCorrection, corrections)
+        group_size, top_groups, group_lanes = groups
+        self.load_rule(mCorrection, corrections, group_bits, experts, group_size, group_lanes)
+        cute.arch.barrier()
         for token in cutlass.range(warp, num_tokens, self.warps, unroll=1):
-            first_slot = token * self.top_k
-            self.widen(raw, logits)
+            row = first_token + token
+            self.widen(raw, logits, experts)
             if token + self.warps < num_tokens:
-                self.load(mLogits[None, None, first_token + token + self.warps], raw)
-            self.make_candidates(
-                logits, corrections, sSigmoids[None, None, warp], keys, tails
-            )
-            key, max_key = Uint32(0), Uint32(0)
-            for slot in cutlass.range_constexpr(self.top_k):
-                best, is_mine, head = self.take_best(keys, tails)
-                if is_mine:
-                    sExperts[first_slot + slot] = Int16(head)
-                key = chosen(lane == slot, best, key)
-                if cutlass.const_expr(slot == 0):
-                    max_key = best
-            cute.arch.sync_warp()
-            numerator, max_logit = Float32(0), value_of(max_key)
-            if lane < self.top_k:
-                expert = Int32(sExperts[first_slot + lane])
+                self.load(mLogits[None, None, row + self.warps], raw)
+            self.make_keys(
+                logits, corrections, group_bits, sScores[None, warp], keys, experts, group_size,
+                top_groups, group_lanes,
+            )  # fmt: skip
+            expert, key = Int32(-1), Uint32(0)
+            for slot in cutlass.range(top_k, unroll=1):
+                best_expert, best_key = self.take_best(keys)
+                if lane == slot:
+                    expert, key = best_expert, best_key
+            logit = self.logit_of(mLogits, row, expert, key)
+            max_logit = cute.arch.shuffle_sync(logit, 0)
+            weight = self.weigh(logits, expert, logit, max_logit, scaling)
+            if lane < top_k:
+                slot = token * top_k + lane
+                sExperts[slot], sWeights[slot] = Int16(expert), weight
                 token_masks.add(sMasks, token, expert)
-                if cutlass.const_expr(self.score.is_softmax):
-                    numerator = self.score.of_weight(value_of(key), max_logit)
-                else:
-                    size = self.word_vector
-                    numerator = sSigmoids[expert % size, expert // size, warp]
-            weight = self.weigh(logits, numerator, max_logit, scaling)
-            if lane < self.top_k:
-                sWeights[first_slot + lane] = weight
-            if cutlass.const_expr(not self.score.is_softmax):
-                cute.arch.sync_warp()  # the next token's sigmoids take the place of these
 
     @cute.jit
-    def stored_numerator(
+    def logit_of(
         self,
         mLogits: cute.Tensor,  # (vector, experts / vector, tokens)
         row: Int32,
         expert: Int32,  # -1 for none
-        max_logit: Float32,
+        key: Uint32,
     ):
-        """The numerator of the weight of the lane's expert, 0 where it has none."""
-        numerator = Float32(0)
+        """The logit of the lane's expert, whose key is ``key``; for softmax, the key tells it."""
+        logit = -Float32.inf
+        if cutlass.const_expr(self.score.is_softmax):
+            if expert >= 0:
+                logit = value_of(key)
+        else:
+            logit = self.stored_logit(mLogits, row, expert)
+        return logit
+
+    @cute.jit
+    def stored_logit(
+        self,
+        mLogits: cute.Tensor,  # (vector, experts / vector, tokens)
+        row: Int32,
+        expert: Int32,  # -1 for none
+    ):
+        """The logit of the lane's expert from memory, -inf where the lane has none."""
+        logit = -Float32.inf
         if expert >= 0:
             logit = Float32(mLogits[expert % self.vector, expert // self.vector, row])
-            numerator = self.score.of_weight(logit, max_logit)
-        return numerator
+        return logit

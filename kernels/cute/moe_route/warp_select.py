@@ -1,38 +1,26 @@
 """One warp selects the experts of one token.
 
-Each lane has consecutive experts of one group, in the order of lanes, and sorts them once as
-*candidates*. Then the token's best expert is at the head of a lane's list, and of equal heads the
-one of the lowest lane comes first.
-
-A candidate has a *key*, the score as an unsigned integer in the order of floats, of which the
-hardware finds the largest one of a warp in one instruction. -0 and 0 have one key. The key 0
-belongs to no score: it stands for an expert that is taken or that the token may not use. And a
-candidate has a *tail*, the complement of the expert, so that of equal keys the one with the larger
-tail comes first.
-
-Steps are loops over a lane's experts, not loops over experts with all steps, because the compiler
-keeps their order: so one expert's exponential does not wait for another one's reciprocal.
+Scores are compared as *keys*: unsigned integers in the order of floats, of which the hardware finds
+the largest one of a warp in one instruction. -0 and 0 have one key. The key 0 belongs to no score:
+it stands for an expert that is taken or that the token may not use.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32, Uint64
+from cutlass import Float32, Int32, Uint32
 
 from kernelcat.kernels.cute.common.bits import bits_of, float_of
-from kernelcat.kernels.cute.moe_route.scores import Score, sigmoids
+from kernelcat.kernels.cute.moe_route.scores import Score, is_better
 
 LANES = 32
 SIGN = 0x80000000
-MAX_WORDS = 4
-"""Most words of one access: 16 bytes."""
+NO_EXPERT = 0xFFFFFFFF
 
 
 class WarpSelect:
-    """``group_lanes`` neighbouring lanes, a power of two, have the experts of a group.
+    """A lane has ``per_lane`` experts, in vectors of ``vector`` consecutive ones.
 
-    A lane has room for ``per_lane`` experts, which it loads in vectors of ``vector``. A token uses
-    the best ``top_groups`` of ``groups`` groups, or all experts, which are one group then. Other
-    arguments are axes of `moe_route`. Vectors of words have ``word_vector`` elements.
+    Neighbouring lanes have neighbouring vectors. Other arguments are as in `naive.Router`.
     """
 
     def __init__(
@@ -40,170 +28,122 @@ class WarpSelect:
         score: str,
         correction: bool,
         renormalize: bool,
-        experts: int,
-        top_k: int,
-        groups: int,
-        top_groups: int,
-        group_lanes: int,
+        limited: bool,
         per_lane: int,
         vector: int,
     ):
-        self.score, self.renormalize = Score(score, correction), renormalize
-        self.experts, self.top_k = experts, top_k
-        self.groups, self.top_groups, self.group_size = groups, top_groups, experts // groups
-        self.group_lanes, self.per_lane, self.vector = group_lanes, per_lane, vector
-        self.word_vector = min(vector, MAX_WORDS)
-        self.is_full = LANES * per_lane == experts
-        self.slot_lanes = 1 << (top_k - 1).bit_length()
-        self.pairs = compared_pairs(per_lane)
+        self.score = Score(score, correction)
+        self.renormalize, self.limited = renormalize, limited
+        self.per_lane, self.vector = per_lane, vector
+        self.max_experts = LANES * per_lane
 
-    def expert_of(self, i: int):
+    def expert_of(self, i):
         """The lane's expert number ``i``."""
-        group, part = self.group_and_part()
-        return group * self.group_size + part * self.per_lane + i
-
-    def group_and_part(self):
-        """The lane's group, and which of the group's lanes it is."""
-        lane = cute.arch.lane_idx()
-        return lane // self.group_lanes, lane % self.group_lanes
-
-    def has(self, i: int):
-        """Whether there is an expert number ``i`` of the lane; all are there if ``is_full``."""
-        group, part = self.group_and_part()
-        return (group < self.groups) & (part * self.per_lane + i < self.group_size)
-
-    def where_expert(self, i: int, value, other):
-        """``value`` where there is an expert number ``i`` of the lane."""
-        return value if self.is_full else chosen(self.has(i), value, other)
+        first = i // self.vector * LANES * self.vector
+        return first + cute.arch.lane_idx() * self.vector + i % self.vector
 
     @cute.jit
     def load(
         self,
-        vectors: cute.Tensor,  # (vector, experts / vector)
-        registers: cute.Tensor,  # (vector, per_lane / vector), written where there are experts
+        gLogits: cute.Tensor,  # (vector, experts / vector), of a token
+        raw: cute.Tensor,  # (vector, per_lane / vector), written where there are experts
     ):
-        """Starts to load the vectors of the lane's experts."""
-        size = vectors.shape[0]
-        for j in cutlass.range_constexpr(self.per_lane // size):
-            place = self.expert_of(j * size) // size
-            if cutlass.const_expr(self.is_full):
-                cute.autovec_copy(vectors[None, place], registers[None, j])
-            else:
-                if self.has(j * size):
-                    cute.autovec_copy(vectors[None, place], registers[None, j])
+        """Starts to load a token's logits."""
+        for j in cutlass.range_constexpr(self.per_lane // self.vector):
+            idx = j * LANES + cute.arch.lane_idx()
+            if idx < gLogits.shape[1]:
+                cute.autovec_copy(gLogits[None, idx], raw[None, j])
 
     @cute.jit
-    def store(
-        self,
-        registers: cute.Tensor,  # (vector, per_lane / vector)
-        vectors: cute.Tensor,  # (vector, experts / vector), written
-    ):
-        """Stores the vectors of the lane's experts."""
-        size = vectors.shape[0]
-        for j in cutlass.range_constexpr(self.per_lane // size):
-            place = self.expert_of(j * size) // size
-            if cutlass.const_expr(self.is_full):
-                cute.autovec_copy(registers[None, j], vectors[None, place])
-            else:
-                if self.has(j * size):
-                    cute.autovec_copy(registers[None, j], vectors[None, place])
-
     def widen(
         self,
         raw: cute.Tensor,  # (vector, per_lane / vector)
         logits: cute.Tensor,  # (per_lane,) float32, written: -inf beyond the last expert
+        experts: Int32,
     ):
         """Converts loaded logits to float32."""
-        for i in range(self.per_lane):
-            logit = Float32(raw[i % self.vector, i // self.vector])
-            logits[i] = self.where_expert(i, logit, -Float32.inf)
+        for i in cutlass.range_constexpr(self.per_lane):
+            logits[i] = -Float32.inf
+            if self.expert_of(i) < experts:
+                logits[i] = Float32(raw[i % self.vector, i // self.vector])
 
-    def make_candidates(
+    @cute.jit
+    def load_rule(
+        self,
+        mCorrection: cute.Tensor,  # (experts,)
+        corrections: cute.Tensor,  # (per_lane,), written
+        group_bits: cute.Tensor,  # (per_lane,), written: bits of the experts' groups
+        experts: Int32,
+        group_size: Int32,
+        group_lanes: Int32,
+    ):
+        """Loads what all tokens share about the lane's experts."""
+        for i in cutlass.range_constexpr(self.per_lane):
+            expert = self.expert_of(i)
+            corrections[i], group_bits[i] = Float32(0), Uint32(0)
+            if expert < experts:
+                corrections[i] = self.score.correction_of(mCorrection, expert)
+                if cutlass.const_expr(self.limited):
+                    group_bits[i] = Uint32(1) << Uint32(expert // group_size * group_lanes)
+
+    @cute.jit
+    def make_keys(
         self,
         logits: cute.Tensor,  # (per_lane,)
-        corrections: cute.Tensor,  # (vector, per_lane / vector)
-        sSigmoids: cute.Tensor,  # (vector, experts / vector), of this warp; written for sigmoid
-        keys: cute.Tensor,  # (per_lane,), written in descending order
-        tails: cute.Tensor,  # (per_lane,), written
+        corrections: cute.Tensor,  # (per_lane,)
+        group_bits: cute.Tensor,  # (per_lane,)
+        sScores: cute.Tensor,  # (max_experts,), for this warp
+        keys: cute.Tensor,  # (per_lane,), written
+        experts: Int32,
+        group_size: Int32,
+        top_groups: Int32,
+        group_lanes: Int32,
     ):
-        """Computes the candidates of a token."""
-        places = range(self.per_lane)
-        scores = [logits[i] for i in places]
-        if not self.score.is_softmax:
-            size = self.word_vector
-            registers = cute.make_rmem_tensor((size, self.per_lane // size), Float32)
-            for i, score in enumerate(sigmoids(scores)):
-                registers[i % size, i // size] = score
-            self.store(registers, sSigmoids)
-            scores = [registers[i % size, i // size] for i in places]
-            scores = [scores[i] + corrections[i % size, i // size] for i in places]
-        last = ~Uint32(self.expert_of(0))
-        for i, key in enumerate([key_of(score) for score in scores]):
-            keys[i], tails[i] = self.where_expert(i, key, Uint32(0)), last - Uint32(i)
-        self.sort(keys, tails)
-        if self.top_groups < self.groups:
-            is_usable = self.may_use_group(keys)
-            for i in places:
-                keys[i] = chosen(is_usable, keys[i], Uint32(0))
+        """Computes the keys of a token's experts."""
+        for i in cutlass.range_constexpr(self.per_lane):
+            expert = self.expert_of(i)
+            keys[i] = Uint32(0)
+            if expert < experts:
+                score = self.score.of_selection(logits[i], corrections[i])
+                keys[i] = key_of(score)
+                if cutlass.const_expr(self.limited):
+                    sScores[expert] = score
+        if cutlass.const_expr(self.limited):
+            cute.arch.sync_warp()
+            allowed = best_groups(sScores, experts, group_size, top_groups, group_lanes)
+            cute.arch.sync_warp()
+            for i in cutlass.range_constexpr(self.per_lane):
+                if allowed & group_bits[i] == Uint32(0):
+                    keys[i] = Uint32(0)
 
-    def sort(self, keys: cute.Tensor, tails: cute.Tensor):
-        """Sorts the lane's candidates (per_lane,) in descending order."""
-        for i, j in self.pairs:
-            key, tail, other_key, other_tail = keys[i], tails[i], keys[j], tails[j]
-            is_ordered = wide(key, tail) > wide(other_key, other_tail)
-            keys[i] = chosen(is_ordered, key, other_key)
-            keys[j] = chosen(is_ordered, other_key, key)
-            tails[i] = chosen(is_ordered, tail, other_tail)
-            tails[j] = chosen(is_ordered, other_tail, tail)
+    @cute.jit
+    def take_best(
+        self,
+        keys: cute.Tensor,  # (per_lane,), changed
+    ):
+        """Takes out the best expert, the lowest one of equals; returns the expert and its key."""
+        best = keys[0]
+        for i in cutlass.range_constexpr(1, self.per_lane):
+            best = cutlass.max(best, keys[i])
+        best = cute.arch.warp_redux_sync(best, "max")
+        lowest = Uint32(NO_EXPERT)
+        for i in cutlass.range_constexpr(self.per_lane - 1, -1, -1):
+            if keys[i] == best:
+                lowest = Uint32(self.expert_of(i))
+        expert = Int32(cute.arch.warp_redux_sync(lowest, "min"))
+        self.remove(keys, expert)
+        return expert, best
 
-    def may_use_group(self, keys: cute.Tensor):
-        """Whether the lane's group is one of the token's best; ``keys`` (per_lane,) are sorted."""
-        best, second = keys[0], keys[1] if self.per_lane > 1 else Uint32(0)
-        for power in range(self.group_lanes.bit_length() - 1):
-            other_best = cute.arch.shuffle_sync_bfly(best, 1 << power)
-            other_second = cute.arch.shuffle_sync_bfly(second, 1 << power)
-            worse = cutlass.min(best, other_best)
-            second = cutlass.max(worse, cutlass.max(second, other_second))
-            best = cutlass.max(best, other_best)
-        total = value_of(best)
-        if self.group_size > 1:
-            total = total + value_of(second)
-        return self.num_better_groups(key_of(total)) < self.top_groups
-
-    def num_better_groups(self, key: Uint32):
-        """Groups with a larger key than the lane's group; each of a group's lanes compares some."""
-        (group, part), num_better = self.group_and_part(), Int32(0)
-        for first in range(0, self.groups, self.group_lanes):
-            other = first + part
-            other_key = cute.arch.shuffle_sync(key, other * self.group_lanes % LANES)
-            least = chosen(other < group, key, key + Uint32(1))  # ties go to the lower group
-            is_better = (other_key >= least) & (other < self.groups)
-            num_better += chosen(is_better, Int32(1), Int32(0))
-        for power in range(self.group_lanes.bit_length() - 1):
-            num_better += cute.arch.shuffle_sync_bfly(num_better, 1 << power)
-        return num_better
-
-    def take_best(self, keys: cute.Tensor, tails: cute.Tensor):
-        """Takes the best candidate out of the lanes' sorted lists (per_lane,).
-
-        Returns its key, whether it was this lane's, and the expert at the head of this lane's list.
-        """
-        key, tail = keys[0], tails[0]
-        best = cute.arch.warp_redux_sync(key, "max")
-        lower_lanes = (Uint32(1) << Uint32(cute.arch.lane_idx())) - Uint32(1)
-        holders = Uint32(cute.arch.vote_ballot_sync(key == best))
-        is_mine = (key == best) & ((holders & lower_lanes) == Uint32(0))
-        for i in range(self.per_lane - 1):
-            keys[i] = chosen(is_mine, keys[i + 1], keys[i])
-            tails[i] = chosen(is_mine, tails[i + 1], tails[i])
-        end = self.per_lane - 1
-        keys[end] = chosen(is_mine, Uint32(0), keys[end])
-        return best, is_mine, Int32(~tail)
-
-    def remove(self, keys: cute.Tensor, tails: cute.Tensor, expert: Int32):
-        """Takes an expert out of the lanes' lists; a negative number is no expert."""
-        for i in range(self.per_lane):
-            keys[i] = chosen(Int32(~tails[i]) == expert, Uint32(0), keys[i])
+    @cute.jit
+    def remove(
+        self,
+        keys: cute.Tensor,  # (per_lane,), changed
+        expert: Int32,
+    ):
+        """Takes out an expert; a negative number is no expert."""
+        for i in cutlass.range_constexpr(self.per_lane):
+            if self.expert_of(i) == expert:
+                keys[i] = Uint32(0)
 
     @cute.jit
     def max_of(
@@ -216,62 +156,94 @@ class WarpSelect:
             largest = cute.arch.fmax(largest, logits[i])
         return value_of(cute.arch.warp_redux_sync(key_of(largest), "max"))
 
+    @cute.jit
     def weigh(
         self,
         logits: cute.Tensor,  # (per_lane,)
-        numerator: Float32,  # of the weight of the lane's expert, 0 where it has none
+        expert: Int32,  # of the lane, -1 for none; only the first 16 lanes have experts
+        logit: Float32,  # of that expert
         max_logit: Float32,
         scaling: Float32,
     ):
-        """The weight of the lane's expert; only the first top_k lanes have experts."""
+        """The weight of the lane's expert, 0 where it has none."""
+        numerator = Float32(0)
+        if expert >= 0:
+            numerator = self.score.of_weight(logit, max_logit)
         factor = scaling
-        if self.renormalize:
-            total = cute.arch.warp_reduction_sum(numerator, threads_in_group=self.slot_lanes)
+        if cutlass.const_expr(self.renormalize):
+            total = cute.arch.warp_reduction_sum(numerator, threads_in_group=16)
             factor = scaling * cute.arch.rcp_approx(total + 1e-20)
-        elif self.score.is_softmax:
+        elif cutlass.const_expr(self.score.is_softmax):
             total = Float32(0)
-            for i in range(self.per_lane):
+            for i in cutlass.range_constexpr(self.per_lane):
                 total += self.score.of_weight(logits[i], max_logit)
             factor = scaling * cute.arch.rcp_approx(cute.arch.warp_reduction_sum(total))
         return numerator * factor
 
 
-def compared_pairs(count: int) -> tuple[tuple[int, int], ...]:
-    """Batcher's odd-even mergesort: the pairs of places that are compared, one after another.
+@cute.jit
+def best_groups(
+    sScores: cute.Tensor,  # (max_experts,)
+    experts: Int32,
+    group_size: Int32,
+    top_groups: Int32,
+    group_lanes: Int32,  # lanes that find the best scores of a group: a power of two
+):
+    """A bit for each lane, set where the token may use the lane's group.
 
-    ``count`` is a power of two.
+    The lanes of a group read its scores in turns. Groups begin at different experts, so that the
+    lanes read different banks.
     """
-    pairs, size = [], 1
-    while size < count:
-        distance = size
-        while distance:
-            for first in range(distance % size, count - distance, 2 * distance):
-                for i in range(first, min(first + distance, count - distance)):
-                    if i // (2 * size) == (i + distance) // (2 * size):
-                        pairs.append((i, i + distance))
-            distance //= 2
-        size *= 2
-    return tuple(pairs)
-
-
-def chosen(condition, value, other):
-    """One of two values of one type, without a branch."""
-    return type(value)(cutlass.select_(condition, value, other))
-
-
-def wide(high: Uint32, low: Uint32):
-    """Two words as one integer."""
-    return Uint64(high) << Uint64(32) | Uint64(low)
+    lane, num_groups = cute.arch.lane_idx(), experts // group_size
+    group, part = lane // group_lanes, lane % group_lanes
+    best, second = -Float32.inf, -Float32.inf
+    if group < num_groups:
+        num_steps = cute.ceil_div(group_size, group_lanes)
+        step = group % num_steps
+        for _ in cutlass.range(num_steps, unroll=4):
+            idx = step * group_lanes + part
+            if idx < group_size:
+                score = sScores[group * group_size + idx]
+                second = cute.arch.fmax(second, cute.arch.fmin(best, score))
+                best = cute.arch.fmax(best, score)
+            step += 1
+            if step == num_steps:
+                step = Int32(0)
+    distance = Int32(1)
+    while distance < group_lanes:
+        other_best = cute.arch.shuffle_sync_bfly(best, distance)
+        other_second = cute.arch.shuffle_sync_bfly(second, distance)
+        worse = cute.arch.fmin(best, other_best)
+        second = cute.arch.fmax(worse, cute.arch.fmax(second, other_second))
+        best = cute.arch.fmax(best, other_best)
+        distance = distance * 2
+    total = best
+    if group_size > 1:
+        total = best + second
+    num_better = Int32(0)
+    for other in cutlass.range(num_groups, unroll=4):
+        other_total = cute.arch.shuffle_sync(total, other * group_lanes)
+        if is_better(other_total, other, total, group):
+            num_better += 1
+    return Uint32(
+        cute.arch.vote_ballot_sync((group < num_groups) & (num_better < top_groups))
+    )
 
 
 @cute.jit
 def key_of(score: Float32):
     """The key of a score."""
     bits = bits_of(score + 0.0)  # -0 + 0 = 0
-    return chosen(bits >= Uint32(SIGN), ~bits, bits | Uint32(SIGN))
+    key = bits | Uint32(SIGN)
+    if bits >= Uint32(SIGN):
+        key = ~bits
+    return key
 
 
 @cute.jit
 def value_of(key: Uint32):
     """The score that has this key."""
-    return float_of(chosen(key >= Uint32(SIGN), key - Uint32(SIGN), ~key))
+    bits = ~key
+    if key >= Uint32(SIGN):
+        bits = key - Uint32(SIGN)
+    return float_of(bits)
