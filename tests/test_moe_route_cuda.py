@@ -81,6 +81,11 @@ CASES = {
     ),
     "product, no tokens": ("product", {"splits": 2}, (0, 40, 4), {**PRODUCT, "hidden": 72}),
 }  # fmt: skip
+CASES |= {
+    f"sorted: {name}": ("sorted", *case)
+    for name, (variant, *case) in CASES.items()
+    if variant == "bitmask"
+}
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +115,7 @@ def test_a_kernel_is_right_and_leaves_its_workspaces_ready(name: str, device: Ho
     ids=str,
 )
 def test_lists_of_candidates_stay_in_registers(problem: Problem) -> None:
-    bitmask, target = catalog.implementation("moe_route", "cuda", "bitmask"), gpu.find("h200")
-    chosen = Config(block_tokens=32, warps=16)
-    (step,) = bitmask.program(problem, chosen, target).steps
+    variant, target = catalog.implementation("moe_route", "cuda", "sorted"), gpu.find("h200")
+    (step,) = variant.program(problem, Config(block_tokens=32, warps=16), target).steps
     metadata = jit.build(step.source, target.arch).metadata
     assert metadata["spill_bytes"] == metadata["stack_bytes"] == 0

@@ -79,6 +79,11 @@ CASES = {
         "bitmask", {"block_tokens": 16}, (0, 64, 4), {"capacity_factor": 1.0, **REROUTE},
     ),
 }  # fmt: skip
+CASES |= {
+    f"sorted: {name}": ("sorted", *case)
+    for name, (variant, *case) in CASES.items()
+    if variant == "bitmask"
+}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +116,7 @@ def test_a_kernel_is_right_and_leaves_its_workspaces_ready(verdicts, name: str) 
 @pytest.mark.parametrize("count", [1, 2, 4, 8, 16, 32])
 def test_candidates_are_sorted_by_the_compared_pairs(count: int) -> None:
     """A network that sorts all zeros and ones sorts everything."""
-    from kernelcat.kernels.cute.moe_route.warp_select import compared_pairs
+    from kernelcat.kernels.cute.moe_route.sorted_select import compared_pairs
 
     dice, pairs = random.Random(count), compared_pairs(count)
     numbers = range(1 << count) if count <= 8 else [dice.getrandbits(count) for _ in range(2000)]
@@ -122,6 +127,7 @@ def test_candidates_are_sorted_by_the_compared_pairs(count: int) -> None:
         assert bits == sorted(bits, reverse=True)
 
 
+@pytest.mark.parametrize("variant", ["bitmask", "sorted"])
 @pytest.mark.parametrize(
     ("problem", "config"),
     [
@@ -132,10 +138,10 @@ def test_candidates_are_sorted_by_the_compared_pairs(count: int) -> None:
     ],
     ids=str,
 )
-def test_it_compiles_without_spills(problem: Problem, config: dict[str, int]) -> None:
-    bitmask, target = catalog.implementation("moe_route", "cute", "bitmask"), gpu.find("h200")
-    chosen = Config(block_tokens=32, **config)
-    assert bitmask.why_not(chosen, problem, target) is None
-    for step in bitmask.program(problem, chosen, target).steps:
+def test_it_compiles_without_spills(problem: Problem, config: dict[str, int], variant: str) -> None:
+    implementation = catalog.implementation("moe_route", "cute", variant)
+    chosen, target = Config(block_tokens=32, **config), gpu.find("h200")
+    assert implementation.why_not(chosen, problem, target) is None
+    for step in implementation.program(problem, chosen, target).steps:
         metadata = jit.build(step.source, target.arch).metadata
         assert metadata["spill_bytes"] == 0 and metadata["registers"] <= 128
