@@ -20,13 +20,7 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.launch import instance
 from kernelcat.kernels.cuda.moe_route import blocks, lanes
-from kernelcat.kernels.cuda.moe_route.operands import (
-    MAPS,
-    SELECTED,
-    exceeds_indices,
-    pointers,
-    sizes,
-)
+from kernelcat.kernels.cuda.moe_route.operands import MAPS, SELECTED, pointers, sizes
 from kernelcat.reference._routing import capacity_of, reroutes
 from kernelcat.reference.moe_route import ENTRY
 from kernelcat.runtime.gpu import Gpu
@@ -35,6 +29,13 @@ from kernelcat.runtime.gpu import Gpu
 def _score(problem: Problem) -> str:
     """The template argument."""
     return f"Score::k{problem['score'].capitalize()}"
+
+
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    num_assignments = problem["tokens"] * problem["top_k"]
+    if num_assignments >= 1 << 31:
+        return f"{num_assignments} assignments are more than 32-bit indices reach"
+    return None
 
 
 # naive --------------------------------------------------------------------------------------------
@@ -167,7 +168,7 @@ def _illegal_bitmask(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return why
     if _static_bytes(problem, config) > MAX_STATIC_BYTES:
         return f"{_static_bytes(problem, config)} bytes of static shared memory are more than 48 KB"
-    return exceeds_indices(config, problem, gpu)
+    return _illegal(config, problem, gpu)
 
 
 BITMASK = Implementation(
@@ -259,7 +260,7 @@ def _illegal_sorted(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return why
     if (size := _sorted_static_bytes(problem, config)) > MAX_STATIC_BYTES:
         return f"{size} bytes of static shared memory are more than 48 KB"
-    return exceeds_indices(config, problem, gpu)
+    return _illegal(config, problem, gpu)
 
 
 SORTED = Implementation(
@@ -372,7 +373,7 @@ IMPLEMENTATIONS = (
         summary="one thread for each logit, for each token and for each expert; any problem",
         archs=("sm_80+",),
         space={},
-        illegal=exceeds_indices,
+        illegal=_illegal,
         program=_naive,
         estimate=_naive_estimate,
         rank=0,

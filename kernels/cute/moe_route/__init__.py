@@ -21,13 +21,7 @@ from kernelcat.catalog.implementation import (
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cuda.moe_route import blocks, lanes
-from kernelcat.kernels.cuda.moe_route.operands import (
-    MAPS,
-    SELECTED,
-    exceeds_indices,
-    pointers,
-    sizes,
-)
+from kernelcat.kernels.cuda.moe_route.operands import MAPS, SELECTED, pointers, sizes
 from kernelcat.kernels.cute.common.matmul import exceeds_shared
 from kernelcat.reference._routing import capacity_of, reroutes
 from kernelcat.runtime.gpu import Gpu
@@ -63,6 +57,13 @@ def _rule(problem: Problem) -> dict[str, int | str | bool]:
     """How experts are selected and weighted, as constants."""
     axes = {axis: problem[axis] for axis in ("score", "correction", "renormalize")}
     return {**axes, "limited": problem["top_groups"] < problem["groups"]}
+
+
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    num_assignments = problem["tokens"] * problem["top_k"]
+    if num_assignments >= 1 << 31:
+        return f"{num_assignments} assignments are more than 32-bit indices reach"
+    return None
 
 
 # naive --------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ def _illegal_bitmask(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return (
         blocks.illegal(config, problem)
         or exceeds_shared(_shared_bytes(problem, config), gpu)
-        or exceeds_indices(config, problem, gpu)
+        or _illegal(config, problem, gpu)
     )
 
 
@@ -286,7 +287,7 @@ def _illegal_sorted(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return (
         blocks.illegal(config, problem)
         or exceeds_shared(_sorted_shared_bytes(problem, config), gpu)
-        or exceeds_indices(config, problem, gpu)
+        or _illegal(config, problem, gpu)
     )
 
 
@@ -314,7 +315,7 @@ IMPLEMENTATIONS = (
         summary="one thread for each logit, and one thread for each expert; any problem",
         archs=("sm_80+",),
         space={},
-        illegal=exceeds_indices,
+        illegal=_illegal,
         program=_naive,
         estimate=_naive_estimate,
         rank=0,
