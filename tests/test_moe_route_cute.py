@@ -75,6 +75,10 @@ CASES = {
         "bitmask", {"block_tokens": 4}, (5, 48, 3),
         {"capacity_factor": 1.0, "skew": "hot", **DEEPSEEK, **REROUTE},
     ),
+    "rerouted, four experts in a lane": (
+        "bitmask", {"block_tokens": 4}, (6, 100, 4),
+        {"capacity_factor": 1.0, "skew": "hot", **REROUTE},
+    ),
     "no tokens, rerouted": (
         "bitmask", {"block_tokens": 16}, (0, 64, 4), {"capacity_factor": 1.0, **REROUTE},
     ),
