@@ -51,15 +51,18 @@ SPACE = {
     "tile": (
         *("16x128", "32x128", "48x128", "64x128", "80x128", "96x128"),
         *("128x128", "192x128", "256x128"),
-        *("128x192", "128x256", "48x256"),
+        *("128x192", "128x256", "48x256", "16x256", "32x256"),
     )
 }
 """tile : rows of an expert x rows of the expert's weights"""
 
 
-FLOAT8_TILES = ("16x128", "32x128", "48x256", "64x128", "80x128", "96x128", "128x128")
+WIDE_FLOAT8_TILES = ("16x256", "32x256", "48x256")
+"""Tiles of float8 weights alone: few rows, and 256 rows of weights, whose ring holds more bytes in
+flight than the rings of three thread blocks with 128 rows of weights."""
+FLOAT8_TILES = ("16x128", "32x128", "64x128", "80x128", "96x128", "128x128", *WIDE_FLOAT8_TILES)
 """Tiles of float8 weights: their sums and products fit in registers."""
-FP4_TILES = tuple(tile for tile in SPACE["tile"] if tile != "48x256")
+FP4_TILES = tuple(tile for tile in SPACE["tile"] if tile not in WIDE_FLOAT8_TILES)
 """Tiles of 4-bit weights."""
 FEW_ROWS = 64
 """Rows up to which a tile of 128 rows with float8 weights takes the products of 64 rows alone."""
@@ -321,10 +324,12 @@ _STAGE_US = {
     16: 0.44, 32: 0.50, 48: 0.60, 64: 0.70, 80: 0.75, 96: 0.79, 128: 0.88, 192: 1.1, 256: 1.4,
 }  # fmt: skip
 """Rows of A in a tile -> microseconds that an SM takes for a stage of 128 rows of 4-bit weights."""
-_WIDE_STAGE_US = {(128, 192): 1.18, (128, 256): 1.62, (48, 256): 1.15}
+_WIDE_STAGE_US = {
+    (128, 192): 1.18, (128, 256): 1.62, (16, 256): 1.05, (32, 256): 1.10, (48, 256): 1.15,
+}  # fmt: skip
 """(Rows of A, rows of weights) in a tile -> microseconds that an SM takes for a stage.
-That of 48 rows, for float8 weights, is not measured: it is a little more than twice that of 64 x
-128, so that untuned calls keep the tile that was measured."""
+Those for float8 weights, of few rows, are not measured: they are a little more than twice those of
+128 rows of weights, so that untuned calls keep tiles that were measured."""
 _FLOAT8_STAGE_US = {16: 0.49, 32: 0.54, 64: 0.53, 80: 0.69, 96: 0.77, 128: 0.77}
 """Rows of A in a tile -> microseconds that an SM takes for a stage of float8 weights."""
 
