@@ -14,7 +14,7 @@ import itertools
 import re
 import sys
 import threading
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -39,29 +39,37 @@ class Kind(str):
 class Word(int):
     """A 32-bit unsigned integer."""
 
-    def __new__(cls, value: Any = 0) -> Word:
-        return int.__new__(cls, int(value) & 0xFFFFFFFF)
+    most = 0xFFFFFFFF
 
-    def __lshift__(self, other: Any) -> Word:
-        return Word(int(self) << int(other))
+    def __new__(cls, value: Any = 0) -> Self:
+        return int.__new__(cls, int(value) & cls.most)
 
-    def __rshift__(self, other: Any) -> Word:
-        return Word(int(self) >> int(other))
+    def __lshift__(self, other: Any) -> Self:
+        return type(self)(int(self) << int(other))
 
-    def __or__(self, other: Any) -> Word:
-        return Word(int(self) | int(other))
+    def __rshift__(self, other: Any) -> Self:
+        return type(self)(int(self) >> int(other))
 
-    def __and__(self, other: Any) -> Word:
-        return Word(int(self) & int(other))
+    def __or__(self, other: Any) -> Self:
+        return type(self)(int(self) | int(other))
 
-    def __add__(self, other: Any) -> Word:
-        return Word(int(self) + int(other))
+    def __and__(self, other: Any) -> Self:
+        return type(self)(int(self) & int(other))
 
-    def __sub__(self, other: Any) -> Word:
-        return Word(int(self) - int(other))
+    def __add__(self, other: Any) -> Self:
+        return type(self)(int(self) + int(other))
 
-    def __invert__(self) -> Word:
-        return Word(~int(self))
+    def __sub__(self, other: Any) -> Self:
+        return type(self)(int(self) - int(other))
+
+    def __invert__(self) -> Self:
+        return type(self)(~int(self))
+
+
+class Long(Word):
+    """A 64-bit unsigned integer."""
+
+    most = 0xFFFFFFFFFFFFFFFF
 
 
 class Value(float):
@@ -376,10 +384,11 @@ cutlass, cute = MagicMock(), MagicMock()
 cutlass.cute, cutlass.range_constexpr, cutlass.const_expr = cute, range, lambda value: value
 cutlass.range = lambda *bounds, unroll=0: range(*bounds)
 cutlass.Uint32, cutlass.Float32, cutlass.Int32, cutlass.Int64 = Word, Value, int, int
-cutlass.Uint8, cutlass.Uint16 = np.uint8, np.uint16
+cutlass.Uint8, cutlass.Uint16, cutlass.Uint64 = np.uint8, np.uint16, Long
 cutlass.BFloat16, cutlass.Float16 = Kind("bfloat16", 16), Kind("float16", 16)
 cutlass.Float8E4M3FN, cutlass.Boolean = Kind("float8_e4m3fn", 8), bool
 cutlass.min, cutlass.max = min, max
+cutlass.select_ = lambda condition, value, other: value if condition else other
 STORAGE = {Word: "uint32", Value: "float32", np.uint8: "uint8", np.uint16: "uint16",
            "bfloat16": "uint16", "float16": "float16", int: "int32", np.int16: "int16",
            bool: "bool", "float32": "float32"}  # fmt: skip

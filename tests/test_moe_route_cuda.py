@@ -7,8 +7,11 @@ import shutil
 import pytest
 from cuda_host import HostCuda
 
-from kernelcat import catalog
+from kernelcat import catalog, jit
 from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.spec import Problem
+from kernelcat.reference.moe_route import routed
+from kernelcat.runtime import gpu
 from kernelcat.verify import gate
 
 pytestmark = [
@@ -35,6 +38,20 @@ CASES = {
     ),
     "no tokens": ("bitmask", {"block_tokens": 4}, (0, 40, 4), {"load": True}),
     "groups": ("bitmask", {"block_tokens": 64}, (70, 64, 6), DEEPSEEK),
+    "groups of seven experts": (
+        "bitmask", {"block_tokens": 8}, (20, 35, 3), {**DEEPSEEK, "groups": 5, "top_groups": 2},
+    ),
+    "groups of 20 experts in eight lanes": (
+        "bitmask", {"block_tokens": 16}, (20, 60, 4), {**DEEPSEEK, "groups": 3, "top_groups": 2},
+    ),
+    "groups of one expert": (
+        "bitmask", {"block_tokens": 8}, (20, 24, 3),
+        {**DEEPSEEK, "groups": 24, "top_groups": 3, "renormalize": False},
+    ),
+    "corrections of half a vector of logits": (
+        "bitmask", {"block_tokens": 16}, (40, 256, 8),
+        {**DEEPSEEK, "dtype": "bfloat16", "groups": 1, "skew": "zipf"},
+    ),
     "512 experts": (
         "bitmask", {"block_tokens": 16}, (33, 500, 16),
         {"dtype": "float16", "skew": "hot", "capacity_factor": 1.25},
@@ -64,6 +81,11 @@ CASES = {
     ),
     "product, no tokens": ("product", {"splits": 2}, (0, 40, 4), {**PRODUCT, "hidden": 72}),
 }  # fmt: skip
+CASES |= {
+    f"sorted: {name}": ("sorted", *case)
+    for name, (variant, *case) in CASES.items()
+    if variant == "bitmask"
+}
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +107,15 @@ def test_a_kernel_is_right_and_leaves_its_workspaces_ready(name: str, device: Ho
     for _ in range(2):  # the second run finds the workspaces as the first one left them
         verdict = prepared.verify_run(run)
         assert verdict.passed, verdict.detail
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [routed(512, 500, 16, capacity_factor=1.0, overflow="reroute"), routed(64, 256, 8, **DEEPSEEK)],
+    ids=str,
+)
+def test_lists_of_candidates_stay_in_registers(problem: Problem) -> None:
+    variant, target = catalog.implementation("moe_route", "cuda", "sorted"), gpu.find("h200")
+    (step,) = variant.program(problem, Config(block_tokens=32, warps=16), target).steps
+    metadata = jit.build(step.source, target.arch).metadata
+    assert metadata["spill_bytes"] == metadata["stack_bytes"] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,13 @@ CASES = {
         "bitmask", {"block_tokens": 8}, (4, 24, 3),
         {**DEEPSEEK, "groups": 24, "top_groups": 3, "renormalize": False},
     ),
+    "groups of 20 experts in eight lanes": (
+        "bitmask", {"block_tokens": 4}, (6, 60, 4), {**DEEPSEEK, "groups": 3, "top_groups": 2},
+    ),
+    "sigmoid of all groups": (
+        "bitmask", {"block_tokens": 4}, (5, 96, 1),
+        {**DEEPSEEK, "groups": 4, "correction": False},
+    ),
     "500 experts": ("bitmask", {"block_tokens": 16}, (2, 500, 16), {"scaling": 2.5}),
     "two launches": (
         "bitmask", {"block_tokens": 4}, (34, 6, 2),
@@ -67,10 +75,19 @@ CASES = {
         "bitmask", {"block_tokens": 4}, (5, 48, 3),
         {"capacity_factor": 1.0, "skew": "hot", **DEEPSEEK, **REROUTE},
     ),
+    "rerouted, four experts in a lane": (
+        "bitmask", {"block_tokens": 4}, (6, 100, 4),
+        {"capacity_factor": 1.0, "skew": "hot", **REROUTE},
+    ),
     "no tokens, rerouted": (
         "bitmask", {"block_tokens": 16}, (0, 64, 4), {"capacity_factor": 1.0, **REROUTE},
     ),
 }  # fmt: skip
+CASES |= {
+    f"sorted: {name}": ("sorted", *case)
+    for name, (variant, *case) in CASES.items()
+    if variant == "bitmask"
+}
 
 
 @pytest.fixture(scope="module")
@@ -100,19 +117,35 @@ def test_a_kernel_is_right_and_leaves_its_workspaces_ready(verdicts, name: str) 
     assert verdicts[name] == ["", ""]
 
 
+@pytest.mark.parametrize("count", [1, 2, 4, 8, 16, 32])
+def test_candidates_are_sorted_by_the_compared_pairs(count: int) -> None:
+    """A network that sorts all zeros and ones sorts everything."""
+    from kernelcat.kernels.cute.moe_route.sorted_select import compared_pairs
+
+    dice, pairs = random.Random(count), compared_pairs(count)
+    numbers = range(1 << count) if count <= 8 else [dice.getrandbits(count) for _ in range(2000)]
+    for number in numbers:
+        bits = [number >> i & 1 for i in range(count)]
+        for i, j in pairs:
+            bits[i], bits[j] = max(bits[i], bits[j]), min(bits[i], bits[j])
+        assert bits == sorted(bits, reverse=True)
+
+
+@pytest.mark.parametrize("variant", ["bitmask", "sorted"])
 @pytest.mark.parametrize(
     ("problem", "config"),
     [
         (routed(512, 500, 16, capacity_factor=1.0, overflow="reroute"), {"warps": 16}),
         (routed(64, 128, 8, dtype="bfloat16", renormalize=True), {"warps": 32}),
         (routed(4096, 256, 8, **DEEPSEEK), {"warps": 4}),
+        (routed(64, 256, 8, **DEEPSEEK), {"warps": 32}),
     ],
     ids=str,
 )
-def test_it_compiles_without_spills(problem: Problem, config: dict[str, int]) -> None:
-    bitmask, target = catalog.implementation("moe_route", "cute", "bitmask"), gpu.find("h200")
-    chosen = Config(block_tokens=32, **config)
-    assert bitmask.why_not(chosen, problem, target) is None
-    for step in bitmask.program(problem, chosen, target).steps:
+def test_it_compiles_without_spills(problem: Problem, config: dict[str, int], variant: str) -> None:
+    implementation = catalog.implementation("moe_route", "cute", variant)
+    chosen, target = Config(block_tokens=32, **config), gpu.find("h200")
+    assert implementation.why_not(chosen, problem, target) is None
+    for step in implementation.program(problem, chosen, target).steps:
         metadata = jit.build(step.source, target.arch).metadata
         assert metadata["spill_bytes"] == 0 and metadata["registers"] <= 128

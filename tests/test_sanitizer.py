@@ -163,23 +163,71 @@ def test_the_first_five_distinct_findings_are_reported() -> None:
     assert [f.rpartition("+")[2] for f in findings] == ["0x0", "0x10", "0x20", "0x30", "0x40"]
 
 
+TOOL = """\
+kind = 'hazard' if 'hazard' in words else words[1]
+clean = '========= ERROR SUMMARY: 0 errors'
+print((here / kind).read_text() if (here / kind).exists() else clean)
+"""
+KERNELCAT = """\
+print("8 passed, or not")
+sys.exit((here / "failing").exists())
+"""
+
+
 @pytest.fixture
 def fake_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fake compute-sanitizer; returns the file that gets one line of arguments for each run."""
+    """A fake compute-sanitizer, and a fake kernelcat.
+
+    Returns the file that gets one line for each run: the program's name and its arguments.
+    """
     for name, text in {"hazard": HAZARDS, "memcheck": INVALID}.items():
         (tmp_path / name).write_text(text)
-    script = tmp_path / "compute-sanitizer"
-    script.write_text(
-        f"#!{sys.executable}\nimport sys, pathlib, json\nhere = pathlib.Path({str(tmp_path)!r})\n"
-        "words = sys.argv[1:]\n"
-        "with (here / 'runs').open('a') as runs: runs.write(json.dumps(words) + '\\n')\n"
-        "kind = 'hazard' if 'hazard' in words else words[1]\n"
-        "clean = '========= ERROR SUMMARY: 0 errors'\n"
-        "print((here / kind).read_text() if (here / kind).exists() else clean)\n"
-    )
-    script.chmod(0o755)
+    for name, body in {"compute-sanitizer": TOOL, "kernelcat": KERNELCAT}.items():
+        script = tmp_path / name
+        script.write_text(
+            f"#!{sys.executable}\nimport sys, pathlib, json\n"
+            f"here, words = pathlib.Path({str(tmp_path)!r}), sys.argv[1:]\n"
+            "with (here / 'runs').open('a') as runs:\n"
+            f"    runs.write(json.dumps([{name!r}, *words]) + '\\n')\n{body}"
+        )
+        script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(
+        sanitizer.children, "python", lambda _, *words: [str(tmp_path / "kernelcat"), *words]
+    )
     return tmp_path / "runs"
+
+
+def test_kernels_are_compiled_before_a_tool_runs(fake_runs: Path) -> None:
+    sanitize(catalog.implementation("moe_route", "cute", "bitmask"), 8, ["memcheck"])
+    plain, tool = (json.loads(line) for line in fake_runs.read_text().splitlines())
+    assert plain[:2] == ["kernelcat", "fuzz"] and "--mirrored" not in plain
+    assert tool[0] == "compute-sanitizer" and tool[-len(plain) - 1 :] == [
+        str(fake_runs.with_name("kernelcat")), *plain[1:], "--mirrored",
+    ]  # fmt: skip
+
+
+def test_no_tool_runs_after_a_run_that_failed_without_one(fake_runs: Path) -> None:
+    fake_runs.with_name("failing").touch()
+    with pytest.raises(KernelcatError, match="exit status 1: 8 passed, or not"):
+        sanitize(catalog.implementation("moe_route", "cute", "bitmask"), 8)
+    assert len(fake_runs.read_text().splitlines()) == 1
+
+
+REFUSED = """\
+========= COMPUTE-SANITIZER
+========= Program hit CUDA_ERROR_INVALID_VALUE (error 1) due to "invalid argument" on CUDA API \
+call to {function}.
+=========
+========= Target application returned an error
+========= ERROR SUMMARY: 1 error
+"""
+
+
+@pytest.mark.parametrize("function", ["cuGetProcAddress_v2", "cuLaunchKernelEx"])
+def test_every_refused_call_of_the_driver_is_an_error(function: str) -> None:
+    report = parse("memcheck", REFUSED.format(function=function), 0)
+    assert report.errors == 1 and report.findings[0].endswith(f"API call to {function}.")
 
 
 def test_each_tool_runs_once_over_small_problems(fake_runs: Path) -> None:
@@ -187,7 +235,7 @@ def test_each_tool_runs_once_over_small_problems(fake_runs: Path) -> None:
     assert {tool: report.errors for tool, report in reports.items()} == {
         "memcheck": 2, "racecheck": 10000, "synccheck": 0, "initcheck": 0,
     }  # fmt: skip
-    runs = [" ".join(json.loads(line)) for line in fake_runs.read_text().splitlines()]
+    _, *runs = [" ".join(json.loads(line)) for line in fake_runs.read_text().splitlines()]
     assert len(runs) == 4
     for tool, run in zip(sanitizer.SANITIZERS, runs, strict=True):
         assert f"--tool {tool} " in run
@@ -235,7 +283,8 @@ def test_a_hazard_listed_as_ordered_is_no_error_in_its_example(
 def test_only_the_requested_tools_run(fake_runs: Path) -> None:
     implementation = catalog.implementation("gemm", "cuda", "wgmma")
     assert set(sanitize(implementation, 8, ["synccheck"])) == {"synccheck"}
-    assert len(fake_runs.read_text().splitlines()) == 1
+    tools = [line for line in fake_runs.read_text().splitlines() if "--tool" in line]
+    assert len(tools) == 1
 
 
 def test_the_error_of_a_missing_compute_sanitizer_names_its_package(

@@ -14,6 +14,7 @@ from kernelcat.catalog.implementation import Implementation
 from kernelcat.errors import KernelcatError, MissingDependency
 from kernelcat.runtime import children
 
+MISSING = "compute-sanitizer is not on the path: install the CUDA toolkit"
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 SANITIZED_SIZE = 160
 """Largest value of a size axis under the sanitizer, which makes kernels 10 to 100 times slower."""
@@ -109,6 +110,10 @@ def sanitize(
 ) -> dict[str, Report]:
     """Run each compute-sanitizer tool over a fuzz run of ``examples`` random problems.
 
+    The same run without a tool comes first, so that no kernel is compiled under a tool. The CuTe
+    DSL, which compiles, loads NVIDIA's Python bindings of the driver. These ask for the functions
+    of newer drivers too, and memcheck reports each of the driver's refusals as an error.
+
     Returns tool -> report.
 
     Raises
@@ -116,18 +121,35 @@ def sanitize(
     MissingDependency
         There is no compute-sanitizer (part of the CUDA toolkit).
     KernelcatError
-        A tool failed, printed no number of errors, or took more than :data:`SANITIZED_S` seconds.
+        The run without a tool failed; or a tool failed, printed no number of errors, or took more
+        than :data:`SANITIZED_S` seconds.
     """
+    if sanitizer_path() is None:
+        raise MissingDependency(MISSING)
     fuzzing = [*command_line("fuzz", implementation), "--examples", str(examples)]
-    fuzzing += ["--limit", str(SANITIZED_SIZE), "--kernels", "6", "--mirrored"]
-    return {tool: run(tool, fuzzing) for tool in tools}
+    fuzzing += ["--limit", str(SANITIZED_SIZE), "--kernels", "6"]
+    _rehearse(fuzzing)
+    return {tool: run(tool, [*fuzzing, "--mirrored"]) for tool in tools}
+
+
+def _rehearse(words: Sequence[str]) -> None:
+    """Run a command without a tool: it compiles kernels, and must not fail."""
+    try:
+        done = children.run(words, timeout=SANITIZED_S)
+    except subprocess.TimeoutExpired as error:
+        raise KernelcatError(f"fuzz before the sanitizer: no end after {SANITIZED_S} s") from error
+    if done.returncode:
+        tail = " | ".join((done.stdout + done.stderr).strip().splitlines()[-4:])
+        raise KernelcatError(
+            f"fuzz before the sanitizer: {children.ending(done.returncode)}: {tail}"
+        )
 
 
 def run(tool: str, words: Sequence[str]) -> Report:
     """Run the command ``words`` under a tool; raises as :func:`sanitize` does."""
     sanitizer = sanitizer_path()
     if sanitizer is None:
-        raise MissingDependency("compute-sanitizer is not on the path: install the CUDA toolkit")
+        raise MissingDependency(MISSING)
     options = ["--show-backtrace", "no", "--demangle", "simple"]
     options += TOOL_OPTIONS.get(tool, ())
     try:

@@ -1,6 +1,6 @@
 """`moe_route` in CUDA C++: one thread for each token, or one warp, with bit masks of tokens.
 
-`bitmask` takes logits, `product` takes x and router.
+`bitmask` and `sorted` take logits, `product` takes x and router.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kernelcat.catalog.implementation import (
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.launch import instance
-from kernelcat.kernels.cuda.moe_route import blocks
+from kernelcat.kernels.cuda.moe_route import blocks, lanes
 from kernelcat.kernels.cuda.moe_route.operands import MAPS, SELECTED, pointers, sizes
 from kernelcat.reference._routing import capacity_of, reroutes
 from kernelcat.reference.moe_route import ENTRY
@@ -187,6 +187,99 @@ BITMASK = Implementation(
 )
 
 
+# sorted -------------------------------------------------------------------------------------------
+
+
+def _sorted_static_bytes(problem: Problem, config: Config) -> int:
+    """Static shared memory of the cluster's kernel: masks, slots, counts, sums, and rerouting."""
+    max_experts, block_tokens = lanes.max_experts(problem), config["block_tokens"]
+    slots = problem["top_k"] * block_tokens
+    masks = 4 * ceil(block_tokens / 32) * max_experts
+    counts = 2 * (1 + reroutes(problem)) * blocks.cluster_size(problem, config) * max_experts
+    rerouting = (4 * max_experts + 2 * slots + 8) * reroutes(problem)
+    return int(masks + 6 * slots + counts + 12 * max_experts + rerouting + 16)
+
+
+def _sorted_kernel(problem: Problem, config: Config, name: str) -> CudaSource:
+    experts = (
+        problem["experts"], lanes.num_groups(problem), lanes.top_groups(problem),
+        lanes.group_lanes(problem), lanes.per_lane(problem), lanes.vector_size(problem),
+    )  # fmt: skip
+    setup = (
+        f"kernelcat::{problem['dtype']}, kernelcat::{_score(problem)}",
+        *(str(flag).lower() for flag in (problem["renormalize"], reroutes(problem))),
+        f"kernelcat::sorted::LaneExperts<{', '.join(map(str, experts))}>",
+        *map(str, (problem["top_k"], lanes.max_experts(problem))),
+        *(str(config[name]) for name in ("warps", "block_tokens")),
+        str(blocks.cluster_size(problem, config)),
+    )
+    return CudaSource(
+        "moe_route/sorted.cu",
+        f"kernelcat::sorted::{name}<kernelcat::sorted::Setup<{', '.join(setup)}>>",
+    )
+
+
+def _sorted(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    if problem["tokens"] <= blocks.CLUSTER_TOKENS:
+        return _sorted_one_launch(problem, config)
+    return _sorted_two_launches(problem, config)
+
+
+def _sorted_one_launch(problem: Problem, config: Config) -> Program:
+    cluster = blocks.cluster_size(problem, config)
+    params = (
+        *pointers("logits", "correction", *SELECTED, *MAPS),
+        Int32(problem["tokens"]),
+        Float32(problem["scaling"]),
+        Int32(capacity_of(problem)),
+    )
+    step = Step(
+        _sorted_kernel(problem, config, "moe_route_cluster"), (cluster, 1, 1), params,
+        32 * config["warps"], lanes.sigmoid_bytes(problem, config), (cluster, 1, 1),
+        programmatic=True,
+    )  # fmt: skip
+    return Program((step,))
+
+
+def _sorted_two_launches(problem: Problem, config: Config) -> Program:
+    num_blocks = blocks.num_blocks(problem, config)
+    select = Step(
+        _sorted_kernel(problem, config, "moe_route_select"), (num_blocks, 1, 1),
+        (
+            *pointers("logits", "correction", *SELECTED, "position", "block_counts"),
+            Int32(problem["tokens"]), Float32(problem["scaling"]),
+        ),
+        32 * config["warps"], lanes.sigmoid_bytes(problem, config), programmatic=True,
+    )  # fmt: skip
+    _, place = _two_launches(problem, config).steps
+    return Program((select, place), {"block_counts": num_blocks * lanes.max_experts(problem)})
+
+
+def _illegal_sorted(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if why := blocks.illegal(config, problem):
+        return why
+    if (size := _sorted_static_bytes(problem, config)) > MAX_STATIC_BYTES:
+        return f"{size} bytes of static shared memory are more than 48 KB"
+    return _illegal(config, problem, gpu)
+
+
+SORTED = Implementation(
+    entry="moe_route",
+    language="cuda",
+    variant="sorted",
+    summary="as bitmask, but each lane sorts its experts once, and sizes are compiled in",
+    archs=("sm_90+",),
+    space=blocks.SPACE,
+    illegal=_illegal_sorted,
+    unpromising=blocks.unpromising,
+    program=_sorted,
+    estimate=lanes.estimate,
+    techniques={"maximum of a warp": "*REDUX", "ranks by population counts": "POPC"},
+    rank=1,
+    unverified="not run on a GPU yet",
+)
+
+
 # product ------------------------------------------------------------------------------------------
 
 PRODUCT_SPACE = {"splits": (1, 2, 4, 8, 16, 32), "warps": (4, 8, 16)}
@@ -286,6 +379,7 @@ IMPLEMENTATIONS = (
         rank=0,
     ),
     BITMASK,
+    SORTED,
     Implementation(
         entry="moe_route",
         language="cuda",

@@ -20,7 +20,7 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
-from kernelcat.kernels.cuda.moe_route import blocks
+from kernelcat.kernels.cuda.moe_route import blocks, lanes
 from kernelcat.kernels.cuda.moe_route.operands import MAPS, SELECTED, pointers, sizes
 from kernelcat.kernels.cute.common.matmul import exceeds_shared
 from kernelcat.reference._routing import capacity_of, reroutes
@@ -214,6 +214,99 @@ BITMASK = Implementation(
     rank=1,
 )
 
+# sorted -------------------------------------------------------------------------------------------
+
+
+def _sorted_selection(problem: Problem, config: Config) -> dict[str, int | str | bool]:
+    """Constants of a thread block that selects experts from sorted lists."""
+    axes = ("score", "correction", "renormalize", "experts", "top_k")
+    return {
+        **{axis: problem[axis] for axis in axes},
+        "groups": lanes.num_groups(problem),
+        "top_groups": lanes.top_groups(problem),
+        "group_lanes": lanes.group_lanes(problem),
+        "per_lane": lanes.per_lane(problem),
+        "vector": lanes.vector_size(problem),
+        "max_experts": lanes.max_experts(problem),
+        **config,
+    }
+
+
+def _sorted_shared_bytes(problem: Problem, config: Config) -> int:
+    """Shared memory of the cluster's kernel: masks, slots, sigmoids, sums, counts, rerouting."""
+    max_experts, block_tokens = lanes.max_experts(problem), config["block_tokens"]
+    masks = 4 * ceil(block_tokens / 32) * max_experts
+    slots = 6 * problem["top_k"] * block_tokens
+    sigmoids = lanes.sigmoid_bytes(problem, config)
+    counts = 2 * max_experts * blocks.cluster_size(problem, config) * (1 + reroutes(problem))
+    rerouting = (4 * max_experts + 2 * MAX_TOP_K * block_tokens) * reroutes(problem)
+    return int(masks + slots + sigmoids + 12 * max_experts + counts + rerouting + 1024)
+
+
+def _sorted(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    if problem["tokens"] <= blocks.CLUSTER_TOKENS:
+        return _sorted_one_launch(problem, config)
+    return _sorted_two_launches(problem, config)
+
+
+def _sorted_one_launch(problem: Problem, config: Config) -> Program:
+    cluster = blocks.cluster_size(problem, config)
+    params = (
+        *pointers("logits", "correction", *SELECTED, *MAPS),
+        Int32(problem["tokens"]),
+        Float32(problem["scaling"]),
+        Int32(capacity_of(problem)),
+    )
+    constants = {
+        "load": problem["load"], "reroute": reroutes(problem), "cluster_size": cluster,
+        **_sorted_selection(problem, config),
+    }  # fmt: skip
+    source = _source("sorted:Cluster", problem, params, constants)
+    shape = (cluster, 1, 1)
+    step = Step(
+        source, shape, params, block=32 * config["warps"], cluster=shape, programmatic=True
+    )  # fmt: skip
+    return Program((step,))
+
+
+def _sorted_two_launches(problem: Problem, config: Config) -> Program:
+    params = (
+        *pointers("logits", "correction", *SELECTED, "position", "block_counts"),
+        Int32(problem["tokens"]),
+        Float32(problem["scaling"]),
+    )
+    source = _source("sorted:Select", problem, params, _sorted_selection(problem, config))
+    grid, block = (blocks.num_blocks(problem, config), 1, 1), 32 * config["warps"]
+    select = Step(source, grid, params, block=block, programmatic=True)
+    _, place = _two_launches(problem, config).steps
+    workspace = {"block_counts": grid[0] * lanes.max_experts(problem)}
+    return Program((select, place), workspace)
+
+
+def _illegal_sorted(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    return (
+        blocks.illegal(config, problem)
+        or exceeds_shared(_sorted_shared_bytes(problem, config), gpu)
+        or _illegal(config, problem, gpu)
+    )
+
+
+SORTED = Implementation(
+    entry="moe_route",
+    language="cute",
+    variant="sorted",
+    summary="as bitmask, but each lane sorts its experts once, and sizes are compiled in",
+    archs=("sm_90+",),
+    space=blocks.SPACE,
+    illegal=_illegal_sorted,
+    unpromising=blocks.unpromising,
+    program=_sorted,
+    estimate=lanes.estimate,
+    techniques={"maximum of a warp": "*REDUX", "ranks by population counts": "POPC"},
+    rank=1,
+    unverified="not run on a GPU yet",
+)
+
 IMPLEMENTATIONS = (
     Implementation(
         entry="moe_route",
@@ -228,4 +321,5 @@ IMPLEMENTATIONS = (
         rank=0,
     ),
     BITMASK,
+    SORTED,
 )

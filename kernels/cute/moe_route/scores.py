@@ -49,6 +49,12 @@ def sigmoid(logit: Float32):
     return cute.arch.rcp_approx(1.0 + exp2(logit * -LOG2E))
 
 
+def sigmoids(logits: list):
+    """`sigmoid` of each, one step after another for all of them."""
+    powers = [exp2(logit * -LOG2E) for logit in logits]
+    return [cute.arch.rcp_approx(1.0 + power) for power in powers]
+
+
 @cute.jit
 def is_better(score: Float32, idx: Int32, other_score: Float32, other_idx: Int32):
     """Whether an expert or group stands before another: ties go to the lower index."""
