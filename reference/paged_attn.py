@@ -302,7 +302,8 @@ ENTRY = Entry(
         Axis.size("pages", "pages of the cache", 1, 40, varies=True),
         TABLE_WIDTH,
         Axis.size(
-            "max_q", "upper bound of the query tokens of one sequence", 1, 24, default=1, varies=True
+            "max_q", "upper bound of the query tokens of one sequence", 1, 24, default=1,
+            varies=True,
         ),
         Axis.size(
             "window", "tokens that a query attends to, its own included; 0: all before it", 0,

@@ -426,9 +426,11 @@ class Op:
     def _load(self, problem: Problem, device: int) -> tuple[Decision, Any]:
         """The decision for a problem and its launcher, made once."""
         with self._lock:
-            if (problem, device) not in self._loaded:
-                _remember(self._loaded, (problem, device), self._build(problem, device))
-            return self._loaded[problem, device]
+            loaded = self._loaded.get((problem, device))
+            if loaded is None:
+                loaded = self._build(problem, device)
+                _remember(self._loaded, (problem, device), loaded)
+            return loaded
 
     def _wrap(self, problem: Problem, device: int, decision: Decision, launch: Launch) -> Launch:
         """``launch`` as it is while nothing watches calls, else a function that does more."""
