@@ -272,7 +272,7 @@ def _estimate_tiled(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> fl
     if config["block_m"] >= 64 and not tma:
         work_us *= 1.1  # addresses of rows, which TMA works out
     us = max(_bytes_us(problem, programs, gpu), work_us)
-    return cost_model.LAUNCH_US + us + 0.1 * abs(config["stages"] - 2)
+    return cost_model.LAUNCH_US + us
 
 
 def _estimate_split(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> float:
