@@ -12,7 +12,7 @@ import random
 from functools import lru_cache
 
 from kernelcat.catalog.precondition import Precondition
-from kernelcat.catalog.spec import Axis, Problem
+from kernelcat.catalog.spec import Axis, Problem, any_size
 from kernelcat.reference._arrays import library_of
 from kernelcat.reference._sequences import (
     GARBAGE,
@@ -26,7 +26,7 @@ from kernelcat.reference._sequences import (
 )
 
 TOKENS = Axis.size("tokens", "new tokens of all sequences together", 0, 40, varies=True)
-PAGES = Axis.size("pages", "pages of the cache", 1, 60, varies=True)
+PAGES = Axis.size("pages", "pages of the cache", 1, 60, any_size, varies=True)
 
 
 def sequence_room(problem: Problem) -> int:

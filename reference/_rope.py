@@ -13,14 +13,19 @@ Source: Su et al., "RoFormer: enhanced transformer with rotary position embeddin
 
 from __future__ import annotations
 
-from kernelcat.catalog.spec import Axis, Tensor
+from kernelcat.catalog.spec import Axis, Tensor, any_size
 from kernelcat.reference._arrays import library_of
 
 STYLES = ("neox", "interleaved")
 STYLE_DOC = "elements that are a pair: i and i + rotary_dim / 2, or 2 i and 2 i + 1"
 
 POSITIONS = Axis.size(
-    "positions", "rows of cos_sin: positions that a token may have", 0, 300, varies=True
+    "positions",
+    "rows of cos_sin: positions that a token may have",
+    0,
+    300,
+    any_size,
+    varies=True,
 )
 COS_SIN = Tensor(
     "cos_sin", ("positions", "rotary_dim"), "float32",

@@ -37,7 +37,7 @@ import itertools
 from random import Random
 
 from kernelcat import dtypes
-from kernelcat.catalog.spec import Axis, Derived, Entry, Problem, Tensor, Tolerance, exact
+from kernelcat.catalog.spec import Axis, Derived, Entry, Problem, Tensor, Tolerance, any_size, exact
 from kernelcat.reference._arrays import library_of
 from kernelcat.reference._kv_cache import DTYPES
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW, pack, unpack
@@ -270,7 +270,7 @@ ENTRY = Entry(
         BATCH,
         Axis.size("tokens", "query tokens of all sequences together", 0, 16, varies=True),
         Axis.size("heads", "query heads", 1, 40, exact),
-        Axis.size("pages", "pages of the cache", 1, 40, varies=True),
+        Axis.size("pages", "pages of the cache", 1, 40, any_size, varies=True),
         TABLE_WIDTH,
         Axis.size(
             "max_q", "upper bound of the query tokens of one sequence", 1, 4, default=1, varies=True

@@ -27,7 +27,7 @@ import itertools
 from random import Random
 
 from kernelcat import dtypes
-from kernelcat.catalog.spec import Axis, Entry, Problem, Tensor, Tolerance, exact
+from kernelcat.catalog.spec import Axis, Entry, Problem, Tensor, Tolerance, any_size, exact
 from kernelcat.reference._arrays import library_of
 from kernelcat.reference._kv_cache import (
     BLOCKS,
@@ -299,7 +299,7 @@ ENTRY = Entry(
         Axis.size("tokens", "query tokens of all sequences together", 0, 40, varies=True),
         Axis.size("heads", "query heads, a multiple of kv_heads", 1, 16, exact),
         KV_HEADS,
-        Axis.size("pages", "pages of the cache", 1, 40, varies=True),
+        Axis.size("pages", "pages of the cache", 1, 40, any_size, varies=True),
         TABLE_WIDTH,
         Axis.size(
             "max_q", "upper bound of the query tokens of one sequence", 1, 24, default=1,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from math import log2
 from typing import TYPE_CHECKING, NamedTuple
 
-from kernelcat.catalog.axes import AxisValue
+from kernelcat.catalog.axes import AxisValue, any_size
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.store.plausibility import why_no_problem
 
@@ -37,7 +37,7 @@ class Groups:
 
     def __init__(self, entry: Entry, choices: Sequence[Choice]) -> None:
         self.entry, self.choices = entry, choices
-        self._sizes = tuple(axis.name for axis in entry.axes if not axis.values)
+        self._sizes = tuple(a.name for a in entry.axes if not a.values and a.bucket is not any_size)
         self._by_problem: dict[Problem, list[Choice]] = defaultdict(list)
         self._by_bucket: dict[Problem, list[_Placed]] = defaultdict(list)
         self._by_majors: dict[Majors, list[_Placed]] = defaultdict(list)
@@ -62,8 +62,8 @@ class Groups:
     def nearest(self, problem: Problem) -> list[Choice]:
         """The rows at a distance of at most :data:`MAX_DISTANCE`, the nearest first.
 
-        The distance is the sum over all sizes of ``|log2((first + 1) / (second + 1))|``; choices
-        that are not minor must be equal.
+        The distance is the sum of ``|log2((first + 1) / (second + 1))|`` over all sizes, without
+        those of which all values are one bucket; choices that are not minor must be equal.
         """
         placed = self._by_majors.get(self._majors(problem), ())
         return [c for far, c in self._by_distance(problem, placed) if far <= MAX_DISTANCE]

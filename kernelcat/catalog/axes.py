@@ -24,6 +24,11 @@ def power_of_two(size: int) -> int:
     return size if size < 2 else 1 << (size - 1).bit_length()
 
 
+def any_size(size: int) -> int:
+    """Bucketing rule: all sizes are one bucket, because the size is that of a pool, not of work."""
+    return 0
+
+
 SIZE_LIMIT = 1 << 31
 """Sizes are less than this where an axis gives no other limit: kernels take them in 32 bits."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelcat.catalog.axes import Axis as Axis
 from kernelcat.catalog.axes import AxisValue as AxisValue
+from kernelcat.catalog.axes import any_size as any_size
 from kernelcat.catalog.axes import exact as exact
 from kernelcat.catalog.axes import plain
 from kernelcat.catalog.axes import power_of_two as power_of_two
