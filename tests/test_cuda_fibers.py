@@ -99,9 +99,6 @@ FLOAT8_FAULTS = {
     "both passes multiply the first rows": (
         "moe_gemm/float8_products.cuh", "first_row * kRowBytes", "0",
     ),
-    "100 rows take the products of few": (
-        "moe_gemm/decoded.cu", "tile.num_rows <= kFewRows", "tile.num_rows <= 2 * kFewRows",
-    ),
     "all columns have the first scale": (
         "moe_gemm/decoded_stage.cuh", "w_scales + k_block", "w_scales",
     ),

@@ -46,32 +46,25 @@ struct DecodedOutput {
   }
 };
 
-// Rows up to which a tile of 128 rows with float8 weights takes the products of 64 rows alone, and
-// half of the time: the last tile of an expert often has few.
-constexpr int kFewRows = 64;
-
-// Runs in a consumer warpgroup.
+// Runs in a consumer warpgroup. `d` is (rows, columns of D), `bias` (experts, n) or null,
+// `global_scale` (experts,) for NVFP4.
 template <typename Config>
-struct Consumer {
+__device__ __forceinline__ void consume_encoded(DecodedShared<Config>& shared,
+                                                const typename Config::Tiles& tiles,
+                                                typename Config::T* d,
+                                                const typename Config::T* bias,
+                                                const float* global_scale, int n, int num_k) {
   using T = typename Config::T;
-
-  DecodedShared<Config>& shared;
-  T* d;                       // (rows, columns of D)
-  const T* bias;              // (experts, n), or null
-  const float* global_scale;  // (experts,) for NVFP4
-  int n, num_k;
+  const int consumer = warp_index() / 4;
   PipelineState<Config::kNumStages> position;
-
-  // Computes and stores `tile`, which has at most kRows rows.
-  template <int kRows>
-  __device__ __forceinline__ void compute(const ExpertTile& tile) {
-    float sums[Config::kRowBlocks][kRows / 2];
+  tiles.for_each([&](const ExpertTile& tile) {
+    typename Config::Sums sums;
     float scale = 1.0f;
     if constexpr (!Config::kIsFp8) {
       scale = (Config::kNvfp4 ? global_scale[tile.expert] : 1.0f) * kGrowth<Config::kNvfp4>;
     }
     if constexpr (Config::kIsFp8 && Config::kBlocksPerSm == 1) {
-      Float8Products<Config, kRows>(shared, position).add_to(sums, num_k);
+      Float8Products<Config>(shared, position).add_to(sums, num_k);
     } else if constexpr (Config::kIsFp8 || Config::kScaled) {
       add_promoted<Config>(shared, position, sums, num_k);
     } else {
@@ -85,21 +78,12 @@ struct Consumer {
     output.d += static_cast<int64_t>(tile.row) * output.d_cols();
 #pragma unroll
     for (int block = 0; block < Config::kRowBlocks; ++block) {
-      const int col = tile.col + (warp_index() / 4 * Config::kRowBlocks + block) * kWgmmaM;
-      store_transposed<kRows>(sums[block], output, scale, col, 0, [](int group) { return true; });
+      const int col = tile.col + (consumer * Config::kRowBlocks + block) * kWgmmaM;
+      store_transposed<Config::BLOCK_M>(sums[block], output, scale, col, 0,
+                                        [](int group) { return true; });
     }
-  }
-
-  __device__ __forceinline__ void run(const typename Config::Tiles& tiles) {
-    tiles.for_each([&](const ExpertTile& tile) {
-      if (Config::kTwoLoops && tile.num_rows <= kFewRows) {
-        compute<Config::kTwoLoops ? kFewRows : Config::BLOCK_M>(tile);
-      } else {
-        compute<Config::BLOCK_M>(tile);
-      }
-    });
-  }
-};
+  });
+}
 
 template <typename T, WeightFormat kFormat, int BLOCK_M, int BLOCK_N, int kNumStages,
           Gating kGating, bool kGather, bool kScaled,
@@ -168,9 +152,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kBlocksPerSm)
         .is_aligned = n % (kIsGated<kGating> ? 16 : 8) == 0 && kernelcat::is_aligned(d, 16)};
     all_rows.clear(tiles().num_rows(), rows, threadIdx.x,
                    Config::kNumConsumers * kWarpgroupThreads);
-    Consumer<Config>{
-        .shared = shared, .d = d, .bias = bias, .global_scale = w_scale, .n = n, .num_k = num_k}
-        .run(tiles());
+    consume_encoded<Config>(shared, tiles(), d, bias, w_scale, n, num_k);
   }
 }
 

@@ -51,18 +51,19 @@ SPACE = {
     "tile": (
         *("16x128", "32x128", "48x128", "64x128", "80x128", "96x128"),
         *("128x128", "192x128", "256x128"),
-        *("128x192", "128x256", "48x256"),
+        *("128x192", "128x256", "48x256", "16x256", "32x256"),
     )
 }
 """tile : rows of an expert x rows of the expert's weights"""
 
 
-FLOAT8_TILES = ("16x128", "32x128", "48x256", "64x128", "80x128", "96x128", "128x128")
+WIDE_FLOAT8_TILES = ("16x256", "32x256", "48x256")
+"""Tiles of float8 weights alone: few rows, and 256 rows of weights, whose ring holds more bytes in
+flight than the rings of three thread blocks with 128 rows of weights."""
+FLOAT8_TILES = ("16x128", "32x128", "64x128", "80x128", "96x128", "128x128", *WIDE_FLOAT8_TILES)
 """Tiles of float8 weights: their sums and products fit in registers."""
-FP4_TILES = tuple(tile for tile in SPACE["tile"] if tile != "48x256")
+FP4_TILES = tuple(tile for tile in SPACE["tile"] if tile not in WIDE_FLOAT8_TILES)
 """Tiles of 4-bit weights."""
-FEW_ROWS = 64
-"""Rows up to which a tile of 128 rows with float8 weights takes the products of 64 rows alone."""
 PREPARE_THREADS, PREPARE_VECTOR = 128, 8
 """Threads of a thread block that prepares activations, and columns of a thread."""
 
@@ -101,28 +102,11 @@ class Plan(Tiling):
         """
         if not self.is_uniform:
             return super().num_tiles
-        row_blocks = 1 + sum(map(self._has_more_than, self._ends[1:]))
-        return self.active * row_blocks * self.num_col_blocks
-
-    @property
-    def num_short_tiles(self) -> float:
-        """Tiles with at most ``FEW_ROWS`` rows, estimated; each is the last one of its expert."""
-        if not self.is_uniform:
-            return self.active * FEW_ROWS / self.block_m * self.num_col_blocks
-        more = self._has_more_than
-        row_blocks = sum(more(end) - more(end + FEW_ROWS) for end in self._ends)
-        return self.active * row_blocks * self.num_col_blocks
-
-    @property
-    def _ends(self) -> range:
-        """Where blocks of rows of an expert begin that has hardly more rows than the mean."""
         mean = self.rows / max(self.active, 1)
-        return range(0, max(int(mean + 4 * sqrt(mean)), 1), self.block_m)
-
-    def _has_more_than(self, rows: int) -> float:
-        """The probability that an expert of evenly spread tokens has more than ``rows`` rows."""
-        mean = max(self.rows / max(self.active, 1), 1e-9)
-        return erfc((rows - mean) / sqrt(2 * mean)) / 2 if rows else 1.0
+        ends = range(self.block_m, int(mean + 4 * sqrt(mean)), self.block_m)
+        # One block, and for each end the probability that an expert has more rows.
+        row_blocks = 1 + sum(erfc((end - mean) / sqrt(2 * mean)) / 2 for end in ends)
+        return self.active * row_blocks * self.num_col_blocks
 
     @property
     def num_k_blocks(self) -> int:
@@ -321,10 +305,12 @@ _STAGE_US = {
     16: 0.44, 32: 0.50, 48: 0.60, 64: 0.70, 80: 0.75, 96: 0.79, 128: 0.88, 192: 1.1, 256: 1.4,
 }  # fmt: skip
 """Rows of A in a tile -> microseconds that an SM takes for a stage of 128 rows of 4-bit weights."""
-_WIDE_STAGE_US = {(128, 192): 1.18, (128, 256): 1.62, (48, 256): 1.15}
+_WIDE_STAGE_US = {
+    (128, 192): 1.18, (128, 256): 1.62, (16, 256): 1.05, (32, 256): 1.10, (48, 256): 1.15,
+}  # fmt: skip
 """(Rows of A, rows of weights) in a tile -> microseconds that an SM takes for a stage.
-That of 48 rows, for float8 weights, is not measured: it is a little more than twice that of 64 x
-128, so that untuned calls keep the tile that was measured."""
+Those for float8 weights, of few rows, are not measured: they are a little more than twice those of
+128 rows of weights, so that untuned calls keep tiles that were measured."""
 _FLOAT8_STAGE_US = {16: 0.49, 32: 0.54, 64: 0.53, 80: 0.69, 96: 0.77, 128: 0.77}
 """Rows of A in a tile -> microseconds that an SM takes for a stage of float8 weights."""
 
@@ -337,17 +323,14 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     if is_empty(problem):
         return LAUNCH_US
     plan = Plan.of(config, problem)
+    waves = max(plan.num_tiles / gpu.sms, 1.0)
     if plan.block_n > STAGE_ROWS:
         stage_us = _WIDE_STAGE_US[plan.block_m, plan.block_n]
     else:
         stage_us = (_STAGE_US if plan.scale_block else _FLOAT8_STAGE_US)[plan.block_m]
     store_us = _TILE_US * plan.block_m / 128 * plan.block_n / 128
     tile_us = plan.num_k_blocks * stage_us + store_us
-    busy_us = max(plan.num_tiles / gpu.sms, 1.0) * tile_us
-    if not plan.scale_block and plan.block_m == 128:
-        saved_us = plan.num_k_blocks * (stage_us - _FLOAT8_STAGE_US[FEW_ROWS])
-        busy_us -= plan.num_short_tiles / gpu.sms * saved_us
-    us = overlapped_us(busy_us, ENTRY.bytes_moved(problem), gpu)
+    us = overlapped_us(waves * tile_us, ENTRY.bytes_moved(problem), gpu)
     if problem["combine"]:
         us += copy_us(4 * plan.rows * d_cols(problem), gpu) - LAUNCH_US / 2
     if _prepares(problem):

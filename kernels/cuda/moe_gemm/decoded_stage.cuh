@@ -28,9 +28,6 @@ struct DecodedConfig {
   static constexpr Gating kGating = kGating_;
   static constexpr bool kGather = kGather_, kScaled = kScaled_;
 
-  // Whether tiles with few rows have products of their own (decoded.cu).
-  static constexpr bool kTwoLoops = kIsFp8 && BLOCK_M == 128;
-
   static constexpr int kBlocksPerSm = BLOCK_M < 64 && BLOCK_N == 128 ? 3 : 1;
   static constexpr int kNumConsumers = kBlocksPerSm > 1 ? 1 : BLOCK_N == 192 ? 3 : 2;
   static constexpr int kNumProducers = kBlocksPerSm == 1 ? kWarpgroupThreads : kWarpThreads;

@@ -6,22 +6,22 @@
 
 namespace kernelcat {
 
-// A warpgroup multiplies its rows of W by the first kRows rows of A in passes over a k-block: 64
-// rows of W in a pass, by all kRows or by half of them. Two sets of products take turns: wgmma
-// writes one set while the other one is promoted. With one pass, sets alternate from k-block to
-// k-block; with more, an even number, from pass to pass.
-template <typename Config, int kRows = Config::BLOCK_M>
+// A warpgroup multiplies its rows of W by the rows of A in passes over a k-block: 64 rows of W in a
+// pass, by all rows of A or by half of them. Two sets of products take turns: wgmma writes one set
+// while the other one is promoted. With one pass, sets alternate from k-block to k-block; with
+// more, an even number, from pass to pass.
+template <typename Config>
 struct Float8Products {
   static constexpr int kBlocks = Config::kRowBlocks;  // of 64 rows of W
   // Of the rows of A. Two sets for all of 128 rows do not fit into registers beside the sums.
-  static constexpr int kParts = kRows < 128 ? 1 : 2;
+  static constexpr int kParts = Config::BLOCK_M < 128 ? 1 : 2;
   static constexpr int kNumPasses = kBlocks * kParts;
-  static constexpr int kCols = kRows / kParts;        // rows of A in a pass
-  static constexpr int kTiles = Config::kStageTiles;  // of a row block in a stage
+  static constexpr int kCols = Config::BLOCK_M / kParts;  // rows of A in a pass
+  static constexpr int kTiles = Config::kStageTiles;      // of a row block in a stage
   static_assert(kTiles == 2 && (kNumPasses == 1 || kNumPasses % 2 == 0));
   static_assert(kCols % 8 == 0, "a pass begins where the swizzle does");
   using T = typename Config::T;
-  using Sums = float[kBlocks][kRows / 2];
+  using Sums = typename Config::Sums;
 
   DecodedShared<Config>& shared;
   PipelineState<Config::kNumStages>& position;
@@ -122,7 +122,7 @@ struct Float8Products {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
-      for (int i = 0; i < kRows / 2; ++i) sums[block][i] = 0.0f;
+      for (int i = 0; i < Config::BLOCK_M / 2; ++i) sums[block][i] = 0.0f;
     }
     // What the first pass promotes.
 #pragma unroll
