@@ -28,7 +28,7 @@ PAGE = 16
 NEAR = 0.85
 """Part of the positions that must agree in 16 bits. At the others a router has chosen another
 expert, because two scores nearly tie. The oracles in bfloat16 agree at 0.93 and more of them with
-gpt-oss, and everywhere with a dense model; planted faults leave 0.6 and less."""
+gpt-oss, and everywhere with a dense model; planted faults leave 0.61 and less."""
 MAX_KL = 2e-3
 """Kullback-Leibler divergence of a position that agrees, in nats, as FORMATS allows it."""
 BEST = 5
