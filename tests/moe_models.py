@@ -31,12 +31,13 @@ PREFILL_16, DECODE_16 = 5e-2, 6e-2
 class Case:
     """A small checkpoint, its model, prompts, and what transformers computes for them.
 
-    ``logits`` are those of all tokens of each prompt, ``texts`` the prompts with the tokens that
-    transformers appends greedily.
+    ``theirs`` is transformers' model, ``logits`` are those of all tokens of each prompt, ``texts``
+    the prompts with the tokens that transformers appends greedily.
     """
 
     path: Path
     model: moe.Decoder
+    theirs: Any
     prompts: list[list[int]]
     logits: list[torch.Tensor]
     texts: list[list[int]]
@@ -57,7 +58,7 @@ def made(name: str, folder: Path) -> Case:
                 ids, max_new_tokens=NUM_DECODED, do_sample=False, eos_token_id=-1
             )
             texts.append(text[0].tolist())
-    return Case(path, moe.load(path, "cpu"), prompts, logits, texts)
+    return Case(path, moe.load(path, "cpu"), theirs, prompts, logits, texts)
 
 
 def transformers_model(path: Path) -> Any:

@@ -7,7 +7,7 @@ import gc
 import itertools
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,23 @@ import pytest
 import torch
 from click.testing import CliRunner
 from moe_models import LENGTHS, NAMES, NUM_DECODED, Case, made
+from moe_schedules import (
+    PAGE,
+    SCHEDULES,
+    drafted,
+    engine,
+    hit,
+    preempted,
+    run,
+    scheduled,
+    tokens,
+    write,
+)
 
 from kernelcat import moe
 from kernelcat.cli import main
 from kernelcat.errors import InvalidArgument
-from kernelcat.moe.engine.engine import Engine, EngineError, RequestOutput
+from kernelcat.moe.engine.engine import Engine, EngineError
 from kernelcat.moe.engine.limits import Limits, QueueFull
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import FinishReason, Request
@@ -28,7 +40,6 @@ from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.engine.speculation import Speculation
 
 GREEDY = SamplingParameters(temperature=0, max_tokens=NUM_DECODED)
-PAGE = 16
 
 
 @pytest.fixture(scope="module")
@@ -47,31 +58,9 @@ def gpt_oss(folder: Path) -> Case:
     return made("gpt-oss", folder)
 
 
-def engine(
-    model: moe.Decoder, num_pages: int = 60, limits: Any = (), decode: Any = None, **settings: Any
-) -> Engine:
-    sizes = {"step_tokens": 128, "max_running": 4, "context": 160, **dict(limits)}
-    defaults = {"page_size": PAGE, "num_pages": (num_pages,) * len(moe.windows(model.cache_layers))}
-    return Engine(model, EngineSettings(limits=Limits(**sizes), **{**defaults, **settings}), decode)
-
-
-def run(served: Engine, has_faults: bool = False) -> list[RequestOutput]:
-    """Runs until all requests have ended, proving integrity after each step."""
-    outputs = []
-    while served.has_work:
-        outputs += served.step()
-        served.check_integrity()
-    assert served.statistics().pages_in_use == 0
-    assert has_faults or not [output.error for output in outputs if output.error]
-    return outputs
-
-
 def texts(served: Engine, prompts: Sequence[Sequence[int]], **changed: Any) -> list[list[int]]:
     """Prompts with the tokens that the engine appends."""
-    parameters = SamplingParameters(**{"temperature": 0.0, "max_tokens": NUM_DECODED, **changed})
-    requests = [served.submit(prompt, parameters) for prompt in prompts]
-    run(served)
-    return [request.tokens for request in requests]
+    return tokens(write(served, prompts, **{"max_tokens": NUM_DECODED, **changed}))
 
 
 # ---- greedy: every schedule gives transformers' tokens -------------------------------------------
@@ -83,52 +72,25 @@ def test_greedy_tokens_are_those_of_transformers(name: str, folder: Path) -> Non
     assert texts(engine(case.model), case.prompts) == case.texts
 
 
-@pytest.mark.parametrize(
-    ("settings", "proof"),
-    [
-        ({"limits": {"max_chunk": 7}}, lambda s: s.steps_total > 70 / 7),
-        ({"limits": {"step_tokens": 9}}, lambda s: s.steps_total > 108 / 9),
-        ({"is_overlapped": True}, None),
-        ({"batch_sizes": (1, 2, 4)}, None),
-        ({"batch_sizes": (2,), "is_overlapped": True, "limits": {"max_chunk": 20}}, None),
-        ({"speculation": Speculation(3, 1)}, lambda s: s.draft_tokens_total > 0),
-        ({"speculation": Speculation(2, 1), "batch_sizes": (1, 4), "is_overlapped": True}, None),
-        ({"has_prefix_cache": False}, lambda s: s.pages_cached == 0),
-    ],
-)
-def test_schedules_do_not_change_greedy_tokens(
-    settings: dict[str, Any], proof: Callable[[Any], bool] | None, gpt_oss: Case
-) -> None:
-    served = engine(gpt_oss.model, **settings)
-    assert texts(served, gpt_oss.prompts) == gpt_oss.texts
-    assert proof is None or proof(served.statistics())
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_do_not_change_greedy_tokens(name: str, gpt_oss: Case) -> None:
+    found = scheduled(name, gpt_oss.model, gpt_oss.prompts, max_tokens=NUM_DECODED)
+    assert tokens(found) == gpt_oss.texts
 
 
 def test_preempted_requests_write_the_same_tokens(gpt_oss: Case) -> None:
-    prompts = [prompt[:20] for prompt in gpt_oss.prompts]
-    ample, scarce = engine(gpt_oss.model), engine(gpt_oss.model, 9, {"max_chunk": 16})
-    assert texts(scarce, prompts, max_tokens=40) == texts(ample, prompts, max_tokens=40)
-    assert scarce.statistics().preemptions_total > 0 == ample.statistics().preemptions_total
+    ample, scarce = preempted(gpt_oss.model, gpt_oss.prompts)
+    assert tokens(scarce) == tokens(ample)
 
 
 def test_a_prefix_hit_gives_the_tokens_of_a_cold_run(gpt_oss: Case) -> None:
-    served = engine(gpt_oss.model)
-    texts(served, gpt_oss.prompts)
-    before = served.statistics()
-    assert texts(served, gpt_oss.prompts) == gpt_oss.texts
-    after = served.statistics()
-    blocks = sum((length - 1) // PAGE for length in LENGTHS)
-    assert after.cached_tokens_total - before.cached_tokens_total == PAGE * blocks
-    assert after.prompt_tokens_total - before.prompt_tokens_total == sum(LENGTHS)
+    found = hit(gpt_oss.model, gpt_oss.prompts, max_tokens=NUM_DECODED)
+    assert tokens(found) == gpt_oss.texts
 
 
 def test_accepted_drafts_save_steps_and_keep_tokens(llama: Case) -> None:
-    """A prompt of one token over and over makes a small model repeat itself."""
-    prompt = [7] * 20
-    plain, drafted = engine(llama.model), engine(llama.model, speculation=Speculation(4, 1))
-    assert texts(plain, [prompt], max_tokens=40) == texts(drafted, [prompt], max_tokens=40)
-    saved = plain.statistics().steps_total - drafted.statistics().steps_total
-    assert 0 < saved == drafted.statistics().accepted_tokens_total
+    plain, drafts = drafted(llama.model)
+    assert tokens(drafts) == tokens(plain)
 
 
 # ---- sampling ------------------------------------------------------------------------------------

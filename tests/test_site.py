@@ -15,12 +15,11 @@ from click.testing import CliRunner
 
 from kernelcat import catalog
 from kernelcat.cli import main
-from kernelcat.errors import InvalidArgument
 from kernelcat.report import site
 from kernelcat.report.site import sources
 from kernelcat.report.site.markup import filename
-from kernelcat.store import Measurement, engine_runs
-from kernelcat.store.engine_runs import EngineRun
+from kernelcat.store import Measurement
+from kernelcat.store.model_results import ModelResult
 from kernelcat.store.random_races import RandomRace, RandomRaces
 
 ROW: dict[str, Any] = json.loads(Path(__file__).with_name("measurement.json").read_text())
@@ -216,7 +215,10 @@ def test_the_winner_over_time_shows_problems_that_were_raced_twice(tmp_path: Pat
 def test_the_page_of_the_engine_has_speeds_and_escapes_them(tmp_path: Path) -> None:
     rows = [{"engine": "kernelcat", "batch": 8, "context": 1024, "tokens_per_second": 2667.2,
              "step_ms": 3.0}]  # fmt: skip
-    run = EngineRun("<b>model", "h200", "2026-11-24", "random <i>weights", rows)
+    run = ModelResult(
+        "h200", "<b>model", "bench <i>model", "2026-11-24", False,
+        {"decoding": rows, "has_random_weights": True},
+    )  # fmt: skip
     write(tmp_path, [timed(200.0)], engines=[run], is_current=lambda row: True)
     text = (tmp_path / "engine.html").read_text(encoding="utf-8")
     assert "<b>model" not in text and "<i>" not in text and "&lt;b&gt;model on h200" in text
@@ -224,19 +226,6 @@ def test_the_page_of_the_engine_has_speeds_and_escapes_them(tmp_path: Path) -> N
     assert 'href="engine.html"' in (tmp_path / "index.html").read_text(encoding="utf-8")
     write(tmp_path / "without", [timed(200.0)], is_current=lambda row: True)
     assert "engine" not in (tmp_path / "without" / "index.html").read_text(encoding="utf-8")
-
-
-def test_a_file_of_another_form_is_no_run_of_the_engine(tmp_path: Path) -> None:
-    (tmp_path / "runs.jsonl").write_text('{"model": "gpt-oss-20b"}\n')
-    with pytest.raises(InvalidArgument, match="has no runs of the engine"):
-        engine_runs.read(tmp_path / "runs.jsonl")
-
-
-def test_the_shipped_runs_are_those_of_the_readme() -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    for run in engine_runs.shipped():
-        for row in run.decoding:
-            assert f"{row['tokens_per_second']:,} " in readme or run.created_at > "2026-11-24"
 
 
 def test_the_committed_site_shows_the_winner_over_time(committed: Path) -> None:

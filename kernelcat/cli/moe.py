@@ -8,6 +8,7 @@ from kernelcat.cli.group import Group
 from kernelcat.cli.moe_bench import bench
 from kernelcat.cli.moe_generate import generate
 from kernelcat.cli.moe_ladder import ladder
+from kernelcat.cli.moe_results import results
 from kernelcat.cli.moe_serving import serve
 
 
@@ -26,3 +27,4 @@ moe.add_command(generate)
 moe.add_command(serve)
 moe.add_command(bench)
 moe.add_command(ladder)
+moe.add_command(results)

@@ -8,7 +8,8 @@ A block stands between ``<!-- KIND:... -->`` and ``<!-- /KIND -->``. These are t
 - ``profile:ENTRY:GPU``, optionally followed by ``:PROBLEM``;
 - ``results:ENTRY``, everything that was measured of an entry: a section for each GPU, regime and
   thermal state, ladders, and the bytes that the hardware counted;
-- ``summary:GPU``, one line for each entry.
+- ``summary:GPU``, one line for each entry;
+- ``engine:GPU:MODEL``, how fast the engine runs a model.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from inspect import signature
 from pathlib import Path
 
 from kernelcat.errors import InvalidArgument
-from kernelcat.report import missing_peers, summary, traffic
+from kernelcat.report import engine, missing_peers, summary, traffic
 from kernelcat.report.board import board
 from kernelcat.report.ladder import ladders, sheet
 from kernelcat.report.render import NOTHING, to_markdown
 from kernelcat.runtime.gpu import SKUS
-from kernelcat.store import Measurement, shipped
+from kernelcat.store import Measurement, model_results, shipped
 from kernelcat.store.measurement import REGIMES
 from kernelcat.verify import profiles
 
 _BLOCK = re.compile(
-    r"(?P<open><!-- (?P<kind>leaderboard|ladder|profile|results|summary):(?P<words>[^\s>]+) -->)"
+    r"(?P<open><!-- (?P<kind>leaderboard|ladder|profile|results|summary|engine):"
+    r"(?P<words>[^\s>]+) -->)"
     r".*?(?P<close><!-- /(?P=kind) -->)",
     re.DOTALL,
 )
@@ -131,6 +133,10 @@ def _summary(rows: Sequence[Measurement], gpu: str) -> str:
     return summary.markdown(rows, gpu)
 
 
+def _engine(_: Sequence[Measurement], gpu: str, model: str) -> str:
+    return engine.markdown(model_results.read(model_results.shipped_folder()), gpu, model)
+
+
 _SECTIONS = {
     (REGIMES[0], "sustained"): "a warm chip (sustained)",
     (REGIMES[0], "burst"): "a cool chip (burst)",
@@ -145,4 +151,5 @@ _FILLERS: dict[str, Callable[..., str]] = {
     "profile": _profile,
     "results": _results,
     "summary": _summary,
+    "engine": _engine,
 }

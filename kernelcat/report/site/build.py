@@ -14,8 +14,8 @@ from kernelcat.report.site.markup import filename
 from kernelcat.report.site.numbers import numbers_page
 from kernelcat.report.site.overview import gpu_page, lines, overview_page
 from kernelcat.store import Measurement
-from kernelcat.store.engine_runs import EngineRun
 from kernelcat.store.history import past_races
+from kernelcat.store.model_results import ModelResult
 from kernelcat.store.random_races import RandomRaces
 from kernelcat.verify import code_record
 from kernelcat.verify.profiles import Profile
@@ -28,7 +28,7 @@ def pages(
     checked: Iterable[tuple[str, str]] = (),
     random: Sequence[RandomRaces] = (),
     history: Iterable[Measurement] = (),
-    engines: Sequence[EngineRun] = (),
+    engines: Sequence[ModelResult] = (),
     is_current: Callable[[Measurement], bool] = code_record.is_current,
     doubt: Callable[[Measurement], str | None] = lambda row: None,
 ) -> dict[str, str]:
@@ -41,7 +41,7 @@ def pages(
     checked : entry and SKU of receipts that hold
     random : races on random problems
     history : winners and peers of earlier races
-    engines : runs of the engine
+    engines : results of models that have times of decoding
     is_current : whether a row timed the code that runs today
     doubt : why a row cannot be true, or None; such a row is left out
     """

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from kernelcat.report.board import load, load_past
 from kernelcat.report.site.build import pages
-from kernelcat.store import Measurement, engine_runs, plausibility, random_races
+from kernelcat.store import Measurement, model_results, plausibility, random_races
 from kernelcat.verify import code_record, profiles, receipts
 
 
@@ -31,7 +31,11 @@ class Results:
         compiled, checked, counted = self._records
         random = [r for r in random_races.shipped(self.entry) if self.gpu in (None, r.gpu)]
         past = load_past(self.gpu, self.entry, self.url, as_copy=True)
-        runs = [r for r in engine_runs.shipped() if self.gpu in (None, r.gpu) and not self.entry]
+        runs = [
+            result
+            for result in model_results.read(model_results.shipped_folder())
+            if self.gpu in (None, result.gpu) and not self.entry and result.measured["decoding"]
+        ]
         return pages(rows, counted, compiled, checked, random, past, runs, doubt=plausibility.doubt)
 
     @cached_property
