@@ -56,7 +56,8 @@ class Buffer:
 
         ``values`` has the tensor's shape and storage dtype; None leaves the tensor poisoned.
         """
-        self.raw.fill(poison)
+        words = wide(self.raw)
+        words.fill(np.frombuffer(bytes([poison]) * words.dtype.itemsize, words.dtype)[0])
         if values is not None:
             self.view[...] = values
 
@@ -68,6 +69,17 @@ class Buffer:
             return bool((head == poison).all()) and bool((tail == poison).all())
         poisoned = int((self.raw == poison).sum()) - int((self.used == poison).sum())
         return poisoned == outside
+
+
+def wide(array: Any) -> Any:
+    """The bits of ``array`` as uint64 in one dimension, where its bytes lie together and fill them.
+
+    Other arrays keep their shape, with unsigned integers of their elements' size. CuPy's kernels
+    take a thread for an element, so eight bytes an element are several times as fast as one.
+    """
+    if array.flags.c_contiguous and array.nbytes % 8 == 0:
+        return array.reshape(-1).view("uint64")
+    return array.view(f"uint{8 * array.dtype.itemsize}")
 
 
 def _used(raw: Any, shape: Sequence[int], strides: Sequence[int], size: int, xp: Any) -> Any:

@@ -23,7 +23,7 @@ from kernelcat import catalog, dtypes
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import EXACT, Arrays, Entry, Problem, Tensor
 from kernelcat.runtime.device import Bind, Device, Run
-from kernelcat.verify.buffer import BANDS, GUARD_BYTES, PATTERNS, POISON, Buffer
+from kernelcat.verify.buffer import BANDS, GUARD_BYTES, PATTERNS, POISON, Buffer, wide
 from kernelcat.verify.seeds import draw_seeds
 
 __all__ = [
@@ -252,7 +252,10 @@ def _bits(array: Any) -> Any:
 
 
 def _equal_bits(a: Any, b: Any) -> bool:
-    return bool((_bits(a) == _bits(b)).all())
+    """Whether two arrays of one shape and storage dtype have the same bits."""
+    in_words = a.flags.c_contiguous and b.flags.c_contiguous
+    first, second = (wide(a), wide(b)) if in_words else (_bits(a), _bits(b))
+    return bool((first == second).all())
 
 
 def prepare(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> Prepared:
