@@ -41,6 +41,7 @@ and Fedus et al., "Switch Transformers", 2021 (capacity); Hwang et al., "Tutel",
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isfinite
 from random import Random
 
@@ -196,7 +197,7 @@ def _random_problem(dice: Random) -> Problem:
 
 
 AXES = (
-    Axis.size("tokens", "tokens", 0, 600, varies=True),
+    Axis.size("tokens", "tokens", 0, 600),
     Axis.size("experts", "experts that a token selects from, 1 to 512", 1, MAX_EXPERTS, exact),
     Axis.size("top_k", "experts that a token selects, 1 to 16", 1, MAX_TOP_K, exact),
     Axis.choice("dtype", "element type of logits, or of x and the router", *DTYPES, minor=True),
@@ -234,7 +235,7 @@ _WEIGHT = Tolerance(2**-30, 2**-18)
 ENTRY = Entry(
     name="moe_route",
     summary="Router logits to expert ids, weights, and index maps sorted by expert, in one launch.",
-    axes=AXES,
+    axes=(replace(AXES[0], varies=True), *AXES[1:]),
     inputs=(
         Tensor(
             "logits", ("tokens", "experts"), "dtype", "the router's output", flag="product",

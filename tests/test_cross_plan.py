@@ -150,8 +150,10 @@ def test_a_gb200_borrows_the_predictions_of_a_b200_and_says_so() -> None:
     assert choose(GEMM, LARGE, GB200, (other,), models={}).why == "default"
 
 
-def test_explain_marks_a_borrowed_prediction(monkeypatch) -> None:
+def test_explain_marks_a_borrowed_prediction(monkeypatch, request) -> None:
     monkeypatch.setattr("kernelcat.call.operator._choices", lambda name: (predicted("b200"),))
+    request.addfinalizer(kernelcat.reload)
+    kernelcat.reload()
     text = str(kernelcat.get("gemm").explain(gpu="gb200", **LARGE.values))
     assert "borrowed prediction: ranked by the cost model for another GPU" in text
     assert "40.00 us predicted on b200" in text

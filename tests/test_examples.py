@@ -177,7 +177,7 @@ def test_importing_the_package_adds_its_entry() -> None:
     )
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split()[-1]) < 0.04
+    assert float(done.stdout.split()[-1]) < 0.07  # half a step of bfloat16 below 16 to 32
 
 
 def test_a_folder_without_specifications_is_refused(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_folder_without_specifications_is_refused(tmp_path: Path) -> None:
 def test_an_entry_of_ones_own_package_on_a_gpu() -> None:
     done = python(str(FOLDER / "own_entry.py"))
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split()[-1]) < 0.04
+    assert float(done.stdout.split()[-1]) < 0.07  # half a step of bfloat16 below 16 to 32
 
 
 class PlantedNorm:

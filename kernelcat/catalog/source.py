@@ -77,8 +77,8 @@ def cuda_root() -> Path:
 
 def cuda_file(name: str) -> Path:
     """The CUDA source ``name`` (``gemm/wgmma.cu``) of the catalog, or of a user's entries."""
-    files = (folder / "cuda" / name for folder in paths.folders("kernels"))
-    return next((file for file in files if file.is_file()), cuda_root() / name)
+    folders = (cuda_root(), *(folder / "cuda" for folder in paths.folders("kernels")))
+    return next((f / name for f in folders if (f / name).is_file()), cuda_root() / name)
 
 
 def cuda_files(path: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from kernelcat.store.calibration import NEAREST, RULES, Calibrated, Judgement
 
 MIN_PROBLEMS = 5
 """With fewer measured problems nothing is judged, and the winner of the nearest problem serves."""
-MARGIN = 0.005
+MARGIN = 0.01
 """By which a mean loss must be smaller than the loss without a model."""
 
 
