@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from kernelcat.cli.options import seconds
-from kernelcat.cli.output import echo, emit, show
+from kernelcat.cli.output import echo, emit, interrupted, show
 from kernelcat.errors import InvalidArgument
 
 AUDITED = ("problems", "languages", "variants")
@@ -61,9 +60,7 @@ def run(
             **chosen,
         )
     except KeyboardInterrupt:
-        kept = "lost" if path is None else f"kept in {path}; run the command again to go on"
-        echo(f"\ninterrupted: results so far are {kept}", err=True)
-        sys.exit(130)
+        interrupted("results", path)
     if as_json:
         return emit(audited.to_json())
     show(sheet(audited).console())

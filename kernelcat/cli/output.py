@@ -9,12 +9,19 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from kernelcat.errors import KernelcatError
 from kernelcat.report.printable import printable
+
+
+def interrupted(what: str, path: Path | None) -> NoReturn:
+    """Say after Ctrl-C whether ``what`` is kept in ``path``, and end the program."""
+    kept = "lost" if path is None else f"kept in {path}; run the command again to go on"
+    echo(f"\ninterrupted: {what} so far are {kept}", err=True)
+    sys.exit(130)
 
 
 def emit(value: Any) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from kernelcat.cli.options import as_json, note_missing_languages, seconds
-from kernelcat.cli.output import echo, emit, show
+from kernelcat.cli.output import echo, emit, interrupted, show
 
 
 @click.command()
@@ -100,9 +99,7 @@ def regret(
             report=lambda race: echo(line(race), err=True),
         )
     except KeyboardInterrupt:
-        kept = "lost" if path is None else f"kept in {path}; run the command again to go on"
-        echo(f"\ninterrupted: races so far are {kept}", err=True)
-        sys.exit(130)
+        interrupted("races", path)
     if as_json:
         return emit(races.to_json())
     show(sheet(races).console())

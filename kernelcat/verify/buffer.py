@@ -71,15 +71,20 @@ class Buffer:
         return poisoned == outside
 
 
+def bits(array: Any) -> Any:
+    """The bits of ``array`` as unsigned integers of its elements' size, in its shape."""
+    return array.view(f"uint{8 * array.dtype.itemsize}")
+
+
 def wide(array: Any) -> Any:
     """The bits of ``array`` as uint64 in one dimension, where its bytes lie together and fill them.
 
-    Other arrays keep their shape, with unsigned integers of their elements' size. CuPy's kernels
-    take a thread for an element, so eight bytes an element are several times as fast as one.
+    For other arrays :func:`bits`. CuPy's kernels take a thread for an element, so eight bytes an
+    element are fewer threads than one.
     """
     if array.flags.c_contiguous and array.nbytes % 8 == 0:
         return array.reshape(-1).view("uint64")
-    return array.view(f"uint{8 * array.dtype.itemsize}")
+    return bits(array)
 
 
 def _used(raw: Any, shape: Sequence[int], strides: Sequence[int], size: int, xp: Any) -> Any:

@@ -23,7 +23,7 @@ from kernelcat import catalog, dtypes
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import EXACT, Arrays, Entry, Problem, Tensor
 from kernelcat.runtime.device import Bind, Device, Run
-from kernelcat.verify.buffer import BANDS, GUARD_BYTES, PATTERNS, POISON, Buffer, wide
+from kernelcat.verify.buffer import BANDS, GUARD_BYTES, PATTERNS, POISON, Buffer, bits, wide
 from kernelcat.verify.seeds import draw_seeds
 
 __all__ = [
@@ -186,14 +186,14 @@ class Prepared:
             return Verdict(True, 0.0)
         must_stay = self.kept.get(tensor.name, False)
         if tensor.updated:
-            changes = int((must_stay & (_bits(out) != _bits(self.pristine[tensor.name]))).sum())
+            changes = int((must_stay & (bits(out) != bits(self.pristine[tensor.name]))).sum())
             if changes:
                 detail = f"{tensor.name}: {changes} elements changed that must stay as they were"
                 return Verdict(False, float("nan"), detail)
         if tolerance == EXACT:
             if _equal_bits(out, expected):
                 return self._judge_signal(tensor, out, 0.0)
-            num_wrong = int((_bits(out) != _bits(expected)).sum())
+            num_wrong = int((bits(out) != bits(expected)).sum())
             return Verdict(False, float("nan"), f"{tensor.name}: {num_wrong} of {out.size} differ")
         xp = self.device.xp
         error = dtypes.decode(out, tensor.dtype_of(self.problem))
@@ -247,14 +247,10 @@ def sqnr_db(result: Any, exact: Any) -> float | None:
     return 10 * log10(signal / noise) if signal and noise else None
 
 
-def _bits(array: Any) -> Any:
-    return array.view(f"uint{8 * array.dtype.itemsize}")
-
-
 def _equal_bits(a: Any, b: Any) -> bool:
     """Whether two arrays of one shape and storage dtype have the same bits."""
     in_words = a.flags.c_contiguous and b.flags.c_contiguous
-    first, second = (wide(a), wide(b)) if in_words else (_bits(a), _bits(b))
+    first, second = (wide(a), wide(b)) if in_words else (bits(a), bits(b))
     return bool((first == second).all())
 
 
@@ -273,7 +269,7 @@ def prepare(entry: Entry, problem: Problem, device: Device, seed: int = 0) -> Pr
     expected = entry.oracle(problem, views)
     exact = entry.signal.exact(problem, values) if entry.signal else {}
     updated = [tensor.name for tensor in entry.updated if tensor.present(problem)]
-    kept = {name: _bits(expected[name]) == _bits(views[name]) for name in updated}
+    kept = {name: bits(expected[name]) == bits(views[name]) for name in updated}
     for tensor in entry.outputs:
         if tensor.present(problem) and not tensor.updated:
             buffers[tensor.name] = Buffer.poisoned(tensor, problem, device.xp)

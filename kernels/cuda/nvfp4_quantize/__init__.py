@@ -161,7 +161,7 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 _INSTRUCTIONS, _RMS_INSTRUCTIONS, _ROUNDING_INSTRUCTIONS = 19.5, 25, 5
 """Instructions of a thread for an element; with RMSNorm; those of random rounding in addition."""
 _NAIVE_INSTRUCTIONS = {"nvfp4": 37.5, "mxfp4": 71}
-"""The same of the baseline: a thread has a whole block, of 16 elements or of 32."""
+"""Instructions of a thread of the baseline for an element: it has a block of 16 elements, or 32."""
 _ROUND_US, _WARP_US = 0.02, 0.03
 """What a round of resident thread blocks waits for; a warp at the barriers of a row's sum."""
 

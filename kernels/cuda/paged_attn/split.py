@@ -40,7 +40,8 @@ SPLIT_US = 6.0
 INSTRUCTIONS = {FP8: (950, 6.8), NVFP4: (820, 5.8)}
 """Instructions of a thread for a cached token of a head, and for each of its elements."""
 SOFTMAX_INSTRUCTIONS, MMA_EFFICIENCY = 22, 0.35
-"""The same for a score of a tile of many rows; part of the peak that its products reach."""
+"""Instructions of a thread for a score of a tile of many rows; part of the peak rate that the
+tile's products reach."""
 
 SPACE = {
     "block_m": (16, 64, 128),

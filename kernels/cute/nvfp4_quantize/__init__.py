@@ -27,7 +27,7 @@ INSTRUCTIONS, SWIZZLED_INSTRUCTIONS = {"nvfp4": 28.2, "mxfp4": 25}, 18
 """Instructions of a thread for an element; where its scale lies in a swizzled tile, that many more:
 its place is worked out element by element."""
 NAIVE_INSTRUCTIONS = {"nvfp4": 40, "mxfp4": 71}
-"""The same of the baseline: a lane has a whole block, of 16 elements or of 32."""
+"""Instructions of a lane of the baseline for an element: it has a block of 16 elements, or 32."""
 ROUND_US, ROW_SUM_US = 0.02, 1.5
 """What a round of resident thread blocks waits for; the sum of a row's squares."""
 VECTOR = 8
