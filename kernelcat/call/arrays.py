@@ -235,6 +235,20 @@ def stream_handle(stream: Any) -> int:
     )
 
 
+def _family(
+    arrays: Iterable[Any], is_plain: Callable[[Any], bool], facts: Callable[[Any], Any]
+) -> tuple[Key, list[tuple[int, ...] | None]]:
+    """``facts`` and shape of each array; ``InvalidArgument`` for one that is not ``is_plain``."""
+    key: list[Any] = []
+    shapes: list[tuple[int, ...] | None] = []
+    for x in arrays:
+        if x is not None and not is_plain(x):
+            raise InvalidArgument("is not aligned, or not contiguous")
+        key.append(None if x is None else facts(x))
+        shapes.append(None if x is None else x.shape)
+    return tuple(key), shapes
+
+
 class Torch:
     """The library torch."""
 
@@ -259,18 +273,11 @@ class Torch:
         return pointers
 
     def family(self, arrays: Iterable[Any], /) -> tuple[Key, list[tuple[int, ...] | None]]:
-        key: list[Any] = []
-        shapes: list[tuple[int, ...] | None] = []
-        for x in arrays:
-            if x is None:
-                key.append(None)
-                shapes.append(None)
-                continue
-            if x.data_ptr() % ALIGNMENT or not x.is_contiguous():
-                raise InvalidArgument("is not aligned, or not contiguous")
-            key.append((type(x), x.dtype, x.get_device(), x.requires_grad))
-            shapes.append(x.shape)
-        return tuple(key), shapes
+        return _family(
+            arrays,
+            lambda x: not x.data_ptr() % ALIGNMENT and x.is_contiguous(),
+            lambda x: (type(x), x.dtype, x.get_device(), x.requires_grad),
+        )
 
     def scan(self, arrays: Iterable[Any], /) -> tuple[Key, list[int]]:
         key: Key = ()
@@ -342,18 +349,11 @@ class Cupy:
         return pointers
 
     def family(self, arrays: Iterable[Any], /) -> tuple[Key, list[tuple[int, ...] | None]]:
-        key: list[Any] = []
-        shapes: list[tuple[int, ...] | None] = []
-        for x in arrays:
-            if x is None:
-                key.append(None)
-                shapes.append(None)
-                continue
-            if x.data.ptr % ALIGNMENT or not x.flags.c_contiguous:
-                raise InvalidArgument("is not aligned, or not contiguous")
-            key.append((type(x), x.dtype, x.data.device_id))
-            shapes.append(x.shape)
-        return tuple(key), shapes
+        return _family(
+            arrays,
+            lambda x: not x.data.ptr % ALIGNMENT and x.flags.c_contiguous,
+            lambda x: (type(x), x.dtype, x.data.device_id),
+        )
 
     def scan(self, arrays: Iterable[Any], /) -> tuple[Key, list[int]]:
         key: Key = ()
