@@ -128,6 +128,10 @@ DECODED_ON_THE_HOST = {
                                            **WEIGHTS8)),
     "fp8, the last tile has few rows": ("128x128", product(150, 1, 1, 136, 400, gather=True,
                                                            combine=True, **WEIGHTS8)),
+    "fp8, three passes": ("144x128", product(150, 2, 2, 136, 528, gather=True, bias=True,
+                                             activation="swiglu", **WEIGHTS8)),
+    "fp8, three passes, an odd number of k-blocks": ("144x128", product(
+        100, 2, 2, 264, 400, combine=True, residual=True, **WEIGHTS8)),
     "fp8, 256 rows of W": ("48x256", product(60, 2, 3, 400, 400, gather=True, bias=True,
                                              activation="swiglu", **WEIGHTS8)),
     "fp8, 16 by 256": ("16x256", product(40, 2, 3, 400, 528, gather=True, activation="swiglu",

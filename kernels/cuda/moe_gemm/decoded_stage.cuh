@@ -34,13 +34,12 @@ struct DecodedConfig {
   static constexpr int kNumThreads = kNumConsumers * kWarpgroupThreads + kNumProducers;
   // They copy rows of A, scales of rows, or, one thread, the scale of float8 weights.
   static constexpr int kCopyingThreads = kGather || kScaled ? kNumProducers : kIsFp8 ? 1 : 0;
-  // Of a thread, if warpgroups exchange registers. To gather 128 rows takes more than to gather 96.
+  // Of a thread, if warpgroups exchange registers. To gather more rows takes more of them.
   static constexpr bool kGathersFew = BLOCK_M == 48 || BLOCK_M == 96;
-  static constexpr int kProducerRegisters = kGather          ? (kGathersFew ? 56 : 72)
-                                            : BLOCK_M == 256 ? 24
-                                                             : 40;
+  static constexpr int kGatherRegisters = kGathersFew ? 56 : BLOCK_M > 128 ? 88 : 72;
+  static constexpr int kProducerRegisters = kGather ? kGatherRegisters : BLOCK_M == 256 ? 24 : 40;
   static constexpr int kConsumerRegisters = kNumConsumers == 3 ? (kGather ? 144 : 152)
-                                            : kGather          ? (kGathersFew ? 224 : 216)
+                                            : kGather          ? 252 - kGatherRegisters / 2
                                             : BLOCK_M == 256   ? 240
                                                                : 232;
 

@@ -7,18 +7,21 @@
 namespace kernelcat {
 
 // A warpgroup multiplies its rows of W by the rows of A in passes over a k-block: 64 rows of W in a
-// pass, by all rows of A or by half of them. Two sets of products take turns: wgmma writes one set
-// while the other one is promoted. With one pass, sets alternate from k-block to k-block; with
-// more, an even number, from pass to pass.
+// pass, by all rows of A or by a part of them. Two sets of products take turns from pass to pass:
+// wgmma writes one set while the other one is promoted. After an odd number of passes, the next
+// k-block begins with the other set.
 template <typename Config>
 struct Float8Products {
   static constexpr int kBlocks = Config::kRowBlocks;  // of 64 rows of W
-  // Of the rows of A. Two sets for all of 128 rows do not fit into registers beside the sums.
-  static constexpr int kParts = Config::BLOCK_M < 128 ? 1 : 2;
+  // Rows of A in a pass. Two sets for all of 128 rows do not fit into registers beside the sums.
+  static constexpr int kCols = Config::BLOCK_M < 128 ? Config::BLOCK_M
+                               : Config::BLOCK_M == 128 ? 64
+                                                        : 48;
+  static constexpr int kParts = Config::BLOCK_M / kCols;
   static constexpr int kNumPasses = kBlocks * kParts;
-  static constexpr int kCols = Config::BLOCK_M / kParts;  // rows of A in a pass
+  static constexpr bool kIsOdd = kNumPasses % 2 == 1;
   static constexpr int kTiles = Config::kStageTiles;      // of a row block in a stage
-  static_assert(kTiles == 2 && (kNumPasses == 1 || kNumPasses % 2 == 0));
+  static_assert(kTiles == 2 && kCols * kParts == Config::BLOCK_M);
   static_assert(kCols % 8 == 0, "a pass begins where the swizzle does");
   using T = typename Config::T;
   using Sums = typename Config::Sums;
@@ -90,13 +93,10 @@ struct Float8Products {
   // Starts all passes of the next k-block, which is an odd or an even one.
   __device__ __forceinline__ void start_block(Sums& sums, bool is_odd, bool has_previous,
                                               bool has_next) {
-    if constexpr (kNumPasses == 1) {
-      start(sums, 0, is_odd, has_previous, has_next);
-    } else {
 #pragma unroll
-      for (int pass = 0; pass < kNumPasses; ++pass) {
-        start(sums, pass, pass % 2, pass > 0 || has_previous, has_next);
-      }
+    for (int pass = 0; pass < kNumPasses; ++pass) {
+      const int set = (pass + (kIsOdd && is_odd)) % 2;
+      start(sums, pass, set, pass > 0 || has_previous, has_next);
     }
   }
 
@@ -135,11 +135,11 @@ struct Float8Products {
       start_block(sums, false, k_block > 0, true);
       start_block(sums, true, true, k_block + 2 < num_k);
     }
-    // Two passes a k-block need both endings, too: if the loop has one ending, ptxas takes products
+    // An even number of passes needs both endings, too: if the loop has one ending, ptxas takes products
     // for read too early and serializes all wgmmas (C7514).
     if (k_block < num_k) {
       start_block(sums, false, k_block > 0, false);
-      finish(sums, kNumPasses == 1 ? 0 : 1);
+      finish(sums, kIsOdd ? 0 : 1);
     } else {
       finish(sums, 1);
     }
