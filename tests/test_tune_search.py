@@ -74,6 +74,23 @@ def test_candidates_take_turns_defaults_first_then_by_estimate() -> None:
     assert search.candidates(both, PROBLEM, gpu.find("a100")) == []
 
 
+def test_candidates_close_by_estimate_come_with_new_values_first() -> None:
+    """Both parameters cost nothing but for a few values, which the model puts far behind."""
+    costs = {("a", 3): 1.0, ("b", 9): 0.2}
+    two = replace(
+        toy("v", (2,), 2),
+        space={"a": (1, 2, 3), "b": (7, 8, 9)},
+        illegal=lambda config, problem, gpu: None,
+        default=lambda problem, gpu: Config(a=1, b=7),
+        estimate=lambda problem, config, gpu: (
+            100 + config["a"] + 100 * sum(costs.get(item, 0) for item in config.items())
+        ),
+    )
+    order = [(c.config["a"], c.config["b"]) for c in search.candidates([two], PROBLEM, H200)]
+    assert order == [(1, 7), (2, 8), (1, 8), (2, 7), (1, 9), (2, 9), (3, 7), (3, 8), (3, 9)]
+    assert search.varied([]) == []
+
+
 def test_an_implementation_without_a_promising_configuration_is_left_out() -> None:
     """Its default is legal, and the search finds nothing worth a try beside it either."""
     hopeless = replace(toy("hopeless", (2, 4), 4), unpromising=lambda config, problem, gpu: "slow")

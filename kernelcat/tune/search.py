@@ -27,6 +27,9 @@ SAMPLE_SIZE = 64
 """Number of candidates that the strategies ``random`` and ``tpe`` screen without a limit."""
 REDUCTION = 3
 """Successive halving keeps one candidate in three, and times each of them three times as long."""
+CLOSE_ESTIMATE = 1.15
+"""Cost models do not tell configurations apart whose estimates are within this factor of the least
+one."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,10 @@ def candidates(
 
     Candidates are worth a try; with ``legal``, all that can serve the problem.
 
+    Among candidates whose estimates are within :data:`CLOSE_ESTIMATE` of the least one, those with
+    values of parameters that no candidate before has come first: a search that ends early has then
+    tried all values that may be the best.
+
     Implementations take turns, so that an early end of the search is fair to all. In each turn the
     implementation with the smallest estimate comes first, and a naive kernel that takes seconds
     comes last.
@@ -147,8 +154,28 @@ def candidates(
         ranked = by_estimate(implementation, problem, gpu, legal)
         queue = ([first] if first is not None else []) + [c for c in ranked if c != first]
         if queue:
-            best = implementation.estimate(problem, (ranked or queue)[0], gpu)
+            estimates = [implementation.estimate(problem, config, gpu) for config in queue]
+            best = min(estimates)
+            num_close = sum(us <= CLOSE_ESTIMATE * best for us in estimates)
+            queue = varied(queue[:num_close]) + queue[num_close:]
             estimated.append((best, [Candidate.of(implementation, config) for config in queue]))
     queues = [queue for _, queue in sorted(estimated, key=lambda pair: pair[0])]
     longest = max(map(len, queues), default=0)
     return [queue[turn] for turn in range(longest) for queue in queues if turn < len(queue)]
+
+
+def varied(configs: Sequence[Config]) -> list[Config]:
+    """``configs``, the first one first, then those that have the most values not seen before.
+
+    Configurations without a new value follow in their order.
+    """
+    chosen, rest = list(configs[:1]), list(configs[1:])
+    seen = set(configs[0].items()) if configs else set()
+    while rest:
+        new = [len(set(config.items()) - seen) for config in rest]
+        if not (most := max(new)):
+            break
+        config = rest.pop(new.index(most))
+        chosen.append(config)
+        seen |= set(config.items())
+    return chosen + rest
