@@ -113,6 +113,9 @@ def test_decoding_is_timed_while_all_requests_write(model: moe.Decoder) -> None:
     assert found.num_decoded == 4 * 3
     with pytest.raises(InvalidArgument, match="2 tokens are too few"):
         _round(engine(model, step_tokens=40), 3, 40, 2, seed=0)
+    with pytest.raises(InvalidArgument, match="Take at least 5"):
+        time_decoding(engine(model, step_tokens=40), 3, 40, 4, num_rounds=1)
+    assert time_decoding(engine(model, step_tokens=40), 3, 40, 5, num_rounds=1).num_tokens == 5
 
 
 def test_the_command_times_decoding_loads_and_a_peer(tmp_path: Path) -> None:

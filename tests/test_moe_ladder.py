@@ -468,6 +468,10 @@ def test_the_command_prints_a_table_json_and_a_picture(tmp_path: Path) -> None:
         (["--rung", "fused"], "no rung called 'fused'"),
         (["--batches", "0"], "must be positive numbers"),
         (["--tokens", "1"], "at least 2"),
+        (
+            ["--batches", "40", "--context", "100", "--step-tokens", "50", "--tokens", "9"],
+            "too few",
+        ),
         (["--kl-prompts", "0"], "positive"),
         (["--plot", "/nowhere/ladder.svg"], "/nowhere/ladder.svg cannot be written"),
     ],

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from kernelcat.errors import InvalidArgument, KernelcatError
 from kernelcat.moe.engine.engine import Engine
+from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.serving_metrics import ServingMetrics, Slo, Timeline, measure
 from kernelcat.moe.workload import Arrival, Workload
@@ -89,8 +91,28 @@ def time_decoding(
     InvalidArgument
         The tokens are too few: a request has ended before all others wrote.
     """
+    check_num_tokens(num_tokens, batch, context, engine.limits)
     rounds = [_round(engine, batch, context, num_tokens, seed) for seed in range(num_rounds + 1)]
     return Decoding.of("kernelcat", batch, context, num_tokens, rounds[1:])
+
+
+def check_num_tokens(num_tokens: int, batch: int, context: int, limits: Limits) -> None:
+    """Raises InvalidArgument if the first of ``batch`` requests ends before the last one writes.
+
+    A step takes a limited number of tokens: one of each request that writes, and then of prompts,
+    one prompt after the other. So the last request writes many steps after the first one.
+    """
+    first = ceil(context / (limits.max_chunk or limits.step_tokens))
+    num_steps = num_read = 0
+    while num_read < batch * context:
+        num_read += max(limits.step_tokens - num_read // context, 1)
+        num_steps += 1
+    if num_tokens < (fewest := num_steps - first + 2):
+        raise InvalidArgument(
+            f"{num_tokens} tokens are too few for {batch} prompts of {context} tokens in steps of "
+            f"{limits.step_tokens}: the first request ends before the last one writes. Take at "
+            f"least {fewest}"
+        )
 
 
 def _round(engine: Engine, batch: int, context: int, num_tokens: int, seed: int) -> Round:

@@ -21,7 +21,7 @@ import torch
 
 import kernelcat
 from kernelcat.errors import UnknownName, nearest
-from kernelcat.moe.bench import Decoding, time_decoding, time_first_token
+from kernelcat.moe.bench import Decoding, check_num_tokens, time_decoding, time_first_token
 from kernelcat.moe.cache import windows
 from kernelcat.moe.config import Config
 from kernelcat.moe.divergence import Prompts, mean_divergence, next_tokens
@@ -143,8 +143,12 @@ def climb(
     ------
     UnknownName
         A rung or the model is unknown.
+    InvalidArgument
+        The tokens are too few for a batch; told before the first rung begins.
     """
     names, config = names_of(chosen), source.config()
+    for batch in plan.batches:
+        check_num_tokens(plan.num_tokens, batch, plan.context, plan.limits())
     climber = _Climber(source, plan)
     try:
         results = _results(climber, names, config, tell)
