@@ -57,7 +57,8 @@ load the tokens together. A team has at least ``least`` KV tiles; with ``combine
 merges rows that several teams share."""
 
 
-def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    """Why a configuration cannot run, or None."""
     blocks, cluster = config["row_tiles"], config["cluster"]
     if reason := why_no_wgmma(problem):
         return reason
@@ -133,6 +134,10 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return Program(steps, workspaces(teams, BLOCK * blocks, blocks))
 
 
+launches = _program
+"""The launches of a problem, for `dealt`, which replaces the kernel."""
+
+
 def wgmma_map(name: str, problem: Problem, num_rows: int, box_rows: int) -> TensorMap:
     """Over (rows, 576): boxes of 64 columns, which are rows of 128 bytes."""
     return TensorMap(
@@ -168,7 +173,7 @@ IMPLEMENTATION = Implementation(
     summary="64 rows per thread block; two warpgroups exchange weights; split over tokens",
     archs=("sm_90a",),
     space=SPACE,
-    illegal=_illegal,
+    illegal=illegal,
     unpromising=_unpromising,
     program=_program,
     estimate=_estimate,

@@ -1,0 +1,5 @@
+// The kernel of flashmla/wgmma with its work dealt out by what it costs: flashmla_wgmma with the
+// tile kernelcat::DealtTile.
+#include "wgmma.cu"
+
+#include "dealt_list.cuh"

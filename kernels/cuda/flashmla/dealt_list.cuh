@@ -1,0 +1,267 @@
+// The work of a launch, dealt out by what it costs: for flashmla/wgmma in place of WorkList.
+//
+// WorkList counts KV tiles only. Two things then cost more than they count. A row tile has a fixed
+// cost (its queries, its first scores, its results), so a team with many short sequences ends last.
+// And every row tile of a chunk of a prompt takes all tokens of its sequence, though its rows see
+// half of them on average. So here a row tile ends at the last token that its last row sees, and
+// costs kRowTileCost more than its KV tiles (after the fixed overhead in FlashMLA's scheduler, which
+// is a kernel of its own). Costs are in KV tiles.
+//
+// The row tiles of all sequences, one after another, make one line of costs, and team t has the part
+// [share * t, share * (t + 1)) of it. Where a team begins and ends follows from the lengths alone, so
+// each thread block finds its own part, and no plan is kept between launches: a captured graph may be
+// replayed with other lengths. A boundary divides a row tile only where both pieces have kMinPiece KV
+// tiles; else it moves to the row tile's nearer end, which both of its teams know.
+#pragma once
+
+#include "latent_tile.cuh"
+
+namespace kernelcat {
+
+constexpr int kRowTileCost = 2;
+constexpr int kMinPiece = 2;
+
+// The row tiles of a sequence, and the KV tiles of each. With more than BLOCK_N queries they differ:
+// the last row of row tile r is query (BLOCK_M * (r + 1) - 1) / heads, rounded down, and sees its
+// own token and those before it. By the rules of nested divisions these are (first + r) / step KV
+// tiles, where step = BLOCK_N * heads / BLOCK_M is whole. The last row tile may have fewer rows, but
+// never another number of KV tiles than the whole sequence.
+template <int BLOCK_M, int BLOCK_N>
+struct VisibleTiles {
+  int num_row_tiles, last;  // KV tiles of the last row tile
+  int first, step;          // step 0: all row tiles are like the last one
+
+  static __device__ __forceinline__ VisibleTiles of(const Sequence& sequence, int heads) {
+    VisibleTiles tiles = {.num_row_tiles = ceil_div(sequence.num_queries * heads, BLOCK_M),
+                          .last = max(ceil_div(sequence.num_tokens, BLOCK_N), 1)};
+    const bool grow = sequence.num_queries > BLOCK_N && sequence.context() >= 0;
+    if (grow && BLOCK_N * heads % BLOCK_M == 0) {
+      const int64_t rows = static_cast<int64_t>(sequence.context() + BLOCK_N) * heads;
+      tiles.first = static_cast<int>((rows + BLOCK_M - 1) / BLOCK_M);
+      tiles.step = BLOCK_N * heads / BLOCK_M;
+    }
+    return tiles;
+  }
+
+  __device__ __forceinline__ int num_kv_tiles(int row_tile) const {
+    return step == 0 || row_tile == num_row_tiles - 1 ? last : (first + row_tile) / step;
+  }
+  // Of row tiles 0 to `row_tile` - 1, which do not include the last one.
+  __device__ __forceinline__ int cost_before(int row_tile) const {
+    if (step == 0) return row_tile * (kRowTileCost + last);
+    return row_tile * kRowTileCost +
+           static_cast<int>(quotients_below(first + row_tile) - quotients_below(first));
+  }
+  __device__ __forceinline__ int cost() const {
+    return num_row_tiles == 0 ? 0 : cost_before(num_row_tiles - 1) + kRowTileCost + last;
+  }
+  // The row tile at `offset` of the sequence's costs.
+  __device__ __forceinline__ int row_tile_at(int offset) const {
+    if (step == 0) return static_cast<unsigned>(offset) / (kRowTileCost + last);
+    int low = 0, high = num_row_tiles;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (cost_before(middle) <= offset ? low : high) = middle;
+    }
+    return low;
+  }
+
+ private:
+  // The sum of x / step, rounded down, over 0 <= x < end.
+  __device__ __forceinline__ int64_t quotients_below(int end) const {
+    const int64_t whole = static_cast<unsigned>(end) / step, rest = end - whole * step;
+    return whole * (whole - 1) / 2 * step + whole * rest;
+  }
+};
+
+template <int BLOCK_M_, int BLOCK_N_>
+struct DealtList {
+  static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_;
+  using Rows = WorkList<BLOCK_M, BLOCK_N>;
+
+  const int* kv_lens;  // (batch,)
+  const int* cu_q;     // (batch + 1,)
+  int batch, heads;
+
+  __device__ __forceinline__ Rows rows() const { return {kv_lens, cu_q, batch, heads}; }
+  __device__ __forceinline__ void prefetch(const int* block_table, int table_width) const {
+    rows().prefetch(block_table, table_width);
+  }
+  __device__ __forceinline__ Sequence sequence(int index) const { return rows().sequence(index); }
+  __device__ __forceinline__ VisibleTiles<BLOCK_M, BLOCK_N> tiles(const Sequence& sequence) const {
+    return VisibleTiles<BLOCK_M, BLOCK_N>::of(sequence, heads);
+  }
+};
+
+// A boundary between teams: before KV tile `kv_tile` of a row tile, or at its end.
+struct DealtPlace {
+  Sequence sequence;
+  int sequence_idx, row_tile, kv_tile;
+  int cost;  // of all row tiles before
+};
+
+// The part of a team.
+template <int BLOCK_M, int BLOCK_N>
+struct WorkCursor<DealtList<BLOCK_M, BLOCK_N>> {
+  DealtPlace begin;
+  const DealtPlace* end;  // in shared memory
+};
+
+// Lies in shared memory; all threads call its functions together.
+template <int BLOCK_M, int BLOCK_N, int kNumWarps>
+struct Planner<DealtList<BLOCK_M, BLOCK_N>, kNumWarps> {
+  using List = DealtList<BLOCK_M, BLOCK_N>;
+  static constexpr int kThreads = kNumWarps * kWarpThreads;
+
+  int warp_sums[2][kNumWarps];  // used in turn, so that one barrier is enough
+  DealtPlace begin, end;
+
+  // Costs of the thread's sequence: the thread block looks at kThreads sequences at a time.
+  struct Costs {
+    Sequence sequence;
+    int before, cost, all;  // of those before the thread's, of the thread's, of all
+  };
+
+  __device__ __forceinline__ Costs count(const List& list, int first_sequence) {
+    const int s = first_sequence + static_cast<int>(threadIdx.x);
+    Costs costs = {};
+    if (s < list.batch) {
+      costs.sequence = list.sequence(s);
+      costs.cost = list.tiles(costs.sequence).cost();
+    }
+    const int lane = lane_index(), warp = threadIdx.x / kWarpThreads;
+    int inclusive = costs.cost;
+#pragma unroll
+    for (int step = 1; step < kWarpThreads; step *= 2) {
+      const int below = __shfl_up_sync(0xffffffff, inclusive, step);
+      if (lane >= step) inclusive += below;
+    }
+    int (&sums)[kNumWarps] = warp_sums[first_sequence / kThreads % 2];
+    if (lane == kWarpThreads - 1) sums[warp] = inclusive;
+    __syncthreads();
+    costs.before = inclusive - costs.cost;
+#pragma unroll
+    for (int i = 0; i < kNumWarps; ++i) {
+      if (i < warp) costs.before += sums[i];
+      costs.all += sums[i];
+    }
+    return costs;
+  }
+
+  // The boundary at `cost`, which is in the sequence with number `index`; `before` are the costs of
+  // the sequences before it.
+  static __device__ __forceinline__ DealtPlace place_at(const List& list, const Sequence& sequence,
+                                                        int index, int before, int cost) {
+    const auto tiles = list.tiles(sequence);
+    DealtPlace place = {.sequence = sequence, .sequence_idx = index};
+    place.row_tile = tiles.row_tile_at(cost - before);
+    place.cost = before + tiles.cost_before(place.row_tile);
+    const int num_tiles = tiles.num_kv_tiles(place.row_tile);
+    const int kv_tile = cost - place.cost - kRowTileCost;
+    place.kv_tile = kv_tile < kMinPiece               ? 0
+                    : num_tiles - kv_tile < kMinPiece ? num_tiles
+                                                      : kv_tile;
+    return place;
+  }
+
+  // Divides the list among up to `max_teams`, which have costs of at least `min_share`, and sets
+  // `cursor` to the part of `team`, if the team has one. Of the result, `min_items` is the share.
+  __device__ __forceinline__ WorkPartition partition(const List& list, int max_teams, int min_share,
+                                                     int team, WorkCursor<List>& cursor) {
+    Costs costs = count(list, 0);
+    int all = costs.all;
+    for (int s = kThreads; s < list.batch; s += kThreads) all += count(list, s).all;
+    const int share = max(ceil_div(all, max_teams), min_share);
+    const WorkPartition partition = {ceil_div(all, share), share, 0};
+    if (team >= partition.num_teams) return partition;
+    if (list.batch > kThreads) {
+      __syncthreads();
+      costs = count(list, 0);
+    }
+    const int first_cost = share * team, end_cost = min(first_cost + share, all);
+    const int last_cost = min(end_cost, all - 1);
+    for (int first = 0, before = 0;;) {
+      const int offset = before + costs.before, index = first + static_cast<int>(threadIdx.x);
+      if (offset <= first_cost && first_cost < offset + costs.cost) {
+        begin = place_at(list, costs.sequence, index, offset, first_cost);
+      }
+      if (offset <= last_cost && last_cost < offset + costs.cost) {
+        end = place_at(list, costs.sequence, index, offset, last_cost);
+        if (end_cost == all) end.kv_tile = list.tiles(costs.sequence).last;
+      }
+      before += costs.all;
+      if (last_cost < before) break;
+      first += kThreads;
+      costs = count(list, first);
+    }
+    __syncthreads();
+    cursor.begin = begin;
+    cursor.end = &end;
+    return partition;
+  }
+};
+
+// LatentTile, whose work is dealt out by what it costs.
+template <typename T, int kPageSize, int kRowTiles, int kClusterSize>
+struct DealtTile : LatentTile<T, kPageSize, kRowTiles, kClusterSize> {
+  using Base = LatentTile<T, kPageSize, kRowTiles, kClusterSize>;
+  using List = DealtList<Base::BLOCK_M * kRowTiles, Base::BLOCK_N>;
+};
+
+// The segments of a thread block, which is number `rank` of those of its team that have other rows.
+template <typename T, int kPageSize, int kRowTiles, int kClusterSize>
+struct LatentSchedule<DealtTile<T, kPageSize, kRowTiles, kClusterSize>> {
+  using Tile = DealtTile<T, kPageSize, kRowTiles, kClusterSize>;
+  using List = typename Tile::List;
+  List list;
+  WorkPartition partition;
+  int team, rank;
+
+  // Calls `function(segment)` for each segment of the team's part.
+  template <typename Function>
+  __device__ __forceinline__ void for_each(const WorkCursor<List>& cursor,
+                                           Function function) const {
+    DealtPlace at = cursor.begin;
+    while (true) {
+      const auto tiles = list.tiles(at.sequence);
+      const int num_tiles = tiles.num_kv_tiles(at.row_tile);
+      const DealtPlace& end = *cursor.end;
+      const bool is_last = at.sequence_idx == end.sequence_idx && at.row_tile == end.row_tile;
+      const int end_tile = is_last ? end.kv_tile : num_tiles;
+      if (at.kv_tile < end_tile) function(segment(at, end_tile, num_tiles));
+      if (is_last) break;
+      at.cost += kRowTileCost + num_tiles;
+      at.kv_tile = 0;
+      if (++at.row_tile == tiles.num_row_tiles) {
+        at.row_tile = 0;
+        do {
+          at.sequence = list.sequence(++at.sequence_idx);
+        } while (at.sequence.num_queries == 0);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ Segment segment(const DealtPlace& at, int end, int num_tiles) const {
+    Segment segment;
+    segment.sequence = at.sequence;
+    segment.sequence_idx = at.sequence_idx;
+    segment.team_row = at.row_tile * List::BLOCK_M;
+    segment.num_team_rows =
+        min(at.sequence.num_queries * list.heads - segment.team_row, List::BLOCK_M);
+    segment.first_row = segment.team_row + rank * Tile::BLOCK_M;
+    segment.num_rows = min(segment.num_team_rows - rank * Tile::BLOCK_M, Tile::BLOCK_M);
+    segment.begin = at.kv_tile;
+    segment.end = end;
+    segment.first_team = segment.last_team = team;
+    if (end - at.kv_tile < num_tiles) {
+      // The boundaries that leave pieces of kMinPiece KV tiles on both sides.
+      const int first_tile = at.cost + kRowTileCost, share = partition.min_items;
+      segment.first_team = ceil_div(first_tile + kMinPiece, share) - 1;
+      segment.last_team = static_cast<unsigned>(first_tile + num_tiles - kMinPiece) / share;
+    }
+    return segment;
+  }
+};
+
+}  // namespace kernelcat
