@@ -12,7 +12,7 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.paged_cache import mean_context, num_rows
 from kernelcat.kernels.cuda.flashmla.operands import max_rows, num_row_tiles
-from kernelcat.kernels.cuda.flashmla.split import merge_us, num_teams
+from kernelcat.kernels.cuda.flashmla.split import merge_us, num_teams, times_read
 from kernelcat.kernels.cuda.flashmla.wgmma import BLOCK, TILE_US, illegal, launches
 from kernelcat.reference.flashmla import ENTRY
 from kernelcat.runtime.gpu import Gpu
@@ -71,7 +71,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     share = max(ceil(cost / teams), config["least"])
     bytes_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.85)
     # Tokens that are read again come from L2, which costs power, where it costs no time.
-    power_us = 0.05 * bytes_us * min(ceil(max_rows(problem) / tile_rows), 4)
+    power_us = 0.05 * bytes_us * times_read(problem, tile_rows)
     total_us = LAUNCH_US + max(bytes_us, share * TILE_US) + power_us
     total_us += 0.1 * (config["cluster"] > 1)
     return total_us + merge_us(problem, tile_rows, ceil(cost / share), config["combine"])

@@ -18,7 +18,7 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.common.paged_cache import context, num_rows, num_slots
+from kernelcat.kernels.cuda.common.paged_cache import mean_context, num_rows, num_slots
 from kernelcat.kernels.cuda.flashmla.operands import max_rows, num_row_tiles, params
 from kernelcat.kernels.cuda.flashmla.split import (
     ALL_PARTS,
@@ -27,6 +27,7 @@ from kernelcat.kernels.cuda.flashmla.split import (
     combine_step,
     merge_us,
     num_teams,
+    times_read,
     workspaces,
 )
 from kernelcat.reference._mla_row import ROW
@@ -94,7 +95,7 @@ def why_no_wgmma(problem: Problem) -> str | None:
 def _items(problem: Problem, config: Config) -> int:
     """Pairs of a team's row tile and a KV tile, of all sequences."""
     row_tiles = num_row_tiles(problem, BLOCK * config["row_tiles"])
-    return row_tiles * max(ceil(context(problem) / BLOCK), 1)
+    return row_tiles * max(ceil(mean_context(problem) / BLOCK), 1)
 
 
 def _teams(problem: Problem, config: Config, gpu: Gpu) -> int:
@@ -157,7 +158,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     tile_rows, items = BLOCK * config["row_tiles"], _items(problem, config)
     teams = max(1, min(_teams(problem, config, gpu), items // config["least"]))
     row_tiles = ceil(num_row_tiles(problem, tile_rows) / teams)  # of a team
-    reads = ceil(max_rows(problem) / tile_rows)  # each row tile reads all keys
+    reads = times_read(problem, tile_rows)
     bytes_us = copy_us(ENTRY.bytes_moved(problem) * reads, gpu, 0.85)
     work_us = ceil(items / teams) * TILE_US + ROW_TILE_US * row_tiles
     # Reads cost power, where they cost no time.
