@@ -48,7 +48,7 @@ __global__ void plan(const int* kv_lens, const int* cu_q, int* rows, int batch, 
 }}
 """
 MAX_SEGMENTS = 2500
-COST, LEAST_PIECE = dealt.ROW_TILE_COST, 2
+COST, LEAST_PIECE = dealt.PIECE_COST, 2
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,10 @@ def test_every_tile_is_dealt_once_and_to_shares_that_cost_the_same(plan_file, ki
     row_tiles, teams, least = dice.choice((1, 2, 4)), dice.choice((5, 33, 66)), dice.choice((2, 8))
     dealt_out = plan(plan_file, q_lens, kv_lens, heads, row_tiles, teams, least)
     expected = row_tiles_of(q_lens, kv_lens, heads, 64 * row_tiles)
-    share = max(ceil(sum(COST + n for _, n in expected.values()) / teams), least)
+    piece = max(ceil(sum(n for _, n in expected.values()) / teams), least)
+    longest = [max(ceil(kv_len / 64), 1) for kv_len in kv_lens]
+    costs = [n + COST * ceil(longest[s] / piece) for (s, _), (_, n) in expected.items()]
+    share = max(ceil(sum(costs) / teams), least + COST)
 
     owners: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}
     for team, segments in enumerate(dealt_out):
@@ -140,6 +143,15 @@ def test_every_tile_is_dealt_once_and_to_shares_that_cost_the_same(plan_file, ki
             assert len(parts) == 1 or end - begin >= LEAST_PIECE
             tile = end
         assert tile == num_tiles
+
+
+@needs_compiler
+@pytest.mark.parametrize(("batch", "tiles", "teams"), [(16, 64, 64), (1, 512, 64), (64, 16, 64)])
+def test_equal_sequences_are_divided_evenly(plan_file, batch, tiles, teams) -> None:
+    dealt_out = plan(plan_file, [1] * batch, [64 * tiles] * batch, 128, 2, teams, 2)
+    share = batch * tiles // teams
+    lengths = [[end - begin for *_, begin, end, _, _ in team] for team in dealt_out]
+    assert lengths == [[share]] * teams
 
 
 @needs_compiler

@@ -17,8 +17,8 @@ from kernelcat.kernels.cuda.flashmla.wgmma import BLOCK, TILE_US, illegal, launc
 from kernelcat.reference.flashmla import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
-ROW_TILE_COST = 2
-"""KV tiles that take as long as the queries and results of a row tile: kRowTileCost."""
+PIECE_COST = 2
+"""KV tiles that take as long as the queries and results of a piece of a row tile: kPieceCost."""
 
 SPACE = {
     "row_tiles": (2, 1, 4),
@@ -59,7 +59,7 @@ def _cost(problem: Problem, config: Config) -> int:
     """Pairs of a row tile and a KV tile, of all sequences, and the row tiles' own cost."""
     queries = ceil(problem["tokens"] / max(problem["batch"], 1))
     seen = mean_context(problem) - (queries / 2 if queries > BLOCK else 0)
-    return _row_tiles(problem, config) * (max(ceil(seen / BLOCK), 1) + ROW_TILE_COST)
+    return _row_tiles(problem, config) * (max(ceil(seen / BLOCK), 1) + PIECE_COST)
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:

@@ -1,37 +1,41 @@
 // The work of a launch, dealt out by what it costs: for flashmla/wgmma in place of WorkList.
 //
-// WorkList counts KV tiles only. Two things then cost more than they count. A row tile has a fixed
-// cost (its queries, its first scores, its results), so a team with many short sequences ends last.
-// And every row tile of a chunk of a prompt takes all tokens of its sequence, though its rows see
-// half of them on average. So here a row tile ends at the last token that its last row sees, and
-// costs kRowTileCost more than its KV tiles (after the fixed overhead in FlashMLA's scheduler, which
-// is a kernel of its own). Costs are in KV tiles.
+// WorkList counts KV tiles only. Two things then cost more than they count. Each piece of a row tile
+// has a fixed cost (its queries, its first scores, its results), so a team with many short sequences
+// ends last. And every row tile of a chunk of a prompt takes all tokens of its sequence, though its
+// rows see half of them on average. So here a row tile ends at the last token that its last row
+// sees, and each of its pieces costs as much as kPieceCost KV tiles more (after the fixed overhead
+// in the scheduler of DeepSeek's FlashMLA, a kernel of its own that runs before).
 //
 // The row tiles of all sequences, one after another, make one line of costs, and team t has the part
-// [share * t, share * (t + 1)) of it. Where a team begins and ends follows from the lengths alone, so
-// each thread block finds its own part, and no plan is kept between launches: a captured graph may be
-// replayed with other lengths. A boundary divides a row tile only where both pieces have kMinPiece KV
-// tiles; else it moves to the row tile's nearer end, which both of its teams know.
+// [share * t, share * (t + 1)) of it. Where a team begins and ends follows from the lengths alone:
+// each thread block finds its own part, and no plan is kept between launches, so a captured graph
+// may be replayed with other lengths. How many pieces a row tile will have is counted before by the
+// mean number of KV tiles of a team. A boundary divides a row tile only where both pieces have
+// kMinPiece KV tiles; else it moves to the nearer end of the row tile, as both of its teams know.
 #pragma once
 
 #include "latent_tile.cuh"
 
 namespace kernelcat {
 
-constexpr int kRowTileCost = 2;
+constexpr int kPieceCost = 2;
 constexpr int kMinPiece = 2;
 
 // The row tiles of a sequence, and the KV tiles of each. With more than BLOCK_N queries they differ:
 // the last row of row tile r is query (BLOCK_M * (r + 1) - 1) / heads, rounded down, and sees its
 // own token and those before it. By the rules of nested divisions these are (first + r) / step KV
-// tiles, where step = BLOCK_N * heads / BLOCK_M is whole. The last row tile may have fewer rows, but
-// never another number of KV tiles than the whole sequence.
+// tiles, where step = BLOCK_N * heads / BLOCK_M is whole. The last row tile may have fewer rows, and
+// has all KV tiles of the sequence.
 template <int BLOCK_M, int BLOCK_N>
 struct VisibleTiles {
   int num_row_tiles, last;  // KV tiles of the last row tile
   int first, step;          // step 0: all row tiles are like the last one
+  int extra;                // what a row tile costs beside its KV tiles
 
-  static __device__ __forceinline__ VisibleTiles of(const Sequence& sequence, int heads) {
+  // Row tiles are expected to be divided into pieces of `piece` KV tiles; 0: pieces cost nothing.
+  static __device__ __forceinline__ VisibleTiles of(const Sequence& sequence, int heads,
+                                                    int piece) {
     VisibleTiles tiles = {.num_row_tiles = ceil_div(sequence.num_queries * heads, BLOCK_M),
                           .last = max(ceil_div(sequence.num_tokens, BLOCK_N), 1)};
     const bool grow = sequence.num_queries > BLOCK_N && sequence.context() >= 0;
@@ -40,6 +44,7 @@ struct VisibleTiles {
       tiles.first = static_cast<int>((rows + BLOCK_M - 1) / BLOCK_M);
       tiles.step = BLOCK_N * heads / BLOCK_M;
     }
+    if (piece > 0) tiles.extra = kPieceCost * ceil_div(tiles.last, piece);
     return tiles;
   }
 
@@ -48,16 +53,16 @@ struct VisibleTiles {
   }
   // Of row tiles 0 to `row_tile` - 1, which do not include the last one.
   __device__ __forceinline__ int cost_before(int row_tile) const {
-    if (step == 0) return row_tile * (kRowTileCost + last);
-    return row_tile * kRowTileCost +
+    if (step == 0) return row_tile * (extra + last);
+    return row_tile * extra +
            static_cast<int>(quotients_below(first + row_tile) - quotients_below(first));
   }
   __device__ __forceinline__ int cost() const {
-    return num_row_tiles == 0 ? 0 : cost_before(num_row_tiles - 1) + kRowTileCost + last;
+    return num_row_tiles == 0 ? 0 : cost_before(num_row_tiles - 1) + extra + last;
   }
   // The row tile at `offset` of the sequence's costs.
   __device__ __forceinline__ int row_tile_at(int offset) const {
-    if (step == 0) return static_cast<unsigned>(offset) / (kRowTileCost + last);
+    if (step == 0) return static_cast<unsigned>(offset) / (extra + last);
     int low = 0, high = num_row_tiles;
     while (high - low > 1) {
       const int middle = (low + high) / 2;
@@ -71,6 +76,29 @@ struct VisibleTiles {
   __device__ __forceinline__ int64_t quotients_below(int end) const {
     const int64_t whole = static_cast<unsigned>(end) / step, rest = end - whole * step;
     return whole * (whole - 1) / 2 * step + whole * rest;
+  }
+};
+
+// A row tile on the line of costs, over which its `num_tiles` KV tiles lie evenly.
+struct RowTileCost {
+  int begin, cost, num_tiles;
+
+  // The KV tile before which a boundary at `at` divides the row tile; 0 or num_tiles where a piece
+  // would be too small.
+  __device__ __forceinline__ int kv_tile(int at) const {
+    const auto tile =
+        static_cast<int>(static_cast<int64_t>(at - begin) * num_tiles / static_cast<int64_t>(cost));
+    return tile < kMinPiece ? 0 : num_tiles - tile < kMinPiece ? num_tiles : tile;
+  }
+  // The first and the last boundary that divide the row tile, of those at multiples of `share`.
+  __device__ __forceinline__ int first_boundary(int share) const {
+    const int64_t least = static_cast<int64_t>(kMinPiece) * cost;
+    return ceil_div(begin + static_cast<int>(ceil_div(least, static_cast<int64_t>(num_tiles))),
+                    share);
+  }
+  __device__ __forceinline__ int last_boundary(int share) const {
+    const int64_t beyond = static_cast<int64_t>(num_tiles - kMinPiece + 1) * cost;
+    return (begin + static_cast<int>((beyond - 1) / num_tiles)) / share;
   }
 };
 
@@ -88,23 +116,28 @@ struct DealtList {
     rows().prefetch(block_table, table_width);
   }
   __device__ __forceinline__ Sequence sequence(int index) const { return rows().sequence(index); }
-  __device__ __forceinline__ VisibleTiles<BLOCK_M, BLOCK_N> tiles(const Sequence& sequence) const {
-    return VisibleTiles<BLOCK_M, BLOCK_N>::of(sequence, heads);
+  __device__ __forceinline__ VisibleTiles<BLOCK_M, BLOCK_N> tiles(const Sequence& sequence,
+                                                                  int piece) const {
+    return VisibleTiles<BLOCK_M, BLOCK_N>::of(sequence, heads, piece);
   }
 };
 
-// A boundary between teams: before KV tile `kv_tile` of a row tile, or at its end.
+// Before KV tile `kv_tile` of a row tile, or at its end.
 struct DealtPlace {
   Sequence sequence;
   int sequence_idx, row_tile, kv_tile;
   int cost;  // of all row tiles before
 };
 
-// The part of a team.
+// The part of a team; `share` and `piece` are those of all teams.
+struct DealtPart {
+  DealtPlace begin, end;
+  int share, piece;
+};
+
 template <int BLOCK_M, int BLOCK_N>
 struct WorkCursor<DealtList<BLOCK_M, BLOCK_N>> {
-  DealtPlace begin;
-  const DealtPlace* end;  // in shared memory
+  const DealtPart* part;  // in shared memory
 };
 
 // Lies in shared memory; all threads call its functions together.
@@ -114,7 +147,7 @@ struct Planner<DealtList<BLOCK_M, BLOCK_N>, kNumWarps> {
   static constexpr int kThreads = kNumWarps * kWarpThreads;
 
   int warp_sums[2][kNumWarps];  // used in turn, so that one barrier is enough
-  DealtPlace begin, end;
+  DealtPart part;
 
   // Costs of the thread's sequence: the thread block looks at kThreads sequences at a time.
   struct Costs {
@@ -122,12 +155,14 @@ struct Planner<DealtList<BLOCK_M, BLOCK_N>, kNumWarps> {
     int before, cost, all;  // of those before the thread's, of the thread's, of all
   };
 
-  __device__ __forceinline__ Costs count(const List& list, int first_sequence) {
+  // `round` counts the calls.
+  __device__ __forceinline__ Costs count(const List& list, int first_sequence, int piece,
+                                         int& round) {
     const int s = first_sequence + static_cast<int>(threadIdx.x);
     Costs costs = {};
     if (s < list.batch) {
       costs.sequence = list.sequence(s);
-      costs.cost = list.tiles(costs.sequence).cost();
+      costs.cost = list.tiles(costs.sequence, piece).cost();
     }
     const int lane = lane_index(), warp = threadIdx.x / kWarpThreads;
     int inclusive = costs.cost;
@@ -136,7 +171,7 @@ struct Planner<DealtList<BLOCK_M, BLOCK_N>, kNumWarps> {
       const int below = __shfl_up_sync(0xffffffff, inclusive, step);
       if (lane >= step) inclusive += below;
     }
-    int (&sums)[kNumWarps] = warp_sums[first_sequence / kThreads % 2];
+    int (&sums)[kNumWarps] = warp_sums[round++ % 2];
     if (lane == kWarpThreads - 1) sums[warp] = inclusive;
     __syncthreads();
     costs.before = inclusive - costs.cost;
@@ -148,55 +183,57 @@ struct Planner<DealtList<BLOCK_M, BLOCK_N>, kNumWarps> {
     return costs;
   }
 
-  // The boundary at `cost`, which is in the sequence with number `index`; `before` are the costs of
+  // The costs of the first sequences; `all` is that of all sequences.
+  __device__ __forceinline__ Costs count_all(const List& list, int piece, int& all, int& round) {
+    const Costs first = count(list, 0, piece, round);
+    all = first.all;
+    for (int s = kThreads; s < list.batch; s += kThreads) all += count(list, s, piece, round).all;
+    return first;
+  }
+
+  // The boundary at `cost`, which is in the sequence with number `index`; `before` is the cost of
   // the sequences before it.
   static __device__ __forceinline__ DealtPlace place_at(const List& list, const Sequence& sequence,
-                                                        int index, int before, int cost) {
-    const auto tiles = list.tiles(sequence);
+                                                        int index, int piece, int before,
+                                                        int cost) {
+    const auto tiles = list.tiles(sequence, piece);
     DealtPlace place = {.sequence = sequence, .sequence_idx = index};
     place.row_tile = tiles.row_tile_at(cost - before);
     place.cost = before + tiles.cost_before(place.row_tile);
     const int num_tiles = tiles.num_kv_tiles(place.row_tile);
-    const int kv_tile = cost - place.cost - kRowTileCost;
-    place.kv_tile = kv_tile < kMinPiece               ? 0
-                    : num_tiles - kv_tile < kMinPiece ? num_tiles
-                                                      : kv_tile;
+    place.kv_tile = RowTileCost{place.cost, tiles.extra + num_tiles, num_tiles}.kv_tile(cost);
     return place;
   }
 
-  // Divides the list among up to `max_teams`, which have costs of at least `min_share`, and sets
-  // `cursor` to the part of `team`, if the team has one. Of the result, `min_items` is the share.
-  __device__ __forceinline__ WorkPartition partition(const List& list, int max_teams, int min_share,
+  // Divides the list among up to `max_teams`, of which each gets at least `min_tiles` KV tiles (or
+  // what costs as much), and sets `cursor` to the part of `team`, if the team has one.
+  __device__ __forceinline__ WorkPartition partition(const List& list, int max_teams, int min_tiles,
                                                      int team, WorkCursor<List>& cursor) {
-    Costs costs = count(list, 0);
-    int all = costs.all;
-    for (int s = kThreads; s < list.batch; s += kThreads) all += count(list, s).all;
-    const int share = max(ceil_div(all, max_teams), min_share);
-    const WorkPartition partition = {ceil_div(all, share), share, 0};
+    int round = 0, num_tiles, all;
+    count_all(list, 0, num_tiles, round);
+    const int piece = max(ceil_div(num_tiles, max_teams), min_tiles);
+    Costs costs = count_all(list, piece, all, round);
+    const int share = max(ceil_div(all, max_teams), min_tiles + kPieceCost);
+    const WorkPartition partition = {.num_teams = ceil_div(all, share)};
     if (team >= partition.num_teams) return partition;
-    if (list.batch > kThreads) {
-      __syncthreads();
-      costs = count(list, 0);
-    }
-    const int first_cost = share * team, end_cost = min(first_cost + share, all);
-    const int last_cost = min(end_cost, all - 1);
+    const int begin = share * team, end = min(begin + share, all), last = min(end, all - 1);
     for (int first = 0, before = 0;;) {
       const int offset = before + costs.before, index = first + static_cast<int>(threadIdx.x);
-      if (offset <= first_cost && first_cost < offset + costs.cost) {
-        begin = place_at(list, costs.sequence, index, offset, first_cost);
+      if (offset <= begin && begin < offset + costs.cost) {
+        part.begin = place_at(list, costs.sequence, index, piece, offset, begin);
+        part.share = share, part.piece = piece;
       }
-      if (offset <= last_cost && last_cost < offset + costs.cost) {
-        end = place_at(list, costs.sequence, index, offset, last_cost);
-        if (end_cost == all) end.kv_tile = list.tiles(costs.sequence).last;
+      if (offset <= last && last < offset + costs.cost) {
+        part.end = place_at(list, costs.sequence, index, piece, offset, last);
+        if (end == all) part.end.kv_tile = list.tiles(costs.sequence, piece).last;
       }
       before += costs.all;
-      if (last_cost < before) break;
+      if (last < before) break;
       first += kThreads;
-      costs = count(list, first);
+      costs = count(list, first, piece, round);
     }
     __syncthreads();
-    cursor.begin = begin;
-    cursor.end = &end;
+    cursor.part = &part;
     return partition;
   }
 };
@@ -221,16 +258,18 @@ struct LatentSchedule<DealtTile<T, kPageSize, kRowTiles, kClusterSize>> {
   template <typename Function>
   __device__ __forceinline__ void for_each(const WorkCursor<List>& cursor,
                                            Function function) const {
-    DealtPlace at = cursor.begin;
+    const DealtPart& part = *cursor.part;
+    DealtPlace at = part.begin;
     while (true) {
-      const auto tiles = list.tiles(at.sequence);
+      const auto tiles = list.tiles(at.sequence, part.piece);
       const int num_tiles = tiles.num_kv_tiles(at.row_tile);
-      const DealtPlace& end = *cursor.end;
-      const bool is_last = at.sequence_idx == end.sequence_idx && at.row_tile == end.row_tile;
-      const int end_tile = is_last ? end.kv_tile : num_tiles;
-      if (at.kv_tile < end_tile) function(segment(at, end_tile, num_tiles));
+      const RowTileCost cost = {at.cost, tiles.extra + num_tiles, num_tiles};
+      const bool is_last =
+          at.sequence_idx == part.end.sequence_idx && at.row_tile == part.end.row_tile;
+      const int end = is_last ? part.end.kv_tile : num_tiles;
+      if (at.kv_tile < end) function(segment(at, end, cost, part.share));
       if (is_last) break;
-      at.cost += kRowTileCost + num_tiles;
+      at.cost += cost.cost;
       at.kv_tile = 0;
       if (++at.row_tile == tiles.num_row_tiles) {
         at.row_tile = 0;
@@ -242,7 +281,8 @@ struct LatentSchedule<DealtTile<T, kPageSize, kRowTiles, kClusterSize>> {
   }
 
  private:
-  __device__ __forceinline__ Segment segment(const DealtPlace& at, int end, int num_tiles) const {
+  __device__ __forceinline__ Segment segment(const DealtPlace& at, int end,
+                                             const RowTileCost& cost, int share) const {
     Segment segment;
     segment.sequence = at.sequence;
     segment.sequence_idx = at.sequence_idx;
@@ -253,13 +293,9 @@ struct LatentSchedule<DealtTile<T, kPageSize, kRowTiles, kClusterSize>> {
     segment.num_rows = min(segment.num_team_rows - rank * Tile::BLOCK_M, Tile::BLOCK_M);
     segment.begin = at.kv_tile;
     segment.end = end;
-    segment.first_team = segment.last_team = team;
-    if (end - at.kv_tile < num_tiles) {
-      // The boundaries that leave pieces of kMinPiece KV tiles on both sides.
-      const int first_tile = at.cost + kRowTileCost, share = partition.min_items;
-      segment.first_team = ceil_div(first_tile + kMinPiece, share) - 1;
-      segment.last_team = static_cast<unsigned>(first_tile + num_tiles - kMinPiece) / share;
-    }
+    const bool is_whole = end - at.kv_tile == cost.num_tiles;
+    segment.first_team = is_whole ? team : cost.first_boundary(share) - 1;
+    segment.last_team = is_whole ? team : cost.last_boundary(share);
     return segment;
   }
 };
