@@ -121,8 +121,7 @@ def test_every_tile_is_dealt_once_and_to_shares_that_cost_the_same(plan_file, ki
     dealt_out = plan(plan_file, q_lens, kv_lens, heads, row_tiles, teams, least)
     expected = row_tiles_of(q_lens, kv_lens, heads, 64 * row_tiles)
     piece = max(ceil(sum(n for _, n in expected.values()) / teams), least)
-    longest = [max(ceil(kv_len / 64), 1) for kv_len in kv_lens]
-    costs = [n + COST * ceil(longest[s] / piece) for (s, _), (_, n) in expected.items()]
+    costs = [n + COST * ceil(expected[s, 0][1] / piece) for (s, _), (_, n) in expected.items()]
     share = max(ceil(sum(costs) / teams), least + COST)
 
     owners: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}

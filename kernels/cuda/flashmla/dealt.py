@@ -17,7 +17,7 @@ from kernelcat.kernels.cuda.flashmla.wgmma import BLOCK, TILE_US, illegal, launc
 from kernelcat.reference.flashmla import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
-PIECE_COST = 2
+PIECE_COST = 3
 """KV tiles that take as long as the queries and results of a piece of a row tile: kPieceCost."""
 
 SPACE = {
