@@ -30,7 +30,7 @@ namespace kernelcat {{
 template <int kRowTiles>
 __global__ void plan(const int* kv_lens, const int* cu_q, int* rows, int batch, int heads,
                      int min_share, int max_segments) {{
-  using Tile = DealtTile<bfloat16, 64, kRowTiles, 1>;
+  using Tile = DealtTile<LatentTile<bfloat16, 64, kRowTiles, 1>>;
   using List = typename Tile::List;
   auto& planner = *reinterpret_cast<Planner<List, Tile::kNumWarps>*>(dynamic_shared);
   const List list = {{kv_lens, cu_q, batch, heads}};

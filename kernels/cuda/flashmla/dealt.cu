@@ -1,5 +1,5 @@
 // The kernel of flashmla/wgmma with its work dealt out by what it costs: flashmla_wgmma with the
-// tile kernelcat::DealtTile.
+// tile DealtTile<LatentTile<...>>.
 #include "wgmma.cu"
 
 #include "dealt_list.cuh"

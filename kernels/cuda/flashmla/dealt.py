@@ -46,7 +46,8 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         f"kernelcat::{problem['dtype']}, {problem['page_size']}, "
         f"{config['row_tiles']}, {config['cluster']}"
     )
-    kernel = f"kernelcat::flashmla_wgmma<{arguments}, kernelcat::DealtTile<{arguments}>>"
+    tile = f"kernelcat::DealtTile<kernelcat::LatentTile<{arguments}>>"
+    kernel = f"kernelcat::flashmla_wgmma<{arguments}, {tile}>"
     step = replace(program.steps[0], source=CudaSource("flashmla/dealt.cu", kernel))
     return replace(program, steps=(step, *program.steps[1:]))
 

@@ -250,17 +250,16 @@ struct Planner<DealtList<BLOCK_M, BLOCK_N>, kNumWarps> {
   }
 };
 
-// LatentTile, whose work is dealt out by what it costs.
-template <typename T, int kPageSize, int kRowTiles, int kClusterSize>
-struct DealtTile : LatentTile<T, kPageSize, kRowTiles, kClusterSize> {
-  using Base = LatentTile<T, kPageSize, kRowTiles, kClusterSize>;
-  using List = DealtList<Base::BLOCK_M * kRowTiles, Base::BLOCK_N>;
+// A tile (LatentTile) whose work is dealt out by what it costs.
+template <typename Base>
+struct DealtTile : Base {
+  using List = DealtList<Base::BLOCK_M * Base::kRowTiles, Base::BLOCK_N>;
 };
 
 // The segments of a thread block, which is number `rank` of those of its team that have other rows.
-template <typename T, int kPageSize, int kRowTiles, int kClusterSize>
-struct LatentSchedule<DealtTile<T, kPageSize, kRowTiles, kClusterSize>> {
-  using Tile = DealtTile<T, kPageSize, kRowTiles, kClusterSize>;
+template <typename Base>
+struct LatentSchedule<DealtTile<Base>> {
+  using Tile = DealtTile<Base>;
   using List = typename Tile::List;
   List list;
   WorkPartition partition;
