@@ -48,7 +48,8 @@ __global__ void plan(const int* kv_lens, const int* cu_q, int* rows, int batch, 
 }}
 """
 MAX_SEGMENTS = 2500
-COST, LEAST_PIECE = dealt.PIECE_COST, 2
+COST, LEAST_PIECE = 3, 2
+"""kPieceCost and kMinPiece of dealt_list.cuh."""
 
 
 @pytest.fixture(scope="module")

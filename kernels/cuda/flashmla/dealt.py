@@ -13,12 +13,9 @@ from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.paged_cache import mean_context, num_rows
 from kernelcat.kernels.cuda.flashmla.operands import max_rows, num_row_tiles
 from kernelcat.kernels.cuda.flashmla.split import merge_us, num_teams, times_read
-from kernelcat.kernels.cuda.flashmla.wgmma import BLOCK, TILE_US, illegal, launches
+from kernelcat.kernels.cuda.flashmla.wgmma import BLOCK, ROW_TILE_US, TILE_US, illegal, launches
 from kernelcat.reference.flashmla import ENTRY
 from kernelcat.runtime.gpu import Gpu
-
-PIECE_COST = 3
-"""KV tiles that take as long as the queries and results of a piece of a row tile: kPieceCost."""
 
 SPACE = {
     "row_tiles": (2, 1, 4),
@@ -33,7 +30,7 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     blocks, least, rows = config["row_tiles"], config["least"], max_rows(problem)
     if blocks > 1 and rows <= BLOCK * blocks // 2:
         return f"{rows} rows leave half of a team's {blocks} thread blocks without rows"
-    if least > SPACE["least"][0] and _cost(problem, config) >= least * gpu.sms // blocks:
+    if least > SPACE["least"][0] and _items(problem, config) >= least * gpu.sms // blocks:
         return f"least={least} changes nothing: all teams have more KV tiles"
     return None
 
@@ -56,26 +53,27 @@ def _row_tiles(problem: Problem, config: Config) -> int:
     return max(num_row_tiles(problem, BLOCK * config["row_tiles"]), 1)
 
 
-def _cost(problem: Problem, config: Config) -> int:
-    """Pairs of a row tile and a KV tile, of all sequences, and the row tiles' own cost."""
+def _items(problem: Problem, config: Config) -> int:
+    """Pairs of a row tile and a KV tile that some row of it sees, of all sequences."""
     queries = ceil(problem["tokens"] / max(problem["batch"], 1))
     seen = mean_context(problem) - (queries / 2 if queries > BLOCK else 0)
-    return _row_tiles(problem, config) * (max(ceil(seen / BLOCK), 1) + PIECE_COST)
+    return _row_tiles(problem, config) * max(ceil(seen / BLOCK), 1)
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """The bytes, or a team's share of the costs; then the merge."""
+    """The bytes, or a team's share of the KV tiles and of the pieces; then the merge."""
     if num_rows(problem) == 0:
         return LAUNCH_US
-    tile_rows, cost = BLOCK * config["row_tiles"], _cost(problem, config)
-    teams = num_teams(problem, tile_rows, gpu.sms // config["row_tiles"])
-    share = max(ceil(cost / teams), config["least"])
+    tile_rows, row_tiles = BLOCK * config["row_tiles"], _row_tiles(problem, config)
+    items, max_teams = _items(problem, config), gpu.sms // config["row_tiles"]
+    share = max(ceil(items / num_teams(problem, tile_rows, max_teams)), config["least"])
+    teams = ceil(items / share)
     bytes_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.85)
+    work_us = share * TILE_US + max(row_tiles / teams, 1) * ROW_TILE_US
     # Tokens that are read again come from L2, which costs power, where it costs no time.
     power_us = 0.05 * bytes_us * times_read(problem, tile_rows)
-    total_us = LAUNCH_US + max(bytes_us, share * TILE_US) + power_us
-    total_us += 0.1 * (config["cluster"] > 1)
-    return total_us + merge_us(problem, tile_rows, ceil(cost / share), config["combine"])
+    total_us = LAUNCH_US + max(bytes_us, work_us) + power_us + 0.1 * (config["cluster"] > 1)
+    return total_us + merge_us(problem, tile_rows, teams, config["combine"])
 
 
 IMPLEMENTATION = Implementation(

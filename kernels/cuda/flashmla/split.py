@@ -11,6 +11,7 @@ from math import ceil
 from kernelcat.catalog.implementation import Int32, Pointer, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
+from kernelcat.kernels.cuda.common.paged_cache import context, mean_context
 from kernelcat.kernels.cuda.flashmla.operands import max_rows, num_row_tiles
 from kernelcat.reference._mla_row import LATENT
 from kernelcat.runtime.gpu import Gpu
@@ -69,6 +70,8 @@ def combine_step(problem: Problem, tile_rows: int, teams: int, gpu: Gpu) -> Step
 def merge_us(problem: Problem, tile_rows: int, teams: int, combine: bool) -> float:
     """Microseconds to merge the partial results of a row tile, on average."""
     parts = ceil(teams / max(num_row_tiles(problem, tile_rows), 1))
+    if mean_context(problem) < context(problem):  # lengths differ: teams end within row tiles
+        parts = max(parts, 2)
     if combine:
         return COMBINE_US
     return PART_US * parts if parts > 1 else 0.0
