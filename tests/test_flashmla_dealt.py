@@ -161,8 +161,8 @@ def test_a_launch_without_queries_has_no_teams(plan_file) -> None:
 
 CASES = {
     "skewed": (latent(5, 1, 128, 400, lengths="skewed"), 2, 7),
-    "ragged chunks": (latent(3, 70, 16, 130, lengths="ragged"), 1, 5),
-    "a chunk of row tiles of 128": (latent(1, 150, 16, 200, lengths="ragged"), 2, 6),
+    "ragged chunks": (latent(3, 70, 8, 130, lengths="ragged"), 1, 5),
+    "a chunk of row tiles of 128": (latent(1, 150, 8, 200, lengths="ragged"), 2, 6),
     "one sequence": (latent(1, 1, 64, 1500, 128), 1, 11),
     "short sequences": (latent(9, 2, 3, 70, 16, lengths="ragged"), 1, 132),
 }  # fmt: skip
