@@ -1,34 +1,43 @@
 // The work of a launch, dealt out by what it costs: for flashmla/wgmma in place of WorkList.
 //
-// WorkList counts KV tiles only. Two things then cost more than they count. Each piece of a row tile
-// has a fixed cost (its queries, its first scores, its results), so a team with many short sequences
-// ends last. And every row tile of a chunk of a prompt takes all tokens of its sequence, though its
-// rows see half of them on average. So here a row tile ends at the last token that its last row
-// sees, and each of its pieces costs as much as kPieceCost KV tiles more (after the fixed overhead
-// in the scheduler of DeepSeek's FlashMLA, a kernel of its own that runs before).
+// WorkList counts KV tiles only. Two things then cost more than they count. Each piece of a row
+// tile has a fixed cost (its queries, its first scores, its results), so a team with many short
+// sequences ends last. And every row tile of a chunk of a prompt takes all tokens of its sequence,
+// though its rows see half of them on average. So here a row tile ends at the last token that its
+// last row sees, and each of its pieces costs as much as kPieceCost KV tiles more (after the fixed
+// overhead in the scheduler of DeepSeek's FlashMLA, a kernel of its own that runs before).
 //
-// The row tiles of all sequences, one after another, make one line of costs, and team t has the part
-// [share * t, share * (t + 1)) of it. Where a team begins and ends follows from the lengths alone:
-// each thread block finds its own part, and no plan is kept between launches, so a captured graph
-// may be replayed with other lengths. How many pieces a row tile will have is counted before by the
-// mean number of KV tiles of a team. A boundary divides a row tile only where both pieces have
-// kMinPiece KV tiles; else it moves to the nearer end of the row tile, as both of its teams know.
+// The row tiles of all sequences, one after another, make one line of costs, and team t has the
+// part [share * t, share * (t + 1)) of it. Where a team begins and ends follows from the lengths
+// alone: each thread block finds its own part, and no plan is kept between launches, so a captured
+// graph may be replayed with other lengths. How many pieces a row tile will have is counted before
+// by the mean number of KV tiles of a team. A boundary divides a row tile only where both pieces
+// have kMinPiece KV tiles; else it moves to the nearer end of the row tile, as both of its teams
+// know.
 #pragma once
 
 #include "latent_tile.cuh"
 
 namespace kernelcat {
 
-// By the clock of flashmla/wgmma on an H200: 3,000 cycles for a KV tile, 4,300 that the tensor cores
-// wait between two sequences, 3,900 to store results.
+// By the clock of flashmla/wgmma on an H200: 3,000 cycles for a KV tile, 4,300 that the tensor
+// cores wait between two sequences, 3,900 to store results.
 constexpr int kPieceCost = 3;
 constexpr int kMinPiece = 2;
 
-// The row tiles of a sequence, and the KV tiles of each. With more than BLOCK_N queries they differ:
-// the last row of row tile r is query (BLOCK_M * (r + 1) - 1) / heads, rounded down, and sees its
-// own token and those before it. By the rules of nested divisions these are (first + r) / step KV
-// tiles, where step = BLOCK_N * heads / BLOCK_M is whole. The last row tile may have fewer rows, and
-// has all KV tiles of the sequence.
+// Unsigned divisions take fewer instructions.
+__device__ __forceinline__ int quotient(int value, int divisor) {
+  return static_cast<unsigned>(value) / static_cast<unsigned>(divisor);
+}
+__device__ __forceinline__ int quotient_up(int value, int divisor) {
+  return quotient(value + divisor - 1, divisor);
+}
+
+// The row tiles of a sequence, and the KV tiles of each. With more than BLOCK_N queries they
+// differ: the last row of row tile r is query (BLOCK_M * (r + 1) - 1) / heads, rounded down, and
+// sees its own token and those before it. By the rules of nested divisions these are (first + r) /
+// step KV tiles, where step = BLOCK_N * heads / BLOCK_M is whole. The last row tile may have fewer
+// rows, and has all KV tiles of the sequence.
 template <int BLOCK_M, int BLOCK_N>
 struct VisibleTiles {
   int num_row_tiles, last;  // KV tiles of the last row tile
@@ -47,14 +56,15 @@ struct VisibleTiles {
       tiles.first = static_cast<int>((rows + BLOCK_M - 1) / BLOCK_M);
       tiles.step = BLOCK_N * heads / BLOCK_M;
     }
-    if (piece > 0) tiles.num_pieces = ceil_div(tiles.num_kv_tiles(0), piece);
+    const int shortest = tiles.num_kv_tiles(0);
+    if (piece > 0) tiles.num_pieces = shortest <= piece ? 1 : quotient_up(shortest, piece);
     return tiles;
   }
 
   __device__ __forceinline__ int extra() const { return kPieceCost * num_pieces; }
 
   __device__ __forceinline__ int num_kv_tiles(int row_tile) const {
-    return step == 0 || row_tile == num_row_tiles - 1 ? last : (first + row_tile) / step;
+    return step == 0 || row_tile == num_row_tiles - 1 ? last : quotient(first + row_tile, step);
   }
   // Of row tiles 0 to `row_tile` - 1, which do not include the last one.
   __device__ __forceinline__ int cost_before(int row_tile) const {
@@ -67,7 +77,8 @@ struct VisibleTiles {
   }
   // The row tile at `offset` of the sequence's costs.
   __device__ __forceinline__ int row_tile_at(int offset) const {
-    if (step == 0) return static_cast<unsigned>(offset) / (extra() + last);
+    if (num_row_tiles == 1) return 0;
+    if (step == 0) return quotient(offset, extra() + last);
     int low = 0, high = num_row_tiles;
     while (high - low > 1) {
       const int middle = (low + high) / 2;
@@ -79,7 +90,7 @@ struct VisibleTiles {
  private:
   // The sum of x / step, rounded down, over 0 <= x < end.
   __device__ __forceinline__ int64_t quotients_below(int end) const {
-    const int64_t whole = static_cast<unsigned>(end) / step, rest = end - whole * step;
+    const int64_t whole = quotient(end, step), rest = end - whole * step;
     return whole * (whole - 1) / 2 * step + whole * rest;
   }
 };
@@ -89,26 +100,27 @@ struct VisibleTiles {
 struct RowTileCost {
   int begin, num_tiles, num_pieces;
 
-  __device__ __forceinline__ int end() const {
-    return begin + num_tiles + kPieceCost * num_pieces;
-  }
+  __device__ __forceinline__ int end() const { return begin + num_tiles + kPieceCost * num_pieces; }
   // The KV tile before which a boundary at `at` divides the row tile; 0 or num_tiles where a piece
   // would be too small.
   __device__ __forceinline__ int kv_tile(int at) const {
-    const unsigned offset = at - begin, pieces_before = offset * num_pieces / (end() - begin);
-    const int first_tile = pieces_before * num_tiles / num_pieces;
-    const int past_costs = offset - kPieceCost * (pieces_before + 1);
-    const int tile = max(first_tile, past_costs);
+    const int offset = at - begin;
+    int tile = max(offset - kPieceCost, 0);
+    if (num_pieces > 1) {
+      const int pieces_before = quotient(offset * num_pieces, end() - begin);
+      tile = max(quotient(pieces_before * num_tiles, num_pieces),
+                 offset - kPieceCost * (pieces_before + 1));
+    }
     return tile < kMinPiece ? 0 : num_tiles - tile < kMinPiece ? num_tiles : tile;
   }
   // The first and the last boundary that divide the row tile, of those at multiples of `share`.
   __device__ __forceinline__ int first_boundary(int share) const {
-    int boundary = ceil_div(begin, share);
+    int boundary = quotient_up(begin, share);
     while (kv_tile(boundary * share) == 0) ++boundary;
     return boundary;
   }
   __device__ __forceinline__ int last_boundary(int share) const {
-    int boundary = (end() - 1) / share;
+    int boundary = quotient(end() - 1, share);
     while (kv_tile(boundary * share) == num_tiles) --boundary;
     return boundary;
   }
@@ -203,18 +215,17 @@ struct Planner<DealtList<BLOCK_M, BLOCK_N>, kNumWarps> {
     return first;
   }
 
-  // The boundary at `cost`, which is in the sequence with number `index`; `before` is the cost of
-  // the sequences before it.
-  static __device__ __forceinline__ DealtPlace place_at(const List& list, const Sequence& sequence,
-                                                        int index, int piece, int before,
-                                                        int cost) {
-    const auto tiles = list.tiles(sequence, piece);
-    DealtPlace place = {.sequence = sequence, .sequence_idx = index};
-    place.row_tile = tiles.row_tile_at(cost - before);
-    place.cost = before + tiles.cost_before(place.row_tile);
-    const int num_tiles = tiles.num_kv_tiles(place.row_tile);
-    place.kv_tile = RowTileCost{place.cost, num_tiles, tiles.num_pieces}.kv_tile(cost);
-    return place;
+  // Sets the rest of a place at `cost`, of which sequence and `cost` before the sequence are known.
+  // The last place is the end of the list.
+  static __device__ __forceinline__ void complete(const List& list, int piece, int cost,
+                                                  bool is_last, DealtPlace& place) {
+    const auto tiles = list.tiles(place.sequence, piece);
+    const int row_tile = tiles.row_tile_at(cost - place.cost);
+    const int begin = place.cost + tiles.cost_before(row_tile);
+    const RowTileCost row_cost = {begin, tiles.num_kv_tiles(row_tile), tiles.num_pieces};
+    place.row_tile = row_tile;
+    place.cost = begin;
+    place.kv_tile = is_last ? row_cost.num_tiles : row_cost.kv_tile(cost);
   }
 
   // Divides the list among up to `max_teams`, of which each gets at least `min_tiles` KV tiles (or
@@ -223,26 +234,31 @@ struct Planner<DealtList<BLOCK_M, BLOCK_N>, kNumWarps> {
                                                      int team, WorkCursor<List>& cursor) {
     int round = 0, num_tiles, all;
     count_all(list, 0, num_tiles, round);
-    const int piece = max(ceil_div(num_tiles, max_teams), min_tiles);
+    const int piece = max(quotient_up(num_tiles, max_teams), min_tiles);
     Costs costs = count_all(list, piece, all, round);
-    const int share = max(ceil_div(all, max_teams), min_tiles + kPieceCost);
-    const WorkPartition partition = {.num_teams = ceil_div(all, share)};
+    const int share = max(quotient_up(all, max_teams), min_tiles + kPieceCost);
+    const WorkPartition partition = {.num_teams = quotient_up(all, share)};
     if (team >= partition.num_teams) return partition;
     const int begin = share * team, end = min(begin + share, all), last = min(end, all - 1);
     for (int first = 0, before = 0;;) {
-      const int offset = before + costs.before, index = first + static_cast<int>(threadIdx.x);
-      if (offset <= begin && begin < offset + costs.cost) {
-        part.begin = place_at(list, costs.sequence, index, piece, offset, begin);
-        part.share = share, part.piece = piece;
-      }
-      if (offset <= last && last < offset + costs.cost) {
-        part.end = place_at(list, costs.sequence, index, piece, offset, last);
-        if (end == all) part.end.kv_tile = list.tiles(costs.sequence, piece).last;
-      }
+      const int offset = before + costs.before;
+      DealtPlace place = {};
+      place.sequence = costs.sequence;
+      place.sequence_idx = first + static_cast<int>(threadIdx.x);
+      place.cost = offset;
+      if (offset <= begin && begin < offset + costs.cost) part.begin = place;
+      if (offset <= last && last < offset + costs.cost) part.end = place;
       before += costs.all;
       if (last < before) break;
       first += kThreads;
       costs = count(list, first, piece, round);
+    }
+    __syncthreads();
+    if (lane_index() == 0 && threadIdx.x < 2 * kWarpThreads) {  // each place by a warp of its own
+      const bool is_end = threadIdx.x > 0;
+      complete(list, piece, is_end ? last : begin, is_end && end == all,
+               is_end ? part.end : part.begin);
+      if (is_end) part.share = share, part.piece = piece;
     }
     __syncthreads();
     cursor.part = &part;
@@ -292,8 +308,8 @@ struct LatentSchedule<DealtTile<Base>> {
   }
 
  private:
-  __device__ __forceinline__ Segment segment(const DealtPlace& at, int end,
-                                             const RowTileCost& cost, int share) const {
+  __device__ __forceinline__ Segment segment(const DealtPlace& at, int end, const RowTileCost& cost,
+                                             int share) const {
     Segment segment;
     segment.sequence = at.sequence;
     segment.sequence_idx = at.sequence_idx;
