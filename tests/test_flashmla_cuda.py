@@ -11,7 +11,7 @@ from kernelcat import catalog
 from kernelcat.catalog.implementation import Config, Float32, Int32, TensorMap
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import build
-from kernelcat.kernels.cuda.flashmla import mma, pair, wgmma
+from kernelcat.kernels.cuda.flashmla import dealt, mma, pair, wgmma
 from kernelcat.kernels.cuda.flashmla.split import num_teams
 from kernelcat.reference.flashmla import PACKED_TYPE, latent, sparse
 from kernelcat.reference.mla_kv_write import appended
@@ -25,6 +25,7 @@ HALF = {"dtype": "float16", "kv_dtype": "float16"}
 PACKED = {"kv_dtype": PACKED_TYPE}
 CORNERS = [
     ("wgmma", latent(1, 4, 128, 4096, 128, **HALF), CLUSTER),
+    ("dealt", latent(1, 3000, 128, 3000), Config(row_tiles=4, cluster=2, least=2, combine=True)),
     ("pair", latent(128, 1, 128, 4096), Config(least=1, combine=True)),
     ("pair", latent(1, 4, 128, 4096, 128, **HALF), Config(least=1, combine=False)),
     ("pair", latent(16, 1, 64, 512, 16, **PACKED), Config(least=1, combine=False)),
@@ -35,6 +36,7 @@ TWO_ROW_TILES = Config(row_tiles=2, cluster=1, least=1, combine=False)
 GATHERED_CORNERS = [
     ("wgmma", sparse(128, 128, 2048), TWO_ROW_TILES),
     ("wgmma", latent(2, 3, 16, 500, 1, **HALF), ALONE),
+    ("dealt", sparse(128, 128, 2048), Config({**TWO_ROW_TILES, "least": 8})),
     ("mma", sparse(128, 8, 2048, **HALF), Config(least=4, combine=False)),
     ("mma", sparse(128, 64, 2048, **PACKED), Config(least=4, combine=True)),
 ]
@@ -98,7 +100,12 @@ def test_row_tiles_stay_whole_where_nearly_all_teams_have_work(
 @pytest.mark.parametrize("problem", [p for _, p, _ in ALL_CORNERS], ids=str)
 def test_workspaces_hold_two_partial_results_for_each_share(problem: Problem, sms: int) -> None:
     target = replace(H200, sms=sms)
-    for implementation in (wgmma.IMPLEMENTATION, pair.IMPLEMENTATION, mma.IMPLEMENTATION):
+    for implementation in (
+        wgmma.IMPLEMENTATION,
+        dealt.IMPLEMENTATION,
+        pair.IMPLEMENTATION,
+        mma.IMPLEMENTATION,
+    ):
         for config in implementation.configs(problem, target):
             program = implementation.program(problem, config, target)
             step = program.steps[0]

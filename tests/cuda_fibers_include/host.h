@@ -273,8 +273,9 @@ inline unsigned __reduce_min_sync(unsigned, unsigned value) {
   const auto values = host::exchange(value);
   return *std::min_element(values.begin(), values.end());
 }
-inline int atomicAdd(int* address, int value) {
-  const int old = *address;
+template <typename T>
+T atomicAdd(T* address, std::type_identity_t<T> value) {
+  const T old = *address;
   *address += value;
   return old;
 }
@@ -296,6 +297,15 @@ template <typename T>
 T __ldg(const T* address) {
   return *address;
 }
+template <typename T>
+T __ldcg(const T* address) {
+  return *address;
+}
+template <typename T>
+void __stcg(T* address, T value) {
+  *address = value;
+}
+inline void __threadfence() {}
 inline float __fdividef(float x, float y) {
   return x / y;
 }

@@ -15,6 +15,11 @@ def context(problem: Problem) -> int:
     return int(problem["table_width"] * problem["page_size"])
 
 
+def mean_context(problem: Problem) -> float:
+    """Cached tokens of a sequence on average, if all tables are full or else all pages in use."""
+    return min(float(context(problem)), num_slots(problem) / max(problem["batch"], 1))
+
+
 def num_slots(problem: Problem) -> int:
     """Tokens that the cache has room for."""
     return int(problem["pages"] * problem["page_size"])

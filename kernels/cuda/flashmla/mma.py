@@ -9,7 +9,7 @@ from kernelcat.catalog.implementation import Config, Implementation, Int32, Prog
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.latent_cache import is_packed
-from kernelcat.kernels.cuda.common.paged_cache import context, num_rows, num_slots, page_bits
+from kernelcat.kernels.cuda.common.paged_cache import mean_context, num_rows, num_slots, page_bits
 from kernelcat.kernels.cuda.flashmla.operands import max_rows, num_row_tiles, params, types
 from kernelcat.kernels.cuda.flashmla.split import (
     ALL_PARTS,
@@ -18,6 +18,7 @@ from kernelcat.kernels.cuda.flashmla.split import (
     combine_step,
     merge_us,
     num_teams,
+    times_read,
     workspaces,
 )
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW
@@ -105,7 +106,9 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 def _items(problem: Problem) -> int:
     """Pairs of a team's row tile and a KV tile, of all sequences."""
-    return num_row_tiles(problem, _tile_rows(problem)) * max(ceil(context(problem) / BLOCK_N), 1)
+    return num_row_tiles(problem, _tile_rows(problem)) * max(
+        ceil(mean_context(problem) / BLOCK_N), 1
+    )
 
 
 def _maps(problem: Problem) -> tuple[TensorMap, TensorMap]:
@@ -166,7 +169,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     tile_rows, items = _tile_rows(problem), _items(problem)
     teams = max(1, min(_teams(problem, gpu), items // config["least"]))
     busy = min(1.0, teams * _team_blocks(problem) / gpu.sms)
-    reads = ceil(max_rows(problem) / tile_rows)  # each row tile reads all keys
+    reads = times_read(problem, tile_rows)
     bytes_us = copy_us(ENTRY.bytes_moved(problem) * reads, gpu, 0.9 * busy**0.5)
     work_us = ceil(items / teams) * TILE_US[is_packed(problem)]
     segments = ceil(num_row_tiles(problem, tile_rows) / teams)

@@ -10,7 +10,7 @@ from kernelcat.catalog.implementation import Config, Implementation, Int32, Prog
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.latent_cache import is_packed
-from kernelcat.kernels.cuda.common.paged_cache import context, num_rows, num_slots
+from kernelcat.kernels.cuda.common.paged_cache import mean_context, num_rows, num_slots
 from kernelcat.kernels.cuda.flashmla.operands import max_rows, num_row_tiles, params, types
 from kernelcat.kernels.cuda.flashmla.split import (
     ALL_PARTS,
@@ -19,6 +19,7 @@ from kernelcat.kernels.cuda.flashmla.split import (
     combine_step,
     merge_us,
     num_teams,
+    times_read,
     workspaces,
 )
 from kernelcat.kernels.cuda.flashmla.wgmma import BLOCK, THREADS, wgmma_map, why_no_wgmma
@@ -96,7 +97,7 @@ def _maps(problem: Problem) -> tuple[TensorMap, ...]:
 
 def _items(problem: Problem) -> int:
     """Pairs of a row tile and a KV tile, of all sequences."""
-    return num_row_tiles(problem, _tile_rows(problem)) * max(ceil(context(problem) / BLOCK), 1)
+    return num_row_tiles(problem, _tile_rows(problem)) * max(ceil(mean_context(problem) / BLOCK), 1)
 
 
 def _teams(problem: Problem, gpu: Gpu) -> int:
@@ -139,7 +140,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
         return LAUNCH_US
     tile_rows, items = _tile_rows(problem), _items(problem)
     teams = max(1, min(_teams(problem, gpu), items // config["least"]))
-    reads = ceil(max_rows(problem) / tile_rows)  # each row tile reads all keys
+    reads = times_read(problem, tile_rows)
     bytes_us = copy_us(ENTRY.bytes_moved(problem) * reads, gpu, 0.85)
     row_tiles = ceil(num_row_tiles(problem, tile_rows) / teams)  # of a cluster
     work_us = ceil(items / teams) * TILE_US[_warpgroups(problem)] + ROW_TILE_US * row_tiles

@@ -11,7 +11,8 @@ from math import ceil
 from kernelcat.catalog.implementation import Int32, Pointer, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.flashmla.operands import num_row_tiles
+from kernelcat.kernels.cuda.common.paged_cache import context, mean_context
+from kernelcat.kernels.cuda.flashmla.operands import max_rows, num_row_tiles
 from kernelcat.reference._mla_row import LATENT
 from kernelcat.runtime.gpu import Gpu
 
@@ -29,6 +30,8 @@ COMBINE_US = 4.0
 """Microseconds of the second kernel."""
 PART_US = 3.8
 """Microseconds of the last thread block for a partial result of 64 rows."""
+MAX_READS = 4
+"""Row tiles of a sequence whose reads of the same keys are counted; further ones read from L2."""
 
 WORKSPACES = ("partials", "counters", "tasks")
 
@@ -67,6 +70,13 @@ def combine_step(problem: Problem, tile_rows: int, teams: int, gpu: Gpu) -> Step
 def merge_us(problem: Problem, tile_rows: int, teams: int, combine: bool) -> float:
     """Microseconds to merge the partial results of a row tile, on average."""
     parts = ceil(teams / max(num_row_tiles(problem, tile_rows), 1))
+    if mean_context(problem) < context(problem):  # lengths differ: teams end within row tiles
+        parts = max(parts, 2)
     if combine:
         return COMBINE_US
     return PART_US * parts if parts > 1 else 0.0
+
+
+def times_read(problem: Problem, tile_rows: int) -> int:
+    """How often a sequence's keys are read: once for each row tile, but not more than MAX_READS."""
+    return min(ceil(max_rows(problem) / tile_rows), MAX_READS)

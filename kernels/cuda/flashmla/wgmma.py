@@ -18,7 +18,7 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.common.paged_cache import context, num_rows, num_slots
+from kernelcat.kernels.cuda.common.paged_cache import mean_context, num_rows, num_slots
 from kernelcat.kernels.cuda.flashmla.operands import max_rows, num_row_tiles, params
 from kernelcat.kernels.cuda.flashmla.split import (
     ALL_PARTS,
@@ -27,6 +27,7 @@ from kernelcat.kernels.cuda.flashmla.split import (
     combine_step,
     merge_us,
     num_teams,
+    times_read,
     workspaces,
 )
 from kernelcat.reference._mla_row import ROW
@@ -57,7 +58,8 @@ load the tokens together. A team has at least ``least`` KV tiles; with ``combine
 merges rows that several teams share."""
 
 
-def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+def illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    """Why a configuration cannot run, or None."""
     blocks, cluster = config["row_tiles"], config["cluster"]
     if reason := why_no_wgmma(problem):
         return reason
@@ -93,7 +95,7 @@ def why_no_wgmma(problem: Problem) -> str | None:
 def _items(problem: Problem, config: Config) -> int:
     """Pairs of a team's row tile and a KV tile, of all sequences."""
     row_tiles = num_row_tiles(problem, BLOCK * config["row_tiles"])
-    return row_tiles * max(ceil(context(problem) / BLOCK), 1)
+    return row_tiles * max(ceil(mean_context(problem) / BLOCK), 1)
 
 
 def _teams(problem: Problem, config: Config, gpu: Gpu) -> int:
@@ -133,6 +135,10 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return Program(steps, workspaces(teams, BLOCK * blocks, blocks))
 
 
+launches = _program
+"""The launches of a problem, for `dealt`, which replaces the kernel."""
+
+
 def wgmma_map(name: str, problem: Problem, num_rows: int, box_rows: int) -> TensorMap:
     """Over (rows, 576): boxes of 64 columns, which are rows of 128 bytes."""
     return TensorMap(
@@ -152,7 +158,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     tile_rows, items = BLOCK * config["row_tiles"], _items(problem, config)
     teams = max(1, min(_teams(problem, config, gpu), items // config["least"]))
     row_tiles = ceil(num_row_tiles(problem, tile_rows) / teams)  # of a team
-    reads = ceil(max_rows(problem) / tile_rows)  # each row tile reads all keys
+    reads = times_read(problem, tile_rows)
     bytes_us = copy_us(ENTRY.bytes_moved(problem) * reads, gpu, 0.85)
     work_us = ceil(items / teams) * TILE_US + ROW_TILE_US * row_tiles
     # Reads cost power, where they cost no time.
@@ -168,7 +174,7 @@ IMPLEMENTATION = Implementation(
     summary="64 rows per thread block; two warpgroups exchange weights; split over tokens",
     archs=("sm_90a",),
     space=SPACE,
-    illegal=_illegal,
+    illegal=illegal,
     unpromising=_unpromising,
     program=_program,
     estimate=_estimate,

@@ -1,4 +1,5 @@
-// kernels/cuda/include/kernelcat/mma.cuh on the host: products of 16-bit elements.
+// kernels/cuda/include/kernelcat/mma.cuh on the host: products of 16-bit elements, and
+// 8x8 matrices of them.
 #pragma once
 
 #include <kernelcat/types.cuh>
@@ -34,6 +35,25 @@ void multiply_fragments(float (&d)[4], const uint32_t (&a)[4], uint32_t b_low, u
 template <typename T>
 void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b_low, uint32_t b_high) {
   multiply_fragments<T, 2>(d, a, b_low, b_high);
+}
+
+// The word of an 8x8 matrix that a lane holds: columns 2 * (lane % 4) and the next of row lane / 4.
+// `addresses` are those of the rows of all matrices.
+inline uint8_t* matrix_word(const std::vector<uint32_t>& addresses, int matrix) {
+  const int lane = host::current->thread % 32;
+  return dynamic_shared + addresses[8 * matrix + lane / 4] + lane % 4 * 4;
+}
+
+inline void load_matrices(uint32_t (&matrices)[4], uint32_t shared_address) {
+  const std::vector<uint32_t> addresses = host::exchange(shared_address);
+  for (int i = 0; i < 4; ++i) std::memcpy(&matrices[i], matrix_word(addresses, i), 4);
+  __syncwarp();
+}
+
+inline void store_matrices(uint32_t shared_address, const uint32_t (&matrices)[4]) {
+  const std::vector<uint32_t> addresses = host::exchange(shared_address);
+  for (int i = 0; i < 4; ++i) std::memcpy(matrix_word(addresses, i), &matrices[i], 4);
+  __syncwarp();
 }
 
 }  // namespace kernelcat

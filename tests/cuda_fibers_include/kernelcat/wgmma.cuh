@@ -14,6 +14,10 @@ inline uint64_t swizzled_rows_descriptor(uint32_t shared_address) {
   host::require(shared_address % 1024 == 0, "an operand is not aligned to 1024 bytes");
   return shared_address >> 4;
 }
+// Rows of k: chunks of 64 columns, which lie `chunk_bytes` apart.
+inline uint64_t swizzled_values_descriptor(uint32_t shared_address, uint32_t chunk_bytes) {
+  return swizzled_rows_descriptor(shared_address) | static_cast<uint64_t>(chunk_bytes) << 32;
+}
 inline uint64_t advanced(uint64_t descriptor, uint32_t num_bytes) {
   return descriptor + (num_bytes >> 4);
 }

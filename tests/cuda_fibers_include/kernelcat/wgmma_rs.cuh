@@ -13,7 +13,16 @@ inline const uint32_t* given_operands[32][32][1 << 12];  // [warp][lane][product
 
 template <typename T, int N, OperandB kLayout>
 struct WgmmaRs {
-  static_assert(kLayout == OperandB::kRowsOfN);
+  // Element (column, k) of the second operand.
+  static float element(uint64_t b, int column, int k) {
+    const uint8_t* bytes = operand_bytes(b, column, k * sizeof(T));
+    if constexpr (kLayout == OperandB::kRowsOfK) {
+      constexpr int kColumns = kRowBytes / sizeof(T);  // of a chunk
+      const uint64_t chunk = b + column / kColumns * (b >> 32 >> 4);
+      bytes = operand_bytes(chunk & 0xffffffff, k, column % kColumns * sizeof(T));
+    }
+    return to_float(*reinterpret_cast<const T*>(bytes));
+  }
 
   static void multiply(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
     const int thread = host::current->thread, warp = thread / 32;
@@ -35,9 +44,7 @@ struct WgmmaRs {
             float& sum = d[block * 4 + half * 2 + i];
             if (!accumulate) sum = 0.0f;
             for (int k = 0; k < kWgmmaK; ++k) {
-              const int row = block * 8 + thread % 4 * 2 + i;
-              sum += left[k] *
-                     to_float(*reinterpret_cast<const T*>(operand_bytes(b, row, k * sizeof(T))));
+              sum += left[k] * element(b, block * 8 + thread % 4 * 2 + i, k);
             }
           }
         }

@@ -1,0 +1,99 @@
+"""`flashmla` by `wgmma`'s kernel, whose work is dealt out by what it costs: a row tile ends at the
+last token that it sees, and short sequences count more than their tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import Config, Implementation, Program
+from kernelcat.catalog.spec import Problem
+from kernelcat.jit.cuda import CudaSource
+from kernelcat.kernels.cuda.common.paged_cache import mean_context, num_rows
+from kernelcat.kernels.cuda.flashmla.operands import max_rows, num_row_tiles
+from kernelcat.kernels.cuda.flashmla.split import merge_us, num_teams, times_read
+from kernelcat.kernels.cuda.flashmla.wgmma import BLOCK, ROW_TILE_US, TILE_US, illegal, launches
+from kernelcat.reference.flashmla import ENTRY
+from kernelcat.runtime.gpu import Gpu
+
+SPACE = {
+    "row_tiles": (2, 1, 4),
+    "cluster": (1, 2),
+    "least": (2, 4, 8),
+    "combine": (True, False),
+}
+"""As in `wgmma`, but a team has at least ``least`` KV tiles or what costs as much."""
+
+
+def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    blocks, least, rows = config["row_tiles"], config["least"], max_rows(problem)
+    if blocks > 1 and rows <= BLOCK * blocks // 2:
+        return f"{rows} rows leave half of a team's {blocks} thread blocks without rows"
+    if least > SPACE["least"][0] and _items(problem, config) >= least * gpu.sms // blocks:
+        return f"least={least} changes nothing: all teams have more KV tiles"
+    return None
+
+
+def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    program = launches(problem, config, gpu)
+    if not program.steps:
+        return program
+    arguments = (
+        f"kernelcat::{problem['dtype']}, {problem['page_size']}, "
+        f"{config['row_tiles']}, {config['cluster']}"
+    )
+    tile = f"kernelcat::DealtTile<kernelcat::LatentTile<{arguments}>>"
+    kernel = f"kernelcat::flashmla_wgmma<{arguments}, {tile}>"
+    step = replace(program.steps[0], source=CudaSource("flashmla/dealt.cu", kernel))
+    return replace(program, steps=(step, *program.steps[1:]))
+
+
+def _row_tiles(problem: Problem, config: Config) -> int:
+    return max(num_row_tiles(problem, BLOCK * config["row_tiles"]), 1)
+
+
+def _items(problem: Problem, config: Config) -> int:
+    """Pairs of a row tile and a KV tile that some row of it sees, of all sequences."""
+    queries = ceil(problem["tokens"] / max(problem["batch"], 1))
+    seen = mean_context(problem) - (queries / 2 if queries > BLOCK else 0)
+    return _row_tiles(problem, config) * max(ceil(seen / BLOCK), 1)
+
+
+def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """The bytes, or a team's share of the KV tiles and of the pieces; then the merge."""
+    if num_rows(problem) == 0:
+        return LAUNCH_US
+    tile_rows, row_tiles = BLOCK * config["row_tiles"], _row_tiles(problem, config)
+    items, max_teams = _items(problem, config), gpu.sms // config["row_tiles"]
+    share = max(ceil(items / num_teams(problem, tile_rows, max_teams)), config["least"])
+    teams = ceil(items / share)
+    bytes_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.85)
+    work_us = share * TILE_US + max(row_tiles / teams, 1) * ROW_TILE_US
+    # Tokens that are read again come from L2, which costs power, where it costs no time.
+    power_us = 0.05 * bytes_us * times_read(problem, tile_rows)
+    total_us = LAUNCH_US + max(bytes_us, work_us) + power_us + 0.1 * (config["cluster"] > 1)
+    return total_us + merge_us(problem, tile_rows, teams, config["combine"])
+
+
+IMPLEMENTATION = Implementation(
+    entry="flashmla",
+    language="cuda",
+    variant="dealt",
+    summary="wgmma's kernel; work dealt out by cost; row tiles end at the last token they see",
+    archs=("sm_90a",),
+    space=SPACE,
+    illegal=illegal,
+    unpromising=_unpromising,
+    program=_program,
+    estimate=_estimate,
+    techniques={
+        "wgmma": "HGMMA",
+        "tma": "UTMALDG",
+        "register reallocation": "USETMAXREG",
+        "dependent launch": "ACQBULK",
+        "exponential by one instruction": "MUFU.EX2",
+    },
+    unverified="not run on a GPU yet",
+    rank=2,
+)
