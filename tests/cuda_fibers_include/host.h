@@ -273,10 +273,18 @@ inline unsigned __reduce_min_sync(unsigned, unsigned value) {
   const auto values = host::exchange(value);
   return *std::min_element(values.begin(), values.end());
 }
-inline int atomicAdd(int* address, int value) {
-  const int old = *address;
+template <typename T>
+T atomicAdd(T* address, std::type_identity_t<T> value) {
+  const T old = *address;
   *address += value;
   return old;
+}
+inline void __threadfence() {}
+inline void __stcg(float4* address, float4 value) {
+  *address = value;
+}
+inline float4 __ldcg(const float4* address) {
+  return *address;
 }
 inline int __popc(unsigned bits) {
   return __builtin_popcount(bits);

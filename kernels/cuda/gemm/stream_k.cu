@@ -22,7 +22,6 @@ __device__ __forceinline__ void consume_streamed(WgmmaShared<Config>& shared,
                                                  const TensorMap& map_d,
                                                  const typename Config::Output& output,
                                                  float* partials, uint32_t* counters) {
-  constexpr int kTileSums = Config::kRows * Config::BLOCK_N;  // of a consumer
   const int consumer = warp_index() / 4, barrier = 1 + consumer;
   const int num_rows = Config::kSwap ? output.n : output.m;
   const int num_cols = Config::kSwap ? output.m : output.n;
@@ -36,18 +35,10 @@ __device__ __forceinline__ void consume_streamed(WgmmaShared<Config>& shared,
     accumulate<Config>(shared, position, sums, consumer, work.k_end - work.k_begin);
     bias.store(shared_bias);
     if (work.split_tile >= 0) {
-      const Sharers sharers = schedule.sharers(work.split_tile);
-      // Tile + thread block grows from each shared work item to the next, so no two have one place.
-      const int64_t place = work.split_tile + sharers.first;
-      const SharedTile shared_tile{
-          .partials = partials + (place * Config::kNumConsumers + consumer) * kTileSums,
-          .stride = Config::kNumConsumers * kTileSums,
-          .counter = counters + work.split_tile * Config::kNumConsumers + consumer,
-          .part = static_cast<int>(blockIdx.x) - sharers.first,
-          .count = sharers.count};
       const int rows_left = max(num_rows - row - warp_index() % 4 * 16, 0);
-      if (!add_up_sharers(sums, shared_tile, ceil_div(rows_left, kWgmmaM),
-                          ceil_div(max(num_cols - col, 0), 8) * 4, &shared.is_last[consumer],
+      const int num_sums = ceil_div(max(num_cols - col, 0), 8) * 4;
+      if (!add_up_sharers(sums, schedule.shared_tile(work, consumer, partials, counters),
+                          ceil_div(rows_left, kWgmmaM), num_sums, &shared.is_last[consumer],
                           barrier)) {
         return;
       }

@@ -36,4 +36,20 @@ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b_low, uint32_t
   multiply_fragments<T, 2>(d, a, b_low, b_high);
 }
 
+// A lane's word of matrix `i` has elements 2 * (lane % 4) and the next one of row lane / 4. Lane 8 *
+// i + r has the address of row r.
+template <bool kTranspose = false, size_t kCount>
+void store_matrices(uint32_t shared_address, const uint32_t (&matrices)[kCount]) {
+  const auto addresses = host::exchange(shared_address);
+  const int lane = host::current->thread % 32, row = lane / 4, col = lane % 4 * 2;
+  for (size_t i = 0; i < kCount; ++i) {
+    for (int half = 0; half < 2; ++half) {
+      const auto element = static_cast<uint16_t>(matrices[i] >> 16 * half);
+      const int target_row = kTranspose ? col + half : row, target_col = kTranspose ? row : col + half;
+      std::memcpy(dynamic_shared + addresses[i * 8 + target_row] + 2 * target_col, &element, 2);
+    }
+  }
+  __syncwarp();
+}
+
 }  // namespace kernelcat

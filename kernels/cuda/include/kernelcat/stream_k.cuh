@@ -22,6 +22,14 @@ struct Sharers {
   int first, count;
 };
 
+// Where a warpgroup leaves its sums of a streamed tile, and the count of those that have arrived.
+struct SharedTile {
+  float* partials;    // of the tile's first sharer; the others' follow, `stride` floats apart
+  int64_t stride;
+  uint32_t* counter;  // zero before and after
+  int part, count;    // this thread block among the sharers, and how many there are
+};
+
 // The work of a thread block: a range of the k-blocks of all streamed tiles, which are the first
 // `num_streamed`, then every gridDim.x-th of the other tiles. In a WorkItem `split_tile` is the
 // streamed tile, or -1 where the thread block has all its k-blocks.
@@ -54,6 +62,21 @@ struct BlockSchedule<StreamTile<Tile>> {
     return {first, block_of((streamed_tile + 1) * num_k - 1) - first + 1};
   }
 
+  // A streamed tile of which consumer `consumer` has sums. `partials` has a slot of BLOCK_M *
+  // BLOCK_N floats for each work item that does not have all k-blocks: from one to the next, tile
+  // plus thread block grows. `counters` has one for each consumer and streamed tile.
+  __device__ __forceinline__ SharedTile shared_tile(const WorkItem& work, int consumer,
+                                                    float* partials, uint32_t* counters) const {
+    constexpr int kSums = Tile::BLOCK_M * Tile::BLOCK_N;
+    const Sharers sharers = this->sharers(work.split_tile);
+    const int64_t slot = work.split_tile + sharers.first;
+    return {.partials = partials + slot * kSums + consumer * (kSums / Tile::kNumConsumers),
+            .stride = kSums,
+            .counter = counters + work.split_tile * Tile::kNumConsumers + consumer,
+            .part = static_cast<int>(blockIdx.x) - sharers.first,
+            .count = sharers.count};
+  }
+
   // Calls `function(work, row, col)` for each work item, with the tile's first row and column.
   template <typename Function>
   __device__ __forceinline__ void for_each(Function function) const {
@@ -76,14 +99,6 @@ struct BlockSchedule<StreamTile<Tile>> {
       function(work, tile.m * Tile::BLOCK_M, tile.n * Tile::BLOCK_N);
     }
   }
-};
-
-// Where a warpgroup leaves its sums of a streamed tile, and the count of those that have arrived.
-struct SharedTile {
-  float* partials;    // of the tile's first sharer; the others' follow, `stride` floats apart
-  int64_t stride;
-  uint32_t* counter;  // zero before and after
-  int part, count;    // this thread block among the sharers, and how many there are
 };
 
 // Adds up a tile's sums in the order of k. Returns true in the warpgroup that arrives last, which
