@@ -148,8 +148,8 @@ FAULTS = {
     "a thread block has another one's part": (
         "include/kernelcat/stream_k.cuh", "blockIdx.x) - sharers.first", "blockIdx.x)", SPLIT,
     ),
-    "the last sharer is not counted": (
-        "include/kernelcat/stream_k.cuh", "- 1) - first + 1}", "- 1) - first}", SPLIT,
+    "a tile is finished before all of its sums have arrived": (
+        "include/kernelcat/stream_k.cuh", "1u) == num_others", "1u) + 1 == num_others", SPLIT,
     ),
     "sums of more than two sharers begin with the last one's": (
         "include/kernelcat/stream_k.cuh", "is_pair ? sums[tile][i] : 0.0f", "sums[tile][i]", SPLIT,

@@ -71,7 +71,7 @@ class StreamPlan:
         return _MEETING_US + self.num_sharers * tile_sums * 4 / _PARTIAL_BYTES * 1e6
 
     def why_illegal(self) -> str | None:
-        if 0 < self.num_tiles and self.num_streamed * self.num_k < MIN_K_BLOCKS * self.sms:
+        if self.num_tiles > 0 and self.num_streamed * self.num_k < MIN_K_BLOCKS * self.sms:
             return (
                 f"{self.num_streamed} streamed tiles of {self.num_k} k-blocks leave fewer than "
                 f"{MIN_K_BLOCKS} k-blocks for each of {self.sms} thread blocks"

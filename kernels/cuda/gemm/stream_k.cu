@@ -51,11 +51,11 @@ __device__ __forceinline__ void consume_streamed(WgmmaShared<Config>& shared,
 
 // m and n are those of Z. With kSwap the operands change places: map_a is B's and map_b A's.
 // `map_d` is read only with kTmaStore.
-template <typename T, int BLOCK_M, int BLOCK_N, int kNumStages, bool kSwap, bool kTmaStore,
-          Activation kActivation, bool kResidual,
-          typename Config = StreamTile<WgmmaTile<T, BLOCK_M, BLOCK_N, kNumStages, false, kSwap, 1,
-                                                 1, true, kTmaStore, kActivation, kResidual,
-                                                 kRowBytes / 2>>>
+template <
+    typename T, int BLOCK_M, int BLOCK_N, int kNumStages, bool kSwap, bool kTmaStore,
+    Activation kActivation, bool kResidual,
+    typename Config = StreamTile<WgmmaTile<T, BLOCK_M, BLOCK_N, kNumStages, false, kSwap, 1, 1,
+                                           true, kTmaStore, kActivation, kResidual, kRowBytes / 2>>>
 __global__ void __launch_bounds__(Config::kNumThreads, 1)
     gemm_stream_k(const __grid_constant__ TensorMap map_a,  // (m, k), boxes BLOCK_M high
                   const __grid_constant__ TensorMap map_b,  // (n, k), boxes BLOCK_N high
@@ -70,9 +70,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
   extern __shared__ uint8_t dynamic_shared[];
   const uint32_t padding = -shared_address(dynamic_shared) & 1023;
   auto& shared = *reinterpret_cast<WgmmaShared<Config>*>(dynamic_shared + padding);
-  const auto schedule = [&] {
-    return BlockSchedule<Config>::of(m, n, k, num_streamed, group_m);
-  };
+  const auto schedule = [&] { return BlockSchedule<Config>::of(m, n, k, num_streamed, group_m); };
 
   if (threadIdx.x == 0) {
     prefetch_map(map_a);
@@ -92,8 +90,8 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
   } else {
     increase_registers<Config::kConsumerRegisters>();
     consume_streamed<Config>(shared, schedule(), map_d,
-                             {.d = d, .bias = bias, .m = m, .n = n, .residual = residual},
-                             partials, counters);
+                             {.d = d, .bias = bias, .m = m, .n = n, .residual = residual}, partials,
+                             counters);
   }
 }
 

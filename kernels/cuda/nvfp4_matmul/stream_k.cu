@@ -42,20 +42,19 @@ __device__ __forceinline__ void consume_streamed(Fp4WgmmaShared<Config>& shared,
     if (work.split_tile >= 0) {
       const bool is_inside = row + warp_index() % 4 * 16 < output.n;
       const int num_sums = ceil_div(max(output.m - col, 0), 8) * 4;
-      if (!add_up_sharers(sums, schedule.shared_tile(work, consumer, partials, counters),
-                          is_inside, num_sums, &shared.inboxes[consumer].is_last, 1 + consumer)) {
+      if (!add_up_sharers(sums, schedule.shared_tile(work, consumer, partials, counters), is_inside,
+                          num_sums, &shared.inboxes[consumer].is_last, 1 + consumer)) {
         return;
       }
     }
-    store_transposed<Config::BLOCK_N>(sums[0], output, scale, row, col,
-                                      [](int) { return true; });
+    store_transposed<Config::BLOCK_N>(sums[0], output, scale, row, col, [](int) { return true; });
   });
 }
 
 template <typename T, typename TOut, bool kNvfp4, Activation kActivation, int BLOCK_N,
           int kNumStages,
-          typename Config = StreamTile<
-              Fp4WgmmaTile<T, TOut, kNvfp4, kActivation, false, BLOCK_N, kNumStages, 1>>>
+          typename Config =
+              StreamTile<Fp4WgmmaTile<T, TOut, kNvfp4, kActivation, false, BLOCK_N, kNumStages, 1>>>
 __global__ void __launch_bounds__(Config::kNumThreads, 1)
     nvfp4_matmul_stream_k(const __grid_constant__ TensorMap map_a,  // see Fp4Maps
                           const __grid_constant__ TensorMap map_w,
@@ -69,9 +68,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
   extern __shared__ uint8_t dynamic_shared[];
   const uint32_t padding = -shared_address(dynamic_shared) & 1023;
   auto& shared = *reinterpret_cast<Fp4WgmmaShared<Config>*>(dynamic_shared + padding);
-  const auto schedule = [&] {
-    return BlockSchedule<Config>::of(m, n, k, num_streamed, group_m);
-  };
+  const auto schedule = [&] { return BlockSchedule<Config>::of(m, n, k, num_streamed, group_m); };
 
   const Fp4Maps maps = {.a = map_a, .w = map_w, .scales = map_scales};
   if (threadIdx.x == 0) {

@@ -24,7 +24,7 @@ struct Sharers {
 
 // Where a warpgroup leaves its sums of a streamed tile, and the count of those that have arrived.
 struct SharedTile {
-  float* partials;    // of the tile's first sharer; the others' follow, `stride` floats apart
+  float* partials;  // of the tile's first sharer; the others' follow, `stride` floats apart
   int64_t stride;
   uint32_t* counter;  // zero before and after
   int part, count;    // this thread block among the sharers, and how many there are
@@ -94,8 +94,11 @@ struct BlockSchedule<StreamTile<Tile>> {
       }
       const bool is_shared = k_end - k_begin < num_k;
       const kernelcat::Tile tile = grouped_tile(index, num_m, num_n, group_m);
-      const WorkItem work{.tile = tile, .k_begin = k_begin, .k_end = k_end,
-                          .split_tile = is_shared ? index : -1, .split = 0};
+      const WorkItem work{.tile = tile,
+                          .k_begin = k_begin,
+                          .k_end = k_end,
+                          .split_tile = is_shared ? index : -1,
+                          .split = 0};
       function(work, tile.m * Tile::BLOCK_M, tile.n * Tile::BLOCK_N);
     }
   }
@@ -130,8 +133,7 @@ __device__ __forceinline__ bool add_up_sharers(float (&sums)[kNumTiles][kCount],
     return *flag != 0;
   };
 
-  bool is_last =
-      is_pair && agree([&] { return atomicAdd(shared_tile.counter, 0u) == num_others; });
+  bool is_last = is_pair && agree([&] { return atomicAdd(shared_tile.counter, 0u) == num_others; });
   if (!is_last) {
 #pragma unroll
     for (int tile = 0; tile < kNumTiles; ++tile) {
