@@ -48,6 +48,7 @@ CORNERS = [
     (NVFP4, tiles(256, 7168, 18432), streamed("128x256")),
     (NVFP4, tiles(300, 7168, 4096, format="mxfp4", activation="swiglu"), streamed("128x256")),
     (NVFP4, tiles(64, 2880, 2880, dtype="float16"), streamed("128x64")),
+    (NVFP4, tiles(256, 7168, 18432, dtype="float8_e4m3fn"), streamed("128x256")),
 ]
 
 
@@ -56,7 +57,7 @@ def test_corners_compile_without_spills_and_prove_their_techniques() -> None:
     built = []
     for implementation, problem, config in CORNERS:
         assert implementation.why_not(config, problem, H200) is None
-        (step,) = implementation.program(problem, config, H200).steps
+        step = implementation.program(problem, config, H200).steps[-1]
         artifact = build(step.source, "sm_90a")
         assert artifact.metadata["spill_bytes"] == 0, (problem, config)
         assert artifact.metadata["warnings"] == []
@@ -99,8 +100,6 @@ def test_every_k_block_has_one_thread_block_and_every_shared_part_its_slot(
 def test_work_that_cannot_be_dealt_out_has_a_reason() -> None:
     why = GEMM.why_not(streamed("128x128", swap=False), gemm(128, 128, 4096), H200)
     assert why is not None and "fewer than 4 k-blocks for each of 132 thread blocks" in why
-    why = NVFP4.why_not(streamed("128x64"), tiles(64, 4096, 4096, dtype="float8_e4m3fn"), H200)
-    assert why is not None and "only `wgmma`" in why
 
 
 def test_a_quarter_of_a_wave_more_costs_about_a_quarter_of_a_wave() -> None:

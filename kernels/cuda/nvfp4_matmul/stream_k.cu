@@ -51,15 +51,16 @@ __device__ __forceinline__ void consume_streamed(Fp4WgmmaShared<Config>& shared,
   });
 }
 
-template <typename T, typename TOut, bool kNvfp4, Activation kActivation, int BLOCK_N,
-          int kNumStages,
-          typename Config =
-              StreamTile<Fp4WgmmaTile<T, TOut, kNvfp4, kActivation, false, BLOCK_N, kNumStages, 1>>>
+template <typename T, typename TOut, bool kNvfp4, Activation kActivation, bool kRowScale,
+          int BLOCK_N, int kNumStages,
+          typename Config = StreamTile<
+              Fp4WgmmaTile<T, TOut, kNvfp4, kActivation, kRowScale, BLOCK_N, kNumStages, 1>>>
 __global__ void __launch_bounds__(Config::kNumThreads, 1)
     nvfp4_matmul_stream_k(const __grid_constant__ TensorMap map_a,  // see Fp4Maps
                           const __grid_constant__ TensorMap map_w,
                           const __grid_constant__ TensorMap map_scales,
                           const float* global_scale,  // (1,), or null for MXFP4
+                          const float* a_scale,       // (m,), or null for A of 16 bits
                           const TOut* bias,           // (n,) or null
                           TOut* d,                    // (m, n), or (m, n / 2) for kSwiglu
                           float* partials,     // (num_streamed + gridDim.x - 1, 128 * BLOCK_N)
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
     increase_registers<Config::kRegisters>();
     consume_streamed<Config>(
         shared, schedule(),
-        {.d = d, .global_scale = global_scale, .a_scale = nullptr, .bias = bias, .m = m, .n = n},
+        {.d = d, .global_scale = global_scale, .a_scale = a_scale, .bias = bias, .m = m, .n = n},
         partials, counters);
   }
 }

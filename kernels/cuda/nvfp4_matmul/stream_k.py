@@ -6,6 +6,7 @@ Osama et al., Stream-K (PPoPP 2023); the mainloop and the stores are those of `w
 
 from __future__ import annotations
 
+from kernelcat.catalog.cost_model import copy_us
 from kernelcat.catalog.implementation import (
     Config,
     Implementation,
@@ -21,15 +22,17 @@ from kernelcat.kernels.cuda.common.packed_weights import weight_maps
 from kernelcat.kernels.cuda.common.persistent import overlapped_us, sizes
 from kernelcat.kernels.cuda.common.stream_k import WAVES, StreamPlan
 from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
+    EPILOGUE,
     activation,
     is_empty,
     is_nvfp4,
     k_tiles,
+    math_dtype,
     out_type,
     row_tiles,
     why_not_tiles,
 )
-from kernelcat.kernels.cuda.nvfp4_matmul.wgmma import CONSUMERS, GROUP_M, Plan
+from kernelcat.kernels.cuda.nvfp4_matmul.wgmma import CONSUMERS, GROUP_M, Plan, widen_rows
 from kernelcat.reference.nvfp4_matmul import ENTRY, FP8
 from kernelcat.runtime.gpu import Gpu
 
@@ -55,15 +58,17 @@ def _stream(tiles: Plan, config: Config) -> StreamPlan:
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if is_empty(problem):
         return Program(())
-    tiles, dtype = _tiles(config, problem, gpu), problem["dtype"]
-    stream, k = _stream(tiles, config), problem["K"]
+    m, k, dtype = problem["M"], problem["K"], math_dtype(problem)
+    tiles, is_float8 = _tiles(config, problem, gpu), problem["dtype"] == FP8
+    stream = _stream(tiles, config)
     map_a = TensorMap(
-        "a", dtype, (k, problem["M"]), (2 * k,), (64, tiles.block_n), 128, l2_promotion=128
-    )
+        "wide" if is_float8 else "a", dtype, (k, m), (2 * k,), (64, tiles.block_n), 128,
+        l2_promotion=128,
+    )  # fmt: skip
     source = instance(
         "nvfp4_matmul/stream_k.cu",
         "nvfp4_matmul_stream_k",
-        *(dtype, out_type(problem), is_nvfp4(problem), activation(problem)),
+        *(dtype, out_type(problem), is_nvfp4(problem), activation(problem), is_float8),
         *(tiles.block_n, tiles.num_stages(gpu)),
     )
     step = Step(
@@ -72,14 +77,17 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         (
             map_a,
             *weight_maps(row_tiles(problem), k_tiles(problem), tiles.scale_block),
-            *map(Pointer, ("global_scale", "bias", "d", "partials", "counters")),
+            *(*EPILOGUE, Pointer("partials"), Pointer("counters")),
             *(*sizes(problem), Int32(stream.num_streamed), Int32(GROUP_M)),
         ),
         (CONSUMERS + 1) * 128,
         tiles.shared_bytes(gpu),
         programmatic=True,
     )
-    return Program((step,), stream.workspaces(BLOCK_M * tiles.block_n, CONSUMERS))
+    workspaces = stream.workspaces(BLOCK_M * tiles.block_n, CONSUMERS)
+    if not is_float8:
+        return Program((step,), workspaces)
+    return Program((widen_rows(m * k // 16, gpu), step), {**workspaces, "wide": 2 * m * k})
 
 
 # ---- which configurations serve ----------------------------------------------------------------
@@ -89,8 +97,6 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     why = why_not_tiles(problem)
     if why or is_empty(problem):
         return why
-    if problem["dtype"] == FP8:
-        return "A in float8 is widened by a launch of its own, which only `wgmma` has"
     return _stream(_tiles(config, problem, gpu), config).why_illegal()
 
 
@@ -124,7 +130,8 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     busy_us = stream.num_k_blocks * _STAGE_US[tiles.block_n] + _ENDS_US
     busy_us += _TILE_US * tiles.block_n / 256 * (stream.num_whole // stream.sms)
     busy_us += stream.addition_us(BLOCK_M * min(tiles.block_n, tiles.m))
-    return overlapped_us(busy_us, ENTRY.bytes_moved(problem), gpu)
+    widen_us = copy_us(3 * problem["M"] * problem["K"], gpu) if problem["dtype"] == FP8 else 0.0
+    return widen_us + overlapped_us(busy_us, ENTRY.bytes_moved(problem), gpu)
 
 
 IMPLEMENTATION = Implementation(
