@@ -32,7 +32,7 @@ from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
     row_tiles,
     why_not_tiles,
 )
-from kernelcat.kernels.cuda.nvfp4_matmul.wgmma import CONSUMERS, GROUP_M, Plan, widen_rows
+from kernelcat.kernels.cuda.nvfp4_matmul.wgmma import CONSUMERS, GROUP_M, Plan, _widen_rows
 from kernelcat.reference.nvfp4_matmul import ENTRY, FP8
 from kernelcat.runtime.gpu import Gpu
 
@@ -87,7 +87,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     workspaces = stream.workspaces(BLOCK_M * tiles.block_n, CONSUMERS)
     if not is_float8:
         return Program((step,), workspaces)
-    return Program((widen_rows(m * k // 16, gpu), step), {**workspaces, "wide": 2 * m * k})
+    return Program((_widen_rows(m * k // 16, gpu), step), {**workspaces, "wide": 2 * m * k})
 
 
 # ---- which configurations serve ----------------------------------------------------------------

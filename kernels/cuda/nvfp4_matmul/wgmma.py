@@ -153,10 +153,10 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     )
     if not is_float8:
         return Program((step,))
-    return Program((widen_rows(m * k // 16, gpu), step), {"wide": 2 * m * k})
+    return Program((_widen_rows(m * k // 16, gpu), step), {"wide": 2 * m * k})
 
 
-def widen_rows(num_vectors: int, gpu: Gpu) -> Step:
+def _widen_rows(num_vectors: int, gpu: Gpu) -> Step:
     """The launch that converts A, ``num_vectors`` of 16 float8, to bfloat16 in a workspace."""
     source = instance("nvfp4_matmul/widen_rows.cu", "nvfp4_matmul_widen_rows")
     num_blocks = min(ceil(num_vectors / 256), 8 * gpu.sms)
