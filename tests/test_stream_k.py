@@ -81,6 +81,7 @@ def test_every_k_block_has_one_thread_block_and_every_shared_part_its_slot(
     units = plan.num_streamed * num_k
     if plan.why_illegal():
         return
+    sms = plan.num_blocks
     bounds = [units * block // sms for block in range(sms + 1)]
     assert bounds[0] == 0 and bounds[-1] == units
     assert max(b - a for a, b in pairwise(bounds)) == plan.num_streamed_k
@@ -98,7 +99,7 @@ def test_every_k_block_has_one_thread_block_and_every_shared_part_its_slot(
 
 
 def test_work_that_cannot_be_dealt_out_has_a_reason() -> None:
-    why = GEMM.why_not(streamed("128x128", swap=False), gemm(128, 128, 4096), H200)
+    why = GEMM.why_not(streamed("128x128", swap=False), gemm(1024, 2112, 4096), H200)
     assert why is not None and "fewer than 4 k-blocks for each of 132 thread blocks" in why
 
 

@@ -23,7 +23,7 @@ _PARTIAL_BYTES = 80e9
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """The host's view of stream_k.cuh's schedule for ``sms`` thread blocks, one on each SM.
+    """The host's view of stream_k.cuh's schedule for one thread block on each of ``sms`` SMs.
 
     The last waves of ``num_tiles`` tiles of ``num_k`` k-blocks are streamed.
     """
@@ -43,9 +43,16 @@ class StreamPlan:
         return self.num_tiles - self.num_whole
 
     @property
+    def num_blocks(self) -> int:
+        """Thread blocks: fewer than SMs where there are few k-blocks."""
+        if self.num_whole:
+            return self.sms
+        return max(min(self.sms, self.num_streamed * self.num_k // MIN_K_BLOCKS), 1)
+
+    @property
     def num_streamed_k(self) -> int:
         """K-blocks of streamed tiles that the busiest thread block multiplies."""
-        return ceil(self.num_streamed * self.num_k / self.sms)
+        return ceil(self.num_streamed * self.num_k / self.num_blocks)
 
     @property
     def num_k_blocks(self) -> int:
@@ -57,12 +64,13 @@ class StreamPlan:
         """Thread blocks that share a streamed tile, at most."""
         if self.num_streamed == 0:
             return 1
-        return ceil(self.sms / self.num_streamed) + (self.sms % self.num_streamed > 0)
+        blocks, tiles = self.num_blocks, self.num_streamed
+        return ceil(blocks / tiles) + (blocks % tiles > 0)
 
     def workspaces(self, tile_sums: int, num_consumers: int) -> dict[str, int]:
         """Partial sums and counters, in bytes, of tiles of ``tile_sums`` elements."""
         return {
-            "partials": (self.num_streamed + self.sms - 1) * tile_sums * 4,
+            "partials": (self.num_streamed + self.num_blocks - 1) * tile_sums * 4,
             "counters": self.num_streamed * num_consumers * 4,
         }
 
@@ -71,7 +79,7 @@ class StreamPlan:
         return _MEETING_US + self.num_sharers * tile_sums * 4 / _PARTIAL_BYTES * 1e6
 
     def why_illegal(self) -> str | None:
-        if self.num_tiles > 0 and self.num_streamed * self.num_k < MIN_K_BLOCKS * self.sms:
+        if self.num_whole and self.num_streamed * self.num_k < MIN_K_BLOCKS * self.sms:
             return (
                 f"{self.num_streamed} streamed tiles of {self.num_k} k-blocks leave fewer than "
                 f"{MIN_K_BLOCKS} k-blocks for each of {self.sms} thread blocks"

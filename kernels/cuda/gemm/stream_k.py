@@ -93,7 +93,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     )
     step = Step(
         source,
-        (stream.sms, 1, 1),
+        (stream.num_blocks, 1, 1),
         (
             *(map_a, map_b, map_d, *EPILOGUE, Pointer("partials"), Pointer("counters")),
             *(*sizes(problem), Int32(stream.num_streamed), Int32(tiles.group_m)),

@@ -73,7 +73,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     )
     step = Step(
         source,
-        (stream.sms, 1, 1),
+        (stream.num_blocks, 1, 1),
         (
             map_a,
             *weight_maps(row_tiles(problem), k_tiles(problem), tiles.scale_block),
