@@ -78,10 +78,11 @@ extern "C" const char* run(void** params, const unsigned* grid, unsigned threads
     host_build.compile([*OPTIONS, "-include", str(_host_header()), *includes, *files])
 
 
-def run(program: Program, arrays: Arrays, max_blocks: int, seed: int) -> None:
+def run(program: Program, arrays: Arrays, max_blocks: int, seed: int) -> Arrays:
     """Run ``program`` on storage arrays by tensor name, in place. Workspaces start as zeros.
 
-    Grids of persistent kernels (as large as the GPU) are cut down to ``max_blocks``.
+    Grids of persistent kernels (as large as the GPU) are cut down to ``max_blocks``. Returns the
+    workspaces as the program leaves them.
     """
     memory: dict[str, np.ndarray[Any, Any]] = dict(arrays)
     for name, size in program.workspaces.items():
@@ -93,6 +94,7 @@ def run(program: Program, arrays: Arrays, max_blocks: int, seed: int) -> None:
         grid = (ctypes.c_uint * 3)(*_grid(step, max_blocks))
         error = library(step.source).run(pointers, grid, step.block, seed).decode()
         assert not error, f"{error}: {step.source.kernel}"
+    return {name: memory[name] for name in program.workspaces}
 
 
 def _grid(step: Step, max_blocks: int) -> tuple[int, int, int]:
@@ -123,7 +125,8 @@ def _address(array: Any) -> int | None:
 class Host:
     """A device of the gate (`kernelcat.verify.gate`) that runs CUDA C++ on the CPU.
 
-    With ``sms``, programs are made for an H200 with so few SMs.
+    With ``sms``, programs are made for an H200 with so few SMs. ``workspaces`` are those of the
+    last launch.
     """
 
     def __init__(self, max_blocks: int = 3, seed: int = 1, sms: int | None = None) -> None:
@@ -131,10 +134,15 @@ class Host:
         h200 = gpu.find("h200")
         self.gpu = replace(h200, sms=sms or h200.sms)
         self.max_blocks, self.seed = max_blocks, seed
+        self.workspaces: Arrays = {}  # of the last launch
 
     def load(self, implementation: Implementation, problem: Problem, config: Config) -> Any:
         program = implementation.program(problem, config, self.gpu)
-        return lambda arrays: lambda: run(program, arrays, self.max_blocks, self.seed)
+
+        def launch(arrays: Arrays) -> None:
+            self.workspaces = run(program, arrays, self.max_blocks, self.seed)
+
+        return lambda arrays: lambda: launch(arrays)
 
     def synchronize(self) -> None:
         pass

@@ -279,6 +279,13 @@ T atomicAdd(T* address, std::type_identity_t<T> value) {
   *address += value;
   return old;
 }
+inline void __threadfence() {}
+inline void __stcg(float4* address, float4 value) {
+  *address = value;
+}
+inline float4 __ldcg(const float4* address) {
+  return *address;
+}
 inline int __popc(unsigned bits) {
   return __builtin_popcount(bits);
 }

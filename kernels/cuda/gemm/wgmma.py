@@ -88,7 +88,11 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _illegal_plan(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
-    """What the kernel or the hardware cannot do."""
+    return illegal_tiles(plan, problem, gpu) or illegal_split(plan)
+
+
+def illegal_tiles(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
+    """What the kernel or the hardware cannot do with these tiles."""
     if plan.num_accumulators > ((96 if plan.swap else 128) if problem["residual"] else 192):
         return f"{plan.num_accumulators} accumulators a thread do not fit in registers"
     if plan.num_stages(gpu) < MIN_STAGES:
@@ -98,7 +102,7 @@ def _illegal_plan(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
             f"{plan.block_n} columns of Z make {plan.block_n // plan.pair} of D, which must be a "
             "multiple of 16"
         )
-    return illegal_split(plan)
+    return None
 
 
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:

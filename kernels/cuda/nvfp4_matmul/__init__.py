@@ -1,5 +1,10 @@
 """`nvfp4_matmul` in CUDA C++: a baseline, mma.sync for few rows of A, wgmma for many."""
 
-from kernelcat.kernels.cuda.nvfp4_matmul import mma, naive, wgmma
+from kernelcat.kernels.cuda.nvfp4_matmul import mma, naive, stream_k, wgmma
 
-IMPLEMENTATIONS = (naive.IMPLEMENTATION, mma.IMPLEMENTATION, wgmma.IMPLEMENTATION)
+IMPLEMENTATIONS = (
+    naive.IMPLEMENTATION,
+    mma.IMPLEMENTATION,
+    wgmma.IMPLEMENTATION,
+    stream_k.IMPLEMENTATION,
+)

@@ -65,4 +65,26 @@ inline void tensor_load(void* shared, const TensorMap& map, int x, int y, Barrie
   });
 }
 
+// Stores what lies inside of the map; the engine reads shared memory at once.
+inline void tensor_store(const TensorMap& map, const void* shared, int x, int y, uint64_t) {
+  const int64_t span = map.box[0] * map.element_bytes;
+  host::require(span == map.swizzle_bytes && (span == 128 || span == 64 || span == 32),
+                "no box of a store has such rows");
+  for (int64_t row = 0; row < std::min(map.box[1], map.shape[1] - y); ++row) {
+    for (int64_t col = 0; col < std::min(map.box[0], map.shape[0] - x); ++col) {
+      const uint32_t offset = row * span + col * map.element_bytes;
+      const uint32_t place = span == 128   ? swizzled<128>(offset)
+                             : span == 64 ? swizzled<64>(offset)
+                                          : swizzled<32>(offset);
+      auto* target = const_cast<uint8_t*>(map.base) + (y + row) * map.row_bytes;
+      std::memcpy(target + (x + col) * map.element_bytes,
+                  static_cast<const uint8_t*>(shared) + place, map.element_bytes);
+    }
+  }
+}
+
+inline void commit_stores() {}
+template <int kPending>
+void wait_stores_read() {}
+
 }  // namespace kernelcat

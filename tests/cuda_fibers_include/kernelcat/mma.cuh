@@ -50,9 +50,19 @@ inline void load_matrices(uint32_t (&matrices)[4], uint32_t shared_address) {
   __syncwarp();
 }
 
-inline void store_matrices(uint32_t shared_address, const uint32_t (&matrices)[4]) {
-  const std::vector<uint32_t> addresses = host::exchange(shared_address);
-  for (int i = 0; i < 4; ++i) std::memcpy(matrix_word(addresses, i), &matrices[i], 4);
+// A lane's word of matrix `i` has elements 2 * (lane % 4) and the next one of row lane / 4. Lane 8 *
+// i + r has the address of row r.
+template <bool kTranspose = false, size_t kCount>
+void store_matrices(uint32_t shared_address, const uint32_t (&matrices)[kCount]) {
+  const auto addresses = host::exchange(shared_address);
+  const int lane = host::current->thread % 32, row = lane / 4, col = lane % 4 * 2;
+  for (size_t i = 0; i < kCount; ++i) {
+    for (int half = 0; half < 2; ++half) {
+      const auto element = static_cast<uint16_t>(matrices[i] >> 16 * half);
+      const int target_row = kTranspose ? col + half : row, target_col = kTranspose ? row : col + half;
+      std::memcpy(dynamic_shared + addresses[i * 8 + target_row] + 2 * target_col, &element, 2);
+    }
+  }
   __syncwarp();
 }
 
