@@ -279,13 +279,6 @@ T atomicAdd(T* address, std::type_identity_t<T> value) {
   *address += value;
   return old;
 }
-inline void __threadfence() {}
-inline void __stcg(float4* address, float4 value) {
-  *address = value;
-}
-inline float4 __ldcg(const float4* address) {
-  return *address;
-}
 inline int __popc(unsigned bits) {
   return __builtin_popcount(bits);
 }
@@ -309,7 +302,7 @@ T __ldcg(const T* address) {
   return *address;
 }
 template <typename T>
-void __stcg(T* address, T value) {
+void __stcg(T* address, std::type_identity_t<T> value) {
   *address = value;
 }
 inline void __threadfence() {}
