@@ -23,13 +23,13 @@ from kernelcat.tune.messages import Built
 B200, GB200 = SKUS["b200"], SKUS["gb200"]
 GEMM, MLA = catalog.entry("gemm"), catalog.entry("flashmla")
 SMALL, LARGE = product(64, 4096, 4096), product(4096, 4096, 4096)
-FITS, SPILLS = Built(({"registers": 32},)), Built(({"spill_bytes": 900},))
+FITS, SPILLS = Built(({"registers": 32},), 1.0), Built(({"spill_bytes": 900},), 1.0)
 
 
 class Table:
     """A plan whose candidates are numbers; ``code`` maps a number to what it is compiled from."""
 
-    def __init__(self, estimates, code=None, spilling=(), cached=(), seconds=None) -> None:
+    def __init__(self, estimates, code=None, spilling=(), cached=()) -> None:
         self.code, self.spilling = code or {}, set(spilling)
         self.turns = [
             Turn(problem, SimpleNamespace(name=f"gemm/cuda/{name}", language="cuda", variant=name),
@@ -40,7 +40,6 @@ class Table:
         self.plan = Plan(
             GEMM, self.turns, self._code,
             lambda turn, c: FITS if c.config["n"] in cached else None,
-            lambda problem, c: (seconds or {}).get(c.config["n"], 1.0),
             self._judge,
         )  # fmt: skip
 
@@ -109,10 +108,10 @@ def test_what_does_not_fit_for_one_problem_is_not_tried_for_the_next() -> None:
 
 def test_further_candidates_are_those_that_compiled_fast_elsewhere() -> None:
     table = Table({("a", SMALL): {1: 1.0}, ("b", SMALL): {2: 1.0},
-                   ("a", LARGE): {4: 1.0, 1: 2.0}, ("b", LARGE): {5: 1.0, 3: 2.0}},
-                  seconds={1: 5.0, 2: 1.0, 4: 5.0, 5: 1.0})  # fmt: skip
+                   ("a", LARGE): {4: 1.0, 1: 2.0}, ("b", LARGE): {5: 1.0, 3: 2.0}})  # fmt: skip
     for problem, candidate in list(table.plan.jobs(1)):
-        table.plan.took(problem, candidate, FITS)
+        cpu_s = 5.0 if candidate.variant == "a" else 1.0
+        table.plan.took(problem, candidate, replace(FITS, cpu_s=cpu_s))
     assert [c.config["n"] for _, c in table.plan.jobs(2)] == [3, 1]
 
 

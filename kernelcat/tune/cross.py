@@ -96,9 +96,7 @@ def cross_tune(
         return prediction.fitting.get(candidate)
 
     codes = _Codes(gpu, pool.spec)
-    plan = Plan(
-        entry, turns, codes.code, codes.ready, lambda *job: pool.seconds.get(job, 0.0), judge
-    )
+    plan = Plan(entry, turns, codes.code, codes.ready, judge)
     _compile(plan, goal, end, pool)
     for prediction in predictions.values():
         prediction.finish(goal)

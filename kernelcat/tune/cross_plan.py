@@ -21,7 +21,7 @@ from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.messages import Built, Failed
 
-LOOK_AHEAD = 24
+LOOK_AHEAD = 48
 """Candidates, first by estimate, among which those to compile are chosen."""
 NEAR = 1.05
 """Factor of the least estimate up to which a candidate stands for the best one."""
@@ -87,7 +87,7 @@ Judge = Callable[[Turn, Candidate, Outcome], float | None]
 
 
 class CompileSeconds:
-    """How long code takes to compile, learned from the seconds of code before it.
+    """CPU seconds that code takes to compile, learned from those of code before it.
 
     What is expected of a kind is the mean of the implementation, times a factor for each value of
     the configuration and of the problem's choices: by how much code with the value took longer.
@@ -127,7 +127,6 @@ class Plan:
     ----------
     code : the code of a candidate for a problem
     ready : the outcome for a problem's candidate if the cache has its code, else None
-    seconds : how long the compilation of a candidate took
     judge : called once for every candidate whose outcome is known
     """
 
@@ -137,11 +136,10 @@ class Plan:
         turns: Sequence[Turn],
         code: Callable[[Turn, Candidate], Code],
         ready: Callable[[Turn, Candidate], Outcome | None],
-        seconds: Callable[[Problem, Candidate], float],
         judge: Judge,
     ) -> None:
         self.turns = turns
-        self._ready, self._seconds, self._judge = ready, seconds, judge
+        self._ready, self._judge = ready, judge
         self._users: dict[Code, list[Turn]] = defaultdict(list)
         self._outcomes: dict[Code, Outcome] = {}
         self._misfits: set[Kind] = set()
@@ -184,7 +182,8 @@ class Plan:
             if turn.problem == problem and candidate in turn.waiting
         )  # fmt: skip
         self._outcomes[option.code] = outcome
-        self.compile_seconds.took(option.kind, self._seconds(problem, candidate))
+        if isinstance(outcome, Built):
+            self.compile_seconds.took(option.kind, outcome.cpu_s)
         for turn in self._users[option.code]:
             for each in [each for each in turn.waiting.values() if each.code == option.code]:
                 del turn.waiting[each.candidate]

@@ -309,8 +309,8 @@ _WIDE_STAGE_US = {
     (128, 192): 1.18, (128, 256): 1.62, (16, 256): 0.99, (32, 256): 1.09, (48, 256): 1.09,
 }  # fmt: skip
 """(Rows of A, rows of weights) in a tile -> microseconds that an SM takes for a stage.
-Those for float8 weights, of few rows, are not measured: they are a little more than two stages of 128
-rows of weights, so that untuned calls keep tiles that were measured."""
+Those for float8 weights, of few rows, are not measured: they are a little more than two stages of
+128 rows of weights, so that untuned calls keep tiles that were measured."""
 _FLOAT8_STAGE_US = {16: 0.49, 32: 0.54, 64: 0.53, 80: 0.69, 96: 0.77, 128: 0.77}
 """Rows of A in a tile -> microseconds that an SM takes for a stage of float8 weights."""
 
