@@ -251,26 +251,16 @@ def _estimate_naive(problem: Problem, config: Config, gpu: Gpu) -> float:
     return memory_us + ENTRY.flops(problem) / _NAIVE_FLOPS * 1e6
 
 
-_FLOAT8_RATE = 0.2
-"""Share of the peak of float8 products that are scaled and added after each k-block."""
-_DECODES_A_SECOND = 24e9
-"""Float8 weights that an SM widens to 16 bits in a second; products wait for them."""
-
-
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Tiles of all experts as one product, each block of rows with decoding; or memory's time."""
+    """Tiles of all experts as one product, or the memory's time."""
     tile, rows = Tile.of(config), _num_rows(problem)
     is_float8 = problem["act_dtype"] == FP8 and problem["format"] == "fp8"
-    num_row_blocks = ceil(row_blocks(problem, tile.m))
-    rate = 0.65 if tile.m * tile.n >= 128 * 128 else 0.5
     us = cost_model.tiled_gemm_us(
-        num_row_blocks * tile.m, problem["N"], ceil(problem["K"] / (2 if is_float8 else 1)),
+        ceil(row_blocks(problem, tile.m)) * tile.m, problem["N"],
+        ceil(problem["K"] / (2 if is_float8 else 1)),
         block_m=tile.m, block_n=tile.n, split_k=1, gpu=gpu, dtype="bfloat16",
-        efficiency=_FLOAT8_RATE if is_float8 else rate,
+        efficiency=0.65 if tile.m * tile.n >= 128 * 128 else 0.5,
     )  # fmt: skip
-    if problem["format"] == "fp8" and not is_float8:
-        num_weights = num_row_blocks * problem["N"] * problem["K"]
-        us += num_weights / (_DECODES_A_SECOND * gpu.sms) * 1e6
     memory_us = cost_model.copy_us(ENTRY.bytes_moved(problem), gpu)
     sum_us = cost_model.copy_us(4 * rows * _d_cols(problem) if problem["combine"] else 0, gpu)
     return max(us, memory_us) + sum_us
