@@ -17,19 +17,19 @@ from kernelcat.store.snapshots import Choice
 from kernelcat.tune.backend import Cuda
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.cross import MAX_SPILL_BYTES, SLOW_SPILL_BYTES, misfit, spilled
-from kernelcat.tune.cross_plan import Plan, Turn
+from kernelcat.tune.cross_plan import CompileSeconds, Kind, Plan, Turn
 from kernelcat.tune.messages import Built
 
 B200, GB200 = SKUS["b200"], SKUS["gb200"]
 GEMM, MLA = catalog.entry("gemm"), catalog.entry("flashmla")
 SMALL, LARGE = product(64, 4096, 4096), product(4096, 4096, 4096)
-FITS, SPILLS = Built(({"registers": 32},)), Built(({"spill_bytes": 900},))
+FITS, SPILLS = Built(({"registers": 32},), 1.0), Built(({"spill_bytes": 900},), 1.0)
 
 
 class Table:
     """A plan whose candidates are numbers; ``code`` maps a number to what it is compiled from."""
 
-    def __init__(self, estimates, code=None, spilling=(), cached=(), seconds=None) -> None:
+    def __init__(self, estimates, code=None, spilling=(), cached=()) -> None:
         self.code, self.spilling = code or {}, set(spilling)
         self.turns = [
             Turn(problem, SimpleNamespace(name=f"gemm/cuda/{name}", language="cuda", variant=name),
@@ -40,7 +40,6 @@ class Table:
         self.plan = Plan(
             GEMM, self.turns, self._code,
             lambda turn, c: FITS if c.config["n"] in cached else None,
-            lambda problem, c: (seconds or {}).get(c.config["n"], 1.0),
             self._judge,
         )  # fmt: skip
 
@@ -52,9 +51,9 @@ class Table:
         number = candidate.config["n"]
         return (str(self.code.get(number, (turn.problem.key, turn.implementation.name, number))),)
 
-    def _judge(self, turn, candidate, outcome) -> bool:
+    def _judge(self, turn, candidate, outcome) -> float | None:
         self.judged.append((turn.problem, candidate.variant, candidate.config["n"]))
-        return misfit(outcome, B200) is None
+        return dict(turn.candidates)[candidate] if misfit(outcome, B200) is None else None
 
     def run(self, goal: int) -> list[int]:
         """The numbers that were compiled, in order; outcomes arrive one job late."""
@@ -80,6 +79,8 @@ def test_code_is_compiled_once_for_all_candidates_that_need_it() -> None:
     table = Table({("a", SMALL): {1: 10.0}, ("a", LARGE): {3: 10.0, 4: 20.0}}, code=same)
     assert table.run(2) == [1, 4]
     assert (LARGE, "a", 3) in table.judged and table.plan.compiled == 2
+    grids = Table({("a", SMALL): {1: 10.0, 2: 20.0, 3: 30.0}}, code={1: "x", 2: "x"})
+    assert grids.run(3) == [1, 3] and grids.turns[0].fitting == 3
 
 
 def test_ready_code_comes_first_where_estimates_hardly_differ_and_only_there() -> None:
@@ -106,13 +107,41 @@ def test_what_does_not_fit_for_one_problem_is_not_tried_for_the_next() -> None:
 
 
 def test_further_candidates_are_those_that_compiled_fast_elsewhere() -> None:
-    table = Table({("a", SMALL): {1: 1.0, 2: 2.0, 3: 3.0}, ("a", LARGE): {1: 1.0, 2: 2.0, 3: 3.0}},
-                  seconds={1: 5.0, 2: 9.0, 3: 1.0})  # fmt: skip
-    first = list(table.plan.jobs(1))
-    for problem, candidate in first:
-        table.plan.took(problem, candidate, FITS)
-    table.plan._took[table.plan._kind(table.turns[0], table.candidate("a", 3))] = 1.0
-    assert [c.config["n"] for _, c in table.plan.jobs(2)] == [3, 3]
+    table = Table({("a", SMALL): {1: 1.0}, ("b", SMALL): {2: 1.0},
+                   ("a", LARGE): {4: 1.0, 1: 2.0}, ("b", LARGE): {5: 1.0, 3: 2.0}})  # fmt: skip
+    for problem, candidate in list(table.plan.jobs(1)):
+        cpu_s = 5.0 if candidate.variant == "a" else 1.0
+        table.plan.took(problem, candidate, replace(FITS, cpu_s=cpu_s))
+    assert [c.config["n"] for _, c in table.plan.jobs(2)] == [3, 1]
+
+
+def test_code_that_serves_most_for_its_seconds_comes_first() -> None:
+    same = {2: "x", 5: "x", 8: "x"}
+    table = Table({("a", SMALL): {1: 1.0, 2: 2.0}, ("b", SMALL): {4: 1.0, 5: 2.0},
+                   ("a", LARGE): {7: 1.0, 8: 2.0, 9: 3.0}}, code=same)  # fmt: skip
+    assert table.run(2) == [1, 4, 7, 2]
+    assert [turn.fitting for turn in table.turns] == [2, 2, 2]
+
+
+def test_the_best_is_looked_for_until_no_candidate_left_may_beat_it() -> None:
+    """The one with the least estimate spills, and the next is predicted far behind the third."""
+    table = Table({("a", SMALL): {1: 10.0, 2: 10.4, 3: 12.0, 4: 20.0}}, spilling=[1])
+    assert table.run(1) == [1, 2]
+    slow = Table({("a", SMALL): {1: 10.0, 2: 10.4, 3: 12.0, 4: 20.0}})
+    slow.plan._judge = lambda turn, c, outcome: 30.0 if c.config["n"] < 3 else 12.0
+    assert slow.run(1) == [1, 2, 3]
+
+
+def test_seconds_are_learned_from_each_value() -> None:
+    seconds = CompileSeconds()
+    kinds = {(a, b): Kind("v", (("a", a), ("b", b))) for a in (1, 2) for b in (1, 2)}
+    assert seconds.expected(kinds[1, 1]) == 1.0
+    for each, took in (((1, 1), 1.0), ((1, 2), 4.0), ((2, 1), 2.0)):
+        seconds.took(kinds[each], took)
+    assert seconds.expected(kinds[2, 2]) > seconds.expected(kinds[2, 1])
+    assert seconds.expected(kinds[1, 2]) > seconds.expected(kinds[1, 1])
+    other = Kind("w", (("a", 1),))
+    assert 1.0 < seconds.expected(other) < 4.0, "the mean of all implementations"
 
 
 def test_few_spilled_bytes_cost_time_and_many_leave_a_kernel_out() -> None:

@@ -10,12 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from kernelcat import catalog
+from kernelcat.catalog.spec import Problem
 from kernelcat.cli import main
 from kernelcat.report.predictions import audit, judge, races_of, sheet, spearman
-from kernelcat.runtime.gpu import SKUS
+from kernelcat.runtime.gpu import SKUS, Gpu
 from kernelcat.store import Measurement, Store, shipped
 
-H200 = SKUS["h200"]
+H200, B200 = SKUS["h200"], SKUS["b200"]
+BOUND = 0.4
+"""Part of a time that bytes or products must take at the GPU's peak rates to bound the time."""
 
 
 def test_ranks_are_compared_and_ties_share_a_rank() -> None:
@@ -87,3 +90,41 @@ def test_the_command_judges_shipped_rows_and_those_of_a_database(tmp_path, rows)
     text = CliRunner().invoke(main, ["predict", "--audit", "tma_copy"]).output
     assert "Predicted order on the h200" in text and "tile-odd-64MB" in text
     assert "give --audit" in CliRunner().invoke(main, ["predict"]).output
+
+
+def test_no_b200_prediction_is_slower_than_the_h200_where_bytes_or_products_bound_both() -> None:
+    """The least estimate for a B200 against the fastest kernel measured on an H200.
+
+    Elsewhere a kernel is missing for sm_100a, or latencies decide, which are the same on both.
+    """
+    measured = fastest_measured()
+    slower, num_bound = [], 0
+    for problem, us in measured.items():
+        estimates = [
+            implementation.estimate(problem, config, B200)
+            for implementation in catalog.implementations(problem.entry)
+            for config in implementation.configs(problem, B200)
+        ]
+        predicted_us = min(estimates, default=float("inf"))
+        if min(bound(problem, H200) / us, bound(problem, B200) / predicted_us) >= BOUND:
+            num_bound += 1
+            slower += [(str(problem), us, predicted_us)] * (predicted_us > us)
+    assert not slower
+    assert num_bound > 100 and num_bound > len(measured) // 4, "else the test compares nothing"
+
+
+def fastest_measured() -> dict[Problem, float]:
+    """Problem -> least microseconds of our kernels in a race on an H200, in all entries."""
+    rows = list(shipped())
+    return {
+        problem: min(times.values())
+        for name in catalog.names()
+        for problem, times in races_of(catalog.entry(name), "h200", rows).items()
+    }
+
+
+def bound(problem: Problem, gpu: Gpu) -> float:
+    """Microseconds of the entry's bytes or products at the peak rates of ``gpu``."""
+    entry = catalog.entry(problem.entry)
+    dtype = str(problem.values.get("act_dtype", problem.values.get("dtype")))
+    return gpu.roofline_us(entry.flops(problem), entry.bytes_moved(problem), dtype)

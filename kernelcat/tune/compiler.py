@@ -5,6 +5,7 @@ The process compiles candidates into the disk cache. The measuring process loads
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -38,9 +39,16 @@ class Compiler:
         owner = (candidate.language, candidate.variant)
         for implementation in self.backend.implementations(problem.entry):
             if (implementation.language, implementation.variant) == owner:
+                before = _cpu_s()
                 steps = self.backend.build(implementation, problem, candidate.config, request.gpu)
-                return Built(tuple(map(numbers, steps)))
+                return Built(tuple(map(numbers, steps)), _cpu_s() - before)
         raise LookupError(f"{candidate} is not in the catalog")
+
+
+def _cpu_s() -> float:
+    """Seconds of a core that this process took, and its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def numbers(metadata: Mapping[str, Any]) -> dict[str, Any]:

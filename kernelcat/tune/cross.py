@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NUM_FITTING, MAX_FITTING = 4, 9
 """Configurations of an implementation that must compile and fit for a problem, without a budget and
 with one."""
-DEFAULT_BUDGET_S = 95.0
+DEFAULT_BUDGET_S = 110.0
 """Seconds after which nothing more is compiled where no budget is given."""
 MAX_SPILL_BYTES = 256
 """Bytes of spilled registers a thread up to which a kernel is ranked. On the H200 the fastest
@@ -80,25 +80,23 @@ def cross_tune(
     else:
         progress.problems(len(problems), planned)
 
-    def judge(turn: Turn, candidate: Candidate, built: Outcome) -> bool:
+    def judge(turn: Turn, candidate: Candidate, built: Outcome) -> float | None:
         prediction = predictions[turn.problem]
         reason = why_left_out(built, gpu)
         if reason is not None:
             report.note(f"{candidate} was left out: {reason}")
             prediction.left_out += 1
-            return False
+            return None
         row = prediction.judge(candidate, built)
         if row is not None:
             store.keep([row])
             report.rows.append(row)
         status = built.status if isinstance(built, Failed) else "passed"
         progress.tried(candidate, status, min(prediction.fitting.values(), default=None))
-        return isinstance(built, Built)
+        return prediction.fitting.get(candidate)
 
     codes = _Codes(gpu, pool.spec)
-    plan = Plan(
-        entry, turns, codes.code, codes.ready, lambda *job: pool.seconds.get(job, 0.0), judge
-    )
+    plan = Plan(entry, turns, codes.code, codes.ready, judge)
     _compile(plan, goal, end, pool)
     for prediction in predictions.values():
         prediction.finish(goal)
@@ -132,8 +130,9 @@ def _undone(
     plan: Plan, turns: Sequence[Turn], goal: int, budget_s: float | None, name: str, gpu: Gpu
 ) -> list[str]:
     """What the tune did not do, in sentences."""
-    short = [turn for turn in turns if turn.fitting < min(goal, len(turn.candidates))]
-    late = [turn for turn in short if not turn.is_over or turn.waiting]
+    short = [turn for turn in turns if turn.fitting < goal]
+    late = [turn for turn in short if not turn.is_over]
+    small = [turn for turn in short if turn.is_over and turn.fitting == len(turn.candidates)]
     notes = [f"{plan.compiled} kernels were compiled, the others come from the cache"]
     if late:
         notes.append(
@@ -141,10 +140,17 @@ def _undone(
             f"problem had {goal} configurations that compile and fit: run the command again, or "
             "give a larger --budget"
         )
-    if len(short) > len(late):
+    if small:
+        counts = sorted({len(turn.candidates) for turn in small})
         notes.append(
-            f"{len(short) - len(late)} of {len(turns)} pairs have fewer than {goal} configurations "
-            f"that compile and fit among the {LOOK_AHEAD} with the least estimates"
+            f"{len(small)} of {len(turns)} pairs have only {' or '.join(map(str, counts))} "
+            f"{'configuration' if counts == [1] else 'configurations'} worth a try, and all of "
+            "them compile and fit"
+        )
+    if rest := len(short) - len(late) - len(small):
+        notes.append(
+            f"{rest} of {len(turns)} pairs have fewer than {goal} configurations that compile and "
+            f"fit among the {LOOK_AHEAD} with the least estimates: all of these were tried"
         )
     if budget_s is None:
         notes.append(
@@ -257,8 +263,7 @@ class Prediction:
         """
         short = [turn for turn in self.turns if turn.fitting < goal]
         self.report.not_tried = sum(
-            min(goal - turn.fitting, len(turn.candidates) - len(turn.done) + turn.waiting)
-            for turn in short
+            min(goal - turn.fitting, len(turn.left) + len(turn.waiting)) for turn in short
         )
         self.report.cut_short = self.report.not_tried > 0
         if not self.fitting:

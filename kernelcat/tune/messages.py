@@ -157,9 +157,16 @@ class Race(Request[Raced]):
 
 @dataclass(frozen=True)
 class Built:
-    """The candidate compiles. ``steps``: for each launch the numbers of the artifact's metadata."""
+    """The candidate compiles.
+
+    Attributes
+    ----------
+    steps : for each launch the numbers of the artifact's metadata
+    cpu_s : seconds of a CPU core that the compilers took
+    """
 
     steps: tuple[Mapping[str, Any], ...] = ()
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True)

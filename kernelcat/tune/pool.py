@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -53,7 +52,6 @@ class CompilePool:
         self.local = threading.local()
         self.channels: set[Link] = set()
         self.builds: set[object] = set()
-        self.seconds: dict[tuple[Problem, Candidate], float] = {}  # that each build took
         self.closed = False
 
     def build(
@@ -103,10 +101,8 @@ class CompilePool:
         self.threads.shutdown(wait=False)  # without cancelling: waiting jobs wake their threads
 
     def _build(self, problem: Problem, candidate: Candidate) -> Built | Failed:
-        request, start = Build(problem, candidate, self.gpu), time.monotonic()
-        outcome = tried_again(lambda patience: self._try(request, patience * self.timeout))
-        self.seconds[problem, candidate] = time.monotonic() - start
-        return outcome
+        request = Build(problem, candidate, self.gpu)
+        return tried_again(lambda patience: self._try(request, patience * self.timeout))
 
     def _try(self, request: Build, timeout: float) -> Built | Failed:
         if self.closed:

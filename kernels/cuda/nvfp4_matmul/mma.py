@@ -198,11 +198,11 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 LATENCY = 1.0e-6
 """Seconds from the start of a load to its data, when all SMs load."""
-TILE_NS = 13.0
+TILE_NS = 19.0
 """Nanoseconds of an SM's issue slots for decoding a tile of 16 x 64."""
-PRODUCT_NS = 2.0
+PRODUCT_NS = 5.0
 """Nanoseconds of an SM's issue slots for the products of a tile of 16 x 64 and 8 rows of A."""
-UNIT_US = 0.5
+UNIT_US = 1.0
 """Adding up the sums of a thread block's warps after a barrier, for each work item."""
 CLUSTER_US = 1.2
 """Adding up the sums of a cluster's thread blocks. A part of both additions overlaps with the loads

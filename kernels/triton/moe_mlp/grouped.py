@@ -13,6 +13,9 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.triton import fp8_quantize, moe_gemm, moe_route
 from kernelcat.kernels.triton.common.architectures import HOPPER
 from kernelcat.kernels.triton.common.dependent_launch import dependent
+from kernelcat.kernels.triton.common.product import Tile
+from kernelcat.reference._assignments import row_blocks
+from kernelcat.reference._experts import FP8
 from kernelcat.reference._moe_parts import (
     ROUTER_NAMES,
     is_empty,
@@ -95,13 +98,31 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
+FLOAT8_RATE = 0.2
+"""Share of the peak of float8 products that are scaled and added after each k-block."""
+WIDENED_A_SECOND = 24e9
+"""Float8 weights that an SM widens to 16 bits in a second; products wait for them."""
+
+
+def _product_us(product: Problem, config: Config, gpu: Gpu) -> float:
+    """A product as in `moe_gemm`, with what float8 weights cost besides bytes."""
+    us = _multiplier(product).estimate(product, config, gpu)
+    if product["format"] != "fp8":
+        return us
+    block_m = Tile.of(config).m
+    num_weights = row_blocks(product, block_m) * product["N"] * product["K"]
+    if product["act_dtype"] == FP8:
+        return max(us, 2e6 * block_m * num_weights / (FLOAT8_RATE * gpu.flops[FP8]))
+    return us + 1e6 * num_weights / (WIDENED_A_SECOND * gpu.sms)
+
+
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     if is_empty(problem):
         return LAUNCH_US
     routing = router(problem)
     us = moe_route.TILED.estimate(routing, moe_route.TILED.default(routing, gpu), gpu)
     for product, tile in zip(products(problem), _tiles(config), strict=True):
-        us += _multiplier(product).estimate(product, tile, gpu)
+        us += _product_us(product, tile, gpu)
     for part, _ in quantizations(problem):
         us += fp8_quantize.TILED.estimate(part, fp8_quantize.TILED.default(part, gpu), gpu)
     return us
