@@ -316,8 +316,8 @@ _WIDE_STAGE_US = {
     (128, 192): 1.18, (128, 256): 1.62, (16, 256): 0.99, (32, 256): 1.09, (48, 256): 0.93,
 }  # fmt: skip
 """(Rows of A, rows of weights) in a tile -> microseconds that an SM takes for a stage.
-That of 48 x 256 is from the race of dsv3-1024-fp8; 16 x 256 ties with two tiles of 16 x 128 there,
-and 32 x 256 is not measured."""
+That of 48 x 256 is from the race of dsv3-1024-fp8; 16 x 256 ties with two of 16 x 128 in
+that of dsv3-64-fp8; 32 x 256 is not measured."""
 _FLOAT8_STAGE_US = {16: 0.49, 32: 0.54, 64: 0.53, 80: 0.69, 96: 0.77, 128: 0.77, 144: 0.87}
 """Rows of A in a tile -> microseconds that an SM takes for a stage of float8 weights."""
 
