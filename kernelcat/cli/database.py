@@ -372,7 +372,8 @@ def leaderboard(
     doubtful = sum(plausibility.doubt(row) is not None for row in known)
     if doubtful:
         least = "At least " if last and last.left_out else ""
-        echo(f"{least}{doubtful} results cannot be true and are left out: kernelcat db verify lists them.")
+        echo(f"{least}{doubtful} results cannot be true and are left out: "
+             "kernelcat db verify lists them.")  # fmt: skip
 
 
 Selection = tuple[str | None, str | None, str | None]

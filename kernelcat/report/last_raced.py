@@ -74,8 +74,11 @@ class LastRaced:
 
     def notes(self) -> list[str]:
         """A line for each table with problems left out, and how to see them."""
-        lines = [f"{place.entry} on {place.gpu}: {count:,} more problems were raced earlier."
-                 for place, count in sorted(self.left_out.items())]  # fmt: skip
+        lines = [
+            f"{place.entry} on {place.gpu}: {count:,} more "
+            f"{'problem was' if count == 1 else 'problems were'} raced earlier."
+            for place, count in sorted(self.left_out.items())
+        ]
         how = ("Tables and means have the named problems and those that were raced last. --problem "
                "PATTERN selects others; --csv, --json and --html show all.")  # fmt: skip
         return [*lines, how] if lines else []

@@ -112,7 +112,8 @@ def passed_rows(
 ) -> list[Row[Any]]:
     """Every passed row of ``subjects`` (values of :data:`WANTED`) whose configuration is possible.
 
-    Left out are peers' rows of runs without any other such row. ``is_possible`` gets an entry, a language, a variant and a configuration as canonical JSON.
+    Left out are peers' rows of runs without any other such row. ``is_possible`` gets an entry, a
+    language, a variant and a configuration as canonical JSON.
     """
     names, rows = set(subjects), list[Row[Any]]()
     configs, runs = (select(*(COLUMNS[column.name] for column in table.c)).distinct()
