@@ -31,7 +31,7 @@ _PARTS = {
     "instructions beside a step were found in the machine code that runs.",
     "Bytes": "Nsight Compute counts bytes by level of memory in one call with cold caches.",
     "Predictions": "The analytic cost model's estimates. They are marked with ~, have no "
-    "interval, and are never mixed into ratios.",
+    "interval, and are never mixed into ratios. Below they are judged by races.",
 }
 _MARKS = {
     TIED: "a tie: within 1 %, or the intervals overlap",
@@ -42,13 +42,14 @@ _MARKS = {
 _COMMANDS = (
     ("Race an entry and its peers on this machine's GPU.", "kernelcat tune gemm"),
     ("Compare every variant with the oracle.", "kernelcat check gemm"),
+    ("Judge the cost models by races.", "kernelcat predict --audit"),
     ("List results that cannot be true.", "kernelcat db verify"),
     ("Write these pages again, with your own results.", "kernelcat leaderboard --html site"),
 )
 
 
-def numbers_page() -> str:
-    """What a time, a ratio and a mark mean, and the commands that repeat them."""
+def numbers_page(audits: str = "") -> str:
+    """What a time, a ratio and a mark mean, the commands that repeat them, and ``audits``."""
     body = "".join(
         f'<h2>{head}</h2>\n<p class="lead">{text(words)}</p>\n' for head, words in _PARTS.items()
     )
@@ -57,5 +58,5 @@ def numbers_page() -> str:
     return page(
         "How numbers are made",
         f"{body}<h2>Marks in tables</h2>\n<dl>{marks}</dl>\n"
-        f"<h2>How to repeat them</h2>\n<pre><code>{text(commands)}</code></pre>\n",
+        f"<h2>How to repeat them</h2>\n<pre><code>{text(commands)}</code></pre>\n{audits}",
     )
