@@ -27,8 +27,8 @@ def engine_page(runs: Sequence[ModelResult]) -> str:
     number = 0
     for (model, gpu), group in groupby(ordered, key=_subject):
         parts.append(f"<h2>{text(model)} on {link('gpu', gpu)}</h2>\n")
-        for run in group:
-            parts.append(_run(run, f"engine{number}"))
+        for place, run in enumerate(group, 1):
+            parts.append(_run(run, f"engine{number}", f"run {place} of {model}"))
             number += 1
     return page("The engine", "".join(parts))
 
@@ -43,10 +43,11 @@ def _decoding(run: ModelResult) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["context"], row["batch"], row["engine"]))
 
 
-def _run(run: ModelResult, name: str) -> str:
+def _run(run: ModelResult, name: str, words: str) -> str:
+    """One run; ``name`` begins the names of its tables, ``words`` their captions."""
     weights = "random" if run.measured.get("has_random_weights") else "published"
     served = " by HTTP" if run.is_served else f", {weights} weights"
-    parts = [f"<h3>Run of {text(run.created_at)}{served}</h3>\n"
+    parts = [f"<h3>{text(words[:1].upper() + words[1:])}, {text(run.created_at)}{served}</h3>\n"
              f"<p>Command: <code>{text(run.command)}</code></p>\n"]  # fmt: skip
     decoding = _decoding(run)
     groups = [
@@ -56,7 +57,7 @@ def _run(run: ModelResult, name: str) -> str:
     if len(groups) > 1:
         parts.append(plots.bars("Output tokens a second, all requests together", groups))
     if decoding:
-        parts.append(sheet(name, _decoding_sheet(f"Decoding, {run.model}", decoding)))
+        parts.append(sheet(name, _decoding_sheet(f"Decoding, {words} on {run.gpu}", decoding)))
     if prefill := run.measured.get("prefill"):
         parts.append(
             f"<p>A prompt of {prefill['num_tokens']:,} tokens takes {prefill['ms']:,.0f} ms: "
@@ -64,7 +65,7 @@ def _run(run: ModelResult, name: str) -> str:
             "product reaches.</p>\n"
         )
     if loads := run.measured.get("loads"):
-        parts.append(sheet(f"{name}-loads", _loads_sheet(f"Requests, {run.model}", loads)))
+        parts.append(sheet(f"{name}-loads", _loads_sheet(f"Requests, {words} on {run.gpu}", loads)))
     return "".join(parts)
 
 
