@@ -366,6 +366,10 @@ def leaderboard(
         return write_csv(*to_csv(rows))
     if markdown:
         return echo(to_markdown(rows))
+    if not rows and problem != "*" and known:
+        raise InvalidArgument(
+            f"no result is of a problem called {problem!r}; * stands for any text"
+        )
     if url is None:
         note_missing_database()
     show(table(rows, last.notes() if last else ()))

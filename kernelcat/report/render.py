@@ -21,7 +21,7 @@ def table(rows: Sequence[Row], remarks: Sequence[str] = ()) -> Group:
     from rich.console import Group
 
     if not rows:
-        return Group(f"{NOTHING}: run kernelcat tune ENTRY.")
+        return Group(f"{NOTHING}: run kernelcat tune ENTRY.", *remarks)
     compilers = sorted({row.other_compiler for row in rows if row.other_compiler})
     notes = [f"Measured with other compilers than this machine has: {'; '.join(compilers)}."]
     sheets = (grid.sheet.console() for grid in grids(rows))
