@@ -77,7 +77,8 @@ def sheet(name: str, source: Sheet, folded: bool = False) -> str:
     made = table(name, source.title, source.headers, lines, numbers, total) + notes
     if not folded:
         return made
-    words = f"{source.title}: table of {len(source.lines):,} lines"
+    count = len(source.lines)
+    words = f"{source.title}: table of {count:,} line{'s' * (count != 1)}"
     return f"<details><summary>{text(words)}</summary>\n{made}</details>\n"
 
 

@@ -11,8 +11,9 @@ _PARTS = {
     "recorded with each row. A time below the roofline is an error, not a record.",
     "Regimes": "graph is device time, by CUDA graphs. eager has the host's time of a call too.",
     "Thermal states": "sustained: the chip is warmed up and never rests. burst: it rests before "
-    "each block. ladder: a race of all variants. Calls, and the tables here, go by sustained where "
-    "there is such a race, else by burst.",
+    "each block. ladder: a race of all variants. screen: a quick first measurement, which stands "
+    "where no race followed. Calls, and the tables here, go by sustained where there is such a "
+    "race, else by burst.",
     "A ratio": "A peer is another project's implementation as published, raced in the same run. A "
     "ratio is the peer's time over ours: above 1 ours is faster. Tables of entries take the "
     "fastest peer of each problem; the geometric mean covers problems with a peer. A row without "

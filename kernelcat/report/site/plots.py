@@ -194,7 +194,7 @@ def bars(
                 parts.append(_text(long + 5, y + _BAR - 1, figure(value), "start"))
                 y += _BAR + 2
         if mark is not None:
-            parts.append(f'<line class="axis" x1="{mark * scale:.1f}" y1="{first - 2}" '
+            parts.append(f'<line class="axis" x1="{mark * scale:.1f}" y1="{first}" '
                          f'x2="{mark * scale:.1f}" y2="{y}"/>')  # fmt: skip
         y += 7
     return _figure(title, f"Bars of {len(listed)} lines.", y + 4, parts, caption)
