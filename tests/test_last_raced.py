@@ -77,16 +77,27 @@ def test_the_board_of_100_000_rows_of_thousands_of_problems_takes_two_seconds(
     read: list[object] = []
     from_row = database.from_row
     monkeypatch.setattr(database, "from_row", lambda row: read.append(row) or from_row(row))
-    command = ["leaderboard", "--db", str(large)]
-    CliRunner().invoke(main, ["leaderboard"])  # imports
-    start = time.process_time()
-    done = CliRunner().invoke(main, command)
-    seconds = time.process_time() - start
-    assert done.exit_code == 0 and seconds < 2
+
+    def seconds(*options: str) -> tuple[float, str]:
+        """Least processor time of two boards, and what the last one printed."""
+        times = []
+        for _ in range(2):
+            read.clear()
+            start = time.process_time()
+            done = CliRunner().invoke(main, ["leaderboard", *options])
+            times.append(time.process_time() - start)
+            assert done.exit_code == 0
+        return min(times), done.output
+
+    without, _ = seconds()
+    taken, output = seconds("--db", str(large))
+    # Without a database an idle core takes 0.75 s: the limit is 2 s there, and slower machines
+    # have more.
+    assert taken < 2 * without + 0.5
     assert len(read) <= MOST * len(RACE)
-    assert f"gemm on h200: {PROBLEMS - MOST:,} more problems were raced earlier." in done.output
-    assert "cannot be true" not in done.output
-    shown = set(re.findall(r"M=(\d+) N=4096", done.output))
+    assert f"gemm on h200: {PROBLEMS - MOST:,} more problems were raced earlier." in output
+    assert "cannot be true" not in output
+    shown = set(re.findall(r"M=(\d+) N=4096", output))
     assert shown == {str(5000 + i) for i in range(300 - MOST, 300)}
 
 

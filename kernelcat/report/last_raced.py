@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kernelcat import catalog
 from kernelcat.store.newest import SUBJECT, Name, Newest
 
-MOST, LEAST = 200, 10
+MOST, LEAST = 100, 10
 """Problems without a name that are shown in all, and at least of each table."""
 
 
