@@ -17,6 +17,8 @@ _NAVIGATION = (
     ("techniques.html", "Techniques"),
     ("numbers.html", "How numbers are made"),
 )
+_LONG = 48
+"""A cell with more characters has several lines."""
 _LISTED = 3
 """A page with so many parts begins with a list of them."""
 
@@ -71,7 +73,7 @@ def table(
 def sheet(name: str, source: Sheet, folded: bool = False) -> str:
     """A table of text cells, with its notes; a ``folded`` one opens by a click or a filter."""
     numbers = range(len(source.headers))[source.numbers]
-    lines = ([text(cell) for cell in line] for line in source.lines)
+    lines = ([_cell(cell) for cell in line] for line in source.lines)
     total = [text(cell) for cell in source.total]
     notes = "".join(f"<p>{text(note)}</p>\n" for note in source.notes)
     made = table(name, source.title, source.headers, lines, numbers, total) + notes
@@ -111,6 +113,11 @@ def _with_contents(body: str) -> str:
             for i, (head, part) in enumerate(zip(heads, parts, strict=True)))  # fmt: skip
     lead, end, rest = pieces[0].partition("</p>\n")
     return lead + end + listed + rest + "".join(made)
+
+
+def _cell(words: str) -> str:
+    """A cell of text; a long one has several lines."""
+    return f'<span class="wide">{text(words)}</span>' if len(words) > _LONG else text(words)
 
 
 def _line(cells: Sequence[str], numbers: set[int]) -> str:
