@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -122,6 +123,7 @@ def test_doctor_names_a_remedy_for_everything_missing() -> None:
         (("profile", "gemm", "--problem", "x"), "has no problem 'x'"),
         (("profile", "gemm", "--variant", "nothing"), "no implementation is called"),
         (("ladder", "gemm", "--problem", "x"), "has no problem 'x'"),
+        (("leaderboard", "gemm", "--problem", "x*"), "no result is of a problem called"),
         (("ladder", "gemm", "--measure"), "name a --problem to measure"),
         (("inspect", "gemm", "--problem", "M=1,N=2"), "gemm also needs K"),
         (("inspect", "gemm", "--problem", "M=1,N=2,K=x"), "K='x' must be an integer"),
@@ -311,3 +313,12 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.sqlite3"
     file.write_text("not a database, but long enough to look at " * 40)
     one_line(run("db", "export", str(tmp_path / "x.jsonl"), "--db", str(file)), "not a SQLite")
+
+
+def test_a_warning_is_one_line_without_its_place_in_the_sources(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kernelcat", "explain", "gemm", "--gpu", "h200",
+               "--problem", "4096x4096x4096"]  # fmt: skip
+    missing = os.environ | {"KERNELCAT_DB": str(tmp_path / "none.sqlite3")}
+    done = subprocess.run(command, capture_output=True, text=True, env=missing, timeout=60)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 0 and line.startswith("Warning: there is no tuning database at ")

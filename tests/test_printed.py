@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import planted_tunes
 import pytest
-import test_tune
 from click.testing import CliRunner
 
 import kernelcat
@@ -25,7 +25,7 @@ from kernelcat.tune.messages import Built
 from kernelcat.tune.pool import CompilePool
 from kernelcat.verify import receipts
 
-planted, store = test_tune.planted, test_tune.store
+planted, store = planted_tunes.planted, planted_tunes.store
 
 
 def builds(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0, **metadata: int) -> list[Any]:
@@ -69,7 +69,7 @@ def test_nothing_compiles_only_where_all_was_tried(store, monkeypatch) -> None:
 
 
 def test_candidates_that_the_budget_left_out_of_a_measured_tune_are_counted(store) -> None:
-    report = test_tune.run(store, variants=["honest"], peers=False, budget_s=0.01)
+    report = planted_tunes.run(store, variants=["honest"], peers=False, budget_s=0.01)
     [problem] = report.problems
     assert problem.cut_short and problem.not_tried == 4 - problem.tried.total()
     assert f"before {problem.not_tried} candidates were tried" in "\n".join(report.lines())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import replace
 from email.message import Message
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,7 +19,9 @@ from kernelcat.cli import main
 from kernelcat.report import site
 from kernelcat.report.site import sources
 from kernelcat.report.site.markup import filename
+from kernelcat.report.techniques.index import every
 from kernelcat.store import Measurement
+from kernelcat.store.audits import Audit, AuditedProblem, AuditedTune
 from kernelcat.store.model_results import ModelResult
 from kernelcat.store.random_races import RandomRace, RandomRaces
 
@@ -72,7 +75,7 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_there_is_a_page_for_each_entry_and_gpu(committed: Path) -> None:
     expected = {filename("entry", name) for name in catalog.names()}
-    expected |= {"index.html", "numbers.html", "engine.html", "gpu-h200.html"}
+    expected |= {"index.html", "numbers.html", "engine.html", "gpu-h200.html", "techniques.html"}
     assert expected <= {path.name for path in committed.iterdir()}
 
 
@@ -200,7 +203,7 @@ def test_the_winner_over_time_shows_problems_that_were_raced_twice(tmp_path: Pat
     rows = [*race(100.0, "third", 14), *race(100.0, "only", 14, **once)]
     write(tmp_path, rows, history=history, is_current=lambda row: True)
     text = (tmp_path / "entry-gemm.html").read_text(encoding="utf-8")
-    found = text.partition("The winner over time")[2].partition("<h2>")[0]
+    found = re.split("<h2.*?>The winner over time", text)[1].partition("<h2")[0]
     assert re.findall(r"0\.80|1\.05|2\.00", found.partition("<tbody>")[2]) == [
         "0.80",
         "1.05",
@@ -221,7 +224,7 @@ def test_the_page_of_the_engine_has_speeds_and_escapes_them(tmp_path: Path) -> N
     )  # fmt: skip
     write(tmp_path, [timed(200.0)], engines=[run], is_current=lambda row: True)
     text = (tmp_path / "engine.html").read_text(encoding="utf-8")
-    assert "<b>model" not in text and "<i>" not in text and "&lt;b&gt;model on h200" in text
+    assert "<b>model" not in text and "<i>" not in text and "&lt;b&gt;model on <a" in text
     assert ">2,667</td>" in text and ">333</td>" in text
     assert 'href="engine.html"' in (tmp_path / "index.html").read_text(encoding="utf-8")
     write(tmp_path / "without", [timed(200.0)], is_current=lambda row: True)
@@ -250,11 +253,49 @@ def test_a_receipt_that_holds_is_not_called_compiled(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_predictions_and_tunes_are_judged_on_the_site(committed: Path, tmp_path: Path) -> None:
+    numbers = (committed / "numbers.html").read_text(encoding="utf-8")
+    judged = numbers.partition("Predicted order on the h200")[2]
+    assert '<th scope="row">gemm</th>' in judged and "Spearman" in judged
+    assert "Predicted order against measured order" in (committed / "entry-gemm.html").read_text()
+    tune = AuditedTune("halving", True, 9, 1.5, "gemm/cuda/<b>", us=10.0, regret=0.02)
+    problem = AuditedProblem(ROW["problem"], "small", 20, 10, seconds=3.0, best="gemm/cuda/tma",
+                             best_us=9.8, tunes=(replace(tune, compiled=False), tune))  # fmt: skip
+    audit = Audit(
+        "gemm", "h200", 9, ["halving"], {}, "graph", "burst", "2026-11-24", {}, (problem,)
+    )
+    write(tmp_path, [timed(200.0)], tunes=[audit], is_current=lambda row: True)
+    for name in ("entry-gemm.html", "numbers.html"):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert "audit of tunes with 9 candidates" in text and ">2.0%</td>" in text
+        assert "cuda/&lt;b&gt;" in text
+    assert "audit of tunes" not in (tmp_path / "entry-lm_head.html").read_text(encoding="utf-8")
+
+
+def test_each_technique_has_a_line_a_part_and_links_to_the_entries_that_use_it(
+    committed: Path,
+) -> None:
+    page = Page(committed / "techniques.html")
+    ids, links = page.values("id"), page.values("href")
+    for each in every():
+        assert f"technique-{each.slug}" in ids and f"#technique-{each.slug}" in links
+    assert "entry-multicast_gemm.html" in links
+
+
+def test_parts_of_a_long_page_are_listed_at_its_beginning(committed: Path) -> None:
+    text = (committed / "entry-gemm.html").read_text(encoding="utf-8")
+    heads = re.findall('<h2 id="(part-[0-9]+)">', text)
+    assert len(heads) > 5 and re.findall('href="#(part-[0-9]+)"', text) == heads
+    assert text.index('aria-label="On this page"') < text.index("<h2")
+
+
 def test_a_gpu_page_names_the_software_that_measured(tmp_path: Path) -> None:
     software = {"driver": "580.1", "cuda": "13.7", "compilers": {"nvrtc": "13.0.88"}}
     write(tmp_path, [timed(200.0, environment=software)], is_current=lambda row: True)
     text = (tmp_path / "gpu-h200.html").read_text(encoding="utf-8")
-    assert '580.1</th><td>13.7</td><td></td><td>nvrtc 13.0.88</td><td class="n">1</td>' in text
+    assert (
+        '580.1</th><td>13.7</td><td></td><td><span class="wide">nvrtc 13.0.88</span></td>' in text
+    )
     write(tmp_path, [timed(200.0, environment={})], is_current=lambda row: True)
     assert "Measured with" in (tmp_path / "gpu-h200.html").read_text(encoding="utf-8")
 

@@ -113,6 +113,18 @@ def test_clicks_lead_through_all_kinds_of_pages(page: Any) -> None:
     assert page.locator("#board tbody tr:visible").count() > 20
 
 
+def test_links_and_filters_open_what_is_folded(page: Any, folder: Path) -> None:
+    page.goto((folder / "techniques.html").as_uri())
+    page.get_by_role("searchbox").fill("TMA multicast")
+    page.get_by_role("link", name="TMA multicast", exact=True).click()
+    part = page.locator("details#technique-tma-multicast")
+    assert part.get_by_text("Source:").is_visible()
+    page.goto((folder / "entry-gemm.html").as_uri() + "#history0.q=4096")
+    assert page.locator("#history0").is_visible()
+    page.get_by_role("link", name="Sources", exact=True).click()
+    assert page.locator("#history0").get_by_role("searchbox").input_value() == "4096"
+
+
 def test_keys_reach_the_content_the_filter_and_the_table(page: Any) -> None:
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"

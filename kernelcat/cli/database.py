@@ -331,6 +331,7 @@ def leaderboard(
     """
     from kernelcat import catalog
     from kernelcat.report.board import board, load
+    from kernelcat.report.last_raced import LastRaced
     from kernelcat.report.render import table, to_csv, to_json, to_markdown
     from kernelcat.runtime import gpu as gpus
     from kernelcat.store import plausibility
@@ -350,7 +351,9 @@ def leaderboard(
         return _serve_site((sku, name, url), port)
     if html and html.suffix != ".html":
         return _write_site(html, (sku, name, url), as_json)
-    known = load(sku, name, regime, url)
+    is_table = not (html or as_csv or markdown or as_json)
+    last = LastRaced(problem, state) if is_table else None
+    known = load(sku, name, regime, url, choose=last)
     rows = board(known, sku, name, regime, state, problem, doubt=plausibility.doubt)
     if html:
         from kernelcat.report.page import to_html
@@ -363,12 +366,18 @@ def leaderboard(
         return write_csv(*to_csv(rows))
     if markdown:
         return echo(to_markdown(rows))
+    if not rows and problem != "*" and known:
+        raise InvalidArgument(
+            f"no result is of a problem called {problem!r}; * stands for any text"
+        )
     if url is None:
         note_missing_database()
-    show(table(rows))
+    show(table(rows, last.notes() if last else ()))
     doubtful = sum(plausibility.doubt(row) is not None for row in known)
     if doubtful:
-        echo(f"{doubtful} results cannot be true and are left out: kernelcat db verify lists them.")
+        least = "At least " if last and last.left_out else ""
+        echo(f"{least}{doubtful} results cannot be true and are left out: "
+             "kernelcat db verify lists them.")  # fmt: skip
 
 
 Selection = tuple[str | None, str | None, str | None]

@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import sys
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -35,7 +37,8 @@ class Program(Group):
 
     def main(self, *args: Any, **options: Any) -> Any:
         try:
-            return super().main(*args, **options)
+            with _short_warnings():
+                return super().main(*args, **options)
         except OSError as error:
             if error.filename is not None:
                 message = f"{error.filename}: {error.strerror}"
@@ -46,6 +49,26 @@ class Program(Group):
                 raise
             echo(f"Error: {message}", err=True)
             sys.exit(1)
+
+
+@contextlib.contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Show a warning to the user without its place in the sources."""
+    as_usual = warnings.formatwarning
+
+    def short(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int,
+        line: str | None = None,
+    ) -> str:  # fmt: skip
+        if category is UserWarning:
+            return f"Warning: {printable(str(message))}\n"
+        return as_usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = short
+    try:
+        yield
+    finally:
+        warnings.formatwarning = as_usual
 
 
 def _discard_output() -> None:

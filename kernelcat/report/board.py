@@ -30,6 +30,7 @@ from kernelcat.verify import code_record
 
 if TYPE_CHECKING:
     from kernelcat.store import Store
+    from kernelcat.store.newest import Choice
 
 TERA = 1e12
 
@@ -137,12 +138,14 @@ def load(
     regime: str | None = None,
     url: str | None = None,
     as_copy: bool = False,
+    choose: Choice | None = None,
 ) -> list[Measurement]:
     """Shipped rows and, where there is a database, the rows of its newest races.
 
     Doubtful rows are among them, and the rows of the races that take their places.
     ``gpu`` (SKU), ``entry`` and ``regime`` select rows; ``url`` names the database,
-    of which ``as_copy`` reads a private copy: then the file is not touched.
+    of which ``as_copy`` reads a private copy: then the file is not touched. ``choose`` selects
+    races of the database.
 
     Raises
     ------
@@ -156,9 +159,8 @@ def load(
     ]
     with _database(url, as_copy) as store:
         if store is not None:
-            where = {"gpu": gpu, "entry": entry, "regime": regime}
-            races = store.winners(**where)
-            races += plausibility.sound(races, lambda: store.rows(**where, status="passed"))
+            races = store.winners(gpu, entry, regime, choose)
+            races += plausibility.sound(races, store)
             rows += {row.digest: row for race in races for row in race.measurements}.values()
     return rows
 

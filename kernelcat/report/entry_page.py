@@ -110,8 +110,8 @@ def _call(entry: Entry) -> str:
     return f"```python\n{example(entry)}\n```\n\n{note}".strip()
 
 
-def example(entry: Entry) -> str:
-    """Two statements that fetch the operator and call it."""
+def example(entry: Entry, width: int = 96) -> str:
+    """Two statements that fetch the operator and call it, in lines of ``width`` columns."""
     arguments = [t.name if t.flag is None else f"{t.name}={t.name}" for t in entry.inputs]
     arguments += [f"{axis.name}={_literal(axis)}" for axis in _keywords(entry)]
     outputs = ", ".join(tensor.name for tensor in entry.outputs)
@@ -120,7 +120,7 @@ def example(entry: Entry) -> str:
         arguments.append(f"out=({outputs})" if many else f"out={outputs}")
     call = f"op({', '.join(arguments)})"
     result = textwrap.fill(
-        call if entry.updated else f"{outputs} = {call}", 96, subsequent_indent="    "
+        call if entry.updated else f"{outputs} = {call}", width, subsequent_indent="    "
     )
     return f'op = kernelcat.get("{entry.name}")\n{result}'
 

@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 NOTHING = "Nothing measured yet"
 
 
-def table(rows: Sequence[Row]) -> Group:
-    """The leaderboard for ``rich.console.Console.print``."""
+def table(rows: Sequence[Row], remarks: Sequence[str] = ()) -> Group:
+    """The leaderboard for ``rich.console.Console.print``, with ``remarks`` at its end."""
     from rich.console import Group
 
     if not rows:
-        return Group(f"{NOTHING}: run kernelcat tune ENTRY.")
+        return Group(f"{NOTHING}: run kernelcat tune ENTRY.", *remarks)
     compilers = sorted({row.other_compiler for row in rows if row.other_compiler})
     notes = [f"Measured with other compilers than this machine has: {'; '.join(compilers)}."]
-    return Group(*(grid.sheet.console() for grid in grids(rows)), *(notes if compilers else []))
+    sheets = (grid.sheet.console() for grid in grids(rows))
+    return Group(*sheets, *(notes if compilers else []), *remarks)
 
 
 def to_json(rows: Sequence[Row]) -> str:

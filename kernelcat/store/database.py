@@ -28,7 +28,7 @@ from kernelcat.store.journal import Journal
 from kernelcat.store.location import VARIABLE, Location, locate
 from kernelcat.store.measurement import Measurement, canonical
 from kernelcat.store.models import from_row, measurements, to_row
-from kernelcat.store.newest import Values, best_rows, equal, newest_rows
+from kernelcat.store.newest import Choice, Values, best_rows, equal, newest_rows, passed_rows
 from kernelcat.store.races import Race, newest_races
 
 BUSY_S = 30.0
@@ -247,17 +247,28 @@ class Store:
         return tried
 
     def winners(
-        self, gpu: str | None = None, entry: str | None = None, regime: str | None = "graph"
+        self,
+        gpu: str | None = None,
+        entry: str | None = None,
+        regime: str | None = "graph",
+        choose: Choice | None = None,
     ) -> list[Race]:
         """The newest race of every (gpu, entry, problem, regime, kind, state), with its peers.
 
         Only rows of one run are compared. A race that was measured here outranks imported races. A
         configuration that was ever found wrong with the same source is left out, because it must
-        not win by a timing from before or after. See :func:`kernelcat.store.newest_races`. Raises
-        ``StoreError`` if the database cannot be read.
+        not win by a timing from before or after. See :func:`kernelcat.store.newest_races`.
+        ``choose`` selects races. Raises ``StoreError`` if the database cannot be read.
         """
         values = {"gpu": gpu, "entry": entry, "regime": regime}
-        return newest_races(self._of_races(newest_rows, values))
+        return newest_races(self._of_races(partial(newest_rows, choose=choose), values))
+
+    def possible_rows(
+        self, subjects: Iterable[Sequence[str]], is_possible: Callable[[str, str, str, str], bool]
+    ) -> list[Measurement]:
+        """The passed rows of ``subjects``; see :func:`kernelcat.store.newest.passed_rows`."""
+        query = partial(passed_rows, subjects=map(tuple, subjects), is_possible=is_possible)
+        return self._of_races(query, {})
 
     def best_rows(self, gpu: str | None = None, entry: str | None = None) -> list[Measurement]:
         """The winner and the fastest peer of every race, old races included.

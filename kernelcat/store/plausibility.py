@@ -8,11 +8,11 @@ mark it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelcat.catalog import discovery
 from kernelcat.catalog.spec import Entry, Problem
@@ -20,8 +20,11 @@ from kernelcat.dtypes import E2M1_MAX, E4M3_MAX
 from kernelcat.errors import InvalidArgument, MissingDependency, UnknownName
 from kernelcat.runtime import gpu as gpus
 from kernelcat.store import origin
-from kernelcat.store.measurement import Measurement
-from kernelcat.store.races import Key, Race, newest_races
+from kernelcat.store.measurement import PEER, Measurement, decode
+from kernelcat.store.races import Race, newest_races
+
+if TYPE_CHECKING:
+    from kernelcat.store.database import Store
 
 CLOCK_SKEW = timedelta(days=1)
 """How far the clock of another machine may be ahead."""
@@ -70,16 +73,15 @@ def _doubt(row: Measurement) -> str | None:
     return _wrong_environment(row) or _contradiction(row)
 
 
-def sound(races: Iterable[Race], rows: Callable[[], Iterable[Measurement]]) -> list[Race]:
+def sound(races: Iterable[Race], store: Store) -> list[Race]:
     """The races that take the places of ``races`` with a doubtful row: the newest without one.
 
-    ``rows()`` returns all rows, and is called only where a row is doubtful.
+    ``races`` are of ``store``, which is asked again only where a row is doubtful.
     """
     keys = {race.key for race in races if any(doubt(row) for row in race.measurements)}
     if not keys:
         return []
-    subjects = {key.subject for key in keys}
-    candidates = [row for row in rows() if Key.of(row).subject in subjects]
+    candidates = store.possible_rows({key.subject for key in keys}, _is_possible)
     return [race for race in newest_races(r for r in candidates if doubt(r) is None)
             if race.key in keys]  # fmt: skip
 
@@ -109,7 +111,9 @@ def _contradiction(row: Measurement) -> str | None:
     entry = discovery.entry(row.entry)
     if row.problem.keys() != set(entry.axis_names):
         return None
-    reason = why_no_problem(row.to_problem()) or _why_no_config(row)
+    reason = why_no_problem(row.to_problem()) or _why_no_config(
+        row.entry, row.language, row.variant, row.config
+    )
     if reason is not None:
         return reason
     limits = _limits(row.entry, row.to_problem(), row.gpu)
@@ -153,15 +157,28 @@ def _why_uncountable(entry: Entry, problem: Problem) -> str | None:
     return None
 
 
-def _why_no_config(row: Measurement) -> str | None:
-    """Why the row's configuration is not of the space; None for a peer and without the language."""
-    if row.is_peer:
+def _why_no_config(
+    entry: str, language: str, variant: str, config: Mapping[str, Any]
+) -> str | None:
+    """Why ``config`` is not of the space; None for a peer and without the language."""
+    if language == PEER:
         return None
     try:
-        implementation = discovery.implementation(row.entry, row.language, row.variant)
+        implementation = discovery.implementation(entry, language, variant)
     except (UnknownName, MissingDependency):
         return None
-    return implementation.why_not_in_space(row.config)
+    return implementation.why_not_in_space(config)
+
+
+def _is_possible(entry: str, language: str, variant: str, config: str) -> bool:
+    """Whether rows with this configuration (JSON) can be true, as far as the space tells."""
+    if entry not in discovery.names():
+        return True
+    try:
+        values = decode(config)
+    except InvalidArgument:
+        return True  # the row is refused where it is read
+    return not isinstance(values, dict) or not _why_no_config(entry, language, variant, values)
 
 
 @lru_cache(4096)

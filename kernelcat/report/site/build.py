@@ -1,4 +1,4 @@
-"""Makes the site: an overview, a page for each entry and SKU, and how numbers are made."""
+"""Makes the site: an overview, pages of entries, SKUs, techniques, and how numbers are made."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kernelcat import catalog
+from kernelcat.report import predictions
 from kernelcat.report.board import board, in_catalog
-from kernelcat.report.site import engine
+from kernelcat.report.site import audits, engine, techniques
 from kernelcat.report.site.entry import entry_page
 from kernelcat.report.site.markup import filename
 from kernelcat.report.site.numbers import numbers_page
 from kernelcat.report.site.overview import gpu_page, lines, overview_page
 from kernelcat.store import Measurement
+from kernelcat.store.audits import Audit
 from kernelcat.store.history import past_races
 from kernelcat.store.model_results import ModelResult
 from kernelcat.store.random_races import RandomRaces
@@ -29,6 +31,8 @@ def pages(
     random: Sequence[RandomRaces] = (),
     history: Iterable[Measurement] = (),
     engines: Sequence[ModelResult] = (),
+    predicted: Sequence[predictions.Audit] = (),
+    tunes: Sequence[Audit] = (),
     is_current: Callable[[Measurement], bool] = code_record.is_current,
     doubt: Callable[[Measurement], str | None] = lambda row: None,
 ) -> dict[str, str]:
@@ -41,7 +45,9 @@ def pages(
     checked : entry and SKU of receipts that hold
     random : races on random problems
     history : winners and peers of earlier races
-    engines : results of models that have times of decoding
+    engines : results of models
+    predicted : cost models judged by races
+    tunes : audits of tunes
     is_current : whether a row timed the code that runs today
     doubt : why a row cannot be true, or None; such a row is left out
     """
@@ -61,7 +67,8 @@ def pages(
     listed = lines(rows, compiled, checked)
     made = {
         "index.html": overview_page(listed, engine.FILE if engines else None),
-        "numbers.html": numbers_page(),
+        "numbers.html": numbers_page(audits.overview_part(predicted, tunes)),
+        techniques.FILE: techniques.techniques_page(),
     }
     if engines:
         made[engine.FILE] = engine.engine_page(engines)
@@ -71,8 +78,12 @@ def pages(
     for name in sorted(set(catalog.names())):
         counted = [profile for profile in profiles if profile.entry == name]
         drawn = [races for races in random if races.entry == name]
+        judged = audits.entry_part(
+            [each for each in predicted if each.entry == name],
+            [each for each in tunes if each.entry == name],
+        )
         made[filename("entry", name)] = entry_page(
-            name, by_entry[name], raced[name], counted, drawn, past[name], is_current
+            name, by_entry[name], raced[name], counted, drawn, past[name], judged, is_current
         )
     return made
 

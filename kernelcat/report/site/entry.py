@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from kernelcat import catalog
@@ -25,6 +26,9 @@ from kernelcat.store.measurement import REGIMES
 from kernelcat.store.random_races import RandomRaces
 from kernelcat.verify.profiles import Profile
 
+_COLUMNS = 44
+"""Columns of an example that a phone shows."""
+
 
 def entry_page(
     name: str,
@@ -33,6 +37,7 @@ def entry_page(
     profiles: Sequence[Profile],
     random: Sequence[RandomRaces],
     past: Sequence[Past],
+    judged: str,
     is_current: Callable[[Measurement], bool],
 ) -> str:
     """The page of the entry ``name``.
@@ -43,6 +48,7 @@ def entry_page(
     measurements : the rows of its races
     profiles, random, past : bytes that the hardware counted, races on random problems, and races
         from old to new
+    judged : the part of the page with audits of its cost models and tunes
     is_current : whether a row timed the code that runs today
     """
     entry = catalog.entry(name)
@@ -52,7 +58,7 @@ def entry_page(
     gpus = sorted({row.gpu for row in rows})
     if gpus:
         parts.append(f"<p>Results on {', '.join(link('gpu', gpu) for gpu in gpus)}.</p>\n")
-    call = f"import kernelcat\n\n{example(entry)}"
+    call = f"import kernelcat\n\n{example(entry, _COLUMNS)}"
     parts.append(f"<h2>How to call it</h2>\n<pre><code>{text(call)}</code></pre>\n")
     ordered = sorted(rows, key=lambda row: (row.gpu, REGIMES.index(row.regime)))
     for i, (section, group) in enumerate(groupby(ordered, key=lambda row: row.section)):
@@ -65,7 +71,7 @@ def entry_page(
         parts.append(_ladder(i, each))
     for gpu in sorted({profile.gpu for profile in profiles}):
         parts.append(_bytes(gpu, [p for p in profiles if p.gpu == gpu]))
-    parts += [history_part(past), random_part(random), sources(name)]
+    parts += [random_part(random), judged, history_part(past), sources(name)]
     return page(name, "".join(parts))
 
 
@@ -114,11 +120,10 @@ def _ratios(rows: Sequence[Row]) -> str:
             marks.append(plots.Point(megabytes, best, f"{row.title}: {best:.2f}\u00d7", best >= 1))
     if not marks:
         return ""
-    low, high = min(p.x for p in marks), max(p.x for p in marks)
     return plots.points(
         "Ratio to the fastest peer over problem size", "least MB moved", "peer's time over ours",
-        marks, [[(low, 1.0), (max(high, low * 1.01), 1.0)]],
-        "Dots: ours is at least as fast. Rings: the peer is faster. The line is 1.", y_base=2,
+        marks, caption="Dots: ours is at least as fast. Rings: the peer is faster. The line is 1.",
+        y_base=2, level=1.0,
     )  # fmt: skip
 
 
@@ -137,6 +142,8 @@ def _without_peer(measurements: Sequence[Measurement]) -> str:
 
 def _ladder(number: int, ladder: Ladder) -> str:
     table = ladder_sheet(ladder)
+    plain = [[cell.replace("`", "") for cell in line] for line in table.lines]  # marks of Markdown
+    table = replace(table, lines=plain)
     groups = [
         (
             f"{step.language}/{step.variant}",

@@ -34,7 +34,7 @@ def history_part(past: Sequence[Past], id_prefix: str = "history") -> str:
         listed = list(races)
         title = f"The winner over time on {section[0]}, {section[1]} regime, {section[2]}"
         parts.append(f"<h2>{text(title)}</h2>\n{_plot(listed)}")
-        parts.append(sheet(f"{id_prefix}{i}", _sheet(title, listed)))
+        parts.append(sheet(f"{id_prefix}{i}", _sheet(title, listed), folded=True))
     return "".join(parts)
 
 

@@ -12,7 +12,15 @@ from kernelcat.report.printable import printable
 from kernelcat.report.sheet import Sheet
 
 _HERE = Path(__file__).parent
-_NAVIGATION = (("index.html", "Overview"), ("numbers.html", "How numbers are made"))
+_NAVIGATION = (
+    ("index.html", "Overview"),
+    ("techniques.html", "Techniques"),
+    ("numbers.html", "How numbers are made"),
+)
+_LONG = 48
+"""A cell with more characters has several lines."""
+_LISTED = 3
+"""A page with so many parts begins with a list of them."""
 
 
 def text(value: object) -> str:
@@ -62,13 +70,18 @@ def table(
     )
 
 
-def sheet(name: str, source: Sheet) -> str:
-    """A table of text cells, with its notes."""
+def sheet(name: str, source: Sheet, folded: bool = False) -> str:
+    """A table of text cells, with its notes; a ``folded`` one opens by a click or a filter."""
     numbers = range(len(source.headers))[source.numbers]
-    lines = ([text(cell) for cell in line] for line in source.lines)
+    lines = ([_cell(cell) for cell in line] for line in source.lines)
     total = [text(cell) for cell in source.total]
     notes = "".join(f"<p>{text(note)}</p>\n" for note in source.notes)
-    return table(name, source.title, source.headers, lines, numbers, total) + notes
+    made = table(name, source.title, source.headers, lines, numbers, total) + notes
+    if not folded:
+        return made
+    count = len(source.lines)
+    words = f"{source.title}: table of {count:,} line{'s' * (count != 1)}"
+    return f"<details><summary>{text(words)}</summary>\n{made}</details>\n"
 
 
 def page(title: str, body: str) -> str:
@@ -82,9 +95,29 @@ def page(title: str, body: str) -> str:
         f"<title>{text(title)} - kernelcat</title>\n<style>{style}</style></head>\n"
         '<body><a class="skip" href="#main">To the content</a>\n'
         f'<nav aria-label="Pages"><b>kernelcat</b>{links}</nav>\n'
-        f'<main id="main" tabindex="-1"><h1>{text(title)}</h1>\n{body}</main>\n'
+        f'<main id="main" tabindex="-1"><h1>{text(title)}</h1>\n{_with_contents(body)}</main>\n'
         f"<script>{script}</script></body></html>\n"
     )
+
+
+def _with_contents(body: str) -> str:
+    """``body`` with an id for each of its parts, and links to them where there are several."""
+    pieces = re.split(r"<h2>(.*?)</h2>", body)
+    heads, parts = pieces[1::2], pieces[2::2]
+    if len(heads) < _LISTED:
+        return body
+    items = "".join(f'<li><a href="#part-{i}">{re.sub("<.*?>", "", head)}</a></li>'
+                    for i, head in enumerate(heads))  # fmt: skip
+    listed = f'<nav class="contents" aria-label="On this page"><ul>{items}</ul></nav>\n'
+    made = (f'<h2 id="part-{i}">{head}</h2>{part}'
+            for i, (head, part) in enumerate(zip(heads, parts, strict=True)))  # fmt: skip
+    lead, end, rest = pieces[0].partition("</p>\n")
+    return lead + end + listed + rest + "".join(made)
+
+
+def _cell(words: str) -> str:
+    """A cell of text; a long one has several lines."""
+    return f'<span class="wide">{text(words)}</span>' if len(words) > _LONG else text(words)
 
 
 def _line(cells: Sequence[str], numbers: set[int]) -> str:

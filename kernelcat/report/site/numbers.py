@@ -11,8 +11,9 @@ _PARTS = {
     "recorded with each row. A time below the roofline is an error, not a record.",
     "Regimes": "graph is device time, by CUDA graphs. eager has the host's time of a call too.",
     "Thermal states": "sustained: the chip is warmed up and never rests. burst: it rests before "
-    "each block. ladder: a race of all variants. Calls, and the tables here, go by sustained where "
-    "there is such a race, else by burst.",
+    "each block. ladder: a race of all variants. screen: a quick first measurement, which stands "
+    "where no race followed. Calls, and the tables here, go by sustained where there is such a "
+    "race, else by burst.",
     "A ratio": "A peer is another project's implementation as published, raced in the same run. A "
     "ratio is the peer's time over ours: above 1 ours is faster. Tables of entries take the "
     "fastest peer of each problem; the geometric mean covers problems with a peer. A row without "
@@ -31,7 +32,7 @@ _PARTS = {
     "instructions beside a step were found in the machine code that runs.",
     "Bytes": "Nsight Compute counts bytes by level of memory in one call with cold caches.",
     "Predictions": "The analytic cost model's estimates. They are marked with ~, have no "
-    "interval, and are never mixed into ratios.",
+    "interval, and are never mixed into ratios. Below they are judged by races.",
 }
 _MARKS = {
     TIED: "a tie: within 1 %, or the intervals overlap",
@@ -42,13 +43,14 @@ _MARKS = {
 _COMMANDS = (
     ("Race an entry and its peers on this machine's GPU.", "kernelcat tune gemm"),
     ("Compare every variant with the oracle.", "kernelcat check gemm"),
+    ("Judge the cost models by races.", "kernelcat predict --audit"),
     ("List results that cannot be true.", "kernelcat db verify"),
     ("Write these pages again, with your own results.", "kernelcat leaderboard --html site"),
 )
 
 
-def numbers_page() -> str:
-    """What a time, a ratio and a mark mean, and the commands that repeat them."""
+def numbers_page(audits: str = "") -> str:
+    """What a time, a ratio and a mark mean, the commands that repeat them, and ``audits``."""
     body = "".join(
         f'<h2>{head}</h2>\n<p class="lead">{text(words)}</p>\n' for head, words in _PARTS.items()
     )
@@ -57,5 +59,5 @@ def numbers_page() -> str:
     return page(
         "How numbers are made",
         f"{body}<h2>Marks in tables</h2>\n<dl>{marks}</dl>\n"
-        f"<h2>How to repeat them</h2>\n<pre><code>{text(commands)}</code></pre>\n",
+        f"<h2>How to repeat them</h2>\n<pre><code>{text(commands)}</code></pre>\n{audits}",
     )

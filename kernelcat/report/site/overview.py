@@ -135,7 +135,13 @@ def _machines(measurements: Sequence[Measurement]) -> str:
     if not days:
         return ""
     listed = [
-        (*map(text, software), str(len(found)), min(found), max(found))
+        (
+            *map(text, software[:-1]),
+            f'<span class="wide">{text(software[-1])}</span>',
+            str(len(found)),
+            min(found),
+            max(found),
+        )
         for software, found in sorted(days.items(), key=lambda item: max(item[1]), reverse=True)
     ]
     headers = ("driver", "CUDA", "power limit", "compilers", "rows", "first", "newest")

@@ -15,7 +15,7 @@ from textwrap import wrap
 from kernelcat.report.grid import figure
 from kernelcat.report.site.markup import text
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 480, 280, 58, 26, 12, 46
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 400, 260, 58, 26, 12, 46
 """Units of a plot of points, and the margins around it. A phone shows the whole width."""
 MAX_POINTS = 2000
 """A plot of points shows the first so many; its caption says so."""
@@ -41,15 +41,18 @@ def points(
     lines: Sequence[Sequence[tuple[float, float]]] = (),
     caption: str = "",
     y_base: int = 10,
+    level: float | None = None,
 ) -> str:
     """Points on logarithmic axes, with ``lines`` through the given positions.
 
-    The ticks of y are powers of ``y_base``, those of x are powers of 10.
+    ``level`` is a y at which a line goes from side to side. The ticks of y are powers of
+    ``y_base``, those of x are powers of 10.
     """
     shown = marks[:MAX_POINTS]
     corners = [corner for line in lines for corner in line]
+    levels = [] if level is None else [level]
     x_low, x_high = _powers([p.x for p in shown] + [x for x, _ in corners], 10)
-    y_low, y_high = _powers([p.y for p in shown] + [y for _, y in corners], y_base)
+    y_low, y_high = _powers([p.y for p in shown] + [y for _, y in corners] + levels, y_base)
 
     def at(x: float, y: float) -> tuple[float, float]:
         across = (log10(x) - x_low) / (x_high - x_low)
@@ -67,6 +70,8 @@ def points(
         y = at(10.0**x_low, float(y_base) ** power)[1]
         parts.append(_segment(LEFT, y, WIDTH - RIGHT, y))
         parts.append(_text(LEFT - 8, y + 4, f"{float(y_base) ** power:g}", "end"))
+    for y in (at(10.0**x_low, found)[1] for found in levels):
+        parts.append(f'<polyline class="axis" points="{LEFT},{y:.1f} {WIDTH - RIGHT},{y:.1f}"/>')
     for line in lines:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*corner) for corner in line))
         parts.append(f'<polyline class="axis" points="{path}"/>')
@@ -171,8 +176,10 @@ def bars(
     scale = (WIDTH - _VALUE) / max(largest, mark or 0)
     parts, y = [], float(TOP)
     for i, name in enumerate(series):
-        parts.append(f'<rect class="{"abc"[i]}" x="{i * 160}" y="{y}" width="11" height="11"/>')
-        parts.append(_text(i * 160 + 16, y + 10, name, "start"))
+        parts.append(
+            f'<rect class="{"abc"[i]}" x="{i * WIDTH // 3}" y="{y}" width="11" height="11"/>'
+        )
+        parts.append(_text(i * WIDTH // 3 + 16, y + 10, name, "start"))
     y += 24 if series else 0
     for label, values, words in listed:
         for line in _wrapped(f"{label}  {words}"):
@@ -187,7 +194,7 @@ def bars(
                 parts.append(_text(long + 5, y + _BAR - 1, figure(value), "start"))
                 y += _BAR + 2
         if mark is not None:
-            parts.append(f'<line class="axis" x1="{mark * scale:.1f}" y1="{first - 2}" '
+            parts.append(f'<line class="axis" x1="{mark * scale:.1f}" y1="{first}" '
                          f'x2="{mark * scale:.1f}" y2="{y}"/>')  # fmt: skip
         y += 7
     return _figure(title, f"Bars of {len(listed)} lines.", y + 4, parts, caption)
@@ -195,7 +202,7 @@ def bars(
 
 def _wrapped(words: str) -> list[str]:
     """``words`` in lines that fit the width of a plot."""
-    return wrap(words, WIDTH // 7) or [""]
+    return wrap(words, WIDTH // 8) or [""]
 
 
 def _figure(title: str, what: str, height: float, parts: Sequence[str], caption: str) -> str:

@@ -47,6 +47,6 @@ def _plot(
     ]
     if not marks:
         return ""
-    low, high = min(p.x for p in marks), max(p.x for p in marks)
-    line = [(low, 1.0), (max(high, low * 1.01), 1.0)]
-    return plots.points(title, "our time in \u00b5s", y_title, marks, [line], caption, y_base=2)
+    return plots.points(
+        title, "our time in \u00b5s", y_title, marks, caption=caption, y_base=2, level=1.0
+    )

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from kernelcat import catalog
+from kernelcat.report import predictions
 from kernelcat.report.board import load, load_past
 from kernelcat.report.site.build import pages
-from kernelcat.store import Measurement, model_results, plausibility, random_races
+from kernelcat.runtime.gpu import SKUS
+from kernelcat.store import Measurement, audits, model_results, plausibility, random_races
+from kernelcat.store import shipped as shipped_rows
 from kernelcat.verify import code_record, profiles, receipts
 
 
@@ -34,9 +38,22 @@ class Results:
         runs = [
             result
             for result in model_results.read(model_results.shipped_folder())
-            if self.gpu in (None, result.gpu) and not self.entry and result.measured["decoding"]
+            if self.gpu in (None, result.gpu) and not self.entry and _is_shown(result)
         ]
-        return pages(rows, counted, compiled, checked, random, past, runs, doubt=plausibility.doubt)
+        tunes = [each for each in audits.shipped(self.entry) if self.gpu in (None, each.gpu)]
+        return pages(
+            rows, counted, compiled, checked, random, past, runs, self._predicted, tunes,
+            doubt=plausibility.doubt,
+        )  # fmt: skip
+
+    @cached_property
+    def _predicted(self) -> list[predictions.Audit]:
+        """The cost models, judged by the shipped races."""
+        rows = shipped_rows()
+        skus = sorted({row.gpu for row in rows if row.gpu in SKUS and self.gpu in (None, row.gpu)})
+        names = [self.entry] if self.entry else catalog.names()
+        entries = [catalog.entry(name) for name in names]
+        return [predictions.audit(entry, sku, rows) for sku in skus for entry in entries]
 
     @cached_property
     def _records(
@@ -54,3 +71,8 @@ class Results:
 
     def _is_asked(self, entry: str, gpu: str) -> bool:
         return self.entry in (None, entry) and self.gpu in (None, gpu)
+
+
+def _is_shown(result: model_results.ModelResult) -> bool:
+    """Whether a run has times that the page of the engine shows."""
+    return any(result.measured.get(part) for part in ("decoding", "prefill", "loads"))

@@ -19,6 +19,8 @@
     for (const { root, input, count, heads, body, rows } of boxes) {
       const query = all.get(root.id + ".q") || "";
       if (input.value !== query) input.value = query;
+      const folded = root.closest("details");
+      if (folded && (query || all.get(root.id + ".sort"))) folded.open = true;
       const words = query.toLowerCase().split(/\s+/).filter(Boolean);
       let shown = 0;
       for (const row of rows) {
@@ -53,6 +55,12 @@
       save(root.id + ".sort", String(next));
     }));
   }
-  addEventListener("hashchange", show);
+  function open() {  // what the address links to, if that is folded
+    const target = document.getElementById(location.hash.slice(1));
+    if (target && target.tagName === "DETAILS") { target.open = true; target.scrollIntoView(); }
+    return target;
+  }
+  addEventListener("hashchange", () => { if (!open()) show(); });
+  open();
   show();
 })();
