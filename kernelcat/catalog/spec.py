@@ -44,6 +44,22 @@ class Problem:
                 raise InvalidArgument(f"{name}={short(value)} must be a number or a name")
         return Problem(entry, tuple(sorted(values.items())))
 
+    @staticmethod
+    def with_values(entry: str, values: dict[str, AxisValue]) -> Problem:
+        """The problem with these values, which belong to it from now on, in the canonical order."""
+        problem = Problem(entry, tuple(values.items()))
+        problem.__dict__["values"] = values
+        return problem
+
+    def __hash__(self) -> int:
+        found: int | None = self.__dict__.get("_hash")
+        if found is None:
+            found = self.__dict__["_hash"] = hash((self.entry, self.axes))
+        return found
+
+    def __reduce__(self) -> tuple[type[Problem], tuple[str, tuple[tuple[str, AxisValue], ...]]]:
+        return Problem, (self.entry, self.axes)  # not _hash: that of a str differs by process
+
     @cached_property
     def values(self) -> dict[str, AxisValue]:
         """Axis -> value."""
@@ -310,6 +326,11 @@ class Entry:
         """Inputs, then outputs."""
         return self.inputs + self.outputs
 
+    @cached_property
+    def tensor_names(self) -> tuple[str, ...]:
+        """Names of all tensors: inputs, then outputs."""
+        return tuple(tensor.name for tensor in self.tensors)
+
     @property
     def updated(self) -> tuple[Tensor, ...]:
         """Outputs that hold values before a call."""
@@ -413,11 +434,10 @@ class Entry:
 
         It is not checked: no problem may have these sizes (:meth:`why_not`).
         """
-        varying, axes = self._varying, problem.axes
-        return Problem(
-            self.name,
-            tuple((name, Axis.round_up(v) if name in varying else v) for name, v in axes),  # type: ignore[arg-type]
-        )
+        values = problem.values.copy()
+        for name in self._varying:
+            values[name] = Axis.round_up(values[name])  # type: ignore[arg-type]
+        return Problem.with_values(self.name, values)
 
     def why_not(self, problem: Problem) -> str | None:
         """Why no call has ``problem``, whose values are of the axes' types; None for a problem."""

@@ -86,6 +86,11 @@ def _attribute(number: int, *value: int) -> LaunchAttribute:
     return LaunchAttribute(number, 0, (c_uint * 16)(*value))
 
 
+_MAX_RANK = 5  # of a tensor map
+_Sizes, _Extents = c_uint64 * _MAX_RANK, c_uint32 * _MAX_RANK
+_ONES = _Extents(*[1] * _MAX_RANK)
+
+
 class Function(c_void_p):
     """A loaded kernel: a ``CUfunction``."""
 
@@ -280,11 +285,10 @@ class Driver:
         of bounds give zeros.
         """
         rank = len(shape)
-        ones = (c_uint32 * rank)(*[1] * rank)
-        dims, pitches = (c_uint64 * rank)(*shape), (c_uint64 * max(rank - 1, 1))(*strides)
+        sizes, pitches = _Sizes(*shape), _Sizes(*strides)
         self.call(
-            "cuTensorMapEncodeTiled", c_void_p(descriptor), c_int(dtype), c_uint32(rank),
-            c_void_p(pointer), dims, pitches, (c_uint32 * rank)(*box), ones, c_int(0),
+            "cuTensorMapEncodeTiled", c_void_p(descriptor), c_int(dtype), c_int(rank),
+            c_void_p(pointer), sizes, pitches, _Extents(*box), _ONES, c_int(0),
             c_int(swizzle), c_int(l2_promotion), c_int(0),
         )  # fmt: skip
 

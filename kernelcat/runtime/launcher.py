@@ -34,9 +34,17 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument, LaunchError
 from kernelcat.runtime import code, driver, tensor_map
 from kernelcat.runtime.code import Code
+from kernelcat.runtime.workspaces import Cut, Memory
 
 if TYPE_CHECKING:
     from kernelcat.runtime.gpu import Gpu
+
+Zeros = Callable[[int, int], Memory | Cut]
+"""``zeros(bytes, device)``: memory for a workspace."""
+Spaces = Mapping[str, Memory | Cut]
+"""Workspaces by name."""
+
+_NULL = Int64(0)
 
 PER_THREAD_STREAM = 2
 """``cudaStreamPerThread``: one handle, which stands for another stream in every thread."""
@@ -45,9 +53,16 @@ _is_dependent = True  # whether new frames launch kernels before those they wait
 
 
 def load(
-    implementation: Implementation, problem: Problem, config: Config, gpu: Gpu, device: int
+    implementation: Implementation,
+    problem: Problem,
+    config: Config,
+    gpu: Gpu,
+    device: int,
+    zeros: Zeros = Memory,
 ) -> Launcher:
     """Build the program of ``config`` for ``problem``, and load it into GPU ``device``.
+
+    ``zeros(bytes, device)`` returns memory for a workspace.
 
     Raises
     ------
@@ -61,9 +76,12 @@ def load(
         The driver refused the machine code, or shared memory or a cluster that the kernel needs.
     """
     program = implementation.program(problem, config, gpu)
-    tensors = tuple(tensor.name for tensor in catalog.entry(implementation.entry).tensors)
-    find = partial(code.of_source, arch=gpu.arch, device=device)
-    return prepare(implementation.name, program, lambda step: find(step.source), tensors, device)
+    tensors, arch = catalog.entry(implementation.entry).tensor_names, gpu.arch
+
+    def find(step: Step) -> Code:
+        return code.of_source(step.source, arch, device)
+
+    return prepare(implementation.name, program, find, tensors, device, zeros)
 
 
 def prepare(
@@ -72,6 +90,7 @@ def prepare(
     find: Callable[[Step], Code],
     tensors: tuple[str, ...],
     device: int,
+    zeros: Zeros = Memory,
 ) -> Launcher:
     """The launcher of ``program``; ``find`` returns the loaded code of a step.
 
@@ -85,12 +104,13 @@ def prepare(
             if prod(step.grid) == 0:
                 continue
             kernel = _kernel(step, find(step), number)
-            workspaces |= kernel.scratch
-            _check(kernel.params, {*tensors, *workspaces})
+            if kernel.scratch:
+                workspaces |= kernel.scratch
+            _check(kernel.params, tensors, workspaces)
             kernels.append(kernel)
     except (LaunchError, InvalidArgument) as error:
         raise type(error)(f"{name}: {error}") from error
-    return Launcher(LoadedProgram(name, tuple(kernels), workspaces, tensors, device))
+    return Launcher(LoadedProgram(name, tuple(kernels), workspaces, tensors, device, zeros))
 
 
 class Kernel(NamedTuple):
@@ -112,7 +132,8 @@ class Kernel(NamedTuple):
 class LoadedProgram(NamedTuple):
     """Loaded kernels, from which all frames of a launcher and of its clones are made.
 
-    ``workspaces`` maps a name to bytes; ``tensors`` are the names of the entry's tensors in order.
+    ``workspaces`` maps a name to bytes; ``tensors`` are the names of the entry's tensors in order;
+    ``zeros`` is as for :func:`load`.
     """
 
     name: str
@@ -120,16 +141,21 @@ class LoadedProgram(NamedTuple):
     workspaces: Mapping[str, int]
     tensors: tuple[str, ...]
     device: int
+    zeros: Zeros = Memory
 
 
 def _kernel(step: Step, code: Code, number: int) -> Kernel:
     """Step ``number`` of a program, whose code is loaded."""
     if code.language == "cute":
         return Kernel(code.function, step.params, step.grid, 0, 0, (1, 1, 1), False)
-    data = code.metadata
-    scratch = {f"scratch of step {number}": data.get("global_scratch_bytes", 0) * prod(step.grid)}
-    hidden: dict[str, Param] = {"scratch": Pointer(*scratch), "null": Int64(0)}
-    params = step.params + tuple(hidden[kind] for kind in data.get("hidden_params", ()))
+    data, params, scratch = code.metadata, step.params, {}
+    for kind in data.get("hidden_params", ()):
+        if kind == "scratch":
+            name = f"scratch of step {number}"
+            scratch[name] = data.get("global_scratch_bytes", 0) * prod(step.grid)
+            params = (*params, Pointer(name))
+        else:
+            params = (*params, _NULL)
     threads = 32 * data["num_warps"] if code.language == "triton" else step.block
     shared_bytes = data.get("shared_bytes", step.shared_bytes)
     x, y, z = data.get("cluster", step.cluster)
@@ -140,16 +166,22 @@ def _kernel(step: Step, code: Code, number: int) -> Kernel:
     )  # fmt: skip
 
 
-def _check(params: tuple[Param, ...], names: set[str]) -> None:
-    """Raise ``InvalidArgument`` for a name not in ``names``, or an impossible TMA descriptor."""
+def _check(
+    params: tuple[Param, ...], tensors: tuple[str, ...], workspaces: Mapping[str, int]
+) -> None:
+    """Raise ``InvalidArgument`` for an unknown name, or an impossible TMA descriptor."""
     for param in params:
-        if isinstance(param, Pointer | TensorMap) and param.tensor not in names:
+        kind = type(param)
+        if kind is not Pointer and kind is not TensorMap:
+            continue
+        name = param.tensor  # type: ignore[union-attr]
+        if name not in tensors and name not in workspaces:
             raise InvalidArgument(
-                f"a parameter names {param.tensor!r}, which is neither a tensor of the entry nor "
+                f"a parameter names {name!r}, which is neither a tensor of the entry nor "
                 "a workspace"
             )
-        if isinstance(param, TensorMap) and (reason := tensor_map.why_not(param)):
-            raise InvalidArgument(f"{param.tensor}: {reason}")
+        if kind is TensorMap and (reason := tensor_map.why_not(param)):  # type: ignore[arg-type]
+            raise InvalidArgument(f"{name}: {reason}")
 
 
 @contextmanager
@@ -253,7 +285,8 @@ class Frame:
         # (argument list of a CuTe kernel, position, index of the tensor), rewritten by aim
         self._values: list[tuple[list[Any], int, int]] = []
         self._alive: list[Any] = []
-        spaces = {name: Memory(size, program.device) for name, size in program.workspaces.items()}
+        zeros, device = program.zeros, program.device
+        spaces = {name: zeros(size, device) for name, size in program.workspaces.items()}
         self.launches = tuple(self._launch(k, stream, spaces) for k in program.kernels)
         self._alive += spaces.values()
 
@@ -267,7 +300,7 @@ class Frame:
             values[position] = pointers[tensor]
         self.pointers = tuple(pointers)
 
-    def _launch(self, k: Kernel, stream: int, spaces: Mapping[str, Memory]) -> Callable[[], int]:
+    def _launch(self, k: Kernel, stream: int, spaces: Spaces) -> Callable[[], int]:
         """A function that launches ``k`` and returns a CUresult; ``spaces`` are workspaces."""
         if callable(k.function):
             return self._host_call(k, stream, spaces)
@@ -277,34 +310,40 @@ class Frame:
         params = self._block(k.params, spaces)
         return partial(driver.opened().launch, ctypes.byref(config), k.function, params, None)
 
-    def _block(self, params: tuple[Param, ...], spaces: Mapping[str, Memory]) -> Any:
+    def _block(self, params: tuple[Param, ...], spaces: Spaces) -> Any:
         """``void *kernelParams[]``: the host addresses of the parameters' values."""
         # Scalars stand in slots of 8 bytes: the machine is little-endian, so a kernel that reads
         # fewer bytes finds them at the same address.
         scalars = (c_uint64 * len(params))()
         first_scalar, first_slot = ctypes.addressof(scalars), ctypes.addressof(self._slots)
         block = (c_void_p * len(params))()
+        tensors = self._program.tensors
         for position, param in enumerate(params):
-            if isinstance(param, Pointer):
-                if param.tensor in spaces:
-                    scalars[position] = spaces[param.tensor].pointer
+            kind = type(param)
+            if kind is Int32 or kind is Int64:
+                scalars[position] = param.value  # type: ignore[union-attr]  # as two's complement
+                block[position] = first_scalar + 8 * position
+            elif kind is Pointer:
+                if (space := spaces.get(param.tensor)) is not None:  # type: ignore[union-attr]
+                    scalars[position] = space.pointer
                     block[position] = first_scalar + 8 * position
                 else:
-                    slot = self._program.tensors.index(param.tensor)
+                    slot = tensors.index(param.tensor)  # type: ignore[union-attr]
                     block[position] = first_slot + 8 * slot
-            elif not isinstance(param, TensorMap):
-                scalars[position] = _bits(param)
+            elif isinstance(param, Float32):
+                scalars[position] = c_uint32.from_buffer(c_float(param.value)).value
                 block[position] = first_scalar + 8 * position
-            elif param.tensor in spaces:
-                pointer = spaces[param.tensor].pointer
-                block[position] = self._keep(tensor_map.Descriptors(param)).at(pointer)
-            else:
-                tensor = self._program.tensors.index(param.tensor)
-                self._maps.append((block, position, tensor_map.Descriptors(param), tensor))
+            elif isinstance(param, TensorMap):
+                descriptors = tensor_map.Descriptors(param)
+                if (space := spaces.get(param.tensor)) is not None:
+                    block[position] = self._keep(descriptors).at(space.pointer)
+                else:
+                    slot = tensors.index(param.tensor)
+                    self._maps.append((block, position, descriptors, slot))
         self._alive.append(scalars)
         return block
 
-    def _host_call(self, k: Kernel, stream: int, spaces: Mapping[str, Memory]) -> Callable[[], int]:
+    def _host_call(self, k: Kernel, stream: int, spaces: Spaces) -> Callable[[], int]:
         """A function that launches a CuTe kernel through its compiled host function.
 
         The host function takes values and the stream, and raises where the launch fails. In a
@@ -338,27 +377,3 @@ class Frame:
     def _keep(self, value: Any) -> Any:
         self._alive.append(value)
         return value
-
-
-class Memory:
-    """Device memory of zeros, freed with the last reference; ``pointer`` is 0 for a size of 0."""
-
-    __slots__ = ("_device", "pointer")
-
-    def __init__(self, size: int, device: int) -> None:
-        self._device = device
-        self.pointer = driver.opened().allocate(size, device) if size else 0
-
-    def __del__(self) -> None:
-        if getattr(self, "pointer", 0):
-            try:  # noqa: SIM105 (when Python exits, globals such as `suppress` may be None)
-                driver.opened().free(self.pointer, self._device)
-            except Exception:
-                pass  # when Python exits, the driver frees the memory
-
-
-def _bits(param: Int32 | Int64 | Float32) -> int:
-    """The 8 bytes that a scalar parameter begins with, as an integer."""
-    if isinstance(param, Float32):
-        return c_uint32.from_buffer(c_float(param.value)).value
-    return int(param.value) & ((1 << 64) - 1)
