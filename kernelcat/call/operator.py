@@ -437,11 +437,10 @@ class Op:
         return wrapping.wrapped(launch, problem, _gpu(device), device, decision)
 
     def _build(self, problem: Problem, device: int) -> tuple[Decision, Any]:
-        from kernelcat.runtime import launcher
+        from kernelcat.runtime import launcher, workspaces
 
-        load = partial(launcher.load, device=device)
-        says = ruling(problem, _gpu(device), self.pin)
-        return build(self._known(), problem, _gpu(device), load, says)
+        load, gpu = partial(launcher.load, device=device, zeros=workspaces.cut), _gpu(device)
+        return build(self._known(), problem, gpu, load, ruling(problem, gpu, self.pin))
 
     def _known(self) -> Choices:
         """What is known of this entry, and the choices made so far."""

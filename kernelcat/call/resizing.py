@@ -8,7 +8,8 @@ positions where the earlier call had them, and then all shapes are compared with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from kernelcat.bounded import Bounded
@@ -32,6 +33,8 @@ class Family:
         self._entry = entry
         self._values = dict(problem.axes)
         self._ranks: list[tuple[int, int]] = []  # (position of a tensor, its rank)
+        # (position of a tensor, from all values to its shape)
+        self._shapes: list[tuple[int, Callable[[dict[str, Any]], Any]]] = []
         # (axis, its limit, its step, position of a tensor, dimension, None or Derived.tells'
         # function)
         self._reads: list[tuple[str, int, int, int, int, Any]] = []
@@ -42,7 +45,11 @@ class Family:
         for position, (tensor, shape) in enumerate(zip(entry.tensors, shapes, strict=False)):
             if shape is None:
                 continue
-            self._ranks.append((position, len(tensor.shape)))
+            is_named = len(tensor.shape) > 1 and all(type(size) is str for size in tensor.shape)
+            if is_named:  # a tuple of names: compared at once
+                self._shapes.append((position, itemgetter(*tensor.shape)))
+            else:
+                self._ranks.append((position, len(tensor.shape)))
             for dimension, size in enumerate(tensor.shape):
                 axis, invert = (
                     size.tells or (None, None) if isinstance(size, Derived) else (size, None)
@@ -53,12 +60,14 @@ class Family:
                     self._reads.append((axis, rule.limit, rule.step, position, dimension, invert))
                     if invert is None:
                         continue
-                self._checks.append((position, dimension, size))
+                if not is_named:
+                    self._checks.append((position, dimension, size))
 
     def problem(self, shapes: Shapes, keywords: Mapping[str, Any]) -> Problem | None:
         """The problem of arrays with these shapes and of these keywords.
 
-        None where :mod:`signature` must look closer. Raises ``InvalidArgument``.
+        None where :mod:`signature` must look closer. Raises ``InvalidArgument``, and ``IndexError``
+        for an array of another rank.
         """
         for position, rank in self._ranks:
             if len(shapes[position]) != rank:  # type: ignore[arg-type]
@@ -70,6 +79,9 @@ class Family:
             extent = shapes[position][dimension]  # type: ignore[index]
             values[name] = value = extent if invert is None else invert(extent, values)
             if not 0 <= value < limit or value % step:
+                return None
+        for position, shape_of in self._shapes:
+            if shapes[position] != shape_of(values):
                 return None
         for position, dimension, size in self._checks:
             kind = type(size)
@@ -120,7 +132,8 @@ class Families:
     def find(self, key: Key, axes: tuple[tuple[str, AxisValue], ...]) -> Resized | None:
         """The problem of a call whose family is known, or None.
 
-        Raises ``InvalidArgument`` or ``KeyError`` where :mod:`signature` must look closer.
+        Raises ``InvalidArgument``, ``IndexError`` or ``KeyError`` where :mod:`signature` must look
+        closer.
         """
         facts, shapes = family(key)
         known, device, library = self._known[facts, self._fixed(axes) if axes else ()]
@@ -129,4 +142,4 @@ class Families:
 
     def _fixed(self, axes: Iterable[tuple[str, AxisValue]]) -> tuple[Any, ...]:
         """What the keywords of a family's calls have in common."""
-        return tuple((name, None if self._varies[name] else value) for name, value in axes)
+        return tuple([(name, None if self._varies[name] else value) for name, value in axes])

@@ -9,11 +9,12 @@ path takes no lock.
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ctypes import c_float, c_uint32, c_uint64, c_void_p
-from functools import partial
+from ctypes import c_uint64
+from functools import cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,15 +35,10 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument, LaunchError
 from kernelcat.runtime import code, driver, tensor_map
 from kernelcat.runtime.code import Code
-from kernelcat.runtime.workspaces import Cut, Memory
+from kernelcat.runtime.workspaces import Zeros, separate
 
 if TYPE_CHECKING:
     from kernelcat.runtime.gpu import Gpu
-
-Zeros = Callable[[int, int], Memory | Cut]
-"""``zeros(bytes, device)``: memory for a workspace."""
-Spaces = Mapping[str, Memory | Cut]
-"""Workspaces by name."""
 
 _NULL = Int64(0)
 
@@ -58,11 +54,11 @@ def load(
     config: Config,
     gpu: Gpu,
     device: int,
-    zeros: Zeros = Memory,
+    zeros: Zeros = separate,
 ) -> Launcher:
     """Build the program of ``config`` for ``problem``, and load it into GPU ``device``.
 
-    ``zeros(bytes, device)`` returns memory for a workspace.
+    ``zeros`` allocates workspaces: :func:`workspaces.separate` or :func:`workspaces.cut`.
 
     Raises
     ------
@@ -90,7 +86,7 @@ def prepare(
     find: Callable[[Step], Code],
     tensors: tuple[str, ...],
     device: int,
-    zeros: Zeros = Memory,
+    zeros: Zeros = separate,
 ) -> Launcher:
     """The launcher of ``program``; ``find`` returns the loaded code of a step.
 
@@ -141,7 +137,7 @@ class LoadedProgram(NamedTuple):
     workspaces: Mapping[str, int]
     tensors: tuple[str, ...]
     device: int
-    zeros: Zeros = Memory
+    zeros: Zeros = separate
 
 
 def _kernel(step: Step, code: Code, number: int) -> Kernel:
@@ -182,6 +178,15 @@ def _check(
             )
         if kind is TensorMap and (reason := tensor_map.why_not(param)):  # type: ignore[arg-type]
             raise InvalidArgument(f"{name}: {reason}")
+
+
+@cache
+def _words(count: int) -> tuple[type[ctypes.Array[c_uint64]], Callable[..., None]]:
+    """An array of ``count`` words of 8 bytes, and the function that writes integers into one."""
+    return c_uint64 * count, struct.Struct(f"{count}q").pack_into
+
+
+_FLOAT, _BITS = struct.Struct("f"), struct.Struct("I")
 
 
 @contextmanager
@@ -273,7 +278,7 @@ class Frame:
     writes each address once.
     """
 
-    __slots__ = ("_alive", "_maps", "_program", "_slots", "_values", "key", "launches", "pointers")
+    __slots__ = ("_alive", "_maps", "_memory", "_program", "_slots", "_values", "key", "launches", "pointers")
 
     def __init__(self, program: LoadedProgram, stream: int, key: Any) -> None:
         self.key = key
@@ -285,10 +290,10 @@ class Frame:
         # (argument list of a CuTe kernel, position, index of the tensor), rewritten by aim
         self._values: list[tuple[list[Any], int, int]] = []
         self._alive: list[Any] = []
-        zeros, device = program.zeros, program.device
-        spaces = {name: zeros(size, device) for name, size in program.workspaces.items()}
-        self.launches = tuple(self._launch(k, stream, spaces) for k in program.kernels)
-        self._alive += spaces.values()
+        spaces, self._memory = (
+            program.zeros(program.workspaces, program.device) if program.workspaces else ({}, ())
+        )
+        self.launches = tuple([self._launch(k, stream, spaces) for k in program.kernels])
 
     def aim(self, pointers: Sequence[int]) -> None:
         """Write the addresses ``pointers`` into the parameter blocks."""
@@ -300,7 +305,7 @@ class Frame:
             values[position] = pointers[tensor]
         self.pointers = tuple(pointers)
 
-    def _launch(self, k: Kernel, stream: int, spaces: Spaces) -> Callable[[], int]:
+    def _launch(self, k: Kernel, stream: int, spaces: Mapping[str, int]) -> Callable[[], int]:
         """A function that launches ``k`` and returns a CUresult; ``spaces`` are workspaces."""
         if callable(k.function):
             return self._host_call(k, stream, spaces)
@@ -310,40 +315,46 @@ class Frame:
         params = self._block(k.params, spaces)
         return partial(driver.opened().launch, ctypes.byref(config), k.function, params, None)
 
-    def _block(self, params: tuple[Param, ...], spaces: Spaces) -> Any:
+    def _block(self, params: tuple[Param, ...], spaces: Mapping[str, int]) -> Any:
         """``void *kernelParams[]``: the host addresses of the parameters' values."""
         # Scalars stand in slots of 8 bytes: the machine is little-endian, so a kernel that reads
         # fewer bytes finds them at the same address.
-        scalars = (c_uint64 * len(params))()
-        first_scalar, first_slot = ctypes.addressof(scalars), ctypes.addressof(self._slots)
-        block = (c_void_p * len(params))()
-        tensors = self._program.tensors
-        for position, param in enumerate(params):
-            kind = type(param)
+        words, pack = _words(len(params))
+        scalars, block = words(), words()
+        address, first_slot = ctypes.addressof(scalars), ctypes.addressof(self._slots)
+        tensors, values, addresses, maps = self._program.tensors, [], [], []
+        for param in params:
+            kind, value = type(param), 0
             if kind is Int32 or kind is Int64:
-                scalars[position] = param.value  # type: ignore[union-attr]  # as two's complement
-                block[position] = first_scalar + 8 * position
-            elif kind is Pointer:
-                if (space := spaces.get(param.tensor)) is not None:  # type: ignore[union-attr]
-                    scalars[position] = space.pointer
-                    block[position] = first_scalar + 8 * position
+                value = param.value  # type: ignore[union-attr]
+                addresses.append(address)
+            elif kind is Float32:
+                value = _BITS.unpack(_FLOAT.pack(param.value))[0]  # type: ignore[union-attr]
+                addresses.append(address)
+            else:
+                name = param.tensor  # type: ignore[union-attr]
+                if kind is TensorMap:
+                    maps.append((len(addresses), param))
+                    addresses.append(0)
+                elif (space := spaces.get(name)) is not None:
+                    value = space
+                    addresses.append(address)
                 else:
-                    slot = tensors.index(param.tensor)  # type: ignore[union-attr]
-                    block[position] = first_slot + 8 * slot
-            elif isinstance(param, Float32):
-                scalars[position] = c_uint32.from_buffer(c_float(param.value)).value
-                block[position] = first_scalar + 8 * position
-            elif isinstance(param, TensorMap):
-                descriptors = tensor_map.Descriptors(param)
-                if (space := spaces.get(param.tensor)) is not None:
-                    block[position] = self._keep(descriptors).at(space.pointer)
-                else:
-                    slot = tensors.index(param.tensor)
-                    self._maps.append((block, position, descriptors, slot))
+                    addresses.append(first_slot + 8 * tensors.index(name))
+            values.append(value)
+            address += 8
+        pack(scalars, 0, *values)
+        pack(block, 0, *addresses)
+        for position, param in maps:
+            descriptors = tensor_map.Descriptors(param)
+            if (space := spaces.get(param.tensor)) is not None:
+                block[position] = self._keep(descriptors).at(space)
+            else:
+                self._maps.append((block, position, descriptors, tensors.index(param.tensor)))
         self._alive.append(scalars)
         return block
 
-    def _host_call(self, k: Kernel, stream: int, spaces: Spaces) -> Callable[[], int]:
+    def _host_call(self, k: Kernel, stream: int, spaces: Mapping[str, int]) -> Callable[[], int]:
         """A function that launches a CuTe kernel through its compiled host function.
 
         The host function takes values and the stream, and raises where the launch fails. In a
@@ -356,7 +367,7 @@ class Frame:
             if not isinstance(param, Pointer):
                 values.append(param.value)
             elif param.tensor in spaces:
-                values.append(spaces[param.tensor].pointer)
+                values.append(spaces[param.tensor])
             else:
                 self._values.append((values, position, self._program.tensors.index(param.tensor)))
                 values.append(0)

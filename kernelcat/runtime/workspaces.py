@@ -9,6 +9,7 @@ outside of a workspace.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -38,13 +39,14 @@ class Memory:
                 pass  # when Python exits, the driver frees the memory
 
 
-class Cut:
-    """A part of a piece of zeros; the piece is freed with its last part."""
+Zeros = Callable[[Mapping[str, int], int], tuple[dict[str, int], Sequence[Memory]]]
+"""``zeros(name -> bytes, device)``: the address of each workspace, and what keeps them alive."""
 
-    __slots__ = ("_piece", "pointer")
 
-    def __init__(self, piece: Memory, pointer: int) -> None:
-        self._piece, self.pointer = piece, pointer
+def separate(sizes: Mapping[str, int], device: int) -> tuple[dict[str, int], Sequence[Memory]]:
+    """An allocation for each workspace."""
+    spaces = {name: Memory(size, device) for name, size in sizes.items()}
+    return {name: memory.pointer for name, memory in spaces.items()}, [*spaces.values()]
 
 
 class _Piece:
@@ -59,19 +61,35 @@ _pieces: WeakKeyDictionary[Any, dict[int, _Piece]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def cut(size: int, device: int) -> Memory | Cut:
-    """``size`` bytes of zeros on GPU ``device``; nothing is used twice.
+def cut(sizes: Mapping[str, int], device: int) -> tuple[dict[str, int], Sequence[Memory]]:
+    """Workspaces of a piece that others are cut from too; nothing is used twice.
 
-    Allowed in stream capture. Raises ``LaunchError`` where the GPU has no memory left.
+    The piece is freed when its last workspace is. Allowed in stream capture. Raises ``LaunchError``
+    where the GPU has no memory left.
     """
-    if not 0 < size <= MAX_CUT_BYTES:
-        return Memory(size, device)
-    padded = -(-size // _ALIGNMENT) * _ALIGNMENT
-    with _lock:
-        pieces = _pieces.setdefault(driver.opened(), {})
-        piece = pieces.get(device)
-        if piece is None or piece.used + padded > PIECE_BYTES:
-            piece = pieces[device] = _Piece(device)
-        pointer = piece.memory.pointer + piece.used
-        piece.used += padded
-    return Cut(piece.memory, pointer)
+    offsets: dict[str, int] = {}
+    large: dict[str, Memory] = {}
+    total = 0
+    for name, size in sizes.items():
+        if 0 < size <= MAX_CUT_BYTES:
+            offsets[name] = total
+            total += -(-size // _ALIGNMENT) * _ALIGNMENT
+        else:
+            large[name] = Memory(size, device)
+    found = {name: memory.pointer for name, memory in large.items()}
+    if not total:
+        return found, [*large.values()]
+    if total > PIECE_BYTES:
+        memory, used = Memory(total, device), 0
+    else:
+        with _lock:
+            pieces = _pieces.setdefault(driver.opened(), {})
+            piece = pieces.get(device)
+            if piece is None or piece.used + total > PIECE_BYTES:
+                piece = pieces[device] = _Piece(device)
+            memory, used = piece.memory, piece.used
+            piece.used += total
+    start = memory.pointer + used
+    for name, offset in offsets.items():
+        found[name] = start + offset
+    return found, [*large.values(), memory]
