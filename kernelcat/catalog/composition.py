@@ -15,12 +15,19 @@ def renamed(program: Program, names: Mapping[str, str]) -> Program:
     """
 
     def param(old: Param) -> Param:
-        if isinstance(old, Pointer | TensorMap):
-            return replace(old, tensor=names.get(old.tensor, old.tensor))
-        return old
+        kind = type(old)
+        if kind is not Pointer and kind is not TensorMap:
+            return old
+        name = names.get(old.tensor)  # type: ignore[union-attr]
+        if name is None:
+            return old
+        return Pointer(name) if kind is Pointer else replace(old, tensor=name)  # type: ignore[call-arg]
 
     def step(old: Step) -> Step:
-        return replace(old, params=tuple(map(param, old.params)))
+        return Step(
+            old.source, old.grid, tuple(map(param, old.params)), old.block, old.shared_bytes,
+            old.cluster, old.programmatic,
+        )  # fmt: skip
 
     workspaces = {names.get(name, name): size for name, size in program.workspaces.items()}
     return Program(tuple(map(step, program.steps)), workspaces)

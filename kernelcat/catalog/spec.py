@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from kernelcat.catalog.axes import Axis as Axis
 from kernelcat.catalog.axes import AxisValue as AxisValue
+from kernelcat.catalog.axes import PLAIN, plain
 from kernelcat.catalog.axes import any_size as any_size
 from kernelcat.catalog.axes import exact as exact
-from kernelcat.catalog.axes import plain
 from kernelcat.catalog.axes import power_of_two as power_of_two
 from kernelcat.catalog.precondition import Precondition
 from kernelcat.errors import InvalidArgument, UnknownName, nearest, short
@@ -38,11 +38,12 @@ class Problem:
 
         ``InvalidArgument`` for a value that is no scalar, such as a list.
         """
-        values = {name: plain(value) for name, value in axes.items()}
-        for name, value in values.items():
-            if getattr(value, "__hash__", None) is None:
-                raise InvalidArgument(f"{name}={short(value)} must be a number or a name")
-        return Problem(entry, tuple(sorted(values.items())))
+        for name, value in axes.items():
+            if type(value) not in PLAIN:
+                axes[name] = value = plain(value)
+                if getattr(value, "__hash__", None) is None:
+                    raise InvalidArgument(f"{name}={short(value)} must be a number or a name")
+        return Problem(entry, tuple(sorted(axes.items())))
 
     @staticmethod
     def with_values(entry: str, values: dict[str, AxisValue]) -> Problem:
