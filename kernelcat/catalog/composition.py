@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from functools import lru_cache
 
 from kernelcat.catalog.implementation import Param, Pointer, Program, Step, TensorMap
 
@@ -14,23 +14,30 @@ def renamed(program: Program, names: Mapping[str, str]) -> Program:
     A name that ``names`` lacks stays as it is.
     """
 
-    def param(old: Param) -> Param:
-        kind = type(old)
-        if kind is not Pointer and kind is not TensorMap:
-            return old
-        name = names.get(old.tensor)  # type: ignore[union-attr]
-        if name is None:
-            return old
-        return Pointer(name) if kind is Pointer else replace(old, tensor=name)  # type: ignore[call-arg]
-
     def step(old: Step) -> Step:
+        params: list[Param] = []
+        for param in old.params:
+            new: Param = param
+            if isinstance(param, Pointer):
+                if (name := names.get(param.tensor)) is not None:
+                    new = _pointer(name)
+            elif isinstance(param, TensorMap) and (name := names.get(param.tensor)) is not None:
+                new = TensorMap(
+                    name, param.dtype, param.shape, param.strides, param.box, param.swizzle,
+                    param.l2_promotion,
+                )  # fmt: skip
+            params.append(new)
         return Step(
-            old.source, old.grid, tuple(map(param, old.params)), old.block, old.shared_bytes,
-            old.cluster, old.programmatic,
+            old.source, old.grid, tuple(params), old.block, old.shared_bytes, old.cluster,
+            old.programmatic,
         )  # fmt: skip
 
     workspaces = {names.get(name, name): size for name, size in program.workspaces.items()}
     return Program(tuple(map(step, program.steps)), workspaces)
+
+
+_pointer = lru_cache(1024)(Pointer)
+"""The names are few, and a first call of a new size renames dozens of pointers."""
 
 
 def composed(*programs: Program, workspaces: Mapping[str, int]) -> Program:

@@ -113,7 +113,11 @@ class ElementType:
 
     def where(self, axes: Mapping[str, Any]) -> str:
         """The element type for these axis values."""
-        return dict(self.types)[axes[self.axis]]
+        return self._by_value[axes[self.axis]]
+
+    @cached_property
+    def _by_value(self) -> dict[AxisValue, str]:
+        return dict(self.types)
 
     def value_of(self, dtype: str) -> AxisValue | None:
         """The only axis value that goes with element type ``dtype``; None for no or many values."""

@@ -89,6 +89,7 @@ def pointer(tensor: str, dtype: str) -> Argument:
     return Argument("*" + TYPES[dtype], (Pointer(tensor),), 16)
 
 
+@lru_cache(1024, typed=True)  # most sizes of a layer are the same in every call
 def integer(value: int, divisor: int | None = None) -> Argument:
     """An integer of 32 bits, or of 64 bits where ``value`` needs them.
 
@@ -193,7 +194,7 @@ def step(
         options,
     )
     cluster = options.get("num_ctas", 1)
-    params = tuple(param for argument in arguments.values() for param in argument.params)
+    params = tuple([param for argument in arguments.values() for param in argument.params])
     return Step(kernel_source, (grid[0] * cluster, *grid[1:]), params, cluster=(cluster, 1, 1))
 
 
