@@ -138,7 +138,7 @@ class Families:
         facts, shapes = family(key)
         known, device, library = self._known[facts, self._fixed(axes) if axes else ()]
         problem = known.problem(shapes, dict(axes))
-        return problem and Resized(problem, device, library)
+        return None if problem is None else Resized(problem, device, library)
 
     def _fixed(self, axes: Iterable[tuple[str, AxisValue]]) -> tuple[Any, ...]:
         """What the keywords of a family's calls have in common."""

@@ -265,7 +265,7 @@ class Implementation:
     def __post_init__(self) -> None:
         # dataclasses.replace copies the default of the original: bind a new one to this copy.
         if isinstance(self.default, LeastEstimate):
-            object.__setattr__(self, "default", LeastEstimate(self))
+            object.__setattr__(self, "default", LeastEstimate(self, self.default.alike))
 
     @property
     def interpretable(self) -> bool:
@@ -353,15 +353,24 @@ class LeastEstimate:
     Candidates are the configurations worth a try, or the legal ones where none is worth a try. Of
     equal estimates the first in the order of the space is taken. Where nothing is legal the default
     is the first configuration of the space.
+
+    ``alike(problem)`` is a problem with the same default, which is searched in its place: a search
+    takes up to a millisecond, and problems of other sizes share it then.
     """
 
     MAX_REMEMBERED = 1024
 
-    def __init__(self, implementation: Implementation | None = None) -> None:
-        self._implementation = implementation
+    def __init__(
+        self,
+        implementation: Implementation | None = None,
+        alike: Callable[[Problem], Problem] | None = None,
+    ) -> None:
+        self._implementation, self.alike = implementation, alike
         self._remembered: dict[tuple[Problem, Gpu], Config] = {}
 
     def __call__(self, problem: Problem, gpu: Gpu) -> Config:
+        if self.alike is not None:
+            problem = self.alike(problem)
         config = self._remembered.get((problem, gpu))
         if config is None:
             if len(self._remembered) >= self.MAX_REMEMBERED:

@@ -12,9 +12,9 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from kernelcat.catalog.axes import PLAIN, plain
 from kernelcat.catalog.axes import Axis as Axis
 from kernelcat.catalog.axes import AxisValue as AxisValue
-from kernelcat.catalog.axes import PLAIN, plain
 from kernelcat.catalog.axes import any_size as any_size
 from kernelcat.catalog.axes import exact as exact
 from kernelcat.catalog.axes import power_of_two as power_of_two

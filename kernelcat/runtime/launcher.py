@@ -278,7 +278,8 @@ class Frame:
     writes each address once.
     """
 
-    __slots__ = ("_alive", "_maps", "_memory", "_program", "_slots", "_values", "key", "launches", "pointers")
+    __slots__ = ("_alive", "_maps", "_memory", "_program", "_slots", "_values", "key", "launches",
+                 "pointers")  # fmt: skip
 
     def __init__(self, program: LoadedProgram, stream: int, key: Any) -> None:
         self.key = key
@@ -322,35 +323,33 @@ class Frame:
         words, pack = _words(len(params))
         scalars, block = words(), words()
         address, first_slot = ctypes.addressof(scalars), ctypes.addressof(self._slots)
-        tensors, values, addresses, maps = self._program.tensors, [], [], []
-        for param in params:
-            kind, value = type(param), 0
-            if kind is Int32 or kind is Int64:
-                value = param.value  # type: ignore[union-attr]
-                addresses.append(address)
-            elif kind is Float32:
-                value = _BITS.unpack(_FLOAT.pack(param.value))[0]  # type: ignore[union-attr]
-                addresses.append(address)
-            else:
-                name = param.tensor  # type: ignore[union-attr]
-                if kind is TensorMap:
-                    maps.append((len(addresses), param))
-                    addresses.append(0)
-                elif (space := spaces.get(name)) is not None:
+        tensors = self._program.tensors
+        values: list[int] = []
+        addresses: list[int] = []
+        maps: list[tuple[int, TensorMap]] = []
+        for position, param in enumerate(params):
+            value, at = 0, address + 8 * position
+            if isinstance(param, Pointer):
+                if (space := spaces.get(param.tensor)) is not None:
                     value = space
-                    addresses.append(address)
                 else:
-                    addresses.append(first_slot + 8 * tensors.index(name))
+                    at = first_slot + 8 * tensors.index(param.tensor)
+            elif isinstance(param, TensorMap):
+                maps.append((position, param))
+            elif isinstance(param, Float32):
+                value = _BITS.unpack(_FLOAT.pack(param.value))[0]
+            else:
+                value = param.value
             values.append(value)
-            address += 8
+            addresses.append(at)
         pack(scalars, 0, *values)
         pack(block, 0, *addresses)
-        for position, param in maps:
-            descriptors = tensor_map.Descriptors(param)
-            if (space := spaces.get(param.tensor)) is not None:
+        for position, each in maps:
+            descriptors = tensor_map.Descriptors(each)
+            if (space := spaces.get(each.tensor)) is not None:
                 block[position] = self._keep(descriptors).at(space)
             else:
-                self._maps.append((block, position, descriptors, tensors.index(param.tensor)))
+                self._maps.append((block, position, descriptors, tensors.index(each.tensor)))
         self._alive.append(scalars)
         return block
 
