@@ -23,7 +23,6 @@ from kernelcat.catalog.implementation import (
     Config,
     Float32,
     Implementation,
-    Int32,
     Int64,
     Param,
     Pointer,
