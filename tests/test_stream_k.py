@@ -149,7 +149,8 @@ FAULTS = {
         "include/kernelcat/stream_k.cuh", "blockIdx.x) - sharers.first", "blockIdx.x)", SPLIT,
     ),
     "a tile is finished before all of its sums have arrived": (
-        "include/kernelcat/stream_k.cuh", "1u) == num_others", "1u) + 1 == num_others", SPLIT,
+        "include/kernelcat/stream_k.cuh", "count) == num_others", "count) + 1 == num_others",
+        SPLIT,
     ),
     "sums of more than two sharers begin with the last one's": (
         "include/kernelcat/stream_k.cuh", "is_pair ? sums[tile][i] : 0.0f", "sums[tile][i]", SPLIT,

@@ -232,7 +232,10 @@ struct LatentConsumer {
       }
       // The queries' rotated part has been read; weights may overwrite it.
       sync_consumers();
-      if (segment.begin + kHalf >= segment.end) shared.queries_empty.arrive();  // no own tile
+      if (segment.begin + kHalf >= segment.end) {  // no own tile
+        if (kHalf == 1 && Tile::kAlwaysWaits) shared.first_scores.wait(segment_idx);
+        shared.queries_empty.arrive();
+      }
       for (int tile = segment.begin + kHalf; tile < segment.end; tile += 2) {
         attend_own_tile(rows, segment, segment_idx, tile, Phases::keys(phases),
                         Phases::other_weights(phases));

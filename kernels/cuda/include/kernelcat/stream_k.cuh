@@ -104,6 +104,19 @@ struct BlockSchedule<StreamTile<Tile>> {
   }
 };
 
+// What thread 0 of a warpgroup decides, in all of its threads. A template: NVRTC 13.0 takes a lambda
+// with a parameter of type auto for a host function.
+template <typename Decide>
+__device__ __forceinline__ bool agreed(Decide decide, uint32_t* flag, int barrier) {
+  named_barrier_sync(barrier, kWarpgroupThreads);
+  if (threadIdx.x % kWarpgroupThreads == 0) {
+    *flag = decide();
+    __threadfence();
+  }
+  named_barrier_sync(barrier, kWarpgroupThreads);
+  return *flag != 0;
+}
+
 // Adds up a tile's sums in the order of k. Returns true in the warpgroup that arrives last, which
 // then holds the result in `sums`, and false in the others. All 128 threads call this together; it
 // needs a flag in shared memory and a named barrier to itself. Of two sharers, whose sum does not
@@ -123,17 +136,12 @@ __device__ __forceinline__ bool add_up_sharers(float (&sums)[kNumTiles][kCount],
                                      (tile * kCount + i) * kWarpgroupThreads) +
            thread;
   };
-  const auto agree = [&](auto decide) {  // all threads return what thread 0 decides
-    named_barrier_sync(barrier, kWarpgroupThreads);
-    if (thread == 0) {
-      *flag = decide();
-      __threadfence();
-    }
-    named_barrier_sync(barrier, kWarpgroupThreads);
-    return *flag != 0;
+  const auto arrive = [&](uint32_t count) {
+    const auto count_others = [&] { return atomicAdd(shared_tile.counter, count) == num_others; };
+    return agreed(count_others, flag, barrier);
   };
 
-  bool is_last = is_pair && agree([&] { return atomicAdd(shared_tile.counter, 0u) == num_others; });
+  bool is_last = is_pair && arrive(0);
   if (!is_last) {
 #pragma unroll
     for (int tile = 0; tile < kNumTiles; ++tile) {
@@ -146,7 +154,7 @@ __device__ __forceinline__ bool add_up_sharers(float (&sums)[kNumTiles][kCount],
       }
     }
     __threadfence();
-    is_last = agree([&] { return atomicAdd(shared_tile.counter, 1u) == num_others; });
+    is_last = arrive(1);
   }
   if (!is_last) return false;
 
