@@ -14,8 +14,8 @@ GROUP = Group(
             "expert. One or two launches do it all, up to the offsets of a grouped product.",
             "Shazeer et al., Outrageously Large Neural Networks (2017); DeepSeek-V3 (2024)",
             (
-                Effect("moe_route", "8192-256-top8", "cute/bitmask", "peer/tokenspeed"),
-                Effect("moe_route", "qwen3-30b-64", "cute/bitmask", "peer/torch"),
+                Effect("moe_route", "8192-256-top8", "cuda/sorted", "peer/tokenspeed"),
+                Effect("moe_route", "qwen3-30b-64", "cuda/sorted", "peer/torch"),
                 Test(
                     "tests/test_moe_route.py::"
                     "test_the_best_groups_have_the_best_two_experts_together"
