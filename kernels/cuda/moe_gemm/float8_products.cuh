@@ -14,13 +14,13 @@ template <typename Config>
 struct Float8Products {
   static constexpr int kBlocks = Config::kRowBlocks;  // of 64 rows of W
   // Rows of A in a pass. Two sets for all of 128 rows do not fit into registers beside the sums.
-  static constexpr int kCols = Config::BLOCK_M < 128 ? Config::BLOCK_M
+  static constexpr int kCols = Config::BLOCK_M < 128    ? Config::BLOCK_M
                                : Config::BLOCK_M == 128 ? 64
                                                         : 48;
   static constexpr int kParts = Config::BLOCK_M / kCols;
   static constexpr int kNumPasses = kBlocks * kParts;
   static constexpr bool kIsOdd = kNumPasses % 2 == 1;
-  static constexpr int kTiles = Config::kStageTiles;      // of a row block in a stage
+  static constexpr int kTiles = Config::kStageTiles;  // of a row block in a stage
   static_assert(kTiles == 2 && kCols * kParts == Config::BLOCK_M);
   static_assert(kCols % 8 == 0, "a pass begins where the swizzle does");
   using T = typename Config::T;
@@ -135,8 +135,8 @@ struct Float8Products {
       start_block(sums, false, k_block > 0, true);
       start_block(sums, true, true, k_block + 2 < num_k);
     }
-    // An even number of passes needs both endings, too: if the loop has one ending, ptxas takes products
-    // for read too early and serializes all wgmmas (C7514).
+    // An even number of passes needs both endings, too: if the loop has one ending, ptxas takes
+    // products for read too early and serializes all wgmmas (C7514).
     if (k_block < num_k) {
       start_block(sums, false, k_block > 0, false);
       finish(sums, kIsOdd ? 0 : 1);

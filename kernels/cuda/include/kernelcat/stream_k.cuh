@@ -104,8 +104,8 @@ struct BlockSchedule<StreamTile<Tile>> {
   }
 };
 
-// What thread 0 of a warpgroup decides, in all of its threads. A template: NVRTC 13.0 takes a lambda
-// with a parameter of type auto for a host function.
+// What thread 0 of a warpgroup decides, in all of its threads. A template: NVRTC 13.0 takes a
+// lambda with a parameter of type auto for a host function.
 template <typename Decide>
 __device__ __forceinline__ bool agreed(Decide decide, uint32_t* flag, int barrier) {
   named_barrier_sync(barrier, kWarpgroupThreads);
