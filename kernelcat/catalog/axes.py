@@ -33,8 +33,7 @@ SIZE_LIMIT = 1 << 31
 """Sizes are less than this where an axis gives no other limit: kernels take them in 32 bits."""
 
 
-PLAIN = frozenset((int, str, bool, float))
-"""Types of the values of axes."""
+_PLAIN = (int, str, bool, float)
 
 
 def plain(value: Any) -> Any:
@@ -43,7 +42,7 @@ def plain(value: Any) -> Any:
     Takes scalars of NumPy and element types of torch, NumPy, CuPy and ml_dtypes
     (``torch.bfloat16`` becomes ``"bfloat16"``); any other value is returned as it is.
     """
-    if type(value) in PLAIN:
+    if type(value) in _PLAIN:
         return value
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if torch is not None and isinstance(value, getattr(torch, "dtype", ())):
