@@ -17,6 +17,7 @@ import kernelcat
 from kernelcat import catalog
 from kernelcat.call import operator
 from kernelcat.catalog.spec import Axis, Entry, Tensor
+from kernelcat.errors import InvalidArgument
 
 torch = pytest.importorskip("torch")
 torch_ops = pytest.importorskip("kernelcat.call.torch_operators")
@@ -208,6 +209,38 @@ def test_a_fake_of_several_outputs_and_keyword_axes() -> None:
     o, lse = torch_ops._fake(ATTENTION, (q,), {"top_k": 3, "causal": True, "layout": "nhd"})
     assert (tuple(o.shape), o.dtype) == ((5, 3), torch.float16)
     assert (tuple(lse.shape), lse.dtype) == ((5,), torch.float32)
+
+
+@pytest.mark.parametrize("name", ["gptoss-8-mxfp4", "gptoss-8-bf16", "dsv3-8-fp8-a8"])
+def test_fakes_read_the_format_of_weights_from_their_scales(name: str) -> None:
+    kernelcat.get("moe_mlp")
+    entry = catalog.entry("moe_mlp")
+    problem = entry.named(name)
+
+    def array(tensor):
+        if not tensor.present(problem):
+            return None
+        element = getattr(torch, tensor.dtype_of(problem))
+        return torch.empty(tensor.shape_of(problem), device="meta", dtype=element)
+
+    inputs = tuple(map(array, entry.inputs))
+    keywords = {axis.name: problem[axis.name] for axis in torch_ops.keyword_axes(entry)}
+    del keywords["format"]
+    out = torch.ops.kernelcat.moe_mlp(*inputs, **keywords)
+    assert (out.shape, out.dtype) == ((8, problem["hidden"]), torch.bfloat16)
+
+
+def test_a_fake_without_scales_asks_for_the_format() -> None:
+    entry = catalog.entry("moe_mlp")
+    problem = entry.named("gptoss-8-mxfp4")
+    inputs = [
+        torch.empty(t.shape_of(problem), device="meta", dtype=getattr(torch, t.dtype_of(problem)))
+        if t.flag is None else None
+        for t in entry.inputs
+    ]  # fmt: skip
+    keywords = {axis.name: problem[axis.name] for axis in torch_ops.keyword_axes(entry)}
+    with pytest.raises(InvalidArgument, match="moe_mlp also needs format="):
+        torch_ops._fake(entry, inputs, keywords | {"format": None})
 
 
 def test_fake_cuda_tensors_go_through_the_operator() -> None:

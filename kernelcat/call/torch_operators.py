@@ -22,6 +22,7 @@ import torch
 from kernelcat import catalog
 from kernelcat.call import signature
 from kernelcat.catalog.spec import Axis, AxisValue, Derived, ElementType, Entry, Tensor
+from kernelcat.errors import InvalidArgument
 
 is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 """Whether Dynamo is tracing. Dynamo takes the result for a constant; eager mode pays 40 ns."""
@@ -209,6 +210,8 @@ def _fake(entry: Entry, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> A
         for tensor, array in zip(entry.inputs, inputs, strict=False)
         if array is not None
     ]
+    for tensor, array in present:  # before sizes: scales tell how many weights a byte holds
+        _bind_type(entry, tensor, array, axes)
     for tensor, array in present:
         _bind_axes(entry, tensor, array, axes)
     axes = {**entry.defaults, **axes}
@@ -222,17 +225,23 @@ def _fake(entry: Entry, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> A
     return outputs[0] if len(outputs) == 1 else outputs
 
 
+def _bind_type(entry: Entry, tensor: Tensor, array: Any, axes: dict[str, Any]) -> None:
+    """Add the axis value that the element type of ``array`` determines to ``axes``."""
+    dtype = str(array.dtype).removeprefix("torch.")
+    if isinstance(tensor.dtype, ElementType):
+        if (value := tensor.dtype.value_of(dtype)) is not None:
+            axes.setdefault(tensor.dtype.axis, value)
+    elif tensor.dtype in entry.axis_names:
+        axes.setdefault(tensor.dtype, dtype)
+
+
 def _bind_axes(entry: Entry, tensor: Tensor, array: Any, axes: dict[str, Any]) -> None:
-    """Add the axis values that ``array`` determines to ``axes``; check those already there."""
+    """Add the axis values that the shape of ``array`` determines to ``axes``; check those there."""
     name = f"{entry.name}: {tensor.name}"
     rank = len(tensor.shape)
     torch._check(array.dim() == rank, lambda: f"{name} must have {rank} dimensions")
-    dtype = str(array.dtype).removeprefix("torch.")
-    if isinstance(tensor.dtype, ElementType):
-        if tensor.dtype.is_invertible and tensor.dtype.value_of(dtype) is not None:
-            axes[tensor.dtype.axis] = tensor.dtype.value_of(dtype)
-    elif tensor.dtype in entry.axis_names:
-        axes.setdefault(tensor.dtype, dtype)
+    if isinstance(tensor.dtype, ElementType) and tensor.dtype.axis not in axes:
+        raise InvalidArgument(f"{entry.name} also needs {tensor.dtype.axis}=")
     element = _element(tensor.element_type(axes))
     torch._check(array.dtype == element, lambda: f"{name} is {array.dtype}; it must be {element}")
     for position, axis in enumerate(tensor.shape):
