@@ -70,7 +70,11 @@ COMPILED = [
     ("h200", product(8192, 8192, 8192), {"block_n": 128}),
     ("h200", product(64, 8192, 8192, dtype=FP8), {"block_n": 128, "split_k": 2}),
     ("h200", product(9, 5760, 2880, format="mxfp4", activation="swiglu", bias=True), {}),
-    ("a100", product(128, 4096, 4096, dtype="float16", format="mxfp4"), {"block_n": 64}),
+    (
+        "a100",
+        product(128, 4096, 4096, dtype="float16", format="mxfp4"),
+        {"block_n": 64, "split_k": 1},
+    ),
     ("b200", product(32, 4096, 4096, activation="gelu"), {}),
 ]
 
