@@ -55,7 +55,7 @@ class Block(NamedTuple):
 
     language: str
     word: str
-    """Of Python: empty, ``gpu`` (needs a GPU) or ``fragment`` (leaves out how arrays are made)."""
+    """What a block of Python needs: nothing (empty), ``gpu``, or arrays (``fragment``)."""
     text: str
 
 

@@ -60,7 +60,7 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(file, q_lens, kv_lens, heads, row_tiles, teams, least) -> list[list[list[int]]]:
-    """Of each team its segments: sequence, first row, rows, first and last KV tile, teams."""
+    """The segments of each team: sequence, first row, rows, first and last KV tile, teams."""
     cu_q = np.array([0, *itertools.accumulate(q_lens)], "int32")
     lens = np.array(kv_lens, "int32")
     rows = np.zeros((teams, MAX_SEGMENTS, 8), "int32")

@@ -66,7 +66,7 @@ class Newest(NamedTuple):
 
 
 Choice = Callable[[Mapping[Name, Newest]], Collection[Name]]
-"""Of the subjects of all databases, those whose rows are wanted."""
+"""Chooses the subjects whose rows are wanted, from the subjects of all databases."""
 
 
 def equal(values: Values) -> list[Any]:

@@ -181,15 +181,6 @@ def _best(problem: Problem, gpu: Gpu) -> tuple[float, Config] | None:
     return best
 
 
-def _default(problem: Problem, gpu: Gpu) -> Config:
-    """The configuration of the least estimate, or the first legal one."""
-    best = _best(problem, gpu)
-    if best is not None:
-        return best[1]
-    configs = [Config(dict(zip(SPACE, values, strict=True))) for values in product(*SPACE.values())]
-    return next((c for c in configs if _illegal(c, problem, gpu) is None), configs[0])
-
-
 IMPLEMENTATION = Implementation(
     entry="gemm",
     language="cuda",
@@ -199,7 +190,6 @@ IMPLEMENTATION = Implementation(
     space=SPACE,
     illegal=_illegal,
     unpromising=_unpromising,
-    default=_default,
     program=_program,
     estimate=_estimate,
     techniques={
