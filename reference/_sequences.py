@@ -220,6 +220,7 @@ def pairs_seen(problem: Problem) -> int:
     return total
 
 
+@lru_cache(256)  # estimates of all configurations ask for the same problem
 def tokens_read(problem: Problem) -> int:
     """Number of cached tokens that are visible to at least one query."""
     total = 0

@@ -91,7 +91,7 @@ def replace_gpu() -> None:
     """Replaces tensors, launcher and GPU for a dry run."""
     plain, nothing = DryTorch(), NoLauncher()
     arrays.torch = lambda: plain  # type: ignore[assignment]
-    launcher.load = lambda *_, device: nothing  # type: ignore[assignment,return-value]
+    launcher.load = lambda *_, device, zeros: nothing  # type: ignore[assignment,return-value]
     c = SimpleNamespace(cuStreamIsCapturing=ctypes.CDLL(None).abs, cuLaunchKernelEx=None)
     cuda = driver.Driver(c)
     driver.opened = lambda: cuda  # type: ignore[assignment]

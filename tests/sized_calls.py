@@ -42,6 +42,8 @@ LAYERS: dict[str, tuple[str, str, Callable[[Problem, int], dict[str, Any]]]] = {
     "moe_mlp": ("moe_mlp", "gptoss-64-mxfp4", lambda p, n: {"tokens": n}),
     "moe_gemm": ("moe_gemm", "gptoss-up-64-mxfp4", lambda p, n: {"tokens": n}),
     "moe_route": ("moe_route", "gpt-oss-20b-64", lambda p, n: {"tokens": n}),
+    "qkv_rope_write": ("qkv_rope_write", "gptoss-64", with_pages),
+    "out_router": ("out_router", "gptoss-64", lambda p, n: {"tokens": n}),
     "rms_norm": ("rms_norm", "gpt-oss-64", lambda p, n: {"M": n}),
     "lm_head": ("lm_head", "64x201088x2880", lambda p, n: {"tokens": n}),
     "sample": ("sample", "filtered-64x201088", lambda p, n: {"rows": n}),

@@ -293,7 +293,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostOfAttention]:
                 module, "in_language", lambda name, language: kernels.get(language, ())
             )
             monkeypatch.setattr(module, "languages", lambda name: tuple(kernels))
-        monkeypatch.setattr(launcher, "load", lambda *facts, device: Counter(host))
+        monkeypatch.setattr(launcher, "load", lambda *facts, device, zeros: Counter(host))
         monkeypatch.setattr(driver, "opened", lambda: host)
         yield host
 

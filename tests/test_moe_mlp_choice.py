@@ -7,10 +7,11 @@ import pytest
 
 from kernelcat import catalog
 from kernelcat.call.choice import choose
-from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.implementation import Config, LeastEstimate
 from kernelcat.reference._assignments import row_blocks
 from kernelcat.reference._experts import FP8
 from kernelcat.reference.moe_mlp import ENTRY, layer
+from kernelcat.reference.moe_route import routed
 from kernelcat.runtime import gpu
 from kernelcat.store import Choice
 from kernelcat.tune.random_races import as_called
@@ -103,3 +104,16 @@ def test_blocks_of_rows_are_those_of_random_assignments(
 def test_dispatch_does_not_see_how_tokens_spread_over_experts() -> None:
     hot = layer(64, 4, 32, 2880, 2880, skew="hot", **MXFP4)
     assert as_called(ENTRY, hot) == layer(64, 4, 32, 2880, 2880, **MXFP4)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"groups": 8, "top_groups": 4}, {"capacity_factor": 1.0, "overflow": "reroute"}],
+    ids=["plain", "groups", "reroute"],
+)
+def test_problems_alike_have_the_default_that_a_search_finds(more: dict) -> None:
+    bitmask, h200 = catalog.implementation("moe_route", "cuda", "bitmask"), gpu.SKUS["h200"]
+    search = LeastEstimate(bitmask)
+    for tokens in (*range(20), *range(61, 67), *range(253, 260), *range(509, 516)):
+        problem = routed(tokens, 128, 8, **more)
+        assert bitmask.default(problem, h200) == search(problem, h200)

@@ -74,8 +74,11 @@ class Library(Protocol):
     def scan(self, arrays: Iterable[Any], /) -> tuple[Key, list[int]]:
         """One hashable key for all arrays, and the address of each (0 for None).
 
-        The key holds each array's type, shape, strides, element type, device and alignment. Nested
-        pairs instead of one flat tuple make ``scan``, which is on the fast path, a sixth faster.
+        For each array the key holds the key of the arrays before, and the array's type, shape,
+        layout (True where contiguous, else strides), element type, device, whether it requires a
+        gradient, and its address modulo :data:`ALIGNMENT`; None alone stands for an absent array.
+        Nested pairs instead of one flat tuple make ``scan``, which is on the fast path, a sixth
+        faster.
         ``scan`` may raise an exception of :data:`fast_path.EXPECTED_ERRORS` for arrays of another
         library; the slow path then makes the error message.
         """
@@ -91,14 +94,6 @@ class Library(Protocol):
 
     def addresses(self, arrays: Iterable[Any], /) -> list[int]:
         """Addresses of arrays; raises ``InvalidArgument`` for an array that is not aligned."""
-        ...
-
-    def family(self, arrays: Iterable[Any], /) -> tuple[Key, list[tuple[int, ...] | None]]:
-        """One hashable key for all properties of arrays but their sizes, and their shapes.
-
-        None stands for an absent array. Raises an exception of :data:`fast_path.EXPECTED_ERRORS`
-        for an array that is not contiguous and aligned, or of another library.
-        """
         ...
 
     def describe(self, array: Any) -> ArrayInfo:
@@ -235,18 +230,27 @@ def stream_handle(stream: Any) -> int:
     )
 
 
-def _family(
-    arrays: Iterable[Any], is_plain: Callable[[Any], bool], facts: Callable[[Any], Any]
-) -> tuple[Key, list[tuple[int, ...] | None]]:
-    """``facts`` and shape of each array; ``InvalidArgument`` for one that is not ``is_plain``."""
-    key: list[Any] = []
+def family(key: Key) -> tuple[Key, list[tuple[int, ...] | None]]:
+    """What a key of ``scan`` says but sizes, hashable, and the shape of each array.
+
+    None stands for an absent array. Raises ``InvalidArgument`` for an array that is not contiguous
+    and aligned.
+    """
+    facts: list[Any] = []
     shapes: list[tuple[int, ...] | None] = []
-    for x in arrays:
-        if x is not None and not is_plain(x):
+    while key:
+        if key[1] is None:
+            key, _ = key
+            facts.append(None)
+            shapes.append(None)
+            continue
+        key, kind, shape, layout, dtype, device, needs_grad, offset = key
+        if layout is not True or offset:
             raise InvalidArgument("is not aligned, or not contiguous")
-        key.append(None if x is None else facts(x))
-        shapes.append(None if x is None else x.shape)
-    return tuple(key), shapes
+        facts += (kind, dtype, device, needs_grad)
+        shapes.append(shape)
+    shapes.reverse()
+    return tuple(facts), shapes
 
 
 class Torch:
@@ -271,13 +275,6 @@ class Torch:
                 raise InvalidArgument("is not aligned")
             pointers.append(pointer)
         return pointers
-
-    def family(self, arrays: Iterable[Any], /) -> tuple[Key, list[tuple[int, ...] | None]]:
-        return _family(
-            arrays,
-            lambda x: not x.data_ptr() % ALIGNMENT and x.is_contiguous(),
-            lambda x: (type(x), x.dtype, x.get_device(), x.requires_grad),
-        )
 
     def scan(self, arrays: Iterable[Any], /) -> tuple[Key, list[int]]:
         key: Key = ()
@@ -348,13 +345,6 @@ class Cupy:
             raise InvalidArgument("is not aligned")
         return pointers
 
-    def family(self, arrays: Iterable[Any], /) -> tuple[Key, list[tuple[int, ...] | None]]:
-        return _family(
-            arrays,
-            lambda x: not x.data.ptr % ALIGNMENT and x.flags.c_contiguous,
-            lambda x: (type(x), x.dtype, x.data.device_id),
-        )
-
     def scan(self, arrays: Iterable[Any], /) -> tuple[Key, list[int]]:
         key: Key = ()
         pointers: list[int] = []
@@ -366,8 +356,9 @@ class Cupy:
             data = x.data
             pointer = data.ptr
             pointers.append(pointer)
+            layout = x.flags.c_contiguous or x.strides
             key = (
-                key, type(x), x.shape, x.strides, x.dtype, data.device_id, pointer % ALIGNMENT,
+                key, type(x), x.shape, layout, x.dtype, data.device_id, False, pointer % ALIGNMENT,
             )  # fmt: skip
         return key, pointers
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from math import prod
+from typing import Any
 
 from kernelcat.bounded import Bounded
 from kernelcat.call import signature, wrapping
@@ -37,7 +38,7 @@ _slow: Counter[str] = Counter()
 """Exception that made a call leave the fast path -> number of calls."""
 
 
-class FastCall(NamedTuple):
+class FastCall:
     """The launcher of one signature, with all that a call needs.
 
     Attributes
@@ -50,17 +51,34 @@ class FastCall(NamedTuple):
     allocate : makes the outputs; None where the caller passes them
     matches
         ``matches(*arrays that are not None)`` recognizes the signature faster than ``scan``; None
-        where the library has no such test.
+        before :meth:`learn`, and where the library has no such test.
     addresses : returns the addresses of arrays, and raises for one that is not aligned
     """
 
-    launch: Launch
-    stream: Callable[[int], int]
-    device: int
-    pairs: tuple[tuple[int, int, int, int], ...]
-    allocate: Allocate | None
-    matches: Callable[..., bool] | None
-    addresses: Callable[[Iterable[Any]], list[int]]
+    __slots__ = ("addresses", "allocate", "device", "launch", "library", "matches", "pairs",
+                 "stream")  # fmt: skip
+
+    def __init__(
+        self,
+        library: Library,
+        device: int,
+        launch: Launch,
+        allocate: Allocate | None,
+        pairs: tuple[tuple[int, int, int, int], ...],
+    ) -> None:
+        self.library, self.device, self.launch = library, device, launch
+        self.allocate, self.pairs = allocate, pairs
+        self.stream, self.addresses = library.stream(), library.addresses
+        self.matches: Callable[..., bool] | None = None
+
+    def learn(self, operands: Iterable[Any]) -> bool:
+        """Make :attr:`matches` of arrays with this signature; whether the library has that test.
+
+        Only the second call with a signature does so: many signatures are called once.
+        """
+        if self.matches is None:
+            self.matches = self.library.matcher([x for x in operands if x is not None])
+        return self.matches is not None
 
     def overlaps(self, pointers: Sequence[int]) -> bool:
         """Whether an output may share memory with another tensor, by the tensors' addresses."""
@@ -83,20 +101,14 @@ class FastCall(NamedTuple):
         """The fast path for calls with the signature of ``inputs`` and ``outs``."""
         if decision.missed:
             launch = _counted(launch, problem)
-        if any(getattr(array, "requires_grad", False) for array in inputs):
-            launch = _without_grad(launch, entry.name)
-        pairs = _pairs(entry, problem) if outs else ()
-        allocate = None if outs else allocator(entry, problem, device, library)
-        present = [array for array in (*inputs, *outs) if array is not None]
-        return FastCall(
-            launch=launch,
-            stream=library.stream(),
-            device=device,
-            pairs=pairs,
-            allocate=allocate,
-            matches=library.matcher(present),
-            addresses=library.addresses,
-        )
+        for array in inputs:
+            if getattr(array, "requires_grad", False):
+                launch = _without_grad(launch, entry.name)
+                break
+        if outs:
+            return FastCall(library, device, launch, None, _pairs(entry, problem, inputs, outs))
+        allocate = allocator(entry, problem, device, library)
+        return FastCall(library, device, launch, allocate, ())
 
 
 class Bound:
@@ -268,18 +280,22 @@ def _output_pairs(entry: Entry) -> list[tuple[str, str]]:
     return [(names[i], names[o]) for o in range(first_output, len(names)) for i in range(o)]
 
 
-def _pairs(entry: Entry, problem: Problem) -> tuple[tuple[int, int, int, int], ...]:
+def _pairs(
+    entry: Entry, problem: Problem, inputs: Sequence[Any], outs: Sequence[Any]
+) -> tuple[tuple[int, int, int, int], ...]:
     """:attr:`FastCall.pairs` for ``problem``; bounds are in bytes."""
-    first_output = len(entry.inputs)
-    spans = [
-        (position, tensor.span_of(problem) * itemsize(tensor.dtype_of(problem)))
-        for position, tensor in enumerate(entry.tensors)
-        if tensor.present(problem)
-    ]
+    spans = []
+    for position, (tensor, array) in enumerate(zip(entry.tensors, (*inputs, *outs), strict=True)):
+        if array is None:
+            continue
+        count = prod(array.shape) if tensor.strides is None else tensor.span_of(problem)
+        if count:
+            spans.append((position, count * itemsize(tensor.dtype_of(problem))))
+    first_output = len(inputs)
     return tuple(
         (first, second, -second_bytes, first_bytes)
         for second, second_bytes in spans
-        if second >= first_output and second_bytes
+        if second >= first_output
         for first, first_bytes in spans
-        if first < second and first_bytes
+        if first < second
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import log2
+from operator import sub
 from typing import TYPE_CHECKING, NamedTuple
 
 from kernelcat.catalog.axes import AxisValue, any_size
@@ -72,7 +73,7 @@ class Groups:
         self, problem: Problem, rows: Sequence[_Placed]
     ) -> Iterator[tuple[float, Choice]]:
         place = self._place(problem)
-        far = [sum(abs(a - b) for a, b in zip(place, row.sizes, strict=True)) for row in rows]
+        far = [sum(map(abs, map(sub, place, row.sizes))) for row in rows]
         order = sorted(range(len(rows)), key=far.__getitem__)
         return ((far[i], rows[i].choice) for i in order)
 

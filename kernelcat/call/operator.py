@@ -18,7 +18,6 @@ from typing import Any
 from weakref import WeakSet
 
 from kernelcat import catalog
-from kernelcat.bounded import Bounded
 from kernelcat.call import adapters, arrays, documentation, fast_path, signature, wrapping
 from kernelcat.call import debugging as debugging  # imported for its environment variable
 from kernelcat.call import recording as recording  # likewise
@@ -26,7 +25,8 @@ from kernelcat.call.building import build
 from kernelcat.call.choice import Decision, Pin
 from kernelcat.call.fast_path import Bound, FastCall, Launch, misses, slow_calls
 from kernelcat.call.locking import ruling
-from kernelcat.call.resizing import Family
+from kernelcat.call.plan import Plan
+from kernelcat.call.resizing import Families, Resized
 from kernelcat.call.sharing import Choices
 from kernelcat.catalog.implementation import Config, ConfigValue
 from kernelcat.catalog.spec import AxisValue, Entry, Problem
@@ -147,7 +147,7 @@ class Op:
         self._onto: list[list[Any]] = [[] for _ in num_absent]  # recent calls with out=
         self._fast_calls: dict[Any, FastCall] = {}
         self._loaded: dict[tuple[Problem, int], tuple[Decision, Any]] = {}
-        self._families = Bounded[Any, tuple[Family, int]](64)  # by all of a signature but sizes
+        self._families = Families(entry)
         self._choices: Choices | None = None
         self._lock = threading.RLock()
         self._forgotten = 0  # how often fast calls were forgotten
@@ -164,6 +164,7 @@ class Op:
         if _is_compiling():
             return self.traced(*args, out=out, **named)  # type: ignore[misc]
         call: FastCall | None = None
+        key: arrays.Key | None = None
         placed: tuple[Any, ...] = args
         axes: tuple[Any, ...] = ()
         try:
@@ -181,17 +182,23 @@ class Op:
                         call = recent
                         break
             if call is None:
-                call, pointers = self._look_up(placed, operands, axes, out is None)
+                count = len(placed)
+                every = self._padded(operands, count)
+                first = every[0] if every[0] is not None else _first(every)
+                key, pointers = _scans[type(first)](every)
+                call = self._look_up(key, every, axes, count, out is None)
         except fast_path.EXPECTED_ERRORS as error:  # the slow path makes the error message, if any
             call = None
             fast_path.count_slow(type(error).__name__)
         if call is None:
+            if key is not None and (run := self._resized(key, pointers, every, axes)):
+                return run(out)
             return self._first_call(args, out, named)
         if call.allocate is not None:
             out, addresses = call.allocate()
             pointers += addresses
         elif call.overlaps(pointers):
-            self._refuse_overlap(placed, operands)
+            fast_path.refuse_overlap(self.entry, self._padded(operands, len(placed)))
         call.launch(tuple(pointers), call.stream(call.device))
         return out
 
@@ -238,7 +245,7 @@ class Op:
             raise InvalidArgument(f"device={short(device)} must be the index of a GPU")
         problem, index = self._problem(args, named)
         device = device if index is None else index
-        return Plan(self, problem, device)
+        return Plan(Op(self.entry, self.pin, only=problem), problem, device)
 
     def explain(self, *args: Any, gpu: str | None = None, **named: Any) -> Explanation:
         """The implementation and configuration that would serve, and why; launches nothing.
@@ -293,35 +300,39 @@ class Op:
                 placed[position] = value
         return tuple(placed), tuple(axes)
 
+    def _padded(self, operands: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+        """``operands`` with None for each input that was left out; ``count`` were passed."""
+        if count >= len(self._positions):
+            return operands
+        return (*operands[:count], *self._pads[count], *operands[count:])
+
     def _look_up(
-        self, args: tuple[Any, ...], operands: tuple[Any, ...], axes: tuple[Any, ...], fresh: bool
-    ) -> tuple[FastCall | None, list[int]]:
-        """The launcher remembered for ``operands`` (inputs, then outputs), and their addresses."""
-        count = len(args)
-        if count < len(self._positions):
-            operands = (*args, *self._pads[count], *operands[count:])
-        first = operands[0] if operands[0] is not None else _first(operands)
-        key, pointers = _scans[type(first)](operands)
+        self,
+        key: arrays.Key,
+        operands: tuple[Any, ...],
+        axes: tuple[Any, ...],
+        count: int,
+        fresh: bool,
+    ) -> FastCall | None:
+        """What is remembered for ``operands``: inputs, then outputs, with this ``key``.
+
+        ``count`` inputs were passed; the call is ``fresh`` where it allocates outputs.
+        """
         forgotten = self._forgotten
         call = self._fast_calls.get((key, axes) if axes else key)
-        if call is not None and call.matches and not axes and not any(x is None for x in args):
-            recent = (self._fresh if fresh else self._onto)[count]
-            if not any(call is other for other in recent):
-                recent.insert(0, call)
-                del recent[MAX_RECENT:]
-                if forgotten != self._forgotten:  # in another thread: the call is forgotten too
-                    recent.clear()
-        return call, pointers
-
-    def _refuse_overlap(self, placed: tuple[Any, ...], operands: tuple[Any, ...]) -> None:
-        count = len(placed)
-        fast_path.refuse_overlap(self.entry, (*placed, *self._pads[count], *operands[count:]))
+        if call is None or axes or any(x is None for x in operands[:count]):
+            return call
+        recent = (self._fresh if fresh else self._onto)[count]
+        if not any(call is other for other in recent) and call.learn(operands):
+            recent.insert(0, call)
+            del recent[MAX_RECENT:]
+            if forgotten != self._forgotten:  # in another thread: the call is forgotten too
+                recent.clear()
+        return call
 
     def _first_call(self, args: tuple[Any, ...], out: Any, named: Mapping[str, Any]) -> Any:
         inputs, axes = signature.arrange(self.entry, args, named)
         outs = signature.outputs(self.entry, out)
-        if (run := self._resized(inputs, outs, axes)) is not None:
-            return run(out)
         if any(map(arrays.is_foreign, inputs + outs)):
             return adapters.call_through_dlpack(self, inputs, outs, axes)
         _register_with_torch()
@@ -331,28 +342,37 @@ class Op:
         if not all(info.aligned for info in infos.values()):
             return adapters.call_with_copies(self, library, inputs, outs, axes)
         _scans[type(_first(inputs))] = library.scan
-        self._add_family(inputs, outs, axes, library, problem, device)
-        return self._prepare(inputs, outs, axes, library, problem, device)(out)
+        operands = (*inputs, *outs)
+        key, pointers = library.scan(operands)
+        if self._only is None:
+            with suppress(InvalidArgument):
+                self._families.add(key, axes, library, problem, device)
+        found = Resized(problem, device, library)
+        return self._prepare(found, key, pointers, operands, tuple(axes.items()))(out)
 
     def _prepare(
         self,
-        inputs: tuple[Any, ...],
-        outs: tuple[Any, ...],
-        axes: Mapping[str, AxisValue],
-        library: arrays.Library,
-        problem: Problem,
-        device: int,
+        call_of: Resized,
+        key: arrays.Key,
+        pointers: list[int],
+        operands: tuple[Any, ...],
+        axes: tuple[tuple[str, AxisValue], ...],
     ) -> Callable[[Any], Any]:
-        """Remember how calls with the signature of these arrays and keywords run: ``run(out)``."""
+        """Remember how calls with the signature of these arrays and keywords run: ``run(out)``.
+
+        ``key`` and ``pointers`` are what ``scan`` returns for ``operands``: all inputs, and the
+        outputs that are passed.
+        """
+        problem, device, library = call_of
+        count = len(self._positions)
+        inputs, outs = operands[:count], operands[count:]
         decision, launch = self._load(problem, device)
-        operands = (*inputs, *outs)
-        key, pointers = library.scan(operands)
         with self._lock:
             launch = self._wrap(problem, device, decision, launch)
             call = FastCall.make(
                 self.entry, problem, device, library, decision, launch, inputs, outs
             )
-            _remember(self._fast_calls, (key, tuple(axes.items())) if axes else key, call)
+            _remember(self._fast_calls, (key, axes) if axes else key, call)
 
         def run(out: Any) -> Any:
             if call.allocate is not None:
@@ -365,39 +385,19 @@ class Op:
 
         return run
 
-    def _add_family(
-        self,
-        inputs: tuple[Any, ...],
-        outs: tuple[Any, ...],
-        axes: Mapping[str, AxisValue],
-        library: arrays.Library,
-        problem: Problem,
-        device: int,
-    ) -> None:
-        """Remember how problems of calls that differ from this call in sizes are read."""
-        if self._only is None and Family.supports(self.entry):
-            with suppress(*fast_path.EXPECTED_ERRORS):
-                key, shapes = library.family((*inputs, *outs))
-                self._families[key, Family.key(self.entry, axes)] = (
-                    Family(self.entry, problem, shapes, axes), device,
-                )  # fmt: skip
-
     def _resized(
-        self, inputs: tuple[Any, ...], outs: tuple[Any, ...], axes: Mapping[str, AxisValue]
+        self,
+        key: arrays.Key,
+        pointers: list[int],
+        operands: tuple[Any, ...],
+        axes: tuple[tuple[str, AxisValue], ...],
     ) -> Callable[[Any], Any] | None:
         """:meth:`_prepare` where an earlier call differs from this call in sizes only; or None."""
         try:
-            first = _first(inputs)
-            _scans[type(first)]  # raises KeyError for a tensor without memory
-            library = arrays.library_of(first)
-            key, shapes = library.family((*inputs, *outs))
-            family, device = self._families[key, Family.key(self.entry, axes)]
-            problem = family.problem(shapes, axes)
+            found = self._families.find(key, axes)
         except fast_path.EXPECTED_ERRORS:
             return None
-        if problem is None:
-            return None
-        return self._prepare(inputs, outs, axes, library, problem, device)
+        return found and self._prepare(found, key, pointers, operands, axes)
 
     def _resolve(
         self, inputs: Sequence[Any], outs: Sequence[Any], axes: Mapping[str, AxisValue]
@@ -437,11 +437,10 @@ class Op:
         return wrapping.wrapped(launch, problem, _gpu(device), device, decision)
 
     def _build(self, problem: Problem, device: int) -> tuple[Decision, Any]:
-        from kernelcat.runtime import launcher
+        from kernelcat.runtime import launcher, workspaces
 
-        load = partial(launcher.load, device=device)
-        says = ruling(problem, _gpu(device), self.pin)
-        return build(self._known(), problem, _gpu(device), load, says)
+        load, gpu = partial(launcher.load, device=device, zeros=workspaces.cut), _gpu(device)
+        return build(self._known(), problem, gpu, load, ruling(problem, gpu, self.pin))
 
     def _known(self) -> Choices:
         """What is known of this entry, and the choices made so far."""
@@ -453,27 +452,6 @@ class Op:
 
 
 Op.__doc__ = documentation.OfEntry(documentation.docstring, Op.__doc__)  # type: ignore[assignment]
-
-
-class Plan:
-    """A problem whose implementation is chosen and built; call it with arrays of that problem."""
-
-    def __init__(self, op: Op, problem: Problem, device: int) -> None:
-        self._op = Op(op.entry, op.pin, only=problem)
-        self.problem = problem
-        self.device = device
-        self.decision, _ = self._op._load(problem, device)
-
-    def __repr__(self) -> str:
-        chosen = self.decision
-        return f"<kernelcat.Plan {self.problem}: {chosen.implementation.name} {chosen.config}>"
-
-    def __call__(self, *args: Any, out: Any = None, **named: Any) -> Any:
-        return self._op(*args, out=out, **named)
-
-    def bind(self, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Bound:
-        """:meth:`Op.bind` with this plan's choice."""
-        return self._op.bind(*args, out=out, stream=stream, **named)
 
 
 def pinned(name: str, key: str) -> Op:

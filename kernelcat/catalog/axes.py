@@ -33,7 +33,8 @@ SIZE_LIMIT = 1 << 31
 """Sizes are less than this where an axis gives no other limit: kernels take them in 32 bits."""
 
 
-_PLAIN = (int, str, bool, float)
+PLAIN = frozenset((int, str, bool, float))
+"""Types of the values of axes."""
 
 
 def plain(value: Any) -> Any:
@@ -42,7 +43,7 @@ def plain(value: Any) -> Any:
     Takes scalars of NumPy and element types of torch, NumPy, CuPy and ml_dtypes
     (``torch.bfloat16`` becomes ``"bfloat16"``); any other value is returned as it is.
     """
-    if type(value) in _PLAIN:
+    if type(value) in PLAIN:
         return value
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if torch is not None and isinstance(value, getattr(torch, "dtype", ())):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from functools import lru_cache
 
 from kernelcat.catalog.implementation import Param, Pointer, Program, Step, TensorMap
 
@@ -14,16 +14,30 @@ def renamed(program: Program, names: Mapping[str, str]) -> Program:
     A name that ``names`` lacks stays as it is.
     """
 
-    def param(old: Param) -> Param:
-        if isinstance(old, Pointer | TensorMap):
-            return replace(old, tensor=names.get(old.tensor, old.tensor))
-        return old
-
     def step(old: Step) -> Step:
-        return replace(old, params=tuple(map(param, old.params)))
+        params: list[Param] = []
+        for param in old.params:
+            new: Param = param
+            if isinstance(param, Pointer):
+                if (name := names.get(param.tensor)) is not None:
+                    new = _pointer(name)
+            elif isinstance(param, TensorMap) and (name := names.get(param.tensor)) is not None:
+                new = TensorMap(
+                    name, param.dtype, param.shape, param.strides, param.box, param.swizzle,
+                    param.l2_promotion,
+                )  # fmt: skip
+            params.append(new)
+        return Step(
+            old.source, old.grid, tuple(params), old.block, old.shared_bytes, old.cluster,
+            old.programmatic,
+        )  # fmt: skip
 
     workspaces = {names.get(name, name): size for name, size in program.workspaces.items()}
     return Program(tuple(map(step, program.steps)), workspaces)
+
+
+_pointer = lru_cache(1024)(Pointer)
+"""The names are few, and a first call of a new size renames dozens of pointers."""
 
 
 def composed(*programs: Program, workspaces: Mapping[str, int]) -> Program:

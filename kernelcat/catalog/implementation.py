@@ -11,10 +11,11 @@ import json
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kernelcat.bounded import Bounded
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument, Unsupported, short
 
@@ -32,9 +33,10 @@ CACHE_LINE = 128
 class Config(Mapping[str, ConfigValue]):
     """One choice of every tuning parameter: a frozen, hashable mapping with canonical JSON."""
 
-    __slots__ = ("_hash", "_values")
+    __slots__ = ("_hash", "_key", "_values")
 
     def __init__(self, values: Mapping[str, ConfigValue] | None = None, /, **more: ConfigValue):
+        self._key: str | None = None
         self._values = dict(sorted({**(values or {}), **more}.items()))
         try:
             self._hash = hash(tuple(self._values.items()))
@@ -56,12 +58,16 @@ class Config(Mapping[str, ConfigValue]):
         return self._hash
 
     def __eq__(self, other: object) -> bool:
+        if type(other) is Config:
+            return self._values == other._values
         return isinstance(other, Mapping) and self._values == dict(other)
 
     @property
     def key(self) -> str:
         """Canonical JSON: the text the store compares by."""
-        return json.dumps(self._values, sort_keys=True, separators=(",", ":"))
+        if self._key is None:
+            self._key = json.dumps(self._values, sort_keys=True, separators=(",", ":"))
+        return self._key
 
     def __reduce__(self) -> tuple[type[Config], tuple[dict[str, ConfigValue]]]:
         return Config, (self._values,)  # not _hash: the hash of a str differs between processes
@@ -259,7 +265,7 @@ class Implementation:
     def __post_init__(self) -> None:
         # dataclasses.replace copies the default of the original: bind a new one to this copy.
         if isinstance(self.default, LeastEstimate):
-            object.__setattr__(self, "default", LeastEstimate(self))
+            object.__setattr__(self, "default", LeastEstimate(self, self.default.alike))
 
     @property
     def interpretable(self) -> bool:
@@ -281,6 +287,23 @@ class Implementation:
         A value must be equal to a value of the space and of the same type: 1 stands neither for
         True nor for 1.0.
         """
+        checked = self._checked.get(id(config))
+        if checked is config:
+            return None
+        why = self._why_not_in_space(config)
+        if why is None and type(config) is Config:  # which nobody changes
+            self._checked[id(config)] = config
+        return why
+
+    @cached_property
+    def _checked(self) -> dict[int, Config]:
+        """Configurations of the space, by identity: equal ones may differ in the types of values.
+
+        Those of rows and portfolios are checked at every choice.
+        """
+        return Bounded[int, Config](1024)
+
+    def _why_not_in_space(self, config: Mapping[str, object]) -> str | None:
         if config.keys() != self.space.keys():
             names = ", ".join(self.space) or "no parameters"
             return f"a config of {self.name} has exactly: {names}"
@@ -316,8 +339,12 @@ class Implementation:
 
     def whole_space(self) -> Iterator[Config]:
         """Every configuration of the space, legal or not."""
-        for values in itertools.product(*self.space.values()):
-            yield Config(dict(zip(self.space, values, strict=True)))
+        return iter(self._whole_space)
+
+    @cached_property
+    def _whole_space(self) -> tuple[Config, ...]:
+        products = itertools.product(*self.space.values())
+        return tuple(Config(dict(zip(self.space, values, strict=True))) for values in products)
 
 
 class LeastEstimate:
@@ -326,15 +353,24 @@ class LeastEstimate:
     Candidates are the configurations worth a try, or the legal ones where none is worth a try. Of
     equal estimates the first in the order of the space is taken. Where nothing is legal the default
     is the first configuration of the space.
+
+    ``alike(problem)`` is a problem with the same default, which is searched in its place: a search
+    takes up to a millisecond, and problems of other sizes share it then.
     """
 
     MAX_REMEMBERED = 1024
 
-    def __init__(self, implementation: Implementation | None = None) -> None:
-        self._implementation = implementation
+    def __init__(
+        self,
+        implementation: Implementation | None = None,
+        alike: Callable[[Problem], Problem] | None = None,
+    ) -> None:
+        self._implementation, self.alike = implementation, alike
         self._remembered: dict[tuple[Problem, Gpu], Config] = {}
 
     def __call__(self, problem: Problem, gpu: Gpu) -> Config:
+        if self.alike is not None:
+            problem = self.alike(problem)
         config = self._remembered.get((problem, gpu))
         if config is None:
             if len(self._remembered) >= self.MAX_REMEMBERED:
@@ -361,6 +397,7 @@ def _arch_number(arch: str) -> int:
     return int(arch.removeprefix("sm_").rstrip("af+"))
 
 
+@lru_cache(256)
 def _matches(pattern: str, arch: str) -> bool:
     if pattern.endswith("+"):
         return _arch_number(arch) >= _arch_number(pattern)

@@ -12,11 +12,11 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from kernelcat.catalog.axes import PLAIN, plain
 from kernelcat.catalog.axes import Axis as Axis
 from kernelcat.catalog.axes import AxisValue as AxisValue
 from kernelcat.catalog.axes import any_size as any_size
 from kernelcat.catalog.axes import exact as exact
-from kernelcat.catalog.axes import plain
 from kernelcat.catalog.axes import power_of_two as power_of_two
 from kernelcat.catalog.precondition import Precondition
 from kernelcat.errors import InvalidArgument, UnknownName, nearest, short
@@ -38,11 +38,28 @@ class Problem:
 
         ``InvalidArgument`` for a value that is no scalar, such as a list.
         """
-        values = {name: plain(value) for name, value in axes.items()}
-        for name, value in values.items():
-            if getattr(value, "__hash__", None) is None:
-                raise InvalidArgument(f"{name}={short(value)} must be a number or a name")
-        return Problem(entry, tuple(sorted(values.items())))
+        for name, value in axes.items():
+            if type(value) not in PLAIN:
+                axes[name] = value = plain(value)
+                if getattr(value, "__hash__", None) is None:
+                    raise InvalidArgument(f"{name}={short(value)} must be a number or a name")
+        return Problem(entry, tuple(sorted(axes.items())))
+
+    @staticmethod
+    def with_values(entry: str, values: dict[str, AxisValue]) -> Problem:
+        """The problem with these values, which belong to it from now on, in the canonical order."""
+        problem = Problem(entry, tuple(values.items()))
+        problem.__dict__["values"] = values
+        return problem
+
+    def __hash__(self) -> int:
+        found: int | None = self.__dict__.get("_hash")
+        if found is None:
+            found = self.__dict__["_hash"] = hash((self.entry, self.axes))
+        return found
+
+    def __reduce__(self) -> tuple[type[Problem], tuple[str, tuple[tuple[str, AxisValue], ...]]]:
+        return Problem, (self.entry, self.axes)  # not _hash: that of a str differs by process
 
     @cached_property
     def values(self) -> dict[str, AxisValue]:
@@ -96,7 +113,11 @@ class ElementType:
 
     def where(self, axes: Mapping[str, Any]) -> str:
         """The element type for these axis values."""
-        return dict(self.types)[axes[self.axis]]
+        return self._by_value[axes[self.axis]]
+
+    @cached_property
+    def _by_value(self) -> dict[AxisValue, str]:
+        return dict(self.types)
 
     def value_of(self, dtype: str) -> AxisValue | None:
         """The only axis value that goes with element type ``dtype``; None for no or many values."""
@@ -310,6 +331,11 @@ class Entry:
         """Inputs, then outputs."""
         return self.inputs + self.outputs
 
+    @cached_property
+    def tensor_names(self) -> tuple[str, ...]:
+        """Names of all tensors: inputs, then outputs."""
+        return tuple(tensor.name for tensor in self.tensors)
+
     @property
     def updated(self) -> tuple[Tensor, ...]:
         """Outputs that hold values before a call."""
@@ -413,11 +439,10 @@ class Entry:
 
         It is not checked: no problem may have these sizes (:meth:`why_not`).
         """
-        varying, axes = self._varying, problem.axes
-        return Problem(
-            self.name,
-            tuple((name, Axis.round_up(v) if name in varying else v) for name, v in axes),  # type: ignore[arg-type]
-        )
+        values = problem.values.copy()
+        for name in self._varying:
+            values[name] = Axis.round_up(values[name])  # type: ignore[arg-type]
+        return Problem.with_values(self.name, values)
 
     def why_not(self, problem: Problem) -> str | None:
         """Why no call has ``problem``, whose values are of the axes' types; None for a problem."""

@@ -20,7 +20,8 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
 from pathlib import Path
 from typing import Any
@@ -82,11 +83,13 @@ class Argument:
     divisor: int = 1
 
 
+@lru_cache(1024)
 def pointer(tensor: str, dtype: str) -> Argument:
     """The address of a tensor or workspace with element type ``dtype``: a multiple of 16 bytes."""
     return Argument("*" + TYPES[dtype], (Pointer(tensor),), 16)
 
 
+@lru_cache(1024, typed=True)  # most sizes of a layer are the same in every call
 def integer(value: int, divisor: int | None = None) -> Argument:
     """An integer of 32 bits, or of 64 bits where ``value`` needs them.
 
@@ -123,15 +126,25 @@ def descriptor(
     """
     rows, cols = shape
     stride = cols if row_stride is None else row_stride
+    kind, size, box, swizzle = _tile(dtype, block, gluon, cluster)
+    tensor_map = TensorMap(tensor, dtype, (cols, rows), (stride * size,), box, swizzle)
+    return Argument(kind, (tensor_map, Int32(rows), Int32(cols), Int64(stride), _ONE))
+
+
+_ONE = Int64(1)
+
+
+@lru_cache(256)
+def _tile(
+    dtype: str, block: tuple[int, int], gluon: bool, cluster: tuple[tuple[int, int], ...]
+) -> tuple[str, int, tuple[int, int], int]:
+    """What a tile says of its descriptor: type, bytes of an element, box and swizzle."""
     size = dtypes.itemsize(dtype)
     box, swizzle = box_of(dtype, _part(block, cluster))
-    tensor_map = TensorMap(tensor, dtype, (cols, rows), (stride * size,), box, swizzle)
     bases = [list(basis) for basis in cluster]
     layout = f",NVMMASharedLayout({swizzle}, {8 * size}, cga_layout={bases})" if gluon else ""
-    return Argument(
-        f"tensordesc<{TYPES[dtype]}[{block[0]}, {block[1]}]{layout}>",
-        (tensor_map, Int32(rows), Int32(cols), Int64(stride), Int64(1)),
-    )
+    kind = f"tensordesc<{TYPES[dtype]}[{block[0]}, {block[1]}]{layout}>"
+    return kind, size, box, swizzle
 
 
 def _part(block: tuple[int, int], cluster: Iterable[Sequence[int]]) -> tuple[int, int]:
@@ -181,7 +194,7 @@ def step(
         options,
     )
     cluster = options.get("num_ctas", 1)
-    params = tuple(param for argument in arguments.values() for param in argument.params)
+    params = tuple([param for argument in arguments.values() for param in argument.params])
     return Step(kernel_source, (grid[0] * cluster, *grid[1:]), params, cluster=(cluster, 1, 1))
 
 
@@ -203,11 +216,15 @@ class TritonSource:
 
     module: str
     kernel: str
-    signature: Mapping[str, str] = field(hash=False)
-    divisors: Mapping[str, int] = field(hash=False)
-    constants: Mapping[str, ConfigValue] = field(hash=False)
-    options: Mapping[str, int] = field(hash=False)
+    signature: Mapping[str, str]
+    divisors: Mapping[str, int]
+    constants: Mapping[str, ConfigValue]
+    options: Mapping[str, int]
     language = "triton"
+
+    def __hash__(self) -> int:
+        instance = (frozenset(each.items()) for each in (self.divisors, self.constants))
+        return hash((self.module, self.kernel, *instance))
 
     def place(self) -> str:
         return f"{self.module}:{self.kernel}"

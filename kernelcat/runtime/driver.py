@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import re
+import struct
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ctypes import c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 from kernelcat.errors import LaunchError, MissingDependency
@@ -39,8 +40,9 @@ class LaunchAttribute(ctypes.Structure):
 
 
 class LaunchConfig(ctypes.Structure):
-    """``CUlaunchConfig``."""
+    """``CUlaunchConfig``; ``kept_alive`` is the memory of the attributes."""
 
+    kept_alive: Any
     _fields_ = (
         ("grid", c_uint * 3),
         ("block", c_uint * 3),
@@ -64,11 +66,16 @@ def launch_config(
     ``grid`` counts thread blocks, ``threads`` is the number of threads of a thread block.
     """
     attributes = _attributes(tuple(cluster), programmatic)
-    block = _Dim3(threads, 1, 1)
-    return LaunchConfig(_Dim3(*grid), block, shared_bytes, stream, attributes, len(attributes))
+    config = LaunchConfig()
+    config.kept_alive = attributes
+    _pack_config(
+        config, 0, *grid, threads, 1, 1, shared_bytes, stream, ctypes.addressof(attributes),
+        len(attributes),
+    )  # fmt: skip
+    return config
 
 
-_Dim3 = c_uint * 3
+_pack_config = struct.Struct("7I4xQQI4x").pack_into  # by far faster than the fields one by one
 
 
 @lru_cache(maxsize=64)
@@ -84,6 +91,11 @@ def _attributes(cluster: tuple[int, ...], programmatic: bool) -> ctypes.Array[La
 
 def _attribute(number: int, *value: int) -> LaunchAttribute:
     return LaunchAttribute(number, 0, (c_uint * 16)(*value))
+
+
+_MAX_RANK = 5  # of a tensor map
+_Sizes, _Extents = c_uint64 * _MAX_RANK, c_uint32 * _MAX_RANK
+_ONES = _Extents(*[1] * _MAX_RANK)
 
 
 class Function(c_void_p):
@@ -279,14 +291,21 @@ class Driver:
         ``shape`` and ``box`` are in elements and ``strides`` in bytes, innermost first. Loads out
         of bounds give zeros.
         """
-        rank = len(shape)
-        ones = (c_uint32 * rank)(*[1] * rank)
-        dims, pitches = (c_uint64 * rank)(*shape), (c_uint64 * max(rank - 1, 1))(*strides)
-        self.call(
-            "cuTensorMapEncodeTiled", c_void_p(descriptor), c_int(dtype), c_uint32(rank),
-            c_void_p(pointer), dims, pitches, (c_uint32 * rank)(*box), ones, c_int(0),
-            c_int(swizzle), c_int(l2_promotion), c_int(0),
+        status = self._encode(
+            descriptor, dtype, len(shape), pointer, _Sizes(*shape), _Sizes(*strides),
+            _Extents(*box), _ONES, 0, swizzle, l2_promotion, 0,
         )  # fmt: skip
+        if status:
+            raise LaunchError(f"cuTensorMapEncodeTiled: {self.describe(status)}")
+
+    @cached_property
+    def _encode(self) -> Any:
+        function = self._library.cuTensorMapEncodeTiled
+        function.argtypes = (
+            c_void_p, c_int, c_uint32, c_void_p, _Sizes, _Sizes, _Extents, _Extents, c_int, c_int,
+            c_int, c_int,
+        )  # fmt: skip
+        return function
 
 
 @cache

@@ -9,11 +9,12 @@ path takes no lock.
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ctypes import c_float, c_uint32, c_uint64, c_void_p
-from functools import partial
+from ctypes import c_uint64
+from functools import cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +23,6 @@ from kernelcat.catalog.implementation import (
     Config,
     Float32,
     Implementation,
-    Int32,
     Int64,
     Param,
     Pointer,
@@ -34,9 +34,12 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument, LaunchError
 from kernelcat.runtime import code, driver, tensor_map
 from kernelcat.runtime.code import Code
+from kernelcat.runtime.workspaces import Zeros, separate
 
 if TYPE_CHECKING:
     from kernelcat.runtime.gpu import Gpu
+
+_NULL = Int64(0)
 
 PER_THREAD_STREAM = 2
 """``cudaStreamPerThread``: one handle, which stands for another stream in every thread."""
@@ -45,9 +48,16 @@ _is_dependent = True  # whether new frames launch kernels before those they wait
 
 
 def load(
-    implementation: Implementation, problem: Problem, config: Config, gpu: Gpu, device: int
+    implementation: Implementation,
+    problem: Problem,
+    config: Config,
+    gpu: Gpu,
+    device: int,
+    zeros: Zeros = separate,
 ) -> Launcher:
     """Build the program of ``config`` for ``problem``, and load it into GPU ``device``.
+
+    ``zeros`` allocates workspaces: :func:`workspaces.separate` or :func:`workspaces.cut`.
 
     Raises
     ------
@@ -61,9 +71,12 @@ def load(
         The driver refused the machine code, or shared memory or a cluster that the kernel needs.
     """
     program = implementation.program(problem, config, gpu)
-    tensors = tuple(tensor.name for tensor in catalog.entry(implementation.entry).tensors)
-    find = partial(code.of_source, arch=gpu.arch, device=device)
-    return prepare(implementation.name, program, lambda step: find(step.source), tensors, device)
+    tensors, arch = catalog.entry(implementation.entry).tensor_names, gpu.arch
+
+    def find(step: Step) -> Code:
+        return code.of_source(step.source, arch, device)
+
+    return prepare(implementation.name, program, find, tensors, device, zeros)
 
 
 def prepare(
@@ -72,6 +85,7 @@ def prepare(
     find: Callable[[Step], Code],
     tensors: tuple[str, ...],
     device: int,
+    zeros: Zeros = separate,
 ) -> Launcher:
     """The launcher of ``program``; ``find`` returns the loaded code of a step.
 
@@ -85,12 +99,13 @@ def prepare(
             if prod(step.grid) == 0:
                 continue
             kernel = _kernel(step, find(step), number)
-            workspaces |= kernel.scratch
-            _check(kernel.params, {*tensors, *workspaces})
+            if kernel.scratch:
+                workspaces |= kernel.scratch
+            _check(kernel.params, tensors, workspaces)
             kernels.append(kernel)
     except (LaunchError, InvalidArgument) as error:
         raise type(error)(f"{name}: {error}") from error
-    return Launcher(LoadedProgram(name, tuple(kernels), workspaces, tensors, device))
+    return Launcher(LoadedProgram(name, tuple(kernels), workspaces, tensors, device, zeros))
 
 
 class Kernel(NamedTuple):
@@ -112,7 +127,8 @@ class Kernel(NamedTuple):
 class LoadedProgram(NamedTuple):
     """Loaded kernels, from which all frames of a launcher and of its clones are made.
 
-    ``workspaces`` maps a name to bytes; ``tensors`` are the names of the entry's tensors in order.
+    ``workspaces`` maps a name to bytes; ``tensors`` are the names of the entry's tensors in order;
+    ``zeros`` is as for :func:`load`.
     """
 
     name: str
@@ -120,16 +136,21 @@ class LoadedProgram(NamedTuple):
     workspaces: Mapping[str, int]
     tensors: tuple[str, ...]
     device: int
+    zeros: Zeros = separate
 
 
 def _kernel(step: Step, code: Code, number: int) -> Kernel:
     """Step ``number`` of a program, whose code is loaded."""
     if code.language == "cute":
         return Kernel(code.function, step.params, step.grid, 0, 0, (1, 1, 1), False)
-    data = code.metadata
-    scratch = {f"scratch of step {number}": data.get("global_scratch_bytes", 0) * prod(step.grid)}
-    hidden: dict[str, Param] = {"scratch": Pointer(*scratch), "null": Int64(0)}
-    params = step.params + tuple(hidden[kind] for kind in data.get("hidden_params", ()))
+    data, params, scratch = code.metadata, step.params, {}
+    for kind in data.get("hidden_params", ()):
+        if kind == "scratch":
+            name = f"scratch of step {number}"
+            scratch[name] = data.get("global_scratch_bytes", 0) * prod(step.grid)
+            params = (*params, Pointer(name))
+        else:
+            params = (*params, _NULL)
     threads = 32 * data["num_warps"] if code.language == "triton" else step.block
     shared_bytes = data.get("shared_bytes", step.shared_bytes)
     x, y, z = data.get("cluster", step.cluster)
@@ -140,16 +161,31 @@ def _kernel(step: Step, code: Code, number: int) -> Kernel:
     )  # fmt: skip
 
 
-def _check(params: tuple[Param, ...], names: set[str]) -> None:
-    """Raise ``InvalidArgument`` for a name not in ``names``, or an impossible TMA descriptor."""
+def _check(
+    params: tuple[Param, ...], tensors: tuple[str, ...], workspaces: Mapping[str, int]
+) -> None:
+    """Raise ``InvalidArgument`` for an unknown name, or an impossible TMA descriptor."""
     for param in params:
-        if isinstance(param, Pointer | TensorMap) and param.tensor not in names:
+        kind = type(param)
+        if kind is not Pointer and kind is not TensorMap:
+            continue
+        name = param.tensor  # type: ignore[union-attr]
+        if name not in tensors and name not in workspaces:
             raise InvalidArgument(
-                f"a parameter names {param.tensor!r}, which is neither a tensor of the entry nor "
+                f"a parameter names {name!r}, which is neither a tensor of the entry nor "
                 "a workspace"
             )
-        if isinstance(param, TensorMap) and (reason := tensor_map.why_not(param)):
-            raise InvalidArgument(f"{param.tensor}: {reason}")
+        if kind is TensorMap and (reason := tensor_map.why_not(param)):  # type: ignore[arg-type]
+            raise InvalidArgument(f"{name}: {reason}")
+
+
+@cache
+def _words(count: int) -> tuple[type[ctypes.Array[c_uint64]], Callable[..., None]]:
+    """An array of ``count`` words of 8 bytes, and the function that writes integers into one."""
+    return c_uint64 * count, struct.Struct(f"{count}q").pack_into
+
+
+_FLOAT, _BITS = struct.Struct("f"), struct.Struct("I")
 
 
 @contextmanager
@@ -241,7 +277,8 @@ class Frame:
     writes each address once.
     """
 
-    __slots__ = ("_alive", "_maps", "_program", "_slots", "_values", "key", "launches", "pointers")
+    __slots__ = ("_alive", "_maps", "_memory", "_program", "_slots", "_values", "key", "launches",
+                 "pointers")  # fmt: skip
 
     def __init__(self, program: LoadedProgram, stream: int, key: Any) -> None:
         self.key = key
@@ -253,9 +290,10 @@ class Frame:
         # (argument list of a CuTe kernel, position, index of the tensor), rewritten by aim
         self._values: list[tuple[list[Any], int, int]] = []
         self._alive: list[Any] = []
-        spaces = {name: Memory(size, program.device) for name, size in program.workspaces.items()}
-        self.launches = tuple(self._launch(k, stream, spaces) for k in program.kernels)
-        self._alive += spaces.values()
+        spaces, self._memory = (
+            program.zeros(program.workspaces, program.device) if program.workspaces else ({}, ())
+        )
+        self.launches = tuple([self._launch(k, stream, spaces) for k in program.kernels])
 
     def aim(self, pointers: Sequence[int]) -> None:
         """Write the addresses ``pointers`` into the parameter blocks."""
@@ -267,7 +305,7 @@ class Frame:
             values[position] = pointers[tensor]
         self.pointers = tuple(pointers)
 
-    def _launch(self, k: Kernel, stream: int, spaces: Mapping[str, Memory]) -> Callable[[], int]:
+    def _launch(self, k: Kernel, stream: int, spaces: Mapping[str, int]) -> Callable[[], int]:
         """A function that launches ``k`` and returns a CUresult; ``spaces`` are workspaces."""
         if callable(k.function):
             return self._host_call(k, stream, spaces)
@@ -277,34 +315,44 @@ class Frame:
         params = self._block(k.params, spaces)
         return partial(driver.opened().launch, ctypes.byref(config), k.function, params, None)
 
-    def _block(self, params: tuple[Param, ...], spaces: Mapping[str, Memory]) -> Any:
+    def _block(self, params: tuple[Param, ...], spaces: Mapping[str, int]) -> Any:
         """``void *kernelParams[]``: the host addresses of the parameters' values."""
         # Scalars stand in slots of 8 bytes: the machine is little-endian, so a kernel that reads
         # fewer bytes finds them at the same address.
-        scalars = (c_uint64 * len(params))()
-        first_scalar, first_slot = ctypes.addressof(scalars), ctypes.addressof(self._slots)
-        block = (c_void_p * len(params))()
+        words, pack = _words(len(params))
+        scalars, block = words(), words()
+        address, first_slot = ctypes.addressof(scalars), ctypes.addressof(self._slots)
+        tensors = self._program.tensors
+        values: list[int] = []
+        addresses: list[int] = []
+        maps: list[tuple[int, TensorMap]] = []
         for position, param in enumerate(params):
+            value, at = 0, address + 8 * position
             if isinstance(param, Pointer):
-                if param.tensor in spaces:
-                    scalars[position] = spaces[param.tensor].pointer
-                    block[position] = first_scalar + 8 * position
+                if (space := spaces.get(param.tensor)) is not None:
+                    value = space
                 else:
-                    slot = self._program.tensors.index(param.tensor)
-                    block[position] = first_slot + 8 * slot
-            elif not isinstance(param, TensorMap):
-                scalars[position] = _bits(param)
-                block[position] = first_scalar + 8 * position
-            elif param.tensor in spaces:
-                pointer = spaces[param.tensor].pointer
-                block[position] = self._keep(tensor_map.Descriptors(param)).at(pointer)
+                    at = first_slot + 8 * tensors.index(param.tensor)
+            elif isinstance(param, TensorMap):
+                maps.append((position, param))
+            elif isinstance(param, Float32):
+                value = _BITS.unpack(_FLOAT.pack(param.value))[0]
             else:
-                tensor = self._program.tensors.index(param.tensor)
-                self._maps.append((block, position, tensor_map.Descriptors(param), tensor))
+                value = param.value
+            values.append(value)
+            addresses.append(at)
+        pack(scalars, 0, *values)
+        pack(block, 0, *addresses)
+        for position, each in maps:
+            descriptors = tensor_map.Descriptors(each)
+            if (space := spaces.get(each.tensor)) is not None:
+                block[position] = self._keep(descriptors).at(space)
+            else:
+                self._maps.append((block, position, descriptors, tensors.index(each.tensor)))
         self._alive.append(scalars)
         return block
 
-    def _host_call(self, k: Kernel, stream: int, spaces: Mapping[str, Memory]) -> Callable[[], int]:
+    def _host_call(self, k: Kernel, stream: int, spaces: Mapping[str, int]) -> Callable[[], int]:
         """A function that launches a CuTe kernel through its compiled host function.
 
         The host function takes values and the stream, and raises where the launch fails. In a
@@ -317,7 +365,7 @@ class Frame:
             if not isinstance(param, Pointer):
                 values.append(param.value)
             elif param.tensor in spaces:
-                values.append(spaces[param.tensor].pointer)
+                values.append(spaces[param.tensor])
             else:
                 self._values.append((values, position, self._program.tensors.index(param.tensor)))
                 values.append(0)
@@ -338,27 +386,3 @@ class Frame:
     def _keep(self, value: Any) -> Any:
         self._alive.append(value)
         return value
-
-
-class Memory:
-    """Device memory of zeros, freed with the last reference; ``pointer`` is 0 for a size of 0."""
-
-    __slots__ = ("_device", "pointer")
-
-    def __init__(self, size: int, device: int) -> None:
-        self._device = device
-        self.pointer = driver.opened().allocate(size, device) if size else 0
-
-    def __del__(self) -> None:
-        if getattr(self, "pointer", 0):
-            try:  # noqa: SIM105 (when Python exits, globals such as `suppress` may be None)
-                driver.opened().free(self.pointer, self._device)
-            except Exception:
-                pass  # when Python exits, the driver frees the memory
-
-
-def _bits(param: Int32 | Int64 | Float32) -> int:
-    """The 8 bytes that a scalar parameter begins with, as an integer."""
-    if isinstance(param, Float32):
-        return c_uint32.from_buffer(c_float(param.value)).value
-    return int(param.value) & ((1 << 64) - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
 
 from kernelcat.catalog.implementation import TensorMap
 from kernelcat.dtypes import itemsize
@@ -26,29 +27,38 @@ def why_not(tensor_map: TensorMap) -> str | None:
     if t.dtype not in _DTYPES:
         return f"a TMA descriptor has no element type {t.dtype}; use one of {', '.join(_DTYPES)}"
     rank = len(t.shape)
-    if not 1 <= rank <= 5 or (len(t.box), len(t.strides)) != (rank, rank - 1):
+    if not 1 <= rank <= 5 or len(t.box) != rank or len(t.strides) != rank - 1:
         return (
             f"a TMA descriptor has 1 to 5 sizes, as many box sizes and one stride fewer, not "
             f"{rank}, {len(t.box)} and {len(t.strides)}"
         )
-    row_bytes = t.box[0] * itemsize(t.dtype)
-    if not all(0 < size <= 1 << 32 for size in t.shape):
-        why = f"sizes {t.shape} must be 1 to 2**32"
-    elif not all(s % 16 == 0 and 0 < s < 1 << 40 for s in t.strides):
-        why = f"strides {t.strides} must be multiples of 16 bytes below 2**40"
-    elif not all(0 < size <= 256 for size in t.box):
-        why = f"box {t.box} must be 1 to 256 in each dimension"
-    elif row_bytes % 16:
-        why = f"a box row of {row_bytes} bytes must be a multiple of 16 bytes"
-    elif t.swizzle not in _SWIZZLES:
-        why = f"swizzle {t.swizzle} must be 0, 32, 64 or 128 bytes"
-    elif t.swizzle and row_bytes > t.swizzle:
-        why = f"a box row of {row_bytes} bytes must fit the swizzle span of {t.swizzle} bytes"
-    elif t.promoted_bytes not in _L2_PROMOTIONS:
-        why = f"l2_promotion {t.l2_promotion} must be 0, 64, 128 or 256 bytes"
-    else:
-        return None
-    return f"TMA descriptor: {why}"
+    why = _why_no_box(t.dtype, t.box, t.swizzle, t.l2_promotion)
+    for size in t.shape:
+        if not 0 < size <= 1 << 32:
+            why = f"sizes {t.shape} must be 1 to 2**32"
+    for stride in t.strides:
+        if stride % 16 or not 0 < stride < 1 << 40:
+            why = f"strides {t.strides} must be multiples of 16 bytes below 2**40"
+    return why and f"TMA descriptor: {why}"
+
+
+@lru_cache(256)
+def _why_no_box(
+    dtype: str, box: tuple[int, ...], swizzle: int, l2_promotion: int | None
+) -> str | None:
+    """Why the hardware copies no such boxes, or None; problems of other sizes share the answer."""
+    row_bytes = box[0] * itemsize(dtype)
+    if not all(0 < size <= 256 for size in box):
+        return f"box {box} must be 1 to 256 in each dimension"
+    if row_bytes % 16:
+        return f"a box row of {row_bytes} bytes must be a multiple of 16 bytes"
+    if swizzle not in _SWIZZLES:
+        return f"swizzle {swizzle} must be 0, 32, 64 or 128 bytes"
+    if swizzle and row_bytes > swizzle:
+        return f"a box row of {row_bytes} bytes must fit the swizzle span of {swizzle} bytes"
+    if l2_promotion is not None and l2_promotion not in _L2_PROMOTIONS:
+        return f"l2_promotion {l2_promotion} must be 0, 64, 128 or 256 bytes"
+    return None
 
 
 class Descriptors:

@@ -12,7 +12,7 @@ sanitizer found something in every valid receipt.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -99,6 +99,22 @@ def known() -> tuple[Receipt, ...]:
     return (*read(shipped_folder()), *read(local_folder()))
 
 
+_sorted_by_name: tuple[tuple[Receipt, ...], dict[str, list[Receipt]]] = ((), {})
+"""Receipts, and the same ones by implementation."""
+
+
+def _known_of(name: str) -> Sequence[Receipt]:
+    """The known receipts of an implementation."""
+    global _sorted_by_name
+    receipts = known()
+    if _sorted_by_name[0] is not receipts:
+        by_name: dict[str, list[Receipt]] = {}
+        for receipt in receipts:
+            by_name.setdefault(receipt.implementation, []).append(receipt)
+        _sorted_by_name = receipts, by_name
+    return _sorted_by_name[1].get(name, ())
+
+
 def write(folder: Path, receipts: Iterable[Receipt]) -> None:
     """Merge ``receipts`` into the folder's files; the last receipt of each key stays."""
     ledger.merge(folder, receipts, Receipt.from_json)
@@ -151,8 +167,10 @@ def doubt(implementation: Implementation, receipts: Iterable[Receipt] | None = N
     ``receipts`` (default: :func:`known`) decide if any of them proves today's code; else the
     implementation's own ``unverified``.
     """
-    all_receipts = known() if receipts is None else receipts
-    of_name = [r for r in all_receipts if r.implementation == implementation.name]
+    if receipts is None:
+        of_name = _known_of(implementation.name)
+    else:
+        of_name = [r for r in receipts if r.implementation == implementation.name]
     valid = valid_for(implementation, of_name) if of_name else []
     if any(not r.findings for r in valid):
         return None

@@ -8,6 +8,7 @@ the order in which these weights are decoded.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, erfc, sqrt
 
 from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
@@ -89,6 +90,7 @@ class Plan(Tiling):
     """Whether tokens spread evenly over experts."""
 
     @staticmethod
+    @lru_cache(256)  # limits, program and estimate ask for the same plan
     def of(config: Config, problem: Problem) -> Plan:
         scale_block = BLOCKS.get(problem["format"], 0)
         fields = Tiling.fields(config, problem)

@@ -13,6 +13,7 @@ from kernelcat.catalog.implementation import (
     Float32,
     Implementation,
     Int32,
+    LeastEstimate,
     Program,
     Step,
 )
@@ -181,6 +182,7 @@ BITMASK = Implementation(
     illegal=_illegal_bitmask,
     unpromising=blocks.unpromising,
     program=_bitmask,
+    default=LeastEstimate(alike=blocks.alike),
     estimate=blocks.estimate,
     techniques={"maximum of a warp": "*REDUX", "ranks by population counts": "POPC"},
     rank=1,

@@ -82,6 +82,17 @@ def unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
+def alike(problem: Problem) -> Problem:
+    """The largest problem of one launch whose thread blocks are as many, for each configuration.
+
+    Only the number of thread blocks depends on the tokens, and the least thread block has 4.
+    """
+    tokens = problem["tokens"]
+    if tokens > CLUSTER_TOKENS or tokens % 4 == 0:
+        return problem
+    return Problem.with_values(problem.entry, problem.values | {"tokens": -(-tokens // 4) * 4})
+
+
 def estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Launches, the latency of a warp's tokens or the issue of their instructions, and the maps."""
     tokens, block_tokens, warps = problem["tokens"], config["block_tokens"], config["warps"]
