@@ -230,6 +230,25 @@ SPREAD = 4
 RAGGED = (64, 2, 128, 16384)
 """A shape that is decoded with sequences of any length up to the context."""
 
+CHUNKS = ((1, 3000, 128, 3000), (1, 2048, 32, 8192))
+"""Shapes of one sequence, a part of whose prompt is computed at once."""
+SKEWED = (
+    (32, 1, 64, 16384),
+    (200, 1, 16, 600),
+    (256, 1, 128, 4096),
+)
+"""Shapes that are decoded with log-uniform lengths: one sequence fills its row of the table."""
+MIXED = ((64, 512, 128, 8192), (16, 1024, 32, 4096))
+"""Shapes with log-uniform lengths, where one sequence has all these query tokens, and the others
+one each: an engine's step that computes part of a prompt while it decodes."""
+
+
+def uneven(batch: int, q_len: int, heads: int, context: int) -> Problem:
+    """The problem of sequences of log-uniform lengths, the first with ``q_len`` query tokens."""
+    even = latent(batch, 1, heads, context, lengths="skewed")
+    axes = {**even.values, "tokens": batch - 1 + q_len, "max_q": q_len}
+    return Problem.of("flashmla", **{**axes, "pages": pages_needed(Problem.of("flashmla", **axes))})
+
 
 def _problems() -> dict[str, Problem]:
     def name(shape: tuple[int, ...]) -> str:
@@ -238,6 +257,9 @@ def _problems() -> dict[str, Problem]:
 
     problems = {name(shape): latent(*shape) for shape in SHAPES}
     problems[f"ragged-{name(RAGGED)}"] = latent(*RAGGED, lengths="ragged")
+    problems |= {f"chunk-{name(shape)}": latent(*shape) for shape in CHUNKS}
+    problems |= {f"skewed-{name(shape)}": uneven(*shape) for shape in SKEWED}
+    problems |= {f"mixed-{name(shape)}": uneven(*shape) for shape in MIXED}
     for shape in SHAPES:
         problems[f"{name(shape)}-fp8"] = latent(*shape, kv_dtype=PACKED_TYPE)
     for tokens, heads, topk in SPARSE:

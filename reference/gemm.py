@@ -116,6 +116,17 @@ GPT_OSS = tuple(
 )
 """gpt-oss-20b's QKV projection, output projection and vocabulary."""
 
+MIDDLE = (
+    (64, 32, 2880),
+    (100, 2112, 7168),
+    (160, 4096, 14336),
+    (200, 8192, 28672),
+    (256, 7168, 18432),
+    (256, 57344, 8192),
+    (1000, 256, 7168),
+)
+"""Few or middle rows and few columns: tiles that do not fill the GPU's last wave, among them."""
+
 
 def _random_problem(dice: Random) -> Problem:
     """A layer's projection, one in 12 a vocabulary's; bfloat16, a quarter with bias."""
@@ -151,7 +162,7 @@ ENTRY = Entry(
     tolerance={"bfloat16": Tolerance(2e-3, 2**-8), "float16": Tolerance(5e-4, 2**-10)},
     flops=lambda problem: 2 * problem["M"] * problem["N"] * problem["K"],
     bytes_moved=_bytes_moved,
-    problems={"x".join(map(str, shape)): product(*shape) for shape in TARGETS + GPT_OSS},
+    problems={"x".join(map(str, shape)): product(*shape) for shape in TARGETS + GPT_OSS + MIDDLE},
     random_problem=_random_problem,
     peers=(Peer("cublas", _cublas), Peer("quack", _quack)),
     constraint=lambda problem: odd_error(problem, "B"),

@@ -252,7 +252,26 @@ SINKS = (
 RAGGED = (64, 32, 8, 128, 16384, 16)
 """A shape that is decoded with sequences of any length up to the context."""
 
+SKEWED = (
+    (4, 64, 8, 128, 131072, 16),
+    (64, 32, 8, 128, 16384, 16),
+    (128, 32, 1, 128, 4096, 64),
+    (64, 16, 8, 256, 4096, 16),
+)
+"""Shapes that are decoded with log-uniform lengths: one sequence fills its row of the table."""
+MIXED = ((32, 32, 8, 128, 8192, 16), 512)
+"""A shape with log-uniform lengths, and the query tokens of one sequence; the others have one
+each: an engine's step that computes part of a prompt while it decodes."""
+
 PREFILL = ((1, 32, 8, 128, 16384, 64), (4, 32, 8, 128, 4096, 64), (2, 64, 8, 64, 8192, 64))
+
+
+def uneven(*shape: int, q_len: int = 1) -> Problem:
+    """The problem of sequences of log-uniform lengths, the first with ``q_len`` query tokens."""
+    even = attention(*shape, lengths="skewed")
+    axes = {**even.values, "tokens": even["batch"] - 1 + q_len, "max_q": q_len}
+    pages = pages_needed(Problem.of("paged_attn", **axes))
+    return Problem.of("paged_attn", **{**axes, "pages": pages})
 
 
 def _name(kind: str, shape: tuple[int, ...]) -> str:
@@ -265,6 +284,9 @@ def _problems() -> dict[str, Problem]:
     for shape in PREFILL:
         problems[_name("prefill", shape)] = attention(*shape, q_len=shape[4])
     problems[_name("ragged", RAGGED)] = attention(*RAGGED, lengths="ragged")
+    for shape in SKEWED:
+        problems[_name("skewed", shape)] = uneven(*shape)
+    problems[_name("mixed", MIXED[0])] = uneven(*MIXED[0], q_len=MIXED[1])
     for kv_dtype, suffix in ((FP8, "e4m3"), (NVFP4, "nvfp4")):
         for shape in QUANTIZED[kv_dtype]:
             quantized = attention(*shape, kv_dtype=kv_dtype, has_scales=True)

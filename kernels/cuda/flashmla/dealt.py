@@ -94,6 +94,5 @@ IMPLEMENTATION = Implementation(
         "dependent launch": "ACQBULK",
         "exponential by one instruction": "MUFU.EX2",
     },
-    unverified="raced on an H200; the wait that synccheck asked for has not run there",
     rank=2,
 )

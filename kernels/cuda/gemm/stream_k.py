@@ -201,5 +201,4 @@ IMPLEMENTATION = Implementation(
         "dependent launch": "ACQBULK",
     },
     rank=3,
-    unverified="not run on a GPU yet",
 )
