@@ -246,6 +246,7 @@ ENTRY = Entry(
     # The tolerances of gemm; float8's, like fp8_gemm's, covers the sums of Hopper's tensor cores.
     # Rows may be rounded before they are summed into tokens, so bfloat16 has half as much again.
     tolerance={"bfloat16": Tolerance(3 * 2**-8, 2**-7), "float16": Tolerance(2**-8, 2**-9)},
+    product_axis="act_dtype",
     flops=_flops,
     bytes_moved=_bytes_moved,
     problems=_problems(),

@@ -70,8 +70,8 @@ class Axis:
     of a problem that does not give one; with None every problem must give one. A *minor* choice
     hardly changes which configuration is best, so problems that differ only in minor choices share
     a bucket; numbers are minor. A choice that is *drawn* describes inputs that are drawn: programs
-    do not give it, so that calls have its default. It may have ``extra`` values, which neither
-    fuzzing nor the samples of digests take: a new one makes no measurement stale.
+    do not give it, so that calls have its default. It may have ``extra`` values, which the
+    samples of digests do not take: a new one makes no measurement stale.
     """
 
     name: str

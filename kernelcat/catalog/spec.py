@@ -286,6 +286,8 @@ class Entry:
         names begin with ``_`` are no tensors of the entry; ``signal`` uses them.
     tolerance
         Value of ``tolerance_axis`` -> tolerance.
+    product_axis
+        The axis that names the element type of the operands, ``tolerance_axis`` by default.
     flops, bytes_moved : ``problem -> int``
         The least work that any implementation must do; the roofline follows from both.
     constraint : ``problem -> reason or None``
@@ -322,6 +324,7 @@ class Entry:
     without_peer: Mapping[str, str] = field(default_factory=dict)
     constraint: Callable[[Problem], str | None] = lambda problem: None
     tolerance_axis: str = "dtype"
+    product_axis: str | None = None
     signal: Signal | None = None
     preconditions: tuple[Precondition, ...] = ()
     work_in_progress: bool = False
@@ -461,6 +464,10 @@ class Entry:
         if isinstance(override, Tolerance):
             return override
         return self.tolerance[str(problem[override or self.tolerance_axis])]
+
+    def product_dtype(self, problem: Problem) -> str:
+        """The element type whose peak rate bounds the arithmetic of ``problem``."""
+        return str(problem.values.get(self.product_axis or self.tolerance_axis, "float32"))
 
     def present(self, problem: Problem) -> Iterator[Tensor]:
         """The tensors that ``problem`` has, in order: all but absent optional tensors."""

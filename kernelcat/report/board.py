@@ -114,7 +114,8 @@ class Rates:
     def of(row: Measurement) -> Rates:
         entry, problem = catalog.entry(row.entry), row.to_problem()
         flops, moved = entry.flops(problem), entry.bytes_moved(problem)
-        seconds, (roof, bound) = microseconds(row) * 1e-6, _roof(row, flops, moved)
+        seconds = microseconds(row) * 1e-6
+        roof, bound = _roof(row.gpu, entry.product_dtype(problem), flops, moved)
         share = roof / microseconds(row) if roof else None
         return Rates(flops / seconds / TERA, moved / seconds / TERA, bound, share)
 
@@ -293,9 +294,9 @@ def _row(race: Race, is_current: Callable[[Measurement], bool]) -> Row:
     )
 
 
-def _roof(row: Measurement, flops: int, moved: int) -> tuple[float | None, str]:
+def _roof(sku: str, dtype: str, flops: int, moved: int) -> tuple[float | None, str]:
     """The roofline's time in microseconds (None for an unknown GPU), and ``Row.bound``."""
-    gpu, dtype = SKUS.get(row.gpu), str(row.problem.get("dtype", "float32"))
+    gpu = SKUS.get(sku)
     if gpu is None:
         return None, "compute" if flops > moved else "memory"
     compute, memory = gpu.roofline_us(flops, 0, dtype), gpu.roofline_us(0, moved, dtype)

@@ -83,7 +83,7 @@ def _choice(race: RandomRace) -> str:
 
 def _bound(race: RandomRace, entry: str, gpu: Gpu) -> str:
     specification, problem = catalog.entry(entry), Problem.of(entry, **race.problem)
-    dtype = str(problem.values.get(specification.tolerance_axis, "float32"))
+    dtype = specification.product_dtype(problem)
     least = {
         "bytes": gpu.roofline_us(0, specification.bytes_moved(problem), dtype),
         "arithmetic": gpu.roofline_us(specification.flops(problem), 0, dtype),

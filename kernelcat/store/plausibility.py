@@ -186,7 +186,7 @@ def _limits(entry_name: str, problem: Problem, gpu: str) -> Limits:
     """The limits of a valid problem; the time has no limit on a GPU without a datasheet."""
     entry = discovery.entry(entry_name)
     flops, moved = entry.flops(problem), entry.bytes_moved(problem)
-    dtype = str(problem.values.get(entry.tolerance_axis, "float32"))
+    dtype = entry.product_dtype(problem)
     try:
         roof_us = gpus.find(gpu).roofline_us(flops, moved, dtype)
     except UnknownName:

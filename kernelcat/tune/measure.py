@@ -37,7 +37,7 @@ def largest_first(entry: Entry, problems: Sequence[Problem], gpu: Gpu) -> list[P
     """``problems`` sorted by the roofline, so that no GPU starts a long problem last."""
 
     def roofline(problem: Problem) -> float:
-        dtype = str(problem.values.get(entry.tolerance_axis, "float32"))
+        dtype = entry.product_dtype(problem)
         return gpu.roofline_us(entry.flops(problem), entry.bytes_moved(problem), dtype)
 
     return sorted(problems, key=roofline, reverse=True)

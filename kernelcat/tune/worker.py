@@ -230,7 +230,7 @@ class Worker:
     def _timing(self, contestant: Contestant, verdict: gate.Verdict) -> Timing:
         """Samples and readings; raises :class:`Rejected` for a time below the roofline."""
         gpu, entry = self.device.gpu, self.entry
-        dtype = str(self.problem.values.get(entry.tolerance_axis, "float32"))
+        dtype = entry.product_dtype(self.problem)
         floor = gpu.roofline_us(entry.flops(self.problem), entry.bytes_moved(self.problem), dtype)
         samples = tuple(contestant.samples)
         median = sorted(samples)[len(samples) // 2]

@@ -101,7 +101,9 @@ class _Kernel:
     @staticmethod
     def draw(entry: Entry, space: tuple[Config, ...], seed: int, index: int) -> _Kernel:
         dice = random.Random(f"{seed} {index}")
-        choices = {axis.name: dice.choice(axis.values) for axis in entry.axes if axis.values}
+        choices = {
+            axis.name: dice.choice(axis.values + axis.extra) for axis in entry.axes if axis.values
+        }
         return _Kernel(choices, space, dice.randrange(len(space)) if index % DEFAULTS else None)
 
     def problem(self, entry: Entry, dice: random.Random, limit: int | None) -> Problem:
@@ -144,7 +146,7 @@ def _high(axis: Axis, limit: int | None) -> int:
 def values(axis: Axis, limit: int | None = None) -> st.SearchStrategy:
     """Values of one axis; ``limit`` is the largest size (Triton's interpreter is slow)."""
     if axis.values:
-        return st.sampled_from(axis.values)
+        return st.sampled_from(axis.values + axis.extra)
     high = _high(axis, limit)
 
     def near(step: int) -> st.SearchStrategy[int]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from kernelcat import catalog
+from kernelcat.catalog.spec import Problem
 from kernelcat.report import missing_peers, traffic
 from kernelcat.report.board import Row
 from kernelcat.report.entry_page import example
@@ -92,7 +93,10 @@ def _roofline(gpu: str, rows: Sequence[Row]) -> str:
                     row.kind == "measured")
         for row in working
     ]  # fmt: skip
-    dtypes = sorted({str(row.problem.get("dtype", "float32")) for row in working})
+    dtypes = {
+        catalog.entry(row.entry).product_dtype(Problem.of(row.entry, **row.problem))
+        for row in working
+    }
     peaks = sorted({1e6 / known.roofline_us(10**12, 0, dtype) for dtype in dtypes})
     bandwidth = known.bandwidth / 1e12
     low = min(p.x for p in marks) / 2

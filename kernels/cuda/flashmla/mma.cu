@@ -12,7 +12,8 @@
 // full[stage]            | producer (1), bytes of TMA; with | score warps | a KV tile has landed
 //                        | cp.async: kGatherThreads         |             |
 // weights_full[stage]    | lanes of the score warp (32)     | value warps | weights, row max
-// empty[stage]           | value threads (128)              | producer    | values were read
+// empty[stage]           | value threads (128), and the     | producer    | values were read, and no
+//                        | score warps whose turn it is not |             | score warp still waits
 // kValuesBarrier (named) | value threads (128)              | value warps | each other (merge)
 #include <kernelcat/pdl.cuh>
 
@@ -116,7 +117,9 @@ struct StreamLatent {
       score_warp.begin(args, segment);
       for (int tile = segment.begin; tile < segment.end; ++tile) {
         // Also for the KV tiles of other warps: copies may land out of order, and a warp that skips
-        // a phase of a barrier would take the phase before for the one that it waits for.
+        // a phase of a barrier would take the phase before for the one that it waits for. The
+        // producer waits for all of them: with a KV tile or two in a segment, a warp that still
+        // loads queries would find the phase after next, and wait for ever.
         shared.full[at.stage].wait(at.phase);
         if (turn == warp) {
           Keys& keys = shared.keys[at.stage];
@@ -124,6 +127,9 @@ struct StreamLatent {
           if (remaining < kTileTokens) score_warp.clear(keys, max(remaining, 0));
           score_warp.attend(keys, token, shared.weights[at.stage]);
           shared.weights_full[at.stage].arrive();
+        } else {
+          __syncwarp();
+          if (lane_index() == 0) shared.empty[at.stage].arrive();
         }
         turn = turn + 1 == kScoreWarps ? 0 : turn + 1;
         at.advance();
@@ -211,7 +217,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     for (int i = 0; i < kNumStages; ++i) {
       shared.full[i].init(Tile::kArrivals);
       shared.weights_full[i].init(kWarpThreads);
-      shared.empty[i].init(kValueWarps * kWarpThreads);
+      shared.empty[i].init(kValueWarps * kWarpThreads + kScoreWarps - 1);
     }
     fence_barrier_init();
   }
