@@ -304,7 +304,6 @@ SORTED = Implementation(
     estimate=lanes.estimate,
     techniques={"maximum of a warp": "*REDUX", "ranks by population counts": "POPC"},
     rank=1,
-    unverified="not run on a GPU yet",
 )
 
 IMPLEMENTATIONS = (
