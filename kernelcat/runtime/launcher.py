@@ -31,7 +31,7 @@ from kernelcat.catalog.implementation import (
     TensorMap,
 )
 from kernelcat.catalog.spec import Problem
-from kernelcat.errors import InvalidArgument, LaunchError
+from kernelcat.errors import InvalidArgument, LaunchError, Unsupported
 from kernelcat.runtime import code, driver, tensor_map
 from kernelcat.runtime.code import Code
 
@@ -59,9 +59,14 @@ def load(
         A parameter names no tensor or workspace, or the hardware cannot use a TMA descriptor.
     LaunchError
         The driver refused the machine code, or shared memory or a cluster that the kernel needs.
+    Unsupported
+        The entry is one of several ranks, which need a group.
     """
+    entry = catalog.entry(implementation.entry)
+    if entry.ranks:
+        raise Unsupported(f"{entry.name} is for several ranks: load it by kernelcat.ranks.group")
     program = implementation.program(problem, config, gpu)
-    tensors = tuple(tensor.name for tensor in catalog.entry(implementation.entry).tensors)
+    tensors = tuple(tensor.name for tensor in entry.tensors)
     find = partial(code.of_source, arch=gpu.arch, device=device)
     return prepare(implementation.name, program, lambda step: find(step.source), tensors, device)
 
