@@ -7,6 +7,7 @@ graph costs, launch included. Inputs stay where they are, so small ones are in L
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from kernelcat.bench.stats import median_interval
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.ranks import processes, shares
 from kernelcat.ranks.group import Group
-from kernelcat.ranks.torch_peers import PEERS, Peers
+from kernelcat.ranks.torch_peers import NO_MULTICAST, PEERS, Peers
 from kernelcat.runtime.device import Run
 from kernelcat.verify import gate
 
@@ -144,6 +145,7 @@ def num_replays(contestant: Contestant, target_us: float) -> int:
 
 def on_rank(group: Group, job: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows of a race of all ranks."""
+    os.environ.update(NO_MULTICAST)  # before any library reads it
     entry = catalog.entry(job["entry"])
     problem = entry.problem(**job["problem"])
     race = Race(group, entry, problem, job["seed"])

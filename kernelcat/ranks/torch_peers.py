@@ -7,7 +7,6 @@ it and ends badly can put the GPUs of a host out of service.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from kernelcat.ranks.group import Group
 from kernelcat.runtime.device import Run
 
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+"""Environment variables of a process with peers."""
 
 Tensors = Mapping[str, Any]
 """Name -> this rank's part as a torch tensor."""
@@ -28,7 +28,6 @@ class Peers:
     """
 
     def __init__(self, group: Group, stream: Any) -> None:
-        os.environ.update(NO_MULTICAST)
         try:
             import torch
             import torch.distributed as distributed
