@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,6 @@ from kernelcat.catalog.implementation import (
     Param,
     Program,
     Rank,
-    Step,
     Window,
 )
 from kernelcat.catalog.spec import Problem
@@ -80,7 +80,9 @@ class Group:
         entry = catalog.entry(implementation.entry)
         if entry.ranks is None or problem[entry.ranks] != self.ranks:
             raise InvalidArgument(f"{entry.name} {problem} is not for {self.ranks} ranks")
-        program = self._filled(implementation.program(problem, config, self.gpu))
+        addresses = [window.address for window in self.windows]
+        program = implementation.program(problem, config, self.gpu)
+        program = filled(program, self.rank, addresses)
         names = tuple(tensor.name for tensor in entry.tensors)
         find = partial(code.of_source, arch=self.gpu.arch, device=self.device.index)
         try:
@@ -135,22 +137,6 @@ class Group:
         word = driver.opened().read(address, 4, self.device.index, 0)
         return int.from_bytes(word, "little") - 1 if any(word) else None
 
-    def _filled(self, program: Program) -> Program:
-        """``program`` with this rank's number and the addresses of the windows."""
-
-        def fill(param: Param) -> Param:
-            if isinstance(param, Rank):
-                return replace(param, value=self.rank)
-            if isinstance(param, Window) and param.shift < self.ranks:
-                owner = (self.rank + param.shift) % self.ranks
-                return replace(param, value=self.windows[owner].address)
-            return param
-
-        def filled(step: Step) -> Step:
-            return replace(step, params=tuple(map(fill, step.params)))
-
-        return replace(program, steps=tuple(map(filled, program.steps)))
-
     def _agree(self, does: str, what: str) -> None:
         """Raise ``RankFailed`` on all ranks unless ``what`` is the same on all."""
         texts, _ = self.rendezvous.gather(what, limit_s=LOAD_S)
@@ -169,3 +155,17 @@ class Group:
             if reason:
                 raise RankFailed(f"rank {rank}: {reason}")
         return list(bus_ids)
+
+
+def filled(program: Program, rank: int, windows: Sequence[int]) -> Program:
+    """``program`` with the number of the launching rank and the addresses of all ranks' windows."""
+
+    def fill(param: Param) -> Param:
+        if isinstance(param, Rank):
+            return replace(param, value=rank)
+        if isinstance(param, Window) and param.shift < len(windows):
+            return replace(param, value=windows[(rank + param.shift) % len(windows)])
+        return param
+
+    steps = (replace(step, params=tuple(map(fill, step.params))) for step in program.steps)
+    return replace(program, steps=tuple(steps))
