@@ -142,7 +142,10 @@ def _two_shot_us(problem: Problem, config: Config, gpu: Gpu) -> float:
     return _exchange_us(problem, config, gpu, sent, 4) - 0.1 * config["unroll"]
 
 
-SIGNALS = {"system-scope release": "ST*STRONG.SYS", "system-scope acquire": "LD*STRONG.SYS"}
+SIGNALS = {
+    "system-scope release": "STG.E.64.STRONG.SYS",
+    "system-scope acquire": "LDG.E.64.STRONG.SYS",
+}
 
 IMPLEMENTATIONS = (
     Implementation(
@@ -183,7 +186,7 @@ IMPLEMENTATIONS = (
         illegal=_ll_illegal,
         program=_ll,
         estimate=_ll_us,
-        techniques={"flags beside data": "ST*128.STRONG.SYS"},
+        techniques={"flags beside data": "STG*128.STRONG.SYS"},
         rank=2,
         unverified=UNVERIFIED,
     ),
