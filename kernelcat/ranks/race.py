@@ -1,8 +1,9 @@
 """Races of entries of several ranks with NCCL and torch's symmetric memory, in CUDA graphs.
 
 Contestants run in interleaved blocks. A block replays a graph of one contestant on all ranks, which
-begin together; its time is that of the slowest rank. A time holds everything that a node of the
-graph costs, launch included. Inputs stay where they are, so small ones are in L2.
+begin together; its time is that of the rank that began last, because the others wait for it. A time
+holds everything that a node of the graph costs, launch included. Inputs stay where they are, so
+small ones are in L2.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from kernelcat.ranks.torch_peers import NO_MULTICAST, PEERS, Peers
 from kernelcat.runtime.device import Run
 from kernelcat.verify import gate
 
-NODES = 20
-"""Runs in a graph."""
+SHORT, LONG_US, MAX_NODES = 10, 1000.0, 500
+"""Runs in a graph that is screened; microseconds that a raced graph takes, long beside the gap
+between two replays; and the most runs in it."""
 SCREEN_US, BLOCK_US = 500.0, 3000.0
 """Microseconds of the time that decides among the configurations of a variant, and of a block."""
 BLOCKS = 21
@@ -48,13 +50,19 @@ def run(entry: Entry, problems: Sequence[Problem], gpus: Sequence[int]) -> list[
 
 @dataclass
 class Contestant:
-    """A captured run. ``estimate_us`` is the time of a run on the slowest rank."""
+    """A run and the graph of ``nodes`` such runs. ``us`` is its time so far."""
 
     name: str
-    graph: Any
+    run: Run | None
     config: str | None = None
-    estimate_us: float = 0.0
+    graph: Any = None
+    nodes: int = SHORT
+    us: float = 0.0
     samples: list[float] = field(default_factory=list)
+
+    def replays(self, target_us: float) -> int:
+        """Replays that fill ``target_us``: as many on every rank, because ``us`` is the same."""
+        return max(1, round(target_us / (self.us * self.nodes)))
 
 
 class Race:
@@ -75,12 +83,15 @@ class Race:
             for config in implementation.configs(self.problem, self.group.gpu):
                 bind = self.group.load(implementation, self.problem, config)
                 verdict = self.prepared.verify(bind)
-                contestant = Contestant(
-                    implementation.name, self._captured(bind(self.prepared.arrays)), str(config)
-                )
+                run = bind(self.prepared.arrays)
+                contestant = Contestant(implementation.name, run, str(config))
                 self._screen(contestant, screened, verdict)
-            found += sorted(screened, key=lambda each: each.estimate_us)[:1]
-        return found + self._peers()
+            found += sorted(screened, key=lambda each: each.us)[:1]
+        found += self._peers()
+        for contestant in found:
+            nodes = round(LONG_US / contestant.us)
+            self._capture(contestant, min(max(nodes, SHORT), MAX_NODES))
+        return found
 
     def _peers(self) -> list[Contestant]:
         if self.group.shares_gpus:
@@ -91,13 +102,18 @@ class Race:
         peers = Peers(self.group, self.stream)
         for name, make in PEERS.items():
             self.prepared.reset()
-            run, result = make(peers, tensors)
-            self.group.synchronize()
-            run()
-            self.group.synchronize()
-            is_right = peers.is_close(result, self.prepared.expected["out"])
-            verdict = gate.Verdict(is_right, 0.0, "" if is_right else "far from the oracle")
-            self._screen(Contestant(name, self._captured(run)), found, verdict)
+            run, result, detail = None, None, ""
+            try:
+                run, result = make(peers, tensors)
+                self.group.device.synchronize()
+                run()
+                self.group.device.synchronize()
+            except (RuntimeError, AttributeError) as error:  # torch lacks it, or refuses
+                detail = str(error).partition("\n")[0]
+            if not detail and not peers.is_close(result, self.prepared.expected["out"]):
+                detail = "far from the oracle"
+            verdict = gate.Verdict(not detail, 0.0, detail)
+            self._screen(Contestant(name, run), found, verdict)
         return found
 
     def _screen(
@@ -110,37 +126,30 @@ class Race:
             what = {"contestant": contestant.name, "config": contestant.config}
             self.notes.append({**what, "wrong": "; ".join(wrong)})
             return
-        contestant.estimate_us = self.slowest(self.time(contestant, 1))
-        replays = num_replays(contestant, SCREEN_US)
-        contestant.estimate_us = self.slowest(self.time(contestant, replays))
+        self._capture(contestant, SHORT)
+        for target_us in (0.0, SCREEN_US):
+            contestant.us = self.time(contestant, target_us)
         found.append(contestant)
 
-    def _captured(self, run: Run) -> Any:
+    def _capture(self, contestant: Contestant, nodes: int) -> None:
+        assert contestant.run is not None
         with self.stream:
             self.stream.begin_capture()
-            for _ in range(NODES):
-                run()
-            return self.stream.end_capture()
+            for _ in range(nodes):
+                contestant.run()
+            contestant.graph, contestant.nodes = self.stream.end_capture(), nodes
 
-    def time(self, contestant: Contestant, replays: int) -> float:
-        """Microseconds of a run on this rank; the ranks begin together."""
+    def time(self, contestant: Contestant, target_us: float) -> float:
+        """Microseconds of a run in replays of about ``target_us``; the same on all ranks."""
+        replays = contestant.replays(target_us) if target_us else 1
         self.group.synchronize()
         self.start.record(self.stream)
         for _ in range(replays):
             contestant.graph.launch(self.stream)
         self.end.record(self.stream)
         self.end.synchronize()
-        elapsed_ms = self.group.xp.cuda.get_elapsed_time(self.start, self.end)
-        return float(elapsed_ms) * 1e3 / (replays * NODES)
-
-    def slowest(self, us: float) -> float:
-        """The longest time of all ranks."""
-        return float(max(self.group.rendezvous.gather(us)[0]))
-
-
-def num_replays(contestant: Contestant, target_us: float) -> int:
-    """Replays that fill ``target_us``; the same on all ranks, because the estimate is."""
-    return max(1, round(target_us / (contestant.estimate_us * NODES)))
+        elapsed_ms = float(self.group.xp.cuda.get_elapsed_time(self.start, self.end))
+        return min(self.group.rendezvous.gather(elapsed_ms)[0]) * 1e3 / (replays * contestant.nodes)
 
 
 def on_rank(group: Group, job: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -152,8 +161,7 @@ def on_rank(group: Group, job: Mapping[str, Any]) -> list[dict[str, Any]]:
     contestants, dice = race.contestants(), random.Random(job["seed"])
     for _ in range(BLOCKS):
         for contestant in dice.sample(contestants, len(contestants)):
-            replays = num_replays(contestant, BLOCK_US)
-            contestant.samples.append(race.slowest(race.time(contestant, replays)))
+            contestant.samples.append(race.time(contestant, BLOCK_US))
     head = {
         "entry": entry.name,
         "problem": entry.problem_name(problem) or str(problem),

@@ -37,10 +37,12 @@ HALF_BYTES, RING_TILES = 64 << 20, 4
 """Bytes of tiles in half of a window, and tiles of a ring."""
 THREADS = 512
 """Of a thread block of one_shot and two_shot."""
+SM_BLOCKS = 2
+"""Thread blocks that an SM holds: the launch bounds of all kernels ask for room for so many."""
 
 LL_SPACE = {"threads": (128, 256, 512), "blocks": (8, 32, 128)}
-TILE_SPACE = {"unroll": (1, 2, 4), "blocks": (16, 32, 64, 128)}
-"""unroll : vectors of a tile for each thread; blocks : thread blocks at most, fewer than SMs"""
+TILE_SPACE = {"unroll": (1, 2, 4), "blocks": (16, 32, 64, 128, 256)}
+"""unroll : vectors of a tile for each thread; blocks : thread blocks at most"""
 
 
 def _num_elements(problem: Problem) -> int:
@@ -94,8 +96,10 @@ def _why_not_vectors(problem: Problem) -> str | None:
 
 def _why_not_resident(config: Config, gpu: Gpu) -> str | None:
     """Thread blocks wait for each other across ranks, so all of them must run at once."""
-    if config["blocks"] > gpu.sms:
-        return f"{config['blocks']} thread blocks are more than the {gpu.sms} SMs"
+    if config["blocks"] > SM_BLOCKS * gpu.sms:
+        return (
+            f"{config['blocks']} thread blocks are more than {SM_BLOCKS} for each of {gpu.sms} SMs"
+        )
     return None
 
 

@@ -26,7 +26,7 @@ __device__ __forceinline__ int wait_for_words(uint2 (&parts)[kRanks], uint2 mine
 }
 
 template <typename T, int kRanks, int kThreads, bool kDependentLaunch>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     all_reduce_ll(const T* x,  // (num_elements,)
                   T* out,      // (num_elements,)
                   int num_elements, int rank, Window* window0, Window* window1, Window* window2,

@@ -12,7 +12,7 @@
 namespace kernelcat {
 
 template <typename T, int kRanks, int kThreads, int kUnroll, bool kDependentLaunch>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     all_reduce_two_shot(const T* x,  // (num_elements,)
                         T* out,      // (num_elements,)
                         int64_t num_elements, int rank, Window* window0, Window* window1,
