@@ -69,7 +69,8 @@ class Rendezvous:
         """
         message = {"value": value}
         if self.rank:
-            self._send(0, message, [] if fd is None else [fd])
+            with contextlib.suppress(RankFailed):  # the hub has ended: it may have said why
+                self._send(0, message, [] if fd is None else [fd])
             answer, fds = self._receive(0, time.monotonic() + limit_s + GRACE_S)
             if "failed" in answer:
                 raise RankFailed(answer["failed"])
