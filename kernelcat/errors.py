@@ -38,6 +38,10 @@ class LaunchError(KernelcatError):
     """The driver refused a launch, or a kernel failed while running."""
 
 
+class RankFailed(KernelcatError):
+    """A rank ended, hangs, came late or failed, or the ranks do not agree on what they compute."""
+
+
 class LockError(KernelcatError):
     """What would run differs from the lock that :func:`kernelcat.use_lock` turned on."""
 

@@ -14,6 +14,48 @@ class Array(Protocol):
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
 
+class AllReduce(Op):
+    def __call__(  # type: ignore[override]
+        self,
+        x: Array,
+        *,
+        out: Array | None = ...,
+    ) -> Any:
+        r"""all_reduce(x, out=None) -> out
+
+        Sum of an array over all ranks, on every rank.
+
+        Parameters
+        ----------
+        x : (ranks, tokens, hidden) dtype
+            what each rank adds
+        out : array, optional
+            where results go; allocated if left out
+
+        Returns
+        -------
+        out : (ranks, tokens, hidden) dtype
+            the sum, on each rank
+
+        Raises
+        ------
+        InvalidArgument
+            A rank, shape, element type, stride, device or keyword is wrong, or arrays overlap. Legal
+            are ranks: 2, 3, 4, 5, 6, 7, 8; dtype: bfloat16, float16.
+        Unsupported
+            No kernel serves this problem on this GPU.
+        MissingDependency
+            There is no GPU driver, or a needed compiler is not installed.
+
+        The definition: reference/all_reduce.py and kernelcat.reference('all_reduce').
+        """
+    def bind(  # type: ignore[override]
+        self,
+        x: Array,
+        *,
+        out: Any = None, stream: Any = None,
+    ) -> Bound: ...
+
 class AttnMerge(Op):
     def __call__(  # type: ignore[override]
         self,
@@ -1759,6 +1801,12 @@ class TmaCopy(Op):
         out: Any = None, stream: Any = None,
     ) -> Bound: ...
 
+@overload
+def get(
+    name: Literal["all_reduce"],
+    *, language: str | None = None, variant: str | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> AllReduce: ...
 @overload
 def get(
     name: Literal["attn_merge"],

@@ -147,6 +147,26 @@ class Float32:
 
 
 @dataclass(frozen=True)
+class Rank(Int32):
+    """The number of the rank that launches; it is filled in when the program is loaded."""
+
+    value: int = 0
+
+
+@dataclass(frozen=True)
+class Window(Int64):
+    """The address of a window: memory of one rank that all ranks write to (``kernelcat.ranks``).
+
+    The window is that of the rank ``shift`` after the one that launches, counted around; the
+    address is the one at which the launching rank maps it, filled in when the program is loaded. It
+    is null for a ``shift`` of as many ranks as there are, or more.
+    """
+
+    value: int = 0
+    shift: int = 0
+
+
+@dataclass(frozen=True)
 class TensorMap:
     """A TMA tensor map over a tensor, passed by value (``__grid_constant__``).
 

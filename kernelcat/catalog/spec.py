@@ -306,6 +306,10 @@ class Entry:
     preconditions : what values of arrays must satisfy, in the order in which they are checked
     work_in_progress
         True until the entry is complete; one language and one variant suffice until then.
+    ranks
+        The axis that counts the processes which compute the entry together, for an entry of several
+        ranks. Every tensor begins with this axis: each rank holds its part alone, and a kernel gets
+        the part's address. ``flops`` and ``bytes_moved`` are those of one rank.
     """
 
     name: str
@@ -328,6 +332,7 @@ class Entry:
     signal: Signal | None = None
     preconditions: tuple[Precondition, ...] = ()
     work_in_progress: bool = False
+    ranks: str | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

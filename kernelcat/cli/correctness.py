@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +25,10 @@ from kernelcat.cli.output import echo, emit
 from kernelcat.errors import Unsupported
 from kernelcat.runtime.devices import Devices
 from kernelcat.verify.sanitizer import SANITIZERS
+
+if TYPE_CHECKING:
+    from kernelcat.catalog.implementation import Implementation
+    from kernelcat.verify.certify import Outcome
 
 COUNT, AT_LEAST_ONE = click.IntRange(min=0), click.IntRange(min=1)
 
@@ -108,14 +114,19 @@ def check(
     chosen = runnable([i for n in names for i in choose(n, language, variant)], device)
     if receipt and isinstance(device, Interpreter):
         raise Unsupported("a receipt needs a GPU, and this machine has none")
+    alone = [i for i in chosen if not catalog.entry(i.entry).ranks]
+    together = [i for i in chosen if catalog.entry(i.entry).ranks]
+    if not alone and (fuzz_examples or sanitize or tools or receipt):
+        raise Unsupported("an entry of several ranks is checked on its problems alone")
     outcomes = []
-    for implementation, outcome in certify.run(
-        chosen, device, problems, fuzz_examples=fuzz_examples,
+    certified = certify.run(
+        alone, device, problems, fuzz_examples=fuzz_examples,
         sanitize_examples=sanitize or (certify.SANITIZED_EXAMPLES if tools else 0),
         jobs=jobs, devices=numbers, tools=tools or SANITIZERS,
-    ):  # fmt: skip
+    )  # fmt: skip
+    for implementation, outcome in chain(certified, _checked_together(together, problems, devices)):
         outcomes.append(outcome)
-        if receipt and outcome.right:
+        if receipt and outcome.right and implementation in alone:
             new = certify.receipt(implementation, outcome, device)
             receipts.write(folder or receipts.local_folder(), [new])
         if not as_json:
@@ -124,6 +135,17 @@ def check(
         emit(outcomes)
     if not all(o.passed for o in outcomes):
         sys.exit(1)
+
+
+def _checked_together(
+    implementations: list[Implementation], problems: tuple[str, ...], devices: Devices
+) -> Iterator[tuple[Implementation, Outcome]]:
+    """Check implementations of entries of several ranks, on all GPUs by default."""
+    from kernelcat.ranks import check
+    from kernelcat.runtime import driver
+    from kernelcat.runtime.devices import numbers
+
+    return check.run(implementations, problems, numbers(devices or "all", driver.count()))
 
 
 def _numbers(devices: Devices) -> tuple[int, ...]:

@@ -14,7 +14,8 @@ from kernelcat.cli import auditing
 from kernelcat.cli.devices import devices
 from kernelcat.cli.options import as_json, database, note_missing_languages, problem_names, seconds
 from kernelcat.cli.output import echo, emit, note_missing_database, show
-from kernelcat.errors import InvalidArgument
+from kernelcat.errors import InvalidArgument, Unsupported
+from kernelcat.runtime.devices import Devices
 
 _OPTIONS = (
     click.option(
@@ -141,12 +142,18 @@ def tune(
 def bench(as_json: bool, **options: Any) -> None:
     """Race the best known configurations of ENTRY with its peers.
 
+    An entry of several ranks runs in a process for each rank, on all GPUs by default, and races
+    the best configuration of each variant; nothing is stored.
+
     \b
     Example:
       kernelcat bench gemm --problem 4096x4096x4096
+      kernelcat bench all_reduce --problem 1x2880 --json
     """
     from kernelcat import tune
 
+    if _has_ranks(options["entry"]):
+        return _race_ranks(as_json, **options)
     _measure(tune.race_best_known, as_json, **options)
 
 
@@ -211,9 +218,38 @@ def ladder(
         show(sheet(each).console())
 
 
+def _has_ranks(entry: str) -> bool:
+    """Whether ``entry`` is one of several ranks; another backend's entries are not."""
+    return entry in catalog.names() and catalog.entry(entry).ranks is not None
+
+
+def _race_ranks(
+    as_json: bool, entry: str, problems: tuple[str, ...], devices: Devices, **options: Any
+) -> None:
+    """Race an entry of several ranks; only --problem, --device and --json go with it."""
+    from kernelcat.ranks import race
+    from kernelcat.runtime import driver
+    from kernelcat.runtime.devices import numbers
+
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise InvalidArgument(
+            f"--{given[0].replace('_', '-')} is not for an entry of several ranks"
+        )
+    specification = catalog.entry(entry)
+    chosen = [specification.named(name) for name in problems] or specification.problems.values()
+    rows = race.run(specification, list(chosen), numbers(devices or "all", driver.count()))
+    if as_json:
+        return emit(rows)
+    for row in rows:
+        echo("  ".join(f"{name} {value}" for name, value in row.items()))
+
+
 def _measure(
     work: Callable[..., Any], as_json: bool, entry: str, url: str | None, **options: Any
 ) -> None:
+    if _has_ranks(entry):
+        raise Unsupported(f"{entry} is for several ranks, which are raced by bench and not tuned")
     _say_what_is_missing([entry], options["languages"])
     report = _run(work, url, entry, **_chosen(**options))
     if as_json:

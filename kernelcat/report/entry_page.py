@@ -107,6 +107,11 @@ def _preconditions(entry: Entry) -> list[str]:
 
 def _call(entry: Entry) -> str:
     note = "Arguments after the required ones are optional." if _has_options(entry) else ""
+    if entry.ranks:
+        note = (
+            "Several ranks compute this entry, each with its part of the arrays: a call by one "
+            "process raises `Unsupported`, and `kernelcat.ranks.group.Group` loads it on each rank."
+        )
     return f"```python\n{example(entry)}\n```\n\n{note}".strip()
 
 

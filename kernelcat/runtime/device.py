@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import MissingDependency, Unsupported
 from kernelcat.runtime import gpu
+
+if TYPE_CHECKING:
+    from kernelcat.runtime.launcher import Launcher
 
 Arrays = Mapping[str, Any]
 Run = Callable[[], None]
@@ -62,7 +65,10 @@ class CudaDevice:
     def load(self, implementation: Implementation, problem: Problem, config: Config) -> Bind:
         from kernelcat.runtime import launcher
 
-        launch = launcher.load(implementation, problem, config, self.gpu, self.index)
+        return self.bind(launcher.load(implementation, problem, config, self.gpu, self.index))
+
+    def bind(self, launch: Launcher) -> Bind:
+        """Binds a launcher to arrays, on CuPy's current stream."""
         names = launch.tensors
         current_stream = self.xp.cuda.get_current_stream
 

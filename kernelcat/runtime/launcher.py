@@ -31,7 +31,7 @@ from kernelcat.catalog.implementation import (
     TensorMap,
 )
 from kernelcat.catalog.spec import Problem
-from kernelcat.errors import InvalidArgument, LaunchError
+from kernelcat.errors import InvalidArgument, LaunchError, Unsupported
 from kernelcat.runtime import code, driver, tensor_map
 from kernelcat.runtime.code import Code
 from kernelcat.runtime.workspaces import Zeros, separate
@@ -69,9 +69,14 @@ def load(
         A parameter names no tensor or workspace, or the hardware cannot use a TMA descriptor.
     LaunchError
         The driver refused the machine code, or shared memory or a cluster that the kernel needs.
+    Unsupported
+        The entry is one of several ranks, which need a group.
     """
+    entry = catalog.entry(implementation.entry)
+    if entry.ranks:
+        raise Unsupported(f"{entry.name} is for several ranks: load it by kernelcat.ranks.group")
     program = implementation.program(problem, config, gpu)
-    tensors, arch = catalog.entry(implementation.entry).tensor_names, gpu.arch
+    tensors, arch = entry.tensor_names, gpu.arch
 
     def find(step: Step) -> Code:
         return code.of_source(step.source, arch, device)

@@ -227,6 +227,16 @@ T max(T a, T b) {
 inline void __syncthreads() {
   host::named_barriers[0].meet(blockDim.x);
 }
+inline int __syncthreads_or(bool predicate) {
+  static int true_ones[3];  // of the last, this and the next barrier, by turns
+  static uint64_t barrier;
+  const uint64_t mine = barrier;
+  true_ones[mine % 3] += predicate;
+  __syncthreads();
+  barrier = mine + 1;
+  true_ones[(mine + 2) % 3] = 0;
+  return true_ones[mine % 3] != 0;
+}
 inline void __syncwarp(unsigned = 0xffffffff) {
   host::exchange(0);
 }

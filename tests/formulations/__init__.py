@@ -18,6 +18,7 @@ from formulations.norms import rms_norm
 from formulations.products import gemm, multicast_gemm
 from formulations.routing import moe_route
 from formulations.tokens import embedding, lm_head, sample
+from kernelcat import dtypes
 from kernelcat.catalog.spec import Problem
 
 
@@ -30,7 +31,15 @@ def tma_copy(problem: Problem, src):
     return {"dst": out}
 
 
+def all_reduce(problem: Problem, x):
+    """By running sums over the ranks, of which the last one is the result on every rank."""
+    row = np.cumsum(x, axis=0, dtype=np.float32)[-1]
+    row = dtypes.decode(dtypes.encode(row, problem["dtype"]), problem["dtype"])
+    return {"out": np.broadcast_to(row, x.shape)}
+
+
 INDEPENDENT = {
+    "all_reduce": all_reduce,
     "attn_merge": attn_merge,
     "embedding": embedding,
     "flashmla": flashmla,

@@ -1,0 +1,6 @@
+"""Entries of several ranks: processes that compute together, one GPU or a share of one for each.
+
+A :class:`~kernelcat.ranks.group.Group` is what a rank sees of the others: their windows, mapped
+into its address space, and a rendezvous for what the hosts agree on. ``check`` judges
+implementations on all ranks, ``race`` races them with NCCL and torch's symmetric memory.
+"""

@@ -1,0 +1,170 @@
+"""A group: what one rank sees of the ranks that compute with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import kernelcat
+from kernelcat import catalog
+from kernelcat.catalog.implementation import (
+    Config,
+    Implementation,
+    Param,
+    Program,
+    Rank,
+    Window,
+)
+from kernelcat.catalog.spec import Problem
+from kernelcat.errors import InvalidArgument, KernelcatError, RankFailed
+from kernelcat.ranks import links
+from kernelcat.ranks.rendezvous import Rendezvous
+from kernelcat.ranks.window import ERROR_OFFSET, WINDOW_BYTES, Memory
+from kernelcat.runtime import code, driver, launcher
+from kernelcat.runtime.device import Bind, CudaDevice
+
+LOAD_S = 120.0
+"""Seconds in which all ranks must have loaded a kernel: some compile while others have it."""
+
+
+class Group:
+    """Rank ``rank`` of ``ranks`` processes of one host, on the GPU of ``device``.
+
+    All ranks make a group with the same socket ``path``, whose folder exists; then they load the
+    same programs and launch them in the same order, on one stream each. It is a
+    :class:`~kernelcat.runtime.device.Device` for implementations of entries of several ranks.
+
+    Raises
+    ------
+    RankFailed
+        A rank did not come or ended; or ranks have different versions of the driver or of this
+        package, or GPUs of different kinds or without access to each other.
+    """
+
+    def __init__(self, rank: int, ranks: int, path: Path, device: CudaDevice) -> None:
+        self.rank, self.ranks, self.path, self.device = rank, ranks, path, device
+        self.gpu, self.xp = device.gpu, device.xp
+        self.rendezvous = Rendezvous(rank, ranks, path)
+        self._bus_ids = self._agree_on_machine()
+        self.windows = self._windows()
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether two ranks have one GPU."""
+        return len(set(self._bus_ids)) < self.ranks
+
+    @property
+    def topology(self) -> str:
+        """Kind and number of GPUs, and what links them: ``h200x2-nvlink``, ``h200x1-shared``."""
+        gpus = set(self._bus_ids)
+        name = f"{self.gpu.sku}x{len(gpus)}"
+        if len(gpus) == 1:
+            return f"{name}-shared"
+        return f"{name}-{'nvlink' if links.are_nvlink(self.device.index, gpus) else 'pcie'}"
+
+    def load(self, implementation: Implementation, problem: Problem, config: Config) -> Bind:
+        """Build a configuration on every rank; the bind takes this rank's parts of the arrays.
+
+        Raises
+        ------
+        InvalidArgument
+            The entry is not one of several ranks, or is one of another number of ranks.
+        RankFailed
+            The ranks load different problems or configurations, or one of them failed.
+        CompileError, LaunchError, MissingDependency
+            This rank failed; the others raise ``RankFailed``.
+        """
+        entry = catalog.entry(implementation.entry)
+        if entry.ranks is None or problem[entry.ranks] != self.ranks:
+            raise InvalidArgument(f"{entry.name} {problem} is not for {self.ranks} ranks")
+        addresses = [window.address for window in self.windows]
+        program = implementation.program(problem, config, self.gpu)
+        program = filled(program, self.rank, addresses)
+        find = partial(code.of_source, arch=self.gpu.arch, device=self.device.index)
+        try:
+            launch = launcher.prepare(
+                implementation.name, program, lambda step: find(step.source), entry.tensor_names,
+                self.device.index,
+            )  # fmt: skip
+        except KernelcatError as error:
+            self.rendezvous.fail(str(error))
+            raise
+        self._agree("loads", f"{implementation.name} {problem} {config}")
+        return self.device.bind(launch)
+
+    def synchronize(self) -> None:
+        """Wait until the GPUs of all ranks have done their work.
+
+        Raises
+        ------
+        RankFailed
+            A rank did not answer a kernel in time, has ended, or did not call this function.
+        """
+        self.device.synchronize()
+        missing = self._missing()
+        if missing is not None:
+            reason = f"rank {missing} did not answer a kernel of rank {self.rank} in time"
+            self.rendezvous.fail(reason)
+            raise RankFailed(reason)
+        self.rendezvous.gather(None)
+
+    def close(self) -> None:
+        """Leave the group, after all ranks have called this or ended."""
+        self.device.synchronize()
+        self.rendezvous.gather(None)
+        for window in self.windows:
+            window.free()
+        self.rendezvous.close()
+
+    def _windows(self) -> list[Memory]:
+        """The windows of all ranks, of which this rank allocates its own."""
+        index = self.device.index
+        own = Memory.allocated(WINDOW_BYTES, index)
+        _, fds = self.rendezvous.gather(None, own.exported())
+        windows = [own if rank == self.rank else Memory.imported(fd, own.size, index)
+                   for rank, fd in enumerate(fds)]  # fmt: skip
+        os.close(fds[self.rank])
+        self.rendezvous.gather(None)  # nobody writes before all windows are zero
+        return windows
+
+    def _missing(self) -> int | None:
+        """The rank that a kernel waited for in vain, or None."""
+        address = self.windows[self.rank].address + ERROR_OFFSET
+        word = driver.opened().read(address, 4, self.device.index, 0)
+        return int.from_bytes(word, "little") - 1 if any(word) else None
+
+    def _agree(self, does: str, what: str) -> None:
+        """Raise ``RankFailed`` on all ranks unless ``what`` is the same on all."""
+        texts, _ = self.rendezvous.gather(what, limit_s=LOAD_S)
+        for rank, text in enumerate(texts):
+            if text != texts[0]:
+                raise RankFailed(f"rank {rank} {does} {text}, but rank 0 {does} {texts[0]}")
+
+    def _agree_on_machine(self) -> list[str]:
+        """The PCI bus ids of the ranks' GPUs, which are of one kind and reach each other."""
+        index = self.device.index
+        version = f"kernelcat {kernelcat.__version__}, driver {driver.opened().version()}"
+        self._agree("has", f"{version}, {self.gpu.sku}")
+        bus_ids, _ = self.rendezvous.gather(driver.opened().pci_bus_id(index))
+        reasons, _ = self.rendezvous.gather(links.why_no_access(index, bus_ids))
+        for rank, reason in enumerate(reasons):
+            if reason:
+                raise RankFailed(f"rank {rank}: {reason}")
+        return list(bus_ids)
+
+
+def filled(program: Program, rank: int, windows: Sequence[int]) -> Program:
+    """``program`` with the number of the launching rank and the addresses of all ranks' windows."""
+
+    def fill(param: Param) -> Param:
+        if isinstance(param, Rank):
+            return replace(param, value=rank)
+        if isinstance(param, Window) and param.shift < len(windows):
+            return replace(param, value=windows[(rank + param.shift) % len(windows)])
+        return param
+
+    steps = (replace(step, params=tuple(map(fill, step.params))) for step in program.steps)
+    return replace(program, steps=tuple(steps))

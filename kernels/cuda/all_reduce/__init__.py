@@ -1,0 +1,197 @@
+"""`all_reduce` in CUDA C++: ll (flags beside the data), one_shot and two_shot (tiles, signals).
+
+Ranks write to each other's windows (``kernelcat/window.cuh``) and never read them. NVLink multicast
+is not used.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import (
+    Config,
+    Implementation,
+    Int32,
+    Int64,
+    Param,
+    Pointer,
+    Program,
+    Rank,
+    Step,
+    Window,
+)
+from kernelcat.catalog.spec import Problem
+from kernelcat.kernels.cuda.common.dependent_launch import has_dependent_launch
+from kernelcat.kernels.cuda.common.launch import instance
+from kernelcat.reference.all_reduce import MAX_RANKS
+from kernelcat.runtime.gpu import Gpu
+
+UNVERIFIED = "not run on a GPU yet"
+
+LL_ELEMENTS = 1 << 19
+"""Elements of x that the flagged words of a window hold: 1 MiB."""
+LL_WORD, VECTOR = 4, 8
+"""Elements in a flagged word, and in 16 bytes."""
+HALF_BYTES, RING_TILES = 64 << 20, 4
+"""Bytes of tiles in half of a window, and tiles of a ring."""
+THREADS = 512
+"""Of a thread block of one_shot and two_shot."""
+SM_BLOCKS = 2
+"""Thread blocks that an SM holds: the launch bounds of all kernels ask for room for so many."""
+
+LL_SPACE = {"threads": (128, 256, 512), "blocks": (8, 32, 128)}
+TILE_SPACE = {"unroll": (1, 2, 4), "blocks": (16, 32, 64, 128, 256)}
+"""unroll : vectors of a tile for each thread; blocks : thread blocks at most"""
+
+
+def _num_elements(problem: Problem) -> int:
+    return int(problem["tokens"] * problem["hidden"])
+
+
+def _launch(
+    problem: Problem, kernel: str, threads: int, num_blocks: int, size: Param, gpu: Gpu, *more: int
+) -> Program:
+    """A launch; ``more`` follow type, ranks and threads among the template arguments."""
+    if _num_elements(problem) == 0:
+        return Program(())
+    programmatic = has_dependent_launch(gpu)
+    source = instance(
+        f"all_reduce/{kernel}.cu",
+        f"all_reduce_{kernel}",
+        *(problem["dtype"], problem["ranks"], threads, *more, programmatic),
+    )
+    windows = tuple(Window(shift=shift) for shift in range(MAX_RANKS))
+    params = (Pointer("x"), Pointer("out"), size, Rank(), *windows)
+    return Program((Step(source, (num_blocks, 1, 1), params, threads, programmatic=programmatic),))
+
+
+def _ll(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    threads, size = config["threads"], _num_elements(problem)
+    num_blocks = min(ceil(size / (LL_WORD * threads)), config["blocks"])
+    return _launch(problem, "ll", threads, num_blocks, Int32(size), gpu)
+
+
+def _tile_elements(config: Config) -> int:
+    return int(THREADS * config["unroll"] * VECTOR)
+
+
+def _one_shot(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    size = _num_elements(problem)
+    num_blocks = min(ceil(size / _tile_elements(config)), config["blocks"])
+    return _launch(problem, "one_shot", THREADS, num_blocks, Int64(size), gpu, config["unroll"])
+
+
+def _two_shot(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    size = _num_elements(problem)
+    num_blocks = min(ceil(size / (problem["ranks"] * _tile_elements(config))), config["blocks"])
+    return _launch(problem, "two_shot", THREADS, num_blocks, Int64(size), gpu, config["unroll"])
+
+
+def _why_not_vectors(problem: Problem) -> str | None:
+    if _num_elements(problem) % VECTOR:
+        return f"tokens * hidden must be a multiple of the {VECTOR} elements in 16 bytes"
+    return None
+
+
+def _why_not_resident(config: Config, gpu: Gpu) -> str | None:
+    """Thread blocks wait for each other across ranks, so all of them must run at once."""
+    if config["blocks"] > SM_BLOCKS * gpu.sms:
+        return (
+            f"{config['blocks']} thread blocks are more than {SM_BLOCKS} for each of {gpu.sms} SMs"
+        )
+    return None
+
+
+def _ll_illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if _num_elements(problem) > LL_ELEMENTS:
+        return f"a window holds {LL_ELEMENTS} elements with flags, not {_num_elements(problem)}"
+    return _why_not_vectors(problem) or _why_not_resident(config, gpu)
+
+
+def _tiles_illegal(config: Config, problem: Problem, gpu: Gpu, rounds: int) -> str | None:
+    rings = config["blocks"] * problem["ranks"] * rounds
+    if rings * RING_TILES * _tile_elements(config) * 2 > HALF_BYTES:
+        return f"{rings} rings of tiles do not fit into a window: fewer blocks or smaller unroll"
+    return _why_not_vectors(problem) or _why_not_resident(config, gpu)
+
+
+NVLINK = 370e9
+"""Bytes per second from one GPU to another that a copy reaches."""
+TRIP_US = 1.5
+"""From a store to a peer's memory until the peer has seen it."""
+BLOCK_RATE = 8e9
+"""Bytes per second that a thread block sends."""
+
+
+def _exchange_us(problem: Problem, config: Config, gpu: Gpu, sent: float, trips: int) -> float:
+    """The longer of the wire and of the local memory, and trips. ``sent`` counts sizes of x."""
+    size = 2 * _num_elements(problem)
+    wire = sent * size / min(NVLINK, BLOCK_RATE * config["blocks"]) * 1e6
+    return LAUNCH_US + max(wire, copy_us(2 * size, gpu)) + trips * TRIP_US
+
+
+def _ll_us(problem: Problem, config: Config, gpu: Gpu) -> float:
+    words = _num_elements(problem) / LL_WORD / (config["threads"] * config["blocks"])
+    sent = 2 * (problem["ranks"] - 1)
+    return _exchange_us(problem, config, gpu, sent, 1) + 0.5 * max(words - 1, 0) * TRIP_US
+
+
+def _one_shot_us(problem: Problem, config: Config, gpu: Gpu) -> float:
+    return _exchange_us(problem, config, gpu, problem["ranks"] - 1, 2) - 0.1 * config["unroll"]
+
+
+def _two_shot_us(problem: Problem, config: Config, gpu: Gpu) -> float:
+    sent = 2 * (problem["ranks"] - 1) / problem["ranks"]
+    return _exchange_us(problem, config, gpu, sent, 4) - 0.1 * config["unroll"]
+
+
+SIGNALS = {
+    "system-scope release": "STG.E.64.STRONG.SYS",
+    "system-scope acquire": "LDG.E.64.STRONG.SYS",
+}
+
+IMPLEMENTATIONS = (
+    Implementation(
+        entry="all_reduce",
+        language="cuda",
+        variant="one_shot",
+        summary="every rank sends all of x to every peer in tiles, with a signal for each tile",
+        archs=("sm_80+",),
+        space=TILE_SPACE,
+        illegal=lambda config, problem, gpu: _tiles_illegal(config, problem, gpu, 1),
+        program=_one_shot,
+        estimate=_one_shot_us,
+        techniques=SIGNALS,
+        rank=0,
+        unverified=UNVERIFIED,
+    ),
+    Implementation(
+        entry="all_reduce",
+        language="cuda",
+        variant="two_shot",
+        summary="reduce-scatter and all-gather in one kernel, in tiles whose trips overlap",
+        archs=("sm_80+",),
+        space=TILE_SPACE,
+        illegal=lambda config, problem, gpu: _tiles_illegal(config, problem, gpu, 2),
+        program=_two_shot,
+        estimate=_two_shot_us,
+        techniques=SIGNALS,
+        rank=1,
+        unverified=UNVERIFIED,
+    ),
+    Implementation(
+        entry="all_reduce",
+        language="cuda",
+        variant="ll",
+        summary="low latency: a flag beside each 4 bytes of data, at most 1 MiB",
+        archs=("sm_80+",),
+        space=LL_SPACE,
+        illegal=_ll_illegal,
+        program=_ll,
+        estimate=_ll_us,
+        techniques={"flags beside data": "STG*128.STRONG.SYS"},
+        rank=2,
+        unverified=UNVERIFIED,
+    ),
+)

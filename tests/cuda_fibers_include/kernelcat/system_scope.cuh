@@ -1,0 +1,47 @@
+// kernels/cuda/include/kernelcat/system_scope.cuh on the host, where other ranks are processes that
+// share the windows. A thread that waits for another process gives way, to its own thread block
+// and to the other processes.
+#pragma once
+
+#include <sched.h>
+#include <time.h>
+
+#include <kernelcat/types.cuh>
+
+namespace kernelcat {
+
+inline void store_release_system(uint64_t* address, uint64_t value) {
+  __atomic_store_n(address, value, __ATOMIC_RELEASE);
+}
+
+inline uint64_t load_acquire_system(const uint64_t* address) {
+  ++host::progress;  // of another process, perhaps
+  host::give_way();
+  sched_yield();
+  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+
+struct alignas(16) FlaggedWord {
+  uint32_t low, low_flag, high, high_flag;
+};
+
+inline void store_flagged(FlaggedWord* address, uint2 data, uint32_t flag) {
+  const uint64_t flag_bits = static_cast<uint64_t>(flag) << 32;
+  store_release_system(reinterpret_cast<uint64_t*>(address), flag_bits | data.x);
+  store_release_system(reinterpret_cast<uint64_t*>(address) + 1, flag_bits | data.y);
+}
+
+inline FlaggedWord load_flagged(const FlaggedWord* address) {
+  const uint64_t low = load_acquire_system(reinterpret_cast<const uint64_t*>(address));
+  const uint64_t high = load_acquire_system(reinterpret_cast<const uint64_t*>(address) + 1);
+  return {static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32),
+          static_cast<uint32_t>(high), static_cast<uint32_t>(high >> 32)};
+}
+
+inline uint64_t global_nanoseconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+
+}  // namespace kernelcat

@@ -1,0 +1,66 @@
+"""A rank on the CPU: ``RANK RANKS FOLDER JOB``, where the folder holds a file for each window.
+
+JOB is a list in JSON of launches: variant, axes and configuration. The rank runs each with the host
+build of its kernel (`cuda_fibers`), judges its part of the result, and prints a list of what was
+wrong. Nothing but the kernels keeps the ranks together. An axis ``absent`` names a rank that does
+not launch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cuda_fibers
+import numpy as np
+
+from kernelcat import catalog
+from kernelcat.catalog.implementation import Config
+from kernelcat.ranks import shares
+from kernelcat.ranks.group import filled
+from kernelcat.ranks.window import ERROR_OFFSET, WINDOW_BYTES
+from kernelcat.runtime import gpu
+
+DEVICE: Any = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
+
+
+def mapped(path: Path) -> tuple[mmap.mmap, int]:
+    """The window in the file ``path``, and its address."""
+    with path.open("r+b") as file:
+        memory = mmap.mmap(file.fileno(), WINDOW_BYTES)
+    return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def main() -> None:
+    rank, ranks = map(int, sys.argv[1:3])
+    windows = [mapped(Path(sys.argv[3]) / str(each)) for each in range(ranks)]
+    entry, wrong = catalog.entry("all_reduce"), []
+    for number, (variant, axes, config) in enumerate(json.loads(sys.argv[4])):
+        absent = axes.pop("absent", None)
+        if rank == absent:
+            continue
+        problem = entry.problem(ranks=ranks, dtype="bfloat16", **axes)
+        implementation = catalog.implementation("all_reduce", "cuda", variant)
+        reason = implementation.why_not(Config(config), problem, DEVICE.gpu)
+        assert reason is None, reason
+        program = implementation.program(problem, Config(config), DEVICE.gpu)
+        program = filled(program, rank, [address for _, address in windows])
+        prepared = shares.prepare(entry, problem, DEVICE, rank, seed=number)
+        prepared.reset()
+        cuda_fibers.run(program, prepared.arrays, 1, seed=rank + 1)
+        verdict = prepared.judge()
+        missing = int.from_bytes(windows[rank][0][ERROR_OFFSET : ERROR_OFFSET + 4], "little")
+        if missing:
+            wrong.append(f"rank {missing - 1} is missing")
+        elif not verdict.passed:
+            wrong.append(f"launch {number}: {verdict.detail}")
+    print(json.dumps(wrong))
+
+
+if __name__ == "__main__":
+    main()

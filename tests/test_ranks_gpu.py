@@ -1,0 +1,83 @@
+"""Several ranks on real GPUs: two that share one GPU, and one a GPU where there are several."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kernelcat import catalog
+from kernelcat.ranks import check, race
+from kernelcat.runtime import driver
+
+FAULT = Path(__file__).parent / "ranks_fault.py"
+ENTRY = catalog.entry("all_reduce")
+VARIANTS = ("one_shot", "two_shot", "ll")
+ANSWER_S = 10.0
+"""Seconds in which ranks answer after another one has failed."""
+
+pytestmark = pytest.mark.gpu
+
+
+def started(fault: str, folder: Path, ranks: int = 2) -> list[subprocess.Popen[str]]:
+    """Ranks that share the GPUs of this machine, the last of them with a fault."""
+    count = driver.count()
+    return [
+        subprocess.Popen(
+            [sys.executable, FAULT, *map(str, (rank, ranks, rank % count)), folder / "s", fault],
+            stdout=subprocess.PIPE, text=True,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "problem",
+    ["1x2880", "128x7168", "tokens=3,hidden=1000,ranks=2,dtype=float16",
+     "tokens=700,hidden=7168,ranks=2", "tokens=5,hidden=808,ranks=3"],
+)  # fmt: skip
+@pytest.mark.parametrize("gpus", [1, "all"])
+def test_every_variant_is_right_on_every_rank(variant: str, problem: str, gpus: int | str) -> None:
+    count = driver.count() if gpus == "all" else 1
+    if gpus == "all" and count == 1:
+        pytest.skip("needs several GPUs")
+    implementation = catalog.implementation("all_reduce", "cuda", variant)
+    ((_, outcome),) = check.run([implementation], [problem], range(count))
+    assert not outcome.failures
+    assert outcome.problems or outcome.skipped
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("none", "right"),
+        ("late", "right"),
+        ("dies", "rank 1 did not answer a kernel of rank 0 in time"),
+        ("hangs", "rank 1 did not answer a kernel of rank 0 in time"),
+        ("shape", "rank 1 loads all_reduce/cuda/ll"),
+    ],
+)
+def test_the_others_answer_in_time(fault: str, expected: str, tmp_path: Path) -> None:
+    first, last = started(fault, tmp_path)
+    begin = None
+    if fault == "dies":
+        last.wait(timeout=120)
+        begin = time.monotonic()
+    line, _ = first.communicate(timeout=120)
+    if begin is not None:
+        assert time.monotonic() - begin < ANSWER_S
+    last.kill()
+    last.wait()
+    assert line.startswith(expected)
+
+
+def test_a_race_has_a_row_for_each_variant() -> None:
+    rows = race.run(ENTRY, [ENTRY.named("1x2880")], range(driver.count()))
+    raced = {row["contestant"] for row in rows if "median_us" in row}
+    assert raced >= {f"all_reduce/cuda/{variant}" for variant in VARIANTS}
+    json.dumps(rows)
