@@ -30,6 +30,9 @@
 #define __launch_bounds__(...)
 #undef __grid_constant__
 #define __grid_constant__
+// All fibers are of one thread, and one thread block runs at a time: its arrays are the thread's.
+#undef __shared__
+#define __shared__ thread_local
 #undef __forceinline__
 #define __forceinline__ inline
 
@@ -37,7 +40,7 @@ inline uint3 threadIdx, blockIdx;
 inline dim3 blockDim, gridDim;
 
 namespace kernelcat {
-alignas(1024) inline unsigned char dynamic_shared[232448];
+alignas(1024) inline thread_local unsigned char dynamic_shared[232448];
 }
 
 namespace host {
@@ -321,6 +324,15 @@ inline float __fdividef(float x, float y) {
 }
 inline float rsqrtf(float x) {
   return 1.0f / std::sqrt(x);
+}
+inline float __fadd_rn(float x, float y) {
+  return x + y;
+}
+inline float __fsqrt_rn(float x) {
+  return std::sqrt(x);
+}
+inline float __frcp_rn(float x) {
+  return 1.0f / x;
 }
 inline float __fmul_rn(float x, float y) {
   return x * y;
