@@ -30,9 +30,6 @@
 #define __launch_bounds__(...)
 #undef __grid_constant__
 #define __grid_constant__
-// All fibers are of one thread, and one thread block runs at a time: its arrays are the thread's.
-#undef __shared__
-#define __shared__ thread_local
 #undef __forceinline__
 #define __forceinline__ inline
 
@@ -40,7 +37,7 @@ inline uint3 threadIdx, blockIdx;
 inline dim3 blockDim, gridDim;
 
 namespace kernelcat {
-alignas(1024) inline thread_local unsigned char dynamic_shared[232448];
+alignas(1024) inline unsigned char dynamic_shared[232448];
 }
 
 namespace host {
