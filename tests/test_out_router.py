@@ -12,7 +12,7 @@ from kernelcat import catalog, dtypes
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument
-from kernelcat.kernels.cuda.out_router import naive, streamed
+from kernelcat.kernels.cuda.out_router import naive, products, streamed
 from kernelcat.reference.out_router import ENTRY, routed
 from kernelcat.runtime import gpu
 from kernelcat.verify import gate
@@ -71,6 +71,58 @@ def test_what_streamed_cannot_serve_is_refused_with_the_value() -> None:
     assert reason(routed(1, 12, 64)) == f"width=12 {why}"
     assert reason(routed(64, 16, 64)) is None
     assert reason(routed(65, 16, 64)) == "tokens=65 are more than the 64 of which an SM holds sums"
+
+
+PRODUCTS = {
+    "biases": (Config(tile="64x16", split_k=1), CASES["biases"]),
+    "three splits, 33 tokens, two tiles": (
+        Config(tile="64x48", split_k=3), routed(33, 520, 72, 19, bias=True, router_bias=True)
+    ),
+    "two consumers, float16, 64 tokens": (
+        Config(tile="128x64", split_k=2), routed(64, 264, 200, 9, dtype="float16")
+    ),
+    "no router": (Config(tile="64x32", split_k=1), routed(20, 40, 72)),
+    "no tokens": (Config(tile="64x16", split_k=1), CASES["no tokens"]),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no g++")
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_grid_wide_product_is_right_on_the_host(name: str) -> None:
+    config, problem = PRODUCTS[name]
+    host = Host(max_blocks=1 << 30)  # the second grid has a thread block for each token
+    assert products.IMPLEMENTATION.why_not(config, problem, host.gpu) is None
+    verdict = gate.check(products.IMPLEMENTATION, problem, config, host, seeds=(0, 1))
+    assert verdict.passed, verdict.detail
+
+
+def test_what_products_cannot_serve_is_refused_with_the_value() -> None:
+    def reason(problem: Problem, split_k: int = 1) -> str | None:
+        config = Config(tile="64x64", split_k=split_k)
+        return products.IMPLEMENTATION.why_not(config, problem, gpu.find("h200"))
+
+    assert reason(routed(65, 16, 64)) == (
+        "tokens=65 are more than the 64 of the launch that normalizes"
+    )
+    assert reason(routed(1, 64, 63)) == (
+        "hidden=63 must be a positive multiple of 8: loads move whole 16 bytes"
+    )
+    assert "K=12 must be a positive multiple of 8" in str(reason(routed(1, 12, 64)))
+    assert "each of 3 splits needs one" in str(reason(routed(1, 64, 64), 3))
+
+
+@pytest.mark.parametrize("model", ["gptoss", "qwen3-30b", "llama-8b", "deepseek-v3"])
+def test_products_are_chosen_for_tens_of_tokens_only(model: str) -> None:
+    h200 = gpu.find("h200")
+    variants = (streamed.IMPLEMENTATION, products.IMPLEMENTATION)
+
+    def chosen(problem: Problem) -> str:
+        return min(
+            variants, key=lambda one: one.estimate(problem, one.default(problem, h200), h200)
+        ).variant
+
+    named = {tokens: chosen(ENTRY.named(f"{model}-{tokens}")) for tokens in (1, 8, 64)}
+    assert named == {1: "streamed", 8: "streamed", 64: "products"}
 
 
 def formulated(problem: Problem, attn, wo, norm_weight, residual, **more):

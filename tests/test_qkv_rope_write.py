@@ -12,7 +12,7 @@ from formulations.caches import kv_write
 from kernelcat import dtypes
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.cuda.qkv_rope_write import naive, streamed
+from kernelcat.kernels.cuda.qkv_rope_write import naive, products, streamed
 from kernelcat.reference.qkv_rope_write import ENTRY, FP8, PROJECTIONS, projected
 from kernelcat.runtime import gpu
 from kernelcat.verify import gate
@@ -83,6 +83,74 @@ def test_what_streamed_cannot_serve_is_refused_with_the_value() -> None:
     )
     largest = Config(stage_cols=256, num_warps=8, ring_kb=192)
     assert "bytes of shared memory; 232448 fit" in str(reason(ENTRY.named("gptoss-64"), largest))
+
+
+PRODUCTS = {
+    "biases, a tile of one head, no splits": (
+        Config(split_k=1, ring_kb=96), projected(3, 3, 2, 64, 72, bias=True, context=40, q_len=2)
+    ),
+    "three splits, a ring that is refilled, 33 tokens": (
+        Config(split_k=3, ring_kb=96), projected(33, 2, 1, 64, 1672, bias=True)
+    ),
+    "a head of 128, 65 tokens": (Config(split_k=2, ring_kb=96), projected(65, 1, 1, 128, 520)),
+    "float8 with scales of pages, float16": (
+        Config(split_k=2, ring_kb=192),
+        projected(20, 2, 1, 64, 264, dtype="float16", kv_dtype=FP8, has_scales=True,
+                  page_scales=True, lengths="ragged"),
+    ),
+    "interleaved, half of a head": (
+        Config(split_k=1, ring_kb=96), CASES["interleaved, half of a head"]
+    ),
+    "40 of 64 elements": (
+        Config(split_k=1, ring_kb=96), projected(2, 1, 1, 64, 8, rotary_dim=40)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no g++")
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_grid_wide_products_are_right_on_the_host(name: str, monkeypatch) -> None:
+    # On this machine static shared memory is each thread's own: rows of a warp need none.
+    of_a_warp = Config(threads=32, rows=1)
+    monkeypatch.setattr(products, "norm_config", lambda norm, gpu: of_a_warp)
+    config, problem = PRODUCTS[name]
+    host = Host(max_blocks=1 << 30)  # the grid has a thread block for each split of a tile
+    assert products.IMPLEMENTATION.why_not(config, problem, host.gpu) is None
+    verdict = gate.check(products.IMPLEMENTATION, problem, config, host, seeds=(0, 1))
+    assert verdict.passed, verdict.detail
+
+
+def test_what_products_cannot_serve_is_refused_with_the_value() -> None:
+    def reason(problem: Problem, split_k: int = 1) -> str | None:
+        config = Config(split_k=split_k, ring_kb=96)
+        return products.IMPLEMENTATION.why_not(config, problem, gpu.find("h200"))
+
+    assert reason(projected(129, 1, 1, 64, 64)) == "tokens=129 are more than the 128 of a tile"
+    assert reason(projected(1, 1, 1, 64, 33)) == (
+        "hidden=33 must be a positive multiple of 8: TMA needs rows of a multiple of 16 bytes"
+    )
+    assert reason(projected(1, 0, 1, 64, 64)) == "heads=0 must make tiles of 64 rows"
+    assert reason(projected(1, 1, 1, 256, 64)) == (
+        "head_dim=256: a tile of 64 or 128 rows is a whole head"
+    )
+    assert reason(projected(1, 1, 1, 64, 128), 3) == (
+        "hidden=128 has 2 k-blocks of 64, and each of 3 splits needs one"
+    )
+
+
+def chosen(problem: Problem) -> str:
+    """The variant with the least estimate on an H200."""
+    h200 = gpu.find("h200")
+    variants = (streamed.IMPLEMENTATION, products.IMPLEMENTATION)
+    return min(
+        variants, key=lambda one: one.estimate(problem, one.default(problem, h200), h200)
+    ).variant
+
+
+@pytest.mark.parametrize("model", ["gptoss", "llama-8b"])
+def test_products_are_chosen_for_tens_of_tokens_only(model: str) -> None:
+    named = {tokens: chosen(ENTRY.named(f"{model}-{tokens}")) for tokens in (1, 8, 64)}
+    assert named == {1: "streamed", 8: "streamed", 64: "products"}
 
 
 def formulated(problem: Problem, x, norm_weight, **arrays):

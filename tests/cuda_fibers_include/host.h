@@ -322,6 +322,15 @@ inline float __fdividef(float x, float y) {
 inline float rsqrtf(float x) {
   return 1.0f / std::sqrt(x);
 }
+inline float __fadd_rn(float x, float y) {
+  return x + y;
+}
+inline float __fsqrt_rn(float x) {
+  return std::sqrt(x);
+}
+inline float __frcp_rn(float x) {
+  return 1.0f / x;
+}
 inline float __fmul_rn(float x, float y) {
   return x * y;
 }

@@ -1,5 +1,5 @@
-"""`out_router` in CUDA C++: a baseline, and weights that stream once for few tokens."""
+"""`out_router` in CUDA C++: a baseline, weights that stream once, and a product by wgmma."""
 
-from kernelcat.kernels.cuda.out_router import naive, streamed
+from kernelcat.kernels.cuda.out_router import naive, products, streamed
 
-IMPLEMENTATIONS = (naive.IMPLEMENTATION, streamed.IMPLEMENTATION)
+IMPLEMENTATIONS = (naive.IMPLEMENTATION, streamed.IMPLEMENTATION, products.IMPLEMENTATION)

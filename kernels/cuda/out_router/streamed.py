@@ -84,7 +84,8 @@ def _project_step(problem: Problem, config: Config, gpu: Gpu) -> Step:
     )  # fmt: skip
 
 
-def _route_step(problem: Problem) -> Step:
+def route_step(problem: Problem) -> Step:
+    """The launch that normalizes the residual and computes the logits."""
     product = _routing(problem)
     tokens, hidden, experts = (problem[axis] for axis in ("tokens", "hidden", "experts"))
     num_products = ceil(experts / GROUP_ROWS) * ceil(tokens / product.padded_tokens)
@@ -108,7 +109,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if not problem["tokens"]:
         return Program(())
     project = (_project_step(problem, config, gpu),) if problem["hidden"] else ()
-    return Program((*project, _route_step(problem)))
+    return Program((*project, route_step(problem)))
 
 
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:

@@ -1,5 +1,5 @@
-"""`qkv_rope_write` in CUDA C++: a baseline, and weights that stream once for few tokens."""
+"""`qkv_rope_write` in CUDA C++: a baseline, weights that stream once, and products by wgmma."""
 
-from kernelcat.kernels.cuda.qkv_rope_write import naive, streamed
+from kernelcat.kernels.cuda.qkv_rope_write import naive, products, streamed
 
-IMPLEMENTATIONS = (naive.IMPLEMENTATION, streamed.IMPLEMENTATION)
+IMPLEMENTATIONS = (naive.IMPLEMENTATION, streamed.IMPLEMENTATION, products.IMPLEMENTATION)
