@@ -74,6 +74,7 @@ class Race:
         self.stream = group.xp.cuda.Stream(non_blocking=True)
         self.start, self.end = group.xp.cuda.Event(), group.xp.cuda.Event()
         self.notes: list[dict[str, Any]] = []
+        group.meet()
 
     def contestants(self) -> list[Contestant]:
         """The best configuration of each variant, and the peers; wrong ones are left out."""
@@ -102,6 +103,7 @@ class Race:
         peers = Peers(self.group, self.stream)
         for name, make in PEERS.items():
             self.prepared.reset()
+            self.group.meet()
             run, result, detail = None, None, ""
             try:
                 run, result = make(peers, tensors)
