@@ -110,6 +110,7 @@ class Race:
                 self.group.device.synchronize()
                 run()
                 self.group.device.synchronize()
+                self._capture(Contestant(name, run), 1)
             except (RuntimeError, AttributeError) as error:  # torch lacks it, or refuses
                 detail = str(error).partition("\n")[0]
             if not detail and not peers.is_close(result, self.prepared.expected["out"]):
@@ -137,9 +138,11 @@ class Race:
         assert contestant.run is not None
         with self.stream:
             self.stream.begin_capture()
-            for _ in range(nodes):
-                contestant.run()
-            contestant.graph, contestant.nodes = self.stream.end_capture(), nodes
+            try:
+                for _ in range(nodes):
+                    contestant.run()
+            finally:
+                contestant.graph, contestant.nodes = self.stream.end_capture(), nodes
 
     def time(self, contestant: Contestant, target_us: float) -> float:
         """Microseconds of a run in replays of about ``target_us``; the same on all ranks."""
