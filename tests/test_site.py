@@ -95,7 +95,8 @@ def test_links_resolve_and_pages_load_nothing(committed: Path) -> None:
             else:
                 assert (committed / target).is_file(), target
                 reached.add(target)
-    assert {path.name for path in committed.iterdir()} - reached == {
+    # An entry without results has no line, but its techniques may be listed.
+    assert {path.name for path in committed.iterdir()} - reached <= {
         filename("entry", name) for name in catalog.names() if not has_line(committed, name)
     }
 

@@ -150,10 +150,10 @@ def bench(as_json: bool, **options: Any) -> None:
       kernelcat bench gemm --problem 4096x4096x4096
       kernelcat bench all_reduce --problem 1x2880 --json
     """
-    from kernelcat import tune
-
     if _has_ranks(options["entry"]):
         return _race_ranks(as_json, **options)
+    from kernelcat import tune
+
     _measure(tune.race_best_known, as_json, **options)
 
 

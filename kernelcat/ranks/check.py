@@ -95,6 +95,7 @@ def _judge(
     wrong: dict[str, Any] = {}
     for number, seed in enumerate(seeds):
         prepared = shares.prepare(entry, problem, group, group.rank, seed)
+        group.meet()
         single = bind(prepared.arrays)
         runs: dict[str, Run] = {"": single, "in a graph, ": _captured(single, group)}
         for place, each in runs.items():

@@ -27,7 +27,7 @@ from kernelcat.runtime import code, driver, launcher
 from kernelcat.runtime.device import Bind, CudaDevice
 
 LOAD_S = 120.0
-"""Seconds in which all ranks must have loaded a kernel: some compile while others have it."""
+"""Seconds in which all ranks must have prepared what they launch: some compile, others need not."""
 
 
 class Group:
@@ -94,6 +94,10 @@ class Group:
             raise
         self._agree("loads", f"{implementation.name} {problem} {config}")
         return self.device.bind(launch)
+
+    def meet(self) -> None:
+        """Wait until all ranks have prepared what comes; raises ``RankFailed``."""
+        self.rendezvous.gather(None, limit_s=LOAD_S)
 
     def synchronize(self) -> None:
         """Wait until the GPUs of all ranks have done their work.

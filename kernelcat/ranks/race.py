@@ -74,6 +74,7 @@ class Race:
         self.stream = group.xp.cuda.Stream(non_blocking=True)
         self.start, self.end = group.xp.cuda.Event(), group.xp.cuda.Event()
         self.notes: list[dict[str, Any]] = []
+        group.meet()
 
     def contestants(self) -> list[Contestant]:
         """The best configuration of each variant, and the peers; wrong ones are left out."""
@@ -102,12 +103,14 @@ class Race:
         peers = Peers(self.group, self.stream)
         for name, make in PEERS.items():
             self.prepared.reset()
+            self.group.meet()
             run, result, detail = None, None, ""
             try:
                 run, result = make(peers, tensors)
                 self.group.device.synchronize()
                 run()
                 self.group.device.synchronize()
+                self._capture(Contestant(name, run), 1)
             except (RuntimeError, AttributeError) as error:  # torch lacks it, or refuses
                 detail = str(error).partition("\n")[0]
             if not detail and not peers.is_close(result, self.prepared.expected["out"]):
@@ -135,9 +138,11 @@ class Race:
         assert contestant.run is not None
         with self.stream:
             self.stream.begin_capture()
-            for _ in range(nodes):
-                contestant.run()
-            contestant.graph, contestant.nodes = self.stream.end_capture(), nodes
+            try:
+                for _ in range(nodes):
+                    contestant.run()
+            finally:
+                contestant.graph, contestant.nodes = self.stream.end_capture(), nodes
 
     def time(self, contestant: Contestant, target_us: float) -> float:
         """Microseconds of a run in replays of about ``target_us``; the same on all ranks."""

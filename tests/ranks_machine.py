@@ -1,0 +1,151 @@
+"""A machine of ranks without GPUs: ``RANK RANKS SOCKET JOB``, a job of `kernelcat.ranks.worker`.
+
+Kernels run on the CPU (`cuda_fibers`), windows are memory files, and CuPy's streams and events are
+stand-ins. Groups, checks and races are the package's own. Prints the job's value, or the error. A
+job's ``last`` replaces what it names on the last rank.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cuda_fibers
+import numpy as np
+
+from kernelcat.errors import RankFailed
+from kernelcat.kernels.cuda import all_reduce
+from kernelcat.ranks import group, links, race
+from kernelcat.ranks.worker import verbs
+from kernelcat.runtime import gpu
+
+
+class Stream:
+    """Runs at once, but what is captured when its graph is launched."""
+
+    captured: list[Callable[[], None]] | None = None
+
+    def __init__(self, non_blocking: bool) -> None:
+        assert non_blocking
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def begin_capture(self) -> None:
+        Stream.captured = []
+
+    def end_capture(self) -> Any:
+        runs, Stream.captured = Stream.captured, None
+        return SimpleNamespace(launch=lambda stream: [run() for run in runs or ()])
+
+
+class Event:
+    """A time of the host."""
+
+    def record(self, stream: Stream) -> None:
+        self.seconds = time.perf_counter()
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Arrays:
+    """NumPy, with CuPy's streams."""
+
+    cuda = SimpleNamespace(
+        Stream=Stream, Event=Event,
+        get_elapsed_time=lambda start, end: (end.seconds - start.seconds) * 1e3,
+    )  # fmt: skip
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+class Device:
+    """The GPU that all ranks share."""
+
+    index, gpu, xp = 0, gpu.find("h200"), Arrays()
+
+    def synchronize(self) -> None:
+        pass
+
+    def bind(self, program: Any) -> Any:
+        def bind(arrays: Any) -> Callable[[], None]:
+            def launch() -> None:
+                cuda_fibers.run(program, arrays, 1, seed=1)
+
+            def run() -> None:
+                launch() if Stream.captured is None else Stream.captured.append(launch)
+
+            return run
+
+        return bind
+
+
+class Memory:
+    """A memory file that other processes map."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd, self.size, self.bytes = fd, size, mmap.mmap(fd, size)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.bytes))
+
+    @staticmethod
+    def allocated(size: int, device: int) -> Memory:
+        fd = os.memfd_create("window")
+        os.ftruncate(fd, size)
+        return Memory(fd, size)
+
+    @staticmethod
+    def imported(fd: int, size: int, device: int) -> Memory:
+        return Memory(fd, size)
+
+    def exported(self) -> int:
+        return os.dup(self.fd)
+
+    def free(self) -> None:
+        pass
+
+
+DRIVER = SimpleNamespace(
+    version=lambda: "13.0", count=lambda: 1, pci_bus_id=lambda number: "0000:01:00.0",
+    read=lambda address, size, device, stream: bytearray(ctypes.string_at(address, size)),
+)  # fmt: skip
+
+
+def stand_in() -> None:
+    """Replace GPU memory, driver and launcher; one configuration for each variant, short races."""
+    module: Any = group
+    module.Memory = Memory
+    module.driver = links.driver = SimpleNamespace(opened=lambda: DRIVER)  # type: ignore[attr-defined]
+    module.launcher = SimpleNamespace(prepare=lambda name, program, *_: program)
+    race.BLOCKS, race.SHORT, race.MAX_NODES, race.SCREEN_US, race.BLOCK_US = 3, 2, 2, 1.0, 1.0
+    all_reduce.LL_SPACE.update(threads=(128,), blocks=(8,))
+    all_reduce.TILE_SPACE.update(unroll=(1,), blocks=(16,))
+
+
+def main() -> None:
+    rank, ranks, job = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[4])
+    stand_in()
+    if rank == ranks - 1:
+        job |= job.pop("last", {})
+    try:
+        joined = group.Group(rank, ranks, Path(sys.argv[3]), Device())  # type: ignore[arg-type]
+        print(json.dumps(verbs()[job["verb"]](joined, job)))
+        joined.close()
+    except RankFailed as error:
+        print(json.dumps(str(error)))
+
+
+if __name__ == "__main__":
+    main()
