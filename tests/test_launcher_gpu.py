@@ -21,6 +21,7 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.errors import LaunchError
 from kernelcat.jit.cuda import CudaSource
+from kernelcat.runtime.code import Code
 from kernelcat.runtime.launcher import Launcher, prepare
 
 KERNELS = """
@@ -115,9 +116,9 @@ class Gpu:
     ) -> Launcher:  # fmt: skip
         source = CudaSource(str(self.path), kernel)
         steps = (Step(source, (grid, 1, 1), tuple(params), block, **step),) * copies
-        artifacts = [source.compile(self.arch)] * copies
+        code = Code(source.compile(self.arch), 0)
         program = Program(steps, workspaces or {})
-        return prepare(f"test/cuda/{kernel}", program, artifacts, tuple(tensors), 0)
+        return prepare(f"test/cuda/{kernel}", program, lambda step: code, tuple(tensors), 0)
 
 
 @pytest.fixture
