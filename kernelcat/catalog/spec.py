@@ -207,8 +207,8 @@ class Tensor:
             return 0
         return 1 + sum((d - 1) * s for d, s in zip(shape, self.strides_of(problem), strict=True))
 
-    def present(self, problem: Problem) -> bool:
-        """Whether ``problem`` has this tensor."""
+    def present(self, problem: Problem | Mapping[str, Any]) -> bool:
+        """Whether a problem, or the axis values ``problem``, have this tensor."""
         if self.flag is None:
             return True
         values = self.when if isinstance(self.when, tuple) else (self.when,)
