@@ -28,6 +28,7 @@ from kernelcat.call.fast_path import Bound, FastCall, Launch, misses, slow_calls
 from kernelcat.call.locking import ruling
 from kernelcat.call.resizing import Family
 from kernelcat.call.sharing import Choices
+from kernelcat.catalog.axes import plain
 from kernelcat.catalog.implementation import Config, ConfigValue
 from kernelcat.catalog.spec import AxisValue, Entry, Problem
 from kernelcat.errors import InvalidArgument, short
@@ -230,8 +231,9 @@ class Op:
     def plan(self, *args: Any, device: int = 0, **named: Any) -> Plan:
         """The choice for one problem, made and built ahead of calls.
 
-        Takes arrays, or the axes of a problem (``M=..., N=...``) and the index of a GPU. The
-        result is called with arrays of that problem. Entries with host-side schedules will make
+        Takes arrays, or the axes of a problem (``M=..., N=...``) and the index of a GPU; axes that
+        are left out have the values of :meth:`Entry.described`. The result is called with arrays of
+        that problem. Entries with host-side schedules will make
         their schedules here, once for many layers.
         """
         if isinstance(device, bool) or not isinstance(device, int) or device < 0:
@@ -243,8 +245,9 @@ class Op:
     def explain(self, *args: Any, gpu: str | None = None, **named: Any) -> Explanation:
         """The implementation and configuration that would serve, and why; launches nothing.
 
-        Takes arrays (``out=`` too), or the axes of a problem (``M=..., N=...``). With ``gpu``
-        (``"b200"``) the explanation is for that SKU and no GPU is needed.
+        Takes arrays (``out=`` too), or the axes of a problem (``M=..., N=...``); axes that are left
+        out have the values of :meth:`Entry.described`. With ``gpu`` (``"b200"``) the explanation is
+        for that SKU and no GPU is needed.
         """
         problem, index = self._problem(args, named, anywhere=gpu is not None)
         target = gpus.find(gpu) if gpu is not None else _gpu(index or 0)
@@ -414,9 +417,10 @@ class Op:
         self, args: tuple[Any, ...], named: dict[str, Any], anywhere: bool = False
     ) -> tuple[Problem, int | None]:
         """The problem of arrays or of axes; also the arrays' GPU, unless they may be anywhere."""
+        named = {name: plain(value) for name, value in named.items()}
         is_array = {name: hasattr(value, "shape") for name, value in named.items()}
         if not args and not any(is_array[name] for name in self._positions.keys() & named.keys()):
-            return self.entry.problem(**named), None
+            return self.entry.described(**named), None
         out = named.pop("out", None)
         inputs, axes = signature.arrange(self.entry, args, named)
         infos = signature.describe(self.entry, inputs, signature.outputs(self.entry, out))

@@ -244,7 +244,11 @@ def run_query(sql: str, as_csv: bool, url: str | None, as_json: bool) -> None:
     if as_csv:
         return write_csv(answer.columns, answer.rows)
     cells = [["" if value is None else str(value) for value in row] for row in answer.rows]
-    show(Sheet("", answer.columns, cells, [f"{len(cells)} rows"], slice(0, 0)).console())
+    show(
+        Sheet(
+            "", answer.columns, cells, [f"{len(cells)} row{'s' * (len(cells) != 1)}"], slice(0, 0)
+        ).console()
+    )
 
 
 @db.command("misses")
