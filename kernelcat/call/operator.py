@@ -19,13 +19,22 @@ from weakref import WeakSet
 
 from kernelcat import catalog
 from kernelcat.bounded import Bounded
-from kernelcat.call import adapters, arrays, documentation, fast_path, signature, wrapping
+from kernelcat.call import (
+    adapters,
+    arrays,
+    documentation,
+    evidence,
+    fast_path,
+    signature,
+    wrapping,
+)
 from kernelcat.call import debugging as debugging  # imported for its environment variable
 from kernelcat.call import recording as recording  # likewise
 from kernelcat.call.building import build
 from kernelcat.call.choice import Decision, Pin
 from kernelcat.call.fast_path import Bound, FastCall, Launch, misses, slow_calls
 from kernelcat.call.locking import ruling
+from kernelcat.call.plan import Plan
 from kernelcat.call.resizing import Family
 from kernelcat.call.sharing import Choices
 from kernelcat.catalog.axes import plain
@@ -100,7 +109,7 @@ def get(
 def reload() -> None:
     """Forget the database and all choices; the next call of an operator reads and chooses again."""
     with LOCK:
-        _snapshot.cache_clear()
+        evidence.snapshot.cache_clear()
         receipts.known.cache_clear()
         code_record.find.cache_clear()
         ops = list(_ops.values())
@@ -231,23 +240,21 @@ class Op:
     def plan(self, *args: Any, device: int = 0, **named: Any) -> Plan:
         """The choice for one problem, made and built ahead of calls.
 
-        Takes arrays, or the axes of a problem (``M=..., N=...``) and the index of a GPU; axes that
-        are left out have the values of :meth:`Entry.described`. The result is called with arrays of
-        that problem. Entries with host-side schedules will make
-        their schedules here, once for many layers.
+        Takes arrays, or the axes of a problem as :meth:`Entry.described` does (``M=..., N=...``)
+        and the index of a GPU. The result is called with arrays of that problem. Entries with
+        host-side schedules will make their schedules here, once for many layers.
         """
         if isinstance(device, bool) or not isinstance(device, int) or device < 0:
             raise InvalidArgument(f"device={short(device)} must be the index of a GPU")
         problem, index = self._problem(args, named)
         device = device if index is None else index
-        return Plan(self, problem, device)
+        return Plan(Op(self.entry, self.pin, only=problem), problem, device)
 
     def explain(self, *args: Any, gpu: str | None = None, **named: Any) -> Explanation:
         """The implementation and configuration that would serve, and why; launches nothing.
 
-        Takes arrays (``out=`` too), or the axes of a problem (``M=..., N=...``); axes that are left
-        out have the values of :meth:`Entry.described`. With ``gpu`` (``"b200"``) the explanation is
-        for that SKU and no GPU is needed.
+        Takes arrays (``out=`` too), or the axes of a problem as :meth:`Entry.described` does. With
+        ``gpu`` (``"b200"``) the explanation is for that SKU and no GPU is needed.
         """
         problem, index = self._problem(args, named, anywhere=gpu is not None)
         target = gpus.find(gpu) if gpu is not None else _gpu(index or 0)
@@ -451,33 +458,12 @@ class Op:
         """What is known of this entry, and the choices made so far."""
         known = self._choices
         if known is None:
-            rows, refuted = _choices(self.entry.name), _refuted(self.entry.name)
+            rows, refuted = evidence.of_entry(self.entry.name)
             known = self._choices = Choices(self.entry, self.pin, rows, refuted)
         return known
 
 
 Op.__doc__ = documentation.OfEntry(documentation.docstring, Op.__doc__)  # type: ignore[assignment]
-
-
-class Plan:
-    """A problem whose implementation is chosen and built; call it with arrays of that problem."""
-
-    def __init__(self, op: Op, problem: Problem, device: int) -> None:
-        self._op = Op(op.entry, op.pin, only=problem)
-        self.problem = problem
-        self.device = device
-        self.decision, _ = self._op._load(problem, device)
-
-    def __repr__(self) -> str:
-        chosen = self.decision
-        return f"<kernelcat.Plan {self.problem}: {chosen.implementation.name} {chosen.config}>"
-
-    def __call__(self, *args: Any, out: Any = None, **named: Any) -> Any:
-        return self._op(*args, out=out, **named)
-
-    def bind(self, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Bound:
-        """:meth:`Op.bind` with this plan's choice."""
-        return self._op.bind(*args, out=out, stream=stream, **named)
 
 
 def pinned(name: str, key: str) -> Op:
@@ -501,26 +487,6 @@ def _has_torch() -> bool:
     """Whether torch has been imported, completely: another thread may be at it."""
     torch = sys.modules.get("torch")
     return torch is not None and not getattr(torch.__spec__, "_initializing", False)
-
-
-@cache
-def _snapshot() -> Any:
-    from kernelcat import store
-
-    return store.snapshot()
-
-
-def _choices(name: str) -> tuple[Any, ...]:
-    """Rows of the database for entry ``name``, best first."""
-    with LOCK:  # threads that call for the first time read the database once
-        rows: tuple[Any, ...] = _snapshot().choices(name)
-    return rows
-
-
-def _refuted(name: str) -> tuple[Any, ...]:
-    """Rows of the local database for entry ``name`` whose results were found wrong."""
-    rows: tuple[Any, ...] = _snapshot().refuted(name)
-    return rows
 
 
 @cache
