@@ -19,15 +19,7 @@ from weakref import WeakSet
 
 from kernelcat import catalog
 from kernelcat.bounded import Bounded
-from kernelcat.call import (
-    adapters,
-    arrays,
-    documentation,
-    evidence,
-    fast_path,
-    signature,
-    wrapping,
-)
+from kernelcat.call import adapters, arrays, documentation, evidence, fast_path, signature
 from kernelcat.call import debugging as debugging  # imported for its environment variable
 from kernelcat.call import recording as recording  # likewise
 from kernelcat.call.building import build
@@ -37,11 +29,12 @@ from kernelcat.call.locking import ruling
 from kernelcat.call.plan import Plan
 from kernelcat.call.resizing import Family
 from kernelcat.call.sharing import Choices
+from kernelcat.call.wrapping import listen, wrapped
 from kernelcat.catalog.axes import plain
 from kernelcat.catalog.implementation import Config, ConfigValue
 from kernelcat.catalog.spec import AxisValue, Entry, Problem
 from kernelcat.errors import InvalidArgument, short
-from kernelcat.importing import LOCK
+from kernelcat.importing import LOCK, is_imported
 from kernelcat.report.explain import Explanation
 from kernelcat.runtime import gpu as gpus
 from kernelcat.verify import code_record, receipts
@@ -165,7 +158,7 @@ class Op:
         self._positions = {tensor.name: i for i, tensor in enumerate(entry.inputs)}
         with LOCK:
             _alive.add(self)
-        wrapping.listen(self)
+        listen(self)
 
     def __repr__(self) -> str:
         return f"<kernelcat.Op {self.entry.name}{self.pin.key}>"
@@ -445,7 +438,7 @@ class Op:
 
     def _wrap(self, problem: Problem, device: int, decision: Decision, launch: Launch) -> Launch:
         """``launch`` as it is while nothing watches calls, else a function that does more."""
-        return wrapping.wrapped(launch, problem, _gpu(device), device, decision)
+        return wrapped(launch, problem, _gpu(device), device, decision)
 
     def _build(self, problem: Problem, device: int) -> tuple[Decision, Any]:
         from kernelcat.runtime import launcher
@@ -474,19 +467,13 @@ def pinned(name: str, key: str) -> Op:
 def _register_with_torch() -> None:
     """Register every operator as a torch operator, once torch has been imported."""
     global _is_compiling
-    if _has_torch():
+    if is_imported("torch"):
         with LOCK:
             from kernelcat.call import torch_operators
 
             for op in list(_alive):
                 op.traced = op.traced or torch_operators.register(op.entry, op.pin.key, pinned)
             _is_compiling = torch_operators.is_compiling
-
-
-def _has_torch() -> bool:
-    """Whether torch has been imported, completely: another thread may be at it."""
-    torch = sys.modules.get("torch")
-    return torch is not None and not getattr(torch.__spec__, "_initializing", False)
 
 
 @cache
