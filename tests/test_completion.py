@@ -108,4 +108,5 @@ def test_a_check_of_every_entry_names_a_missing_language_once(
     monkeypatch.setattr(catalog, "names", lambda: ("tma_copy", "gemm", "lm_head"))
     done = CliRunner().invoke(main, ["check", "--all"])
     assert done.exit_code == 1 and "without a GPU only Triton" in done.output
+    assert " more cannot run here: " in done.output and len(done.output) < 600
     assert done.output.count("pip install 'kernelcat[triton]'") == 1

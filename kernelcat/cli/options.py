@@ -43,6 +43,10 @@ problem_names = click.option(
 )
 
 
+_NAMED = 8
+"""Implementations that a message names; of more it gives the number."""
+
+
 def missing_languages(entry: str) -> dict[str, str]:
     """The languages that ``entry`` has kernels in and that are not installed, with the remedy."""
     missing = {}
@@ -109,7 +113,9 @@ def runnable(implementations: list[Implementation], device: Device) -> list[Impl
         runnable = [i for i in implementations if i.serves(device.gpu.arch)]
         reason = f"this GPU is {device.gpu.arch}"
     if not runnable:
-        raise Unsupported(f"{', '.join(i.name for i in implementations)} cannot run here: {reason}")
+        names = [each.name for each in implementations]
+        rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        raise Unsupported(f"{', '.join(names[:_NAMED])}{rest} cannot run here: {reason}")
     return runnable
 
 
