@@ -16,7 +16,7 @@ import pytest
 
 from kernelcat import catalog, store
 from kernelcat.bounded import Bounded
-from kernelcat.call import adapters, arrays, fast_path, operator
+from kernelcat.call import adapters, arrays, evidence, fast_path, operator
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.errors import MissingDependency
 from kernelcat.runtime import driver, gpu, launcher
@@ -142,9 +142,9 @@ def installed(monkeypatch: pytest.MonkeyPatch, library: HostTorch | None = None)
         monkeypatch.setattr(operator, name, {})
     monkeypatch.setattr(adapters, "_warned", set())
     monkeypatch.setattr(fast_path, "_missed", Bounded(4096))
-    operator._snapshot.cache_clear()
+    evidence.snapshot.cache_clear()
     yield host
-    operator._snapshot.cache_clear()
+    evidence.snapshot.cache_clear()
 
 
 def half(*shape: int, offset: int = 0) -> torch.Tensor:

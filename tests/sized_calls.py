@@ -17,7 +17,7 @@ from host_machine import HostTorch
 
 from kernelcat import catalog
 from kernelcat.bounded import Bounded
-from kernelcat.call import arrays, fast_path, operator
+from kernelcat.call import arrays, evidence, fast_path, operator
 from kernelcat.call.torch_operators import keyword_axes
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import Artifact, cache, cute
@@ -135,9 +135,9 @@ def machine(patch: pytest.MonkeyPatch, folder: Any) -> Iterator[Machine]:
     for name in ("_ops", "_scans"):
         patch.setattr(operator, name, {})
     patch.setattr(fast_path, "_missed", Bounded(4096))
-    operator._snapshot.cache_clear()
+    evidence.snapshot.cache_clear()
     yield found
-    operator._snapshot.cache_clear()
+    evidence.snapshot.cache_clear()
 
 
 def arrays_without_data(self: Any, shape: tuple[int, ...], dtype: str, device: int) -> Any:

@@ -55,6 +55,14 @@ def test_a_call_and_an_explanation_take_them_too() -> None:
     assert op.explain(M=np.int64(4), N=512, K=64, dtype=torch.bfloat16, gpu="h200") == plain
 
 
+def test_choices_that_an_explanation_leaves_out_are_those_of_the_command_line() -> None:
+    op = kernelcat.get("gemm")
+    found = op.explain(**SIZES, bias=np.bool_(True), gpu="h200").problem
+    assert found == GEMM.named("M=4,N=512,K=64,bias=true")
+    with pytest.raises(InvalidArgument, match="gemm also needs K"):
+        op.explain(M=4, N=512, gpu="h200")
+
+
 def explained(**more: Any) -> Callable[[], Any]:
     axes = {**SIZES, "dtype": "bfloat16", "gpu": "h200", **more}
     return lambda: kernelcat.get("gemm").explain(**axes)

@@ -100,3 +100,13 @@ def test_every_verb_names_what_installs_a_missing_language(
     done = CliRunner().invoke(main, arguments.format(folder=tmp_path / "x").split())
     assert "pip install 'kernelcat[triton]'" in done.output, done.output
     assert done.exception is None or isinstance(done.exception, SystemExit)
+
+
+def test_a_check_of_every_entry_names_a_missing_language_once(
+    only_cuda: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "names", lambda: ("tma_copy", "gemm", "lm_head"))
+    done = CliRunner().invoke(main, ["check", "--all"])
+    assert done.exit_code == 1 and "without a GPU only Triton" in done.output
+    assert " more cannot run here: " in done.output and len(done.output) < 600
+    assert done.output.count("pip install 'kernelcat[triton]'") == 1

@@ -180,7 +180,8 @@ def test_a_gb200_borrows_the_predictions_of_a_b200_and_says_so() -> None:
 
 
 def test_explain_marks_a_borrowed_prediction(monkeypatch, request) -> None:
-    monkeypatch.setattr("kernelcat.call.operator._choices", lambda name: (predicted("b200"),))
+    rows = (predicted("b200"),)
+    monkeypatch.setattr("kernelcat.call.evidence.of_entry", lambda name: (rows, ()))
     request.addfinalizer(kernelcat.reload)
     kernelcat.reload()
     text = str(kernelcat.get("gemm").explain(gpu="gb200", **LARGE.values))

@@ -139,6 +139,7 @@ def test_an_export_says_what_it_leaves_out(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["export", str(tmp_path), "--format", "flashinfer-bench"])
     assert "left out: tma_copy: " in done.stderr and "src has strides of its own" in done.stderr
     assert len(done.stderr.splitlines()) < 60
+    assert " problems, such as " in done.stderr and " 1 problems" not in done.stderr
 
 
 def test_flashinfer_bench_itself_loads_what_is_written(

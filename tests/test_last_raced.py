@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import re
@@ -87,6 +88,7 @@ def test_the_board_of_100_000_rows_of_thousands_of_problems_takes_two_seconds(
             done = CliRunner().invoke(main, ["leaderboard", *options])
             times.append(time.process_time() - start)
             assert done.exit_code == 0
+            assert gc.isenabled()
         return min(times), done.output
 
     without, _ = seconds()

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from kernelcat import catalog
 from kernelcat.catalog.spec import Problem
 from kernelcat.cli import main
-from kernelcat.report.predictions import audit, judge, races_of, sheet, spearman
+from kernelcat.report.predictions import Audit, audit, judge, races_of, races_sheet, sheet, spearman
 from kernelcat.runtime.gpu import SKUS, Gpu
 from kernelcat.store import Measurement, Store, shipped
 
@@ -71,6 +71,18 @@ def test_the_audit_follows_the_measured_times(rows: list[Measurement]) -> None:
     assert worst.spearman == pytest.approx(-1) and min(worst.regrets(1)) > 1
     (line,) = sheet("h200", [perfect]).lines
     assert line[:2] == ("tma_copy", str(len(perfect.races))) and line[3:6] == ("1.00",) * 3
+
+
+def test_numbers_of_configurations_that_no_race_reaches_have_no_column() -> None:
+    few, more = (
+        Audit("gemm", "h200", (judge("p", [(us, us) for us in range(1, count)]),), 0)
+        for count in (5, 7)
+    )
+    for made in (sheet("h200", [few]), races_sheet(few)):
+        assert "best of 1" in made.headers and "best of 4" not in made.headers
+    both = sheet("h200", [few, more])
+    assert "best of 4" in both.headers and "best of 16" not in both.headers
+    assert all(len(line) == len(both.headers) for line in both.lines)
 
 
 def test_the_command_judges_shipped_rows_and_those_of_a_database(tmp_path, rows) -> None:

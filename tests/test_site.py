@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 from kernelcat import catalog
 from kernelcat.cli import main
-from kernelcat.report import site
-from kernelcat.report.site import sources
+from kernelcat.report import grid, site
+from kernelcat.report.site import plots, sources
 from kernelcat.report.site.markup import filename
 from kernelcat.report.techniques.index import every
 from kernelcat.store import Measurement
@@ -291,7 +291,11 @@ def test_parts_of_a_long_page_are_listed_at_its_beginning(committed: Path) -> No
 
 
 def test_a_gpu_page_names_the_software_that_measured(tmp_path: Path) -> None:
-    software = {"driver": "580.1", "cuda": "13.7", "compilers": {"nvrtc": "13.0.88"}}
+    software = {
+        "driver": "580.1",
+        "cuda": "13.7",
+        "compilers": {"nvrtc": "13.0.88", "triton": "none"},
+    }
     write(tmp_path, [timed(200.0, environment=software)], is_current=lambda row: True)
     text = (tmp_path / "gpu-h200.html").read_text(encoding="utf-8")
     assert (
@@ -304,6 +308,18 @@ def test_a_gpu_page_names_the_software_that_measured(tmp_path: Path) -> None:
 def test_committed_entries_without_a_race_are_checked(committed: Path) -> None:
     text = (committed / "index.html").read_text(encoding="utf-8")
     assert ">\u25c7 checked<" in text
+
+
+def test_little_is_not_called_nothing_and_long_numbers_are_powers_of_ten(tmp_path: Path) -> None:
+    assert [grid.ratio(value) for value in (None, 0.0049, 0.005, 1.0)] == [
+        "", "<0.01", "0.01", "1.00",
+    ]  # fmt: skip
+    assert [grid.percent(value) for value in (None, 0.0, 0.004, 0.5)] == ["", "0%", "<1%", "50%"]
+    marks = [plots.Point(2e-6, 30.0, "small", True), plots.Point(3e4, 1.0, "large", True)]
+    plot = plots.points("Plot", "x", "y", marks, y_base=2)
+    for words in ("10\u207b\u2076", "0.0001", "10000", "10\u2075", ">32<"):
+        assert words in plot
+    assert "e-0" not in plot and "100000" not in plot
 
 
 def test_random_races_have_plots_a_table_and_regret(tmp_path: Path) -> None:

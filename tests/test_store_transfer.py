@@ -244,8 +244,14 @@ def test_a_bad_line_refuses_the_whole_file(store: Store, tmp_path: Path) -> None
 
 def test_an_unreadable_file_is_a_one_line_error(store: Store, tmp_path: Path) -> None:
     for action in (import_, merge):
-        with pytest.raises(StoreError, match=r"cannot read .* directory"):
+        with pytest.raises(StoreError, match=r"^cannot read .* directory"):
             action(store, tmp_path / "missing.jsonl")
+
+
+def test_an_import_of_a_database_names_the_verb_that_takes_it(store: Store, tmp_path: Path) -> None:
+    Store.open(tmp_path / "other.sqlite3").close()
+    with pytest.raises(StoreError, match=r"is a database: kernelcat db merge .*other\.sqlite3"):
+        import_(store, tmp_path / "other.sqlite3")
 
 
 @pytest.mark.parametrize("form", ["database", "lines"])

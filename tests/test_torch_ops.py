@@ -132,13 +132,14 @@ def test_named_problems_can_be_called_and_their_outputs_have_the_specified_shape
 
         keywords = {axis.name: problem[axis.name] for axis in torch_ops.keyword_axes(entry)}
         inputs, outs = map(meta, entry.inputs), [meta(tensor) for tensor in entry.outputs]
-        if entry.updated or None in outs:
+        if any(tensor.updated and tensor.present(problem) for tensor in entry.outputs):
             call = getattr(torch.ops.kernelcat, f"{name}_out")
             names = ["out"] if len(outs) == 1 else [tensor.name for tensor in entry.outputs]
             call(*inputs, **keywords, **dict(zip(names, outs, strict=True)))
             continue
         results = getattr(torch.ops.kernelcat, name)(*inputs, **keywords)
-        for result, out in zip([results] if len(outs) == 1 else results, outs, strict=True):
+        made = [out for out in outs if out is not None]
+        for result, out in zip([results] if len(outs) == 1 else results, made, strict=True):
             assert (result.shape, result.dtype) == (out.shape, out.dtype), problem
 
 
@@ -150,6 +151,54 @@ def test_what_an_optional_array_determines_may_be_left_out() -> None:
     x, router = meta(6, 64), meta(16, 64)
     expert_ids, *_ = torch.ops.kernelcat.moe_route(None, x, router, top_k=2)
     assert expert_ids.shape == (6, 2)
+
+
+@pytest.mark.parametrize(
+    ("choice", "present"), [({}, "y"), ({"out_format": "fp8"}, "q scale")], ids=["same", "fp8"]
+)
+def test_a_call_on_fakes_returns_none_for_outputs_that_a_choice_leaves_out(
+    choice: dict[str, str], present: str
+) -> None:
+    from torch._subclasses import FakeTensorMode
+
+    op = kernelcat.get("rms_norm")
+    with FakeTensorMode():
+        x, w = (torch.empty(size, device="cuda", dtype=torch.bfloat16) for size in ((5, 256), 256))
+        outputs = dict(zip([t.name for t in op.entry.outputs], op(x, w, **choice), strict=True))
+        listed = torch.ops.kernelcat.rms_norm(x, w, **choice)
+    made = {name: array for name, array in outputs.items() if array is not None}
+    assert " ".join(made) == present and len(listed) == len(made)
+    assert all(
+        array.numel() == (10 if name == "scale" else 5 * 256) for name, array in made.items()
+    )
+
+
+def test_a_compiled_graph_keeps_an_operator_whose_outputs_depend_on_a_choice() -> None:
+    op, cases = kernelcat.get("lm_head"), []
+    library = torch.library.Library("kernelcat", "IMPL")
+
+    def kernel(x, w, *, top_k, has_logits=False, logits_dtype="float32", pin=""):
+        cases.append(has_logits)
+        logits = x.float() @ w.float().t()
+        values, ids = logits.topk(top_k)
+        return [values, ids.int(), *([logits] if has_logits else [])]
+
+    library.impl("lm_head", kernel, "CPU")
+
+    def step(x, w, has_logits):
+        values, ids, logits = op(x * 2, w, top_k=3, has_logits=has_logits)
+        return values, ids, None if logits is None else logits + 1
+
+    x, w = half(4, 16), half(40, 16)
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    expected = (x * 2).float() @ w.float().t()
+    for has_logits in (False, True):
+        values, ids, logits = compiled(x, w, has_logits)
+        assert torch.equal(values, expected.topk(3).values) and ids.dtype == torch.int32
+        assert torch.equal(logits, expected + 1) if has_logits else logits is None
+    assert cases == [False, True]
+    library._destroy()
+    torch._dynamo.reset()
 
 
 def test_meta_tensors_give_shape_and_type() -> None:

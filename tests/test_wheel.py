@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -35,6 +36,17 @@ def test_the_wheel_carries_what_the_catalog_needs(wheel: Path) -> None:
     assert any(n.startswith(f"{data}/kernels/cuda/include/kernelcat/") for n in names)
     assert any(n.startswith(f"{data}/tuning_db/") for n in names)
     assert not any("/tests/" in n or n.startswith("tests/") for n in names)
+
+
+def test_the_description_on_an_index_has_no_links_that_lead_nowhere(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = (each for each in files.namelist() if each.endswith(".dist-info/METADATA"))
+        head, _, text = files.read(name).decode().partition("\n\n")
+    assert "Description-Content-Type: text/markdown" in head
+    assert text.count("| `gemm` |") == 1 and "Getting started" in text
+    for link in re.findall(r"\]\(([^)]*)\)", text):
+        assert link.startswith("https://")
+    assert "![" not in text and "<!--" not in text
 
 
 def test_the_installed_package_finds_its_catalog(wheel: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from weakref import WeakSet
 
 from kernelcat import catalog
-from kernelcat.call import adapters, arrays, documentation, fast_path, signature, wrapping
+from kernelcat.call import adapters, arrays, documentation, evidence, fast_path, signature
 from kernelcat.call import debugging as debugging  # imported for its environment variable
 from kernelcat.call import recording as recording  # likewise
 from kernelcat.call.building import build
@@ -28,10 +28,12 @@ from kernelcat.call.locking import ruling
 from kernelcat.call.plan import Plan
 from kernelcat.call.resizing import Families, Resized
 from kernelcat.call.sharing import Choices
+from kernelcat.call.wrapping import listen, wrapped
+from kernelcat.catalog.axes import plain
 from kernelcat.catalog.implementation import Config, ConfigValue
 from kernelcat.catalog.spec import AxisValue, Entry, Problem
 from kernelcat.errors import InvalidArgument, short
-from kernelcat.importing import LOCK
+from kernelcat.importing import LOCK, is_imported
 from kernelcat.report.explain import Explanation
 from kernelcat.runtime import gpu as gpus
 from kernelcat.verify import code_record, receipts
@@ -99,7 +101,7 @@ def get(
 def reload() -> None:
     """Forget the database and all choices; the next call of an operator reads and chooses again."""
     with LOCK:
-        _snapshot.cache_clear()
+        evidence.snapshot.cache_clear()
         receipts.known.cache_clear()
         code_record.find.cache_clear()
         ops = list(_ops.values())
@@ -155,7 +157,7 @@ class Op:
         self._positions = {tensor.name: i for i, tensor in enumerate(entry.inputs)}
         with LOCK:
             _alive.add(self)
-        wrapping.listen(self)
+        listen(self)
 
     def __repr__(self) -> str:
         return f"<kernelcat.Op {self.entry.name}{self.pin.key}>"
@@ -237,9 +239,9 @@ class Op:
     def plan(self, *args: Any, device: int = 0, **named: Any) -> Plan:
         """The choice for one problem, made and built ahead of calls.
 
-        Takes arrays, or the axes of a problem (``M=..., N=...``) and the index of a GPU. The
-        result is called with arrays of that problem. Entries with host-side schedules will make
-        their schedules here, once for many layers.
+        Takes arrays, or the axes of a problem as :meth:`Entry.described` does (``M=..., N=...``)
+        and the index of a GPU. The result is called with arrays of that problem. Entries with
+        host-side schedules will make their schedules here, once for many layers.
         """
         if isinstance(device, bool) or not isinstance(device, int) or device < 0:
             raise InvalidArgument(f"device={short(device)} must be the index of a GPU")
@@ -250,8 +252,8 @@ class Op:
     def explain(self, *args: Any, gpu: str | None = None, **named: Any) -> Explanation:
         """The implementation and configuration that would serve, and why; launches nothing.
 
-        Takes arrays (``out=`` too), or the axes of a problem (``M=..., N=...``). With ``gpu``
-        (``"b200"``) the explanation is for that SKU and no GPU is needed.
+        Takes arrays (``out=`` too), or the axes of a problem as :meth:`Entry.described` does. With
+        ``gpu`` (``"b200"``) the explanation is for that SKU and no GPU is needed.
         """
         problem, index = self._problem(args, named, anywhere=gpu is not None)
         target = gpus.find(gpu) if gpu is not None else _gpu(index or 0)
@@ -414,9 +416,10 @@ class Op:
         self, args: tuple[Any, ...], named: dict[str, Any], anywhere: bool = False
     ) -> tuple[Problem, int | None]:
         """The problem of arrays or of axes; also the arrays' GPU, unless they may be anywhere."""
+        named = {name: plain(value) for name, value in named.items()}
         is_array = {name: hasattr(value, "shape") for name, value in named.items()}
         if not args and not any(is_array[name] for name in self._positions.keys() & named.keys()):
-            return self.entry.problem(**named), None
+            return self.entry.described(**named), None
         out = named.pop("out", None)
         inputs, axes = signature.arrange(self.entry, args, named)
         infos = signature.describe(self.entry, inputs, signature.outputs(self.entry, out))
@@ -434,7 +437,7 @@ class Op:
 
     def _wrap(self, problem: Problem, device: int, decision: Decision, launch: Launch) -> Launch:
         """``launch`` as it is while nothing watches calls, else a function that does more."""
-        return wrapping.wrapped(launch, problem, _gpu(device), device, decision)
+        return wrapped(launch, problem, _gpu(device), device, decision)
 
     def _build(self, problem: Problem, device: int) -> tuple[Decision, Any]:
         from kernelcat.runtime import launcher, workspaces
@@ -446,7 +449,7 @@ class Op:
         """What is known of this entry, and the choices made so far."""
         known = self._choices
         if known is None:
-            rows, refuted = _choices(self.entry.name), _refuted(self.entry.name)
+            rows, refuted = evidence.of_entry(self.entry.name)
             known = self._choices = Choices(self.entry, self.pin, rows, refuted)
         return known
 
@@ -462,39 +465,13 @@ def pinned(name: str, key: str) -> Op:
 def _register_with_torch() -> None:
     """Register every operator as a torch operator, once torch has been imported."""
     global _is_compiling
-    if _has_torch():
+    if is_imported("torch"):
         with LOCK:
             from kernelcat.call import torch_operators
 
             for op in list(_alive):
                 op.traced = op.traced or torch_operators.register(op.entry, op.pin.key, pinned)
             _is_compiling = torch_operators.is_compiling
-
-
-def _has_torch() -> bool:
-    """Whether torch has been imported, completely: another thread may be at it."""
-    torch = sys.modules.get("torch")
-    return torch is not None and not getattr(torch.__spec__, "_initializing", False)
-
-
-@cache
-def _snapshot() -> Any:
-    from kernelcat import store
-
-    return store.snapshot()
-
-
-def _choices(name: str) -> tuple[Any, ...]:
-    """Rows of the database for entry ``name``, best first."""
-    with LOCK:  # threads that call for the first time read the database once
-        rows: tuple[Any, ...] = _snapshot().choices(name)
-    return rows
-
-
-def _refuted(name: str) -> tuple[Any, ...]:
-    """Rows of the local database for entry ``name`` whose results were found wrong."""
-    rows: tuple[Any, ...] = _snapshot().refuted(name)
-    return rows
 
 
 @cache

@@ -1,11 +1,12 @@
 """Entries as torch custom operators ``torch.ops.kernelcat.<entry>``, made from specifications.
 
 ``torch.ops.kernelcat.gemm(a, b, bias=None)`` returns the output; ``gemm_out(..., out=d)`` writes
-into ``d``. An entry that always updates an output in place has the second form only; optional
-outputs that are updated are arguments of the second form only. Fake implementations
-follow from symbolic shapes, so ``torch.compile(fullgraph=True)`` and ``torch.export`` keep the
-operators, with dynamic sizes too. The first ``kernelcat.get`` or call after the import of torch
-registers an operator. There is no backward pass.
+into ``d``. Where outputs depend on a choice (``rms_norm(x, w, out_format="fp8")``) the first form
+returns a list of those that there are. An entry that always updates an output in place has the
+second form only; optional outputs that are updated are arguments of the second form only. Fake
+implementations follow from symbolic shapes, so ``torch.compile(fullgraph=True)`` and
+``torch.export`` keep the operators, with dynamic sizes too. The first ``kernelcat.get`` or call
+after the import of torch registers an operator. There is no backward pass.
 
 This module imports torch, so it is imported only where torch has been imported already.
 """
@@ -42,12 +43,12 @@ def register(entry: Entry, pin: str, find: Find) -> Callable[..., Any]:
     the key.
     """
     allocating, writing = _define(entry.name, find)
+    has_all = _allocated(entry) == list(entry.outputs) and not _is_list(entry)
 
     def traced(*inputs: Any, out: Any = None, **more: Any) -> Any:
         if out is None:
             allocated = allocating(*inputs, **more, pin=pin)
-            absent = (None,) * (len(entry.outputs) - len(_allocated(entry)))
-            return (*allocated, *absent) if absent else allocated
+            return allocated if has_all else _with_absent(entry, allocated, more)
         writing(*inputs, **more, **_named_outputs(entry, out), pin=pin)
         return out
 
@@ -70,7 +71,7 @@ def schema(entry: Entry, *, mutating: bool = False) -> str:
     if mutating:
         arguments += [_mutable(entry, tensor, i) for i, tensor in enumerate(entry.outputs)]
     arguments.append('str pin=""')
-    kinds = ["Tensor"] * len(_allocated(entry))
+    kinds = ["Tensor[]"] if _is_list(entry) else ["Tensor"] * len(_allocated(entry))
     result = "()" if mutating else kinds[0] if len(kinds) == 1 else f"({', '.join(kinds)})"
     return f"({', '.join(arguments)}) -> {result}"
 
@@ -149,7 +150,8 @@ def _allocating_kernel(entry: Entry, find: Find) -> Callable[..., Any]:
     The dispatcher leaves out arguments that have their default, so most calls have no keywords.
     """
     ops: dict[str, Callable[..., Any]] = {}  # by the key of the pin; operators live for ever
-    num_allocated, is_partial = len(_allocated(entry)), len(entry.outputs) > len(_allocated(entry))
+    num_allocated, is_list = len(_allocated(entry)), _is_list(entry)
+    is_partial = len(entry.outputs) > num_allocated
 
     def kernel(*inputs: Any, pin: str = "", **named: Any) -> Any:
         op = ops.get(pin)
@@ -163,6 +165,8 @@ def _allocating_kernel(entry: Entry, find: Find) -> Callable[..., Any]:
             result = op(*inputs, **{n: value for n, value in named.items() if value is not None})
         else:
             result = op(*inputs)
+        if is_list:
+            return [array for array in result if array is not None]
         return result[:num_allocated] if is_partial else result
 
     return kernel
@@ -218,11 +222,14 @@ def _fake(entry: Entry, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> A
     for tensor, array in present:
         _check_derived(entry, tensor, array, axes)
     like = present[0][1]
-    outputs = tuple(
+    outputs = [
         like.new_empty(tensor.extents(axes), dtype=_element(tensor.element_type(axes)))
         for tensor in _allocated(entry)
-    )
-    return outputs[0] if len(outputs) == 1 else outputs
+        if tensor.present(axes)
+    ]
+    if _is_list(entry):
+        return outputs
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 def _bind_type(entry: Entry, tensor: Tensor, array: Any, axes: dict[str, Any]) -> None:
@@ -297,8 +304,24 @@ def _keyword(axis: Axis, is_optional: bool) -> str:
 
 
 def _allocated(entry: Entry) -> list[Tensor]:
-    """The outputs of the form that allocates: all but optional ones, which come last."""
-    return [tensor for tensor in entry.outputs if tensor.flag is None]
+    """The outputs of the form that allocates: all but optional ones that are updated in place."""
+    return [tensor for tensor in entry.outputs if tensor.flag is None or not tensor.updated]
+
+
+def _is_list(entry: Entry) -> bool:
+    """Whether the form that allocates returns a list: a choice tells which outputs there are."""
+    return any(tensor.flag is not None for tensor in _allocated(entry))
+
+
+def _with_absent(
+    entry: Entry, allocated: Sequence[Any], axes: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """The outputs of a call with the keywords ``axes``: ``allocated``, and None for absent ones."""
+    made, known = iter(allocated), {**entry.defaults, **axes}
+    return tuple(
+        next(made) if tensor in _allocated(entry) and tensor.present(known) else None
+        for tensor in entry.outputs
+    )
 
 
 def _mutable(entry: Entry, tensor: Tensor, index: int) -> str:

@@ -228,8 +228,8 @@ class Tensor:
             return 0
         return 1 + sum((d - 1) * s for d, s in zip(shape, self.strides_of(problem), strict=True))
 
-    def present(self, problem: Problem) -> bool:
-        """Whether ``problem`` has this tensor."""
+    def present(self, problem: Problem | Mapping[str, Any]) -> bool:
+        """Whether a problem, or the axis values ``problem``, have this tensor."""
         if self.flag is None:
             return True
         values = self.when if isinstance(self.when, tuple) else (self.when,)
@@ -397,8 +397,7 @@ class Entry:
     def named(self, name: str) -> Problem:
         """The problem called ``name``, or the one that ``name`` describes: ``M=256,N=512,K=64``.
 
-        Choices that a description leaves out have their default, or else the value of the first
-        problem of this entry; sizes without a default must be given.
+        What a description leaves out is filled in as by :meth:`described`.
 
         Raises
         ------
@@ -408,21 +407,30 @@ class Entry:
             A size is missing, or a value or a combination is not allowed.
         """
         if "=" in name:
-            return self._described(name)
+            return self._parsed(name)
         if name not in self.problems:
             hint = nearest(name, list(self.problems))
             raise UnknownName(f"{self.name} has no problem {name!r}{hint}")
         return self.problems[name]
 
-    def _described(self, text: str) -> Problem:
+    def described(self, **axes: Any) -> Problem:
+        """The problem with these axis values.
+
+        Choices that are left out have their default, or else the value of the first problem of this
+        entry; sizes without a default must be given. Raises as :meth:`problem` does.
+        """
         first = next(iter(self.problems.values()))
-        axes = {a.name: first[a.name] for a in self.axes if a.values and a.default is None}
+        chosen = {a.name: first[a.name] for a in self.axes if a.values and a.default is None}
+        return self.problem(**{**chosen, **axes})
+
+    def _parsed(self, text: str) -> Problem:
+        axes = {}
         for word in text.split(","):
             name, is_pair, value = word.strip().partition("=")
             if not is_pair:
                 raise InvalidArgument(f"{word!r} is not AXIS=VALUE, as in M=256,N=512,K=64")
             axes[name] = self.axis(name).parse(value)
-        return self.problem(**axes)
+        return self.described(**axes)
 
     def problem_name(self, problem: Problem) -> str | None:
         """The name of ``problem``, or None for a problem without a name."""

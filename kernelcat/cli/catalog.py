@@ -131,7 +131,7 @@ def inspect(
     from kernelcat.runtime import driver, gpu
 
     target = gpu.find(sku) if sku else gpu.detect() if driver.count() else gpu.find("h200")
-    chosen = [i for i in choose(entry, language, variant) if i.serves(target.arch)]
+    chosen = [i for i in choose((entry,), language, variant) if i.serves(target.arch)]
     if not chosen:
         raise Unsupported(f"no implementation of {entry} serves {target.arch}")
     problem = catalog.entry(entry).named(name) if name else None
@@ -192,6 +192,6 @@ def new(
     if as_json:
         return emit({"entry": name, "files": [str(path) for path in paths]})
     for path in paths:
-        echo(str(path))
+        echo(str(folder / path if folder else path))
     own = f"KERNELCAT_ENTRIES={folder} " if folder else ""
     echo(f"next: {own}kernelcat check {name}, then docs/add-an-entry.md")

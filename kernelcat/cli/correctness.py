@@ -111,7 +111,7 @@ def check(
     numbers = _numbers(devices)
     device = CudaDevice(numbers[0]) if devices else open_device()
     names = catalog.names() if every else (str(entry),)
-    chosen = runnable([i for n in names for i in choose(n, language, variant)], device)
+    chosen = runnable(choose(names, language, variant), device)
     if receipt and isinstance(device, Interpreter):
         raise Unsupported("a receipt needs a GPU, and this machine has none")
     alone = [i for i in chosen if not catalog.entry(i.entry).ranks]
@@ -242,7 +242,7 @@ def fuzz(
             kernels=kernels,
             jobs=jobs,
         )
-        for i in runnable(choose(entry, language, variant), device)
+        for i in runnable(choose((entry,), language, variant), device)
     ]
     if as_json:
         emit(results)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,10 @@ problem_names = click.option(
 )
 
 
+_NAMED = 8
+"""Implementations that a message names; of more it gives the number."""
+
+
 def missing_languages(entry: str) -> dict[str, str]:
     """The languages that ``entry`` has kernels in and that are not installed, with the remedy."""
     missing = {}
@@ -62,15 +67,20 @@ def note_missing_languages(*entries: str) -> None:
         echo(f"left out: {reason}", err=True)
 
 
-def choose(entry: str, language: str | None, variant: str | None) -> list[Implementation]:
-    """The implementations of ``entry`` in a language and variant (default: in all of them).
+def choose(
+    entries: Sequence[str], language: str | None, variant: str | None
+) -> list[Implementation]:
+    """The implementations of ``entries`` in a language and variant (default: in all of them).
 
     Raises ``UnknownName`` for an unknown entry or language, ``MissingDependency`` for a language
-    that is not installed, ``InvalidArgument`` if there is no such implementation.
+    that is not installed, ``InvalidArgument`` if an entry has no such implementation.
     """
-    catalog.entry(entry)
     if language is None:
-        note_missing_languages(entry)
+        note_missing_languages(*entries)
+    return [each for entry in entries for each in _of_entry(entry, language, variant)]
+
+
+def _of_entry(entry: str, language: str | None, variant: str | None) -> tuple[Implementation, ...]:
     chosen = catalog.in_language(entry, language) if language else catalog.implementations(entry)
     if variant:
         chosen = tuple(i for i in chosen if i.variant == variant)
@@ -78,7 +88,7 @@ def choose(entry: str, language: str | None, variant: str | None) -> list[Implem
         name = "/".join(part for part in (entry, language, variant) if part)
         names = ", ".join(i.name for i in catalog.implementations(entry)) or "nothing installed"
         raise InvalidArgument(f"no implementation is called {name}; there is: {names}")
-    return list(chosen)
+    return chosen
 
 
 def open_device(mirrored: bool = False) -> Device:
@@ -103,7 +113,9 @@ def runnable(implementations: list[Implementation], device: Device) -> list[Impl
         runnable = [i for i in implementations if i.serves(device.gpu.arch)]
         reason = f"this GPU is {device.gpu.arch}"
     if not runnable:
-        raise Unsupported(f"{', '.join(i.name for i in implementations)} cannot run here: {reason}")
+        names = [each.name for each in implementations]
+        rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        raise Unsupported(f"{', '.join(names[:_NAMED])}{rest} cannot run here: {reason}")
     return runnable
 
 

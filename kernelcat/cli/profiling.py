@@ -62,7 +62,7 @@ def profile(
 
     spec = catalog.entry(entry)
     problem = spec.named(name) if name else next(iter(spec.problems.values()))
-    chosen, parameters = choose(entry, language, variant), _parameters(words)
+    chosen, parameters = choose((entry,), language, variant), _parameters(words)
     detected = gpu.detect()
     counted, failed = [], False
     for implementation in (i for i in chosen if i.serves(detected.arch)):

@@ -210,8 +210,6 @@ def ladder(
         note_missing_database()
     if as_json:
         return emit(shown)
-    if url is None:
-        note_missing_database()
     if not shown:
         echo("Nothing measured yet: give --problem and --measure.")
     for each in shown:

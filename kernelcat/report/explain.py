@@ -107,7 +107,7 @@ class Explanation:
         rejected = [c for c in self.considered if c.rejected is not None]
         if rejected:
             lines.append("  rejected before:")
-        lines += [f"    {c.name} ({c.why}): {c.rejected}" for c in rejected]
+        lines += dict.fromkeys(f"    {c.name} ({c.why}): {c.rejected}" for c in rejected)
         return "\n".join(lines)
 
 

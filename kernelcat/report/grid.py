@@ -162,10 +162,14 @@ def figure(value: float) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share of the roofline as a percentage; empty for None."""
-    return "" if share is None else f"{share:.0%}"
+    """A share of the roofline as a percentage; empty for None. What is little is not called 0."""
+    if share is None:
+        return ""
+    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
 
 
 def ratio(value: float | None) -> str:
-    """A ratio with two decimals; empty for None."""
-    return "" if value is None else f"{value:.2f}"
+    """A ratio with two decimals; empty for None. What is little is not called 0."""
+    if value is None:
+        return ""
+    return "<0.01" if 0 < value < 0.005 else f"{value:.2f}"

@@ -154,8 +154,8 @@ def height(
     return LANGUAGES.index(language), implementation.rank
 
 
-def sheet(ladder: Ladder) -> Sheet:
-    """The ladder as a table with one line for each step."""
+def sheet(ladder: Ladder, code: str = "") -> Sheet:
+    """A table with one line for each step; ``code`` is Markdown's mark around code."""
     peers = sorted(ladder.steps[0].peers)
     title = ladder.problem_name or Problem.of(ladder.entry, **ladder.problem)
     headers = ("step", "µs", "rate", "× step before", f"× {ladder.first}",
@@ -166,13 +166,13 @@ def sheet(ladder: Ladder) -> Sheet:
     return Sheet(
         title=f"{ladder.entry} {title} on {ladder.gpu}",
         headers=headers,
-        lines=[_line(step, peers) for step in ladder.steps],
+        lines=[_line(step, peers, code) for step in ladder.steps],
         notes=notes,
         numbers=slice(1, -1),
     )
 
 
-def _line(step: Step, peers: Sequence[str]) -> tuple[str, ...]:
+def _line(step: Step, peers: Sequence[str], code: str) -> tuple[str, ...]:
     return (
         f"{step.language}/{step.variant}" + (STALE if step.stale else ""),
         duration(step.median_us, step.ci_us),
@@ -180,5 +180,5 @@ def _line(step: Step, peers: Sequence[str]) -> tuple[str, ...]:
         figure(step.over_previous) if step.over_previous else "",
         figure(step.over_first),
         *(figure(step.peers[peer]) for peer in peers),
-        ", ".join(f"{name} `{opcode}`" for name, opcode in step.techniques.items()),
+        ", ".join(f"{name} {code}{opcode}{code}" for name, opcode in step.techniques.items()),
     )

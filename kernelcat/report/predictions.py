@@ -151,16 +151,12 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
 
 
-HEADERS = (
-    "entry", "races", "configurations", "Spearman", "best of 1", "at worst", "races", "best of 4",
-    "at worst", "races", "best of 16", "at worst", "races",
-)  # fmt: skip
-
-
 def sheet(sku: str, audits: Sequence[Audit], state: str = BURST) -> Sheet:
     """The table with a line for each entry that was judged, worst order first."""
     judged = [each for each in audits if each.races]
     judged.sort(key=lambda each: (each.spearman or 0.0, each.entry))
+    counts = _judged_counts(judged)
+    regrets = [head for count in counts for head in (f"best of {count}", "at worst", "races")]
     rest = [each.entry for each in audits if not each.races]
     notes = [
         f"Estimates of the cost models against races on the {sku} ({REGIME}, {state}, L2 {L2}).",
@@ -171,16 +167,24 @@ def sheet(sku: str, audits: Sequence[Audit], state: str = BURST) -> Sheet:
     if rest:
         notes.append(f"No race with {MIN_CONFIGS} configurations: {', '.join(rest)}.")
     return Sheet(
-        f"Predicted order on the {sku}", HEADERS, [_line(each) for each in judged], notes,
+        f"Predicted order on the {sku}",
+        ("entry", "races", "configurations", "Spearman", *regrets),
+        [_line(each, counts) for each in judged],
+        notes,
         slice(1, None),
-    )  # fmt: skip
+    )
 
 
-def _line(each: Audit) -> tuple[str, ...]:
+def _judged_counts(audits: Sequence[Audit]) -> list[int]:
+    """The numbers of :data:`BEST_OF` for which a race had enough configurations."""
+    return [count for count in BEST_OF if any(each.regrets(count) for each in audits)]
+
+
+def _line(each: Audit, counts: Sequence[int]) -> tuple[str, ...]:
     cells = [each.entry, str(len(each.races))]
     sizes = [race.configs for race in each.races]
     cells += [f"{min(sizes)} to {max(sizes)}", f"{each.spearman:.2f}"]
-    for count in BEST_OF:
+    for count in counts:
         regrets = each.regrets(count)
         cells += [*_regret(regrets), str(len(regrets))]
     return tuple(cells)
@@ -195,12 +199,13 @@ def _regret(regrets: Sequence[float]) -> tuple[str, str]:
 def races_sheet(each: Audit) -> Sheet:
     """The table of one entry, a line for each race, worst order first."""
     ordered = sorted(each.races, key=lambda race: (race.spearman, race.problem))
+    counts = _judged_counts([each])
     return Sheet(
         f"{each.entry} on the {each.gpu}",
-        ("problem", "configurations", "Spearman", *(f"best of {count}" for count in BEST_OF)),
+        ("problem", "configurations", "Spearman", *(f"best of {count}" for count in counts)),
         [
             (race.problem, str(race.configs), f"{race.spearman:.2f}",
-             *(f"{race.regret[k]:.2f}" if k in race.regret else "" for k in BEST_OF))
+             *(f"{race.regret[k]:.2f}" if k in race.regret else "" for k in counts))
             for race in ordered
         ],
         [f"{each.skipped} races had fewer than {MIN_CONFIGS} configurations that are legal today."],

@@ -95,7 +95,10 @@ def _leaderboard(
 
 def _ladder(rows: Sequence[Measurement], entry: str, gpu: str, problem: str) -> str:
     selected = ladders(rows, entry, gpu, problem)
-    return "\n".join(sheet(each).markdown(each.command) for each in selected) or f"{NOTHING}.\n"
+    return (
+        "\n".join(sheet(each, code="`").markdown(each.command) for each in selected)
+        or f"{NOTHING}.\n"
+    )
 
 
 def _profile(_: Sequence[Measurement], entry: str, gpu: str, problem: str | None = None) -> str:
@@ -119,7 +122,9 @@ def _results(rows: Sequence[Measurement], entry: str) -> str:
                 sections.append(f"## {name}, {title}\n\n{to_markdown(selected)}")
         for each in ladders(mine, entry, gpu):
             title = f"## {name}, the ladder of {each.problem_name or each.problem}"
-            sections.append(f"{title}\n\n{sheet(each).markdown(each.command + ' --measure')}")
+            sections.append(
+                f"{title}\n\n{sheet(each, code='`').markdown(each.command + ' --measure')}"
+            )
         counted = _profile(mine, entry, gpu)
         if not counted.startswith(NOTHING):
             sections.append(f"## {name}, bytes that the hardware counted\n\n{counted}")

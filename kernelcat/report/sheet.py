@@ -31,12 +31,6 @@ class Sheet:
     numbers: slice
     total: Sequence[str] = ()
 
-    @property
-    def _is_number(self) -> list[bool]:
-        """For each column, whether it holds numbers."""
-        columns = range(len(self.headers))
-        return [column in columns[self.numbers] for column in columns]
-
     def _columns(self) -> Iterable[Sequence[str]]:
         """The cells of each column, the header first."""
         lines = [self.headers, *self.lines, *([self.total] if self.total else [])]
@@ -49,27 +43,34 @@ class Sheet:
         from rich.table import Table
         from rich.text import Text
 
-        def text(cell: str) -> Text:
-            return Text(printable(cell))
+        # Where a line is too long, names are folded. Numbers are not: all of a line are one cell,
+        # which costs rich the time of one.
+        numbers = range(len(self.headers))[self.numbers]
+        widths = [max(map(cell_len, map(printable, cells))) for cells in self._columns()]
 
-        table = Table(title=text(self.title), title_justify="left", box=None, pad_edge=False)
-        for header, is_number in zip(self.headers, self._is_number, strict=True):
-            table.add_column(text(header), justify="right" if is_number else "left", no_wrap=True)
+        def cells(line: Sequence[str]) -> list[Text]:
+            shown = [printable(cell) for cell in line]
+            padded = (" " * (widths[i] - cell_len(shown[i])) + shown[i] for i in numbers)
+            shown[self.numbers] = ["  ".join(padded)] if numbers else []
+            return list(map(Text, shown))
+
+        table = Table(title=Text(printable(self.title)), title_justify="left", box=None,
+                      pad_edge=False)  # fmt: skip
+        for place, header in enumerate(cells(self.headers)):
+            is_numbers = bool(numbers) and place == numbers.start
+            width = cell_len(header.plain) if is_numbers else None
+            table.add_column(header, overflow="fold", no_wrap=is_numbers, width=width)
         for line in self.lines:
-            table.add_row(*map(text, line))
-        for column, cells in zip(table.columns, self._columns(), strict=True):
-            # Numbers are never cut: where the line is too long, names are folded.
-            column.overflow = "fold"
-            column.no_wrap = column.justify == "right"
-            column.min_width = max(map(cell_len, cells)) if column.no_wrap else None
+            table.add_row(*cells(line))
         if self.total:
-            table.add_row(*map(text, self.total), style="bold")
+            table.add_row(*cells(self.total), style="bold")
         notes = printable("\n".join((*self.notes, "")))
         return Group(table, Text(notes, style="dim"))
 
     def markdown(self, command: str) -> str:
         """The table in GitHub's Markdown, with the ``command`` line that shows the table."""
-        rule = ["---:" if is_number else "---" for is_number in self._is_number]
+        columns = range(len(self.headers))
+        rule = ["---:" if column in columns[self.numbers] else "---" for column in columns]
         total = [tuple(f"**{cell}**" if cell else "" for cell in self.total)] if self.total else []
         lines = [
             "| " + " | ".join(map(_markdown_cell, line)) + " |"

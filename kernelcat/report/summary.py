@@ -79,7 +79,7 @@ def markdown(measurements: Sequence[Measurement], gpu: str) -> str:
         )
     incomplete = [name for name in catalog.names() if catalog.entry(name).work_in_progress]
     links = ", ".join(f"[`{name}`](docs/entries/{name}.md)" for name in incomplete)
-    lines += ["", f"Work in progress, without results yet: {links}."] if links else []
+    lines += ["", f"Work in progress, not listed above: {links}."] if links else []
     return "\n".join((*lines, ""))
 
 

@@ -322,7 +322,8 @@ def opened() -> Driver:
         driver = Driver(library)
     except OSError as error:
         raise MissingDependency(
-            "no NVIDIA driver in this machine: install one, or name a GPU with --gpu to cross-tune"
+            "no NVIDIA driver in this machine: install one, or name a GPU, as in "
+            "kernelcat explain --gpu h200"
         ) from error
     except AttributeError as error:  # libcuda lacks a function
         raise MissingDependency(f"the NVIDIA driver is too old for CUDA 13: {error}") from error

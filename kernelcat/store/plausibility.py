@@ -96,12 +96,18 @@ def _wrong_environment(row: Measurement) -> str | None:
     if sku != row.gpu:
         return f"gpu={row.gpu}, but the environment is that of {sku!r}"
     name = row.environment.get("name")
-    try:
-        if isinstance(name, str) and gpus.find(name).sku != gpus.find(row.gpu).sku:
-            return f"gpu={row.gpu}, but the environment is that of {name!r}"
-    except UnknownName:
-        pass
+    if isinstance(name, str) and _are_two_gpus(name, row.gpu):
+        return f"gpu={row.gpu}, but the environment is that of {name!r}"
     return None
+
+
+@lru_cache(256)
+def _are_two_gpus(one: str, other: str) -> bool:
+    """Whether the names are known, and not of one SKU."""
+    try:
+        return gpus.find(one).sku != gpus.find(other).sku
+    except UnknownName:
+        return False
 
 
 def _contradiction(row: Measurement) -> str | None:
@@ -111,12 +117,12 @@ def _contradiction(row: Measurement) -> str | None:
     entry = discovery.entry(row.entry)
     if row.problem.keys() != set(entry.axis_names):
         return None
-    reason = why_no_problem(row.to_problem()) or _why_no_config(
+    reason = _why_no_problem(row.entry, row.problem_key) or _why_no_config(
         row.entry, row.language, row.variant, row.config
     )
     if reason is not None:
         return reason
-    limits = _limits(row.entry, row.to_problem(), row.gpu)
+    limits = _limits(row.entry, row.problem_key, row.gpu)
     least = limits.min_us / (1 if row.kind == "measured" else PREDICTION_FACTOR)
     if row.median_us is not None and row.median_us < least:
         return f"{row.median_us:g} us is below the roofline of {row.gpu}, {least:.4g} us"
@@ -182,9 +188,9 @@ def _is_possible(entry: str, language: str, variant: str, config: str) -> bool:
 
 
 @lru_cache(4096)
-def _limits(entry_name: str, problem: Problem, gpu: str) -> Limits:
-    """The limits of a valid problem; the time has no limit on a GPU without a datasheet."""
-    entry = discovery.entry(entry_name)
+def _limits(entry_name: str, key: str, gpu: str) -> Limits:
+    """The limits of a valid problem (``Problem.key``); the time has none without a datasheet."""
+    entry, problem = discovery.entry(entry_name), Problem.of(entry_name, **json.loads(key))
     flops, moved = entry.flops(problem), entry.bytes_moved(problem)
     dtype = entry.product_dtype(problem)
     try:

@@ -146,8 +146,10 @@ def import_(store: Store, path: str | Path, *, partial: bool = False) -> ImportR
 
     A line is invalid too if its row cannot be true (:mod:`kernelcat.store.plausibility`). If a line
     is invalid, nothing is added; with ``partial`` the other lines are. Raises
-    ``StoreError`` if the file cannot be read or the database cannot be written.
+    ``StoreError`` if the file cannot be read or is a database, or the database cannot be written.
     """
+    if _is_sqlite(Path(path)):
+        raise StoreError(f"{path} is a database: kernelcat db merge {path} adds its rows")
     file = File(Path(path), origin.of_file(Path(path).absolute()), check)
 
     def rows() -> Iterator[Measurement]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,7 @@ class Export:
         groups: dict[tuple[str, str], list[str]] = {}
         for (entry, problem), why in self.left_out.items():
             groups.setdefault((entry, why), []).append(problem)
-        return [
-            f"{entry}: {len(names)} problems, such as {names[0]}: {why}"
-            for (entry, why), names in groups.items()
-        ]
+        return [f"{entry}: {_some(names)}: {why}" for (entry, why), names in groups.items()]
 
     def write(self, folder: Path) -> list[Path]:
         """Write the files below ``folder``, which is made; raises ``OSError``."""
@@ -39,6 +36,11 @@ class Export:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content, encoding="utf-8")
         return [folder / name for name in self.files]
+
+
+def _some(problems: Sequence[str]) -> str:
+    first, count = problems[0], len(problems)
+    return first if count == 1 else f"{count} problems, such as {first}"
 
 
 def as_json(value: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 
 from kernelcat import catalog
@@ -146,8 +145,6 @@ def _without_peer(measurements: Sequence[Measurement]) -> str:
 
 def _ladder(number: int, ladder: Ladder) -> str:
     table = ladder_sheet(ladder)
-    plain = [[cell.replace("`", "") for cell in line] for line in table.lines]  # marks of Markdown
-    table = replace(table, lines=plain)
     groups = [
         (
             f"{step.language}/{step.variant}",

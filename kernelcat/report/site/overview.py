@@ -13,6 +13,7 @@ from kernelcat.report.board import Row
 from kernelcat.report.grid import ratio
 from kernelcat.report.site import plots
 from kernelcat.report.site.markup import link, page, table, text
+from kernelcat.runtime.environment import NONE
 from kernelcat.runtime.gpu import SKUS
 from kernelcat.store import Measurement
 
@@ -138,7 +139,7 @@ def _machines(measurements: Sequence[Measurement]) -> str:
         (
             *map(text, software[:-1]),
             f'<span class="wide">{text(software[-1])}</span>',
-            str(len(found)),
+            f"{len(found):,}",
             min(found),
             max(found),
         )
@@ -158,7 +159,7 @@ def _software(environment: Mapping[str, Any]) -> tuple[str, ...]:
         str(environment.get("driver", "")),
         str(environment.get("cuda", "")),
         "" if watts is None else f"{watts} W",
-        ", ".join(f"{name} {version}" for name, version in sorted(named)),
+        ", ".join(f"{name} {version}" for name, version in sorted(named) if version != NONE),
     )
 
 

@@ -21,6 +21,9 @@ MAX_POINTS = 2000
 """A plot of points shows the first so many; its caption says so."""
 _BAR, _LABEL, _VALUE = 11, 15, 64
 """Heights of a bar and of its label, and the room for the value at the end of the longest bar."""
+_RAISED = str.maketrans(
+    "-0123456789", "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
+)
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,11 @@ def points(
     for power in range(x_low, x_high + 1):
         x = at(10.0**power, float(y_base) ** y_low)[0]
         parts.append(_segment(x, TOP, x, HEIGHT - BOTTOM))
-        parts.append(_text(x, HEIGHT - BOTTOM + 18, f"{10.0**power:g}", "middle"))
+        parts.append(_text(x, HEIGHT - BOTTOM + 18, _tick(10, power), "middle"))
     for power in range(y_low, y_high + 1):
         y = at(10.0**x_low, float(y_base) ** power)[1]
         parts.append(_segment(LEFT, y, WIDTH - RIGHT, y))
-        parts.append(_text(LEFT - 8, y + 4, f"{float(y_base) ** power:g}", "end"))
+        parts.append(_text(LEFT - 8, y + 4, _tick(y_base, power), "end"))
     for y in (at(10.0**x_low, found)[1] for found in levels):
         parts.append(f'<polyline class="axis" points="{LEFT},{y:.1f} {WIDTH - RIGHT},{y:.1f}"/>')
     for line in lines:
@@ -113,7 +116,7 @@ def timeline(
     for power in range(y_low, y_high + 1):
         y = at(first, float(y_base) ** power)[1]
         parts.append(_segment(LEFT, y, WIDTH - RIGHT, y))
-        parts.append(_text(LEFT - 8, y + 4, f"{float(y_base) ** power:g}", "end"))
+        parts.append(_text(LEFT - 8, y + 4, _tick(y_base, power), "end"))
     for line in series:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(p.x, p.y) for p in line))
         parts.append(f'<polyline class="trend" points="{path}"/>')
@@ -236,6 +239,13 @@ def _segment(x1: float, y1: float, x2: float, y2: float) -> str:
 def _text(x: float, y: float, words: str, anchor: str, title: str = "") -> str:
     tip = f"<title>{text(title)}</title>" if title and title != words else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text(words)}{tip}</text>'
+
+
+def _tick(base: int, power: int) -> str:
+    """``base ** power``; a long number as a power of ten."""
+    if base == 10 and abs(power) > 4:
+        return "10" + str(power).translate(_RAISED)
+    return f"{float(base) ** power:g}"
 
 
 def _powers(values: Sequence[float], base: int) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const state = () => new URLSearchParams(location.hash.slice(1));
-  const number = (cell) => parseFloat(cell.textContent.replace(/^[~\s]+/, "").replace(/,/g, ""));
+  const number = (cell) => parseFloat(cell.textContent.replace(/^[~<\s]+/, "").replace(/,/g, ""));
   const boxes = [...document.querySelectorAll("div.table")].map((root) => ({
     root, input: root.querySelector("input"), count: root.querySelector("output"),
     heads: [...root.querySelectorAll("thead th")], body: root.querySelector("tbody"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from importlib import metadata
 
@@ -27,9 +28,9 @@ def sources(name: str) -> str:
     listed = [
         (
             f"{text(language)}/{text(variant)}",
-            text(", ".join(found[language, variant].archs)),
+            _folding(found[language, variant].archs),
             f'<span class="wide">{text(found[language, variant].summary)}</span>',
-            text(", ".join(found[language, variant].techniques.values())),
+            _folding(found[language, variant].techniques.values()),
         )
         for language, variant in sorted(found, key=lambda pair: height(found, *pair))
     ]
@@ -39,6 +40,11 @@ def sources(name: str) -> str:
         f"<p>Specification and oracle, then kernels: {', '.join(map(_link, files))}.</p>\n"
         + table("implementations", f"Implementations of {name}", headers, listed)
     )
+
+
+def _folding(words: Iterable[str]) -> str:
+    """Words in a cell that takes several lines where the screen is narrow."""
+    return f'<span class="folds">{text(", ".join(words))}</span>'
 
 
 def _link(path: str) -> str:
