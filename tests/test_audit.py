@@ -15,7 +15,14 @@ from kernelcat import paths
 from kernelcat.cli import main
 from kernelcat.errors import InvalidArgument, UnknownName
 from kernelcat.report.audits import line, sheet, summary
-from kernelcat.store.audits import Audit, AuditedProblem, AuditedTune, read, shipped
+from kernelcat.store.audits import (
+    Audit,
+    AuditedProblem,
+    AuditedTune,
+    ScreenedTimes,
+    read,
+    shipped,
+)
 from kernelcat.tune import Limits
 from kernelcat.tune.audit import CACHE, NUM_PROBLEMS, _flips, audit, empty_cache, representative
 from kernelcat.tune.candidate import Candidate
@@ -30,7 +37,7 @@ TUNES = (
 )
 PROBLEM = AuditedProblem(
     {"M": 64}, None, 100, 70, {"passed": 90, "wrong": 10}, 120.0, "gemm/cuda/a", {"tile": 1}, 10.0,
-    ("random",), TUNES,
+    ("random",), TUNES, times={"gemm/cuda/a": ScreenedTimes(["tile"], [[1, 10.0], [2, 12.5]])},
 )  # fmt: skip
 AUDIT = Audit("gemm", "h200", 64, ["random", "tpe"], {"gemm/cuda/a": "d"}, "graph", "burst",
               "2026-11-24T00:00:00Z", {"driver": "580.1"}, (PROBLEM,))  # fmt: skip
@@ -64,6 +71,10 @@ def test_a_choice_from_too_few_candidates_has_the_regret_that_the_race_shows(
     tried = [(t.strategy, t.compiled, t.screened) for t in problem.tunes]
     assert tried == [("tpe", False, 1), ("tpe", True, 1)]
     assert {t.config["kind"] for t in problem.tunes} == {"slow"}
+    [table] = problem.times.values()
+    times = {config["kind"]: us for config, us in table.times().items()}
+    assert list(problem.times) == ["planted/cuda/honest"] and len(times) == 4
+    assert 250 <= times["fast"] < times["good"] < times["slow"]
     for tune in problem.tunes:
         assert 4.5 < tune.regret_ci[0] <= tune.regret <= tune.regret_ci[1] < 5.5
         assert tune.regret == pytest.approx(tune.us / problem.best_us - 1, rel=0.05)

@@ -5,16 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from kernelcat import catalog
+from kernelcat import catalog, paths
 from kernelcat.catalog.spec import Problem
 from kernelcat.cli import main
-from kernelcat.report.predictions import Audit, audit, judge, races_of, races_sheet, sheet, spearman
+from kernelcat.report.predictions import (
+    Audit,
+    audit,
+    judge,
+    markdown,
+    races_of,
+    races_sheet,
+    sheet,
+    spearman,
+    whole_spaces,
+)
 from kernelcat.runtime.gpu import SKUS, Gpu
 from kernelcat.store import Measurement, Store, shipped
+from kernelcat.store.audits import Audit as TuneAudit
+from kernelcat.store.audits import AuditedProblem, ScreenedTimes
 
 H200, B200 = SKUS["h200"], SKUS["b200"]
 BOUND = 0.4
@@ -66,7 +79,9 @@ def test_the_audit_follows_the_measured_times(rows: list[Measurement]) -> None:
                 us = estimate if sign > 0 else 1e6 / estimate
                 yield replace(row, median_us=us, ci_us=(us, us))
 
-    perfect, worst = (audit(entry, "h200", timed(sign)) for sign in (1, -1))
+    perfect, worst = (
+        audit(entry, "h200", races_of(entry, "h200", timed(sign))) for sign in (1, -1)
+    )
     assert perfect.spearman == pytest.approx(1) and set(perfect.regrets(1)) == {1.0}
     assert worst.spearman == pytest.approx(-1) and min(worst.regrets(1)) > 1
     (line,) = sheet("h200", [perfect]).lines
@@ -102,6 +117,41 @@ def test_the_command_judges_shipped_rows_and_those_of_a_database(tmp_path, rows)
     text = CliRunner().invoke(main, ["predict", "--audit", "tma_copy"]).output
     assert "Predicted order on the h200" in text and "tile-odd-64MB" in text
     assert "give --audit" in CliRunner().invoke(main, ["predict"]).output
+
+
+def test_whole_spaces_of_shipped_audits_are_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times that are the estimates make a perfect model, also among more than 16 configurations."""
+    entry = catalog.entry("tma_copy")
+    problem, other = entry.problems["64MB"], entry.problems["16MB"]
+    tables = {}
+    for each in catalog.implementations("tma_copy"):
+        times = {c: each.estimate(problem, c, H200) for c in each.legal(problem, H200)}
+        tables[each.name] = ScreenedTimes.of(times)
+    tables["tma_copy/cuda/gone"] = ScreenedTimes(["tile"], [[1, 1e-3]])
+    count = sum(len(table.rows) for table in tables.values()) - 1
+    assert count > 100
+
+    def audited(problem: Problem, times: dict[str, ScreenedTimes]) -> AuditedProblem:
+        return AuditedProblem(problem.values, None, count, count, times=times)
+
+    problems = audited(problem, tables), audited(other, {})  # the second was skipped
+    tunes = TuneAudit("tma_copy", "h200", 64, ["tpe"], {}, "graph", "burst", "2026", {}, problems)
+    older = replace(tunes, created_at="2025", problems=(audited(problem, {}),))
+    data = paths.data
+    monkeypatch.setattr(paths, "data", lambda n: tmp_path if n == "tuning_db" else data(n))
+    tunes.write(tmp_path / "audit" / "1.jsonl")
+    older.write(tmp_path / "audit" / "2.jsonl")
+    command = ["predict", "--audit", "tma_copy", "--state", "screen", "--json"]
+    [found] = json.loads(CliRunner().invoke(main, command).stdout)
+    [race] = found["races"]
+    assert (race["problem"], race["configs"]) == ("64MB", count)
+    assert race["spearman"] == pytest.approx(1, abs=1e-3)  # times are kept in whole nanoseconds
+    assert race["regret"] == {"1": 1.0, "4": 1.0, "16": 1.0}
+    page = markdown(["h200"], [])
+    assert "### Whole spaces" in page and "is not judged" not in page
+    assert whole_spaces(entry, "b200", [tunes]) == {}
 
 
 def test_no_b200_prediction_is_slower_than_the_h200_where_bytes_or_products_bound_both() -> None:

@@ -30,7 +30,7 @@ from kernelcat.errors import (
     MissingDependency,
 )
 from kernelcat.store import SCREEN, Store
-from kernelcat.tune import Interrupted
+from kernelcat.tune import Interrupted, Limits
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.channel import Stopped
 from kernelcat.tune.measure import SCREENING_SHARE, Queue, largest_first
@@ -192,7 +192,8 @@ def test_two_gpus_share_a_tune(store, tmp_path) -> None:
 
 def test_a_hang_on_one_gpu_does_not_affect_the_other(store, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PLANTED_HANG", "good on 1")
-    report = run(store, processes=2, **BOTH)
+    limits = Limits(candidate_s=4.0)  # on a busy machine a kernel that works may take a second
+    report = run(store, processes=2, limits=limits, **BOTH)
     where = {device: size for _, size, device in load_log(tmp_path)}
     status = {row.problem["n"]: row.status for row in report.rows if row.config["kind"] == "good"}
     assert status == {where[0]: "passed", where[1]: "timeout"}

@@ -8,6 +8,7 @@ of explanations changes no digest; every other token is part of the text.
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.util
 import json
 import os
@@ -65,6 +66,21 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size
+
+
+def instance_digest(text: str, instance: list[Any]) -> str:
+    """SHA-256 in hex of the JSON of ``[text, instance]``.
+
+    ``text`` may have hundreds of kilobytes and many instances, so it is hashed once for all.
+    """
+    hashed = _hashed(text).copy()
+    hashed.update(f"{json.dumps(instance)}]".encode())
+    return hashed.hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _hashed(text: str) -> Any:
+    return hashlib.sha256(f"[{json.dumps(text)}, ".encode())
 
 
 # ---- CUDA C++ ----------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def run(
     try:
         audited = audit(
             entry,
-            strategies=None if strategy == "auto" else [strategy],
+            strategies=None if strategy == "auto" else strategy.split(","),
             trials=trials,
             device=devices[0] if devices else 0,
             budget_s=None if budget is None else seconds(budget),

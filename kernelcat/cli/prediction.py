@@ -14,7 +14,7 @@ from kernelcat.errors import InvalidArgument
 @click.command()
 @click.argument("entries", metavar="[ENTRY]...", nargs=-1)
 @click.option(
-    "--audit", "audits", is_flag=True, help="Compare the cost models with the races of the GPU."
+    "--audit", "is_audit", is_flag=True, help="Compare the cost models with the races of the GPU."
 )
 @click.option("--gpu", default="h200", show_default=True, help="SKU with measured rows.")
 @click.option(
@@ -22,14 +22,15 @@ from kernelcat.errors import InvalidArgument
     default="burst",
     show_default=True,
     type=click.Choice(("burst", "sustained", "screen")),
-    help="State of the rows; screen has all configurations that a tune tried (needs --db).",
+    help="State of the rows; screen has all configurations that a tune tried. Without --db these "
+    "are the whole legal spaces of the audits of tunes that come with the package.",
 )
 @click.option(
     "--db", "url", help="Path or SQLAlchemy URL of a database whose rows are judged instead."
 )
 @as_json
 def predict(
-    entries: tuple[str, ...], audits: bool, gpu: str, state: str, url: str | None, as_json: bool
+    entries: tuple[str, ...], is_audit: bool, gpu: str, state: str, url: str | None, as_json: bool
 ) -> None:
     """Judge the cost models that rank configurations where nothing can be measured.
 
@@ -44,19 +45,24 @@ def predict(
       kernelcat predict --audit gemm --state screen --db tuning.sqlite3
     """
     from kernelcat import catalog
-    from kernelcat.report.predictions import audit, races_sheet, sheet
+    from kernelcat.report.predictions import audit, races_of, races_sheet, sheet, whole_spaces
     from kernelcat.runtime import gpu as gpus
-    from kernelcat.store import Store, shipped
+    from kernelcat.store import Store, audits, shipped
+    from kernelcat.store.races import SCREEN
 
-    if not audits:
+    if not is_audit:
         raise InvalidArgument("give --audit; kernelcat tune ENTRY --gpu SKU predicts for a GPU")
     sku = gpus.find(gpu).sku
-    if url is None:
-        rows = shipped()
+    chosen = [catalog.entry(name) for name in entries or catalog.names()]
+    if url is None and state == SCREEN:
+        measured = [whole_spaces(each, sku, audits.shipped(each.name)) for each in chosen]
+    elif url is None:
+        measured = [races_of(each, sku, shipped(), state) for each in chosen]
     else:
         with Store.open(url, create=False) as store:
             rows = store.rows(gpu=sku, kind="measured")
-    found = [audit(catalog.entry(name), sku, rows, state) for name in entries or catalog.names()]
+        measured = [races_of(each, sku, rows, state) for each in chosen]
+    found = [audit(entry, sku, times) for entry, times in zip(chosen, measured, strict=True)]
     if as_json:
         return emit([asdict(each) | {"spearman": each.spearman} for each in found])
     show(sheet(sku, found, state).console())

@@ -88,7 +88,8 @@ def _measuring(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--strategy",
     default="auto",
-    help="Search strategy: auto, exhaustive, random, halving or tpe (a model that learns).",
+    help="Search strategy: auto, exhaustive, random, halving or tpe (a model that learns). With "
+    "--audit: all of them, or those named, with commas between.",
 )
 @click.option(
     "--trials",

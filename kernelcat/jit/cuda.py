@@ -7,8 +7,6 @@ least as new as the compiler.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import sys
@@ -77,7 +75,7 @@ class CudaSource:
         return [self.kernel, self.definitions, OPTIONS]
 
     def digest(self) -> str:
-        return hashlib.sha256(json.dumps([self.text(), self.instance()]).encode()).hexdigest()
+        return source.instance_digest(self.text(), self.instance())
 
     def toolchain(self) -> str:
         """Versions of NVRTC and of the headers it reads."""

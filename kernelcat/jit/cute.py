@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import struct
@@ -102,8 +101,7 @@ class CuteSource:
 
     def digest(self) -> str:
         """Hex digest of the instance and of the full text of the module and catalog imports."""
-        parts = [source.python_text(self.module), self.instance()]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return source.instance_digest(source.python_text(self.module), self.instance())
 
     def toolchain(self) -> str:
         """Version of the DSL, and flavor of its compiler."""

@@ -12,7 +12,6 @@ strides as i64, outermost first.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import re
@@ -243,8 +242,7 @@ class TritonSource:
 
     def digest(self) -> str:
         """Hex digest of the instance and of the full text of the module and catalog imports."""
-        parts = [source.python_text(self.module), self.instance()]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return source.instance_digest(source.python_text(self.module), self.instance())
 
     def toolchain(self) -> str:
         """Name and version: ``triton 3.6.0``."""

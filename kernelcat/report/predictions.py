@@ -17,8 +17,9 @@ from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.report.sheet import Sheet
 from kernelcat.runtime import gpu as gpus
+from kernelcat.store import audits as tunes
 from kernelcat.store.measurement import Measurement
-from kernelcat.store.races import BURST
+from kernelcat.store.races import BURST, SCREEN
 
 REGIME, L2 = "graph", "cold"
 MIN_CONFIGS = 3
@@ -70,15 +71,15 @@ class Audit:
         return [race.regret[best_of] for race in self.races if best_of in race.regret]
 
 
-def audit(entry: Entry, sku: str, rows: Iterable[Measurement], state: str = BURST) -> Audit:
-    """Judges the cost models of ``entry`` by the races among ``rows`` on the GPU ``sku``.
+def audit(entry: Entry, sku: str, measured: Mapping[Problem, Mapping[Contestant, float]]) -> Audit:
+    """Judges the cost models of ``entry`` by times on the GPU ``sku``.
 
-    ``state`` is that of the rows: one of ``store.STATES``, or ``screen``.
+    ``measured`` is what :func:`races_of` or :func:`whole_spaces` returns.
     """
     gpu = gpus.find(sku)
     by_name = {i.name: i for i in catalog.implementations(entry.name)}
     races, skipped = [], 0
-    for problem, times in races_of(entry, sku, rows, state).items():
+    for problem, times in measured.items():
         estimates = {
             (name, config): by_name[name].estimate(problem, config, gpu)
             for name, config in times
@@ -97,7 +98,8 @@ def races_of(
 ) -> dict[Problem, dict[Contestant, float]]:
     """Problem -> contestant -> microseconds in the newest run that raced the problem.
 
-    Only implementations and axes of today; the regime is ``graph``, and L2 is cold.
+    ``state`` is that of the rows: one of ``store.STATES``, or ``screen``. Only implementations and
+    axes of today; the regime is ``graph``, and L2 is cold.
     """
     known = {i.name: i for i in catalog.implementations(entry.name)}
     protocol = {"regime": REGIME, "state": state, "l2": L2}
@@ -121,6 +123,29 @@ def races_of(
             and known[_name(row)].why_not_in_space(row.to_config()) is None
         }
     return {problem: times for problem, times in races.items() if times}
+
+
+def whole_spaces(
+    entry: Entry, sku: str, audits: Iterable[tunes.Audit]
+) -> dict[Problem, dict[Contestant, float]]:
+    """Problem -> contestant -> microseconds in screening, of all legal configurations.
+
+    They are of the newest of ``audits`` that has the problem. Only implementations and axes of
+    today.
+    """
+    known = {i.name: i for i in catalog.implementations(entry.name)}
+    found: dict[Problem, dict[Contestant, float]] = {}
+    for each in sorted(audits, key=lambda each: each.created_at):
+        if (each.entry, each.gpu, each.regime) == (entry.name, sku, REGIME):
+            for problem in each.problems:
+                if problem.times and set(problem.problem) == set(entry.axis_names):
+                    found[entry.problem(**problem.problem)] = {
+                        (name, config): us
+                        for name, table in problem.times.items()
+                        for config, us in table.times().items()
+                        if name in known and known[name].why_not_in_space(config) is None
+                    }
+    return found
 
 
 def _name(row: Measurement) -> str:
@@ -216,17 +241,35 @@ def races_sheet(each: Audit) -> Sheet:
 TITLE = "# Predicted order against measured order"
 FINALISTS = (
     "Shipped races have finalists only, mostly one configuration of each variant. So these numbers "
-    "judge the choice between variants; `kernelcat predict --audit --state screen --db FILE` "
-    "judges the choice between all configurations that a tune screened."
+    "judge the choice between variants."
+)
+WHOLE_SPACES = (
+    "Audits of tunes have times of every legal configuration, each measured once and for a short "
+    "time (`kernelcat predict --audit --state screen`). These judge the choice between all "
+    "configurations."
+)
+NO_WHOLE_SPACE = (
+    "Whether the best of 16 among all configurations is good is not judged: that needs times of "
+    "whole spaces, which `kernelcat tune ENTRY --audit --out FILE` measures, and no such file "
+    "comes with the package."
 )
 MADE = "<!-- Made by make readme from tuning_db/ and the cost models: change those, not this. -->"
 
 
 def markdown(skus: Sequence[str], rows: Sequence[Measurement]) -> str:
     """The page ``docs/predictions.md``: a table for each GPU of which ``rows`` has races."""
-    parts = [TITLE, MADE, FINALISTS]
+    parts = [TITLE, MADE]
+    entries = [catalog.entry(name) for name in catalog.names()]
     for sku in skus:
-        audits = [audit(catalog.entry(name), sku, rows) for name in catalog.names()]
-        table = sheet(sku, audits).markdown("kernelcat predict --audit")
-        parts += [f"## {gpus.find(sku).name}", table]
+        raced = [audit(entry, sku, races_of(entry, sku, rows)) for entry in entries]
+        table = sheet(sku, raced).markdown("kernelcat predict --audit")
+        parts += [f"## {gpus.find(sku).name}", FINALISTS, table]
+        screened = [audit(e, sku, whole_spaces(e, sku, tunes.shipped(e.name))) for e in entries]
+        if any(each.races for each in screened):
+            table = sheet(sku, screened, SCREEN).markdown(
+                "kernelcat predict --audit --state screen"
+            )
+            parts += ["### Whole spaces", WHOLE_SPACES, table]
+        else:
+            parts.append(NO_WHOLE_SPACE)
     return "\n\n".join(parts)

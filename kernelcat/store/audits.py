@@ -12,8 +12,37 @@ from pathlib import Path
 from typing import Any
 
 from kernelcat import paths
+from kernelcat.catalog.implementation import Config
 from kernelcat.errors import InvalidArgument
 from kernelcat.store import headed_lines
+
+
+@dataclass(frozen=True)
+class ScreenedTimes:
+    """Times of an implementation's configurations in screening.
+
+    Attributes
+    ----------
+    parameters : names of the configuration's parameters
+    rows : the values of the parameters, and microseconds, a list for each configuration
+    """
+
+    parameters: list[str]
+    rows: list[list[Any]]
+
+    @staticmethod
+    def of(times: Mapping[Config, float]) -> ScreenedTimes:
+        """The table of ``times``: configurations of one implementation -> microseconds."""
+        parameters = sorted({name for config in times for name in config})
+        return ScreenedTimes(parameters, [
+            [*(config[name] for name in parameters), round(us, 3)] for config, us in times.items()
+        ])  # fmt: skip
+
+    def times(self) -> dict[Config, float]:
+        """Configuration -> microseconds."""
+        return {
+            Config(dict(zip(self.parameters, values, strict=True))): us for *values, us in self.rows
+        }
 
 
 @dataclass(frozen=True)
@@ -63,6 +92,7 @@ class AuditedProblem:
         neither within the noise nor below 1 %.
     tunes : two for each strategy
     skipped : why the problem could not be audited, or None
+    times : implementation -> what its legal configurations took in screening
     """
 
     problem: Mapping[str, Any]
@@ -77,6 +107,7 @@ class AuditedProblem:
     flips: Sequence[str] = ()
     tunes: tuple[AuditedTune, ...] = ()
     skipped: str | None = None
+    times: Mapping[str, ScreenedTimes] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -139,7 +170,8 @@ def read(path: Path) -> Audit:
 
 
 def _problem(record: dict[str, Any]) -> AuditedProblem:
-    return AuditedProblem(**{**record, "tunes": tuple(map(_tune, record["tunes"]))})
+    times = {name: ScreenedTimes(**each) for name, each in record["times"].items()}
+    return AuditedProblem(**{**record, "times": times, "tunes": tuple(map(_tune, record["tunes"]))})
 
 
 def _tune(record: dict[str, Any]) -> AuditedTune:

@@ -53,8 +53,8 @@ __all__ = [
     "Winner",
     "ladder",
     "race_best_known",
+    "screen_whole_space",
     "tune",
-    "tune_whole_space",
 ]
 
 
@@ -145,12 +145,13 @@ def ladder(entry: str, **options: Any) -> TuneReport:
     return _run("ladder --measure", entry, Options(**{**ladder_options, **options}), _best_known)
 
 
-def tune_whole_space(entry: str, **options: Any) -> TuneReport:
-    """Screens every legal configuration, also those that are not worth a try, and races the best.
+def screen_whole_space(entry: str, **options: Any) -> TuneReport:
+    """Screens every legal configuration, also those that are not worth a try; races nothing.
 
-    Takes the arguments of :func:`tune`.
+    Takes the arguments of :func:`tune`, but for ``strategy`` and ``states``.
     """
-    return _run("tune", entry, Options(**{"strategy": "exhaustive", **options}), _legal_candidates)
+    screening = {**options, "strategy": "exhaustive", "states": ()}
+    return _run("tune", entry, Options(**screening), _legal_candidates)
 
 
 def _legal_candidates(tuning: ProblemTune) -> list[Candidate]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -19,13 +20,14 @@ from statistics import median
 from typing import Any
 
 from kernelcat.bench.stats import leader, ratio_interval, ties
+from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.errors import InvalidArgument
 from kernelcat.runtime.gpu import Gpu
-from kernelcat.store.audits import Audit, AuditedProblem, AuditedTune, read
+from kernelcat.store.audits import Audit, AuditedProblem, AuditedTune, ScreenedTimes, read
 from kernelcat.store.measurement import now
 from kernelcat.store.races import BURST, SCREEN
-from kernelcat.tune import Limits, Quiet, TuneReport, search, tune, tune_whole_space
+from kernelcat.tune import Limits, Quiet, TuneReport, screen_whole_space, search, tune
 from kernelcat.tune import backend as backends
 from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.messages import Failed, Timing
@@ -148,7 +150,7 @@ class Auditor:
         self.regime, self.options = regime, options
 
     def audit(self, problem: Problem) -> AuditedProblem:
-        whole = self._tune(problem, tune_whole_space)
+        whole = self._tune(problem, screen_whole_space)
         times = {
             Candidate(row.language, row.variant, row.to_config()): row.median_us
             for row in whole.rows
@@ -161,6 +163,7 @@ class Auditor:
             num_promising=0,
             screened=dict(whole.problems[0].tried),
             seconds=whole.duration_s,
+            times=self._tables(times),
             skipped=whole.skipped.get(whole.problems[0].name),
         )
         if audited.skipped:
@@ -181,6 +184,12 @@ class Auditor:
         best = sorted(times, key=lambda c: (times[c], c.key))[:NUM_BEST]
         contestants = dict.fromkeys([*best, *(c for _, c in choices if c is not None)])
         return self._raced(audited, problem, list(contestants), choices)
+
+    def _tables(self, times: Mapping[Candidate, float]) -> dict[str, ScreenedTimes]:
+        by_name: dict[str, dict[Config, float]] = defaultdict(dict)
+        for candidate in sorted(times, key=lambda c: c.key):
+            by_name[self._name(candidate)][candidate.config] = times[candidate]
+        return {name: ScreenedTimes.of(each) for name, each in by_name.items()}
 
     def _tune(
         self, problem: Problem, work: Callable[..., TuneReport], **options: Any

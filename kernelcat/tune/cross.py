@@ -6,7 +6,7 @@ Candidates are compiled, and those that fit the GPU are ranked by the cost model
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NUM_FITTING, MAX_FITTING = 4, 9
 """Configurations of an implementation that must compile and fit for a problem, without a budget and
 with one."""
-DEFAULT_BUDGET_S = 110.0
+DEFAULT_BUDGET_S = 114.0
 """Seconds after which nothing more is compiled where no budget is given."""
 MAX_SPILL_BYTES = 256
 """Bytes of spilled registers a thread up to which a kernel is ranked. On the H200 the fastest
@@ -80,6 +80,14 @@ def cross_tune(
     else:
         progress.problems(len(problems), planned)
 
+    unsaved: list[Measurement] = []
+
+    def save() -> None:
+        if unsaved:  # one transaction for all candidates of a kernel
+            store.keep(unsaved)
+            report.rows += unsaved
+            unsaved.clear()
+
     def judge(turn: Turn, candidate: Candidate, built: Outcome) -> float | None:
         prediction = predictions[turn.problem]
         reason = why_left_out(built, gpu)
@@ -89,27 +97,35 @@ def cross_tune(
             return None
         row = prediction.judge(candidate, built)
         if row is not None:
-            store.keep([row])
-            report.rows.append(row)
+            unsaved.append(row)
         status = built.status if isinstance(built, Failed) else "passed"
         progress.tried(candidate, status, min(prediction.fitting.values(), default=None))
         return prediction.fitting.get(candidate)
 
     codes = _Codes(gpu, pool.spec)
     plan = Plan(entry, turns, codes.code, codes.ready, judge)
-    _compile(plan, goal, end, pool)
+    try:
+        _compile(plan, goal, end, pool, save)
+    finally:
+        save()
     for prediction in predictions.values():
         prediction.finish(goal)
         progress.finished(prediction.report)
     report.notes += _undone(plan, turns, goal, budget_s, entry.name, gpu)
 
 
-def _compile(plan: Plan, goal: int, end: float, pool: CompilePool) -> None:
-    """Compiles until ``goal`` candidates of each turn fit, nothing is left, or the time is up."""
+def _compile(
+    plan: Plan, goal: int, end: float, pool: CompilePool, save: Callable[[], None]
+) -> None:
+    """Compiles until ``goal`` candidates of each turn fit, nothing is left, or the time is up.
+
+    ``save`` is called after each kernel.
+    """
     while True:
         before = plan.compiled
         for problem, candidate, built in pool.build_each(_until(end, plan.jobs(goal))):
             plan.took(problem, candidate, built)
+            save()
             if time.monotonic() > end:
                 return
         if plan.compiled == before:

@@ -130,7 +130,8 @@ class ProblemTune:
             known = self.times.keys() | self.history.failed.keys()
             report.not_tried = sum(candidate not in known for candidate in candidates)
         screened()
-        if not self._verified_finalists():
+        finalists = self._verified_finalists() if tools.states else self._finalists()
+        if not finalists:
             report.skipped = "no candidate passed the checks"
             return report
         peers = self._peers() if tools.peers else []

@@ -53,7 +53,12 @@ class Results:
         skus = sorted({row.gpu for row in rows if row.gpu in SKUS and self.gpu in (None, row.gpu)})
         names = [self.entry] if self.entry else catalog.names()
         entries = [catalog.entry(name) for name in names]
-        return [predictions.audit(entry, sku, rows) for sku in skus for entry in entries]
+        races = predictions.races_of
+        return [
+            predictions.audit(entry, sku, races(entry, sku, rows))
+            for sku in skus
+            for entry in entries
+        ]
 
     @cached_property
     def _records(

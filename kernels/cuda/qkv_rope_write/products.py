@@ -248,5 +248,4 @@ IMPLEMENTATION = Implementation(
         "dependent launch": "ACQBULK",
     },
     rank=2,
-    unverified="not run on a GPU yet",
 )
