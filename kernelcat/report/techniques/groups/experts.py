@@ -104,7 +104,6 @@ GROUP = Group(
             "and tensor cores.",
             "OpenAI, gpt-oss model card (2025)",
             (
-                Effect("moe_mlp", "gptoss-256-mxfp4", "", "", other_problem="gptoss-256-bf16"),
                 Effect("moe_mlp", "gptoss-256-mxfp4", "cuda/grouped", "peer/humming"),
                 Test("tests/test_moe_checkpoints.py::test_experts_stay_in_4_bits"),
                 Test("tests/test_moe_gemm.py::test_every_format_agrees_with_the_formulation"),

@@ -53,7 +53,6 @@ GROUP = Group(
             (
                 Instruction("HGMMA", ("gemm/cuda/wgmma", "gemm/cute/wgmma")),
                 Effect("paged_attn", "prefill-1x16384-32/8x128-p64", "cuda/wgmma", "cuda/split"),
-                Effect("flashmla", "64x1-128-4096", "cuda/wgmma", "cuda/mma"),
             ),
             aliases=("wgmma",),
         ),
