@@ -12,8 +12,8 @@
 // full[stage]            | producer (1), bytes of TMA; with | score warps | a KV tile has landed
 //                        | cp.async: kGatherThreads         |             |
 // weights_full[stage]    | lanes of the score warp (32)     | value warps | weights, row max
-// empty[stage]           | value threads (128), and the     | producer    | values were read, and no
-//                        | score warps whose turn it is not |             | score warp still waits
+// empty[stage]           | value threads (128), and score   | producer    | values were read,
+//                        | warps whose turn it is not       |             | nobody waits
 // kValuesBarrier (named) | value threads (128)              | value warps | each other (merge)
 #include <kernelcat/pdl.cuh>
 
