@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from campaign import only_in_campaigns
+from cuda_fibers import COMPILER, Host
 
 from kernelcat import catalog
 from kernelcat.catalog.implementation import Config, Float32, Int32, TensorMap
@@ -13,10 +14,10 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.jit import build
 from kernelcat.kernels.cuda.flashmla import dealt, mma, pair, wgmma
 from kernelcat.kernels.cuda.flashmla.split import num_teams
-from kernelcat.reference.flashmla import PACKED_TYPE, latent, sparse
+from kernelcat.reference.flashmla import PACKED_TYPE, latent, sparse, uneven
 from kernelcat.reference.mla_kv_write import appended
 from kernelcat.runtime import gpu, tensor_map
-from kernelcat.verify import inspect
+from kernelcat.verify import gate, inspect
 
 H200 = gpu.find("h200")
 CLUSTER = Config(row_tiles=2, cluster=2, least=1, combine=True)
@@ -127,3 +128,13 @@ def test_an_empty_problem_launches_nothing() -> None:
 def test_pages_of_one_token_are_not_loaded_by_a_cluster() -> None:
     reason = wgmma.IMPLEMENTATION.why_not(CLUSTER, sparse(128, 128, 2048), H200)
     assert reason == "pages of one token come by cp.async, which cannot multicast to a cluster"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(COMPILER is None, reason="no g++")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_mma_is_right_on_the_host_where_most_sequences_have_a_kv_tile_or_two(seed: int) -> None:
+    """Warps and copies run in an order that follows from the seed."""
+    host, config = Host(max_blocks=1 << 30, sms=2, seed=seed), Config(least=4, combine=False)
+    verdict = gate.check(mma.IMPLEMENTATION, uneven(24, 1, 16, 60), config, host, seeds=(seed,))
+    assert verdict.passed, verdict.detail
