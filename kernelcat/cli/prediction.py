@@ -36,7 +36,8 @@ def predict(
 
     For each entry: rank correlation of predicted and measured times (Spearman), and what the
     predicted best, the best of the first 4 and of the first 16 lose against the fastest. With
-    entries, a table of the races of each follows. Nothing runs.
+    entries, a table of the races of each follows; for gemm also one for nvMatmulHeuristics, where
+    that is installed. Nothing runs.
 
     \b
     Example:
@@ -45,7 +46,15 @@ def predict(
       kernelcat predict --audit gemm --state screen --db tuning.sqlite3
     """
     from kernelcat import catalog
-    from kernelcat.report.predictions import audit, races_of, races_sheet, sheet, whole_spaces
+    from kernelcat.report import matmul_heuristics
+    from kernelcat.report.predictions import (
+        audit,
+        models_sheet,
+        races_of,
+        races_sheet,
+        sheet,
+        whole_spaces,
+    )
     from kernelcat.runtime import gpu as gpus
     from kernelcat.store import Store, audits, shipped
     from kernelcat.store.races import SCREEN
@@ -68,6 +77,12 @@ def predict(
     show(sheet(sku, found, state).console())
     for each in found if entries else ():
         show(races_sheet(each).console())
+    for entry, times in zip(chosen, measured, strict=True) if entries else ():
+        if matmul_heuristics.can_judge(entry.name, sku):
+            some, peer = matmul_heuristics.modelled(times), matmul_heuristics.estimates(sku)
+            judged = {"cost models": audit(entry, sku, some)}
+            judged[matmul_heuristics.MODULE] = audit(entry, sku, some, peer)
+            show(models_sheet(judged).console())
 
 
 @click.command()

@@ -7,8 +7,8 @@ today. Its rows are those of one run, so that they may be compared with each oth
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import correlation, mean
 
@@ -71,17 +71,30 @@ class Audit:
         return [race.regret[best_of] for race in self.races if best_of in race.regret]
 
 
-def audit(entry: Entry, sku: str, measured: Mapping[Problem, Mapping[Contestant, float]]) -> Audit:
-    """Judges the cost models of ``entry`` by times on the GPU ``sku``.
+Estimate = Callable[[Problem, str, Config], float]
+"""Microseconds of a configuration of an implementation, by a model."""
+
+
+def audit(
+    entry: Entry,
+    sku: str,
+    measured: Mapping[Problem, Mapping[Contestant, float]],
+    model: Estimate | None = None,
+) -> Audit:
+    """Judges a model by times on the GPU ``sku``; the cost models of ``entry`` by default.
 
     ``measured`` is what :func:`races_of` or :func:`whole_spaces` returns.
     """
     gpu = gpus.find(sku)
     by_name = {i.name: i for i in catalog.implementations(entry.name)}
-    races, skipped = [], 0
+
+    def of_entry(problem: Problem, name: str, config: Config) -> float:
+        return by_name[name].estimate(problem, config, gpu)
+
+    estimate, races, skipped = model or of_entry, [], 0
     for problem, times in measured.items():
         estimates = {
-            (name, config): by_name[name].estimate(problem, config, gpu)
+            (name, config): estimate(problem, name, config)
             for name, config in times
             if by_name[name].why_not(config, problem, gpu) is None
         }
@@ -196,6 +209,20 @@ def sheet(sku: str, audits: Sequence[Audit], state: str = BURST) -> Sheet:
         ("entry", "races", "configurations", "Spearman", *regrets),
         [_line(each, counts) for each in judged],
         notes,
+        slice(1, None),
+    )
+
+
+def models_sheet(judged: Mapping[str, Audit]) -> Sheet:
+    """The table that compares models, by their names, on the same races."""
+    counts = _judged_counts([*judged.values()])
+    regrets = [head for count in counts for head in (f"best of {count}", "at worst", "races")]
+    first = next(iter(judged.values()))
+    return Sheet(
+        f"Models of {first.entry} on the {first.gpu}",
+        ("model", "races", "configurations", "Spearman", *regrets),
+        [_line(replace(each, entry=name), counts) for name, each in judged.items() if each.races],
+        ["The same configurations of the same races, those that all of the models can describe."],
         slice(1, None),
     )
 
