@@ -133,7 +133,7 @@ def test_a_committed_judgement_follows_from_todays_rows() -> None:
     assert isclose(max(losses) - 1, committed.judged[MODEL].worst, abs_tol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["flashmla", "nvfp4_matmul", "paged_attn", "sample"])
+@pytest.mark.parametrize("name", ["gemm", "flashmla", "nvfp4_matmul", "paged_attn", "sample"])
 def test_the_choice_for_a_new_problem_takes_less_than_a_millisecond(name: str) -> None:
     entry, dice = catalog.entry(name), Random(7)
     problems = [entry.random_problem(dice) for _ in range(25)]

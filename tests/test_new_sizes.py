@@ -73,13 +73,14 @@ def functions_called(run: Callable[[], Any]) -> int:
 
 MAX_FUNCTIONS = {
     "gemm": 600, "fp8_gemm": 570, "nvfp4_matmul": 490, "paged_attn": 780, "flashmla": 570,
-    "moe_mlp": 3900, "moe_gemm": 730, "moe_route": 810, "qkv_rope_write": 950, "out_router": 880,
+    "moe_mlp": 3900, "moe_gemm": 730, "moe_route": 810, "qkv_rope_write": 1950, "out_router": 880,
     "rms_norm": 370, "lm_head": 530, "sample": 430,
 }  # fmt: skip
 """Layer -> functions that a first call of a new size may call, a tenth more than it calls.
 
 A function takes about 0.25 us on the machines of CI, which are too busy for a clock. A program of
-`moe_mlp` has up to four kernels, and its builder looks for the routing kernel's configuration.
+`moe_mlp` has up to four kernels, and its builder looks for the routing kernel's configuration; that
+of `qkv_rope_write` has two.
 """
 
 LANGUAGES = [
@@ -111,8 +112,11 @@ def test_the_count_of_functions_sees_a_choice(machine: Machine) -> None:
     assert functions_called(lambda: op(*inputs, **named)) > 2 * MAX_FUNCTIONS["gemm"]
 
 
-MAX_FUNCTIONS_OF_A_CHOICE = {"gemm": 1400, "paged_attn": 1050, "moe_route": 1050, "rms_norm": 710}
-"""Layer -> functions of a first call whose representative is new, by a measured row or a model."""
+MAX_FUNCTIONS_OF_A_CHOICE = {"gemm": 4800, "paged_attn": 1050, "moe_route": 1400, "rms_norm": 710}
+"""Layer -> functions of a first call whose representative is new, by a measured row or a model.
+
+gemm's model estimates the 24 configurations of its portfolio, in about a millisecond.
+"""
 
 
 @pytest.mark.parametrize("layer", MAX_FUNCTIONS_OF_A_CHOICE)

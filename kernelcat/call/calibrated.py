@@ -51,7 +51,7 @@ def _estimates(
             implementation = catalog.implementation(problem.entry, language, variant)
         except (MissingDependency, UnknownName):
             continue
-        if implementation.why_not_try(member.config, problem, gpu) is None:
+        if implementation.why_not(member.config, problem, gpu) is None:
             estimate_us = implementation.estimate(problem, member.config, gpu)
             coefficients = model.coefficients[member.implementation]
             yield implementation, member.config, coefficients.predict(estimate_us)
