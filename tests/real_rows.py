@@ -29,7 +29,7 @@ class Machine:
         self.loads: list[tuple[str, dict[str, Any]]] = []
         self.broken: Callable[[str, Any], Exception | None] = lambda name, config: None
 
-    def load(self, implementation, problem, config, target, device):
+    def load(self, implementation, problem, config, target, device, zeros=None):
         assert all(step.grid for step in implementation.program(problem, config, target).steps)
         error = self.broken(implementation.name, config)
         if error is not None:

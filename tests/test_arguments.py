@@ -72,7 +72,7 @@ def explained(**more: Any) -> Callable[[], Any]:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: kernelcat.get(None), UnknownName, "unknown entry None; known: attn_merge, "),
+        (lambda: kernelcat.get(None), UnknownName, "unknown entry None; known: all_reduce, "),
         (lambda: kernelcat.get(["gemm"]), UnknownName, "unknown entry ['gemm']; known: "),
         (lambda: kernelcat.reference(None), UnknownName, "unknown entry None; known: "),
         (lambda: kernelcat.get("gemm", language=5), InvalidArgument, "language=5 must be a name"),

@@ -88,7 +88,9 @@ def test_one_variant_serves_every_gemm() -> None:
         assert naive.why_not(Config(), gemm(*sizes), H200) is None
 
 
-NAMED = catalog.entry("gemm").problems.items()
+FEW_COLUMNS = ("64x32x2880", "1000x256x7168")
+"""Problems with fewer tiles than the GPU has SMs, in every tile and split."""
+NAMED = [(n, p) for n, p in catalog.entry("gemm").problems.items() if n not in FEW_COLUMNS]
 
 
 @pytest.mark.parametrize(("name", "problem"), NAMED, ids=[name for name, _ in NAMED])

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 HEAVY = ("torch", "numpy", "cupy", "triton", "cutlass", "cuda", "sqlalchemy", "click", "rich")
 
@@ -43,12 +44,15 @@ def test_importing_takes_less_than_150_ms() -> None:
     assert min(float(python(code)) for _ in range(5)) < 0.150
 
 
-def test_listing_the_catalog_takes_less_than_400_ms() -> None:
-    """CPU time of the command, including the start of the interpreter."""
+def test_listing_the_catalog_takes_less_than_400_ms(tmp_path: Path) -> None:
+    """CPU time of the command, with the start of the interpreter; modules are compiled already."""
+    env = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
 
     def seconds() -> float:
         before = os.times()
-        subprocess.run([sys.executable, "-m", "kernelcat", "list"], capture_output=True, check=True)
+        command = [sys.executable, "-m", "kernelcat", "list"]
+        subprocess.run(command, capture_output=True, check=True, env=env)
         after = os.times()
         children = (after.children_user, after.children_system)
         return sum(children) - before.children_user - before.children_system

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sqlite3
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from kernelcat.cli import main
 from kernelcat.errors import CompileError, InvalidArgument
 from kernelcat.report.board import board, load
 from kernelcat.runtime import gpu
-from kernelcat.store import Measurement, Store, import_, merge
+from kernelcat.store import Measurement, Store, calibration, import_, merge
 from kernelcat.store.origin import brought
 from kernelcat.store.plausibility import doubt
 
@@ -142,6 +143,17 @@ def test_a_shipped_winner_that_was_found_wrong_here_does_not_serve(machine: Mach
     assert "found wrong" in str(kernelcat.get("gemm").explain(**PROBLEM.values, gpu="h200"))
 
 
+@pytest.fixture
+def no_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Without calibrated models a problem that nobody measured gets a default."""
+    with monkeypatch.context() as patched:
+        patched.setattr(calibration, "path", lambda sku: tmp_path / "none.json")
+        calibration.models.cache_clear()
+        yield
+    calibration.models.cache_clear()
+
+
+@pytest.mark.usefixtures("no_models")
 def test_a_default_that_was_found_wrong_does_not_serve(machine: Machine) -> None:
     target, problem = gpu.SKUS["h200"], catalog.entry("gemm").problem(
         M=77, N=64, K=64, dtype="float16", bias=False
