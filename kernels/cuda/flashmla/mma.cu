@@ -12,10 +12,11 @@
 // full[stage]            | producer (1), bytes of TMA; with | score warps | a KV tile has landed
 //                        | cp.async: kGatherThreads         |             |
 // weights_full[stage]    | lanes of the score warp (32)     | value warps | weights, row max
-// empty[stage]           | value threads (128), and score   | producer    | values were read,
-//                        | warps whose turn it is not       |             | nobody waits
+// empty[stage]           | value warps (4), and score warps | producer    | values were read,
+//                        | whose turn it is not (3)         |             | nobody waits
 // kValuesBarrier (named) | value threads (128)              | value warps | each other (merge)
 #include <kernelcat/pdl.cuh>
+#include <kernelcat/stage_release.cuh>
 
 #include "stream_gatherer.cuh"
 #include "value_warp.cuh"
@@ -182,7 +183,7 @@ struct StreamLatent {
       for (int tile = segment.begin; tile < segment.end; ++tile) {
         shared.weights_full[at.stage].wait(at.phase);
         value_warp.attend(shared.keys[at.stage], shared.weights[at.stage]);
-        shared.empty[at.stage].arrive();
+        release_stage_after_loads(shared.empty[at.stage]);
         at.advance();
       }
       value_warp.reduce_row_sums();
@@ -217,7 +218,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     for (int i = 0; i < kNumStages; ++i) {
       shared.full[i].init(Tile::kArrivals);
       shared.weights_full[i].init(kWarpThreads);
-      shared.empty[i].init(kValueWarps * kWarpThreads + kScoreWarps - 1);
+      shared.empty[i].init(kValueWarps + kScoreWarps - 1);
     }
     fence_barrier_init();
   }

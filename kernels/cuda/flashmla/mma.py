@@ -196,5 +196,5 @@ IMPLEMENTATION = Implementation(
         "exponential by one instruction": "MUFU.EX2",
     },
     rank=1,
-    unverified="wrong columns for many short sequences, seen on an H200",
+    unverified="was wrong for many short sequences on an H200; mended, not run there again",
 )
