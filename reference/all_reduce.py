@@ -40,7 +40,7 @@ def _make_inputs(problem, normal):
 
 
 def _bytes_moved(problem: Problem) -> int:
-    """Of one rank: x is read and out is written."""
+    """Bytes that one rank moves: it reads its x and writes its out."""
     size = problem["tokens"] * problem["hidden"] * dtypes.itemsize(problem["dtype"])
     return int(2 * size)
 

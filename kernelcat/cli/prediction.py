@@ -79,7 +79,7 @@ def predict(
         show(races_sheet(each).console())
     for entry, times in zip(chosen, measured, strict=True) if entries else ():
         if matmul_heuristics.can_judge(entry.name, sku):
-            some, peer = matmul_heuristics.modelled(times), matmul_heuristics.estimates(sku)
+            some, peer = matmul_heuristics.modelled(times), matmul_heuristics.Model(sku).estimate
             judged = {"cost models": audit(entry, sku, some)}
             judged[matmul_heuristics.MODULE] = audit(entry, sku, some, peer)
             show(models_sheet(judged).console())

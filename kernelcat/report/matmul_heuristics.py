@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from ctypes import byref, c_int
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
@@ -88,6 +87,10 @@ class Model:
         )  # fmt: skip
         return seconds * 1e6
 
+    def estimate(self, problem: Problem, name: str, config: Config) -> float:
+        """Microseconds of ``problem`` by a configuration of the implementation ``name``."""
+        return self.us(problem, Shape.of(config))
+
 
 def can_judge(entry: str, sku: str) -> bool:
     """Whether the package is installed and knows products on the GPU ``sku``."""
@@ -97,7 +100,7 @@ def can_judge(entry: str, sku: str) -> bool:
 def modelled(
     measured: Mapping[Problem, Mapping[tuple[str, Config], float]],
 ) -> dict[Problem, dict[tuple[str, Config], float]]:
-    """Of races of gemm the contestants that the package can describe."""
+    """The races ``measured`` of gemm with those contestants alone that the package can describe."""
     return {
         problem: {
             (name, config): us
@@ -107,9 +110,3 @@ def modelled(
         for problem, times in measured.items()
         if str(problem["dtype"]) in PRECISIONS
     }
-
-
-def estimates(sku: str) -> Any:
-    """``estimate(problem, name, config)`` in microseconds, by the package."""
-    model = Model(sku)
-    return lambda problem, name, config: model.us(problem, Shape.of(config))

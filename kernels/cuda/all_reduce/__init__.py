@@ -36,7 +36,7 @@ LL_WORD, VECTOR = 4, 8
 HALF_BYTES, RING_TILES = 64 << 20, 4
 """Bytes of tiles in half of a window, and tiles of a ring."""
 THREADS = 512
-"""Of a thread block of one_shot and two_shot."""
+"""Threads of a thread block of one_shot and two_shot."""
 SM_BLOCKS = 2
 """Thread blocks that an SM holds: the launch bounds of all kernels ask for room for so many."""
 
