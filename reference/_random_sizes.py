@@ -78,6 +78,16 @@ def sequence_axes(dice: Random, page_sizes: tuple[int, ...]) -> dict[str, int | 
     }  # fmt: skip
 
 
+def with_chunk(decoding: Problem, q_len: int) -> Problem:
+    """``decoding``, an attention problem, with ``q_len`` query tokens in one sequence.
+
+    The other sequences have one each, and the cache has the pages that the lengths need.
+    """
+    axes = {**decoding.values, "tokens": decoding["batch"] - 1 + q_len, "max_q": q_len}
+    problem = Problem.of(decoding.entry, **axes)
+    return Problem.of(problem.entry, **{**axes, "pages": pages_needed(problem)})
+
+
 def pages_needed(problem: Problem) -> int:
     """Pages that the drawn sequences of ``problem`` have together."""
     return sum(-(-kv_len // problem["page_size"]) for kv_len in lengths(problem)[1])

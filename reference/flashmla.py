@@ -47,6 +47,7 @@ from kernelcat.reference._random_sizes import (
     MAX_FLOPS,
     pages_needed,
     sequence_axes,
+    with_chunk,
 )
 from kernelcat.reference._sequences import (
     ATTENTION_PRECONDITIONS,
@@ -245,9 +246,7 @@ one each: an engine's step that computes part of a prompt while it decodes."""
 
 def uneven(batch: int, q_len: int, heads: int, context: int) -> Problem:
     """The problem of sequences of log-uniform lengths, the first with ``q_len`` query tokens."""
-    even = latent(batch, 1, heads, context, lengths="skewed")
-    axes = {**even.values, "tokens": batch - 1 + q_len, "max_q": q_len}
-    return Problem.of("flashmla", **{**axes, "pages": pages_needed(Problem.of("flashmla", **axes))})
+    return with_chunk(latent(batch, 1, heads, context, lengths="skewed"), q_len)
 
 
 def _problems() -> dict[str, Problem]:

@@ -52,6 +52,7 @@ from kernelcat.reference._random_sizes import (
     attention_heads,
     pages_needed,
     sequence_axes,
+    with_chunk,
 )
 from kernelcat.reference._sequences import (
     ATTENTION_PRECONDITIONS,
@@ -268,10 +269,7 @@ PREFILL = ((1, 32, 8, 128, 16384, 64), (4, 32, 8, 128, 4096, 64), (2, 64, 8, 64,
 
 def uneven(*shape: int, q_len: int = 1) -> Problem:
     """The problem of sequences of log-uniform lengths, the first with ``q_len`` query tokens."""
-    even = attention(*shape, lengths="skewed")
-    axes = {**even.values, "tokens": even["batch"] - 1 + q_len, "max_q": q_len}
-    pages = pages_needed(Problem.of("paged_attn", **axes))
-    return Problem.of("paged_attn", **{**axes, "pages": pages})
+    return with_chunk(attention(*shape, lengths="skewed"), q_len)
 
 
 def _name(kind: str, shape: tuple[int, ...]) -> str:
