@@ -273,7 +273,7 @@ ENTRY = Entry(
         ),
         Tensor(
             "load", ("experts",), "int32", "gets assignments before the capacity limit added",
-            flag="load", tolerance=EXACT, optional_for_peers=True, updated=True,
+            flag="load", tolerance=EXACT, optional_for_peers=True, updated=True, accumulated=True,
         ),
     ),
     preconditions=(below_infinity("logits", minus_infinity=True),),

@@ -73,9 +73,7 @@ SMALL = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
 }  # fmt: skip
-TOKENS = re.compile(
-    r"^greedy tokens that are the same from the start: (\d+) of (\d+)$", re.MULTILINE
-)
+TOKENS = re.compile(r"^the same next token after the same text: (\d+) of (\d+)$", re.MULTILINE)
 
 
 @pytest.fixture
@@ -119,7 +117,7 @@ def test_a_model_of_transformers_on_a_gpu() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     ((equal, total),) = TOKENS.findall(done.stdout)
-    assert int(equal) > int(total) // 2  # bfloat16: a near tie may go the other way
+    assert int(equal) > 0.75 * int(total)  # bfloat16: a near tie may go the other way
     assert "tokens/s, with the catalog: " in done.stdout
 
 

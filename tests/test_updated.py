@@ -235,3 +235,23 @@ def test_a_compiled_graph_cannot_allocate_an_updated_output() -> None:
     with pytest.raises(Exception, match="pass out="):
         torch.compile(lambda *inputs: op(*inputs), fullgraph=True, backend="eager")(*inputs)
     torch._dynamo.reset()
+
+
+def updating(entry: Entry) -> Problem:
+    """A small named problem of ``entry`` with all its updated outputs, as few as possible rows."""
+    every = [p for p in entry.problems.values() if all(t.present(p) for t in entry.updated)]
+    return min(every, key=entry.bytes_moved)
+
+
+@pytest.mark.parametrize(
+    "entry", [e for e in map(catalog.entry, catalog.names()) if e.updated], ids=lambda e: e.name
+)
+def test_an_output_that_a_second_run_changes_again_is_declared_accumulated(entry: Entry) -> None:
+    case = prepared(entry, updating(entry))
+    again = dict(gate.decoded(entry, case.problem, case.pristine))
+    again |= {tensor.name: case.expected[tensor.name] for tensor in entry.updated}
+    twice = entry.oracle(case.problem, again)
+    for tensor in entry.updated:
+        once = case.expected[tensor.name]
+        changes = not np.array_equal(once, twice[tensor.name])
+        assert changes == tensor.accumulated, tensor.name

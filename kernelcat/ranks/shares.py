@@ -23,10 +23,11 @@ def of_rank(entry: Entry) -> Entry:
 def prepare(entry: Entry, problem: Problem, device: Device, rank: int, seed: int) -> gate.Prepared:
     """Inputs and oracle of ``rank``; every rank draws the inputs of all ranks with the same seed.
 
-    Memory is that of :func:`kernelcat.verify.gate.prepare` for all ranks.
+    Memory is that of :func:`kernelcat.verify.gate.prepare` for all ranks. The buffers hold the
+    inputs, and poison in the outputs.
     """
     whole, part = gate.prepare(entry, problem, device, seed), of_rank(entry)
-    return replace(
+    prepared = replace(
         whole,
         entry=part,
         buffers={tensor.name: gate.Buffer.poisoned(tensor, problem, device.xp)
@@ -35,3 +36,5 @@ def prepare(entry: Entry, problem: Problem, device: Device, rank: int, seed: int
         pristine={name: array[rank].copy() for name, array in whole.pristine.items()},
         kept={name: array[rank].copy() for name, array in whole.kept.items()},
     )  # fmt: skip
+    prepared.reset()
+    return prepared
