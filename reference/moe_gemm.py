@@ -257,5 +257,4 @@ ENTRY = Entry(
         "*-fp8": "QuACK is raced with weights and activations in 16 bits",
     },
     constraint=_constraint,
-    work_in_progress=True,
 )  # fmt: skip

@@ -268,5 +268,4 @@ ENTRY = Entry(
         peer_in("_moe_peers", "torch", "torch_experts"),
     ),
     constraint=_constraint,
-    work_in_progress=True,
 )  # fmt: skip

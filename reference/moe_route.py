@@ -286,5 +286,4 @@ ENTRY = Entry(
     random_problem=_random_problem,
     peers=(Peer("torch", torch_route), Peer("tokenspeed", tokenspeed_route)),
     constraint=_constraint,
-    work_in_progress=True,
 )  # fmt: skip

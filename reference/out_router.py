@@ -179,5 +179,4 @@ ENTRY = Entry(
     random_problem=_random_problem,
     peers=(Peer("torch", torch_eager), Peer("torch.compile", torch_compiled)),
     constraint=_constraint,
-    work_in_progress=True,
 )  # fmt: skip

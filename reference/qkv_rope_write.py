@@ -179,5 +179,4 @@ ENTRY = Entry(
     random_problem=_random_problem,
     peers=(Peer("torch", torch_projected_write),),
     constraint=lambda problem: kv_write.ENTRY.constraint(_written(problem)),
-    work_in_progress=True,
 )  # fmt: skip

@@ -14,10 +14,11 @@ from click.testing import CliRunner
 
 from kernelcat import catalog
 from kernelcat.call.choice import choose
+from kernelcat.catalog.implementation import Config
 from kernelcat.cli import main
 from kernelcat.errors import StoreError
 from kernelcat.reference.gemm import product
-from kernelcat.report.calibration import _line, fit, raced
+from kernelcat.report.calibration import _line, cover, fit, raced
 from kernelcat.report.explain import Explanation
 from kernelcat.report.left_out import left_out
 from kernelcat.runtime.gpu import SKUS
@@ -87,9 +88,30 @@ def test_the_least_predicted_time_serves_where_the_rule_says_so() -> None:
     assert served(model(MODEL, **slow_wgmma), near) == ("tma", "calibrated")
     assert served(model(NEAREST_THEN_MODEL, **slow_wgmma), near) == ("wgmma", "nearest")
     assert served(model(NEAREST_THEN_MODEL, **slow_wgmma)) == ("tma", "calibrated")
-    # What was measured counts more than what is predicted.
+    # What was measured counts more than what is predicted; a row of the bucket is one prediction.
     assert served(model(MODEL, **slow_wgmma), row(PROBLEM, "wgmma")) == ("wgmma", "exact")
-    assert served(model(MODEL, **slow_wgmma), row(MATE, "wgmma")) == ("wgmma", "bucket")
+    both_slow = {"wgmma": 100.0, "tma": 100.0}
+    assert served(model(MODEL, **both_slow), row(MATE, "wgmma")) == ("wgmma", "bucket")
+    assert served(model(MODEL, **slow_wgmma), row(MATE, "wgmma")) == ("tma", "calibrated")
+    assert served(model(NEAREST, **slow_wgmma), row(MATE, "wgmma")) == ("wgmma", "bucket")
+
+
+def test_a_prediction_is_compared_with_its_doubt() -> None:
+    models = model(MODEL, wgmma=10.0, tma=9.0)
+    doubtful = replace(models["gemm"].coefficients["cuda/tma"], spread=1.5)
+    models["gemm"].coefficients["cuda/tma"] = doubtful
+    best, other = choose(ENTRY, PROBLEM, H200, (), models=models).predictions
+    assert best.variant == "wgmma" and best.high_us == best.us
+    assert isclose(other.high_us, other.us * 1.5**calibration.CAUTION)
+
+
+def test_a_portfolio_serves_each_problem_almost_as_well_as_all_contestants() -> None:
+    a, b, c = (("gemm/cuda/tma", Config({"number": n})) for n in range(3))
+    served = [{a: 10.0, b: 11.0}, {b: 20.0, c: 19.0}, {c: 30.0}, {b: 5.0, a: 9.0}]
+    assert cover(served, 1) == [b]
+    assert cover(served, 2) == [b, c]
+    assert cover(served, 9) == [b, c, a]
+    assert cover([{a: 10.0, b: 10.0001}, {b: 7.0}], 9) == [b]  # a gains too little
 
 
 def test_a_prediction_that_cannot_serve_gives_way_to_the_next() -> None:
@@ -105,17 +127,17 @@ def test_a_prediction_that_cannot_serve_gives_way_to_the_next() -> None:
 def test_explain_says_what_was_predicted() -> None:
     decision = choose(ENTRY, PROBLEM, H200, (), models=model(MODEL, wgmma=2.0, tma=9.0))
     text = str(Explanation.of(PROBLEM, H200, decision))
-    us = {p.variant: p.us for p in decision.predictions}
+    by_variant = {p.variant: p for p in decision.predictions}
     assert decision.missed and "calibrated: the least time" in text
-    assert f"predicted: {us['wgmma']:.4g} us, the least of 2 configurations" in text
-    assert f"then cuda/tma {us['tma']:.4g} us" in text
+    assert f"predicted: {by_variant['wgmma']}, the least of 2 configurations" in text
+    assert f"then cuda/tma {by_variant['tma']}" in text
 
 
 @pytest.mark.parametrize("name", sorted(calibration.models("h200")))
 def test_the_committed_coefficients_follow_from_todays_rows_and_models(name: str) -> None:
     """Else run ``kernelcat calibrate --all``."""
     entry, committed = catalog.entry(name), calibration.models("h200")[name]
-    fitted = fit(entry, H200, raced(entry, "h200"), committed.rule)
+    fitted = fit(entry, H200, raced(entry, "h200"), committed.rule, committed.widened)
     assert fitted.portfolio == committed.portfolio
     assert fitted.coefficients.keys() == committed.coefficients.keys()
     for each, numbers in fitted.coefficients.items():

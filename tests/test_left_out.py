@@ -43,6 +43,7 @@ def rows(monkeypatch) -> list[SimpleNamespace]:
             )  # fmt: skip
     monkeypatch.setattr(module.lines, "shipped", lambda: rows)
     monkeypatch.setattr(module, "snapshot", lambda: SimpleNamespace(choices=lambda name: choices))
+    monkeypatch.setattr(module.calibration, "models", lambda sku: {})  # the nearest problem serves
     return rows
 
 

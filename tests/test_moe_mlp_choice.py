@@ -8,13 +8,13 @@ import pytest
 from kernelcat import catalog
 from kernelcat.call.choice import choose
 from kernelcat.catalog.implementation import Config, LeastEstimate
+from kernelcat.catalog.random_problems import as_called
 from kernelcat.reference._assignments import row_blocks
 from kernelcat.reference._experts import FP8
 from kernelcat.reference.moe_mlp import ENTRY, layer
 from kernelcat.reference.moe_route import routed
 from kernelcat.runtime import gpu
 from kernelcat.store import Choice
-from kernelcat.tune.random_races import as_called
 
 H200 = gpu.find("h200")
 MXFP4 = {"format": "mxfp4", "packing": "tiles"}

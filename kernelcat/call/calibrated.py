@@ -5,53 +5,91 @@ Cost models estimate; coefficients of the SKU, fitted from measured rows, correc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from kernelcat import catalog
-from kernelcat.catalog.implementation import Config, Implementation
+from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import MissingDependency, UnknownName
 from kernelcat.runtime.gpu import Gpu
 from kernelcat.store.calibration import Calibrated
 
+if TYPE_CHECKING:
+    from kernelcat.store import Choice
+
+MATES = 4
+"""Rows of the bucket that are compared with the portfolio; the best ones come first."""
+
 
 class Prediction(NamedTuple):
-    """A configuration and its predicted time in microseconds."""
+    """A configuration and its predicted time in microseconds.
 
+    ``high_us`` is the time that is compared: the predicted one and its doubt. ``evidence`` is the
+    row of the bucket from whose time the prediction follows, or None.
+    """
+
+    high_us: float
     us: float
     language: str
     variant: str
     config: Config
+    evidence: Choice | None = None
+
+    def __str__(self) -> str:
+        return f"{self.us:.4g} us (up to {self.high_us:.4g})"
 
 
 def predictions(
-    model: Calibrated, problem: Problem, gpu: Gpu, allows: Callable[[str, str], bool]
+    model: Calibrated,
+    problem: Problem,
+    gpu: Gpu,
+    allows: Callable[[str, str], bool],
+    mates: Iterable[Choice] = (),
 ) -> list[Prediction]:
-    """The portfolio's configurations that are worth a try for ``problem``, the fastest first.
+    """What the portfolio has for ``problem``, and what is fastest in its bucket; the best first.
 
-    ``allows`` takes a language and a variant. Left out is what this installation cannot compile,
-    and what today's spaces no longer have.
+    ``allows`` takes a language and a variant. ``mates`` are rows of the bucket: each says how far
+    the estimate of its configuration is off. Left out is what this installation cannot compile,
+    what today's spaces no longer have, and what is not worth a prediction.
     """
-    found = [
-        Prediction(us, each.language, each.variant, config)
-        for each, config, us in _estimates(model, problem, gpu, allows)
-    ]
-    return sorted(found, key=lambda p: (p.us, p.language, p.variant, p.config.key))
+    found = [*_of_portfolio(model, problem, gpu, allows), *_of_mates(problem, gpu, mates)]
+    return sorted(found, key=lambda p: (p.high_us, p.language, p.variant, p.config.key))
 
 
-def _estimates(
+def _of_portfolio(
     model: Calibrated, problem: Problem, gpu: Gpu, allows: Callable[[str, str], bool]
-) -> Iterator[tuple[Implementation, Config, float]]:
+) -> Iterator[Prediction]:
     for member in model.portfolio:
         language, variant = member.implementation.split("/")
         if not allows(language, variant):
             continue
-        try:
-            implementation = catalog.implementation(problem.entry, language, variant)
-        except (MissingDependency, UnknownName):
-            continue
-        if implementation.why_not(member.config, problem, gpu) is None:
-            estimate_us = implementation.estimate(problem, member.config, gpu)
+        estimate_us = _estimate(language, variant, member.config, problem, gpu)
+        if estimate_us is not None:
             coefficients = model.coefficients[member.implementation]
-            yield implementation, member.config, coefficients.predict(estimate_us)
+            us = coefficients.predict(estimate_us)
+            yield Prediction(us * coefficients.doubt, us, language, variant, member.config)
+
+
+def _of_mates(problem: Problem, gpu: Gpu, mates: Iterable[Choice]) -> Iterator[Prediction]:
+    for mate in itertools.islice(mates, MATES):
+        names = mate.language, mate.variant, mate.config
+        estimate_us = _estimate(*names, problem, gpu)
+        measured_us, estimated_us = mate.median_us, _estimate(*names, mate.problem, gpu)
+        if estimate_us and estimated_us and measured_us:
+            us = estimate_us * measured_us / estimated_us
+            yield Prediction(us, us, *names, mate)
+
+
+def _estimate(
+    language: str, variant: str, config: Config, problem: Problem, gpu: Gpu
+) -> float | None:
+    """The estimate in microseconds, or None where the configuration is not worth one."""
+    try:
+        implementation = catalog.implementation(problem.entry, language, variant)
+    except (MissingDependency, UnknownName):
+        return None
+    if implementation.why_not_predict(config, problem, gpu) is not None:
+        return None
+    return implementation.estimate(problem, config, gpu)

@@ -1,12 +1,13 @@
 """The choice of an implementation and a configuration for a problem on a GPU, with the reason.
 
 Where a lock is in use and has the problem, only the kernel of the lock serves. Otherwise the order
-is: the exact problem, measured on this SKU; a problem of the same bucket, measured on this SKU; the
-least time that the entry's calibrated model of this SKU predicts; either of the first two, measured
-on a sibling SKU (one with the same architecture); a prediction for this SKU, or for a sibling SKU;
-the winners of the nearest problems measured on this SKU; the implementations' defaults, highest
-rank first. An entry's model comes after the winners of the nearest problems, or does not serve at
-all, where its judgement says so (``kernelcat calibrate``). Every offer is checked again. Passed
+is: the exact problem, measured on this SKU; the least time that the entry's calibrated model of
+this SKU predicts, for its portfolio and for what was measured in the problem's bucket; a problem of
+the same bucket, measured on this SKU; either of the measured ones on a sibling SKU (one with the
+same architecture); a prediction for this SKU, or for a sibling SKU; the winners of the nearest
+problems measured on this SKU; the implementations' defaults, highest rank first. An entry's model
+comes after the winners of the nearest problems, or does not serve at all, where its judgement says
+so (``kernelcat calibrate``). Every offer is checked again. Passed
 over are rows that cannot be true, and configurations that are not of the space, whose result was
 found wrong, or that do not compile; the next offer serves. An unverified implementation serves only
 by name, or where no other serves. A configuration that is not worth a try (``unpromising``) serves
@@ -141,13 +142,18 @@ class Decision:
 
 @dataclass
 class _Offer:
-    """A proposal that may turn out not to serve; without ``config`` the default is meant."""
+    """A proposal that may turn out not to serve; without ``config`` the default is meant.
+
+    ``predicted`` is whether its time was compared with those of other offers: it needs no further
+    check whether it is worth a try.
+    """
 
     why: str
     language: str
     variant: str
     config: Config | None = None
     evidence: Choice | None = None
+    predicted: bool = False
 
 
 @dataclass
@@ -185,7 +191,7 @@ class _Search:
             except (MissingDependency, UnknownName) as error:
                 reason = str(error)
         if implementation is not None:
-            promising = promising and offer.why not in ("exact", *FIXED_WHY)
+            promising = promising and offer.why not in ("exact", *FIXED_WHY) and not offer.predicted
             fault = self._fault(offer, implementation)
             if fault is None:
                 config, reason = self._judge(implementation, config, verified, promising)
@@ -205,14 +211,22 @@ class _Search:
             tuple(self.predictions or ()),
         )  # fmt: skip
 
-    def predicted(self, rule: str) -> Iterator[_Offer]:
-        """What the calibrated model offers if its rule is ``rule``, the fastest first."""
+    def predicted(self, rule: str, mates: Sequence[Choice] = ()) -> Iterator[_Offer]:
+        """What the calibrated model offers if its rule is ``rule``, the fastest first.
+
+        ``mates`` are rows of the bucket, which it is compared with.
+        """
         if self.model is None or self.model.rule != rule:
             return
         if self.predictions is None:
-            self.predictions = predictions(self.model, self.problem, self.gpu, self.pin.allows)
+            self.predictions = predictions(
+                self.model, self.problem, self.gpu, self.pin.allows, mates
+            )
         for each in self.predictions:
-            yield _Offer("calibrated", each.language, each.variant, each.config)
+            why = "bucket" if each.evidence else "calibrated"
+            yield _Offer(
+                why, each.language, each.variant, each.config, each.evidence, predicted=True
+            )
 
     def _fault(self, offer: _Offer, implementation: Implementation) -> str | None:
         """Why the row of an offer cannot be true, or its configuration is not of the space."""
@@ -310,8 +324,11 @@ def _offers(search: _Search, choices: Sequence[Choice]) -> Iterator[_Offer]:
         yield _Offer("forced", str(pin.language), str(pin.variant), pin.config)
         return
     known = groups(search.entry, choices)
-    yield from (_of_row(why, choice) for why, choice in _measured(search, known))
-    yield from search.predicted(calibration.MODEL)
+    exact = _rows(search, "measured", known.exact(search.problem))
+    yield from (_of_row("exact", choice) for choice in exact)
+    mates = tuple(_rows(search, "measured", known.bucketmates(search.problem)))
+    yield from search.predicted(calibration.MODEL, mates)
+    yield from (_of_row("bucket", choice) for choice in mates)
     for why, choice in _elsewhere(search, known):
         yield _of_row(why, choice)
         if why == "nearest":  # where the configuration does not fit, the kernel's default may
@@ -324,13 +341,6 @@ def _offers(search: _Search, choices: Sequence[Choice]) -> Iterator[_Offer]:
 
 def _of_row(why: str, choice: Choice) -> _Offer:
     return _Offer(why, choice.language, choice.variant, choice.config, choice)
-
-
-def _measured(search: _Search, known: Groups) -> Iterator[tuple[str, Choice]]:
-    """Pairs of a reason and a row of this SKU that was measured for the problem or its bucket."""
-    yield from (("exact", c) for c in _rows(search, "measured", known.exact(search.problem)))
-    mates = known.bucketmates(search.problem)
-    yield from (("bucket", c) for c in _rows(search, "measured", mates))
 
 
 def _elsewhere(search: _Search, known: Groups) -> Iterator[tuple[str, Choice]]:

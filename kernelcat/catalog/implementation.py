@@ -248,6 +248,10 @@ class Implementation:
         Why a legal configuration is not worth a try. The tuner's search and the default obey this
         predicate, and calls prefer what obeys it unless it was measured for the problem itself. It
         is called only with legal configurations.
+    too_slow : ``(config, problem, gpu) -> reason or None``
+        Why a configuration that is not ``unpromising`` is not worth a try beside the one with the
+        least estimate. Searching that one may take many milliseconds: a call that compares
+        predicted times does not ask.
     default : ``(problem, gpu) -> Config``
         A good configuration without any measurement. The default must be legal wherever any
         configuration of the space is legal. Left out, it is :class:`LeastEstimate`.
@@ -276,6 +280,7 @@ class Implementation:
     space: Mapping[str, tuple[ConfigValue, ...]] = field(default_factory=dict)
     illegal: Callable[[Config, Problem, Gpu], str | None] = lambda config, problem, gpu: None
     unpromising: Callable[[Config, Problem, Gpu], str | None] = lambda config, problem, gpu: None
+    too_slow: Callable[[Config, Problem, Gpu], str | None] = lambda config, problem, gpu: None
     default: Callable[[Problem, Gpu], Config] = field(default_factory=lambda: LeastEstimate())
     techniques: Mapping[str, str] = field(default_factory=dict)
     rank: int = 0
@@ -342,6 +347,11 @@ class Implementation:
 
     def why_not_try(self, config: Config, problem: Problem, gpu: Gpu) -> str | None:
         """Why ``config`` cannot serve or is not worth a try; None when it is worth a try."""
+        reason = self.why_not_predict(config, problem, gpu)
+        return reason or self.too_slow(config, problem, gpu)
+
+    def why_not_predict(self, config: Config, problem: Problem, gpu: Gpu) -> str | None:
+        """Why ``config`` cannot serve, or need not be compared with others; or None."""
         return self.why_not(config, problem, gpu) or self.unpromising(config, problem, gpu)
 
     def legal(self, problem: Problem, gpu: Gpu) -> Iterator[Config]:
@@ -352,9 +362,10 @@ class Implementation:
                     yield config
 
     def configs(self, problem: Problem, gpu: Gpu) -> Iterator[Config]:
-        """The legal configurations that are worth a try (not unpromising)."""
+        """The legal configurations that are worth a try."""
         for config in self.legal(problem, gpu):
-            if self.unpromising(config, problem, gpu) is None:
+            reason = self.unpromising(config, problem, gpu) or self.too_slow(config, problem, gpu)
+            if reason is None:
                 yield config
 
     def whole_space(self) -> Iterator[Config]:

@@ -3,19 +3,24 @@
 The coefficients of an implementation are a least-squares line through the logarithms of measured
 over estimated time. The line is drawn towards a constant, and the constant towards 1, as if there
 were a few rows that say so: two rows must not decide what far larger problems take.
+
+The portfolio is what a call chooses from. One that serves the measured problems alone may lack
+tiles for sizes that nobody raced; a widened one also serves random problems, whose times are
+predicted.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping
-from functools import lru_cache
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from math import exp, log
 
 import numpy as np
 
 from kernelcat import catalog
 from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.random_problems import as_called, draw
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.runtime.gpu import Gpu
 from kernelcat.store import lines
@@ -29,9 +34,17 @@ PRIOR_SLOPE = 3.0
 """Weight, in rows at a distance of e, of the belief that the ratio does not depend on size."""
 MAX_PORTFOLIO = 32
 """Configurations that a call predicts at most; each costs some microseconds."""
+WORTH = 0.0005
+"""What a further configuration must take from the mean loss."""
+UNSERVED = 1.0
+"""Loss of a problem that nothing serves: e times the least time."""
+RANDOM_PROBLEMS, RANDOM_SEED = 100, "portfolio"
+"""Random problems that a portfolio serves, beside the measured ones. Dispatch is judged with other
+seeds."""
 
 Contestant = tuple[str, Config]
 """Name of an implementation, and a configuration."""
+Losses = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Times = Mapping[Problem, Mapping[Contestant, float]]
 """Problem -> contestant -> microseconds."""
 
@@ -51,33 +64,92 @@ def raced(entry: Entry, sku: str) -> dict[Problem, dict[Contestant, float]]:
     return times
 
 
-def fit(entry: Entry, gpu: Gpu, times: Times, rule: str) -> Calibrated:
+def fit(entry: Entry, gpu: Gpu, times: Times, rule: str, widened: bool = False) -> Calibrated:
     """The model of ``entry`` on ``gpu`` that follows from ``times``; it has no judgement yet.
 
-    The portfolio has the fastest verified configuration of each problem, the most frequent ones
-    first. So its regret over the measured problems is least, as long as they have no more than
-    :data:`MAX_PORTFOLIO` different ones.
+    ``widened`` is whether the portfolio also serves random problems.
     """
     verified = {i.name for i in catalog.implementations(entry.name) if not receipts.doubt(i)}
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    wins: Counter[Contestant] = Counter()
+    served: list[Mapping[Contestant, float]] = []
     for problem, contestants in times.items():
         legal = {}
         for each, us in contestants.items():
             estimate_us = _estimate(*each, problem, gpu)
             if estimate_us is not None:
-                legal[each] = us
                 points[each[0]].append((estimate_us, us))
-        legal = {each: us for each, us in legal.items() if each[0] in verified}
-        if legal:
-            wins[min(legal, key=lambda each: (legal[each], each[0], each[1].key))] += 1
-    ordered = sorted(wins, key=lambda each: (-wins[each], each[0], each[1].key))
-    return Calibrated(
-        rule,
-        {},
-        {_short(name): _line(points[name]) for name in sorted(points)},
-        tuple(Member(_short(name), config) for name, config in ordered[:MAX_PORTFOLIO]),
-    )
+                if each[0] in verified:
+                    legal[each] = us
+        served.append(legal)
+    coefficients = {_short(name): _line(points[name]) for name in sorted(points)}
+    for estimates in _random_estimates(entry.name, gpu) if widened else ():
+        predicted = {}
+        for each, us in estimates.items():
+            line = coefficients.get(_short(each[0]))
+            if line is not None:
+                predicted[each] = line.predict(us) * line.doubt
+        served.append(predicted)
+    portfolio = cover([each for each in served if each], MAX_PORTFOLIO)
+    members = tuple(Member(_short(name), config) for name, config in portfolio)
+    return Calibrated(rule, {}, coefficients, members, widened)
+
+
+def cover(served: Sequence[Mapping[Contestant, float]], most: int) -> list[Contestant]:
+    """Contestants, at most ``most``, of which the best one of each problem is near the best of all.
+
+    ``served`` has microseconds by contestant, for each problem, at least one. Contestants join one
+    by one, each time the one that takes most from the mean loss; then those leave that others have
+    made superfluous. Each one of the result takes :data:`WORTH` from it, or more. A loss is the
+    logarithm of a time over the least one; a problem that nothing serves loses :data:`UNSERVED`.
+    """
+    names = sorted(set().union(*served), key=lambda each: (each[0], each[1].key))
+    places = {each: place for place, each in enumerate(names)}
+    losses = np.full((len(names), len(served)), np.inf)
+    for number, times in enumerate(served):
+        least = min(times.values())
+        for contestant, us in times.items():
+            losses[places[contestant], number] = log(us / least)
+
+    def left(chosen: Sequence[int]) -> Losses:
+        return losses[chosen].min(axis=0, initial=UNSERVED)
+
+    def gains(others: Losses) -> Losses:
+        """What each contestant takes from the mean loss."""
+        return np.maximum(others - losses, 0.0).mean(axis=1)
+
+    chosen: list[int] = []
+    while len(chosen) < min(most, len(names)):
+        gained = gains(left(chosen))
+        best = int(gained.argmax())
+        if gained[best] < WORTH:
+            break
+        chosen.append(best)
+    for each in tuple(chosen):
+        others = [other for other in chosen if other != each]
+        if gains(left(others))[each] < WORTH:
+            chosen = others
+    return [names[each] for each in chosen]
+
+
+@lru_cache(maxsize=32)
+def _random_estimates(name: str, gpu: Gpu) -> list[dict[Contestant, float]]:
+    """Estimates in microseconds of what is worth a try, for each of a few random problems."""
+    entry = catalog.entry(name)
+    if entry.random_problem is None:
+        return []
+    implementations = [
+        each
+        for each in catalog.implementations(name)
+        if each.serves(gpu.arch) and not receipts.doubt(each)
+    ]
+    return [
+        {
+            (each.name, config): each.estimate(problem, config, gpu)
+            for each in implementations
+            for config in each.configs(problem, gpu)
+        }
+        for problem in map(partial(as_called, entry), draw(entry, RANDOM_SEED, RANDOM_PROBLEMS))
+    ]
 
 
 @lru_cache(maxsize=1 << 14)

@@ -21,6 +21,7 @@ def sheet(sku: str, models: Mapping[str, Calibrated]) -> Sheet:
             "mean of the chosen variant's best time over the fastest, in parentheses the worst.",
             "Spread: by which factor measured times differ from predictions, the middle of all "
             "implementations (fitted rows, so too small).",
+            "+: the portfolio also serves random problems.",
         ],
         slice(1, None),
     )
@@ -33,6 +34,6 @@ def _line(name: str, model: Calibrated) -> tuple[str, ...]:
         str(max(each.problems for each in model.judged.values())),
         *(f"{model.judged[r].mean:.1%} ({model.judged[r].worst:.0%})" for r in RULES),
         model.rule,
-        str(len(model.portfolio)),
+        f"{len(model.portfolio)}{'+' if model.widened else ''}",
         f"{spreads[len(spreads) // 2]:.2f}",
     )

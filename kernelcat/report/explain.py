@@ -122,14 +122,14 @@ def _other_compiler(choice: Choice) -> str | None:
 
 
 def _predicted(explanation: Explanation) -> str:
-    """The predicted time, and that of the fastest other configurations."""
+    """The predicted time, in parentheses the one that is compared; those of the next ones."""
     chosen = explanation.implementation
     served = (chosen.language, chosen.variant, explanation.config)
-    us = [p.us for p in explanation.predictions if p[1:] == served]
-    others = [p for p in explanation.predictions if p[1:] != served]
-    text = f"{us[0]:.4g} us, the least of {len(explanation.predictions)} configurations"
-    if others:
-        listed = (f"{p.language}/{p.variant} {p.us:.4g} us" for p in others[:SHOWN_PREDICTIONS])
+    every = {(p.language, p.variant, p.config): p for p in reversed(explanation.predictions)}
+    text = f"{every.pop(served)}, the least of {len(explanation.predictions)} configurations"
+    if every:
+        others = sorted(every.values(), key=lambda p: p.high_us)[:SHOWN_PREDICTIONS]
+        listed = (f"{p.language}/{p.variant} {p}" for p in others)
         text += f"; then {', '.join(listed)}"
     return text
 

@@ -41,22 +41,27 @@ class LeftOut:
     us: float | None
 
 
-def left_out(entry: Entry, sku: str, rule: str | None = None) -> list[LeftOut]:
+def left_out(
+    entry: Entry, sku: str, rule: str | None = None, widened: bool | None = None
+) -> list[LeftOut]:
     """One result for each problem of ``entry`` with shipped rows of ``sku``.
 
-    ``rule`` is one of ``calibration.RULES``, by default the one of the entry's shipped model. The
-    model is fitted anew without the rows that are left out.
+    ``rule`` is one of ``calibration.RULES``, and ``widened`` whether the portfolio also serves
+    random problems; by default those of the entry's shipped model. The model is fitted anew without
+    the rows that are left out.
     """
     gpu, choices = gpus.find(sku), snapshot().choices(entry.name)
     shipped, every = calibration.models(gpu.sku).get(entry.name), raced(entry, sku)
     rule = rule or (shipped.rule if shipped else calibration.NEAREST)
+    if widened is None:
+        widened = shipped is not None and shipped.widened
     found = []
     for problem, times in every.items():
         bucket, axes = entry.bucket(problem), problem.values.keys()
         models = {}
         if rule != calibration.NEAREST:
             rest = {p: each for p, each in every.items() if entry.bucket(p) != bucket}
-            models[entry.name] = fit(entry, gpu, rest, rule)
+            models[entry.name] = fit(entry, gpu, rest, rule, widened)
         others = [
             choice
             for choice in choices

@@ -24,6 +24,11 @@ else the highest rank; the winner of the nearest problem, else the least predict
 predicted time."""
 
 
+CAUTION = 1.5
+"""Standard deviations by which a predicted time is raised before it is compared with others: of
+many predictions the least is the one that errs most."""
+
+
 @dataclass(frozen=True)
 class Coefficients:
     """What turns the estimate of an implementation into a predicted time on one SKU.
@@ -50,6 +55,11 @@ class Coefficients:
         """Microseconds for an estimate of ``estimate_us``."""
         inside = min(max(estimate_us, self.low_us), self.high_us)
         return estimate_us * self.factor * exp(self.slope * log(inside / self.center_us))
+
+    @property
+    def doubt(self) -> float:
+        """Factor of a predicted time that :data:`CAUTION` adds."""
+        return float(self.spread**CAUTION)
 
 
 @dataclass(frozen=True)
@@ -83,16 +93,19 @@ class Calibrated:
     judged : rule -> what it loses
     coefficients : ``cuda/wgmma`` -> its coefficients
     portfolio : the configurations that the least predicted time is looked for among
+    widened : whether the portfolio also serves random problems, whose times are predicted
     """
 
     rule: str
     judged: Mapping[str, Judgement]
     coefficients: Mapping[str, Coefficients]
     portfolio: tuple[Member, ...]
+    widened: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
             "rule": self.rule,
+            "widened": self.widened,
             "judged": {rule: asdict(each) for rule, each in self.judged.items()},
             "coefficients": {name: asdict(each) for name, each in self.coefficients.items()},
             "portfolio": [
@@ -111,6 +124,7 @@ class Calibrated:
             {rule: Judgement(**each) for rule, each in values["judged"].items()},
             {name: Coefficients(**each) for name, each in values["coefficients"].items()},
             tuple(Member(m["implementation"], Config(m["config"])) for m in values["portfolio"]),
+            values.get("widened", False),
         )
 
 

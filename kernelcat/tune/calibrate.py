@@ -2,11 +2,13 @@
 
 A model is fitted to some problems and judged on others: each measured problem is served without the
 rows of its bucket, once by each rule. The rule that loses least is kept. Rules that ask the model
-must lose clearly less than the winner of the nearest problem, which needs no model.
+must lose clearly less than the winner of the nearest problem, which needs no model. A portfolio
+that also serves random problems is kept unless it loses clearly more on the measured ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kernelcat.catalog.spec import Entry
@@ -36,10 +38,25 @@ def calibrate(entry: Entry, sku: str) -> Calibration:
     if len(times) < MIN_PROBLEMS:
         reason = f"{len(times)} measured problems are fewer than {MIN_PROBLEMS}"
         return Calibration(entry.name, None, reason)
-    judged = {rule: _judge(left_out(entry, gpu.sku, rule)) for rule in RULES}
-    best = min(RULES, key=lambda rule: judged[rule].mean)
-    rule = best if judged[best].mean < judged[NEAREST].mean - MARGIN else NEAREST
-    return Calibration(entry.name, replace(fit(entry, gpu, times, rule), judged=judged))
+    nearest = _judge(left_out(entry, sku, NEAREST, False))
+
+    def judged(widened: bool) -> dict[str, Judgement]:
+        asking = {
+            rule: _judge(left_out(entry, sku, rule, widened)) for rule in RULES if rule != NEAREST
+        }
+        return {NEAREST: nearest, **asking}
+
+    narrow, wide = judged(False), judged(entry.random_problem is not None)
+    widened = entry.random_problem is not None and _least(wide) <= _least(narrow) + MARGIN
+    losses = wide if widened else narrow
+    best = min(RULES, key=lambda rule: losses[rule].mean)
+    rule = best if losses[best].mean < nearest.mean - MARGIN else NEAREST
+    model = fit(entry, gpu, times, rule, widened)
+    return Calibration(entry.name, replace(model, judged=losses))
+
+
+def _least(judged: Mapping[str, Judgement]) -> float:
+    return min(each.mean for each in judged.values())
 
 
 def _judge(found: list[LeftOut]) -> Judgement:

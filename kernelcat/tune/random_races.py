@@ -7,7 +7,6 @@ hangs or is wrong fails its own race only.
 from __future__ import annotations
 
 import math
-import random
 import tempfile
 import threading
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from kernelcat.catalog.random_problems import as_called, draw
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.errors import InvalidArgument, LaunchError, Unsupported
 from kernelcat.runtime.gpu import Gpu
@@ -44,34 +44,6 @@ SHORT_TUNE_S = 45.0
 """Seconds of the tune of one problem."""
 TUNE_SHARE = 0.5
 """Share of a budget that tunes may take together."""
-
-
-def draw(entry: Entry, seed: str, count: int) -> list[Problem]:
-    """The first ``count`` random problems of ``entry`` for ``seed``, all of them different.
-
-    None of them is a named problem: those are tuned.
-
-    Raises ``Unsupported`` for an entry without random problems.
-    """
-    if entry.random_problem is None:
-        raise Unsupported(f"{entry.name} has no random problems: its reference/{entry.name}.py "
-                          "defines no random_problem")  # fmt: skip
-    drawn: list[Problem] = []
-    for number in range(count):
-        dice = random.Random(f"{seed} {entry.name} {number}")
-        while len(drawn) == number:
-            problem = entry.problem(**entry.random_problem(dice).values)
-            if problem not in drawn and entry.problem_name(problem) is None:
-                drawn.append(problem)
-    return drawn
-
-
-def as_called(entry: Entry, problem: Problem) -> Problem:
-    """``problem`` as a program calls it: what only describes drawn inputs has its default."""
-    drawn = {
-        axis.name: axis.default for axis in entry.axes if axis.drawn and axis.default is not None
-    }
-    return entry.problem(**{**problem.values, **drawn})
 
 
 def race_random(

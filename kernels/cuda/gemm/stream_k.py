@@ -119,11 +119,14 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     tiles = _tiles(config, problem, gpu)
-    why = _unpromising_tiles(tiles) or _stream(tiles, config).why_unpromising()
-    best = None if why else _best(problem, gpu)
+    return _unpromising_tiles(tiles) or _stream(tiles, config).why_unpromising()
+
+
+def _too_slow(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    best = _best(problem, gpu)
     if best is not None and _estimate(problem, config, gpu) > SLACK * best[0]:
         return f"estimated to be more than {SLACK} times slower than {best[1]['tile']}"
-    return why
+    return None
 
 
 def _unpromising_tiles(tiles: Plan) -> str | None:
@@ -172,12 +175,7 @@ def _best(problem: Problem, gpu: Gpu) -> tuple[float, Config] | None:
     best: tuple[float, Config] | None = None
     for values in product(*SPACE.values()):
         config = Config(dict(zip(SPACE, values, strict=True)))
-        tiles = _tiles(config, problem, gpu)
-        if (
-            _illegal(config, problem, gpu)
-            or _unpromising_tiles(tiles)
-            or _stream(tiles, config).why_unpromising()
-        ):
+        if _illegal(config, problem, gpu) or _unpromising(config, problem, gpu):
             continue
         us = _estimate(problem, config, gpu)
         if best is None or us < best[0]:
@@ -194,6 +192,7 @@ IMPLEMENTATION = Implementation(
     space=SPACE,
     illegal=_illegal,
     unpromising=_unpromising,
+    too_slow=_too_slow,
     program=_program,
     estimate=_estimate,
     techniques={

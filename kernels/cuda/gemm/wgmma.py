@@ -82,8 +82,14 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 # ---- which configurations serve ----------------------------------------------------------------
 
 
+@lru_cache(maxsize=256)
+def _plan(config: Config, problem: Problem, gpu: Gpu) -> Plan:
+    """A call asks for the same plan in each of the following steps."""
+    return Plan.of(config, problem, gpu)
+
+
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    plan = Plan.of(config, problem, gpu)
+    plan = _plan(config, problem, gpu)
     return why_not_tma(problem) or _illegal_plan(plan, problem, gpu)
 
 
@@ -106,12 +112,8 @@ def illegal_tiles(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    plan = Plan.of(config, problem, gpu)
-    return (
-        _unpromising_tile(plan, config)
-        or unpromising_split(plan)
-        or _unpromising_estimate(plan, problem, gpu)
-    )
+    plan = _plan(config, problem, gpu)
+    return _unpromising_tile(plan, config) or unpromising_split(plan)
 
 
 def _unpromising_tile(plan: Plan, config: Config) -> str | None:
@@ -138,7 +140,8 @@ def _unpromising_tile(plan: Plan, config: Config) -> str | None:
     return None
 
 
-def _unpromising_estimate(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
+def _too_slow(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    plan = _plan(config, problem, gpu)
     best, slack = _best(problem, gpu), SLACK[plan.is_skinny]
     if best is not None and _plan_us(plan, problem, gpu) > slack * best[0]:
         return f"estimated to be more than {slack} times slower than {best[1]['tile']}"
@@ -157,7 +160,7 @@ def _best(problem: Problem, gpu: Gpu) -> tuple[float, Config] | None:
     best: tuple[float, Config] | None = None
     for values in product(*space.values()):
         config = Config(dict(zip(space, values, strict=True)))
-        plan = Plan.of(config, problem, gpu)
+        plan = _plan(config, problem, gpu)
         if (
             _illegal_plan(plan, problem, gpu)
             or _unpromising_tile(plan, config)
@@ -202,7 +205,7 @@ def _plan_us(plan: Plan, problem: Problem, gpu: Gpu) -> float:
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    return _plan_us(Plan.of(config, problem, gpu), problem, gpu)
+    return _plan_us(_plan(config, problem, gpu), problem, gpu)
 
 
 def _default(problem: Problem, gpu: Gpu) -> Config:
@@ -221,6 +224,7 @@ IMPLEMENTATION = Implementation(
     space=SPACE,
     illegal=_illegal,
     unpromising=_unpromising,
+    too_slow=_too_slow,
     default=_default,
     program=_program,
     estimate=_estimate,

@@ -67,6 +67,10 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return wgmma.IMPLEMENTATION.unpromising(_part(config), _product(problem), gpu)
 
 
+def _too_slow(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    return wgmma.IMPLEMENTATION.too_slow(_part(config), _product(problem), gpu)
+
+
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     us = wgmma.IMPLEMENTATION.estimate(_product(problem), _part(config), gpu)
     return us + ROUTE_US
@@ -81,6 +85,7 @@ IMPLEMENTATION = Implementation(
     space=SPACE,
     illegal=_illegal,
     unpromising=_unpromising,
+    too_slow=_too_slow,
     program=_program,
     estimate=_estimate,
     techniques={

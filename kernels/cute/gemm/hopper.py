@@ -85,9 +85,7 @@ def _unpromising_cluster(config: Config, problem: Problem, gpu: Gpu) -> str | No
     return None
 
 
-def _unpromising_wgmma(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if reason := _unpromising_tile(config, problem, gpu):
-        return reason
+def _too_slow_wgmma(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     time_us, best_us = _wgmma_estimate(problem, config, gpu), _best_wgmma_us(problem, gpu)
     if time_us - LAUNCH_US > MAX_SLOWDOWN * (best_us - LAUNCH_US):
         return f"the estimate is {time_us / best_us:.2f} times the least estimate"
@@ -149,7 +147,8 @@ WGMMA = Implementation(
         "cluster": tuple(CLUSTERS),
     },
     illegal=_illegal_wgmma,
-    unpromising=_unpromising_wgmma,
+    unpromising=_unpromising_tile,
+    too_slow=_too_slow_wgmma,
     program=_wgmma_program,
     estimate=_wgmma_estimate,
     techniques={
