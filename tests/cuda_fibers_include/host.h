@@ -224,7 +224,8 @@ inline bool run_round() {
     swapcontext(&scheduler, &fiber.context);
   }
   if (!error.empty() || (all_done && landings.empty())) return true;
-  while (!landings.empty() && (all_done || random_number() % 2 == 0)) land();
+  // Any number of copies lands, each number as often.
+  while (!landings.empty() && (all_done || random_number() % (landings.size() + 1) != 0)) land();
   return false;
 }
 
@@ -233,7 +234,7 @@ inline void run_cluster(uint3 index, unsigned size, int num_threads) {
   cluster = std::vector<Block>(size);
   cluster_arrivals = 0;
   for (Block& block : cluster) {
-    block.shared.reset(new unsigned char[sizeof(kernelcat::dynamic_shared)]);
+    if (size > 1) block.shared.reset(new unsigned char[sizeof(kernelcat::dynamic_shared)]);
     exchange_block(block);
     start_block(num_threads);
     exchange_block(block);
