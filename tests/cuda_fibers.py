@@ -1,9 +1,9 @@
 """CUDA C++ kernels on the CPU: the source of a kernel, compiled by g++ with stand-ins for CUDA.
 
-The headers in tests/cuda_fibers_include replace those that hold PTX. The threads of a thread block
-are fibers; thread blocks run one after the other, so kernels whose thread blocks wait for each
-other cannot run. What is tested: indices, roles of warps, counts and phases of barriers, and the
-order of loads, products and releases. What is not: proxies, memory order, and instructions
+The headers in tests/cuda_fibers_include replace those that hold PTX. The threads of the thread
+blocks of a cluster are fibers; clusters run one after the other, so kernels whose clusters wait for
+each other cannot run. What is tested: indices, roles of warps, counts and phases of barriers, and
+the order of loads, products and releases. What is not: proxies, memory order, and instructions
 themselves.
 """
 
@@ -64,11 +64,12 @@ def library(kernel: CudaSource) -> ctypes.CDLL:
 
 def _build(kernel: CudaSource, path: Path) -> None:
     text = f"""#include "{kernel.file}"
-extern "C" const char* run(void** params, const unsigned* grid, unsigned threads, unsigned seed) {{
+extern "C" const char* run(void** params, const unsigned* grid, unsigned threads, unsigned seed,
+                           unsigned cluster) {{
   gridDim = dim3(grid[0], grid[1], grid[2]);
   blockDim = dim3(threads, 1, 1);
   host::random_state = seed;
-  return host::run_kernel(&{kernel.kernel}, params);
+  return host::run_kernel(&{kernel.kernel}, params, cluster);
 }}
 """
     path.with_suffix(".cpp").write_text(text)
@@ -92,7 +93,8 @@ def run(program: Program, arrays: Arrays, max_blocks: int, seed: int) -> Arrays:
         params = [_param(param, memory) for param in step.params]
         pointers = (ctypes.c_void_p * len(params))(*map(ctypes.addressof, params))
         grid = (ctypes.c_uint * 3)(*_grid(step, max_blocks))
-        error = library(step.source).run(pointers, grid, step.block, seed).decode()
+        run_kernel = library(step.source).run
+        error = run_kernel(pointers, grid, step.block, seed, step.cluster[0]).decode()
         assert not error, f"{error}: {step.source.kernel}"
     return {name: memory[name] for name in program.workspaces}
 

@@ -70,7 +70,7 @@ def plan(file, q_lens, kv_lens, heads, row_tiles, teams, least) -> list[list[lis
     kernel = CudaSource(str(file), f"kernelcat::plan<{row_tiles}>")
     values = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
     grid = (ctypes.c_uint * 3)(teams, 1, 1)
-    assert cuda_fibers.library(kernel).run(values, grid, wgmma.THREADS, 1) == b""
+    assert cuda_fibers.library(kernel).run(values, grid, wgmma.THREADS, 1, 1) == b""
     return [[row[:7] for row in team if row[7]] for team in rows.tolist()]
 
 

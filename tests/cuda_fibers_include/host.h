@@ -1,8 +1,12 @@
-// CUDA on the host: the threads of one thread block are fibers, which run one after the other.
+// CUDA on the host: the threads of a cluster of thread blocks are fibers, which run one after the
+// other.
 //
 // A fiber that has to wait gives way to the others, in a random order that the seed determines.
 // Copies by TMA land at random times, and products of wgmma are computed when they are waited for,
-// i.e. as late as possible. If no fiber can go on, the thread block hangs, and run() reports that.
+// i.e. as late as possible. If no fiber can go on, the cluster hangs, and run() reports that.
+//
+// What belongs to a thread block, shared memory among it, is in the variables below while fibers of
+// the thread block run, and in a Block otherwise.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -43,7 +47,7 @@ alignas(1024) inline unsigned char dynamic_shared[232448];
 namespace host {
 
 constexpr int kStackBytes = 256 << 10;
-constexpr int kIdleRounds = 2000;  // without progress, until the thread block is said to hang
+constexpr int kIdleRounds = 2000;  // without progress, until the cluster is said to hang
 
 struct Fiber {
   ucontext_t context;
@@ -54,6 +58,7 @@ struct Fiber {
   std::vector<std::vector<std::function<void()>>> copy_groups;  // and the groups before
   std::vector<std::vector<std::function<void()>>> products;  // committed groups, then the open one
   int num_operands = 0;  // operands in registers that were given to wgmma
+  int cluster_arrivals = 0;
 };
 
 inline std::vector<Fiber> fibers;
@@ -150,8 +155,42 @@ inline void land() {
   ++progress;
 }
 
-// Runs one thread block, until it ends or there is an error.
-inline void run_block(int num_threads) {
+// A thread block of the cluster while others run.
+struct Block {
+  std::vector<Fiber> fibers;
+  std::vector<std::function<void()>> landings;
+  Rendezvous named_barriers[16], warp_barriers[32];
+  uint32_t exchanged[32][32];
+  std::unique_ptr<unsigned char[]> shared;
+  bool is_done = false;  // all threads have ended
+};
+
+inline std::vector<Block> cluster;
+inline unsigned rank;            // of the thread block that runs
+inline long cluster_arrivals;  // of all threads
+
+// Takes thread block `block` out of `cluster`, or puts it back. A single one stays where it is.
+inline void exchange_block(Block& block) {
+  if (cluster.size() == 1) return;
+  std::swap(fibers, block.fibers);
+  std::swap(landings, block.landings);
+  std::swap(named_barriers, block.named_barriers);
+  std::swap(warp_barriers, block.warp_barriers);
+  std::swap(exchanged, block.exchanged);
+  unsigned char* const shared = kernelcat::dynamic_shared;
+  std::swap_ranges(shared, shared + sizeof(kernelcat::dynamic_shared), block.shared.get());
+}
+
+// What `shared` is in thread block `cta` of the cluster.
+template <typename T>
+T* remote(T* shared, unsigned cta) {
+  if (cta == rank) return shared;
+  require(!cluster.at(cta).is_done, "a thread block ends before others have accessed its memory");
+  const auto* address = reinterpret_cast<const unsigned char*>(shared);
+  return reinterpret_cast<T*>(cluster[cta].shared.get() + (address - kernelcat::dynamic_shared));
+}
+
+inline void start_block(int num_threads) {
   std::memset(kernelcat::dynamic_shared, 0xff, sizeof(kernelcat::dynamic_shared));
   fibers = std::vector<Fiber>(num_threads);
   landings.clear();
@@ -168,45 +207,79 @@ inline void run_block(int num_threads) {
     fiber.context.uc_link = nullptr;
     makecontext(&fiber.context, run_fiber, 0);
   }
+}
+
+// Lets each fiber of the thread block go on until it waits; returns whether all have ended and no
+// copy is under way.
+inline bool run_round() {
+  bool all_done = true;
+  const int num_threads = static_cast<int>(fibers.size());
+  const int first = random_number() % num_threads;
+  for (int i = 0; i < num_threads; ++i) {
+    Fiber& fiber = fibers[(first + i) % num_threads];
+    if (fiber.is_done) continue;
+    all_done = false;
+    current = &fiber;
+    threadIdx = {static_cast<unsigned>(fiber.thread), 0, 0};
+    swapcontext(&scheduler, &fiber.context);
+  }
+  if (!error.empty() || (all_done && landings.empty())) return true;
+  // Any number of copies lands, each number as often.
+  while (!landings.empty() && (all_done || random_number() % (landings.size() + 1) != 0)) land();
+  return false;
+}
+
+// Runs the thread blocks from `index` on, `size` along x, until they end or there is an error.
+inline void run_cluster(uint3 index, unsigned size, int num_threads) {
+  cluster = std::vector<Block>(size);
+  cluster_arrivals = 0;
+  for (Block& block : cluster) {
+    if (size > 1) block.shared.reset(new unsigned char[sizeof(kernelcat::dynamic_shared)]);
+    exchange_block(block);
+    start_block(num_threads);
+    exchange_block(block);
+  }
+  unsigned num_done = 0;
   int idle = 0;
-  while (true) {
+  while (num_done < size) {
     const uint64_t before = progress;
-    bool all_done = true;
-    const int first = random_number() % num_threads;
-    for (int i = 0; i < num_threads; ++i) {
-      Fiber& fiber = fibers[(first + i) % num_threads];
-      if (fiber.is_done) continue;
-      all_done = false;
-      current = &fiber;
-      threadIdx = {static_cast<unsigned>(fiber.thread), 0, 0};
-      swapcontext(&scheduler, &fiber.context);
+    for (rank = 0; rank < size; ++rank) {
+      Block& block = cluster[rank];
+      if (block.is_done) continue;
+      blockIdx = {index.x + rank, index.y, index.z};
+      exchange_block(block);
+      block.is_done = run_round();
+      exchange_block(block);
+      if (!error.empty()) return;
+      num_done += block.is_done;
     }
-    if (!error.empty() || (all_done && landings.empty())) return;
-    while (!landings.empty() && (all_done || random_number() % 2 == 0)) land();
     idle = progress == before ? idle + 1 : 0;
-    if (idle > kIdleRounds) error = "the thread block hangs";
+    if (idle > kIdleRounds) {
+      error = size == 1 ? "the thread block hangs" : "the cluster hangs";
+      return;
+    }
   }
 }
 
 template <typename... Args, size_t... kIndices>
-void run_grid(void (*kernel)(Args...), void** params, std::index_sequence<kIndices...>) {
+void run_grid(void (*kernel)(Args...), void** params, unsigned cluster_size,
+              std::index_sequence<kIndices...>) {
+  body = [&] { kernel(*static_cast<std::remove_cv_t<Args>*>(params[kIndices])...); };
   for (unsigned z = 0; z < gridDim.z; ++z) {
     for (unsigned y = 0; y < gridDim.y; ++y) {
-      for (unsigned x = 0; x < gridDim.x; ++x) {
-        blockIdx = {x, y, z};
-        body = [&] { kernel(*static_cast<std::remove_cv_t<Args>*>(params[kIndices])...); };
-        run_block(blockDim.x);
+      for (unsigned x = 0; x < gridDim.x; x += cluster_size) {
+        run_cluster({x, y, z}, cluster_size, blockDim.x);
         if (!error.empty()) return;
       }
     }
   }
 }
 
-// Runs a grid; returns the error, or an empty text.
+// Runs a grid of clusters of `cluster_size` thread blocks; returns the error, or an empty text.
 template <typename... Args>
-const char* run_kernel(void (*kernel)(Args...), void** params) {
+const char* run_kernel(void (*kernel)(Args...), void** params, unsigned cluster_size) {
   error.clear();
-  run_grid(kernel, params, std::index_sequence_for<Args...>());
+  run_grid(kernel, params, cluster_size, std::index_sequence_for<Args...>());
   return error.c_str();
 }
 

@@ -1,4 +1,5 @@
-"""What launches of CUDA kernels share: the name of a kernel in C++, and the limits of a grid."""
+"""What launches of CUDA kernels share: the name of a kernel in C++, and the limits of grids and
+clusters."""
 
 from __future__ import annotations
 
@@ -9,6 +10,10 @@ from kernelcat.jit.cuda import CudaSource
 
 MAX_BLOCKS = 2**31 - 1
 """Thread blocks that a grid can have along x."""
+
+CLUSTER_FIT = {1: 1.0, 2: 1.0, 3: 0.95, 4: 0.9, 5: 0.84, 6: 0.84, 8: 0.84}
+"""Thread blocks of a cluster -> share of the SMs that clusters of this size fill: a cluster runs in
+one GPC, and some GPCs have an odd number of SMs."""
 
 
 def instance(path: str, kernel: str, *arguments: str | int | bool) -> CudaSource:

@@ -1,6 +1,6 @@
 """`gemm` in CUDA C++: from one thread an element to a warp-specialized Hopper kernel."""
 
-from kernelcat.kernels.cuda.gemm import naive, stream_k, tiled, tma, wgmma
+from kernelcat.kernels.cuda.gemm import cluster_split, naive, stream_k, tiled, tma, wgmma
 
 IMPLEMENTATIONS = (
     naive.IMPLEMENTATION,
@@ -8,4 +8,5 @@ IMPLEMENTATIONS = (
     tma.IMPLEMENTATION,
     wgmma.IMPLEMENTATION,
     stream_k.IMPLEMENTATION,
+    cluster_split.IMPLEMENTATION,
 )

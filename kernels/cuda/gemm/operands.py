@@ -33,6 +33,15 @@ def operand_map(name: str, problem: Problem, rows: int, box_rows: int) -> Tensor
     )
 
 
+def d_map(problem: Problem, chunk: tuple[int, int]) -> TensorMap | None:
+    """D (M, columns), in boxes of ``chunk`` rows x columns; None where no map describes D."""
+    columns, (rows, cols) = d_cols(problem), chunk
+    if columns % 8:
+        return None
+    shape, box = (columns, problem["M"]), (cols, rows)
+    return TensorMap("d", problem["dtype"], shape, (2 * columns,), box, 2 * cols)
+
+
 def why_not_tma(problem: Problem) -> str | None:
     """Why no tensor map describes the operands, or None."""
     if problem["K"] == 0 or problem["K"] % 8:

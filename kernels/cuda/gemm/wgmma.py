@@ -186,19 +186,27 @@ _EPILOGUE_US = 2.0
 """Storing a tile of 128 x 256 while nothing is multiplied."""
 
 
-def _plan_us(plan: Plan, problem: Problem, gpu: Gpu) -> float:
-    """Waves of tiles, each as long as its products or its operands take; or the memory's time."""
-    peak = gpu.flops[problem["dtype"]] / gpu.sms * 0.85 * _NARROW.get(plan.block_n, 0.95)
+def k_block_us(plan: Plan, dtype: str, gpu: Gpu) -> float:
+    """A k-block of a tile: its products or its operands, whichever take longer."""
+    peak = gpu.flops[dtype] / gpu.sms * 0.85 * _NARROW.get(plan.block_n, 0.95)
     math_us = 2 * plan.block_m * plan.block_n * BLOCK_K / peak * 1e6
     loaded_rows = plan.block_m / plan.cluster_n + plan.block_n / plan.cluster_m
     busy_share = min(max(plan.num_work_items, 1) * plan.cluster_size / plan.sms, 1)
     l2_us = loaded_rows * BLOCK_K * 2 / (_L2_BYTES / busy_share) * 1e6
-    load_us = max(l2_us, plan.stage_bytes / _PORT_BYTES * 1e6)
-    area = plan.block_m * plan.block_n / (128 * 256)
+    return max(math_us, l2_us, plan.stage_bytes / _PORT_BYTES * 1e6)
+
+
+def epilogue_us(plan: Plan) -> float:
+    """Storing a tile while nothing is multiplied."""
+    return _EPILOGUE_US * plan.block_m * plan.block_n / (128 * 256)
+
+
+def _plan_us(plan: Plan, problem: Problem, gpu: Gpu) -> float:
+    """Waves of tiles, each as long as its products or its operands take; or the memory's time."""
     stored_tiles = 1 if plan.pingpong else max(plan.waves, 1.0)  # while nothing is multiplied
     residents = max(min(plan.num_work_items / plan.sms, plan.blocks_per_sm), 1)
-    busy_us = plan.waves * plan.num_k_blocks * max(math_us, load_us) * residents
-    busy_us += _EPILOGUE_US * area * stored_tiles
+    busy_us = plan.waves * plan.num_k_blocks * k_block_us(plan, problem["dtype"], gpu) * residents
+    busy_us += epilogue_us(plan) * stored_tiles
     busy_us += plan.reduction_us
     m, n, k = problem["M"], problem["N"], problem["K"]
     return overlapped_us(busy_us, 2 * (m * k + n * k + m * n), gpu)

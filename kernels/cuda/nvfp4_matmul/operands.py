@@ -12,10 +12,6 @@ from kernelcat.reference.nvfp4_matmul import FP4, FP8, OUT
 WEIGHTS = tuple(map(Pointer, ("w", "w_scale")))
 EPILOGUE = tuple(map(Pointer, ("global_scale", "a_scale", "bias", "d")))
 
-CLUSTER_FIT = {1: 1.0, 2: 1.0, 3: 0.95, 4: 0.9, 5: 0.84, 6: 0.84, 8: 0.84}
-"""Thread blocks of a cluster -> share of the SMs that clusters of this size fill: a cluster runs in
-one GPC, and some GPCs have an odd number of SMs."""
-
 
 def out_type(problem: Problem) -> str:
     """D's element type, as a template argument."""

@@ -17,7 +17,7 @@ from kernelcat.catalog.implementation import (
     TensorMap,
 )
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.cuda.common.launch import instance
+from kernelcat.kernels.cuda.common.launch import CLUSTER_FIT, instance
 from kernelcat.kernels.cuda.common.packed_weights import (
     STAGE_COLS,
     STAGE_ROWS,
@@ -26,7 +26,6 @@ from kernelcat.kernels.cuda.common.packed_weights import (
 )
 from kernelcat.kernels.cuda.common.persistent import overlapped_us, sizes
 from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
-    CLUSTER_FIT,
     EPILOGUE,
     activation,
     is_empty,

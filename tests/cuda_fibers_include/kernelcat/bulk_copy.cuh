@@ -35,11 +35,13 @@ __host__ __device__ constexpr uint32_t swizzled(uint32_t offset) {
   return offset ^ ((offset >> 3) & ((kSpan / 16 - 1) << 4));
 }
 
-inline void load_box(uint8_t* shared, const TensorMap& map, int x, int y) {
+// Loads a box to where `shared` lies in thread block `cta` of the cluster.
+inline void load_box(uint8_t* shared, const TensorMap& map, int x, int y, uint32_t cta) {
   const int64_t span = map.box[0] * map.element_bytes;
   const bool is_swizzled = map.swizzle_bytes == 128;
   host::require(span == 128 || !is_swizzled && span % 16 == 0, "no box has such rows");
   host::require(shared_address(shared) % (is_swizzled ? 1024 : 128) == 0, "a box is not aligned");
+  shared = host::remote(shared, cta);
   for (int64_t row = 0; row < map.box[1]; ++row) {
     for (int64_t col = 0; col < map.box[0]; ++col) {
       const uint32_t offset = row * span + col * map.element_bytes;
@@ -60,7 +62,7 @@ inline void load_box(uint8_t* shared, const TensorMap& map, int x, int y) {
 inline void tensor_load(void* shared, const TensorMap& map, int x, int y, Barrier& barrier,
                         uint64_t) {
   host::landings.push_back([=, &map, &barrier] {
-    load_box(static_cast<uint8_t*>(shared), map, x, y);
+    load_box(static_cast<uint8_t*>(shared), map, x, y, host::rank);
     barrier.complete_bytes(map.box[0] * map.box[1] * map.element_bytes);
   });
 }

@@ -36,6 +36,7 @@ GROUP = Group(
                 Kept("gemm/cute/skinny", "split_k", (2, 3, 4, 6, 8)),
                 Launch("gemm/cute/skinny", "64x2880x4096", "cluster"),
                 Kept("nvfp4_matmul/cuda/mma", "cluster", (2, 4, 8)),
+                Test("tests/test_cluster_split.py::test_clusters_are_right_on_the_host"),
             ),
         ),
         Technique(

@@ -1,0 +1,228 @@
+"""`gemm` by split-K in clusters on Hopper: for products of few tiles.
+
+The thread blocks of a cluster split a tile's k range and add up their sums in distributed shared
+memory, each in a slice of the tile; `wgmma` and `stream_k` take sums through L2 to one thread
+block. The mainloop and the stores are those of `wgmma`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from itertools import product
+from math import ceil
+
+from kernelcat.catalog.cost_model import WAVE_LATENCY_US
+from kernelcat.catalog.implementation import Config, Implementation, Int32, Program, Step
+from kernelcat.catalog.spec import Problem
+from kernelcat.kernels.cuda.common.launch import CLUSTER_FIT, instance, why_no_grid
+from kernelcat.kernels.cuda.common.persistent import illegal_split, overlapped_us, sizes
+from kernelcat.kernels.cuda.gemm import wgmma
+from kernelcat.kernels.cuda.gemm.operands import EPILOGUE, d_map, epilogue, operand_map, why_not_tma
+from kernelcat.kernels.cuda.gemm.plan import Plan
+from kernelcat.runtime.gpu import Gpu
+
+SLACK = 1.3
+"""Estimate of the slowest configuration that is tried over the best one's: wider than that of
+`wgmma` until estimates have been compared with a GPU."""
+
+MAX_WAVES = 2
+"""Waves of clusters: more tiles are for persistent thread blocks, which store one tile while they
+load the next."""
+
+SPACE = {
+    "tile": (
+        *("64x64", "64x96", "64x128", "64x192", "64x256"),
+        *("128x64", "128x96", "128x128", "128x160", "128x192", "128x256"),
+    ),
+    "swap": (False, True),
+    "split_k": (2, 3, 4, 6, 8),
+}
+"""
+tile : BLOCK_M x BLOCK_N of Z = A @ B^T, or of Z^T where ``swap``
+split_k : thread blocks of a cluster, which split a tile's k range
+"""
+
+
+@dataclass(frozen=True)
+class SplitPlan(Plan):
+    """A configuration in numbers, for one problem: all tiles are split.
+
+    ``sms`` are those that clusters fill with one thread block each.
+    """
+
+    @staticmethod
+    def of(config: Config, problem: Problem, gpu: Gpu) -> SplitPlan:
+        split_k = config["split_k"]
+        filled = int(gpu.sms * CLUSTER_FIT[split_k] / split_k) * split_k
+        return SplitPlan(
+            **Plan.fields(Config(config, cluster="1x1"), problem, gpu) | {"sms": filled},
+            pingpong=False,
+            pair=2 if problem["activation"] == "swiglu" else 1,
+        )
+
+    @property
+    def slice_cols(self) -> int:
+        """Columns of the tile that a thread block finishes."""
+        return self.block_n // self.split_k
+
+    @property
+    def slice(self) -> Plan:
+        """What a thread block finishes, as a tile of its own."""
+        values = {field.name: getattr(self, field.name) for field in fields(Plan)}
+        return Plan(**values | {"block_n": self.slice_cols})
+
+    @property
+    def chunk(self) -> tuple[int, int]:
+        return self.slice.chunk
+
+    @property
+    def fixed_bytes(self) -> int:
+        """As of a slice's; the count of arrived sums is among the 64 bytes."""
+        return self.slice.fixed_bytes
+
+    @property
+    def num_whole_tiles(self) -> int:
+        return 0
+
+    @property
+    def residents(self) -> int:
+        """Thread blocks on the busiest SM."""
+        return min(ceil(self.num_work_items / self.sms), self.blocks_per_sm)
+
+    @property
+    def num_waves(self) -> int:
+        return ceil(self.num_work_items / (self.sms * self.blocks_per_sm))
+
+
+def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    plan = SplitPlan.of(config, problem, gpu)
+    if plan.num_tiles == 0:
+        return Program(())
+    a, b = ("b", "a") if plan.swap else ("a", "b")
+    map_a = operand_map(a, problem, plan.rows, plan.block_m)
+    map_b = operand_map(b, problem, plan.cols, plan.block_n)
+    map_d = d_map(problem, plan.chunk)
+    source = instance(
+        "gemm/cluster_split.cu",
+        "gemm_cluster_split",
+        *(problem["dtype"], plan.block_m, plan.block_n, plan.num_stages(gpu), plan.swap),
+        *(plan.split_k, map_d is not None, *epilogue(problem)),
+    )
+    step = Step(
+        source,
+        (plan.num_work_items, 1, 1),
+        (map_a, map_b, map_d or map_a, *EPILOGUE, *sizes(problem), Int32(plan.group_m)),
+        plan.num_threads,
+        plan.shared_bytes(gpu),
+        (plan.split_k, 1, 1),
+        programmatic=True,
+    )
+    return Program((step,))
+
+
+# ---- which configurations serve ----------------------------------------------------------------
+
+
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    plan = SplitPlan.of(config, problem, gpu)
+    return (
+        why_not_tma(problem)
+        or _illegal_slice(plan)
+        or wgmma.illegal_tiles(plan, problem, gpu)
+        or illegal_split(plan)
+        or why_no_grid(plan.num_work_items)
+    )
+
+
+def _illegal_slice(plan: SplitPlan) -> str | None:
+    multiple = 16 if plan.swap else 16 * plan.pair
+    if plan.block_n % plan.split_k or plan.slice_cols % multiple:
+        return (
+            f"{plan.block_n} columns in {plan.split_k} slices: each must be a multiple of "
+            f"{multiple}"
+        )
+    return None
+
+
+def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    plan = SplitPlan.of(config, problem, gpu)
+    why = _unpromising_tiles(plan)
+    best = None if why else _best(problem, gpu)
+    if best is not None and _plan_us(plan, problem, gpu) > SLACK * best[0]:
+        return f"estimated to be more than {SLACK} times slower than {best[1]['tile']}"
+    return why
+
+
+def _unpromising_tiles(plan: SplitPlan) -> str | None:
+    if plan.num_waves > MAX_WAVES:
+        return f"{plan.num_waves} waves of clusters, whose stores overlap with nothing"
+    if plan.num_tiles and (plan.block_m >= 2 * plan.rows or plan.block_n >= 2 * plan.cols > 64):
+        return f"tiles of {plan.block_m} x {plan.block_n} are mostly empty"
+    if plan.split_k * 2 > plan.num_k_blocks:
+        return f"{plan.split_k} splits of {plan.num_k_blocks} k-blocks have fewer than two each"
+    return None
+
+
+# ---- which one without measuring ---------------------------------------------------------------
+
+_BARRIER_US = 0.8
+"""The barrier of a cluster, and the time until the first sums arrive."""
+
+_CLUSTER_BYTES = 28e9
+"""Bytes that an SM gets from other SMs of its cluster in a second: 16 a clock cycle."""
+
+
+def _plan_us(plan: SplitPlan, problem: Problem, gpu: Gpu) -> float:
+    """Waves of clusters: k-blocks, the exchange of sums, a slice's stores; or the memory's time."""
+    k_blocks = ceil(plan.num_k_blocks / plan.split_k)
+    received_bytes = 4 * plan.block_m * (plan.block_n - plan.slice_cols)
+    busy_us = k_blocks * wgmma.k_block_us(plan, problem["dtype"], gpu)
+    busy_us += received_bytes / _CLUSTER_BYTES * 1e6 + wgmma.epilogue_us(plan.slice)
+    busy_us = busy_us * plan.residents + _BARRIER_US
+    busy_us = busy_us * plan.num_waves + WAVE_LATENCY_US * (plan.num_waves - 1)
+    m, n, k = problem["M"], problem["N"], problem["K"]
+    return overlapped_us(busy_us, 2 * (m * k + n * k + m * n), gpu)
+
+
+def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    return _plan_us(SplitPlan.of(config, problem, gpu), problem, gpu)
+
+
+@lru_cache(maxsize=1024)
+def _best(problem: Problem, gpu: Gpu) -> tuple[float, Config] | None:
+    """The least estimate, and its configuration."""
+    best: tuple[float, Config] | None = None
+    for values in product(*SPACE.values()):
+        config = Config(dict(zip(SPACE, values, strict=True)))
+        plan = SplitPlan.of(config, problem, gpu)
+        if _illegal(config, problem, gpu) or _unpromising_tiles(plan):
+            continue
+        us = _plan_us(plan, problem, gpu)
+        if best is None or us < best[0]:
+            best = us, config
+    return best
+
+
+IMPLEMENTATION = Implementation(
+    entry="gemm",
+    language="cuda",
+    variant="cluster_split",
+    summary="few tiles: a cluster splits k and adds up its sums in distributed shared memory",
+    archs=("sm_90a",),
+    space=SPACE,
+    illegal=_illegal,
+    unpromising=_unpromising,
+    program=_program,
+    estimate=_estimate,
+    techniques={
+        "wgmma": "HGMMA",
+        "tma": "UTMALDG",
+        "mbarrier": "SYNCS",
+        "distributed shared memory": "STAS",
+        "stmatrix": "STSM",
+        "dependent launch": "ACQBULK",
+    },
+    rank=3,
+    unverified="has not run on a GPU yet",
+)
