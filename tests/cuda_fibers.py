@@ -1,9 +1,9 @@
 """CUDA C++ kernels on the CPU: the source of a kernel, compiled by g++ with stand-ins for CUDA.
 
 The headers in tests/cuda_fibers_include replace those that hold PTX. The threads of a thread block
-are fibers; thread blocks run one after the other, so kernels whose thread blocks wait for each
-other cannot run. What is tested: indices, roles of warps, counts and phases of barriers, and the
-order of loads, products and releases. What is not: proxies, memory order, and instructions
+and of a cluster are fibers; clusters run one after the other, so kernels whose clusters wait for
+each other cannot run. What is tested: indices, roles of warps, counts and phases of barriers, and
+the order of loads, products and releases. What is not: proxies, memory order, and instructions
 themselves.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import replace
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,12 @@ def library(kernel: CudaSource) -> ctypes.CDLL:
 
 def _build(kernel: CudaSource, path: Path) -> None:
     text = f"""#include "{kernel.file}"
-extern "C" const char* run(void** params, const unsigned* grid, unsigned threads, unsigned seed) {{
+extern "C" const char* run(void** params, const unsigned* grid, unsigned threads, unsigned cluster,
+                           unsigned seed) {{
   gridDim = dim3(grid[0], grid[1], grid[2]);
   blockDim = dim3(threads, 1, 1);
   host::random_state = seed;
-  return host::run_kernel(&{kernel.kernel}, params);
+  return host::run_kernel(&{kernel.kernel}, params, cluster);
 }}
 """
     path.with_suffix(".cpp").write_text(text)
@@ -81,7 +83,8 @@ extern "C" const char* run(void** params, const unsigned* grid, unsigned threads
 def run(program: Program, arrays: Arrays, max_blocks: int, seed: int) -> Arrays:
     """Run ``program`` on storage arrays by tensor name, in place. Workspaces start as zeros.
 
-    Grids of persistent kernels (as large as the GPU) are cut down to ``max_blocks``. Returns the
+    Grids of persistent kernels (as large as the GPU) are cut down to ``max_blocks``, in whole
+    clusters. Returns the
     workspaces as the program leaves them.
     """
     memory: dict[str, np.ndarray[Any, Any]] = dict(arrays)
@@ -91,15 +94,16 @@ def run(program: Program, arrays: Arrays, max_blocks: int, seed: int) -> Arrays:
         assert isinstance(step.source, CudaSource)
         params = [_param(param, memory) for param in step.params]
         pointers = (ctypes.c_void_p * len(params))(*map(ctypes.addressof, params))
-        grid = (ctypes.c_uint * 3)(*_grid(step, max_blocks))
-        error = library(step.source).run(pointers, grid, step.block, seed).decode()
+        grid, cluster = (ctypes.c_uint * 3)(*_grid(step, max_blocks)), step.cluster[0]
+        error = library(step.source).run(pointers, grid, step.block, cluster, seed).decode()
         assert not error, f"{error}: {step.source.kernel}"
     return {name: memory[name] for name in program.workspaces}
 
 
 def _grid(step: Step, max_blocks: int) -> tuple[int, int, int]:
     is_persistent = step.shared_bytes > 0
-    return (min(step.grid[0], max_blocks), 1, 1) if is_persistent else step.grid
+    whole = ceil(max_blocks / step.cluster[0]) * step.cluster[0]
+    return (min(step.grid[0], whole), 1, 1) if is_persistent else step.grid
 
 
 def _param(param: Param, memory: Arrays) -> Any:

@@ -1,8 +1,10 @@
-// CUDA on the host: the threads of one thread block are fibers, which run one after the other.
+// CUDA on the host: the threads of the thread blocks of one cluster are fibers, which run one after
+// the other.
 //
 // A fiber that has to wait gives way to the others, in a random order that the seed determines.
 // Copies by TMA land at random times, and products of wgmma are computed when they are waited for,
 // i.e. as late as possible. If no fiber can go on, the thread block hangs, and run() reports that.
+// The shared memory of the thread block that runs is `dynamic_shared`; those of the others rest.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -45,6 +47,8 @@ namespace host {
 constexpr int kStackBytes = 256 << 10;
 constexpr int kIdleRounds = 2000;  // without progress, until the thread block is said to hang
 
+constexpr int kMaxRounds = 100;  // by which a thread block of a cluster runs ahead of the others
+
 struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
@@ -53,13 +57,13 @@ struct Fiber {
   std::vector<std::function<void()>> copies;  // cp.async that have not landed: the open group
   std::vector<std::vector<std::function<void()>>> copy_groups;  // and the groups before
   std::vector<std::vector<std::function<void()>>> products;  // committed groups, then the open one
-  int num_operands = 0;  // operands in registers that were given to wgmma
+  int num_operands = 0;             // operands in registers that were given to wgmma
+  int num_arrivals = 0;             // at barriers of other thread blocks, under way
+  uint64_t cluster_generation = 0;  // of the cluster's barrier, when the fiber arrived at it
 };
 
-inline std::vector<Fiber> fibers;
 inline ucontext_t scheduler;
 inline Fiber* current = nullptr;
-inline std::vector<std::function<void()>> landings;  // TMA copies under way
 inline uint64_t progress = 0, random_state = 1;
 
 inline uint32_t random_number() {
@@ -97,16 +101,51 @@ struct Rendezvous {
   }
 };
 
-inline Rendezvous named_barriers[16], warp_barriers[32];
-inline uint32_t exchanged[32][32];  // [warp][lane]
+struct ThreadBlock {
+  std::vector<Fiber> fibers;
+  std::vector<std::function<void()>> landings;  // TMA copies, and arrivals of others, under way
+  Rendezvous named_barriers[16], warp_barriers[32];
+  uint32_t exchanged[32][32];         // [warp][lane]
+  std::vector<unsigned char> shared;  // while another thread block runs
+  bool has_begun = false, is_done = false;
+};
+
+inline std::vector<ThreadBlock> cluster;
+inline ThreadBlock* block = nullptr;  // the one that runs
+inline Rendezvous cluster_barrier;    // of all threads of the cluster, in two steps
+
+inline uint32_t rank() {
+  return block - cluster.data();
+}
+
+inline void arrive_at_cluster() {
+  ++progress;
+  current->cluster_generation = cluster_barrier.generation;
+  if (++cluster_barrier.arrived == cluster.size() * blockDim.x) {
+    cluster_barrier.arrived = 0;
+    ++cluster_barrier.generation;
+  }
+}
+inline void wait_for_cluster() {
+  wait_until([] { return cluster_barrier.generation != current->cluster_generation; });
+}
+
+// Does `action` in thread block `cta` of the cluster, at a random time from now on.
+inline void land_in(uint32_t cta, std::function<void()> action) {
+  cluster.at(cta).landings.push_back([action = std::move(action)] {
+    require(!block->is_done, "a thread block has ended before others stopped to access it");
+    action();
+  });
+}
 
 // What all lanes of the warp give, by lane.
 inline std::vector<uint32_t> exchange(uint32_t value) {
   const int warp = current->thread / 32, lane = current->thread % 32;
-  exchanged[warp][lane] = value;
-  warp_barriers[warp].meet(32);
-  std::vector<uint32_t> values(exchanged[warp], exchanged[warp] + 32);
-  warp_barriers[warp].meet(32);
+  auto& exchanged = block->exchanged[warp];
+  exchanged[lane] = value;
+  block->warp_barriers[warp].meet(32);
+  std::vector<uint32_t> values(exchanged, exchanged + 32);
+  block->warp_barriers[warp].meet(32);
   return values;
 }
 
@@ -140,6 +179,7 @@ inline void run_fiber() {
 
 // Lets one copy that is under way land.
 inline void land() {
+  auto& landings = block->landings;
   const size_t i = random_number() % landings.size();
   try {
     landings[i]();
@@ -150,15 +190,21 @@ inline void land() {
   ++progress;
 }
 
-// Runs one thread block, until it ends or there is an error.
-inline void run_block(int num_threads) {
-  std::memset(kernelcat::dynamic_shared, 0xff, sizeof(kernelcat::dynamic_shared));
-  fibers = std::vector<Fiber>(num_threads);
-  landings.clear();
-  for (Rendezvous& barrier : named_barriers) barrier = {};
-  for (Rendezvous& barrier : warp_barriers) barrier = {};
+// Makes `next` the thread block that runs.
+inline void enter(ThreadBlock& next) {
+  if (block == &next) return;
+  auto& memory = kernelcat::dynamic_shared;
+  if (block != nullptr) block->shared.assign(memory, memory + sizeof(memory));
+  std::copy(next.shared.begin(), next.shared.end(), memory);
+  blockIdx.x += &next - cluster.data() - (block == nullptr ? 0 : rank());
+  block = &next;
+}
+
+inline void start(ThreadBlock& started, int num_threads) {
+  started.shared.assign(sizeof(kernelcat::dynamic_shared), 0xff);
+  started.fibers = std::vector<Fiber>(num_threads);
   for (int i = 0; i < num_threads; ++i) {
-    Fiber& fiber = fibers[i];
+    Fiber& fiber = started.fibers[i];
     fiber.thread = i;
     fiber.products.emplace_back();
     fiber.stack.reset(new char[kStackBytes]);
@@ -168,50 +214,83 @@ inline void run_block(int num_threads) {
     fiber.context.uc_link = nullptr;
     makecontext(&fiber.context, run_fiber, 0);
   }
+}
+
+// Lets some copies land, all those that others sent before the thread block began, then runs each
+// of its threads until it waits.
+inline void run_threads() {
+  const bool lands_all = block->is_done || !block->has_begun;
+  while (error.empty() && !block->landings.empty() && (lands_all || random_number() % 2 == 0)) {
+    land();
+  }
+  block->has_begun = true;
+  const int num_threads = block->fibers.size(), first = random_number() % num_threads;
+  block->is_done = true;
+  for (int i = 0; i < num_threads; ++i) {
+    Fiber& fiber = block->fibers[(first + i) % num_threads];
+    if (fiber.is_done) continue;
+    block->is_done = false;
+    current = &fiber;
+    threadIdx = {static_cast<unsigned>(fiber.thread), 0, 0};
+    swapcontext(&scheduler, &fiber.context);
+  }
+}
+
+// Runs the thread block for so many rounds, or until it cannot go on without others.
+inline void run_ahead(int num_rounds) {
+  uint64_t before = progress - 1;
+  for (int i = 0; i < num_rounds && error.empty() && progress != before; ++i) {
+    before = progress;
+    run_threads();
+  }
+}
+
+// Runs the cluster whose first thread block is blockIdx, until it ends or there is an error.
+inline void run_cluster(int num_threads, unsigned size) {
+  cluster = std::vector<ThreadBlock>(size);
+  cluster_barrier = {};
+  block = nullptr;
+  for (ThreadBlock& started : cluster) start(started, num_threads);
   int idle = 0;
-  while (true) {
+  while (error.empty()) {
     const uint64_t before = progress;
     bool all_done = true;
-    const int first = random_number() % num_threads;
-    for (int i = 0; i < num_threads; ++i) {
-      Fiber& fiber = fibers[(first + i) % num_threads];
-      if (fiber.is_done) continue;
-      all_done = false;
-      current = &fiber;
-      threadIdx = {static_cast<unsigned>(fiber.thread), 0, 0};
-      swapcontext(&scheduler, &fiber.context);
+    for (ThreadBlock& next : cluster) {
+      enter(next);
+      run_ahead(size == 1 ? 1 : 1 + random_number() % kMaxRounds);
+      if (!error.empty()) return;
+      all_done = all_done && next.is_done && next.landings.empty();
     }
-    if (!error.empty() || (all_done && landings.empty())) return;
-    while (!landings.empty() && (all_done || random_number() % 2 == 0)) land();
+    if (all_done) return;
     idle = progress == before ? idle + 1 : 0;
     if (idle > kIdleRounds) error = "the thread block hangs";
   }
 }
 
 template <typename... Args, size_t... kIndices>
-void run_grid(void (*kernel)(Args...), void** params, std::index_sequence<kIndices...>) {
+void run_grid(void (*kernel)(Args...), void** params, unsigned cluster_size,
+              std::index_sequence<kIndices...>) {
   for (unsigned z = 0; z < gridDim.z; ++z) {
     for (unsigned y = 0; y < gridDim.y; ++y) {
-      for (unsigned x = 0; x < gridDim.x; ++x) {
+      for (unsigned x = 0; x < gridDim.x; x += cluster_size) {
         blockIdx = {x, y, z};
         body = [&] { kernel(*static_cast<std::remove_cv_t<Args>*>(params[kIndices])...); };
-        run_block(blockDim.x);
+        run_cluster(blockDim.x, cluster_size);
         if (!error.empty()) return;
       }
     }
   }
 }
 
-// Runs a grid; returns the error, or an empty text.
+// Runs a grid of clusters along x; returns the error, or an empty text.
 template <typename... Args>
-const char* run_kernel(void (*kernel)(Args...), void** params) {
+const char* run_kernel(void (*kernel)(Args...), void** params, unsigned cluster_size) {
   error.clear();
-  run_grid(kernel, params, std::index_sequence_for<Args...>());
+  run_grid(kernel, params, cluster_size, std::index_sequence_for<Args...>());
   return error.c_str();
 }
 
 }  // namespace host
-
 
 // ---- what CUDA C++ has, and C++ does not -------------------------------------------------------
 
@@ -225,7 +304,7 @@ T max(T a, T b) {
 }
 
 inline void __syncthreads() {
-  host::named_barriers[0].meet(blockDim.x);
+  host::block->named_barriers[0].meet(blockDim.x);
 }
 inline int __syncthreads_or(bool predicate) {
   static int true_ones[3];  // of the last, this and the next barrier, by turns

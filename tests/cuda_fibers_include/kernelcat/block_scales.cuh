@@ -16,7 +16,7 @@ inline void async_copy_4(float* shared, const float* global, bool valid) {
 inline void arrive_when_copied(Barrier& barrier) {
   auto copies = std::move(host::current->copies);
   host::current->copies.clear();
-  host::landings.push_back([&barrier, copies = std::move(copies)] {
+  host::block->landings.push_back([&barrier, copies = std::move(copies)] {
     for (const auto& copy : copies) copy();
     barrier.arrive();
   });

@@ -22,7 +22,7 @@ inline void bulk_load(void* shared, const void* global, uint32_t num_bytes, Barr
   host::require(num_bytes % 16 == 0, "a bulk copy does not have whole units of 16 bytes");
   host::require(begin % 16 == 0, "the source of a bulk copy is not aligned");
   host::require(shared_address(shared) % 16 == 0, "the target of a bulk copy is not aligned");
-  host::landings.push_back([=, &barrier] {
+  host::block->landings.push_back([=, &barrier] {
     std::memcpy(shared, global, num_bytes);
     barrier.complete_bytes(num_bytes);
   });
@@ -57,12 +57,18 @@ inline void load_box(uint8_t* shared, const TensorMap& map, int x, int y) {
   }
 }
 
-inline void tensor_load(void* shared, const TensorMap& map, int x, int y, Barrier& barrier,
-                        uint64_t) {
-  host::landings.push_back([=, &map, &barrier] {
+// What happens when a box lands.
+inline std::function<void()> box_landing(void* shared, const TensorMap& map, int x, int y,
+                                         Barrier& barrier) {
+  return [=, &map, &barrier] {
     load_box(static_cast<uint8_t*>(shared), map, x, y);
     barrier.complete_bytes(map.box[0] * map.box[1] * map.element_bytes);
-  });
+  };
+}
+
+inline void tensor_load(void* shared, const TensorMap& map, int x, int y, Barrier& barrier,
+                        uint64_t) {
+  host::block->landings.push_back(box_landing(shared, map, x, y, barrier));
 }
 
 // Stores what lies inside of the map; the engine reads shared memory at once.
@@ -73,7 +79,7 @@ inline void tensor_store(const TensorMap& map, const void* shared, int x, int y,
   for (int64_t row = 0; row < std::min(map.box[1], map.shape[1] - y); ++row) {
     for (int64_t col = 0; col < std::min(map.box[0], map.shape[0] - x); ++col) {
       const uint32_t offset = row * span + col * map.element_bytes;
-      const uint32_t place = span == 128   ? swizzled<128>(offset)
+      const uint32_t place = span == 128  ? swizzled<128>(offset)
                              : span == 64 ? swizzled<64>(offset)
                                           : swizzled<32>(offset);
       auto* target = const_cast<uint8_t*>(map.base) + (y + row) * map.row_bytes;

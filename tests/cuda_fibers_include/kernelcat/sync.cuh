@@ -16,7 +16,7 @@ inline bool elect_one() {
   return lane_index() == 0;
 }
 inline void named_barrier_sync(int barrier, int num_threads) {
-  host::named_barriers[barrier].meet(num_threads);
+  host::block->named_barriers[barrier].meet(num_threads);
 }
 template <int kRegisters>
 void increase_registers() {}
