@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import replace
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +80,19 @@ extern "C" const char* run(void** params, const unsigned* grid, unsigned threads
     host_build.compile([*OPTIONS, "-include", str(_host_header()), *includes, *files])
 
 
+MARGIN_BYTES = 1 << 24
+"""Before and after a workspace: a planted fault that writes outside must not end the process."""
+
+
 def run(program: Program, arrays: Arrays, max_blocks: int, seed: int) -> Arrays:
     """Run ``program`` on storage arrays by tensor name, in place. Workspaces start as zeros.
 
-    Grids of persistent kernels (as large as the GPU) are cut down to ``max_blocks``. Returns the
-    workspaces as the program leaves them.
+    Grids of persistent kernels (as large as the GPU) are cut down to ``max_blocks``, in whole
+    clusters. Returns the workspaces as the program leaves them.
     """
     memory: dict[str, np.ndarray[Any, Any]] = dict(arrays)
     for name, size in program.workspaces.items():
-        memory[name] = np.zeros(size + 1024, "uint8")
+        memory[name] = np.zeros(size + 2 * MARGIN_BYTES, "uint8")[MARGIN_BYTES:][: size + 1024]
     for step in program.steps:
         assert isinstance(step.source, CudaSource)
         params = [_param(param, memory) for param in step.params]
@@ -101,7 +106,8 @@ def run(program: Program, arrays: Arrays, max_blocks: int, seed: int) -> Arrays:
 
 def _grid(step: Step, max_blocks: int) -> tuple[int, int, int]:
     is_persistent = step.shared_bytes > 0
-    return (min(step.grid[0], max_blocks), 1, 1) if is_persistent else step.grid
+    whole = ceil(max_blocks / step.cluster[0]) * step.cluster[0]
+    return (min(step.grid[0], whole), 1, 1) if is_persistent else step.grid
 
 
 def _param(param: Param, memory: Arrays) -> Any:

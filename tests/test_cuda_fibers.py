@@ -73,6 +73,34 @@ TURNS_FAULTS = {
 }  # fmt: skip
 """What is wrong where consumers take turns -> file of kernels/cuda, text, replacement."""
 
+PAIRS = Config(tile="128x192-pair", combine="ordered")
+PAIRS_PROBLEM = product(540, 2, 3, 400, 400, gather=True, bias=True)
+PAIRS_FAULTS = {
+    "a stage is filled that the other thread block still reads": (
+        "moe_gemm/wgmma.cu", "barrier.init(Config::kClusterSize * Config", "barrier.init(Config",
+    ),
+    "a stage is released in one thread block only": (
+        "moe_gemm/accumulate.cuh", "release_stage<Config::kClusterSize>(shared.empty[previous])",
+        "release_stage<1>(shared.empty[previous])",
+    ),
+    "a thread block ends while the other one arrives at its barriers": (
+        "moe_gemm/wgmma.cu", "  if constexpr (kPairs) cluster_sync();\n", "",
+    ),
+    "barriers are used before they are initialised": (
+        "moe_gemm/wgmma.cu", "  if constexpr (kPairs) cluster_wait();\n", "",
+    ),
+    "both halves of the weights are the first one": (
+        "moe_gemm/producer.cuh", "x, y + half * kRows, full", "x, y, full",
+    ),
+    "a row of tiles that is left has half of its weights": (
+        "moe_gemm/producer.cuh", "if (is_shared && half != rank)", "if (half != rank)",
+    ),
+    "both tiles of a pair have the same rows": (
+        "moe_gemm/tile_pairs.cuh", "first_m + m)", "first_m + m / 2 * 2)",
+    ),
+}  # fmt: skip
+"""What is wrong with pairs of tiles -> file of kernels/cuda, text, replacement."""
+
 PACKED_PROBLEM = product(40, 2, 3, 144, 416, gather=True, format="mxfp4", packing="tiles")
 PACKED_FAULTS = {
     "a stage of packed weights is released before it is read": (
@@ -109,6 +137,8 @@ CASES = [
       for id, fault in FAULTS.items()),
     *((wgmma.IMPLEMENTATION, TURNS_PROBLEM, TURNS, fault, id)
       for id, fault in TURNS_FAULTS.items()),
+    *((wgmma.IMPLEMENTATION, PAIRS_PROBLEM, PAIRS, fault, id)
+      for id, fault in PAIRS_FAULTS.items()),
     *((decoded.IMPLEMENTATION, problem, None, fault, id)
       for problem, faults in ((PACKED_PROBLEM, PACKED_FAULTS), (FLOAT8_PROBLEM, FLOAT8_FAULTS))
       for id, fault in faults.items()),
@@ -125,9 +155,10 @@ def verdict(implementation, problem, config=None):
     [
         (wgmma.IMPLEMENTATION, PROBLEM, None),
         (wgmma.IMPLEMENTATION, TURNS_PROBLEM, TURNS),
+        (wgmma.IMPLEMENTATION, PAIRS_PROBLEM, PAIRS),
         (decoded.IMPLEMENTATION, PACKED_PROBLEM, None),
     ],
-    ids=["wgmma", "wgmma in turns", "decoded"],
+    ids=["wgmma", "wgmma in turns", "wgmma in pairs", "decoded"],
 )
 def test_a_kernel_is_right_on_the_host(implementation, problem, config) -> None:
     assert verdict(implementation, problem, config).passed

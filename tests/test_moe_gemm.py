@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from formulations.experts import moe_gemm
 
-from kernelcat.catalog.implementation import Config, Implementation, Int32, Pointer
+from kernelcat.catalog.implementation import Config, Implementation, Int32, Pointer, TensorMap
 from kernelcat.catalog.spec import Problem
+from kernelcat.jit import build
 from kernelcat.kernels.cuda.moe_gemm import decoded, naive, wgmma
 from kernelcat.reference._experts import ACTIVATIONS, DTYPES, FORMATS, FP4, FP8, PACKINGS
 from kernelcat.reference.moe_gemm import ENTRY, product
 from kernelcat.runtime import gpu
-from kernelcat.verify import gate
+from kernelcat.verify import gate, inspect
 
 HOST = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
 CHOICES = [
@@ -80,6 +81,16 @@ ON_THE_HOST = {
     "turns, summed": ("2x128x192", product(140, 2, 2, 400, 136, combine=True, residual=True)),
     "turns, by atomics": ("2x128x128 atomic", product(140, 2, 2, 272, 208, combine=True)),
     "turns, one tile": ("2x128x192", product(9, 1, 1, 64, 64)),
+    "pairs, gathered": ("128x192-pair", product(700, 2, 4, 400, 416, gather=True, bias=True,
+                                                activation="swiglu_oai")),
+    "pairs, an odd number of tiles": ("128x256-pair", product(300, 1, 1, 700, 136, gather=True)),
+    "pairs, summed": ("256x128-pair", product(600, 2, 2, 520, 208, combine=True, residual=True)),
+    "pairs, by atomics": ("128x256-pair atomic", product(140, 2, 2, 272, 208, combine=True)),
+    "pairs, of more than a group": ("128x192-pair", product(3300, 1, 1, 400, 64)),
+    "pairs, one tile": ("128x256-pair", product(9, 1, 1, 64, 64)),
+    "pairs in turns, gathered": ("2x128x192-pair", product(700, 2, 4, 400, 416, gather=True,
+                                                           bias=True, activation="swiglu")),
+    "pairs in turns, summed": ("2x128x192-pair", product(700, 2, 3, 520, 136, combine=True)),
     "float8, gathered": ("64x128", product(40, 2, 3, 140, 400, gather=True, **FLOAT8)),
     "float8, two blocks of rows": ("128x192", product(170, 1, 1, 270, 272, bias=True, **FLOAT8)),
     "float8, ahead": ("128x128", product(150, 1, 1, 136, 528, gather=True, activation="swiglu",
@@ -225,3 +236,45 @@ def test_launches_depend_on_axes_only(name: str) -> None:
     assert Pointer("offsets") in step.params
     assert step.grid == (HOST.gpu.sms, 1, 1)
     assert Int32(problem["experts"]) in step.params
+
+
+PAIRED_TILES = [tile for tile in wgmma.SPACE["tile"] if tile.endswith("-pair")]
+
+
+@pytest.mark.parametrize("tile", PAIRED_TILES)
+@pytest.mark.parametrize("tokens", [1, 8192])
+def test_pairs_are_computed_by_whole_clusters_that_run_at_the_same_time(tile, tokens) -> None:
+    """Each of the two thread blocks loads half of the weights of a stage."""
+    problem = product(tokens, 4, 32, 2880, 2880, combine=True)
+    config = config_of(wgmma.IMPLEMENTATION, tile)
+    step = wgmma.IMPLEMENTATION.program(problem, config, HOST.gpu).steps[0]
+    assert step.cluster == (2, 1, 1)
+    assert step.grid[0] % 2 == 0 and 0 < step.grid[0] <= HOST.gpu.sms
+    (map_w,) = (p for p in step.params if isinstance(p, TensorMap) and p.tensor == "w")
+    block_n = int(tile.removesuffix("-pair").split("x")[-1])
+    assert map_w.box == (64, block_n // 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", PAIRED_TILES)
+@pytest.mark.parametrize("name", ["gptoss-up-8192", "gptoss-down-8192"])
+def test_pairs_are_multicast_and_fence_the_gpu_once(name: str, tile: str) -> None:
+    """The fence belongs to the cluster's last barrier: releasing a stage needs none."""
+    problem, config = ENTRY.problems[name], config_of(wgmma.IMPLEMENTATION, tile)
+    if wgmma.IMPLEMENTATION.why_not(config, problem, HOST.gpu):
+        pytest.skip("256 rows are not gathered")
+    artifact = build(wgmma.IMPLEMENTATION.program(problem, config, HOST.gpu).steps[0].source,
+                     "sm_90a")  # fmt: skip
+    assert artifact.metadata["spill_bytes"] == 0
+    report = inspect.inspect(artifact)
+    assert report.has("UTMALDG*MULTICAST")
+    assert inspect.disassemble(artifact.cubin).count("MEMBAR.ALL.GPU") == 1
+
+
+def test_pairs_are_tried_where_experts_have_two_blocks_of_rows() -> None:
+    """With few rows an expert no two tiles share weights."""
+    pair = config_of(wgmma.IMPLEMENTATION, "128x256-pair")
+    few, many = ENTRY.problems["gptoss-up-1024"], ENTRY.problems["gptoss-up-8192"]
+    assert wgmma.IMPLEMENTATION.unpromising(pair, many, HOST.gpu) is None
+    why = wgmma.IMPLEMENTATION.unpromising(pair, few, HOST.gpu)
+    assert why is not None and "share weights" in why

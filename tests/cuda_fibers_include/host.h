@@ -48,6 +48,7 @@ namespace host {
 
 constexpr int kStackBytes = 256 << 10;
 constexpr int kIdleRounds = 2000;  // without progress, until the cluster is said to hang
+constexpr int kRoundsAhead = 100;  // of a thread block before others of its cluster go on, at most
 
 struct Fiber {
   ucontext_t context;
@@ -59,6 +60,7 @@ struct Fiber {
   std::vector<std::vector<std::function<void()>>> products;  // committed groups, then the open one
   int num_operands = 0;  // operands in registers that were given to wgmma
   int cluster_arrivals = 0;
+  int num_sent = 0;  // arrivals at barriers of other thread blocks that are under way
 };
 
 inline std::vector<Fiber> fibers;
@@ -166,7 +168,7 @@ struct Block {
 };
 
 inline std::vector<Block> cluster;
-inline unsigned rank;            // of the thread block that runs
+inline unsigned rank;          // of the thread block that runs
 inline long cluster_arrivals;  // of all threads
 
 // Takes thread block `block` out of `cluster`, or puts it back. A single one stays where it is.
@@ -229,6 +231,17 @@ inline bool run_round() {
   return false;
 }
 
+// The same for some rounds, or until the thread block cannot go on without others.
+inline bool run_rounds(int num_rounds) {
+  uint64_t before = progress - 1;
+  bool is_done = false;
+  for (int i = 0; i < num_rounds && !is_done && progress != before; ++i) {
+    before = progress;
+    is_done = run_round();
+  }
+  return is_done;
+}
+
 // Runs the thread blocks from `index` on, `size` along x, until they end or there is an error.
 inline void run_cluster(uint3 index, unsigned size, int num_threads) {
   cluster = std::vector<Block>(size);
@@ -248,7 +261,7 @@ inline void run_cluster(uint3 index, unsigned size, int num_threads) {
       if (block.is_done) continue;
       blockIdx = {index.x + rank, index.y, index.z};
       exchange_block(block);
-      block.is_done = run_round();
+      block.is_done = run_rounds(size == 1 ? 1 : 1 + random_number() % kRoundsAhead);
       exchange_block(block);
       if (!error.empty()) return;
       num_done += block.is_done;
@@ -284,7 +297,6 @@ const char* run_kernel(void (*kernel)(Args...), void** params, unsigned cluster_
 }
 
 }  // namespace host
-
 
 // ---- what CUDA C++ has, and C++ does not -------------------------------------------------------
 

@@ -33,7 +33,7 @@ __device__ __forceinline__ void accumulate_plain(ExpertShared<Config>& shared,
         k_block > 0);
     if (k_block > 0) {
       wgmma_wait<1>();
-      release_stage<1>(shared.empty[previous]);
+      release_stage<Config::kClusterSize>(shared.empty[previous]);
     }
     previous = stage;
     position.advance();
@@ -44,7 +44,7 @@ __device__ __forceinline__ void accumulate_plain(ExpertShared<Config>& shared,
   }
   wgmma_wait<0>();
   pin(sums);
-  release_stage<1>(shared.empty[previous]);
+  release_stage<Config::kClusterSize>(shared.empty[previous]);
 }
 
 // Multiplies float8 operands and promotes the products.
@@ -104,7 +104,8 @@ struct ScaledProducts {
         start(products, promotion, i);
         wgmma_wait<0>();
         pin(products);
-        if (i == Config::kNumWgmmas - 1) release_stage<1>(shared.empty[position.stage]);
+        if (i == Config::kNumWgmmas - 1)
+          release_stage<Config::kClusterSize>(shared.empty[position.stage]);
         promotion.add(sums[i], products, col);
       }
       position.advance();
@@ -124,7 +125,7 @@ struct ScaledProducts {
     };
     const auto end = [&](int set, int stage) {
       pin(products[set]);
-      release_stage<1>(shared.empty[stage]);
+      release_stage<Config::kClusterSize>(shared.empty[stage]);
       promotions[set].add(sums, products[set], col);
     };
     const auto step = [&](int set) {

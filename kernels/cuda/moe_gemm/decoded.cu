@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kBlocksPerSm)
   // A lambda that each role calls, as in wgmma.cu.
   const auto tiles = [&]() -> typename Config::Tiles {
     return {.offsets = shared.lists(),
-            .row_blocks = shared.lists() + experts + 1,
+            .before = shared.lists() + experts + 1,
             .experts = experts,
             .num_n = ceil_div(n, Config::BLOCK_N),
             .group_m = group_m};

@@ -3,21 +3,27 @@
 #pragma once
 
 #include <kernelcat/sync.cuh>
-#include <kernelcat/tile_order.cuh>
+
+#include "tile_pairs.cuh"
 
 namespace kernelcat {
 
-// Rows `row` to `row` + `num_rows` - 1 of an expert, and columns from `col` on.
+// Rows `row` to `row` + `num_rows` - 1 of an expert, and columns from `col` on. Without rows there
+// is nothing to compute. The other thread block of the cluster has the same columns at the same
+// time where `shares_weights`.
 struct ExpertTile {
   int expert, row, num_rows, col;
+  bool shares_weights;
 };
 
 // The tiles of all experts: those of expert 0 first. Tiles of an expert are in grouped order, so
-// that tiles that are computed at the same time share rows and weights in L2.
-template <int BLOCK_M, int BLOCK_N>
+// that tiles that are computed at the same time share rows and weights in L2. With kPairs two
+// thread blocks beside each other compute a pair of tiles at the same time, and `group_m` is even.
+template <int BLOCK_M, int BLOCK_N, bool kPairs = false>
 struct ExpertTiles {
-  int* offsets;     // (experts + 1,), in shared memory
-  int* row_blocks;  // (experts + 1,), in shared memory: blocks of BLOCK_M rows before each expert
+  int* offsets;  // (experts + 1,), in shared memory
+  int* before;   // (experts + 1,), in shared memory: blocks of BLOCK_M rows before each expert,
+                 // with kPairs tiles
   int experts, num_n, group_m;
 
   // Fills both lists from `global_offsets` (experts + 1,). All threads of the thread block call
@@ -30,16 +36,28 @@ struct ExpertTiles {
     for (int first = 0; first < experts; first += kWarpThreads) {
       const int lane = lane_index(), expert = first + lane;
       int sum = 0;  // of this lane's expert and the experts of lower lanes
-      if (expert < experts) sum = ceil_div(offsets[expert + 1] - offsets[expert], BLOCK_M);
+      if (expert < experts) {
+        sum = num_row_blocks(expert);
+        if constexpr (kPairs) sum = num_paired_tiles(sum, num_n);
+      }
 #pragma unroll
       for (int distance = 1; distance < kWarpThreads; distance *= 2) {
         const int lower = __shfl_up_sync(0xffffffff, sum, distance);
         if (lane >= distance) sum += lower;
       }
-      if (expert < experts) row_blocks[expert + 1] = total + sum;
+      if (expert < experts) before[expert + 1] = total + sum;
       total += __shfl_sync(0xffffffff, sum, kWarpThreads - 1);
     }
-    if (threadIdx.x == 0) row_blocks[0] = 0;
+    if (threadIdx.x == 0) before[0] = 0;
+  }
+
+  __device__ __forceinline__ int num_row_blocks(int expert) const {
+    return ceil_div(offsets[expert + 1] - offsets[expert], BLOCK_M);
+  }
+
+  // The index of an expert's first tile.
+  __device__ __forceinline__ uint32_t first_index(int expert) const {
+    return static_cast<uint32_t>(before[expert]) * (kPairs ? 1 : num_n);
   }
 
   // Rows of all experts; further rows have no assignment.
@@ -51,30 +69,40 @@ struct ExpertTiles {
     uint32_t ended;
     do {
       const int candidate = min(expert + lane_index(), experts - 1);
-      const uint32_t end = static_cast<uint32_t>(row_blocks[candidate + 1]) * num_n;
+      const uint32_t end = first_index(candidate + 1);
       ended = __popc(__ballot_sync(0xffffffff, end <= index));
       expert += ended;
     } while (ended == kWarpThreads);
     return expert;
   }
 
+  // Tile `index` of an expert.
+  __device__ __forceinline__ ExpertTile tile_at(int expert, uint32_t index) const {
+    PairedTile tile;
+    if constexpr (kPairs) {
+      tile = paired_tile(index, num_row_blocks(expert), num_n, group_m);
+    } else {
+      const int num_m = before[expert + 1] - before[expert];
+      tile = {grouped_tile(index, num_m, num_n, group_m), false};
+    }
+    const int row = offsets[expert] + tile.m * BLOCK_M;
+    const int num_rows = min(offsets[expert + 1] - row, BLOCK_M);
+    return {.expert = expert,
+            .row = row,
+            .num_rows = kPairs && tile.n == num_n ? 0 : num_rows,
+            .col = tile.n * BLOCK_N,
+            .shares_weights = tile.shares_weights};
+  }
+
   // Calls `function(tile)` for each tile of this thread block. All lanes of a warp call this
   // together.
   template <typename Function>
   __device__ __forceinline__ void for_each(Function function) const {
-    const uint32_t size = static_cast<uint32_t>(row_blocks[experts]) * num_n;
+    const uint32_t size = first_index(experts);
     int expert = 0;
     for (uint32_t index = blockIdx.x; index < size; index += gridDim.x) {
       expert = expert_of(index, expert);
-      const int first_block = row_blocks[expert];
-      const uint32_t in_expert = index - static_cast<uint32_t>(first_block) * num_n;
-      const Tile tile =
-          grouped_tile(in_expert, row_blocks[expert + 1] - first_block, num_n, group_m);
-      const int row = offsets[expert] + tile.m * BLOCK_M;
-      function(ExpertTile{.expert = expert,
-                          .row = row,
-                          .num_rows = min(offsets[expert + 1] - row, BLOCK_M),
-                          .col = tile.n * BLOCK_N});
+      function(tile_at(expert, index - first_index(expert)));
     }
   }
 };

@@ -18,10 +18,12 @@ ROW_BYTES = 128
 MAX_STAGES = 12
 GROUP_ROWS = 1024
 """Rows of A that make a group in the order of an expert's tiles."""
-TURNS_GROUP_ROWS = 3072
-"""Rows of A that make a group where consumers take turns: an expert of 2048 rows on average is then
-one group, whose weights are read once, and the tiles of a wave read 21 MB instead of 24 (gpt-oss,
-16 bits)."""
+WIDE_GROUP_ROWS = 3072
+"""Rows of A that make a group where consumers take turns or thread blocks share weights: an expert
+of 2048 rows on average is then one group, whose weights are read once, and the tiles of a wave read
+21 MB instead of 24 (gpt-oss, 16 bits)."""
+PAIR = "-pair"
+"""Ends the name of a tile of which a cluster of two thread blocks computes two at a time."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Tiling:
     @staticmethod
     def fields(config: Config, problem: Problem) -> dict[str, int]:
         """The fields by name, for the plans of kernels, which add their own."""
-        block_m, block_n = map(int, config["tile"].split("x")[-2:])
+        block_m, block_n = map(int, config["tile"].removesuffix(PAIR).split("x")[-2:])
         return {
             "block_m": block_m,
             "block_n": block_n,
@@ -76,6 +78,11 @@ class Tiling:
         """Tiles, estimated."""
         return self.row_blocks * self.num_col_blocks
 
+    @property
+    def expert_rows(self) -> float:
+        """Rows of an expert that serves a token, on average."""
+        return self.rows / max(self.active, 1)
+
     def why_too_large(self) -> str | None:
         """Why 32-bit indices do not reach all rows of weights and all tiles, or None."""
         if self.experts * self.n >= 1 << 31 or self.max_tiles > MAX_BLOCKS:
@@ -84,7 +91,7 @@ class Tiling:
 
     def why_unpromising(self) -> str | None:
         """Why blocks of so many rows are not worth a try, or None."""
-        expert_rows = self.rows / max(self.active, 1)
+        expert_rows = self.expert_rows
         if self.block_m > 64 and self.block_m >= 4 * expert_rows:
             return f"blocks of {self.block_m} rows are mostly empty at {expert_rows:.3g} an expert"
         if self.block_m <= 64 and expert_rows > 4 * self.block_m:
@@ -103,6 +110,8 @@ class Plan(Tiling):
     """Bytes of an element of A and of the weights."""
     takes_turns: bool
     """Whether two consumers take turns, a tile each, and do not share one."""
+    makes_pairs: bool
+    """Whether a cluster of two thread blocks computes two tiles at a time."""
 
     @staticmethod
     def of(config: Config, problem: Problem) -> Plan:
@@ -110,11 +119,21 @@ class Plan(Tiling):
             **Tiling.fields(config, problem),
             element_bytes=dtypes.itemsize(problem["act_dtype"]),
             takes_turns=config["tile"].startswith("2x"),
+            makes_pairs=config["tile"].endswith(PAIR),
         )
 
     @property
     def group_m(self) -> int:
-        return TURNS_GROUP_ROWS // self.block_m if self.takes_turns else super().group_m
+        is_wide = self.takes_turns or self.makes_pairs
+        return WIDE_GROUP_ROWS // self.block_m if is_wide else super().group_m
+
+    @property
+    def cluster_size(self) -> int:
+        return 2 if self.makes_pairs else 1
+
+    def num_blocks(self, gpu: Gpu) -> int:
+        """Thread blocks: as many as run at a time, or one for each tile, in whole clusters."""
+        return min(self.max_tiles, gpu.sms // self.cluster_size) * self.cluster_size
 
     @property
     def block_k(self) -> int:

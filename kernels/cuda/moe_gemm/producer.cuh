@@ -3,8 +3,8 @@
 #pragma once
 
 #include <kernelcat/async_copy.cuh>
-#include <kernelcat/bulk_copy.cuh>
 #include <kernelcat/cache_policy.cuh>
+#include <kernelcat/cluster.cuh>
 
 #include "wgmma_tile.cuh"
 
@@ -142,6 +142,35 @@ struct CopiedScales {
   }
 };
 
+// Starts to load the weights of a stage, BLOCK_N rows of them from column `x` and row `y` on. With
+// kPairs a box has half of the rows; where both thread blocks of the cluster need the same weights
+// (`is_shared`), each loads one half for both.
+template <typename Config>
+__device__ __forceinline__ void load_weights(uint8_t* stage, const TensorMap& map, int x, int y,
+                                             bool is_shared, Barrier& full) {
+  if constexpr (!Config::kPairs) {
+    tensor_load(stage, map, x, y, full, kDefaultPolicy);
+    return;
+  }
+  constexpr int kRows = Config::BLOCK_N / 2;
+  const uint32_t rank = cluster_rank();
+  const auto receivers = static_cast<uint16_t>(is_shared ? 0b11 : 1 << rank);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (is_shared && half != rank) continue;
+    tensor_load_multicast(stage + half * kRows * kRowBytes, map, x, y + half * kRows, full,
+                          receivers, kDefaultPolicy);
+  }
+}
+
+// Whether this thread of the producer starts TMA's loads. A lane index serves a single warp, and
+// leaves it a register that a pair of tiles needs.
+template <typename Config>
+__device__ __forceinline__ bool is_leading_thread() {
+  const bool is_one_warp = Config::kPairs && Config::kCopyingThreads == 0;
+  return (is_one_warp ? lane_index() : threadIdx.x % kWarpgroupThreads) == 0;
+}
+
 // Runs in a whole warpgroup if there are kCopyingThreads, else in one warp.
 template <typename Config>
 __device__ __forceinline__ void produce(ExpertShared<Config>& shared,
@@ -149,7 +178,7 @@ __device__ __forceinline__ void produce(ExpertShared<Config>& shared,
                                         const TensorMap& map_w, const CopySource& source, int n,
                                         int num_k) {
   constexpr int kTmaBytes = Config::kGather ? Config::kStageBytesW : Config::kStageBytes;
-  const bool is_leader = threadIdx.x % kWarpgroupThreads == 0;
+  const bool is_leader = is_leading_thread<Config>();
   PipelineState<Config::kNumStages> position;
   tiles.for_each([&](const ExpertTile& tile) {
     const int row_of_w = tile.expert * n + tile.col;
@@ -162,7 +191,8 @@ __device__ __forceinline__ void produce(ExpertShared<Config>& shared,
       if (is_leader) {
         const int x = k_block * Config::BLOCK_K;
         full.arrive_expect(kTmaBytes);
-        tensor_load(stage + Config::kStageBytesA, map_w, x, row_of_w, full, kDefaultPolicy);
+        load_weights<Config>(stage + Config::kStageBytesA, map_w, x, row_of_w, tile.shares_weights,
+                             full);
         if (!Config::kGather) tensor_load(stage, map_a, x, tile.row, full, kDefaultPolicy);
       }
       rows.load(stage, source, k_block);

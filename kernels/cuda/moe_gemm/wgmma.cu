@@ -4,17 +4,31 @@
 //
 // Grouped products over ragged segments whose tiles every thread block finds from the segments'
 // offsets are those of MegaBlocks (Gale et al. 2022) and CUTLASS's grouped GEMM. The roles of warps
-// are those of gemm/wgmma.cu.
+// are those of gemm/wgmma.cu. With kPairs a cluster of two thread blocks computes two tiles at a
+// time. Where both need the same weights, each loads half of them and multicasts the half to both,
+// as CUTLASS does; rows of A are of one thread block.
 //
-// barrier     | who arrives (how many)                  | who waits  | for what
-// full[s]     | a producer thread, with TMA's bytes (1) | consumers  | stage s holds its k-block
-//             | and all threads that copy by cp.async   |            |
-//             | (kCopyingThreads)                       |            |
-// empty[s]    | warps that read the stage               | producer   | stage s has been read
-//             | (4 * kConsumersPerTile)                 |            |
-// turns()[c]  | warps of the other consumer (4)         | consumer c | all stages before the tile's
-//             |                                         |            | have been full, with kTurns
-// named 1 + c | threads of consumer c (128)             | consumer c | the tile's bias
+// barrier     | who arrives (how many)                  | who waits   | for what
+// full[s]     | a producer thread, with TMA's bytes (1) | consumers   | stage s holds its k-block
+//             | and all threads that copy by cp.async   |             |
+//             | (kCopyingThreads)                       |             |
+// empty[s]    | warps that read the stage, in all       | producer    | stage s has been read in
+// all
+//             | thread blocks of the cluster            |             | thread blocks
+//             | (kClusterSize * kConsumersPerTile * 4)  |             |
+// turns()[c]  | warps of the other consumer (4)         | consumer c  | all stages before the
+// tile's
+//             |                                         |             | have been full, with kTurns
+// named 1 + c | threads of consumer c (128)             | consumer c  | the tile's bias
+// cluster     | all threads, at start and end           | all threads | mbarriers, with kPairs:
+// their
+//             |                                         |             | initialisation precedes the
+//             |                                         |             | use by the other thread
+//             block, |                                         |             | and that precedes
+//             the end
+//
+// Bytes of full[s] that the other thread block sends may land before this one's arrival, but not
+// before the phase: the other one sends them after stage s has been read in both.
 #include <kernelcat/pdl.cuh>
 #include <kernelcat/skip_stages.cuh>
 
@@ -30,7 +44,7 @@ __device__ __forceinline__ void pass_over(ExpertShared<Config>& shared,
                                           PipelineState<Config::kNumStages>& position, int num_k) {
   for (int k_block = 0; k_block < num_k; ++k_block) {
     shared.full[position.stage].wait(position.phase);
-    release_stage<1>(shared.empty[position.stage]);
+    release_stage<Config::kClusterSize>(shared.empty[position.stage]);
     position.advance();
   }
 }
@@ -69,13 +83,14 @@ __device__ __forceinline__ void consume(ExpertShared<Config>& shared,
 }
 
 template <typename T, typename Element, int BLOCK_M, int BLOCK_N, int kNumStages, Gating kGating,
-          bool kGather, bool kAtomic, bool kTurns,
+          bool kGather, bool kAtomic, bool kTurns, bool kPairs,
           typename Config = ExpertTileConfig<T, Element, BLOCK_M, BLOCK_N, kNumStages, kGating,
-                                             kGather, kAtomic, kTurns>>
+                                             kGather, kAtomic, kTurns, kPairs>>
 __global__ void __launch_bounds__(Config::kNumThreads, 1)
     moe_gemm_wgmma(const __grid_constant__ TensorMap map_a,  // (rows, k), boxes BLOCK_M high; read
                                                              // without kGather
-                   const __grid_constant__ TensorMap map_w,  // (experts * n, k), BLOCK_N high
+                   const __grid_constant__ TensorMap map_w,  // (experts * n, k), BLOCK_N high,
+                                                             // with kPairs half as high
                    const Element* a,                         // (tokens, k), read with kGather
                    const float* a_scale,                     // (k / 128, a_rows), or null
                    const float* w_scale,                     // (experts, n / 128, k / 128), or null
@@ -92,7 +107,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
   // A lambda that each role calls: values that live across setmaxnreg were seen to spill.
   const auto tiles = [&]() -> typename Config::Tiles {
     return {.offsets = shared.lists(),
-            .row_blocks = shared.lists() + experts + 1,
+            .before = shared.lists() + experts + 1,
             .experts = experts,
             .num_n = ceil_div(n, BLOCK_N),
             .group_m = group_m};
@@ -102,13 +117,17 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
     if (!kGather) prefetch_map(map_a);
     prefetch_map(map_w);
     for (Barrier& barrier : shared.full) barrier.init(1 + Config::kCopyingThreads);
-    for (Barrier& barrier : shared.empty) barrier.init(Config::kConsumersPerTile * 4);
+    for (Barrier& barrier : shared.empty) {
+      barrier.init(Config::kClusterSize * Config::kConsumersPerTile * 4);
+    }
     for (int c = 0; c < (kTurns ? 2 : 0); ++c) shared.turns()[c].init(4);
     fence_barrier_init();
   }
+  if constexpr (kPairs) cluster_arrive_relaxed();
   grid_dependency_wait();
   tiles().load(offsets);
   __syncthreads();
+  if constexpr (kPairs) cluster_wait();
 
   const int num_k = ceil_div(k, Config::BLOCK_K);
   const int role = warp_index();  // outside the branches: all lanes must call warp_index()
@@ -146,6 +165,8 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
     }
     consume<Config>(shared, tiles(), output, num_k);
   }
+  // A thread block must not exit while the other one may still arrive at its barriers.
+  if constexpr (kPairs) cluster_sync();
 }
 
 }  // namespace kernelcat

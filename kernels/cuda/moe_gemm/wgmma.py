@@ -26,7 +26,7 @@ from kernelcat.kernels.cuda.moe_gemm.operands import (
     is_empty,
     num_rows,
 )
-from kernelcat.kernels.cuda.moe_gemm.plan import ROW_BYTES, Plan, Tiling
+from kernelcat.kernels.cuda.moe_gemm.plan import PAIR, ROW_BYTES, Plan, Tiling
 from kernelcat.reference._experts import FP8
 from kernelcat.reference.moe_gemm import ENTRY
 from kernelcat.runtime.gpu import Gpu
@@ -36,13 +36,17 @@ MIN_STAGES = 3
 TILES = ("64x128", "64x256", "128x128", "128x192", "128x256", "256x128")
 """Tiles that one or two consumer warpgroups compute together."""
 
+PAIRED = tuple(f"{tile}{PAIR}" for tile in ("128x192", "128x256", "256x128", "2x128x192"))
+"""Tiles of which a cluster of two thread blocks computes two that share their weights."""
+
 SPACE = {
-    "tile": (*TILES, "2x128x128", "2x128x192"),
+    "tile": (*TILES, "2x128x128", "2x128x192", *PAIRED),
     "combine": ("ordered", "atomic"),
 }
 """
 tile : rows of an expert x rows of the expert's weights; 2x: two consumer warpgroups take turns, so
-    that one multiplies its tile while the other one stores
+    that one multiplies its tile while the other one stores; pair: a cluster of two thread blocks
+    computes two tiles below each other, and each loads half of their weights for both
 combine : how rows are summed into tokens: in the order of slots, from rows in 16 bits, by a second
     launch; or by atomic additions in float32, in whatever order tiles end
 """
@@ -72,19 +76,27 @@ def _product(problem: Problem, plan: Plan, is_atomic: bool, gpu: Gpu) -> Step:
     """The grouped product; with ``combine`` into a workspace."""
     gather = problem["gather"]
     out = "d" if not problem["combine"] else "sums" if is_atomic else "rows"
-    map_w = _operand_map("w", problem, plan, plan.experts * plan.n, plan.block_n)
+    w_rows, w_box = plan.experts * plan.n, plan.block_n // plan.cluster_size
+    map_w = _operand_map("w", problem, plan, w_rows, w_box)
     map_a = map_w if gather else _operand_map("a", problem, plan, plan.rows, plan.block_m)
     source = instance(
         "moe_gemm/wgmma.cu",
         "moe_gemm_wgmma",
         *(problem["dtype"], problem["act_dtype"], plan.block_m, plan.block_n),
-        *(plan.num_stages(gpu), gating(problem), gather, is_atomic, plan.takes_turns),
+        *(
+            plan.num_stages(gpu),
+            gating(problem),
+            gather,
+            is_atomic,
+            plan.takes_turns,
+            plan.makes_pairs,
+        ),
     )
     a_rows = problem["tokens"] if gather else plan.rows
     sizes = (plan.rows, a_rows, problem["top_k"], plan.experts, plan.n, plan.k, _pitch(problem))
     return Step(
         source,
-        (min(plan.max_tiles, gpu.sms), 1, 1),
+        (plan.num_blocks(gpu), 1, 1),
         (
             *(map_a, map_w, *map(Pointer, ("a", "a_scale", "w_scale", "bias")), *GROUPS),
             *map(Pointer, ("gates", out)),
@@ -92,6 +104,7 @@ def _product(problem: Problem, plan: Plan, is_atomic: bool, gpu: Gpu) -> Step:
         ),
         plan.num_threads,
         plan.shared_bytes(gpu),
+        (plan.cluster_size, 1, 1),
         programmatic=True,
     )
 
@@ -138,7 +151,9 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return "no rows are summed into tokens, by atomics or otherwise"
     if plan.takes_turns and plan.element_bytes == 1:
         return "sums and products of a whole tile of float8 do not fit in registers"
-    if config["combine"] == "atomic" and config["tile"] == "2x128x192":
+    if plan.makes_pairs and plan.element_bytes == 1:
+        return "a tile of float8 in a pair leaves no registers for what loads its scales"
+    if config["combine"] == "atomic" and plan.takes_turns and plan.block_n == 192:
         return "a whole tile of 128 x 192 leaves no registers for atomic sums"
     if plan.takes_turns and problem["gather"] and problem["tokens"] * plan.k >= 1 << 35:
         return f"{problem['tokens']} rows of K={plan.k} are more than 32-bit offsets reach"
@@ -155,6 +170,11 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return why
     if plan.takes_turns and plan.num_tiles < 2 * gpu.sms:
         return f"{plan.num_tiles:.3g} tiles leave consumers that take turns without one"
+    if plan.makes_pairs and plan.expert_rows < 2 * plan.block_m:
+        return (
+            f"{plan.expert_rows:.3g} rows an expert have no second block of {plan.block_m} that "
+            "could share weights"
+        )
     if plan.block_n >= 2 * plan.n and plan.block_n > 128:
         return f"tiles of {plan.block_n} columns are mostly empty at N={plan.n}"
     return None

@@ -13,9 +13,10 @@ namespace kernelcat {
 // may lie outside the expert; they are computed, but not stored. `Element` is the type of A and of
 // the weights, T or float8_e4m3fn with scales. With kGather the rows of A are tokens. With kAtomic
 // rows are added to the sums of their tokens. Two consumers share a tile, or with kTurns each
-// computes a tile: one multiplies while the other one stores.
+// computes a tile: one multiplies while the other one stores. With kPairs a cluster of two thread
+// blocks computes a pair of tiles.
 template <typename T_, typename Element_, int BLOCK_M_, int BLOCK_N_, int kNumStages_,
-          Gating kGating_, bool kGather_, bool kAtomic_, bool kTurns_>
+          Gating kGating_, bool kGather_, bool kAtomic_, bool kTurns_, bool kPairs_>
 struct ExpertTileConfig {
   using T = T_;
   using Element = Element_;
@@ -24,6 +25,8 @@ struct ExpertTileConfig {
   static constexpr int BLOCK_K = kRowBytes / sizeof(Element);
   static constexpr Gating kGating = kGating_;
   static constexpr bool kGather = kGather_, kAtomic = kAtomic_, kTurns = kTurns_;
+  static constexpr bool kPairs = kPairs_;
+  static constexpr int kClusterSize = kPairs ? 2 : 1;
 
   static_assert(!kAtomic || !kIsGated<kGating>, "rows that are added up have no activation");
   static_assert(!kTurns || (BLOCK_M == 128 && !kScaled), "sums and products fit into registers");
@@ -49,7 +52,7 @@ struct ExpertTileConfig {
   static constexpr int kStageBytesW = BLOCK_N * kRowBytes;
   static constexpr int kStageBytes = kStageBytesA + kStageBytesW;
 
-  using Tiles = ExpertTiles<BLOCK_M, BLOCK_N>;
+  using Tiles = ExpertTiles<BLOCK_M, BLOCK_N, kPairs>;
   using Products = float[BLOCK_N / 2];  // of one wgmma
   using Sums = Products[kNumWgmmas];
   using Scales = StageScales<kScaled ? BLOCK_M : 2>;

@@ -20,12 +20,19 @@ inline void cluster_wait() {
   host::wait_until([&] { return host::cluster_arrivals >= expected; });
 }
 inline void cluster_sync() {
+  host::wait_until([] { return host::current->num_sent == 0; });
   cluster_arrive_relaxed();
   cluster_wait();
 }
 
+// Arrives at a random time, as a store does.
 inline void arrive_remote(Barrier& barrier, uint32_t cta) {
-  host::remote(&barrier, cta)->arrive();
+  host::Fiber& sender = *host::current;
+  ++sender.num_sent;
+  host::landings.push_back([=, &barrier, &sender] {
+    host::remote(&barrier, cta)->arrive();
+    --sender.num_sent;
+  });
 }
 
 inline void tensor_load_multicast(void* shared, const TensorMap& map, int x, int y,
