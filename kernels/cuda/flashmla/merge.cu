@@ -34,7 +34,7 @@ struct MergeShared {
   float4 values[kNumWarps][kWarpThreads];
   float2 stats[kNumWarps];
   int warp_batches[kNumWarps];
-  MergeTask merge;  // that has the thread block's batch
+  MergeTask merge[2];  // that has the thread block's batch, by turns
 
   // Batches of all tasks; sets `merge.first_batch` of the thread's task. All threads call it.
   __device__ __forceinline__ int count(MergeTask& merge) {
@@ -58,12 +58,11 @@ struct MergeShared {
   }
 };
 
+// `slots` are those of PartialResults; `tasks`: (teams,), `out`: (tokens, heads, 512), `lse`:
+// (tokens, heads).
 template <typename T, int kTileRows>
-__global__ void __launch_bounds__(kThreads) flashmla_merge(float* slots,  // PartialResults::slots
-                                                           const CombineTask* tasks,  // (teams,)
-                                                           T* out,      // (tokens, heads, 512)
-                                                           float* lse,  // (tokens, heads)
-                                                           int num_teams) {
+__global__ void __launch_bounds__(kThreads)
+    flashmla_merge(float* slots, const CombineTask* tasks, T* out, float* lse, int num_teams) {
   static __shared__ MergeShared shared;
   grid_dependency_wait();
   launch_dependents();
@@ -71,10 +70,10 @@ __global__ void __launch_bounds__(kThreads) flashmla_merge(float* slots,  // Par
   const int warp = warp_index(), lane = lane_index(), thread = static_cast<int>(threadIdx.x);
   MergeTask own = MergeTask::of(thread < num_teams ? tasks[thread] : CombineTask{}, thread);
   const int num_batches = shared.count(own);
-  for (int batch = blockIdx.x; batch < num_batches; batch += gridDim.x) {
-    if (own.first_batch <= batch && batch < own.end()) shared.merge = own;
+  for (int batch = blockIdx.x, turn = 0; batch < num_batches; batch += gridDim.x, turn ^= 1) {
+    if (own.first_batch <= batch && batch < own.end()) shared.merge[turn] = own;
     __syncthreads();
-    const MergeTask merge = shared.merge;
+    const MergeTask merge = shared.merge[turn];
     const int first_item = (batch - merge.first_batch) * (kNumWarps / merge.item_warps);
     const int part = warp % merge.item_warps;
     const RowItem<T, kTileRows> item(merge.task, merge.team, first_item + warp / merge.item_warps);
@@ -93,7 +92,6 @@ __global__ void __launch_bounds__(kThreads) flashmla_merge(float* slots,  // Par
       }
       item.store(sum, out, lse);
     }
-    __syncthreads();
   }
 }
 

@@ -29,7 +29,8 @@ kPieceCost of dealt_list.cuh."""
 TASK_BYTES = 16
 """Size of CombineTask."""
 COMBINE_THREADS = 512
-COMBINE_BLOCKS_PER_SM = 2
+COMBINE_BLOCKS_PER_SM = {"combine": 2, "merge": 3}
+"""Thread blocks of each second kernel, which keep enough loads in flight."""
 COMBINE_US = 4.0
 """Microseconds of the second kernel."""
 PART_US = 3.8
@@ -69,7 +70,7 @@ def combine_step(
     name = f"kernelcat::flashmla_{kernel}<kernelcat::{problem['dtype']}, {tile_rows}>"
     return Step(
         CudaSource(f"flashmla/{kernel}.cu", name),
-        (gpu.sms * COMBINE_BLOCKS_PER_SM, 1, 1),
+        (gpu.sms * COMBINE_BLOCKS_PER_SM[kernel], 1, 1),
         (*map(Pointer, ("partials", "tasks", "out", "lse")), Int32(teams)),
         COMBINE_THREADS,
         programmatic=True,
