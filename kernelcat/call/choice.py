@@ -10,7 +10,8 @@ all, where its judgement says so (``kernelcat calibrate``). Every offer is check
 over are rows that cannot be true, and configurations that are not of the space, whose result was
 found wrong, or that do not compile; the next offer serves. An unverified implementation serves only
 by name, or where no other serves. A configuration that is not worth a try (``unpromising``) serves
-only if it was measured for this very problem, by name, or where no other serves.
+only if it was measured for this very problem, if the entry's model predicts it to be the fastest,
+by name, or where no other serves.
 """
 
 from __future__ import annotations
@@ -172,8 +173,8 @@ class _Search:
         """The decision for this offer, or None where it cannot serve; records the reason.
 
         With ``verified`` an unverified implementation does not serve. With ``promising`` neither
-        does a configuration that is not worth a try, unless it is pinned or was measured for this
-        problem.
+        does a configuration that is not worth a try, unless it is pinned, was measured for this
+        problem, or is predicted to be the fastest.
         """
         config, implementation, fault = offer.config, None, None
         refuted, reason = None, self.missing.get(offer.language)
@@ -185,7 +186,7 @@ class _Search:
             except (MissingDependency, UnknownName) as error:
                 reason = str(error)
         if implementation is not None:
-            promising = promising and offer.why not in ("exact", *FIXED_WHY)
+            promising = promising and offer.why not in ("exact", "calibrated", *FIXED_WHY)
             fault = self._fault(offer, implementation)
             if fault is None:
                 config, reason = self._judge(implementation, config, verified, promising)

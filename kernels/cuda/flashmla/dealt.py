@@ -101,5 +101,4 @@ IMPLEMENTATION = Implementation(
         "exponential by one instruction": "MUFU.EX2",
     },
     rank=2,
-    unverified="its parts are merged by a kernel that has not run on an H200",
 )

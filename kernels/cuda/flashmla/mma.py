@@ -49,7 +49,7 @@ TILE_US = {False: 0.43, True: 0.5}
 START_US = 5.0
 """Microseconds of a thread block to find its work and load its first KV tile, and to store."""
 
-SPACE = {"least": (4, 8, 16), "combine": (False, True)}
+SPACE = {"least": (4, 2, 8, 16), "combine": (False, True)}
 """A team has at least ``least`` KV tiles or what costs as much; with ``combine`` a second kernel
 merges rows that several teams share."""
 
@@ -101,7 +101,7 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     least, max_teams = config["least"], gpu.sms // _team_blocks(problem)
-    if least > SPACE["least"][0] and _items(problem) >= least * max_teams:
+    if least > min(SPACE["least"]) and _items(problem) >= least * max_teams:
         return f"least={least} changes nothing: all teams have more KV tiles"
     return None
 
