@@ -130,11 +130,22 @@ def test_pages_of_one_token_are_not_loaded_by_a_cluster() -> None:
     assert reason == "pages of one token come by cp.async, which cannot multicast to a cluster"
 
 
+ON_THE_HOST = {
+    "sequences of a KV tile or two": (uneven(24, 1, 16, 60), False, 2),
+    "teams of two thread blocks": (latent(5, 1, 20, 400, lengths="skewed"), True, 8),
+    "eight rows": (latent(3, 3, 2, 300, 16, lengths="ragged", **HALF), False, 5),
+    "79 parts of a row": (latent(1, 1, 8, 5000, 128), True, 132),
+}  # fmt: skip
+"""Problem, whether a second kernel merges, SMs."""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no g++")
 @pytest.mark.parametrize("seed", [1, 2])
-def test_mma_is_right_on_the_host_where_most_sequences_have_a_kv_tile_or_two(seed: int) -> None:
+@pytest.mark.parametrize("case", ON_THE_HOST)
+def test_mma_is_right_on_the_host(case: str, seed: int) -> None:
     """Warps and copies run in an order that follows from the seed."""
-    host, config = Host(max_blocks=1 << 30, sms=2, seed=seed), Config(least=4, combine=False)
-    verdict = gate.check(mma.IMPLEMENTATION, uneven(24, 1, 16, 60), config, host, seeds=(seed,))
+    problem, combine, sms = ON_THE_HOST[case]
+    host, config = Host(max_blocks=1 << 30, sms=sms, seed=seed), Config(least=4, combine=combine)
+    verdict = gate.check(mma.IMPLEMENTATION, problem, config, host, seeds=(seed,))
     assert verdict.passed, verdict.detail

@@ -165,15 +165,17 @@ CASES = {
     "a chunk of row tiles of 128": (latent(1, 150, 8, 200, lengths="ragged"), 2, 6),
     "one sequence": (latent(1, 1, 64, 1500, 128), 1, 11),
     "short sequences": (latent(9, 2, 3, 70, 16, lengths="ragged"), 1, 132),
+    "few heads": (latent(5, 1, 20, 400, lengths="skewed"), 1, 7),
 }  # fmt: skip
 """Problem, row tiles of a team, SMs."""
 
 
 @needs_compiler
+@pytest.mark.parametrize("combine", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_results_are_right_on_the_host(case: str) -> None:
+def test_results_are_right_on_the_host(case: str, combine: bool) -> None:
     problem, row_tiles, sms = CASES[case]
-    config = Config(row_tiles=row_tiles, cluster=1, least=2, combine=False)
+    config = Config(row_tiles=row_tiles, cluster=1, least=2, combine=combine)
     host = cuda_fibers.Host(max_blocks=sms, sms=sms)
     verdict = gate.check(dealt.IMPLEMENTATION, problem, config, host, seeds=(0,))
     assert verdict.passed, verdict.detail

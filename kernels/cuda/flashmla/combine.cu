@@ -1,15 +1,12 @@
 // Merges partial results of rows, 128 columns of a row at a time: one warp adds up few parts, all
 // warps of a thread block many, each of them every 16th part.
-#include <kernelcat/partial_sum.cuh>
 #include <kernelcat/pdl.cuh>
 
-#include "partial_results.cuh"
+#include "row_item.cuh"
 
 namespace kernelcat {
 
 constexpr int kNumWarps = 16, kThreads = kNumWarps * kWarpThreads;
-constexpr int kColumns = 4 * kWarpThreads, kItems = kLatent / kColumns;  // of a row
-constexpr int kInFlight = 4;  // parts that a thread loads at once
 constexpr int kFewParts = 2 * kInFlight;
 
 // The tasks of a launch; those with up to kFewParts parts are listed apart from the others.
@@ -32,52 +29,6 @@ struct Tasks {
       few += __popc(is_few), many += __popc(is_many);
     }
     if (lane == 0) num_few = few, num_many = many;
-  }
-};
-
-// Four columns of a row of a task.
-template <typename T, int kTileRows>
-struct RowItem {
-  static constexpr int kTaskItems = kTileRows * kItems;
-  CombineTask task;
-  int team, row, column;
-
-  __device__ __forceinline__ RowItem(const Tasks& tasks, int team, int item)
-      : task(tasks.tasks[team]),
-        team(team),
-        row(item / kItems % kTileRows),
-        column(item % kItems * kColumns + 4 * lane_index()) {}
-
-  // Adds up every `step`th part, beginning with part `first`.
-  __device__ __forceinline__ PartialSum sum(PartialResults<kTileRows> partials, int first,
-                                            int step) const {
-    PartialSum sum;
-    for (; first < task.num_parts; first += kInFlight * step) {
-      float4 values[kInFlight];
-      float2 stats[kInFlight];
-#pragma unroll
-      for (int i = 0; i < kInFlight; ++i) {
-        const int part = first + i * step;
-        values[i] = {}, stats[i] = {-kInfinity, 0.0f};
-        const int slot = PartialResults<kTileRows>::slot(team + part, part == 0);
-        const auto* four = reinterpret_cast<const float4*>(partials.values(slot, row, column));
-        if (part < task.num_parts) values[i] = __ldcg(four);
-        if (part < task.num_parts) stats[i] = __ldcg(partials.row_stats(slot, row));
-      }
-#pragma unroll
-      for (int i = 0; i < kInFlight; ++i)
-        sum.add({.values = values[i], .row_max = stats[i].x, .row_sum = stats[i].y});
-    }
-    return sum;
-  }
-
-  __device__ __forceinline__ void store(const PartialSum& sum, T* out, float* lse) const {
-    const int64_t out_row = static_cast<int64_t>(task.first_row) + row;
-    const RowEnd end = RowEnd::of(sum.row_max, sum.row_sum);
-    const uint2 four = {pack<T>(sum.values.x * end.factor, sum.values.y * end.factor),
-                        pack<T>(sum.values.z * end.factor, sum.values.w * end.factor)};
-    *reinterpret_cast<uint2*>(out + out_row * kLatent + column) = four;
-    if (column == 0) lse[out_row] = end.lse;
   }
 };
 
@@ -104,11 +55,13 @@ __global__ void __launch_bounds__(kThreads)
   const int num_few = tasks.num_few * Item::kTaskItems,
             num_many = tasks.num_many * Item::kTaskItems;
   for (int i = warp * gridDim.x + blockIdx.x; i < num_few; i += kNumWarps * gridDim.x) {
-    const Item item(tasks, tasks.teams[i / Item::kTaskItems], i);
+    const int team = tasks.teams[i / Item::kTaskItems];
+    const Item item(tasks.tasks[team], team, i);
     if (item.row < item.task.num_rows) item.store(item.sum(partials, 0, 1), out, lse);
   }
   for (int i = blockIdx.x; i < num_many; i += gridDim.x) {
-    const Item item(tasks, tasks.teams[kThreads - 1 - i / Item::kTaskItems], i);
+    const int team = tasks.teams[kThreads - 1 - i / Item::kTaskItems];
+    const Item item(tasks.tasks[team], team, i);
     if (item.row >= item.task.num_rows) continue;
     PartialSum sum = item.sum(partials, warp, kNumWarps);
     values[warp][lane] = sum.values;

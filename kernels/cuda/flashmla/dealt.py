@@ -12,8 +12,13 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.paged_cache import mean_context, num_rows
 from kernelcat.kernels.cuda.flashmla.operands import max_rows, num_row_tiles
-from kernelcat.kernels.cuda.flashmla.split import merge_us, num_teams, times_read
-from kernelcat.kernels.cuda.flashmla.wgmma import BLOCK, ROW_TILE_US, TILE_US, illegal, launches
+from kernelcat.kernels.cuda.flashmla.split import (
+    PIECE_COST,
+    merge_us,
+    num_teams,
+    times_read,
+)
+from kernelcat.kernels.cuda.flashmla.wgmma import BLOCK, TILE_US, illegal, launches
 from kernelcat.reference.flashmla import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
@@ -36,7 +41,7 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    program = launches(problem, config, gpu)
+    program = launches(problem, config, gpu, "merge")
     if not program.steps:
         return program
     arguments = (
@@ -65,11 +70,12 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     if num_rows(problem) == 0:
         return LAUNCH_US
     tile_rows, row_tiles = BLOCK * config["row_tiles"], _row_tiles(problem, config)
-    items, max_teams = _items(problem, config), gpu.sms // config["row_tiles"]
-    share = max(ceil(items / num_teams(problem, tile_rows, max_teams)), config["least"])
-    teams = ceil(items / share)
+    max_teams = num_teams(problem, tile_rows, gpu.sms // config["row_tiles"])
+    cost = _items(problem, config) + PIECE_COST * row_tiles
+    share = max(ceil(cost / max_teams), config["least"] + PIECE_COST)
+    teams = ceil(cost / share)
     bytes_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.85)
-    work_us = share * TILE_US + max(row_tiles / teams, 1) * ROW_TILE_US
+    work_us = share * TILE_US
     # Tokens that are read again come from L2, which costs power, where it costs no time.
     power_us = 0.05 * bytes_us * times_read(problem, tile_rows)
     total_us = LAUNCH_US + max(bytes_us, work_us) + power_us + 0.1 * (config["cluster"] > 1)

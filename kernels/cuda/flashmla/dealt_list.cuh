@@ -269,7 +269,7 @@ struct Planner<DealtList<BLOCK_M, BLOCK_N>, kNumWarps> {
 // A tile (LatentTile) whose work is dealt out by what it costs.
 template <typename Base>
 struct DealtTile : Base {
-  static constexpr bool kAlwaysWaits = true;
+  static constexpr bool kAlwaysWaits = true, kPadsParts = false;
   using List = DealtList<Base::BLOCK_M * Base::kRowTiles, Base::BLOCK_N>;
 };
 

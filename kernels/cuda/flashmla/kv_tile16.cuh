@@ -84,12 +84,49 @@ struct ScoreWarp {
   float scale;                                    // of scores
   int last_visible[kGroups][2];                   // the last token that a row sees
 
-  // Loads the queries; rows beyond the segment's are zero.
   __device__ __forceinline__ void begin(const LatentArgs<T, Cached>& args, const Segment& segment) {
+    scale = args.sm_scale * kLog2E;
+#pragma unroll
+    for (int r = 0; r < kGroups; ++r) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        last_visible[r][j] = segment.last_visible(8 * r + lane_index() % 4 * 2 + j, args.heads);
+        row_max[r][j] = -kInfinity;
+      }
+    }
+  }
+
+  // Takes the queries from a stage, in which they lie as the tokens of a KV tile do. Rows beyond
+  // the segment's are those of other sequences, and their results are not stored.
+  __device__ __forceinline__ void take_queries(const Keys& stage) {
+    // Lane l passes the address of row l % 8 of matrix l / 8. Two groups of rows: both halves of a
+    // step, of each. One group: both halves of two steps.
+    constexpr int kStepsAtOnce = 2 / kGroups;
+    const int lane = lane_index(), matrix = lane / 8;
+    const int row = kGroups == 2 ? lane % 8 + matrix / 2 * 8 : lane % 8;
+    const int unit = kGroups == 2 ? matrix % 2 : matrix;
+    const uint32_t first = shared_address(stage.chunks) + row * kSpan;
+#pragma unroll
+    for (int step = 0; step < kSteps + kRopeSteps; step += kStepsAtOnce) {
+      const uint32_t chunk = first + step / 4 * (kTileTokens * kSpan);
+      uint32_t matrices[4];
+      load_matrices(matrices, chunk + swizzled_unit(2 * (step % 4) + unit));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int r = kGroups == 2 ? i : 0, at = kGroups == 2 ? step : step + i;
+        auto& words = at < kSteps ? queries[r][at] : rope[r][at - kSteps];
+        words[0] = matrices[2 * i], words[1] = matrices[2 * i + 1];
+      }
+    }
+    fence_async_shared();  // before TMA writes there again
+  }
+
+  // Loads the queries of packed keys; rows beyond the segment's are zero.
+  __device__ __forceinline__ void load_queries(const LatentArgs<T, Cached>& args,
+                                               const Segment& segment) {
     const int lane = lane_index();
     const int64_t first =
         static_cast<int64_t>(segment.sequence.first_query) * args.heads + segment.first_row;
-    scale = args.sm_scale * kLog2E;
 #pragma unroll
     for (int r = 0; r < kGroups; ++r) {
       const int row = 8 * r + lane / 4;
@@ -97,12 +134,8 @@ struct ScoreWarp {
       const bool is_inside = row < segment.num_rows;
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        uint2 words = {};
-        if constexpr (kPacked) {  // four neighbours, as multiply_packed() has the keys
-          if (is_inside) words = *reinterpret_cast<const uint2*>(query + 16 * step + lane % 4 * 4);
-        } else {
-          if (is_inside) words = two_pairs(query + 16 * step);
-        }
+        uint2 words = {};  // four neighbours, as multiply_packed() has the keys
+        if (is_inside) words = *reinterpret_cast<const uint2*>(query + 16 * step + lane % 4 * 4);
         queries[r][step][0] = words.x, queries[r][step][1] = words.y;
       }
 #pragma unroll
@@ -110,15 +143,10 @@ struct ScoreWarp {
         const uint2 words = is_inside ? two_pairs(query + kLatent + 16 * step) : uint2{};
         rope[r][step][0] = words.x, rope[r][step][1] = words.y;
       }
-      float query_factor = scale;
-      if constexpr (kPacked) query_factor *= scale_to_float16(queries[r]);
+      const float query_factor = scale * scale_to_float16(queries[r]);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int score_row = lane % 4 * 2 + j;  // of the lane's scores
-        if constexpr (kPacked)
-          latent_factor[r][j] = __shfl_sync(0xffffffff, query_factor, 4 * score_row);
-        last_visible[r][j] = segment.last_visible(8 * r + score_row, args.heads);
-        row_max[r][j] = -kInfinity;
+        latent_factor[r][j] = __shfl_sync(0xffffffff, query_factor, 4 * (lane % 4 * 2 + j));
       }
     }
   }

@@ -64,7 +64,7 @@ struct LatentResult : LatentResults<Tile> {
       return;
     }
     const bool begins_here = segment.first_team == team;
-    store_part(accumulators, stats, PartialResults<kTileRows>::slot(team, begins_here));
+    store_part(accumulators, stats, segment, PartialResults<kTileRows>::slot(team, begins_here));
     if (num_parts > max_inline_parts) {
       if (begins_here && rank == 0 && threadIdx.x == 0) {
         const int first = segment.sequence.first_query * args.heads + segment.team_row;
@@ -119,10 +119,19 @@ struct LatentResult : LatentResults<Tile> {
     return partials.row_stats(slot, part_row(i));
   }
 
+  // Whether partial results lack the lane's row `i`.
+  __device__ __forceinline__ bool is_padding(int i, const Segment& segment) const {
+    return first + row() + 8 * i >= segment.num_rows;
+  }
+
   __device__ __forceinline__ void store_part(const float (&accumulators)[kColumns / 2],
-                                             const RowStats<2>& stats, int slot) const {
+                                             const RowStats<2>& stats, const Segment& segment,
+                                             int slot) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      if constexpr (!Tile::kPadsParts) {
+        if (is_padding(i, segment)) continue;
+      }
       float2* pairs = part(slot, i);
 #pragma unroll
       for (int step = 0; step < kColumns / 8; ++step) {
@@ -148,12 +157,18 @@ struct LatentResult : LatentResults<Tile> {
       RowStats<2> part_stats;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
+        if constexpr (!Tile::kPadsParts) {
+          if (is_padding(i, segment)) continue;
+        }
         const float2 stored = __ldcg(stored_stats(slot, i));
         part_stats.row_max[i] = stored.x, part_stats.row_sum[i] = stored.y;
       }
       const RescaleFactors<2> factors = add(stats, part_stats);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
+        if constexpr (!Tile::kPadsParts) {
+          if (is_padding(i, segment)) continue;
+        }
         const float2* pairs = part(slot, i);
 #pragma unroll
         for (int first = 0; first < kColumns / 8; first += kInFlight) {

@@ -41,6 +41,9 @@ struct LatentTile {
   // Nothing depends on it, but compute-sanitizer's synccheck asks for a wait between two arrivals.
   // Kernels that were measured without it keep their machine code.
   static constexpr bool kAlwaysWaits = false;
+  // Whether partial results have all rows of a row tile, also those that its sequence lacks. Here
+  // too, kernels that were measured so keep their machine code.
+  static constexpr bool kPadsParts = true;
   using List = WorkList<BLOCK_M * kRowTiles, BLOCK_N>;
   static_assert(kGathers || (kBoxTokens % 8 == 0 && kBoxes <= kWarpThreads));
   static_assert(kRowTiles % kClusterSize == 0);

@@ -1,23 +1,28 @@
 // Latent attention of few rows on Hopper: KV tiles of 16 tokens stream through a ring by TMA (or
-// cp.async).
+// cp.async), those of a segment after its queries, which lie in a stage as the tokens of a KV tile
+// do (with packed rows, queries are loaded from global memory). Work is dealt out by what it costs.
 //
 // The rows are the columns of mma.sync's products, the tokens their rows, so that 8 or 16 rows
 // waste nothing. Four score warps take KV tiles in turn and compute their weights, with all queries
 // in registers; four value warps take every KV tile and accumulate a quarter of the columns each.
 // Every score warp has a row max of its own, which it passes on with the weights, so that score
-// warps do not wait for each other.
+// warps do not wait for each other. A warp that has no KV tile of a segment leaves it out, so that
+// score warps work on several short segments at the same time.
 //
 // barrier                | who arrives (how many)           | who waits   | for what
 // -----------------------|----------------------------------|-------------|---------------------
 // full[stage]            | producer (1), bytes of TMA; with | score warps | a KV tile has landed
-//                        | cp.async: kGatherThreads         |             |
-// weights_full[stage]    | lanes of the score warp (32)     | value warps | weights, row max
+//                        | cp.async: kGatherThreads         |             | or queries have
+// weights_full[stage]    | lanes of the score warp (32)     | value warps | weights, row max;
+//                        |                                  |             | queries were read
 // empty[stage]           | value warps (4), and score warps | producer    | values were read,
 //                        | whose turn it is not (3)         |             | nobody waits
 // kValuesBarrier (named) | value threads (128)              | value warps | each other (merge)
+#include <kernelcat/cache_policy.cuh>
 #include <kernelcat/pdl.cuh>
 #include <kernelcat/stage_release.cuh>
 
+#include "dealt_list.cuh"
 #include "stream_gatherer.cuh"
 #include "value_warp.cuh"
 
@@ -39,7 +44,6 @@ struct StreamTile {
   static constexpr int kNumWarps = kScoreWarps + kValueWarps + 4;  // the last four load
   static constexpr int kScoreRegisters = 240, kValueRegisters = 224, kProducerRegisters = 40;
   static constexpr int kNumThreads = kNumWarps * kWarpThreads;
-  using List = WorkList<BLOCK_M * kRowTiles, BLOCK_N>;
   using Keys = KvTile16<T, Cached>;
 };
 
@@ -76,9 +80,28 @@ struct StreamLatent {
     return (__ldg(args.block_table + entry) << page_bits) + (token & ((1 << page_bits) - 1));
   }
 
-  // The producer warp: each lane looks up one of 32 KV tiles, and loads one box of every tile.
-  __device__ __forceinline__ void produce(const WorkCursor& first, const TensorMap& map_latents,
-                                          const TensorMap& map_tails, int num_slots) const {
+  // Loads the segment's queries; the rotated part is a chunk like the others.
+  __device__ __forceinline__ void load_queries(const Segment& segment, const TensorMap& map_q,
+                                               const State& at) const {
+    constexpr int kColumns = kSpan / 2;
+    const int row = segment.sequence.first_query * args.heads + segment.first_row;
+    const int lane = lane_index();
+    Keys& keys = shared.keys[at.stage];
+    Barrier& full = shared.full[at.stage];
+    shared.empty[at.stage].wait(at.phase ^ 1);
+    if (lane == 0) full.arrive_expect(Tile::BLOCK_M * kRowElements * 2);
+    __syncwarp();
+    if (lane <= Keys::kChunks) {
+      uint8_t* target = lane < Keys::kChunks ? keys.chunks[lane] : keys.tail;
+      tensor_load(target, map_q, lane * kColumns, row, full, kDefaultPolicy);
+    }
+    __syncwarp();
+  }
+
+  // The producer warp: each lane looks up one of 32 KV tiles, and loads one box of every stage.
+  __device__ __forceinline__ void produce(const WorkCursor& first, const TensorMap& map_q,
+                                          const TensorMap& map_latents, const TensorMap& map_tails,
+                                          int num_slots) const {
     constexpr int kColumns = kSpan / (Keys::kPacked ? 1 : 2);
     constexpr int kBytes = kTileTokens * (Keys::kChunks * kSpan + Keys::kTailBytes);
     const uint64_t policy = evict_first_policy();
@@ -86,6 +109,10 @@ struct StreamLatent {
     State at;
     schedule.for_each(first, [&](const Segment& segment) {
       int slot = slot_of(segment, segment.begin + lane, num_slots);
+      if constexpr (!Keys::kPacked) {
+        load_queries(segment, map_q, at);
+        at.advance();
+      }
       for (int begin = segment.begin; begin < segment.end; begin += kWarpThreads) {
         const int next = slot_of(segment, begin + kWarpThreads + lane, num_slots);
         const int count = min(segment.end - begin, kWarpThreads);
@@ -110,12 +137,33 @@ struct StreamLatent {
     });
   }
 
+  // A score warp is done with a stage. The one whose turn it is has left its weights there, or the
+  // queries to the others, and value warps release the stage after it.
+  __device__ __forceinline__ void pass_on(int stage, bool is_turn) const {
+    __syncwarp();
+    if (is_turn) {
+      shared.weights_full[stage].arrive();
+    } else if (lane_index() == 0) {
+      shared.empty[stage].arrive();
+    }
+  }
+
   __device__ __forceinline__ void score(const WorkCursor& first, int warp) const {
     int turn = 0;
     State at;
     schedule.for_each(first, [&](const Segment& segment) {
       ScoreWarp<T, typename Tile::Cached, Tile::kGroups> score_warp;
-      score_warp.begin(args, segment);
+      const int own_tile = segment.begin + (warp + kScoreWarps - turn) % kScoreWarps;
+      const bool has_tiles = own_tile < segment.end;
+      if (has_tiles) score_warp.begin(args, segment);
+      if constexpr (Keys::kPacked) {
+        if (has_tiles) score_warp.load_queries(args, segment);
+      } else {
+        shared.full[at.stage].wait(at.phase);
+        if (has_tiles) score_warp.take_queries(shared.keys[at.stage]);
+        pass_on(at.stage, turn == warp);
+        at.advance();
+      }
       for (int tile = segment.begin; tile < segment.end; ++tile) {
         // Also for the KV tiles of other warps: copies may land out of order, and a warp that skips
         // a phase of a barrier would take the phase before for the one that it waits for. The
@@ -127,11 +175,8 @@ struct StreamLatent {
           const int token = tile * kTileTokens, remaining = segment.sequence.num_tokens - token;
           if (remaining < kTileTokens) score_warp.clear(keys, max(remaining, 0));
           score_warp.attend(keys, token, shared.weights[at.stage]);
-          shared.weights_full[at.stage].arrive();
-        } else {
-          __syncwarp();
-          if (lane_index() == 0) shared.empty[at.stage].arrive();
         }
+        pass_on(at.stage, turn == warp);
         turn = turn + 1 == kScoreWarps ? 0 : turn + 1;
         at.advance();
       }
@@ -139,7 +184,7 @@ struct StreamLatent {
   }
 
   // Stores the rows, or this thread block's part of them. The last thread block that stores a part
-  // adds up all parts if there are up to max_inline_parts; otherwise flashmla_combine does.
+  // adds up all parts if there are up to max_inline_parts; otherwise flashmla_merge does.
   template <typename Warp>
   __device__ __forceinline__ void finish(Warp& warp, const Segment& segment,
                                          const PartialResults& partials, uint32_t* counters,
@@ -150,7 +195,8 @@ struct StreamLatent {
     const bool is_first_thread = threadIdx.x == kScoreWarps * kWarpThreads;
     if (num_parts > 1) {
       const bool begins_here = segment.first_team == schedule.team;
-      warp.store_part(partials, PartialResults::slot(schedule.team, begins_here), first_part_row);
+      warp.store_part(partials, PartialResults::slot(schedule.team, begins_here), first_part_row,
+                      segment.num_rows);
       if (num_parts > max_inline_parts) {
         if (begins_here && rank == 0 && is_first_thread) {
           tasks[schedule.team] = {num_parts, first + segment.team_row, segment.num_team_rows};
@@ -163,7 +209,7 @@ struct StreamLatent {
       warp.begin();
       for (int part_team = segment.first_team; part_team <= segment.last_team; ++part_team) {
         warp.add_part(partials, PartialResults::slot(part_team, part_team == segment.first_team),
-                      first_part_row);
+                      first_part_row, segment.num_rows);
       }
     }
     const int64_t row = first + segment.first_row;
@@ -180,6 +226,12 @@ struct StreamLatent {
       Warp value_warp;
       value_warp.first_column = warp * kWarpColumns;
       value_warp.begin();
+      if constexpr (!Keys::kPacked) {  // the queries' stage
+        shared.weights_full[at.stage].wait(at.phase);
+        __syncwarp();
+        if (lane_index() == 0) shared.empty[at.stage].arrive();
+        at.advance();
+      }
       for (int tile = segment.begin; tile < segment.end; ++tile) {
         shared.weights_full[at.stage].wait(at.phase);
         value_warp.attend(shared.keys[at.stage], shared.weights[at.stage]);
@@ -192,10 +244,12 @@ struct StreamLatent {
   }
 };
 
-template <typename T, typename Cached, int kGroups, int kRowTiles, int kNumStages, bool kGathers,
-          typename Tile = StreamTile<T, Cached, kGroups, kRowTiles, kNumStages, kGathers>>
+template <
+    typename T, typename Cached, int kGroups, int kRowTiles, int kNumStages, bool kGathers,
+    typename Tile = DealtTile<StreamTile<T, Cached, kGroups, kRowTiles, kNumStages, kGathers>>>
 __global__ void __launch_bounds__(Tile::kNumThreads, 1)
-    flashmla_mma(const __grid_constant__ TensorMap map_latents,  // (slots, 576 or 656 bytes)
+    flashmla_mma(const __grid_constant__ TensorMap map_q,        // (tokens * heads, 576)
+                 const __grid_constant__ TensorMap map_latents,  // (slots, 576 or 656 bytes)
                  const __grid_constant__ TensorMap map_tails,    // (slots, 576 or 656 bytes)
                  const T* q,                                     // (tokens, heads, 576)
                  const Cached* kv_cache,  // (pages, page_size, 576), or PackedRows
@@ -213,6 +267,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
   const uint32_t padding = -shared_address(dynamic_shared) & 1023;  // to a swizzle atom
   auto& shared = *reinterpret_cast<StreamShared<Tile>*>(dynamic_shared + padding);
   if (threadIdx.x == 0) {
+    prefetch_map(map_q);
     prefetch_map(map_latents);
     prefetch_map(map_tails);
     for (int i = 0; i < kNumStages; ++i) {
@@ -262,7 +317,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     if constexpr (kGathers) {
       StreamGatherer<Tile, StreamShared<Tile>>{shared, args}.produce(schedule, first);
     } else if (warp % 4 == 0) {
-      kernel.produce(first, map_latents, map_tails, num_slots);
+      kernel.produce(first, map_q, map_latents, map_tails, num_slots);
     }
   }
 }

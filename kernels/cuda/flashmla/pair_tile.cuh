@@ -38,6 +38,7 @@ struct PairTile {
   static constexpr int kChunkBytes = BLOCK_N * kRowBytes;
   static constexpr int kBoxTokens = BLOCK_N < kPageSize ? BLOCK_N : kPageSize;
   static constexpr int kBoxes = BLOCK_N / kBoxTokens;  // of a chunk: each lies within a page
+  static constexpr bool kPadsParts = true;             // as LatentTile's
   using List = WorkList<BLOCK_M, BLOCK_N>;
   static_assert(kChunks * kBoxes <= kWarpThreads, "a lane loads a box");
 };

@@ -22,10 +22,15 @@ row; a second kernel merges more."""
 FULL = 0.9
 """Fraction of the teams that is enough if no row tile has to be split then."""
 
+PIECE_COST = 3
+"""KV tiles that a piece of a row tile costs besides its own, where work is dealt out by cost:
+kPieceCost of dealt_list.cuh."""
+
 TASK_BYTES = 16
 """Size of CombineTask."""
 COMBINE_THREADS = 512
-COMBINE_BLOCKS_PER_SM = 2
+COMBINE_BLOCKS_PER_SM = {"combine": 2, "merge": 3}
+"""Thread blocks of each second kernel, which keep enough loads in flight."""
 COMBINE_US = 4.0
 """Microseconds of the second kernel."""
 PART_US = 3.8
@@ -55,12 +60,17 @@ def workspaces(teams: int, tile_rows: int, team_blocks: int) -> dict[str, int]:
     }
 
 
-def combine_step(problem: Problem, tile_rows: int, teams: int, gpu: Gpu) -> Step:
-    """The second kernel, which merges partial results of rows that several teams share."""
-    name = f"kernelcat::flashmla_combine<kernelcat::{problem['dtype']}, {tile_rows}>"
+def combine_step(
+    problem: Problem, tile_rows: int, teams: int, gpu: Gpu, kernel: str = "combine"
+) -> Step:
+    """The second kernel, which merges partial results of rows that several teams share.
+
+    ``kernel`` is `combine`, or `merge`, which merges all rows at the same time.
+    """
+    name = f"kernelcat::flashmla_{kernel}<kernelcat::{problem['dtype']}, {tile_rows}>"
     return Step(
-        CudaSource("flashmla/combine.cu", name),
-        (gpu.sms * COMBINE_BLOCKS_PER_SM, 1, 1),
+        CudaSource(f"flashmla/{kernel}.cu", name),
+        (gpu.sms * COMBINE_BLOCKS_PER_SM[kernel], 1, 1),
         (*map(Pointer, ("partials", "tasks", "out", "lse")), Int32(teams)),
         COMBINE_THREADS,
         programmatic=True,

@@ -114,21 +114,23 @@ struct ValueWarp {
     }
   }
 
-  // Stores the warp's columns of a partial result into rows `first` .. of a slot.
+  // Stores the warp's columns of a partial result into `num_rows` rows from `first` on of a slot.
   template <typename Partials>
-  __device__ __forceinline__ void store_part(const Partials& partials, int slot, int first) const {
+  __device__ __forceinline__ void store_part(const Partials& partials, int slot, int first,
+                                             int num_rows) const {
     const int lane = lane_index();
 #pragma unroll
     for (int r = 0; r < kGroups; ++r) {
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
+      for (int j = 0; j < 4; ++j) {
+        const int row = 8 * r + lane % 4 * 2 + j % 2;
+        if (row >= num_rows) continue;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int row = first + 8 * r + lane % 4 * 2 + j % 2;
-          __stcg(partials.values(slot, row, column(step, j / 2)), accumulators[step][r][j]);
+        for (int step = 0; step < kSteps; ++step) {
+          __stcg(partials.values(slot, first + row, column(step, j / 2)), accumulators[step][r][j]);
         }
       }
-      if (first_column == 0 && lane % 4 == 0) {
+      if (first_column == 0 && lane % 4 == 0 && 8 * r + lane / 4 < num_rows) {
         __stcg(partials.row_stats(slot, first + 8 * r + lane / 4),
                {stats.row_max[r], stats.row_sum[r]});
       }
@@ -137,11 +139,13 @@ struct ValueWarp {
 
   // Adds a partial result that store_part() has stored.
   template <typename Partials>
-  __device__ __forceinline__ void add_part(const Partials& partials, int slot, int first) {
+  __device__ __forceinline__ void add_part(const Partials& partials, int slot, int first,
+                                           int num_rows) {
     const int lane = lane_index();
     RowStats<kGroups> part;
 #pragma unroll
     for (int r = 0; r < kGroups; ++r) {
+      if (8 * r + lane / 4 >= num_rows) continue;
       const float2 found = __ldcg(partials.row_stats(slot, first + 8 * r + lane / 4));
       part.row_max[r] = found.x, part.row_sum[r] = found.y;
     }
@@ -150,13 +154,14 @@ struct ValueWarp {
     for (int r = 0; r < kGroups; ++r) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int row = first + 8 * r + lane % 4 * 2 + j % 2;
+        const int row = 8 * r + lane % 4 * 2 + j % 2;
         const float rescale = of_accumulator_row(factors.sum[r], j % 2);
         const float factor = of_accumulator_row(factors.part[r], j % 2);
+        if (row >= num_rows) continue;
         float found[kSteps];
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-          found[step] = __ldcg(partials.values(slot, row, column(step, j / 2)));
+          found[step] = __ldcg(partials.values(slot, first + row, column(step, j / 2)));
         }
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {

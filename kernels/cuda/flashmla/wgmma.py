@@ -18,7 +18,12 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.common.paged_cache import mean_context, num_rows, num_slots
+from kernelcat.kernels.cuda.common.paged_cache import (
+    context,
+    mean_context,
+    num_rows,
+    num_slots,
+)
 from kernelcat.kernels.cuda.flashmla.operands import max_rows, num_row_tiles, params
 from kernelcat.kernels.cuda.flashmla.split import (
     ALL_PARTS,
@@ -46,6 +51,9 @@ TILE_US = 1.5
 """Microseconds of a thread block for a KV tile."""
 ROW_TILE_US = 3.0
 """Microseconds of a thread block for the queries and results of a row tile."""
+UNEVEN = 4
+"""Row tiles of the team that has most of them, where lengths differ, for one of the mean: teams are
+divided by KV tiles, and one may have short sequences only."""
 
 SPACE = {
     "row_tiles": (2, 1, 4),
@@ -103,7 +111,7 @@ def _teams(problem: Problem, config: Config, gpu: Gpu) -> int:
     return num_teams(problem, BLOCK * blocks, gpu.sms // blocks)
 
 
-def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+def _program(problem: Problem, config: Config, gpu: Gpu, combine: str = "combine") -> Program:
     if num_rows(problem) == 0:
         return Program(())
     blocks, cluster = config["row_tiles"], config["cluster"]
@@ -131,12 +139,12 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     )
     steps: tuple[Step, ...] = (step,)
     if config["combine"]:
-        steps += (combine_step(problem, BLOCK * blocks, teams, gpu),)
+        steps += (combine_step(problem, BLOCK * blocks, teams, gpu, combine),)
     return Program(steps, workspaces(teams, BLOCK * blocks, blocks))
 
 
 launches = _program
-"""The launches of a problem, for `dealt`, which replaces the kernel."""
+"""The launches of a problem, for `dealt`, which replaces both kernels."""
 
 
 def wgmma_map(name: str, problem: Problem, num_rows: int, box_rows: int) -> TensorMap:
@@ -158,6 +166,8 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     tile_rows, items = BLOCK * config["row_tiles"], _items(problem, config)
     teams = max(1, min(_teams(problem, config, gpu), items // config["least"]))
     row_tiles = ceil(num_row_tiles(problem, tile_rows) / teams)  # of a team
+    if mean_context(problem) < context(problem):
+        row_tiles = min(UNEVEN * row_tiles, ceil(items / teams))
     reads = times_read(problem, tile_rows)
     bytes_us = copy_us(ENTRY.bytes_moved(problem) * reads, gpu, 0.85)
     work_us = ceil(items / teams) * TILE_US + ROW_TILE_US * row_tiles

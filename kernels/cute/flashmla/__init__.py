@@ -66,12 +66,12 @@ NAIVE = Implementation(
 SPLIT_ROWS = 16
 BYTES_IN_FLIGHT = 72 << 10
 """Bytes that an SM must have in flight to get its part of the memory bandwidth."""
-SPLIT_TOKEN_US = 0.014
-"""Scores and values of a token for 16 rows, by a thread block of eight warps."""
-WIDEN_TOKEN_US = 0.005
-"""Widening a token's float8 elements to 16 bits, in shared memory."""
-BARRIERS_US = 0.2
-"""Waits at barriers, for a tile."""
+SPLIT_TOKEN_US = 0.025
+"""An SM's time for scores and values of a token for 16 rows, by four or eight warps."""
+WIDEN_TOKEN_US = 0.021
+"""An SM's time to widen a token's float8 elements to 16 bits, in shared memory."""
+MIN_TILE_US = 1.2
+"""Waits of a thread block at barriers and for copies, for a tile."""
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -116,12 +116,12 @@ def _split_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _split_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Time of a warp's ldmatrix and products, which eight warps overlap best; or of the bytes."""
+    """Time of the tiles' waits, or of their ldmatrix and products, or of the bytes."""
     block_n, ctas = config["block_n"], _ctas_per_sm(problem, config, gpu)
     bytes_in_flight = ctas * (config["stages"] - 1) * block_n * row_bytes(problem)
     bandwidth_share = min(1.0, (bytes_in_flight / BYTES_IN_FLIGHT) ** 0.5)
-    token_us = (SPLIT_TOKEN_US + is_packed(problem) * WIDEN_TOKEN_US) * 8 / config["warps"]
-    tile_us = block_n * token_us + BARRIERS_US
+    token_us = SPLIT_TOKEN_US + is_packed(problem) * WIDEN_TOKEN_US
+    tile_us = max(MIN_TILE_US, ctas * block_n * token_us)
     return attend_us(
         problem, gpu, SPLIT_ROWS, block_n, config["splits"], gpu.sms * ctas, tile_us,
         bandwidth_share,

@@ -103,6 +103,11 @@ def illegal_size(problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
+FEW_TILES = 4
+"""Tiles of tokens that a thread block may take alone while most SMs are idle: a merge costs as
+much."""
+
+
 def unpromising_splits(
     problem: Problem, block_m: int, block_n: int, splits: int, resident_ctas: int
 ) -> str | None:
@@ -114,10 +119,13 @@ def unpromising_splits(
     tiles = num_row_tiles(problem, block_m) * problem["batch"]
     if splits > max_splits:
         return f"the {max_splits} tiles of tokens are fewer than {splits} splits"
-    # Thread blocks of four waves even out sequences of unequal length.
-    if splits > 1 and tiles * splits > 4 * resident_ctas:
+    # Thread blocks of four waves even out sequences of unequal length, and twice as many those of
+    # which most are short.
+    mean_tiles = problem["pages"] * problem["page_size"] / max(problem["batch"], 1) / block_n
+    waves = 8 if 4 * mean_tiles < max_splits else 4
+    if splits > 1 and tiles * splits > waves * resident_ctas:
         return "fewer splits fill the SMs too"
-    if 2 * splits <= max_splits and 4 * tiles * splits <= resident_ctas:
+    if FEW_TILES * splits < max_splits and 4 * tiles * splits <= resident_ctas:
         return "at least three quarters of the SMs are idle"
     return None
 
@@ -197,6 +205,8 @@ def row_bytes(problem: Problem) -> int:
 
 START_US = 4.0
 """Microseconds of a thread block to load queries and a first tile, and to store the result."""
+IDLE_US = 0.5
+"""Microseconds of a thread block that reads a length and ends."""
 
 
 def attend_us(
@@ -219,7 +229,14 @@ def attend_us(
     waves = ctas / resident_ctas
     if problem["lengths"] != "ragged":
         waves = ceil(waves)
-    math_us = max(waves, 1.0) * (ceil(tiles / splits) * tile_us + START_US)
+    longest = ceil(problem["table_width"] * problem["page_size"] / block_n)
+    math_us = max(
+        max(waves, 1.0) * (ceil(tiles / splits) * tile_us + START_US),
+        ceil(longest / splits) * tile_us + START_US,
+    )
+    # Thread blocks that find no tile of tokens.
+    idle_ctas = num_row_tiles(problem, block_m) * problem["batch"] * splits - ctas
+    math_us += idle_ctas / resident_ctas * IDLE_US
     busy = min(1.0, ctas / resident_ctas)
     efficiency = BANDWIDTH_EFFICIENCY * bandwidth_share * busy
     memory_us = copy_us(ENTRY.bytes_moved(problem), gpu, efficiency)
