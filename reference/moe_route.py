@@ -285,5 +285,9 @@ ENTRY = Entry(
     problems=_problems(),
     random_problem=_random_problem,
     peers=(Peer("torch", torch_route), Peer("tokenspeed", tokenspeed_route)),
+    without_peer=dict.fromkeys(
+        ("*-drop", "*-reroute", "*-load"),
+        "peers are raced without a capacity limit and without load",
+    ),
     constraint=_constraint,
 )  # fmt: skip

@@ -51,7 +51,10 @@ MIN_EPS = 1e-12
 
 
 def rms_norm(x, weight, eps: float):
-    """RMSNorm of float32 x (rows, K) by weight (K,); squares are added as a tree of neighbours."""
+    """RMSNorm of x (rows, K) by weight (K,); squares are added as a tree of neighbours.
+
+    Arithmetic is in the type of x, float32 or float64.
+    """
     xp = library_of(x)
     k = x.shape[1]
     total = xp.pad(x * x, ((0, 0), (0, (1 << max(k - 1, 0).bit_length()) - k)))
@@ -59,8 +62,8 @@ def rms_norm(x, weight, eps: float):
         total = total[:, ::2] + total[:, 1::2]
     mean = total / xp.float32(max(k, 1)) + xp.float32(eps)
     # A root and a quotient of float32 are correctly rounded if they are computed in float64.
-    root = xp.sqrt(mean.astype("float64")).astype("float32")
-    return x * (1.0 / root.astype("float64")).astype("float32") * weight
+    root = xp.sqrt(mean.astype("float64")).astype(x.dtype)
+    return x * (1.0 / root.astype("float64")).astype(x.dtype) * weight
 
 
 def hadamard(h, signs):

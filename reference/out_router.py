@@ -68,7 +68,8 @@ def _oracle(problem, arrays):
 
 
 def _rounded(array, dtype: str):
-    return dtypes.decode(dtypes.encode(array, dtype), dtype)
+    """Values of ``array`` rounded to ``dtype``, in the type that they have."""
+    return dtypes.decode(dtypes.encode(array, dtype), dtype).astype(array.dtype)
 
 
 def _flops(problem: Problem) -> int:

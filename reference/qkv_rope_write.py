@@ -100,11 +100,12 @@ def projected(
     hidden: int,
     *,
     bias: bool = False,
+    eps: float = 1e-5,
     **more: int | str | bool,
 ) -> Problem:
     """The problem of one new token for each of ``batch`` sequences; ``more`` as in `kv_write`."""
     axes = kv_write.appended(batch, heads, kv_heads, head_dim, **more).values
-    return Problem.of("qkv_rope_write", **axes, hidden=hidden, bias=bias, eps=1e-5)
+    return Problem.of("qkv_rope_write", **axes, hidden=hidden, bias=bias, eps=eps)
 
 
 MODELS = {

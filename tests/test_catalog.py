@@ -15,8 +15,8 @@ def test_the_entries_are_the_files() -> None:
     assert {"gemm", "tma_copy"} <= set(catalog.names())
 
 
-IN_TWO_LANGUAGES = {"embedding", "lm_head", "rms_norm", "sample"}
-"""Small kernels of a decoder layer, which need no more."""
+IN_TWO_LANGUAGES = {"embedding", "lm_head", "out_router", "qkv_rope_write", "rms_norm", "sample"}
+"""Kernels of a decoder around attention and experts, which need no more."""
 
 
 @pytest.mark.parametrize("name", catalog.complete())

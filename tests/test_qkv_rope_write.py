@@ -1,4 +1,4 @@
-"""qkv_rope_write: kernels on the CPU, and its oracle against a literal formulation."""
+"""qkv_rope_write: kernels on the CPU, and YaRN's table of angles."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cuda_fibers import COMPILER, Host
-from formulations.caches import kv_write
 
-from kernelcat import dtypes
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.qkv_rope_write import naive, products, streamed
-from kernelcat.reference.qkv_rope_write import ENTRY, FP8, PROJECTIONS, projected
+from kernelcat.moe.rope import Rope
+from kernelcat.reference.qkv_rope_write import ENTRY, FP8, projected
 from kernelcat.runtime import gpu
 from kernelcat.verify import gate
 
@@ -153,38 +152,32 @@ def test_products_are_chosen_for_tens_of_tokens_only(model: str) -> None:
     assert named == {1: "streamed", 8: "streamed", 64: "products"}
 
 
-def formulated(problem: Problem, x, norm_weight, **arrays):
-    """Token by token and head by head, in float64 where the definition rounds nothing."""
-    results = {}
-    for name, axis in PROJECTIONS.items():
-        z = np.zeros((problem["tokens"], problem[axis], problem["head_dim"]), "float32")
-        for t, row in enumerate(x):
-            a = row.astype("float64")
-            root = np.sqrt((a * a).sum() / max(len(a), 1) + problem["eps"])
-            a = dtypes.decode(dtypes.encode((a / root * norm_weight).astype("float32"),
-                                            problem["dtype"]), problem["dtype"])  # fmt: skip
-            for head in range(problem[axis]):
-                for dim in range(problem["head_dim"]):
-                    z[t, head, dim] = arrays[f"w{name}"][head, dim].astype("float64") @ a
-        results[name] = z + arrays[f"b{name}"] if problem["bias"] else z
-    rest = {name: array for name, array in arrays.items() if name[0] not in "wb" or "_" in name}
-    return kv_write(problem, **results, **rest)
+def test_queries_turn_as_the_paper_of_yarn_says() -> None:
+    """Pairs with at least 32 turns in the original context keep their frequency, pairs with at most
+    one turn are ``factor`` times slower, and all become 0.1 ln(factor) + 1 times as long.
+    """
+    rope = Rope(
+        rope_theta=150000.0, rope_type="yarn", factor=32.0, truncate=False,
+        original_max_position_embeddings=4096,
+    )  # fmt: skip
+    problem = projected(1, 3, 1, 64, 40, context=100)
+    inputs = gate.decoded(ENTRY, problem, gate.prepare(ENTRY, problem, NUMPY).arrays)
 
+    def queries(cos_sin):
+        first, second = np.split(
+            ENTRY.oracle(problem, inputs | {"cos_sin": cos_sin})["q_out"], 2, 2
+        )
+        return first + 1j * second
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_oracle_agrees_with_a_literal_formulation(name: str) -> None:
-    problem = CASES[name]
-    prepared = gate.prepare(ENTRY, problem, NUMPY, 3)
-    inputs = gate.decoded(ENTRY, problem, prepared.arrays)
-    independent = formulated(problem, **inputs)
-    for output in ENTRY.outputs:
-        tolerance = ENTRY.tolerance_of(problem, output)
-        expected = ENTRY.oracle(problem, inputs)[output.name]
-        allowed = tolerance.absolute + tolerance.relative * np.abs(expected)
-        difference = np.abs(expected - independent[output.name])
-        assert (difference <= allowed)[~np.isnan(expected)].all()
-        assert (np.isnan(expected) == np.isnan(independent[output.name])).all()
-        assert not difference.size or np.nanmedian(difference) < 1e-5
+    frequency = 150000.0 ** (-np.arange(32) / 32)
+    turns = 4096 * frequency / (2 * np.pi)
+    fast, slow = turns >= 32, turns <= 1
+    assert fast.sum() == 9 and slow.sum() == 14
+    angle = 99 * np.where(slow, frequency / 32, frequency)  # the new token is the last of 100
+    expected = queries(np.repeat([[1.0, 0.0]], 32, 1).repeat(100, 0))
+    expected *= (0.1 * np.log(32) + 1) * np.exp(1j * angle)
+    turned = queries(rope.table(64, 100).numpy())
+    assert np.allclose(turned[..., fast | slow], expected[..., fast | slow], atol=1e-4)
 
 
 # ---- Triton ---------------------------------------------------------------------------------

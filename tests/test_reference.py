@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernelcat import catalog, dtypes
-from kernelcat.catalog.spec import EXACT, Problem, Tolerance
+from kernelcat.catalog.spec import EXACT, Entry, Problem, Tolerance
 from kernelcat.reference.kv_write import appended
+from kernelcat.reference.out_router import routed
+from kernelcat.reference.qkv_rope_write import projected
 from kernelcat.runtime import gpu
 from kernelcat.verify import fuzz, gate
 
@@ -41,6 +43,36 @@ def in_float64(array):
     return array.astype("float64") if array.dtype == np.float32 else array
 
 
+def check(entry: Entry, problem: Problem, seed: int) -> None:
+    """Compare every output of the oracle with that of the independent formulation."""
+    prepared = gate.prepare(entry, problem, HOST, seed)
+    inputs = gate.decoded(entry, problem, prepared.arrays)
+    independent = INDEPENDENT[entry.name](problem, **inputs)
+    for output in filter(lambda tensor: tensor.present(problem), entry.outputs):
+        expected, dtype = prepared.expected[output.name], output.dtype_of(problem)
+        assert expected.shape == output.shape_of(problem)
+        if expected.dtype != np.float32:
+            expected = dtypes.decode(expected, dtype)
+        # A value near the border between two values of 8 bits may be rounded to either of them, so
+        # the entry's tolerance serves, unless the entry is exact.
+        is_rounded = isinstance(output.tolerance, Tolerance) or dtypes.itemsize(dtype) == 1
+        is_exact = entry.tolerance_of(problem, output) == EXACT
+        allowed = entry.tolerance_of(problem, output) if is_rounded or is_exact else CLOSE
+        if allowed is CLOSE:
+            again = entry.oracle(problem, inputs)[output.name]
+            assert np.array_equal(expected, again, equal_nan=True)
+            precise = {n: in_float64(array) for n, array in inputs.items()}
+            expected = entry.oracle(problem, precise)[output.name]
+        assert np.allclose(
+            expected,
+            independent[output.name],
+            rtol=allowed.relative,
+            atol=allowed.absolute,
+            # NaN stays in slots that are not written, and exact entries define results of NaN.
+            equal_nan=output.updated or is_exact,
+        )
+
+
 @pytest.mark.parametrize("name", sorted(INDEPENDENT))
 def test_an_oracle_agrees_with_its_independent_formulation(name: str) -> None:
     entry = catalog.entry(name)
@@ -49,34 +81,40 @@ def test_an_oracle_agrees_with_its_independent_formulation(name: str) -> None:
     @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
     @given(problem=fuzz.problems(entry, limit=LIMITS.get(name, 40)), seed=st.integers(0, 5))
     def run(problem: Problem, seed: int) -> None:
-        prepared = gate.prepare(entry, problem, HOST, seed)
-        inputs = gate.decoded(entry, problem, prepared.arrays)
-        independent = INDEPENDENT[name](problem, **inputs)
-        for output in filter(lambda tensor: tensor.present(problem), entry.outputs):
-            expected = prepared.expected[output.name]
-            assert expected.shape == output.shape_of(problem)
-            if expected.dtype != np.float32:
-                expected = dtypes.decode(expected, output.dtype_of(problem))
-            # A value near the border between two float8 values may be rounded to either of them,
-            # so the entry's tolerance serves, unless the entry is exact.
-            is_rounded = output.tolerance or output.dtype_of(problem) == FP8
-            is_exact = entry.tolerance_of(problem, output) == EXACT
-            allowed = entry.tolerance_of(problem, output) if is_rounded or is_exact else CLOSE
-            if allowed is CLOSE:
-                again = entry.oracle(problem, inputs)[output.name]
-                assert np.array_equal(expected, again, equal_nan=True)
-                precise = {n: in_float64(array) for n, array in inputs.items()}
-                expected = entry.oracle(problem, precise)[output.name]
-            assert np.allclose(
-                expected,
-                independent[output.name],
-                rtol=allowed.relative,
-                atol=allowed.absolute,
-                # NaN stays in slots that are not written, and exact entries define results of NaN.
-                equal_nan=output.updated or is_exact,
-            )
+        check(entry, problem, seed)
 
     run()
+
+
+SMALL = {
+    "out_router": (
+        routed(5, 72, 40, 7, bias=True, router_bias=True),
+        routed(3, 33, 70, dtype="float16", eps=1e-6),
+        routed(40, 24, 56, 9, dtype="float16"),
+    ),
+    "qkv_rope_write": (
+        projected(3, 3, 2, 64, 72, bias=True, context=40, q_len=2, page_size=1),
+        projected(2, 2, 1, 64, 33, kv_dtype=FP8, has_scales=True, page_scales=True,
+                  lengths="ragged", page_size=32),
+        projected(2, 1, 2, 128, 40, style="interleaved", rotary_dim=64, dtype="float16",
+                  kv_dtype="float16", has_scales=True, page_size=64, eps=1e-6),
+        projected(2, 1, 1, 256, 24, dtype="float16", kv_dtype=FP8, page_size=128),
+        projected(4, 2, 1, 64, 40, rotary_dim=0, page_size=16, q_len=3, lengths="skewed"),
+    ),
+}  # fmt: skip
+"""Problems with every value of every choice axis."""
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_problems_have_every_choice(name: str) -> None:
+    for axis in catalog.entry(name).axes:
+        values = {problem[axis.name] for problem in SMALL[name]}
+        assert values >= set(axis.values or ()), axis.name
+
+
+@pytest.mark.parametrize("problem", [p for problems in SMALL.values() for p in problems], ids=str)
+def test_an_oracle_agrees_at_every_choice(problem: Problem) -> None:
+    check(catalog.entry(problem.entry), problem, 0)
 
 
 def problem_of(name: str, **axes: int | str | bool) -> Problem:

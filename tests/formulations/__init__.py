@@ -13,6 +13,7 @@ from formulations.caches import kv_write, mla_kv_write
 from formulations.experts import moe_gemm
 from formulations.float4 import nvfp4_dequantize, nvfp4_matmul, nvfp4_quantize
 from formulations.float8 import fp8_gemm, fp8_quantize, fp8_swiglu
+from formulations.layers import out_router, qkv_rope_write
 from formulations.mlp import moe_mlp
 from formulations.norms import rms_norm
 from formulations.products import gemm, multicast_gemm
@@ -57,7 +58,9 @@ INDEPENDENT = {
     "nvfp4_dequantize": nvfp4_dequantize,
     "nvfp4_matmul": nvfp4_matmul,
     "nvfp4_quantize": nvfp4_quantize,
+    "out_router": out_router,
     "paged_attn": paged_attn,
+    "qkv_rope_write": qkv_rope_write,
     "rms_norm": rms_norm,
     "sample": sample,
     "tma_copy": tma_copy,
