@@ -27,6 +27,9 @@ from kernelcat.ranks import group, links, race
 from kernelcat.ranks.worker import verbs
 from kernelcat.runtime import gpu
 
+MAX_BLOCKS = 512
+"""More than any grid has."""
+
 
 class Stream:
     """Runs at once, but what is captured when its graph is launched."""
@@ -83,7 +86,7 @@ class Device:
     def bind(self, program: Any) -> Any:
         def bind(arrays: Any) -> Callable[[], None]:
             def launch() -> None:
-                cuda_fibers.run(program, arrays, 1, seed=1)
+                cuda_fibers.run(program, arrays, MAX_BLOCKS, seed=1)
 
             def run() -> None:
                 launch() if Stream.captured is None else Stream.captured.append(launch)

@@ -17,14 +17,19 @@ from kernelcat.catalog.implementation import (
     Param,
     Pointer,
     Program,
-    Rank,
     Step,
-    Window,
 )
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.dependent_launch import has_dependent_launch
 from kernelcat.kernels.cuda.common.launch import instance
-from kernelcat.reference.all_reduce import MAX_RANKS
+from kernelcat.kernels.cuda.common.windows import (
+    HALF_BYTES,
+    RING_TILES,
+    TRIP_US,
+    why_not_resident,
+    window_params,
+    wire_us,
+)
 from kernelcat.runtime.gpu import Gpu
 
 UNVERIFIED = "right on two H200, which no receipt says yet"
@@ -33,12 +38,8 @@ LL_ELEMENTS = 1 << 19
 """Elements of x that the flagged words of a window hold: 1 MiB."""
 LL_WORD, VECTOR = 4, 8
 """Elements in a flagged word, and in 16 bytes."""
-HALF_BYTES, RING_TILES = 64 << 20, 4
-"""Bytes of tiles in half of a window, and tiles of a ring."""
 THREADS = 512
 """Threads of a thread block of one_shot and two_shot."""
-SM_BLOCKS = 2
-"""Thread blocks that an SM holds: the launch bounds of all kernels ask for room for so many."""
 
 LL_SPACE = {"threads": (128, 256, 512), "blocks": (8, 32, 128)}
 TILE_SPACE = {"unroll": (1, 2, 4), "blocks": (16, 32, 64, 128, 256)}
@@ -61,8 +62,7 @@ def _launch(
         f"all_reduce_{kernel}",
         *(problem["dtype"], problem["ranks"], threads, *more, programmatic),
     )
-    windows = tuple(Window(shift=shift) for shift in range(MAX_RANKS))
-    params = (Pointer("x"), Pointer("out"), size, Rank(), *windows)
+    params = (Pointer("x"), Pointer("out"), size, *window_params())
     return Program((Step(source, (num_blocks, 1, 1), params, threads, programmatic=programmatic),))
 
 
@@ -94,40 +94,23 @@ def _why_not_vectors(problem: Problem) -> str | None:
     return None
 
 
-def _why_not_resident(config: Config, gpu: Gpu) -> str | None:
-    """Thread blocks wait for each other across ranks, so all of them must run at once."""
-    if config["blocks"] > SM_BLOCKS * gpu.sms:
-        return (
-            f"{config['blocks']} thread blocks are more than {SM_BLOCKS} for each of {gpu.sms} SMs"
-        )
-    return None
-
-
 def _ll_illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if _num_elements(problem) > LL_ELEMENTS:
         return f"a window holds {LL_ELEMENTS} elements with flags, not {_num_elements(problem)}"
-    return _why_not_vectors(problem) or _why_not_resident(config, gpu)
+    return _why_not_vectors(problem) or why_not_resident(config["blocks"], gpu)
 
 
 def _tiles_illegal(config: Config, problem: Problem, gpu: Gpu, rounds: int) -> str | None:
     rings = config["blocks"] * problem["ranks"] * rounds
     if rings * RING_TILES * _tile_elements(config) * 2 > HALF_BYTES:
         return f"{rings} rings of tiles do not fit into a window: fewer blocks or smaller unroll"
-    return _why_not_vectors(problem) or _why_not_resident(config, gpu)
-
-
-NVLINK = 370e9
-"""Bytes per second from one GPU to another that a copy reaches."""
-TRIP_US = 1.5
-"""From a store to a peer's memory until the peer has seen it."""
-BLOCK_RATE = 8e9
-"""Bytes per second that a thread block sends."""
+    return _why_not_vectors(problem) or why_not_resident(config["blocks"], gpu)
 
 
 def _exchange_us(problem: Problem, config: Config, gpu: Gpu, sent: float, trips: int) -> float:
     """The longer of the wire and of the local memory, and trips. ``sent`` counts sizes of x."""
     size = 2 * _num_elements(problem)
-    wire = sent * size / min(NVLINK, BLOCK_RATE * config["blocks"]) * 1e6
+    wire = wire_us(sent * size, config["blocks"])
     return LAUNCH_US + max(wire, copy_us(2 * size, gpu)) + trips * TRIP_US
 
 

@@ -1,0 +1,85 @@
+// Every token has a slot in its owner's window for each rank: sums travel without flags and
+// signals, and all of them are on their way before the first is taken.
+#include <kernelcat/expert_ranks.cuh>
+#include <kernelcat/pdl.cuh>
+#include <kernelcat/row_slots.cuh>
+
+#include "sums.cuh"
+
+namespace kernelcat {
+
+// A word to and from each rank: a rank with no row for another one still says that it has begun.
+template <int kRanks>
+__device__ __forceinline__ void greet(const Windows<kRanks>& windows, uint32_t epoch,
+                                      Waiting& waiting) {
+  const int half = epoch % 2;
+#pragma unroll
+  for (int shift = 1; shift < kRanks; ++shift) {
+    if (threadIdx.x != shift) continue;
+    store_flagged(&windows.of[shift]->words[half][windows.rank][0], {}, epoch);
+    const FlaggedWord* word = &windows.of[0]->words[half][windows.peer(shift)][0];
+    waiting.until_none(
+        [&] { return load_flagged(word).low_flag == epoch ? -1 : windows.peer(shift); });
+  }
+}
+
+template <typename T, int kRanks, int kThreads, bool kDependentLaunch>
+__global__ void __launch_bounds__(kThreads, 2)
+    moe_combine_ll(const uint4* sums,      // (ranks * tokens, hidden), of T
+                   const int* row_of,      // (ranks, tokens)
+                   const int* expert_ids,  // (tokens, top_k)
+                   const uint4* residual,  // (tokens, hidden), of T, or null
+                   uint4* out,             // (tokens, hidden), of T
+                   int num_tokens, int hidden, int top_k, int local_experts, int rank,
+                   Window* window0, Window* window1, Window* window2, Window* window3,
+                   Window* window4, Window* window5, Window* window6, Window* window7) {
+  const Windows<kRanks> windows{
+      {window0, window1, window2, window3, window4, window5, window6, window7}, rank};
+  Window* own = windows.of[0];
+  if constexpr (kDependentLaunch) {
+    grid_dependency_wait();
+    launch_dependents();
+  }
+  const uint32_t epoch = begin_epoch(own);
+  if (has_failed(own)) return;
+  Waiting waiting(own);
+  const int thread = threadIdx.x, num_vectors = hidden / 8;
+  const RowSlots slots{static_cast<int>(epoch % 2), num_tokens, num_vectors};
+  for (int token = blockIdx.x; token < num_tokens; token += gridDim.x) {
+#pragma unroll
+    for (int shift = 1; shift < kRanks; ++shift) {
+      const int row = row_of[windows.peer(shift) * num_tokens + token];
+      if (row < 0) continue;
+      const uint4* vectors = sums + static_cast<int64_t>(row) * num_vectors;
+      uint4* slot = slots.of(windows.of[shift], rank, token);
+      for (int i = thread; i < num_vectors; i += kThreads) send_to_slot(slot + i, vectors[i]);
+    }
+  }
+  if (blockIdx.x == 0) greet(windows, epoch, waiting);
+  for (int token = blockIdx.x; token < num_tokens; token += gridDim.x) {
+    const int64_t first_slot = static_cast<int64_t>(token) * top_k;
+    const uint32_t ranks = ranks_of_token<kRanks>(expert_ids + first_slot, top_k, local_experts);
+    const int own_row = row_of[rank * num_tokens + token];
+    const uint4* own_sums = sums + static_cast<int64_t>(own_row) * num_vectors;
+    const int64_t first_out = static_cast<int64_t>(token) * num_vectors;
+    for (int at = thread; at < num_vectors; at += kThreads) {
+      uint4 parts[kRanks];
+#pragma unroll
+      for (int i = 0; i < kRanks; ++i) {
+        if (i == rank && own_row >= 0) parts[i] = own_sums[at];
+      }
+      const uint4 added = residual ? residual[first_out + at] : uint4{};
+      take_from_slots(
+          parts, waiting,
+          [&](int i) {
+            const bool travels = i != rank && ranks >> i & 1;
+            return travels ? slots.of(own, i, token) + at : nullptr;
+          },
+          [](int i) { return i; });
+      out[first_out + at] = sum_of_ranks<T, kRanks>(parts, ranks, added);
+    }
+  }
+  end_epoch(own, epoch);
+}
+
+}  // namespace kernelcat

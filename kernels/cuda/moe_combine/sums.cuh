@@ -1,0 +1,21 @@
+// Sums over the ranks that serve a token, in float32 and in the order of the ranks, rounded once.
+#pragma once
+
+#include <kernelcat/pair_sums.cuh>
+
+namespace kernelcat {
+
+// `ranks` has a bit for each rank whose part counts.
+template <typename T, int kRanks>
+__device__ __forceinline__ uint4 sum_of_ranks(const uint4 (&parts)[kRanks], uint32_t ranks,
+                                              const uint4& residual) {
+  PairSums<T, 4> sum;
+  sum.start(residual);
+#pragma unroll
+  for (int i = 0; i < kRanks; ++i) {
+    if (ranks >> i & 1) sum.add(parts[i]);
+  }
+  return rounded_vector(sum);
+}
+
+}  // namespace kernelcat

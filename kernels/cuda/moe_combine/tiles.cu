@@ -1,0 +1,76 @@
+// Sums travel in tiles through rings, with a signal for each tile. While a tile travels, the tile
+// before it is added up.
+#include <kernelcat/expert_ranks.cuh>
+#include <kernelcat/move_vectors.cuh>
+#include <kernelcat/pdl.cuh>
+#include <kernelcat/row_ring_tiles.cuh>
+
+#include "sums.cuh"
+
+namespace kernelcat {
+
+template <typename T, int kRanks, int kThreads, bool kDependentLaunch>
+__global__ void __launch_bounds__(kThreads, 2)
+    moe_combine_tiles(const uint4* sums,      // (ranks * tokens, hidden), of T
+                      const int* row_of,      // (ranks, tokens)
+                      const int* expert_ids,  // (tokens, top_k)
+                      const uint4* residual,  // (tokens, hidden), of T, or null
+                      uint4* out,             // (tokens, hidden), of T
+                      int num_tokens, int hidden, int top_k, int local_experts, int tile_tokens,
+                      int rank, Window* window0, Window* window1, Window* window2, Window* window3,
+                      Window* window4, Window* window5, Window* window6, Window* window7) {
+  const Windows<kRanks> windows{
+      {window0, window1, window2, window3, window4, window5, window6, window7}, rank};
+  Window* own = windows.of[0];
+  if constexpr (kDependentLaunch) {
+    grid_dependency_wait();
+    launch_dependents();
+  }
+  const uint32_t epoch = begin_epoch(own);
+  if (has_failed(own)) return;
+  const int num_vectors = hidden / 8, num_blocks = gridDim.x, block = blockIdx.x;
+  const RowRings rings{static_cast<int>(epoch % 2), kRanks, tile_tokens, num_vectors};
+  const int num_tiles = ceil_div(num_tokens, tile_tokens);
+  const int count = (num_tiles - block + num_blocks - 1) / num_blocks;
+  const auto first_of = [&](int tile) { return (tile * num_blocks + block) * tile_tokens; };
+  const auto row_vectors = [&](int row) { return sums + static_cast<int64_t>(row) * num_vectors; };
+  for (int tile = 0; tile <= count; ++tile) {
+    for (int i = 0; i < tile_tokens && tile < count && first_of(tile) + i < num_tokens; ++i) {
+#pragma unroll
+      for (int shift = 1; shift < kRanks; ++shift) {
+        const int row = row_of[windows.peer(shift) * num_tokens + first_of(tile) + i];
+        if (row < 0) continue;
+        const uint4* vectors = row_vectors(row);
+        uint4* remote = rings.of(windows.of[shift], rank, tile, i);
+        move_vectors<kThreads>(
+            num_vectors, [&](int at) { return vectors[at]; },
+            [&](int at, const uint4& vector) { remote[at] = vector; });
+      }
+    }
+    if (tile < count) send_signals(windows, 0, epoch, tile + 1);
+    if (tile == 0) continue;
+    if (!wait_for_signals(windows, 0, epoch, tile)) break;
+    const int first = first_of(tile - 1);
+    for (int i = 0; i < tile_tokens && first + i < num_tokens; ++i) {
+      const int64_t token = first + i;
+      const uint32_t ranks =
+          ranks_of_token<kRanks>(expert_ids + token * top_k, top_k, local_experts);
+      const uint4* own_sums = row_vectors(row_of[rank * num_tokens + token]);
+      for (int at = threadIdx.x; at < num_vectors; at += kThreads) {
+        uint4 parts[kRanks];
+#pragma unroll
+        for (int source = 0; source < kRanks; ++source) {
+          if (ranks >> source & 1) {
+            parts[source] = source == rank ? own_sums[at] : rings.of(own, source, tile - 1, i)[at];
+          }
+        }
+        const int64_t place = token * num_vectors + at;
+        const uint4 added = residual ? residual[place] : uint4{};
+        out[place] = sum_of_ranks<T, kRanks>(parts, ranks, added);
+      }
+    }
+  }
+  end_epoch(own, epoch);
+}
+
+}  // namespace kernelcat

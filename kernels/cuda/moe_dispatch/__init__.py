@@ -1,0 +1,180 @@
+"""`moe_dispatch` in CUDA C++: ll (words that are their own flags) and tiles (rings with signals).
+
+Ranks write to each other's windows (``kernelcat/window.cuh``) and never read them. One launch
+sends and takes the rows, and makes the index maps in thread blocks of their own.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from kernelcat import dtypes
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.implementation import Config, Implementation, Int32, Pointer, Program, Step
+from kernelcat.catalog.spec import Problem
+from kernelcat.kernels.cuda.common.dependent_launch import has_dependent_launch
+from kernelcat.kernels.cuda.common.launch import instance
+from kernelcat.kernels.cuda.common.windows import (
+    FLAGGED_WORDS,
+    HALF_BYTES,
+    RING_TILES,
+    SM_BLOCKS,
+    TRIP_US,
+    why_not_resident,
+    window_params,
+    wire_us,
+)
+from kernelcat.reference._exchange import mean_rows
+from kernelcat.reference.moe_dispatch import FP8, row_bytes
+from kernelcat.runtime.gpu import Gpu
+
+UNVERIFIED = "compiled, not run on a GPU"
+THREADS = 512
+"""Threads of a thread block of tiles."""
+MAX_MAP_BLOCKS = 128
+"""Thread blocks that make index maps, at most one for each expert."""
+GROUP_TOKENS, WORD_IDS = 64, 4
+"""Tokens of which a flagged word says whether they come, and expert ids in one."""
+SHARED_BYTES = 96 << 10
+"""Shared memory of a thread block, of which an SM holds two."""
+
+LL_SPACE = {"threads": (256, 512), "blocks": (64, 128, 192)}
+TILE_SPACE = {"tile_tokens": (1, 2, 4), "blocks": (32, 64, 128, 192)}
+"""tile_tokens : tokens of a tile; blocks : thread blocks for rows, at most"""
+
+
+def _num_words(problem: Problem) -> int:
+    """32-bit words of a row after its activations: scales and weights."""
+    scales = ceil(problem["hidden"] / 128) if problem["act_dtype"] == FP8 else 0
+    return int(scales + problem["top_k"])
+
+
+def _wire_bytes(problem: Problem) -> int:
+    """Bytes of a row as it travels, in whole vectors of 16 bytes."""
+    data = problem["hidden"] * dtypes.itemsize(problem["act_dtype"])
+    return int(data + 16 * ceil(_num_words(problem) / 4))
+
+
+def _num_groups(problem: Problem) -> int:
+    return ceil(problem["tokens"] / GROUP_TOKENS)
+
+
+def _shared_bytes(problem: Problem, threads: int) -> int:
+    """kernels/cuda/moe_dispatch/shared_memory.cuh has the same layout."""
+    groups = problem["ranks"] * _num_groups(problem)
+    return 16 * ceil(_num_words(problem) / 4) + 4 * (threads // 32) + 8 * groups + 4 * (groups + 1)
+
+
+def _row_blocks(problem: Problem, config: Config) -> int:
+    tiles = ceil(problem["tokens"] / config.get("tile_tokens", 1))
+    return int(min(max(tiles, 1), config["blocks"]))
+
+
+def _map_blocks(problem: Problem, config: Config, gpu: Gpu) -> int:
+    room = SM_BLOCKS * gpu.sms - _row_blocks(problem, config)
+    return int(min(problem["local_experts"], MAX_MAP_BLOCKS, room))
+
+
+def _launch(
+    problem: Problem, config: Config, gpu: Gpu, kernel: str, threads: int, *more: int
+) -> Program:
+    """A launch; ``more`` are further sizes that the kernel takes."""
+    programmatic = has_dependent_launch(gpu)
+    source = instance(
+        f"moe_dispatch/{kernel}.cu", f"moe_dispatch_{kernel}",
+        problem["dtype"], problem["act_dtype"] == FP8, problem["ranks"], threads, programmatic,
+    )  # fmt: skip
+    tensors = ("x", "expert_ids", "weights", "rows", "scale", "gates", "row_of", "source_offsets",
+               "offsets", "order", "position")  # fmt: skip
+    row_blocks = _row_blocks(problem, config)
+    num_blocks = row_blocks + _map_blocks(problem, config, gpu)
+    axes = (problem[axis] for axis in ("tokens", "hidden", "top_k", "local_experts"))
+    sizes = map(Int32, (*axes, row_blocks, *more))
+    params = (*map(Pointer, tensors), *sizes, *window_params())
+    shared_bytes = _shared_bytes(problem, threads)
+    step = Step(source, (num_blocks, 1, 1), params, threads, shared_bytes,
+                programmatic=programmatic)  # fmt: skip
+    return Program((step,))
+
+
+def _ll(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    return _launch(problem, config, gpu, "ll", config["threads"])
+
+
+def _tiles(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    return _launch(problem, config, gpu, "tiles", THREADS, config["tile_tokens"])
+
+
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    words = _num_groups(problem) + problem["tokens"] * ceil(problem["top_k"] / WORD_IDS)
+    if words > FLAGGED_WORDS:
+        return f"the ids of {problem['tokens']} tokens take {words} words, not {FLAGGED_WORDS}"
+    if _shared_bytes(problem, THREADS) > SHARED_BYTES:
+        return f"{problem['tokens']} tokens of each rank do not fit into shared memory"
+    return why_not_resident(_row_blocks(problem, config) + 1, gpu)
+
+
+def _ll_illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    slots = problem["ranks"] * problem["tokens"] * _wire_bytes(problem)
+    if slots > HALF_BYTES:
+        return f"slots of {slots} bytes do not fit into a window"
+    return _illegal(config, problem, gpu)
+
+
+def _tiles_illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    tile_bytes = config["tile_tokens"] * _wire_bytes(problem)
+    if config["blocks"] * problem["ranks"] * RING_TILES * tile_bytes > HALF_BYTES:
+        return "rings of tiles do not fit into a window: fewer blocks or smaller tiles"
+    return _illegal(config, problem, gpu)
+
+
+def _exchange_us(problem: Problem, config: Config, gpu: Gpu, trips: int) -> float:
+    """The longer of the wire and of the local memory, and trips."""
+    received = mean_rows(problem) * row_bytes(problem)
+    sent = received * (problem["ranks"] - 1) / problem["ranks"]
+    wire = wire_us(sent, _row_blocks(problem, config))
+    return LAUNCH_US + max(wire, copy_us(int(4 * received), gpu)) + trips * TRIP_US
+
+
+def _ll_us(problem: Problem, config: Config, gpu: Gpu) -> float:
+    return _exchange_us(problem, config, gpu, 2) - 1e-3 * config["threads"]
+
+
+def _tiles_us(problem: Problem, config: Config, gpu: Gpu) -> float:
+    return _exchange_us(problem, config, gpu, 3) + 0.1 * config["tile_tokens"]
+
+
+IMPLEMENTATIONS = (
+    Implementation(
+        entry="moe_dispatch",
+        language="cuda",
+        variant="tiles",
+        summary="rows travel in rings of tiles, with a signal for each tile",
+        archs=("sm_80+",),
+        space=TILE_SPACE,
+        illegal=_tiles_illegal,
+        program=_tiles,
+        estimate=_tiles_us,
+        techniques={
+            "system-scope release": "STG.E.64.STRONG.SYS",
+            "system-scope acquire": "LDG.E.64.STRONG.SYS",
+            "flags beside data": "STG*128.STRONG.SYS",
+        },
+        rank=0,
+        unverified=UNVERIFIED,
+    ),
+    Implementation(
+        entry="moe_dispatch",
+        language="cuda",
+        variant="ll",
+        summary="low latency: a slot for each token, whose words are their own flags",
+        archs=("sm_80+",),
+        space=LL_SPACE,
+        illegal=_ll_illegal,
+        program=_ll,
+        estimate=_ll_us,
+        techniques={"words that arrive": "STG*128.STRONG.SYS"},
+        rank=1,
+        unverified=UNVERIFIED,
+    ),
+)

@@ -1,0 +1,93 @@
+// Every token has a slot in the window of every rank: rows travel without flags and signals, and
+// all of them are on their way before the first is taken.
+//
+// Thread blocks from `num_row_blocks` on make the index maps meanwhile.
+#include <kernelcat/pdl.cuh>
+#include <kernelcat/row_slots.cuh>
+
+#include "maps.cuh"
+#include "shared_memory.cuh"
+
+namespace kernelcat {
+
+template <typename T, bool kFloat8, int kRanks, int kThreads, bool kDependentLaunch>
+__global__ void __launch_bounds__(kThreads, 2)
+    moe_dispatch_ll(const T* x,             // (tokens, hidden)
+                    const int* expert_ids,  // (tokens, top_k)
+                    const float* weights,   // (tokens, top_k)
+                    uint4* rows,            // (ranks * tokens, hidden), T or float8
+                    float* scale,           // (hidden / 128, ranks * tokens), or null
+                    float* gates,           // (ranks * tokens, top_k)
+                    int* row_of,            // (ranks, tokens)
+                    int* source_offsets,    // (ranks + 1,)
+                    int* offsets,           // (local_experts + 1,)
+                    int* order,             // (ranks * tokens * top_k,)
+                    int* position,          // (ranks * tokens, top_k)
+                    int num_tokens, int hidden, int top_k, int local_experts, int num_row_blocks,
+                    int rank, Window* window0, Window* window1, Window* window2, Window* window3,
+                    Window* window4, Window* window5, Window* window6, Window* window7) {
+  extern __shared__ uint8_t dynamic_shared[];
+  const Windows<kRanks> windows{
+      {window0, window1, window2, window3, window4, window5, window6, window7}, rank};
+  Window* own = windows.of[0];
+  const Tokens tokens{expert_ids, num_tokens, top_k, local_experts};
+  const RowShape<kFloat8> shape(hidden, top_k);
+  DispatchMemory<kRanks, kThreads> memory(dynamic_shared, shape, tokens);
+  if constexpr (kDependentLaunch) {
+    grid_dependency_wait();
+    launch_dependents();
+  }
+  const uint32_t epoch = begin_epoch(own);
+  if (has_failed(own)) return;
+  Waiting waiting(own);
+  const RowSlots slots{static_cast<int>(epoch % 2), num_tokens, shape.num_vectors()};
+  const int block = blockIdx.x;
+  if (block == 0) send_tokens<kRanks, kThreads>(tokens, windows, epoch);
+  for (int token = block; token < num_tokens && block < num_row_blocks; token += num_row_blocks) {
+    const int64_t first_slot = static_cast<int64_t>(token) * top_k;
+    const uint32_t ranks = ranks_of_token<kRanks>(expert_ids + first_slot, top_k, local_experts);
+    if (ranks == 0) continue;
+    const T* activations = x + static_cast<int64_t>(token) * hidden;
+    send_row<kFloat8, kThreads>(
+        shape, activations, weights + first_slot, memory.words,
+        [&](int place, const uint4& vector) {
+#pragma unroll
+          for (int shift = 1; shift <= kRanks; ++shift) {
+            if (ranks >> windows.peer(shift) & 1) {
+              send_to_slot(slots.of(windows.of[shift % kRanks], rank, token) + place, vector);
+            }
+          }
+        });
+  }
+  memory.arrivals.template collect<kThreads>(own, epoch, waiting);
+  if (block >= num_row_blocks) {
+    const Assignments<kRanks> assignments{tokens, memory.arrivals, own, rank, epoch};
+    make_maps<kRanks, kThreads>({row_of, source_offsets, offsets, order, position}, assignments,
+                                waiting, block - num_row_blocks, gridDim.x - num_row_blocks,
+                                memory.scratch);
+  }
+  const ReceivedRows<kFloat8> received{rows, scale, gates, kRanks * num_tokens};
+  for (int token = block; token < num_tokens && block < num_row_blocks; token += num_row_blocks) {
+    for (int source = 0; source < kRanks; ++source) {
+      const int row = memory.arrivals.row(source, token);
+      if (row < 0) continue;
+      uint4* slot = slots.of(own, source, token);
+      constexpr int kTaken = 2;
+      for (int first = threadIdx.x; first < slots.row_vectors; first += kTaken * kThreads) {
+        uint4 vectors[kTaken];
+        const auto place = [&](int i) {
+          const int at = first + i * kThreads;
+          return at < slots.row_vectors ? slot + at : nullptr;
+        };
+        take_from_slots(vectors, waiting, place, [&](int) { return source; });
+#pragma unroll
+        for (int i = 0; i < kTaken; ++i) {
+          if (place(i) != nullptr) received.store(shape, row, first + i * kThreads, vectors[i]);
+        }
+      }
+    }
+  }
+  if (num_tokens > 0) end_epoch(own, epoch);
+}
+
+}  // namespace kernelcat

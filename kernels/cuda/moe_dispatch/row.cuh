@@ -1,0 +1,112 @@
+// A row as it travels: the token's activations in 16 or 8 bits, then words, which are the scales of
+// float8 and the weights of the token's experts.
+#pragma once
+
+#include <kernelcat/move_vectors.cuh>
+#include <kernelcat/quantize.cuh>
+
+namespace kernelcat {
+
+template <bool kFloat8>
+struct RowShape {
+  int data_vectors, num_scales, top_k;
+
+  __device__ __forceinline__ RowShape(int hidden, int top_k)
+      : data_vectors(hidden / (kFloat8 ? 16 : 8)),
+        num_scales(kFloat8 ? ceil_div(hidden, kScaleBlock) : 0),
+        top_k(top_k) {}
+
+  __device__ __forceinline__ int num_words() const { return num_scales + top_k; }
+  __device__ __forceinline__ int word_vectors() const { return ceil_div(num_words(), 4); }
+  __device__ __forceinline__ int num_vectors() const { return data_vectors + word_vectors(); }
+};
+
+// The rows of this rank's receive buffer.
+template <bool kFloat8>
+struct ReceivedRows {
+  uint4* rows;   // (num_rows, data_vectors)
+  float* scale;  // (num_scales, num_rows)
+  float* gates;  // (num_rows, top_k)
+  int num_rows;
+
+  // Stores vector `place` of a row that has travelled.
+  __device__ __forceinline__ void store(const RowShape<kFloat8>& shape, int row, int place,
+                                        const uint4& vector) const {
+    if (place < shape.data_vectors) {
+      rows[static_cast<int64_t>(row) * shape.data_vectors + place] = vector;
+      return;
+    }
+    const float* values = reinterpret_cast<const float*>(&vector);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int word = 4 * (place - shape.data_vectors) + i, slot = word - shape.num_scales;
+      if (word < shape.num_scales) {
+        scale[static_cast<int64_t>(word) * num_rows + row] = values[i];
+      } else if (slot < shape.top_k) {
+        gates[static_cast<int64_t>(row) * shape.top_k + slot] = values[i];
+      }
+    }
+  }
+};
+
+constexpr int kScaleLanes = 8;  // lanes side by side on the 128 elements of a scale
+
+// 16 elements of x (num_vectors * 16,) from 16 * `place` on in float8. The lanes of a warp call
+// this together for neighbouring places, of which those from `num_vectors` on are zeros; every
+// eighth lane stores the scale of its 128 elements in `scales`.
+template <typename T>
+__device__ __forceinline__ uint4 quantized_vector(const T* x, int place, int num_vectors,
+                                                  float* scales) {
+  T elements[16] = {};
+  float amax = kMinAmax;
+  if (place < num_vectors) {
+    const uint4* vectors = reinterpret_cast<const uint4*>(x) + 2 * place;
+    reinterpret_cast<uint4*>(elements)[0] = vectors[0];
+    reinterpret_cast<uint4*>(elements)[1] = vectors[1];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) amax = fmaxf(amax, fabsf(to_float(elements[i])));
+  }
+#pragma unroll
+  for (int mask = kScaleLanes / 2; mask > 0; mask /= 2) {
+    amax = fmaxf(amax, __shfl_xor_sync(0xffffffff, amax, mask));
+  }
+  const float inverse = inverse_of(amax);
+  if (place % kScaleLanes == 0 && place < num_vectors) scales[place / kScaleLanes] = scale_of(amax);
+  uint32_t pairs[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    pairs[i] = pack_e4m3(__fmul_rn(to_float(elements[2 * i]), inverse),
+                         __fmul_rn(to_float(elements[2 * i + 1]), inverse));
+  }
+  return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16, pairs[4] | pairs[5] << 16,
+          pairs[6] | pairs[7] << 16};
+}
+
+// Gives the vectors of the row of a token with activations x (hidden,) and `weights` (top_k,) to
+// `send(place, vector)`. `words` is shared memory, (4 * word_vectors,). All threads call this
+// together.
+template <bool kFloat8, int kThreads, typename T, typename Send>
+__device__ __forceinline__ void send_row(const RowShape<kFloat8>& shape, const T* x,
+                                         const float* weights, float* words, Send send) {
+  const int thread = threadIdx.x;
+  for (int i = shape.num_scales + thread; i < 4 * shape.word_vectors(); i += kThreads) {
+    words[i] = i < shape.num_words() ? weights[i - shape.num_scales] : 0.0f;
+  }
+  if constexpr (kFloat8) {
+    for (int first = 0; first < shape.data_vectors; first += kThreads) {
+      const int place = first + thread;
+      const uint4 vector = quantized_vector(x, place, shape.data_vectors, words);
+      if (place < shape.data_vectors) send(place, vector);
+    }
+  } else {
+    const uint4* vectors = reinterpret_cast<const uint4*>(x);
+    move_vectors<kThreads>(shape.data_vectors, [&](int place) { return vectors[place]; }, send);
+  }
+  __syncthreads();
+  for (int i = thread; i < shape.word_vectors(); i += kThreads) {
+    send(shape.data_vectors + i, reinterpret_cast<const uint4*>(words)[i]);
+  }
+  __syncthreads();
+}
+
+}  // namespace kernelcat
