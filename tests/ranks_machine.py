@@ -2,7 +2,7 @@
 
 Kernels run on the CPU (`cuda_fibers`), windows are memory files, and CuPy's streams and events are
 stand-ins. Groups, checks and races are the package's own. Prints the job's value, or the error. A
-job's ``last`` replaces what it names on the last rank.
+job's ``last`` replaces what it names on the last rank; with ``is_broken`` its results are wrong.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class Device:
     """The GPU that all ranks share."""
 
     index, gpu, xp = 0, gpu.find("h200"), Arrays()
+    is_broken = False  # whether the first bit of each result is wrong
 
     def synchronize(self) -> None:
         pass
@@ -87,6 +88,8 @@ class Device:
         def bind(arrays: Any) -> Callable[[], None]:
             def launch() -> None:
                 cuda_fibers.run(program, arrays, MAX_BLOCKS, seed=1)
+                if Device.is_broken and arrays["out"].size:
+                    arrays["out"].reshape(-1).view("uint8")[0] ^= 1
 
             def run() -> None:
                 launch() if Stream.captured is None else Stream.captured.append(launch)
@@ -142,6 +145,7 @@ def main() -> None:
     stand_in()
     if rank == ranks - 1:
         job |= job.pop("last", {})
+        Device.is_broken = job.get("is_broken", False)
     try:
         joined = group.Group(rank, ranks, Path(sys.argv[3]), Device())  # type: ignore[arg-type]
         print(json.dumps(verbs()[job["verb"]](joined, job)))

@@ -125,12 +125,14 @@ CHECK = {
     "implementation": ["all_reduce", "cuda", "two_shot"],
     "problems": [axes(), axes(hidden=4)],
     "seeds": [1, 2],
+    "fuzzing": None,
 }
 
 
 def test_a_check_judges_runs_and_graphs_on_every_rank(tmp_path: Path) -> None:
-    for verdicts in on_machine(tmp_path, 2, CHECK):
-        assert [verdict.keys() for verdict in verdicts] == [{"config"}, {"config", "skipped"}]
+    for result in on_machine(tmp_path, 2, CHECK):
+        assert [v.keys() for v in result["verdicts"]] == [{"config"}, {"config", "skipped"}]
+        assert result["environment"]["sku"] == "h200x1-shared"
 
 
 @pytest.mark.parametrize(
@@ -141,13 +143,33 @@ def test_a_check_judges_what_goes_to_experts(
 ) -> None:
     problem = catalog.entry(entry).described(tokens=3, **ROUTED, **more).values
     job = {**CHECK, "implementation": [entry, "cuda", "ll"], "problems": [problem]}
-    assert [verdicts[0].keys() for verdicts in on_machine(tmp_path, 2, job)] == [{"config"}] * 2
+    found = [result["verdicts"] for result in on_machine(tmp_path, 2, job)]
+    assert [verdicts[0].keys() for verdicts in found] == [{"config"}] * 2
 
 
 def test_a_check_finds_a_rank_with_other_inputs(tmp_path: Path) -> None:
     results = on_machine(tmp_path, 2, {**CHECK, "last": {"seeds": [1, 3]}})
-    for verdicts in results:
-        assert verdicts[0]["wrong"].startswith("seed")
+    for result in results:
+        assert result["verdicts"][0]["wrong"].startswith("seed")
+
+
+FUZZING = {"examples": 6, "random_seed": 1, "limit": 40, "kernels": 2}
+
+
+@pytest.mark.parametrize("entry", ["all_reduce", "moe_combine"])
+def test_ranks_draw_the_same_random_problems(entry: str, tmp_path: Path) -> None:
+    job = {**CHECK, "implementation": [entry, "cuda", "ll"], "problems": [], "fuzzing": FUZZING}
+    for result in on_machine(tmp_path, 2, job):
+        assert result["failure"] is None
+        assert result["examples"] == FUZZING["examples"]
+
+
+def test_a_wrong_random_problem_is_shrunk_on_all_ranks(tmp_path: Path) -> None:
+    job = {**CHECK, "problems": [], "fuzzing": FUZZING, "last": {"is_broken": True}}
+    first, last = (result["failure"] for result in on_machine(tmp_path, 2, job))
+    assert first == last
+    assert "rank 1: seed" in first
+    assert "tokens=1" in first
 
 
 def test_ranks_with_different_problems_are_told(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def on_rank(group: Group, job: Mapping[str, Any]) -> list[dict[str, Any]]:
         "entry": entry.name,
         "problem": entry.problem_name(problem) or str(problem),
         "ranks": group.ranks,
-        "topology": group.topology,
+        "topology": group.machine.sku,
         "gpu": group.gpu.name,
     }
     return [{**head, **_row(each)} for each in contestants] + [{**head, **n} for n in race.notes]

@@ -110,8 +110,23 @@ _PATTERNS = (
 """(pattern of whole words in capitals, SKU or None for a GPU not in SKUS); first match counts."""
 
 
+_TOGETHER = re.compile(r"(.+)x(\d+)-(nvlink|pcie|shared)")
+"""The name of GPUs that compute together: SKU, number, and what links them."""
+
+
+def together(gpu: Gpu, count: int, link: str) -> Gpu:
+    """``count`` GPUs like ``gpu`` that compute together: the row of one, by their own name.
+
+    ``link`` is ``nvlink``, ``pcie``, or ``shared`` for one GPU that several ranks share. Results of
+    entries of several ranks have the name, such as ``h200x2-nvlink``.
+    """
+    return replace(gpu, sku=f"{gpu.sku}x{count}-{link}", name=f"{count} x {gpu.name}, {link}")
+
+
 def find(name: str) -> Gpu:
     """The SKU with this short name or driver's name (``h200``, ``NVIDIA H100 80GB HBM3``).
+
+    ``h200x2-nvlink`` is the row of GPUs that compute together (:func:`together`).
 
     Raises
     ------
@@ -123,6 +138,9 @@ def find(name: str) -> Gpu:
     key = name.strip().lower()
     if key in SKUS:
         return SKUS[key]
+    group = _TOGETHER.fullmatch(key)
+    if group is not None and group[1] in SKUS:
+        return together(SKUS[group[1]], int(group[2]), group[3])
     words = re.sub(r"[\s_-]+", " ", name).upper()
     matched = (sku for pattern, sku in _PATTERNS if re.search(rf"\b({pattern})\b", words))
     sku = next(matched, None)
