@@ -22,7 +22,7 @@ import cuda_fibers
 import numpy as np
 
 from kernelcat.errors import RankFailed
-from kernelcat.kernels.cuda import all_reduce
+from kernelcat.kernels.cuda import all_reduce, moe_combine, moe_dispatch
 from kernelcat.ranks import group, links, race
 from kernelcat.ranks.worker import verbs
 from kernelcat.runtime import gpu
@@ -138,6 +138,9 @@ def stand_in() -> None:
     race.BLOCKS, race.SHORT, race.MAX_NODES, race.SCREEN_US, race.BLOCK_US = 3, 2, 2, 1.0, 1.0
     all_reduce.LL_SPACE.update(threads=(128,), blocks=(8,))
     all_reduce.TILE_SPACE.update(unroll=(1,), blocks=(16,))
+    for exchange in (moe_combine, moe_dispatch):
+        exchange.LL_SPACE.update(threads=(256,), blocks=(64,))
+        exchange.TILE_SPACE.update(tile_tokens=(1,), blocks=(32,))
 
 
 def main() -> None:

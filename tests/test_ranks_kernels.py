@@ -179,12 +179,20 @@ def test_ranks_with_different_problems_are_told(tmp_path: Path) -> None:
         assert "but rank 0 loads" in error
 
 
-def test_a_race_has_a_row_for_each_variant(tmp_path: Path) -> None:
-    job = {"verb": "race", "entry": "all_reduce", "problem": axes(), "seed": 1}
-    first, second = on_machine(tmp_path, 2, job)
-    assert first == second
-    *rows, left_out = first
-    assert {row["contestant"].rpartition("/")[2] for row in rows} == {"ll", "one_shot", "two_shot"}
-    assert all(row["ci_us"][0] <= row["median_us"] <= row["ci_us"][1] for row in rows)
-    assert {row["topology"] for row in first} == {"h200x1-shared"}
-    assert left_out["left_out"] == "NCCL and torch need a GPU for each rank"
+@pytest.mark.parametrize(
+    ("entry", "more", "variants"),
+    [("all_reduce", {}, ["ll", "one_shot", "two_shot"]),
+     ("moe_dispatch", {**WIDE, "hidden": 32}, ["ll", "tiles"])],
+)  # fmt: skip
+def test_a_race_times_each_variant(
+    entry: str, more: dict[str, Any], variants: list[str], tmp_path: Path
+) -> None:
+    problem = catalog.entry(entry).described(**{"tokens": 1, "hidden": 2880, **more})
+    implementations = [("cuda", variant) for variant in variants]
+    job = {"verb": "race", "entry": entry, "problem": problem.values, "seed": 1,
+           "implementations": implementations, "peers": True}  # fmt: skip
+    for result in on_machine(tmp_path, 2, job):
+        assert [(c[0], c[1]) for c in result["contestants"]] == implementations
+        assert all(len(times) == 3 and not wrong for *_, wrong, times, _ in result["contestants"])
+        assert result["environment"]["sku"] == "h200x1-shared"
+        assert result["left_out"] == "NCCL and torch need a GPU for each rank"

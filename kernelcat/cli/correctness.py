@@ -115,13 +115,14 @@ def check(
     numbers = _numbers(devices)
     device = CudaDevice(numbers[0]) if devices else open_device()
     names = catalog.names() if every else (str(entry),)
-    chosen = runnable(choose(names, language, variant), device)
+    named = choose(names, language, variant)
+    if (sanitize or tools) and all(catalog.entry(each.entry).ranks for each in named):
+        raise Unsupported("compute-sanitizer does not run on an entry of several ranks")
+    chosen = runnable(named, device)
     if receipt and isinstance(device, Interpreter):
         raise Unsupported("a receipt needs a GPU, and this machine has none")
     alone = [i for i in chosen if not catalog.entry(i.entry).ranks]
     together = [i for i in chosen if catalog.entry(i.entry).ranks]
-    if not alone and (sanitize or tools):
-        raise Unsupported("compute-sanitizer does not run on an entry of several ranks")
     outcomes = []
     certified = certify.run(
         alone, device, problems, fuzz_examples=fuzz_examples,

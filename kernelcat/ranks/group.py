@@ -58,6 +58,11 @@ class Group:
         return len(set(self._bus_ids)) < self.ranks
 
     @property
+    def pci_bus_id(self) -> str:
+        """Of this rank's GPU."""
+        return self._bus_ids[self.rank]
+
+    @property
     def machine(self) -> Gpu:
         """The GPUs of all ranks, as results name them: ``h200x2-nvlink``, ``h200x1-shared``."""
         gpus = set(self._bus_ids)

@@ -139,8 +139,8 @@ def _all_to_all(
 
 
 PEERS: Mapping[str, Mapping[str, Peer]] = {
-    "all_reduce": {"nccl": _nccl, "torch one-shot": _one_shot, "torch two-shot": _two_shot},
-    "moe_combine": {"nccl all-to-all": _combined},
-    "moe_dispatch": {"nccl all-to-all": _dispatched},
+    "all_reduce": {"nccl": _nccl, "torch-one-shot": _one_shot, "torch-two-shot": _two_shot},
+    "moe_combine": {"nccl-all-to-all": _combined},
+    "moe_dispatch": {"nccl-all-to-all": _dispatched},
 }
 """Entry -> name -> peer."""

@@ -110,8 +110,11 @@ _PATTERNS = (
 """(pattern of whole words in capitals, SKU or None for a GPU not in SKUS); first match counts."""
 
 
-_TOGETHER = re.compile(r"(.+)x(\d+)-(nvlink|pcie|shared)")
-"""The name of GPUs that compute together: SKU, number, and what links them."""
+_TOGETHER = (
+    re.compile(r"(?P<one>.+)x(?P<count>\d+)-(?P<link>nvlink|pcie|shared)"),
+    re.compile(r"(?P<count>\d+) x (?P<one>.+), (?P<link>nvlink|pcie|shared)"),
+)
+"""The short and the long name of GPUs that compute together."""
 
 
 def together(gpu: Gpu, count: int, link: str) -> Gpu:
@@ -138,9 +141,10 @@ def find(name: str) -> Gpu:
     key = name.strip().lower()
     if key in SKUS:
         return SKUS[key]
-    group = _TOGETHER.fullmatch(key)
-    if group is not None and group[1] in SKUS:
-        return together(SKUS[group[1]], int(group[2]), group[3])
+    for pattern in _TOGETHER:
+        named = pattern.fullmatch(key)
+        if named is not None:
+            return together(find(named["one"]), int(named["count"]), named["link"])
     words = re.sub(r"[\s_-]+", " ", name).upper()
     matched = (sku for pattern, sku in _PATTERNS if re.search(rf"\b({pattern})\b", words))
     sku = next(matched, None)

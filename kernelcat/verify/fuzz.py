@@ -210,7 +210,7 @@ def fuzz(
     judge : checks an example in place of the gate on ``device``
     """
     entry, num_passed = catalog.entry(implementation.entry), 0
-    drawn = _served_kernels(implementation, device.gpu, random_seed, kernels, limit, fixed or {})
+    drawn = _served_kernels(implementation, device.gpu, random_seed, kernels, limit, fixed)
     by_kernel = [st.tuples(st.just(k), worthwhile(entry, limit, k.choices)) for k in drawn]
     all_examples = st.sampled_from(by_kernel).flatmap(lambda strategy: strategy)
 
@@ -272,7 +272,7 @@ def _served_kernels(
     random_seed: int,
     count: int,
     limit: int | None,
-    fixed: Mapping[str, AxisValue],
+    fixed: Mapping[str, AxisValue] | None = None,
 ) -> list[_Kernel]:
     """The first ``count`` combinations that serve a problem; where none does, those drawn first.
 
