@@ -10,6 +10,7 @@ import numpy as np
 
 from formulations.attention import attn_merge, flashmla, paged_attn
 from formulations.caches import kv_write, mla_kv_write
+from formulations.exchange import moe_combine, moe_dispatch
 from formulations.experts import moe_gemm
 from formulations.float4 import nvfp4_dequantize, nvfp4_matmul, nvfp4_quantize
 from formulations.float8 import fp8_gemm, fp8_quantize, fp8_swiglu
@@ -50,6 +51,8 @@ INDEPENDENT = {
     "kv_write": kv_write,
     "lm_head": lm_head,
     "mla_kv_write": mla_kv_write,
+    "moe_combine": moe_combine,
+    "moe_dispatch": moe_dispatch,
     "moe_gemm": moe_gemm,
     "moe_mlp": moe_mlp,
     "moe_route": moe_route,
