@@ -139,7 +139,7 @@ def stand_in() -> None:
     all_reduce.LL_SPACE.update(threads=(128,), blocks=(8,))
     all_reduce.TILE_SPACE.update(unroll=(1,), blocks=(16,))
     for exchange in (moe_combine, moe_dispatch):
-        exchange.LL_SPACE.update(threads=(256,), blocks=(64,))
+        exchange.LL_SPACE.update(blocks=(64,))
         exchange.TILE_SPACE.update(tile_tokens=(1,), blocks=(32,))
 
 

@@ -36,7 +36,7 @@ SUMS = [
 """Grids of different sizes after each other; tiles of 4096 elements, of which a large problem has
 six for each of 16 thread blocks."""
 
-SLOTS, RINGS = {"threads": 256, "blocks": 64}, {"tile_tokens": 2, "blocks": 32}
+SLOTS, RINGS = {"blocks": 64}, {"tile_tokens": 2, "blocks": 32}
 ROUTED = {"hidden": 288, "top_k": 3, "local_experts": 4}
 WIDE = {**ROUTED, "act_dtype": "bfloat16"}
 FLOAT8 = {**ROUTED, "act_dtype": "float8_e4m3fn", "batch": "uneven"}

@@ -24,41 +24,39 @@ from kernelcat.reference._exchange import mean_rows
 from kernelcat.runtime.gpu import Gpu
 
 UNVERIFIED = "compiled, not run on a GPU"
-THREADS = 512
-"""Threads of a thread block of tiles."""
+THREADS = 256
+"""Threads of a thread block."""
 
-LL_SPACE = {"threads": (256, 512), "blocks": (64, 128, 256)}
+LL_SPACE = {"blocks": (64, 128, 256)}
 TILE_SPACE = {"tile_tokens": (1, 2, 4), "blocks": (32, 64, 128, 256)}
 """tile_tokens : tokens of a tile; blocks : thread blocks at most"""
 
 
-def _launch(
-    problem: Problem, kernel: str, threads: int, num_blocks: int, gpu: Gpu, *more: int
-) -> Program:
+def _launch(problem: Problem, kernel: str, num_blocks: int, gpu: Gpu, *more: int) -> Program:
     """A launch; ``more`` are further sizes that the kernel takes."""
     if problem["tokens"] == 0:
         return Program(())
     programmatic = has_dependent_launch(gpu)
     source = instance(
         f"moe_combine/{kernel}.cu", f"moe_combine_{kernel}",
-        problem["dtype"], problem["ranks"], threads, programmatic,
+        problem["dtype"], problem["ranks"], THREADS, programmatic,
     )  # fmt: skip
     tensors = ("sums", "row_of", "expert_ids", "residual", "out")
     axes = (problem[axis] for axis in ("tokens", "hidden", "top_k", "local_experts"))
     sizes = map(Int32, (*axes, *more))
     params = (*map(Pointer, tensors), *sizes, *window_params())
-    return Program((Step(source, (num_blocks, 1, 1), params, threads, programmatic=programmatic),))
+    return Program((Step(source, (num_blocks, 1, 1), params, THREADS, programmatic=programmatic),))
 
 
 def _ll(problem: Problem, config: Config, gpu: Gpu) -> Program:
     num_blocks = min(problem["tokens"], config["blocks"])
-    return _launch(problem, "ll", config["threads"], num_blocks, gpu)
+    return _launch(problem, "ll", num_blocks, gpu)
 
 
 def _tiles(problem: Problem, config: Config, gpu: Gpu) -> Program:
     tile_tokens = config["tile_tokens"]
     num_blocks = min(ceil(problem["tokens"] / tile_tokens), config["blocks"])
-    return _launch(problem, "tiles", THREADS, num_blocks, gpu, tile_tokens)
+    return _launch(problem, "tiles", num_blocks, gpu, tile_tokens)
 
 
 def _ll_illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -84,7 +82,7 @@ def _exchange_us(problem: Problem, config: Config, gpu: Gpu, trips: int) -> floa
 
 
 def _ll_us(problem: Problem, config: Config, gpu: Gpu) -> float:
-    return _exchange_us(problem, config, gpu, 1) - 1e-3 * config["threads"]
+    return _exchange_us(problem, config, gpu, 1)
 
 
 def _tiles_us(problem: Problem, config: Config, gpu: Gpu) -> float:

@@ -1,6 +1,7 @@
 // Every token has a slot in its owner's window for each rank: sums travel without flags and
 // signals, and all of them are on their way before the first is taken.
 #include <kernelcat/expert_ranks.cuh>
+#include <kernelcat/move_vectors.cuh>
 #include <kernelcat/pdl.cuh>
 #include <kernelcat/row_slots.cuh>
 
@@ -40,6 +41,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     grid_dependency_wait();
     launch_dependents();
   }
+  constexpr int kUnroll = kSumUnroll<kRanks>;
   const uint32_t epoch = begin_epoch(own);
   if (has_failed(own)) return;
   Waiting waiting(own);
@@ -52,7 +54,9 @@ __global__ void __launch_bounds__(kThreads, 2)
       if (row < 0) continue;
       const uint4* vectors = sums + static_cast<int64_t>(row) * num_vectors;
       uint4* slot = slots.of(windows.of[shift], rank, token);
-      for (int i = thread; i < num_vectors; i += kThreads) send_to_slot(slot + i, vectors[i]);
+      move_vectors<kThreads, kUnroll>(
+          num_vectors, [&](int at) { return vectors[at]; },
+          [&](int at, const uint4& vector) { send_to_slot(slot + at, vector); });
     }
   }
   if (blockIdx.x == 0) greet(windows, epoch, waiting);
@@ -62,21 +66,32 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int own_row = row_of[rank * num_tokens + token];
     const uint4* own_sums = sums + static_cast<int64_t>(own_row) * num_vectors;
     const int64_t first_out = static_cast<int64_t>(token) * num_vectors;
-    for (int at = thread; at < num_vectors; at += kThreads) {
-      uint4 parts[kRanks];
+    for (int first = thread; first < num_vectors; first += kUnroll * kThreads) {
+      uint4 parts[kUnroll * kRanks], added[kUnroll];
 #pragma unroll
-      for (int i = 0; i < kRanks; ++i) {
-        if (i == rank && own_row >= 0) parts[i] = own_sums[at];
+      for (int i = 0; i < kUnroll; ++i) {
+        const int at = first + i * kThreads;
+        if (at >= num_vectors) continue;
+        added[i] = residual ? residual[first_out + at] : uint4{};
+#pragma unroll
+        for (int source = 0; source < kRanks; ++source) {
+          if (source == rank && own_row >= 0) parts[i * kRanks + source] = own_sums[at];
+        }
       }
-      const uint4 added = residual ? residual[first_out + at] : uint4{};
       take_from_slots(
           parts, waiting,
           [&](int i) {
-            const bool travels = i != rank && ranks >> i & 1;
-            return travels ? slots.of(own, i, token) + at : nullptr;
+            const int at = first + i / kRanks * kThreads, source = i % kRanks;
+            const bool travels = source != rank && ranks >> source & 1 && at < num_vectors;
+            return travels ? slots.of(own, source, token) + at : nullptr;
           },
-          [](int i) { return i; });
-      out[first_out + at] = sum_of_ranks<T, kRanks>(parts, ranks, added);
+          [](int i) { return i % kRanks; });
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) {
+        const int at = first + i * kThreads;
+        if (at >= num_vectors) continue;
+        out[first_out + at] = sum_of_ranks<T, kRanks>(parts + i * kRanks, ranks, added[i]);
+      }
     }
   }
   end_epoch(own, epoch);

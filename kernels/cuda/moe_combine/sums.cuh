@@ -5,10 +5,16 @@
 
 namespace kernelcat {
 
+// Vectors of a token that a thread moves or adds up at once.
+template <int kRanks>
+constexpr int kSumUnroll = kRanks == 2   ? 4
+                           : kRanks <= 4 ? 2
+                                         : 1;
+
 // `ranks` has a bit for each rank whose part counts.
 template <typename T, int kRanks>
-__device__ __forceinline__ uint4 sum_of_ranks(const uint4 (&parts)[kRanks], uint32_t ranks,
-                                              const uint4& residual) {
+__device__ __forceinline__ uint4 sum_of_ranks(const uint4* parts,  // (kRanks,)
+                                              uint32_t ranks, const uint4& residual) {
   PairSums<T, 4> sum;
   sum.start(residual);
 #pragma unroll

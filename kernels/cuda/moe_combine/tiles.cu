@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     grid_dependency_wait();
     launch_dependents();
   }
+  constexpr int kUnroll = kSumUnroll<kRanks>;
   const uint32_t epoch = begin_epoch(own);
   if (has_failed(own)) return;
   const int num_vectors = hidden / 8, num_blocks = gridDim.x, block = blockIdx.x;
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         if (row < 0) continue;
         const uint4* vectors = row_vectors(row);
         uint4* remote = rings.of(windows.of[shift], rank, tile, i);
-        move_vectors<kThreads>(
+        move_vectors<kThreads, kUnroll>(
             num_vectors, [&](int at) { return vectors[at]; },
             [&](int at, const uint4& vector) { remote[at] = vector; });
       }
@@ -56,17 +57,28 @@ __global__ void __launch_bounds__(kThreads, 2)
       const uint32_t ranks =
           ranks_of_token<kRanks>(expert_ids + token * top_k, top_k, local_experts);
       const uint4* own_sums = row_vectors(row_of[rank * num_tokens + token]);
-      for (int at = threadIdx.x; at < num_vectors; at += kThreads) {
-        uint4 parts[kRanks];
+      const uint4* added_vectors = residual ? residual + token * num_vectors : nullptr;
+      for (int at = threadIdx.x; at < num_vectors; at += kUnroll * kThreads) {
+        uint4 parts[kUnroll * kRanks], added[kUnroll];
 #pragma unroll
-        for (int source = 0; source < kRanks; ++source) {
-          if (ranks >> source & 1) {
-            parts[source] = source == rank ? own_sums[at] : rings.of(own, source, tile - 1, i)[at];
+        for (int j = 0; j < kUnroll; ++j) {
+          const int place = at + j * kThreads;
+          if (place >= num_vectors) continue;
+          added[j] = residual ? added_vectors[place] : uint4{};
+#pragma unroll
+          for (int source = 0; source < kRanks; ++source) {
+            if (!(ranks >> source & 1)) continue;
+            const uint4* vectors = rings.of(own, source, tile - 1, i);
+            parts[j * kRanks + source] = source == rank ? own_sums[place] : vectors[place];
           }
         }
-        const int64_t place = token * num_vectors + at;
-        const uint4 added = residual ? residual[place] : uint4{};
-        out[place] = sum_of_ranks<T, kRanks>(parts, ranks, added);
+#pragma unroll
+        for (int j = 0; j < kUnroll; ++j) {
+          const int place = at + j * kThreads;
+          if (place >= num_vectors) continue;
+          out[token * num_vectors + place] =
+              sum_of_ranks<T, kRanks>(parts + j * kRanks, ranks, added[j]);
+        }
       }
     }
   }

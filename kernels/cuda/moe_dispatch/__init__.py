@@ -29,8 +29,8 @@ from kernelcat.reference.moe_dispatch import FP8, row_bytes
 from kernelcat.runtime.gpu import Gpu
 
 UNVERIFIED = "compiled, not run on a GPU"
-THREADS = 512
-"""Threads of a thread block of tiles."""
+THREADS = 256
+"""Threads of a thread block."""
 MAX_MAP_BLOCKS = 128
 """Thread blocks that make index maps, at most one for each expert."""
 GROUP_TOKENS, WORD_IDS = 64, 4
@@ -38,7 +38,7 @@ GROUP_TOKENS, WORD_IDS = 64, 4
 SHARED_BYTES = 96 << 10
 """Shared memory of a thread block, of which an SM holds two."""
 
-LL_SPACE = {"threads": (256, 512), "blocks": (64, 128, 192)}
+LL_SPACE = {"blocks": (64, 128, 192)}
 TILE_SPACE = {"tile_tokens": (1, 2, 4), "blocks": (32, 64, 128, 192)}
 """tile_tokens : tokens of a tile; blocks : thread blocks for rows, at most"""
 
@@ -55,14 +55,19 @@ def _wire_bytes(problem: Problem) -> int:
     return int(data + 16 * ceil(_num_words(problem) / 4))
 
 
+def _id_words(problem: Problem) -> int:
+    """Flagged words that hold the ids of a token's experts."""
+    return ceil(problem["top_k"] / WORD_IDS)
+
+
 def _num_groups(problem: Problem) -> int:
     return ceil(problem["tokens"] / GROUP_TOKENS)
 
 
-def _shared_bytes(problem: Problem, threads: int) -> int:
+def _shared_bytes(problem: Problem) -> int:
     """kernels/cuda/moe_dispatch/shared_memory.cuh has the same layout."""
     groups = problem["ranks"] * _num_groups(problem)
-    return 16 * ceil(_num_words(problem) / 4) + 4 * (threads // 32) + 8 * groups + 4 * (groups + 1)
+    return 16 * ceil(_num_words(problem) / 4) + 4 * (THREADS // 32) + 8 * groups + 4 * (groups + 1)
 
 
 def _row_blocks(problem: Problem, config: Config) -> int:
@@ -75,14 +80,13 @@ def _map_blocks(problem: Problem, config: Config, gpu: Gpu) -> int:
     return int(min(problem["local_experts"], MAX_MAP_BLOCKS, room))
 
 
-def _launch(
-    problem: Problem, config: Config, gpu: Gpu, kernel: str, threads: int, *more: int
-) -> Program:
+def _launch(problem: Problem, config: Config, gpu: Gpu, kernel: str, *more: int) -> Program:
     """A launch; ``more`` are further sizes that the kernel takes."""
     programmatic = has_dependent_launch(gpu)
     source = instance(
         f"moe_dispatch/{kernel}.cu", f"moe_dispatch_{kernel}",
-        problem["dtype"], problem["act_dtype"] == FP8, problem["ranks"], threads, programmatic,
+        problem["dtype"], problem["act_dtype"] == FP8, problem["ranks"], _id_words(problem),
+        THREADS, programmatic,
     )  # fmt: skip
     tensors = ("x", "expert_ids", "weights", "rows", "scale", "gates", "row_of", "source_offsets",
                "offsets", "order", "position")  # fmt: skip
@@ -91,25 +95,24 @@ def _launch(
     axes = (problem[axis] for axis in ("tokens", "hidden", "top_k", "local_experts"))
     sizes = map(Int32, (*axes, row_blocks, *more))
     params = (*map(Pointer, tensors), *sizes, *window_params())
-    shared_bytes = _shared_bytes(problem, threads)
-    step = Step(source, (num_blocks, 1, 1), params, threads, shared_bytes,
+    step = Step(source, (num_blocks, 1, 1), params, THREADS, _shared_bytes(problem),
                 programmatic=programmatic)  # fmt: skip
     return Program((step,))
 
 
 def _ll(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    return _launch(problem, config, gpu, "ll", config["threads"])
+    return _launch(problem, config, gpu, "ll")
 
 
 def _tiles(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    return _launch(problem, config, gpu, "tiles", THREADS, config["tile_tokens"])
+    return _launch(problem, config, gpu, "tiles", config["tile_tokens"])
 
 
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    words = _num_groups(problem) + problem["tokens"] * ceil(problem["top_k"] / WORD_IDS)
+    words = _num_groups(problem) + problem["tokens"] * _id_words(problem)
     if words > FLAGGED_WORDS:
         return f"the ids of {problem['tokens']} tokens take {words} words, not {FLAGGED_WORDS}"
-    if _shared_bytes(problem, THREADS) > SHARED_BYTES:
+    if _shared_bytes(problem) > SHARED_BYTES:
         return f"{problem['tokens']} tokens of each rank do not fit into shared memory"
     return why_not_resident(_row_blocks(problem, config) + 1, gpu)
 
@@ -137,7 +140,7 @@ def _exchange_us(problem: Problem, config: Config, gpu: Gpu, trips: int) -> floa
 
 
 def _ll_us(problem: Problem, config: Config, gpu: Gpu) -> float:
-    return _exchange_us(problem, config, gpu, 2) - 1e-3 * config["threads"]
+    return _exchange_us(problem, config, gpu, 2)
 
 
 def _tiles_us(problem: Problem, config: Config, gpu: Gpu) -> float:

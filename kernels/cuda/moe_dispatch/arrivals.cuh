@@ -8,19 +8,19 @@ namespace kernelcat {
 
 constexpr int kGroupTokens = 64;  // tokens of one rank, of which a flagged word tells who comes
 constexpr int kWordIds = 4;       // ids of 16 bits in a flagged word
-constexpr int kMaxIdWords = 4;    // flagged words of a token's ids
 
-// The tokens of one rank and their experts. All ranks have as many.
+// The tokens of one rank and their experts, whose ids fill kIdWords flagged words for each token.
+// All ranks have as many.
+template <int kIdWords>
 struct Tokens {
   const int* expert_ids;  // (tokens, top_k)
   int tokens, top_k, local_experts;
 
   __device__ __forceinline__ int num_groups() const { return ceil_div(tokens, kGroupTokens); }
-  __device__ __forceinline__ int words_per_token() const { return ceil_div(top_k, kWordIds); }
 
   // Among the flagged words that a rank sends: who comes stands before the ids.
   __device__ __forceinline__ int word_of(int token, int part) const {
-    return num_groups() + token * words_per_token() + part;
+    return num_groups() + token * kIdWords + part;
   }
 
   // Four ids of `token`, from 4 * `part` on, 16 bits each; none is 0xffff.
@@ -43,9 +43,9 @@ __device__ __forceinline__ int unpacked_id(const uint2& packed, int i) {
 
 // Sends every rank, this one too, which tokens come to it, and the ids of all. One thread block
 // does this for a launch, a warp for each group of tokens.
-template <int kRanks, int kThreads>
-__device__ __forceinline__ void send_tokens(const Tokens& own, const Windows<kRanks>& windows,
-                                            uint32_t epoch) {
+template <int kRanks, int kThreads, int kIdWords>
+__device__ __forceinline__ void send_tokens(const Tokens<kIdWords>& own,
+                                            const Windows<kRanks>& windows, uint32_t epoch) {
   const int half = epoch % 2, lane = lane_index();
   const int warp = threadIdx.x / kWarpThreads;
   for (int group = warp; group < own.num_groups(); group += kThreads / kWarpThreads) {
@@ -54,7 +54,9 @@ __device__ __forceinline__ void send_tokens(const Tokens& own, const Windows<kRa
     for (int part = 0; part < 2; ++part) {
       const int token = group * kGroupTokens + part * kWarpThreads + lane;
       uint32_t ranks = 0;
-      for (int word = 0; token < own.tokens && word < own.words_per_token(); ++word) {
+#pragma unroll
+      for (int word = 0; word < kIdWords; ++word) {
+        if (token >= own.tokens) continue;
         const uint2 ids = own.packed_ids(token, word);
 #pragma unroll
         for (int i = 0; i < kWordIds; ++i) {

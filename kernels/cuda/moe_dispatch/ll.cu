@@ -10,7 +10,7 @@
 
 namespace kernelcat {
 
-template <typename T, bool kFloat8, int kRanks, int kThreads, bool kDependentLaunch>
+template <typename T, bool kFloat8, int kRanks, int kIdWords, int kThreads, bool kDependentLaunch>
 __global__ void __launch_bounds__(kThreads, 2)
     moe_dispatch_ll(const T* x,             // (tokens, hidden)
                     const int* expert_ids,  // (tokens, top_k)
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const Windows<kRanks> windows{
       {window0, window1, window2, window3, window4, window5, window6, window7}, rank};
   Window* own = windows.of[0];
-  const Tokens tokens{expert_ids, num_tokens, top_k, local_experts};
+  const Tokens<kIdWords> tokens{expert_ids, num_tokens, top_k, local_experts};
   const RowShape<kFloat8> shape(hidden, top_k);
   DispatchMemory<kRanks, kThreads> memory(dynamic_shared, shape, tokens);
   if constexpr (kDependentLaunch) {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   memory.arrivals.template collect<kThreads>(own, epoch, waiting);
   if (block >= num_row_blocks) {
-    const Assignments<kRanks> assignments{tokens, memory.arrivals, own, rank, epoch};
+    const Assignments<kRanks, kIdWords> assignments{tokens, memory.arrivals, own, rank, epoch};
     make_maps<kRanks, kThreads>({row_of, source_offsets, offsets, order, position}, assignments,
                                 waiting, block - num_row_blocks, gridDim.x - num_row_blocks,
                                 memory.scratch);
@@ -72,16 +72,15 @@ __global__ void __launch_bounds__(kThreads, 2)
       const int row = memory.arrivals.row(source, token);
       if (row < 0) continue;
       uint4* slot = slots.of(own, source, token);
-      constexpr int kTaken = 2;
-      for (int first = threadIdx.x; first < slots.row_vectors; first += kTaken * kThreads) {
-        uint4 vectors[kTaken];
+      for (int first = threadIdx.x; first < slots.row_vectors; first += kRowUnroll * kThreads) {
+        uint4 vectors[kRowUnroll];
         const auto place = [&](int i) {
           const int at = first + i * kThreads;
           return at < slots.row_vectors ? slot + at : nullptr;
         };
         take_from_slots(vectors, waiting, place, [&](int) { return source; });
 #pragma unroll
-        for (int i = 0; i < kTaken; ++i) {
+        for (int i = 0; i < kRowUnroll; ++i) {
           if (place(i) != nullptr) received.store(shape, row, first + i * kThreads, vectors[i]);
         }
       }

@@ -18,23 +18,24 @@ struct Maps {
 };
 
 // The experts of one token that comes.
+template <int kIdWords>
 struct TokenExperts {
   int row = -1;  // where the token arrives; -1 where it does not come
-  uint2 ids[kMaxIdWords];
+  uint2 ids[kIdWords];
 };
 
 // What a thread block knows about the assignments that arrive.
-template <int kRanks>
+template <int kRanks, int kIdWords>
 struct Assignments {
-  const Tokens& tokens;
+  const Tokens<kIdWords>& tokens;
   const Arrivals& arrivals;
   const Window* own;
   int rank;
   uint32_t epoch;
 
   // The experts of token i of all ranks.
-  __device__ __forceinline__ TokenExperts of_token(int i, Waiting& waiting) const {
-    TokenExperts found;
+  __device__ __forceinline__ TokenExperts<kIdWords> of_token(int i, Waiting& waiting) const {
+    TokenExperts<kIdWords> found;
     if (i >= kRanks * tokens.tokens) return found;
     const int source = i / tokens.tokens, token = i % tokens.tokens;
     found.row = arrivals.row(source, token);
@@ -43,8 +44,7 @@ struct Assignments {
     waiting.until_none([&] {
       int missing = -1;
 #pragma unroll
-      for (int part = 0; part < kMaxIdWords; ++part) {
-        if (part >= tokens.words_per_token()) continue;
+      for (int part = 0; part < kIdWords; ++part) {
         const FlaggedWord word = load_flagged(&words[part]);
         if (word.low_flag != epoch || word.high_flag != epoch) missing = source;
         found.ids[part] = {word.low, word.high};
@@ -57,10 +57,10 @@ struct Assignments {
   // Calls `visit(assignment, expert)` for the assignments of a token; the expert is -1 where this
   // rank does not hold it.
   template <typename Visit>
-  __device__ __forceinline__ void visit(const TokenExperts& token, Visit visit) const {
+  __device__ __forceinline__ void visit(const TokenExperts<kIdWords>& token, Visit visit) const {
     if (token.row < 0) return;
 #pragma unroll
-    for (int slot = 0; slot < kMaxIdWords * kWordIds; ++slot) {
+    for (int slot = 0; slot < kIdWords * kWordIds; ++slot) {
       if (slot >= tokens.top_k) continue;
       const int id = unpacked_id(token.ids[slot / kWordIds], slot % kWordIds);
       const int expert = id - rank * tokens.local_experts;
@@ -72,17 +72,18 @@ struct Assignments {
 
 // Makes the maps of the experts `index`, `index` + `num_blocks` ...; thread blocks share what
 // belongs to no expert. There are at most as many thread blocks as experts.
-template <int kRanks, int kThreads>
-__device__ __forceinline__ void make_maps(const Maps& maps, const Assignments<kRanks>& assignments,
+template <int kRanks, int kThreads, int kIdWords>
+__device__ __forceinline__ void make_maps(const Maps& maps,
+                                          const Assignments<kRanks, kIdWords>& assignments,
                                           Waiting& waiting, int index, int num_blocks,
                                           int* scratch) {
-  const Tokens& tokens = assignments.tokens;
+  const Tokens<kIdWords>& tokens = assignments.tokens;
   const Arrivals& arrivals = assignments.arrivals;
   const int num_tokens = kRanks * tokens.tokens, size = num_tokens * tokens.top_k;
   const int thread = threadIdx.x, first = index * kThreads + thread, step = num_blocks * kThreads;
   int num_assignments = 0;
   for (int expert = index; expert < tokens.local_experts; expert += num_blocks) {
-    TokenExperts token;
+    TokenExperts<kIdWords> token;
     int lower = 0, all = 0;
     for (int i = thread; i < num_tokens; i += kThreads) {
       token = assignments.of_token(i, waiting);

@@ -49,6 +49,7 @@ struct ReceivedRows {
   }
 };
 
+constexpr int kRowUnroll = 4;   // vectors of a row that a thread moves at once
 constexpr int kScaleLanes = 8;  // lanes side by side on the 128 elements of a scale
 
 // 16 elements of x (num_vectors * 16,) from 16 * `place` on in float8. The lanes of a warp call
@@ -100,7 +101,8 @@ __device__ __forceinline__ void send_row(const RowShape<kFloat8>& shape, const T
     }
   } else {
     const uint4* vectors = reinterpret_cast<const uint4*>(x);
-    move_vectors<kThreads>(shape.data_vectors, [&](int place) { return vectors[place]; }, send);
+    move_vectors<kThreads, kRowUnroll>(
+        shape.data_vectors, [&](int place) { return vectors[place]; }, send);
   }
   __syncthreads();
   for (int i = thread; i < shape.word_vectors(); i += kThreads) {

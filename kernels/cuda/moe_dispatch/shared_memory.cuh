@@ -13,9 +13,9 @@ struct DispatchMemory {
   int* scratch;  // of sums over the thread block
   Arrivals arrivals;
 
-  template <bool kFloat8>
+  template <bool kFloat8, int kIdWords>
   __device__ __forceinline__ DispatchMemory(uint8_t* memory, const RowShape<kFloat8>& shape,
-                                            const Tokens& tokens) {
+                                            const Tokens<kIdWords>& tokens) {
     words = reinterpret_cast<float*>(memory);
     scratch = reinterpret_cast<int*>(words + 4 * shape.word_vectors());
     arrivals.num_groups_of_rank = tokens.num_groups();

@@ -10,7 +10,7 @@
 
 namespace kernelcat {
 
-template <typename T, bool kFloat8, int kRanks, int kThreads, bool kDependentLaunch>
+template <typename T, bool kFloat8, int kRanks, int kIdWords, int kThreads, bool kDependentLaunch>
 __global__ void __launch_bounds__(kThreads, 2)
     moe_dispatch_tiles(const T* x,             // (tokens, hidden)
                        const int* expert_ids,  // (tokens, top_k)
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const Windows<kRanks> windows{
       {window0, window1, window2, window3, window4, window5, window6, window7}, rank};
   Window* own = windows.of[0];
-  const Tokens tokens{expert_ids, num_tokens, top_k, local_experts};
+  const Tokens<kIdWords> tokens{expert_ids, num_tokens, top_k, local_experts};
   const RowShape<kFloat8> shape(hidden, top_k);
   DispatchMemory<kRanks, kThreads> memory(dynamic_shared, shape, tokens);
   if constexpr (kDependentLaunch) {
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (block == 0) send_tokens<kRanks, kThreads>(tokens, windows, epoch);
   if (block >= num_row_blocks) {
     memory.arrivals.template collect<kThreads>(own, epoch, waiting);
-    const Assignments<kRanks> assignments{tokens, memory.arrivals, own, rank, epoch};
+    const Assignments<kRanks, kIdWords> assignments{tokens, memory.arrivals, own, rank, epoch};
     make_maps<kRanks, kThreads>({row_of, source_offsets, offsets, order, position}, assignments,
                                 waiting, block - num_row_blocks, gridDim.x - num_row_blocks,
                                 memory.scratch);
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, 2)
           const int row = memory.arrivals.row(source, first + i);
           if (row < 0) continue;
           const uint4* vectors = rings.of(own, source, tile - 1, i);
-          move_vectors<kThreads>(
+          move_vectors<kThreads, kRowUnroll>(
               shape.num_vectors(), [&](int place) { return vectors[place]; },
               [&](int place, const uint4& vector) { received.store(shape, row, place, vector); });
         }

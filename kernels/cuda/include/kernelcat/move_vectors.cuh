@@ -7,9 +7,8 @@ namespace kernelcat {
 
 // Moves `count` vectors by the threads of a thread block, kUnroll at a time: `load(i)` returns
 // vector i, and `store(i, vector)` takes it.
-template <int kThreads, typename Load, typename Store>
+template <int kThreads, int kUnroll, typename Load, typename Store>
 __device__ __forceinline__ void move_vectors(int count, Load load, Store store) {
-  constexpr int kUnroll = 2;
   for (int first = threadIdx.x; first < count; first += kUnroll * kThreads) {
     uint4 vectors[kUnroll];
 #pragma unroll
