@@ -39,8 +39,9 @@ def _oracle(problem, arrays):
     if problem["residual"]:
         total = dtypes.decode(arrays["residual"], dtype)
     for rank in range(problem["ranks"]):
-        comes = row_of[rank] >= 0
-        total[comes] += dtypes.decode(arrays["sums"][rank][row_of[rank][comes]], dtype)
+        rows = row_of[rank].clip(0, None)
+        sums = dtypes.decode(arrays["sums"][rank][rows], dtype)
+        total = xp.where((row_of[rank] >= 0)[..., None], total + sums, total)
     return {"out": dtypes.encode(total, dtype)}
 
 

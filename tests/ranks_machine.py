@@ -138,6 +138,7 @@ def stand_in() -> None:
     race.BLOCKS, race.SHORT, race.MAX_NODES, race.SCREEN_US, race.BLOCK_US = 3, 2, 2, 1.0, 1.0
     all_reduce.LL_SPACE.update(threads=(128,), blocks=(8,))
     all_reduce.TILE_SPACE.update(unroll=(1,), blocks=(16,))
+    all_reduce.SLOT_SPACE.update(blocks=(64,))
     for exchange in (moe_combine, moe_dispatch):
         exchange.LL_SPACE.update(blocks=(64,))
         exchange.TILE_SPACE.update(tile_tokens=(1,), blocks=(32,))

@@ -16,12 +16,14 @@ import pytest
 
 from kernelcat import catalog
 from kernelcat.ranks.window import WINDOW_BYTES
+from kernelcat.reference.all_reduce import summed
 
 pytestmark = pytest.mark.skipif(cuda_fibers.COMPILER is None, reason="needs g++")
 HERE = Path(__file__).parent
 
 LL = {"threads": 128, "blocks": 8}
 TILES = {"unroll": 1, "blocks": 16}
+FUSED = {"norm": True, "residual": True, "eps": 1e-6}
 SUMS = [
     ["all_reduce", "ll", {"tokens": 1, "hidden": 40}, LL],
     ["all_reduce", "ll", {"tokens": 3, "hidden": 2880}, LL],
@@ -32,6 +34,10 @@ SUMS = [
     ["all_reduce", "two_shot", {"tokens": 130, "hidden": 2880}, TILES],
     ["all_reduce", "ll", {"tokens": 3, "hidden": 2880}, LL],
     ["all_reduce", "one_shot", {"tokens": 1, "hidden": 40}, TILES],
+    ["all_reduce", "slots", {"tokens": 3, "hidden": 2880}, {"blocks": 64}],
+    ["all_reduce", "slots", {"tokens": 70, "hidden": 48, "residual": True}, {"blocks": 64}],
+    ["all_reduce", "slots", {"tokens": 5, "hidden": 4104, "norm": True}, {"blocks": 64}],
+    ["all_reduce", "slots", {"tokens": 2, "hidden": 40, **FUSED}, {"blocks": 64}],
 ]
 """Grids of different sizes after each other; tiles of 4096 elements, of which a large problem has
 six for each of 16 thread blocks."""
@@ -92,7 +98,7 @@ def test_every_launch_is_right_on_every_rank(
 
 
 @pytest.mark.parametrize(
-    "launch", [SUMS[0], SUMS[2], DISPATCHES[0], DISPATCHES[2], COMBINES[0], COMBINES[2]],
+    "launch", [SUMS[0], SUMS[2], SUMS[-1], DISPATCHES[0], DISPATCHES[2], COMBINES[0], COMBINES[2]],
     ids=lambda launch: "/".join(launch[:2]),
 )  # fmt: skip
 def test_a_missing_rank_is_named_and_later_launches_return(
@@ -117,7 +123,7 @@ def on_machine(folder: Path, ranks: int, job: dict[str, object]) -> list[Any]:
 
 
 def axes(**changes: int) -> dict[str, object]:
-    return {"tokens": 1, "hidden": 2880, "ranks": 2, "dtype": "bfloat16", **changes}
+    return {**summed(1, 2880).values, **changes}
 
 
 CHECK = {
@@ -181,7 +187,7 @@ def test_ranks_with_different_problems_are_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("entry", "more", "variants"),
-    [("all_reduce", {}, ["ll", "one_shot", "two_shot"]),
+    [("all_reduce", {}, ["ll", "one_shot", "slots", "two_shot"]),
      ("moe_dispatch", {**WIDE, "hidden": 32}, ["ll", "tiles"])],
 )  # fmt: skip
 def test_a_race_times_each_variant(

@@ -161,8 +161,9 @@ def _fuzz(group: Group, implementation: Implementation, fuzzing: Fuzzing) -> dic
         try:
             wrong = _judge(group, implementation, problem, config, [draw]).get("wrong", "")
             detail = _joined(group.rendezvous.gather(wrong)[0])
-        except KernelcatError as error:
-            raise _GroupEnded(f"{implementation.name} {problem} {config}: {error}") from error
+        except Exception as error:
+            what = f"{implementation.name} {problem} {config}: {type(error).__name__}: {error}"
+            raise _GroupEnded(what) from error
         return Verdict(not detail, float("nan"), detail)
 
     axis = str(catalog.entry(implementation.entry).ranks)
