@@ -15,11 +15,11 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.errors import KernelcatError, RankFailed
 from kernelcat.ranks import processes, shares
 from kernelcat.ranks.group import Group
-from kernelcat.runtime.device import Run
+from kernelcat.runtime.device import CudaDevice, Run
 from kernelcat.runtime.environment import Environment
 from kernelcat.verify import gate
 from kernelcat.verify.certify import CHECKED_S, Outcome
-from kernelcat.verify.fuzz import KERNELS, fuzz
+from kernelcat.verify.fuzz import KERNELS, MAX_JOBS, fuzz
 from kernelcat.verify.gate import Verdict
 from kernelcat.verify.receipts import Receipt
 from kernelcat.verify.seeds import draw_seeds
@@ -167,10 +167,12 @@ def _fuzz(group: Group, implementation: Implementation, fuzzing: Fuzzing) -> dic
         return Verdict(not detail, float("nan"), detail)
 
     axis = str(catalog.entry(implementation.entry).ranks)
+    compiles = group.rank == 0 and isinstance(group.device, CudaDevice)  # the others wait for it
     try:
         result = fuzz(
             implementation, group, fuzzing.examples, fuzzing.random_seed, fuzzing.limit,
-            fuzzing.kernels, fixed={axis: group.ranks}, judge=judge,
+            fuzzing.kernels, jobs=MAX_JOBS if compiles else None, fixed={axis: group.ranks},
+            judge=judge,
         )  # fmt: skip
     except _GroupEnded as error:
         raise RankFailed(str(error)) from error

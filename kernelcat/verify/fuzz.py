@@ -207,7 +207,7 @@ def fuzz(
     jobs : processes that compile ahead for a CUDA device; default: one for each CPU, at most
         :data:`MAX_JOBS`
     fixed : choice axis -> its value in all examples
-    judge : checks an example in place of the gate on ``device``
+    judge : checks an example in place of the gate on ``device``; ``jobs`` compile ahead where given
     """
     entry, num_passed = catalog.entry(implementation.entry), 0
     drawn = _served_kernels(implementation, device.gpu, random_seed, kernels, limit, fixed)
@@ -253,7 +253,7 @@ def fuzz(
             raise _Wrong(Failure(implementation.name, problem, config, verdict.detail))
         num_passed += 1
 
-    if isinstance(device, CudaDevice):
+    if isinstance(device, CudaDevice) if judge is None else jobs is not None:
         first: list[tuple[Problem, Config]] = []
         for_each(lambda problem, config, _: first.append((problem, config)),
                  min(examples, AHEAD), Phase.generate)  # fmt: skip

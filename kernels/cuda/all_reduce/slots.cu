@@ -69,7 +69,6 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   constexpr int kUnroll = kRanks == 2 ? (kVectors < 4 ? kVectors : 4) : 1;
   const uint32_t epoch = begin_epoch(own);
-  if (has_failed(own)) return;
   Waiting waiting(own);
   const int num_vectors = hidden / 8;
   const RowSlots slots{static_cast<int>(epoch % 2), num_tokens, num_vectors};

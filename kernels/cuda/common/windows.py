@@ -8,6 +8,8 @@ from kernelcat.runtime.gpu import Gpu
 
 SM_BLOCKS = 2
 """Thread blocks that an SM holds: the launch bounds of all kernels ask for room for so many."""
+SHARED_BYTES = 96 << 10
+"""Most shared memory of a thread block, so that an SM holds two."""
 HALF_BYTES = 64 << 20
 """Bytes of tiles, and of slots, in half of a window."""
 FLAGGED_WORDS = 1 << 17

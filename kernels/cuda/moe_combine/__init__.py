@@ -15,6 +15,7 @@ from kernelcat.kernels.cuda.common.launch import instance
 from kernelcat.kernels.cuda.common.windows import (
     HALF_BYTES,
     RING_TILES,
+    SHARED_BYTES,
     TRIP_US,
     why_not_resident,
     window_params,
@@ -32,7 +33,9 @@ TILE_SPACE = {"tile_tokens": (1, 2, 4), "blocks": (32, 64, 128, 256)}
 """tile_tokens : tokens of a tile; blocks : thread blocks at most"""
 
 
-def _launch(problem: Problem, kernel: str, num_blocks: int, gpu: Gpu, *more: int) -> Program:
+def _launch(
+    problem: Problem, kernel: str, num_blocks: int, gpu: Gpu, shared_bytes: int, *more: int
+) -> Program:
     """A launch; ``more`` are further sizes that the kernel takes."""
     if problem["tokens"] == 0:
         return Program(())
@@ -45,31 +48,45 @@ def _launch(problem: Problem, kernel: str, num_blocks: int, gpu: Gpu, *more: int
     axes = (problem[axis] for axis in ("tokens", "hidden", "top_k", "local_experts"))
     sizes = map(Int32, (*axes, *more))
     params = (*map(Pointer, tensors), *sizes, *window_params())
-    return Program((Step(source, (num_blocks, 1, 1), params, THREADS, programmatic=programmatic),))
+    step = Step(source, (num_blocks, 1, 1), params, THREADS, shared_bytes,
+                programmatic=programmatic)  # fmt: skip
+    return Program((step,))
 
 
 def _ll(problem: Problem, config: Config, gpu: Gpu) -> Program:
     num_blocks = min(problem["tokens"], config["blocks"])
-    return _launch(problem, "ll", num_blocks, gpu)
+    return _launch(problem, "ll", 1 + num_blocks, gpu, 0)
 
 
 def _tiles(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    tile_tokens = config["tile_tokens"]
-    num_blocks = min(ceil(problem["tokens"] / tile_tokens), config["blocks"])
-    return _launch(problem, "tiles", num_blocks, gpu, tile_tokens)
+    num_blocks, shared_bytes = _num_tile_blocks(problem, config), _shared_bytes(problem, config)
+    return _launch(problem, "tiles", num_blocks, gpu, shared_bytes, config["tile_tokens"])
+
+
+def _num_tile_blocks(problem: Problem, config: Config) -> int:
+    return int(min(max(ceil(problem["tokens"] / config["tile_tokens"]), 1), config["blocks"]))
+
+
+def _shared_bytes(problem: Problem, config: Config) -> int:
+    """The ranks of each token of a thread block, and its rows on all ranks."""
+    per_round = _num_tile_blocks(problem, config) * config["tile_tokens"]
+    tokens = config["tile_tokens"] * ceil(problem["tokens"] / per_round)
+    return int(tokens * (4 * problem["ranks"] + 1))
 
 
 def _ll_illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     slots = problem["ranks"] * problem["tokens"] * problem["hidden"] * 2
     if slots > HALF_BYTES:
         return f"slots of {slots} bytes do not fit into a window"
-    return why_not_resident(config["blocks"], gpu)
+    return why_not_resident(1 + config["blocks"], gpu)
 
 
 def _tiles_illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     tile_bytes = config["tile_tokens"] * problem["hidden"] * 2
     if config["blocks"] * problem["ranks"] * RING_TILES * tile_bytes > HALF_BYTES:
         return "rings of tiles do not fit into a window: fewer blocks or smaller tiles"
+    if _shared_bytes(problem, config) > SHARED_BYTES:
+        return f"the rows of {problem['tokens']} tokens do not fit into shared memory: more blocks"
     return why_not_resident(config["blocks"], gpu)
 
 

@@ -1,5 +1,6 @@
 // Every token has a slot in its owner's window for each rank: sums travel without flags and
-// signals, and all of them are on their way before the first is taken.
+// signals, and all of them are on their way before the first is taken. The first thread block
+// greets the ranks: with no row for another one, a rank still says that it has begun.
 #include <kernelcat/expert_ranks.cuh>
 #include <kernelcat/move_vectors.cuh>
 #include <kernelcat/pdl.cuh>
@@ -9,7 +10,7 @@
 
 namespace kernelcat {
 
-// A word to and from each rank: a rank with no row for another one still says that it has begun.
+// A word to and from each rank, by a thread each.
 template <int kRanks>
 __device__ __forceinline__ void greet(const Windows<kRanks>& windows, uint32_t epoch,
                                       Waiting& waiting) {
@@ -43,11 +44,12 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   constexpr int kUnroll = kSumUnroll<kRanks>;
   const uint32_t epoch = begin_epoch(own);
-  if (has_failed(own)) return;
   Waiting waiting(own);
   const int thread = threadIdx.x, num_vectors = hidden / 8;
+  const int first_token = static_cast<int>(blockIdx.x) - 1, step = gridDim.x - 1;
   const RowSlots slots{static_cast<int>(epoch % 2), num_tokens, num_vectors};
-  for (int token = blockIdx.x; token < num_tokens; token += gridDim.x) {
+  if (first_token < 0) greet(windows, epoch, waiting);
+  for (int token = first_token; 0 <= token && token < num_tokens; token += step) {
 #pragma unroll
     for (int shift = 1; shift < kRanks; ++shift) {
       const int row = row_of[windows.peer(shift) * num_tokens + token];
@@ -59,11 +61,10 @@ __global__ void __launch_bounds__(kThreads, 2)
           [&](int at, const uint4& vector) { send_to_slot(slot + at, vector); });
     }
   }
-  if (blockIdx.x == 0) greet(windows, epoch, waiting);
-  for (int token = blockIdx.x; token < num_tokens; token += gridDim.x) {
-    const int64_t first_slot = static_cast<int64_t>(token) * top_k;
-    const uint32_t ranks = ranks_of_token<kRanks>(expert_ids + first_slot, top_k, local_experts);
+  for (int token = first_token; 0 <= token && token < num_tokens; token += step) {
+    const int id = id_of_lane(expert_ids, token, top_k);
     const int own_row = row_of[rank * num_tokens + token];
+    const uint32_t ranks = ranks_of_token<kRanks>(id, local_experts);
     const uint4* own_sums = sums + static_cast<int64_t>(own_row) * num_vectors;
     const int64_t first_out = static_cast<int64_t>(token) * num_vectors;
     for (int first = thread; first < num_vectors; first += kUnroll * kThreads) {

@@ -19,6 +19,7 @@ __global__ void __launch_bounds__(kThreads, 2)
                       int num_tokens, int hidden, int top_k, int local_experts, int tile_tokens,
                       int rank, Window* window0, Window* window1, Window* window2, Window* window3,
                       Window* window4, Window* window5, Window* window6, Window* window7) {
+  extern __shared__ uint8_t dynamic_shared[];
   const Windows<kRanks> windows{
       {window0, window1, window2, window3, window4, window5, window6, window7}, rank};
   Window* own = windows.of[0];
@@ -34,12 +35,23 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int num_tiles = ceil_div(num_tokens, tile_tokens);
   const int count = (num_tiles - block + num_blocks - 1) / num_blocks;
   const auto first_of = [&](int tile) { return (tile * num_blocks + block) * tile_tokens; };
+  const auto token_of = [&](int n) {
+    return min(first_of(n / tile_tokens) + n % tile_tokens, num_tokens - 1);
+  };
+  // Of the thread block's tokens: (count * tile_tokens, kRanks), and (count * tile_tokens,).
+  int* block_rows = reinterpret_cast<int*>(dynamic_shared);
+  uint8_t* block_ranks = reinterpret_cast<uint8_t*>(block_rows + count * tile_tokens * kRanks);
+  for (int i = threadIdx.x; i < count * tile_tokens * kRanks; i += kThreads) {
+    block_rows[i] = row_of[i % kRanks * num_tokens + token_of(i / kRanks)];
+  }
+  find_ranks<kRanks, kThreads>(block_ranks, count * tile_tokens, expert_ids, top_k, local_experts,
+                               token_of);
   const auto row_vectors = [&](int row) { return sums + static_cast<int64_t>(row) * num_vectors; };
   for (int tile = 0; tile <= count; ++tile) {
     for (int i = 0; i < tile_tokens && tile < count && first_of(tile) + i < num_tokens; ++i) {
 #pragma unroll
       for (int shift = 1; shift < kRanks; ++shift) {
-        const int row = row_of[windows.peer(shift) * num_tokens + first_of(tile) + i];
+        const int row = block_rows[(tile * tile_tokens + i) * kRanks + windows.peer(shift)];
         if (row < 0) continue;
         const uint4* vectors = row_vectors(row);
         uint4* remote = rings.of(windows.of[shift], rank, tile, i);
@@ -54,9 +66,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int first = first_of(tile - 1);
     for (int i = 0; i < tile_tokens && first + i < num_tokens; ++i) {
       const int64_t token = first + i;
-      const uint32_t ranks =
-          ranks_of_token<kRanks>(expert_ids + token * top_k, top_k, local_experts);
-      const uint4* own_sums = row_vectors(row_of[rank * num_tokens + token]);
+      const int n = (tile - 1) * tile_tokens + i;
+      const uint32_t ranks = block_ranks[n];
+      const uint4* own_sums = row_vectors(block_rows[n * kRanks + rank]);
       const uint4* added_vectors = residual ? residual + token * num_vectors : nullptr;
       for (int at = threadIdx.x; at < num_vectors; at += kUnroll * kThreads) {
         uint4 parts[kUnroll * kRanks], added[kUnroll];

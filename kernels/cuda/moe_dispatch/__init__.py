@@ -18,6 +18,7 @@ from kernelcat.kernels.cuda.common.windows import (
     FLAGGED_WORDS,
     HALF_BYTES,
     RING_TILES,
+    SHARED_BYTES,
     SM_BLOCKS,
     TRIP_US,
     why_not_resident,
@@ -35,24 +36,20 @@ MAX_MAP_BLOCKS = 128
 """Thread blocks that make index maps, at most one for each expert."""
 GROUP_TOKENS, WORD_IDS = 64, 4
 """Tokens of which a flagged word says whether they come, and expert ids in one."""
-SHARED_BYTES = 96 << 10
-"""Shared memory of a thread block, of which an SM holds two."""
 
 LL_SPACE = {"blocks": (64, 128, 192)}
 TILE_SPACE = {"tile_tokens": (1, 2, 4), "blocks": (32, 64, 128, 192)}
 """tile_tokens : tokens of a tile; blocks : thread blocks for rows, at most"""
 
 
-def _num_words(problem: Problem) -> int:
-    """32-bit words of a row after its activations: scales and weights."""
-    scales = ceil(problem["hidden"] / 128) if problem["act_dtype"] == FP8 else 0
-    return int(scales + problem["top_k"])
+def _num_scales(problem: Problem) -> int:
+    return ceil(problem["hidden"] / 128) if problem["act_dtype"] == FP8 else 0
 
 
 def _wire_bytes(problem: Problem) -> int:
     """Bytes of a row as it travels, in whole vectors of 16 bytes."""
     data = problem["hidden"] * dtypes.itemsize(problem["act_dtype"])
-    return int(data + 16 * ceil(_num_words(problem) / 4))
+    return int(data + 16 * ceil((_num_scales(problem) + problem["top_k"]) / 4))
 
 
 def _id_words(problem: Problem) -> int:
@@ -64,10 +61,12 @@ def _num_groups(problem: Problem) -> int:
     return ceil(problem["tokens"] / GROUP_TOKENS)
 
 
-def _shared_bytes(problem: Problem) -> int:
+def _shared_bytes(problem: Problem, config: Config) -> int:
     """kernels/cuda/moe_dispatch/shared_memory.cuh has the same layout."""
-    groups = problem["ranks"] * _num_groups(problem)
-    return 16 * ceil(_num_words(problem) / 4) + 4 * (THREADS // 32) + 8 * groups + 4 * (groups + 1)
+    groups, rows = problem["ranks"] * _num_groups(problem), config.get("tile_tokens", 2)
+    ranks = rows * ceil(problem["tokens"] / (rows * _row_blocks(problem, config)))
+    words = 4 * rows * _num_scales(problem)
+    return int(8 * (THREADS // 32) + 8 * groups + 4 * (groups + 1) + words + ranks)
 
 
 def _row_blocks(problem: Problem, config: Config) -> int:
@@ -90,12 +89,12 @@ def _launch(problem: Problem, config: Config, gpu: Gpu, kernel: str, *more: int)
     )  # fmt: skip
     tensors = ("x", "expert_ids", "weights", "rows", "scale", "gates", "row_of", "source_offsets",
                "offsets", "order", "position")  # fmt: skip
-    row_blocks = _row_blocks(problem, config)
-    num_blocks = row_blocks + _map_blocks(problem, config, gpu)
+    map_blocks = _map_blocks(problem, config, gpu)
+    num_blocks = map_blocks + _row_blocks(problem, config)
     axes = (problem[axis] for axis in ("tokens", "hidden", "top_k", "local_experts"))
-    sizes = map(Int32, (*axes, row_blocks, *more))
+    sizes = map(Int32, (*axes, map_blocks, *more))
     params = (*map(Pointer, tensors), *sizes, *window_params())
-    step = Step(source, (num_blocks, 1, 1), params, THREADS, _shared_bytes(problem),
+    step = Step(source, (num_blocks, 1, 1), params, THREADS, _shared_bytes(problem, config),
                 programmatic=programmatic)  # fmt: skip
     return Program((step,))
 
@@ -112,7 +111,7 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     words = _num_groups(problem) + problem["tokens"] * _id_words(problem)
     if words > FLAGGED_WORDS:
         return f"the ids of {problem['tokens']} tokens take {words} words, not {FLAGGED_WORDS}"
-    if _shared_bytes(problem) > SHARED_BYTES:
+    if _shared_bytes(problem, config) > SHARED_BYTES:
         return f"{problem['tokens']} tokens of each rank do not fit into shared memory"
     return why_not_resident(_row_blocks(problem, config) + 1, gpu)
 

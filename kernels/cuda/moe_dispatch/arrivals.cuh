@@ -61,7 +61,7 @@ __device__ __forceinline__ void send_tokens(const Tokens<kIdWords>& own,
 #pragma unroll
         for (int i = 0; i < kWordIds; ++i) {
           const int id = unpacked_id(ids, i);
-          if (id != 0xffff) ranks |= 1u << id / own.local_experts;
+          if (id != 0xffff) ranks |= 1u << holder_of<kRanks>(id, own.local_experts);
         }
 #pragma unroll
         for (int shift = 0; shift < kRanks; ++shift) {
@@ -115,11 +115,12 @@ struct Arrivals {
     return comes ? rows[group] + __popcll(earlier) : -1;
   }
 
-  __device__ __forceinline__ int first_row(int source) const {
-    return rows[source * num_groups_of_rank];
+  // Stores the first row of each rank, and the number of rows: (kRanks + 1,).
+  template <int kRanks>
+  __device__ __forceinline__ void store_offsets(int* source_offsets) const {
+    const int source = threadIdx.x;
+    if (source <= kRanks) source_offsets[source] = rows[source * num_groups_of_rank];
   }
-
-  __device__ __forceinline__ int num_rows() const { return rows[num_groups]; }
 
  private:
   // One warp makes `rows`.

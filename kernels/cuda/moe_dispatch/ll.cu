@@ -1,7 +1,7 @@
 // Every token has a slot in the window of every rank: rows travel without flags and signals, and
 // all of them are on their way before the first is taken.
 //
-// Thread blocks from `num_row_blocks` on make the index maps meanwhile.
+// The first `num_map_blocks` thread blocks make the index maps meanwhile.
 #include <kernelcat/pdl.cuh>
 #include <kernelcat/row_slots.cuh>
 
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kThreads, 2)
                     int* offsets,           // (local_experts + 1,)
                     int* order,             // (ranks * tokens * top_k,)
                     int* position,          // (ranks * tokens, top_k)
-                    int num_tokens, int hidden, int top_k, int local_experts, int num_row_blocks,
+                    int num_tokens, int hidden, int top_k, int local_experts, int num_map_blocks,
                     int rank, Window* window0, Window* window1, Window* window2, Window* window3,
                     Window* window4, Window* window5, Window* window6, Window* window7) {
   extern __shared__ uint8_t dynamic_shared[];
@@ -32,56 +32,62 @@ __global__ void __launch_bounds__(kThreads, 2)
   Window* own = windows.of[0];
   const Tokens<kIdWords> tokens{expert_ids, num_tokens, top_k, local_experts};
   const RowShape<kFloat8> shape(hidden, top_k);
-  DispatchMemory<kRanks, kThreads> memory(dynamic_shared, shape, tokens);
+  constexpr int kBuffers = 2;  // a row's words are sent while those of the next are written
+  DispatchMemory<kRanks, kThreads> memory(dynamic_shared, shape, tokens, kBuffers);
   if constexpr (kDependentLaunch) {
     grid_dependency_wait();
     launch_dependents();
   }
   const uint32_t epoch = begin_epoch(own);
-  if (has_failed(own)) return;
   Waiting waiting(own);
-  const RowSlots slots{static_cast<int>(epoch % 2), num_tokens, shape.num_vectors()};
-  const int block = blockIdx.x;
-  if (block == 0) send_tokens<kRanks, kThreads>(tokens, windows, epoch);
-  for (int token = block; token < num_tokens && block < num_row_blocks; token += num_row_blocks) {
-    const int64_t first_slot = static_cast<int64_t>(token) * top_k;
-    const uint32_t ranks = ranks_of_token<kRanks>(expert_ids + first_slot, top_k, local_experts);
-    if (ranks == 0) continue;
-    const T* activations = x + static_cast<int64_t>(token) * hidden;
-    send_row<kFloat8, kThreads>(
-        shape, activations, weights + first_slot, memory.words,
-        [&](int place, const uint4& vector) {
+  const int map_block = blockIdx.x, first_token = map_block - num_map_blocks;
+  if (map_block == 0) send_tokens<kRanks, kThreads>(tokens, windows, epoch);
+  if (map_block < num_map_blocks) {
+    make_maps<kRanks, kThreads>({offsets, order, position}, tokens, rank, own, epoch, waiting,
+                                map_block, num_map_blocks, memory.scratch);
+  } else {
+    const RowSlots slots{static_cast<int>(epoch % 2), num_tokens, shape.num_vectors()};
+    const int step = gridDim.x - num_map_blocks;
+    int buffer = 0;
+    for (int token = first_token; token < num_tokens; token += step) {
+      const int id = id_of_lane(expert_ids, token, top_k);
+      float* words = memory.words + (buffer++ % kBuffers) * shape.num_scales;
+      uint32_t ranks = 0;
+      const auto send = [&](int place, const uint4& vector) {
 #pragma unroll
-          for (int shift = 1; shift <= kRanks; ++shift) {
-            if (ranks >> windows.peer(shift) & 1) {
-              send_to_slot(slots.of(windows.of[shift % kRanks], rank, token) + place, vector);
-            }
+        for (int shift = 1; shift <= kRanks; ++shift) {
+          if (ranks >> windows.peer(shift) & 1) {
+            send_to_slot(slots.of(windows.of[shift % kRanks], rank, token) + place, vector);
           }
-        });
-  }
-  memory.arrivals.template collect<kThreads>(own, epoch, waiting);
-  if (block >= num_row_blocks) {
-    const Assignments<kRanks, kIdWords> assignments{tokens, memory.arrivals, own, rank, epoch};
-    make_maps<kRanks, kThreads>({row_of, source_offsets, offsets, order, position}, assignments,
-                                waiting, block - num_row_blocks, gridDim.x - num_row_blocks,
-                                memory.scratch);
-  }
-  const ReceivedRows<kFloat8> received{rows, scale, gates, kRanks * num_tokens};
-  for (int token = block; token < num_tokens && block < num_row_blocks; token += num_row_blocks) {
-    for (int source = 0; source < kRanks; ++source) {
-      const int row = memory.arrivals.row(source, token);
-      if (row < 0) continue;
-      uint4* slot = slots.of(own, source, token);
-      for (int first = threadIdx.x; first < slots.row_vectors; first += kRowUnroll * kThreads) {
-        uint4 vectors[kRowUnroll];
-        const auto place = [&](int i) {
-          const int at = first + i * kThreads;
-          return at < slots.row_vectors ? slot + at : nullptr;
-        };
-        take_from_slots(vectors, waiting, place, [&](int) { return source; });
+        }
+      };
+      send_data<kFloat8, kThreads>(
+          shape, x + static_cast<int64_t>(token) * hidden, words,
+          [&] { ranks = ranks_of_token<kRanks>(id, local_experts); }, send);
+      if constexpr (kFloat8) __syncthreads();
+      send_words<kFloat8, kThreads>(shape, weights + static_cast<int64_t>(token) * top_k, words,
+                                    send);
+    }
+    memory.arrivals.template collect<kThreads>(own, epoch, waiting);
+    if (first_token == 0) memory.arrivals.template store_offsets<kRanks>(source_offsets);
+    const ReceivedRows<kFloat8> received{rows, scale, gates, kRanks * num_tokens};
+    for (int token = first_token; token < num_tokens; token += step) {
+      for (int source = 0; source < kRanks; ++source) {
+        const int row = memory.arrivals.row(source, token);
+        if (threadIdx.x == 0) row_of[source * num_tokens + token] = row;
+        if (row < 0) continue;
+        uint4* slot = slots.of(own, source, token);
+        for (int first = threadIdx.x; first < slots.row_vectors; first += kRowUnroll * kThreads) {
+          uint4 vectors[kRowUnroll];
+          const auto place = [&](int i) {
+            const int at = first + i * kThreads;
+            return at < slots.row_vectors ? slot + at : nullptr;
+          };
+          take_from_slots(vectors, waiting, place, [&](int) { return source; });
 #pragma unroll
-        for (int i = 0; i < kRowUnroll; ++i) {
-          if (place(i) != nullptr) received.store(shape, row, first + i * kThreads, vectors[i]);
+          for (int i = 0; i < kRowUnroll; ++i) {
+            if (place(i) != nullptr) received.store(shape, row, first + i * kThreads, vectors[i]);
+          }
         }
       }
     }

@@ -2,7 +2,6 @@
 // float8 and the weights of the token's experts.
 #pragma once
 
-#include <kernelcat/move_vectors.cuh>
 #include <kernelcat/quantize.cuh>
 
 namespace kernelcat {
@@ -83,32 +82,48 @@ __device__ __forceinline__ uint4 quantized_vector(const T* x, int place, int num
           pairs[6] | pairs[7] << 16};
 }
 
-// Gives the vectors of the row of a token with activations x (hidden,) and `weights` (top_k,) to
-// `send(place, vector)`. `words` is shared memory, (4 * word_vectors,). All threads call this
-// together.
-template <bool kFloat8, int kThreads, typename T, typename Send>
-__device__ __forceinline__ void send_row(const RowShape<kFloat8>& shape, const T* x,
-                                         const float* weights, float* words, Send send) {
-  const int thread = threadIdx.x;
-  for (int i = shape.num_scales + thread; i < 4 * shape.word_vectors(); i += kThreads) {
-    words[i] = i < shape.num_words() ? weights[i - shape.num_scales] : 0.0f;
-  }
-  if constexpr (kFloat8) {
-    for (int first = 0; first < shape.data_vectors; first += kThreads) {
-      const int place = first + thread;
-      const uint4 vector = quantized_vector(x, place, shape.data_vectors, words);
-      if (place < shape.data_vectors) send(place, vector);
+// Gives the vectors of the activations x (hidden,) of a token to `send(place, vector)`, after the
+// first of them are loaded and `begin()` was called. With kFloat8 the scales go to `words`, in
+// shared memory. All threads call this together.
+template <bool kFloat8, int kThreads, typename T, typename Begin, typename Send>
+__device__ __forceinline__ void send_data(const RowShape<kFloat8>& shape, const T* x, float* words,
+                                          Begin begin, Send send) {
+  constexpr int kUnroll = kFloat8 ? 1 : kRowUnroll;
+  for (int first = 0; first < shape.data_vectors; first += kUnroll * kThreads) {
+    uint4 vectors[kUnroll];
+    const auto place = [&](int i) { return first + i * kThreads + int(threadIdx.x); };
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      if constexpr (kFloat8) {
+        vectors[i] = quantized_vector(x, place(i), shape.data_vectors, words);
+      } else {
+        if (place(i) < shape.data_vectors) {
+          vectors[i] = reinterpret_cast<const uint4*>(x)[place(i)];
+        }
+      }
     }
-  } else {
-    const uint4* vectors = reinterpret_cast<const uint4*>(x);
-    move_vectors<kThreads, kRowUnroll>(
-        shape.data_vectors, [&](int place) { return vectors[place]; }, send);
+    if (first == 0) begin();
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      if (place(i) < shape.data_vectors) send(place(i), vectors[i]);
+    }
   }
-  __syncthreads();
-  for (int i = thread; i < shape.word_vectors(); i += kThreads) {
-    send(shape.data_vectors + i, reinterpret_cast<const uint4*>(words)[i]);
+}
+
+// Gives the vectors of words to `send`: the scales in `words`, and `weights` (top_k,). With kFloat8
+// a barrier comes between send_data and this.
+template <bool kFloat8, int kThreads, typename Send>
+__device__ __forceinline__ void send_words(const RowShape<kFloat8>& shape, const float* weights,
+                                           const float* words, Send send) {
+  for (int i = threadIdx.x; i < shape.word_vectors(); i += kThreads) {
+    float values[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int word = 4 * i + j, slot = word - shape.num_scales;
+      values[j] = slot < 0 ? words[word] : slot < shape.top_k ? weights[slot] : 0.0f;
+    }
+    send(shape.data_vectors + i, *reinterpret_cast<const uint4*>(values));
   }
-  __syncthreads();
 }
 
 }  // namespace kernelcat

@@ -1,7 +1,8 @@
 // Rows travel in tiles through rings, with a signal for each tile. While a tile travels, the tile
 // before it is taken.
 //
-// Thread blocks from `num_row_blocks` on make the index maps meanwhile.
+// The first `num_map_blocks` thread blocks make the index maps meanwhile.
+#include <kernelcat/move_vectors.cuh>
 #include <kernelcat/pdl.cuh>
 #include <kernelcat/row_ring_tiles.cuh>
 
@@ -23,7 +24,7 @@ __global__ void __launch_bounds__(kThreads, 2)
                        int* offsets,           // (local_experts + 1,)
                        int* order,             // (ranks * tokens * top_k,)
                        int* position,          // (ranks * tokens, top_k)
-                       int num_tokens, int hidden, int top_k, int local_experts, int num_row_blocks,
+                       int num_tokens, int hidden, int top_k, int local_experts, int num_map_blocks,
                        int tile_tokens, int rank, Window* window0, Window* window1, Window* window2,
                        Window* window3, Window* window4, Window* window5, Window* window6,
                        Window* window7) {
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   Window* own = windows.of[0];
   const Tokens<kIdWords> tokens{expert_ids, num_tokens, top_k, local_experts};
   const RowShape<kFloat8> shape(hidden, top_k);
-  DispatchMemory<kRanks, kThreads> memory(dynamic_shared, shape, tokens);
+  DispatchMemory<kRanks, kThreads> memory(dynamic_shared, shape, tokens, tile_tokens);
   if constexpr (kDependentLaunch) {
     grid_dependency_wait();
     launch_dependents();
@@ -41,49 +42,60 @@ __global__ void __launch_bounds__(kThreads, 2)
   const uint32_t epoch = begin_epoch(own);
   if (has_failed(own)) return;
   Waiting waiting(own);
-  const int block = blockIdx.x;
-  if (block == 0) send_tokens<kRanks, kThreads>(tokens, windows, epoch);
-  if (block >= num_row_blocks) {
-    memory.arrivals.template collect<kThreads>(own, epoch, waiting);
-    const Assignments<kRanks, kIdWords> assignments{tokens, memory.arrivals, own, rank, epoch};
-    make_maps<kRanks, kThreads>({row_of, source_offsets, offsets, order, position}, assignments,
-                                waiting, block - num_row_blocks, gridDim.x - num_row_blocks,
-                                memory.scratch);
+  const int map_block = blockIdx.x, block = map_block - num_map_blocks;
+  if (map_block == 0) send_tokens<kRanks, kThreads>(tokens, windows, epoch);
+  if (map_block < num_map_blocks) {
+    make_maps<kRanks, kThreads>({offsets, order, position}, tokens, rank, own, epoch, waiting,
+                                map_block, num_map_blocks, memory.scratch);
   } else {
     const RowRings rings{static_cast<int>(epoch % 2), kRanks, tile_tokens, shape.num_vectors()};
     const ReceivedRows<kFloat8> received{rows, scale, gates, kRanks * num_tokens};
-    const int num_tiles = ceil_div(num_tokens, tile_tokens);
-    const int count = (num_tiles - block + num_row_blocks - 1) / num_row_blocks;
-    const auto first_of = [&](int tile) { return (tile * num_row_blocks + block) * tile_tokens; };
+    const Arrivals& arrivals = memory.arrivals;
+    const int num_tiles = ceil_div(num_tokens, tile_tokens), step = gridDim.x - num_map_blocks;
+    const int count = (num_tiles - block + step - 1) / step;
+    const auto first_of = [&](int tile) { return (tile * step + block) * tile_tokens; };
+    find_ranks<kRanks, kThreads>(
+        memory.ranks, count * tile_tokens, expert_ids, top_k, local_experts,
+        [&](int n) { return min(first_of(n / tile_tokens) + n % tile_tokens, num_tokens - 1); });
+    memory.arrivals.template collect<kThreads>(own, epoch, waiting);
+    if (block == 0) arrivals.template store_offsets<kRanks>(source_offsets);
     for (int tile = 0; tile <= count; ++tile) {
-      const int end = min(first_of(tile) + tile_tokens, num_tokens);
-      for (int token = first_of(tile); tile < count && token < end; ++token) {
-        const int64_t slot = static_cast<int64_t>(token) * top_k;
-        const uint32_t ranks = ranks_of_token<kRanks>(expert_ids + slot, top_k, local_experts);
-        if (ranks == 0) continue;
-        const T* activations = x + static_cast<int64_t>(token) * hidden;
-        const int place_in_tile = token - first_of(tile);
-        send_row<kFloat8, kThreads>(
-            shape, activations, weights + slot, memory.words, [&](int place, const uint4& vector) {
+      const int num_sent = tile < count ? min(tile_tokens, num_tokens - first_of(tile)) : 0;
+      const auto send_to = [&](int i, int place, const uint4& vector) {
+        const uint32_t ranks = memory.ranks[tile * tile_tokens + i];
 #pragma unroll
-              for (int shift = 1; shift <= kRanks; ++shift) {
-                if (ranks >> windows.peer(shift) & 1) {
-                  rings.of(windows.of[shift % kRanks], rank, tile, place_in_tile)[place] = vector;
-                }
-              }
-            });
+        for (int shift = 1; shift < kRanks; ++shift) {
+          if (ranks >> windows.peer(shift) & 1) {
+            rings.of(windows.of[shift], rank, tile, i)[place] = vector;
+          }
+        }
+        const int row = arrivals.row(rank, first_of(tile) + i);
+        if (row >= 0) received.store(shape, row, place, vector);
+      };
+      for (int i = 0; i < num_sent; ++i) {
+        if (memory.ranks[tile * tile_tokens + i] == 0) continue;
+        send_data<kFloat8, kThreads>(
+            shape, x + static_cast<int64_t>(first_of(tile) + i) * hidden,
+            memory.words + i * shape.num_scales, [] {},
+            [&](int place, const uint4& vector) { send_to(i, place, vector); });
+      }
+      if constexpr (kFloat8) __syncthreads();
+      for (int i = 0; i < num_sent; ++i) {
+        if (memory.ranks[tile * tile_tokens + i] == 0) continue;
+        send_words<kFloat8, kThreads>(
+            shape, weights + static_cast<int64_t>(first_of(tile) + i) * top_k,
+            memory.words + i * shape.num_scales,
+            [&](int place, const uint4& vector) { send_to(i, place, vector); });
       }
       if (tile < count) send_signals(windows, 0, epoch, tile + 1);
-      if (tile == 0) {
-        memory.arrivals.template collect<kThreads>(own, epoch, waiting);
-        continue;
-      }
+      if (tile == 0) continue;
       if (!wait_for_signals(windows, 0, epoch, tile)) break;
       const int first = first_of(tile - 1);
       for (int i = 0; i < tile_tokens && first + i < num_tokens; ++i) {
         for (int source = 0; source < kRanks; ++source) {
-          const int row = memory.arrivals.row(source, first + i);
-          if (row < 0) continue;
+          const int row = arrivals.row(source, first + i);
+          if (threadIdx.x == 0) row_of[source * num_tokens + first + i] = row;
+          if (row < 0 || source == rank) continue;
           const uint4* vectors = rings.of(own, source, tile - 1, i);
           move_vectors<kThreads, kRowUnroll>(
               shape.num_vectors(), [&](int place) { return vectors[place]; },

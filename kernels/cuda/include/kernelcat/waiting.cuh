@@ -6,10 +6,12 @@
 namespace kernelcat {
 
 // What one thread waits for. Where something does not come in time, the thread names the rank in
-// the window and waits for nothing any more.
+// the window, and neither it nor a later launch waits for anything any more.
 class Waiting {
  public:
-  __device__ __forceinline__ explicit Waiting(Window* own) : own_(own) {}
+  // Loads what tells whether an earlier launch has failed; nobody waits for it here.
+  __device__ __forceinline__ explicit Waiting(Window* own)
+      : own_(own), has_given_up_(has_failed(own)) {}
 
   // Until `missing()` returns -1, and no longer the rank of which something is missing.
   template <typename Missing>
@@ -27,7 +29,7 @@ class Waiting {
 
  private:
   Window* own_;
-  bool has_given_up_ = false;
+  bool has_given_up_;
 };
 
 }  // namespace kernelcat

@@ -7,7 +7,7 @@
 // epoch e. All ranks make the same launches in the same order, on one stream each.
 //
 // A rank waits for kPatienceNs at most; then it names the missing rank in `error`, and no later
-// launch on the window does anything. kernelcat/ranks/window.py has the same layout.
+// launch on the window waits for anything. kernelcat/ranks/window.py has the same layout.
 #pragma once
 
 #include <kernelcat/system_scope.cuh>
