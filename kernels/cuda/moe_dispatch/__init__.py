@@ -108,6 +108,8 @@ def _tiles(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if _num_scales(problem) + problem["top_k"] > 4 * THREADS:
+        return f"a row of {problem['hidden']} elements has more scales than threads hold"
     words = _num_groups(problem) + problem["tokens"] * _id_words(problem)
     if words > FLAGGED_WORDS:
         return f"the ids of {problem['tokens']} tokens take {words} words, not {FLAGGED_WORDS}"

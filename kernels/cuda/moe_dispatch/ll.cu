@@ -51,6 +51,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     int buffer = 0;
     for (int token = first_token; token < num_tokens; token += step) {
       const int id = id_of_lane(expert_ids, token, top_k);
+      RowWords<kFloat8> row_words(shape, weights + static_cast<int64_t>(token) * top_k);
       float* words = memory.words + (buffer++ % kBuffers) * shape.num_scales;
       uint32_t ranks = 0;
       const auto send = [&](int place, const uint4& vector) {
@@ -65,8 +66,7 @@ __global__ void __launch_bounds__(kThreads, 2)
           shape, x + static_cast<int64_t>(token) * hidden, words,
           [&] { ranks = ranks_of_token<kRanks>(id, local_experts); }, send);
       if constexpr (kFloat8) __syncthreads();
-      send_words<kFloat8, kThreads>(shape, weights + static_cast<int64_t>(token) * top_k, words,
-                                    send);
+      row_words.send_with(shape, words, send);
     }
     memory.arrivals.template collect<kThreads>(own, epoch, waiting);
     if (first_token == 0) memory.arrivals.template store_offsets<kRanks>(source_offsets);

@@ -110,20 +110,33 @@ __device__ __forceinline__ void send_data(const RowShape<kFloat8>& shape, const 
   }
 }
 
-// Gives the vectors of words to `send`: the scales in `words`, and `weights` (top_k,). With kFloat8
-// a barrier comes between send_data and this.
-template <bool kFloat8, int kThreads, typename Send>
-__device__ __forceinline__ void send_words(const RowShape<kFloat8>& shape, const float* weights,
-                                           const float* words, Send send) {
-  for (int i = threadIdx.x; i < shape.word_vectors(); i += kThreads) {
-    float values[4];
+// This thread's vector of a row's words, at most one: scales, then weights.
+template <bool kFloat8>
+struct RowWords {
+  float values[4];
+
+  // Loads the `weights` (top_k,).
+  __device__ __forceinline__ RowWords(const RowShape<kFloat8>& shape, const float* weights) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int word = 4 * i + j, slot = word - shape.num_scales;
-      values[j] = slot < 0 ? words[word] : slot < shape.top_k ? weights[slot] : 0.0f;
+    for (int i = 0; i < 4; ++i) {
+      const int slot = 4 * int(threadIdx.x) + i - shape.num_scales;
+      values[i] = 0 <= slot && slot < shape.top_k ? weights[slot] : 0.0f;
     }
-    send(shape.data_vectors + i, *reinterpret_cast<const uint4*>(values));
   }
-}
+
+  // Gives the vector to `send`. The scales are those in `words`, which send_data wrote before a
+  // barrier.
+  template <typename Send>
+  __device__ __forceinline__ void send_with(const RowShape<kFloat8>& shape, const float* words,
+                                            Send send) {
+    const int vector = threadIdx.x;
+    if (vector >= shape.word_vectors()) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (4 * vector + i < shape.num_scales) values[i] = words[4 * vector + i];
+    }
+    send(shape.data_vectors + vector, *reinterpret_cast<const uint4*>(values));
+  }
+};
 
 }  // namespace kernelcat

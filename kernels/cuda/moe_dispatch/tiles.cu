@@ -82,10 +82,10 @@ __global__ void __launch_bounds__(kThreads, 2)
       if constexpr (kFloat8) __syncthreads();
       for (int i = 0; i < num_sent; ++i) {
         if (memory.ranks[tile * tile_tokens + i] == 0) continue;
-        send_words<kFloat8, kThreads>(
-            shape, weights + static_cast<int64_t>(first_of(tile) + i) * top_k,
-            memory.words + i * shape.num_scales,
-            [&](int place, const uint4& vector) { send_to(i, place, vector); });
+        const int64_t first_slot = static_cast<int64_t>(first_of(tile) + i) * top_k;
+        RowWords<kFloat8>(shape, weights + first_slot)
+            .send_with(shape, memory.words + i * shape.num_scales,
+                       [&](int place, const uint4& vector) { send_to(i, place, vector); });
       }
       if (tile < count) send_signals(windows, 0, epoch, tile + 1);
       if (tile == 0) continue;
