@@ -77,7 +77,13 @@ Peer = Callable[[Peers, Tensors, Mapping[str, Any]], tuple[Run, Callable[[], boo
 The last argument has the oracle's arrays of this rank by output."""
 
 
+def _require_sum_alone(tensors: Tensors) -> None:
+    if len(tensors) > 2:
+        raise RuntimeError("it sums up alone, without a residual and a norm")
+
+
 def _nccl(peers: Peers, tensors: Tensors, expected: Mapping[str, Any]) -> Any:
+    _require_sum_alone(tensors)
     out = tensors["x"].clone()
     return lambda: peers.distributed.all_reduce(out), lambda: peers.is_close(out, expected["out"])
 
@@ -91,6 +97,7 @@ def _two_shot(peers: Peers, tensors: Tensors, expected: Mapping[str, Any]) -> An
 
 
 def _symmetric(peers: Peers, tensors: Tensors, expected: Mapping[str, Any], name: str) -> Any:
+    _require_sum_alone(tensors)
     buffer, out = peers.symmetric(tensors["x"]), peers.torch.empty_like(tensors["x"])
     run = getattr(peers.torch.ops.symm_mem, name)
     return (
