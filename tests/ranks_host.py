@@ -1,9 +1,9 @@
 """A rank on the CPU: ``RANK RANKS FOLDER JOB``, where the folder holds a file for each window.
 
-JOB is a list in JSON of launches: variant, axes and configuration. The rank runs each with the host
-build of its kernel (`cuda_fibers`), judges its part of the result, and prints a list of what was
-wrong. Nothing but the kernels keeps the ranks together. An axis ``absent`` names a rank that does
-not launch.
+JOB is a list in JSON of launches: entry, variant, axes and configuration. The rank runs each with
+the host build of its kernel (`cuda_fibers`), judges its part of the result, and prints a list of
+what was wrong. Nothing but the kernels keeps the ranks together. An axis ``absent`` names a rank
+that does not launch.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ from kernelcat.runtime import gpu
 DEVICE: Any = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
 
 
+MAX_BLOCKS = 512
+"""More than any grid has: thread blocks of equal index on all ranks go together."""
+
+
 def mapped(path: Path) -> tuple[mmap.mmap, int]:
     """The window in the file ``path``, and its address."""
     with path.open("r+b") as file:
@@ -39,20 +43,21 @@ def mapped(path: Path) -> tuple[mmap.mmap, int]:
 def main() -> None:
     rank, ranks = map(int, sys.argv[1:3])
     windows = [mapped(Path(sys.argv[3]) / str(each)) for each in range(ranks)]
-    entry, wrong = catalog.entry("all_reduce"), []
-    for number, (variant, axes, config) in enumerate(json.loads(sys.argv[4])):
+    wrong = []
+    for number, (name, variant, axes, config) in enumerate(json.loads(sys.argv[4])):
+        entry = catalog.entry(name)
         absent = axes.pop("absent", None)
         if rank == absent:
             continue
         problem = entry.problem(ranks=ranks, dtype="bfloat16", **axes)
-        implementation = catalog.implementation("all_reduce", "cuda", variant)
+        implementation = catalog.implementation(name, "cuda", variant)
         reason = implementation.why_not(Config(config), problem, DEVICE.gpu)
         assert reason is None, reason
         program = implementation.program(problem, Config(config), DEVICE.gpu)
         program = filled(program, rank, [address for _, address in windows])
         prepared = shares.prepare(entry, problem, DEVICE, rank, seed=number)
         prepared.reset()
-        cuda_fibers.run(program, prepared.arrays, 1, seed=rank + 1)
+        cuda_fibers.run(program, prepared.arrays, MAX_BLOCKS, seed=rank + 1)
         verdict = prepared.judge()
         missing = int.from_bytes(windows[rank][0][ERROR_OFFSET : ERROR_OFFSET + 4], "little")
         if missing:

@@ -16,7 +16,7 @@ from kernelcat.runtime import driver
 
 FAULT = Path(__file__).parent / "ranks_fault.py"
 ENTRY = catalog.entry("all_reduce")
-VARIANTS = ("one_shot", "two_shot", "ll")
+VARIANTS = ("one_shot", "two_shot", "ll", "slots")
 ANSWER_S = 10.0
 """Seconds in which ranks answer after another one has failed."""
 
@@ -47,9 +47,19 @@ def test_every_variant_is_right_on_every_rank(variant: str, problem: str, gpus: 
     if gpus == "all" and count == 1:
         pytest.skip("needs several GPUs")
     implementation = catalog.implementation("all_reduce", "cuda", variant)
-    ((_, outcome),) = check.run([implementation], [problem], range(count))
-    assert not outcome.failures
-    assert outcome.problems or outcome.skipped
+    (checked,) = check.run([implementation], [problem], range(count))
+    assert not checked.outcome.failures
+    assert checked.outcome.problems or checked.outcome.skipped
+
+
+@pytest.mark.parametrize("variant", ["ll", "tiles"])
+@pytest.mark.parametrize("entry", ["moe_dispatch", "moe_combine"])
+def test_random_exchanges_are_right_on_every_rank(entry: str, variant: str) -> None:
+    implementation = catalog.implementation(entry, "cuda", variant)
+    fuzzing = check.Fuzzing(40, kernels=4)
+    (checked,) = check.run_fuzzing([implementation], range(min(driver.count(), 2)), fuzzing)
+    assert not checked.outcome.failures
+    assert checked.outcome.fuzz_examples == 40
 
 
 @pytest.mark.parametrize(
@@ -77,7 +87,7 @@ def test_the_others_answer_in_time(fault: str, expected: str, tmp_path: Path) ->
 
 
 def test_a_race_has_a_row_for_each_variant() -> None:
-    rows = race.run(ENTRY, [ENTRY.named("1x2880")], range(driver.count()))
-    raced = {row["contestant"] for row in rows if "median_us" in row}
-    assert raced >= {f"all_reduce/cuda/{variant}" for variant in VARIANTS}
-    json.dumps(rows)
+    implementations = catalog.implementations("all_reduce")
+    raced = race.run(implementations, ENTRY.named("1x2880"), range(driver.count()))
+    assert {each.variant for each in raced.times} >= set(VARIANTS)
+    json.dumps(raced.rows())

@@ -14,26 +14,60 @@ from typing import Any
 import cuda_fibers
 import pytest
 
+from kernelcat import catalog
 from kernelcat.ranks.window import WINDOW_BYTES
+from kernelcat.reference.all_reduce import summed
 
 pytestmark = pytest.mark.skipif(cuda_fibers.COMPILER is None, reason="needs g++")
 HERE = Path(__file__).parent
 
 LL = {"threads": 128, "blocks": 8}
 TILES = {"unroll": 1, "blocks": 16}
-LAUNCHES = [
-    ["ll", {"tokens": 1, "hidden": 40}, LL],
-    ["ll", {"tokens": 3, "hidden": 2880}, LL],
-    ["one_shot", {"tokens": 1, "hidden": 40}, TILES],
-    ["two_shot", {"tokens": 1, "hidden": 40}, TILES],
-    ["ll", {"tokens": 1, "hidden": 40}, LL],
-    ["one_shot", {"tokens": 130, "hidden": 2880}, TILES],
-    ["two_shot", {"tokens": 130, "hidden": 2880}, TILES],
-    ["ll", {"tokens": 3, "hidden": 2880}, LL],
-    ["one_shot", {"tokens": 1, "hidden": 40}, TILES],
+FUSED = {"norm": True, "residual": True, "eps": 1e-6}
+SUMS = [
+    ["all_reduce", "ll", {"tokens": 1, "hidden": 40}, LL],
+    ["all_reduce", "ll", {"tokens": 3, "hidden": 2880}, LL],
+    ["all_reduce", "one_shot", {"tokens": 1, "hidden": 40}, TILES],
+    ["all_reduce", "two_shot", {"tokens": 1, "hidden": 40}, TILES],
+    ["all_reduce", "ll", {"tokens": 1, "hidden": 40}, LL],
+    ["all_reduce", "one_shot", {"tokens": 130, "hidden": 2880}, TILES],
+    ["all_reduce", "two_shot", {"tokens": 130, "hidden": 2880}, TILES],
+    ["all_reduce", "ll", {"tokens": 3, "hidden": 2880}, LL],
+    ["all_reduce", "one_shot", {"tokens": 1, "hidden": 40}, TILES],
+    ["all_reduce", "slots", {"tokens": 3, "hidden": 2880}, {"blocks": 64}],
+    ["all_reduce", "slots", {"tokens": 70, "hidden": 48, "residual": True}, {"blocks": 64}],
+    ["all_reduce", "slots", {"tokens": 5, "hidden": 4104, "norm": True}, {"blocks": 64}],
+    ["all_reduce", "slots", {"tokens": 2, "hidden": 40, **FUSED}, {"blocks": 64}],
 ]
 """Grids of different sizes after each other; tiles of 4096 elements, of which a large problem has
 six for each of 16 thread blocks."""
+
+SLOTS, RINGS = {"blocks": 64}, {"tile_tokens": 2, "blocks": 32}
+ROUTED = {"hidden": 288, "top_k": 3, "local_experts": 4}
+WIDE = {**ROUTED, "act_dtype": "bfloat16"}
+FLOAT8 = {**ROUTED, "act_dtype": "float8_e4m3fn", "batch": "uneven"}
+DISPATCHES = [
+    ["moe_dispatch", "ll", {**WIDE, "tokens": 5}, SLOTS],
+    ["moe_dispatch", "ll", {**FLOAT8, "tokens": 70}, SLOTS],
+    ["moe_dispatch", "tiles", {**FLOAT8, "tokens": 5}, RINGS],
+    ["moe_dispatch", "ll", {**WIDE, "tokens": 0}, SLOTS],
+    ["moe_dispatch", "ll", {**WIDE, "tokens": 5}, SLOTS],
+    ["moe_dispatch", "tiles", {**FLOAT8, "tokens": 470, "hidden": 32}, RINGS],
+    ["moe_dispatch", "ll", {**WIDE, "tokens": 300, "hidden": 16, "skew": "zipf"}, SLOTS],
+    ["moe_dispatch", "tiles", {**WIDE, "tokens": 9, "top_k": 7}, RINGS],
+]
+"""More tokens than threads, and than thread blocks; eight tiles for each of 32 thread blocks."""
+
+COMBINES = [
+    ["moe_combine", "ll", {**ROUTED, "tokens": 5}, SLOTS],
+    ["moe_combine", "ll", {**ROUTED, "tokens": 70, "residual": True, "batch": "uneven"}, SLOTS],
+    ["moe_combine", "tiles", {**ROUTED, "tokens": 5}, RINGS],
+    ["moe_combine", "ll", {**ROUTED, "tokens": 0}, SLOTS],
+    ["moe_combine", "ll", {**ROUTED, "tokens": 70, "skew": "hot", "top_k": 1}, SLOTS],
+    ["moe_combine", "tiles", {**ROUTED, "tokens": 470, "hidden": 32, "residual": True}, RINGS],
+    ["moe_combine", "ll", {**ROUTED, "tokens": 5}, SLOTS],
+]
+"""With "hot" and one expert a token, all tokens come to rank 0 and none to the others."""
 
 
 def results(folder: Path, ranks: int, launches: list[list[object]]) -> list[list[str]]:
@@ -53,17 +87,25 @@ def results(folder: Path, ranks: int, launches: list[list[object]]) -> list[list
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_every_launch_is_right_on_every_rank(ranks: int, tmp_path: Path) -> None:
-    assert results(tmp_path, ranks, LAUNCHES) == [[]] * ranks
-
-
-@pytest.mark.parametrize(("variant", "config"), [("ll", LL), ("one_shot", TILES)])
-def test_a_missing_rank_is_named_and_later_launches_return(
-    variant: str, config: dict[str, int], tmp_path: Path
+@pytest.mark.parametrize(
+    "launches", [SUMS, DISPATCHES, COMBINES, [*COMBINES[:2], *SUMS[:3], *DISPATCHES[:3]]],
+    ids=["all_reduce", "moe_dispatch", "moe_combine", "all"],
+)  # fmt: skip
+def test_every_launch_is_right_on_every_rank(
+    launches: list[list[object]], ranks: int, tmp_path: Path
 ) -> None:
-    small = {"tokens": 1, "hidden": 40}
-    launches = [[variant, {**small, "absent": 1}, config], ["two_shot", small, TILES]]
-    first, _ = results(tmp_path, 2, [[v, {**a, "absent": 1}, c] for v, a, c in launches])
+    assert results(tmp_path, ranks, launches) == [[]] * ranks
+
+
+@pytest.mark.parametrize(
+    "launch", [SUMS[0], SUMS[2], SUMS[-1], DISPATCHES[0], DISPATCHES[2], COMBINES[0], COMBINES[2]],
+    ids=lambda launch: "/".join(launch[:2]),
+)  # fmt: skip
+def test_a_missing_rank_is_named_and_later_launches_return(
+    launch: list[Any], tmp_path: Path
+) -> None:
+    launches = [[e, v, {**axes, "absent": 1}, c] for e, v, axes, c in (launch, SUMS[3])]
+    first, _ = results(tmp_path, 2, launches)
     assert first == ["rank 1 is missing"] * 2
 
 
@@ -81,7 +123,7 @@ def on_machine(folder: Path, ranks: int, job: dict[str, object]) -> list[Any]:
 
 
 def axes(**changes: int) -> dict[str, object]:
-    return {"tokens": 1, "hidden": 2880, "ranks": 2, "dtype": "bfloat16", **changes}
+    return {**summed(1, 2880).values, **changes}
 
 
 CHECK = {
@@ -89,18 +131,51 @@ CHECK = {
     "implementation": ["all_reduce", "cuda", "two_shot"],
     "problems": [axes(), axes(hidden=4)],
     "seeds": [1, 2],
+    "fuzzing": None,
 }
 
 
 def test_a_check_judges_runs_and_graphs_on_every_rank(tmp_path: Path) -> None:
-    for verdicts in on_machine(tmp_path, 2, CHECK):
-        assert [verdict.keys() for verdict in verdicts] == [{"config"}, {"config", "skipped"}]
+    for result in on_machine(tmp_path, 2, CHECK):
+        assert [v.keys() for v in result["verdicts"]] == [{"config"}, {"config", "skipped"}]
+        assert result["environment"]["sku"] == "h200x1-shared"
+
+
+@pytest.mark.parametrize(
+    ("entry", "more"), [("moe_dispatch", {"act_dtype": "bfloat16"}), ("moe_combine", {})]
+)
+def test_a_check_judges_what_goes_to_experts(
+    entry: str, more: dict[str, str], tmp_path: Path
+) -> None:
+    problem = catalog.entry(entry).described(tokens=3, **ROUTED, **more).values
+    job = {**CHECK, "implementation": [entry, "cuda", "ll"], "problems": [problem]}
+    found = [result["verdicts"] for result in on_machine(tmp_path, 2, job)]
+    assert [verdicts[0].keys() for verdicts in found] == [{"config"}] * 2
 
 
 def test_a_check_finds_a_rank_with_other_inputs(tmp_path: Path) -> None:
     results = on_machine(tmp_path, 2, {**CHECK, "last": {"seeds": [1, 3]}})
-    for verdicts in results:
-        assert verdicts[0]["wrong"].startswith("seed")
+    for result in results:
+        assert result["verdicts"][0]["wrong"].startswith("seed")
+
+
+FUZZING = {"examples": 6, "random_seed": 1, "limit": 40, "kernels": 2}
+
+
+@pytest.mark.parametrize("entry", ["all_reduce", "moe_combine"])
+def test_ranks_draw_the_same_random_problems(entry: str, tmp_path: Path) -> None:
+    job = {**CHECK, "implementation": [entry, "cuda", "ll"], "problems": [], "fuzzing": FUZZING}
+    for result in on_machine(tmp_path, 2, job):
+        assert result["failure"] is None
+        assert result["examples"] == FUZZING["examples"]
+
+
+def test_a_wrong_random_problem_is_shrunk_on_all_ranks(tmp_path: Path) -> None:
+    job = {**CHECK, "problems": [], "fuzzing": FUZZING, "last": {"is_broken": True}}
+    first, last = (result["failure"] for result in on_machine(tmp_path, 2, job))
+    assert first == last
+    assert "rank 1: seed" in first
+    assert "tokens=1" in first
 
 
 def test_ranks_with_different_problems_are_told(tmp_path: Path) -> None:
@@ -110,12 +185,20 @@ def test_ranks_with_different_problems_are_told(tmp_path: Path) -> None:
         assert "but rank 0 loads" in error
 
 
-def test_a_race_has_a_row_for_each_variant(tmp_path: Path) -> None:
-    job = {"verb": "race", "entry": "all_reduce", "problem": axes(), "seed": 1}
-    first, second = on_machine(tmp_path, 2, job)
-    assert first == second
-    *rows, left_out = first
-    assert {row["contestant"].rpartition("/")[2] for row in rows} == {"ll", "one_shot", "two_shot"}
-    assert all(row["ci_us"][0] <= row["median_us"] <= row["ci_us"][1] for row in rows)
-    assert {row["topology"] for row in first} == {"h200x1-shared"}
-    assert left_out["left_out"] == "NCCL and torch need a GPU for each rank"
+@pytest.mark.parametrize(
+    ("entry", "more", "variants"),
+    [("all_reduce", {}, ["ll", "one_shot", "slots", "two_shot"]),
+     ("moe_dispatch", {**WIDE, "hidden": 32}, ["ll", "tiles"])],
+)  # fmt: skip
+def test_a_race_times_each_variant(
+    entry: str, more: dict[str, Any], variants: list[str], tmp_path: Path
+) -> None:
+    problem = catalog.entry(entry).described(**{"tokens": 1, "hidden": 2880, **more})
+    implementations = [("cuda", variant) for variant in variants]
+    job = {"verb": "race", "entry": entry, "problem": problem.values, "seed": 1,
+           "implementations": implementations, "peers": True}  # fmt: skip
+    for result in on_machine(tmp_path, 2, job):
+        assert [(c[0], c[1]) for c in result["contestants"]] == implementations
+        assert all(len(times) == 3 and not wrong for *_, wrong, times, _ in result["contestants"])
+        assert result["environment"]["sku"] == "h200x1-shared"
+        assert result["left_out"] == "NCCL and torch need a GPU for each rank"

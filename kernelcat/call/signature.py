@@ -167,14 +167,14 @@ def infer(entry: Entry, infos: Infos, axes: Mapping[str, AxisValue]) -> Problem:
         if present:
             _read(axis_values, tensor, infos[tensor.name])
     for tensor in entry.outputs:
-        if tensor.updated and tensor.flag is not None:
+        if tensor.updated and tensor.flag is not None and tensor.when is True:
             axis_values.add(tensor.flag, tensor.name in infos, tensor.name)
         if tensor.name in infos:
             _read(axis_values, tensor, infos[tensor.name])
         else:
             _allocate(axis_values, tensor)
     problem = entry.problem(**axis_values.values)
-    for tensor in entry.inputs:
+    for tensor in (*entry.inputs, *entry.updated):
         _check_presence(entry, tensor, tensor.name in infos, problem)
     for tensor in entry.tensors:
         if tensor.name in infos:

@@ -656,6 +656,134 @@ class MlaKvWrite(Op):
         out: Any = None, stream: Any = None,
     ) -> Bound: ...
 
+class MoeCombine(Op):
+    def __call__(  # type: ignore[override]
+        self,
+        sums: Array,
+        row_of: Array,
+        expert_ids: Array,
+        residual: Array | None = ...,
+        *,
+        local_experts: int,
+        out: Array | None = ...,
+    ) -> Any:
+        r"""moe_combine(sums, row_of, expert_ids, residual=None, local_experts, out=None) -> out
+
+        Results of experts on several ranks back to the tokens' ranks, added up in order.
+
+        Parameters
+        ----------
+        sums : (ranks, ranks*tokens, hidden) dtype
+            weighted sums of a rank's experts
+        row_of : (ranks, ranks, tokens) int32
+            row_of[r, s, t]: the row of token t of rank s at rank r; -1 where it does not come
+        expert_ids : (ranks, tokens, top_k) int32
+            experts of each rank's tokens, counted over all ranks; -1 for none
+        residual : (ranks, tokens, hidden) dtype, optional
+            added first
+        local_experts : int
+            experts that each rank holds
+        out : array, optional
+            where results go; allocated if left out
+
+        Returns
+        -------
+        out : (ranks, tokens, hidden) dtype
+            the sums of all ranks
+
+        Raises
+        ------
+        InvalidArgument
+            A rank, shape, element type, stride, device or keyword is wrong, or arrays overlap. Legal
+            are ranks: 2, 3, 4, 5, 6, 7, 8; dtype: bfloat16, float16; residual: False, True.
+        Unsupported
+            No kernel serves this problem on this GPU.
+        MissingDependency
+            There is no GPU driver, or a needed compiler is not installed.
+
+        The definition: reference/moe_combine.py and kernelcat.reference('moe_combine').
+        """
+    def bind(  # type: ignore[override]
+        self,
+        sums: Array,
+        row_of: Array,
+        expert_ids: Array,
+        residual: Array | None = ...,
+        *,
+        local_experts: int,
+        out: Any = None, stream: Any = None,
+    ) -> Bound: ...
+
+class MoeDispatch(Op):
+    def __call__(  # type: ignore[override]
+        self,
+        x: Array,
+        expert_ids: Array,
+        weights: Array,
+        *,
+        local_experts: int,
+        out: tuple[Array | None, ...],
+    ) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any]:
+        r"""moe_dispatch(x, expert_ids, weights, local_experts, out) -> rows, gates, row_of, source_offsets,
+            offsets, order, position, scale
+
+        Tokens to the ranks that hold their experts, with index maps for grouped products.
+
+        Parameters
+        ----------
+        x : (ranks, tokens, hidden) dtype
+            activations; finite for float8
+        expert_ids : (ranks, tokens, top_k) int32
+            experts of each rank's tokens, counted over all ranks; -1 for none
+        weights : (ranks, tokens, top_k) float32
+            weights of a token's experts
+        local_experts : int
+            experts that each rank holds
+        out : tuple of arrays (rows, gates, row_of, source_offsets, offsets, order, position, scale)
+            where results go; rows and gates and scale must hold values, and is updated
+
+        Returns
+        -------
+        rows : (ranks, ranks*tokens, hidden) act_dtype
+            activations that have come
+        gates : (ranks, ranks*tokens, top_k) float32
+            weights by row
+        row_of : (ranks, ranks, tokens) int32
+            row_of[r, s, t]: the row of token t of rank s at rank r; -1 where it does not come
+        source_offsets : (ranks, ranks+1) int32
+            rows source_offsets[r, s] to source_offsets[r, s + 1] - 1 of rank r come from rank s
+        offsets : (ranks, local_experts+1) int32
+            expert e of rank r serves the assignments offsets[r, e] to offsets[r, e + 1] - 1
+        order : (ranks, ranks*tokens*top_k) int32
+            assignments (row * top_k + slot) sorted by expert; -1 after the last
+        position : (ranks, ranks*tokens, top_k) int32
+            where in order an assignment stands; -1 for experts of other ranks, and other rows
+        scale : (ranks, ceil(hidden/128), ranks*tokens) float32, for act_dtype float8_e4m3fn
+            scales of rows in float8, a row for each 128 columns
+
+        Raises
+        ------
+        InvalidArgument
+            A rank, shape, element type, stride, device or keyword is wrong, or arrays overlap. Legal
+            are ranks: 2, 3, 4, 5, 6, 7, 8; dtype: bfloat16, float16; act_dtype: bfloat16, float16,
+            float8_e4m3fn.
+        Unsupported
+            No kernel serves this problem on this GPU.
+        MissingDependency
+            There is no GPU driver, or a needed compiler is not installed.
+
+        The definition: reference/moe_dispatch.py and kernelcat.reference('moe_dispatch').
+        """
+    def bind(  # type: ignore[override]
+        self,
+        x: Array,
+        expert_ids: Array,
+        weights: Array,
+        *,
+        local_experts: int,
+        out: Any = None, stream: Any = None,
+    ) -> Bound: ...
+
 class MoeGemm(Op):
     def __call__(  # type: ignore[override]
         self,
@@ -1867,6 +1995,18 @@ def get(
     *, language: str | None = None, variant: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> MlaKvWrite: ...
+@overload
+def get(
+    name: Literal["moe_combine"],
+    *, language: str | None = None, variant: str | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> MoeCombine: ...
+@overload
+def get(
+    name: Literal["moe_dispatch"],
+    *, language: str | None = None, variant: str | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> MoeDispatch: ...
 @overload
 def get(
     name: Literal["moe_gemm"],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +23,16 @@ from kernelcat.cli.options import (
     variant,
 )
 from kernelcat.cli.output import echo, emit
-from kernelcat.errors import Unsupported
+from kernelcat.errors import InvalidArgument, Unsupported
 from kernelcat.runtime.devices import Devices
 from kernelcat.verify.sanitizer import SANITIZERS
 
 if TYPE_CHECKING:
     from kernelcat.catalog.implementation import Implementation
     from kernelcat.verify.certify import Outcome
+    from kernelcat.verify.receipts import Receipt
+
+    _Found = tuple[Outcome, Callable[[], Receipt]]
 
 COUNT, AT_LEAST_ONE = click.IntRange(min=0), click.IntRange(min=1)
 
@@ -111,24 +115,29 @@ def check(
     numbers = _numbers(devices)
     device = CudaDevice(numbers[0]) if devices else open_device()
     names = catalog.names() if every else (str(entry),)
-    chosen = runnable(choose(names, language, variant), device)
+    named = choose(names, language, variant)
+    if (sanitize or tools) and all(catalog.entry(each.entry).ranks for each in named):
+        raise Unsupported("compute-sanitizer does not run on an entry of several ranks")
+    chosen = runnable(named, device)
     if receipt and isinstance(device, Interpreter):
         raise Unsupported("a receipt needs a GPU, and this machine has none")
     alone = [i for i in chosen if not catalog.entry(i.entry).ranks]
     together = [i for i in chosen if catalog.entry(i.entry).ranks]
-    if not alone and (fuzz_examples or sanitize or tools or receipt):
-        raise Unsupported("an entry of several ranks is checked on its problems alone")
     outcomes = []
     certified = certify.run(
         alone, device, problems, fuzz_examples=fuzz_examples,
         sanitize_examples=sanitize or (certify.SANITIZED_EXAMPLES if tools else 0),
         jobs=jobs, devices=numbers, tools=tools or SANITIZERS,
     )  # fmt: skip
-    for implementation, outcome in chain(certified, _checked_together(together, problems, devices)):
+    singly = ((outcome, partial(certify.receipt, implementation, outcome, device))
+              for implementation, outcome in certified)  # fmt: skip
+    found: Iterable[_Found] = chain(
+        singly, _checked_together(together, problems, devices, fuzz_examples)
+    )
+    for outcome, make_receipt in found:
         outcomes.append(outcome)
-        if receipt and outcome.right and implementation in alone:
-            new = certify.receipt(implementation, outcome, device)
-            receipts.write(folder or receipts.local_folder(), [new])
+        if receipt and outcome.right:
+            receipts.write(folder or receipts.local_folder(), [make_receipt()])
         if not as_json:
             _show(outcome)
     if as_json:
@@ -138,14 +147,28 @@ def check(
 
 
 def _checked_together(
-    implementations: list[Implementation], problems: tuple[str, ...], devices: Devices
-) -> Iterator[tuple[Implementation, Outcome]]:
-    """Check implementations of entries of several ranks, on all GPUs by default."""
+    implementations: list[Implementation],
+    problems: tuple[str, ...],
+    devices: Devices,
+    fuzz_examples: int,
+) -> Iterator[_Found]:
+    """Check implementations of entries of several ranks, on all GPUs by default.
+
+    Yields outcomes, and what makes a receipt of one.
+    """
     from kernelcat.ranks import check
+
+    fuzzing = check.Fuzzing(fuzz_examples) if fuzz_examples else None
+    for checked in check.run(implementations, problems, _all_numbers(devices), fuzzing):
+        yield checked.outcome, checked.receipt
+
+
+def _all_numbers(devices: Devices) -> tuple[int, ...]:
+    """The numbers of the GPUs in ``--device``; all by default."""
     from kernelcat.runtime import driver
     from kernelcat.runtime.devices import numbers
 
-    return check.run(implementations, problems, numbers(devices or "all", driver.count()))
+    return numbers(devices or "all", driver.count())
 
 
 def _numbers(devices: Devices) -> tuple[int, ...]:
@@ -201,6 +224,7 @@ def _show(outcome: Any) -> None:
     help="Processes that compile ahead for a GPU; by default one for each CPU, at most 8.",
 )
 @click.option("--mirrored", is_flag=True, help="Keep arrays on the host, for compute-sanitizer.")
+@devices
 @language
 @variant
 @as_json
@@ -212,13 +236,15 @@ def fuzz(
     kernels: int,
     jobs: int | None,
     mirrored: bool,
+    devices: Devices,
     language: str | None,
     variant: str | None,
     as_json: bool,
 ) -> None:
     """Check implementations of ENTRY on random problems.
 
-    A problem that fails is shrunk to a small one.
+    A problem that fails is shrunk to a small one. An entry of several ranks has a rank on each GPU
+    of --device, all by default; of two ranks at least, which share a GPU where there is one.
 
     \b
     Example:
@@ -228,6 +254,13 @@ def fuzz(
     from kernelcat.verify.certify import INTERPRETED_SIZE
     from kernelcat.verify.fuzz import fuzz
 
+    if catalog.entry(entry).ranks:
+        return _fuzz_together(
+            entry, language, variant, devices, as_json, examples=examples, random_seed=seed,
+            limit=limit, kernels=kernels,
+        )  # fmt: skip
+    if devices:
+        raise InvalidArgument(f"--device is for entries of several ranks, and {entry} has one")
     device = open_device(mirrored)
     interpreted = isinstance(device, Interpreter)
     if limit is None and interpreted:
@@ -252,4 +285,23 @@ def fuzz(
             if result.failure:
                 echo(f"  FAILED  {result.failure}")
     if any(result.failure for result in results):
+        sys.exit(1)
+
+
+def _fuzz_together(
+    entry: str, language: str | None, variant: str | None, devices: Devices, as_json: bool,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Check implementations of an entry of several ranks on random problems."""
+    from kernelcat.ranks import check
+
+    chosen, fuzzing = choose((entry,), language, variant), check.Fuzzing(**options)
+    outcomes = []
+    for checked in check.run_fuzzing(chosen, _all_numbers(devices), fuzzing):
+        outcomes.append(checked.outcome)
+        if not as_json:
+            _show(checked.outcome)
+    if as_json:
+        emit(outcomes)
+    if any(outcome.failures for outcome in outcomes):
         sys.exit(1)

@@ -15,7 +15,6 @@ from kernelcat.cli.devices import devices
 from kernelcat.cli.options import as_json, database, note_missing_languages, problem_names, seconds
 from kernelcat.cli.output import echo, emit, note_missing_database, show
 from kernelcat.errors import InvalidArgument, Unsupported
-from kernelcat.runtime.devices import Devices
 
 _OPTIONS = (
     click.option(
@@ -117,6 +116,8 @@ def tune(
     Progress goes to standard error: a bar on a terminal, elsewhere a line when a problem begins and
     one with its result when it ends.
 
+    An entry of several ranks runs in a process for each rank, on all GPUs by default, and its rows
+    have the GPUs' common name (h200x2-nvlink).
     With several GPUs of one SKU (--device all, or --executor ray with --gpu), each GPU screens and
     races one problem at a time.
     The environment variable KERNELCAT_RECORD makes a program write a workload.
@@ -134,6 +135,8 @@ def tune(
         raise click.UsageError("Missing argument 'ENTRY'; only --workload goes without it.")
     if replays is not None:
         raise InvalidArgument("--replays is for --workload")
+    if _has_ranks(entry):
+        return _tune_ranks(as_json, entry=entry, **options)
     _measure(tune.tune, as_json, entry=entry, **options)
 
 
@@ -222,39 +225,75 @@ def _has_ranks(entry: str) -> bool:
     return entry in catalog.names() and catalog.entry(entry).ranks is not None
 
 
-def _race_ranks(
-    as_json: bool, entry: str, problems: tuple[str, ...], devices: Devices, **options: Any
-) -> None:
-    """Race an entry of several ranks; only --problem, --device and --json go with it."""
-    from kernelcat.ranks import race
+_FOR_RANKS = ("problems", "devices", "languages", "variants", "no_peers")
+"""Options that go with an entry of several ranks."""
+
+
+def _ranks_of(entry: str, more: tuple[str, ...] = (), **options: Any) -> tuple[Any, ...]:
+    """Implementations, problems, and numbers of GPUs that options name for several ranks.
+
+    ``more`` names further options that may be given.
+    """
     from kernelcat.runtime import driver
     from kernelcat.runtime.devices import numbers
 
-    given = [name for name, value in options.items() if value]
-    if given:
-        raise InvalidArgument(
-            f"--{given[0].replace('_', '-')} is not for an entry of several ranks"
-        )
+    for name, value in options.items():
+        if value and name not in _FOR_RANKS + more and (name, value) != ("strategy", "auto"):
+            word = {"regimes": "regime", "states": "state", "url": "db"}.get(name, name)
+            raise InvalidArgument(f"--{word} is not for an entry of several ranks")
+    _say_what_is_missing([entry], options["languages"])
+    languages, variants = options["languages"], options["variants"]
+    chosen = [
+        each for each in catalog.implementations(entry)
+        if (not languages or each.language in languages)
+        and (not variants or each.variant in variants)
+    ]  # fmt: skip
+    if not chosen:
+        raise Unsupported(f"{entry} has no implementation with these languages and variants")
     specification = catalog.entry(entry)
-    chosen = [specification.named(name) for name in problems] or specification.problems.values()
-    rows = race.run(specification, list(chosen), numbers(devices or "all", driver.count()))
+    problems = [specification.named(name) for name in options["problems"]]
+    problems = problems or list(specification.problems.values())
+    return chosen, problems, numbers(options["devices"] or "all", driver.count())
+
+
+def _race_ranks(as_json: bool, entry: str, **options: Any) -> None:
+    """Race an entry of several ranks; nothing is stored."""
+    from kernelcat.ranks import race
+
+    chosen, problems, numbers = _ranks_of(entry, **options)
+    raced = (race.run(chosen, each, numbers, not options["no_peers"]) for each in problems)
+    rows = [row for each in raced for row in each.rows()]
     if as_json:
         return emit(rows)
     for row in rows:
         echo("  ".join(f"{name} {value}" for name, value in row.items()))
 
 
-def _measure(
-    work: Callable[..., Any], as_json: bool, entry: str, url: str | None, **options: Any
-) -> None:
-    if _has_ranks(entry):
-        raise Unsupported(f"{entry} is for several ranks, which are raced by bench and not tuned")
-    _say_what_is_missing([entry], options["languages"])
-    report = _run(work, url, entry, **_chosen(**options))
+def _tune_ranks(as_json: bool, entry: str, **options: Any) -> None:
+    """Tune an entry of several ranks."""
+    from kernelcat.ranks.tune import tune
+    from kernelcat.store import Store
+
+    chosen, problems, numbers = _ranks_of(entry, ("budget", "url"), **options)
+    budget = options["budget"] and seconds(options["budget"])
+    with Store.open(options["url"]) as store:
+        report = tune(catalog.entry(entry), chosen, problems, numbers, store, budget,
+                      not options["no_peers"])  # fmt: skip
+    _show_report(report, as_json)
+
+
+def _show_report(report: Any, as_json: bool) -> None:
     if as_json:
         return emit(report.to_json())
     for line in report.lines():
         echo(line)
+
+
+def _measure(
+    work: Callable[..., Any], as_json: bool, entry: str, url: str | None, **options: Any
+) -> None:
+    _say_what_is_missing([entry], options["languages"])
+    _show_report(_run(work, url, entry, **_chosen(**options)), as_json)
 
 
 def _tune_workload(
@@ -280,11 +319,7 @@ def _tune_workload(
 
     chosen = _chosen(**options) | {"replays": 1 if replays is None else replays}
     done = (lambda report: None) if as_json else show_lines
-    report = _run(tune_workload, url, path, entry=entry, done=done, **chosen)
-    if as_json:
-        return emit(report.to_json())
-    for line in report.lines():
-        echo(line)
+    _show_report(_run(tune_workload, url, path, entry=entry, done=done, **chosen), as_json)
 
 
 def _say_what_is_missing(entries: Iterable[str], languages: Iterable[str]) -> None:

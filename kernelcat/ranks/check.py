@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import cycle, groupby, islice
 from typing import Any
 
 from kernelcat import catalog
+from kernelcat.catalog.digest import digest
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Problem
-from kernelcat.errors import KernelcatError
+from kernelcat.errors import KernelcatError, RankFailed
 from kernelcat.ranks import processes, shares
 from kernelcat.ranks.group import Group
-from kernelcat.runtime.device import Run
+from kernelcat.runtime.device import CudaDevice, Run
+from kernelcat.runtime.environment import Environment
 from kernelcat.verify import gate
 from kernelcat.verify.certify import CHECKED_S, Outcome
+from kernelcat.verify.fuzz import KERNELS, MAX_JOBS, fuzz
+from kernelcat.verify.gate import Verdict
+from kernelcat.verify.receipts import Receipt
 from kernelcat.verify.seeds import draw_seeds
 
 GRAPH_RUNS, REPLAYS = 3, 2
@@ -22,54 +29,110 @@ GRAPH_RUNS, REPLAYS = 3, 2
 the windows."""
 
 
+@dataclass(frozen=True)
+class Fuzzing:
+    """What is drawn: arguments of :func:`kernelcat.verify.fuzz.fuzz`."""
+
+    examples: int
+    random_seed: int = 0
+    limit: int | None = None
+    kernels: int = KERNELS
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The outcome of a check; ``environment`` is that of the machine, None where no rank began."""
+
+    implementation: Implementation
+    outcome: Outcome
+    environment: Mapping[str, Any] | None
+
+    def receipt(self) -> Receipt:
+        """The receipt for an outcome that is right; its GPU is the machine: ``h200x2-nvlink``."""
+        assert self.environment is not None
+        return Receipt(
+            implementation=self.implementation.name,
+            source=digest(self.implementation),
+            gpu=self.environment["sku"],
+            environment=self.environment,
+            problems=tuple(self.outcome.problems),
+            fuzz_examples=self.outcome.fuzz_examples,
+            sanitizer={},
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+
 def run(
-    implementations: Sequence[Implementation], problems: Sequence[str], gpus: Sequence[int]
-) -> Iterator[tuple[Implementation, Outcome]]:
+    implementations: Sequence[Implementation],
+    problems: Sequence[str],
+    gpus: Sequence[int],
+    fuzzing: Fuzzing | None = None,
+) -> Iterator[Checked]:
     """Check implementations one after the other, each on as many processes as it has ranks.
 
     ``problems`` are names; all where empty. The ranks take ``gpus`` in turn, and share them where
-    there are more ranks.
+    there are more ranks. There is an outcome for each number of ranks.
     """
     for implementation in implementations:
-        entry, outcome = catalog.entry(implementation.entry), Outcome(implementation.name)
+        entry = catalog.entry(implementation.entry)
         chosen = [entry.named(name) for name in problems] or list(entry.problems.values())
 
         def ranks_of(problem: Problem, axis: Any = entry.ranks) -> int:
             return int(problem[axis])
 
         for ranks, some in groupby(sorted(chosen, key=ranks_of), ranks_of):
-            _check(implementation, list(some), list(islice(cycle(gpus), ranks)), outcome)
-        yield implementation, outcome
+            yield _check(implementation, list(some), list(islice(cycle(gpus), ranks)), fuzzing)
+
+
+def run_fuzzing(
+    implementations: Sequence[Implementation], gpus: Sequence[int], fuzzing: Fuzzing
+) -> Iterator[Checked]:
+    """Check random problems alone, with a rank for each of ``gpus``; two ranks share one GPU."""
+    for implementation in implementations:
+        yield _check(implementation, [], list(islice(cycle(gpus), max(2, len(gpus)))), fuzzing)
 
 
 def _check(
     implementation: Implementation,
     problems: Sequence[Problem],
     gpus: Sequence[int],
-    outcome: Outcome,
-) -> None:
-    """Check ``problems`` of one number of ranks, and add the results to ``outcome``."""
+    fuzzing: Fuzzing | None,
+) -> Checked:
+    """Check ``problems`` of one number of ranks, then random ones."""
+    outcome = Outcome(implementation.name)
     names = (implementation.entry, implementation.language, implementation.variant)
     job = {"verb": "check", "implementation": names, "problems": [p.values for p in problems],
-           "seeds": draw_seeds(2)}  # fmt: skip
+           "seeds": draw_seeds(2), "fuzzing": fuzzing and vars(fuzzing)}  # fmt: skip
     try:
         results = processes.run(job, gpus, CHECKED_S)
     except KernelcatError as error:
         outcome.failures.append(str(error))
-        return
-    for problem, verdicts in zip(problems, zip(*results, strict=True), strict=True):
+        return Checked(implementation, outcome, None)
+    all_verdicts = zip(*(result["verdicts"] for result in results), strict=True)
+    for problem, verdicts in zip(problems, all_verdicts, strict=True):
         name = catalog.entry(problem.entry).problem_name(problem) or str(problem)
-        wrong = [f"rank {rank}: {v['wrong']}" for rank, v in enumerate(verdicts) if "wrong" in v]
+        wrong = _joined([verdict.get("wrong", "") for verdict in verdicts])
         if "skipped" in verdicts[0]:
             outcome.skipped.append(f"{name}: {verdicts[0]['skipped']}")
         elif wrong:
-            outcome.failures.append(f"{name} {verdicts[0]['config']}: {'; '.join(wrong)}")
+            outcome.failures.append(f"{name} {verdicts[0]['config']}: {wrong}")
         else:
             outcome.problems.append(name)
+    first = results[0]
+    outcome.fuzz_examples = first["examples"]
+    outcome.failures += [first["failure"]] if first["failure"] else []
+    return Checked(implementation, outcome, first["environment"])
 
 
-def on_rank(group: Group, job: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """This rank's verdicts on the problems of ``job``, in their order."""
+def _joined(details: Sequence[str]) -> str:
+    """What is wrong on each rank, as one line; empty where nothing is."""
+    wrong = [f"rank {rank}: {detail}" for rank, detail in enumerate(details) if detail]
+    return "; ".join(wrong)
+
+
+def on_rank(group: Group, job: Mapping[str, Any]) -> dict[str, Any]:
+    """This rank's ``verdicts`` on the problems of ``job``, in their order, and what random ones
+    gave: the number of ``examples`` that passed on all ranks, and a ``failure`` or None."""
     implementation = catalog.implementation(*job["implementation"])
     entry, verdicts = catalog.entry(implementation.entry), []
     for axes in job["problems"]:
@@ -80,7 +143,43 @@ def on_rank(group: Group, job: Mapping[str, Any]) -> list[dict[str, Any]]:
             group, implementation, problem, config, job["seeds"]
         )  # fmt: skip
         verdicts.append({**verdict, "config": str(config)})
-    return verdicts
+    drawn = {"examples": 0, "failure": None}
+    if job["fuzzing"]:
+        drawn = _fuzz(group, implementation, Fuzzing(**job["fuzzing"]))
+    environment = Environment.capture(group.machine, group.device.index).to_json()
+    return {"verdicts": verdicts, **drawn, "environment": environment}
+
+
+class _GroupEnded(BaseException):
+    """Ranks cannot go on: no example that Hypothesis may shrink."""
+
+
+def _fuzz(group: Group, implementation: Implementation, fuzzing: Fuzzing) -> dict[str, Any]:
+    """Check random problems, which all ranks draw alike: they agree on each verdict."""
+
+    def judge(problem: Problem, config: Config, draw: int) -> Verdict:
+        try:
+            wrong = _judge(group, implementation, problem, config, [draw]).get("wrong", "")
+            detail = _joined(group.rendezvous.gather(wrong)[0])
+        except Exception as error:
+            what = f"{implementation.name} {problem} {config}: {type(error).__name__}: {error}"
+            raise _GroupEnded(what) from error
+        return Verdict(not detail, float("nan"), detail)
+
+    axis = str(catalog.entry(implementation.entry).ranks)
+    compiles = group.rank == 0 and isinstance(group.device, CudaDevice)  # the others wait for it
+    try:
+        result = fuzz(
+            implementation, group, fuzzing.examples, fuzzing.random_seed, fuzzing.limit,
+            fuzzing.kernels, jobs=MAX_JOBS if compiles else None, fixed={axis: group.ranks},
+            judge=judge,
+        )  # fmt: skip
+    except _GroupEnded as error:
+        raise RankFailed(str(error)) from error
+    failure = str(result.failure) if result.failure else None
+    if not failure and not result.examples:
+        failure = "the implementation serves none of the random problems"
+    return {"examples": result.examples, "failure": failure}
 
 
 def _judge(

@@ -23,8 +23,9 @@ from kernelcat.errors import InvalidArgument, KernelcatError, RankFailed
 from kernelcat.ranks import links
 from kernelcat.ranks.rendezvous import Rendezvous
 from kernelcat.ranks.window import ERROR_OFFSET, WINDOW_BYTES, Memory
-from kernelcat.runtime import code, driver, launcher
+from kernelcat.runtime import code, driver, gpu, launcher
 from kernelcat.runtime.device import Bind, CudaDevice
+from kernelcat.runtime.gpu import Gpu
 
 LOAD_S = 120.0
 """Seconds in which all ranks must have prepared what they launch: some compile, others need not."""
@@ -57,13 +58,18 @@ class Group:
         return len(set(self._bus_ids)) < self.ranks
 
     @property
-    def topology(self) -> str:
-        """Kind and number of GPUs, and what links them: ``h200x2-nvlink``, ``h200x1-shared``."""
+    def pci_bus_id(self) -> str:
+        """Of this rank's GPU."""
+        return self._bus_ids[self.rank]
+
+    @property
+    def machine(self) -> Gpu:
+        """The GPUs of all ranks, as results name them: ``h200x2-nvlink``, ``h200x1-shared``."""
         gpus = set(self._bus_ids)
-        name = f"{self.gpu.sku}x{len(gpus)}"
         if len(gpus) == 1:
-            return f"{name}-shared"
-        return f"{name}-{'nvlink' if links.are_nvlink(self.device.index, gpus) else 'pcie'}"
+            return gpu.together(self.gpu, 1, "shared")
+        link = "nvlink" if links.are_nvlink(self.device.index, gpus) else "pcie"
+        return gpu.together(self.gpu, len(gpus), link)
 
     def load(self, implementation: Implementation, problem: Problem, config: Config) -> Bind:
         """Build a configuration on every rank; the bind takes this rank's parts of the arrays.

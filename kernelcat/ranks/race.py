@@ -18,12 +18,16 @@ from typing import Any
 from kernelcat import catalog
 from kernelcat.bench import peers as views
 from kernelcat.bench.stats import median_interval
+from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.ranks import processes, shares
 from kernelcat.ranks.group import Group
 from kernelcat.ranks.torch_peers import NO_MULTICAST, PEERS, Peers
+from kernelcat.runtime import telemetry
 from kernelcat.runtime.device import Run
-from kernelcat.verify import gate
+from kernelcat.runtime.environment import Environment
+from kernelcat.tune.candidate import PEER, Candidate
+from kernelcat.tune.messages import Failed, Timing
 
 SHORT, LONG_US, MAX_NODES = 10, 1000.0, 500
 """Runs in a graph that is screened; microseconds that a raced graph takes, long beside the gap
@@ -35,34 +39,108 @@ LIMIT_S = 600.0
 """Seconds after which the ranks of one race count as hung."""
 
 
-def run(entry: Entry, problems: Sequence[Problem], gpus: Sequence[int]) -> list[dict[str, Any]]:
-    """Race the implementations of ``entry`` with peers; a row for each contestant of a problem.
+@dataclass(frozen=True)
+class Raced:
+    """A race of one problem.
 
-    The ranks take ``gpus`` in turn. Raises ``RankFailed``.
+    Attributes
+    ----------
+    ranks : number of ranks
+    environment : that of the machine; its ``sku`` names the GPUs together (``h200x2-nvlink``)
+    times : contestants that were right on all ranks, the best configuration of each variant
+    failed : configurations and peers that were wrong, or that torch refused
+    left_out : why there are no peers, or None
     """
-    rows: list[dict[str, Any]] = []
-    for problem in problems:
-        used = list(islice(cycle(gpus), problem[str(entry.ranks)]))
-        job = {"verb": "race", "entry": entry.name, "problem": problem.values, "seed": 1}
-        rows += processes.run(job, used, LIMIT_S)[0]
-    return rows
+
+    problem: Problem
+    ranks: int
+    environment: Mapping[str, Any]
+    times: Mapping[Candidate, Timing]
+    failed: Mapping[Candidate, Failed]
+    left_out: str | None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each contestant, as JSON."""
+        entry = catalog.entry(self.problem.entry)
+        head = {
+            "entry": entry.name,
+            "problem": entry.problem_name(self.problem) or str(self.problem),
+            "ranks": self.ranks,
+            "topology": self.environment["sku"],
+            "gpu": self.environment["name"],
+        }
+        rows = [{**_named(each), **_summary(timing)} for each, timing in self.times.items()]
+        rows += [{**_named(each), "wrong": why.detail} for each, why in self.failed.items()]
+        rows += [{"left_out": self.left_out}] if self.left_out else []
+        return [{**head, **row} for row in rows]
+
+
+def _named(candidate: Candidate) -> dict[str, Any]:
+    return {"contestant": f"{candidate.language}/{candidate.variant}",
+            "config": dict(candidate.config)}  # fmt: skip
+
+
+def _summary(timing: Timing) -> dict[str, Any]:
+    interval = median_interval(timing.samples)
+    return {
+        "regime": "graph",
+        "median_us": round(interval.median, 3),
+        "ci_us": [round(interval.low, 3), round(interval.high, 3)],
+        "samples": len(timing.samples),
+    }
+
+
+def run(
+    implementations: Sequence[Implementation],
+    problem: Problem,
+    gpus: Sequence[int],
+    peers: bool = True,
+) -> Raced:
+    """Race implementations of one entry with peers. The ranks take ``gpus`` in turn.
+
+    Raises ``RankFailed``.
+    """
+    ranks = int(problem[str(catalog.entry(problem.entry).ranks)])
+    job = {
+        "verb": "race", "entry": problem.entry, "problem": problem.values, "seed": 1,
+        "implementations": [(i.language, i.variant) for i in implementations], "peers": peers,
+    }  # fmt: skip
+    first = processes.run(job, list(islice(cycle(gpus), ranks)), LIMIT_S)[0]
+    times, failed = {}, {}
+    for language, variant, config, detail, samples, readings in first["contestants"]:
+        candidate = Candidate(language, variant, Config(config))
+        if detail:
+            failed[candidate] = Failed("wrong", detail)
+        else:
+            seen = tuple(telemetry.Reading(*reading) for reading in readings)
+            times[candidate] = Timing(tuple(samples), seen)
+    return Raced(problem, ranks, first["environment"], times, failed, first["left_out"])
 
 
 @dataclass
 class Contestant:
-    """A run and the graph of ``nodes`` such runs. ``us`` is its time so far."""
+    """A run and the graph of ``nodes`` such runs. ``us`` is its time so far, ``detail`` what was
+    wrong."""
 
-    name: str
+    candidate: Candidate
     run: Run | None
-    config: str | None = None
+    detail: str = ""
     graph: Any = None
     nodes: int = SHORT
     us: float = 0.0
     samples: list[float] = field(default_factory=list)
+    readings: list[telemetry.Reading] = field(default_factory=list)
 
     def replays(self, target_us: float) -> int:
         """Replays that fill ``target_us``: as many on every rank, because ``us`` is the same."""
         return max(1, round(target_us / (self.us * self.nodes)))
+
+    def to_json(self) -> list[Any]:
+        """What :func:`run` reads."""
+        candidate = self.candidate
+        readings = [list(vars(reading).values()) for reading in self.readings]
+        return [candidate.language, candidate.variant, dict(candidate.config), self.detail,
+                self.samples, readings]  # fmt: skip
 
 
 class Race:
@@ -73,22 +151,26 @@ class Race:
         self.prepared = shares.prepare(entry, problem, group, group.rank, seed)
         self.stream = group.xp.cuda.Stream(non_blocking=True)
         self.start, self.end = group.xp.cuda.Event(), group.xp.cuda.Event()
-        self.notes: list[dict[str, Any]] = []
+        self.failed: list[Contestant] = []
+        self.left_out: str | None = None
         group.meet()
 
-    def contestants(self) -> list[Contestant]:
+    def contestants(
+        self, implementations: Sequence[Implementation], has_peers: bool
+    ) -> list[Contestant]:
         """The best configuration of each variant, and the peers; wrong ones are left out."""
         found: list[Contestant] = []
-        for implementation in catalog.implementations(self.entry.name):
+        for implementation in implementations:
             screened: list[Contestant] = []
             for config in implementation.configs(self.problem, self.group.gpu):
                 bind = self.group.load(implementation, self.problem, config)
                 verdict = self.prepared.verify(bind)
                 run = bind(self.prepared.arrays)
-                contestant = Contestant(implementation.name, run, str(config))
-                self._screen(contestant, screened, verdict)
+                candidate = Candidate.of(implementation, config)
+                self._screen(Contestant(candidate, run, verdict.detail), screened)
             found += sorted(screened, key=lambda each: each.us)[:1]
-        found += self._peers()
+        if has_peers:
+            found += self._peers()
         for contestant in found:
             nodes = round(LONG_US / contestant.us)
             self._capture(contestant, min(max(nodes, SHORT), MAX_NODES))
@@ -96,38 +178,34 @@ class Race:
 
     def _peers(self) -> list[Contestant]:
         if self.group.shares_gpus:
-            self.notes.append({"left_out": "NCCL and torch need a GPU for each rank"})
+            self.left_out = "NCCL and torch need a GPU for each rank"
             return []
         found: list[Contestant] = []
         tensors = views.tensors(self.prepared.entry, self.problem, self.prepared.arrays)
         peers = Peers(self.group, self.stream)
-        for name, make in PEERS.items():
+        for name, make in PEERS[self.entry.name].items():
             self.prepared.reset()
             self.group.meet()
-            run, result, detail = None, None, ""
+            contestant = Contestant(Candidate(PEER, name), None)
             try:
-                run, result = make(peers, tensors)
+                contestant.run, is_right = make(peers, tensors, self.prepared.expected)
                 self.group.device.synchronize()
-                run()
+                contestant.run()
                 self.group.device.synchronize()
-                self._capture(Contestant(name, run), 1)
+                contestant.detail = "" if is_right() else "far from the oracle"
+                self._capture(contestant, 1)
             except (RuntimeError, AttributeError) as error:  # torch lacks it, or refuses
-                detail = str(error).partition("\n")[0]
-            if not detail and not peers.is_close(result, self.prepared.expected["out"]):
-                detail = "far from the oracle"
-            verdict = gate.Verdict(not detail, 0.0, detail)
-            self._screen(Contestant(name, run), found, verdict)
+                contestant.detail = str(error).partition("\n")[0]
+            self._screen(contestant, found)
         return found
 
-    def _screen(
-        self, contestant: Contestant, found: list[Contestant], verdict: gate.Verdict
-    ) -> None:
-        """Time a contestant that was right on every rank and add it to ``found``, else note it."""
-        details, _ = self.group.rendezvous.gather(verdict.detail)
+    def _screen(self, contestant: Contestant, found: list[Contestant]) -> None:
+        """Time a contestant that was right on every rank and add it to ``found``."""
+        details, _ = self.group.rendezvous.gather(contestant.detail)
         wrong = [f"rank {rank}: {detail}" for rank, detail in enumerate(details) if detail]
         if wrong:
-            what = {"contestant": contestant.name, "config": contestant.config}
-            self.notes.append({**what, "wrong": "; ".join(wrong)})
+            contestant.detail = "; ".join(wrong)
+            self.failed.append(contestant)
             return
         self._capture(contestant, SHORT)
         for target_us in (0.0, SCREEN_US):
@@ -157,33 +235,21 @@ class Race:
         return min(self.group.rendezvous.gather(elapsed_ms)[0]) * 1e3 / (replays * contestant.nodes)
 
 
-def on_rank(group: Group, job: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a race of all ranks."""
+def on_rank(group: Group, job: Mapping[str, Any]) -> dict[str, Any]:
+    """A race of all ranks: the ``contestants``, the ``environment``, and what is ``left_out``."""
     os.environ.update(NO_MULTICAST)  # before any library reads it
     entry = catalog.entry(job["entry"])
-    problem = entry.problem(**job["problem"])
-    race = Race(group, entry, problem, job["seed"])
-    contestants, dice = race.contestants(), random.Random(job["seed"])
-    for _ in range(BLOCKS):
-        for contestant in dice.sample(contestants, len(contestants)):
-            contestant.samples.append(race.time(contestant, BLOCK_US))
-    head = {
-        "entry": entry.name,
-        "problem": entry.problem_name(problem) or str(problem),
-        "ranks": group.ranks,
-        "topology": group.topology,
-        "gpu": group.gpu.name,
-    }
-    return [{**head, **_row(each)} for each in contestants] + [{**head, **n} for n in race.notes]
-
-
-def _row(contestant: Contestant) -> dict[str, Any]:
-    interval = median_interval(contestant.samples)
+    race = Race(group, entry, entry.problem(**job["problem"]), job["seed"])
+    implementations = [catalog.implementation(entry.name, *names)
+                       for names in job["implementations"]]  # fmt: skip
+    contestants, dice = race.contestants(implementations, job["peers"]), random.Random(job["seed"])
+    with telemetry.sampler(group.pci_bus_id) as sampler:
+        for _ in range(BLOCKS):
+            for contestant in dice.sample(contestants, len(contestants)):
+                contestant.samples.append(race.time(contestant, BLOCK_US))
+                contestant.readings += filter(None, [sampler.read()])
     return {
-        "contestant": contestant.name,
-        "config": contestant.config,
-        "regime": "graph",
-        "median_us": round(interval.median, 3),
-        "ci_us": [round(interval.low, 3), round(interval.high, 3)],
-        "samples": len(contestant.samples),
+        "environment": Environment.capture(group.machine, group.device.index).to_json(),
+        "contestants": [each.to_json() for each in (*contestants, *race.failed)],
+        "left_out": race.left_out,
     }

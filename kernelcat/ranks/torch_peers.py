@@ -1,8 +1,10 @@
-"""Peers of ``all_reduce``: NCCL through torch, and torch's symmetric memory without multicast.
+"""Peers of several ranks: NCCL through torch, and torch's symmetric memory without multicast.
 
 torch's symmetric-memory kernels read x from a buffer of their own; x is there before the race, so
-their times hold no copy of x. NCCL works in place. NVLink multicast stays off: a program that uses
-it and ends badly can put the GPUs of a host out of service.
+their times hold no copy of x. NCCL's all-reduce works in place. Its all-to-all moves the rows of a
+dispatch or a combine, packed by rank before the race, by counts that the host knows: packing,
+scales, weights, index maps and sums are not in its time. NVLink multicast stays off: a program that
+uses it and ends badly can put the GPUs of a host out of service.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class Peers:
             import torch.distributed as distributed
         except ModuleNotFoundError as error:
             raise MissingDependency("racing peers needs torch: pip install torch") from error
-        self.torch, self.distributed = torch, distributed
+        self.torch, self.distributed, self.group = torch, distributed, group
         self.device = torch.device("cuda", group.device.index)
         torch.cuda.set_device(self.device)
         torch.cuda.set_stream(torch.cuda.ExternalStream(stream.ptr, self.device))
@@ -61,30 +63,91 @@ class Peers:
         right = right.view(result.dtype).float()
         return bool(self.torch.allclose(result.float(), right, rtol=2.0**-7, atol=tolerance))
 
+    def bits(self, array: Any) -> Any:
+        """The bits of a contiguous CuPy array as torch's int32, of a quarter or half the columns.
 
-Peer = Callable[[Peers, Tensors], tuple[Run, Any]]
-"""Makes a run, and the tensor that holds the sum after the first run."""
+        NCCL moves no 16-bit integers.
+        """
+        return self.torch.as_tensor(array.view("int32"), device=self.device)
 
 
-def _nccl(peers: Peers, tensors: Tensors) -> tuple[Run, Any]:
+Peer = Callable[[Peers, Tensors, Mapping[str, Any]], tuple[Run, Callable[[], bool]]]
+"""Makes a run, and a function that says on every rank whether the first run was right.
+
+The last argument has the oracle's arrays of this rank by output."""
+
+
+def _require_sum_alone(tensors: Tensors) -> None:
+    if len(tensors) > 2:
+        raise RuntimeError("it sums up alone, without a residual and a norm")
+
+
+def _nccl(peers: Peers, tensors: Tensors, expected: Mapping[str, Any]) -> Any:
+    _require_sum_alone(tensors)
     out = tensors["x"].clone()
-    return lambda: peers.distributed.all_reduce(out), out
+    return lambda: peers.distributed.all_reduce(out), lambda: peers.is_close(out, expected["out"])
 
 
-def _one_shot(peers: Peers, tensors: Tensors) -> tuple[Run, Any]:
+def _one_shot(peers: Peers, tensors: Tensors, expected: Mapping[str, Any]) -> Any:
+    return _symmetric(peers, tensors, expected, "one_shot_all_reduce_out")
+
+
+def _two_shot(peers: Peers, tensors: Tensors, expected: Mapping[str, Any]) -> Any:
+    return _symmetric(peers, tensors, expected, "two_shot_all_reduce_out")
+
+
+def _symmetric(peers: Peers, tensors: Tensors, expected: Mapping[str, Any], name: str) -> Any:
+    _require_sum_alone(tensors)
     buffer, out = peers.symmetric(tensors["x"]), peers.torch.empty_like(tensors["x"])
-    run = peers.torch.ops.symm_mem.one_shot_all_reduce_out
-    return lambda: run(buffer, "sum", peers.name, out), out
+    run = getattr(peers.torch.ops.symm_mem, name)
+    return (
+        lambda: run(buffer, "sum", peers.name, out),
+        lambda: peers.is_close(out, expected["out"]),
+    )
 
 
-def _two_shot(peers: Peers, tensors: Tensors) -> tuple[Run, Any]:
-    buffer, out = peers.symmetric(tensors["x"]), peers.torch.empty_like(tensors["x"])
-    run = peers.torch.ops.symm_mem.two_shot_all_reduce_out
-    return lambda: run(buffer, "sum", peers.name, out), out
+def _dispatched(peers: Peers, tensors: Tensors, expected: Mapping[str, Any]) -> Any:
+    received = _counts(expected["row_of"])
+    rows = peers.bits(expected["rows"][: sum(received)])
+    sent_to = [counts[peers.group.rank] for counts in peers.group.rendezvous.gather(received)[0]]
+    sent = _exchanged(peers, rows, received, sent_to)  # where the rows came from
+    return _all_to_all(peers, sent, sent_to, received, rows)
 
 
-PEERS: Mapping[str, Peer] = {
-    "nccl": _nccl,
-    "torch one-shot": _one_shot,
-    "torch two-shot": _two_shot,
+def _combined(peers: Peers, tensors: Tensors, expected: Mapping[str, Any]) -> Any:
+    sent_to = [int(count) for count in (tensors["row_of"] >= 0).sum(1)]
+    received = [counts[peers.group.rank] for counts in peers.group.rendezvous.gather(sent_to)[0]]
+    sums = tensors["sums"][: sum(sent_to)]
+    parts = _exchanged(peers, sums, sent_to, received)
+    return _all_to_all(peers, sums, sent_to, received, parts)
+
+
+def _counts(row_of: Any) -> list[int]:
+    """How many tokens of each rank have a row; ``row_of`` is (ranks, tokens)."""
+    return [int(count) for count in (row_of >= 0).sum(axis=1)]
+
+
+def _exchanged(peers: Peers, rows: Any, sent: list[int], received: list[int]) -> Any:
+    """What this rank gets where ``rows`` are packed by the rank that each goes to."""
+    out = peers.torch.empty((sum(received), rows.shape[1]), dtype=rows.dtype, device=peers.device)
+    peers.distributed.all_to_all_single(out, rows, received, sent)
+    return out
+
+
+def _all_to_all(
+    peers: Peers, rows: Any, sent: list[int], received: list[int], expected: Any
+) -> tuple[Run, Callable[[], bool]]:
+    out = peers.torch.zeros_like(expected)
+
+    def run() -> None:
+        peers.distributed.all_to_all_single(out, rows, received, sent)
+
+    return run, lambda: bool(peers.torch.equal(out, expected))
+
+
+PEERS: Mapping[str, Mapping[str, Peer]] = {
+    "all_reduce": {"nccl": _nccl, "torch-one-shot": _one_shot, "torch-two-shot": _two_shot},
+    "moe_combine": {"nccl-all-to-all": _combined},
+    "moe_dispatch": {"nccl-all-to-all": _dispatched},
 }
+"""Entry -> name -> peer."""

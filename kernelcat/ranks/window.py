@@ -12,7 +12,7 @@ from ctypes import c_int, c_size_t, c_ubyte, c_uint64, c_ulonglong, c_ushort, c_
 
 from kernelcat.runtime import driver
 
-WINDOW_BYTES, ERROR_OFFSET = 167839872, 2048
+WINDOW_BYTES, ERROR_OFFSET = 302057600, 2048
 """Size of a ``Window`` of ``kernelcat/window.cuh``, and where its ``error`` is."""
 
 _PINNED, _POSIX_FILE, _ON_DEVICE, _READ_AND_WRITE = 1, 1, 1, 3  # CUmem... enumerations

@@ -110,8 +110,26 @@ _PATTERNS = (
 """(pattern of whole words in capitals, SKU or None for a GPU not in SKUS); first match counts."""
 
 
+_TOGETHER = (
+    re.compile(r"(?P<one>.+)x(?P<count>\d+)-(?P<link>nvlink|pcie|shared)"),
+    re.compile(r"(?P<count>\d+) x (?P<one>.+), (?P<link>nvlink|pcie|shared)"),
+)
+"""The short and the long name of GPUs that compute together."""
+
+
+def together(gpu: Gpu, count: int, link: str) -> Gpu:
+    """``count`` GPUs like ``gpu`` that compute together: the row of one, by their own name.
+
+    ``link`` is ``nvlink``, ``pcie``, or ``shared`` for one GPU that several ranks share. Results of
+    entries of several ranks have the name, such as ``h200x2-nvlink``.
+    """
+    return replace(gpu, sku=f"{gpu.sku}x{count}-{link}", name=f"{count} x {gpu.name}, {link}")
+
+
 def find(name: str) -> Gpu:
     """The SKU with this short name or driver's name (``h200``, ``NVIDIA H100 80GB HBM3``).
+
+    ``h200x2-nvlink`` is the row of GPUs that compute together (:func:`together`).
 
     Raises
     ------
@@ -123,6 +141,10 @@ def find(name: str) -> Gpu:
     key = name.strip().lower()
     if key in SKUS:
         return SKUS[key]
+    for pattern in _TOGETHER:
+        named = pattern.fullmatch(key)
+        if named is not None:
+            return together(find(named["one"]), int(named["count"]), named["link"])
     words = re.sub(r"[\s_-]+", " ", name).upper()
     matched = (sku for pattern, sku in _PATTERNS if re.search(rf"\b({pattern})\b", words))
     sku = next(matched, None)

@@ -355,7 +355,7 @@ class ProblemTune:
         assert row.median_us is not None
         self.report.winners[regime, state] = Winner(
             decision.winner, row.median_us, row.ci_us, decision.reason, len(decision.tied),
-            *_best_peer(times, decision.winner),
+            *best_peer(times, decision.winner),
         )  # fmt: skip
 
     def _defaults(self) -> dict[tuple[str, str], Any]:
@@ -369,7 +369,7 @@ class ProblemTune:
         return {(i.language, i.variant): i.rank for i in self.tools.implementations}
 
 
-def _best_peer(
+def best_peer(
     times: Mapping[Candidate, Timing], winner: Candidate
 ) -> tuple[str | None, tuple[float, float, float] | None]:
     """Name of the fastest peer, and its time over the winner's: median and bounds of the interval.

@@ -18,8 +18,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from zlib import crc32
 
 from hypothesis import HealthCheck, Phase, given, reject, seed, settings
@@ -71,6 +71,10 @@ class Failure:
 
     def __str__(self) -> str:
         return f"{self.implementation} {self.problem} {self.config}: {self.detail}"
+
+
+Judge = Callable[[Problem, Config, int], Verdict]
+"""Checks an example; the last argument is the seed of its inputs."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +194,8 @@ def fuzz(
     limit: int | None = None,
     kernels: int = KERNELS,
     jobs: int | None = None,
+    fixed: Mapping[str, AxisValue] | None = None,
+    judge: Judge | None = None,
 ) -> FuzzResult:
     """Check ``examples`` random problems and configurations of one implementation.
 
@@ -200,9 +206,11 @@ def fuzz(
     kernels : number of combinations of choice axes and configuration that the examples share
     jobs : processes that compile ahead for a CUDA device; default: one for each CPU, at most
         :data:`MAX_JOBS`
+    fixed : choice axis -> its value in all examples
+    judge : checks an example in place of the gate on ``device``; ``jobs`` compile ahead where given
     """
     entry, num_passed = catalog.entry(implementation.entry), 0
-    drawn = _served_kernels(implementation, device.gpu, random_seed, kernels, limit)
+    drawn = _served_kernels(implementation, device.gpu, random_seed, kernels, limit, fixed)
     by_kernel = [st.tuples(st.just(k), worthwhile(entry, limit, k.choices)) for k in drawn]
     all_examples = st.sampled_from(by_kernel).flatmap(lambda strategy: strategy)
 
@@ -236,28 +244,35 @@ def fuzz(
         with suppress(Unsatisfiable):  # the implementation serves no example
             run()
 
-    def judge(problem: Problem, config: Config, draw: int) -> None:
+    attempt = judge or partial(_attempt, implementation, device)
+
+    def check_example(problem: Problem, config: Config, draw: int) -> None:
         nonlocal num_passed
-        verdict = _attempt(implementation, problem, config, device, draw)
+        verdict = attempt(problem, config, draw)
         if not verdict.passed:
             raise _Wrong(Failure(implementation.name, problem, config, verdict.detail))
         num_passed += 1
 
-    if isinstance(device, CudaDevice):
+    if isinstance(device, CudaDevice) if judge is None else jobs is not None:
         first: list[tuple[Problem, Config]] = []
         for_each(lambda problem, config, _: first.append((problem, config)),
                  min(examples, AHEAD), Phase.generate)  # fmt: skip
         todo = list(_uncompiled(implementation, first, device.gpu))
         _compile(implementation, todo, device.gpu, jobs or min(os.cpu_count() or 1, MAX_JOBS))
     try:
-        for_each(judge, examples, Phase.generate, Phase.shrink)
+        for_each(check_example, examples, Phase.generate, Phase.shrink)
     except _Wrong as wrong:
         return FuzzResult(implementation.name, num_passed, wrong.failure)
     return FuzzResult(implementation.name, num_passed)
 
 
 def _served_kernels(
-    implementation: Implementation, gpu: Gpu, random_seed: int, count: int, limit: int | None
+    implementation: Implementation,
+    gpu: Gpu,
+    random_seed: int,
+    count: int,
+    limit: int | None,
+    fixed: Mapping[str, AxisValue] | None = None,
 ) -> list[_Kernel]:
     """The first ``count`` combinations that serve a problem; where none does, those drawn first.
 
@@ -266,7 +281,8 @@ def _served_kernels(
     entry, space = catalog.entry(implementation.entry), tuple(implementation.whole_space())
 
     def draw(index: int) -> _Kernel:
-        return _Kernel.draw(entry, space, random_seed, index)
+        kernel = _Kernel.draw(entry, space, random_seed, index)
+        return replace(kernel, choices={**kernel.choices, **fixed}) if fixed else kernel
 
     def serves(index: int) -> bool:
         dice, kernel = random.Random(f"{random_seed} {index} sizes"), draw(index)
@@ -317,7 +333,7 @@ def _compile(
 
 
 def _attempt(
-    implementation: Implementation, problem: Problem, config: Config, device: Device, draw: int
+    implementation: Implementation, device: Device, problem: Problem, config: Config, draw: int
 ) -> Verdict:
     """The gate's verdict on one example, with ``draw`` as the seed; an error is a failure."""
     try:

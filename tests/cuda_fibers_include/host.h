@@ -374,6 +374,9 @@ T atomicAdd(T* address, std::type_identity_t<T> value) {
   *address += value;
   return old;
 }
+inline int __popcll(unsigned long long bits) {
+  return __builtin_popcountll(bits);
+}
 inline int __popc(unsigned bits) {
   return __builtin_popcount(bits);
 }

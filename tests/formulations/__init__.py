@@ -10,6 +10,7 @@ import numpy as np
 
 from formulations.attention import attn_merge, flashmla, paged_attn
 from formulations.caches import kv_write, mla_kv_write
+from formulations.exchange import moe_combine, moe_dispatch
 from formulations.experts import moe_gemm
 from formulations.float4 import nvfp4_dequantize, nvfp4_matmul, nvfp4_quantize
 from formulations.float8 import fp8_gemm, fp8_quantize, fp8_swiglu
@@ -32,11 +33,17 @@ def tma_copy(problem: Problem, src):
     return {"dst": out}
 
 
-def all_reduce(problem: Problem, x):
-    """By running sums over the ranks, of which the last one is the result on every rank."""
-    row = np.cumsum(x, axis=0, dtype=np.float32)[-1]
-    row = dtypes.decode(dtypes.encode(row, problem["dtype"]), problem["dtype"])
-    return {"out": np.broadcast_to(row, x.shape)}
+def all_reduce(problem: Problem, x, residual=None, weight=None):
+    """By running sums over the ranks, of which the last one is the result; norms row by row."""
+    out, normed = np.empty_like(x), np.empty(x.shape)
+    for rank in range(problem["ranks"]):
+        terms = x if residual is None else np.concatenate([residual[rank : rank + 1], x])
+        total = np.cumsum(terms, axis=0, dtype=np.float32)[-1]
+        out[rank] = dtypes.decode(dtypes.encode(total, problem["dtype"]), problem["dtype"])
+        for token, row in enumerate(out[rank].astype("float64") if problem["norm"] else []):
+            mean_square = (row * row).mean() if row.size else 0.0
+            normed[rank, token] = row / np.sqrt(mean_square + problem["eps"]) * weight[rank]
+    return {"out": out, "normed": normed}
 
 
 INDEPENDENT = {
@@ -51,6 +58,8 @@ INDEPENDENT = {
     "kv_write": kv_write,
     "lm_head": lm_head,
     "mla_kv_write": mla_kv_write,
+    "moe_combine": moe_combine,
+    "moe_dispatch": moe_dispatch,
     "moe_gemm": moe_gemm,
     "moe_mlp": moe_mlp,
     "moe_route": moe_route,

@@ -1,8 +1,7 @@
 // Every element travels with a flag: no signals and no barriers, for twice the bytes on the wire.
+#include <kernelcat/pair_sums.cuh>
 #include <kernelcat/pdl.cuh>
 #include <kernelcat/window.cuh>
-
-#include "sum.cuh"
 
 namespace kernelcat {
 

@@ -1,9 +1,8 @@
 // Tiles of 16-byte vectors, and the rings of tiles in a window that peers write to.
 #pragma once
 
+#include <kernelcat/pair_sums.cuh>
 #include <kernelcat/window.cuh>
-
-#include "sum.cuh"
 
 namespace kernelcat {
 
@@ -25,11 +24,6 @@ __device__ __forceinline__ uint4* ring_tile(Window* window, int half, int round,
                                             int tile) {
   const int ring = (round * gridDim.x + blockIdx.x) * kRanks + sender;
   return window->tiles[half] + (ring * kRingTiles + tile % kRingTiles) * Shape::kVectors;
-}
-
-template <typename T>
-__device__ __forceinline__ uint4 rounded_vector(const PairSums<T, 4>& sum) {
-  return {sum.rounded(0), sum.rounded(1), sum.rounded(2), sum.rounded(3)};
 }
 
 // The sum of the vectors at `place` of tile `tile`: this rank's is `mine`, those of the others lie

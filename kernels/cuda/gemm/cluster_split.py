@@ -147,20 +147,19 @@ def _illegal_slice(plan: SplitPlan) -> str | None:
 
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     plan = SplitPlan.of(config, problem, gpu)
-    why = _unpromising_tiles(plan)
-    best = None if why else _best(problem, gpu)
-    if best is not None and _plan_us(plan, problem, gpu) > SLACK * best[0]:
-        return f"estimated to be more than {SLACK} times slower than {best[1]['tile']}"
-    return why
-
-
-def _unpromising_tiles(plan: SplitPlan) -> str | None:
     if plan.num_waves > MAX_WAVES:
         return f"{plan.num_waves} waves of clusters, whose stores overlap with nothing"
     if plan.num_tiles and (plan.block_m >= 2 * plan.rows or plan.block_n >= 2 * plan.cols > 64):
         return f"tiles of {plan.block_m} x {plan.block_n} are mostly empty"
     if plan.split_k * 2 > plan.num_k_blocks:
         return f"{plan.split_k} splits of {plan.num_k_blocks} k-blocks have fewer than two each"
+    return None
+
+
+def _too_slow(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    best = _best(problem, gpu)
+    if best is not None and _estimate(problem, config, gpu) > SLACK * best[0]:
+        return f"estimated to be more than {SLACK} times slower than {best[1]['tile']}"
     return None
 
 
@@ -195,10 +194,9 @@ def _best(problem: Problem, gpu: Gpu) -> tuple[float, Config] | None:
     best: tuple[float, Config] | None = None
     for values in product(*SPACE.values()):
         config = Config(dict(zip(SPACE, values, strict=True)))
-        plan = SplitPlan.of(config, problem, gpu)
-        if _illegal(config, problem, gpu) or _unpromising_tiles(plan):
+        if _illegal(config, problem, gpu) or _unpromising(config, problem, gpu):
             continue
-        us = _plan_us(plan, problem, gpu)
+        us = _estimate(problem, config, gpu)
         if best is None or us < best[0]:
             best = us, config
     return best
@@ -213,6 +211,7 @@ IMPLEMENTATION = Implementation(
     space=SPACE,
     illegal=_illegal,
     unpromising=_unpromising,
+    too_slow=_too_slow,
     program=_program,
     estimate=_estimate,
     techniques={
@@ -224,5 +223,4 @@ IMPLEMENTATION = Implementation(
         "dependent launch": "ACQBULK",
     },
     rank=3,
-    unverified="has not run on a GPU yet",
 )

@@ -38,6 +38,20 @@ inline FlaggedWord load_flagged(const FlaggedWord* address) {
           static_cast<uint32_t>(high), static_cast<uint32_t>(high >> 32)};
 }
 
+inline void store_words(uint4* address, const uint4& words) {
+  const uint32_t parts[4] = {words.x, words.y, words.z, words.w};
+  for (int i = 0; i < 4; ++i) {
+    __atomic_store_n(reinterpret_cast<uint32_t*>(address) + i, parts[i], __ATOMIC_RELAXED);
+  }
+}
+
+inline uint4 load_words(const uint4* address) {
+  const uint64_t low = load_acquire_system(reinterpret_cast<const uint64_t*>(address));
+  const uint64_t high = load_acquire_system(reinterpret_cast<const uint64_t*>(address) + 1);
+  return {static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32),
+          static_cast<uint32_t>(high), static_cast<uint32_t>(high >> 32)};
+}
+
 inline uint64_t global_nanoseconds() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);

@@ -41,6 +41,22 @@ __device__ __forceinline__ FlaggedWord load_flagged(const FlaggedWord* address) 
           static_cast<uint32_t>(high >> 32)};
 }
 
+// Four words, each of which arrives whole; in no order.
+__device__ __forceinline__ void store_words(uint4* address, const uint4& words) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words.x),
+               "r"(words.y), "r"(words.z), "r"(words.w)
+               : "memory");
+}
+
+__device__ __forceinline__ uint4 load_words(const uint4* address) {
+  uint4 words;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "l"(address)
+               : "memory");
+  return words;
+}
+
 __device__ __forceinline__ uint64_t global_nanoseconds() {
   uint64_t now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)::"memory");

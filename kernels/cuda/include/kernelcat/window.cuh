@@ -7,7 +7,7 @@
 // epoch e. All ranks make the same launches in the same order, on one stream each.
 //
 // A rank waits for kPatienceNs at most; then it names the missing rank in `error`, and no later
-// launch on the window does anything. kernelcat/ranks/window.py has the same layout.
+// launch on the window waits for anything. kernelcat/ranks/window.py has the same layout.
 #pragma once
 
 #include <kernelcat/system_scope.cuh>
@@ -18,6 +18,7 @@ constexpr int kMaxRanks = 8;
 constexpr int kMaxWindowBlocks = 512;  // thread blocks of a launch
 constexpr int kWords = 1 << 17;        // flagged words from each rank: 1 MiB of data
 constexpr int kTileVectors = 4 << 20;  // vectors of 16 bytes in half of the tiles: 64 MiB
+constexpr int kSlotVectors = 4 << 20;  // vectors of 16 bytes in half of the slots: 64 MiB
 constexpr uint64_t kPatienceNs = 5000000000;
 
 struct alignas(128) Window {
@@ -26,6 +27,7 @@ struct alignas(128) Window {
   alignas(128) uint64_t signals[2][kMaxWindowBlocks][kMaxRanks];  // rounds, thread blocks, senders
   alignas(128) FlaggedWord words[2][kMaxRanks][kWords];           // halves, senders
   uint4 tiles[2][kTileVectors];                                   // halves
+  uint4 slots[2][kSlotVectors];  // halves; zeros but for what is on its way
 };
 
 // The windows of all ranks, as this rank maps them: of[shift] is that of rank `peer(shift)`, and

@@ -27,4 +27,9 @@ struct PairSums {
   }
 };
 
+template <typename T>
+__device__ __forceinline__ uint4 rounded_vector(const PairSums<T, 4>& sum) {
+  return {sum.rounded(0), sum.rounded(1), sum.rounded(2), sum.rounded(3)};
+}
+
 }  // namespace kernelcat

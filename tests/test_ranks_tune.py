@@ -1,0 +1,116 @@
+"""Tunes of entries of several ranks: what a race becomes in the database and on the board."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelcat import catalog
+from kernelcat.catalog.implementation import Config
+from kernelcat.errors import RankFailed
+from kernelcat.ranks import race, tune
+from kernelcat.ranks.race import Raced
+from kernelcat.runtime import gpu
+from kernelcat.runtime.environment import Environment
+from kernelcat.store import Store
+from kernelcat.store.plausibility import doubt
+from kernelcat.tune.candidate import PEER, Candidate
+from kernelcat.tune.messages import Failed, Timing
+
+ENTRY = catalog.entry("all_reduce")
+PROBLEM = ENTRY.named("128x7168")
+MACHINE = gpu.together(gpu.find("h200"), 2, "nvlink")
+ENVIRONMENT = Environment.capture(MACHINE).to_json()
+
+
+def tiles(variant: str, blocks: int = 32) -> Candidate:
+    return Candidate("cuda", variant, Config(unroll=1, blocks=blocks))
+
+
+def around(us: float) -> Timing:
+    return Timing(tuple(us * (1 + 0.001 * (i % 5)) for i in range(21)))
+
+
+RACED = Raced(
+    PROBLEM, 2, ENVIRONMENT,
+    {tiles("one_shot"): around(9.75), tiles("two_shot"): around(11.3),
+     Candidate(PEER, "nccl"): around(26.4)},
+    {tiles("one_shot", 64): Failed("wrong", "rank 1: out: 3 of 8 differ"),
+     Candidate(PEER, "torch-one-shot"): Failed("wrong", "far from the oracle")},
+    None,
+)  # fmt: skip
+
+
+def tuned(
+    path: Path, monkeypatch: pytest.MonkeyPatch, raced: Raced | RankFailed, **options: Any
+) -> Any:
+    def run(*arguments: Any) -> Raced:
+        if isinstance(raced, RankFailed):
+            raise raced
+        return raced
+
+    monkeypatch.setattr(race, "run", run)
+    with Store.open(str(path)) as store:
+        return tune.tune(
+            ENTRY, catalog.implementations("all_reduce"), [PROBLEM], [0, 1], store, **options
+        )
+
+
+def test_a_race_becomes_rows_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "db.sqlite"
+    report = tuned(path, monkeypatch, RACED)
+    (problem,) = report.problems
+    winner = problem.winners["graph", "burst"]
+    assert winner.candidate == tiles("one_shot")
+    assert (winner.peer, round(winner.vs_peer[0], 2)) == ("nccl", 2.71)
+    assert problem.skipped_peers == {"torch-one-shot": "far from the oracle"}
+    with Store.open(str(path)) as store:
+        rows = store.rows(gpu="h200x2-nvlink", entry="all_reduce")
+    assert sorted((row.language, row.variant, row.status) for row in rows) == [
+        ("cuda", "one_shot", "passed"), ("cuda", "one_shot", "wrong"),
+        ("cuda", "two_shot", "passed"), ("peer", "nccl", "passed"),
+    ]  # fmt: skip
+    assert [doubt(row) for row in rows] == [None] * 4
+
+
+def test_the_board_shows_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "db.sqlite"
+    tuned(path, monkeypatch, RACED)
+    command = [sys.executable, "-m", "kernelcat", "leaderboard", "all_reduce", "--db", str(path),
+               "--gpu", "h200x2-nvlink", "--csv"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "128x7168" in done.stdout
+    assert "one_shot" in done.stdout
+
+
+def test_a_second_tune_keeps_a_winner_that_ties(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "db.sqlite"
+    tuned(path, monkeypatch, RACED)
+    times = {tiles("one_shot"): around(9.75), tiles("two_shot"): around(9.7)}
+    report = tuned(path, monkeypatch, Raced(PROBLEM, 2, ENVIRONMENT, times, {}, None))
+    assert report.problems[0].winners["graph", "burst"].candidate == tiles("one_shot")
+
+
+def test_ranks_that_fail_and_a_budget_that_ends_skip_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "db.sqlite"
+    report = tuned(path, monkeypatch, RankFailed("rank 1: no memory"))
+    assert report.skipped == {"128x7168": "rank 1: no memory"}
+    assert tuned(path, monkeypatch, RACED, budget_s=0).skipped == {
+        "128x7168": "the budget ended before"
+    }
+
+
+@pytest.mark.parametrize("name", ["h200x2-nvlink", "2 x NVIDIA H200, nvlink"])
+def test_gpus_that_compute_together_have_a_row(name: str) -> None:
+    assert gpu.find(name) == MACHINE
+    assert gpu.find(name).bandwidth == gpu.find("h200").bandwidth
