@@ -18,7 +18,7 @@ from kernelcat.kernels.cuda.flashmla.split import (
     num_teams,
     times_read,
 )
-from kernelcat.kernels.cuda.flashmla.wgmma import BLOCK, TILE_US, illegal, launches
+from kernelcat.kernels.cuda.flashmla.wgmma import BLOCK, START_US, TILE_US, illegal, launches
 from kernelcat.reference.flashmla import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
@@ -75,11 +75,11 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     share = max(ceil(cost / max_teams), config["least"] + PIECE_COST)
     teams = ceil(cost / share)
     bytes_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.85)
-    work_us = share * TILE_US
+    work_us = START_US + share * TILE_US
     # Tokens that are read again come from L2, which costs power, where it costs no time.
     power_us = 0.05 * bytes_us * times_read(problem, tile_rows)
     total_us = LAUNCH_US + max(bytes_us, work_us) + power_us + 0.1 * (config["cluster"] > 1)
-    return total_us + merge_us(problem, tile_rows, teams, config["combine"])
+    return total_us + merge_us(problem, tile_rows, teams, config["combine"], gpu, all_at_once=True)
 
 
 IMPLEMENTATION = Implementation(

@@ -178,7 +178,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     bytes_us = copy_us(ENTRY.bytes_moved(problem) * reads, gpu, 0.9 * busy**0.5)
     work_us = share * TILE_US[is_packed(problem)]
     total_us = LAUNCH_US + START_US + max(bytes_us, work_us)
-    return total_us + merge_us(problem, tile_rows, teams, config["combine"])
+    return total_us + merge_us(problem, tile_rows, teams, config["combine"], gpu, all_at_once=True)
 
 
 IMPLEMENTATION = Implementation(

@@ -22,7 +22,13 @@ from kernelcat.kernels.cuda.flashmla.split import (
     times_read,
     workspaces,
 )
-from kernelcat.kernels.cuda.flashmla.wgmma import BLOCK, THREADS, wgmma_map, why_no_wgmma
+from kernelcat.kernels.cuda.flashmla.wgmma import (
+    BLOCK,
+    START_US,
+    THREADS,
+    wgmma_map,
+    why_no_wgmma,
+)
 from kernelcat.reference._mla_row import PACKED, ROPE, SCALED, SCALES
 from kernelcat.reference.flashmla import ENTRY, PACKED_TYPE
 from kernelcat.runtime.gpu import Gpu
@@ -34,8 +40,9 @@ SHARED_BYTES = 24 * BLOCK * 128 + BLOCK * 256 + BLOCK * 160 + 3072
 SCALE_BYTES = 3 * 16 * BLOCK
 """Bytes of the scales of packed rows."""
 
-TILE_US = {1: 1.0, 2: 1.3}
-"""Microseconds of a cluster for a KV tile, by the number of warpgroups that have rows."""
+TILE_US = {(1, False): 1.5, (2, False): 2.0, (1, True): 2.25, (2, True): 2.85}
+"""Microseconds of a cluster for a KV tile, by the number of warpgroups that have rows, and by
+whether it is packed."""
 ROW_TILE_US = 3.0
 """Microseconds of a cluster for the queries and results of a row tile."""
 
@@ -143,9 +150,10 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     reads = times_read(problem, tile_rows)
     bytes_us = copy_us(ENTRY.bytes_moved(problem) * reads, gpu, 0.85)
     row_tiles = ceil(num_row_tiles(problem, tile_rows) / teams)  # of a cluster
-    work_us = ceil(items / teams) * TILE_US[_warpgroups(problem)] + ROW_TILE_US * row_tiles
+    tile_us = TILE_US[_warpgroups(problem), is_packed(problem)]
+    work_us = START_US + ceil(items / teams) * tile_us + ROW_TILE_US * row_tiles
     total_us = LAUNCH_US + max(bytes_us, work_us)
-    return total_us + merge_us(problem, tile_rows, teams, config["combine"])
+    return total_us + merge_us(problem, tile_rows, teams, config["combine"], gpu)
 
 
 IMPLEMENTATION = Implementation(

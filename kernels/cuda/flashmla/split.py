@@ -33,6 +33,9 @@ COMBINE_BLOCKS_PER_SM = {"combine": 2, "merge": 3}
 """Thread blocks of each second kernel, which keep enough loads in flight."""
 COMBINE_US = 4.0
 """Microseconds of the second kernel."""
+FEW_PARTS, MANY_PARTS_US = 8, 2.0
+"""Parts of a row that a warp of `combine` adds up alone; microseconds of a thread block for 128
+columns of a row that has more."""
 PART_US = 3.8
 """Microseconds of the last thread block for a partial result of 64 rows."""
 MAX_READS = 4
@@ -77,11 +80,27 @@ def combine_step(
     )
 
 
-def merge_us(problem: Problem, tile_rows: int, teams: int, combine: bool) -> float:
-    """Microseconds to merge the partial results of a row tile, on average."""
-    parts = ceil(teams / max(num_row_tiles(problem, tile_rows), 1))
+def merge_us(
+    problem: Problem,
+    tile_rows: int,
+    teams: int,
+    combine: bool,
+    gpu: Gpu,
+    all_at_once: bool = False,
+) -> float:
+    """Microseconds to merge the partial results of a row tile, on average.
+
+    ``all_at_once``: the second kernel is `merge`. `combine` takes rows of many parts one by one.
+    """
+    row_tiles = max(num_row_tiles(problem, tile_rows), 1)
+    parts = ceil(teams / row_tiles)
     if mean_context(problem) < context(problem):  # lengths differ: teams end within row tiles
         parts = max(parts, 2)
+    if combine and not all_at_once:
+        longest = teams / row_tiles * context(problem) / max(mean_context(problem), 1)
+        many = min(row_tiles, teams // (2 * FEW_PARTS)) if longest > FEW_PARTS else 0
+        rounds = many * tile_rows * 4 / (gpu.sms * COMBINE_BLOCKS_PER_SM["combine"])
+        return COMBINE_US + MANY_PARTS_US * max(rounds - 1, 0)
     if combine:
         return COMBINE_US
     return PART_US * parts if parts > 1 else 0.0
