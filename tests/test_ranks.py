@@ -173,6 +173,17 @@ def test_rings_fit_into_half_of_a_window(variant: str, ranks: int) -> None:
         assert rings * kernels.RING_TILES * tile_bytes <= kernels.HALF_BYTES
 
 
+def test_what_does_not_fit_into_slots_takes_several_launches() -> None:
+    implementation = catalog.implementation("all_reduce", "triton", "slots")
+    problem = summed(8192, 7168, norm=True)
+    *sums, norm = implementation.program(problem, implementation.default(problem, H200), H200).steps
+    begins, sizes = zip(*((s.params[3].value, s.params[4].value) for s in sums), strict=True)
+    assert list(begins) == [sum(sizes[:i]) for i in range(len(sizes))]
+    assert sum(sizes) == 8192 * 7168 // 2
+    assert max(sizes) * 4 * 2 <= slots.SLOT_BYTES
+    assert norm.grid == (8192, 1, 1)
+
+
 def test_one_process_cannot_load_an_entry_of_several_ranks() -> None:
     implementation = catalog.implementation("all_reduce", "cuda", "ll")
     problem = summed(1, 2880)

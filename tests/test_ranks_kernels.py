@@ -47,6 +47,7 @@ TRITON_SUMS = [
     ["all_reduce", "triton/slots", {"tokens": 3, "hidden": 1366, "dtype": "float16"}, TRITON],
     ["all_reduce", "slots", {"tokens": 3, "hidden": 2880}, {"blocks": 64}],
     ["all_reduce", "triton/slots", {"tokens": 25, "hidden": 2880}, TRITON],
+    ["all_reduce", "triton/slots", {"tokens": 2, "hidden": 200, **FUSED}, TRITON],
 ]
 """The kernels of both languages on the same windows; more words than a round of programs takes."""
 

@@ -1,4 +1,5 @@
-"""Triton kernel of `all_reduce`: words that are their own flags, in slots of all ranks' windows.
+"""Triton kernels of `all_reduce`: words that are their own flags in slots of all ranks' windows, and
+the norm of the sums.
 
 kernels/cuda/include/kernelcat/row_slots.cuh has the protocol, and window.cuh the places.
 """
@@ -57,15 +58,21 @@ def take(places, mask, tries):
 
 @triton.jit
 def slots(
-    x,  # (num_words,) int32: pairs of elements
-    out,  # (num_words,) int32
-    num_words, rank, window0, window1, window2, window3, window4, window5, window6, window7,
-    RANKS: tl.constexpr, BLOCK: tl.constexpr, IS_BFLOAT16: tl.constexpr, ERROR: tl.constexpr,
-    SLOTS: tl.constexpr, HALF: tl.constexpr, COPIES: tl.constexpr, TRIES: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    x,  # int32: pairs of elements
+    residual,  # like x, with HAS_RESIDUAL
+    out,  # like x
+    begin, num_words, rank, window0, window1, window2, window3, window4, window5, window6, window7,
+    RANKS: tl.constexpr, BLOCK: tl.constexpr, IS_BFLOAT16: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, ERROR: tl.constexpr, SLOTS: tl.constexpr, HALF: tl.constexpr,
+    COPIES: tl.constexpr, TRIES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Sums of x over the ranks. The windows are those of the ranks from this one on, around."""
+    """Sums of num_words words of x, from begin on, over the ranks.
+
+    The windows are those of the ranks from this one on, around.
+    """
     await_previous(DEPENDENT)
+    x += begin
+    out += begin
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     windows = (window0, window1, window2, window3, window4, window5, window6, window7)
     epoch = tl.load(words_at(window0, program * 4), volatile=True) + 1
@@ -84,6 +91,9 @@ def slots(
         mask = at < num_words
         mine = tl.load(x + at, mask=mask, other=0)
         low, high = halves(mine, IS_BFLOAT16)
+        if HAS_RESIDUAL:
+            added = tl.load(residual + begin + at, mask=mask, other=0)
+            low, high = halves(added, IS_BFLOAT16)
         for source in tl.static_range(RANKS):
             is_mine = tl.full([BLOCK], source, tl.int32) == rank
             places = words_at(window0, half) + source * num_words + at
@@ -92,8 +102,11 @@ def slots(
                 tl.store(words_at(window0, ERROR), 1 + source)
             tries = left
             part_low, part_high = halves(tl.where(is_mine, mine, words), IS_BFLOAT16)
-            low = part_low if source == 0 else low + part_low
-            high = part_high if source == 0 else high + part_high
+            if source == 0 and not HAS_RESIDUAL:
+                low, high = part_low, part_high
+            else:
+                low += part_low
+                high += part_high
         tl.store(
             out + at,
             rounded_bits(low, IS_BFLOAT16) | (rounded_bits(high, IS_BFLOAT16) << 16),
@@ -102,3 +115,21 @@ def slots(
     tl.debug_barrier()  # all threads have read the epoch
     copies = program + tl.arange(0, COPIES) * num_programs
     tl.store(words_at(window0, 0) + copies, epoch, mask=copies < COPIES)
+
+
+@triton.jit
+def normalize(
+    h,  # (rows, hidden)
+    weight,  # (hidden,)
+    normed,  # (rows, hidden)
+    hidden, eps, COLS: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """RMSNorm of a row a program."""
+    await_previous(DEPENDENT)
+    cols = tl.arange(0, COLS)
+    mask = cols < hidden
+    at = tl.program_id(0).to(tl.int64) * hidden + cols
+    values = tl.load(h + at, mask=mask, other=0.0).to(tl.float32)
+    factor = 1 / tl.sqrt(tl.sum(values * values, axis=0) / hidden + eps)
+    weights = tl.load(weight + cols, mask=mask, other=0.0).to(tl.float32)
+    tl.store(normed + at, (values * factor * weights).to(normed.dtype.element_ty), mask=mask)
