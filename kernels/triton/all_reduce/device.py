@@ -1,5 +1,4 @@
-"""Triton kernels of `all_reduce`: words that are their own flags in slots of all ranks' windows, and
-the norm of the sums.
+"""Triton kernels of `all_reduce`: words that are their own flags in slots, and the norm.
 
 kernels/cuda/include/kernelcat/row_slots.cuh has the protocol, and window.cuh the places.
 """
