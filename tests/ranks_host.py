@@ -1,9 +1,9 @@
 """A rank on the CPU: ``RANK RANKS FOLDER JOB``, where the folder holds a file for each window.
 
-JOB is a list in JSON of launches: entry, variant, axes and configuration. The rank runs each with
-the host build of its kernel (`cuda_fibers`), judges its part of the result, and prints a list of
-what was wrong. Nothing but the kernels keeps the ranks together. An axis ``absent`` names a rank
-that does not launch.
+JOB is a list in JSON of launches: entry, variant (``ll``, ``triton/slots``), axes, configuration.
+The rank runs each with the host build of its kernel (`cuda_fibers`) or in Triton's interpreter,
+judges its part of the result, and prints a list of what was wrong. Nothing but the kernels keeps
+the ranks together. An axis ``absent`` names a rank that does not launch.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 
 from kernelcat import catalog
 from kernelcat.catalog.implementation import Config
+from kernelcat.jit.interpreter import interpret
 from kernelcat.ranks import shares
 from kernelcat.ranks.group import filled
 from kernelcat.ranks.window import ERROR_OFFSET, WINDOW_BYTES
@@ -49,15 +50,19 @@ def main() -> None:
         absent = axes.pop("absent", None)
         if rank == absent:
             continue
-        problem = entry.problem(ranks=ranks, dtype="bfloat16", **axes)
-        implementation = catalog.implementation(name, "cuda", variant)
+        problem = entry.problem(**{"ranks": ranks, "dtype": "bfloat16", **axes})
+        language, _, variant = variant.rpartition("/")
+        implementation = catalog.implementation(name, language or "cuda", variant)
         reason = implementation.why_not(Config(config), problem, DEVICE.gpu)
         assert reason is None, reason
         program = implementation.program(problem, Config(config), DEVICE.gpu)
         program = filled(program, rank, [address for _, address in windows])
         prepared = shares.prepare(entry, problem, DEVICE, rank, seed=number)
         prepared.reset()
-        cuda_fibers.run(program, prepared.arrays, MAX_BLOCKS, seed=rank + 1)
+        if language == "triton":
+            interpret(program, prepared.arrays)
+        else:
+            cuda_fibers.run(program, prepared.arrays, MAX_BLOCKS, seed=rank + 1)
         verdict = prepared.judge()
         missing = int.from_bytes(windows[rank][0][ERROR_OFFSET : ERROR_OFFSET + 4], "little")
         if missing:

@@ -16,6 +16,7 @@ from kernelcat.runtime import driver
 VARIANTS = {
     name: variants
     for name in catalog.names()
+    if not catalog.entry(name).ranks  # tests/test_ranks_kernels.py runs them
     if (variants := [i.variant for i in catalog.in_language(name, "triton") if i.interpretable])
 }
 """Entry -> variants that the interpreter runs, all in one process."""

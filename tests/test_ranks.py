@@ -16,6 +16,8 @@ from kernelcat import catalog
 from kernelcat.errors import InvalidArgument, RankFailed, Unsupported
 from kernelcat.jit.cuda import header_folders
 from kernelcat.kernels.cuda import all_reduce as kernels
+from kernelcat.kernels.cuda.common import windows
+from kernelcat.kernels.triton import all_reduce as slots
 from kernelcat.ranks import processes
 from kernelcat.ranks.group import filled
 from kernelcat.ranks.rendezvous import Rendezvous
@@ -131,6 +133,11 @@ def test_the_package_has_the_layout_of_the_header(tmp_path: Path) -> None:
     static_assert(sizeof(Window::words) / 2 / kernelcat::kMaxRanks / sizeof(uint4) * 4
                   == {kernels.LL_ELEMENTS});
     static_assert(sizeof(Window::tiles) == 2 * {kernels.HALF_BYTES});
+    static_assert(sizeof(Window::slots) == 2 * {windows.HALF_BYTES});
+    static_assert({slots.SLOT_BYTES} == {windows.HALF_BYTES});
+    static_assert(__builtin_offsetof(Window, slots) == {slots.SLOTS_OFFSET});
+    static_assert(sizeof(Window::epochs) == 4 * {slots.EPOCHS});
+    static_assert({ERROR_OFFSET} == {slots.ERROR_OFFSET});
     static_assert(kernelcat::kMaxRanks == {MAX_RANKS});
     """
     include = Path(kernels.__file__).parents[1] / "include"
@@ -164,6 +171,17 @@ def test_rings_fit_into_half_of_a_window(variant: str, ranks: int) -> None:
         tile_bytes = kernels.THREADS * config["unroll"] * 16
         rings = step.grid[0] * ranks * (2 if variant == "two_shot" else 1)
         assert rings * kernels.RING_TILES * tile_bytes <= kernels.HALF_BYTES
+
+
+def test_what_does_not_fit_into_slots_takes_several_launches() -> None:
+    implementation = catalog.implementation("all_reduce", "triton", "slots")
+    problem = summed(8192, 7168, norm=True)
+    *sums, norm = implementation.program(problem, implementation.default(problem, H200), H200).steps
+    begins, sizes = zip(*((s.params[3].value, s.params[4].value) for s in sums), strict=True)
+    assert list(begins) == [sum(sizes[:i]) for i in range(len(sizes))]
+    assert sum(sizes) == 8192 * 7168 // 2
+    assert max(sizes) * 4 * 2 <= slots.SLOT_BYTES
+    assert norm.grid == (8192, 1, 1)
 
 
 def test_one_process_cannot_load_an_entry_of_several_ranks() -> None:

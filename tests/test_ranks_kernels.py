@@ -6,6 +6,7 @@ Instructions and memory order are not tested here, but places in windows, rings,
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,17 @@ SUMS = [
     ["all_reduce", "slots", {"tokens": 5, "hidden": 4104, "norm": True}, {"blocks": 64}],
     ["all_reduce", "slots", {"tokens": 2, "hidden": 40, **FUSED}, {"blocks": 64}],
 ]
+TRITON = {"block": 512, "programs": 64, "warps": 4}
+TRITON_SUMS = [
+    ["all_reduce", "triton/slots", {"tokens": 1, "hidden": 40}, TRITON],
+    ["all_reduce", "ll", {"tokens": 1, "hidden": 40}, LL],
+    ["all_reduce", "triton/slots", {"tokens": 3, "hidden": 1366, "dtype": "float16"}, TRITON],
+    ["all_reduce", "slots", {"tokens": 3, "hidden": 2880}, {"blocks": 64}],
+    ["all_reduce", "triton/slots", {"tokens": 25, "hidden": 2880}, TRITON],
+    ["all_reduce", "triton/slots", {"tokens": 2, "hidden": 200, **FUSED}, TRITON],
+]
+"""The kernels of both languages on the same windows; more words than a round of programs takes."""
+
 """Grids of different sizes after each other; tiles of 4096 elements, of which a large problem has
 six for each of 16 thread blocks."""
 
@@ -79,7 +91,7 @@ def results(folder: Path, ranks: int, launches: list[list[object]]) -> list[list
         subprocess.Popen(
             [sys.executable, HERE / "ranks_host.py", str(rank), str(ranks), folder,
              json.dumps(launches)],
-            stdout=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE, text=True, env={**os.environ, "TRITON_INTERPRET": "1"},
         )
         for rank in range(ranks)
     ]  # fmt: skip
@@ -88,8 +100,9 @@ def results(folder: Path, ranks: int, launches: list[list[object]]) -> list[list
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(
-    "launches", [SUMS, DISPATCHES, COMBINES, [*COMBINES[:2], *SUMS[:3], *DISPATCHES[:3]]],
-    ids=["all_reduce", "moe_dispatch", "moe_combine", "all"],
+    "launches",
+    [SUMS, TRITON_SUMS, DISPATCHES, COMBINES, [*COMBINES[:2], *SUMS[:3], *DISPATCHES[:3]]],
+    ids=["all_reduce", "triton", "moe_dispatch", "moe_combine", "all"],
 )  # fmt: skip
 def test_every_launch_is_right_on_every_rank(
     launches: list[list[object]], ranks: int, tmp_path: Path

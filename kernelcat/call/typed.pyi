@@ -18,30 +18,42 @@ class AllReduce(Op):
     def __call__(  # type: ignore[override]
         self,
         x: Array,
+        residual: Array | None = ...,
+        weight: Array | None = ...,
         *,
-        out: Array | None = ...,
-    ) -> Any:
-        r"""all_reduce(x, out=None) -> out
+        eps: float = ...,
+        out: tuple[Array | None, ...] | None = ...,
+    ) -> tuple[Any, Any]:
+        r"""all_reduce(x, residual=None, weight=None, eps=1e-05, out=None) -> out, normed
 
-        Sum of an array over all ranks, on every rank.
+        Sum of an array over all ranks, on every rank; residual and RMSNorm are fused.
 
         Parameters
         ----------
         x : (ranks, tokens, hidden) dtype
             what each rank adds
-        out : array, optional
+        residual : (ranks, tokens, hidden) dtype, optional
+            added first, on its rank
+        weight : (ranks, hidden) dtype, optional
+            of the norm
+        eps : float, 1e-05 by default
+            added to the mean square, at least 1e-12
+        out : tuple of arrays (out, normed), optional
             where results go; allocated if left out
 
         Returns
         -------
         out : (ranks, tokens, hidden) dtype
             the sum, on each rank
+        normed : (ranks, tokens, hidden) dtype, optional
+            the sums, normalized
 
         Raises
         ------
         InvalidArgument
             A rank, shape, element type, stride, device or keyword is wrong, or arrays overlap. Legal
-            are ranks: 2, 3, 4, 5, 6, 7, 8; dtype: bfloat16, float16.
+            are ranks: 2, 3, 4, 5, 6, 7, 8; dtype: bfloat16, float16; residual: False, True; norm:
+            False, True.
         Unsupported
             No kernel serves this problem on this GPU.
         MissingDependency
@@ -52,7 +64,10 @@ class AllReduce(Op):
     def bind(  # type: ignore[override]
         self,
         x: Array,
+        residual: Array | None = ...,
+        weight: Array | None = ...,
         *,
+        eps: float = ...,
         out: Any = None, stream: Any = None,
     ) -> Bound: ...
 

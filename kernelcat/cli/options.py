@@ -107,7 +107,8 @@ def runnable(implementations: list[Implementation], device: Device) -> list[Impl
     from kernelcat.runtime.device import Interpreter
 
     if isinstance(device, Interpreter):
-        runnable = [i for i in implementations if i.interpretable]
+        runnable = [i for i in implementations
+                    if i.interpretable and not catalog.entry(i.entry).ranks]  # fmt: skip
         reason = "without a GPU only Triton kernels run (in its interpreter, which has no Gluon)"
     else:
         runnable = [i for i in implementations if i.serves(device.gpu.arch)]
