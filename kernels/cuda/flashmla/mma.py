@@ -200,5 +200,5 @@ IMPLEMENTATION = Implementation(
         "exponential by one instruction": "MUFU.EX2",
     },
     rank=1,
-    unverified="its queries come by the ring and its work is dealt out since it ran on an H200",
+    unverified="right on an H200, where racecheck reports hazards that are not explained yet",
 )
