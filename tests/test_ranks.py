@@ -211,3 +211,13 @@ def test_what_several_ranks_cannot_do_is_one_line(arguments: str, message: str) 
     assert done.returncode != 0
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["moe_dispatch", "moe_combine"])
+def test_an_exchange_of_no_tokens_has_a_default_and_an_estimate(name: str) -> None:
+    entry = catalog.entry(name)
+    empty = entry.problem(**next(iter(entry.problems.values())).values | {"tokens": 0})
+    for implementation in catalog.implementations(name):
+        config = implementation.default(empty, H200)
+        assert implementation.why_not(config, empty, H200) is None
+        assert implementation.estimate(empty, config, H200) > 0

@@ -94,7 +94,7 @@ def _exchange_us(problem: Problem, config: Config, gpu: Gpu, trips: int) -> floa
     """The longer of the wire and of the local memory, and trips."""
     received = mean_rows(problem) * problem["hidden"] * 2
     sent = received * (problem["ranks"] - 1) / problem["ranks"]
-    blocks = min(problem["tokens"], config["blocks"])
+    blocks = max(min(problem["tokens"], config["blocks"]), 1)
     return LAUNCH_US + max(wire_us(sent, blocks), copy_us(4 * received, gpu)) + trips * TRIP_US
 
 
