@@ -24,7 +24,7 @@ from kernelcat.kernels.cuda.common.windows import (
 from kernelcat.reference._exchange import mean_rows
 from kernelcat.runtime.gpu import Gpu
 
-UNVERIFIED = "compiled, not run on a GPU"
+UNVERIFIED = "its first version was right on two H200, this one has not run there"
 THREADS = 256
 """Threads of a thread block."""
 
