@@ -248,7 +248,8 @@ def updating(entry: Entry) -> Problem:
 )
 def test_an_output_that_a_second_run_changes_again_is_declared_accumulated(entry: Entry) -> None:
     case = prepared(entry, updating(entry))
-    again = dict(gate.decoded(entry, case.problem, case.pristine))
+    is_exact = entry.tolerance_of(case.problem) == EXACT  # then the oracle takes what is stored
+    again = dict(case.pristine if is_exact else gate.decoded(entry, case.problem, case.pristine))
     again |= {tensor.name: case.expected[tensor.name] for tensor in entry.updated}
     twice = entry.oracle(case.problem, again)
     for tensor in entry.updated:
