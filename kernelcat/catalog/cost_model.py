@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kernelcat.runtime.gpu import Gpu
 
 if TYPE_CHECKING:
-    from kernelcat.catalog.implementation import Implementation
+    from kernelcat.catalog.implementation import Config, Implementation
     from kernelcat.catalog.spec import Problem
 
 # Times in microseconds; efficiencies are fractions of the peak rate.
@@ -171,3 +171,18 @@ def why_slower(us: float, other: Implementation, problem: Problem, gpu: Gpu) -> 
     if us <= MAX_SLOWDOWN * other_us:
         return None
     return f"{other.variant} takes {other_us:.3g} us by the cost model, and this {us:.3g} us"
+
+
+def least_estimate(
+    implementation: Implementation, problem: Problem, gpu: Gpu
+) -> tuple[float, Config] | None:
+    """The least estimate in microseconds of what is legal and not unpromising, and which one it is.
+
+    None where there is no such configuration. Searches the whole space.
+    """
+    found = (
+        (implementation.estimate(problem, config, gpu), config)
+        for config in implementation.legal(problem, gpu)
+        if implementation.unpromising(config, problem, gpu) is None
+    )
+    return min(found, key=lambda pair: pair[0], default=None)

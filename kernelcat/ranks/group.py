@@ -59,7 +59,7 @@ class Group:
 
     @property
     def pci_bus_id(self) -> str:
-        """Of this rank's GPU."""
+        """PCI bus id of this rank's GPU."""
         return self._bus_ids[self.rank]
 
     @property

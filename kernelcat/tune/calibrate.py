@@ -46,9 +46,11 @@ def calibrate(entry: Entry, sku: str) -> Calibration:
         }
         return {NEAREST: nearest, **asking}
 
-    narrow, wide = judged(False), judged(entry.random_problem is not None)
-    widened = entry.random_problem is not None and _least(wide) <= _least(narrow) + MARGIN
-    losses = wide if widened else narrow
+    losses, widened = judged(False), False
+    if entry.random_problem is not None:
+        wide = judged(True)
+        if _least(wide) <= _least(losses) + MARGIN:
+            losses, widened = wide, True
     best = min(RULES, key=lambda rule: losses[rule].mean)
     rule = best if losses[best].mean < nearest.mean - MARGIN else NEAREST
     model = fit(entry, gpu, times, rule, widened)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from itertools import product
 from math import ceil
 
-from kernelcat.catalog.cost_model import WAVE_LATENCY_US
+from kernelcat.catalog.cost_model import WAVE_LATENCY_US, least_estimate
 from kernelcat.catalog.implementation import Config, Implementation, Int32, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.launch import CLUSTER_FIT, instance, why_no_grid
@@ -190,16 +189,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 @lru_cache(maxsize=1024)
 def _best(problem: Problem, gpu: Gpu) -> tuple[float, Config] | None:
-    """The least estimate, and its configuration."""
-    best: tuple[float, Config] | None = None
-    for values in product(*SPACE.values()):
-        config = Config(dict(zip(SPACE, values, strict=True)))
-        if _illegal(config, problem, gpu) or _unpromising(config, problem, gpu):
-            continue
-        us = _estimate(problem, config, gpu)
-        if best is None or us < best[0]:
-            best = us, config
-    return best
+    return least_estimate(IMPLEMENTATION, problem, gpu)
 
 
 IMPLEMENTATION = Implementation(

@@ -7,8 +7,8 @@ the mainloop and the stores are those of `wgmma`.
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import product
 
+from kernelcat.catalog.cost_model import least_estimate
 from kernelcat.catalog.implementation import (
     Config,
     Implementation,
@@ -171,16 +171,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 @lru_cache(maxsize=1024)
 def _best(problem: Problem, gpu: Gpu) -> tuple[float, Config] | None:
-    """The least estimate, and its configuration."""
-    best: tuple[float, Config] | None = None
-    for values in product(*SPACE.values()):
-        config = Config(dict(zip(SPACE, values, strict=True)))
-        if _illegal(config, problem, gpu) or _unpromising(config, problem, gpu):
-            continue
-        us = _estimate(problem, config, gpu)
-        if best is None or us < best[0]:
-            best = us, config
-    return best
+    return least_estimate(IMPLEMENTATION, problem, gpu)
 
 
 IMPLEMENTATION = Implementation(
