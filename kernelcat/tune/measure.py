@@ -26,6 +26,10 @@ SCREENING_SHARE = 0.75
 MAX_LOSSES = 3
 """How often a problem is begun whose tune ends with an error, as when its machine is lost."""
 
+WAKE_S = 0.5
+"""Seconds after which the main thread looks for Ctrl-C: the signal may reach another thread of the
+process, which does not wake the main thread."""
+
 HOST_TIMED = ("eager",)
 """Regimes whose times include the host's: beside such a race nothing is compiled."""
 
@@ -173,7 +177,8 @@ def measure(
     with ThreadPoolExecutor(len(slots)) as threads:
         try:
             jobs = [threads.submit(_work, slot, make_tools, queue, choose) for slot in slots]
-            wait(jobs)
+            while wait(jobs, WAKE_S).not_done:
+                pass  # Ctrl-C
         finally:
             queue.close()
             for slot in slots:
