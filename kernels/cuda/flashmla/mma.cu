@@ -15,12 +15,16 @@
 //                        | cp.async: kGatherThreads         |             | or queries have
 // weights_full[stage]    | lanes of the score warp (32)     | value warps | weights, row max;
 //                        |                                  |             | queries were read
-// empty[stage]           | value warps (4), and score warps | producer    | values were read,
-//                        | whose turn it is not (3)         |             | nobody waits
+// empty[stage]           | value threads (128), and a lane  | producer,   | values and weights
+//                        | of the score warps whose turn it | score warps | were read, nobody
+//                        | is not (3)                       |             | waits
 // kValuesBarrier (named) | value threads (128)              | value warps | each other (merge)
+//
+// Every value thread arrives at empty, and a score warp looks at it before it writes weights,
+// though a full stage implies it: racecheck does not follow one lane's arrival for its warp.
 #include <kernelcat/cache_policy.cuh>
 #include <kernelcat/pdl.cuh>
-#include <kernelcat/stage_release.cuh>
+#include <kernelcat/sync.cuh>
 
 #include "dealt_list.cuh"
 #include "stream_gatherer.cuh"
@@ -174,6 +178,7 @@ struct StreamLatent {
           Keys& keys = shared.keys[at.stage];
           const int token = tile * kTileTokens, remaining = segment.sequence.num_tokens - token;
           if (remaining < kTileTokens) score_warp.clear(keys, max(remaining, 0));
+          shared.empty[at.stage].wait(at.phase ^ 1);
           score_warp.attend(keys, token, shared.weights[at.stage]);
         }
         pass_on(at.stage, turn == warp);
@@ -228,14 +233,14 @@ struct StreamLatent {
       value_warp.begin();
       if constexpr (!Keys::kPacked) {  // the queries' stage
         shared.weights_full[at.stage].wait(at.phase);
-        __syncwarp();
-        if (lane_index() == 0) shared.empty[at.stage].arrive();
+        shared.empty[at.stage].arrive();
         at.advance();
       }
       for (int tile = segment.begin; tile < segment.end; ++tile) {
         shared.weights_full[at.stage].wait(at.phase);
         value_warp.attend(shared.keys[at.stage], shared.weights[at.stage]);
-        release_stage_after_loads(shared.empty[at.stage]);
+        fence_async_shared();  // the arrival does not overtake loads in flight
+        shared.empty[at.stage].arrive();
         at.advance();
       }
       value_warp.reduce_row_sums();
@@ -273,7 +278,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1)
     for (int i = 0; i < kNumStages; ++i) {
       shared.full[i].init(Tile::kArrivals);
       shared.weights_full[i].init(kWarpThreads);
-      shared.empty[i].init(kValueWarps + kScoreWarps - 1);
+      shared.empty[i].init(kValueWarps * kWarpThreads + kScoreWarps - 1);
     }
     fence_barrier_init();
   }
