@@ -3,7 +3,8 @@
 JOB is a list in JSON of launches: entry, variant (``ll``, ``triton/slots``), axes, configuration.
 The rank runs each with the host build of its kernel (`cuda_fibers`) or in Triton's interpreter,
 judges its part of the result, and prints a list of what was wrong. Nothing but the kernels keeps
-the ranks together. An axis ``absent`` names a rank that does not launch.
+the ranks together. An axis ``absent`` names a rank that does not launch; with ``together`` all
+thread blocks of a launch run at once, as those do that wait for others.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ctypes
 import json
 import mmap
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,7 +49,7 @@ def main() -> None:
     wrong = []
     for number, (name, variant, axes, config) in enumerate(json.loads(sys.argv[4])):
         entry = catalog.entry(name)
-        absent = axes.pop("absent", None)
+        absent, runs_together = axes.pop("absent", None), axes.pop("together", False)
         if rank == absent:
             continue
         problem = entry.problem(**{"ranks": ranks, "dtype": "bfloat16", **axes})
@@ -57,6 +59,9 @@ def main() -> None:
         assert reason is None, reason
         program = implementation.program(problem, Config(config), DEVICE.gpu)
         program = filled(program, rank, [address for _, address in windows])
+        if runs_together:
+            steps = (replace(step, cluster=step.grid) for step in program.steps)
+            program = replace(program, steps=tuple(steps))
         prepared = shares.prepare(entry, problem, DEVICE, rank, seed=number)
         prepared.reset()
         if language == "triton":

@@ -67,8 +67,10 @@ DISPATCHES = [
     ["moe_dispatch", "tiles", {**FLOAT8, "tokens": 470, "hidden": 32}, RINGS],
     ["moe_dispatch", "ll", {**WIDE, "tokens": 300, "hidden": 16, "skew": "zipf"}, SLOTS],
     ["moe_dispatch", "tiles", {**WIDE, "tokens": 9, "top_k": 7}, RINGS],
+    ["moe_dispatch", "ll", {**WIDE, "tokens": 700, "hidden": 16, "together": True}, {"blocks": 8}],
 ]
-"""More tokens than threads, and than thread blocks; eight tiles for each of 32 thread blocks."""
+"""More tokens than threads, and than thread blocks; eight tiles for each of 32 thread blocks; and
+tokens of which two thread blocks send the ids."""
 
 COMBINES = [
     ["moe_combine", "ll", {**ROUTED, "tokens": 5}, SLOTS],

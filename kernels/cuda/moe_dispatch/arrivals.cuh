@@ -41,33 +41,36 @@ __device__ __forceinline__ int unpacked_id(const uint2& packed, int i) {
   return (i < 2 ? packed.x : packed.y) >> (i % 2 * 16) & 0xffff;
 }
 
-// Sends every rank, this one too, which tokens come to it, and the ids of all. One thread block
-// does this for a launch, a warp for each group of tokens.
+// Sends every rank, this one too, which tokens come to it, and the ids of all. A warp takes a group
+// of tokens; the launch has `num_blocks` thread blocks for this, `index` is that of the caller.
 template <int kRanks, int kThreads, int kIdWords>
 __device__ __forceinline__ void send_tokens(const Tokens<kIdWords>& own,
-                                            const Windows<kRanks>& windows, uint32_t epoch) {
+                                            const Windows<kRanks>& windows, uint32_t epoch,
+                                            int index, int num_blocks) {
+  constexpr int kWarps = kThreads / kWarpThreads, kParts = kGroupTokens / kWarpThreads;
   const int half = epoch % 2, lane = lane_index();
-  const int warp = threadIdx.x / kWarpThreads;
-  for (int group = warp; group < own.num_groups(); group += kThreads / kWarpThreads) {
-    uint32_t come[kRanks][2];
+  const int first = index * kWarps + threadIdx.x / kWarpThreads;
+  for (int group = first; group < own.num_groups(); group += num_blocks * kWarps) {
+    const auto token_of = [&](int part) {
+      return group * kGroupTokens + part * kWarpThreads + lane;
+    };
+    uint2 ids[kParts][kIdWords];
 #pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      const int token = group * kGroupTokens + part * kWarpThreads + lane;
-      uint32_t ranks = 0;
+    for (int part = 0; part < kParts; ++part) {
 #pragma unroll
       for (int word = 0; word < kIdWords; ++word) {
-        if (token >= own.tokens) continue;
-        const uint2 ids = own.packed_ids(token, word);
+        const bool is_token = token_of(part) < own.tokens;
+        ids[part][word] = is_token ? own.packed_ids(token_of(part), word) : uint2{~0u, ~0u};
+      }
+    }
+    uint32_t come[kRanks][kParts];
 #pragma unroll
-        for (int i = 0; i < kWordIds; ++i) {
-          const int id = unpacked_id(ids, i);
-          if (id != 0xffff) ranks |= 1u << holder_of<kRanks>(id, own.local_experts);
-        }
+    for (int part = 0; part < kParts; ++part) {
+      uint32_t ranks = 0;
 #pragma unroll
-        for (int shift = 0; shift < kRanks; ++shift) {
-          FlaggedWord* words = windows.of[shift]->words[half][windows.rank];
-          store_flagged(&words[own.word_of(token, word)], ids, epoch);
-        }
+      for (int i = 0; i < kIdWords * kWordIds; ++i) {
+        const int id = unpacked_id(ids[part][i / kWordIds], i % kWordIds);
+        if (id != 0xffff) ranks |= 1u << holder_of<kRanks>(id, own.local_experts);
       }
 #pragma unroll
       for (int shift = 0; shift < kRanks; ++shift) {
@@ -75,10 +78,20 @@ __device__ __forceinline__ void send_tokens(const Tokens<kIdWords>& own,
       }
     }
 #pragma unroll
-    for (int shift = 0; shift < kRanks; ++shift) {
-      if (lane != shift) continue;
-      store_flagged(&windows.of[shift]->words[half][windows.rank][group],
-                    {come[shift][0], come[shift][1]}, epoch);
+    for (int i = 1; i <= kRanks; ++i) {
+      const int shift = i % kRanks;
+      FlaggedWord* words = windows.of[shift]->words[half][windows.rank];
+      if (lane == 0) {
+        store_flagged(&words[group], {come[shift][0], come[shift][kParts - 1]}, epoch);
+      }
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        if (token_of(part) >= own.tokens) continue;
+#pragma unroll
+        for (int word = 0; word < kIdWords; ++word) {
+          store_flagged(&words[own.word_of(token_of(part), word)], ids[part][word], epoch);
+        }
+      }
     }
   }
 }

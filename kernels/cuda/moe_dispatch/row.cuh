@@ -8,12 +8,13 @@ namespace kernelcat {
 
 template <bool kFloat8>
 struct RowShape {
-  int data_vectors, num_scales, top_k;
+  int hidden, top_k, data_vectors, num_scales;
 
   __device__ __forceinline__ RowShape(int hidden, int top_k)
-      : data_vectors(hidden / (kFloat8 ? 16 : 8)),
-        num_scales(kFloat8 ? ceil_div(hidden, kScaleBlock) : 0),
-        top_k(top_k) {}
+      : hidden(hidden),
+        top_k(top_k),
+        data_vectors(hidden / (kFloat8 ? 16 : 8)),
+        num_scales(kFloat8 ? ceil_div(hidden, kScaleBlock) : 0) {}
 
   __device__ __forceinline__ int num_words() const { return num_scales + top_k; }
   __device__ __forceinline__ int word_vectors() const { return ceil_div(num_words(), 4); }
@@ -48,64 +49,77 @@ struct ReceivedRows {
   }
 };
 
-constexpr int kRowUnroll = 4;   // vectors of a row that a thread moves at once
+constexpr int kRowUnroll = 4;   // vectors that a thread loads at once
 constexpr int kScaleLanes = 8;  // lanes side by side on the 128 elements of a scale
 
-// 16 elements of x (num_vectors * 16,) from 16 * `place` on in float8. The lanes of a warp call
-// this together for neighbouring places, of which those from `num_vectors` on are zeros; every
-// eighth lane stores the scale of its 128 elements in `scales`.
-template <typename T>
-__device__ __forceinline__ uint4 quantized_vector(const T* x, int place, int num_vectors,
-                                                  float* scales) {
-  T elements[16] = {};
-  float amax = kMinAmax;
-  if (place < num_vectors) {
-    const uint4* vectors = reinterpret_cast<const uint4*>(x) + 2 * place;
-    reinterpret_cast<uint4*>(elements)[0] = vectors[0];
-    reinterpret_cast<uint4*>(elements)[1] = vectors[1];
+// What becomes a vector of a row: 16 bytes of x, or 16 elements that are quantized.
+template <typename T, bool kFloat8>
+struct SourceVector {
+  static constexpr int kParts = kFloat8 ? 2 : 1;
+  uint4 parts[kParts];
+
+  // Loads what becomes vector `place` of x (hidden,); from `num_vectors` on there are zeros.
+  __device__ __forceinline__ void load(const T* x, int place, int num_vectors) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      parts[i] = {};
+      if (place < num_vectors) parts[i] = reinterpret_cast<const uint4*>(x)[kParts * place + i];
+    }
+  }
+
+  // The vector on the wire. In float8 the lanes of a warp call this together for neighbouring
+  // places, and every eighth lane stores the scale of its 128 elements in `scales`.
+  __device__ __forceinline__ uint4 on_wire(int place, int num_vectors, float* scales) const {
+    if constexpr (kFloat8) {
+      return quantized(place, num_vectors, scales);
+    } else {
+      return parts[0];
+    }
+  }
+
+ private:
+  __device__ __forceinline__ uint4 quantized(int place, int num_vectors, float* scales) const {
+    const T* elements = reinterpret_cast<const T*>(parts);
+    float amax = kMinAmax;
 #pragma unroll
     for (int i = 0; i < 16; ++i) amax = fmaxf(amax, fabsf(to_float(elements[i])));
-  }
 #pragma unroll
-  for (int mask = kScaleLanes / 2; mask > 0; mask /= 2) {
-    amax = fmaxf(amax, __shfl_xor_sync(0xffffffff, amax, mask));
-  }
-  const float inverse = inverse_of(amax);
-  if (place % kScaleLanes == 0 && place < num_vectors) scales[place / kScaleLanes] = scale_of(amax);
-  uint32_t pairs[8];
+    for (int mask = kScaleLanes / 2; mask > 0; mask /= 2) {
+      amax = fmaxf(amax, __shfl_xor_sync(0xffffffff, amax, mask));
+    }
+    const float inverse = inverse_of(amax);
+    if (place % kScaleLanes == 0 && place < num_vectors) {
+      scales[place / kScaleLanes] = scale_of(amax);
+    }
+    uint32_t pairs[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    pairs[i] = pack_e4m3(__fmul_rn(to_float(elements[2 * i]), inverse),
-                         __fmul_rn(to_float(elements[2 * i + 1]), inverse));
+    for (int i = 0; i < 8; ++i) {
+      pairs[i] = pack_e4m3(__fmul_rn(to_float(elements[2 * i]), inverse),
+                           __fmul_rn(to_float(elements[2 * i + 1]), inverse));
+    }
+    return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16, pairs[4] | pairs[5] << 16,
+            pairs[6] | pairs[7] << 16};
   }
-  return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16, pairs[4] | pairs[5] << 16,
-          pairs[6] | pairs[7] << 16};
-}
+};
 
 // Gives the vectors of the activations x (hidden,) of a token to `send(place, vector)`, after the
 // first of them are loaded and `begin()` was called. With kFloat8 the scales go to `words`, in
 // shared memory. All threads call this together.
-template <bool kFloat8, int kThreads, typename T, typename Begin, typename Send>
+template <int kThreads, bool kFloat8, typename T, typename Begin, typename Send>
 __device__ __forceinline__ void send_data(const RowShape<kFloat8>& shape, const T* x, float* words,
                                           Begin begin, Send send) {
-  constexpr int kUnroll = kFloat8 ? 1 : kRowUnroll;
-  for (int first = 0; first < shape.data_vectors; first += kUnroll * kThreads) {
-    uint4 vectors[kUnroll];
+  constexpr int kUnroll = kRowUnroll / SourceVector<T, kFloat8>::kParts;
+  const int count = shape.data_vectors;
+  for (int first = 0; first < count; first += kUnroll * kThreads) {
     const auto place = [&](int i) { return first + i * kThreads + int(threadIdx.x); };
+    SourceVector<T, kFloat8> loaded[kUnroll];
 #pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      if constexpr (kFloat8) {
-        vectors[i] = quantized_vector(x, place(i), shape.data_vectors, words);
-      } else {
-        if (place(i) < shape.data_vectors) {
-          vectors[i] = reinterpret_cast<const uint4*>(x)[place(i)];
-        }
-      }
-    }
+    for (int i = 0; i < kUnroll; ++i) loaded[i].load(x, place(i), count);
     if (first == 0) begin();
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
-      if (place(i) < shape.data_vectors) send(place(i), vectors[i]);
+      const uint4 vector = loaded[i].on_wire(place(i), count, words);
+      if (place(i) < count) send(place(i), vector);
     }
   }
 }
