@@ -4,12 +4,14 @@ JOB is a list in JSON of launches: entry, variant (``ll``, ``triton/slots``), ax
 The rank runs each with the host build of its kernel (`cuda_fibers`) or in Triton's interpreter,
 judges its part of the result, and prints a list of what was wrong. Nothing but the kernels keeps
 the ranks together. An axis ``absent`` names a rank that does not launch; with ``together`` all
-thread blocks of a launch run at once, as those do that wait for others.
+thread blocks of a launch run at once, as those do that wait for others; ``slot_bytes`` replaces the
+size of the slots, by which Triton's programs divide tokens into launches.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import mmap
 import sys
@@ -24,11 +26,15 @@ import numpy as np
 from kernelcat import catalog
 from kernelcat.catalog.implementation import Config
 from kernelcat.jit.interpreter import interpret
+from kernelcat.kernels.triton.common import windows as windows_of_triton
 from kernelcat.ranks import shares
 from kernelcat.ranks.group import filled
 from kernelcat.ranks.window import ERROR_OFFSET, WINDOW_BYTES
 from kernelcat.runtime import gpu
 
+SLOT_BYTES = windows_of_triton.SLOT_BYTES
+windows_of_triton.TRIES = 50_000  # of the interpreter: seconds
+importlib.import_module("kernelcat.kernels.triton.common.device.windows")  # with all slots
 DEVICE: Any = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
 
 
@@ -49,6 +55,7 @@ def main() -> None:
     wrong = []
     for number, (name, variant, axes, config) in enumerate(json.loads(sys.argv[4])):
         entry = catalog.entry(name)
+        windows_of_triton.SLOT_BYTES = axes.pop("slot_bytes", SLOT_BYTES)
         absent, runs_together = axes.pop("absent", None), axes.pop("together", False)
         if rank == absent:
             continue

@@ -22,7 +22,8 @@ import cuda_fibers
 import numpy as np
 
 from kernelcat.errors import RankFailed
-from kernelcat.kernels.cuda import all_reduce, moe_combine, moe_dispatch
+from kernelcat.kernels.cuda import all_reduce
+from kernelcat.kernels.cuda.common import expert_exchange
 from kernelcat.ranks import group, links, race
 from kernelcat.ranks.worker import verbs
 from kernelcat.runtime import gpu
@@ -139,9 +140,8 @@ def stand_in() -> None:
     all_reduce.LL_SPACE.update(threads=(128,), blocks=(8,))
     all_reduce.TILE_SPACE.update(unroll=(1,), blocks=(16,))
     all_reduce.SLOT_SPACE.update(blocks=(64,))
-    for exchange in (moe_combine, moe_dispatch):
-        exchange.LL_SPACE.update(blocks=(64,))
-        exchange.TILE_SPACE.update(tile_tokens=(1,), blocks=(32,))
+    expert_exchange.LL_SPACE.update(blocks=(64,))
+    expert_exchange.TILE_SPACE.update(tile_tokens=(1,), blocks=(32,))
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from kernelcat.errors import InvalidArgument, RankFailed, Unsupported
 from kernelcat.jit.cuda import header_folders
 from kernelcat.kernels.cuda import all_reduce as kernels
 from kernelcat.kernels.cuda.common import windows
-from kernelcat.kernels.triton import all_reduce as slots
+from kernelcat.kernels.triton.common import windows as slots
 from kernelcat.ranks import processes
 from kernelcat.ranks.group import filled
 from kernelcat.ranks.rendezvous import Rendezvous
@@ -136,6 +136,8 @@ def test_the_package_has_the_layout_of_the_header(tmp_path: Path) -> None:
     static_assert(sizeof(Window::slots) == 2 * {windows.HALF_BYTES});
     static_assert({slots.SLOT_BYTES} == {windows.HALF_BYTES});
     static_assert(__builtin_offsetof(Window, slots) == {slots.SLOTS_OFFSET});
+    static_assert(__builtin_offsetof(Window, words) == {slots.WORDS_OFFSET});
+    static_assert(sizeof(Window::words) == 2 * kernelcat::kMaxRanks * {slots.SENDER_BYTES});
     static_assert(sizeof(Window::epochs) == 4 * {slots.EPOCHS});
     static_assert({ERROR_OFFSET} == {slots.ERROR_OFFSET});
     static_assert(kernelcat::kMaxRanks == {MAX_RANKS});

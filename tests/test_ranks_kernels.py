@@ -67,7 +67,7 @@ DISPATCHES = [
     ["moe_dispatch", "tiles", {**FLOAT8, "tokens": 470, "hidden": 32}, RINGS],
     ["moe_dispatch", "ll", {**WIDE, "tokens": 300, "hidden": 16, "skew": "zipf"}, SLOTS],
     ["moe_dispatch", "tiles", {**WIDE, "tokens": 9, "top_k": 7}, RINGS],
-    ["moe_dispatch", "ll", {**WIDE, "tokens": 700, "hidden": 16, "together": True}, {"blocks": 8}],
+    ["moe_dispatch", "ll", {**WIDE, "tokens": 700, "hidden": 16, "together": True}, SLOTS],
 ]
 """More tokens than threads, and than thread blocks; eight tiles for each of 32 thread blocks; and
 tokens of which two thread blocks send the ids."""
@@ -82,6 +82,30 @@ COMBINES = [
     ["moe_combine", "ll", {**ROUTED, "tokens": 5}, SLOTS],
 ]
 """With "hot" and one expert a token, all tokens come to rank 0 and none to the others."""
+
+
+TRITON_EXPERTS = [
+    ["moe_dispatch", "triton/slots", {**WIDE, "tokens": 5}, TRITON],
+    ["moe_dispatch", "ll", {**WIDE, "tokens": 5}, SLOTS],
+    ["moe_dispatch", "triton/slots", {**FLOAT8, "tokens": 9, "hidden": 2576}, TRITON],
+    ["moe_combine", "triton/slots", {**ROUTED, "tokens": 5}, TRITON],
+    ["moe_dispatch", "triton/slots", {**WIDE, "tokens": 0}, TRITON],
+    ["moe_combine", "triton/slots", {**ROUTED, "tokens": 0}, TRITON],
+    ["moe_dispatch", "triton/slots", {**WIDE, "tokens": 270, "hidden": 16, "skew": "zipf"}, TRITON],
+    ["moe_combine", "ll", {**ROUTED, "tokens": 5}, SLOTS],
+    ["moe_combine", "triton/slots", {**ROUTED, "tokens": 70, "skew": "hot", "top_k": 1}, TRITON],
+    [
+        "moe_combine",
+        "triton/slots",
+        {**ROUTED, "tokens": 9, "hidden": 2064, "residual": True, "dtype": "float16"},
+        TRITON,
+    ],
+    ["moe_dispatch", "triton/slots", {**FLOAT8, "tokens": 7, "top_k": 7}, TRITON],
+    ["moe_dispatch", "triton/slots", {**WIDE, "tokens": 9, "slot_bytes": 6000}, TRITON],
+    ["moe_combine", "triton/slots", {**ROUTED, "tokens": 9, "slot_bytes": 6000}, TRITON],
+]
+"""More tokens than programs, than a chunk of ids, and than slots; rows of more words than a program
+takes."""
 
 
 def results(folder: Path, ranks: int, launches: list[list[object]]) -> list[list[str]]:
@@ -103,8 +127,9 @@ def results(folder: Path, ranks: int, launches: list[list[object]]) -> list[list
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(
     "launches",
-    [SUMS, TRITON_SUMS, DISPATCHES, COMBINES, [*COMBINES[:2], *SUMS[:3], *DISPATCHES[:3]]],
-    ids=["all_reduce", "triton", "moe_dispatch", "moe_combine", "all"],
+    [SUMS, TRITON_SUMS, DISPATCHES, COMBINES, TRITON_EXPERTS,
+     [*COMBINES[:2], *SUMS[:3], *DISPATCHES[:3]]],
+    ids=["all_reduce", "triton", "moe_dispatch", "moe_combine", "triton_experts", "all"],
 )  # fmt: skip
 def test_every_launch_is_right_on_every_rank(
     launches: list[list[object]], ranks: int, tmp_path: Path

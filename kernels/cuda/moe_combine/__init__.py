@@ -9,9 +9,7 @@ from kernelcat.catalog.implementation import Config, Int32, Pointer, Program, St
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.dependent_launch import has_dependent_launch
 from kernelcat.kernels.cuda.common.expert_exchange import (
-    LL_SPACE,
     THREADS,
-    TILE_SPACE,
     Exchange,
     row_blocks,
     tile_tokens,
@@ -20,8 +18,6 @@ from kernelcat.kernels.cuda.common.expert_exchange import (
 from kernelcat.kernels.cuda.common.launch import instance
 from kernelcat.kernels.cuda.common.windows import SHARED_BYTES, why_not_resident, window_params
 from kernelcat.runtime.gpu import Gpu
-
-__all__ = ["IMPLEMENTATIONS", "LL_SPACE", "TILE_SPACE"]
 
 
 def _wire_bytes(problem: Problem) -> int:

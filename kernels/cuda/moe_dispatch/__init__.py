@@ -13,9 +13,7 @@ from kernelcat.catalog.implementation import Config, Int32, Pointer, Program, St
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.dependent_launch import has_dependent_launch
 from kernelcat.kernels.cuda.common.expert_exchange import (
-    LL_SPACE,
     THREADS,
-    TILE_SPACE,
     Exchange,
     row_blocks,
     tile_tokens,
@@ -31,8 +29,6 @@ from kernelcat.kernels.cuda.common.windows import (
 )
 from kernelcat.reference.moe_dispatch import FP8
 from kernelcat.runtime.gpu import Gpu
-
-__all__ = ["IMPLEMENTATIONS", "LL_SPACE", "TILE_SPACE"]
 
 MAX_MAP_BLOCKS = 128
 """Thread blocks that make index maps, at most one for each expert."""

@@ -8,23 +8,22 @@ from __future__ import annotations
 from math import ceil
 
 from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
-from kernelcat.catalog.implementation import Config, Implementation, Program, Rank, Step, Window
+from kernelcat.catalog.implementation import Config, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
 from kernelcat.kernels.triton.common.dependent_launch import dependent_step
-from kernelcat.reference.all_reduce import MAX_RANKS
+from kernelcat.kernels.triton.common.windows import (
+    SLOT_BYTES,
+    TRIP_US,
+    why_not_resident,
+    window_arguments,
+    wire_us,
+)
 from kernelcat.runtime.gpu import Gpu
 
 SUMS = "kernelcat.kernels.triton.all_reduce.device:slots"
 NORM = "kernelcat.kernels.triton.all_reduce.device:normalize"
 MAX_NORM_HIDDEN = 32768
-ERROR_OFFSET, SLOTS_OFFSET, SLOT_BYTES, EPOCHS = 2048, 167839872, 64 << 20, 512
-"""Bytes of a window (``kernelcat/window.cuh``): where `error` and the slots are, and half of the
-slots; and the number of its epochs."""
-TRIES = 5_000_000
-"""How often a program looks for words before it gives up: seconds."""
-NVLINK, TRIP_US, PROGRAM_RATE = 370e9, 1.5, 4e9
-"""Bytes per second over the link and of a program, and microseconds of a trip to a peer."""
 
 SPACE = {"block": (512, 1024, 2048), "programs": (64, 128, 256), "warps": (4, 8)}
 """block : words of a program at once; programs : programs at most"""
@@ -51,15 +50,11 @@ def _sums(problem: Problem, config: Config, gpu: Gpu, begin: int, num_words: int
         **{name: triton.pointer(name, "int32") for name in ("x", "residual", "out")},
         "begin": triton.integer(begin, divisor=1),
         "num_words": triton.integer(num_words, divisor=1),
-        "rank": triton.Argument("i32", (Rank(),)),
-        **{f"window{shift}": triton.Argument("i64", (Window(shift=shift),), 16)
-           for shift in range(MAX_RANKS)},
-    }  # fmt: skip
+        **window_arguments(),
+    }
     constants = {
         "RANKS": problem["ranks"], "BLOCK": config["block"],
         "IS_BFLOAT16": problem["dtype"] == "bfloat16", "HAS_RESIDUAL": problem["residual"],
-        "ERROR": ERROR_OFFSET, "SLOTS": SLOTS_OFFSET, "HALF": SLOT_BYTES, "COPIES": EPOCHS,
-        "TRIES": TRIES,
     }  # fmt: skip
     num_programs = min(ceil(num_words / config["block"]), config["programs"])
     return dependent_step(
@@ -86,15 +81,13 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return "tokens * hidden must be even: a word holds two elements"
     if problem["norm"] and problem["hidden"] > MAX_NORM_HIDDEN:
         return f"a program normalizes rows of at most {MAX_NORM_HIDDEN} elements"
-    if config["programs"] > gpu.sms:
-        return f"{config['programs']} programs wait for each other on {gpu.sms} SMs"
-    return None
+    return why_not_resident(config["programs"], gpu)
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     size = 4 * _num_words(problem)
     programs = min(max(ceil(_num_words(problem) / config["block"]), 1), config["programs"])
-    wire = (problem["ranks"] - 1) * size / min(NVLINK, PROGRAM_RATE * programs) * 1e6
+    wire = wire_us((problem["ranks"] - 1) * size, programs)
     return LAUNCH_US + max(wire, copy_us(2 * size, gpu)) + 2 * TRIP_US
 
 
