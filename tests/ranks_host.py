@@ -26,14 +26,15 @@ import numpy as np
 from kernelcat import catalog
 from kernelcat.catalog.implementation import Config
 from kernelcat.jit.interpreter import interpret
+from kernelcat.kernels.cuda.common import windows as layout
 from kernelcat.kernels.triton.common import windows as windows_of_triton
 from kernelcat.ranks import shares
 from kernelcat.ranks.group import filled
 from kernelcat.ranks.window import ERROR_OFFSET, WINDOW_BYTES
 from kernelcat.runtime import gpu
 
-SLOT_BYTES = windows_of_triton.SLOT_BYTES
-windows_of_triton.TRIES = 50_000  # of the interpreter: seconds
+SLOT_BYTES = layout.HALF_BYTES
+layout.TRIES = 50_000  # of the interpreter: seconds
 importlib.import_module("kernelcat.kernels.triton.common.device.windows")  # with all slots
 DEVICE: Any = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
 
@@ -55,7 +56,7 @@ def main() -> None:
     wrong = []
     for number, (name, variant, axes, config) in enumerate(json.loads(sys.argv[4])):
         entry = catalog.entry(name)
-        windows_of_triton.SLOT_BYTES = axes.pop("slot_bytes", SLOT_BYTES)
+        windows_of_triton.HALF_BYTES = axes.pop("slot_bytes", SLOT_BYTES)
         absent, runs_together = axes.pop("absent", None), axes.pop("together", False)
         if rank == absent:
             continue

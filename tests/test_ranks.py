@@ -17,7 +17,6 @@ from kernelcat.errors import InvalidArgument, RankFailed, Unsupported
 from kernelcat.jit.cuda import header_folders
 from kernelcat.kernels.cuda import all_reduce as kernels
 from kernelcat.kernels.cuda.common import windows
-from kernelcat.kernels.triton.common import windows as slots
 from kernelcat.ranks import processes
 from kernelcat.ranks.group import filled
 from kernelcat.ranks.rendezvous import Rendezvous
@@ -134,12 +133,11 @@ def test_the_package_has_the_layout_of_the_header(tmp_path: Path) -> None:
                   == {kernels.LL_ELEMENTS});
     static_assert(sizeof(Window::tiles) == 2 * {kernels.HALF_BYTES});
     static_assert(sizeof(Window::slots) == 2 * {windows.HALF_BYTES});
-    static_assert({slots.SLOT_BYTES} == {windows.HALF_BYTES});
-    static_assert(__builtin_offsetof(Window, slots) == {slots.SLOTS_OFFSET});
-    static_assert(__builtin_offsetof(Window, words) == {slots.WORDS_OFFSET});
-    static_assert(sizeof(Window::words) == 2 * kernelcat::kMaxRanks * {slots.SENDER_BYTES});
-    static_assert(sizeof(Window::epochs) == 4 * {slots.EPOCHS});
-    static_assert({ERROR_OFFSET} == {slots.ERROR_OFFSET});
+    static_assert(__builtin_offsetof(Window, slots) == {windows.SLOTS_OFFSET});
+    static_assert(__builtin_offsetof(Window, words) == {windows.WORDS_OFFSET});
+    static_assert(sizeof(Window::words) == 2 * kernelcat::kMaxRanks * {windows.SENDER_BYTES});
+    static_assert(sizeof(Window::epochs) == 4 * {windows.EPOCHS});
+    static_assert({ERROR_OFFSET} == {windows.ERROR_OFFSET});
     static_assert(kernelcat::kMaxRanks == {MAX_RANKS});
     """
     include = Path(kernels.__file__).parents[1] / "include"
@@ -182,7 +180,7 @@ def test_what_does_not_fit_into_slots_takes_several_launches() -> None:
     begins, sizes = zip(*((s.params[3].value, s.params[4].value) for s in sums), strict=True)
     assert list(begins) == [sum(sizes[:i]) for i in range(len(sizes))]
     assert sum(sizes) == 8192 * 7168 // 2
-    assert max(sizes) * 4 * 2 <= slots.SLOT_BYTES
+    assert max(sizes) * 4 * 2 <= windows.HALF_BYTES
     assert norm.grid == (8192, 1, 1)
 
 

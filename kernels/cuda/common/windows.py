@@ -17,6 +17,13 @@ FLAGGED_WORDS = 1 << 17
 RING_TILES = 4
 """Tiles of a ring."""
 
+ERROR_OFFSET, WORDS_OFFSET, SLOTS_OFFSET = 2048, 67712, 167839872
+"""Bytes of a window (``kernelcat/window.cuh``) before its error, flagged words and slots."""
+SENDER_BYTES, EPOCHS = 16 * FLAGGED_WORDS, 512
+"""Bytes of the flagged words from each rank in half of a window; copies of the epoch."""
+TRIES = 5_000_000
+"""How often kernels in Triton and CuTe look for words before they give up: seconds."""
+
 NVLINK = 370e9
 """Bytes per second from one GPU to another that a copy reaches."""
 TRIP_US = 1.5

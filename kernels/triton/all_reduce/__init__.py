@@ -11,14 +11,9 @@ from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
 from kernelcat.catalog.implementation import Config, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
+from kernelcat.kernels.cuda.common.windows import HALF_BYTES, TRIP_US
 from kernelcat.kernels.triton.common.dependent_launch import dependent_step
-from kernelcat.kernels.triton.common.windows import (
-    SLOT_BYTES,
-    TRIP_US,
-    why_not_resident,
-    window_arguments,
-    wire_us,
-)
+from kernelcat.kernels.triton.common.windows import why_not_resident, window_arguments, wire_us
 from kernelcat.runtime.gpu import Gpu
 
 SUMS = "kernelcat.kernels.triton.all_reduce.device:slots"
@@ -33,11 +28,16 @@ def _num_words(problem: Problem) -> int:
     return int(problem["tokens"] * problem["hidden"] // 2)
 
 
+def _slot_words(problem: Problem) -> int:
+    """Words that each rank sends in one launch, at most: a multiple of 64 bytes."""
+    return HALF_BYTES // (64 * problem["ranks"]) * 16
+
+
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     num_words = _num_words(problem)
     if num_words == 0:
         return Program(())
-    at_once = SLOT_BYTES // (4 * problem["ranks"])
+    at_once = _slot_words(problem)
     rounds = range(0, num_words, at_once)
     steps = [_sums(problem, config, gpu, begin, min(at_once, num_words - begin))
              for begin in rounds]  # fmt: skip
@@ -48,8 +48,9 @@ def _sums(problem: Problem, config: Config, gpu: Gpu, begin: int, num_words: int
     """The launch that sums up ``num_words`` words from ``begin`` on."""
     arguments = {
         **{name: triton.pointer(name, "int32") for name in ("x", "residual", "out")},
-        "begin": triton.integer(begin, divisor=1),
-        "num_words": triton.integer(num_words, divisor=1),
+        "begin": triton.integer(begin, divisor=16),
+        "num_words": triton.integer(num_words),
+        "slot_words": triton.integer(_slot_words(problem)),
         **window_arguments(),
     }
     constants = {
@@ -102,6 +103,7 @@ IMPLEMENTATIONS = (
         illegal=_illegal,
         program=_program,
         estimate=_estimate,
+        techniques={"words that arrive": "LDG*128.STRONG.SYS"},
         rank=0,
         unverified="compiled, not run on a GPU",
     ),

@@ -21,13 +21,15 @@ def slots(
     x,  # int32: pairs of elements
     residual,  # like x, with HAS_RESIDUAL
     out,  # like x
-    begin, num_words, rank, window0, window1, window2, window3, window4, window5, window6, window7,
+    begin, num_words, slot_words, rank,
+    window0, window1, window2, window3, window4, window5, window6, window7,
     RANKS: tl.constexpr, BLOCK: tl.constexpr, IS_BFLOAT16: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Sums of num_words words of x, from begin on, over the ranks.
 
-    The windows are those of the ranks from this one on, around.
+    slot_words is the room of each sender. The windows are those of the ranks from this one on,
+    around.
     """
     await_previous(DEPENDENT)
     x += begin
@@ -40,7 +42,7 @@ def slots(
         mask = at < num_words
         words = tl.load(x + at, mask=mask, other=0)
         for shift in tl.static_range(1, RANKS):
-            places = slots_of(windows[shift], epoch) + rank * num_words + at
+            places = slots_of(windows[shift], epoch) + rank * slot_words + at
             tl.store(places, on_wire(words), mask=mask)
     for first in range(program * BLOCK, num_words, num_programs * BLOCK):
         at = first + tl.arange(0, BLOCK)
@@ -52,7 +54,7 @@ def slots(
             low, high = halves(added, IS_BFLOAT16)
         for source in tl.static_range(RANKS):
             is_mine = tl.full([BLOCK], source, tl.int32) == rank
-            places = slots_of(window0, epoch) + source * num_words + at
+            places = slots_of(window0, epoch) + source * slot_words + at
             words, left = take(places, mask & ~is_mine, tries)
             report(window0, tries, left, source)
             tries = left

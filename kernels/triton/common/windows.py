@@ -1,20 +1,15 @@
-"""What launches over several ranks share: the windows and the places in them."""
+"""What launches over several ranks share: arguments, slots and times."""
 
 from __future__ import annotations
 
 from kernelcat.catalog.implementation import Rank, Window
 from kernelcat.jit import triton
+from kernelcat.kernels.cuda.common.windows import HALF_BYTES, NVLINK
 from kernelcat.reference.all_reduce import MAX_RANKS
 from kernelcat.runtime.gpu import Gpu
 
-ERROR_OFFSET, WORDS_OFFSET, SLOTS_OFFSET = 2048, 67712, 167839872
-"""Bytes of a window (``kernelcat/window.cuh``) before its error, flagged words and slots."""
-SENDER_BYTES, SLOT_BYTES, EPOCHS = 2 << 20, 64 << 20, 512
-"""Bytes of the flagged words of one sender, and of the slots, in half of a window; epochs."""
-TRIES = 5_000_000
-"""How often a program looks for words before it gives up: seconds."""
-NVLINK, TRIP_US, PROGRAM_RATE = 370e9, 1.5, 4e9
-"""Bytes per second over the link and of a program, and microseconds of a trip to a peer."""
+PROGRAM_RATE = 4e9
+"""Bytes per second that a program sends."""
 
 
 def window_arguments() -> dict[str, triton.Argument]:
@@ -31,7 +26,7 @@ def wire_us(num_bytes: float, num_programs: int) -> float:
 
 def rounds_of_tokens(tokens: int, ranks: int, row_bytes: int) -> list[tuple[int, int]]:
     """First token and number of tokens of the launches, each with as many as the slots hold."""
-    at_once = SLOT_BYTES // (ranks * row_bytes)
+    at_once = HALF_BYTES // (ranks * row_bytes)
     return [(begin, min(at_once, tokens - begin)) for begin in range(0, tokens, at_once)]
 
 

@@ -6,12 +6,12 @@ kernels/cuda/include/kernelcat/row_slots.cuh has the protocol of slots, window.c
 import triton
 import triton.language as tl
 
-from kernelcat.kernels.triton.common import windows
+from kernelcat.kernels.cuda.common import windows
 
 EPOCHS = tl.constexpr(windows.EPOCHS)
 ERROR_OFFSET = tl.constexpr(windows.ERROR_OFFSET)
 SENDER_BYTES = tl.constexpr(windows.SENDER_BYTES)
-SLOT_BYTES = tl.constexpr(windows.SLOT_BYTES)
+HALF_BYTES = tl.constexpr(windows.HALF_BYTES)
 SLOTS_OFFSET = tl.constexpr(windows.SLOTS_OFFSET)
 TRIES = tl.constexpr(windows.TRIES)
 WORDS_OFFSET = tl.constexpr(windows.WORDS_OFFSET)
@@ -19,14 +19,15 @@ WORDS_OFFSET = tl.constexpr(windows.WORDS_OFFSET)
 
 @triton.jit
 def words_at(address, byte):
-    """A pointer to 32-bit words at ``byte`` of the window at ``address``."""
+    """A pointer to 32-bit words at ``byte``, a multiple of 4, of the window at ``address``."""
     return (address + byte).to(tl.pointer_type(tl.int32))
 
 
 @triton.jit
 def slots_of(window, epoch):
     """The slots of an epoch."""
-    return words_at(window, SLOTS_OFFSET + (epoch & 1).to(tl.int64) * SLOT_BYTES)
+    slots = words_at(window, SLOTS_OFFSET + (epoch & 1).to(tl.int64) * HALF_BYTES)
+    return tl.multiple_of(slots, 16)
 
 
 @triton.jit
