@@ -1,7 +1,8 @@
 """A rank on the CPU: ``RANK RANKS FOLDER JOB``, where the folder holds a file for each window.
 
 JOB is a list in JSON of launches: entry, variant (``ll``, ``triton/slots``), axes, configuration.
-The rank runs each with the host build of its kernel (`cuda_fibers`) or in Triton's interpreter,
+The rank runs each with the host build of its kernel (`cuda_fibers`), in Triton's interpreter, or
+thread by thread (`cute_ranks`),
 judges its part of the result, and prints a list of what was wrong. Nothing but the kernels keeps
 the ranks together. An axis ``absent`` names a rank that does not launch; with ``together`` all
 thread blocks of a launch run at once, as those do that wait for others; ``slot_bytes`` replaces the
@@ -34,7 +35,7 @@ from kernelcat.ranks.window import ERROR_OFFSET, WINDOW_BYTES
 from kernelcat.runtime import gpu
 
 SLOT_BYTES = layout.HALF_BYTES
-layout.TRIES = 50_000  # of the interpreter: seconds
+layout.TRIES = 1_000_000  # on the CPU: minutes
 importlib.import_module("kernelcat.kernels.triton.common.device.windows")  # with all slots
 DEVICE: Any = SimpleNamespace(xp=np, gpu=gpu.find("h200"), synchronize=lambda: None)
 
@@ -72,7 +73,9 @@ def main() -> None:
             program = replace(program, steps=tuple(steps))
         prepared = shares.prepare(entry, problem, DEVICE, rank, seed=number)
         prepared.reset()
-        if language == "triton":
+        if language == "cute":
+            importlib.import_module("cute_ranks").run(program, prepared.arrays)
+        elif language == "triton":
             interpret(program, prepared.arrays)
         else:
             cuda_fibers.run(program, prepared.arrays, MAX_BLOCKS, seed=rank + 1)

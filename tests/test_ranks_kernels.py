@@ -108,6 +108,23 @@ TRITON_EXPERTS = [
 takes."""
 
 
+CUTE = {"blocks": 64}
+CUTE_LAUNCHES = [
+    ["all_reduce", "cute/slots", {"tokens": 1, "hidden": 40}, CUTE],
+    ["all_reduce", "ll", {"tokens": 1, "hidden": 40}, LL],
+    ["all_reduce", "cute/slots", {"tokens": 3, "hidden": 1040, "dtype": "float16"}, CUTE],
+    ["all_reduce", "cute/slots", {"tokens": 66, "hidden": 8}, CUTE],
+    ["all_reduce", "cute/slots", {"tokens": 2, "hidden": 1040, **FUSED}, CUTE],
+    ["moe_dispatch", "cute/slots", {**WIDE, "tokens": 5}, CUTE],
+    ["moe_dispatch", "ll", {**WIDE, "tokens": 5}, SLOTS],
+    ["moe_dispatch", "cute/slots", {**FLOAT8, "tokens": 7, "hidden": 1040}, CUTE],
+    ["moe_dispatch", "cute/slots", {**WIDE, "tokens": 0}, CUTE],
+    ["moe_dispatch", "cute/slots", {**WIDE, "tokens": 70, "hidden": 16, "skew": "zipf"}, CUTE],
+    ["moe_dispatch", "cute/slots", {**WIDE, "tokens": 3, "top_k": 7}, CUTE],
+]
+"""More tokens than thread blocks, and than chunks of ids; rows of more vectors than threads."""
+
+
 def results(folder: Path, ranks: int, launches: list[list[object]]) -> list[list[str]]:
     """What was wrong on each rank."""
     for rank in range(ranks):
@@ -127,9 +144,10 @@ def results(folder: Path, ranks: int, launches: list[list[object]]) -> list[list
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(
     "launches",
-    [SUMS, TRITON_SUMS, DISPATCHES, COMBINES, TRITON_EXPERTS,
+    [SUMS, TRITON_SUMS, DISPATCHES, COMBINES, TRITON_EXPERTS, CUTE_LAUNCHES,
      [*COMBINES[:2], *SUMS[:3], *DISPATCHES[:3]]],
-    ids=["all_reduce", "triton", "moe_dispatch", "moe_combine", "triton_experts", "all"],
+    ids=["all_reduce", "triton", "moe_dispatch", "moe_combine", "triton_experts", "cute",
+         "all"],
 )  # fmt: skip
 def test_every_launch_is_right_on_every_rank(
     launches: list[list[object]], ranks: int, tmp_path: Path
