@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.machinery import PathFinder
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,6 +96,7 @@ replace(
     joined=lambda low, high, dtype: narrowed([low, high], dtype),
 )  # fmt: skip
 replace("quantize", divide=lambda x, y: Value(np.float32(x) / np.float32(y)), e4m3x4=e4m3x4)
+cutlass.__spec__ = PathFinder.find_spec("cutlass")  # as of an installed package
 for entry in ("all_reduce", "moe_dispatch"):
     import_module(f"kernelcat.kernels.cute.{entry}").THREADS = 64  # type: ignore[attr-defined]
 for kernel in ("all_reduce.slots", "moe_dispatch.send", "moe_dispatch.arrive",

@@ -156,7 +156,9 @@ def test_every_launch_is_right_on_every_rank(
 
 
 @pytest.mark.parametrize(
-    "launch", [SUMS[0], SUMS[2], SUMS[-1], DISPATCHES[0], DISPATCHES[2], COMBINES[0], COMBINES[2]],
+    "launch",
+    [SUMS[0], SUMS[2], SUMS[-1], DISPATCHES[0], DISPATCHES[2], COMBINES[0], COMBINES[2],
+     TRITON_SUMS[0], TRITON_EXPERTS[0], TRITON_EXPERTS[3], CUTE_LAUNCHES[0], CUTE_LAUNCHES[5]],
     ids=lambda launch: "/".join(launch[:2]),
 )  # fmt: skip
 def test_a_missing_rank_is_named_and_later_launches_return(
