@@ -66,7 +66,7 @@ class Slots:
         mW = cute.make_tensor(weight, cute.make_layout((4, vectors), stride=(1, 4)))
         self.kernel(
             mX, mR, mW, mO, mN, hidden, eps, rank,
-            window0, window1, window2, window3, window4, window5, window6, window7,
+            (window0, window1, window2, window3, window4, window5, window6, window7),
         ).launch(
             grid=(num_ctas, 1, 1), block=(self.threads, 1, 1), stream=stream,
             use_pdl=self.programmatic,
@@ -83,24 +83,16 @@ class Slots:
         hidden: Int32,
         eps: Float32,
         rank: Int32,
-        window0: Int64,
-        window1: Int64,
-        window2: Int64,
-        window3: Int64,
-        window4: Int64,
-        window5: Int64,
-        window6: Int64,
-        window7: Int64,
+        windows: tuple,  # addresses, from this rank's window on
     ):
         sSums = SmemAllocator().allocate_tensor(Float32, cute.make_layout(self.threads // 32), 16)
         if cutlass.const_expr(self.programmatic):
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
-        windows = (window0, window1, window2, window3, window4, window5, window6, window7)
         tidx, cta = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
         step = cute.arch.grid_dim()[0]
         num_vectors, tokens = mX.shape[1], mX.shape[2]
-        epoch, tries = begin_epoch(window0, cta)
+        epoch, tries = begin_epoch(windows[0], cta)
         row_bytes, count = 16 * Int64(num_vectors), vectors_of_thread(num_vectors, self.threads)
         own = cute.make_rmem_tensor((4, self.vectors), Uint32)
         for token in cutlass.range(cta, tokens, step, unroll=1):
@@ -122,7 +114,7 @@ class Slots:
                 else:
                     place = Int64(source * tokens + token) * row_bytes + 16 * tidx
                     tries = take_vectors(
-                        window0, Int32(source), slots_of(window0, epoch) + place,
+                        windows[0], Int32(source), slots_of(windows[0], epoch) + place,
                         16 * self.threads, count, part, tries,
                     )  # fmt: skip
                 self.add(sums, part, source == 0 and not self.has_residual)
@@ -131,7 +123,7 @@ class Slots:
                 mean = self.cta_sum(squares, sSums) / Float32(hidden)
                 factor = cute.math.rsqrt(mean + eps)
                 self.normalize(part, factor, mW, mN[None, None, token], count)
-        end_epoch(window0, epoch, self.threads)
+        end_epoch(windows[0], epoch, self.threads)
 
     @cute.jit
     def add(

@@ -69,7 +69,7 @@ class Send:
         mI, mG = cute.make_tensor(expert_ids, pairs), cute.make_tensor(weights, pairs)
         self.kernel(
             mX, mI, mG, local_experts, row_words, rank,
-            window0, window1, window2, window3, window4, window5, window6, window7,
+            (window0, window1, window2, window3, window4, window5, window6, window7),
         ).launch(
             grid=(num_ctas, 1, 1), block=(self.threads, 1, 1), stream=stream,
             use_pdl=self.programmatic,
@@ -84,22 +84,14 @@ class Send:
         local_experts: Int32,
         row_words: Int32,
         rank: Int32,
-        window0: Int64,
-        window1: Int64,
-        window2: Int64,
-        window3: Int64,
-        window4: Int64,
-        window5: Int64,
-        window6: Int64,
-        window7: Int64,
+        windows: tuple,  # addresses, from this rank's window on
     ):
         if cutlass.const_expr(self.programmatic):
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
-        windows = (window0, window1, window2, window3, window4, window5, window6, window7)
         tidx, cta = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
         num_ctas, tokens = cute.arch.grid_dim()[0], mX.shape[2]
-        epoch, _ = begin_epoch(window0, cta)
+        epoch, _ = begin_epoch(windows[0], cta)
         count = vectors_of_thread(mX.shape[1] // self.parts, self.threads)
         first, step = cta * self.threads + tidx, num_ctas * self.threads
         for i in cutlass.range(first, tokens * self.top_k, step, unroll=1):
