@@ -28,7 +28,6 @@ from kernelcat import catalog
 from kernelcat.catalog.implementation import Config
 from kernelcat.jit.interpreter import interpret
 from kernelcat.kernels.cuda.common import windows as layout
-from kernelcat.kernels.triton.common import windows as windows_of_triton
 from kernelcat.ranks import shares
 from kernelcat.ranks.group import filled
 from kernelcat.ranks.window import ERROR_OFFSET, WINDOW_BYTES
@@ -59,7 +58,7 @@ def main() -> None:
     wrong = []
     for number, (name, variant, axes, config) in enumerate(launches):
         entry = catalog.entry(name)
-        windows_of_triton.HALF_BYTES = axes.pop("slot_bytes", SLOT_BYTES)
+        layout.HALF_BYTES = axes.pop("slot_bytes", SLOT_BYTES)
         absent, runs_together = axes.pop("absent", None), axes.pop("together", False)
         if rank == absent:
             continue

@@ -47,3 +47,9 @@ def why_not_resident(num_blocks: int, gpu: Gpu) -> str | None:
 def wire_us(num_bytes: float, num_blocks: int) -> float:
     """Microseconds in which so many thread blocks send ``num_bytes`` to other GPUs."""
     return num_bytes / min(NVLINK, BLOCK_RATE * num_blocks) * 1e6
+
+
+def rounds_of_tokens(tokens: int, ranks: int, row_bytes: int) -> list[tuple[int, int]]:
+    """First token and number of tokens of the launches, each with as many as the slots hold."""
+    at_once = HALF_BYTES // (ranks * row_bytes)
+    return [(begin, min(at_once, tokens - begin)) for begin in range(0, tokens, at_once)]

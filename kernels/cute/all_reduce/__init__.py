@@ -1,4 +1,7 @@
-"""`all_reduce` in CuTe DSL: slots (words that are their own flags; residual and RMSNorm)."""
+"""`all_reduce` in CuTe DSL: slots (words that are their own flags; residual and RMSNorm).
+
+Rows that do not fit into the slots take several launches.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from kernelcat.catalog.implementation import (
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cuda.common.windows import (
-    HALF_BYTES,
     TRIP_US,
+    rounds_of_tokens,
     why_not_resident,
     window_params,
     wire_us,
@@ -31,40 +34,45 @@ THREADS, VECTOR, MAX_HIDDEN = 256, 8, 16384
 """Threads of a thread block, elements in 16 bytes, and elements of the longest row."""
 
 
-def _slot_bytes(problem: Problem) -> int:
-    return int(2 * problem["ranks"] * problem["tokens"] * problem["hidden"])
+def _rounds(problem: Problem) -> list[tuple[int, int]]:
+    """First token and number of tokens of each launch."""
+    return rounds_of_tokens(problem["tokens"], problem["ranks"], 2 * problem["hidden"])
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     if problem["tokens"] * problem["hidden"] == 0:
         return Program(())
+    steps = (_step(problem, config, gpu, *part) for part in _rounds(problem))
+    return Program(tuple(steps))
+
+
+def _step(problem: Problem, config: Config, gpu: Gpu, begin: int, count: int) -> Step:
     constants = (
         ("dtype", problem["dtype"]), ("ranks", problem["ranks"]), ("threads", THREADS),
         ("vectors", ceil(problem["hidden"] / (VECTOR * THREADS))),
         ("residual", problem["residual"]), ("norm", problem["norm"]),
         ("programmatic", has_dependent_launch(gpu)),
     )  # fmt: skip
-    kinds = (*("*uint32",) * 5, "int32", "int32", "float32", "int32", *WINDOW_KINDS)
+    kinds = (*("*uint32",) * 5, *("int32",) * 4, "float32", "int32", *WINDOW_KINDS)
     source = CuteSource("all_reduce.slots:Slots", kinds, constants)
-    num_ctas = min(problem["tokens"], config["blocks"])
+    num_ctas = min(count, config["blocks"])
     tensors = map(Pointer, ("x", "residual", "weight", "out", "normed"))
-    sizes = (Int32(problem["tokens"]), Int32(problem["hidden"]), Float32(problem["eps"]))
-    params = (*tensors, *sizes, Int32(num_ctas), *window_params())
-    return Program((Step(source, (num_ctas, 1, 1), params, block=THREADS),))
+    sizes = map(Int32, (problem["tokens"], problem["hidden"], begin, count))
+    params = (*tensors, *sizes, Float32(problem["eps"]), Int32(num_ctas), *window_params())
+    return Step(source, (num_ctas, 1, 1), params, block=THREADS)
 
 
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if problem["hidden"] % VECTOR or problem["hidden"] > MAX_HIDDEN:
         return f"hidden must be a multiple of {VECTOR}, and at most {MAX_HIDDEN}"
-    if _slot_bytes(problem) > HALF_BYTES:
-        return f"slots of {_slot_bytes(problem)} bytes do not fit into a window"
     return why_not_resident(config["blocks"], gpu)
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     size = 2 * problem["tokens"] * problem["hidden"]
     wire = wire_us((problem["ranks"] - 1) * size, max(min(problem["tokens"], config["blocks"]), 1))
-    return LAUNCH_US + max(wire, copy_us(2 * size, gpu)) + TRIP_US
+    num_launches = max(len(_rounds(problem)), 1)
+    return num_launches * (LAUNCH_US + TRIP_US) + max(wire, copy_us(2 * size, gpu))
 
 
 IMPLEMENTATIONS = (

@@ -45,6 +45,8 @@ class Slots:
         normed: cute.Pointer,  # (tokens, hidden), or null
         tokens: Int32,
         hidden: Int32,
+        begin: Int32,
+        count: Int32,
         eps: Float32,
         num_ctas: Int32,
         rank: Int32,
@@ -65,7 +67,7 @@ class Slots:
         mX, mR, mO, mN = [cute.make_tensor(each, rows) for each in (x, residual, out, normed)]
         mW = cute.make_tensor(weight, cute.make_layout((4, vectors), stride=(1, 4)))
         self.kernel(
-            mX, mR, mW, mO, mN, hidden, eps, rank,
+            mX, mR, mW, mO, mN, hidden, begin, count, eps, rank,
             (window0, window1, window2, window3, window4, window5, window6, window7),
         ).launch(
             grid=(num_ctas, 1, 1), block=(self.threads, 1, 1), stream=stream,
@@ -81,6 +83,8 @@ class Slots:
         mO: cute.Tensor,
         mN: cute.Tensor,
         hidden: Int32,
+        begin: Int32,  # tokens from here on
+        count: Int32,
         eps: Float32,
         rank: Int32,
         windows: tuple,  # addresses, from this rank's window on
@@ -91,38 +95,38 @@ class Slots:
             cute.arch.griddepcontrol_launch_dependents()
         tidx, cta = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
         step = cute.arch.grid_dim()[0]
-        num_vectors, tokens = mX.shape[1], mX.shape[2]
+        num_vectors = mX.shape[1]
         epoch, tries = begin_epoch(windows[0], cta)
-        row_bytes, count = 16 * Int64(num_vectors), vectors_of_thread(num_vectors, self.threads)
+        row_bytes, num_mine = 16 * Int64(num_vectors), vectors_of_thread(num_vectors, self.threads)
         own = cute.make_rmem_tensor((4, self.vectors), Uint32)
-        for token in cutlass.range(cta, tokens, step, unroll=1):
-            load_vectors(mX[None, None, token], own, self.threads)
-            place = Int64(rank * tokens + token) * row_bytes + 16 * tidx
+        for token in cutlass.range(cta, count, step, unroll=1):
+            load_vectors(mX[None, None, begin + token], own, self.threads)
+            place = Int64(rank * count + token) * row_bytes + 16 * tidx
             for shift in cutlass.range_constexpr(1, self.ranks):
                 slot = slots_of(windows[shift], epoch) + place
-                send_vectors(slot, 16 * self.threads, count, own)
-        for token in cutlass.range(cta, tokens, step, unroll=1):
+                send_vectors(slot, 16 * self.threads, num_mine, own)
+        for token in cutlass.range(cta, count, step, unroll=1):
             sums = cute.make_rmem_tensor((8, self.vectors), Float32)
             part = cute.make_rmem_tensor((4, self.vectors), Uint32)
-            load_vectors(mX[None, None, token], own, self.threads)
+            load_vectors(mX[None, None, begin + token], own, self.threads)
             if cutlass.const_expr(self.has_residual):
-                load_vectors(mR[None, None, token], part, self.threads)
+                load_vectors(mR[None, None, begin + token], part, self.threads)
                 self.add(sums, part, True)
             for source in cutlass.range_constexpr(self.ranks):
                 if source == rank:
                     cute.autovec_copy(own, part)
                 else:
-                    place = Int64(source * tokens + token) * row_bytes + 16 * tidx
+                    place = Int64(source * count + token) * row_bytes + 16 * tidx
                     tries = take_vectors(
                         windows[0], Int32(source), slots_of(windows[0], epoch) + place,
-                        16 * self.threads, count, part, tries,
+                        16 * self.threads, num_mine, part, tries,
                     )  # fmt: skip
                 self.add(sums, part, source == 0 and not self.has_residual)
-            squares = self.store_sums(sums, part, mO[None, None, token], count)
+            squares = self.store_sums(sums, part, mO[None, None, begin + token], num_mine)
             if cutlass.const_expr(self.has_norm):
                 mean = self.cta_sum(squares, sSums) / Float32(hidden)
                 factor = cute.math.rsqrt(mean + eps)
-                self.normalize(part, factor, mW, mN[None, None, token], count)
+                self.normalize(part, factor, mW, mN[None, None, begin + token], num_mine)
         end_epoch(windows[0], epoch, self.threads)
 
     @cute.jit

@@ -205,6 +205,17 @@ def take_word(window: Int64, source: Int32, address: Int64, tries: Int32):
 
 
 @cute.jit
+def wait_for_greeting(window: Int64, epoch: Uint32, source: Int32, tries: Int32):
+    """Waits for the first flagged word of rank ``source``."""
+    left = tries
+    _, flag = load_flagged(flagged_words_of(window, epoch, source))
+    while flag != epoch and left > 0:
+        _, flag = load_flagged(flagged_words_of(window, epoch, source))
+        left -= 1
+    report(window, Int32(flag != epoch), tries, left, source)
+
+
+@cute.jit
 def vectors_of_thread(num_vectors: Int32, threads: cutlass.Constexpr):
     """How many of a row's vectors a thread has: those ``threads`` apart from its own index on."""
     return (num_vectors - cute.arch.thread_idx()[0] + threads - 1) // threads

@@ -1,11 +1,13 @@
 """`moe_dispatch` in CuTe DSL: slots, whose words are their own flags, in all ranks' windows.
 
 Three launches: `send` sends ids and rows, `arrive` numbers the tokens that come, `receive` takes
-the rows and makes the index maps.
+the rows and makes the index maps. Tokens that do not fit into the slots take two more launches for
+each slotful.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import ceil
 
 from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
@@ -14,9 +16,9 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cuda.common.windows import (
-    HALF_BYTES,
     SENDER_BYTES,
     TRIP_US,
+    rounds_of_tokens,
     window_params,
     wire_us,
 )
@@ -61,6 +63,11 @@ def _map_ctas(problem: Problem) -> int:
     return ceil(problem["local_experts"] * 32 / THREADS)
 
 
+def _rounds(problem: Problem) -> list[tuple[int, int]]:
+    """First token and number of tokens of each slotful."""
+    return rounds_of_tokens(problem["tokens"], problem["ranks"], 4 * _row_words(problem))
+
+
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     rows = problem["ranks"] * problem["tokens"]
     workspaces = {
@@ -68,10 +75,17 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         "numbers": 4 * rows,
         "counts": 4 * problem["ranks"] * _chunks(problem),
     }
-    receive = _receive(problem, config, gpu)
+    return Program(tuple(_steps(problem, config, gpu)), workspaces)
+
+
+def _steps(problem: Problem, config: Config, gpu: Gpu) -> Iterator[Step]:
     if problem["tokens"] == 0:
-        return Program((receive,), workspaces)
-    return Program((_send(problem, config, gpu), _arrive(problem, gpu), receive), workspaces)
+        yield _receive(problem, config, gpu, 0, 0)
+    for begin, count in _rounds(problem):
+        yield _send(problem, config, gpu, begin, count)
+        if begin == 0:
+            yield _arrive(problem, gpu)
+        yield _receive(problem, config, gpu, begin, count)
 
 
 def _constants(problem: Problem, gpu: Gpu) -> dict[str, int | str | bool]:
@@ -86,10 +100,11 @@ def _row_constants(problem: Problem, gpu: Gpu) -> dict[str, int | str | bool]:
     return {"threads": THREADS, "vectors": vectors, **_constants(problem, gpu)}
 
 
-def _send(problem: Problem, config: Config, gpu: Gpu) -> Step:
-    num_ctas = min(problem["tokens"], config["blocks"])
+def _send(problem: Problem, config: Config, gpu: Gpu, begin: int, count: int) -> Step:
+    num_ctas = min(count, config["blocks"])
+    num_ids = 0 if begin else problem["tokens"] * problem["top_k"]
     sizes = (problem["tokens"], problem["hidden"], problem["local_experts"], _row_words(problem),
-             num_ctas)  # fmt: skip
+             begin, count, num_ids, num_ctas)  # fmt: skip
     kinds = ("*uint32", "*int32", "*float32", *("int32",) * len(sizes), *WINDOW_KINDS)
     constants = {"dtype": problem["dtype"], "float8": _is_float8(problem),
                  **_row_constants(problem, gpu)}  # fmt: skip
@@ -109,12 +124,12 @@ def _arrive(problem: Problem, gpu: Gpu) -> Step:
     return Step(source, grid, params, block=CHUNK)
 
 
-def _receive(problem: Problem, config: Config, gpu: Gpu) -> Step:
-    map_ctas = _map_ctas(problem)
-    num_ctas = map_ctas + min(max(problem["tokens"], 1), config["blocks"])
+def _receive(problem: Problem, config: Config, gpu: Gpu, begin: int, count: int) -> Step:
+    map_ctas = 0 if begin else _map_ctas(problem)
+    num_ctas = map_ctas + min(max(count, 1), config["blocks"])
     sizes = (problem["tokens"], _chunks(problem), problem["local_experts"],
-             _data_vectors(problem), _num_scales(problem), _row_words(problem), map_ctas,
-             num_ctas)  # fmt: skip
+             _data_vectors(problem), _num_scales(problem), _row_words(problem), begin,
+             count, map_ctas, num_ctas)  # fmt: skip
     kinds = (*("*uint32",) * 3, *("*int32",) * 8, *("int32",) * len(sizes), *WINDOW_KINDS)
     constants = tuple(_row_constants(problem, gpu).items())
     source = CuteSource("moe_dispatch.receive:Receive", kinds, constants)
@@ -129,10 +144,7 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"rows of {problem['hidden']} elements are longer than {MAX_HIDDEN}"
     if _map_ctas(problem) > MAX_MAP_CTAS:
         return f"{problem['local_experts']} experts of a rank need {_map_ctas(problem)} blocks"
-    slots = problem["ranks"] * problem["tokens"] * 4 * _row_words(problem)
-    if slots > HALF_BYTES:
-        return f"slots of {slots} bytes do not fit into a window"
-    if 8 * problem["tokens"] * problem["top_k"] > SENDER_BYTES:
+    if 8 * (1 + problem["tokens"] * problem["top_k"]) > SENDER_BYTES:
         return f"the ids of {problem['tokens']} tokens do not fit into a window"
     return None
 
@@ -142,7 +154,8 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     sent = received * (problem["ranks"] - 1) / problem["ranks"]
     wire = wire_us(sent, max(min(problem["tokens"], config["blocks"]), 1))
     maps = MAP_CHUNK_US * problem["ranks"] * _chunks(problem)
-    return 3 * LAUNCH_US + 2 * TRIP_US + max(wire, maps, copy_us(int(6 * received), gpu))
+    num_launches = 1 + 2 * max(len(_rounds(problem)), 1)
+    return num_launches * LAUNCH_US + 2 * TRIP_US + max(wire, maps, copy_us(int(6 * received), gpu))
 
 
 IMPLEMENTATIONS = (

@@ -75,7 +75,7 @@ class Arrive:
         experts = cute.make_rmem_tensor(self.top_k, Int32)
         comes = Int32(0)
         if token < tokens:
-            words = flagged_words_of(window0, epoch, source) + 8 * Int64(token) * self.top_k
+            words = flagged_words_of(window0, epoch, source) + 8 * (1 + Int64(token) * self.top_k)
             left = tries
             missing = self.load(words, epoch, experts)
             while missing != 0 and left > 0:

@@ -12,6 +12,7 @@ from kernelcat.kernels.cute.common.windows import (
     take_vectors,
     take_word,
     vectors_of_thread,
+    wait_for_greeting,
 )
 from kernelcat.kernels.cute.moe_dispatch.arrive import LANES
 from kernelcat.kernels.cute.moe_dispatch.maps import Maps, rows_before
@@ -44,6 +45,8 @@ class Receive:
         data_vectors: Int32,
         num_scales: Int32,
         row_words: Int32,
+        begin: Int32,
+        count: Int32,
         map_ctas: Int32,
         num_ctas: Int32,
         rank: Int32,
@@ -75,7 +78,7 @@ class Receive:
             cute.make_tensor(ids, pairs),
             cute.make_tensor(numbers, vector),
             cute.make_tensor(counts, cute.make_layout(self.ranks * chunks)),
-            tokens, chunks, local_experts, row_words, map_ctas, rank, window0,
+            tokens, chunks, local_experts, row_words, begin, count, map_ctas, rank, window0,
         ).launch(
             grid=(num_ctas, 1, 1), block=(self.threads, 1, 1), stream=stream,
             use_pdl=self.programmatic,
@@ -99,6 +102,8 @@ class Receive:
         chunks: Int32,
         local_experts: Int32,
         row_words: Int32,
+        begin: Int32,  # rows of tokens from here on
+        count: Int32,
         map_ctas: Int32,
         rank: Int32,
         window0: Int64,
@@ -114,7 +119,8 @@ class Receive:
                 local_experts, rank, map_ctas,
             )  # fmt: skip
         else:
-            for token in cutlass.range(cta - map_ctas, tokens, num_ctas - map_ctas, unroll=1):
+            for index in cutlass.range(cta - map_ctas, count, num_ctas - map_ctas, unroll=1):
+                token = begin + index
                 for shift in cutlass.range_constexpr(self.ranks):
                     source = (rank + shift) % self.ranks
                     before = rows_before(mCounts, source * chunks + token // LANES)
@@ -125,13 +131,16 @@ class Receive:
                     if cute.arch.thread_idx()[0] == 0:
                         mRowOf[source * tokens + token] = row
                     if row >= 0:
-                        place = 4 * Int64(source * tokens + token) * row_words
+                        place = 4 * Int64(source * count + index) * row_words
                         slot = slots_of(window0, epoch) + place
                         tries = self.take_row(
                             mRows[None, None, row], mScale[None, row], mGates[None, row], slot,
                             window0, source, tries,
                         )  # fmt: skip
-        if tokens > 0:
+        if count > 0:
+            if cta == num_ctas - 1 and cute.arch.thread_idx()[0] == 0:
+                for shift in cutlass.range_constexpr(1, self.ranks):
+                    wait_for_greeting(window0, epoch, (rank + shift) % self.ranks, tries)
             end_epoch(window0, epoch, self.threads)
 
     @cute.jit

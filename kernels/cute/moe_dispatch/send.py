@@ -1,5 +1,8 @@
 """Expert ids to all ranks, and rows into slots in the windows of the ranks of their experts.
 
+The first flagged word greets a rank: with no row for it, a rank still says that it has begun. Ids
+follow it.
+
 A row on the wire is a vector of 16 bytes for each 8 elements, or 16 in float8, then words: the
 scales of float8 and the weights of the token's experts.
 """
@@ -50,6 +53,9 @@ class Send:
         hidden: Int32,
         local_experts: Int32,
         row_words: Int32,
+        begin: Int32,
+        count: Int32,
+        num_ids: Int32,
         num_ctas: Int32,
         rank: Int32,
         window0: Int64,
@@ -68,7 +74,7 @@ class Send:
         pairs = cute.make_layout((self.top_k, tokens), stride=(1, self.top_k))
         mI, mG = cute.make_tensor(expert_ids, pairs), cute.make_tensor(weights, pairs)
         self.kernel(
-            mX, mI, mG, local_experts, row_words, rank,
+            mX, mI, mG, local_experts, row_words, begin, count, num_ids, rank,
             (window0, window1, window2, window3, window4, window5, window6, window7),
         ).launch(
             grid=(num_ctas, 1, 1), block=(self.threads, 1, 1), stream=stream,
@@ -83,6 +89,9 @@ class Send:
         mG: cute.Tensor,  # (top_k, tokens)
         local_experts: Int32,
         row_words: Int32,
+        begin: Int32,  # rows of tokens from here on
+        count: Int32,
+        num_ids: Int32,  # to send, of all tokens
         rank: Int32,
         windows: tuple,  # addresses, from this rank's window on
     ):
@@ -90,26 +99,30 @@ class Send:
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
         tidx, cta = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
-        num_ctas, tokens = cute.arch.grid_dim()[0], mX.shape[2]
+        num_ctas = cute.arch.grid_dim()[0]
         epoch, _ = begin_epoch(windows[0], cta)
-        count = vectors_of_thread(mX.shape[1] // self.parts, self.threads)
+        num_mine = vectors_of_thread(mX.shape[1] // self.parts, self.threads)
         first, step = cta * self.threads + tidx, num_ctas * self.threads
-        for i in cutlass.range(first, tokens * self.top_k, step, unroll=1):
+        if first == 0:
+            for shift in cutlass.range_constexpr(1, self.ranks):
+                store_flagged(flagged_words_of(windows[shift], epoch, rank), Uint32(0), epoch)
+        for i in cutlass.range(first, num_ids, step, unroll=1):
             expert = Uint32(mI[i % self.top_k, i // self.top_k])
             for shift in cutlass.range_constexpr(1, self.ranks + 1):
                 words = flagged_words_of(windows[shift % self.ranks], epoch, rank)
-                store_flagged(words + 8 * Int64(i), expert, epoch)
+                store_flagged(words + 8 * (1 + Int64(i)), expert, epoch)
         loaded = cute.make_rmem_tensor((4, self.parts * self.vectors), Uint32)
         sent = cute.make_rmem_tensor((4, self.vectors), Uint32)
-        for token in cutlass.range(cta, tokens, num_ctas, unroll=1):
+        for index in cutlass.range(cta, count, num_ctas, unroll=1):
+            token = begin + index
             serving = self.serving_ranks(mI, token, local_experts)
-            place = 4 * Int64(rank * tokens + token) * row_words
+            place = 4 * Int64(rank * count + index) * row_words
             tail = place + 16 * (mX.shape[1] // self.parts)
             if cutlass.const_expr(self.is_float8):
                 self.load_pairs(mX[None, None, token], loaded)
                 for i in cutlass.range_constexpr(self.vectors):
                     scale = self.quantize(loaded, sent, i)
-                    if tidx % SCALE_LANES == 0 and i < count:
+                    if tidx % SCALE_LANES == 0 and i < num_mine:
                         word = tail + 4 * ((tidx + i * self.threads) // SCALE_LANES)
                         self.send_word(windows, epoch, word, bits_of(scale), serving, rank)
                 tail += 4 * cute.ceil_div(mX.shape[1] * 8, BLOCK)
@@ -118,7 +131,7 @@ class Send:
             for shift in cutlass.range_constexpr(1, self.ranks + 1):
                 if serving >> ((rank + shift) % self.ranks) & 1 == 1:
                     slot = slots_of(windows[shift % self.ranks], epoch) + place
-                    send_vectors(slot + 16 * tidx, 16 * self.threads, count, sent)
+                    send_vectors(slot + 16 * tidx, 16 * self.threads, num_mine, sent)
             if tidx < self.top_k:
                 weight = bits_of(mG[tidx, token])
                 self.send_word(windows, epoch, tail + 4 * tidx, weight, serving, rank)

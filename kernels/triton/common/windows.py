@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernelcat.catalog.implementation import Rank, Window
 from kernelcat.jit import triton
-from kernelcat.kernels.cuda.common.windows import HALF_BYTES, NVLINK
+from kernelcat.kernels.cuda.common.windows import NVLINK
 from kernelcat.reference.all_reduce import MAX_RANKS
 from kernelcat.runtime.gpu import Gpu
 
@@ -22,12 +22,6 @@ def window_arguments() -> dict[str, triton.Argument]:
 def wire_us(num_bytes: float, num_programs: int) -> float:
     """Microseconds in which so many programs send ``num_bytes`` to other GPUs."""
     return num_bytes / min(NVLINK, PROGRAM_RATE * max(num_programs, 1)) * 1e6
-
-
-def rounds_of_tokens(tokens: int, ranks: int, row_bytes: int) -> list[tuple[int, int]]:
-    """First token and number of tokens of the launches, each with as many as the slots hold."""
-    at_once = HALF_BYTES // (ranks * row_bytes)
-    return [(begin, min(at_once, tokens - begin)) for begin in range(0, tokens, at_once)]
 
 
 def why_not_resident(num_programs: int, gpu: Gpu) -> str | None:

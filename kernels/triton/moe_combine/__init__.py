@@ -9,11 +9,10 @@ from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
 from kernelcat.catalog.implementation import Config, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
-from kernelcat.kernels.cuda.common.windows import TRIP_US
+from kernelcat.kernels.cuda.common.windows import TRIP_US, rounds_of_tokens
 from kernelcat.kernels.triton.common.dependent_launch import dependent_step
 from kernelcat.kernels.triton.common.powers import next_power_of_two
 from kernelcat.kernels.triton.common.windows import (
-    rounds_of_tokens,
     why_not_resident,
     window_arguments,
     wire_us,

@@ -15,10 +15,10 @@ from kernelcat.catalog.implementation import Config, Implementation, Program, St
 from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
 from kernelcat.jit import triton
-from kernelcat.kernels.cuda.common.windows import EPOCHS, SENDER_BYTES, TRIP_US
+from kernelcat.kernels.cuda.common.windows import EPOCHS, SENDER_BYTES, TRIP_US, rounds_of_tokens
 from kernelcat.kernels.triton.common.dependent_launch import dependent_step
 from kernelcat.kernels.triton.common.powers import next_power_of_two
-from kernelcat.kernels.triton.common.windows import rounds_of_tokens, window_arguments, wire_us
+from kernelcat.kernels.triton.common.windows import window_arguments, wire_us
 from kernelcat.reference._exchange import mean_rows
 from kernelcat.reference.moe_dispatch import FP8
 from kernelcat.runtime.gpu import Gpu
