@@ -32,12 +32,10 @@ class EngineMachine(RuleBasedStateMachine):
         max_chunk=st.integers(0, 4),
         num_drafts=st.integers(0, 3),
         has_prefix_cache=st.booleans(),
-        num_slots=st.sampled_from([0, 1, 3, 8, 40]),
-        reserve=st.integers(1, 20),
     )
     def start(
         self, windows, page_size, num_pages, step_tokens, max_running, max_chunk, num_drafts,
-        has_prefix_cache, num_slots, reserve,
+        has_prefix_cache,
     ):  # fmt: skip
         limits = Limits(
             step_tokens, min(max_running, step_tokens), max_waiting=5, context=30,
@@ -50,10 +48,7 @@ class EngineMachine(RuleBasedStateMachine):
             pages = min(num_pages, least) if window else num_pages
             groups.append(LayerGroup(str(i), max(pages, least if window else 0), window))
         speculation = Speculation(num_drafts, min_match=1) if num_drafts else None
-        self.engine = FakeEngine(
-            groups, page_size, limits, speculation, has_prefix_cache,
-            num_slots=num_slots if has_prefix_cache else 0, reserve=reserve,
-        )  # fmt: skip
+        self.engine = FakeEngine(groups, page_size, limits, speculation, has_prefix_cache)
         self.requests = []
 
     @rule(
@@ -116,11 +111,6 @@ class EngineMachine(RuleBasedStateMachine):
         if coin == 0:
             for output in self.engine.fail():
                 assert output.request.finish_reason is FinishReason.ERROR
-
-    @precondition(lambda self: self.engine.transfers)
-    @rule(data=st.data())
-    def end_transfer(self, data):
-        self.engine.end_transfer(data.draw(st.sampled_from(self.engine.transfers)))
 
     @precondition(lambda self: not self.engine.results)
     @rule(count=st.integers(1, 5))
