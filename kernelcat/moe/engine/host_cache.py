@@ -134,9 +134,7 @@ class HostCache:
         self._arriving.difference_update((move.group, move.hash) for move in transfer.moves)
 
     def plan_offload(self) -> None:
-        """Plans to copy the pages that are reused next, unless such a transfer is on its way."""
-        if any(not transfer.is_fetch for transfer in (*self.planned, *self.started)):
-            return
+        """Plans to copy the pages that are reused next, until `reserve` are free or cold."""
         moves = []
         for g, (pool, slots) in enumerate(zip(self.pools, self.slots, strict=True)):
             missing = self.reserve[g] - pool.num_spare

@@ -22,18 +22,27 @@ class HostCopies:
         self._memory = memory
         self._fetches, self._offloads = (DeviceStream(memory.device) for _ in range(2))
         self._started: list[tuple[Transfer, Event]] = []
+        self._error: Exception | None = None
 
     def start(self, transfer: Transfer, steps: Event) -> None:
-        """Starts a transfer; ``steps`` is the end of the step that was launched last."""
-        if transfer.is_fetch:
-            copy = partial(self._memory.fetch, transfer.moves)
-            end = self._fetches.run(copy, steps)
+        """Starts a transfer; ``steps`` is the end of the step that was launched last.
+
+        What goes wrong here is raised by `ended`, as what goes wrong on the device.
+        """
+        try:
+            if transfer.is_fetch:
+                end = self._fetches.run(partial(self._memory.fetch, transfer.moves), steps)
+            else:
+                end = self._offloads.run(partial(self._memory.offload, transfer.moves))
+        except Exception as error:
+            self._error = self._error or error
         else:
-            end = self._offloads.run(partial(self._memory.offload, transfer.moves))
-        self._started.append((transfer, end))
+            self._started.append((transfer, end))
 
     def ended(self) -> list[Transfer]:
-        """The transfers whose copies have ended, once each."""
+        """The transfers whose copies have ended, once each; raises what a copy has raised."""
+        if self._error is not None:
+            raise self._error
         ended = [each for each in self._started if each[1] is None or each[1].query()]
         self._started = [each for each in self._started if each not in ended]
         return [transfer for transfer, _ in ended]
