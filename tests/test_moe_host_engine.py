@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from moe_models import NAMES, NUM_DECODED, Case, made
-from moe_schedules import PAGE, engine, run, tokens, write
+from moe_schedules import PAGE, check_near, engine, run, tokens, write
 
 from kernelcat import moe
 from kernelcat.errors import InvalidArgument
@@ -18,7 +18,7 @@ from kernelcat.moe.engine import host_memory
 from kernelcat.moe.engine.engine import Engine
 from kernelcat.moe.engine.host_cache import Move
 from kernelcat.moe.engine.host_memory import HostMemory, staging_bytes
-from kernelcat.moe.engine.parameters import SamplingParameters
+from kernelcat.moe.engine.parameters import MAX_LOGPROBS, SamplingParameters
 from kernelcat.moe.engine.request import FinishReason
 
 GREEDY = SamplingParameters(temperature=0, max_tokens=NUM_DECODED)
@@ -137,6 +137,23 @@ def test_a_fetched_prefix_gives_the_tokens_of_a_cold_run(
              for count in blocks for w in windows]  # fmt: skip
     assert after.fetched_pages_total <= sum(pages)
     assert after.host_pages_in_use > 0 and after.host_bandwidth > 0
+    served.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["gpt-oss", "deepseek-v3"])
+def test_a_fetched_prefix_on_a_gpu_gives_what_transformers_writes(name: str, folder: Path) -> None:
+    """In 16 bits, with CUDA graphs and overlapped steps."""
+    case = made(name, folder)
+    served = hosted(moe.load(case.path, "cuda", torch.bfloat16))
+    asked: Any = {"max_tokens": 24, "logprobs": MAX_LOGPROBS}
+    check_near(case.theirs, write(served, case.prompts, **asked))
+    for _ in range(3):
+        evict(served)
+        before = served.statistics()
+        check_near(case.theirs, write(served, case.prompts, **asked))
+        after = served.statistics()
+        assert after.fetched_tokens_total - before.fetched_tokens_total == 64 + 32
     served.close()
 
 
