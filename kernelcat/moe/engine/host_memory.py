@@ -163,13 +163,18 @@ class HostMemory:
 
     def _lock(self, memory: torch.Tensor) -> None:
         """Page-locks ``memory``."""
-        with torch.cuda.device(self.device):
-            status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
-        if int(status):
+        runtime = torch.cuda.cudart()
+        try:
+            with torch.cuda.device(self.device):
+                torch.cuda.check_error(
+                    runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+                )
+        except torch.cuda.CudaError as error:
+            self.close()
             raise InvalidArgument(
-                f"{memory.nbytes / GIB:.1f} GiB of host memory cannot be page-locked (CUDA error "
-                f"{int(status)}): take a smaller host cache"
-            )
+                f"{memory.nbytes / GIB:.1f} GiB of host memory cannot be page-locked ({error}): "
+                "take a smaller host cache"
+            ) from error
         self._locked.append(memory)
 
     def fetch(self, moves: Sequence[Move]) -> None:
