@@ -224,6 +224,10 @@ def test_bytes_ahead_on_the_bus_count():
     served.submit([*PROMPT, 3], max_tokens=2)
     served.plan()
     assert not host.is_worth(tokens, [0] * (tokens // SIZE))
+    same = served.submit([*PROMPT, 4], max_tokens=2)  # needs no bytes beyond those
+    served.plan()
+    served.finish()
+    assert same.num_cached == fetched(served) == tokens
 
 
 # ---- the proof -----------------------------------------------------------------------------------

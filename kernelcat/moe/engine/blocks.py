@@ -214,9 +214,10 @@ class BlockManager:
         if host is None or num_cached == len(hashes):
             return num_cached
         count = self._num_leading(hashes, lambda g, v: self._has_page(g, v) or host.knows(g, v))
-        missing = [g for g, b in self._needed(count) if not self._has_page(g, hashes[b])]
+        missing = [(g, b) for g, b in self._needed(count) if not self._has_page(g, hashes[b])]
+        copied = [g for g, b in missing if not host.is_arriving(g, hashes[b])]
         num_tokens = (count - num_cached) * self.page_size
-        return count if host.is_worth(num_tokens, missing) else num_cached
+        return count if host.is_worth(num_tokens, copied) else num_cached
 
     def fetch(self, table: BlockTable) -> bool:
         """Gives ``table`` pages for the blocks that it has in host memory, and plans the copies.
