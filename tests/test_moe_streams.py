@@ -200,6 +200,41 @@ def test_late_copies_to_host_memory_and_back_change_no_token(
     assert fetched > 0 and abandoned
 
 
+class First:
+    """Dice that keep all work as late as they can."""
+
+    def choice(self, options: Any) -> Any:
+        return options[0]
+
+
+def test_a_fetch_starts_behind_steps_and_steps_behind_an_abandoned_fetch() -> None:
+    """Its pages may be written by steps that were launched before, and belong to later ones."""
+    served = engine(9, is_overlapped=True, host_cache_bytes=8 << 20, min_fetch=16)
+    prompt, greedy = list(range(70)), SamplingParameters(temperature=0, max_tokens=6)
+    for text in (prompt, [1] * 88, [2] * 88):  # the last two need all pages
+        served.submit(text, greedy)
+        while served.has_work:
+            served.step()
+    runner = served._runner
+    *runner.streams, fetches, offloads = LateDevice(First()).streams
+    assert runner.copies is not None
+    runner.copies._fetches, runner.copies._offloads = fetches, offloads
+    other = served.submit([3] * 5, greedy)
+    served.step()
+    launched = runner._computed
+    waiting = served.submit([*prompt, 9], greedy)
+    served.step()
+    [(_, start, end)] = fetches.jobs
+    assert start is launched
+    assert served.cancel(waiting.id)
+    served.step()
+    barrier, step = runner.streams[1].jobs
+    assert barrier[1] is end and step[2] is runner._computed
+    while served.has_work:
+        served.step()
+    assert other.num_written == 6
+
+
 @pytest.mark.parametrize("fault", ({"keeps_order": False}, {"num_buffers": 1}))
 def test_without_events_or_with_one_buffer_tokens_are_wrong(fault: dict[str, Any]) -> None:
     """What the test above would not see proves nothing."""
