@@ -13,6 +13,8 @@ from zlib import crc32
 import numpy as np
 
 from kernelcat.moe.engine.blocks import BlockManager, LayerGroup
+from kernelcat.moe.engine.fetch_policy import FetchPolicy
+from kernelcat.moe.engine.host_cache import HostCache, Transfer
 from kernelcat.moe.engine.limits import MAX_IN_FLIGHT, Limits
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import Request
@@ -23,6 +25,7 @@ from kernelcat.moe.engine.step_arrays import StepArrays
 from kernelcat.moe.engine.step_sizes import Size, StepSizes
 
 VOCAB = 7
+PAGE_BYTES = 1000
 WIDTH = 64
 """Columns of block tables."""
 
@@ -66,6 +69,8 @@ class FakeModel:
         self.manager = manager
         shape = manager.page_size, 2
         self.caches = [np.full((g.num_pages, *shape), -1, np.int32) for g in manager.groups]
+        num_slots = manager.host.slots[0].num_slots if manager.host else 0
+        self.slots = [np.full((num_slots, *shape), -1, np.int32) for _ in manager.groups]
 
     def run(self, arrays: StepArrays, previous: np.ndarray, num_rows: int) -> np.ndarray:
         """Tokens (num_rows,) of a step; ``previous`` are those of the step before."""
@@ -80,6 +85,15 @@ class FakeModel:
                 new = np.stack([at, tokens[cu_q[s] : cu_q[s + 1]]], axis=1)
                 cache[table[s, at // size], at % size] = new
         return np.array([self._next(arrays, i) for i in range(num_rows)], np.int64)
+
+    def copy(self, transfer: Transfer) -> None:
+        """Copies the blocks of a transfer."""
+        for move in transfer.moves:
+            page, slot = self.caches[move.group][move.page], self.slots[move.group][move.slot]
+            if transfer.is_fetch:
+                page[:] = slot
+            else:
+                slot[:] = page
 
     def _next(self, arrays: StepArrays, i: int) -> int:
         row = arrays.rows[i]
@@ -101,7 +115,8 @@ class FakeModel:
 class FakeEngine:
     """A scheduler and a model; steps may overlap, and are padded where there are ``batches``.
 
-    ``sizes_used`` are those of the steps so far.
+    ``sizes_used`` are those of the steps so far. With ``num_slots`` there is host memory, in which
+    blocks are copied when a transfer ends: as late as possible.
     """
 
     def __init__(
@@ -112,9 +127,18 @@ class FakeEngine:
         speculation: Speculation | None = None,
         has_prefix_cache: bool = True,
         batches: Sequence[int] = (),
+        num_slots: int = 0,
+        reserve: int = 20,
+        policy: FetchPolicy | None = None,
     ) -> None:
         self.limits = limits or Limits(step_tokens=16, max_running=8, max_waiting=64, context=64)
         self.manager = BlockManager(groups, page_size, WIDTH, has_prefix_cache)
+        if num_slots:
+            self.manager.host = HostCache(
+                self.manager.pools, num_slots, [PAGE_BYTES] * len(groups), [reserve] * len(groups),
+                policy or FetchPolicy(1, bandwidth=1e9),
+            )  # fmt: skip
+        self.transfers: list[Transfer] = []
         self.scheduler = Scheduler(self.manager, self.limits, speculation)
         num_drafts = speculation.num_drafts if speculation else 0
         self.sizes = StepSizes(self.limits, num_drafts, batches)
@@ -134,6 +158,10 @@ class FakeEngine:
     def plan(self) -> Step | None:
         """Plans a step and lets the model run; the scheduler does not see the result yet."""
         step = self.scheduler.schedule()
+        self.transfers += self.scheduler.transfers()
+        for transfer in list(self.transfers):
+            if transfer.is_abandoned:
+                self.end_transfer(transfer)  # the step starts after it
         if step is not None:
             size = self.sizes.of(step)
             self.sizes_used.add(size)
@@ -141,6 +169,24 @@ class FakeEngine:
             self._previous = self.model.run(self.arrays, self._previous, step.num_rows)
             self.results.append((step, self._previous))
         return step
+
+    def end_transfer(self, transfer: Transfer) -> None:
+        """Copies the blocks of a transfer that has started, and tells the scheduler."""
+        self.transfers.remove(transfer)
+        self.model.copy(transfer)
+        self.scheduler.end_transfer(transfer)
+
+    def end_transfers(self) -> None:
+        while self.transfers:
+            self.end_transfer(self.transfers[0])
+
+    def fail(self) -> list[Output]:
+        """The oldest step has failed."""
+        self.end_transfers()
+        step, _ = self.results.pop(0)
+        outputs = self.scheduler.fail(step)
+        self.manager.forget_blocks()
+        return outputs
 
     def land(self) -> list[Output]:
         """Hands the oldest result to the scheduler."""
@@ -161,7 +207,11 @@ class FakeEngine:
             if not self.scheduler.has_work and not self.results:
                 return count
             planned = self.plan() if len(self.results) < MAX_IN_FLIGHT else None
-            assert planned or self.results or not self.scheduler.has_work, "nothing can run"
+            has_fetch = any(transfer.is_fetch for transfer in self.transfers)
+            is_stuck = not (planned or self.results or has_fetch) and self.scheduler.has_work
+            assert not is_stuck, "nothing can run"
+            if count % 3 == 0 or not (planned or self.results):
+                self.end_transfers()
             self.scheduler.check_integrity()
             while len(self.results) > (1 if is_overlapped and planned else 0):
                 self.land()
@@ -178,11 +228,12 @@ class FakeEngine:
 
 def engine(
     *windows, num_pages=200, speculation=None, has_prefix_cache=True, page_size=4, batches=(),
-    **limits,
+    num_slots=0, reserve=20, policy=None, **limits,
 ):  # fmt: skip
     """An engine with a layer group for each of ``windows``; ``limits`` are those of `Limits`."""
     groups = [LayerGroup(f"g{i}", num_pages, window) for i, window in enumerate(windows or (0,))]
     defaults = {"step_tokens": 16, "max_running": 8, "max_waiting": 64, "context": 64}
     return FakeEngine(
-        groups, page_size, Limits(**{**defaults, **limits}), speculation, has_prefix_cache, batches
-    )
+        groups, page_size, Limits(**{**defaults, **limits}), speculation, has_prefix_cache, batches,
+        num_slots, reserve, policy,
+    )  # fmt: skip

@@ -197,6 +197,36 @@ def test_a_peer_that_fails_is_told_and_the_rest_goes_on(monkeypatch) -> None:
     assert "transformers has failed: OutOfMemoryError" in done.stderr
 
 
+def test_a_fetch_is_timed_beside_its_recomputation(tmp_path: Path) -> None:
+    command = [
+        "moe", "bench", "small-gpt-oss", "--random-weights", "--device", "cpu", "--batches", "1",
+        "--context", "9", "--tokens", "2", "--rounds", "1", "--requests", "0", "--step-tokens",
+        "256", "--fetch",
+    ]  # fmt: skip
+    out = tmp_path / "fetch.json"
+    done = CliRunner().invoke(
+        main, [*command, "128", "--host-cache", "0.1", "--out", str(out), "--json"]
+    )
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert result == json.loads(out.read_text())
+    fetch = result["fetch"]
+    layers = moe.SIZES["small-gpt-oss"].num_hidden_layers
+    config = moe.SIZES["small-gpt-oss"]
+    block = 64 * config.num_key_value_heads * config.head_dim * 2 * 4
+    # two blocks of the layers without a window, and one of those with a window of 24 tokens
+    assert fetch["num_bytes"] == layers // 2 * 3 * block and fetch["num_tokens"] == 128
+    assert fetch["bandwidth"] > 0 and min(fetch["shared_ms"], fetch["fetched_ms"]) > 0
+    assert fetch["speedup"] == pytest.approx(fetch["recomputed_ms"] / fetch["fetched_ms"])
+    assert "first token after a prefix of 128 tokens" in done.stderr
+    for options, message in (
+        (["128", "--host-cache", "0.0005"], "may be too small"),
+        (["100", "--host-cache", "0.1"], "must be a multiple of 64"),
+    ):
+        done = CliRunner().invoke(main, [*command, *options])
+        assert done.exit_code == 1 and message in done.output, done.output
+
+
 @pytest.mark.parametrize(
     ("name", "billions"),
     [("gpt-oss-20b", 3.61), ("gpt-oss-120b", 5.13), ("deepseek-v3", 37), ("mixtral-8x7b", 12.9)],
@@ -265,6 +295,8 @@ def test_a_peer_with_random_weights_needs_no_network(
         (["small-llama", "--input", "1,2,3"], "is no range"),
         (["small-llama", "--tokens", "1"], "at least 2"),
         (["small-llama", "--prefill", "-1"], "must be a number of tokens"),
+        (["small-llama", "--fetch", "128"], "needs --host-cache"),
+        (["small-llama", "--fetch", "-1", "--host-cache", "1"], "must be a number of tokens"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: list[str], message: str) -> None:

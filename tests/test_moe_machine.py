@@ -93,7 +93,8 @@ class EngineMachine(RuleBasedStateMachine):
     def plan(self):
         step = self.engine.plan()
         if step is None:
-            assert self.engine.results or not self.engine.scheduler.has_work
+            has_fetch = any(transfer.is_fetch for transfer in self.engine.transfers)
+            assert has_fetch or self.engine.results or not self.engine.scheduler.has_work
         else:
             limits = self.engine.limits
             assert step.num_tokens <= limits.step_tokens
@@ -108,8 +109,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(coin=st.integers(0, 4))
     def fail(self, coin):
         if coin == 0:
-            step, _ = self.engine.results.pop(0)
-            for output in self.engine.scheduler.fail(step):
+            for output in self.engine.fail():
                 assert output.request.finish_reason is FinishReason.ERROR
 
     @precondition(lambda self: not self.engine.results)

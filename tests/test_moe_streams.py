@@ -18,6 +18,7 @@ import torch
 from kernelcat import moe
 from kernelcat.errors import KernelcatError
 from kernelcat.moe.engine.engine import Engine
+from kernelcat.moe.engine.host_cache import HostCache, Transfer
 from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import FinishReason
@@ -40,13 +41,16 @@ class LateEvent:
         while not self.has_ended:
             self.device.run_one()
 
+    def query(self) -> bool:
+        return self.has_ended
+
 
 class LateDevice:
-    """Three streams; ``keeps_order`` says whether jobs wait for events of other streams."""
+    """Streams; ``keeps_order`` says whether jobs wait for events of other streams."""
 
     def __init__(self, dice: random.Random, keeps_order: bool = True) -> None:
         self.dice, self.keeps_order = dice, keeps_order
-        self.streams = [LateStream(self) for _ in range(3)]
+        self.streams = [LateStream(self) for _ in range(5)]
 
     def run_one(self) -> None:
         ready = [
@@ -74,6 +78,9 @@ class LateStream(DeviceStream):
             if any(stream.jobs for stream in self.owner.streams):
                 self.owner.run_one()
         return event
+
+    def wait(self, event: Any) -> None:
+        self.jobs.append((lambda: None, event, LateEvent(self.owner)))
 
     def synchronize(self) -> None:
         while self.jobs:
@@ -126,17 +133,22 @@ def expected(seed: int) -> list[list[int]]:
 
 
 def written(
-    seed: int, keeps_order: bool = True, num_buffers: int = 2
+    seed: int, keeps_order: bool = True, num_buffers: int = 2, num_rounds: int = 1, **settings: Any
 ) -> tuple[list[list[int]], Statistics]:
-    """Tokens of the same requests at once, with late streams, too few pages, and cancellations."""
+    """Tokens of the same requests at once, with late streams, too few pages, and cancellations.
+
+    All requests come ``num_rounds`` times.
+    """
     dice = random.Random(seed)
-    prompts = asked(dice)
+    prompts = asked(dice) * num_rounds
     served = engine(
         9, is_overlapped=True, batch_sizes=dice.choice(((), (2,))),
-        speculation=dice.choice((None, Speculation(2, 1))),
+        speculation=dice.choice((None, Speculation(2, 1))), **settings,
     )  # fmt: skip
     runner = served._runner
-    runner.streams = list(LateDevice(dice, keeps_order).streams)
+    *runner.streams, fetches, offloads = LateDevice(dice, keeps_order).streams
+    if runner.copies:
+        runner.copies._fetches, runner.copies._offloads = fetches, offloads
     runner._buffers = (runner._buffers[:num_buffers] * 2)[:2]
     requests = []
     while prompts or served.has_work:
@@ -144,10 +156,13 @@ def written(
             requests.append(served.submit(*prompts.pop(0)))
         if requests and dice.random() < 0.02:
             served.cancel(dice.choice(requests).id)
+        arriving = [r.id for r in requests if r.table and r.table.is_arriving]
+        if arriving and dice.random() < 0.2:
+            served.cancel(arriving[0])
         served.step()
         served.check_integrity()
     assert served.statistics().pages_in_use == 0
-    for request, tokens in zip(requests, expected(seed), strict=True):
+    for request, tokens in zip(requests, expected(seed) * num_rounds, strict=True):
         if request.finish_reason is FinishReason.CANCELLED:
             assert request.tokens == tokens[: len(request.tokens)] or not keeps_order
             request.tokens[:] = tokens
@@ -163,6 +178,61 @@ def test_late_work_writes_the_tokens_of_steps_one_by_one() -> None:
         accepted += statistics.accepted_tokens_total
         cached += statistics.cached_tokens_total
     assert min(preemptions, accepted, cached) > 0
+
+
+HOST: Any = {"num_rounds": 2, "host_cache_bytes": 8 << 20, "min_fetch": 16}
+
+
+def test_late_copies_to_host_memory_and_back_change_no_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fetched, abandoned, abandon = 0, list[object](), HostCache.abandon
+
+    def counted(host: HostCache, transfer: Transfer) -> None:
+        abandoned.append(transfer)
+        abandon(host, transfer)
+
+    monkeypatch.setattr(HostCache, "abandon", counted)
+    for seed in range(4):
+        tokens, statistics = written(seed, **HOST)
+        assert tokens == expected(seed) * HOST["num_rounds"]
+        fetched += statistics.fetched_tokens_total
+    assert fetched > 0 and abandoned
+
+
+class First:
+    """Dice that keep all work as late as they can."""
+
+    def choice(self, options: Any) -> Any:
+        return options[0]
+
+
+def test_a_fetch_starts_behind_steps_and_steps_behind_an_abandoned_fetch() -> None:
+    """Its pages may be written by steps that were launched before, and belong to later ones."""
+    served = engine(9, is_overlapped=True, host_cache_bytes=8 << 20, min_fetch=16)
+    prompt, greedy = list(range(70)), SamplingParameters(temperature=0, max_tokens=6)
+    for text in (prompt, [1] * 88, [2] * 88):  # the last two need all pages
+        served.submit(text, greedy)
+        while served.has_work:
+            served.step()
+    runner = served._runner
+    *runner.streams, fetches, offloads = LateDevice(First()).streams
+    assert runner.copies is not None
+    runner.copies._fetches, runner.copies._offloads = fetches, offloads
+    other = served.submit([3] * 5, greedy)
+    served.step()
+    launched = runner._computed
+    waiting = served.submit([*prompt, 9], greedy)
+    served.step()
+    [(_, start, end)] = fetches.jobs
+    assert start is launched
+    assert served.cancel(waiting.id)
+    served.step()
+    barrier, step = runner.streams[1].jobs
+    assert barrier[1] is end and step[2] is runner._computed
+    while served.has_work:
+        served.step()
+    assert other.num_written == 6
 
 
 @pytest.mark.parametrize("fault", ({"keeps_order": False}, {"num_buffers": 1}))

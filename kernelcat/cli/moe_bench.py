@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json, integers, nvtx, out_file, profile_file
+from kernelcat.cli.options import as_json, host_cache, integers, nvtx, out_file, profile_file
 from kernelcat.cli.output import echo, emit, save, show
 from kernelcat.errors import InvalidArgument, MissingDependency
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from kernelcat.moe.bench import Decoding
     from kernelcat.moe.engine.engine import Engine
     from kernelcat.moe.engine.statistics import Statistics
+    from kernelcat.moe.fetch import FetchTimes
+    from kernelcat.moe.model import Decoder
     from kernelcat.moe.prefill import Prefill
     from kernelcat.moe.profile import StepProfile
     from kernelcat.moe.serving_metrics import ServingMetrics, Slo
@@ -53,6 +55,7 @@ class Results:
     about: dict[str, Any]
     decoding: list[Decoding] = field(default_factory=list)
     prefill: Prefill | None = None
+    fetch: FetchTimes | None = None
     loads: list[Load] = field(default_factory=list)
     profiles: list[StepProfile] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -69,6 +72,7 @@ class Results:
             **self.about,
             "decoding": self.decoding,
             "prefill": self.prefill,
+            "fetch": self.fetch,
             "loads": [load.published() for load in self.loads],
             "profiles": [profile.published() for profile in self.profiles],
             "failed": self.failed,
@@ -81,6 +85,8 @@ class Results:
             show(_decoding_table(self.decoding))
         if self.prefill:
             echo(_prefill_line(self.prefill))
+        if self.fetch:
+            echo(_fetch_line(self.fetch))
         for load in self.loads:
             show(_load_table(load))
         for profile in self.profiles:
@@ -96,6 +102,12 @@ class Results:
 @click.option("--tokens", default=256, show_default=True, help="Tokens written in decoding.")
 @click.option("--rounds", default=3, show_default=True, help="Rounds of decoding.")
 @click.option("--prefill", default=0, help="Tokens of a prompt whose prefill is timed; 0: none.")
+@click.option(
+    "--fetch",
+    default=0,
+    help="Tokens of a prefix that is fetched from --host-cache, beside its recomputation; 0: none.",
+)
+@host_cache
 @click.option("--step-tokens", default=2048, show_default=True, help="New tokens of a step.")
 @click.option("--peer", "peers", multiple=True, help="Also time decoding of: transformers.")
 @click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
@@ -126,8 +138,9 @@ def bench(
 ) -> None:  # fmt: skip
     """Time MODEL in this process, or the server at --url.
 
-    In this process: decoding at fixed batches, the prefill of one long prompt beside a product of
-    large matrices, then loads of requests. A server gets the loads; MODEL is then its model's name,
+    In this process: the time to the first token of a prefix that comes from host memory, decoding
+    at fixed batches, the prefill of one long prompt beside a product of large matrices, then loads
+    of requests. A server gets the loads; MODEL is then its model's name,
     by default that of the first one.
 
     Lengths of a load are uniform in the ranges; prompts are random tokens, greedy, and the end of
@@ -139,6 +152,7 @@ def bench(
     Example:
       kernelcat moe bench gpt-oss-20b --random-weights --peer transformers
       kernelcat moe bench gpt-oss-20b --random-weights --batches 1 --profile step.json
+      kernelcat moe bench gpt-oss-20b --random-weights --fetch 4096 --host-cache 4 --requests 0
       kernelcat moe bench --url http://127.0.0.1:8000 --rate 8 --slo ttft=500,tpot=20
     """
     try:
@@ -194,6 +208,10 @@ def _bench_engine(model: str, loads: list[Workload], slo: Slo, options: dict[str
             f"context={context} and rounds={rounds} must be positive, tokens={tokens} at least 2"
         )
     prefill = options["prefill"]
+    if options["fetch"] and (options["fetch"] < 1 or not options["host_cache"]):
+        raise InvalidArgument(
+            f"--fetch {options['fetch']} must be a number of tokens, and needs --host-cache"
+        )
     if prefill < 0:
         raise InvalidArgument(f"--prefill {prefill} must be a number of tokens, or 0 for none")
     random, device = options["random_weights"], options["device"]
@@ -208,7 +226,13 @@ def _bench_engine(model: str, loads: list[Workload], slo: Slo, options: dict[str
     lengths = [load.input_range[1] + load.output_range[1] for load in loads]
     most = [*batches, *(load.num_requests for load in loads)]
     with ranges.for_nvtx() if options["nvtx"] else nullcontext():
-        engine = _engine(source, max(context + tokens, *lengths, prefill + 1), max(most), options)
+        start = time.perf_counter()
+        decoder = source.open()
+        echo(f"weights after {time.perf_counter() - start:.1f} s", err=True)
+        if options["fetch"]:
+            results.fetch = _time_fetch(decoder, options)
+            results.keep()
+        engine = _engine(decoder, max(context + tokens, *lengths, prefill + 1), max(most), options)
         for batch in batches:
             results.decoding.append(
                 _told_rate(time_decoding(engine, batch, context, tokens, rounds))
@@ -279,7 +303,31 @@ def _time_peers(
             torch.cuda.empty_cache()
 
 
-def _engine(source: ModelSource, length: int, batch: int, options: dict[str, Any]) -> Engine:
+def _time_fetch(model: Decoder, options: dict[str, Any]) -> FetchTimes:
+    """Times of a prefix in host memory, by an engine of its own."""
+    import gc
+
+    import torch
+
+    from kernelcat.moe.engine.engine import Engine
+    from kernelcat.moe.fetch import fetch_settings, time_fetch
+
+    settings = fetch_settings(
+        model, options["fetch"], options["step_tokens"], options["host_cache"],
+        options["cache_dtype"],
+    )  # fmt: skip
+    engine = Engine(model, settings)
+    times = time_fetch(engine, options["fetch"])
+    echo(_fetch_line(times), err=True)
+    engine.close()
+    del engine
+    gc.collect()
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return times
+
+
+def _engine(model: Decoder, length: int, batch: int, options: dict[str, Any]) -> Engine:
     """An engine for ``batch`` requests of ``length`` tokens at once, as far as there is room."""
     from kernelcat.moe.engine.engine import Engine
     from kernelcat.moe.engine.limits import Limits
@@ -290,8 +338,6 @@ def _engine(source: ModelSource, length: int, batch: int, options: dict[str, Any
     limits = Limits(
         max(options["step_tokens"], running), running, max_waiting=max(batch, 1024), context=length
     )
-    model = source.open()
-    opened = time.perf_counter()
     engine = Engine(
         model,
         EngineSettings(
@@ -299,12 +345,10 @@ def _engine(source: ModelSource, length: int, batch: int, options: dict[str, Any
             memory=options["memory"],
             cache_dtype=options["cache_dtype"],
             speculation=Speculation(options["drafts"]) if options["drafts"] else None,
+            host_cache_bytes=options["host_cache"],
         ),
     )
-    echo(
-        f"weights after {opened - start:.1f} s, engine after {time.perf_counter() - opened:.1f} s",
-        err=True,
-    )
+    echo(f"engine after {time.perf_counter() - start:.1f} s", err=True)
     return engine
 
 
@@ -345,6 +389,15 @@ def _prefill_line(prefill: Prefill) -> str:
         f"prefill of {prefill.num_tokens} tokens: {prefill.ms:.1f} ms, "
         f"{prefill.tflops:.1f} TFLOP/s, {100 * prefill.share:.0f} % of the "
         f"{prefill.matrix_tflops:.1f} of a product of matrices of {prefill.matrix_size} rows"
+    )
+
+
+def _fetch_line(fetch: FetchTimes) -> str:
+    return (
+        f"first token after a prefix of {fetch.num_tokens} tokens: recomputed "
+        f"{fetch.recomputed_ms:.2f} ms, fetched from host memory {fetch.fetched_ms:.2f} ms "
+        f"({fetch.speedup:.1f} times as fast), shared in pages {fetch.shared_ms:.2f} ms; a fetch "
+        f"copies {fetch.num_bytes / 1e6:.1f} MB, alone at {fetch.bandwidth / 1e9:.1f} GB/s"
     )
 
 

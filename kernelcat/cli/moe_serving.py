@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json
+from kernelcat.cli.options import as_json, host_cache
 from kernelcat.cli.output import echo, emit
 from kernelcat.errors import MissingDependency
 
@@ -35,6 +35,7 @@ CPU_CONTEXT = 1024
 @click.option(
     "--cpu-cache", default=64 << 20, show_default=True, help="Bytes of the caches on a CPU."
 )
+@host_cache
 @click.option("--context", type=int, help="Tokens of a request with its prompt, at most.")
 @click.option("--max-running", type=int, help="Requests that a step computes, at most.")
 @click.option("--max-waiting", type=int, help="Requests that wait, at most.")
@@ -104,4 +105,5 @@ def _settings(options: dict[str, Any]) -> EngineSettings:
         cpu_cache_bytes=options["cpu_cache"],
         cache_dtype=options["cache_dtype"],
         speculation=Speculation(options["drafts"]) if options["drafts"] else None,
+        host_cache_bytes=options["host_cache"],
     )

@@ -30,6 +30,13 @@ out_file = click.option(
     help="Also write what --json prints to this file, again after each result.",
 )
 nvtx = click.option("--nvtx", is_flag=True, help="Mark phases of steps for Nsight Systems.")
+host_cache = click.option(
+    "--host-cache",
+    metavar="GB",
+    default=0.0,
+    callback=lambda context, parameter, gigabytes: int(1e9 * gigabytes),
+    help="Gigabytes of host memory for blocks that leave the GPU's cache.  [default: 0]",
+)
 database = click.option(
     "--db", "url", help="Path or SQLAlchemy URL of the database; $KERNELCAT_DB by default."
 )

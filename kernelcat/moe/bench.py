@@ -158,11 +158,11 @@ def time_first_token(engine: Engine, context: int, num_rounds: int = 3) -> float
     """
     shared = prompts(1, int(SHARED * context), engine.limits.vocab_size, seed=1 << 20)[0]
     rest = prompts(num_rounds + 2, context - len(shared), engine.limits.vocab_size, seed=1 << 21)
-    times = [_first_token(engine, shared + own) for own in rest]
+    times = [first_token(engine, shared + own) for own in rest]
     return 1e3 * median(times[2:])  # the first request fills the cache, the second one compiles
 
 
-def _first_token(engine: Engine, prompt: list[int]) -> float:
+def first_token(engine: Engine, prompt: list[int]) -> float:
     """Seconds from the submission of a request until it has written a token, its only one."""
     start = time.perf_counter()
     engine.submit(prompt, SamplingParameters(temperature=0, max_tokens=1), needs_text=False)

@@ -11,7 +11,8 @@ of them. gpt-oss has two groups: every other layer has a window of 128 tokens.
 
 Requests whose prompts begin with the same tokens share the pages of full blocks, which are found by
 their hashes (`block_hashes`). A shared page is never written: only full blocks are published, after
-the step that wrote them has ended.
+the step that wrote them has ended. Blocks whose pages were reused may be in host memory
+(`host_cache`): a table then has pages into which they are copied.
 
 Paged caches: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
 PagedAttention" (2023). Groups of layers follow the design of vLLM's version 1.
@@ -20,13 +21,14 @@ PagedAttention" (2023). Groups of layers follow the design of vLLM's version 1.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from kernelcat.errors import InvalidArgument
+from kernelcat.moe.engine.host_cache import HostCache, Transfer
 from kernelcat.moe.engine.pages import NULL_PAGE, IntegrityError, PagePool
 
 
@@ -61,6 +63,9 @@ class BlockTable:
     first_blocks : for each group the first block that has a page; earlier ones have the null page
     num_blocks : blocks that have a page, those that a window gave back included
     num_published : leading blocks that have been published, or were found in the cache
+    in_host : (group, block) of blocks that `BlockManager.fetch` shall bring from host memory
+    num_saved : tokens that they save
+    transfer : the fetch that brings them
     """
 
     pages: npt.NDArray[np.int32]
@@ -68,6 +73,14 @@ class BlockTable:
     first_blocks: list[int]
     num_blocks: int = 0
     num_published: int = 0
+    in_host: list[tuple[int, int]] = field(default_factory=list)
+    num_saved: int = 0
+    transfer: Transfer | None = None
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether blocks are on their way from host memory: no step may use the table yet."""
+        return self.transfer is not None and not self.transfer.has_ended
 
 
 class BlockManager:
@@ -84,6 +97,7 @@ class BlockManager:
     ----------
     pools : the pages of each group
     tables : block tables that are open
+    host : blocks in host memory; None where there are none
 
     Raises
     ------
@@ -109,6 +123,7 @@ class BlockManager:
         self.has_prefix_cache = has_prefix_cache
         self.pools = [PagePool(group.num_pages) for group in groups]
         self.tables: set[BlockTable] = set()
+        self.host: HostCache | None = None
 
     def blocks_of(self, num_tokens: int) -> int:
         """Blocks that ``num_tokens`` tokens fill, the last one perhaps partly."""
@@ -137,45 +152,100 @@ class BlockManager:
         """
         if not self.has_prefix_cache:
             return 0
+        return self._num_leading(hashes, self._has_page)
+
+    def _has_page(self, g: int, value: bytes) -> bool:
+        return self.pools[g].find(value) is not None
+
+    def _num_leading(self, hashes: Sequence[bytes], has: Callable[[int, bytes], bool]) -> int:
+        """Leading blocks that can be used, where ``has(g, hash)`` tells what group g has."""
         count = len(hashes)
-        for group, pool in zip(self.groups, self.pools, strict=True):
+        for g, group in enumerate(self.groups):
             if not group.window:
-                hits = (i for i in range(count) if pool.find(hashes[i]) is None)
-                count = next(hits, count)
+                misses = (i for i in range(count) if not has(g, hashes[i]))
+                count = next(misses, count)
         while count:
-            missing = [
-                block
-                for group, pool in zip(self.groups, self.pools, strict=True)
-                for block in range(group.first_block(count * self.page_size, self.page_size), count)
-                if pool.find(hashes[block]) is None
-            ]
+            missing = [b for g, b in self._needed(count) if not has(g, hashes[b])]
             if not missing:
                 break
             # any count above the first missing block needs that block too
             count = min(missing)
         return count
 
+    def _needed(self, count: int) -> list[tuple[int, int]]:
+        """(group, block) of all that a request with ``count`` leading blocks reads later."""
+        return [
+            (g, block)
+            for g, group in enumerate(self.groups)
+            for block in range(group.first_block(count * self.page_size, self.page_size), count)
+        ]
+
     def open(self, hashes: list[bytes], max_cached: int) -> BlockTable:
         """A new block table that shares the longest cached prefix.
+
+        With host memory the prefix may be longer: then `fetch` follows, before any other call.
 
         Parameters
         ----------
         hashes : of the request's full blocks; the table keeps the list
         max_cached : blocks that may be shared at most
         """
-        count = self.num_cached_blocks(hashes[:max_cached])
+        num_cached = self.num_cached_blocks(hashes[:max_cached])
+        count = self._num_with_host(hashes[:max_cached], num_cached)
         shape = len(self.groups), self.table_width
         table = BlockTable(np.full(shape, NULL_PAGE, np.int32), hashes, [0] * len(self.groups))
         table.num_blocks = table.num_published = count
-        for g, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
+        table.num_saved = (count - num_cached) * self.page_size
+        for g, group in enumerate(self.groups):
             table.first_blocks[g] = group.first_block(count * self.page_size, self.page_size)
-            for block in range(table.first_blocks[g], count):
-                page = pool.find(hashes[block])
-                assert page is not None
-                pool.share(page)
+        for g, block in self._needed(count):
+            page = self.pools[g].find(hashes[block])
+            if page is None:
+                table.in_host.append((g, block))
+            else:
+                self.pools[g].share(page)
                 table.pages[g, block] = page
         self.tables.add(table)
         return table
+
+    def _num_with_host(self, hashes: Sequence[bytes], num_cached: int) -> int:
+        """Leading blocks to take from pages and host memory; ``num_cached`` are in pages."""
+        host = self.host
+        if host is None or num_cached == len(hashes):
+            return num_cached
+        count = self._num_leading(hashes, lambda g, v: self._has_page(g, v) or host.knows(g, v))
+        missing = [(g, b) for g, b in self._needed(count) if not self._has_page(g, hashes[b])]
+        copied = [g for g, b in missing if not host.is_arriving(g, hashes[b])]
+        num_tokens = (count - num_cached) * self.page_size
+        return count if host.is_worth(num_tokens, copied) else num_cached
+
+    def fetch(self, table: BlockTable) -> bool:
+        """Gives ``table`` pages for the blocks that it has in host memory, and plans the copies.
+
+        False, and nothing has changed, if a group lacks pages, or if a fetch of another request
+        brings one of the blocks: it can be shared soon.
+        """
+        if not table.in_host:
+            return True
+        assert self.host is not None
+        counts = self.num_in_host(table)
+        if any(n > pool.num_available for n, pool in zip(counts, self.pools, strict=True)):
+            return False
+        if any(self.host.is_arriving(g, table.hashes[b]) for g, b in table.in_host):
+            return False
+        blocks = []
+        for g, block in table.in_host:
+            [page] = self.pools[g].take(1)
+            table.pages[g, block] = page
+            blocks.append((g, page, table.hashes[block]))
+        table.in_host = []
+        table.transfer = self.host.fetch(blocks, table.num_saved)
+        return True
+
+    def num_in_host(self, table: BlockTable) -> list[int]:
+        """Pages of each group that `fetch` would take."""
+        counts = Counter(g for g, _ in table.in_host)
+        return [counts[g] for g in range(len(self.groups))]
 
     def publish(self, table: BlockTable, num_tokens: int) -> None:
         """Makes the full blocks of the first ``num_tokens`` tokens known to other requests.
@@ -196,15 +266,18 @@ class BlockManager:
         """Pages that ``table`` lacks, in each group, for its first ``num_tokens`` tokens."""
         return max(0, self.blocks_of(num_tokens) - table.num_blocks)
 
-    def has_room(self, missing: Sequence[int], chunk: int) -> bool:
+    def has_room(self, missing: Sequence[int], chunk: int, in_host: Sequence[int]) -> bool:
         """Whether requests that lack ``missing`` pages each could all have them now.
 
-        ``chunk`` is as in `max_pages`: a window limits what a request needs at a time.
+        ``chunk`` is as in `max_pages`: a window limits what a request needs at a time. The first
+        request also needs ``in_host`` pages of each group, for blocks in host memory.
         """
-        return all(
-            sum(min(count, self.max_pages(group, chunk)) for count in missing) <= pool.num_available
-            for group, pool in zip(self.groups, self.pools, strict=True)
-        )
+        first, *others = missing
+        for group, pool, more in zip(self.groups, self.pools, in_host, strict=True):
+            most = self.max_pages(group, chunk)
+            if sum(min(count, most) for count in (first + more, *others)) > pool.num_available:
+                return False
+        return True
 
     def extend(self, table: BlockTable, num_tokens: int) -> bool:
         """Gives ``table`` pages for its first ``num_tokens`` tokens; False if a group lacks them.
@@ -242,6 +315,8 @@ class BlockManager:
 
     def close(self, table: BlockTable) -> None:
         """Gives back all pages of ``table``; published blocks stay in the cache."""
+        if self.host is not None and table.transfer is not None and table.is_arriving:
+            self.host.abandon(table.transfer)
         self.shrink(table, 0)
         self.tables.remove(table)
 
@@ -251,8 +326,16 @@ class BlockManager:
         The last block comes first: the beginnings of prompts stay in the cache longest.
         """
         pages = table.pages[g, first:end]
-        self.pools[g].release(reversed(pages.tolist()))
+        # blocks in host memory that nobody fetched have no page
+        self.pools[g].release(page for page in pages[::-1].tolist() if page != NULL_PAGE)
         pages[:] = NULL_PAGE
+
+    def forget_blocks(self) -> None:
+        """Forgets all blocks, because a fault may have spoiled them; no transfer is on its way."""
+        for pool in self.pools:
+            pool.forget_blocks()
+        if self.host is not None:
+            self.host.forget_blocks()
 
     # ---- proof ----------------------------------------------------------------------------------
 
@@ -272,6 +355,9 @@ class BlockManager:
                 faults += self._table_faults(table, g)
                 references.update(table.pages[g, table.first_blocks[g] : table.num_blocks].tolist())
             faults += [f"group {group.name}: {fault}" for fault in pool.faults(references)]
+        if self.host is not None:
+            transfers = (table.transfer for table in self.tables if table.is_arriving)
+            faults += self.host.faults([each for each in transfers if each is not None])
         if faults:
             raise IntegrityError("; ".join(faults))
 

@@ -10,7 +10,11 @@ from kernelcat.errors import InvalidArgument
 from kernelcat.moe.cache import KvCache, page_bytes, windows
 from kernelcat.moe.engine.ahead import compile_steps
 from kernelcat.moe.engine.blocks import BlockManager, LayerGroup
-from kernelcat.moe.engine.limits import Limits
+from kernelcat.moe.engine.fetch_policy import FetchPolicy
+from kernelcat.moe.engine.host_cache import HostCache
+from kernelcat.moe.engine.host_copies import HostCopies
+from kernelcat.moe.engine.host_memory import HostMemory, staging_bytes
+from kernelcat.moe.engine.limits import MAX_IN_FLIGHT, Limits
 from kernelcat.moe.engine.memory import GIB, divide
 from kernelcat.moe.engine.runner import Runner
 from kernelcat.moe.engine.scheduler import Scheduler
@@ -53,8 +57,9 @@ def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
             )
     else:
         num_bytes, budget = _gpu_budget(runner, settings) if is_cuda else _cpu_budget(settings)
-        dtype = cache_type(model, settings.cache_dtype)
-        each = page_bytes(model.cache_layers, settings.page_size, dtype)
+        each = _page_bytes(model, settings)
+        if settings.host_cache_bytes and is_cuda:
+            num_bytes -= staging_bytes(each)
         pages = divide(
             num_bytes, each, windows(model.cache_layers), settings.page_size, limits, budget
         )
@@ -63,6 +68,8 @@ def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
     runner.cache = _cache(model, settings, pages)
     if is_cuda:
         runner.warm_up(settings.has_graphs)
+    if settings.host_cache_bytes:
+        _add_host_cache(manager, runner, limits, settings, _page_bytes(model, settings))
     return scheduler, runner
 
 
@@ -97,6 +104,33 @@ def cache_type(model: Decoder, name: str) -> torch.dtype:
 def _cache(model: Decoder, settings: EngineSettings, pages: list[int]) -> KvCache:
     dtype = cache_type(model, settings.cache_dtype)
     return KvCache.allocate(model.cache_layers, pages, settings.page_size, dtype, model.device)
+
+
+def _page_bytes(model: Decoder, settings: EngineSettings) -> list[int]:
+    dtype = cache_type(model, settings.cache_dtype)
+    return page_bytes(model.cache_layers, settings.page_size, dtype)
+
+
+def _add_host_cache(
+    manager: BlockManager, runner: Runner, limits: Limits, settings: EngineSettings, each: list[int]
+) -> None:
+    """Gives ``manager`` and ``runner`` slots in host memory, as many for each group.
+
+    Raises ``InvalidArgument`` if there is no room for a block.
+    """
+    num_slots = settings.host_cache_bytes // sum(each)
+    if not num_slots:
+        raise InvalidArgument(
+            f"host_cache_bytes={settings.host_cache_bytes} have no room for a block of "
+            f"{settings.page_size} tokens, {sum(each)} bytes"
+        )
+    memory = HostMemory(runner.cache, num_slots, num_slots * sum(each))
+    policy = FetchPolicy(settings.min_fetch, memory.measure())
+    # what the steps in flight and one request that starts may take
+    reserve = MAX_IN_FLIGHT * (manager.blocks_of(limits.step_tokens) + limits.max_running)
+    reserves = [reserve + manager.max_pages(group, limits.span) for group in manager.groups]
+    manager.host = HostCache(manager.pools, num_slots, each, reserves, policy)
+    runner.copies = HostCopies(memory)
 
 
 def _cpu_budget(settings: EngineSettings) -> tuple[int, str]:

@@ -122,6 +122,7 @@ class Engine:
         self._lock = threading.Lock()  # of everything that the scheduler knows
         self._ids = itertools.count()
         self._broken = ""
+        self._is_idle = False  # no step runs, and none could be planned
 
     # ---- requests -------------------------------------------------------------------------------
 
@@ -199,6 +200,10 @@ class Engine:
         """
         outputs: list[RequestOutput] = []
         num_before = len(self._runs)
+        try:
+            self._end_transfers()
+        except Exception as lost:
+            outputs += self._end_all(FinishReason.ERROR, f"the device is lost: {describe(lost)}")
         if not self._broken:
             outputs += self._launch()
         is_ahead = self._is_overlapped and len(self._runs) > num_before
@@ -206,12 +211,25 @@ class Engine:
             outputs += self._collect()
         return outputs
 
+    def _end_transfers(self) -> None:
+        """Ends transfers whose copies have ended; waits for one where nothing else can go on."""
+        copies = self._runner.copies
+        if copies is None or self._broken:
+            return
+        if self._is_idle:
+            copies.wait()
+        with self._lock:
+            for transfer in copies.ended():
+                self._scheduler.end_transfer(transfer)
+
     def _launch(self) -> list[RequestOutput]:
         """Plans and launches a step, if a request can run; returns outputs of what fails."""
         run, outputs = None, list[RequestOutput]()
         try:
             with span("schedule"), self._lock:
                 step = self._scheduler.schedule()
+                self._runner.move(self._scheduler.transfers())
+                self._is_idle = step is None and not self._runs
                 if step is None:
                     return []
                 run = Run(step)
@@ -247,12 +265,12 @@ class Engine:
         message = describe(error)
         try:
             self._runner.synchronize()
+            self._end_transfers()
         except Exception as lost:
             return self._end_all(FinishReason.ERROR, f"the device is lost: {describe(lost)}")
         with self._lock:
             outputs = self._scheduler.fail(self._runs.popleft().step)
-            for pool in self._scheduler.manager.pools:
-                pool.forget_blocks()  # the step may have spoiled what others wrote
+            self._scheduler.manager.forget_blocks()  # the step may have spoiled what others wrote
             self._counters.count_failure()
         return [RequestOutput.of(output, message) for output in outputs]
 

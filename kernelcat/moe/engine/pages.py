@@ -4,10 +4,12 @@ Each page except page 0 is in exactly one place:
 
     in use    at least one block table has the page
     cached    no block table has the page, but the page holds a block under its hash
+    cold      as cached, and the block has been copied to host memory, or is being copied
     free      the page holds nothing that can be found
 
-New pages are free pages first, then cached pages, the least recently used one first. A page in use
-may have a hash too: another request whose prompt begins with the same tokens shares the page.
+New pages are free pages first, then cold ones, then cached ones, the least recently used one first.
+A page in use may have a hash too: another request whose prompt begins with the same tokens shares
+the page. Without host memory (`host_cache`) no page is cold.
 
 Page 0 is the null page. No request owns the null page. Entries of block tables that no query reads
 name the null page, so every entry is a valid address, and rows that pad a CUDA graph write to it.
@@ -49,12 +51,19 @@ class PagePool:
         self._hashes: list[bytes | None] = [None] * num_pages
         self._free = list(range(num_pages - 1, NULL_PAGE, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cold: OrderedDict[int, None] = OrderedDict()
         self._by_hash: dict[bytes, int] = {}
+        self._num_forgotten = [0] * num_pages
 
     @property
     def num_available(self) -> int:
-        """Pages that `take` can return: free ones and cached ones."""
-        return len(self._free) + len(self._cached)
+        """Pages that `take` can return: free, cold and cached ones."""
+        return self.num_spare + len(self._cached)
+
+    @property
+    def num_spare(self) -> int:
+        """Pages that `take` returns first: no block is lost with them that host memory can have."""
+        return len(self._free) + len(self._cold)
 
     @property
     def num_in_use(self) -> int:
@@ -64,7 +73,7 @@ class PagePool:
     @property
     def num_cached(self) -> int:
         """Pages that no block table has and that hold a block under its hash."""
-        return len(self._cached)
+        return len(self._cached) + len(self._cold)
 
     def take(self, count: int) -> list[int]:
         """``count`` pages with one reference each. The caller has seen `num_available`.
@@ -82,8 +91,8 @@ class PagePool:
         return pages
 
     def _evict(self) -> int:
-        """The least recently used cached page, which forgets its block."""
-        page, _ = self._cached.popitem(last=False)
+        """The least recently used cold or cached page, which forgets its block."""
+        page, _ = (self._cold or self._cached).popitem(last=False)
         self._forget(page)
         return page
 
@@ -93,11 +102,24 @@ class PagePool:
         if value is not None:
             del self._by_hash[value]
             self._hashes[page] = None
+            self._num_forgotten[page] += 1
+
+    def cool(self, count: int) -> list[int]:
+        """Makes the ``count`` least recently used cached pages cold; fewer if there are fewer."""
+        pages = [page for page, _ in zip(self._cached, range(count), strict=False)]
+        for page in pages:
+            del self._cached[page]
+            self._cold[page] = None
+        return pages
+
+    def num_forgotten(self, page: int) -> int:
+        """How often ``page`` has lost a block: equal numbers mean that its block stayed."""
+        return self._num_forgotten[page]
 
     def share(self, page: int) -> None:
         """Adds a reference to a page that `find` returned."""
         if not self._references[page]:
-            del self._cached[page]
+            del (self._cold if page in self._cold else self._cached)[page]
         self._references[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
@@ -137,8 +159,9 @@ class PagePool:
         """Removes all hashes, for example because a fault may have spoiled what pages hold."""
         for page in list(self._by_hash.values()):
             self._forget(page)
-        self._free.extend(self._cached)
-        self._cached.clear()
+        for pages in (self._cold, self._cached):
+            self._free.extend(pages)
+            pages.clear()
 
     def faults(self, references: Mapping[int, int]) -> list[str]:
         """What contradicts the references that were counted in all block tables; [] if nothing.
@@ -154,7 +177,8 @@ class PagePool:
                 found.append(
                     f"page {page} counts {self._references[page]} references, tables have {count}"
                 )
-        places = [*self._free, *self._cached, *(page for page, n in references.items() if n)]
+        used = (page for page, n in references.items() if n)
+        places = [*self._free, *self._cold, *self._cached, *used]
         expected = list(range(1, self.num_pages))
         if sorted(places) != expected:
             lost = sorted(set(expected) - set(places))
@@ -164,7 +188,8 @@ class PagePool:
         if {value: page for page, value in by_page.items()} != self._by_hash:
             found.append("hashes of pages are not those by which pages are found")
         found += [f"free page {page} has a hash" for page in self._free if page in by_page]
-        found += [f"cached page {page} has no hash" for page in self._cached if page not in by_page]
+        cached = (*self._cold, *self._cached)
+        found += [f"cached page {page} has no hash" for page in cached if page not in by_page]
         shared = (page for page, count in references.items() if count > 1)
         found += [f"shared page {page} has no hash" for page in shared if page not in by_page]
         return found

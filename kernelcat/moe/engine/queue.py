@@ -77,6 +77,8 @@ class RequestQueue:
     def start(self, budget: int) -> tuple[Request, int] | None:
         """Starts the request that waits longest, if the caches have room for it.
 
+        A request whose prefix is in host memory has no new token yet, but waits for its blocks.
+
         Parameters
         ----------
         budget : new tokens that the step can take, at least 1
@@ -94,7 +96,9 @@ class RequestQueue:
         table = request.table
         assert table is not None
         size = min(len(request.tokens) - request.num_computed, budget, self.limits.chunk)
-        has_room = not self.running or self._has_room(request)
+        if table.in_host:
+            size = 0
+        has_room = (not self.running or self._has_room(request)) and self.manager.fetch(table)
         if not has_room or not self.manager.extend(table, request.num_computed + size):
             self._close(request)
             return None
@@ -125,7 +129,9 @@ class RequestQueue:
             assert other.table is not None
             count = self.manager.num_missing(other.table, len(other.tokens))
             missing.append(count + (other is not request))
-        return self.manager.has_room(missing, self.limits.span)
+        assert request.table is not None
+        in_host = self.manager.num_in_host(request.table)
+        return self.manager.has_room(missing, self.limits.span, in_host)
 
     def _close(self, request: Request) -> None:
         """Gives back all pages of ``request``."""

@@ -1,4 +1,4 @@
-"""The device's side of an engine: caches, the buffers of steps, CUDA graphs, three streams.
+"""The device's side of an engine: caches, the buffers of steps, CUDA graphs, streams.
 
 A step is prepared on the host (`prepare`), launched (`launch`, which does not wait), and collected
 (`collect`, which waits for its tokens). A step may be launched before the step before it is
@@ -7,6 +7,7 @@ collected: tokens that the host does not know yet are gathered on the device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,6 +16,8 @@ import torch
 
 from kernelcat.moe.cache import KvCache
 from kernelcat.moe.engine.blocks import BlockManager
+from kernelcat.moe.engine.host_cache import Transfer
+from kernelcat.moe.engine.host_copies import HostCopies
 from kernelcat.moe.engine.limits import MAX_IN_FLIGHT
 from kernelcat.moe.engine.sampling import Choices, Logprobs, Sampler, TokenLogprob, every_choice
 from kernelcat.moe.engine.step import Step
@@ -64,6 +67,10 @@ class Runner:
     manager : the pages of the caches
     sizes : of steps
     cache : the tensors of all pages
+
+    Attributes
+    ----------
+    copies : of pages to host memory and back, on streams of their own; None without host memory
     """
 
     def __init__(
@@ -76,6 +83,8 @@ class Runner:
         self.streams = [DeviceStream(model.device) for _ in range(3)]
         self._buffers = allocate(manager, sizes, model.device, MAX_IN_FLIGHT)
         self.graphs: dict[tuple[StepBuffers, Size], Graph] = {}
+        self.copies: HostCopies | None = None
+        self._computed: Event = None
 
     # ---- a step ---------------------------------------------------------------------------------
 
@@ -97,8 +106,16 @@ class Runner:
         buffers = self._buffers_of(run)
         copies_in, steps, copies_out = self.streams
         copied = copies_in.run(buffers.copy_in)
-        computed = steps.run(partial(self._compute, run, buffers), copied)
-        run.is_done = copies_out.run(partial(self._copy_out, run, buffers), computed)
+        for abandoned in self.copies.abandoned() if self.copies else ():
+            steps.wait(abandoned)
+        self._computed = steps.run(partial(self._compute, run, buffers), copied)
+        run.is_done = copies_out.run(partial(self._copy_out, run, buffers), self._computed)
+
+    def move(self, transfers: Sequence[Transfer]) -> None:
+        """Starts transfers, which were planned with the step that is launched next."""
+        for transfer in transfers:
+            assert self.copies is not None
+            self.copies.start(transfer, self._computed)
 
     def _compute(self, run: Run, buffers: StepBuffers) -> None:
         """Runs the model, and chooses tokens."""
@@ -186,8 +203,11 @@ class Runner:
         return Graph(graph, x, self.model.ops.launchers())
 
     def close(self) -> None:
-        """Frees graphs and caches."""
+        """Frees graphs, caches and host memory."""
         self.graphs.clear()
+        if self.copies is not None:
+            self.copies.close()
+            self.copies = None
         self.cache = KvCache((), ())
 
     def synchronize_device(self) -> None:
@@ -196,6 +216,8 @@ class Runner:
             torch.cuda.synchronize(self.model.device)
 
     def synchronize(self) -> None:
-        """Waits for all steps; raises what a kernel has raised."""
+        """Waits for all steps and transfers; raises what a kernel has raised."""
         for stream in self.streams:
             stream.synchronize()
+        if self.copies is not None:
+            self.copies.synchronize()

@@ -15,6 +15,9 @@ A step may be planned while the step before it runs (`schedule`, `schedule`, `up
 the order in which they were planned, on one stream: pages go to the next owner while an earlier
 step may still read them.
 
+A request whose prefix is in host memory runs when its blocks have arrived (`host_cache`); until
+then it has its place among the running ones, and no token in any step.
+
 Not thread-safe: one thread owns a scheduler and its manager.
 """
 
@@ -28,6 +31,7 @@ from typing import Any
 from kernelcat.errors import InvalidArgument
 from kernelcat.moe.engine.block_hashes import extend_hashes
 from kernelcat.moe.engine.blocks import BlockManager
+from kernelcat.moe.engine.host_cache import Transfer
 from kernelcat.moe.engine.integrity import check_queue
 from kernelcat.moe.engine.limits import MAX_IN_FLIGHT, Limits
 from kernelcat.moe.engine.queue import RequestQueue
@@ -69,6 +73,7 @@ class Scheduler:
         self.manager, self.limits, self.speculation = manager, limits, speculation
         self.in_flight: deque[Step] = deque()
         self.num_steps = 0
+        self._last_end = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -97,6 +102,8 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """Plans the next step; None if no request can run before a step in flight has ended.
 
+        With host memory `transfers` follows, also where there is no step.
+
         Raises
         ------
         InvalidArgument
@@ -114,19 +121,33 @@ class Scheduler:
             started = self.queue.start(self.limits.step_tokens - step.num_tokens)
             if started is None:
                 break
-            self._add(step, *started, [])
+            if started[1]:
+                self._add(step, *started, [])
+        if self.manager.host is not None:
+            self.manager.host.plan_offload()
+            step.planned_at = self.queue.clock()
         if not step.chunks:
             return None
         self.num_steps += 1
         self.in_flight.append(step)
         return step
 
+    def transfers(self) -> list[Transfer]:
+        """The transfers that were planned with the last step, which start before it."""
+        return [] if self.manager.host is None else self.manager.host.start()
+
+    def end_transfer(self, transfer: Transfer) -> None:
+        """The copies of a transfer have ended: requests that wait for its blocks can run."""
+        assert self.manager.host is not None
+        self.manager.host.end(transfer)
+
     def _sizes(self) -> tuple[dict[Request, int], dict[Request, list[int]]]:
         """New known tokens of running requests, and the draft tokens after them.
 
         Requests that write come first, then drafts, then prompts in the order of arrival.
         """
-        running, budget = self.queue.running, self.limits.step_tokens
+        running = [r for r in self.queue.running if r.table and not r.table.is_arriving]
+        budget = self.limits.step_tokens
         sizes = {
             request: 1 for request in running if request.is_decoding and self._can_write(request)
         }
@@ -217,6 +238,7 @@ class Scheduler:
         if len(tokens) != step.num_rows:
             raise InvalidArgument(f"{len(tokens)} tokens for the {step.num_rows} rows of the step")
         self._land(step)
+        self._observe(step)
         outputs = []
         for chunk in step.chunks:
             request = chunk.request
@@ -240,6 +262,13 @@ class Scheduler:
         if not self.in_flight or self.in_flight[0] is not step:
             raise InvalidArgument(f"step {step.index} is not the first step in flight")
         self.in_flight.popleft()
+
+    def _observe(self, step: Step) -> None:
+        """Tells how long the step took: since the step before it had ended."""
+        if self.manager.host is not None:
+            now, start = self.queue.clock(), max(step.planned_at, self._last_end)
+            self._last_end = now
+            self.manager.host.policy.observe(step.num_tokens, now - start)
 
     def _append(self, request: Request, tokens: list[int]) -> Output:
         """Adds tokens to the request until the request ends."""

@@ -27,6 +27,8 @@ class EngineSettings:
         model's
     speculation : how drafts are made; None for no speculation
     has_prefix_cache : whether requests share pages of equal blocks
+    host_cache_bytes : bytes of host memory for blocks that leave the prefix cache; 0 for none
+    min_fetch : a prefix in host memory is computed anew if fetching saves fewer tokens
     is_overlapped : whether a step is planned and launched while the step before it runs; None for
         on a GPU
     batch_sizes : batches to which decode steps are padded, each a CUDA graph; () for no padding and
@@ -47,6 +49,8 @@ class EngineSettings:
     cache_dtype: str = ""
     speculation: Speculation | None = None
     has_prefix_cache: bool = True
+    host_cache_bytes: int = 0
+    min_fetch: int = 256
     is_overlapped: bool | None = None
     batch_sizes: tuple[int, ...] | None = None
     has_graphs: bool = True
@@ -54,6 +58,13 @@ class EngineSettings:
     def __post_init__(self) -> None:
         if not 0 < self.memory <= 1:
             raise InvalidArgument(f"memory={self.memory} must be greater than 0 and at most 1")
+        if self.host_cache_bytes < 0 or self.min_fetch < 1:
+            raise InvalidArgument(
+                f"host_cache_bytes={self.host_cache_bytes} must not be negative, and "
+                f"min_fetch={self.min_fetch} must be positive"
+            )
+        if self.host_cache_bytes and not self.has_prefix_cache:
+            raise InvalidArgument("host_cache_bytes needs the prefix cache")
         sizes = self.batch_sizes or ()
         if list(sizes) != sorted(set(sizes)) or any(size < 1 for size in sizes):
             raise InvalidArgument(f"batch_sizes={sizes} must be positive and ascending")

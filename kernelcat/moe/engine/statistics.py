@@ -23,10 +23,15 @@ class Statistics:
     requests_total : requests that were accepted
     preemptions_total : how often a request lost its pages
     prompt_tokens_total : tokens of prompts whose requests have written a token
-    cached_tokens_total : those of them that were found in the prefix cache
+    cached_tokens_total : those of them that were found in the prefix cache, or in host memory
     output_tokens_total : tokens that were written
     draft_tokens_total, accepted_tokens_total : tokens that speculation proposed, and those of them
         that were right
+    host_pages, host_pages_in_use : places for pages in host memory, and those that have one
+    host_bandwidth : bytes a second of a copy from host memory to pages, measured at the start
+    offloaded_pages_total, offloaded_bytes_total : copied to host memory
+    fetched_pages_total, fetched_bytes_total : copied back
+    fetched_tokens_total : tokens that need not be computed because their pages were copied back
     """
 
     requests_waiting: int = 0
@@ -43,6 +48,14 @@ class Statistics:
     output_tokens_total: int = 0
     draft_tokens_total: int = 0
     accepted_tokens_total: int = 0
+    host_pages: int = 0
+    host_pages_in_use: int = 0
+    host_bandwidth: float = 0.0
+    offloaded_pages_total: int = 0
+    offloaded_bytes_total: int = 0
+    fetched_pages_total: int = 0
+    fetched_bytes_total: int = 0
+    fetched_tokens_total: int = 0
 
 
 class Counters:
@@ -79,9 +92,10 @@ class Counters:
 
     def read(self, scheduler: Scheduler) -> Statistics:
         """The counts, with the present state of queues and pages."""
-        pools = scheduler.manager.pools
+        pools, host = scheduler.manager.pools, scheduler.manager.host
+        totals = self._totals if host is None else replace(self._totals, **host.numbers())
         return replace(
-            self._totals,
+            totals,
             requests_waiting=len(scheduler.queue.waiting),
             requests_running=len(scheduler.queue.running),
             pages=sum(pool.num_pages - 1 for pool in pools),

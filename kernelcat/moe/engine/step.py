@@ -55,6 +55,7 @@ class Step:
     index : number of the step
     chunks : new tokens of requests, at least one
     preempted : requests that lost their pages to older ones when the step was planned
+    planned_at : seconds of the scheduler's clock, with host memory
     """
 
     index: int
@@ -62,6 +63,7 @@ class Step:
     preempted: list[Request] = field(default_factory=list)
     num_tokens: int = 0
     num_rows: int = 0
+    planned_at: float = 0.0
 
     @property
     def max_q(self) -> int:

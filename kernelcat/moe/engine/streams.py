@@ -31,6 +31,11 @@ class DeviceStream:
             work()
             return self.cuda.record_event()
 
+    def wait(self, event: Event) -> None:
+        """Work that is started later starts after ``event``, of another stream."""
+        if self.cuda is not None and event is not None:
+            self.cuda.wait_event(event)
+
     def synchronize(self) -> None:
         """Waits on the host for all work; raises what a kernel has raised."""
         if self.cuda is not None:

@@ -75,6 +75,25 @@ GROUP = Group(
             aliases=("Prefix sharing / KV reuse",),
         ),
         Technique(
+            "Offload to host memory",
+            "Blocks that leave the prefix cache are copied to pinned host memory before their "
+            "pages are reused, and come back where copying beats computing. Steps wait for "
+            "neither direction.",
+            "LMCache (2024); vLLM, KV connectors (2025)",
+            (
+                Test("tests/test_moe_host_cache.py::test_steps_of_others_run_while_blocks_arrive"),
+                Test(
+                    "tests/test_moe_host_engine.py::"
+                    "test_a_fetched_prefix_gives_the_tokens_of_a_cold_run"
+                ),
+                Test(
+                    "tests/test_moe_streams.py::"
+                    "test_late_copies_to_host_memory_and_back_change_no_token"
+                ),
+            ),
+            modules=("kernelcat/moe/engine/host_cache.py",),
+        ),
+        Technique(
             "Page table translation",
             "A kernel looks up the page of each tile before it loads the tile, a round ahead. "
             "Entries beyond a sequence are poison in tests, and must not be followed.",
