@@ -21,7 +21,7 @@ from kernelcat.catalog.implementation import (
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument, KernelcatError, RankFailed
 from kernelcat.ranks import links
-from kernelcat.ranks.rendezvous import Rendezvous
+from kernelcat.ranks.rendezvous import Rendezvous, require_equal
 from kernelcat.ranks.window import ERROR_OFFSET, WINDOW_BYTES, Memory
 from kernelcat.runtime import code, driver, gpu, launcher
 from kernelcat.runtime.device import Bind, CudaDevice
@@ -149,9 +149,7 @@ class Group:
     def _agree(self, does: str, what: str) -> None:
         """Raise ``RankFailed`` on all ranks unless ``what`` is the same on all."""
         texts, _ = self.rendezvous.gather(what, limit_s=LOAD_S)
-        for rank, text in enumerate(texts):
-            if text != texts[0]:
-                raise RankFailed(f"rank {rank} {does} {text}, but rank 0 {does} {texts[0]}")
+        require_equal(texts, does)
 
     def _agree_on_machine(self) -> list[str]:
         """The PCI bus ids of the ranks' GPUs, which are of one kind and reach each other."""
