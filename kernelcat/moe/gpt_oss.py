@@ -22,12 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 
 from kernelcat.moe.batch import Batch
-from kernelcat.moe.blocks import Output, Projections, output, queries
+from kernelcat.moe.blocks import Output, Projections, added, output, queries
 from kernelcat.moe.cache import CacheLayer
 from kernelcat.moe.config import Config
 from kernelcat.moe.model import Decoder
@@ -157,10 +158,10 @@ class GptOss(Decoder):
             window=layer.window, max_q=batch.max_q,
         )  # fmt: skip
         x, a, logits = output(self, layer.out, attn.flatten(1), x)
-        y: torch.Tensor = self.ops.moe_mlp(
-            a, logits, **layer.experts, residual=x,
+        product = partial(
+            self.ops.moe_mlp, a, logits, **layer.experts,
             packing="tiles" if "w1_scale" in layer.experts else "rows",
             top_k=self.config.num_experts_per_tok, renormalize=True, activation="swiglu_oai",
             act_dtype=activation_type(self.dtype),
         )  # fmt: skip
-        return y
+        return added(self, x, lambda residual: product(residual=residual))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -14,6 +14,9 @@ from kernelcat.moe.config import Config
 from kernelcat.moe.ops import Ops
 from kernelcat.moe.ranges import span
 from kernelcat.moe.weights import Weights
+
+if TYPE_CHECKING:
+    from kernelcat.moe.parallel.exchange import Exchange
 
 
 class Decoder(ABC):
@@ -26,7 +29,8 @@ class Decoder(ABC):
 
     Attributes
     ----------
-    config, ops, dtype, device : as the constructor got them
+    config, ops, dtype, device, exchange : as the constructor got them; on several ranks ``config``
+        is that of the rank's part, and the model runs on all ranks together
     max_positions : tokens that a sequence may have
     cache_layers : what each layer caches of a token
     cos_sin : (max_positions, rotary_dim) float32
@@ -36,9 +40,14 @@ class Decoder(ABC):
     config_type: ClassVar[type[Config]]
 
     def __init__(
-        self, config: Any, weights: Weights, ops: Ops, max_positions: int | None = None
+        self,
+        config: Any,
+        weights: Weights,
+        ops: Ops,
+        max_positions: int | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
-        self.config, self.ops = config, ops
+        self.config, self.ops, self.exchange = config, ops, exchange
         self.dtype, self.device = weights.dtype, weights.device
         self.max_positions = max_positions or config.max_position_embeddings
         if self.max_positions > config.max_position_embeddings:
@@ -101,8 +110,22 @@ class Decoder(ABC):
 
     def best(self, x: torch.Tensor, top_k: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
         """The ``top_k`` largest logits (rows, top_k) float32, falling, and their tokens, int32."""
+        if self.exchange is not None and top_k == 1:
+            return self._best_of_ranks(self.exchange, x)
         values, ids, _ = self.ops.lm_head(x, self.head, top_k=top_k)
         return values, ids
+
+    def _best_of_ranks(
+        self, exchange: Exchange, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`best`, for which each rank reads its rows of the head; ranks exchange their best."""
+        size = -(-len(self.head) // exchange.ranks)
+        part = self.head.split(size)[exchange.rank]
+        values, ids, _ = self.ops.lm_head(x, part, top_k=1)
+        found = torch.cat((values.view(torch.int32), ids + exchange.rank * size), 1)
+        every = exchange.all_gather(found)
+        values, place = every[:, :, 0].contiguous().view(torch.float32).max(1, keepdim=True)
+        return values, every[:, :, 1].gather(1, place)
 
     def normalized(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the rows of x (rows, N), times ``weight`` (N,)."""

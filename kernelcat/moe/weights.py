@@ -23,7 +23,7 @@ import torch
 
 from kernelcat.errors import InvalidArgument
 from kernelcat.layers import fp4
-from kernelcat.layers.checkpoint import Checkpoint
+from kernelcat.layers.checkpoint import Checkpoint, Stored
 from kernelcat.reference._fp4_tiles import TILE_COLS, TILE_ROWS
 
 FP8_BLOCK = 128
@@ -54,6 +54,12 @@ class Weights(ABC):
     @abstractmethod
     def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         """The tensor as it is stored. ``dtype`` is ``uint8``, or ``float32`` for any float type."""
+
+    def part(
+        self, name: str, shape: tuple[int, ...], dtype: str, axis: int, start: int, end: int
+    ) -> torch.Tensor:
+        """Elements ``start`` to ``end - 1`` of an axis of the tensor that has ``shape``."""
+        return self.stored(name, shape, dtype).narrow(axis, start, end - start).clone()
 
     def __call__(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The tensor called ``name``, which must have this shape."""
@@ -144,6 +150,27 @@ class CheckpointWeights(Weights):
 
     def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         """The tensor; raises ``InvalidArgument`` if it is absent, or has another shape or type."""
+        record = self._record(name, shape, dtype)
+        tensor = record.torch().to(self.device)
+        if record.dtype != "float8_e4m3fn":
+            return tensor
+        blocks = tuple(-(-size // FP8_BLOCK) for size in shape)
+        scale = self.stored(f"{name}_scale_inv", blocks, "float32").float()
+        scale = scale.repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)
+        return tensor.float() * scale[: shape[0], : shape[1]]
+
+    def part(
+        self, name: str, shape: tuple[int, ...], dtype: str, axis: int, start: int, end: int
+    ) -> torch.Tensor:
+        """The part, which alone is read from the file; a tensor with scales is read whole."""
+        record = self._record(name, shape, dtype)
+        if record.dtype == "float8_e4m3fn":
+            return super().part(name, shape, dtype, axis, start, end)
+        index = (slice(None),) * axis + (slice(start, end),)
+        return record.torch(index).to(self.device)
+
+    def _record(self, name: str, shape: tuple[int, ...], dtype: str) -> Stored:
+        """The tensor in its file."""
         tensors, path = self.checkpoint.tensors, self.checkpoint.path
         if name not in tensors:
             raise InvalidArgument(f"{path} has no tensor {name}: it is truncated, or another model")
@@ -152,13 +179,7 @@ class CheckpointWeights(Weights):
             raise InvalidArgument(f"{path}: {name} is {record.shape}; config.json needs {shape}")
         if record.dtype not in (FLOATS if dtype == "float32" else (dtype,)):
             raise InvalidArgument(f"{path}: {name} is {record.dtype}; it must be {dtype}")
-        tensor = record.torch().to(self.device)
-        if record.dtype != "float8_e4m3fn":
-            return tensor
-        blocks = tuple(-(-size // FP8_BLOCK) for size in shape)
-        scale = self.stored(f"{name}_scale_inv", blocks, "float32").float()
-        scale = scale.repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)
-        return tensor.float() * scale[: shape[0], : shape[1]]
+        return record
 
 
 class RandomWeights(Weights):

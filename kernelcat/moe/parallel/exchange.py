@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,9 +57,10 @@ class Exchange(ABC):
 
     # ---- tensors --------------------------------------------------------------------------------
 
-    @abstractmethod
     def run(self, name: str, inputs: Tensors, out: Tensors, **axes: Any) -> None:
         """Compute the entry ``name`` of several ranks; the host does not wait for a GPU.
+
+        Tensors on the device ``meta`` are outlines of a step, for which nothing is computed.
 
         Parameters
         ----------
@@ -74,26 +75,39 @@ class Exchange(ABC):
         InvalidArgument, Unsupported
             The tensors do not fit the entry; no kernel serves them on this GPU.
         """
+        if not any(tensor is not None and tensor.is_meta for tensor in out):
+            self._run(name, inputs, out, axes)
 
-    def all_reduce(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        weight: torch.Tensor | None = None,
-        eps: float = 1e-5,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The sum of x (tokens, hidden) over all ranks, of the same bits on all: `all_reduce`.
+    @abstractmethod
+    def _run(self, name: str, inputs: Tensors, out: Tensors, axes: Mapping[str, Any]) -> None:
+        """`run` of tensors that have values."""
 
-        Parameters
-        ----------
-        residual : (tokens, hidden), the same on all ranks; it is added once
-        weight : (hidden,) of an RMSNorm with ``eps``, whose result is returned too
+    def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """residual + the sum of x (tokens, hidden) over all ranks: the entry `all_reduce`.
+
+        The residual is the same on all ranks; the sum has the same bits on all of them.
         """
         out = torch.empty_like(x)
-        normed = None if weight is None else torch.empty_like(x)
-        axes = {} if weight is None else {"eps": eps}
-        self.run("all_reduce", (x, residual, weight), (out, normed), **axes)
+        self.run("all_reduce", (x, residual, None), (out, None))
+        return out
+
+    def all_reduce_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`all_reduce`, and the RMSNorm of its rows with ``eps`` and ``weight`` (hidden,)."""
+        out, normed = torch.empty_like(x), torch.empty_like(x)
+        self.run("all_reduce", (x, residual, weight), (out, normed), eps=eps)
         return out, normed
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Few numbers of all ranks, int32 (rows, ranks, n), of each rank's x (rows, n).
+
+        Bytes travel as numbers of 16 bits, to which the other ranks add zero.
+        """
+        data = x.new_zeros((len(x), self.ranks, 4 * x.shape[1]), dtype=torch.bfloat16)
+        data[:, self.rank] = x.view(torch.uint8)
+        summed = self.all_reduce(data.flatten(1)).to(torch.uint8)
+        return summed.view(torch.int32).view(len(x), self.ranks, -1)
 
     def dispatch(
         self,

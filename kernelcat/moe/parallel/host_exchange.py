@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,9 @@ class HostExchange(Exchange):
         super().__init__(Rendezvous(rank, ranks, path, join_s))
         self._failure = ""
 
-    def run(self, name: str, inputs: Tensors, out: Tensors, **axes: Any) -> None:
+    def _run(self, name: str, inputs: Tensors, out: Tensors, axes: Mapping[str, Any]) -> None:
         self.check()
-        what = f"{name} {[_described(tensor) for tensor in inputs]} {axes}"
+        what = f"{name} {[_described(tensor) for tensor in inputs]} {dict(axes)}"
         data = [None if tensor is None else _encoded(tensor) for tensor in inputs]
         try:
             parts, _ = self.rendezvous.gather({"runs": what, "data": data}, limit_s=ANSWER_S)
