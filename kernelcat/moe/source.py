@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,6 +16,10 @@ from kernelcat.moe import download
 from kernelcat.moe.config import Config
 from kernelcat.moe.engine.memory import fitting
 from kernelcat.moe.model import Decoder
+from kernelcat.moe.parallel.exchange import Exchange
+from kernelcat.moe.parallel.followers import Followers
+from kernelcat.moe.parallel.host_exchange import HostExchange
+from kernelcat.moe.parallel.sharding import part_of
 from kernelcat.moe.tokenizer import Tokenizer, tokenizer_of
 from kernelcat.moe.upcycle import load_upcycled
 
@@ -28,12 +33,16 @@ class ModelSource:
     model : a folder, or with ``has_random_weights`` a name of `moe.SIZES`
     device : ``cuda`` or ``cpu``
     upcycle : a way of `upcycle.WAYS` to run a Llama as a mixture of experts; "" for none
+    tp : ranks that have a part of each layer; each is a process
+    gpus : number of each rank's GPU; () for 0 to ``tp`` - 1
     """
 
     model: str
     device: str
     has_random_weights: bool = False
     upcycle: str = ""
+    tp: int = 1
+    gpus: tuple[int, ...] = ()
 
     @staticmethod
     def find(
@@ -42,6 +51,7 @@ class ModelSource:
         has_random_weights: bool = False,
         upcycle: str = "",
         tell: Callable[[str], object] = print,
+        tp: int = 1,
     ) -> ModelSource:
         """The source of ``model``; a name of `download.PACKAGES` is downloaded on the first use.
 
@@ -53,7 +63,8 @@ class ModelSource:
         Raises
         ------
         InvalidArgument
-            Random weights cannot be upcycled.
+            Random weights cannot be upcycled, and no upcycled model runs on several ranks; there
+            are fewer GPUs than ranks.
         DownloadError
             The download has failed.
         """
@@ -63,7 +74,13 @@ class ModelSource:
         if model in download.PACKAGES and not has_random_weights and not is_folder:
             model = str(download.ensure(model, tell))
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return ModelSource(model, device, has_random_weights, upcycle)
+        if tp < 1 or (tp > 1 and upcycle):
+            raise InvalidArgument(f"tp={tp} must be positive, and 1 for an upcycled model")
+        if device == "cuda" and tp > torch.cuda.device_count():
+            raise InvalidArgument(
+                f"tp={tp} needs a GPU for each rank, and {torch.cuda.device_count()} are visible"
+            )
+        return ModelSource(model, device, has_random_weights, upcycle, tp)
 
     @property
     def name(self) -> str:
@@ -90,14 +107,61 @@ class ModelSource:
     def open(self, dense_experts: bool = False) -> Decoder:
         """The model with its weights; see `moe.load` for ``dense_experts`` and errors.
 
-        Also raises ``InvalidArgument`` if the weights do not fit into the memory.
+        With ``tp`` this process becomes rank 0, and starts the others, which end with the thread
+        that calls this; closing the model's ``exchange`` ends them before.
+
+        Also raises ``InvalidArgument`` if the weights do not fit into the memory, or the model
+        cannot be divided among the ranks, and ``RankFailed`` if another rank does not come.
         """
+        if self.tp == 1:
+            return self._opened(self.device, dense_experts)
+        if dense_experts:
+            raise InvalidArgument("decoded experts are for one rank")
+        part_of(self.config(), self.tp)
+        followers = Followers(self)
+        try:
+            exchange = self.join(0, followers.path)
+        except BaseException:
+            followers.close()
+            raise
+        exchange.followers = followers
+        try:
+            return self.part(exchange)
+        except BaseException:
+            exchange.close()
+            raise
+
+    def join(self, rank: int, path: Path) -> Exchange:
+        """The exchange of rank ``rank`` with the others, which meet at the socket ``path``."""
+        if self.device == "cpu":
+            return HostExchange(rank, self.tp, path)
+        from kernelcat.moe.parallel.device_exchange import DeviceExchange
+
+        return DeviceExchange(rank, self.tp, path, self._gpu(rank))
+
+    def part(self, exchange: Exchange) -> Decoder:
+        """The part of the model that a rank holds; all ranks have opened theirs when it returns."""
+        device = self.device
+        if device == "cuda":
+            device = f"cuda:{self._gpu(exchange.rank)}"
+            torch.cuda.set_device(device)
+        decoder = self._opened(device, exchange=exchange)
+        exchange.gather(None)
+        return decoder
+
+    def _gpu(self, rank: int) -> int:
+        return self.gpus[rank] if self.gpus else rank
+
+    def _opened(
+        self, device: str, dense_experts: bool = False, exchange: Exchange | None = None
+    ) -> Decoder:
         with fitting(f"the weights of {self.name}", "take a smaller model, or a larger device"):
+            options: Any = {"dense_experts": dense_experts, "exchange": exchange}
             if self.has_random_weights:
-                return moe.random_model(self.config(), self.device, dense_experts=dense_experts)
+                return moe.random_model(self.config(), device, **options)
             if self.upcycle:
-                return load_upcycled(self.model, self.upcycle, device=self.device)
-            return moe.load(self.model, self.device, dense_experts=dense_experts)
+                return load_upcycled(self.model, self.upcycle, device=device)
+            return moe.load(self.model, device, **options)
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; see `tokenizer_of` for errors."""

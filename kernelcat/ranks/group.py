@@ -72,7 +72,16 @@ class Group:
         return gpu.together(self.gpu, len(gpus), link)
 
     def load(self, implementation: Implementation, problem: Problem, config: Config) -> Bind:
-        """Build a configuration on every rank; the bind takes this rank's parts of the arrays.
+        """Build a configuration on every rank; the bind takes this rank's parts of CuPy arrays.
+
+        Raises what :meth:`launcher` raises.
+        """
+        return self.device.bind(self.launcher(implementation, problem, config))
+
+    def launcher(
+        self, implementation: Implementation, problem: Problem, config: Config
+    ) -> launcher.Launcher:
+        """Build a configuration on every rank; the launcher takes addresses of this rank's parts.
 
         Raises
         ------
@@ -99,7 +108,7 @@ class Group:
             self.rendezvous.fail(str(error))
             raise
         self._agree("loads", f"{implementation.name} {problem} {config}")
-        return self.device.bind(launch)
+        return launch
 
     def meet(self) -> None:
         """Wait until all ranks have prepared what comes; raises ``RankFailed``."""
@@ -114,7 +123,7 @@ class Group:
             A rank did not answer a kernel in time, has ended, or did not call this function.
         """
         self.device.synchronize()
-        missing = self._missing()
+        missing = self.missing()
         if missing is not None:
             reason = f"rank {missing} did not answer a kernel of rank {self.rank} in time"
             self.rendezvous.fail(reason)
@@ -140,8 +149,8 @@ class Group:
         self.rendezvous.gather(None)  # nobody writes before all windows are zero
         return windows
 
-    def _missing(self) -> int | None:
-        """The rank that a kernel waited for in vain, or None."""
+    def missing(self) -> int | None:
+        """The rank that a kernel of this rank waited for in vain, or None; waits for no kernel."""
         address = self.windows[self.rank].address + ERROR_OFFSET
         word = driver.opened().read(address, 4, self.device.index, 0)
         return int.from_bytes(word, "little") - 1 if any(word) else None

@@ -17,6 +17,7 @@ from kernelcat.moe.engine.scheduler import Scheduler
 from kernelcat.moe.engine.settings import BATCH_SIZES, EngineSettings
 from kernelcat.moe.engine.step_sizes import StepSizes
 from kernelcat.moe.model import Decoder
+from kernelcat.moe.parallel.messages import Build
 
 RESERVED_BYTES = 3 * GIB
 """Memory for CUDA graphs, and for kernels' workspaces: kernels of each size have their own."""
@@ -25,11 +26,18 @@ RESERVED_BYTES = 3 * GIB
 def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
     """The scheduler and the runner of an engine; on a GPU everything is compiled and captured.
 
+    On several ranks all do the same, with as many pages as the rank with the least memory has.
+
     Raises
     ------
     InvalidArgument
         The memory is too small, or a setting does not fit the model.
+    RankFailed
+        Another rank has failed.
     """
+    exchange = model.exchange
+    if exchange is not None and exchange.followers is not None:
+        exchange.tell(Build(settings))
     limits = _limits(model, settings.limits)
     is_cuda = model.device.type == "cuda"
     batches = settings.batch_sizes
@@ -43,7 +51,7 @@ def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
     trial = _manager(model, settings, limits, pages)
     runner = Runner(model, trial, sizes, _cache(model, settings, pages))
     if is_cuda:
-        compile_steps(model, runner.cache, sizes, trial.table_width)
+        _compile(runner, trial.table_width)
     if settings.num_pages is not None:
         pages = list(settings.num_pages)
         if len(pages) != len(trial.groups):
@@ -53,6 +61,8 @@ def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
             )
     else:
         num_bytes, budget = _gpu_budget(runner, settings) if is_cuda else _cpu_budget(settings)
+        if exchange is not None:
+            num_bytes = min(exchange.gather(num_bytes))
         dtype = cache_type(model, settings.cache_dtype)
         each = page_bytes(model.cache_layers, settings.page_size, dtype)
         pages = divide(
@@ -63,7 +73,19 @@ def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
     runner.cache = _cache(model, settings, pages)
     if is_cuda:
         runner.warm_up(settings.has_graphs)
+    if exchange is not None:
+        exchange.start()
     return scheduler, runner
+
+
+def _compile(runner: Runner, table_width: int) -> None:
+    """Compiles what steps call: rank 0 first, and the other ranks find it in the cache."""
+    exchange = runner.model.exchange
+    if exchange is not None and exchange.rank:
+        exchange.gather(None)
+    compile_steps(runner.model, runner.cache, runner.sizes, table_width)
+    if exchange is not None and not exchange.rank:
+        exchange.gather(None)
 
 
 def _limits(model: Decoder, limits: Limits) -> Limits:

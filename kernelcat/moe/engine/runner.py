@@ -7,12 +7,14 @@ collected: tokens that the host does not know yet are gathered on the device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from kernelcat.errors import RankFailed
 from kernelcat.moe.cache import KvCache
 from kernelcat.moe.engine.blocks import BlockManager
 from kernelcat.moe.engine.limits import MAX_IN_FLIGHT
@@ -22,6 +24,7 @@ from kernelcat.moe.engine.step_buffers import StepBuffers, allocate
 from kernelcat.moe.engine.step_sizes import Size, StepSizes
 from kernelcat.moe.engine.streams import DeviceStream, Event
 from kernelcat.moe.model import Decoder
+from kernelcat.moe.parallel.messages import Close, Launch
 from kernelcat.moe.ranges import span
 
 
@@ -88,13 +91,21 @@ class Runner:
         self._buffers_of(run).fill(run.step, size)
         run.choices = self.sampler.plan(run.step, size.rows)
 
+    def receive(self, run: Run, size: Size, data: bytes) -> None:
+        """Writes the arrays of a step that another rank has prepared; as in `prepare`."""
+        self._buffers_of(run).write(size, data)
+
     def _buffers_of(self, run: Run) -> StepBuffers:
         """The step's buffers, until the step is collected."""
         return self._buffers[run.step.index % MAX_IN_FLIGHT]
 
     def launch(self, run: Run) -> None:
         """Starts a step; the host does not wait for a GPU."""
-        buffers = self._buffers_of(run)
+        buffers, exchange = self._buffers_of(run), self.model.exchange
+        if exchange is not None and exchange.followers is not None and run.step.chunks:
+            choices = replace(run.choices, failed=())
+            size = buffers.arrays.size
+            exchange.tell(Launch(run.step.index, size, buffers.written(), choices))
         copies_in, steps, copies_out = self.streams
         copied = copies_in.run(buffers.copy_in)
         computed = steps.run(partial(self._compute, run, buffers), copied)
@@ -126,6 +137,8 @@ class Runner:
         """Waits for a step; the token of each row, and log-probabilities if a request wants any."""
         if run.is_done is not None:
             run.is_done.synchronize()
+        if self.model.exchange is not None:
+            self.model.exchange.check()
         tokens: list[int] = [] if run.tokens is None else run.tokens.tolist()
         if run.logprobs is None:
             return tokens, None
@@ -186,7 +199,11 @@ class Runner:
         return Graph(graph, x, self.model.ops.launchers())
 
     def close(self) -> None:
-        """Frees graphs and caches."""
+        """Frees graphs and caches, on all ranks."""
+        exchange = self.model.exchange
+        if exchange is not None and exchange.followers is not None:
+            with suppress(RankFailed):  # what has failed has nothing to free
+                exchange.tell(Close())
         self.graphs.clear()
         self.cache = KvCache((), ())
 
@@ -196,6 +213,8 @@ class Runner:
             torch.cuda.synchronize(self.model.device)
 
     def synchronize(self) -> None:
-        """Waits for all steps; raises what a kernel has raised."""
+        """Waits for all steps; raises what a kernel has raised, and that a rank has failed."""
         for stream in self.streams:
             stream.synchronize()
+        if self.model.exchange is not None:
+            self.model.exchange.check()

@@ -94,9 +94,9 @@ class StepArrays:
         self._table_shape = len(manager.groups), manager.table_width
         # Filled from the beginning, so that what a step uses lies in one piece.
         self._entries = allocate((prod(self._table_storage(batch)),), "int32")
-        self._show(Size(0, 0, 0, 0))
+        self.show(Size(0, 0, 0, 0))
 
-    def _show(self, size: Size) -> None:
+    def show(self, size: Size) -> None:
         """Makes the attributes views of the first parts of the buffers."""
         self.size = size
         for name, buffer in self._by_token.items():
@@ -182,7 +182,7 @@ class StepArrays:
                 f"step {step.index} has {own} and cannot be padded to {size}; the largest "
                 f"possible size is {largest}"
             )
-        self._show(size)
+        self.show(size)
         count, num_tokens = size.batch - own.batch, size.tokens - own.tokens
         if size.is_decode and (own.is_decode or not own.batch):
             at = [i % min(self._page_size, self._capacity) for i in range(count)]

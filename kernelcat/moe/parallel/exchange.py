@@ -5,11 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kernelcat.errors import RankFailed
 from kernelcat.ranks.rendezvous import Rendezvous
+
+if TYPE_CHECKING:
+    from kernelcat.moe.parallel.followers import Followers
+    from kernelcat.moe.parallel.messages import Message
 
 Tensors = Sequence[torch.Tensor | None]
 
@@ -49,11 +54,17 @@ class Exchange(ABC):
     All ranks call the same methods in the same order, with tensors of the same shapes and types. A
     rank that dies, hangs or does not agree is ``RankFailed`` on all others, in less than 10
     seconds; an exchange that has failed once fails always.
+
+    Attributes
+    ----------
+    followers : the processes of the other ranks, where this process has started them
     """
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.rendezvous = rendezvous
         self.rank, self.ranks = rendezvous.rank, rendezvous.ranks
+        self.followers: Followers | None = None
+        self._failure = ""
 
     # ---- tensors --------------------------------------------------------------------------------
 
@@ -181,20 +192,46 @@ class Exchange(ABC):
 
         Raises ``RankFailed`` where a rank has not called this within ``limit_s`` seconds.
         """
-        return self.rendezvous.gather(value, limit_s=limit_s)[0]
+        self.check()
+        try:
+            return self.rendezvous.gather(value, limit_s=limit_s)[0]
+        except RankFailed as error:
+            self.fail(str(error))
+            raise
 
     def broadcast(self, value: Any, limit_s: float = START_S) -> Any:
         """The value of rank 0, on all ranks; as in `gather`."""
         return self.gather(value if self.rank == 0 else None, limit_s)[0]
 
-    @abstractmethod
+    def tell(self, message: Message) -> None:
+        """Send a message to the ranks that follow; raises ``RankFailed`` if one takes none."""
+        assert self.followers is not None
+        try:
+            self.followers.send(message)
+        except RankFailed as error:
+            self.fail(str(error))
+            raise
+
+    def start(self) -> None:
+        """Wait until all ranks have prepared what they will run.
+
+        Before this, ranks may be minutes apart, because one compiles what another finds; after it
+        they are seconds apart at most, and a rank that is later has failed.
+        """
+        self.gather(None)
+
     def check(self) -> None:
-        """Raise ``RankFailed`` if a rank has not answered in an exchange that has ended."""
+        """Raise ``RankFailed`` if a rank has failed, or has not answered a kernel that has ended."""
+        if self._failure:
+            raise RankFailed(self._failure)
 
     def fail(self, reason: str) -> None:
-        """Tell the other ranks why this one cannot go on; their next exchange fails."""
-        self.rendezvous.fail(f"rank {self.rank}: {reason}")
+        """Every exchange from now on fails for this ``reason``, on all ranks."""
+        self._failure = self._failure or reason
+        self.rendezvous.fail(self._failure)
 
     def close(self) -> None:
-        """Leave; the others see that this rank has ended."""
+        """Leave; the others see that this rank has ended, and processes that follow end."""
+        if self.followers is not None:
+            self.followers.close()
         self.rendezvous.close()

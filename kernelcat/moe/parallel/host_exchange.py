@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 import kernelcat
-from kernelcat.errors import RankFailed
 from kernelcat.moe.parallel.exchange import ANSWER_S, Exchange, Tensors
 from kernelcat.ranks.rendezvous import JOIN_S, Rendezvous, require_equal
 
@@ -30,18 +29,12 @@ class HostExchange(Exchange):
 
     def __init__(self, rank: int, ranks: int, path: Path, join_s: float = JOIN_S) -> None:
         super().__init__(Rendezvous(rank, ranks, path, join_s))
-        self._failure = ""
 
     def _run(self, name: str, inputs: Tensors, out: Tensors, axes: Mapping[str, Any]) -> None:
-        self.check()
         what = f"{name} {[_described(tensor) for tensor in inputs]} {dict(axes)}"
         data = [None if tensor is None else _encoded(tensor) for tensor in inputs]
-        try:
-            parts, _ = self.rendezvous.gather({"runs": what, "data": data}, limit_s=ANSWER_S)
-            require_equal([part["runs"] for part in parts], "runs")
-        except RankFailed as error:
-            self._failure = str(error)
-            raise
+        parts = self.gather({"runs": what, "data": data}, ANSWER_S)
+        require_equal([part["runs"] for part in parts], "runs")
         columns = zip(inputs, zip(*(part["data"] for part in parts), strict=True), strict=True)
         whole = [
             None if own is None else torch.stack([_decoded(text, own) for text in texts])
@@ -52,10 +45,6 @@ class HostExchange(Exchange):
         for own, result in zip(out, outs, strict=True):
             if own is not None and result is not None:
                 own.copy_(result[self.rank])
-
-    def check(self) -> None:
-        if self._failure:
-            raise RankFailed(self._failure)
 
 
 def _described(tensor: torch.Tensor | None) -> str:
