@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from host_build import COMPILER
 from ranks_threads import together
 
 from kernelcat.errors import RankFailed
@@ -110,3 +114,20 @@ def test_a_rank_that_ends_or_hangs_fails_all_others_and_later_calls(
         seconds = 1.0 if fault == "hangs" else 0.0
         results = together(tmp_path / fault, [stays, lambda e, s=seconds: time.sleep(s), stays])
         assert results[0] == results[2] == [says] * 2
+
+
+@pytest.mark.skipif(not COMPILER, reason="needs a C++ compiler")
+def test_kernels_exchange_what_oracles_do(tmp_path: Path) -> None:
+    """The exchange of GPUs, whose kernels run on the CPU, in a process for each rank."""
+    script = Path(__file__).parent / "ranks_exchange.py"
+    ranks = [
+        subprocess.Popen([sys.executable, script, str(rank), "2", tmp_path],
+                         stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]  # fmt: skip
+    first, other = (json.loads(process.communicate(timeout=300)[0]) for process in ranks)
+    assert first["wrong"] == other["wrong"] == []
+    assert first["kernels"] == other["kernels"] and len(first["kernels"]) == 12
+    assert {name.split("/")[0] for name in first["kernels"]} == {
+        "all_reduce", "moe_dispatch", "moe_combine"
+    }  # fmt: skip

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json, integers, nvtx, out_file, profile_file
+from kernelcat.cli.options import as_json, integers, nvtx, out_file, profile_file, tp
 from kernelcat.cli.output import echo, emit, save, show
 from kernelcat.errors import InvalidArgument, MissingDependency
 
@@ -98,6 +98,7 @@ class Results:
 @click.option("--prefill", default=0, help="Tokens of a prompt whose prefill is timed; 0: none.")
 @click.option("--step-tokens", default=2048, show_default=True, help="New tokens of a step.")
 @click.option("--peer", "peers", multiple=True, help="Also time decoding of: transformers.")
+@tp
 @click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
 @click.option("--cache-dtype", default="", help="Element type of the caches: float8_e4m3fn.")
 @click.option("--drafts", default=0, show_default=True, help="Draft tokens of n-gram speculation.")
@@ -197,12 +198,14 @@ def _bench_engine(model: str, loads: list[Workload], slo: Slo, options: dict[str
     if prefill < 0:
         raise InvalidArgument(f"--prefill {prefill} must be a number of tokens, or 0 for none")
     random, device = options["random_weights"], options["device"]
-    source = ModelSource.find(model, device, random, tell=lambda line: echo(line, err=True))
+    source = ModelSource.find(
+        model, device, random, tell=lambda line: echo(line, err=True), tp=options["tp"]
+    )
     is_cuda = source.device == "cuda"
     if not is_cuda:
         echo("no GPU is used: these are times of the catalog's oracles", err=True)
     name = torch.cuda.get_device_name() if is_cuda else "cpu"
-    about = {"model": source.name, "has_random_weights": random, "device": name}
+    about = {"model": source.name, "has_random_weights": random, "device": name, "tp": source.tp}
     results = Results(options["out"], about)
     _time_peers(source, options["peers"], (batches, context, tokens, rounds), results)
     lengths = [load.input_range[1] + load.output_range[1] for load in loads]

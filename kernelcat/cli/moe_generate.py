@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json, nvtx, profile_file
+from kernelcat.cli.options import as_json, nvtx, profile_file, tp
 from kernelcat.cli.output import echo, emit, show, stream
 from kernelcat.errors import InvalidArgument, MissingDependency
 
@@ -60,13 +60,14 @@ class Generated:
     default="",
     help="Run a dense Llama as a mixture of 4 experts, which writes the same text.",
 )
+@tp
 @click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
 @profile_file
 @nvtx
 @as_json
 def generate(
     model: str, prompt: str, random_weights: bool, device: str, raw: bool, upcycle: str,
-    memory: float, profile: Path | None, nvtx: bool, as_json: bool, **sampling: Any,
+    tp: int, memory: float, profile: Path | None, nvtx: bool, as_json: bool, **sampling: Any,
 ) -> None:  # fmt: skip
     """Write the answer of MODEL to PROMPT.
 
@@ -90,7 +91,9 @@ def generate(
     if profile and most < 1:
         raise InvalidArgument(f"--profile needs --max-tokens of at least {NUM_WARM + 3}")
     start = time.monotonic()
-    source = ModelSource.find(model, device, random_weights, upcycle, lambda t: echo(t, err=True))
+    source = ModelSource.find(
+        model, device, random_weights, upcycle, lambda text: echo(text, err=True), tp
+    )
     if source.device == "cpu":
         echo(SLOW, err=True)
     decoder, tokenizer = source.open(), source.tokenizer()

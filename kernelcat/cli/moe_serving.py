@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json
+from kernelcat.cli.options import as_json, tp
 from kernelcat.cli.output import echo, emit
 from kernelcat.errors import MissingDependency
 
@@ -31,6 +31,7 @@ CPU_CONTEXT = 1024
     envvar="KERNELCAT_API_KEY",
     help="Key that clients must present; may be repeated. Default: no authentication.",
 )
+@tp
 @click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
 @click.option(
     "--cpu-cache", default=64 << 20, show_default=True, help="Bytes of the caches on a CPU."
@@ -47,7 +48,7 @@ CPU_CONTEXT = 1024
 )
 @as_json
 def serve(
-    model: str, random_weights: bool, device: str, name: str, as_json: bool, **options: Any
+    model: str, random_weights: bool, device: str, name: str, tp: int, as_json: bool, **options: Any
 ) -> None:
     """Serve MODEL by OpenAI's API: a folder with a checkpoint, or smollm2.
 
@@ -56,7 +57,7 @@ def serve(
     \b
     Example:
       kernelcat moe serve smollm2
-      kernelcat moe serve gpt-oss-20b --port 8000
+      kernelcat moe serve gpt-oss-20b --port 8000 --tp 2
       kernelcat moe serve small-llama --random-weights --device cpu
     """
     try:
@@ -69,7 +70,9 @@ def serve(
         from kernelcat.moe.source import ModelSource
     except ModuleNotFoundError as error:
         raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
-    source = ModelSource.find(model, device, random_weights, tell=lambda line: echo(line, err=True))
+    source = ModelSource.find(
+        model, device, random_weights, tell=lambda line: echo(line, err=True), tp=tp
+    )
     settings = Settings(
         name or source.name,
         **{field: options[field] for field in ("host", "port", "api_keys", "max_body", "grace")},

@@ -29,6 +29,9 @@ out_file = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Also write what --json prints to this file, again after each result.",
 )
+tp = click.option(
+    "--tp", default=1, show_default=True, help="GPUs (or, on a CPU, processes) that share a layer."
+)
 nvtx = click.option("--nvtx", is_flag=True, help="Mark phases of steps for Nsight Systems.")
 database = click.option(
     "--db", "url", help="Path or SQLAlchemy URL of the database; $KERNELCAT_DB by default."

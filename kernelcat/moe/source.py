@@ -122,7 +122,8 @@ class ModelSource:
         try:
             exchange = self.join(0, followers.path)
         except BaseException:
-            followers.close()
+            followers.end()
+            followers.wait(0.0)
             raise
         exchange.followers = followers
         try:

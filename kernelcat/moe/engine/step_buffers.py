@@ -86,11 +86,11 @@ class StepBuffers:
         return slice(self._first, self._offset(last) + last.nbytes)
 
     def written(self) -> bytes:
-        """What the step uses, for `write` of buffers of the same sizes."""
+        """What the step uses, for `write` of other buffers."""
         return self._host[self._used()].numpy().tobytes()
 
     def write(self, size: Size, data: bytes) -> None:
-        """Writes a step of ``size`` as other buffers had it: ``data`` is what they had `written`."""
+        """Writes a step of ``size``; ``data`` is what other buffers of the same sizes had."""
         self.arrays.show(size)
         self._host[self._used()].numpy()[:] = np.frombuffer(data, np.uint8)
 

@@ -85,9 +85,7 @@ class DeviceExchange(Exchange):
             self.fail(f"rank {missing} did not answer a kernel of rank {self.rank} in time")
         super().check()
 
-    def close(self) -> None:
-        if self.followers is not None:
-            self.followers.close()
+    def _leave(self) -> None:
         with contextlib.suppress(RankFailed):  # windows then end with the process
             self.check()
             self.group.close()

@@ -22,6 +22,8 @@ ANSWER_S = 8.0
 """Seconds in which all ranks must have come to an exchange."""
 START_S = 600.0
 """Seconds in which all ranks must have prepared something that takes long: weights, compilation."""
+END_S = 10.0
+"""Seconds in which the process of a rank ends by itself, or is killed."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ class Exchange(ABC):
         self.gather(None)
 
     def check(self) -> None:
-        """Raise ``RankFailed`` if a rank has failed, or has not answered a kernel that has ended."""
+        """Raise ``RankFailed`` if a rank has failed, or did not answer a kernel in time."""
         if self._failure:
             raise RankFailed(self._failure)
 
@@ -233,5 +235,10 @@ class Exchange(ABC):
     def close(self) -> None:
         """Leave; the others see that this rank has ended, and processes that follow end."""
         if self.followers is not None:
-            self.followers.close()
+            self.followers.end()
+        self._leave()
+        if self.followers is not None:
+            self.followers.wait(0.0 if self._failure else END_S)
+
+    def _leave(self) -> None:
         self.rendezvous.close()

@@ -70,7 +70,7 @@ def main() -> None:
         pass  # rank 0 says so
     except Exception as error:
         if exchange is not None:
-            exchange.fail(f"rank {message.rank}: {describe(error)}")
+            exchange.fail(describe(error))
         if not isinstance(error, KernelcatError):
             raise
     os._exit(0)  # what libraries do at exit may wait for ranks that have ended

@@ -16,15 +16,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from kernelcat.errors import RankFailed
-from kernelcat.moe.parallel.exchange import ANSWER_S
+from kernelcat.moe.parallel.exchange import ANSWER_S, END_S
 from kernelcat.moe.parallel.messages import Join, Message
 from kernelcat.runtime import children
 
 if TYPE_CHECKING:
     from kernelcat.moe.source import ModelSource
-
-END_S = 10.0
-"""Seconds in which a process ends by itself, or is killed."""
 
 
 class Followers:
@@ -54,13 +51,16 @@ class Followers:
         for rank in range(1, 1 + len(self._pipes)):
             self._send(rank, message)
 
-    def close(self) -> None:
-        """End the processes, which are given time to end by themselves."""
+    def end(self) -> None:
+        """Let the processes end by themselves."""
         for pipe in self._pipes:
             pipe.close()
+
+    def wait(self, limit_s: float = END_S) -> None:
+        """Wait until the processes have ended; after ``limit_s`` seconds they are killed."""
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(END_S)
+                process.wait(limit_s)
             children.stop(process)
         self._folder.cleanup()
 
