@@ -10,8 +10,11 @@ from moe_models import LENGTHS, check, prefilled
 from ranks_threads import together
 
 from kernelcat import moe
+from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument
 from kernelcat.layers.checkpoint import Checkpoint, Stored
+from kernelcat.moe.engine.ahead import called
+from kernelcat.moe.engine.step_sizes import Size
 from kernelcat.moe.parallel.exchange import Exchange
 from kernelcat.moe.parallel.sharding import part_of
 
@@ -96,3 +99,20 @@ def test_a_rank_reads_only_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sizes = {name: record.end - record.begin for name, record in tensors.items()}
     twice = sum(size for name, size in sizes.items() if any(word in name for word in shared))
     assert sum(read) == sum(sizes.values()) + twice
+
+
+def test_steps_of_a_rank_are_listed_without_the_others(tmp_path: Path) -> None:
+    """What is compiled ahead: calls on tensors without memory exchange nothing."""
+
+    def problems(exchange: Exchange) -> list[Problem]:
+        model = moe.random_model("small-gpt-oss", "cpu", torch.bfloat16, exchange=exchange)
+        pages = [2] * len(moe.windows(model.cache_layers))
+        cache = moe.KvCache.allocate(model.cache_layers, pages, 16, model.dtype, "cpu")
+        return called(model, cache, [Size(2, 2, 2, 1)], 4)
+
+    found, other = together(tmp_path, [problems] * 2)
+    assert found == other
+    assert {problem.entry for problem in found} >= {"gemm", "moe_mlp", "paged_attn", "lm_head"}
+    experts = {problem["inter"] for problem in found if problem.entry == "moe_mlp"}
+    heads = {problem["vocab"] for problem in found if problem.entry == "lm_head"}
+    assert experts == {32} and heads == {128, 256}  # half of the head for the best token

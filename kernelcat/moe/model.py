@@ -103,6 +103,18 @@ class Decoder(ABC):
                 x = self.forward(layer, x, kv, batch.block_tables[group], batch)
         return self.normalized(x.index_select(0, batch.rows), self.norm)
 
+    @property
+    def head_part(self) -> torch.Tensor:
+        """The rows of the head that this rank reads to find the largest logit."""
+        rank = 0 if self.exchange is None else self.exchange.rank
+        return self.head.split(self._head_rows)[rank]
+
+    @property
+    def _head_rows(self) -> int:
+        """Rows of all ranks' parts of the head but the last one."""
+        ranks = 1 if self.exchange is None else self.exchange.ranks
+        return -(-len(self.head) // ranks)
+
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Logits (rows, vocab) float32 of hidden states x (rows, hidden)."""
         logits: torch.Tensor = self.ops.lm_head(x, self.head, top_k=1, has_logits=True)[2]
@@ -119,10 +131,9 @@ class Decoder(ABC):
         self, exchange: Exchange, x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`best`, for which each rank reads its rows of the head; ranks exchange their best."""
-        size = -(-len(self.head) // exchange.ranks)
-        part = self.head.split(size)[exchange.rank]
-        values, ids, _ = self.ops.lm_head(x, part, top_k=1)
-        found = torch.cat((values.view(torch.int32), ids + exchange.rank * size), 1)
+        values, ids, _ = self.ops.lm_head(x, self.head_part, top_k=1)
+        ids += exchange.rank * self._head_rows
+        found = torch.cat((values.view(torch.int32), ids), 1)
         every = exchange.all_gather(found)
         values, place = every[:, :, 0].contiguous().view(torch.float32).max(1, keepdim=True)
         return values, every[:, :, 1].gather(1, place)
