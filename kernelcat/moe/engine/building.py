@@ -36,8 +36,10 @@ def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
         Another rank has failed.
     """
     exchange = model.exchange
-    if exchange is not None and exchange.followers is not None:
-        exchange.tell(Build(settings))
+    if exchange is not None:
+        exchange.prepare()
+        if exchange.followers is not None:
+            exchange.tell(Build(settings))
     limits = _limits(model, settings.limits)
     is_cuda = model.device.type == "cuda"
     batches = settings.batch_sizes

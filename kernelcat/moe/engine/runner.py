@@ -102,7 +102,8 @@ class Runner:
     def launch(self, run: Run) -> None:
         """Starts a step; the host does not wait for a GPU."""
         buffers, exchange = self._buffers_of(run), self.model.exchange
-        if exchange is not None and exchange.followers is not None and run.step.chunks:
+        is_planned = bool(run.step.chunks)  # and not one that all ranks run by themselves
+        if exchange is not None and exchange.followers is not None and is_planned:
             choices = replace(run.choices, failed=())
             size = buffers.arrays.size
             exchange.tell(Launch(run.step.index, size, buffers.written(), choices))

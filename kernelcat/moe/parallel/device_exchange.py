@@ -11,6 +11,7 @@ import torch
 
 from kernelcat import catalog
 from kernelcat.call import evidence, signature
+from kernelcat.call.building import warn_of_doubt
 from kernelcat.call.choice import choose
 from kernelcat.catalog.cost_model import least_estimate
 from kernelcat.catalog.implementation import Config, Implementation
@@ -21,6 +22,9 @@ from kernelcat.ranks import shares
 from kernelcat.ranks.group import Group
 from kernelcat.runtime.device import CudaDevice
 from kernelcat.runtime.launcher import Launcher
+
+REASON_S = 0.1
+"""Seconds in which a rank that a kernel missed may say why it has failed."""
 
 
 class DeviceExchange(Exchange):
@@ -42,7 +46,6 @@ class DeviceExchange(Exchange):
         super().__init__(self.group.rendezvous)
         self.device = torch.device("cuda", gpu)
         self._launchers: dict[Any, Launcher] = {}
-        self._has_started = False
 
     def _run(self, name: str, inputs: Tensors, out: Tensors, axes: Mapping[str, Any]) -> None:
         tensors = (*inputs, *out)
@@ -71,24 +74,27 @@ class DeviceExchange(Exchange):
             except KernelcatError as error:
                 self.fail(str(error))
                 raise
+            warn_of_doubt(implementation)
             chosen = implementation.language, implementation.variant, dict(config)
         language, variant, values = self.broadcast(chosen)
         implementation = catalog.implementation(name, language, variant)
         return self.group.launcher(implementation, problem, Config(values))
 
-    def start(self) -> None:
-        super().start()
-        self._has_started = True
-
     def check(self) -> None:
         if not self._failure and (missing := self.group.missing()) is not None:
-            self.fail(f"rank {missing} did not answer a kernel of rank {self.rank} in time")
+            reason = f"rank {missing} did not answer a kernel of rank {self.rank} in time"
+            try:  # it may have said why
+                self.rendezvous.gather(None, limit_s=REASON_S)
+            except RankFailed as error:
+                reason += f": {error}"
+            self.fail(reason)
         super().check()
 
     def _leave(self) -> None:
         with contextlib.suppress(RankFailed):  # windows then end with the process
             self.check()
             self.group.close()
+        super()._leave()
 
 
 def best(entry: Entry, problem: Problem, group: Group) -> tuple[Implementation, Config]:

@@ -66,6 +66,7 @@ class Exchange(ABC):
         self.rendezvous = rendezvous
         self.rank, self.ranks = rendezvous.rank, rendezvous.ranks
         self.followers: Followers | None = None
+        self._has_started = False
         self._failure = ""
 
     # ---- tensors --------------------------------------------------------------------------------
@@ -88,8 +89,13 @@ class Exchange(ABC):
         InvalidArgument, Unsupported
             The tensors do not fit the entry; no kernel serves them on this GPU.
         """
-        if not any(tensor is not None and tensor.is_meta for tensor in out):
+        if any(tensor is not None and tensor.is_meta for tensor in out):
+            return
+        try:
             self._run(name, inputs, out, axes)
+        except RankFailed as error:
+            self.fail(str(error))
+            raise
 
     @abstractmethod
     def _run(self, name: str, inputs: Tensors, out: Tensors, axes: Mapping[str, Any]) -> None:
@@ -214,13 +220,14 @@ class Exchange(ABC):
             self.fail(str(error))
             raise
 
-    def start(self) -> None:
-        """Wait until all ranks have prepared what they will run.
+    def prepare(self) -> None:
+        """From now on, as at first, ranks may be minutes apart: one compiles what another finds."""
+        self._has_started = False
 
-        Before this, ranks may be minutes apart, because one compiles what another finds; after it
-        they are seconds apart at most, and a rank that is later has failed.
-        """
+    def start(self) -> None:
+        """Wait until all ranks have prepared what they will run: who is late then has failed."""
         self.gather(None)
+        self._has_started = True
 
     def check(self) -> None:
         """Raise ``RankFailed`` if a rank has failed, or did not answer a kernel in time."""
@@ -229,8 +236,9 @@ class Exchange(ABC):
 
     def fail(self, reason: str) -> None:
         """Every exchange from now on fails for this ``reason``, on all ranks."""
-        self._failure = self._failure or reason
-        self.rendezvous.fail(self._failure)
+        if not self._failure:
+            self._failure = reason
+            self.rendezvous.fail(reason)
 
     def close(self) -> None:
         """Leave; the others see that this rank has ended, and processes that follow end."""
