@@ -73,6 +73,7 @@ class Runner:
         self, model: Decoder, manager: BlockManager, sizes: StepSizes, cache: KvCache
     ) -> None:
         self.model, self.manager, self.sizes, self.cache = model, manager, sizes, cache
+        self.exchange = model.exchange
         self.sampler = Sampler(model)
         self.is_cuda = model.device.type == "cuda"
         # of copies to the device, of steps, of copies from the device
@@ -101,16 +102,20 @@ class Runner:
 
     def launch(self, run: Run) -> None:
         """Starts a step; the host does not wait for a GPU."""
-        buffers, exchange = self._buffers_of(run), self.model.exchange
-        is_planned = bool(run.step.chunks)  # and not one that all ranks run by themselves
-        if exchange is not None and exchange.followers is not None and is_planned:
-            choices = replace(run.choices, failed=())
-            size = buffers.arrays.size
-            exchange.tell(Launch(run.step.index, size, buffers.written(), choices))
+        buffers = self._buffers_of(run)
+        if run.step.chunks:  # steps without any are those before the first, which all ranks run
+            self._tell(run, buffers)
         copies_in, steps, copies_out = self.streams
         copied = copies_in.run(buffers.copy_in)
         computed = steps.run(partial(self._compute, run, buffers), copied)
         run.is_done = copies_out.run(partial(self._copy_out, run, buffers), computed)
+
+    def _tell(self, run: Run, buffers: StepBuffers) -> None:
+        """Has the ranks that follow launch the step."""
+        if self.exchange is not None and self.exchange.followers is not None:
+            choices = replace(run.choices, failed=())
+            size, data = buffers.arrays.size, buffers.written()
+            self.exchange.tell(Launch(run.step.index, size, data, choices))
 
     def _compute(self, run: Run, buffers: StepBuffers) -> None:
         """Runs the model, and chooses tokens."""
@@ -138,8 +143,8 @@ class Runner:
         """Waits for a step; the token of each row, and log-probabilities if a request wants any."""
         if run.is_done is not None:
             run.is_done.synchronize()
-        if self.model.exchange is not None:
-            self.model.exchange.check()
+        if self.exchange is not None:
+            self.exchange.check()
         tokens: list[int] = [] if run.tokens is None else run.tokens.tolist()
         if run.logprobs is None:
             return tokens, None
@@ -201,10 +206,9 @@ class Runner:
 
     def close(self) -> None:
         """Frees graphs and caches, on all ranks."""
-        exchange = self.model.exchange
-        if exchange is not None and exchange.followers is not None:
+        if self.exchange is not None and self.exchange.followers is not None:
             with suppress(RankFailed):  # what has failed has nothing to free
-                exchange.tell(Close())
+                self.exchange.tell(Close())
         self.graphs.clear()
         self.cache = KvCache((), ())
 
@@ -217,5 +221,5 @@ class Runner:
         """Waits for all steps; raises what a kernel has raised, and that a rank has failed."""
         for stream in self.streams:
             stream.synchronize()
-        if self.model.exchange is not None:
-            self.model.exchange.check()
+        if self.exchange is not None:
+            self.exchange.check()
