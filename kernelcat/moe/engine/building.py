@@ -35,7 +35,7 @@ def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
     RankFailed
         Another rank has failed.
     """
-    exchange = model.exchange
+    exchange = model.peers
     if exchange is not None:
         exchange.prepare()
         if exchange.followers is not None:
@@ -46,7 +46,7 @@ def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
     if batches is None:
         batches = BATCH_SIZES if is_cuda else ()
     num_drafts = settings.speculation.num_drafts if settings.speculation else 0
-    sizes = StepSizes(limits, num_drafts, batches)
+    sizes = StepSizes(limits, num_drafts, batches, settings.is_lockstep)
     # Enough for the new tokens of the largest step, which runs before the caches have their size.
     num_trial = -(-limits.step_tokens // settings.page_size) + 1
     pages = [num_trial] * len(windows(model.cache_layers))
@@ -82,7 +82,7 @@ def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
 
 def _compile(runner: Runner, table_width: int) -> None:
     """Compiles what steps call: rank 0 first, and the other ranks find it in the cache."""
-    exchange = runner.model.exchange
+    exchange = runner.model.peers
     if exchange is not None and exchange.rank:
         exchange.gather(None)
     compile_steps(runner.model, runner.cache, runner.sizes, table_width)

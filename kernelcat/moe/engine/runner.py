@@ -73,7 +73,7 @@ class Runner:
         self, model: Decoder, manager: BlockManager, sizes: StepSizes, cache: KvCache
     ) -> None:
         self.model, self.manager, self.sizes, self.cache = model, manager, sizes, cache
-        self.exchange = model.exchange
+        self.exchange = model.peers
         self.sampler = Sampler(model)
         self.is_cuda = model.device.type == "cuda"
         # of copies to the device, of steps, of copies from the device
@@ -83,12 +83,11 @@ class Runner:
 
     # ---- a step ---------------------------------------------------------------------------------
 
-    def prepare(self, run: Run) -> None:
+    def prepare(self, run: Run, size: Size) -> None:
         """Writes the arrays of a step, which was planned last, into its buffers.
 
-        The step that had the buffers before has been collected.
+        The step that had the buffers before has been collected. It is padded to ``size``.
         """
-        size = self.sizes.of(run.step)
         self._buffers_of(run).fill(run.step, size)
         run.choices = self.sampler.plan(run.step, size.rows)
 
@@ -103,7 +102,7 @@ class Runner:
     def launch(self, run: Run) -> None:
         """Starts a step; the host does not wait for a GPU."""
         buffers = self._buffers_of(run)
-        if run.step.chunks:  # steps without any are those before the first, which all ranks run
+        if run.step.chunks:  # steps without any are those that all ranks run by themselves
             self._tell(run, buffers)
         copies_in, steps, copies_out = self.streams
         copied = copies_in.run(buffers.copy_in)
@@ -202,7 +201,7 @@ class Runner:
             torch.cuda.graph(graph, pool=pool, stream=stream.cuda),
         ):
             x = self.model(buffers.batch(), self.cache)
-        return Graph(graph, x, self.model.ops.launchers())
+        return Graph(graph, x, self.model.launchers())
 
     def close(self) -> None:
         """Frees graphs and caches, on all ranks."""

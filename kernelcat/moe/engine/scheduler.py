@@ -115,8 +115,13 @@ class Scheduler:
             if started is None:
                 break
             self._add(step, *started, [])
-        if not step.chunks:
-            return None
+        return self._planned(step) if step.chunks else None
+
+    def schedule_nothing(self) -> Step:
+        """Plans a step without requests, which other ranks need that run steps together."""
+        return self._planned(Step(self.num_steps))
+
+    def _planned(self, step: Step) -> Step:
         self.num_steps += 1
         self.in_flight.append(step)
         return step

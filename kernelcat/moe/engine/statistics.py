@@ -44,6 +44,11 @@ class Statistics:
     draft_tokens_total: int = 0
     accepted_tokens_total: int = 0
 
+    @property
+    def summary(self) -> str:
+        """A line about what the counters do not show at a glance; "" for nothing."""
+        return ""
+
 
 class Counters:
     """Counts what steps do; its owner has a lock."""

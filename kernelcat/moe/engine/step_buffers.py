@@ -115,7 +115,7 @@ class StepBuffers:
     def batch(self) -> Batch:
         """The model's batch; its tokens are gathered on the device."""
         views: dict[str, Any] = {
-            name: self.view(name) for name in ("positions", "kv_lens", "cu_q", "rows")
+            name: self.view(name) for name in ("positions", "kv_lens", "cu_q", "rows", "num_tokens")
         }
         return Batch(
             tokens=self._tokens.index_select(0, self.view("source_rows")),
