@@ -195,6 +195,35 @@ def added(
     return model.exchange.all_reduce(product(None), x)
 
 
+def mixture(
+    model: Decoder,
+    batch: Batch,
+    a: torch.Tensor,
+    logits: torch.Tensor | None,
+    experts: dict[str, torch.Tensor],
+    x: torch.Tensor,
+    shared: Callable[[torch.Tensor | None], torch.Tensor] | None = None,
+    **routing: Any,
+) -> torch.Tensor:
+    """x + the experts of a layer, for normalized rows a and the residual stream x: `moe_mlp`.
+
+    Parameters
+    ----------
+    experts : weights by argument name
+    shared : what a shared expert adds to a residual, which may run beside the other experts
+    routing : axes of `moe_mlp`
+    """
+    if model.divided is not None:
+        return model.divided(a, logits, experts, x, shared, batch.is_added, **routing)
+
+    def product(residual: torch.Tensor | None) -> torch.Tensor:
+        residual = residual if shared is None else shared(residual)
+        y: torch.Tensor = model.ops.moe_mlp(a, logits, **experts, residual=residual, **routing)
+        return y
+
+    return added(model, x, product)
+
+
 def experts(
     weights: Weights,
     prefix: str,
@@ -203,7 +232,11 @@ def experts(
     inter: int,
     names: Names = MLP_NAMES,
 ) -> dict[str, torch.Tensor]:
-    """Weights of `moe_mlp` by argument name, from ``count`` MLPs that are stored one by one."""
+    """Weights of `moe_mlp` by argument name, from ``count`` MLPs that are stored one by one.
+
+    Only those of ``weights.share`` are read.
+    """
+    held = weights.share.of(count)
     quantize = on(weights.device).fp8_quantize if weights.fp8_experts else None
 
     def expert(index: int) -> dict[str, torch.Tensor]:
@@ -214,4 +247,4 @@ def experts(
         w2, w2_scale = quantize(m.down, block="128x128")
         return {"w1": w1, "w1_scale": w1_scale, "w2": w2, "w2_scale": w2_scale}
 
-    return stack(map(expert, range(count)), count)
+    return stack(map(expert, held), len(held))

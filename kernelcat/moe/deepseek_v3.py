@@ -30,7 +30,7 @@ import torch
 
 from kernelcat.layers import mla
 from kernelcat.moe.batch import Batch
-from kernelcat.moe.blocks import Mlp, Output, added, experts, mlp, output
+from kernelcat.moe.blocks import Mlp, Output, added, experts, mixture, mlp, output
 from kernelcat.moe.cache import CacheLayer
 from kernelcat.moe.config import Config
 from kernelcat.moe.model import Decoder
@@ -216,10 +216,9 @@ class DeepseekV3(Decoder):
         if not layer.experts:
             return added(self, x, shared)
         c = self.config
-        routed = partial(
-            self.ops.moe_mlp, a, logits, **layer.experts, activation="swiglu", score="sigmoid",
+        return mixture(
+            self, batch, a, logits, layer.experts, x, shared, activation="swiglu", score="sigmoid",
             top_k=c.num_experts_per_tok, renormalize=c.norm_topk_prob, groups=c.n_group,
             top_groups=c.topk_group, scaling=c.routed_scaling_factor,
             act_dtype=activation_type(self.dtype),
         )  # fmt: skip
-        return added(self, x, lambda residual: routed(residual=shared(residual)))

@@ -22,7 +22,14 @@ from kernelcat.moe.parallel.exchange import Exchange
 from kernelcat.moe.parallel.sharding import ShardedWeights
 from kernelcat.moe.qwen3_moe import Qwen3Moe
 from kernelcat.moe.sizes import SIZES
-from kernelcat.moe.weights import CheckpointWeights, RandomWeights, RecordedWeights, Weights
+from kernelcat.moe.weights import (
+    ALL_EXPERTS,
+    CheckpointWeights,
+    ExpertShare,
+    RandomWeights,
+    RecordedWeights,
+    Weights,
+)
 
 MODELS: dict[str, type[Decoder]] = {
     model.config_type.architecture: model
@@ -76,6 +83,7 @@ def load(
     fp8_experts: bool = False,
     dense_experts: bool = False,
     exchange: Exchange | None = None,
+    share: ExpertShare = ALL_EXPERTS,
 ) -> Decoder:
     """The model in folder ``path``: a `config.json` and safetensors files, as published.
 
@@ -90,6 +98,7 @@ def load(
         and have scales of their own there, so weights are quantized again.
     dense_experts : the experts of gpt-oss are decoded from MXFP4 to ``dtype``
     exchange : with the ranks that have the other parts of the model; only this part is read
+    share : the experts that this process holds, if ranks divide them (`moe.parallel`)
 
     Raises
     ------
@@ -100,7 +109,7 @@ def load(
     """
     config = config_of(configs.read(path))
     dtype = dtype or default_type(device)
-    weights = CheckpointWeights(path, device, dtype, fp8_experts, dense_experts)
+    weights = CheckpointWeights(path, device, dtype, fp8_experts, dense_experts, share)
     return build(config, weights, max_positions=max_positions, exchange=exchange)
 
 
@@ -113,10 +122,11 @@ def random_model(
     fp8_experts: bool = False,
     dense_experts: bool = False,
     exchange: Exchange | None = None,
+    share: ExpertShare = ALL_EXPERTS,
 ) -> Decoder:
     """A model with random weights; ``config`` may be a name of `SIZES`, the rest as in `load`."""
     dtype = dtype or default_type(device)
-    weights = RandomWeights(device, dtype, seed, fp8_experts, dense_experts)
+    weights = RandomWeights(device, dtype, seed, fp8_experts, dense_experts, share)
     return build(_named(config), weights, max_positions=max_positions, exchange=exchange)
 
 

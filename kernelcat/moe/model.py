@@ -11,12 +11,13 @@ from kernelcat.errors import InvalidArgument
 from kernelcat.moe.batch import Batch
 from kernelcat.moe.cache import CacheLayer, KvCache
 from kernelcat.moe.config import Config
-from kernelcat.moe.ops import Ops
+from kernelcat.moe.ops import Ops, launchers_of
 from kernelcat.moe.ranges import span
 from kernelcat.moe.weights import Weights
 
 if TYPE_CHECKING:
     from kernelcat.moe.parallel.exchange import Exchange
+    from kernelcat.moe.parallel.expert_layer import DividedExperts
 
 
 class Decoder(ABC):
@@ -35,9 +36,11 @@ class Decoder(ABC):
     cache_layers : what each layer caches of a token
     cos_sin : (max_positions, rotary_dim) float32
     layers : weights of each layer
+    divided : the experts, if ranks hold some of each layer; None where this process holds all
     """
 
     config_type: ClassVar[type[Config]]
+    divided: DividedExperts | None = None
 
     def __init__(
         self,
@@ -114,6 +117,15 @@ class Decoder(ABC):
         """Rows of all ranks' parts of the head but the last one."""
         ranks = 1 if self.exchange is None else self.exchange.ranks
         return -(-len(self.head) // ranks)
+
+    @property
+    def peers(self) -> Exchange | None:
+        """The exchange with the other ranks, whatever they divide; None without any."""
+        return self.exchange if self.divided is None else self.divided.exchange
+
+    def launchers(self) -> list[Any]:
+        """What a CUDA graph with captured calls needs to stay alive: kernels and workspaces."""
+        return self.ops.launchers() + launchers_of(self.divided)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Logits (rows, vocab) float32 of hidden states x (rows, hidden)."""

@@ -16,12 +16,14 @@ from kernelcat.moe import download
 from kernelcat.moe.config import Config
 from kernelcat.moe.engine.memory import fitting
 from kernelcat.moe.model import Decoder
+from kernelcat.moe.ops import on
 from kernelcat.moe.parallel.exchange import Exchange
 from kernelcat.moe.parallel.followers import Followers
 from kernelcat.moe.parallel.host_exchange import HostExchange
 from kernelcat.moe.parallel.sharding import part_of
 from kernelcat.moe.tokenizer import Tokenizer, tokenizer_of
 from kernelcat.moe.upcycle import load_upcycled
+from kernelcat.moe.weights import ALL_EXPERTS, ExpertShare, MetaWeights
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,16 @@ class ModelSource:
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if tp < 1 or (tp > 1 and upcycle):
             raise InvalidArgument(f"tp={tp} must be positive, and 1 for an upcycled model")
-        if device == "cuda" and tp > torch.cuda.device_count():
+        source = ModelSource(model, device, has_random_weights, upcycle, tp)
+        source.check_gpus(tp)
+        return source
+
+    def check_gpus(self, ranks: int) -> None:
+        """Raises ``InvalidArgument`` if ``ranks`` cannot have a GPU each, and none is named."""
+        if self.device == "cuda" and not self.gpus and ranks > torch.cuda.device_count():
             raise InvalidArgument(
-                f"tp={tp} needs a GPU for each rank, and {torch.cuda.device_count()} are visible"
+                f"{ranks} ranks need a GPU each, and {torch.cuda.device_count()} are visible"
             )
-        return ModelSource(model, device, has_random_weights, upcycle, tp)
 
     @property
     def name(self) -> str:
@@ -103,6 +110,10 @@ class ModelSource:
             hint = nearest(self.model, list(moe.SIZES))
             raise UnknownName(f"there is no model called {self.model!r}{hint}")
         return moe.SIZES[self.model]
+
+    def outline(self) -> Decoder:
+        """The model without weights: its shapes, layers and limits."""
+        return moe.build(self.config(), MetaWeights("meta", torch.bfloat16), on("cpu"))
 
     def open(self, dense_experts: bool = False) -> Decoder:
         """The model with its weights; see `moe.load` for ``dense_experts`` and errors.
@@ -132,32 +143,51 @@ class ModelSource:
             exchange.close()
             raise
 
-    def join(self, rank: int, path: Path) -> Exchange:
-        """The exchange of rank ``rank`` with the others, which meet at the socket ``path``."""
+    def join(self, rank: int, path: Path, ranks: int = 0) -> Exchange:
+        """The exchange of rank ``rank`` with the others, which meet at the socket ``path``.
+
+        ``ranks`` is their number, by default ``tp``.
+        """
+        ranks = ranks or self.tp
         if self.device == "cpu":
-            return HostExchange(rank, self.tp, path)
+            return HostExchange(rank, ranks, path)
         from kernelcat.moe.parallel.device_exchange import DeviceExchange
 
-        return DeviceExchange(rank, self.tp, path, self._gpu(rank))
+        return DeviceExchange(rank, ranks, path, self._gpu(rank))
 
     def part(self, exchange: Exchange) -> Decoder:
         """The part of the model that a rank holds; all ranks have opened theirs when it returns."""
-        device = self.device
-        if device == "cuda":
-            device = f"cuda:{self._gpu(exchange.rank)}"
-            torch.cuda.set_device(device)
-        decoder = self._opened(device, exchange=exchange)
+        decoder = self._opened(self._device_of(exchange.rank), exchange=exchange)
         exchange.gather(None)
         return decoder
+
+    def share(self, exchange: Exchange) -> Decoder:
+        """The model with the experts that a rank holds; all ranks have theirs when it returns."""
+        share = ExpertShare(exchange.rank, exchange.ranks)
+        decoder = self._opened(self._device_of(exchange.rank), share=share)
+        exchange.gather(None)
+        return decoder
+
+    def _device_of(self, rank: int) -> str:
+        """The device of a rank, which becomes this process's device if it is a GPU."""
+        if self.device == "cpu":
+            return self.device
+        device = f"cuda:{self._gpu(rank)}"
+        torch.cuda.set_device(device)
+        return device
 
     def _gpu(self, rank: int) -> int:
         return self.gpus[rank] if self.gpus else rank
 
     def _opened(
-        self, device: str, dense_experts: bool = False, exchange: Exchange | None = None
+        self,
+        device: str,
+        dense_experts: bool = False,
+        exchange: Exchange | None = None,
+        share: ExpertShare = ALL_EXPERTS,
     ) -> Decoder:
         with fitting(f"the weights of {self.name}", "take a smaller model, or a larger device"):
-            options: Any = {"dense_experts": dense_experts, "exchange": exchange}
+            options: Any = {"dense_experts": dense_experts, "exchange": exchange, "share": share}
             if self.has_random_weights:
                 return moe.random_model(self.config(), device, **options)
             if self.upcycle:
