@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json, integers, nvtx, out_file, profile_file, tp
+from kernelcat.cli.options import (
+    as_json,
+    ep,
+    integers,
+    nvtx,
+    out_file,
+    profile_file,
+    rebalance_every,
+    tp,
+)
 from kernelcat.cli.output import echo, emit, save, show
 from kernelcat.errors import InvalidArgument, MissingDependency
 
@@ -20,6 +29,7 @@ if TYPE_CHECKING:
     from kernelcat.moe.bench import Decoding
     from kernelcat.moe.engine.engine import Engine
     from kernelcat.moe.engine.statistics import Statistics
+    from kernelcat.moe.parallel.expert_stepping import SteppedRanks
     from kernelcat.moe.prefill import Prefill
     from kernelcat.moe.profile import StepProfile
     from kernelcat.moe.serving_metrics import ServingMetrics, Slo
@@ -85,6 +95,8 @@ class Results:
             show(_load_table(load))
         for profile in self.profiles:
             show(profile.sheet().console())
+        if self.statistics is not None and self.statistics.summary:
+            echo(self.statistics.summary)
 
 
 @click.command()
@@ -99,6 +111,8 @@ class Results:
 @click.option("--step-tokens", default=2048, show_default=True, help="New tokens of a step.")
 @click.option("--peer", "peers", multiple=True, help="Also time decoding of: transformers.")
 @tp
+@ep
+@rebalance_every
 @click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
 @click.option("--cache-dtype", default="", help="Element type of the caches: float8_e4m3fn.")
 @click.option("--drafts", default=0, show_default=True, help="Draft tokens of n-gram speculation.")
@@ -185,6 +199,7 @@ def _bench_engine(model: str, loads: list[Workload], slo: Slo, options: dict[str
 
     from kernelcat.moe import ranges
     from kernelcat.moe.bench import time_decoding, time_load
+    from kernelcat.moe.engine.engine import Engine
     from kernelcat.moe.prefill import time_prefill
     from kernelcat.moe.source import ModelSource
 
@@ -195,6 +210,8 @@ def _bench_engine(model: str, loads: list[Workload], slo: Slo, options: dict[str
             f"context={context} and rounds={rounds} must be positive, tokens={tokens} at least 2"
         )
     prefill = options["prefill"]
+    if options["ep"] > 1 and (prefill or options["profile"] or options["nvtx"]):
+        raise InvalidArgument("--prefill, --profile and --nvtx are for one process, not for --ep")
     if prefill < 0:
         raise InvalidArgument(f"--prefill {prefill} must be a number of tokens, or 0 for none")
     random, device = options["random_weights"], options["device"]
@@ -205,7 +222,10 @@ def _bench_engine(model: str, loads: list[Workload], slo: Slo, options: dict[str
     if not is_cuda:
         echo("no GPU is used: these are times of the catalog's oracles", err=True)
     name = torch.cuda.get_device_name() if is_cuda else "cpu"
-    about = {"model": source.name, "has_random_weights": random, "device": name, "tp": source.tp}
+    about = {
+        "model": source.name, "has_random_weights": random, "device": name,
+        "tp": source.tp, "ep": options["ep"],
+    }  # fmt: skip
     results = Results(options["out"], about)
     _time_peers(source, options["peers"], (batches, context, tokens, rounds), results)
     lengths = [load.input_range[1] + load.output_range[1] for load in loads]
@@ -217,16 +237,18 @@ def _bench_engine(model: str, loads: list[Workload], slo: Slo, options: dict[str
                 _told_rate(time_decoding(engine, batch, context, tokens, rounds))
             )
             results.keep()
-        if prefill:
+        if prefill and isinstance(engine, Engine):
             results.prefill = time_prefill(engine, prefill)
             echo(_prefill_line(results.prefill), err=True)
             results.keep()
         for load in loads:
             results.loads.append(_told(Load(load, time_load(engine, load, slo))))
             results.keep()
-    results.profiles += _profiles(engine, options["profile"], batches, context)
+    if isinstance(engine, Engine):
+        results.profiles += _profiles(engine, options["profile"], batches, context)
     results.statistics = engine.statistics()
     results.keep()
+    engine.close()
     return results
 
 
@@ -282,28 +304,33 @@ def _time_peers(
             torch.cuda.empty_cache()
 
 
-def _engine(source: ModelSource, length: int, batch: int, options: dict[str, Any]) -> Engine:
+def _engine(
+    source: ModelSource, length: int, batch: int, options: dict[str, Any]
+) -> Engine | SteppedRanks:
     """An engine for ``batch`` requests of ``length`` tokens at once, as far as there is room."""
     from kernelcat.moe.engine.engine import Engine
     from kernelcat.moe.engine.limits import Limits
     from kernelcat.moe.engine.settings import EngineSettings
     from kernelcat.moe.engine.speculation import Speculation
+    from kernelcat.moe.parallel.expert_stepping import SteppedRanks
 
     running, start = min(batch, 256), time.perf_counter()
     limits = Limits(
         max(options["step_tokens"], running), running, max_waiting=max(batch, 1024), context=length
     )
+    settings = EngineSettings(
+        limits,
+        memory=options["memory"],
+        cache_dtype=options["cache_dtype"],
+        speculation=Speculation(options["drafts"]) if options["drafts"] else None,
+    )
+    if options["ep"] > 1:
+        ranks = SteppedRanks(source, settings, options["ep"], options["rebalance_every"])
+        echo(f"all ranks after {time.perf_counter() - start:.1f} s", err=True)
+        return ranks
     model = source.open()
     opened = time.perf_counter()
-    engine = Engine(
-        model,
-        EngineSettings(
-            limits,
-            memory=options["memory"],
-            cache_dtype=options["cache_dtype"],
-            speculation=Speculation(options["drafts"]) if options["drafts"] else None,
-        ),
-    )
+    engine = Engine(model, settings)
     echo(
         f"weights after {opened - start:.1f} s, engine after {time.perf_counter() - opened:.1f} s",
         err=True,

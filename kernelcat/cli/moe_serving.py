@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json, tp
+from kernelcat.cli.options import as_json, ep, rebalance_every, tp
 from kernelcat.cli.output import echo, emit
 from kernelcat.errors import MissingDependency
 
 if TYPE_CHECKING:
     from kernelcat.moe.engine.settings import EngineSettings
+    from kernelcat.moe.serve.calls import AnyEngine
 
 CPU_CONTEXT = 1024
 """Tokens of a request on a CPU by default: oracles copy the whole cache."""
@@ -42,6 +43,8 @@ CPU_CONTEXT = 1024
 @click.option("--step-tokens", type=int, help="New tokens that a step computes, at most.")
 @click.option("--cache-dtype", default="", help="Element type of the caches: float8_e4m3fn.")
 @click.option("--drafts", default=0, show_default=True, help="Draft tokens of n-gram speculation.")
+@ep
+@rebalance_every
 @click.option("--max-body", default=8 << 20, show_default=True, help="Bytes of a request, at most.")
 @click.option(
     "--grace", default=30.0, show_default=True, help="Seconds for running requests after SIGTERM."
@@ -58,10 +61,12 @@ def serve(
     Example:
       kernelcat moe serve smollm2
       kernelcat moe serve gpt-oss-20b --port 8000 --tp 2
+      kernelcat moe serve gpt-oss-20b --port 8000 --ep 2 --rebalance-every 1000
       kernelcat moe serve small-llama --random-weights --device cpu
     """
     try:
         from kernelcat.moe.engine.engine import EngineError
+        from kernelcat.moe.parallel.expert_engines import ExpertEngines
         from kernelcat.moe.serve.app import make_app
         from kernelcat.moe.serve.engine_process import EngineProcess
         from kernelcat.moe.serve.server import make_server
@@ -79,7 +84,13 @@ def serve(
     )
     if source.device == "cpu" and options["context"] is None:
         options["context"] = CPU_CONTEXT
-    engine = EngineProcess(source, _settings(options))
+    engine: AnyEngine
+    if options["ep"] > 1:
+        engine = ExpertEngines(
+            source, _settings(options), options["ep"], options["rebalance_every"]
+        )
+    else:
+        engine = EngineProcess(source, _settings(options))
     service = Service(engine, source.tokenizer(), settings)
 
     def announce(url: str) -> None:

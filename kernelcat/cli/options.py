@@ -32,6 +32,18 @@ out_file = click.option(
 tp = click.option(
     "--tp", default=1, show_default=True, help="GPUs (or, on a CPU, processes) that share a layer."
 )
+ep = click.option(
+    "--ep",
+    default=1,
+    show_default=True,
+    help="GPUs (or, on a CPU, processes) that divide the experts.",
+)
+rebalance_every = click.option(
+    "--rebalance-every",
+    default=0,
+    metavar="STEPS",
+    help="Steps after which experts may change GPUs, to even out work; 0: never. With --ep.",
+)
 nvtx = click.option("--nvtx", is_flag=True, help="Mark phases of steps for Nsight Systems.")
 database = click.option(
     "--db", "url", help="Path or SQLAlchemy URL of the database; $KERNELCAT_DB by default."
