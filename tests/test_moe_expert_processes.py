@@ -143,6 +143,9 @@ def test_the_verbs_divide_experts() -> None:
 @pytest.mark.parametrize(
     ("verb", "options", "message"),
     [
+        ("bench", ["--ep", "1", "--rebalance-every", "9"], "add --ep"),
+        ("serve", ["--ep", "0"], "--ep 0 must be"),
+        ("serve", ["--tp", "2"], "cannot be divided"),
         ("bench", ["--prefill", "8"], "are for one process"),
         ("generate", ["--nvtx"], "are for one process"),
         ("serve", ["--rebalance-every", "-1"], "steps are not negative"),

@@ -14,6 +14,7 @@ import click
 
 from kernelcat.cli.options import (
     as_json,
+    divides_experts,
     ep,
     integers,
     nvtx,
@@ -210,7 +211,8 @@ def _bench_engine(model: str, loads: list[Workload], slo: Slo, options: dict[str
             f"context={context} and rounds={rounds} must be positive, tokens={tokens} at least 2"
         )
     prefill = options["prefill"]
-    if options["ep"] > 1 and (prefill or options["profile"] or options["nvtx"]):
+    is_divided = divides_experts(options["ep"], options["rebalance_every"])
+    if is_divided and (prefill or options["profile"] or options["nvtx"]):
         raise InvalidArgument("--prefill, --profile and --nvtx are for one process, not for --ep")
     if prefill < 0:
         raise InvalidArgument(f"--prefill {prefill} must be a number of tokens, or 0 for none")

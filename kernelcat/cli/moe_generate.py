@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json, ep, nvtx, profile_file, tp
+from kernelcat.cli.options import as_json, divides_experts, ep, nvtx, profile_file, tp
 from kernelcat.cli.output import echo, emit, show, stream
 from kernelcat.errors import InvalidArgument, MissingDependency
 
@@ -94,7 +94,7 @@ def generate(
     most = sampling["max_tokens"] - NUM_WARM - 2  # two tokens are written before and after
     if profile and most < 1:
         raise InvalidArgument(f"--profile needs --max-tokens of at least {NUM_WARM + 3}")
-    if ep > 1 and (profile or nvtx or upcycle):
+    if divides_experts(ep) and (profile or nvtx or upcycle):
         raise InvalidArgument("--profile, --nvtx and --upcycle are for one process, not for --ep")
     start = time.monotonic()
     source = ModelSource.find(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json, ep, rebalance_every, tp
+from kernelcat.cli.options import as_json, divides_experts, ep, rebalance_every, tp
 from kernelcat.cli.output import echo, emit
 from kernelcat.errors import MissingDependency
 
@@ -85,10 +85,9 @@ def serve(
     if source.device == "cpu" and options["context"] is None:
         options["context"] = CPU_CONTEXT
     engine: AnyEngine
-    if options["ep"] > 1:
-        engine = ExpertEngines(
-            source, _settings(options), options["ep"], options["rebalance_every"]
-        )
+    ranks, every = options["ep"], options["rebalance_every"]
+    if divides_experts(ranks, every):
+        engine = ExpertEngines(source, _settings(options), ranks, every)
     else:
         engine = EngineProcess(source, _settings(options))
     service = Service(engine, source.tokenizer(), settings)

@@ -143,6 +143,15 @@ def seconds(text: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
+def divides_experts(ep: int, rebalance_every: int = 0) -> bool:
+    """Whether ranks divide experts; ``InvalidArgument`` for options that say nothing sensible."""
+    if ep < 1:
+        raise InvalidArgument(f"--ep {ep} must be a number of GPUs, 1 for no division")
+    if rebalance_every and ep == 1:
+        raise InvalidArgument("--rebalance-every is for experts on several GPUs: add --ep")
+    return ep > 1
+
+
 def integers(text: str, rule: str) -> list[int]:
     """Positive numbers with commas between them, or ``InvalidArgument`` with ``rule``."""
     try:
