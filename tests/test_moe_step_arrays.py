@@ -58,7 +58,7 @@ def test_block_tables_of_all_groups_begin_where_no_call_copies_them():
     manager = BlockManager([LayerGroup(name, 100) for name in "abc"], 4, width)
     arrays = StepArrays(manager, StepSizes(served.limits, 0, ()))
     for batch in range(1, 9):
-        arrays._show(Size(batch, batch, batch, 1))
+        arrays.show(Size(batch, batch, batch, 1))
         tables = arrays.block_tables
         starts = [table.ctypes.data - tables[0].ctypes.data for table in tables]
         assert {table.shape for table in tables} == {(batch, width)}

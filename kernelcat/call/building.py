@@ -93,14 +93,19 @@ def _can_pass_over(decision: Decision, error: Exception) -> bool:
     return decision.why not in FIXED_WHY and isinstance(error, KernelcatError)
 
 
+def warn_of_doubt(implementation: Implementation) -> None:
+    """Warn of an unverified kernel, once."""
+    doubt = receipts.doubt(implementation)
+    if doubt is not None:
+        adapters.warn_once(f"{implementation.name} is unverified ({doubt})")
+
+
 def _warn(choices: Choices, decision: Decision) -> None:
     """Warn of an unverified or refuted kernel, and of the offers that a fault left out."""
     name, chosen, faults = choices.entry.name, decision.implementation, decision.faults
     if chosen.name not in choices.served:
         choices.served.add(chosen.name)
-        doubt = receipts.doubt(chosen)
-        if doubt is not None:
-            adapters.warn_once(f"{chosen.name} is unverified ({doubt})")
+        warn_of_doubt(chosen)
     if decision.refuted is not None:
         adapters.warn_once(f"{chosen.name} {dict(decision.config)} was {decision.refuted}")
     if faults:

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json, host_cache, integers, nvtx, out_file, profile_file
+from kernelcat.cli.options import (
+    as_json,
+    divides_experts,
+    ep,
+    host_cache,
+    integers,
+    nvtx,
+    out_file,
+    profile_file,
+    rebalance_every,
+    tp,
+)
 from kernelcat.cli.output import echo, emit, save, show
 from kernelcat.errors import InvalidArgument, MissingDependency
 
@@ -22,6 +33,7 @@ if TYPE_CHECKING:
     from kernelcat.moe.engine.statistics import Statistics
     from kernelcat.moe.fetch import FetchTimes
     from kernelcat.moe.model import Decoder
+    from kernelcat.moe.parallel.expert_stepping import SteppedRanks
     from kernelcat.moe.prefill import Prefill
     from kernelcat.moe.profile import StepProfile
     from kernelcat.moe.serving_metrics import ServingMetrics, Slo
@@ -91,6 +103,8 @@ class Results:
             show(_load_table(load))
         for profile in self.profiles:
             show(profile.sheet().console())
+        if self.statistics is not None and self.statistics.summary:
+            echo(self.statistics.summary)
 
 
 @click.command()
@@ -110,6 +124,9 @@ class Results:
 @host_cache
 @click.option("--step-tokens", default=2048, show_default=True, help="New tokens of a step.")
 @click.option("--peer", "peers", multiple=True, help="Also time decoding of: transformers.")
+@tp
+@ep
+@rebalance_every
 @click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
 @click.option("--cache-dtype", default="", help="Element type of the caches: float8_e4m3fn.")
 @click.option("--drafts", default=0, show_default=True, help="Draft tokens of n-gram speculation.")
@@ -198,6 +215,7 @@ def _bench_engine(model: str, loads: list[Workload], slo: Slo, options: dict[str
 
     from kernelcat.moe import ranges
     from kernelcat.moe.bench import time_decoding, time_load
+    from kernelcat.moe.engine.engine import Engine
     from kernelcat.moe.prefill import time_prefill
     from kernelcat.moe.source import ModelSource
 
@@ -212,42 +230,53 @@ def _bench_engine(model: str, loads: list[Workload], slo: Slo, options: dict[str
         raise InvalidArgument(
             f"--fetch {options['fetch']} must be a number of tokens, and needs --host-cache"
         )
+    is_divided = divides_experts(options["ep"], options["rebalance_every"])
+    if is_divided and (prefill or options["fetch"] or options["profile"] or options["nvtx"]):
+        raise InvalidArgument(
+            "--prefill, --fetch, --profile and --nvtx are for one process, not for --ep"
+        )
     if prefill < 0:
         raise InvalidArgument(f"--prefill {prefill} must be a number of tokens, or 0 for none")
     random, device = options["random_weights"], options["device"]
-    source = ModelSource.find(model, device, random, tell=lambda line: echo(line, err=True))
+    source = ModelSource.find(
+        model, device, random, tell=lambda line: echo(line, err=True), tp=options["tp"]
+    )
     is_cuda = source.device == "cuda"
     if not is_cuda:
         echo("no GPU is used: these are times of the catalog's oracles", err=True)
     name = torch.cuda.get_device_name() if is_cuda else "cpu"
-    about = {"model": source.name, "has_random_weights": random, "device": name}
+    about = {
+        "model": source.name, "has_random_weights": random, "device": name,
+        "tp": source.tp, "ep": options["ep"],
+    }  # fmt: skip
     results = Results(options["out"], about)
     _time_peers(source, options["peers"], (batches, context, tokens, rounds), results)
     lengths = [load.input_range[1] + load.output_range[1] for load in loads]
     most = [*batches, *(load.num_requests for load in loads)]
     with ranges.for_nvtx() if options["nvtx"] else nullcontext():
-        start = time.perf_counter()
-        decoder = source.open()
-        echo(f"weights after {time.perf_counter() - start:.1f} s", err=True)
-        if options["fetch"]:
+        decoder = None if is_divided else _opened(source)
+        if decoder is not None and options["fetch"]:
             results.fetch = _time_fetch(decoder, options)
             results.keep()
-        engine = _engine(decoder, max(context + tokens, *lengths, prefill + 1), max(most), options)
+        length = max(context + tokens, *lengths, prefill + 1)
+        engine = _engine(source, decoder, length, max(most), options)
         for batch in batches:
             results.decoding.append(
                 _told_rate(time_decoding(engine, batch, context, tokens, rounds))
             )
             results.keep()
-        if prefill:
+        if prefill and isinstance(engine, Engine):
             results.prefill = time_prefill(engine, prefill)
             echo(_prefill_line(results.prefill), err=True)
             results.keep()
         for load in loads:
             results.loads.append(_told(Load(load, time_load(engine, load, slo))))
             results.keep()
-    results.profiles += _profiles(engine, options["profile"], batches, context)
+    if isinstance(engine, Engine):
+        results.profiles += _profiles(engine, options["profile"], batches, context)
     results.statistics = engine.statistics()
     results.keep()
+    engine.close()
     return results
 
 
@@ -303,6 +332,13 @@ def _time_peers(
             torch.cuda.empty_cache()
 
 
+def _opened(source: ModelSource) -> Decoder:
+    start = time.perf_counter()
+    model = source.open()
+    echo(f"weights after {time.perf_counter() - start:.1f} s", err=True)
+    return model
+
+
 def _time_fetch(model: Decoder, options: dict[str, Any]) -> FetchTimes:
     """Times of a prefix in host memory, by an engine of its own."""
     import gc
@@ -327,27 +363,32 @@ def _time_fetch(model: Decoder, options: dict[str, Any]) -> FetchTimes:
     return times
 
 
-def _engine(model: Decoder, length: int, batch: int, options: dict[str, Any]) -> Engine:
+def _engine(
+    source: ModelSource, model: Decoder | None, length: int, batch: int, options: dict[str, Any]
+) -> Engine | SteppedRanks:
     """An engine for ``batch`` requests of ``length`` tokens at once, as far as there is room."""
     from kernelcat.moe.engine.engine import Engine
     from kernelcat.moe.engine.limits import Limits
     from kernelcat.moe.engine.settings import EngineSettings
     from kernelcat.moe.engine.speculation import Speculation
+    from kernelcat.moe.parallel.expert_stepping import SteppedRanks
 
     running, start = min(batch, 256), time.perf_counter()
     limits = Limits(
         max(options["step_tokens"], running), running, max_waiting=max(batch, 1024), context=length
     )
-    engine = Engine(
-        model,
-        EngineSettings(
-            limits,
-            memory=options["memory"],
-            cache_dtype=options["cache_dtype"],
-            speculation=Speculation(options["drafts"]) if options["drafts"] else None,
-            host_cache_bytes=options["host_cache"],
-        ),
+    settings = EngineSettings(
+        limits,
+        memory=options["memory"],
+        cache_dtype=options["cache_dtype"],
+        speculation=Speculation(options["drafts"]) if options["drafts"] else None,
+        host_cache_bytes=options["host_cache"],
     )
+    if model is None:
+        ranks = SteppedRanks(source, settings, options["ep"], options["rebalance_every"])
+        echo(f"all ranks after {time.perf_counter() - start:.1f} s", err=True)
+        return ranks
+    engine = Engine(model, settings)
     echo(f"engine after {time.perf_counter() - start:.1f} s", err=True)
     return engine
 

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json, nvtx, profile_file
+from kernelcat.cli.options import as_json, divides_experts, ep, nvtx, profile_file, tp
 from kernelcat.cli.output import echo, emit, show, stream
 from kernelcat.errors import InvalidArgument, MissingDependency
 
 if TYPE_CHECKING:
     from kernelcat.moe.engine.engine import Engine
     from kernelcat.moe.engine.parameters import SamplingParameters
-    from kernelcat.moe.model import Decoder
+    from kernelcat.moe.parallel.expert_stepping import SteppedRanks
+    from kernelcat.moe.source import ModelSource
     from kernelcat.moe.tokenizer import Tokenizer
 
 SLOW = (
@@ -60,13 +61,16 @@ class Generated:
     default="",
     help="Run a dense Llama as a mixture of 4 experts, which writes the same text.",
 )
+@tp
+@ep
 @click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
 @profile_file
 @nvtx
 @as_json
 def generate(
     model: str, prompt: str, random_weights: bool, device: str, raw: bool, upcycle: str,
-    memory: float, profile: Path | None, nvtx: bool, as_json: bool, **sampling: Any,
+    tp: int, ep: int, memory: float, profile: Path | None, nvtx: bool, as_json: bool,
+    **sampling: Any,
 ) -> None:  # fmt: skip
     """Write the answer of MODEL to PROMPT.
 
@@ -81,6 +85,7 @@ def generate(
     """
     try:
         from kernelcat.moe import ranges
+        from kernelcat.moe.engine.engine import Engine
         from kernelcat.moe.engine.parameters import SamplingParameters
         from kernelcat.moe.profile import NUM_STEPS, NUM_WARM, profile_decoding
         from kernelcat.moe.source import ModelSource
@@ -89,18 +94,26 @@ def generate(
     most = sampling["max_tokens"] - NUM_WARM - 2  # two tokens are written before and after
     if profile and most < 1:
         raise InvalidArgument(f"--profile needs --max-tokens of at least {NUM_WARM + 3}")
+    if divides_experts(ep) and (profile or nvtx or upcycle):
+        raise InvalidArgument("--profile, --nvtx and --upcycle are for one process, not for --ep")
     start = time.monotonic()
-    source = ModelSource.find(model, device, random_weights, upcycle, lambda t: echo(t, err=True))
+    source = ModelSource.find(
+        model, device, random_weights, upcycle, lambda text: echo(text, err=True), tp
+    )
     if source.device == "cpu":
         echo(SLOW, err=True)
-    decoder, tokenizer = source.open(), source.tokenizer()
+    tokenizer = source.tokenizer()
     tokens = tokenizer.encode(prompt) if raw else chat_tokens(tokenizer, prompt)
     parameters = SamplingParameters(**sampling, stop_tokens=tokenizer.stop_tokens)
-    engine = _engine(decoder, tokenizer, len(tokens) + (parameters.max_tokens or 1), memory)
+    length = len(tokens) + (parameters.max_tokens or 1)
+    engine = _engine(source, tokenizer, length, memory, ep)
     loaded = time.monotonic() - start
     with ranges.for_nvtx() if nvtx else nullcontext():
         result = _run(engine, tokens, parameters, silent=as_json)
-    recorded = profile and profile_decoding(engine, [tokens], profile, min(NUM_STEPS, most))
+    recorded = None
+    if profile and isinstance(engine, Engine):
+        recorded = profile_decoding(engine, [tokens], profile, min(NUM_STEPS, most))
+    engine.close()
     generated = Generated(
         source.name, source.device, prompt_tokens=len(tokens), load_seconds=loaded, **result,
         profile=recorded.published() if recorded else None,
@@ -133,30 +146,36 @@ def chat_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
     return list(form.prompt(ChatRequest.parse(json.dumps(body).encode())).tokens)
 
 
-def _engine(decoder: Decoder, tokenizer: Tokenizer, length: int, memory: float) -> Engine:
+def _engine(
+    source: ModelSource, tokenizer: Tokenizer, length: int, memory: float, ep: int
+) -> Engine | SteppedRanks:
     """An engine for one request of ``length`` tokens."""
     from kernelcat import moe
     from kernelcat.moe.engine.engine import Engine
     from kernelcat.moe.engine.limits import Limits
     from kernelcat.moe.engine.settings import EngineSettings
+    from kernelcat.moe.parallel.expert_stepping import SteppedRanks
 
-    if length > decoder.max_positions:
+    outline = source.outline()
+    if length > outline.max_positions:
         raise InvalidArgument(
             f"prompt and --max-tokens are {length} tokens, and the model has "
-            f"{decoder.max_positions} positions: lower --max-tokens"
+            f"{outline.max_positions} positions: lower --max-tokens"
         )
     limits = Limits(max_running=1, max_waiting=1, context=max(2, length))
     pages = -(-length // EngineSettings.page_size) + 1
     settings = EngineSettings(
         limits,
         memory=memory,
-        num_pages=(pages,) * len(moe.windows(decoder.cache_layers)),
+        num_pages=(pages,) * len(moe.windows(outline.cache_layers)),
     )
-    return Engine(decoder, settings, tokenizer.decode)
+    if ep > 1:
+        return SteppedRanks(source, settings, ep)
+    return Engine(source.open(), settings, tokenizer.decode)
 
 
 def _run(
-    engine: Engine, tokens: list[int], parameters: SamplingParameters, silent: bool
+    engine: Engine | SteppedRanks, tokens: list[int], parameters: SamplingParameters, silent: bool
 ) -> dict[str, Any]:
     """Runs one request and prints its text as it comes."""
     from kernelcat.moe.engine.engine import EngineError

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json, host_cache
+from kernelcat.cli.options import as_json, divides_experts, ep, host_cache, rebalance_every, tp
 from kernelcat.cli.output import echo, emit
 from kernelcat.errors import MissingDependency
 
 if TYPE_CHECKING:
     from kernelcat.moe.engine.settings import EngineSettings
+    from kernelcat.moe.serve.calls import AnyEngine
 
 CPU_CONTEXT = 1024
 """Tokens of a request on a CPU by default: oracles copy the whole cache."""
@@ -31,6 +32,7 @@ CPU_CONTEXT = 1024
     envvar="KERNELCAT_API_KEY",
     help="Key that clients must present; may be repeated. Default: no authentication.",
 )
+@tp
 @click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
 @click.option(
     "--cpu-cache", default=64 << 20, show_default=True, help="Bytes of the caches on a CPU."
@@ -42,13 +44,15 @@ CPU_CONTEXT = 1024
 @click.option("--step-tokens", type=int, help="New tokens that a step computes, at most.")
 @click.option("--cache-dtype", default="", help="Element type of the caches: float8_e4m3fn.")
 @click.option("--drafts", default=0, show_default=True, help="Draft tokens of n-gram speculation.")
+@ep
+@rebalance_every
 @click.option("--max-body", default=8 << 20, show_default=True, help="Bytes of a request, at most.")
 @click.option(
     "--grace", default=30.0, show_default=True, help="Seconds for running requests after SIGTERM."
 )
 @as_json
 def serve(
-    model: str, random_weights: bool, device: str, name: str, as_json: bool, **options: Any
+    model: str, random_weights: bool, device: str, name: str, tp: int, as_json: bool, **options: Any
 ) -> None:
     """Serve MODEL by OpenAI's API: a folder with a checkpoint, or smollm2.
 
@@ -57,11 +61,13 @@ def serve(
     \b
     Example:
       kernelcat moe serve smollm2
-      kernelcat moe serve gpt-oss-20b --port 8000
+      kernelcat moe serve gpt-oss-20b --port 8000 --tp 2
+      kernelcat moe serve gpt-oss-20b --port 8000 --ep 2 --rebalance-every 1000
       kernelcat moe serve small-llama --random-weights --device cpu
     """
     try:
         from kernelcat.moe.engine.engine import EngineError
+        from kernelcat.moe.parallel.expert_engines import ExpertEngines
         from kernelcat.moe.serve.app import make_app
         from kernelcat.moe.serve.engine_process import EngineProcess
         from kernelcat.moe.serve.server import make_server
@@ -70,14 +76,21 @@ def serve(
         from kernelcat.moe.source import ModelSource
     except ModuleNotFoundError as error:
         raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
-    source = ModelSource.find(model, device, random_weights, tell=lambda line: echo(line, err=True))
+    source = ModelSource.find(
+        model, device, random_weights, tell=lambda line: echo(line, err=True), tp=tp
+    )
     settings = Settings(
         name or source.name,
         **{field: options[field] for field in ("host", "port", "api_keys", "max_body", "grace")},
     )
     if source.device == "cpu" and options["context"] is None:
         options["context"] = CPU_CONTEXT
-    engine = EngineProcess(source, _settings(options))
+    engine: AnyEngine
+    ranks, every = options["ep"], options["rebalance_every"]
+    if divides_experts(ranks, every):
+        engine = ExpertEngines(source, _settings(options), ranks, every)
+    else:
+        engine = EngineProcess(source, _settings(options))
     service = Service(engine, source.tokenizer(), settings)
 
     def announce(url: str) -> None:

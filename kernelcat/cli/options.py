@@ -29,6 +29,21 @@ out_file = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Also write what --json prints to this file, again after each result.",
 )
+tp = click.option(
+    "--tp", default=1, show_default=True, help="GPUs (or, on a CPU, processes) that share a layer."
+)
+ep = click.option(
+    "--ep",
+    default=1,
+    show_default=True,
+    help="GPUs (or, on a CPU, processes) that divide the experts.",
+)
+rebalance_every = click.option(
+    "--rebalance-every",
+    default=0,
+    metavar="STEPS",
+    help="Steps after which experts may change GPUs, to even out work; 0: never. With --ep.",
+)
 nvtx = click.option("--nvtx", is_flag=True, help="Mark phases of steps for Nsight Systems.")
 host_cache = click.option(
     "--host-cache",
@@ -133,6 +148,15 @@ def seconds(text: str) -> float:
     if not match:
         raise InvalidArgument(f"budget {text!r} is not a time; write 90s, 10m or 1h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def divides_experts(ep: int, rebalance_every: int = 0) -> bool:
+    """Whether ranks divide experts; ``InvalidArgument`` for options that say nothing sensible."""
+    if ep < 1:
+        raise InvalidArgument(f"--ep {ep} must be a number of GPUs, 1 for no division")
+    if rebalance_every and ep == 1:
+        raise InvalidArgument("--rebalance-every is for experts on several GPUs: add --ep")
+    return ep > 1
 
 
 def integers(text: str, rule: str) -> list[int]:

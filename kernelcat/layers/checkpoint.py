@@ -71,12 +71,13 @@ class Stored:
             return np.zeros(0, np.uint8)
         return np.memmap(self.path, np.uint8, "r", self.begin, (self.end - self.begin,))
 
-    def torch(self) -> Any:
-        """The tensor as a torch tensor on the CPU, read from the file."""
+    def torch(self, part: tuple[slice, ...] = ()) -> Any:
+        """The tensor, or ``part`` of it, as a torch tensor on the CPU, read from the file."""
         import torch
 
-        flat = torch.from_numpy(np.array(self.bytes()))
-        return flat.view(getattr(torch, self.dtype)).reshape(self.shape)
+        dtype = getattr(torch, self.dtype)
+        elements = self.bytes().view(f"int{8 * dtype.itemsize}").reshape(self.shape)
+        return torch.from_numpy(np.array(elements[part])).view(dtype)
 
 
 @dataclass(frozen=True)

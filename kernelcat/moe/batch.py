@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -48,6 +49,8 @@ class Batch:
     cu_q : (batch + 1,) new tokens of sequence s are rows ``cu_q[s]`` to ``cu_q[s + 1] - 1``
     rows : (rows,) tokens whose logits are needed
     max_q : upper bound of the new tokens of a sequence
+    num_tokens : (1,) how many of the first tokens are requests'; the others were added to fill a
+        size. None where all are.
     """
 
     tokens: torch.Tensor
@@ -57,6 +60,15 @@ class Batch:
     cu_q: torch.Tensor
     rows: torch.Tensor
     max_q: int
+    num_tokens: torch.Tensor | None = None
+
+    @cached_property
+    def is_added(self) -> torch.Tensor | None:
+        """bool (tokens, 1), whether a token was added to fill a size; None where none was."""
+        if self.num_tokens is None:
+            return None
+        places = torch.arange(len(self.tokens), device=self.tokens.device)
+        return (places >= self.num_tokens)[:, None]
 
     @staticmethod
     def of(chunks: Sequence[Chunk], device: str | torch.device, table_width: int = 0) -> Batch:

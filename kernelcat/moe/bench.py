@@ -14,16 +14,39 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from kernelcat.errors import InvalidArgument, KernelcatError
-from kernelcat.moe.engine.engine import Engine
+from kernelcat.moe.engine.engine import RequestOutput
 from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.serving_metrics import ServingMetrics, Slo, Timeline, measure
 from kernelcat.moe.workload import Arrival, Workload
+
+
+class Stepped(Protocol):
+    """What is timed: an `Engine`, or engines of several ranks with its interface."""
+
+    limits: Limits
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        parameters: SamplingParameters | None = None,
+        *,
+        request_id: str | None = None,
+        needs_text: bool = True,
+    ) -> Any:
+        """Adds a request."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request has not ended."""
+
+    def step(self) -> list[RequestOutput]:
+        """Waits for outputs, and returns what is new."""
 
 
 class Round(NamedTuple):
@@ -80,7 +103,7 @@ def prompts(count: int, length: int, vocab_size: int, seed: int) -> list[list[in
 
 
 def time_decoding(
-    engine: Engine, batch: int, context: int, num_tokens: int, num_rounds: int = 3
+    engine: Stepped, batch: int, context: int, num_tokens: int, num_rounds: int = 3
 ) -> Decoding:
     """Times ``batch`` requests that write ``num_tokens`` greedy tokens each.
 
@@ -115,7 +138,7 @@ def check_num_tokens(num_tokens: int, batch: int, context: int, limits: Limits) 
         )
 
 
-def _round(engine: Engine, batch: int, context: int, num_tokens: int, seed: int) -> Round:
+def _round(engine: Stepped, batch: int, context: int, num_tokens: int, seed: int) -> Round:
     """Decoding lasts from the last request's first token until the first request ends."""
     parameters = SamplingParameters(temperature=0, max_tokens=num_tokens)
     texts = prompts(batch, context, engine.limits.vocab_size, seed)
@@ -150,7 +173,7 @@ SHARED = 0.75
 """Part of a prompt that an earlier request had too, where the time to the first token is taken."""
 
 
-def time_first_token(engine: Engine, context: int, num_rounds: int = 3) -> float:
+def time_first_token(engine: Stepped, context: int, num_rounds: int = 3) -> float:
     """Milliseconds to the first token of a request alone; the median of ``num_rounds``.
 
     The first three quarters of its prompt of ``context`` tokens are those of an earlier request.
@@ -162,7 +185,7 @@ def time_first_token(engine: Engine, context: int, num_rounds: int = 3) -> float
     return 1e3 * median(times[2:])  # the first request fills the cache, the second one compiles
 
 
-def first_token(engine: Engine, prompt: list[int]) -> float:
+def first_token(engine: Stepped, prompt: list[int]) -> float:
     """Seconds from the submission of a request until it has written a token, its only one."""
     start = time.perf_counter()
     engine.submit(prompt, SamplingParameters(temperature=0, max_tokens=1), needs_text=False)
@@ -192,7 +215,7 @@ class _Record:
 
 
 def time_load(
-    engine: Engine,
+    engine: Stepped,
     workload: Workload,
     slo: Slo | None = None,
     clock: Callable[[], float] = time.perf_counter,

@@ -2,10 +2,14 @@
 
 For few tokens a projection is one launch with all that surrounds it (`qkv_rope_write`,
 `out_router`); for many tokens each step is an entry of its own (`Ops.fused_tokens`).
+
+A model on several ranks has a part of each matrix, and a product is a part of a sum. The sum over
+all ranks is what is added to the residual stream (`added`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -134,21 +138,23 @@ def output(
     """The residual stream after attention, its norm, and the router's logits (None without router).
 
     ``attn`` (tokens, width) are the results of all heads; x (tokens, hidden) may be overwritten.
-    Logits are float32 for few tokens, and of the model's type otherwise.
+    Logits are float32 for few tokens on one rank, and of the model's type otherwise.
     """
-    ops = model.ops
-    if len(x) <= ops.fused_tokens:
+    ops, eps = model.ops, model.config.rms_norm_eps
+    if len(x) <= ops.fused_tokens and model.exchange is None:
         a = torch.empty_like(x)
         logits = None
         if o.router is not None:
             logits = x.new_empty(len(x), len(o.router), dtype=torch.float32)
         ops.out_router(
-            attn, o.weight, o.norm, o.router, o.bias, o.router_bias,
-            eps=model.config.rms_norm_eps, out=(a, logits, x),
-        )  # fmt: skip
+            attn, o.weight, o.norm, o.router, o.bias, o.router_bias, eps=eps, out=(a, logits, x)
+        )
         return x, a, logits
-    x = ops.gemm(attn, o.weight, o.bias, x)
-    a = model.normalized(x, o.norm)
+    if model.exchange is None:
+        x = ops.gemm(attn, o.weight, o.bias, x)
+        a = model.normalized(x, o.norm)
+    else:
+        x, a = model.exchange.all_reduce_norm(ops.gemm(attn, o.weight, o.bias), x, o.norm, eps)
     return x, a, None if o.router is None else ops.gemm(a, o.router, o.router_bias)
 
 
@@ -168,11 +174,54 @@ class Mlp:
         return Mlp(weights.swiglu(gate, up, inter, hidden), weights(down, hidden, inter))
 
 
-def mlp(model: Decoder, m: Mlp, a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """x + down(silu(gate a) * up a), for normalized rows a and the residual stream x."""
+def mlp(
+    model: Decoder, m: Mlp, a: torch.Tensor, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """residual + down(silu(gate a) * up a), for normalized rows a."""
     h = model.ops.gemm(a, m.gate_up, activation="swiglu")
-    out: torch.Tensor = model.ops.gemm(h, m.down, residual=x)
+    out: torch.Tensor = model.ops.gemm(h, m.down, residual=residual)
     return out
+
+
+def added(
+    model: Decoder, x: torch.Tensor, product: Callable[[torch.Tensor | None], torch.Tensor]
+) -> torch.Tensor:
+    """x + product, for the residual stream x (tokens, hidden); products of ranks are summed first.
+
+    ``product(residual)`` adds ``residual``, if it is not None.
+    """
+    if model.exchange is None:
+        return product(x)
+    return model.exchange.all_reduce(product(None), x)
+
+
+def mixture(
+    model: Decoder,
+    batch: Batch,
+    a: torch.Tensor,
+    logits: torch.Tensor | None,
+    experts: dict[str, torch.Tensor],
+    x: torch.Tensor,
+    shared: Callable[[torch.Tensor | None], torch.Tensor] | None = None,
+    **routing: Any,
+) -> torch.Tensor:
+    """x + the experts of a layer, for normalized rows a and the residual stream x: `moe_mlp`.
+
+    Parameters
+    ----------
+    experts : weights by argument name
+    shared : what a shared expert adds to a residual, which may run beside the other experts
+    routing : axes of `moe_mlp`
+    """
+    if model.divided is not None:
+        return model.divided(a, logits, experts, x, shared, batch.is_added, **routing)
+
+    def product(residual: torch.Tensor | None) -> torch.Tensor:
+        residual = residual if shared is None else shared(residual)
+        y: torch.Tensor = model.ops.moe_mlp(a, logits, **experts, residual=residual, **routing)
+        return y
+
+    return added(model, x, product)
 
 
 def experts(
@@ -183,7 +232,11 @@ def experts(
     inter: int,
     names: Names = MLP_NAMES,
 ) -> dict[str, torch.Tensor]:
-    """Weights of `moe_mlp` by argument name, from ``count`` MLPs that are stored one by one."""
+    """Weights of `moe_mlp` by argument name, from ``count`` MLPs that are stored one by one.
+
+    Only those of ``weights.share`` are read.
+    """
+    held = weights.share.of(count)
     quantize = on(weights.device).fp8_quantize if weights.fp8_experts else None
 
     def expert(index: int) -> dict[str, torch.Tensor]:
@@ -194,4 +247,4 @@ def experts(
         w2, w2_scale = quantize(m.down, block="128x128")
         return {"w1": w1, "w1_scale": w1_scale, "w2": w2, "w2_scale": w2_scale}
 
-    return stack(map(expert, range(count)), count)
+    return stack(map(expert, held), len(held))

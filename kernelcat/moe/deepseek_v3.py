@@ -23,13 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from kernelcat.layers import mla
 from kernelcat.moe.batch import Batch
-from kernelcat.moe.blocks import Mlp, Output, experts, mlp, output
+from kernelcat.moe.blocks import Mlp, Output, added, experts, mixture, mlp, output
 from kernelcat.moe.cache import CacheLayer
 from kernelcat.moe.config import Config
 from kernelcat.moe.model import Decoder
@@ -211,14 +212,13 @@ class DeepseekV3(Decoder):
     ) -> torch.Tensor:
         attn = self._attend(layer.latent, x, kv[0], table, batch)
         x, a, logits = output(self, layer.out, attn, x)
-        x = mlp(self, layer.mlp, a, x)
+        shared = partial(mlp, self, layer.mlp, a)
         if not layer.experts:
-            return x
+            return added(self, x, shared)
         c = self.config
-        y: torch.Tensor = self.ops.moe_mlp(
-            a, logits, **layer.experts, residual=x, activation="swiglu", score="sigmoid",
+        return mixture(
+            self, batch, a, logits, layer.experts, x, shared, activation="swiglu", score="sigmoid",
             top_k=c.num_experts_per_tok, renormalize=c.norm_topk_prob, groups=c.n_group,
             top_groups=c.topk_group, scaling=c.routed_scaling_factor,
             act_dtype=activation_type(self.dtype),
         )  # fmt: skip
-        return y

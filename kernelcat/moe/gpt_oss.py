@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import torch
 
 from kernelcat.moe.batch import Batch
-from kernelcat.moe.blocks import Output, Projections, output, queries
+from kernelcat.moe.blocks import Output, Projections, mixture, output, queries
 from kernelcat.moe.cache import CacheLayer
 from kernelcat.moe.config import Config
 from kernelcat.moe.model import Decoder
@@ -137,7 +137,8 @@ class GptOss(Decoder):
         sizes = (2 * c.intermediate_size, c.hidden_size), (c.hidden_size, c.intermediate_size)
         for i, name, (n, k) in zip("12", ("gate_up_proj", "down_proj"), sizes, strict=True):
             w, scale = weights.mxfp4(f"{prefix}{name}", c.num_local_experts, n, k)
-            bias = weights(f"{prefix}{name}_bias", c.num_local_experts, n)
+            bias = weights.held(f"{prefix}{name}_bias", (c.num_local_experts, n), "float32")
+            bias = bias.to(weights.device, weights.dtype)
             arguments |= {f"w{i}": w, f"bias{i}": bias}
             if scale is not None:
                 arguments[f"w{i}_scale"] = scale
@@ -157,10 +158,9 @@ class GptOss(Decoder):
             window=layer.window, max_q=batch.max_q,
         )  # fmt: skip
         x, a, logits = output(self, layer.out, attn.flatten(1), x)
-        y: torch.Tensor = self.ops.moe_mlp(
-            a, logits, **layer.experts, residual=x,
+        return mixture(
+            self, batch, a, logits, layer.experts, x,
             packing="tiles" if "w1_scale" in layer.experts else "rows",
             top_k=self.config.num_experts_per_tok, renormalize=True, activation="swiglu_oai",
             act_dtype=activation_type(self.dtype),
         )  # fmt: skip
-        return y

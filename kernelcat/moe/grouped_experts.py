@@ -8,11 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from kernelcat.moe.ops import activation_type, launchers_of
+
+
+class Maps(NamedTuple):
+    """Which expert serves which row, as `moe_route` and `moe_dispatch` tell it.
+
+    Attributes
+    ----------
+    gates, position : (rows, top_k) float32 and int32
+    offsets, order : int32 (experts + 1,) and (rows * top_k,)
+    """
+
+    gates: torch.Tensor
+    offsets: torch.Tensor
+    order: torch.Tensor
+    position: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -37,16 +52,30 @@ class GroupedExperts:
         _, gates, _, offsets, order, position, _ = self.route(
             logits, correction=correction, top_k=top_k, **routing
         )
+        return self.products(
+            x, Maps(gates, offsets, order, position), w1=w1, w2=w2, top_k=top_k,
+            activation=activation, packing=packing, w1_scale=w1_scale, w2_scale=w2_scale,
+            bias1=bias1, bias2=bias2, residual=residual,
+        )  # fmt: skip
+
+    def products(
+        self, x: torch.Tensor, maps: Maps, *, w1: torch.Tensor, w2: torch.Tensor,
+        top_k: int, activation: str, packing: str = "rows",
+        w1_scale: torch.Tensor | None = None, w2_scale: torch.Tensor | None = None,
+        bias1: torch.Tensor | None = None, bias2: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """What the experts that ``maps`` name make of the rows of x, added up by row."""
         shared: dict[str, Any] = {
             "tokens": len(x), "top_k": top_k, "packing": packing, "dtype": activation_type(x.dtype)
         }  # fmt: skip
         h = self.product(
-            x, w1, offsets, order, w_scale=w1_scale, bias=bias1, gather=True,
+            x, w1, maps.offsets, maps.order, w_scale=w1_scale, bias=bias1, gather=True,
             activation=activation, **shared,
         )  # fmt: skip
         y: torch.Tensor = self.product(
-            h, w2, offsets, order, w_scale=w2_scale, bias=bias2, position=position, gates=gates,
-            residual=residual, **shared,
+            h, w2, maps.offsets, maps.order, w_scale=w2_scale, bias=bias2, position=maps.position,
+            gates=maps.gates, residual=residual, **shared,
         )  # fmt: skip
         return y
 

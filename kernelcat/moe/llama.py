@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from kernelcat.moe.batch import Batch
-from kernelcat.moe.blocks import Mlp, Output, Projections, mlp, output, queries
+from kernelcat.moe.blocks import Mlp, Output, Projections, added, mlp, output, queries
 from kernelcat.moe.cache import CacheLayer
 from kernelcat.moe.config import Config
 from kernelcat.moe.model import Decoder
@@ -90,4 +91,4 @@ class Llama(Decoder):
         q = queries(self, layer.qkv, x, kv, table, batch)
         attn, _ = self.ops.paged_attn(q, *kv, table, batch.kv_lens, batch.cu_q, max_q=batch.max_q)
         x, a, _ = output(self, layer.out, attn.flatten(1), x)
-        return mlp(self, layer.mlp, a, x)
+        return added(self, x, partial(mlp, self, layer.mlp, a))

@@ -18,9 +18,18 @@ from kernelcat.moe.llama import Llama
 from kernelcat.moe.mixtral import Mixtral
 from kernelcat.moe.model import Decoder
 from kernelcat.moe.ops import Ops, on
+from kernelcat.moe.parallel.exchange import Exchange
+from kernelcat.moe.parallel.sharding import ShardedWeights
 from kernelcat.moe.qwen3_moe import Qwen3Moe
 from kernelcat.moe.sizes import SIZES
-from kernelcat.moe.weights import CheckpointWeights, RandomWeights, RecordedWeights, Weights
+from kernelcat.moe.weights import (
+    ALL_EXPERTS,
+    CheckpointWeights,
+    ExpertShare,
+    RandomWeights,
+    RecordedWeights,
+    Weights,
+)
 
 MODELS: dict[str, type[Decoder]] = {
     model.config_type.architecture: model
@@ -49,11 +58,21 @@ def config_of(content: Mapping[str, Any]) -> Config:
 
 
 def build(
-    config: Config, weights: Weights, ops: Ops | None = None, max_positions: int | None = None
+    config: Config,
+    weights: Weights,
+    ops: Ops | None = None,
+    max_positions: int | None = None,
+    exchange: Exchange | None = None,
 ) -> Decoder:
-    """The model of ``config`` with ``weights``, on their device and in their element type."""
+    """The model of ``config`` with ``weights``, on their device and in their element type.
+
+    With ``exchange`` it is this rank's part of the model.
+    """
     model = MODELS[config.architecture]
-    return model(config, weights, ops or on(weights.device), max_positions)
+    if exchange is not None:
+        weights = ShardedWeights(weights, config, exchange.rank, exchange.ranks)
+        config = weights.config
+    return model(config, weights, ops or on(weights.device), max_positions, exchange)
 
 
 def load(
@@ -63,6 +82,8 @@ def load(
     max_positions: int | None = None,
     fp8_experts: bool = False,
     dense_experts: bool = False,
+    exchange: Exchange | None = None,
+    share: ExpertShare = ALL_EXPERTS,
 ) -> Decoder:
     """The model in folder ``path``: a `config.json` and safetensors files, as published.
 
@@ -76,6 +97,8 @@ def load(
         x 128 elements. DeepSeek's published scales do not serve: gates and values alternate here,
         and have scales of their own there, so weights are quantized again.
     dense_experts : the experts of gpt-oss are decoded from MXFP4 to ``dtype``
+    exchange : with the ranks that have the other parts of the model; only this part is read
+    share : the experts that this process holds, if ranks divide them (`moe.parallel`)
 
     Raises
     ------
@@ -86,8 +109,8 @@ def load(
     """
     config = config_of(configs.read(path))
     dtype = dtype or default_type(device)
-    weights = CheckpointWeights(path, device, dtype, fp8_experts, dense_experts)
-    return build(config, weights, max_positions=max_positions)
+    weights = CheckpointWeights(path, device, dtype, fp8_experts, dense_experts, share)
+    return build(config, weights, max_positions=max_positions, exchange=exchange)
 
 
 def random_model(
@@ -98,11 +121,13 @@ def random_model(
     seed: int = 0,
     fp8_experts: bool = False,
     dense_experts: bool = False,
+    exchange: Exchange | None = None,
+    share: ExpertShare = ALL_EXPERTS,
 ) -> Decoder:
     """A model with random weights; ``config`` may be a name of `SIZES`, the rest as in `load`."""
     dtype = dtype or default_type(device)
-    weights = RandomWeights(device, dtype, seed, fp8_experts, dense_experts)
-    return build(_named(config), weights, max_positions=max_positions)
+    weights = RandomWeights(device, dtype, seed, fp8_experts, dense_experts, share)
+    return build(_named(config), weights, max_positions=max_positions, exchange=exchange)
 
 
 def write_checkpoint(path: str | Path, config: Config | str, seed: int = 0) -> Path:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import torch
 
 from kernelcat.moe.batch import Batch
-from kernelcat.moe.blocks import Output, Projections, experts, output, queries
+from kernelcat.moe.blocks import Output, Projections, experts, mixture, output, queries
 from kernelcat.moe.cache import CacheLayer
 from kernelcat.moe.config import Config
 from kernelcat.moe.model import Decoder
@@ -102,9 +102,8 @@ class Mixtral(Decoder):
         q = queries(self, layer.qkv, x, kv, table, batch)
         attn, _ = self.ops.paged_attn(q, *kv, table, batch.kv_lens, batch.cu_q, max_q=batch.max_q)
         x, a, logits = output(self, layer.out, attn.flatten(1), x)
-        y: torch.Tensor = self.ops.moe_mlp(
-            a, logits, **layer.experts, residual=x, activation="swiglu",
+        return mixture(
+            self, batch, a, logits, layer.experts, x, activation="swiglu",
             top_k=self.config.num_experts_per_tok, renormalize=True,
             act_dtype=activation_type(self.dtype),
         )  # fmt: skip
-        return y

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -11,9 +11,13 @@ from kernelcat.errors import InvalidArgument
 from kernelcat.moe.batch import Batch
 from kernelcat.moe.cache import CacheLayer, KvCache
 from kernelcat.moe.config import Config
-from kernelcat.moe.ops import Ops
+from kernelcat.moe.ops import Ops, launchers_of
 from kernelcat.moe.ranges import span
 from kernelcat.moe.weights import Weights
+
+if TYPE_CHECKING:
+    from kernelcat.moe.parallel.exchange import Exchange
+    from kernelcat.moe.parallel.expert_layer import DividedExperts
 
 
 class Decoder(ABC):
@@ -26,19 +30,27 @@ class Decoder(ABC):
 
     Attributes
     ----------
-    config, ops, dtype, device : as the constructor got them
+    config, ops, dtype, device, exchange : as the constructor got them; on several ranks ``config``
+        is that of the rank's part, and the model runs on all ranks together
     max_positions : tokens that a sequence may have
     cache_layers : what each layer caches of a token
     cos_sin : (max_positions, rotary_dim) float32
     layers : weights of each layer
+    divided : the experts, if ranks hold some of each layer; None where this process holds all
     """
 
     config_type: ClassVar[type[Config]]
+    divided: DividedExperts | None = None
 
     def __init__(
-        self, config: Any, weights: Weights, ops: Ops, max_positions: int | None = None
+        self,
+        config: Any,
+        weights: Weights,
+        ops: Ops,
+        max_positions: int | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
-        self.config, self.ops = config, ops
+        self.config, self.ops, self.exchange = config, ops, exchange
         self.dtype, self.device = weights.dtype, weights.device
         self.max_positions = max_positions or config.max_position_embeddings
         if self.max_positions > config.max_position_embeddings:
@@ -94,6 +106,27 @@ class Decoder(ABC):
                 x = self.forward(layer, x, kv, batch.block_tables[group], batch)
         return self.normalized(x.index_select(0, batch.rows), self.norm)
 
+    @property
+    def head_part(self) -> torch.Tensor:
+        """The rows of the head that this rank reads to find the largest logit."""
+        rank = 0 if self.exchange is None else self.exchange.rank
+        return self.head.split(self._head_rows)[rank]
+
+    @property
+    def _head_rows(self) -> int:
+        """Rows of all ranks' parts of the head but the last one."""
+        ranks = 1 if self.exchange is None else self.exchange.ranks
+        return -(-len(self.head) // ranks)
+
+    @property
+    def peers(self) -> Exchange | None:
+        """The exchange with the other ranks, whatever they divide; None without any."""
+        return self.exchange if self.divided is None else self.divided.exchange
+
+    def launchers(self) -> list[Any]:
+        """What a CUDA graph with captured calls needs to stay alive: kernels and workspaces."""
+        return self.ops.launchers() + launchers_of(self.divided)
+
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Logits (rows, vocab) float32 of hidden states x (rows, hidden)."""
         logits: torch.Tensor = self.ops.lm_head(x, self.head, top_k=1, has_logits=True)[2]
@@ -101,8 +134,21 @@ class Decoder(ABC):
 
     def best(self, x: torch.Tensor, top_k: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
         """The ``top_k`` largest logits (rows, top_k) float32, falling, and their tokens, int32."""
+        if self.exchange is not None and top_k == 1:
+            return self._best_of_ranks(self.exchange, x)
         values, ids, _ = self.ops.lm_head(x, self.head, top_k=top_k)
         return values, ids
+
+    def _best_of_ranks(
+        self, exchange: Exchange, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`best`, for which each rank reads its rows of the head; ranks exchange their best."""
+        values, ids, _ = self.ops.lm_head(x, self.head_part, top_k=1)
+        ids += exchange.rank * self._head_rows
+        found = torch.cat((values.view(torch.int32), ids), 1)
+        every = exchange.all_gather(found)
+        values, place = every[:, :, 0].contiguous().view(torch.float32).max(1, keepdim=True)
+        return values, every[:, :, 1].gather(1, place)
 
     def normalized(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the rows of x (rows, N), times ``weight`` (N,)."""

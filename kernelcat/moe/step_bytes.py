@@ -1,5 +1,7 @@
 """The fewest bytes that one decode step must read, and the time that a copy of them takes.
 
+On several ranks these are the bytes of one.
+
 Each weight is read once, of experts only those that serve a token: with equal chances top_k of E
 experts for each of B tokens leave E (1 - (1 - top_k / E)^B) that do. Keys and values, or latent
 rows, are read up to each sequence's last token, or as far as a window reaches.
@@ -30,7 +32,7 @@ def step_bytes(model: Decoder, batch: int, context: int, cache_dtype: torch.dtyp
     """Bytes that a decode step of ``batch`` sequences with ``context`` tokens each must read."""
     top_k = getattr(model.config, "num_experts_per_tok", 0)
     weights = sum(_weight_bytes(layer, top_k, batch) for layer in model.layers)
-    weights += _size(model.head) + _size(model.norm) + batch * _size(model.embed[0])
+    weights += _size(model.head_part) + _size(model.norm) + batch * _size(model.embed[0])
     token_bytes = page_bytes(model.cache_layers, 1, cache_dtype)
     cached = sum(
         each * min(window or context, context)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import floor, log2
 from pathlib import Path
 from zlib import crc32
@@ -23,7 +24,7 @@ import torch
 
 from kernelcat.errors import InvalidArgument
 from kernelcat.layers import fp4
-from kernelcat.layers.checkpoint import Checkpoint
+from kernelcat.layers.checkpoint import Checkpoint, Stored
 from kernelcat.reference._fp4_tiles import TILE_COLS, TILE_ROWS
 
 FP8_BLOCK = 128
@@ -34,11 +35,33 @@ E2M1_DEVIATION = 2.93
 """Standard deviation of a random E2M1 code."""
 
 
+@dataclass(frozen=True)
+class ExpertShare:
+    """The experts of each layer that rank ``rank`` of ``ranks`` holds, as many as any other."""
+
+    rank: int = 0
+    ranks: int = 1
+
+    def of(self, count: int) -> range:
+        """The numbers of the rank's experts among ``count``.
+
+        Raises ``InvalidArgument`` if not every rank can hold as many.
+        """
+        if count % self.ranks:
+            raise InvalidArgument(f"{count} experts cannot be divided among {self.ranks} ranks")
+        local = count // self.ranks
+        return range(self.rank * local, (self.rank + 1) * local)
+
+
+ALL_EXPERTS = ExpertShare()
+
+
 class Weights(ABC):
     """Tensors by name, on ``device``; those of floating point in ``dtype`` unless one is named.
 
     With ``fp8_experts`` the experts of Qwen3-MoE and DeepSeek are float8 with block scales. With
-    ``dense_experts`` those of gpt-oss, which are stored in MXFP4, are decoded to ``dtype``.
+    ``dense_experts`` those of gpt-oss, which are stored in MXFP4, are decoded to ``dtype``. A model
+    has the experts of ``share``.
     """
 
     def __init__(
@@ -47,13 +70,27 @@ class Weights(ABC):
         dtype: torch.dtype,
         fp8_experts: bool = False,
         dense_experts: bool = False,
+        share: ExpertShare = ALL_EXPERTS,
     ) -> None:
-        self.device, self.dtype = torch.device(device), dtype
+        self.device, self.dtype, self.share = torch.device(device), dtype, share
         self.fp8_experts, self.dense_experts = fp8_experts, dense_experts
 
     @abstractmethod
     def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         """The tensor as it is stored. ``dtype`` is ``uint8``, or ``float32`` for any float type."""
+
+    def part(
+        self, name: str, shape: tuple[int, ...], dtype: str, axis: int, start: int, end: int
+    ) -> torch.Tensor:
+        """Elements ``start`` to ``end - 1`` of an axis of the tensor that has ``shape``."""
+        return self.stored(name, shape, dtype).narrow(axis, start, end - start).clone()
+
+    def held(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        """The rows of ``share``'s experts of a tensor that has a row for each expert."""
+        if self.share == ALL_EXPERTS:
+            return self.stored(name, shape, dtype)
+        held = self.share.of(shape[0])
+        return self.part(name, shape, dtype, 0, held.start, held.stop)
 
     def __call__(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The tensor called ``name``, which must have this shape."""
@@ -70,19 +107,19 @@ class Weights(ABC):
 
         Returns
         -------
-        Codes (experts, n', k' / 2) float4_e2m1fn_x2 and scales (experts, n', k' / 32)
-        float8_e8m0fnu, packed by `fp4.prepack`, which pads n and k. With ``dense_experts`` the
-        values (experts, n, k) in ``dtype``, and None.
+        Codes (held, n', k' / 2) float4_e2m1fn_x2 and scales (held, n', k' / 32) float8_e8m0fnu of
+        the experts of ``share``, packed by `fp4.prepack`, which pads n and k. With
+        ``dense_experts`` the values (held, n, k) in ``dtype``, and None.
         """
-        blocks = (experts, n, k // MXFP4_BLOCK)
-        codes = self.stored(f"{name}_blocks", (*blocks, 16), "uint8").flatten(2)
-        scales = self.stored(f"{name}_scales", blocks, "uint8")
+        blocks, held = (experts, n, k // MXFP4_BLOCK), self.share.of(experts)
+        codes = self.held(f"{name}_blocks", (*blocks, 16), "uint8").flatten(2)
+        scales = self.held(f"{name}_scales", blocks, "uint8")
         if self.dense_experts:
             decoded = (
                 {"w": _decoded(code.to(self.device), scale.to(self.device)).to(self.dtype)}
                 for code, scale in zip(codes, scales, strict=True)
             )
-            return stack(decoded, experts)["w"], None
+            return stack(decoded, len(held))["w"], None
         pairs = (
             fp4.prepack(
                 code.to(self.device).view(torch.float4_e2m1fn_x2),
@@ -90,7 +127,7 @@ class Weights(ABC):
             )
             for code, scale in zip(codes, scales, strict=True)
         )
-        tensors = stack(({"w": w, "scale": scale} for w, scale in pairs), experts)
+        tensors = stack(({"w": w, "scale": scale} for w, scale in pairs), len(held))
         return tensors["w"], tensors["scale"]
 
 
@@ -138,12 +175,34 @@ class CheckpointWeights(Weights):
         dtype: torch.dtype,
         fp8_experts: bool = False,
         dense_experts: bool = False,
+        share: ExpertShare = ALL_EXPERTS,
     ) -> None:
-        super().__init__(device, dtype, fp8_experts, dense_experts)
+        super().__init__(device, dtype, fp8_experts, dense_experts, share)
         self.checkpoint = Checkpoint(path)
 
     def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         """The tensor; raises ``InvalidArgument`` if it is absent, or has another shape or type."""
+        record = self._record(name, shape, dtype)
+        tensor = record.torch().to(self.device)
+        if record.dtype != "float8_e4m3fn":
+            return tensor
+        blocks = tuple(-(-size // FP8_BLOCK) for size in shape)
+        scale = self.stored(f"{name}_scale_inv", blocks, "float32").float()
+        scale = scale.repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)
+        return tensor.float() * scale[: shape[0], : shape[1]]
+
+    def part(
+        self, name: str, shape: tuple[int, ...], dtype: str, axis: int, start: int, end: int
+    ) -> torch.Tensor:
+        """The part, which alone is read from the file; a tensor with scales is read whole."""
+        record = self._record(name, shape, dtype)
+        if record.dtype == "float8_e4m3fn":
+            return super().part(name, shape, dtype, axis, start, end)
+        index = (slice(None),) * axis + (slice(start, end),)
+        return record.torch(index).to(self.device)
+
+    def _record(self, name: str, shape: tuple[int, ...], dtype: str) -> Stored:
+        """The tensor in its file."""
         tensors, path = self.checkpoint.tensors, self.checkpoint.path
         if name not in tensors:
             raise InvalidArgument(f"{path} has no tensor {name}: it is truncated, or another model")
@@ -152,13 +211,7 @@ class CheckpointWeights(Weights):
             raise InvalidArgument(f"{path}: {name} is {record.shape}; config.json needs {shape}")
         if record.dtype not in (FLOATS if dtype == "float32" else (dtype,)):
             raise InvalidArgument(f"{path}: {name} is {record.dtype}; it must be {dtype}")
-        tensor = record.torch().to(self.device)
-        if record.dtype != "float8_e4m3fn":
-            return tensor
-        blocks = tuple(-(-size // FP8_BLOCK) for size in shape)
-        scale = self.stored(f"{name}_scale_inv", blocks, "float32").float()
-        scale = scale.repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)
-        return tensor.float() * scale[: shape[0], : shape[1]]
+        return record
 
 
 class RandomWeights(Weights):
@@ -174,8 +227,9 @@ class RandomWeights(Weights):
         seed: int = 0,
         fp8_experts: bool = False,
         dense_experts: bool = False,
+        share: ExpertShare = ALL_EXPERTS,
     ) -> None:
-        super().__init__(device, dtype, fp8_experts, dense_experts)
+        super().__init__(device, dtype, fp8_experts, dense_experts, share)
         self.seed = seed
 
     def stored(self, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
@@ -229,9 +283,10 @@ class MetaWeights(Weights):
 
     def mxfp4(self, name: str, experts: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tensors without memory; see `Weights.mxfp4`."""
+        held = len(self.share.of(experts))
         rows, cols = -(-n // TILE_ROWS) * TILE_ROWS, -(-k // TILE_COLS) * TILE_COLS
         codes, scales = (
-            self.stored(name, (experts, rows, width), "uint8")
+            self.stored(name, (held, rows, width), "uint8")
             for width in (cols // 2, cols // MXFP4_BLOCK)
         )
         return codes.view(torch.float4_e2m1fn_x2), scales.view(torch.float8_e8m0fnu)

@@ -21,7 +21,7 @@ from kernelcat.catalog.implementation import (
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument, KernelcatError, RankFailed
 from kernelcat.ranks import links
-from kernelcat.ranks.rendezvous import Rendezvous
+from kernelcat.ranks.rendezvous import Rendezvous, require_equal
 from kernelcat.ranks.window import ERROR_OFFSET, WINDOW_BYTES, Memory
 from kernelcat.runtime import code, driver, gpu, launcher
 from kernelcat.runtime.device import Bind, CudaDevice
@@ -72,7 +72,16 @@ class Group:
         return gpu.together(self.gpu, len(gpus), link)
 
     def load(self, implementation: Implementation, problem: Problem, config: Config) -> Bind:
-        """Build a configuration on every rank; the bind takes this rank's parts of the arrays.
+        """Build a configuration on every rank; the bind takes this rank's parts of CuPy arrays.
+
+        Raises what :meth:`launcher` raises.
+        """
+        return self.device.bind(self.launcher(implementation, problem, config))
+
+    def launcher(
+        self, implementation: Implementation, problem: Problem, config: Config
+    ) -> launcher.Launcher:
+        """Build a configuration on every rank; the launcher takes addresses of this rank's parts.
 
         Raises
         ------
@@ -99,7 +108,7 @@ class Group:
             self.rendezvous.fail(str(error))
             raise
         self._agree("loads", f"{implementation.name} {problem} {config}")
-        return self.device.bind(launch)
+        return launch
 
     def meet(self) -> None:
         """Wait until all ranks have prepared what comes; raises ``RankFailed``."""
@@ -114,7 +123,7 @@ class Group:
             A rank did not answer a kernel in time, has ended, or did not call this function.
         """
         self.device.synchronize()
-        missing = self._missing()
+        missing = self.missing()
         if missing is not None:
             reason = f"rank {missing} did not answer a kernel of rank {self.rank} in time"
             self.rendezvous.fail(reason)
@@ -140,8 +149,8 @@ class Group:
         self.rendezvous.gather(None)  # nobody writes before all windows are zero
         return windows
 
-    def _missing(self) -> int | None:
-        """The rank that a kernel waited for in vain, or None."""
+    def missing(self) -> int | None:
+        """The rank that a kernel of this rank waited for in vain, or None; waits for no kernel."""
         address = self.windows[self.rank].address + ERROR_OFFSET
         word = driver.opened().read(address, 4, self.device.index, 0)
         return int.from_bytes(word, "little") - 1 if any(word) else None
@@ -149,9 +158,7 @@ class Group:
     def _agree(self, does: str, what: str) -> None:
         """Raise ``RankFailed`` on all ranks unless ``what`` is the same on all."""
         texts, _ = self.rendezvous.gather(what, limit_s=LOAD_S)
-        for rank, text in enumerate(texts):
-            if text != texts[0]:
-                raise RankFailed(f"rank {rank} {does} {text}, but rank 0 {does} {texts[0]}")
+        require_equal(texts, does)
 
     def _agree_on_machine(self) -> list[str]:
         """The PCI bus ids of the ranks' GPUs, which are of one kind and reach each other."""

@@ -159,6 +159,13 @@ class Rendezvous:
             raise RankFailed(f"rank {peer} has ended") from error
 
 
+def require_equal(texts: Sequence[str], does: str) -> None:
+    """Raise ``RankFailed`` unless all ranks do the same: ``rank 1 loads A, but rank 0 loads B``."""
+    for rank, text in enumerate(texts):
+        if text != texts[0]:
+            raise RankFailed(f"rank {rank} {does} {text}, but rank 0 {does} {texts[0]}")
+
+
 def _ranks(numbers: Sequence[int]) -> str:
     """``rank 1``, ``ranks 1, 2``."""
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

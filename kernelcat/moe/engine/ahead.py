@@ -96,6 +96,7 @@ def _batch(size: Size, num_groups: int, table_width: int) -> Batch:
         cu_q=_int32(size.batch + 1),
         rows=_int32(size.rows),
         max_q=size.max_q,
+        num_tokens=_int32(1),
     )
 
 

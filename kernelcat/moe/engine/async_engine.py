@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from kernelcat.moe.engine.constraint import Constraint
 from kernelcat.moe.engine.engine import Engine, EngineError, RequestOutput
@@ -69,7 +70,7 @@ class AsyncEngine:
         is_running = self._thread is not None and self._thread.is_alive()
         return is_running and self._engine.is_healthy
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, Any]:
         """The engine's statistics by name; names that end in ``_total`` are counters."""
         return asdict(self._engine.statistics())
 

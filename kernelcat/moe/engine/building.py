@@ -21,6 +21,7 @@ from kernelcat.moe.engine.scheduler import Scheduler
 from kernelcat.moe.engine.settings import BATCH_SIZES, EngineSettings
 from kernelcat.moe.engine.step_sizes import StepSizes
 from kernelcat.moe.model import Decoder
+from kernelcat.moe.parallel.messages import Build
 
 RESERVED_BYTES = 3 * GIB
 """Memory for CUDA graphs, and for kernels' workspaces: kernels of each size have their own."""
@@ -29,25 +30,39 @@ RESERVED_BYTES = 3 * GIB
 def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
     """The scheduler and the runner of an engine; on a GPU everything is compiled and captured.
 
+    On several ranks all do the same, with as many pages as the rank with the least memory has.
+
     Raises
     ------
     InvalidArgument
         The memory is too small, or a setting does not fit the model.
+    RankFailed
+        Another rank has failed.
     """
+    exchange = model.peers
+    if exchange is not None:
+        if settings.host_cache_bytes:
+            raise InvalidArgument(
+                f"host_cache_bytes={settings.host_cache_bytes} are for one rank: blocks of several "
+                "ranks stay on their GPUs"
+            )
+        exchange.prepare()
+        if exchange.followers is not None:
+            exchange.tell(Build(settings))
     limits = _limits(model, settings.limits)
     is_cuda = model.device.type == "cuda"
     batches = settings.batch_sizes
     if batches is None:
         batches = BATCH_SIZES if is_cuda else ()
     num_drafts = settings.speculation.num_drafts if settings.speculation else 0
-    sizes = StepSizes(limits, num_drafts, batches)
+    sizes = StepSizes(limits, num_drafts, batches, settings.is_lockstep)
     # Enough for the new tokens of the largest step, which runs before the caches have their size.
     num_trial = -(-limits.step_tokens // settings.page_size) + 1
     pages = [num_trial] * len(windows(model.cache_layers))
     trial = _manager(model, settings, limits, pages)
     runner = Runner(model, trial, sizes, _cache(model, settings, pages))
     if is_cuda:
-        compile_steps(model, runner.cache, sizes, trial.table_width)
+        _compile(runner, trial.table_width)
     if settings.num_pages is not None:
         pages = list(settings.num_pages)
         if len(pages) != len(trial.groups):
@@ -60,6 +75,8 @@ def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
         each = _page_bytes(model, settings)
         if settings.host_cache_bytes and is_cuda:
             num_bytes -= staging_bytes(each)
+        if exchange is not None:
+            num_bytes = min(exchange.gather(num_bytes))
         pages = divide(
             num_bytes, each, windows(model.cache_layers), settings.page_size, limits, budget
         )
@@ -70,7 +87,19 @@ def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
         runner.warm_up(settings.has_graphs)
     if settings.host_cache_bytes:
         _add_host_cache(manager, runner, limits, settings, _page_bytes(model, settings))
+    if exchange is not None:
+        exchange.start()
     return scheduler, runner
+
+
+def _compile(runner: Runner, table_width: int) -> None:
+    """Compiles what steps call: rank 0 first, and the other ranks find it in the cache."""
+    exchange = runner.model.peers
+    if exchange is not None and exchange.rank:
+        exchange.gather(None)
+    compile_steps(runner.model, runner.cache, runner.sizes, table_width)
+    if exchange is not None and not exchange.rank:
+        exchange.gather(None)
 
 
 def _limits(model: Decoder, limits: Limits) -> Limits:

@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kernelcat.errors import InvalidArgument, KernelcatError
 from kernelcat.moe.engine.building import build
@@ -29,7 +30,8 @@ from kernelcat.moe.engine.runner import Run
 from kernelcat.moe.engine.sampling import TokenLogprob
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.engine.statistics import Counters, Statistics
-from kernelcat.moe.engine.step import Output
+from kernelcat.moe.engine.step import Output, Step
+from kernelcat.moe.engine.step_sizes import Size
 from kernelcat.moe.engine.text import TextStream
 from kernelcat.moe.model import Decoder
 from kernelcat.moe.ranges import span
@@ -86,6 +88,13 @@ class RequestOutput:
             request.num_cached or 0,
             error or request.error,
         )
+
+
+class Planned(NamedTuple):
+    """A step, and the size that it is padded to."""
+
+    step: Step
+    size: Size
 
 
 class Engine:
@@ -190,6 +199,11 @@ class Engine:
         """Whether steps can run."""
         return not self._broken
 
+    @property
+    def failure(self) -> str:
+        """Why steps cannot run any more; "" while they can."""
+        return self._broken
+
     # ---- steps ----------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
@@ -227,14 +241,14 @@ class Engine:
         run, outputs = None, list[RequestOutput]()
         try:
             with span("schedule"), self._lock:
-                step = self._scheduler.schedule()
+                planned = self._plan()
                 self._runner.move(self._scheduler.transfers())
-                self._is_idle = step is None and not self._runs
-                if step is None:
+                self._is_idle = planned is None and not self._runs
+                if planned is None:
                     return []
-                run = Run(step)
+                run = Run(planned.step)
                 self._runs.append(run)
-                self._runner.prepare(run)
+                self._runner.prepare(run, planned.size)
                 for request, message in run.choices.failed:
                     outputs.append(RequestOutput.of(self._scheduler.fail_request(request, message)))
             self._runner.launch(run)
@@ -245,6 +259,11 @@ class Engine:
                 outputs += self._collect()
             return outputs + (self._fail(error) if self._runs else [])
         return outputs
+
+    def _plan(self) -> Planned | None:
+        """The next step, or None if no request can run; the caller has the lock."""
+        step = self._scheduler.schedule()
+        return None if step is None else Planned(step, self._runner.sizes.of(step))
 
     def _collect(self) -> list[RequestOutput]:
         """Waits for the oldest step in flight."""

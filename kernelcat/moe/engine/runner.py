@@ -8,12 +8,14 @@ collected: tokens that the host does not know yet are gathered on the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from kernelcat.errors import RankFailed
 from kernelcat.moe.cache import KvCache
 from kernelcat.moe.engine.blocks import BlockManager
 from kernelcat.moe.engine.host_cache import Transfer
@@ -25,6 +27,7 @@ from kernelcat.moe.engine.step_buffers import StepBuffers, allocate
 from kernelcat.moe.engine.step_sizes import Size, StepSizes
 from kernelcat.moe.engine.streams import DeviceStream, Event
 from kernelcat.moe.model import Decoder
+from kernelcat.moe.parallel.messages import Close, Launch
 from kernelcat.moe.ranges import span
 
 
@@ -77,6 +80,7 @@ class Runner:
         self, model: Decoder, manager: BlockManager, sizes: StepSizes, cache: KvCache
     ) -> None:
         self.model, self.manager, self.sizes, self.cache = model, manager, sizes, cache
+        self.exchange = model.peers
         self.sampler = Sampler(model)
         self.is_cuda = model.device.type == "cuda"
         # of copies to the device, of steps, of copies from the device
@@ -88,14 +92,17 @@ class Runner:
 
     # ---- a step ---------------------------------------------------------------------------------
 
-    def prepare(self, run: Run) -> None:
+    def prepare(self, run: Run, size: Size) -> None:
         """Writes the arrays of a step, which was planned last, into its buffers.
 
-        The step that had the buffers before has been collected.
+        The step that had the buffers before has been collected. It is padded to ``size``.
         """
-        size = self.sizes.of(run.step)
         self._buffers_of(run).fill(run.step, size)
         run.choices = self.sampler.plan(run.step, size.rows)
+
+    def receive(self, run: Run, size: Size, data: bytes) -> None:
+        """Writes the arrays of a step that another rank has prepared; as in `prepare`."""
+        self._buffers_of(run).write(size, data)
 
     def _buffers_of(self, run: Run) -> StepBuffers:
         """The step's buffers, until the step is collected."""
@@ -104,6 +111,8 @@ class Runner:
     def launch(self, run: Run) -> None:
         """Starts a step; the host does not wait for a GPU."""
         buffers = self._buffers_of(run)
+        if run.step.chunks:  # steps without any are those that all ranks run by themselves
+            self._tell(run, buffers)
         copies_in, steps, copies_out = self.streams
         copied = copies_in.run(buffers.copy_in)
         for abandoned in self.copies.abandoned() if self.copies else ():
@@ -116,6 +125,13 @@ class Runner:
         for transfer in transfers:
             assert self.copies is not None
             self.copies.start(transfer, self._computed)
+
+    def _tell(self, run: Run, buffers: StepBuffers) -> None:
+        """Has the ranks that follow launch the step."""
+        if self.exchange is not None and self.exchange.followers is not None:
+            choices = replace(run.choices, failed=())
+            size, data = buffers.arrays.size, buffers.written()
+            self.exchange.tell(Launch(run.step.index, size, data, choices))
 
     def _compute(self, run: Run, buffers: StepBuffers) -> None:
         """Runs the model, and chooses tokens."""
@@ -143,6 +159,8 @@ class Runner:
         """Waits for a step; the token of each row, and log-probabilities if a request wants any."""
         if run.is_done is not None:
             run.is_done.synchronize()
+        if self.exchange is not None:
+            self.exchange.check()
         tokens: list[int] = [] if run.tokens is None else run.tokens.tolist()
         if run.logprobs is None:
             return tokens, None
@@ -200,10 +218,13 @@ class Runner:
             torch.cuda.graph(graph, pool=pool, stream=stream.cuda),
         ):
             x = self.model(buffers.batch(), self.cache)
-        return Graph(graph, x, self.model.ops.launchers())
+        return Graph(graph, x, self.model.launchers())
 
     def close(self) -> None:
-        """Frees graphs, caches and host memory."""
+        """Frees graphs, caches and host memory, on all ranks."""
+        if self.exchange is not None and self.exchange.followers is not None:
+            with suppress(RankFailed):  # what has failed has nothing to free
+                self.exchange.tell(Close())
         self.graphs.clear()
         if self.copies is not None:
             self.copies.close()
@@ -216,8 +237,13 @@ class Runner:
             torch.cuda.synchronize(self.model.device)
 
     def synchronize(self) -> None:
-        """Waits for all steps and transfers; raises what a kernel has raised."""
+        """Waits for all steps and transfers.
+
+        Raises what a kernel has raised, and ``RankFailed`` where a rank has failed.
+        """
         for stream in self.streams:
             stream.synchronize()
         if self.copies is not None:
             self.copies.synchronize()
+        if self.exchange is not None:
+            self.exchange.check()

@@ -126,8 +126,13 @@ class Scheduler:
         if self.manager.host is not None:
             self.manager.host.plan_offload()
             step.planned_at = self.queue.clock()
-        if not step.chunks:
-            return None
+        return self._planned(step) if step.chunks else None
+
+    def schedule_nothing(self) -> Step:
+        """Plans a step without requests, which other ranks need that run steps together."""
+        return self._planned(Step(self.num_steps))
+
+    def _planned(self, step: Step) -> Step:
         self.num_steps += 1
         self.in_flight.append(step)
         return step

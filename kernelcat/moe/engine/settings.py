@@ -34,6 +34,7 @@ class EngineSettings:
     batch_sizes : batches to which decode steps are padded, each a CUDA graph; () for no padding and
         no graphs; None for `BATCH_SIZES` on a GPU and () on a CPU
     has_graphs : whether padded decode steps are CUDA graphs; False to launch each kernel
+    is_lockstep : whether this engine is one of several ranks that run steps of one size together
 
     Raises
     ------
@@ -54,6 +55,7 @@ class EngineSettings:
     is_overlapped: bool | None = None
     batch_sizes: tuple[int, ...] | None = None
     has_graphs: bool = True
+    is_lockstep: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.memory <= 1:

@@ -57,6 +57,11 @@ class Statistics:
     fetched_bytes_total: int = 0
     fetched_tokens_total: int = 0
 
+    @property
+    def summary(self) -> str:
+        """A line about what the counters do not show at a glance; "" for nothing."""
+        return ""
+
 
 class Counters:
     """Counts what steps do; its owner has a lock."""

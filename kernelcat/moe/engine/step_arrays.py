@@ -57,6 +57,7 @@ class StepArrays:
     kv_lens : int32 (batch,) tokens of each sequence, new ones included
     cu_q : int32 (batch + 1,) new tokens of sequence s are ``cu_q[s]`` to ``cu_q[s + 1] - 1``
     rows : int32 (rows,) the new tokens after which a token is chosen
+    num_tokens : int32 (1,) new tokens of requests, which come before those that are added
     temperature, top_k, top_p, min_p, repetition_penalty : (rows,) of the requests
     seed, offset : int64 (rows,) of the draws; offset is the position of the token that is chosen
     """
@@ -69,6 +70,7 @@ class StepArrays:
     kv_lens: Array
     cu_q: Array
     rows: Array
+    num_tokens: Array
     temperature: Array
     top_k: Array
     top_p: Array
@@ -89,14 +91,15 @@ class StepArrays:
         self._by_row = {"rows": allocate((rows,), "int32")}
         self._by_row |= {name: allocate((rows,), dtype) for name, dtype in PARAMETERS.items()}
         self._by_row |= {name: allocate((rows,), "int64") for name in ("seed", "offset")}
+        self.num_tokens = allocate((1,), "int32")
         self._kv_lens = allocate((batch,), "int32")
         self._cu_q = allocate((batch + 1,), "int32")
         self._table_shape = len(manager.groups), manager.table_width
         # Filled from the beginning, so that what a step uses lies in one piece.
         self._entries = allocate((prod(self._table_storage(batch)),), "int32")
-        self._show(Size(0, 0, 0, 0))
+        self.show(Size(0, 0, 0, 0))
 
-    def _show(self, size: Size) -> None:
+    def show(self, size: Size) -> None:
         """Makes the attributes views of the first parts of the buffers."""
         self.size = size
         for name, buffer in self._by_token.items():
@@ -153,6 +156,7 @@ class StepArrays:
             if chunk.source_row >= 0
         }
         lengths = [chunk.end for chunk in chunks]
+        self.num_tokens[:] = len(tokens)
         for start, end in added:
             tokens += [0] * (end - start)
             positions += range(start, end)
@@ -182,7 +186,7 @@ class StepArrays:
                 f"step {step.index} has {own} and cannot be padded to {size}; the largest "
                 f"possible size is {largest}"
             )
-        self._show(size)
+        self.show(size)
         count, num_tokens = size.batch - own.batch, size.tokens - own.tokens
         if size.is_decode and (own.is_decode or not own.batch):
             at = [i % min(self._page_size, self._capacity) for i in range(count)]

@@ -80,10 +80,23 @@ class StepBuffers:
         own = self._own + np.arange(len(sources), dtype=np.int32)
         sources[:] = np.where(sources >= 0, self._before + sources, own)
 
+    def _used(self) -> slice:
+        """The bytes that the step uses."""
+        last = self.arrays.block_tables[-1]
+        return slice(self._first, self._offset(last) + last.nbytes)
+
+    def written(self) -> bytes:
+        """What the step uses, for `write` of other buffers."""
+        return self._host[self._used()].numpy().tobytes()
+
+    def write(self, size: Size, data: bytes) -> None:
+        """Writes a step of ``size``; ``data`` is what other buffers of the same sizes had."""
+        self.arrays.show(size)
+        self._host[self._used()].numpy()[:] = np.frombuffer(data, np.uint8)
+
     def copy_in(self) -> None:
         """Copies what the step uses to the device; the host does not wait."""
-        last = self.arrays.block_tables[-1]
-        used = slice(self._first, self._offset(last) + last.nbytes)
+        used = self._used()
         self._device[used].copy_(self._host[used], non_blocking=True)
 
     def copy_out(self, count: int) -> torch.Tensor:
@@ -102,7 +115,7 @@ class StepBuffers:
     def batch(self) -> Batch:
         """The model's batch; its tokens are gathered on the device."""
         views: dict[str, Any] = {
-            name: self.view(name) for name in ("positions", "kv_lens", "cu_q", "rows")
+            name: self.view(name) for name in ("positions", "kv_lens", "cu_q", "rows", "num_tokens")
         }
         return Batch(
             tokens=self._tokens.index_select(0, self.view("source_rows")),

@@ -7,7 +7,7 @@ is compiled before the first request, and a step without prompts can be a CUDA g
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -41,6 +41,11 @@ class Size(NamedTuple):
         """Whether each sequence has one new token and one row."""
         return self.max_q == 1 and self.batch == self.tokens == self.rows
 
+    @staticmethod
+    def largest(sizes: Iterable[Size]) -> Size:
+        """The largest of each number."""
+        return Size(*map(max, zip(*sizes, strict=True)))
+
 
 class StepSizes:
     """The sizes that steps of an engine may have.
@@ -48,25 +53,32 @@ class StepSizes:
     A step of decoding is padded to one of ``batches``. So is a step that verifies drafts and has no
     prompt: each request then has room for all its drafts, and as many sequences again have the
     tokens that are added. Every other step is padded to one of ``mixed_batches`` and one of
-    ``tokens``; one more sequence has the tokens that are added. Without ``batches`` nothing is
-    padded.
+    ``tokens``; ``spare`` more sequences have the tokens that are added. Without ``batches`` nothing
+    is padded.
+
+    Ranks in lockstep run steps of one size, so that of a rank without requests may consist of added
+    tokens alone. Without ``batches`` they take the least size that serves all of them.
 
     Parameters
     ----------
     limits : of steps
     num_drafts : draft tokens of a request in a step, at most
     batches : sequences, ascending; `Limits.max_running` replaces those beyond it
+    is_lockstep : whether ranks run steps of one size together
 
     Attributes
     ----------
     mixed_batches : every other one of ``batches``: attention skips a sequence without new tokens
     context : tokens of a sequence, at most
     tokens : ascending numbers of new tokens; the last one is the most that a step can have
+    spare : sequences with room for all tokens that may have to be added
     heaviest : the step that needs most memory
     largest : the size that buffers need
     """
 
-    def __init__(self, limits: Limits, num_drafts: int, batches: Sequence[int]) -> None:
+    def __init__(
+        self, limits: Limits, num_drafts: int, batches: Sequence[int], is_lockstep: bool = False
+    ) -> None:
         most = limits.max_running
         self.num_drafts, self.context = num_drafts, limits.context
         self.batches = [*(size for size in batches if size < most), most] if batches else []
@@ -74,15 +86,22 @@ class StepSizes:
         last = min(limits.step_tokens, most * limits.context)  # a request has no more tokens
         self.tokens = _token_sizes(last, limits.context) if batches else []
         rows = min(last, most * (1 + num_drafts))
-        self.heaviest = Size(most + bool(batches), last, rows, last)
+        self._is_lockstep = is_lockstep
+        self.spare = -(-last // limits.context) if is_lockstep else int(bool(batches))
+        self.heaviest = Size(most + self.spare, last, rows, last)
         batch = max(size.batch for size in (self.heaviest, *self.verify()))
         self.largest = self.heaviest._replace(batch=batch)
 
     def of(self, step: Step) -> Size:
         """The size to which ``step`` is padded."""
-        size = Size.of(step)
+        return self.padded(Size.of(step))
+
+    def padded(self, size: Size) -> Size:
+        """The size to which steps are padded of which ``size`` is the largest of each number."""
         if not self.batches:
-            return size
+            if size.is_decode or not self._is_lockstep:
+                return size
+            return Size(size.batch + self.spare, size.tokens, size.rows, size.tokens)
         if size.is_decode:
             batch = _next(self.batches, size.batch)
             return Size(batch, batch, batch, 1)
@@ -93,7 +112,7 @@ class StepSizes:
         batch = _next(self.mixed_batches, size.batch)
         rows = next(rows for rows in self._rows(batch) if rows >= size.rows)
         tokens = _next(self.tokens, size.tokens)
-        return Size(batch + 1, tokens, rows, tokens)
+        return Size(batch + self.spare, tokens, rows, tokens)
 
     def _rows(self, batch: int) -> list[int]:
         """Ascending numbers of rows of a step with ``batch`` requests that does not only decode."""
@@ -121,9 +140,9 @@ class StepSizes:
         for batch in self.mixed_batches:
             for before, tokens in pairwise([0, *self.tokens]):
                 if before < batch * self.context:  # what requests can fill
-                    yield Size(batch + 1, tokens, 0, tokens)
+                    yield Size(batch + self.spare, tokens, 0, tokens)
             for rows in self._rows(batch):
-                yield Size(batch + 1, self.tokens[0], rows, self.tokens[0])
+                yield Size(batch + self.spare, self.tokens[0], rows, self.tokens[0])
 
     def every(self) -> Iterator[Size]:
         """All sizes to which steps are padded."""

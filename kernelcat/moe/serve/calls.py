@@ -16,13 +16,14 @@ from starlette.types import Receive
 from kernelcat.moe.engine.async_engine import AsyncEngine, RequestOutput
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import FinishReason
+from kernelcat.moe.parallel.expert_engines import ExpertEngines
 from kernelcat.moe.serve import errors
 from kernelcat.moe.serve.engine_process import EngineProcess
 from kernelcat.moe.serve.grammars import Grammar
 from kernelcat.moe.serve.metrics import Metrics
 
-AnyEngine = AsyncEngine | EngineProcess
-"""An engine in this process, or in a process of its own."""
+AnyEngine = AsyncEngine | EngineProcess | ExpertEngines
+"""An engine in this process, in a process of its own, or in a process for each rank."""
 
 
 class ClientGone(Exception):

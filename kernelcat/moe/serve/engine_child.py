@@ -15,7 +15,8 @@ import threading
 from multiprocessing.connection import Connection
 
 from kernelcat.errors import KernelcatError
-from kernelcat.moe.engine.engine import Engine, RequestOutput
+from kernelcat.moe.engine.engine import Decode, Engine, EngineError, RequestOutput
+from kernelcat.moe.parallel.expert_lockstep import LockstepEngine
 from kernelcat.moe.serve.engine_messages import (
     Cancel,
     FromEngine,
@@ -26,6 +27,7 @@ from kernelcat.moe.serve.engine_messages import (
     Refused,
     Submit,
     ToEngine,
+    Wake,
 )
 from kernelcat.moe.serve.grammars import Grammars, grammars_of
 from kernelcat.moe.tokenizer import Tokenizer
@@ -55,6 +57,8 @@ class EngineServer:
             except Exception as error:  # an error in the engine itself: nothing can be trusted
                 self._send_outputs(self._engine.abort(error))
                 raise
+        if not self._engine.is_healthy:
+            self._send(Refused("", EngineError(self._engine.failure)))
         self._send_outputs(self._engine.close())
 
     def _read(self) -> None:
@@ -64,6 +68,9 @@ class EngineServer:
                 message: ToEngine = self._pipe.recv()
                 if isinstance(message, Submit):
                     self._submit(message)
+                    self._wake()
+                elif isinstance(message, Wake):
+                    self._wake()
                 elif isinstance(message, Cancel):
                     self._engine.cancel(message.request_id)
                 elif isinstance(message, ReadStatistics):
@@ -91,7 +98,12 @@ class EngineServer:
                 salt=message.salt,
             )
         except KernelcatError as error:
-            return self._send(Refused(message.request_id, error))
+            self._send(Refused(message.request_id, error))
+
+    def _wake(self) -> None:
+        """Lets the thread that runs steps look whether there is work."""
+        if isinstance(self._engine, LockstepEngine):
+            self._engine.wake()
         with self._has_news:
             self._has_news.notify()
 
@@ -104,6 +116,13 @@ class EngineServer:
             self._pipe.send(message)
 
 
+def _opened(message: Open, decode: Decode) -> Engine:
+    """The engine that the first message names."""
+    if message.member is not None:
+        return message.member.engine(message.source, message.settings, decode)
+    return Engine(message.source.open(), message.settings, decode)
+
+
 def main() -> None:
     """Opens the engine that the first message names, and runs it."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -112,7 +131,7 @@ def main() -> None:
     try:
         message: Open = pipe.recv()
         tokenizer = message.source.tokenizer()
-        engine = Engine(message.source.open(), message.settings, tokenizer.decode)
+        engine = _opened(message, tokenizer.decode)
     except KernelcatError as error:
         return pipe.send(Refused("", error))
     except EOFError:  # the server has ended

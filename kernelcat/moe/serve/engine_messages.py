@@ -9,6 +9,7 @@ from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.engine.statistics import Statistics
+from kernelcat.moe.parallel.expert_member import ExpertMember
 from kernelcat.moe.source import ModelSource
 
 # ---- to the engine ------------------------------------------------------------------------------
@@ -16,10 +17,14 @@ from kernelcat.moe.source import ModelSource
 
 @dataclass(frozen=True)
 class Open:
-    """The first message: which engine. Answered by `Ready` or `Refused`."""
+    """The first message: which engine. Answered by `Ready` or `Refused`.
+
+    ``member`` is the rank whose engine it is, if several ranks divide the experts; None for alone.
+    """
 
     source: ModelSource
     settings: EngineSettings
+    member: ExpertMember | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,11 @@ class Cancel:
 
 
 @dataclass(frozen=True)
+class Wake:
+    """A rank has got a request: of ranks in lockstep, all others get this message."""
+
+
+@dataclass(frozen=True)
 class ReadStatistics:
     """Answered by `Statistics`."""
 
@@ -54,7 +64,7 @@ class Stop:
     """Ends all requests, which get a last output, and then the process."""
 
 
-ToEngine = Open | Submit | Cancel | ReadStatistics | Stop
+ToEngine = Open | Submit | Cancel | Wake | ReadStatistics | Stop
 
 # ---- from the engine ----------------------------------------------------------------------------
 

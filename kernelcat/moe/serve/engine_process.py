@@ -10,13 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import socket
-import subprocess
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
-from multiprocessing.connection import Connection
 from typing import Any
 
 from kernelcat.moe.engine.engine import EngineError, RequestOutput
@@ -24,24 +21,21 @@ from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.engine.statistics import Statistics
+from kernelcat.moe.parallel.expert_member import ExpertMember
 from kernelcat.moe.serve.engine_messages import (
     Cancel,
-    FromEngine,
-    Open,
     Outputs,
     ReadStatistics,
-    Ready,
     Refused,
     Stop,
     Submit,
     ToEngine,
+    Wake,
 )
+from kernelcat.moe.serve.engine_pipe import EnginePipe
 from kernelcat.moe.serve.grammars import Grammar
 from kernelcat.moe.source import ModelSource
-from kernelcat.runtime import children
 
-END_TIMEOUT = 30.0
-"""Seconds in which the process ends after its last request, or is killed."""
 STATISTICS_TIMEOUT = 10.0
 
 
@@ -52,10 +46,14 @@ class EngineProcess:
     ----------
     source : the model
     settings : the engine's
+    member : the rank whose engine it is, if several ranks divide the experts. Then the caller
+        starts the processes of all ranks, and then calls `wait_until_ready` of each
 
     Attributes
     ----------
     limits : the engine's limits
+    reason : why the process has ended, as far as is known
+    on_end : called by a thread when the engine cannot run any more, and when the process has ended
 
     Raises
     ------
@@ -67,15 +65,11 @@ class EngineProcess:
 
     limits: Limits
 
-    def __init__(self, source: ModelSource, settings: EngineSettings) -> None:
-        mine, other = socket.socketpair()
-        with other:
-            self._process = children.start(
-                children.python("kernelcat.moe.serve.engine_child", str(other.fileno())),
-                pass_fds=[other.fileno()],
-            )
-        self._pipe = Connection(mine.detach())
-        self._sending = threading.Lock()
+    def __init__(
+        self, source: ModelSource, settings: EngineSettings, member: ExpertMember | None = None
+    ) -> None:
+        self._pipe = EnginePipe(source, settings, member)
+        self._asking = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reader: threading.Thread | None = None
         self._streams: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
@@ -83,30 +77,33 @@ class EngineProcess:
         self._ids = itertools.count()
         self._is_refusing = False
         self._has_ended = False
-        self._send(Open(source, settings))
-        try:
-            answer: FromEngine = self._pipe.recv()
-        except EOFError:
-            status = self._process.wait()
-            raise EngineError(f"the engine's process ended with status {status}") from None
-        if isinstance(answer, Refused):
-            self._process.wait()
-            raise answer.error
-        assert isinstance(answer, Ready)
-        self.limits = answer.limits
+        self.reason = "the engine has stopped"
+        if member is not None:
+            self.reason = f"the process of rank {member.rank} has ended"
+        self.on_end: Callable[[], object] = lambda: None
+        if member is None:
+            self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        """Waits until the engine can run; see the class for errors."""
+        self.limits = self._pipe.wait_until_ready()
 
     @property
     def process_id(self) -> int:
         """The id of the process's guard, with which the process ends."""
-        return self._process.pid
+        return self._pipe.process_id
 
     @property
     def is_healthy(self) -> bool:
         """Whether the process runs and steps can run."""
         return self._reader is not None and not self._has_ended
 
-    def metrics(self) -> dict[str, float]:
-        """The engine's statistics by name; waits for the process, so call it in a thread.
+    def metrics(self) -> dict[str, Any]:
+        """The engine's statistics by name; waits for the process, so call it in a thread."""
+        return asdict(self.statistics())
+
+    def statistics(self) -> Statistics:
+        """The engine's statistics; waits for the process.
 
         Raises
         ------
@@ -114,13 +111,22 @@ class EngineProcess:
             The process has ended.
         """
         answer: Future[Statistics] = Future()
-        with self._sending:
+        with self._asking:
             if self._has_ended:
-                raise EngineError("the engine has stopped")
+                raise EngineError(self.reason)
             self._statistics.append(answer)
-            with contextlib.suppress(OSError):  # the thread that reads ends the wait
-                self._pipe.send(ReadStatistics())
-        return asdict(answer.result(STATISTICS_TIMEOUT))
+            self._pipe.send(ReadStatistics())
+        return answer.result(STATISTICS_TIMEOUT)
+
+    def wake(self) -> None:
+        """Tells the rank that another one has got a request."""
+        self._send(Wake())
+
+    def kill(self, reason: str) -> None:
+        """Ends the process at once; its requests end with an error that says ``reason``."""
+        if not self._has_ended:
+            self.reason = reason
+            self._pipe.kill()
 
     async def start(self) -> None:
         """Begins to read outputs. Call it in the event loop that calls `generate`."""
@@ -139,10 +145,7 @@ class EngineProcess:
         while self._streams and asyncio.get_running_loop().time() < end and self.is_healthy:
             await asyncio.sleep(0.01)
         self._send(Stop())
-        try:
-            await asyncio.to_thread(self._process.wait, END_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            children.stop(self._process)
+        await asyncio.to_thread(self._pipe.join)
 
     async def generate(
         self,
@@ -175,27 +178,29 @@ class EngineProcess:
 
     def _send(self, message: ToEngine) -> None:
         """Sends a message; nothing happens if the process has ended."""
-        with self._sending:
-            if not self._has_ended:
-                with contextlib.suppress(OSError):  # the thread that reads will see the end, too
-                    self._pipe.send(message)
+        if not self._has_ended:
+            self._pipe.send(message)
 
     # ---- the thread -----------------------------------------------------------------------------
 
     def _read(self) -> None:
         """Takes messages until the process ends."""
-        with contextlib.suppress(EOFError, OSError):
+        with contextlib.suppress(EOFError):
             while True:
-                message: FromEngine = self._pipe.recv()
+                message = self._pipe.receive()
                 if isinstance(message, Statistics):
                     self._statistics.pop(0).set_result(message)
+                elif isinstance(message, Refused) and not message.request_id:
+                    self.reason = str(message.error)
+                    self.on_end()
                 else:
                     self._call(self._deliver, message)
-        with self._sending:
+        with self._asking:
             self._has_ended = True
             for answer in self._statistics:
-                answer.set_exception(EngineError("the engine has stopped"))
+                answer.set_exception(EngineError(self.reason))
         self._call(self._end_all)
+        self.on_end()
 
     def _call(self, function: Any, *args: Any) -> None:
         """Runs ``function`` in the event loop, while there is one."""
@@ -215,7 +220,7 @@ class EngineProcess:
 
     def _end_all(self) -> None:
         for queue in self._streams.values():
-            queue.put_nowait(EngineError("the engine has stopped"))
+            queue.put_nowait(EngineError(self.reason))
 
 
 def _merged(

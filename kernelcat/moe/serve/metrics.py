@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,7 +19,8 @@ class Metrics:
 
     Parameters
     ----------
-    engine_state : name -> value of the engine's numbers; names that end in ``_total`` are counters
+    engine_state : name -> value of the engine's numbers; names that end in ``_total`` are counters.
+        A table has a row for each layer; ``expert_assignments_total`` has a column for each expert
 
     Attributes
     ----------
@@ -29,7 +31,7 @@ class Metrics:
         tpot is (end - first) / (tokens - 1)
     """
 
-    def __init__(self, engine_state: Callable[[], dict[str, float]]) -> None:
+    def __init__(self, engine_state: Callable[[], dict[str, Any]]) -> None:
         self.registry = CollectorRegistry()
         registry = self.registry
         self.responses = Counter(
@@ -69,11 +71,18 @@ class Metrics:
 class _EngineCollector(Collector):
     """The engine's numbers, read when Prometheus reads them."""
 
-    def __init__(self, state: Callable[[], dict[str, float]]) -> None:
+    def __init__(self, state: Callable[[], dict[str, Any]]) -> None:
         self._state = state
 
     def collect(self) -> Iterator[Metric]:
         for name, value in self._state().items():
             kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            text = name.removesuffix("_total").replace("_", " ")
-            yield kind(f"kernelcat_{name}", f"The engine's {text}", value=value)
+            text = f"The engine's {name.removesuffix('_total').replace('_', ' ')}"
+            if not isinstance(value, tuple):
+                yield kind(f"kernelcat_{name}", text, value=value)
+                continue
+            family = kind(f"kernelcat_{name}", text, labels=["layer", name.partition("_")[0]])
+            for layer, row in enumerate(value):
+                for column, count in enumerate(row):
+                    family.add_metric([str(layer), str(column)], count)
+            yield family
