@@ -12,6 +12,7 @@ from kernelcat.moe.engine.ahead import compile_steps
 from kernelcat.moe.engine.blocks import BlockManager, LayerGroup
 from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.memory import GIB, divide
+from kernelcat.moe.engine.pages_out import Link
 from kernelcat.moe.engine.runner import Runner
 from kernelcat.moe.engine.scheduler import Scheduler
 from kernelcat.moe.engine.settings import BATCH_SIZES, EngineSettings
@@ -22,8 +23,15 @@ RESERVED_BYTES = 3 * GIB
 """Memory for CUDA graphs, and for kernels' workspaces: kernels of each size have their own."""
 
 
-def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
+def build(
+    model: Decoder,
+    settings: EngineSettings,
+    link: Link | None = None,
+    scheduler_type: type[Scheduler] = Scheduler,
+) -> tuple[Scheduler, Runner]:
     """The scheduler and the runner of an engine; on a GPU everything is compiled and captured.
+
+    The engine at the other end of ``link`` is built at the same time.
 
     Raises
     ------
@@ -58,9 +66,15 @@ def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
         pages = divide(
             num_bytes, each, windows(model.cache_layers), settings.page_size, limits, budget
         )
+    runner.cache = KvCache((), ())
+    if link is None:
+        runner.cache = _cache(model, settings, pages)
+    else:
+        pages, runner.link = link.agree(pages), link
+        dtype = cache_type(model, settings.cache_dtype)
+        runner.cache = link.allocate(model.cache_layers, pages, settings.page_size, dtype)
     manager = _manager(model, settings, limits, pages)
-    scheduler = Scheduler(manager, limits, settings.speculation)
-    runner.cache = _cache(model, settings, pages)
+    scheduler = scheduler_type(manager, limits, settings.speculation)
     if is_cuda:
         runner.warm_up(settings.has_graphs)
     return scheduler, runner

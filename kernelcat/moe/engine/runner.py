@@ -7,6 +7,7 @@ collected: tokens that the host does not know yet are gathered on the device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from kernelcat.moe.cache import KvCache
 from kernelcat.moe.engine.blocks import BlockManager
 from kernelcat.moe.engine.limits import MAX_IN_FLIGHT
+from kernelcat.moe.engine.pages_out import Link, PageMoves, page_moves
 from kernelcat.moe.engine.sampling import Choices, Logprobs, Sampler, TokenLogprob, every_choice
 from kernelcat.moe.engine.step import Step
 from kernelcat.moe.engine.step_buffers import StepBuffers, allocate
@@ -32,11 +34,13 @@ class Run:
     Attributes
     ----------
     choices : how tokens are chosen
+    moves : pages that the step sends, for each layer group; () for none
     tokens, logprobs : results on the host, complete when ``is_done`` is reached
     """
 
     step: Step
     choices: Choices = field(default_factory=Choices)
+    moves: Sequence[PageMoves] = ()
     tokens: torch.Tensor | None = None
     logprobs: Logprobs | None = None
     is_done: Event = None
@@ -64,6 +68,10 @@ class Runner:
     manager : the pages of the caches
     sizes : of steps
     cache : the tensors of all pages
+
+    Attributes
+    ----------
+    link : the way to another engine's cache; None for no other
     """
 
     def __init__(
@@ -74,6 +82,7 @@ class Runner:
         self.is_cuda = model.device.type == "cuda"
         # of copies to the device, of steps, of copies from the device
         self.streams = [DeviceStream(model.device) for _ in range(3)]
+        self.link: Link | None = None
         self._buffers = allocate(manager, sizes, model.device, MAX_IN_FLIGHT)
         self.graphs: dict[tuple[StepBuffers, Size], Graph] = {}
 
@@ -87,6 +96,10 @@ class Runner:
         size = self.sizes.of(run.step)
         self._buffers_of(run).fill(run.step, size)
         run.choices = self.sampler.plan(run.step, size.rows)
+        if self.link is not None:
+            groups, page_size = len(self.manager.groups), self.manager.page_size
+            moves = page_moves(run.step, groups, page_size)
+            run.moves = moves if any(each.sources for each in moves) else ()
 
     def _buffers_of(self, run: Run) -> StepBuffers:
         """The step's buffers, until the step is collected."""
@@ -98,12 +111,14 @@ class Runner:
         copies_in, steps, copies_out = self.streams
         copied = copies_in.run(buffers.copy_in)
         computed = steps.run(partial(self._compute, run, buffers), copied)
+        if run.moves and self.link is not None:  # pages may have other owners in the next step
+            computed = steps.run(lambda: None, self.link.end())
         run.is_done = copies_out.run(partial(self._copy_out, run, buffers), computed)
 
     def _compute(self, run: Run, buffers: StepBuffers) -> None:
         """Runs the model, and chooses tokens."""
         with span("launch"):
-            x = self._forward(buffers)
+            x = self._forward(buffers, run.moves)
         if buffers.arrays.size.rows:
             with span("sample"):
                 chosen = buffers.chosen[: len(x)]
@@ -114,12 +129,18 @@ class Runner:
     def _copy_out(self, run: Run, buffers: StepBuffers) -> None:
         run.tokens = buffers.copy_out(run.step.num_rows)
 
-    def _forward(self, buffers: StepBuffers) -> torch.Tensor:
-        """Hidden states (rows, hidden) of the step on the device."""
-        graph = self.graphs.get((buffers, buffers.arrays.size))
+    def _forward(self, buffers: StepBuffers, moves: Sequence[PageMoves] = ()) -> torch.Tensor:
+        """Hidden states (rows, hidden) of the step on the device; ``moves`` are sent meanwhile."""
+        graph, send = self.graphs.get((buffers, buffers.arrays.size)), None
+        if moves and self.link is not None:
+            self.link.begin(moves)
+            send = self.link.send
         if graph is None:
-            return self.model(buffers.batch(), self.cache)
+            return self.model(buffers.batch(), self.cache, send)
         graph.graph.replay()
+        if send is not None:
+            for layer in range(len(self.cache.layers)):
+                send(layer)
         return graph.x
 
     def collect(self, run: Run) -> tuple[list[int], list[TokenLogprob | None] | None]:
@@ -199,3 +220,5 @@ class Runner:
         """Waits for all steps; raises what a kernel has raised."""
         for stream in self.streams:
             stream.synchronize()
+        if self.link is not None:
+            self.link.synchronize()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Receive
 
+from kernelcat.moe.disaggregate.front import Disaggregated
 from kernelcat.moe.engine.async_engine import AsyncEngine, RequestOutput
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import FinishReason
@@ -21,8 +22,8 @@ from kernelcat.moe.serve.engine_process import EngineProcess
 from kernelcat.moe.serve.grammars import Grammar
 from kernelcat.moe.serve.metrics import Metrics
 
-AnyEngine = AsyncEngine | EngineProcess
-"""An engine in this process, or in a process of its own."""
+AnyEngine = AsyncEngine | EngineProcess | Disaggregated
+"""An engine in this process, in a process of its own, or in two."""
 
 
 class ClientGone(Exception):

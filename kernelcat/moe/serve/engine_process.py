@@ -13,7 +13,7 @@ import itertools
 import socket
 import subprocess
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from multiprocessing.connection import Connection
@@ -68,11 +68,17 @@ class EngineProcess:
     limits: Limits
 
     def __init__(self, source: ModelSource, settings: EngineSettings) -> None:
+        self._begin(Open(source, settings))
+        self.wait_until_ready()
+
+    def _begin(self, message: Open, env: Mapping[str, str] | None = None) -> None:
+        """Starts the process, with the environment ``env`` (None for this one's)."""
         mine, other = socket.socketpair()
         with other:
             self._process = children.start(
                 children.python("kernelcat.moe.serve.engine_child", str(other.fileno())),
                 pass_fds=[other.fileno()],
+                env=env,
             )
         self._pipe = Connection(mine.detach())
         self._sending = threading.Lock()
@@ -83,7 +89,10 @@ class EngineProcess:
         self._ids = itertools.count()
         self._is_refusing = False
         self._has_ended = False
-        self._send(Open(source, settings))
+        self._send(message)
+
+    def wait_until_ready(self) -> None:
+        """Waits until the engine is open; raises what the constructor raises."""
         try:
             answer: FromEngine = self._pipe.recv()
         except EOFError:
@@ -144,6 +153,10 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             children.stop(self._process)
 
+    def kill(self) -> None:
+        """Ends the process at once."""
+        children.stop(self._process)
+
     async def generate(
         self,
         prompt: Sequence[int],
@@ -161,7 +174,7 @@ class EngineProcess:
         queue = self._streams[name] = asyncio.Queue[RequestOutput | Exception]()
         grammar = None if constraint is None else constraint.text
         parameters = parameters or SamplingParameters()
-        self._send(Submit(name, list(prompt), parameters, needs_text, grammar, salt))
+        self._submit(Submit(name, list(prompt), parameters, needs_text, grammar, salt))
         has_ended = False
         try:
             while not has_ended:
@@ -172,6 +185,10 @@ class EngineProcess:
             del self._streams[name]
             if not has_ended:
                 self._send(Cancel(name))
+
+    def _submit(self, message: Submit) -> None:
+        """Sends a request to the engine."""
+        self._send(message)
 
     def _send(self, message: ToEngine) -> None:
         """Sends a message; nothing happens if the process has ended."""
@@ -203,12 +220,13 @@ class EngineProcess:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function, *args)
 
-    def _deliver(self, message: Outputs | Refused) -> None:
+    def _deliver(self, message: FromEngine) -> None:
         """Hands outputs to those who wait for them, if they still do."""
         if isinstance(message, Refused):
             if queue := self._streams.get(message.request_id):
                 queue.put_nowait(message.error)
             return
+        assert isinstance(message, Outputs)
         for output in message.outputs:
             if queue := self._streams.get(output.request_id):
                 queue.put_nowait(output)
