@@ -112,10 +112,11 @@ class FakeEngine:
         speculation: Speculation | None = None,
         has_prefix_cache: bool = True,
         batches: Sequence[int] = (),
+        scheduler_type: type[Scheduler] = Scheduler,
     ) -> None:
         self.limits = limits or Limits(step_tokens=16, max_running=8, max_waiting=64, context=64)
         self.manager = BlockManager(groups, page_size, WIDTH, has_prefix_cache)
-        self.scheduler = Scheduler(self.manager, self.limits, speculation)
+        self.scheduler = scheduler_type(self.manager, self.limits, speculation)
         num_drafts = speculation.num_drafts if speculation else 0
         self.sizes = StepSizes(self.limits, num_drafts, batches)
         self.sizes_used: set[Size] = set()

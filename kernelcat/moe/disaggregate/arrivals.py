@@ -163,7 +163,8 @@ class ArrivalQueue(RequestQueue):
             request.num_computed, request.num_cached = 0, num_cached
             pages = table.pages[:, : table.num_blocks].copy()
             pages[:, :num_shared] = NULL_PAGE
-            yield request, Destination(pages.tolist())
+            request.destination = Destination(pages.tolist())
+            yield request, request.destination
 
     def release(self, request_id: str) -> None:
         """Gives back the pages of a request that has ended: nobody writes to them any more."""
@@ -176,7 +177,7 @@ class ArrivalQueue(RequestQueue):
         del self.coming[request.id]
         table, num_tokens = request.table, len(request.prompt)
         assert table is not None
-        request.num_computed = num_tokens
+        request.num_computed, request.destination = num_tokens, None
         extend_hashes(request.hashes, request.tokens, self.manager.page_size, request.salt)
         self.manager.publish(table, num_tokens)
         self.enter(request)

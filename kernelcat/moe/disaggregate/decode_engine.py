@@ -43,9 +43,16 @@ class DecodeEngine(Engine):
                 error = output.error or f"its prompt was not computed: {output.finish_reason}"
                 found = self._scheduler.fail_arrival(output.request_id, error)
             else:
+                self._receive(output.request_id)
                 token, num_cached = output.tokens[0], output.num_cached
                 found = self._scheduler.arrive(output.request_id, token, num_cached)
                 if found is not None:
                     found.logprobs += output.logprobs[:1]
                     self._counters.count_first(found.request)
         return [] if found is None else [RequestOutput.of(found)]
+
+    def _receive(self, request_id: str) -> None:
+        """Takes the pages of a request that has not ended."""
+        request, link = self._scheduler.queue.coming.get(request_id), self._runner.link
+        if request is not None and request.destination is not None and link is not None:
+            link.receive(request.destination)

@@ -18,7 +18,7 @@ from kernelcat import catalog
 from kernelcat.moe.cache import CacheLayer, KvCache
 from kernelcat.moe.disaggregate.host_link import agreed
 from kernelcat.moe.disaggregate.shared_cache import cache_bytes, cache_in
-from kernelcat.moe.engine.pages_out import Link, PageMoves
+from kernelcat.moe.engine.pages_out import Destination, Link, PageMoves
 from kernelcat.moe.engine.streams import DeviceStream, Event
 from kernelcat.ranks.group import Group
 from kernelcat.reference.kv_transfer import CACHES
@@ -122,6 +122,9 @@ class DeviceLink(Link):
 
     def end(self) -> Event:
         return self._last
+
+    def receive(self, destination: Destination) -> None:
+        """Nothing: the other GPU has written into this one's cache."""
 
     def synchronize(self) -> None:
         self._stream.synchronize()

@@ -61,10 +61,7 @@ def page_moves(step: Step, num_groups: int, page_size: int) -> list[PageMoves]:
 
 
 class Link(ABC):
-    """The way from this engine's cache to that of another engine, in both directions.
-
-    Both engines have as many pages, in memory that the other one can write to.
-    """
+    """The way from this engine's cache to that of another engine, which has as many pages."""
 
     @abstractmethod
     def agree(self, pages: Sequence[int]) -> list[int]:
@@ -94,6 +91,10 @@ class Link(ABC):
     @abstractmethod
     def end(self) -> Event:
         """The point at which the pages of the step have arrived."""
+
+    @abstractmethod
+    def receive(self, destination: Destination) -> None:
+        """Pages that the other engine has sent are in place; no step runs on the host meanwhile."""
 
     @abstractmethod
     def synchronize(self) -> None:

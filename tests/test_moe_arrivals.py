@@ -1,0 +1,252 @@
+"""Two engines' bookkeeping under random arrivals, cancellations, faults and tiny caches.
+
+One computes prompts and the other one writes, on models without weights (`fake_model`). Whatever
+comes in whatever order, each request writes what it would write alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+from fake_model import VOCAB, FakeEngine, plain
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from test_moe_machine import SEEDS
+
+from kernelcat.errors import InvalidArgument
+from kernelcat.moe.disaggregate.arrivals import ArrivalScheduler
+from kernelcat.moe.disaggregate.router import Router
+from kernelcat.moe.engine.blocks import LayerGroup
+from kernelcat.moe.engine.limits import Limits, QueueFull
+from kernelcat.moe.engine.pages_out import page_moves
+from kernelcat.moe.engine.request import FinishReason, Request, State
+from kernelcat.moe.engine.speculation import Speculation
+
+
+class Pair:
+    """An engine that computes prompts, and one that writes.
+
+    Attributes
+    ----------
+    news : what the prefill engine says about requests: id, and the first token or None
+    """
+
+    def __init__(
+        self, groups: list[LayerGroup], page_size: int, limits: Limits,
+        speculation: Speculation | None, has_prefix_cache: bool,
+    ) -> None:  # fmt: skip
+        more = (speculation, has_prefix_cache, ())
+        self.decode = FakeEngine(groups, page_size, limits, *more, ArrivalScheduler)
+        self.arrivals = cast(ArrivalScheduler, self.decode.scheduler)
+        wide = replace(limits, max_waiting=1000)
+        self.prefill = FakeEngine(groups, page_size, wide, None, has_prefix_cache)
+        self.news: list[tuple[str, int | None]] = []
+        self._ended: list[str] = []  # they may have a step in flight
+
+    def ask(self) -> bool:
+        """Hands requests that have pages to the prefill engine."""
+        wanted = list(self.arrivals.queue.admit())
+        for request, destination in wanted:
+            parameters = replace(
+                request.parameters, max_tokens=1, stop_tokens=frozenset(), seed=request.seed
+            )
+            theirs = Request(request.id, request.prompt, parameters, salt=request.salt)
+            theirs.destination = destination
+            self.prefill.scheduler.submit(theirs)
+        return bool(wanted)
+
+    def plan(self) -> bool:
+        """A step of the prefill engine: its pages go to the other one's cache."""
+        step = self.prefill.plan()
+        if step is None:
+            return False
+        manager = self.prefill.manager
+        moves = page_moves(step, len(manager.groups), manager.page_size)
+        caches = zip(moves, self.prefill.model.caches, self.decode.model.caches, strict=True)
+        for move, ours, theirs in caches:
+            theirs[move.dests] = ours[move.sources]
+        return True
+
+    def land(self) -> None:
+        for output in self.prefill.land():
+            self.news.append((output.request.id, output.tokens[0]))
+        self._settle()
+
+    def fail(self) -> None:
+        """The oldest step of the prefill engine has failed."""
+        step, _ = self.prefill.results.pop(0)
+        for output in self.prefill.scheduler.fail(step):
+            self._ended.append(output.request.id)
+        self._settle()
+
+    def cancel(self, request: Request) -> bool:
+        was_alive = self.arrivals.cancel(request.id)
+        if self.prefill.scheduler.cancel(request.id):
+            self._ended.append(request.id)
+            self._settle()
+        return was_alive
+
+    def _settle(self) -> None:
+        """Once no step is in flight nobody writes pages of requests that have ended."""
+        if not self.prefill.results:
+            self.news += [(name, None) for name in self._ended]
+            self._ended.clear()
+
+    def arrive(self) -> None:
+        """The oldest news comes to the decode engine."""
+        name, token = self.news.pop(0)
+        if token is None:
+            self.arrivals.fail_arrival(name, "the prefill engine has failed")
+        elif output := self.arrivals.arrive(name, token, 0):
+            self.decode.outputs.append(output)
+
+    def check_integrity(self) -> None:
+        self.arrivals.check_integrity()
+        self.prefill.scheduler.check_integrity()
+
+    def finish(self, max_rounds: int) -> None:
+        """Runs until all requests have ended."""
+        for _ in range(max_rounds):
+            moved = self.ask()
+            if len(self.prefill.results) < 2:
+                moved |= self.plan()
+            if self.prefill.results:
+                self.land()
+                moved = True
+            while self.news:
+                self.arrive()
+                moved = True
+            if len(self.decode.results) < 2:
+                moved |= self.decode.plan() is not None
+            if self.decode.results:
+                self.decode.land()
+                moved = True
+            self.check_integrity()
+            if not moved:
+                queue = self.arrivals.queue
+                assert not queue.requests and not queue.asking and not queue.coming
+                return
+        raise AssertionError("the requests do not end")
+
+
+class PairMachine(RuleBasedStateMachine):
+    pair: Pair
+    requests: list[Request]
+
+    @initialize(
+        windows=st.sampled_from([(0,), (0, 5), (3, 0), (6,), (0, 2, 9)]),
+        page_size=st.sampled_from([1, 2, 4]),
+        num_pages=st.integers(6, 20),
+        step_tokens=st.integers(2, 12),
+        max_running=st.integers(1, 6),
+        num_drafts=st.integers(0, 3),
+        has_prefix_cache=st.booleans(),
+        short=st.sampled_from([0, 0, 2, 6]),
+    )
+    def start(
+        self, windows, page_size, num_pages, step_tokens, max_running, num_drafts,
+        has_prefix_cache, short,
+    ):  # fmt: skip
+        running = min(max_running, step_tokens)
+        limits = Limits(step_tokens, running, max_waiting=6, context=30, vocab_size=VOCAB)
+        groups = []
+        for i, window in enumerate(windows):
+            least = -(-(window + limits.span) // page_size) + 3
+            pages = max(min(num_pages, least), least) if window else num_pages
+            groups.append(LayerGroup(str(i), pages, window))
+        speculation = Speculation(num_drafts, min_match=1) if num_drafts else None
+        self.pair = Pair(groups, page_size, limits, speculation, has_prefix_cache)
+        self.pair.arrivals.router = Router(short)
+        self.requests = []
+
+    @rule(
+        prefix=st.sampled_from([[], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 5, 6, 5, 6], [0] * 8]),
+        rest=st.lists(st.integers(0, VOCAB - 1), max_size=12),
+        max_tokens=st.none() | st.integers(1, 12),
+        temperature=st.sampled_from([0.0, 0.7]),
+        stop=st.sets(st.integers(0, VOCAB - 1), max_size=1),
+        salt=st.sampled_from(["", "", "b"]),
+        num_queued=st.sampled_from([0, 100]),
+    )
+    def submit(self, prefix, rest, max_tokens, temperature, stop, salt, num_queued):
+        self.pair.arrivals.num_queued = num_queued
+        try:
+            request = self.pair.decode.submit(
+                prefix + rest, f"r{len(self.requests)}", salt, temperature=temperature,
+                max_tokens=max_tokens, stop_tokens=frozenset(stop),
+            )  # fmt: skip
+        except (QueueFull, InvalidArgument):
+            return
+        self.requests.append(request)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def cancel(self, data):
+        request = data.draw(st.sampled_from(self.requests))
+        was_alive = request.state is not State.FINISHED
+        assert self.pair.cancel(request) == was_alive
+
+    @rule()
+    def ask(self):
+        self.pair.ask()
+
+    @precondition(lambda self: len(self.pair.prefill.results) < 2)
+    @rule()
+    def plan(self):
+        self.pair.plan()
+
+    @precondition(lambda self: self.pair.prefill.results)
+    @rule(coin=st.integers(0, 6))
+    def land(self, coin):
+        if coin:
+            self.pair.land()
+        else:
+            self.pair.fail()
+
+    @precondition(lambda self: self.pair.news)
+    @rule()
+    def arrive(self):
+        self.pair.arrive()
+
+    @precondition(lambda self: len(self.pair.decode.results) < 2)
+    @rule()
+    def plan_writing(self):
+        self.pair.decode.plan()
+
+    @precondition(lambda self: self.pair.decode.results)
+    @rule()
+    def land_writing(self):
+        self.pair.decode.land()
+
+    @invariant()
+    def pages_and_queues_agree(self):
+        if hasattr(self, "pair"):
+            self.pair.check_integrity()
+
+    def teardown(self):
+        if not hasattr(self, "pair"):
+            return
+        tokens = sum(request.max_length for request in self.requests)
+        self.pair.finish(10 * tokens + 20)
+        for engine in (self.pair.prefill, self.pair.decode):
+            assert not any(pool.num_in_use for pool in engine.manager.pools)
+        windows = [group.window for group in self.pair.decode.manager.groups]
+        for request in self.requests:
+            expected = plain(
+                request.prompt, request.parameters, windows, request.max_length, request.seed
+            )
+            if request.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+                assert request.tokens == expected[: len(request.tokens)]
+            else:
+                assert request.tokens == expected
+
+
+TestPair = PairMachine.TestCase
+TestPair.settings = settings(
+    max_examples=SEEDS,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
