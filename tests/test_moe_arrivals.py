@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
+import numpy as np
 from fake_model import VOCAB, FakeEngine, plain
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -44,6 +45,7 @@ class Pair:
         self.prefill = FakeEngine(groups, page_size, wide, None, has_prefix_cache)
         self.news: list[tuple[str, int | None]] = []
         self._ended: list[str] = []  # they may have a step in flight
+        self._on_way: list[list[tuple[list[int], np.ndarray]]] = []
 
     def ask(self) -> bool:
         """Hands requests that have pages to the prefill engine."""
@@ -58,24 +60,31 @@ class Pair:
         return bool(wanted)
 
     def plan(self) -> bool:
-        """A step of the prefill engine: its pages go to the other one's cache."""
+        """A step of the prefill engine, whose pages are on their way until it lands or fails."""
         step = self.prefill.plan()
         if step is None:
             return False
         manager = self.prefill.manager
         moves = page_moves(step, len(manager.groups), manager.page_size)
-        caches = zip(moves, self.prefill.model.caches, self.decode.model.caches, strict=True)
-        for move, ours, theirs in caches:
-            theirs[move.dests] = ours[move.sources]
+        caches = zip(moves, self.prefill.model.caches, strict=True)
+        self._on_way.append([(move.dests, cache[move.sources]) for move, cache in caches])
         return True
 
+    def _write(self) -> None:
+        """The pages of the oldest step come to the decode engine's cache."""
+        pages = zip(self._on_way.pop(0), self.decode.model.caches, strict=True)
+        for (dests, data), cache in pages:
+            cache[dests] = data
+
     def land(self) -> None:
+        self._write()
         for output in self.prefill.land():
             self.news.append((output.request.id, output.tokens[0]))
         self._settle()
 
     def fail(self) -> None:
         """The oldest step of the prefill engine has failed."""
+        self._write()
         step, _ = self.prefill.results.pop(0)
         for output in self.prefill.scheduler.fail(step):
             self._ended.append(output.request.id)
