@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json
+from kernelcat.cli.options import as_json, disaggregate, short_prompt
 from kernelcat.cli.output import echo, emit
 from kernelcat.errors import MissingDependency
 
@@ -31,6 +31,8 @@ CPU_CONTEXT = 1024
     envvar="KERNELCAT_API_KEY",
     help="Key that clients must present; may be repeated. Default: no authentication.",
 )
+@disaggregate
+@short_prompt
 @click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
 @click.option(
     "--cpu-cache", default=64 << 20, show_default=True, help="Bytes of the caches on a CPU."
@@ -57,9 +59,12 @@ def serve(
     Example:
       kernelcat moe serve smollm2
       kernelcat moe serve gpt-oss-20b --port 8000
+      kernelcat moe serve gpt-oss-20b --disaggregate
       kernelcat moe serve small-llama --random-weights --device cpu
     """
     try:
+        from kernelcat.moe.disaggregate.front import Disaggregated
+        from kernelcat.moe.disaggregate.router import Router
         from kernelcat.moe.engine.engine import EngineError
         from kernelcat.moe.serve.app import make_app
         from kernelcat.moe.serve.engine_process import EngineProcess
@@ -76,7 +81,11 @@ def serve(
     )
     if source.device == "cpu" and options["context"] is None:
         options["context"] = CPU_CONTEXT
-    engine = EngineProcess(source, _settings(options))
+    engine: EngineProcess | Disaggregated
+    if options["disaggregate"]:
+        engine = Disaggregated(source, _settings(options), Router(options["short_prompt"]))
+    else:
+        engine = EngineProcess(source, _settings(options))
     service = Service(engine, source.tokenizer(), settings)
 
     def announce(url: str) -> None:

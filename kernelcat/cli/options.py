@@ -29,6 +29,17 @@ out_file = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Also write what --json prints to this file, again after each result.",
 )
+disaggregate = click.option(
+    "--disaggregate",
+    is_flag=True,
+    help="One GPU (on a CPU: one process) computes prompts, another one writes.",
+)
+short_prompt = click.option(
+    "--short-prompt",
+    default=64,
+    show_default=True,
+    help="With --disaggregate: prompts with at most so many new tokens stay where they write.",
+)
 nvtx = click.option("--nvtx", is_flag=True, help="Mark phases of steps for Nsight Systems.")
 database = click.option(
     "--db", "url", help="Path or SQLAlchemy URL of the database; $KERNELCAT_DB by default."
