@@ -6,6 +6,7 @@ comes in whatever order, each request writes what it would write alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast
 
@@ -21,6 +22,7 @@ from kernelcat.moe.disaggregate.arrivals import ArrivalScheduler
 from kernelcat.moe.disaggregate.router import Router
 from kernelcat.moe.engine.blocks import LayerGroup
 from kernelcat.moe.engine.limits import Limits, QueueFull
+from kernelcat.moe.engine.pages import NULL_PAGE
 from kernelcat.moe.engine.pages_out import page_moves
 from kernelcat.moe.engine.request import FinishReason, Request, State
 from kernelcat.moe.engine.speculation import Speculation
@@ -46,11 +48,14 @@ class Pair:
         self.news: list[tuple[str, int | None]] = []
         self._ended: list[str] = []  # they may have a step in flight
         self._on_way: list[list[tuple[list[int], np.ndarray]]] = []
+        self._written: list[set[tuple[int, int]]] = []  # by steps of the decode engine in flight
 
     def ask(self) -> bool:
         """Hands requests that have pages to the prefill engine."""
-        wanted = list(self.arrivals.queue.admit())
+        wanted = self.arrivals.take_wanted()
         for request, destination in wanted:
+            for pages in self._written:  # a GPU may write them until the step has ended
+                assert not pages & {*enumerate_pages(destination.pages)}
             parameters = replace(
                 request.parameters, max_tokens=1, stop_tokens=frozenset(), seed=request.seed
             )
@@ -75,6 +80,23 @@ class Pair:
         pages = zip(self._on_way.pop(0), self.decode.model.caches, strict=True)
         for (dests, data), cache in pages:
             cache[dests] = data
+
+    def plan_writing(self) -> bool:
+        """A step of the decode engine."""
+        step = self.decode.plan()
+        if step is None:
+            return False
+        size, written = self.decode.manager.page_size, set[tuple[int, int]]()
+        for chunk in step.chunks:
+            assert chunk.request.table is not None
+            blocks = slice(chunk.start // size, -(-chunk.end // size))
+            written |= {*enumerate_pages(chunk.request.table.pages[:, blocks].tolist())}
+        self._written.append(written)
+        return True
+
+    def land_writing(self) -> None:
+        self._written.pop(0)
+        self.decode.land()
 
     def land(self) -> None:
         self._write()
@@ -128,9 +150,9 @@ class Pair:
                 self.arrive()
                 moved = True
             if len(self.decode.results) < 2:
-                moved |= self.decode.plan() is not None
+                moved |= self.plan_writing()
             if self.decode.results:
-                self.decode.land()
+                self.land_writing()
                 moved = True
             self.check_integrity()
             if not moved:
@@ -138,6 +160,11 @@ class Pair:
                 assert not queue.requests and not queue.asking and not queue.coming
                 return
         raise AssertionError("the requests do not end")
+
+
+def enumerate_pages(pages: list[list[int]]) -> Iterator[tuple[int, int]]:
+    """Group and page, of all pages but the null page."""
+    return ((g, page) for g, row in enumerate(pages) for page in row if page != NULL_PAGE)
 
 
 class PairMachine(RuleBasedStateMachine):
@@ -222,12 +249,12 @@ class PairMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.pair.decode.results) < 2)
     @rule()
     def plan_writing(self):
-        self.pair.decode.plan()
+        self.pair.plan_writing()
 
     @precondition(lambda self: self.pair.decode.results)
     @rule()
     def land_writing(self):
-        self.pair.decode.land()
+        self.pair.land_writing()
 
     @invariant()
     def pages_and_queues_agree(self):

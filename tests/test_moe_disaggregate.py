@@ -14,19 +14,29 @@ from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
+from click.testing import CliRunner
+from moe_server import running_server, wait_until
 from test_moe_engine_process import answer, until
 
+from kernelcat import catalog
+from kernelcat.cli import main
 from kernelcat.errors import InvalidArgument
+from kernelcat.moe.disaggregate.device_link import CONFIG, COUNTS, padded
 from kernelcat.moe.disaggregate.front import Disaggregated
+from kernelcat.moe.disaggregate.interference import Traffic, measure
 from kernelcat.moe.disaggregate.router import Router
 from kernelcat.moe.engine.engine import Engine, EngineError
 from kernelcat.moe.engine.limits import Limits
+from kernelcat.moe.engine.pages_out import PageMoves
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import FinishReason
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.engine.speculation import Speculation
 from kernelcat.moe.source import ModelSource
+from kernelcat.reference.kv_transfer import transferred
+from kernelcat.runtime import gpu
 
 GREEDY = SamplingParameters(temperature=0, max_tokens=12, logprobs=2)
 DRAWN = SamplingParameters(temperature=0.8, top_k=20, max_tokens=12, seed=5, repetition_penalty=1.2)
@@ -205,3 +215,63 @@ def test_what_cannot_be_opened_is_said(options: dict[str, Any], message: str) ->
     limits = Limits(step_tokens=64, max_running=4, max_waiting=16, context=256)
     with pytest.raises(InvalidArgument, match=message):
         Disaggregated(source(), EngineSettings(limits, page_size=16, **options))
+
+
+def test_a_server_of_two_engines_ends_when_one_has_died() -> None:
+    front = Disaggregated(source(), settings(), Router(short=0))
+    with running_server(front, source().tokenizer()) as (url, server):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        done = client.completions.create(model="tiny", prompt="a" * 50, max_tokens=5)
+        assert done.usage is not None and done.usage.completion_tokens == 5
+        text = client._client.get(f"{url}/metrics").text
+        assert "kernelcat_fetched_requests_total 1.0" in text
+        assert "kernelcat_prefill_steps_total" in text
+        os.kill(child_of(front.prefill.process_id), signal.SIGKILL)
+        wait_until(lambda: server.has_failed)
+
+
+def test_interference_is_measured_while_prompts_arrive() -> None:
+    traffic = Traffic(batch=2, context=20, num_tokens=40, prompt_tokens=100, rate=20.0)
+    front = Disaggregated(source(), settings(), Router(short=0))
+    found = asyncio.run(measure("disaggregated", front, traffic))
+    assert found.idle_ms.count > 20 and found.loaded_ms.count > 20
+    assert found.prompt_ms is not None and found.prompt_ms.count > 0
+    assert found.ratio == found.loaded_ms.p99 / found.idle_ms.p99
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["small-gpt-oss", "--random-weights", "--rate", "2"], "needs --prefill"),
+        (["small-gpt-oss", "--random-weights", "--prefill", "9"], "and one --rate"),
+        (["--url", "http://127.0.0.1:1"], "--disaggregate is for a MODEL"),
+        (["small-gpt-oss", "--prefill", "9", "--rate", "inf"], "must be a number of prompts"),
+    ],
+)
+def test_the_verb_bench_says_what_it_needs(options: list[str], message: str) -> None:
+    done = CliRunner().invoke(main, ["moe", "bench", "--disaggregate", "--device", "cpu", *options])
+    assert done.exit_code == 1 and message in done.output
+
+
+def test_a_router_keeps_what_is_short_or_would_wait() -> None:
+    router = Router(short=64)
+    assert router.is_local(64, 0, 3) and not router.is_local(65, 0, 3)
+    assert router.is_local(500, 501, 0)  # nobody writes, and the other engine has more to do
+    assert not router.is_local(500, 500, 0) and not router.is_local(500, 501, 1)
+
+
+def test_lists_of_pages_are_padded_and_cut() -> None:
+    count = COUNTS[-1] + 3
+    parts = list(padded(PageMoves([*range(count)], [*range(count, 2 * count)]), 1))
+    assert [[len(column) for column in part] for part in parts] == [[1024] * 3, [16] * 3]
+    assert parts[1][0] == [1024, 1025, 1026, *[-1] * 13]
+    assert parts[1][1] == [1, 1, 1, *[-1] * 13]
+    assert parts[1][2][:3] == [2 * count - 3, 2 * count - 2, 2 * count - 1]
+    assert not list(padded(PageMoves([], []), 1))
+
+
+def test_the_launches_of_a_link_are_legal() -> None:
+    kernel = catalog.implementation("kv_transfer", "cuda", "vectors")
+    for row, caches in ((512, 2), (576, 1)):
+        problem = transferred(COUNTS[-1], row, caches, pages=50000)
+        assert kernel.why_not(CONFIG, problem, gpu.find("h200")) is None

@@ -199,6 +199,7 @@ class ArrivalScheduler(Scheduler):
         self.queue = ArrivalQueue(self.manager, self.limits, self.queue.clock)
         self.router = Router()
         self.num_queued = 0
+        self._granted: deque[tuple[int, Request, Destination]] = deque()
 
     def submit(self, request: Request) -> None:
         size, queue = self.manager.page_size, self.queue
@@ -211,6 +212,21 @@ class ArrivalScheduler(Scheduler):
         if self.router.is_local(num_new, self.num_queued, num_writing):
             return super().submit(request)
         queue.ask(request)
+
+    def take_wanted(self) -> list[tuple[Request, Destination]]:
+        """Requests whose prompts the other engine shall compute now, and where their pages go.
+
+        A page may have had an owner whose last step is in flight, and would write after the other
+        engine does. So a request waits here until the steps have ended that were planned before it
+        got its pages.
+        """
+        last = self.in_flight[-1].index if self.in_flight else -1
+        self._granted += ((last, *granted) for granted in self.queue.admit())
+        first = self.in_flight[0].index if self.in_flight else self.num_steps
+        wanted = []
+        while self._granted and self._granted[0][0] < first:
+            wanted.append(self._granted.popleft()[1:])
+        return wanted
 
     def cancel(self, request_id: str) -> bool:
         request = self.queue.named(request_id)

@@ -28,9 +28,9 @@ class DecodeEngine(Engine):
             self._scheduler.num_queued = num_tokens
 
     def take_wanted(self) -> list[tuple[str, Destination]]:
-        """Requests that have pages since the last call: the other engine shall compute them."""
+        """Requests whose prompts the other engine shall compute, since the last call."""
         with self._lock:
-            return [(request.id, to) for request, to in self._scheduler.queue.admit()]
+            return [(request.id, to) for request, to in self._scheduler.take_wanted()]
 
     def arrive(self, output: RequestOutput) -> list[RequestOutput]:
         """The other engine is done with a request: ``output`` has its first token, or an error.

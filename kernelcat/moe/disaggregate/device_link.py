@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kernelcat import catalog
+from kernelcat.catalog.implementation import Config
 from kernelcat.moe.cache import CacheLayer, KvCache
 from kernelcat.moe.disaggregate.host_link import agreed
 from kernelcat.moe.disaggregate.shared_cache import cache_bytes, cache_in
@@ -26,6 +27,8 @@ from kernelcat.runtime.device import Bind, CudaDevice, Run
 
 COUNTS = (16, 64, 256, 1024)
 """Lengths to which lists of pages are padded; a longer list takes several launches."""
+CONFIG = Config(unroll=4, blocks=16)
+"""Few thread blocks: a layer's pages take far less time than a layer, which needs the SMs."""
 LISTS = ("source_pages", "dest_ranks", "dest_pages")
 
 
@@ -68,7 +71,7 @@ class DeviceLink(Link):
     def begin(self, moves: Sequence[PageMoves]) -> None:
         self._parts = []
         for group, move in enumerate(moves):
-            parts = list(_padded(move, 1 - self.group.rank))
+            parts = list(padded(move, 1 - self.group.rank))
             self._parts.append([len(part[0]) for part in parts])
             for number, part in enumerate(parts):
                 self._stream.run(partial(self._fill, group, number, part))
@@ -116,8 +119,7 @@ class DeviceLink(Link):
                 **sizes, caches=len(tensors), ranks=2, dtype=dtype
             )
             kernel = catalog.implementation("kv_transfer", "cuda", "vectors")
-            config = kernel.default(problem, self.group.gpu)
-            self._binds[key] = self.group.load_alone(kernel, problem, config)
+            self._binds[key] = self.group.load_alone(kernel, problem, CONFIG)
         return self._binds[key]
 
     def end(self) -> Event:
@@ -130,7 +132,7 @@ class DeviceLink(Link):
         self._stream.synchronize()
 
 
-def _padded(move: PageMoves, rank: int) -> Iterator[tuple[list[int], ...]]:
+def padded(move: PageMoves, rank: int) -> Iterator[tuple[list[int], ...]]:
     """The lists of launches that send ``move`` to ``rank``: sources, ranks, and pages there."""
     for first in range(0, len(move.sources), COUNTS[-1]):
         part = slice(first, first + COUNTS[-1])

@@ -8,6 +8,7 @@ are those at which this process gets outputs of an engine in another process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from itertools import count, pairwise
 from kernelcat.errors import InvalidArgument, KernelcatError
 from kernelcat.moe.bench import prompts
 from kernelcat.moe.disaggregate.front import Disaggregated
+from kernelcat.moe.engine.limits import QueueFull
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.serve.engine_process import EngineProcess
 from kernelcat.moe.serving_metrics import Percentiles
@@ -109,15 +111,16 @@ async def _measure(
     vocab_size, waits = engine.limits.vocab_size, list[float]()
     texts = prompts(traffic.batch, traffic.context, vocab_size, seed=0)
     writers = [_Writer() for _ in texts]
-    tasks = [
+    writing = [
         asyncio.create_task(_write(engine, text, traffic.num_tokens, writer))
         for text, writer in zip(texts, writers, strict=True)
     ]
+    tasks = [*writing]
     try:
-        begin = await _until(tasks, writers, 1)
-        middle = await _until(tasks, writers, traffic.num_tokens // 2)
-        tasks.append(asyncio.create_task(_arrive(engine, traffic, waits)))
-        end = await _until(tasks, writers, traffic.num_tokens)
+        begin = await _until(writing, tasks, writers, 1)
+        middle = await _until(writing, tasks, writers, traffic.num_tokens // 2)
+        tasks.append(asyncio.create_task(_arrive(engine, traffic, waits, tasks)))
+        end = await _until(writing, tasks, writers, traffic.num_tokens)
     finally:
         for task in tasks:
             task.cancel()
@@ -141,34 +144,44 @@ async def _write(
 
 
 async def _arrive(
-    engine: EngineProcess | Disaggregated, traffic: Traffic, waits: list[float]
+    engine: EngineProcess | Disaggregated,
+    traffic: Traffic,
+    waits: list[float],
+    tasks: list[asyncio.Task[None]],
 ) -> None:
-    """Prompts arrive until this is cancelled; ``waits`` gets the seconds to each one's token."""
+    """Prompts arrive until this is cancelled, a task each.
+
+    ``waits`` gets the seconds to each one's token. An engine that is behind refuses prompts.
+    """
 
     async def read(text: list[int]) -> None:
         start, writer = time.perf_counter(), _Writer()
-        await _write(engine, text, 1, writer)
-        waits.append(writer.times[0] - start)
+        with contextlib.suppress(QueueFull):
+            await _write(engine, text, 1, writer)
+            waits.append(writer.times[0] - start)
 
-    async with asyncio.TaskGroup() as group:
-        for number in count(1):
-            [text] = prompts(1, traffic.prompt_tokens, engine.limits.vocab_size, seed=number)
-            group.create_task(read(text))
-            await asyncio.sleep(1 / traffic.rate)
+    for number in count(1):
+        [text] = prompts(1, traffic.prompt_tokens, engine.limits.vocab_size, seed=number)
+        tasks.append(asyncio.create_task(read(text)))
+        await asyncio.sleep(1 / traffic.rate)
 
 
 async def _until(
-    tasks: Sequence[asyncio.Task[None]], writers: Sequence[_Writer], num_tokens: int
+    writing: Sequence[asyncio.Task[None]],
+    tasks: Sequence[asyncio.Task[None]],
+    writers: Sequence[_Writer],
+    num_tokens: int,
 ) -> float:
     """The time at which every writer has ``num_tokens`` tokens, or one has ended before.
 
-    Raises what a task has raised.
+    Raises what one of ``tasks`` has raised.
     """
     while min(writer.num_tokens for writer in writers) < num_tokens:
-        done, _ = await asyncio.wait(tasks, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-        if done:
+        await asyncio.sleep(POLL_S)
+        for task in tasks:
+            if task.done():
+                task.result()
+        if any(task.done() for task in writing):
             break
     return time.perf_counter()
 

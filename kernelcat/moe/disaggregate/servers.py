@@ -32,7 +32,7 @@ def open_side(
     link = side.link(source.device)  # before the weights: both processes have just begun
     model = source.open()
     if not side.is_decode:
-        settings = replace(settings, speculation=None)
+        settings = replace(settings, speculation=None, has_graphs=False)  # it does not decode
         return PrefillServer(Engine(model, settings, tokenizer.decode, link), tokenizer, pipe)
     engine = DecodeEngine(model, settings, tokenizer.decode, link)
     engine.use_router(side.router)
