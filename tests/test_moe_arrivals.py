@@ -167,6 +167,22 @@ def enumerate_pages(pages: list[list[int]]) -> Iterator[tuple[int, int]]:
     return ((g, page) for g, row in enumerate(pages) for page in row if page != NULL_PAGE)
 
 
+def test_pages_that_a_step_may_still_write_are_not_given_away() -> None:
+    limits = Limits(step_tokens=8, max_running=4, max_waiting=6, context=20, vocab_size=VOCAB)
+    pair = Pair([LayerGroup("0", 6, 0)], 4, limits, None, has_prefix_cache=True)
+    pair.arrivals.router = Router(100)
+    first = pair.decode.submit([1] * 7, "first")
+    assert first.table is None and pair.plan_writing()
+    assert pair.cancel(first)
+    pair.arrivals.router = Router(0)
+    second = pair.decode.submit([2] * 9, "second", max_tokens=4)
+    assert not pair.ask()
+    pair.land_writing()
+    assert pair.ask()
+    pair.finish(100)
+    pair.decode.check(second)
+
+
 class PairMachine(RuleBasedStateMachine):
     pair: Pair
     requests: list[Request]

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import itertools
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kernelcat.errors import KernelcatError, RankFailed
 from kernelcat.moe.disaggregate.router import Router
@@ -212,7 +213,7 @@ class Disaggregated:
                     destination=wanted.destination,
                 )
             )  # fmt: skip
-        except KernelcatError as error:
+        except Exception as error:  # whatever it is, the decode engine waits for an answer
             text = f"{self.prefill.name}: {error}"
             output = RequestOutput(name, finish_reason=FinishReason.ERROR, error=text)
         self._count(name, 0)
@@ -226,8 +227,8 @@ class Disaggregated:
             del self._computing[name]
         self.decode.num_queued = sum(self._computing.values())
 
-    def _keep(self, work: object) -> None:
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs a coroutine until it ends."""
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

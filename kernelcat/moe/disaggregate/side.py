@@ -10,7 +10,7 @@ from kernelcat.errors import InvalidArgument
 from kernelcat.moe.disaggregate.router import Router
 from kernelcat.moe.engine.pages_out import Link
 from kernelcat.runtime import driver
-from kernelcat.runtime.devices import VISIBLE
+from kernelcat.runtime.devices import VISIBLE, visible
 
 
 @dataclass(frozen=True)
@@ -51,5 +51,5 @@ class Side:
         count = driver.count()
         if count < 2:
             raise InvalidArgument(f"--disaggregate needs two GPUs, and there is {count}")
-        names = os.environ.get(VISIBLE, ",".join(map(str, range(count)))).split(",")[:2]
-        return {**os.environ, VISIBLE: ",".join(names[::-1] if self.is_decode else names)}
+        names = [visible(1), visible(0)] if self.is_decode else [visible(0), visible(1)]
+        return {**os.environ, VISIBLE: ",".join(names)}
