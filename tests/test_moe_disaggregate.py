@@ -17,8 +17,8 @@ from typing import Any
 import openai
 import pytest
 from click.testing import CliRunner
+from moe_answers import answer, prompt, until
 from moe_server import running_server, wait_until
-from test_moe_engine_process import answer, until
 
 from kernelcat import catalog
 from kernelcat.cli import main
@@ -53,10 +53,6 @@ def source(name: str = "small-gpt-oss") -> ModelSource:
 def settings(**options: Any) -> EngineSettings:
     limits = Limits(step_tokens=64, max_running=4, max_waiting=16, context=256)
     return EngineSettings(limits, page_size=16, cpu_cache_bytes=4 << 20, **options)
-
-
-def prompt(length: int, start: int = 0) -> list[int]:
-    return [(start + i * i) % 250 for i in range(length)]
 
 
 @asynccontextmanager

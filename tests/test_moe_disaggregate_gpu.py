@@ -6,18 +6,19 @@ import asyncio
 from typing import Any
 
 import pytest
-from test_moe_disaggregate import GREEDY, prompt
-from test_moe_engine_process import answer, until
+from moe_answers import answer, prompt, until
 
 from kernelcat.moe.disaggregate.front import Disaggregated
 from kernelcat.moe.disaggregate.router import Router
 from kernelcat.moe.engine.limits import Limits
+from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.serve.engine_process import EngineProcess
 from kernelcat.moe.source import ModelSource
 from kernelcat.runtime import driver
 
 pytestmark = pytest.mark.gpu
+GREEDY = SamplingParameters(temperature=0, max_tokens=12)
 LENGTHS = (5, 70, 64, 150, 400, 150)
 """Tokens of the prompts; steps have at most 128."""
 
