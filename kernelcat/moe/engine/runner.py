@@ -7,7 +7,7 @@ collected: tokens that the host does not know yet are gathered on the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -118,7 +118,7 @@ class Runner:
     def _compute(self, run: Run, buffers: StepBuffers) -> None:
         """Runs the model, and chooses tokens."""
         with span("launch"):
-            x = self._forward(buffers, run.moves)
+            x = self._forward_and_send(buffers, run.moves) if run.moves else self._forward(buffers)
         if buffers.arrays.size.rows:
             with span("sample"):
                 chosen = buffers.chosen[: len(x)]
@@ -129,19 +129,27 @@ class Runner:
     def _copy_out(self, run: Run, buffers: StepBuffers) -> None:
         run.tokens = buffers.copy_out(run.step.num_rows)
 
-    def _forward(self, buffers: StepBuffers, moves: Sequence[PageMoves] = ()) -> torch.Tensor:
-        """Hidden states (rows, hidden) of the step on the device; ``moves`` are sent meanwhile."""
-        graph, send = self.graphs.get((buffers, buffers.arrays.size)), None
-        if moves and self.link is not None:
-            self.link.begin(moves)
-            send = self.link.send
+    def _forward(
+        self, buffers: StepBuffers, after_layer: Callable[[int], None] | None = None
+    ) -> torch.Tensor:
+        """Hidden states (rows, hidden) of the step on the device.
+
+        ``after_layer`` gets each layer's number when the layer has been launched.
+        """
+        graph = self.graphs.get((buffers, buffers.arrays.size))
         if graph is None:
-            return self.model(buffers.batch(), self.cache, send)
+            return self.model(buffers.batch(), self.cache, after_layer)
         graph.graph.replay()
-        if send is not None:
+        if after_layer is not None:
             for layer in range(len(self.cache.layers)):
-                send(layer)
+                after_layer(layer)
         return graph.x
+
+    def _forward_and_send(self, buffers: StepBuffers, moves: Sequence[PageMoves]) -> torch.Tensor:
+        """As `_forward`; pages of a layer are sent while later layers are computed."""
+        assert self.link is not None
+        self.link.begin(moves)
+        return self._forward(buffers, self.link.send)
 
     def collect(self, run: Run) -> tuple[list[int], list[TokenLogprob | None] | None]:
         """Waits for a step; the token of each row, and log-probabilities if a request wants any."""
