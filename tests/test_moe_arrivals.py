@@ -15,7 +15,7 @@ from fake_model import VOCAB, FakeEngine, plain
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from test_moe_machine import SEEDS
+from moe_machines import REQUESTS, SEEDS, SIZES, layer_groups
 
 from kernelcat.errors import InvalidArgument
 from kernelcat.moe.disaggregate.arrivals import ArrivalScheduler
@@ -187,41 +187,20 @@ class PairMachine(RuleBasedStateMachine):
     pair: Pair
     requests: list[Request]
 
-    @initialize(
-        windows=st.sampled_from([(0,), (0, 5), (3, 0), (6,), (0, 2, 9)]),
-        page_size=st.sampled_from([1, 2, 4]),
-        num_pages=st.integers(6, 20),
-        step_tokens=st.integers(2, 12),
-        max_running=st.integers(1, 6),
-        num_drafts=st.integers(0, 3),
-        has_prefix_cache=st.booleans(),
-        short=st.sampled_from([0, 0, 2, 6]),
-    )
+    @initialize(**SIZES, short=st.sampled_from([0, 0, 2, 6]))
     def start(
         self, windows, page_size, num_pages, step_tokens, max_running, num_drafts,
         has_prefix_cache, short,
     ):  # fmt: skip
         running = min(max_running, step_tokens)
         limits = Limits(step_tokens, running, max_waiting=6, context=30, vocab_size=VOCAB)
-        groups = []
-        for i, window in enumerate(windows):
-            least = -(-(window + limits.span) // page_size) + 3
-            pages = max(min(num_pages, least), least) if window else num_pages
-            groups.append(LayerGroup(str(i), pages, window))
+        groups = layer_groups(windows, page_size, num_pages, limits)
         speculation = Speculation(num_drafts, min_match=1) if num_drafts else None
         self.pair = Pair(groups, page_size, limits, speculation, has_prefix_cache)
         self.pair.arrivals.router = Router(short)
         self.requests = []
 
-    @rule(
-        prefix=st.sampled_from([[], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 5, 6, 5, 6], [0] * 8]),
-        rest=st.lists(st.integers(0, VOCAB - 1), max_size=12),
-        max_tokens=st.none() | st.integers(1, 12),
-        temperature=st.sampled_from([0.0, 0.7]),
-        stop=st.sets(st.integers(0, VOCAB - 1), max_size=1),
-        salt=st.sampled_from(["", "", "b"]),
-        num_queued=st.sampled_from([0, 100]),
-    )
+    @rule(**REQUESTS, num_queued=st.sampled_from([0, 100]))
     def submit(self, prefix, rest, max_tokens, temperature, stop, salt, num_queued):
         self.pair.arrivals.num_queued = num_queued
         try:
