@@ -7,7 +7,7 @@ import asyncio
 from kernelcat.moe.engine.engine import EngineError
 from kernelcat.moe.serve.engine_process import EngineProcess
 
-PATIENCE_S = 8.0
+PATIENCE_S = 7.0
 """Seconds after which a step that has not ended, or an answer that has not come, never will."""
 INTERVAL_S = 0.5
 
