@@ -130,6 +130,7 @@ class FakeEngine:
         num_slots: int = 0,
         reserve: int = 20,
         policy: FetchPolicy | None = None,
+        scheduler_type: type[Scheduler] = Scheduler,
     ) -> None:
         self.limits = limits or Limits(step_tokens=16, max_running=8, max_waiting=64, context=64)
         self.manager = BlockManager(groups, page_size, WIDTH, has_prefix_cache)
@@ -139,7 +140,7 @@ class FakeEngine:
                 policy or FetchPolicy(1, bandwidth=1e9),
             )  # fmt: skip
         self.transfers: list[Transfer] = []
-        self.scheduler = Scheduler(self.manager, self.limits, speculation)
+        self.scheduler = scheduler_type(self.manager, self.limits, speculation)
         num_drafts = speculation.num_drafts if speculation else 0
         self.sizes = StepSizes(self.limits, num_drafts, batches)
         self.sizes_used: set[Size] = set()

@@ -22,7 +22,9 @@ import cuda_fibers
 import numpy as np
 
 from kernelcat.errors import RankFailed
-from kernelcat.kernels.cuda import all_reduce
+from kernelcat.jit.interpreter import interpret
+from kernelcat.jit.triton import TritonSource
+from kernelcat.kernels.cuda import all_reduce, kv_transfer
 from kernelcat.kernels.cuda.common import expert_exchange
 from kernelcat.ranks import group, links, race
 from kernelcat.ranks.worker import verbs
@@ -85,10 +87,21 @@ class Device:
     def synchronize(self) -> None:
         pass
 
+    @staticmethod
+    def address_of(array: Any) -> int:
+        return int(array.__array_interface__["data"][0])
+
+    @staticmethod
+    def bytes_at(address: int, size: int, owner: object) -> Any:
+        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
     def bind(self, program: Any) -> Any:
         def bind(arrays: Any) -> Callable[[], None]:
             def launch() -> None:
-                cuda_fibers.run(program, arrays, MAX_BLOCKS, seed=1)
+                if any(isinstance(step.source, TritonSource) for step in program.steps):
+                    interpret(program, arrays)
+                else:
+                    cuda_fibers.run(program, arrays, MAX_BLOCKS, seed=1)
                 if Device.is_broken and arrays["out"].size:
                     arrays["out"].reshape(-1).view("uint8")[0] ^= 1
 
@@ -140,6 +153,7 @@ def stand_in() -> None:
     all_reduce.LL_SPACE.update(threads=(128,), blocks=(8,))
     all_reduce.TILE_SPACE.update(unroll=(1,), blocks=(16,))
     all_reduce.SLOT_SPACE.update(blocks=(64,))
+    kv_transfer.SPACE.update(unroll=(2,), blocks=(8,))
     expert_exchange.LL_SPACE.update(blocks=(64,))
     expert_exchange.TILE_SPACE.update(tile_tokens=(1,), blocks=(32,))
 

@@ -430,6 +430,7 @@ def test_a_thread_without_the_context_gets_it(driver: Recorder, status: int) -> 
 
 SIZES = {
     "Pointer": 8, "Int32": 4, "Int64": 8, "Float32": 4, "TensorMap": 128, "Rank": 4, "Window": 8,
+    "MappedPointer": 8,
 }  # fmt: skip
 KERNELS_OF_THE_CATALOG = [
     pytest.param(implementation, gpus.find(sku), id=f"{implementation.name}-{sku}")

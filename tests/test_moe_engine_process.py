@@ -9,6 +9,7 @@ import signal
 import openai
 import pytest
 from click.testing import CliRunner
+from moe_answers import answer, until
 from moe_server import running_server, tiny_engine, wait_until
 
 from kernelcat import moe
@@ -31,14 +32,6 @@ LONG = SamplingParameters(max_tokens=250)
 
 def opened() -> EngineProcess:
     return EngineProcess(SOURCE, EngineSettings(Limits(**LIMITS), cpu_cache_bytes=4 << 20))
-
-
-async def answer(engine, prompt, parameters, **options):
-    """All outputs of a request as one."""
-    outputs = [output async for output in engine.generate(prompt, parameters, **options)]
-    for output in outputs[1:]:
-        outputs[0].extend(output)
-    return outputs[0]
 
 
 def test_a_process_is_an_engine_and_its_end_is_seen():
@@ -82,16 +75,6 @@ def test_a_process_is_an_engine_and_its_end_is_seen():
         await twin.stop()
 
     asyncio.run(use())
-
-
-async def until(engine, **expected) -> None:
-    """Waits until the statistics are as expected."""
-    for _ in range(1000):
-        found = await asyncio.to_thread(engine.metrics)
-        if all(found[name] == value for name, value in expected.items()):
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(found)
 
 
 def test_what_cannot_be_opened_is_said(tmp_path):

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import os
-
 from fake_model import VOCAB, FakeEngine, plain
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from moe_machines import REQUESTS, SEEDS, SIZES, layer_groups
 
 from kernelcat.errors import InvalidArgument
-from kernelcat.moe.engine.blocks import LayerGroup
 from kernelcat.moe.engine.limits import Limits, QueueFull
 from kernelcat.moe.engine.request import FinishReason, Request, State
 from kernelcat.moe.engine.speculation import Speculation
-
-SEEDS = 1000 if os.environ.get("KERNELCAT_CAMPAIGN") else 60
-"""Random histories."""
 
 
 class EngineMachine(RuleBasedStateMachine):
     engine: FakeEngine
     requests: list[Request]
 
-    @initialize(
-        windows=st.sampled_from([(0,), (0, 5), (3, 0), (6,), (0, 2, 9)]),
-        page_size=st.sampled_from([1, 2, 4]),
-        num_pages=st.integers(6, 20),
-        step_tokens=st.integers(2, 12),
-        max_running=st.integers(1, 6),
-        max_chunk=st.integers(0, 4),
-        num_drafts=st.integers(0, 3),
-        has_prefix_cache=st.booleans(),
-    )
+    @initialize(**SIZES, max_chunk=st.integers(0, 4))
     def start(
         self, windows, page_size, num_pages, step_tokens, max_running, max_chunk, num_drafts,
         has_prefix_cache,
@@ -41,23 +27,13 @@ class EngineMachine(RuleBasedStateMachine):
             step_tokens, min(max_running, step_tokens), max_waiting=5, context=30,
             max_chunk=max_chunk, vocab_size=VOCAB,
         )  # fmt: skip
-        groups = []
-        for i, window in enumerate(windows):
-            # the fewest pages with which the engine accepts a window
-            least = -(-(window + limits.span) // page_size) + 3
-            pages = min(num_pages, least) if window else num_pages
-            groups.append(LayerGroup(str(i), max(pages, least if window else 0), window))
+        groups = layer_groups(windows, page_size, num_pages, limits)
         speculation = Speculation(num_drafts, min_match=1) if num_drafts else None
         self.engine = FakeEngine(groups, page_size, limits, speculation, has_prefix_cache)
         self.requests = []
 
     @rule(
-        prefix=st.sampled_from([[], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 5, 6, 5, 6], [0] * 8]),
-        rest=st.lists(st.integers(0, VOCAB - 1), max_size=12),
-        max_tokens=st.none() | st.integers(1, 12),
-        temperature=st.sampled_from([0.0, 0.7]),
-        stop=st.sets(st.integers(0, VOCAB - 1), max_size=1),
-        salt=st.sampled_from(["", "", "b"]),
+        **REQUESTS,
         penalty=st.sampled_from([1.0, 1.0, 1.1]),
         is_constrained=st.booleans(),
     )

@@ -52,10 +52,14 @@ def test_every_variant_is_right_on_every_rank(variant: str, problem: str, gpus: 
     assert checked.outcome.problems or checked.outcome.skipped
 
 
-@pytest.mark.parametrize("variant", ["ll", "tiles"])
-@pytest.mark.parametrize("entry", ["moe_dispatch", "moe_combine"])
-def test_random_exchanges_are_right_on_every_rank(entry: str, variant: str) -> None:
-    implementation = catalog.implementation(entry, "cuda", variant)
+@pytest.mark.parametrize(
+    ("entry", "language", "variant"),
+    [("moe_dispatch", "cuda", "ll"), ("moe_dispatch", "cuda", "tiles"),
+     ("moe_combine", "cuda", "ll"), ("moe_combine", "cuda", "tiles"),
+     ("kv_transfer", "cuda", "vectors"), ("kv_transfer", "triton", "words")],
+)  # fmt: skip
+def test_random_exchanges_are_right_on_every_rank(entry: str, language: str, variant: str) -> None:
+    implementation = catalog.implementation(entry, language, variant)
     fuzzing = check.Fuzzing(40, kernels=4)
     (checked,) = check.run_fuzzing([implementation], range(min(driver.count(), 2)), fuzzing)
     assert not checked.outcome.failures

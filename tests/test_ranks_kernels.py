@@ -178,7 +178,7 @@ def on_machine(folder: Path, ranks: int, job: dict[str, object]) -> list[Any]:
         subprocess.Popen(
             [sys.executable, HERE / "ranks_machine.py", str(rank), str(ranks), folder / "socket",
              json.dumps(job)],
-            stdout=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE, text=True, env={**os.environ, "TRITON_INTERPRET": "1"},
         )
         for rank in range(ranks)
     ]  # fmt: skip
@@ -216,6 +216,31 @@ def test_a_check_judges_what_goes_to_experts(
     assert [verdicts[0].keys() for verdicts in found] == [{"config"}] * 2
 
 
+PAGES = {"page_size": 4, "dtype": "bfloat16", "senders": "all"}
+TRANSFERS = [
+    {**PAGES, "count": 9, "pages": 25, "row": 24, "caches": 2},
+    {**PAGES, "count": 3, "pages": 8, "row": 1200, "caches": 2, "dtype": "float8_e4m3fn"},
+    {**PAGES, "count": 5, "pages": 10, "row": 656, "caches": 1, "dtype": "uint8"},
+    {**PAGES, "count": 20, "pages": 9, "row": 33, "caches": 1, "page_size": 3},
+    {**PAGES, "count": 4, "pages": 9, "row": 131, "caches": 2, "page_size": 1, "dtype": "uint8"},
+    {**PAGES, "count": 2, "pages": 4, "row": 20, "caches": 1, "senders": "first"},
+    {**PAGES, "count": 0, "pages": 1, "row": 20, "caches": 2},
+]
+"""Vectors of 16, 2 and 1 bytes; several tiles a page; more entries than pages; lists of nothing."""
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("kernel", [("cuda", "vectors"), ("triton", "words")], ids="/".join)
+def test_pages_come_to_the_caches_of_other_ranks(
+    kernel: tuple[str, str], ranks: int, tmp_path: Path
+) -> None:
+    entry = catalog.entry("kv_transfer")
+    problems = [entry.problem(**axes, ranks=ranks).values for axes in TRANSFERS]
+    job = {**CHECK, "implementation": ["kv_transfer", *kernel], "problems": problems}
+    for result in on_machine(tmp_path, ranks, job):
+        assert [verdict.keys() for verdict in result["verdicts"]] == [{"config"}] * len(problems)
+
+
 def test_a_check_finds_a_rank_with_other_inputs(tmp_path: Path) -> None:
     results = on_machine(tmp_path, 2, {**CHECK, "last": {"seeds": [1, 3]}})
     for result in results:
@@ -225,9 +250,12 @@ def test_a_check_finds_a_rank_with_other_inputs(tmp_path: Path) -> None:
 FUZZING = {"examples": 6, "random_seed": 1, "limit": 40, "kernels": 2}
 
 
-@pytest.mark.parametrize("entry", ["all_reduce", "moe_combine"])
-def test_ranks_draw_the_same_random_problems(entry: str, tmp_path: Path) -> None:
-    job = {**CHECK, "implementation": [entry, "cuda", "ll"], "problems": [], "fuzzing": FUZZING}
+@pytest.mark.parametrize(
+    ("entry", "variant"),
+    [("all_reduce", "ll"), ("moe_combine", "ll"), ("kv_transfer", "vectors")],
+)
+def test_ranks_draw_the_same_random_problems(entry: str, variant: str, tmp_path: Path) -> None:
+    job = {**CHECK, "implementation": [entry, "cuda", variant], "problems": [], "fuzzing": FUZZING}
     for result in on_machine(tmp_path, 2, job):
         assert result["failure"] is None
         assert result["examples"] == FUZZING["examples"]
@@ -251,12 +279,14 @@ def test_ranks_with_different_problems_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "more", "variants"),
     [("all_reduce", {}, ["ll", "one_shot", "slots", "two_shot"]),
-     ("moe_dispatch", {**WIDE, "hidden": 32}, ["ll", "tiles"])],
+     ("moe_dispatch", {**WIDE, "hidden": 32}, ["ll", "tiles"]),
+     ("kv_transfer", TRANSFERS[0], ["vectors"])],
 )  # fmt: skip
 def test_a_race_times_each_variant(
     entry: str, more: dict[str, Any], variants: list[str], tmp_path: Path
 ) -> None:
-    problem = catalog.entry(entry).described(**{"tokens": 1, "hidden": 2880, **more})
+    sizes = {} if entry == "kv_transfer" else {"tokens": 1, "hidden": 2880}
+    problem = catalog.entry(entry).described(**{**sizes, **more})
     implementations = [("cuda", variant) for variant in variants]
     job = {"verb": "race", "entry": entry, "problem": problem.values, "seed": 1,
            "implementations": implementations, "peers": True}  # fmt: skip

@@ -448,6 +448,63 @@ class Gemm(Op):
         out: Any = None, stream: Any = None,
     ) -> Bound: ...
 
+class KvTransfer(Op):
+    def __call__(  # type: ignore[override]
+        self,
+        source_pages: Array,
+        dest_ranks: Array,
+        dest_pages: Array,
+        *,
+        caches: Literal[1, 2],
+        out: tuple[Array | None, ...],
+    ) -> tuple[Any, Any]:
+        r"""kv_transfer(source_pages, dest_ranks, dest_pages, caches, out) -> k_cache, v_cache
+
+        Pages of one rank's cache of keys and values to caches of other ranks, one-sided.
+
+        Parameters
+        ----------
+        source_pages : (ranks, count) int32
+            pages that are read
+        dest_ranks : (ranks, count) int32
+            the rank that gets each page; -1 for none
+        dest_pages : (ranks, count) int32
+            the page that it becomes there
+        caches : one of 1, 2
+            1: latent rows; 2: keys and values
+        out : tuple of arrays (k_cache, v_cache)
+            where results go; k_cache and v_cache must hold values, and is updated
+
+        Returns
+        -------
+        k_cache : (ranks, pages, page_size, row) dtype
+            keys, or latent rows
+        v_cache : (ranks, pages, page_size, row) dtype, for caches 2
+            values
+
+        Raises
+        ------
+        InvalidArgument
+            A rank, shape, element type, stride, device or keyword is wrong, or arrays overlap. Legal
+            are caches: 1, 2; ranks: 2, 3, 4, 5, 6, 7, 8; dtype: bfloat16, float16, float8_e4m3fn,
+            uint8.
+        Unsupported
+            No kernel serves this problem on this GPU.
+        MissingDependency
+            There is no GPU driver, or a needed compiler is not installed.
+
+        The definition: reference/kv_transfer.py and kernelcat.reference('kv_transfer').
+        """
+    def bind(  # type: ignore[override]
+        self,
+        source_pages: Array,
+        dest_ranks: Array,
+        dest_pages: Array,
+        *,
+        caches: Literal[1, 2],
+        out: Any = None, stream: Any = None,
+    ) -> Bound: ...
+
 class KvWrite(Op):
     def __call__(  # type: ignore[override]
         self,
@@ -1992,6 +2049,12 @@ def get(
     *, language: str | None = None, variant: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Gemm: ...
+@overload
+def get(
+    name: Literal["kv_transfer"],
+    *, language: str | None = None, variant: str | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> KvTransfer: ...
 @overload
 def get(
     name: Literal["kv_write"],

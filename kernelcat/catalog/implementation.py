@@ -167,6 +167,22 @@ class Window(Int64):
 
 
 @dataclass(frozen=True)
+class MappedPointer(Pointer):
+    """The address of a tensor of another rank, which the launching rank maps (``Tensor.mapped``).
+
+    ``shift`` counts ranks as in :class:`Window`. The address is null for a ``shift`` of as many
+    ranks as there are, or more.
+    """
+
+    shift: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name under which a group binds the tensor: ``k_cache@1``."""
+        return f"{self.tensor}@{self.shift}"
+
+
+@dataclass(frozen=True)
 class TensorMap:
     """A TMA tensor map over a tensor, passed by value (``__grid_constant__``).
 

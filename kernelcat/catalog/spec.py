@@ -169,6 +169,9 @@ class Tensor:
     accumulated
         An updated output whose new values depend on its old ones: a second run on the same memory
         gives another result.
+    mapped
+        Other ranks write to this tensor of an entry of several ranks: it lies in memory that all
+        ranks map (``kernelcat.ranks.group.Group.share``).
     as_stored
         ``make_inputs`` draws, and the oracle takes, this tensor's storage array instead of float32
         values: for weights that would not fit into memory as float32.
@@ -186,6 +189,7 @@ class Tensor:
     updated: bool = False
     accumulated: bool = False
     as_stored: bool = False
+    mapped: bool = False
 
     def shape_of(self, problem: Problem) -> tuple[int, ...]:
         """The shape for ``problem``."""

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kernelcat.cli.moe_interference import bench_interference
 from kernelcat.cli.options import (
     as_json,
+    disaggregate,
     divides_experts,
     ep,
     host_cache,
@@ -22,6 +24,8 @@ from kernelcat.cli.options import (
     out_file,
     profile_file,
     rebalance_every,
+    require_one_division,
+    short_prompt,
     tp,
 )
 from kernelcat.cli.output import echo, emit, save, show
@@ -127,6 +131,8 @@ class Results:
 @tp
 @ep
 @rebalance_every
+@disaggregate
+@short_prompt
 @click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
 @click.option("--cache-dtype", default="", help="Element type of the caches: float8_e4m3fn.")
 @click.option("--drafts", default=0, show_default=True, help="Draft tokens of n-gram speculation.")
@@ -165,12 +171,17 @@ def bench(
     while all requests write. A line on standard error tells of each result as soon as it is there.
     A peer that fails is told, and the rest goes on.
 
+    With --disaggregate the inter-token latency of requests that write is measured, before and while
+    prompts of --prefill tokens arrive at --rate: of one engine, then of two.
+
     \b
     Example:
       kernelcat moe bench gpt-oss-20b --random-weights --peer transformers
       kernelcat moe bench gpt-oss-20b --random-weights --batches 1 --profile step.json
       kernelcat moe bench gpt-oss-20b --random-weights --fetch 4096 --host-cache 4 --requests 0
       kernelcat moe bench --url http://127.0.0.1:8000 --rate 8 --slo ttft=500,tpot=20
+      kernelcat moe bench gpt-oss-20b --random-weights --disaggregate \\
+        --batches 32 --tokens 2048 --prefill 8192 --rate 4
     """
     try:
         from kernelcat.moe.serving_metrics import Slo
@@ -181,6 +192,11 @@ def bench(
     loads = [Workload(requests, *ranges, rate, seed) for rate in rates or (inf,) if requests]
     if url and (options["profile"] or options["nvtx"]):
         raise InvalidArgument("--profile and --nvtx are for a MODEL in this process, not for --url")
+    require_one_division(options)
+    if options["disaggregate"]:
+        if url or not model:
+            raise InvalidArgument("--disaggregate is for a MODEL, not for --url")
+        return bench_interference(model, rates, options, as_json)
     if url:
         results = _bench_server(url, model, loads, objectives, options)
     elif model:

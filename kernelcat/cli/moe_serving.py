@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelcat.cli.options import as_json, divides_experts, ep, host_cache, rebalance_every, tp
+from kernelcat.cli.options import (
+    as_json,
+    disaggregate,
+    divides_experts,
+    ep,
+    host_cache,
+    rebalance_every,
+    require_one_division,
+    short_prompt,
+    tp,
+)
 from kernelcat.cli.output import echo, emit
 from kernelcat.errors import MissingDependency
 
@@ -33,6 +43,8 @@ CPU_CONTEXT = 1024
     help="Key that clients must present; may be repeated. Default: no authentication.",
 )
 @tp
+@disaggregate
+@short_prompt
 @click.option("--memory", default=0.9, show_default=True, help="Part of the GPU's memory to take.")
 @click.option(
     "--cpu-cache", default=64 << 20, show_default=True, help="Bytes of the caches on a CPU."
@@ -63,9 +75,12 @@ def serve(
       kernelcat moe serve smollm2
       kernelcat moe serve gpt-oss-20b --port 8000 --tp 2
       kernelcat moe serve gpt-oss-20b --port 8000 --ep 2 --rebalance-every 1000
+      kernelcat moe serve gpt-oss-20b --port 8000 --disaggregate
       kernelcat moe serve small-llama --random-weights --device cpu
     """
     try:
+        from kernelcat.moe.disaggregate.front import Disaggregated
+        from kernelcat.moe.disaggregate.router import Router
         from kernelcat.moe.engine.engine import EngineError
         from kernelcat.moe.parallel.expert_engines import ExpertEngines
         from kernelcat.moe.serve.app import make_app
@@ -76,6 +91,7 @@ def serve(
         from kernelcat.moe.source import ModelSource
     except ModuleNotFoundError as error:
         raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
+    require_one_division({"tp": tp, **options})
     source = ModelSource.find(
         model, device, random_weights, tell=lambda line: echo(line, err=True), tp=tp
     )
@@ -89,6 +105,8 @@ def serve(
     ranks, every = options["ep"], options["rebalance_every"]
     if divides_experts(ranks, every):
         engine = ExpertEngines(source, _settings(options), ranks, every)
+    elif options["disaggregate"]:
+        engine = Disaggregated(source, _settings(options), Router(options["short_prompt"]))
     else:
         engine = EngineProcess(source, _settings(options))
     service = Service(engine, source.tokenizer(), settings)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -43,6 +43,17 @@ rebalance_every = click.option(
     default=0,
     metavar="STEPS",
     help="Steps after which experts may change GPUs, to even out work; 0: never. With --ep.",
+)
+disaggregate = click.option(
+    "--disaggregate",
+    is_flag=True,
+    help="One GPU (on a CPU: one process) computes prompts, another one writes.",
+)
+short_prompt = click.option(
+    "--short-prompt",
+    default=64,
+    show_default=True,
+    help="With --disaggregate: prompts with at most so many new tokens stay where they write.",
 )
 nvtx = click.option("--nvtx", is_flag=True, help="Mark phases of steps for Nsight Systems.")
 host_cache = click.option(
@@ -157,6 +168,15 @@ def divides_experts(ep: int, rebalance_every: int = 0) -> bool:
     if rebalance_every and ep == 1:
         raise InvalidArgument("--rebalance-every is for experts on several GPUs: add --ep")
     return ep > 1
+
+
+def require_one_division(options: Mapping[str, Any]) -> None:
+    """Raise ``InvalidArgument`` where options divide an engine in more than one way."""
+    ways = [name for name in ("tp", "ep") if options[name] > 1]
+    ways += ["disaggregate"] if options["disaggregate"] else []
+    if len(ways) > 1:
+        names = " and ".join(f"--{way}" for way in ways)
+        raise InvalidArgument(f"{names} cannot be combined: give one of them")
 
 
 def integers(text: str, rule: str) -> list[int]:

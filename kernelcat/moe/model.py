@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -97,13 +98,20 @@ class Decoder(ABC):
         ``kv`` are the layer's tensors of the cache, ``table`` is the block table of its group.
         """
 
-    def __call__(self, batch: Batch, cache: KvCache) -> torch.Tensor:
-        """Hidden states (rows, hidden) of ``batch.rows``, normalized; the cache gets all tokens."""
+    def __call__(
+        self, batch: Batch, cache: KvCache, after_layer: Callable[[int], object] | None = None
+    ) -> torch.Tensor:
+        """Hidden states (rows, hidden) of ``batch.rows``, normalized; the cache gets all tokens.
+
+        ``after_layer`` gets the number of each layer as soon as it has been launched.
+        """
         x = self.ops.embedding(batch.tokens, self.embed)
         parts = zip(self.layers, cache.layers, cache.groups, strict=True)
         for i, (layer, kv, group) in enumerate(parts):
             with span("layer", i):
                 x = self.forward(layer, x, kv, batch.block_tables[group], batch)
+            if after_layer is not None:
+                after_layer(i)
         return self.normalized(x.index_select(0, batch.rows), self.norm)
 
     @property

@@ -193,7 +193,7 @@ def _judge(
     entry, bind = catalog.entry(implementation.entry), group.load(implementation, problem, config)
     wrong: dict[str, Any] = {}
     for number, seed in enumerate(seeds):
-        prepared = shares.prepare(entry, problem, group, group.rank, seed)
+        prepared = shares.prepare(entry, problem, group, group.rank, seed, group.share)
         group.meet()
         single = bind(prepared.arrays)
         runs: dict[str, Run] = {"": single, "in a graph, ": _captured(single, group)}
@@ -201,6 +201,7 @@ def _judge(
             verdict = prepared.verify_run(each, poison=gate.BANDS[number % len(gate.BANDS)])
             if not verdict.passed:
                 wrong.setdefault("wrong", f"{place}seed {seed}: {verdict.detail}")
+        group.unshare()
     return wrong
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import kernelcat
 from kernelcat import catalog
 from kernelcat.catalog.implementation import (
     Config,
     Implementation,
+    MappedPointer,
     Param,
+    Pointer,
     Program,
     Rank,
     Window,
@@ -24,8 +27,12 @@ from kernelcat.ranks import links
 from kernelcat.ranks.rendezvous import Rendezvous, require_equal
 from kernelcat.ranks.window import ERROR_OFFSET, WINDOW_BYTES, Memory
 from kernelcat.runtime import code, driver, gpu, launcher
-from kernelcat.runtime.device import Bind, CudaDevice
+from kernelcat.runtime.device import Arrays, Bind, CudaDevice
 from kernelcat.runtime.gpu import Gpu
+from kernelcat.runtime.launcher import Launcher
+
+Loaded = tuple[Launcher, list[MappedPointer]]
+"""What launches, and the addresses at other ranks that it takes beside the entry's tensors."""
 
 LOAD_S = 120.0
 """Seconds in which all ranks must have prepared what they launch: some compile, others need not."""
@@ -50,7 +57,8 @@ class Group:
         self.gpu, self.xp = device.gpu, device.xp
         self.rendezvous = Rendezvous(rank, ranks, path)
         self._bus_ids = self._agree_on_machine()
-        self.windows = self._windows()
+        self.windows = self._mapped(WINDOW_BYTES)
+        self._shared: list[list[Memory]] = []
 
     @property
     def shares_gpus(self) -> bool:
@@ -74,13 +82,14 @@ class Group:
     def load(self, implementation: Implementation, problem: Problem, config: Config) -> Bind:
         """Build a configuration on every rank; the bind takes this rank's parts of CuPy arrays.
 
-        Raises what :meth:`launcher` raises.
+        Tensors that are ``mapped`` must lie in memory of :meth:`share`, at the same place on all
+        ranks. Raises what :meth:`launcher` raises.
         """
-        return self.device.bind(self.launcher(implementation, problem, config))
+        return self._bind(*self._load(implementation, problem, config))
 
     def launcher(
         self, implementation: Implementation, problem: Problem, config: Config
-    ) -> launcher.Launcher:
+    ) -> Launcher:
         """Build a configuration on every rank; the launcher takes addresses of this rank's parts.
 
         Raises
@@ -92,23 +101,81 @@ class Group:
         CompileError, LaunchError, MissingDependency
             This rank failed; the others raise ``RankFailed``.
         """
+        return self._load(implementation, problem, config)[0]
+
+    def load_alone(self, implementation: Implementation, problem: Problem, config: Config) -> Bind:
+        """As :meth:`load`, on this rank only: for kernels that wait for no other rank."""
+        return self._bind(*self._prepare(implementation, problem, config))
+
+    def _load(self, implementation: Implementation, problem: Problem, config: Config) -> Loaded:
+        """Build a configuration on every rank; raises what :meth:`launcher` raises."""
         entry = catalog.entry(implementation.entry)
         if entry.ranks is None or problem[entry.ranks] != self.ranks:
             raise InvalidArgument(f"{entry.name} {problem} is not for {self.ranks} ranks")
-        addresses = [window.address for window in self.windows]
-        program = implementation.program(problem, config, self.gpu)
-        program = filled(program, self.rank, addresses)
-        find = partial(code.of_source, arch=self.gpu.arch, device=self.device.index)
         try:
-            launch = launcher.prepare(
-                implementation.name, program, lambda step: find(step.source), entry.tensor_names,
-                self.device.index,
-            )  # fmt: skip
+            loaded = self._prepare(implementation, problem, config)
         except KernelcatError as error:
             self.rendezvous.fail(str(error))
             raise
         self._agree("loads", f"{implementation.name} {problem} {config}")
-        return launch
+        return loaded
+
+    def _prepare(self, implementation: Implementation, problem: Problem, config: Config) -> Loaded:
+        """Build a configuration on this rank."""
+        entry = catalog.entry(implementation.entry)
+        addresses = [window.address for window in self.windows]
+        program = implementation.program(problem, config, self.gpu)
+        peers = mapped_pointers(program)
+        program = filled(program, self.rank, addresses)
+        find = partial(code.of_source, arch=self.gpu.arch, device=self.device.index)
+        names = (*entry.tensor_names, *(pointer.name for pointer in peers))
+        launch = launcher.prepare(
+            implementation.name, program, lambda step: find(step.source), names, self.device.index
+        )
+        return launch, peers
+
+    def _bind(self, launch: Launcher, peers: Sequence[MappedPointer]) -> Bind:
+        bind = self.device.bind(launch)
+        return lambda arrays: bind({**arrays, **self.at_peers(peers, arrays)})
+
+    def share(self, size: int) -> Any:
+        """Memory of at least ``size`` bytes that all ranks map, as an array of bytes (uint8).
+
+        All ranks call this together, with the same size. The memory lives until :meth:`unshare`.
+        """
+        memories = self._mapped(size)
+        self._shared.append(memories)
+        own = memories[self.rank]
+        return self.device.bytes_at(own.address, own.size, own)[:size]
+
+    def unshare(self) -> None:
+        """Free the memory of :meth:`share`, which nobody uses any more."""
+        for memory in (memory for memories in self._shared for memory in memories):
+            memory.free()
+        self._shared.clear()
+
+    def at_peers(self, pointers: Iterable[MappedPointer], arrays: Arrays) -> Arrays:
+        """The bytes of mapped tensors of other ranks, by the names of the pointers to them.
+
+        Raises ``InvalidArgument`` for a tensor that does not lie in memory of :meth:`share`.
+        """
+        found = {}
+        for pointer in pointers:
+            if pointer.shift >= self.ranks or pointer.tensor not in arrays:
+                continue
+            array = arrays[pointer.tensor]
+            memories, offset = self._place(pointer.tensor, self.device.address_of(array))
+            peer = memories[(self.rank + pointer.shift) % self.ranks]
+            found[pointer.name] = self.device.bytes_at(peer.address + offset, array.nbytes, peer)
+        return found
+
+    def _place(self, name: str, address: int) -> tuple[list[Memory], int]:
+        """The shared memory that has ``address``, and the bytes before it."""
+        for memories in self._shared:
+            offset = address - memories[self.rank].address
+            if 0 <= offset < memories[self.rank].size:
+                return memories, offset
+        raise InvalidArgument(f"{name} must lie in memory that all ranks map: see Group.share")
 
     def meet(self) -> None:
         """Wait until all ranks have prepared what comes; raises ``RankFailed``."""
@@ -134,20 +201,21 @@ class Group:
         """Leave the group, after all ranks have called this or ended."""
         self.device.synchronize()
         self.rendezvous.gather(None)
+        self.unshare()
         for window in self.windows:
             window.free()
         self.rendezvous.close()
 
-    def _windows(self) -> list[Memory]:
-        """The windows of all ranks, of which this rank allocates its own."""
+    def _mapped(self, size: int) -> list[Memory]:
+        """Memory of each rank that this rank maps, zeros, of which this rank allocates its own."""
         index = self.device.index
-        own = Memory.allocated(WINDOW_BYTES, index)
+        own = Memory.allocated(size, index)
         _, fds = self.rendezvous.gather(None, own.exported())
-        windows = [own if rank == self.rank else Memory.imported(fd, own.size, index)
-                   for rank, fd in enumerate(fds)]  # fmt: skip
+        memories = [own if rank == self.rank else Memory.imported(fd, own.size, index)
+                    for rank, fd in enumerate(fds)]  # fmt: skip
         os.close(fds[self.rank])
-        self.rendezvous.gather(None)  # nobody writes before all windows are zero
-        return windows
+        self.rendezvous.gather(None)  # nobody writes before all memory is zero
+        return memories
 
     def missing(self) -> int | None:
         """The rank that a kernel of this rank waited for in vain, or None; waits for no kernel."""
@@ -173,14 +241,25 @@ class Group:
         return list(bus_ids)
 
 
+def mapped_pointers(program: Program) -> list[MappedPointer]:
+    """The parameters of ``program`` that are addresses of other ranks' tensors, each once."""
+    params = (param for step in program.steps for param in step.params)
+    return list(dict.fromkeys(param for param in params if isinstance(param, MappedPointer)))
+
+
 def filled(program: Program, rank: int, windows: Sequence[int]) -> Program:
-    """``program`` with the number of the launching rank and the addresses of all ranks' windows."""
+    """``program`` with the number of the launching rank and the addresses of all ranks' windows.
+
+    Addresses of other ranks' tensors become those of tensors that :meth:`Group.at_peers` names.
+    """
 
     def fill(param: Param) -> Param:
         if isinstance(param, Rank):
             return replace(param, value=rank)
         if isinstance(param, Window) and param.shift < len(windows):
             return replace(param, value=windows[(rank + param.shift) % len(windows)])
+        if isinstance(param, MappedPointer):
+            return Pointer(param.name)
         return param
 
     steps = (replace(step, params=tuple(map(fill, step.params))) for step in program.steps)

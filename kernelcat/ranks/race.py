@@ -148,7 +148,7 @@ class Race:
 
     def __init__(self, group: Group, entry: Entry, problem: Problem, seed: int) -> None:
         self.group, self.entry, self.problem = group, entry, problem
-        self.prepared = shares.prepare(entry, problem, group, group.rank, seed)
+        self.prepared = shares.prepare(entry, problem, group, group.rank, seed, group.share)
         self.stream = group.xp.cuda.Stream(non_blocking=True)
         self.start, self.end = group.xp.cuda.Event(), group.xp.cuda.Event()
         self.failed: list[Contestant] = []

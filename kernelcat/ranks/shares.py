@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from kernelcat.catalog.spec import Entry, Problem, Tensor
 from kernelcat.runtime.device import Device
@@ -20,17 +22,25 @@ def of_rank(entry: Entry) -> Entry:
     )
 
 
-def prepare(entry: Entry, problem: Problem, device: Device, rank: int, seed: int) -> gate.Prepared:
+def prepare(
+    entry: Entry,
+    problem: Problem,
+    device: Device,
+    rank: int,
+    seed: int,
+    share: Callable[[int], Any] | None = None,
+) -> gate.Prepared:
     """Inputs and oracle of ``rank``; every rank draws the inputs of all ranks with the same seed.
 
     Memory is that of :func:`kernelcat.verify.gate.prepare` for all ranks. The buffers hold the
-    inputs, and poison in the outputs.
+    inputs, and poison in the outputs. ``share`` allocates mapped tensors (``Group.share``).
     """
     whole, part = gate.prepare(entry, problem, device, seed), of_rank(entry)
     prepared = replace(
         whole,
         entry=part,
-        buffers={tensor.name: gate.Buffer.poisoned(tensor, problem, device.xp)
+        buffers={tensor.name: gate.Buffer.poisoned(
+                     tensor, problem, device.xp, share if tensor.mapped else None)
                  for tensor in part.present(problem)},
         expected={name: array[rank].copy() for name, array in whole.expected.items()},
         pristine={name: array[rank].copy() for name, array in whole.pristine.items()},

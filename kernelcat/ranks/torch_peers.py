@@ -3,13 +3,15 @@
 torch's symmetric-memory kernels read x from a buffer of their own; x is there before the race, so
 their times hold no copy of x. NCCL's all-reduce works in place. Its all-to-all moves the rows of a
 dispatch or a combine, packed by rank before the race, by counts that the host knows: packing,
-scales, weights, index maps and sums are not in its time. NVLink multicast stays off: a program that
+scales, weights, index maps and sums are not in its time. It moves pages of caches so too, and does
+not put them into their places. NVLink multicast stays off: a program that
 uses it and ends badly can put the GPUs of a host out of service.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from kernelcat.errors import MissingDependency
@@ -145,8 +147,30 @@ def _all_to_all(
     return run, lambda: bool(peers.torch.equal(out, expected))
 
 
+def _transferred(peers: Peers, tensors: Tensors, expected: Mapping[str, Any]) -> Any:
+    caches = [name for name in ("k_cache", "v_cache") if name in tensors]
+    names = ("source_pages", "dest_ranks", "dest_pages")
+    sources, ranks, pages = (tensors[name].tolist() for name in names)
+    entries = list(zip(ranks, sources, pages, strict=True))
+    sent = [[e for e in entries if e[0] == rank] for rank in range(peers.group.ranks)]
+    coming = [lists[peers.group.rank] for lists in peers.group.rendezvous.gather(sent)[0]]
+    packed = _pages(peers, [tensors[name] for name in caches], [e[1] for e in chain(*sent)])
+    right = [peers.torch.as_tensor(expected[name].view("uint8"), device=peers.device)
+             for name in caches]  # fmt: skip
+    rows = _pages(peers, right, [e[2] for e in chain(*coming)])
+    return _all_to_all(peers, packed, [*map(len, sent)], [*map(len, coming)], rows)
+
+
+def _pages(peers: Peers, caches: Sequence[Any], pages: Sequence[int]) -> Any:
+    """The bytes of these pages of all caches, a row a page."""
+    index = peers.torch.tensor(pages, dtype=peers.torch.int64, device=peers.device)
+    rows = (cache.view(peers.torch.uint8).flatten(1).index_select(0, index) for cache in caches)
+    return peers.torch.cat(list(rows), 1)
+
+
 PEERS: Mapping[str, Mapping[str, Peer]] = {
     "all_reduce": {"nccl": _nccl, "torch-one-shot": _one_shot, "torch-two-shot": _two_shot},
+    "kv_transfer": {"nccl-all-to-all": _transferred},
     "moe_combine": {"nccl-all-to-all": _combined},
     "moe_dispatch": {"nccl-all-to-all": _dispatched},
 }

@@ -78,6 +78,16 @@ class CudaDevice:
 
         return bind
 
+    @staticmethod
+    def address_of(array: Any) -> int:
+        """Where ``array`` begins."""
+        return int(array.data.ptr)
+
+    def bytes_at(self, address: int, size: int, owner: object) -> Any:
+        """The ``size`` bytes at ``address`` as an array that keeps ``owner`` alive."""
+        memory = self.xp.cuda.UnownedMemory(address, size, owner, self.index)
+        return self.xp.ndarray(size, "uint8", self.xp.cuda.MemoryPointer(memory, 0))
+
     def synchronize(self) -> None:
         self.xp.cuda.runtime.deviceSynchronize()
 

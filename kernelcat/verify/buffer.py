@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,12 +40,18 @@ class Buffer:
     used: Any
 
     @staticmethod
-    def poisoned(tensor: Tensor, problem: Problem, xp: Any) -> Buffer:
-        """A buffer for ``tensor`` in which every byte is poison; ``xp`` is NumPy or CuPy."""
+    def poisoned(
+        tensor: Tensor, problem: Problem, xp: Any, empty: Callable[[int], Any] | None = None
+    ) -> Buffer:
+        """A buffer for ``tensor`` in which every byte is poison; ``xp`` is NumPy or CuPy.
+
+        ``empty`` allocates so many bytes, by default those of ``xp``.
+        """
         dtype = dtypes.STORAGE[tensor.dtype_of(problem)]
         size = np.dtype(dtype).itemsize
         span = tensor.span_of(problem) * size
-        raw = xp.full(GUARD_BYTES + span + GUARD_BYTES, POISON, dtype="uint8")
+        raw = (empty or partial(xp.empty, dtype="uint8"))(GUARD_BYTES + span + GUARD_BYTES)
+        raw.fill(POISON)
         shape, strides = tensor.shape_of(problem), tensor.strides_of(problem)
         flat = raw[GUARD_BYTES : GUARD_BYTES + span].view(dtype)
         byte_strides = tuple(s * size for s in strides)

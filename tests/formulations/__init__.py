@@ -10,7 +10,7 @@ import numpy as np
 
 from formulations.attention import attn_merge, flashmla, paged_attn
 from formulations.caches import kv_write, mla_kv_write
-from formulations.exchange import moe_combine, moe_dispatch
+from formulations.exchange import kv_transfer, moe_combine, moe_dispatch
 from formulations.experts import moe_gemm
 from formulations.float4 import nvfp4_dequantize, nvfp4_matmul, nvfp4_quantize
 from formulations.float8 import fp8_gemm, fp8_quantize, fp8_swiglu
@@ -55,6 +55,7 @@ INDEPENDENT = {
     "fp8_quantize": fp8_quantize,
     "fp8_swiglu": fp8_swiglu,
     "gemm": gemm,
+    "kv_transfer": kv_transfer,
     "kv_write": kv_write,
     "lm_head": lm_head,
     "mla_kv_write": mla_kv_write,

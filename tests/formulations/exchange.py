@@ -63,3 +63,15 @@ def moe_combine(problem: Problem, sums, row_of, expert_ids, residual=None):
         for rank in sorted({int(e) // problem["local_experts"] for e in ids if e >= 0}):
             out[owner, token] += sums[rank, row_of[rank, owner, token]]
     return {"out": dtypes.decode(dtypes.encode(out, problem["dtype"]), problem["dtype"])}
+
+
+def kv_transfer(problem: Problem, source_pages, dest_ranks, dest_pages, k_cache, v_cache=None):
+    """Every page of the receiver asks all lists for the one that becomes it."""
+    caches = {"k_cache": k_cache, "v_cache": v_cache}
+    out = {name: cache.copy() for name, cache in caches.items() if cache is not None}
+    for rank, page in np.ndindex(problem["ranks"], problem["pages"]):
+        is_here = (dest_ranks == rank) & (dest_pages == page)
+        for source, i in np.argwhere(is_here):
+            for name, cache in out.items():
+                cache[rank, page] = caches[name][source, source_pages[source, i]]
+    return out

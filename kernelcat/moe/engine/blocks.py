@@ -295,6 +295,24 @@ class BlockManager:
         table.num_blocks = end
         return True
 
+    def reserve(self, table: BlockTable, num_tokens: int) -> bool:
+        """As `extend`, but for the tokens that a query at ``num_tokens`` or later can read."""
+        self.trim(table, num_tokens)
+        end = self.blocks_of(num_tokens)
+        firsts = [
+            max(table.num_blocks, min(group.first_block(num_tokens, self.page_size), end))
+            for group in self.groups
+        ]
+        pools = list(zip(self.pools, firsts, strict=True))
+        if any(pool.num_available < end - first for pool, first in pools):
+            return False
+        for g, (pool, first) in enumerate(pools):
+            table.pages[g, first:end] = pool.take(max(end - first, 0))
+            if first > table.num_blocks:
+                table.first_blocks[g] = first
+        table.num_blocks = max(table.num_blocks, end)
+        return True
+
     def trim(self, table: BlockTable, position: int) -> None:
         """Gives back the pages that no query at ``position`` or later can read."""
         for g, group in enumerate(self.groups):

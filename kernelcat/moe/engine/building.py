@@ -16,6 +16,7 @@ from kernelcat.moe.engine.host_copies import HostCopies
 from kernelcat.moe.engine.host_memory import HostMemory, staging_bytes
 from kernelcat.moe.engine.limits import MAX_IN_FLIGHT, Limits
 from kernelcat.moe.engine.memory import GIB, divide
+from kernelcat.moe.engine.pages_out import Link
 from kernelcat.moe.engine.runner import Runner
 from kernelcat.moe.engine.scheduler import Scheduler
 from kernelcat.moe.engine.settings import BATCH_SIZES, EngineSettings
@@ -27,10 +28,16 @@ RESERVED_BYTES = 3 * GIB
 """Memory for CUDA graphs, and for kernels' workspaces: kernels of each size have their own."""
 
 
-def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
+def build(
+    model: Decoder,
+    settings: EngineSettings,
+    link: Link | None = None,
+    scheduler_type: type[Scheduler] = Scheduler,
+) -> tuple[Scheduler, Runner]:
     """The scheduler and the runner of an engine; on a GPU everything is compiled and captured.
 
-    On several ranks all do the same, with as many pages as the rank with the least memory has.
+    On several ranks all do the same, with as many pages as the rank with the least memory has. The
+    engine at the other end of ``link`` is built at the same time.
 
     Raises
     ------
@@ -40,12 +47,12 @@ def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
         Another rank has failed.
     """
     exchange = model.peers
+    if settings.host_cache_bytes and (exchange is not None or link is not None):
+        raise InvalidArgument(
+            f"host_cache_bytes={settings.host_cache_bytes} are for an engine alone: blocks of "
+            "several ranks or engines stay on their GPUs"
+        )
     if exchange is not None:
-        if settings.host_cache_bytes:
-            raise InvalidArgument(
-                f"host_cache_bytes={settings.host_cache_bytes} are for one rank: blocks of several "
-                "ranks stay on their GPUs"
-            )
         exchange.prepare()
         if exchange.followers is not None:
             exchange.tell(Build(settings))
@@ -80,9 +87,15 @@ def build(model: Decoder, settings: EngineSettings) -> tuple[Scheduler, Runner]:
         pages = divide(
             num_bytes, each, windows(model.cache_layers), settings.page_size, limits, budget
         )
+    runner.cache = KvCache((), ())
+    if link is None:
+        runner.cache = _cache(model, settings, pages)
+    else:
+        pages, runner.link = link.agree(pages), link
+        dtype = cache_type(model, settings.cache_dtype)
+        runner.cache = link.allocate(model.cache_layers, pages, settings.page_size, dtype)
     manager = _manager(model, settings, limits, pages)
-    scheduler = Scheduler(manager, limits, settings.speculation)
-    runner.cache = _cache(model, settings, pages)
+    scheduler = scheduler_type(manager, limits, settings.speculation)
     if is_cuda:
         runner.warm_up(settings.has_graphs)
     if settings.host_cache_bytes:

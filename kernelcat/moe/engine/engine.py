@@ -24,10 +24,12 @@ from kernelcat.errors import InvalidArgument, KernelcatError
 from kernelcat.moe.engine.building import build
 from kernelcat.moe.engine.constraint import Constraint
 from kernelcat.moe.engine.memory import fitting
+from kernelcat.moe.engine.pages_out import Destination, Link
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import FinishReason, Request, describe
 from kernelcat.moe.engine.runner import Run
 from kernelcat.moe.engine.sampling import TokenLogprob
+from kernelcat.moe.engine.scheduler import Scheduler
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.engine.statistics import Counters, Statistics
 from kernelcat.moe.engine.step import Output, Step
@@ -105,23 +107,34 @@ class Engine:
     model : on ``cuda``, or on ``cpu`` for tests and small models
     settings : limits, memory, speculation, graphs
     decode : the text of token ids (`Tokenizer.decode`); None where nobody needs text
+    link : the way to the cache of another engine, which opens at the same time; None for no other
 
     Attributes
     ----------
     limits : of requests, as far as the model allows them
+    scheduler_type : what plans the steps
+    is_stalled : whether the last `step` had nothing to run: no request can run now
 
     Raises
     ------
     InvalidArgument
         The memory is too small for the weights and one request, or a setting is not possible.
+    RankFailed
+        The engine at the other end of ``link`` could not be opened.
     """
 
+    scheduler_type = Scheduler
+
     def __init__(
-        self, model: Decoder, settings: EngineSettings | None = None, decode: Decode | None = None
+        self,
+        model: Decoder,
+        settings: EngineSettings | None = None,
+        decode: Decode | None = None,
+        link: Link | None = None,
     ) -> None:
         self.model, self.settings = model, settings or EngineSettings()
         with fitting("caches and CUDA graphs", "lower memory or the limits"):
-            self._scheduler, self._runner = build(model, self.settings)
+            self._scheduler, self._runner = build(model, self.settings, link, self.scheduler_type)
         self.limits = self._scheduler.limits
         is_overlapped = self.settings.is_overlapped
         self._is_overlapped = self._runner.is_cuda if is_overlapped is None else is_overlapped
@@ -132,6 +145,7 @@ class Engine:
         self._ids = itertools.count()
         self._broken = ""
         self._is_idle = False  # no step runs, and none could be planned
+        self.is_stalled = False
 
     # ---- requests -------------------------------------------------------------------------------
 
@@ -144,6 +158,7 @@ class Engine:
         needs_text: bool = True,
         constraint: Constraint | None = None,
         salt: str = "",
+        destination: Destination | None = None,
     ) -> Request:
         """Adds a request that waits.
 
@@ -155,6 +170,7 @@ class Engine:
             are found in text
         constraint : which tokens may come next; None for all
         salt : requests with different salts share no page of the prefix cache
+        destination : where the pages of the prompt go, over ``link``; None for nowhere
 
         Raises
         ------
@@ -176,7 +192,9 @@ class Engine:
             if self._broken:
                 raise EngineError(self._broken)
             name = f"request-{next(self._ids)}" if request_id is None else request_id
-            request = Request(name, prompt, parameters, text, salt, is_constrained, constraint)
+            request = Request(
+                name, prompt, parameters, text, salt, is_constrained, constraint, destination
+            )
             self._scheduler.submit(request)
             self._counters.count_request()
         return request
@@ -221,6 +239,7 @@ class Engine:
         if not self._broken:
             outputs += self._launch()
         is_ahead = self._is_overlapped and len(self._runs) > num_before
+        self.is_stalled = not self._runs
         while len(self._runs) > is_ahead:
             outputs += self._collect()
         return outputs

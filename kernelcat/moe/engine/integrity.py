@@ -32,8 +32,8 @@ def check_queue(queue: RequestQueue, in_flight: Iterable[Step]) -> None:
     orders = [request.order for request in requests]
     if orders != sorted(orders):
         faults.append(f"running, then waiting: the order of arrival is {orders}")
-    if {request.table for request in queue.running} != queue.manager.tables:
-        faults.append("open block tables are not those of running requests")
+    if queue.tables != queue.manager.tables:
+        faults.append("open block tables are not those of requests that have pages")
     pending: Counter[Request] = Counter()
     written: dict[Request, int] = {}
     for step in in_flight:
@@ -49,7 +49,7 @@ def check_queue(queue: RequestQueue, in_flight: Iterable[Step]) -> None:
         if state is State.RUNNING:
             num_written = written.get(request, request.num_computed)
             found += _table_faults(request, queue.manager, num_written)
-        elif request.table is not None or request.num_computed:
+        elif request.table not in queue.tables and (request.table or request.num_computed):
             found.append("waits, and has pages")
         faults += [f"request {request.id}: {fault}" for fault in found]
     if faults:

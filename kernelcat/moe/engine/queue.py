@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from kernelcat.errors import InvalidArgument
 from kernelcat.moe.engine.block_hashes import extend_hashes
-from kernelcat.moe.engine.blocks import BlockManager
+from kernelcat.moe.engine.blocks import BlockManager, BlockTable
 from kernelcat.moe.engine.limits import Limits, QueueFull
 from kernelcat.moe.engine.request import FinishReason, Request, State
 
@@ -60,16 +60,38 @@ class RequestQueue:
         InvalidArgument
             The request does not fit into the limits, or its id is in use.
         """
-        if request.id in self.requests or request.state is not State.NEW:
+        self.check(request)
+        request.arrived_at = self.clock()
+        self.enter(request)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait."""
+        return len(self.waiting)
+
+    @property
+    def tables(self) -> set[BlockTable | None]:
+        """The block tables that are open."""
+        return {request.table for request in self.running}
+
+    def knows(self, request_id: str) -> bool:
+        """Whether a request that has not ended has this id."""
+        return request_id in self.requests
+
+    def check(self, request: Request) -> None:
+        """Refuses a request as `submit` does, and sets its ``max_length``."""
+        if self.knows(request.id) or request.state is not State.NEW:
             raise InvalidArgument(f"request {request.id!r} has been submitted already")
-        if len(self.waiting) >= self.limits.max_waiting:
+        if self.num_waiting >= self.limits.max_waiting:
             raise QueueFull(
-                f"{len(self.waiting)} requests wait, and the limit is {self.limits.max_waiting}: "
+                f"{self.num_waiting} requests wait, and the limit is {self.limits.max_waiting}: "
                 "try again later"
             )
         request.max_length = self.limits.max_length(request, self.manager)
+
+    def enter(self, request: Request) -> None:
+        """Adds a request that was checked; it waits behind all others."""
         request.order, self._num_arrived = self._num_arrived, self._num_arrived + 1
-        request.arrived_at = self.clock()
         request.state = State.WAITING
         self.requests[request.id] = request
         self.waiting.append(request)

@@ -9,6 +9,7 @@ from enum import Enum, StrEnum
 
 from kernelcat.moe.engine.blocks import BlockTable
 from kernelcat.moe.engine.constraint import Constraint
+from kernelcat.moe.engine.pages_out import Destination
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.speculation import NgramIndex
 from kernelcat.moe.engine.text import TextStream
@@ -51,6 +52,7 @@ class Request:
     is_constrained : whether the choice of a token needs all tokens before it on the host (a
         grammar), so that a step can be planned only when the step before it has ended
     constraint : the grammar; None for any text
+    destination : where another engine wants the prompt's pages; None for nowhere
 
     tokens : known tokens: the prompt and what was written
     max_length : tokens at which the request ends
@@ -60,6 +62,7 @@ class Request:
     pending_row : row of the last step in flight that chooses the token after ``tokens``
     num_preemptions : how often the request lost its pages
     num_cached : tokens of the prompt that were found in the cache when the request first ran
+    num_sent : leading blocks of the prompt that steps have sent to ``destination``
     error : what went wrong with this request alone, "" for nothing
     order : place in the order of arrival
     arrived_at, first_token_at, ended_at : seconds of the scheduler's clock
@@ -72,6 +75,7 @@ class Request:
     salt: str = ""
     is_constrained: bool = False
     constraint: Constraint | None = None
+    destination: Destination | None = None
 
     tokens: list[int] = field(init=False)
     state: State = field(init=False, default=State.NEW)
@@ -86,6 +90,7 @@ class Request:
     pending_row: int = field(init=False, default=-1)
     num_preemptions: int = field(init=False, default=0)
     num_cached: int | None = field(init=False, default=None)
+    num_sent: int = field(init=False, default=0)
     error: str = field(init=False, default="")
     order: int = field(init=False, default=-1)
     arrived_at: float = field(init=False, default=0.0)

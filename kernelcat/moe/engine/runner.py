@@ -7,7 +7,7 @@ collected: tokens that the host does not know yet are gathered on the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +21,7 @@ from kernelcat.moe.engine.blocks import BlockManager
 from kernelcat.moe.engine.host_cache import Transfer
 from kernelcat.moe.engine.host_copies import HostCopies
 from kernelcat.moe.engine.limits import MAX_IN_FLIGHT
+from kernelcat.moe.engine.pages_out import Link, PageMoves, page_moves
 from kernelcat.moe.engine.sampling import Choices, Logprobs, Sampler, TokenLogprob, every_choice
 from kernelcat.moe.engine.step import Step
 from kernelcat.moe.engine.step_buffers import StepBuffers, allocate
@@ -38,11 +39,13 @@ class Run:
     Attributes
     ----------
     choices : how tokens are chosen
+    moves : pages that the step sends, for each layer group; () for none
     tokens, logprobs : results on the host, complete when ``is_done`` is reached
     """
 
     step: Step
     choices: Choices = field(default_factory=Choices)
+    moves: Sequence[PageMoves] = ()
     tokens: torch.Tensor | None = None
     logprobs: Logprobs | None = None
     is_done: Event = None
@@ -74,6 +77,7 @@ class Runner:
     Attributes
     ----------
     copies : of pages to host memory and back, on streams of their own; None without host memory
+    link : the way to another engine's cache; None for no other
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class Runner:
         self.is_cuda = model.device.type == "cuda"
         # of copies to the device, of steps, of copies from the device
         self.streams = [DeviceStream(model.device) for _ in range(3)]
+        self.link: Link | None = None
         self._buffers = allocate(manager, sizes, model.device, MAX_IN_FLIGHT)
         self.graphs: dict[tuple[StepBuffers, Size], Graph] = {}
         self.copies: HostCopies | None = None
@@ -99,6 +104,10 @@ class Runner:
         """
         self._buffers_of(run).fill(run.step, size)
         run.choices = self.sampler.plan(run.step, size.rows)
+        if self.link is not None:
+            groups, page_size = len(self.manager.groups), self.manager.page_size
+            moves = page_moves(run.step, groups, page_size)
+            run.moves = moves if any(each.sources for each in moves) else ()
 
     def receive(self, run: Run, size: Size, data: bytes) -> None:
         """Writes the arrays of a step that another rank has prepared; as in `prepare`."""
@@ -118,6 +127,8 @@ class Runner:
         for abandoned in self.copies.abandoned() if self.copies else ():
             steps.wait(abandoned)
         self._computed = steps.run(partial(self._compute, run, buffers), copied)
+        if run.moves and self.link is not None:  # pages may have other owners in the next step
+            self._computed = steps.run(lambda: None, self.link.end())
         run.is_done = copies_out.run(partial(self._copy_out, run, buffers), self._computed)
 
     def move(self, transfers: Sequence[Transfer]) -> None:
@@ -136,7 +147,7 @@ class Runner:
     def _compute(self, run: Run, buffers: StepBuffers) -> None:
         """Runs the model, and chooses tokens."""
         with span("launch"):
-            x = self._forward(buffers)
+            x = self._forward_and_send(buffers, run.moves) if run.moves else self._forward(buffers)
         if buffers.arrays.size.rows:
             with span("sample"):
                 chosen = buffers.chosen[: len(x)]
@@ -147,13 +158,27 @@ class Runner:
     def _copy_out(self, run: Run, buffers: StepBuffers) -> None:
         run.tokens = buffers.copy_out(run.step.num_rows)
 
-    def _forward(self, buffers: StepBuffers) -> torch.Tensor:
-        """Hidden states (rows, hidden) of the step on the device."""
+    def _forward(
+        self, buffers: StepBuffers, after_layer: Callable[[int], None] | None = None
+    ) -> torch.Tensor:
+        """Hidden states (rows, hidden) of the step on the device.
+
+        ``after_layer`` gets each layer's number when the layer has been launched.
+        """
         graph = self.graphs.get((buffers, buffers.arrays.size))
         if graph is None:
-            return self.model(buffers.batch(), self.cache)
+            return self.model(buffers.batch(), self.cache, after_layer)
         graph.graph.replay()
+        if after_layer is not None:
+            for layer in range(len(self.cache.layers)):
+                after_layer(layer)
         return graph.x
+
+    def _forward_and_send(self, buffers: StepBuffers, moves: Sequence[PageMoves]) -> torch.Tensor:
+        """As `_forward`; pages of a layer are sent while later layers are computed."""
+        assert self.link is not None
+        self.link.begin(moves)
+        return self._forward(buffers, self.link.send)
 
     def collect(self, run: Run) -> tuple[list[int], list[TokenLogprob | None] | None]:
         """Waits for a step; the token of each row, and log-probabilities if a request wants any."""
@@ -247,3 +272,5 @@ class Runner:
             self.copies.synchronize()
         if self.exchange is not None:
             self.exchange.check()
+        if self.link is not None:
+            self.link.synchronize()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kernelcat.moe.engine.request import Request
 from kernelcat.moe.engine.scheduler import Scheduler
 from kernelcat.moe.engine.step import Output, Step
 
@@ -95,13 +96,21 @@ class Counters:
             accepted_tokens_total=sum(accepted for _, accepted in drafts),
         )
 
+    def count_first(self, request: Request) -> None:
+        """A request has its first token from another engine."""
+        self._add(
+            prompt_tokens_total=len(request.prompt),
+            cached_tokens_total=request.num_cached or 0,
+            output_tokens_total=1,
+        )
+
     def read(self, scheduler: Scheduler) -> Statistics:
         """The counts, with the present state of queues and pages."""
         pools, host = scheduler.manager.pools, scheduler.manager.host
         totals = self._totals if host is None else replace(self._totals, **host.numbers())
         return replace(
             totals,
-            requests_waiting=len(scheduler.queue.waiting),
+            requests_waiting=scheduler.queue.num_waiting,
             requests_running=len(scheduler.queue.running),
             pages=sum(pool.num_pages - 1 for pool in pools),
             pages_in_use=sum(pool.num_in_use for pool in pools),

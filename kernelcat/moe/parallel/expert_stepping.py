@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -17,7 +16,15 @@ from kernelcat.moe.engine.statistics import Statistics
 from kernelcat.moe.parallel import expert_processes
 from kernelcat.moe.parallel.expert_statistics import ExpertStatistics
 from kernelcat.moe.parallel.router import Router
-from kernelcat.moe.serve.engine_messages import Outputs, ReadStatistics, Refused, Stop, Submit, Wake
+from kernelcat.moe.serve.engine_messages import (
+    Open,
+    Outputs,
+    ReadStatistics,
+    Refused,
+    Stop,
+    Submit,
+    Wake,
+)
 from kernelcat.moe.serve.engine_pipe import EnginePipe
 from kernelcat.moe.source import ModelSource
 
@@ -46,7 +53,10 @@ class SteppedRanks:
         self, source: ModelSource, settings: EngineSettings, ranks: int, rebalance_every: int = 0
     ) -> None:
         self._folder, self._pipes = expert_processes.start(
-            source, ranks, rebalance_every, partial(EnginePipe, source, settings)
+            source,
+            ranks,
+            rebalance_every,
+            lambda member: EnginePipe(Open(source, settings, member)),
         )
         try:
             self.limits, *_ = [pipe.wait_until_ready() for pipe in self._pipes]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Receive
 
+from kernelcat.moe.disaggregate.front import Disaggregated
 from kernelcat.moe.engine.async_engine import AsyncEngine, RequestOutput
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import FinishReason
@@ -22,8 +23,8 @@ from kernelcat.moe.serve.engine_process import EngineProcess
 from kernelcat.moe.serve.grammars import Grammar
 from kernelcat.moe.serve.metrics import Metrics
 
-AnyEngine = AsyncEngine | EngineProcess | ExpertEngines
-"""An engine in this process, in a process of its own, or in a process for each rank."""
+AnyEngine = AsyncEngine | EngineProcess | ExpertEngines | Disaggregated
+"""An engine in this process, in a process of its own, in one for each rank, or in two sides."""
 
 
 class ClientGone(Exception):

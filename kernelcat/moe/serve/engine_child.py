@@ -15,7 +15,7 @@ import threading
 from multiprocessing.connection import Connection
 
 from kernelcat.errors import KernelcatError
-from kernelcat.moe.engine.engine import Decode, Engine, EngineError, RequestOutput
+from kernelcat.moe.engine.engine import Engine, EngineError, RequestOutput
 from kernelcat.moe.parallel.expert_lockstep import LockstepEngine
 from kernelcat.moe.serve.engine_messages import (
     Cancel,
@@ -25,6 +25,7 @@ from kernelcat.moe.serve.engine_messages import (
     ReadStatistics,
     Ready,
     Refused,
+    Stop,
     Submit,
     ToEngine,
     Wake,
@@ -42,18 +43,19 @@ class EngineServer:
         self._has_news = threading.Condition()
         self._is_stopping = False
         self._sending = threading.Lock()
+        self.limits = engine.limits
 
     def run(self) -> None:
         """Runs steps until the server ends or says so, or the device is lost."""
         threading.Thread(target=self._read, name="kernelcat-messages", daemon=True).start()
         while self._engine.is_healthy:
             with self._has_news:
-                while not self._is_stopping and not self._engine.has_work:
+                while not self._is_stopping and not self.has_work:
                     self._has_news.wait()
                 if self._is_stopping:
                     break
             try:
-                self._send_outputs(self._engine.step())
+                self.step()
             except Exception as error:  # an error in the engine itself: nothing can be trusted
                 self._send_outputs(self._engine.abort(error))
                 raise
@@ -61,25 +63,37 @@ class EngineServer:
             self._send(Refused("", EngineError(self._engine.failure)))
         self._send_outputs(self._engine.close())
 
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        return self._engine.has_work
+
+    def step(self) -> None:
+        """Runs a step, and sends what is new."""
+        self._send_outputs(self._engine.step())
+
     def _read(self) -> None:
         """Takes messages until the pipe ends."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 message: ToEngine = self._pipe.recv()
-                if isinstance(message, Submit):
-                    self._submit(message)
-                    self._wake()
-                elif isinstance(message, Wake):
-                    self._wake()
-                elif isinstance(message, Cancel):
-                    self._engine.cancel(message.request_id)
-                elif isinstance(message, ReadStatistics):
-                    self._send(self._engine.statistics())
-                else:
+                if isinstance(message, Stop):
                     break
+                self.take(message)
         with self._has_news:
             self._is_stopping = True
             self._has_news.notify()
+
+    def take(self, message: ToEngine) -> None:
+        """Does what a message says."""
+        if isinstance(message, Submit):
+            self._submit(message)
+        elif isinstance(message, Cancel):
+            self._engine.cancel(message.request_id)
+        elif isinstance(message, ReadStatistics):
+            self._send(self._engine.statistics())
+        elif isinstance(message, Wake):
+            self._notify()
 
     def _submit(self, message: Submit) -> None:
         try:
@@ -96,11 +110,13 @@ class EngineServer:
                 needs_text=message.needs_text,
                 constraint=constraint,
                 salt=message.salt,
+                destination=message.destination,
             )
         except KernelcatError as error:
-            self._send(Refused(message.request_id, error))
+            return self._send(Refused(message.request_id, error))
+        self._notify()
 
-    def _wake(self) -> None:
+    def _notify(self) -> None:
         """Lets the thread that runs steps look whether there is work."""
         if isinstance(self._engine, LockstepEngine):
             self._engine.wake()
@@ -116,13 +132,6 @@ class EngineServer:
             self._pipe.send(message)
 
 
-def _opened(message: Open, decode: Decode) -> Engine:
-    """The engine that the first message names."""
-    if message.member is not None:
-        return message.member.engine(message.source, message.settings, decode)
-    return Engine(message.source.open(), message.settings, decode)
-
-
 def main() -> None:
     """Opens the engine that the first message names, and runs it."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -130,14 +139,27 @@ def main() -> None:
     pipe = Connection(int(sys.argv[1]))
     try:
         message: Open = pipe.recv()
-        tokenizer = message.source.tokenizer()
-        engine = _opened(message, tokenizer.decode)
+        server = opened(message, pipe)
     except KernelcatError as error:
         return pipe.send(Refused("", error))
     except EOFError:  # the server has ended
         return
-    pipe.send(Ready(engine.limits))
-    EngineServer(engine, tokenizer, pipe).run()
+    pipe.send(Ready(server.limits))
+    server.run()
+
+
+def opened(message: Open, pipe: Connection) -> EngineServer:
+    """The engine that ``message`` asks for, behind ``pipe``."""
+    tokenizer = message.source.tokenizer()
+    if message.side is not None:
+        from kernelcat.moe.disaggregate.servers import open_side
+
+        return open_side(message.side, message.source, message.settings, tokenizer, pipe)
+    if message.member is not None:
+        member = message.member.engine(message.source, message.settings, tokenizer.decode)
+        return EngineServer(member, tokenizer, pipe)
+    engine = Engine(message.source.open(), message.settings, tokenizer.decode)
+    return EngineServer(engine, tokenizer, pipe)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kernelcat.moe.engine.engine import RequestOutput
 from kernelcat.moe.engine.limits import Limits
+from kernelcat.moe.engine.pages_out import Destination
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.engine.statistics import Statistics
 from kernelcat.moe.parallel.expert_member import ExpertMember
 from kernelcat.moe.source import ModelSource
+
+if TYPE_CHECKING:
+    from kernelcat.moe.disaggregate.side import Side
 
 # ---- to the engine ------------------------------------------------------------------------------
 
@@ -19,19 +24,23 @@ from kernelcat.moe.source import ModelSource
 class Open:
     """The first message: which engine. Answered by `Ready` or `Refused`.
 
-    ``member`` is the rank whose engine it is, if several ranks divide the experts; None for alone.
+    ``member`` is the rank whose engine it is, if several ranks divide the experts; ``side`` says
+    which of two engines it is, if one computes prompts and one writes. Both are None for an engine
+    that does all.
     """
 
     source: ModelSource
     settings: EngineSettings
     member: ExpertMember | None = None
+    side: Side | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
     """A request as in `Engine.submit`; ``grammar`` is the text of a `Grammar`, or None.
 
-    Answered by `Outputs` with outputs of the request, or by `Refused`.
+    A decode engine also gets ``num_queued``, the tokens of prompts that the prefill engine has to
+    compute. Answered by `Outputs` with outputs of the request, or by `Refused`.
     """
 
     request_id: str
@@ -40,13 +49,26 @@ class Submit:
     needs_text: bool
     grammar: str | None
     salt: str
+    destination: Destination | None = None
+    num_queued: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Ends a request; no output follows."""
+    """Ends a request; no output follows.
+
+    From a prefill engine an output without tokens follows, when it writes none of the request's
+    pages any more.
+    """
 
     request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """To a decode engine: the output of the prefill engine, whose pages have all been written."""
+
+    output: RequestOutput
 
 
 @dataclass(frozen=True)
@@ -64,7 +86,7 @@ class Stop:
     """Ends all requests, which get a last output, and then the process."""
 
 
-ToEngine = Open | Submit | Cancel | Wake | ReadStatistics | Stop
+ToEngine = Open | Submit | Cancel | Arrived | Wake | ReadStatistics | Stop
 
 # ---- from the engine ----------------------------------------------------------------------------
 
@@ -91,4 +113,12 @@ class Outputs:
     outputs: list[RequestOutput]
 
 
-FromEngine = Ready | Refused | Outputs | Statistics
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A decode engine has pages for a request: the prefill engine shall compute its prompt."""
+
+    request_id: str
+    destination: Destination
+
+
+FromEngine = Ready | Refused | Outputs | Wanted | Statistics

@@ -6,14 +6,12 @@ import contextlib
 import socket
 import subprocess
 import threading
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
 from kernelcat.moe.engine.engine import EngineError
 from kernelcat.moe.engine.limits import Limits
-from kernelcat.moe.engine.settings import EngineSettings
-from kernelcat.moe.parallel.expert_member import ExpertMember
 from kernelcat.moe.serve.engine_messages import FromEngine, Open, Ready, Refused, ToEngine
-from kernelcat.moe.source import ModelSource
 from kernelcat.runtime import children
 
 END_TIMEOUT = 30.0
@@ -27,27 +25,25 @@ class EnginePipe:
 
     Parameters
     ----------
-    source : the model
-    settings : the engine's
-    member : the rank whose engine it is, if several ranks divide the experts
+    message : which engine
+    env : environment variables of the process; None for those of this one
 
     Attributes
     ----------
     connection : the pipe's end, for those who wait for several
     """
 
-    def __init__(
-        self, source: ModelSource, settings: EngineSettings, member: ExpertMember | None = None
-    ) -> None:
+    def __init__(self, message: Open, env: Mapping[str, str] | None = None) -> None:
         mine, other = socket.socketpair()
         with other:
             self._process = children.start(
                 children.python("kernelcat.moe.serve.engine_child", str(other.fileno())),
                 pass_fds=[other.fileno()],
+                env=env,
             )
         self.connection = Connection(mine.detach())
         self._sending = threading.Lock()
-        self.send(Open(source, settings, member))
+        self.send(message)
 
     @property
     def process_id(self) -> int:

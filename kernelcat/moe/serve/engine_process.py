@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any
@@ -24,6 +24,8 @@ from kernelcat.moe.engine.statistics import Statistics
 from kernelcat.moe.parallel.expert_member import ExpertMember
 from kernelcat.moe.serve.engine_messages import (
     Cancel,
+    FromEngine,
+    Open,
     Outputs,
     ReadStatistics,
     Refused,
@@ -68,7 +70,15 @@ class EngineProcess:
     def __init__(
         self, source: ModelSource, settings: EngineSettings, member: ExpertMember | None = None
     ) -> None:
-        self._pipe = EnginePipe(source, settings, member)
+        self._begin(Open(source, settings, member))
+        if member is None:
+            self.wait_until_ready()
+        else:
+            self.reason = f"the process of rank {member.rank} has ended"
+
+    def _begin(self, message: Open, env: Mapping[str, str] | None = None) -> None:
+        """Starts the process, with the environment ``env`` (None for this one's)."""
+        self._pipe = EnginePipe(message, env)
         self._asking = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reader: threading.Thread | None = None
@@ -78,11 +88,7 @@ class EngineProcess:
         self._is_refusing = False
         self._has_ended = False
         self.reason = "the engine has stopped"
-        if member is not None:
-            self.reason = f"the process of rank {member.rank} has ended"
         self.on_end: Callable[[], object] = lambda: None
-        if member is None:
-            self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
         """Waits until the engine can run; see the class for errors."""
@@ -122,7 +128,7 @@ class EngineProcess:
         """Tells the rank that another one has got a request."""
         self._send(Wake())
 
-    def kill(self, reason: str) -> None:
+    def kill(self, reason: str = "the engine has stopped") -> None:
         """Ends the process at once; its requests end with an error that says ``reason``."""
         if not self._has_ended:
             self.reason = reason
@@ -164,7 +170,7 @@ class EngineProcess:
         queue = self._streams[name] = asyncio.Queue[RequestOutput | Exception]()
         grammar = None if constraint is None else constraint.text
         parameters = parameters or SamplingParameters()
-        self._send(Submit(name, list(prompt), parameters, needs_text, grammar, salt))
+        self._submit(Submit(name, list(prompt), parameters, needs_text, grammar, salt))
         has_ended = False
         try:
             while not has_ended:
@@ -175,6 +181,10 @@ class EngineProcess:
             del self._streams[name]
             if not has_ended:
                 self._send(Cancel(name))
+
+    def _submit(self, message: Submit) -> None:
+        """Sends a request to the engine."""
+        self._send(message)
 
     def _send(self, message: ToEngine) -> None:
         """Sends a message; nothing happens if the process has ended."""
@@ -208,12 +218,13 @@ class EngineProcess:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function, *args)
 
-    def _deliver(self, message: Outputs | Refused) -> None:
+    def _deliver(self, message: FromEngine) -> None:
         """Hands outputs to those who wait for them, if they still do."""
         if isinstance(message, Refused):
             if queue := self._streams.get(message.request_id):
                 queue.put_nowait(message.error)
             return
+        assert isinstance(message, Outputs)
         for output in message.outputs:
             if queue := self._streams.get(output.request_id):
                 queue.put_nowait(output)

@@ -205,7 +205,14 @@ GROUP = Group(
             "Disaggregated prefill and decode",
             "Prompts are computed on some GPUs and answers on others, and caches travel between.",
             "Zhong et al., DistServe (OSDI, 2024); Patel et al., Splitwise (ISCA, 2024)",
-            not_yet="an engine has one GPU.",
+            (
+                Test("tests/test_moe_disaggregate.py::test_two_engines_write_the_tokens_of_one"),
+                Test(
+                    "tests/test_moe_disaggregate.py::"
+                    "test_a_request_that_is_cancelled_leaves_no_page_on_either_side"
+                ),
+            ),
+            modules=("kernelcat/moe/disaggregate/front.py",),
         ),
     ),
 )
