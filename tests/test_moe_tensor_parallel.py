@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,26 +15,23 @@ import openai
 import pytest
 import torch
 from click.testing import CliRunner
+from moe_ranks import ANSWER_S, LIMITS, followers_below
 from moe_server import running_server, wait_until
 
 from kernelcat.cli import main
 from kernelcat.errors import InvalidArgument, RankFailed
 from kernelcat.moe.engine.engine import Engine, EngineError
-from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import FinishReason
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.engine.speculation import Speculation
 from kernelcat.moe.model import Decoder
-from kernelcat.moe.parallel import host_exchange
+from kernelcat.moe.parallel import followers, host_exchange
 from kernelcat.moe.parallel.messages import Build
 from kernelcat.moe.serve.engine_process import EngineProcess
 from kernelcat.moe.source import ModelSource
 
-LIMITS = Limits(step_tokens=48, max_running=4, max_waiting=16, context=256)
 SETTINGS = EngineSettings(LIMITS, 16, cpu_cache_bytes=8 << 20)
-ANSWER_S = 10.0
-"""Seconds in which everybody has an answer after a rank has failed."""
 
 
 def source(name: str, tp: int) -> ModelSource:
@@ -51,14 +47,6 @@ def opened(name: str, tp: int) -> Iterator[Decoder]:
         yield model
     finally:
         model.exchange.close()
-
-
-def follower_of(model: Decoder) -> int:
-    """The process id of rank 1."""
-    assert model.exchange is not None and model.exchange.followers is not None
-    guard = model.exchange.followers.process_ids[0]
-    found = subprocess.run(["ps", "--ppid", str(guard), "-o", "pid="], capture_output=True)
-    return int(found.stdout)
 
 
 def written(engine: Engine) -> list[list[int]]:
@@ -121,7 +109,8 @@ def test_a_rank_that_fails_ends_all_requests(
         for _ in range(4):
             assert not any(output.error for output in engine.step())
         monkeypatch.setattr(host_exchange, "ANSWER_S", 1.0)
-        os.kill(follower_of(model), number)
+        [follower] = followers_below(os.getpid())
+        os.kill(follower, number)
         start, outputs = time.monotonic(), []
         while engine.has_work:
             outputs += engine.step()
@@ -139,11 +128,20 @@ def test_a_rank_that_fails_ends_all_requests(
 def test_a_rank_that_ended_between_requests_is_found_by_the_next_one() -> None:
     with opened("llama", 2) as model:
         engine = Engine(model, SETTINGS)
-        os.kill(follower_of(model), signal.SIGKILL)
+        [follower] = followers_below(os.getpid())
+        os.kill(follower, signal.SIGKILL)
         time.sleep(0.2)
         engine.submit([1, 2, 3])
         (output,) = engine.step()
         assert output.finish_reason is FinishReason.ERROR and "rank 1 has ended" in output.error
+
+
+def test_a_rank_that_does_not_come_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followers, "FOLLOWER", "kernelcat.nothing")
+    start = time.monotonic()
+    with pytest.raises(RankFailed, match="rank 1 has ended: exit status 1"):
+        source("llama", 2).open()
+    assert time.monotonic() - start < ANSWER_S
 
 
 def test_a_rank_that_cannot_build_says_why() -> None:
@@ -163,29 +161,13 @@ def test_a_server_answers_when_a_rank_has_died() -> None:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         stream = client.completions.create(model="tiny", prompt="a", max_tokens=250, stream=True)
         next(iter(stream))
-        pids = subprocess.run(["pgrep", "-f", "parallel.follower"], capture_output=True, text=True)
-        for pid in _below(process.process_id, list(map(int, pids.stdout.split()))):
-            os.kill(pid, signal.SIGKILL)
+        [follower] = followers_below(process.process_id)
+        os.kill(follower, signal.SIGKILL)
         start = time.monotonic()
         with pytest.raises(openai.APIError, match="rank 1 has ended"):
             list(stream)
         assert time.monotonic() - start < ANSWER_S
         wait_until(lambda: server.has_failed)
-
-
-def _below(ancestor: int, pids: list[int]) -> list[int]:
-    """Those of ``pids`` that ``ancestor`` or its children started."""
-    parents = dict(
-        map(int, line.split())
-        for line in subprocess.run(
-            ["ps", "-eo", "pid=,ppid="], capture_output=True, text=True
-        ).stdout.splitlines()
-    )
-
-    def is_below(pid: int) -> bool:
-        return pid == ancestor or (pid in parents and is_below(parents[pid]))
-
-    return [pid for pid in pids if is_below(pid)]
 
 
 def test_the_verbs_take_ranks() -> None:

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 from moe_models import DECODE_16, prefilled
-from test_moe_tensor_parallel import ANSWER_S, LIMITS, follower_of
+from moe_ranks import ANSWER_S, LIMITS, followers_below
 
 from kernelcat import moe
 from kernelcat.errors import InvalidArgument
@@ -86,7 +86,8 @@ def test_a_rank_that_fails_ends_all_requests(number: signal.Signals, gpus: tuple
             engine.submit([1, 2, i], SamplingParameters(max_tokens=200))
         for _ in range(4):
             assert not any(output.error for output in engine.step())
-        os.kill(follower_of(model), number)
+        [follower] = followers_below(os.getpid())
+        os.kill(follower, number)
         start, outputs = time.monotonic(), []
         while engine.has_work:
             outputs += engine.step()

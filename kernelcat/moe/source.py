@@ -24,6 +24,7 @@ from kernelcat.moe.parallel.sharding import part_of
 from kernelcat.moe.tokenizer import Tokenizer, tokenizer_of
 from kernelcat.moe.upcycle import load_upcycled
 from kernelcat.moe.weights import ALL_EXPERTS, ExpertShare, MetaWeights
+from kernelcat.ranks.rendezvous import Watch
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class ModelSource:
         part_of(self.config(), self.tp)
         followers = Followers(self)
         try:
-            exchange = self.join(0, followers.path)
+            exchange = self.join(0, followers.path, followers.check)
         except BaseException:
             followers.end()
             followers.wait(0.0)
@@ -143,17 +144,17 @@ class ModelSource:
             exchange.close()
             raise
 
-    def join(self, rank: int, path: Path, ranks: int = 0) -> Exchange:
+    def join(self, rank: int, path: Path, watch: Watch | None = None, ranks: int = 0) -> Exchange:
         """The exchange of rank ``rank`` with the others, which meet at the socket ``path``.
 
         ``ranks`` is their number, by default ``tp``.
         """
         ranks = ranks or self.tp
         if self.device == "cpu":
-            return HostExchange(rank, ranks, path)
+            return HostExchange(rank, ranks, path, watch)
         from kernelcat.moe.parallel.device_exchange import DeviceExchange
 
-        return DeviceExchange(rank, ranks, path, self._gpu(rank))
+        return DeviceExchange(rank, ranks, path, self._gpu(rank), watch)
 
     def part(self, exchange: Exchange) -> Decoder:
         """The part of the model that a rank holds; all ranks have opened theirs when it returns."""

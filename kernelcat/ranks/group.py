@@ -24,7 +24,7 @@ from kernelcat.catalog.implementation import (
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument, KernelcatError, RankFailed
 from kernelcat.ranks import links
-from kernelcat.ranks.rendezvous import Rendezvous, require_equal
+from kernelcat.ranks.rendezvous import Rendezvous, Watch, require_equal
 from kernelcat.ranks.window import ERROR_OFFSET, WINDOW_BYTES, Memory
 from kernelcat.runtime import code, driver, gpu, launcher
 from kernelcat.runtime.device import Arrays, Bind, CudaDevice
@@ -42,7 +42,8 @@ class Group:
     """Rank ``rank`` of ``ranks`` processes of one host, on the GPU of ``device``.
 
     All ranks make a group with the same socket ``path``, whose folder exists; then they load the
-    same programs and launch them in the same order, on one stream each. It is a
+    same programs and launch them in the same order, on one stream each. ``watch`` is that of
+    :class:`~kernelcat.ranks.rendezvous.Rendezvous`. It is a
     :class:`~kernelcat.runtime.device.Device` for implementations of entries of several ranks.
 
     Raises
@@ -52,10 +53,12 @@ class Group:
         package, or GPUs of different kinds or without access to each other.
     """
 
-    def __init__(self, rank: int, ranks: int, path: Path, device: CudaDevice) -> None:
+    def __init__(
+        self, rank: int, ranks: int, path: Path, device: CudaDevice, watch: Watch | None = None
+    ) -> None:
         self.rank, self.ranks, self.path, self.device = rank, ranks, path, device
         self.gpu, self.xp = device.gpu, device.xp
-        self.rendezvous = Rendezvous(rank, ranks, path)
+        self.rendezvous = Rendezvous(rank, ranks, path, watch=watch)
         self._bus_ids = self._agree_on_machine()
         self.windows = self._mapped(WINDOW_BYTES)
         self._shared: list[list[Memory]] = []

@@ -13,7 +13,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,20 @@ WAIT_S = 10.0
 GRACE_S = 2.0
 """Seconds that other ranks wait longer than the hub, whose answer names the rank that is late."""
 
+WATCH_S = 0.5
+"""Seconds between two looks at ranks that have not come."""
+
 _HEADER = struct.Struct("<I")
 _RETRY_S = 0.02
 _MAX_FILES = 16  # of one message: more than a host has ranks
 
+Watch = Callable[[], None]
+
 
 class Rendezvous:
     """Rank ``rank`` of ``ranks``, which meet at the socket ``path``.
+
+    ``watch`` is called now and then while rank 0 waits for others, and may raise ``RankFailed``.
 
     Raises
     ------
@@ -42,14 +49,16 @@ class Rendezvous:
         A rank did not come within ``join_s`` seconds, or ranks count each other differently.
     """
 
-    def __init__(self, rank: int, ranks: int, path: Path, join_s: float = JOIN_S) -> None:
+    def __init__(
+        self, rank: int, ranks: int, path: Path, join_s: float = JOIN_S, watch: Watch | None = None
+    ) -> None:
         if not 0 <= rank < ranks:
             raise InvalidArgument(f"rank {rank} is not one of the {ranks} from 0 to {ranks - 1}")
         self.rank, self.ranks = rank, ranks
         self._peers: dict[int, socket.socket] = {}
         deadline = time.monotonic() + join_s
         if rank == 0:
-            self._accept(path, deadline)
+            self._accept(path, deadline, watch)
         else:
             self._connect(path, deadline)
         self.gather(ranks, limit_s=join_s)
@@ -98,15 +107,19 @@ class Rendezvous:
         for peer in self._peers.values():
             peer.close()
 
-    def _accept(self, path: Path, deadline: float) -> None:
+    def _accept(self, path: Path, deadline: float, watch: Watch | None) -> None:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
             listener.listen(self.ranks)
             while len(self._peers) < self.ranks - 1:
-                listener.settimeout(max(deadline - time.monotonic(), 0.001))
+                listener.settimeout(min(max(deadline - time.monotonic(), 0.001), WATCH_S))
                 try:
                     connection, _ = listener.accept()
                 except TimeoutError:
+                    if watch is not None:
+                        watch()
+                    if time.monotonic() < deadline:
+                        continue
                     missing = sorted({*range(1, self.ranks)} - {*self._peers})
                     reason = f"{_ranks(missing)} did not come in time"
                     self.fail(reason)

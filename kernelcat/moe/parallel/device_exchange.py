@@ -20,6 +20,7 @@ from kernelcat.errors import KernelcatError, RankFailed
 from kernelcat.moe.parallel.exchange import Exchange, Tensors
 from kernelcat.ranks import shares
 from kernelcat.ranks.group import Group
+from kernelcat.ranks.rendezvous import Watch
 from kernelcat.runtime.device import CudaDevice
 from kernelcat.runtime.launcher import Launcher
 
@@ -41,8 +42,10 @@ class DeviceExchange(Exchange):
         As `Group`: a rank did not come, or the ranks' drivers and GPUs do not fit together.
     """
 
-    def __init__(self, rank: int, ranks: int, path: Path, gpu: int) -> None:
-        self.group = Group(rank, ranks, path, CudaDevice(gpu))
+    def __init__(
+        self, rank: int, ranks: int, path: Path, gpu: int, watch: Watch | None = None
+    ) -> None:
+        self.group = Group(rank, ranks, path, CudaDevice(gpu), watch)
         super().__init__(self.group.rendezvous)
         self.device = torch.device("cuda", gpu)
         self._launchers: dict[Any, Launcher] = {}

@@ -75,7 +75,8 @@ class LockstepEngine(Engine):
             if self._moves:
                 while self._runs:
                     outputs += self._collect()
-                self._move()
+                if self.is_healthy:
+                    self._move()
             return outputs + super().step()
         except RankFailed as error:
             return outputs + self._fail(error)

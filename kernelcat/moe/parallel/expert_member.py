@@ -37,7 +37,7 @@ class ExpertMember:
         KernelcatError
             This rank has failed; see `ModelSource.open` and `Engine`.
         """
-        exchange = source.join(self.rank, self.path, self.ranks)
+        exchange = source.join(self.rank, self.path, ranks=self.ranks)
         try:
             model = source.share(exchange)
             load = divide(model, exchange, can_move=bool(self.rebalance_every))

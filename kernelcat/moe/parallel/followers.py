@@ -23,6 +23,8 @@ from kernelcat.runtime import children
 if TYPE_CHECKING:
     from kernelcat.moe.source import ModelSource
 
+FOLLOWER = "kernelcat.moe.parallel.follower"
+
 
 class Followers:
     """Ranks 1 to ``source.tp`` - 1 of a model; they end with the thread that makes this object.
@@ -51,6 +53,12 @@ class Followers:
         for rank in range(1, 1 + len(self._pipes)):
             self._send(rank, message)
 
+    def check(self) -> None:
+        """Raise ``RankFailed`` if a process has ended, which says why on standard error."""
+        for rank, process in enumerate(self._processes, 1):
+            if process.poll() is not None:
+                raise RankFailed(f"rank {rank} has ended: {children.ending(process.returncode)}")
+
     def end(self) -> None:
         """Let the processes end by themselves."""
         for pipe in self._pipes:
@@ -69,7 +77,7 @@ class Followers:
         mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(ANSWER_S), 0))
         with other:
             descriptor = str(other.fileno())
-            command = children.python("kernelcat.moe.parallel.follower", descriptor)
+            command = children.python(FOLLOWER, descriptor)
             self._processes.append(children.start(command, pass_fds=[other.fileno()]))
         self._pipes.append(Connection(mine.detach(), readable=False))
 
