@@ -122,7 +122,7 @@ CUTE_LAUNCHES = [
     ["moe_dispatch", "cute/slots", {**WIDE, "tokens": 70, "hidden": 16, "skew": "zipf"}, CUTE],
     ["moe_dispatch", "cute/slots", {**WIDE, "tokens": 3, "top_k": 7}, CUTE],
     ["moe_dispatch", "cute/slots", {**WIDE, "tokens": 9, "slot_bytes": 6000}, CUTE],
-    ["all_reduce", "cute/slots", {"tokens": 3, "hidden": 1040, "slot_bytes": 6000}, CUTE],
+    ["all_reduce", "cute/slots", {"tokens": 3, "hidden": 1040, "slot_bytes": 7000}, CUTE],
 ]
 """More tokens than thread blocks, than chunks of ids, and than slots; rows of more vectors than
 threads."""

@@ -53,3 +53,10 @@ def rounds_of_tokens(tokens: int, ranks: int, row_bytes: int) -> list[tuple[int,
     """First token and number of tokens of the launches, each with as many as the slots hold."""
     at_once = HALF_BYTES // (ranks * row_bytes)
     return [(begin, min(at_once, tokens - begin)) for begin in range(0, tokens, at_once)]
+
+
+def why_no_slots(ranks: int, row_bytes: int) -> str | None:
+    """Why the slots do not hold a token of each rank, or None."""
+    if ranks * row_bytes > HALF_BYTES:
+        return f"rows of {row_bytes} bytes do not fit into slots of {HALF_BYTES} for {ranks} ranks"
+    return None

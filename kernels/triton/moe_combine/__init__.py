@@ -9,7 +9,7 @@ from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
 from kernelcat.catalog.implementation import Config, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import triton
-from kernelcat.kernels.cuda.common.windows import TRIP_US, rounds_of_tokens
+from kernelcat.kernels.cuda.common.windows import TRIP_US, rounds_of_tokens, why_no_slots
 from kernelcat.kernels.triton.common.dependent_launch import dependent_step
 from kernelcat.kernels.triton.common.powers import next_power_of_two
 from kernelcat.kernels.triton.common.windows import (
@@ -58,7 +58,8 @@ def _round(problem: Problem, config: Config, gpu: Gpu, begin: int, count: int) -
 
 
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    return why_not_resident(config["programs"], gpu)
+    reason = why_no_slots(problem["ranks"], 4 * _words(problem))
+    return reason or why_not_resident(config["programs"], gpu)
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:

@@ -15,7 +15,13 @@ from kernelcat.catalog.implementation import Config, Implementation, Program, St
 from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
 from kernelcat.jit import triton
-from kernelcat.kernels.cuda.common.windows import EPOCHS, SENDER_BYTES, TRIP_US, rounds_of_tokens
+from kernelcat.kernels.cuda.common.windows import (
+    EPOCHS,
+    SENDER_BYTES,
+    TRIP_US,
+    rounds_of_tokens,
+    why_no_slots,
+)
 from kernelcat.kernels.triton.common.dependent_launch import dependent_step
 from kernelcat.kernels.triton.common.powers import next_power_of_two
 from kernelcat.kernels.triton.common.windows import window_arguments, wire_us
@@ -152,7 +158,7 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if 8 * words > SENDER_BYTES:
         return f"the ids of {problem['tokens']} tokens take {words} words: too many for a window"
     assert max(SPACE["programs"]) + MAX_MAP_PROGRAMS <= EPOCHS
-    return None
+    return why_no_slots(problem["ranks"], 4 * _sizes(problem)["row_words"])
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
