@@ -15,7 +15,7 @@ import openai
 import pytest
 import torch
 from click.testing import CliRunner
-from moe_ranks import ANSWER_S, LIMITS, followers_below
+from moe_followers import ANSWER_S, LIMITS, followers_below
 from moe_server import running_server, wait_until
 
 from kernelcat.cli import main

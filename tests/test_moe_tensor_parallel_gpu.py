@@ -8,8 +8,8 @@ import time
 
 import pytest
 import torch
+from moe_followers import ANSWER_S, LIMITS, followers_below
 from moe_models import DECODE_16, prefilled
-from moe_ranks import ANSWER_S, LIMITS, followers_below
 
 from kernelcat import moe
 from kernelcat.errors import InvalidArgument

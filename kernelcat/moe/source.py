@@ -151,7 +151,7 @@ class ModelSource:
         """
         ranks = ranks or self.tp
         if self.device == "cpu":
-            return HostExchange(rank, ranks, path, watch)
+            return HostExchange(rank, ranks, path, watch=watch)
         from kernelcat.moe.parallel.device_exchange import DeviceExchange
 
         return DeviceExchange(rank, ranks, path, self._gpu(rank), watch)

@@ -12,7 +12,7 @@ import torch
 
 import kernelcat
 from kernelcat.moe.parallel.exchange import ANSWER_S, Exchange, Tensors
-from kernelcat.ranks.rendezvous import Rendezvous, Watch, require_equal
+from kernelcat.ranks.rendezvous import JOIN_S, Rendezvous, Watch, require_equal
 
 
 class HostExchange(Exchange):
@@ -24,11 +24,13 @@ class HostExchange(Exchange):
     Raises
     ------
     RankFailed
-        A rank did not come, or what ``watch`` raises while others are awaited.
+        A rank did not come within ``join_s`` seconds, or what ``watch`` raises meanwhile.
     """
 
-    def __init__(self, rank: int, ranks: int, path: Path, watch: Watch | None = None) -> None:
-        super().__init__(Rendezvous(rank, ranks, path, watch=watch))
+    def __init__(
+        self, rank: int, ranks: int, path: Path, join_s: float = JOIN_S, watch: Watch | None = None
+    ) -> None:
+        super().__init__(Rendezvous(rank, ranks, path, join_s, watch))
 
     def _run(self, name: str, inputs: Tensors, out: Tensors, axes: Mapping[str, Any]) -> None:
         what = f"{name} {[_described(tensor) for tensor in inputs]} {dict(axes)}"
