@@ -41,7 +41,7 @@ class Pair:
         speculation: Speculation | None, has_prefix_cache: bool,
     ) -> None:  # fmt: skip
         more = (speculation, has_prefix_cache, ())
-        self.decode = FakeEngine(groups, page_size, limits, *more, ArrivalScheduler)
+        self.decode = FakeEngine(groups, page_size, limits, *more, scheduler_type=ArrivalScheduler)
         self.arrivals = cast(ArrivalScheduler, self.decode.scheduler)
         wide = replace(limits, max_waiting=1000)
         self.prefill = FakeEngine(groups, page_size, wide, None, has_prefix_cache)

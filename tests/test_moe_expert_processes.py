@@ -145,7 +145,9 @@ def test_the_verbs_divide_experts() -> None:
     [
         ("bench", ["--ep", "1", "--rebalance-every", "9"], "add --ep"),
         ("serve", ["--ep", "0"], "--ep 0 must be"),
-        ("serve", ["--tp", "2"], "cannot be divided"),
+        ("serve", ["--tp", "2"], "--tp and --ep cannot be combined"),
+        ("bench", ["--disaggregate"], "--ep and --disaggregate cannot be combined"),
+        ("serve", ["--host-cache", "1"], "are for an engine alone"),
         ("bench", ["--prefill", "8"], "are for one process"),
         ("generate", ["--nvtx"], "are for one process"),
         ("serve", ["--rebalance-every", "-1"], "steps are not negative"),

@@ -18,6 +18,7 @@ import pytest
 from kernelcat import catalog
 from kernelcat.ranks.window import WINDOW_BYTES
 from kernelcat.reference.all_reduce import summed
+from kernelcat.runtime import children
 
 pytestmark = pytest.mark.skipif(cuda_fibers.COMPILER is None, reason="needs g++")
 HERE = Path(__file__).parent
@@ -133,10 +134,15 @@ def results(folder: Path, ranks: int, launches: list[list[object]]) -> list[list
     for rank in range(ranks):
         with (folder / str(rank)).open("wb") as file:
             file.truncate(WINDOW_BYTES)
+    return printed("ranks_host.py", ranks, folder, launches)
+
+
+def printed(script: str, ranks: int, path: Path, job: object) -> list[Any]:
+    """What each rank prints: a process of ``script`` that gets ``path`` and ``job``."""
+    command = [sys.executable, str(HERE / script)]
     started = [
-        subprocess.Popen(
-            [sys.executable, HERE / "ranks_host.py", str(rank), str(ranks), folder,
-             json.dumps(launches)],
+        children.start(
+            [*command, str(rank), str(ranks), str(path), json.dumps(job)],
             stdout=subprocess.PIPE, text=True, env={**os.environ, "TRITON_INTERPRET": "1"},
         )
         for rank in range(ranks)
@@ -174,15 +180,7 @@ def test_a_missing_rank_is_named_and_later_launches_return(
 
 def on_machine(folder: Path, ranks: int, job: dict[str, object]) -> list[Any]:
     """What each rank of a job prints."""
-    started = [
-        subprocess.Popen(
-            [sys.executable, HERE / "ranks_machine.py", str(rank), str(ranks), folder / "socket",
-             json.dumps(job)],
-            stdout=subprocess.PIPE, text=True, env={**os.environ, "TRITON_INTERPRET": "1"},
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    return [json.loads(each.communicate(timeout=300)[0]) for each in started]
+    return printed("ranks_machine.py", ranks, folder / "socket", job)
 
 
 def axes(**changes: int) -> dict[str, object]:
