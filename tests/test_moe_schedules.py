@@ -105,9 +105,9 @@ class Faulty:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def __call__(self, batch: moe.Batch, cache: moe.KvCache) -> torch.Tensor:
+    def __call__(self, batch: moe.Batch, cache: moe.KvCache, after_layer: Any) -> torch.Tensor:
         is_later = bool((batch.kv_lens > batch.cu_q.diff()).any())
-        return self._model(self._change(batch) if is_later else batch, cache)
+        return self._model(self._change(batch) if is_later else batch, cache, after_layer)
 
 
 def with_wrong_page(batch: moe.Batch) -> moe.Batch:

@@ -285,8 +285,8 @@ def _element(dtype: str) -> Any:
 def _keyword(axis: Axis, is_optional: bool) -> str:
     """The declaration of an axis in a schema.
 
-    A size becomes an int that may be symbolic, a flag a bool, a number a float, a choice a string.
-    An *optional* keyword is needed where no array that is passed determines the axis.
+    A size becomes an int that may be symbolic, a flag a bool, a number a float, a choice an int or
+    a string. An *optional* keyword is needed where no array that is passed determines the axis.
     """
     kind = "str"
     if not axis.values:
@@ -295,6 +295,8 @@ def _keyword(axis: Axis, is_optional: bool) -> str:
         kind = "float"
     elif isinstance(axis.values[0], bool):
         kind = "bool"
+    elif isinstance(axis.values[0], int):
+        kind = "int"
     if is_optional:
         return f"{kind}? {axis.name}=None"
     if axis.default is None:
