@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kernelcat.cli.moe_fetch import bench_fetch, fetch_line
 from kernelcat.cli.moe_interference import bench_interference
 from kernelcat.cli.options import (
     as_json,
@@ -102,7 +103,7 @@ class Results:
         if self.prefill:
             echo(_prefill_line(self.prefill))
         if self.fetch:
-            echo(_fetch_line(self.fetch))
+            echo(fetch_line(self.fetch))
         for load in self.loads:
             show(_load_table(load))
         for profile in self.profiles:
@@ -272,7 +273,7 @@ def _bench_engine(model: str, loads: list[Workload], slo: Slo, options: dict[str
     with ranges.for_nvtx() if options["nvtx"] else nullcontext():
         decoder = None if is_divided else _opened(source)
         if decoder is not None and options["fetch"]:
-            results.fetch = _time_fetch(decoder, options)
+            results.fetch = bench_fetch(decoder, options)
             results.keep()
         length = max(context + tokens, *lengths, prefill + 1)
         engine = _engine(source, decoder, length, max(most), options)
@@ -355,30 +356,6 @@ def _opened(source: ModelSource) -> Decoder:
     return model
 
 
-def _time_fetch(model: Decoder, options: dict[str, Any]) -> FetchTimes:
-    """Times of a prefix in host memory, by an engine of its own."""
-    import gc
-
-    import torch
-
-    from kernelcat.moe.engine.engine import Engine
-    from kernelcat.moe.fetch import fetch_settings, time_fetch
-
-    settings = fetch_settings(
-        model, options["fetch"], options["step_tokens"], options["host_cache"],
-        options["cache_dtype"],
-    )  # fmt: skip
-    engine = Engine(model, settings)
-    times = time_fetch(engine, options["fetch"])
-    echo(_fetch_line(times), err=True)
-    engine.close()
-    del engine
-    gc.collect()
-    if model.device.type == "cuda":
-        torch.cuda.empty_cache()
-    return times
-
-
 def _engine(
     source: ModelSource, model: Decoder | None, length: int, batch: int, options: dict[str, Any]
 ) -> Engine | SteppedRanks:
@@ -446,15 +423,6 @@ def _prefill_line(prefill: Prefill) -> str:
         f"prefill of {prefill.num_tokens} tokens: {prefill.ms:.1f} ms, "
         f"{prefill.tflops:.1f} TFLOP/s, {100 * prefill.share:.0f} % of the "
         f"{prefill.matrix_tflops:.1f} of a product of matrices of {prefill.matrix_size} rows"
-    )
-
-
-def _fetch_line(fetch: FetchTimes) -> str:
-    return (
-        f"first token after a prefix of {fetch.num_tokens} tokens: recomputed "
-        f"{fetch.recomputed_ms:.2f} ms, fetched from host memory {fetch.fetched_ms:.2f} ms "
-        f"({fetch.speedup:.1f} times as fast), shared in pages {fetch.shared_ms:.2f} ms; a fetch "
-        f"copies {fetch.num_bytes / 1e6:.1f} MB, alone at {fetch.bandwidth / 1e9:.1f} GB/s"
     )
 
 

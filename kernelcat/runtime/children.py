@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,15 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     called this function, if that thread ends before.
     """
     return subprocess.Popen([*_GUARD, str(os.getpid()), *command], process_group=0, **options)
+
+
+def start_with_socket(module: str, **options: Any) -> tuple[subprocess.Popen[Any], socket.socket]:
+    """:func:`start` of ``module``, and a socket to it: its argument is the number of its end."""
+    mine, other = socket.socketpair()
+    with other:
+        descriptor = other.fileno()
+        process = start(python(module, str(descriptor)), pass_fds=[descriptor], **options)
+    return process, mine
 
 
 def stop(process: subprocess.Popen[Any]) -> None:

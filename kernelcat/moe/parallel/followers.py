@@ -73,13 +73,10 @@ class Followers:
         self._folder.cleanup()
 
     def _start(self) -> None:
-        mine, other = socket.socketpair()
-        mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(ANSWER_S), 0))
-        with other:
-            descriptor = str(other.fileno())
-            command = children.python(FOLLOWER, descriptor)
-            self._processes.append(children.start(command, pass_fds=[other.fileno()]))
-        self._pipes.append(Connection(mine.detach(), readable=False))
+        process, end = children.start_with_socket(FOLLOWER)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(ANSWER_S), 0))
+        self._processes.append(process)
+        self._pipes.append(Connection(end.detach(), readable=False))
 
     def _send(self, rank: int, message: Message) -> None:
         try:

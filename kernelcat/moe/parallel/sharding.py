@@ -47,7 +47,8 @@ MLP = {
     "gate_up_proj_blocks": 1, "gate_up_proj_scales": 1, "gate_up_proj_bias": 1,
     "down_proj_blocks": 2, "down_proj_scales": 2, "down_proj_bias": ONCE,
 }  # fmt: skip
-"""The same for MLPs and experts, without the field."""
+"""The last words of the name of a tensor of an MLP or of experts -> the axis that ranks divide: the
+columns of the intermediate dimension."""
 
 
 def part_of(config: Config, ranks: int, has_fp8_experts: bool = False) -> Config:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.serve.engine_messages import FromEngine, Open, Ready, Refused, ToEngine
 from kernelcat.runtime import children
 
+CHILD = "kernelcat.moe.serve.engine_child"
 END_TIMEOUT = 30.0
 """Seconds in which the process ends after its last request, or is killed."""
 
@@ -34,14 +34,8 @@ class EnginePipe:
     """
 
     def __init__(self, message: Open, env: Mapping[str, str] | None = None) -> None:
-        mine, other = socket.socketpair()
-        with other:
-            self._process = children.start(
-                children.python("kernelcat.moe.serve.engine_child", str(other.fileno())),
-                pass_fds=[other.fileno()],
-                env=env,
-            )
-        self.connection = Connection(mine.detach())
+        self._process, end = children.start_with_socket(CHILD, env=env)
+        self.connection = Connection(end.detach())
         self._sending = threading.Lock()
         self.send(message)
 

@@ -200,5 +200,5 @@ IMPLEMENTATION = Implementation(
         "exponential by one instruction": "MUFU.EX2",
     },
     rank=1,
-    unverified="right on an H200, where racecheck reports hazards that are not explained yet",
+    unverified="its barriers have changed since it ran on an H200, for racecheck to follow them",
 )
