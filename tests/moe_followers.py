@@ -11,6 +11,11 @@ ANSWER_S = 10.0
 """Seconds in which everybody has an answer after a rank has failed."""
 
 
+def command_of(guard: int) -> int:
+    """The process that a guard runs."""
+    return int(Path(f"/proc/{guard}/task/{guard}/children").read_text())
+
+
 def followers_below(pid: int) -> list[int]:
     """The ranks that follow among the processes that process ``pid``, or one of these, started."""
     parents = {}

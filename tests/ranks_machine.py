@@ -21,7 +21,7 @@ from typing import Any
 import cuda_fibers
 import numpy as np
 
-from kernelcat.errors import RankFailed
+from kernelcat.errors import CompileError, RankFailed
 from kernelcat.jit.interpreter import interpret
 from kernelcat.jit.triton import TritonSource
 from kernelcat.kernels.cuda import all_reduce, kv_transfer
@@ -143,12 +143,21 @@ DRIVER = SimpleNamespace(
 )  # fmt: skip
 
 
-def stand_in() -> None:
-    """Replace GPU memory, driver and launcher; one configuration for each variant, short races."""
+def stand_in(too_new: str) -> None:
+    """Replace GPU memory, driver and launcher; one configuration for each variant, short races.
+
+    ``too_new`` is an implementation that does not compile.
+    """
     module: Any = group
     module.Memory = Memory
     module.driver = links.driver = SimpleNamespace(opened=lambda: DRIVER)  # type: ignore[attr-defined]
-    module.launcher = SimpleNamespace(prepare=lambda name, program, *_: program)
+
+    def prepare(name: str, program: Any, *_: Any) -> Any:
+        if name == too_new:
+            raise CompileError(f"{name} does not compile", "")
+        return program
+
+    module.launcher = SimpleNamespace(prepare=prepare)
     race.BLOCKS, race.SHORT, race.MAX_NODES, race.SCREEN_US, race.BLOCK_US = 3, 2, 2, 1.0, 1.0
     all_reduce.LL_SPACE.update(threads=(128,), blocks=(8,))
     all_reduce.TILE_SPACE.update(unroll=(1,), blocks=(16,))
@@ -160,10 +169,10 @@ def stand_in() -> None:
 
 def main() -> None:
     rank, ranks, job = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[4])
-    stand_in()
     if rank == ranks - 1:
         job |= job.pop("last", {})
         Device.is_broken = job.get("is_broken", False)
+    stand_in(job.get("too_new", ""))
     try:
         joined = group.Group(rank, ranks, Path(sys.argv[3]), Device())  # type: ignore[arg-type]
         print(json.dumps(verbs()[job["verb"]](joined, job)))

@@ -186,6 +186,29 @@ def test_a_file_that_holds_no_models_is_an_error(monkeypatch, tmp_path) -> None:
     calibration.models.cache_clear()
 
 
+def test_a_gpu_without_a_model_takes_that_of_the_nearest_sibling(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(calibration, "path", lambda sku: tmp_path / f"{sku}.json")
+    calibration.models.cache_clear()
+    calibration.save("h200", model(MODEL, wgmma=100.0, tma=1.0))
+    calibration.save("h100-pcie", model(MODEL, wgmma=1.0, tma=100.0))
+    calibration.save("b200", model(MODEL, wgmma=1.0, tma=100.0))
+
+    def served(gpu: str, *rows: Choice) -> tuple[str, str]:
+        decision = choose(ENTRY, PROBLEM, SKUS[gpu], rows)
+        return decision.implementation.variant, decision.why
+
+    assert served("h100") == ("tma", "borrowed model")  # 4.8 TB/s are nearer to 3.35 than 2.04 are
+    assert served("h200") == ("tma", "calibrated")
+    assert served("h100", row(PROBLEM, "wgmma")) == ("wgmma", "borrowed")
+    assert served("h100", row(MATE, "wgmma")) == ("wgmma", "borrowed")
+    assert served("a100")[1] == "default"
+    calibration.save("h100", model(NEAREST, wgmma=1.0, tma=1.0))
+    assert served("h100")[1] == "default"  # its own model says that it should not serve
+    monkeypatch.undo()
+    calibration.models.cache_clear()
+    calibration.lent.cache_clear()
+
+
 def test_the_command_shows_what_rules_lose_and_writes_nothing_when_dry() -> None:
     before = calibration.path("h200").read_text()
     result = CliRunner().invoke(main, ["calibrate", "multicast_gemm", "mla_kv_write", "--dry-run"])

@@ -8,8 +8,8 @@ import time
 
 import pytest
 import torch
+from moe_followers import ANSWER_S, command_of
 from moe_models import DECODE_16, prefilled
-from test_moe_expert_processes import ANSWER_S, command_of
 
 from kernelcat import moe
 from kernelcat.errors import KernelcatError

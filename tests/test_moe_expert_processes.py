@@ -7,12 +7,12 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from click.testing import CliRunner
+from moe_followers import ANSWER_S, command_of
 from moe_schedules import engine, tokens, write
 from moe_server import running_server, wait_until
 
@@ -30,8 +30,6 @@ SETTINGS = EngineSettings(
     Limits(step_tokens=64, max_running=8, max_waiting=2, context=128), 16, cpu_cache_bytes=4 << 20
 )
 PROMPTS = [[5] * 20, [1, 2, 3], [200, 7, 9, 9]]
-ANSWER_S = 10.0
-"""Seconds in which all requests are answered after a rank has failed."""
 
 
 def greedy(max_tokens: int) -> SamplingParameters:
@@ -75,11 +73,6 @@ def test_a_server_of_two_ranks_writes_and_counts_what_one_would() -> None:
 
 FAULTS = {"dies": (1, signal.SIGKILL), "hangs": (0, signal.SIGSTOP)}
 """The rank that fails, and how; rank 0 is the one that the others ask."""
-
-
-def command_of(guard: int) -> int:
-    """The process that a guard runs."""
-    return int(Path(f"/proc/{guard}/task/{guard}/children").read_text())
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,15 @@ def test_processes_that_fail_are_one_error(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(RankFailed) as error:
         processes.run({"verb": "check"}, [0, 0], limit_s=60)
     assert len(str(error.value)) < 300
+
+
+def test_ranks_that_give_no_sign_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setattr(processes, "WORKER", "ranks_silent")
+    start = time.monotonic()
+    with pytest.raises(processes.RanksSilent, match="no sign for 3 s after next: something"):
+        processes.run({}, [0, 0], limit_s=60, silence_s=3)
+    assert time.monotonic() - start < 30
 
 
 def test_the_package_has_the_layout_of_the_header(tmp_path: Path) -> None:

@@ -290,6 +290,20 @@ def test_a_race_times_each_variant(
            "implementations": implementations, "peers": True}  # fmt: skip
     for result in on_machine(tmp_path, 2, job):
         assert [(c[0], c[1]) for c in result["contestants"]] == implementations
-        assert all(len(times) == 3 and not wrong for *_, wrong, times, _ in result["contestants"])
+        for *_, wrong, _, times, _ in result["contestants"]:
+            assert len(times) == 3
+            assert not wrong
         assert result["environment"]["sku"] == "h200x1-shared"
         assert result["left_out"] == "NCCL and torch need a GPU for each rank"
+
+
+def test_a_race_goes_on_without_what_one_rank_cannot_compile(tmp_path: Path) -> None:
+    problem = catalog.entry("all_reduce").described(tokens=1, hidden=2880)
+    job = {"verb": "race", "entry": "all_reduce", "problem": problem.values, "seed": 1,
+           "implementations": [("cuda", "ll"), ("cuda", "slots")], "peers": False,
+           "last": {"too_new": "all_reduce/cuda/ll"}}  # fmt: skip
+    for result in on_machine(tmp_path, 2, job):
+        raced, refused = result["contestants"]
+        assert (raced[1], raced[3]) == ("slots", "")
+        assert refused[1] == "ll"
+        assert refused[3:5] == ["rank 1: all_reduce/cuda/ll does not compile", "compile_error"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from kernelcat import catalog
 from kernelcat.catalog.implementation import Config
 from kernelcat.errors import RankFailed
 from kernelcat.ranks import race, tune
+from kernelcat.ranks.processes import RanksSilent
 from kernelcat.ranks.race import Raced
 from kernelcat.runtime import gpu
 from kernelcat.runtime.environment import Environment
@@ -114,3 +116,34 @@ def test_ranks_that_fail_and_a_budget_that_ends_skip_a_problem(
 def test_gpus_that_compute_together_have_a_row(name: str) -> None:
     assert gpu.find(name) == MACHINE
     assert gpu.find(name).bandwidth == gpu.find("h200").bandwidth
+
+
+def test_a_race_goes_on_without_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    hung, asked = tiles("one_shot"), list[list[Any]]()
+
+    def run(job: dict[str, Any], *_: Any) -> list[dict[str, Any]]:
+        asked.append(job["left_out"])
+        if not job["left_out"]:
+            lines = [race.ANNOUNCED + json.dumps(["cuda", "one_shot", dict(hung.config)]), "a word"]
+            raise RanksSilent(60, lines)
+        other = ["cuda", "two_shot", {"blocks": 32, "unroll": 1}, "", "wrong", [11.3] * 21, []]
+        return [{"contestants": [other], "environment": ENVIRONMENT, "left_out": None}]
+
+    monkeypatch.setattr(race.processes, "run", run)
+    monkeypatch.setattr(race, "compile_candidates", lambda *_: None)
+    monkeypatch.setattr(gpu, "detect", lambda _: gpu.find("h200"))
+    raced = race.run(catalog.implementations("all_reduce"), PROBLEM, [0, 1])
+    assert asked == [[], [["cuda", "one_shot", dict(hung.config)]]]
+    assert raced.failed[hung].status == "timeout"
+    assert [candidate.variant for candidate in raced.times] == ["two_shot"]
+
+
+def test_a_race_that_hangs_outside_its_contestants_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: Any) -> None:
+        raise RanksSilent(60, ["a word"])
+
+    monkeypatch.setattr(race.processes, "run", run)
+    monkeypatch.setattr(race, "compile_candidates", lambda *_: None)
+    monkeypatch.setattr(gpu, "detect", lambda _: gpu.find("h200"))
+    with pytest.raises(RankFailed, match="no sign for 60 s after a word"):
+        race.run(catalog.implementations("all_reduce"), PROBLEM, [0, 1])

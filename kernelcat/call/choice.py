@@ -4,7 +4,8 @@ Where a lock is in use and has the problem, only the kernel of the lock serves. 
 is: the exact problem, measured on this SKU; the least time that the entry's calibrated model of
 this SKU predicts, for its portfolio and for what was measured in the problem's bucket; a problem of
 the same bucket, measured on this SKU; either of the measured ones on a sibling SKU (one with the
-same architecture); a prediction for this SKU, or for a sibling SKU; the winners of the nearest
+same architecture); where this SKU has no model of the entry, the least time by a sibling's; a
+prediction for this SKU, or for a sibling SKU; the winners of the nearest
 problems measured on this SKU; the implementations' defaults, highest rank first. An entry's model
 comes after the winners of the nearest problems, or does not serve at all, where its judgement says
 so (``kernelcat calibrate``). Every offer is checked again. Passed
@@ -110,11 +111,11 @@ class Considered:
 class Decision:
     """The implementation and the configuration that serve a problem.
 
-    ``why`` is ``exact``, ``bucket``, ``calibrated``, ``borrowed``, ``predicted``, ``borrowed
-    prediction``, ``nearest``, ``default``, ``forced`` or ``locked``; ``evidence`` is the row of the
-    database behind the decision, if there is one. ``predictions`` are those of the calibrated
-    model, the fastest first, where it was asked. ``refuted`` is when a fixed configuration was
-    found wrong, or None. ``ruling`` is what the lock in use says.
+    ``why`` is ``exact``, ``bucket``, ``calibrated``, ``borrowed``, ``borrowed model``,
+    ``predicted``, ``borrowed prediction``, ``nearest``, ``default``, ``forced`` or ``locked``;
+    ``evidence`` is the row of the database behind the decision, if there is one. ``predictions``
+    are those of the calibrated model, the fastest first, where it was asked. ``refuted`` is when a
+    fixed configuration was found wrong, or None. ``ruling`` is what the lock in use says.
     """
 
     implementation: Implementation
@@ -158,7 +159,10 @@ class _Offer:
 
 @dataclass
 class _Search:
-    """A search for what serves ``problem``, with all implementations considered so far."""
+    """A search for what serves ``problem``, with all implementations considered so far.
+
+    ``is_lent`` is whether ``model`` is that of a sibling SKU.
+    """
 
     entry: Entry
     problem: Problem
@@ -169,6 +173,7 @@ class _Search:
     refuted: Sequence[Measurement]
     ruling: Ruling = NO_RULING
     model: Calibrated | None = None
+    is_lent: bool = False
     predictions: list[Prediction] | None = None
     considered: dict[tuple[str, str, Config | None, str | None], Considered] = field(
         default_factory=dict
@@ -223,7 +228,8 @@ class _Search:
                 self.model, self.problem, self.gpu, self.pin.allows, mates
             )
         for each in self.predictions:
-            why = "bucket" if each.evidence else "calibrated"
+            why = "borrowed model" if self.is_lent else "calibrated"
+            why = "bucket" if each.evidence else why
             yield _Offer(
                 why, each.language, each.variant, each.config, each.evidence, predicted=True
             )
@@ -295,7 +301,8 @@ def choose(
     failed : configurations that could not be built -> reason, found by an earlier attempt
     refuted : rows whose results were found wrong
     ruling : what the lock in use says of the problem
-    models : entry -> its calibrated model; None stands for those of this SKU that are shipped
+    models : entry -> its calibrated model; None stands for those that are shipped, of this SKU or
+        else of a sibling SKU
 
     Raises
     ------
@@ -304,7 +311,9 @@ def choose(
     """
     pin = pin or Pin()
     model = (calibration.models(gpu.sku) if models is None else models).get(entry.name)
-    search = _Search(entry, problem, gpu, pin, missing or {}, failed or {}, refuted, ruling, model)
+    lent = calibration.lent(gpu.sku).get(entry.name) if model is None and models is None else None
+    search = _Search(entry, problem, gpu, pin, missing or {}, failed or {}, refuted, ruling,
+                     model or lent, is_lent=lent is not None)  # fmt: skip
     for verified, promising in itertools.product((True, False), repeat=2):
         for offer in _offers(search, choices):
             decision = search.accept(offer, verified, promising)
@@ -327,9 +336,15 @@ def _offers(search: _Search, choices: Sequence[Choice]) -> Iterator[_Offer]:
     exact = _rows(search, "measured", known.exact(search.problem))
     yield from (_of_row("exact", choice) for choice in exact)
     mates = tuple(_rows(search, "measured", known.bucketmates(search.problem)))
-    yield from search.predicted(calibration.MODEL, mates)
+    if not search.is_lent:
+        yield from search.predicted(calibration.MODEL, mates)
     yield from (_of_row("bucket", choice) for choice in mates)
-    for why, choice in _elsewhere(search, known):
+    both = [*known.exact(search.problem), *known.bucketmates(search.problem)]
+    borrowed = _rows(search, "measured", both, sibling=True)
+    yield from (_of_row("borrowed", choice) for choice in borrowed)
+    if search.is_lent:
+        yield from search.predicted(calibration.MODEL)
+    for why, choice in _elsewhere(search, known, both):
         yield _of_row(why, choice)
         if why == "nearest":  # where the configuration does not fit, the kernel's default may
             yield _Offer(why, choice.language, choice.variant, evidence=choice)
@@ -343,15 +358,15 @@ def _of_row(why: str, choice: Choice) -> _Offer:
     return _Offer(why, choice.language, choice.variant, choice.config, choice)
 
 
-def _elsewhere(search: _Search, known: Groups) -> Iterator[tuple[str, Choice]]:
-    """Pairs of a reason and a row of another SKU or problem, or a predicted one."""
-    problem = search.problem
-    both = [*known.exact(problem), *known.bucketmates(problem)]
-    yield from (("borrowed", c) for c in _rows(search, "measured", both, sibling=True))
+def _elsewhere(
+    search: _Search, known: Groups, both: Sequence[Choice]
+) -> Iterator[tuple[str, Choice]]:
+    """Pairs of a reason and a row: a predicted one of ``both``, or a measured one of another
+    problem. ``both`` are the rows of the problem and of its bucket."""
     yield from (("predicted", c) for c in _rows(search, "predicted", both))
     borrowed = _rows(search, "predicted", both, sibling=True)
     yield from (("borrowed prediction", c) for c in borrowed)
-    yield from (("nearest", c) for c in _rows(search, "measured", known.nearest(problem)))
+    yield from (("nearest", c) for c in _rows(search, "measured", known.nearest(search.problem)))
 
 
 def _rows(

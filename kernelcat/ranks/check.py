@@ -15,6 +15,7 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.errors import KernelcatError, RankFailed
 from kernelcat.ranks import processes, shares
 from kernelcat.ranks.group import Group
+from kernelcat.ranks.rendezvous import by_rank
 from kernelcat.runtime.device import CudaDevice, Run
 from kernelcat.runtime.environment import Environment
 from kernelcat.verify import gate
@@ -111,7 +112,7 @@ def _check(
     all_verdicts = zip(*(result["verdicts"] for result in results), strict=True)
     for problem, verdicts in zip(problems, all_verdicts, strict=True):
         name = catalog.entry(problem.entry).problem_name(problem) or str(problem)
-        wrong = _joined([verdict.get("wrong", "") for verdict in verdicts])
+        wrong = by_rank([verdict.get("wrong", "") for verdict in verdicts])
         if "skipped" in verdicts[0]:
             outcome.skipped.append(f"{name}: {verdicts[0]['skipped']}")
         elif wrong:
@@ -122,12 +123,6 @@ def _check(
     outcome.fuzz_examples = first["examples"]
     outcome.failures += [first["failure"]] if first["failure"] else []
     return Checked(implementation, outcome, first["environment"])
-
-
-def _joined(details: Sequence[str]) -> str:
-    """What is wrong on each rank, as one line; empty where nothing is."""
-    wrong = [f"rank {rank}: {detail}" for rank, detail in enumerate(details) if detail]
-    return "; ".join(wrong)
 
 
 def on_rank(group: Group, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,7 +155,7 @@ def _fuzz(group: Group, implementation: Implementation, fuzzing: Fuzzing) -> dic
     def judge(problem: Problem, config: Config, draw: int) -> Verdict:
         try:
             wrong = _judge(group, implementation, problem, config, [draw]).get("wrong", "")
-            detail = _joined(group.rendezvous.gather(wrong)[0])
+            detail = by_rank(group.rendezvous.gather(wrong)[0])
         except Exception as error:
             what = f"{implementation.name} {problem} {config}: {type(error).__name__}: {error}"
             raise _GroupEnded(what) from error

@@ -24,7 +24,7 @@ from kernelcat.catalog.implementation import (
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument, KernelcatError, RankFailed
 from kernelcat.ranks import links
-from kernelcat.ranks.rendezvous import Rendezvous, Watch, require_equal
+from kernelcat.ranks.rendezvous import Rendezvous, Watch, by_rank, require_equal
 from kernelcat.ranks.window import ERROR_OFFSET, WINDOW_BYTES, Memory
 from kernelcat.runtime import code, driver, gpu, launcher
 from kernelcat.runtime.device import Arrays, Bind, CudaDevice
@@ -105,6 +105,21 @@ class Group:
             This rank failed; the others raise ``RankFailed``.
         """
         return self._load(implementation, problem, config)[0]
+
+    def try_load(
+        self, implementation: Implementation, problem: Problem, config: Config
+    ) -> Bind | str:
+        """As :meth:`load`, or why ranks cannot build the configuration: the same on all ranks."""
+        try:
+            loaded = self._prepare(implementation, problem, config)
+        except KernelcatError as error:
+            loaded, reason = None, str(error)
+        else:
+            reason = ""
+        reasons, _ = self.rendezvous.gather(reason, limit_s=LOAD_S)
+        if loaded is None or any(reasons):
+            return by_rank(reasons)
+        return self._bind(*loaded)
 
     def load_alone(self, implementation: Implementation, problem: Problem, config: Config) -> Bind:
         """As :meth:`load`, on this rank only: for kernels that wait for no other rank."""

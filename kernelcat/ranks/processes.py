@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +25,15 @@ MOURNING_S = 10.0
 _POLL_S = 0.02
 
 
+class RanksSilent(RankFailed):
+    """Rank 0 wrote nothing to standard error for too long; ``lines`` are what it wrote before."""
+
+    def __init__(self, seconds: float, lines: Sequence[str]) -> None:
+        after = lines[-1] if lines else "its start"
+        super().__init__(f"rank 0 gave no sign for {seconds:g} s after {after}")
+        self.lines = lines
+
+
 @dataclass(frozen=True)
 class _Process:
     process: subprocess.Popen[bytes]
@@ -30,7 +41,9 @@ class _Process:
     log: IO[bytes]
 
 
-def run(job: Mapping[str, Any], gpus: Sequence[int], limit_s: float) -> list[Any]:
+def run(
+    job: Mapping[str, Any], gpus: Sequence[int], limit_s: float, silence_s: float = inf
+) -> list[Any]:
     """The results of a job of :mod:`~kernelcat.ranks.worker` on each rank.
 
     ``gpus`` are the numbers of the ranks' GPUs, which may be equal.
@@ -39,12 +52,14 @@ def run(job: Mapping[str, Any], gpus: Sequence[int], limit_s: float) -> list[Any
     ------
     RankFailed
         A rank failed or ended, or the job took more than ``limit_s`` seconds. No process is left.
+    RanksSilent
+        Rank 0 wrote nothing to standard error for ``silence_s`` seconds. No process is left.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "ranks")
         started = [_start(job, rank, gpus, path) for rank in range(len(gpus))]
         try:
-            _wait([each.process for each in started], limit_s)
+            _wait(started, limit_s, silence_s)
         finally:
             for each in started:
                 children.stop(each.process)
@@ -57,11 +72,16 @@ def run(job: Mapping[str, Any], gpus: Sequence[int], limit_s: float) -> list[Any
     return [result["value"] for result in results]
 
 
-def _wait(waiting: Sequence[subprocess.Popen[bytes]], limit_s: float) -> None:
+def _wait(started: Sequence[_Process], limit_s: float, silence_s: float) -> None:
     """Wait for all processes; once one has died the others get a while to notice."""
-    deadline = time.monotonic() + limit_s
+    waiting, log = [each.process for each in started], started[0].log
+    deadline, size, sign = time.monotonic() + limit_s, 0, time.monotonic()
     while any(process.poll() is None for process in waiting):
         now = time.monotonic()
+        if size != (size := os.fstat(log.fileno()).st_size):
+            sign = now
+        if now > sign + silence_s:
+            raise RanksSilent(silence_s, _lines(log))
         if any(process.returncode for process in waiting):
             deadline = min(deadline, now + MOURNING_S)
         if now > deadline:
@@ -69,6 +89,11 @@ def _wait(waiting: Sequence[subprocess.Popen[bytes]], limit_s: float) -> None:
                 return
             raise RankFailed(f"the ranks did not end within {limit_s:g} s")
         time.sleep(_POLL_S)
+
+
+def _lines(file: IO[bytes]) -> list[str]:
+    file.seek(0)
+    return file.read().decode(errors="replace").splitlines()
 
 
 def _start(job: Mapping[str, Any], rank: int, gpus: Sequence[int], path: str) -> _Process:
@@ -82,10 +107,8 @@ def _start(job: Mapping[str, Any], rank: int, gpus: Sequence[int], path: str) ->
 
 def _result(each: _Process) -> dict[str, Any]:
     """What the rank printed last, or how it died."""
-    each.out.seek(0)
-    lines = each.out.read().decode(errors="replace").splitlines()
     try:
-        result: dict[str, Any] = json.loads(lines[-1])
+        result: dict[str, Any] = json.loads(_lines(each.out)[-1])
         return result
     except (IndexError, ValueError):
         each.log.seek(0)

@@ -8,8 +8,10 @@ small ones are in L2.
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -22,10 +24,14 @@ from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.ranks import processes, shares
 from kernelcat.ranks.group import Group
+from kernelcat.ranks.processes import RanksSilent
+from kernelcat.ranks.rendezvous import by_rank
 from kernelcat.ranks.torch_peers import NO_MULTICAST, PEERS, Peers
-from kernelcat.runtime import telemetry
+from kernelcat.runtime import gpu, telemetry
 from kernelcat.runtime.device import Run
 from kernelcat.runtime.environment import Environment
+from kernelcat.store.measurement import Status
+from kernelcat.tune.ahead import compile_candidates
 from kernelcat.tune.candidate import PEER, Candidate
 from kernelcat.tune.messages import Failed, Timing
 
@@ -37,6 +43,10 @@ SCREEN_US, BLOCK_US = 500.0, 3000.0
 BLOCKS = 21
 LIMIT_S = 600.0
 """Seconds after which the ranks of one race count as hung."""
+SILENCE_S = 60.0
+"""Seconds after which one contestant of a race does: its first runs take a second or two."""
+ANNOUNCED = "next: "
+"""What a line on standard error begins with that names the contestant that comes next."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,7 @@ class Raced:
     ranks : number of ranks
     environment : that of the machine; its ``sku`` names the GPUs together (``h200x2-nvlink``)
     times : contestants that were right on all ranks, the best configuration of each variant
-    failed : configurations and peers that were wrong, or that torch refused
+    failed : configurations and peers that were wrong, did not compile, or that torch refused
     left_out : why there are no peers, or None
     """
 
@@ -98,33 +108,64 @@ def run(
 ) -> Raced:
     """Race implementations of one entry with peers. The ranks take ``gpus`` in turn.
 
-    Raises ``RankFailed``.
+    Raises ``RankFailed``. Ranks would compile one kernel after the other, and each the same ones:
+    all cores compile them before. A contestant that gives no sign for :data:`SILENCE_S` seconds is
+    left out of the next attempt.
     """
+    machine = gpu.detect(gpus[0])
+    compile_candidates(
+        [(problem, Candidate.of(implementation, config)) for implementation in implementations
+         for config in implementation.configs(problem, machine)], machine,
+    )  # fmt: skip
     ranks = int(problem[str(catalog.entry(problem.entry).ranks)])
     job = {
         "verb": "race", "entry": problem.entry, "problem": problem.values, "seed": 1,
         "implementations": [(i.language, i.variant) for i in implementations], "peers": peers,
     }  # fmt: skip
-    first = processes.run(job, list(islice(cycle(gpus), ranks)), LIMIT_S)[0]
-    times, failed = {}, {}
-    for language, variant, config, detail, samples, readings in first["contestants"]:
+    numbers, silent = list(islice(cycle(gpus), ranks)), dict[Candidate, Failed]()
+    while True:
+        job["left_out"] = [_names(candidate) for candidate in silent]
+        try:
+            first = processes.run(job, numbers, LIMIT_S, SILENCE_S)[0]
+            break
+        except RanksSilent as error:
+            hung = _announced(error.lines)
+            if hung is None or hung in silent:
+                raise
+            silent[hung] = Failed("timeout", f"the ranks gave no sign for {SILENCE_S:g} s")
+    times, failed = {}, dict(silent)
+    for language, variant, config, detail, status, samples, readings in first["contestants"]:
         candidate = Candidate(language, variant, Config(config))
         if detail:
-            failed[candidate] = Failed("wrong", detail)
+            failed[candidate] = Failed(status, detail)
         else:
             seen = tuple(telemetry.Reading(*reading) for reading in readings)
             times[candidate] = Timing(tuple(samples), seen)
     return Raced(problem, ranks, first["environment"], times, failed, first["left_out"])
 
 
+def _names(candidate: Candidate) -> list[Any]:
+    return [candidate.language, candidate.variant, dict(candidate.config)]
+
+
+def _announced(lines: Sequence[str]) -> Candidate | None:
+    """The contestant that :meth:`Race.announce` named last, or None."""
+    for line in reversed(lines):
+        if line.startswith(ANNOUNCED):
+            language, variant, config = json.loads(line.removeprefix(ANNOUNCED))
+            return Candidate(language, variant, Config(config))
+    return None
+
+
 @dataclass
 class Contestant:
-    """A run and the graph of ``nodes`` such runs. ``us`` is its time so far, ``detail`` what was
-    wrong."""
+    """A run and the graph of ``nodes`` such runs. ``us`` is its time so far; ``detail`` is what was
+    wrong, if anything, and ``status`` what a row of it says then."""
 
     candidate: Candidate
     run: Run | None
     detail: str = ""
+    status: Status = "wrong"
     graph: Any = None
     nodes: int = SHORT
     us: float = 0.0
@@ -140,7 +181,7 @@ class Contestant:
         candidate = self.candidate
         readings = [list(vars(reading).values()) for reading in self.readings]
         return [candidate.language, candidate.variant, dict(candidate.config), self.detail,
-                self.samples, readings]  # fmt: skip
+                self.status, self.samples, readings]  # fmt: skip
 
 
 class Race:
@@ -153,7 +194,16 @@ class Race:
         self.start, self.end = group.xp.cuda.Event(), group.xp.cuda.Event()
         self.failed: list[Contestant] = []
         self.left_out: str | None = None
+        self.silent: list[list[Any]] = []
         group.meet()
+
+    def announce(self, candidate: Candidate) -> bool:
+        """Say on standard error that the candidate comes next; False if it is to be left out."""
+        if _names(candidate) in self.silent:
+            return False
+        if self.group.rank == 0:
+            print(ANNOUNCED + json.dumps(_names(candidate)), file=sys.stderr, flush=True)
+        return True
 
     def contestants(
         self, implementations: Sequence[Implementation], has_peers: bool
@@ -163,10 +213,15 @@ class Race:
         for implementation in implementations:
             screened: list[Contestant] = []
             for config in implementation.configs(self.problem, self.group.gpu):
-                bind = self.group.load(implementation, self.problem, config)
+                candidate = Candidate.of(implementation, config)
+                if not self.announce(candidate):
+                    continue
+                bind = self.group.try_load(implementation, self.problem, config)
+                if isinstance(bind, str):
+                    self.failed.append(Contestant(candidate, None, bind, "compile_error"))
+                    continue
                 verdict = self.prepared.verify(bind)
                 run = bind(self.prepared.arrays)
-                candidate = Candidate.of(implementation, config)
                 self._screen(Contestant(candidate, run, verdict.detail), screened)
             found += sorted(screened, key=lambda each: each.us)[:1]
         if has_peers:
@@ -184,6 +239,8 @@ class Race:
         tensors = views.tensors(self.prepared.entry, self.problem, self.prepared.arrays)
         peers = Peers(self.group, self.stream)
         for name, make in PEERS[self.entry.name].items():
+            if not self.announce(Candidate(PEER, name)):
+                continue
             self.prepared.reset()
             self.group.meet()
             contestant = Contestant(Candidate(PEER, name), None)
@@ -202,9 +259,8 @@ class Race:
     def _screen(self, contestant: Contestant, found: list[Contestant]) -> None:
         """Time a contestant that was right on every rank and add it to ``found``."""
         details, _ = self.group.rendezvous.gather(contestant.detail)
-        wrong = [f"rank {rank}: {detail}" for rank, detail in enumerate(details) if detail]
-        if wrong:
-            contestant.detail = "; ".join(wrong)
+        contestant.detail = by_rank(details)
+        if contestant.detail:
             self.failed.append(contestant)
             return
         self._capture(contestant, SHORT)
@@ -240,6 +296,7 @@ def on_rank(group: Group, job: Mapping[str, Any]) -> dict[str, Any]:
     os.environ.update(NO_MULTICAST)  # before any library reads it
     entry = catalog.entry(job["entry"])
     race = Race(group, entry, entry.problem(**job["problem"]), job["seed"])
+    race.silent = job.get("left_out", [])
     implementations = [catalog.implementation(entry.name, *names)
                        for names in job["implementations"]]  # fmt: skip
     contestants, dice = race.contestants(implementations, job["peers"]), random.Random(job["seed"])

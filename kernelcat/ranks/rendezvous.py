@@ -172,6 +172,13 @@ class Rendezvous:
             raise RankFailed(f"rank {peer} has ended") from error
 
 
+def by_rank(reasons: Sequence[str]) -> str:
+    """What each rank says, as one line; empty where none says anything."""
+    if len(set(reasons)) == 1:
+        return reasons[0]
+    return "; ".join(f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason)
+
+
 def require_equal(texts: Sequence[str], does: str) -> None:
     """Raise ``RankFailed`` unless all ranks do the same: ``rank 1 loads A, but rank 0 loads B``."""
     for rank, text in enumerate(texts):

@@ -22,6 +22,8 @@ _WHY = {
     "bucket": "measured for a problem of the same bucket on this GPU",
     "calibrated": "the least time that this GPU's calibrated model predicts; not measured",
     "borrowed": "measured on another GPU of this architecture",
+    "borrowed model": "the least time by the calibrated model of another GPU of this architecture; "
+    "not measured",
     "predicted": "ranked by the cost model; nothing was measured",
     "borrowed prediction": "ranked by the cost model for another GPU of this architecture; "
     "nothing was measured",
@@ -44,8 +46,8 @@ class Explanation:
     Attributes
     ----------
     why
-        exact, bucket, calibrated, borrowed, predicted, borrowed prediction, nearest, default,
-        forced or locked
+        exact, bucket, calibrated, borrowed, borrowed model, predicted, borrowed prediction,
+        nearest, default, forced or locked
     evidence : the result that the decision rests on, or None
     considered : the candidates in order, each with the reason for its rejection, or None
     stale : whether the kernel runs other code today than was measured
@@ -96,7 +98,7 @@ class Explanation:
             lines.append(f"  not locked: {self.unlocked}")
         if self.evidence is not None:
             lines.append(f"  evidence: {_result(self.evidence)}")
-        if self.why == "calibrated":
+        if self.why in ("calibrated", "borrowed model"):
             lines.append(f"  predicted: {_predicted(self)}")
         if self.stale:
             lines.append("  stale: the kernel runs other code than was measured; tune it again")

@@ -16,7 +16,8 @@ from typing import Any
 
 from kernelcat import paths
 from kernelcat.catalog.implementation import Config
-from kernelcat.errors import StoreError
+from kernelcat.errors import StoreError, UnknownName
+from kernelcat.runtime import gpu
 
 NEAREST, NEAREST_THEN_MODEL, MODEL = RULES = "nearest", "nearest then model", "model"
 """What serves a problem of which no bucket-mate is measured: the winner of the nearest problem,
@@ -152,6 +153,22 @@ def models(sku: str) -> Mapping[str, Calibrated]:
         raise StoreError(f"{file} is no file of calibrated models: {error}") from None
 
 
+@cache
+def lent(sku: str) -> Mapping[str, Calibrated]:
+    """Entry -> the model of another SKU of the same architecture: of the one whose memory bandwidth
+    is nearest, among those with a model of the entry. Raises what :func:`models` raises.
+    """
+    try:
+        own = gpu.find(sku)
+    except UnknownName:
+        return {}
+    found = dict[str, Calibrated]()
+    siblings = [each for each in gpu.SKUS.values() if each.arch == own.arch and each.sku != sku]
+    for each in sorted(siblings, key=lambda each: abs(log(each.bandwidth / own.bandwidth))):
+        found = {**models(each.sku), **found}
+    return found
+
+
 def save(sku: str, entries: Mapping[str, Calibrated]) -> Path:
     """Writes the models of ``sku``; those of other entries stay. Returns the file."""
     every = {**models(sku), **entries}
@@ -159,6 +176,7 @@ def save(sku: str, entries: Mapping[str, Calibrated]) -> Path:
     file.parent.mkdir(exist_ok=True)
     file.write_text(_text({name: every[name].to_json() for name in sorted(every)}, 3) + "\n")
     models.cache_clear()
+    lent.cache_clear()
     return file
 
 

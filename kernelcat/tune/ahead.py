@@ -1,9 +1,8 @@
-"""Compilation of many problems at once: what calls would choose, by all cores, into the cache."""
+"""Compilation of many kernels at once, by all cores, into the cache."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 
 from kernelcat import catalog
@@ -39,14 +38,17 @@ def compile_ahead(problems: Iterable[Problem], gpu: Gpu, processes: int | None =
             num_missing += len(missing)
             if missing:
                 todo.append((problem, Candidate.of(chosen.implementation, chosen.config)))
+    compile_candidates(todo, gpu, processes)
+    return num_missing
+
+
+def compile_candidates(
+    todo: Sequence[tuple[Problem, Candidate]], gpu: Gpu, processes: int | None = None
+) -> None:
+    """Compiles candidates for ``gpu`` into the cache; what does not compile is left out."""
     count = min(processes or default_processes(1), len(todo))
     if not count:
-        return 0
-    with ThreadPoolExecutor(count) as threads, closing(CompilePool(CUDA, gpu, count)) as pool:
-
-        def build(problem: Problem, candidate: Candidate) -> None:
-            for _ in pool.build(problem, [candidate]):
-                pass
-
-        list(threads.map(build, *zip(*todo, strict=True)))
-    return num_missing
+        return
+    with closing(CompilePool(CUDA, gpu, count)) as pool:
+        for _ in pool.build_each(todo):
+            pass

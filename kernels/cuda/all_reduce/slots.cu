@@ -89,16 +89,13 @@ __global__ void __launch_bounds__(kThreads, 2)
     float squares = 0.0f;
 #pragma unroll
     for (int first = 0; first < kVectors; first += kUnroll) {
-      uint4 parts[kUnroll * kRanks], added[kUnroll];
+      uint4 parts[kUnroll * kRanks] = {}, mine[kUnroll] = {}, added[kUnroll] = {};
       const auto at = [&](int i) { return (first + i) * kThreads + int(threadIdx.x); };
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
         if (at(i) >= num_vectors) continue;
         if (residual) added[i] = residual[row + at(i)];
-#pragma unroll
-        for (int source = 0; source < kRanks; ++source) {
-          if (source == rank) parts[i * kRanks + source] = x[row + at(i)];
-        }
+        mine[i] = x[row + at(i)];
       }
       take_from_slots(
           parts, waiting,
@@ -111,11 +108,14 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
         if (at(i) >= num_vectors) continue;
+        const auto part_of = [&](int source) {
+          return select(source == rank, mine[i], parts[i * kRanks + source]);
+        };
         PairSums<T, 4> sum;
-        sum.start(residual ? added[i] : parts[i * kRanks]);
-        if (residual) sum.add(parts[i * kRanks]);
+        sum.start(residual ? added[i] : part_of(0));
+        if (residual) sum.add(part_of(0));
 #pragma unroll
-        for (int source = 1; source < kRanks; ++source) sum.add(parts[i * kRanks + source]);
+        for (int source = 1; source < kRanks; ++source) sum.add(part_of(source));
         sums[first + i] = rounded_vector(sum);
         out[row + at(i)] = sums[first + i];
         if constexpr (kNorm) squares += square_sum<T>(sums[first + i]);

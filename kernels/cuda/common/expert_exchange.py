@@ -12,15 +12,19 @@ from math import ceil
 from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
 from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.cuda.common.windows import HALF_BYTES, RING_TILES, TRIP_US, wire_us
+from kernelcat.kernels.cuda.common.windows import HALF_BYTES, TRIP_US, wire_us
 from kernelcat.reference._exchange import mean_rows
 from kernelcat.runtime.gpu import Gpu
 
 THREADS = 256
 """Threads of a thread block."""
-LL_SPACE = {"blocks": (64, 128, 192)}
-TILE_SPACE = {"tile_tokens": (1, 2, 4), "blocks": (32, 64, 128, 192)}
+LL_SPACE = {"blocks": (64, 128, 192, 256)}
+TILE_SPACE = {"tile_tokens": (1, 2, 4), "blocks": (32, 64, 128, 192, 224, 256)}
 """tile_tokens : tokens of a tile; blocks : thread blocks for rows, at most"""
+LOOKAHEAD = 1
+"""Tiles that travel while a thread block works (``kernelcat/row_ring_tiles.cuh``)."""
+RING_TILES = 2 + 2 * LOOKAHEAD
+"""Tiles of a ring."""
 TILE_US, TILE_RATE = 2.0, 8e9
 """A thread block's loads, signal and wait for a tile, and bytes per second of what it moves."""
 ROW_US = 0.5
@@ -44,6 +48,10 @@ def tokens_of_block(problem: Problem, config: Config) -> int:
     """Tokens whose rows a thread block moves, at most; in whole tiles."""
     tokens = max(tile_tokens(config), 1)
     return int(tokens * ceil(problem["tokens"] / (tokens * row_blocks(problem, config))))
+
+
+def _ring_bytes(config: Config, row_bytes: int) -> int:
+    return RING_TILES * tile_tokens(config) * row_bytes
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ class Exchange:
             slots = ranks * problem["tokens"] * row_bytes
             if slots > HALF_BYTES:
                 return f"slots of {slots} bytes do not fit into a window"
-        elif config["blocks"] * ranks * RING_TILES * tile_tokens(config) * row_bytes > HALF_BYTES:
+        elif config["blocks"] * (ranks - 1) * _ring_bytes(config, row_bytes) > HALF_BYTES:
             return "rings of tiles do not fit into a window: fewer blocks or smaller tiles"
         return self.illegal(config, problem, gpu)
 

@@ -1,5 +1,5 @@
-// Sums travel in tiles through rings, with a signal for each tile. While a tile travels, the tile
-// before it is added up.
+// Sums travel in tiles through rings, with a signal for each tile. While tiles travel, an earlier
+// one is added up.
 #pragma once
 
 #include <kernelcat/expert_ranks.cuh>
@@ -33,29 +33,30 @@ __device__ __forceinline__ void combine_in_rings(const ExpertSums<T, kRanks, kTh
   }
   find_ranks<kRanks, kThreads>(block_ranks, count * kTileTokens, sums.expert_ids, sums.top_k,
                                sums.local_experts, token_of);
-  for (int tile = 0; tile <= count; ++tile) {
+  for (int tile = 0; tile < count + kRowLookahead; ++tile) {
     for (int i = 0; i < kTileTokens && tile < count && first_of(tile) + i < num_tokens; ++i) {
 #pragma unroll
       for (int shift = 1; shift < kRanks; ++shift) {
         const int row = block_rows[(tile * kTileTokens + i) * kRanks + windows.peer(shift)];
         if (row < 0) continue;
-        uint4* remote = rings.of(windows.of[shift], rank, tile, i);
+        uint4* remote = rings.of(windows.of[shift], kRanks - shift, tile, i);
         sums.send_row(row, [&](int at, const uint4& vector) { remote[at] = vector; });
       }
     }
     if (tile < count) send_signals(windows, 0, sums.epoch, tile + 1);
-    if (tile == 0) continue;
-    if (!wait_for_signals(windows, 0, sums.epoch, tile)) break;
-    const int first_token = first_of(tile - 1);
+    const int taken = tile - kRowLookahead;
+    if (taken < 0) continue;
+    if (!wait_for_signals(windows, 0, sums.epoch, taken + 1)) break;
+    const int first_token = first_of(taken);
     for (int i = 0; i < kTileTokens && first_token + i < num_tokens; ++i) {
-      const int n = (tile - 1) * kTileTokens + i;
+      const int n = taken * kTileTokens + i;
       const uint32_t ranks = block_ranks[n];
       const auto take = [&](uint4(&parts)[Sums::kParts], int first) {
 #pragma unroll
         for (int j = 0; j < Sums::kParts; ++j) {
           const int at = first + j / kRanks * kThreads, source = j % kRanks;
           if (source == rank || !(ranks >> source & 1) || at >= num_vectors) continue;
-          parts[j] = rings.of(windows.of[0], source, tile - 1, i)[at];
+          parts[j] = rings.of(windows.of[0], windows.shift_of(source), taken, i)[at];
         }
       };
       sums.add_up(first_token + i, ranks, block_rows[n * kRanks + rank], take);

@@ -35,7 +35,7 @@ struct ExpertSums {
   }
 
   // Adds up a token, of which this rank holds row `own_row`, or -1; `ranks` has a bit for each rank
-  // that serves the token. `take(parts, first)` fills in what has come of the other ranks:
+  // that serves the token. `take(parts, first)` fills in what has come from the other ranks:
   // part i * kRanks + source is vector first + i * kThreads of rank `source`. All threads call this
   // together.
   template <typename Take>
@@ -43,34 +43,33 @@ struct ExpertSums {
     const int64_t row = static_cast<int64_t>(token) * num_vectors;
     const uint4* own_sums = row_vectors(own_row);
     for (int first = threadIdx.x; first < num_vectors; first += kUnroll * kThreads) {
-      uint4 parts[kParts], added[kUnroll];
+      uint4 parts[kParts] = {}, mine[kUnroll] = {}, added[kUnroll];
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
         const int at = first + i * kThreads;
         if (at >= num_vectors) continue;
         added[i] = residual ? residual[row + at] : uint4{};
-#pragma unroll
-        for (int source = 0; source < kRanks; ++source) {
-          if (source == windows.rank && own_row >= 0) parts[i * kRanks + source] = own_sums[at];
-        }
+        if (own_row >= 0) mine[i] = own_sums[at];
       }
       take(parts, first);
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
         const int at = first + i * kThreads;
-        if (at < num_vectors) out[row + at] = rounded_sum(parts + i * kRanks, ranks, added[i]);
+        if (at >= num_vectors) continue;
+        out[row + at] = rounded_sum(parts + i * kRanks, mine[i], ranks, added[i]);
       }
     }
   }
 
  private:
-  __device__ __forceinline__ static uint4 rounded_sum(const uint4* parts,  // (kRanks,)
-                                                      uint32_t ranks, const uint4& added) {
+  __device__ __forceinline__ uint4 rounded_sum(const uint4* parts,  // (kRanks,), of the others
+                                               const uint4& mine, uint32_t ranks,
+                                               const uint4& added) const {
     PairSums<T, 4> sum;
     sum.start(added);
 #pragma unroll
     for (int i = 0; i < kRanks; ++i) {
-      if (ranks >> i & 1) sum.add(parts[i]);
+      if (ranks >> i & 1) sum.add(select(i == windows.rank, mine, parts[i]));
     }
     return rounded_vector(sum);
   }

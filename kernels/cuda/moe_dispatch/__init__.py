@@ -34,7 +34,7 @@ MAX_MAP_BLOCKS = 128
 """Thread blocks that make index maps, at most one for each expert."""
 GROUP_TOKENS, WORD_IDS = 64, 4
 """Tokens of which a flagged word says whether they come, and expert ids in one."""
-MAP_ROUND_US = 0.8
+MAP_ROUND_US = 0.5
 """A thread block's two passes over the ids of as many tokens as it has threads, for one expert."""
 
 
@@ -62,7 +62,9 @@ def _shared_bytes(problem: Problem, config: Config) -> int:
     groups = problem["ranks"] * _num_groups(problem)
     words = 2 * 4 * _num_scales(problem)
     ranks = tokens_of_block(problem, config) if tile_tokens(config) else 0
-    return int(8 * (THREADS // 32) + 8 * groups + 4 * (groups + 1) + words + ranks)
+    of_rows = 8 * groups + 4 * (groups + 1) + words + ranks
+    of_maps = 8 * ceil(problem["ranks"] * problem["tokens"] / 32)
+    return int(8 * (THREADS // 32) + max(of_rows, of_maps))
 
 
 def _map_blocks(problem: Problem, config: Config, gpu: Gpu) -> int:

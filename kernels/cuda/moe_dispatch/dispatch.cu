@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (block < num_map_blocks) {
     send_tokens<kRanks, kThreads>(tokens, windows, epoch, block, num_map_blocks);
     make_maps<kRanks, kThreads>({offsets, order, position}, tokens, rank, own, epoch, waiting,
-                                block, num_map_blocks, memory.scratch);
+                                block, num_map_blocks, memory.scratch, memory.chunks);
   } else {
     DispatchRows<T, kFloat8, kRanks, kThreads> block_rows{
         x,

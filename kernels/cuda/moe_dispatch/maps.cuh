@@ -59,8 +59,17 @@ struct SentIds {
   const Window* own;
   uint32_t epoch;
 
-  // Loads the experts of token i of all ranks; a token that there is not has none. Returns the rank
-  // whose ids have not come, or -1.
+  // Loads the experts of kCount tokens, kThreads apart from `first` on and counted over all ranks;
+  // a token that there is not has none. Returns a rank whose ids have not come, or -1.
+  template <int kThreads, int kCount>
+  __device__ __forceinline__ int load(TokenExperts<kIdWords> (&experts)[kCount], int first) const {
+    int missing = -1;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) missing = max(missing, load(experts[i], first + i * kThreads));
+    return missing;
+  }
+
+ private:
   __device__ __forceinline__ int load(TokenExperts<kIdWords>& experts, int i) const {
     experts.clear();
     if (i >= kRanks * tokens.tokens) return -1;
@@ -69,39 +78,70 @@ struct SentIds {
   }
 };
 
+// A row for each token that comes, and a place for each assignment of an expert: how many a token
+// needs, and how many the tokens before it in its warp need.
+struct Needs {
+  int rows, places, rows_before, places_before;
+
+  // All threads of a warp call this together; tokens have at most 255 experts.
+  __device__ __forceinline__ Needs(int rows, int places) : rows(rows), places(places) {
+    const int own = rows | places << 16;
+    int end = own;
+#pragma unroll
+    for (int distance = 1; distance < kWarpThreads; distance *= 2) {
+      const int before = __shfl_up_sync(0xffffffff, end, distance);
+      if (lane_index() >= distance) end += before;
+    }
+    rows_before = (end - own) & 0xffff;
+    places_before = (end - own) >> 16;
+  }
+};
+
 // Makes the maps of the experts `index`, `index` + `num_blocks` ...; thread blocks share what
-// belongs to no expert. There are at most as many thread blocks as experts.
+// belongs to no expert. There are at most as many thread blocks as experts. `scratch` is
+// shared memory, (kThreads / 32,), and so is `chunks`, (ranks * tokens / 32,): the rows and the
+// places before each 32 tokens.
 template <int kRanks, int kThreads, int kIdWords>
 __device__ __forceinline__ void make_maps(const Maps& maps, const Tokens<kIdWords>& tokens,
                                           int rank, const Window* own, uint32_t epoch,
                                           Waiting& waiting, int index, int num_blocks,
-                                          int2* scratch) {
+                                          int2* scratch, int2* chunks) {
   const int num_tokens = kRanks * tokens.tokens, top_k = tokens.top_k;
   const int first_expert = rank * tokens.local_experts;
   constexpr int kUnroll = 8 / kIdWords;  // tokens whose ids a thread loads at once
+  constexpr int kStep = kUnroll * kThreads;
+  const int num_chunks = ceil_div(num_tokens, kWarpThreads);
   const SentIds<kRanks, kIdWords> sent{tokens, own, epoch};
   int num_rows = 0, num_assignments = 0;
   for (int expert = index; expert < tokens.local_experts; expert += num_blocks) {
-    int2 counts = {0, 0};         // assignments of lower experts, and of all
-    TokenExperts<kIdWords> next;  // of this thread's next token in the order of tokens
-    next.clear();
-    for (int base = 0; base < num_tokens; base += kUnroll * kThreads) {
-      TokenExperts<kIdWords> found[kUnroll];
-      waiting.until_none([&] {
-        int missing = -1;
-#pragma unroll
-        for (int i = 0; i < kUnroll; ++i) {
-          missing = max(missing, sent.load(found[i], base + i * kThreads + threadIdx.x));
-        }
-        return missing;
+    if (expert != index) __syncthreads();  // all threads have read `chunks`
+    const auto needs_of = [&](const TokenExperts<kIdWords>& experts) {
+      int rows = 0, places = 0;
+      experts.visit(top_k, first_expert, tokens.local_experts, [&](int, int other) {
+        rows |= other >= 0;
+        places += other == expert;
       });
-      if (base == 0) next = found[0];
+      return Needs(rows, places);
+    };
+    const auto chunk_of = [&](int base, int i) {
+      return (base + i * kThreads + int(threadIdx.x)) / kWarpThreads;
+    };
+    int2 counts = {0, 0};  // assignments of lower experts, and of all
+    TokenExperts<kIdWords> found[kUnroll];
+    int base = 0;
+    for (; base < num_tokens; base += kStep) {
+      waiting.until_none([&] { return sent.template load<kThreads>(found, base + threadIdx.x); });
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
         found[i].visit(top_k, first_expert, tokens.local_experts, [&](int, int other) {
           counts.x += 0 <= other && other < expert;
           counts.y += other >= 0;
         });
+        const Needs needs = needs_of(found[i]);
+        if (lane_index() == kWarpThreads - 1 && chunk_of(base, i) < num_chunks) {
+          chunks[chunk_of(base, i)] = {needs.rows_before + needs.rows,
+                                       needs.places_before + needs.places};
+        }
       }
     }
     counts = block_pair_sum<kThreads>(counts, scratch).total;
@@ -110,29 +150,38 @@ __device__ __forceinline__ void make_maps(const Maps& maps, const Tokens<kIdWord
       maps.offsets[expert] = counts.x;
       if (expert == tokens.local_experts - 1) maps.offsets[expert + 1] = counts.y;
     }
-    int begin = counts.x;
-    num_rows = 0;
-    for (int base = 0; base < num_tokens; base += kThreads) {
-      const TokenExperts<kIdWords> current = next;
-      sent.load(next, base + kThreads + threadIdx.x);  // has come already
-      int2 mine = {0, 0};                              // rows, and assignments of `expert`
-      current.visit(top_k, first_expert, tokens.local_experts, [&](int, int other) {
-        mine.x |= other >= 0;
-        mine.y += other == expert;
-      });
-      const PairSum sum = block_pair_sum<kThreads>(mine, scratch);
-      const int64_t first = static_cast<int64_t>(num_rows + sum.before.x) * top_k;
-      int place = begin + sum.before.y;
-      current.visit(top_k, first_expert, tokens.local_experts, [&](int slot, int other) {
-        if (other == expert) {
-          maps.order[place] = first + slot;
-          maps.position[first + slot] = place++;
-        } else if (expert == 0 && mine.x && other < 0) {
-          maps.position[first + slot] = -1;
-        }
-      });
-      num_rows += sum.total.x;
-      begin += sum.total.y;
+    int2 before = {0, counts.x};
+    for (int first = 0; first < num_chunks; first += kThreads) {
+      const int chunk = first + threadIdx.x;
+      const PairSum sum =
+          block_pair_sum<kThreads>(chunk < num_chunks ? chunks[chunk] : int2{}, scratch);
+      if (chunk < num_chunks) {
+        chunks[chunk] = {before.x + sum.before.x, before.y + sum.before.y};
+      }
+      before = {before.x + sum.total.x, before.y + sum.total.y};
+    }
+    num_rows = before.x;
+    __syncthreads();
+    // The last tokens first: their ids are still there.
+    const int last = base - kStep;
+    for (base = last; base >= 0; base -= kStep) {
+      if (base < last) sent.template load<kThreads>(found, base + threadIdx.x);  // all have come
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) {
+        const Needs needs = needs_of(found[i]);
+        if (needs.rows == 0) continue;
+        const int2 start = chunks[chunk_of(base, i)];
+        const int64_t first = static_cast<int64_t>(start.x + needs.rows_before) * top_k;
+        int place = start.y + needs.places_before;
+        found[i].visit(top_k, first_expert, tokens.local_experts, [&](int slot, int other) {
+          if (other == expert) {
+            maps.order[place] = first + slot;
+            maps.position[first + slot] = place++;
+          } else if (expert == 0 && other < 0) {
+            maps.position[first + slot] = -1;
+          }
+        });
+      }
     }
   }
   const int size = num_tokens * top_k, step = num_blocks * kThreads;

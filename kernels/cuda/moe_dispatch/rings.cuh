@@ -1,5 +1,5 @@
-// Rows travel in tiles through rings, with a signal for each tile. While a tile travels, the tile
-// before it is taken. A rank's own rows go straight to their place.
+// Rows travel in tiles through rings, with a signal for each tile. While tiles travel, an earlier
+// one is taken. A rank's own rows go straight to their place.
 #pragma once
 
 #include <kernelcat/expert_ranks.cuh>
@@ -28,7 +28,7 @@ __device__ __forceinline__ void move_in_rings(DispatchRows<T, kFloat8, kRanks, k
       ranks_of, count * kTileTokens, rows.expert_ids, shape.top_k, rows.local_experts,
       [&](int n) { return min(first_of(n / kTileTokens) + n % kTileTokens, num_tokens - 1); });
   rows.collect_arrivals(waiting);
-  for (int tile = 0; tile <= count; ++tile) {
+  for (int tile = 0; tile < count + kRowLookahead; ++tile) {
     const int num_sent = tile < count ? min(kTileTokens, num_tokens - first_of(tile)) : 0;
     for (int i = 0; i < num_sent; ++i) {
       const uint32_t ranks = ranks_of[tile * kTileTokens + i];
@@ -40,21 +40,22 @@ __device__ __forceinline__ void move_in_rings(DispatchRows<T, kFloat8, kRanks, k
 #pragma unroll
             for (int shift = 1; shift < kRanks; ++shift) {
               if (ranks >> windows.peer(shift) & 1) {
-                rings.of(windows.of[shift], rank, tile, i)[place] = vector;
+                rings.of(windows.of[shift], kRanks - shift, tile, i)[place] = vector;
               }
             }
             if (row >= 0) rows.received.store(shape, row, place, vector);
           });
     }
     if (tile < count) send_signals(windows, 0, rows.epoch, tile + 1);
-    if (tile == 0) continue;
-    if (!wait_for_signals(windows, 0, rows.epoch, tile)) break;
-    const int first = first_of(tile - 1);
+    const int taken = tile - kRowLookahead;
+    if (taken < 0) continue;
+    if (!wait_for_signals(windows, 0, rows.epoch, taken + 1)) break;
+    const int first = first_of(taken);
     for (int i = 0; i < kTileTokens && first + i < num_tokens; ++i) {
       for (int source = 0; source < kRanks; ++source) {
         const int row = rows.find_row(source, first + i);
         if (row < 0 || source == rank) continue;
-        const uint4* vectors = rings.of(windows.of[0], source, tile - 1, i);
+        const uint4* vectors = rings.of(windows.of[0], windows.shift_of(source), taken, i);
         move_vectors<kThreads, kRowUnroll>(
             shape.num_vectors(), [&](int place) { return vectors[place]; },
             [&](int place, const uint4& vector) {

@@ -39,6 +39,9 @@ struct Windows {
   int rank;
 
   __device__ __forceinline__ int peer(int shift) const { return (rank + shift) % kRanks; }
+  __device__ __forceinline__ int shift_of(int peer) const {
+    return (peer - rank + kRanks) % kRanks;
+  }
 };
 
 // How long a thread has waited. The clock is read in every 256th call.

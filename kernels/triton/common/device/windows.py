@@ -91,12 +91,13 @@ def flagged(words, epoch):
 def wait_for_flagged(places, mask, epoch, tries):
     """The words at ``places`` (n, m) once all have their flags, or ``tries`` is over; and what is
     left of it."""
-    found = tl.load(places, mask=mask, other=0, volatile=True)
-    missing = mask & ((found >> 32).to(tl.int32) != epoch)
-    while (tl.max(tl.max(missing.to(tl.int32), axis=1), axis=0) != 0) & (tries > 0):
+    some_miss = tl.full([], 1, tl.int32)
+    while (some_miss != 0) & (tries > 0):
         found = tl.load(places, mask=mask, other=0, volatile=True)
         missing = mask & ((found >> 32).to(tl.int32) != epoch)
-        tries -= 1
+        some_miss = tl.max(tl.max(missing.to(tl.int32), axis=1), axis=0)
+        tries -= some_miss
+    found = tl.load(places, mask=mask, other=0, volatile=True)
     return found.to(tl.int32), tries
 
 
