@@ -101,5 +101,22 @@ def test_the_sentence_has_peers_the_best_prefill_and_the_load_by_http() -> None:
     ]
 
 
+def test_the_sentence_compares_two_gpus_with_one_at_the_same_commit() -> None:
+    def at(commit: str, gpu: str, *rows: dict[str, Any], **more: int) -> ModelResult:
+        return replace(result(f"{commit} {gpu} {more}", out(*rows, **more), gpu=gpu), commit=commit)
+
+    results = [
+        at("1", "h200", row("kernelcat", 1, 100.0), row("kernelcat", 8, 400.0)),
+        at("2", "h200", row("kernelcat", 1, 1.0), row("kernelcat", 256, 1000.0)),
+        at("1", "h200x2-nvlink", row("kernelcat", 1, 130.0), row("kernelcat", 8, 600.0), tp=2),
+        at("2", "h200x2-nvlink", row("kernelcat", 256, 1700.0), row("kernelcat", 9, 9.0), ep=2),
+        at("1", "h100x2-nvlink", row("kernelcat", 1, 9e9), tp=2),
+    ]
+    assert engine.markdown(results, "h200", "m").splitlines()[-1] == (
+        "Two GPUs write 1.30 times as many tokens at batch 1 and 1.50 at 8 (`--tp 2`), "
+        "1.70 at 256 (`--ep 2`)."
+    )
+
+
 def test_without_results_nothing_is_said() -> None:
     assert engine.markdown([], "h200", "m") == "Nothing measured yet.\n"

@@ -1,4 +1,4 @@
-"""The engine's speed in two sentences, from results of models."""
+"""The engine's speed in a few sentences, from results of models."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from kernelcat.store.model_results import ModelResult
 
 
 def markdown(results: Iterable[ModelResult], gpu: str, model: str) -> str:
-    """What the engine and its peers write, its best prefill, and its best load by HTTP.
+    """What the engine and its peers write, its best prefill, its best load by HTTP, and what two
+    GPUs write.
 
     Decoding is that of the newest run with most batches, one with a peer first: engine and peer
     then ran in one process.
     """
-    mine = [each for each in results if (each.gpu, each.model) == (gpu, model)]
+    of_model = [each for each in results if each.model == model]
+    mine = [each for each in of_model if each.gpu == gpu]
     decoded = [each for each in mine if each.measured["decoding"]]
     if not decoded:
         return f"{NOTHING}.\n"
     best = max(decoded, key=lambda each: (_peers(each), _batches(each), each.created_at))
-    text = f"{_title(best)}, it writes {_rates(_rows(best, 'kernelcat'))}"
+    text = f"{_title(best)}, it writes {_rates(_rows(best))}"
     for peer in _peers(best):
         version = f" {best.versions[peer]}" if peer in best.versions else ""
         rates = _plain_rates(_rows(best, peer))
@@ -38,17 +40,41 @@ def markdown(results: Iterable[ModelResult], gpu: str, model: str) -> str:
         most = max(loads, key=lambda found: found["output_throughput"])
         rate = f"{most['output_throughput']:,.0f} tokens a second"
         sentences.append(f"{most['num_complete']} requests by HTTP get {rate}")
+    sentences += _of_two(of_model, gpu)
     return ".\n".join(sentences) + ".\n"
+
+
+def _of_two(results: Sequence[ModelResult], gpu: str) -> list[str]:
+    """How many times the tokens of one GPU two of them write, where both ran at one commit."""
+    rate_of_one: dict[tuple[str, int], float] = {}
+    for each in results:
+        if each.gpu == gpu:
+            rows = _rows(each)
+            rate_of_one |= {(each.commit, r["batch"]): r["tokens_per_second"] for r in rows}
+    said, unit = list[str](), " times as many tokens at batch"
+    for option in ("tp", "ep"):
+        times: dict[int, float] = {}
+        for each in sorted(results, key=lambda each: each.created_at):
+            if each.gpu.startswith(f"{gpu}x2-") and each.measured.get(option) == 2:
+                for row in _rows(each):
+                    if rate := rate_of_one.get((each.commit, row["batch"])):
+                        times[row["batch"]] = row["tokens_per_second"] / rate
+        rates = list[str]()
+        for batch in sorted(times):
+            rates.append(f"{times[batch]:.2f}{unit} {batch}")
+            unit = " at"
+        said += [f"{_joined(rates)} (`--{option} 2`)"] if rates else []
+    return [f"Two GPUs write {', '.join(said)}"] if said else []
 
 
 def _title(result: ModelResult) -> str:
     weights = "with random weights at the size of " if result.measured["has_random_weights"] else ""
-    context = _rows(result, "kernelcat")[0]["context"]
+    context = _rows(result)[0]["context"]
     name = SKUS[result.gpu].name if result.gpu in SKUS else result.gpu
     return f"On one {name}, {weights}{result.model} (context {context:,})"
 
 
-def _rows(result: ModelResult, engine: str) -> list[dict[str, Any]]:
+def _rows(result: ModelResult, engine: str = "kernelcat") -> list[dict[str, Any]]:
     rows = [row for row in result.measured["decoding"] if row["engine"] == engine]
     return sorted(rows, key=lambda row: int(row["batch"]))
 
@@ -58,7 +84,7 @@ def _peers(result: ModelResult) -> list[str]:
 
 
 def _batches(result: ModelResult) -> int:
-    return len(_rows(result, "kernelcat"))
+    return len(_rows(result))
 
 
 def _rates(rows: Sequence[dict[str, Any]]) -> str:

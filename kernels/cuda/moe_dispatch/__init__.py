@@ -112,5 +112,5 @@ IMPLEMENTATIONS = Exchange(
     "moe_dispatch", _program, _wire_bytes, _illegal, trips=2, beside_us=_maps_us
 ).implementations(
     techniques={"flags beside data": "STG*128.STRONG.SYS"},
-    unverified="its first version was right on two H200, this one has not run there",
+    unverified="right on two GPUs, where compute-sanitizer has not run",
 )

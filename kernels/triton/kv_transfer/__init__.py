@@ -97,6 +97,6 @@ IMPLEMENTATIONS = (
         program=_program,
         estimate=_estimate,
         rank=0,
-        unverified="compiled, not run on a GPU",
+        unverified="right on two GPUs, where compute-sanitizer has not run",
     ),
 )
