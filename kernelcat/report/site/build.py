@@ -70,9 +70,10 @@ def pages(
         "numbers.html": numbers_page(audits.overview_part(predicted, tunes)),
         techniques.FILE: techniques.techniques_page(),
     }
+    gpus = sorted({line.gpu for line in listed})
     if engines:
-        made[engine.FILE] = engine.engine_page(engines)
-    for gpu in sorted({line.gpu for line in listed}):
+        made[engine.FILE] = engine.engine_page(engines, gpus)
+    for gpu in gpus:
         mine = [line for line in listed if line.gpu == gpu]
         made[filename("gpu", gpu)] = gpu_page(gpu, mine, by_gpu[gpu])
     for name in sorted(set(catalog.names())):

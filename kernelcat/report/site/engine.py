@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -19,14 +19,16 @@ _LEAD = (
 )
 
 
-def engine_page(runs: Sequence[ModelResult]) -> str:
-    """Plots and tables of ``runs``, at least one: a part for each model and GPU, newest first."""
+def engine_page(runs: Sequence[ModelResult], gpus: Collection[str]) -> str:
+    """Plots and tables of ``runs``, at least one: a part for each model and GPU, newest first.
+    ``gpus`` have a page of their own."""
     parts = [f'<p class="lead">{_LEAD}</p>\n']
     ordered = sorted(runs, key=lambda run: (run.created_at, len(_decoding(run))), reverse=True)
     ordered.sort(key=_subject)
     number = 0
     for (model, gpu), group in groupby(ordered, key=_subject):
-        parts.append(f"<h2>{text(model)} on {link('gpu', gpu)}</h2>\n")
+        named = link("gpu", gpu) if gpu in gpus else text(gpu)
+        parts.append(f"<h2>{text(model)} on {named}</h2>\n")
         for place, run in enumerate(group, 1):
             parts.append(_run(run, f"engine{number}", f"run {place} of {model}"))
             number += 1

@@ -1,6 +1,6 @@
 """`gemm` in CUDA C++: from one thread an element to a warp-specialized Hopper kernel."""
 
-from kernelcat.kernels.cuda.gemm import cluster_split, naive, stream_k, tiled, tma, wgmma
+from kernelcat.kernels.cuda.gemm import cluster_split, naive, stream_k, streamed, tiled, tma, wgmma
 
 IMPLEMENTATIONS = (
     naive.IMPLEMENTATION,
@@ -9,4 +9,5 @@ IMPLEMENTATIONS = (
     wgmma.IMPLEMENTATION,
     stream_k.IMPLEMENTATION,
     cluster_split.IMPLEMENTATION,
+    streamed.IMPLEMENTATION,
 )

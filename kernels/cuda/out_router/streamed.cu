@@ -5,18 +5,6 @@
 
 namespace kernelcat {
 
-// Rows of weights that are one array.
-template <typename T>
-struct WeightRows {
-  const T* weights;  // (rows, k)
-  int k;
-
-  __device__ __forceinline__ RowGroup<T> operator()(int row) const {
-    const T* first = weights + static_cast<int64_t>(row) * k;
-    return {first, first + k, 2 * static_cast<int64_t>(k)};
-  }
-};
-
 // Adds to the residual.
 template <typename T>
 struct ResidualOutput {

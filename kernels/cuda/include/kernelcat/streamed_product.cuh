@@ -40,6 +40,18 @@ struct ProductShared {
   Extra extra[kPairs];
 };
 
+// Rows of weights that are one array.
+template <typename T>
+struct WeightRows {
+  const T* weights;  // (rows, k)
+  int k;
+
+  __device__ __forceinline__ RowGroup<T> operator()(int row) const {
+    const T* first = weights + static_cast<int64_t>(row) * k;
+    return {first, first + k, 2 * static_cast<int64_t>(k)};
+  }
+};
+
 // One thread block's part of a product. `Output` says what becomes of the sums:
 //   Extra : what a pair of results needs beside its sums
 //   prepare() : called by one warp before `load`
