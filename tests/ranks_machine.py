@@ -143,7 +143,7 @@ DRIVER = SimpleNamespace(
 )  # fmt: skip
 
 
-def stand_in(too_new: str) -> None:
+def stand_in(too_new: str = "") -> None:
     """Replace GPU memory, driver and launcher; one configuration for each variant, short races.
 
     ``too_new`` is an implementation that does not compile.
