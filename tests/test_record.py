@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -389,7 +390,8 @@ def test_a_file_that_is_no_workload_stays_as_it_is(host: Host, path: Path) -> No
 
 
 def test_recording_costs_less_than_2_us_a_call(host: Host, path: Path, monkeypatch) -> None:
-    """The best of several runs; the driver's query is replaced by a call of C of the same form."""
+    """The best of several runs, which take turns: a busy machine is slow for seconds. The driver's
+    query is replaced by a call of C of the same form."""
     from ctypes import CDLL
 
     from kernelcat.runtime import driver
@@ -403,13 +405,15 @@ def test_recording_costs_less_than_2_us_a_call(host: Host, path: Path, monkeypat
 
     def best_us() -> float:
         call = timeit.Timer(lambda: op(a, B, out=d), timer=time.thread_time)
-        return min(call.repeat(20, 1000)) / 1000 * 1e6
+        return min(call.repeat(4, 1000)) / 1000 * 1e6
 
+    plain = recorded = math.inf
     op(a, B, out=d)
-    plain = best_us()
-    with kernelcat.record(path):
-        op(a, B, out=d)
-        recorded = best_us()
+    for _ in range(8):
+        plain = min(plain, best_us())
+        with kernelcat.record(path):
+            op(a, B, out=d)
+            recorded = min(recorded, best_us())
     assert recorded - plain < 2.0
 
 
