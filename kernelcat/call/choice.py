@@ -228,8 +228,8 @@ class _Search:
                 self.model, self.problem, self.gpu, self.pin.allows, mates
             )
         for each in self.predictions:
-            why = "borrowed model" if self.is_lent else "calibrated"
-            why = "bucket" if each.evidence else why
+            of_model = "borrowed model" if self.is_lent else "calibrated"
+            why = "bucket" if each.evidence else of_model
             yield _Offer(
                 why, each.language, each.variant, each.config, each.evidence, predicted=True
             )

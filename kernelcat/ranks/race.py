@@ -185,16 +185,18 @@ class Contestant:
 
 
 class Race:
-    """One problem on one rank: our arrays, the peers, and the clock."""
+    """One problem on one rank: our arrays, the peers, and the clock. ``silent`` are the contestants
+    that hung in an earlier attempt."""
 
-    def __init__(self, group: Group, entry: Entry, problem: Problem, seed: int) -> None:
-        self.group, self.entry, self.problem = group, entry, problem
+    def __init__(
+        self, group: Group, entry: Entry, problem: Problem, seed: int, silent: list[list[Any]]
+    ) -> None:
+        self.group, self.entry, self.problem, self.silent = group, entry, problem, silent
         self.prepared = shares.prepare(entry, problem, group, group.rank, seed, group.share)
         self.stream = group.xp.cuda.Stream(non_blocking=True)
         self.start, self.end = group.xp.cuda.Event(), group.xp.cuda.Event()
         self.failed: list[Contestant] = []
         self.left_out: str | None = None
-        self.silent: list[list[Any]] = []
         group.meet()
 
     def announce(self, candidate: Candidate) -> bool:
@@ -295,8 +297,8 @@ def on_rank(group: Group, job: Mapping[str, Any]) -> dict[str, Any]:
     """A race of all ranks: the ``contestants``, the ``environment``, and what is ``left_out``."""
     os.environ.update(NO_MULTICAST)  # before any library reads it
     entry = catalog.entry(job["entry"])
-    race = Race(group, entry, entry.problem(**job["problem"]), job["seed"])
-    race.silent = job.get("left_out", [])
+    problem = entry.problem(**job["problem"])
+    race = Race(group, entry, problem, job["seed"], job.get("left_out", []))
     implementations = [catalog.implementation(entry.name, *names)
                        for names in job["implementations"]]  # fmt: skip
     contestants, dice = race.contestants(implementations, job["peers"]), random.Random(job["seed"])
